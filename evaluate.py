@@ -1,0 +1,8 @@
+"""Evaluate a model by a config: python evaluate.py --cfg-path projects/mafa/eval/retrieval_toy.yaml"""
+
+import sys
+
+from lavis_mafa.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main(evaluate=True))

@@ -1,0 +1,49 @@
+"""MAFA, GRIT-VLP and ALBEF-base for LAVIS: importing this registers everything with LAVIS."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import lavis.common.optims
+import lavis.models
+import lavis.runners
+from lavis.common.registry import registry
+from lavis.models import ModelZoo
+
+from lavis_mafa import datasets, models, runners, tasks
+from lavis_mafa._version import __version__
+
+__all__ = ["__version__", "datasets", "load_model", "models", "runners", "tasks"]
+
+# LAVIS counted its models when it was imported.
+lavis.models.model_zoo.model_zoo = ModelZoo().model_zoo
+
+
+def load_model(
+    name: str,
+    model_type: str | None = None,
+    is_eval: bool = False,
+    device: str = "cpu",
+    checkpoint: str | None = None,
+) -> Any:
+    """LAVIS's ``load_model`` with a default model type: the first that the model lists.
+
+    Args:
+        name: a registered model, such as ``albef_mafa``.
+        model_type: one of its types.
+        is_eval: put the model into evaluation mode.
+        device: where to put it.
+        checkpoint: path or URL of weights to load.
+
+    Raises:
+        ValueError: for an unknown name or type, with the known ones.
+    """
+    model_cls = registry.get_model_class(name)
+    if model_cls is None:
+        raise ValueError(f"no model named {name!r}; known: {', '.join(registry.list_models())}")
+    types = list(model_cls.PRETRAINED_MODEL_CONFIG_DICT)
+    if model_type is None:
+        model_type = types[0]
+    if model_type not in types:
+        raise ValueError(f"{name} has no type {model_type!r}; known: {', '.join(types)}")
+    return lavis.models.load_model(name, model_type, is_eval, device, checkpoint)

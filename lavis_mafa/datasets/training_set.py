@@ -1,0 +1,163 @@
+"""Any map-style LAVIS training set, read by index, with unreadable samples replaced."""
+
+from __future__ import annotations
+
+import os
+import random
+import struct
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
+from torch.utils.data import ConcatDataset as TorchConcatDataset
+
+UNREADABLE = (
+    OSError,
+    SyntaxError,  # PIL's answer to a broken PNG
+    ValueError,
+    EOFError,
+    struct.error,
+    zlib.error,
+    Image.DecompressionBombError,
+)
+ATTEMPTS = 20
+OWN_KEYS = ("index", "loaded_index", "image_id", "load_error")
+
+
+class TrainingSet(Dataset):
+    """Adds to every sample what GRIT and the step need to know of it.
+
+    ``self[index, epoch]`` gives the sample of the wrapped set plus ``index`` (as asked),
+    ``loaded_index`` (what was read; another one if ``index`` cannot be read), ``image_id`` (equal
+    for samples of one image) and ``load_error`` (a message, empty if all is well). Augmentation
+    draws from generators seeded by (seed, epoch, index), so that neither the number of workers nor
+    a resumed run changes it.
+
+    Args:
+        dataset: a map-style data set giving dictionaries with ``image`` and ``text_input``, such as
+            LAVIS's concatenation of several.
+        seed: of augmentation and replacement.
+    """
+
+    def __init__(self, dataset: Any, seed: int = 0) -> None:
+        if isinstance(dataset, (tuple, list)) or isinstance(dataset, IterableDataset):
+            raise TypeError(
+                "training by index needs map-style data sets; webdataset pipelines (laion2B_multi) "
+                "have no index. Use image_text_json or one of LAVIS's map-style builders."
+            )
+        self.dataset = dataset
+        self.seed = seed
+        parts = dataset.datasets if isinstance(dataset, TorchConcatDataset) else [dataset]
+        self.image_ids = image_ids_of(parts)
+        self._deterministic = all(getattr(part, "deterministic", False) for part in parts)
+        only = parts[0] if len(parts) == 1 else None
+        self.truth = getattr(only, "truth", None)
+        self.parts = parts
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, key: tuple[int, int]) -> dict[str, Any]:
+        index, epoch = key
+        loaded, error = index, ""
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                sample = self._read(loaded, epoch)
+                break
+            except UNREADABLE as problem:
+                error = error or f"{type(problem).__name__}: {problem}"
+                draw = np.random.SeedSequence([self.seed, index, attempt]).generate_state(1)[0]
+                loaded = int(draw) % len(self)
+        else:
+            raise OSError(
+                f"sample {index} and {ATTEMPTS - 1} in its place cannot be read; first: {error}"
+            )
+        return {
+            **sample,
+            "index": index,
+            "loaded_index": loaded,
+            "image_id": int(self.image_ids[loaded]),
+            "load_error": error,
+        }
+
+    def _read(self, index: int, epoch: int) -> dict[str, Any]:
+        if self._deterministic:
+            return self.dataset[index]
+        with _seeded([self.seed, epoch, index]):
+            sample = self.dataset[index]
+        if sample is None:
+            raise OSError(f"sample {index} is empty")
+        return sample
+
+    def show(self, index: int) -> tuple[Image.Image, str]:
+        """Picture and caption of a sample as they are in the data, for people to look at."""
+        part, local = index, 0
+        for dataset in self.parts:
+            if part < len(dataset):
+                break
+            part -= len(dataset)
+            local += 1
+        dataset = self.parts[local]
+        if hasattr(dataset, "show"):
+            return dataset.show(part)
+        annotation = dataset.annotation[part]
+        path = os.path.join(dataset.vis_root, annotation["image"])
+        return Image.open(path).convert("RGB"), str(annotation["caption"])
+
+    def collater(self, samples: list[dict[str, Any]]) -> dict[str, Any]:
+        """Collate as the wrapped set does; our own keys become int64 tensors and a list."""
+        theirs = [{k: v for k, v in s.items() if k not in OWN_KEYS} for s in samples]
+        collate = getattr(self.dataset, "collater", None) or torch.utils.data.default_collate
+        batch = collate(theirs)
+        for key in ("index", "loaded_index", "image_id"):
+            batch[key] = torch.tensor([s[key] for s in samples], dtype=torch.int64)
+        batch["load_error"] = [s["load_error"] for s in samples]
+        return batch
+
+
+def image_ids_of(parts: list[Any]) -> np.ndarray:
+    """``(N,)`` int64 over concatenated data sets, equal where samples show one image.
+
+    A part says so by ``image_ids``, or by the image paths of LAVIS's ``annotation``; a part that
+    does neither counts every sample as an image of its own.
+    """
+    ids, paths, first_free = [], {}, 0
+    for part in parts:
+        if hasattr(part, "image_ids"):
+            own = np.asarray(part.image_ids, np.int64) + first_free
+        elif getattr(part, "annotation", None) and "image" in part.annotation[0]:
+            root = str(getattr(part, "vis_root", ""))
+            names = [os.path.normpath(os.path.join(root, a["image"])) for a in part.annotation]
+            own = np.array(
+                [paths.setdefault(n, first_free + i) for i, n in enumerate(names)], np.int64
+            )
+        else:
+            own = np.arange(first_free, first_free + len(part))
+        ids.append(own)
+        first_free = max(first_free + len(part), int(own.max(initial=0)) + 1)
+    return np.concatenate(ids)
+
+
+@contextmanager
+def _seeded(entropy: list[int]) -> Iterator[None]:
+    """Seed Python's, NumPy's and PyTorch's generators; the main process gets its own back."""
+    in_worker = get_worker_info() is not None
+    if not in_worker:
+        before = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    words = np.random.SeedSequence(entropy).generate_state(3)
+    random.seed(int(words[0]))
+    np.random.seed(int(words[1]))
+    # Not torch.manual_seed: in the main process that would reseed the GPU as well.
+    torch.default_generator.manual_seed(int(words[2]))
+    try:
+        yield
+    finally:
+        if not in_worker:
+            random.setstate(before[0])
+            np.random.set_state(before[1])
+            torch.set_rng_state(before[2])

@@ -1,0 +1,1 @@
+"""Retrieval: scores by ITC and ITM re-ranking, and recall against pairs or full truth."""

@@ -1,0 +1,92 @@
+"""Reading checkpoints and finding the files that configs name."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from lavis.common.dist_utils import download_cached_file
+from lavis.common.utils import get_abs_path, is_url
+from lavis.models.vit import interpolate_pos_embed
+from torch import Tensor
+
+CONFIGS = Path(__file__).resolve().parents[1] / "configs"
+
+
+def find_config(path: str) -> str:
+    """A file that ships with this package, with LAVIS, or stands where the user says."""
+    for candidate in (CONFIGS / "models" / path, Path(path), Path(get_abs_path(path))):
+        if candidate.is_file():
+            return str(candidate.resolve())
+    raise FileNotFoundError(
+        f"{path} is neither a file of lavis_mafa ({CONFIGS / 'models'}), nor of LAVIS, nor below "
+        f"{os.getcwd()}"
+    )
+
+
+def read_checkpoint(url_or_filename: str) -> dict[str, Any]:
+    """Load a checkpoint file or URL to the CPU, tensors and plain values only.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        ValueError: if the file is no checkpoint, is damaged, or holds pickled objects, which could
+            run code when loaded.
+    """
+    path = str(url_or_filename)
+    if is_url(path):
+        path = download_cached_file(path, check_hash=False, progress=True)
+    if not os.path.isfile(path):
+        raise FileNotFoundError(f"no checkpoint at {path} (seen from {os.getcwd()})")
+    try:
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise ValueError(
+            f"{path} cannot be loaded as tensors and plain values: {error}\nIf you trust its "
+            "origin, load it elsewhere and save its state dict alone as {'model': state_dict}."
+        ) from error
+    if not isinstance(checkpoint, dict):
+        raise ValueError(f"{path} holds a {type(checkpoint).__name__}, expected a dictionary")
+    return checkpoint
+
+
+def load_state(model: torch.nn.Module, state: dict[str, Tensor], origin: str) -> Any:
+    """Load the weights that fit, with position embeddings brought to the model's image size.
+
+    Keys of ALBEF's retrieval models (``text_encoder.`` without ``bert.``) are understood.
+
+    Returns:
+        What ``load_state_dict`` says of missing and unexpected keys.
+
+    Raises:
+        ValueError: if no weight fits, or shapes differ.
+    """
+    own = model.state_dict()
+    state = {_with_bert(key, own): value for key, value in state.items()}
+    for name in ("visual_encoder", "visual_encoder_m"):
+        key = f"{name}.pos_embed"
+        if key in state and key in own and state[key].shape != own[key].shape:
+            state[key] = interpolate_pos_embed(state[key], getattr(model, name))
+    wrong = [
+        f"{key}: {tuple(value.shape)} in the file, {tuple(own[key].shape)} in the model"
+        for key, value in state.items()
+        if key in own and value.shape != own[key].shape
+    ]
+    if wrong:
+        raise ValueError(
+            f"{origin} was saved by a model of other sizes:\n  " + "\n  ".join(wrong[:10])
+        )
+    if not own.keys() & state.keys():
+        raise ValueError(f"{origin} holds no weight of {type(model).__name__}")
+    result = model.load_state_dict(state, strict=False)
+    logging.info("loaded %s; missing keys: %s", origin, result.missing_keys or "none")
+    return result
+
+
+def _with_bert(key: str, own: dict[str, Tensor]) -> str:
+    if key in own or not key.startswith("text_encoder."):
+        return key
+    longer = key.replace("text_encoder.", "text_encoder.bert.", 1)
+    return longer if longer in own else key

@@ -1,0 +1,1 @@
+"""What is minimised: ITC with its soft labels, ITM, MLM."""

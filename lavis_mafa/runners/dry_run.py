@@ -1,0 +1,73 @@
+"""What a config would do, without doing it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+MIB = 2**20
+
+
+def dry_run(runner: Any) -> list[str]:
+    """Take one mini-batch through the model and tell what training would be; trains nothing.
+
+    Returns the lines to print: data, order, steps, parameters, the loss of the batch, and an
+    estimate of memory per rank (weights, gradients, AdamW, and what the forward pass keeps for the
+    backward pass).
+    """
+    lines = [f"device {runner.device}, {runner.world_size} rank(s)"]
+    if runner.train_set is None:
+        splits = {name: len(data) for name, data in runner.eval_sets.items()}
+        return [*lines, f"evaluation only; samples per split: {splits}"]
+    if hasattr(runner.task, "before_training"):
+        runner.task.before_training(runner._model, runner.train_set)
+    plan = runner.schedule.begin(0)
+    run, grit = runner.run_cfg, runner.run_cfg.grit
+    window = runner.accum_grad_iters
+    images = len(set(runner.train_set.image_ids.tolist()))
+    lines += [
+        f"training data: {len(runner.train_set):,} pairs of {images:,} images",
+        f"mini-batches: {run.batch_size_train} x {runner.world_size} rank(s) x {window} "
+        f"accumulated; {plan.steps:,} steps an epoch, {runner.max_epoch} epochs, "
+        f"{len(plan.leftover)} samples left over for the next epoch",
+        f"GRIT: L = {grit.queue_size:,}, M = {grit.search_space:,}, grouped from epoch "
+        f"{grit.start_epoch} on"
+        if grit.enabled
+        else "GRIT: off, random mini-batches",
+    ]
+    batch = next(iter(runner._loader(0, 0)))
+    samples = runner.to_device(batch)
+    samples.update(epoch=0, num_iters_per_epoch=plan.steps, iters=0, grouped=plan.grouped)
+    runner._model.to(runner.device).train()
+    kept: dict[int, int] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), runner._autocast():
+        output = runner._model(samples)
+    weights = sum(p.numel() * p.element_size() for p in runner._model.parameters())
+    trained = sum(p.numel() for p in runner._model.parameters() if p.requires_grad)
+    of_training = sum(
+        p.numel() * p.element_size() for p in runner._model.parameters() if p.requires_grad
+    )
+    con_d = getattr(getattr(runner._model, "con_d", None), "model", None)
+    frozen = sum(p.numel() * p.element_size() for p in con_d.parameters()) if con_d else 0
+    # The parameters are among what the pass keeps.
+    own = {p.untyped_storage().data_ptr() for p in runner._model.parameters()}
+    activations = sum(size for pointer, size in kept.items() if pointer not in own)
+    total = weights + 3 * of_training + frozen + activations
+    losses = {k: round(float(v), 4) for k, v in output.items() if k.startswith("loss")}
+    return [
+        *lines,
+        f"model: {trained / 1e6:.2f} M trainable parameters"
+        + (f"; Con-D: {frozen / MIB:.0f} MiB" if con_d else ""),
+        f"one mini-batch: {losses}",
+        f"memory per rank, estimated: {total / MIB:.0f} MiB (weights {weights / MIB:.0f}, gradients "
+        f"{of_training / MIB:.0f}, AdamW {2 * of_training / MIB:.0f}, Con-D {frozen / MIB:.0f}, "
+        f"activations {activations / MIB:.0f})",
+    ]

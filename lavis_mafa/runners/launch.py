@@ -1,0 +1,77 @@
+"""Start of a process: ranks, devices and seeds."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import random
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from lavis.common.dist_utils import get_rank, setup_for_distributed
+
+
+def init_distributed(run_cfg: Any) -> None:
+    """Join the process group that the launcher describes, if there is one.
+
+    Reads ``torch.distributed.run``'s variables, else Slurm's for a job of several tasks. Uses NCCL
+    on GPUs and gloo on CPUs. Sets ``distributed``, ``rank``, ``world_size`` and ``gpu`` of
+    ``run_cfg``.
+    """
+    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+        rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        local = int(os.environ.get("LOCAL_RANK", 0))
+    elif int(os.environ.get("SLURM_NTASKS", 1)) > 1 and "SLURM_PROCID" in os.environ:
+        rank, world = int(os.environ["SLURM_PROCID"]), int(os.environ["SLURM_NTASKS"])
+        local = int(os.environ.get("SLURM_LOCALID", 0))
+    else:
+        run_cfg.update({"distributed": False, "rank": 0, "world_size": 1, "gpu": 0})
+        return
+    run_cfg.update({"distributed": True, "rank": rank, "world_size": world, "gpu": local})
+    on_gpu = str(run_cfg.device).startswith("cuda")
+    if on_gpu:
+        torch.cuda.set_device(local)
+    dist.init_process_group(
+        backend="nccl" if on_gpu else "gloo",
+        init_method=run_cfg.get("dist_url", "env://"),
+        world_size=world,
+        rank=rank,
+        timeout=datetime.timedelta(minutes=float(run_cfg.get("dist_timeout_minutes", 30))),
+    )
+    dist.barrier()
+    setup_for_distributed(rank == 0)
+
+
+def seed_everything(seed: int) -> None:
+    """Seed Python, NumPy and PyTorch, different on every rank, as LAVIS does."""
+    seed = seed + get_rank()
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+    torch.backends.cudnn.benchmark = False
+    torch.backends.cudnn.deterministic = True
+
+
+def random_states() -> dict[str, Any]:
+    """State of every generator of this process, as plain values and tensors."""
+    python = random.getstate()
+    numpy: Any = np.random.get_state()
+    return {
+        "python": [python[0], list(python[1]), python[2]],
+        "numpy": [numpy[0], torch.from_numpy(numpy[1].astype(np.int64)), *numpy[2:]],
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state() if torch.cuda.is_available() else None,
+    }
+
+
+def set_random_states(states: dict[str, Any]) -> None:
+    """Take up what `random_states` gave."""
+    version, words, gauss = states["python"]
+    random.setstate((version, tuple(words), gauss))
+    name, keys, *rest = states["numpy"]
+    np.random.set_state((name, keys.numpy().astype(np.uint32), *rest))
+    torch.set_rng_state(states["torch"].cpu())
+    if states["cuda"] is not None and torch.cuda.is_available():
+        torch.cuda.set_rng_state(states["cuda"].cpu())

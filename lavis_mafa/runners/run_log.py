@@ -1,0 +1,107 @@
+"""What a run tells: a progress bar, JSON lines and TensorBoard."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+
+class RunLog:
+    """Writes figures on the main process; silent on others.
+
+    Files in ``folder``: ``log.jsonl``, one object a line with its ``kind`` (``config``, ``step``,
+    ``epoch``, ``eval``, ``unreadable``, ...), and ``tensorboard/``.
+    """
+
+    def __init__(self, folder: Path, active: bool, tensorboard: bool = True) -> None:
+        self.folder = folder
+        self.active = active
+        self._board: Any = None
+        self._wants_board = tensorboard
+
+    def write(self, kind: str, **figures: Any) -> None:
+        """Append one line to ``log.jsonl``."""
+        self.append("log.jsonl", {"kind": kind, "time": round(time.time(), 3), **figures})
+
+    def append(self, name: str, record: Mapping[str, Any]) -> None:
+        """Append one JSON object to a file of the run."""
+        if self.active:
+            self._append(name, record)
+
+    def append_from_rank(self, name: str, rank: int, record: Mapping[str, Any]) -> None:
+        """Append from any rank, to a file of its own unless it is the main process."""
+        stem, dot, ending = name.rpartition(".")
+        self._append(f"{stem}_rank{rank}{dot}{ending}" if rank else name, record)
+
+    def _append(self, name: str, record: Mapping[str, Any]) -> None:
+        with open(self.folder / name, "a", encoding="utf-8") as file:
+            file.write(json.dumps(_plain(record), ensure_ascii=False) + "\n")
+
+    def scalars(self, prefix: str, figures: Mapping[str, Any], step: int) -> None:
+        """Send numbers to TensorBoard."""
+        if not (self.active and self._wants_board):
+            return
+        if self._board is None:
+            from torch.utils.tensorboard import SummaryWriter
+
+            self._board = SummaryWriter(str(self.folder / "tensorboard"))
+        for name, value in figures.items():
+            if isinstance(value, (int, float)) and not isinstance(value, bool):
+                self._board.add_scalar(f"{prefix}/{name}", value, step)
+
+    def progress(self, steps: Iterable[int], name: str, done: int, total: int) -> Bar:
+        """A bar with rate and time left."""
+        return Bar(steps, name, done, total, self.active)
+
+    def close(self) -> None:
+        """Flush TensorBoard."""
+        if self._board is not None:
+            self._board.close()
+            self._board = None
+
+
+class Bar:
+    """Iterates over steps and shows how far they are."""
+
+    def __init__(
+        self, steps: Iterable[int], name: str, done: int, total: int, active: bool
+    ) -> None:
+        # A file gets a line now and then, a terminal a moving bar.
+        interval = 0.2 if sys.stderr.isatty() else 20.0
+        self._bar = tqdm(
+            steps,
+            desc=name,
+            initial=done,
+            total=total,
+            disable=not active,
+            mininterval=interval,
+            dynamic_ncols=True,
+        )
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._bar)
+
+    def show(self, **figures: float) -> None:
+        """Put figures behind the bar."""
+        self._bar.set_postfix({k: f"{v:.3g}" for k, v in figures.items()}, refresh=False)
+
+    def close(self) -> None:
+        self._bar.close()
+
+
+def _plain(value: Any) -> Any:
+    """JSON knows no NaN and no infinity."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

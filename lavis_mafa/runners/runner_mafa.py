@@ -1,0 +1,576 @@
+"""LAVIS's runner with GRIT order, exact resumption and guards."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from lavis.common.dist_utils import get_rank, get_world_size, is_main_process
+from lavis.common.registry import registry
+from lavis.datasets.data_utils import concat_datasets, reorg_datasets_by_split
+from lavis.runners.runner_base import RunnerBase
+from lavis.tasks.base_task import BaseTask
+from lavis.tasks.retrieval import RetrievalTask
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler
+
+from lavis_mafa.datasets.training_set import TrainingSet
+from lavis_mafa.grit import EpochBatches, GritSchedule
+from lavis_mafa.models.weights import read_checkpoint
+from lavis_mafa.runners import checkpoint as ckpt
+from lavis_mafa.runners.guard import (
+    UnreadableSamples,
+    any_rank,
+    stop_if_gradient_not_finite,
+    stop_if_not_finite,
+)
+from lavis_mafa.runners.launch import random_states, set_random_states
+from lavis_mafa.runners.run_log import RunLog
+from lavis_mafa.tasks.tally import Tally
+
+
+@registry.register_runner("runner_mafa")
+class RunnerMafa(RunnerBase):
+    """Trains and evaluates any LAVIS task and model; with GRIT where ``run.grit.enabled``.
+
+    Beyond LAVIS's runner: CPU (gloo) or GPU with or without launcher, epochs that are permutations
+    of the data, ``fp16`` and ``bf16``, gradient accumulation with the right scale, clipping,
+    warm-up over steps across epochs, atomic checkpoints from which a run goes on bit for bit, and a
+    stop before a loss or gradient that is not finite reaches the weights.
+    """
+
+    def __init__(self, cfg: Any, task: Any, model: nn.Module, datasets: Any, job_id: str) -> None:
+        self.run_cfg = cfg.run_cfg
+        super().__init__(cfg, task, model, datasets, job_id)
+        self.rank, self.world_size = get_rank(), get_world_size()
+        self.log = RunLog(
+            self.output_dir, is_main_process(), bool(self.run_cfg.get("tensorboard", True))
+        )
+        self.eval_sets, self.train_set = self._split(datasets)
+        self.unreadable = UnreadableSamples(float(self.run_cfg.get("max_unreadable", 0.01)))
+        self.global_step = 0
+        self.start_step = 0
+        self.best: dict[str, Any] = {"value": None, "epoch": None, "split": None}
+        self._tally = Tally()
+        self._schedule: GritSchedule | None = None
+        self._batches: EpochBatches | None = None
+        self._train_loader: DataLoader | None = None
+
+    # What LAVIS's runner offers, without its assumptions of CUDA and a process group.
+
+    def setup_output_dir(self) -> None:
+        """``output_dir`` below where the user stands, plus the job id."""
+        self.output_dir = Path.cwd() / str(self.run_cfg.output_dir) / self.job_id
+        self.result_dir = self.output_dir / "result"
+        self.result_dir.mkdir(parents=True, exist_ok=True)
+        for name, path in (("result_dir", self.result_dir), ("output_dir", self.output_dir)):
+            # register_path refuses a second run in one process.
+            registry.mapping["paths"][name] = str(path)
+
+    @property
+    def device(self) -> torch.device:
+        if self._device is None:
+            device = torch.device(self.run_cfg.device)
+            if device.type == "cuda" and device.index is None:
+                device = torch.device("cuda", int(self.run_cfg.get("gpu", 0)))
+            self._device = device
+        return self._device
+
+    @property
+    def model(self) -> nn.Module:
+        if self._wrapped_model is None:
+            self._model = self._model.to(self.device)
+            self._wrapped_model = self._model
+            if self.use_distributed:
+                unused = self.run_cfg.get("find_unused_parameters")
+                if unused is None:
+                    unused = getattr(self._model, "has_unused_parameters", False)
+                self._wrapped_model = DistributedDataParallel(
+                    self._model,
+                    device_ids=[self.device.index] if self.cuda_enabled else None,
+                    find_unused_parameters=bool(unused),
+                )
+        return self._wrapped_model
+
+    @property
+    def amp_dtype(self) -> torch.dtype | None:
+        """Autocast's type, None without mixed precision."""
+        if not self.run_cfg.get("amp", False):
+            return None
+        return {"fp16": torch.float16, "bf16": torch.bfloat16}[
+            self.run_cfg.get("amp_dtype", "fp16")
+        ]
+
+    @property
+    def scaler(self) -> torch.amp.GradScaler | None:
+        if self._scaler is None and self.amp_dtype is torch.float16:
+            self._scaler = torch.amp.GradScaler(self.device.type)
+        return self._scaler
+
+    @property
+    def lr_scheduler(self) -> Any:
+        if self._lr_sched is None:
+            run = self.run_cfg
+            self._lr_sched = registry.get_lr_scheduler_class(run.lr_sched)(
+                optimizer=self.optimizer,
+                max_epoch=run.get("lr_horizon") or self.max_epoch,
+                min_lr=self.min_lr,
+                init_lr=self.init_lr,
+                decay_rate=run.get("lr_decay_rate"),
+                warmup_start_lr=float(run.get("warmup_lr", -1)),
+                warmup_steps=int(run.get("warmup_steps", 0)),
+            )
+        return self._lr_sched
+
+    def set_learning_rate(self, epoch: int, step: int) -> None:
+        """LAVIS's schedulers, with a warm-up that may last longer than the first epoch."""
+        if self.global_step < int(self.run_cfg.get("warmup_steps", 0)):
+            self.lr_scheduler.step(cur_epoch=0, cur_step=self.global_step)
+        else:
+            # Within epoch 0 LAVIS goes by the step alone.
+            self.lr_scheduler.step(cur_epoch=epoch, cur_step=self.global_step)
+
+    # Data
+
+    def _split(self, datasets: Any) -> tuple[dict[str, Any], TrainingSet | None]:
+        by_split = concat_datasets(reorg_datasets_by_split(datasets))
+        train = by_split.pop("train", None)
+        if train is None or self.evaluate_only:
+            return by_split, None
+        return by_split, TrainingSet(train, int(self.run_cfg.seed))
+
+    @property
+    def schedule(self) -> GritSchedule:
+        """Orders of the epochs."""
+        if self._schedule is None:
+            assert self.train_set is not None
+            self._schedule = GritSchedule(
+                self.run_cfg.grit,
+                len(self.train_set),
+                int(self.run_cfg.batch_size_train),
+                self.rank,
+                self.world_size,
+                int(self.run_cfg.seed),
+                self.train_set.image_ids,
+            )
+        return self._schedule
+
+    def _loader(self, epoch: int, first_step: int) -> DataLoader:
+        """This rank's mini-batches of the current plan; workers live on from epoch to epoch."""
+        plan = self.schedule.plan
+        assert plan is not None and self.train_set is not None
+        if self._batches is None:
+            self._batches = EpochBatches(plan, self.rank, epoch, first_step)
+            workers = int(self.run_cfg.num_workers)
+            self._train_loader = DataLoader(
+                self.train_set,
+                batch_sampler=self._batches,
+                num_workers=workers,
+                collate_fn=self.train_set.collater,
+                pin_memory=self.cuda_enabled,
+                persistent_workers=workers > 0,
+                # A generator of its own: the loader must not draw from the training's.
+                generator=torch.Generator(),
+            )
+        self._batches.plan, self._batches.epoch = plan, epoch
+        self._batches.first_step = first_step
+        assert self._train_loader is not None
+        return self._train_loader
+
+    def eval_loader(self, split: str) -> DataLoader:
+        """All samples of an evaluation split, or this rank's share where the task can merge."""
+        if split not in self.eval_sets:
+            raise ValueError(
+                f"no data for split {split!r}; the data sets have {sorted(self.eval_sets)}"
+            )
+        dataset = self.eval_sets[split]
+        share = self.use_distributed and self.use_dist_eval_sampler
+        # Retrieval compares everything with everything.
+        share = share and not isinstance(self.task, RetrievalTask)
+        return DataLoader(
+            dataset,
+            batch_size=int(self.run_cfg.batch_size_eval),
+            num_workers=int(self.run_cfg.num_workers),
+            sampler=DistributedSampler(dataset, shuffle=False) if share else None,
+            collate_fn=getattr(dataset, "collater", None),
+            pin_memory=self.cuda_enabled,
+            generator=torch.Generator(),
+        )
+
+    def to_device(self, samples: dict[str, Any]) -> dict[str, Any]:
+        """Tensors of a mini-batch on this rank's device."""
+        return {
+            key: value.to(self.device, non_blocking=True)
+            if isinstance(value, torch.Tensor)
+            else value
+            for key, value in samples.items()
+        }
+
+    # Training
+
+    def train(self) -> None:
+        """Train, validate after every epoch, keep the last and the best, test at the end."""
+        began = time.time()
+        self.log.write("config", config=self.config.to_dict())
+        if self.evaluate_only:
+            self.evaluate(skip_reload=True)
+            return
+        if hasattr(self.task, "before_training"):
+            self.task.before_training(self._model, self.train_set)
+        if self.resume_ckpt_path:
+            self.resume(str(self.resume_ckpt_path))
+        if self._max_steps_done():
+            return
+        for epoch in range(self.start_epoch, self.max_epoch):
+            if not self.train_epoch(epoch):
+                self.log.close()
+                return
+            self._validate(epoch)
+            self.save(epoch + 1, 0)
+            keep = self.run_cfg.get("keep_every_epochs")
+            if keep and (epoch + 1) % keep == 0:
+                self.save(epoch + 1, 0, f"checkpoint_{epoch}.pth")
+        if self.use_distributed:
+            dist.barrier()
+        self.evaluate(cur_epoch="best" if self.valid_splits else self.max_epoch - 1)
+        logging.info("finished in %.0f s; results in %s", time.time() - began, self.output_dir)
+        self.log.close()
+
+    def train_epoch(self, epoch: int) -> bool:
+        """One epoch, from ``start_step`` on after a resumption. False if ``max_steps`` ended it."""
+        first_step = self.start_step
+        if first_step == 0:
+            self._begin_epoch(epoch)
+        self.start_step = 0
+        plan = self.schedule.plan
+        assert plan is not None
+        loader = iter(self._loader(epoch, first_step))
+        bar = self.log.progress(
+            range(first_step, plan.steps), f"epoch {epoch}", first_step, plan.steps
+        )
+        self.model.train()
+        accumulated = self.accum_grad_iters
+        for step in bar:
+            window = min(accumulated, plan.steps - step // accumulated * accumulated)
+            last_of_window = (step + 1) % accumulated == 0 or step + 1 == plan.steps
+            samples = self._take(next(loader), epoch, step, plan.steps)
+            self.set_learning_rate(epoch, step)
+            output, losses = self._train_step(samples, window, last_of_window)
+            self.global_step += 1
+            self._note(output, losses, samples, epoch, step, bar)
+            if last_of_window and self._due(epoch, step, plan.steps):
+                self.save(epoch, step + 1)
+            if self._max_steps_done():
+                bar.close()
+                self.save(epoch, step + 1)
+                return False
+        self._end_epoch(epoch)
+        return True
+
+    def _max_steps_done(self) -> bool:
+        limit = self.run_cfg.get("max_steps")
+        if limit and self.global_step >= limit:
+            logging.info("stopped: run.max_steps = %d are done", limit)
+            return True
+        return False
+
+    def _begin_epoch(self, epoch: int) -> None:
+        self._tally = Tally()
+        self.unreadable.reset()
+        if self.schedule.wants_grouped(epoch) and self.schedule.settings.naive:
+            self._collect_first(epoch)
+        self.schedule.begin(epoch)
+
+    def _end_epoch(self, epoch: int) -> None:
+        if self.unreadable.allowed < 1.0 and any_rank(self.unreadable.exceeded, self.device):
+            self.unreadable.stop(f"epoch {epoch}")
+        self.schedule.end(epoch)
+        if self.run_cfg.grit.get("save_order") and is_main_process():
+            assert self.schedule.next_plan is not None
+            np.save(self.output_dir / "grit_order.npy", self.schedule.next_plan.order)
+        total = self._tally.over_ranks(self.device)
+        figures: dict[str, Any] = {
+            name: total.ratio(name, "steps") for name in total.sums if name.startswith("loss")
+        }
+        if hasattr(self.task, "epoch_figures"):
+            figures.update(self.task.epoch_figures(total))
+        self.log.write("epoch", epoch=epoch, global_step=self.global_step, **figures)
+        self.log.scalars("epoch", figures, epoch)
+        told = "  ".join(f"{k} {v:.4g}" for k, v in figures.items() if v is not None)
+        logging.info("epoch %d: %s", epoch, told)
+
+    @torch.no_grad()
+    def _collect_first(self, epoch: int) -> None:
+        """The naive variant (GRIT-VLP 4.1, remark 2): a pass of its own before every epoch."""
+        schedule = self.schedule
+        schedule.plan = schedule.next_plan
+        if schedule.plan is None:
+            schedule.begin(epoch)
+        assert schedule.plan is not None
+        schedule.start_collecting(epoch)
+        model = self._model
+        model.eval()
+        steps = schedule.plan.steps
+        bar = self.log.progress(range(steps), f"grouping {epoch}", 0, steps)
+        for _, batch in zip(bar, self._loader(epoch, 0), strict=True):
+            samples = self.to_device(batch)
+            with self._autocast():
+                images = model.backbone.encode_images(samples["image"])
+                texts = model.backbone.encode_texts(samples["text_input"])
+            schedule.collect(samples["index"], images.features, texts.features)
+        bar.close()
+        schedule.end(epoch)
+        schedule.collector = None
+
+    def _take(
+        self, batch: dict[str, Any], epoch: int, step: int, steps: int
+    ) -> dict[str, Any]:
+        for index, loaded, error in self.unreadable.count(batch):
+            logging.warning("sample %d cannot be read, %d in its place: %s", index, loaded, error)
+            self.log.append_from_rank(
+                "unreadable.jsonl",
+                self.rank,
+                {"epoch": epoch, "step": step, "index": index, "read": loaded, "error": error},
+            )
+        if any_rank(self.unreadable.too_many, self.device):
+            self.unreadable.stop(f"epoch {epoch}, step {step}")
+        samples = self.to_device(batch)
+        plan = self.schedule.plan
+        samples.update(
+            epoch=epoch, num_iters_per_epoch=steps, iters=step, grouped=bool(plan and plan.grouped)
+        )
+        return samples
+
+    def _autocast(self) -> Any:
+        return torch.autocast(
+            self.device.type, self.amp_dtype, enabled=self.amp_dtype is not None
+        )
+
+    def _train_step(
+        self, samples: dict[str, Any], window: int, last_of_window: bool
+    ) -> tuple[Any, dict[str, float]]:
+        where = f"epoch {samples['epoch']}, step {samples['iters']}"
+        # Gradients are averaged over ranks once a window, not with every mini-batch.
+        hold = self.use_distributed and not last_of_window
+        with self.model.no_sync() if hold else nullcontext():
+            with self._autocast():
+                if type(self.task).train_step is BaseTask.train_step:
+                    output = self.model(samples)  # the parts of the loss, not their sum alone
+                else:
+                    output = self.task.train_step(self.model, samples)
+            losses = {
+                key: float(value.detach())
+                for key, value in output.items()
+                if key.startswith("loss") and isinstance(value, torch.Tensor)
+            }
+            stop_if_not_finite(losses, samples, where, self.device)
+            loss = output["loss"] / window
+            (self.scaler.scale(loss) if self.scaler else loss).backward()
+        if last_of_window:
+            self._update(samples, where)
+        return output, losses
+
+    def _update(self, samples: dict[str, Any], where: str) -> None:
+        parameters = [p for p in self._model.parameters() if p.grad is not None]
+        if self.scaler:
+            self.scaler.unscale_(self.optimizer)
+        limit = self.run_cfg.get("max_grad_norm")
+        norm = torch.nn.utils.clip_grad_norm_(
+            parameters, float("inf") if limit is None else float(limit)
+        )
+        if self.scaler:
+            # Under fp16 an infinite gradient is the scaler's business: it skips and scales down.
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+        else:
+            stop_if_gradient_not_finite(norm, self._model, samples, where)
+            self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def _note(
+        self,
+        output: Any,
+        losses: dict[str, float],
+        samples: dict[str, Any],
+        epoch: int,
+        step: int,
+        bar: Any,
+    ) -> None:
+        """Collect for GRIT; add to the tally; log."""
+        if output.get("image_features") is not None and "index" in samples:
+            self.schedule.collect(
+                samples["index"], output["image_features"], output["text_features"]
+            )
+        figures = dict(losses)
+        self._tally.add({"steps": 1.0, **figures})
+        if hasattr(self.task, "step_figures"):
+            counted = self.task.step_figures(output, samples)
+            self._tally.add(counted)
+            figures.update(counted)
+            self._log_mined(output, samples, epoch, step)
+        if output.get("temperature") is not None:
+            figures["temperature"] = float(output["temperature"])
+        figures["lr"] = self.optimizer.param_groups[0]["lr"]
+        bar.show(loss=figures["loss"], lr=figures["lr"])
+        if self.global_step % self.log_freq == 0 or self.global_step == 1:
+            self.log.write(
+                "step", epoch=epoch, step=step, global_step=self.global_step, **figures
+            )
+            self.log.scalars("train", figures, self.global_step)
+
+    def _log_mined(
+        self, output: Any, samples: dict[str, Any], epoch: int, step: int
+    ) -> None:
+        wanted = int(self.run_cfg.get("log_connections", 64))
+        plan = self.schedule.plan
+        if not wanted or not is_main_process() or plan is None:
+            return
+        # Spread over the epoch.
+        if step % max(1, plan.steps // wanted):
+            return
+        for record in self.task.mined(output, samples, -(-wanted // plan.steps)):
+            self.log.append("connections.jsonl", {"epoch": epoch, "step": step, **record})
+
+    # Evaluation
+
+    def _validate(self, epoch: int) -> None:
+        for place, split in enumerate(self.valid_splits):
+            figures = self.eval_epoch(split, epoch, skip_reload=True)
+            better = False
+            if figures is not None and place == 0:
+                value = figures["agg_metrics"]
+                better = self.best["value"] is None or value > self.best["value"]
+                if better:
+                    self.best = {"value": float(value), "epoch": epoch, "split": split}
+            if place == 0 and any_rank(better, self.device):
+                self.save(epoch + 1, 0, ckpt.BEST)
+
+    def evaluate(self, cur_epoch: Any = "best", skip_reload: bool = False) -> dict[str, Any]:
+        """Evaluate the test splits, with the best weights if there are some."""
+        best = self.output_dir / ckpt.BEST
+        if not skip_reload and cur_epoch == "best" and best.is_file():
+            state = read_checkpoint(str(best))["model"]
+            ckpt.load_trained_state(self._model, state, str(best))
+        return {
+            split: self.eval_epoch(split, cur_epoch, skip_reload=True)
+            for split in self.test_splits
+        }
+
+    @torch.no_grad()
+    def eval_epoch(self, split_name: str, cur_epoch: Any, skip_reload: bool = True) -> Any:
+        """Evaluate one split; figures on rank 0, None on others."""
+        loader = self.eval_loader(split_name)
+        model = self.unwrap_dist_model(self.model)
+        model.eval()
+        self._fit_k_test(loader.dataset)
+        self.task.before_evaluation(model=model, dataset=loader.dataset)
+        results = self.task.evaluation(model, loader, cuda_enabled=self.cuda_enabled)
+        if results is None:
+            return None
+        figures = self.task.after_evaluation(
+            val_result=results, split_name=split_name, epoch=cur_epoch
+        )
+        if isinstance(figures, dict):
+            self.log.write("eval", split=split_name, epoch=cur_epoch, **figures)
+            self.log.scalars(f"eval_{split_name}", figures, self.global_step)
+            logging.info("%s: %s", split_name, figures)
+        return figures
+
+    def _fit_k_test(self, dataset: Any) -> None:
+        """LAVIS's re-ranking fails if it shall rank more candidates than there are."""
+        cfg = getattr(self.task, "cfg", None)
+        if not isinstance(self.task, RetrievalTask) or cfg is None or not hasattr(dataset, "text"):
+            return
+        there = min(len(dataset.image), len(dataset.text))
+        if cfg.get("k_test", 0) > there:
+            logging.info("run.k_test = %d is more than the %d candidates", cfg.k_test, there)
+            cfg.k_test = there
+
+    # Checkpoints
+
+    def _due(self, epoch: int, step: int, steps: int) -> bool:
+        every = self.run_cfg.get("save_every_steps")
+        # Inside an accumulation window the gradients would be lost: wait for its end.
+        passed = every and self.global_step // every > (
+            (self.global_step - self.accum_grad_iters) // every
+        )
+        return bool(passed) and step + 1 < steps
+
+    def save(self, epoch: int, step: int, name: str = ckpt.LAST) -> None:
+        """Save the whole state; training goes on at ``step`` of ``epoch``."""
+        ranks = ckpt.from_all_ranks(
+            {
+                "random": random_states(),
+                "schedule": self.schedule.state_dict(),
+                "unreadable": self.unreadable.state_dict(),
+                "tally": self._tally.state_dict(),
+            }
+        )
+        if not is_main_process():
+            return
+        content = {
+            "model": ckpt.trained_state(self._model),
+            "optimizer": self.optimizer.state_dict(),
+            "scaler": self.scaler.state_dict() if self.scaler else None,
+            "config": self.config.to_dict(),
+            "epoch": epoch - 1,  # LAVIS: the last epoch that is complete
+            "run": {
+                "format": ckpt.FORMAT,
+                "epoch": epoch,
+                "step": step,
+                "global_step": self.global_step,
+                "best": dict(self.best),
+                "ranks": ranks,
+            },
+        }
+        ckpt.save_atomically(content, self.output_dir / name)
+        self.log.write("checkpoint", file=name, epoch=epoch, step=step)
+
+    def resume(self, path: str) -> None:
+        """Go on from a checkpoint, or from the newest below ``output_dir`` for ``auto``.
+
+        Raises:
+            FileNotFoundError, ValueError: if it does not fit this run.
+        """
+        if path == "auto":
+            newest = ckpt.newest_checkpoint(Path.cwd() / str(self.run_cfg.output_dir))
+            if newest is None:
+                logging.info("nothing to resume below %s: starting anew", self.run_cfg.output_dir)
+                return
+            path = str(newest)
+        content = read_checkpoint(path)
+        if "run" not in content:
+            raise ValueError(
+                f"{path} holds weights, but no state of a run of this runner; name it as "
+                "model.pretrained to start from its weights"
+            )
+        state = content["run"]
+        if len(state["ranks"]) != self.world_size:
+            raise ValueError(
+                f"{path} was saved by {len(state['ranks'])} rank(s), this run has "
+                f"{self.world_size}: resume with as many"
+            )
+        assert self.model is not None
+        ckpt.load_trained_state(self._model, content["model"], path)
+        self.optimizer.load_state_dict(content["optimizer"])
+        if self.scaler and content["scaler"]:
+            self.scaler.load_state_dict(content["scaler"])
+        self.start_epoch, self.start_step = state["epoch"], state["step"]
+        self.global_step, self.best = state["global_step"], dict(state["best"])
+        mine = state["ranks"][self.rank]
+        self.schedule.load_state_dict(mine["schedule"], self.start_epoch, self.device)
+        self.unreadable.load_state_dict(mine["unreadable"])
+        self._tally = Tally(mine["tally"])
+        set_random_states(mine["random"])
+        logging.info(
+            "resumed %s at epoch %d, step %d", path, self.start_epoch, self.start_step
+        )
+        self.log.write("resume", file=os.path.abspath(path), epoch=self.start_epoch)

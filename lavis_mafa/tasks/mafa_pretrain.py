@@ -1,0 +1,125 @@
+"""Pre-training with GRIT and Con-D, and the figures that show what they do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from lavis.common.registry import registry
+
+from lavis_mafa.connections.con_d import Oracle
+from lavis_mafa.connections.mining import ABSENT, AMBIGUOUS, POSITIVE, STATE_NAMES
+from lavis_mafa.step import COUNTS, StepOutput
+from lavis_mafa.tasks.mafa_retrieval import MafaRetrievalTask
+from lavis_mafa.tasks.tally import Tally
+
+DIRECTIONS = ("i2t", "t2i")
+
+
+@registry.register_task("mafa_pretrain")
+class MafaPretrainTask(MafaRetrievalTask):
+    """Trains a ``*_mafa`` model; evaluates retrieval without fine-tuning.
+
+    On training data whose truth is known it also counts how many hard negatives are false, and
+    Con-D's precision and recall in finding them.
+    """
+
+    def __init__(self, cfg: Any) -> None:
+        super().__init__(cfg)
+        self._truth: Any = None
+
+    def before_training(self, model: Any, train_set: Any) -> None:
+        """Tell the oracle, and remember for the figures, what is known of the training data.
+
+        Raises:
+            ValueError: if Con-D is the oracle and the data's truth is not known.
+        """
+        self._truth = train_set.truth
+        con_d = getattr(model, "con_d", None)
+        if isinstance(con_d, Oracle):
+            if self._truth is None:
+                raise ValueError(
+                    "model.mafa.con_d.arch is oracle, but the training data do not know which "
+                    "pairs are valid; train on toy_scenes alone or name a model as Con-D"
+                )
+            con_d.truth = self._truth
+
+    def train_step(self, model: Any, samples: dict[str, Any]) -> StepOutput:
+        """The model's whole output; ``output["loss"]`` is LAVIS's loss."""
+        return model(samples)
+
+    def step_figures(self, output: StepOutput, samples: dict[str, Any]) -> dict[str, float]:
+        """Counts of one step for the log and the epoch's tally, ``<name>_i2t`` and ``<name>_t2i``."""
+        assert output.counts is not None
+        counts = output.counts.tolist()
+        figures = {
+            f"{name}_{direction}": value
+            for direction, row in zip(DIRECTIONS, counts, strict=True)
+            for name, value in zip(COUNTS, row, strict=True)
+        }
+        figures["judged_pairs"] = float(output.judged_pairs or 0)
+        if self._truth is not None:
+            for direction in DIRECTIONS:
+                figures.update(self._against_truth(output, samples, direction))
+        return figures
+
+    def epoch_figures(self, tally: Tally) -> dict[str, float | None]:
+        """Rates of an epoch: false negatives by Con-D and by truth, Con-D's precision and recall."""
+        figures: dict[str, float | None] = {}
+        for direction in DIRECTIONS:
+            d = direction
+            if tally.sums.get(f"judged_{d}"):
+                figures[f"false_negative_rate_by_con_d_{d}"] = tally.ratio(
+                    f"converted_{d}", f"judged_{d}"
+                )
+                figures[f"ambiguous_rate_{d}"] = tally.ratio(f"ambiguous_{d}", f"judged_{d}")
+                figures[f"con_d_probability_{d}"] = tally.ratio(
+                    f"probability_sum_{d}", f"judged_{d}"
+                )
+            if f"false_{d}" in tally.sums:
+                figures[f"false_negative_rate_{d}"] = tally.ratio(f"false_{d}", f"picked_{d}")
+            if f"true_found_{d}" in tally.sums and tally.sums.get(f"judged_{d}"):
+                figures[f"con_d_precision_{d}"] = tally.ratio(f"true_found_{d}", f"converted_{d}")
+                figures[f"con_d_recall_{d}"] = tally.ratio(f"true_found_{d}", f"false_{d}")
+        return figures
+
+    def mined(
+        self, output: StepOutput, samples: dict[str, Any], limit: int
+    ) -> list[dict[str, Any]]:
+        """Up to ``limit`` pairs of this step that Con-D did not call negative, as plain records."""
+        records = []
+        loaded = samples["loaded_index"].cpu().numpy()
+        for direction in DIRECTIONS:
+            found = output[direction]
+            shown = torch.nonzero((found.state == POSITIVE) | (found.state == AMBIGUOUS)).flatten()
+            for row in shown[: -(-limit // 2)].tolist():
+                anchor, mined = int(loaded[row]), int(loaded[int(found.hard[row])])
+                image, text = (anchor, mined) if direction == "i2t" else (mined, anchor)
+                record = {
+                    "direction": direction,
+                    "anchor_index": anchor,
+                    "mined_index": mined,
+                    "probability": round(float(found.probability[row]), 4),
+                    "state": STATE_NAMES[int(found.state[row])],
+                    "truth": None,
+                }
+                if self._truth is not None:
+                    record["truth"] = bool(self._truth(np.array([image]), np.array([text]))[0])
+                records.append(record)
+        return records[:limit]
+
+    def _against_truth(
+        self, output: StepOutput, samples: dict[str, Any], direction: str
+    ) -> dict[str, float]:
+        found = output[direction]
+        there = torch.nonzero(found.state != ABSENT).flatten().cpu().numpy()
+        loaded = samples["loaded_index"].cpu().numpy()
+        anchors, picked = loaded[there], loaded[found.hard.cpu().numpy()[there]]
+        pair = (anchors, picked) if direction == "i2t" else (picked, anchors)
+        valid = np.asarray(self._truth(*pair))
+        called = (found.state.cpu().numpy() == POSITIVE)[there]
+        return {
+            f"false_{direction}": float(valid.sum()),
+            f"true_found_{direction}": float((valid & called).sum()),
+        }

@@ -1,0 +1,8 @@
+"""Train a model by a config: python train.py --cfg-path projects/mafa/train/albef_toy.yaml"""
+
+import sys
+
+from lavis_mafa.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())
