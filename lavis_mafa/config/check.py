@@ -1,0 +1,384 @@
+"""Checks a whole config against the schema and collects every problem.
+
+`walk` knows nothing of single keys: it compares a nested dict with a `Key`. What concerns several
+keys at once (L, M and B; device and precision; files of a dataset) follows below it.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Collection, Mapping
+from difflib import SequenceMatcher
+from pathlib import Path
+from typing import Any
+
+import lavis.common.optims  # noqa: F401  registers the learning rate schedules
+import lavis.runners  # noqa: F401  registers the runners
+import torch
+from lavis.common.registry import registry
+from lavis.models.base_model import SharedQueueMixin
+
+from lavis_mafa.config import schema as keys
+from lavis_mafa.config.schema import NUMBERS, UNSET, Key, describe, known_keys
+
+CLOSE = 0.6
+OUR_CONFIGS = Path(__file__).resolve().parents[1] / "configs" / "models"
+
+
+def suggest(word: str, names: Collection[str]) -> str:
+    """Names the one of ``names`` that is most like ``word``."""
+    if not names:
+        return "there is none"
+    best = max(sorted(names), key=lambda name: _alike(word, name))
+    if _alike(word, best) >= CLOSE:
+        return f"did you mean {best}?"
+    return f"known: {', '.join(sorted(names))}"
+
+
+def _alike(a: str, b: str) -> float:
+    return SequenceMatcher(None, a.lower().replace("-", "_"), b.lower().replace("-", "_")).ratio()
+
+
+class Report:
+    """Collects what is wrong.
+
+    Args:
+        schema: the schema of this config; the right keys to suggest come from it.
+        active: which keys must be there; see `Key.needed`.
+        machine: check also files and devices of this machine.
+
+    Attributes:
+        problems: lines ``key: what is wrong and how to mend it``.
+        notes: what is worth saying though it works.
+        bad: keys with a problem of their own; later checks leave them alone.
+    """
+
+    def __init__(
+        self, schema: Key, active: Collection[str] = ("always",), machine: bool = True
+    ) -> None:
+        self.known = dict(known_keys(schema))
+        self.active = set(active)
+        self.machine = machine
+        self.problems: list[str] = []
+        self.notes: list[str] = []
+        self.bad: set[str] = set()
+        self.suggested: set[str] = set()
+
+    def add(self, path: str, message: str) -> None:
+        self.problems.append(f"{path}: {message}")
+        self.bad.add(path)
+
+    def note(self, path: str, message: str) -> None:
+        self.notes.append(f"{path}: {message}")
+
+    def missing(self, path: str, message: str) -> None:
+        """Adds ``message``, unless the key was there but wrong or misspelt."""
+        if path not in self.bad | self.suggested:
+            self.add(path, f"missing; {message}")
+
+    def unknown(self, path: str) -> None:
+        best, score = self.nearest(path)
+        self.suggested.add(best)
+        verb = "did you mean" if score >= CLOSE else "the nearest known key is"
+        self.add(path, f"unknown key; {verb} {best}{'?' if score >= CLOSE else ''}")
+
+    def nearest(self, path: str) -> tuple[str, float]:
+        """The known key most like ``path`` and how alike their names are, 0 to 1."""
+        *parents, leaf = path.split(".")
+
+        def alike(known: str) -> float:
+            name = known.rsplit(".", 1)[-1]
+            return 1.0 if leaf in self.known[known].also else _alike(leaf, name)
+
+        def near(known: str) -> float:
+            above = known.split(".")[:-1]
+            shared = len(os.path.commonprefix([parents, above]))
+            return alike(known) + 0.1 * (above == parents) + 0.03 * shared - 0.01 * len(above)
+
+        best = max(sorted(self.known), key=near)
+        return best, alike(best)
+
+
+def walk(value: Any, key: Key, path: str, report: Report, shipped: Any = UNSET) -> Any:
+    """Checks ``value`` against ``key`` and returns it with number-like strings made numbers.
+
+    Args:
+        value: plain Python data.
+        path: dotted name of the key, "" for the whole config.
+        shipped: the value in the default YAML; what equals it is trusted.
+    """
+    if key.kind == "mapping" and value is not None:
+        return _walk_mapping(value, key, path, report, shipped)
+    if shipped is not UNSET and type(value) is type(shipped) and value == shipped:
+        return value
+    if value is None:
+        if not key.nullable and key.kind != "any":
+            report.add(path, f"is empty; expected {describe(key)}")
+        return None
+    if value == "???":
+        report.add(path, f"is marked as missing (???); expected {describe(key)}")
+        return value
+    if key.kind in NUMBERS:
+        return _number(value, key, path, report)
+    if key.kind == "list" and isinstance(value, list):
+        items = key.items or Key("any")
+        return [walk(item, items, f"{path}[{i}]", report) for i, item in enumerate(value)]
+    fits = {
+        "any": True,
+        "bool": isinstance(value, bool),
+        "str": isinstance(value, str),
+        "strs": all(isinstance(item, str) for item in _list(value)),
+    }
+    if not fits.get(key.kind, False):
+        hints = {"list": f", such as [{value}]", "bool": ", written without quotes"}
+        hint = hints.get(key.kind, "") if isinstance(value, str) else ""
+        report.add(path, f"{value!r} is not {describe(key)}{hint}")
+        return value
+    if isinstance(value, str) and value not in key.words:
+        _check_name(value, key, path, report)
+    return value
+
+
+def _walk_mapping(value: Any, key: Key, path: str, report: Report, shipped: Any) -> Any:
+    if not isinstance(value, dict):
+        report.add(path, f"{value!r} is not {describe(key)}")
+        return value
+    shipped = shipped if isinstance(shipped, dict) else {}
+    out = {}
+    for name, child in value.items():
+        child_path = f"{path}.{name}" if path else str(name)
+        child_key = key.keys.get(name, key.other)
+        if child_key is None:
+            report.unknown(child_path)
+        else:
+            out[name] = walk(child, child_key, child_path, report, shipped.get(name, UNSET))
+    for name, child_key in key.keys.items():
+        child_path = f"{path}.{name}" if path else name
+        if name not in value and report.active.intersection(child_key.needed):
+            report.missing(child_path, f"expected {describe(child_key)} ({child_key.doc})")
+    return out
+
+
+def _number(value: Any, key: Key, path: str, report: Report) -> Any:
+    number = value
+    if isinstance(value, str):
+        try:
+            number = float(value)
+        except ValueError:
+            pass
+    fits = isinstance(number, (int, float)) and not isinstance(number, bool)
+    if not fits or not math.isfinite(number) or (key.kind == "int" and number != int(number)):
+        report.add(path, f"{value!r} is not {describe(key)}")
+        return value
+    if key.kind == "int":
+        number = int(number)
+    elif key.kind == "float":
+        number = float(number)
+    below = key.low is not None and (number <= key.low if key.above else number < key.low)
+    if below or (key.high is not None and number > key.high):
+        report.add(path, f"{value!r} is out of range; expected {describe(key)}")
+    elif isinstance(value, str):
+        report.note(path, f"the string {value!r} is read as the number {number}")
+    return number
+
+
+def _check_name(value: str, key: Key, path: str, report: Report) -> None:
+    if key.choices and value not in key.choices:
+        report.add(path, f"{value!r} is not {describe(key)}; {suggest(value, key.choices)}")
+    if key.registered:
+        names = set(registry.mapping[f"{key.registered}_name_mapping"]).union(key.words)
+        if value not in names:
+            kind = key.registered.replace("_", " ")
+            report.add(path, f"no {kind} {value!r} is registered; {suggest(value, names)}")
+    if report.machine and key.path and not _exists(value, key.path):
+        report.add(path, f"no such {key.path.replace('path or name', 'path')}: {value!r}")
+    elif key.path == ".npy file" and not value.endswith(".npy"):
+        report.add(path, f"{value!r} is not an index file; expected a path that ends in .npy")
+
+
+def _exists(value: str, kind: str) -> bool:
+    if kind == "file or URL" and is_url(value):
+        return True
+    if kind == "path or name":
+        # Names on the hub have at most one slash and no suffix of a vocabulary.
+        by_hub = not value.startswith((".", "/", "~")) and value.count("/") < 2
+        if os.path.exists(value) or (by_hub and not value.endswith((".txt", ".json"))):
+            return True
+    shipped = ["", str(OUR_CONFIGS), registry.get_path("library_root")]
+    roots = shipped if kind in ("library file", "path or name") else [""]
+    return any(os.path.isfile(os.path.join(root, value)) for root in roots)
+
+
+def is_url(value: str) -> bool:
+    return value.lower().startswith(("http://", "https://"))
+
+
+class Settings:
+    """Reads a checked config by dotted path; keys that have a problem read as None."""
+
+    def __init__(self, config: Mapping[str, Any], report: Report) -> None:
+        self.config = config
+        self.report = report
+
+    def __getitem__(self, path: str) -> Any:
+        value: Any = self.config
+        seen: list[str] = []
+        for name in path.split("."):
+            seen.append(name)
+            if not isinstance(value, Mapping) or ".".join(seen) in self.report.bad:
+                return None
+            value = value.get(name)
+        return value
+
+
+def check_together(config: Mapping[str, Any], report: Report) -> None:
+    """Checks what concerns several keys at once; single keys have been walked and filled."""
+    settings = Settings(config, report)
+    training = settings["run.evaluate"] is False
+    _check_run(settings, report, training)
+    _check_splits(settings, report, training)
+    _check_device(settings, report)
+    if training and settings["run.grit.enabled"]:
+        _check_grit(settings, report)
+    _check_weights(settings, report)
+    _check_sizes(settings, report, training)
+    _check_mafa(settings, report)
+    for name in settings["datasets"] or {}:
+        _check_files(name, settings, report)
+
+
+def _check_run(s: Settings, report: Report, training: bool) -> None:
+    if training and s["run.max_epoch"] is None and s["run.max_iters"] is None:
+        report.missing("run.max_epoch", "expected a whole number >= 1 (epochs to train)")
+    if s["run.lr_sched"] == "linear_warmup_step_lr" and s["run.lr_decay_rate"] is None:
+        report.missing("run.lr_decay_rate", "linear_warmup_step_lr needs it, such as 0.9")
+    clip = str(s["model.arch"]).startswith("clip")
+    if s["run.task"] == "retrieval" and not clip and s["run.k_test"] is None:
+        report.missing("run.k_test", "task retrieval needs it, such as 128")
+
+
+def _check_splits(s: Settings, report: Report, training: bool) -> None:
+    if training and s["run.train_splits"] == []:
+        report.add("run.train_splits", "is empty; name one (train), or set run.evaluate: True")
+    names = ("train_splits", "valid_splits", "test_splits")
+    asked = {name: s[f"run.{name}"] or [] for name in names}
+    if s["run.evaluate"]:
+        del asked["train_splits"]
+        if not any(asked.values()):
+            report.add("run.test_splits", "is empty and so is run.valid_splits: nothing to do")
+    there: set[str] = set()
+    for name in s["datasets"] or {}:
+        info = f"datasets.{name}.build_info"
+        splits = [split for split, files in (s[f"{info}.annotations"] or {}).items() if files]
+        splits += _list(s[f"{info}.splits"])
+        if not splits:
+            return  # the builder makes its splits otherwise
+        there.update(map(str, splits))
+    for key, splits in asked.items():
+        for i, split in enumerate(splits):
+            if split in keys.SPLITS and split not in there:
+                have = ", ".join(sorted(there))
+                report.add(f"run.{key}[{i}]", f"no dataset has a split {split!r}; they have {have}")
+
+
+def _check_device(s: Settings, report: Report) -> None:
+    if s["run.device"] == "cuda" and report.machine and not torch.cuda.is_available():
+        report.add("run.device", "cuda is not available on this machine; use run.device: cpu")
+    if s["run.device"] == "cpu" and s["run.amp"] and s["run.amp_dtype"] == "fp16":
+        report.add("run.amp", "no fp16 on cpu; use run.amp_dtype: bf16 or run.amp: False")
+
+
+def _check_grit(s: Settings, report: Report) -> None:
+    queue, search = s["run.grit.queue_size"], s["run.grit.search_space"]
+    batch, epochs = s["run.batch_size_train"], s["run.max_epoch"]
+    if None not in (queue, search) and search > queue:
+        why = f"more than run.grit.queue_size {queue}; M is a part of L"
+        report.add("run.grit.search_space", f"{search} is {why}")
+    elif None not in (batch, search) and search < batch:
+        why = f"less than run.batch_size_train {batch}; M must hold at least one mini-batch"
+        report.add("run.grit.search_space", f"{search} is {why}")
+    elif None not in (batch, search) and search == batch:
+        report.note("run.grit.search_space", "equals run.batch_size_train: nothing is grouped")
+    start = s["run.grit.start_epoch"]
+    if None not in (start, epochs) and start >= epochs:
+        report.note("run.grit.start_epoch", f"{start} is not below max_epoch: no epoch is grouped")
+    off = "or set run.grit.enabled: False"
+    if s["run.train_dataset_ratios"]:
+        report.add("run.train_dataset_ratios", f"mini-batches are grouped; leave it out, {off}")
+    ours, chosen = (registry.get_runner_class(n) for n in ("runner_mafa", s["run.runner"] or ""))
+    if ours and chosen and not issubclass(chosen, ours):
+        why = "knows no grouped mini-batches; use runner_mafa,"
+        report.add("run.runner", f"{s['run.runner']} {why} {off}")
+
+
+def _check_weights(s: Settings, report: Report) -> None:
+    arch = str(s["model.arch"])
+    if arch.startswith("clip"):
+        return  # there `pretrained` is a tag
+    for name in ("pretrained", "finetuned"):
+        key, path, wanted = f"model.{name}", s[f"model.{name}"], s[f"model.load_{name}"]
+        hint = f"name a file or URL, or set model.load_{name}: False"
+        # Ours starts from the published weights of its parts if it names no pre-trained model.
+        parts = name == "pretrained" and arch.endswith(keys.MAFA_SUFFIX)
+        if wanted and not path and not parts and key not in report.bad:
+            report.add(key, f"is empty; {hint}")
+        elif path and wanted is not False and report.machine:
+            if not is_url(path) and not os.path.isfile(path):
+                report.add(key, f"no such file: {path!r}; {hint}")
+
+
+def _check_sizes(s: Settings, report: Report, training: bool) -> None:
+    width, heads = s["model.vit.width"], s["model.vit.heads"]
+    if width and heads and width % heads:
+        report.add("model.vit.width", f"{width} is not a multiple of model.vit.heads {heads}")
+    image, patch = s["model.image_size"], s["model.vit.patch_size"]
+    if image and patch and image % patch:
+        report.add("model.image_size", f"{image} is not a multiple of model.vit.patch_size {patch}")
+    arch = registry.get_model_class(s["model.arch"] or "") or object
+    queue, batch = s["model.queue_size"], s["run.batch_size_train"]
+    # LAVIS's models with a momentum queue assert it at the first step.
+    queued = arch.__module__.startswith("lavis.") and issubclass(arch, SharedQueueMixin)
+    if training and queued and queue and batch and queue % batch:
+        report.add("model.queue_size", f"{queue} is not a multiple of run.batch_size_train {batch}")
+
+
+def _check_mafa(s: Settings, report: Report) -> None:
+    rule = "model.mafa.connections"
+    low, high = s[f"{rule}.low"], s[f"{rule}.high"]
+    if None not in (low, high) and low > high:
+        report.add(f"{rule}.low", f"{low} is more than {rule}.high {high}")
+
+
+def _check_files(name: str, s: Settings, report: Report) -> None:
+    path = f"datasets.{name}.build_info"
+    builder = registry.get_builder_class(name)
+    lavis_own = builder is not None and builder.__module__.startswith("lavis.")
+    root = registry.get_path("cache_root") if lavis_own else ""
+
+    def there(file: str) -> bool:
+        return os.path.exists(os.path.expanduser(os.path.join(root, file)))
+
+    annotations = s[f"{path}.annotations"]
+    if annotations == {}:
+        report.add(f"{path}.annotations", "is empty; name a split: train: {storage: ...}")
+    for split in annotations or ():
+        where = f"{path}.annotations.{split}"
+        storage, url = _list(s[f"{where}.storage"]), _list(s[f"{where}.url"])
+        if storage and url and len(storage) != len(url):
+            report.add(where, f"{len(url)} url for {len(storage)} storage; give as many of both")
+            continue
+        for i, file in enumerate(storage):
+            source = url[i] if url else ""
+            found = is_url(source) or os.path.isfile(source) or there(file)
+            if report.machine and not found:
+                lost = f"neither url {source!r} nor storage {file!r}" if source else repr(file)
+                report.add(f"{where}.storage", f"no such file: {lost}")
+    for kind in ("images", "videos", "features"):
+        for folder in _list(s[f"{path}.{kind}.storage"]):
+            if report.machine and not there(folder):
+                report.add(f"{path}.{kind}.storage", f"no such folder: {folder!r}")
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [] if value is None else [value]

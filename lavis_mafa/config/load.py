@@ -1,0 +1,353 @@
+"""Loads a config: file, options, default YAMLs, checks, defaults.
+
+Precedence: ``--options``, then the file, then the default YAMLs of the model type and of every
+dataset's type (which are chosen after the options are in), then the schema's defaults.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import inspect
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+from lavis.common.config import Config
+from lavis.common.registry import registry
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from lavis_mafa.config.check import Report, Settings, check_together, is_url, suggest, walk
+from lavis_mafa.config.schema import (
+    ANY,
+    DATASET,
+    MAFA_SUFFIX,
+    MODEL,
+    MODEL_MAFA,
+    SCHEMA,
+    UNSET,
+    Key,
+)
+
+logger = logging.getLogger(__name__)
+
+
+class ConfigError(ValueError):
+    """A config that cannot work.
+
+    Attributes:
+        problems: one line each, ``key: what is wrong and how to mend it``.
+    """
+
+    def __init__(self, cfg_path: str, problems: Sequence[str]) -> None:
+        self.problems = list(problems)
+        count = "1 problem" if len(self.problems) == 1 else f"{len(self.problems)} problems"
+        super().__init__("\n".join([f"{count} in the configuration {cfg_path}:", *self.problems]))
+
+
+class MafaConfig(Config):
+    """LAVIS's `Config`, checked before anything is built.
+
+    It offers what LAVIS's code reads (``run_cfg``, ``model_cfg``, ``datasets_cfg``, ``config``,
+    ``to_dict()``, ``pretty_print()``, ``args``) and is registered as LAVIS's is. Defaults of the
+    schema are filled in, so that ``cfg.run_cfg.grit.queue_size`` can be read directly.
+
+    Args:
+        args: has ``cfg_path`` and ``options``, as ``train.py`` parses them.
+        machine: check also that files and devices are there.
+
+    Attributes:
+        notes: what is worth saying about a config that works.
+
+    Raises:
+        ConfigError: lists every problem found.
+    """
+
+    def __init__(self, args: Any, machine: bool = True) -> None:
+        self.args = args
+        self.notes: list[str] = []
+        problems: list[str] = []
+        user = _read(str(args.cfg_path), getattr(args, "options", None), problems)
+        if user is None:
+            raise ConfigError(str(args.cfg_path), problems)
+        config, found, self.notes = complete(user, machine)
+        if problems or found:
+            raise ConfigError(str(args.cfg_path), [*problems, *found])
+        self.config = OmegaConf.create(config)
+        registry.register("configuration", self)
+
+
+def load_config(
+    cfg_path: str | Path, options: Sequence[str] | None = None, machine: bool = True
+) -> MafaConfig:
+    """Reads and checks a config.
+
+    Args:
+        cfg_path: YAML file with ``run``, ``model`` and ``datasets``.
+        options: ``["run.seed=7", ...]``, or LAVIS's older ``["run.seed", "7", ...]``.
+        machine: check also that files and devices are there.
+
+    Raises:
+        ConfigError: lists every problem found, one a line.
+    """
+    args = argparse.Namespace(cfg_path=str(cfg_path), options=list(options or []))
+    config = MafaConfig(args, machine)
+    for note in config.notes:
+        logger.warning("%s", note)
+    return config
+
+
+def format_config(cfg: Config) -> str:
+    """The whole config as YAML, ``run`` first."""
+    plain = cfg.to_dict()
+    parts = {name: plain[name] for name in ("run", "model", "datasets")}
+    return OmegaConf.to_yaml(OmegaConf.create(parts))
+
+
+def _read(cfg_path: str, options: Sequence[str] | None, problems: list[str]) -> Any:
+    """File and options merged, as plain data; None if they cannot be read."""
+    chosen = _read_options(list(options or []), problems)
+    try:
+        loaded = OmegaConf.load(cfg_path)
+        if not isinstance(loaded, DictConfig):
+            problems.append(f"{cfg_path}: is not a mapping of run, model and datasets")
+            return None
+        merged = _merge(OmegaConf.to_container(loaded), OmegaConf.to_container(chosen))
+        return OmegaConf.to_container(OmegaConf.create(merged), resolve=True)
+    except OSError as error:
+        problems.append(f"{cfg_path}: cannot be read ({error.strerror or error})")
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        problems.append(f"{cfg_path}: is not YAML ({_one_line(error)})")
+    except OmegaConfBaseException as error:
+        problems.append(f"{error.full_key or cfg_path}: {str(error).splitlines()[0]}")
+    return None
+
+
+def _read_options(options: list[str], problems: list[str]) -> DictConfig:
+    """``key=value``, or LAVIS's older ``key value``."""
+    merged = OmegaConf.create()
+    rest = iter(options)
+    for option in rest:
+        if "=" not in option:
+            value = next(rest, None)
+            if value is None:
+                problems.append(f"--options: {option!r} has no value; write key=value")
+                break
+            option = f"{option}={value}"
+        key = option.partition("=")[0]
+        if not all(key.split(".")):
+            problems.append(f"--options: {option!r} is not of the form key=value")
+            continue
+        try:
+            merged.merge_with(OmegaConf.from_dotlist([option]))
+        except (yaml.YAMLError, OmegaConfBaseException) as error:
+            problems.append(f"{key}: {option!r} cannot be read ({_one_line(error)})")
+    return merged
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
+def complete(
+    user: Mapping[str, Any], machine: bool = True
+) -> tuple[dict[str, Any], list[str], list[str]]:
+    """Checks a config given as plain data and adds all defaults.
+
+    Returns:
+        The whole config, the problems (none: it can work) and the notes.
+    """
+    user = {str(name): value for name, value in user.items()}
+    early = Report(SCHEMA)  # what is wrong with the names that decide which keys there are
+    shipped: dict[str, Any] = {}
+    keys = dict(SCHEMA.keys)
+    if isinstance(user.get("model"), dict):
+        model, keys["model"] = _model_keys(user["model"], early)
+        shipped.update(model)
+    if isinstance(user.get("datasets"), dict):
+        user["datasets"] = {str(name): value or {} for name, value in user["datasets"].items()}
+        shipped["datasets"], keys["datasets"] = _datasets_keys(user["datasets"], early)
+        if not user["datasets"]:
+            early.add("datasets", "is empty; name at least one builder")
+    schema = replace(SCHEMA, keys=keys)
+    report = Report(schema, _active(user.get("run")), machine)
+    report.bad |= early.bad
+    # The user's config is walked on top of the default YAMLs, which are trusted where they agree.
+    trusted = {name: shipped[name] for name in ("model", "datasets") if name in shipped}
+    config = walk(_merge(trusted, user), schema, "", report, trusted)
+    run = config.get("run")
+    fill(config, schema, run.get("task") if isinstance(run, dict) else None)
+    check_together(config, report)
+    _check_con_d(config, report)
+    if "preprocess" in shipped:
+        config["preprocess"] = shipped["preprocess"]
+    return config, [*early.problems, *report.problems], report.notes
+
+
+def fill(config: dict[str, Any], key: Key, task: Any) -> None:
+    """Puts the schema's defaults where ``config`` has nothing, in place."""
+    for name, child in key.keys.items():
+        default = child.by_task[task] if task in list(child.by_task) else child.default
+        if name not in config and default is not UNSET:
+            config[name] = copy.deepcopy(default)
+        if isinstance(config.get(name), dict):
+            fill(config[name], child, task)
+
+
+def _active(run: Any) -> list[str]:
+    """What decides which keys of ``run`` must be there."""
+    if not isinstance(run, dict):
+        return ["always"]
+    training = [] if run.get("evaluate") is True else ["training", str(run.get("runner"))]
+    return ["always", *training, str(run.get("task"))]
+
+
+def _check_con_d(config: Mapping[str, Any], report: Report) -> None:
+    """Con-D needs weights: a checkpoint, or published ones of its model type."""
+    s = Settings(config, report)
+    path = "model.mafa.con_d"
+    arch, model_type = s[f"{path}.arch"], s[f"{path}.model_type"]
+    if arch in (None, "oracle") or f"{path}.model_type" in report.bad:
+        return
+    shipped = _default(f"{path}.model_type", registry.get_model_class(arch), model_type, report)
+    model = shipped.get("model", {})
+    weights = [model.get(n) for n in ("finetuned", "pretrained") if model.get(f"load_{n}", True)]
+    downloads = any(is_url(url or "") for url in weights)
+    if shipped and not s[f"{path}.checkpoint"] and not downloads:
+        why = f"{arch} has no published weights of that type, and Con-D must be trained"
+        report.missing(f"{path}.checkpoint", why)
+
+
+def _model_keys(user: dict[str, Any], report: Report) -> tuple[dict[str, Any], Key]:
+    """Default YAML of the model and the keys that its arch takes."""
+    arch, model_type = user.get("arch"), user.get("model_type")
+    key = replace(SCHEMA.keys["model"], keys={**MODEL, **MODEL_MAFA})
+    cls = registry.get_model_class(arch) if isinstance(arch, str) else None
+    if cls is None:
+        return {}, key  # `walk` reports the arch
+    shipped: dict[str, Any] = {}
+    if model_type is None:
+        types = getattr(cls, "PRETRAINED_MODEL_CONFIG_DICT", {})
+        report.add("model.model_type", f"missing; {arch} has {', '.join(types)}")
+    else:
+        shipped = _default("model.model_type", cls, model_type, report)
+    # With a wrong model type the keys of the first one tell which keys are right.
+    names = shipped or _default("", cls, None, Report(SCHEMA))
+    if not str(arch).endswith(MAFA_SUFFIX):
+        key = replace(key, keys=MODEL)
+        for name in MODEL_MAFA:
+            if name in user and name not in names.get("model", {}):
+                report.add(
+                    f"model.{name}",
+                    f"read only by archs whose name ends in {MAFA_SUFFIX}; model.arch is {arch}",
+                )
+                key = replace(key, keys={**key.keys, name: ANY})
+    return shipped, _extend(key, names.get("model", {}))
+
+
+def default_yaml(cls: Any, which: str | None) -> dict[str, Any]:
+    """Default YAML of a model or builder class as plain data; None: the first that it lists.
+
+    Raises:
+        LookupError: the class has no such type; the message names the ones that it has.
+        OSError: the YAML is not there.
+    """
+    tables = ("PRETRAINED_MODEL_CONFIG_DICT", "DATASET_CONFIG_DICT")
+    table: Mapping[str, str] = next(
+        (getattr(cls, name) for name in tables if hasattr(cls, name)), {}
+    )
+    which = next(iter(table), "") if which is None else which
+    if which not in table:
+        raise LookupError(f"{which!r} is no type of {cls.__name__}; {suggest(str(which), table)}")
+    plain: Any = OmegaConf.load(cls.default_config_path(which))
+    plain = OmegaConf.to_container(plain, resolve=True)
+    return plain if isinstance(plain, dict) else {}
+
+
+def _default(path: str, cls: Any, which: Any, report: Report) -> dict[str, Any]:
+    """Default YAML of ``cls``; if there is none, ``path`` is reported and nothing returned."""
+    try:
+        return default_yaml(cls, which if which is None else str(which))
+    except (LookupError, OSError) as error:
+        report.add(path, str(error))
+        return {}
+
+
+def _datasets_keys(user: dict[str, Any], report: Report) -> tuple[dict[str, Any], Key]:
+    """Default YAMLs of the datasets, by builder, and the keys that they take."""
+    shipped: dict[str, Any] = {}
+    keys: dict[str, Key] = {}
+    for name, given in user.items():
+        builder = registry.get_builder_class(name)
+        if builder is None:
+            known = registry.list_datasets()
+            report.add(f"datasets.{name}", f"no such builder; {suggest(name, known)}")
+            keys[name] = ANY
+            continue
+        which = given.get("type", "default") if isinstance(given, dict) else "default"
+        found = _default(f"datasets.{name}.type", builder, which, report).get("datasets", {})
+        # LAVIS's default YAMLs do not always call the dataset as its builder is called.
+        shipped[name] = next(iter(found.values()), {})
+        key = _extend(Key("mapping", "one dataset", keys=DATASET), shipped.get(name, {}))
+        keys[name] = _with_processors(key, _merge(shipped.get(name, {}), given))
+    return shipped, replace(SCHEMA.keys["datasets"], keys=keys, other=None)
+
+
+def _with_processors(key: Key, dataset: Any) -> Key:
+    """Adds the parameters of the processors chosen: the arguments of their constructors."""
+    keys = dict(key.keys)
+    for kind in ("vis_processor", "text_processor"):
+        chosen = dataset.get(kind) if isinstance(dataset, dict) else None
+        phases = dict(keys[kind].keys)
+        for phase, given in chosen.items() if isinstance(chosen, dict) else ():
+            name = given.get("name") if isinstance(given, dict) else None
+            cls = registry.get_processor_class(name) if isinstance(name, str) else None
+            if cls is None or phase not in phases:
+                continue
+            arguments = list(inspect.signature(cls.__init__).parameters.values())[1:]
+            takes_any = any(argument.kind == argument.VAR_KEYWORD for argument in arguments)
+            named = {a.name: _like(a.default) for a in arguments if a.kind != a.VAR_KEYWORD}
+            phases[phase] = replace(
+                phases[phase],
+                keys={**named, **phases[phase].keys},
+                other=ANY if takes_any else None,
+            )
+        keys[kind] = replace(keys[kind], keys=phases)
+    return replace(key, keys=keys)
+
+
+def _extend(key: Key, shipped: Mapping[str, Any]) -> Key:
+    """Adds the keys of a default YAML. Mappings of ours stay closed: the schema has them all."""
+    keys = dict(key.keys)
+    for name, value in shipped.items():
+        if name not in keys:
+            keys[name] = _like(value)
+        elif keys[name].kind == "mapping" and isinstance(value, dict):
+            keys[name] = _extend(keys[name], value) if keys[name].source == "LAVIS" else keys[name]
+    return replace(key, keys=keys)
+
+
+def _like(value: Any) -> Key:
+    """A key that takes what ``value`` is an example of."""
+    if isinstance(value, bool):
+        return Key("bool", "see the default YAML", nullable=True)
+    if isinstance(value, (int, float)):
+        return Key("number", "see the default YAML", nullable=True)
+    if isinstance(value, dict):
+        keys = {str(name): _like(child) for name, child in value.items()}
+        return Key("mapping", "see the default YAML", nullable=True, keys=keys)
+    return ANY
+
+
+def _merge(below: Any, above: Any) -> Any:
+    """``above`` on top of ``below``: mappings key by key, all else replaced as a whole."""
+    if not isinstance(below, Mapping) or not isinstance(above, Mapping):
+        return copy.deepcopy(above)
+    merged = copy.deepcopy(dict(below))
+    for name, value in above.items():
+        merged[name] = _merge(below[name], value) if name in below else copy.deepcopy(value)
+    return merged

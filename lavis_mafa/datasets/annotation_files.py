@@ -1,0 +1,283 @@
+"""Read image-text pairs row by row from JSON, JSON-lines, CSV, TSV and COCO caption files.
+
+Formats, told apart by suffix and content:
+
+- `.json`: an array of records (LAVIS, ALBEF), or a COCO caption object with the lists `images`
+  (`id`, `file_name`) and `annotations` (`image_id`, `caption`), or JSON-lines under that suffix.
+  An array and a COCO object are loaded whole, so their memory grows with the file.
+- `.jsonl`, `.ndjson`, `.jsonlines`: one record a line, streamed.
+- `.csv`, `.tsv`: a header and one row a pair, quoted as by Python's csv module, streamed.
+
+A record has an image path, a caption (a string, or a list of strings except in CSV and TSV) and
+optionally an `image_id` (string or integer). Text is UTF-8, with or without a byte order mark.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+IMAGE_KEYS = ("image", "image_path", "filename", "filepath", "file_name", "path")
+CAPTION_KEYS = ("caption", "text", "title", "captions")
+JSON_LINES_SUFFIXES = (".jsonl", ".ndjson", ".jsonlines")
+DELIMITERS = {".csv": ",", ".tsv": "\t"}
+SUFFIXES = (".json", *JSON_LINES_SUFFIXES, *DELIMITERS)
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+
+class Row(NamedTuple):
+    """One record. `captions` has at least one entry; an absent caption is an empty string."""
+
+    where: str
+    image: str
+    captions: list[str]
+    image_id: str | None
+
+
+class Problem(NamedTuple):
+    """A record that cannot be used: where it is in the file and what was expected."""
+
+    where: str
+    message: str
+
+
+# What a format's reader hands over: the place and the record as it stands in the file.
+_Raw = tuple[str, Any] | Problem
+
+
+def require_files(files: Collection[str | os.PathLike[str]]) -> list[Path]:
+    """The absolute paths of existing files in a known format.
+
+    Raises ValueError (no file, unknown suffix) or FileNotFoundError.
+    """
+    if not files:
+        raise ValueError("no annotation file given: name at least one JSON, JSONL, CSV or TSV file")
+    paths = [Path(os.path.abspath(os.path.expanduser(file))) for file in files]
+    for path in paths:
+        if path.suffix.lower() not in SUFFIXES:
+            raise ValueError(
+                f"annotation file {path}: unknown suffix {path.suffix!r}, expected one of "
+                f"{', '.join(SUFFIXES)}; rename the file after its format"
+            )
+        if not path.is_file():
+            raise FileNotFoundError(
+                f"annotation file {path} does not exist (looked for a JSON, JSONL, CSV or TSV "
+                f"file; relative paths start at {os.getcwd()}). It is not downloaded: put the file "
+                "there or correct the path"
+            )
+    return paths
+
+
+def read_rows(
+    path: str | os.PathLike[str], image_key: str | None = None, caption_key: str | None = None
+) -> Iterator[Row | Problem]:
+    """Every record of one annotation file, in order.
+
+    Args:
+        path: the file; its suffix must be one of `SUFFIXES`.
+        image_key, caption_key: names of the columns; None takes the first of `IMAGE_KEYS` and of
+            `CAPTION_KEYS` that the file's first record (CSV: the header) has.
+
+    Yields:
+        a `Row`, or a `Problem` for a record that cannot be used.
+    """
+    columns = _Columns(image_key, caption_key)
+    for raw in _raw_records(Path(path), columns):
+        if isinstance(raw, Problem):
+            yield raw
+        else:
+            where, record = raw
+            row = columns.row(record)
+            yield Problem(where, row) if isinstance(row, str) else Row(where, *row)
+
+
+class _Columns:
+    """Names of the image and caption columns, and the check of a record against them."""
+
+    def __init__(self, image_key: str | None, caption_key: str | None) -> None:
+        self.image_key = image_key
+        self.caption_key = caption_key
+
+    def choose(self, names: Collection[str]) -> str | None:
+        """Settle the names that are still open if both are among `names`, else say what is not."""
+        chosen = []
+        for kind, key, known in (
+            ("image", self.image_key, IMAGE_KEYS),
+            ("caption", self.caption_key, CAPTION_KEYS),
+        ):
+            wanted = known if key is None else (key,)
+            name = next((name for name in wanted if name in names), None)
+            if name is None:
+                found = ", ".join(map(_short, list(names)[:10])) or "nothing"
+                return (
+                    f"no {kind} column: expected {' or '.join(wanted)}, found {found}; "
+                    f"name it with {kind}_key"
+                )
+            chosen.append(name)
+        self.image_key, self.caption_key = chosen
+        return None
+
+    def row(self, record: Any) -> tuple[str, list[str], str | None] | str:
+        """(image path, captions, image id) of a record, or what is wrong with it."""
+        if not isinstance(record, dict):
+            return f"expected an object with an image and a caption, got {_short(record)}"
+        image_key, caption_key = self.image_key, self.caption_key
+        if image_key not in record or caption_key not in record:
+            missing = self.choose(record)
+            if missing:
+                return missing
+            image_key, caption_key = self.image_key, self.caption_key
+        image, captions = record[image_key], record[caption_key]
+        image_id = record.get("image_id")
+
+        if not isinstance(image, str) or not image.strip():
+            return f"{image_key!r}: expected the path of an image, got {_short(image)}"
+        if not isinstance(captions, list):
+            captions = [captions]
+        captions = ["" if caption is None else caption for caption in captions] or [""]
+        if not all(isinstance(caption, str) for caption in captions):
+            return f"{caption_key!r}: expected a string or strings, got {_short(captions)}"
+        if isinstance(image_id, bool) or not isinstance(image_id, (str, int, type(None))):
+            return f"'image_id': expected a string or an integer, got {_short(image_id)}"
+        identity = None if image_id in (None, "") else str(image_id)
+        try:
+            "".join((image, identity or "", *captions)).encode("utf-8")
+        except UnicodeEncodeError:
+            return f"text is not valid UTF-8: {_short(image)}, {_short(captions)}"
+        return image, captions, identity
+
+
+def _raw_records(path: Path, columns: _Columns) -> Iterator[_Raw]:
+    suffix = path.suffix.lower()
+    if suffix in DELIMITERS:
+        return _delimited(path, DELIMITERS[suffix], columns)
+    if suffix in JSON_LINES_SUFFIXES:
+        return _json_lines(path)
+    return _json(path, columns)
+
+
+def _json_lines(path: Path) -> Iterator[_Raw]:
+    with open(path, "rb") as stream:
+        for number, line in enumerate(stream, 1):
+            if number == 1:
+                line = line.removeprefix(BYTE_ORDER_MARK)
+            if not line.strip():
+                continue
+            try:
+                record = json.loads(line.decode("utf-8"))
+            except (ValueError, RecursionError) as error:
+                yield Problem(f"line {number}", f"expected one JSON object a line: {error}")
+            else:
+                yield f"line {number}", record
+
+
+def _json(path: Path, columns: _Columns) -> Iterator[_Raw]:
+    """A whole JSON document, or JSON-lines in a file that is called .json."""
+    if _begins_like_json_lines(path):
+        yield from _json_lines(path)
+        return
+    try:
+        document = json.loads(path.read_bytes().removeprefix(BYTE_ORDER_MARK).decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        yield Problem("whole file", f"expected a JSON document: {error}")
+        return
+    if isinstance(document, list):
+        for number, record in enumerate(document, 1):
+            yield f"record {number}", record
+    elif _is_coco(document):
+        yield from _coco(document["images"], document["annotations"], columns)
+    else:
+        yield Problem(
+            "whole file",
+            "expected an array of records, or a COCO caption object with the lists 'images' and "
+            f"'annotations', got {_short(document)}",
+        )
+
+
+def _begins_like_json_lines(path: Path) -> bool:
+    """True if the first line that is not blank is a whole object and not a COCO document."""
+    with open(path, "rb") as stream:
+        first = next((line for line in stream if line.removeprefix(BYTE_ORDER_MARK).strip()), b"")
+    first = first.removeprefix(BYTE_ORDER_MARK).strip()
+    if not first.startswith(b"{"):
+        return False
+    try:
+        record = json.loads(first)
+    except (ValueError, RecursionError):
+        return False
+    return not _is_coco(record)
+
+
+def _is_coco(document: Any) -> bool:
+    return isinstance(document, dict) and all(
+        isinstance(document.get(key), list) for key in ("images", "annotations")
+    )
+
+
+def _coco(images: list[Any], annotations: list[Any], columns: _Columns) -> Iterator[_Raw]:
+    """COCO annotations as flat records with the file name of their image."""
+    image_key = columns.image_key
+    if image_key is None:
+        first = next((image for image in images if isinstance(image, dict)), {})
+        image_key = next((key for key in IMAGE_KEYS if key in first), "file_name")
+        columns.image_key = image_key
+    file_names: dict[Any, Any] = {}
+    for number, image in enumerate(images, 1):
+        if isinstance(image, dict) and isinstance(image.get("id"), (int, str)):
+            file_names[image["id"]] = image.get(image_key)
+        else:
+            yield Problem(f"image {number}", f"expected an object with 'id', got {_short(image)}")
+    for number, annotation in enumerate(annotations, 1):
+        where = f"annotation {number}"
+        if not isinstance(annotation, dict):
+            yield Problem(where, f"expected an object, got {_short(annotation)}")
+            continue
+        image_id = annotation.get("image_id")
+        if isinstance(image_id, (int, str)) and image_id in file_names:
+            yield where, {**annotation, image_key: file_names[image_id]}
+        else:
+            yield Problem(where, f"'image_id' {_short(image_id)} is not the 'id' of any image")
+
+
+def _delimited(path: Path, delimiter: str, columns: _Columns) -> Iterator[_Raw]:
+    # Bytes that are no UTF-8 become lone surrogates, which the check of the row reports with the
+    # row's own line; a strict decoder would stop somewhere in the block read ahead.
+    with open(path, encoding="utf-8-sig", errors="surrogateescape", newline="") as stream:
+        reader = csv.reader(stream, delimiter=delimiter, strict=True)
+        header: list[str] | None = None
+        while True:
+            where = f"line {reader.line_num + 1}"
+            try:
+                cells = next(reader)
+            except StopIteration:
+                return
+            except csv.Error as error:
+                yield Problem(where, f"expected a row of quoted or plain cells: {error}")
+                continue
+            if not cells:
+                continue
+            if header is None:
+                header = [name.strip() for name in cells]
+                missing = columns.choose(header)
+                if missing:
+                    yield Problem(where, f"header: {missing}")
+                    return
+            elif len(cells) != len(header):
+                yield Problem(
+                    where,
+                    f"expected {len(header)} cells as in the header, got {len(cells)}; put a text "
+                    'with separators or line breaks into "quotes"',
+                )
+            else:
+                yield where, dict(zip(header, cells, strict=True))
+
+
+def _short(value: Any) -> str:
+    """The value for a message, cut and printable."""
+    text = ascii(value) if isinstance(value, str) and not value.isprintable() else repr(value)
+    text = text.encode("ascii", "backslashreplace").decode() if not text.isprintable() else text
+    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -1,0 +1,291 @@
+"""Image-text pairs in a memory-mapped Arrow table, converted once from annotation files.
+
+All processes of a machine share the pages of the map, so 100 million pairs cost no memory per
+DataLoader worker. The conversion streams: it holds one batch of rows and, at its end, about 65
+bytes a pair to number the images. A converted table is a folder
+
+    <cache>/image_text/<key>/pairs.arrow     image path and caption of every pair, in file order
+    <cache>/image_text/<key>/image_ids.npy   int64 (N,), dense numbers of the images
+    <cache>/image_text/<key>/meta.json       counts and sources
+
+whose key is made of each source's path, size and modification time and of the settings: a changed
+source gets a new table, and the old one stays for runs that still use it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from lavis_mafa.datasets.annotation_files import Problem, Row, read_rows, require_files
+
+FORMAT_VERSION = 1
+BATCH_ROWS = 65_536
+LISTED_PROBLEMS = 20
+SCHEMA = pa.schema([("image", pa.string()), ("caption", pa.string())])
+# 128 bits identify an image without a collision to fear; 64 bits of the path only feed a warning.
+DIGEST = np.dtype([("high", "<u8"), ("low", "<u8"), ("path", "<u8")])
+
+
+class PairTable:
+    """Read access to a converted table. Pickles as its folder and opens it when first used."""
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self.folder = Path(folder)
+        self.meta: dict[str, Any] = json.loads((self.folder / "meta.json").read_text("utf-8"))
+        self._columns: tuple[pa.ChunkedArray, pa.ChunkedArray] | None = None
+        self._image_ids: np.ndarray | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_columns": None, "_image_ids": None}
+
+    def __len__(self) -> int:
+        return self.meta["pairs"]
+
+    @property
+    def n_images(self) -> int:
+        """Number of different images."""
+        return self.meta["images"]
+
+    @property
+    def image_ids(self) -> np.ndarray:
+        """(N,) int64, memory-mapped: number of each pair's image, 0..n_images-1 in order of first
+        appearance."""
+        if self._image_ids is None:
+            self._image_ids = np.load(self.folder / "image_ids.npy", mmap_mode="r")
+        return self._image_ids
+
+    def image(self, index: int) -> str:
+        """Image path of pair `index` as the annotation file has it."""
+        return self._open()[0][int(index)].as_py()
+
+    def caption(self, index: int) -> str:
+        """Caption of pair `index` as the annotation file has it."""
+        return self._open()[1][int(index)].as_py()
+
+    def _open(self) -> tuple[pa.ChunkedArray, pa.ChunkedArray]:
+        if self._columns is None:
+            try:
+                with pa.memory_map(os.fspath(self.folder / "pairs.arrow")) as source:
+                    table = pa.ipc.open_file(source).read_all()
+            except pa.ArrowInvalid as error:
+                raise OSError(
+                    f"converted table {self.folder} is damaged ({error}); delete the folder, it is "
+                    "made again from the annotation files"
+                ) from error
+            self._columns = table.column("image"), table.column("caption")
+        return self._columns
+
+
+def converted(
+    files: Collection[str | os.PathLike[str]],
+    *,
+    image_key: str | None = None,
+    caption_key: str | None = None,
+    drop_empty: bool = True,
+    cache_dir: str | os.PathLike[str] | None = None,
+) -> PairTable:
+    """The table of the pairs of `files`, converted if there is none for their present state.
+
+    A list of captions becomes several pairs; every pair is kept, in order, also if it is listed
+    twice. Pairs with the same `image_id`, or where there is none the same path, share an image.
+    Processes may convert the same files at once: each writes aside, one of them wins.
+
+    Args:
+        files: annotation files (formats: `annotation_files`), read as one.
+        image_key, caption_key: column names, None to find them.
+        drop_empty: leave empty captions out (counted and logged) instead of refusing them.
+        cache_dir: where tables are kept; None: $LAVIS_MAFA_CACHE, else ~/.cache/lavis_mafa.
+
+    Raises:
+        FileNotFoundError: a file is missing.
+        ValueError: rows that cannot be used (the first 20 are listed), no pair at all, unknown
+            suffix.
+        RuntimeError: a file changed while it was read.
+    """
+    paths = require_files(files)
+    settings = {"image_key": image_key, "caption_key": caption_key, "drop_empty": bool(drop_empty)}
+    folder = cache_root(cache_dir) / "image_text" / _key(paths, settings)
+    if not folder.is_dir():
+        _make_folder(folder.parent)
+        temporary = Path(tempfile.mkdtemp(prefix=f"{folder.name}.tmp-", dir=folder.parent))
+        try:
+            _convert(paths, temporary, settings)
+            if _key(paths, settings) != folder.name:
+                raise RuntimeError(f"{_names(paths)} changed while being read; start again")
+            temporary.chmod(0o755)  # mkdtemp's 0700 would shut out others who share the cache
+            try:
+                os.replace(temporary, folder)
+            except OSError:
+                if not folder.is_dir():  # else another process was first with the same table
+                    raise
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+    table = PairTable(folder)
+    _log(paths, table)
+    return table
+
+
+def cache_root(cache_dir: str | os.PathLike[str] | None = None) -> Path:
+    """The folder of everything that this package keeps between runs."""
+    chosen = cache_dir or os.environ.get("LAVIS_MAFA_CACHE") or "~/.cache/lavis_mafa"
+    return Path(os.path.abspath(os.path.expanduser(chosen)))
+
+
+def dense_ids(high: np.ndarray, low: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Number the distinct (high, low) in order of first appearance.
+
+    Args:
+        high, low: (N,) uint64, the two halves of each row's digest; N > 0.
+
+    Returns:
+        (N,) int64 numbers 0..K-1, and (K,) int64 row of each number's first appearance.
+    """
+    order = np.lexsort((low, high))  # stable: equal digests stay in row order
+    starts = np.ones(len(order), dtype=bool)
+    starts[1:] = (high[order[1:]] != high[order[:-1]]) | (low[order[1:]] != low[order[:-1]])
+    first = order[starts]
+    by_appearance = np.argsort(first)
+    rank = np.empty_like(by_appearance)
+    rank[by_appearance] = np.arange(len(first))
+    ids = np.empty(len(order), dtype=np.int64)
+    ids[order] = rank[np.cumsum(starts) - 1]
+    return ids, first[by_appearance]
+
+
+def _key(paths: list[Path], settings: dict[str, Any]) -> str:
+    sources = [(os.fspath(path), path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
+    text = json.dumps([FORMAT_VERSION, sources, settings], sort_keys=True)
+    return hashlib.sha256(text.encode("ascii")).hexdigest()[:32]
+
+
+def _convert(paths: list[Path], folder: Path, settings: dict[str, Any]) -> None:
+    """Write the three files of a table into `folder`."""
+    logging.info("Converting %s into a memory-mapped table", _names(paths))
+    writer = _PairWriter(folder)
+    problems: list[str] = []
+    refused = records = empty = 0
+    try:
+        for path in paths:
+            for row in read_rows(path, settings["image_key"], settings["caption_key"]):
+                records += 1
+                message = row.message if isinstance(row, Problem) else None
+                if isinstance(row, Row):
+                    captions = [caption for caption in row.captions if caption.strip()]
+                    if len(captions) < len(row.captions):
+                        empty += len(row.captions) - len(captions)
+                        if not settings["drop_empty"]:
+                            message = "empty caption; fill it in, or set drop_empty: true"
+                    writer.add(row, captions)
+                if message is not None:
+                    refused += 1
+                    if len(problems) < LISTED_PROBLEMS:
+                        problems.append(f"{path}, {row.where}: {message}")
+    finally:
+        writer.close()
+    if refused:
+        more = f"\n  and {refused - len(problems)} more" if refused > len(problems) else ""
+        raise ValueError(
+            f"{refused} of {records} records cannot be used:\n  " + "\n  ".join(problems) + more
+        )
+    if not writer.pairs:
+        raise ValueError(f"no image-text pair in {_names(paths)} ({empty} empty captions)")
+
+    digests = np.fromfile(folder / "digests", dtype=DIGEST)
+    os.remove(folder / "digests")
+    ids, first = dense_ids(digests["high"], digests["low"])
+    np.save(folder / "image_ids.npy", ids)
+    conflicts = np.flatnonzero(digests["path"] != digests["path"][first][ids])
+    meta = {
+        "pairs": writer.pairs,
+        "images": len(first),
+        "empty_dropped": empty,
+        # Pairs whose image_id stands for another file than at its first appearance.
+        "id_conflicts": len(conflicts),
+        "first_conflict": [[int(row), int(first[ids[row]])] for row in conflicts[:1]],
+        "sources": [os.fspath(path) for path in paths],
+    }
+    (folder / "meta.json").write_text(json.dumps(meta, indent=1), "utf-8")
+
+
+class _PairWriter:
+    """Collects pairs and writes them in record batches, with the digests of their images."""
+
+    def __init__(self, folder: Path) -> None:
+        self.pairs = 0
+        self._images: list[str] = []
+        self._captions: list[str] = []
+        self._digests = open(folder / "digests", "wb")
+        self._sink = pa.OSFile(os.fspath(folder / "pairs.arrow"), "wb")
+        self._writer = pa.ipc.new_file(self._sink, SCHEMA)
+
+    def add(self, row: Row, captions: list[str]) -> None:
+        path = row.image.encode("utf-8")
+        # The letters keep an image_id apart from a path of the same spelling.
+        if row.image_id is None:
+            digest = hashlib.blake2b(b"p" + path, digest_size=16).digest()
+            digest += digest[:8]
+        else:
+            digest = hashlib.blake2b(b"i" + row.image_id.encode("utf-8"), digest_size=16).digest()
+            digest += hashlib.blake2b(path, digest_size=8).digest()
+        for caption in captions:
+            self._images.append(row.image)
+            self._captions.append(caption)
+            self._digests.write(digest)
+        if len(self._images) >= BATCH_ROWS:
+            self._flush()
+
+    def close(self) -> None:
+        self._flush()
+        self._writer.close()
+        self._sink.close()
+        self._digests.close()
+
+    def _flush(self) -> None:
+        if self._images:
+            columns = [pa.array(self._images, pa.string()), pa.array(self._captions, pa.string())]
+            self._writer.write_batch(pa.record_batch(columns, schema=SCHEMA))
+        self.pairs += len(self._images)
+        self._images, self._captions = [], []
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OSError(
+            f"cannot make the cache folder {folder} ({error}); set cache_dir or the environment "
+            "variable LAVIS_MAFA_CACHE to a folder that can be written"
+        ) from error
+
+
+def _names(paths: list[Path]) -> str:
+    return ", ".join(map(os.fspath, paths))
+
+
+def _log(paths: list[Path], table: PairTable) -> None:
+    meta = table.meta
+    logging.info("%s: %d pairs, %d images", _names(paths), meta["pairs"], meta["images"])
+    if meta["empty_dropped"]:
+        logging.warning("%s: %d empty captions left out", _names(paths), meta["empty_dropped"])
+    if meta["id_conflicts"]:
+        logging.warning("%s: %s", _names(paths), describe_conflict(table))
+
+
+def describe_conflict(table: PairTable) -> str:
+    """Says which two files share an image_id (there must be a conflict)."""
+    other, first = table.meta["first_conflict"][0]
+    return (
+        f"{table.meta['id_conflicts']} pairs have an image_id that already stands for another "
+        f"file and count as the same image, first {table.image(other)!r} and {table.image(first)!r}"
+    )

@@ -1,0 +1,364 @@
+"""A small world of coloured shapes, with captions and the exact truth of every pair.
+
+A scene is a grid of cells, one to three of them holding an object, on a coloured background. A
+caption mentions all or some of the objects. It is *valid* for a scene if the objects it mentions
+can be assigned to distinct objects of the scene (for an exact count: if exactly that many objects
+fit) and the background, where mentioned, agrees.
+
+Scenes and captions are NumPy structured arrays, one record each, so that they can be indexed,
+repeated and saved like any array. Attributes are small integers: k means the k-th of `SHAPES`,
+`COLOURS`, `SIZES` or `BACKGROUNDS`, counted from 1; 0 means "no object" in a scene and "not
+mentioned" in a caption.
+
+Scene fields: `background` (), and `shape`, `colour`, `size` of shape (cells,), row by row.
+Caption fields: `background` (), `count` () (0: no count), and `shape`, `colour`, `size` of shape
+(mentions,). A mentioned object always has a shape; a count speaks of mention 0 alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from itertools import permutations
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Structured = npt.NDArray[np.void]
+
+SHAPES = ("circle", "square", "triangle", "cross")
+COLOURS = ("red", "green", "blue", "yellow", "purple", "cyan")
+SIZES = ("small", "big")
+BACKGROUNDS = ("black", "white", "grey", "brown")
+MAX_OBJECTS = 3
+MAX_IMAGE_SIZE = 64
+
+# Every word a caption can contain has synonyms, and no word stands for two things.
+SYNONYMS: dict[str, tuple[str, ...]] = {
+    "circle": ("disc", "dot"),
+    "square": ("box", "block"),
+    "triangle": ("wedge", "pyramid"),
+    "cross": ("plus",),
+    "circles": ("discs", "dots"),
+    "squares": ("boxes", "blocks"),
+    "triangles": ("wedges", "pyramids"),
+    "crosses": ("pluses",),
+    "red": ("crimson", "scarlet"),
+    "green": ("emerald", "verdant"),
+    "blue": ("azure", "cobalt"),
+    "yellow": ("golden", "lemon"),
+    "purple": ("violet", "magenta"),
+    "cyan": ("turquoise", "aqua"),
+    "small": ("tiny", "little"),
+    "big": ("large", "huge"),
+    "black": ("ebony", "jet"),
+    "white": ("ivory", "chalk"),
+    "grey": ("gray", "ashen"),
+    "brown": ("umber", "chestnut"),
+    "one": ("single",),
+    "two": ("twin",),
+    "three": ("triple",),
+    "and": ("with",),
+    "on": ("over",),
+}
+_NUMBERS = ("one", "two", "three")
+_PLURALS = {"circle": "circles", "square": "squares", "triangle": "triangles", "cross": "crosses"}
+
+
+@dataclass(frozen=True)
+class WorldConfig:
+    """What the world looks like and how it is talked about.
+
+    The defaults are the preset `dense`. `p_*` are probabilities in [0, 1]; an attribute's value has
+    probability proportional to rank ** -zipf (0: uniform) for shape, colour and background, and
+    sizes are uniform. Raises ValueError, naming every field that is out of range.
+    """
+
+    cell_size: int = 16  # pixels
+    grid: int = 2  # cells per side
+    max_objects: int = 2
+    p_one_object: float = 0.2  # the other numbers of objects, up to max_objects, share the rest
+    p_size: float = 0.5  # an object's size is mentioned
+    p_colour: float = 0.95  # an object's colour is mentioned; see make_captions for lone objects
+    p_background: float = 0.4  # the background is mentioned
+    p_all_objects: float = 0.85  # all objects are mentioned; else a random part of them
+    p_count: float = 0.02  # the caption is an exact count
+    zipf: float = 0.5
+    synonym_rate: float = 0.3  # share of the words replaced by a synonym
+    position_jitter: float = 0.06  # uniform, +- this part of a cell
+    colour_jitter: float = 16.0  # uniform, +- this much of 255 per channel
+    noise_sd: float = 5.0  # pixel noise, standard deviation of 255
+
+    def __post_init__(self) -> None:
+        problems = []
+
+        def require(name: str, low: float, high: float, whole: bool = False) -> None:
+            value = getattr(self, name)
+            is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            if not is_number or (whole and value != int(value)) or not low <= value <= high:
+                kind = "a whole number" if whole else "a number"
+                problems.append(f"{name} is {value!r}, expected {kind} from {low} to {high}")
+
+        require("cell_size", 8, MAX_IMAGE_SIZE, whole=True)
+        require("grid", 1, MAX_IMAGE_SIZE // 8, whole=True)
+        if not problems and self.cell_size * self.grid > MAX_IMAGE_SIZE:
+            problems.append(
+                f"cell_size * grid is {self.cell_size * self.grid} px, expected at most "
+                f"{MAX_IMAGE_SIZE}; make cell_size or grid smaller"
+            )
+        cells = 1 if problems else self.grid**2
+        require("max_objects", 1, min(MAX_OBJECTS, cells) if not problems else MAX_OBJECTS, True)
+        for name in ("p_one_object", "p_size", "p_colour", "p_background", "p_all_objects"):
+            require(name, 0, 1)
+        require("p_count", 0, 1)
+        require("synonym_rate", 0, 1)
+        require("zipf", 0, 10)
+        require("position_jitter", 0, 0.1)  # beyond it a big shape would leave its cell
+        require("colour_jitter", 0, 20)  # beyond it colours come too close to tell apart
+        require("noise_sd", 0, 255)
+        if problems:
+            raise ValueError("toy world: " + "; ".join(problems))
+
+    @classmethod
+    def preset(cls, name: str, **changes: Any) -> WorldConfig:
+        """The preset `dense` or `sparse`, with some fields changed.
+
+        Raises ValueError for an unknown preset, TypeError for an unknown field.
+        """
+        if name not in PRESETS:
+            raise ValueError(f"toy world: preset is {name!r}, expected one of {sorted(PRESETS)}")
+        return dataclasses.replace(PRESETS[name], **changes)
+
+    @property
+    def cells(self) -> int:
+        return self.grid**2
+
+    @property
+    def image_size(self) -> int:
+        """Side of an image in pixels."""
+        return self.cell_size * self.grid
+
+
+PRESETS = {
+    "dense": WorldConfig(),
+    "sparse": WorldConfig(
+        p_size=0.9, p_colour=1.0, p_background=0.8, p_all_objects=0.95, p_count=0.01, zipf=0.0
+    ),
+}
+
+
+def scene_dtype(cells: int) -> np.dtype[np.void]:
+    """The record of a scene with that many cells."""
+    per_cell = [(name, "i1", (cells,)) for name in ("shape", "colour", "size")]
+    return np.dtype([("background", "i1"), *per_cell])
+
+
+def caption_dtype(mentions: int) -> np.dtype[np.void]:
+    """The record of a caption that can mention that many objects."""
+    per_mention = [(name, "i1", (mentions,)) for name in ("shape", "colour", "size")]
+    return np.dtype([("background", "i1"), ("count", "i1"), *per_mention])
+
+
+def make_scenes(config: WorldConfig, n: int, rng: np.random.Generator) -> Structured:
+    """Draw n scenes, (n,), fields as in `scene_dtype`. Objects are drawn independently."""
+    slots = config.max_objects
+    more = 1 + (rng.random(n) * max(slots - 1, 1)).astype(np.int64)  # 1 .. slots - 1 further ones
+    objects = np.where((rng.random(n) < config.p_one_object) | (slots == 1), 1, 1 + more)
+    where = np.argsort(rng.random((n, config.cells)), axis=1, kind="stable")[:, :slots]
+    present = np.arange(slots) < objects[:, None]
+
+    scenes = np.zeros(n, dtype=scene_dtype(config.cells))
+    for name, values, zipf in (
+        ("shape", len(SHAPES), config.zipf),
+        ("colour", len(COLOURS), config.zipf),
+        ("size", len(SIZES), 0.0),
+    ):
+        drawn = _draw_attribute(values, zipf, (n, slots), rng)
+        np.put_along_axis(scenes[name], where, np.where(present, drawn, 0).astype("i1"), axis=1)
+    scenes["background"] = _draw_attribute(len(BACKGROUNDS), config.zipf, (n,), rng)
+    return scenes
+
+
+def _draw_attribute(
+    values: int, zipf: float, shape: tuple[int, ...], rng: np.random.Generator
+) -> npt.NDArray[np.int64]:
+    """1 .. values, with probability proportional to value ** -zipf."""
+    edges = np.cumsum(np.arange(1, values + 1, dtype=np.float64) ** -zipf)
+    drawn = np.searchsorted(edges[:-1], rng.random(shape) * edges[-1], side="right")
+    return np.asarray(1 + drawn, dtype=np.int64)
+
+
+def make_captions(
+    config: WorldConfig, scenes: Structured, rng: np.random.Generator
+) -> tuple[Structured, list[str]]:
+    """One caption for each of the n scenes: records (n,), fields as in `caption_dtype`, and texts.
+
+    For several captions per scene pass `np.repeat(scenes, k)`. Mentions stand in random order.
+    A count speaks of all objects that share a random object's shape and names only what these have
+    in common, so that "two circles" is what one would say. An object mentioned alone gets a second
+    chance at its colour: a lone "circle" is true of half the world, and a few of them would make up
+    a good part of all true pairs. Raises ValueError if a scene is empty or holds more objects than
+    `config.max_objects`.
+    """
+    n, slots = len(scenes), config.max_objects
+    occupied = scenes["shape"] > 0
+    objects = occupied.sum(axis=1)
+    if n and (objects.min() < 1 or objects.max() > slots):
+        raise ValueError(
+            f"scenes hold {objects.min()} to {objects.max()} objects, expected 1 to {slots}; "
+            "use the config that the scenes were made with"
+        )
+    order = np.argsort(rng.random(occupied.shape) + ~occupied, axis=1, kind="stable")[:, :slots]
+    part = 1 + (rng.random(n) * np.maximum(objects - 1, 1)).astype(np.int64)  # 1 .. objects - 1
+    tells_all = (rng.random(n) < config.p_all_objects) | (objects == 1)
+    mentioned = np.arange(slots) < np.where(tells_all, objects, part)[:, None]
+
+    counts = rng.random(n) < config.p_count
+    first = {
+        k: np.take_along_axis(scenes[k], order[:, :1], axis=1) for k in ("shape", "colour", "size")
+    }
+    group = occupied & (scenes["shape"] == first["shape"])
+    mentioned &= ~counts[:, None] | (np.arange(slots) == 0)
+
+    captions = np.zeros(n, dtype=caption_dtype(slots))
+    captions["count"] = np.where(counts, group.sum(axis=1), 0)
+    captions["shape"] = np.where(mentioned, np.take_along_axis(scenes["shape"], order, axis=1), 0)
+    alone = (mentioned.sum(axis=1) == 1) & (captions["count"] <= 1)
+    p_colour = np.where(alone, 1 - (1 - config.p_colour) ** 2, config.p_colour)
+    for name, p in (("size", np.full(n, config.p_size)), ("colour", p_colour)):
+        shared = np.all(~group | (scenes[name] == first[name]), axis=1)
+        named = mentioned & (rng.random((n, slots)) < p[:, None]) & (~counts | shared)[:, None]
+        captions[name] = np.where(named, np.take_along_axis(scenes[name], order, axis=1), 0)
+    named = rng.random(n) < config.p_background
+    captions["background"] = np.where(named, scenes["background"], 0)
+    return captions, _write(captions, config.synonym_rate, rng)
+
+
+def _write(captions: Structured, synonym_rate: float, rng: np.random.Generator) -> list[str]:
+    """Captions as text, each word replaced by one of its synonyms with the given probability."""
+    n, slots = captions["shape"].shape
+    draws = rng.random((n, 4 * slots + 2)).tolist()  # a mention is at most "and small red circle"
+    texts = []
+    for caption, row in zip(captions.tolist(), draws, strict=True):
+        words = [
+            _reword(word, u, synonym_rate)
+            for word, u in zip(_plain_words(caption), row, strict=False)
+        ]
+        texts.append(" ".join(words))
+    return texts
+
+
+def _plain_words(caption: tuple[Any, ...]) -> list[str]:
+    """The words of one caption record (as a tuple), before synonyms."""
+    background, count, shapes, colours, sizes = caption
+    words = [_NUMBERS[count - 1]] if count else []
+    for i, (shape, colour, size) in enumerate(zip(shapes, colours, sizes, strict=True)):
+        if not shape:
+            continue
+        name = SHAPES[shape - 1]
+        words += ["and"] if i else []
+        words += [SIZES[size - 1]] if size else []
+        words += [COLOURS[colour - 1]] if colour else []
+        words.append(_PLURALS[name] if count > 1 else name)
+    return words + (["on", BACKGROUNDS[background - 1]] if background else [])
+
+
+def _reword(word: str, u: float, rate: float) -> str:
+    """The word, or with probability `rate` one of its synonyms; u is uniform in [0, 1)."""
+    if u >= rate:
+        return word
+    return SYNONYMS[word][int(u / rate * len(SYNONYMS[word]))]
+
+
+def vocabulary() -> list[str]:
+    """Every word that a caption can contain, sorted."""
+    return sorted(set(SYNONYMS) | {word for words in SYNONYMS.values() for word in words})
+
+
+def _code(records: Structured) -> npt.NDArray[np.int64]:
+    """One number per object: (shape, colour, size) in mixed radix; 0 = no object, not mentioned."""
+    code = records["shape"].astype(np.int64) * (len(COLOURS) + 1) + records["colour"]
+    return np.asarray(code * (len(SIZES) + 1) + records["size"], dtype=np.int64)
+
+
+_CODES = (len(SHAPES) + 1) * (len(COLOURS) + 1) * (len(SIZES) + 1)
+
+
+def _description_table() -> npt.NDArray[np.bool_]:
+    """Whether mention code m fits object code o, at m * _CODES + o. Code 0 fits anything."""
+    radix = (len(SHAPES) + 1, len(COLOURS) + 1, len(SIZES) + 1)
+    parts = np.stack(np.unravel_index(np.arange(_CODES), radix), axis=-1)
+    fits = (parts[:, None] == 0) | (parts[:, None] == parts[None])
+    return np.asarray(fits.all(axis=-1).ravel(), dtype=np.bool_)
+
+
+_DESCRIBES = _description_table()
+
+
+def valid(captions: Structured, scenes: Structured) -> npt.NDArray[np.bool_]:
+    """Whether each caption is true of its scene, elementwise; shapes broadcast as usual in NumPy.
+
+    Raises ValueError if the shapes do not broadcast.
+    """
+    captions, scenes = np.asarray(captions), np.asarray(scenes)
+    try:
+        np.broadcast_shapes(captions.shape, scenes.shape)
+    except ValueError:
+        raise ValueError(
+            f"captions {captions.shape} and scenes {scenes.shape} do not go together; "
+            "give equal shapes, or use valid_matrix for all pairs"
+        ) from None
+    objects = -np.sort(-_code(scenes), axis=-1)  # objects first, then empty cells
+    mentions = _code(captions)
+    k = max(mentions.shape[-1], int((objects > 0).sum(axis=-1).max(initial=1)))
+    mentions, objects = _pad(mentions, k), _pad(objects, k)
+
+    # describes[i][j]: mention i fits object j. A mention that is not there fits anything, an empty
+    # cell too, so the mentions can be assigned if all k entries of some permutation hold.
+    describes = [
+        [_DESCRIBES[mentions[..., i] * _CODES + objects[..., j]] for j in range(k)]
+        for i in range(k)
+    ]
+    assignable = np.zeros_like(describes[0][0])
+    for choice in permutations(range(k)):
+        holds = describes[0][choice[0]]
+        for i in range(1, k):
+            holds = holds & describes[i][choice[i]]
+        assignable = assignable | holds
+
+    fitting = np.sum(np.stack(describes[0]), axis=0, dtype=np.int8)
+    exact = (captions["count"] == 0) | (captions["count"] == fitting)
+    background = (captions["background"] == 0) | (captions["background"] == scenes["background"])
+    return np.asarray(assignable & exact & background, dtype=np.bool_)
+
+
+def _pad(codes: npt.NDArray[np.int64], k: int) -> npt.NDArray[np.int64]:
+    """The first k codes along the last axis, with zeros behind if there are fewer."""
+    missing = max(k - codes.shape[-1], 0)
+    return np.pad(codes[..., :k], [(0, 0)] * (codes.ndim - 1) + [(0, missing)])
+
+
+def valid_matrix(scenes: Structured, captions: Structured) -> npt.NDArray[np.bool_]:
+    """Truth of all pairs: entry (s, c) says whether caption c is true of scene s.
+
+    scenes (n_scenes,), captions (n_captions,) -> bool (n_scenes, n_captions).
+    """
+    truth = np.empty((len(scenes), len(captions)), dtype=np.bool_)
+    rows = max(1, 2_000_000 // max(len(captions), 1))  # bounds the memory of the steps between
+    for start in range(0, len(scenes), rows):
+        truth[start : start + rows] = valid(captions[None], scenes[start : start + rows, None])
+    return truth
+
+
+def cell_attributes(scenes: Structured) -> npt.NDArray[np.int64]:
+    """Shape, colour and size of every cell: (n,) -> (n, cells, 3).
+
+    All 0 where a cell is empty, otherwise k for the k-th of `SHAPES`, `COLOURS`, `SIZES`, from 1.
+    """
+    return np.stack([scenes["shape"], scenes["colour"], scenes["size"]], axis=-1).astype(np.int64)
+
+
+def backgrounds(scenes: Structured) -> npt.NDArray[np.int64]:
+    """Background of every scene as an index into `BACKGROUNDS`, from 0: (n,) -> (n,)."""
+    return np.asarray(scenes["background"], dtype=np.int64) - 1

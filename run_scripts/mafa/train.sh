@@ -1,0 +1,13 @@
+#!/usr/bin/env bash
+# Trains on this machine, one process for each GPU. GPUS=2 sets their number (on a machine without
+# GPUs: the number of CPU processes). Everything else goes to train.py:
+#
+#   bash run_scripts/mafa/train.sh --cfg-path projects/mafa/train/albef_4m.yaml \
+#     --options run.max_epoch=20 run.output_dir=output/albef_4m
+set -euo pipefail
+ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)"
+[ -x "$ROOT/.venv/bin/python" ] && PYTHON="${PYTHON:-$ROOT/.venv/bin/python}"
+PYTHON="${PYTHON:-python}"
+GPUS="${GPUS:-$("$PYTHON" -c 'import torch; print(max(1, torch.cuda.device_count()))')}"
+exec "$PYTHON" -m torch.distributed.run --standalone --nproc_per_node="$GPUS" \
+  "$ROOT/train.py" "$@"

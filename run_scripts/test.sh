@@ -1,0 +1,56 @@
+#!/usr/bin/env bash
+# Makes the environment if there is none, then formatter, linter, type checker and tests.
+# All of them run, even when one fails; the exit status says whether all passed.
+#
+#   --strict   the tests only, in the strict set of packages (.venv-strict)
+#   --fast     the tests only
+#   --slow     also the tests marked slow
+# Anything else goes to pytest: bash run_scripts/test.sh --fast tests/grit -k sampler -n 0
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+venv=.venv
+setup_options=(--dev)
+linters=true
+pytest_options=()
+for argument in "$@"; do
+  case "$argument" in
+    --strict) venv=.venv-strict setup_options+=(--strict) linters=false ;;
+    --fast) linters=false ;;
+    --slow) pytest_options+=(-m "") ;; # overrides the "not slow" of pyproject.toml
+    *) pytest_options+=("$argument") ;;
+  esac
+done
+
+bash run_scripts/setup_env.sh "${setup_options[@]}"
+python="$venv/bin/python"
+cores="$("$python" -c 'import os; print(len(os.sched_getaffinity(0)))' 2>/dev/null || echo 1)"
+export OMP_NUM_THREADS=1 # the tests' models are tiny: more threads only get in each other's way
+
+failed=()
+# check NAME COMMAND...
+check() {
+  local name="$1" start=$SECONDS
+  shift
+  printf '\n== %s\n' "$name"
+  if "$@" </dev/null; then
+    printf '== %s: passed in %d s\n' "$name" $((SECONDS - start))
+  else
+    printf '== %s: FAILED after %d s\n' "$name" $((SECONDS - start))
+    failed+=("$name")
+  fi
+}
+
+if $linters; then
+  check "ruff format" "$python" -m ruff format --check .
+  check "ruff check" "$python" -m ruff check .
+  check "mypy" "$python" -m mypy
+fi
+check "pytest" "$python" -m pytest -n "$((cores < 4 ? cores : 4))" --dist loadfile \
+  --durations 10 ${pytest_options[@]+"${pytest_options[@]}"}
+
+if [ "${#failed[@]}" -gt 0 ]; then
+  printf '\nfailed: %s\n' "$(IFS=,; echo "${failed[*]}")"
+  exit 1
+fi
+printf '\nall passed\n'

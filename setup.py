@@ -1,0 +1,99 @@
+"""Installation of lavis_mafa.
+
+Two sets of packages are supported (README, "Install"):
+
+- *strict*: what plain `pip install .` resolves from here, with the pins LAVIS itself makes. Those
+  pins have no wheels above Python 3.11, so it exists for Python 3.10 and 3.11.
+- *modern*: `run_scripts/requirements/modern.txt`, then LAVIS and this package with `--no-deps`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+ROOT = Path(__file__).resolve().parent
+STRICT_PYTHONS = ((3, 10), (3, 11))
+
+STRICT_REQUIREMENTS = [
+    "salesforce-lavis==1.0.2",
+    "torch==2.11.0",
+    "torchvision==0.26.0",
+    "numpy<2",
+    # LAVIS imports these without listing them, or this package does.
+    "matplotlib",
+    "pillow",
+    "pyarrow>=15",
+    "pyyaml",
+    "regex",
+    "requests",
+    "scipy",
+    "tensorboard>=2.14",
+    "tqdm",
+]
+
+STRICT_SET_ERROR = """
+lavis_mafa: `pip install` with dependencies works on Python 3.10 and 3.11 only.
+LAVIS 1.0.2 pins packages (transformers < 4.27, opencv 4.5.5.64) that Python {python} does not have.
+Use the other, modern set of packages (Python 3.10 to 3.13), from the root of this repository:
+    bash run_scripts/setup_env.sh          # makes .venv with everything in it
+or, into your own environment:
+    pip install -r run_scripts/requirements/modern.txt
+    pip install --no-deps salesforce-lavis==1.0.2
+    pip install --no-deps .
+"""
+
+
+def resolves_dependencies() -> bool:
+    """Is the program that runs this file an install that also resolves `install_requires`?
+
+    A build is not told whether `--no-deps` was given, so the command line of the calling pip (or
+    uv) is read. Where it cannot be read (no /proc) the answer is no, and LAVIS's own pins fail.
+    """
+    if os.environ.get("PIP_NO_DEPS"):
+        return False
+    try:
+        command = Path(f"/proc/{os.getppid()}/cmdline").read_text(errors="replace").split("\0")
+    except OSError:
+        return False
+    return "install" in command and not {"--no-deps", "--no-dependencies"} & set(command)
+
+
+def version() -> str:
+    names: dict[str, str] = {}
+    exec((ROOT / "lavis_mafa" / "_version.py").read_text(encoding="utf-8"), names)
+    return names["__version__"]
+
+
+if sys.version_info[:2] not in STRICT_PYTHONS and resolves_dependencies():
+    sys.exit(STRICT_SET_ERROR.format(python=".".join(map(str, sys.version_info[:2]))))
+
+readme = ROOT / "README.md"
+
+setup(
+    name="lavis-mafa",
+    version=version(),
+    description="False negatives in vision-language pre-training, managed: a plugin for LAVIS",
+    long_description=readme.read_text(encoding="utf-8") if readme.exists() else "",
+    long_description_content_type="text/markdown",
+    author="the lavis_mafa authors",
+    license="BSD-3-Clause",
+    python_requires=">=3.10",
+    packages=find_packages(include=["lavis_mafa", "lavis_mafa.*"]),
+    package_data={
+        "lavis_mafa": ["**/*.yaml", "**/*.json", "**/*.txt", "**/*.html"],
+    },
+    install_requires=STRICT_REQUIREMENTS,
+    classifiers=[
+        "Intended Audience :: Science/Research",
+        "Operating System :: POSIX :: Linux",
+        "Programming Language :: Python :: 3.10",
+        "Programming Language :: Python :: 3.11",
+        "Programming Language :: Python :: 3.12",
+        "Programming Language :: Python :: 3.13",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+    ],
+)

@@ -1,0 +1,425 @@
+"""The report: it stands alone, escapes what it is given and shows what it was told."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import json
+import math
+import os
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from lavis_mafa.analysis import report
+from lavis_mafa.analysis.report import Curve, Mined, Series, Table, format_number, write_report
+
+EVIL = """</script><script>alert("x")</script><!-- {{data}} & 'q' "><img src=x onerror=a()>"""
+VOID = {"meta", "input", "img", "br", "link"}
+
+
+class Page(HTMLParser):
+    """The elements of a page, and the text in its scripts; fails where tags are not balanced."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: list[str] = []
+        self.cells: list[str] = []
+        self.scripts: list[str] = []
+        self.open: list[str] = []
+        self.feed(text)
+        self.close()
+        assert not self.open
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+        if tag in ("td", "th"):
+            self.cells.append("")
+        if tag == "script":
+            self.scripts.append("")
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.texts.append(data)
+        if self.open and self.open[-1] == "script":
+            self.scripts[-1] += data
+        elif "td" in self.open or "th" in self.open:
+            self.cells[-1] += data
+
+    @property
+    def data(self):
+        return json.loads(self.scripts[0])
+
+
+def image(seed: int, size: tuple[int, int] = (24, 16)) -> Image.Image:
+    pixels = np.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
+    return Image.fromarray(pixels)
+
+
+def mined(**changes) -> Mined:
+    given = {
+        "direction": "i2t",
+        "anchor_image": image(1),
+        "anchor_caption": "a dog",
+        "mined_image": image(2),
+        "mined_caption": "a small dog",
+        "probability": 0.9,
+        "truth": True,
+        "epoch": 1,
+        "state": "positive",
+        "anchor_index": 11,
+        "mined_index": 22,
+    }
+    return Mined(**{**given, **changes})
+
+
+def written(tmp_path: Path, **parts) -> Page:
+    path = write_report(tmp_path / "report.html", **{"title": "A run", **parts})
+    return Page(path.read_text(encoding="utf-8"))
+
+
+def everything(text: str) -> dict:
+    """A report in which every string that a caller can give is ``text``."""
+    table = Table(text, [text, "n"], [[text, 1.0], [text, 2.0]], text, {"n": "max"})
+    curve = Curve(text, text, text, [Series(text, [1, 2], [1.0, None])], text)
+    one = mined(anchor_caption=text, mined_caption=text, run=text)
+    return {
+        "title": text,
+        "intro": text,
+        "tables": [table],
+        "curves": [curve, Curve(text)],
+        "connections": [one],
+        "notes": [text],
+        "settings": {text: {text: text}},
+    }
+
+
+# What a caller gives stays text
+
+
+def test_nothing_given_becomes_markup(tmp_path):
+    harmless = written(tmp_path, **everything("a caption"))
+    attacked = written(tmp_path, **everything(EVIL))
+    assert [tag for tag, _ in attacked.tags] == [tag for tag, _ in harmless.tags]
+    assert [list(names) for _, names in attacked.tags] == [list(n) for _, n in harmless.tags]
+    assert len(attacked.scripts) == 2 and "<" not in attacked.scripts[0]
+    assert attacked.cells.count(EVIL) == harmless.cells.count("a caption") > 0
+    card = attacked.data["cards"][0]
+    assert card["anchor"][1] == card["mined"][1] == card["run"] == EVIL
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.text(st.characters(exclude_categories=["Cs"]), max_size=30))
+def test_any_caption_survives(tmp_path_factory, caption):
+    page = written(tmp_path_factory.mktemp("r"), connections=[mined(mined_caption=caption)])
+    assert page.data["cards"][0]["mined"][1] == caption
+    assert len(page.scripts) == 2
+
+
+def test_odd_file_names_do_not_stop_the_report(tmp_path):
+    page = written(tmp_path, settings={"path": "data/\udcff.jpg"}, notes=["\udcff"])
+    assert "data/?.jpg" in page.cells
+
+
+def test_the_page_asks_for_nothing_outside_itself(tmp_path):
+    page = written(tmp_path, **everything("x"))
+    for tag, attributes in page.tags:
+        assert tag not in ("link", "iframe", "object", "embed", "base")
+        for name, value in attributes.items():
+            assert not name.startswith("on")
+            if name in ("src", "href", "action", "data"):
+                assert value.startswith("#"), (tag, name, value)
+    assert all(uri.startswith("data:image/") for uri in page.data["images"])
+    policy = next(a["content"] for _, a in page.tags if "http-equiv" in a)
+    digest = base64.b64encode(hashlib.sha256(page.scripts[1].encode()).digest()).decode()
+    assert "default-src 'none'" in policy and f"script-src 'sha256-{digest}'" in policy
+
+
+# Writing
+
+
+def test_a_title_is_enough(tmp_path):
+    page = written(tmp_path / "new" / "folder")
+    assert page.texts.count("A run") == 2  # the title element and the heading
+    shown = {a["id"] for tag, a in page.tags if tag == "section" and "hidden" not in a}
+    assert shown == set() and not any(tag == "a" for tag, _ in page.tags)
+    page = written(tmp_path, notes=["one"], settings={"a": 1})
+    shown = {a["id"] for tag, a in page.tags if tag == "section" and "hidden" not in a}
+    links = [a["href"] for tag, a in page.tags if tag == "a"]
+    assert shown == {"notes", "settings"} and links == ["#notes", "#settings"]
+
+
+def test_the_old_report_stays_until_the_new_one_is_whole(tmp_path, monkeypatch):
+    path = write_report(tmp_path / "report.html", title="old")
+    before = path.read_bytes()
+
+    def full_disk(handle):
+        raise OSError("no space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(report.os, "fsync", full_disk)
+        with pytest.raises(OSError, match="no space"):
+            write_report(path, title="new")
+    assert path.read_bytes() == before
+    assert [p.name for p in tmp_path.iterdir()] == ["report.html"]
+    # The old file is left behind whole, not written over.
+    os.link(path, tmp_path / "open in a reader")
+    assert write_report(str(path), title="new") == path
+    assert path.read_bytes() != before == (tmp_path / "open in a reader").read_bytes()
+
+
+def test_the_same_report_has_the_same_bytes(tmp_path):
+    one = write_report(tmp_path / "one.html", **everything("x")).read_bytes()
+    assert write_report(tmp_path / "two.html", **everything("x")).read_bytes() == one
+
+
+def test_settings_are_flattened(tmp_path):
+    given = {"run": {"grit": {"queue_size": 48000}, "lr": 1e-4}, "warm": None, "none": {}}
+    page = written(tmp_path, settings=given)
+    assert page.cells[2:] == [
+        *("run.grit.queue_size", "48000"),
+        *("run.lr", "0.0001"),
+        *("warm", "–"),
+        *("none", "{}"),
+    ]
+
+
+# Numbers and tables
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        *((None, "–"), (0.0, "0"), (-0.0, "0"), (0.5, "0.500"), (45.234, "45.2"), (99.96, "100")),
+        *((999.6, "1,000"), (12345.6, "12,346"), (1.5e7, "1.50e+07"), (1e-5, "1.00e-05")),
+        *((7, "7"), (209_000_000, "209,000,000"), ("0.12345", "0.12345"), (True, "True")),
+        *((math.nan, "nan"), (math.inf, "inf"), (np.float32(0.1), "0.100"), (np.int64(5), "5")),
+    ],
+)
+def test_format_number(value, text):
+    assert format_number(value) == text
+
+
+@given(st.floats(-1e300, 1e300))
+def test_format_number_keeps_three_digits(value):
+    text = format_number(value).replace(",", "")
+    assert len(text) <= 10
+    if abs(value) > 1e-300:  # below, a float has fewer digits itself
+        assert float(text) == pytest.approx(value, rel=0.0051)
+
+
+def best_cells(page: Page) -> int:
+    return sum("best" in (a.get("class") or "") for tag, a in page.tags if tag == "td")
+
+
+def test_the_best_of_a_column_is_marked(tmp_path):
+    rows = [["a", 1.0, math.nan], ["b", 3.0, 9.0], ["c", 3, None], ["d", None, 2.0]]
+    best = {"recall": "max", "loss": "min"}
+    page = written(tmp_path, tables=[Table("t", ["m", "recall", "loss"], rows, "", best)])
+    marked = [cell for cell in page.cells if cell.startswith("★")]
+    assert marked == ["★ 3.00", "★ 3", "★ 2.00"] and best_cells(page) == 3
+    labels = [a.get("aria-label") for tag, a in page.tags if tag == "span" and "role" in a]
+    assert labels.count("best") == 3
+
+
+def test_one_value_alone_is_not_the_best(tmp_path):
+    table = Table("t", ["m", "r"], [["a", 1.0], ["b", None]], "", {"r": "max"})
+    assert best_cells(written(tmp_path, tables=[table])) == 0
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        (Table("t", ["a", "b"], [[1]]), "has 1 cells, expected 2"),
+        (Table("t", ["a"], [[1]], "", {"b": "max"}), "'b', expected one of a"),
+        (Table("t", ["a"], [[1]], "", {"a": "most"}), "'most', expected one of max, min"),
+    ],
+)
+def test_a_table_that_does_not_fit_is_refused(tmp_path, table, message):
+    with pytest.raises(ValueError, match=message):
+        written(tmp_path, tables=[table])
+    assert not list(tmp_path.iterdir())
+
+
+# Curves
+
+
+def lines(page: Page) -> list[str]:
+    found = [a for tag, a in page.tags if tag == "path" and "line" in (a.get("class") or "")]
+    return [a["d"] for a in found if a["d"] != "M2 4H22"]  # the legend's keys aside
+
+
+def test_a_gap_parts_a_line(tmp_path):
+    series = Series("loss", [0, 1, 2, 3, 4], [4.0, 3.0, None, math.nan, 0.0])
+    page = written(tmp_path, curves=[Curve("c", "step", "loss", [series])])
+    (path,) = lines(page)
+    assert [path.count(pen) for pen in "MLh"] == [2, 1, 2]
+    points = re.findall(r"[ML](\S+) ([\d.]+)", path)
+    (x0, y0), (x1, y1), (x4, y4) = [(float(x), float(y)) for x, y in points]
+    assert x4 - x0 == pytest.approx(4 * (x1 - x0), abs=0.3)
+    assert y4 - y0 == pytest.approx(4 * (y1 - y0), abs=0.3) and y4 > y0  # zero is at the bottom
+    assert "loss: 3.00 at 1" in page.texts
+    assert page.cells[-10:] == ["0", "4.00", "1", "3.00", "2", "–", "3", "nan", "4", "0"]
+
+
+def test_a_log_axis_spaces_decades_evenly(tmp_path):
+    series = Series("loss", [0, 1, 2, 3], [100.0, 10.0, 1.0, 0.0])
+    page = written(tmp_path, curves=[Curve("c", series=[series], log_y=True)])
+    heights = [float(y) for _, y in re.findall(r"[ML](\S+) ([\d.]+)", lines(page)[0])]
+    assert len(heights) == 3
+    assert heights[2] - heights[1] == pytest.approx(heights[1] - heights[0], abs=0.2)
+    assert heights[0] < heights[1]  # SVG counts downwards
+    assert {"1", "10", "100"} <= set(page.texts)
+
+
+def test_a_curve_without_values_says_so(tmp_path):
+    empty = [Curve("c"), Curve("c", series=[Series("s", [1], [None])])]
+    page = written(tmp_path, curves=empty)
+    assert page.texts.count("No values to draw.") == 2 and lines(page) == []
+
+
+def test_a_long_series_is_thinned_to_its_end(tmp_path):
+    series = Series("s", list(range(100_001)), [float(x) for x in range(100_001)])
+    page = written(tmp_path, curves=[Curve("c", series=[series])])
+    (path,) = lines(page)
+    assert 300 < path.count("L") <= 600 and path.endswith("L464.0 30.0")  # the top right corner
+    assert page.cells == []  # too many for a table
+
+
+def test_series_of_unequal_length_are_refused(tmp_path):
+    curve = Curve("Loss", series=[Series("ITC", [1, 2], [1.0])])
+    with pytest.raises(ValueError, match="'Loss', series 'ITC': x has 2 values and y has 1"):
+        written(tmp_path, curves=[curve])
+
+
+numbers = st.floats(width=64) | st.integers(-(10**6), 10**6) | st.none()
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.tuples(st.floats(), numbers), max_size=8),
+    st.booleans(),
+)
+@example([(math.inf, 1.0), (math.nan, 1.0), (0.0, 2.0)], False)
+@example([(0.0, math.inf), (1.0, 1e300), (2.0, 1e-300), (2.0, -1.0)], True)
+def test_any_values_are_drawn_inside_the_chart(points, log_y):
+    series = Series("s", [x for x, _ in points], [y for _, y in points])
+    page = Page(report._curve(Curve("c", series=[series], log_y=log_y)))
+    for tag, attributes in page.tags:
+        if tag == "circle":
+            assert 0 <= float(attributes["cx"]) <= 480 and 0 <= float(attributes["cy"]) <= 300
+
+
+@given(st.floats(-1e99, 1e99), st.floats(-1e99, 1e99), st.sampled_from([0.0, 1.0]))
+def test_ticks_enclose_the_values(a, b, least_step):
+    low, high = min(a, b), max(a, b)
+    ticks = report._ticks(low, high, least_step)
+    slack = 1e-8 * (ticks[-1] - ticks[0])
+    assert 2 <= len(ticks) <= 8 and ticks == sorted(set(ticks))
+    assert ticks[0] <= low + slack and high - slack <= ticks[-1]
+
+
+# Connections
+
+
+def test_each_distinct_image_is_embedded_once(tmp_path):
+    same = image(3)
+    same_bytes = Image.frombytes("RGB", (16, 24), same.tobytes())
+    judged = [
+        mined(anchor_image=same, mined_image=image(4)),
+        mined(anchor_image=same.copy(), mined_image=same),
+        mined(anchor_image=image(4), mined_image=same_bytes),
+    ]
+    data = written(tmp_path, connections=(one for one in judged)).data
+    assert len(data["images"]) == len(set(data["images"])) == 3
+    places = [(card["anchor"][0], card["mined"][0]) for card in data["cards"]]
+    assert places == [(0, 1), (0, 0), (1, 2)]
+
+
+def decoded(uri: str) -> Image.Image:
+    return Image.open(io.BytesIO(base64.b64decode(uri.split(",")[1])))
+
+
+def test_thumbnails_are_small_and_drawings_exact(tmp_path):
+    drawing = Image.new("RGBA", (40, 30), (250, 0, 0, 255))
+    photograph = image(5, (700, 350)).resize((1400, 700))
+    one = mined(anchor_image=drawing, mined_image=photograph)
+    first, second = map(decoded, written(tmp_path, connections=[one]).data["images"])
+    assert first.format == "PNG" and first.size == (40, 30)
+    assert first.getpixel((3, 3)) == (250, 0, 0)
+    assert second.format == "JPEG" and second.size == (192, 96)
+    assert photograph.size == (1400, 700)  # the caller's image is left as it was
+
+
+def test_a_card_holds_what_was_judged(tmp_path):
+    one = mined(
+        direction="t2i",
+        probability=np.float32(0.25),
+        truth=np.bool_(False),
+        state="negative",
+        epoch=np.int64(3),
+        run="MAFA",
+    )
+    (card,) = written(tmp_path, connections=[one]).data["cards"]
+    assert card == {
+        "direction": "t2i",
+        "state": "negative",
+        "truth": False,
+        "epoch": 3,
+        "run": "MAFA",
+        "p": 0.25,
+        "anchor": [0, "a dog", 11],
+        "mined": [1, "a small dog", 22],
+    }
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"direction": "image"}, "direction .* is 'image', expected one of i2t, t2i"),
+        ({"state": "kept"}, "state .* is 'kept', expected one of positive, ambiguous, negative"),
+        ({"probability": 3.2}, "is 3.2, expected 0 to 1"),
+        ({"probability": math.nan}, "is nan, expected 0 to 1"),
+    ],
+)
+def test_a_wrong_connection_is_refused(wrong, message):
+    with pytest.raises(ValueError, match=message):
+        mined(**wrong)
+
+
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="needs chromium on the PATH")
+def test_a_browser_renders_the_cards(tmp_path):
+    judged = [
+        mined(probability=i / 100, truth=[True, False, None][i % 3], anchor_caption=f"dog {i}")
+        for i in range(60)
+    ]
+    judged.append(mined(probability=1.0, mined_caption=EVIL, state="negative"))
+    path = write_report(tmp_path / "report.html", title="A run", connections=judged)
+    command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run"]
+    command += ["--disable-background-networking", "--disable-component-update", "--disable-sync"]
+    command += [f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", path.as_uri()]
+    dom = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    gallery = dom[dom.index('<div id="gallery">') : dom.index('<script type="application/json"')]
+    assert gallery.count("<li><div") == 24 and gallery.count("<img") == 48  # one page of cards
+    first = gallery[gallery.index("<li><div") :].split("</li>")[0]
+    assert "✗ missed false negative" in first and ">1.00</b>" in first and "&lt;/script" in first
+    assert 'alt="Image of pair 11: a dog"' in first
+    assert "61 of 61 connections, page 1 of 3" in gallery
+    assert "really match: 21" in gallery and "unknown: 20" in gallery

@@ -1,0 +1,583 @@
+"""Configuration: what is wrong is refused, all at once and by name; what is right is completed."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import json
+import logging
+import socket
+from pathlib import Path
+from typing import Any
+
+import lavis
+import pytest
+import torch
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from lavis.common.registry import registry
+
+import lavis_mafa  # noqa: F401  registers models, tasks, runners and builders
+from lavis_mafa.config import ConfigError, MafaConfig, format_config, load, load_config
+from lavis_mafa.config.load import complete
+from lavis_mafa.config.schema import MODEL, MODEL_MAFA, SCHEMA, Key, known_keys
+from lavis_mafa.step import StepSettings
+
+GOOD: dict[str, Any] = {
+    "model": {"arch": "albef_mafa", "model_type": "tiny"},
+    "datasets": {"toy_scenes": {"type": "dense"}},
+    "run": {
+        "task": "mafa_pretrain",
+        "runner": "runner_mafa",
+        "lr_sched": "linear_warmup_cosine_lr",
+        "init_lr": 1e-3,
+        "min_lr": 1e-4,
+        "weight_decay": 0.02,
+        "max_epoch": 4,
+        "batch_size_train": 64,
+        "batch_size_eval": 128,
+        "num_workers": 0,
+        "grit": {"queue_size": 3840, "search_space": 1280},
+        "output_dir": "output",
+        "device": "cpu",
+        "train_splits": ["train"],
+    },
+}
+LAVIS_PRETRAIN: dict[str, Any] = {
+    "model": {"arch": "albef_pretrain", "model_type": "base", "load_pretrained": False},
+    "datasets": {
+        "coco_caption": {
+            "vis_processor": {"train": {"name": "blip_image_train", "image_size": 256}},
+            "text_processor": {"train": {"name": "blip_caption"}},
+        }
+    },
+    "run": {**GOOD["run"], "task": "image_text_pretrain", "runner": "runner_base"},
+}
+
+
+def put(config: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
+    """A copy of ``config`` with ``value`` at the dotted ``path``; `DELETE` removes the key."""
+    config = copy.deepcopy(config)
+    node = config
+    *parents, leaf = path.split(".")
+    for name in parents:
+        if not isinstance(node.get(name), dict):
+            node[name] = {}
+        node = node[name]
+    if value is DELETE:
+        node.pop(leaf, None)
+    else:
+        node[leaf] = value
+    return config
+
+
+DELETE = object()
+
+
+def problems(config: dict[str, Any], machine: bool = True) -> list[str]:
+    return complete(config, machine)[1]
+
+
+def named(found: list[str], path: str) -> list[str]:
+    return [line for line in found if line.startswith((f"{path}:", f"{path}["))]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def parse_default_yamls_once():
+    """Most of the time goes into reading the same few YAMLs."""
+    read = functools.cache(load.default_yaml)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(load, "default_yaml", lambda cls, which: copy.deepcopy(read(cls, which)))
+        yield
+
+
+@pytest.fixture
+def save(tmp_path: Path):
+    def write(config: Any) -> str:
+        path = tmp_path / "config.yaml"
+        # JSON is YAML that keeps "1e-4" a string.
+        path.write_text(config if isinstance(config, str) else json.dumps(config))
+        return str(path)
+
+    return write
+
+
+def test_good_configs_pass(save):
+    assert problems(GOOD) == []
+    assert problems(LAVIS_PRETRAIN, machine=False) == []
+    assert isinstance(load_config(save(GOOD)), MafaConfig)
+
+
+# Key, wrong value, what the message must say besides the key.
+WRONG = [
+    ("run.batch_size_trian", 64, "did you mean run.batch_size_train?"),
+    ("run.lr", 1e-4, "did you mean run.init_lr?"),
+    ("run.epochs", 3, "did you mean run.max_epoch?"),
+    ("run.queue_size", 480, "did you mean run.grit.queue_size?"),
+    ("run.grit.serch_space", 480, "did you mean run.grit.search_space?"),
+    ("run.grit.M", 480, "did you mean run.grit.search_space?"),
+    ("model.negatives", "hardest", "did you mean model.mafa.negatives?"),
+    ("model.mafa.alpha", 0.5, "did you mean model.mafa.soft_labels.alpha?"),
+    ("model.mafa.loss_weights.mlm", 1, "did you mean model.mafa.loss_weights.lm?"),
+    ("model.vit.head", 4, "did you mean model.vit.heads?"),
+    ("modle", {"arch": "albef_mafa"}, "did you mean model?"),
+    ("datasets.toy_scene", {}, "did you mean toy_scenes?"),
+    ("datasets.toy_scenes.vis_procesor", {}, "did you mean datasets.toy_scenes.vis_processor?"),
+    ("datasets.toy_scenes.build_info.train_sise", 9, "datasets.toy_scenes.build_info.train_size?"),
+    ("datasets.toy_scenes.build_info.train_size", "many", "is not a number"),
+    ("datasets.toy_scenes.type", "dens", "did you mean dense?"),
+    ("datasets.toy_scenes.data_type", "image", "did you mean images?"),
+    ("datasets.toy_scenes.vis_processor.train", {"image_size": 9}, "name: missing"),
+    ("datasets.toy_scenes.vis_processor.train.name", "blip_image_trian", "blip_image_train?"),
+    ("datasets.toy_scenes.vis_processor.tain", {}, "vis_processor.train?"),
+    ("datasets.toy_scenes", 3, "is not a mapping"),
+    ("datasets", {}, "is empty"),
+    ("datasets", DELETE, "missing"),
+    ("model", DELETE, "missing"),
+    ("run", None, "is empty"),
+    ("run.grit", 3, "is not a mapping"),
+    ("run.task", "mafa_pretrian", "did you mean mafa_pretrain?"),
+    ("run.task", DELETE, "missing"),
+    ("run.runner", "runner_maffa", "did you mean runner_mafa?"),
+    ("run.runner", "runner_base", "use runner_mafa"),
+    ("run.lr_sched", "linear_warmup_cos_lr", "did you mean linear_warmup_cosine_lr?"),
+    ("run.init_lr", DELETE, "missing"),
+    ("run.init_lr", "fast", "is not a number > 0"),
+    ("run.init_lr", 0, "expected a number > 0"),
+    ("run.max_epoch", DELETE, "missing"),
+    ("run.max_epoch", 0, "expected a whole number >= 1"),
+    ("run.max_epoch", 1.5, "is not a whole number"),
+    ("run.max_epoch", True, "is not a whole number"),
+    ("run.batch_size_train", 0, ">= 1"),
+    ("run.accum_grad_iters", 0, ">= 1"),
+    ("run.max_grad_norm", 0, "> 0 or null"),
+    ("run.max_unreadable", 1.5, "from 0 to 1"),
+    ("run.amp", "yes", "True or False"),
+    ("run.amp", True, "bf16"),
+    ("run.amp_dtype", "fp61", "did you mean fp16?"),
+    ("run.device", "gpu", "one of cuda, cpu"),
+    ("run.seed", [1], "is not a whole number"),
+    ("run.min_lr", float("nan"), "is not a number"),
+    ("run.train_splits", "train", "such as [train]"),
+    ("run.train_splits", ["tran"], "did you mean train?"),
+    ("run.train_splits", [], "is empty"),
+    ("run.train_dataset_ratios", {"toy_scenes": 1.0}, "run.grit.enabled: False"),
+    ("run.resume_ckpt_path", "nowhere.pth", "no such file"),
+    ("run.grit.enabled", None, "is empty"),
+    ("run.grit.queue_size", 0, ">= 1"),
+    ("run.grit.start_epoch", 0, ">= 1"),
+    ("run.grit.first_order", "nowhere.npy", "no such .npy file"),
+    ("run.grit.same_image", "appart", "did you mean apart?"),
+    ("run.grit.search_space", 3841, "more than run.grit.queue_size 3840"),
+    ("run.grit.search_space", 63, "less than run.batch_size_train 64"),
+    ("model.arch", "albef_maffa", "did you mean albef_mafa?"),
+    ("model.arch", DELETE, "missing"),
+    ("model.model_type", DELETE, "albef_mafa has base, tiny"),
+    ("model.model_type", "tinny", "did you mean tiny?"),
+    ("model.model_type", ["tiny"], "is no type"),
+    ("model.tokenizer", "nowhere/vocab.txt", "no such path"),
+    ("model.med_config_path", "nowhere.json", "no such library file"),
+    ("model.pretrained", "nowhere.pth", None),  # not read: load_pretrained is off
+    ("model.finetuned", 3, "is not a string"),
+    ("model.image_size", 33, "multiple of model.vit.patch_size 8"),
+    ("model.vit.width", 65, "multiple of model.vit.heads 4"),
+    ("model.momentum", 1.5, "from 0 to 1"),
+    ("model.mafa.negatives", "hard", "did you mean hardest?"),
+    ("model.mafa.soft_labels.alpha", 1.5, "from 0 to 1"),
+    ("model.mafa.soft_labels.type", "smooth", "did you mean smoothed?"),
+    ("model.mafa.loss_weights.itm", -1, ">= 0"),
+    ("model.mafa.connections.low", 0.9, "more than model.mafa.connections.high 0.8"),
+    ("model.mafa.connections.use_in", ["ict"], "did you mean itc?"),
+    ("model.mafa.connections.action", "???", "missing"),
+    ("model.mafa.con_d", "oracle", "is not a mapping"),
+    ("model.mafa.con_d.arch", "orakle", "did you mean oracle?"),
+    ("model.mafa.con_d.precision", "fp16", "one of fp32, bf16"),
+]
+
+
+@pytest.mark.parametrize(("path", "value", "says"), WRONG)
+def test_a_wrong_config_is_refused_by_name(path, value, says):
+    config = put(GOOD, path, value)
+    if says is None:
+        assert problems(config) == []
+        return
+    lines = [line for line in problems(config) if line.startswith(path)]
+    assert lines, problems(config)
+    assert any(says in line for line in lines), lines
+
+
+LEAVES = [(p, k) for p, k in known_keys(SCHEMA) if k.kind != "mapping" and "datasets" not in p]
+
+
+def _leaf(path: str) -> tuple[str, Any]:
+    config = copy.deepcopy(GOOD)
+    if path.startswith("model.mafa.con_d."):
+        config = put(config, "model.mafa.con_d", {"arch": "oracle"})
+    return path, config
+
+
+@pytest.mark.parametrize("path", [path for path, _ in LEAVES])
+def test_every_key_is_suggested_for_its_misspelling(path):
+    path, config = _leaf(path)
+    lines = named(problems(put(config, path + path[-1], "x")), path + path[-1])
+    assert lines == [f"{path + path[-1]}: unknown key; did you mean {path}?"]
+
+
+WRONG_KIND = {"bool": "maybe", "int": 1.5, "float": "much", "str": 7, "list": "x"}
+
+
+@pytest.mark.parametrize(("path", "key"), LEAVES, ids=[path for path, _ in LEAVES])
+def test_every_key_refuses_wrong_types_and_ranges(path, key: Key):
+    path, config = _leaf(path)
+    wrong = [WRONG_KIND[key.kind], {"a": 1}]
+    wrong += [] if key.nullable else [None]
+    wrong += [] if key.low is None else [key.low if key.above else key.low - 1]
+    wrong += [] if key.high is None else [key.high + 1]
+    wrong += ["no such word"] if key.choices or key.registered else []
+    for value in wrong:
+        assert named(problems(put(config, path, value)), path), value
+
+
+def test_all_problems_are_reported_at_once(save):
+    config = put(GOOD, "run.batch_size_trian", 64)
+    config = put(config, "run.batch_size_train", DELETE)
+    config = put(config, "run.init_lr", -1)
+    config = put(config, "model.mafa.negatives", "hard")
+    config = put(config, "datasets.coco_captoin", {})
+    with pytest.raises(ConfigError) as caught:
+        load_config(save(config), ["run.grit.queue_size=64", "run.seeds=1", "broken"])
+    keys = [line.split(":")[0] for line in caught.value.problems]
+    assert sorted(keys) == [
+        "--options",
+        "datasets.coco_captoin",
+        "model.mafa.negatives",
+        "run.batch_size_trian",  # and no second line for the missing batch_size_train
+        "run.grit.search_space",
+        "run.init_lr",
+        "run.seeds",
+    ]
+    text = str(caught.value)
+    assert text.splitlines()[0].startswith("7 problems in the configuration ")
+    assert "run.batch_size_trian: unknown key; did you mean run.batch_size_train?" in text
+    assert len(text.splitlines()) == 8
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("run: [", "is not YAML"),
+        ("run: {seed: 1, seed: 2}", "is not YAML"),
+        ("- 1", "is not a mapping"),
+        ("", "run: missing"),
+        ("3", "cannot be read"),
+        ("run: ${nothing}", "run: Interpolation key 'nothing' not found"),
+    ],
+)
+def test_a_file_that_is_no_config(save, text, says):
+    with pytest.raises(ConfigError, match=says.replace("(", r"\(").replace("$", r"\$")):
+        load_config(save(text))
+
+
+def test_a_missing_file():
+    with pytest.raises(ConfigError, match="nowhere.yaml: cannot be read"):
+        load_config("nowhere.yaml")
+
+
+def test_options_override_the_file(save):
+    path = save(GOOD)
+    options = ["run.seed=7", "model.mafa.con_d.arch=oracle", "run.valid_splits=[val]"]
+    cfg = load_config(path, options)
+    assert cfg.run_cfg.seed == 7
+    assert cfg.model_cfg.mafa.con_d.arch == "oracle"
+    assert list(cfg.run_cfg.valid_splits) == ["val"]
+    older = load_config(path, ["run.seed", "7", "run.job_id", "a=b", "run.evaluate=True"] + options)
+    assert (older.run_cfg.job_id, older.run_cfg.evaluate) == ("a=b", True)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["run.sead=7"], "run.sead: unknown key; did you mean run.seed?"),
+        (["seed=7"], "seed: unknown key; did you mean run.seed?"),
+        (["model.model_type=huge"], "model.model_type: 'huge' is no type of AlbefMafa"),
+        (["run.seed=7", "run.amp"], "'run.amp' has no value"),
+        (["run.seed", "7", "run.amp"], "'run.amp' has no value"),
+        (["run.seed=[7"], "run.seed: 'run.seed=[7' cannot be read"),
+        (["=7"], "'=7' is not of the form key=value"),
+        (["run.seed.x=7"], "run.seed: {'x': 7} is not a whole number >= 0"),
+        (["run.train_splits.x=7"], "run.train_splits: {'x': 7} is not a list"),
+    ],
+)
+def test_wrong_options(save, options, says):
+    with pytest.raises(ConfigError) as caught:
+        load_config(save(GOOD), options)
+    assert says in str(caught.value)
+
+
+def test_options_choose_the_default_yaml(save):
+    tiny = load_config(save(GOOD))
+    base = load_config(save(GOOD), ["model.model_type=base"])
+    assert (tiny.model_cfg.embed_dim, base.model_cfg.embed_dim) == (64, 256)
+    assert "vit" in tiny.model_cfg and "vit" not in base.model_cfg
+    sparse = load_config(save(GOOD), ["datasets.toy_scenes.type=sparse"])
+    assert sparse.datasets_cfg.toy_scenes.build_info.preset == "sparse"
+    # An option brings in a whole dataset, defaults and all.
+    more = load_config(save(GOOD), ["datasets.flickr30k.sample_ratio=2"], machine=False)
+    assert more.datasets_cfg.flickr30k.build_info.images.storage == "flickr30k/images"
+
+
+def test_number_strings_become_numbers(save, caplog):
+    config = put(put(GOOD, "run.init_lr", "1e-4"), "run.warmup_steps", "2e3")
+    with caplog.at_level(logging.WARNING):
+        cfg = load_config(save(config))
+    assert cfg.run_cfg.init_lr == 1e-4
+    assert cfg.run_cfg.warmup_steps == 2000 and isinstance(cfg.run_cfg.warmup_steps, int)
+    assert "run.init_lr: the string '1e-4' is read as the number 0.0001" in caplog.text
+    assert len(cfg.notes) == 2
+
+
+def test_defaults_are_filled_in():
+    config, found, _ = complete(GOOD)
+    assert found == []
+    run = config["run"]
+    assert run["grit"]["enabled"] is True and run["grit"]["same_image"] == "apart"
+    assert run["amp"] is False and run["evaluate"] is False and run["valid_splits"] == []
+    assert run["resume_ckpt_path"] is None and run["job_id"] is None
+    assert "k_test" not in run  # LAVIS has no default for it
+    assert config["model"]["mafa"]["con_d"] is None
+    assert StepSettings.from_config(config["model"]["mafa"]) == StepSettings()
+    lavis_own = complete(LAVIS_PRETRAIN, machine=False)[0]
+    assert lavis_own["run"]["grit"]["enabled"] is False
+    assert "mafa" not in lavis_own["model"]
+    # Defaults are copies: a changed config does not change the next one.
+    run["valid_splits"].append("val")
+    assert complete(GOOD)[0]["run"]["valid_splits"] == []
+
+
+def test_what_evaluation_does_not_need():
+    run = {"task": "mafa_retrieval", "evaluate": True, "test_splits": ["test"], "device": "cpu"}
+    run |= {"batch_size_eval": 8, "num_workers": 0, "output_dir": "o", "grit": {"search_space": 9}}
+    assert problems({**GOOD, "run": run}) == []
+    nothing = problems({**GOOD, "run": {**run, "test_splits": []}})
+    assert [line.split(":")[0] for line in nothing] == ["run.test_splits"]
+
+
+def test_grit_checks_only_where_grit_is_on():
+    off = put(put(GOOD, "run.grit.enabled", False), "run.grit.search_space", 9999)
+    assert problems(off) == []
+    config = put(GOOD, "run.grit.search_space", 64)
+    assert problems(config) == []
+    assert complete(config)[2] == [
+        "run.grit.search_space: equals run.batch_size_train: nothing is grouped"
+    ]
+
+
+def test_device_and_precision(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    cuda = put(put(GOOD, "run.device", "cuda"), "run.amp", True)
+    assert problems(cuda) == [
+        "run.device: cuda is not available on this machine; use run.device: cpu"
+    ]
+    assert problems(cuda, machine=False) == []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert problems(cuda) == []
+    bf16 = put(put(GOOD, "run.amp", True), "run.amp_dtype", "bf16")
+    assert problems(bf16) == []
+
+
+def test_con_d_needs_weights(tmp_path):
+    con_d = {"arch": "albef_mafa", "model_type": "tiny"}
+    lines = problems(put(GOOD, "model.mafa.con_d", con_d))
+    assert [line.split(":")[0] for line in lines] == ["model.mafa.con_d.checkpoint"]
+    weights = tmp_path / "con_d.pth"
+    for arch in (
+        {"arch": "oracle"},
+        {"arch": "blip2_image_text_matching", "model_type": "coco"},  # downloads them
+        {**con_d, "checkpoint": "https://example.org/con_d.pth"},
+        {**con_d, "checkpoint": str(weights)},
+    ):
+        weights.touch()
+        assert problems(put(GOOD, "model.mafa.con_d", arch)) == []
+    weights.unlink()
+    lines = problems(put(GOOD, "model.mafa.con_d", {**con_d, "checkpoint": str(weights)}))
+    assert lines == [f"model.mafa.con_d.checkpoint: no such file or URL: {str(weights)!r}"]
+    lines = problems(put(GOOD, "model.mafa.con_d", {**con_d, "model_type": "tinny"}))
+    assert "did you mean tiny?" in named(lines, "model.mafa.con_d.model_type")[0]
+
+
+def test_files_are_looked_for(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config = put(GOOD, "run.resume_ckpt_path", "auto")
+    assert problems(config) == []
+    start = put(put(GOOD, "model.load_pretrained", True), "model.pretrained", "start.pth")
+    assert named(problems(start), "model.pretrained")
+    assert problems(start, machine=False) == []
+    (tmp_path / "start.pth").touch()
+    assert problems(start) == []
+    own = put(GOOD, "model.tokenizer", "vocab.txt")
+    assert named(problems(own), "model.tokenizer")
+    (tmp_path / "vocab.txt").touch()
+    assert problems(own) == []
+    assert problems(put(GOOD, "model.tokenizer", "org/some-tokenizer")) == []
+    (tmp_path / "order.txt").touch()
+    order = put(GOOD, "run.grit.first_order", "order.txt")
+    assert "ends in .npy" in named(problems(order), "run.grit.first_order")[0]
+
+
+def test_annotation_files_of_ones_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    info = {"annotations": {"train": {"storage": ["a.json", "b.json"]}}, "images": {"storage": "i"}}
+    config = put(GOOD, "datasets", {"image_text_json": {"build_info": info}})
+    (tmp_path / "a.json").touch()
+    where = "datasets.image_text_json.build_info"
+    assert problems(config) == [
+        f"{where}.annotations.train.storage: no such file: 'b.json'",
+        f"{where}.images.storage: no such folder: 'i'",
+    ]
+    (tmp_path / "b.json").touch()
+    (tmp_path / "i").mkdir()
+    assert problems(config) == []
+    empty = put(config, f"{where}.annotations", {})
+    assert named(problems(empty), f"{where}.annotations")
+    valid = problems(put(config, "run.valid_splits", ["val"]))
+    assert valid == ["run.valid_splits[0]: no dataset has a split 'val'; they have train"]
+    url = put(config, f"{where}.annotations.train.url", "https://example.org/a.json")
+    assert "1 url for 2 storage" in problems(url)[0]
+
+
+def test_files_of_lavis_builders_lie_in_its_cache(tmp_path, monkeypatch):
+    monkeypatch.setitem(registry.mapping["paths"], "cache_root", str(tmp_path))
+    where = "datasets.coco_caption.build_info"
+    config = LAVIS_PRETRAIN
+    assert problems(config) == [f"{where}.images.storage: no such folder: 'coco/images/'"]
+    (tmp_path / "coco" / "images").mkdir(parents=True)
+    assert problems(config) == []
+    mine = put(config, f"{where}.annotations.train", {"url": "nowhere.json", "storage": "c/t.json"})
+    assert problems(mine) == [
+        f"{where}.annotations.train.storage: no such file: neither url 'nowhere.json' nor storage "
+        "'c/t.json'"
+    ]
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c" / "t.json").touch()
+    assert problems(mine) == []
+
+
+def test_keys_of_ours_need_an_arch_of_ours():
+    lines = problems(put(LAVIS_PRETRAIN, "model.mafa", {"negatives": "hardest"}), machine=False)
+    assert [line.split(":")[0] for line in lines] == ["model.mafa"]
+    assert "ends in _mafa" in lines[0]
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "says"),
+    [
+        ("model.finetuned", "", "model.finetuned: is empty"),
+        ("model.load_finetuned", True, "model.finetuned: is empty"),
+        ("run.batch_size_train", 100, "model.queue_size: 65536 is not a multiple"),
+        ("run.lr_sched", "linear_warmup_step_lr", "run.lr_decay_rate: missing"),
+        ("run.task", "retrieval", "run.k_test: missing"),
+        ("run.task", "captioning", "run.num_beams: missing"),
+        ("run.runner", "runner_iter", "run.max_iters: missing"),
+        ("datasets.coco_caption.text_processor.train.max_word", 9, "train.max_words?"),
+        ("datasets.coco_caption.vis_processor.train.image_size", "big", "is not a number"),
+        ("datasets.coco_caption.build_info.annotations.tarin", {}, "build_info.annotations.train?"),
+        ("datasets.coco_caption.build_info.annotations.val.storage", 3, "is not a string"),
+    ],
+)
+def test_lavis_configs_are_checked_too(path, value, says):
+    config = put(LAVIS_PRETRAIN, "model.queue_size", 65536)
+    config = put(config, path, value)
+    if path == "model.finetuned":
+        config = put(config, "model.load_finetuned", True)
+    found = problems(config, machine=False)
+    assert any(says in line for line in found), found
+
+
+# What is wrong with LAVIS's own: no split val; no such model type; an empty file.
+LAVIS_WRONG = {
+    "albef/train/okvqa_ft",
+    "blip/coco_cap_ft_iter",
+    "blip2/eval/caption_coco_flant5xl_eval",
+}
+
+
+def test_lavis_projects_pass():
+    root = Path(lavis.__file__).parent / "projects"
+    files = sorted(root.rglob("*.yaml"))
+    if not files:
+        pytest.skip("LAVIS came without its projects")
+    refused = set()
+    for file in files:
+        try:
+            load_config(file, machine=False)
+        except ConfigError:
+            refused.add(str(file.relative_to(root).with_suffix("")))
+    assert refused <= LAVIS_WRONG
+
+
+def test_what_lavis_reads(save, capsys):
+    cfg = load_config(save(GOOD), ["run.seed=7"])
+    assert registry.get("configuration") is cfg
+    assert cfg.args.options == ["run.seed=7"]
+    assert cfg.run_cfg.get("amp", None) is False
+    assert cfg.config.preprocess.vis_processor.train.image_size == 32
+    assert set(cfg.to_dict()) == {"run", "model", "datasets", "preprocess"}
+    cfg.pretty_print()
+    shown = yaml.safe_load(format_config(cfg))
+    assert list(shown) == ["run", "model", "datasets"]
+    assert shown["run"]["grit"]["search_space"] == 1280
+    # What was printed is a config again.
+    assert problems(shown) == []
+
+
+def test_a_refused_config_is_not_registered(save):
+    registry.register("configuration", "before")
+    with pytest.raises(ConfigError):
+        load_config(save(put(GOOD, "run.seed", "x")))
+    assert registry.get("configuration") == "before"
+
+
+def test_reading_builds_nothing_and_stays_off_the_network(save, monkeypatch):
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        raise AssertionError("touched")
+
+    monkeypatch.setattr(registry.get_model_class("albef_mafa"), "from_config", refuse)
+    monkeypatch.setattr(registry.get_builder_class("toy_scenes"), "__init__", refuse)
+    monkeypatch.setattr(socket, "socket", refuse)
+    load_config(save(GOOD), ["model.model_type=base", "model.load_pretrained=True"])
+
+
+def test_every_key_says_what_it_is():
+    for path, key in known_keys(SCHEMA):
+        assert key.doc and "\n" not in key.doc and key.source, path
+    # A key of ours never takes the place of one of LAVIS's.
+    assert not set(MODEL) & set(MODEL_MAFA)
+
+
+JUNK = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-2, 5000),
+    st.floats(),
+    st.sampled_from(["", "x", "train", "???", "1e3", "tiny", "oracle"]),
+    st.lists(st.one_of(st.integers(), st.none(), st.text(max_size=3)), max_size=2),
+    st.dictionaries(st.sampled_from(["name", "storage", "arch", "x"]), st.integers(), max_size=2),
+)
+PATHS = [path for path, _ in known_keys(SCHEMA)] + [
+    f"datasets.image_text_json{rest}"
+    for rest in ("", ".type", ".build_info", ".build_info.annotations", ".vis_processor.train.name")
+    + (".build_info.annotations.train", ".build_info.annotations.train.storage", ".text_processor")
+]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(PATHS), JUNK), min_size=1, max_size=3))
+def test_no_junk_breaks_the_check(changes):
+    config = GOOD
+    for path, value in changes:
+        config = put(config, path, value)
+    before = copy.deepcopy(config)
+    _, found, notes = complete(config)
+    assert repr(config) == repr(before)
+    assert all(line.split(":")[0] for line in found + notes)

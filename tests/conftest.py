@@ -1,0 +1,78 @@
+"""What many tests share: a small toy world, a tiny model, and the repository's paths."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parents[1]
+PHOTOGRAPHS = ROOT.parent / "shared" / "flickr8k-700"
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test may wait for a network
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_cache(tmp_path_factory):
+    """Keep the user's cache out of tests, and tests out of it."""
+    folder = tmp_path_factory.mktemp("cache")
+    before = os.environ.get("LAVIS_MAFA_CACHE")
+    os.environ["LAVIS_MAFA_CACHE"] = str(folder)
+    yield folder
+    if before is None:
+        del os.environ["LAVIS_MAFA_CACHE"]
+    else:
+        os.environ["LAVIS_MAFA_CACHE"] = before
+
+
+def toy_config(**build_info):
+    """A config of the toy world with a few hundred pairs."""
+    from lavis.datasets.builders.base_dataset_builder import load_dataset_config
+
+    from lavis_mafa.datasets import ToyScenesBuilder
+
+    cfg = load_dataset_config(ToyScenesBuilder.default_config_path())
+    sizes = {"train_size": 240, "val_size": 20, "test_size": 40, **build_info}
+    cfg.build_info.update(sizes)
+    return cfg
+
+
+@pytest.fixture(scope="session")
+def toy():
+    """The toy world's splits: 240 training pairs, 20 and 40 evaluation images."""
+    from lavis_mafa.datasets import ToyScenesBuilder
+
+    return ToyScenesBuilder(toy_config()).build_datasets()
+
+
+@pytest.fixture(scope="session")
+def toy_train(toy):
+    from lavis_mafa.datasets import TrainingSet
+
+    return TrainingSet(toy["train"], seed=0)
+
+
+@pytest.fixture
+def tiny():
+    """A fresh tiny ALBEF, the same every time."""
+    from lavis_mafa import load_model
+
+    torch.manual_seed(0)
+    return load_model("albef_mafa", "tiny")
+
+
+@pytest.fixture(scope="session")
+def photographs():
+    """Real photographs with captions, where they are there."""
+    if not PHOTOGRAPHS.is_dir():
+        pytest.skip(f"the photographs are not at {PHOTOGRAPHS}")
+    return PHOTOGRAPHS
+
+
+def mini_batch(train_set, indices, epoch=0, grouped=True):
+    """A collated mini-batch as the runner hands it to a model."""
+    samples = train_set.collater([train_set[int(i), epoch] for i in indices])
+    samples.update(epoch=epoch, grouped=grouped, iters=0, num_iters_per_epoch=10)
+    return samples

@@ -1,0 +1,210 @@
+"""The command-line checker and the vocabulary maker: every defect found, clean data pass."""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from lavis_mafa.check_data import PROBLEMS, check, main
+from lavis_mafa.make_vocab import SPECIAL_TOKENS, make_vocab
+from lavis_mafa.make_vocab import main as make_vocab_main
+
+FLICKR = Path(__file__).resolve().parents[3] / "shared" / "flickr8k-700"
+needs_flickr = pytest.mark.skipif(
+    not (FLICKR / "train.json").is_file(), reason=f"the photographs of {FLICKR} are not here"
+)
+
+
+def picture(path: Path, size: tuple[int, int] = (64, 48), seed: int = 0) -> None:
+    noise = np.random.default_rng(seed).integers(0, 255, (*size[::-1], 3), dtype=np.uint8)
+    Image.fromarray(noise).save(path)
+
+
+@pytest.fixture
+def clean(tmp_path: Path) -> Path:
+    """Two good pictures, `clean.json` with three pairs; the folder is the image root too."""
+    picture(tmp_path / "a.png", seed=1)
+    picture(tmp_path / "b.png", (80, 60), seed=2)
+    rows = [{"image": "a.png", "caption": ["one two", "one two three"], "image_id": 1}]
+    rows.append({"image": "b.png", "caption": ["one"], "image_id": 2})
+    (tmp_path / "clean.json").write_text(json.dumps(rows))
+    return tmp_path
+
+
+def problems(root: Path, *rows: dict, **options) -> dict[str, list[str]]:
+    """What the checker finds in these rows."""
+    path = root / "rows.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    found = check([path], root, workers=2, **options)["problems"]
+    return {key: findings for key, findings in found.items() if findings}
+
+
+def test_clean_data(clean: Path, capsys) -> None:
+    out = clean / "report.json"
+    arguments = [f"{clean}/clean.json", "--image-root", str(clean), "--json", str(out)]
+    assert main([*arguments, "--workers", "2"]) == 0
+    report = json.loads(out.read_text())
+    assert report == {
+        "pairs": 3,
+        "images": 2,
+        "images_with_several_captions": 1,
+        "caption_words": {"min": 1, "median": 2, "95 %": pytest.approx(2.9), "max": 3},
+        "width": {"min": 64, "median": 72, "95 %": pytest.approx(79.2), "max": 80},
+        "height": {"min": 48, "median": 54, "95 %": pytest.approx(59.4), "max": 60},
+        "problems": {key: [] for key in PROBLEMS},
+    }
+    printed = capsys.readouterr().out
+    assert "pairs   3" in printed and "words in a caption: min 1" in printed
+    assert printed.endswith("no problems\n")
+
+
+def test_images_that_training_would_stumble_over(clean: Path) -> None:
+    (clean / "text.png").write_text("<html>")
+    content = (clean / "b.png").read_bytes()
+    (clean / "cut.png").write_bytes(content[: len(content) // 2])
+    shutil.copy(clean / "a.png", clean / "copy.png")
+    picture(clean / "tiny.png", (31, 40))
+    picture(clean / "long.png", (400, 70))
+    picture(clean / "fits.png", (160, 32))
+    names = ["gone", "text", "cut", "copy", "a", "tiny", "long", "fits"]
+    rows = [{"image": f"{name}.png", "caption": name} for name in names]
+    found = problems(clean, *rows)
+    assert set(found) == {
+        "missing_files",
+        "unreadable_images",
+        "duplicate_images",
+        "tiny_images",
+        "extreme_images",
+    }
+    assert found["missing_files"] == ["'gone.png'"]
+    unreadable = found["unreadable_images"]
+    assert [line.split(":")[0] for line in unreadable] == ["'text.png'", "'cut.png'"]
+    assert "cannot identify" in unreadable[0] and "truncated" in unreadable[1]
+    assert found["duplicate_images"] == ["'a.png' has the content of 'copy.png'"]
+    assert found["tiny_images"] == ["'tiny.png': 31 x 40 pixels, shorter side below 32"]
+    assert found["extreme_images"] == ["'long.png': 400 x 70 pixels, aspect above 5"]
+    headers_only = problems(clean, *rows, decode=False)["unreadable_images"]
+    assert len(headers_only) == 1 and "'text.png'" in headers_only[0]
+
+
+def test_rows_that_training_would_stumble_over(clean: Path) -> None:
+    found = problems(
+        clean,
+        {"image": "a.png", "caption": ["x", " ", "x"], "image_id": 1},
+        {"image": "b.png", "caption": ["x", "y"], "image_id": 1},
+        {"image": "b.png", "caption": "z", "image_id": 2},
+        {"image": "b.png", "caption": 5},
+    )
+    path = clean / "rows.jsonl"
+    assert found == {
+        "malformed_rows": [f"{path}, line 4: 'caption': expected a string or strings, got [5]"],
+        "empty_captions": [f"{path}, line 1: 'a.png'"],
+        "duplicate_pairs": [f"{path}, line 1: 'a.png' 'x'"],
+        "shared_image_ids": ["'1': 'a.png', 'b.png'"],
+        "split_image_ids": ["'b.png': '1', '2'"],
+    }
+
+
+def test_problems_give_status_1_and_the_summary_is_cut(clean: Path, capsys) -> None:
+    (clean / "bad.csv").write_text("pic,alt\n" + "".join(f"gone{i}.png,{i}\n" for i in range(15)))
+    keys = ["--image-key", "pic", "--caption-key", "alt"]
+    assert main([f"{clean}/bad.csv", "--image-root", str(clean), *keys]) == 1
+    printed = capsys.readouterr().out
+    assert "15 missing image files" in printed and "and 5 more" in printed
+    assert main([f"{clean}/bad.csv", "--image-root", str(clean), *keys, "--limit", "3"]) == 1
+    assert "3 missing image files" in capsys.readouterr().out
+    (clean / "none.csv").write_text("image,caption\n")
+    assert main([f"{clean}/none.csv", "--image-root", str(clean)]) == 1
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["clean.json"], "--image-root"),
+        (["gone.json", "--image-root", "."], "gone.json does not exist"),
+        (["a.png", "--image-root", "."], "unknown suffix"),
+        (["clean.json", "--image-root", "gone"], "gone is not a folder"),
+        (["clean.json", "--image-root", ".", "--workers", "0"], "at least 1"),
+        (["clean.json", "--image-root", ".", "--json", "gone/out.json"], "folder that exists"),
+        (["clean.json", "--image-root", ".", "--full-decode", "--no-decode"], "not allowed"),
+    ],
+)
+def test_unusable_arguments_give_status_2(arguments, message, clean, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(clean)
+    with pytest.raises(SystemExit) as stop:
+        main(arguments)
+    assert stop.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.filterwarnings("ignore:.*found in sys.modules:RuntimeWarning")
+def test_runs_as_a_module(clean: Path, monkeypatch) -> None:
+    monkeypatch.chdir(clean)
+    monkeypatch.setattr(sys, "argv", ["check_data", "clean.json", "--image-root", "."])
+    with pytest.raises(SystemExit) as stop:
+        runpy.run_module("lavis_mafa.check_data", run_name="__main__")
+    assert stop.value.code == 0
+    monkeypatch.setattr(sys, "argv", ["make_vocab", "clean.json", "--out", "v.txt"])
+    with pytest.raises(SystemExit) as stop:
+        runpy.run_module("lavis_mafa.make_vocab", run_name="__main__")
+    assert stop.value.code == 0 and (clean / "v.txt").is_file()
+
+
+@needs_flickr
+def test_real_photographs_are_clean(capsys) -> None:
+    files = [str(FLICKR / f"{split}.json") for split in ("train", "val", "test")]
+    assert main([*files, "--image-root", str(FLICKR), "--workers", "2"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("pairs   3525\nimages  705, 705 of them with several captions\n")
+
+
+@needs_flickr
+def test_vocabulary_of_real_captions_is_the_same_every_time(tmp_path: Path) -> None:
+    file, out = FLICKR / "train.json", tmp_path / "vocab.txt"
+    tokens = make_vocab([file], out, size=1000)
+    assert len(tokens) == 1000
+    assert make_vocab([file], out, size=1000) == tokens
+
+
+def test_vocabulary_is_a_bert_vocab(tmp_path: Path) -> None:
+    from transformers import BertTokenizer
+
+    captions = ["A Dog runs.", "two dogs run", "a café for dogs", "the zebra"]
+    (tmp_path / "a.json").write_text(json.dumps([{"image": "a", "caption": captions}]))
+    out = tmp_path / "vocab.txt"
+    tokens = make_vocab([tmp_path / "a.json"], out, size=60, min_count=2)
+    assert out.read_text("utf-8").splitlines() == tokens
+    assert tokens[:5] == SPECIAL_TOKENS and len(set(tokens)) == len(tokens) <= 60
+    assert all(token == token.lower() for token in tokens[5:])
+    assert "dog" in tokens and "zebra" not in tokens  # once only
+    assert os.listdir(tmp_path).count("vocab.txt") == 1 and len(os.listdir(tmp_path)) == 2
+    tokenizer = BertTokenizer(vocab_file=str(out), do_lower_case=True)
+    assert (tokenizer.pad_token_id, tokenizer.mask_token_id) == (0, 4)
+    ids = tokenizer("Dogs run FOR a CAFÉ")["input_ids"]
+    assert tokenizer.unk_token_id not in ids
+    assert tokenizer.decode(ids[1:-1]) == "dogs run for a cafe"
+    assert make_vocab([tmp_path / "a.json"], out, size=60, min_count=2) == tokens
+
+
+def test_vocabulary_refuses_what_it_cannot_use(tmp_path: Path, capsys) -> None:
+    (tmp_path / "bad.csv").write_text("image,caption\na\n")
+    (tmp_path / "empty.csv").write_text("image,caption\na,\n")
+    for name, options, message in (
+        ("bad.csv", [], "line 2: expected 2 cells"),
+        ("empty.csv", [], "no caption"),
+        ("empty.csv", ["--size", "5"], "size above 5"),
+        ("gone.csv", [], "does not exist"),
+    ):
+        with pytest.raises(SystemExit) as stop:
+            make_vocab_main([str(tmp_path / name), "--out", str(tmp_path / "v.txt"), *options])
+        assert stop.value.code == 2
+        assert message in capsys.readouterr().err
+    assert not (tmp_path / "v.txt").exists()

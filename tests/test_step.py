@@ -1,0 +1,266 @@
+"""The step against slow loops over pairs, written from the papers on LAVIS's own modules."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import mini_batch
+
+from lavis_mafa.connections.con_d import ModelDiscriminator, Oracle
+from lavis_mafa.connections.mining import MiningRule
+from lavis_mafa.objectives.language import mask_tokens
+from lavis_mafa.step import SoftLabels, StepSettings, run_step
+
+BATCH = 10
+
+
+@pytest.fixture
+def samples(toy_train):
+    return mini_batch(toy_train, range(BATCH))
+
+
+class TableConD:
+    """Verdicts by a fixed rule on (image, text) rows, so that all branches occur."""
+
+    def probability(self, image, text):
+        return ((image * 7 + text * 3) % 11) / 10
+
+    def judge(self, samples, image_of, text_of):
+        pairs = zip(image_of.tolist(), text_of.tolist(), strict=True)
+        return torch.tensor([self.probability(i, t) for i, t in pairs])
+
+
+def slow_step(model, samples, con_d=None, alpha=None, consistency=None, low=0.5, high=0.8):
+    """MAFA's Algorithm 1 pair by pair. Uses the model's modules, none of the package's maths."""
+    images, captions = samples["image"], samples["text_input"]
+    size = len(captions)
+    tokens = model.tokenizer(
+        captions, padding="longest", truncation=True, max_length=25, return_tensors="pt"
+    )
+    bert = model.text_encoder.bert
+    visual = model.visual_encoder(images)
+    text = bert(
+        tokens.input_ids, attention_mask=tokens.attention_mask, return_dict=True, mode="text"
+    ).last_hidden_state
+    v = [F.normalize(model.vision_proj(visual[b, 0]), dim=0) for b in range(size)]
+    t = [F.normalize(model.text_proj(text[b, 0]), dim=0) for b in range(size)]
+
+    def fuse(i, j):
+        out = bert(
+            encoder_embeds=text[j : j + 1],
+            attention_mask=tokens.attention_mask[j : j + 1],
+            encoder_hidden_states=visual[i : i + 1],
+            encoder_attention_mask=torch.ones(1, visual.shape[1], dtype=torch.long),
+            return_dict=True,
+            mode="fusion",
+        )
+        return model.itm_head(out.last_hidden_state[0, 0])
+
+    itm, itc, mlm_pairs = [], [], [(b, b) for b in range(size)]
+    itm += [(fuse(b, b), 1) for b in range(size)]
+    for image_anchor in (True, False):
+        for b in range(size):
+            if image_anchor:
+                logits = [v[b] @ t[k].detach() / model.temp for k in range(size)]
+                mirrored = [t[b] @ v[k] / model.temp for k in range(size)]
+            else:
+                logits = [t[b] @ v[k].detach() / model.temp for k in range(size)]
+                mirrored = [v[b] @ t[k] / model.temp for k in range(size)]
+            order = sorted((k for k in range(size) if k != b), key=lambda k: -logits[k].item())
+            k, label = order[0], 0
+            targets = {b: 1.0}
+            pair = (b, k) if image_anchor else (k, b)
+            p = con_d.probability(*pair) if con_d else 0.0
+            if p > high:
+                label = 1
+                targets = {b: 0.5, k: 0.5}
+                if pair not in mlm_pairs:
+                    mlm_pairs.append(pair)
+            elif p > low:
+                k = order[1]
+            itm.append((fuse(b, k) if image_anchor else fuse(k, b), label))
+            log_p = torch.log_softmax(torch.stack(logits), 0)
+            weights = [targets.get(j, 0.0) for j in range(size)]
+            if alpha is not None:
+                weights = [(1 - alpha) * w + alpha / size for w in weights]
+            itc.append(-sum(w * log_p[j] for j, w in enumerate(weights)))
+            if consistency is not None:
+                log_q = torch.log_softmax(torch.stack(mirrored), 0).detach()
+                itc[-1] = itc[-1] + consistency * (log_q.exp() * (log_q - log_p)).sum()
+    loss_itm = torch.stack([F.cross_entropy(x[None], torch.tensor([y])) for x, y in itm]).mean()
+    loss_itc = torch.stack(itc).mean()
+    # The same draws as the step: all pairs are masked at once, originals first, mined in order.
+    pairs = mlm_pairs[:size] + sorted(mlm_pairs[size:])
+    ids, labels = mask_tokens(
+        tokens.input_ids[[j for _, j in pairs]],
+        model.mlm_probability,
+        model.tokenizer.mask_token_id,
+        model.text_encoder.config.vocab_size,
+        (model.tokenizer.cls_token_id, model.tokenizer.pad_token_id),
+    )
+    told = []
+    for row, (i, j) in enumerate(pairs):
+        logits = model.text_encoder(
+            ids[row : row + 1],
+            attention_mask=tokens.attention_mask[j : j + 1],
+            encoder_hidden_states=visual[i : i + 1],
+            encoder_attention_mask=torch.ones(1, visual.shape[1], dtype=torch.long),
+            return_dict=True,
+            return_logits=True,
+        )[0]
+        asked = labels[row] != -100
+        told.append(F.cross_entropy(logits[asked], labels[row][asked], reduction="none"))
+    loss_mlm = torch.cat(told).mean()
+    return loss_itc, loss_itm, loss_mlm
+
+
+SYSTEMS = {
+    "ALBEF-base": (SoftLabels("one_hot"), False, {}),
+    "GRIT-VLP": (SoftLabels("consistency", weight=0.2), False, {"consistency": 0.2}),
+    "S-ITC": (SoftLabels("smoothed", 0.5), False, {"alpha": 0.5}),
+    "ECM": (SoftLabels("one_hot"), True, {}),
+    "MAFA": (SoftLabels("smoothed", 0.5), True, {"alpha": 0.5}),
+}
+
+
+@pytest.mark.strict_smoke
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_losses_and_gradients_equal_the_slow_loop(tiny, samples, name):
+    soft, judged, slow_settings = SYSTEMS[name]
+    con_d = TableConD() if judged else None
+    torch.manual_seed(5)
+    output = run_step(tiny.backbone, samples, StepSettings(soft_labels=soft), con_d)
+    output.loss.backward()
+    gradients = {n: p.grad.clone() for n, p in tiny.named_parameters() if p.grad is not None}
+    tiny.zero_grad()
+    torch.manual_seed(5)
+    slow = slow_step(tiny, samples, con_d, **slow_settings)
+    sum(slow).backward()
+    for mine, theirs in zip((output.loss_itc, output.loss_itm, output.loss_lm), slow, strict=True):
+        assert mine.item() == pytest.approx(theirs.item(), rel=1e-5)
+    for parameter, mine in gradients.items():
+        theirs = dict(tiny.named_parameters())[parameter].grad
+        assert torch.allclose(mine, theirs, rtol=1e-3, atol=1e-5), parameter
+    if judged:
+        states = torch.cat([output.i2t.state, output.t2i.state])
+        assert {0, 1, 2} <= set(states.tolist()), "the verdicts must go through every branch"
+
+
+def test_a_con_d_that_rejects_everything_changes_nothing(tiny, samples):
+    class Never(TableConD):
+        def probability(self, image, text):
+            return 0.0
+
+    for con_d in (None, Never()):
+        torch.manual_seed(1)
+        output = run_step(tiny.backbone, samples, StepSettings(), con_d)
+        losses = [x.item() for x in (output.loss_itc, output.loss_itm, output.loss_lm)]
+        if con_d is None:
+            plain = losses
+    assert losses == plain
+
+
+def test_labels_are_one_hot_before_the_first_grouped_epoch(tiny, toy_train):
+    settings = StepSettings(soft_labels=SoftLabels("smoothed", 0.5))
+    early = mini_batch(toy_train, range(BATCH), grouped=False)
+    late = mini_batch(toy_train, range(BATCH), grouped=True)
+    one_hot = StepSettings(soft_labels=SoftLabels("one_hot"))
+    itc = run_step(tiny.backbone, early, settings).loss_itc
+    assert itc == run_step(tiny.backbone, late, one_hot).loss_itc
+    assert itc != run_step(tiny.backbone, late, settings).loss_itc
+    from_epoch_2 = SoftLabels("smoothed", start_epoch=2)
+    assert not from_epoch_2.active(1, True) and from_epoch_2.active(2, False)
+
+
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("action", ["convert", "drop", "keep"])
+def test_the_smallest_batches_train(tiny, toy_train, size, action):
+    samples = mini_batch(toy_train, range(size))
+    settings = StepSettings(connections=MiningRule(action=action))
+    output = run_step(tiny.backbone, samples, settings, TableConD())
+    output.loss.backward()
+    assert all(torch.isfinite(p.grad).all() for p in tiny.parameters() if p.grad is not None)
+
+
+def test_captions_of_one_image_are_known_positives(tiny, toy_train):
+    samples = mini_batch(toy_train, range(4))
+    samples["image_id"] = torch.tensor([0, 0, 1, 2])
+    output = run_step(tiny.backbone, samples, StepSettings(), TableConD())
+    assert output.i2t.hard[0] != 1 and output.t2i.hard[1] != 0
+    assert output.i2t.positives[0].tolist() == [True, True, False, False]
+    papers = run_step(tiny.backbone, samples, StepSettings(same_image="negative"), TableConD())
+    assert torch.equal(papers.i2t.positives, torch.eye(4, dtype=torch.bool))
+
+
+def test_detaching_the_other_modality_decides_who_is_trained(tiny, samples):
+    def text_gradient(detach):
+        tiny.zero_grad()
+        settings = StepSettings(
+            detach_other=detach, loss_weights={"itc": 1, "itm": 0, "lm": 0}
+        )
+        run_step(tiny.backbone, samples, settings).loss.backward()
+        return tiny.text_proj.weight.grad.clone()
+
+    assert not torch.allclose(text_gradient(True), text_gradient(False))
+
+
+def test_losses_of_weight_zero_are_not_computed(tiny, samples):
+    settings = StepSettings(loss_weights={"itc": 2.0, "itm": 0.0, "lm": 0.0})
+    output = run_step(tiny.backbone, samples, settings)
+    assert output.loss_itm is None and output.loss_lm is None
+    assert output.loss.item() == pytest.approx(2 * output.loss_itc.item())
+    with pytest.raises(ValueError, match="nothing to train"):
+        nothing = StepSettings(loss_weights={"itc": 0.0, "itm": 0.0, "lm": 0.0})
+        run_step(tiny.backbone, samples, nothing)
+
+
+def test_the_oracle_says_what_is_valid(tiny, toy_train, samples):
+    con_d = Oracle()
+    with pytest.raises(RuntimeError, match="toy_scenes"):
+        run_step(tiny.backbone, samples, StepSettings(), con_d)
+    con_d.truth = toy_train.truth
+    image_of, text_of = torch.arange(BATCH).repeat(BATCH), torch.arange(BATCH).repeat_interleave(10)
+    told = con_d.judge(samples, image_of, text_of)
+    valid = toy_train.truth(image_of.numpy(), text_of.numpy())
+    assert np.array_equal(told.numpy() == 1, valid) and valid.sum() >= BATCH
+
+
+def test_con_d_is_frozen_and_judges_as_the_model_does(tiny, samples):
+    judge = copy.deepcopy(tiny)
+    con_d = ModelDiscriminator(judge)
+    assert not any(p.requires_grad for p in judge.parameters()) and not judge.training
+    image_of, text_of = torch.tensor([0, 3, 3]), torch.tensor([1, 2, 2])
+    told = con_d.judge(samples, image_of, text_of)
+    images = tiny.backbone.encode_images(samples["image"])
+    texts = tiny.backbone.encode_texts(samples["text_input"])
+    expected = tiny.backbone.match(images, texts, image_of, text_of).softmax(1)[:, 1]
+    assert torch.allclose(told, expected, atol=1e-6) and told[1] == told[2]
+    rough = ModelDiscriminator(judge, "bf16").judge(samples, image_of, text_of)
+    assert torch.allclose(told, rough, atol=0.02)
+    settings = StepSettings(connections=MiningRule(low=0.0, high=0.0))
+    run_step(tiny.backbone, samples, settings, con_d).loss.backward()
+    assert tiny.itm_head.weight.grad is not None and judge.itm_head.weight.grad is None
+
+
+def test_con_d_of_another_image_size_gets_its_own(tiny, samples):
+    from lavis_mafa import load_model
+    from lavis_mafa.models import AlbefMafa
+    from omegaconf import OmegaConf
+
+    cfg = OmegaConf.load(AlbefMafa.default_config_path("tiny")).model
+    cfg.image_size = 64
+    larger = AlbefMafa.from_config(cfg)
+    con_d = ModelDiscriminator(larger)
+    assert con_d.image_size == 64 and samples["image"].shape[-1] == 32
+    told = con_d.judge(samples, torch.tensor([0]), torch.tensor([1]))
+    assert 0 <= told.item() <= 1
+    assert load_model("albef_mafa", "tiny") is not None
+
+
+def test_something_without_itm_cannot_be_con_d():
+    with pytest.raises(TypeError, match="match_head"):
+        ModelDiscriminator(torch.nn.Linear(2, 2))
