@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
+from PIL import Image, ImageFile
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 from torch.utils.data import ConcatDataset as TorchConcatDataset
 
@@ -88,6 +88,8 @@ class TrainingSet(Dataset):
     def _read(self, index: int, epoch: int) -> dict[str, Any]:
         if self._deterministic:
             return self.dataset[index]
+        # LAVIS has PIL fill up half images with grey; here they count as unreadable.
+        ImageFile.LOAD_TRUNCATED_IMAGES = False
         with _seeded([self.seed, epoch, index]):
             sample = self.dataset[index]
         if sample is None:
@@ -126,6 +128,8 @@ def image_ids_of(parts: list[Any]) -> np.ndarray:
     A part says so by ``image_ids``, or by the image paths of LAVIS's ``annotation``; a part that
     does neither counts every sample as an image of its own.
     """
+    if len(parts) == 1 and hasattr(parts[0], "image_ids"):
+        return parts[0].image_ids  # perhaps a memory map: no copy
     ids, paths, first_free = [], {}, 0
     for part in parts:
         if hasattr(part, "image_ids"):

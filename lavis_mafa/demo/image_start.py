@@ -25,6 +25,7 @@ from lavis_mafa.datasets.toy_scenes import (
 )
 from lavis_mafa.datasets.toy_scenes.builder import IMAGE_MEAN, IMAGE_STD
 
+LR = 5e-3
 CLASSES = (len(SHAPES) + 1, len(COLOURS) + 1, len(SIZES) + 1)
 
 
@@ -50,8 +51,8 @@ def train_image_start(
     local = nn.Linear(width, sum(CLASSES))
     overall = nn.Linear(width, cells * sum(CLASSES) + len(BACKGROUNDS))
     parameters = [*encoder.parameters(), *local.parameters(), *overall.parameters()]
-    optimizer = torch.optim.AdamW(parameters, lr=2e-3, weight_decay=0.02)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-3, total_steps=steps)
+    optimizer = torch.optim.AdamW(parameters, lr=LR, weight_decay=0.02)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, LR, total_steps=steps)
     right: list[float] = []
     encoder.train()
     bar = tqdm(range(steps), desc="image encoder's start", mininterval=1.0)

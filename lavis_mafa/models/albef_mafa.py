@@ -20,7 +20,7 @@ from lavis_mafa.backbones import AlbefBackbone
 from lavis_mafa.connections.build import build_discriminator
 from lavis_mafa.connections.con_d import Discriminator
 from lavis_mafa.evaluation.rerank import compute_sim_matrix
-from lavis_mafa.models.tokenizers import BERT, build_tokenizer
+from lavis_mafa.models.tokenizers import BERT, build_tokenizer, from_hub
 from lavis_mafa.models.weights import CONFIGS, find_config, load_state, read_checkpoint
 from lavis_mafa.step import StepOutput, StepSettings, run_step
 
@@ -174,12 +174,19 @@ def _image_encoder(cfg: Any, from_pretrained: bool) -> VisionTransformerEncoder:
         norm_layer=partial(nn.LayerNorm, eps=float(cfg.get("vit_layer_norm_epsilon", 1e-6))),
     )
     encoder.vision_width = sizes.width
+    # LAVIS draws weights with a deviation of 0.02, right for a width of 768: a narrow encoder would
+    # barely tell its tokens apart.
+    for weight in encoder.parameters():
+        if weight.ndim == 2:
+            nn.init.xavier_uniform_(weight)
+    for embedding in (encoder.pos_embed, encoder.cls_token):
+        nn.init.normal_(embedding, std=0.2)
     return encoder
 
 
 def _text_encoder(cfg: Any, from_pretrained: bool, tokenizer: Any) -> BertForMaskedLM:
     config = BertConfig.from_json_file(find_config(cfg.get("med_config_path")))
     if from_pretrained:
-        return BertForMaskedLM.from_pretrained(BERT, config=config)
+        return from_hub(BertForMaskedLM.from_pretrained, BERT, config=config)
     config.vocab_size = max(config.vocab_size, len(tokenizer))
     return BertForMaskedLM(config=config)

@@ -25,6 +25,8 @@ GPUS="${GPUS:-${SLURM_GPUS_ON_NODE:-1}}"
 PORT="${PORT:-29500}"
 first_host="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)"
 
+# srun does not take this over from the job by itself.
+export SRUN_CPUS_PER_TASK="${SLURM_CPUS_PER_TASK:-1}"
 srun "$PYTHON" -m torch.distributed.run \
   --nnodes="$SLURM_NNODES" --nproc_per_node="$GPUS" \
   --rdzv_id="$SLURM_JOB_ID" --rdzv_backend=c10d --rdzv_endpoint="$first_host:$PORT" \
