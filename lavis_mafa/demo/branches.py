@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -57,38 +56,40 @@ class Branch:
         ]
 
 
-def run_branches(
-    names: Sequence[str], image_start: Path, branches: dict[str, Branch], threads: int
-) -> None:
-    """Run branches beside each other, telling how far they are.
+def run_branches(branches: dict[str, Branch], image_start: Path, at_once: int) -> None:
+    """Run all branches, each when those that it starts from are done, telling how far they are.
+
+    Args:
+        branches: by name, the most urgent first.
+        image_start: checkpoint of the image encoder's start.
+        at_once: how many run beside each other.
 
     Raises:
         RuntimeError: with the end of its output if one fails; the others are stopped.
     """
+    waiting, done = list(branches), set[str]()
     running: dict[str, subprocess.Popen[bytes]] = {}
-    began = time.time()
+    began = told = time.time()
     try:
-        for name in names:
-            running[name] = _start(branches[name], image_start, branches, threads)
-        told = 0.0
-        while any(process.poll() is None for process in running.values()):
-            for name, process in running.items():
-                _raise_if_failed(branches[name], process)
-            if time.time() - told > TELL_SECONDS:
-                told = time.time()
-                print(
-                    f"  {told - began:4.0f} s  "
-                    + "   ".join(f"{name}: {_progress(branches[name])}" for name in names),
-                    flush=True,
-                )
+        while waiting or running:
+            for name in list(waiting):
+                branch = branches[name]
+                ready = {branch.start, branch.con_d} - {None} <= done
+                if ready and len(running) < at_once:
+                    print(f"  {time.time() - began:4.0f} s  begins: {branch.title}", flush=True)
+                    running[name] = _start(branch, image_start, branches)
+                    waiting.remove(name)
             time.sleep(POLL_SECONDS)
-        for name, process in running.items():
-            _raise_if_failed(branches[name], process)
+            for name in [n for n, process in running.items() if process.poll() is not None]:
+                _raise_if_failed(branches[name], running.pop(name))
+                done.add(name)
+            if time.time() - told > TELL_SECONDS and running:
+                told = time.time()
+                state = "   ".join(f"{name}: {_progress(branches[name])}" for name in running)
+                print(f"  {told - began:4.0f} s  {state}", flush=True)
     finally:
         for process in running.values():
-            if process.poll() is None:
-                process.terminate()
-    print(f"  done in {time.time() - began:.0f} s", flush=True)
+            process.terminate()
 
 
 def read_log(folder: Path, kind: str) -> list[dict[str, Any]]:
@@ -108,12 +109,12 @@ def read_log(folder: Path, kind: str) -> list[dict[str, Any]]:
 
 
 def _start(
-    branch: Branch, image_start: Path, branches: dict[str, Branch], threads: int
+    branch: Branch, image_start: Path, branches: dict[str, Branch]
 ) -> subprocess.Popen[bytes]:
     branch.folder.mkdir(parents=True, exist_ok=True)
     command = branch.command(image_start, branches)
     (branch.folder / "command.txt").write_text(" ".join(command) + "\n", encoding="utf-8")
-    environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "TQDM_DISABLE": "1"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1"}
     with open(branch.folder / "console.log", "wb") as console:
         return subprocess.Popen(
             command, stdout=console, stderr=subprocess.STDOUT, env=environment, cwd=ROOT
@@ -121,7 +122,7 @@ def _start(
 
 
 def _raise_if_failed(branch: Branch, process: subprocess.Popen[bytes]) -> None:
-    if process.poll() in (None, 0):
+    if process.returncode == 0:
         return
     console = branch.folder / "console.log"
     end = console.read_text(encoding="utf-8", errors="replace").splitlines()[-20:]

@@ -3,18 +3,20 @@
 # the repository:
 #
 #   sbatch --nodes=2 --gpus-per-node=4 run_scripts/mafa/slurm_train.sh \
-#     --cfg-path projects/mafa/train/albef_4m.yaml --options run.output_dir=/shared/albef_4m
+#     --cfg-path projects/mafa/train/albef_4m.yaml \
+#     --options run.output_dir=/shared/albef_4m run.resume_ckpt_path=auto
 #
-# run.output_dir must lie on storage that all nodes see. After a time limit or a requeue, submit
-# the same line with run.resume_ckpt_path=<last checkpoint of the run> added: training goes on
-# where that checkpoint was written.
+# run.output_dir must lie on storage that all nodes see. With run.resume_ckpt_path=auto a job that is
+# requeued, or submitted again after its time limit, goes on from the newest checkpoint there.
 #SBATCH --job-name=mafa
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=1
 #SBATCH --gpus-per-node=4
 #SBATCH --cpus-per-task=32
 #SBATCH --time=24:00:00
+#SBATCH --requeue
 #SBATCH --output=slurm-%x-%j.log
+#SBATCH --open-mode=append
 set -euo pipefail
 
 # Slurm runs a copy of this file, so the repository is where sbatch was called.
