@@ -1,4 +1,4 @@
-"""Evaluate a model by a config: python evaluate.py --cfg-path projects/mafa/eval/retrieval_toy.yaml"""
+"""Evaluate a model: python evaluate.py --cfg-path projects/mafa/eval/retrieval_toy.yaml"""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Train a model by a config: python train.py --cfg-path projects/mafa/train/albef_toy.yaml"""
+"""Train a model: python train.py --cfg-path projects/mafa/train/albef_toy.yaml"""
 
 import sys
 

@@ -199,9 +199,7 @@ def test_captions_of_one_image_are_known_positives(tiny, toy_train):
 def test_detaching_the_other_modality_decides_who_is_trained(tiny, samples):
     def text_gradient(detach):
         tiny.zero_grad()
-        settings = StepSettings(
-            detach_other=detach, loss_weights={"itc": 1, "itm": 0, "lm": 0}
-        )
+        settings = StepSettings(detach_other=detach, loss_weights={"itc": 1, "itm": 0, "lm": 0})
         run_step(tiny.backbone, samples, settings).loss.backward()
         return tiny.text_proj.weight.grad.clone()
 
@@ -247,9 +245,10 @@ def test_con_d_is_frozen_and_judges_as_the_model_does(tiny, samples):
 
 
 def test_con_d_of_another_image_size_gets_its_own(tiny, samples):
+    from omegaconf import OmegaConf
+
     from lavis_mafa import load_model
     from lavis_mafa.models import AlbefMafa
-    from omegaconf import OmegaConf
 
     cfg = OmegaConf.load(AlbefMafa.default_config_path("tiny")).model
     cfg.image_size = 64

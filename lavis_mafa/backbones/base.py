@@ -66,4 +66,3 @@ def image_size_of(model: Any) -> int | None:
     patches = getattr(getattr(model, "visual_encoder", None), "patch_embed", None)
     size = getattr(patches, "img_size", None)
     return int(size[0]) if size is not None else None
-

@@ -39,7 +39,7 @@ class ModelDiscriminator:
         precision: ``fp32``, or ``bf16`` for autocast.
     """
 
-    def __init__(self, model: torch.nn.Module, precision: str = "fp32") -> None:
+    def __init__(self, model: Any, precision: str = "fp32") -> None:
         self.model = model.eval().requires_grad_(False)
         self.precision = precision
         self.image_size = image_size_of(model)

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image, ImageFile
-from torch.utils.data import Dataset, IterableDataset, get_worker_info
 from torch.utils.data import ConcatDataset as TorchConcatDataset
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 UNREADABLE = (
     OSError,
@@ -52,7 +52,9 @@ class TrainingSet(Dataset):
             )
         self.dataset = dataset
         self.seed = seed
-        parts = dataset.datasets if isinstance(dataset, TorchConcatDataset) else [dataset]
+        parts: list[Any] = (
+            dataset.datasets if isinstance(dataset, TorchConcatDataset) else [dataset]
+        )
         self.image_ids = image_ids_of(parts)
         self._deterministic = all(getattr(part, "deterministic", False) for part in parts)
         only = parts[0] if len(parts) == 1 else None
@@ -98,16 +100,13 @@ class TrainingSet(Dataset):
 
     def show(self, index: int) -> tuple[Image.Image, str]:
         """Picture and caption of a sample as they are in the data, for people to look at."""
-        part, local = index, 0
-        for dataset in self.parts:
-            if part < len(dataset):
-                break
-            part -= len(dataset)
-            local += 1
-        dataset = self.parts[local]
+        ends = np.cumsum([len(part) for part in self.parts])
+        which = int(np.searchsorted(ends, index, side="right"))
+        dataset = self.parts[which]
+        local = index - int(ends[which]) + len(dataset)
         if hasattr(dataset, "show"):
-            return dataset.show(part)
-        annotation = dataset.annotation[part]
+            return dataset.show(local)
+        annotation = dataset.annotation[local]
         path = os.path.join(dataset.vis_root, annotation["image"])
         return Image.open(path).convert("RGB"), str(annotation["caption"])
 
@@ -130,7 +129,8 @@ def image_ids_of(parts: list[Any]) -> np.ndarray:
     """
     if len(parts) == 1 and hasattr(parts[0], "image_ids"):
         return parts[0].image_ids  # perhaps a memory map: no copy
-    ids, paths, first_free = [], {}, 0
+    ids, first_free = [], 0
+    paths: dict[str, int] = {}
     for part in parts:
         if hasattr(part, "image_ids"):
             own = np.asarray(part.image_ids, np.int64) + first_free

@@ -26,10 +26,12 @@ COMPARED = ("albef", "grit_vlp", "s_itc", "mafa")
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="demo", description=__doc__)
-    parser.add_argument("--output", type=Path, default=Path("output/demo"), help="folder of results")
+    parser.add_argument(
+        "--output", type=Path, default=Path("output/demo"), help="folder of results"
+    )
     parser.add_argument("--seed", type=int, default=42)
     parser.add_argument("--epochs", type=int, default=6, help="of every compared system")
-    parser.add_argument("--warm-up-epochs", type=int, default=8, help="of the shared warm-up")
+    parser.add_argument("--warm-up-epochs", type=int, default=6, help="of the shared warm-up")
     parser.add_argument("--train-size", type=int, default=4000, help="training pairs")
     parser.add_argument("--test-size", type=int, default=500, help="test images")
     parser.add_argument("--start-steps", type=int, default=400, help="of the image encoder's start")
@@ -69,7 +71,7 @@ def make_branches(args: argparse.Namespace, folder: Path) -> dict[str, Branch]:
         **compared,
         **plain,
         "run.max_epoch": max(1, args.epochs // 3),
-        "run.init_lr": 5e-4,
+        "model.mafa.negatives": "sampled",
         "model.mafa.loss_weights.lm": 0.0,
     }
     grouped = {**compared, "run.grit.start_epoch": 1}

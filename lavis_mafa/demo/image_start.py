@@ -6,6 +6,8 @@ within a demonstration.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -30,7 +32,7 @@ CLASSES = (len(SHAPES) + 1, len(COLOURS) + 1, len(SIZES) + 1)
 
 
 def train_image_start(
-    encoder: nn.Module, world: WorldConfig, steps: int, batch_size: int = 128, seed: int = 1_000_003
+    encoder: Any, world: WorldConfig, steps: int, batch_size: int = 128, seed: int = 1_000_003
 ) -> float:
     """Train a ViT to tell shape, colour and size in every cell and the background.
 

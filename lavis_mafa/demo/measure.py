@@ -33,7 +33,7 @@ def measure(branches: list[Branch], test: ToyScenesEval, folder: Path) -> dict[s
     Returns:
         Figures by branch name, percentages but for ``itm_auc`` (0 to 1).
     """
-    loader = DataLoader(test, batch_size=250, collate_fn=test.collater)
+    loader: Any = DataLoader(test, batch_size=250, collate_fn=test.collater)
     truth = test.truth_matrix()
     figures: dict[str, dict[str, float]] = {}
     similarities, encoded = [], {}

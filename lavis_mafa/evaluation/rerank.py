@@ -23,11 +23,10 @@ UNRANKED = -100.0
 def compute_sim_matrix(
     backbone: Backbone, data_loader: Any, k_test: int, pairs_per_pass: int = 256
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Scores of every image for every text and the reverse, as LAVIS's retrieval task wants them.
+    """Scores of every image for every text and the reverse, for LAVIS's retrieval task.
 
-    For each query the ``k_test`` candidates of highest ITC similarity get similarity plus ITM logit;
-    all others get `UNRANKED`. More than one rank share the queries; every rank must read the
-    whole split.
+    For each query the ``k_test`` candidates of highest ITC similarity get similarity plus ITM
+    logit, all others `UNRANKED`. Several ranks share the queries; each must read the whole split.
 
     Args:
         data_loader: over a LAVIS retrieval evaluation set (``text``, ``image``).

@@ -5,7 +5,12 @@ from lavis_mafa.grit.grouping import group
 from lavis_mafa.grit.sampler import EpochBatches, EpochPlan, grouped_plan, random_plan
 from lavis_mafa.grit.schedule import GritSchedule
 
-__all__ = ["EpochBatches", "EpochPlan", "GritCollector",
+__all__ = [
+    "EpochBatches",
+    "EpochPlan",
+    "GritCollector",
     "GritSchedule",
     "group",
-    "grouped_plan", "random_plan"]
+    "grouped_plan",
+    "random_plan",
+]

@@ -84,7 +84,11 @@ class GritCollector:
         images, texts, indices = (
             torch.cat(queue) for queue in (self._images, self._texts, self._indices)
         )
-        self._images, self._texts, self._indices = [images[count:]], [texts[count:]], [indices[count:]]
+        self._images, self._texts, self._indices = (
+            [images[count:]],
+            [texts[count:]],
+            [indices[count:]],
+        )
         self._queued -= count
         # Every draw is made here, on the training thread, so that the order is reproducible.
         shuffled = torch.from_numpy(

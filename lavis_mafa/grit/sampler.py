@@ -102,7 +102,7 @@ def grouped_plan(
     kept = len(slots) - whole - (part > 0)
     if kept < 0:
         raise ValueError(f"{len(leftover)} leftover samples fill more than {len(slots)} batches")
-    # A leftover mini-batch that is not full takes its missing samples from the first one pushed out.
+    # A leftover mini-batch that is not full is filled up from the first one pushed out.
     filler = slots[kept, : batch_size - part] if part else np.empty(0, np.int64)
     pushed_out = slots[kept:].reshape(-1)[len(filler) :]
     order = np.concatenate([leftover, filler, slots[:kept].reshape(-1), pushed_out])

@@ -154,7 +154,9 @@ def read_order(path: str, size: int) -> np.ndarray:
 
 
 def _plan_state(plan: EpochPlan | None) -> dict[str, Any] | None:
-    return plan and {"order": torch.from_numpy(plan.order), "grouped": plan.grouped}
+    if plan is None:
+        return None
+    return {"order": torch.from_numpy(plan.order), "grouped": plan.grouped}
 
 
 def _gather_orders(order: np.ndarray, world_size: int) -> list[np.ndarray]:

@@ -114,8 +114,8 @@ class AlbefMafa(AlbefBase):
             logging.warning(
                 "albef_mafa %s is built WITHOUT its starting weights: they are neither in the "
                 "cache nor to be downloaded (%s). Its weights are random, and unless its tokenizer "
-                "is in the cache captions are cut by a small built-in vocabulary. Load a checkpoint "
-                "and give model.tokenizer before using it.",
+                "is in the cache captions are cut by a small built-in vocabulary. Load a "
+                "checkpoint and give model.tokenizer before using it.",
                 model_type,
                 str(error).splitlines()[0],
             )
@@ -144,7 +144,7 @@ class AlbefMafa(AlbefBase):
                 raise ValueError("model.load_finetuned is True but model.finetuned names no file")
         from_parts = start and not checkpoint
         tokenizer = build_tokenizer(cfg.get("tokenizer"))
-        mafa = OmegaConf.to_container(OmegaConf.create(cfg.get("mafa") or {}), resolve=True)
+        mafa: Any = OmegaConf.to_container(OmegaConf.create(cfg.get("mafa") or {}), resolve=True)
         model = cls(
             image_encoder=_image_encoder(cfg, from_parts),
             text_encoder=_text_encoder(cfg, from_parts, tokenizer),

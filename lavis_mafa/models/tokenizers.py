@@ -1,4 +1,4 @@
-"""BERT's tokenizer and weights, or a vocabulary file, without waiting for a network that is not there."""
+"""BERT's tokenizer and weights, or a vocabulary file; no waiting for an absent network."""
 
 from __future__ import annotations
 

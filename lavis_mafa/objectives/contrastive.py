@@ -45,7 +45,7 @@ def smooth(labels: Tensor, alpha: float, dropped: Tensor | None = None) -> Tenso
 
 
 def mix(labels: Tensor, soft: Tensor, alpha: float) -> Tensor:
-    """Mix in a distribution given by a model, as distillation does (MAFA 4.2): no gradient to it."""
+    """Mix in a model's distribution, as distillation does (MAFA 4.2); it gets no gradient."""
     return (1.0 - alpha) * labels + alpha * soft.detach()
 
 
@@ -64,9 +64,7 @@ def contrastive_loss(sim: Tensor, labels: Tensor, dropped: Tensor | None = None)
     return -(labels * log_p).sum(dim=1).mean()
 
 
-def consistency_loss(
-    sim: Tensor, other_direction: Tensor, dropped: Tensor | None = None
-) -> Tensor:
+def consistency_loss(sim: Tensor, other_direction: Tensor, dropped: Tensor | None = None) -> Tensor:
     """``E[KL(sg(q) || p)]`` of GRIT-VLP eq. 6 for one direction.
 
     p is the distribution of an image (or text) over the candidates, q that of its own partner in

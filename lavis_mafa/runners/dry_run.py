@@ -67,7 +67,7 @@ def dry_run(runner: Any) -> list[str]:
         f"model: {trained / 1e6:.2f} M trainable parameters"
         + (f"; Con-D: {frozen / MIB:.0f} MiB" if con_d else ""),
         f"one mini-batch: {losses}",
-        f"memory per rank, estimated: {total / MIB:.0f} MiB (weights {weights / MIB:.0f}, gradients "
-        f"{of_training / MIB:.0f}, AdamW {2 * of_training / MIB:.0f}, Con-D {frozen / MIB:.0f}, "
-        f"activations {activations / MIB:.0f})",
+        f"memory per rank, estimated: {total / MIB:.0f} MiB (weights {weights / MIB:.0f}, "
+        f"gradients {of_training / MIB:.0f}, AdamW {2 * of_training / MIB:.0f}, "
+        f"Con-D {frozen / MIB:.0f}, activations {activations / MIB:.0f})",
     ]

@@ -49,6 +49,11 @@ class RunnerMafa(RunnerBase):
 
     def __init__(self, cfg: Any, task: Any, model: nn.Module, datasets: Any, job_id: str) -> None:
         self.run_cfg = cfg.run_cfg
+        self._model: Any
+        self._device: torch.device | None
+        self._wrapped_model: Any
+        self._scaler: Any
+        self._lr_sched: Any
         super().__init__(cfg, task, model, datasets, job_id)
         self.rank, self.world_size = get_rank(), get_world_size()
         self.log = RunLog(
@@ -85,7 +90,7 @@ class RunnerMafa(RunnerBase):
         return self._device
 
     @property
-    def model(self) -> nn.Module:
+    def model(self) -> Any:
         if self._wrapped_model is None:
             self._model = self._model.to(self.device)
             self._wrapped_model = self._model
@@ -316,7 +321,7 @@ class RunnerMafa(RunnerBase):
             schedule.begin(epoch)
         assert schedule.plan is not None
         schedule.start_collecting(epoch)
-        model = self._model
+        model: Any = self._model
         model.eval()
         steps = schedule.plan.steps
         bar = self.log.progress(range(steps), f"grouping {epoch}", 0, steps)
@@ -330,9 +335,7 @@ class RunnerMafa(RunnerBase):
         schedule.end(epoch)
         schedule.collector = None
 
-    def _take(
-        self, batch: dict[str, Any], epoch: int, step: int, steps: int
-    ) -> dict[str, Any]:
+    def _take(self, batch: dict[str, Any], epoch: int, step: int, steps: int) -> dict[str, Any]:
         for index, loaded, error in self.unreadable.count(batch):
             logging.warning("sample %d cannot be read, %d in its place: %s", index, loaded, error)
             self.log.append_from_rank(
@@ -350,9 +353,7 @@ class RunnerMafa(RunnerBase):
         return samples
 
     def _autocast(self) -> Any:
-        return torch.autocast(
-            self.device.type, self.amp_dtype, enabled=self.amp_dtype is not None
-        )
+        return torch.autocast(self.device.type, self.amp_dtype, enabled=self.amp_dtype is not None)
 
     def _train_step(
         self, samples: dict[str, Any], window: int, last_of_window: bool
@@ -421,14 +422,10 @@ class RunnerMafa(RunnerBase):
         figures["lr"] = self.optimizer.param_groups[0]["lr"]
         bar.show(loss=figures["loss"], lr=figures["lr"])
         if self.global_step % self.log_freq == 0 or self.global_step == 1:
-            self.log.write(
-                "step", epoch=epoch, step=step, global_step=self.global_step, **figures
-            )
+            self.log.write("step", epoch=epoch, step=step, global_step=self.global_step, **figures)
             self.log.scalars("train", figures, self.global_step)
 
-    def _log_mined(
-        self, output: Any, samples: dict[str, Any], epoch: int, step: int
-    ) -> None:
+    def _log_mined(self, output: Any, samples: dict[str, Any], epoch: int, step: int) -> None:
         wanted = int(self.run_cfg.get("log_connections", 64))
         plan = self.schedule.plan
         if not wanted or not is_main_process() or plan is None:
@@ -460,8 +457,7 @@ class RunnerMafa(RunnerBase):
             state = read_checkpoint(str(best))["model"]
             ckpt.load_trained_state(self._model, state, str(best))
         return {
-            split: self.eval_epoch(split, cur_epoch, skip_reload=True)
-            for split in self.test_splits
+            split: self.eval_epoch(split, cur_epoch, skip_reload=True) for split in self.test_splits
         }
 
     @torch.no_grad()
@@ -512,6 +508,12 @@ class RunnerMafa(RunnerBase):
                 "schedule": self.schedule.state_dict(),
                 "unreadable": self.unreadable.state_dict(),
                 "tally": self._tally.state_dict(),
+                # Inside an accumulation window these are this rank's own, and not used yet.
+                "gradients": {
+                    name: value.grad.cpu()
+                    for name, value in self._model.named_parameters()
+                    if value.grad is not None
+                },
             }
         )
         if not is_main_process():
@@ -569,8 +571,9 @@ class RunnerMafa(RunnerBase):
         self.schedule.load_state_dict(mine["schedule"], self.start_epoch, self.device)
         self.unreadable.load_state_dict(mine["unreadable"])
         self._tally = Tally(mine["tally"])
+        for name, value in self._model.named_parameters():
+            if name in mine["gradients"]:
+                value.grad = mine["gradients"][name].to(value.device)
         set_random_states(mine["random"])
-        logging.info(
-            "resumed %s at epoch %d, step %d", path, self.start_epoch, self.start_step
-        )
+        logging.info("resumed %s at epoch %d, step %d", path, self.start_epoch, self.start_step)
         self.log.write("resume", file=os.path.abspath(path), epoch=self.start_epoch)

@@ -50,7 +50,7 @@ class MafaPretrainTask(MafaRetrievalTask):
         return model(samples)
 
     def step_figures(self, output: StepOutput, samples: dict[str, Any]) -> dict[str, float]:
-        """Counts of one step for the log and the epoch's tally, ``<name>_i2t`` and ``<name>_t2i``."""
+        """Counts of one step for log and tally, ``<name>_i2t`` and ``<name>_t2i``."""
         assert output.counts is not None
         counts = output.counts.tolist()
         figures = {
@@ -65,7 +65,7 @@ class MafaPretrainTask(MafaRetrievalTask):
         return figures
 
     def epoch_figures(self, tally: Tally) -> dict[str, float | None]:
-        """Rates of an epoch: false negatives by Con-D and by truth, Con-D's precision and recall."""
+        """Rates of an epoch: false negatives by Con-D and by truth, Con-D's quality."""
         figures: dict[str, float | None] = {}
         for direction in DIRECTIONS:
             d = direction

@@ -161,7 +161,9 @@ def test_pairs_of_one_image_are_never_nominated():
 
 
 @settings(deadline=None)
-@given(size=st.integers(1, 9), seed=st.integers(0, 9999), picker=st.sampled_from([hardest, sampled]))
+@given(
+    size=st.integers(1, 9), seed=st.integers(0, 9999), picker=st.sampled_from([hardest, sampled])
+)
 def test_picks_are_never_positives_and_second_choices_differ(size, seed, picker):
     g = torch.Generator().manual_seed(seed)
     # Divided by the lowest temperature: probabilities underflow.

@@ -105,7 +105,9 @@ def test_two_ranks_share_out_every_global_batch():
 def test_mini_batches_stay_whole_under_shuffling():
     orders = [np.arange(0, 40), np.arange(40, 80)]
     for across in (False, True):
-        plan = grouped_plan(orders, np.array([80, 81, 82]), 4, np.random.default_rng(1), True, across)
+        plan = grouped_plan(
+            orders, np.array([80, 81, 82]), 4, np.random.default_rng(1), True, across
+        )
         whole = {tuple(range(b, b + 4)) for b in range(0, 80, 4)}
         cut = [tuple(b) for b in plan.order[:80].reshape(-1, 4).tolist() if tuple(b) not in whole]
         # Only the leftovers' own mini-batch is mixed: they come first, one sample fills it up.

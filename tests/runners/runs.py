@@ -1,0 +1,93 @@
+"""Tiny runs of the real command on the toy world, for tests of the runner."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+ROOT = Path(__file__).resolve().parents[2]
+CONFIG = str(ROOT / "projects/mafa/train/albef_toy.yaml")
+
+# 74 pairs, mini-batches of 8: 9 steps an epoch and 2 pairs left over; grouped from epoch 1 on.
+SMALL = {
+    "datasets.toy_scenes.build_info.train_size": 74,
+    "datasets.toy_scenes.build_info.val_size": 6,
+    "datasets.toy_scenes.build_info.test_size": 10,
+    "run.max_epoch": 3,
+    "run.batch_size_train": 8,
+    "run.warmup_steps": 5,
+    "run.grit.queue_size": 32,
+    "run.grit.search_space": 16,
+    "run.grit.start_epoch": 1,
+    "run.valid_splits": "[]",
+    "run.test_splits": "[]",
+    "run.tensorboard": False,
+    "run.log_freq": 1,
+    "run.k_test": 4,
+    "model.mafa.con_d.arch": "oracle",
+}
+
+
+def options(folder, **changes):
+    """``--options`` of a small run in ``folder``; double underscores stand for dots."""
+    changed = {key.replace("__", "."): value for key, value in changes.items()}
+    settings = {**SMALL, "run.output_dir": folder, "run.job_id": "job", **changed}
+    return [f"{key}={value}" for key, value in settings.items() if value is not None]
+
+
+def run_here(folder, config=CONFIG, **changes):
+    """Train in this process; return the runner."""
+    from lavis_mafa.cli import run
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return run(config, options(folder, **changes))
+    finally:
+        torch.set_num_threads(threads)
+
+
+def command(script, folder, config=CONFIG, ranks=None, extra=(), **changes):
+    launcher = [sys.executable]
+    if ranks:
+        launcher += ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
+    listed = options(folder, **changes)
+    return [*launcher, str(ROOT / script), "--cfg-path", config, *extra, "--options", *listed]
+
+
+def start(script, folder, **kwargs):
+    """Start the real script as a process of its own."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    return subprocess.Popen(
+        command(script, folder, **kwargs),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=environment,
+        cwd=folder,
+    )
+
+
+def finish(process, status=0, seconds=240):
+    """Wait for a process; its output, which must end with the given status."""
+    output, _ = process.communicate(timeout=seconds)
+    assert process.returncode == status, output[-4000:]
+    return output
+
+
+def weights(folder, name="checkpoint_last.pth", job="job"):
+    return torch.load(Path(folder) / job / name, weights_only=True)["model"]
+
+
+def same_weights(one, other):
+    return one.keys() == other.keys() and all(torch.equal(one[k], other[k]) for k in one)
+
+
+def records(folder, kind, job="job"):
+    lines = (Path(folder) / job / "log.jsonl").read_text().splitlines()
+    return [r for r in map(json.loads, lines) if r["kind"] == kind]

@@ -1,0 +1,131 @@
+"""A run that is stopped goes on as if nothing had happened: not one bit differs."""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+
+import numpy as np
+import pytest
+import torch
+from runs import finish, records, run_here, same_weights, start, weights
+
+from lavis_mafa.runners.launch import random_states, set_random_states
+
+LOSSES = ("loss", "loss_itc", "loss_itm", "loss_lm")
+
+
+def losses(folder):
+    return [[r["epoch"], r["step"], *(r[k] for k in LOSSES)] for r in records(folder, "step")]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("undisturbed")
+    run_here(folder)
+    return folder
+
+
+# Before, inside and at the end of a random epoch, of a grouped one, and inside the last.
+@pytest.mark.parametrize("stop", [1, 5, 9, 10, 17, 18, 22])
+def test_stopped_at_a_step_and_resumed(undisturbed, tmp_path, stop):
+    run_here(tmp_path, run__max_steps=stop)
+    assert len(records(tmp_path, "step")) == stop
+    run_here(tmp_path, run__resume_ckpt_path="auto")
+    assert same_weights(weights(tmp_path), weights(undisturbed))
+    assert losses(tmp_path) == losses(undisturbed)
+
+
+def test_a_different_seed_gives_other_weights(undisturbed, tmp_path):
+    run_here(tmp_path, run__seed=43)
+    assert not same_weights(weights(tmp_path), weights(undisturbed))
+
+
+def test_epoch_figures_cover_the_whole_epoch_after_resuming(undisturbed, tmp_path):
+    run_here(tmp_path, run__max_steps=13)
+    run_here(tmp_path, run__resume_ckpt_path="auto")
+
+    def epochs(folder):
+        return [{k: v for k, v in r.items() if k != "time"} for r in records(folder, "epoch")]
+
+    assert epochs(tmp_path) == epochs(undisturbed)
+
+
+@pytest.mark.parametrize("stop", [4, 11])
+def test_inside_gradient_accumulation(tmp_path, stop):
+    changes = {"run__accum_grad_iters": 4, "run__max_epoch": 2}
+    run_here(tmp_path / "whole", **changes)
+    # Saved every step, which waits for the end of the window: what came after is done again.
+    first = run_here(tmp_path / "cut", run__save_every_steps=1, run__max_steps=stop, **changes)
+    assert first.global_step == stop
+    run_here(tmp_path / "cut", run__resume_ckpt_path="auto", **changes)
+    assert same_weights(weights(tmp_path / "whole"), weights(tmp_path / "cut"))
+
+
+def test_with_workers_and_random_augmentation(tmp_path):
+    changes = {
+        "run__max_epoch": 2,
+        "run__num_workers": 2,
+        "datasets__toy_scenes__vis_processor__train__name": "blip_image_train",
+        "datasets__toy_scenes__vis_processor__train__image_size": 32,
+        "datasets__toy_scenes__vis_processor__eval__name": "blip_image_eval",
+        "datasets__toy_scenes__vis_processor__eval__image_size": 32,
+    }
+    run_here(tmp_path / "whole", **changes)
+    run_here(tmp_path / "cut", run__max_steps=12, **changes)
+    run_here(tmp_path / "cut", run__resume_ckpt_path="auto", **changes)
+    assert same_weights(weights(tmp_path / "whole"), weights(tmp_path / "cut"))
+    run_here(tmp_path / "alone", **{**changes, "run__num_workers": 0})
+    assert same_weights(weights(tmp_path / "whole"), weights(tmp_path / "alone"))
+
+
+def test_the_best_figure_is_not_forgotten(tmp_path):
+    changes = {"run__valid_splits": '["val"]'}
+    run_here(tmp_path, run__max_epoch=1, **changes)
+    path = tmp_path / "job" / "checkpoint_last.pth"
+    content = torch.load(path, weights_only=True)
+    assert content["run"]["best"]["epoch"] == 0 and content["run"]["best"]["split"] == "val"
+    assert (tmp_path / "job" / "checkpoint_best.pth").is_file()
+    content["run"]["best"]["value"] = 1000.0
+    torch.save(content, path)
+    runner = run_here(tmp_path, run__resume_ckpt_path="auto", **changes)
+    assert runner.best == {"value": 1000.0, "epoch": 0, "split": "val"}
+
+
+def test_killed_at_any_moment(undisturbed, tmp_path):
+    process = start("train.py", tmp_path, run__save_every_steps=2)
+    log = tmp_path / "job" / "log.jsonl"
+    deadline = time.time() + 120
+    while time.time() < deadline:
+        if log.is_file() and log.read_text().count('"checkpoint"') >= 5:
+            break
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    finish(process, status=-9)
+    assert not (tmp_path / "job" / "checkpoint_last.pth").stat().st_size == 0
+    output = finish(start("train.py", tmp_path, run__resume_ckpt_path="auto"))
+    assert "resumed" in output
+    assert same_weights(weights(tmp_path), weights(undisturbed))
+
+
+def test_a_checkpoint_of_weights_alone_cannot_be_resumed(tmp_path, tiny):
+    torch.save({"model": tiny.state_dict()}, tmp_path / "weights.pth")
+    with pytest.raises(ValueError, match="model.pretrained"):
+        run_here(tmp_path, run__resume_ckpt_path=tmp_path / "weights.pth")
+
+
+def test_other_data_cannot_be_resumed(undisturbed, tmp_path):
+    with pytest.raises(ValueError, match="74 samples"):
+        run_here(
+            tmp_path,
+            run__resume_ckpt_path=undisturbed / "job" / "checkpoint_last.pth",
+            datasets__toy_scenes__build_info__train_size=80,
+        )
+
+
+def test_generators_go_on_where_they_were():
+    states = random_states()
+    drawn = [random.random(), np.random.rand(), torch.rand(1).item()]
+    set_random_states(states)
+    assert drawn == [random.random(), np.random.rand(), torch.rand(1).item()]
