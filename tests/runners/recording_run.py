@@ -1,0 +1,29 @@
+"""Trains by cli.run and writes what every rank read and lost: ``rank<r>.json`` in a folder."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from lavis.common.dist_utils import get_rank
+
+from lavis_mafa.cli import run
+from lavis_mafa.runners import RunnerMafa
+
+
+def main(folder: str, config: str, *options: str) -> None:
+    read: list[dict] = []
+    note = RunnerMafa._note
+
+    def recorded(self, output, losses, samples, epoch, step, bar):
+        read.append({"index": samples["index"].tolist(), "epoch": epoch, **losses})
+        note(self, output, losses, samples, epoch, step, bar)
+
+    RunnerMafa._note = recorded
+    run(config, options)
+    Path(folder, f"rank{get_rank()}.json").write_text(json.dumps(read))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,161 @@
+"""Two real gloo processes against the same two ranks simulated in one process."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from runs import CONFIG, ROOT, finish, options, records, same_weights, start, weights
+
+RECORDING = Path(__file__).with_name("recording_run.py")
+CHANGES = {
+    "run__max_epoch": 3,
+    "run__batch_size_train": 4,
+    "run__weight_decay": 0.0,
+    "run__grit__shuffle_across_ranks": True,
+}
+
+
+def launch_two(folder, *arguments):
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    return subprocess.Popen(
+        [*launcher, *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=environment,
+        cwd=folder,
+    )
+
+
+def simulate_two_ranks(folder):
+    """Both ranks in turn on one copy of the weights, gradients averaged by hand."""
+    from lavis_mafa.cli import build_runner
+    from lavis_mafa.config import load_config
+    from lavis_mafa.grit import GritSchedule
+    from lavis_mafa.runners.launch import init_distributed, random_states, set_random_states
+
+    torch.set_num_threads(1)
+    cfg = load_config(CONFIG, options(folder, **CHANGES))
+    init_distributed(cfg.run_cfg)
+    runners, states = [], []
+    for rank in range(2):
+        # Every rank draws its own numbers, beginning with weights that rank 0's replace.
+        import random
+
+        import numpy as np
+
+        seed = int(cfg.run_cfg.seed) + rank
+        random.seed(seed)
+        np.random.seed(seed)
+        torch.manual_seed(seed)
+        runners.append(build_runner(cfg))
+        states.append(random_states())
+    runner, train_set = runners[0], runners[0].train_set
+    runner.task.before_training(runner._model, train_set)
+    run_cfg = cfg.run_cfg
+    schedules = [
+        GritSchedule(run_cfg.grit, len(train_set), 4, r, 2, run_cfg.seed, train_set.image_ids)
+        for r in range(2)
+    ]
+    told: list[list[dict]] = [[], []]
+    model = runner.model
+    for epoch in range(run_cfg.max_epoch):
+        plan = [schedule.begin(epoch) for schedule in schedules][0]
+        model.train()
+        for step in range(plan.steps):
+            runner.set_learning_rate(epoch, step)
+            for rank in range(2):
+                set_random_states(states[rank])
+                indices = plan.mini_batches(rank)[step]
+                samples = train_set.collater([train_set[int(i), epoch] for i in indices])
+                samples.update(epoch=epoch, grouped=plan.grouped)
+                output = model(samples)
+                (output.loss / 2).backward()
+                schedules[rank].collect(
+                    samples["index"], output.image_features, output.text_features
+                )
+                states[rank] = random_states()
+                told[rank].append({"index": indices.tolist(), "loss": float(output.loss.detach())})
+            runner.optimizer.step()
+            runner.optimizer.zero_grad()
+            runner.global_step += 1
+        finished = [s.collector.finish() for s in schedules]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("lavis_mafa.grit.schedule._gather_orders", lambda order, world: finished)
+            for schedule, order in zip(schedules, finished, strict=True):
+                patch.setattr(schedule.collector, "finish", lambda order=order: order)
+                schedule.end(epoch)
+    return told, model.state_dict()
+
+
+def test_two_processes_equal_the_simulation(tmp_path):
+    real = tmp_path / "real"
+    real.mkdir()
+    finish(launch_two(real, RECORDING, real, CONFIG, *options(real, **CHANGES)))
+    told, simulated = simulate_two_ranks(tmp_path / "simulated")
+    for rank in range(2):
+        measured = json.loads((real / f"rank{rank}.json").read_text())
+        assert [m["index"] for m in measured] == [t["index"] for t in told[rank]]
+        losses = [m["loss"] for m in measured]
+        assert losses == pytest.approx([t["loss"] for t in told[rank]], rel=1e-5)
+    assert told[0][0]["index"] != told[1][0]["index"], "ranks must read different data"
+    saved = weights(real)
+    assert all(torch.allclose(saved[k], simulated[k], atol=1e-5) for k in saved)
+
+
+def test_two_processes_stopped_and_resumed(tmp_path):
+    changes = {**CHANGES, "run__accum_grad_iters": 2, "run__max_epoch": 2, "ranks": 2}
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    whole.mkdir(), cut.mkdir()
+    finish(start("train.py", whole, **changes))
+    finish(start("train.py", cut, **changes, run__max_steps=14))
+    output = finish(start("train.py", cut, **changes, run__resume_ckpt_path="auto"))
+    assert "resumed" in output
+    assert same_weights(weights(whole), weights(cut))
+
+
+def test_two_processes_evaluate_like_one(tmp_path):
+    changes = {"run__test_splits": '["test"]', "run__max_epoch": 1}
+    one, two = tmp_path / "one", tmp_path / "two"
+    one.mkdir(), two.mkdir()
+    finish(start("train.py", one, **changes))
+    pretrained = {
+        "model__load_finetuned": True,
+        "model__finetuned": one / "job" / "checkpoint_last.pth",
+    }
+    finish(start("evaluate.py", two, ranks=2, **changes, **pretrained))
+    expected, measured = records(one, "eval")[-1], records(two, "eval")[-1]
+    for key in expected.keys() - {"time", "epoch"}:
+        assert measured[key] == expected[key], key
+
+
+def test_a_loss_that_is_not_finite_on_one_rank_stops_both(tmp_path):
+    script = tmp_path / "poisoned.py"
+    script.write_text(
+        "import sys\n"
+        "from lavis.common.dist_utils import get_rank\n"
+        "from lavis_mafa.cli import main\n"
+        "from lavis_mafa.models import AlbefMafa\n"
+        "forward, steps = AlbefMafa.forward, []\n"
+        "def poisoned(self, samples):\n"
+        "    steps.append(1)\n"
+        "    output = forward(self, samples)\n"
+        "    if len(steps) == 4 and get_rank() == 1:\n"
+        "        output['loss_itm'] = output.loss_itm = output.loss_itm * float('nan')\n"
+        "        output['loss'] = output.loss = output.loss * float('nan')\n"
+        "    return output\n"
+        "AlbefMafa.forward = poisoned\n"
+        "sys.exit(main(sys.argv[1:]))\n"
+    )
+    arguments = ["--cfg-path", CONFIG, "--options", *options(tmp_path, **CHANGES)]
+    output = finish(launch_two(tmp_path, script, *arguments), status=1)
+    assert "rank 1: loss" in output and "loss_itm" in output and "sample indices" in output
+    assert "epoch 0, step 3" in output
+    assert len(records(tmp_path, "step")) == 3
