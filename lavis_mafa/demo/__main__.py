@@ -18,7 +18,7 @@ from lavis_mafa.datasets import ToyScenesBuilder
 from lavis_mafa.demo.branches import CONFIG, ROOT, Branch, run_branches
 from lavis_mafa.demo.image_start import train_image_start
 from lavis_mafa.demo.measure import measure, negatives_of
-from lavis_mafa.demo.page import print_table, table_of, write_page, write_summary
+from lavis_mafa.demo.page import print_tables, tables_of, write_page, write_summary
 from lavis_mafa.runners.checkpoint import save_atomically
 
 COMPARED = ("albef", "grit_vlp", "s_itc", "mafa")
@@ -31,7 +31,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--seed", type=int, default=42)
     parser.add_argument("--epochs", type=int, default=6, help="of every compared system")
-    parser.add_argument("--warm-up-epochs", type=int, default=6, help="of the shared warm-up")
+    parser.add_argument("--warm-up-epochs", type=int, default=8, help="of the shared warm-up")
     parser.add_argument("--train-size", type=int, default=4000, help="training pairs")
     parser.add_argument("--test-size", type=int, default=500, help="test images")
     parser.add_argument("--start-steps", type=int, default=400, help="of the image encoder's start")
@@ -70,7 +70,7 @@ def make_branches(args: argparse.Namespace, folder: Path) -> dict[str, Branch]:
     fine_tuning = {
         **compared,
         **plain,
-        "run.max_epoch": max(1, args.epochs // 3),
+        "run.max_epoch": max(1, args.epochs // 2),
         "model.mafa.negatives": "sampled",
         "model.mafa.loss_weights.lm": 0.0,
     }
@@ -115,9 +115,9 @@ def main(argv: list[str] | None = None) -> int:
         figures[name].update(negatives_of(branch))
     settings = {key: str(value) for key, value in vars(args).items()}
     seconds = round(time.time() - began, 1)
-    table = table_of(figures, {name: branch.title for name, branch in compared.items()})
+    tables = tables_of(figures, {name: branch.title for name, branch in compared.items()})
     print()
-    print_table(table)
+    print_tables(tables)
     write_summary(
         folder / "summary.json",
         {
@@ -127,7 +127,7 @@ def main(argv: list[str] | None = None) -> int:
             "seconds": seconds,
         },
     )
-    page = write_page(folder / "report.html", table, compared, splits["train"], settings)
+    page = write_page(folder / "report.html", tables, compared, splits["train"], settings)
     print(f"\ndone in {seconds:.0f} s; look at {page}")
     return 0
 

@@ -383,16 +383,17 @@ class RunnerMafa(RunnerBase):
         parameters = [p for p in self._model.parameters() if p.grad is not None]
         if self.scaler:
             self.scaler.unscale_(self.optimizer)
+        norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+        # Under fp16 an infinite gradient is the scaler's business: it skips and scales down.
+        if not self.scaler:
+            stop_if_gradient_not_finite(norm, self._model, samples, where)
         limit = self.run_cfg.get("max_grad_norm")
-        norm = torch.nn.utils.clip_grad_norm_(
-            parameters, float("inf") if limit is None else float(limit)
-        )
+        if limit is not None:
+            torch.nn.utils.clip_grads_with_norm_(parameters, float(limit), norm)
         if self.scaler:
-            # Under fp16 an infinite gradient is the scaler's business: it skips and scales down.
             self.scaler.step(self.optimizer)
             self.scaler.update()
         else:
-            stop_if_gradient_not_finite(norm, self._model, samples, where)
             self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
 

@@ -88,7 +88,10 @@ def simulate_two_ranks(folder):
             runner.global_step += 1
         finished = [s.collector.finish() for s in schedules]
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("lavis_mafa.grit.schedule._gather_orders", lambda order, world: finished)
+            patch.setattr(
+                "lavis_mafa.grit.schedule._gather_orders",
+                lambda o, w, all_of_them=finished: all_of_them,
+            )
             for schedule, order in zip(schedules, finished, strict=True):
                 patch.setattr(schedule.collector, "finish", lambda order=order: order)
                 schedule.end(epoch)

@@ -1,0 +1,248 @@
+"""What the runner does beside training: scaling, guards, logs, switches."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from runs import CONFIG, finish, records, run_here, same_weights, start, weights
+
+from lavis_mafa.runners.guard import NonFiniteError, UnreadableError, UnreadableSamples
+
+ONE_EPOCH = {"run__max_epoch": 1, "run__grit__enabled": False}
+
+
+def test_accumulated_gradients_have_the_right_scale(tmp_path):
+    """Windows of 1 and of 4 take the same step where all mini-batches are the same."""
+    from lavis_mafa.cli import build_runner
+    from lavis_mafa.config import load_config
+    from lavis_mafa.runners.launch import init_distributed, seed_everything
+    from runs import options
+
+    cfg = load_config(CONFIG, options(tmp_path))
+    init_distributed(cfg.run_cfg)
+    seed_everything(0)
+    runner = build_runner(cfg)
+    runner.task.before_training(runner._model, runner.train_set)
+    plan = runner.schedule.begin(0)
+    batch = next(iter(runner._loader(0, 0)))
+
+    def gradient(windows):
+        taken = []
+        runner._update = lambda samples, where: taken.append(
+            runner._model.vision_proj.weight.grad.clone()
+        )
+        for place in range(windows):
+            torch.manual_seed(7)
+            samples = {**batch, "epoch": 0, "iters": 0, "grouped": plan.grouped}
+            runner._train_step(samples, windows, place + 1 == windows)
+        runner._model.zero_grad()
+        return taken[0]
+
+    assert torch.allclose(gradient(1), gradient(4), rtol=1e-4, atol=1e-7)
+
+
+def test_the_last_window_of_an_epoch_is_used_and_not_carried_over(tmp_path):
+    # 9 steps: windows of 4, 4 and 1.
+    stepped = []
+    step = torch.optim.AdamW.step
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            torch.optim.AdamW,
+            "step",
+            lambda self, *a, **k: (stepped.append(1), step(self, *a, **k)),
+        )
+        run_here(tmp_path, **ONE_EPOCH, run__accum_grad_iters=4)
+    assert len(stepped) == 3
+
+
+def test_gradients_are_clipped(tmp_path):
+    norms = []
+    clip = torch.nn.utils.clip_grads_with_norm_
+
+    def recorded(parameters, limit, norm):
+        clip(parameters, limit, norm)
+        after = torch.stack([p.grad.norm() for p in parameters]).norm()
+        norms.append((float(norm), float(after)))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.nn.utils, "clip_grads_with_norm_", recorded)
+        run_here(tmp_path, **ONE_EPOCH, run__max_grad_norm=0.5)
+    assert all(after <= 0.5 + 1e-4 for _, after in norms)
+    assert max(before for before, _ in norms) > 0.5
+
+
+def test_warm_up_goes_on_over_epochs(tmp_path):
+    run_here(tmp_path, run__warmup_steps=12, run__warmup_lr=0, run__init_lr=1.2e-3)
+    rates = [r["lr"] for r in records(tmp_path, "step")]
+    assert rates[:12] == pytest.approx([1e-4 * k for k in range(12)])
+    assert rates[12:18] == pytest.approx([rates[12]] * 6) and rates[12] < 1.2e-3
+    assert rates[18] < rates[12]
+
+
+def test_the_cosine_may_span_more_epochs_than_are_trained(tmp_path):
+    rates = {}
+    for horizon in (3, 30):
+        folder = tmp_path / str(horizon)
+        run_here(folder, run__lr_horizon=horizon, run__min_lr=0, run__init_lr=1e-3)
+        rates[horizon] = records(folder, "step")[-1]["lr"]
+    assert rates[3] == pytest.approx(1e-3 * 0.25)
+    assert rates[30] == pytest.approx(1e-3 * (1 + np.cos(np.pi * 2 / 30)) / 2)
+
+
+def test_bf16_trains(tmp_path):
+    run_here(tmp_path, **ONE_EPOCH, run__amp=True, run__amp_dtype="bf16")
+    told = [r["loss"] for r in records(tmp_path, "step")]
+    run_here(tmp_path / "exact", **ONE_EPOCH)
+    exact = [r["loss"] for r in records(tmp_path / "exact", "step")]
+    assert told == pytest.approx(exact, rel=0.05) and told != exact
+
+
+def test_a_gradient_that_is_not_finite_stops_before_the_step(tmp_path):
+    def poison(runner):
+        parameter = runner._model.text_proj.weight
+        parameter.register_hook(lambda g: g * float("inf") if runner.global_step == 3 else g)
+
+    from lavis_mafa.runners import RunnerMafa
+
+    train = RunnerMafa.train
+    runners = []
+
+    def poisoned(self):
+        runners.append(self)
+        poison(self)
+        train(self)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RunnerMafa, "train", poisoned)
+        with pytest.raises(NonFiniteError, match="gradient of text_proj.weight is") as caught:
+            run_here(tmp_path, run__save_every_steps=1)
+    assert "epoch 0, step 3" in str(caught.value)
+    samples = records(tmp_path, "step")
+    assert len(samples) == 3
+    saved = weights(tmp_path)
+    assert same_weights(saved, {k: v for k, v in runners[0]._model.state_dict().items()})
+
+
+def test_unreadable_samples_are_replaced_counted_and_listed(tmp_path):
+    rows = []
+    for place in range(40):
+        path = tmp_path / f"{place}.png"
+        Image.new("RGB", (32, 32), (place * 6, 0, 255 - place * 6)).save(path)
+        rows.append({"image": path.name, "caption": f"red circle and big box {place}"})
+    (tmp_path / "7.png").write_bytes(b"no picture")
+    (tmp_path / "21.png").unlink()
+    (tmp_path / "pairs.json").write_text(json.dumps(rows))
+    config = tmp_path / "own.yaml"
+    toy = open(CONFIG).read()
+    own = (
+        "datasets:\n  image_text_json:\n    vis_processor:\n"
+        "      train: {name: blip_image_train, image_size: 32}\n"
+        "      eval: {name: blip_image_eval, image_size: 32}\n"
+        "    build_info:\n      annotations: {train: {storage: %s}}\n      images: {storage: %s}\n"
+        % (tmp_path / "pairs.json", tmp_path)
+    )
+    begin, end = toy.index("datasets:"), toy.index("run:")
+    config.write_text(toy[:begin] + own + "\n" + toy[end:])
+    toy_keys = ("train_size", "val_size", "test_size")
+    none = {f"datasets__toy_scenes__build_info__{key}": None for key in toy_keys}
+    changes = {**none, "model__mafa__con_d__arch": None, "run__max_epoch": 2}
+    runner = run_here(tmp_path / "out", config=str(config), **changes, run__max_unreadable=0.2)
+    lost = [json.loads(line) for line in open(tmp_path / "out/job/unreadable.jsonl")]
+    assert sorted(r["index"] for r in lost) == [7, 7, 21, 21]
+    assert "UnidentifiedImageError" in str(lost) or "cannot" in str(lost)
+    # The same choice every time, and full batches.
+    assert len({(r["index"], r["read"]) for r in lost}) == 2
+    assert runner.global_step == 10
+    with pytest.raises(UnreadableError, match="7: .*\n  21: "):
+        run_here(tmp_path / "strict", config=str(config), **changes, run__max_unreadable=0.01)
+
+
+def test_too_many_unreadable_samples_are_noticed_early():
+    guard = UnreadableSamples(allowed=0.1, enough=3)
+    for place in range(10):
+        error = "broken" if place in (2, 5, 6) else ""
+        batch = {"index": [place], "loaded_index": [place + 100], "load_error": [error]}
+        assert guard.count(batch) == ([(place, place + 100, "broken")] if error else [])
+        assert guard.too_many == (place >= 6)
+    guard.reset()
+    assert not guard.too_many
+
+
+def test_logs_tell_what_the_papers_count(tmp_path):
+    run_here(tmp_path, run__log_connections=4, run__tensorboard=True)
+    step = records(tmp_path, "step")[-1]
+    for name in ("picked", "judged", "converted", "ambiguous", "kept", "probability_sum"):
+        assert f"{name}_i2t" in step and f"{name}_t2i" in step
+    for name in ("loss", "loss_itc", "loss_itm", "loss_lm", "temperature", "lr", "judged_pairs"):
+        assert step[name] > 0
+    assert step["judged_i2t"] == step["picked_i2t"] == 8
+    epoch = records(tmp_path, "epoch")[-1]
+    # The oracle is always right, and finds all there are.
+    for direction in ("i2t", "t2i"):
+        rate = epoch[f"false_negative_rate_{direction}"]
+        assert rate == epoch[f"false_negative_rate_by_con_d_{direction}"]
+        if rate:
+            assert epoch[f"con_d_precision_{direction}"] == 1
+            assert epoch[f"con_d_recall_{direction}"] == 1
+    mined = [json.loads(line) for line in open(tmp_path / "job" / "connections.jsonl")]
+    assert all(r["truth"] is True and r["state"] == "positive" for r in mined)
+    assert list((tmp_path / "job" / "tensorboard").glob("events*"))
+    assert records(tmp_path, "config")[0]["config"]["run"]["seed"] == 42
+
+
+def test_naive_grouping_takes_a_pass_of_its_own(tmp_path):
+    runner = run_here(tmp_path, run__grit__naive=True, run__max_epoch=2)
+    assert runner.global_step == 18
+    assert runner.schedule.plan.grouped
+    assert sorted(runner.schedule.plan.order.tolist()) == list(range(74))
+
+
+def test_an_order_can_be_saved_and_begin_another_run(tmp_path):
+    run_here(tmp_path / "first", run__grit__save_order=True, run__max_epoch=2)
+    order = tmp_path / "first" / "job" / "grit_order.npy"
+    assert sorted(np.load(order).tolist()) == list(range(74))
+    warm = run_here(tmp_path / "second", run__grit__first_order=order, run__max_epoch=1)
+    assert warm.schedule.plan.order.tolist() == np.load(order).tolist()
+
+
+def test_dry_run_trains_nothing_and_tells(tmp_path):
+    output = finish(start("train.py", tmp_path, extra=["--dry-run"]))
+    for told in ("74 pairs", "9 steps", "L = 32", "M = 16", "trainable parameters", "memory"):
+        assert told in output, output[-2000:]
+    assert not (tmp_path / "job" / "checkpoint_last.pth").exists()
+    assert not (tmp_path / "job" / "log.jsonl").exists()
+
+
+def test_wrong_configs_end_with_a_list_and_no_traceback(tmp_path):
+    output = finish(
+        start("train.py", tmp_path, run__batch_size_trian=3, model__mafa__con_d__arch="orakle"),
+        status=2,
+    )
+    assert "batch_size_train" in output and "orakle" in output and "Traceback" not in output
+
+
+def test_too_little_data_is_said_before_a_model_is_built(tmp_path):
+    from lavis_mafa.config import ConfigError
+
+    with pytest.raises(ConfigError, match="at least 80 training pairs, the data have 74"):
+        changes = {"run__grit__search_space": 80, "run__grit__queue_size": 80}
+        run_here(tmp_path, run__batch_size_train=80, **changes)
+
+
+def test_output_lands_where_the_user_stands(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run_here("here", **ONE_EPOCH)
+    assert (tmp_path / "here" / "job" / "checkpoint_last.pth").is_file()
+
+
+def test_splits_that_are_not_there_are_named(tmp_path):
+    runner = SimpleNamespace(eval_sets={"val": 1})
+    from lavis_mafa.runners import RunnerMafa
+
+    with pytest.raises(ValueError, match="'test'.*val"):
+        RunnerMafa.eval_loader(runner, "test")
