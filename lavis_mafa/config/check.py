@@ -335,6 +335,12 @@ def _check_sizes(s: Settings, report: Report, training: bool) -> None:
     image, patch = s["model.image_size"], s["model.vit.patch_size"]
     if image and patch and image % patch:
         report.add("model.image_size", f"{image} is not a multiple of model.vit.patch_size {patch}")
+    for name in s["datasets"] or {}:
+        for part in ("train", "eval"):
+            key = f"datasets.{name}.vis_processor.{part}.image_size"
+            size = s[key]
+            if image and size and size != image and not (part == "train" and not training):
+                report.add(key, f"{size} differs from model.image_size {image}")
     arch = registry.get_model_class(s["model.arch"] or "") or object
     queue, batch = s["model.queue_size"], s["run.batch_size_train"]
     # LAVIS's models with a momentum queue assert it at the first step.

@@ -18,10 +18,11 @@ ONE_EPOCH = {"run__max_epoch": 1, "run__grit__enabled": False}
 
 def test_accumulated_gradients_have_the_right_scale(tmp_path):
     """Windows of 1 and of 4 take the same step where all mini-batches are the same."""
+    from runs import options
+
     from lavis_mafa.cli import build_runner
     from lavis_mafa.config import load_config
     from lavis_mafa.runners.launch import init_distributed, seed_everything
-    from runs import options
 
     cfg = load_config(CONFIG, options(tmp_path))
     init_distributed(cfg.run_cfg)
@@ -143,8 +144,9 @@ def test_unreadable_samples_are_replaced_counted_and_listed(tmp_path):
         "datasets:\n  image_text_json:\n    vis_processor:\n"
         "      train: {name: blip_image_train, image_size: 32}\n"
         "      eval: {name: blip_image_eval, image_size: 32}\n"
-        "    build_info:\n      annotations: {train: {storage: %s}}\n      images: {storage: %s}\n"
-        % (tmp_path / "pairs.json", tmp_path)
+        "    build_info:\n"
+        f"      annotations: {{train: {{storage: {tmp_path / 'pairs.json'}}}}}\n"
+        f"      images: {{storage: {tmp_path}}}\n"
     )
     begin, end = toy.index("datasets:"), toy.index("run:")
     config.write_text(toy[:begin] + own + "\n" + toy[end:])

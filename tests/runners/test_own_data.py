@@ -1,0 +1,265 @@
+"""The whole path on real photographs: vocabulary, training, stop, resume, evaluation, LAVIS."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+from runs import ROOT, finish, records, same_weights, start, weights
+
+OWN = str(ROOT / "projects/mafa/train/albef_own_data.yaml")
+EVALUATE = str(ROOT / "projects/mafa/eval/retrieval_own_data.yaml")
+BUILD_INFO = "datasets__image_text_json__build_info"
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory, photographs):
+    """A folder with a vocabulary and a part of the photographs' captions."""
+    folder = tmp_path_factory.mktemp("own")
+    pairs = json.loads((photographs / "train.json").read_text())
+    (folder / "train.json").write_text(json.dumps(pairs[:200]))
+    for split in ("val", "test"):
+        images = json.loads((photographs / f"{split}.json").read_text())
+        (folder / f"{split}.json").write_text(json.dumps(images[:20]))
+    made = subprocess.run(
+        [
+            *(sys.executable, "-m", "lavis_mafa.make_vocab", str(photographs / "train.json")),
+            *("--out", str(folder / "vocab.txt"), "--size", "800"),
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert made.returncode == 0, made.stderr[-2000:]
+    return folder
+
+
+def changes(work, photographs, **more):
+    """A tiny model on the photographs; what only the toy world knows is left out."""
+    splits = {
+        f"{BUILD_INFO}__annotations__{split}__storage": work / f"{split}.json"
+        for split in ("train", "val", "test")
+    }
+    toy = {f"datasets__toy_scenes__build_info__{k}_size": None for k in ("train", "val", "test")}
+    return {
+        **toy,
+        **splits,
+        f"{BUILD_INFO}__images__storage": photographs,
+        "model__mafa__con_d__arch": None,
+        "model__model_type": "tiny",
+        "model__load_pretrained": False,
+        "model__image_size": 32,
+        "model__tokenizer": work / "vocab.txt",
+        "run__device": "cpu",
+        "run__amp": False,
+        "run__num_workers": 1,
+        "run__batch_size_train": 16,
+        "run__grit__queue_size": 96,
+        "run__grit__search_space": 48,
+        "run__max_epoch": 2,
+        "run__valid_splits": '["val"]',
+        "run__test_splits": '["test"]',
+        **more,
+    }
+
+
+def test_train_stop_resume_evaluate(work, photographs, tmp_path):
+    settings = changes(work, photographs)
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    whole.mkdir(), cut.mkdir()
+    finish(start("train.py", whole, config=OWN, **settings))
+    finish(start("train.py", cut, config=OWN, **settings, run__max_steps=17))
+    output = finish(start("train.py", cut, config=OWN, **settings, run__resume_ckpt_path="auto"))
+    assert "resumed" in output
+    assert same_weights(weights(whole), weights(cut))
+    trained = records(whole, "eval")[-1]
+    assert trained["split"] == "test" and 0 <= trained["txt_r1"] <= trained["txt_r10"] <= 100
+
+    best = whole / "job" / "checkpoint_best.pth"
+    for_training = ("num_workers", "batch", "grit", "max_epoch", "valid", "test_splits")
+    kept = {
+        key: value
+        for key, value in settings.items()
+        if not any(name in key for name in for_training) and "annotations__" not in key
+    }
+    told = tmp_path / "told"
+    told.mkdir()
+    finish(
+        start(
+            "evaluate.py",
+            told,
+            config=EVALUATE,
+            **{key: None for key in ("run__valid_splits", "run__test_splits")},
+            **kept,
+            **{f"{BUILD_INFO}__annotations__test__storage": work / "test.json"},
+            model__finetuned=best,
+            run__k_test=4,
+        )
+    )
+    alone = records(told, "eval")[-1]
+    for key in ("txt_r1", "txt_r5", "img_r1", "img_r10"):
+        assert alone[key] == trained[key]
+
+
+def test_two_processes_train_on_it(work, photographs, tmp_path):
+    settings = changes(work, photographs, run__batch_size_train=8)
+    finish(start("train.py", tmp_path, config=OWN, ranks=2, **settings))
+    assert len(records(tmp_path, "epoch")) == 2 and len(records(tmp_path, "eval")) == 3
+
+
+@pytest.fixture(scope="module")
+def small_albef(tmp_path_factory, work):
+    """A ViT-B with a small BERT: LAVIS's own ALBEF classes build no smaller image encoder."""
+    folder = tmp_path_factory.mktemp("albef")
+    tiny = json.loads((ROOT / "lavis_mafa/configs/models/med_config_tiny.json").read_text())
+    vocabulary = len((work / "vocab.txt").read_text().splitlines())
+    med = {**tiny, "encoder_width": 768, "vocab_size": vocabulary}
+    (folder / "med.json").write_text(json.dumps(med))
+    # LAVIS asks for this tokenizer by name; a folder of the name is found first.
+    (folder / "bert-base-uncased").mkdir()
+    shutil.copy(work / "vocab.txt", folder / "bert-base-uncased" / "vocab.txt")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def base_checkpoint(small_albef, work):
+    """A checkpoint of albef_mafa with LAVIS's ViT-B."""
+    from omegaconf import OmegaConf
+
+    from lavis_mafa.models import AlbefMafa
+
+    cfg = OmegaConf.load(AlbefMafa.default_config_path("base")).model
+    cfg.update(
+        load_pretrained=False,
+        image_size=32,
+        med_config_path=str(small_albef / "med.json"),
+        tokenizer=str(work / "vocab.txt"),
+    )
+    torch.manual_seed(0)
+    model = AlbefMafa.from_config(cfg)
+    torch.save({"model": model.state_dict()}, small_albef / "checkpoint.pth")
+    model.text_encoder.save_pretrained(small_albef / "bert-base-uncased", safe_serialization=False)
+    return model
+
+
+def downstream(name, small_albef, base_checkpoint, **more):
+    """A downstream model of LAVIS with the weights of our checkpoint."""
+    from lavis.common.registry import registry
+    from omegaconf import OmegaConf
+
+    model_cls = registry.get_model_class(name)
+    cfg = OmegaConf.load(
+        model_cls.default_config_path(next(iter(model_cls.PRETRAINED_MODEL_CONFIG_DICT)))
+    ).model
+    cfg.update(
+        image_size=32,
+        med_config_path=str(small_albef / "med.json"),
+        load_finetuned=False,
+        load_pretrained=True,
+        pretrained=str(small_albef / "checkpoint.pth"),
+        **more,
+    )
+    return model_cls.from_config(cfg)
+
+
+@pytest.mark.parametrize(
+    "name, more",
+    [
+        ("albef_retrieval", {"queue_size": 64}),
+        ("albef_vqa", {}),
+        ("albef_nlvr", {}),
+        ("albef_classification", {"num_classes": 3}),
+    ],
+)
+def test_checkpoints_load_into_lavis_models(small_albef, base_checkpoint, monkeypatch, name, more):
+    monkeypatch.chdir(small_albef)
+    model = downstream(name, small_albef, base_checkpoint, **more)
+    state = model.state_dict()
+    ours = base_checkpoint.state_dict()
+    assert torch.equal(
+        state["visual_encoder.blocks.3.attn.qkv.weight"],
+        ours["visual_encoder.blocks.3.attn.qkv.weight"],
+    )
+    key = "encoder.layer.1.attention.self.query.weight"
+    theirs = [k for k in state if k.startswith("text_encoder.") and k.endswith(key)]
+    assert any(torch.equal(state[k], ours[f"text_encoder.bert.{key}"]) for k in theirs)
+    fused = "encoder.layer.3"
+    crossed = [k for k in state if fused in k and "crossattention" in k and "key.weight" in k]
+    assert crossed
+
+
+def test_scores_equal_those_of_lavis(small_albef, base_checkpoint, photographs, work, monkeypatch):
+    """Re-ranking against LAVIS's compute_sim_matrix, on the same weights."""
+    from lavis.datasets.datasets.retrieval_datasets import RetrievalEvalDataset
+    from lavis.processors.blip_processors import BlipCaptionProcessor, BlipImageEvalProcessor
+    from torch.utils.data import DataLoader
+
+    from lavis_mafa.evaluation.rerank import UNRANKED, compute_sim_matrix
+
+    monkeypatch.chdir(small_albef)
+    theirs = downstream("albef_retrieval", small_albef, base_checkpoint, queue_size=64).eval()
+    ours = base_checkpoint.eval()
+    processors = BlipImageEvalProcessor(32), BlipCaptionProcessor()
+    data = RetrievalEvalDataset(*processors, str(photographs), [str(work / "test.json")])
+    loader = DataLoader(data, batch_size=8)
+    k = 5
+    with torch.no_grad():
+
+        class Cfg:
+            k_test = k
+
+        expected = theirs.compute_sim_matrix(loader, Cfg)
+    measured = compute_sim_matrix(ours.backbone, loader, k, pairs_per_pass=12)
+    for mine, reference in zip(measured, expected, strict=True):
+        assert ((mine == UNRANKED) == (reference == -100)).all()
+        assert abs(mine - reference).max() < 1e-4
+        assert ((mine != UNRANKED).sum(1) == k).all()
+
+
+def test_fine_tuning_with_lavis_retrieval(
+    small_albef, base_checkpoint, work, photographs, tmp_path
+):
+    """LAVIS's albef_retrieval and task on own data under our runner, then as Con-D."""
+    config = str(ROOT / "projects/mafa/train/cond_retrieval_ft.yaml")
+    text = open(config).read()
+    begin, end = text.index("  coco_retrieval:"), text.index("    text_processor:")
+    own = text[begin:end].replace("coco_retrieval", "image_text_json").replace("384", "32")
+    mine = tmp_path / "ft.yaml"
+    mine.write_text(text[:begin] + own + text[end:])
+    shutil.copytree(small_albef / "bert-base-uncased", tmp_path / "bert-base-uncased")
+    settings = changes(work, photographs, run__max_epoch=1, run__k_test=200)
+    for key in list(settings):
+        if "grit" in key or key in ("model__load_pretrained", "model__tokenizer"):
+            del settings[key]
+    settings.update(
+        model__model_type="coco",
+        model__pretrained=small_albef / "checkpoint.pth",
+        model__med_config_path=small_albef / "med.json",
+        model__queue_size=64,
+        run__grit__queue_size=None,
+        run__grit__search_space=None,
+        run__grit__start_epoch=None,
+    )
+    finish(start("train.py", tmp_path, config=str(mine), **settings))
+    assert {"loss_itc", "loss_itm"} <= records(tmp_path, "step")[-1].keys()
+    assert records(tmp_path, "eval")[-1]["split"] == "test"
+
+
+def test_the_retrieval_model_serves_as_con_d(small_albef, base_checkpoint, monkeypatch, toy_train):
+    from conftest import mini_batch
+
+    from lavis_mafa.connections.con_d import ModelDiscriminator
+
+    monkeypatch.chdir(small_albef)
+    model = downstream("albef_retrieval", small_albef, base_checkpoint, queue_size=64)
+    con_d = ModelDiscriminator(model)
+    samples = mini_batch(toy_train, range(4))
+    image_of, text_of = torch.tensor([0, 2]), torch.tensor([1, 3])
+    told = con_d.judge(samples, image_of, text_of)
+    expected = ModelDiscriminator(base_checkpoint).judge(samples, image_of, text_of)
+    assert torch.allclose(told, expected, atol=1e-5)
+    base_checkpoint.requires_grad_(True)
