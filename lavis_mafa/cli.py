@@ -18,6 +18,7 @@ from lavis.common.utils import now
 
 import lavis_mafa  # noqa: F401  (registers everything with LAVIS)
 from lavis_mafa.config import ConfigError, load_config
+from lavis_mafa.models.weights import begin_momentum
 from lavis_mafa.runners.dry_run import dry_run
 from lavis_mafa.runners.guard import NonFiniteError, UnreadableError
 from lavis_mafa.runners.launch import init_distributed, seed_everything
@@ -50,6 +51,8 @@ def build_runner(cfg: Any) -> Any:
     datasets = task.build_datasets(cfg)
     _check_size(cfg, datasets)
     model = task.build_model(cfg)
+    given = "finetuned" if cfg.model_cfg.get("load_finetuned", True) else "pretrained"
+    begin_momentum(model, cfg.model_cfg.get(given))
     runner_cls = registry.get_runner_class(cfg.run_cfg.get("runner", "runner_mafa"))
     return runner_cls(cfg=cfg, job_id=_job_id(cfg), task=task, model=model, datasets=datasets)
 

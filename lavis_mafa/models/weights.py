@@ -85,6 +85,25 @@ def load_state(model: torch.nn.Module, state: dict[str, Tensor], origin: str) ->
     return result
 
 
+def begin_momentum(model: Any, checkpoint: str | None) -> bool:
+    """Set momentum encoders equal to the encoders if a checkpoint brought none.
+
+    LAVIS copies them when a model is built, before its checkpoint is loaded; with a checkpoint that
+    holds no momentum encoders they would stay random.
+
+    Returns:
+        Whether they were set.
+    """
+    if not checkpoint or not hasattr(model, "copy_params"):
+        return False
+    state = read_checkpoint(checkpoint)
+    if any("_m." in key for key in state.get("model", state)):
+        return False
+    model.copy_params()
+    logging.info("%s holds no momentum encoders: they begin equal to the encoders", checkpoint)
+    return True
+
+
 def _with_bert(key: str, own: dict[str, Tensor]) -> str:
     if key in own or not key.startswith("text_encoder."):
         return key

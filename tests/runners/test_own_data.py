@@ -118,6 +118,8 @@ def small_albef(tmp_path_factory, work):
     tiny = json.loads((ROOT / "lavis_mafa/configs/models/med_config_tiny.json").read_text())
     vocabulary = len((work / "vocab.txt").read_text().splitlines())
     med = {**tiny, "encoder_width": 768, "vocab_size": vocabulary}
+    # Depth as in ALBEF: LAVIS's loaders count on six text and six fusion layers.
+    med.update(num_hidden_layers=12, fusion_layer=6)
     (folder / "med.json").write_text(json.dumps(med))
     # LAVIS asks for this tokenizer by name; a folder of the name is found first.
     (folder / "bert-base-uncased").mkdir()
@@ -146,7 +148,7 @@ def base_checkpoint(small_albef, work):
     return model
 
 
-def downstream(name, small_albef, base_checkpoint, **more):
+def downstream(name, small_albef, **more):
     """A downstream model of LAVIS with the weights of our checkpoint."""
     from lavis.common.registry import registry
     from omegaconf import OmegaConf
@@ -161,35 +163,91 @@ def downstream(name, small_albef, base_checkpoint, **more):
         load_finetuned=False,
         load_pretrained=True,
         pretrained=str(small_albef / "checkpoint.pth"),
-        **more,
     )
+    cfg.update(more)
     return model_cls.from_config(cfg)
+
+
+def assert_same(state, theirs, ours, our_key):
+    assert torch.equal(state[theirs], ours[our_key]), f"{theirs} is not {our_key}"
 
 
 @pytest.mark.parametrize(
     "name, more",
-    [
-        ("albef_retrieval", {"queue_size": 64}),
-        ("albef_vqa", {}),
-        ("albef_nlvr", {}),
-        ("albef_classification", {"num_classes": 3}),
-    ],
+    [("albef_retrieval", {"queue_size": 64}), ("albef_classification", {"num_classes": 3})],
 )
 def test_checkpoints_load_into_lavis_models(small_albef, base_checkpoint, monkeypatch, name, more):
     monkeypatch.chdir(small_albef)
-    model = downstream(name, small_albef, base_checkpoint, **more)
-    state = model.state_dict()
-    ours = base_checkpoint.state_dict()
-    assert torch.equal(
-        state["visual_encoder.blocks.3.attn.qkv.weight"],
-        ours["visual_encoder.blocks.3.attn.qkv.weight"],
-    )
-    key = "encoder.layer.1.attention.self.query.weight"
-    theirs = [k for k in state if k.startswith("text_encoder.") and k.endswith(key)]
-    assert any(torch.equal(state[k], ours[f"text_encoder.bert.{key}"]) for k in theirs)
-    fused = "encoder.layer.3"
-    crossed = [k for k in state if fused in k and "crossattention" in k and "key.weight" in k]
-    assert crossed
+    state, ours = downstream(name, small_albef, **more).state_dict(), base_checkpoint.state_dict()
+    for key in ours:
+        if key.startswith(("visual_encoder.", "text_encoder.bert.")):
+            assert_same(state, key.replace("bert.", ""), ours, key)
+
+
+def test_momentum_encoders_begin_equal_to_the_encoders(small_albef, base_checkpoint, monkeypatch):
+    from lavis_mafa.export_checkpoint import main
+    from lavis_mafa.models.weights import begin_momentum
+
+    monkeypatch.chdir(small_albef)
+    key = "visual_encoder{}.blocks.0.attn.qkv.weight"
+    model = downstream("albef_retrieval", small_albef, queue_size=64)
+    assert not torch.equal(model.state_dict()[key.format("_m")], model.state_dict()[key.format("")])
+    assert begin_momentum(model, str(small_albef / "checkpoint.pth"))
+    assert torch.equal(model.state_dict()[key.format("_m")], model.state_dict()[key.format("")])
+    main(["checkpoint.pth", "retrieval.pth", "--model", "albef_retrieval"])
+    exported = downstream("albef_retrieval", small_albef, queue_size=64, pretrained="retrieval.pth")
+    assert not begin_momentum(exported, "retrieval.pth")
+    state = exported.state_dict()
+    for part in ("visual_encoder{}.norm.weight", "text_proj{}.weight", "vision_proj{}.bias"):
+        assert torch.equal(state[part.format("_m")], state[part.format("")])
+
+
+def test_an_exported_checkpoint_loads_into_lavis_vqa(small_albef, base_checkpoint, monkeypatch):
+    from lavis_mafa.export_checkpoint import main
+
+    monkeypatch.chdir(small_albef)
+    assert main(["checkpoint.pth", "vqa.pth", "--model", "albef_vqa"]) == 0
+    model = downstream("albef_vqa", small_albef, pretrained="vqa.pth")
+    state, ours = model.state_dict(), base_checkpoint.state_dict()
+    layer = "encoder.layer.{}.crossattention.self.key.weight"
+    for tail in ("", "_m"):
+        key = f"text_encoder{tail}.encoder.layer.3.attention.self.query.weight"
+        assert_same(
+            state, key, ours, "text_encoder.bert.encoder.layer.3.attention.self.query.weight"
+        )
+        # The answer decoder begins with the fusion layers, of which the sixth is the first.
+        assert_same(
+            state,
+            f"text_decoder{tail}.bert." + layer.format(1),
+            ours,
+            "text_encoder.bert." + layer.format(7),
+        )
+        assert_same(state, f"visual_encoder{tail}.norm.weight", ours, "visual_encoder.norm.weight")
+
+
+def test_an_exported_checkpoint_loads_into_lavis_nlvr(small_albef, base_checkpoint, monkeypatch):
+    from lavis_mafa.export_checkpoint import main
+
+    monkeypatch.chdir(small_albef)
+    assert main(["checkpoint.pth", "nlvr.pth", "--model", "albef_nlvr"]) == 0
+    model = downstream("albef_nlvr", small_albef, load_finetuned=True, finetuned="nlvr.pth")
+    state, ours = model.state_dict(), base_checkpoint.state_dict()
+    inside = "encoder.layer.{}.crossattention.self.query.weight"
+    for tail in ("", "_m"):
+        for fusion in range(6):
+            for image in range(2):
+                assert_same(
+                    state,
+                    f"text_encoder{tail}." + inside.format(6 + 2 * fusion + image),
+                    ours,
+                    "text_encoder.bert." + inside.format(6 + fusion),
+                )
+        key = "encoder.layer.5.output.dense.weight"
+        assert_same(state, f"text_encoder{tail}.{key}", ours, f"text_encoder.bert.{key}")
+    images = torch.randn(2, 3, 32, 32)
+    samples = {"image0": images, "image1": images, "text_input": ["a dog", "two dogs"]}
+    samples.update(label=torch.tensor([0, 1]), epoch=0, iters=0, num_iters_per_epoch=1)
+    assert torch.isfinite(model(samples)["loss"])
 
 
 def test_scores_equal_those_of_lavis(small_albef, base_checkpoint, photographs, work, monkeypatch):
@@ -201,7 +259,7 @@ def test_scores_equal_those_of_lavis(small_albef, base_checkpoint, photographs, 
     from lavis_mafa.evaluation.rerank import UNRANKED, compute_sim_matrix
 
     monkeypatch.chdir(small_albef)
-    theirs = downstream("albef_retrieval", small_albef, base_checkpoint, queue_size=64).eval()
+    theirs = downstream("albef_retrieval", small_albef, queue_size=64).eval()
     ours = base_checkpoint.eval()
     processors = BlipImageEvalProcessor(32), BlipCaptionProcessor()
     data = RetrievalEvalDataset(*processors, str(photographs), [str(work / "test.json")])
@@ -255,7 +313,7 @@ def test_the_retrieval_model_serves_as_con_d(small_albef, base_checkpoint, monke
     from lavis_mafa.connections.con_d import ModelDiscriminator
 
     monkeypatch.chdir(small_albef)
-    model = downstream("albef_retrieval", small_albef, base_checkpoint, queue_size=64)
+    model = downstream("albef_retrieval", small_albef, queue_size=64)
     con_d = ModelDiscriminator(model)
     samples = mini_batch(toy_train, range(4))
     image_of, text_of = torch.tensor([0, 2]), torch.tensor([1, 3])
