@@ -1,0 +1,7 @@
+#!/usr/bin/env bash
+# Checks that need a GPU: mixed precision, no launcher, resumption, the estimate of memory.
+# Options go to pytest.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+bash run_scripts/setup_env.sh --dev
+exec .venv/bin/python -m pytest tests/runners/test_gpu.py "$@"

@@ -1,0 +1,49 @@
+"""Checks that need a GPU: bash run_scripts/gpu_checks.sh"""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+from runs import finish, records, run_here, start, weights
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+ON_GPU = {"run__device": "cuda"}
+
+
+@pytest.mark.parametrize("amp_dtype", ["fp16", "bf16"])
+def test_mixed_precision_loses_like_full_precision(tmp_path, amp_dtype):
+    run_here(tmp_path / "exact", **ON_GPU, run__max_epoch=2)
+    mixed = {"run__amp": True, "run__amp_dtype": amp_dtype, "run__max_grad_norm": 5.0}
+    run_here(tmp_path / "mixed", **ON_GPU, **mixed, run__max_epoch=2)
+    exact = [r["loss"] for r in records(tmp_path / "exact", "step")]
+    told = [r["loss"] for r in records(tmp_path / "mixed", "step")]
+    assert told == pytest.approx(exact, rel=0.1)
+
+
+def test_one_gpu_without_launcher_equals_one_rank_with_it(tmp_path):
+    alone, launched = tmp_path / "alone", tmp_path / "launched"
+    alone.mkdir(), launched.mkdir()
+    finish(start("train.py", alone, **ON_GPU, run__max_epoch=2))
+    finish(start("train.py", launched, ranks=1, **ON_GPU, run__max_epoch=2))
+    losses = [[r["loss"] for r in records(f, "step")] for f in (alone, launched)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-3)
+
+
+def test_resuming_on_a_gpu(tmp_path):
+    mixed = {**ON_GPU, "run__amp": True, "run__num_workers": 2}
+    run_here(tmp_path / "whole", **mixed)
+    run_here(tmp_path / "cut", **mixed, run__max_steps=14)
+    run_here(tmp_path / "cut", **mixed, run__resume_ckpt_path="auto")
+    one, other = weights(tmp_path / "whole"), weights(tmp_path / "cut")
+    assert all(torch.allclose(one[k], other[k], atol=1e-3) for k in one)
+
+
+def test_the_estimate_of_memory_is_near_what_is_used(tmp_path):
+    output = finish(start("train.py", tmp_path, extra=["--dry-run"], **ON_GPU))
+    estimate = float(re.search(r"estimated: (\d+) MiB", output)[1])
+    torch.cuda.reset_peak_memory_stats()
+    run_here(tmp_path, **ON_GPU, run__max_epoch=1)
+    used = torch.cuda.max_memory_allocated() / 2**20
+    assert 0.4 * used < estimate < 2.5 * used
