@@ -17,8 +17,8 @@ from lavis.common.registry import registry
 from lavis.common.utils import now
 
 import lavis_mafa  # noqa: F401  (registers everything with LAVIS)
+from lavis_mafa.checkpoints import begin_momentum
 from lavis_mafa.config import ConfigError, load_config
-from lavis_mafa.models.weights import begin_momentum
 from lavis_mafa.runners.dry_run import dry_run
 from lavis_mafa.runners.guard import NonFiniteError, UnreadableError
 from lavis_mafa.runners.launch import init_distributed, seed_everything

@@ -64,7 +64,7 @@ FORMS: dict[str, Callable[[State, int], State]] = {
 
 
 def main(argv: list[str] | None = None) -> int:
-    from lavis_mafa.models.weights import read_checkpoint
+    from lavis_mafa.checkpoints import read_checkpoint
     from lavis_mafa.runners.checkpoint import save_atomically
 
     parser = argparse.ArgumentParser(prog="export_checkpoint", description=__doc__)

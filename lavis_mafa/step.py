@@ -35,7 +35,8 @@ from lavis_mafa.objectives.contrastive import (
 )
 from lavis_mafa.objectives.matching import matching_loss
 
-COUNTS = ("picked", "judged", "converted", "ambiguous", "kept", "probability_sum")
+# "found": judged positive, whatever is made of it.
+COUNTS = ("picked", "judged", "found", "ambiguous", "kept", "probability_sum")
 
 
 @dataclass(frozen=True)
@@ -272,15 +273,15 @@ def _lm(
 def _counts(found: Connections) -> Tensor:
     there = found.state != ABSENT
     judged = there & ~found.probability.isnan()
-    converted = found.state == POSITIVE
+    positive = found.state == POSITIVE
     ambiguous = found.state == AMBIGUOUS
     return torch.stack(
         [
             there.sum(),
             judged.sum(),
-            converted.sum(),
+            positive.sum(),
             ambiguous.sum(),
-            (there & ~converted & ~ambiguous).sum(),
+            (there & ~positive & ~ambiguous).sum(),
             found.probability.nan_to_num().sum(),
         ]
     ).float()

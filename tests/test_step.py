@@ -164,6 +164,28 @@ def test_a_con_d_that_rejects_everything_changes_nothing(tiny, samples):
     assert losses == plain
 
 
+def test_a_pair_mined_from_both_sides_is_told_once(tiny, samples, monkeypatch):
+    class Always(TableConD):
+        def probability(self, image, text):
+            return 1.0
+
+    told = []
+    tell = tiny.backbone.tell
+    monkeypatch.setattr(
+        tiny.backbone,
+        "tell",
+        lambda images, texts, i, t: (
+            told.extend(zip(i.tolist(), t.tolist(), strict=True)),
+            tell(images, texts, i, t),
+        )[1],
+    )
+    output = run_step(tiny.backbone, samples, StepSettings(), Always())
+    nominated = {(b, int(k)) for b, k in enumerate(output.i2t.hard)}
+    from_texts = {(int(k), b) for b, k in enumerate(output.t2i.hard)}
+    assert nominated & from_texts, "the test needs a pair that both sides nominate"
+    assert sorted(told) == sorted({(b, b) for b in range(BATCH)} | nominated | from_texts)
+
+
 def test_labels_are_one_hot_before_the_first_grouped_epoch(tiny, toy_train):
     settings = StepSettings(soft_labels=SoftLabels("smoothed", 0.5))
     early = mini_batch(toy_train, range(BATCH), grouped=False)

@@ -249,7 +249,14 @@ def check_together(config: Mapping[str, Any], report: Report) -> None:
 
 
 def _check_run(s: Settings, report: Report, training: bool) -> None:
-    if training and s["run.max_epoch"] is None and s["run.max_iters"] is None:
+    if training and s["run.runner"] in (None, "runner_mafa"):
+        if s["run.train_splits"] not in (None, [], ["train"]):
+            report.add("run.train_splits", "LAVIS trains on the split train; use ['train']")
+        if s["run.train_dataset_ratios"]:
+            why = "an epoch of runner_mafa is every sample once; leave it out"
+            report.add("run.train_dataset_ratios", why)
+    by_steps = s["run.runner"] == "runner_iter" and s["run.max_iters"] is not None
+    if training and s["run.max_epoch"] is None and not by_steps:
         report.missing("run.max_epoch", "expected a whole number >= 1 (epochs to train)")
     if s["run.lr_sched"] == "linear_warmup_step_lr" and s["run.lr_decay_rate"] is None:
         report.missing("run.lr_decay_rate", "linear_warmup_step_lr needs it, such as 0.9")
@@ -296,16 +303,16 @@ def _check_grit(s: Settings, report: Report) -> None:
         why = f"more than run.grit.queue_size {queue}; M is a part of L"
         report.add("run.grit.search_space", f"{search} is {why}")
     elif None not in (batch, search) and search < batch:
-        why = f"less than run.batch_size_train {batch}; M must hold at least one mini-batch"
-        report.add("run.grit.search_space", f"{search} is {why}")
+        why = f"less than run.batch_size_train {batch}: mini-batches join several search spaces"
+        report.note("run.grit.search_space", f"{search} is {why}")
     elif None not in (batch, search) and search == batch:
         report.note("run.grit.search_space", "equals run.batch_size_train: nothing is grouped")
     start = s["run.grit.start_epoch"]
     if None not in (start, epochs) and start >= epochs:
         report.note("run.grit.start_epoch", f"{start} is not below max_epoch: no epoch is grouped")
+    if start == 0 and not s["run.grit.naive"]:
+        report.add("run.grit.start_epoch", "is 0: nothing is collected yet; use 1 or naive: True")
     off = "or set run.grit.enabled: False"
-    if s["run.train_dataset_ratios"]:
-        report.add("run.train_dataset_ratios", f"mini-batches are grouped; leave it out, {off}")
     ours, chosen = (registry.get_runner_class(n) for n in ("runner_mafa", s["run.runner"] or ""))
     if ours and chosen and not issubclass(chosen, ours):
         why = "knows no grouped mini-batches; use runner_mafa,"
@@ -335,7 +342,8 @@ def _check_sizes(s: Settings, report: Report, training: bool) -> None:
     image, patch = s["model.image_size"], s["model.vit.patch_size"]
     if image and patch and image % patch:
         report.add("model.image_size", f"{image} is not a multiple of model.vit.patch_size {patch}")
-    for name in s["datasets"] or {}:
+    ours = str(s["model.arch"]).endswith(keys.MAFA_SUFFIX)
+    for name in (s["datasets"] or {}) if ours else {}:
         for part in ("train", "eval"):
             key = f"datasets.{name}.vis_processor.{part}.image_size"
             size = s[key]
@@ -350,6 +358,11 @@ def _check_sizes(s: Settings, report: Report, training: bool) -> None:
 
 
 def _check_mafa(s: Settings, report: Report) -> None:
+    soft = "model.mafa.soft_labels"
+    random = s["run.evaluate"] is False and s["run.grit.enabled"] is False
+    if random and s[f"{soft}.type"] not in (None, "one_hot") and s[f"{soft}.start_epoch"] is None:
+        why = "first grouped epoch, and run.grit.enabled is False: labels stay one-hot; use 0"
+        report.note(f"{soft}.start_epoch", why)
     rule = "model.mafa.connections"
     low, high = s[f"{rule}.low"], s[f"{rule}.high"]
     if None not in (low, high) and low > high:

@@ -32,6 +32,7 @@ from lavis_mafa.config.schema import (
     UNSET,
     Key,
 )
+from lavis_mafa.connections.build import JUDGES
 
 logger = logging.getLogger(__name__)
 
@@ -213,6 +214,9 @@ def _check_con_d(config: Mapping[str, Any], report: Report) -> None:
     arch, model_type = s[f"{path}.arch"], s[f"{path}.model_type"]
     if arch in (None, "oracle") or f"{path}.model_type" in report.bad:
         return
+    if arch not in JUDGES and not str(arch).endswith(MAFA_SUFFIX):
+        report.add(f"{path}.arch", f"{arch} cannot judge pairs; use one of {', '.join(JUDGES)}")
+        return
     shipped = _default(f"{path}.model_type", registry.get_model_class(arch), model_type, report)
     model = shipped.get("model", {})
     weights = [model.get(n) for n in ("finetuned", "pretrained") if model.get(f"load_{n}", True)]
@@ -220,6 +224,9 @@ def _check_con_d(config: Mapping[str, Any], report: Report) -> None:
     if shipped and not s[f"{path}.checkpoint"] and not downloads:
         why = f"{arch} has no published weights of that type, and Con-D must be trained"
         report.missing(f"{path}.checkpoint", why)
+
+
+BUILD_KEYS = ("arch", "model_type", "load_pretrained", "pretrained", "load_finetuned", "finetuned")
 
 
 def _model_keys(user: dict[str, Any], report: Report) -> tuple[dict[str, Any], Key]:
@@ -246,6 +253,12 @@ def _model_keys(user: dict[str, Any], report: Report) -> tuple[dict[str, Any], K
                     f"read only by archs whose name ends in {MAFA_SUFFIX}; model.arch is {arch}",
                 )
                 key = replace(key, keys={**key.keys, name: ANY})
+    else:
+        # A key that LAVIS's other models read would pass here without any effect.
+        read = {*MODEL_MAFA, *BUILD_KEYS, *names.get("model", {})}
+        for other in getattr(cls, "PRETRAINED_MODEL_CONFIG_DICT", {}):
+            read |= default_yaml(cls, other).get("model", {}).keys()
+        key = replace(key, keys={name: one for name, one in key.keys.items() if name in read})
     return shipped, _extend(key, names.get("model", {}))
 
 

@@ -120,8 +120,8 @@ GRIT = {
                       default=48000, low=1, also=("L",)),
     "search_space": Key("int", "M: pairs among which neighbours are sought; at most L",
                         "GRIT-VLP 4.1, MAFA 5.1", default=4800, low=1, also=("M",)),
-    "start_epoch": Key("int", "epochs of random mini-batches before the first grouped one",
-                       "GRIT-VLP 4.1", default=1, low=1),
+    "start_epoch": Key("int", "random epochs before the first grouped one; 0 only with naive",
+                       "GRIT-VLP 4.1", default=1, low=0),
     "first_order": Key("str", "index file that orders the first epoch (warm start)", OURS,
                        default=None, nullable=True, path=".npy file"),
     "shuffle": Key("bool", "shuffle collected pairs before grouping and mini-batches after it",
@@ -132,7 +132,8 @@ GRIT = {
                  default=False),
     "same_image": Key("str", "captions of one image: into different mini-batches or anywhere",
                       OURS, default="apart", choices=("apart", "together")),
-    "save_order": Key("bool", "write every epoch's order as an index file", OURS, default=False),
+    "save_order": Key("bool", "keep the newest grouped order in grit_order.npy, for first_order",
+                      OURS, default=False),
 }  # fmt: skip
 
 RUN = {
@@ -183,7 +184,6 @@ RUN = {
     "distributed": Key("bool", "join the processes of a launcher, if there is one", default=True),
     "rank": Key("int", "set by the launcher", low=0),
     "gpu": Key("int", "set by the launcher", low=0),
-    "dist_backend": Key("str", "set when processes join", choices=("nccl", "gloo")),
     "use_dist_eval_sampler": Key("bool", "split evaluation over the ranks", default=True),
     "log_freq": Key("int", "steps between log lines", default=50, low=1),
     # LAVIS: tasks
@@ -227,7 +227,6 @@ RUN = {
                                 default=30.0, low=0, above=True),
     "find_unused_parameters": Key("bool", "passed to DDP; null: as the model needs", OURS,
                                   default=None, nullable=True),
-    "channels_last": Key("bool", "channels-last memory format", OURS, default=False),
     "grit": Key("mapping", "grouped mini-batch sampling", "GRIT-VLP 4.1", default={}, keys=GRIT),
 }  # fmt: skip
 

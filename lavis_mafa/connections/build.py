@@ -9,21 +9,36 @@ from typing import Any
 from lavis.common.registry import registry
 from omegaconf import OmegaConf
 
+from lavis_mafa.checkpoints import load_state, read_checkpoint
 from lavis_mafa.connections.con_d import Discriminator, ModelDiscriminator, Oracle
 
 ORACLE = "oracle"
+# Models that a backbone can drive as Con-D. blip_retrieval's and blip2's checkpoints load into the
+# two image_text_matching models.
+JUDGES = (
+    "albef_mafa",
+    "albef_pretrain",
+    "albef_retrieval",
+    "blip_image_text_matching",
+    "blip2_image_text_matching",
+)
+# Parts without which nothing is judged; momentum copies and language heads are none of them.
+NEEDED = ("visual_encoder.", "text_encoder.", "itm_head.", "Qformer.", "query_tokens", "ln_vision.")
 
 
 def build_discriminator(cfg: Mapping[str, Any] | None) -> Discriminator | None:
     """Con-D from ``{arch, model_type, checkpoint, precision, image_size}``.
 
-    ``arch: oracle`` is the truth of the training set. Otherwise the LAVIS model ``arch`` is built
-    by its config for ``model_type`` with the weights of ``checkpoint``; what the checkpoint's own
-    config says of sizes and tokenizer comes first. Without ``checkpoint`` the model's published
-    weights are used.
+    ``arch: oracle`` is the truth of the training set. Otherwise the LAVIS model ``arch``, one of
+    `JUDGES`, is built by its config for ``model_type`` with the weights of ``checkpoint``; what the
+    checkpoint's own config says of sizes and tokenizer comes first. Without ``checkpoint`` the
+    model's published weights are used.
 
     Returns:
         None for None: no discriminator.
+
+    Raises:
+        ValueError: for an unknown ``arch``, or a checkpoint that leaves weights random.
     """
     if not cfg:
         return None
@@ -47,13 +62,34 @@ def build_discriminator(cfg: Mapping[str, Any] | None) -> Discriminator | None:
         model_cfg.image_size = cfg["image_size"]
     logging.info("Con-D: %s %s from %s", cfg["arch"], model_type, checkpoint or "published weights")
     model = model_cls.from_config(model_cfg)
+    if checkpoint:
+        _require_weights(model, checkpoint)
     return ModelDiscriminator(model, cfg.get("precision", "fp32"))
+
+
+def _require_weights(model: Any, checkpoint: str) -> None:
+    """Load what LAVIS's loading may have passed over, and refuse a Con-D that is partly random."""
+    content = read_checkpoint(checkpoint)
+    missing = set(load_state(model, content.get("model", content), checkpoint).missing_keys)
+    # Frozen parts, such as BLIP-2's ViT, come with the model and are in no checkpoint.
+    random = [
+        name
+        for name, value in model.named_parameters()
+        if name in missing
+        and value.requires_grad
+        and name.startswith(NEEDED)
+        and not name.startswith("text_encoder.cls.")
+    ]
+    if random:
+        raise ValueError(
+            f"model.mafa.con_d.checkpoint: {checkpoint} lacks {len(random)} weights that "
+            f"{type(model).__name__} needs to judge, such as {random[0]}; name a checkpoint of a "
+            "model with an ITM head and of the same sizes"
+        )
 
 
 def _sizes_of(checkpoint: str, arch: str) -> dict[str, Any]:
     """What a checkpoint of ours says of the model that wrote it, less how that one was trained."""
-    from lavis_mafa.models.weights import read_checkpoint
-
     config = read_checkpoint(checkpoint).get("config") or {}
     model = dict(config.get("model") or {})
     if model.get("arch") != arch:

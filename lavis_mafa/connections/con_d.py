@@ -43,7 +43,9 @@ class ModelDiscriminator:
         self.model = model.eval().requires_grad_(False)
         self.precision = precision
         self.image_size = image_size_of(model)
-        if hasattr(model, "text_encoder") and hasattr(model.text_encoder.config, "fusion_layer"):
+        fused = hasattr(model, "itm_head") and hasattr(model, "text_encoder")
+        if fused and hasattr(model.text_encoder.config, "fusion_layer"):
+            _forget_momentum(model)
             self.backbone: AlbefBackbone | MatchHead = AlbefBackbone(model)
         elif "match_head" in model.forward.__code__.co_varnames:
             self.backbone = MatchHead(model)
@@ -76,6 +78,15 @@ class ModelDiscriminator:
                 return self.backbone.match_captions(images[image_of], asked)
             encoded = self.backbone.encode_images(images), self.backbone.encode_texts(captions)
             return self.backbone.match(*encoded, image_of, text_of)
+
+
+def _forget_momentum(model: Any) -> None:
+    """Judging needs no momentum encoders and queues: half of the weights of a retrieval model."""
+    for name in [name for name, _ in model.named_children() if name.endswith("_m")]:
+        delattr(model, name)
+    for name in ("image_queue", "text_queue", "idx_queue", "queue_ptr"):
+        if name in model._buffers:
+            delattr(model, name)
 
 
 class Oracle:

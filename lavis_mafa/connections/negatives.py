@@ -31,7 +31,8 @@ def sampled(sim: Tensor, positives: Tensor) -> Tensor:
     Args and returns as `hardest`; ``sim`` is divided by the temperature.
     """
     nothing_left = positives.all(dim=1)
-    allowed = sim.masked_fill(positives, float("-inf"))
+    # NaN must reach the loss, which names the samples, and not end the draw.
+    allowed = sim.nan_to_num().masked_fill(positives, float("-inf"))
     allowed = allowed.masked_fill(nothing_left[:, None], 0.0)
     drawn = torch.multinomial(torch.softmax(allowed, dim=1), 1).squeeze(1)
     return torch.where(nothing_left, NONE, drawn)

@@ -81,7 +81,12 @@ def make_branches(args: argparse.Namespace, folder: Path) -> dict[str, Branch]:
         Branch("grit_vlp", "GRIT-VLP", {**grouped, **consistency}, "warm_up"),
         Branch("con_d", "Con-D's fine-tuning for retrieval", fine_tuning, "s_itc"),
         Branch("mafa", "MAFA", grouped, "warm_up", con_d="con_d"),
-        Branch("albef", "ALBEF-base", {**compared, **plain}, "warm_up"),
+        Branch(
+            "albef",
+            "ALBEF-base",
+            {**compared, **plain, "model.mafa.negatives": "sampled"},
+            "warm_up",
+        ),
     ]
     for branch in branches:
         branch.folder = folder / branch.name

@@ -69,21 +69,20 @@ def _shortlist(similarities: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def negatives_of(branch: Branch) -> dict[str, float | None]:
-    """False negatives among the hard negatives of a branch's last epoch, both directions' mean.
+    """False negatives in a branch's last epoch, both directions' mean.
 
-    ``false_negative_rate``: share of hard negatives that are valid pairs. ``left_false``: share of
-    hard negatives that are valid and that Con-D did not turn into positives.
+    ``false_negative_rate``: share of valid pairs among the hard negatives that were picked;
+    ``false_negative_rate_in_itm``: among the pairs that ITM then learned as "no match".
     """
     epochs = read_log(branch.folder, "epoch")
     last = epochs[-1] if epochs else {}
-    figures: dict[str, float | None] = {
-        "false_negative_rate": _mean(last, "false_negative_rate_{}"),
-        "con_d_precision": _mean(last, "con_d_precision_{}"),
-        "con_d_recall": _mean(last, "con_d_recall_{}"),
-    }
-    rate, recall = figures["false_negative_rate"], figures["con_d_recall"]
-    figures["left_false"] = rate if rate is None or recall is None else rate * (1 - recall)
-    return figures
+    names = (
+        "false_negative_rate",
+        "false_negative_rate_in_itm",
+        "con_d_precision",
+        "con_d_recall",
+    )
+    return {name: _mean(last, name + "_{}") for name in names}
 
 
 def _mean(record: dict[str, Any], name: str) -> float | None:

@@ -14,6 +14,9 @@ def retrieval_with_truth(
         scores_i2t: ``(I, T)``; scores_t2i: ``(T, I)``.
         truth: ``(I, T)`` bool, whether text t is valid for image i.
 
+    Where scores were re-ranked, what is beyond the ``k_test`` best ties at the end in index order:
+    mAP@R then counts little of it.
+
     Returns:
         ``valid_txt_r1`` ... (images as queries, texts retrieved), ``valid_img_r1`` ... (texts as
         queries), ``txt_map_r``, ``img_map_r``.

@@ -30,7 +30,7 @@ def compute_sim_matrix(
 
     Args:
         data_loader: over a LAVIS retrieval evaluation set (``text``, ``image``).
-        k_test: candidates to re-rank; clipped to what there is. 0: no re-ranking, similarity only.
+        k_test: candidates to re-rank; clipped to what there is.
         pairs_per_pass: pairs that go through the fusion encoder at once.
 
     Returns:
@@ -40,9 +40,6 @@ def compute_sim_matrix(
     sim_i2t, sim_t2i = backbone.similarity(images, texts)
     scores = []
     for sim, anchors_are_images in ((sim_i2t, True), (sim_t2i, False)):
-        if not k_test:
-            scores.append(sim.float().cpu().numpy())
-            continue
         scores.append(
             _rerank(backbone, images, texts, sim, k_test, anchors_are_images, pairs_per_pass)
         )

@@ -73,8 +73,9 @@ def grouped_plan(
     """The epoch that follows from every rank's grouped order (GRIT-VLP 4.1 phase 4).
 
     Orders are cut into mini-batches, which are shuffled as wholes, within their rank or across
-    ranks. Leftover samples of the epoch before come first; the mini-batches that they push out at
-    the end are this epoch's leftover.
+    ranks. Leftover samples of the epoch before come first, in mini-batches that are not grouped,
+    and shift all others by as many places, perhaps to the next rank; the mini-batches that they
+    push out at the end are this epoch's leftover.
 
     Args:
         grouped: one order per rank, all of one length, a multiple of ``batch_size``.

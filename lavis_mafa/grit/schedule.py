@@ -97,7 +97,7 @@ class GritSchedule:
 
     def _first_plan(self, epoch: int) -> EpochPlan:
         path = self.settings.first_order
-        if path and epoch == 0:
+        if self.settings.enabled and path and epoch == 0:
             return EpochPlan(
                 read_order(path, self.size), self.batch_size, self.world_size, grouped=True
             )

@@ -17,11 +17,11 @@ from torch import nn
 from transformers import BertConfig
 
 from lavis_mafa.backbones import AlbefBackbone
+from lavis_mafa.checkpoints import CONFIGS, find_config, load_state, read_checkpoint
 from lavis_mafa.connections.build import build_discriminator
 from lavis_mafa.connections.con_d import Discriminator
 from lavis_mafa.evaluation.rerank import compute_sim_matrix
 from lavis_mafa.models.tokenizers import BERT, build_tokenizer, from_hub
-from lavis_mafa.models.weights import CONFIGS, find_config, load_state, read_checkpoint
 from lavis_mafa.step import StepOutput, StepSettings, run_step
 
 TEMPERATURE_RANGE = (0.001, 0.5)

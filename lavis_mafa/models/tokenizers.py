@@ -10,7 +10,7 @@ from typing import Any
 import requests
 from transformers import BertTokenizerFast
 
-from lavis_mafa.models.weights import find_config
+from lavis_mafa.checkpoints import find_config
 
 BERT = "bert-base-uncased"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,7 +27,7 @@ def dry_run(runner: Any) -> list[str]:
     plan = runner.schedule.begin(0)
     run, grit = runner.run_cfg, runner.run_cfg.grit
     window = runner.accum_grad_iters
-    images = len(set(runner.train_set.image_ids.tolist()))
+    images = len(np.unique(runner.train_set.image_ids))
     lines += [
         f"training data: {len(runner.train_set):,} pairs of {images:,} images",
         f"mini-batches: {run.batch_size_train} x {runner.world_size} rank(s) x {window} "

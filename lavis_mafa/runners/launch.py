@@ -16,10 +16,14 @@ from lavis.common.dist_utils import get_rank, setup_for_distributed
 def init_distributed(run_cfg: Any) -> None:
     """Join the process group that the launcher describes, if there is one.
 
-    Reads ``torch.distributed.run``'s variables, else Slurm's for a job of several tasks. Uses NCCL
-    on GPUs and gloo on CPUs. Sets ``distributed``, ``rank``, ``world_size`` and ``gpu`` of
+    ``run_cfg.distributed: False`` stays alone whatever the environment says. Otherwise reads
+    ``torch.distributed.run``'s variables, else Slurm's for a job of several tasks. Uses NCCL on
+    GPUs and gloo on CPUs. Sets ``distributed``, ``rank``, ``world_size`` and ``gpu`` of
     ``run_cfg``.
     """
+    if run_cfg.get("distributed") is False:
+        run_cfg.update({"rank": 0, "world_size": 1, "gpu": 0})
+        return
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         local = int(os.environ.get("LOCAL_RANK", 0))

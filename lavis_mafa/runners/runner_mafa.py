@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import time
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
+from lavis_mafa.checkpoints import read_checkpoint
 from lavis_mafa.datasets.training_set import TrainingSet
 from lavis_mafa.grit import EpochBatches, GritSchedule
-from lavis_mafa.models.weights import read_checkpoint
 from lavis_mafa.runners import checkpoint as ckpt
 from lavis_mafa.runners.guard import (
     UnreadableSamples,
@@ -298,9 +299,10 @@ class RunnerMafa(RunnerBase):
         if self.unreadable.allowed < 1.0 and any_rank(self.unreadable.exceeded, self.device):
             self.unreadable.stop(f"epoch {epoch}")
         self.schedule.end(epoch)
-        if self.run_cfg.grit.get("save_order") and is_main_process():
-            assert self.schedule.next_plan is not None
-            np.save(self.output_dir / "grit_order.npy", self.schedule.next_plan.order)
+        following = self.schedule.next_plan
+        assert following is not None
+        if self.run_cfg.grit.get("save_order") and following.grouped and is_main_process():
+            np.save(self.output_dir / "grit_order.npy", following.order)
         total = self._tally.over_ranks(self.device)
         figures: dict[str, Any] = {
             name: total.ratio(name, "steps") for name in total.sums if name.startswith("loss")
@@ -393,6 +395,9 @@ class RunnerMafa(RunnerBase):
         if self.scaler:
             self.scaler.step(self.optimizer)
             self.scaler.update()
+            # A gradient that is never finite would have it skip steps and scale down for ever.
+            if self.scaler.get_scale() < 1.0:
+                stop_if_gradient_not_finite(norm, self._model, samples, where)
         else:
             self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
@@ -422,8 +427,8 @@ class RunnerMafa(RunnerBase):
             figures["temperature"] = float(output["temperature"])
         figures["lr"] = self.optimizer.param_groups[0]["lr"]
         bar.show(loss=figures["loss"], lr=figures["lr"])
-        if self.global_step % self.log_freq == 0 or self.global_step == 1:
-            self.log.write("step", epoch=epoch, step=step, global_step=self.global_step, **figures)
+        self.log.write("step", epoch=epoch, step=step, global_step=self.global_step, **figures)
+        if self.global_step % self.log_freq == 0:
             self.log.scalars("train", figures, self.global_step)
 
     def _log_mined(self, output: Any, samples: dict[str, Any], epoch: int, step: int) -> None:
@@ -467,9 +472,9 @@ class RunnerMafa(RunnerBase):
         loader = self.eval_loader(split_name)
         model = self.unwrap_dist_model(self.model)
         model.eval()
-        self._fit_k_test(loader.dataset)
         self.task.before_evaluation(model=model, dataset=loader.dataset)
-        results = self.task.evaluation(model, loader, cuda_enabled=self.cuda_enabled)
+        with self._k_test_that_fits(model, loader.dataset):
+            results = self.task.evaluation(model, loader, cuda_enabled=self.cuda_enabled)
         if results is None:
             return None
         figures = self.task.after_evaluation(
@@ -481,15 +486,22 @@ class RunnerMafa(RunnerBase):
             logging.info("%s: %s", split_name, figures)
         return figures
 
-    def _fit_k_test(self, dataset: Any) -> None:
-        """LAVIS's re-ranking fails if it shall rank more candidates than there are."""
-        cfg = getattr(self.task, "cfg", None)
-        if not isinstance(self.task, RetrievalTask) or cfg is None or not hasattr(dataset, "text"):
+    @contextmanager
+    def _k_test_that_fits(self, model: Any, dataset: Any) -> Iterator[None]:
+        """LAVIS's re-ranking fails if it shall rank more candidates than there are, not ours."""
+        asked = self.run_cfg.get("k_test")
+        ours = hasattr(model, "backbone")
+        if asked is None or ours or not hasattr(dataset, "text"):
+            yield
             return
         there = min(len(dataset.image), len(dataset.text))
-        if cfg.get("k_test", 0) > there:
-            logging.info("run.k_test = %d is more than the %d candidates", cfg.k_test, there)
-            cfg.k_test = there
+        if asked > there:
+            logging.info("run.k_test = %d is more than the %d candidates", asked, there)
+        self.run_cfg.k_test = min(asked, there)
+        try:
+            yield
+        finally:
+            self.run_cfg.k_test = asked
 
     # Checkpoints
 

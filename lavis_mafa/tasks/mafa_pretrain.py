@@ -9,7 +9,7 @@ import torch
 from lavis.common.registry import registry
 
 from lavis_mafa.connections.con_d import Oracle
-from lavis_mafa.connections.mining import ABSENT, AMBIGUOUS, POSITIVE, STATE_NAMES
+from lavis_mafa.connections.mining import ABSENT, AMBIGUOUS, POSITIVE, STATE_NAMES, MiningRule
 from lavis_mafa.step import COUNTS, StepOutput
 from lavis_mafa.tasks.mafa_retrieval import MafaRetrievalTask
 from lavis_mafa.tasks.tally import Tally
@@ -28,6 +28,7 @@ class MafaPretrainTask(MafaRetrievalTask):
     def __init__(self, cfg: Any) -> None:
         super().__init__(cfg)
         self._truth: Any = None
+        self._rule = MiningRule()
 
     def before_training(self, model: Any, train_set: Any) -> None:
         """Tell the oracle, and remember for the figures, what is known of the training data.
@@ -36,6 +37,8 @@ class MafaPretrainTask(MafaRetrievalTask):
             ValueError: if Con-D is the oracle and the data's truth is not known.
         """
         self._truth = train_set.truth
+        if hasattr(model, "settings"):
+            self._rule = model.settings.connections
         con_d = getattr(model, "con_d", None)
         if isinstance(con_d, Oracle):
             if self._truth is None:
@@ -58,6 +61,10 @@ class MafaPretrainTask(MafaRetrievalTask):
             for direction, row in zip(DIRECTIONS, counts, strict=True)
             for name, value in zip(COUNTS, row, strict=True)
         }
+        for direction, row in zip(DIRECTIONS, counts, strict=True):
+            if row[COUNTS.index("judged")]:
+                mean = row[COUNTS.index("probability_sum")] / row[COUNTS.index("judged")]
+                figures[f"con_d_probability_{direction}"] = mean
         figures["judged_pairs"] = float(output.judged_pairs or 0)
         if self._truth is not None:
             for direction in DIRECTIONS:
@@ -71,7 +78,7 @@ class MafaPretrainTask(MafaRetrievalTask):
             d = direction
             if tally.sums.get(f"judged_{d}"):
                 figures[f"false_negative_rate_by_con_d_{d}"] = tally.ratio(
-                    f"converted_{d}", f"judged_{d}"
+                    f"found_{d}", f"judged_{d}"
                 )
                 figures[f"ambiguous_rate_{d}"] = tally.ratio(f"ambiguous_{d}", f"judged_{d}")
                 figures[f"con_d_probability_{d}"] = tally.ratio(
@@ -79,8 +86,11 @@ class MafaPretrainTask(MafaRetrievalTask):
                 )
             if f"false_{d}" in tally.sums:
                 figures[f"false_negative_rate_{d}"] = tally.ratio(f"false_{d}", f"picked_{d}")
+                figures[f"false_negative_rate_in_itm_{d}"] = tally.ratio(
+                    f"false_in_itm_{d}", f"negatives_in_itm_{d}"
+                )
             if f"true_found_{d}" in tally.sums and tally.sums.get(f"judged_{d}"):
-                figures[f"con_d_precision_{d}"] = tally.ratio(f"true_found_{d}", f"converted_{d}")
+                figures[f"con_d_precision_{d}"] = tally.ratio(f"true_found_{d}", f"found_{d}")
                 figures[f"con_d_recall_{d}"] = tally.ratio(f"true_found_{d}", f"false_{d}")
         return figures
 
@@ -119,7 +129,14 @@ class MafaPretrainTask(MafaRetrievalTask):
         pair = (anchors, picked) if direction == "i2t" else (picked, anchors)
         valid = np.asarray(self._truth(*pair))
         called = (found.state.cpu().numpy() == POSITIVE)[there]
+        # What ITM learns as "no match": without the converted and dropped, with the re-sampled.
+        rows, taken, labels = (x.cpu().numpy() for x in found.itm_pairs(self._rule))
+        negative = labels == 0
+        anchors, taken = loaded[rows[negative]], loaded[taken[negative]]
+        in_itm = self._truth(*((anchors, taken) if direction == "i2t" else (taken, anchors)))
         return {
+            f"negatives_in_itm_{direction}": float(negative.sum()),
+            f"false_in_itm_{direction}": float(np.asarray(in_itm).sum()),
             f"false_{direction}": float(valid.sum()),
             f"true_found_{direction}": float((valid & called).sum()),
         }

@@ -185,8 +185,8 @@ def test_checkpoints_load_into_lavis_models(small_albef, base_checkpoint, monkey
 
 
 def test_momentum_encoders_begin_equal_to_the_encoders(small_albef, base_checkpoint, monkeypatch):
+    from lavis_mafa.checkpoints import begin_momentum
     from lavis_mafa.export_checkpoint import main
-    from lavis_mafa.models.weights import begin_momentum
 
     monkeypatch.chdir(small_albef)
     key = "visual_encoder{}.blocks.0.attn.qkv.weight"
@@ -282,12 +282,7 @@ def test_fine_tuning_with_lavis_retrieval(
     small_albef, base_checkpoint, work, photographs, tmp_path
 ):
     """LAVIS's albef_retrieval and task on own data under our runner, then as Con-D."""
-    config = str(ROOT / "projects/mafa/train/cond_retrieval_ft.yaml")
-    text = open(config).read()
-    begin, end = text.index("  coco_retrieval:"), text.index("    text_processor:")
-    own = text[begin:end].replace("coco_retrieval", "image_text_json").replace("384", "32")
-    mine = tmp_path / "ft.yaml"
-    mine.write_text(text[:begin] + own + text[end:])
+    config = str(ROOT / "projects/mafa/train/retrieval_ft_own_data.yaml")
     shutil.copytree(small_albef / "bert-base-uncased", tmp_path / "bert-base-uncased")
     settings = changes(work, photographs, run__max_epoch=1, run__k_test=200)
     for key in list(settings):
@@ -302,7 +297,7 @@ def test_fine_tuning_with_lavis_retrieval(
         run__grit__search_space=None,
         run__grit__start_epoch=None,
     )
-    finish(start("train.py", tmp_path, config=str(mine), **settings))
+    finish(start("train.py", tmp_path, config=config, **settings))
     assert {"loss_itc", "loss_itm"} <= records(tmp_path, "step")[-1].keys()
     assert records(tmp_path, "eval")[-1]["split"] == "test"
 

@@ -178,7 +178,7 @@ def test_too_many_unreadable_samples_are_noticed_early():
 def test_logs_tell_what_the_papers_count(tmp_path):
     run_here(tmp_path, run__log_connections=4, run__tensorboard=True)
     step = records(tmp_path, "step")[-1]
-    for name in ("picked", "judged", "converted", "ambiguous", "kept", "probability_sum"):
+    for name in ("picked", "judged", "found", "ambiguous", "kept", "probability_sum"):
         assert f"{name}_i2t" in step and f"{name}_t2i" in step
     for name in ("loss", "loss_itc", "loss_itm", "loss_lm", "temperature", "lr", "judged_pairs"):
         assert step[name] > 0

@@ -13,7 +13,7 @@ from lavis.common.utils import get_abs_path, is_url
 from lavis.models.vit import interpolate_pos_embed
 from torch import Tensor
 
-CONFIGS = Path(__file__).resolve().parents[1] / "configs"
+CONFIGS = Path(__file__).resolve().parent / "configs"
 
 
 def find_config(path: str) -> str:
@@ -55,7 +55,8 @@ def read_checkpoint(url_or_filename: str) -> dict[str, Any]:
 def load_state(model: torch.nn.Module, state: dict[str, Tensor], origin: str) -> Any:
     """Load the weights that fit, with position embeddings brought to the model's image size.
 
-    Keys of ALBEF's retrieval models (``text_encoder.`` without ``bert.``) are understood.
+    ALBEF's pre-training models keep BERT below ``text_encoder.bert.``, its retrieval models below
+    ``text_encoder.``; either form is understood.
 
     Returns:
         What ``load_state_dict`` says of missing and unexpected keys.
@@ -64,7 +65,7 @@ def load_state(model: torch.nn.Module, state: dict[str, Tensor], origin: str) ->
         ValueError: if no weight fits, or shapes differ.
     """
     own = model.state_dict()
-    state = {_with_bert(key, own): value for key, value in state.items()}
+    state = {_own_name(key, own): value for key, value in state.items()}
     for name in ("visual_encoder", "visual_encoder_m"):
         key = f"{name}.pos_embed"
         if key in state and key in own and state[key].shape != own[key].shape:
@@ -104,8 +105,9 @@ def begin_momentum(model: Any, checkpoint: str | None) -> bool:
     return True
 
 
-def _with_bert(key: str, own: dict[str, Tensor]) -> str:
+def _own_name(key: str, own: dict[str, Tensor]) -> str:
     if key in own or not key.startswith("text_encoder."):
         return key
     longer = key.replace("text_encoder.", "text_encoder.bert.", 1)
-    return longer if longer in own else key
+    shorter = key.replace("text_encoder.bert.", "text_encoder.", 1)
+    return next((name for name in (longer, shorter) if name in own), key)

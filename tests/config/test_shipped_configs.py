@@ -1,0 +1,198 @@
+"""The configs that ship with the project: all load, and hold the paper's numbers."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+from omegaconf import OmegaConf
+
+from lavis_mafa.config import load_config
+from lavis_mafa.step import StepSettings
+
+PROJECTS = ROOT / "projects"
+TRAIN, EVAL = PROJECTS / "mafa/train", PROJECTS / "mafa/eval"
+SHIPPED = sorted(PROJECTS.rglob("*.y*ml"))
+ANNOTATIONS = "datasets.image_text_json.build_info.annotations.{}.storage={}.json"
+
+
+def own_data(path):
+    """The options that a config for one's own data cannot do without."""
+    if "own_data" not in path.stem:
+        return []
+    splits = ("train", "val", "test") if path.parent.name == "train" else ("test",)
+    files = [ANNOTATIONS.format(split, split) for split in splits]
+    return [*files, "datasets.image_text_json.build_info.images.storage=images"]
+
+
+def loaded(path, *options):
+    return load_config(path, [*own_data(path), *options], machine=False)
+
+
+@pytest.fixture(scope="module")
+def paper():
+    return loaded(TRAIN / "albef_4m.yaml")
+
+
+def test_what_ships():
+    assert {path.name for path in TRAIN.iterdir()} == {
+        "albef_4m.yaml",
+        "albef_own_data.yaml",
+        "albef_toy.yaml",
+        "cond_pretrain.yaml",
+        "cond_retrieval_ft.yaml",
+    }
+    assert {path.name for path in EVAL.iterdir()} == {
+        "retrieval_own_data.yaml",
+        "retrieval_toy.yaml",
+    }
+    assert {path.parent for path in SHIPPED} == {TRAIN, EVAL}
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_every_shipped_config_loads(path):
+    cfg = loaded(path)
+    assert cfg.run_cfg.runner == "runner_mafa"
+    assert cfg.run_cfg.evaluate is (path.parent == EVAL)
+    assert cfg.run_cfg.output_dir.startswith("output/")
+    # What the file says is what runs.
+    said = OmegaConf.load(path)
+    assert cfg.run_cfg.batch_size_eval == said.run.batch_size_eval
+    assert cfg.model_cfg.arch == said.model.arch
+    assert list(cfg.datasets_cfg) == list(said.datasets)
+
+
+def told_options(path):
+    """What follows every ``--options`` in the comments at the head of a config."""
+    comments = [line[1:] for line in path.read_text().splitlines() if line.startswith("#")]
+    lines = "\n".join(comments).replace("\\\n", " ").splitlines()
+    told = [line.split("--options", 1)[1] for line in lines if "--options" in line]
+    return [[one.rstrip(").,") for one in re.findall(r"[\w.]+=\S+", line)] for line in told]
+
+
+COMMENTS = [(path, options) for path in SHIPPED for options in told_options(path)]
+
+
+@pytest.mark.parametrize("path, options", COMMENTS, ids=lambda one: getattr(one, "stem", None))
+def test_options_that_comments_name_work(path, options):
+    assert options
+    cfg = loaded(path, *options)
+    for option in options:
+        key, _, value = option.partition("=")
+        found = OmegaConf.select(cfg.config, key)
+        assert str(found) == value.replace("null", "None"), option
+
+
+def test_comments_name_the_systems():
+    assert len(COMMENTS) >= 8
+    named = {path.stem for path, _ in COMMENTS}
+    assert {"albef_4m", "albef_toy", "albef_own_data", "retrieval_toy"} <= named
+
+
+# The paper
+
+
+def test_the_paper_s_optimiser(paper):
+    run = paper.run_cfg
+    assert (run.batch_size_train, run.accum_grad_iters) == (96, 1)
+    assert (run.init_lr, run.min_lr, run.weight_decay) == (1e-4, 1e-5, 0.02)
+    assert (run.warmup_lr, run.warmup_steps) == (1e-5, 2000)
+    assert (run.max_epoch, run.lr_horizon) == (20, 30)
+    assert (run.lr_sched, run.task) == ("linear_warmup_cosine_lr", "mafa_pretrain")
+
+
+def test_the_paper_s_mini_batches(paper):
+    grit = paper.run_cfg.grit
+    assert grit.enabled is True
+    assert (grit.queue_size, grit.search_space, grit.start_epoch) == (48000, 4800, 1)
+    assert list(paper.datasets_cfg) == [
+        "coco_caption",
+        "vg_caption",
+        "sbu_caption",
+        "conceptual_caption_3m",
+    ]
+    for data in paper.datasets_cfg.values():
+        train = data.vis_processor.train
+        assert (train.name, train.image_size) == ("blip_image_train", 256)
+
+
+def test_the_paper_s_model_and_step(paper):
+    model = paper.model_cfg
+    assert (model.arch, model.model_type, model.load_pretrained) == ("albef_mafa", "base", True)
+    assert (model.image_size, model.max_txt_len, model.temp) == (256, 25, 0.07)
+    assert (model.mlm_mask_prob, model.embed_dim) == (0.5, 256)
+    step = StepSettings.from_config(OmegaConf.to_container(model.mafa))
+    assert step.negatives == "hardest" and step.detach_other is True
+    assert dict(step.loss_weights) == {"itc": 1, "itm": 1, "lm": 1}
+    assert (step.soft_labels.type, step.soft_labels.alpha) == ("smoothed", 0.5)
+    assert step.soft_labels.start_epoch is None
+    rule = step.connections
+    assert (rule.low, rule.high) == (0.5, 0.8)
+    assert (rule.action, rule.resample, set(rule.use_in)) == ("convert", True, {"itc", "itm", "lm"})
+
+
+def test_the_other_systems_of_the_paper():
+    """The comments of albef_4m.yaml give GRIT-VLP, ALBEF-base and ECM-E."""
+    path = TRAIN / "albef_4m.yaml"
+    cfgs = {}
+    for line in path.read_text().splitlines():
+        named = re.match(r"#\s+([\w-]+):\s+--options (.*)", line)
+        if named:
+            cfgs[named[1]] = load_config(path, shlex.split(named[2]), machine=False)
+    assert cfgs.keys() == {"GRIT-VLP", "ALBEF-base", "ECM-E"}
+    steps = {
+        name: StepSettings.from_config(OmegaConf.to_container(cfg.model_cfg.mafa))
+        for name, cfg in cfgs.items()
+    }
+    assert cfgs["GRIT-VLP"].model_cfg.mafa.con_d is cfgs["ALBEF-base"].model_cfg.mafa.con_d is None
+    grit = cfgs["GRIT-VLP"].run_cfg.grit
+    assert grit.enabled and grit.search_space == 960
+    assert steps["GRIT-VLP"].soft_labels.type == "consistency"
+    assert steps["GRIT-VLP"].soft_labels.weight == 0.2
+    assert steps["GRIT-VLP"].soft_labels.active(0, grouped=False)
+    assert not cfgs["ALBEF-base"].run_cfg.grit.enabled
+    assert steps["ALBEF-base"].soft_labels.type == "one_hot"
+    assert steps["ALBEF-base"].negatives == "sampled"
+    assert cfgs["ECM-E"].model_cfg.mafa.con_d.arch == "albef_retrieval"
+    assert steps["ECM-E"].connections.action == "drop"
+
+
+def test_each_config_begins_where_the_one_before_it_ends(paper):
+    """Con-D: pre-trained, fine-tuned, then named by albef_4m."""
+    pretrain, tune = loaded(TRAIN / "cond_pretrain.yaml"), loaded(TRAIN / "cond_retrieval_ft.yaml")
+
+    def last(cfg):
+        return str(Path(cfg.run_cfg.output_dir) / cfg.run_cfg.job_id / "checkpoint_last.pth")
+
+    assert tune.model_cfg.pretrained == last(pretrain)
+    assert tune.model_cfg.load_finetuned is False
+    con_d = paper.model_cfg.mafa.con_d
+    assert con_d.checkpoint == last(tune)
+    assert (con_d.arch, con_d.model_type) == (tune.model_cfg.arch, tune.model_cfg.model_type)
+    assert con_d.image_size == tune.model_cfg.image_size == 384
+    for data in tune.datasets_cfg.values():
+        assert data.vis_processor.train.image_size == data.vis_processor.eval.image_size == 384
+
+
+def test_con_d_is_pre_trained_as_mafa_less_con_d(paper):
+    """S-ITC, MLM and ITM under GRIT on the same data (MAFA 4.1)."""
+    pretrain = loaded(TRAIN / "cond_pretrain.yaml")
+    mine, theirs = pretrain.to_dict(), paper.to_dict()
+    assert mine["model"]["mafa"].pop("con_d") is None and theirs["model"]["mafa"].pop("con_d")
+    assert mine["model"] == theirs["model"] and mine["datasets"] == theirs["datasets"]
+    for name in ("output_dir", "job_id"):
+        mine["run"].pop(name), theirs["run"].pop(name, None)
+    assert mine["run"] == theirs["run"]
+
+
+def test_evaluation_looks_where_training_wrote():
+    train, evaluate = (
+        loaded(TRAIN / "albef_own_data.yaml"),
+        loaded(EVAL / "retrieval_own_data.yaml"),
+    )
+    assert evaluate.model_cfg.finetuned.startswith(train.run_cfg.output_dir + "/")
+    assert evaluate.model_cfg.image_size == train.model_cfg.image_size == 256
+    assert evaluate.model_cfg.load_finetuned is True

@@ -1,0 +1,371 @@
+"""`TrainingSet`: samples by index and epoch, the same whoever reads them, whatever is broken."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from lavis.datasets.datasets.base_dataset import ConcatDataset
+from lavis.datasets.datasets.caption_datasets import CaptionDataset
+from lavis.datasets.datasets.image_text_pair_datasets import ImageTextPairDataset
+from lavis.processors.blip_processors import BlipCaptionProcessor, BlipImageTrainProcessor
+from PIL import Image, ImageFile
+from torch.utils.data import ChainDataset, DataLoader, Dataset, IterableDataset
+
+from lavis_mafa.datasets import TrainingSet
+from lavis_mafa.datasets.training_set import ATTEMPTS, image_ids_of
+from lavis_mafa.grit import EpochBatches
+from lavis_mafa.grit.sampler import EpochPlan
+
+
+def states():
+    """The state of every generator, to compare."""
+    numpy = np.random.get_state()
+    python = random.getstate()
+    return python, (numpy[1].tolist(), *numpy[2:]), torch.get_rng_state().tolist()
+
+
+def lavis_set(folder, names, captions=None, cls=ImageTextPairDataset, root=None):
+    """One of LAVIS's own data sets over image files, with its own random augmentation."""
+    captions = captions or [f"caption {k}" for k in range(len(names))]
+    rows = [
+        {"image": name, "caption": caption, "image_id": f"id_{name}"}
+        for name, caption in zip(names, captions, strict=True)
+    ]
+    path = folder / f"{len(list(folder.glob('*.json')))}.json"
+    path.write_text(json.dumps(rows))
+    processors = BlipImageTrainProcessor(image_size=32), BlipCaptionProcessor()
+    return cls(*processors, str(root or folder), [str(path)])
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory):
+    """A folder with 0.jpg ... 5.jpg, of noise that compresses badly."""
+    folder = tmp_path_factory.mktemp("pictures")
+    rng = np.random.default_rng(0)
+    for number in range(6):
+        noise = rng.integers(0, 256, (60, 80, 3), dtype=np.uint8)
+        Image.fromarray(noise).save(folder / f"{number}.jpg", quality=95)
+    return folder
+
+
+@pytest.fixture
+def six(pictures, tmp_path):
+    return lavis_set(tmp_path, [f"{k}.jpg" for k in range(6)], root=pictures)
+
+
+class Draws(Dataset):
+    """Samples that are nothing but three random draws; broken ones raise or are None."""
+
+    def __init__(self, size=8, broken=None):
+        self.size = size
+        self.broken = broken or {}
+        self.read = []
+
+    def __len__(self):
+        return self.size
+
+    def __getitem__(self, index):
+        self.read.append(index)
+        problem = self.broken.get(index)
+        if isinstance(problem, Exception):
+            raise problem
+        if problem == "empty":
+            return None
+        drawn = [random.random(), np.random.rand(), torch.rand(()).item()]
+        return {"image": torch.tensor(drawn, dtype=torch.float64), "text_input": f"{index}"}
+
+
+# What a sample has
+
+
+@pytest.mark.strict_smoke
+def test_a_sample_has_what_the_step_needs(six):
+    train = TrainingSet(six, seed=3)
+    sample = train[4, 0]
+    assert sample.keys() == {
+        *("image", "text_input"),
+        *("index", "loaded_index", "image_id", "load_error"),
+    }
+    assert sample["image"].shape == (3, 32, 32) and sample["text_input"] == "caption 4"
+    assert (sample["index"], sample["loaded_index"], sample["load_error"]) == (4, 4, "")
+    assert sample["image_id"] == 4 and len(train) == 6
+
+
+def test_collated_samples(six, pictures, tmp_path):
+    # LAVIS's concatenation drops the keys that not all parts have; ours are kept.
+    names = ["5.jpg", "gone.jpg", "0.jpg"]
+    train = TrainingSet(
+        ConcatDataset([six, lavis_set(tmp_path, names, cls=CaptionDataset, root=pictures)])
+    )
+    batch = train.collater([train[k, 0] for k in (1, 6, 7)])
+    assert batch["image"].shape == (3, 3, 32, 32)
+    assert batch["text_input"][:2] == ["caption 1", "caption 0"]
+    assert batch["index"].tolist() == [1, 6, 7] and batch["index"].dtype == torch.int64
+    assert batch["loaded_index"].tolist()[:2] == [1, 6] and batch["loaded_index"][2] != 7
+    # LAVIS's own image_id (0 of the second set) gives way to one over all sets.
+    assert batch["image_id"].tolist()[:2] == [1, 5]
+    assert batch["image_id"][2] == train.image_ids[batch["loaded_index"][2]]
+    assert batch["load_error"][:2] == ["", ""] and "gone.jpg" in batch["load_error"][2]
+
+
+def test_the_truth_is_known_of_one_set_alone(toy, six):
+    assert TrainingSet(toy["train"]).truth == toy["train"].truth
+    assert TrainingSet(ConcatDataset([toy["train"]])).truth == toy["train"].truth
+    assert TrainingSet(ConcatDataset([toy["train"], six])).truth is None
+    assert TrainingSet(six).truth is None
+
+
+def test_data_without_an_index_are_refused(six):
+    class Stream(IterableDataset):
+        def __iter__(self):
+            return iter(())
+
+    stream = Stream()
+    # What LAVIS's concat_datasets makes of web data sets alone, and of both kinds together.
+    for data in (stream, ChainDataset([stream]), (ConcatDataset([six]), ChainDataset([stream]))):
+        with pytest.raises(TypeError, match="map-style data sets.*image_text_json"):
+            TrainingSet(data)
+
+
+# Augmentation
+
+
+@pytest.mark.strict_smoke
+def test_augmentation_goes_by_seed_epoch_and_index_alone(six):
+    first = TrainingSet(six, seed=1)[2, 5]["image"]
+    train = TrainingSet(six, seed=1)
+    for drawn in range(3):
+        random.seed(drawn), np.random.seed(drawn), torch.manual_seed(drawn)
+        train[drawn, 0], train[drawn, 5], train[2, 4]
+        assert torch.equal(train[2, 5]["image"], first)
+
+
+def test_all_three_generators_are_seeded_and_given_back():
+    train = TrainingSet(Draws(), seed=1)
+    random.seed(5), np.random.seed(5), torch.manual_seed(5)
+    before = states()
+    expected = random.random(), np.random.rand(), torch.rand(())
+    random.seed(5), np.random.seed(5), torch.manual_seed(5)
+    first = train[3, 0]["image"]
+    assert states() == before
+    assert (random.random(), np.random.rand(), torch.rand(())) == expected
+    assert torch.equal(train[3, 0]["image"], first)
+    others = [
+        train[3, 1]["image"],
+        train[4, 0]["image"],
+        TrainingSet(Draws(), seed=2)[3, 0]["image"],
+    ]
+    for other in others:
+        assert (other != first).all()  # every one of the three draws
+    assert len({float(value) for drawn in [first, *others] for value in drawn}) == 12
+
+
+def test_the_generators_come_back_from_a_failure_too():
+    train = TrainingSet(Draws(2, {0: OSError("a"), 1: OSError("b")}))
+    before = states()
+    with pytest.raises(OSError):
+        train[0, 0]
+    assert states() == before
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_workers_change_nothing(workers):
+    train = TrainingSet(Draws(8, {5: OSError("broken")}), seed=1)
+    plan = EpochPlan(np.array([3, 1, 5, 7, 0, 2, 4, 6]), batch_size=2, world_size=1)
+    loader = DataLoader(
+        train,
+        batch_sampler=EpochBatches(plan, 0, epoch=2),
+        num_workers=workers,
+        collate_fn=train.collater,
+        generator=torch.Generator(),
+    )
+    batches = list(loader)
+    assert torch.cat([batch["index"] for batch in batches]).tolist() == plan.order.tolist()
+    for batch in batches:
+        expected = torch.stack([train[int(k), 2]["image"] for k in batch["index"]])
+        assert torch.equal(batch["image"], expected)
+
+
+def test_what_draws_nothing_is_read_as_it_is(toy):
+    train = TrainingSet(toy["train"])
+    torch.manual_seed(1)
+    state = torch.get_rng_state()
+    assert torch.equal(train[3, 0]["image"], train[3, 9]["image"])
+    assert torch.equal(train[3, 0]["image"], toy["train"][3]["image"])
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+# Samples that cannot be read
+
+PROBLEMS = [
+    FileNotFoundError("no file"),
+    OSError("image file is truncated"),
+    SyntaxError("broken PNG file"),
+    ValueError("buffer is not large enough"),
+    Image.DecompressionBombError("too many pixels"),
+    "empty",
+]
+
+
+@pytest.mark.strict_smoke
+@pytest.mark.parametrize("problem", PROBLEMS, ids=str)
+def test_unreadable_samples_are_replaced(problem):
+    data = Draws(50, {7: problem})
+    train = TrainingSet(data, seed=4)
+    sample = train[7, 3]
+    assert sample["index"] == 7
+    other = sample["loaded_index"]
+    assert other != 7 and sample["text_input"] == str(other) and data.read == [7, other]
+    assert sample["image_id"] == int(train.image_ids[other])
+    told = sample["load_error"]
+    if problem == "empty":
+        assert told == "OSError: sample 7 is empty"
+    else:
+        assert told == f"{type(problem).__name__}: {problem}"
+    # What stands in looks as it does when it is asked for itself.
+    assert torch.equal(sample["image"], train[other, 3]["image"])
+    # The same choice in every epoch and run; another one for another sample or seed.
+    assert train[7, 8]["loaded_index"] == other
+    everywhere = {
+        TrainingSet(Draws(50, {k: problem}), seed=seed)[k, 0]["loaded_index"]
+        for k in (7, 8, 9)
+        for seed in range(4)
+    }
+    assert len(everywhere) > 6
+
+
+def test_the_first_error_is_told_and_reading_goes_on():
+    broken = {k: OSError(f"number {k}") for k in range(1, 8)}
+    data = Draws(8, broken)
+    sample = TrainingSet(data, seed=0)[3, 0]
+    assert sample["loaded_index"] == 0 and sample["load_error"] == "OSError: number 3"
+    assert data.read[0] == 3 and data.read[-1] == 0 and len(data.read) <= ATTEMPTS
+    assert set(data.read[:-1]) <= set(broken)
+
+
+def test_nothing_readable_is_an_error():
+    data = Draws(8, {k: OSError(f"number {k}") for k in range(8)})
+    with pytest.raises(
+        OSError,
+        match=f"sample 3 and {ATTEMPTS - 1} in its place cannot be read; first: OSError: number 3",
+    ):
+        TrainingSet(data)[3, 0]
+    assert len(data.read) == ATTEMPTS
+
+
+def test_errors_of_a_program_are_not_taken_for_broken_data():
+    for problem in (KeyError("caption"), TypeError("no"), RuntimeError("out of memory")):
+        with pytest.raises(type(problem)):
+            TrainingSet(Draws(8, {2: problem}))[2, 0]
+
+
+@pytest.mark.strict_smoke
+def test_truncated_images_count_as_unreadable(pictures, tmp_path):
+    for number in range(3):
+        content = (pictures / f"{number}.jpg").read_bytes()
+        whole = number != 1
+        (tmp_path / f"{number}.jpg").write_bytes(content if whole else content[:-1500])
+    data = lavis_set(tmp_path, ["0.jpg", "1.jpg", "2.jpg"])
+    before = ImageFile.LOAD_TRUNCATED_IMAGES
+    try:
+        # As LAVIS leaves it: half an image is taken for a whole one.
+        ImageFile.LOAD_TRUNCATED_IMAGES = True
+        assert data[1]["image"].shape == (3, 32, 32)
+        train = TrainingSet(data)
+        for _ in range(2):
+            sample = train[1, 0]
+            assert sample["loaded_index"] in (0, 2) and "truncated" in sample["load_error"]
+            ImageFile.LOAD_TRUNCATED_IMAGES = True  # as importing more of LAVIS does
+    finally:
+        ImageFile.LOAD_TRUNCATED_IMAGES = before
+
+
+# Which samples show one image
+
+
+def test_image_ids_over_lavis_data_sets(pictures, tmp_path):
+    other = tmp_path / "elsewhere"
+    other.mkdir()
+    parts = [
+        lavis_set(tmp_path, ["0.jpg", "1.jpg", "0.jpg"], root=pictures),
+        # The same files, by another spelling of the same folder and of the same path.
+        lavis_set(tmp_path, ["1.jpg", "./2.jpg"], root=f"{pictures}/../{pictures.name}/"),
+        # The same names in another folder are other images.
+        lavis_set(tmp_path, ["0.jpg", "2.jpg"], root=other),
+        lavis_set(tmp_path, ["2.jpg", "0.jpg"], root=pictures, cls=CaptionDataset),
+    ]
+    ids = TrainingSet(ConcatDataset(parts)).image_ids
+    assert ids.dtype == np.int64 and len(ids) == 9
+    a, b, c = ids[0], ids[1], ids[4]
+    assert ids[[0, 1, 2, 3, 4]].tolist() == [a, b, a, b, c] and len({a, b, c}) == 3
+    assert ids[7:].tolist() == [c, a]
+    assert len({*ids[5:7].tolist(), a, b, c}) == 5
+
+
+def test_image_ids_of_one_set_are_not_copied(toy):
+    assert TrainingSet(toy["train"]).image_ids is toy["train"].image_ids
+
+
+class Part:
+    def __init__(self, size, **known):
+        self.size = size
+        self.__dict__.update(known)
+
+    def __len__(self):
+        return self.size
+
+
+numbered = st.lists(st.integers(0, 30), min_size=1, max_size=6)
+named = st.tuples(
+    st.sampled_from(["/a", "/a/b", "/c"]),
+    st.lists(st.sampled_from(["x", "b/x", "./x", "y"]), min_size=1, max_size=6),
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.one_of(numbered, named, st.integers(1, 4)), min_size=1, max_size=5))
+def test_image_ids_are_equal_where_images_are(given_parts):
+    parts, images = [], []
+    for place, one in enumerate(given_parts):
+        if isinstance(one, int):
+            parts.append(Part(one))
+            images += [(place, "sample", k) for k in range(one)]
+        elif isinstance(one, list):
+            parts.append(Part(len(one), image_ids=np.array(one)))
+            images += [(place, "number", k) for k in one]
+        else:
+            root, names = one
+            parts.append(Part(len(names), vis_root=root, annotation=[{"image": n} for n in names]))
+            images += [os.path.normpath(f"{root}/{name}") for name in names]
+    ids = image_ids_of(parts)
+    assert len(ids) == len(images) == sum(map(len, parts))
+    for i, mine in enumerate(images):
+        for j, other in enumerate(images):
+            assert (ids[i] == ids[j]) == (mine == other)
+
+
+# For people to look at
+
+
+def test_show_finds_the_picture_in_its_part(pictures, tmp_path, toy):
+    first = lavis_set(tmp_path, ["0.jpg", "1.jpg"], ["Zero!", "One"], root=pictures)
+    last = lavis_set(tmp_path, ["3.jpg"], ["Three"], root=pictures)
+    train = TrainingSet(ConcatDataset([first, toy["train"], last]))
+    size = len(toy["train"])
+    for index, name, caption in ((0, "0", "Zero!"), (1, "1", "One"), (size + 2, "3", "Three")):
+        picture, text = train.show(index)
+        expected = Image.open(pictures / f"{name}.jpg").convert("RGB")
+        assert text == caption and np.array_equal(np.asarray(picture), np.asarray(expected))
+    for local in (0, 5, size - 1):
+        picture, text = train.show(local + 2)
+        expected, caption = toy["train"].show(local)
+        assert text == caption and np.array_equal(np.asarray(picture), np.asarray(expected))
+    alone = TrainingSet(last).show(0)
+    assert alone[1] == "Three" and alone[0].size == (80, 60)

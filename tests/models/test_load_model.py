@@ -1,0 +1,465 @@
+"""Models as a LAVIS user gets them: by name and type, from checkpoints good and bad."""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import socket
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import ROOT, mini_batch
+from lavis.models.med import XBertEncoder
+from omegaconf import OmegaConf
+
+import lavis_mafa
+from lavis_mafa.connections.build import build_discriminator
+from lavis_mafa.connections.con_d import ModelDiscriminator, Oracle
+from lavis_mafa.models import AlbefMafa, albef_mafa
+
+TINY = str(AlbefMafa.default_config_path("tiny"))
+POSITIONS = "visual_encoder.pos_embed"
+LEARNED = ("vision_proj.weight", "text_encoder.bert.encoder.layer.3.crossattention.self.key.weight")
+
+
+def tiny_config(**changes):
+    cfg = OmegaConf.load(TINY).model
+    cfg.update(changes)
+    return cfg
+
+
+def other_tiny(seed=1, **changes):
+    """A tiny model with other weights than the fixture `tiny`."""
+    torch.manual_seed(seed)
+    return AlbefMafa.from_config(tiny_config(**changes))
+
+
+def same(one, other):
+    return one.keys() == other.keys() and all(torch.equal(one[k], other[k]) for k in one)
+
+
+# Registration
+
+
+def test_importing_the_package_registers_everything():
+    code = """
+import lavis_mafa
+from lavis.common.registry import registry
+from lavis.models import model_zoo
+for kind, names in {
+    "model": ["albef_mafa", "albef_retrieval"],
+    "task": ["mafa_pretrain", "mafa_retrieval", "retrieval"],
+    "runner": ["runner_mafa", "runner_base"],
+    "builder": ["toy_scenes", "image_text_json", "coco_caption"],
+    "lr_scheduler": ["linear_warmup_cosine_lr"],
+}.items():
+    for name in names:
+        assert getattr(registry, f"get_{kind}_class")(name) is not None, (kind, name)
+print(model_zoo)
+"""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code],
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    listed = {line.split(None, 1)[0]: line for line in done.stdout.splitlines() if " " in line}
+    assert listed["albef_mafa"].split(None, 1)[1] == "base, tiny"
+    assert "albef_pretrain" in listed
+
+
+# By name and type
+
+
+@pytest.fixture(scope="module")
+def base():
+    """The base model where nothing can be downloaded, what it said, and who it called."""
+    said, called = [], []
+    listener = logging.Handler()
+    listener.emit = said.append
+
+    def refuse(self, address, *rest):
+        called.append(address)
+        raise OSError("no network in tests")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HF_HUB_OFFLINE", "1")
+        patch.setattr(socket.socket, "connect", refuse)
+        # A machine that has BERT in its cache shall give the same answer.
+        patch.setattr("lavis_mafa.models.tokenizers.BERT", "nobody/has-this-tokenizer")
+        logging.getLogger().addHandler(listener)
+        try:
+            model = lavis_mafa.load_model("albef_mafa")
+        finally:
+            logging.getLogger().removeHandler(listener)
+    return model, said, called
+
+
+def test_the_default_type_is_the_base_model_of_the_paper(base):
+    model, _, _ = base
+    assert model.visual_encoder.patch_embed.num_patches == (256 // 16) ** 2
+    assert model.visual_encoder.pos_embed.shape == (1, 257, 768)
+    assert len(model.visual_encoder.blocks) == 12
+    bert = model.text_encoder.config
+    assert (bert.num_hidden_layers, bert.fusion_layer, bert.hidden_size) == (12, 6, 768)
+    assert bert.vocab_size == 30522
+    assert model.vision_proj.weight.shape == model.text_proj.weight.shape == (256, 768)
+    assert (model.mlm_probability, model.max_txt_len) == (0.5, 25)
+    assert float(model.temp.detach()) == pytest.approx(0.07)
+    texts = model.backbone.encode_texts(["a red circle", "two blue squares on white"])
+    assert texts.features.shape == (2, 256)
+    assert texts.features.norm(dim=1).tolist() == pytest.approx([1.0, 1.0], abs=1e-4)
+
+
+def test_the_base_model_says_that_it_has_no_weights(base):
+    _, said, called = base
+    warnings = [r.getMessage() for r in said if r.levelno == logging.WARNING]
+    assert len(warnings) == 1
+    for part in ("albef_mafa base", "WITHOUT its starting weights", "random", "checkpoint"):
+        assert part in warnings[0]
+    assert called == []
+
+
+def test_what_cannot_be_had_is_given_up_piece_by_piece(monkeypatch):
+    """No weights: random ones, with the real tokenizer; no tokenizer either: a small one."""
+    asked = []
+
+    def built(cfg):
+        asked.append((cfg.load_pretrained, cfg.tokenizer))
+        if cfg.load_pretrained or (cfg.tokenizer is None and not tokenizer_is_there):
+            raise OSError("no network")
+        return "model"
+
+    monkeypatch.setattr(AlbefMafa, "from_config", built)
+    tokenizer_is_there = True
+    assert AlbefMafa.from_pretrained("base") == "model"
+    assert asked == [(True, None), (False, None)]
+    asked.clear()
+    tokenizer_is_there = False
+    assert AlbefMafa.from_pretrained("base") == "model"
+    assert asked == [(True, None), (False, None), (False, "tiny_vocab.txt")]
+
+
+@pytest.mark.strict_smoke
+def test_round_trip_of_a_checkpoint(tmp_path, tiny):
+    path = str(tmp_path / "weights.pth")
+    for content in ({"model": tiny.state_dict()}, tiny.state_dict()):
+        torch.save(content, path)
+        torch.manual_seed(3)
+        fresh = lavis_mafa.load_model("albef_mafa", "tiny")
+        torch.manual_seed(3)
+        model = lavis_mafa.load_model("albef_mafa", "tiny", is_eval=True, checkpoint=path)
+        assert not same(fresh.state_dict(), tiny.state_dict())
+        assert same(model.state_dict(), tiny.state_dict())
+        assert not model.training and fresh.training
+
+
+@pytest.mark.strict_smoke
+def test_lavis_own_functions_know_the_model(tmp_path, tiny):
+    from lavis.models import load_model, load_model_and_preprocess, model_zoo
+    from PIL import Image
+
+    torch.save({"model": tiny.state_dict()}, tmp_path / "weights.pth")
+    model = load_model("albef_mafa", "tiny", checkpoint=str(tmp_path / "weights.pth"))
+    assert same(model.state_dict(), tiny.state_dict())
+    model, vis, text = load_model_and_preprocess("albef_mafa", "tiny", is_eval=True)
+    assert type(model) is AlbefMafa and not model.training
+    picture = Image.new("RGB", (50, 40), (10, 200, 30))
+    for phase in ("train", "eval"):
+        assert vis[phase](picture).shape == (3, 32, 32)
+        assert text[phase]("A Red!  Circle") == "a red circle"
+    assert ("albef_mafa", ["base", "tiny"]) in list(model_zoo)
+    line = next(line for line in str(model_zoo).splitlines() if line.startswith("albef_mafa "))
+    assert line.split(None, 1)[1] == "base, tiny"
+
+
+@pytest.mark.strict_smoke
+def test_unknown_names_and_types_are_told_the_known_ones():
+    with pytest.raises(ValueError, match="no model named 'albef_maffa'.*albef_mafa.*blip2"):
+        lavis_mafa.load_model("albef_maffa")
+    with pytest.raises(ValueError, match="albef_mafa has no type 'large'; known: base, tiny"):
+        lavis_mafa.load_model("albef_mafa", "large")
+
+
+def test_parts_of_a_config_that_cannot_work():
+    with pytest.raises(ValueError, match="load_finetuned is True but model.finetuned"):
+        AlbefMafa.from_config(tiny_config(load_finetuned=True))
+    with pytest.raises(FileNotFoundError, match="no_such_vocab.txt is neither"):
+        AlbefMafa.from_config(tiny_config(tokenizer="no_such_vocab.txt"))
+
+
+@pytest.mark.parametrize("kind", ["pretrained", "finetuned"])
+def test_configs_name_checkpoints(tmp_path, tiny, kind):
+    torch.save({"model": tiny.state_dict()}, tmp_path / "weights.pth")
+    cfg = tiny_config(**{f"load_{kind}": True, kind: str(tmp_path / "weights.pth")})
+    assert same(AlbefMafa.from_config(cfg).state_dict(), tiny.state_dict())
+    cfg[f"load_{kind}"] = False
+    assert not same(AlbefMafa.from_config(cfg).state_dict(), tiny.state_dict())
+
+
+# Checkpoints that cannot be used
+
+
+class Bomb:
+    """Makes a folder where it is unpickled."""
+
+    def __init__(self, folder):
+        self.folder = str(folder)
+
+    def __reduce__(self):
+        return os.mkdir, (self.folder,)
+
+
+@pytest.mark.strict_smoke
+@pytest.mark.parametrize("legacy", [False, True])
+def test_pickled_objects_are_refused_and_not_run(tmp_path, tiny, legacy):
+    path, mark = tmp_path / "evil.pth", tmp_path / "it_ran"
+    content = {"model": {**tiny.state_dict(), "extra": Bomb(mark)}}
+    torch.save(content, path, _use_new_zipfile_serialization=not legacy)
+    torch.load(path, weights_only=False)
+    assert mark.is_dir(), "the checkpoint of this test is harmless"
+    mark.rmdir()
+    before = {key: value.clone() for key, value in tiny.state_dict().items()}
+    with pytest.raises(ValueError, match="cannot be loaded as tensors and plain values") as caught:
+        tiny.load_checkpoint(str(path))
+    assert str(path) in str(caught.value) and "{'model': state_dict}" in str(caught.value)
+    assert not mark.exists()
+    assert same(tiny.state_dict(), before)
+
+
+def test_plain_pickles_are_refused_and_not_run(tmp_path, tiny):
+    path, mark = tmp_path / "evil.pkl", tmp_path / "it_ran"
+    path.write_bytes(pickle.dumps(Bomb(mark), protocol=2))
+    with pytest.raises(ValueError, match="cannot be loaded"):
+        tiny.load_checkpoint(str(path))
+    assert not mark.exists()
+
+
+@pytest.mark.strict_smoke
+def test_a_missing_file_is_said(tmp_path, tiny):
+    with pytest.raises(FileNotFoundError, match="no checkpoint at .*nothing.pth .seen from "):
+        tiny.load_checkpoint(str(tmp_path / "nothing.pth"))
+    with pytest.raises(FileNotFoundError, match="no checkpoint at"):
+        tiny.load_checkpoint(str(tmp_path))
+
+
+@pytest.mark.parametrize("part", [0.0, 0.001, 0.5, 0.99])
+def test_truncated_files_are_refused(tmp_path, tiny, part):
+    path = tmp_path / "weights.pth"
+    torch.save({"model": tiny.state_dict()}, path)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: int(part * len(whole))])
+    with pytest.raises(ValueError, match="weights.pth cannot be loaded"):
+        tiny.load_checkpoint(str(path))
+
+
+def test_other_sizes_are_named(tmp_path, tiny):
+    path = tmp_path / "wide.pth"
+    torch.save({"model": other_tiny(embed_dim=48).state_dict()}, path)
+    with pytest.raises(ValueError, match="wide.pth was saved by a model of other sizes") as caught:
+        tiny.load_checkpoint(str(path))
+    assert "vision_proj.weight: (48, 64) in the file, (64, 64) in the model" in str(caught.value)
+    assert "text_proj.bias: (48,) in the file, (64,) in the model" in str(caught.value)
+    assert "itm_head" not in str(caught.value)
+
+
+def test_other_widths_are_no_other_image_size(tmp_path, tiny):
+    state = {**tiny.state_dict(), POSITIONS: torch.zeros(1, 17, 32)}
+    torch.save(state, tmp_path / "narrow.pth")
+    with pytest.raises(ValueError, match="narrow.pth was saved by a model of other sizes"):
+        tiny.load_checkpoint(str(tmp_path / "narrow.pth"))
+
+
+@pytest.mark.parametrize("content", [{}, {"model": {}}, {"model": {"encoder.w": torch.ones(2)}}])
+def test_a_file_without_fitting_weights_is_refused(tmp_path, tiny, content):
+    torch.save(content, tmp_path / "else.pth")
+    with pytest.raises(ValueError, match="else.pth holds no weight of AlbefMafa"):
+        tiny.load_checkpoint(str(tmp_path / "else.pth"))
+
+
+def test_a_file_that_holds_no_dictionary_is_refused(tmp_path, tiny):
+    torch.save([torch.ones(2)], tmp_path / "list.pth")
+    with pytest.raises(ValueError, match="holds a list, expected a dictionary"):
+        tiny.load_checkpoint(str(tmp_path / "list.pth"))
+
+
+# Checkpoints of other shapes and names
+
+
+def test_position_embeddings_of_another_image_size_are_interpolated(tmp_path, tiny):
+    state = other_tiny(image_size=64).state_dict()
+    state[POSITIONS][0, 0] = -7.0
+    state[POSITIONS][0, 1:] = torch.arange(16.0)[:, None]
+    torch.save({"model": state}, tmp_path / "large.pth")
+    tiny.load_checkpoint(str(tmp_path / "large.pth"))
+    loaded = tiny.state_dict()
+    assert (loaded[POSITIONS][0, 0] == -7).all()  # the class token has no place
+    grid = torch.arange(16.0).view(1, 1, 4, 4)
+    expected = F.interpolate(grid, size=(2, 2), mode="bicubic", align_corners=False).flatten()
+    for channel in (0, 63):
+        assert torch.allclose(loaded[POSITIONS][0, 1:, channel], expected)
+    for key in LEARNED:
+        assert torch.equal(loaded[key], state[key])
+
+
+def test_position_embeddings_keep_what_is_flat(tmp_path):
+    """From small to large; equal embeddings stay equal whatever the size."""
+    large, small = other_tiny(image_size=48), other_tiny(seed=2)
+    state = small.state_dict()
+    state[POSITIONS][0, 1:] = torch.linspace(-1, 1, 64)
+    torch.save(state, tmp_path / "small.pth")
+    large.load_checkpoint(str(tmp_path / "small.pth"))
+    assert large.visual_encoder.pos_embed.shape == (1, 10, 64)
+    told = large.visual_encoder.pos_embed.detach()[0, 1:]
+    assert torch.allclose(told, torch.linspace(-1, 1, 64).expand(9, 64), atol=1e-5)
+
+
+def test_weights_of_a_lavis_retrieval_model_load(tmp_path, tiny):
+    """albef_retrieval: no MLM head, ``text_encoder.`` without ``bert.``, momentum and queues."""
+    other = other_tiny()
+    lavis_encoder = XBertEncoder(config=other.text_encoder.config, add_pooling_layer=False)
+    state = {f"text_encoder.{key}": value for key, value in lavis_encoder.state_dict().items()}
+    for key, value in other.state_dict().items():
+        if not key.startswith("text_encoder."):
+            state[key] = value
+    state |= {f"{k.split('.')[0]}_m.{k.split('.', 1)[1]}": -v for k, v in state.items() if "." in k}
+    state |= {"image_queue": torch.randn(64, 8), "queue_ptr": torch.zeros(1, dtype=torch.long)}
+    torch.save({"model": state}, tmp_path / "retrieval.pth")
+    before = {key: value.clone() for key, value in tiny.state_dict().items()}
+    told = tiny.load_checkpoint(str(tmp_path / "retrieval.pth"))
+    loaded = tiny.state_dict()
+    assert told.missing_keys
+    assert all(key.startswith("text_encoder.cls.") for key in told.missing_keys)
+    head = "text_encoder.cls.predictions."
+    for key, value in loaded.items():
+        if key == head + "decoder.weight":
+            assert torch.equal(value, state["text_encoder.embeddings.word_embeddings.weight"])
+        elif key.startswith(head):
+            assert torch.equal(value, before[key]), key
+        else:
+            assert torch.equal(value, state[key.replace(".bert.", ".")]), key
+
+
+# Forward
+
+
+def test_forward_gives_what_lavis_reads(tiny, toy_train):
+    output = tiny(mini_batch(toy_train, range(6)))
+    assert output["loss"].ndim == 0 and torch.isfinite(output["loss"])
+    total = output["loss_itc"] + output["loss_itm"] + output["loss_lm"]
+    assert torch.allclose(output["loss"], total)
+    output["loss"].backward()
+    without = [name for name, value in tiny.named_parameters() if value.grad is None]
+    assert without == [] and float(tiny.temp.grad) != 0
+
+
+@pytest.mark.strict_smoke
+@pytest.mark.parametrize("begin, used", [(3.0, 0.5), (-1.0, 0.001), (1e-5, 0.001), (0.2, 0.2)])
+def test_the_temperature_stays_in_its_range(tiny, toy_train, begin, used):
+    with torch.no_grad():
+        tiny.temp.fill_(begin)
+    output = tiny(mini_batch(toy_train, range(4)))
+    assert float(tiny.temp.detach()) == pytest.approx(used)
+    assert float(output["temperature"]) == pytest.approx(used)
+    assert torch.isfinite(output["loss"])
+
+
+def test_losses_switched_off_leave_weights_without_gradient():
+    assert not other_tiny().has_unused_parameters
+    assert other_tiny(mafa={"loss_weights": {"lm": 0.0}}).has_unused_parameters
+
+
+# Con-D
+
+
+@pytest.fixture
+def vocabulary(tmp_path):
+    shipped = (albef_mafa.CONFIGS / "models" / "tiny_vocab.txt").read_text().splitlines()
+    path = tmp_path / "vocab.txt"
+    path.write_text("\n".join([*shipped, "zeppelin", "walrus"]) + "\n")
+    return path
+
+
+@pytest.fixture
+def discriminator(tmp_path, vocabulary):
+    """A checkpoint as the runner writes it, of a model of other sizes and vocabulary."""
+    config = tiny_config(
+        embed_dim=48,
+        image_size=48,
+        max_txt_len=9,
+        tokenizer=str(vocabulary),
+        load_pretrained=True,
+        pretrained="what/it/began/with.pth",
+        mafa={"con_d": {"arch": "albef_mafa", "checkpoint": "its/own/con_d.pth"}},
+    )
+    config.vit.depth = 2
+    plain = OmegaConf.to_container(config)
+    model = AlbefMafa.from_config(OmegaConf.create({**plain, "load_pretrained": False, "mafa": {}}))
+    path = tmp_path / "con_d.pth"
+    torch.save({"model": model.state_dict(), "config": {"model": plain, "run": {}}}, path)
+    return path, model
+
+
+def con_d_config(path, **more):
+    return {"arch": "albef_mafa", "model_type": "tiny", "checkpoint": str(path), **more}
+
+
+def test_con_d_has_sizes_and_tokenizer_of_its_checkpoint(discriminator):
+    path, model = discriminator
+    con_d = build_discriminator(con_d_config(path))
+    assert same(con_d.model.state_dict(), model.state_dict())
+    assert con_d.model.vision_proj.weight.shape == (48, 64)
+    assert len(con_d.model.visual_encoder.blocks) == 2 and con_d.image_size == 48
+    assert con_d.model.max_txt_len == 9
+    assert con_d.model.tokenizer.tokenize("a walrus") == ["a", "walrus"]
+    # How it was trained does not matter: what it began with is not looked for.
+    assert con_d.model.con_d is None
+
+
+def test_con_d_may_see_images_of_another_size(discriminator, toy_train):
+    path, _ = discriminator
+    con_d = build_discriminator(con_d_config(path, image_size=64))
+    assert con_d.image_size == 64
+    assert con_d.model.visual_encoder.pos_embed.shape == (1, 17, 64)
+    rows = torch.tensor([0, 1, 3])
+    told = con_d.judge(mini_batch(toy_train, range(4)), rows, rows.flip(0))
+    assert told.shape == (3,) and ((told > 0) & (told < 1)).all()
+
+
+def test_con_d_is_no_part_of_the_model(discriminator, toy_train):
+    path, _ = discriminator
+    torch.manual_seed(0)
+    model = AlbefMafa.from_config(tiny_config(mafa={"con_d": con_d_config(path)}))
+    assert isinstance(model.con_d, ModelDiscriminator)
+    alone = lavis_mafa.load_model("albef_mafa", "tiny")
+    assert model.state_dict().keys() == alone.state_dict().keys()
+    mine = {id(value) for value in model.parameters()}
+    theirs = list(model.con_d.model.parameters())
+    assert theirs and not any(id(value) in mine for value in theirs)
+    assert model.con_d.model not in set(model.modules())
+    model.train()
+    assert model.training and not any(part.training for part in model.con_d.model.modules())
+    assert not any(value.requires_grad for value in theirs)
+
+    before = {key: value.clone() for key, value in model.con_d.model.state_dict().items()}
+    output = model(mini_batch(toy_train, range(6)))
+    output["loss"].backward()
+    assert output.judged_pairs and output.counts[:, 1].tolist() == [6, 6]
+    assert all(value.grad is None for value in theirs)
+    assert same(model.con_d.model.state_dict(), before)
+
+
+@pytest.mark.strict_smoke
+def test_con_d_by_other_names():
+    assert build_discriminator(None) is None
+    assert isinstance(build_discriminator({"arch": "oracle"}), Oracle)
+    with pytest.raises(ValueError, match="no model named 'orakel'; known: .*albef_mafa.*oracle"):
+        build_discriminator({"arch": "orakel"})
+    with pytest.raises(FileNotFoundError, match="no checkpoint at"):
+        build_discriminator(con_d_config("nowhere.pth"))

@@ -1,0 +1,335 @@
+"""The tasks' figures against hand-made connections and a truth that is written down."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from conftest import mini_batch
+from hypothesis import given
+from hypothesis import strategies as st
+from lavis.common.registry import registry
+from torch.utils.data import DataLoader
+
+from lavis_mafa import load_model
+from lavis_mafa.connections.con_d import Oracle
+from lavis_mafa.connections.mining import ABSENT, AMBIGUOUS, KEPT, POSITIVE, Connections
+from lavis_mafa.connections.negatives import NONE
+from lavis_mafa.evaluation.recall import retrieval_with_truth
+from lavis_mafa.step import COUNTS, StepOutput
+from lavis_mafa.tasks import MafaPretrainTask, MafaRetrievalTask
+from lavis_mafa.tasks.tally import Tally
+
+
+def task(kind=MafaPretrainTask, **settings):
+    return kind({"k_test": 4, **settings})
+
+
+# Tally
+
+
+@pytest.mark.strict_smoke
+def test_tally_sums_by_name():
+    tally = Tally()
+    tally.add({"steps": 1, "loss": 2.5})
+    tally.add({"steps": 1, "loss": 0.5, "found": 3})
+    assert tally.state_dict() == {"steps": 2, "loss": 3.0, "found": 3}
+    assert tally.ratio("loss", "steps") == 1.5
+    assert tally.ratio("found", "loss") == 1.0
+    assert tally.over_ranks(torch.device("cpu")) is tally
+
+
+def test_tally_has_no_rate_of_nothing():
+    tally = Tally({"found": 2.0, "none": 0.0})
+    assert tally.ratio("found", "none") is None
+    assert tally.ratio("found", "never_heard_of") is None
+    assert tally.ratio("never_heard_of", "found") == 0
+
+
+figures = st.dictionaries(st.sampled_from("abc"), st.integers(-9, 9), max_size=3)
+
+
+@given(st.lists(figures), st.integers(0, 9))
+def test_a_tally_taken_up_goes_on_as_if_nothing_was(steps, cut):
+    whole, first = Tally(), Tally()
+    for one in steps:
+        whole.add(one)
+    for one in steps[:cut]:
+        first.add(one)
+    state = first.state_dict()
+    assert type(state) is dict
+    rest = Tally(state)
+    for one in steps[cut:]:
+        rest.add(one)
+    assert rest.state_dict() == whole.state_dict()
+    # What was saved is a copy.
+    assert state == first.state_dict()
+
+
+# Figures of a step. Four rows hold samples 30, 10, 20, 40, so that rows and samples differ.
+
+LOADED = torch.tensor([30, 10, 20, 40])
+# (image, text) of the valid ones among foreign pairs: only one way round.
+VALID = {(30, 10), (20, 40), (30, 20), (10, 40)}
+
+
+def truth(image_of, text_of):
+    pairs = zip(image_of.tolist(), text_of.tolist(), strict=True)
+    return np.array([pair in VALID for pair in pairs], bool)
+
+
+def found(hard, state, probability):
+    size = len(hard)
+    return Connections(
+        positives=torch.eye(size, dtype=torch.bool),
+        hard=torch.tensor(hard),
+        second=torch.full((size,), NONE),
+        probability=torch.tensor(probability),
+        state=torch.tensor(state),
+    )
+
+
+NAN = float("nan")
+
+
+@pytest.fixture
+def output():
+    return StepOutput(
+        loss=torch.tensor(1.0),
+        # Images 30, 10, 20 pick texts 10, 20, 40: valid, not, valid; image 40 found none.
+        i2t=found([1, 2, 3, NONE], [POSITIVE, POSITIVE, KEPT, ABSENT], [0.9, 0.85, 0.1, NAN]),
+        # Texts 30, 10, 20, 40 pick images 10, 30, 30, 10: not, valid, valid, valid.
+        t2i=found([1, 0, 0, 1], [AMBIGUOUS, POSITIVE, POSITIVE, AMBIGUOUS], [0.6, 0.95, 0.81, 0.7]),
+        counts=torch.tensor([[3, 3, 2, 0, 1, 1.85], [4, 4, 2, 2, 0, 3.06]]),
+        judged_pairs=6,
+    )
+
+
+SAMPLES = {"loaded_index": LOADED, "index": torch.arange(4)}
+
+
+def told_truth(kind=MafaPretrainTask):
+    told = task(kind)
+    told.before_training(SimpleNamespace(con_d=None), SimpleNamespace(truth=truth))
+    return told
+
+
+@pytest.mark.strict_smoke
+def test_figures_of_a_step_without_truth(output):
+    counted = task().step_figures(output, SAMPLES)
+    assert counted.keys() == {f"{n}_{d}" for n in COUNTS for d in ("i2t", "t2i")} | {"judged_pairs"}
+    assert counted["picked_i2t"] == 3 and counted["picked_t2i"] == 4
+    assert counted["converted_i2t"] == 2 and counted["ambiguous_t2i"] == 2
+    assert counted["kept_i2t"] == 1 and counted["kept_t2i"] == 0
+    assert counted["probability_sum_t2i"] == pytest.approx(3.06)
+    assert counted["judged_pairs"] == 6
+    assert all(type(value) is float for value in counted.values())
+
+
+@pytest.mark.strict_smoke
+def test_figures_of_a_step_against_truth(output):
+    counted = told_truth().step_figures(output, SAMPLES)
+    # False negatives: picks that are valid; found: those of them that Con-D called positive.
+    assert (counted["false_i2t"], counted["true_found_i2t"]) == (2, 1)
+    assert (counted["false_t2i"], counted["true_found_t2i"]) == (3, 2)
+
+
+def test_a_step_in_which_nothing_was_picked(output):
+    nothing = found([NONE] * 4, [ABSENT] * 4, [NAN] * 4)
+    output.i2t = output.t2i = nothing
+    output.counts, output.judged_pairs = torch.zeros(2, 6), 0
+    counted = told_truth().step_figures(output, SAMPLES)
+    assert set(counted.values()) == {0.0}
+    rates = told_truth().epoch_figures(Tally(counted))
+    assert all(rate is None for rate in rates.values())
+
+
+def test_rates_of_an_epoch(output):
+    told = told_truth()
+    tally = Tally()
+    for _ in range(3):
+        tally.add(told.step_figures(output, SAMPLES))
+    rates = told.epoch_figures(tally)
+    expected = {
+        "false_negative_rate_by_con_d_i2t": 2 / 3,
+        "ambiguous_rate_i2t": 0,
+        "con_d_probability_i2t": 1.85 / 3,
+        "false_negative_rate_i2t": 2 / 3,
+        "con_d_precision_i2t": 1 / 2,
+        "con_d_recall_i2t": 1 / 2,
+        "false_negative_rate_by_con_d_t2i": 2 / 4,
+        "ambiguous_rate_t2i": 2 / 4,
+        "con_d_probability_t2i": 3.06 / 4,
+        "false_negative_rate_t2i": 3 / 4,
+        "con_d_precision_t2i": 2 / 2,
+        "con_d_recall_t2i": 2 / 3,
+    }
+    assert rates == pytest.approx(expected)
+
+
+def test_rates_name_only_what_is_known(output):
+    without_truth = task().epoch_figures(Tally(task().step_figures(output, SAMPLES)))
+    assert not any("precision" in key or "recall" in key for key in without_truth)
+    assert "false_negative_rate_i2t" not in without_truth
+    assert without_truth["false_negative_rate_by_con_d_t2i"] == 0.5
+
+    # GRIT-VLP and ALBEF: truth without a discriminator.
+    for connections in (output.i2t, output.t2i):
+        connections.probability[:] = NAN
+        connections.state[connections.state != ABSENT] = KEPT
+    output.counts = torch.tensor([[3, 0, 0, 0, 3, 0.0], [4, 0, 0, 0, 4, 0.0]])
+    told = told_truth()
+    without_con_d = told.epoch_figures(Tally(told.step_figures(output, SAMPLES)))
+    assert without_con_d == {
+        "false_negative_rate_i2t": pytest.approx(2 / 3),
+        "false_negative_rate_t2i": pytest.approx(3 / 4),
+    }
+
+
+def test_precision_of_nothing_converted_and_recall_of_nothing_false():
+    sums = {"judged_i2t": 5, "picked_i2t": 5, "converted_i2t": 0, "true_found_i2t": 0}
+    rates = task().epoch_figures(Tally({**sums, "false_i2t": 2}))
+    assert rates["con_d_precision_i2t"] is None and rates["con_d_recall_i2t"] == 0
+    rates = task().epoch_figures(Tally({**sums, "false_i2t": 0, "converted_i2t": 3}))
+    assert rates["con_d_precision_i2t"] == 0 and rates["con_d_recall_i2t"] is None
+
+
+# Mined pairs
+
+
+def test_mined_pairs_by_sample_and_direction(output):
+    records = told_truth().mined(output, SAMPLES, 10)
+    keys = ("direction", "anchor_index", "mined_index", "probability", "state", "truth")
+    assert all(tuple(record) == keys for record in records)
+    assert [tuple(record.values()) for record in records] == [
+        ("i2t", 30, 10, 0.9, "positive", True),
+        ("i2t", 10, 20, 0.85, "positive", False),
+        ("t2i", 30, 10, 0.6, "ambiguous", False),
+        ("t2i", 10, 30, 0.95, "positive", True),
+        ("t2i", 20, 30, 0.81, "positive", True),
+        ("t2i", 40, 10, 0.7, "ambiguous", True),
+    ]
+    assert {record["truth"] for record in task().mined(output, SAMPLES, 10)} == {None}
+
+
+@pytest.mark.parametrize("limit", range(7))
+def test_mined_pairs_are_no_more_than_wanted(output, limit):
+    records = task().mined(output, SAMPLES, limit)
+    # Half from either side, of the two and four that there are.
+    half = (limit + 1) // 2
+    assert len(records) == min(limit, min(2, half) + min(4, half))
+    if limit > 1:
+        assert {record["direction"] for record in records} == {"i2t", "t2i"}
+
+
+# Truth and the oracle
+
+
+def test_the_oracle_gets_the_truth_of_the_training_data(toy_train):
+    oracle = Oracle()
+    task().before_training(SimpleNamespace(con_d=oracle), toy_train)
+    samples = mini_batch(toy_train, range(12))
+    pairs = torch.cartesian_prod(torch.arange(12), torch.arange(12))
+    told = oracle.judge(samples, pairs[:, 0], pairs[:, 1])
+    expected = toy_train.truth(pairs[:, 0].numpy(), pairs[:, 1].numpy())
+    assert told.tolist() == expected.tolist() and 12 <= sum(expected) < 144
+
+
+@pytest.mark.strict_smoke
+def test_the_oracle_is_refused_where_the_truth_is_unknown():
+    unknown = SimpleNamespace(truth=None)
+    with pytest.raises(ValueError, match="con_d.arch is oracle, but .* toy_scenes alone"):
+        task().before_training(SimpleNamespace(con_d=Oracle()), unknown)
+    task().before_training(SimpleNamespace(con_d=None), unknown)
+    task().before_training(SimpleNamespace(), unknown)  # a model that knows no Con-D
+
+
+def test_counts_of_a_real_step_are_those_of_the_truth(tiny, toy_train):
+    """The oracle finds all there is: figures by Con-D and by truth agree, pair by pair."""
+    tiny.con_d = Oracle()
+    told = task()
+    told.before_training(tiny, toy_train)
+    samples = mini_batch(toy_train, range(60, 100))
+    samples["loaded_index"] = samples["loaded_index"].clone()
+    output = told.train_step(tiny, samples)
+    assert isinstance(output, StepOutput) and torch.isfinite(output["loss"])
+    counted = told.step_figures(output, samples)
+    for direction, connections in (("i2t", output.i2t), ("t2i", output.t2i)):
+        valid = 0
+        for row, hard in enumerate(connections.hard.tolist()):
+            pair = (row, hard) if direction == "i2t" else (hard, row)
+            image, text = (int(samples["loaded_index"][one]) for one in pair)
+            valid += bool(toy_train.truth(np.array([image]), np.array([text]))[0])
+        assert counted[f"false_{direction}"] == valid > 0
+        assert counted[f"true_found_{direction}"] == counted[f"converted_{direction}"] == valid
+    assert all(record["truth"] for record in told.mined(output, samples, 50))
+
+
+# Evaluation
+
+
+@pytest.fixture
+def output_folder(tmp_path, monkeypatch):
+    """Where LAVIS's retrieval task writes its figures."""
+    monkeypatch.setitem(registry.mapping["paths"], "output_dir", str(tmp_path))
+    return tmp_path
+
+
+class Scores:
+    """A model that has its scores already."""
+
+    def __init__(self, size, texts):
+        rng = np.random.default_rng(0)
+        self.tables = rng.random((size, texts)), rng.random((texts, size))
+
+    def compute_sim_matrix(self, data_loader, task_cfg):
+        self.asked = task_cfg
+        return self.tables
+
+
+@pytest.mark.strict_smoke
+@pytest.mark.parametrize("kind", [MafaPretrainTask, MafaRetrievalTask])
+def test_evaluation_adds_figures_where_the_truth_is_known(toy, kind, output_folder):
+    known = toy["val"]
+    model = Scores(len(known.image), len(known.text))
+    unknown = SimpleNamespace(txt2img=known.txt2img, img2txt=known.img2txt)
+    told = task(kind, k_test=7)
+    theirs = told.evaluation(model, SimpleNamespace(dataset=unknown))
+    assert model.asked["k_test"] == 7
+    assert {f"{way}_r{k}" for way in ("txt", "img") for k in (1, 5, 10)} < theirs.keys()
+    assert "agg_metrics" in theirs
+    assert not any(key.startswith("valid_") or key.endswith("map_r") for key in theirs)
+    ours = told.evaluation(model, SimpleNamespace(dataset=known))
+    added = {key: value for key, value in ours.items() if key not in theirs}
+    assert added == retrieval_with_truth(*model.tables, known.truth_matrix())
+    assert {key: ours[key] for key in theirs} == theirs
+    assert (output_folder / "evaluate.txt").is_file()
+    # In this world other captions are valid too.
+    assert ours["valid_txt_r10"] > ours["txt_r10"]
+
+
+def test_evaluation_of_a_real_model(tiny, toy, output_folder):
+    loader = DataLoader(toy["val"], batch_size=8)
+    figures = task().evaluation(tiny.eval(), loader)
+    scores = tiny.compute_sim_matrix(loader, {"k_test": 4})
+    expected = retrieval_with_truth(*scores, toy["val"].truth_matrix())
+    assert {key: figures[key] for key in expected} == expected
+    assert all(np.isfinite(value) for value in figures.values())
+
+
+def test_figures_come_from_the_main_process_alone(toy, monkeypatch):
+    monkeypatch.setattr("lavis_mafa.tasks.mafa_retrieval.is_main_process", lambda: False)
+    model = Scores(len(toy["val"].image), len(toy["val"].text))
+    assert task().evaluation(model, SimpleNamespace(dataset=toy["val"])) is None
+    assert hasattr(model, "asked")  # every process takes part in the scores
+
+
+@pytest.mark.strict_smoke
+def test_lavis_sets_the_tasks_up_by_name():
+    run = {"k_test": 9, "task": ""}
+    for name, kind in (("mafa_pretrain", MafaPretrainTask), ("mafa_retrieval", MafaRetrievalTask)):
+        made = registry.get_task_class(name).setup_task(SimpleNamespace(run_cfg=run))
+        assert type(made) is kind and made.cfg["k_test"] == 9
+    assert load_model("albef_mafa", "tiny").con_d is None
