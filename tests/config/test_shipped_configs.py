@@ -44,6 +44,7 @@ def test_what_ships():
         "albef_toy.yaml",
         "cond_pretrain.yaml",
         "cond_retrieval_ft.yaml",
+        "retrieval_ft_own_data.yaml",
     }
     assert {path.name for path in EVAL.iterdir()} == {
         "retrieval_own_data.yaml",
