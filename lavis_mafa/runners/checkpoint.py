@@ -11,6 +11,9 @@ import torch.distributed as dist
 from lavis.common.dist_utils import get_rank, get_world_size
 from torch import nn
 
+from lavis_mafa.runners.launch import random_states, set_random_states
+from lavis_mafa.tasks.tally import Tally
+
 FORMAT = 1
 LAST, BEST = "checkpoint_last.pth", "checkpoint_best.pth"
 
@@ -67,3 +70,76 @@ def newest_checkpoint(folder: Path) -> Path | None:
     found = [folder / LAST, *folder.glob(f"*/{LAST}")]
     there = [path for path in found if path.is_file()]
     return max(there, key=lambda path: path.stat().st_mtime) if there else None
+
+
+def content_of(runner: Any, epoch: int, step: int) -> dict[str, Any] | None:
+    """Everything of a run that goes on at ``step`` of ``epoch``; None on ranks that do not save.
+
+    All ranks must call it. LAVIS's keys hold what LAVIS keeps there, ``run`` what is ours.
+    """
+    model = runner.unwrap_dist_model(runner.model)
+    ranks = from_all_ranks(
+        {
+            "random": random_states(),
+            "schedule": runner.schedule.state_dict(),
+            "unreadable": runner.unreadable.state_dict(),
+            "tally": runner.tally.state_dict(),
+            # Inside an accumulation window these are this rank's own, and not used yet.
+            "gradients": {
+                name: value.grad.cpu()
+                for name, value in model.named_parameters()
+                if value.grad is not None
+            },
+        }
+    )
+    if ranks is None:
+        return None
+    return {
+        "model": trained_state(model),
+        "optimizer": runner.optimizer.state_dict(),
+        "scaler": runner.scaler.state_dict() if runner.scaler else None,
+        "config": runner.config.to_dict(),
+        "epoch": epoch - 1,  # LAVIS: the last epoch that is complete
+        "run": {
+            "format": FORMAT,
+            "epoch": epoch,
+            "step": step,
+            "global_step": runner.global_step,
+            "best": dict(runner.best),
+            "ranks": ranks,
+        },
+    }
+
+
+def restore(runner: Any, content: dict[str, Any], origin: str) -> None:
+    """Put a runner where `content_of` found it.
+
+    Raises:
+        ValueError: if the content does not fit this run.
+    """
+    if "run" not in content:
+        raise ValueError(
+            f"{origin} holds weights, but no state of a run of this runner; name it as "
+            "model.pretrained to start from its weights"
+        )
+    state = content["run"]
+    if len(state["ranks"]) != runner.world_size:
+        raise ValueError(
+            f"{origin} was saved by {len(state['ranks'])} rank(s), this run has "
+            f"{runner.world_size}: resume with as many"
+        )
+    model = runner.unwrap_dist_model(runner.model)
+    load_trained_state(model, content["model"], origin)
+    runner.optimizer.load_state_dict(content["optimizer"])
+    if runner.scaler and content["scaler"]:
+        runner.scaler.load_state_dict(content["scaler"])
+    runner.start_epoch, runner.start_step = state["epoch"], state["step"]
+    runner.global_step, runner.best = state["global_step"], dict(state["best"])
+    mine = state["ranks"][runner.rank]
+    runner.schedule.load_state_dict(mine["schedule"], runner.start_epoch, runner.device)
+    runner.unreadable.load_state_dict(mine["unreadable"])
+    runner.tally = Tally(mine["tally"])
+    for name, value in model.named_parameters():
+        if name in mine["gradients"]:
+            value.grad = mine["gradients"][name].to(value.device)
+    set_random_states(mine["random"])

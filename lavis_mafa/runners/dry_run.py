@@ -38,8 +38,8 @@ def dry_run(runner: Any) -> list[str]:
         if grit.enabled
         else "GRIT: off, random mini-batches",
     ]
-    batch = next(iter(runner._loader(0, 0)))
-    samples = runner.to_device(batch)
+    batch = next(iter(runner.loaders.train(0, 0)))
+    samples = runner.loaders.to_device(batch)
     samples.update(epoch=0, num_iters_per_epoch=plan.steps, iters=0, grouped=plan.grouped)
     runner._model.to(runner.device).train()
     kept: dict[int, int] = {}

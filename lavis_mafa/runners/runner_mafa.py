@@ -18,14 +18,12 @@ from lavis.common.registry import registry
 from lavis.datasets.data_utils import concat_datasets, reorg_datasets_by_split
 from lavis.runners.runner_base import RunnerBase
 from lavis.tasks.base_task import BaseTask
-from lavis.tasks.retrieval import RetrievalTask
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, DistributedSampler
 
 from lavis_mafa.checkpoints import read_checkpoint
 from lavis_mafa.datasets.training_set import TrainingSet
-from lavis_mafa.grit import EpochBatches, GritSchedule
+from lavis_mafa.grit import GritSchedule
 from lavis_mafa.runners import checkpoint as ckpt
 from lavis_mafa.runners.guard import (
     UnreadableSamples,
@@ -33,7 +31,7 @@ from lavis_mafa.runners.guard import (
     stop_if_gradient_not_finite,
     stop_if_not_finite,
 )
-from lavis_mafa.runners.launch import random_states, set_random_states
+from lavis_mafa.runners.loaders import Loaders
 from lavis_mafa.runners.run_log import RunLog
 from lavis_mafa.tasks.tally import Tally
 
@@ -65,10 +63,9 @@ class RunnerMafa(RunnerBase):
         self.global_step = 0
         self.start_step = 0
         self.best: dict[str, Any] = {"value": None, "epoch": None, "split": None}
-        self._tally = Tally()
+        self.tally = Tally()
         self._schedule: GritSchedule | None = None
-        self._batches: EpochBatches | None = None
-        self._train_loader: DataLoader | None = None
+        self._loaders: Loaders | None = None
 
     # What LAVIS's runner offers, without its assumptions of CUDA and a process group.
 
@@ -169,56 +166,12 @@ class RunnerMafa(RunnerBase):
             )
         return self._schedule
 
-    def _loader(self, epoch: int, first_step: int) -> DataLoader:
-        """This rank's mini-batches of the current plan; workers live on from epoch to epoch."""
-        plan = self.schedule.plan
-        assert plan is not None and self.train_set is not None
-        if self._batches is None:
-            self._batches = EpochBatches(plan, self.rank, epoch, first_step)
-            workers = int(self.run_cfg.num_workers)
-            self._train_loader = DataLoader(
-                self.train_set,
-                batch_sampler=self._batches,
-                num_workers=workers,
-                collate_fn=self.train_set.collater,
-                pin_memory=self.cuda_enabled,
-                persistent_workers=workers > 0,
-                # A generator of its own: the loader must not draw from the training's.
-                generator=torch.Generator(),
-            )
-        self._batches.plan, self._batches.epoch = plan, epoch
-        self._batches.first_step = first_step
-        assert self._train_loader is not None
-        return self._train_loader
-
-    def eval_loader(self, split: str) -> DataLoader:
-        """All samples of an evaluation split, or this rank's share where the task can merge."""
-        if split not in self.eval_sets:
-            raise ValueError(
-                f"no data for split {split!r}; the data sets have {sorted(self.eval_sets)}"
-            )
-        dataset = self.eval_sets[split]
-        share = self.use_distributed and self.use_dist_eval_sampler
-        # Retrieval compares everything with everything.
-        share = share and not isinstance(self.task, RetrievalTask)
-        return DataLoader(
-            dataset,
-            batch_size=int(self.run_cfg.batch_size_eval),
-            num_workers=int(self.run_cfg.num_workers),
-            sampler=DistributedSampler(dataset, shuffle=False) if share else None,
-            collate_fn=getattr(dataset, "collater", None),
-            pin_memory=self.cuda_enabled,
-            generator=torch.Generator(),
-        )
-
-    def to_device(self, samples: dict[str, Any]) -> dict[str, Any]:
-        """Tensors of a mini-batch on this rank's device."""
-        return {
-            key: value.to(self.device, non_blocking=True)
-            if isinstance(value, torch.Tensor)
-            else value
-            for key, value in samples.items()
-        }
+    @property
+    def loaders(self) -> Loaders:
+        """Mini-batches of the splits."""
+        if self._loaders is None:
+            self._loaders = Loaders(self)
+        return self._loaders
 
     # Training
 
@@ -258,7 +211,7 @@ class RunnerMafa(RunnerBase):
         self.start_step = 0
         plan = self.schedule.plan
         assert plan is not None
-        loader = iter(self._loader(epoch, first_step))
+        loader = iter(self.loaders.train(epoch, first_step))
         bar = self.log.progress(
             range(first_step, plan.steps), f"epoch {epoch}", first_step, plan.steps
         )
@@ -289,7 +242,7 @@ class RunnerMafa(RunnerBase):
         return False
 
     def _begin_epoch(self, epoch: int) -> None:
-        self._tally = Tally()
+        self.tally = Tally()
         self.unreadable.reset()
         if self.schedule.wants_grouped(epoch) and self.schedule.settings.naive:
             self._collect_first(epoch)
@@ -303,7 +256,7 @@ class RunnerMafa(RunnerBase):
         assert following is not None
         if self.run_cfg.grit.get("save_order") and following.grouped and is_main_process():
             np.save(self.output_dir / "grit_order.npy", following.order)
-        total = self._tally.over_ranks(self.device)
+        total = self.tally.over_ranks(self.device)
         figures: dict[str, Any] = {
             name: total.ratio(name, "steps") for name in total.sums if name.startswith("loss")
         }
@@ -327,8 +280,8 @@ class RunnerMafa(RunnerBase):
         model.eval()
         steps = schedule.plan.steps
         bar = self.log.progress(range(steps), f"grouping {epoch}", 0, steps)
-        for _, batch in zip(bar, self._loader(epoch, 0), strict=True):
-            samples = self.to_device(batch)
+        for _, batch in zip(bar, self.loaders.train(epoch, 0), strict=True):
+            samples = self.loaders.to_device(batch)
             with self._autocast():
                 images = model.backbone.encode_images(samples["image"])
                 texts = model.backbone.encode_texts(samples["text_input"])
@@ -347,7 +300,7 @@ class RunnerMafa(RunnerBase):
             )
         if any_rank(self.unreadable.too_many, self.device):
             self.unreadable.stop(f"epoch {epoch}, step {step}")
-        samples = self.to_device(batch)
+        samples = self.loaders.to_device(batch)
         plan = self.schedule.plan
         samples.update(
             epoch=epoch, num_iters_per_epoch=steps, iters=step, grouped=bool(plan and plan.grouped)
@@ -417,10 +370,10 @@ class RunnerMafa(RunnerBase):
                 samples["index"], output["image_features"], output["text_features"]
             )
         figures = dict(losses)
-        self._tally.add({"steps": 1.0, **figures})
+        self.tally.add({"steps": 1.0, **figures})
         if hasattr(self.task, "step_figures"):
             counted = self.task.step_figures(output, samples)
-            self._tally.add(counted)
+            self.tally.add(counted)
             figures.update(counted)
             self._log_mined(output, samples, epoch, step)
         if output.get("temperature") is not None:
@@ -469,7 +422,7 @@ class RunnerMafa(RunnerBase):
     @torch.no_grad()
     def eval_epoch(self, split_name: str, cur_epoch: Any, skip_reload: bool = True) -> Any:
         """Evaluate one split; figures on rank 0, None on others."""
-        loader = self.eval_loader(split_name)
+        loader = self.loaders.evaluation(split_name)
         model = self.unwrap_dist_model(self.model)
         model.eval()
         self.task.before_evaluation(model=model, dataset=loader.dataset)
@@ -515,39 +468,10 @@ class RunnerMafa(RunnerBase):
 
     def save(self, epoch: int, step: int, name: str = ckpt.LAST) -> None:
         """Save the whole state; training goes on at ``step`` of ``epoch``."""
-        ranks = ckpt.from_all_ranks(
-            {
-                "random": random_states(),
-                "schedule": self.schedule.state_dict(),
-                "unreadable": self.unreadable.state_dict(),
-                "tally": self._tally.state_dict(),
-                # Inside an accumulation window these are this rank's own, and not used yet.
-                "gradients": {
-                    name: value.grad.cpu()
-                    for name, value in self._model.named_parameters()
-                    if value.grad is not None
-                },
-            }
-        )
-        if not is_main_process():
-            return
-        content = {
-            "model": ckpt.trained_state(self._model),
-            "optimizer": self.optimizer.state_dict(),
-            "scaler": self.scaler.state_dict() if self.scaler else None,
-            "config": self.config.to_dict(),
-            "epoch": epoch - 1,  # LAVIS: the last epoch that is complete
-            "run": {
-                "format": ckpt.FORMAT,
-                "epoch": epoch,
-                "step": step,
-                "global_step": self.global_step,
-                "best": dict(self.best),
-                "ranks": ranks,
-            },
-        }
-        ckpt.save_atomically(content, self.output_dir / name)
-        self.log.write("checkpoint", file=name, epoch=epoch, step=step)
+        content = ckpt.content_of(self, epoch, step)
+        if content is not None:
+            ckpt.save_atomically(content, self.output_dir / name)
+            self.log.write("checkpoint", file=name, epoch=epoch, step=step)
 
     def resume(self, path: str) -> None:
         """Go on from a checkpoint, or from the newest below ``output_dir`` for ``auto``.
@@ -561,32 +485,6 @@ class RunnerMafa(RunnerBase):
                 logging.info("nothing to resume below %s: starting anew", self.run_cfg.output_dir)
                 return
             path = str(newest)
-        content = read_checkpoint(path)
-        if "run" not in content:
-            raise ValueError(
-                f"{path} holds weights, but no state of a run of this runner; name it as "
-                "model.pretrained to start from its weights"
-            )
-        state = content["run"]
-        if len(state["ranks"]) != self.world_size:
-            raise ValueError(
-                f"{path} was saved by {len(state['ranks'])} rank(s), this run has "
-                f"{self.world_size}: resume with as many"
-            )
-        assert self.model is not None
-        ckpt.load_trained_state(self._model, content["model"], path)
-        self.optimizer.load_state_dict(content["optimizer"])
-        if self.scaler and content["scaler"]:
-            self.scaler.load_state_dict(content["scaler"])
-        self.start_epoch, self.start_step = state["epoch"], state["step"]
-        self.global_step, self.best = state["global_step"], dict(state["best"])
-        mine = state["ranks"][self.rank]
-        self.schedule.load_state_dict(mine["schedule"], self.start_epoch, self.device)
-        self.unreadable.load_state_dict(mine["unreadable"])
-        self._tally = Tally(mine["tally"])
-        for name, value in self._model.named_parameters():
-            if name in mine["gradients"]:
-                value.grad = mine["gradients"][name].to(value.device)
-        set_random_states(mine["random"])
+        ckpt.restore(self, read_checkpoint(path), path)
         logging.info("resumed %s at epoch %d, step %d", path, self.start_epoch, self.start_step)
         self.log.write("resume", file=os.path.abspath(path), epoch=self.start_epoch)

@@ -30,7 +30,7 @@ def test_accumulated_gradients_have_the_right_scale(tmp_path):
     runner = build_runner(cfg)
     runner.task.before_training(runner._model, runner.train_set)
     plan = runner.schedule.begin(0)
-    batch = next(iter(runner._loader(0, 0)))
+    batch = next(iter(runner.loaders.train(0, 0)))
 
     def gradient(windows):
         taken = []
@@ -242,9 +242,33 @@ def test_output_lands_where_the_user_stands(tmp_path, monkeypatch):
     assert (tmp_path / "here" / "job" / "checkpoint_last.pth").is_file()
 
 
-def test_splits_that_are_not_there_are_named(tmp_path):
-    runner = SimpleNamespace(eval_sets={"val": 1})
-    from lavis_mafa.runners import RunnerMafa
+def test_splits_that_are_not_there_are_named():
+    from lavis_mafa.runners.loaders import Loaders
 
     with pytest.raises(ValueError, match="'test'.*val"):
-        RunnerMafa.eval_loader(runner, "test")
+        Loaders(SimpleNamespace(eval_sets={"val": 1})).evaluation("test")
+
+
+def test_a_small_validation_split_does_not_change_how_the_test_split_is_scored(tmp_path):
+    splits = {"run__valid_splits": '["val"]', "run__test_splits": '["test"]'}
+    # 6 validation and 10 test images: 8 candidates are more than the first has.
+    runner = run_here(tmp_path / "both", **ONE_EPOCH, **splits, run__k_test=8)
+    assert runner.run_cfg.k_test == 8
+    splits["run__valid_splits"] = "[]"
+    run_here(tmp_path / "alone", **ONE_EPOCH, **splits, run__k_test=8)
+    tested = [records(tmp_path / name, "eval")[-1] for name in ("both", "alone")]
+    for figures in tested:
+        del figures["time"], figures["epoch"]
+    assert tested[0] == tested[1]
+
+
+def test_alone_in_an_allocation_if_asked(monkeypatch):
+    from omegaconf import OmegaConf
+
+    from lavis_mafa.runners.launch import init_distributed
+
+    monkeypatch.setenv("SLURM_NTASKS", "4")
+    monkeypatch.setenv("SLURM_PROCID", "1")
+    cfg = OmegaConf.create({"distributed": False, "device": "cpu"})
+    init_distributed(cfg)
+    assert (cfg.rank, cfg.world_size, cfg.distributed) == (0, 1, False)

@@ -1,0 +1,76 @@
+"""Mini-batches of a run's splits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from lavis.tasks.retrieval import RetrievalTask
+from torch.utils.data import DataLoader, DistributedSampler
+
+from lavis_mafa.grit import EpochBatches
+
+
+class Loaders:
+    """Data loaders of a runner: training by the plan of an epoch, evaluation by split."""
+
+    def __init__(self, runner: Any) -> None:
+        self.runner = runner
+        self._batches: EpochBatches | None = None
+        self._train: DataLoader | None = None
+
+    def train(self, epoch: int, first_step: int) -> DataLoader:
+        """This rank's mini-batches of the current plan; workers live on from epoch to epoch."""
+        runner = self.runner
+        plan = runner.schedule.plan
+        if self._batches is None:
+            self._batches = EpochBatches(plan, runner.rank, epoch, first_step)
+            workers = int(runner.run_cfg.num_workers)
+            self._train = DataLoader(
+                runner.train_set,
+                batch_sampler=self._batches,
+                num_workers=workers,
+                collate_fn=runner.train_set.collater,
+                pin_memory=runner.cuda_enabled,
+                persistent_workers=workers > 0,
+                # A generator of its own: the loader must not draw from the training's.
+                generator=torch.Generator(),
+            )
+        self._batches.plan, self._batches.epoch = plan, epoch
+        self._batches.first_step = first_step
+        assert self._train is not None
+        return self._train
+
+    def evaluation(self, split: str) -> DataLoader:
+        """All samples of an evaluation split, or this rank's share where the task can merge.
+
+        Raises:
+            ValueError: if no data set has the split.
+        """
+        runner = self.runner
+        if split not in runner.eval_sets:
+            raise ValueError(
+                f"no data for split {split!r}; the data sets have {sorted(runner.eval_sets)}"
+            )
+        dataset = runner.eval_sets[split]
+        share = runner.use_distributed and runner.use_dist_eval_sampler
+        # Retrieval compares everything with everything.
+        share = share and not isinstance(runner.task, RetrievalTask)
+        return DataLoader(
+            dataset,
+            batch_size=int(runner.run_cfg.batch_size_eval),
+            num_workers=int(runner.run_cfg.num_workers),
+            sampler=DistributedSampler(dataset, shuffle=False) if share else None,
+            collate_fn=getattr(dataset, "collater", None),
+            pin_memory=runner.cuda_enabled,
+            generator=torch.Generator(),
+        )
+
+    def to_device(self, samples: dict[str, Any]) -> dict[str, Any]:
+        """Tensors of a mini-batch on this rank's device."""
+        return {
+            key: value.to(self.runner.device, non_blocking=True)
+            if isinstance(value, torch.Tensor)
+            else value
+            for key, value in samples.items()
+        }
