@@ -98,7 +98,8 @@ def begin_momentum(model: Any, checkpoint: str | None) -> bool:
     if not checkpoint or not hasattr(model, "copy_params"):
         return False
     state = read_checkpoint(checkpoint)
-    if any("_m." in key for key in state.get("model", state)):
+    state = state.get("model", state)
+    if all(name in state for name, _ in model.named_parameters() if "_m." in name):
         return False
     model.copy_params()
     logging.info("%s holds no momentum encoders: they begin equal to the encoders", checkpoint)

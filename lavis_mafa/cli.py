@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import datetime
 import logging
+import os
 import sys
 import warnings
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,11 +17,12 @@ import torch.distributed as dist
 from lavis import tasks
 from lavis.common.dist_utils import is_main_process
 from lavis.common.registry import registry
-from lavis.common.utils import now
+from lavis.models.base_model import SharedQueueMixin
 
 import lavis_mafa  # noqa: F401  (registers everything with LAVIS)
 from lavis_mafa.checkpoints import begin_momentum
 from lavis_mafa.config import ConfigError, load_config
+from lavis_mafa.runners.checkpoint import LAST, newest_checkpoint
 from lavis_mafa.runners.dry_run import dry_run
 from lavis_mafa.runners.guard import NonFiniteError, UnreadableError
 from lavis_mafa.runners.launch import init_distributed, seed_everything
@@ -47,21 +51,22 @@ def parse_args(argv: Sequence[str] | None, description: str) -> argparse.Namespa
 
 def build_runner(cfg: Any) -> Any:
     """Task, data sets, model and runner of a config; the process group is joined before."""
+    job_id = _choose_folder(cfg)
     task = tasks.setup_task(cfg)
+    _find_annotations(cfg)
     datasets = task.build_datasets(cfg)
     _check_size(cfg, datasets)
     model = task.build_model(cfg)
     given = "finetuned" if cfg.model_cfg.get("load_finetuned", True) else "pretrained"
     begin_momentum(model, cfg.model_cfg.get(given))
     runner_cls = registry.get_runner_class(cfg.run_cfg.get("runner", "runner_mafa"))
-    return runner_cls(cfg=cfg, job_id=_job_id(cfg), task=task, model=model, datasets=datasets)
+    return runner_cls(cfg=cfg, job_id=job_id, task=task, model=model, datasets=datasets)
 
 
 def run(cfg_path: str, options: Sequence[str] = (), evaluate: bool = False) -> Any:
     """Train, or evaluate only, by a config; return the runner."""
     cfg = load_config(cfg_path, [*options, "run.evaluate=True"] if evaluate else list(options))
-    init_distributed(cfg.run_cfg)
-    seed_everything(int(cfg.run_cfg.seed))
+    _join(cfg)
     runner = build_runner(cfg)
     runner.train()
     return runner
@@ -79,41 +84,109 @@ def main(argv: Sequence[str] | None = None, evaluate: bool = False) -> int:
         else:
             run(args.cfg_path, args.options, evaluate)
     except USER_ERRORS as error:
-        if isinstance(error, ValueError) and not isinstance(error, ConfigError):
-            logging.debug("traceback", exc_info=True)
-        logging.error("%s", error, exc_info=not isinstance(error, ConfigError))
-        return 2 if isinstance(error, ConfigError) else 1
-    finally:
-        if dist.is_initialized() and sys.exc_info()[0] is None:
-            dist.destroy_process_group()
+        told = isinstance(error, (ConfigError, NonFiniteError, UnreadableError))
+        logging.error("%s", error, exc_info=not told)
+        status = 2 if isinstance(error, ConfigError) else 1
+        if dist.is_initialized() and dist.get_world_size() > 1:
+            # Others may wait in a collective that this rank will never join: leave without
+            # waiting for them, so that the launcher can stop them.
+            logging.shutdown()
+            sys.stdout.flush()
+            os._exit(status)
+        return status
+    if dist.is_initialized():
+        dist.destroy_process_group()
     return 0
+
+
+def _join(cfg: Any) -> None:
+    init_distributed(cfg.run_cfg)
+    seed_everything(int(cfg.run_cfg.seed))
+    if not is_main_process():
+        logging.getLogger().setLevel(logging.WARNING)
 
 
 def _dry_run(args: argparse.Namespace, evaluate: bool) -> None:
     options = [*args.options, "run.evaluate=True"] if evaluate else args.options
     cfg = load_config(args.cfg_path, options)
-    init_distributed(cfg.run_cfg)
-    seed_everything(int(cfg.run_cfg.seed))
+    _join(cfg)
     lines = dry_run(build_runner(cfg))
     if is_main_process():
         print("\n".join(["dry run: nothing is trained", *lines]))
 
 
-def _job_id(cfg: Any) -> str:
-    """``run.job_id``, or the time as LAVIS has it, the same on all ranks."""
-    job_id = cfg.run_cfg.get("job_id")
-    if job_id is None:
-        job_id = now()
-        if dist.is_initialized():
-            told = [job_id]
-            device = torch.device(cfg.run_cfg.device)
-            dist.broadcast_object_list(told, src=0, device=device)
-            job_id = told[0]
-    return str(job_id)
+def _choose_folder(cfg: Any) -> str:
+    """The job id and the checkpoint that ``run.resume_ckpt_path: auto`` means, from rank 0 for all.
+
+    A run that goes on stays in its folder; a new one gets a folder of its own, named by the time as
+    LAVIS has it (with seconds: two runs may begin at once).
+
+    Raises:
+        ConfigError: if a named folder holds another run's checkpoint.
+    """
+    run_cfg = cfg.run_cfg
+    chosen: list[Any] = [run_cfg.get("job_id"), run_cfg.get("resume_ckpt_path")]
+    root = Path.cwd() / str(run_cfg.output_dir)
+    if is_main_process():
+        job_id, resume = chosen
+        if resume == "auto":
+            folder = root if job_id is None else root / job_id
+            newest = newest_checkpoint(folder)
+            resume = None if newest is None else str(newest)
+            if newest is None:
+                logging.info("nothing to resume below %s: starting anew", folder)
+            elif job_id is None:
+                job_id = "" if newest.parent == root else newest.parent.name
+        if job_id is None:
+            stamp = datetime.datetime.now().strftime("%Y%m%d%H%M%S")
+            names = [stamp, *(f"{stamp}-{k}" for k in range(2, 1000))]
+            job_id = next(name for name in names if not (root / name).exists())
+        chosen = [str(job_id), resume]
+    if dist.is_initialized():
+        dist.broadcast_object_list(chosen, src=0, device=torch.device(run_cfg.device))
+    job_id, run_cfg.resume_ckpt_path = chosen
+    if not (run_cfg.resume_ckpt_path or run_cfg.evaluate) and (root / job_id / LAST).exists():
+        raise ConfigError(
+            str(cfg.args.cfg_path),
+            [
+                f"run.job_id: {root / job_id} holds another run's checkpoint; go on with it by "
+                "run.resume_ckpt_path=auto, name another, or remove it"
+            ],
+        )
+    return job_id
+
+
+def _find_annotations(cfg: Any) -> None:
+    """Let LAVIS's builders read local annotation files where they are.
+
+    They ask for a ``url`` even if ``storage`` is there, and copy a local one once, so that later
+    edits of it are not seen.
+    """
+    for name, dataset in cfg.datasets_cfg.items():
+        if not registry.get_builder_class(name).__module__.startswith("lavis."):
+            continue
+        for info in (dataset.build_info.get("annotations") or {}).values():
+            if info is None:
+                continue
+            if info.get("url") is None:
+                info.url = info.storage
+            urls = [info.url] if isinstance(info.url, str) else list(info.url)
+            if all(os.path.isfile(url) for url in urls):
+                info.storage = [os.path.abspath(url) for url in urls]
+                info.url = info.storage
 
 
 def _check_size(cfg: Any, datasets: Any) -> None:
     run_cfg = cfg.run_cfg
+    queue = cfg.model_cfg.get("queue_size")
+    momentum = issubclass(registry.get_model_class(cfg.model_cfg.arch), SharedQueueMixin)
+    if momentum and queue and not run_cfg.evaluate:
+        together = int(run_cfg.batch_size_train) * int(run_cfg.world_size)
+        if queue % together:
+            raise ConfigError(
+                str(cfg.args.cfg_path),
+                [f"model.queue_size: {queue} is no multiple of the batch of all ranks, {together}"],
+            )
     sizes = [len(parts["train"]) for parts in datasets.values() if "train" in parts]
     needed = int(run_cfg.batch_size_train) * int(run_cfg.world_size)
     if not run_cfg.evaluate and sum(sizes) < needed:

@@ -313,6 +313,9 @@ def _check_grit(s: Settings, report: Report) -> None:
     if start == 0 and not s["run.grit.naive"]:
         report.add("run.grit.start_epoch", "is 0: nothing is collected yet; use 1 or naive: True")
     off = "or set run.grit.enabled: False"
+    if s["model.arch"] and not str(s["model.arch"]).endswith(keys.MAFA_SUFFIX):
+        why = f"is True, but {s['model.arch']} gives no features to group by; set it False"
+        report.add("run.grit.enabled", why)
     ours, chosen = (registry.get_runner_class(n) for n in ("runner_mafa", s["run.runner"] or ""))
     if ours and chosen and not issubclass(chosen, ours):
         why = "knows no grouped mini-batches; use runner_mafa,"
@@ -320,6 +323,9 @@ def _check_grit(s: Settings, report: Report) -> None:
 
 
 def _check_weights(s: Settings, report: Report) -> None:
+    if s["run.evaluate"] and s["run.resume_ckpt_path"]:
+        why = "nothing is resumed when only evaluating; name it as model.finetuned"
+        report.add("run.resume_ckpt_path", f"{why}, with model.load_finetuned: True")
     arch = str(s["model.arch"])
     if arch.startswith("clip"):
         return  # there `pretrained` is a tag
@@ -330,6 +336,8 @@ def _check_weights(s: Settings, report: Report) -> None:
         parts = name == "pretrained" and arch.endswith(keys.MAFA_SUFFIX)
         if wanted and not path and not parts and key not in report.bad:
             report.add(key, f"is empty; {hint}")
+        elif path and wanted is False and arch.endswith(keys.MAFA_SUFFIX):
+            report.add(key, f"is given, but model.load_{name} is False: nothing is loaded")
         elif path and wanted is not False and report.machine:
             if not is_url(path) and not os.path.isfile(path):
                 report.add(key, f"no such file: {path!r}; {hint}")

@@ -138,8 +138,8 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _forget_earlier_runs(folder: Path) -> None:
-    """Logs are appended to: those of an earlier demonstration would mix with this one's."""
-    for name in ("log.jsonl", "connections.jsonl", "unreadable.jsonl"):
+    """Logs are appended to, and a checkpoint would be taken for one to go on with."""
+    for name in ("log.jsonl", "connections.jsonl", "unreadable.jsonl", "checkpoint_last.pth"):
         for path in folder.glob(f"*/{name}"):
             path.unlink()
 

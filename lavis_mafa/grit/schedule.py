@@ -106,11 +106,17 @@ class GritSchedule:
         rng = np.random.default_rng((self.seed, epoch, 0))
         return random_plan(self.size, self.batch_size, self.world_size, rng)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Everything that later orders depend on; plain tensors and numbers."""
+    def state_dict(self, plans: bool = True) -> dict[str, Any]:
+        """Everything that later orders depend on; plain tensors and numbers.
+
+        Args:
+            plans: include the orders, which are the same on all ranks.
+        """
+        # A finished epoch's order is used no more once the next is there.
+        current = None if self.next_plan is not None else self.plan
         return {
-            "plan": _plan_state(self.plan),
-            "next_plan": _plan_state(self.next_plan),
+            "plan": _plan_state(current) if plans else None,
+            "next_plan": _plan_state(self.next_plan) if plans else None,
             "collector": None if self.collector is None else self.collector.state_dict(),
         }
 

@@ -44,8 +44,15 @@ def from_all_ranks(state: Any) -> list[Any] | None:
 
 
 def trained_state(model: nn.Module) -> dict[str, torch.Tensor]:
-    """The state dict less frozen weights, as LAVIS saves it."""
-    frozen = {name for name, value in model.named_parameters() if not value.requires_grad}
+    """The state dict less frozen weights, as LAVIS saves it, but with momentum encoders.
+
+    Momentum encoders (``*_m``) take no gradient and change all the same.
+    """
+    frozen = {
+        name
+        for name, value in model.named_parameters()
+        if not value.requires_grad and not any(part.endswith("_m") for part in name.split("."))
+    }
     return {key: value for key, value in model.state_dict().items() if key not in frozen}
 
 
@@ -81,7 +88,8 @@ def content_of(runner: Any, epoch: int, step: int) -> dict[str, Any] | None:
     ranks = from_all_ranks(
         {
             "random": random_states(),
-            "schedule": runner.schedule.state_dict(),
+            # The orders of epochs are the same on all ranks, and long.
+            "schedule": runner.schedule.state_dict(plans=runner.rank == 0),
             "unreadable": runner.unreadable.state_dict(),
             "tally": runner.tally.state_dict(),
             # Inside an accumulation window these are this rank's own, and not used yet.
@@ -111,6 +119,29 @@ def content_of(runner: Any, epoch: int, step: int) -> dict[str, Any] | None:
     }
 
 
+def refuse_other_settings(before: dict[str, Any], now: dict[str, Any], origin: str) -> None:
+    """Refuse to go on with settings that the order of samples and the state depend on.
+
+    Raises:
+        ValueError: naming every such setting with both values.
+    """
+    old, new = before.get("run", {}), now.get("run", {})
+    names = ("batch_size_train", "accum_grad_iters", "seed", "amp", "amp_dtype")
+    pairs = [(f"run.{name}", old.get(name), new.get(name)) for name in names]
+    grit = [name for name in new.get("grit", {}) if name not in ("save_order", "first_order")]
+    pairs += [
+        (f"run.grit.{name}", old.get("grit", {}).get(name), new["grit"][name]) for name in grit
+    ]
+    pairs.append(("model.arch", before["model"].get("arch"), now["model"].get("arch")))
+    changed = [f"{name}: {was} before, {now_} now" for name, was, now_ in pairs if was != now_]
+    if changed:
+        raise ValueError(
+            f"{origin} cannot go on with other settings:\n  "
+            + "\n  ".join(changed)
+            + "\nPut them back, or begin a new run from its weights by model.pretrained."
+        )
+
+
 def restore(runner: Any, content: dict[str, Any], origin: str) -> None:
     """Put a runner where `content_of` found it.
 
@@ -128,15 +159,24 @@ def restore(runner: Any, content: dict[str, Any], origin: str) -> None:
             f"{origin} was saved by {len(state['ranks'])} rank(s), this run has "
             f"{runner.world_size}: resume with as many"
         )
+    refuse_other_settings(content["config"], runner.config.to_dict(), origin)
     model = runner.unwrap_dist_model(runner.model)
     load_trained_state(model, content["model"], origin)
+    # The config decides on these, not what the optimizer had when it was saved.
+    asked = [
+        {key: group[key] for key in ("weight_decay", "betas")}
+        for group in runner.optimizer.param_groups
+    ]
     runner.optimizer.load_state_dict(content["optimizer"])
+    for group, settings in zip(runner.optimizer.param_groups, asked, strict=True):
+        group.update(settings)
     if runner.scaler and content["scaler"]:
         runner.scaler.load_state_dict(content["scaler"])
     runner.start_epoch, runner.start_step = state["epoch"], state["step"]
     runner.global_step, runner.best = state["global_step"], dict(state["best"])
     mine = state["ranks"][runner.rank]
-    runner.schedule.load_state_dict(mine["schedule"], runner.start_epoch, runner.device)
+    schedule = {**state["ranks"][0]["schedule"], "collector": mine["schedule"]["collector"]}
+    runner.schedule.load_state_dict(schedule, runner.start_epoch, runner.device)
     runner.unreadable.load_state_dict(mine["unreadable"])
     runner.tally = Tally(mine["tally"])
     for name, value in model.named_parameters():

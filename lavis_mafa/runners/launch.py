@@ -36,6 +36,8 @@ def init_distributed(run_cfg: Any) -> None:
     run_cfg.update({"distributed": True, "rank": rank, "world_size": world, "gpu": local})
     on_gpu = str(run_cfg.device).startswith("cuda")
     if on_gpu:
+        local %= torch.cuda.device_count()  # a task may see one GPU alone
+        run_cfg.update({"gpu": local})
         torch.cuda.set_device(local)
     dist.init_process_group(
         backend="nccl" if on_gpu else "gloo",

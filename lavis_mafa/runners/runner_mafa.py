@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -144,11 +145,30 @@ class RunnerMafa(RunnerBase):
     # Data
 
     def _split(self, datasets: Any) -> tuple[dict[str, Any], TrainingSet | None]:
-        by_split = concat_datasets(reorg_datasets_by_split(datasets))
-        train = by_split.pop("train", None)
-        if train is None or self.evaluate_only:
-            return by_split, None
-        return by_split, TrainingSet(train, int(self.run_cfg.seed))
+        """Evaluation sets by split, and all training sets as one.
+
+        Where several data sets have a split, each is named ``<data set>.<split>``.
+        """
+        train = {name: {"train": s["train"]} for name, s in datasets.items() if "train" in s}
+        splits = {split for own in datasets.values() for split in own} - {"train"}
+        evaluated = {}
+        for split in splits:
+            owners = [name for name, own in datasets.items() if split in own]
+            for name in owners:
+                key = split if len(owners) == 1 else f"{name}.{split}"
+                evaluated[key] = datasets[name][split]
+        if not train or self.evaluate_only:
+            return evaluated, None
+        together = concat_datasets(reorg_datasets_by_split(train))["train"]
+        return evaluated, TrainingSet(together, int(self.run_cfg.seed))
+
+    def _named(self, splits: Any) -> list[str]:
+        """Names in `eval_sets` that the given splits stand for."""
+        names: list[str] = []
+        for split in splits:
+            several = sorted(name for name in self.eval_sets if name.endswith(f".{split}"))
+            names += several or [split]
+        return names
 
     @property
     def schedule(self) -> GritSchedule:
@@ -180,7 +200,9 @@ class RunnerMafa(RunnerBase):
         began = time.time()
         self.log.write("config", config=self.config.to_dict())
         if self.evaluate_only:
-            self.evaluate(skip_reload=True)
+            for split in self._named([*self.valid_splits, *self.test_splits]):
+                self.eval_epoch(split, "given")
+            self.log.close()
             return
         if hasattr(self.task, "before_training"):
             self.task.before_training(self._model, self.train_set)
@@ -192,8 +214,8 @@ class RunnerMafa(RunnerBase):
             if not self.train_epoch(epoch):
                 self.log.close()
                 return
-            self._validate(epoch)
             self.save(epoch + 1, 0)
+            self._validate(epoch)
             keep = self.run_cfg.get("keep_every_epochs")
             if keep and (epoch + 1) % keep == 0:
                 self.save(epoch + 1, 0, f"checkpoint_{epoch}.pth")
@@ -216,6 +238,8 @@ class RunnerMafa(RunnerBase):
             range(first_step, plan.steps), f"epoch {epoch}", first_step, plan.steps
         )
         self.model.train()
+        for _, momentum in getattr(self._model, "model_pairs", []):
+            momentum.eval()  # targets without dropout
         accumulated = self.accum_grad_iters
         for step in bar:
             window = min(accumulated, plan.steps - step // accumulated * accumulated)
@@ -398,16 +422,19 @@ class RunnerMafa(RunnerBase):
     # Evaluation
 
     def _validate(self, epoch: int) -> None:
-        for place, split in enumerate(self.valid_splits):
+        for place, split in enumerate(self._named(self.valid_splits)):
             figures = self.eval_epoch(split, epoch, skip_reload=True)
             better = False
-            if figures is not None and place == 0:
-                value = figures["agg_metrics"]
-                better = self.best["value"] is None or value > self.best["value"]
-                if better:
+            if isinstance(figures, dict) and place == 0:
+                value = figures.get("agg_metrics")
+                if value is None:
+                    logging.warning("%s gives no agg_metrics: no best checkpoint is kept", split)
+                elif self.best["value"] is None or value > self.best["value"]:
+                    better = True
                     self.best = {"value": float(value), "epoch": epoch, "split": split}
             if place == 0 and any_rank(better, self.device):
                 self.save(epoch + 1, 0, ckpt.BEST)
+                self.save(epoch + 1, 0)  # which remembers the best figure
 
     def evaluate(self, cur_epoch: Any = "best", skip_reload: bool = False) -> dict[str, Any]:
         """Evaluate the test splits, with the best weights if there are some."""
@@ -474,17 +501,23 @@ class RunnerMafa(RunnerBase):
             self.log.write("checkpoint", file=name, epoch=epoch, step=step)
 
     def resume(self, path: str) -> None:
-        """Go on from a checkpoint, or from the newest below ``output_dir`` for ``auto``.
+        """Go on from a checkpoint.
 
         Raises:
             FileNotFoundError, ValueError: if it does not fit this run.
         """
-        if path == "auto":
-            newest = ckpt.newest_checkpoint(Path.cwd() / str(self.run_cfg.output_dir))
-            if newest is None:
-                logging.info("nothing to resume below %s: starting anew", self.run_cfg.output_dir)
-                return
-            path = str(newest)
         ckpt.restore(self, read_checkpoint(path), path)
+        self._keep_best(Path(path).parent)
         logging.info("resumed %s at epoch %d, step %d", path, self.start_epoch, self.start_step)
         self.log.write("resume", file=os.path.abspath(path), epoch=self.start_epoch)
+
+    def _keep_best(self, folder: Path) -> None:
+        """Take the best weights along if the run goes on in another folder."""
+        if self.best["value"] is None or folder.resolve() == self.output_dir.resolve():
+            return
+        best = folder / ckpt.BEST
+        if not best.is_file():
+            logging.warning("%s is not there: the best figure begins anew", best)
+            self.best = {"value": None, "epoch": None, "split": None}
+        elif is_main_process():
+            shutil.copyfile(best, self.output_dir / ckpt.BEST)

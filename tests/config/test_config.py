@@ -178,7 +178,7 @@ WRONG = [
     ("model.model_type", ["tiny"], "is no type"),
     ("model.tokenizer", "nowhere/vocab.txt", "no such path"),
     ("model.med_config_path", "nowhere.json", "no such library file"),
-    ("model.pretrained", "nowhere.pth", None),  # not read: load_pretrained is off
+    ("model.pretrained", "nowhere.pth", "nothing is loaded"),  # not read: load_pretrained is off
     ("model.finetuned", 3, "is not a string"),
     ("model.image_size", 33, "multiple of model.vit.patch_size 16"),
     ("model.vit.width", 65, "multiple of model.vit.heads 4"),

@@ -316,3 +316,27 @@ def test_the_retrieval_model_serves_as_con_d(small_albef, base_checkpoint, monke
     expected = ModelDiscriminator(base_checkpoint).judge(samples, image_of, text_of)
     assert torch.allclose(told, expected, atol=1e-5)
     base_checkpoint.requires_grad_(True)
+
+
+def test_fine_tuning_stopped_and_resumed(small_albef, base_checkpoint, work, photographs, tmp_path):
+    """Momentum encoders take no gradient, but they are part of the state."""
+    from lavis_mafa.checkpoints import begin_momentum
+    from lavis_mafa.runners.checkpoint import load_trained_state, trained_state
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(small_albef)
+        model = downstream("albef_retrieval", small_albef, queue_size=64)
+        state = trained_state(model)
+        assert "visual_encoder_m.norm.weight" in state and "image_queue" in state
+        with torch.no_grad():
+            model.visual_encoder_m.norm.weight.add_(1.0)
+        changed = trained_state(model)
+        again = downstream("albef_retrieval", small_albef, queue_size=64)
+        load_trained_state(again, changed, "here")
+        assert torch.equal(again.visual_encoder_m.norm.weight, model.visual_encoder_m.norm.weight)
+        # A file of ours without momentum weights is told from one that holds them all.
+        torch.save({"model": changed}, small_albef / "whole.pth")
+        assert not begin_momentum(again, str(small_albef / "whole.pth"))
+        part = {k: v for k, v in changed.items() if "_m." not in k or "position_ids" in k}
+        torch.save({"model": part}, small_albef / "part.pth")
+        assert begin_momentum(again, str(small_albef / "part.pth"))

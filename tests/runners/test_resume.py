@@ -129,3 +129,60 @@ def test_generators_go_on_where_they_were():
     drawn = [random.random(), np.random.rand(), torch.rand(1).item()]
     set_random_states(states)
     assert drawn == [random.random(), np.random.rand(), torch.rand(1).item()]
+
+
+@pytest.mark.parametrize(
+    "changes, named",
+    [
+        ({"run__batch_size_train": 4}, "run.batch_size_train: 8 before, 4 now"),
+        ({"run__grit__search_space": 8}, "run.grit.search_space: 16 before, 8 now"),
+        ({"run__accum_grad_iters": 2}, "run.accum_grad_iters"),
+    ],
+)
+def test_other_settings_cannot_be_resumed(undisturbed, tmp_path, changes, named):
+    path = undisturbed / "job" / "checkpoint_last.pth"
+    with pytest.raises(ValueError, match=named):
+        run_here(tmp_path, run__resume_ckpt_path=path, **changes)
+
+
+def test_weight_decay_is_the_configs(tmp_path):
+    run_here(tmp_path, run__max_steps=2)
+    runner = run_here(tmp_path, run__resume_ckpt_path="auto", run__weight_decay=0.5)
+    assert runner.optimizer.param_groups[0]["weight_decay"] == 0.5
+
+
+def test_a_run_that_goes_on_stays_in_its_folder(tmp_path):
+    first = run_here(tmp_path, run__job_id=None, run__max_steps=3)
+    again = run_here(tmp_path, run__job_id=None, run__resume_ckpt_path="auto", run__max_steps=5)
+    assert again.output_dir == first.output_dir and again.global_step == 5
+    other = run_here(tmp_path, run__job_id=None, run__max_steps=1)
+    assert other.output_dir != first.output_dir
+
+
+def test_another_runs_folder_is_not_written_over(undisturbed):
+    from lavis_mafa.config import ConfigError
+
+    with pytest.raises(ConfigError, match="holds another run's checkpoint"):
+        run_here(undisturbed)
+
+
+def test_the_best_weights_come_along_to_another_folder(tmp_path):
+    changes = {"run__valid_splits": '["val"]', "run__test_splits": '["test"]'}
+    run_here(tmp_path / "one", run__max_epoch=1, **changes)
+    last = tmp_path / "one" / "job" / "checkpoint_last.pth"
+    content = torch.load(last, weights_only=True)
+    content["run"]["best"]["value"] = 1000.0
+    torch.save(content, last)
+    run_here(tmp_path / "two", run__resume_ckpt_path=last, **changes)
+    one, two = (weights(tmp_path / name, "checkpoint_best.pth") for name in ("one", "two"))
+    assert same_weights(one, two)
+
+
+def test_a_failing_validation_loses_no_epoch(tmp_path, monkeypatch):
+    from lavis_mafa.tasks import MafaPretrainTask
+
+    monkeypatch.setattr(MafaPretrainTask, "evaluation", lambda *a, **k: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        run_here(tmp_path, run__valid_splits='["val"]')
+    saved = torch.load(tmp_path / "job" / "checkpoint_last.pth", weights_only=True)
+    assert saved["run"]["epoch"] == 1

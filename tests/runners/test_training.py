@@ -272,3 +272,9 @@ def test_alone_in_an_allocation_if_asked(monkeypatch):
     cfg = OmegaConf.create({"distributed": False, "device": "cpu"})
     init_distributed(cfg)
     assert (cfg.rank, cfg.world_size, cfg.distributed) == (0, 1, False)
+
+
+def test_evaluating_only_takes_validation_splits_too(tmp_path):
+    splits = {"run__valid_splits": '["val"]', "run__test_splits": '["test"]'}
+    run_here(tmp_path, run__evaluate=True, model__mafa__con_d__arch=None, **splits)
+    assert [r["split"] for r in records(tmp_path, "eval")] == ["val", "test"]

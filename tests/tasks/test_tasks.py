@@ -15,10 +15,17 @@ from torch.utils.data import DataLoader
 
 from lavis_mafa import load_model
 from lavis_mafa.connections.con_d import Oracle
-from lavis_mafa.connections.mining import ABSENT, AMBIGUOUS, KEPT, POSITIVE, Connections
+from lavis_mafa.connections.mining import (
+    ABSENT,
+    AMBIGUOUS,
+    KEPT,
+    POSITIVE,
+    Connections,
+    MiningRule,
+)
 from lavis_mafa.connections.negatives import NONE
 from lavis_mafa.evaluation.recall import retrieval_with_truth
-from lavis_mafa.step import COUNTS, StepOutput
+from lavis_mafa.step import COUNTS, StepOutput, StepSettings
 from lavis_mafa.tasks import MafaPretrainTask, MafaRetrievalTask
 from lavis_mafa.tasks.tally import Tally
 
@@ -71,8 +78,8 @@ def test_a_tally_taken_up_goes_on_as_if_nothing_was(steps, cut):
 # Figures of a step. Four rows hold samples 30, 10, 20, 40, so that rows and samples differ.
 
 LOADED = torch.tensor([30, 10, 20, 40])
-# (image, text) of the valid ones among foreign pairs: only one way round.
-VALID = {(30, 10), (20, 40), (30, 20), (10, 40)}
+# (image, text) of the valid ones among foreign pairs, most of them only one way round.
+VALID = {(30, 10), (20, 40), (30, 20), (10, 40), (20, 30)}
 
 
 def truth(image_of, text_of):
@@ -80,12 +87,12 @@ def truth(image_of, text_of):
     return np.array([pair in VALID for pair in pairs], bool)
 
 
-def found(hard, state, probability):
+def connections(hard, state, probability, second=None):
     size = len(hard)
     return Connections(
         positives=torch.eye(size, dtype=torch.bool),
         hard=torch.tensor(hard),
-        second=torch.full((size,), NONE),
+        second=torch.tensor(second or [NONE] * size),
         probability=torch.tensor(probability),
         state=torch.tensor(state),
     )
@@ -98,10 +105,16 @@ NAN = float("nan")
 def output():
     return StepOutput(
         loss=torch.tensor(1.0),
-        # Images 30, 10, 20 pick texts 10, 20, 40: valid, not, valid; image 40 found none.
-        i2t=found([1, 2, 3, NONE], [POSITIVE, POSITIVE, KEPT, ABSENT], [0.9, 0.85, 0.1, NAN]),
-        # Texts 30, 10, 20, 40 pick images 10, 30, 30, 10: not, valid, valid, valid.
-        t2i=found([1, 0, 0, 1], [AMBIGUOUS, POSITIVE, POSITIVE, AMBIGUOUS], [0.6, 0.95, 0.81, 0.7]),
+        # Images 30, 10, 20 pick texts 10, 20, 40: valid, not, valid; image 40 picked none.
+        i2t=connections([1, 2, 3, NONE], [POSITIVE, POSITIVE, KEPT, ABSENT], [0.9, 0.85, 0.1, NAN]),
+        # Texts 30, 10, 20, 40 pick images 10, 30, 30, 10: not, valid, valid, valid. In the places
+        # of the ambiguous ones, the first and the last, comes image 20, valid for both.
+        t2i=connections(
+            [1, 0, 0, 1],
+            [AMBIGUOUS, POSITIVE, POSITIVE, AMBIGUOUS],
+            [0.6, 0.95, 0.81, 0.7],
+            second=[2, 3, 3, 2],
+        ),
         counts=torch.tensor([[3, 3, 2, 0, 1, 1.85], [4, 4, 2, 2, 0, 3.06]]),
         judged_pairs=6,
     )
@@ -110,18 +123,22 @@ def output():
 SAMPLES = {"loaded_index": LOADED, "index": torch.arange(4)}
 
 
-def told_truth(kind=MafaPretrainTask):
-    told = task(kind)
-    told.before_training(SimpleNamespace(con_d=None), SimpleNamespace(truth=truth))
+def told_truth(**rule):
+    """The task after it was told the truth, and the rule by which the model mines."""
+    told = task()
+    model = SimpleNamespace(con_d=None, settings=StepSettings(connections=MiningRule(**rule)))
+    told.before_training(model, SimpleNamespace(truth=truth))
     return told
 
 
 @pytest.mark.strict_smoke
 def test_figures_of_a_step_without_truth(output):
     counted = task().step_figures(output, SAMPLES)
-    assert counted.keys() == {f"{n}_{d}" for n in COUNTS for d in ("i2t", "t2i")} | {"judged_pairs"}
+    names = (*COUNTS, "con_d_probability")
+    assert counted.keys() == {f"{n}_{d}" for n in names for d in ("i2t", "t2i")} | {"judged_pairs"}
+    assert counted["con_d_probability_i2t"] == pytest.approx(1.85 / 3)
     assert counted["picked_i2t"] == 3 and counted["picked_t2i"] == 4
-    assert counted["converted_i2t"] == 2 and counted["ambiguous_t2i"] == 2
+    assert counted["found_i2t"] == 2 and counted["ambiguous_t2i"] == 2
     assert counted["kept_i2t"] == 1 and counted["kept_t2i"] == 0
     assert counted["probability_sum_t2i"] == pytest.approx(3.06)
     assert counted["judged_pairs"] == 6
@@ -136,8 +153,26 @@ def test_figures_of_a_step_against_truth(output):
     assert (counted["false_t2i"], counted["true_found_t2i"]) == (3, 2)
 
 
+@pytest.mark.parametrize(
+    "rule, i2t, t2i",
+    [
+        ({}, (1, 1), (2, 2)),  # converted ones are left out, ambiguous ones replaced
+        ({"action": "drop"}, (1, 1), (2, 2)),
+        ({"action": "keep"}, (3, 2), (4, 3)),  # all that was picked
+        ({"resample": False}, (1, 1), (2, 1)),  # ambiguous ones stay
+        ({"use_in": ("itc", "lm")}, (3, 2), (4, 3)),
+    ],
+    ids=str,
+)
+def test_what_matching_learns_as_no_match(output, rule, i2t, t2i):
+    """Pairs given to ITM as negatives, and how many of them are valid."""
+    counted = told_truth(**rule).step_figures(output, SAMPLES)
+    assert (counted["negatives_in_itm_i2t"], counted["false_in_itm_i2t"]) == i2t
+    assert (counted["negatives_in_itm_t2i"], counted["false_in_itm_t2i"]) == t2i
+
+
 def test_a_step_in_which_nothing_was_picked(output):
-    nothing = found([NONE] * 4, [ABSENT] * 4, [NAN] * 4)
+    nothing = connections([NONE] * 4, [ABSENT] * 4, [NAN] * 4)
     output.i2t = output.t2i = nothing
     output.counts, output.judged_pairs = torch.zeros(2, 6), 0
     counted = told_truth().step_figures(output, SAMPLES)
@@ -157,12 +192,14 @@ def test_rates_of_an_epoch(output):
         "ambiguous_rate_i2t": 0,
         "con_d_probability_i2t": 1.85 / 3,
         "false_negative_rate_i2t": 2 / 3,
+        "false_negative_rate_in_itm_i2t": 1 / 1,
         "con_d_precision_i2t": 1 / 2,
         "con_d_recall_i2t": 1 / 2,
         "false_negative_rate_by_con_d_t2i": 2 / 4,
         "ambiguous_rate_t2i": 2 / 4,
         "con_d_probability_t2i": 3.06 / 4,
         "false_negative_rate_t2i": 3 / 4,
+        "false_negative_rate_in_itm_t2i": 2 / 2,
         "con_d_precision_t2i": 2 / 2,
         "con_d_recall_t2i": 2 / 3,
     }
@@ -176,23 +213,23 @@ def test_rates_name_only_what_is_known(output):
     assert without_truth["false_negative_rate_by_con_d_t2i"] == 0.5
 
     # GRIT-VLP and ALBEF: truth without a discriminator.
-    for connections in (output.i2t, output.t2i):
-        connections.probability[:] = NAN
-        connections.state[connections.state != ABSENT] = KEPT
+    for found in (output.i2t, output.t2i):
+        found.probability[:] = NAN
+        found.state[found.state != ABSENT] = KEPT
     output.counts = torch.tensor([[3, 0, 0, 0, 3, 0.0], [4, 0, 0, 0, 4, 0.0]])
     told = told_truth()
     without_con_d = told.epoch_figures(Tally(told.step_figures(output, SAMPLES)))
-    assert without_con_d == {
-        "false_negative_rate_i2t": pytest.approx(2 / 3),
-        "false_negative_rate_t2i": pytest.approx(3 / 4),
-    }
+    # All that was picked trains ITM as a negative.
+    names = ("false_negative_rate", "false_negative_rate_in_itm")
+    expected = {f"{name}_i2t": 2 / 3 for name in names} | {f"{name}_t2i": 3 / 4 for name in names}
+    assert without_con_d == pytest.approx(expected)
 
 
 def test_precision_of_nothing_converted_and_recall_of_nothing_false():
-    sums = {"judged_i2t": 5, "picked_i2t": 5, "converted_i2t": 0, "true_found_i2t": 0}
+    sums = {"judged_i2t": 5, "picked_i2t": 5, "found_i2t": 0, "true_found_i2t": 0}
     rates = task().epoch_figures(Tally({**sums, "false_i2t": 2}))
     assert rates["con_d_precision_i2t"] is None and rates["con_d_recall_i2t"] == 0
-    rates = task().epoch_figures(Tally({**sums, "false_i2t": 0, "converted_i2t": 3}))
+    rates = task().epoch_figures(Tally({**sums, "false_i2t": 0, "found_i2t": 3}))
     assert rates["con_d_precision_i2t"] == 0 and rates["con_d_recall_i2t"] is None
 
 
@@ -252,18 +289,20 @@ def test_counts_of_a_real_step_are_those_of_the_truth(tiny, toy_train):
     told = task()
     told.before_training(tiny, toy_train)
     samples = mini_batch(toy_train, range(60, 100))
-    samples["loaded_index"] = samples["loaded_index"].clone()
     output = told.train_step(tiny, samples)
     assert isinstance(output, StepOutput) and torch.isfinite(output["loss"])
     counted = told.step_figures(output, samples)
-    for direction, connections in (("i2t", output.i2t), ("t2i", output.t2i)):
+    for direction, found in (("i2t", output.i2t), ("t2i", output.t2i)):
         valid = 0
-        for row, hard in enumerate(connections.hard.tolist()):
+        for row, hard in enumerate(found.hard.tolist()):
             pair = (row, hard) if direction == "i2t" else (hard, row)
             image, text = (int(samples["loaded_index"][one]) for one in pair)
             valid += bool(toy_train.truth(np.array([image]), np.array([text]))[0])
         assert counted[f"false_{direction}"] == valid > 0
-        assert counted[f"true_found_{direction}"] == counted[f"converted_{direction}"] == valid
+        assert counted[f"true_found_{direction}"] == counted[f"found_{direction}"] == valid
+        # None of them is left for ITM to learn as a negative.
+        assert counted[f"false_in_itm_{direction}"] == 0
+        assert counted[f"negatives_in_itm_{direction}"] == 40 - valid
     assert all(record["truth"] for record in told.mined(output, samples, 50))
 
 
