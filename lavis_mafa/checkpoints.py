@@ -98,8 +98,9 @@ def begin_momentum(model: Any, checkpoint: str | None) -> bool:
     if not checkpoint or not hasattr(model, "copy_params"):
         return False
     state = read_checkpoint(checkpoint)
-    state = state.get("model", state)
-    if all(name in state for name, _ in model.named_parameters() if "_m." in name):
+    there = {key.replace("bert.", "") for key in state.get("model", state)}
+    names = [name.replace("bert.", "") for name, _ in model.named_parameters() if "_m." in name]
+    if all(name in there for name in names):
         return False
     model.copy_params()
     logging.info("%s holds no momentum encoders: they begin equal to the encoders", checkpoint)

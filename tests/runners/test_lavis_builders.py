@@ -111,14 +111,7 @@ def train(folder, photographs, described, names, test=(), **changes):
     [
         ("coco_caption", "vg_caption", "sbu_caption"),
         ("flickr30k", "vg_caption"),
-        pytest.param(
-            ("coco_caption", "flickr30k"),
-            marks=pytest.mark.xfail(
-                reason="LAVIS joins no two builders that both have a split val or test",
-                raises=AssertionError,
-                strict=True,
-            ),
-        ),
+        ("coco_caption", "flickr30k"),
     ],
     ids="+".join,
 )
