@@ -2,13 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
+from lavis.datasets.data_utils import concat_datasets, reorg_datasets_by_split
 from lavis.tasks.retrieval import RetrievalTask
 from torch.utils.data import DataLoader, DistributedSampler
 
+from lavis_mafa.datasets.training_set import TrainingSet
 from lavis_mafa.grit import EpochBatches
+
+
+def evaluation_sets(datasets: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Evaluation sets by split.
+
+    Where several data sets have a split, each is named ``<data set>.<split>``.
+    """
+    found = {}
+    for split in {split for own in datasets.values() for split in own} - {"train"}:
+        owners = [name for name, own in datasets.items() if split in own]
+        for name in owners:
+            found[split if len(owners) == 1 else f"{name}.{split}"] = datasets[name][split]
+    return found
+
+
+def training_set(datasets: Mapping[str, Mapping[str, Any]], seed: int) -> TrainingSet | None:
+    """All training sets as one, None if there is none."""
+    train = {name: {"train": own["train"]} for name, own in datasets.items() if "train" in own}
+    if not train:
+        return None
+    return TrainingSet(concat_datasets(reorg_datasets_by_split(train))["train"], int(seed))
 
 
 class Loaders:

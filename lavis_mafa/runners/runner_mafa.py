@@ -16,14 +16,12 @@ import torch
 import torch.distributed as dist
 from lavis.common.dist_utils import get_rank, get_world_size, is_main_process
 from lavis.common.registry import registry
-from lavis.datasets.data_utils import concat_datasets, reorg_datasets_by_split
 from lavis.runners.runner_base import RunnerBase
 from lavis.tasks.base_task import BaseTask
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from lavis_mafa.checkpoints import read_checkpoint
-from lavis_mafa.datasets.training_set import TrainingSet
 from lavis_mafa.grit import GritSchedule
 from lavis_mafa.runners import checkpoint as ckpt
 from lavis_mafa.runners.guard import (
@@ -32,7 +30,7 @@ from lavis_mafa.runners.guard import (
     stop_if_gradient_not_finite,
     stop_if_not_finite,
 )
-from lavis_mafa.runners.loaders import Loaders
+from lavis_mafa.runners.loaders import Loaders, evaluation_sets, training_set
 from lavis_mafa.runners.run_log import RunLog
 from lavis_mafa.tasks.tally import Tally
 
@@ -59,7 +57,8 @@ class RunnerMafa(RunnerBase):
         self.log = RunLog(
             self.output_dir, is_main_process(), bool(self.run_cfg.get("tensorboard", True))
         )
-        self.eval_sets, self.train_set = self._split(datasets)
+        self.eval_sets = evaluation_sets(datasets)
+        self.train_set = None if self.evaluate_only else training_set(datasets, cfg.run_cfg.seed)
         self.unreadable = UnreadableSamples(float(self.run_cfg.get("max_unreadable", 0.01)))
         self.global_step = 0
         self.start_step = 0
@@ -143,24 +142,6 @@ class RunnerMafa(RunnerBase):
             self.lr_scheduler.step(cur_epoch=epoch, cur_step=self.global_step)
 
     # Data
-
-    def _split(self, datasets: Any) -> tuple[dict[str, Any], TrainingSet | None]:
-        """Evaluation sets by split, and all training sets as one.
-
-        Where several data sets have a split, each is named ``<data set>.<split>``.
-        """
-        train = {name: {"train": s["train"]} for name, s in datasets.items() if "train" in s}
-        splits = {split for own in datasets.values() for split in own} - {"train"}
-        evaluated = {}
-        for split in splits:
-            owners = [name for name, own in datasets.items() if split in own]
-            for name in owners:
-                key = split if len(owners) == 1 else f"{name}.{split}"
-                evaluated[key] = datasets[name][split]
-        if not train or self.evaluate_only:
-            return evaluated, None
-        together = concat_datasets(reorg_datasets_by_split(train))["train"]
-        return evaluated, TrainingSet(together, int(self.run_cfg.seed))
 
     def _named(self, splits: Any) -> list[str]:
         """Names in `eval_sets` that the given splits stand for."""

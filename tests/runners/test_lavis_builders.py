@@ -13,7 +13,7 @@ from runs import records, run_here, weights
 from lavis_mafa.runners import RunnerMafa
 
 LISTED = ("sbu_caption",)  # LAVIS's default has lists of files here
-EVALUATED = ("coco_caption", "flickr30k")  # those that have val and test as well
+EVALUATED = ("coco_caption", "coco_retrieval", "flickr30k")  # those that have val and test as well
 NOT_OURS = {
     **{f"datasets__toy_scenes__build_info__{key}_size": None for key in ("train", "val", "test")},
     "model__mafa__con_d__arch": None,
@@ -21,6 +21,7 @@ NOT_OURS = {
 # Which photographs and captions of each a builder has; they overlap.
 PARTS = {
     "coco_caption": (range(0, 4), range(5)),
+    "coco_retrieval": (range(0, 4), range(2)),
     "flickr30k": (range(2, 6), range(5)),
     "vg_caption": (range(1, 11), range(1)),
     "sbu_caption": (range(5, 17), range(2)),
@@ -126,6 +127,10 @@ def test_several_builders_train_together(tmp_path, photographs, described, seen,
         len(rows_of(name, described)) for name in names
     ]
     assert all(type(part).__module__.startswith("lavis.") for part in runner.train_set.parts)
+    owners = [name for name in names if name in EVALUATED]
+    prefixes = [f"{name}." for name in owners] if len(owners) > 1 else [""]
+    expected = {f"{prefix}{split}" for prefix in prefixes for split in ("val", "test")}
+    assert runner.eval_sets.keys() == expected
     told = records(tmp_path / "out", "epoch")
     assert len(told) == 2 and all(0 < record["loss"] < 30 for record in told)
     assert not (tmp_path / "out" / "job" / "unreadable.jsonl").exists()
@@ -172,6 +177,28 @@ def test_one_photograph_in_several_builders_is_one_image(tmp_path, photographs, 
         part = torch.tensor([sum(i >= begin for begin in begins.values()) for i in index])
         across += int((same & (part[:, None] != part[None, :])).sum())
     assert across, "no mini-batch held one photograph twice: this test saw nothing"
+
+
+def test_every_builder_that_has_a_split_is_evaluated(tmp_path, photographs, described):
+    """Two retrieval sets at once: each is scored by itself."""
+    paths = sorted(described)
+    held_out = [{"image": path, "caption": described[path]} for path in paths[30:38]]
+    train(
+        tmp_path,
+        photographs,
+        described,
+        ("coco_retrieval", "flickr30k", "vg_caption"),
+        test=held_out,
+        run__valid_splits='["val"]',
+        run__test_splits='["test"]',
+    )
+    told = records(tmp_path / "out", "eval")
+    val, test = ([f"{name}.{split}" for name in EVALUATED[1:]] for split in ("val", "test"))
+    assert [record["split"] for record in told] == [*val, *val, *test]
+    for one, other in zip(told[::2], told[1::2], strict=True):
+        # They hold the same images here.
+        for key in ("txt_r1", "txt_r10", "img_r5"):
+            assert 0 <= one[key] == other[key] <= 100
 
 
 @pytest.fixture
