@@ -185,7 +185,7 @@ RUN = {
     "rank": Key("int", "set by the launcher", low=0),
     "gpu": Key("int", "set by the launcher", low=0),
     "use_dist_eval_sampler": Key("bool", "split evaluation over the ranks", default=True),
-    "log_freq": Key("int", "steps between TensorBoard points; log.jsonl has every step", default=50, low=1),
+    "log_freq": Key("int", "steps between TensorBoard points", default=50, low=1),
     # LAVIS: tasks
     "report_metric": Key("bool", "score what was generated (default True)"),
     "k_test": Key("int", "candidates re-ranked with ITM in retrieval", low=1),

@@ -424,7 +424,8 @@ class RunnerMafa(RunnerBase):
             state = read_checkpoint(str(best))["model"]
             ckpt.load_trained_state(self._model, state, str(best))
         return {
-            split: self.eval_epoch(split, cur_epoch, skip_reload=True) for split in self.test_splits
+            split: self.eval_epoch(split, cur_epoch, skip_reload=True)
+            for split in self._named(self.test_splits)
         }
 
     @torch.no_grad()
