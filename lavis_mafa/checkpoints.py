@@ -65,10 +65,14 @@ def load_state(model: torch.nn.Module, state: dict[str, Tensor], origin: str) ->
         ValueError: if no weight fits, or shapes differ.
     """
     own = model.state_dict()
+    if not isinstance(state, dict) or not all(
+        isinstance(key, str) and isinstance(value, Tensor) for key, value in state.items()
+    ):
+        raise ValueError(f"{origin} holds no state dict: expected names of weights with tensors")
     state = {_own_name(key, own): value for key, value in state.items()}
     for name in ("visual_encoder", "visual_encoder_m"):
         key = f"{name}.pos_embed"
-        if key in state and key in own and state[key].shape != own[key].shape:
+        if key in state and key in own and state[key].ndim == 3:
             state[key] = interpolate_pos_embed(state[key], getattr(model, name))
     wrong = [
         f"{key}: {tuple(value.shape)} in the file, {tuple(own[key].shape)} in the model"
@@ -82,7 +86,16 @@ def load_state(model: torch.nn.Module, state: dict[str, Tensor], origin: str) ->
     if not own.keys() & state.keys():
         raise ValueError(f"{origin} holds no weight of {type(model).__name__}")
     result = model.load_state_dict(state, strict=False)
-    logging.info("loaded %s; missing keys: %s", origin, result.missing_keys or "none")
+    logging.info("loaded %s", origin)
+    missing = [key for key in result.missing_keys if "position_ids" not in key]
+    if missing:
+        logging.warning(
+            "%d of %d weights are not in %s and stay as they were, such as %s",
+            len(missing),
+            len(own),
+            origin,
+            missing[0],
+        )
     return result
 
 

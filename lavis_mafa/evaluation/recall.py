@@ -67,6 +67,7 @@ def area_under_roc(scores: np.ndarray, relevant: np.ndarray) -> float:
     Raises:
         ValueError: unless there are relevant and irrelevant pairs.
     """
+    relevant = np.asarray(relevant, bool)
     positives, negatives = int(relevant.sum()), int((~relevant).sum())
     if not positives or not negatives:
         raise ValueError(f"need relevant and irrelevant pairs, got {positives} and {negatives}")

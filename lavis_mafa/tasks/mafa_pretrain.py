@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -62,9 +63,9 @@ class MafaPretrainTask(MafaRetrievalTask):
             for name, value in zip(COUNTS, row, strict=True)
         }
         for direction, row in zip(DIRECTIONS, counts, strict=True):
-            if row[COUNTS.index("judged")]:
-                mean = row[COUNTS.index("probability_sum")] / row[COUNTS.index("judged")]
-                figures[f"con_d_probability_{direction}"] = mean
+            judged, total = row[COUNTS.index("judged")], row[COUNTS.index("probability_sum")]
+            # There on every rank, also where nothing was judged: ranks add up the same names.
+            figures[f"con_d_probability_{direction}"] = total / judged if judged else math.nan
         figures["judged_pairs"] = float(output.judged_pairs or 0)
         if self._truth is not None:
             for direction in DIRECTIONS:

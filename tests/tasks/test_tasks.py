@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 
 import numpy as np
@@ -176,6 +177,9 @@ def test_a_step_in_which_nothing_was_picked(output):
     output.i2t = output.t2i = nothing
     output.counts, output.judged_pairs = torch.zeros(2, 6), 0
     counted = told_truth().step_figures(output, SAMPLES)
+    # The mean of no probability is none; its name is there, since ranks add up the same names.
+    means = {name: counted.pop(name) for name in list(counted) if "con_d_probability" in name}
+    assert len(means) == 2 and all(math.isnan(mean) for mean in means.values())
     assert set(counted.values()) == {0.0}
     rates = told_truth().epoch_figures(Tally(counted))
     assert all(rate is None for rate in rates.values())
