@@ -35,7 +35,7 @@ class TableConD:
 
 
 def slow_step(model, samples, con_d=None, alpha=None, consistency=None, low=0.5, high=0.8):
-    """MAFA's Algorithm 1 pair by pair. Uses the model's modules; of the package only the masking."""
+    """MAFA's Algorithm 1 pair by pair. Of the package it uses only the masking."""
     images, captions = samples["image"], samples["text_input"]
     size = len(captions)
     tokens = model.tokenizer(

@@ -1,8 +1,8 @@
 """Every key of a config file: the one list of LAVIS's keys and ours, as data.
 
-``check.py`` walks a config against `SCHEMA`; `known_keys` and `describe` tell it to people. Keys that
-only one model type or dataset has (``t5_model``, ``build_info.splits``, ...) are not listed: they
-are taken from its default YAML.
+``check.py`` walks a config against `SCHEMA`; `known_keys` and `describe` tell it to people. Keys
+that only one model type or dataset has (``t5_model``, ``build_info.splits``, ...) are not listed:
+they are taken from its default YAML.
 """
 
 from __future__ import annotations
