@@ -65,9 +65,7 @@ def build_runner(cfg: Any) -> Any:
 
 def run(cfg_path: str, options: Sequence[str] = (), evaluate: bool = False) -> Any:
     """Train, or evaluate only, by a config; return the runner."""
-    cfg = load_config(cfg_path, [*options, "run.evaluate=True"] if evaluate else list(options))
-    _join(cfg)
-    runner = build_runner(cfg)
+    runner = build_runner(_begin(cfg_path, options, evaluate))
     runner.train()
     return runner
 
@@ -99,18 +97,18 @@ def main(argv: Sequence[str] | None = None, evaluate: bool = False) -> int:
     return 0
 
 
-def _join(cfg: Any) -> None:
+def _begin(cfg_path: str, options: Sequence[str], evaluate: bool) -> Any:
+    """A checked config, with the process group joined and the generators seeded."""
+    cfg = load_config(cfg_path, [*options, "run.evaluate=True"] if evaluate else list(options))
     init_distributed(cfg.run_cfg)
     seed_everything(int(cfg.run_cfg.seed))
     if not is_main_process():
         logging.getLogger().setLevel(logging.WARNING)
+    return cfg
 
 
 def _dry_run(args: argparse.Namespace, evaluate: bool) -> None:
-    options = [*args.options, "run.evaluate=True"] if evaluate else args.options
-    cfg = load_config(args.cfg_path, options)
-    _join(cfg)
-    lines = dry_run(build_runner(cfg))
+    lines = dry_run(build_runner(_begin(args.cfg_path, args.options, evaluate)))
     if is_main_process():
         print("\n".join(["dry run: nothing is trained", *lines]))
 

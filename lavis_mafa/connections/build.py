@@ -54,7 +54,8 @@ def build_discriminator(cfg: Mapping[str, Any] | None) -> Discriminator | None:
     model_cfg = OmegaConf.load(model_cls.default_config_path(model_type)).model
     checkpoint = cfg.get("checkpoint")
     if checkpoint:
-        model_cfg = OmegaConf.merge(model_cfg, _sizes_of(checkpoint, cfg["arch"]))
+        content = read_checkpoint(checkpoint)
+        model_cfg = OmegaConf.merge(model_cfg, _sizes_of(content, cfg["arch"]))
         model_cfg.load_pretrained = False
         model_cfg.load_finetuned = True
         model_cfg.finetuned = checkpoint
@@ -63,13 +64,12 @@ def build_discriminator(cfg: Mapping[str, Any] | None) -> Discriminator | None:
     logging.info("Con-D: %s %s from %s", cfg["arch"], model_type, checkpoint or "published weights")
     model = model_cls.from_config(model_cfg)
     if checkpoint:
-        _require_weights(model, checkpoint)
+        _require_weights(model, content, checkpoint)
     return ModelDiscriminator(model, cfg.get("precision", "fp32"))
 
 
-def _require_weights(model: Any, checkpoint: str) -> None:
+def _require_weights(model: Any, content: dict[str, Any], checkpoint: str) -> None:
     """Load what LAVIS's loading may have passed over, and refuse a Con-D that is partly random."""
-    content = read_checkpoint(checkpoint)
     missing = set(load_state(model, content.get("model", content), checkpoint).missing_keys)
     # Frozen parts, such as BLIP-2's ViT, come with the model and are in no checkpoint.
     random = [
@@ -88,9 +88,9 @@ def _require_weights(model: Any, checkpoint: str) -> None:
         )
 
 
-def _sizes_of(checkpoint: str, arch: str) -> dict[str, Any]:
+def _sizes_of(content: dict[str, Any], arch: str) -> dict[str, Any]:
     """What a checkpoint of ours says of the model that wrote it, less how that one was trained."""
-    config = read_checkpoint(checkpoint).get("config") or {}
+    config = content.get("config") or {}
     model = dict(config.get("model") or {})
     if model.get("arch") != arch:
         return {}

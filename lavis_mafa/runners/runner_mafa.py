@@ -293,7 +293,6 @@ class RunnerMafa(RunnerBase):
             schedule.collect(samples["index"], images.features, texts.features)
         bar.close()
         schedule.end(epoch)
-        schedule.collector = None
 
     def _take(self, batch: dict[str, Any], epoch: int, step: int, steps: int) -> dict[str, Any]:
         for index, loaded, error in self.unreadable.count(batch):
@@ -414,8 +413,8 @@ class RunnerMafa(RunnerBase):
                     better = True
                     self.best = {"value": float(value), "epoch": epoch, "split": split}
             if place == 0 and any_rank(better, self.device):
-                self.save(epoch + 1, 0, ckpt.BEST)
-                self.save(epoch + 1, 0)  # which remembers the best figure
+                # The last one is written again, to remember the best figure.
+                self.save(epoch + 1, 0, ckpt.BEST, ckpt.LAST)
 
     def evaluate(self, cur_epoch: Any = "best", skip_reload: bool = False) -> dict[str, Any]:
         """Evaluate the test splits, with the best weights if there are some."""
@@ -469,16 +468,19 @@ class RunnerMafa(RunnerBase):
 
     def _due(self, epoch: int, step: int, steps: int) -> bool:
         every = self.run_cfg.get("save_every_steps")
-        # Inside an accumulation window the gradients would be lost: wait for its end.
+        # Asked at the end of an accumulation window only: inside, every rank's gradients would have
+        # to be saved as well.
         passed = every and self.global_step // every > (
             (self.global_step - self.accum_grad_iters) // every
         )
         return bool(passed) and step + 1 < steps
 
-    def save(self, epoch: int, step: int, name: str = ckpt.LAST) -> None:
-        """Save the whole state; training goes on at ``step`` of ``epoch``."""
+    def save(self, epoch: int, step: int, *names: str) -> None:
+        """Save the whole state under each name; training goes on at ``step`` of ``epoch``."""
         content = ckpt.content_of(self, epoch, step)
-        if content is not None:
+        if content is None:
+            return
+        for name in names or (ckpt.LAST,):
             ckpt.save_atomically(content, self.output_dir / name)
             self.log.write("checkpoint", file=name, epoch=epoch, step=step)
 

@@ -10,4 +10,4 @@ ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)"
 PYTHON="${PYTHON:-python}"
 GPUS="${GPUS:-$("$PYTHON" -c 'import torch; print(max(1, torch.cuda.device_count()))')}"
 exec "$PYTHON" -m torch.distributed.run --standalone --nproc_per_node="$GPUS" \
-  "$ROOT/train.py" "$@"
+  "$ROOT/${SCRIPT:-train.py}" "$@"
