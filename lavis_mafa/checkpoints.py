@@ -52,6 +52,20 @@ def read_checkpoint(url_or_filename: str) -> dict[str, Any]:
     return checkpoint
 
 
+def recorded_model(content: dict[str, Any], arch: str) -> dict[str, Any]:
+    """What a checkpoint's own config says of a model ``arch``, less how that one was trained.
+
+    Empty if the checkpoint holds no config, or that of another model.
+    """
+    config = content.get("config") or {}
+    model = dict(config.get("model") or {})
+    if model.get("arch") != arch:
+        return {}
+    for key in ("mafa", "pretrained", "finetuned", "load_pretrained", "load_finetuned"):
+        model.pop(key, None)
+    return model
+
+
 def load_state(model: torch.nn.Module, state: dict[str, Tensor], origin: str) -> Any:
     """Load the weights that fit, with position embeddings brought to the model's image size.
 

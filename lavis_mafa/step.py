@@ -31,9 +31,12 @@ from lavis_mafa.objectives.contrastive import (
     consistency_loss,
     contrastive_loss,
     labels_from_positives,
+    mix,
     smooth,
 )
-from lavis_mafa.objectives.matching import matching_loss
+from lavis_mafa.objectives.matching import matching_losses
+from lavis_mafa.objectives.momentum import Momentum
+from lavis_mafa.ranks import Ranks
 
 # "found": judged positive, whatever is made of it.
 COUNTS = ("picked", "judged", "found", "ambiguous", "kept", "probability_sum")
@@ -44,16 +47,22 @@ class SoftLabels:
     """Soft labels of ITC.
 
     Attributes:
-        type: ``one_hot``; ``smoothed`` (S-ITC, MAFA eq. 5); ``consistency`` (GRIT-VLP eq. 6).
+        type: ``one_hot``; ``smoothed`` (S-ITC, MAFA eq. 5); ``consistency`` (GRIT-VLP eq. 6);
+            ``momentum`` (momentum distillation, ALBEF eq. 6): candidates and soft labels come from
+            momentum encoders and their queue.
         alpha: share of the uniform distribution in smoothed labels.
         weight: lambda of the consistency loss.
-        start_epoch: first epoch with soft labels; None: the first grouped epoch.
+        start_epoch: first epoch with soft labels; None: the first grouped epoch. Momentum
+            distillation begins at once, with a weight that grows over two epochs.
+        label_smoothing: share of the uniform distribution wherever labels are not smoothed by
+            ``alpha``; 0.1 in BLIP-2.
     """
 
     type: str = "smoothed"
     alpha: float = 0.5
     weight: float = 0.2
     start_epoch: int | None = None
+    label_smoothing: float = 0.0
 
     def active(self, epoch: int, grouped: bool) -> bool:
         return grouped if self.start_epoch is None else epoch >= self.start_epoch
@@ -68,12 +77,15 @@ class StepSettings:
         detach_other: image to text trains images only and text to image texts only.
         same_image: ``positive``: pairs of one image are known positives of each other;
             ``negative``: they are negatives, as in the papers.
+        all_ranks: candidates come from the mini-batches of all ranks, as in BLIP-2, and not from
+            the rank's own alone.
         loss_weights: weights of ``itc``, ``itm`` and ``lm``; a loss of weight 0 is not computed.
     """
 
     negatives: str = "hardest"
     detach_other: bool = True
     same_image: str = "positive"
+    all_ranks: bool = False
     loss_weights: Mapping[str, float] = field(
         default_factory=lambda: {"itc": 1.0, "itm": 1.0, "lm": 1.0}
     )
@@ -81,8 +93,9 @@ class StepSettings:
     connections: MiningRule = MiningRule()
 
     @classmethod
-    def from_config(cls, cfg: Mapping[str, Any]) -> StepSettings:
-        """From ``model.mafa``; keys left out keep their defaults."""
+    def from_config(cls, cfg: Mapping[str, Any], all_ranks: bool = False) -> StepSettings:
+        """From ``model.mafa`` and ``model.negative_all_rank``; keys left out keep their
+        defaults."""
         known = {key: cfg[key] for key in ("negatives", "detach_other", "same_image") if key in cfg}
         weights = {"itc": 1.0, "itm": 1.0, "lm": 1.0, **(cfg.get("loss_weights") or {})}
         rule = dict(cfg.get("connections") or {})
@@ -90,6 +103,7 @@ class StepSettings:
             rule["use_in"] = tuple(rule["use_in"])
         return cls(
             **known,
+            all_ranks=all_ranks,
             loss_weights=weights,
             soft_labels=SoftLabels(**(cfg.get("soft_labels") or {})),
             connections=MiningRule(**rule),
@@ -105,6 +119,8 @@ class StepOutput(ModelOutput):
         loss_itc, loss_itm, loss_lm: scalars, None if not computed.
         temperature: scalar.
         image_features, text_features: ``(B, E)``, normalised and detached, for GRIT.
+        own: ``(B,)``, numbers of the mini-batch's pairs among the C candidates.
+        candidates: ``(C,)``, ``loaded_index`` of the candidates' samples; None if not told.
         i2t, t2i: the hard negatives of both directions and their verdicts.
         counts: ``(2, 6)``, per direction (i2t, t2i) the figures named in `COUNTS`.
         judged_pairs: distinct pairs given to Con-D.
@@ -117,6 +133,8 @@ class StepOutput(ModelOutput):
     temperature: Tensor | None = None
     image_features: Tensor | None = None
     text_features: Tensor | None = None
+    own: Tensor | None = None
+    candidates: Tensor | None = None
     i2t: Connections | None = None
     t2i: Connections | None = None
     counts: Tensor | None = None
@@ -128,47 +146,58 @@ def run_step(
     samples: dict[str, Any],
     settings: StepSettings,
     con_d: Discriminator | None = None,
+    momentum: Momentum | None = None,
 ) -> StepOutput:
     """Encode, compare, pick, judge, mine and compute the losses of one mini-batch.
 
     Args:
         backbone: the model in training.
         samples: ``image`` ``(B, 3, H, W)``, ``text_input`` (B captions); optional ``image_id``
-            ``(B,)`` (equal for captions of one image), ``epoch`` (int) and ``grouped`` (bool,
-            whether the mini-batch was grouped by similarity).
+            ``(B,)`` (equal for captions of one image), ``loaded_index`` ``(B,)`` (numbers of the
+            samples in their data set), ``epoch`` (int) and ``grouped`` (bool, whether the
+            mini-batch was grouped by similarity). With ``settings.all_ranks`` B must be the same on
+            all ranks, and what is optional must be there on all or none.
         settings: see `StepSettings`.
         con_d: the discriminator; None leaves every hard negative a negative (GRIT-VLP, ALBEF).
+        momentum: momentum encoders and queue, for ``soft_labels.type: momentum``.
     """
+    ranks = Ranks(settings.all_ranks)
     images = backbone.encode_images(samples["image"])
     texts = backbone.encode_texts(samples["text_input"])
-    raw_i2t, raw_t2i = backbone.similarity(images, texts, settings.detach_other)
-    temperature = backbone.temperature
-    sim_i2t, sim_t2i = raw_i2t / temperature, raw_t2i / temperature
-    own = torch.arange(len(raw_i2t), device=raw_i2t.device)
+    own = ranks.own(len(samples["text_input"]), images.embeds.device)
+    numbers = _numbers(samples, ranks, own.device)
+    all_images = ranks.images(images, settings.detach_other)
+    all_texts = ranks.texts(texts, settings.detach_other)
+    compared = _compare(backbone, samples, images, texts, all_images, all_texts, ranks, momentum)
     with torch.no_grad():
-        positives = known_positives(samples, own, settings.same_image)
-        i2t, t2i, judged = _mine(samples, sim_i2t, sim_t2i, positives, own, settings, con_d)
+        positives = known_positives(numbers, own, len(all_texts.ids), settings.same_image)
+        i2t, t2i, judged = _mine(
+            samples, compared, positives, own, numbers, images, settings, ranks, con_d
+        )
     weights = settings.loss_weights
     losses: dict[str, Tensor] = {}
     if weights["itc"]:
         active = settings.soft_labels.active(
             samples.get("epoch", 0), bool(samples.get("grouped", True))
         )
-        losses["itc"] = _itc(sim_i2t, sim_t2i, i2t, t2i, settings, active)
+        losses["itc"] = _itc(compared, i2t, t2i, settings, active)
     if weights["itm"]:
-        losses["itm"] = _itm(backbone, images, texts, i2t, t2i, own, settings.connections)
+        losses["itm"] = _itm(backbone, all_images, all_texts, i2t, t2i, own, settings, ranks)
     if weights["lm"]:
-        losses["lm"] = _lm(backbone, images, texts, i2t, t2i, own, settings.connections)
+        losses["lm"] = _lm(backbone, all_images, all_texts, i2t, t2i, own, settings, ranks)
     if not losses:
         raise ValueError("all of loss_weights are 0: nothing to train")
+    image_features, text_features = backbone.represent(images, texts)
     return StepOutput(
         loss=torch.stack([weights[name] * loss for name, loss in losses.items()]).sum(),
         loss_itc=losses.get("itc"),
         loss_itm=losses.get("itm"),
         loss_lm=losses.get("lm"),
-        temperature=temperature.detach(),
-        image_features=images.features.detach(),
-        text_features=texts.features.detach(),
+        temperature=backbone.temperature.detach(),
+        image_features=image_features,
+        text_features=text_features,
+        own=own,
+        candidates=numbers.get("loaded_index"),
         i2t=i2t,
         t2i=t2i,
         counts=torch.stack([_counts(i2t), _counts(t2i)]),
@@ -176,57 +205,135 @@ def run_step(
     )
 
 
-def known_positives(samples: Mapping[str, Any], own: Tensor, same_image: str) -> Tensor:
-    """``(B, N)`` bool: each anchor's own pair, and with ``same_image: positive`` all pairs of its
-    image."""
-    positives = own[:, None] == torch.arange(len(own), device=own.device)
-    if same_image == "positive" and "image_id" in samples:
-        ids = torch.as_tensor(samples["image_id"], device=own.device)
+@dataclass
+class _Compared:
+    """Similarities divided by the temperature, ``(B, N)``: the C candidates of the mini-batches
+    first, then the momentum queue's. Where there is a momentum encoder, its own similarities are
+    the soft labels, with weight ``alpha``."""
+
+    i2t: Tensor
+    t2i: Tensor
+    soft_i2t: Tensor | None = None
+    soft_t2i: Tensor | None = None
+    alpha: float = 0.0
+
+
+def _numbers(samples: Mapping[str, Any], ranks: Ranks, device: torch.device) -> dict[str, Tensor]:
+    """``image_id`` and ``loaded_index`` of all C candidates, where samples tell them."""
+    told = [name for name in ("image_id", "loaded_index") if name in samples]
+    if not told:
+        return {}
+    own = torch.stack([torch.as_tensor(samples[name]).to(device) for name in told], dim=1)
+    return dict(zip(told, ranks.gather(own).unbind(dim=1), strict=True))
+
+
+def _compare(
+    backbone: Backbone,
+    samples: dict[str, Any],
+    images: Images,
+    texts: Texts,
+    all_images: Images,
+    all_texts: Texts,
+    ranks: Ranks,
+    momentum: Momentum | None,
+) -> _Compared:
+    assert images.features is not None and texts.features is not None
+    assert all_images.features is not None and all_texts.features is not None
+    temperature = backbone.temperature
+    if momentum is None:
+        i2t = backbone.similarity(images.features, all_texts.features)
+        t2i = backbone.similarity(all_images.features, texts.features).t()
+        return _Compared(i2t / temperature, t2i / temperature)
+    with torch.no_grad():
+        own_images, own_texts = momentum.encode(samples)
+        added_images, added_texts = ranks.gather(own_images), ranks.gather(own_texts)
+        queued_images, queued_texts = momentum.queued()
+        candidates_images = torch.cat([added_images, queued_images])
+        candidates_texts = torch.cat([added_texts, queued_texts])
+        momentum.enqueue(added_images, added_texts)
+        soft_i2t = backbone.similarity(own_images, candidates_texts) / temperature
+        soft_t2i = backbone.similarity(candidates_images, own_texts).t() / temperature
+    return _Compared(
+        backbone.similarity(images.features, candidates_texts) / temperature,
+        backbone.similarity(candidates_images, texts.features).t() / temperature,
+        soft_i2t.softmax(dim=1),
+        soft_t2i.softmax(dim=1),
+        momentum.weight(samples),
+    )
+
+
+def known_positives(
+    numbers: Mapping[str, Tensor], own: Tensor, count: int, same_image: str
+) -> Tensor:
+    """``(B, C)`` bool: each anchor's own pair, and with ``same_image: positive`` all pairs of its
+    image.
+
+    Args:
+        numbers: of the C candidates; ``image_id`` ``(C,)`` where it is known.
+        own: ``(B,)``, the anchors' numbers among the candidates.
+        count: C.
+        same_image: see `StepSettings`.
+    """
+    positives = own[:, None] == torch.arange(count, device=own.device)
+    if same_image == "positive" and "image_id" in numbers:
+        ids = numbers["image_id"]
         positives = positives | (ids[own][:, None] == ids[None, :])
     return positives
 
 
 def _mine(
     samples: dict[str, Any],
-    sim_i2t: Tensor,
-    sim_t2i: Tensor,
+    compared: _Compared,
     positives: Tensor,
     own: Tensor,
+    numbers: dict[str, Tensor],
+    images: Images,
     settings: StepSettings,
+    ranks: Ranks,
     con_d: Discriminator | None,
 ) -> tuple[Connections, Connections, int]:
     rule, picker = settings.connections, PICKERS[settings.negatives]
     resample = con_d is not None and rule.resample
-    hard_i2t, second_i2t = pick(sim_i2t, positives, picker, resample)
-    hard_t2i, second_t2i = pick(sim_t2i, positives, picker, resample)
+    count = positives.shape[1]  # what is in the queue has no image or text to match
+    hard_i2t, second_i2t = pick(compared.i2t[:, :count], positives, picker, resample)
+    hard_t2i, second_t2i = pick(compared.t2i[:, :count], positives, picker, resample)
     image_of, text_of, row_i2t, row_t2i = unique_pairs(hard_i2t, hard_t2i, own)
     verdict = None
-    if con_d is not None and len(image_of):
-        verdict = con_d.judge(samples, image_of, text_of)
+    if con_d is not None and (len(image_of) or ranks.world > 1):
+        asked = {**samples, **numbers}
+        verdict = con_d.judge(asked, image_of, text_of, ranks, images.seen)
     i2t = connect(positives, hard_i2t, second_i2t, verdict, row_i2t, rule)
     t2i = connect(positives, hard_t2i, second_t2i, verdict, row_t2i, rule)
     return i2t, t2i, 0 if verdict is None else len(verdict)
 
 
 def _itc(
-    sim_i2t: Tensor,
-    sim_t2i: Tensor,
-    i2t: Connections,
-    t2i: Connections,
-    settings: StepSettings,
-    active: bool,
+    compared: _Compared, i2t: Connections, t2i: Connections, settings: StepSettings, active: bool
 ) -> Tensor:
     soft, rule = settings.soft_labels, settings.connections
-    total = sim_i2t.new_zeros(())
-    for sim, other, found in ((sim_i2t, sim_t2i, i2t), (sim_t2i, sim_i2t, t2i)):
-        positives, dropped = found.itc_targets(rule)
+    smoothing = soft.alpha if active and soft.type == "smoothed" else soft.label_smoothing
+    total = compared.i2t.new_zeros(())
+    for sim, other, distilled, found in (
+        (compared.i2t, compared.t2i, compared.soft_i2t, i2t),
+        (compared.t2i, compared.i2t, compared.soft_t2i, t2i),
+    ):
+        positives, dropped = (_over(mark, sim) for mark in found.itc_targets(rule))
         labels = labels_from_positives(positives)
-        if active and soft.type == "smoothed":
-            labels = smooth(labels, soft.alpha, dropped)
+        if smoothing:
+            labels = smooth(labels, smoothing, dropped)
+        if distilled is not None:
+            labels = mix(labels, distilled, compared.alpha, dropped)
         total = total + contrastive_loss(sim, labels, dropped) / 2
         if active and soft.type == "consistency":
             total = total + soft.weight / 2 * consistency_loss(sim, other, dropped)
     return total
+
+
+def _over(mark: Tensor | None, sim: Tensor) -> Any:
+    """A mark ``(B, C)`` of candidates as one of all ``(B, N)``: the queue's have none."""
+    if mark is None or mark.shape == sim.shape:
+        return mark
+    return torch.nn.functional.pad(mark, (0, sim.shape[1] - mark.shape[1]))
 
 
 def _itm(
@@ -236,17 +343,19 @@ def _itm(
     i2t: Connections,
     t2i: Connections,
     own: Tensor,
-    rule: MiningRule,
+    settings: StepSettings,
+    ranks: Ranks,
 ) -> Tensor:
-    image_anchors, texts_picked, labels_i2t = i2t.itm_pairs(rule)
-    text_anchors, images_picked, labels_t2i = t2i.itm_pairs(rule)
+    image_anchors, texts_picked, labels_i2t = i2t.itm_pairs(settings.connections)
+    text_anchors, images_picked, labels_t2i = t2i.itm_pairs(settings.connections)
     logits = backbone.match(
         images,
         texts,
-        torch.cat([own, image_anchors, images_picked]),
-        torch.cat([own, texts_picked, text_anchors]),
+        torch.cat([own, own[image_anchors], images_picked]),
+        torch.cat([own, texts_picked, own[text_anchors]]),
     )
-    return matching_loss(logits, torch.cat([torch.ones_like(own), labels_i2t, labels_t2i]))
+    labels = torch.cat([torch.ones_like(own), labels_i2t, labels_t2i])
+    return ranks.mean(matching_losses(logits, labels))
 
 
 def _lm(
@@ -256,18 +365,24 @@ def _lm(
     i2t: Connections,
     t2i: Connections,
     own: Tensor,
-    rule: MiningRule,
+    settings: StepSettings,
+    ranks: Ranks,
 ) -> Tensor:
-    image_anchors, texts_mined = i2t.mined(rule)
-    text_anchors, images_mined = t2i.mined(rule)
+    image_anchors, texts_mined = i2t.mined(settings.connections)
+    text_anchors, images_mined = t2i.mined(settings.connections)
     mined = torch.stack(
-        [torch.cat([image_anchors, images_mined]), torch.cat([texts_mined, text_anchors])], dim=1
+        [
+            torch.cat([own[image_anchors], images_mined]),
+            torch.cat([texts_mined, own[text_anchors]]),
+        ],
+        dim=1,
     )
     # D_MLM is a set (Algorithm 1): a pair found from both sides enters once.
     mined = torch.unique(mined, dim=0)
-    return backbone.tell(
+    told = backbone.tell(
         images, texts, torch.cat([own, mined[:, 0]]), torch.cat([own, mined[:, 1]])
     )
+    return ranks.mean(told)
 
 
 def _counts(found: Connections) -> Tensor:

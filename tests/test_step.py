@@ -1,4 +1,4 @@
-"""The step against slow loops over pairs, written from the papers on LAVIS's own modules."""
+"""The step against slow loops over pairs, written from the papers."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import mini_batch
+from slow_families import SLOW
 
+from lavis_mafa import load_model
 from lavis_mafa.connections.con_d import ModelDiscriminator, Oracle
 from lavis_mafa.connections.mining import MiningRule
-from lavis_mafa.objectives.language import mask_tokens
+from lavis_mafa.models.mafa_model import registered_name
 from lavis_mafa.step import SoftLabels, StepSettings, run_step
 
 BATCH = 10
@@ -29,47 +31,25 @@ class TableConD:
     def probability(self, image, text):
         return ((image * 7 + text * 3) % 11) / 10
 
-    def judge(self, samples, image_of, text_of):
+    def judge(self, samples, image_of, text_of, ranks=None, seen=None):
         pairs = zip(image_of.tolist(), text_of.tolist(), strict=True)
         return torch.tensor([self.probability(i, t) for i, t in pairs])
 
 
 def slow_step(model, samples, con_d=None, alpha=None, consistency=None, low=0.5, high=0.8):
-    """MAFA's Algorithm 1 pair by pair. Of the package it uses only the masking."""
-    images, captions = samples["image"], samples["text_input"]
-    size = len(captions)
-    tokens = model.tokenizer(
-        captions, padding="longest", truncation=True, max_length=25, return_tensors="pt"
-    )
-    bert = model.text_encoder.bert
-    visual = model.visual_encoder(images)
-    text = bert(
-        tokens.input_ids, attention_mask=tokens.attention_mask, return_dict=True, mode="text"
-    ).last_hidden_state
-    v = [F.normalize(model.vision_proj(visual[b, 0]), dim=0) for b in range(size)]
-    t = [F.normalize(model.text_proj(text[b, 0]), dim=0) for b in range(size)]
-
-    def fuse(i, j):
-        out = bert(
-            encoder_embeds=text[j : j + 1],
-            attention_mask=tokens.attention_mask[j : j + 1],
-            encoder_hidden_states=visual[i : i + 1],
-            encoder_attention_mask=torch.ones(1, visual.shape[1], dtype=torch.long),
-            return_dict=True,
-            mode="fusion",
-        )
-        return model.itm_head(out.last_hidden_state[0, 0])
-
-    itm, itc, mlm_pairs = [], [], [(b, b) for b in range(size)]
-    itm += [(fuse(b, b), 1) for b in range(size)]
+    """MAFA's Algorithm 1 pair by pair."""
+    slow = SLOW[registered_name(type(model))](model, samples)
+    size, v, t = slow.size, slow.v, slow.t
+    itm, itc, told_pairs = [], [], [(b, b) for b in range(size)]
+    itm += [(slow.fuse(b, b), 1) for b in range(size)]
     for image_anchor in (True, False):
         for b in range(size):
             if image_anchor:
-                logits = [v[b] @ t[k].detach() / model.temp for k in range(size)]
-                mirrored = [t[b] @ v[k] / model.temp for k in range(size)]
+                logits = [slow.similarity(v[b], t[k].detach()) / model.temp for k in range(size)]
+                mirrored = [slow.similarity(v[k], t[b]) / model.temp for k in range(size)]
             else:
-                logits = [t[b] @ v[k].detach() / model.temp for k in range(size)]
-                mirrored = [v[b] @ t[k] / model.temp for k in range(size)]
+                logits = [slow.similarity(v[k].detach(), t[b]) / model.temp for k in range(size)]
+                mirrored = [slow.similarity(v[b], t[k]) / model.temp for k in range(size)]
             order = sorted((k for k in range(size) if k != b), key=lambda k: -logits[k].item())
             k, label = order[0], 0
             targets = {b: 1.0}
@@ -78,11 +58,11 @@ def slow_step(model, samples, con_d=None, alpha=None, consistency=None, low=0.5,
             if p > high:
                 label = 1
                 targets = {b: 0.5, k: 0.5}
-                if pair not in mlm_pairs:
-                    mlm_pairs.append(pair)
+                if pair not in told_pairs:
+                    told_pairs.append(pair)
             elif p > low:
                 k = order[1]
-            itm.append((fuse(b, k) if image_anchor else fuse(k, b), label))
+            itm.append((slow.fuse(b, k) if image_anchor else slow.fuse(k, b), label))
             log_p = torch.log_softmax(torch.stack(logits), 0)
             weights = [targets.get(j, 0.0) for j in range(size)]
             if alpha is not None:
@@ -93,29 +73,9 @@ def slow_step(model, samples, con_d=None, alpha=None, consistency=None, low=0.5,
                 itc[-1] = itc[-1] + consistency * (log_q.exp() * (log_q - log_p)).sum()
     loss_itm = torch.stack([F.cross_entropy(x[None], torch.tensor([y])) for x, y in itm]).mean()
     loss_itc = torch.stack(itc).mean()
-    # The same draws as the step: all pairs are masked at once, originals first, mined in order.
-    pairs = mlm_pairs[:size] + sorted(mlm_pairs[size:])
-    ids, labels = mask_tokens(
-        tokens.input_ids[[j for _, j in pairs]],
-        model.mlm_probability,
-        model.tokenizer.mask_token_id,
-        model.text_encoder.config.vocab_size,
-        (model.tokenizer.cls_token_id, model.tokenizer.pad_token_id),
-    )
-    told = []
-    for row, (i, j) in enumerate(pairs):
-        logits = model.text_encoder(
-            ids[row : row + 1],
-            attention_mask=tokens.attention_mask[j : j + 1],
-            encoder_hidden_states=visual[i : i + 1],
-            encoder_attention_mask=torch.ones(1, visual.shape[1], dtype=torch.long),
-            return_dict=True,
-            return_logits=True,
-        )[0]
-        asked = labels[row] != -100
-        told.append(F.cross_entropy(logits[asked], labels[row][asked], reduction="none"))
-    loss_mlm = torch.cat(told).mean()
-    return loss_itc, loss_itm, loss_mlm
+    # As the step has them: originals first, mined in order.
+    loss_lm = slow.told(told_pairs[:size] + sorted(told_pairs[size:])).mean()
+    return loss_itc, loss_itm, loss_lm
 
 
 SYSTEMS = {
@@ -129,7 +89,10 @@ SYSTEMS = {
 
 @pytest.mark.strict_smoke
 @pytest.mark.parametrize("name", SYSTEMS)
-def test_losses_and_gradients_equal_the_slow_loop(tiny, samples, name):
+@pytest.mark.parametrize("family", SLOW)
+def test_losses_and_gradients_equal_the_slow_loop(samples, family, name):
+    torch.manual_seed(0)
+    tiny = load_model(family, "tiny")
     soft, judged, slow_settings = SYSTEMS[name]
     con_d = TableConD() if judged else None
     torch.manual_seed(5)
@@ -269,7 +232,6 @@ def test_con_d_is_frozen_and_judges_as_the_model_does(tiny, samples):
 def test_con_d_of_another_image_size_gets_its_own(tiny, samples):
     from omegaconf import OmegaConf
 
-    from lavis_mafa import load_model
     from lavis_mafa.models import AlbefMafa
 
     cfg = OmegaConf.load(AlbefMafa.default_config_path("tiny")).model
@@ -283,5 +245,5 @@ def test_con_d_of_another_image_size_gets_its_own(tiny, samples):
 
 
 def test_something_without_itm_cannot_be_con_d():
-    with pytest.raises(TypeError, match="match_head"):
+    with pytest.raises(TypeError, match="no ITM head"):
         ModelDiscriminator(torch.nn.Linear(2, 2))

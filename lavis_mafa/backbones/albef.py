@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lavis_mafa.backbones.base import Images, Texts
+from lavis_mafa.backbones.base import DotProduct, Images, Texts, all_visible, tokenize
 from lavis_mafa.objectives.language import IGNORED, mask_tokens
 
 
-class AlbefBackbone:
+class AlbefBackbone(DotProduct):
     """Drives any LAVIS ALBEF: ``albef_mafa``, ``albef_pretrain``, ``albef_retrieval``.
 
     Args:
@@ -32,47 +31,44 @@ class AlbefBackbone:
     def temperature(self) -> Tensor:
         return self.model.temp
 
-    def encode_images(self, images: Tensor) -> Images:
-        embeds = self.model.visual_encoder.forward_features(images)
-        features = F.normalize(self.model.vision_proj(embeds[:, 0]).float(), dim=-1)
-        return Images(embeds, features)
+    def see(self, images: Tensor) -> Tensor:
+        return self.model.visual_encoder.forward_features(images)
 
-    def encode_texts(self, captions: Sequence[str], max_length: int | None = None) -> Texts:
-        tokens = self.model.tokenizer(
-            list(captions),
-            padding="longest",
-            truncation=True,
-            max_length=max_length or self.model.max_txt_len,
-            return_tensors="pt",
-        ).to(self.model.device)
+    def encode_images(
+        self, images: Tensor, seen: Tensor | None = None, for_matching: bool = False
+    ) -> Images:
+        embeds = self.see(images) if seen is None else seen
+        if for_matching:
+            return Images(embeds)
+        features = F.normalize(self.model.vision_proj(embeds[:, 0]).float(), dim=-1)
+        return Images(embeds, features, seen=embeds)
+
+    def encode_texts(
+        self, captions: Sequence[str], max_length: int | None = None, for_matching: bool = False
+    ) -> Texts:
+        tokens = tokenize(self.model, captions, max_length)
         embeds = self._bert(
             tokens.input_ids, attention_mask=tokens.attention_mask, return_dict=True, mode="text"
         ).last_hidden_state
+        if for_matching:
+            return Texts(tokens.input_ids, tokens.attention_mask, embeds)
         features = F.normalize(self.model.text_proj(embeds[:, 0]).float(), dim=-1)
-        return Texts(embeds, tokens.attention_mask, tokens.input_ids, features)
-
-    def similarity(
-        self, images: Images, texts: Texts, detach_other: bool = False
-    ) -> tuple[Tensor, Tensor]:
-        other_texts, other_images = texts.features, images.features
-        if detach_other:
-            other_texts, other_images = other_texts.detach(), other_images.detach()
-        # In fp32 whatever the precision around: the temperature's gradient suffers otherwise.
-        with torch.autocast(images.features.device.type, enabled=False):
-            return images.features @ other_texts.t(), texts.features @ other_images.t()
+        return Texts(tokens.input_ids, tokens.attention_mask, embeds, features)
 
     def match(self, images: Images, texts: Texts, image_of: Tensor, text_of: Tensor) -> Tensor:
+        assert texts.embeds is not None
         fused = self._bert(
             encoder_embeds=texts.embeds[text_of],
             attention_mask=texts.mask[text_of],
             encoder_hidden_states=images.embeds[image_of],
-            encoder_attention_mask=_all_visible(images.embeds[image_of]),
+            encoder_attention_mask=all_visible(images.embeds[image_of]),
             return_dict=True,
             mode="fusion",
         ).last_hidden_state
         return self.model.itm_head(fused[:, 0])
 
     def tell(self, images: Images, texts: Texts, image_of: Tensor, text_of: Tensor) -> Tensor:
+        """MLM."""
         tokenizer = self.model.tokenizer
         ids, targets = mask_tokens(
             texts.ids[text_of],
@@ -85,16 +81,10 @@ class AlbefBackbone:
             ids,
             attention_mask=texts.mask[text_of],
             encoder_hidden_states=images.embeds[image_of],
-            encoder_attention_mask=_all_visible(images.embeds[image_of]),
+            encoder_attention_mask=all_visible(images.embeds[image_of]),
             return_dict=True,
         ).last_hidden_state
         # The head is a matrix product with the whole vocabulary: only where there is a target.
         asked = targets != IGNORED
         logits = self.model.text_encoder.cls(hidden[asked])
-        if not len(logits):
-            return logits.sum()
-        return F.cross_entropy(logits.float(), targets[asked])
-
-
-def _all_visible(embeds: Tensor) -> Tensor:
-    return torch.ones(embeds.shape[:-1], dtype=torch.long, device=embeds.device)
+        return F.cross_entropy(logits.float(), targets[asked], reduction="none")

@@ -6,26 +6,39 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 
 @dataclass
 class Images:
-    """Encoded images: ``embeds`` for fusion ``(B, S, D)``, normalised ``features`` ``(B, E)``."""
+    """Encoded images.
+
+    Attributes:
+        embeds: ``(N, S, D)``, what the language side attends to.
+        features: normalised, ``(N, E)``, or ``(N, Q, E)`` where an image has Q queries; None if
+            encoded for matching only.
+        seen: ``(B, S, V)`` output of the image encoder proper, for another model with the same one.
+        cache: what a family keeps of this rank's B images for `Backbone.tell`.
+        first: number of this rank's first image among the N.
+    """
 
     embeds: Tensor
-    features: Tensor
+    features: Tensor | None = None
+    seen: Tensor | None = None
+    cache: Any = None
+    first: int = 0
 
 
 @dataclass
 class Texts:
-    """Encoded captions: ``embeds`` ``(B, L, D)``, ``mask`` and ``ids`` ``(B, L)``, normalised
-    ``features`` ``(B, E)``."""
+    """Encoded captions: ``ids`` and ``mask`` ``(N, L)``, ``embeds`` ``(N, L, D)`` where the family
+    fuses those, normalised ``features`` ``(N, E)``; None if encoded for matching only."""
 
-    embeds: Tensor
-    mask: Tensor
     ids: Tensor
-    features: Tensor
+    mask: Tensor
+    embeds: Tensor | None = None
+    features: Tensor | None = None
 
 
 class Backbone(Protocol):
@@ -35,34 +48,81 @@ class Backbone(Protocol):
     code serves the model in training and a frozen Con-D.
     """
 
-    def encode_images(self, images: Tensor) -> Images:
-        """Encode ``(B, 3, H, W)``."""
+    def see(self, images: Tensor) -> Tensor:
+        """Output ``(B, S, V)`` of the image encoder alone for images ``(B, 3, H, W)``."""
 
-    def encode_texts(self, captions: Sequence[str], max_length: int | None = None) -> Texts:
+    def encode_images(
+        self, images: Tensor, seen: Tensor | None = None, for_matching: bool = False
+    ) -> Images:
+        """Encode ``(B, 3, H, W)``; ``for_matching`` leaves out what `match` does not need.
+
+        ``seen`` stands for ``see(images)`` where that is known already.
+        """
+
+    def encode_texts(
+        self, captions: Sequence[str], max_length: int | None = None, for_matching: bool = False
+    ) -> Texts:
         """Tokenise and encode B captions, cut at ``max_length`` tokens (default: the model's)."""
 
-    def similarity(
-        self, images: Images, texts: Texts, detach_other: bool = False
-    ) -> tuple[Tensor, Tensor]:
-        """Similarities ``(B, N)`` image to text and text to image, not divided by the temperature.
+    def similarity(self, image_features: Tensor, text_features: Tensor) -> Tensor:
+        """Similarities ``(I, T)`` of features of I images and T texts, not divided by the
+        temperature."""
 
-        With ``detach_other`` the candidates pass no gradient: image to text trains images only and
-        text to image texts only.
-        """
+    def represent(self, images: Images, texts: Texts) -> tuple[Tensor, Tensor]:
+        """One vector ``(B, E)`` for each image and caption, for GRIT; pair b in row b."""
 
     def match(self, images: Images, texts: Texts, image_of: Tensor, text_of: Tensor) -> Tensor:
         """ITM logits ``(P, 2)``, class 1 = match, of the pairs ``(image_of[p], text_of[p])``."""
 
     def tell(self, images: Images, texts: Texts, image_of: Tensor, text_of: Tensor) -> Tensor:
-        """Language loss (scalar) of the given pairs: MLM for ALBEF, mean over hidden tokens."""
+        """Language loss ``(T,)`` of every token to predict in the given pairs."""
 
     @property
     def temperature(self) -> Tensor:
         """The learnable temperature (scalar parameter)."""
 
 
+class DotProduct:
+    """Comparing by one feature per image and text, as ALBEF and BLIP do."""
+
+    def similarity(self, image_features: Tensor, text_features: Tensor) -> Tensor:
+        # In fp32 whatever the precision around: the temperature's gradient suffers otherwise.
+        with torch.autocast(image_features.device.type, enabled=False):
+            return image_features @ text_features.t()
+
+    def represent(self, images: Images, texts: Texts) -> tuple[Tensor, Tensor]:
+        assert images.features is not None and texts.features is not None
+        return images.features.detach(), texts.features.detach()
+
+
+def tokenize(model: Any, captions: Sequence[str], max_length: int | None) -> Any:
+    """Token ids and mask ``(B, L)`` on the model's device, padded to the longest caption."""
+    return model.tokenizer(
+        list(captions),
+        padding="longest",
+        truncation=True,
+        max_length=max_length or model.max_txt_len,
+        return_tensors="pt",
+    ).to(model.device)
+
+
+def begin_with(ids: Tensor, token: int) -> Tensor:
+    """A copy of ``(N, L)`` ids whose first token is another."""
+    changed = ids.clone()
+    changed[:, 0] = token
+    return changed
+
+
+def all_visible(embeds: Tensor) -> Tensor:
+    """The attention mask ``(N, S)`` of embeddings ``(N, S, D)`` of which none is padding."""
+    return torch.ones(embeds.shape[:-1], dtype=torch.long, device=embeds.device)
+
+
 def image_size_of(model: Any) -> int | None:
     """Side in pixels that a LAVIS model's image encoder expects, None if it does not say."""
-    patches = getattr(getattr(model, "visual_encoder", None), "patch_embed", None)
-    size = getattr(patches, "img_size", None)
-    return int(size[0]) if size is not None else None
+    encoder = getattr(model, "visual_encoder", None)
+    size = getattr(getattr(encoder, "patch_embed", None), "img_size", None)
+    if size is not None:
+        return int(size[0])
+    size = getattr(encoder, "input_resolution", None)  # CLIP's ViT
+    return None if size is None else int(size)

@@ -244,6 +244,7 @@ def check_together(config: Mapping[str, Any], report: Report) -> None:
     _check_weights(settings, report)
     _check_sizes(settings, report, training)
     _check_mafa(settings, report)
+    _check_generation(settings, report)
     for name in settings["datasets"] or {}:
         _check_files(name, settings, report)
 
@@ -294,6 +295,11 @@ def _check_device(s: Settings, report: Report) -> None:
         report.add("run.device", "cuda is not available on this machine; use run.device: cpu")
     if s["run.device"] == "cpu" and s["run.amp"] and s["run.amp_dtype"] == "fp16":
         report.add("run.amp", "no fp16 on cpu; use run.amp_dtype: bf16 or run.amp: False")
+    if s["run.device"] == "cpu" and s["model.vit_precision"] == "fp16":
+        if str(s["model.arch"]).endswith(keys.MAFA_SUFFIX):
+            report.note("model.vit_precision", "no fp16 on cpu; fp32 is used")
+        else:
+            report.add("model.vit_precision", "no fp16 on cpu; use fp32")
 
 
 def _check_grit(s: Settings, report: Report) -> None:
@@ -336,7 +342,7 @@ def _check_weights(s: Settings, report: Report) -> None:
         parts = name == "pretrained" and arch.endswith(keys.MAFA_SUFFIX)
         if wanted and not path and not parts and key not in report.bad:
             report.add(key, f"is empty; {hint}")
-        elif path and wanted is False and arch.endswith(keys.MAFA_SUFFIX):
+        elif path and wanted is False and arch.endswith(keys.MAFA_SUFFIX) and not is_url(path):
             report.add(key, f"is given, but model.load_{name} is False: nothing is loaded")
         elif path and wanted is not False and report.machine:
             if not is_url(path) and not os.path.isfile(path):
@@ -375,6 +381,19 @@ def _check_mafa(s: Settings, report: Report) -> None:
     low, high = s[f"{rule}.low"], s[f"{rule}.high"]
     if None not in (low, high) and low > high:
         report.add(f"{rule}.low", f"{low} is more than {rule}.high {high}")
+
+
+def _check_generation(s: Settings, report: Report) -> None:
+    if s["run.metrics"] == []:
+        report.add("run.metrics", "is empty; name some, or set run.report_metric: False")
+    given = s["run.annotation_file"]
+    by_split = given if isinstance(given, Mapping) else {"": given}
+    for split, path in by_split.items():
+        key = f"run.annotation_file{'.' if split else ''}{split}"
+        if path is not None and not isinstance(path, str):
+            report.add(key, f"{path!r} is not a path, nor a path for each split")
+        elif path is not None and report.machine and not os.path.isfile(path):
+            report.add(key, f"no such file: {path!r}")
 
 
 def _check_files(name: str, s: Settings, report: Report) -> None:

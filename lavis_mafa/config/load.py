@@ -28,6 +28,7 @@ from lavis_mafa.config.schema import (
     MAFA_SUFFIX,
     MODEL,
     MODEL_MAFA,
+    MODEL_PARTS,
     SCHEMA,
     UNSET,
     Key,
@@ -221,6 +222,10 @@ def _check_con_d(config: Mapping[str, Any], report: Report) -> None:
     model = shipped.get("model", {})
     weights = [model.get(n) for n in ("finetuned", "pretrained") if model.get(f"load_{n}", True)]
     downloads = any(is_url(url or "") for url in weights)
+    for name in s[f"{path}.model"] or {}:
+        known = [*model, *BUILD_KEYS]
+        if name not in known:
+            report.add(f"{path}.model.{name}", f"{arch} has no such key; {suggest(name, known)}")
     if shipped and not s[f"{path}.checkpoint"] and not downloads:
         why = f"{arch} has no published weights of that type, and Con-D must be trained"
         report.missing(f"{path}.checkpoint", why)
@@ -232,7 +237,8 @@ BUILD_KEYS = ("arch", "model_type", "load_pretrained", "pretrained", "load_finet
 def _model_keys(user: dict[str, Any], report: Report) -> tuple[dict[str, Any], Key]:
     """Default YAML of the model and the keys that its arch takes."""
     arch, model_type = user.get("arch"), user.get("model_type")
-    key = replace(SCHEMA.keys["model"], keys={**MODEL, **MODEL_MAFA})
+    ours = {**MODEL_MAFA, **MODEL_PARTS}
+    key = replace(SCHEMA.keys["model"], keys={**MODEL, **ours})
     cls = registry.get_model_class(arch) if isinstance(arch, str) else None
     if cls is None:
         return {}, key  # `walk` reports the arch
@@ -246,7 +252,7 @@ def _model_keys(user: dict[str, Any], report: Report) -> tuple[dict[str, Any], K
     names = shipped or _default("", cls, None, Report(SCHEMA))
     if not str(arch).endswith(MAFA_SUFFIX):
         key = replace(key, keys=MODEL)
-        for name in MODEL_MAFA:
+        for name in ours:
             if name in user and name not in names.get("model", {}):
                 report.add(
                     f"model.{name}",

@@ -105,8 +105,10 @@ def known_keys(key: Key, path: str = "") -> Iterator[tuple[str, Key]]:
 OURS = "lavis_mafa"
 SPLITS = ("train", "val", "test")
 LOSSES = ("itc", "itm", "lm")
+CAPTION_METRICS = ("bleu", "meteor", "rouge", "cider", "spice")
 ANY = Key("any", "passed on as it is")
-ALWAYS, TRAINING, GENERATION = ("always",), ("training",), ("captioning", "dialogue")
+ALWAYS, TRAINING = ("always",), ("training",)
+GENERATION = ("captioning", "mafa_captioning", "dialogue")
 
 
 def _splits(doc: str) -> Key:
@@ -188,13 +190,17 @@ RUN = {
     "log_freq": Key("int", "steps between TensorBoard points", default=50, low=1),
     # LAVIS: tasks
     "report_metric": Key("bool", "score what was generated (default True)"),
+    "annotation_file": Key("any", "captions to score against, JSON in COCO's format: a path, or "
+                           "one for each split; null: the data set's own", nullable=True,
+                           also=("gt_file", "coco_gt_file")),
     "k_test": Key("int", "candidates re-ranked with ITM in retrieval", low=1),
     "num_beams": Key("int", "beams of generation", low=1, needed=GENERATION),
     "max_len": Key("int", "longest text generated, in tokens", low=1, needed=GENERATION),
     "min_len": Key("int", "shortest text generated, in tokens", low=0, needed=GENERATION),
     "inference_method": Key("str", "how VQA answers are found", choices=("rank", "generate")),
     "num_ans_candidates": Key("int", "answers ranked in VQA", low=1),
-    "prompt": Key("str", "prompt around a question"),
+    "prompt": Key("str", "prompt around a question, or that a caption begins after"),
+    "length_penalty": Key("float", "exponent of the length in beam search; below 0: short texts"),
     "block_num": Key("int", "layer of GradCAM (PNP-VQA)"),
     "num_captions": Key("int", "captions per image (PNP-VQA)", low=1),
     "num_captions_fid": Key("int", "captions per answer (PNP-VQA)", low=1),
@@ -203,9 +209,12 @@ RUN = {
     "cap_min_length": Key("int", "shortest caption (PNP-VQA)", low=0),
     "internal_bsz_fid": Key("int", "mini-batch inside the reader (PNP-VQA)", low=1),
     "top_k": Key("int", "top-k of caption sampling (PNP-VQA)", low=0),
-    "top_p": Key("float", "top-p of caption sampling (PNP-VQA)", low=0, high=1),
-    "repetition_penalty": Key("float", "penalty of caption sampling (PNP-VQA)", low=0),
+    "top_p": Key("float", "top-p of caption sampling (PNP-VQA, and mafa_captioning in the place of "
+                 "beams)", low=0, high=1),
+    "repetition_penalty": Key("float", "penalty of repetitions in captions", low=0),
     # ours
+    "metrics": Key("list", "caption metrics; null: all that this machine can score", OURS,
+                   nullable=True, items=Key("str", choices=CAPTION_METRICS)),
     "amp_dtype": Key("str", "number format of amp", OURS, default="fp16", choices=("fp16", "bf16")),
     "max_grad_norm": Key("float", "clip gradients to this norm; null: no clipping", OURS,
                          default=None, nullable=True, low=0, above=True, also=("clip_grad",)),
@@ -241,6 +250,10 @@ CON_D = {
                      choices=("fp32", "bf16")),
     "image_size": Key("int", "its image size in pixels; null: that of its model type", OURS,
                       default=None, nullable=True, low=1),
+    "own_view": Key("bool", "its own transform of the decoded picture; null: where sizes differ",
+                    OURS, default=None, nullable=True),
+    "model": Key("mapping", "further keys of its `model` config, such as tokenizer", OURS,
+                 default={}, other=Key("any", "see its default YAML")),
 }  # fmt: skip
 
 MAFA = {
@@ -257,15 +270,17 @@ MAFA = {
                   also=("mlm",)),
     }),
     "soft_labels": Key("mapping", "soft labels of ITC", "MAFA 4.2", default={}, keys={
-        "type": Key("str", "one-hot, S-ITC, or GRIT-VLP's consistency loss",
-                    "MAFA 4.2, GRIT-VLP 4.2", default="smoothed",
-                    choices=("one_hot", "smoothed", "consistency")),
+        "type": Key("str", "one-hot, S-ITC, GRIT-VLP's consistency loss, momentum distillation",
+                    "MAFA 4.2, GRIT-VLP 4.2, ALBEF 3.4", default="smoothed",
+                    choices=("one_hot", "smoothed", "consistency", "momentum")),
         "alpha": Key("float", "share of the uniform distribution (BLIP-2: 0.2)", "MAFA 4.2",
                      default=0.5, low=0, high=1),
         "weight": Key("float", "lambda of the consistency loss", "GRIT-VLP 4.2", default=0.2,
                       low=0, also=("lambda",)),
         "start_epoch": Key("int", "first epoch of soft labels; null: the first grouped one",
                            "MAFA 4.2", default=None, nullable=True, low=0),
+        "label_smoothing": Key("float", "share of the uniform distribution where alpha is not used "
+                               "(BLIP-2: 0.1)", "BLIP-2 in LAVIS", default=0.0, low=0, high=1),
     }),
     "connections": Key("mapping", "what becomes of hard negatives that Con-D judged", "MAFA 4.1",
                        default={}, keys={
@@ -344,6 +359,16 @@ MODEL_MAFA = {
     "mafa": Key("mapping", "the training step", "MAFA 4", default={}, keys=MAFA),
 }  # fmt: skip
 
+# Only for archs in whose default YAML they stand.
+MODEL_PARTS = {
+    "vit_weights": Key("str", "weights of the image encoder; null: random", OURS, nullable=True,
+                       path="file or URL", words=("published",)),
+    "bert_weights": Key("str", "BERT that the Q-Former begins with; null: random", OURS,
+                        nullable=True, path="path or name"),
+    "q_former_config": Key("str", "JSON of the Q-Former's sizes; null: BERT-base's", OURS,
+                           nullable=True, path="library file"),
+}  # fmt: skip
+
 _PROCESSOR = Key("mapping", "one processor", nullable=True, other=ANY, keys={
     "name": Key("str", "registered name; further keys are its parameters", registered="processor",
                 needed=ALWAYS),
@@ -374,7 +399,7 @@ DATASET = {
 
 SCHEMA = Key("mapping", "a config file", keys={
     "run": Key("mapping", "what to run and how", needed=ALWAYS, keys=RUN),
-    "model": Key("mapping", "the model", needed=ALWAYS, keys={**MODEL, **MODEL_MAFA}),
+    "model": Key("mapping", "the model", needed=ALWAYS, keys={**MODEL, **MODEL_MAFA, **MODEL_PARTS}),
     "datasets": Key("mapping", "datasets by registered builder", needed=ALWAYS,
                     other=Key("mapping", "one dataset", nullable=True, keys=DATASET)),
 })  # fmt: skip

@@ -9,17 +9,21 @@ from typing import Any
 from lavis.common.registry import registry
 from omegaconf import OmegaConf
 
-from lavis_mafa.checkpoints import load_state, read_checkpoint
+from lavis_mafa.checkpoints import load_state, read_checkpoint, recorded_model
 from lavis_mafa.connections.con_d import Discriminator, ModelDiscriminator, Oracle
 
 ORACLE = "oracle"
-# Models that a backbone can drive as Con-D. blip_retrieval's and blip2's checkpoints load into the
-# two image_text_matching models.
+# Models that a backbone can drive as Con-D.
 JUDGES = (
     "albef_mafa",
     "albef_pretrain",
     "albef_retrieval",
+    "blip_mafa",
+    "blip_pretrain",
+    "blip_retrieval",
     "blip_image_text_matching",
+    "blip2_mafa",
+    "blip2",
     "blip2_image_text_matching",
 )
 # Parts without which nothing is judged; momentum copies and language heads are none of them.
@@ -27,11 +31,12 @@ NEEDED = ("visual_encoder.", "text_encoder.", "itm_head.", "Qformer.", "query_to
 
 
 def build_discriminator(cfg: Mapping[str, Any] | None) -> Discriminator | None:
-    """Con-D from ``{arch, model_type, checkpoint, precision, image_size}``.
+    """Con-D from ``{arch, model_type, checkpoint, precision, image_size, model}``.
 
     ``arch: oracle`` is the truth of the training set. Otherwise the LAVIS model ``arch``, one of
     `JUDGES`, is built by its config for ``model_type`` with the weights of ``checkpoint``; what the
-    checkpoint's own config says of sizes and tokenizer comes first. Without ``checkpoint`` the
+    checkpoint's own config says of sizes and tokenizer comes first, and ``model`` goes over both.
+    Without ``checkpoint`` the
     model's published weights are used.
 
     Returns:
@@ -55,10 +60,11 @@ def build_discriminator(cfg: Mapping[str, Any] | None) -> Discriminator | None:
     checkpoint = cfg.get("checkpoint")
     if checkpoint:
         content = read_checkpoint(checkpoint)
-        model_cfg = OmegaConf.merge(model_cfg, _sizes_of(content, cfg["arch"]))
+        model_cfg = OmegaConf.merge(model_cfg, recorded_model(content, cfg["arch"]))
         model_cfg.load_pretrained = False
         model_cfg.load_finetuned = True
         model_cfg.finetuned = checkpoint
+    model_cfg = OmegaConf.merge(model_cfg, cfg.get("model") or {})
     if cfg.get("image_size"):
         model_cfg.image_size = cfg["image_size"]
     logging.info("Con-D: %s %s from %s", cfg["arch"], model_type, checkpoint or "published weights")
@@ -71,14 +77,15 @@ def build_discriminator(cfg: Mapping[str, Any] | None) -> Discriminator | None:
 def _require_weights(model: Any, content: dict[str, Any], checkpoint: str) -> None:
     """Load what LAVIS's loading may have passed over, and refuse a Con-D that is partly random."""
     missing = set(load_state(model, content.get("model", content), checkpoint).missing_keys)
+    nowhere = getattr(model, "random_parts", ())
     # Frozen parts, such as BLIP-2's ViT, come with the model and are in no checkpoint.
     random = [
         name
         for name, value in model.named_parameters()
         if name in missing
-        and value.requires_grad
+        and (value.requires_grad or name.startswith(nowhere))
         and name.startswith(NEEDED)
-        and not name.startswith("text_encoder.cls.")
+        and not name.startswith(("text_encoder.cls.", "Qformer.cls."))
     ]
     if random:
         raise ValueError(
@@ -86,14 +93,3 @@ def _require_weights(model: Any, content: dict[str, Any], checkpoint: str) -> No
             f"{type(model).__name__} needs to judge, such as {random[0]}; name a checkpoint of a "
             "model with an ITM head and of the same sizes"
         )
-
-
-def _sizes_of(content: dict[str, Any], arch: str) -> dict[str, Any]:
-    """What a checkpoint of ours says of the model that wrote it, less how that one was trained."""
-    config = content.get("config") or {}
-    model = dict(config.get("model") or {})
-    if model.get("arch") != arch:
-        return {}
-    for key in ("mafa", "pretrained", "finetuned", "load_pretrained", "load_finetuned"):
-        model.pop(key, None)
-    return model

@@ -10,82 +10,134 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lavis_mafa.backbones import AlbefBackbone, MatchHead
+from lavis_mafa.backbones import Images, Texts, backbone_of
 from lavis_mafa.backbones.base import image_size_of
+from lavis_mafa.ranks import Ranks
 
 Truth = Callable[[np.ndarray, np.ndarray], np.ndarray]
+VIEW = "con_d_image"  # key of a mini-batch's images as Con-D wants them, where they differ
 
 
 class Discriminator(Protocol):
-    """Judges pairs of one mini-batch."""
+    """Judges pairs of the candidates."""
 
-    def judge(self, samples: dict[str, Any], image_of: Tensor, text_of: Tensor) -> Tensor:
+    def judge(
+        self,
+        samples: dict[str, Any],
+        image_of: Tensor,
+        text_of: Tensor,
+        ranks: Ranks | None = None,
+        seen: Tensor | None = None,
+    ) -> Tensor:
         """Probability ``(P,)`` in [0, 1] that image ``image_of[p]`` and text ``text_of[p]`` match.
 
         Args:
-            samples: the mini-batch: ``image`` ``(B, 3, H, W)`` and ``text_input``, B captions.
-            image_of, text_of: ``(P,)`` rows of the mini-batch.
+            samples: this rank's mini-batch: ``image`` ``(B, 3, H, W)`` and ``text_input``, B
+                captions; `VIEW` ``(B, 3, H', W')`` if the discriminator has a view of its own;
+                ``loaded_index`` ``(C,)`` of all candidates.
+            image_of, text_of: ``(P,)`` numbers of candidates.
+            ranks: whose mini-batches the candidates are; None: this rank's. If they are of several
+                ranks, all must call it, also with P = 0.
+            seen: what the model in training got from its image encoder for ``image``.
         """
 
 
 class ModelDiscriminator:
     """Con-D as a LAVIS model with an ITM head: frozen, in evaluation and inference mode.
 
-    The model keeps its own tokenizer and image size; images of another size are resized to it. It
-    is no part of the training model's parameters or checkpoint.
+    The model keeps its own tokenizer and image size; where a mini-batch has no images of that size,
+    those of the model in training are resized. It is no part of the training model's parameters or
+    checkpoint.
 
     Args:
-        model: a LAVIS model that a backbone can drive.
+        model: a LAVIS model of any family that `backbone_of` knows.
         precision: ``fp32``, or ``bf16`` for autocast.
+
+    Attributes:
+        shares_encoder: whether its image encoder is the training model's, see `share_encoder`.
+
+    Raises:
+        TypeError: if no backbone can drive the model.
     """
 
     def __init__(self, model: Any, precision: str = "fp32") -> None:
+        self.backbone = backbone_of(model)
         self.model = model.eval().requires_grad_(False)
         self.precision = precision
         self.image_size = image_size_of(model)
-        fused = hasattr(model, "itm_head") and hasattr(model, "text_encoder")
-        if fused and hasattr(model.text_encoder.config, "fusion_layer"):
-            _forget_momentum(model)
-            self.backbone: AlbefBackbone | MatchHead = AlbefBackbone(model)
-        elif "match_head" in model.forward.__code__.co_varnames:
-            self.backbone = MatchHead(model)
-        else:
-            raise TypeError(
-                f"{type(model).__name__} cannot serve as Con-D: expected an ALBEF with an ITM head "
-                "or a LAVIS model whose forward takes match_head='itm' (blip_image_text_matching, "
-                "blip2_image_text_matching)"
-            )
+        self.shares_encoder = False
+        _forget_momentum(model)
 
-    def judge(self, samples: dict[str, Any], image_of: Tensor, text_of: Tensor) -> Tensor:
-        with torch.inference_mode():
-            logits = self._logits(samples, image_of, text_of)
-        # A copy made outside: autograd may not keep tensors of inference mode.
-        return torch.softmax(logits.clone().float(), dim=1)[:, 1]
+    def share_encoder(self, model: Any) -> bool:
+        """Use the image encoder of the model in training if it is frozen and the same, so that it
+        runs once per mini-batch and lies in memory once.
 
-    def _logits(self, samples: dict[str, Any], image_of: Tensor, text_of: Tensor) -> Tensor:
-        images, captions = samples["image"], samples["text_input"]
+        The same means: same type, same sizes, equal weights in the same number format.
+
+        Returns:
+            Whether it is shared.
+        """
+        theirs, own = model.visual_encoder, self.model.visual_encoder
+        if any(weight.requires_grad for weight in theirs.parameters()):
+            return False
+        if type(theirs) is not type(own) or image_size_of(model) != self.image_size:
+            return False
+        mine, other = own.state_dict(), theirs.state_dict()
+        if mine.keys() != other.keys() or not all(
+            value.dtype == other[key].dtype and torch.equal(value.cpu(), other[key].cpu())
+            for key, value in mine.items()
+        ):
+            return False
+        self.model.visual_encoder = theirs
+        self.shares_encoder = True
+        return True
+
+    def judge(
+        self,
+        samples: dict[str, Any],
+        image_of: Tensor,
+        text_of: Tensor,
+        ranks: Ranks | None = None,
+        seen: Tensor | None = None,
+    ) -> Tensor:
+        images = samples.get(VIEW, samples["image"])
         device = images.device
         if next(self.model.parameters()).device != device:
             self.model.to(device)
-        if self.image_size is not None and images.shape[-1] != self.image_size:
-            size = (self.image_size, self.image_size)
-            images = F.interpolate(
-                images, size, mode="bicubic", align_corners=False, antialias=True
+        if not self.shares_encoder:
+            seen = None
+        elif any(weight.requires_grad for weight in self.model.visual_encoder.parameters()):
+            raise RuntimeError(
+                "Con-D shares the image encoder of the model in training, which is no longer "
+                "frozen: Con-D would change with it; set model.freeze_vit before training"
             )
-        with torch.autocast(device.type, torch.bfloat16, enabled=self.precision == "bf16"):
-            if isinstance(self.backbone, MatchHead):
-                asked = [captions[row] for row in text_of.tolist()]
-                return self.backbone.match_captions(images[image_of], asked)
-            encoded = self.backbone.encode_images(images), self.backbone.encode_texts(captions)
-            return self.backbone.match(*encoded, image_of, text_of)
+        with torch.inference_mode():
+            if seen is None and self.image_size not in (None, images.shape[-1]):
+                size = (self.image_size, self.image_size)
+                images = F.interpolate(
+                    images, size, mode="bicubic", align_corners=False, antialias=True
+                )
+            with torch.autocast(device.type, torch.bfloat16, enabled=self.precision == "bf16"):
+                encoded = self.backbone.encode_images(images, seen, for_matching=True)
+                texts = self.backbone.encode_texts(samples["text_input"], for_matching=True)
+                ranks = ranks or Ranks(together=False)
+                encoded, texts = ranks.images(encoded), ranks.texts(texts)
+                logits = self._match(encoded, texts, image_of, text_of)
+        # A copy made outside: autograd may not keep tensors of inference mode.
+        return torch.softmax(logits.clone().float(), dim=1)[:, 1]
+
+    def _match(self, images: Images, texts: Texts, image_of: Tensor, text_of: Tensor) -> Tensor:
+        if not len(image_of):
+            return images.embeds.new_zeros(0, 2)
+        return self.backbone.match(images, texts, image_of, text_of)
 
 
 def _forget_momentum(model: Any) -> None:
     """Judging needs no momentum encoders and queues: half of the weights of a retrieval model."""
     for name in [name for name, _ in model.named_children() if name.endswith("_m")]:
         delattr(model, name)
-    for name in ("image_queue", "text_queue", "idx_queue", "queue_ptr"):
-        if name in model._buffers:
+    for name in ("image_queue", "text_queue", "idx_queue", "queue_ptr", "model_pairs"):
+        if hasattr(model, name):
             delattr(model, name)
 
 
@@ -95,7 +147,14 @@ class Oracle:
     def __init__(self) -> None:
         self.truth: Truth | None = None
 
-    def judge(self, samples: dict[str, Any], image_of: Tensor, text_of: Tensor) -> Tensor:
+    def judge(
+        self,
+        samples: dict[str, Any],
+        image_of: Tensor,
+        text_of: Tensor,
+        ranks: Ranks | None = None,
+        seen: Tensor | None = None,
+    ) -> Tensor:
         if self.truth is None:
             raise RuntimeError(
                 "the oracle needs a training set whose truth is known (toy_scenes); use a model as "

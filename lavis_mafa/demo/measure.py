@@ -44,7 +44,7 @@ def measure(branches: list[Branch], test: ToyScenesEval, folder: Path) -> dict[s
         report.update(retrieval_with_truth(*scores, truth))
         with torch.inference_mode():
             images, texts = encode_split(model.backbone, loader)
-            sim = model.backbone.similarity(images, texts)[0].numpy()
+            sim = model.backbone.similarity(images.features, texts.features).numpy()
         report["itc_valid_txt_r1"] = 100.0 * float(ranked_truth(sim, truth)[:, 0].mean())
         figures[branch.name] = report
         similarities.append(sim)

@@ -37,9 +37,10 @@ def compute_sim_matrix(
         ``(num_images, num_texts)`` and ``(num_texts, num_images)`` float32.
     """
     images, texts = encode_split(backbone, data_loader)
-    sim_i2t, sim_t2i = backbone.similarity(images, texts)
+    assert images.features is not None and texts.features is not None
+    sim_i2t = backbone.similarity(images.features, texts.features)
     scores = []
-    for sim, anchors_are_images in ((sim_i2t, True), (sim_t2i, False)):
+    for sim, anchors_are_images in ((sim_i2t, True), (sim_i2t.t(), False)):
         scores.append(
             _rerank(backbone, images, texts, sim, k_test, anchors_are_images, pairs_per_pass)
         )
@@ -54,16 +55,15 @@ def encode_split(backbone: Backbone, data_loader: Any) -> tuple[Images, Texts]:
         for i in range(0, len(captions), TEXT_BATCH)
     ]
     texts = _concatenate_texts(parts)
-    encoded = []
+    embeds, features = [], []
     for samples in _progress(data_loader, "encoding images"):
-        one = backbone.encode_images(samples["image"].to(texts.features.device))
-        encoded.append(Images(one.embeds.cpu(), one.features))
-    images = Images(
-        torch.cat([one.embeds for one in encoded]), torch.cat([one.features for one in encoded])
-    )
-    if len(images.features) != len(data_loader.dataset.image):
+        one = backbone.encode_images(samples["image"].to(texts.ids.device))
+        embeds.append(one.embeds.cpu())
+        features.append(one.features)
+    images = Images(torch.cat(embeds), torch.cat(features))
+    if len(images.embeds) != len(data_loader.dataset.image):
         raise ValueError(
-            f"retrieval needs the whole split on every rank: read {len(images.features)} of "
+            f"retrieval needs the whole split on every rank: read {len(images.embeds)} of "
             f"{len(data_loader.dataset.image)} images; set run.use_dist_eval_sampler: False"
         )
     return images, texts
@@ -73,12 +73,12 @@ def itm_scores(
     backbone: Backbone, images: Images, texts: Texts, image_of: Tensor, text_of: Tensor, chunk: int
 ) -> Tensor:
     """ITM logit of class 1 ``(P,)`` of the given pairs, ``chunk`` pairs at a time."""
-    device = texts.features.device
+    device = texts.ids.device
     logits = []
     for begin in range(0, len(image_of), chunk):
         rows = image_of[begin : begin + chunk].cpu()
         columns = text_of[begin : begin + chunk].to(device)
-        part = Images(images.embeds[rows].to(device), images.features)
+        part = Images(images.embeds[rows].to(device))
         here = torch.arange(len(rows), device=device)
         logits.append(backbone.match(part, texts, here, columns)[:, 1].float())
     return torch.cat(logits) if logits else torch.empty(0, device=device)
@@ -121,11 +121,15 @@ def _concatenate_texts(parts: list[Texts]) -> Texts:
         shape = (len(tensor), missing, *tensor.shape[2:])
         return torch.cat([tensor, tensor.new_zeros(shape)], dim=1)
 
+    def together(name: str) -> Tensor | None:
+        values = [getattr(part, name) for part in parts]
+        return None if values[0] is None else torch.cat([padded(value) for value in values])
+
     return Texts(
-        embeds=torch.cat([padded(part.embeds) for part in parts]),
-        mask=torch.cat([padded(part.mask) for part in parts]),
         ids=torch.cat([padded(part.ids) for part in parts]),
-        features=torch.cat([part.features for part in parts]),
+        mask=torch.cat([padded(part.mask) for part in parts]),
+        embeds=together("embeds"),
+        features=torch.cat([part.features for part in parts if part.features is not None]),
     )
 
 

@@ -1,5 +1,7 @@
 """Models registered with LAVIS."""
 
 from lavis_mafa.models.albef_mafa import AlbefMafa
+from lavis_mafa.models.blip2_mafa import Blip2Mafa
+from lavis_mafa.models.blip_mafa import BlipMafa
 
-__all__ = ["AlbefMafa"]
+__all__ = ["AlbefMafa", "Blip2Mafa", "BlipMafa"]

@@ -30,6 +30,20 @@ def build_tokenizer(name: str | None) -> BertTokenizerFast:
     return from_hub(BertTokenizerFast.from_pretrained, name or BERT)
 
 
+def add_dec_token(tokenizer: BertTokenizerFast) -> BertTokenizerFast:
+    """Add what LM begins with in BLIP and BLIP-2: [DEC]."""
+    tokenizer.add_special_tokens({"bos_token": "[DEC]"})
+    return tokenizer
+
+
+def add_blip_tokens(tokenizer: BertTokenizerFast) -> BertTokenizerFast:
+    """Add what BLIP's decoder and ITM encoder begin with, [DEC] and [ENC], in LAVIS's order."""
+    add_dec_token(tokenizer)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["[ENC]"]})
+    tokenizer.enc_token_id = tokenizer.convert_tokens_to_ids("[ENC]")
+    return tokenizer
+
+
 def from_hub(load: Callable[..., Any], name: str, **options: Any) -> Any:
     """``from_pretrained`` from a directory or the cache, or downloaded if the hub answers.
 

@@ -44,9 +44,19 @@ def smooth(labels: Tensor, alpha: float, dropped: Tensor | None = None) -> Tenso
     return (1.0 - alpha) * labels + alpha * present / present.sum(dim=1, keepdim=True)
 
 
-def mix(labels: Tensor, soft: Tensor, alpha: float) -> Tensor:
-    """Mix in a model's distribution, as distillation does (MAFA 4.2); it gets no gradient."""
-    return (1.0 - alpha) * labels + alpha * soft.detach()
+def mix(labels: Tensor, soft: Tensor, alpha: float, dropped: Tensor | None = None) -> Tensor:
+    """``(1 - alpha) * labels + alpha * soft``, as momentum distillation has it (ALBEF eq. 6).
+
+    Args:
+        labels, soft: ``(B, N)``, rows sum to 1; ``soft``, a model's distribution, gets no gradient.
+        alpha: 0 to 1.
+        dropped: ``(B, N)`` bool, candidates that take no part; the rest shares what they had.
+    """
+    soft = soft.detach()
+    if dropped is not None:
+        soft = soft.masked_fill(dropped, 0.0)
+        soft = soft / soft.sum(dim=1, keepdim=True)
+    return (1.0 - alpha) * labels + alpha * soft
 
 
 def contrastive_loss(sim: Tensor, labels: Tensor, dropped: Tensor | None = None) -> Tensor:

@@ -1,11 +1,15 @@
-"""Masked language modelling (MLM): which tokens are hidden."""
+"""Language losses: which tokens MLM hides, and LM's prediction of the next token."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 IGNORED = -100  # cross_entropy's ignore_index
+LM_SMOOTHING = 0.1  # label smoothing of LM in BLIP and BLIP-2
 
 
 def mask_tokens(
@@ -36,3 +40,21 @@ def mask_tokens(
     ids = torch.where(hidden & (fate < 0.8), mask_id, input_ids)
     ids = torch.where(hidden & (fate >= 0.8) & (fate < 0.9), random_ids, ids)
     return ids, torch.where(hidden, input_ids, IGNORED)
+
+
+def next_token_losses(
+    hidden: Tensor, ids: Tensor, mask: Tensor, head: Callable[[Tensor], Tensor]
+) -> Tensor:
+    """Losses ``(T,)`` of predicting every token but the first from those before it.
+
+    Args:
+        hidden: ``(P, L, D)`` of a causal decoder.
+        ids: ``(P, L)`` int64, what it read.
+        mask: ``(P, L)``, 0 for padding, which is not predicted.
+        head: from ``(T, D)`` to logits over the vocabulary ``(T, V)``.
+    """
+    asked = mask[:, 1:].bool()
+    # The head is a matrix product with the whole vocabulary: only where there is a target.
+    logits = head(hidden[:, :-1][asked]).float()
+    targets = ids[:, 1:][asked]
+    return F.cross_entropy(logits, targets, label_smoothing=LM_SMOOTHING, reduction="none")

@@ -6,11 +6,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
-def matching_loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """Cross-entropy over image-text pairs, class 1 = match (MAFA eq. 3).
+def matching_losses(logits: Tensor, labels: Tensor) -> Tensor:
+    """Cross-entropy ``(P,)`` of every image-text pair, class 1 = match (MAFA eq. 3).
 
     Args:
         logits: ``(P, 2)``.
         labels: ``(P,)`` int64, 1 for pairs that match.
     """
-    return F.cross_entropy(logits.float(), labels)
+    return F.cross_entropy(logits.float(), labels, reduction="none")

@@ -100,12 +100,12 @@ class MafaPretrainTask(MafaRetrievalTask):
     ) -> list[dict[str, Any]]:
         """Up to ``limit`` pairs of this step that Con-D did not call negative, as plain records."""
         records = []
-        loaded = samples["loaded_index"].cpu().numpy()
+        loaded, own = _loaded(output)
         for direction in DIRECTIONS:
             found = output[direction]
             shown = torch.nonzero((found.state == POSITIVE) | (found.state == AMBIGUOUS)).flatten()
             for row in shown[: -(-limit // 2)].tolist():
-                anchor, mined = int(loaded[row]), int(loaded[int(found.hard[row])])
+                anchor, mined = int(loaded[own[row]]), int(loaded[int(found.hard[row])])
                 image, text = (anchor, mined) if direction == "i2t" else (mined, anchor)
                 record = {
                     "direction": direction,
@@ -125,15 +125,15 @@ class MafaPretrainTask(MafaRetrievalTask):
     ) -> dict[str, float]:
         found = output[direction]
         there = torch.nonzero(found.state != ABSENT).flatten().cpu().numpy()
-        loaded = samples["loaded_index"].cpu().numpy()
-        anchors, picked = loaded[there], loaded[found.hard.cpu().numpy()[there]]
+        loaded, own = _loaded(output)
+        anchors, picked = loaded[own[there]], loaded[found.hard.cpu().numpy()[there]]
         pair = (anchors, picked) if direction == "i2t" else (picked, anchors)
         valid = np.asarray(self._truth(*pair))
         called = (found.state.cpu().numpy() == POSITIVE)[there]
         # What ITM learns as "no match": without the converted and dropped, with the re-sampled.
         rows, taken, labels = (x.cpu().numpy() for x in found.itm_pairs(self._rule))
         negative = labels == 0
-        anchors, taken = loaded[rows[negative]], loaded[taken[negative]]
+        anchors, taken = loaded[own[rows[negative]]], loaded[taken[negative]]
         in_itm = self._truth(*((anchors, taken) if direction == "i2t" else (taken, anchors)))
         return {
             f"negatives_in_itm_{direction}": float(negative.sum()),
@@ -141,3 +141,9 @@ class MafaPretrainTask(MafaRetrievalTask):
             f"false_{direction}": float(valid.sum()),
             f"true_found_{direction}": float((valid & called).sum()),
         }
+
+
+def _loaded(output: StepOutput) -> tuple[np.ndarray, np.ndarray]:
+    """Numbers in the data set of all candidates, and which of these the mini-batch's own are."""
+    assert output.candidates is not None and output.own is not None
+    return output.candidates.cpu().numpy(), output.own.cpu().numpy()

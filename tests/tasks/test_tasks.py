@@ -106,6 +106,8 @@ NAN = float("nan")
 def output():
     return StepOutput(
         loss=torch.tensor(1.0),
+        own=torch.arange(4),
+        candidates=LOADED,
         # Images 30, 10, 20 pick texts 10, 20, 40: valid, not, valid; image 40 picked none.
         i2t=connections([1, 2, 3, NONE], [POSITIVE, POSITIVE, KEPT, ABSENT], [0.9, 0.85, 0.1, NAN]),
         # Texts 30, 10, 20, 40 pick images 10, 30, 30, 10: not, valid, valid, valid. In the places

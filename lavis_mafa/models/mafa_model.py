@@ -1,0 +1,163 @@
+"""What the models of all families share: the step, checkpoints, retrieval."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from lavis.common.registry import registry
+from omegaconf import OmegaConf
+
+from lavis_mafa.backbones import Backbone
+from lavis_mafa.checkpoints import load_state, read_checkpoint
+from lavis_mafa.connections.build import build_discriminator
+from lavis_mafa.connections.con_d import Discriminator, ModelDiscriminator
+from lavis_mafa.evaluation.rerank import compute_sim_matrix
+from lavis_mafa.objectives.momentum import Momentum
+from lavis_mafa.step import StepOutput, StepSettings, run_step
+
+TEMPERATURE_RANGE = (0.001, 0.5)
+
+
+class MafaModel:
+    """Mixin of the ``*_mafa`` models; it comes before LAVIS's base class of the family.
+
+    A model sets ``backbone``, ``temp`` and its family's modules, and calls `join` at the end of its
+    constructor.
+    """
+
+    backbone: Backbone
+    temp: Any
+
+    def join(
+        self,
+        backbone: Backbone,
+        settings: StepSettings | None,
+        con_d: Discriminator | None,
+        momentum: Momentum | None = None,
+    ) -> None:
+        """Take up what the step needs beyond the family's modules."""
+        self.backbone = backbone
+        self.settings = settings or StepSettings()
+        # Frozen and not ours to train or save: a discriminator is no submodule.
+        self.con_d = con_d
+        self.momentum_encoders = momentum
+
+    def forward(self, samples: dict[str, Any]) -> StepOutput:
+        """One step on a mini-batch; see `lavis_mafa.step.run_step` for its keys."""
+        with torch.no_grad():
+            self.temp.clamp_(*TEMPERATURE_RANGE)
+        return run_step(self.backbone, samples, self.settings, self.con_d, self.momentum_encoders)
+
+    @property
+    def has_unused_parameters(self) -> bool:
+        """Whether some weights get no gradient because their loss is switched off."""
+        return any(not self.settings.loss_weights[name] for name in ("itc", "itm", "lm"))
+
+    def compute_sim_matrix(self, data_loader: Any, task_cfg: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Retrieval scores; ``task_cfg.k_test`` candidates are re-ranked by ITM."""
+        return compute_sim_matrix(self.backbone, data_loader, task_cfg.get("k_test", 128))
+
+    def load_checkpoint(self, url_or_filename: str) -> Any:
+        """Load the weights of a checkpoint of this family."""
+        checkpoint = read_checkpoint(url_or_filename)
+        model: Any = self
+        loaded = load_state(model, checkpoint.get("model", checkpoint), str(url_or_filename))
+        self._after_loading(loaded.missing_keys)
+        return loaded
+
+    def load_from_pretrained(self, url_or_filename: str, rename_text_keys: bool = False) -> Any:
+        """As `load_checkpoint`; keys need no renaming here."""
+        return self.load_checkpoint(url_or_filename)
+
+    def _after_loading(self, missing: list[str]) -> None:
+        """Momentum encoders that no checkpoint brought begin equal to the encoders."""
+        if self.momentum_encoders is not None and any("_m." in name for name in missing):
+            self.momentum_encoders.copy_params()
+
+    def finish(self, checkpoint: str | None) -> Any:
+        """Load the checkpoint, if there is one, and share a frozen image encoder with Con-D."""
+        if checkpoint:
+            self.load_checkpoint(checkpoint)
+        if isinstance(self.con_d, ModelDiscriminator) and self.con_d.share_encoder(self):
+            logging.info("Con-D has the same frozen image encoder: it runs once per mini-batch")
+        return self
+
+    @classmethod
+    def from_pretrained(cls, model_type: str) -> Any:
+        """Build a model type from its default config.
+
+        Where its starting weights or tokenizer cannot be had (no network), the model is built
+        without them, and a warning says so.
+        """
+        model_cls: Any = cls
+        cfg = OmegaConf.load(model_cls.default_config_path(model_type)).model
+        try:
+            return model_cls.from_config(cfg)
+        except OSError as error:
+            logging.warning(
+                "%s %s is built WITHOUT its starting weights: they are neither in the "
+                "cache nor to be downloaded (%s). Its weights are random, and unless its tokenizer "
+                "is in the cache captions are cut by a small built-in vocabulary. Load a "
+                "checkpoint and give model.tokenizer before using it.",
+                registered_name(cls),
+                model_type,
+                str(error).splitlines()[0],
+            )
+        model_cls.without_downloads(cfg)
+        try:
+            return model_cls.from_config(cfg)
+        except OSError:
+            cfg.tokenizer = "tiny_vocab.txt"
+            return model_cls.from_config(cfg)
+
+    @staticmethod
+    def without_downloads(cfg: Any) -> None:
+        """Change a config, in place, so that building it needs no weights from elsewhere."""
+        cfg.load_pretrained = False
+        cfg.load_finetuned = False
+
+
+def registered_name(cls: type) -> str:
+    """The name by which LAVIS's registry knows a model class."""
+    names: Mapping[str, type] = registry.mapping["model_name_mapping"]
+    return next((name for name, known in names.items() if known is cls), cls.__name__)
+
+
+def checkpoint_of(cfg: Any) -> str | None:
+    """The checkpoint that a ``model`` config asks for, None for none.
+
+    Raises:
+        ValueError: if ``load_finetuned`` is on and no file is named.
+    """
+    if cfg.get("load_finetuned", False):
+        if not cfg.get("finetuned"):
+            raise ValueError("model.load_finetuned is True but model.finetuned names no file")
+        return cfg.finetuned
+    return cfg.get("pretrained") if cfg.get("load_pretrained", True) else None
+
+
+def step_parts(cfg: Any) -> dict[str, Any]:
+    """``settings`` and ``con_d`` of a ``model`` config."""
+    mafa: Any = OmegaConf.to_container(OmegaConf.create(cfg.get("mafa") or {}), resolve=True)
+    everywhere = bool(cfg.get("negative_all_rank", False))
+    return {
+        "settings": StepSettings.from_config(mafa, all_ranks=everywhere),
+        "con_d": build_discriminator(mafa.get("con_d")),
+    }
+
+
+def momentum_of(model: Any, cfg: Any, settings: StepSettings) -> Momentum | None:
+    """Momentum encoders of a model if its soft labels come from them."""
+    if settings.soft_labels.type != "momentum":
+        return None
+    return Momentum(
+        model,
+        model.vision_proj.out_features,
+        int(cfg.get("queue_size", 57600)),
+        float(cfg.get("momentum", 0.995)),
+        float(cfg.get("alpha", 0.4)),
+    )

@@ -1,0 +1,96 @@
+"""Momentum encoders and the queue of their features (ALBEF 3.1 and 3.4)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from copy import deepcopy
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lavis_mafa.backbones import Backbone, backbone_of
+
+PARTS = ("visual_encoder", "text_encoder", "vision_proj", "text_proj")
+RAMP_EPOCHS = 2  # over which the weight of the soft labels grows to alpha
+
+
+class Momentum:
+    """Slowly moving copies of a model's encoders, and a queue of features that they gave.
+
+    The copies and the queue belong to the model, under LAVIS's names (``visual_encoder_m``, ...,
+    ``image_queue``, ``text_queue``, ``queue_ptr``), and are saved with it.
+
+    Args:
+        model: has `PARTS`.
+        width: of the features, E.
+        queue_size: features kept of each modality; any number, no multiple of the batch.
+        rate: share of a copy that is kept at each step, 0 to 1 (0.995).
+        alpha: weight of the soft labels, 0 to 1 (0.4).
+    """
+
+    def __init__(
+        self, model: Any, width: int, queue_size: int, rate: float = 0.995, alpha: float = 0.4
+    ) -> None:
+        self.model, self.rate, self.alpha, self.queue_size = model, rate, alpha, queue_size
+        for name in PARTS:
+            copy = deepcopy(getattr(model, name)).requires_grad_(False)
+            setattr(model, f"{name}_m", copy)
+        # LAVIS's runner and ours know the copies by this: targets are made without dropout.
+        model.model_pairs = [
+            [getattr(model, name), getattr(model, f"{name}_m")] for name in PARTS
+        ]
+        for name in ("image_queue", "text_queue"):
+            model.register_buffer(name, F.normalize(torch.randn(width, queue_size), dim=0))
+        model.register_buffer("queue_ptr", torch.zeros(1, dtype=torch.long))
+        self._backbone: Backbone = backbone_of(_Copies(model))
+
+    @torch.no_grad()
+    def copy_params(self) -> None:
+        """Set the copies equal to the encoders."""
+        self._move(0.0)
+
+    def _move(self, rate: float) -> None:
+        for encoder, copy in self.model.model_pairs:
+            for new, kept in zip(encoder.parameters(), copy.parameters(), strict=True):
+                kept.data.mul_(rate).add_(new.data, alpha=1.0 - rate)
+
+    @torch.no_grad()
+    def encode(self, samples: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+        """Move the copies, then their features ``(B, E)`` of images and captions."""
+        self._move(self.rate)
+        images = self._backbone.encode_images(samples["image"])
+        texts = self._backbone.encode_texts(samples["text_input"])
+        assert images.features is not None and texts.features is not None
+        return images.features, texts.features
+
+    def queued(self) -> tuple[Tensor, Tensor]:
+        """Features ``(queue_size, E)`` of earlier images and captions."""
+        return self.model.image_queue.t().clone(), self.model.text_queue.t().clone()
+
+    @torch.no_grad()
+    def enqueue(self, images: Tensor, texts: Tensor) -> None:
+        """Put features ``(N, E)`` of all ranks in the place of the oldest."""
+        images, texts = images[: self.queue_size], texts[: self.queue_size]
+        begin = int(self.model.queue_ptr)
+        places = (begin + torch.arange(len(images), device=images.device)) % self.queue_size
+        self.model.image_queue[:, places] = images.t().to(self.model.image_queue.dtype)
+        self.model.text_queue[:, places] = texts.t().to(self.model.text_queue.dtype)
+        self.model.queue_ptr[0] = (begin + len(images)) % self.queue_size
+
+    def weight(self, samples: Mapping[str, Any]) -> float:
+        """Weight of the soft labels at a step: it grows to alpha over the first two epochs."""
+        steps = samples.get("num_iters_per_epoch", 1)
+        done = samples.get("epoch", 0) * steps + samples.get("iters", 0)
+        return self.alpha * min(1.0, done / (RAMP_EPOCHS * steps))
+
+
+class _Copies:
+    """A model seen with its momentum copies in the place of its encoders."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, f"{name}_m" if name in PARTS else name)

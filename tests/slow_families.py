@@ -1,0 +1,177 @@
+"""Each family pair by pair, on LAVIS's own modules and of the package only the masking of MLM."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from lavis_mafa.objectives.language import mask_tokens
+
+
+class SlowAlbef:
+    def __init__(self, model, samples):
+        self.model, self.captions = model, samples["text_input"]
+        self.tokens = model.tokenizer(
+            self.captions,
+            padding="longest",
+            truncation=True,
+            max_length=model.max_txt_len,
+            return_tensors="pt",
+        )
+        self.visual = self.see(samples["image"])
+        self.size = len(self.captions)
+        self.read()
+
+    def see(self, images):
+        return self.model.visual_encoder(images)
+
+    def ids(self, j, first=None):
+        ids = self.tokens.input_ids[j : j + 1].clone()
+        if first is not None:
+            ids[:, 0] = first
+        return ids
+
+    def mask(self, j):
+        return self.tokens.attention_mask[j : j + 1]
+
+    def looked_at(self, i):
+        return {
+            "encoder_hidden_states": self.visual[i : i + 1],
+            "encoder_attention_mask": torch.ones(1, self.visual.shape[1], dtype=torch.long),
+            "return_dict": True,
+        }
+
+    def read(self):
+        model, bert = self.model, self.model.text_encoder.bert
+        self.text = bert(
+            self.tokens.input_ids,
+            attention_mask=self.tokens.attention_mask,
+            return_dict=True,
+            mode="text",
+        ).last_hidden_state
+        self.v = [F.normalize(model.vision_proj(self.visual[b, 0]), dim=0) for b in self.all()]
+        self.t = [F.normalize(model.text_proj(self.text[b, 0]), dim=0) for b in self.all()]
+
+    def all(self):
+        return range(self.size)
+
+    def similarity(self, v, t):
+        return v @ t
+
+    def fuse(self, i, j):
+        out = self.model.text_encoder.bert(
+            encoder_embeds=self.text[j : j + 1],
+            attention_mask=self.mask(j),
+            mode="fusion",
+            **self.looked_at(i),
+        )
+        return self.model.itm_head(out.last_hidden_state[0, 0])
+
+    def told(self, pairs):
+        """Losses of all tokens of all pairs."""
+        model = self.model
+        # The same draws as the step: all pairs are masked at once.
+        ids, labels = mask_tokens(
+            self.tokens.input_ids[[j for _, j in pairs]],
+            model.mlm_probability,
+            model.tokenizer.mask_token_id,
+            model.text_encoder.config.vocab_size,
+            (model.tokenizer.cls_token_id, model.tokenizer.pad_token_id),
+        )
+        told = []
+        for row, (i, j) in enumerate(pairs):
+            logits = model.text_encoder(
+                ids[row : row + 1],
+                attention_mask=self.mask(j),
+                return_logits=True,
+                **self.looked_at(i),
+            )[0]
+            asked = labels[row] != -100
+            told.append(F.cross_entropy(logits[asked], labels[row][asked], reduction="none"))
+        return torch.cat(told)
+
+
+class SlowBlip(SlowAlbef):
+    def read(self):
+        model = self.model
+        self.text = model.text_encoder.forward_text(self.tokens).last_hidden_state
+        self.v = [F.normalize(model.vision_proj(self.visual[b, 0]), dim=0) for b in self.all()]
+        self.t = [F.normalize(model.text_proj(self.text[b, 0]), dim=0) for b in self.all()]
+
+    def fuse(self, i, j):
+        ids = self.ids(j, self.model.tokenizer.enc_token_id)
+        out = self.model.text_encoder(ids, attention_mask=self.mask(j), **self.looked_at(i))
+        return self.model.itm_head(out.last_hidden_state[0, 0])
+
+    def told(self, pairs):
+        told = []
+        for i, j in pairs:
+            ids = self.ids(j, self.model.tokenizer.bos_token_id)
+            logits = self.model.text_decoder(
+                ids, attention_mask=self.mask(j), **self.looked_at(i)
+            ).logits
+            told.append(next_tokens(logits[0], ids[0], self.mask(j)[0]))
+        return torch.cat(told)
+
+
+class SlowBlip2(SlowAlbef):
+    def see(self, images):
+        return self.model.ln_vision(self.model.visual_encoder(images))
+
+    def read(self):
+        model = self.model
+        text = model.Qformer.bert(
+            self.tokens.input_ids, attention_mask=self.tokens.attention_mask, return_dict=True
+        ).last_hidden_state
+        self.asked = [
+            model.Qformer.bert(
+                query_embeds=model.query_tokens, use_cache=True, **self.looked_at(b)
+            )
+            for b in self.all()
+        ]
+        self.v = [
+            F.normalize(model.vision_proj(asked.last_hidden_state[0]), dim=-1)
+            for asked in self.asked
+        ]
+        self.t = [F.normalize(model.text_proj(text[b, 0]), dim=0) for b in self.all()]
+
+    def similarity(self, v, t):
+        return torch.stack([query @ t for query in v]).max()
+
+    def fuse(self, i, j):
+        queries = self.model.query_tokens
+        visible = torch.ones(queries.shape[:2], dtype=torch.long)
+        out = self.model.Qformer.bert(
+            self.ids(j),
+            query_embeds=queries,
+            attention_mask=torch.cat([visible, self.mask(j)], dim=1),
+            **self.looked_at(i),
+        ).last_hidden_state
+        each = [self.model.itm_head(out[0, q]) for q in range(queries.shape[1])]
+        return torch.stack(each).mean(dim=0)
+
+    def told(self, pairs):
+        told = []
+        visible = torch.ones(self.model.query_tokens.shape[:2], dtype=torch.long)
+        for i, j in pairs:
+            ids = self.ids(j, self.model.tokenizer.bos_token_id)
+            logits = self.model.Qformer(
+                ids,
+                attention_mask=torch.cat([visible, self.mask(j)], dim=1),
+                past_key_values=self.asked[i].past_key_values,
+                return_dict=True,
+            ).logits
+            told.append(next_tokens(logits[0], ids[0], self.mask(j)[0]))
+        return torch.cat(told)
+
+
+def next_tokens(logits, ids, mask):
+    """Loss of every token but the first, with a tenth of the label spread over the vocabulary."""
+    losses = []
+    for place in range(1, int(mask.sum())):
+        log_p = torch.log_softmax(logits[place - 1], dim=0)
+        losses.append(-0.9 * log_p[ids[place]] - 0.1 * log_p.mean())
+    return torch.stack(losses)
+
+
+SLOW = {"albef_mafa": SlowAlbef, "blip_mafa": SlowBlip, "blip2_mafa": SlowBlip2}
