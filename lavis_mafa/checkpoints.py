@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 import os
 from pathlib import Path
@@ -10,6 +12,7 @@ from typing import Any
 import torch
 from lavis.common.dist_utils import download_cached_file
 from lavis.common.utils import get_abs_path, is_url
+from lavis.models import clip_vit
 from lavis.models.vit import interpolate_pos_embed
 from torch import Tensor
 
@@ -66,6 +69,42 @@ def recorded_model(content: dict[str, Any], arch: str) -> dict[str, Any]:
     return model
 
 
+def vocabulary_of(tokenizer: Any) -> str | None:
+    """Fingerprint of a tokenizer's words and their numbers, to be kept in checkpoints."""
+    if not hasattr(tokenizer, "get_vocab"):
+        return None
+    words = json.dumps(sorted(tokenizer.get_vocab().items()))
+    return hashlib.sha256(words.encode()).hexdigest()[:16]
+
+
+def check_origin(content: dict[str, Any], arch: str, tokenizer: Any, origin: str) -> None:
+    """Refuse a checkpoint whose own record says that it cannot serve a model.
+
+    Args:
+        content: the checkpoint.
+        arch: registered name of the model that shall load it.
+        tokenizer: the model's; None leaves the vocabulary unchecked.
+        origin: the checkpoint's path.
+
+    Raises:
+        ValueError: if another family saved it, or it was trained with another vocabulary.
+    """
+    config = content.get("config")
+    saved_by = str(((config or {}).get("model") or {}).get("arch") or arch)
+    if saved_by.split("_")[0] != arch.split("_")[0]:
+        raise ValueError(
+            f"{origin} was saved by {saved_by}, which is of another family than {arch}: name a "
+            f"checkpoint of {arch.split('_')[0]}, or a model of {saved_by.split('_')[0]} as arch"
+        )
+    then, now = content.get("vocabulary"), vocabulary_of(tokenizer)
+    if then and now and then != now:
+        used = ((config or {}).get("model") or {}).get("tokenizer") or "BERT's"
+        raise ValueError(
+            f"{origin} was trained with another vocabulary (tokenizer: {used}) than the model's: "
+            "its words would mean others here. Give the model the same tokenizer"
+        )
+
+
 def load_state(model: torch.nn.Module, state: dict[str, Tensor], origin: str) -> Any:
     """Load the weights that fit, with position embeddings brought to the model's image size.
 
@@ -88,6 +127,11 @@ def load_state(model: torch.nn.Module, state: dict[str, Tensor], origin: str) ->
         key = f"{name}.pos_embed"
         if key in state and key in own and state[key].ndim == 3:
             state[key] = interpolate_pos_embed(state[key], getattr(model, name))
+    positions = "visual_encoder.positional_embedding"  # CLIP's
+    if positions in state and positions in own:
+        resized = {"positional_embedding": state[positions]}
+        clip_vit.interpolate_pos_embed(model.visual_encoder, resized)
+        state[positions] = resized["positional_embedding"]
     wrong = [
         f"{key}: {tuple(value.shape)} in the file, {tuple(own[key].shape)} in the model"
         for key, value in state.items()

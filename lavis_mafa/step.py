@@ -26,7 +26,7 @@ from lavis_mafa.connections.mining import (
     pick,
     unique_pairs,
 )
-from lavis_mafa.connections.negatives import PICKERS
+from lavis_mafa.connections.negatives import NONE, PICKERS
 from lavis_mafa.objectives.contrastive import (
     consistency_loss,
     contrastive_loss,
@@ -370,17 +370,18 @@ def _lm(
 ) -> Tensor:
     image_anchors, texts_mined = i2t.mined(settings.connections)
     text_anchors, images_mined = t2i.mined(settings.connections)
-    mined = torch.stack(
-        [
-            torch.cat([own[image_anchors], images_mined]),
-            torch.cat([texts_mined, own[text_anchors]]),
-        ],
-        dim=1,
-    )
-    # D_MLM is a set (Algorithm 1): a pair found from both sides enters once.
-    mined = torch.unique(mined, dim=0)
+    # D_MLM is a set (Algorithm 1): a pair found from both sides enters once, from its image's.
+    text_of_image = torch.full_like(own, NONE)
+    text_of_image[image_anchors] = texts_mined
+    if settings.connections.uses("lm"):
+        text_of_image = ranks.gather(text_of_image)
+        first = text_of_image[images_mined] != own[text_anchors]
+        text_anchors, images_mined = text_anchors[first], images_mined[first]
     told = backbone.tell(
-        images, texts, torch.cat([own, mined[:, 0]]), torch.cat([own, mined[:, 1]])
+        images,
+        texts,
+        torch.cat([own, own[image_anchors], images_mined]),
+        torch.cat([own, texts_mined, own[text_anchors]]),
     )
     return ranks.mean(told)
 

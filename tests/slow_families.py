@@ -124,9 +124,7 @@ class SlowBlip2(SlowAlbef):
             self.tokens.input_ids, attention_mask=self.tokens.attention_mask, return_dict=True
         ).last_hidden_state
         self.asked = [
-            model.Qformer.bert(
-                query_embeds=model.query_tokens, use_cache=True, **self.looked_at(b)
-            )
+            model.Qformer.bert(query_embeds=model.query_tokens, use_cache=True, **self.looked_at(b))
             for b in self.all()
         ]
         self.v = [

@@ -9,7 +9,8 @@ from typing import Any
 from lavis.common.registry import registry
 from omegaconf import OmegaConf
 
-from lavis_mafa.checkpoints import load_state, read_checkpoint, recorded_model
+from lavis_mafa.backbones.base import image_size_of
+from lavis_mafa.checkpoints import check_origin, load_state, read_checkpoint, recorded_model
 from lavis_mafa.connections.con_d import Discriminator, ModelDiscriminator, Oracle
 
 ORACLE = "oracle"
@@ -31,13 +32,12 @@ NEEDED = ("visual_encoder.", "text_encoder.", "itm_head.", "Qformer.", "query_to
 
 
 def build_discriminator(cfg: Mapping[str, Any] | None) -> Discriminator | None:
-    """Con-D from ``{arch, model_type, checkpoint, precision, image_size, model}``.
+    """Con-D from ``{arch, model_type, checkpoint, precision, image_size, own_view, model}``.
 
     ``arch: oracle`` is the truth of the training set. Otherwise the LAVIS model ``arch``, one of
     `JUDGES`, is built by its config for ``model_type`` with the weights of ``checkpoint``; what the
     checkpoint's own config says of sizes and tokenizer comes first, and ``model`` goes over both.
-    Without ``checkpoint`` the
-    model's published weights are used.
+    Without ``checkpoint`` the model's published weights are used.
 
     Returns:
         None for None: no discriminator.
@@ -56,10 +56,12 @@ def build_discriminator(cfg: Mapping[str, Any] | None) -> Discriminator | None:
             f"{', '.join(registry.list_models())}, or {ORACLE}"
         )
     model_type = cfg.get("model_type") or next(iter(model_cls.PRETRAINED_MODEL_CONFIG_DICT))
-    model_cfg = OmegaConf.load(model_cls.default_config_path(model_type)).model
+    shipped = OmegaConf.load(model_cls.default_config_path(model_type))
+    model_cfg = shipped.model
     checkpoint = cfg.get("checkpoint")
     if checkpoint:
         content = read_checkpoint(checkpoint)
+        check_origin(content, cfg["arch"], None, checkpoint)
         model_cfg = OmegaConf.merge(model_cfg, recorded_model(content, cfg["arch"]))
         model_cfg.load_pretrained = False
         model_cfg.load_finetuned = True
@@ -70,8 +72,22 @@ def build_discriminator(cfg: Mapping[str, Any] | None) -> Discriminator | None:
     logging.info("Con-D: %s %s from %s", cfg["arch"], model_type, checkpoint or "published weights")
     model = model_cls.from_config(model_cfg)
     if checkpoint:
+        check_origin(content, cfg["arch"], getattr(model, "tokenizer", None), checkpoint)
         _require_weights(model, content, checkpoint)
-    return ModelDiscriminator(model, cfg.get("precision", "fp32"))
+    view = OmegaConf.select(shipped, "preprocess.vis_processor.eval")
+    processor = None
+    if view is not None:
+        view.image_size = image_size_of(model) or view.image_size
+        processor = registry.get_processor_class(view.name).from_config(view)
+    return ModelDiscriminator(model, cfg.get("precision", "fp32"), processor, cfg.get("own_view"))
+
+
+def _summary(names: list[str]) -> list[str]:
+    """Weights by the part of the model that they are in."""
+    parts: dict[str, list[str]] = {}
+    for name in names:
+        parts.setdefault(name.split(".")[0], []).append(name)
+    return [f"{part}: {len(own)}, such as {own[0]}" for part, own in parts.items()]
 
 
 def _require_weights(model: Any, content: dict[str, Any], checkpoint: str) -> None:
@@ -90,6 +106,7 @@ def _require_weights(model: Any, content: dict[str, Any], checkpoint: str) -> No
     if random:
         raise ValueError(
             f"model.mafa.con_d.checkpoint: {checkpoint} lacks {len(random)} weights that "
-            f"{type(model).__name__} needs to judge, such as {random[0]}; name a checkpoint of a "
-            "model with an ITM head and of the same sizes"
+            f"{type(model).__name__} needs to judge:\n  "
+            + "\n  ".join(_summary(random))
+            + "\nName a checkpoint of a model with an ITM head and of the same sizes"
         )

@@ -52,6 +52,9 @@ class ModelDiscriminator:
     Args:
         model: a LAVIS model of any family that `backbone_of` knows.
         precision: ``fp32``, or ``bf16`` for autocast.
+        processor: makes a picture into what the model sees; None: it has no view of its own.
+        own_view: whether to use ``processor`` on the decoded picture; None: where the training
+            model's image size is another.
 
     Attributes:
         shares_encoder: whether its image encoder is the training model's, see `share_encoder`.
@@ -60,25 +63,39 @@ class ModelDiscriminator:
         TypeError: if no backbone can drive the model.
     """
 
-    def __init__(self, model: Any, precision: str = "fp32") -> None:
+    def __init__(
+        self,
+        model: Any,
+        precision: str = "fp32",
+        processor: Callable[[Any], Tensor] | None = None,
+        own_view: bool | None = None,
+    ) -> None:
         self.backbone = backbone_of(model)
         self.model = model.eval().requires_grad_(False)
         self.precision = precision
+        self.processor = processor
+        self._own_view = own_view
         self.image_size = image_size_of(model)
         self.shares_encoder = False
         _forget_momentum(model)
+
+    def wants_view(self, model: Any) -> bool:
+        """Whether mini-batches for the training model ``model`` should have images of its own."""
+        if self.processor is None or self._own_view is not None:
+            return bool(self._own_view and self.processor)
+        return self.image_size != image_size_of(model)
 
     def share_encoder(self, model: Any) -> bool:
         """Use the image encoder of the model in training if it is frozen and the same, so that it
         runs once per mini-batch and lies in memory once.
 
-        The same means: same type, same sizes, equal weights in the same number format.
+        The same means: same images, same type, same sizes, equal weights in the same number format.
 
         Returns:
             Whether it is shared.
         """
         theirs, own = model.visual_encoder, self.model.visual_encoder
-        if any(weight.requires_grad for weight in theirs.parameters()):
+        if self.wants_view(model) or any(w.requires_grad for w in theirs.parameters()):
             return False
         if type(theirs) is not type(own) or image_size_of(model) != self.image_size:
             return False

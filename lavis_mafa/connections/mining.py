@@ -44,6 +44,10 @@ class MiningRule:
         if self.action not in ("convert", "drop", "keep"):
             raise ValueError(f"action must be convert, drop or keep, got {self.action!r}")
 
+    def uses(self, loss: str) -> bool:
+        """Whether what is found changes the labels or pairs of a loss."""
+        return self.action != "keep" and loss in self.use_in
+
     def states(self, probability: Tensor) -> Tensor:
         """State of every probability: `POSITIVE`, `AMBIGUOUS` or `KEPT`."""
         states = torch.full_like(probability, KEPT, dtype=torch.int64)
@@ -72,8 +76,7 @@ class Connections:
 
     def found(self, rule: MiningRule, loss: str) -> Tensor:
         """``(B,)`` bool: a false negative was found whose conversion or dropping ``loss`` uses."""
-        acted_on = rule.action != "keep" and loss in rule.use_in
-        return (self.state == POSITIVE) & acted_on
+        return (self.state == POSITIVE) & rule.uses(loss)
 
     def itc_targets(self, rule: MiningRule) -> tuple[Tensor, Tensor | None]:
         """``(B, N)`` positives for ITC, and ``(B, N)`` candidates to drop or None."""
@@ -92,9 +95,7 @@ class Connections:
         dropped false negative, or for an ambiguous one without a second choice.
         """
         found = self.found(rule, "itm")
-        replaced = (self.state == AMBIGUOUS) & (
-            rule.resample and rule.action != "keep" and "itm" in rule.use_in
-        )
+        replaced = (self.state == AMBIGUOUS) & (rule.resample and rule.uses("itm"))
         candidate = torch.where(replaced, self.second, self.hard)
         dropped = found & (rule.action == "drop")
         anchors = torch.nonzero((candidate != NONE) & ~dropped).flatten()

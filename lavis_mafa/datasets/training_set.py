@@ -6,7 +6,7 @@ import os
 import random
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -25,6 +25,7 @@ UNREADABLE = (
     zlib.error,
     Image.DecompressionBombError,
 )
+Processor = Callable[[Any], Any]
 ATTEMPTS = 20
 OWN_KEYS = ("index", "loaded_index", "image_id", "load_error")
 
@@ -96,7 +97,21 @@ class TrainingSet(Dataset):
             sample = self.dataset[index]
         if sample is None:
             raise OSError(f"sample {index} is empty")
+        if isinstance(sample["image"], dict):  # of `_TwoViews`
+            return {**sample, **sample["image"]}
         return sample
+
+    def add_view(self, name: str, processor: Processor) -> bool:
+        """Give every sample a second image, ``name``: its decoded picture through ``processor``.
+
+        Returns:
+            False, and nothing is added, if a part of the data makes its images without a processor.
+        """
+        if any(getattr(part, "vis_processor", None) is None for part in self.parts):
+            return False
+        for part in self.parts:
+            part.vis_processor = _TwoViews(part.vis_processor, name, processor)
+        return True
 
     def show(self, index: int) -> tuple[Image.Image, str]:
         """Picture and caption of a sample as they are in the data, for people to look at."""
@@ -119,6 +134,16 @@ class TrainingSet(Dataset):
             batch[key] = torch.tensor([s[key] for s in samples], dtype=torch.int64)
         batch["load_error"] = [s["load_error"] for s in samples]
         return batch
+
+
+class _TwoViews:
+    """Two processors in the place of one, so that a picture is decoded once."""
+
+    def __init__(self, processor: Processor, name: str, other: Processor) -> None:
+        self.processor, self.name, self.other = processor, name, other
+
+    def __call__(self, picture: Any) -> dict[str, Any]:
+        return {"image": self.processor(picture), self.name: self.other(picture)}
 
 
 def image_ids_of(parts: list[Any]) -> np.ndarray:

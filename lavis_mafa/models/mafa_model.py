@@ -12,7 +12,7 @@ from lavis.common.registry import registry
 from omegaconf import OmegaConf
 
 from lavis_mafa.backbones import Backbone
-from lavis_mafa.checkpoints import load_state, read_checkpoint
+from lavis_mafa.checkpoints import check_origin, load_state, read_checkpoint
 from lavis_mafa.connections.build import build_discriminator
 from lavis_mafa.connections.con_d import Discriminator, ModelDiscriminator
 from lavis_mafa.evaluation.rerank import compute_sim_matrix
@@ -65,6 +65,7 @@ class MafaModel:
         """Load the weights of a checkpoint of this family."""
         checkpoint = read_checkpoint(url_or_filename)
         model: Any = self
+        check_origin(checkpoint, registered_name(type(self)), model.tokenizer, str(url_or_filename))
         loaded = load_state(model, checkpoint.get("model", checkpoint), str(url_or_filename))
         self._after_loading(loaded.missing_keys)
         return loaded

@@ -38,9 +38,7 @@ class Momentum:
             copy = deepcopy(getattr(model, name)).requires_grad_(False)
             setattr(model, f"{name}_m", copy)
         # LAVIS's runner and ours know the copies by this: targets are made without dropout.
-        model.model_pairs = [
-            [getattr(model, name), getattr(model, f"{name}_m")] for name in PARTS
-        ]
+        model.model_pairs = [[getattr(model, name), getattr(model, f"{name}_m")] for name in PARTS]
         for name in ("image_queue", "text_queue"):
             model.register_buffer(name, F.normalize(torch.randn(width, queue_size), dim=0))
         model.register_buffer("queue_ptr", torch.zeros(1, dtype=torch.long))

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from lavis.common.dist_utils import get_rank, get_world_size
 from torch import nn
 
+from lavis_mafa.checkpoints import vocabulary_of
 from lavis_mafa.runners.launch import random_states, set_random_states
 from lavis_mafa.tasks.tally import Tally
 
@@ -50,7 +51,7 @@ def trained_state(model: nn.Module) -> dict[str, torch.Tensor]:
     """
     frozen = {
         name
-        for name, value in model.named_parameters()
+        for name, value in model.named_parameters(remove_duplicate=False)  # tied weights
         if not value.requires_grad and not any(part.endswith("_m") for part in name.split("."))
     }
     return {key: value for key, value in model.state_dict().items() if key not in frozen}
@@ -107,6 +108,7 @@ def content_of(runner: Any, epoch: int, step: int) -> dict[str, Any] | None:
         "optimizer": runner.optimizer.state_dict(),
         "scaler": runner.scaler.state_dict() if runner.scaler else None,
         "config": runner.config.to_dict(),
+        "vocabulary": vocabulary_of(getattr(model, "tokenizer", None)),
         "epoch": epoch - 1,  # LAVIS: the last epoch that is complete
         "run": {
             "format": FORMAT,

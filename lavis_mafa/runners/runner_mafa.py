@@ -22,6 +22,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from lavis_mafa.checkpoints import read_checkpoint
+from lavis_mafa.connections.con_d import VIEW, ModelDiscriminator
 from lavis_mafa.grit import GritSchedule
 from lavis_mafa.runners import checkpoint as ckpt
 from lavis_mafa.runners.guard import (
@@ -59,6 +60,10 @@ class RunnerMafa(RunnerBase):
         )
         self.eval_sets = evaluation_sets(datasets)
         self.train_set = None if self.evaluate_only else training_set(datasets, cfg.run_cfg.seed)
+        con_d = getattr(model, "con_d", None)
+        if self.train_set and isinstance(con_d, ModelDiscriminator) and con_d.wants_view(model):
+            if not self.train_set.add_view(VIEW, con_d.processor):
+                logging.info("the data make their images themselves: they are resized for Con-D")
         self.unreadable = UnreadableSamples(float(self.run_cfg.get("max_unreadable", 0.01)))
         self.global_step = 0
         self.start_step = 0

@@ -208,12 +208,13 @@ def small_lavis(tmp_path, monkeypatch):
     from omegaconf import OmegaConf
 
     from lavis_mafa.models import AlbefMafa
-    from lavis_mafa.models.albef_mafa import CONFIGS, _image_encoder
+    from lavis_mafa.models.albef_mafa import CONFIGS
+    from lavis_mafa.models.vit import build_vit
 
     tiny = OmegaConf.load(AlbefMafa.default_config_path("tiny")).model
 
     def small_encoder(cls, cfg, from_pretrained=False):
-        return _image_encoder(tiny, from_pretrained)
+        return build_vit(tiny, from_pretrained)
 
     monkeypatch.setattr(VisionTransformerEncoder, "from_config", classmethod(small_encoder))
     monkeypatch.chdir(tmp_path)

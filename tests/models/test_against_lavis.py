@@ -1,0 +1,142 @@
+"""With MAFA off, a model's losses and gradients are those of LAVIS's own class."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+
+import pytest
+import torch
+import torch.distributed as dist
+from conftest import mini_batch
+from lavis.models.blip2_models.blip2_qformer import Blip2Qformer
+from lavis.models.blip_models.blip_pretrain import BlipPretrain
+from omegaconf import OmegaConf
+
+from lavis_mafa.checkpoints import CONFIGS
+from lavis_mafa.models import Blip2Mafa, BlipMafa
+from lavis_mafa.models.blip2_parts import Blip2Parts, Parts
+
+SIZE = 8
+
+
+@pytest.fixture
+def alone():
+    """LAVIS's BLIP-2 needs a process group, if only of one."""
+    with tempfile.NamedTemporaryFile() as file:
+        dist.init_process_group("gloo", init_method=f"file://{file.name}", rank=0, world_size=1)
+        yield
+        dist.destroy_process_group()
+
+
+@pytest.fixture
+def the_hardest(monkeypatch):
+    """LAVIS draws its negatives by ``torch.multinomial``: here the likeliest."""
+    monkeypatch.setattr(torch, "multinomial", lambda weights, count: weights.argmax(-1, True))
+
+
+def config_of(cls, **changes):
+    cfg = OmegaConf.load(cls.default_config_path("tiny")).model
+    return OmegaConf.merge(cfg, changes)
+
+
+def compare(ours, theirs, samples, skip=()):
+    mine = ours(dict(samples))
+    mine.loss.backward()
+    told = theirs({**samples, "epoch": 1, "iters": 3, "num_iters_per_epoch": 10})
+    told.loss.backward()
+    for name in ("loss_itc", "loss_itm", "loss_lm", "loss"):
+        assert float(mine[name]) == pytest.approx(float(told[name]), rel=1e-5), name
+    gradients = {n: p.grad for n, p in theirs.named_parameters() if p.grad is not None}
+    compared = 0
+    for name, parameter in ours.named_parameters():
+        if parameter.grad is not None:
+            assert torch.allclose(parameter.grad, gradients[name], rtol=1e-3, atol=1e-5), name
+            compared += 1
+    assert compared == len(gradients) > 50
+    return mine
+
+
+OFF = {"soft_labels": {"type": "one_hot", "label_smoothing": 0.1}, "same_image": "negative"}
+
+
+@pytest.mark.strict_smoke
+def test_blip2_with_mafa_off_is_lavis_blip2(toy_train, alone, the_hardest):
+    class SmallBlip2(Blip2Parts, Blip2Qformer):
+        parts = Parts.from_config(config_of(Blip2Mafa))
+
+    sizes = {
+        "img_size": 32,
+        "vit_precision": "fp32",
+        "freeze_vit": False,
+        "num_query_token": 8,
+        "embed_dim": 64,
+    }
+    torch.manual_seed(0)
+    theirs = SmallBlip2(**sizes)
+    ours = Blip2Mafa.from_config(config_of(Blip2Mafa, mafa=OFF))
+    assert ours.state_dict().keys() == theirs.state_dict().keys()
+    ours.load_state_dict(theirs.state_dict())
+    compare(ours, theirs, mini_batch(toy_train, range(SIZE)))
+
+
+@pytest.mark.strict_smoke
+def test_blip_with_momentum_is_lavis_blip_pretrain(toy_train, the_hardest, tmp_path, monkeypatch):
+    # LAVIS asks for this tokenizer by name; a folder of the name is found first.
+    vocabulary = tmp_path / "bert-base-uncased" / "vocab.txt"
+    vocabulary.parent.mkdir()
+    shutil.copy(CONFIGS / "models" / "tiny_vocab.txt", vocabulary)
+    monkeypatch.chdir(tmp_path)
+    momentum = {
+        "soft_labels": {"type": "momentum"},
+        "same_image": "negative",
+        "detach_other": False,
+    }
+    torch.manual_seed(0)
+    cfg = config_of(BlipMafa, mafa=momentum, queue_size=5 * SIZE)
+    ours, parts = BlipMafa.from_config(cfg), BlipMafa.from_config(cfg)
+    theirs = BlipPretrain(
+        parts.visual_encoder,
+        parts.text_encoder,
+        parts.text_decoder,
+        queue_size=5 * SIZE,
+        embed_dim=64,
+        max_txt_len=30,
+    )
+    assert theirs.tokenizer.get_vocab() == ours.tokenizer.get_vocab()
+    theirs.load_state_dict(ours.state_dict())
+    assert ours.state_dict().keys() == theirs.state_dict().keys()
+    with torch.no_grad():  # copies that differ from the encoders
+        for name, weight in ours.named_parameters():
+            if "_m." in name:
+                weight.add_(0.02 * torch.randn_like(weight))
+    theirs.load_state_dict(ours.state_dict())
+    samples = {"epoch": 1, "iters": 3, "num_iters_per_epoch": 10}
+    for first in (0, SIZE):
+        batch = mini_batch(toy_train, range(first, first + SIZE))
+        compare(ours, theirs, {**batch, **samples})
+        ours.zero_grad(), theirs.zero_grad()
+        for name in ("image_queue", "text_queue", "queue_ptr"):
+            assert torch.allclose(ours.state_dict()[name], theirs.state_dict()[name], atol=1e-5)
+    for (name, mine), other in zip(
+        ours.named_parameters(), dict(theirs.named_parameters()).values(), strict=True
+    ):
+        if "_m." in name:
+            assert torch.allclose(mine, other, atol=1e-6), name
+
+
+def test_the_queue_takes_any_batch(toy_train):
+    """LAVIS asserts that the queue is a multiple of the mini-batch."""
+    cfg = config_of(BlipMafa, mafa={"soft_labels": {"type": "momentum"}}, queue_size=13)
+    model = BlipMafa.from_config(cfg)
+    before = model.image_queue.clone()
+    model(mini_batch(toy_train, range(10), epoch=0))
+    assert int(model.queue_ptr) == 10
+    assert torch.equal(model.image_queue[:, 10:], before[:, 10:])
+    model(mini_batch(toy_train, range(20, 30)))
+    assert int(model.queue_ptr) == 7
+    assert not (model.image_queue == before).all(dim=0).any()
+    norms = model.image_queue.norm(dim=0)
+    assert torch.allclose(norms, torch.ones(13), atol=1e-5)
+    model(mini_batch(toy_train, range(20)))  # more than the queue holds
+    assert torch.isfinite(model.text_queue).all()
