@@ -12,6 +12,7 @@ from lavis.models import ModelZoo
 
 from lavis_mafa import datasets, models, runners, tasks
 from lavis_mafa._version import __version__
+from lavis_mafa.checkpoints import config_of, read_checkpoint, recorded_model
 
 __all__ = ["__version__", "datasets", "load_model", "models", "runners", "tasks"]
 
@@ -28,6 +29,9 @@ def load_model(
 ) -> Any:
     """LAVIS's ``load_model`` with a default model type: the first that the model lists.
 
+    A checkpoint that this package's runner saved says itself of what sizes its model is, and where
+    its tokenizer and frozen parts come from.
+
     Args:
         name: a registered model, such as ``albef_mafa``.
         model_type: one of its types.
@@ -42,8 +46,13 @@ def load_model(
     if model_cls is None:
         raise ValueError(f"no model named {name!r}; known: {', '.join(registry.list_models())}")
     types = list(model_cls.PRETRAINED_MODEL_CONFIG_DICT)
+    content = read_checkpoint(checkpoint) if checkpoint else {}
+    recorded = recorded_model(content, name)
     if model_type is None:
-        model_type = types[0]
+        model_type = recorded.get("model_type", types[0])
     if model_type not in types:
         raise ValueError(f"{name} has no type {model_type!r}; known: {', '.join(types)}")
-    return lavis.models.load_model(name, model_type, is_eval, device, checkpoint)
+    if recorded.get("model_type") != model_type:
+        return lavis.models.load_model(name, model_type, is_eval, device, checkpoint)
+    model = model_cls.from_config(config_of(model_cls, model_type, checkpoint, content))
+    return (model.eval() if is_eval else model).to(device)

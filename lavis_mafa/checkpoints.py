@@ -6,14 +6,17 @@ import hashlib
 import json
 import logging
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from lavis.common.dist_utils import download_cached_file
+from lavis.common.registry import registry
 from lavis.common.utils import get_abs_path, is_url
 from lavis.models import clip_vit
 from lavis.models.vit import interpolate_pos_embed
+from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
 CONFIGS = Path(__file__).resolve().parent / "configs"
@@ -67,6 +70,28 @@ def recorded_model(content: dict[str, Any], arch: str) -> dict[str, Any]:
     for key in ("mafa", "pretrained", "finetuned", "load_pretrained", "load_finetuned"):
         model.pop(key, None)
     return model
+
+
+def config_of(
+    model_cls: Any, model_type: str, checkpoint: str, content: dict[str, Any]
+) -> DictConfig:
+    """The ``model`` config by which to build what a checkpoint's weights belong to.
+
+    The default YAML of the type, and over it what the checkpoint records of its own model; building
+    it loads the checkpoint.
+    """
+    shipped = OmegaConf.load(model_cls.default_config_path(model_type)).model
+    cfg = OmegaConf.merge(shipped, recorded_model(content, registered_name(model_cls)))
+    assert isinstance(cfg, DictConfig)
+    cfg.update(load_pretrained=False, load_finetuned=True, finetuned=checkpoint)
+    cfg.pop("mafa", None)  # how it was trained, with whatever Con-D
+    return cfg
+
+
+def registered_name(cls: type) -> str:
+    """The name by which LAVIS's registry knows a model class, the first if it has several."""
+    names: Mapping[str, type] = registry.mapping["model_name_mapping"]
+    return next((name for name, known in names.items() if known is cls), cls.__name__)
 
 
 def vocabulary_of(tokenizer: Any) -> str | None:

@@ -10,7 +10,7 @@ from lavis.common.registry import registry
 from omegaconf import OmegaConf
 
 from lavis_mafa.backbones.base import image_size_of
-from lavis_mafa.checkpoints import check_origin, load_state, read_checkpoint, recorded_model
+from lavis_mafa.checkpoints import check_origin, config_of, load_state, read_checkpoint
 from lavis_mafa.connections.con_d import Discriminator, ModelDiscriminator, Oracle
 
 ORACLE = "oracle"
@@ -62,10 +62,7 @@ def build_discriminator(cfg: Mapping[str, Any] | None) -> Discriminator | None:
     if checkpoint:
         content = read_checkpoint(checkpoint)
         check_origin(content, cfg["arch"], None, checkpoint)
-        model_cfg = OmegaConf.merge(model_cfg, recorded_model(content, cfg["arch"]))
-        model_cfg.load_pretrained = False
-        model_cfg.load_finetuned = True
-        model_cfg.finetuned = checkpoint
+        model_cfg = config_of(model_cls, model_type, checkpoint, content)
     model_cfg = OmegaConf.merge(model_cfg, cfg.get("model") or {})
     if cfg.get("image_size"):
         model_cfg.image_size = cfg["image_size"]

@@ -1,4 +1,4 @@
-"""python -m lavis_mafa.demo: train and compare GRIT-VLP and MAFA on the toy world."""
+"""python -m lavis_mafa.demo: train and compare systems with and without MAFA on the toy world."""
 
 from __future__ import annotations
 
@@ -15,19 +15,20 @@ from lavis.datasets.builders.base_dataset_builder import load_dataset_config
 
 from lavis_mafa import load_model
 from lavis_mafa.datasets import ToyScenesBuilder
-from lavis_mafa.demo.branches import CONFIG, ROOT, Branch, run_branches
+from lavis_mafa.demo.branches import FAMILIES, ROOT, Branch, Family, run_branches
 from lavis_mafa.demo.image_start import train_image_start
 from lavis_mafa.demo.measure import measure, negatives_of
 from lavis_mafa.demo.page import print_tables, tables_of, write_page, write_summary
 from lavis_mafa.runners.checkpoint import save_atomically
 
-COMPARED = ("albef", "grit_vlp", "s_itc", "mafa")
+COMPARED = ("base", "grit", "s_itc", "mafa")
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="demo", description=__doc__)
+    parser.add_argument("family", nargs="?", default="albef", choices=list(FAMILIES))
     parser.add_argument(
-        "--output", type=Path, default=Path("output/demo"), help="folder of results"
+        "--output", type=Path, help="folder of results (output/demo, output/demo_<family>)"
     )
     parser.add_argument("--seed", type=int, default=42)
     parser.add_argument("--epochs", type=int, default=6, help="of every compared system")
@@ -41,11 +42,15 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         default=max(1, min(2, len(os.sched_getaffinity(0)))),
         help="runs beside each other, one thread each",
     )
-    return parser.parse_args(argv)
+    args = parser.parse_args(argv)
+    if args.output is None:
+        args.output = Path("output", "demo" if args.family == "albef" else f"demo_{args.family}")
+    return args
 
 
 def make_branches(args: argparse.Namespace, folder: Path) -> dict[str, Branch]:
     """The runs, the most urgent first; all but the warm-up start from its weights."""
+    family = FAMILIES[args.family]
     common: dict[str, Any] = {
         "run.seed": args.seed,
         "run.valid_splits": [],
@@ -63,10 +68,12 @@ def make_branches(args: argparse.Namespace, folder: Path) -> dict[str, Branch]:
         # Hardest negatives from the start leave ITM on a plateau.
         "model.mafa.negatives": "sampled",
     }
-    consistency = {
-        "model.mafa.soft_labels.type": "consistency",
-        "model.mafa.soft_labels.start_epoch": 0,
-    }
+    plain_labels: dict[str, Any] = {"model.mafa.soft_labels.type": "one_hot"}
+    if family.consistency:
+        plain_labels = {
+            "model.mafa.soft_labels.type": "consistency",
+            "model.mafa.soft_labels.start_epoch": 0,
+        }
     fine_tuning = {
         **compared,
         **plain,
@@ -76,14 +83,15 @@ def make_branches(args: argparse.Namespace, folder: Path) -> dict[str, Branch]:
     }
     grouped = {**compared, "run.grit.start_epoch": 1}
     branches = [
-        Branch("warm_up", "shared warm-up, random mini-batches", warm_up),
-        Branch("s_itc", "S-ITC", grouped, "warm_up"),
-        Branch("grit_vlp", "GRIT-VLP", {**grouped, **consistency}, "warm_up"),
-        Branch("con_d", "Con-D's fine-tuning for retrieval", fine_tuning, "s_itc"),
-        Branch("mafa", "MAFA", grouped, "warm_up", con_d="con_d"),
+        Branch(family, "warm_up", "shared warm-up, random mini-batches", warm_up),
+        Branch(family, "s_itc", "S-ITC", grouped, "warm_up"),
+        Branch(family, "grit", family.grit, {**grouped, **plain_labels}, "warm_up"),
+        Branch(family, "con_d", "Con-D's fine-tuning for retrieval", fine_tuning, "s_itc"),
+        Branch(family, "mafa", "MAFA", grouped, "warm_up", con_d="con_d"),
         Branch(
-            "albef",
-            "ALBEF-base",
+            family,
+            "base",
+            family.base,
             {**compared, **plain, "model.mafa.negatives": "sampled"},
             "warm_up",
         ),
@@ -95,8 +103,10 @@ def make_branches(args: argparse.Namespace, folder: Path) -> dict[str, Branch]:
 
 def main(argv: list[str] | None = None) -> int:
     args = parse_args(argv)
-    if not (ROOT / CONFIG).is_file():
-        print(f"the demo needs a checkout of the repository: {ROOT / CONFIG} is not there")
+    family = FAMILIES[args.family]
+    config = ROOT / family.config
+    if not config.is_file():
+        print(f"the demo needs a checkout of the repository: {config} is not there")
         return 2
     began = time.time()
     folder = args.output.resolve()
@@ -107,7 +117,7 @@ def main(argv: list[str] | None = None) -> int:
     torch.set_num_threads(1)
     splits = _toy_world(args)
     print("1/3 a start for the image encoder, which stands for ImageNet's weights", flush=True)
-    image_start, right = _image_start(args, folder, splits["train"].world)
+    image_start, right = _image_start(args, family, folder, splits["train"].world)
     print(f"  tells {100 * right:.0f} % of the attributes of objects", flush=True)
     branches = make_branches(args, folder)
     print(f"2/3 {len(branches)} runs of train.py, {args.at_once} beside each other", flush=True)
@@ -150,9 +160,11 @@ def _toy_world(args: argparse.Namespace) -> dict[str, Any]:
     return ToyScenesBuilder(cfg).build_datasets()
 
 
-def _image_start(args: argparse.Namespace, folder: Path, world: Any) -> tuple[Path, float]:
+def _image_start(
+    args: argparse.Namespace, family: Family, folder: Path, world: Any
+) -> tuple[Path, float]:
     torch.manual_seed(args.seed)
-    encoder = load_model("albef_mafa", "tiny").visual_encoder
+    encoder = load_model(family.arch, "tiny").visual_encoder
     right = train_image_start(encoder, world, args.start_steps)
     path = folder / "image_start.pth"
     state = {f"visual_encoder.{key}": value for key, value in encoder.state_dict().items()}

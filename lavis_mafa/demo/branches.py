@@ -12,15 +12,58 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-CONFIG = "projects/mafa/train/albef_toy.yaml"
 POLL_SECONDS = 2.0
 TELL_SECONDS = 15.0
+
+
+@dataclass(frozen=True)
+class Family:
+    """A family of models in the demonstration.
+
+    Attributes:
+        name: ``albef``, ``blip`` or ``blip2``.
+        base, grit: what the systems without MAFA are called.
+        consistency: whether the system with GRIT alone has GRIT-VLP's consistency loss.
+        frozen: whether the image encoder stays as it begins.
+    """
+
+    name: str
+    base: str
+    grit: str
+    consistency: bool = False
+    frozen: bool = False
+
+    @property
+    def arch(self) -> str:
+        return f"{self.name}_mafa"
+
+    @property
+    def config(self) -> str:
+        return f"projects/mafa/train/{self.name}_toy.yaml"
+
+    def begin_with(self, image_start: Path, checkpoint: Path | None) -> dict[str, Any]:
+        """Options for the image encoder's start, and for a checkpoint that a run starts from."""
+        if self.frozen:
+            options: dict[str, Any] = {"model.vit_weights": image_start}
+            if checkpoint is None:
+                return options
+        else:
+            options, checkpoint = {}, checkpoint or image_start
+        return {**options, "model.load_pretrained": True, "model.pretrained": checkpoint}
+
+
+FAMILIES = {
+    "albef": Family("albef", "ALBEF-base", "GRIT-VLP", consistency=True),
+    "blip": Family("blip", "BLIP", "BLIP + GRIT"),
+    "blip2": Family("blip2", "BLIP-2", "BLIP-2 + GRIT", frozen=True),
+}
 
 
 @dataclass
 class Branch:
     """One run of train.py: its name, the settings beyond the toy config, and where it starts."""
 
+    family: Family
     name: str
     title: str
     options: dict[str, Any]
@@ -34,23 +77,22 @@ class Branch:
 
     def command(self, image_start: Path, branches: dict[str, Branch]) -> list[str]:
         """The command line, as a user could type it."""
-        start = branches[self.start].checkpoint if self.start else image_start
+        start = branches[self.start].checkpoint if self.start else None
         options = {
             **self.options,
-            "model.load_pretrained": True,
-            "model.pretrained": start,
+            **self.family.begin_with(image_start, start),
             "run.output_dir": self.folder.parent,
             "run.job_id": self.folder.name,
         }
         if self.con_d:
-            options["model.mafa.con_d.arch"] = "albef_mafa"
+            options["model.mafa.con_d.arch"] = self.family.arch
             options["model.mafa.con_d.model_type"] = "tiny"
             options["model.mafa.con_d.checkpoint"] = branches[self.con_d].checkpoint
         return [
             sys.executable,
             str(ROOT / "train.py"),
             "--cfg-path",
-            str(ROOT / CONFIG),
+            str(ROOT / self.family.config),
             "--options",
             *(f"{key}={_written(value)}" for key, value in options.items()),
         ]

@@ -39,7 +39,7 @@ def train_image_start(
     Every cell is read from the patches that cover it, and all cells from [CLS], which ITC will use.
 
     Args:
-        encoder: LAVIS's ``VisionTransformerEncoder``; patches must tile cells evenly.
+        encoder: a ViT of LAVIS (ALBEF's, BLIP's, BLIP-2's); patches must tile cells evenly.
         world: what scenes look like.
         steps: mini-batches of ``batch_size`` new scenes.
         seed: of the scenes, far from those of data sets.
@@ -49,7 +49,7 @@ def train_image_start(
     """
     rng = np.random.default_rng(seed)
     cells = world.grid**2
-    width = encoder.norm.normalized_shape[0]
+    width = encoder.embed_dim
     local = nn.Linear(width, sum(CLASSES))
     overall = nn.Linear(width, cells * sum(CLASSES) + len(BACKGROUNDS))
     parameters = [*encoder.parameters(), *local.parameters(), *overall.parameters()]

@@ -38,7 +38,7 @@ def measure(branches: list[Branch], test: ToyScenesEval, folder: Path) -> dict[s
     figures: dict[str, dict[str, float]] = {}
     similarities, encoded = [], {}
     for branch in branches:
-        model = load_model("albef_mafa", "tiny", is_eval=True, checkpoint=str(branch.checkpoint))
+        model = load_model(branch.family.arch, is_eval=True, checkpoint=str(branch.checkpoint))
         scores = compute_sim_matrix(model.backbone, loader, K_TEST)
         report: Any = RetrievalTask._report_metrics(*scores, test.txt2img, test.img2txt)
         report.update(retrieval_with_truth(*scores, truth))

@@ -39,8 +39,8 @@ GROUPS = {
 }
 SHARES = GROUPS["Hard negatives of the last epoch (percent)"]
 INTRO = """Four systems were trained from one warm-up for the same number of steps on a rendered \
-world in which it is known which captions are valid for which images. GRIT-VLP, S-ITC and MAFA \
-group similar pairs into mini-batches (GRIT), ALBEF-base draws mini-batches and negatives at \
+world in which it is known which captions are valid for which images. {grit}, S-ITC and MAFA \
+group similar pairs into mini-batches (GRIT), {base} draws mini-batches and negatives at \
 random. MAFA asks Con-D, a discriminator trained on the same data and fine-tuned for retrieval, \
 which hard negatives match after all, and makes them positives.
 
@@ -78,14 +78,14 @@ def tables_of(figures: dict[str, dict[str, Any]], titles: dict[str, str]) -> lis
 def print_tables(tables: list[Table]) -> None:
     """The tables turned on their side, as one, for a terminal."""
     width = max(len(column) for table in tables for column in table.columns) + 2
-    print(" " * width + "".join(f"{row[0]!s:>12}" for row in tables[0].rows))
+    print(" " * width + "".join(f"{row[0]!s:>15}" for row in tables[0].rows))
     for table in tables:
         print(table.title)
         for place, column in enumerate(table.columns[1:], 1):
             digits = 3 if column.endswith("AUC") else 1
             cells = (row[place] for row in table.rows)
             shown = ("–" if cell is None else f"{cell:.{digits}f}" for cell in cells)
-            print(f"{'  ' + column:<{width}}" + "".join(f"{text:>12}" for text in shown))
+            print(f"{'  ' + column:<{width}}" + "".join(f"{text:>15}" for text in shown))
 
 
 def write_summary(path: Path, content: dict[str, Any]) -> None:
@@ -101,6 +101,7 @@ def write_page(
     settings: dict[str, Any],
 ) -> Path:
     """Write ``report.html``: the tables, the curves and MAFA's mined connections."""
+    family = branches["mafa"].family
     curves = [
         _curve(branches, "step", "loss", "loss", "step"),
         _curve(branches, "step", "loss_itm", "ITM loss", "step"),
@@ -109,7 +110,7 @@ def write_page(
     return write_report(
         path,
         title="MAFA on the toy world",
-        intro=INTRO,
+        intro=INTRO.format(grit=family.grit, base=family.base),
         tables=tables,
         curves=curves,
         connections=connections_of(branches["mafa"], train_set),

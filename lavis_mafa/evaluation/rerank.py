@@ -58,6 +58,7 @@ def encode_split(backbone: Backbone, data_loader: Any) -> tuple[Images, Texts]:
     embeds, features = [], []
     for samples in _progress(data_loader, "encoding images"):
         one = backbone.encode_images(samples["image"].to(texts.ids.device))
+        assert one.features is not None
         embeds.append(one.embeds.cpu())
         features.append(one.features)
     images = Images(torch.cat(embeds), torch.cat(features))

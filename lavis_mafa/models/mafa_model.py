@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
-from lavis.common.registry import registry
 from omegaconf import OmegaConf
 
 from lavis_mafa.backbones import Backbone
-from lavis_mafa.checkpoints import check_origin, load_state, read_checkpoint
+from lavis_mafa.checkpoints import (
+    check_origin,
+    load_state,
+    read_checkpoint,
+    registered_name,
+)
 from lavis_mafa.connections.build import build_discriminator
 from lavis_mafa.connections.con_d import Discriminator, ModelDiscriminator
 from lavis_mafa.evaluation.rerank import compute_sim_matrix
@@ -120,12 +123,6 @@ class MafaModel:
         """Change a config, in place, so that building it needs no weights from elsewhere."""
         cfg.load_pretrained = False
         cfg.load_finetuned = False
-
-
-def registered_name(cls: type) -> str:
-    """The name by which LAVIS's registry knows a model class."""
-    names: Mapping[str, type] = registry.mapping["model_name_mapping"]
-    return next((name for name, known in names.items() if known is cls), cls.__name__)
 
 
 def checkpoint_of(cfg: Any) -> str | None:

@@ -30,13 +30,13 @@ def build_tokenizer(name: str | None) -> BertTokenizerFast:
     return from_hub(BertTokenizerFast.from_pretrained, name or BERT)
 
 
-def add_dec_token(tokenizer: BertTokenizerFast) -> BertTokenizerFast:
+def add_dec_token(tokenizer: Any) -> Any:
     """Add what LM begins with in BLIP and BLIP-2: [DEC]."""
     tokenizer.add_special_tokens({"bos_token": "[DEC]"})
     return tokenizer
 
 
-def add_blip_tokens(tokenizer: BertTokenizerFast) -> BertTokenizerFast:
+def add_blip_tokens(tokenizer: Any) -> Any:
     """Add what BLIP's decoder and ITM encoder begin with, [DEC] and [ENC], in LAVIS's order."""
     add_dec_token(tokenizer)
     tokenizer.add_special_tokens({"additional_special_tokens": ["[ENC]"]})
@@ -52,7 +52,7 @@ def from_hub(load: Callable[..., Any], name: str, **options: Any) -> Any:
     """
     try:
         return load(name, local_files_only=True, **options)
-    except OSError:
+    except (OSError, AttributeError):  # the latter: how transformers 4.51 misses weights
         if os.path.isdir(name):
             raise
     if not hub_answers():

@@ -62,6 +62,7 @@ class RunnerMafa(RunnerBase):
         self.train_set = None if self.evaluate_only else training_set(datasets, cfg.run_cfg.seed)
         con_d = getattr(model, "con_d", None)
         if self.train_set and isinstance(con_d, ModelDiscriminator) and con_d.wants_view(model):
+            assert con_d.processor is not None
             if not self.train_set.add_view(VIEW, con_d.processor):
                 logging.info("the data make their images themselves: they are resized for Con-D")
         self.unreadable = UnreadableSamples(float(self.run_cfg.get("max_unreadable", 0.01)))
