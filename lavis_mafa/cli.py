@@ -176,9 +176,11 @@ def _find_annotations(cfg: Any) -> None:
 
 def _check_size(cfg: Any, datasets: Any) -> None:
     run_cfg = cfg.run_cfg
+    if run_cfg.evaluate:
+        return
     queue = cfg.model_cfg.get("queue_size")
     momentum = issubclass(registry.get_model_class(cfg.model_cfg.arch), SharedQueueMixin)
-    if momentum and queue and not run_cfg.evaluate:
+    if momentum and queue:
         together = int(run_cfg.batch_size_train) * int(run_cfg.world_size)
         if queue % together:
             raise ConfigError(
@@ -187,7 +189,7 @@ def _check_size(cfg: Any, datasets: Any) -> None:
             )
     sizes = [len(parts["train"]) for parts in datasets.values() if "train" in parts]
     needed = int(run_cfg.batch_size_train) * int(run_cfg.world_size)
-    if not run_cfg.evaluate and sum(sizes) < needed:
+    if sum(sizes) < needed:
         raise ConfigError(
             str(cfg.args.cfg_path),
             [

@@ -232,6 +232,12 @@ class Settings:
         return value
 
 
+def trains_by_step(arch: Any) -> bool:
+    """Whether models ``arch`` train by `lavis_mafa.step`: features for GRIT, ``model.mafa``."""
+    cls = registry.get_model_class(arch) if isinstance(arch, str) else None
+    return str(arch).endswith(keys.MAFA_SUFFIX) and getattr(cls, "trains_by_step", True)
+
+
 def check_together(config: Mapping[str, Any], report: Report) -> None:
     """Checks what concerns several keys at once; single keys have been walked and filled."""
     settings = Settings(config, report)
@@ -242,6 +248,7 @@ def check_together(config: Mapping[str, Any], report: Report) -> None:
     if training and settings["run.grit.enabled"]:
         _check_grit(settings, report)
     _check_weights(settings, report)
+    _check_language_model(settings, report, training)
     _check_sizes(settings, report, training)
     _check_mafa(settings, report)
     _check_generation(settings, report)
@@ -319,7 +326,7 @@ def _check_grit(s: Settings, report: Report) -> None:
     if start == 0 and not s["run.grit.naive"]:
         report.add("run.grit.start_epoch", "is 0: nothing is collected yet; use 1 or naive: True")
     off = "or set run.grit.enabled: False"
-    if s["model.arch"] and not str(s["model.arch"]).endswith(keys.MAFA_SUFFIX):
+    if s["model.arch"] and not trains_by_step(s["model.arch"]):
         why = f"is True, but {s['model.arch']} gives no features to group by; set it False"
         report.add("run.grit.enabled", why)
     ours, chosen = (registry.get_runner_class(n) for n in ("runner_mafa", s["run.runner"] or ""))
@@ -347,6 +354,22 @@ def _check_weights(s: Settings, report: Report) -> None:
         elif path and wanted is not False and report.machine:
             if not is_url(path) and not os.path.isfile(path):
                 report.add(key, f"no such file: {path!r}; {hint}")
+
+
+def _check_language_model(s: Settings, report: Report, training: bool) -> None:
+    arch = registry.get_model_class(s["model.arch"] or "")
+    key = getattr(arch, "llm_key", None)
+    if key is None:
+        return
+    if s[f"model.{key}"] is None and f"model.{key}" not in report.bad:
+        report.add(f"model.{key}", "is empty; name a folder with a language model, or one on hub")
+    if s["run.task"] == "mafa_pretrain":
+        why = f"{s['model.arch']} compares no pairs; use image_text_pretrain"
+        report.add("run.task", f"mafa_pretrain needs a model that trains by ITC and ITM; {why}")
+    scaled = s["run.amp"] and s["run.amp_dtype"] == "fp16"
+    if training and s["run.device"] == "cuda" and s["model.llm_precision"] == "fp16" and not scaled:
+        why = "small gradients vanish on their way through it; use bf16, or run.amp in fp16"
+        report.note("model.llm_precision", f"is fp16 without run.amp's loss scaling: {why}")
 
 
 def _check_sizes(s: Settings, report: Report, training: bool) -> None:
@@ -389,11 +412,12 @@ def _check_generation(s: Settings, report: Report) -> None:
     given = s["run.annotation_file"]
     by_split = given if isinstance(given, Mapping) else {"": given}
     for split, path in by_split.items():
-        key = f"run.annotation_file{'.' if split else ''}{split}"
+        where = f"{split}: " if split else ""
         if path is not None and not isinstance(path, str):
-            report.add(key, f"{path!r} is not a path, nor a path for each split")
+            why = f"{where}{path!r} is not a path; give one, or a mapping {{val: path, test: path}}"
+            report.add("run.annotation_file", why)
         elif path is not None and report.machine and not os.path.isfile(path):
-            report.add(key, f"no such file: {path!r}")
+            report.add("run.annotation_file", f"{where}no such file: {path!r}")
 
 
 def _check_files(name: str, s: Settings, report: Report) -> None:

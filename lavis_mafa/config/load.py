@@ -21,7 +21,15 @@ from lavis.common.registry import registry
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from lavis_mafa.config.check import Report, Settings, check_together, is_url, suggest, walk
+from lavis_mafa.config.check import (
+    Report,
+    Settings,
+    check_together,
+    is_url,
+    suggest,
+    trains_by_step,
+    walk,
+)
 from lavis_mafa.config.schema import (
     ANY,
     DATASET,
@@ -215,7 +223,7 @@ def _check_con_d(config: Mapping[str, Any], report: Report) -> None:
     arch, model_type = s[f"{path}.arch"], s[f"{path}.model_type"]
     if arch in (None, "oracle") or f"{path}.model_type" in report.bad:
         return
-    if arch not in JUDGES and not str(arch).endswith(MAFA_SUFFIX):
+    if arch not in JUDGES and not trains_by_step(arch):
         report.add(f"{path}.arch", f"{arch} cannot judge pairs; use one of {', '.join(JUDGES)}")
         return
     shipped = _default(f"{path}.model_type", registry.get_model_class(arch), model_type, report)
@@ -265,6 +273,12 @@ def _model_keys(user: dict[str, Any], report: Report) -> tuple[dict[str, Any], K
         for other in getattr(cls, "PRETRAINED_MODEL_CONFIG_DICT", {}):
             read |= default_yaml(cls, other).get("model", {}).keys()
         key = replace(key, keys={name: one for name, one in key.keys.items() if name in read})
+        if not trains_by_step(arch):
+            left = {name: one for name, one in key.keys.items() if name != "mafa"}
+            if "mafa" in user:
+                report.add("model.mafa", f"without effect: {arch} compares no pairs; leave it out")
+                left["mafa"] = ANY
+            key = replace(key, keys=left)
     return shipped, _extend(key, names.get("model", {}))
 
 

@@ -334,8 +334,8 @@ MODEL = {
     "num_query_token": Key("int", "queries of the Q-Former", low=1),
     "cross_attention_freq": Key("int", "layers from one cross-attention to the next", low=1),
     "drop_path_rate": Key("float", "stochastic depth of BLIP-2's ViT", low=0, high=1),
-    "opt_model": Key("str", "OPT model on the hub"),
-    "t5_model": Key("str", "T5 model on the hub"),
+    "opt_model": Key("str", "OPT: a name on the hub or a folder", path="path or name"),
+    "t5_model": Key("str", "T5: a name on the hub or a folder", path="path or name"),
     "apply_lemmatizer": Key("bool", "lemmatise VQA answers"),
     "precision": Key("str", "number format of CLIP", choices=("fp16", "fp32")),
     "timesformer": Key("mapping", "TimeSformer's arguments", other=ANY),
@@ -367,6 +367,8 @@ MODEL_PARTS = {
                         nullable=True, path="path or name"),
     "q_former_config": Key("str", "JSON of the Q-Former's sizes; null: BERT-base's", OURS,
                            nullable=True, path="library file"),
+    "llm_precision": Key("str", "number format of OPT; a CPU uses fp32", OURS,
+                         choices=("fp16", "bf16", "fp32")),
 }  # fmt: skip
 
 _PROCESSOR = Key("mapping", "one processor", nullable=True, other=ANY, keys={

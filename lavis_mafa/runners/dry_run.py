@@ -51,24 +51,36 @@ def dry_run(runner: Any) -> list[str]:
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), runner._autocast():
         output = runner._model(samples)
-    weights = sum(p.numel() * p.element_size() for p in runner._model.parameters())
-    trained = sum(p.numel() for p in runner._model.parameters() if p.requires_grad)
-    of_training = sum(
-        p.numel() * p.element_size() for p in runner._model.parameters() if p.requires_grad
-    )
+    trained = [p for p in runner._model.parameters() if p.requires_grad]
+    frozen = [p for p in runner._model.parameters() if not p.requires_grad]
     con_d = getattr(getattr(runner._model, "con_d", None), "model", None)
-    frozen = sum(p.numel() * p.element_size() for p in con_d.parameters()) if con_d else 0
+    judging = list(con_d.parameters()) if con_d else []
+    sizes = {
+        parameter.untyped_storage().data_ptr(): parameter.untyped_storage().nbytes()
+        for parameter in [*trained, *frozen]
+    }
+    weights, of_training = sum(sizes.values()), _bytes(trained)
+    # An image encoder that Con-D shares is among the model's own.
+    of_con_d = _bytes([p for p in judging if p.untyped_storage().data_ptr() not in sizes])
     # The parameters are among what the pass keeps.
-    own = {p.untyped_storage().data_ptr() for p in runner._model.parameters()}
-    activations = sum(size for pointer, size in kept.items() if pointer not in own)
-    total = weights + 3 * of_training + frozen + activations
+    activations = sum(size for pointer, size in kept.items() if pointer not in sizes)
+    total = weights + 3 * of_training + of_con_d + activations
     losses = {k: round(float(v), 4) for k, v in output.items() if k.startswith("loss")}
     return [
         *lines,
-        f"model: {trained / 1e6:.2f} M trainable parameters"
-        + (f"; Con-D: {frozen / MIB:.0f} MiB" if con_d else ""),
+        f"model: {_millions(trained)} trainable and {_millions(frozen)} frozen parameters"
+        + (f"; Con-D: {_millions(judging)}" if con_d else "")
+        + (", its image encoder the model's own" if of_con_d < _bytes(judging) else ""),
         f"one mini-batch: {losses}",
         f"memory per rank, estimated: {total / MIB:.0f} MiB (weights {weights / MIB:.0f}, "
         f"gradients {of_training / MIB:.0f}, AdamW {2 * of_training / MIB:.0f}, "
-        f"Con-D {frozen / MIB:.0f}, activations {activations / MIB:.0f})",
+        f"Con-D {of_con_d / MIB:.0f}, activations {activations / MIB:.0f})",
     ]
+
+
+def _bytes(parameters: list[Tensor]) -> int:
+    return sum(parameter.numel() * parameter.element_size() for parameter in parameters)
+
+
+def _millions(parameters: list[Tensor]) -> str:
+    return f"{sum(parameter.numel() for parameter in parameters) / 1e6:.2f} M"

@@ -1,6 +1,14 @@
 """Tasks registered with LAVIS."""
 
+from lavis_mafa.tasks.mafa_captioning import MafaCaptionTask
 from lavis_mafa.tasks.mafa_pretrain import MafaPretrainTask
 from lavis_mafa.tasks.mafa_retrieval import MafaRetrievalTask
+from lavis_mafa.tasks.mafa_vqa import MafaGQATask, MafaVQATask
 
-__all__ = ["MafaPretrainTask", "MafaRetrievalTask"]
+__all__ = [
+    "MafaCaptionTask",
+    "MafaGQATask",
+    "MafaPretrainTask",
+    "MafaRetrievalTask",
+    "MafaVQATask",
+]

@@ -231,7 +231,7 @@ def test_every_key_is_suggested_for_its_misspelling(path):
     assert lines == [f"{path + path[-1]}: unknown key; did you mean {path}?"]
 
 
-WRONG_KIND = {"bool": "maybe", "int": 1.5, "float": "much", "str": 7, "list": "x"}
+WRONG_KIND = {"bool": "maybe", "int": 1.5, "float": "much", "str": 7, "list": "x", "any": 3}
 
 
 @pytest.mark.parametrize(("path", "key"), LEAVES, ids=[path for path, _ in LEAVES])

@@ -1,0 +1,366 @@
+"""Scores of captions: BLEU, METEOR, ROUGE-L, CIDEr and SPICE, all of them pycocoevalcap's own.
+
+METEOR, SPICE and the Penn Treebank tokenizer before all metrics are Java programs. `find_tools`
+says before anything is generated what this machine can run; without Java the rest is scored all the
+same on `python_tokens`, and the figures say so.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pycocoevalcap.bleu.bleu import Bleu
+from pycocoevalcap.cider.cider import Cider
+from pycocoevalcap.meteor import meteor
+from pycocoevalcap.rouge.rouge import Rouge
+from pycocoevalcap.spice import spice
+from pycocoevalcap.tokenizer.ptbtokenizer import PUNCTUATIONS, PTBTokenizer
+
+logger = logging.getLogger(__name__)
+
+Id = int | str
+Tokens = dict[int, list[str]]
+METRICS = ("bleu", "meteor", "rouge", "cider", "spice")
+JAVA_METRICS = ("meteor", "spice")
+PTB, PYTHON = "ptb", "python"
+
+INSTALL_JAVA = (
+    "install a Java runtime, version 8 or later (such as the package default-jre-headless, or "
+    "openjdk of conda), so that `java -version` runs"
+)
+SPICE_JARS = ("stanford-corenlp-3.6.0.jar", "stanford-corenlp-3.6.0-models.jar")
+# SPICE's serialisation looks into classes that Java closed in version 16; Java 8 ignores these.
+OPENED = ("lang", "util", "util.concurrent", "math", "net", "text")
+DOMAINS = {"in-domain": "in", "near-domain": "near", "out-domain": "out", "out-of-domain": "out"}
+
+
+@dataclass
+class References:
+    """Captions that people wrote.
+
+    Attributes:
+        captions: by image id, at least one each.
+        domains: ``in``, ``near`` or ``out`` by image id, where the data set (NoCaps) tells.
+        source: where they come from, for messages.
+    """
+
+    captions: dict[Id, list[str]]
+    domains: dict[Id, str] = field(default_factory=dict)
+    source: str = "the references"
+
+
+@dataclass(frozen=True)
+class Tools:
+    """What a machine can score with: metrics out of `METRICS`, and the tokenizer."""
+
+    metrics: tuple[str, ...]
+    tokenizer: str
+
+
+def as_id(value: Any) -> Id:
+    """An image id as COCO's files have it: a number where it is one, whatever zeros lead it."""
+    text = str(value)
+    return int(text) if text.isascii() and text.isdigit() else text
+
+
+def read_references(path: str | os.PathLike[str]) -> References:
+    """Read a JSON file in COCO's caption format; ``domain`` of its images as NoCaps has it.
+
+    Raises:
+        ValueError: if it is not of this format.
+    """
+    with open(path, encoding="utf-8") as file:
+        content = json.load(file)
+    captions: dict[Id, list[str]] = {}
+    try:
+        for row in content["annotations"]:
+            captions.setdefault(as_id(row["image_id"]), []).append(str(row["caption"]))
+        domains = {
+            as_id(row["id"]): domain_name(row["domain"])
+            for row in content.get("images", ())
+            if row.get("domain")
+        }
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"{path} is not in COCO's caption format ({type(error).__name__}: {error}); expected "
+            '{"images": [{"id": 1}], "annotations": [{"image_id": 1, "caption": "a dog"}]}'
+        ) from error
+    return References(captions, domains, str(path))
+
+
+def domain_name(domain: str) -> str:
+    """NoCaps' ``in-domain`` ... as the ending of a figure's name: ``in`` ..."""
+    return DOMAINS.get(domain, domain)
+
+
+def find_tools(asked: Sequence[str] | None = None) -> Tools:
+    """What this machine can score with; what it cannot is logged in one warning.
+
+    Args:
+        asked: metrics; None: all that can be had.
+
+    Raises:
+        ValueError: if a metric asked for by name cannot be had.
+    """
+    unavailable = missing_tools()
+    lost = {name: why for name, why in unavailable.items() if name in METRICS}
+    wanted = tuple(asked) if asked is not None else METRICS
+    unknown = [name for name in wanted if name not in METRICS]
+    if unknown or not wanted:
+        given = ", ".join(unknown) or "an empty list"
+        raise ValueError(f"run.metrics: got {given}; expected some of {', '.join(METRICS)}")
+    if asked is not None and any(name in lost for name in wanted):
+        told = "; ".join(f"{name}: {lost[name]}" for name in wanted if name in lost)
+        raise ValueError(
+            f"run.metrics asks for what this machine cannot score. {told}. Or leave run.metrics "
+            "out to score what can be had"
+        )
+    concerned = {name: why for name, why in unavailable.items() if name in (*wanted, PTB)}
+    if concerned:
+        reasons: dict[str, list[str]] = {}
+        for name, why in concerned.items():
+            reasons.setdefault(why, []).append(_MISSING.get(name, name.upper()))
+        told = "; ".join(f"{', '.join(names)}: {why}" for why, names in reasons.items())
+        logger.warning("caption metrics that will be missing or differ: %s", told)
+    metrics = tuple(name for name in METRICS if name in wanted and name not in lost)
+    return Tools(metrics, PYTHON if PTB in unavailable else PTB)
+
+
+_MISSING = {
+    PTB: "the Penn Treebank tokenizer (a Python stand-in takes its place: figures differ a little "
+    "from published ones)"
+}
+
+
+def missing_tools() -> dict[str, str]:
+    """Why ``meteor``, ``spice`` and the tokenizer ``ptb`` cannot run here, and how to mend it."""
+    java = _java_problem()
+    if java:
+        return dict.fromkeys((PTB, *JAVA_METRICS), java)
+    missing = {}
+    try:
+        works = tokens_of({0: ["A dog."]}, PTB) == {0: ["a dog"]}
+        why = "it gives no tokens"
+    except (OSError, RuntimeError) as error:
+        works, why = False, str(error)
+    if not works:
+        missing[PTB] = f"{why}; it must be able to run Java and to write into its own package"
+    folder = Path(meteor.__file__).parent
+    lost = [n for n in (meteor.METEOR_JAR, "data/paraphrase-en.gz") if not (folder / n).is_file()]
+    if lost:
+        missing["meteor"] = f"{folder} has no {', '.join(lost)}; install pycocoevalcap again"
+    folder = Path(spice.__file__).parent
+    lost = [name for name in SPICE_JARS if not (folder / "lib" / name).is_file()]
+    if lost:
+        missing["spice"] = (
+            f"{folder / 'lib'} has no {' and no '.join(lost)}; run `python -m "
+            "pycocoevalcap.spice.get_stanford_models` once with a network, or copy them there"
+        )
+    elif not os.access(folder, os.W_OK):
+        missing["spice"] = f"it writes into {folder}, which is read-only; permit writing there"
+    return missing
+
+
+def _java_problem() -> str | None:
+    if shutil.which("java") is None:
+        return f"there is no java on PATH; {INSTALL_JAVA}"
+    try:
+        subprocess.run(["java", "-version"], check=True, capture_output=True, timeout=120)
+    except (OSError, subprocess.SubprocessError) as error:
+        return f"java does not run ({error}); {INSTALL_JAVA}"
+    return None
+
+
+def score_captions(
+    captions: Mapping[Id, str], references: References, tools: Tools
+) -> dict[str, Any]:
+    """Figures of generated captions, 0 to 1 (CIDEr 0 to 10): ``Bleu_1`` ... ``CIDEr``, ``SPICE``.
+
+    ``agg_metrics`` is CIDEr + Bleu_4, as LAVIS has it, of what is there of the two. ``tokenizer``
+    is ``ptb`` or ``python``. A metric that fails is logged and left out.
+
+    Where the references know domains there are also ``CIDEr_in``, ``CIDEr_near``, ``CIDEr_out`` and
+    the like. Each domain is scored as a data set of its own, as NoCaps' server does: for CIDEr the
+    document frequencies of n-grams come from the domain's references alone, those of the whole
+    data set only for the figure without ending. CIDEr of a single image is 0 by definition.
+
+    Args:
+        captions: by image id, as `as_id` gives it.
+
+    Raises:
+        ValueError: if no image has both a caption and references.
+    """
+    ids = _scored_ids(captions, references)
+    tokenizer = tools.tokenizer
+    texts = {i: [captions[image]] for i, image in enumerate(ids)}
+    truths = {i: references.captions[image] for i, image in enumerate(ids)}
+    try:
+        tokens, truth_tokens = tokens_of(texts, tokenizer), tokens_of(truths, tokenizer)
+    except (OSError, RuntimeError) as error:
+        logger.warning("the Penn Treebank tokenizer failed (%s): a stand-in takes its place", error)
+        tokenizer = PYTHON
+        tokens, truth_tokens = tokens_of(texts, tokenizer), tokens_of(truths, tokenizer)
+    if tokenizer == PYTHON:
+        logger.warning("captions are tokenized in Python: figures may differ from published ones")
+    groups: dict[str, list[int]] = {"": list(range(len(ids)))}
+    for i, image in enumerate(ids):
+        if image in references.domains:
+            groups.setdefault(f"_{references.domains[image]}", []).append(i)
+    figures: dict[str, Any] = {}
+    for metric in tools.metrics:
+        try:
+            scored = _SCORERS[metric](truth_tokens, tokens, groups)
+        except Exception as error:  # whatever a metric or its Java program dies of
+            logger.exception("%s failed and is left out: %s", metric.upper(), error)
+            continue
+        figures.update({name: float(value) for name, value in scored.items()})
+        logger.info("%s", "  ".join(f"{name} {value:.4f}" for name, value in scored.items()))
+    parts = [figures[name] for name in ("CIDEr", "Bleu_4") if name in figures]
+    if parts:
+        figures["agg_metrics"] = sum(parts)
+    return {**figures, "tokenizer": tokenizer}
+
+
+def _scored_ids(captions: Mapping[Id, str], references: References) -> list[Id]:
+    ids = [image for image in captions if image in references.captions]
+    total, known = len(captions), len(references.captions)
+    if not ids:
+        examples = [", ".join(map(repr, list(x)[:3])) for x in (captions, references.captions)]
+        raise ValueError(
+            f"none of the {total} captioned images is among the {known} of {references.source}: "
+            f"image ids are {examples[0]} here and {examples[1]} there; run.annotation_file must "
+            "be of the split that is evaluated and number its images as the data set does"
+        )
+    if len(ids) < max(total, known):
+        logger.warning(
+            "scored on %d images: %d of %d captioned images have no references in %s, and %d of "
+            "its %d images have no caption; figures are of this subset",
+            *(len(ids), total - len(ids), total, references.source, known - len(ids), known),
+        )
+    return ids
+
+
+# Tokens
+
+
+def tokens_of(texts: Mapping[int, Sequence[str]], tokenizer: str) -> Tokens:
+    """Tokens of every text, joined by spaces, lower case and without punctuation.
+
+    Raises:
+        OSError, RuntimeError: if the Java program fails.
+    """
+    # A line separator inside of a caption would shift all captions after it by one.
+    clean = {i: [" ".join(text.split()) for text in several] for i, several in texts.items()}
+    if tokenizer == PYTHON:
+        return {i: [python_tokens(text) for text in several] for i, several in clean.items()}
+    found = PTBTokenizer().tokenize(
+        {i: [{"caption": text} for text in several] for i, several in clean.items()}
+    )
+    if any(len(found.get(i, ())) != len(several) for i, several in clean.items()):
+        raise RuntimeError("the Penn Treebank tokenizer gave another number of lines than it got")
+    return found
+
+
+_BRACKETS = dict(zip("()[]{}", ("-lrb-", "-rrb-", "-lsb-", "-rsb-", "-lcb-", "-rcb-"), strict=True))
+# The tokenizer makes its own kinds of quotation marks of these, which are on the list.
+_REMOVED = {*PUNCTUATIONS, '"', "\N{LEFT DOUBLE QUOTATION MARK}", "\N{RIGHT DOUBLE QUOTATION MARK}"}
+_CLITIC = re.compile(r"(n't|'(?:s|re|ve|ll|d|m))\b|(?<=\bcan)(?=not\b)")
+_TOKEN = re.compile(r"n't\b|'(?:s|re|ve|ll|d|m)\b|(?:[a-z]\.){2,}|\w+(?:[-'./,:&]\w+)*|--|[^\w\s]")
+
+
+def python_tokens(text: str) -> str:
+    """A stand-in for the Penn Treebank tokenizer where there is no Java.
+
+    Lower case; ``n't``, ``'s`` and the like are tokens of their own; pycocoevalcap's list of
+    punctuation is removed. It gives the same tokens for nearly every caption of a sentence in
+    plain English. It differs in abbreviations (``mr.``, ``p.m.`` and ``etc.`` lose their last full
+    stop), rarer clitics (``gonna``, ``'tis``, ``rock 'n' roll``), URLs, ``@names``, fractions and
+    runs of punctuation (``!!``, ``....``).
+    """
+    text = _CLITIC.sub(r" \1", text.lower().replace("\N{RIGHT SINGLE QUOTATION MARK}", "'"))
+    words = (word for word in _TOKEN.findall(text) if word not in _REMOVED)
+    return " ".join(_BRACKETS.get(word, word) for word in words)
+
+
+# Metrics: (references, captions, groups) -> figures. A group has the images of one domain, "" all.
+
+Groups = Mapping[str, Sequence[int]]
+Scorer = Callable[[Tokens, Tokens, Groups], dict[str, float]]
+Compute = Callable[[Tokens, Tokens], Any]
+
+
+def _corpus_scorer(names: Sequence[str], begin: Callable[[], Compute]) -> Scorer:
+    """A metric whose figure of a group is not the mean over its images."""
+
+    def score(truths: Tokens, texts: Tokens, groups: Groups) -> dict[str, float]:
+        compute, figures = begin(), {}
+        for ending, members in groups.items():
+            found = compute({i: truths[i] for i in members}, {i: texts[i] for i in members})[0]
+            values = found if isinstance(found, list) else [found]
+            figures.update({f"{n}{ending}": v for n, v in zip(names, values, strict=True)})
+        return figures
+
+    return score
+
+
+def _begin_meteor() -> Compute:
+    scorer = meteor.Meteor()
+
+    def compute(truths: Tokens, texts: Tokens) -> Any:
+        try:
+            return scorer.compute_score(truths, texts)
+        except Exception:
+            # It keeps its lock, for which it would wait for ever when it is deleted.
+            if scorer.lock.locked():
+                scorer.lock.release()
+            with suppress(OSError):
+                scorer.meteor_p.stdin.close()
+            raise
+
+    return compute
+
+
+def _spice_scorer(truths: Tokens, texts: Tokens, groups: Groups) -> dict[str, float]:
+    """SPICE is a mean over images: domains need no runs of their own."""
+    with _opened_java():
+        _, scores = spice.Spice().compute_score(truths, texts)
+    values = np.array([score["All"]["f"] for score in scores])  # in the order of sorted keys
+    return {f"SPICE{ending}": values[list(members)].mean() for ending, members in groups.items()}
+
+
+@contextmanager
+def _opened_java() -> Iterator[None]:
+    before = os.environ.get("JDK_JAVA_OPTIONS")
+    opened = [f"--add-opens=java.base/java.{name}=ALL-UNNAMED" for name in OPENED]
+    os.environ["JDK_JAVA_OPTIONS"] = " ".join([before or "", *opened]).strip()
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["JDK_JAVA_OPTIONS"]
+        else:
+            os.environ["JDK_JAVA_OPTIONS"] = before
+
+
+_SCORERS: dict[str, Scorer] = {
+    "bleu": _corpus_scorer(
+        ("Bleu_1", "Bleu_2", "Bleu_3", "Bleu_4"),
+        lambda: partial(Bleu(4).compute_score, verbose=0),
+    ),
+    "meteor": _corpus_scorer(("METEOR",), _begin_meteor),
+    "rouge": _corpus_scorer(("ROUGE_L",), lambda: Rouge().compute_score),
+    "cider": _corpus_scorer(("CIDEr",), lambda: Cider().compute_score),
+    "spice": _spice_scorer,
+}
