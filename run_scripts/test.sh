@@ -5,6 +5,7 @@
 #   --strict   the tests only, in the strict set of packages (.venv-strict)
 #   --fast     the tests only
 #   --slow     also the tests marked slow
+#   --export   only: do exported folders work with the newest transformers (.venv-export)?
 # Anything else goes to pytest: bash run_scripts/test.sh --fast tests/grit -k sampler -n 0
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -12,11 +13,13 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 venv=.venv
 setup_options=(--dev)
 linters=true
+export=false
 pytest_options=()
 for argument in "$@"; do
   case "$argument" in
     --strict) venv=.venv-strict setup_options+=(--strict) linters=false ;;
     --fast) linters=false ;;
+    --export) export=true ;;
     --slow) pytest_options+=(-m "") ;; # overrides the "not slow" of pyproject.toml
     *) pytest_options+=("$argument") ;;
   esac
@@ -26,6 +29,20 @@ bash run_scripts/setup_env.sh "${setup_options[@]}"
 python="$venv/bin/python"
 cores="$("$python" -c 'import os; print(len(os.sched_getaffinity(0)))' 2>/dev/null || echo 1)"
 export OMP_NUM_THREADS=1 # the tests' models are tiny: more threads only get in each other's way
+
+if $export; then
+  # torch as in the other set, transformers the newest; no LAVIS and nothing of this repository.
+  [ -x .venv-export/bin/python ] || "$python" -m venv .venv-export
+  echo "bringing .venv-export up to date (several GB when it is new)"
+  grep -E '^(torch|torchvision|pillow)==' run_scripts/requirements/modern.txt |
+    .venv-export/bin/python -m pip install --quiet --no-input --upgrade -r /dev/stdin transformers
+  folder="$(mktemp -d)"
+  trap 'rm -rf "$folder"' EXIT
+  export HF_HUB_OFFLINE=1
+  PYTHONPATH=. "$python" -W ignore tests/export/references.py "$folder"
+  .venv-export/bin/python tests/export/newest_transformers.py "$folder"
+  exit
+fi
 
 failed=()
 # check NAME COMMAND...

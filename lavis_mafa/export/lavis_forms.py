@@ -1,4 +1,4 @@
-"""python -m lavis_mafa.export_checkpoint: a checkpoint in the form that a LAVIS model expects.
+"""ALBEF checkpoints in the form that a LAVIS model for a downstream task expects.
 
 Our checkpoints hold no momentum encoders. LAVIS's models for downstream tasks have them: under
 ``runner_mafa``, ``albef_retrieval`` and ``albef_classification`` load our checkpoints as they are
@@ -9,9 +9,7 @@ layers that take two images in turn.
 
 from __future__ import annotations
 
-import argparse
 import re
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -63,22 +61,19 @@ FORMS: dict[str, Callable[[State, int], State]] = {
 }
 
 
-def main(argv: list[str] | None = None) -> int:
+def export_lavis(checkpoint: str, out: Path, form: str, fusion_layer: int = 6) -> int:
+    """Write ``checkpoint`` to the file ``out`` in one of `FORMS`.
+
+    Returns:
+        How many tensors were written.
+
+    Raises:
+        FileNotFoundError, ValueError: from reading the checkpoint.
+    """
     from lavis_mafa.checkpoints import read_checkpoint
     from lavis_mafa.runners.checkpoint import save_atomically
 
-    parser = argparse.ArgumentParser(prog="export_checkpoint", description=__doc__)
-    parser.add_argument("checkpoint")
-    parser.add_argument("out", type=Path)
-    parser.add_argument("--model", required=True, choices=sorted(FORMS), help="LAVIS model")
-    parser.add_argument("--fusion-layer", type=int, default=6, help="first fusion layer of BERT")
-    args = parser.parse_args(argv)
-    checkpoint = read_checkpoint(args.checkpoint)
-    state = FORMS[args.model](checkpoint.get("model", checkpoint), args.fusion_layer)
-    save_atomically({"model": state}, args.out)
-    print(f"wrote {args.out}: {len(state)} tensors for {args.model}")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    content = read_checkpoint(checkpoint)
+    state = FORMS[form](content.get("model", content), fusion_layer)
+    save_atomically({"model": state}, out)
+    return len(state)

@@ -1,0 +1,121 @@
+"""The LAVIS model of a checkpoint, whole: with the frozen weights that no checkpoint holds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from lavis.common.registry import registry
+from omegaconf import DictConfig, OmegaConf
+from torch import Tensor, nn
+
+from lavis_mafa.checkpoints import read_checkpoint, recorded_model
+
+# A random and a loaded tensor differ in any few of their elements.
+SAMPLE = 64
+
+
+def build_model(
+    checkpoint: str,
+    arch: str | None = None,
+    model_type: str | None = None,
+    options: Sequence[str] = (),
+) -> tuple[nn.Module, list[str]]:
+    """Build the model that a checkpoint belongs to, with its weights.
+
+    The checkpoint's own config says which model and of what sizes; ``arch`` and ``model_type`` are
+    for checkpoints without one, ``options`` (``key=value``) change single settings.
+
+    Returns:
+        The model, and the names of those of its weights that are neither in the checkpoint nor
+        loaded from elsewhere.
+
+    Raises:
+        FileNotFoundError: if there is no such checkpoint.
+        OSError: if frozen parts must be downloaded and cannot be.
+        ValueError: if the model is unknown, or the checkpoint is not one of it.
+    """
+    content = read_checkpoint(checkpoint)
+    state = content.get("model", content)
+    model_cls, cfg = _model_config(content, checkpoint, arch, model_type, options)
+    _refuse_clip(str(cfg.get("vit_model", "")))
+    model = _build(model_cls, cfg, state, checkpoint, seed=0)
+    own = model.state_dict()
+    missing = [name for name in own if name not in state]
+    trained = {name for name, value in model.named_parameters() if value.requires_grad}
+    random = {name for name in missing if name in trained}
+    frozen = [name for name in missing if name not in trained]
+    if frozen:
+        # Frozen weights come with the model. Were they loaded, or drawn at random? Random ones are
+        # others when the model is built again.
+        before = {name: _sample(own[name]) for name in frozen}
+        del model, own
+        model = _build(model_cls, cfg, state, checkpoint, seed=1)
+        own = model.state_dict()
+        random |= {name for name in frozen if not torch.equal(before[name], _sample(own[name]))}
+    return model.eval(), sorted(random)
+
+
+def _model_config(
+    content: dict[str, Any],
+    checkpoint: str,
+    arch: str | None,
+    model_type: str | None,
+    options: Sequence[str],
+) -> tuple[Any, DictConfig]:
+    recorded = (content.get("config") or {}).get("model") or {}
+    arch = arch or recorded.get("arch")
+    if not arch:
+        raise ValueError(
+            f"{checkpoint} holds no config that names its model: give --arch and --model-type, "
+            "such as --arch blip2 --model-type pretrain"
+        )
+    model_cls = registry.get_model_class(arch)
+    if model_cls is None:
+        raise ValueError(f"no model named {arch!r}; known: {', '.join(registry.list_models())}")
+    known = list(model_cls.PRETRAINED_MODEL_CONFIG_DICT)
+    if not model_type and recorded.get("arch") == arch:
+        model_type = recorded.get("model_type")
+    if model_type not in known:
+        raise ValueError(
+            f"{arch} has no type {model_type!r}: give --model-type, one of {', '.join(known)}"
+        )
+    wrong = [option for option in options if "=" not in option]
+    if wrong:
+        raise ValueError(f"--options {' '.join(wrong)}: expected KEY=VALUE")
+    cfg = OmegaConf.merge(
+        OmegaConf.load(model_cls.default_config_path(model_type)).model,
+        recorded_model(content, arch),
+        OmegaConf.from_dotlist(list(options)),
+    )
+    assert isinstance(cfg, DictConfig)
+    cfg.update(load_pretrained=False, load_finetuned=True, finetuned=checkpoint)
+    cfg.pop("mafa", None)  # how it was trained, with whatever Con-D
+    return model_cls, cfg
+
+
+def _build(
+    model_cls: Any, cfg: DictConfig, state: dict[str, Tensor], origin: str, seed: int
+) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        try:
+            model = model_cls.from_config(cfg)
+            model.load_state_dict(state, strict=False)  # whatever the class made of the config
+        except RuntimeError as error:
+            raise ValueError(f"{origin} does not fit {model_cls.__name__}: {error}") from error
+    return model
+
+
+def _sample(weight: Tensor) -> Tensor:
+    return weight.detach().flatten()[:SAMPLE].clone()
+
+
+def _refuse_clip(vit_model: str) -> None:
+    if vit_model.startswith("clip"):
+        raise ValueError(
+            f"the image encoder {vit_model} cannot be exported: CLIP's ViT normalises its "
+            "embeddings before the first layer and uses QuickGELU, and Hugging Face's "
+            "Blip2VisionModel has neither such a layer nor such a setting. Only EVA's ViT-g can."
+        )

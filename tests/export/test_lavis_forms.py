@@ -1,0 +1,72 @@
+"""The forms of ALBEF checkpoints; ``tests/runners/test_own_data.py`` loads them into LAVIS."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from lavis_mafa.checkpoints import read_checkpoint
+from lavis_mafa.export.__main__ import main
+from lavis_mafa.export.lavis_forms import FORMS, for_nlvr, with_momentum
+
+LAYER = "text_encoder.bert.encoder.layer.{}.output.dense.weight"
+
+
+@pytest.fixture
+def state():
+    names = ("visual_encoder.norm.weight", "text_proj.bias", "vision_proj.bias", "itm_head.bias")
+    state = {name: torch.full((2,), float(number)) for number, name in enumerate(names)}
+    state.update({LAYER.format(i): torch.full((2,), 10.0 + i) for i in range(4)})
+    return {**state, "temp": torch.tensor(0.07)}
+
+
+def test_momentum_copies_are_added(state):
+    result = with_momentum(state)
+    added = result.keys() - state.keys()
+    assert added == {
+        key.replace(part, part + "_m", 1)
+        for key in state
+        for part in ("visual_encoder", "text_encoder", "text_proj", "vision_proj")
+        if key.startswith(part)
+    }
+    for key in added:
+        assert result[key] is state[key.replace("_m.", ".", 1)]
+
+
+def test_nlvr_doubles_the_fusion_layers(state):
+    result = for_nlvr(state, fusion_layer=2)
+    layer = LAYER.replace("bert.", "")
+    first = {i: float(result[layer.format(i)][0]) for i in range(6)}
+    assert first == {0: 10.0, 1: 11.0, 2: 12.0, 3: 12.0, 4: 13.0, 5: 13.0}
+    assert layer.format(6) not in result
+    momentum = layer.replace("text_encoder", "text_encoder_m")
+    assert all(result[momentum.format(i)] is result[layer.format(i)] for i in range(6))
+    assert not any(key.startswith(("itm_head", "text_proj", "temp")) for key in result)
+
+
+@pytest.mark.parametrize("form", sorted(FORMS))
+@pytest.mark.parametrize("wrapped", [True, False])
+def test_the_command(state, tmp_path, capsys, form, wrapped):
+    torch.save({"model": state} if wrapped else state, tmp_path / "in.pth")
+    arguments = [str(tmp_path / "in.pth"), str(tmp_path / "out.pth"), "--to", form]
+    assert main([*arguments, "--fusion-layer", "2"]) == 0
+    written = read_checkpoint(str(tmp_path / "out.pth"))["model"]
+    expected = FORMS[form](state, 2)
+    assert written.keys() == expected.keys()
+    assert all(torch.equal(written[key], expected[key]) for key in written)
+    assert f"{len(expected)} tensors for {form}" in capsys.readouterr().out
+
+
+def test_refusals(tmp_path, capsys):
+    out = str(tmp_path / "out.pth")
+    assert main([str(tmp_path / "none.pth"), out, "--to", "albef_vqa"]) == 1
+    assert "no checkpoint at" in capsys.readouterr().err
+    for arguments, why in (
+        ([], "--to"),
+        (["--to", "albef_caption"], "albef_nlvr"),
+        (["--to", "albef_vqa", "--dtype", "float16"], "--fusion-layer"),
+        (["--to", "albef_vqa", "--options", "image_size=32"], "--fusion-layer"),
+    ):
+        with pytest.raises(SystemExit):
+            main([out, out, *arguments])
+        assert why in capsys.readouterr().err
