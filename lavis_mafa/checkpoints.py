@@ -72,16 +72,15 @@ def recorded_model(content: dict[str, Any], arch: str) -> dict[str, Any]:
     return model
 
 
-def config_of(
-    model_cls: Any, model_type: str, checkpoint: str, content: dict[str, Any]
-) -> DictConfig:
+def config_of(arch: str, model_type: str, checkpoint: str, content: dict[str, Any]) -> DictConfig:
     """The ``model`` config by which to build what a checkpoint's weights belong to.
 
     The default YAML of the type, and over it what the checkpoint records of its own model; building
     it loads the checkpoint.
     """
+    model_cls = registry.get_model_class(arch)
     shipped = OmegaConf.load(model_cls.default_config_path(model_type)).model
-    cfg = OmegaConf.merge(shipped, recorded_model(content, registered_name(model_cls)))
+    cfg = OmegaConf.merge(shipped, recorded_model(content, arch))
     assert isinstance(cfg, DictConfig)
     cfg.update(load_pretrained=False, load_finetuned=True, finetuned=checkpoint)
     cfg.pop("mafa", None)  # how it was trained, with whatever Con-D

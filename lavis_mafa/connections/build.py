@@ -62,7 +62,7 @@ def build_discriminator(cfg: Mapping[str, Any] | None) -> Discriminator | None:
     if checkpoint:
         content = read_checkpoint(checkpoint)
         check_origin(content, cfg["arch"], None, checkpoint)
-        model_cfg = config_of(model_cls, model_type, checkpoint, content)
+        model_cfg = config_of(cfg["arch"], model_type, checkpoint, content)
     model_cfg = OmegaConf.merge(model_cfg, cfg.get("model") or {})
     if cfg.get("image_size"):
         model_cfg.image_size = cfg["image_size"]

@@ -10,7 +10,7 @@ from lavis.common.registry import registry
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor, nn
 
-from lavis_mafa.checkpoints import read_checkpoint, recorded_model
+from lavis_mafa.checkpoints import config_of, read_checkpoint
 
 # A random and a loaded tensor differ in any few of their elements.
 SAMPLE = 64
@@ -84,14 +84,9 @@ def _model_config(
     wrong = [option for option in options if "=" not in option]
     if wrong:
         raise ValueError(f"--options {' '.join(wrong)}: expected KEY=VALUE")
-    cfg = OmegaConf.merge(
-        OmegaConf.load(model_cls.default_config_path(model_type)).model,
-        recorded_model(content, arch),
-        OmegaConf.from_dotlist(list(options)),
-    )
+    cfg = config_of(arch, model_type, checkpoint, content)
+    cfg = OmegaConf.merge(cfg, OmegaConf.from_dotlist(list(options)))
     assert isinstance(cfg, DictConfig)
-    cfg.update(load_pretrained=False, load_finetuned=True, finetuned=checkpoint)
-    cfg.pop("mafa", None)  # how it was trained, with whatever Con-D
     return model_cls, cfg
 
 

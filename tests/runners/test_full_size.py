@@ -64,7 +64,9 @@ def test_the_dry_run_tells_what_memory_it_needs(config):
     assert 250 < float(frozen) < 280  # CLIP's ViT-L, 22 of its layers
     assert 150 < float(trained) < 200  # the Q-Former
     total = float(re.search(r"memory per rank, estimated: (\d+) MiB", told)[1])
-    parts = [float(x) for x in re.findall(r"(?:weights|gradients|AdamW|Con-D|activations) (\d+)", told)]
+    parts = [
+        float(x) for x in re.findall(r"(?:weights|gradients|AdamW|Con-D|activations) (\d+)", told)
+    ]
     assert total == pytest.approx(sum(parts), abs=3)
     assert total > 4 * (float(frozen) + 4 * float(trained)) * 1e6 / 2**20
     assert "RANDOM weights" in told
