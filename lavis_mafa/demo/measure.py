@@ -12,7 +12,8 @@ from torch.utils.data import DataLoader
 
 from lavis_mafa import load_model
 from lavis_mafa.datasets.toy_scenes import ToyScenesEval
-from lavis_mafa.demo.branches import Branch, read_log
+from lavis_mafa.demo.branches import Branch
+from lavis_mafa.demo.runs import read_log
 from lavis_mafa.evaluation.recall import area_under_roc, ranked_truth, retrieval_with_truth
 from lavis_mafa.evaluation.rerank import compute_sim_matrix, encode_split, itm_scores
 

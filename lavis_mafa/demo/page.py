@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from lavis_mafa.analysis.report import Curve, Mined, Series, Table, write_report
-from lavis_mafa.demo.branches import Branch, read_log
+from lavis_mafa.demo.branches import Branch
+from lavis_mafa.demo.runs import read_log
 
 GROUPS = {
     "Hard negatives of the last epoch (percent)": {
