@@ -362,7 +362,7 @@ def _check_language_model(s: Settings, report: Report, training: bool) -> None:
     if key is None:
         return
     if s[f"model.{key}"] is None and f"model.{key}" not in report.bad:
-        report.add(f"model.{key}", "is empty; name a folder with a language model, or one on hub")
+        report.add(f"model.{key}", "is empty; name a folder or a model on the hub")
     if s["run.task"] == "mafa_pretrain":
         why = f"{s['model.arch']} compares no pairs; use image_text_pretrain"
         report.add("run.task", f"mafa_pretrain needs a model that trains by ITC and ITM; {why}")

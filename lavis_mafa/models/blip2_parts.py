@@ -170,9 +170,7 @@ def load_image_encoder(encoder: nn.Module, url_or_filename: str) -> None:
         state = {key[len(PREFIX) :]: v for key, v in state.items() if key.startswith(PREFIX)}
     resize_positions(encoder, state)
     own = encoder.state_dict()
-    wrong = sorted(
-        key for key in own if key not in state or state[key].shape != own[key].shape
-    )
+    wrong = sorted(key for key in own if key not in state or state[key].shape != own[key].shape)
     if wrong:
         raise ValueError(
             f"{url_or_filename} does not fit this image encoder ({type(encoder).__name__} of "

@@ -221,6 +221,8 @@ def _leaf(path: str) -> tuple[str, Any]:
         config = copy.deepcopy(LAVIS_PRETRAIN)  # a key that only LAVIS's models read
         if any("unknown" in p or "read only" in p for p in problems(put(config, path, "x"))):
             config = put(GOOD, "model.arch", "blip2_mafa")  # or one that only BLIP-2 has
+            if any("unknown" in p for p in problems(put(config, path, "x"))):
+                config = put(GOOD, "model.arch", "blip2_opt_mafa")  # or its second stage
     return path, config
 
 

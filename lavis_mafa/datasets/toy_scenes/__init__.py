@@ -6,6 +6,18 @@ from lavis_mafa.datasets.toy_scenes.builder import (
     ToyScenesTrain,
     make_world,
 )
+from lavis_mafa.datasets.toy_scenes.downstream import (
+    ToyCaptionBuilder,
+    ToyCaptionEval,
+    ToyVqa,
+    ToyVqaBuilder,
+)
+from lavis_mafa.datasets.toy_scenes.questions import (
+    QUESTION_TYPES,
+    Question,
+    make_questions,
+    possible_answers,
+)
 from lavis_mafa.datasets.toy_scenes.render import render
 from lavis_mafa.datasets.toy_scenes.world import (
     BACKGROUNDS,
@@ -28,18 +40,26 @@ __all__ = [
     "BACKGROUNDS",
     "COLOURS",
     "PRESETS",
+    "QUESTION_TYPES",
+    "Question",
     "SHAPES",
     "SIZES",
     "SYNONYMS",
+    "ToyCaptionBuilder",
+    "ToyCaptionEval",
     "ToyScenesBuilder",
     "ToyScenesEval",
     "ToyScenesTrain",
+    "ToyVqa",
+    "ToyVqaBuilder",
     "WorldConfig",
     "backgrounds",
     "cell_attributes",
     "make_captions",
+    "make_questions",
     "make_scenes",
     "make_world",
+    "possible_answers",
     "render",
     "valid",
     "valid_matrix",

@@ -48,12 +48,11 @@ _DATA_KEYS = {"seed": 0, "train_size": 1, "val_size": 1, "test_size": 1, "captio
 _DEFAULTS = {"seed": 0, "train_size": 4000, "val_size": 200, "test_size": 500}
 
 
-class _ToyScenes(BaseDataset):  # type: ignore[misc]
-    """One split in memory. Image k shows `scenes[k]`; caption i is about image `image_ids[i]`.
+class ToyPictures(BaseDataset):  # type: ignore[misc]
+    """The pictures of one split in memory. Image k shows `scenes[k]`.
 
-    `arrays`: images uint8 (n_images, H, W, 3), scenes (n_images,), captions (n_captions,), texts
-    str (n_captions,), image_ids int64 (n_captions,). Without a processor, images come as float
-    tensors normalised with BLIP's mean and standard deviation, and texts as they are.
+    `arrays`: images uint8 (n_images, H, W, 3), scenes (n_images,). Without a processor, images come
+    as float tensors normalised with BLIP's mean and standard deviation, and texts as they are.
     """
 
     def __init__(
@@ -62,14 +61,18 @@ class _ToyScenes(BaseDataset):  # type: ignore[misc]
         world: WorldConfig,
         vis_processor: Processor | None = None,
         text_processor: Processor | None = None,
+        name: str = "test",
     ) -> None:
         super().__init__(vis_processor, text_processor)
         self.world = world
         self.images = arrays["images"]
         self.scenes = arrays["scenes"]
-        self.captions = arrays["captions"]
-        self.texts: list[str] = arrays["texts"].tolist()
-        self.image_ids: npt.NDArray[np.int64] = arrays["image_ids"].astype(np.int64)
+        self.image_names = [f"{name}/{i:06d}.png" for i in range(len(self.images))]
+
+    @property
+    def deterministic(self) -> bool:
+        """Whether a sample is the same each time; a vis_processor is taken to be random."""
+        return self.vis_processor is None
 
     def picture(self, image: int) -> Image.Image:
         """The raw picture of an image."""
@@ -81,9 +84,32 @@ class _ToyScenes(BaseDataset):  # type: ignore[misc]
         scaled = (self.images[image].astype(np.float32) / 255 - IMAGE_MEAN) / IMAGE_STD
         return torch.from_numpy(np.ascontiguousarray(scaled.transpose(2, 0, 1)))
 
-    def _text(self, caption: int) -> str:
-        text = self.texts[caption]
+    def _processed(self, text: str) -> str:
         return text if self.text_processor is None else self.text_processor(text)
+
+
+class _ToyScenes(ToyPictures):
+    """Pictures with captions: caption i is about image `image_ids[i]`.
+
+    `arrays` has also captions (n_captions,), texts str (n_captions,), image_ids int64
+    (n_captions,).
+    """
+
+    def __init__(
+        self,
+        arrays: Arrays,
+        world: WorldConfig,
+        vis_processor: Processor | None = None,
+        text_processor: Processor | None = None,
+        name: str = "test",
+    ) -> None:
+        super().__init__(arrays, world, vis_processor, text_processor, name)
+        self.captions = arrays["captions"]
+        self.texts: list[str] = arrays["texts"].tolist()
+        self.image_ids: npt.NDArray[np.int64] = arrays["image_ids"].astype(np.int64)
+
+    def _text(self, caption: int) -> str:
+        return self._processed(self.texts[caption])
 
 
 class ToyScenesTrain(_ToyScenes):
@@ -99,11 +125,6 @@ class ToyScenesTrain(_ToyScenes):
     def __getitem__(self, index: int) -> dict[str, Any]:
         image = int(self.image_ids[index])
         return {"image": self._image(image), "text_input": self._text(index), "image_id": image}
-
-    @property
-    def deterministic(self) -> bool:
-        """Whether a sample is the same each time; a vis_processor is taken to be random."""
-        return self.vis_processor is None
 
     def truth(self, image_of: npt.ArrayLike, text_of: npt.ArrayLike) -> npt.NDArray[np.bool_]:
         """Whether the caption of sample `text_of[k]` is valid for the image of `image_of[k]`.
@@ -147,9 +168,9 @@ class ToyScenesEval(_ToyScenes):
         text_processor: Processor | None = None,
         name: str = "test",
     ) -> None:
-        super().__init__(arrays, world, vis_processor, text_processor)
+        super().__init__(arrays, world, vis_processor, text_processor, name)
         self.text = [self._text(i) for i in range(len(self.texts))]
-        self.image = [f"{name}/{i:06d}.png" for i in range(len(self.images))]
+        self.image = self.image_names
         self.txt2img: dict[int, int] = dict(enumerate(self.image_ids.tolist()))
         self.img2txt: dict[int, list[int]] = {i: [] for i in range(len(self.images))}
         for text, image in self.txt2img.items():
@@ -187,7 +208,8 @@ class ToyScenesBuilder(BaseDatasetBuilder):  # type: ignore[misc]
 
         Raises ValueError for unknown keys or values out of range in `build_info`.
         """
-        info: Any = OmegaConf.to_container(self.config.build_info, resolve=True)
+        info: dict[str, Any] = OmegaConf.to_container(self.config.build_info, resolve=True)
+        own = self.take_own(info)
         world, data = read_build_info(info)
         kind = self.config.get("type", "default")
         if kind in ("dense", "sparse") and kind != info.get("preset", kind):
@@ -208,13 +230,21 @@ class ToyScenesBuilder(BaseDatasetBuilder):  # type: ignore[misc]
         splits = splits or load_or_make(world, data, directory)
 
         self.build_processors()
-        datasets: dict[str, BaseDataset] = {
-            "train": ToyScenesTrain(splits["train"], world, **self._processors("train"))
+        return {
+            name: self.make_dataset(name, splits[name], world, {**data, **own}) for name in SPLITS
         }
-        for name in ("val", "test"):
-            processors = self._processors("eval")
-            datasets[name] = ToyScenesEval(splits[name], world, **processors, name=name)
-        return datasets
+
+    def take_own(self, info: dict[str, Any]) -> dict[str, Any]:
+        """What a builder on the same pictures reads of `build_info` besides, taken out of it."""
+        return {}
+
+    def make_dataset(
+        self, name: str, arrays: Arrays, world: WorldConfig, data: Mapping[str, int]
+    ) -> BaseDataset:
+        """The data set of a split; `data` as from `read_build_info` and `take_own`."""
+        if name == "train":
+            return ToyScenesTrain(arrays, world, **self._processors("train"), name=name)
+        return ToyScenesEval(arrays, world, **self._processors("eval"), name=name)
 
     def _processors(self, mode: str) -> dict[str, Processor | None]:
         """The configured processors; None where there is none, for LAVIS's default only passes

@@ -1,0 +1,243 @@
+"""Stage 2 of BLIP-2 under the runner: from stage 1, stopped and resumed, on several ranks."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+import yaml
+from runs import finish, options, records, run_here, same_weights, start, weights
+from small_language_models import tiny_opt, tiny_t5
+
+from lavis_mafa.cli import main
+from lavis_mafa.config import ConfigError, load_config
+
+KEYS = {"blip2_opt_mafa": "opt_model", "blip2_t5_mafa": "t5_model"}
+PROJECTIONS = {"blip2_opt_mafa": "opt_proj", "blip2_t5_mafa": "t5_proj"}
+BOTH = list(KEYS)
+RUN = {
+    "task": "image_text_pretrain",
+    "runner": "runner_mafa",
+    "lr_sched": "linear_warmup_cosine_lr",
+    "init_lr": 1e-3,
+    "min_lr": 1e-4,
+    "warmup_lr": 1e-5,
+    "weight_decay": 0.05,
+    "batch_size_eval": 8,
+    "num_workers": 0,
+    "seed": 42,
+    "device": "cpu",
+    "train_splits": ["train"],
+    "output_dir": "output/stage_2",
+    "batch_size_train": 8,
+    "max_epoch": 2,
+}
+NO_STEP = {f"run__grit__{key}": None for key in ("queue_size", "search_space", "start_epoch")}
+NO_STEP |= {"model__mafa__con_d__arch": None, "run__k_test": None, "run__max_epoch": 2}
+
+
+def write_config(folder, model, task="image_text_pretrain"):
+    config = {
+        "model": {"model_type": "tiny", **model},
+        "datasets": {"toy_scenes": {"type": "dense"}},
+        "run": {**RUN, "task": task},
+    }
+    path = folder / f"{model['arch']}.yaml"
+    path.write_text(yaml.safe_dump(config, sort_keys=False))
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    """Language models, a checkpoint of stage 1, and a config of stage 2 for each arch."""
+    folder = tmp_path_factory.mktemp("stage_2")
+    models = {"opt_model": tiny_opt(folder / "opt"), "t5_model": tiny_t5(folder / "t5")}
+    config = write_config(folder, {"arch": "blip2_mafa"}, "mafa_pretrain")
+    run_here(folder / "stage_1", config=config, model__mafa__con_d__arch=None, run__max_steps=4)
+    stage_1 = str(folder / "stage_1" / "job" / "checkpoint_last.pth")
+    configs = {
+        arch: write_config(
+            folder,
+            {"arch": arch, key: str(models[key]), "load_pretrained": True, "pretrained": stage_1},
+        )
+        for arch, key in KEYS.items()
+    }
+    return {"configs": configs, "stage_1": stage_1}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(world, tmp_path_factory):
+    folders = {}
+    for arch in BOTH:
+        folders[arch] = tmp_path_factory.mktemp(arch)
+        run_here(folders[arch], config=world["configs"][arch], **NO_STEP)
+    return folders
+
+
+def losses(folder):
+    return [(r["epoch"], r["step"], r["loss"]) for r in records(folder, "step")]
+
+
+@pytest.mark.parametrize("arch", BOTH)
+def test_it_learns_and_saves_what_it_trains(world, undisturbed, arch):
+    told = [r["loss"] for r in records(undisturbed[arch], "epoch")]
+    assert len(losses(undisturbed[arch])) == 18 and told[1] < told[0]
+    content = torch.load(undisturbed[arch] / "job" / "checkpoint_last.pth", weights_only=True)
+    parts = {name.split(".")[0] for name in content["model"]}
+    assert parts == {"Qformer", "query_tokens", "ln_vision", PROJECTIONS[arch]}
+    first = torch.load(world["stage_1"], weights_only=True)["model"]
+    same = [torch.equal(v, first[n]) for n, v in content["model"].items() if n in first]
+    assert len(same) > 20 and sum(same) < 5  # trained from there
+
+
+@pytest.mark.parametrize("arch", BOTH)
+@pytest.mark.parametrize("stop", [5, 9])
+def test_stopped_and_resumed(world, undisturbed, tmp_path, arch, stop):
+    config = world["configs"][arch]
+    run_here(tmp_path, config=config, **NO_STEP, run__max_steps=stop)
+    run_here(tmp_path, config=config, **NO_STEP, run__resume_ckpt_path="auto")
+    assert same_weights(weights(tmp_path), weights(undisturbed[arch]))
+    assert losses(tmp_path) == losses(undisturbed[arch])
+
+
+def test_the_image_encoder_is_that_of_stage_1(world, tmp_path, caplog):
+    """Stage 1 trained it, and stage 2 has it in no checkpoint: it comes by vit_weights."""
+    config = world["configs"]["blip2_opt_mafa"]
+    first = run_here(tmp_path / "first", config=config, **NO_STEP, run__max_steps=1)
+    saved = tmp_path / "first" / "job" / "checkpoint_last.pth"
+    given = {
+        "model__load_pretrained": False,
+        "model__pretrained": "null",
+        "model__load_finetuned": True,
+        "model__finetuned": saved,
+    }
+    changes = {**NO_STEP, **given, "run__max_steps": 1}
+    seeing = {**changes, "model__vit_weights": world["stage_1"]}
+    caplog.clear()
+    again = run_here(tmp_path / "again", config=config, **seeing)
+    assert "RANDOM" not in caplog.text
+    weight = "visual_encoder.blocks.0.attn.qkv.weight"
+    assert torch.equal(first._model.get_parameter(weight), again._model.get_parameter(weight))
+    with caplog.at_level(logging.WARNING):
+        blind = run_here(tmp_path / "blind", config=config, **changes)
+    assert "RANDOM weights" in caplog.text
+    assert not torch.equal(first._model.get_parameter(weight), blind._model.get_parameter(weight))
+
+
+@pytest.mark.parametrize("arch", BOTH)
+def test_bf16_and_a_trained_image_encoder(world, tmp_path, arch):
+    config = world["configs"][arch]
+    changes = {**NO_STEP, "model__freeze_vit": False, "run__max_epoch": 1}
+    run_here(tmp_path / "exact", config=config, **changes)
+    run_here(tmp_path / "mixed", config=config, **changes, run__amp=True, run__amp_dtype="bf16")
+    exact, mixed = ([loss for *_, loss in losses(tmp_path / name)] for name in ("exact", "mixed"))
+    assert mixed == pytest.approx(exact, rel=0.05) and mixed != exact
+    saved = weights(tmp_path / "exact")
+    assert any(name.startswith("visual_encoder.") for name in saved)
+    assert not any(name.startswith(KEYS[arch]) for name in saved)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", BOTH)
+def test_two_processes_stopped_and_resumed(world, tmp_path, arch):
+    changes = {**NO_STEP, "run__batch_size_train": 4, "model__freeze_vit": False, "ranks": 2}
+    changes["config"] = world["configs"][arch]
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    whole.mkdir(), cut.mkdir()
+    finish(start("train.py", whole, **changes))
+    finish(start("train.py", cut, **changes, run__max_steps=5))
+    finish(start("train.py", cut, **changes, run__resume_ckpt_path="auto"))
+    assert same_weights(weights(whole), weights(cut))
+
+
+def test_two_processes(world, tmp_path):
+    changes = {**NO_STEP, "run__max_epoch": 1, "run__batch_size_train": 4, "ranks": 2}
+    finish(start("train.py", tmp_path, config=world["configs"]["blip2_opt_mafa"], **changes))
+    assert len(records(tmp_path, "step")) == 9
+
+
+def test_dry_run(world, tmp_path, capsys):
+    listed = options(tmp_path, **NO_STEP)
+    assert (
+        main(["--cfg-path", world["configs"]["blip2_t5_mafa"], "--dry-run", "--options", *listed])
+        == 0
+    )
+    told = capsys.readouterr().out
+    assert "74 pairs" in told and "GRIT: off" in told and "one mini-batch" in told
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("arch", BOTH)
+@pytest.mark.parametrize("amp_dtype", ["fp16", "bf16"])
+def test_mixed_precision_on_a_gpu(world, tmp_path, arch, amp_dtype):
+    changes = {
+        **NO_STEP,
+        "run__device": "cuda",
+        "run__max_epoch": 1,
+        "config": world["configs"][arch],
+    }
+    mixed = {"run__amp": True, "run__amp_dtype": amp_dtype, "model__vit_precision": "fp16"}
+    if arch == "blip2_opt_mafa":
+        changes["model__llm_precision"] = "fp32"
+        mixed["model__llm_precision"] = amp_dtype
+    exact = run_here(tmp_path / "exact", **changes)
+    runner = run_here(tmp_path / "mixed", **{**changes, **mixed})
+    told = [[loss for *_, loss in losses(tmp_path / name)] for name in ("exact", "mixed")]
+    assert told[1] == pytest.approx(told[0], rel=0.1)
+    batch = {"image": torch.rand(2, 3, 32, 32, device="cuda"), "text_input": ["a circle", "how?"]}
+    for one in (exact, runner):
+        model = one._model.eval()
+        assert len(model.generate(batch)) == len(model.predict_answers(batch, prompt="{}?")) == 2
+
+
+@pytest.mark.parametrize("arch", BOTH)
+@pytest.mark.parametrize(
+    "given, told",
+    [
+        (["run.grit.enabled=True"], "run.grit.enabled: is True, but {arch} gives no features"),
+        (["model.mafa.con_d.arch=oracle"], "model.mafa: without effect: {arch} compares no pairs"),
+        (["model.{key}=null"], "model.{key}: is empty; name a folder or"),
+        (["model.{key}=./nowhere"], "model.{key}: no such path: './nowhere'"),
+        (["run.task=mafa_pretrain", "run.grit.enabled=False"], "run.task: mafa_pretrain needs"),
+        (["model.queue_size=8"], "model.queue_size: unknown key"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(world, arch, given, told):
+    names = {"arch": arch, "key": KEYS[arch]}
+    with pytest.raises(ConfigError) as caught:
+        load_config(world["configs"][arch], [option.format(**names) for option in given])
+    assert len(caught.value.problems) == 1, caught.value.problems
+    assert caught.value.problems[0].startswith(told.format(**names))
+
+
+def test_stage_2_is_no_discriminator(world, tmp_path):
+    judge = {"arch": "blip2_mafa", "mafa": {"con_d": {"arch": "blip2_opt_mafa"}}}
+    with pytest.raises(ConfigError, match="con_d.arch: blip2_opt_mafa cannot judge pairs"):
+        load_config(write_config(tmp_path, judge, "mafa_pretrain"))
+
+
+@pytest.mark.parametrize("arch", BOTH)
+def test_every_published_type_makes_a_config(world, arch):
+    from lavis.common.registry import registry
+
+    for model_type in registry.get_model_class(arch).PRETRAINED_MODEL_CONFIG_DICT:
+        if model_type == "tiny":
+            continue
+        changes = [f"model.model_type={model_type}", f"model.{KEYS[arch]}=some/model"]
+        size = 364 if model_type.startswith("caption") else 224
+        for part in ("train", "eval"):
+            name = f"datasets.toy_scenes.vis_processor.{part}"
+            changes += [f"{name}.name=blip_image_eval", f"{name}.image_size={size}"]
+        cfg = load_config(world["configs"][arch], changes, machine=False)
+        assert cfg.model_cfg.image_size == size
+        assert "mafa" not in cfg.model_cfg and not cfg.run_cfg.grit.enabled
+
+
+def test_unscaled_fp16_is_told(world):
+    noted = load_config(world["configs"]["blip2_opt_mafa"], ["run.device=cuda"], machine=False)
+    assert any("llm_precision" in note for note in noted.notes)
+    for better in ("model.llm_precision=bf16", "run.amp=True"):
+        given = ["run.device=cuda", better]
+        cfg = load_config(world["configs"]["blip2_opt_mafa"], given, machine=False)
+        assert not any("llm_precision" in note for note in cfg.notes)

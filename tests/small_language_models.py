@@ -1,0 +1,95 @@
+"""Folders with untrained language models of a few thousand weights, as a hub would give them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+
+WORDS = [
+    "question: what color is the red circle? answer: blue",
+    "a photo of a big green square left of a small yellow triangle",
+    "how many circles are there? two three four five",
+    "a cat and a dog sit on the grass while people walk past the house",
+]
+
+
+def write_json(folder: Path, **files):
+    for name, content in files.items():
+        (folder / f"{name}.json").write_text(json.dumps(content))
+
+
+def tiny_opt(folder: Path, vocabulary: int = 600) -> Path:
+    """OPT of width 32 with a byte-level tokenizer; pad, </s>, line break as in Facebook's."""
+    from tokenizers import ByteLevelBPETokenizer
+    from transformers import OPTConfig
+    from transformers.models.opt import OPTForCausalLM
+
+    folder.mkdir(parents=True, exist_ok=True)
+    learnt = ByteLevelBPETokenizer()
+    learnt.train_from_iterator(
+        WORDS,
+        vocab_size=vocabulary,
+        min_frequency=1,
+        special_tokens=["<s>", "<pad>", "</s>", "<unk>"],
+    )
+    learnt.save_model(str(folder))
+    end = {"bos_token": "</s>", "eos_token": "</s>", "unk_token": "</s>", "pad_token": "<pad>"}
+    write_json(
+        folder,
+        tokenizer_config={**end, "tokenizer_class": "GPT2Tokenizer", "add_bos_token": True},
+        special_tokens_map=end,
+    )
+    config = OPTConfig(
+        vocab_size=learnt.get_vocab_size(),
+        hidden_size=32,
+        word_embed_proj_dim=32,
+        ffn_dim=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=128,
+        dropout=0.1,
+        init_std=0.3,
+        bos_token_id=2,
+        eos_token_id=2,
+        pad_token_id=1,
+    )
+    torch.manual_seed(3)
+    OPTForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+def tiny_t5(folder: Path) -> Path:
+    """Flan-T5 of width 32 with a Unigram tokenizer; pad, </s>, <unk> as in Google's."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from tokenizers.decoders import Metaspace
+    from tokenizers.processors import TemplateProcessing
+    from transformers import T5Config, T5ForConditionalGeneration, T5TokenizerFast
+
+    folder.mkdir(parents=True, exist_ok=True)
+    # Written down, not learnt: its trainer does not give the same pieces every time.
+    words = sorted({f"▁{word}" for line in WORDS for word in line.split()})
+    letters = ["▁", *"abcdefghijklmnopqrstuvwxyz?:"]
+    pieces = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0)]
+    pieces += [(word, -3.0) for word in words] + [(letter, -6.0) for letter in letters]
+    learnt = Tokenizer(models.Unigram(pieces, 2))
+    learnt.pre_tokenizer = pre_tokenizers.Metaspace()
+    learnt.decoder = Metaspace()
+    learnt.post_processor = TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
+    T5TokenizerFast(tokenizer_object=learnt, extra_ids=0).save_pretrained(folder)
+    config = T5Config(
+        vocab_size=learnt.get_vocab_size(),
+        d_model=32,
+        d_kv=8,
+        d_ff=64,
+        num_layers=2,
+        num_heads=4,
+        feed_forward_proj="gated-gelu",
+        tie_word_embeddings=False,
+        initializer_factor=1.0,
+        decoder_start_token_id=0,
+    )
+    torch.manual_seed(3)
+    T5ForConditionalGeneration(config).save_pretrained(folder)
+    return folder
