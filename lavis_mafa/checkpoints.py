@@ -88,9 +88,14 @@ def config_of(arch: str, model_type: str, checkpoint: str, content: dict[str, An
 
 
 def registered_name(cls: type) -> str:
-    """The name by which LAVIS's registry knows a model class, the first if it has several."""
+    """The name by which LAVIS's registry knows a model class or what it is derived from; the first
+    if it has several."""
     names: Mapping[str, type] = registry.mapping["model_name_mapping"]
-    return next((name for name, known in names.items() if known is cls), cls.__name__)
+    for base in cls.__mro__:
+        for name, known in names.items():
+            if known is base:
+                return name
+    return cls.__name__
 
 
 def vocabulary_of(tokenizer: Any) -> str | None:

@@ -30,6 +30,7 @@ from lavis_mafa.connections.negatives import NONE, PICKERS
 from lavis_mafa.objectives.contrastive import (
     consistency_loss,
     contrastive_loss,
+    distilled_labels,
     labels_from_positives,
     mix,
     smooth,
@@ -165,15 +166,18 @@ def run_step(
     images = backbone.encode_images(samples["image"])
     texts = backbone.encode_texts(samples["text_input"])
     own = ranks.own(len(samples["text_input"]), images.embeds.device)
-    numbers = _numbers(samples, ranks, own.device)
-    all_images = ranks.images(images, settings.detach_other)
-    all_texts = ranks.texts(texts, settings.detach_other)
-    compared = _compare(backbone, samples, images, texts, all_images, all_texts, ranks, momentum)
+    step = _Step(
+        backbone,
+        settings,
+        ranks,
+        own,
+        _numbers(samples, ranks, own.device),
+        ranks.images(images, settings.detach_other),
+        ranks.texts(texts, settings.detach_other),
+    )
+    compared = step.compare(samples, images, texts, momentum)
     with torch.no_grad():
-        positives = known_positives(numbers, own, len(all_texts.ids), settings.same_image)
-        i2t, t2i, judged = _mine(
-            samples, compared, positives, own, numbers, images, settings, ranks, con_d
-        )
+        i2t, t2i, judged = step.mine(samples, compared, images.seen, con_d)
     weights = settings.loss_weights
     losses: dict[str, Tensor] = {}
     if weights["itc"]:
@@ -182,14 +186,15 @@ def run_step(
         )
         losses["itc"] = _itc(compared, i2t, t2i, settings, active)
     if weights["itm"]:
-        losses["itm"] = _itm(backbone, all_images, all_texts, i2t, t2i, own, settings, ranks)
+        losses["itm"] = step.itm(i2t, t2i)
     if weights["lm"]:
-        losses["lm"] = _lm(backbone, all_images, all_texts, i2t, t2i, own, settings, ranks)
+        losses["lm"] = step.lm(i2t, t2i)
     if not losses:
         raise ValueError("all of loss_weights are 0: nothing to train")
+    loss = torch.stack([weights[name] * value for name, value in losses.items()]).sum()
     image_features, text_features = backbone.represent(images, texts)
     return StepOutput(
-        loss=torch.stack([weights[name] * loss for name, loss in losses.items()]).sum(),
+        loss=loss + step.nothing_for_gathered(),
         loss_itc=losses.get("itc"),
         loss_itm=losses.get("itm"),
         loss_lm=losses.get("lm"),
@@ -197,7 +202,7 @@ def run_step(
         image_features=image_features,
         text_features=text_features,
         own=own,
-        candidates=numbers.get("loaded_index"),
+        candidates=step.numbers.get("loaded_index"),
         i2t=i2t,
         t2i=t2i,
         counts=torch.stack([_counts(i2t), _counts(t2i)]),
@@ -208,7 +213,7 @@ def run_step(
 @dataclass
 class _Compared:
     """Similarities divided by the temperature, ``(B, N)``: the C candidates of the mini-batches
-    first, then the momentum queue's. Where there is a momentum encoder, its own similarities are
+    first, then the momentum queue's. Where there is a momentum encoder, its own similarities give
     the soft labels, with weight ``alpha``."""
 
     i2t: Tensor
@@ -225,41 +230,6 @@ def _numbers(samples: Mapping[str, Any], ranks: Ranks, device: torch.device) -> 
         return {}
     own = torch.stack([torch.as_tensor(samples[name]).to(device) for name in told], dim=1)
     return dict(zip(told, ranks.gather(own).unbind(dim=1), strict=True))
-
-
-def _compare(
-    backbone: Backbone,
-    samples: dict[str, Any],
-    images: Images,
-    texts: Texts,
-    all_images: Images,
-    all_texts: Texts,
-    ranks: Ranks,
-    momentum: Momentum | None,
-) -> _Compared:
-    assert images.features is not None and texts.features is not None
-    assert all_images.features is not None and all_texts.features is not None
-    temperature = backbone.temperature
-    if momentum is None:
-        i2t = backbone.similarity(images.features, all_texts.features)
-        t2i = backbone.similarity(all_images.features, texts.features).t()
-        return _Compared(i2t / temperature, t2i / temperature)
-    with torch.no_grad():
-        own_images, own_texts = momentum.encode(samples)
-        added_images, added_texts = ranks.gather(own_images), ranks.gather(own_texts)
-        queued_images, queued_texts = momentum.queued()
-        candidates_images = torch.cat([added_images, queued_images])
-        candidates_texts = torch.cat([added_texts, queued_texts])
-        momentum.enqueue(added_images, added_texts)
-        soft_i2t = backbone.similarity(own_images, candidates_texts) / temperature
-        soft_t2i = backbone.similarity(candidates_images, own_texts).t() / temperature
-    return _Compared(
-        backbone.similarity(images.features, candidates_texts) / temperature,
-        backbone.similarity(candidates_images, texts.features).t() / temperature,
-        soft_i2t.softmax(dim=1),
-        soft_t2i.softmax(dim=1),
-        momentum.weight(samples),
-    )
 
 
 def known_positives(
@@ -281,32 +251,6 @@ def known_positives(
     return positives
 
 
-def _mine(
-    samples: dict[str, Any],
-    compared: _Compared,
-    positives: Tensor,
-    own: Tensor,
-    numbers: dict[str, Tensor],
-    images: Images,
-    settings: StepSettings,
-    ranks: Ranks,
-    con_d: Discriminator | None,
-) -> tuple[Connections, Connections, int]:
-    rule, picker = settings.connections, PICKERS[settings.negatives]
-    resample = con_d is not None and rule.resample
-    count = positives.shape[1]  # what is in the queue has no image or text to match
-    hard_i2t, second_i2t = pick(compared.i2t[:, :count], positives, picker, resample)
-    hard_t2i, second_t2i = pick(compared.t2i[:, :count], positives, picker, resample)
-    image_of, text_of, row_i2t, row_t2i = unique_pairs(hard_i2t, hard_t2i, own)
-    verdict = None
-    if con_d is not None and (len(image_of) or ranks.world > 1):
-        asked = {**samples, **numbers}
-        verdict = con_d.judge(asked, image_of, text_of, ranks, images.seen)
-    i2t = connect(positives, hard_i2t, second_i2t, verdict, row_i2t, rule)
-    t2i = connect(positives, hard_t2i, second_t2i, verdict, row_t2i, rule)
-    return i2t, t2i, 0 if verdict is None else len(verdict)
-
-
 def _itc(
     compared: _Compared, i2t: Connections, t2i: Connections, settings: StepSettings, active: bool
 ) -> Tensor:
@@ -322,7 +266,7 @@ def _itc(
         if smoothing:
             labels = smooth(labels, smoothing, dropped)
         if distilled is not None:
-            labels = mix(labels, distilled, compared.alpha, dropped)
+            labels = mix(labels, distilled_labels(distilled, dropped), compared.alpha)
         total = total + contrastive_loss(sim, labels, dropped) / 2
         if active and soft.type == "consistency":
             total = total + soft.weight / 2 * consistency_loss(sim, other, dropped)
@@ -336,54 +280,106 @@ def _over(mark: Tensor | None, sim: Tensor) -> Any:
     return torch.nn.functional.pad(mark, (0, sim.shape[1] - mark.shape[1]))
 
 
-def _itm(
-    backbone: Backbone,
-    images: Images,
-    texts: Texts,
-    i2t: Connections,
-    t2i: Connections,
-    own: Tensor,
-    settings: StepSettings,
-    ranks: Ranks,
-) -> Tensor:
-    image_anchors, texts_picked, labels_i2t = i2t.itm_pairs(settings.connections)
-    text_anchors, images_picked, labels_t2i = t2i.itm_pairs(settings.connections)
-    logits = backbone.match(
-        images,
-        texts,
-        torch.cat([own, own[image_anchors], images_picked]),
-        torch.cat([own, texts_picked, own[text_anchors]]),
-    )
-    labels = torch.cat([torch.ones_like(own), labels_i2t, labels_t2i])
-    return ranks.mean(matching_losses(logits, labels))
+@dataclass
+class _Step:
+    """What the parts of one step have in common: whose candidates, and these encoded."""
 
+    backbone: Backbone
+    settings: StepSettings
+    ranks: Ranks
+    own: Tensor
+    numbers: dict[str, Tensor]
+    images: Images
+    texts: Texts
 
-def _lm(
-    backbone: Backbone,
-    images: Images,
-    texts: Texts,
-    i2t: Connections,
-    t2i: Connections,
-    own: Tensor,
-    settings: StepSettings,
-    ranks: Ranks,
-) -> Tensor:
-    image_anchors, texts_mined = i2t.mined(settings.connections)
-    text_anchors, images_mined = t2i.mined(settings.connections)
-    # D_MLM is a set (Algorithm 1): a pair found from both sides enters once, from its image's.
-    text_of_image = torch.full_like(own, NONE)
-    text_of_image[image_anchors] = texts_mined
-    if settings.connections.uses("lm"):
-        text_of_image = ranks.gather(text_of_image)
-        first = text_of_image[images_mined] != own[text_anchors]
-        text_anchors, images_mined = text_anchors[first], images_mined[first]
-    told = backbone.tell(
-        images,
-        texts,
-        torch.cat([own, own[image_anchors], images_mined]),
-        torch.cat([own, texts_mined, own[text_anchors]]),
-    )
-    return ranks.mean(told)
+    def compare(
+        self, samples: dict[str, Any], images: Images, texts: Texts, momentum: Momentum | None
+    ) -> _Compared:
+        """Similarities of the mini-batch's own ``images`` and ``texts`` to all candidates."""
+        similarity, temperature = self.backbone.similarity, self.backbone.temperature
+        assert images.features is not None and texts.features is not None
+        if momentum is None:
+            assert self.images.features is not None and self.texts.features is not None
+            i2t = similarity(images.features, self.texts.features)
+            t2i = similarity(self.images.features, texts.features).t()
+            return _Compared(i2t / temperature, t2i / temperature)
+        with torch.no_grad():
+            own_images, own_texts = momentum.encode(samples)
+            queued_images, queued_texts = momentum.queued()
+            all_images = torch.cat([self.ranks.gather(own_images), queued_images])
+            all_texts = torch.cat([self.ranks.gather(own_texts), queued_texts])
+            momentum.enqueue(own_images, own_texts)
+            soft_i2t = similarity(own_images, all_texts) / temperature
+            soft_t2i = similarity(all_images, own_texts).t() / temperature
+        return _Compared(
+            similarity(images.features, all_texts) / temperature,
+            similarity(all_images, texts.features).t() / temperature,
+            soft_i2t,
+            soft_t2i,
+            momentum.weight(samples),
+        )
+
+    def mine(
+        self,
+        samples: dict[str, Any],
+        compared: _Compared,
+        seen: Tensor | None,
+        con_d: Discriminator | None,
+    ) -> tuple[Connections, Connections, int]:
+        """Pick, judge and connect, both directions; and how many pairs were judged."""
+        rule, picker = self.settings.connections, PICKERS[self.settings.negatives]
+        count = len(self.texts.ids)  # what is in a queue has no image or text to match
+        positives = known_positives(self.numbers, self.own, count, self.settings.same_image)
+        resample = con_d is not None and rule.resample
+        hard_i2t, second_i2t = pick(compared.i2t[:, :count], positives, picker, resample)
+        hard_t2i, second_t2i = pick(compared.t2i[:, :count], positives, picker, resample)
+        image_of, text_of, row_i2t, row_t2i = unique_pairs(hard_i2t, hard_t2i, self.own)
+        verdict = None
+        if con_d is not None and (len(image_of) or self.ranks.world > 1):
+            candidates = {**samples, **self.numbers}
+            verdict = con_d.judge(candidates, image_of, text_of, self.ranks, seen)
+        i2t = connect(positives, hard_i2t, second_i2t, verdict, row_i2t, rule)
+        t2i = connect(positives, hard_t2i, second_t2i, verdict, row_t2i, rule)
+        return i2t, t2i, 0 if verdict is None else len(verdict)
+
+    def itm(self, i2t: Connections, t2i: Connections) -> Tensor:
+        image_anchors, texts_picked, labels_i2t = i2t.itm_pairs(self.settings.connections)
+        text_anchors, images_picked, labels_t2i = t2i.itm_pairs(self.settings.connections)
+        logits = self.backbone.match(
+            self.images,
+            self.texts,
+            torch.cat([self.own, self.own[image_anchors], images_picked]),
+            torch.cat([self.own, texts_picked, self.own[text_anchors]]),
+        )
+        labels = torch.cat([torch.ones_like(self.own), labels_i2t, labels_t2i])
+        return self.ranks.mean(matching_losses(logits, labels))
+
+    def lm(self, i2t: Connections, t2i: Connections) -> Tensor:
+        rule, own = self.settings.connections, self.own
+        image_anchors, texts_mined = i2t.mined(rule)
+        text_anchors, images_mined = t2i.mined(rule)
+        # D_MLM is a set (Algorithm 1): a pair found from both sides enters once, from its image's.
+        text_of_image = torch.full_like(own, NONE)
+        text_of_image[image_anchors] = texts_mined
+        if rule.uses("lm"):
+            text_of_image = self.ranks.gather(text_of_image)
+            first = text_of_image[images_mined] != own[text_anchors]
+            text_anchors, images_mined = text_anchors[first], images_mined[first]
+        losses = self.backbone.tell(
+            self.images,
+            self.texts,
+            torch.cat([own, own[image_anchors], images_mined]),
+            torch.cat([own, texts_mined, own[text_anchors]]),
+        )
+        return self.ranks.mean(losses)
+
+    def nothing_for_gathered(self) -> Tensor | float:
+        """0 that depends on what was gathered: every rank must take part in its backward pass,
+        also one whose losses happen to need no other rank's."""
+        if self.ranks.world == 1:
+            return 0.0
+        embeds = [self.images.embeds, self.texts.embeds]
+        return sum((0.0 * e.float().sum() for e in embeds if e is not None), start=0.0)
 
 
 def _counts(found: Connections) -> Tensor:

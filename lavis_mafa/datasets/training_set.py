@@ -110,7 +110,9 @@ class TrainingSet(Dataset):
         if any(getattr(part, "vis_processor", None) is None for part in self.parts):
             return False
         for part in self.parts:
-            part.vis_processor = _TwoViews(part.vis_processor, name, processor)
+            own = part.vis_processor
+            own = own.processor if isinstance(own, _TwoViews) else own
+            part.vis_processor = _TwoViews(own, name, processor)
         return True
 
     def show(self, index: int) -> tuple[Image.Image, str]:

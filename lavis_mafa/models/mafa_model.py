@@ -142,10 +142,10 @@ def step_parts(cfg: Any) -> dict[str, Any]:
     """``settings`` and ``con_d`` of a ``model`` config."""
     mafa: Any = OmegaConf.to_container(OmegaConf.create(cfg.get("mafa") or {}), resolve=True)
     everywhere = bool(cfg.get("negative_all_rank", False))
-    return {
-        "settings": StepSettings.from_config(mafa, all_ranks=everywhere),
-        "con_d": build_discriminator(mafa.get("con_d")),
-    }
+    settings = StepSettings.from_config(mafa, all_ranks=everywhere)
+    # A model begins with the same random weights with and without Con-D.
+    with torch.random.fork_rng(devices=[]):
+        return {"settings": settings, "con_d": build_discriminator(mafa.get("con_d"))}
 
 
 def momentum_of(model: Any, cfg: Any, settings: StepSettings) -> Momentum | None:

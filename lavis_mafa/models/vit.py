@@ -25,6 +25,9 @@ def build_vit(cfg: Any, from_pretrained: bool) -> VisionTransformerEncoder:
         embed_dim=sizes.width,
         depth=sizes.depth,
         num_heads=sizes.heads,
+        drop_path_rate=cfg.get("vit_drop_path_rate", 0),
+        use_grad_checkpointing=cfg.get("vit_grad_ckpt", False),
+        ckpt_layer=cfg.get("vit_ckpt_layer", 0),
         norm_layer=partial(nn.LayerNorm, eps=float(cfg.get("vit_layer_norm_epsilon", 1e-6))),
     )
     encoder.vision_width = sizes.width

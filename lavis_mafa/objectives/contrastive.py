@@ -44,18 +44,23 @@ def smooth(labels: Tensor, alpha: float, dropped: Tensor | None = None) -> Tenso
     return (1.0 - alpha) * labels + alpha * present / present.sum(dim=1, keepdim=True)
 
 
-def mix(labels: Tensor, soft: Tensor, alpha: float, dropped: Tensor | None = None) -> Tensor:
-    """``(1 - alpha) * labels + alpha * soft``, as momentum distillation has it (ALBEF eq. 6).
+def distilled_labels(sim: Tensor, dropped: Tensor | None = None) -> Tensor:
+    """A model's distribution over the candidates as labels (ALBEF eq. 6); it gets no gradient.
 
     Args:
-        labels, soft: ``(B, N)``, rows sum to 1; ``soft``, a model's distribution, gets no gradient.
-        alpha: 0 to 1.
-        dropped: ``(B, N)`` bool, candidates that take no part; the rest shares what they had.
+        sim: ``(B, N)`` of a momentum encoder, divided by the temperature.
+        dropped: ``(B, N)`` bool, candidates that take no part.
     """
-    soft = soft.detach()
-    if dropped is not None:
-        soft = soft.masked_fill(dropped, 0.0)
-        soft = soft / soft.sum(dim=1, keepdim=True)
+    return torch.softmax(_without(sim.detach(), dropped), dim=1)
+
+
+def mix(labels: Tensor, soft: Tensor, alpha: float) -> Tensor:
+    """``(1 - alpha) * labels + alpha * soft``, as distillation has it (ALBEF eq. 6).
+
+    Args:
+        labels, soft: ``(B, N)``, rows sum to 1.
+        alpha: 0 to 1.
+    """
     return (1.0 - alpha) * labels + alpha * soft
 
 

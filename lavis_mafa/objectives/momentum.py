@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lavis_mafa.backbones import Backbone, backbone_of
+from lavis_mafa.ranks import Ranks
 
 PARTS = ("visual_encoder", "text_encoder", "vision_proj", "text_proj")
 RAMP_EPOCHS = 2  # over which the weight of the soft labels grows to alpha
@@ -69,7 +70,12 @@ class Momentum:
 
     @torch.no_grad()
     def enqueue(self, images: Tensor, texts: Tensor) -> None:
-        """Put features ``(N, E)`` of all ranks in the place of the oldest."""
+        """Put this rank's features ``(B, E)``, and those of all others, in the place of the oldest.
+
+        Of all ranks whatever the candidates are: the queue is one for all.
+        """
+        ranks = Ranks(together=True)
+        images, texts = ranks.gather(images), ranks.gather(texts)
         images, texts = images[: self.queue_size], texts[: self.queue_size]
         begin = int(self.model.queue_ptr)
         places = (begin + torch.arange(len(images), device=images.device)) % self.queue_size
@@ -91,4 +97,6 @@ class _Copies:
         self._model = model
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # asked of a copy in the making, which has no model yet
+            raise AttributeError(name)
         return getattr(self._model, f"{name}_m" if name in PARTS else name)

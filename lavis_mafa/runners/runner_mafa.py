@@ -287,7 +287,7 @@ class RunnerMafa(RunnerBase):
             schedule.begin(epoch)
         assert schedule.plan is not None
         schedule.start_collecting(epoch)
-        model: Any = self._model
+        model = self.unwrap_dist_model(self.model)
         model.eval()
         steps = schedule.plan.steps
         bar = self.log.progress(range(steps), f"grouping {epoch}", 0, steps)
@@ -296,7 +296,7 @@ class RunnerMafa(RunnerBase):
             with self._autocast():
                 images = model.backbone.encode_images(samples["image"])
                 texts = model.backbone.encode_texts(samples["text_input"])
-            schedule.collect(samples["index"], images.features, texts.features)
+            schedule.collect(samples["index"], *model.backbone.represent(images, texts))
         bar.close()
         schedule.end(epoch)
 
