@@ -153,14 +153,11 @@ def load_state(model: torch.nn.Module, state: dict[str, Tensor], origin: str) ->
         raise ValueError(f"{origin} holds no state dict: expected names of weights with tensors")
     state = {_own_name(key, own): value for key, value in state.items()}
     for name in ("visual_encoder", "visual_encoder_m"):
-        key = f"{name}.pos_embed"
-        if key in state and key in own and state[key].ndim == 3:
-            state[key] = interpolate_pos_embed(state[key], getattr(model, name))
-    positions = "visual_encoder.positional_embedding"  # CLIP's
-    if positions in state and positions in own:
-        resized = {"positional_embedding": state[positions]}
-        clip_vit.interpolate_pos_embed(model.visual_encoder, resized)
-        state[positions] = resized["positional_embedding"]
+        encoder, prefix = getattr(model, name, None), f"{name}."
+        part = {key[len(prefix) :]: v for key, v in state.items() if key.startswith(prefix)}
+        if encoder is not None and part:
+            resize_positions(encoder, part)
+            state.update({prefix + key: value for key, value in part.items()})
     wrong = [
         f"{key}: {tuple(value.shape)} in the file, {tuple(own[key].shape)} in the model"
         for key, value in state.items()
@@ -174,7 +171,9 @@ def load_state(model: torch.nn.Module, state: dict[str, Tensor], origin: str) ->
         raise ValueError(f"{origin} holds no weight of {type(model).__name__}")
     result = model.load_state_dict(state, strict=False)
     logging.info("loaded %s", origin)
-    missing = [key for key in result.missing_keys if "position_ids" not in key]
+    # What is frozen was loaded from elsewhere when the model was built.
+    trained = {name for name, value in model.named_parameters() if value.requires_grad}
+    missing = [key for key in result.missing_keys if key in trained]
     if missing:
         logging.warning(
             "%d of %d weights are not in %s and stay as they were, such as %s",
@@ -184,6 +183,14 @@ def load_state(model: torch.nn.Module, state: dict[str, Tensor], origin: str) ->
             missing[0],
         )
     return result
+
+
+def resize_positions(encoder: Any, state: dict[str, Tensor]) -> None:
+    """Bring the position embeddings in an image encoder's state to its image size, in place."""
+    if "positional_embedding" in state and hasattr(encoder, "positional_embedding"):
+        clip_vit.interpolate_pos_embed(encoder, state)
+    elif state.get("pos_embed") is not None and state["pos_embed"].ndim == 3:
+        state["pos_embed"] = interpolate_pos_embed(state["pos_embed"], encoder)
 
 
 def begin_momentum(model: Any, checkpoint: str | None) -> bool:

@@ -161,7 +161,12 @@ def run_step(
         settings: see `StepSettings`.
         con_d: the discriminator; None leaves every hard negative a negative (GRIT-VLP, ALBEF).
         momentum: momentum encoders and queue, for ``soft_labels.type: momentum``.
+
+    Raises:
+        ValueError: if nothing is to be trained, or the soft labels' momentum encoders are missing.
     """
+    if (settings.soft_labels.type == "momentum") != (momentum is not None):
+        raise ValueError("momentum encoders belong to soft_labels.type: momentum, and to no other")
     ranks = Ranks(settings.all_ranks)
     images = backbone.encode_images(samples["image"])
     texts = backbone.encode_texts(samples["text_input"])

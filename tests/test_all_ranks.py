@@ -51,8 +51,23 @@ def settings(**changes):
     return StepSettings(all_ranks=True, **changes)
 
 
+ONLY_LM = {"itc": 1.0, "itm": 0.0, "lm": 1.0}
+
+
+class OneRankFinds(TableConD):
+    """Only texts of the first rank are found to match an image of the second."""
+
+    def judge(self, samples, image_of, text_of, ranks=None, seen=None):
+        return ((image_of >= BATCH) & (text_of < BATCH)).float()
+
+
 # Name: family, settings, Con-D.
 CASES = {
+    "blip2, one rank needs the other's images": (
+        "blip2_mafa",
+        settings(loss_weights=ONLY_LM),
+        OneRankFinds,
+    ),
     "blip2 as the paper": ("blip2_mafa", settings(), TableConD),
     "blip2, LM from other ranks": ("blip2_mafa", settings(connections=EVERYTHING), TableConD),
     "blip2, dropping": ("blip2_mafa", settings(connections=MiningRule(action="drop")), TableConD),
@@ -129,8 +144,23 @@ def one_rank(rank, file, folder):
             "candidates": output.candidates,
             "own": output.own,
         }
+    told["queue"] = queue_of_two_steps(rank, train_set)
     torch.save(told, f"{folder}/{rank}.pt")
     dist.destroy_process_group()
+
+
+def queue_of_two_steps(rank, train_set):
+    """Image features in the momentum queue of a model whose candidates are its own rank's alone."""
+    torch.manual_seed(3)
+    model = load_model("blip_mafa", "tiny")
+    model.settings = StepSettings(soft_labels=SoftLabels("momentum"))
+    model.momentum_encoders = Momentum(model, 64, queue_size=24)
+    model.image_queue.zero_()
+    wrapped = DistributedDataParallel(model)
+    for step in range(2):
+        first = 2 * BATCH * step + rank * BATCH
+        wrapped(mini_batch(train_set, range(first, first + BATCH), epoch=1)).loss.backward()
+    return {"features": model.image_queue.clone(), "place": int(model.queue_ptr)}
 
 
 @pytest.fixture(scope="module")
@@ -167,6 +197,16 @@ def test_two_ranks_are_one_on_the_joined_batch(two_ranks, toy_train, name):
             assert torch.allclose(theirs, gradient, rtol=1e-3, atol=2e-6), parameter
     assert one["own"].tolist() == list(range(BATCH))
     assert other["own"].tolist() == list(range(BATCH, 2 * BATCH))
+
+
+def test_the_momentum_queue_holds_the_features_of_all_ranks(two_ranks):
+    """DDP copies the first rank's queue to all before every step: each must hold everything."""
+    one, other = (rank["queue"] for rank in two_ranks)
+    assert one["place"] == other["place"] == 4 * BATCH
+    assert torch.equal(one["features"], other["features"])
+    filled = one["features"].abs().sum(dim=0) > 0
+    assert filled.tolist() == [True] * 4 * BATCH + [False] * 4
+    assert len({tuple(column.tolist()) for column in one["features"].t()[: 4 * BATCH]}) == 4 * BATCH
 
 
 def test_alone_nothing_is_gathered(tiny, toy_train):

@@ -12,9 +12,9 @@ from conftest import mini_batch
 from slow_families import SLOW
 
 from lavis_mafa import load_model
+from lavis_mafa.checkpoints import registered_name
 from lavis_mafa.connections.con_d import ModelDiscriminator, Oracle
 from lavis_mafa.connections.mining import MiningRule
-from lavis_mafa.checkpoints import registered_name
 from lavis_mafa.step import SoftLabels, StepSettings, run_step
 
 BATCH = 10

@@ -42,7 +42,8 @@ class Blip2Backbone:
         device = images.device.type
         if half and device == "cpu":
             logging.warning("the image encoder is in fp16, which a CPU cannot do: fp32 is used")
-            encoder.float()
+            with torch.inference_mode(False):  # weights may be trained later
+                encoder.float()
             half = False
         trained = any(weight.requires_grad for weight in weights)
         # LAVIS's fp16 leaves normalisations in fp32: autocast brings them together.

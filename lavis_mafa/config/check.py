@@ -137,6 +137,8 @@ def walk(value: Any, key: Key, path: str, report: Report, shipped: Any = UNSET) 
         return value
     if isinstance(value, str) and value not in key.words:
         _check_name(value, key, path, report)
+        if key.path and report.machine and os.path.exists(value):
+            return os.path.abspath(value)  # checkpoints remember it, wherever they are used
     return value
 
 
@@ -302,6 +304,10 @@ def _check_device(s: Settings, report: Report) -> None:
         report.add("run.device", "cuda is not available on this machine; use run.device: cpu")
     if s["run.device"] == "cpu" and s["run.amp"] and s["run.amp_dtype"] == "fp16":
         report.add("run.amp", "no fp16 on cpu; use run.amp_dtype: bf16 or run.amp: False")
+    if s["model.vit_precision"] == "fp16" and s["model.freeze_vit"] is False:
+        report.add(
+            "model.vit_precision", "fp16 is for a frozen ViT; train it in fp32 (run.amp: True)"
+        )
     if s["run.device"] == "cpu" and s["model.vit_precision"] == "fp16":
         if str(s["model.arch"]).endswith(keys.MAFA_SUFFIX):
             report.note("model.vit_precision", "no fp16 on cpu; fp32 is used")
@@ -396,8 +402,13 @@ def _check_sizes(s: Settings, report: Report, training: bool) -> None:
 
 def _check_mafa(s: Settings, report: Report) -> None:
     soft = "model.mafa.soft_labels"
+    kind = s[f"{soft}.type"]
+    if kind == "momentum" and s["model.arch"] and s["model.queue_size"] is None:
+        why = f"{s['model.arch']} has no momentum encoders; use smoothed or one_hot"
+        report.add(f"{soft}.type", f"momentum: {why}")
     random = s["run.evaluate"] is False and s["run.grit.enabled"] is False
-    if random and s[f"{soft}.type"] not in (None, "one_hot") and s[f"{soft}.start_epoch"] is None:
+    later = kind in ("smoothed", "consistency") and s[f"{soft}.start_epoch"] is None
+    if random and later:
         why = "first grouped epoch, and run.grit.enabled is False: labels stay one-hot; use 0"
         report.note(f"{soft}.start_epoch", why)
     rule = "model.mafa.connections"

@@ -172,6 +172,7 @@ def complete(
         The whole config, the problems (none: it can work) and the notes.
     """
     user = {str(name): value for name, value in user.items()}
+    user = _without_con_d(user)
     early = Report(SCHEMA)  # what is wrong with the names that decide which keys there are
     shipped: dict[str, Any] = {}
     keys = dict(SCHEMA.keys)
@@ -196,6 +197,16 @@ def complete(
     if "preprocess" in shipped:
         config["preprocess"] = shipped["preprocess"]
     return config, [*early.problems, *report.problems], report.notes
+
+
+def _without_con_d(user: dict[str, Any]) -> dict[str, Any]:
+    """A config that only evaluates mines nothing: Con-D is neither looked for nor built."""
+    run, model = user.get("run"), user.get("model")
+    mafa = model.get("mafa") if isinstance(model, dict) else None
+    only_evaluates = isinstance(run, dict) and run.get("evaluate") is True
+    if not only_evaluates or not isinstance(mafa, dict) or not mafa.get("con_d"):
+        return user
+    return {**user, "model": {**user["model"], "mafa": {**mafa, "con_d": None}}}
 
 
 def fill(config: dict[str, Any], key: Key, task: Any) -> None:

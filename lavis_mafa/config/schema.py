@@ -401,7 +401,8 @@ DATASET = {
 
 SCHEMA = Key("mapping", "a config file", keys={
     "run": Key("mapping", "what to run and how", needed=ALWAYS, keys=RUN),
-    "model": Key("mapping", "the model", needed=ALWAYS, keys={**MODEL, **MODEL_MAFA, **MODEL_PARTS}),
+    "model": Key("mapping", "the model", needed=ALWAYS,
+                 keys={**MODEL, **MODEL_MAFA, **MODEL_PARTS}),
     "datasets": Key("mapping", "datasets by registered builder", needed=ALWAYS,
                     other=Key("mapping", "one dataset", nullable=True, keys=DATASET)),
 })  # fmt: skip

@@ -20,10 +20,11 @@ TASKS = {
     "caption": ("zero-shot captions", "projects/mafa/eval/caption_toy.yaml"),
 }
 BLIND = "without stages 1 and 2"
-INTRO = """Stage 2 connects the Q-Former of stage 1 to a frozen language model by captions alone; then \
-it answers questions that it was never trained on with pictures. The language model is a tiny OPT \
-that knows this world from text: captions, and questions answered from descriptions. "{blind}" is \
-the same with an untrained Q-Former: what the language model guesses when it is shown noise."""
+INTRO = """Stage 2 connects the Q-Former of stage 1 to a frozen language model by captions alone; \
+then it answers questions that it was never trained on with pictures. The language model is a \
+tiny OPT that knows this world from text: captions, and questions answered from descriptions. \
+"{blind}" is the same with an untrained Q-Former: what the language model guesses when it is \
+shown noise."""
 NOTES = [
     "One seed of tiny models: differences of a few points are within the noise.",
     "Accuracy is the share of questions answered exactly; half of the questions for existence are "
@@ -78,9 +79,7 @@ def after_stage_1(
     return figures
 
 
-def make_runs(
-    args: argparse.Namespace, folder: Path, compared: Sequence[Branch]
-) -> dict[str, Run]:
+def make_runs(args: argparse.Namespace, folder: Path, compared: Sequence[Branch]) -> dict[str, Run]:
     """Stage 2 of every branch, then its evaluations; those of an untrained Q-Former need none."""
     below = folder / "stage2"
     common: dict[str, Any] = {

@@ -84,9 +84,8 @@ def _model_config(
     wrong = [option for option in options if "=" not in option]
     if wrong:
         raise ValueError(f"--options {' '.join(wrong)}: expected KEY=VALUE")
-    cfg = config_of(arch, model_type, checkpoint, content)
-    cfg = OmegaConf.merge(cfg, OmegaConf.from_dotlist(list(options)))
-    assert isinstance(cfg, DictConfig)
+    cfg = config_of(arch, str(model_type), checkpoint, content)
+    cfg.merge_with(OmegaConf.from_dotlist(list(options)))
     return model_cls, cfg
 
 

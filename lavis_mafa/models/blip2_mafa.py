@@ -9,7 +9,7 @@ from lavis.common.registry import registry
 from lavis.models.blip2_models.blip2_qformer import Blip2Qformer
 
 from lavis_mafa.backbones import Blip2Backbone
-from lavis_mafa.checkpoints import CONFIGS
+from lavis_mafa.checkpoints import CONFIGS, read_checkpoint
 from lavis_mafa.connections.con_d import Discriminator
 from lavis_mafa.models.blip2_parts import PREFIX, Blip2Parts, Parts
 from lavis_mafa.models.mafa_model import MafaModel, checkpoint_of, step_parts
@@ -68,8 +68,10 @@ class Blip2Mafa(MafaModel, Blip2Parts, Blip2Qformer):
         Raises:
             OSError: if weights or a tokenizer must be downloaded and cannot be.
         """
+        checkpoint = checkpoint_of(cfg)
+        content = read_checkpoint(checkpoint) if checkpoint else {}
         model = cls(
-            parts=Parts.from_config(cfg),
+            parts=Parts.from_config(cfg).less_than(content),
             vit_model=cfg.get("vit_model", "eva_clip_g"),
             img_size=cfg.get("image_size", 224),
             drop_path_rate=cfg.get("drop_path_rate", 0),
@@ -82,8 +84,7 @@ class Blip2Mafa(MafaModel, Blip2Parts, Blip2Qformer):
             max_txt_len=cfg.get("max_txt_len", 32),
             **step_parts(cfg),
         )
-        checkpoint = checkpoint_of(cfg)
-        model.finish(checkpoint)
+        model.finish(checkpoint, content)
         if cfg.get("freeze_vit", True) and PREFIX in model.random_parts:
             logging.warning(
                 "the frozen image encoder has RANDOM weights: neither model.vit_weights nor a "
@@ -92,6 +93,7 @@ class Blip2Mafa(MafaModel, Blip2Parts, Blip2Qformer):
         return model
 
     def _after_loading(self, missing: list[str]) -> None:
+        super()._after_loading(missing)
         if not any(name.startswith(PREFIX) for name in missing):
             self.random_parts = ()
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from transformers import AutoTokenizer
 
 from lavis_mafa.checkpoints import CONFIGS
+from lavis_mafa.models.beams import OneRowPerBeam
 from lavis_mafa.models.blip2_llm import Blip2Llm, load_language_part
 from lavis_mafa.models.blip2_parts import Parts
 
@@ -21,25 +22,9 @@ PRECISIONS = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float
 IGNORED = -100
 
 
-class PromptedOPT(OPTForCausalLM):
-    """LAVIS's OPT that can generate with any supported transformers.
-
-    LAVIS's own takes keys and values of earlier tokens under a name that ``generate`` no longer
-    uses, and wants soft prompts repeated for every beam, which newer versions do themselves.
-    """
-
-    def prepare_inputs_for_generation(
-        self,
-        input_ids: Tensor,
-        past_key_values: Any = None,
-        query_embeds: Tensor | None = None,
-        **kwargs: Any,
-    ) -> dict[str, Any]:
-        if query_embeds is not None and len(query_embeds) != len(input_ids):
-            query_embeds = query_embeds.repeat_interleave(len(input_ids) // len(query_embeds), 0)
-        return super().prepare_inputs_for_generation(
-            input_ids, query_embeds=query_embeds, past=past_key_values, **kwargs
-        )
+class PromptedOPT(OneRowPerBeam, OPTForCausalLM):
+    """LAVIS's OPT that can generate with any supported transformers, and keeps keys and values of
+    earlier tokens where LAVIS's own forgets them."""
 
 
 @registry.register_model("blip2_opt_mafa")

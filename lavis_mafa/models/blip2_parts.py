@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -11,10 +11,11 @@ import torch
 from lavis.models import clip_vit, eva_vit
 from lavis.models.blip2_models.blip2 import LayerNorm
 from lavis.models.blip2_models.Qformer import BertLMHeadModel
-from torch import Tensor, nn
+from torch import nn
 from transformers import BertConfig, BertTokenizerFast
 
-from lavis_mafa.checkpoints import find_config, read_checkpoint
+from lavis_mafa.checkpoints import find_config, read_checkpoint, resize_positions
+from lavis_mafa.models.beams import OneRowPerBeam
 from lavis_mafa.models.tokenizers import add_dec_token, build_tokenizer, from_hub
 from lavis_mafa.models.vit import begin_narrow
 
@@ -52,6 +53,20 @@ class Parts:
         names = ("tokenizer", "vit", "vit_weights", "bert_weights", "q_former_config")
         return cls(**{name: cfg[name] for name in names if name in cfg})
 
+    def less_than(self, content: dict[str, Any]) -> Parts:
+        """Without the weights that a checkpoint brings along: they need not be had twice."""
+        state = content.get("model", content)
+        parts = self
+        if any(key.startswith(PREFIX) for key in state):
+            parts = replace(parts, vit_weights=None)
+        if any(key.startswith("Qformer.") for key in state):
+            parts = replace(parts, bert_weights=None)
+        return parts
+
+
+class QFormer(OneRowPerBeam, BertLMHeadModel):
+    """LAVIS's Q-Former."""
+
 
 class Blip2Parts:
     """Mixin before LAVIS's BLIP-2 classes: their constructors call these methods.
@@ -59,8 +74,8 @@ class Blip2Parts:
     LAVIS's own download every part. A class sets `parts` before it calls LAVIS's constructor.
 
     Attributes:
-        random_parts: prefixes of frozen weights that came from nowhere; a checkpoint must have
-            them.
+        random_parts: prefixes of weights that are random until a checkpoint brings them; if they
+            are frozen, one must.
     """
 
     parts: Parts
@@ -85,7 +100,9 @@ class Blip2Parts:
         if weights:
             load_image_encoder(encoder, weights)
         self.random_parts = () if weights else (PREFIX,)
-        if precision == "fp16":
+        if precision == "fp16" and not torch.cuda.is_available():
+            logging.warning("model.vit_precision: no fp16 without a GPU, fp32 is used")
+        elif precision == "fp16":
             eva_vit.convert_weights_to_fp16(encoder)
         return encoder, LayerNorm(encoder.num_features)
 
@@ -99,12 +116,10 @@ class Blip2Parts:
         config.cross_attention_freq = cross_attention_freq
         config.query_length = num_query_token
         if self.parts.bert_weights:
-            former = from_hub(
-                BertLMHeadModel.from_pretrained, self.parts.bert_weights, config=config
-            )
+            former = from_hub(QFormer.from_pretrained, self.parts.bert_weights, config=config)
         else:
             config.vocab_size = len(self.tokenizer)  # type: ignore[attr-defined]
-            former = BertLMHeadModel(config)
+            former = QFormer(config)
         queries = torch.zeros(1, num_query_token, config.hidden_size)
         return former, nn.Parameter(queries.normal_(std=config.initializer_range))
 
@@ -179,11 +194,3 @@ def load_image_encoder(encoder: nn.Module, url_or_filename: str) -> None:
         )
     encoder.load_state_dict(state, strict=False)
     logging.info("image encoder from %s", url_or_filename)
-
-
-def resize_positions(encoder: nn.Module, state: dict[str, Tensor]) -> None:
-    """Bring the position embeddings in an encoder's state to its image size, in place."""
-    if "positional_embedding" in state:
-        clip_vit.interpolate_pos_embed(encoder, state)
-    elif "pos_embed" in state:
-        eva_vit.interpolate_pos_embed(encoder, state)

@@ -17,10 +17,15 @@ from transformers import BertConfig
 from lavis_mafa.backbones import BlipBackbone
 from lavis_mafa.checkpoints import CONFIGS, find_config
 from lavis_mafa.connections.con_d import Discriminator
+from lavis_mafa.models.beams import OneRowPerBeam
 from lavis_mafa.models.mafa_model import MafaModel, checkpoint_of, momentum_of, step_parts
 from lavis_mafa.models.tokenizers import BERT, add_blip_tokens, build_tokenizer, from_hub
 from lavis_mafa.models.vit import build_vit
 from lavis_mafa.step import StepSettings
+
+
+class Decoder(OneRowPerBeam, XBertLMHeadDecoder):
+    """LAVIS's text decoder."""
 
 
 @registry.register_model("blip_mafa")
@@ -124,7 +129,7 @@ class BlipMafa(MafaModel, BlipBase):
         model = cls(
             image_encoder=build_vit(cfg, from_parts),
             text_encoder=_bert(XBertEncoder, cfg, from_parts, tokenizer, add_pooling_layer=False),
-            text_decoder=_bert(XBertLMHeadDecoder, cfg, from_parts, tokenizer),
+            text_decoder=_bert(Decoder, cfg, from_parts, tokenizer),
             tokenizer=tokenizer,
             embed_dim=cfg.get("embed_dim", 256),
             temp=cfg.get("temp", 0.07),

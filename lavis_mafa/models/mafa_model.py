@@ -64,12 +64,17 @@ class MafaModel:
         """Retrieval scores; ``task_cfg.k_test`` candidates are re-ranked by ITM."""
         return compute_sim_matrix(self.backbone, data_loader, task_cfg.get("k_test", 128))
 
-    def load_checkpoint(self, url_or_filename: str) -> Any:
-        """Load the weights of a checkpoint of this family."""
-        checkpoint = read_checkpoint(url_or_filename)
+    def load_checkpoint(self, url_or_filename: str, content: dict[str, Any] | None = None) -> Any:
+        """Load the weights of a checkpoint of this family.
+
+        Args:
+            content: of the file, if it has been read already.
+        """
+        origin = str(url_or_filename)
+        content = content or read_checkpoint(origin)
         model: Any = self
-        check_origin(checkpoint, registered_name(type(self)), model.tokenizer, str(url_or_filename))
-        loaded = load_state(model, checkpoint.get("model", checkpoint), str(url_or_filename))
+        check_origin(content, registered_name(type(self)), model.tokenizer, origin)
+        loaded = load_state(model, content.get("model", content), origin)
         self._after_loading(loaded.missing_keys)
         return loaded
 
@@ -82,10 +87,10 @@ class MafaModel:
         if self.momentum_encoders is not None and any("_m." in name for name in missing):
             self.momentum_encoders.copy_params()
 
-    def finish(self, checkpoint: str | None) -> Any:
+    def finish(self, checkpoint: str | None, content: dict[str, Any] | None = None) -> Any:
         """Load the checkpoint, if there is one, and share a frozen image encoder with Con-D."""
         if checkpoint:
-            self.load_checkpoint(checkpoint)
+            self.load_checkpoint(checkpoint, content)
         if isinstance(self.con_d, ModelDiscriminator) and self.con_d.share_encoder(self):
             logging.info("Con-D has the same frozen image encoder: it runs once per mini-batch")
         return self

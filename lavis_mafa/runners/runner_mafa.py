@@ -53,6 +53,7 @@ class RunnerMafa(RunnerBase):
         self._wrapped_model: Any
         self._scaler: Any
         self._lr_sched: Any
+        self._static_graph = False
         super().__init__(cfg, task, model, datasets, job_id)
         self.rank, self.world_size = get_rank(), get_world_size()
         self.log = RunLog(
@@ -102,12 +103,21 @@ class RunnerMafa(RunnerBase):
                 unused = self.run_cfg.get("find_unused_parameters")
                 if unused is None:
                     unused = getattr(self._model, "has_unused_parameters", False)
+                self._static_graph = bool(unused) and self._recomputes
                 self._wrapped_model = DistributedDataParallel(
                     self._model,
                     device_ids=[self.device.index] if self.cuda_enabled else None,
-                    find_unused_parameters=bool(unused),
+                    find_unused_parameters=bool(unused) and not self._static_graph,
+                    static_graph=self._static_graph,
                 )
         return self._wrapped_model
+
+    @property
+    def _recomputes(self) -> bool:
+        """Whether activations are recomputed: DDP then finds unused weights only in a graph that
+        is the same at every step, and not where a step goes without averaging gradients."""
+        names = ("use_grad_checkpoint", "vit_grad_ckpt")
+        return any(self.config.model_cfg.get(name, False) for name in names)
 
     @property
     def amp_dtype(self) -> torch.dtype | None:
@@ -325,7 +335,7 @@ class RunnerMafa(RunnerBase):
     ) -> tuple[Any, dict[str, float]]:
         where = f"epoch {samples['epoch']}, step {samples['iters']}"
         # Gradients are averaged over ranks once a window, not with every mini-batch.
-        hold = self.use_distributed and not last_of_window
+        hold = self.use_distributed and not last_of_window and not self._static_graph
         with self.model.no_sync() if hold else nullcontext():
             with self._autocast():
                 if type(self.task).train_step is BaseTask.train_step:

@@ -182,7 +182,7 @@ WRONG = [
     ("model.finetuned", 3, "is not a string"),
     ("model.image_size", 33, "multiple of model.vit.patch_size 16"),
     ("model.vit.width", 65, "multiple of model.vit.heads 4"),
-    ("model.momentum", 0.9, "unknown key"),
+    ("model.num_query_token", 32, "unknown key"),
     ("model.freeze_vit", True, "unknown key"),
     ("run.train_splits", ["train", "val"], "use ['train']"),
     ("model.mafa.con_d", {"arch": "blip_vqa"}, "cannot judge"),

@@ -275,9 +275,7 @@ def test_vqa_is_trained_on_like_any_data_set(tmp_path):
 def test_questions_have_a_stream_of_their_own(tmp_path):
     few, many = (build(ToyVqaBuilder, tmp_path, questions_per_image=n) for n in (1, 12))
     np.testing.assert_array_equal(few["test"].images, many["test"].images)
-    texts = {
-        name: [asked["question"] for asked in split.annotation] for name, split in few.items()
-    }
+    texts = {name: [asked["question"] for asked in split.annotation] for name, split in few.items()}
     assert texts["train"][:10] != texts["val"] != texts["test"][:10]
     other = build(ToyVqaBuilder, tmp_path, questions_per_image=1, seed=1)["test"]
     assert [asked["question"] for asked in other.annotation] != texts["test"]

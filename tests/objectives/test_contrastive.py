@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from lavis_mafa.objectives.contrastive import (
     consistency_loss,
     contrastive_loss,
+    distilled_labels,
     labels_from_positives,
     mix,
     smooth,
@@ -120,3 +121,16 @@ def test_bad_input_is_named():
         labels_from_positives(torch.tensor([[True, False], [False, False]]))
     with pytest.raises(ValueError, match="alpha"):
         smooth(torch.eye(2), 1.5)
+
+
+def test_a_dropped_candidate_leaves_a_distribution_to_the_rest():
+    """Also where the momentum encoder gave nearly everything to it."""
+    sim = torch.tensor([[-10.0, 95.0, -12.0]])
+    dropped = torch.tensor([[False, True, False]])
+    labels = distilled_labels(sim, dropped)
+    assert labels[0, 1] == 0 and labels.sum().item() == pytest.approx(1.0)
+    expected = torch.softmax(torch.tensor([-10.0, -12.0]), 0)
+    assert torch.allclose(labels[0, [0, 2]], expected)
+    assert torch.allclose(distilled_labels(sim), sim.softmax(1))
+    sim.requires_grad_()
+    assert not distilled_labels(sim).requires_grad

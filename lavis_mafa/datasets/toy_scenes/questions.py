@@ -82,7 +82,9 @@ def make_questions(
             f"questions per scene: {per_scene}, expected a number from 1 to {MAX_QUESTIONS}"
         )
     if "exists" not in kinds or not set(kinds) <= set(QUESTION_TYPES):
-        raise ValueError(f"kinds of questions: {kinds}, expected exists and some of {QUESTION_TYPES}")
+        raise ValueError(
+            f"kinds of questions: {kinds}, expected exists and some of {QUESTION_TYPES}"
+        )
     things = [_things(scene) for scene in scenes]
     grounds = [BACKGROUNDS[scene["background"] - 1] for scene in scenes]
     asked = []

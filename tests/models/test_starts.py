@@ -1,0 +1,141 @@
+"""What a model begins with: seeds, momentum, frozen parts, files named by relative paths."""
+
+from __future__ import annotations
+
+import copy
+import os
+
+import pytest
+import torch
+from conftest import ROOT, mini_batch
+from omegaconf import OmegaConf
+
+from lavis_mafa import load_model
+from lavis_mafa.checkpoints import registered_name
+from lavis_mafa.config import ConfigError, load_config
+from lavis_mafa.models import AlbefMafa, Blip2Mafa, BlipMafa
+from lavis_mafa.step import SoftLabels, StepSettings, run_step
+
+FAMILIES = {"albef": AlbefMafa, "blip": BlipMafa, "blip2": Blip2Mafa}
+
+
+def config_of(cls, **changes):
+    cfg = OmegaConf.load(cls.default_config_path("tiny")).model
+    return OmegaConf.merge(cfg, changes)
+
+
+def toy(family, *options, machine=True):
+    path = ROOT / f"projects/mafa/train/{family}_toy.yaml"
+    return load_config(path, list(options), machine=machine)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_con_d_leaves_the_models_own_start_as_it_is(tmp_path, family):
+    cls = FAMILIES[family]
+    torch.save({"model": cls.from_config(config_of(cls)).state_dict()}, tmp_path / "c.pth")
+    con_d = {"arch": f"{family}_mafa", "model_type": "tiny", "checkpoint": f"{tmp_path}/c.pth"}
+    starts = []
+    for mafa in ({}, {"con_d": con_d}):
+        torch.manual_seed(9)
+        model = cls.from_config(config_of(cls, mafa=mafa))
+        starts.append((model.state_dict(), torch.rand(1)))
+        assert (model.con_d is not None) == bool(mafa)
+    (plain, draw), (judged, other) = starts
+    assert all(torch.equal(plain[key], judged[key]) for key in plain) and draw == other
+
+
+@pytest.mark.parametrize("family", ["albef", "blip"])
+def test_momentum_encoders_begin_equal_and_can_be_copied(toy_train, family):
+    cls = FAMILIES[family]
+    cfg = config_of(cls, mafa={"soft_labels": {"type": "momentum"}}, queue_size=30)
+    model = cls.from_config(cfg)
+    for encoder, momentum in model.model_pairs:
+        for one, other in zip(encoder.parameters(), momentum.parameters(), strict=True):
+            assert torch.equal(one, other) and not other.requires_grad
+    samples = mini_batch(toy_train, range(6), epoch=3)
+    twin = copy.deepcopy(model)
+    model(samples).loss.backward()
+    assert all(p.grad is None for n, p in model.named_parameters() if "_m." in n)
+    # Of a checkpoint without them they begin equal as well.
+    plain = cls.from_config(config_of(cls))
+    torch.manual_seed(1)
+    state = {key: torch.randn_like(v) * 0.05 for key, v in plain.named_parameters()}
+    model.load_state_dict(state, strict=False)
+    model._after_loading([key for key in model.state_dict() if "_m." in key])
+    assert torch.equal(model.text_proj_m.weight, state["text_proj.weight"])
+    assert not torch.equal(twin.text_proj_m.weight, state["text_proj.weight"])
+
+
+def test_momentum_is_refused_where_there_is_none(tiny, toy_train):
+    with pytest.raises(ConfigError, match="blip2_mafa has no momentum encoders"):
+        toy("blip2", "model.mafa.soft_labels.type=momentum")
+    settings = StepSettings(soft_labels=SoftLabels("momentum"))
+    with pytest.raises(ValueError, match="momentum encoders belong"):
+        run_step(tiny.backbone, mini_batch(toy_train, range(3)), settings)
+    for family in ("albef", "blip"):
+        options = ["model.mafa.soft_labels.type=momentum", "model.queue_size=77"]
+        cfg = toy(family, *options, "run.grit.enabled=False")
+        assert cfg.model_cfg.queue_size == 77
+        assert not any("one-hot" in note for note in cfg.notes)
+
+
+def test_a_vit_in_fp16_cannot_be_trained():
+    with pytest.raises(ConfigError, match="fp16 is for a frozen ViT"):
+        toy("blip2", "model.vit_precision=fp16")
+    cfg = toy("blip2", "model.vit_precision=fp16", "model.freeze_vit=True")
+    assert any("no fp16 on cpu; fp32 is used" in note for note in cfg.notes)
+
+
+def test_files_are_remembered_wherever_they_are_used(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    torch.save({"model": load_model("blip2_mafa", "tiny").state_dict()}, "vit.pth")
+    cfg = toy("blip2", "model.vit_weights=vit.pth", "model.freeze_vit=True")
+    assert cfg.model_cfg.vit_weights == os.path.join(tmp_path.resolve(), "vit.pth")
+    model = Blip2Mafa.from_config(cfg.model_cfg)
+    frozen = {key: v for key, v in model.state_dict().items() if key.startswith("visual_encoder.")}
+    kept = {key: v for key, v in model.state_dict().items() if key not in frozen}
+    torch.save({"model": kept, "config": cfg.to_dict()}, tmp_path / "trained.pth")
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    again = load_model("blip2_mafa", checkpoint=str(tmp_path / "trained.pth"))
+    assert all(torch.equal(again.state_dict()[key], value) for key, value in frozen.items())
+    # A checkpoint with an image encoder of its own needs no other.
+    (tmp_path / "vit.pth").unlink()
+    torch.save({"model": model.state_dict(), "config": cfg.to_dict()}, tmp_path / "whole.pth")
+    assert load_model("blip2_mafa", checkpoint=str(tmp_path / "whole.pth")) is not None
+    with pytest.raises(FileNotFoundError, match="vit.pth"):
+        load_model("blip2_mafa", checkpoint=str(tmp_path / "trained.pth"))
+
+
+def test_a_config_that_only_evaluates_asks_for_no_con_d():
+    options = ["model.mafa.con_d.arch=blip2_mafa", "model.mafa.con_d.model_type=tiny"]
+    with pytest.raises(ConfigError, match="con_d.checkpoint"):
+        toy("blip2", *options)
+    cfg = toy("blip2", *options, "run.evaluate=True")
+    assert cfg.model_cfg.mafa.con_d is None
+
+
+def test_a_class_derived_from_a_registered_one_loads_its_checkpoints(tmp_path):
+    class Mine(BlipMafa):
+        pass
+
+    assert registered_name(Mine) == "blip_mafa"
+    cfg = config_of(BlipMafa)
+    config = {"model": OmegaConf.to_container(cfg)}
+    torch.save({"model": Mine.from_config(cfg).state_dict(), "config": config}, tmp_path / "c.pth")
+    Mine.from_config(
+        OmegaConf.merge(cfg, {"load_finetuned": True, "finetuned": f"{tmp_path}/c.pth"})
+    )
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_a_small_vit_is_told_is_done(family):
+    name = "use_grad_checkpoint" if family == "blip2" else "vit_grad_ckpt"
+    changes = {name: True} if family == "blip2" else {name: True, "vit_ckpt_layer": 2}
+    encoder = FAMILIES[family].from_config(config_of(FAMILIES[family], **changes)).visual_encoder
+    recomputing = getattr(encoder, "use_checkpoint", False) or any(
+        "forward" in vars(block)
+        for block in encoder.blocks  # fairscale puts its own there
+    )
+    assert recomputing
