@@ -24,6 +24,7 @@ from lavis_mafa.demo.image_start import train_image_start
 from lavis_mafa.demo.measure import measure, negatives_of
 from lavis_mafa.demo.page import print_tables, tables_of, write_page, write_summary
 from lavis_mafa.demo.runs import ROOT, forget_earlier_runs, run_all
+from lavis_mafa.demo.stage2 import after_stage_1
 from lavis_mafa.runners.checkpoint import save_atomically
 
 COMPARED = ("base", "grit", "s_itc", "mafa")
@@ -103,8 +104,6 @@ def main(argv: list[str] | None = None) -> int:
     page = write_page(folder / "report.html", tables, compared, splits["train"], settings)
     print(f"\ndone in {seconds:.0f} s; look at {page}")
     if args.stage2:
-        from lavis_mafa.demo.stage2 import after_stage_1
-
         after_stage_1(args, folder, splits["train"].world, [branches["base"], branches["mafa"]])
     return 0
 
