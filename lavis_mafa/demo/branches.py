@@ -75,9 +75,12 @@ def make_branches(args: argparse.Namespace, folder: Path, image_start: Path) -> 
     branches = [
         branch("warm_up", "shared warm-up, random mini-batches", warm_up, start=None),
         branch("s_itc", "S-ITC", grouped),
-        branch("grit", family.grit, {**grouped, **plain_labels}),
-        branch("con_d", "Con-D's fine-tuning for retrieval", fine_tuning, start="s_itc"),
-        branch("mafa", "MAFA", grouped, con_d="con_d"),
         branch("base", family.base, {**compared, **plain, **sampled}),
+        branch("con_d", "Con-D's fine-tuning for retrieval", fine_tuning, start=family.con_d_from),
+        branch("mafa", "MAFA", grouped, con_d="con_d"),
+        branch("grit", family.grit, {**grouped, **plain_labels}),
     ]
+    # Others wait for what Con-D begins with.
+    urgent = ("warm_up", family.con_d_from, "con_d", "mafa")
+    branches.sort(key=lambda one: one.name not in urgent)
     return {branch.name: branch for branch in branches}

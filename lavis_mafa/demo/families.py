@@ -16,6 +16,8 @@ class Family:
         base, grit: what the systems without MAFA are called.
         consistency: whether the system with GRIT alone has GRIT-VLP's consistency loss.
         frozen: whether the image encoder stays as it begins.
+        con_d_from: the system that Con-D is before it is fine-tuned: with GRIT and S-ITC (MAFA F),
+            or the plain one (BLIP-2, MAFA G.7).
     """
 
     name: str
@@ -23,6 +25,7 @@ class Family:
     grit: str
     consistency: bool = False
     frozen: bool = False
+    con_d_from: str = "s_itc"
 
     @property
     def arch(self) -> str:
@@ -49,5 +52,5 @@ class Family:
 FAMILIES = {
     "albef": Family("albef", "ALBEF-base", "GRIT-VLP", consistency=True),
     "blip": Family("blip", "BLIP", "BLIP + GRIT"),
-    "blip2": Family("blip2", "BLIP-2", "BLIP-2 + GRIT", frozen=True),
+    "blip2": Family("blip2", "BLIP-2", "BLIP-2 + GRIT", frozen=True, con_d_from="base"),
 }

@@ -19,7 +19,9 @@ TASKS = {
     "vqa": ("zero-shot VQA", "projects/mafa/eval/vqa_toy.yaml"),
     "caption": ("zero-shot captions", "projects/mafa/eval/caption_toy.yaml"),
 }
-BLIND = "without stages 1 and 2"
+SCALES = {"vqa": 1.0, "caption": 100.0}  # scores of captions come as shares
+UNTOLD = ("epoch", "time", "agg_metrics")
+BLIND = "untrained"
 INTRO = """Stage 2 connects the Q-Former of stage 1 to a frozen language model by captions alone; \
 then it answers questions that it was never trained on with pictures. The language model is a \
 tiny OPT that knows this world from text: captions, and questions answered from descriptions. \
@@ -130,8 +132,8 @@ def figures_of(folder: Path, name: str) -> dict[str, float]:
     for task in TASKS:
         told = read_log(folder / f"{name}_{task}", "eval")[-1]
         for key, value in told.items():
-            if isinstance(value, (int, float)) and key not in ("epoch", "agg_metrics"):
-                figures[f"{task}_{key}"] = float(value)
+            if isinstance(value, (int, float)) and key not in UNTOLD:
+                figures[f"{task}_{key}"] = float(value) * SCALES[task]
     return figures
 
 

@@ -30,6 +30,8 @@ from lavis_mafa.datasets.toy_scenes import (
     make_captions,
     make_questions,
     make_scenes,
+    possible_answers,
+    vocabulary,
 )
 
 STEPS = 850
@@ -37,6 +39,7 @@ BATCH_SIZE = 32
 ECHO_STEPS = 0.2  # share of the steps before the first question
 LR, MATRIX_LR = 1e-3, 4e-3
 WARM_UP = 30
+RAREST = 3  # how often a token must occur
 PROMPT = "Question: {} Answer:"
 
 # OPT's numbers and uses of them: </s> begins, ends and divides texts.
@@ -58,6 +61,7 @@ def make_tiny_opt(
     steps: int = STEPS,
     seed: int = 0,
     batch_size: int = BATCH_SIZE,
+    examined: int = 200,
 ) -> dict[str, float]:
     """Make tokenizer and model from nothing and save them, fp32.
 
@@ -66,6 +70,7 @@ def make_tiny_opt(
         world: what is talked about, and how.
         steps: mini-batches of ``batch_size`` documents.
         seed: of scenes, documents and weights.
+        examined: scenes that it is asked about in the end.
 
     Returns:
         ``loss``, the mean of the last tenth of the steps, and of questions about scenes drawn
@@ -74,11 +79,12 @@ def make_tiny_opt(
         after nothing (``accuracy_blind``).
 
     Raises:
-        ValueError: if ``steps`` or ``batch_size`` is below 1.
+        ValueError: if ``steps``, ``batch_size`` or ``examined`` is below 1.
     """
-    if steps < 1 or batch_size < 1:
+    if min(steps, batch_size, examined) < 1:
         raise ValueError(
-            f"steps and batch_size are {steps} and {batch_size}, expected whole numbers from 1 up"
+            f"steps, batch_size and examined are {steps}, {batch_size} and {examined}, expected "
+            "whole numbers from 1 up"
         )
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -95,7 +101,7 @@ def make_tiny_opt(
     loss = _train(model, _batches(documents, batch_size, rng))
     # .bin: transformers 4.26 reads safetensors only where that package happens to be.
     model.save_pretrained(folder, safe_serialization=False)
-    shares = _examine(model, tokenizer, world, np.random.default_rng([seed, 1]))
+    shares = _examine(model, tokenizer, world, np.random.default_rng([seed, 1]), examined)
     return {"loss": loss, **shares}
 
 
@@ -155,10 +161,12 @@ def make_tokenizer(folder: Path, documents: list[Document]) -> Any:
     from tokenizers import ByteLevelBPETokenizer
 
     tokenizer = ByteLevelBPETokenizer()
+    texts = ["".join(text for text, _ in document if text != "</s>") for document in documents]
+    every_word = " ".join(["", *vocabulary(), *possible_answers()])
     tokenizer.train_from_iterator(
-        ["".join(text for text, _ in document if text != "</s>") for document in documents],
-        vocab_size=2000,  # more than there are words: each becomes one token
-        min_frequency=3,
+        [*texts, *[every_word] * RAREST],  # so that each word is one token
+        vocab_size=2000,  # more than it comes to
+        min_frequency=RAREST,
         special_tokens=SPECIAL_TOKENS,
         show_progress=False,
     )
@@ -322,28 +330,34 @@ def _padded(texts: list[list[int]], left: bool) -> tuple[Tensor, Tensor]:
 
 @torch.no_grad()
 def _examine(
-    model: Any, tokenizer: Any, world: WorldConfig, rng: np.random.Generator, scenes: int = 200
+    model: Any, tokenizer: Any, world: WorldConfig, rng: np.random.Generator, n: int
 ) -> dict[str, float]:
-    """Shares of six questions per scene that it answers right, by what it was told before."""
-    drawn = make_scenes(world, scenes, rng)
-    asked = make_questions(drawn, 6, rng)
-    full = _described(world, drawn, rng)
-    three = [make_captions(world, drawn, rng)[1] for _ in range(3)]
-    before = {
+    """Shares of six questions about each of n scenes that it answers right, by what it is told."""
+    scenes = make_scenes(world, n, rng)
+    asked = make_questions(scenes, 6, rng)
+    full = _described(world, scenes, rng)
+    captions = [make_captions(world, scenes, rng)[1] for _ in range(3)]
+    told = {
         "accuracy": [f"{text}</s>" for text in full],
-        "accuracy_captions": ["</s>" + "".join(f"{c[i]}\n" for c in three) for i in range(scenes)],
-        "accuracy_blind": ["</s>"] * scenes,
+        "accuracy_captions": [
+            "</s>" + "\n".join([*three, ""]) for three in zip(*captions, strict=True)
+        ],
+        "accuracy_blind": ["</s>"] * n,
     }
+    answers = [question.answer for questions in asked for question in questions]
+    wanted = torch.tensor([tokenizer.encode(f" {answer}").ids[0] for answer in answers])
     shares = {}
-    for name, told in before.items():
-        right = 0
-        for known, questions in zip(told, asked, strict=True):
-            prompts = [known + PROMPT.format(question.text) for question in questions]
-            ids, mask = _padded([tokenizer.encode(prompt).ids for prompt in prompts], left=True)
-            best = model(input_ids=ids, attention_mask=mask).logits[:, -1].argmax(-1).tolist()
-            wanted = [tokenizer.encode(f" {question.answer}").ids[0] for question in questions]
-            right += sum(a == b for a, b in zip(best, wanted, strict=True))
-        shares[name] = right / sum(map(len, asked))
+    for name, before in told.items():
+        prompts = [
+            tokenizer.encode(known + PROMPT.format(question.text)).ids
+            for known, questions in zip(before, asked, strict=True)
+            for question in questions
+        ]
+        said = []
+        for start in range(0, len(prompts), 120):
+            ids, mask = _padded(prompts[start : start + 120], left=True)
+            said.append(model(input_ids=ids, attention_mask=mask).logits[:, -1].argmax(-1))
+        shares[name] = float((torch.cat(said) == wanted).float().mean())
     return shares
 
 
