@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import tempfile
 
 import pytest
 import torch
@@ -166,8 +165,7 @@ def queue_of_two_steps(rank, train_set):
 @pytest.fixture(scope="module")
 def two_ranks(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")
-    with tempfile.NamedTemporaryFile() as file:
-        mp.spawn(one_rank, (file.name, str(folder)), nprocs=2)
+    mp.spawn(one_rank, (str(folder / "store"), str(folder)), nprocs=2)
     return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in (0, 1)]
 
 

@@ -252,7 +252,7 @@ def _new_model(vocabulary: int) -> Any:
         bos_token_id=END,
         eos_token_id=END,
     )
-    model = OPTForCausalLM(config)
+    model: Any = OPTForCausalLM(config)
     with torch.no_grad():
         positions = model.model.decoder.embed_positions.weight
         half = positions.shape[1] // 2
@@ -272,7 +272,7 @@ def _train(model: Any, batches: list[list[Encoded]]) -> float:
     matrices = [p for p in model.model.decoder.layers.parameters() if p.ndim == 2]
     taken = set(map(id, matrices))
     others = [p for p in model.parameters() if id(p) not in taken]
-    optimizers = [
+    optimizers: list[Any] = [
         torch.optim.AdamW([*others, *early.parameters()], LR, (0.9, 0.95), weight_decay=0.0),
         torch.optim.Muon(matrices, MATRIX_LR, weight_decay=0.01),
     ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import tempfile
 
 import pytest
 import torch
@@ -21,12 +20,11 @@ SIZE = 8
 
 
 @pytest.fixture
-def alone():
+def alone(tmp_path):
     """LAVIS's BLIP-2 needs a process group, if only of one."""
-    with tempfile.NamedTemporaryFile() as file:
-        dist.init_process_group("gloo", init_method=f"file://{file.name}", rank=0, world_size=1)
-        yield
-        dist.destroy_process_group()
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
 
 
 @pytest.fixture
@@ -46,7 +44,7 @@ def compare(ours, theirs, samples, skip=()):
     told = theirs({**samples, "epoch": 1, "iters": 3, "num_iters_per_epoch": 10})
     told.loss.backward()
     for name in ("loss_itc", "loss_itm", "loss_lm", "loss"):
-        assert float(mine[name]) == pytest.approx(float(told[name]), rel=1e-5), name
+        assert mine[name].item() == pytest.approx(told[name].item(), rel=1e-5), name
     gradients = {n: p.grad for n, p in theirs.named_parameters() if p.grad is not None}
     compared = 0
     for name, parameter in ours.named_parameters():

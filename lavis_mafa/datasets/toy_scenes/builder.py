@@ -195,8 +195,8 @@ class ToyScenesEval(_ToyScenes):
 class ToyScenesBuilder(BaseDatasetBuilder):  # type: ignore[misc]
     """Builds `train` (ToyScenesTrain), `val` and `test` (ToyScenesEval) of the toy world."""
 
-    train_dataset_cls = ToyScenesTrain
-    eval_dataset_cls = ToyScenesEval
+    train_dataset_cls: type[ToyPictures] = ToyScenesTrain
+    eval_dataset_cls: type[ToyPictures] = ToyScenesEval
     DATASET_CONFIG_DICT = {
         "default": str(_CONFIG_DIR / "dense.yaml"),
         "dense": str(_CONFIG_DIR / "dense.yaml"),
@@ -208,7 +208,7 @@ class ToyScenesBuilder(BaseDatasetBuilder):  # type: ignore[misc]
 
         Raises ValueError for unknown keys or values out of range in `build_info`.
         """
-        info: dict[str, Any] = OmegaConf.to_container(self.config.build_info, resolve=True)
+        info: Any = OmegaConf.to_container(self.config.build_info, resolve=True)
         own = self.take_own(info)
         world, data = read_build_info(info)
         kind = self.config.get("type", "default")

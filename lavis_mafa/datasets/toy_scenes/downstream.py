@@ -61,7 +61,7 @@ class ToyVqa(ToyPictures):
         self.image_ids: npt.NDArray[np.int64] = np.repeat(
             np.arange(len(questions)), [len(asked) for asked in questions]
         )
-        self.annotation = [
+        self.annotation: list[dict[str, Any]] = [
             {
                 "question_id": number,
                 "image": self.image_names[image],
