@@ -46,10 +46,7 @@ class Ranks:
 
     def images(self, images: Images, detach_features: bool = False) -> Images:
         """Images of all ranks; embeddings pass gradients, features unless detached."""
-        features = images.features
-        if features is not None:
-            features = self.gather(features, with_grad=not detach_features)
-            features = features.detach() if detach_features else features
+        features = self._features(images.features, detach_features)
         if self.world == 1:
             return dataclasses.replace(images, features=features)
         # What a family keeps for `tell` is large and stays on its rank.
@@ -62,10 +59,7 @@ class Ranks:
 
     def texts(self, texts: Texts, detach_features: bool = False) -> Texts:
         """Captions of all ranks, padded to the longest; gradients as `images`."""
-        features = texts.features
-        if features is not None:
-            features = self.gather(features, with_grad=not detach_features)
-            features = features.detach() if detach_features else features
+        features = self._features(texts.features, detach_features)
         if self.world == 1:
             return dataclasses.replace(texts, features=features)
         length = torch.tensor(texts.ids.shape[1], device=texts.ids.device)
@@ -80,6 +74,11 @@ class Ranks:
             embeds=embeds,
             features=features,
         )
+
+    def _features(self, features: Tensor | None, detach: bool) -> Tensor | None:
+        if features is None:
+            return None
+        return self.gather(features.detach() if detach else features, with_grad=True)
 
     def mean(self, values: Tensor) -> Tensor:
         """Mean of the ``(P,)`` values of all ranks, P different on each.

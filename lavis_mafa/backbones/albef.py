@@ -8,11 +8,11 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor
 
-from lavis_mafa.backbones.base import DotProduct, Images, Texts, all_visible, tokenize
+from lavis_mafa.backbones.base import FromFirstTokens, Images, Texts, all_visible, tokenize
 from lavis_mafa.objectives.language import IGNORED, mask_tokens
 
 
-class AlbefBackbone(DotProduct):
+class AlbefBackbone(FromFirstTokens):
     """Drives any LAVIS ALBEF: ``albef_mafa``, ``albef_pretrain``, ``albef_retrieval``.
 
     Args:
@@ -20,28 +20,9 @@ class AlbefBackbone(DotProduct):
             ``vision_proj``, ``text_proj``, ``itm_head``, ``temp``, ``tokenizer``, ``max_txt_len``.
     """
 
-    def __init__(self, model: Any) -> None:
-        self.model = model
-
     @property
     def _bert(self) -> Any:
         return getattr(self.model.text_encoder, "bert", self.model.text_encoder)
-
-    @property
-    def temperature(self) -> Tensor:
-        return self.model.temp
-
-    def see(self, images: Tensor) -> Tensor:
-        return self.model.visual_encoder.forward_features(images)
-
-    def encode_images(
-        self, images: Tensor, seen: Tensor | None = None, for_matching: bool = False
-    ) -> Images:
-        embeds = self.see(images) if seen is None else seen
-        if for_matching:
-            return Images(embeds)
-        features = F.normalize(self.model.vision_proj(embeds[:, 0]).float(), dim=-1)
-        return Images(embeds, features, seen=embeds)
 
     def encode_texts(
         self, captions: Sequence[str], max_length: int | None = None, for_matching: bool = False
@@ -52,7 +33,7 @@ class AlbefBackbone(DotProduct):
         ).last_hidden_state
         if for_matching:
             return Texts(tokens.input_ids, tokens.attention_mask, embeds)
-        features = F.normalize(self.model.text_proj(embeds[:, 0]).float(), dim=-1)
+        features = self.text_features(embeds)
         return Texts(tokens.input_ids, tokens.attention_mask, embeds, features)
 
     def match(self, images: Images, texts: Texts, image_of: Tensor, text_of: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -82,8 +83,31 @@ class Backbone(Protocol):
         """The learnable temperature (scalar parameter)."""
 
 
-class DotProduct:
-    """Comparing by one feature per image and text, as ALBEF and BLIP do."""
+class FromFirstTokens:
+    """ALBEF and BLIP: one feature, of the first token, for an image and for a text; dot product."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+
+    @property
+    def temperature(self) -> Tensor:
+        return self.model.temp
+
+    def see(self, images: Tensor) -> Tensor:
+        return self.model.visual_encoder.forward_features(images)
+
+    def encode_images(
+        self, images: Tensor, seen: Tensor | None = None, for_matching: bool = False
+    ) -> Images:
+        embeds = self.see(images) if seen is None else seen
+        if for_matching:
+            return Images(embeds)
+        features = F.normalize(self.model.vision_proj(embeds[:, 0]).float(), dim=-1)
+        return Images(embeds, features, seen=embeds)
+
+    def text_features(self, embeds: Tensor) -> Tensor:
+        """Features ``(N, E)`` of captions encoded as ``(N, L, D)``."""
+        return F.normalize(self.model.text_proj(embeds[:, 0]).float(), dim=-1)
 
     def similarity(self, image_features: Tensor, text_features: Tensor) -> Tensor:
         # In fp32 whatever the precision around: the temperature's gradient suffers otherwise.

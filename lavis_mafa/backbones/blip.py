@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-import torch.nn.functional as F
 from torch import Tensor
 
-from lavis_mafa.backbones.base import DotProduct, Images, Texts, all_visible, begin_with, tokenize
+from lavis_mafa.backbones.base import (
+    FromFirstTokens,
+    Images,
+    Texts,
+    all_visible,
+    begin_with,
+    tokenize,
+)
 from lavis_mafa.objectives.language import next_token_losses
 
 
-class BlipBackbone(DotProduct):
+class BlipBackbone(FromFirstTokens):
     """Drives any LAVIS BLIP: ``blip_mafa``, ``blip_pretrain``, ``blip_retrieval``,
     ``blip_image_text_matching``.
 
@@ -22,25 +27,6 @@ class BlipBackbone(DotProduct):
             ``text_decoder`` and ``temp``.
     """
 
-    def __init__(self, model: Any) -> None:
-        self.model = model
-
-    @property
-    def temperature(self) -> Tensor:
-        return self.model.temp
-
-    def see(self, images: Tensor) -> Tensor:
-        return self.model.visual_encoder.forward_features(images)
-
-    def encode_images(
-        self, images: Tensor, seen: Tensor | None = None, for_matching: bool = False
-    ) -> Images:
-        embeds = self.see(images) if seen is None else seen
-        if for_matching:
-            return Images(embeds)
-        features = F.normalize(self.model.vision_proj(embeds[:, 0]).float(), dim=-1)
-        return Images(embeds, features, seen=embeds)
-
     def encode_texts(
         self, captions: Sequence[str], max_length: int | None = None, for_matching: bool = False
     ) -> Texts:
@@ -48,7 +34,7 @@ class BlipBackbone(DotProduct):
         if for_matching:
             return Texts(tokens.input_ids, tokens.attention_mask)
         embeds = self.model.text_encoder.forward_text(tokens).last_hidden_state
-        features = F.normalize(self.model.text_proj(embeds[:, 0]).float(), dim=-1)
+        features = self.text_features(embeds)
         return Texts(tokens.input_ids, tokens.attention_mask, features=features)
 
     def match(self, images: Images, texts: Texts, image_of: Tensor, text_of: Tensor) -> Tensor:

@@ -202,6 +202,7 @@ def test_a_seed_makes_the_same_folder(tmp_path):
     for name, seed in (("first", 0), ("again", 0), ("other", 1)):
         make_tiny_opt(tmp_path / name, WORLD, steps=2, batch_size=4, seed=seed, examined=1)
         state = torch.load(tmp_path / name / "pytorch_model.bin", weights_only=True)
+        assert {value.dtype for value in state.values()} == {torch.float32}
         texts = [
             (tmp_path / name / file).read_text()
             for file in ("vocab.json", "merges.txt", "config.json")
@@ -209,6 +210,7 @@ def test_a_seed_makes_the_same_folder(tmp_path):
         read[name] = texts, torch.cat([value.flatten() for value in state.values()])
     assert read["first"][0] == read["again"][0]
     assert torch.equal(read["first"][1], read["again"][1])
+    assert read["first"][0][1] != read["other"][0][1]  # other documents, other merges
     assert read["other"][1].shape != read["first"][1].shape or not torch.equal(
         read["other"][1], read["first"][1]
     )
