@@ -6,10 +6,13 @@ import re
 
 import pytest
 import torch
-from runs import finish, records, run_here, start, weights
+from runs import ROOT, finish, records, run_here, start, weights
+
+from lavis_mafa import load_model
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 ON_GPU = {"run__device": "cuda"}
+BLIP2 = {"config": str(ROOT / "projects/mafa/train/blip2_toy.yaml")}
 
 
 @pytest.mark.parametrize("amp_dtype", ["fp16", "bf16"])
@@ -47,3 +50,38 @@ def test_the_estimate_of_memory_is_near_what_is_used(tmp_path):
     run_here(tmp_path, **ON_GPU, run__max_epoch=1)
     used = torch.cuda.max_memory_allocated() / 2**20
     assert 0.4 * used < estimate < 2.5 * used
+
+
+@pytest.mark.parametrize("amp_dtype", ["fp16", "bf16", None])
+def test_blip2_with_a_frozen_vit_in_fp16(tmp_path, amp_dtype):
+    """With and without mixed precision around it; Con-D has the same image encoder."""
+    torch.save({"model": load_model("blip2_mafa", "tiny").state_dict()}, tmp_path / "vit.pth")
+    frozen = {
+        **BLIP2,
+        **ON_GPU,
+        "model__freeze_vit": True,
+        "model__vit_precision": "fp16",
+        "model__vit_weights": tmp_path / "vit.pth",
+    }
+    mixed = {"run__amp": amp_dtype is not None, "run__amp_dtype": amp_dtype or "fp16"}
+    run_here(tmp_path / "con_d", **frozen, run__max_epoch=1)
+    con_d = {
+        "model__mafa__con_d__arch": "blip2_mafa",
+        "model__mafa__con_d__model_type": "tiny",
+        "model__mafa__con_d__checkpoint": tmp_path / "con_d/job/checkpoint_last.pth",
+    }
+    runner = run_here(tmp_path / "mafa", **frozen, **mixed, **con_d, run__max_epoch=2)
+    assert runner._model.con_d.shares_encoder
+    losses = [r["loss"] for r in records(tmp_path / "mafa", "step")]
+    assert losses[-1] < losses[0]
+    weight = runner._model.visual_encoder.patch_embed.proj.weight
+    assert weight.dtype is torch.float16 and weight.device.type == "cuda"
+    images = torch.randn(3, 3, 32, 32, device="cuda")
+    assert len(runner._model.eval().generate({"image": images.half()}, max_length=12)) == 3
+
+
+def test_blip2_on_a_gpu_is_blip2_on_a_cpu(tmp_path):
+    run_here(tmp_path / "gpu", **BLIP2, **ON_GPU, run__max_epoch=2)
+    run_here(tmp_path / "cpu", **BLIP2, run__max_epoch=2)
+    gpu, cpu = ([r["loss"] for r in records(tmp_path / d, "step")] for d in ("gpu", "cpu"))
+    assert gpu == pytest.approx(cpu, rel=0.02)

@@ -173,7 +173,7 @@ class ToyVqaBuilder(ToyScenesBuilder):
     def make_dataset(
         self, name: str, arrays: Arrays, world: WorldConfig, data: Mapping[str, int]
     ) -> ToyVqa:
-        stream = np.random.default_rng([data["seed"], 0, _QUESTION_STREAM])
+        stream = np.random.default_rng([data["seed"], SPLITS.index(name), _QUESTION_STREAM])
         questions = make_questions(arrays["scenes"], data["questions_per_image"], stream)
         processors = self._processors("train" if name == "train" else "eval")
         return ToyVqa(arrays, world, questions, **processors, name=name)
