@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from lavis_mafa.analysis.report import Table, write_report
 from lavis_mafa.demo.branches import Branch
 from lavis_mafa.demo.page import print_tables, write_summary
@@ -49,6 +51,7 @@ def after_stage_1(
         Figures by branch name.
     """
     began = time.time()
+    torch.set_num_threads(1)  # two wait for each other longer than they help so small a model
     print("\n1/2 a language model that knows the world from text alone", flush=True)
     steps = {} if args.opt_steps is None else {"steps": args.opt_steps}
     knows = make_tiny_opt(folder / "opt", world, seed=args.seed, **steps)

@@ -96,7 +96,7 @@ def make_tiny_opt(
     mixed = _echoes(world, echoed, rng) + _answered(world, rest - echoed, rng)
     mixed = [mixed[i] for i in rng.permutation(len(mixed))]
     documents = _encode(tokenizer, _echoes(world, first, rng) + mixed)
-    pass
+    torch.manual_seed(seed)
     model = _new_model(tokenizer.get_vocab_size())
     loss = _train(model, _batches(documents, batch_size, rng))
     # .bin: transformers 4.26 reads safetensors only where that package happens to be.

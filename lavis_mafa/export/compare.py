@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lavis_mafa.export.source import image_size, language_model
+
 # Of the largest output of a kind: float32 noise of a deep model stays well below.
 TOLERANCE = 1e-4
 
@@ -28,8 +30,6 @@ def compare(model: Any, folder: Path, batch: int = 2, length: int = 9, seed: int
         ValueError: if one is above `TOLERANCE` times the largest output of its kind (or 1).
     """
     from transformers import Blip2Config
-
-    from lavis_mafa.export.hugging_face import image_size, language_model
 
     generator = torch.Generator().manual_seed(seed)
     size = image_size(model)

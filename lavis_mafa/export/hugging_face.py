@@ -21,7 +21,8 @@ from lavis.models.eva_vit import VisionTransformer
 from lavis.processors.blip_processors import BlipImageBaseProcessor
 from torch import Tensor, nn
 
-from lavis_mafa.export.source import build_model
+from lavis_mafa.export.compare import compare
+from lavis_mafa.export.source import build_model, image_size, language_model
 
 # LAVIS's defaults of Blip2OPT.generate and Blip2T5.generate.
 GENERATION = {"num_beams": 5, "max_new_tokens": 30, "length_penalty": 1.0, "do_sample": False}
@@ -85,7 +86,6 @@ def export_hugging_face(
             the outputs differ; nothing is left behind then.
         ImportError: if transformers is too old.
     """
-    from lavis_mafa.export.compare import compare
 
     _require_transformers()
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
@@ -151,11 +151,6 @@ def write_folder(model: Any, folder: Path, dtype: torch.dtype = torch.float32) -
     for file in folder.glob("*.safetensors"):  # some versions make them for the owner alone
         file.chmod((folder / "config.json").stat().st_mode)
     return model_cls.__name__
-
-
-def language_model(model: Any) -> Any:
-    """OPT or T5 of stage 2, None for stage 1."""
-    return getattr(model, "opt_model", None) or getattr(model, "t5_model", None)
 
 
 def round_weights(model: nn.Module, dtype: torch.dtype) -> None:
@@ -251,11 +246,6 @@ def to_hf_config(model: Any, image_token: int | None) -> Any:
         settings["text_config"] = _text_config(model, spoken)
         settings["image_token_index"] = image_token
     return Blip2Config(vision_config=vision, qformer_config=query, **settings)
-
-
-def image_size(model: Any) -> int:
-    """Side of the square images that a model takes, in pixels."""
-    return int(model.visual_encoder.patch_embed.img_size[0])
 
 
 def _text_config(model: Any, spoken: Any) -> dict[str, Any]:

@@ -113,3 +113,13 @@ def _refuse_clip(vit_model: str) -> None:
             "embeddings before the first layer and uses QuickGELU, and Hugging Face's "
             "Blip2VisionModel has neither such a layer nor such a setting. Only EVA's ViT-g can."
         )
+
+
+def language_model(model: Any) -> Any:
+    """OPT or T5 of stage 2, None for stage 1."""
+    return getattr(model, "opt_model", None) or getattr(model, "t5_model", None)
+
+
+def image_size(model: Any) -> int:
+    """Side of the square images that a model takes, in pixels."""
+    return int(model.visual_encoder.patch_embed.img_size[0])
