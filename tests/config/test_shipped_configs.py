@@ -2,60 +2,26 @@
 
 from __future__ import annotations
 
-import functools
-import os
 import re
 import shlex
-import subprocess
-from pathlib import Path
 
 import pytest
 from conftest import ROOT
 from omegaconf import OmegaConf
+from shipped import (
+    EVAL,
+    FOUR_MILLION,
+    SHIPPED,
+    STAGE_1,
+    TRAIN,
+    head_of,
+    last,
+    loaded,
+    step_of,
+    told_options,
+)
 
 from lavis_mafa.config import load_config
-from lavis_mafa.models.mafa_model import checkpoint_of
-from lavis_mafa.step import StepSettings
-
-PROJECTS = ROOT / "projects"
-TRAIN, EVAL = PROJECTS / "mafa/train", PROJECTS / "mafa/eval"
-STAGE_1 = PROJECTS / "mafa/blip2_stage1.yaml"
-SHIPPED = sorted(PROJECTS.rglob("*.y*ml"))
-SCRIPTS = sorted((ROOT / "run_scripts").rglob("*.sh"))
-EVAL_SCRIPTS = [path for path in SCRIPTS if path.parent == ROOT / "run_scripts/mafa/eval"]
-ANNOTATIONS = "datasets.image_text_json.build_info.annotations.{}.storage={}.json"
-FOUR_MILLION = ["coco_caption", "vg_caption", "sbu_caption", "conceptual_caption_3m"]
-
-
-def needed(path, options=()):
-    """The options that a config for one's own data or language model cannot do without."""
-    if "own_data" in path.stem:
-        splits = ("train", "val", "test") if path.parent.name == "train" else ("test",)
-        files = [ANNOTATIONS.format(split, split) for split in splits]
-        return [*files, "datasets.image_text_json.build_info.images.storage=images"]
-    model = OmegaConf.load(path).model
-    given = any(option.startswith(("model.opt_model=", "model.t5_model=")) for option in options)
-    if model.arch == "blip2_opt_mafa" and model.model_type == "tiny" and not given:
-        return ["model.opt_model=some/opt"]
-    return []
-
-
-@functools.cache
-def loaded(path, *options):
-    return load_config(path, [*needed(path, options), *options], machine=False)
-
-
-def step_of(cfg):
-    return StepSettings.from_config(OmegaConf.to_container(cfg.model_cfg.mafa))
-
-
-def last(cfg, name="checkpoint_last.pth"):
-    return str(Path(cfg.run_cfg.output_dir) / cfg.run_cfg.job_id / name)
-
-
-def head_of(path):
-    """The comments that a config begins with."""
-    return re.match(r"(#.*\n)*", path.read_text())[0]
 
 
 @pytest.fixture(scope="module")
@@ -111,15 +77,6 @@ def test_every_shipped_config_loads(path):
     assert cfg.run_cfg.batch_size_eval == said.run.batch_size_eval
     assert cfg.model_cfg.arch == said.model.arch
     assert list(cfg.datasets_cfg) == list(said.datasets)
-
-
-def told_options(path):
-    """What follows every ``--options`` in the comments at the head of a config."""
-    comments = [line[1:] for line in path.read_text().splitlines() if line.startswith("#")]
-    lines = "\n".join(comments).replace("\\\n", " ").splitlines()
-    told = [line.split("--options", 1)[1] for line in lines if "--options" in line]
-    found = [re.findall(r"'([\w.]+=[^']*)'|([\w.]+=\S+)", line) for line in told]
-    return [[quoted or plain.rstrip(").,") for quoted, plain in line] for line in found]
 
 
 COMMENTS = [(path, options) for path in SHIPPED for options in told_options(path)]
@@ -240,273 +197,3 @@ def test_evaluation_looks_where_training_wrote():
     assert evaluate.model_cfg.finetuned.startswith(train.run_cfg.output_dir + "/")
     assert evaluate.model_cfg.image_size == train.model_cfg.image_size == 256
     assert evaluate.model_cfg.load_finetuned is True
-
-
-# BLIP and BLIP-2
-
-
-def total_batch(path):
-    """Pairs in a step of the optimiser on the GPUs that the head of the config names."""
-    head, run = head_of(path), loaded(path).run_cfg
-    gpus = [re.search(rf"--{name}=(\d+)", head) for name in ("nodes", "nproc_per_node")]
-    gpus.append(re.search(r"--gpus-per-node=(\d+)", head))
-    number = run.batch_size_train * run.accum_grad_iters
-    for found in filter(None, gpus):
-        number *= int(found[1])
-    assert f"{number:,}" in head
-    return number
-
-
-@pytest.mark.parametrize(
-    "name, total",
-    [
-        ("../blip2_stage1", 384),
-        ("blip2_cond_pretrain", 384),
-        ("blip2_stage2_opt", 512),
-        ("blip2_stage2_t5", 512),
-        ("blip2_retrieval_ft", 112),
-        ("blip2_retrieval_ft_flickr", 112),
-        ("blip2_caption_ft", 128),
-        ("blip_4m", 1200),
-    ],
-)
-def test_total_batches(name, total):
-    """G.7 and G.8; that of BLIP is LAVIS's."""
-    assert total_batch((TRAIN / f"{name}.yaml").resolve()) == total
-
-
-def test_blip2_stage_1_of_the_paper():
-    cfg = loaded(STAGE_1)
-    step, run = step_of(cfg), cfg.run_cfg
-    assert (step.soft_labels.type, step.soft_labels.alpha) == ("smoothed", 0.2)
-    assert step.negatives == "hardest" and cfg.model_cfg.negative_all_rank
-    rule = step.connections
-    assert (rule.low, rule.high, rule.resample) == (0.5, 0.8, False)
-    assert set(rule.use_in) == {"itc", "itm"}
-    assert cfg.model_cfg.mafa.con_d.arch == "blip2_mafa"
-    assert run.grit.enabled and run.grit.search_space == 3840 == 10 * total_batch(STAGE_1)
-    assert (cfg.model_cfg.num_query_token, cfg.model_cfg.vit_model) == (32, "eva_clip_g")
-    assert list(cfg.datasets_cfg) == FOUR_MILLION
-    assert (run.init_lr, run.min_lr, run.warmup_lr, run.warmup_steps) == (1e-4, 1e-5, 1e-6, 5000)
-    assert (run.weight_decay, run.max_epoch) == (0.05, 10)
-
-
-def test_con_d_of_blip2_is_the_original_on_the_same_pairs():
-    """G.7: BLIP-2's own stage 1, all else as MAFA's."""
-    cfg, theirs = loaded(TRAIN / "blip2_cond_pretrain.yaml"), loaded(STAGE_1)
-    step = step_of(cfg)
-    assert cfg.model_cfg.mafa.con_d is None and not cfg.run_cfg.grit.enabled
-    assert (step.negatives, step.soft_labels.type) == ("sampled", "one_hot")
-    assert step.soft_labels.label_smoothing == 0.1
-    mine, other = cfg.to_dict(), theirs.to_dict()
-    for plain in (mine, other):
-        plain["model"].pop("mafa")
-        for name in ("output_dir", "job_id", "grit"):
-            plain["run"].pop(name)
-    assert mine == other
-
-
-def test_blip2_configs_follow_each_other():
-    pretrain = loaded(TRAIN / "blip2_cond_pretrain.yaml")
-    stage_1 = loaded(STAGE_1, "run.job_id=run")
-    for name in ("blip2_retrieval_ft", "blip2_retrieval_ft_flickr"):
-        tuned = loaded(TRAIN / f"{name}.yaml").model_cfg
-        assert tuned.pretrained == last(pretrain)
-        assert f"model.pretrained={last(stage_1)}" in head_of(TRAIN / f"{name}.yaml")
-    con_d = last(loaded(TRAIN / "blip2_retrieval_ft.yaml"))
-    assert f"model.mafa.con_d.checkpoint={con_d}" in head_of(STAGE_1)
-    for name in ("blip2_stage2_opt", "blip2_stage2_t5"):
-        assert loaded(TRAIN / f"{name}.yaml").model_cfg.pretrained == last(stage_1)
-    stage_2 = loaded(TRAIN / "blip2_stage2_opt.yaml")
-    assert loaded(TRAIN / "blip2_caption_ft.yaml").model_cfg.pretrained == last(stage_2)
-    toy = loaded(TRAIN / "blip2_stage2_toy.yaml")
-    assert toy.model_cfg.pretrained == last(loaded(TRAIN / "blip2_toy.yaml", "run.job_id=run"))
-    for name in ("caption_toy", "vqa_toy"):
-        model = loaded(EVAL / f"{name}.yaml").model_cfg
-        assert (model.finetuned, model.vit_weights) == (last(toy), toy.model_cfg.pretrained)
-        assert model.load_finetuned
-
-
-@pytest.mark.parametrize("name", ["blip2_retrieval_ft", "blip2_retrieval_ft_flickr"])
-def test_blip2_retrieval_fine_tuning(name):
-    cfg = loaded(TRAIN / f"{name}.yaml")
-    model, run, step = cfg.model_cfg, cfg.run_cfg, step_of(cfg)
-    assert (model.arch, model.load_pretrained, model.load_finetuned) == ("blip2_mafa", True, False)
-    assert (model.image_size, model.freeze_vit, model.vit_precision) == (364, False, "fp32")
-    assert (step.same_image, step.negatives) == ("positive", "sampled")
-    assert (step.soft_labels.type, step.soft_labels.label_smoothing) == ("one_hot", 0.1)
-    assert dict(step.loss_weights) == {"itc": 1, "itm": 1, "lm": 1} and model.mafa.con_d is None
-    assert (run.task, run.grit.enabled, run.k_test) == ("mafa_retrieval", False, 128)
-    assert (run.init_lr, run.min_lr, run.warmup_lr, run.warmup_steps) == (1e-5, 0, 1e-8, 1000)
-    assert (run.weight_decay, run.max_epoch) == (0.05, 5)
-    assert not run.use_dist_eval_sampler
-
-
-@pytest.mark.parametrize("name, arch", [("opt", "blip2_opt_mafa"), ("t5", "blip2_t5_mafa")])
-def test_blip2_stage_2(name, arch):
-    """G.7: the same pairs, without GRIT and MAFA."""
-    cfg = loaded(TRAIN / f"blip2_stage2_{name}.yaml")
-    run = cfg.run_cfg
-    assert (cfg.model_cfg.arch, cfg.model_cfg.freeze_vit) == (arch, True)
-    assert cfg.model_cfg.load_pretrained and not cfg.model_cfg.load_finetuned
-    assert (run.task, run.grit.enabled) == ("image_text_pretrain", False)
-    assert (run.init_lr, run.min_lr, run.warmup_lr, run.warmup_steps) == (1e-4, 1e-5, 1e-6, 2000)
-    assert (run.weight_decay, run.max_epoch, run.amp, run.amp_dtype) == (0.05, 10, True, "fp16")
-    stage_1 = loaded(STAGE_1).to_dict()["datasets"]
-    assert cfg.to_dict()["datasets"] == stage_1
-
-
-def test_blip2_caption_fine_tuning():
-    """G.8: five epochs, Q-Former and image encoder learn."""
-    cfg = loaded(TRAIN / "blip2_caption_ft.yaml")
-    model, run = cfg.model_cfg, cfg.run_cfg
-    assert (model.arch, model.opt_model) == ("blip2_opt_mafa", "facebook/opt-2.7b")
-    assert (model.prompt, model.freeze_vit, model.image_size) == ("a photo of", False, 364)
-    assert (model.load_pretrained, model.load_finetuned) == (True, False)
-    text = cfg.datasets_cfg.coco_caption.text_processor.train
-    assert (text.name, text.prompt) == ("blip_caption", "a photo of ")
-    assert (run.task, run.max_epoch, run.num_beams) == ("mafa_captioning", 5, 5)
-    assert (run.init_lr, run.warmup_lr, run.warmup_steps) == (1e-5, 1e-8, 1000)
-
-
-def test_mafa_on_blip():
-    cfg = loaded(TRAIN / "blip_4m.yaml")
-    model, run, step = cfg.model_cfg, cfg.run_cfg, step_of(cfg)
-    assert (model.arch, model.model_type, model.image_size) == ("blip_mafa", "base", 224)
-    assert (step.soft_labels.type, step.soft_labels.alpha) == ("smoothed", 0.5)
-    assert step.connections.resample and set(step.connections.use_in) == {"itc", "itm", "lm"}
-    con_d = model.mafa.con_d
-    assert (con_d.arch, con_d.model_type, con_d.checkpoint) == ("blip_retrieval", "coco", None)
-    assert list(cfg.datasets_cfg) == FOUR_MILLION
-    assert (run.init_lr, run.weight_decay, run.max_epoch) == (3e-4, 0.05, 20)
-
-
-# Evaluation
-
-
-@pytest.mark.parametrize(
-    "name, task, split",
-    [
-        ("vqav2_zeroshot", "mafa_vqa", "val"),
-        ("okvqa_zeroshot", "mafa_vqa", "test"),
-        ("gqa_zeroshot", "mafa_gqa", "val"),
-        ("vqa_toy", "mafa_vqa", "test"),
-    ],
-)
-def test_zero_shot_questions(name, task, split):
-    """G.7: prompt, beams, length penalty."""
-    run = loaded(EVAL / f"{name}.yaml").run_cfg
-    assert (run.task, list(run.test_splits)) == (task, [split])
-    assert run.prompt == "Question: {} Answer:" and run.inference_method == "generate"
-    assert (run.num_beams, run.length_penalty, run.max_len, run.min_len) == (5, -1, 10, 1)
-
-
-@pytest.mark.parametrize("name", ["vqav2_zeroshot", "okvqa_zeroshot", "gqa_zeroshot"])
-def test_t5_is_asked_by_its_own_prompt(name):
-    asked = [options for options in told_options(EVAL / f"{name}.yaml") if "t5" in options[0]]
-    assert len(asked) == 1
-    cfg = loaded(EVAL / f"{name}.yaml", *asked[0])
-    assert cfg.run_cfg.prompt == "Question: {} Short answer:"
-    assert (cfg.model_cfg.arch, cfg.model_cfg.image_size) == ("blip2_t5_mafa", 224)
-    assert cfg.model_cfg.apply_lemmatizer is (name == "okvqa_zeroshot")
-
-
-def test_gqa_is_asked_on_test_dev():
-    annotations = loaded(EVAL / "gqa_zeroshot.yaml").datasets_cfg.gqa.build_info.annotations
-    assert "testdev" in annotations.val.storage[0]
-
-
-@pytest.mark.parametrize(
-    "name, size, split",
-    [
-        ("caption_coco_zeroshot", 224, "test"),
-        ("caption_coco", 364, "test"),
-        ("caption_nocaps", 364, "val"),
-    ],
-)
-def test_captions(name, size, split):
-    cfg = loaded(EVAL / f"{name}.yaml")
-    run = cfg.run_cfg
-    assert cfg.model_cfg.prompt == "a photo of" and cfg.model_cfg.image_size == size
-    assert (run.task, list(run.test_splits)) == ("mafa_captioning", [split])
-    assert (run.num_beams, run.max_len, run.min_len) == (5, 30, 8)
-    assert ("annotation_file" in run) is (name == "caption_nocaps")
-
-
-@pytest.mark.parametrize("name", ["retrieval_coco", "retrieval_flickr"])
-def test_retrieval_with_blip2(name):
-    cfg = loaded(EVAL / f"{name}.yaml")
-    assert (cfg.model_cfg.arch, cfg.model_cfg.image_size) == ("blip2_mafa", 364)
-    assert (cfg.run_cfg.task, cfg.run_cfg.k_test) == ("mafa_retrieval", 128)
-    assert not cfg.run_cfg.use_dist_eval_sampler
-
-
-PUBLISHED = {
-    "vqav2_zeroshot": ("blip2_pretrained_opt2.7b.pth", "blip2_stage2_opt"),
-    "okvqa_zeroshot": ("blip2_pretrained_opt2.7b.pth", "blip2_stage2_opt"),
-    "gqa_zeroshot": ("blip2_pretrained_opt2.7b.pth", "blip2_stage2_opt"),
-    "caption_coco_zeroshot": ("blip2_pretrained_opt2.7b.pth", "blip2_stage2_opt"),
-    "caption_coco": ("blip2_caption_opt2.7b.pth", "blip2_caption_ft"),
-    "caption_nocaps": ("blip2_caption_opt2.7b.pth", "blip2_caption_ft"),
-    "retrieval_coco": ("blip2_finetune_coco.pth", "blip2_retrieval_ft"),
-    "retrieval_flickr": ("blip2_finetune_coco.pth", "blip2_retrieval_ft"),
-}
-
-
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_published_weights_without_an_option_and_own_ones_with_it(name):
-    file, training = PUBLISHED[name]
-    path = EVAL / f"{name}.yaml"
-    assert checkpoint_of(loaded(path).model_cfg).endswith(f"/BLIP2/{file}")
-    trained = loaded(TRAIN / f"{training}.yaml")
-    # The best one where a split is validated.
-    kind = "checkpoint_best.pth" if trained.run_cfg.valid_splits else "checkpoint_last.pth"
-    own = f"model.finetuned={last(trained, kind)}"
-    options = [options for options in told_options(path) if own in options]
-    assert len(options) == 1
-    assert checkpoint_of(loaded(path, *options[0]).model_cfg) == own.partition("=")[2]
-
-
-# Scripts
-
-
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
-def test_scripts_are_bash(script):
-    subprocess.run(["bash", "-n", str(script)], check=True)
-    assert os.access(script, os.X_OK)
-
-
-def test_every_evaluation_has_its_script():
-    assert {path.stem for path in EVAL_SCRIPTS} == {path.stem for path in EVAL.iterdir()}
-
-
-@pytest.mark.parametrize("script", EVAL_SCRIPTS, ids=lambda path: path.stem)
-def test_what_a_script_runs(script, tmp_path):
-    """From any folder, with all options passed on as they are."""
-    stub = tmp_path / "python"
-    stub.write_text('#!/usr/bin/env bash\n[ "$1" = -c ] && echo 3 || printf "%s\\n" "$@"\n')
-    stub.chmod(0o755)
-    environment = {key: value for key, value in os.environ.items() if key != "GPUS"}
-    options = ["--dry-run", "--options", "run.seed=7", 'run.prompt="a {} b"']
-    told = subprocess.run(
-        [str(script), *options],
-        cwd=tmp_path,
-        env={**environment, "PYTHON": str(stub)},
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-    launcher, rest = told.stdout.splitlines()[:4], told.stdout.splitlines()[4:]
-    processes = 1 if loaded(EVAL / f"{script.stem}.yaml").run_cfg.device == "cpu" else 3
-    assert launcher[:3] == ["-m", "torch.distributed.run", "--standalone"]
-    assert launcher[3] == f"--nproc_per_node={processes}"
-    config = str(EVAL / f"{script.stem}.yaml")
-    assert rest == [str(ROOT / "evaluate.py"), "--cfg-path", config, *options]
-
-
-@pytest.mark.parametrize("script", EVAL_SCRIPTS, ids=lambda path: path.stem)
-def test_options_that_scripts_name_work(script):
-    path = EVAL / f"{script.stem}.yaml"
-    for options in told_options(script):
-        assert options
-        loaded(path, *options)

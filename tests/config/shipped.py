@@ -1,0 +1,62 @@
+"""What the tests of shipped configs share: the files, and how they are loaded."""
+
+from __future__ import annotations
+
+import functools
+import re
+from pathlib import Path
+
+from conftest import ROOT
+from omegaconf import OmegaConf
+
+from lavis_mafa.config import load_config
+from lavis_mafa.step import StepSettings
+
+PROJECTS = ROOT / "projects"
+TRAIN, EVAL = PROJECTS / "mafa/train", PROJECTS / "mafa/eval"
+STAGE_1 = PROJECTS / "mafa/blip2_stage1.yaml"
+SHIPPED = sorted(PROJECTS.rglob("*.y*ml"))
+SCRIPTS = sorted((ROOT / "run_scripts").rglob("*.sh"))
+EVAL_SCRIPTS = [path for path in SCRIPTS if path.parent == ROOT / "run_scripts/mafa/eval"]
+ANNOTATIONS = "datasets.image_text_json.build_info.annotations.{}.storage={}.json"
+FOUR_MILLION = ["coco_caption", "vg_caption", "sbu_caption", "conceptual_caption_3m"]
+
+
+def needed(path, options=()):
+    """The options that a config for one's own data or language model cannot do without."""
+    if "own_data" in path.stem:
+        splits = ("train", "val", "test") if path.parent.name == "train" else ("test",)
+        files = [ANNOTATIONS.format(split, split) for split in splits]
+        return [*files, "datasets.image_text_json.build_info.images.storage=images"]
+    model = OmegaConf.load(path).model
+    given = any(option.startswith(("model.opt_model=", "model.t5_model=")) for option in options)
+    if model.arch == "blip2_opt_mafa" and model.model_type == "tiny" and not given:
+        return ["model.opt_model=some/opt"]
+    return []
+
+
+@functools.cache
+def loaded(path, *options):
+    return load_config(path, [*needed(path, options), *options], machine=False)
+
+
+def step_of(cfg):
+    return StepSettings.from_config(OmegaConf.to_container(cfg.model_cfg.mafa))
+
+
+def last(cfg, name="checkpoint_last.pth"):
+    return str(Path(cfg.run_cfg.output_dir) / cfg.run_cfg.job_id / name)
+
+
+def head_of(path):
+    """The comments that a config begins with."""
+    return re.match(r"(#.*\n)*", path.read_text())[0]
+
+
+def told_options(path):
+    """What follows every ``--options`` in the comments at the head of a config."""
+    comments = [line[1:] for line in path.read_text().splitlines() if line.startswith("#")]
+    lines = "\n".join(comments).replace("\\\n", " ").splitlines()
+    told = [line.split("--options", 1)[1] for line in lines if "--options" in line]
+    found = [re.findall(r"'([\w.]+=[^']*)'|([\w.]+=\S+)", line) for line in told]
+    return [[quoted or plain.rstrip(").,") for quoted, plain in line] for line in found]
