@@ -59,7 +59,7 @@ class Parts:
         parts = self
         if any(key.startswith(PREFIX) for key in state):
             parts = replace(parts, vit_weights=None)
-        if any(key.startswith("Qformer.") for key in state):
+        if "Qformer.bert.embeddings.word_embeddings.weight" in state:  # not of stage 2
             parts = replace(parts, bert_weights=None)
         return parts
 
