@@ -65,7 +65,7 @@ def dry_run(runner: Any) -> list[str]:
     # The parameters are among what the pass keeps.
     activations = sum(size for pointer, size in kept.items() if pointer not in sizes)
     total = weights + 3 * of_training + of_con_d + activations
-    losses = {k: round(float(v), 4) for k, v in output.items() if k.startswith("loss")}
+    losses = {k: round(v.item(), 4) for k, v in output.items() if k.startswith("loss")}
     return [
         *lines,
         f"model: {_millions(trained)} trainable and {_millions(frozen)} frozen parameters"

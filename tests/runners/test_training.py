@@ -214,7 +214,7 @@ def test_an_order_can_be_saved_and_begin_another_run(tmp_path):
 
 def test_dry_run_trains_nothing_and_tells(tmp_path):
     output = finish(start("train.py", tmp_path, extra=["--dry-run"]))
-    for told in ("74 pairs", "9 steps", "L = 32", "M = 16", "trainable parameters", "memory"):
+    for told in ("74 pairs", "9 steps", "L = 32", "M = 16", "0.46 M trainable", "memory"):
         assert told in output, output[-2000:]
     assert not (tmp_path / "job" / "checkpoint_last.pth").exists()
     assert not (tmp_path / "job" / "log.jsonl").exists()
