@@ -6,7 +6,8 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Mapping
+import zipfile
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,17 @@ from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
 CONFIGS = Path(__file__).resolve().parent / "configs"
+# Parts without which no pair is judged; momentum copies and language heads are none of them.
+JUDGING = (
+    "visual_encoder.",
+    "text_encoder.",
+    "itm_head.",
+    "Qformer.",
+    "query_tokens",
+    "ln_vision.",
+)
+COMPARING = ("vision_proj.", "text_proj.")
+LANGUAGE_HEADS = ("text_encoder.cls.", "Qformer.cls.")
 
 
 def find_config(path: str) -> str:
@@ -49,6 +61,12 @@ def read_checkpoint(url_or_filename: str) -> dict[str, Any]:
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
+        # What torch refuses as unsafe it calls unsupported; anything else it could not even read.
+        if "unsupported" not in str(error).lower() and not zipfile.is_zipfile(path):
+            raise ValueError(
+                f"{path} cannot be loaded: its {os.path.getsize(path)} bytes are cut short, "
+                "damaged, or no checkpoint. Compare its size with its origin's and copy it again"
+            ) from error
         raise ValueError(
             f"{path} cannot be loaded as tensors and plain values: {error}\nIf you trust its "
             "origin, load it elsewhere and save its state dict alone as {'model': state_dict}."
@@ -116,7 +134,8 @@ def check_origin(content: dict[str, Any], arch: str, tokenizer: Any, origin: str
         origin: the checkpoint's path.
 
     Raises:
-        ValueError: if another family saved it, or it was trained with another vocabulary.
+        ValueError: if another family saved it, it is of stage 2 and the model of stage 1, or it was
+            trained with another vocabulary.
     """
     config = content.get("config")
     saved_by = str(((config or {}).get("model") or {}).get("arch") or arch)
@@ -124,6 +143,12 @@ def check_origin(content: dict[str, Any], arch: str, tokenizer: Any, origin: str
         raise ValueError(
             f"{origin} was saved by {saved_by}, which is of another family than {arch}: name a "
             f"checkpoint of {arch.split('_')[0]}, or a model of {saved_by.split('_')[0]} as arch"
+        )
+    if _speaks(saved_by) and not _speaks(arch):
+        raise ValueError(
+            f"{origin} was saved by {saved_by}, which is of stage 2: it has no text side and no "
+            f"heads for ITC and ITM, and {arch} needs them. Name the checkpoint of stage 1 that it "
+            "began with"
         )
     then, now = content.get("vocabulary"), vocabulary_of(tokenizer)
     if then and now and then != now:
@@ -171,9 +196,7 @@ def load_state(model: torch.nn.Module, state: dict[str, Tensor], origin: str) ->
         raise ValueError(f"{origin} holds no weight of {type(model).__name__}")
     result = model.load_state_dict(state, strict=False)
     logging.info("loaded %s", origin)
-    # What is frozen was loaded from elsewhere when the model was built.
-    trained = {name for name, value in model.named_parameters() if value.requires_grad}
-    missing = [key for key in result.missing_keys if key in trained]
+    missing = left_random(model, result.missing_keys)
     if missing:
         logging.warning(
             "%d of %d weights are not in %s and stay as they were, such as %s",
@@ -183,6 +206,43 @@ def load_state(model: torch.nn.Module, state: dict[str, Tensor], origin: str) ->
             missing[0],
         )
     return result
+
+
+def left_random(model: Any, missing: Collection[str]) -> list[str]:
+    """Weights out of ``missing`` that a checkpoint has left as they were drawn.
+
+    What is frozen was loaded from elsewhere when the model was built, unless ``random_parts`` of
+    the model says that it was not.
+    """
+    nowhere = getattr(model, "random_parts", ())
+    return [
+        name
+        for name, value in model.named_parameters()
+        if name in missing and (value.requires_grad or name.startswith(nowhere))
+    ]
+
+
+def require_whole(
+    model: Any, missing: Collection[str], parts: tuple[str, ...], problem: str, cure: str
+) -> None:
+    """Refuse a model of which a checkpoint has left something random.
+
+    Args:
+        missing: what the checkpoint lacks.
+        parts: beginnings of the names that matter; language heads never do.
+        problem, cure: the beginning and the end of the message.
+
+    Raises:
+        ValueError: if a weight of ``parts`` is random, with numbers by part.
+    """
+    lost: dict[str, list[str]] = {}
+    for name in left_random(model, missing):
+        if name.startswith(parts) and not name.startswith(LANGUAGE_HEADS):
+            lost.setdefault(name.split(".")[0], []).append(name)
+    if lost:
+        told = [f"{part}: {len(names)}, such as {names[0]}" for part, names in lost.items()]
+        count = sum(map(len, lost.values()))
+        raise ValueError(f"{problem} lacks {count} weights:\n  " + "\n  ".join(told) + f"\n{cure}")
 
 
 def resize_positions(encoder: Any, state: dict[str, Tensor]) -> None:
@@ -212,6 +272,11 @@ def begin_momentum(model: Any, checkpoint: str | None) -> bool:
     model.copy_params()
     logging.info("%s holds no momentum encoders: they begin equal to the encoders", checkpoint)
     return True
+
+
+def _speaks(arch: str) -> bool:
+    """Whether a model is of BLIP-2's stage 2: a Q-Former before a language model."""
+    return arch.startswith(("blip2_opt", "blip2_t5"))
 
 
 def _own_name(key: str, own: dict[str, Tensor]) -> str:

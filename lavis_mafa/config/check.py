@@ -392,6 +392,13 @@ def _check_sizes(s: Settings, report: Report, training: bool) -> None:
             size = s[key]
             if image and size and size != image and not (part == "train" and not training):
                 report.add(key, f"{size} differs from model.image_size {image}")
+    for name in s["datasets"] or {}:
+        info = f"datasets.{name}.build_info"
+        cell, grid = s[f"{info}.cell_size"], s[f"{info}.grid"]  # pictures that are rendered
+        resized = s[f"datasets.{name}.vis_processor"]
+        if image and cell and grid and image != cell * grid and not resized:
+            why = f"{image}, but pictures of {name} are {cell} * {grid} = {cell * grid} pixels wide"
+            report.add("model.image_size", f"{why}; use that, or give a vis_processor")
     arch = registry.get_model_class(s["model.arch"] or "") or object
     queue, batch = s["model.queue_size"], s["run.batch_size_train"]
     # LAVIS's models with a momentum queue assert it at the first step.
@@ -420,6 +427,11 @@ def _check_mafa(s: Settings, report: Report) -> None:
 def _check_generation(s: Settings, report: Report) -> None:
     if s["run.metrics"] == []:
         report.add("run.metrics", "is empty; name some, or set run.report_metric: False")
+    prompt = s["run.prompt"]
+    if s["run.task"] in ("mafa_vqa", "mafa_gqa") and prompt:
+        problem = problem_of_prompt(prompt)
+        if problem:
+            report.add("run.prompt", problem)
     given = s["run.annotation_file"]
     by_split = given if isinstance(given, Mapping) else {"": given}
     for split, path in by_split.items():
@@ -429,6 +441,19 @@ def _check_generation(s: Settings, report: Report) -> None:
             report.add("run.annotation_file", why)
         elif path is not None and report.machine and not os.path.isfile(path):
             report.add("run.annotation_file", f"{where}no such file: {path!r}")
+
+
+def problem_of_prompt(prompt: str) -> str | None:
+    """Why a question cannot be put into a prompt, None if it can."""
+    try:
+        if prompt.count("{}") == 1 and "question?" in prompt.format("question?"):
+            return None
+    except (LookupError, ValueError):
+        pass
+    return (
+        f"{prompt!r} needs exactly one {{}}, where the question goes, and no other braces; "
+        "expected such as 'Question: {} Answer:'"
+    )
 
 
 def _check_files(name: str, s: Settings, report: Report) -> None:

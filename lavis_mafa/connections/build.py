@@ -10,7 +10,14 @@ from lavis.common.registry import registry
 from omegaconf import OmegaConf
 
 from lavis_mafa.backbones.base import image_size_of
-from lavis_mafa.checkpoints import check_origin, config_of, load_state, read_checkpoint
+from lavis_mafa.checkpoints import (
+    JUDGING,
+    check_origin,
+    config_of,
+    load_state,
+    read_checkpoint,
+    require_whole,
+)
 from lavis_mafa.connections.con_d import Discriminator, ModelDiscriminator, Oracle
 
 ORACLE = "oracle"
@@ -27,8 +34,6 @@ JUDGES = (
     "blip2",
     "blip2_image_text_matching",
 )
-# Parts without which nothing is judged; momentum copies and language heads are none of them.
-NEEDED = ("visual_encoder.", "text_encoder.", "itm_head.", "Qformer.", "query_tokens", "ln_vision.")
 
 
 def build_discriminator(cfg: Mapping[str, Any] | None) -> Discriminator | None:
@@ -79,31 +84,12 @@ def build_discriminator(cfg: Mapping[str, Any] | None) -> Discriminator | None:
     return ModelDiscriminator(model, cfg.get("precision", "fp32"), processor, cfg.get("own_view"))
 
 
-def _summary(names: list[str]) -> list[str]:
-    """Weights by the part of the model that they are in."""
-    parts: dict[str, list[str]] = {}
-    for name in names:
-        parts.setdefault(name.split(".")[0], []).append(name)
-    return [f"{part}: {len(own)}, such as {own[0]}" for part, own in parts.items()]
-
-
 def _require_weights(model: Any, content: dict[str, Any], checkpoint: str) -> None:
     """Load what LAVIS's loading may have passed over, and refuse a Con-D that is partly random."""
-    missing = set(load_state(model, content.get("model", content), checkpoint).missing_keys)
-    nowhere = getattr(model, "random_parts", ())
-    # Frozen parts, such as BLIP-2's ViT, come with the model and are in no checkpoint.
-    random = [
-        name
-        for name, value in model.named_parameters()
-        if name in missing
-        and (value.requires_grad or name.startswith(nowhere))
-        and name.startswith(NEEDED)
-        and not name.startswith(("text_encoder.cls.", "Qformer.cls."))
-    ]
-    if random:
-        raise ValueError(
-            f"model.mafa.con_d.checkpoint: {checkpoint} lacks {len(random)} weights that "
-            f"{type(model).__name__} needs to judge:\n  "
-            + "\n  ".join(_summary(random))
-            + "\nName a checkpoint of a model with an ITM head and of the same sizes"
-        )
+    require_whole(
+        model,
+        load_state(model, content.get("model", content), checkpoint).missing_keys,
+        JUDGING,
+        f"model.mafa.con_d.checkpoint: to judge with {type(model).__name__}, {checkpoint}",
+        "Name a checkpoint of a model with an ITM head and of the same sizes",
+    )

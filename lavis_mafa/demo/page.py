@@ -54,10 +54,6 @@ NOTES = [
     "False negatives: share of valid pairs among the hard negatives picked in the last epoch. "
     "False ones in ITM: the same among the pairs that ITM then learned as no match, after Con-D "
     "converted some and replaced the ambiguous.",
-    "Not measured here, but seen in earlier experiments on this world: at such a budget random "
-    "mini-batches do better than grouped ones, unlike in the papers' tables; a temperature fixed "
-    "at 0.07 gives about what S-ITC gives; with twice the epochs, or mini-batches of half the "
-    "size, MAFA's lead over ECM without S-ITC is gone.",
 ]
 
 

@@ -92,7 +92,7 @@ def make_runs(args: argparse.Namespace, folder: Path, compared: Sequence[Branch]
         "model.opt_model": folder / "opt",
         "model.vit_weights": folder / "image_start.pth",
     }
-    runs = []
+    runs: dict[str, Run] = {}
     for branch in compared:
         name = branch.name
         data = "datasets.toy_caption.build_info"
@@ -104,7 +104,7 @@ def make_runs(args: argparse.Namespace, folder: Path, compared: Sequence[Branch]
             f"{data}.test_size": args.test_size,
         }
         command = command_of("train.py", STAGE_2, below / name, options)
-        runs.append(Run(name, f"stage 2 from {branch.title}", command, below / name))
+        runs[name] = Run(name, f"stage 2 from {branch.title}", command, below / name)
     for name in [*(branch.name for branch in compared), "blind"]:
         for task, (title, config) in TASKS.items():
             options = {
@@ -117,16 +117,12 @@ def make_runs(args: argparse.Namespace, folder: Path, compared: Sequence[Branch]
                 options["model.load_finetuned"] = False
                 options["model.finetuned"] = "null"
             else:
-                options["model.finetuned"] = runs_of(runs, name).checkpoint
+                options["model.finetuned"] = runs[name].checkpoint
                 needs = frozenset([name])
             place = below / f"{name}_{task}"
             command = command_of("evaluate.py", config, place, options)
-            runs.append(Run(place.name, f"{title}: {name}", command, place, needs))
-    return {run.name: run for run in runs}
-
-
-def runs_of(runs: Sequence[Run], name: str) -> Run:
-    return next(run for run in runs if run.name == name)
+            runs[place.name] = Run(place.name, f"{title}: {name}", command, place, needs)
+    return runs
 
 
 def figures_of(folder: Path, name: str) -> dict[str, float]:

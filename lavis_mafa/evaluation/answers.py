@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
 import logging
 import os
 from collections import defaultdict
@@ -14,7 +13,7 @@ from typing import Any
 from lavis.common.vqa_tools.vqa import VQA
 from lavis.common.vqa_tools.vqa_eval import VQAEval
 
-from lavis_mafa.evaluation.captions import as_id
+from lavis_mafa.evaluation.captions import as_id, read_json
 
 logger = logging.getLogger(__name__)
 
@@ -33,14 +32,12 @@ def read_questions(questions_file: str, annotations_file: str) -> VQA:
     """Questions and annotations in the format of VQA (VQAv2, OK-VQA).
 
     Raises:
-        ValueError: if the files are not of this format.
+        ValueError: if the files are not of this format, or empty.
     """
     truth = VQA()
     try:
-        with open(questions_file, encoding="utf-8") as file:
-            truth.questions = json.load(file)
-        with open(annotations_file, encoding="utf-8") as file:
-            truth.dataset = json.load(file)
+        truth.questions = read_json(questions_file)
+        truth.dataset = read_json(annotations_file)
         for annotation in truth.dataset["annotations"]:
             annotation.setdefault("question_type", "")
             annotation.setdefault("answer_type", "other")
@@ -52,6 +49,8 @@ def read_questions(questions_file: str, annotations_file: str) -> VQA:
             f"({type(error).__name__}: {error}); expected questions and annotations with "
             "question_id, and answers of the annotations"
         ) from error
+    if not truth.qa:
+        raise ValueError(f"{annotations_file} has no answers: its list of annotations is empty")
     return truth
 
 

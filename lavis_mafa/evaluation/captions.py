@@ -79,10 +79,9 @@ def read_references(path: str | os.PathLike[str]) -> References:
     """Read a JSON file in COCO's caption format; ``domain`` of its images as NoCaps has it.
 
     Raises:
-        ValueError: if it is not of this format.
+        ValueError: if it is not of this format, or empty.
     """
-    with open(path, encoding="utf-8") as file:
-        content = json.load(file)
+    content = read_json(path)
     captions: dict[Id, list[str]] = {}
     try:
         for row in content["annotations"]:
@@ -97,7 +96,22 @@ def read_references(path: str | os.PathLike[str]) -> References:
             f"{path} is not in COCO's caption format ({type(error).__name__}: {error}); expected "
             '{"images": [{"id": 1}], "annotations": [{"image_id": 1, "caption": "a dog"}]}'
         ) from error
+    if not captions:
+        raise ValueError(f"{path} has no captions: its list of annotations is empty")
     return References(captions, domains, str(path))
+
+
+def read_json(path: str | os.PathLike[str]) -> Any:
+    """What a JSON file holds.
+
+    Raises:
+        ValueError: naming the file, if it is not JSON.
+    """
+    with open(path, encoding="utf-8") as file:
+        try:
+            return json.load(file)
+        except ValueError as error:  # of JSON, or of UTF-8
+            raise ValueError(f"{path} is not JSON ({error})") from error
 
 
 def domain_name(domain: str) -> str:

@@ -26,9 +26,9 @@ def parser() -> argparse.ArgumentParser:
     )
     result.add_argument("checkpoint", help="file or URL")
     result.add_argument("out", type=Path, help="folder (hf) or file (albef_*) to write")
-    result.add_argument("--to", required=True, choices=[HUGGING_FACE, *sorted(FORMS)])
+    result.add_argument("--to", required=True, choices=[HUGGING_FACE, *FORMS])
     albef = result.add_argument_group("albef_*")
-    albef.add_argument("--fusion-layer", type=int, default=6, help="first fusion layer of BERT")
+    albef.add_argument("--fusion-layer", type=int, help="first fusion layer of BERT; default: 6")
     hf = result.add_argument_group("hf")
     hf.add_argument("--arch", help="LAVIS model; default: what the checkpoint's config says")
     hf.add_argument("--model-type", help="its type; default: likewise")
@@ -59,9 +59,11 @@ def main(argv: list[str] | None = None) -> int:
     given = args.arch or args.model_type or args.options or args.no_check
     if args.to != HUGGING_FACE and (given or args.dtype != "float32"):
         commands.error(f"--to {args.to} has one setting, --fusion-layer; the others are of hf")
+    if args.to == HUGGING_FACE and args.fusion_layer is not None:
+        commands.error("--fusion-layer is a setting of albef_*")
     try:
         if args.to != HUGGING_FACE:
-            count = export_lavis(args.checkpoint, args.out, args.to, args.fusion_layer)
+            count = export_lavis(args.checkpoint, args.out, args.to, args.fusion_layer or 6)
             print(f"wrote {args.out}: {count} tensors for {args.to}")
             return 0
         from lavis_mafa.export.hugging_face import export_hugging_face

@@ -10,16 +10,20 @@ layers that take two images in turn.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 from torch import Tensor
 
+from lavis_mafa.checkpoints import check_origin, read_checkpoint
+from lavis_mafa.runners.checkpoint import save_atomically
+
 State = dict[str, Tensor]
+FORMS = ("albef_classification", "albef_nlvr", "albef_retrieval", "albef_vqa")
+PARTS = ("visual_encoder.", "text_encoder.")
 LAYER = re.compile(r"(.*\.encoder\.layer\.)(\d+)(\..*)")
 
 
-def with_momentum(state: State, fusion_layer: int = 6) -> State:
+def with_momentum(state: State) -> State:
     """Add momentum encoders and projections equal to the others; use as ``model.pretrained``."""
     copies = {
         key.replace(part, f"{part}_m", 1): value
@@ -53,12 +57,9 @@ def for_nlvr(state: State, fusion_layer: int) -> State:
     return with_momentum(doubled)
 
 
-FORMS: dict[str, Callable[[State, int], State]] = {
-    "albef_classification": with_momentum,
-    "albef_nlvr": for_nlvr,
-    "albef_retrieval": with_momentum,
-    "albef_vqa": with_momentum,
-}
+def in_form(state: State, form: str, fusion_layer: int) -> State:
+    """The weights of a checkpoint for one of `FORMS`."""
+    return for_nlvr(state, fusion_layer) if form == "albef_nlvr" else with_momentum(state)
 
 
 def export_lavis(checkpoint: str, out: Path, form: str, fusion_layer: int = 6) -> int:
@@ -68,12 +69,19 @@ def export_lavis(checkpoint: str, out: Path, form: str, fusion_layer: int = 6) -
         How many tensors were written.
 
     Raises:
-        FileNotFoundError, ValueError: from reading the checkpoint.
+        FileExistsError: if ``out`` is there.
+        FileNotFoundError, ValueError: from reading the checkpoint, or if it is none of ALBEF.
     """
-    from lavis_mafa.checkpoints import read_checkpoint
-    from lavis_mafa.runners.checkpoint import save_atomically
-
+    if out.exists():
+        raise FileExistsError(f"{out} is there already")
     content = read_checkpoint(checkpoint)
-    state = FORMS[form](content.get("model", content), fusion_layer)
+    check_origin(content, form, None, checkpoint)
+    weights = content.get("model", content)
+    lost = [part for part in PARTS if not any(str(key).startswith(part) for key in weights)]
+    if lost:
+        raise ValueError(
+            f"{checkpoint} has no weights below {' and '.join(lost)}: it is no checkpoint of ALBEF"
+        )
+    state = in_form(weights, form, fusion_layer)
     save_atomically({"model": state}, out)
     return len(state)

@@ -11,6 +11,8 @@ from omegaconf import DictConfig, OmegaConf
 from torch import Tensor, nn
 
 from lavis_mafa.checkpoints import config_of, read_checkpoint
+from lavis_mafa.config.check import suggest
+from lavis_mafa.config.load import default_yaml
 
 # A random and a loaded tensor differ in any few of their elements.
 SAMPLE = 64
@@ -85,6 +87,11 @@ def _model_config(
     if wrong:
         raise ValueError(f"--options {' '.join(wrong)}: expected KEY=VALUE")
     cfg = config_of(arch, str(model_type), checkpoint, content)
+    keys = set(cfg).union(*(default_yaml(model_cls, one)["model"] for one in known))
+    unread = [option for option in options if option.partition("=")[0].split(".")[0] not in keys]
+    if unread:
+        told = "; ".join(f"{one}: {suggest(one.partition('=')[0], keys)}" for one in unread)
+        raise ValueError(f"--options: {arch} has no such setting: {told}")
     cfg.merge_with(OmegaConf.from_dotlist(list(options)))
     return model_cls, cfg
 

@@ -90,7 +90,7 @@ class AlbefMafa(MafaModel, AlbefBase):
             **step_parts(cfg),
         )
         model.momentum_encoders = momentum_of(model, cfg, model.settings)
-        return model.finish(checkpoint)
+        return model.finish(cfg)
 
 
 def _text_encoder(cfg: Any, from_pretrained: bool, tokenizer: Any) -> BertForMaskedLM:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from lavis_mafa.backbones import Blip2Backbone
 from lavis_mafa.backbones.base import all_visible
 from lavis_mafa.checkpoints import check_origin, load_state, read_checkpoint
+from lavis_mafa.config.check import problem_of_prompt
 from lavis_mafa.models.blip2_parts import PREFIX, Blip2Parts, Parts
 from lavis_mafa.models.mafa_model import checkpoint_of, registered_name
 from lavis_mafa.models.tokenizers import from_hub
@@ -81,7 +82,8 @@ class Blip2Llm(Blip2Parts):
         )
         if checkpoint:
             model.load_checkpoint(checkpoint, stage_2=bool(cfg.get("load_finetuned", False)))
-        model.warn_if_blind(bool(cfg.get("freeze_vit", True)))
+        if cfg.get("freeze_vit", True) and PREFIX in model.random_parts:
+            model.report_blindness(trained=bool(cfg.get("load_finetuned", False)))
         return model
 
     def build_eyes(
@@ -199,7 +201,9 @@ class Blip2Llm(Blip2Parts):
             raise ValueError(
                 f"{origin} is no checkpoint of BLIP-2's stage {'2' if stage_2 else '1 or 2'} that "
                 f"{type(self).__name__} can begin with: it lacks {len(missing)} of {len(needed)} "
-                f"weights:\n  " + "\n  ".join([*missing[:10], *["..."][: len(missing) > 10]])
+                f"weights:\n  "
+                + "\n  ".join([*missing[:10], *["..."][: len(missing) > 10]])
+                + self._stage_1_hint(stage_2 and missing)
             )
         result = load_state(wanted, state, origin)
         if self.llm_proj not in there:
@@ -208,18 +212,39 @@ class Blip2Llm(Blip2Parts):
             self.random_parts = ()
         return result
 
+    def _stage_1_hint(self, missing: Any) -> str:
+        if not missing or any(not name.startswith(f"{self.llm_proj}.") for name in missing):
+            return ""
+        return (
+            "\nIt is of stage 1: stage 2 begins with it as model.pretrained with "
+            "model.load_pretrained: True and model.load_finetuned: False"
+        )
+
     def load_from_pretrained(self, url_or_filename: str) -> Any:
         """As `load_checkpoint`."""
         return self.load_checkpoint(url_or_filename)
 
-    def warn_if_blind(self, frozen: bool) -> None:
-        """Say loudly that the image encoder is random and will stay so."""
-        if frozen and PREFIX in self.random_parts:
-            logging.warning(
-                "the frozen image encoder has RANDOM weights: neither model.vit_weights nor the "
-                "checkpoint has any. Name as model.vit_weights 'published', or the checkpoint of "
-                "stage 1 that trained it"
-            )
+    def report_blindness(self, trained: bool) -> None:
+        """Say that the frozen image encoder is random and will stay so.
+
+        Raises:
+            ValueError: if the rest is trained: it has learnt to see through another one.
+        """
+        why = (
+            "the frozen image encoder has RANDOM weights: neither model.vit_weights nor the "
+            "checkpoint has any. Name as model.vit_weights 'published', or the checkpoint of "
+            "stage 1 that trained it"
+        )
+        if trained:
+            raise ValueError(why)
+        logging.warning("%s", why)
+
+
+def check_prompt(prompt: str) -> None:
+    """Raises ValueError unless the prompt is empty or has one place for a question."""
+    problem = problem_of_prompt(prompt) if prompt else None
+    if problem:
+        raise ValueError(f"prompt: {problem}")
 
 
 def load_language_part(load: Callable[..., Any], key: str, name: str | None, **options: Any) -> Any:

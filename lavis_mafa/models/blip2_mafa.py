@@ -84,7 +84,7 @@ class Blip2Mafa(MafaModel, Blip2Parts, Blip2Qformer):
             max_txt_len=cfg.get("max_txt_len", 32),
             **step_parts(cfg),
         )
-        model.finish(checkpoint, content)
+        model.finish(cfg, content)
         if cfg.get("freeze_vit", True) and PREFIX in model.random_parts:
             logging.warning(
                 "the frozen image encoder has RANDOM weights: neither model.vit_weights nor a "

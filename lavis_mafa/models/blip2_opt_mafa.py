@@ -15,7 +15,7 @@ from transformers import AutoTokenizer
 
 from lavis_mafa.checkpoints import CONFIGS
 from lavis_mafa.models.beams import OneRowPerBeam
-from lavis_mafa.models.blip2_llm import Blip2Llm, load_language_part
+from lavis_mafa.models.blip2_llm import Blip2Llm, check_prompt, load_language_part
 from lavis_mafa.models.blip2_parts import Parts
 
 PRECISIONS = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
@@ -233,11 +233,7 @@ class Blip2OptMafa(Blip2Llm, Blip2OPT):
             )
         questions = samples["text_input"]
         questions = [questions] if isinstance(questions, str) else questions
-        if prompt and "{}" not in prompt:
-            raise ValueError(
-                f"run.prompt {prompt!r} has no {{}} where the question goes; expected such as "
-                "'Question: {} Answer:'"
-            )
+        check_prompt(prompt)
         texts = self._continue(
             samples["image"],
             [prompt.format(question) if prompt else question for question in questions],

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import T5Config, T5TokenizerFast
 
 from lavis_mafa.checkpoints import CONFIGS
-from lavis_mafa.models.blip2_llm import Blip2Llm, load_language_part
+from lavis_mafa.models.blip2_llm import Blip2Llm, check_prompt, load_language_part
 from lavis_mafa.models.blip2_parts import Parts
 
 IGNORED = -100
@@ -162,6 +162,7 @@ class Blip2T5Mafa(Blip2Llm, Blip2T5):
     @torch.no_grad()
     @wraps(Blip2T5.predict_answers)
     def predict_answers(self, samples: dict[str, Any], *args: Any, **options: Any) -> list[str]:
+        check_prompt(options.get("prompt", ""))
         self.settle_precision()
         return super().predict_answers(dict(samples), *args, **options)
 

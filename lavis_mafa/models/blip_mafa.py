@@ -138,7 +138,7 @@ class BlipMafa(MafaModel, BlipBase):
             **step_parts(cfg),
         )
         model.momentum_encoders = momentum_of(model, cfg, model.settings)
-        return model.finish(checkpoint)
+        return model.finish(cfg)
 
 
 def _bert(part: Any, cfg: Any, from_pretrained: bool, tokenizer: Any, **options: Any) -> Any:

@@ -10,11 +10,15 @@ import torch
 from omegaconf import OmegaConf
 
 from lavis_mafa.backbones import Backbone
+from lavis_mafa.backbones.base import image_size_of
 from lavis_mafa.checkpoints import (
+    COMPARING,
+    JUDGING,
     check_origin,
     load_state,
     read_checkpoint,
     registered_name,
+    require_whole,
 )
 from lavis_mafa.connections.build import build_discriminator
 from lavis_mafa.connections.con_d import Discriminator, ModelDiscriminator
@@ -87,13 +91,47 @@ class MafaModel:
         if self.momentum_encoders is not None and any("_m." in name for name in missing):
             self.momentum_encoders.copy_params()
 
-    def finish(self, checkpoint: str | None, content: dict[str, Any] | None = None) -> Any:
-        """Load the checkpoint, if there is one, and share a frozen image encoder with Con-D."""
+    def finish(self, cfg: Any, content: dict[str, Any] | None = None) -> Any:
+        """Load the checkpoint of a ``model`` config, if it names one, and share a frozen image
+        encoder with Con-D.
+
+        Args:
+            content: of the file, if it has been read already.
+
+        Raises:
+            ValueError: if the checkpoint does not fit, or ``load_finetuned`` is on and it leaves
+                weights random by which pairs are compared or judged.
+        """
+        checkpoint = checkpoint_of(cfg)
         if checkpoint:
-            self.load_checkpoint(checkpoint, content)
+            content = content or read_checkpoint(checkpoint)
+            loaded = self.load_checkpoint(checkpoint, content)
+            if cfg.get("load_finetuned", False):
+                self._require_finetuned(checkpoint, content, loaded.missing_keys)
         if isinstance(self.con_d, ModelDiscriminator) and self.con_d.share_encoder(self):
             logging.info("Con-D has the same frozen image encoder: it runs once per mini-batch")
         return self
+
+    def _require_finetuned(
+        self, checkpoint: str, content: dict[str, Any], missing: list[str]
+    ) -> None:
+        require_whole(
+            self,
+            missing,
+            (*JUDGING, *COMPARING),
+            f"model.finetuned: {checkpoint}",
+            "Name a checkpoint of the whole model, or give it as model.pretrained with "
+            "model.load_finetuned: False to train what it lacks. A frozen image encoder that it "
+            "lacks can be named as model.vit_weights",
+        )
+        recorded = (content.get("config") or {}).get("model") or {}
+        then, now = recorded.get("image_size"), image_size_of(self)
+        if then and now and then != now:
+            logging.warning(
+                "%s was trained at model.image_size %s, and this model takes %s: positions are "
+                "interpolated, and figures differ",
+                *(checkpoint, then, now),
+            )
 
     @classmethod
     def from_pretrained(cls, model_type: str) -> Any:

@@ -32,6 +32,8 @@ KARPATHY = (
     "https://storage.googleapis.com/sfr-vision-language-research/datasets/coco_karpathy_{}_gt.json"
 )
 # References, or how to make them of the records that were generated.
+# Keys of a sample that say which image it is.
+IDS = ("image_id", "index")
 Finder = Callable[[list[results.Record]], References]
 
 
@@ -138,7 +140,7 @@ class MafaCaptionTask(CaptionTask):
         Raises:
             ValueError: if samples have neither ``image_id`` nor ``index``.
         """
-        ids = results.needed_column(samples, "image_id", "index")
+        ids = results.needed_column(samples, *IDS)
         places = results.column(samples, "instance_id", "index") or [None] * len(ids)
         given = _Noting(samples, prompt=self.prompt) if self.prompt else samples
         captions = model.generate(
@@ -194,6 +196,7 @@ class MafaCaptionTask(CaptionTask):
             if not os.path.isfile(path):
                 raise FileNotFoundError(f"run.annotation_file: no such file: {path!r}")
             from_file = read_references(path)
+            results.check_known(dataset, IDS, from_file.captions, f"run.annotation_file: {path}")
             return lambda records: from_file
         if hasattr(dataset, "references"):
             captions = {as_id(image): list(texts) for image, texts in dataset.references().items()}

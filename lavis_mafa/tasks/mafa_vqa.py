@@ -19,9 +19,13 @@ from lavis_mafa.evaluation.answers import (
     local_files,
     read_questions,
 )
+from lavis_mafa.evaluation.captions import as_id
 from lavis_mafa.tasks import results
 
 logger = logging.getLogger(__name__)
+
+# Keys of a sample that say which question it is.
+IDS = ("question_id", "instance_id")
 
 
 @registry.register_task("mafa_vqa")
@@ -80,7 +84,11 @@ class MafaVQATask(VQATask):
 
     def _read_questions(self, dataset: Any) -> VQA | None:
         files = local_files(dataset)
-        return None if files is None else read_questions(*files)
+        if files is None:
+            return None
+        truth = read_questions(*files)
+        results.check_known(dataset, IDS, {as_id(one) for one in truth.qa}, files[1])
+        return truth
 
     def evaluation(
         self, model: Any, data_loader: Any, cuda_enabled: bool = True, **kwargs: Any
@@ -94,7 +102,7 @@ class MafaVQATask(VQATask):
         Raises:
             ValueError: if samples have neither ``question_id`` nor ``instance_id``.
         """
-        ids = results.needed_column(samples, "question_id", "instance_id")
+        ids = results.needed_column(samples, *IDS)
         truths = _column_of_truths(samples, len(ids))
         types = results.column(samples, "answer_type") or [None] * len(ids)
         places = results.column(samples, "instance_id", "index") or [None] * len(ids)

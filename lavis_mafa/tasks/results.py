@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,6 +18,11 @@ from lavis.datasets.data_utils import prepare_sample
 from lavis.datasets.datasets.base_dataset import BaseDataset
 from torch.utils.data.dataloader import default_collate
 from tqdm import tqdm
+
+from lavis_mafa.evaluation.captions import as_id
+
+# How many samples tell whether truth belongs to a data set.
+PROBES = 16
 
 T = TypeVar("T")
 Record = dict[str, Any]
@@ -115,6 +120,33 @@ def needed_column(samples: Mapping[str, Any], *names: str) -> list[Any]:
         have = ", ".join(sorted(samples))
         raise ValueError(f"evaluation needs {' or '.join(names)} in a sample; it has {have}")
     return values
+
+
+def check_known(dataset: Any, names: Sequence[str], known: Container[Any], what: str) -> None:
+    """Refuse truth of another data set before anything is generated.
+
+    Args:
+        dataset: some of its samples are looked at, from all over it.
+        names: keys of a sample, the first of which that it has is its id.
+        known: ids that have a truth.
+        what: the truth, for the message.
+
+    Raises:
+        ValueError: if none of these samples has a truth.
+    """
+    size = len(dataset)
+    places = sorted({i * size // PROBES for i in range(PROBES)}) if size else []
+    found = [
+        next((s[n] for n in names if s.get(n) is not None), None)
+        for s in map(dataset.__getitem__, places)
+    ]
+    ids = [as_id(one.item() if isinstance(one, torch.Tensor) else one) for one in found]
+    if ids and not any(one in known for one in ids):
+        told = ", ".join(repr(one) for one in ids[:3])
+        raise ValueError(
+            f"{what} knows none of {len(ids)} samples looked at, such as {told}: it must be of the "
+            f"split that is evaluated, with the same {names[0]}"
+        )
 
 
 def check_length(texts: list[str], expected: int, what: str) -> None:

@@ -181,6 +181,7 @@ WRONG = [
     ("model.pretrained", "nowhere.pth", "nothing is loaded"),  # not read: load_pretrained is off
     ("model.finetuned", 3, "is not a string"),
     ("model.image_size", 33, "multiple of model.vit.patch_size 16"),
+    ("model.image_size", 64, "pictures of toy_scenes are 16 * 2 = 32 pixels wide"),
     ("model.vit.width", 65, "multiple of model.vit.heads 4"),
     ("model.num_query_token", 32, "unknown key"),
     ("model.freeze_vit", True, "unknown key"),
@@ -326,7 +327,7 @@ def test_wrong_options(save, options, says):
 
 def test_options_choose_the_default_yaml(save):
     tiny = load_config(save(GOOD))
-    base = load_config(save(GOOD), ["model.model_type=base"])
+    base = load_config(save(GOOD), ["model.model_type=base", "model.image_size=32"])
     assert (tiny.model_cfg.embed_dim, base.model_cfg.embed_dim) == (64, 256)
     assert "vit" in tiny.model_cfg and "vit" not in base.model_cfg
     sparse = load_config(save(GOOD), ["datasets.toy_scenes.type=sparse"])
@@ -556,7 +557,8 @@ def test_reading_builds_nothing_and_stays_off_the_network(save, monkeypatch):
     monkeypatch.setattr(registry.get_model_class("albef_mafa"), "from_config", refuse)
     monkeypatch.setattr(registry.get_builder_class("toy_scenes"), "__init__", refuse)
     monkeypatch.setattr(socket, "socket", refuse)
-    load_config(save(GOOD), ["model.model_type=base", "model.load_pretrained=True"])
+    base = ["model.model_type=base", "model.image_size=32", "model.load_pretrained=True"]
+    load_config(save(GOOD), base)
 
 
 def test_every_key_says_what_it_is():

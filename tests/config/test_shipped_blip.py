@@ -22,6 +22,7 @@ from shipped import (
     told_options,
 )
 
+from lavis_mafa.config import ConfigError
 from lavis_mafa.models.mafa_model import checkpoint_of
 
 
@@ -179,6 +180,14 @@ def test_zero_shot_questions(name, task, split):
     assert (run.task, list(run.test_splits)) == (task, [split])
     assert run.prompt == "Question: {} Answer:" and run.inference_method == "generate"
     assert (run.num_beams, run.length_penalty, run.max_len, run.min_len) == (5, -1, 10, 1)
+
+
+@pytest.mark.parametrize("name", ["vqav2_zeroshot", "gqa_zeroshot"])
+@pytest.mark.parametrize("prompt", ["Question: Answer:", "{} or {}?", "Q {q} {}", "Q {0}", "{ {}"])
+def test_prompts_that_hold_no_question(name, prompt):
+    with pytest.raises(ConfigError, match="run.prompt: .*needs exactly one {}"):
+        loaded(EVAL / f"{name}.yaml", f"run.prompt='{prompt}'")
+    assert loaded(EVAL / f"{name}.yaml", "run.prompt=''").run_cfg.prompt == ""
 
 
 @pytest.mark.parametrize("name", ["vqav2_zeroshot", "okvqa_zeroshot", "gqa_zeroshot"])

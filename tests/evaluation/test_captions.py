@@ -322,6 +322,21 @@ def test_references_of_another_format(tmp_path, content):
         read_references(path)
 
 
+@pytest.mark.parametrize("content", [b"", b"a red circle\n", b"\xff\xfe{"])
+def test_references_that_are_not_json(tmp_path, content):
+    path = tmp_path / "truth.json"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=r"truth\.json is not JSON"):
+        read_references(path)
+
+
+def test_no_references_at_all(tmp_path):
+    path = tmp_path / "truth.json"
+    path.write_text('{"images": [], "annotations": []}')
+    with pytest.raises(ValueError, match=r"truth\.json has no captions"):
+        read_references(path)
+
+
 def test_ids_are_numbers_where_they_are_numbers():
     assert [as_id(x) for x in ("000000391895", 7, "0", "d3e9", "²", "-1")] == [
         391895,

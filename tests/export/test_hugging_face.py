@@ -251,6 +251,9 @@ def test_what_does_not_fit_is_refused(work, tmp_path, capsys, monkeypatch):
     assert "KEY=VALUE" in fails(
         [checkpoint, "--options", "image_size", "--dtype=float32"], out, capsys
     )
+    assert "did you mean num_query_token?" in fails(
+        [checkpoint, "--options", "num_query_tokens=9", "--dtype=float32"], out, capsys
+    )
     larger = [checkpoint, "--options", "num_query_token=9", "--dtype=float32"]
     assert "does not fit" in fails(larger, out, capsys)
     named = [bare, "--arch", "tiny_blip2", "--model-type", "tiny"]

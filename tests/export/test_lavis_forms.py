@@ -7,7 +7,7 @@ import torch
 
 from lavis_mafa.checkpoints import read_checkpoint
 from lavis_mafa.export.__main__ import main
-from lavis_mafa.export.lavis_forms import FORMS, for_nlvr, with_momentum
+from lavis_mafa.export.lavis_forms import FORMS, for_nlvr, in_form, with_momentum
 
 LAYER = "text_encoder.bert.encoder.layer.{}.output.dense.weight"
 
@@ -44,14 +44,14 @@ def test_nlvr_doubles_the_fusion_layers(state):
     assert not any(key.startswith(("itm_head", "text_proj", "temp")) for key in result)
 
 
-@pytest.mark.parametrize("form", sorted(FORMS))
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("wrapped", [True, False])
 def test_the_command(state, tmp_path, capsys, form, wrapped):
     torch.save({"model": state} if wrapped else state, tmp_path / "in.pth")
     arguments = [str(tmp_path / "in.pth"), str(tmp_path / "out.pth"), "--to", form]
     assert main([*arguments, "--fusion-layer", "2"]) == 0
     written = read_checkpoint(str(tmp_path / "out.pth"))["model"]
-    expected = FORMS[form](state, 2)
+    expected = in_form(state, form, 2)
     assert written.keys() == expected.keys()
     assert all(torch.equal(written[key], expected[key]) for key in written)
     assert f"{len(expected)} tensors for {form}" in capsys.readouterr().out
@@ -66,7 +66,32 @@ def test_refusals(tmp_path, capsys):
         (["--to", "albef_caption"], "albef_nlvr"),
         (["--to", "albef_vqa", "--dtype", "float16"], "--fusion-layer"),
         (["--to", "albef_vqa", "--options", "image_size=32"], "--fusion-layer"),
+        (["--to", "hf", "--fusion-layer", "2"], "--fusion-layer is a setting of albef_"),
     ):
         with pytest.raises(SystemExit):
             main([out, out, *arguments])
         assert why in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        ({"model": {"itm_head.bias": torch.zeros(2)}}, "no weights below visual_encoder. and text"),
+        ({"config": {"model": {"arch": "blip_mafa"}}}, "saved by blip_mafa, which is of another"),
+    ],
+)
+def test_checkpoints_of_other_families(state, tmp_path, capsys, content, why):
+    torch.save({"model": state, **content}, tmp_path / "in.pth")
+    arguments = [str(tmp_path / "in.pth"), str(tmp_path / "out.pth"), "--to", "albef_vqa"]
+    assert main(arguments) == 1
+    assert why in capsys.readouterr().err
+    assert not (tmp_path / "out.pth").exists()
+
+
+def test_nothing_is_overwritten(state, tmp_path, capsys):
+    torch.save(state, tmp_path / "in.pth")
+    (tmp_path / "out.pth").write_text("mine")
+    arguments = [str(tmp_path / "in.pth"), str(tmp_path / "out.pth"), "--to", "albef_vqa"]
+    assert main(arguments) == 1
+    assert "is there already" in capsys.readouterr().err
+    assert (tmp_path / "out.pth").read_text() == "mine"

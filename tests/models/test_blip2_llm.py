@@ -368,7 +368,7 @@ def test_questions_stand_in_their_prompt(opt, monkeypatch):
 
 
 def test_wrong_questions_are_told(opt):
-    with pytest.raises(ValueError, match="has no {} where the question goes"):
+    with pytest.raises(ValueError, match="needs exactly one {}, where the question goes"):
         opt.predict_answers(samples(QUESTIONS), prompt="Question: Answer:")
     with pytest.raises(ValueError, match="run.inference_method is 'rank'"):
         opt.predict_answers(samples(QUESTIONS), inference_method="rank")
@@ -497,6 +497,9 @@ def test_a_checkpoint_of_stage_2_holds_what_was_trained(folders, stage_1, cls, t
     ).eval()
     batch = samples(text_output=CAPTIONS)
     assert torch.equal(first(batch)["loss"], again(batch)["loss"])
+    blind = {"load_finetuned": True, "finetuned": str(tmp_path / "stage_2.pth")}
+    with pytest.raises(ValueError, match="RANDOM weights: .*'published'"):
+        cls.from_config(config_of(cls, folders, **blind))
 
 
 def test_bert_is_not_read_with_a_checkpoint(folders, stage_1):
@@ -530,8 +533,9 @@ def test_wrong_checkpoints_are_refused(folders, stage_1, tmp_path):
     with pytest.raises(ValueError, match=r"query_tokens: \(1, 8, 64\) in the file, \(1, 4, 64\)"):
         load({"model": state}, num_query_token=4)
     path = {"load_finetuned": True, "finetuned": stage_1["whole"]}
-    with pytest.raises(ValueError, match="stage 2 .*lacks 2 of .*\n  opt_proj.bias\n"):
+    with pytest.raises(ValueError, match="stage 2 .*lacks 2 of .*\n  opt_proj.bias\n") as caught:
         load({"model": state}, **path)
+    assert "It is of stage 1" in str(caught.value)
 
 
 # Where the language model comes from

@@ -139,3 +139,51 @@ def test_what_a_small_vit_is_told_is_done(family):
         for block in encoder.blocks
     )
     assert recomputing
+
+
+def finetuned(tmp_path, cls, state, config=None, **changes):
+    torch.save({"model": state, "config": config or {}}, tmp_path / "given.pth")
+    given = {"load_finetuned": True, "finetuned": str(tmp_path / "given.pth"), **changes}
+    return cls.from_config(config_of(cls, **given))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("part", ["itm_head.", "text_proj.", "visual_encoder."])
+def test_a_finetuned_model_must_be_whole(tmp_path, family, part):
+    cls = FAMILIES[family]
+    whole = load_model(f"{family}_mafa", "tiny").state_dict()
+    heads = ("text_encoder.cls.", "text_decoder.", "Qformer.cls.")
+    finetuned(tmp_path, cls, {k: v for k, v in whole.items() if not k.startswith(heads)})
+    state = {key: value for key, value in whole.items() if not key.startswith(part)}
+    with pytest.raises(
+        ValueError, match=rf"given.pth lacks \d+ weights:\n  {part[:-1]}: \d+, such"
+    ):
+        finetuned(tmp_path, cls, state)
+    begun = {"load_finetuned": False, "load_pretrained": True, "pretrained": tmp_path / "given.pth"}
+    cls.from_config(config_of(cls, **{**begun, "pretrained": str(begun["pretrained"])}))
+
+
+def test_a_finetuned_model_must_see(tmp_path):
+    whole = load_model("blip2_mafa", "tiny").state_dict()
+    seen = {key: value for key, value in whole.items() if not key.startswith("visual_encoder.")}
+    with pytest.raises(ValueError, match="visual_encoder: .*\n.*model.vit_weights"):
+        finetuned(tmp_path, Blip2Mafa, seen, freeze_vit=True)
+    torch.save({"model": whole}, tmp_path / "vit.pth")
+    eyes = {"freeze_vit": True, "vit_weights": str(tmp_path / "vit.pth")}
+    model = finetuned(tmp_path, Blip2Mafa, seen, **eyes)
+    assert torch.equal(model.visual_encoder.pos_embed, whole["visual_encoder.pos_embed"])
+
+
+@pytest.mark.parametrize("arch", ["blip2_opt_mafa", "blip2_t5"])
+def test_a_checkpoint_of_stage_2_is_none_of_stage_1(tmp_path, arch):
+    state = load_model("blip2_mafa", "tiny").state_dict()
+    with pytest.raises(ValueError, match=f"saved by {arch}, which is of stage 2"):
+        finetuned(tmp_path, Blip2Mafa, state, {"model": {"arch": arch}})
+
+
+def test_another_image_size_than_in_training_is_told(tmp_path, tiny, caplog):
+    size = tiny.visual_encoder.patch_embed.img_size[0]
+    for then, told in ((size, False), (2 * size, True)):
+        caplog.clear()
+        finetuned(tmp_path, AlbefMafa, tiny.state_dict(), {"model": {"image_size": then}})
+        assert (f"was trained at model.image_size {then}" in caplog.text) is told

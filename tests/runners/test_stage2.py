@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-
 import pytest
 import torch
 import yaml
@@ -119,10 +117,8 @@ def test_the_image_encoder_is_that_of_stage_1(world, tmp_path, caplog):
     assert "RANDOM" not in caplog.text
     weight = "visual_encoder.blocks.0.attn.qkv.weight"
     assert torch.equal(first._model.get_parameter(weight), again._model.get_parameter(weight))
-    with caplog.at_level(logging.WARNING):
-        blind = run_here(tmp_path / "blind", config=config, **changes)
-    assert "RANDOM weights" in caplog.text
-    assert not torch.equal(first._model.get_parameter(weight), blind._model.get_parameter(weight))
+    with pytest.raises(ValueError, match="RANDOM weights"):
+        run_here(tmp_path / "blind", config=config, **changes)
 
 
 @pytest.mark.parametrize("arch", BOTH)

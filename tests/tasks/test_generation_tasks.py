@@ -272,14 +272,15 @@ def test_only_karpathys_split_is_downloaded(tmp_path, pictures, monkeypatch):
     assert len(asked) == 1
 
 
-def test_captions_are_kept_where_scoring_fails(tmp_path, pictures, result_dir):
+def test_captions_of_other_images_are_refused_before_anything_is_generated(tmp_path, pictures):
     path = coco_truth(tmp_path / "gt.json", range(100, 104))
     files = {"val": [caption_rows(pictures)]}
     run = {**CAPTION_RUN, "annotation_file": path}
     task, data = set_up(MafaCaptionTask, run, tmp_path, coco_caption=files)
-    with pytest.raises(ValueError, match=r"none of the 4 .*7, 8, 9 here and 100, 101, 102 there"):
-        evaluate(task, data["coco_caption"]["val"])
-    assert len(written(result_dir, "val_epoch2.json")) == 4
+    model = Speaker()
+    with pytest.raises(ValueError, match=r"gt\.json knows none of 4 .*, such as 7, 8, 9: it must"):
+        evaluate(task, data["coco_caption"]["val"], model=model)
+    assert not model.asked
 
 
 def test_two_images_of_one_id(tmp_path):
@@ -426,7 +427,7 @@ def test_vqa_on_a_part_of_the_questions(tmp_path, pictures, caplog):
     )
     rows = [{**row, "question_id": row["question_id"] + 100} for row in rows]
     task, data = set_up(MafaVQATask, VQA_RUN, tmp_path, coco_vqa={"val": (rows, *others)})
-    with pytest.raises(ValueError, match="none of the 4 answered questions is among the 4"):
+    with pytest.raises(ValueError, match=r"val_3\.json knows none of 4 .*, such as 121, 122"):
         evaluate(task, data["coco_vqa"]["val"])
 
 

@@ -22,10 +22,10 @@ from typing import TypeVar
 import numpy as np
 
 from lavis_mafa.datasets.toy_scenes.world import (
-    _PLURALS,
     BACKGROUNDS,
     COLOURS,
     MAX_OBJECTS,
+    PLURALS,
     SHAPES,
     SIZES,
     Structured,
@@ -156,7 +156,7 @@ def _count(here: list[Thing], elsewhere: list[Thing], rng: np.random.Generator) 
         return Question("how many objects are there?", str(len(here)), "count")
     shape = _pick(here if draw < 0.75 else elsewhere, rng)["shape"]
     number = len(_fitting({"shape": shape}, here))
-    return Question(f"how many {_PLURALS[shape]} are there?", str(number), "count")
+    return Question(f"how many {PLURALS[shape]} are there?", str(number), "count")
 
 
 def _said(thing: Thing, named: Sequence[str]) -> Thing:

@@ -63,7 +63,7 @@ SYNONYMS: dict[str, tuple[str, ...]] = {
     "on": ("over",),
 }
 _NUMBERS = ("one", "two", "three")
-_PLURALS = {"circle": "circles", "square": "squares", "triangle": "triangles", "cross": "crosses"}
+PLURALS = {"circle": "circles", "square": "squares", "triangle": "triangles", "cross": "crosses"}
 
 
 @dataclass(frozen=True)
@@ -260,7 +260,7 @@ def _plain_words(caption: tuple[Any, ...]) -> list[str]:
         words += ["and"] if i else []
         words += [SIZES[size - 1]] if size else []
         words += [COLOURS[colour - 1]] if colour else []
-        words.append(_PLURALS[name] if count > 1 else name)
+        words.append(PLURALS[name] if count > 1 else name)
     return words + (["on", BACKGROUNDS[background - 1]] if background else [])
 
 
