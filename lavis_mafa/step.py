@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from transformers.utils import ModelOutput
 
-from lavis_mafa.backbones.base import Backbone, Images, Texts
+from lavis_mafa.backbones.base import Backbone, Images, Teacher, Texts
 from lavis_mafa.connections.con_d import Discriminator
 from lavis_mafa.connections.mining import (
     ABSENT,
@@ -282,7 +283,7 @@ def _over(mark: Tensor | None, sim: Tensor) -> Any:
     """A mark ``(B, C)`` of candidates as one of all ``(B, N)``: the queue's have none."""
     if mark is None or mark.shape == sim.shape:
         return mark
-    return torch.nn.functional.pad(mark, (0, sim.shape[1] - mark.shape[1]))
+    return F.pad(mark, (0, sim.shape[1] - mark.shape[1]))
 
 
 @dataclass
@@ -296,6 +297,7 @@ class _Step:
     numbers: dict[str, Tensor]
     images: Images
     texts: Texts
+    teacher: Teacher | None = None
 
     def compare(
         self, samples: dict[str, Any], images: Images, texts: Texts, momentum: Momentum | None
@@ -309,7 +311,13 @@ class _Step:
             t2i = similarity(self.images.features, texts.features).t()
             return _Compared(i2t / temperature, t2i / temperature)
         with torch.no_grad():
-            own_images, own_texts = momentum.encode(samples)
+            copied_images, copied_texts = momentum.encode(samples)
+            own_images, own_texts = copied_images.features, copied_texts.features
+            assert own_images is not None and own_texts is not None
+            alpha = momentum.weight(samples)
+            if alpha and self.settings.loss_weights["lm"]:
+                encoded = self.ranks.images(copied_images)
+                self.teacher = Teacher(momentum.backbone, encoded, alpha)
             queued_images, queued_texts = momentum.queued()
             all_images = torch.cat([self.ranks.gather(own_images), queued_images])
             all_texts = torch.cat([self.ranks.gather(own_texts), queued_texts])
@@ -321,7 +329,7 @@ class _Step:
             similarity(all_images, texts.features).t() / temperature,
             soft_i2t,
             soft_t2i,
-            momentum.weight(samples),
+            alpha,
         )
 
     def mine(
@@ -336,8 +344,9 @@ class _Step:
         count = len(self.texts.ids)  # what is in a queue has no image or text to match
         positives = known_positives(self.numbers, self.own, count, self.settings.same_image)
         resample = con_d is not None and rule.resample
-        hard_i2t, second_i2t = pick(compared.i2t[:, :count], positives, picker, resample)
-        hard_t2i, second_t2i = pick(compared.t2i[:, :count], positives, picker, resample)
+        top_k = rule.top_k if con_d is not None else 1
+        hard_i2t, second_i2t = pick(compared.i2t[:, :count], positives, picker, resample, top_k)
+        hard_t2i, second_t2i = pick(compared.t2i[:, :count], positives, picker, resample, top_k)
         image_of, text_of, row_i2t, row_t2i = unique_pairs(hard_i2t, hard_t2i, self.own)
         verdict = None
         if con_d is not None and (len(image_of) or self.ranks.world > 1):
@@ -356,7 +365,7 @@ class _Step:
             torch.cat([self.own, self.own[image_anchors], images_picked]),
             torch.cat([self.own, texts_picked, self.own[text_anchors]]),
         )
-        labels = torch.cat([torch.ones_like(self.own), labels_i2t, labels_t2i])
+        labels = torch.cat([x.float() for x in (torch.ones_like(self.own), labels_i2t, labels_t2i)])
         return self.ranks.mean(matching_losses(logits, labels))
 
     def lm(self, i2t: Connections, t2i: Connections) -> Tensor:
@@ -364,17 +373,19 @@ class _Step:
         image_anchors, texts_mined = i2t.mined(rule)
         text_anchors, images_mined = t2i.mined(rule)
         # D_MLM is a set (Algorithm 1): a pair found from both sides enters once, from its image's.
-        text_of_image = torch.full_like(own, NONE)
-        text_of_image[image_anchors] = texts_mined
         if rule.uses("lm"):
-            text_of_image = self.ranks.gather(text_of_image)
-            first = text_of_image[images_mined] != own[text_anchors]
+            count = len(self.texts.ids)
+            from_images = own[image_anchors] * count + texts_mined
+            missing = len(i2t.hard) - len(from_images)  # all ranks gather alike
+            from_images = self.ranks.gather(F.pad(from_images, (0, missing), value=NONE))
+            first = ~torch.isin(images_mined * count + own[text_anchors], from_images)
             text_anchors, images_mined = text_anchors[first], images_mined[first]
         losses = self.backbone.tell(
             self.images,
             self.texts,
             torch.cat([own, own[image_anchors], images_mined]),
             torch.cat([own, texts_mined, own[text_anchors]]),
+            self.teacher,
         )
         return self.ranks.mean(losses)
 
@@ -389,13 +400,12 @@ class _Step:
 
 def _counts(found: Connections) -> Tensor:
     there = found.state != ABSENT
-    judged = there & ~found.probability.isnan()
     positive = found.state == POSITIVE
     ambiguous = found.state == AMBIGUOUS
     return torch.stack(
         [
             there.sum(),
-            judged.sum(),
+            found.judged.sum(),
             positive.sum(),
             ambiguous.sum(),
             (there & ~positive & ~ambiguous).sum(),

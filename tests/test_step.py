@@ -126,7 +126,8 @@ def test_a_con_d_that_rejects_everything_changes_nothing(tiny, samples):
     assert losses == plain
 
 
-def test_a_pair_mined_from_both_sides_is_told_once(tiny, samples, monkeypatch):
+@pytest.mark.parametrize("top_k", [1, 3])
+def test_a_pair_mined_from_both_sides_is_told_once(tiny, samples, monkeypatch, top_k):
     class Always(TableConD):
         def probability(self, image, text):
             return 1.0
@@ -136,14 +137,16 @@ def test_a_pair_mined_from_both_sides_is_told_once(tiny, samples, monkeypatch):
     monkeypatch.setattr(
         tiny.backbone,
         "tell",
-        lambda images, texts, i, t: (
+        lambda images, texts, i, t, teacher: (
             told.extend(zip(i.tolist(), t.tolist(), strict=True)),
-            tell(images, texts, i, t),
+            tell(images, texts, i, t, teacher),
         )[1],
     )
-    output = run_step(tiny.backbone, samples, StepSettings(), Always())
-    nominated = {(b, int(k)) for b, k in enumerate(output.i2t.hard)}
-    from_texts = {(int(k), b) for b, k in enumerate(output.t2i.hard)}
+    settings = StepSettings(connections=MiningRule(top_k=top_k))
+    output = run_step(tiny.backbone, samples, settings, Always())
+    assert len(output.i2t.hard) == top_k * BATCH
+    nominated = {(r % BATCH, int(k)) for r, k in enumerate(output.i2t.hard)}
+    from_texts = {(int(k), r % BATCH) for r, k in enumerate(output.t2i.hard)}
     assert nominated & from_texts, "the test needs a pair that both sides nominate"
     assert sorted(told) == sorted({(b, b) for b in range(BATCH)} | nominated | from_texts)
 

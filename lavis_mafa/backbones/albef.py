@@ -5,10 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lavis_mafa.backbones.base import FromFirstTokens, Images, Texts, all_visible, tokenize
+from lavis_mafa.backbones.base import (
+    FromFirstTokens,
+    Images,
+    Teacher,
+    Texts,
+    all_visible,
+    tokenize,
+)
 from lavis_mafa.objectives.language import IGNORED, mask_tokens
 
 
@@ -48,8 +56,15 @@ class AlbefBackbone(FromFirstTokens):
         ).last_hidden_state
         return self.model.itm_head(fused[:, 0])
 
-    def tell(self, images: Images, texts: Texts, image_of: Tensor, text_of: Tensor) -> Tensor:
-        """MLM."""
+    def tell(
+        self,
+        images: Images,
+        texts: Texts,
+        image_of: Tensor,
+        text_of: Tensor,
+        teacher: Teacher | None = None,
+    ) -> Tensor:
+        """MLM, with a teacher's distribution over the vocabulary mixed into the targets."""
         tokenizer = self.model.tokenizer
         ids, targets = mask_tokens(
             texts.ids[text_of],
@@ -58,14 +73,26 @@ class AlbefBackbone(FromFirstTokens):
             vocab_size=self.model.text_encoder.config.vocab_size,
             special_ids=(tokenizer.cls_token_id, tokenizer.pad_token_id),
         )
+        asked = targets != IGNORED
+        mask = texts.mask[text_of]
+        logits = self._predict(ids, mask, images.embeds[image_of], asked)
+        losses = F.cross_entropy(logits, targets[asked], reduction="none")
+        if teacher is None:
+            return losses
+        with torch.no_grad():
+            copy: Any = teacher.backbone
+            soft = copy._predict(ids, mask, teacher.images.embeds[image_of], asked).softmax(dim=1)
+        distilled = -(soft * logits.log_softmax(dim=1)).sum(dim=1)
+        return (1.0 - teacher.alpha) * losses + teacher.alpha * distilled
+
+    def _predict(self, ids: Tensor, mask: Tensor, embeds: Tensor, asked: Tensor) -> Tensor:
+        """MLM's logits ``(T, V)`` at the T tokens asked for."""
         hidden = self._bert(
             ids,
-            attention_mask=texts.mask[text_of],
-            encoder_hidden_states=images.embeds[image_of],
-            encoder_attention_mask=all_visible(images.embeds[image_of]),
+            attention_mask=mask,
+            encoder_hidden_states=embeds,
+            encoder_attention_mask=all_visible(embeds),
             return_dict=True,
         ).last_hidden_state
         # The head is a matrix product with the whole vocabulary: only where there is a target.
-        asked = targets != IGNORED
-        logits = self.model.text_encoder.cls(hidden[asked])
-        return F.cross_entropy(logits.float(), targets[asked], reduction="none")
+        return self.model.text_encoder.cls(hidden[asked]).float()

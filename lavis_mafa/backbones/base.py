@@ -42,6 +42,21 @@ class Texts:
     features: Tensor | None = None
 
 
+@dataclass
+class Teacher:
+    """A momentum copy of the model whose predictions the language loss takes up (ALBEF eq. 7).
+
+    Attributes:
+        backbone: drives the copy.
+        images: what it encoded of the same N images.
+        alpha: weight of its predictions, 0 to 1.
+    """
+
+    backbone: Backbone
+    images: Images
+    alpha: float
+
+
 class Backbone(Protocol):
     """How a family encodes, compares, matches and tells.
 
@@ -75,8 +90,18 @@ class Backbone(Protocol):
     def match(self, images: Images, texts: Texts, image_of: Tensor, text_of: Tensor) -> Tensor:
         """ITM logits ``(P, 2)``, class 1 = match, of the pairs ``(image_of[p], text_of[p])``."""
 
-    def tell(self, images: Images, texts: Texts, image_of: Tensor, text_of: Tensor) -> Tensor:
-        """Language loss ``(T,)`` of every token to predict in the given pairs."""
+    def tell(
+        self,
+        images: Images,
+        texts: Texts,
+        image_of: Tensor,
+        text_of: Tensor,
+        teacher: Teacher | None = None,
+    ) -> Tensor:
+        """Language loss ``(T,)`` of every token to predict in the given pairs.
+
+        ``teacher`` is for MLM; LM distils nothing, as in BLIP.
+        """
 
     @property
     def temperature(self) -> Tensor:

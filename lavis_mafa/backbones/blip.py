@@ -9,6 +9,7 @@ from torch import Tensor
 from lavis_mafa.backbones.base import (
     FromFirstTokens,
     Images,
+    Teacher,
     Texts,
     all_visible,
     begin_with,
@@ -48,7 +49,14 @@ class BlipBackbone(FromFirstTokens):
         ).last_hidden_state
         return self.model.itm_head(fused[:, 0])
 
-    def tell(self, images: Images, texts: Texts, image_of: Tensor, text_of: Tensor) -> Tensor:
+    def tell(
+        self,
+        images: Images,
+        texts: Texts,
+        image_of: Tensor,
+        text_of: Tensor,
+        teacher: Teacher | None = None,
+    ) -> Tensor:
         """LM of the decoder, which begins with [DEC]."""
         embeds = images.embeds[image_of]
         ids = begin_with(texts.ids[text_of], self.model.tokenizer.bos_token_id)

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lavis_mafa.backbones.base import Images, Texts, all_visible, begin_with, tokenize
+from lavis_mafa.backbones.base import Images, Teacher, Texts, all_visible, begin_with, tokenize
 from lavis_mafa.objectives.language import next_token_losses
 
 # Numbers held at once in a comparison of features; more images than that are compared in turn.
@@ -106,7 +106,14 @@ class Blip2Backbone:
         ).last_hidden_state
         return self.model.itm_head(fused[:, : queries.shape[1]]).mean(dim=1)
 
-    def tell(self, images: Images, texts: Texts, image_of: Tensor, text_of: Tensor) -> Tensor:
+    def tell(
+        self,
+        images: Images,
+        texts: Texts,
+        image_of: Tensor,
+        text_of: Tensor,
+        teacher: Teacher | None = None,
+    ) -> Tensor:
         """LM: every token attends to the queries and to the tokens before it."""
         ids = begin_with(texts.ids[text_of], self.model.tokenizer.bos_token_id)
         mask = texts.mask[text_of]

@@ -419,6 +419,8 @@ def _check_mafa(s: Settings, report: Report) -> None:
         why = "first grouped epoch, and run.grit.enabled is False: labels stay one-hot; use 0"
         report.note(f"{soft}.start_epoch", why)
     rule = "model.mafa.connections"
+    if s[f"{rule}.labels"] == "probability" and s[f"{rule}.action"] in ("drop", "keep"):
+        report.add(f"{rule}.labels", "probability needs action: convert")
     low, high = s[f"{rule}.low"], s[f"{rule}.high"]
     if None not in (low, high) and low > high:
         report.add(f"{rule}.low", f"{low} is more than {rule}.high {high}")

@@ -193,7 +193,7 @@ RUN = {
     "annotation_file": Key("any", "captions to score against, JSON in COCO's format: a path, or "
                            "one for each split; null: the data set's own", nullable=True,
                            also=("gt_file", "coco_gt_file")),
-    "k_test": Key("int", "candidates re-ranked with ITM in retrieval", low=1),
+    "k_test": Key("int", "candidates re-ranked with ITM in retrieval; 0: ITC alone", low=0),
     "num_beams": Key("int", "beams of generation", low=1, needed=GENERATION),
     "max_len": Key("int", "longest text generated, in tokens", low=1, needed=GENERATION),
     "min_len": Key("int", "shortest text generated, in tokens", low=0, needed=GENERATION),
@@ -261,6 +261,8 @@ MAFA = {
                      "MAFA 4.1, ALBEF 3.2", default="hardest", choices=("hardest", "sampled")),
     "detach_other": Key("bool", "image to text trains images only, text to image texts only",
                         "MAFA 4.2", default=True),
+    "learn_temperature": Key("bool", "False: the temperature stays at model.temp (0.07)", OURS,
+                             default=True),
     "same_image": Key("str", "captions of one image: positives or negatives of each other", OURS,
                       default="positive", choices=("positive", "negative")),
     "loss_weights": Key("mapping", "weights of the losses; 0: none", OURS, default={}, keys={
@@ -292,6 +294,10 @@ MAFA = {
                     low=0, high=1, also=("threshold", "tau")),
         "resample": Key("bool", "second hardest in the place of an ambiguous one", "MAFA 4.1",
                         default=True),
+        "top_k": Key("int", "hardest candidates of every anchor that Con-D judges", OURS, default=1,
+                     low=1),
+        "labels": Key("str", "0 and 1 by the thresholds, or Con-D's probability", OURS,
+                      default="hard", choices=("hard", "probability")),
         "use_in": Key("list", "losses that use connections", "MAFA Table 14",
                       default=list(LOSSES), items=Key("str", choices=LOSSES)),
     }),

@@ -30,6 +30,11 @@ class MiningRule:
         resample: put the second hardest in the place of an ambiguous one; otherwise the ambiguous
             stay negatives.
         use_in: the losses that use connections, out of ``itc``, ``itm``, ``lm`` (MAFA Table 14).
+        top_k: K, how many of an anchor's hardest candidates are judged; 1 in the paper. From 2 on
+            ITM gets all positives found and the hardest that is neither positive nor ambiguous.
+        labels: ``hard``: 0 or 1 by the thresholds; ``probability``: Con-D's probability is the
+            label of a judged pair in ITM, and in ITC its weight beside the own pair's 1, with
+            ``action: convert``. Nothing is re-sampled then; the language loss has the thresholds.
     """
 
     low: float = 0.5
@@ -37,16 +42,28 @@ class MiningRule:
     action: str = "convert"
     resample: bool = True
     use_in: tuple[str, ...] = ("itc", "itm", "lm")
+    top_k: int = 1
+    labels: str = "hard"
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.low <= self.high <= 1.0:
             raise ValueError(f"need 0 <= low <= high <= 1, got low={self.low}, high={self.high}")
         if self.action not in ("convert", "drop", "keep"):
             raise ValueError(f"action must be convert, drop or keep, got {self.action!r}")
+        if self.top_k < 1:
+            raise ValueError(f"top_k must be at least 1, got {self.top_k}")
+        if self.labels not in ("hard", "probability"):
+            raise ValueError(f"labels must be hard or probability, got {self.labels!r}")
+        if self.labels == "probability" and self.action != "convert":
+            raise ValueError(f"labels: probability needs action: convert, got {self.action!r}")
 
     def uses(self, loss: str) -> bool:
         """Whether what is found changes the labels or pairs of a loss."""
         return self.action != "keep" and loss in self.use_in
+
+    def softens(self, loss: str) -> bool:
+        """Whether Con-D's probability is the label of judged pairs in a loss."""
+        return self.labels == "probability" and self.uses(loss)
 
     def states(self, probability: Tensor) -> Tensor:
         """State of every probability: `POSITIVE`, `AMBIGUOUS` or `KEPT`."""
@@ -60,12 +77,15 @@ class MiningRule:
 class Connections:
     """The hard negatives of one direction and what Con-D made of them.
 
+    Every anchor has K nominations, R = K * B in all: first the hardest of all anchors, then the
+    second hardest of all, and so on.
+
     Attributes:
         positives: ``(B, N)`` bool, positives known without Con-D.
-        hard: ``(B,)`` hardest candidate of every anchor, `NONE` where there is none.
-        second: ``(B,)`` second hardest, `NONE` where there is none.
-        probability: ``(B,)`` Con-D's probability that anchor and ``hard`` match; NaN if not judged.
-        state: ``(B,)`` `KEPT`, `AMBIGUOUS`, `POSITIVE`, or `ABSENT` where nothing was picked.
+        hard: ``(R,)`` nominated candidates, `NONE` where there is none.
+        second: ``(B,)`` the hardest that was not nominated, `NONE` where there is none.
+        probability: ``(R,)`` Con-D's probability that anchor and ``hard`` match; NaN if not judged.
+        state: ``(R,)`` `KEPT`, `AMBIGUOUS`, `POSITIVE`, or `ABSENT` where nothing was picked.
     """
 
     positives: Tensor
@@ -74,54 +94,98 @@ class Connections:
     probability: Tensor
     state: Tensor
 
+    @property
+    def anchor(self) -> Tensor:
+        """``(R,)`` the anchor, 0 to B - 1, of every nomination."""
+        size = len(self.second)
+        return torch.arange(len(self.hard), device=self.hard.device) % max(1, size)
+
+    @property
+    def judged(self) -> Tensor:
+        """``(R,)`` bool: Con-D gave a probability."""
+        return (self.state != ABSENT) & ~self.probability.isnan()
+
     def found(self, rule: MiningRule, loss: str) -> Tensor:
-        """``(B,)`` bool: a false negative was found whose conversion or dropping ``loss`` uses."""
+        """``(R,)`` bool: a false negative was found whose conversion or dropping ``loss`` uses."""
         return (self.state == POSITIVE) & rule.uses(loss)
 
     def itc_targets(self, rule: MiningRule) -> tuple[Tensor, Tensor | None]:
-        """``(B, N)`` positives for ITC, and ``(B, N)`` candidates to drop or None."""
+        """``(B, N)`` positives for ITC, and ``(B, N)`` candidates to drop or None.
+
+        Positives are bool, or with ``labels: probability`` weights from 0 to 1.
+        """
+        if rule.softens("itc"):
+            weights = self.positives.to(self.probability.dtype)
+            rows = torch.nonzero(self.judged).flatten()
+            weights[self.anchor[rows], self.hard[rows]] = self.probability[rows]
+            return weights, None
         found = self.found(rule, "itc")
         mark = torch.zeros_like(self.positives)
         rows = torch.nonzero(found).flatten()
-        mark[rows, self.hard[rows]] = True
+        mark[self.anchor[rows], self.hard[rows]] = True
         if rule.action == "drop":
             return self.positives, mark if len(rows) else None
         return self.positives | mark, None
 
     def itm_pairs(self, rule: MiningRule) -> tuple[Tensor, Tensor, Tensor]:
-        """Anchors, candidates and labels of the pairs that the hard negatives give to ITM.
+        """Anchors, candidates and labels of the pairs that the nominations give to ITM.
 
-        Returns three ``(P,)`` tensors, P <= B: nothing for an anchor without candidate, for a
-        dropped false negative, or for an ambiguous one without a second choice.
+        An anchor gives the positives found, and as no match the hardest that is neither positive
+        nor, with re-sampling, ambiguous. Where there is none, but an ambiguous one, the second
+        choice takes its place.
+
+        Returns three ``(P,)`` tensors in the order of anchors; labels are 0 or 1, or with
+        ``labels: probability`` Con-D's probabilities of all judged pairs.
         """
+        if rule.softens("itm") and bool(self.judged.any()):
+            rows = torch.nonzero(self.judged).flatten()
+            rows = rows[torch.argsort(self.anchor[rows], stable=True)]
+            return self.anchor[rows], self.hard[rows], self.probability[rows]
+        size = len(self.second)
         found = self.found(rule, "itm")
-        replaced = (self.state == AMBIGUOUS) & (rule.resample and rule.uses("itm"))
-        candidate = torch.where(replaced, self.second, self.hard)
-        dropped = found & (rule.action == "drop")
-        anchors = torch.nonzero((candidate != NONE) & ~dropped).flatten()
-        return anchors, candidate[anchors], found[anchors].long()
+        passed_over = (self.state == AMBIGUOUS) & (rule.resample and rule.uses("itm"))
+        kept = ((self.state != ABSENT) & ~found & ~passed_over).view(-1, size)
+        # argmax finds the first of equal values: the hardest that is kept.
+        first = kept.int().argmax(dim=0)
+        own = torch.arange(size, device=self.hard.device)
+        replaced = passed_over.view(-1, size).any(dim=0)
+        negative = torch.where(replaced, self.second, NONE)
+        negative = torch.where(kept.any(dim=0), self.hard.view(-1, size)[first, own], negative)
+        with_negative = torch.nonzero(negative != NONE).flatten()
+        converted = torch.nonzero(found & (rule.action == "convert")).flatten()
+        anchors = torch.cat([self.anchor[converted], with_negative])
+        candidates = torch.cat([self.hard[converted], negative[with_negative]])
+        labels = torch.cat([torch.ones_like(converted), torch.zeros_like(with_negative)])
+        order = torch.argsort(anchors, stable=True)
+        return anchors[order], candidates[order], labels[order]
 
     def mined(self, rule: MiningRule) -> tuple[Tensor, Tensor]:
         """Anchors and candidates of the new positive pairs for the language loss (MAFA eq. 4)."""
         convert = rule.action == "convert"
-        anchors = torch.nonzero(self.found(rule, "lm") & convert).flatten()
-        return anchors, self.hard[anchors]
+        rows = torch.nonzero(self.found(rule, "lm") & convert).flatten()
+        return self.anchor[rows], self.hard[rows]
 
 
 def pick(
-    sim: Tensor, positives: Tensor, picker: Picker, second_choice: bool = True
+    sim: Tensor, positives: Tensor, picker: Picker, second_choice: bool = True, top_k: int = 1
 ) -> tuple[Tensor, Tensor]:
-    """Hard negatives and second choices of one direction, ``(B,)`` each, `NONE` where none is left.
+    """Nominations and second choices of one direction, `NONE` where none is left.
 
     Without ``second_choice`` nothing is drawn for it and all are `NONE`.
+
+    Returns:
+        ``(K * B,)`` and ``(B,)``, see `Connections`.
     """
-    hard = picker(sim, positives)
-    if not second_choice:
-        return hard, torch.full_like(hard, NONE)
-    rows = torch.nonzero(hard != NONE).flatten()
-    excluded = positives.clone()
-    excluded[rows, hard[rows]] = True
-    return hard, picker(sim, excluded)
+    excluded = positives
+    nominated = []
+    for _ in range(top_k + second_choice):
+        hard = picker(sim, excluded)
+        nominated.append(hard)
+        rows = torch.nonzero(hard != NONE).flatten()
+        excluded = excluded.clone()
+        excluded[rows, hard[rows]] = True
+    second = nominated.pop() if second_choice else torch.full_like(nominated[0], NONE)
+    return torch.cat(nominated), second
 
 
 def unique_pairs(
@@ -130,15 +194,15 @@ def unique_pairs(
     """Nominated pairs of both directions, each once.
 
     Args:
-        hard_i2t, hard_t2i: ``(B,)`` picks, `NONE` where there is none.
+        hard_i2t, hard_t2i: ``(R,)`` nominations, `NONE` where there is none.
         own: ``(B,)`` number of each anchor among the candidates.
 
     Returns:
-        ``image`` and ``text`` numbers ``(P,)`` of the distinct pairs, and two ``(B,)`` maps from
-        anchors to rows of them (`NONE` where nothing was picked).
+        ``image`` and ``text`` numbers ``(P,)`` of the distinct pairs, and two ``(R,)`` maps from
+        nominations to rows of them (`NONE` where nothing was picked).
     """
-    images = torch.cat([own, hard_t2i])
-    texts = torch.cat([hard_i2t, own])
+    images = torch.cat([own.repeat(len(hard_i2t) // max(1, len(own))), hard_t2i])
+    texts = torch.cat([hard_i2t, own.repeat(len(hard_t2i) // max(1, len(own)))])
     there = (images != NONE) & (texts != NONE)
     pairs = torch.stack([images[there], texts[there]], dim=1)
     distinct, inverse = torch.unique(pairs, dim=0, return_inverse=True)
@@ -160,7 +224,7 @@ def connect(
 
     Args:
         positives: ``(B, N)`` bool.
-        hard, second, row: ``(B,)`` from `pick` and `unique_pairs`.
+        hard, second, row: ``(R,)``, ``(B,)`` and ``(R,)`` from `pick` and `unique_pairs`.
         probability: ``(P,)`` of the distinct pairs; None without Con-D, which keeps every negative.
     """
     absent = hard == NONE

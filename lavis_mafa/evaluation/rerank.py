@@ -26,7 +26,8 @@ def compute_sim_matrix(
     """Scores of every image for every text and the reverse, for LAVIS's retrieval task.
 
     For each query the ``k_test`` candidates of highest ITC similarity get similarity plus ITM
-    logit, all others `UNRANKED`. Several ranks share the queries; each must read the whole split.
+    logit, all others `UNRANKED`. With 0 the scores are ITC similarities. Several ranks share the
+    queries; each must read the whole split.
 
     Args:
         data_loader: over a LAVIS retrieval evaluation set (``text``, ``image``).
@@ -39,6 +40,8 @@ def compute_sim_matrix(
     images, texts = encode_split(backbone, data_loader)
     assert images.features is not None and texts.features is not None
     sim_i2t = backbone.similarity(images.features, texts.features)
+    if k_test == 0:
+        return sim_i2t.float().cpu().numpy(), sim_i2t.t().float().cpu().numpy()
     scores = []
     for sim, anchors_are_images in ((sim_i2t, True), (sim_i2t.t(), False)):
         scores.append(

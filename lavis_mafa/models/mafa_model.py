@@ -108,6 +108,8 @@ class MafaModel:
             loaded = self.load_checkpoint(checkpoint, content)
             if cfg.get("load_finetuned", False):
                 self._require_finetuned(checkpoint, content, loaded.missing_keys)
+        if not (cfg.get("mafa") or {}).get("learn_temperature", True):
+            self.temp.requires_grad_(False).fill_(cfg.get("temp", 0.07))
         if isinstance(self.con_d, ModelDiscriminator) and self.con_d.share_encoder(self):
             logging.info("Con-D has the same frozen image encoder: it runs once per mini-batch")
         return self

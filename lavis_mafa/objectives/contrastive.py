@@ -15,7 +15,8 @@ def labels_from_positives(positives: Tensor) -> Tensor:
     """Spread each anchor's label evenly over its positives (MAFA 4.1: 1, or 0.5 / 0.5).
 
     Args:
-        positives: ``(B, N)`` bool, at least one per row.
+        positives: ``(B, N)`` bool, at least one per row; or weights from 0 to 1, to which the
+            labels are proportional.
 
     Returns:
         ``(B, N)`` float32, rows sum to 1.

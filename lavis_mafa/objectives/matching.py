@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -9,8 +10,13 @@ from torch import Tensor
 def matching_losses(logits: Tensor, labels: Tensor) -> Tensor:
     """Cross-entropy ``(P,)`` of every image-text pair, class 1 = match (MAFA eq. 3).
 
+    The label of a pair may be a probability.
+
     Args:
         logits: ``(P, 2)``.
-        labels: ``(P,)`` int64, 1 for pairs that match.
+        labels: ``(P,)``, 1 for pairs that match, 0 to 1.
     """
-    return F.cross_entropy(logits.float(), labels, reduction="none")
+    labels = labels.float()
+    return F.cross_entropy(
+        logits.float(), torch.stack([1.0 - labels, labels], dim=1), reduction="none"
+    )

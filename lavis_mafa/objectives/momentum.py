@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lavis_mafa.backbones import Backbone, backbone_of
+from lavis_mafa.backbones import Backbone, Images, Texts, backbone_of
 from lavis_mafa.ranks import Ranks
 
 PARTS = ("visual_encoder", "text_encoder", "vision_proj", "text_proj")
@@ -26,7 +26,8 @@ class Momentum:
     Args:
         model: has `PARTS`.
         width: of the features, E.
-        queue_size: features kept of each modality; any number, no multiple of the batch.
+        queue_size: features kept of each modality; any number, no multiple of the batch. 0: no
+            queue, momentum features of the mini-batch alone (MDNQ, MAFA Table 17).
         rate: share of a copy that is kept at each step, 0 to 1 (0.995).
         alpha: weight of the soft labels, 0 to 1 (0.4).
     """
@@ -43,7 +44,7 @@ class Momentum:
         for name in ("image_queue", "text_queue"):
             model.register_buffer(name, F.normalize(torch.randn(width, queue_size), dim=0))
         model.register_buffer("queue_ptr", torch.zeros(1, dtype=torch.long))
-        self._backbone: Backbone = backbone_of(_Copies(model))
+        self.backbone: Backbone = backbone_of(_Copies(model))
 
     @torch.no_grad()
     def copy_params(self) -> None:
@@ -56,13 +57,11 @@ class Momentum:
                 kept.data.mul_(rate).add_(new.data, alpha=1.0 - rate)
 
     @torch.no_grad()
-    def encode(self, samples: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
-        """Move the copies, then their features ``(B, E)`` of images and captions."""
+    def encode(self, samples: Mapping[str, Any]) -> tuple[Images, Texts]:
+        """Move the copies, then encode images and captions with them."""
         self._move(self.rate)
-        images = self._backbone.encode_images(samples["image"])
-        texts = self._backbone.encode_texts(samples["text_input"])
-        assert images.features is not None and texts.features is not None
-        return images.features, texts.features
+        images = self.backbone.encode_images(samples["image"])
+        return images, self.backbone.encode_texts(samples["text_input"])
 
     def queued(self) -> tuple[Tensor, Tensor]:
         """Features ``(queue_size, E)`` of earlier images and captions."""
@@ -74,6 +73,8 @@ class Momentum:
 
         Of all ranks whatever the candidates are: the queue is one for all.
         """
+        if not self.queue_size:
+            return
         ranks = Ranks(together=True)
         images, texts = ranks.gather(images), ranks.gather(texts)
         images, texts = images[: self.queue_size], texts[: self.queue_size]

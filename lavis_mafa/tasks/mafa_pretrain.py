@@ -105,7 +105,10 @@ class MafaPretrainTask(MafaRetrievalTask):
             found = output[direction]
             shown = torch.nonzero((found.state == POSITIVE) | (found.state == AMBIGUOUS)).flatten()
             for row in shown[: -(-limit // 2)].tolist():
-                anchor, mined = int(loaded[own[row]]), int(loaded[int(found.hard[row])])
+                anchor, mined = (
+                    int(loaded[own[int(found.anchor[row])]]),
+                    int(loaded[int(found.hard[row])]),
+                )
                 image, text = (anchor, mined) if direction == "i2t" else (mined, anchor)
                 record = {
                     "direction": direction,
@@ -126,18 +129,19 @@ class MafaPretrainTask(MafaRetrievalTask):
         found = output[direction]
         there = torch.nonzero(found.state != ABSENT).flatten().cpu().numpy()
         loaded, own = _loaded(output)
-        anchors, picked = loaded[own[there]], loaded[found.hard.cpu().numpy()[there]]
+        anchors = loaded[own[found.anchor.cpu().numpy()[there]]]
+        picked = loaded[found.hard.cpu().numpy()[there]]
         pair = (anchors, picked) if direction == "i2t" else (picked, anchors)
         valid = np.asarray(self._truth(*pair))
         called = (found.state.cpu().numpy() == POSITIVE)[there]
         # What ITM learns as "no match": without the converted and dropped, with the re-sampled.
         rows, taken, labels = (x.cpu().numpy() for x in found.itm_pairs(self._rule))
-        negative = labels == 0
-        anchors, taken = loaded[own[rows[negative]]], loaded[taken[negative]]
+        negative = 1.0 - labels  # as far as the label says so
+        anchors, taken = loaded[own[rows]], loaded[taken]
         in_itm = self._truth(*((anchors, taken) if direction == "i2t" else (taken, anchors)))
         return {
             f"negatives_in_itm_{direction}": float(negative.sum()),
-            f"false_in_itm_{direction}": float(np.asarray(in_itm).sum()),
+            f"false_in_itm_{direction}": float((negative * np.asarray(in_itm)).sum()),
             f"false_{direction}": float(valid.sum()),
             f"true_found_{direction}": float((valid & called).sum()),
         }

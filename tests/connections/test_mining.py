@@ -194,3 +194,63 @@ def test_impossible_rules_are_refused():
         MiningRule(low=0.9, high=0.5)
     with pytest.raises(ValueError, match="convert"):
         MiningRule(action="convrt")
+    with pytest.raises(ValueError, match="top_k"):
+        MiningRule(top_k=0)
+    with pytest.raises(ValueError, match="hard or probability"):
+        MiningRule(labels="soft")
+    with pytest.raises(ValueError, match="needs action: convert"):
+        MiningRule(labels="probability", action="drop")
+
+
+def slow_top_k(sim, table, known, rule):
+    """What one direction makes of its K nominations, anchor by anchor."""
+    itm, lm = set(), set()
+    weights = known.float()
+    for b in range(len(sim)):
+        left = [k for k in range(len(sim)) if not known[b, k]]
+        order = sorted(left, key=lambda k: -sim[b, k].item())
+        nominated = order[: rule.top_k]
+        found = [k for k in nominated if table[b, k] > rule.high]
+        lm |= {(b, k) for k in found}
+        if rule.labels == "probability":
+            itm |= {(b, k, round(table[b, k].item(), 5)) for k in nominated}
+            for k in nominated:
+                weights[b, k] = table[b, k]
+            continue
+        itm |= {(b, k, 1.0) for k in found}
+        for k in found:
+            weights[b, k] = 1.0
+        unsure = [k for k in nominated if rule.low < table[b, k] <= rule.high]
+        negatives = [k for k in nominated if table[b, k] <= rule.low]
+        if not rule.resample:
+            negatives = [k for k in nominated if table[b, k] <= rule.high]
+        elif not negatives and unsure:
+            negatives = order[rule.top_k : rule.top_k + 1]
+        itm |= {(b, k, 0.0) for k in negatives[:1]}
+    return itm, lm, weights
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    size=st.integers(1, 7),
+    seed=st.integers(0, 9999),
+    top_k=st.integers(1, 5),
+    labels=st.sampled_from(["hard", "probability"]),
+    resample=st.booleans(),
+)
+def test_several_nominations_against_a_slow_loop(size, seed, top_k, labels, resample):
+    g = torch.Generator().manual_seed(seed)
+    sim, table = torch.randn(size, size, generator=g), torch.rand(size, size, generator=g)
+    known = own_pairs(size) | (torch.rand(size, size, generator=g) < 0.15)
+    rule = MiningRule(top_k=top_k, labels=labels, resample=resample)
+    hard, second = pick(sim, known, hardest, True, top_k)
+    from_texts = torch.full_like(hard, NONE)
+    images, texts, row, _ = unique_pairs(hard, from_texts, torch.arange(size))
+    found = connect(known, hard, second, table[images, texts], row, rule)
+    itm, lm, weights = slow_top_k(sim, table, known, rule)
+    pairs = [x.tolist() for x in found.itm_pairs(rule)]
+    told = {(b, k, round(p, 5)) for b, k, p in zip(*pairs, strict=True)}
+    assert told == itm and len(pairs[0]) == len(itm)
+    assert set(zip(*(x.tolist() for x in found.mined(rule)), strict=True)) == lm
+    targets, dropped = found.itc_targets(rule)
+    assert torch.equal(targets.float(), weights) and dropped is None

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import shutil
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 from conftest import mini_batch
+from lavis.models.albef_models.albef_pretrain import AlbefPretrain
 from lavis.models.blip2_models.blip2_qformer import Blip2Qformer
 from lavis.models.blip_models.blip_pretrain import BlipPretrain
 from omegaconf import OmegaConf
 
+from lavis_mafa.backbones.base import Teacher
 from lavis_mafa.checkpoints import CONFIGS
-from lavis_mafa.models import Blip2Mafa, BlipMafa
+from lavis_mafa.models import AlbefMafa, Blip2Mafa, BlipMafa
 from lavis_mafa.models.blip2_parts import Blip2Parts, Parts
 
 SIZE = 8
@@ -38,13 +41,17 @@ def config_of(cls, **changes):
     return OmegaConf.merge(cfg, changes)
 
 
-def compare(ours, theirs, samples, skip=()):
+LATE = {"epoch": 1, "iters": 3, "num_iters_per_epoch": 10}
+
+
+def compare(ours, theirs, samples, at=LATE):
     mine = ours(dict(samples))
     mine.loss.backward()
-    told = theirs({**samples, "epoch": 1, "iters": 3, "num_iters_per_epoch": 10})
+    told = theirs({**samples, **at})
     told.loss.backward()
     for name in ("loss_itc", "loss_itm", "loss_lm", "loss"):
-        assert mine[name].item() == pytest.approx(told[name].item(), rel=1e-5), name
+        other = told["loss_mlm" if name == "loss_lm" and "loss_mlm" in told else name]
+        assert mine[name].item() == pytest.approx(other.item(), rel=1e-5), name
     gradients = {n: p.grad for n, p in theirs.named_parameters() if p.grad is not None}
     compared = 0
     for name, parameter in ours.named_parameters():
@@ -121,6 +128,116 @@ def test_blip_with_momentum_is_lavis_blip_pretrain(toy_train, the_hardest, tmp_p
     ):
         if "_m." in name:
             assert torch.allclose(mine, other, atol=1e-6), name
+
+
+def every_third(ids, special):
+    """A mask that both sides can be given: their draws come in different orders."""
+    place = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
+    hidden = (place % 3 == 1) & ~torch.isin(ids, torch.tensor(special))
+    return torch.where(hidden, 4, ids), torch.where(hidden, ids, -100)
+
+
+@pytest.mark.strict_smoke
+def test_albef_with_momentum_is_lavis_albef_pretrain(toy_train, the_hardest, monkeypatch):
+    """Queue, momentum distillation of ITC and MLM, its weight's ramp, drawn negatives (ALBEF 3)."""
+    settings = {
+        "soft_labels": {"type": "momentum"},
+        "same_image": "negative",
+        "detach_other": False,
+        "negatives": "sampled",
+    }
+    torch.manual_seed(0)
+    cfg = config_of(AlbefMafa, mafa=settings, queue_size=5 * SIZE)
+    ours, parts = AlbefMafa.from_config(cfg), AlbefMafa.from_config(cfg)
+    monkeypatch.setattr(AlbefPretrain, "init_tokenizer", lambda self: ours.tokenizer)
+    monkeypatch.setattr(np, "Inf", np.inf, raising=False)  # LAVIS's name for it; gone in NumPy 2
+    theirs = AlbefPretrain(
+        parts.visual_encoder,
+        parts.text_encoder,
+        queue_size=5 * SIZE,
+        embed_dim=64,
+        max_txt_len=ours.max_txt_len,
+    )
+    assert ours.state_dict().keys() == theirs.state_dict().keys()
+    with torch.no_grad():  # copies that differ from the encoders
+        for name, weight in ours.named_parameters():
+            if "_m." in name:
+                weight.add_(0.02 * torch.randn_like(weight))
+    theirs.load_state_dict(ours.state_dict())
+    for model in (ours, theirs):  # no dropout, whose draws go by the padding
+        model.eval()
+    special = (ours.tokenizer.cls_token_id, ours.tokenizer.pad_token_id)
+    monkeypatch.setattr(
+        "lavis_mafa.backbones.albef.mask_tokens",
+        lambda ids, *args, **kwargs: every_third(ids, special),
+    )
+    monkeypatch.setattr(theirs, "mask", lambda ids, *args, **kwargs: every_third(ids, special))
+    for step, first in enumerate((0, SIZE)):
+        batch = mini_batch(toy_train, range(first, first + SIZE))
+        at = {"epoch": step, "iters": 3, "num_iters_per_epoch": 10}
+        compare(ours, theirs, {**batch, **at}, at)
+        ours.zero_grad(), theirs.zero_grad()
+        for name in ("image_queue", "text_queue", "queue_ptr"):
+            assert torch.allclose(ours.state_dict()[name], theirs.state_dict()[name], atol=1e-5)
+    for (name, mine), other in zip(
+        ours.named_parameters(), dict(theirs.named_parameters()).values(), strict=True
+    ):
+        if "_m." in name:
+            assert torch.allclose(mine, other, atol=1e-6), name
+
+
+def test_a_teacher_that_is_the_model_itself_teaches_its_own_guess(toy_train):
+    """With a copy equal to the model, distillation adds its entropy: checked token by token."""
+    torch.manual_seed(0)
+    model = AlbefMafa.from_config(config_of(AlbefMafa)).eval()
+    batch = mini_batch(toy_train, range(4))
+    images = model.backbone.encode_images(batch["image"])
+    texts = model.backbone.encode_texts(batch["text_input"])
+    pairs = torch.tensor([0, 1, 2, 3]), torch.tensor([0, 1, 2, 2])
+    caught = []
+    predict = model.backbone._predict
+    model.backbone._predict = lambda *args: caught.append(predict(*args)) or caught[-1]
+
+    def told(teacher):
+        torch.manual_seed(3)
+        return model.backbone.tell(images, texts, *pairs, teacher)
+
+    plain, mixed = told(None), told(Teacher(model.backbone, images, 0.4))
+    logits = caught[0]
+    entropy = torch.stack([-(row.softmax(0) * row.log_softmax(0)).sum() for row in logits])
+    assert torch.allclose(mixed, 0.6 * plain + 0.4 * entropy, atol=1e-5)
+    assert not torch.allclose(mixed, plain)
+
+
+@pytest.mark.parametrize("family", [AlbefMafa, BlipMafa])
+def test_momentum_distillation_without_a_queue(toy_train, family):
+    """MDNQ (MAFA Table 17): the candidates are the mini-batch's momentum features."""
+    torch.manual_seed(0)
+    mafa = {"soft_labels": {"type": "momentum"}, "same_image": "negative"}
+    model = family.from_config(config_of(family, mafa=mafa, queue_size=0, alpha=0.4)).eval()
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if "_m." in name:
+                weight.add_(0.02 * torch.randn_like(weight))
+    batch = {**mini_batch(toy_train, range(SIZE), epoch=5), "num_iters_per_epoch": 10}
+    loss = model(batch).loss_itc
+    momentum = model.momentum_encoders
+    kept = {n: p.clone() for n, p in model.named_parameters() if "_m." in n}
+    momentum.rate = 1.0  # the copies have moved in the step
+    images, texts = momentum.encode(batch)
+    assert all(torch.equal(kept[n], p) for n, p in model.named_parameters() if n in kept)
+    own_i = model.backbone.encode_images(batch["image"]).features
+    own_t = model.backbone.encode_texts(batch["text_input"]).features
+    expected = []
+    for b in range(SIZE):
+        for mine, copy, all_others in (
+            (own_i[b], images.features[b], texts.features),
+            (own_t[b], texts.features[b], images.features),
+        ):
+            soft = torch.softmax(all_others @ copy / model.temp, 0)
+            target = 0.6 * torch.eye(SIZE)[b] + 0.4 * soft
+            expected.append(-(target * torch.log_softmax(all_others @ mine / model.temp, 0)).sum())
+    assert loss.item() == pytest.approx(torch.stack(expected).mean().item(), rel=1e-5)
 
 
 def test_the_queue_takes_any_batch(toy_train):

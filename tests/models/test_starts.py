@@ -187,3 +187,16 @@ def test_another_image_size_than_in_training_is_told(tmp_path, tiny, caplog):
         caplog.clear()
         finetuned(tmp_path, AlbefMafa, tiny.state_dict(), {"model": {"image_size": then}})
         assert (f"was trained at model.image_size {then}" in caplog.text) is told
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_fixed_temperature_stays(tmp_path, family):
+    cls = FAMILIES[family]
+    state = load_model(f"{family}_mafa", "tiny").state_dict()
+    state["temp"] = torch.tensor(0.2)
+    torch.save({"model": state}, tmp_path / "warm.pth")
+    begin = {"load_pretrained": True, "pretrained": str(tmp_path / "warm.pth")}
+    learnt = cls.from_config(config_of(cls, **begin))
+    fixed = cls.from_config(config_of(cls, **begin, mafa={"learn_temperature": False}))
+    assert learnt.temp.item() == pytest.approx(0.2) and learnt.temp.requires_grad
+    assert fixed.temp.item() == pytest.approx(0.07) and not fixed.temp.requires_grad
