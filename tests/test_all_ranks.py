@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+from unittest import mock
 
 import pytest
 import torch
@@ -83,6 +84,21 @@ CASES = {
     ),
     "blip, consistency": ("blip_mafa", settings(soft_labels=SoftLabels("consistency")), TableConD),
     "blip, momentum": ("blip_mafa", settings(soft_labels=SoftLabels("momentum")), TableConD),
+    "blip2, three candidates each": (
+        "blip2_mafa",
+        settings(connections=MiningRule(low=0.3, high=0.5, top_k=3)),
+        TableConD,
+    ),
+    "blip, probabilities": (
+        "blip_mafa",
+        settings(connections=MiningRule(labels="probability")),
+        TableConD,
+    ),
+    "albef, distilled MLM": (
+        "albef_mafa",
+        settings(soft_labels=SoftLabels("momentum"), connections=EVERYTHING),
+        TableConD,
+    ),
     # Without MLM, whose masks every rank draws for itself.
     "albef, oracle": (
         "albef_mafa",
@@ -90,6 +106,17 @@ CASES = {
         Oracle,
     ),
 }
+
+
+def every_third(ids, *args, special_ids, mask_id, **kwargs):
+    """The same mask for a caption wherever it stands."""
+    place = torch.arange(ids.shape[1]).expand_as(ids)
+    hidden = (place % 3 == 1) & ~torch.isin(ids, torch.tensor(special_ids))
+    return torch.where(hidden, mask_id, ids), torch.where(hidden, ids, -100)
+
+
+def masked_alike():
+    return mock.patch("lavis_mafa.backbones.albef.mask_tokens", every_third)
 
 
 def model_of(family, chosen, con_d):
@@ -129,7 +156,8 @@ def one_rank(rank, file, folder):
         model = model_of(family, chosen, con_d)
         unused = not all(model.settings.loss_weights.values())
         wrapped = DistributedDataParallel(model, find_unused_parameters=unused)
-        output = wrapped(samples)
+        with masked_alike():
+            output = wrapped(samples)
         output.loss.backward()
         losses, gradients = figures_of(output, model)
         for loss in losses.values():
@@ -138,14 +166,21 @@ def one_rank(rank, file, folder):
         told[name] = {
             "losses": losses,
             "gradients": gradients,
-            "hard": torch.stack([output.i2t.hard, output.t2i.hard]),
-            "states": torch.stack([output.i2t.state, output.t2i.state]),
+            "hard": of_anchors(output, "hard"),
+            "states": of_anchors(output, "state"),
             "candidates": output.candidates,
             "own": output.own,
         }
     told["queue"] = queue_of_two_steps(rank, train_set)
     torch.save(told, f"{folder}/{rank}.pt")
     dist.destroy_process_group()
+
+
+def of_anchors(output, name):
+    """Of both directions and K nominations of B anchors, ``(2, K, B)``."""
+    return torch.stack(
+        [getattr(found, name).view(-1, len(found.second)) for found in (output.i2t, output.t2i)]
+    )
 
 
 def queue_of_two_steps(rank, train_set):
@@ -174,15 +209,15 @@ def test_two_ranks_are_one_on_the_joined_batch(two_ranks, toy_train, name):
     family, chosen, con_d = CASES[name]
     model = model_of(family, chosen, con_d)
     samples = mini_batch(toy_train, range(START, START + 2 * BATCH), epoch=1)
-    output = model(samples)
+    with masked_alike():
+        output = model(samples)
     output.loss.backward()
     losses, gradients = figures_of(output, model)
     one, other = (rank[name] for rank in two_ranks)
-    hard = torch.stack([output.i2t.hard, output.t2i.hard])
-    assert torch.equal(torch.cat([one["hard"], other["hard"]], dim=1), hard)
-    states = torch.stack([output.i2t.state, output.t2i.state])
-    assert torch.equal(torch.cat([one["states"], other["states"]], dim=1), states)
-    elsewhere = (hard[:, :BATCH] >= BATCH).any() and (hard[:, BATCH:] < BATCH).any()
+    hard, states = of_anchors(output, "hard"), of_anchors(output, "state")
+    assert torch.equal(torch.cat([one["hard"], other["hard"]], dim=-1), hard)
+    assert torch.equal(torch.cat([one["states"], other["states"]], dim=-1), states)
+    elsewhere = (hard[..., :BATCH] >= BATCH).any() and (hard[..., BATCH:] < BATCH).any()
     assert elsewhere, "no negative of another rank was picked"
     assert len(set(states.flatten().tolist())) > 1, "Con-D must not call all alike"
     for rank in (one, other):
