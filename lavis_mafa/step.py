@@ -28,6 +28,7 @@ from lavis_mafa.connections.mining import (
     unique_pairs,
 )
 from lavis_mafa.connections.negatives import NONE, PICKERS
+from lavis_mafa.connections.posterior import PosteriorPicker, PosteriorRule
 from lavis_mafa.objectives.contrastive import (
     consistency_loss,
     contrastive_loss,
@@ -75,7 +76,9 @@ class StepSettings:
     """Settings of the step, ``model.mafa`` of a config.
 
     Attributes:
-        negatives: name of a picker in `lavis_mafa.connections.negatives.PICKERS`.
+        negatives: name of a picker in `lavis_mafa.connections.negatives.PICKERS`, or ``posterior``
+            (FNE).
+        posterior: of that picker.
         detach_other: image to text trains images only and text to image texts only.
         same_image: ``positive``: pairs of one image are known positives of each other;
             ``negative``: they are negatives, as in the papers.
@@ -85,6 +88,7 @@ class StepSettings:
     """
 
     negatives: str = "hardest"
+    posterior: PosteriorRule = PosteriorRule()
     detach_other: bool = True
     same_image: str = "positive"
     all_ranks: bool = False
@@ -107,6 +111,7 @@ class StepSettings:
             **known,
             all_ranks=all_ranks,
             loss_weights=weights,
+            posterior=PosteriorRule(**(cfg.get("posterior") or {})),
             soft_labels=SoftLabels(**(cfg.get("soft_labels") or {})),
             connections=MiningRule(**rule),
         )
@@ -149,6 +154,7 @@ def run_step(
     settings: StepSettings,
     con_d: Discriminator | None = None,
     momentum: Momentum | None = None,
+    posterior: PosteriorPicker | None = None,
 ) -> StepOutput:
     """Encode, compare, pick, judge, mine and compute the losses of one mini-batch.
 
@@ -162,12 +168,15 @@ def run_step(
         settings: see `StepSettings`.
         con_d: the discriminator; None leaves every hard negative a negative (GRIT-VLP, ALBEF).
         momentum: momentum encoders and queue, for ``soft_labels.type: momentum``.
+        posterior: the picker that remembers, for ``negatives: posterior``.
 
     Raises:
-        ValueError: if nothing is to be trained, or the soft labels' momentum encoders are missing.
+        ValueError: if nothing is to be trained, or what the settings ask for is missing.
     """
     if (settings.soft_labels.type == "momentum") != (momentum is not None):
         raise ValueError("momentum encoders belong to soft_labels.type: momentum, and to no other")
+    if (settings.negatives == "posterior") != (posterior is not None):
+        raise ValueError("a PosteriorPicker belongs to negatives: posterior, and to no other")
     ranks = Ranks(settings.all_ranks)
     images = backbone.encode_images(samples["image"])
     texts = backbone.encode_texts(samples["text_input"])
@@ -183,7 +192,7 @@ def run_step(
     )
     compared = step.compare(samples, images, texts, momentum)
     with torch.no_grad():
-        i2t, t2i, judged = step.mine(samples, compared, images.seen, con_d)
+        i2t, t2i, judged = step.mine(samples, compared, images.seen, con_d, posterior)
     weights = settings.loss_weights
     losses: dict[str, Tensor] = {}
     if weights["itc"]:
@@ -338,15 +347,23 @@ class _Step:
         compared: _Compared,
         seen: Tensor | None,
         con_d: Discriminator | None,
+        posterior: PosteriorPicker | None,
     ) -> tuple[Connections, Connections, int]:
         """Pick, judge and connect, both directions; and how many pairs were judged."""
-        rule, picker = self.settings.connections, PICKERS[self.settings.negatives]
+        rule = self.settings.connections
         count = len(self.texts.ids)  # what is in a queue has no image or text to match
+        sim_i2t, sim_t2i = compared.i2t[:, :count], compared.t2i[:, :count]
         positives = known_positives(self.numbers, self.own, count, self.settings.same_image)
         resample = con_d is not None and rule.resample
         top_k = rule.top_k if con_d is not None else 1
-        hard_i2t, second_i2t = pick(compared.i2t[:, :count], positives, picker, resample, top_k)
-        hard_t2i, second_t2i = pick(compared.t2i[:, :count], positives, picker, resample, top_k)
+        if posterior is None:
+            picker = PICKERS[self.settings.negatives]
+        else:
+            picker = posterior.pick
+            sim_i2t, sim_t2i = (s * self.backbone.temperature for s in (sim_i2t, sim_t2i))
+            posterior.observe(sim_i2t, sim_t2i, positives, self.own, samples.get("epoch"))
+        hard_i2t, second_i2t = pick(sim_i2t, positives, picker, resample, top_k)
+        hard_t2i, second_t2i = pick(sim_t2i, positives, picker, resample, top_k)
         image_of, text_of, row_i2t, row_t2i = unique_pairs(hard_i2t, hard_t2i, self.own)
         verdict = None
         if con_d is not None and (len(image_of) or self.ranks.world > 1):

@@ -9,12 +9,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import mini_batch
+from omegaconf import OmegaConf
 from slow_families import SLOW
 
 from lavis_mafa import load_model
 from lavis_mafa.checkpoints import registered_name
 from lavis_mafa.connections.con_d import ModelDiscriminator, Oracle
 from lavis_mafa.connections.mining import MiningRule
+from lavis_mafa.models import AlbefMafa
 from lavis_mafa.step import SoftLabels, StepSettings, run_step
 
 BATCH = 10
@@ -249,3 +251,42 @@ def test_con_d_of_another_image_size_gets_its_own(tiny, samples):
 def test_something_without_itm_cannot_be_con_d():
     with pytest.raises(TypeError, match="no ITM head"):
         ModelDiscriminator(torch.nn.Linear(2, 2))
+
+
+def test_negatives_by_the_posterior(toy_train, tmp_path):
+    """The picker sees cosines, observes every mini-batch, and is in the checkpoint."""
+    chosen = {"negatives": "posterior", "posterior": {"minimum": 0, "prior": 0.01}}
+    cfg = OmegaConf.load(AlbefMafa.default_config_path("tiny")).model
+    torch.manual_seed(0)
+    model = AlbefMafa.from_config(OmegaConf.merge(cfg, {"mafa": chosen})).eval()
+    seen = []
+    picker = model.posterior
+    pick = picker.pick
+    picker.pick = lambda sim, positives: (seen.append(sim), pick(sim, positives))[1]
+    positive, negative = [], []
+    size = 2  # an untrained model seldom ranks a pair first among more
+    for first in range(0, 10 * size, size):
+        batch = mini_batch(toy_train, range(first, first + size), epoch=1)
+        output = model(batch)
+        sim = output.image_features @ output.text_features.t()
+        assert torch.allclose(seen[-2], sim, atol=1e-5) and torch.allclose(
+            seen[-1], sim.t(), atol=1e-5
+        )
+        same = batch["image_id"][:, None] == batch["image_id"][None, :]
+        for b in range(size):
+            row, column = sim[b][~same[b]].max(), sim[:, b][~same[b]].max()
+            if sim[b, b] > row and sim[b, b] > column:
+                positive.append(sim[b, b].item())
+                negative += [row.item(), column.item()]
+        for found in (output.i2t, output.t2i):
+            assert not found.positives[torch.arange(size), found.hard].any()
+    assert int(picker.positive.count) == len(positive) > 1
+    assert picker.positive.mean.item() == pytest.approx(np.mean(positive), abs=1e-5)
+    assert picker.negative.mean.item() == pytest.approx(np.mean(negative), abs=1e-5)
+    state = model.state_dict()
+    assert state["posterior.positive.count"] == len(positive)
+    assert any(value.requires_grad for value in model.parameters())
+    with pytest.raises(ValueError, match="belongs to negatives: posterior"):
+        run_step(model.backbone, batch, StepSettings(), posterior=picker)
+    with pytest.raises(ValueError, match="belongs to negatives: posterior"):
+        run_step(model.backbone, batch, StepSettings(negatives="posterior"))

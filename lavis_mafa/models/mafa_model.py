@@ -22,6 +22,7 @@ from lavis_mafa.checkpoints import (
 )
 from lavis_mafa.connections.build import build_discriminator
 from lavis_mafa.connections.con_d import Discriminator, ModelDiscriminator
+from lavis_mafa.connections.posterior import PosteriorPicker
 from lavis_mafa.evaluation.rerank import compute_sim_matrix
 from lavis_mafa.objectives.momentum import Momentum
 from lavis_mafa.step import StepOutput, StepSettings, run_step
@@ -52,12 +53,25 @@ class MafaModel:
         # Frozen and not ours to train or save: a discriminator is no submodule.
         self.con_d = con_d
         self.momentum_encoders = momentum
+        # A submodule: what it remembers is in checkpoints.
+        self.posterior = (
+            PosteriorPicker(self.settings.posterior)
+            if self.settings.negatives == "posterior"
+            else None
+        )
 
     def forward(self, samples: dict[str, Any]) -> StepOutput:
         """One step on a mini-batch; see `lavis_mafa.step.run_step` for its keys."""
         with torch.no_grad():
             self.temp.clamp_(*TEMPERATURE_RANGE)
-        return run_step(self.backbone, samples, self.settings, self.con_d, self.momentum_encoders)
+        return run_step(
+            self.backbone,
+            samples,
+            self.settings,
+            self.con_d,
+            self.momentum_encoders,
+            self.posterior,
+        )
 
     @property
     def has_unused_parameters(self) -> bool:
