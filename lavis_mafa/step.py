@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers.utils import ModelOutput
 
-from lavis_mafa.backbones.base import Backbone, Images, Teacher, Texts
+from lavis_mafa.backbones.base import Backbone, FromFirstTokens, Images, Teacher, Texts
 from lavis_mafa.connections.con_d import Discriminator
 from lavis_mafa.connections.mining import (
     ABSENT,
@@ -39,10 +39,13 @@ from lavis_mafa.objectives.contrastive import (
 )
 from lavis_mafa.objectives.matching import matching_losses
 from lavis_mafa.objectives.momentum import Momentum
+from lavis_mafa.objectives.tcl import intra_modal_loss, local_loss
 from lavis_mafa.ranks import Ranks
 
 # "found": judged positive, whatever is made of it.
 COUNTS = ("picked", "judged", "found", "ambiguous", "kept", "probability_sum")
+WEIGHTS = {"itc": 1.0, "imc": 0.0, "lmi": 0.0, "itm": 1.0, "lm": 1.0}
+SECOND_VIEW = "image_view2"  # key of a mini-batch's images as momentum encoders see them, if others
 
 
 @dataclass(frozen=True)
@@ -84,7 +87,8 @@ class StepSettings:
             ``negative``: they are negatives, as in the papers.
         all_ranks: candidates come from the mini-batches of all ranks, as in BLIP-2, and not from
             the rank's own alone.
-        loss_weights: weights of ``itc``, ``itm`` and ``lm``; a loss of weight 0 is not computed.
+        loss_weights: weights of ``itc``, ``itm``, ``lm``, and of TCL's ``imc`` and ``lmi`` (there
+            ITC, IMC and LMI weigh 1/3 each); a loss of weight 0 is not computed.
     """
 
     negatives: str = "hardest"
@@ -92,9 +96,7 @@ class StepSettings:
     detach_other: bool = True
     same_image: str = "positive"
     all_ranks: bool = False
-    loss_weights: Mapping[str, float] = field(
-        default_factory=lambda: {"itc": 1.0, "itm": 1.0, "lm": 1.0}
-    )
+    loss_weights: Mapping[str, float] = field(default_factory=lambda: dict(WEIGHTS))
     soft_labels: SoftLabels = SoftLabels()
     connections: MiningRule = MiningRule()
 
@@ -103,7 +105,7 @@ class StepSettings:
         """From ``model.mafa`` and ``model.negative_all_rank``; keys left out keep their
         defaults."""
         known = {key: cfg[key] for key in ("negatives", "detach_other", "same_image") if key in cfg}
-        weights = {"itc": 1.0, "itm": 1.0, "lm": 1.0, **(cfg.get("loss_weights") or {})}
+        weights = {**WEIGHTS, **(cfg.get("loss_weights") or {})}
         rule = dict(cfg.get("connections") or {})
         if "use_in" in rule:
             rule["use_in"] = tuple(rule["use_in"])
@@ -123,7 +125,7 @@ class StepOutput(ModelOutput):
 
     Attributes:
         loss: weighted sum (scalar).
-        loss_itc, loss_itm, loss_lm: scalars, None if not computed.
+        loss_itc, loss_imc, loss_lmi, loss_itm, loss_lm: scalars, None if not computed.
         temperature: scalar.
         image_features, text_features: ``(B, E)``, normalised and detached, for GRIT.
         own: ``(B,)``, numbers of the mini-batch's pairs among the C candidates.
@@ -135,6 +137,8 @@ class StepOutput(ModelOutput):
 
     loss: Tensor | None = None
     loss_itc: Tensor | None = None
+    loss_imc: Tensor | None = None
+    loss_lmi: Tensor | None = None
     loss_itm: Tensor | None = None
     loss_lm: Tensor | None = None
     temperature: Tensor | None = None
@@ -162,7 +166,8 @@ def run_step(
         backbone: the model in training.
         samples: ``image`` ``(B, 3, H, W)``, ``text_input`` (B captions); optional ``image_id``
             ``(B,)`` (equal for captions of one image), ``loaded_index`` ``(B,)`` (numbers of the
-            samples in their data set), ``epoch`` (int) and ``grouped`` (bool, whether the
+            samples in their data set), `SECOND_VIEW` ``(B, 3, H, W)`` (what momentum encoders see
+            in the place of ``image``), ``epoch`` (int) and ``grouped`` (bool, whether the
             mini-batch was grouped by similarity). With ``settings.all_ranks`` B must be the same on
             all ranks, and what is optional must be there on all or none.
         settings: see `StepSettings`.
@@ -175,6 +180,8 @@ def run_step(
     """
     if (settings.soft_labels.type == "momentum") != (momentum is not None):
         raise ValueError("momentum encoders belong to soft_labels.type: momentum, and to no other")
+    if momentum is None and any(settings.loss_weights.get(name) for name in ("imc", "lmi")):
+        raise ValueError("loss_weights imc and lmi (TCL) need soft_labels.type: momentum")
     if (settings.negatives == "posterior") != (posterior is not None):
         raise ValueError("a PosteriorPicker belongs to negatives: posterior, and to no other")
     ranks = Ranks(settings.all_ranks)
@@ -200,6 +207,10 @@ def run_step(
             samples.get("epoch", 0), bool(samples.get("grouped", True))
         )
         losses["itc"] = _itc(compared, i2t, t2i, settings, active)
+    if weights.get("imc"):
+        losses["imc"] = step.imc(images, texts)
+    if weights.get("lmi"):
+        losses["lmi"] = step.lmi(images, texts)
     if weights["itm"]:
         losses["itm"] = step.itm(i2t, t2i)
     if weights["lm"]:
@@ -211,6 +222,8 @@ def run_step(
     return StepOutput(
         loss=loss + step.nothing_for_gathered(),
         loss_itc=losses.get("itc"),
+        loss_imc=losses.get("imc"),
+        loss_lmi=losses.get("lmi"),
         loss_itm=losses.get("itm"),
         loss_lm=losses.get("lm"),
         temperature=backbone.temperature.detach(),
@@ -296,6 +309,18 @@ def _over(mark: Tensor | None, sim: Tensor) -> Any:
 
 
 @dataclass
+class _Copied:
+    """What momentum encoders, driven by ``backbone``, made of this rank's images and texts, and
+    the features ``(N, E)`` of all candidates' and the queue's."""
+
+    backbone: Backbone
+    images: Images
+    texts: Texts
+    all_images: Tensor
+    all_texts: Tensor
+
+
+@dataclass
 class _Step:
     """What the parts of one step have in common: whose candidates, and these encoded."""
 
@@ -307,6 +332,12 @@ class _Step:
     images: Images
     texts: Texts
     teacher: Teacher | None = None
+    copied: _Copied | None = None
+
+    def positives(self) -> Tensor:
+        """`known_positives` among the C candidates."""
+        count, same_image = len(self.texts.ids), self.settings.same_image
+        return known_positives(self.numbers, self.own, count, same_image)
 
     def compare(
         self, samples: dict[str, Any], images: Images, texts: Texts, momentum: Momentum | None
@@ -320,7 +351,8 @@ class _Step:
             t2i = similarity(self.images.features, texts.features).t()
             return _Compared(i2t / temperature, t2i / temperature)
         with torch.no_grad():
-            copied_images, copied_texts = momentum.encode(samples)
+            seen = {**samples, "image": samples.get(SECOND_VIEW, samples["image"])}
+            copied_images, copied_texts = momentum.encode(seen)
             own_images, own_texts = copied_images.features, copied_texts.features
             assert own_images is not None and own_texts is not None
             alpha = momentum.weight(samples)
@@ -330,6 +362,9 @@ class _Step:
             queued_images, queued_texts = momentum.queued()
             all_images = torch.cat([self.ranks.gather(own_images), queued_images])
             all_texts = torch.cat([self.ranks.gather(own_texts), queued_texts])
+            self.copied = _Copied(
+                momentum.backbone, copied_images, copied_texts, all_images, all_texts
+            )
             momentum.enqueue(own_images, own_texts)
             soft_i2t = similarity(own_images, all_texts) / temperature
             soft_t2i = similarity(all_images, own_texts).t() / temperature
@@ -353,7 +388,7 @@ class _Step:
         rule = self.settings.connections
         count = len(self.texts.ids)  # what is in a queue has no image or text to match
         sim_i2t, sim_t2i = compared.i2t[:, :count], compared.t2i[:, :count]
-        positives = known_positives(self.numbers, self.own, count, self.settings.same_image)
+        positives = self.positives()
         resample = con_d is not None and rule.resample
         top_k = rule.top_k if con_d is not None else 1
         if posterior is None:
@@ -372,6 +407,30 @@ class _Step:
         i2t = connect(positives, hard_i2t, second_i2t, verdict, row_i2t, rule)
         t2i = connect(positives, hard_t2i, second_t2i, verdict, row_t2i, rule)
         return i2t, t2i, 0 if verdict is None else len(verdict)
+
+    def imc(self, images: Images, texts: Texts) -> Tensor:
+        """TCL's intra-modal loss of this rank's images and texts, mean of both."""
+        assert self.copied is not None
+        assert images.features is not None and texts.features is not None
+        positives, temperature = self.positives(), self.backbone.temperature
+        of_images = intra_modal_loss(
+            images.features, self.copied.all_images, positives, temperature
+        )
+        of_texts = intra_modal_loss(texts.features, self.copied.all_texts, positives, temperature)
+        return (of_images + of_texts) / 2
+
+    def lmi(self, images: Images, texts: Texts) -> Tensor:
+        """TCL's local loss of this rank's images and texts, mean of both."""
+        assert self.copied is not None
+        assert images.features is not None and texts.features is not None
+        driver, same = self.copied.backbone, self.positives()[:, self.own]
+        assert isinstance(driver, FromFirstTokens), "the families that have momentum encoders"
+        with torch.no_grad():
+            regions, words = driver.regions(self.copied.images, self.copied.texts)
+        mask, temperature = self.copied.texts.mask[:, 1:], self.backbone.temperature
+        of_images = local_loss(images.features, regions, temperature, same=same)
+        of_texts = local_loss(texts.features, words, temperature, mask, same)
+        return (of_images + of_texts) / 2
 
     def itm(self, i2t: Connections, t2i: Connections) -> Tensor:
         image_anchors, texts_picked, labels_i2t = i2t.itm_pairs(self.settings.connections)

@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lavis_mafa.objectives.tcl import local_features, pool_patches
+
 
 @dataclass
 class Images:
@@ -138,6 +140,18 @@ class FromFirstTokens:
         # In fp32 whatever the precision around: the temperature's gradient suffers otherwise.
         with torch.autocast(image_features.device.type, enabled=False):
             return image_features @ text_features.t()
+
+    def regions(self, images: Images, texts: Texts) -> tuple[Tensor, Tensor]:
+        """Local features for TCL's LMI: ``(N, M, E)`` of regions of images, ``(N, L - 1, E)`` of
+        words, whose mask is ``texts.mask[:, 1:]``.
+
+        Raises:
+            ValueError: if the family keeps no states of words.
+        """
+        if texts.embeds is None:
+            raise ValueError("loss_weights.lmi (TCL) needs states of words: use albef_mafa")
+        patches = local_features(images.embeds, self.model.vision_proj)
+        return pool_patches(patches), local_features(texts.embeds, self.model.text_proj)
 
     def represent(self, images: Images, texts: Texts) -> tuple[Tensor, Tensor]:
         assert images.features is not None and texts.features is not None

@@ -413,6 +413,13 @@ def _check_mafa(s: Settings, report: Report) -> None:
     if kind == "momentum" and s["model.arch"] and s["model.queue_size"] is None:
         why = f"{s['model.arch']} has no momentum encoders; use smoothed or one_hot"
         report.add(f"{soft}.type", f"momentum: {why}")
+    for name in ("imc", "lmi"):
+        if s[f"model.mafa.loss_weights.{name}"] and kind != "momentum":
+            why = f"needs momentum encoders ({soft}.type: momentum), and that is {kind}"
+            report.add(f"model.mafa.loss_weights.{name}", why)
+    if s["model.mafa.loss_weights.lmi"] and s["model.arch"] != "albef_mafa":
+        why = f"needs states of words, and {s['model.arch']} keeps none; use albef_mafa"
+        report.add("model.mafa.loss_weights.lmi", why)
     random = s["run.evaluate"] is False and s["run.grit.enabled"] is False
     later = kind in ("smoothed", "consistency") and s[f"{soft}.start_epoch"] is None
     if random and later:

@@ -201,7 +201,8 @@ RUN = {
     "num_ans_candidates": Key("int", "answers ranked in VQA", low=1),
     "prompt": Key("str", "prompt around a question, or that a caption begins after"),
     "length_penalty": Key("float", "exponent of the length in beam search; below 0: short texts"),
-    "block_num": Key("int", "layer of GradCAM (PNP-VQA)"),
+    "block_num": Key("int", "layer of GradCAM (PNP-VQA, mafa_grounding), from 0; null: the third "
+                     "with cross-attention", nullable=True, low=0),
     "num_captions": Key("int", "captions per image (PNP-VQA)", low=1),
     "num_captions_fid": Key("int", "captions per answer (PNP-VQA)", low=1),
     "num_patches": Key("int", "patches kept (PNP-VQA)", low=1),
@@ -215,6 +216,10 @@ RUN = {
     # ours
     "metrics": Key("list", "caption metrics; null: all that this machine can score", OURS,
                    nullable=True, items=Key("str", choices=CAPTION_METRICS)),
+    "gradcam_tokens": Key("str", "mafa_grounding: tokens that a heat map is averaged over",
+                          "ALBEF 6.4", choices=("all", "words")),
+    "save_maps": Key("int", "mafa_grounding: how many heat maps are written as pictures", OURS,
+                     low=0),
     "amp_dtype": Key("str", "number format of amp", OURS, default="fp16", choices=("fp16", "bf16")),
     "max_grad_norm": Key("float", "clip gradients to this norm; null: no clipping", OURS,
                          default=None, nullable=True, low=0, above=True, also=("clip_grad",)),
@@ -257,8 +262,17 @@ CON_D = {
 }  # fmt: skip
 
 MAFA = {
-    "negatives": Key("str", "hardest in the mini-batch, or sampled by similarity (ALBEF)",
-                     "MAFA 4.1, ALBEF 3.2", default="hardest", choices=("hardest", "sampled")),
+    "negatives": Key("str", "hardest in the mini-batch, sampled by similarity (ALBEF), or by the "
+                     "posterior that they are false (FNE)", "MAFA 4.1, ALBEF 3.2, FNE",
+                     default="hardest", choices=("hardest", "sampled", "posterior")),
+    "posterior": Key("mapping", "with negatives: posterior", "FNE", default={}, keys={
+        "prior": Key("float", "probability that a random pair matches", "FNE", default=1e-4, low=0,
+                     high=0.5, above=True),
+        "margin": Key("float", "cosine similarities that far below the mean of positives are not "
+                      "drawn", "FNE", default=0.2, low=0),
+        "minimum": Key("int", "positives seen before the posterior is used", "FNE", default=200,
+                       low=0),
+    }),
     "detach_other": Key("bool", "image to text trains images only, text to image texts only",
                         "MAFA 4.2", default=True),
     "learn_temperature": Key("bool", "False: the temperature stays at model.temp (0.07)", OURS,
@@ -267,6 +281,9 @@ MAFA = {
                       default="positive", choices=("positive", "negative")),
     "loss_weights": Key("mapping", "weights of the losses; 0: none", OURS, default={}, keys={
         "itc": Key("float", "image-text contrastive", default=1.0, low=0, source=OURS),
+        "imc": Key("float", "intra-modal contrastive (TCL: itc, imc and lmi 1/3 each)", "TCL",
+                   default=0.0, low=0),
+        "lmi": Key("float", "local mutual information", "TCL", default=0.0, low=0),
         "itm": Key("float", "image-text matching", default=1.0, low=0, source=OURS),
         "lm": Key("float", "masked or causal language modelling", default=1.0, low=0, source=OURS,
                   also=("mlm",)),

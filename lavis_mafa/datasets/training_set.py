@@ -97,12 +97,15 @@ class TrainingSet(Dataset):
             sample = self.dataset[index]
         if sample is None:
             raise OSError(f"sample {index} is empty")
-        if isinstance(sample["image"], dict):  # of `_TwoViews`
+        if isinstance(sample["image"], dict):  # of `_Views`
             return {**sample, **sample["image"]}
         return sample
 
-    def add_view(self, name: str, processor: Processor) -> bool:
-        """Give every sample a second image, ``name``: its decoded picture through ``processor``.
+    def add_view(self, name: str, processor: Processor | None = None) -> bool:
+        """Give every sample a further image, ``name``: its decoded picture through ``processor``.
+
+        Args:
+            processor: None: the one that makes ``image``, which draws anew for this view.
 
         Returns:
             False, and nothing is added, if a part of the data makes its images without a processor.
@@ -111,8 +114,8 @@ class TrainingSet(Dataset):
             return False
         for part in self.parts:
             own = part.vis_processor
-            own = own.processor if isinstance(own, _TwoViews) else own
-            part.vis_processor = _TwoViews(own, name, processor)
+            views = own if isinstance(own, _Views) else _Views(own)
+            part.vis_processor = views.with_one_more(name, processor or views.processor)
         return True
 
     def show(self, index: int) -> tuple[Image.Image, str]:
@@ -138,14 +141,21 @@ class TrainingSet(Dataset):
         return batch
 
 
-class _TwoViews:
-    """Two processors in the place of one, so that a picture is decoded once."""
+class _Views:
+    """Several processors in the place of one, so that a picture is decoded once.
 
-    def __init__(self, processor: Processor, name: str, other: Processor) -> None:
-        self.processor, self.name, self.other = processor, name, other
+    The own one comes first, so that further views leave its draws as they were.
+    """
+
+    def __init__(self, processor: Processor, others: dict[str, Processor] | None = None) -> None:
+        self.processor, self.others = processor, others or {}
+
+    def with_one_more(self, name: str, processor: Processor) -> _Views:
+        return _Views(self.processor, {**self.others, name: processor})
 
     def __call__(self, picture: Any) -> dict[str, Any]:
-        return {"image": self.processor(picture), self.name: self.other(picture)}
+        image = self.processor(picture)
+        return {"image": image, **{name: other(picture) for name, other in self.others.items()}}
 
 
 def image_ids_of(parts: list[Any]) -> np.ndarray:

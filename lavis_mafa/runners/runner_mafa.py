@@ -33,6 +33,7 @@ from lavis_mafa.runners.guard import (
 )
 from lavis_mafa.runners.loaders import Loaders, evaluation_sets, training_set
 from lavis_mafa.runners.run_log import RunLog
+from lavis_mafa.step import SECOND_VIEW
 from lavis_mafa.tasks.tally import Tally
 
 
@@ -66,6 +67,13 @@ class RunnerMafa(RunnerBase):
             assert con_d.processor is not None
             if not self.train_set.add_view(VIEW, con_d.processor):
                 logging.info("the data make their images themselves: they are resized for Con-D")
+        weights = getattr(getattr(model, "settings", None), "loss_weights", {})
+        if self.train_set and (weights.get("imc") or weights.get("lmi")):
+            if not self.train_set.add_view(SECOND_VIEW):
+                logging.info(
+                    "the data make their images themselves: momentum encoders see the same ones, "
+                    "not a second augmentation as in TCL"
+                )
         self.unreadable = UnreadableSamples(float(self.run_cfg.get("max_unreadable", 0.01)))
         self.global_step = 0
         self.start_step = 0
