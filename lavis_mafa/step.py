@@ -241,14 +241,16 @@ def run_step(
 @dataclass
 class _Compared:
     """Similarities divided by the temperature, ``(B, N)``: the C candidates of the mini-batches
-    first, then the momentum queue's. Where there is a momentum encoder, its own similarities give
-    the soft labels, with weight ``alpha``."""
+    first, then the momentum queue's Q, of which ``queued_positives`` ``(B, Q)`` show an anchor's
+    image. Where there is a momentum encoder, its own similarities give the soft labels, with weight
+    ``alpha``."""
 
     i2t: Tensor
     t2i: Tensor
     soft_i2t: Tensor | None = None
     soft_t2i: Tensor | None = None
     alpha: float = 0.0
+    queued_positives: Tensor | None = None
 
 
 def _numbers(samples: Mapping[str, Any], ranks: Ranks, device: torch.device) -> dict[str, Tensor]:
@@ -289,7 +291,9 @@ def _itc(
         (compared.i2t, compared.t2i, compared.soft_i2t, i2t),
         (compared.t2i, compared.i2t, compared.soft_t2i, t2i),
     ):
-        positives, dropped = (_over(mark, sim) for mark in found.itc_targets(rule))
+        positives, dropped = found.itc_targets(rule)
+        positives = _over(positives, sim, compared.queued_positives)
+        dropped = None if dropped is None else _over(dropped, sim)
         labels = labels_from_positives(positives)
         if smoothing:
             labels = smooth(labels, smoothing, dropped)
@@ -301,10 +305,11 @@ def _itc(
     return total
 
 
-def _over(mark: Tensor | None, sim: Tensor) -> Any:
-    """A mark ``(B, C)`` of candidates as one of all ``(B, N)``: the queue's have none."""
-    if mark is None or mark.shape == sim.shape:
-        return mark
+def _over(mark: Tensor, sim: Tensor, queued: Tensor | None = None) -> Tensor:
+    """A mark ``(B, C)`` of candidates as one of all ``(B, N)``: the queue's is ``queued``
+    ``(B, Q)``, or none."""
+    if queued is not None:
+        return torch.cat([mark, queued.to(mark.dtype)], dim=1)
     return F.pad(mark, (0, sim.shape[1] - mark.shape[1]))
 
 
@@ -359,13 +364,15 @@ class _Step:
             if alpha and self.settings.loss_weights["lm"]:
                 encoded = self.ranks.images(copied_images)
                 self.teacher = Teacher(momentum.backbone, encoded, alpha)
-            queued_images, queued_texts = momentum.queued()
+            queued_images, queued_texts, queued_ids = momentum.queued()
+            ids = self.numbers.get("image_id") if self.settings.same_image == "positive" else None
             all_images = torch.cat([self.ranks.gather(own_images), queued_images])
             all_texts = torch.cat([self.ranks.gather(own_texts), queued_texts])
             self.copied = _Copied(
                 momentum.backbone, copied_images, copied_texts, all_images, all_texts
             )
-            momentum.enqueue(own_images, own_texts)
+            own_ids = None if ids is None else ids[self.own]
+            momentum.enqueue(own_images, own_texts, own_ids)
             soft_i2t = similarity(own_images, all_texts) / temperature
             soft_t2i = similarity(all_images, own_texts).t() / temperature
         return _Compared(
@@ -374,6 +381,7 @@ class _Step:
             soft_i2t,
             soft_t2i,
             alpha,
+            None if own_ids is None else own_ids[:, None] == queued_ids[None],
         )
 
     def mine(

@@ -14,6 +14,7 @@ from lavis_mafa.backbones import Backbone, Images, Texts, backbone_of
 from lavis_mafa.ranks import Ranks
 
 PARTS = ("visual_encoder", "text_encoder", "vision_proj", "text_proj")
+NO_IMAGE = -100  # LAVIS's filling of the queue of image ids
 RAMP_EPOCHS = 2  # over which the weight of the soft labels grows to alpha
 
 
@@ -21,7 +22,7 @@ class Momentum:
     """Slowly moving copies of a model's encoders, and a queue of features that they gave.
 
     The copies and the queue belong to the model, under LAVIS's names (``visual_encoder_m``, ...,
-    ``image_queue``, ``text_queue``, ``queue_ptr``), and are saved with it.
+    ``image_queue``, ``text_queue``, ``idx_queue``, ``queue_ptr``), and are saved with it.
 
     Args:
         model: has `PARTS`.
@@ -44,6 +45,7 @@ class Momentum:
         for name in ("image_queue", "text_queue"):
             model.register_buffer(name, F.normalize(torch.randn(width, queue_size), dim=0))
         model.register_buffer("queue_ptr", torch.zeros(1, dtype=torch.long))
+        model.register_buffer("idx_queue", torch.full((1, queue_size), NO_IMAGE))
         self.backbone: Backbone = backbone_of(_Copies(model))
 
     @torch.no_grad()
@@ -63,13 +65,19 @@ class Momentum:
         images = self.backbone.encode_images(samples["image"])
         return images, self.backbone.encode_texts(samples["text_input"])
 
-    def queued(self) -> tuple[Tensor, Tensor]:
-        """Features ``(queue_size, E)`` of earlier images and captions."""
-        return self.model.image_queue.t().clone(), self.model.text_queue.t().clone()
+    def queued(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Features ``(queue_size, E)`` of earlier images and captions, and their image ids."""
+        model = self.model
+        return (
+            model.image_queue.t().clone(),
+            model.text_queue.t().clone(),
+            model.idx_queue[0].clone(),
+        )
 
     @torch.no_grad()
-    def enqueue(self, images: Tensor, texts: Tensor) -> None:
-        """Put this rank's features ``(B, E)``, and those of all others, in the place of the oldest.
+    def enqueue(self, images: Tensor, texts: Tensor, image_ids: Tensor | None = None) -> None:
+        """Put this rank's features ``(B, E)``, and those of all others, in the place of the oldest,
+        with the ids ``(B,)`` of their images if these are known.
 
         Of all ranks whatever the candidates are: the queue is one for all.
         """
@@ -77,11 +85,16 @@ class Momentum:
             return
         ranks = Ranks(together=True)
         images, texts = ranks.gather(images), ranks.gather(texts)
+        if image_ids is None:
+            image_ids = torch.full((len(images),), NO_IMAGE, device=images.device)
+        else:
+            image_ids = ranks.gather(image_ids)
         images, texts = images[: self.queue_size], texts[: self.queue_size]
         begin = int(self.model.queue_ptr)
         places = (begin + torch.arange(len(images), device=images.device)) % self.queue_size
         self.model.image_queue[:, places] = images.t().to(self.model.image_queue.dtype)
         self.model.text_queue[:, places] = texts.t().to(self.model.text_queue.dtype)
+        self.model.idx_queue[0, places] = image_ids[: self.queue_size]
         self.model.queue_ptr[0] = (begin + len(images)) % self.queue_size
 
     def weight(self, samples: Mapping[str, Any]) -> float:
