@@ -10,24 +10,17 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import torch
-from lavis.common.registry import registry
-from lavis.datasets.builders.base_dataset_builder import load_dataset_config
 
-from lavis_mafa import load_model
-from lavis_mafa.datasets import ToyScenesBuilder
 from lavis_mafa.demo.branches import make_branches
-from lavis_mafa.demo.families import FAMILIES, Family
-from lavis_mafa.demo.image_start import train_image_start
-from lavis_mafa.demo.measure import measure, negatives_of
+from lavis_mafa.demo.families import FAMILIES
+from lavis_mafa.demo.image_start import make_image_start
+from lavis_mafa.demo.measure import measure, negatives_of, toy_world
 from lavis_mafa.demo.page import print_tables, tables_of, write_page, write_summary
 from lavis_mafa.demo.runs import ROOT, forget_earlier_runs, run_all
 from lavis_mafa.demo.stage2 import after_stage_1
-from lavis_mafa.runners.checkpoint import save_atomically
-
-COMPARED = ("base", "grit", "s_itc", "mafa")
+from lavis_mafa.demo.systems import DEMO
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
@@ -71,19 +64,18 @@ def main(argv: list[str] | None = None) -> int:
     folder = args.output.resolve()
     folder.mkdir(parents=True, exist_ok=True)
     forget_earlier_runs(folder)
-    for name in ("output_dir", "result_dir"):
-        registry.mapping["paths"][name] = str(folder)
-    torch.set_num_threads(1)
-    splits = _toy_world(args)
+    torch.set_num_threads(1)  # two wait for each other longer than they help so small a model
+    splits = toy_world(args.train_size, args.test_size)
     print("1/3 a start for the image encoder, which stands for ImageNet's weights", flush=True)
-    image_start, right = _image_start(args, family, folder, splits["train"].world)
+    image_start = folder / "image_start.pth"
+    world = splits["train"].world
+    right = make_image_start(family.arch, world, args.start_steps, args.seed, image_start)
     print(f"  tells {100 * right:.0f} % of the attributes of objects", flush=True)
     branches = make_branches(args, folder, image_start)
     print(f"2/3 {len(branches)} runs of train.py, {args.at_once} beside each other", flush=True)
     run_all(branches, args.at_once)
     print("3/3 evaluation on the test images", flush=True)
-    torch.set_num_threads(args.at_once)
-    compared = {name: branches[name] for name in COMPARED}
+    compared = {name: branches[name] for name in DEMO}
     figures = measure(list(compared.values()), splits["test"], folder)
     for name, branch in compared.items():
         figures[name].update(negatives_of(branch))
@@ -104,26 +96,8 @@ def main(argv: list[str] | None = None) -> int:
     page = write_page(folder / "report.html", tables, compared, splits["train"], settings)
     print(f"\ndone in {seconds:.0f} s; look at {page}")
     if args.stage2:
-        after_stage_1(args, folder, splits["train"].world, [branches["base"], branches["mafa"]])
+        after_stage_1(args, folder, world, [branches["base"], branches["mafa"]])
     return 0
-
-
-def _toy_world(args: argparse.Namespace) -> dict[str, Any]:
-    cfg = load_dataset_config(ToyScenesBuilder.default_config_path())
-    cfg.build_info.train_size, cfg.build_info.test_size = args.train_size, args.test_size
-    return ToyScenesBuilder(cfg).build_datasets()
-
-
-def _image_start(
-    args: argparse.Namespace, family: Family, folder: Path, world: Any
-) -> tuple[Path, float]:
-    torch.manual_seed(args.seed)
-    encoder = load_model(family.arch, "tiny").visual_encoder
-    right = train_image_start(encoder, world, args.start_steps)
-    path = folder / "image_start.pth"
-    state = {f"visual_encoder.{key}": value for key, value in encoder.state_dict().items()}
-    save_atomically({"model": state}, path)
-    return path, right
 
 
 if __name__ == "__main__":

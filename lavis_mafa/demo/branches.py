@@ -1,14 +1,27 @@
-"""The runs that the demonstration compares, each a call of train.py."""
+"""The runs that are compared, each a call of train.py."""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from omegaconf import OmegaConf
+
 from lavis_mafa.demo.families import FAMILIES, Family
-from lavis_mafa.demo.runs import Run, command_of
+from lavis_mafa.demo.runs import ROOT, Run, command_of
+from lavis_mafa.demo.systems import (
+    CON_D,
+    DEMO,
+    ORACLE,
+    WARM_UP,
+    System,
+    needs_of,
+    systems_of,
+    with_what_they_need,
+)
 from lavis_mafa.runners.checkpoint import LAST
 
 
@@ -19,68 +32,47 @@ class Branch(Run):
     family: Family = FAMILIES["albef"]
 
 
-def make_branches(args: argparse.Namespace, folder: Path, image_start: Path) -> dict[str, Branch]:
-    """The runs, the most urgent first; all but the warm-up start from its weights."""
+def make_branches(
+    args: argparse.Namespace, folder: Path, image_start: Path, names: Sequence[str] = DEMO
+) -> dict[str, Branch]:
+    """The runs of the systems ``names`` and of all that they need, the most urgent first.
+
+    Args:
+        args: ``family``, ``seed``, ``epochs``, ``warm_up_epochs``, ``train_size``, ``test_size``.
+        folder: each run writes into a folder of its own below.
+        image_start: what the image encoder begins with.
+    """
     family = FAMILIES[args.family]
-    common: dict[str, Any] = {
+    systems = systems_of(family, args.epochs, args.warm_up_epochs)
+    wanted = with_what_they_need(names, systems)
+    # Others wait for what Con-D begins with.
+    urgent = (WARM_UP, family.con_d_from, CON_D, "mafa")
+    ordered = sorted(wanted, key=lambda name: name not in urgent)
+    return {name: _branch(systems[name], args, family, folder, image_start) for name in ordered}
+
+
+def _branch(
+    system: System, args: argparse.Namespace, family: Family, folder: Path, image_start: Path
+) -> Branch:
+    place = folder / system.name
+    options: dict[str, Any] = {
         "run.seed": args.seed,
         "run.valid_splits": [],
         "run.test_splits": [],
         "datasets.toy_scenes.build_info.train_size": args.train_size,
         "datasets.toy_scenes.build_info.test_size": args.test_size,
+        "run.max_epoch": system.epochs,
+        **system.options,
+        **family.begin_with(image_start, folder / system.start / LAST if system.start else None),
     }
-    plain = {"run.grit.enabled": False, "model.mafa.soft_labels.type": "one_hot"}
-    compared = {**common, "run.max_epoch": args.epochs, "run.warmup_steps": 30}
-    warm_up = {
-        **common,
-        **plain,
-        "run.max_epoch": args.warm_up_epochs,
-        "run.init_lr": 2e-3,
-        # Hardest negatives from the start leave ITM on a plateau.
-        "model.mafa.negatives": "sampled",
-    }
-    plain_labels: dict[str, Any] = {"model.mafa.soft_labels.type": "one_hot"}
-    if family.consistency:
-        plain_labels = {
-            "model.mafa.soft_labels.type": "consistency",
-            "model.mafa.soft_labels.start_epoch": 0,
-        }
-    fine_tuning = {
-        **compared,
-        **plain,
-        "run.max_epoch": max(1, args.epochs // 2),
-        "model.mafa.negatives": "sampled",
-        "model.mafa.loss_weights.lm": 0.0,
-    }
-    grouped = {**compared, "run.grit.start_epoch": 1}
-    sampled = {"model.mafa.negatives": "sampled"}
-
-    def branch(
-        name: str,
-        title: str,
-        options: dict[str, Any],
-        start: str | None = "warm_up",
-        con_d: str | None = None,
-    ) -> Branch:
-        begin = family.begin_with(image_start, folder / start / LAST if start else None)
-        options = {**options, **begin}
-        if con_d:
-            options["model.mafa.con_d.arch"] = family.arch
-            options["model.mafa.con_d.model_type"] = "tiny"
-            options["model.mafa.con_d.checkpoint"] = folder / con_d / LAST
-        command = command_of("train.py", family.config, folder / name, options)
-        needs = frozenset(other for other in (start, con_d) if other)
-        return Branch(name, title, command, folder / name, needs, family)
-
-    branches = [
-        branch("warm_up", "shared warm-up, random mini-batches", warm_up, start=None),
-        branch("s_itc", "S-ITC", grouped),
-        branch("base", family.base, {**compared, **plain, **sampled}),
-        branch("con_d", "Con-D's fine-tuning for retrieval", fine_tuning, start=family.con_d_from),
-        branch("mafa", "MAFA", grouped, con_d="con_d"),
-        branch("grit", family.grit, {**grouped, **plain_labels}),
-    ]
-    # Others wait for what Con-D begins with.
-    urgent = ("warm_up", family.con_d_from, "con_d", "mafa")
-    branches.sort(key=lambda one: one.name not in urgent)
-    return {branch.name: branch for branch in branches}
+    if system.con_d == ORACLE:
+        options["model.mafa.con_d.arch"] = ORACLE
+    elif system.con_d:
+        options["model.mafa.con_d.arch"] = family.arch
+        options["model.mafa.con_d.model_type"] = "tiny"
+        options["model.mafa.con_d.checkpoint"] = folder / system.con_d / LAST
+    command = command_of("train.py", family.config, place, options)
+    batch = int(OmegaConf.load(ROOT / family.config).run.batch_size_train)
+    steps = system.epochs * args.train_size // batch
+    needs = needs_of(system)
+    return Branch(system.name, system.title, command, place, needs, steps, family)

@@ -18,6 +18,7 @@ class Family:
         frozen: whether the image encoder stays as it begins.
         con_d_from: the system that Con-D is before it is fine-tuned: with GRIT and S-ITC (MAFA F),
             or the plain one (BLIP-2, MAFA G.7).
+        full: what the system with momentum distillation is called; "" if there is none.
     """
 
     name: str
@@ -26,6 +27,7 @@ class Family:
     consistency: bool = False
     frozen: bool = False
     con_d_from: str = "s_itc"
+    full: str = ""
 
     @property
     def arch(self) -> str:
@@ -50,7 +52,7 @@ class Family:
 
 
 FAMILIES = {
-    "albef": Family("albef", "ALBEF-base", "GRIT-VLP", consistency=True),
-    "blip": Family("blip", "BLIP", "BLIP + GRIT"),
+    "albef": Family("albef", "ALBEF-base", "GRIT-VLP", consistency=True, full="ALBEF"),
+    "blip": Family("blip", "BLIP", "BLIP + GRIT", full="BLIP with momentum"),
     "blip2": Family("blip2", "BLIP-2", "BLIP-2 + GRIT", frozen=True, con_d_from="base"),
 }

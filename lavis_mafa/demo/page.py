@@ -110,15 +110,15 @@ def write_page(
         intro=INTRO.format(grit=family.grit, base=family.base),
         tables=tables,
         curves=curves,
-        connections=connections_of(branches["mafa"], train_set),
+        connections=connections_of(branches["mafa"].folder, train_set, "mafa"),
         notes=NOTES,
         settings=settings,
     )
 
 
-def connections_of(branch: Branch, train_set: Any, limit: int = 400) -> Iterator[Mined]:
-    """The last ``limit`` connections that a branch logged, with their pictures."""
-    path = branch.folder / "connections.jsonl"
+def connections_of(folder: Path, train_set: Any, run: str, limit: int = 400) -> Iterator[Mined]:
+    """The last ``limit`` connections that ``run`` logged in its folder, with their pictures."""
+    path = folder / "connections.jsonl"
     lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
     for record in map(json.loads, lines[-limit:]):
         anchor_image, anchor_caption = train_set.show(record["anchor_index"])
@@ -135,7 +135,7 @@ def connections_of(branch: Branch, train_set: Any, limit: int = 400) -> Iterator
             state=record["state"],
             anchor_index=record["anchor_index"],
             mined_index=record["mined_index"],
-            run=branch.name,
+            run=run,
         )
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,11 +20,12 @@ from lavis_mafa.runners.checkpoint import LAST
 ROOT = Path(__file__).resolve().parents[2]
 POLL_SECONDS = 2.0
 TELL_SECONDS = 15.0
+COMMAND, DONE = "command.txt", "done"
 
 
 @dataclass
 class Run:
-    """One call of a script of this repository.
+    """One call of a script or module of this repository.
 
     Attributes:
         name: short, for progress and folders.
@@ -29,6 +33,7 @@ class Run:
         command: the script and its arguments, as a user could type them after ``python``.
         folder: where it writes.
         needs: names of runs that must be done before.
+        steps: of training, about; for progress.
     """
 
     name: str
@@ -36,10 +41,16 @@ class Run:
     command: list[str]
     folder: Path
     needs: frozenset[str] = frozenset()
+    steps: int = 0
 
     @property
     def checkpoint(self) -> Path:
         return self.folder / LAST
+
+    @property
+    def done(self) -> bool:
+        """Whether this very run has been brought to its end in its folder."""
+        return (self.folder / DONE).is_file()
 
 
 def command_of(script: str, config: str, folder: Path, options: Mapping[str, Any]) -> list[str]:
@@ -60,42 +71,134 @@ def _written(value: Any) -> str:
 
 def forget_earlier_runs(folder: Path) -> None:
     """Logs are appended to, and a checkpoint would be taken for one to go on with."""
-    for name in ("log.jsonl", "connections.jsonl", "unreadable.jsonl", LAST):
+    for name in (DONE, "log.jsonl", "connections.jsonl", "unreadable.jsonl", LAST):
         for path in folder.glob(f"*/{name}"):
             path.unlink()
 
 
-def run_all(runs: Mapping[str, Run], at_once: int) -> None:
+def refuse_other_commands(runs: Iterable[Run]) -> None:
+    """Refuse folders that hold runs of other commands, before any of them is taken up again.
+
+    Raises:
+        ValueError: naming the first of them.
+    """
+    for run in runs:
+        path = run.folder / COMMAND
+        if path.is_file() and path.read_text(encoding="utf-8") != _told(run):
+            raise ValueError(
+                f"{run.folder} holds a run of another command (see its {COMMAND}) than this one's: "
+                f"\n  {_told(run)}Write into another folder, or remove that one"
+            )
+
+
+@contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """Be the only one who writes below a folder.
+
+    Waits for another call to end, and for the processes that one left behind when it was killed:
+    they hold the same lock.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / ".lock", "wb") as file:
+        os.set_inheritable(file.fileno(), True)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print(f"waiting for others who write into {folder}", flush=True)
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def run_all(runs: Mapping[str, Run], at_once: int, keep_going: bool = False) -> dict[str, str]:
     """Do all runs, each when those that it needs are done, telling how far they are.
 
     Args:
-        runs: by name, the most urgent first.
+        runs: by name, the most urgent first. Those that are done already are left alone.
         at_once: how many run beside each other.
+        keep_going: go on with the others if one fails.
+
+    Returns:
+        By name, why runs failed or could not begin: {} unless ``keep_going``.
 
     Raises:
         RuntimeError: with the end of its output if one fails; the others are stopped.
     """
-    waiting, done = list(runs), set[str]()
+    done = {name for name, run in runs.items() if run.done}
+    waiting = [name for name in runs if name not in done]
     running: dict[str, subprocess.Popen[bytes]] = {}
-    began = told = time.time()
+    failed: dict[str, str] = {}
+    progress = Progress(runs, done)
     try:
         while waiting or running:
             for name in list(waiting):
-                if runs[name].needs <= done and len(running) < at_once:
-                    print(f"  {time.time() - began:4.0f} s  begins: {runs[name].title}", flush=True)
+                lost = runs[name].needs & failed.keys()
+                if lost:
+                    failed[name] = f"it needs {', '.join(sorted(lost))}"
+                    waiting.remove(name)
+                elif runs[name].needs <= done and len(running) < at_once:
+                    progress.tell(f"begins: {runs[name].title}")
                     running[name] = _start(runs[name])
                     waiting.remove(name)
             time.sleep(POLL_SECONDS)
             for name in [n for n, process in running.items() if process.poll() is not None]:
-                _raise_if_failed(runs[name], running.pop(name))
-                done.add(name)
-            if time.time() - told > TELL_SECONDS and running:
-                told = time.time()
-                state = "   ".join(f"{name}: {_progress(runs[name])}" for name in running)
-                print(f"  {told - began:4.0f} s  {state}", flush=True)
+                why = _end(runs[name], running.pop(name))
+                if not why:
+                    done.add(name)
+                elif keep_going:
+                    failed[name] = why
+                    progress.tell(f"FAILED: {runs[name].title}")
+                else:
+                    raise RuntimeError(why)
+            progress.tell_if_due(done, running)
     finally:
         for process in running.values():
             process.terminate()
+        for process in running.values():
+            process.wait()
+    return failed
+
+
+class Progress:
+    """Lines that tell how far runs are, how fast they go and how long they will take."""
+
+    def __init__(self, runs: Mapping[str, Run], done: Collection[str]) -> None:
+        self.runs = runs
+        self.total = sum(run.steps for run in runs.values())
+        self.began = self.told = time.time()
+        self.before = self._steps(done)
+
+    def tell(self, text: str) -> None:
+        print(f"  {time.time() - self.began:5.0f} s  {text}", flush=True)
+
+    def tell_if_due(self, done: Collection[str], running: Collection[str]) -> None:
+        """A line every now and then while something is running."""
+        if time.time() - self.told <= TELL_SECONDS or not running:
+            return
+        self.told = time.time()
+        parts = [f"{len(done)}/{len(self.runs)} runs"]
+        if self.total:
+            parts.append(self._pace(self._steps(done)))
+        parts += [f"{name}: {_progress(self.runs[name])}" for name in running]
+        self.tell("   ".join(parts))
+
+    def _steps(self, done: Collection[str]) -> int:
+        """Steps done in all runs; what a run is about to do again counts as well."""
+        return sum(
+            run.steps if name in done else min(run.steps, _last_step(run).get("global_step", 0))
+            for name, run in self.runs.items()
+        )
+
+    def _pace(self, steps: int) -> str:
+        rate = (steps - self.before) / (self.told - self.began)
+        text = f"{steps:,}/{self.total:,} steps, {rate:.1f} a second"
+        if rate <= 0:
+            return text
+        left = (self.total - steps) / rate
+        return f"{text}, {_duration(left)} left"
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds / 60:.0f} min" if seconds > 90 else f"{seconds:.0f} s"
 
 
 def read_log(folder: Path, kind: str) -> list[dict[str, Any]]:
@@ -114,30 +217,43 @@ def read_log(folder: Path, kind: str) -> list[dict[str, Any]]:
     return records
 
 
+def _told(run: Run) -> str:
+    return shlex.join(["python", *run.command]) + "\n"
+
+
 def _start(run: Run) -> subprocess.Popen[bytes]:
     run.folder.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, *run.command]
-    (run.folder / "command.txt").write_text(" ".join(command) + "\n", encoding="utf-8")
+    (run.folder / COMMAND).write_text(_told(run), encoding="utf-8")
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1"}
     with open(run.folder / "console.log", "wb") as console:
         return subprocess.Popen(
-            command, stdout=console, stderr=subprocess.STDOUT, env=environment, cwd=ROOT
+            [sys.executable, *run.command],
+            stdout=console,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            cwd=ROOT,
+            close_fds=False,  # it holds the lock of `alone_in` as well
         )
 
 
-def _raise_if_failed(run: Run, process: subprocess.Popen[bytes]) -> None:
+def _end(run: Run, process: subprocess.Popen[bytes]) -> str:
+    """Note that a run is done; or why it failed."""
     if process.returncode == 0:
-        return
+        (run.folder / DONE).touch()
+        return ""
     console = run.folder / "console.log"
     end = console.read_text(encoding="utf-8", errors="replace").splitlines()[-20:]
-    raise RuntimeError(
-        f"the run {run.name} failed; all it said is in {console}, the end of it:\n" + "\n".join(end)
+    return f"the run {run.name} failed; all it said is in {console}, the end of it:\n" + "\n".join(
+        end
     )
 
 
+def _last_step(run: Run) -> dict[str, Any]:
+    return (read_log(run.folder, "step") or [{}])[-1]
+
+
 def _progress(run: Run) -> str:
-    steps = read_log(run.folder, "step")
-    if not steps:
+    last = _last_step(run)
+    if not last:
         return "starting"
-    last = steps[-1]
     return f"epoch {last['epoch']}, step {last['step']}, loss {last['loss']:.3g}"

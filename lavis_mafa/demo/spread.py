@@ -1,0 +1,147 @@
+"""What several seeds say together: mean, spread, and how they are told."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lavis_mafa.analysis.report import Table
+from lavis_mafa.demo.page import GROUPS, SHARES
+
+# By system, seed and name of the figure; None: it has none.
+Figures = Mapping[str, Mapping[int, Mapping[str, float | None]]]
+
+TRAINING = {"ITC temperature": {"temperature": "at the end"}}
+HEADLINES = {
+    "txt_r1": "TR@1",
+    "img_r1": "IR@1",
+    "valid_txt_r1": "any TR@1",
+    "valid_img_r1": "any IR@1",
+    "txt_map_r": "TR mAP@R",
+    "img_map_r": "IR mAP@R",
+    "itm_auc": "ITM AUC",
+}
+PRECISE = ("itm_auc", "temperature")  # numbers around 0 to 1 and no percentages
+# Student's t over the square root of n: half a 95 % interval of a mean, in standard deviations.
+HALF_INTERVALS = {2: 8.98, 3: 2.48, 4: 1.59, 5: 1.24, 6: 1.05, 8: 0.84, 10: 0.72}
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Mean and standard deviation (n - 1 in its denominator; None for n = 1) of n figures."""
+
+    mean: float
+    sd: float | None
+    n: int
+
+    @classmethod
+    def of(cls, values: Iterable[float | None]) -> Spread | None:
+        """Over those that are there; None if there is none."""
+        there = [float(value) for value in values if value is not None]
+        if not there:
+            return None
+        sd = statistics.stdev(there) if len(there) > 1 else None
+        return cls(statistics.fmean(there), sd, len(there))
+
+    def told(self, digits: int, sign: str = "", scale: float = 1.0) -> str:
+        text = f"{scale * self.mean:{sign}.{digits}f}"
+        return text if self.sd is None else f"{text} ± {scale * self.sd:.{digits}f}"
+
+
+def spreads_of(figures: Figures) -> dict[str, dict[str, Spread]]:
+    """By system and name of the figure, over its seeds."""
+    return {
+        system: _over_seeds(list(by_seed.values()))
+        for system, by_seed in figures.items()
+        if by_seed
+    }
+
+
+def differences_to(figures: Figures, reference: str) -> dict[str, dict[str, Spread]]:
+    """What each system has more than ``reference`` with the same seed, by name of the figure."""
+    found = {}
+    for system, by_seed in figures.items():
+        shared = [seed for seed in by_seed if seed in figures[reference]]
+        if system != reference and shared:
+            found[system] = _over_seeds(
+                [_minus(by_seed[seed], figures[reference][seed]) for seed in shared]
+            )
+    return found
+
+
+def tables_of(figures: Figures, titles: Mapping[str, str], reference: str) -> list[Table]:
+    """Tables of ``mean ± sd``: all figures of all systems, and their differences to one."""
+    tables = []
+    spreads = spreads_of(figures)
+    for title, columns in [*GROUPS.items(), *TRAINING.items()]:
+        scale = 100.0 if columns is SHARES else 1.0
+        tables.append(_table(title, columns, spreads, titles, scale=scale))
+    if reference in figures:
+        title = f"Difference to {titles[reference]} with the same seed"
+        differences = differences_to(figures, reference)
+        tables.append(_table(title, HEADLINES, differences, titles, sign="+"))
+    return tables
+
+
+def note_on_spread(figures: Figures) -> str:
+    """What ± stands for, and how far off a mean may be."""
+    counts = {len(by_seed) for by_seed in figures.values()}
+    text = "±: standard deviation over n seeds."
+    if len(counts) == 1 and (n := counts.pop()) in HALF_INTERVALS:
+        text += (
+            f" With n = {n} a mean's 95 % interval reaches {HALF_INTERVALS[n]:.1f} standard "
+            "deviations to either side, if seeds are normally distributed."
+        )
+    return text
+
+
+def markdown_table(table: Table) -> str:
+    """A table in Markdown, its columns lined up."""
+    rows = [list(table.columns), *([_plain(cell) for cell in row] for row in table.rows)]
+    widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
+    lines = [_line(row, widths) for row in rows]
+    return "\n".join([lines[0], _line(["-" * width for width in widths], widths), *lines[1:]])
+
+
+def _over_seeds(records: Sequence[Mapping[str, float | None]]) -> dict[str, Spread]:
+    names = dict.fromkeys(name for record in records for name in record)
+    spreads = {name: Spread.of(record.get(name) for record in records) for name in names}
+    return {name: spread for name, spread in spreads.items() if spread is not None}
+
+
+def _minus(
+    one: Mapping[str, float | None], other: Mapping[str, float | None]
+) -> dict[str, float | None]:
+    result = {}
+    for name, value in one.items():
+        taken = other.get(name)
+        result[name] = None if value is None or taken is None else value - taken
+    return result
+
+
+def _table(
+    title: str,
+    columns: Mapping[str, str],
+    spreads: Mapping[str, Mapping[str, Spread]],
+    titles: Mapping[str, str],
+    **form: Any,
+) -> Table:
+    rows: list[list[Any]] = []
+    for system, own in spreads.items():
+        told = [
+            own[key].told(3 if key in PRECISE else 1, **form) if key in own else None
+            for key in columns
+        ]
+        rows.append([titles[system], max(spread.n for spread in own.values()), *told])
+    return Table(title, ["system", "n", *columns.values()], rows)
+
+
+def _plain(cell: Any) -> str:
+    return "–" if cell is None else str(cell).replace("|", "\\|")
+
+
+def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
+    padded = (cell.ljust(width) for cell, width in zip(cells, widths, strict=True))
+    return f"| {' | '.join(padded)} |"
