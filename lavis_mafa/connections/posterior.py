@@ -262,8 +262,7 @@ class PosteriorPicker(nn.Module):
         """
         if epoch is not None:
             if self.rule.each_epoch and int(self.epoch) != epoch:
-                self.positive.reset()
-                self.negative.reset()
+                self.forget()
             self.epoch.fill_(epoch)
         if own is None:
             own = torch.arange(len(sim_i2t), device=sim_i2t.device)
@@ -275,6 +274,13 @@ class PosteriorPicker(nn.Module):
         first = (self._own_sim > hard_i2t) & (own_t2i > hard_t2i) & ~positives.all(dim=1)
         self.positive.observe(self._own_sim[first], together)
         self.negative.observe(torch.stack([hard_i2t[first], hard_t2i[first]]), together)
+
+    def forget(self) -> None:
+        """Begin anew."""
+        self.positive.reset()
+        self.negative.reset()
+        self.epoch.fill_(-1)
+        self._own_sim = None
 
     def weights(self, sim: Tensor, positives: Tensor, own_sim: Tensor) -> Tensor:
         """`sampling_weights` ``(B, N)`` by what has been observed so far."""

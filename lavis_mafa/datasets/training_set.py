@@ -97,7 +97,7 @@ class TrainingSet(Dataset):
             sample = self.dataset[index]
         if sample is None:
             raise OSError(f"sample {index} is empty")
-        if isinstance(sample["image"], dict):  # of `_Views`
+        if isinstance(sample.get("image"), dict):  # of `_Views`
             return {**sample, **sample["image"]}
         return sample
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from copy import deepcopy
 from typing import Any
 
 import torch
@@ -11,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lavis_mafa.backbones import Backbone, Images, Texts, backbone_of
+from lavis_mafa.objectives.pair_memory import MovingCopies
 from lavis_mafa.ranks import Ranks
 
 PARTS = ("visual_encoder", "text_encoder", "vision_proj", "text_proj")
@@ -18,7 +18,7 @@ NO_IMAGE = -100  # LAVIS's filling of the queue of image ids
 RAMP_EPOCHS = 2  # over which the weight of the soft labels grows to alpha
 
 
-class Momentum:
+class Momentum(MovingCopies):
     """Slowly moving copies of a model's encoders, and a queue of features that they gave.
 
     The copies and the queue belong to the model, under LAVIS's names (``visual_encoder_m``, ...,
@@ -36,12 +36,8 @@ class Momentum:
     def __init__(
         self, model: Any, width: int, queue_size: int, rate: float = 0.995, alpha: float = 0.4
     ) -> None:
-        self.model, self.rate, self.alpha, self.queue_size = model, rate, alpha, queue_size
-        for name in PARTS:
-            copy = deepcopy(getattr(model, name)).requires_grad_(False)
-            setattr(model, f"{name}_m", copy)
-        # LAVIS's runner and ours know the copies by this: targets are made without dropout.
-        model.model_pairs = [[getattr(model, name), getattr(model, f"{name}_m")] for name in PARTS]
+        super().__init__(model, PARTS, rate)
+        self.alpha, self.queue_size = alpha, queue_size
         for name in ("image_queue", "text_queue"):
             model.register_buffer(name, F.normalize(torch.randn(width, queue_size), dim=0))
         model.register_buffer("queue_ptr", torch.zeros(1, dtype=torch.long))
@@ -49,19 +45,9 @@ class Momentum:
         self.backbone: Backbone = backbone_of(_Copies(model))
 
     @torch.no_grad()
-    def copy_params(self) -> None:
-        """Set the copies equal to the encoders."""
-        self._move(0.0)
-
-    def _move(self, rate: float) -> None:
-        for encoder, copy in self.model.model_pairs:
-            for new, kept in zip(encoder.parameters(), copy.parameters(), strict=True):
-                kept.data.mul_(rate).add_(new.data, alpha=1.0 - rate)
-
-    @torch.no_grad()
     def encode(self, samples: Mapping[str, Any]) -> tuple[Images, Texts]:
         """Move the copies, then encode images and captions with them."""
-        self._move(self.rate)
+        self.move()
         images = self.backbone.encode_images(samples["image"])
         return images, self.backbone.encode_texts(samples["text_input"])
 

@@ -116,7 +116,11 @@ def test_blip2_retrieval_fine_tuning(name):
     assert (model.image_size, model.freeze_vit, model.vit_precision) == (364, False, "fp32")
     assert (step.same_image, step.negatives) == ("positive", "sampled")
     assert (step.soft_labels.type, step.soft_labels.label_smoothing) == ("one_hot", 0.1)
-    assert dict(step.loss_weights) == {"itc": 1, "itm": 1, "lm": 1} and model.mafa.con_d is None
+    assert {k: w for k, w in step.loss_weights.items() if w} == {
+        "itc": 1,
+        "itm": 1,
+        "lm": 1,
+    } and model.mafa.con_d is None
     assert (run.task, run.grit.enabled, run.k_test) == ("mafa_retrieval", False, 128)
     assert (run.init_lr, run.min_lr, run.warmup_lr, run.warmup_steps) == (1e-5, 0, 1e-8, 1000)
     assert (run.weight_decay, run.max_epoch) == (0.05, 5)

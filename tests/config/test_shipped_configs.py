@@ -30,38 +30,26 @@ def paper():
 
 
 def test_what_ships():
-    assert {path.name for path in TRAIN.iterdir()} == {
-        "albef_4m.yaml",
-        "albef_own_data.yaml",
-        "albef_toy.yaml",
-        "blip2_caption_ft.yaml",
-        "blip2_cond_pretrain.yaml",
-        "blip2_own_data.yaml",
-        "blip2_retrieval_ft.yaml",
-        "blip2_retrieval_ft_flickr.yaml",
-        "blip2_stage2_opt.yaml",
-        "blip2_stage2_t5.yaml",
-        "blip2_stage2_toy.yaml",
-        "blip2_toy.yaml",
-        "blip_4m.yaml",
-        "blip_toy.yaml",
-        "cond_pretrain.yaml",
-        "cond_retrieval_ft.yaml",
-        "retrieval_ft_own_data.yaml",
+    assert {path.stem for path in TRAIN.iterdir()} == {
+        *("albef_4m", "albef_own_data", "albef_toy", "blip_4m", "blip_toy"),
+        *("blip2_own_data", "blip2_toy", "blip2_cond_pretrain", "blip2_retrieval_ft"),
+        *("blip2_retrieval_ft_flickr", "blip2_caption_ft"),
+        *("blip2_stage2_opt", "blip2_stage2_t5", "blip2_stage2_toy"),
+        *("cond_pretrain", "cond_retrieval_ft"),
+        *("fne_coco", "fne_flickr", "fne_toy"),
+        *("retrieval_ft_coco", "retrieval_ft_flickr", "retrieval_ft_toy", "retrieval_ft_own_data"),
+        *("vqa_ft", "vqa_ft_toy", "ve_ft", "ve_ft_toy"),
+        *("nlvr_pretrain", "nlvr_pretrain_toy", "nlvr_ft", "nlvr_toy"),
+        *("grounding_ft", "grounding_toy"),
     }
-    assert {path.name for path in EVAL.iterdir()} == {
-        "caption_coco.yaml",
-        "caption_coco_zeroshot.yaml",
-        "caption_nocaps.yaml",
-        "caption_toy.yaml",
-        "gqa_zeroshot.yaml",
-        "okvqa_zeroshot.yaml",
-        "retrieval_coco.yaml",
-        "retrieval_flickr.yaml",
-        "retrieval_own_data.yaml",
-        "retrieval_toy.yaml",
-        "vqa_toy.yaml",
-        "vqav2_zeroshot.yaml",
+    assert {path.stem for path in EVAL.iterdir()} == {
+        *("caption_coco", "caption_coco_zeroshot", "caption_nocaps", "caption_toy"),
+        *("vqav2_zeroshot", "okvqa_zeroshot", "gqa_zeroshot", "vqa_toy"),
+        *("retrieval_coco", "retrieval_flickr", "retrieval_own_data", "retrieval_toy"),
+        *("retrieval_ft_coco", "retrieval_ft_flickr", "retrieval_ft_toy"),
+        *("retrieval_zeroshot_coco", "retrieval_zeroshot_flickr"),
+        *("vqa_ft", "vqa_ft_toy", "ve_ft", "ve_ft_toy"),
+        *("nlvr", "grounding_refcoco", "grounding_toy"),
     }
     assert [path for path in SHIPPED if path.parent not in (TRAIN, EVAL)] == [STAGE_1]
 
@@ -134,7 +122,7 @@ def test_the_paper_s_model_and_step(paper):
     assert (model.mlm_mask_prob, model.embed_dim) == (0.5, 256)
     step = step_of(paper)
     assert step.negatives == "hardest" and step.detach_other is True
-    assert dict(step.loss_weights) == {"itc": 1, "itm": 1, "lm": 1}
+    assert {k: w for k, w in step.loss_weights.items() if w} == {"itc": 1, "itm": 1, "lm": 1}
     assert (step.soft_labels.type, step.soft_labels.alpha) == ("smoothed", 0.5)
     assert step.soft_labels.start_epoch is None
     rule = step.connections
@@ -143,14 +131,14 @@ def test_the_paper_s_model_and_step(paper):
 
 
 def test_the_other_systems_of_the_paper():
-    """The comments of albef_4m.yaml give GRIT-VLP, ALBEF-base and ECM-E."""
+    """The comments of albef_4m.yaml give GRIT-VLP, ALBEF-base, ECM-E and TCL."""
     path = TRAIN / "albef_4m.yaml"
     cfgs = {}
     for line in path.read_text().splitlines():
         named = re.match(r"#\s+([\w-]+):\s+--options (.*)", line)
         if named:
             cfgs[named[1]] = load_config(path, shlex.split(named[2]), machine=False)
-    assert cfgs.keys() == {"GRIT-VLP", "ALBEF-base", "ECM-E"}
+    assert cfgs.keys() == {"GRIT-VLP", "ALBEF-base", "ECM-E", "TCL"}
     steps = {name: step_of(cfg) for name, cfg in cfgs.items()}
     assert cfgs["GRIT-VLP"].model_cfg.mafa.con_d is cfgs["ALBEF-base"].model_cfg.mafa.con_d is None
     grit = cfgs["GRIT-VLP"].run_cfg.grit
@@ -163,6 +151,9 @@ def test_the_other_systems_of_the_paper():
     assert steps["ALBEF-base"].negatives == "sampled"
     assert cfgs["ECM-E"].model_cfg.mafa.con_d.arch == "albef_retrieval"
     assert steps["ECM-E"].connections.action == "drop"
+    weights = steps["TCL"].loss_weights
+    assert weights["itc"] == weights["imc"] == weights["lmi"] == pytest.approx(1 / 3)
+    assert steps["TCL"].soft_labels.type == "momentum" and steps["TCL"].negatives == "sampled"
 
 
 def test_each_config_begins_where_the_one_before_it_ends(paper):

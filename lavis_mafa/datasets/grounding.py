@@ -1,0 +1,368 @@
+"""`refcoco_plus`: expressions for objects in photographs, in the files of ALBEF's download.
+
+    datasets:
+      refcoco_plus:
+        build_info:
+          annotations:
+            train: {storage: data/refcoco+_train.json}
+            val: {storage: data/refcoco+_val.json}
+            test: {storage: data/refcoco+_test.json}
+          images: {storage: coco/images}
+          detections: {storage: data/refcoco+/dets.json}
+          references: {storage: data/refcoco+/refs.json}
+          instances: {storage: data/refcoco+/instances.json}
+
+Each file of ``annotations`` is a list of rows, one an expression:
+
+- ``image``: path below ``images``; ``text``: the expression. Training needs no more.
+- ``bbox``: ``[x, y, width, height]`` of the true box in pixels; or ``ref_id``, by which
+  ``references`` and ``instances`` tell it.
+- ``split``, optional: a part that is scored by itself (testA, testB); else that of ``references``.
+- ``image_id``, optional: the image's key in ``detections``; else the number that its file name ends
+  with, as COCO's do.
+
+``detections``, optional, are the proposals: ``{image_id: [[x, y, width, height, ...], ...]}``.
+``references`` is what RefCOCO+ ships as a pickle, a list of ``{ref_id, ann_id, split, ...}``, in
+JSON, and ``instances`` the annotations beside it, in COCO's format. Pickles can run code and are
+not read here; who trusts the file converts it once:
+
+    python -c "import json, pickle, sys; json.dump(pickle.load(sys.stdin.buffer), sys.stdout)" \\
+        < "data/refcoco+/refs(unc).p" > data/refcoco+/refs.json
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from lavis.common.registry import registry
+from lavis.datasets.builders.base_dataset_builder import BaseDatasetBuilder, load_dataset_config
+from lavis.datasets.datasets.base_dataset import BaseDataset
+from omegaconf import OmegaConf
+from PIL import Image
+
+from lavis_mafa.datasets.image_reading import read_rgb
+
+DEFAULT_CONFIG = Path(__file__).parents[1] / "configs/datasets/refcoco_plus/default.yaml"
+SPLITS = ("train", "val", "test")
+PROBLEMS_TOLD = 5
+
+Processor = Callable[[Any], Any]
+Row = dict[str, Any]
+
+
+class _Expressions(BaseDataset):  # type: ignore[misc]
+    """What training and evaluation share: rows, images, processors.
+
+    Args:
+        vis_processor: PIL image (RGB) -> tensor.
+        text_processor: expression -> expression.
+        vis_root: folder that image paths are relative to.
+        rows: see the module's docstring; every one has ``image`` and ``text``.
+    """
+
+    def __init__(
+        self,
+        vis_processor: Processor,
+        text_processor: Processor,
+        vis_root: str,
+        rows: Sequence[Row],
+    ) -> None:
+        super().__init__(vis_processor, text_processor)
+        self.vis_root = vis_root
+        self.annotation = [dict(row) for row in rows]
+        self._add_instance_ids()
+        numbers: dict[str, int] = {}
+        self.image_ids = np.array(
+            [numbers.setdefault(row["image"], len(numbers)) for row in self.annotation], np.int64
+        )
+
+    def path(self, index: int) -> str:
+        """Path of an expression's image."""
+        return os.path.join(self.vis_root, self.annotation[index]["image"])
+
+    def show(self, index: int) -> tuple[Image.Image, str]:
+        """The unprocessed image (RGB) and the expression."""
+        return read_rgb(self.path(index)), self.annotation[index]["text"]
+
+
+class GroundingTrain(_Expressions):
+    """Expressions as image-text pairs, without boxes.
+
+    Items: ``image``, ``text_input``, ``image_id`` (int, equal for expressions of one image) and
+    ``instance_id`` (str). An unreadable image raises OSError naming its path.
+    """
+
+    deterministic = False
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        picture, text = self.show(index)
+        return {
+            "image": self.vis_processor(picture),
+            "text_input": self.text_processor(text),
+            "image_id": int(self.image_ids[index]),
+            "instance_id": self.annotation[index]["instance_id"],
+        }
+
+
+class GroundingEval(_Expressions):
+    """One sample an expression, for task `mafa_grounding`, which tells what the keys mean.
+
+    Items: ``image``, ``text_input``, ``index``, ``instance_id``, ``size``, ``box``, ``boxes`` (None
+    without detections), ``split`` (None where it is not named) and, where the row has it,
+    ``ref_id``.
+
+    Args:
+        rows: as of `_Expressions`, with ``bbox`` and, where there are proposals, ``boxes``.
+        Others: as of `_Expressions`.
+    """
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        row = self.annotation[index]
+        picture, text = self.show(index)
+        sample = {
+            "image": self.vis_processor(picture),
+            "text_input": self.text_processor(text),
+            "index": index,
+            "instance_id": row["instance_id"],
+            "size": [picture.height, picture.width],
+            "box": row["bbox"],
+            "boxes": row.get("boxes"),
+            "split": row.get("split"),
+        }
+        return {**sample, "ref_id": row["ref_id"]} if "ref_id" in row else sample
+
+
+@registry.register_builder("refcoco_plus")
+class RefCocoPlusBuilder(BaseDatasetBuilder):  # type: ignore[misc]
+    """Builds the splits that ``build_info.annotations`` names: `GroundingTrain` for train,
+    `GroundingEval` for val and test. Nothing is downloaded."""
+
+    train_dataset_cls = GroundingTrain
+    eval_dataset_cls = GroundingEval
+    DATASET_CONFIG_DICT = {"default": str(DEFAULT_CONFIG)}
+
+    def __init__(self, cfg: Any = None) -> None:
+        default = load_dataset_config(self.default_config_path())
+        if isinstance(cfg, str):
+            cfg = load_dataset_config(cfg)
+        if OmegaConf.is_config(cfg):
+            cfg = OmegaConf.to_container(cfg, resolve=True)
+        super().__init__(OmegaConf.merge(default, cfg or {}))
+
+    def build_datasets(self) -> dict[str, BaseDataset]:
+        """{split: data set}; every rank reads for itself.
+
+        Raises:
+            FileNotFoundError: a file or the image folder is not there.
+            ValueError: a file is not in its format; the message names the first rows that are not.
+        """
+        info: Any = OmegaConf.to_container(self.config.build_info, resolve=True)
+        annotations = {s: files for s, files in (info.get("annotations") or {}).items() if files}
+        unknown = [split for split in annotations if split not in SPLITS]
+        if unknown or not annotations:
+            found = f"unknown {', '.join(map(str, unknown))}" if unknown else "none"
+            raise ValueError(
+                f"refcoco_plus: build_info.annotations: expected {', '.join(SPLITS)}, each with "
+                f"'storage', got {found}"
+            )
+        root = _one_file(info, "images", needed=True)
+        if not os.path.isdir(root):
+            raise FileNotFoundError(
+                f"refcoco_plus: build_info.images.storage: no such folder: {root} (relative paths "
+                f"start at {os.getcwd()})"
+            )
+        truth, proposals = None, None
+        if set(annotations) != {"train"}:
+            truth = _truth(_one_file(info, "references"), _one_file(info, "instances"))
+            proposals = _proposals(_one_file(info, "detections"))
+        self.build_processors()
+        datasets: dict[str, BaseDataset] = {}
+        for split, files in annotations.items():
+            kind = "train" if split == "train" else "eval"
+            rows = _rows(split, _files(files, f"annotations.{split}"))
+            if kind == "eval":
+                rows = _with_boxes(split, rows, truth, proposals)
+            build = self.train_dataset_cls if kind == "train" else self.eval_dataset_cls
+            datasets[split] = build(
+                self.vis_processors[kind], self.text_processors[kind], root, rows
+            )
+        return datasets
+
+
+def _files(info: Any, name: str) -> list[str]:
+    storage = info.get("storage") if isinstance(info, Mapping) else None
+    files = [storage] if isinstance(storage, str) else list(storage or [])
+    if not files:
+        raise ValueError(
+            f"refcoco_plus: build_info.{name}.storage: expected a file or a list of them, got "
+            "nothing"
+        )
+    return [os.path.expanduser(file) for file in files]
+
+
+def _one_file(info: Mapping[str, Any], name: str, needed: bool = False) -> Any:
+    """Path ``build_info.<name>.storage``, None if it is not given."""
+    part = info.get(name)
+    given = part.get("storage") if isinstance(part, Mapping) else None
+    if given is None and not needed:
+        return None
+    (path, *more) = _files(part, name)
+    if more:
+        raise ValueError(f"refcoco_plus: build_info.{name}.storage: expected one path, got {given}")
+    return path
+
+
+def _read(path: str, name: str) -> Any:
+    try:
+        with open(path, encoding="utf-8") as file:
+            return json.load(file)
+    except FileNotFoundError:
+        raise FileNotFoundError(
+            f"refcoco_plus: build_info.{name}: no such file: {path} (relative paths start at "
+            f"{os.getcwd()})"
+        ) from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"refcoco_plus: build_info.{name}: {path} is not JSON: {error}") from error
+
+
+def _refuse(what: str, problems: Sequence[str]) -> None:
+    if problems:
+        more = len(problems) - PROBLEMS_TOLD
+        told = "; ".join(problems[:PROBLEMS_TOLD]) + (f"; and {more} more" if more > 0 else "")
+        raise ValueError(f"refcoco_plus: {what}: {told}")
+
+
+def _rows(split: str, paths: Sequence[str]) -> list[Row]:
+    """The rows of a split's files, each with ``image`` and ``text``."""
+    rows: list[Row] = []
+    for path in paths:
+        content = _read(path, f"annotations.{split}")
+        if not isinstance(content, list) or not content:
+            raise ValueError(f"refcoco_plus: {path}: expected a list of rows, with at least one")
+        problems = []
+        for number, row in enumerate(content):
+            for name in ("image", "text"):
+                value = row.get(name) if isinstance(row, dict) else None
+                if not isinstance(value, str) or not value.strip():
+                    problems.append(f"row {number} has {name} {value!r}, expected a string")
+        _refuse(path, problems)
+        rows += content
+    return rows
+
+
+def _box_problem(box: Any) -> str | None:
+    """What is wrong with a box ``[x, y, width, height, ...]``, None if nothing is."""
+    numbers = list(box[:4]) if isinstance(box, list) else []
+    fits = len(numbers) == 4 and all(
+        isinstance(n, (int, float)) and not isinstance(n, bool) and math.isfinite(n)
+        for n in numbers
+    )
+    if not fits:
+        return f"{box!r} is no box, expected [x, y, width, height]"
+    if numbers[2] <= 0 or numbers[3] <= 0:
+        return f"box {numbers} has no area, expected [x, y, width, height] in pixels"
+    return None
+
+
+def _truth(references: str | None, instances: str | None) -> dict[Any, Row] | None:
+    """``bbox`` and ``split`` of every ``ref_id``; None where the files are not given."""
+    if references is None and instances is None:
+        return None
+    if references is None or instances is None:
+        raise ValueError(
+            "refcoco_plus: build_info: references and instances belong together; give both, or "
+            "neither and a bbox in every row"
+        )
+    refs, content = _read(references, "references"), _read(instances, "instances")
+    try:
+        boxes = {one["id"]: one["bbox"] for one in content["annotations"]}
+    except (TypeError, KeyError) as error:
+        raise ValueError(
+            f"refcoco_plus: {instances}: expected COCO's format, annotations with id and bbox "
+            f"({type(error).__name__}: {error})"
+        ) from error
+    truth, problems = {}, []
+    for number, ref in enumerate(refs if isinstance(refs, list) else []):
+        if not isinstance(ref, dict) or not {"ref_id", "ann_id"} <= set(ref):
+            problems.append(f"row {number} has no ref_id and ann_id")
+        elif ref["ann_id"] not in boxes:
+            problems.append(f"row {number}: {instances} has no annotation {ref['ann_id']!r}")
+        else:
+            truth[ref["ref_id"]] = {"bbox": boxes[ref["ann_id"]], "split": ref.get("split")}
+    if not truth and not problems:
+        problems = ["expected a list of rows with ref_id, ann_id and split"]
+    _refuse(references, problems)
+    return truth
+
+
+def _proposals(path: str | None) -> dict[str, list[list[float]]] | None:
+    if path is None:
+        return None
+    content = _read(path, "detections")
+    if not isinstance(content, dict):
+        raise ValueError(
+            f"refcoco_plus: {path}: expected {{image_id: [[x, y, width, height, ...], ...]}}, got "
+            f"a {type(content).__name__}"
+        )
+    problems = []
+    for key, boxes in content.items():
+        wrong = (
+            [_box_problem(b) for b in boxes] if isinstance(boxes, list) else ["no list of boxes"]
+        )
+        problems += [f"image {key}: {problem}" for problem in wrong if problem]
+    _refuse(path, problems)
+    return {key: [list(map(float, box[:4])) for box in boxes] for key, boxes in content.items()}
+
+
+def image_key(row: Mapping[str, Any]) -> str:
+    """The key of a row's image in a detection file: ``image_id``, else the number that the file
+    name ends with, else the file name."""
+    if row.get("image_id") is not None:
+        return str(row["image_id"])
+    stem = Path(row["image"]).stem
+    number = re.search(r"(\d+)$", stem)
+    return str(int(number[1])) if number else stem
+
+
+def _with_boxes(
+    split: str,
+    rows: Sequence[Row],
+    truth: Mapping[Any, Row] | None,
+    proposals: Mapping[str, list[list[float]]] | None,
+) -> list[Row]:
+    """Rows with their true box, part and proposals.
+
+    Raises:
+        ValueError: naming rows without a box, and images without proposals.
+    """
+    found, problems = [], []
+    for number, row in enumerate(rows):
+        known = (truth or {}).get(row.get("ref_id"), {})
+        box = row.get("bbox") or known.get("bbox")
+        if box is None:
+            why = f"references have no ref_id {row.get('ref_id')!r}" if truth else "no bbox"
+            hint = "" if truth else " and build_info.references is not given"
+            problems.append(f"row {number}: {why}{hint}")
+            continue
+        wrong = _box_problem(box)
+        if wrong:
+            problems.append(f"row {number}: {wrong}")
+            continue
+        full = {**row, "bbox": [float(n) for n in box[:4]]}
+        full["split"] = row.get("split") or known.get("split")
+        if proposals is not None:
+            key = image_key(row)
+            if key in proposals:
+                full["boxes"] = proposals[key]
+            else:
+                problems.append(f"row {number}: detections have no image {key!r}")
+        found.append(full)
+    _refuse(f"build_info.annotations.{split}", problems)
+    return found

@@ -1,0 +1,140 @@
+"""Visual grounding without boxes in training: heat maps rank proposals.
+
+ALBEF 6.4 and its evaluation code. Boxes are ``(x, y, width, height)`` in pixels of the
+picture, whose origin is its upper left corner; sizes are ``(height, width)``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+AREA_EXPONENT = 0.5
+IOU_OF_A_HIT = 0.5
+
+Box = Sequence[float]
+
+
+def iou(one: Tensor, other: Tensor) -> Tensor:
+    """Intersection over union of boxes ``(..., 4)``, in [0, 1]; their shapes broadcast to
+    ``(..., 4)``. Boxes without area overlap nothing."""
+    one, other = one.double(), other.double()
+    low = torch.maximum(one[..., :2], other[..., :2])
+    high = torch.minimum(one[..., :2] + one[..., 2:], other[..., :2] + other[..., 2:])
+    overlap = (high - low).clamp(min=0).prod(dim=-1)
+    union = one[..., 2:].prod(dim=-1) + other[..., 2:].prod(dim=-1) - overlap
+    return torch.where(overlap > 0, overlap / union, torch.zeros_like(union))
+
+
+def stretch(heat: Tensor, size: tuple[int, int]) -> Tensor:
+    """A heat map ``(h, w)`` in the size of the picture, by bicubic interpolation: ``(H, W)``."""
+    whole = heat[None, None].float()
+    return F.interpolate(whole, size=tuple(size), mode="bicubic", align_corners=False)[0, 0]
+
+
+def box_scores(heat: Tensor, boxes: Tensor, exponent: float = AREA_EXPONENT) -> Tensor:
+    """Heat inside each box over its area to the power of ``exponent``.
+
+    Args:
+        heat: ``(H, W)``, in the size of the picture.
+        boxes: ``(K, 4)``. Corners are cut to whole pixels and to the picture; the area is that of
+            the box as given. A box without area scores 0.
+        exponent: 0 prefers large boxes, 1 gives the mean, 0.5 is ALBEF's.
+
+    Returns:
+        ``(K,)`` float64.
+    """
+    height, width = heat.shape
+    # sums[y, x]: heat above y and left of x
+    sums = F.pad(heat.double().cumsum(dim=0).cumsum(dim=1), (1, 0, 1, 0))
+    boxes = boxes.double().to(heat.device)
+    corners = torch.cat([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], dim=1).long()
+    left, right = corners[:, 0].clamp(0, width), corners[:, 2].clamp(0, width)
+    upper, lower = corners[:, 1].clamp(0, height), corners[:, 3].clamp(0, height)
+    inside = sums[lower, right] - sums[upper, right] - sums[lower, left] + sums[upper, left]
+    areas = boxes[:, 2:].clamp(min=0).prod(dim=1)
+    there = (areas > 0) & (right > left) & (lower > upper)
+    return torch.where(there, inside / areas.clamp(min=1e-12) ** exponent, 0.0)
+
+
+def choose(scores: Tensor) -> int | None:
+    """Which of K proposals has the highest score ``(K,)``, the first of equals.
+
+    None if no score is above 0: a map without heat points nowhere.
+    """
+    if len(scores) == 0 or not bool((scores > 0).any()):
+        return None
+    return int(torch.nan_to_num(scores, nan=-torch.inf).argmax())
+
+
+def peak(heat: Tensor) -> tuple[int, int] | None:
+    """Pixel ``(x, y)`` of the maximum of ``(H, W)``; None if nothing in it is above 0."""
+    if not bool((heat > 0).any()):
+        return None
+    place = int(torch.nan_to_num(heat, nan=-torch.inf).argmax())
+    return place % heat.shape[1], place // heat.shape[1]
+
+
+def inside(point: tuple[int, int] | None, box: Box) -> bool:
+    """Whether the middle of a pixel lies in a box: a hit in the pointing game, no tolerance."""
+    if point is None:
+        return False
+    (x, y), (left, upper, width, height) = point, box
+    return left <= x + 0.5 <= left + width and upper <= y + 0.5 <= upper + height
+
+
+def score_grounding(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Figures of an evaluation, in percent.
+
+    Args:
+        records: one an expression, with ``truth`` (its box), ``box`` (the one chosen, or None),
+            ``boxes`` (the proposals, or None where there are none), ``peak`` (or None) and
+            ``split`` (its part of the data, or None).
+
+    Returns:
+        Over expressions with proposals: ``acc`` (IoU of chosen and true box at least 0.5),
+        ``acc_<part>`` for every part that is named, ``chance`` (what ``acc`` is when a proposal is
+        drawn), ``possible`` (what it is when the best one is taken) and ``undecided`` (nothing was
+        chosen, which is wrong). Over all: ``pointing`` (the map's maximum is in the true box).
+        ``agg_metrics`` is ``acc``, or ``pointing`` where there are no proposals.
+    """
+    if not records:
+        return {}
+    hits: list[bool] = []
+    shares: list[float] = []
+    parts: dict[str, list[bool]] = {}
+    undecided = 0
+    for record in records:
+        if record["boxes"] is None:
+            continue
+        truth = torch.tensor(record["truth"], dtype=torch.float64)
+        proposals = torch.tensor(record["boxes"], dtype=torch.float64).reshape(-1, 4)
+        right = iou(proposals, truth) >= IOU_OF_A_HIT
+        shares.append(float(right.double().mean()) if len(right) else 0.0)
+        box = record["box"]
+        undecided += box is None
+        chosen = torch.tensor(box or [0.0] * 4, dtype=torch.float64)
+        hits.append(bool(iou(chosen, truth) >= IOU_OF_A_HIT))
+        if record.get("split"):
+            parts.setdefault(str(record["split"]), []).append(hits[-1])
+    pointing = _percent([inside(record["peak"], record["truth"]) for record in records])
+    if not hits:
+        return {"agg_metrics": pointing, "pointing": pointing}
+    acc = _percent(hits)
+    return {
+        "agg_metrics": acc,
+        "acc": acc,
+        **{f"acc_{part}": _percent(own) for part, own in sorted(parts.items())},
+        "pointing": pointing,
+        "chance": _percent(shares),
+        "possible": _percent([share > 0 for share in shares]),
+        "undecided": 100.0 * undecided / len(hits),
+    }
+
+
+def _percent(values: Sequence[float]) -> float:
+    return 100.0 * sum(values) / len(values)

@@ -1,0 +1,65 @@
+"""Text assignment (ALBEF 4.2, NLVR2): to which of two images does a text belong, or to none?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+FIRST, SECOND, NONE = 0, 1, 2  # labels
+
+
+@dataclass
+class Assignment:
+    """Two images for each of B texts, as positions in the mini-batch.
+
+    Attributes:
+        first, second: ``(B,)`` positions of the images.
+        labels: ``(B,)`` `FIRST` or `SECOND` where the text is that image's, else `NONE`.
+    """
+
+    first: Tensor
+    second: Tensor
+    labels: Tensor
+
+
+def assign_texts(image_ids: Tensor, preference: Tensor | None = None) -> Assignment:
+    """Draw the two images of each text: `FIRST`, `SECOND` and `NONE` with probability 1/3 each.
+
+    Other images never show the text's own one. Where neither image is the text's they differ from
+    each other, unless the mini-batch shows but two. All draws are from PyTorch's generator of the
+    CPU, so that they are the same on any device.
+
+    Args:
+        image_ids: ``(B,)``, equal where samples show one image.
+        preference: ``(B, B)`` logits, by whose softmax row i draws its other images; None: each
+            sample of another image is equally likely.
+
+    Raises:
+        ValueError: if all samples show one image: there is no other.
+    """
+    ids = image_ids.cpu()
+    size = len(ids)
+    other = ids[:, None] != ids[None]
+    if not other.any():
+        raise ValueError(
+            f"text assignment needs two different images in a mini-batch, got {size} sample(s) of "
+            "one: use a larger run.batch_size_train"
+        )
+    scores = torch.zeros(size, size) if preference is None else preference.detach().float().cpu()
+    # The best of logits plus Gumbel noise is a draw from their softmax; the next best of the same
+    # sums is a second draw without replacement.
+    scores = scores - torch.empty(size, size).exponential_().log()
+    scores = scores.masked_fill(~other, -torch.inf)
+    one = scores.argmax(dim=1)
+    further = other & (ids[None] != ids[one][:, None])
+    another = scores.masked_fill(~further, -torch.inf).argmax(dim=1)
+    another = torch.where(further.any(dim=1), another, one)
+
+    labels = torch.randint(3, (size,))
+    own = torch.arange(size)
+    first = torch.where(labels == FIRST, own, one)
+    second = torch.where(labels == FIRST, one, torch.where(labels == SECOND, own, another))
+    device = image_ids.device
+    return Assignment(first.to(device), second.to(device), labels.to(device))

@@ -1,0 +1,302 @@
+"""ALBEF's downstream models: LAVIS's losses, our checkpoints, ranked answers."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+import torch
+from lavis.models.albef_models.albef_classification import AlbefClassification
+from lavis.models.albef_models.albef_vqa import AlbefVQA
+from omegaconf import OmegaConf
+
+from lavis_mafa import load_model
+from lavis_mafa.checkpoints import CONFIGS
+from lavis_mafa.export.lavis_forms import with_momentum
+from lavis_mafa.models import AlbefMafa, AlbefVeMafa, AlbefVqaMafa
+from lavis_mafa.models.albef_downstream import decoder_from_fusion
+
+ALL = (AlbefVeMafa, AlbefVqaMafa)
+WHEN = {"epoch": 1, "iters": 3, "num_iters_per_epoch": 10}
+
+
+@pytest.fixture(autouse=True)
+def _where_lavis_finds_a_tokenizer(tmp_path, monkeypatch):
+    # LAVIS asks for this tokenizer by name; a folder of the name is found first.
+    vocabulary = tmp_path / "bert-base-uncased" / "vocab.txt"
+    vocabulary.parent.mkdir()
+    shutil.copy(CONFIGS / "models" / "tiny_vocab.txt", vocabulary)
+    monkeypatch.chdir(tmp_path)
+
+
+def build(cls, **changes):
+    torch.manual_seed(0)
+    cfg = OmegaConf.load(cls.default_config_path("tiny")).model
+    return cls.from_config(OmegaConf.merge(cfg, changes))
+
+
+def questions(size=3):
+    torch.manual_seed(1)
+    return {
+        "image": torch.randn(size, 3, 32, 32),
+        "text_input": ["how many red circles?", "what is on white?", "is it big?"][:size],
+        "answer": ["2", "two", "circle", "yes", "no", "big"],
+        "weight": torch.tensor([0.6, 0.4, 1.0, 0.7, 0.2, 0.1]),
+        "n_answers": torch.tensor([2, 1, 3]),
+        **WHEN,
+    }
+
+
+def sentences(size=4):
+    torch.manual_seed(1)
+    said = ["a red circle", "big blue square on white", "cross", "two discs"]
+    labels = torch.tensor([0, 2, 1, 2])
+    images = torch.randn(size, 3, 32, 32)
+    return {"image": images, "text_input": said[:size], "label": labels[:size], **WHEN}
+
+
+def shake_copies(*models):
+    """Momentum encoders that differ from the encoders, the same in all models."""
+    with torch.no_grad():
+        for name, weight in models[0].named_parameters():
+            if "_m." in name:
+                weight.add_(0.02 * torch.randn_like(weight))
+    for other in models[1:]:
+        other.load_state_dict(models[0].state_dict())
+
+
+def compare(ours, theirs, samples):
+    """Losses, gradients and what a step leaves behind."""
+    mine, told = ours(dict(samples)), theirs(dict(samples))
+    mine.loss.backward(), told.loss.backward()
+    assert mine.loss.item() == pytest.approx(told.loss.item(), rel=1e-5)
+    gradients = {n: p.grad for n, p in theirs.named_parameters() if p.grad is not None}
+    compared = 0
+    for name, parameter in ours.named_parameters():
+        if parameter.grad is not None:
+            assert torch.allclose(parameter.grad, gradients[name], rtol=1e-3, atol=1e-5), name
+            compared += 1
+    assert compared == len(gradients) > 50
+    for key, value in theirs.state_dict().items():
+        assert torch.allclose(value.float(), ours.state_dict()[key].float(), atol=1e-5), key
+    return mine, told
+
+
+# LAVIS's losses
+
+
+@pytest.mark.parametrize("distilled", [True, False])
+def test_questions_are_trained_on_as_in_lavis(distilled):
+    ours = build(AlbefVqaMafa, use_distill=distilled)
+    parts = build(AlbefVqaMafa)
+    theirs = AlbefVQA(parts.visual_encoder, parts.text_encoder, parts.text_decoder, max_txt_len=48)
+    theirs.load_state_dict(ours.state_dict(), strict=distilled)
+    samples = questions()
+    if distilled:
+        shake_copies(ours, theirs)
+        compare(ours, theirs, samples)
+    else:
+        # LAVIS cannot do without distillation, but at the first step it has no weight.
+        samples.update(epoch=0, iters=0)
+        told = theirs(samples)
+        told.loss.backward()
+        mine = ours(samples)
+        mine.loss.backward()
+        assert mine.loss.item() == pytest.approx(told.loss.item(), rel=1e-6)
+        weights = dict(theirs.named_parameters())
+        for name, parameter in ours.named_parameters():
+            assert torch.allclose(parameter.grad, weights[name].grad, atol=1e-5), name
+        assert not any("_m." in name for name in ours.state_dict())
+
+
+@pytest.mark.parametrize("distilled", [True, False])
+def test_sentences_are_trained_on_as_in_lavis(distilled):
+    ours = build(AlbefVeMafa, use_distill=distilled)
+    parts = build(AlbefVeMafa)
+    theirs = AlbefClassification(
+        parts.visual_encoder, parts.text_encoder, num_classes=3, use_distill=distilled
+    )
+    theirs.load_state_dict(ours.state_dict())
+    if distilled:
+        shake_copies(ours, theirs)
+    compare(ours, theirs, sentences())
+    predicted = ours.predict(sentences())
+    assert predicted["predictions"].shape == (4, 3)
+
+
+# Checkpoints
+
+
+def save(model, path="pretrained.pth", **content):
+    torch.save({"model": model.state_dict(), **content}, path)
+    return str(path)
+
+
+@pytest.mark.parametrize("cls", ALL)
+@pytest.mark.parametrize("distilled", [True, False])
+def test_fine_tuning_begins_with_our_checkpoint(cls, distilled):
+    source = build(AlbefMafa)
+    begun = build(
+        cls, load_pretrained=True, pretrained=save(source), use_distill=distilled
+    ).state_dict()
+    theirs = source.state_dict()
+    for key, value in theirs.items():
+        if key.startswith(("visual_encoder.", "text_encoder.bert.")):
+            name = key.replace("bert.", "", 1)
+            assert torch.equal(begun[name], value), name
+            copy = name.replace("encoder.", "encoder_m.", 1)
+            assert copy not in begun or torch.equal(begun[copy], value), copy
+    assert any("_m." in name for name in begun) is distilled
+
+
+def test_the_decoder_begins_as_lavis_has_it(tmp_path):
+    """Against LAVIS's own loader, which counts on six text and six fusion layers."""
+    tiny = json.loads((CONFIGS / "models" / "med_config_tiny.json").read_text())
+    med = str(tmp_path / "med.json")
+    with open(med, "w") as file:
+        json.dump({**tiny, "num_hidden_layers": 12, "fusion_layer": 6, "vocab_size": 177}, file)
+    source = build(AlbefMafa, med_config_path=med)
+    torch.save({"model": with_momentum(source.state_dict())}, "with.pth")
+    parts = build(AlbefVqaMafa, med_config_path=med)
+    theirs = AlbefVQA(parts.visual_encoder, parts.text_encoder, parts.text_decoder)
+    theirs.load_from_pretrained("with.pth")
+    for path in (save(source), "with.pth"):
+        ours = build(AlbefVqaMafa, med_config_path=med, load_pretrained=True, pretrained=path)
+        state = theirs.state_dict()
+        assert state.keys() == ours.state_dict().keys()
+        for key, value in ours.state_dict().items():
+            assert torch.equal(value, state[key]), key
+
+
+def test_a_decoder_is_made_of_what_there_is():
+    layer, one = "text_encoder.bert.encoder.layer.{}.output.dense.bias", torch.ones(1)
+    state = {layer.format(k): k * one for k in range(12)}
+    state["text_encoder_m.encoder.layer.11.x"] = 7 * one
+    state["text_encoder.bert.embeddings.x"] = state["text_encoder.cls.x"] = one
+    state["visual_encoder.x"] = one
+    made = decoder_from_fusion(state, 8)
+    named = {k: f"text_decoder.bert.encoder.layer.{k - 8}.output.dense.bias" for k in range(8, 12)}
+    assert {key: made[key].item() for key in named.values()} == {n: k for k, n in named.items()}
+    assert made.keys() - set(named.values()) == {
+        "text_decoder_m.bert.encoder.layer.3.x",
+        "text_decoder.bert.embeddings.x",
+        "text_decoder.cls.x",
+    }
+
+
+@pytest.mark.parametrize("cls", ALL)
+def test_a_fine_tuned_model_comes_back(cls):
+    tuned = build(cls)
+    path = save(tuned, "tuned.pth", config={"model": {"arch": cls.__name__, "model_type": "tiny"}})
+    torch.manual_seed(5)
+    with pytest.raises(ValueError, match="of another family"):
+        build(cls, load_finetuned=True, finetuned=path)
+    path = save(tuned, "tuned.pth")
+    again = build(cls, load_finetuned=True, finetuned=path, use_distill=False).state_dict()
+    assert all(torch.equal(value, tuned.state_dict()[key]) for key, value in again.items())
+
+
+@pytest.mark.parametrize("cls", ALL)
+def test_what_cannot_be_begun_with_is_refused(cls):
+    path = save(build(AlbefMafa))
+    with pytest.raises(ValueError, match="lacks (.|\n)*give this one as model.pretrained"):
+        build(cls, load_finetuned=True, finetuned=path)
+    with pytest.raises(ValueError, match="names no checkpoint to begin fine-tuning with"):
+        build(cls, load_pretrained=True, pretrained=None)
+    with pytest.raises(ValueError, match="model of other sizes"):
+        wide = {"patch_size": 16, "width": 32, "depth": 3, "heads": 4}
+        build(cls, load_pretrained=True, pretrained=path, vit=wide)
+    state = {k: v for k, v in build(AlbefMafa).state_dict().items() if "blocks.1" not in k}
+    torch.save({"model": state}, "part.pth")
+    with pytest.raises(ValueError, match="lacks 12 weights:\n  visual_encoder: 12"):
+        build(cls, load_pretrained=True, pretrained="part.pth")
+    torch.save({"model": state, "config": {"model": {"arch": "blip_mafa"}}}, "blip.pth")
+    with pytest.raises(ValueError, match="of another family"):
+        build(cls, load_pretrained=True, pretrained="blip.pth")
+    other = {"model": build(AlbefMafa).state_dict(), "vocabulary": "another"}
+    torch.save(other, "words.pth")
+    with pytest.raises(ValueError, match="trained with another vocabulary"):
+        build(cls, load_pretrained=True, pretrained="words.pth")
+
+
+@pytest.mark.parametrize("name", ["albef_ve_mafa", "albef_vqa_mafa"])
+def test_load_model(name):
+    model = load_model(name, "tiny", is_eval=True)
+    assert not model.training and model.trains_by_step is False
+    assert len(model.tokenizer) == model.text_encoder.config.vocab_size
+
+
+# Answers
+
+
+ANSWERS = ["yes", "no", "circle", "2", "red circle", "red", "big red circle on white"]
+
+
+def slow_answer(model, samples, row):
+    """Every answer by itself, token by token."""
+    images = model.visual_encoder(samples["image"][row : row + 1])
+    asked = model.tokenizer([samples["text_input"][row]], return_tensors="pt")
+    states = model.text_encoder.forward_automask(asked, images).last_hidden_state
+    scores = []
+    for answer in ANSWERS:
+        ids = model.tokenizer(answer, return_tensors="pt").input_ids
+        told = 0.0
+        for length in range(1, ids.shape[1]):
+            logits = model.text_decoder(
+                ids[:, :length],
+                encoder_hidden_states=states,
+                encoder_attention_mask=asked.attention_mask,
+                return_dict=True,
+            ).logits
+            told += logits[0, -1].log_softmax(-1)[ids[0, length]].item()
+        scores.append(told)
+    return ANSWERS[scores.index(max(scores))]
+
+
+def trained_on(samples):
+    """A model whose answers differ from question to question."""
+    model = build(AlbefVqaMafa, use_distill=False)
+    optimizer = torch.optim.Adam(model.parameters(), 2e-3)
+    for _ in range(40):
+        optimizer.zero_grad()
+        model(samples).loss.backward()
+        optimizer.step()
+    return model.eval()
+
+
+def test_the_likeliest_answer_is_given(monkeypatch):
+    samples = {
+        **questions(),
+        "answer": ["red circle", "big red circle on white", "no"],
+        "weight": torch.ones(3),
+        "n_answers": torch.ones(3, dtype=torch.int64),
+    }
+    model = trained_on(samples)
+    with torch.no_grad():
+        expected = [slow_answer(model, samples, row) for row in range(3)]
+    assert expected == samples["answer"]
+    assert model.predict_answers(dict(samples), ANSWERS, inference_method="rank") == expected
+    monkeypatch.setattr("lavis_mafa.models.albef_vqa_mafa.PAIRS_PER_PASS", 4)
+    assert model.predict_answers(dict(samples), ANSWERS) == expected
+    # One candidate: that of the likeliest first token.
+    (first,) = {answer.split()[0] for answer in model.predict_answers(samples, ["no", "2"], 1)[2:]}
+    assert first == "no"
+    one = {"image": samples["image"][2:], "text_input": samples["text_input"][2]}
+    assert model.predict_answers(one, ANSWERS) == ["no"]
+
+
+def test_answering_leaves_the_model_alone():
+    """LAVIS's moves the momentum encoders with every question that it answers."""
+    model = build(AlbefVqaMafa).eval()
+    shake_copies(model)
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    samples = questions()
+    model.predict_answers(samples, ANSWERS)
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize("wrong", [{"answer_list": None}, {"inference_method": "generate"}])
+def test_what_cannot_be_answered(wrong):
+    with pytest.raises(ValueError, match="ranks a list of answers"):
+        build(AlbefVqaMafa).predict_answers(questions(), **{"answer_list": ANSWERS, **wrong})

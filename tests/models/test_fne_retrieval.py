@@ -1,0 +1,276 @@
+"""FNE's step against a loop over anchors; several ranks as one; what it never picks."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from conftest import mini_batch, toy_config
+from omegaconf import OmegaConf
+from torch.nn.parallel import DistributedDataParallel
+
+import lavis_mafa
+from lavis_mafa.connections.posterior import PosteriorRule
+from lavis_mafa.datasets import ToyScenesBuilder, TrainingSet
+from lavis_mafa.models.fne_retrieval import FneRetrieval, FneSettings
+from lavis_mafa.objectives.pair_memory import EMPTY
+
+BATCH = 6
+MARGIN = 0.2
+
+
+def model_of(**settings):
+    torch.manual_seed(3)
+    cfg = OmegaConf.load(FneRetrieval.default_config_path("tiny")).model
+    cfg.update({"memory_size": 20, **settings})
+    return FneRetrieval.from_config(cfg)
+
+
+@pytest.fixture
+def batches(toy_train):
+    """Four mini-batches of an epoch with memory; in each, two pairs are of one image."""
+    found = [mini_batch(toy_train, range(i, i + BATCH), epoch=1) for i in range(0, 24, BATCH)]
+    for samples in found:
+        samples["image_id"] = samples["image_id"].clone()
+        samples["image_id"][1] = samples["image_id"][0]
+    found[2]["image_id"][3] = found[0]["image_id"][0]
+    return found
+
+
+def features(model, samples):
+    with torch.no_grad():
+        return (
+            model.backbone.encode_images(samples["image"]).features,
+            model.backbone.encode_texts(samples["text_input"]).features,
+        )
+
+
+def slow_hardest_loss(anchors, candidates, own, ids, candidate_ids):
+    """One direction: the mean over anchors of the margin loss with the hardest negative."""
+    losses = []
+    for b, anchor in enumerate(anchors):
+        sims = [
+            float(anchor @ candidate)
+            for candidate, one in zip(candidates, candidate_ids, strict=True)
+            if one != ids[b]
+        ]
+        if sims:
+            losses.append(max(0.0, MARGIN + max(sims) - float(anchor @ own[b])))
+    return sum(losses) / len(losses)
+
+
+def test_the_plain_epoch_is_a_hardest_triplet_of_the_mini_batch(batches):
+    model, samples = model_of(), {**batches[0], "epoch": 0}
+    images, texts = features(model, samples)
+    ids = samples["image_id"].tolist()
+    output = model(samples)
+    assert float(output.loss_i2t) == pytest.approx(
+        slow_hardest_loss(images, texts, texts, ids, ids), rel=1e-5
+    )
+    assert float(output.loss_t2i) == pytest.approx(
+        slow_hardest_loss(texts, images, images, ids, ids), rel=1e-5
+    )
+    assert float(output.loss) == pytest.approx(float(output.loss_i2t + output.loss_t2i))
+    assert bool(model.memory.empty.all()) and int(model.picker.positive.count) == 0
+
+
+def test_negatives_come_from_mini_batch_and_memory(batches):
+    """The copies, which follow at once here, encode the candidates; none is of the own image."""
+    model = model_of(momentum=0.0, negatives="hardest")
+    memory, from_memory = [], 0
+    for samples in batches:
+        images, texts = features(model, samples)
+        ids = samples["image_id"].tolist()
+        known = [*ids, *(one for _, _, one in memory)]
+        all_images = [*images, *(image for image, _, _ in memory)]
+        all_texts = [*texts, *(text for _, text, _ in memory)]
+        output = model(samples)
+        assert float(output.loss_i2t) == pytest.approx(
+            slow_hardest_loss(images, all_texts, texts, ids, known), rel=1e-5
+        )
+        assert float(output.loss_t2i) == pytest.approx(
+            slow_hardest_loss(texts, all_images, images, ids, known), rel=1e-5
+        )
+        from_memory += int((output.negatives_i2t < samples["loaded_index"][0]).sum())
+        memory = [*memory, *zip(images, texts, ids, strict=True)][-20:]
+    assert from_memory, "no negative came from the memory"
+
+
+def test_a_caption_of_the_own_image_is_never_picked(batches):
+    """Also out of the memory, and whatever has not been filled."""
+    model = model_of(posterior={"minimum": 1}, margin=5.0)  # nothing is cut down
+    image_of = torch.cat([samples["image_id"] for samples in batches])
+    torch.manual_seed(0)
+    seen = set()
+    for _ in range(15):
+        for samples in batches:
+            output = model(samples)
+            for picked in (output.negatives_i2t, output.negatives_t2i):
+                assert bool((picked != EMPTY).all())
+                assert not bool((image_of[picked] == samples["image_id"]).any())
+                seen |= set(picked.tolist())
+    assert model.picker.ready and len(seen) > 15
+
+
+def test_where_all_are_of_one_image_nothing_is_picked(batches):
+    samples = {**batches[0], "image_id": torch.zeros(BATCH, dtype=torch.long)}
+    for epoch in (0, 1):
+        output = model_of()({**samples, "epoch": epoch})
+        assert float(output.loss) == 0.0
+        assert output.negatives_i2t.tolist() == [EMPTY] * BATCH
+        output.loss.backward()
+
+
+def test_random_negatives_of_the_plain_epochs(batches):
+    model, samples = model_of(plain_negatives="random"), {**batches[0], "epoch": 0}
+    torch.manual_seed(0)
+    picked = torch.stack([model(samples).negatives_i2t for _ in range(40)])
+    ids = samples["image_id"].tolist()
+    for row, column in enumerate(picked.t()):
+        allowed = {
+            int(index)
+            for index, one in zip(samples["loaded_index"], ids, strict=True)
+            if one != ids[row]
+        }
+        assert set(column.tolist()) == allowed
+
+
+def test_gradients_flow_to_both_encoders_and_not_to_the_copies(batches):
+    for epoch in (0, 1):
+        model = model_of()
+        before = copy.deepcopy(model.state_dict())
+        model({**batches[0], "epoch": epoch}).loss.backward()
+        for name, value in model.named_parameters():
+            copied = name.split(".")[0].endswith("_m")
+            assert (value.grad is None) == copied, name
+            if not copied:
+                assert torch.equal(value, before[name])
+
+
+def test_padding_changes_no_feature():
+    model = model_of()
+    alone = model.backbone.encode_texts(["a red circle"]).features
+    beside = model.backbone.encode_texts(["a red circle", "two large blue squares on a white"])
+    assert beside.mask[0].sum() < beside.mask.shape[1]
+    assert torch.allclose(alone[0], beside.features[0], atol=1e-5)
+    assert torch.allclose(alone.norm(dim=1), torch.ones(1))
+
+
+def test_a_checkpoint_s_weights_begin_with_an_empty_memory(batches, tmp_path):
+    model = model_of()
+    for samples in batches:
+        model(samples)
+    assert not bool(model.memory.empty.all()) and int(model.picker.epoch) == 1
+    torch.save({"model": model.state_dict()}, tmp_path / "one.pth")
+    for size in (20, 8):
+        other = model_of(memory_size=size, load_finetuned=True, finetuned=str(tmp_path / "one.pth"))
+        assert bool(other.memory.empty.all()) and int(other.picker.epoch) == -1
+        for name, value in model.named_parameters():
+            assert torch.equal(value, other.get_parameter(name))
+    model.load_checkpoint(str(tmp_path / "one.pth"))  # one that has been in use
+    assert bool(model.memory.empty.all()) and int(model.picker.positive.count) == 0
+
+
+def test_what_cannot_be_is_refused(batches):
+    samples = {key: value for key, value in batches[0].items() if key != "image_id"}
+    with pytest.raises(ValueError, match="samples need image_id"):
+        model_of()(samples)
+    for wrong, told in (
+        ({"negatives": "harder"}, "model.negatives must be one of posterior, hardest"),
+        ({"plain_negatives": "none"}, "model.plain_negatives must be one of hardest, random"),
+        ({"plain_epochs": -1}, "must not be negative"),
+        ({"posterior": {"prior": 2.0}}, "model.posterior: prior must be above 0"),
+        ({"posterior": {"priors": 0.1}}, "model.posterior: .*priors"),
+        ({"vit_weights": "some/file"}, "model.vit_weights must be published or null"),
+        ({"vit": {"patch_size": 16, "width": 32, "depth": 1, "heads": 2}}, "32 wide and texts 64"),
+    ):
+        with pytest.raises(ValueError, match=told):
+            model_of(**wrong)
+
+
+def test_the_paper_s_numbers():
+    cfg = OmegaConf.load(FneRetrieval.default_config_path("base")).model
+    settings = FneSettings.from_config(cfg)
+    assert settings == FneSettings(
+        "posterior",
+        plain_epochs=1,
+        plain_negatives="hardest",
+        memory_size=8224,
+        momentum=0.995,
+        rule=PosteriorRule(prior=1e-4, margin=0.2, minimum=200, beginning="sampled"),
+    )
+    assert (cfg.image_size, cfg.vit_type, cfg.bert_weights) == (384, "base", "bert-base-uncased")
+
+
+def test_it_is_loaded_by_name():
+    model = lavis_mafa.load_model("fne_retrieval", "tiny", is_eval=True)
+    assert isinstance(model, FneRetrieval) and not model.training
+
+
+# Several ranks
+
+CASES = {"plain": 0, "with memory": 1}
+
+
+def steps_of(model, train_set, epoch, begin, size, stride):
+    """Two steps; losses of both, gradients of the second."""
+    told = []
+    for step in range(2):
+        first = begin + step * stride
+        model.zero_grad()
+        output = model(mini_batch(train_set, range(first, first + size), epoch=epoch))
+        output.loss.backward()
+        told.append(torch.stack([output.loss_i2t, output.loss_t2i]).detach())
+    inner = getattr(model, "module", model)
+    return {
+        "losses": torch.stack(told),
+        "gradients": {n: p.grad for n, p in inner.named_parameters() if p.grad is not None},
+        "state": dict(inner.state_dict()),
+    }
+
+
+def one_rank(rank, file, folder):
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=2)
+    data = TrainingSet(ToyScenesBuilder(toy_config()).build_datasets()["train"], seed=0)
+    told = {}
+    for name, epoch in CASES.items():
+        model = DistributedDataParallel(observing())
+        told[name] = steps_of(model, data, epoch, rank * BATCH, BATCH, 2 * BATCH)
+        dist.all_reduce(told[name]["losses"])
+        told[name]["losses"] /= 2
+    torch.save(told, f"{folder}/{rank}.pt")
+    dist.destroy_process_group()
+
+
+def observing():
+    """A model that picks the hardest, which needs no draw, and observes similarities all the
+    same."""
+    return model_of(posterior={"beginning": "hardest"})
+
+
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("ranks")
+    mp.spawn(one_rank, (str(folder / "store"), str(folder)), nprocs=2)
+    return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in (0, 1)]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_two_ranks_are_one_on_the_joined_batch(two_ranks, toy_train, name):
+    expected = steps_of(observing(), toy_train, CASES[name], 0, 2 * BATCH, 2 * BATCH)
+    one, other = (rank[name] for rank in two_ranks)
+    for rank in (one, other):
+        assert torch.allclose(rank["losses"], expected["losses"], rtol=1e-4)
+        assert rank["gradients"].keys() == expected["gradients"].keys()
+        for parameter, gradient in expected["gradients"].items():
+            found = rank["gradients"][parameter]
+            assert torch.allclose(found, gradient, rtol=1e-3, atol=2e-6), parameter
+        for key, value in expected["state"].items():
+            found = rank["state"][key]
+            assert torch.allclose(found, value, rtol=1e-4, atol=1e-5), key
+    assert int(expected["state"]["picker.positive.count"]) > 0 or not CASES[name]
+    assert int((expected["state"]["memory.indices"] != EMPTY).sum()) == (20 if CASES[name] else 0)

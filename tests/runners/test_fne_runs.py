@@ -1,0 +1,135 @@
+"""FNE by the real command: it learns, goes on bit for bit, and takes one's own data."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from runs import ROOT, records, run_here, same_weights, weights
+from test_lavis_builders import write_config
+
+from lavis_mafa.config import load_config
+from lavis_mafa.runners.drops import LinearWarmupDropsLRScheduler
+
+TOY = str(ROOT / "projects/mafa/train/fne_toy.yaml")
+# What the runs of the other models have and this one has not.
+NOT_OURS = {
+    f"run__grit__{name}": None for name in ("queue_size", "search_space", "start_epoch")
+} | {"model__mafa__con_d__arch": None, "run__k_test": None}
+NOT_TOY = {
+    f"datasets__toy_scenes__build_info__{split}_size": None for split in ("train", "val", "test")
+}
+# A plain epoch of 9 steps, then two with a memory that is soon full.
+SMALL = {
+    **NOT_OURS,
+    "model__plain_epochs": 1,
+    "model__memory_size": 20,
+    "model__posterior__minimum": 5,
+}
+
+
+def losses(folder):
+    return [[r["epoch"], r["step"], r["loss_i2t"], r["loss_t2i"]] for r in records(folder, "step")]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("undisturbed")
+    run_here(folder, config=TOY, **SMALL)
+    return folder
+
+
+@pytest.mark.parametrize("stop", [4, 13, 22])
+def test_a_stopped_run_goes_on_bit_for_bit(undisturbed, tmp_path, stop):
+    """Weights, copies, memory, distributions and draws, in and after the plain epoch."""
+    run_here(tmp_path, config=TOY, **SMALL, run__max_steps=stop)
+    run_here(tmp_path, config=TOY, **SMALL, run__resume_ckpt_path="auto")
+    assert same_weights(weights(tmp_path), weights(undisturbed))
+    assert losses(tmp_path) == losses(undisturbed)
+
+
+def test_the_whole_state_is_saved(undisturbed):
+    state = weights(undisturbed)
+    assert bool((state["memory.indices"] >= 0).all()) and len(state["memory.images"]) == 20
+    assert int(state["picker.positive.count"]) > 0 and int(state["picker.epoch"]) == 2
+    moved = [name for name in state if name.startswith("visual_encoder_m.")]
+    assert moved and any(
+        not torch.equal(state[name], state[name.replace("_m.", ".", 1)]) for name in moved
+    )
+
+
+def test_it_learns_to_retrieve(tmp_path):
+    """Well above chance, which is 10 % at R@10 among 100 images."""
+    run_here(
+        tmp_path,
+        config=TOY,
+        **NOT_OURS,
+        datasets__toy_scenes__build_info__train_size=1600,
+        datasets__toy_scenes__build_info__test_size=100,
+        run__test_splits='["test"]',
+        run__max_epoch=4,
+        run__batch_size_train=32,
+        run__warmup_steps=50,
+        run__log_freq=50,
+    )
+    told = records(tmp_path, "eval")[-1]
+    assert told["split"] == "test"
+    assert min(told["txt_r10"], told["img_r10"]) > 25 and told["valid_txt_r10"] > 35
+
+
+def test_it_trains_on_one_s_own_pairs_and_on_lavis_s_flickr30k(tmp_path, photographs):
+    """Real files: several captions an image; checkpoints load as they are."""
+    train = json.loads((photographs / "train.json").read_text())[:100]
+    test = json.loads((photographs / "test.json").read_text())[:12]
+    for name in ("flickr30k", "image_text_json"):
+        folder = tmp_path / name
+        folder.mkdir()
+        config = write_config(
+            folder,
+            photographs,
+            {name: train},
+            test=test,
+            model={"arch": "fne_retrieval", "model_type": "tiny"},
+            run={"task": "mafa_retrieval"},
+        )
+        if name == "image_text_json":
+            (folder / "test.json").write_text(json.dumps(test))
+            place = f"datasets__{name}__build_info__annotations__test__storage"
+            more = {place: folder / "test.json"}
+        else:
+            more = {}
+        run_here(
+            folder,
+            config=config,
+            **{**SMALL, **NOT_TOY, **more},
+            run__max_epoch=2,
+            run__test_splits='["test"]',
+        )
+        steps, told = records(folder, "step"), records(folder, "eval")[-1]
+        assert len(steps) == 24 and told["split"] == "test"
+        assert 0 <= told["txt_r1"] <= told["txt_r5"] <= told["txt_r10"] <= 100
+        assert bool((weights(folder)["memory.indices"] >= 0).all())
+
+
+@pytest.mark.parametrize("name, batch", [("fne_flickr", 32), ("fne_coco", 32)])
+def test_the_shipped_configs_hold_the_numbers_of_fne(name, batch):
+    cfg = load_config(ROOT / f"projects/mafa/train/{name}.yaml", [], machine=False)
+    run, model = cfg.run_cfg, cfg.model_cfg
+    assert (run.batch_size_train, run.max_epoch, run.init_lr) == (batch, 25, 2e-5)
+    assert (run.max_grad_norm, run.weight_decay, run.grit.enabled) == (2.0, 0, False)
+    assert (model.memory_size, model.momentum, model.margin) == (8224, 0.995, 0.2)
+    assert (model.negatives, model.plain_epochs, model.plain_negatives) == (
+        *("posterior", 1, "hardest"),
+    )
+    assert (model.posterior.prior, model.posterior.minimum) == (1e-4, 200)
+
+
+def test_the_learning_rate_falls_after_epochs_5_and_15():
+    optimizer = torch.optim.Adam([torch.zeros(1, requires_grad=True)], lr=1.0)
+    schedule = LinearWarmupDropsLRScheduler(optimizer, 25, 0.0, 2e-5, decay_rate=None)
+    rates = []
+    for epoch in range(25):
+        schedule.step(epoch, 7)
+        rates.append(optimizer.param_groups[0]["lr"])
+    assert rates == pytest.approx([2e-5] * 5 + [2e-6] * 10 + [2e-7] * 10)
