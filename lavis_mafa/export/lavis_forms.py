@@ -9,18 +9,17 @@ layers that take two images in turn.
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 from torch import Tensor
 
 from lavis_mafa.checkpoints import check_origin, read_checkpoint
+from lavis_mafa.models.two_images import double_fusion_layers
 from lavis_mafa.runners.checkpoint import save_atomically
 
 State = dict[str, Tensor]
 FORMS = ("albef_classification", "albef_nlvr", "albef_retrieval", "albef_vqa")
 PARTS = ("visual_encoder.", "text_encoder.")
-LAYER = re.compile(r"(.*\.encoder\.layer\.)(\d+)(\..*)")
 
 
 def with_momentum(state: State) -> State:
@@ -38,23 +37,15 @@ def for_nlvr(state: State, fusion_layer: int) -> State:
     """Double every fusion layer, one for each image (ALBEF 4.2, Figure 3b), with momentum copies.
 
     Use as ``model.finetuned`` of ``albef_nlvr`` with ``load_finetuned: True``: its own
-    ``load_pretrained`` fails. The classifier is new and gets no weights.
+    ``load_pretrained`` fails. The classifier is new and gets no weights. ``albef_nlvr_mafa`` needs
+    no such form.
     """
-    doubled: State = {}
-    for key, value in state.items():
-        if key.startswith("visual_encoder."):
-            doubled[key] = value
-        elif key.startswith("text_encoder.bert."):
-            key = key.replace("bert.", "", 1)
-            found = LAYER.fullmatch(key)
-            number = int(found[2]) if found else -1
-            if found is None or number < fusion_layer:
-                doubled[key] = value
-            else:
-                first = fusion_layer + 2 * (number - fusion_layer)
-                for layer in (first, first + 1):
-                    doubled[f"{found[1]}{layer}{found[3]}"] = value
-    return with_momentum(doubled)
+    encoders = {
+        key.replace("encoder.bert.", "encoder.", 1): value
+        for key, value in state.items()
+        if key.startswith(("visual_encoder.", "text_encoder.bert."))
+    }
+    return with_momentum(double_fusion_layers(encoders, fusion_layer))
 
 
 def in_form(state: State, form: str, fusion_layer: int) -> State:

@@ -83,8 +83,7 @@ class AlbefDownstream:
         model = model_cls(
             tokenizer=tokenizer,
             image_encoder=build_vit(cfg, from_pretrained=False),
-            text_encoder=XBertEncoder(config=config, add_pooling_layer=False),
-            **cls.further_parts(config),
+            **cls.language_parts(config),
             **chosen,
         )
         if checkpoint and cfg.get("load_finetuned", False):
@@ -94,11 +93,11 @@ class AlbefDownstream:
         return model
 
     @classmethod
-    def further_parts(cls, config: BertConfig) -> dict[str, Any]:
-        """Modules besides the encoders that LAVIS's class is built from."""
-        return {}
+    def language_parts(cls, config: BertConfig) -> dict[str, Any]:
+        """The text encoder, and what else LAVIS's class is built from."""
+        return {"text_encoder": XBertEncoder(config=config, add_pooling_layer=False)}
 
-    def begin_with(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
+    def begin_with(self, state: dict[str, Tensor], origin: str) -> dict[str, Tensor]:
         """The weights of a pre-trained checkpoint, and what is to begin with copies of them."""
         return state
 
@@ -129,7 +128,7 @@ class AlbefDownstream:
         state = content.get("model", content)
         if isinstance(state, dict):
             state = {key: value for key, value in state.items() if key not in QUEUE}
-            state = self.begin_with(state) if begins else state
+            state = self.begin_with(state, origin) if begins else state
         loaded = load_state(model, state, origin)
         require_whole(model, loaded.missing_keys, needed, origin, cure)
         # Copies that the checkpoint does not bring begin equal to the encoders.

@@ -38,7 +38,8 @@ class AlbefNlvrPretrainMafa(TwoImages, AlbefBase):
         name: str(CONFIGS / "models" / f"albef_nlvr_pretrain_mafa_{name}.yaml")
         for name in ("base", "tiny")
     }
-    head = "ta_head"
+    options = ("embed_dim", "temp", "max_txt_len", "ta_negatives")
+    heads = ("ta_head.",)
 
     def __init__(
         self,
@@ -64,12 +65,6 @@ class AlbefNlvrPretrainMafa(TwoImages, AlbefBase):
         self.share_cross_attention(text_encoder.encoder)
         self.vision_proj = nn.Linear(image_encoder.vision_width, embed_dim).requires_grad_(False)
         self.ta_head = nn.Linear(text_encoder.config.hidden_size, 3)
-
-    @classmethod
-    def of_parts(cls, cfg: Any, image_encoder: Any, text_encoder: Any, tokenizer: Any) -> Any:
-        names = ("embed_dim", "temp", "max_txt_len", "ta_negatives")
-        options = {name: cfg[name] for name in names if name in cfg}
-        return cls(image_encoder, text_encoder, tokenizer, **options)
 
     def forward(self, samples: dict[str, Any]) -> Judgement:
         """Loss of text assignment, the mean over the mini-batch.
@@ -115,26 +110,8 @@ class AlbefNlvrMafa(TwoImages, AlbefNLVR):
     PRETRAINED_MODEL_CONFIG_DICT = {
         name: str(CONFIGS / "models" / f"albef_nlvr_mafa_{name}.yaml") for name in ("nlvr", "tiny")
     }
-    head = "cls_head"
-
-    def __init__(
-        self, image_encoder: Any, text_encoder: Any, tokenizer: Any, num_classes: int, **sizes: Any
-    ) -> None:
-        """
-        Args:
-            sizes: LAVIS's ``momentum``, ``alpha``, ``use_distill`` and ``max_txt_len``.
-        """
-        self._given_tokenizer = tokenizer
-        super().__init__(image_encoder, text_encoder, num_classes, **sizes)
-
-    def init_tokenizer(self) -> Any:
-        return self._given_tokenizer
-
-    @classmethod
-    def of_parts(cls, cfg: Any, image_encoder: Any, text_encoder: Any, tokenizer: Any) -> Any:
-        names = ("momentum", "alpha", "use_distill", "max_txt_len")
-        options = {name: cfg[name] for name in names if name in cfg}
-        return cls(image_encoder, text_encoder, tokenizer, cfg.get("num_classes", 2), **options)
+    options = ("num_classes", "momentum", "alpha", "use_distill", "max_txt_len")
+    heads = ("cls_head.",)
 
     def forward(self, samples: dict[str, Any], is_train: bool = True) -> Any:
         """The loss, a mean over the mini-batch, or what is predicted.
@@ -164,9 +141,3 @@ class AlbefNlvrMafa(TwoImages, AlbefNLVR):
         images = torch.cat([samples["image0"], samples["image1"]])
         first, second = eyes.forward_features(images).chunk(2)
         return head(self.fuse(samples["text_input"], first, second, text_encoder))
-
-    def load_checkpoint(self, url_or_filename: str, whole: bool = True) -> Any:
-        loaded = super().load_checkpoint(url_or_filename, whole)
-        if self.use_distill and any("_m." in name for name in loaded.missing_keys):
-            self.copy_params()
-        return loaded

@@ -46,14 +46,14 @@ class AlbefVqaMafa(AlbefDownstream, AlbefVQA):
     heads = ("text_decoder.",)
 
     @classmethod
-    def further_parts(cls, config: BertConfig) -> dict[str, Any]:
+    def language_parts(cls, config: BertConfig) -> dict[str, Any]:
         decoder = deepcopy(config)
         decoder.num_hidden_layers = config.num_hidden_layers - config.fusion_layer
         decoder.fusion_layer = 0  # every layer attends to the question
         decoder.encoder_width = config.hidden_size
-        return {"text_decoder": BertLMHeadModel(config=decoder)}
+        return {**super().language_parts(config), "text_decoder": BertLMHeadModel(config=decoder)}
 
-    def begin_with(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
+    def begin_with(self, state: dict[str, Tensor], origin: str) -> dict[str, Tensor]:
         fusion_layer = self.text_encoder.config.fusion_layer
         return {**state, **decoder_from_fusion(state, fusion_layer)}
 

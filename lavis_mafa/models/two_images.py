@@ -4,26 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
 from lavis.models.med import BertModel
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import BertConfig
 from transformers.modeling_outputs import ModelOutput
 
 from lavis_mafa.backbones.base import all_visible, tokenize
-from lavis_mafa.checkpoints import (
-    check_origin,
-    find_config,
-    load_state,
-    read_checkpoint,
-    registered_name,
-    require_whole,
-)
-from lavis_mafa.models.mafa_model import checkpoint_of
-from lavis_mafa.models.tokenizers import build_tokenizer
-from lavis_mafa.models.vit import build_vit
+from lavis_mafa.models.albef_downstream import AlbefDownstream
 
 State = dict[str, Tensor]
 LAYER = re.compile(r"(text_encoder\.encoder\.layer\.)(\d+)(\..*)")
@@ -38,20 +29,13 @@ class Judgement(ModelOutput):  # type: ignore[misc]
     labels: Tensor | None = None
 
 
-class TwoImages:
+class TwoImages(AlbefDownstream):
     """Mixin before LAVIS's class, which has ``visual_encoder`` and ``text_encoder``.
 
     The text encoder is BERT whose fusion layers come in pairs: the first of a pair attends to the
     first image, the second to the second. Both begin with the same weights and always share the
     projections of keys and values.
-
-    Attributes:
-        trains_by_step: False: no step of this package, so no features, Con-D or ``model.mafa``.
-        head: attribute of the classifier.
     """
-
-    trains_by_step = False
-    head: str
 
     def share_cross_attention(self, encoder: Any) -> None:
         """Let both layers of each pair in a BERT encoder have the same keys and values."""
@@ -82,71 +66,16 @@ class TwoImages:
         return hidden[:, 0]
 
     @classmethod
-    def from_config(cls, cfg: Any = None) -> Any:
-        """Build from a ``model`` config.
+    def language_parts(cls, config: BertConfig) -> dict[str, Any]:
+        """BERT with doubled fusion layers; ``config`` counts the layers for one image."""
+        double = deepcopy(config)
+        double.num_hidden_layers += config.num_hidden_layers - config.fusion_layer
+        return {"text_encoder": BertModel(config=double, add_pooling_layer=False)}
 
-        ``pretrained`` with ``load_pretrained``: a checkpoint of any ALBEF, for one image or two.
-        ``finetuned`` with ``load_finetuned``: one of this very model. With neither, random weights.
-
-        Raises:
-            OSError: if a checkpoint or tokenizer must be downloaded and cannot be.
-            ValueError: if no checkpoint is named, or it does not fit.
-        """
-        checkpoint = checkpoint_of(cfg)
-        if not checkpoint and cfg.get("load_pretrained", True):
-            raise ValueError(
-                "model.pretrained names no checkpoint to begin with; name one of albef_mafa, or "
-                "set model.load_pretrained: False to begin with random weights"
-            )
-        tokenizer: Any = build_tokenizer(cfg.get("tokenizer"))
-        image_encoder = build_vit(cfg, from_pretrained=False)
-        model = cls.of_parts(cfg, image_encoder, build_text_encoder(cfg, tokenizer), tokenizer)
-        if checkpoint:
-            model.load_checkpoint(checkpoint, whole=bool(cfg.get("load_finetuned", False)))
-        return model
-
-    @classmethod
-    def of_parts(cls, cfg: Any, image_encoder: Any, text_encoder: Any, tokenizer: Any) -> Any:
-        """The model of a config with these parts."""
-        raise NotImplementedError
-
-    def load_checkpoint(self, url_or_filename: str, whole: bool = True) -> Any:
-        """Load the weights of a checkpoint of ALBEF.
-
-        The fusion layers of one for single images are doubled. Position embeddings are brought to
-        the model's image size.
-
-        Args:
-            whole: refuse a checkpoint without this model's classifier, which is new otherwise.
-
-        Returns:
-            What ``load_state_dict`` says of missing and unexpected keys.
-
-        Raises:
-            FileNotFoundError: if there is no such file.
-            ValueError: if the checkpoint does not fit, or lacks an encoder.
-        """
-        origin = str(url_or_filename)
-        content = read_checkpoint(origin)
+    def begin_with(self, state: State, origin: str) -> State:
+        """Fusion layers of a checkpoint for single images are doubled."""
         model: Any = self
-        check_origin(content, registered_name(type(self)), model.tokenizer, origin)
-        state = for_two_images(content.get("model", content), model.text_encoder.config, origin)
-        loaded = load_state(model, state, origin)
-        parts = ("visual_encoder.", "text_encoder.", *([f"{self.head}."] if whole else []))
-        name = registered_name(type(self))
-        require_whole(
-            model,
-            loaded.missing_keys,
-            parts,
-            origin,
-            f"{name} needs a checkpoint of ALBEF with both encoders as model.pretrained, and one "
-            f"of {name} as model.finetuned",
-        )
-        return loaded
-
-    def load_from_pretrained(self, url_or_filename: str) -> Any:
-        """As `load_checkpoint`; the classifier may be new."""
-        return self.load_checkpoint(url_or_filename, whole=False)
+        return for_two_images(state, model.text_encoder.config, origin)
 
 
 def for_two_images(state: State, config: BertConfig, origin: str) -> State:
@@ -190,12 +119,3 @@ def double_fusion_layers(state: State, fusion_layer: int) -> State:
         for layer in (first, first + 1):
             doubled[f"{match[1]}{layer}{match[3]}"] = value
     return doubled
-
-
-def build_text_encoder(cfg: Any, tokenizer: Any) -> nn.Module:
-    """BERT with doubled fusion layers, of random weights, by the JSON that ``med_config_path`` of a
-    ``model`` config names, which counts the layers for one image."""
-    config: Any = BertConfig.from_json_file(find_config(cfg.get("med_config_path")))
-    config.vocab_size = max(config.vocab_size, len(tokenizer))
-    config.num_hidden_layers += config.num_hidden_layers - config.fusion_layer
-    return BertModel(config=config, add_pooling_layer=False)
