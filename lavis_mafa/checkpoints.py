@@ -257,13 +257,16 @@ def begin_momentum(model: Any, checkpoint: str | None) -> bool:
     """Set momentum encoders equal to the encoders if a checkpoint brought none.
 
     LAVIS copies them when a model is built, before its checkpoint is loaded; with a checkpoint that
-    holds no momentum encoders they would stay random.
+    holds no momentum encoders they would stay random. What the checkpoint's queue says of images is
+    forgotten.
 
     Returns:
         Whether they were set.
     """
-    if not checkpoint or not hasattr(model, "copy_params"):
-        return False
+    if not checkpoint or not hasattr(model, "copy_params") or hasattr(model, "begin_with"):
+        return False  # what has `begin_with` sees to it while loading
+    if hasattr(model, "idx_queue"):
+        model.idx_queue.fill_(-100)  # image ids of other data would be taken for this one's
     state = read_checkpoint(checkpoint)
     there = {key.replace("bert.", "") for key in state.get("model", state)}
     names = [name.replace("bert.", "") for name, _ in model.named_parameters() if "_m." in name]
@@ -280,8 +283,9 @@ def _speaks(arch: str) -> bool:
 
 
 def _own_name(key: str, own: dict[str, Tensor]) -> str:
-    if key in own or not key.startswith("text_encoder."):
+    part = key.split(".", 1)[0] + "."
+    if key in own or part not in ("text_encoder.", "text_encoder_m."):
         return key
-    longer = key.replace("text_encoder.", "text_encoder.bert.", 1)
-    shorter = key.replace("text_encoder.bert.", "text_encoder.", 1)
+    longer = key.replace(part, f"{part}bert.", 1)
+    shorter = key.replace(f"{part}bert.", part, 1)
     return next((name for name in (longer, shorter) if name in own), key)

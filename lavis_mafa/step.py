@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -323,6 +324,7 @@ class _Copied:
     texts: Texts
     all_images: Tensor
     all_texts: Tensor
+    queued_positives: Tensor | None = None
 
 
 @dataclass
@@ -368,10 +370,16 @@ class _Step:
             ids = self.numbers.get("image_id") if self.settings.same_image == "positive" else None
             all_images = torch.cat([self.ranks.gather(own_images), queued_images])
             all_texts = torch.cat([self.ranks.gather(own_texts), queued_texts])
-            self.copied = _Copied(
-                momentum.backbone, copied_images, copied_texts, all_images, all_texts
-            )
             own_ids = None if ids is None else ids[self.own]
+            queued_positives = None if own_ids is None else own_ids[:, None] == queued_ids[None]
+            self.copied = _Copied(
+                momentum.backbone,
+                copied_images,
+                copied_texts,
+                all_images,
+                all_texts,
+                queued_positives,
+            )
             momentum.enqueue(own_images, own_texts, own_ids)
             soft_i2t = similarity(own_images, all_texts) / temperature
             soft_t2i = similarity(all_images, own_texts).t() / temperature
@@ -381,7 +389,7 @@ class _Step:
             soft_i2t,
             soft_t2i,
             alpha,
-            None if own_ids is None else own_ids[:, None] == queued_ids[None],
+            queued_positives,
         )
 
     def mine(
@@ -400,13 +408,15 @@ class _Step:
         resample = con_d is not None and rule.resample
         top_k = rule.top_k if con_d is not None else 1
         if posterior is None:
-            picker = PICKERS[self.settings.negatives]
+            pickers = [PICKERS[self.settings.negatives]] * 2
         else:
-            picker = posterior.pick
             sim_i2t, sim_t2i = (s * self.backbone.temperature for s in (sim_i2t, sim_t2i))
             posterior.observe(sim_i2t, sim_t2i, positives, self.own, samples.get("epoch"))
-        hard_i2t, second_i2t = pick(sim_i2t, positives, picker, resample, top_k)
-        hard_t2i, second_t2i = pick(sim_t2i, positives, picker, resample, top_k)
+            # With momentum encoders an image's and a text's similarity to their pair differ.
+            own_sims = (s.gather(1, self.own[:, None]).squeeze(1) for s in (sim_i2t, sim_t2i))
+            pickers = [partial(posterior.pick, own_sim=one) for one in own_sims]
+        hard_i2t, second_i2t = pick(sim_i2t, positives, pickers[0], resample, top_k)
+        hard_t2i, second_t2i = pick(sim_t2i, positives, pickers[1], resample, top_k)
         image_of, text_of, row_i2t, row_t2i = unique_pairs(hard_i2t, hard_t2i, self.own)
         verdict = None
         if con_d is not None and (len(image_of) or self.ranks.world > 1):
@@ -421,6 +431,8 @@ class _Step:
         assert self.copied is not None
         assert images.features is not None and texts.features is not None
         positives, temperature = self.positives(), self.backbone.temperature
+        if self.copied.queued_positives is not None:
+            positives = torch.cat([positives, self.copied.queued_positives], dim=1)
         of_images = intra_modal_loss(
             images.features, self.copied.all_images, positives, temperature
         )

@@ -262,7 +262,7 @@ def test_negatives_by_the_posterior(toy_train, tmp_path):
     seen = []
     picker = model.posterior
     pick = picker.pick
-    picker.pick = lambda sim, positives: (seen.append(sim), pick(sim, positives))[1]
+    picker.pick = lambda sim, known, own_sim: (seen.append(sim), pick(sim, known, own_sim))[1]
     positive, negative = [], []
     size = 2  # an untrained model seldom ranks a pair first among more
     for first in range(0, 10 * size, size):

@@ -234,6 +234,13 @@ class Settings:
         return value
 
 
+def is_ours(arch: Any) -> bool:
+    """Whether models ``arch`` are of this package, and so are their checkpoints' loading."""
+    cls = registry.get_model_class(arch) if isinstance(arch, str) else None
+    named = str(arch).endswith(keys.MAFA_SUFFIX)
+    return named or getattr(cls, "__module__", "").startswith("lavis_mafa.")
+
+
 def trains_by_step(arch: Any) -> bool:
     """Whether models ``arch`` train by `lavis_mafa.step`: features for GRIT, ``model.mafa``."""
     cls = registry.get_model_class(arch) if isinstance(arch, str) else None
@@ -268,6 +275,13 @@ def _check_run(s: Settings, report: Report, training: bool) -> None:
     by_steps = s["run.runner"] == "runner_iter" and s["run.max_iters"] is not None
     if training and s["run.max_epoch"] is None and not by_steps:
         report.missing("run.max_epoch", "expected a whole number >= 1 (epochs to train)")
+    arch = registry.get_model_class(s["model.arch"] or "")
+    if training and s["run.task"] == "mafa_pretrain" and arch and not hasattr(arch, "llm_key"):
+        if not trains_by_step(s["model.arch"]):
+            why = f"{s['model.arch']} does not; use mafa_retrieval or the task of its own"
+            report.add("run.task", f"mafa_pretrain needs a model that trains by the step, {why}")
+    if s["run.k_test"] == 0 and arch and arch.__module__.startswith("lavis."):
+        report.add("run.k_test", f"0 (ITC alone) is for our models; {s['model.arch']} needs >= 1")
     if s["run.lr_sched"] == "linear_warmup_step_lr" and s["run.lr_decay_rate"] is None:
         report.missing("run.lr_decay_rate", "linear_warmup_step_lr needs it, such as 0.9")
     clip = str(s["model.arch"]).startswith("clip")
@@ -355,7 +369,7 @@ def _check_weights(s: Settings, report: Report) -> None:
         parts = name == "pretrained" and arch.endswith(keys.MAFA_SUFFIX)
         if wanted and not path and not parts and key not in report.bad:
             report.add(key, f"is empty; {hint}")
-        elif path and wanted is False and arch.endswith(keys.MAFA_SUFFIX) and not is_url(path):
+        elif path and wanted is False and is_ours(arch) and not is_url(path):
             report.add(key, f"is given, but model.load_{name} is False: nothing is loaded")
         elif path and wanted is not False and report.machine:
             if not is_url(path) and not os.path.isfile(path):
@@ -385,7 +399,7 @@ def _check_sizes(s: Settings, report: Report, training: bool) -> None:
     image, patch = s["model.image_size"], s["model.vit.patch_size"]
     if image and patch and image % patch:
         report.add("model.image_size", f"{image} is not a multiple of model.vit.patch_size {patch}")
-    ours = str(s["model.arch"]).endswith(keys.MAFA_SUFFIX)
+    ours = is_ours(s["model.arch"])
     for name in (s["datasets"] or {}) if ours else {}:
         for part in ("train", "eval"):
             key = f"datasets.{name}.vis_processor.{part}.image_size"
@@ -403,7 +417,9 @@ def _check_sizes(s: Settings, report: Report, training: bool) -> None:
     queue, batch = s["model.queue_size"], s["run.batch_size_train"]
     # LAVIS's models with a momentum queue assert it at the first step.
     queued = arch.__module__.startswith("lavis.") and issubclass(arch, SharedQueueMixin)
-    if training and queued and queue and batch and queue % batch:
+    if training and queued and queue == 0:
+        report.add("model.queue_size", f"0 (no queue) is for our models, not {s['model.arch']}")
+    elif training and queued and queue and batch and queue % batch:
         report.add("model.queue_size", f"{queue} is not a multiple of run.batch_size_train {batch}")
 
 
@@ -425,9 +441,24 @@ def _check_mafa(s: Settings, report: Report) -> None:
     if random and later:
         why = "first grouped epoch, and run.grit.enabled is False: labels stay one-hot; use 0"
         report.note(f"{soft}.start_epoch", why)
+    weights = [s[f"model.mafa.loss_weights.{name}"] for name in ("itc", "imc", "lmi", "itm", "lm")]
+    if s["run.evaluate"] is False and weights == [0.0] * len(weights):
+        report.add("model.mafa.loss_weights", "all are 0: nothing to train; give one of them 1")
+    temp = s["model.temp"]
+    if s["model.mafa.learn_temperature"] is False and temp and not 0.001 <= temp <= 0.5:
+        report.add("model.temp", f"{temp} is out of range; a temperature is kept in [0.001, 0.5]")
+    if weights[3] == 0 and s["run.k_test"] and s["run.evaluate"] is False:
+        why = "re-ranks by an ITM head that loss_weights.itm: 0 does not train; 0: ITC alone"
+        report.note("run.k_test", why)
+    task = registry.get_task_class(s["run.task"] or "")
+    if s["model.mafa.con_d.arch"] == "oracle" and not hasattr(task, "before_training"):
+        report.add("model.mafa.con_d.arch", "only task mafa_pretrain tells the oracle the truth")
     rule = "model.mafa.connections"
     if s[f"{rule}.labels"] == "probability" and s[f"{rule}.action"] in ("drop", "keep"):
         report.add(f"{rule}.labels", "probability needs action: convert")
+    several = (s[f"{rule}.top_k"] or 1) > 1
+    if s["model.mafa.con_d"] is None and (several or s[f"{rule}.labels"] == "probability"):
+        report.note(rule, "top_k and labels have no effect without model.mafa.con_d")
     low, high = s[f"{rule}.low"], s[f"{rule}.high"]
     if None not in (low, high) and low > high:
         report.add(f"{rule}.low", f"{low} is more than {rule}.high {high}")

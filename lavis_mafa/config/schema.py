@@ -275,8 +275,8 @@ MAFA = {
     }),
     "detach_other": Key("bool", "image to text trains images only, text to image texts only",
                         "MAFA 4.2", default=True),
-    "learn_temperature": Key("bool", "False: the temperature stays at model.temp (0.07)", OURS,
-                             default=True),
+    "learn_temperature": Key("bool", "False: the temperature stays at model.temp (0.07), "
+                             "and checkpoints leave it out", OURS, default=True),
     "same_image": Key("str", "captions of one image: positives or negatives of each other", OURS,
                       default="positive", choices=("positive", "negative")),
     "loss_weights": Key("mapping", "weights of the losses; 0: none", OURS, default={}, keys={

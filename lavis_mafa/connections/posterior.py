@@ -32,7 +32,7 @@ class PosteriorRule:
             positives is an easy negative and is not drawn (FNE's cut-down).
         minimum: positives that must have been observed before the posterior is used.
         beginning: what is picked until then: ``hardest``, or ``sampled`` by the similarity to the
-            own pair alone, as in FNE's code.
+            own pair and the cut-down, without posterior, as in FNE's code.
         suspicion: posterior, 0 to 1, above which it takes the place of the similarity in the
             weight; FNE's code has 1 - posterior < 0.999.
         sharpness: the factor in the exponent of the weights.

@@ -257,7 +257,7 @@ def _rows(split: str, paths: Sequence[str]) -> list[Row]:
     return rows
 
 
-def _box_problem(box: Any) -> str | None:
+def _box_problem(box: Any, with_area: bool = True) -> str | None:
     """What is wrong with a box ``[x, y, width, height, ...]``, None if nothing is."""
     numbers = list(box[:4]) if isinstance(box, list) else []
     fits = len(numbers) == 4 and all(
@@ -266,7 +266,7 @@ def _box_problem(box: Any) -> str | None:
     )
     if not fits:
         return f"{box!r} is no box, expected [x, y, width, height]"
-    if numbers[2] <= 0 or numbers[3] <= 0:
+    if with_area and (numbers[2] <= 0 or numbers[3] <= 0):
         return f"box {numbers} has no area, expected [x, y, width, height] in pixels"
     return None
 
@@ -313,9 +313,10 @@ def _proposals(path: str | None) -> dict[str, list[list[float]]] | None:
         )
     problems = []
     for key, boxes in content.items():
-        wrong = (
-            [_box_problem(b) for b in boxes] if isinstance(boxes, list) else ["no list of boxes"]
-        )
+        wrong: list[str | None] = ["no list of boxes"]
+        if isinstance(boxes, list):
+            # A detector may give a box without area; it scores nothing.
+            wrong = [_box_problem(box, with_area=False) for box in boxes]
         problems += [f"image {key}: {problem}" for problem in wrong if problem]
     _refuse(path, problems)
     return {key: [list(map(float, box[:4])) for box in boxes] for key, boxes in content.items()}

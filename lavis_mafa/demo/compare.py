@@ -45,7 +45,7 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--at-once",
         type=int,
-        default=max(1, min(2, len(os.sched_getaffinity(0)))),
+        default=min(2, os.cpu_count() or 1),
         help="runs beside each other, one thread each",
     )
     parser.add_argument(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import torch
 from lavis.models.med import XBertEncoder
 from torch import Tensor
 from transformers import BertConfig
@@ -39,11 +40,13 @@ class AlbefDownstream:
         trains_by_step: False: no step of this package, so no GRIT, Con-D or ``model.mafa``.
         options: arguments of LAVIS's class that a config gives under the same name.
         heads: beginnings of names that only a fine-tuned checkpoint has.
+        random_parts: beginnings of names that are frozen, and yet must come from a checkpoint.
     """
 
     trains_by_step = False
     options: tuple[str, ...] = ()
     heads: tuple[str, ...] = ()
+    random_parts: tuple[str, ...] = ()
 
     def __init__(self, tokenizer: Any = None, **arguments: Any) -> None:
         """
@@ -118,7 +121,8 @@ class AlbefDownstream:
             FileNotFoundError: if there is no such file.
             ValueError: if it does not fit, or leaves an encoder random.
         """
-        return self._load(url_or_filename, True, ENCODERS, "Name a checkpoint of the whole model")
+        needed = (*ENCODERS, *self.random_parts)
+        return self._load(url_or_filename, True, needed, "Name a checkpoint of the whole model")
 
     def _load(self, url_or_filename: str, begins: bool, needed: tuple[str, ...], cure: str) -> Any:
         origin = str(url_or_filename)
@@ -132,8 +136,10 @@ class AlbefDownstream:
         loaded = load_state(model, state, origin)
         require_whole(model, loaded.missing_keys, needed, origin, cure)
         # Copies that the checkpoint does not bring begin equal to the encoders.
-        if getattr(self, "model_pairs", None) and any("_m." in n for n in loaded.missing_keys):
-            model.copy_params()
+        with torch.no_grad():
+            for name, copy in model.named_parameters():
+                if "_m." in name and name in loaded.missing_keys:
+                    copy.copy_(model.get_parameter(name.replace("_m.", ".", 1)))
         return loaded
 
 

@@ -60,6 +60,8 @@ class AlbefNlvrPretrainMafa(TwoImages, AlbefBase):
         self.max_txt_len = max_txt_len
         self.temp = temp
         self.ta_negatives = ta_negatives
+        if ta_negatives == "similar":
+            self.random_parts = ("vision_proj.",)
         self.visual_encoder = image_encoder
         self.text_encoder = text_encoder
         self.share_cross_attention(text_encoder.encoder)

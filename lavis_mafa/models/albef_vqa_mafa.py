@@ -123,11 +123,12 @@ class AlbefVqaMafa(AlbefDownstream, AlbefVQA):
         Raises:
             ValueError: if there is nothing to rank, or another ``inference_method`` is asked for.
         """
-        if inference_method != "rank" or not answer_list:
+        if inference_method != "rank" or not answer_list or num_ans_candidates < 1:
             raise ValueError(
-                f"albef_vqa_mafa ranks a list of answers; got inference_method {inference_method} "
-                f"and {len(answer_list or ())} answers. Use run.inference_method: rank and data "
-                "that have an answer_list"
+                f"albef_vqa_mafa ranks a list of answers; got inference_method {inference_method}, "
+                f"{len(answer_list or ())} answers and num_ans_candidates {num_ans_candidates}. "
+                "Use run.inference_method: rank, data that have an answer_list, and 1 or more "
+                "candidates"
             )
         return super().predict_answers(samples, list(answer_list), num_ans_candidates)
 

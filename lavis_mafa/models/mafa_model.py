@@ -28,6 +28,8 @@ from lavis_mafa.objectives.momentum import Momentum
 from lavis_mafa.step import StepOutput, StepSettings, run_step
 
 TEMPERATURE_RANGE = (0.001, 0.5)
+# Of the run that saved them and its data: only run.resume_ckpt_path goes on with them.
+OF_A_RUN = ("image_queue", "text_queue", "idx_queue", "queue_ptr", "posterior.")
 
 
 class MafaModel:
@@ -92,7 +94,10 @@ class MafaModel:
         content = content or read_checkpoint(origin)
         model: Any = self
         check_origin(content, registered_name(type(self)), model.tokenizer, origin)
-        loaded = load_state(model, content.get("model", content), origin)
+        state = content.get("model", content)
+        if isinstance(state, dict):
+            state = {k: v for k, v in state.items() if not str(k).startswith(OF_A_RUN)}
+        loaded = load_state(model, state, origin)
         self._after_loading(loaded.missing_keys)
         return loaded
 

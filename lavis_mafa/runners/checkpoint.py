@@ -63,7 +63,8 @@ def load_trained_state(model: nn.Module, state: dict[str, torch.Tensor], origin:
     Raises:
         ValueError: naming the keys that are missing, or unknown to the model.
     """
-    expected = set(trained_state(model))
+    # Checkpoints from before the queue knew its images: they count as unknown.
+    expected = set(trained_state(model)) - {"idx_queue"}
     missing, unknown = expected - state.keys(), state.keys() - model.state_dict().keys()
     if missing or unknown:
         raise ValueError(

@@ -207,6 +207,7 @@ class RunnerMafa(RunnerBase):
         if self.evaluate_only:
             for split in self._named([*self.valid_splits, *self.test_splits]):
                 self.eval_epoch(split, "given")
+            self._wait_for_scores()
             self.log.close()
             return
         if hasattr(self.task, "before_training"):
@@ -227,8 +228,15 @@ class RunnerMafa(RunnerBase):
         if self.use_distributed:
             dist.barrier()
         self.evaluate(cur_epoch="best" if self.valid_splits else self.max_epoch - 1)
+        self._wait_for_scores()
         logging.info("finished in %.0f s; results in %s", time.time() - began, self.output_dir)
         self.log.close()
+
+    def _wait_for_scores(self) -> None:
+        """Ranks leave together: the launcher stops all when one ends badly, also the one that still
+        scores."""
+        if self.use_distributed:
+            dist.barrier()
 
     def train_epoch(self, epoch: int) -> bool:
         """One epoch, from ``start_step`` on after a resumption. False if ``max_steps`` ended it."""

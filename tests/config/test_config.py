@@ -187,6 +187,11 @@ WRONG = [
     ("model.freeze_vit", True, "unknown key"),
     ("run.train_splits", ["train", "val"], "use ['train']"),
     ("model.mafa.con_d", {"arch": "blip_vqa"}, "cannot judge"),
+    ("model.mafa.loss_weights", {"itc": 0, "itm": 0, "lm": 0}, "all are 0"),
+    ("model.mafa.loss_weights.imc", 0.5, "needs momentum encoders"),
+    ("model.mafa.connections.top_k", 0, ">= 1"),
+    ("model.mafa.connections.labels", "soft", "one of hard, probability"),
+    ("model.mafa.posterior.prior", 0, "> 0"),
     ("model.mafa.negatives", "hard", "did you mean hardest?"),
     ("model.mafa.soft_labels.alpha", 1.5, "from 0 to 1"),
     ("model.mafa.soft_labels.type", "smooth", "did you mean smoothed?"),
@@ -594,3 +599,54 @@ def test_no_junk_breaks_the_check(changes):
     _, found, notes = complete(config)
     assert repr(config) == repr(before)
     assert all(line.split(":")[0] for line in found + notes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "key", "says"),
+    [
+        ({"model.arch": "fne_retrieval"}, "run.task", "needs a model that trains by the step"),
+        (
+            {"run.task": "mafa_retrieval", "run.k_test": 8, "model.mafa.con_d": {"arch": "oracle"}},
+            "model.mafa.con_d.arch",
+            "only task mafa_pretrain",
+        ),
+        (
+            {"model.mafa.learn_temperature": False, "model.temp": 0.7},
+            "model.temp",
+            "kept in [0.001, 0.5]",
+        ),
+        (
+            {
+                "model.mafa.connections.labels": "probability",
+                "model.mafa.connections.action": "drop",
+            },
+            "model.mafa.connections.labels",
+            "needs action: convert",
+        ),
+        (
+            {"model.arch": "fne_retrieval", "model.pretrained": "nowhere.pth"},
+            "model.pretrained",
+            "nothing is loaded",
+        ),
+    ],
+)
+def test_keys_that_contradict_each_other(changes, key, says):
+    config = GOOD
+    for path, value in changes.items():
+        config = put(config, path, value)
+    lines = [line for line in problems(config) if line.startswith(f"{key}:")]
+    assert any(says in line for line in lines), problems(config)
+
+
+def test_lavis_s_models_have_a_queue_and_re_rank(save):
+    lines = problems(put(put(LAVIS_PRETRAIN, "model.queue_size", 0), "run.k_test", 0))
+    assert any(line.startswith("model.queue_size: 0 (no queue)") for line in lines), lines
+    assert any(line.startswith("run.k_test: 0 (ITC alone)") for line in lines), lines
+
+
+def test_what_has_no_effect_is_noted(save, caplog):
+    with caplog.at_level(logging.WARNING):
+        load_config(save(put(GOOD, "model.mafa.connections.top_k", 3)))
+        load_config(save(put(put(GOOD, "model.mafa.loss_weights.itm", 0), "run.k_test", 8)))
+    assert "top_k and labels have no effect without model.mafa.con_d" in caplog.text
+    assert "re-ranks by an ITM head that" in caplog.text

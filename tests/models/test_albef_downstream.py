@@ -12,7 +12,7 @@ from lavis.models.albef_models.albef_vqa import AlbefVQA
 from omegaconf import OmegaConf
 
 from lavis_mafa import load_model
-from lavis_mafa.checkpoints import CONFIGS
+from lavis_mafa.checkpoints import CONFIGS, begin_momentum
 from lavis_mafa.export.lavis_forms import with_momentum
 from lavis_mafa.models import AlbefMafa, AlbefVeMafa, AlbefVqaMafa
 from lavis_mafa.models.albef_downstream import decoder_from_fusion
@@ -300,3 +300,33 @@ def test_answering_leaves_the_model_alone():
 def test_what_cannot_be_answered(wrong):
     with pytest.raises(ValueError, match="ranks a list of answers"):
         build(AlbefVqaMafa).predict_answers(questions(), **{"answer_list": ANSWERS, **wrong})
+
+
+@pytest.mark.parametrize("cls", ALL)
+def test_momentum_copies_of_pre_training_are_kept(cls):
+    """GRIT-VLP, supplement 4.2: fine-tuning with distillation goes on with them."""
+    mafa = {"soft_labels": {"type": "momentum"}}
+    source = build(AlbefMafa, mafa=mafa)
+    with torch.no_grad():
+        for name, weight in source.named_parameters():
+            if "_m." in name:
+                weight.add_(0.5)
+    path = save(source)
+    model = build(cls, load_pretrained=True, pretrained=path, use_distill=True)
+    assert not begin_momentum(model, path)
+    own = model.state_dict()
+    for name, value in source.state_dict().items():
+        if name.startswith(("visual_encoder_m.", "text_encoder_m.bert.")):
+            assert torch.equal(own[name.replace("bert.", "", 1)], value), name
+    copies = [name for name in own if "_m." in name]
+    new = [name for name in copies if name.startswith("cls_head")]
+    assert all(torch.equal(own[name], own[name.replace("_m.", ".", 1)]) for name in new)
+    if cls is AlbefVqaMafa:
+        name = "text_decoder_m.bert.encoder.layer.0.attention.self.query.weight"
+        assert torch.allclose(own[name], own[name.replace("_m.", ".", 1)] + 0.5)
+
+
+@pytest.mark.parametrize("count", [0, -1])
+def test_no_candidates_are_refused(count):
+    with pytest.raises(ValueError, match=f"num_ans_candidates {count}"):
+        build(AlbefVqaMafa).predict_answers({}, ANSWERS, num_ans_candidates=count)

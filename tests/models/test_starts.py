@@ -11,7 +11,7 @@ from conftest import ROOT, mini_batch
 from omegaconf import OmegaConf
 
 from lavis_mafa import load_model
-from lavis_mafa.checkpoints import registered_name
+from lavis_mafa.checkpoints import begin_momentum, registered_name
 from lavis_mafa.config import ConfigError, load_config
 from lavis_mafa.models import AlbefMafa, Blip2Mafa, BlipMafa
 from lavis_mafa.step import SoftLabels, StepSettings, run_step
@@ -200,3 +200,34 @@ def test_a_fixed_temperature_stays(tmp_path, family):
     fixed = cls.from_config(config_of(cls, **begin, mafa={"learn_temperature": False}))
     assert learnt.temp.item() == pytest.approx(0.2) and learnt.temp.requires_grad
     assert fixed.temp.item() == pytest.approx(0.07) and not fixed.temp.requires_grad
+
+
+def test_queue_and_posterior_stay_with_the_run_that_filled_them(tmp_path, toy_train):
+    """They are of its data: only resuming goes on with them."""
+    mafa = {"soft_labels": {"type": "momentum"}, "negatives": "posterior"}
+    model = AlbefMafa.from_config(config_of(AlbefMafa, mafa=mafa, queue_size=16))
+    model(mini_batch(toy_train, range(6), epoch=0))
+    model.posterior.positive.count.fill_(500)
+    assert (model.idx_queue >= 0).any()
+    torch.save({"model": model.state_dict()}, tmp_path / "one.pth")
+    begin = {"load_pretrained": True, "pretrained": str(tmp_path / "one.pth")}
+    for size in (16, 24, 0):
+        other = AlbefMafa.from_config(config_of(AlbefMafa, mafa=mafa, queue_size=size, **begin))
+        assert torch.equal(other.text_proj_m.weight, model.text_proj_m.weight)
+        assert (other.idx_queue < 0).all() and int(other.queue_ptr) == 0
+        assert int(other.posterior.positive.count) == 0
+
+
+def test_lavis_s_queue_forgets_images_of_other_data(tmp_path):
+    class Theirs(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("idx_queue", torch.arange(4)[None])
+
+        def copy_params(self):
+            raise AssertionError("it has no copies")
+
+    torch.save({"model": {}}, tmp_path / "any.pth")
+    model = Theirs()
+    begin_momentum(model, str(tmp_path / "any.pth"))
+    assert (model.idx_queue == -100).all()
