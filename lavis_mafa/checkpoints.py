@@ -31,6 +31,11 @@ JUDGING = (
     "ln_vision.",
 )
 COMPARING = ("vision_proj.", "text_proj.")
+# No weights, but what a run has seen: only run.resume_ckpt_path goes on with it.
+OF_A_RUN = (
+    *("image_queue", "text_queue", "idx_queue", "queue_ptr"),
+    *("posterior.", "memory.", "picker."),
+)
 LANGUAGE_HEADS = ("text_encoder.cls.", "Qformer.cls.")
 
 
@@ -74,6 +79,17 @@ def read_checkpoint(url_or_filename: str) -> dict[str, Any]:
     if not isinstance(checkpoint, dict):
         raise ValueError(f"{path} holds a {type(checkpoint).__name__}, expected a dictionary")
     return checkpoint
+
+
+def weights_of(content: dict[str, Any]) -> Any:
+    """The weights of a checkpoint, without what belongs to the run that saved them and its data.
+
+    What is no state dict comes back as it is, for `load_state` to refuse.
+    """
+    state = content.get("model", content)
+    if not isinstance(state, dict):
+        return state
+    return {key: value for key, value in state.items() if not str(key).startswith(OF_A_RUN)}
 
 
 def recorded_model(content: dict[str, Any], arch: str) -> dict[str, Any]:

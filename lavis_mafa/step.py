@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -209,7 +209,7 @@ def run_step(
         )
         losses["itc"] = _itc(compared, i2t, t2i, settings, active)
     if weights.get("imc"):
-        losses["imc"] = step.imc(images, texts)
+        losses["imc"] = step.imc(compared, images, texts)
     if weights.get("lmi"):
         losses["lmi"] = step.lmi(images, texts)
     if weights["itm"]:
@@ -324,7 +324,6 @@ class _Copied:
     texts: Texts
     all_images: Tensor
     all_texts: Tensor
-    queued_positives: Tensor | None = None
 
 
 @dataclass
@@ -341,6 +340,7 @@ class _Step:
     teacher: Teacher | None = None
     copied: _Copied | None = None
 
+    @cached_property
     def positives(self) -> Tensor:
         """`known_positives` among the C candidates."""
         count, same_image = len(self.texts.ids), self.settings.same_image
@@ -373,12 +373,7 @@ class _Step:
             own_ids = None if ids is None else ids[self.own]
             queued_positives = None if own_ids is None else own_ids[:, None] == queued_ids[None]
             self.copied = _Copied(
-                momentum.backbone,
-                copied_images,
-                copied_texts,
-                all_images,
-                all_texts,
-                queued_positives,
+                momentum.backbone, copied_images, copied_texts, all_images, all_texts
             )
             momentum.enqueue(own_images, own_texts, own_ids)
             soft_i2t = similarity(own_images, all_texts) / temperature
@@ -404,7 +399,7 @@ class _Step:
         rule = self.settings.connections
         count = len(self.texts.ids)  # what is in a queue has no image or text to match
         sim_i2t, sim_t2i = compared.i2t[:, :count], compared.t2i[:, :count]
-        positives = self.positives()
+        positives = self.positives
         resample = con_d is not None and rule.resample
         top_k = rule.top_k if con_d is not None else 1
         if posterior is None:
@@ -426,13 +421,12 @@ class _Step:
         t2i = connect(positives, hard_t2i, second_t2i, verdict, row_t2i, rule)
         return i2t, t2i, 0 if verdict is None else len(verdict)
 
-    def imc(self, images: Images, texts: Texts) -> Tensor:
+    def imc(self, compared: _Compared, images: Images, texts: Texts) -> Tensor:
         """TCL's intra-modal loss of this rank's images and texts, mean of both."""
         assert self.copied is not None
         assert images.features is not None and texts.features is not None
-        positives, temperature = self.positives(), self.backbone.temperature
-        if self.copied.queued_positives is not None:
-            positives = torch.cat([positives, self.copied.queued_positives], dim=1)
+        positives = _over(self.positives, compared.i2t, compared.queued_positives)
+        temperature = self.backbone.temperature
         of_images = intra_modal_loss(
             images.features, self.copied.all_images, positives, temperature
         )
@@ -443,7 +437,7 @@ class _Step:
         """TCL's local loss of this rank's images and texts, mean of both."""
         assert self.copied is not None
         assert images.features is not None and texts.features is not None
-        driver, same = self.copied.backbone, self.positives()[:, self.own]
+        driver, same = self.copied.backbone, self.positives[:, self.own]
         assert isinstance(driver, FromFirstTokens), "the families that have momentum encoders"
         with torch.no_grad():
             regions, words = driver.regions(self.copied.images, self.copied.texts)

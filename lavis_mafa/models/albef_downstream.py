@@ -17,14 +17,13 @@ from lavis_mafa.checkpoints import (
     read_checkpoint,
     registered_name,
     require_whole,
+    weights_of,
 )
 from lavis_mafa.models.mafa_model import checkpoint_of
 from lavis_mafa.models.tokenizers import build_tokenizer
 from lavis_mafa.models.vit import build_vit
 
 ENCODERS = ("visual_encoder.", "text_encoder.")
-# Of the data and the encoders that filled it: a new run fills its own, evaluation has none.
-QUEUE = ("image_queue", "text_queue", "idx_queue", "queue_ptr")
 LAYER = re.compile(r"encoder\.layer\.(\d+)\.(.*)")
 
 
@@ -129,10 +128,9 @@ class AlbefDownstream:
         content = read_checkpoint(origin)
         model: Any = self
         check_origin(content, registered_name(type(self)), model.tokenizer, origin)
-        state = content.get("model", content)
-        if isinstance(state, dict):
-            state = {key: value for key, value in state.items() if key not in QUEUE}
-            state = self.begin_with(state, origin) if begins else state
+        state = weights_of(content)
+        if begins and isinstance(state, dict):
+            state = self.begin_with(state, origin)
         loaded = load_state(model, state, origin)
         require_whole(model, loaded.missing_keys, needed, origin, cure)
         # Copies that the checkpoint does not bring begin equal to the encoders.

@@ -16,7 +16,7 @@ from transformers import BertConfig, BertModel
 from transformers.utils import ModelOutput
 
 from lavis_mafa.backbones.dual import DualBackbone
-from lavis_mafa.checkpoints import CONFIGS, find_config, read_checkpoint
+from lavis_mafa.checkpoints import CONFIGS, find_config
 from lavis_mafa.connections.negatives import NONE, hardest
 from lavis_mafa.connections.posterior import PosteriorPicker, PosteriorRule, draw
 from lavis_mafa.evaluation.rerank import compute_sim_matrix
@@ -30,7 +30,6 @@ from lavis_mafa.ranks import Ranks
 PARTS = ("visual_encoder", "text_encoder")
 NEGATIVES = ("posterior", "hardest")
 PLAIN = ("hardest", "random")
-OF_A_RUN = ("memory.", "picker.")  # no weights
 
 
 @dataclass(frozen=True)
@@ -196,10 +195,7 @@ class FneRetrieval(MafaModel, BaseModel):
         Those belong to the run that saved them, and its data: only ``run.resume_ckpt_path`` goes on
         with them.
         """
-        content = content or read_checkpoint(str(url_or_filename))
-        state = content.get("model", content)
-        weights = {key: state[key] for key in state if not str(key).startswith(OF_A_RUN)}
-        loaded = super().load_checkpoint(url_or_filename, {**content, "model": weights})
+        loaded = super().load_checkpoint(url_or_filename, content)
         self.memory.forget()
         self.picker.forget()
         return loaded

@@ -19,6 +19,7 @@ from lavis_mafa.checkpoints import (
     read_checkpoint,
     registered_name,
     require_whole,
+    weights_of,
 )
 from lavis_mafa.connections.build import build_discriminator
 from lavis_mafa.connections.con_d import Discriminator, ModelDiscriminator
@@ -28,8 +29,6 @@ from lavis_mafa.objectives.momentum import Momentum
 from lavis_mafa.step import StepOutput, StepSettings, run_step
 
 TEMPERATURE_RANGE = (0.001, 0.5)
-# Of the run that saved them and its data: only run.resume_ckpt_path goes on with them.
-OF_A_RUN = ("image_queue", "text_queue", "idx_queue", "queue_ptr", "posterior.")
 
 
 class MafaModel:
@@ -94,10 +93,7 @@ class MafaModel:
         content = content or read_checkpoint(origin)
         model: Any = self
         check_origin(content, registered_name(type(self)), model.tokenizer, origin)
-        state = content.get("model", content)
-        if isinstance(state, dict):
-            state = {k: v for k, v in state.items() if not str(k).startswith(OF_A_RUN)}
-        loaded = load_state(model, state, origin)
+        loaded = load_state(model, weights_of(content), origin)
         self._after_loading(loaded.missing_keys)
         return loaded
 

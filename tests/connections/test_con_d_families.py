@@ -97,7 +97,8 @@ def frozen_pair(tmp_path, **changes):
     torch.manual_seed(5)
     trained = Blip2Mafa.from_config(cfg)
     checkpoint = saved(trained, tmp_path / "con_d.pth", cfg)
-    assert not any("visual_encoder" in k for k in torch.load(checkpoint)["model"])
+    state = torch.load(checkpoint, weights_only=True)["model"]
+    assert not any("visual_encoder" in k for k in state)
     con_d = {"arch": "blip2_mafa", "model_type": "tiny", "checkpoint": checkpoint, **changes}
     torch.manual_seed(6)
     return Blip2Mafa.from_config(OmegaConf.merge(cfg, {"mafa": {"con_d": con_d}}))

@@ -39,9 +39,9 @@ from lavis_mafa.datasets.toy_scenes.world import (
     SIZES,
     Structured,
     WorldConfig,
-    _write,
     caption_dtype,
     valid,
+    write_captions,
 )
 
 # As LAVIS's SNLI-VE numbers them.
@@ -216,7 +216,7 @@ class ToyEntailment(ToyPictures):
         self.open_cells = np.full(len(self.images), -1)
         self.open_cells[used] = cells
         self.sentences = make_sentences(world, scenes, cells, rng).ravel()
-        self.texts = _write(self.sentences, world.synonym_rate, rng)
+        self.texts = write_captions(self.sentences, world.synonym_rate, rng)
         self.image_ids: npt.NDArray[np.int64] = np.repeat(used, len(CLASS_LABELS))
         self.class_labels = dict(CLASS_LABELS)
         words = list(CLASS_LABELS) * len(used)

@@ -27,8 +27,8 @@ from lavis_mafa.datasets.toy_scenes.builder import (
 from lavis_mafa.datasets.toy_scenes.world import (
     Structured,
     WorldConfig,
-    _write,
     caption_dtype,
+    write_captions,
 )
 
 _CONFIG_DIR = Path(__file__).resolve().parents[2] / "configs" / "datasets"
@@ -78,7 +78,7 @@ def make_expressions(
     captions = np.stack(rows)
     return {
         "captions": captions,
-        "texts": _write(captions, config.synonym_rate, rng),
+        "texts": write_captions(captions, config.synonym_rate, rng),
         "image_ids": np.array(image_ids, dtype=np.int64),
         "cells": np.array(cells, dtype=np.int64),
     }

@@ -232,10 +232,12 @@ def make_captions(
         captions[name] = np.where(named, np.take_along_axis(scenes[name], order, axis=1), 0)
     named = rng.random(n) < config.p_background
     captions["background"] = np.where(named, scenes["background"], 0)
-    return captions, _write(captions, config.synonym_rate, rng)
+    return captions, write_captions(captions, config.synonym_rate, rng)
 
 
-def _write(captions: Structured, synonym_rate: float, rng: np.random.Generator) -> list[str]:
+def write_captions(
+    captions: Structured, synonym_rate: float, rng: np.random.Generator
+) -> list[str]:
     """Captions as text, each word replaced by one of its synonyms with the given probability."""
     n, slots = captions["shape"].shape
     draws = rng.random((n, 4 * slots + 2)).tolist()  # a mention is at most "and small red circle"
