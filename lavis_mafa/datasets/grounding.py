@@ -42,15 +42,14 @@ from typing import Any
 
 import numpy as np
 from lavis.common.registry import registry
-from lavis.datasets.builders.base_dataset_builder import BaseDatasetBuilder, load_dataset_config
 from lavis.datasets.datasets.base_dataset import BaseDataset
 from omegaconf import OmegaConf
 from PIL import Image
 
 from lavis_mafa.datasets.image_reading import read_rgb
+from lavis_mafa.datasets.local_builder import LocalBuilder, named_splits
 
 DEFAULT_CONFIG = Path(__file__).parents[1] / "configs/datasets/refcoco_plus/default.yaml"
-SPLITS = ("train", "val", "test")
 PROBLEMS_TOLD = 5
 
 Processor = Callable[[Any], Any]
@@ -140,21 +139,13 @@ class GroundingEval(_Expressions):
 
 
 @registry.register_builder("refcoco_plus")
-class RefCocoPlusBuilder(BaseDatasetBuilder):  # type: ignore[misc]
+class RefCocoPlusBuilder(LocalBuilder):
     """Builds the splits that ``build_info.annotations`` names: `GroundingTrain` for train,
     `GroundingEval` for val and test. Nothing is downloaded."""
 
     train_dataset_cls = GroundingTrain
     eval_dataset_cls = GroundingEval
     DATASET_CONFIG_DICT = {"default": str(DEFAULT_CONFIG)}
-
-    def __init__(self, cfg: Any = None) -> None:
-        default = load_dataset_config(self.default_config_path())
-        if isinstance(cfg, str):
-            cfg = load_dataset_config(cfg)
-        if OmegaConf.is_config(cfg):
-            cfg = OmegaConf.to_container(cfg, resolve=True)
-        super().__init__(OmegaConf.merge(default, cfg or {}))
 
     def build_datasets(self) -> dict[str, BaseDataset]:
         """{split: data set}; every rank reads for itself.
@@ -164,14 +155,7 @@ class RefCocoPlusBuilder(BaseDatasetBuilder):  # type: ignore[misc]
             ValueError: a file is not in its format; the message names the first rows that are not.
         """
         info: Any = OmegaConf.to_container(self.config.build_info, resolve=True)
-        annotations = {s: files for s, files in (info.get("annotations") or {}).items() if files}
-        unknown = [split for split in annotations if split not in SPLITS]
-        if unknown or not annotations:
-            found = f"unknown {', '.join(map(str, unknown))}" if unknown else "none"
-            raise ValueError(
-                f"refcoco_plus: build_info.annotations: expected {', '.join(SPLITS)}, each with "
-                f"'storage', got {found}"
-            )
+        annotations = named_splits("refcoco_plus", info.get("annotations"))
         root = _one_file(info, "images", needed=True)
         if not os.path.isdir(root):
             raise FileNotFoundError(

@@ -22,17 +22,15 @@ import numpy as np
 import torch.distributed as dist
 from lavis.common.dist_utils import is_dist_avail_and_initialized, is_main_process
 from lavis.common.registry import registry
-from lavis.datasets.builders.base_dataset_builder import BaseDatasetBuilder, load_dataset_config
-from omegaconf import OmegaConf
 from PIL import Image
 from torch.utils.data import Dataset
 from torch.utils.data.dataloader import default_collate
 
 from lavis_mafa.datasets.arrow_table import PairTable, converted, describe_conflict
 from lavis_mafa.datasets.image_reading import read_rgb
+from lavis_mafa.datasets.local_builder import LocalBuilder, named_splits
 
 DEFAULT_CONFIG = Path(__file__).parents[1] / "configs/datasets/image_text_json/default.yaml"
-SPLITS = ("train", "val", "test")
 
 
 class _ImageText(Dataset):
@@ -161,22 +159,13 @@ class ImageTextEval(_ImageText):
 
 
 @registry.register_builder("image_text_json")
-class ImageTextJsonBuilder(BaseDatasetBuilder):
+class ImageTextJsonBuilder(LocalBuilder):
     """Builds the splits that `build_info.annotations` names; what the configuration leaves out
     comes from the default one."""
 
     train_dataset_cls = ImageTextTrain
     eval_dataset_cls = ImageTextEval
     DATASET_CONFIG_DICT = {"default": str(DEFAULT_CONFIG)}
-
-    def __init__(self, cfg: Any = None) -> None:
-        default = load_dataset_config(self.default_config_path())
-        if isinstance(cfg, str):
-            cfg = load_dataset_config(cfg)
-        if OmegaConf.is_config(cfg):
-            # Merging takes the node out of its tree, so references into the tree come first.
-            cfg = OmegaConf.to_container(cfg, resolve=True)
-        super().__init__(OmegaConf.merge(default, cfg or {}))
 
     def build_datasets(self) -> dict[str, Dataset]:
         """{split: dataset}. Under torch.distributed rank 0 converts while the others wait.
@@ -204,14 +193,7 @@ class ImageTextJsonBuilder(BaseDatasetBuilder):
     def build(self) -> dict[str, Dataset]:
         """Build the splits in this process."""
         info = self.config.build_info
-        annotations = {split: files for split, files in info.annotations.items() if files}
-        unknown = [split for split in annotations if split not in SPLITS]
-        if unknown or not annotations:
-            found = f"unknown {', '.join(map(str, unknown))}" if unknown else "none"
-            raise ValueError(
-                f"image_text_json: build_info.annotations: expected {', '.join(SPLITS)}, each with "
-                f"'storage' (an annotation file or a list of them), got {found}"
-            )
+        annotations = named_splits("image_text_json", info.annotations)
         root = info.get(self.data_type).storage
         if not root:
             raise ValueError(
