@@ -8,7 +8,7 @@ import logging
 import os
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,9 +49,8 @@ def parse_args(argv: Sequence[str] | None, description: str) -> argparse.Namespa
     return parser.parse_args(argv)
 
 
-def build_runner(cfg: Any) -> Any:
-    """Task, data sets, model and runner of a config; the process group is joined before."""
-    job_id = _choose_folder(cfg)
+def build_parts(cfg: Any) -> tuple[Any, Any, Any]:
+    """Task, data sets and model of a config; the process group is joined before."""
     task = tasks.setup_task(cfg)
     _find_annotations(cfg)
     datasets = task.build_datasets(cfg)
@@ -59,13 +58,20 @@ def build_runner(cfg: Any) -> Any:
     model = task.build_model(cfg)
     given = "finetuned" if cfg.model_cfg.get("load_finetuned", True) else "pretrained"
     begin_momentum(model, cfg.model_cfg.get(given))
+    return task, datasets, model
+
+
+def build_runner(cfg: Any) -> Any:
+    """The runner of a config and all that it needs; the process group is joined before."""
+    job_id = _choose_folder(cfg)
+    task, datasets, model = build_parts(cfg)
     runner_cls = registry.get_runner_class(cfg.run_cfg.get("runner", "runner_mafa"))
     return runner_cls(cfg=cfg, job_id=job_id, task=task, model=model, datasets=datasets)
 
 
 def run(cfg_path: str, options: Sequence[str] = (), evaluate: bool = False) -> Any:
     """Train, or evaluate only, by a config; return the runner."""
-    runner = build_runner(_begin(cfg_path, options, evaluate))
+    runner = build_runner(begin(cfg_path, options, evaluate))
     runner.train()
     return runner
 
@@ -76,11 +82,16 @@ def main(argv: Sequence[str] | None = None, evaluate: bool = False) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     # LAVIS's dependencies warn about each other at every start.
     warnings.filterwarnings("ignore", category=FutureWarning)
+    if args.dry_run:
+        return exit_status(lambda: _dry_run(args, evaluate))
+    return exit_status(lambda: run(args.cfg_path, args.options, evaluate))
+
+
+def exit_status(action: Callable[[], Any]) -> int:
+    """Do it; the exit status of the process: 2 for a wrong config, 1 for other errors of a user's,
+    which are logged."""
     try:
-        if args.dry_run:
-            _dry_run(args, evaluate)
-        else:
-            run(args.cfg_path, args.options, evaluate)
+        action()
     except USER_ERRORS as error:
         told = isinstance(error, (ConfigError, NonFiniteError, UnreadableError))
         logging.error("%s", error, exc_info=not told)
@@ -97,7 +108,7 @@ def main(argv: Sequence[str] | None = None, evaluate: bool = False) -> int:
     return 0
 
 
-def _begin(cfg_path: str, options: Sequence[str], evaluate: bool) -> Any:
+def begin(cfg_path: str, options: Sequence[str], evaluate: bool = False) -> Any:
     """A checked config, with the process group joined and the generators seeded."""
     cfg = load_config(cfg_path, [*options, "run.evaluate=True"] if evaluate else list(options))
     init_distributed(cfg.run_cfg)
@@ -108,7 +119,7 @@ def _begin(cfg_path: str, options: Sequence[str], evaluate: bool) -> Any:
 
 
 def _dry_run(args: argparse.Namespace, evaluate: bool) -> None:
-    lines = dry_run(build_runner(_begin(args.cfg_path, args.options, evaluate)))
+    lines = dry_run(build_runner(begin(args.cfg_path, args.options, evaluate)))
     if is_main_process():
         print("\n".join(["dry run: nothing is trained", *lines]))
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from lavis.common.registry import registry
 from omegaconf import OmegaConf
+from torch import Tensor
 
 from lavis_mafa.backbones.base import image_size_of
 from lavis_mafa.checkpoints import (
@@ -61,8 +62,7 @@ def build_discriminator(cfg: Mapping[str, Any] | None) -> Discriminator | None:
             f"{', '.join(registry.list_models())}, or {ORACLE}"
         )
     model_type = cfg.get("model_type") or next(iter(model_cls.PRETRAINED_MODEL_CONFIG_DICT))
-    shipped = OmegaConf.load(model_cls.default_config_path(model_type))
-    model_cfg = shipped.model
+    model_cfg = OmegaConf.load(model_cls.default_config_path(model_type)).model
     checkpoint = cfg.get("checkpoint")
     if checkpoint:
         content = read_checkpoint(checkpoint)
@@ -76,12 +76,21 @@ def build_discriminator(cfg: Mapping[str, Any] | None) -> Discriminator | None:
     if checkpoint:
         check_origin(content, cfg["arch"], getattr(model, "tokenizer", None), checkpoint)
         _require_weights(model, content, checkpoint)
-    view = OmegaConf.select(shipped, "preprocess.vis_processor.eval")
-    processor = None
-    if view is not None:
-        view.image_size = image_size_of(model) or view.image_size
-        processor = registry.get_processor_class(view.name).from_config(view)
+    processor = view_of(cfg["arch"], model_type, model)
     return ModelDiscriminator(model, cfg.get("precision", "fp32"), processor, cfg.get("own_view"))
+
+
+def view_of(arch: str, model_type: str | None, model: Any) -> Callable[[Any], Tensor] | None:
+    """How a model sees a picture in evaluation, by the default YAML of its type; None where that
+    does not say."""
+    model_cls = registry.get_model_class(arch)
+    model_type = model_type or next(iter(model_cls.PRETRAINED_MODEL_CONFIG_DICT))
+    shipped = OmegaConf.load(model_cls.default_config_path(model_type))
+    view = OmegaConf.select(shipped, "preprocess.vis_processor.eval")
+    if view is None:
+        return None
+    view.image_size = image_size_of(model) or view.image_size
+    return registry.get_processor_class(view.name).from_config(view)
 
 
 def _require_weights(model: Any, content: dict[str, Any], checkpoint: str) -> None:

@@ -1,0 +1,172 @@
+"""A config's model and training set as an analysis reads them: no augmentation, no training."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from lavis.common.dist_utils import is_main_process
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from lavis_mafa.cli import begin, build_parts
+from lavis_mafa.connections.build import view_of
+from lavis_mafa.datasets.training_set import TrainingSet
+from lavis_mafa.runners.loaders import training_set
+
+Processor = Callable[[Any], Any]
+
+
+def add_config_arguments(parser: argparse.ArgumentParser) -> None:
+    """``--cfg-path``, ``--options`` and ``--checkpoint``."""
+    parser.add_argument("--cfg-path", required=True, help="config of a training run, a YAML file")
+    parser.add_argument(
+        "--options", nargs="+", default=[], metavar="key=value", help="settings that go before it"
+    )
+    parser.add_argument(
+        "--checkpoint", help="weights of the model; otherwise those that the config names"
+    )
+
+
+@dataclass
+class Opened:
+    """What a config describes.
+
+    Attributes:
+        cfg: the checked config.
+        model: in evaluation mode, on ``device``, without Con-D.
+        data: the training set.
+        device: where to compute.
+    """
+
+    cfg: Any
+    model: Any
+    data: Corpus
+    device: torch.device
+
+    def autocast(self) -> torch.autocast:
+        """Mixed precision as ``run.amp`` and ``run.amp_dtype`` say."""
+        run = self.cfg.run_cfg
+        dtype = {"fp16": torch.float16, "bf16": torch.bfloat16}[run.get("amp_dtype", "fp16")]
+        return torch.autocast(self.device.type, dtype, enabled=bool(run.get("amp", False)))
+
+
+def options_of(args: argparse.Namespace) -> list[str]:
+    """``--options`` and what ``--checkpoint`` stands for."""
+    if not args.checkpoint:
+        return list(args.options)
+    given = ["model.load_finetuned=True", f"model.finetuned={args.checkpoint}"]
+    return [*args.options, *given]
+
+
+def open_config(args: argparse.Namespace) -> Opened:
+    """Build the model and the training set of a config; joins a launcher's processes.
+
+    Raises:
+        ConfigError: with all that is wrong in the config.
+        ValueError: if it has no training set.
+    """
+    cfg = begin(args.cfg_path, options_of(args))
+    # Discriminators are built by who needs them.
+    mafa = cfg.model_cfg.get("mafa")
+    con_d = mafa.get("con_d") if mafa else None
+    if mafa:
+        mafa.con_d = None
+    task, datasets, model = build_parts(cfg)
+    if mafa:
+        mafa.con_d = con_d
+    train = training_set(datasets, int(cfg.run_cfg.seed))
+    if train is None:
+        raise ValueError(f"{args.cfg_path} names no training data: an analysis reads those")
+    run = cfg.run_cfg
+    device = torch.device(run.device, int(run.get("gpu", 0)) if run.device == "cuda" else None)
+    data = Corpus(train, view_of(cfg.model_cfg.arch, cfg.model_cfg.get("model_type"), model))
+    data.workers = int(run.num_workers)
+    return Opened(cfg, model.to(device).eval(), data, device)
+
+
+class Corpus:
+    """The samples of a training set by number, their images as an evaluation sees them.
+
+    Args:
+        pairs: the training set; its image processors are replaced.
+        processor: makes a picture into what the model sees; data that make their images without a
+            processor (``toy_scenes``) keep them.
+    """
+
+    def __init__(self, pairs: TrainingSet, processor: Processor | None) -> None:
+        self.pairs = pairs
+        self.processor = processor
+        self.workers = 0
+
+    def __len__(self) -> int:
+        return len(self.pairs)
+
+    @property
+    def image_ids(self) -> np.ndarray:
+        """``(N,)`` int64, equal where samples show one image."""
+        return self.pairs.image_ids
+
+    @property
+    def truth(self) -> Callable[[np.ndarray, np.ndarray], np.ndarray] | None:
+        """Whether image and text of samples match, where the data know it."""
+        return self.pairs.truth
+
+    def show(self, number: int) -> tuple[Image.Image, str]:
+        """Picture and caption of a sample, for people to look at."""
+        return self.pairs.show(number)
+
+    def batches(
+        self, batches: Sequence[np.ndarray], processor: Processor | None = None
+    ) -> Iterator[dict[str, Any]]:
+        """Mini-batches of the given sample numbers.
+
+        Args:
+            batches: numbers of each mini-batch.
+            processor: another one than the model's.
+
+        Yields:
+            ``image`` ``(B, 3, H, W)``, ``text_input``, ``index``, ``load_error`` (a list, ""
+            where all is well: another sample stands for what cannot be read) and what else the
+            data have.
+        """
+        chosen = processor or self.processor
+        for part in self.pairs.parts:
+            if getattr(part, "vis_processor", None) is not None and chosen is not None:
+                part.vis_processor = chosen
+        loader: Any = DataLoader(
+            _Numbered(self.pairs),
+            batch_sampler=[[int(i) for i in batch] for batch in batches],
+            num_workers=self.workers if len(batches) > 1 else 0,
+            collate_fn=self.pairs.collater,
+            generator=torch.Generator(),
+        )
+        yield from loader
+
+
+class _Numbered(Dataset):
+    def __init__(self, pairs: TrainingSet) -> None:
+        self.pairs = pairs
+
+    def __getitem__(self, number: int) -> dict[str, Any]:
+        return self.pairs[number, 0]
+
+
+def to_device(value: Any, device: torch.device) -> Any:
+    """A mini-batch with its tensors on a device."""
+    return {
+        key: item.to(device, non_blocking=True) if isinstance(item, Tensor) else item
+        for key, item in value.items()
+    }
+
+
+def tell(text: str, *values: Any) -> None:
+    """Log on the main process."""
+    if is_main_process():
+        logging.info(text, *values)
