@@ -49,22 +49,28 @@ def parse_args(argv: Sequence[str] | None, description: str) -> argparse.Namespa
     return parser.parse_args(argv)
 
 
-def build_parts(cfg: Any) -> tuple[Any, Any, Any]:
-    """Task, data sets and model of a config; the process group is joined before."""
+def build_data(cfg: Any) -> tuple[Any, Any]:
+    """Task and data sets of a config; the process group is joined before."""
     task = tasks.setup_task(cfg)
     _find_annotations(cfg)
     datasets = task.build_datasets(cfg)
     _check_size(cfg, datasets)
+    return task, datasets
+
+
+def build_model(cfg: Any, task: Any) -> Any:
+    """The model of a config."""
     model = task.build_model(cfg)
     given = "finetuned" if cfg.model_cfg.get("load_finetuned", True) else "pretrained"
     begin_momentum(model, cfg.model_cfg.get(given))
-    return task, datasets, model
+    return model
 
 
 def build_runner(cfg: Any) -> Any:
     """The runner of a config and all that it needs; the process group is joined before."""
     job_id = _choose_folder(cfg)
-    task, datasets, model = build_parts(cfg)
+    task, datasets = build_data(cfg)
+    model = build_model(cfg, task)
     runner_cls = registry.get_runner_class(cfg.run_cfg.get("runner", "runner_mafa"))
     return runner_cls(cfg=cfg, job_id=job_id, task=task, model=model, datasets=datasets)
 

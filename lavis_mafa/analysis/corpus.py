@@ -15,7 +15,7 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from lavis_mafa.cli import begin, build_parts
+from lavis_mafa.cli import begin, build_data, build_model
 from lavis_mafa.connections.build import view_of
 from lavis_mafa.datasets.training_set import TrainingSet
 from lavis_mafa.runners.loaders import training_set
@@ -73,22 +73,37 @@ def open_config(args: argparse.Namespace) -> Opened:
         ValueError: if it has no training set.
     """
     cfg = begin(args.cfg_path, options_of(args))
+    task, train = _training_data(cfg)
     # Discriminators are built by who needs them.
     mafa = cfg.model_cfg.get("mafa")
     con_d = mafa.get("con_d") if mafa else None
     if mafa:
         mafa.con_d = None
-    task, datasets, model = build_parts(cfg)
+    model = build_model(cfg, task)
     if mafa:
         mafa.con_d = con_d
-    train = training_set(datasets, int(cfg.run_cfg.seed))
-    if train is None:
-        raise ValueError(f"{args.cfg_path} names no training data: an analysis reads those")
     run = cfg.run_cfg
     device = torch.device(run.device, int(run.get("gpu", 0)) if run.device == "cuda" else None)
     data = Corpus(train, view_of(cfg.model_cfg.arch, cfg.model_cfg.get("model_type"), model))
     data.workers = int(run.num_workers)
     return Opened(cfg, model.to(device).eval(), data, device)
+
+
+def open_data(cfg_path: str, options: Sequence[str] = ()) -> TrainingSet:
+    """The training set of a config alone, to look at.
+
+    Raises:
+        ConfigError, ValueError: as `open_config`.
+    """
+    return _training_data(begin(cfg_path, options))[1]
+
+
+def _training_data(cfg: Any) -> tuple[Any, TrainingSet]:
+    task, datasets = build_data(cfg)
+    train = training_set(datasets, int(cfg.run_cfg.seed))
+    if train is None:
+        raise ValueError(f"{cfg.args.cfg_path} names no training data: an analysis reads those")
+    return task, train
 
 
 class Corpus:
