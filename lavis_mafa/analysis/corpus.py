@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from lavis.common.dist_utils import is_main_process
+import torch.distributed as dist
+from lavis.common.dist_utils import is_dist_avail_and_initialized, is_main_process
 from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
@@ -137,6 +138,10 @@ class Corpus:
         """Picture and caption of a sample, for people to look at."""
         return self.pairs.show(number)
 
+    def caption(self, number: int) -> str:
+        """The caption of a sample as it is in the data."""
+        return self.pairs.source(number)[1]
+
     def batches(
         self, batches: Sequence[np.ndarray], processor: Processor | None = None
     ) -> Iterator[dict[str, Any]]:
@@ -179,6 +184,12 @@ def to_device(value: Any, device: torch.device) -> Any:
         key: item.to(device, non_blocking=True) if isinstance(item, Tensor) else item
         for key, item in value.items()
     }
+
+
+def barrier() -> None:
+    """Wait for all ranks."""
+    if is_dist_avail_and_initialized():
+        dist.barrier()
 
 
 def tell(text: str, *values: Any) -> None:

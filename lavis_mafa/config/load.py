@@ -227,6 +227,23 @@ def _active(run: Any) -> list[str]:
     return ["always", *training, str(run.get("task"))]
 
 
+def check_con_d(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Checks a Con-D that stands for itself, with the keys of ``model.mafa.con_d``.
+
+    Returns:
+        It with all defaults, and the problems (none: it can work).
+    """
+    con_d = replace(SCHEMA.keys["model"].keys["mafa"].keys["con_d"], nullable=False)
+    schema = Key("mapping")
+    for name in ("con_d", "mafa", "model"):
+        schema = Key("mapping", keys={name: con_d if name == "con_d" else schema})
+    report = Report(schema)
+    config = walk({"model": {"mafa": {"con_d": dict(given)}}}, schema, "", report)
+    fill(config, schema, None)
+    _check_con_d(config, report)
+    return config["model"]["mafa"]["con_d"], report.problems
+
+
 def _check_con_d(config: Mapping[str, Any], report: Report) -> None:
     """Con-D needs weights: a checkpoint, or published ones of its model type."""
     s = Settings(config, report)

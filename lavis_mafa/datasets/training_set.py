@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import os
 import random
 import struct
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -61,6 +63,7 @@ class TrainingSet(Dataset):
         only = parts[0] if len(parts) == 1 else None
         self.truth = getattr(only, "truth", None)
         self.parts = parts
+        self._ends = np.cumsum([len(part) for part in parts])
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -120,15 +123,44 @@ class TrainingSet(Dataset):
 
     def show(self, index: int) -> tuple[Image.Image, str]:
         """Picture and caption of a sample as they are in the data, for people to look at."""
-        ends = np.cumsum([len(part) for part in self.parts])
-        which = int(np.searchsorted(ends, index, side="right"))
-        dataset = self.parts[which]
-        local = index - int(ends[which]) + len(dataset)
+        dataset, local = self._part_of(index)
         if hasattr(dataset, "show"):
             return dataset.show(local)
+        path, caption = self.source(index)
+        assert path is not None
+        return Image.open(path).convert("RGB"), caption
+
+    def source(self, index: int) -> tuple[str | None, str]:
+        """The file of a sample's image, None if it is in no file of its own, and its caption as it
+        is in the data.
+
+        A part of the data tells them by ``path(i)`` and ``caption(i)``, or by LAVIS's
+        ``annotation``.
+        """
+        dataset, local = self._part_of(index)
+        if hasattr(dataset, "caption"):
+            path = dataset.path(local) if hasattr(dataset, "path") else None
+            return path, dataset.caption(local)
         annotation = dataset.annotation[local]
-        path = os.path.join(dataset.vis_root, annotation["image"])
-        return Image.open(path).convert("RGB"), str(annotation["caption"])
+        return os.path.join(dataset.vis_root, annotation["image"]), str(annotation["caption"])
+
+    def image_bytes(self, index: int) -> tuple[bytes, str]:
+        """A sample's image file and its kind, such as ``jpg``: as it is, or as PNG if the data hold
+        no file."""
+        dataset, local = self._part_of(index)
+        if hasattr(dataset, "image_bytes"):
+            return dataset.image_bytes(local)
+        path, _ = self.source(index)
+        if path is not None:
+            return Path(path).read_bytes(), os.path.splitext(path)[1].lower().lstrip(".") or "jpg"
+        buffer = io.BytesIO()
+        self.show(index)[0].save(buffer, "png")
+        return buffer.getvalue(), "png"
+
+    def _part_of(self, index: int) -> tuple[Any, int]:
+        """The part of the data that has a sample, and the sample's number in it."""
+        which = int(np.searchsorted(self._ends, index, side="right"))
+        return self.parts[which], index - int(self._ends[which]) + len(self.parts[which])
 
     def collater(self, samples: list[dict[str, Any]]) -> dict[str, Any]:
         """Collate as the wrapped set does; our own keys become int64 tensors and a list."""

@@ -14,13 +14,13 @@ import torch
 
 from lavis_mafa._version import __version__
 from lavis_mafa.analysis.report import Cell, Curve, Series, Table, write_report
+from lavis_mafa.analysis.tables import markdown_table
 from lavis_mafa.demo.measure import toy_world
 from lavis_mafa.demo.page import connections_of
 from lavis_mafa.demo.runs import read_log
 from lavis_mafa.demo.spread import (
     Figures,
     Spread,
-    markdown_table,
     note_on_spread,
     spreads_of,
     tables_of,

@@ -97,14 +97,6 @@ def note_on_spread(figures: Figures) -> str:
     return text
 
 
-def markdown_table(table: Table) -> str:
-    """A table in Markdown, its columns lined up."""
-    rows = [list(table.columns), *([_plain(cell) for cell in row] for row in table.rows)]
-    widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
-    lines = [_line(row, widths) for row in rows]
-    return "\n".join([lines[0], _line(["-" * width for width in widths], widths), *lines[1:]])
-
-
 def _over_seeds(records: Sequence[Mapping[str, float | None]]) -> dict[str, Spread]:
     names = dict.fromkeys(name for record in records for name in record)
     spreads = {name: Spread.of(record.get(name) for record in records) for name in names}
@@ -136,12 +128,3 @@ def _table(
         ]
         rows.append([titles[system], max(spread.n for spread in own.values()), *told])
     return Table(title, ["system", "n", *columns.values()], rows)
-
-
-def _plain(cell: Any) -> str:
-    return "–" if cell is None else str(cell).replace("|", "\\|")
-
-
-def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
-    padded = (cell.ljust(width) for cell, width in zip(cells, widths, strict=True))
-    return f"| {' | '.join(padded)} |"

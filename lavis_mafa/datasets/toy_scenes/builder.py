@@ -148,6 +148,10 @@ class ToyScenesTrain(_ToyScenes):
             )
         return indices.astype(np.int64)
 
+    def caption(self, index: int) -> str:
+        """The raw caption of a sample."""
+        return self.texts[index]
+
     def show(self, index: int) -> tuple[Image.Image, str]:
         """The raw picture and caption of a sample, for reports."""
         return self.picture(int(self.image_ids[index])), self.texts[index]

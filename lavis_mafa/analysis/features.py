@@ -1,0 +1,200 @@
+"""Features and captions of many samples, made once by a checkpoint and kept in files."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from lavis.common.dist_utils import get_rank, get_world_size, is_main_process
+from torch import Tensor
+from tqdm import tqdm
+
+from lavis_mafa.analysis.corpus import Opened, barrier, tell, to_device
+from lavis_mafa.backbones import backbone_of
+
+BLOCK = 2048  # samples in a file: what an interruption loses at most
+
+
+@dataclass
+class Features:
+    """What a model makes of S samples, which are numbered 0 to S - 1 here.
+
+    Attributes:
+        numbers: ``(S,)`` int64, ascending, their numbers in the training set.
+        images, texts: normalised features, ``(S, E)``, images ``(S, Q, E)`` in half precision
+            where an image has Q queries.
+        vectors: ``(S, E)``, the one vector of each image that GRIT groups by.
+        captions: S processed captions.
+        unreadable: numbers of the samples that were asked for and could not be read.
+    """
+
+    numbers: np.ndarray
+    images: Tensor
+    texts: Tensor
+    vectors: Tensor
+    captions: Sequence[str]
+    unreadable: list[tuple[int, str]]
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def places(self, numbers: np.ndarray) -> np.ndarray:
+        """Places 0 to S - 1 of numbers of the training set, which must be among them."""
+        return np.searchsorted(self.numbers, numbers)
+
+
+def make_features(opened: Opened, numbers: np.ndarray, folder: Path) -> Features:
+    """Encode samples; what lies in ``folder`` already is not encoded again.
+
+    All ranks must call it and share the work through ``folder``.
+
+    Args:
+        numbers: ``(S,)`` ascending sample numbers.
+        folder: where the blocks are kept.
+
+    Raises:
+        ValueError: if ``folder`` holds the features of another model, data set or sample.
+    """
+    numbers = np.asarray(numbers, np.int64)
+    folder.mkdir(parents=True, exist_ok=True)
+    require_same(folder / "of.json", _identity(opened, numbers))
+    blocks = [numbers[i : i + BLOCK] for i in range(0, len(numbers), BLOCK)]
+    paths = [folder / f"block_{k:06d}.npz" for k in range(len(blocks))]
+    rank, world = get_rank(), get_world_size()
+    missing = [k for k in range(rank, len(blocks), world) if not paths[k].is_file()]
+    if missing:
+        left = sum(len(blocks[k]) for k in missing)
+        tell("encoding %d of %d samples", left, len(numbers))
+    size = int(opened.cfg.run_cfg.batch_size_eval)
+    bar = tqdm(total=sum(len(blocks[k]) for k in missing), unit=" samples", desc="features")
+    bar.disable = bar.disable or not is_main_process()
+    for k in missing:
+        batches = [blocks[k][i : i + size] for i in range(0, len(blocks[k]), size)]
+        _save(paths[k], _encode(opened, batches, bar))
+    bar.close()
+    barrier()
+    return _load(paths, numbers)
+
+
+def _encode(opened: Opened, batches: list[np.ndarray], bar: tqdm) -> dict[str, np.ndarray]:
+    backbone = backbone_of(opened.model)
+    parts: dict[str, list[Any]] = {"images": [], "texts": [], "vectors": []}
+    captions: list[str] = []
+    errors: list[str] = []
+    for batch in opened.data.batches(batches):
+        samples = to_device(batch, opened.device)
+        with torch.inference_mode(), opened.autocast():
+            images = backbone.encode_images(samples["image"])
+            texts = backbone.encode_texts(samples["text_input"])
+            vectors, text_vectors = backbone.represent(images, texts)
+        assert images.features is not None
+        several = images.features.ndim == 3
+        if several:
+            parts["images"].append(images.features.half().cpu().numpy())
+        parts["vectors"].append(vectors.float().cpu().numpy())
+        parts["texts"].append(text_vectors.float().cpu().numpy())
+        captions += list(batch["text_input"])
+        errors += list(batch["load_error"])
+        bar.update(len(batch["index"]))
+    stored = {name: np.concatenate(values) for name, values in parts.items() if values}
+    return {**stored, "captions": _packed(captions), "errors": _packed(errors)}
+
+
+def _save(path: Path, arrays: dict[str, np.ndarray]) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with open(temporary, "wb") as file:
+        np.savez(file, **arrays)  # type: ignore[arg-type]
+    os.replace(temporary, path)
+
+
+def _load(paths: list[Path], numbers: np.ndarray) -> Features:
+    parts: dict[str, list[np.ndarray]] = {}
+    for path in paths:
+        with np.load(path, allow_pickle=False) as stored:
+            for name in stored:
+                parts.setdefault(name, []).append(stored[name])
+    captions = [text for packed in parts["captions"] for text in _unpacked(packed)]
+    errors = [text for packed in parts["errors"] for text in _unpacked(packed)]
+    readable = np.array([not error for error in errors], bool)
+    arrays = {
+        name: torch.from_numpy(np.concatenate(parts[name])[readable])
+        for name in ("images", "texts", "vectors")
+        if name in parts
+    }
+    unreadable = [
+        (int(number), error) for number, error in zip(numbers, errors, strict=True) if error
+    ]
+    if unreadable:
+        tell(
+            "%d of %d samples cannot be read and are left out, the first: %d (%s)",
+            *(len(unreadable), len(numbers), *unreadable[0]),
+        )
+    return Features(
+        numbers[readable],
+        arrays.get("images", arrays["vectors"]),
+        arrays["texts"],
+        arrays["vectors"],
+        [caption for caption, good in zip(captions, readable, strict=True) if good],
+        unreadable,
+    )
+
+
+def _packed(texts: Sequence[str]) -> np.ndarray:
+    """Strings as bytes of JSON: arrays of strings are as wide as the longest one."""
+    return np.frombuffer(json.dumps(list(texts)).encode(), np.uint8)
+
+
+def _unpacked(packed: np.ndarray) -> list[str]:
+    return json.loads(packed.tobytes().decode())
+
+
+def _identity(opened: Opened, numbers: np.ndarray) -> dict[str, str]:
+    """What features depend on."""
+    return {
+        "model": fingerprint(opened.model),
+        "training set": f"{len(opened.data)} samples, {_digest([opened.data.image_ids])}",
+        "sample": f"{len(numbers)} of them, {_digest([numbers])}",
+    }
+
+
+def fingerprint(model: torch.nn.Module) -> str:
+    """A name for a model's weights: equal weights have an equal one."""
+    return f"{type(model).__name__} {_digest(_strided(model))}"
+
+
+def _strided(model: torch.nn.Module) -> Iterator[np.ndarray]:
+    for name, value in model.state_dict().items():
+        yield np.frombuffer(name.encode(), np.uint8)
+        # Some of each: hashing all of a billion weights would take longer than it is worth.
+        yield value.detach().flatten()[:: max(1, value.numel() // 4096)].float().cpu().numpy()
+
+
+def _digest(arrays: Any) -> str:
+    digest = hashlib.sha256()
+    for array in arrays:
+        digest.update(np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()[:16]
+
+
+def require_same(path: Path, identity: dict[str, str]) -> None:
+    """Note on the main process what a folder belongs to; refuse that of something else."""
+    if path.is_file():
+        found = json.loads(path.read_text(encoding="utf-8"))
+        wrong = [name for name, value in identity.items() if found.get(name) != value]
+        if wrong:
+            told = "; ".join(f"{name}: {found.get(name)} there, {identity[name]}" for name in wrong)
+            raise ValueError(
+                f"{path.parent} belongs to something else ({told}). Write into another folder, or "
+                "remove that one"
+            )
+    barrier()
+    if is_main_process() and not path.is_file():
+        path.write_text(json.dumps(identity, indent=2) + "\n", encoding="utf-8")
+    barrier()

@@ -1,0 +1,174 @@
+"""Discriminators judge pairs of a data set; verdicts are kept as they come."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from lavis.common.dist_utils import get_rank, get_world_size, is_main_process
+from omegaconf import OmegaConf
+from tqdm import tqdm
+
+from lavis_mafa.analysis.corpus import Corpus, Opened, barrier, tell
+from lavis_mafa.analysis.features import Features, fingerprint, require_same
+from lavis_mafa.analysis.judged import UNKNOWN
+from lavis_mafa.config import ConfigError
+from lavis_mafa.config.load import check_con_d
+from lavis_mafa.connections.build import ORACLE, build_discriminator
+from lavis_mafa.connections.con_d import ModelDiscriminator
+
+TRUTH = "truth"
+PAIRS = 256  # judged at once
+RECORD = np.dtype([("image", "<i8"), ("text", "<i8"), ("probability", "<f4")])
+
+
+def add_con_d_arguments(parser: argparse.ArgumentParser) -> None:
+    """``--con-d``."""
+    parser.add_argument(
+        "--con-d",
+        nargs="+",
+        default=[],
+        metavar="NAME.key=value",
+        help="discriminators by name, with the keys of model.mafa.con_d, such as "
+        "blip.arch=blip_retrieval blip.model_type=coco mine.arch=albef_mafa mine.checkpoint=PATH; "
+        "otherwise model.mafa.con_d of the config",
+    )
+
+
+def discriminators_of(args: argparse.Namespace, cfg: Any) -> dict[str, dict[str, Any]]:
+    """The configs of the discriminators that judge, by name; {} for none but the truth.
+
+    Raises:
+        ConfigError: with all that is wrong in them.
+    """
+    if not args.con_d:
+        mafa = cfg.model_cfg.get("mafa")
+        own = mafa.get("con_d") if mafa else None
+        if not own or own.arch == ORACLE:
+            return {}
+        return {"con_d": OmegaConf.to_container(own, resolve=True)}  # type: ignore[dict-item]
+    given: Any = OmegaConf.to_container(OmegaConf.from_dotlist(list(args.con_d)))
+    found, problems = {}, []
+    for name, one in given.items():
+        if name == TRUTH or not str(name).isidentifier() or not isinstance(one, dict):
+            problems.append(
+                f"--con-d: {name!r}: write NAME.key=value with a name of letters, digits and _, "
+                f"other than {TRUTH}"
+            )
+            continue
+        found[name], wrong = check_con_d(one)
+        problems += [f"--con-d {name}: {problem}" for problem in wrong]
+        if one.get("arch") == ORACLE:
+            problems.append(f"--con-d {name}.arch: the {ORACLE} judges by itself where it can")
+    if problems:
+        raise ConfigError(str(args.cfg_path), problems)
+    return found
+
+
+def judge(
+    opened: Opened,
+    features: Features,
+    image: np.ndarray,
+    text: np.ndarray,
+    con_d: Mapping[str, Any],
+    folder: Path,
+) -> np.ndarray:
+    """Probabilities ``(P,)`` float32 that pairs match, NaN where an image cannot be read.
+
+    What ``folder`` holds already is not judged again. All ranks must call it with the same pairs,
+    share them, and get all.
+
+    Args:
+        features: knows the captions.
+        image, text: ``(P,)`` numbers of samples in the training set, each pair once.
+        con_d: config of the discriminator, as ``model.mafa.con_d``.
+
+    Raises:
+        ValueError: if ``folder`` holds the verdicts of another discriminator.
+    """
+    size = np.int64(len(opened.data))
+    keys = image * size + text
+    discriminator = build_discriminator(con_d)
+    assert isinstance(discriminator, ModelDiscriminator)
+    folder.mkdir(parents=True, exist_ok=True)
+    seen_as = f"{discriminator.image_size} px, {discriminator.precision}"
+    name = f"{fingerprint(discriminator.model)}, {seen_as}"
+    require_same(folder / "of.json", {"discriminator": name, "training set": f"{size} samples"})
+    images, texts, _ = _read(folder)
+    known = images * size + texts
+    missing = np.flatnonzero(~np.isin(keys, known))
+    # Pairs of one image stand together, so that it is encoded once.
+    missing = missing[np.lexsort((text[missing], image[missing]))]
+    rank, world = get_rank(), get_world_size()
+    mine = np.array_split(missing, world)[rank]
+    tell("%d pairs, %d of them to be judged", len(keys), len(missing))
+    barrier()  # all have read before one writes
+    discriminator.model.to(opened.device)
+    with open(folder / f"verdicts_rank{rank}.bin", "ab") as file:
+        file.truncate(file.tell() // RECORD.itemsize * RECORD.itemsize)  # a torn record
+        bar = tqdm(total=len(mine), unit=" pairs", desc="judging", disable=not is_main_process())
+        chunks = [mine[i : i + PAIRS] for i in range(0, len(mine), PAIRS)]
+        verdicts = _judged(opened, features, discriminator, image, text, chunks)
+        for chunk, probability in zip(chunks, verdicts, strict=True):
+            records = np.empty(len(chunk), RECORD)
+            records["image"], records["text"] = image[chunk], text[chunk]
+            records["probability"] = probability
+            file.write(records.tobytes())
+            file.flush()
+            bar.update(len(chunk))
+        bar.close()
+    barrier()
+    images, texts, probabilities = _read(folder)
+    found, first = np.unique(images * size + texts, return_index=True)
+    return probabilities[first][np.searchsorted(found, keys)]
+
+
+def _judged(
+    opened: Opened,
+    features: Features,
+    discriminator: ModelDiscriminator,
+    image: np.ndarray,
+    text: np.ndarray,
+    chunks: Sequence[np.ndarray],
+) -> Iterator[np.ndarray]:
+    data: Corpus = opened.data
+    images = [np.unique(image[chunk]) for chunk in chunks]
+    pictures = data.batches(images, discriminator.processor)
+    for chunk, numbers, batch in zip(chunks, images, pictures, strict=True):
+        texts, text_of = np.unique(text[chunk], return_inverse=True)
+        samples = {
+            "image": batch["image"].to(opened.device),
+            "text_input": [features.captions[place] for place in features.places(texts)],
+        }
+        image_of = np.searchsorted(numbers, image[chunk])
+        told = discriminator.judge(
+            samples,
+            torch.from_numpy(image_of).to(opened.device),
+            torch.from_numpy(text_of.reshape(-1)).to(opened.device),
+        )
+        lost = np.array([bool(error) for error in batch["load_error"]])
+        probability = told.float().cpu().numpy()
+        probability[lost[image_of]] = np.nan
+        yield probability
+
+
+def _read(folder: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """What all ranks of this and earlier calls have written."""
+    parts = []
+    for path in sorted(folder.glob("verdicts_rank*.bin")):
+        content = path.read_bytes()
+        whole = len(content) // RECORD.itemsize * RECORD.itemsize
+        parts.append(np.frombuffer(content[:whole], RECORD))
+    records = np.concatenate(parts) if parts else np.empty(0, RECORD)
+    return records["image"], records["text"], records["probability"]
+
+
+def truth_of(data: Corpus, image: np.ndarray, text: np.ndarray) -> np.ndarray:
+    """``(P,)`` int8: whether pairs match, `UNKNOWN` where the data do not know."""
+    if data.truth is None:
+        return np.full(len(image), UNKNOWN, np.int8)
+    return np.asarray(data.truth(image, text)).astype(np.int8)

@@ -1,0 +1,319 @@
+"""Write the connections that Con-D finds among hard negatives as new training pairs (MAFA 4.1, and
+the recipe "ECM-6M" of Table 20).
+
+One pass over the data: samples are encoded by a checkpoint, grouped into mini-batches (GRIT), and
+the hardest negatives of every image and text are judged. What Con-D finds probable is a new pair.
+Nothing is trained. Called again with the same --output it goes on where it was stopped; under
+torch.distributed.run the ranks share the work.
+
+Written: mined.json (the new pairs with their scores), augmented.json (the data and the new pairs:
+ECM-6M), repeated.json (its control: the data and as many of its own pairs again), dataset.yaml
+(how to train on them), mine.json (what each rule kept), judged.npz, report.html; with --shards the
+augmented data as tar shards.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from lavis.common.dist_utils import is_main_process
+from tqdm import tqdm
+
+from lavis_mafa.analysis.corpus import Corpus, add_config_arguments, open_config
+from lavis_mafa.analysis.count import about, judge_all, nominated_by
+from lavis_mafa.analysis.features import make_features
+from lavis_mafa.analysis.intervals import wilson
+from lavis_mafa.analysis.judged import FILE, UNKNOWN, VALID, Judged
+from lavis_mafa.analysis.judging import add_con_d_arguments, discriminators_of
+from lavis_mafa.analysis.nominate import Sampling
+from lavis_mafa.analysis.tables import write_json, write_text
+from lavis_mafa.connections.build import ORACLE
+
+IMAGES = "images"
+KINDS = ("png", "jpg", "jpeg", "webp")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of the command."""
+    add_config_arguments(parser)
+    add_con_d_arguments(parser)
+    parser.add_argument("--output", type=Path, required=True, help="folder of results")
+    parser.add_argument("--sampling", choices=["grit", "random"], default="grit")
+    parser.add_argument("--batch-size", type=int, metavar="B", help="(the config's)")
+    parser.add_argument("--search-space", type=int, metavar="M", help="(the config's)")
+    parser.add_argument("--passes", type=int, default=1, help="epochs of mini-batches (1)")
+    parser.add_argument("--top-k", type=int, help="candidates of an anchor to judge (the config's)")
+    parser.add_argument(
+        "--threshold", type=float, help="above it a pair is new (the config's connections.high)"
+    )
+    parser.add_argument("--limit", type=int, help="keep so many, the most probable ones")
+    parser.add_argument(
+        "--shards", action="store_true", help="write the augmented data as tar shards as well"
+    )
+    parser.add_argument("--per-shard", type=int, default=10000, help="samples in a shard")
+    parser.add_argument("--seed", type=int, default=0, help="of mini-batches and of the control")
+
+
+@dataclass
+class Mined:
+    """New pairs, the most probable first.
+
+    Attributes:
+        image, text: ``(K,)`` numbers of the samples whose image and text they are.
+        score: ``(K,)`` Con-D's probability.
+        from_image, from_text: ``(K,)`` bool, who nominated them.
+        told: how many pairs came to each rule and left it.
+    """
+
+    image: np.ndarray
+    text: np.ndarray
+    score: np.ndarray
+    from_image: np.ndarray
+    from_text: np.ndarray
+    told: dict[str, int]
+
+    def __len__(self) -> int:
+        return len(self.image)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Mine and write."""
+    opened = open_config(args)
+    mafa = opened.cfg.model_cfg.get("mafa") or {}
+    rule = mafa.get("connections") or {}
+    low = float(rule.get("low", 0.5))
+    high = float(rule.get("high", 0.8)) if args.threshold is None else args.threshold
+    con_ds = discriminators_of(args, opened.cfg)
+    by_truth = not con_ds and (mafa.get("con_d") or {}).get("arch") == ORACLE
+    if len(con_ds) != 1 and not by_truth:
+        raise ValueError(
+            f"mining needs one Con-D, got {', '.join(con_ds) or 'none'}: set model.mafa.con_d, or "
+            "give --con-d con_d.arch=... with one name"
+        )
+    run_cfg = opened.cfg.run_cfg
+    space = args.search_space or int(run_cfg.grit.search_space)
+    sampling = Sampling(
+        args.sampling,
+        args.batch_size or int(run_cfg.batch_size_train),
+        space if args.sampling == "grit" else None,
+    )
+    features = make_features(opened, np.arange(len(opened.data)), args.output / "features")
+    top_k = args.top_k or int(rule.get("top_k", 1))
+    nominated = [
+        nominated_by(opened, features, sampling, args.seed + k, top_k, images_apart=True)
+        for k in range(args.passes)
+    ]
+    judged = judge_all(opened, features, nominated, con_ds, args.output)
+    if by_truth:
+        judged.probability[ORACLE] = (judged.truth == VALID).astype(np.float32)
+    judged.about = about(args, low=min(low, high), high=high)
+    if is_main_process():
+        judged.save(args.output / FILE)
+        mined = select(judged, opened.data, high, args.limit)
+        write_all(args, opened.data, judged, mined)
+
+
+def select(judged: Judged, data: Corpus, threshold: float, limit: int | None = None) -> Mined:
+    """Pairs that the first discriminator finds more probable than ``threshold``.
+
+    A pair of an image and a wording comes once, the most probable of several (several samples may
+    show one image, and several images may have one wording), and never one that the data have
+    already.
+
+    Args:
+        limit: keep so many of the most probable; None: all.
+    """
+    probability = judged.of(None)
+    readable = ~np.isnan(probability)
+    rows = np.flatnonzero(readable & (probability > threshold))
+    rows = rows[np.lexsort((judged.text[rows], judged.image[rows], -probability[rows]))]
+    ids = data.image_ids
+    involved = set(ids[judged.image[rows]].tolist())
+    there = {
+        (int(ids[number]), _wording(data.caption(number)))
+        for number in np.flatnonzero(np.isin(ids, np.fromiter(involved, np.int64, len(involved))))
+    }
+    kept, already, twice, seen = [], 0, 0, set()
+    for row in rows.tolist():
+        key = (int(ids[judged.image[row]]), _wording(data.caption(int(judged.text[row]))))
+        if key in there:
+            already += 1
+        elif key in seen:
+            twice += 1
+        else:
+            seen.add(key)
+            kept.append(row)
+    chosen = np.array(kept[: len(kept) if limit is None else limit], np.int64)
+    told = {
+        "judged": len(judged),
+        "not readable": int((~readable).sum()),
+        "not above the threshold": int(readable.sum()) - len(rows),
+        "in the data already": already,
+        "twice": twice,
+        "beyond the limit": len(kept) - len(chosen),
+        "new": len(chosen),
+    }
+    return Mined(
+        judged.image[chosen],
+        judged.text[chosen],
+        probability[chosen],
+        judged.from_image[chosen],
+        judged.from_text[chosen],
+        told,
+    )
+
+
+def _wording(caption: str) -> str:
+    return " ".join(caption.lower().split())
+
+
+def write_all(args: argparse.Namespace, data: Corpus, judged: Judged, mined: Mined) -> None:
+    """Write everything and tell what was found."""
+    from lavis_mafa.analysis.report import Table, write_report
+
+    names = _Names(data, args.output)
+    new = [
+        {
+            **names.record(int(i), int(t)),
+            "score": round(float(score), 6),
+            "direction": "both" if by_i and by_t else "i2t" if by_i else "t2i",
+        }
+        for i, t, score, by_i, by_t in zip(
+            *(mined.image, mined.text, mined.score, mined.from_image, mined.from_text), strict=True
+        )
+    ]
+    _write_records(args.output / "mined.json", new)
+    _write_records(args.output / "augmented.json", chain(names.records(range(len(data))), new))
+    again = np.random.default_rng((args.seed, 4)).choice(
+        len(data), len(new), replace=len(new) > len(data)
+    )
+    _write_records(
+        args.output / "repeated.json",
+        chain(names.records(range(len(data))), names.records(again.tolist())),
+    )
+    write_text(args.output / "dataset.yaml", names.dataset_yaml())
+    told: dict[str, Any] = {"threshold": judged.about["high"], **mined.told}
+    truth = _true_of(judged, mined)
+    if truth is not None:
+        low, high = wilson(truth.sum(), len(truth))
+        told["valid by truth"] = int(truth.sum())
+        told["precision"] = float(truth.mean()) if len(truth) else None
+        told["precision, 95 %"] = [low, high]
+    write_json(args.output / "mine.json", told)
+    print("\n".join(f"{value:>10}  {name}" for name, value in mined.told.items()))
+    if truth is not None and len(truth):
+        print(f"{100 * truth.mean():>9.1f}%  of the new ones are valid by truth")
+    rows = [[name, value] for name, value in mined.told.items()]
+    write_report(
+        args.output / "report.html",
+        title="Mined connections",
+        tables=[Table("Judged pairs", ["rule", "pairs"], rows)],
+        settings={**judged.about, "names": ", ".join(judged.names)},
+    )
+    print(f"written: {args.output / 'mined.json'}, augmented.json, repeated.json, dataset.yaml")
+    if args.shards:
+        print(f"written: {_write_shards(args, data, mined)}")
+
+
+def _true_of(judged: Judged, mined: Mined) -> np.ndarray | None:
+    """``(K,)`` bool of the mined pairs; None where truth is not known."""
+    if (judged.truth == UNKNOWN).any():
+        return None
+    size = np.int64(max(judged.text.max(initial=0), judged.image.max(initial=0)) + 1)
+    keys = judged.image * size + judged.text
+    return judged.truth[np.searchsorted(keys, mined.image * size + mined.text)] == VALID
+
+
+class _Names:
+    """Where the images of the data are, as annotation files tell it.
+
+    Images that are in no file of their own are written below the output once.
+    """
+
+    def __init__(self, data: Corpus, output: Path) -> None:
+        self.data = data
+        self.output = output
+        self.written = output / IMAGES
+        roots = [getattr(part, "vis_root", None) or self.written for part in data.pairs.parts]
+        self.root = os.path.commonpath([os.path.abspath(root) for root in roots])
+
+    def records(self, numbers: Iterable[int]) -> Iterator[dict[str, Any]]:
+        """Records of samples as they are in the data."""
+        return (self.record(number, number) for number in numbers)
+
+    def record(self, image: int, text: int) -> dict[str, Any]:
+        """A pair of the image of one sample and the caption of another."""
+        path = self.data.pairs.source(image)[0] or self._write_once(image)
+        return {
+            "image": os.path.relpath(path, self.root),
+            "caption": self.data.caption(text),
+            "image_id": int(self.data.image_ids[image]),
+        }
+
+    def _write_once(self, number: int) -> Path:
+        """The file of an image that has none in the data."""
+        name = f"{int(self.data.image_ids[number]):09d}"
+        for kind in KINDS:
+            if (path := self.written / f"{name}.{kind}").is_file():
+                return path
+        content, kind = self.data.pairs.image_bytes(number)
+        self.written.mkdir(parents=True, exist_ok=True)
+        temporary = self.written / f".{name}.tmp"
+        temporary.write_bytes(content)
+        path = self.written / f"{name}.{kind}"
+        os.replace(temporary, path)
+        return path
+
+    def dataset_yaml(self) -> str:
+        """The part of a config that trains on the augmented data."""
+        images, file = json.dumps(self.root), self.output / "augmented.json"
+        return (
+            "# The data and the new pairs. In its place: mined.json alone, or repeated.json, the\n"
+            "# control. Processors and further splits: as in your config.\n"
+            "datasets:\n"
+            "  image_text_json:\n"
+            "    build_info:\n"
+            "      annotations:\n"
+            f"        train: {{storage: {json.dumps(str(file.resolve()))}}}\n"
+            f"      images: {{storage: {images}}}\n"
+        )
+
+
+def _write_records(path: Path, records: Iterable[dict[str, Any]]) -> None:
+    """A JSON array, one record a line, whole or not there."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with open(temporary, "w", encoding="utf-8") as file:
+        between = "[\n"
+        for record in records:
+            file.write(between + json.dumps(record, ensure_ascii=False))
+            between = ",\n"
+        file.write("[]\n" if between == "[\n" else "\n]\n")
+    os.replace(temporary, path)
+
+
+def _write_shards(args: argparse.Namespace, data: Corpus, mined: Mined) -> Path:
+    """The augmented data as tar shards, images as they are."""
+    from lavis_mafa.datasets.shards import write_shards
+
+    own = [(number, number, {}) for number in range(len(data))]
+    new = [
+        (int(i), int(t), {"score": round(float(score), 6)})
+        for i, t, score in zip(mined.image, mined.text, mined.score, strict=True)
+    ]
+
+    def samples() -> Iterator[tuple[str, bytes, str, str, dict[str, Any]]]:
+        bar = tqdm([*own, *new], unit=" samples", desc="shards")
+        for place, (image, text, extra) in enumerate(bar):
+            content, kind = data.pairs.image_bytes(image)
+            told = {"image_id": int(data.image_ids[image]), **extra}
+            yield f"{place:09d}", content, kind, data.caption(text), told
+
+    return write_shards(args.output / "shards", samples(), args.per_shard)
