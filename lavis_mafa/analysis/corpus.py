@@ -58,12 +58,15 @@ class Opened:
         return torch.autocast(self.device.type, dtype, enabled=bool(run.get("amp", False)))
 
 
+NO_SPLITS = ["run.valid_splits=[]", "run.test_splits=[]"]  # an analysis reads the training set
+
+
 def options_of(args: argparse.Namespace) -> list[str]:
     """``--options`` and what ``--checkpoint`` stands for."""
     if not args.checkpoint:
-        return list(args.options)
+        return [*args.options, *NO_SPLITS]
     given = ["model.load_finetuned=True", f"model.finetuned={args.checkpoint}"]
-    return [*args.options, *given]
+    return [*args.options, *NO_SPLITS, *given]
 
 
 def open_config(args: argparse.Namespace) -> Opened:
@@ -96,7 +99,7 @@ def open_data(cfg_path: str, options: Sequence[str] = ()) -> TrainingSet:
     Raises:
         ConfigError, ValueError: as `open_config`.
     """
-    return _training_data(begin(cfg_path, options))[1]
+    return _training_data(begin(cfg_path, [*options, *NO_SPLITS]))[1]
 
 
 def _training_data(cfg: Any) -> tuple[Any, TrainingSet]:

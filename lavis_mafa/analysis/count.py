@@ -65,12 +65,12 @@ def run(args: argparse.Namespace) -> None:
     """Count and write ``counts.json``, ``counts.md``, ``report.html`` and ``judged.npz``."""
     args.sampling = args.sampling or ["random", "grit"]
     correction = None if args.correction is None else _correction(args.correction)
+    con_ds = discriminators_of(args)
     opened = open_config(args)
     run_cfg = opened.cfg.run_cfg
     sizes = args.batch_sizes or [int(run_cfg.batch_size_train)]
     spaces = args.search_spaces or [int(run_cfg.grit.search_space)]
     wanted = samplings(args.sampling, sizes, spaces)
-    con_ds = discriminators_of(args, opened.cfg)
     if not con_ds and opened.data.truth is None:
         raise ValueError(
             "nothing to judge by: the data do not know which pairs match. Name a discriminator, "
@@ -299,8 +299,8 @@ def table_of(
     """One row for each judge and sampling, as MAFA's Tables 1 and 9."""
     columns = ["judge", "sampling", "B", "M"]
     for side in SIDES:
-        columns += [f"FN w.r.t. {side}", "%", "95 %"]
-        columns += ["corrected %"] if correction else []
+        columns += [f"FN w.r.t. {side}", f"{side} %", f"{side} % (95 %)"]
+        columns += [f"{side} % corrected"] if correction else []
     rows: dict[tuple[Any, ...], list[Any]] = {}
     for count in counts:
         key = (count.judge, count.sampling, count.batch_size, count.search_space)

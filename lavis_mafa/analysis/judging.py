@@ -13,10 +13,10 @@ from lavis.common.dist_utils import get_rank, get_world_size, is_main_process
 from omegaconf import OmegaConf
 from tqdm import tqdm
 
-from lavis_mafa.analysis.corpus import Corpus, Opened, barrier, tell
+from lavis_mafa.analysis.corpus import Corpus, Opened, barrier, options_of, tell
 from lavis_mafa.analysis.features import Features, fingerprint, require_same
 from lavis_mafa.analysis.judged import UNKNOWN
-from lavis_mafa.config import ConfigError
+from lavis_mafa.config import ConfigError, load_config
 from lavis_mafa.config.load import check_con_d
 from lavis_mafa.connections.build import ORACLE, build_discriminator
 from lavis_mafa.connections.con_d import ModelDiscriminator
@@ -39,14 +39,14 @@ def add_con_d_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def discriminators_of(args: argparse.Namespace, cfg: Any) -> dict[str, dict[str, Any]]:
+def discriminators_of(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
     """The configs of the discriminators that judge, by name; {} for none but the truth.
 
     Raises:
         ConfigError: with all that is wrong in them.
     """
     if not args.con_d:
-        mafa = cfg.model_cfg.get("mafa")
+        mafa = load_config(args.cfg_path, options_of(args)).model_cfg.get("mafa")
         own = mafa.get("con_d") if mafa else None
         if not own or own.arch == ORACLE:
             return {}

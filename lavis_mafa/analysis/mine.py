@@ -86,12 +86,12 @@ class Mined:
 
 def run(args: argparse.Namespace) -> None:
     """Mine and write."""
+    con_ds = discriminators_of(args)
     opened = open_config(args)
     mafa = opened.cfg.model_cfg.get("mafa") or {}
     rule = mafa.get("connections") or {}
     low = float(rule.get("low", 0.5))
     high = float(rule.get("high", 0.8)) if args.threshold is None else args.threshold
-    con_ds = discriminators_of(args, opened.cfg)
     by_truth = not con_ds and (mafa.get("con_d") or {}).get("arch") == ORACLE
     if len(con_ds) != 1 and not by_truth:
         raise ValueError(

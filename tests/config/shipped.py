@@ -15,7 +15,8 @@ from lavis_mafa.step import StepSettings
 PROJECTS = ROOT / "projects"
 TRAIN, EVAL = PROJECTS / "mafa/train", PROJECTS / "mafa/eval"
 STAGE_1 = PROJECTS / "mafa/blip2_stage1.yaml"
-SHIPPED = sorted(PROJECTS.rglob("*.y*ml"))
+SWEEPS = PROJECTS / "mafa/sweeps"  # files of another kind, tested with what reads them
+SHIPPED = sorted(path for path in PROJECTS.rglob("*.y*ml") if SWEEPS not in path.parents)
 SCRIPTS = sorted((ROOT / "run_scripts").rglob("*.sh"))
 EVAL_SCRIPTS = [path for path in SCRIPTS if path.parent == ROOT / "run_scripts/mafa/eval"]
 ANNOTATIONS = "datasets.image_text_json.build_info.annotations.{}.storage={}.json"
@@ -28,6 +29,12 @@ def needed(path, options=()):
         splits = ("train", "val", "test") if path.parent.name == "train" else ("test",)
         files = [ANNOTATIONS.format(split, split) for split in splits]
         return [*files, "datasets.image_text_json.build_info.images.storage=images"]
+    if "shards" in path.stem:
+        key = "datasets.image_text_shards.build_info.annotations.{0}.storage={0}/*.tar"
+        return [key.format(split) for split in ("train", "val", "test")]
+    images = "datasets.image_text_json.build_info.images.storage="
+    if path.stem == "blip2_stage2_mined" and not any(o.startswith(images) for o in options):
+        return [f"{images}images"]
     model = OmegaConf.load(path).model
     given = any(option.startswith(("model.opt_model=", "model.t5_model=")) for option in options)
     if model.arch == "blip2_opt_mafa" and model.model_type == "tiny" and not given:

@@ -1,0 +1,64 @@
+"""A tiny model and a tiny Con-D in files, and the commands of the analysis on the toy world."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import torch
+from conftest import ROOT, mini_batch
+
+from lavis_mafa import load_model
+from lavis_mafa.analysis.__main__ import main
+from lavis_mafa.connections.con_d import ModelDiscriminator
+
+CONFIG = str(ROOT / "projects/mafa/train/albef_toy.yaml")
+SIZE = 150
+
+
+def save_model(path, train_set, seed):
+    """A random tiny ALBEF whose ITM head finds about half of all pairs; the path."""
+    torch.manual_seed(seed)
+    model = load_model("albef_mafa", "tiny")
+    con_d = ModelDiscriminator(model)
+    samples = mini_batch(train_set, range(20))
+    pairs = torch.cartesian_prod(torch.arange(20), torch.arange(20)).unbind(1)
+    model.itm_head.weight.data *= 100.0
+    for _ in range(2):
+        odds = torch.logit(con_d.judge(samples, *pairs).double(), eps=1e-12)
+        model.itm_head.bias.data[1] -= odds.median().float()
+    torch.save({"model": load_model("albef_mafa", "tiny").state_dict() | model.state_dict()}, path)
+    return str(path)
+
+
+def arguments(command, output, model, *more, options=(), size=SIZE):
+    """The command's arguments on ``size`` pairs of the toy world."""
+    return [
+        *(command, "--cfg-path", CONFIG, "--output", str(output), "--checkpoint", str(model)),
+        *("--options", f"datasets.toy_scenes.build_info.train_size={size}", *options),
+        *map(str, more),
+    ]
+
+
+def con_d(name, path):
+    return [f"{name}.arch=albef_mafa", f"{name}.model_type=tiny", f"{name}.checkpoint={path}"]
+
+
+def call(*args):
+    """Run a command here; it must succeed."""
+    assert main([str(a) for a in args]) == 0
+
+
+def call_ranks(ranks, *args):
+    """Run a command as a program of its own on several ranks; what it said."""
+    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
+    done = subprocess.run(
+        [sys.executable, *(launcher if ranks > 1 else []), "-m", "lavis_mafa.analysis", *args],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout

@@ -1,0 +1,50 @@
+"""Intervals of shares: closed forms, coverage, and what clusters do to them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lavis_mafa.analysis.intervals import clustered, wilson
+
+
+def test_wilson_against_a_published_value():
+    # 81 of 263 (Newcombe 1998, table I): 0.2553 to 0.3662 without continuity correction.
+    assert wilson(81, 263) == pytest.approx((0.2553, 0.3662), abs=5e-5)
+
+
+def test_nothing_known_is_everything_possible():
+    assert wilson(0, 0) == (0.0, 1.0)
+    assert clustered(np.array([]), np.array([])) == (0.0, 1.0)
+
+
+@given(st.integers(1, 500), st.floats(0, 1))
+def test_wilson_holds_the_share(count, share):
+    hits = round(share * count)
+    low, high = wilson(hits, count)
+    assert 0 <= low <= hits / count <= high <= 1 and low < high
+
+
+def test_clusters_that_agree_within_count_once_each():
+    hits, counts = np.array([10, 0, 10, 0, 10, 0] * 10), np.full(60, 10)
+    low, high = clustered(hits, counts)
+    one_each = wilson(30 * 59 / 60, 60 * 59 / 60)
+    assert (low, high) == pytest.approx(one_each, abs=1e-9)
+    assert high - low > 2 * np.subtract(*wilson(300, 600)[::-1])
+
+
+def test_all_or_nothing_is_as_sure_as_there_are_clusters():
+    assert clustered(np.zeros(8), np.full(8, 100)) == wilson(0, 8)
+    assert clustered(np.full(8, 100), np.full(8, 100)) == wilson(8, 8)
+
+
+def test_it_holds_the_truth_as_often_as_it_says():
+    rng = np.random.default_rng(0)
+    inside = 0
+    for _ in range(400):
+        shares = rng.beta(2, 6, size=80)  # of mini-batches, mean 0.25
+        low, high = clustered(rng.binomial(16, shares), np.full(80, 16))
+        inside += low <= 0.25 <= high
+    assert 0.92 <= inside / 400 <= 0.98
