@@ -24,6 +24,8 @@ STRICT_REQUIREMENTS = [
     "torchvision==0.26.0",
     "numpy<2",
     # LAVIS imports these without listing them, or this package does.
+    "braceexpand",
+    "eccv_caption==0.1.0",
     "matplotlib",
     "pillow",
     "pyarrow>=15",
@@ -33,6 +35,7 @@ STRICT_REQUIREMENTS = [
     "scipy",
     "tensorboard>=2.14",
     "tqdm",
+    "webdataset",
 ]
 
 STRICT_SET_ERROR = """

@@ -502,8 +502,11 @@ def _check_files(name: str, s: Settings, report: Report) -> None:
     lavis_own = builder is not None and builder.__module__.startswith("lavis.")
     root = registry.get_path("cache_root") if lavis_own else ""
 
+    files_named = getattr(builder, "files_named", lambda file: [file])  # by a pattern
+
     def there(file: str) -> bool:
-        return os.path.exists(os.path.expanduser(os.path.join(root, file)))
+        files = files_named(os.path.expanduser(os.path.join(root, file)))
+        return bool(files) and all(map(os.path.exists, files))
 
     annotations = s[f"{path}.annotations"]
     if annotations == {}:

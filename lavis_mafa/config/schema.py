@@ -218,6 +218,9 @@ RUN = {
                    nullable=True, items=Key("str", choices=CAPTION_METRICS)),
     "gradcam_tokens": Key("str", "mafa_grounding: tokens that a heat map is averaged over",
                           "ALBEF 6.4", choices=("all", "words")),
+    "save_scores": Key("bool", "retrieval: write scores_<split>.npz into the result folder", OURS),
+    "truth_file": Key("str", "retrieval: JSON list of valid [image, caption] pairs beyond the "
+                      "original ones; null: none", OURS, nullable=True, path="file"),
     "save_maps": Key("int", "mafa_grounding: how many heat maps are written as pictures", OURS,
                      low=0),
     "amp_dtype": Key("str", "number format of amp", OURS, default="fp16", choices=("fp16", "bf16")),
@@ -233,7 +236,7 @@ RUN = {
                              default=None, nullable=True, low=1),
     "job_id": Key("str", "folder under output_dir; null: a time stamp; '': output_dir itself",
                   OURS, default=None, nullable=True),
-    "max_unreadable": Key("float", "share of images that may be unreadable", OURS, default=0.01,
+    "max_unreadable": Key("float", "share of the samples of a rank and epoch that may be unreadable", OURS, default=0.01,
                           low=0, high=1),
     "log_connections": Key("int", "mined connections written per epoch", OURS, default=64, low=0),
     "tensorboard": Key("bool", "write TensorBoard event files", OURS, default=True),
@@ -386,7 +389,7 @@ MODEL_MAFA = {
 MODEL_PARTS = {
     "vit_weights": Key("str", "weights of the image encoder; null: random", OURS, nullable=True,
                        path="file or URL", words=("published",)),
-    "bert_weights": Key("str", "BERT that the Q-Former begins with; null: random", OURS,
+    "bert_weights": Key("str", "BERT that the Q-Former or text encoder begins with; null: random", OURS,
                         nullable=True, path="path or name"),
     "q_former_config": Key("str", "JSON of the Q-Former's sizes; null: BERT-base's", OURS,
                            nullable=True, path="library file"),

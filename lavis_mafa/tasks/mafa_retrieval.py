@@ -1,24 +1,43 @@
-"""LAVIS's retrieval task, with recall against full truth where the data have it."""
+"""LAVIS's retrieval task, with figures that false negatives do not spoil where truth is known."""
 
 from __future__ import annotations
 
+import json
+import logging
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from lavis.common.dist_utils import is_main_process
 from lavis.common.registry import registry
 from lavis.tasks.retrieval import RetrievalTask
 
+from lavis_mafa.evaluation.known_truth import read_truth, truth_with
 from lavis_mafa.evaluation.recall import retrieval_with_truth
+from lavis_mafa.evaluation.score_files import SavedScores, captions_of, save_scores
 
 
 @registry.register_task("mafa_retrieval")
 class MafaRetrievalTask(RetrievalTask):
     """Trains any LAVIS retrieval model and evaluates as LAVIS's ``retrieval`` does.
 
-    A split that offers ``truth_matrix()`` (``toy_scenes``) is also scored against all valid pairs:
-    see `lavis_mafa.evaluation.recall.retrieval_with_truth`.
+    Beside LAVIS's figures, in log and ``evaluate.txt``:
+
+    - recall and mAP@R against all valid pairs (`lavis_mafa.evaluation.recall.retrieval_with_truth`)
+      where the split offers ``truth_matrix()`` (``toy_scenes``) or ``run.truth_file`` names pairs;
+    - ECCV Caption's, CxC's and COCO 1K's figures (`lavis_mafa.evaluation.eccv.eccv_scores`) of
+      COCO's test split, where ``eccv_caption`` is installed.
+
+    With ``run.save_scores`` the scores go to ``scores_<split>.npz`` in the result folder.
     """
+
+    def __init__(self, cfg: Any) -> None:
+        super().__init__(cfg)
+        path = cfg.get("truth_file")
+        self._pairs = read_truth(path) if path else None
+        self._scores: SavedScores | None = None
+        self._told: set[str] = set()
 
     @torch.no_grad()
     def evaluation(self, model: Any, data_loader: Any, **kwargs: Any) -> dict[str, float] | None:
@@ -28,6 +47,65 @@ class MafaRetrievalTask(RetrievalTask):
             return None
         dataset = data_loader.dataset
         figures = self._report_metrics(scores_i2t, scores_t2i, dataset.txt2img, dataset.img2txt)
-        if hasattr(dataset, "truth_matrix"):
-            figures.update(retrieval_with_truth(scores_i2t, scores_t2i, dataset.truth_matrix()))
-        return figures
+        more = {
+            **self._figures_of_truth(dataset, scores_i2t, scores_t2i),
+            **self._figures_of_coco(dataset, scores_i2t, scores_t2i),
+        }
+        if more:
+            self._note_depth(*scores_i2t.shape)
+            with open(Path(registry.get_path("output_dir")) / "evaluate.txt", "a") as file:
+                file.write(json.dumps(more) + "\n")
+        if self.cfg.get("save_scores"):
+            # The name of the split comes after the evaluation.
+            self._scores = SavedScores.of(dataset, scores_i2t, scores_t2i)
+        return {**figures, **more}
+
+    def after_evaluation(
+        self, val_result: Any, split_name: str = "evaluation", **kwargs: Any
+    ) -> Any:
+        """Save the scores if they are wanted; the figures as they are."""
+        if self._scores is not None:
+            folder = Path(registry.get_path("result_dir"))
+            path = save_scores(self._scores, folder / f"scores_{split_name}.npz")
+            self._scores = None
+            logging.info("scores are in %s", path)
+        return val_result
+
+    def _figures_of_truth(
+        self, dataset: Any, scores_i2t: np.ndarray, scores_t2i: np.ndarray
+    ) -> dict[str, float]:
+        truth = dataset.truth_matrix() if hasattr(dataset, "truth_matrix") else None
+        if self._pairs is not None:
+            richer = truth_with(dataset, self._pairs)
+            truth = truth if richer is None else richer
+        return {} if truth is None else retrieval_with_truth(scores_i2t, scores_t2i, truth)
+
+    def _figures_of_coco(
+        self, dataset: Any, scores_i2t: np.ndarray, scores_t2i: np.ndarray
+    ) -> dict[str, float]:
+        # Imported here since it is a command as well: `python -m` warns of one already imported.
+        from lavis_mafa.evaluation.eccv import coco_ids, eccv_scores, is_coco_test
+
+        if not is_coco_test([str(name) for name in getattr(dataset, "image", ())]):
+            return {}
+        try:
+            ids = coco_ids(dataset.image, captions_of(dataset))
+            return eccv_scores(scores_i2t, scores_t2i, *ids)
+        except (ImportError, ValueError) as error:
+            # LAVIS's own figures stand all the same.
+            self._tell(f"no figures of ECCV Caption and CxC: {error}", logging.WARNING)
+            return {}
+
+    def _note_depth(self, images: int, texts: int) -> None:
+        k_test = self.cfg.get("k_test") or 0
+        if 0 < k_test < max(images, texts):
+            self._tell(
+                f"only the {k_test} best candidates by ITC are re-ranked (run.k_test): R-Precision "
+                "and mAP@R count only these, all others are equal"
+            )
+
+    def _tell(self, text: str, level: int = logging.INFO) -> None:
+        """Log a line once a run."""
+        if text not in self._told:
+            self._told.add(text)
+            logging.log(level, "%s", text)

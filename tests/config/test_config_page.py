@@ -1,0 +1,119 @@
+"""docs/config.md is what the schema and the default YAMLs say."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+
+from lavis_mafa.config.page import COMMAND, comments, main, ours, page, plain
+from lavis_mafa.config.schema import CON_D, GRIT, MAFA, MODEL, MODEL_MAFA, MODEL_PARTS, RUN
+
+PAGE = ROOT / "docs" / "config.md"
+
+
+@pytest.fixture(scope="module")
+def generated():
+    return page()
+
+
+def rows(text, title):
+    """First cells of the table below a heading."""
+    part = text.split(f"\n{title}\n", 1)[1].split("\n#", 1)[0]
+    return re.findall(r"^\| `([^`]+)` \|", part, flags=re.MULTILINE)
+
+
+def test_the_page_is_up_to_date(generated):
+    assert PAGE.read_text(encoding="utf-8") == generated, f"docs/config.md is old: run `{COMMAND}`"
+
+
+def test_every_key_of_the_schema_has_a_row(generated):
+    assert rows(generated, "## `run`") == list(RUN)
+    assert rows(generated, "## `run.grit`") == list(GRIT)
+    assert rows(generated, "## `model`") == list(MODEL)
+    assert rows(generated, "## `model.mafa`") == list(MAFA)
+    own = rows(generated, "## `model`, of this package")
+    assert {*MODEL_MAFA, *MODEL_PARTS} == {name for name in own if "." not in name}
+    for name, key in MAFA.items():
+        if key.keys:
+            assert rows(generated, f"## `model.mafa.{name}`") == list(key.keys)
+    assert rows(generated, "## `model.mafa.con_d`") == list(CON_D)
+
+
+def test_every_row_says_what_the_key_does(generated):
+    empty = [line for line in generated.splitlines() if re.search(r"\|\s*\|$", line)]
+    assert empty == []
+
+
+def test_every_table_has_as_many_cells_in_every_row(generated):
+    blocks = re.findall(r"(?:^\|.*\n)+", generated, flags=re.MULTILINE)
+    assert len(blocks) > 20
+    for block in blocks:
+        assert len({len(re.findall(r"(?<!\\)\|", line)) for line in block.splitlines()}) == 1, block
+
+
+def test_every_model_and_data_set_of_ours_has_its_default_yaml(generated):
+    for table in ("model", "builder"):
+        for name, cls in ours(table):
+            part = generated.split(f"\n### `{name}`\n", 1)[1].split("\n#", 1)[0]
+            types = getattr(cls, "PRETRAINED_MODEL_CONFIG_DICT", None) or cls.DATASET_CONFIG_DICT
+            links = re.findall(r"\[([^\]]+)\]\(\.\./([^)]+)\)", part)
+            assert [kind for kinds, _ in links for kind in kinds.split(", ")] == list(types)
+            assert all((ROOT / path).is_file() for _, path in links)
+
+
+def test_nothing_of_this_machine_is_told(generated):
+    assert str(ROOT) not in generated and str(Path.home()) not in generated
+    assert "albef_retrieval" in rows_of_con_d(generated) and "pnp_vqa" not in generated
+
+
+def rows_of_con_d(text):
+    return text.split("\n## `model.mafa.con_d`\n", 1)[1].split("\n#", 1)[0]
+
+
+def test_defaults_that_differ_by_task(generated):
+    assert "| `False`; `True` for task `mafa_pretrain` |" in generated
+
+
+def test_comments_of_a_yaml():
+    text = "\n".join(
+        [
+            "# head",
+            "a:",
+            "  b: 1 # behind",
+            "  # above,",
+            "  # two lines",
+            '  c: "x"',
+            "  d:",
+            "    e: # of a mapping",
+            "      f: 2",
+            "  g: 3",
+        ]
+    )
+    assert comments(text) == {
+        "a": "head",
+        "a.b": "behind",
+        "a.c": "above, two lines",
+        "a.d": "",
+        "a.d.e": "of a mapping",
+        "a.d.e.f": "",
+        "a.g": "",
+    }
+
+
+@pytest.mark.parametrize(
+    "value, written",
+    [(None, "null"), (True, "True"), (0.0001, "0.0001"), (1e-6, "1e-06"), (5.0, "5.0"), ("", '""')]
+    + [("a picture of ", '"a picture of "'), (["itc", "itm"], '["itc", "itm"]'), ({}, "{}")],
+)
+def test_values_are_written_as_in_yaml(value, written):
+    assert plain(value) == written
+
+
+def test_it_prints_or_writes(generated, tmp_path, capsys):
+    assert main([]) == 0
+    assert capsys.readouterr().out == generated
+    assert main(["--write", str(tmp_path / "page.md")]) == 0
+    assert (tmp_path / "page.md").read_text(encoding="utf-8") == generated
