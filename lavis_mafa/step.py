@@ -6,7 +6,7 @@ settings, so it can be called from any trainer.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
@@ -28,7 +28,7 @@ from lavis_mafa.connections.mining import (
     pick,
     unique_pairs,
 )
-from lavis_mafa.connections.negatives import NONE, PICKERS
+from lavis_mafa.connections.negatives import NONE, PICKERS, Picker
 from lavis_mafa.connections.posterior import PosteriorPicker, PosteriorRule
 from lavis_mafa.objectives.contrastive import (
     consistency_loss,
@@ -46,6 +46,7 @@ from lavis_mafa.ranks import Ranks
 # "found": judged positive, whatever is made of it.
 COUNTS = ("picked", "judged", "found", "ambiguous", "kept", "probability_sum")
 WEIGHTS = {"itc": 1.0, "imc": 0.0, "lmi": 0.0, "itm": 1.0, "lm": 1.0}
+Judge = Callable[[Tensor, Tensor], Tensor]
 SECOND_VIEW = "image_view2"  # key of a mini-batch's images as momentum encoders see them, if others
 
 
@@ -240,7 +241,7 @@ def run_step(
 
 
 @dataclass
-class _Compared:
+class Compared:
     """Similarities divided by the temperature, ``(B, N)``: the C candidates of the mini-batches
     first, then the momentum queue's Q, of which ``queued_positives`` ``(B, Q)`` show an anchor's
     image. Where there is a momentum encoder, its own similarities give the soft labels, with weight
@@ -282,15 +283,63 @@ def known_positives(
     return positives
 
 
-def _itc(
-    compared: _Compared, i2t: Connections, t2i: Connections, settings: StepSettings, active: bool
-) -> Tensor:
+def find_connections(
+    sim_i2t: Tensor,
+    sim_t2i: Tensor,
+    positives: Tensor,
+    own: Tensor,
+    pickers: Sequence[Picker],
+    rule: MiningRule,
+    judge: Judge | None = None,
+    judge_none: bool = False,
+) -> tuple[Connections, Connections, int]:
+    """Pick, judge and connect, both directions (MAFA Algorithm 1).
+
+    Args:
+        sim_i2t, sim_t2i: ``(B, C)`` as the pickers want them.
+        positives: ``(B, C)`` bool, see `known_positives`.
+        own: ``(B,)``, the anchors' numbers among the candidates.
+        pickers: of images and of texts, out of `lavis_mafa.connections.negatives.PICKERS`.
+        rule: what becomes of a verdict.
+        judge: Con-D's probabilities ``(P,)`` of images and texts ``(P,)`` by number; None leaves
+            every hard negative a negative.
+        judge_none: ask it also if no pair was picked, as other ranks wait for this one.
+
+    Returns:
+        Connections of images and of texts, and how many pairs were judged.
+    """
+    resample = judge is not None and rule.resample
+    top_k = rule.top_k if judge is not None else 1
+    hard_i2t, second_i2t = pick(sim_i2t, positives, pickers[0], resample, top_k)
+    hard_t2i, second_t2i = pick(sim_t2i, positives, pickers[1], resample, top_k)
+    image_of, text_of, row_i2t, row_t2i = unique_pairs(hard_i2t, hard_t2i, own)
+    verdict = None
+    if judge is not None and (len(image_of) or judge_none):
+        verdict = judge(image_of, text_of)
+    i2t = connect(positives, hard_i2t, second_i2t, verdict, row_i2t, rule)
+    t2i = connect(positives, hard_t2i, second_t2i, verdict, row_t2i, rule)
+    return i2t, t2i, 0 if verdict is None else len(verdict)
+
+
+def itc_labels(
+    compared: Compared, i2t: Connections, t2i: Connections, settings: StepSettings, active: bool
+) -> list[tuple[Tensor, Tensor | None]]:
+    """Labels ``(B, N)`` of ITC and what takes no part ``(B, N)`` or None: of images, then of texts.
+
+    The consistency loss is a term of its own beside one-hot labels (GRIT-VLP eq. 6).
+
+    Args:
+        compared: gives N, and with momentum encoders their soft labels.
+        i2t, t2i: what was found of both directions.
+        settings: see `StepSettings`.
+        active: whether labels are smoothed by now, see `SoftLabels.active`.
+    """
     soft, rule = settings.soft_labels, settings.connections
     smoothing = soft.alpha if active and soft.type == "smoothed" else soft.label_smoothing
-    total = compared.i2t.new_zeros(())
-    for sim, other, distilled, found in (
-        (compared.i2t, compared.t2i, compared.soft_i2t, i2t),
-        (compared.t2i, compared.i2t, compared.soft_t2i, t2i),
+    both = []
+    for sim, distilled, found in (
+        (compared.i2t, compared.soft_i2t, i2t),
+        (compared.t2i, compared.soft_t2i, t2i),
     ):
         positives, dropped = found.itc_targets(rule)
         positives = _over(positives, sim, compared.queued_positives)
@@ -300,6 +349,21 @@ def _itc(
             labels = smooth(labels, smoothing, dropped)
         if distilled is not None:
             labels = mix(labels, distilled_labels(distilled, dropped), compared.alpha)
+        both.append((labels, dropped))
+    return both
+
+
+def _itc(
+    compared: Compared, i2t: Connections, t2i: Connections, settings: StepSettings, active: bool
+) -> Tensor:
+    soft = settings.soft_labels
+    total = compared.i2t.new_zeros(())
+    for sim, other, (labels, dropped) in zip(
+        (compared.i2t, compared.t2i),
+        (compared.t2i, compared.i2t),
+        itc_labels(compared, i2t, t2i, settings, active),
+        strict=True,
+    ):
         total = total + contrastive_loss(sim, labels, dropped) / 2
         if active and soft.type == "consistency":
             total = total + soft.weight / 2 * consistency_loss(sim, other, dropped)
@@ -348,7 +412,7 @@ class _Step:
 
     def compare(
         self, samples: dict[str, Any], images: Images, texts: Texts, momentum: Momentum | None
-    ) -> _Compared:
+    ) -> Compared:
         """Similarities of the mini-batch's own ``images`` and ``texts`` to all candidates."""
         similarity, temperature = self.backbone.similarity, self.backbone.temperature
         assert images.features is not None and texts.features is not None
@@ -356,7 +420,7 @@ class _Step:
             assert self.images.features is not None and self.texts.features is not None
             i2t = similarity(images.features, self.texts.features)
             t2i = similarity(self.images.features, texts.features).t()
-            return _Compared(i2t / temperature, t2i / temperature)
+            return Compared(i2t / temperature, t2i / temperature)
         with torch.no_grad():
             seen = {**samples, "image": samples.get(SECOND_VIEW, samples["image"])}
             copied_images, copied_texts = momentum.encode(seen)
@@ -378,7 +442,7 @@ class _Step:
             momentum.enqueue(own_images, own_texts, own_ids)
             soft_i2t = similarity(own_images, all_texts) / temperature
             soft_t2i = similarity(all_images, own_texts).t() / temperature
-        return _Compared(
+        return Compared(
             similarity(images.features, all_texts) / temperature,
             similarity(all_images, texts.features).t() / temperature,
             soft_i2t,
@@ -390,18 +454,16 @@ class _Step:
     def mine(
         self,
         samples: dict[str, Any],
-        compared: _Compared,
+        compared: Compared,
         seen: Tensor | None,
         con_d: Discriminator | None,
         posterior: PosteriorPicker | None,
     ) -> tuple[Connections, Connections, int]:
         """Pick, judge and connect, both directions; and how many pairs were judged."""
-        rule = self.settings.connections
         count = len(self.texts.ids)  # what is in a queue has no image or text to match
         sim_i2t, sim_t2i = compared.i2t[:, :count], compared.t2i[:, :count]
         positives = self.positives
-        resample = con_d is not None and rule.resample
-        top_k = rule.top_k if con_d is not None else 1
+        pickers: list[Picker]
         if posterior is None:
             pickers = [PICKERS[self.settings.negatives]] * 2
         else:
@@ -410,18 +472,16 @@ class _Step:
             # With momentum encoders an image's and a text's similarity to their pair differ.
             own_sims = (s.gather(1, self.own[:, None]).squeeze(1) for s in (sim_i2t, sim_t2i))
             pickers = [partial(posterior.pick, own_sim=one) for one in own_sims]
-        hard_i2t, second_i2t = pick(sim_i2t, positives, pickers[0], resample, top_k)
-        hard_t2i, second_t2i = pick(sim_t2i, positives, pickers[1], resample, top_k)
-        image_of, text_of, row_i2t, row_t2i = unique_pairs(hard_i2t, hard_t2i, self.own)
-        verdict = None
-        if con_d is not None and (len(image_of) or self.ranks.world > 1):
+        judge: Judge | None = None
+        if con_d is not None:
             candidates = {**samples, **self.numbers}
-            verdict = con_d.judge(candidates, image_of, text_of, self.ranks, seen)
-        i2t = connect(positives, hard_i2t, second_i2t, verdict, row_i2t, rule)
-        t2i = connect(positives, hard_t2i, second_t2i, verdict, row_t2i, rule)
-        return i2t, t2i, 0 if verdict is None else len(verdict)
+            judge = partial(con_d.judge, candidates, ranks=self.ranks, seen=seen)
+        rule, everywhere = self.settings.connections, self.ranks.world > 1
+        return find_connections(
+            sim_i2t, sim_t2i, positives, self.own, pickers, rule, judge, everywhere
+        )
 
-    def imc(self, compared: _Compared, images: Images, texts: Texts) -> Tensor:
+    def imc(self, compared: Compared, images: Images, texts: Texts) -> Tensor:
         """TCL's intra-modal loss of this rank's images and texts, mean of both."""
         assert self.copied is not None
         assert images.features is not None and texts.features is not None

@@ -236,8 +236,8 @@ RUN = {
                              default=None, nullable=True, low=1),
     "job_id": Key("str", "folder under output_dir; null: a time stamp; '': output_dir itself",
                   OURS, default=None, nullable=True),
-    "max_unreadable": Key("float", "share of the samples of a rank and epoch that may be unreadable", OURS, default=0.01,
-                          low=0, high=1),
+    "max_unreadable": Key("float", "share of the samples of a rank and epoch that may be "
+                          "unreadable", OURS, default=0.01, low=0, high=1),
     "log_connections": Key("int", "mined connections written per epoch", OURS, default=64, low=0),
     "tensorboard": Key("bool", "write TensorBoard event files", OURS, default=True),
     "dist_timeout_minutes": Key("float", "how long ranks wait for each other", OURS,
@@ -389,8 +389,8 @@ MODEL_MAFA = {
 MODEL_PARTS = {
     "vit_weights": Key("str", "weights of the image encoder; null: random", OURS, nullable=True,
                        path="file or URL", words=("published",)),
-    "bert_weights": Key("str", "BERT that the Q-Former or text encoder begins with; null: random", OURS,
-                        nullable=True, path="path or name"),
+    "bert_weights": Key("str", "BERT that the Q-Former or text encoder begins with; null: random",
+                        OURS, nullable=True, path="path or name"),
     "q_former_config": Key("str", "JSON of the Q-Former's sizes; null: BERT-base's", OURS,
                            nullable=True, path="library file"),
     "llm_precision": Key("str", "number format of OPT; a CPU uses fp32", OURS,

@@ -1,0 +1,176 @@
+"""Soft labels of ITC over streams of mini-batches, sorted and averaged (MAFA Appendix D)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from lavis.common.dist_utils import get_world_size
+from torch import Tensor
+
+from lavis_mafa.analysis.features import Features
+from lavis_mafa.backbones import Backbone
+from lavis_mafa.connections.mining import Connections
+from lavis_mafa.objectives.contrastive import distilled_labels, mix
+from lavis_mafa.step import Compared, StepSettings, itc_labels, known_positives
+
+KINDS = ("one_hot", "smoothed", "consistency", "momentum")
+
+
+class LabelProfile:
+    """Mean over anchors of their sorted labels, and sums of groups of places (MAFA Appendix D).
+
+    Args:
+        size: N, candidates of an anchor.
+        bounds: ascending ends of the groups before the last, such as ``(5, B)`` for the places 1
+            to 5, 6 to B and B + 1 to N; a bound at or beyond N leaves what follows it out.
+
+    Attributes:
+        anchors: how many were added.
+    """
+
+    def __init__(self, size: int, bounds: Sequence[int]) -> None:
+        self.bounds = [0, *(b for b in bounds if b < size), size]
+        if size < 1 or sorted(set(self.bounds)) != self.bounds:
+            raise ValueError(f"expected ascending bounds from 1 on, got {bounds} of {size} places")
+        self.anchors = 0
+        self._total = torch.zeros(size, dtype=torch.float64)
+        self._squares = torch.zeros(len(self.bounds) - 1, dtype=torch.float64)
+
+    def add(self, labels: Tensor) -> None:
+        """Add A anchors' labels ``(A, N)``.
+
+        Raises:
+            ValueError: if N is another one: places of different numbers of candidates have no mean.
+        """
+        if labels.ndim != 2 or labels.shape[1] != len(self._total):
+            raise ValueError(
+                f"expected labels over {len(self._total)} candidates, (A, {len(self._total)}), got "
+                f"{tuple(labels.shape)}: give mini-batches of another size a profile of their own"
+            )
+        ordered = labels.sort(dim=1, descending=True).values.double()
+        self._total += ordered.sum(dim=0).cpu()
+        self._squares += self._sums(ordered).square().sum(dim=0).cpu()
+        self.anchors += len(labels)
+
+    def reduce(self, device: torch.device | str = "cpu") -> None:
+        """Sum up what all ranks have added; every rank must call it."""
+        if get_world_size() == 1:
+            return
+        count = torch.tensor([self.anchors], dtype=torch.float64)
+        state = torch.cat([count, self._total, self._squares]).to(device)
+        dist.all_reduce(state)
+        count, self._total, self._squares = state.cpu().split(
+            [1, len(self._total), len(self._squares)]
+        )
+        self.anchors = int(count)
+
+    @property
+    def mean(self) -> Tensor:
+        """``(N,)`` float64, the mean sorted labels; NaN without anchors."""
+        return self._total / (self.anchors or float("nan"))
+
+    def groups(self) -> list[tuple[float, float]]:
+        """Sum of each group's mean labels, and its standard deviation over anchors."""
+        sums = self._sums(self.mean[None])[0]
+        mean_square = self._squares / (self.anchors or float("nan"))
+        deviations = (mean_square - sums.square()).clamp(min=0.0).sqrt()
+        return list(zip(sums.tolist(), deviations.tolist(), strict=True))
+
+    def _sums(self, ordered: Tensor) -> Tensor:
+        spans = zip(self.bounds[:-1], self.bounds[1:], strict=True)
+        return torch.stack([ordered[:, begin:end].sum(dim=1) for begin, end in spans], dim=1)
+
+
+def labels_of(
+    kind: str,
+    alpha: float,
+    compared: Compared,
+    i2t: Connections,
+    t2i: Connections,
+    settings: StepSettings,
+) -> Tensor:
+    """Labels ``(2 B, N)`` of a mini-batch's images and texts by one of `KINDS`.
+
+    They are those of training (`lavis_mafa.step.itc_labels`) but for ``consistency``: what is a
+    term beside one-hot labels in the loss (GRIT-VLP eq. 6) is a label here as MAFA 4.2 writes it,
+    ``(1 - alpha) y + alpha sg[p]``, p the pair's distribution in the other direction.
+
+    Args:
+        alpha: share of what makes the labels soft, for ``consistency`` the config's ``weight``, for
+            ``momentum`` its ``alpha`` as it has grown to; without meaning for ``one_hot``.
+        compared: with momentum encoders' similarities for ``momentum``, else without.
+    """
+    soft = replace(settings.soft_labels, type=kind, alpha=alpha)
+    compared = replace(compared, alpha=alpha)
+    both = itc_labels(compared, i2t, t2i, replace(settings, soft_labels=soft), active=True)
+    if kind == "consistency":
+        (of_images, no_texts), (of_texts, no_images) = both
+        of_images = mix(of_images, distilled_labels(compared.t2i, no_texts), alpha)
+        of_texts = mix(of_texts, distilled_labels(compared.i2t, no_images), alpha)
+        return torch.cat([of_images, of_texts])
+    return torch.cat([labels for labels, _ in both])
+
+
+@dataclass
+class Stream:
+    """Mini-batches of B in the order of training, and what compares them.
+
+    Attributes:
+        order: places among the S samples of ``features``; the mini-batch s is
+            ``order[s * B : (s + 1) * B]``.
+        batch_size: B.
+        queue_size: Q, samples before a mini-batch whose momentum features are in its queue.
+        features: by the model; ``copied`` by its momentum encoders.
+        image_ids: ``(S,)``.
+    """
+
+    order: np.ndarray
+    batch_size: int
+    queue_size: int
+    features: Features
+    copied: Features
+    image_ids: np.ndarray
+
+    def mini_batch(self, step: int) -> np.ndarray:
+        """``(B,)`` places."""
+        return self.order[step * self.batch_size : (step + 1) * self.batch_size]
+
+    def compare(
+        self, step: int, backbone: Backbone, same_image: str, momentum: bool, device: torch.device
+    ) -> tuple[Compared, Tensor]:
+        """Similarities of a mini-batch and its known positives ``(B, B)``."""
+        places = self.mini_batch(step)
+        rows, similarity = torch.from_numpy(places), backbone.similarity
+
+        def features(of: Features, which: Tensor) -> tuple[Tensor, Tensor]:
+            return of.images[which].to(device).float(), of.texts[which].to(device).float()
+
+        images, texts = features(self.features, rows)
+        temperature = backbone.temperature
+        own = torch.arange(len(rows), device=device)
+        ids = torch.from_numpy(self.image_ids[places]).to(device)
+        positives = known_positives({"image_id": ids}, own, len(rows), same_image)
+        if not momentum:
+            sim = similarity(images, texts) / temperature
+            return Compared(sim, sim.t()), positives
+        begin = step * self.batch_size
+        queue = self.order[max(0, begin - self.queue_size) : begin]
+        everything = torch.from_numpy(np.concatenate([places, queue]))
+        all_images, all_texts = features(self.copied, everything)
+        own_images, own_texts = all_images[: len(rows)], all_texts[: len(rows)]
+        queued_positives = None
+        if same_image == "positive":
+            queued = torch.from_numpy(self.image_ids[queue]).to(device)
+            queued_positives = ids[:, None] == queued[None]
+        compared = Compared(
+            similarity(images, all_texts) / temperature,
+            similarity(all_images, texts).t() / temperature,
+            similarity(own_images, all_texts) / temperature,
+            similarity(all_images, own_texts).t() / temperature,
+            queued_positives=queued_positives,
+        )
+        return compared, positives

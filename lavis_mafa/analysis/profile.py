@@ -1,0 +1,305 @@
+"""How soft labels of ITC are spread over a mini-batch and a queue (MAFA Table 2, Appendix D).
+
+Every anchor's labels are sorted, their mean over anchors is taken, and it is summed over the first
+few places, the rest of the mini-batch and the queue. A label that gives nearly all to a few pairs
+leaves the false negatives of a grouped mini-batch with nothing.
+
+Samples are encoded once by a checkpoint and stand in random or grouped mini-batches; nothing is
+trained. Momentum encoders are the encoders themselves unless the config trains with some
+(model.mafa.soft_labels.type=momentum) and the checkpoint brings them; the queue holds what stood in
+the mini-batches before.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from lavis.common.dist_utils import get_rank, get_world_size, is_main_process
+from tqdm import tqdm
+
+from lavis_mafa.analysis.corpus import Opened, add_config_arguments, open_config, tell, to_device
+from lavis_mafa.analysis.features import make_features
+from lavis_mafa.analysis.label_profile import KINDS, LabelProfile, Stream, labels_of
+from lavis_mafa.analysis.nominate import Sampling, order_of
+from lavis_mafa.analysis.report import Curve, Series, Table, write_report
+from lavis_mafa.analysis.tables import markdown_table, write_json, write_text
+from lavis_mafa.backbones import Backbone, backbone_of
+from lavis_mafa.connections.build import build_discriminator
+from lavis_mafa.connections.con_d import Oracle
+from lavis_mafa.connections.negatives import PICKERS, hardest
+from lavis_mafa.grit import grouped_plan
+from lavis_mafa.step import Judge, StepSettings, find_connections
+
+NAMES = {
+    "one_hot": "one-hot",
+    "smoothed": "S-ITC",
+    "consistency": "consistency loss",
+    "momentum": "momentum distillation",
+}
+# MAFA Table 2: B = 96, Q = 48,000, last epoch, grouped mini-batches.
+PAPER: list[list[Any]] = [
+    ["S-ITC", "0.5260", "0.4740", None],
+    ["consistency loss", "0.9822", "0.0178", None],
+    ["momentum distillation", "0.6746", "0.0009", "0.3245"],
+]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of the command."""
+    add_config_arguments(parser)
+    parser.add_argument("--labels", nargs="+", choices=KINDS, default=list(KINDS))
+    parser.add_argument(
+        "--alpha",
+        nargs="+",
+        type=float,
+        help="share of what makes labels soft; otherwise the config's: soft_labels.alpha, "
+        "soft_labels.weight and model.alpha",
+    )
+    parser.add_argument(
+        "--sampling", nargs="+", choices=("random", "grit"), default=["random", "grit"]
+    )
+    parser.add_argument("--mini-batches", type=int, default=50, help="to measure, of each sampling")
+    parser.add_argument("--batch-size", type=int, help="otherwise run.batch_size_train")
+    parser.add_argument("--queue-size", type=int, help="of momentum; otherwise model.queue_size")
+    parser.add_argument("--top", type=int, default=5, help="places of the first group")
+    parser.add_argument(
+        "--con-d",
+        action="store_true",
+        help="let the config's Con-D convert false negatives, as in training",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of the sample and the mini-batches")
+    parser.add_argument("--output", required=True, type=Path, help="folder for what is found")
+
+
+def run(args: argparse.Namespace) -> None:
+    """Measure, print and write ``profile.json``, ``profile.md`` and ``report.html``.
+
+    Raises:
+        ValueError: for settings that make no sense together, or a model without ITC and ITM.
+    """
+    if args.mini_batches < 1 or (args.queue_size or 0) < 0:
+        raise ValueError("--mini-batches must be at least 1 and --queue-size at least 0")
+    wrong = [a for a in args.alpha or [] if not 0.0 <= a <= 1.0]
+    if wrong:
+        raise ValueError(f"--alpha must be between 0 and 1, got {wrong}")
+    opened = open_config(args)
+    batch = args.batch_size or int(opened.cfg.run_cfg.batch_size_train)
+    if not 1 <= args.top < batch:
+        raise ValueError(f"--top must be from 1 to below the mini-batch of {batch}, got {args.top}")
+    with torch.inference_mode():
+        found = measure(opened, args, batch)
+    if is_main_process():
+        _write(args, batch, found)
+
+
+@dataclass
+class Row:
+    """One line of the table: kind of labels, its alpha, sampling, Q and the profile."""
+
+    kind: str
+    alpha: float | None
+    sampling: str
+    queue_size: int
+    profile: LabelProfile
+
+
+def measure(opened: Opened, args: argparse.Namespace, batch: int) -> list[Row]:
+    """The profiles of all that ``args`` asks for; all ranks must call it and get the same."""
+    model, device = opened.model, opened.device
+    try:
+        backbone = backbone_of(model)
+    except TypeError as error:
+        raise ValueError(f"soft labels of ITC need ALBEF, BLIP or BLIP-2: {error}") from error
+    settings = getattr(model, "settings", StepSettings())
+    judge_of = _judges(opened) if args.con_d else None
+    streams = _streams(opened, args, batch)
+    soft, model_cfg = settings.soft_labels, opened.cfg.model_cfg
+    own = {
+        "smoothed": soft.alpha,
+        "consistency": soft.weight,
+        "momentum": float(model_cfg.get("alpha", 0.4)),
+    }
+    rows = []
+    for sampling, stream in streams.items():
+        here = []
+        for kind in dict.fromkeys(args.labels):
+            queue = stream.queue_size if kind == "momentum" else 0
+            alphas = [None] if kind == "one_hot" else dict.fromkeys(args.alpha or [own[kind]])
+            for alpha in alphas:
+                profile = LabelProfile(batch + queue, (args.top, batch))
+                here.append(Row(kind, alpha, sampling, queue, profile))
+        first = -(-stream.queue_size // batch)
+        steps = range(first, min(len(stream.order) // batch, first + args.mini_batches))
+        mine = list(steps)[get_rank() :: get_world_size()]
+        judged = [stream.features.numbers[stream.mini_batch(s)] for s in mine]
+        judges = iter(judge_of(judged)) if judge_of else None
+        bar = tqdm(mine, f"labels, {sampling}", unit=" mini-batches", disable=not is_main_process())
+        for step in bar:
+            judge = next(judges) if judges else None
+            _add(here, step, stream, backbone, settings, judge, device)
+        rows += here
+    for row in rows:
+        row.profile.reduce(device)
+    return rows
+
+
+def _add(
+    rows: list[Row],
+    step: int,
+    stream: Stream,
+    backbone: Backbone,
+    settings: StepSettings,
+    judge: Judge | None,
+    device: torch.device,
+) -> None:
+    """Add a mini-batch to all profiles of its sampling."""
+    picker = PICKERS.get(settings.negatives, hardest)
+    for momentum in (False, True):
+        here = [row for row in rows if (row.kind == "momentum") == momentum]
+        if not here:
+            continue
+        compared, positives = stream.compare(step, backbone, settings.same_image, momentum, device)
+        own = torch.arange(len(positives), device=device)
+        torch.manual_seed(step)  # a picker that draws: the same on any number of ranks
+        i2t, t2i, _ = find_connections(
+            compared.i2t[:, : len(own)],
+            compared.t2i[:, : len(own)],
+            *(positives, own, [picker, picker], settings.connections, judge),
+        )
+        for row in here:
+            row.profile.add(labels_of(row.kind, row.alpha or 0.0, compared, i2t, t2i, settings))
+
+
+def _streams(opened: Opened, args: argparse.Namespace, batch: int) -> dict[str, Stream]:
+    """A stream for every sampling, of samples that are encoded once."""
+    run_cfg, data = opened.cfg.run_cfg, opened.data
+    grit = run_cfg.get("grit") or {}
+    space = int(grit.get("search_space", 4800))
+    queue = 0
+    if "momentum" in args.labels:
+        given = args.queue_size
+        queue = int(opened.cfg.model_cfg.get("queue_size", 57600) if given is None else given)
+    needed = -(-queue // batch) * batch + args.mini_batches * batch
+    if "grit" in args.sampling:
+        needed = -(-needed // space) * space  # whole search spaces
+    chosen = np.random.default_rng((args.seed, 3)).permutation(len(data))[:needed]
+    numbers = np.sort(chosen)
+    folder = args.output / f"features_{len(numbers)}"
+    features = copied = make_features(opened, numbers, folder)
+    momentum: Any = getattr(opened.model, "momentum_encoders", None)
+    if queue and momentum is not None:
+        of_copies = replace(opened, model=momentum.backbone.model)
+        copied = make_features(of_copies, numbers, folder / "momentum")
+    usable = len(features) // batch
+    if usable < 1:
+        raise ValueError(f"{len(features)} samples do not fill a mini-batch of {batch}")
+    room = (usable - min(args.mini_batches, usable)) * batch
+    if queue > room:
+        tell("the data have %d samples for the queue of %d: it is as much shorter", room, queue)
+        queue = room
+    ids = data.image_ids[features.numbers]
+    apart = ids if grit.get("same_image", "apart") == "apart" else None
+    streams = {}
+    for kind in dict.fromkeys(args.sampling):
+        sampling = Sampling(kind, batch, min(space, len(features)) if kind == "grit" else None)
+        length = int(grit.get("queue_size", 48000))
+        order = order_of(sampling, features.vectors, features.texts, args.seed, apart, length)
+        if kind == "grit":
+            # Mini-batches are shuffled as wholes, as in training.
+            none, rng = np.empty(0, np.int64), np.random.default_rng((args.seed, 2))
+            order = grouped_plan([order], none, batch, rng).order
+        streams[kind] = Stream(order, batch, queue, features, copied, ids)
+    return streams
+
+
+def _judges(opened: Opened) -> Any:
+    """From mini-batches of sample numbers to what judges each, in turn."""
+    mafa = opened.cfg.model_cfg.get("mafa") or {}
+    con_d: Any = build_discriminator(mafa.get("con_d"))
+    if con_d is None:
+        raise ValueError("--con-d: the config names no model.mafa.con_d")
+    if isinstance(con_d, Oracle):
+        con_d.truth = opened.data.truth
+    own_view = getattr(con_d, "wants_view", lambda model: False)(opened.model)
+
+    def of(batches: list[np.ndarray]) -> Any:
+        loaded = opened.data.batches(batches, con_d.processor if own_view else None)
+        for batch in loaded:
+            samples = to_device(batch, opened.device)
+            yield lambda images, texts, samples=samples: con_d.judge(samples, images, texts)
+
+    return of
+
+
+def _write(args: argparse.Namespace, batch: int, rows: list[Row]) -> None:
+    top = args.top
+    about = {
+        "cfg_path": str(args.cfg_path),
+        "options": list(map(str, args.options)),
+        "checkpoint": args.checkpoint,
+        "con_d": args.con_d,
+        "seed": args.seed,
+    }
+    columns = [f"top 1–{top}", f"{top + 1}–B", "queue"]
+    table = Table(
+        f"Sums of the mean sorted labels, B = {batch}",
+        ["labels", "alpha", "mini-batches", "Q", "anchors", *columns],
+        note="± standard deviation over anchors, which are images and texts.",
+    )
+    stored = []
+    for row in rows:
+        groups = row.profile.groups()
+        cells: list[str | None] = [f"{mean:.4f} ± {sd:.4f}" for mean, sd in groups]
+        cells += [None] * (3 - len(cells))
+        name = NAMES[row.kind]
+        table.rows.append(
+            [name, row.alpha, row.sampling, row.queue_size or None, row.profile.anchors, *cells]
+        )
+        stored.append(
+            {
+                "labels": row.kind,
+                "alpha": row.alpha,
+                "sampling": row.sampling,
+                "batch_size": batch,
+                "queue_size": row.queue_size,
+                "anchors": row.profile.anchors,
+                "groups": [{"sum": mean, "deviation": sd} for mean, sd in groups],
+                "mean_sorted": row.profile.mean[:batch].tolist(),
+            }
+        )
+    paper = Table(
+        "For comparison: MAFA Table 2 (B = 96, Q = 48,000, last epoch, grouped)",
+        ["labels", "top 1–5", "6–B", "queue"],
+        PAPER,
+    )
+    curves = [_curve(kind, rows, batch) for kind in dict.fromkeys(row.sampling for row in rows)]
+    write_json(args.output / "profile.json", {**about, "rows": stored})
+    text = "\n\n".join(f"## {one.title}\n\n{markdown_table(one)}" for one in (table, paper))
+    write_text(args.output / "profile.md", f"{text}\n\n{table.note}\n")
+    print(text)
+    path = write_report(
+        args.output / "report.html",
+        title="Soft labels of ITC",
+        intro=(__doc__ or "").split("\n\n", 1)[1],
+        tables=[table, paper],
+        curves=curves,
+        settings=about,
+    )
+    tell("written: %s", path)
+
+
+def _curve(sampling: str, rows: list[Row], batch: int) -> Curve:
+    series = []
+    for row in rows:
+        if row.sampling == sampling:
+            alpha = "" if row.alpha is None else f", alpha {row.alpha:g}"
+            values: list[float | None] = list(row.profile.mean[:batch].tolist())
+            places = [float(place) for place in range(1, len(values) + 1)]
+            series.append(Series(NAMES[row.kind] + alpha, places, values))
+    note = "The first B places; those of a queue go on beyond."
+    return Curve(f"Mean sorted labels, {sampling}", "place", "label", series, note, log_y=True)
