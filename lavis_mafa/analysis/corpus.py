@@ -1,4 +1,4 @@
-"""A config's model and training set as an analysis reads them: no augmentation, no training."""
+"""A config's model and pairs as an analysis reads them: no augmentation, no training."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from torch.utils.data import DataLoader, Dataset
 
 from lavis_mafa.cli import begin, build_data, build_model
 from lavis_mafa.connections.build import view_of
+from lavis_mafa.datasets.split_as_pairs import SplitAsPairs
 from lavis_mafa.datasets.training_set import TrainingSet
-from lavis_mafa.runners.loaders import training_set
+from lavis_mafa.runners.loaders import evaluation_sets, training_set
 
 Processor = Callable[[Any], Any]
 
@@ -33,6 +34,16 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--checkpoint", help="weights of the model; otherwise those that the config names"
     )
+    add_split_argument(parser)
+
+
+def add_split_argument(parser: argparse.ArgumentParser) -> None:
+    """``--split``."""
+    parser.add_argument(
+        "--split",
+        default="train",
+        help="what to read (train); of an evaluation split, every caption with its image",
+    )
 
 
 @dataclass
@@ -42,7 +53,7 @@ class Opened:
     Attributes:
         cfg: the checked config.
         model: in evaluation mode, on ``device``, without Con-D.
-        data: the training set.
+        data: the pairs of a split.
         device: where to compute.
     """
 
@@ -58,7 +69,7 @@ class Opened:
         return torch.autocast(self.device.type, dtype, enabled=bool(run.get("amp", False)))
 
 
-NO_SPLITS = ["run.valid_splits=[]", "run.test_splits=[]"]  # an analysis reads the training set
+NO_SPLITS = ["run.valid_splits=[]", "run.test_splits=[]"]  # nothing is evaluated
 
 
 def options_of(args: argparse.Namespace) -> list[str]:
@@ -70,14 +81,14 @@ def options_of(args: argparse.Namespace) -> list[str]:
 
 
 def open_config(args: argparse.Namespace) -> Opened:
-    """Build the model and the training set of a config; joins a launcher's processes.
+    """Build the model and the pairs of a config; joins a launcher's processes.
 
     Raises:
         ConfigError: with all that is wrong in the config.
-        ValueError: if it has no training set.
+        ValueError: if the data have no such split.
     """
     cfg = begin(args.cfg_path, options_of(args))
-    task, train = _training_data(cfg)
+    task, train = _pairs_of(cfg, args.split)
     # Discriminators are built by who needs them.
     mafa = cfg.model_cfg.get("mafa")
     con_d = mafa.get("con_d") if mafa else None
@@ -93,21 +104,34 @@ def open_config(args: argparse.Namespace) -> Opened:
     return Opened(cfg, model.to(device).eval(), data, device)
 
 
-def open_data(cfg_path: str, options: Sequence[str] = ()) -> TrainingSet:
-    """The training set of a config alone, to look at.
+def open_data(cfg_path: str, options: Sequence[str] = (), split: str = "train") -> TrainingSet:
+    """The pairs of a config's split alone, to look at.
 
     Raises:
         ConfigError, ValueError: as `open_config`.
     """
-    return _training_data(begin(cfg_path, [*options, *NO_SPLITS]))[1]
+    return _pairs_of(begin(cfg_path, [*options, *NO_SPLITS]), split)[1]
 
 
-def _training_data(cfg: Any) -> tuple[Any, TrainingSet]:
+def _pairs_of(cfg: Any, split: str) -> tuple[Any, TrainingSet]:
+    """The task, and the pairs of a split.
+
+    Raises:
+        ValueError: if the data have no such split.
+    """
     task, datasets = build_data(cfg)
-    train = training_set(datasets, int(cfg.run_cfg.seed))
-    if train is None:
-        raise ValueError(f"{cfg.args.cfg_path} names no training data: an analysis reads those")
-    return task, train
+    seed = int(cfg.run_cfg.seed)
+    pairs = None
+    if split == "train":
+        pairs = training_set(datasets, seed)
+    elif split in (others := evaluation_sets(datasets)):
+        pairs = TrainingSet(SplitAsPairs(others[split]), seed)
+    if pairs is None:
+        there = sorted({name for own in datasets.values() for name in own})
+        raise ValueError(
+            f"{cfg.args.cfg_path}: no data of the split {split!r}; there are {', '.join(there)}"
+        )
+    return task, pairs
 
 
 class Corpus:

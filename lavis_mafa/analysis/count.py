@@ -29,6 +29,7 @@ from lavis_mafa.analysis.judging import (
     judge,
     truth_of,
 )
+from lavis_mafa.analysis.labels import Correction, read_correction
 from lavis_mafa.analysis.nominate import Nominations, Sampling, nominate, order_of, samplings
 from lavis_mafa.analysis.report import Curve, Series, Table, write_report
 from lavis_mafa.analysis.tables import markdown_table, write_json, write_text
@@ -64,8 +65,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     """Count and write ``counts.json``, ``counts.md``, ``report.html`` and ``judged.npz``."""
     args.sampling = args.sampling or ["random", "grit"]
-    correction = None if args.correction is None else _correction(args.correction)
+    correction = None if args.correction is None else read_correction(args.correction)
     con_ds = discriminators_of(args)
+    if correction and correction.name not in con_ds:
+        raise ValueError(
+            f"{args.correction} is about the discriminator {correction.name!r}; the pairs are "
+            f"judged by {', '.join(con_ds) or 'the truth alone'}: give it that name in --con-d"
+        )
     opened = open_config(args)
     run_cfg = opened.cfg.run_cfg
     sizes = args.batch_sizes or [int(run_cfg.batch_size_train)]
@@ -247,19 +253,13 @@ def count_one(
 def about(args: argparse.Namespace, **more: Any) -> dict[str, Any]:
     """What others need to find the data again."""
     options = [str(option) for option in args.options]
-    return {"cfg_path": str(args.cfg_path), "options": options, **more}
-
-
-def _correction(path: Path) -> tuple[float, float, float]:
-    from lavis_mafa.analysis.label import read_correction
-
-    return read_correction(path)
+    return {"cfg_path": str(args.cfg_path), "options": options, "split": args.split, **more}
 
 
 def write_results(
     args: argparse.Namespace,
     counts: Sequence[Count],
-    correction: tuple[float, float, float] | None,
+    correction: Correction | None,
     opened: Opened,
     features: Features,
 ) -> None:
@@ -267,13 +267,14 @@ def write_results(
     content = {
         "cfg_path": str(args.cfg_path),
         "options": list(map(str, args.options)),
+        "split": args.split,
         "checkpoint": args.checkpoint,
         "samples": len(opened.data),
         "looked_at": len(features),
         "unreadable": [number for number, _ in features.unreadable],
         "threshold": args.threshold,
         "seed": args.seed,
-        "correction": correction,
+        "correction": None if correction is None else asdict(correction),
         "counts": [asdict(count) for count in counts],
     }
     write_json(args.output / "counts.json", content)
@@ -293,9 +294,7 @@ def write_results(
     print(f"written: {args.output / 'counts.json'}, counts.md, {FILE}, {page.name}")
 
 
-def table_of(
-    counts: Sequence[Count], correction: tuple[float, float, float] | None = None
-) -> Table:
+def table_of(counts: Sequence[Count], correction: Correction | None = None) -> Table:
     """One row for each judge and sampling, as MAFA's Tables 1 and 9."""
     columns = ["judge", "sampling", "B", "M"]
     for side in SIDES:
@@ -308,8 +307,8 @@ def table_of(
         row += [f"{count.estimated:,}", f"{100 * count.share:.2f}"]
         row += [f"{100 * count.low:.2f}–{100 * count.high:.2f}"]
         if correction:
-            corrected = "–" if count.judge == TRUTH else f"{100 * count.share * correction[0]:.2f}"
-            row += [corrected]
+            factor = correction.factor if count.judge == correction.name else None
+            row += [None if factor is None else f"{100 * count.share * factor:.2f}"]
     return Table("False negatives among hard negatives", columns, list(rows.values()))
 
 
@@ -344,7 +343,7 @@ def _notes(
     args: argparse.Namespace,
     opened: Opened,
     features: Features,
-    correction: tuple[float, float, float] | None,
+    correction: Correction | None,
 ) -> list[str]:
     size, seen = len(opened.data), len(features)
     part = "all" if seen == size else f"{seen:,} of them, drawn at random; counts are scaled up"
@@ -356,9 +355,10 @@ def _notes(
     if features.unreadable:
         notes.append(f"{len(features.unreadable)} samples could not be read and are left out.")
     if correction:
-        factor, low, high = correction
+        one = correction
         notes.append(
-            f"People confirmed {100 * factor:.1f} % ({100 * low:.1f}–{100 * high:.1f}) of what the "
-            "discriminator called a match; corrected shares are multiplied by it (MAFA Appendix B)."
+            f"People confirmed {100 * one.factor:.1f} % ({100 * one.low:.1f}–{100 * one.high:.1f}) "
+            f"of what {one.name} called a match above {one.above:g}; its corrected shares are "
+            "multiplied by that (MAFA Appendix B)."
         )
     return notes

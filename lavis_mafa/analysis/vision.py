@@ -3,9 +3,6 @@
 Captions are masked at several rates, exactly the same tokens with and without the image, and UoV@k
 is accuracy@k less accuracy@k without the image. Without the image means that cross-attention adds
 up nothing. For BLIP and BLIP-2 it is the accuracy of every next token, without rates.
-
-The captions are those of the config's training split: name held-out pairs there by --options, such
-as datasets.image_text_json.build_info.annotations.train.storage=test.json.
 """
 
 from __future__ import annotations
@@ -21,7 +18,13 @@ import torch.distributed as dist
 from lavis.common.dist_utils import get_rank, get_world_size, is_main_process
 from tqdm import tqdm
 
-from lavis_mafa.analysis.corpus import Opened, open_config, tell, to_device
+from lavis_mafa.analysis.corpus import (
+    Opened,
+    add_split_argument,
+    open_config,
+    tell,
+    to_device,
+)
 from lavis_mafa.analysis.intervals import clustered
 from lavis_mafa.analysis.report import Curve, Series, Table, write_report
 from lavis_mafa.analysis.tables import markdown_table, write_json, write_text
@@ -55,6 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--rates", nargs="+", type=float, default=[0.15, 0.35, 0.5, 0.75], help="of masking, MLM's"
     )
+    add_split_argument(parser)
     parser.add_argument("--samples", type=int, default=5000, help="captions, drawn at random")
     parser.add_argument("--seed", type=int, default=0, help="of the samples and of masking")
     parser.add_argument("--output", required=True, type=Path, help="folder of results")

@@ -2,6 +2,7 @@
 
 from lavis_mafa.datasets.grounding import RefCocoPlusBuilder
 from lavis_mafa.datasets.image_text_json import ImageTextJsonBuilder
+from lavis_mafa.datasets.image_text_shards import ImageTextShardsBuilder
 from lavis_mafa.datasets.nlvr import NlvrMafaBuilder
 from lavis_mafa.datasets.toy_scenes import ToyScenesBuilder
 from lavis_mafa.datasets.toy_scenes.entailment import ToyEntailmentBuilder
@@ -11,6 +12,7 @@ from lavis_mafa.datasets.training_set import TrainingSet
 
 __all__ = [
     "ImageTextJsonBuilder",
+    "ImageTextShardsBuilder",
     "RefCocoPlusBuilder",
     "NlvrMafaBuilder",
     "ToyNlvrBuilder",

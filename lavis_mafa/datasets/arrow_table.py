@@ -20,7 +20,7 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -116,24 +116,37 @@ def converted(
     paths = require_files(files)
     settings = {"image_key": image_key, "caption_key": caption_key, "drop_empty": bool(drop_empty)}
     folder = cache_root(cache_dir) / "image_text" / _key(paths, settings)
-    if not folder.is_dir():
-        _make_folder(folder.parent)
-        temporary = Path(tempfile.mkdtemp(prefix=f"{folder.name}.tmp-", dir=folder.parent))
-        try:
-            _convert(paths, temporary, settings)
-            if _key(paths, settings) != folder.name:
-                raise RuntimeError(f"{_names(paths)} changed while being read; start again")
-            temporary.chmod(0o755)  # mkdtemp's 0700 would shut out others who share the cache
-            try:
-                os.replace(temporary, folder)
-            except OSError:
-                if not folder.is_dir():  # else another process was first with the same table
-                    raise
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
+
+    def convert(temporary: Path) -> None:
+        _convert(paths, temporary, settings)
+        if _key(paths, settings) != folder.name:
+            raise RuntimeError(f"{_names(paths)} changed while being read; start again")
+
+    make_once(folder, convert)
     table = PairTable(folder)
     _log(paths, table)
     return table
+
+
+def make_once(folder: Path, make: Callable[[Path], None]) -> None:
+    """Have ``make`` fill a folder of the cache unless it is there: whole, or not at all.
+
+    Processes may do it at once: each fills one aside, the first to end wins.
+    """
+    if folder.is_dir():
+        return
+    _make_folder(folder.parent)
+    temporary = Path(tempfile.mkdtemp(prefix=f"{folder.name}.tmp-", dir=folder.parent))
+    try:
+        make(temporary)
+        temporary.chmod(0o755)  # mkdtemp's 0700 would shut out others who share the cache
+        try:
+            os.replace(temporary, folder)
+        except OSError:
+            if not folder.is_dir():  # else another process was first with the same
+                raise
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def cache_root(cache_dir: str | os.PathLike[str] | None = None) -> Path:

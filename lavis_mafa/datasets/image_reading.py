@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import threading
 from collections.abc import Iterator
@@ -17,8 +18,12 @@ _strict_readers = 0
 _lenient_outside = False
 
 
-def read_rgb(path: str | os.PathLike[str]) -> Image.Image:
+def read_rgb(path: str | os.PathLike[str], data: bytes | None = None) -> Image.Image:
     """The picture as a viewer shows it, in mode RGB.
+
+    Args:
+        path: the file.
+        data: its content, if it has been read already; ``path`` is then its name alone.
 
     The EXIF orientation is applied; transparent parts show white; of an animation the first frame
     is taken; 16-bit grey values 0..65535 are scaled to 0..255.
@@ -29,7 +34,10 @@ def read_rgb(path: str | os.PathLike[str]) -> Image.Image:
             and pixel formats without a defined range, 32-bit integer and float, become one).
     """
     try:
-        with _truncated_is_an_error(), Image.open(path) as image:
+        with (
+            _truncated_is_an_error(),
+            Image.open(path if data is None else io.BytesIO(data)) as image,
+        ):
             image.load()
             return _to_rgb(_upright(image))
     except MemoryError:

@@ -51,7 +51,8 @@ class TrainingSet(Dataset):
         if isinstance(dataset, (tuple, list)) or isinstance(dataset, IterableDataset):
             raise TypeError(
                 "training by index needs map-style data sets; webdataset pipelines (laion2B_multi) "
-                "have no index. Use image_text_json or one of LAVIS's map-style builders."
+                "have no index. Use image_text_shards, image_text_json or one of LAVIS's map-style "
+                "builders."
             )
         self.dataset = dataset
         self.seed = seed

@@ -15,9 +15,11 @@ from small_world import CONFIG, SIZE, arguments, call, call_ranks, con_d, save_m
 
 from lavis_mafa.analysis import count as counting
 from lavis_mafa.analysis import judging
+from lavis_mafa.analysis.__main__ import main
 from lavis_mafa.analysis.corpus import open_config
 from lavis_mafa.analysis.features import Features, make_features
 from lavis_mafa.analysis.judged import Judged
+from lavis_mafa.analysis.labels import CORRECTION, Correction
 from lavis_mafa.analysis.nominate import Sampling, nominate, order_of, samplings
 from lavis_mafa.connections.build import build_discriminator
 from lavis_mafa.datasets import ToyScenesBuilder, TrainingSet
@@ -135,6 +137,7 @@ def opened_with(model):
         cfg_path=CONFIG,
         options=[f"datasets.toy_scenes.build_info.train_size={SIZE}"],
         checkpoint=model,
+        split="train",
     )
     return open_config(given)
 
@@ -216,8 +219,6 @@ def test_a_stopped_count_goes_on(counted, models, tmp_path, monkeypatch):
             yield told
 
     monkeypatch.setattr(judging, "_judged", cut)
-    from lavis_mafa.analysis.__main__ import main
-
     assert main([str(a) for a in command]) == 1
     ledger = next(tmp_path.glob("verdicts/a/verdicts_rank0.bin"))
     kept = ledger.stat().st_size // judging.RECORD.itemsize
@@ -238,8 +239,6 @@ def test_a_stopped_count_goes_on(counted, models, tmp_path, monkeypatch):
 
 
 def test_another_model_is_refused_in_the_same_folder(counted, models, caplog):
-    from lavis_mafa.analysis.__main__ import main
-
     assert main([str(a) for a in arguments("count", counted, models[1], *LISTS)]) == 1
     assert "belongs to something else" in caplog.text
 
@@ -252,8 +251,6 @@ def test_two_ranks_count_the_same(counted, models, tmp_path):
 
 
 def test_a_sample_is_a_part_of_the_data(models, tmp_path, caplog):
-    from lavis_mafa.analysis.__main__ import main
-
     some = arguments("count", tmp_path / "some", models[0], "--sample", 60, *LISTS)
     call(*some)
     told = read(tmp_path / "some")
@@ -267,8 +264,6 @@ def test_a_sample_is_a_part_of_the_data(models, tmp_path, caplog):
 
 
 def test_wrong_discriminators_are_all_told(models, tmp_path, caplog):
-    from lavis_mafa.analysis.__main__ import main
-
     wrong = ["a.arch=albef_mafaa", "b.arch=albef_mafa", "b.precison=bf16", "truth.arch=oracle"]
     assert main(arguments("count", tmp_path, models[0], "--con-d", *wrong)) == 2
     for told in (
@@ -297,15 +292,32 @@ def test_unreadable_samples_are_left_out(models, tmp_path, toy_pairs, monkeypatc
     assert not np.isin([3, 70], np.concatenate([judged.image, judged.text])).any()
 
 
-def test_a_correction_multiplies_what_a_discriminator_found():
+def test_a_correction_multiplies_what_its_discriminator_found():
     counts = [
         counting.Count(judge, "random", 8, None, side, 20, 100, 0.2, 0.1, 0.3, 40)
-        for judge in ("a", "truth")
+        for judge in ("a", "b", "truth")
         for side in ("image", "text")
     ]
-    table = counting.table_of(counts, (0.83, 0.77, 0.87))
+    table = counting.table_of(counts, Correction(0.83, 0.77, 0.87, 200, "a", 0.5))
     corrected = [table.columns.index(name) for name in table.columns if "corrected" in name]
     assert [[row[place] for place in corrected] for row in table.rows] == [
         ["16.60", "16.60"],
-        ["–", "–"],
+        [None, None],
+        [None, None],
     ]
+
+
+def test_a_correction_of_another_discriminator_is_refused(models, tmp_path, caplog):
+    path = tmp_path / "correction.json"
+    one = {"factor": 0.83, "low": 0.77, "high": 0.87, "n": 200, "name": "blip", "above": 0.5}
+    path.write_text(json.dumps({"kind": CORRECTION, "version": 1, **one}))
+    wrong = arguments("count", tmp_path / "out", models[0], "--correction", path)
+    assert main(wrong) == 1
+    assert "about the discriminator 'blip'" in caplog.text
+
+
+def test_a_validation_split_is_counted_too(models, tmp_path):
+    call(*arguments("count", tmp_path, models[0], "--batch-sizes", 8, "--split", "val"))
+    told = read(tmp_path)
+    assert told["split"] == "val" and told["samples"] == 200  # of the preset
+    assert {one["judge"] for one in told["counts"]} == {"truth"}

@@ -1,0 +1,205 @@
+"""Tables, curves and JSON of `threshold`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from lavis_mafa.analysis.report import Curve, Series, Table
+from lavis_mafa.analysis.scores import BINS, Calibration, Figures
+
+if TYPE_CHECKING:
+    from lavis_mafa.analysis.threshold import Compared, Scored
+
+POINTS = 1000  # of a curve in the JSON file, about
+DRAWN = 500  # on the page
+TENTHS = [f"{k / BINS:g}–{(k + 1) / BINS:g}" for k in range(BINS)]
+
+
+def tables_of(tests: Iterable[Scored]) -> list[Table]:
+    """A summary, and for each test its thresholds and its calibration."""
+    tests = list(tests)
+    if not tests:
+        return []
+    columns = ["discriminator", "truth by", "pairs", "match %", "average precision", "ROC area"]
+    columns += ["best F1", "at threshold", "calibration error", "ambiguous %", "match among them %"]
+    summary = Table("Discriminators", columns, note="Ambiguous: between the run's own thresholds.")
+    for t in tests:
+        ranked = [_round(value) for value in (t.sweep.average_precision(), t.sweep.roc_area())]
+        best = (None, None) if t.best is None else (_round(t.best.f1), _round(t.best.threshold))
+        ends = [_round(t.calibration.error), _percent(t.ambiguous), _percent(t.ambiguous_valid)]
+        summary.rows.append([t.name, t.truth, t.pairs, _percent(t.valid), *ranked, *best, *ends])
+    tables = [summary]
+    for t in tests:
+        title = f"{t.name} by threshold, truth by {t.truth}"
+        columns = ["threshold", "", "called %", "precision %", "95 %", "recall %", "95 %", "F1"]
+        rows: list[list[Any]] = [list(row) for row in _threshold_rows(t)]
+        tables.append(Table(title, columns, rows, t.note))
+        columns = ["probability", "pairs", "mean probability", "share of matches"]
+        c = t.calibration
+        rows = [
+            [TENTHS[k], int(c.pairs[k]), _round(c.mean[k]), _round(c.share[k])] for k in range(BINS)
+        ]
+        tables.append(Table(f"{t.name}, calibration, truth by {t.truth}", columns, rows))
+    return tables
+
+
+def _threshold_rows(test: Scored) -> Iterable[tuple[Any, ...]]:
+    marks: dict[float, tuple[Figures, list[str]]] = {f.threshold: (f, []) for f in test.grid}
+    named = list(zip(("low", "high") if len(test.own) > 1 else ("run's",), test.own, strict=True))
+    named += [("best F1", test.best)] if test.best else []
+    for mark, figures in named:
+        marks.setdefault(figures.threshold, (figures, []))[1].append(mark)
+    for threshold in sorted(marks):
+        f, names = marks[threshold]
+        yield (
+            f"{threshold:.4g}",
+            ", ".join(names),
+            _percent(f.called),
+            _percent(f.precision),
+            _range(f.precision_low, f.precision_high),
+            _percent(f.recall),
+            _range(f.recall_low, f.recall_high),
+            _round(f.f1),
+        )
+
+
+def agreement_tables(compared: Iterable[Compared]) -> list[Table]:
+    """Agreement of each two, and how their probabilities meet."""
+    compared = list(compared)
+    if not compared:
+        return []
+    columns = ["first", "second", "both judged", "Spearman", "threshold", "both call it a match"]
+    columns += ["only the first", "only the second", "neither", "agreed %", "kappa"]
+    rows: list[list[Any]] = [
+        [c.first, c.second, c.pairs, _round(c.spearman), f"{threshold:.4g}"]
+        + [a.both, a.only_first, a.only_second, a.neither, _percent(a.agreed), _round(a.kappa)]
+        for c in compared
+        for threshold, a in c.at.items()
+    ]
+    tables = [Table("Agreement of discriminators", columns, rows)]
+    for c in compared:
+        if c.pairs:
+            grid: list[list[Any]] = [[TENTHS[k], *map(int, c.heat[k])] for k in range(BINS)]
+            title = f"Pairs by probability: {c.first} (rows) and {c.second} (columns)"
+            tables.append(Table(title, [f"{c.first} \\ {c.second}", *TENTHS], grid))
+    return tables
+
+
+def curves_of(tests: Iterable[Scored]) -> list[Curve]:
+    """By threshold, precision-recall, ROC and reliability."""
+    curves, pr, roc, reliable = [], [], [], []
+    for t in tests:
+        s, name = t.sweep, f"{t.name}, {t.truth}"
+        x = np.clip(s.threshold, 0, 1)
+        lines = {"precision": s.precision, "recall": s.recall, "F1": s.f1}
+        lines["called"] = s.called / s.total
+        series = [_series(one, x, line, x)[0] for one, line in lines.items()]
+        note = f"Thresholds of the run: {t.low:g} and {t.high:g}."
+        title = f"{t.name} by threshold, truth by {t.truth}"
+        curves.append(Curve(title, "threshold", "", series, note))
+        reliable.append(_reliability(name, t.calibration))
+        if s.valid:
+            pr += _series(name, s.recall, s.precision, s.recall)
+        if s.valid and s.valid < s.total:
+            across, up = (np.r_[0.0, one] for one in (s.false_positive_rate, s.recall))
+            roc += _series(name, across, up, (across + up) / 2)
+    reliable += [Series("as told", [0.0, 1.0], [0.0, 1.0])] if reliable else []
+    for title, x_label, y_label, series in (
+        ("Precision and recall", "recall", "precision", pr),
+        ("ROC", "false positive rate", "recall", roc),
+        ("Calibration", "mean probability", "share of matches", reliable),
+    ):
+        if series:
+            curves.append(Curve(title, x_label, y_label, series))
+    return curves
+
+
+def _series(name: str, x: np.ndarray, y: np.ndarray, position: np.ndarray) -> list[Series]:
+    some = spread(position, DRAWN)
+    some = some[np.argsort(x[some], kind="stable")]
+    return [Series(name, x[some].tolist(), _plain(y[some]))]
+
+
+def spread(position: np.ndarray, count: int) -> np.ndarray:
+    """Places of about ``count`` points that lie evenly along a curve, with its first and last.
+
+    Every so many would leave few where few pairs are called, which is the part of interest.
+
+    Args:
+        position: ``(K,)`` monotonic, 0 to 1: how far along the curve a point is.
+    """
+    if not len(position):
+        return np.zeros(0, np.int64)
+    cell = np.floor(position * count)
+    first = np.r_[True, cell[1:] != cell[:-1]]
+    first[-1] = True
+    return np.flatnonzero(first)
+
+
+def _reliability(name: str, calibration: Calibration) -> Series:
+    there = calibration.pairs > 0
+    return Series(name, calibration.mean[there].tolist(), calibration.share[there].tolist())
+
+
+def content_of(
+    tests: Iterable[Scored], compared: Iterable[Compared], notes: Sequence[str]
+) -> dict[str, Any]:
+    """All figures as plain data; curves are thinned to about `POINTS` points."""
+    return {
+        "tests": [_test_content(test) for test in tests],
+        "agreement": [
+            {
+                "first": c.first,
+                "second": c.second,
+                "pairs": c.pairs,
+                "only_first": c.only_first,
+                "only_second": c.only_second,
+                "spearman": c.spearman,
+                "at": [{"threshold": t, **asdict(a)} for t, a in c.at.items()],
+                "heat": c.heat.tolist(),
+            }
+            for c in compared
+        ],
+        "notes": list(notes),
+    }
+
+
+def _test_content(t: Scored) -> dict[str, Any]:
+    some = spread(t.sweep.threshold, POINTS)
+    keys = ("threshold", "precision", "recall", "f1", "false_positive_rate")
+    plain = ("name", "truth", "pairs", "valid", "low", "high", "ambiguous", "ambiguous_valid")
+    return {
+        **{key: getattr(t, key) for key in (*plain, "note")},
+        "average_precision": t.sweep.average_precision(),
+        "roc_area": t.sweep.roc_area(),
+        "best_f1": None if t.best is None else asdict(t.best),
+        "own": [asdict(f) for f in t.own],
+        "grid": [asdict(f) for f in t.grid],
+        "calibration": {
+            "error": t.calibration.error,
+            "pairs": t.calibration.pairs.tolist(),
+            "mean": _plain(t.calibration.mean),
+            "share": _plain(t.calibration.share),
+        },
+        "curve": {key: _plain(getattr(t.sweep, key)[some]) for key in keys},
+    }
+
+
+def _percent(share: float | None) -> str | None:
+    return None if share is None else f"{100 * share:.1f}"
+
+
+def _range(low: float, high: float) -> str:
+    return f"{100 * low:.1f}–{100 * high:.1f}"
+
+
+def _round(value: float | None) -> str | None:
+    return None if value is None or np.isnan(value) else f"{value:.3f}"
+
+
+def _plain(values: np.ndarray) -> list[float | None]:
+    return [None if np.isnan(value) else float(value) for value in values]

@@ -1,0 +1,380 @@
+"""`image_text_shards`: image-text pairs in webdataset tar shards, read by index.
+
+A dataset configuration:
+
+    datasets:
+      image_text_shards:
+        build_info:
+          annotations:
+            train: {storage: "mine/{00000..00331}.tar"}  # a glob, an index or a list does as well
+            val: {storage: mine/val/pairs.json}
+
+A sample is a run of members whose names are equal up to the first dot, with one image (`.jpg`,
+`.jpeg`, `.png`, `.webp`) and a caption (`.txt`, `.caption`, or `caption` in `.json`): what
+`lavis_mafa.datasets.shards` and img2dataset write. `image_id` in `.json` says which samples show
+one image. Shards are listed once, without reading images, into a folder of the cache as that of
+`arrow_table`, with one more file:
+
+    <cache>/image_text_shards/<key>/places.npy   int64 (N, 3): shard, first byte and bytes of images
+
+All of it is memory-mapped, so the number of samples costs no memory per worker.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import tarfile
+from collections.abc import Callable, Collection, Iterator
+from contextlib import ExitStack
+from functools import lru_cache
+from itertools import groupby
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from lavis.common.registry import registry
+from PIL import Image
+from webdataset.tariterators import base_plus_ext
+
+from lavis_mafa.datasets.annotation_files import Problem
+from lavis_mafa.datasets.arrow_table import (
+    LISTED_PROBLEMS,
+    SCHEMA,
+    PairTable,
+    cache_root,
+    dense_ids,
+    make_once,
+)
+from lavis_mafa.datasets.image_reading import read_rgb
+from lavis_mafa.datasets.local_builder import ConvertingBuilder
+from lavis_mafa.datasets.pairs import EvalPairs, Pairs, TrainPairs
+from lavis_mafa.datasets.shards import IMAGE_SUFFIXES, Shard, files_named, find_shards
+
+DEFAULT_CONFIG = Path(__file__).parents[1] / "configs/datasets/image_text_shards/default.yaml"
+FORMAT_VERSION = 1
+CAPTION_SUFFIXES = ("txt", "caption")
+TEXT_SUFFIXES = (*CAPTION_SUFFIXES, "json")
+OPEN_SHARDS = 32  # of a process
+DIGEST = np.dtype([("high", "<u8"), ("low", "<u8")])
+
+
+class Stored(NamedTuple):
+    """A sample in a shard: name of its image's member, where its bytes begin and how many they
+    are, caption ("" if it is null) and `image_id`."""
+
+    image: str
+    start: int
+    size: int
+    caption: str
+    image_id: str | None
+
+
+class _Member(NamedTuple):
+    name: str
+    start: int
+    size: int
+
+
+def read_samples(path: str | os.PathLike[str]) -> Iterator[Stored | Problem]:
+    """Every sample of a shard in order; images are not read. A damaged shard ends in a Problem."""
+    last = "its beginning"
+    with open(path, "rb") as file:
+
+        def text(member: _Member) -> bytes:
+            return os.pread(file.fileno(), member.size, member.start)
+
+        try:
+            named = ((base_plus_ext(member.name), member) for member in _listed(file))
+            for key, run in groupby(named, lambda item: item[0][0]):
+                parts = [(str(suffix).lower(), member) for (_, suffix), member in run]
+                if key is not None:
+                    sample = _sample(key, parts, text)
+                    last = f"sample {key}"
+                    if sample is not None:
+                        yield sample
+        except (tarfile.TarError, ValueError, EOFError) as error:
+            size = os.fstat(file.fileno()).st_size
+            yield Problem(
+                f"after {last}",
+                f"the tar file ({size} bytes) is damaged or cut short: {error}; copy, download or "
+                "write it again",
+            )
+
+
+def _listed(file: Any) -> Iterator[_Member]:
+    """The plain files of a tar, up to its end, which must be there."""
+    with tarfile.open(fileobj=file, mode="r:") as tar:
+        while (member := tar.next()) is not None:
+            tar.members.clear()  # type: ignore[attr-defined]  # it would keep them all
+            if member.isreg() and not member.issparse():
+                yield _Member(member.name, member.offset_data, member.size)
+        # tarfile takes a damaged header, or none, for the end.
+        if os.pread(file.fileno(), tarfile.BLOCKSIZE, tar.offset) != bytes(tarfile.BLOCKSIZE):
+            raise tarfile.ReadError(f"no member and no end at byte {tar.offset}")
+
+
+def _sample(key: str, parts: list[tuple[str, _Member]], text: Any) -> Stored | Problem | None:
+    """The sample of the members `key`.*; None if they are none of ours."""
+    images = [member for suffix, member in parts if suffix in IMAGE_SUFFIXES]
+    found = {s: m for s, m in parts if s in TEXT_SUFFIXES}
+    if not images and not found:
+        return None
+    where = f"sample {key}"
+    if len(images) != 1 or len(found) < sum(s in TEXT_SUFFIXES for s, _ in parts):
+        names = ", ".join(member.name for _, member in parts)
+        wanted = f"one image ({', '.join(IMAGE_SUFFIXES)}) and a caption"
+        return Problem(where, f"expected {wanted}, found {names}")
+    told: Any = {}
+    caption: Any = None
+    try:
+        if "json" in found:
+            told = json.loads(text(found["json"]))
+            if not isinstance(told, dict):
+                return Problem(where, f"expected an object in {found['json'].name}")
+        plain = next((found[suffix] for suffix in CAPTION_SUFFIXES if suffix in found), None)
+        if plain is not None:
+            caption = text(plain).decode("utf-8-sig")
+        elif "caption" in told:
+            caption = told["caption"] or ""
+            str(caption).encode()  # half of a surrogate pair, written as \\u, is no text
+    except (ValueError, RecursionError) as error:
+        return Problem(where, f"its caption or JSON cannot be read: {error}")
+    if not isinstance(caption, str):
+        wanted = ", ".join(f".{suffix}" for suffix in CAPTION_SUFFIXES)
+        return Problem(where, f"no caption; expected {wanted}, or a string 'caption' in .json")
+    image_id = told.get("image_id")
+    if isinstance(image_id, bool) or not isinstance(image_id, (str, int, type(None))):
+        return Problem(where, f"'image_id': expected a string or an integer, got {image_id!r:.60}")
+    identity = None if image_id in (None, "") else str(image_id)
+    name = images[0].name.encode("utf-8", "replace").decode()
+    return Stored(name, images[0].start, images[0].size, caption, identity)
+
+
+class ShardTable(PairTable):
+    """A table of pairs that knows where in which shard each image lies."""
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        super().__init__(folder)
+        self._places: np.ndarray | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_places": None}
+
+    def image(self, index: int) -> str:
+        """Shard and member of the image of pair `index`, `<shard>/<member>`."""
+        return f"{self._place(index)[0][0]}/{super().image(index)}"
+
+    def image_bytes(self, index: int) -> bytes:
+        """The image file of pair `index`.
+
+        Raises:
+            OSError: the shard is gone, or no longer the one that was listed.
+        """
+        (path, size, mtime_ns), start, count = self._place(index)
+        data = os.pread(_opened(path, size, mtime_ns).number, count, start)
+        if len(data) < count:
+            raise OSError(f"{self.image(index)}: the shard ends before it")
+        return data
+
+    def _place(self, index: int) -> tuple[list[Any], int, int]:
+        if self._places is None:
+            self._places = np.load(self.folder / "places.npy", mmap_mode="r")
+        shard, start, count = self._places[index].tolist()
+        return self.meta["shards"][shard], start, count
+
+
+class _Opened:
+    """A file open for reading, closed when nobody holds it."""
+
+    def __init__(self, path: str) -> None:
+        self.number = -1
+        self.number = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        if self.number >= 0:
+            close(self.number)
+
+
+@lru_cache(OPEN_SHARDS)
+def _opened(path: str, size: int, mtime_ns: int) -> _Opened:
+    """The shard, open. `os.pread` reads it: it has no position that forked workers would share."""
+    file = _Opened(path)
+    found = os.fstat(file.number)
+    if (found.st_size, found.st_mtime_ns) != (size, mtime_ns):
+        raise OSError(f"shard {path} has changed since its samples were listed; start again")
+    return file
+
+
+def listed(
+    storage: Collection[str | os.PathLike[str]],
+    *,
+    drop_empty: bool = True,
+    cache_dir: str | os.PathLike[str] | None = None,
+) -> ShardTable:
+    """The table of the samples of `storage`, made if there is none for the present shards.
+
+    Processes may make it at once: each writes aside, one of them wins.
+
+    Args:
+        storage: index files, tar files, globs and brace lists; see `find_shards`.
+        drop_empty: leave samples with an empty caption out instead of refusing them.
+        cache_dir: where tables are kept; None: $LAVIS_MAFA_CACHE, else ~/.cache/lavis_mafa.
+
+    Raises:
+        FileNotFoundError, ValueError: see `find_shards`; samples that cannot be used and damaged
+            shards (the first 20 are listed); no sample at all.
+        RuntimeError: a shard changed while it was listed.
+    """
+    shards = find_shards(list(storage))
+    folder = cache_root(cache_dir) / "image_text_shards" / _key(shards, drop_empty)
+
+    def convert(temporary: Path) -> None:
+        _make(shards, temporary, drop_empty)
+        if _key(find_shards(list(storage)), drop_empty) != folder.name:
+            raise RuntimeError(f"{_names(storage)} changed while being read; start again")
+
+    make_once(folder, convert)
+    table = ShardTable(folder)
+    counts = table.meta["pairs"], len(shards), table.meta["images"]
+    logging.info("%s: %d samples in %d shards, %d images", _names(storage), *counts)
+    if table.meta["empty_dropped"]:
+        empty = table.meta["empty_dropped"]
+        logging.warning("%s: %d empty captions left out", _names(storage), empty)
+    return table
+
+
+def _names(storage: Collection[str | os.PathLike[str]]) -> str:
+    return ", ".join(os.fspath(one) for one in storage)
+
+
+def _key(shards: list[Shard], drop_empty: bool) -> str:
+    text = json.dumps([FORMAT_VERSION, shards, bool(drop_empty)])
+    return hashlib.sha256(text.encode("ascii")).hexdigest()[:32]
+
+
+def _make(shards: list[Shard], folder: Path, drop_empty: bool) -> None:
+    """Write the files of a table into `folder`, a shard at a time."""
+    logging.info("Listing the samples of %d shards", len(shards))
+    problems: list[str] = []
+    refused = pairs = empty = 0
+    with ExitStack() as stack:
+        digests = stack.enter_context(open(folder / "digests", "wb"))
+        places = stack.enter_context(open(folder / "places", "wb"))
+        sink = stack.enter_context(pa.OSFile(os.fspath(folder / "pairs.arrow"), "wb"))
+        writer = stack.enter_context(pa.ipc.new_file(sink, SCHEMA))
+        for number, shard in enumerate(shards):
+            kept: list[Stored] = []
+            wrong: list[str] = []
+            found = 0
+            for sample in read_samples(shard.path):
+                found += 1
+                if isinstance(sample, Problem):
+                    wrong.append(f"{shard.path}, {sample.where}: {sample.message}")
+                elif sample.caption.strip():
+                    kept.append(sample)
+                elif drop_empty:
+                    empty += 1
+                else:
+                    why = "empty caption; fill it in, or set drop_empty: true"
+                    wrong.append(f"{shard.path}, {sample.image}: {why}")
+            if shard.samples not in (None, found) and not wrong:
+                why = (
+                    f"{found} samples, but its index says {shard.samples}; write one of them again"
+                )
+                wrong.append(f"{shard.path}: {why}")
+            refused += len(wrong)
+            problems += wrong[: LISTED_PROBLEMS - len(problems)]
+            if not kept:
+                continue
+            columns = [[s.image for s in kept], [s.caption for s in kept]]
+            arrays = [pa.array(column, pa.string()) for column in columns]
+            writer.write_batch(pa.record_batch(arrays, schema=SCHEMA))
+            digests.write(b"".join(_identity(number, sample) for sample in kept))
+            rows = [(number, sample.start, sample.size) for sample in kept]
+            places.write(np.array(rows, np.int64).tobytes())
+            pairs += len(kept)
+    if refused:
+        more = f"\n  and {refused - len(problems)} more" if refused > len(problems) else ""
+        listing = "\n  ".join(problems)
+        raise ValueError(f"{refused} samples or shards cannot be used:\n  {listing}{more}")
+    if not pairs:
+        raise ValueError(f"no image-text pair in {len(shards)} shards ({empty} empty captions)")
+    rows_digests = np.fromfile(folder / "digests", DIGEST)
+    ids, first = dense_ids(rows_digests["high"], rows_digests["low"])
+    np.save(folder / "image_ids.npy", ids)
+    np.save(folder / "places.npy", np.fromfile(folder / "places", np.int64).reshape(-1, 3))
+    os.remove(folder / "digests")
+    os.remove(folder / "places")
+    meta = {
+        "pairs": pairs,
+        "images": len(first),
+        "empty_dropped": empty,
+        "id_conflicts": 0,  # every sample has its own copy of the image
+        "shards": [[shard.path, shard.size, shard.mtime_ns] for shard in shards],
+    }
+    (folder / "meta.json").write_text(json.dumps(meta), "utf-8")
+
+
+def _identity(shard: int, sample: Stored) -> bytes:
+    """Digest of what makes an image: its image_id, without one its place."""
+    told = f"i{sample.image_id}" if sample.image_id is not None else f"p{shard},{sample.start}"
+    return hashlib.blake2b(told.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+
+class _Shards(Pairs):
+    """Pairs of shards.
+
+    Args:
+        ann_paths: index files, tar files, globs and brace lists, read as one.
+        table_options: `drop_empty`, `cache_dir` of `listed`.
+
+    Raises:
+        FileNotFoundError, ValueError: see `listed`.
+    """
+
+    table: ShardTable
+
+    def __init__(
+        self,
+        vis_processor: Callable[[Image.Image], Any],
+        text_processor: Callable[[str], str],
+        ann_paths: Collection[str | os.PathLike[str]],
+        **table_options: Any,
+    ) -> None:
+        super().__init__(listed(ann_paths, **table_options), vis_processor, text_processor)
+
+    def picture(self, row: int) -> Image.Image:
+        return read_rgb(self.table.image(row), self.table.image_bytes(row))
+
+
+class ImageTextShardsTrain(_Shards, TrainPairs):
+    """One sample a pair, in the order of the shards; see `TrainPairs`."""
+
+    def image_bytes(self, index: int) -> tuple[bytes, str]:
+        """The image file of pair `index` as it is stored, and its suffix."""
+        suffix = os.path.splitext(self.table.image(index))[1]
+        return self.table.image_bytes(index), suffix.lower().lstrip(".")
+
+
+class ImageTextShardsEval(_Shards, EvalPairs):
+    """One sample an image, with the captions of all samples of its `image_id`; the first of them
+    gives the image. See `EvalPairs`."""
+
+
+@registry.register_builder("image_text_shards")
+class ImageTextShardsBuilder(ConvertingBuilder):
+    """Builds the splits that `build_info.annotations` names; what the configuration leaves out
+    comes from the default one."""
+
+    name = "image_text_shards"
+    train_dataset_cls = ImageTextShardsTrain
+    eval_dataset_cls = ImageTextShardsEval
+    DATASET_CONFIG_DICT = {"default": str(DEFAULT_CONFIG)}
+    files_named = staticmethod(files_named)
+
+    def dataset_options(self, info: Any) -> dict[str, Any]:
+        return {"drop_empty": info.drop_empty, "cache_dir": info.cache_dir}

@@ -1,0 +1,131 @@
+"""Pairs of a converted table as data sets: one sample a pair for training, one an image else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from PIL import Image
+from torch.utils.data import Dataset
+from torch.utils.data.dataloader import default_collate
+
+from lavis_mafa.datasets.arrow_table import PairTable, describe_conflict
+
+
+class Pairs(Dataset):
+    """What all splits share: a converted table and the processors.
+
+    Args:
+        table: the pairs.
+        vis_processor: PIL image (RGB) -> tensor.
+        text_processor: caption -> caption.
+    """
+
+    def __init__(
+        self,
+        table: PairTable,
+        vis_processor: Callable[[Image.Image], Any],
+        text_processor: Callable[[str], str],
+    ) -> None:
+        self.table = table
+        self.set_processors(vis_processor, text_processor)
+
+    def picture(self, row: int) -> Image.Image:
+        """The image (RGB) of pair `row` of the table; OSError naming it if it cannot be read."""
+        raise NotImplementedError
+
+    def set_processors(
+        self,
+        vis_processor: Callable[[Image.Image], Any],
+        text_processor: Callable[[str], str],
+    ) -> None:
+        self.vis_processor = vis_processor
+        self.text_processor = text_processor
+
+    def collater(self, samples: list[dict[str, Any]]) -> dict[str, Any]:
+        return default_collate(samples)
+
+
+class TrainPairs(Pairs):
+    """One sample a pair, in the order of the table.
+
+    An item is `{"image": tensor, "text_input": str, "image_id": int}`; pairs with the same
+    `image_id` show the same image. An unreadable image raises OSError naming it.
+    """
+
+    # The random augmentation makes two readings of a sample differ.
+    deterministic = False
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {
+            "image": self.vis_processor(self.picture(index)),
+            "text_input": self.text_processor(self.table.caption(index)),
+            "image_id": int(self.image_ids[index]),
+        }
+
+    @property
+    def image_ids(self) -> np.ndarray:
+        """(N,) int64, memory-mapped: dense number 0..n_images-1 of each pair's image."""
+        return self.table.image_ids
+
+    def caption(self, index: int) -> str:
+        """The unprocessed caption of pair `index`."""
+        return self.table.caption(index)
+
+    def show(self, index: int) -> tuple[Image.Image, str]:
+        """The unprocessed image (RGB) and caption of pair `index`."""
+        return self.picture(index), self.table.caption(index)
+
+
+class EvalPairs(Pairs):
+    """One sample an image, with all its captions: the contract of LAVIS's RetrievalEvalDataset.
+
+    Attributes:
+        text: processed captions, image by image.
+        image: images as the table names them, in order of first appearance.
+        txt2img: number of a caption -> number of its image.
+        img2txt: number of an image -> numbers of its captions.
+
+    An item is `{"image": tensor, "index": int}`.
+
+    Raises:
+        ValueError: if one `image_id` is known to stand for several files: their captions would be
+            scored against the first of them.
+    """
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        if self.table.meta["id_conflicts"]:
+            raise ValueError(
+                f"{', '.join(self.table.meta['sources'])}: {describe_conflict(self.table)}; give "
+                "each file an image_id of its own, or leave image_id out"
+            )
+        self.text: list[str] = []
+        self.image: list[str] = []
+        self.txt2img: dict[int, int] = {}
+        self.img2txt: dict[int, list[int]] = {}
+        self._rows: list[int] = []
+        image_ids = np.asarray(self.table.image_ids)
+        for row in np.argsort(image_ids, kind="stable").tolist():
+            image = int(image_ids[row])
+            if image == len(self.image):
+                self.image.append(self.table.image(row))
+                self._rows.append(row)
+                self.img2txt[image] = []
+            self.img2txt[image].append(len(self.text))
+            self.txt2img[len(self.text)] = image
+            self.text.append(self.text_processor(self.table.caption(row)))
+
+    def __len__(self) -> int:
+        return len(self.image)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"image": self.vis_processor(self.show_image(index)), "index": index}
+
+    def show_image(self, index: int) -> Image.Image:
+        """The unprocessed image `index` (RGB)."""
+        return self.picture(self._rows[index])

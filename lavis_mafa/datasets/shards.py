@@ -1,0 +1,318 @@
+"""Image-text pairs in webdataset tar shards: writing them, and finding what lies in them.
+
+A folder that `write_shards` has written:
+
+    pairs-000000.tar   <key>.jpg, <key>.json and <key>.txt of every sample
+    pairs.json         the index: shards with samples, bytes and MD5 (`wids-shard-index-v1`)
+
+The index comes last: a folder without one is unfinished, and `pairs.unfinished.jsonl` lists the
+shards that are whole.
+"""
+
+# The package wids defines the index format and reads the shards written here. It does not read for
+# us: its ShardListDataset copies local shards into a cache, keeps 784 bytes a sample in lists and
+# lists a whole shard again at every read outside the last ten; its IndexedTarSamples hands out half
+# an image where a shard is cut short, loses the folder or the end of long names, and fails where a
+# name occurs twice; `pipe:` addresses in an index run shell commands.
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import json
+import os
+import re
+import tarfile
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from braceexpand import braceexpand
+from webdataset import TarWriter
+
+KIND = "wids-shard-index-v1"
+IMAGE_SUFFIXES = ("jpg", "jpeg", "png", "webp")
+KEY = re.compile(r"[^./]+(/[^./]+)*")
+LONGEST_KEY = tarfile.LENGTH_NAME - len(".json")  # what a plain tar header holds
+
+
+# Writing
+
+
+def write_shards(
+    folder: str | os.PathLike[str],
+    samples: Iterable[tuple[str, bytes, str, str, Mapping[str, Any]]],
+    per_shard: int = 10_000,
+    name: str = "pairs",
+    *,
+    resume: bool = False,
+) -> Path:
+    """Write samples into shards `<name>-000000.tar`, ... and their index `<name>.json`.
+
+    Equal samples give equal bytes. A shard is there whole or not at all; what an error or a kill
+    leaves behind is gone on from with `resume`. One process may write into a folder at a time.
+
+    Args:
+        samples: (key, bytes of the image, its suffix, caption, further plain JSON values). Images
+            are stored as they are. A key is the name of the sample's members: no dot, different
+            from the others of its shard. An `image_id` among the further values says which samples
+            show one image.
+        per_shard: samples in a shard.
+        resume: go on after the shards that are there; `samples` then begins with the one after
+            the first `finished(folder, name)`.
+
+    Returns:
+        The path of the index.
+
+    Raises:
+        FileExistsError: the folder has shards of this name and `resume` is false.
+        ValueError: a sample that cannot be stored, or no sample at all.
+    """
+    folder = Path(os.path.abspath(os.path.expanduser(folder)))
+    if per_shard < 1:
+        raise ValueError(f"per_shard: expected a whole number >= 1, got {per_shard}")
+    if not re.fullmatch(r"\w[\w-]*", name, re.ASCII):
+        raise ValueError(f"name: expected letters, digits, '_' and '-', got {name!r}")
+    done = _whole_shards(folder, name)
+    if done and not resume:
+        raise FileExistsError(
+            f"{folder} holds {len(done)} shards {name!r} with {finished(folder, name)} samples; "
+            "write into another folder, or skip that many samples and go on with resume=True"
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    journal = folder / f"{name}.unfinished.jsonl"
+    rest = iter(samples)
+    for first in rest:
+        path = folder / _shard_name(name, len(done))
+        done.append(_write_shard(path, chain([first], islice(rest, per_shard - 1))))
+        with open(journal, "a", encoding="utf-8") as file:
+            file.write(f"\n{json.dumps(done[-1])}\n")  # begins anew after a line cut short
+            _to_disk(file)
+    if not done:
+        raise ValueError(f"no sample to write into {folder}")
+    index = folder / f"{name}.json"
+    beside = folder / f"{name}.json.part"
+    with open(beside, "w", encoding="utf-8") as file:
+        json.dump({"__kind__": KIND, "wids_version": 1, "name": name, "shardlist": done}, file)
+        _to_disk(file)
+    _rename(beside, index)
+    journal.unlink(missing_ok=True)
+    return index
+
+
+def finished(folder: str | os.PathLike[str], name: str = "pairs") -> int:
+    """Number of samples in the whole shards of `folder`; 0 where there is none."""
+    return sum(shard["nsamples"] for shard in _whole_shards(Path(folder).expanduser(), name))
+
+
+def _whole_shards(folder: Path, name: str) -> list[dict[str, Any]]:
+    """Index entries of the shards 0, 1, ... that are there as they were written."""
+    listed: dict[str, dict[str, Any]] = {}
+    index, journal = folder / f"{name}.json", folder / f"{name}.unfinished.jsonl"
+    if index.is_file():
+        listed.update((shard["url"], shard) for shard in _index(index))
+    if journal.is_file():
+        for line in journal.read_text("utf-8").splitlines():
+            try:
+                shard = json.loads(line)
+                listed[shard["url"]] = shard
+            except (ValueError, TypeError, KeyError):
+                continue  # blank, or cut short: its shard is written again
+    whole: list[dict[str, Any]] = []
+    while (found := listed.get(_shard_name(name, len(whole)))) is not None:
+        path = folder / found["url"]
+        if not path.is_file() or path.stat().st_size != found["filesize"]:
+            break
+        whole.append(found)
+    return whole
+
+
+def _shard_name(name: str, number: int) -> str:
+    return f"{name}-{number:06d}.tar"
+
+
+def _write_shard(
+    path: Path, samples: Iterable[tuple[str, bytes, str, str, Mapping[str, Any]]]
+) -> dict[str, Any]:
+    """Write one shard beside its place, move it there, and return its entry of the index."""
+    beside = path.with_name(f"{path.name}.part")
+    keys: set[str] = set()
+    try:
+        with open(beside, "wb") as file:
+            stream = _Digested(file)
+            with TarWriter(stream, encoder=False, mtime=0) as tar:
+                for key, image, suffix, caption, extra in samples:
+                    if key in keys:
+                        raise ValueError(f"sample {key!r}: its key occurs twice in {path.name}")
+                    keys.add(key)
+                    tar.write(_members(key, image, suffix, caption, extra))
+            _to_disk(file)
+        size = beside.stat().st_size
+        _rename(beside, path)
+    finally:
+        beside.unlink(missing_ok=True)
+    md5 = stream.md5.hexdigest()
+    return {"url": path.name, "md5sum": md5, "nsamples": len(keys), "filesize": size}
+
+
+def _members(
+    key: str, image: bytes, suffix: str, caption: str, extra: Mapping[str, Any]
+) -> dict[str, Any]:
+    """A sample in the form of `TarWriter`."""
+    if not KEY.fullmatch(key) or not key.isprintable() or len(key.encode()) > LONGEST_KEY:
+        raise ValueError(
+            f"sample {key!r:.120}: expected a key of one name, or several joined by '/', without "
+            f"dots, of at most {LONGEST_KEY} bytes"
+        )
+    if suffix not in IMAGE_SUFFIXES:
+        raise ValueError(
+            f"sample {key!r}: image suffix {suffix!r}, expected one of {', '.join(IMAGE_SUFFIXES)}"
+        )
+    if not isinstance(image, bytes) or not image:
+        raise ValueError(f"sample {key!r}: expected the bytes of an image file, got {image!r:.60}")
+    if not isinstance(caption, str) or "caption" in extra:
+        raise ValueError(
+            f"sample {key!r}: expected the caption as a string, and none among the further values"
+        )
+    try:
+        told = json.dumps({"caption": caption, **extra}, ensure_ascii=False, allow_nan=False)
+        texts = {"txt": caption.encode(), "json": told.encode()}
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"sample {key!r}: no plain JSON values: {error}") from error
+    return {"__key__": key, suffix: image, **texts}
+
+
+class _Digested:
+    """A file that computes the MD5 of what is written to it."""
+
+    def __init__(self, file: Any) -> None:
+        self.file, self.md5 = file, hashlib.md5(usedforsecurity=False)
+
+    def write(self, data: bytes) -> int:
+        self.md5.update(data)
+        return self.file.write(data)
+
+
+def _to_disk(file: Any) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _rename(beside: Path, path: Path) -> None:
+    os.replace(beside, path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+# Finding
+
+
+class Shard(NamedTuple):
+    """A tar file: absolute path, bytes, modification time, samples if an index tells them."""
+
+    path: str
+    size: int
+    mtime_ns: int
+    samples: int | None
+
+
+def files_named(storage: str) -> list[str]:
+    """The files that a path, a brace list or a glob stands for; of a glob only index and tar files.
+
+    Files of a brace list need not be there.
+    """
+    storage = os.path.expanduser(storage)
+    if os.path.exists(storage):
+        return [storage]
+    files: list[str] = []
+    for pattern in braceexpand(storage):
+        if glob.has_magic(pattern):
+            files += sorted(file for file in glob.glob(pattern) if file.endswith(".tar"))
+        else:
+            files.append(pattern)
+    return files
+
+
+def find_shards(storage: Sequence[str | os.PathLike[str]]) -> list[Shard]:
+    """The shards of index files, tar files, globs and brace lists, in the order given.
+
+    Raises:
+        FileNotFoundError: there is no such file, or a glob finds none.
+        ValueError: a file that is neither, a damaged index, a shard named twice, or one whose size
+            is not that of the index.
+    """
+    shards: list[Shard] = []
+    for given in [os.fspath(one) for one in storage]:
+        files = files_named(given)
+        if not files:
+            raise FileNotFoundError(f"{given}: no tar file found; {_WANTED}")
+        for file in files:
+            path = Path(os.path.abspath(file))
+            if path.suffix not in (".json", ".tar") or path.is_dir():
+                raise ValueError(f"{path} is no index and no tar file; {_WANTED}")
+            if path.suffix == ".tar":
+                shards.append(_shard(path, {}, path))
+                continue
+            _require(path, path)
+            shards += [_shard(path.parent / entry["url"], entry, path) for entry in _index(path)]
+    times = Counter(shard.path for shard in shards)
+    twice = [path for path in times if times[path] > 1]
+    if twice:
+        raise ValueError(f"shard {twice[0]} is named {times[twice[0]]} times; name it once")
+    return shards
+
+
+_WANTED = (
+    "expected an index (.json), a tar file, a glob such as folder/*.tar, a brace list such as "
+    "folder/{00000..00331}.tar, or a list of them. Compressed tar files have to be unpacked first "
+    "(gunzip), and nothing is downloaded"
+)
+
+
+def _index(path: Path) -> list[dict[str, Any]]:
+    """The entries of an index; addresses are relative to its folder, or absolute paths."""
+    problem = f"{path} is no shard index ({KIND})"
+    try:
+        index = json.loads(path.read_text("utf-8"))
+        parts = [index, *index.get("datasets", [])]
+        entries = [entry for part in parts for entry in part.get("shardlist", [])]
+    except (ValueError, AttributeError, TypeError) as error:
+        raise ValueError(f"{problem}: {error}") from error
+    if index.get("__kind__", KIND) != KIND or any("source_url" in part for part in parts):
+        raise ValueError(f"{problem} of local files: expected __kind__ {KIND} and no source_url")
+    for number, entry in enumerate(entries):
+        url = entry.get("url") if isinstance(entry, dict) else None
+        if not isinstance(url, str) or re.match(r"\w+:", url):
+            raise ValueError(
+                f"{problem}: shard {number}: expected 'url', a local path, got {url!r}"
+            )
+        if not isinstance(entry.get("nsamples"), int):
+            raise ValueError(f"{problem}: shard {number}: expected 'nsamples', a whole number")
+    if not entries:
+        raise ValueError(f"{problem}: it names no shard")
+    return entries
+
+
+def _shard(path: Path, entry: Mapping[str, Any], source: Path) -> Shard:
+    _require(path, source)
+    found = path.stat()
+    if entry.get("filesize", found.st_size) != found.st_size:
+        raise ValueError(
+            f"shard {path} has {found.st_size} bytes, but {source} says {entry['filesize']}: it is "
+            "cut short or another one; copy or write it again"
+        )
+    return Shard(os.path.abspath(path), found.st_size, found.st_mtime_ns, entry.get("nsamples"))
+
+
+def _require(path: Path, source: Path) -> None:
+    if not path.is_file():
+        where = "" if path == source else f", which {source} names,"
+        raise FileNotFoundError(
+            f"shard file {path}{where} does not exist (relative paths start at {os.getcwd()}); "
+            f"{_WANTED}"
+        )

@@ -1,0 +1,86 @@
+"""A retrieval evaluation set as pairs: every caption with its image."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+from PIL import Image
+from torch.utils.data import Dataset
+from torch.utils.data.dataloader import default_collate
+
+from lavis_mafa.datasets.image_reading import read_rgb
+
+
+class SplitAsPairs(Dataset):
+    """The captions of an evaluation set one by one, as a training set has them.
+
+    Items are ``image``, ``text_input`` and ``image_id``.
+
+    Args:
+        dataset: as LAVIS's ``RetrievalEvalDataset``: ``text``, ``image`` and ``txt2img``.
+
+    Attributes:
+        image_ids: ``(N,)`` int64, number of every caption's image.
+        truth: which images and captions of samples match, where the set offers ``truth_matrix()``.
+
+    Raises:
+        ValueError: if it is no retrieval set.
+    """
+
+    deterministic = False
+
+    def __init__(self, dataset: Any) -> None:
+        if not all(hasattr(dataset, name) for name in ("text", "image", "txt2img")):
+            raise ValueError(
+                f"{type(dataset).__name__} has no images with captions to be taken as pairs; "
+                "name a retrieval split, or the training split"
+            )
+        self.dataset = dataset
+        self.image_ids = np.array([dataset.txt2img[k] for k in range(len(dataset.text))], np.int64)
+        if hasattr(dataset, "truth_matrix"):
+            valid = dataset.truth_matrix()
+            self.truth = lambda images, texts: valid[self.image_ids[images], texts]
+
+    @property
+    def vis_processor(self) -> Any:
+        return self.dataset.vis_processor
+
+    @vis_processor.setter
+    def vis_processor(self, processor: Any) -> None:
+        self.dataset.vis_processor = processor
+
+    @property
+    def vis_root(self) -> Any:
+        return getattr(self.dataset, "vis_root", None)
+
+    def __len__(self) -> int:
+        return len(self.image_ids)
+
+    def __getitem__(self, number: int) -> dict[str, Any]:
+        image = int(self.image_ids[number])
+        return {
+            "image": self.dataset[image]["image"],
+            "text_input": self.dataset.text[number],
+            "image_id": image,
+        }
+
+    def caption(self, number: int) -> str:
+        """The caption as the set has it, processed."""
+        return self.dataset.text[number]
+
+    def path(self, number: int) -> str | None:
+        """The file of a sample's image; None if it is in none."""
+        image = self.dataset.image[int(self.image_ids[number])]
+        return None if self.vis_root is None else os.path.join(self.vis_root, image)
+
+    def show(self, number: int) -> tuple[Image.Image, str]:
+        """The unprocessed image (RGB) and the caption."""
+        path = self.path(number)
+        if path is None:
+            return self.dataset.show_image(int(self.image_ids[number])), self.caption(number)
+        return read_rgb(path), self.caption(number)
+
+    def collater(self, samples: list[dict[str, Any]]) -> dict[str, Any]:
+        return default_collate(samples)
