@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from lavis_mafa.cli import begin, build_data, build_model
+from lavis_mafa.config import load_config
 from lavis_mafa.connections.build import view_of
 from lavis_mafa.datasets.split_as_pairs import SplitAsPairs
 from lavis_mafa.datasets.training_set import TrainingSet
@@ -69,6 +70,7 @@ class Opened:
         return torch.autocast(self.device.type, dtype, enabled=bool(run.get("amp", False)))
 
 
+CPU = torch.device("cpu")
 NO_SPLITS = ["run.valid_splits=[]", "run.test_splits=[]"]  # nothing is evaluated
 
 
@@ -98,7 +100,7 @@ def open_config(args: argparse.Namespace) -> Opened:
     if mafa:
         mafa.con_d = con_d
     run = cfg.run_cfg
-    device = torch.device(run.device, int(run.get("gpu", 0)) if run.device == "cuda" else None)
+    device = torch.device("cuda", int(run.get("gpu", 0))) if run.device == "cuda" else CPU
     data = Corpus(train, view_of(cfg.model_cfg.arch, cfg.model_cfg.get("model_type"), model))
     data.workers = int(run.num_workers)
     return Opened(cfg, model.to(device).eval(), data, device)
@@ -110,7 +112,9 @@ def open_data(cfg_path: str, options: Sequence[str] = (), split: str = "train") 
     Raises:
         ConfigError, ValueError: as `open_config`.
     """
-    return _pairs_of(begin(cfg_path, [*options, *NO_SPLITS]), split)[1]
+    # The machine that looks need not be the one that computed: it may have no GPU.
+    cfg = load_config(cfg_path, [*options, *NO_SPLITS], machine=False)
+    return _pairs_of(cfg, split)[1]
 
 
 def _pairs_of(cfg: Any, split: str) -> tuple[Any, TrainingSet]:

@@ -22,6 +22,7 @@ from lavis_mafa.analysis.corpus import Opened, add_config_arguments, open_config
 from lavis_mafa.analysis.features import Features, make_features
 from lavis_mafa.analysis.intervals import clustered
 from lavis_mafa.analysis.judged import FILE, INVALID, UNKNOWN, Judged
+from lavis_mafa.analysis.judged_report import report_of_judged
 from lavis_mafa.analysis.judging import (
     TRUTH,
     add_con_d_arguments,
@@ -31,7 +32,7 @@ from lavis_mafa.analysis.judging import (
 )
 from lavis_mafa.analysis.labels import Correction, read_correction
 from lavis_mafa.analysis.nominate import Nominations, Sampling, nominate, order_of, samplings
-from lavis_mafa.analysis.report import Curve, Series, Table, write_report
+from lavis_mafa.analysis.report import Curve, Series, Table
 from lavis_mafa.analysis.tables import markdown_table, write_json, write_text
 from lavis_mafa.backbones import backbone_of
 
@@ -94,7 +95,7 @@ def run(args: argparse.Namespace) -> None:
     ]
     if is_main_process():
         judged.save(args.output / FILE)
-        write_results(args, counts, correction, opened, features)
+        write_results(args, counts, correction, opened, features, judged)
 
 
 @dataclass
@@ -262,6 +263,7 @@ def write_results(
     correction: Correction | None,
     opened: Opened,
     features: Features,
+    judged: Judged,
 ) -> None:
     """Write the counts as JSON, Markdown and a page, and print the table."""
     content = {
@@ -282,9 +284,11 @@ def write_results(
     notes = _notes(args, opened, features, correction)
     parts = [f"# {table.title}", *notes, markdown_table(table)]
     write_text(args.output / "counts.md", "\n\n".join(parts) + "\n")
-    page = write_report(
+    page = report_of_judged(
+        judged,
+        opened.data.show,
         args.output / "report.html",
-        title=table.title,
+        table.title,
         tables=[table],
         curves=curves_of(counts),
         notes=notes,

@@ -159,14 +159,14 @@ def _identity(opened: Opened, numbers: np.ndarray) -> dict[str, str]:
     """What features depend on."""
     return {
         "model": fingerprint(opened.model),
-        "training set": f"{len(opened.data)} samples, {_digest([opened.data.image_ids])}",
-        "sample": f"{len(numbers)} of them, {_digest([numbers])}",
+        "training set": f"{len(opened.data)} samples, {digest(opened.data.image_ids)}",
+        "sample": f"{len(numbers)} of them, {digest(numbers)}",
     }
 
 
 def fingerprint(model: torch.nn.Module) -> str:
     """A name for a model's weights: equal weights have an equal one."""
-    return f"{type(model).__name__} {_digest(_strided(model))}"
+    return f"{type(model).__name__} {digest(*_strided(model))}"
 
 
 def _strided(model: torch.nn.Module) -> Iterator[np.ndarray]:
@@ -176,25 +176,42 @@ def _strided(model: torch.nn.Module) -> Iterator[np.ndarray]:
         yield value.detach().flatten()[:: max(1, value.numel() // 4096)].float().cpu().numpy()
 
 
-def _digest(arrays: Any) -> str:
-    digest = hashlib.sha256()
-    for array in arrays:
-        digest.update(np.ascontiguousarray(array).tobytes())
-    return digest.hexdigest()[:16]
-
-
 def require_same(path: Path, identity: dict[str, str]) -> None:
-    """Note on the main process what a folder belongs to; refuse that of something else."""
-    if path.is_file():
-        found = json.loads(path.read_text(encoding="utf-8"))
-        wrong = [name for name, value in identity.items() if found.get(name) != value]
-        if wrong:
-            told = "; ".join(f"{name}: {found.get(name)} there, {identity[name]}" for name in wrong)
-            raise ValueError(
-                f"{path.parent} belongs to something else ({told}). Write into another folder, or "
-                "remove that one"
-            )
+    """Note on the main process what a folder belongs to; all ranks must call it.
+
+    Raises:
+        ValueError: if ``path`` says that it belongs to something else.
+    """
+    refuse_other(path, identity)
     barrier()
-    if is_main_process() and not path.is_file():
-        path.write_text(json.dumps(identity, indent=2) + "\n", encoding="utf-8")
+    if is_main_process():
+        note(path, identity)
     barrier()
+
+
+def refuse_other(path: Path, identity: dict[str, str]) -> None:
+    """Refuse a folder whose file ``path`` says that it belongs to something else."""
+    if not path.is_file():
+        return
+    found = json.loads(path.read_text(encoding="utf-8"))
+    wrong = [name for name, value in identity.items() if found.get(name) != value]
+    if wrong:
+        told = "; ".join(f"{name}: {found.get(name)} there, {identity[name]}" for name in wrong)
+        raise ValueError(
+            f"{path.parent} belongs to something else ({told}). Write into another folder, or "
+            "remove that one"
+        )
+
+
+def note(path: Path, identity: dict[str, str]) -> None:
+    """Write what a folder belongs to."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(identity, indent=2) + "\n", encoding="utf-8")
+
+
+def digest(*arrays: np.ndarray) -> str:
+    """A name for the content of arrays."""
+    found = hashlib.sha256()
+    for array in arrays:
+        found.update(np.ascontiguousarray(array).tobytes())
+    return found.hexdigest()[:16]

@@ -29,13 +29,16 @@ from tqdm import tqdm
 
 from lavis_mafa.analysis.corpus import Corpus, add_config_arguments, open_config
 from lavis_mafa.analysis.count import about, judge_all, nominated_by
-from lavis_mafa.analysis.features import make_features
+from lavis_mafa.analysis.features import digest, make_features, note, refuse_other
 from lavis_mafa.analysis.intervals import wilson
 from lavis_mafa.analysis.judged import FILE, UNKNOWN, VALID, Judged
+from lavis_mafa.analysis.judged_report import report_of_judged
 from lavis_mafa.analysis.judging import add_con_d_arguments, discriminators_of
 from lavis_mafa.analysis.nominate import Sampling
+from lavis_mafa.analysis.report import Cell, Table
 from lavis_mafa.analysis.tables import write_json, write_text
 from lavis_mafa.connections.build import ORACLE
+from lavis_mafa.datasets.shards import finished, write_shards
 
 IMAGES = "images"
 KINDS = ("png", "jpg", "jpeg", "webp")
@@ -177,8 +180,6 @@ def _wording(caption: str) -> str:
 
 def write_all(args: argparse.Namespace, data: Corpus, judged: Judged, mined: Mined) -> None:
     """Write everything and tell what was found."""
-    from lavis_mafa.analysis.report import Table, write_report
-
     names = _Names(data, args.output)
     new = [
         {
@@ -211,12 +212,13 @@ def write_all(args: argparse.Namespace, data: Corpus, judged: Judged, mined: Min
     print("\n".join(f"{value:>10}  {name}" for name, value in mined.told.items()))
     if truth is not None and len(truth):
         print(f"{100 * truth.mean():>9.1f}%  of the new ones are valid by truth")
-    rows = [[name, value] for name, value in mined.told.items()]
-    write_report(
+    rows: list[list[Cell]] = [[name, value] for name, value in mined.told.items()]
+    report_of_judged(
+        judged,
+        data.show,
         args.output / "report.html",
-        title="Mined connections",
+        "Mined connections",
         tables=[Table("Judged pairs", ["rule", "pairs"], rows)],
-        settings={**judged.about, "names": ", ".join(judged.names)},
     )
     print(f"written: {args.output / 'mined.json'}, augmented.json, repeated.json, dataset.yaml")
     if args.shards:
@@ -301,19 +303,22 @@ def _write_records(path: Path, records: Iterable[dict[str, Any]]) -> None:
 
 def _write_shards(args: argparse.Namespace, data: Corpus, mined: Mined) -> Path:
     """The augmented data as tar shards, images as they are."""
-    from lavis_mafa.datasets.shards import write_shards
-
-    own = [(number, number, {}) for number in range(len(data))]
-    new = [
-        (int(i), int(t), {"score": round(float(score), 6)})
-        for i, t, score in zip(mined.image, mined.text, mined.score, strict=True)
-    ]
+    folder = args.output / "shards"
+    pairs = f"{len(mined)} mined, {digest(mined.image, mined.text, mined.score)}"
+    whose = {"pairs": f"{len(data)} and {pairs}", "in a shard": str(args.per_shard)}
+    refuse_other(folder / "of.json", whose)
+    note(folder / "of.json", whose)
+    done, count = finished(folder), len(data)
 
     def samples() -> Iterator[tuple[str, bytes, str, str, dict[str, Any]]]:
-        bar = tqdm([*own, *new], unit=" samples", desc="shards")
-        for place, (image, text, extra) in enumerate(bar):
+        for place in tqdm(range(done, count + len(mined)), unit=" samples", desc="shards"):
+            image = text = place
+            extra: dict[str, Any] = {}
+            if (k := place - count) >= 0:
+                image, text = int(mined.image[k]), int(mined.text[k])
+                extra = {"score": round(float(mined.score[k]), 6)}
             content, kind = data.pairs.image_bytes(image)
             told = {"image_id": int(data.image_ids[image]), **extra}
             yield f"{place:09d}", content, kind, data.caption(text), told
 
-    return write_shards(args.output / "shards", samples(), args.per_shard)
+    return write_shards(folder, samples(), args.per_shard, resume=done > 0)

@@ -179,8 +179,8 @@ def _of_batch(
         numbers["image_id"] = torch.from_numpy(image_ids[places]).to(sim.device)
     positives = known_positives(numbers, own, len(places), "positive")
     for from_image, one in ((True, sim), (False, sim.t())):
-        picked, _ = pick(one, positives, hardest, second_choice=False, top_k=top_k)
-        picked = picked.cpu().numpy()
+        nominated, _ = pick(one, positives, hardest, second_choice=False, top_k=top_k)
+        picked = nominated.cpu().numpy()
         there = picked != NONE
         anchors = np.tile(places, top_k)[there]
         taken = places[picked[there]]

@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from lavis_mafa.analysis.gallery import connections_of
 from lavis_mafa.analysis.report import Curve, Mined, Series, Table, write_report
+from lavis_mafa.analysis.run_records import read_connections
 from lavis_mafa.demo.branches import Branch
 from lavis_mafa.demo.runs import read_log
 
@@ -110,33 +112,15 @@ def write_page(
         intro=INTRO.format(grit=family.grit, base=family.base),
         tables=tables,
         curves=curves,
-        connections=connections_of(branches["mafa"].folder, train_set, "mafa"),
+        connections=mined_by(branches["mafa"].folder, train_set, "mafa"),
         notes=NOTES,
         settings=settings,
     )
 
 
-def connections_of(folder: Path, train_set: Any, run: str, limit: int = 400) -> Iterator[Mined]:
+def mined_by(folder: Path, train_set: Any, run: str, limit: int = 400) -> Iterator[Mined]:
     """The last ``limit`` connections that ``run`` logged in its folder, with their pictures."""
-    path = folder / "connections.jsonl"
-    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
-    for record in map(json.loads, lines[-limit:]):
-        anchor_image, anchor_caption = train_set.show(record["anchor_index"])
-        mined_image, mined_caption = train_set.show(record["mined_index"])
-        yield Mined(
-            direction=record["direction"],
-            anchor_image=anchor_image,
-            anchor_caption=anchor_caption,
-            mined_image=mined_image,
-            mined_caption=mined_caption,
-            probability=record["probability"],
-            truth=record["truth"],
-            epoch=record["epoch"],
-            state=record["state"],
-            anchor_index=record["anchor_index"],
-            mined_index=record["mined_index"],
-            run=run,
-        )
+    return connections_of(read_connections(folder)[-limit:], train_set.show, run)
 
 
 def _curve(branches: dict[str, Branch], kind: str, key: str, title: str, x: str) -> Curve:

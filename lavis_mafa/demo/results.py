@@ -16,7 +16,7 @@ from lavis_mafa._version import __version__
 from lavis_mafa.analysis.report import Cell, Curve, Series, Table, write_report
 from lavis_mafa.analysis.tables import markdown_table
 from lavis_mafa.demo.measure import toy_world
-from lavis_mafa.demo.page import connections_of
+from lavis_mafa.demo.page import mined_by
 from lavis_mafa.demo.runs import read_log
 from lavis_mafa.demo.spread import (
     Figures,
@@ -112,7 +112,7 @@ def write_page(
     mined = []
     if folders.get("mafa"):
         train = toy_world(args.train_size, args.test_size)["train"]
-        mined = list(connections_of(folders["mafa"][0], train, "mafa"))
+        mined = list(mined_by(folders["mafa"][0], train, "mafa"))
     return write_report(
         args.output / "report.html",
         title=TITLE,

@@ -66,7 +66,7 @@ def command_of(script: str, config: str, folder: Path, options: Mapping[str, Any
 
 
 def _written(value: Any) -> str:
-    return json.dumps(value) if isinstance(value, (list, bool)) else str(value)
+    return json.dumps(value) if value is None or isinstance(value, (list, bool)) else str(value)
 
 
 def forget_earlier_runs(folder: Path) -> None:

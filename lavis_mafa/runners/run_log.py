@@ -6,10 +6,12 @@ import json
 import math
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from PIL import Image
 from tqdm import tqdm
 
 
@@ -17,7 +19,7 @@ class RunLog:
     """Writes figures on the main process; silent on others.
 
     Files in ``folder``: ``log.jsonl``, one object a line with its ``kind`` (``config``, ``step``,
-    ``epoch``, ``eval``, ``unreadable``, ...), and ``tensorboard/``.
+    ``epoch``, ``con_d_histogram``, ``eval``, ``unreadable``, ...), and ``tensorboard/``.
     """
 
     def __init__(self, folder: Path, active: bool, tensorboard: bool = True) -> None:
@@ -46,15 +48,48 @@ class RunLog:
 
     def scalars(self, prefix: str, figures: Mapping[str, Any], step: int) -> None:
         """Send numbers to TensorBoard."""
-        if not (self.active and self._wants_board):
+        for name, value in figures.items():
+            if isinstance(value, (int, float)) and not isinstance(value, bool):
+                self._to_board("add_scalar", f"{prefix}/{name}", value, step)
+
+    def histogram(self, name: str, counts: Sequence[float], step: int) -> None:
+        """Send to TensorBoard how many values lie in each of B equal bins from 0 to 1."""
+        count = len(counts)
+        middles = [(place + 0.5) / count for place in range(count)]
+        self._to_board(
+            "add_histogram_raw",
+            name,
+            min=0.0,
+            max=1.0,
+            num=sum(counts),
+            sum=sum(n * x for n, x in zip(counts, middles, strict=True)),
+            sum_squares=sum(n * x * x for n, x in zip(counts, middles, strict=True)),
+            bucket_limits=[(place + 1) / count for place in range(count)],
+            bucket_counts=list(counts),
+            global_step=step,
+        )
+
+    def image(self, name: str, picture: Image.Image, step: int) -> None:
+        """Send an RGB picture to TensorBoard."""
+        self._to_board("add_image", name, np.asarray(picture), step, dataformats="HWC")
+
+    def text(self, name: str, text: str, step: int) -> None:
+        """Send Markdown to TensorBoard."""
+        self._to_board("add_text", name, text, step)
+
+    @property
+    def has_board(self) -> bool:
+        """Whether this process writes TensorBoard files."""
+        return self.active and self._wants_board
+
+    def _to_board(self, method: str, *args: Any, **kwargs: Any) -> None:
+        if not self.has_board:
             return
         if self._board is None:
             from torch.utils.tensorboard import SummaryWriter
 
             self._board = SummaryWriter(str(self.folder / "tensorboard"))
-        for name, value in figures.items():
-            if isinstance(value, (int, float)) and not isinstance(value, bool):
-                self._board.add_scalar(f"{prefix}/{name}", value, step)
+        getattr(self._board, method)(*args, **kwargs)
 
     def progress(self, steps: Iterable[int], name: str, done: int, total: int) -> Bar:
         """A bar with rate and time left."""

@@ -32,6 +32,7 @@ from lavis_mafa.runners.guard import (
     stop_if_not_finite,
 )
 from lavis_mafa.runners.loaders import Loaders, evaluation_sets, training_set
+from lavis_mafa.runners.pictures import show_connections
 from lavis_mafa.runners.run_log import RunLog
 from lavis_mafa.step import SECOND_VIEW
 from lavis_mafa.tasks.tally import Tally
@@ -79,6 +80,7 @@ class RunnerMafa(RunnerBase):
         self.start_step = 0
         self.best: dict[str, Any] = {"value": None, "epoch": None, "split": None}
         self.tally = Tally()
+        self._mined: list[dict[str, Any]] = []  # of this epoch, as far as they were logged
         self._schedule: GritSchedule | None = None
         self._loaders: Loaders | None = None
 
@@ -280,6 +282,7 @@ class RunnerMafa(RunnerBase):
 
     def _begin_epoch(self, epoch: int) -> None:
         self.tally = Tally()
+        self._mined = []
         self.unreadable.reset()
         if self.schedule.wants_grouped(epoch) and self.schedule.settings.naive:
             self._collect_first(epoch)
@@ -301,8 +304,23 @@ class RunnerMafa(RunnerBase):
             figures.update(self.task.epoch_figures(total))
         self.log.write("epoch", epoch=epoch, global_step=self.global_step, **figures)
         self.log.scalars("epoch", figures, epoch)
+        self._tell_con_d(total, epoch)
         told = "  ".join(f"{k} {v:.4g}" for k, v in figures.items() if v is not None)
         logging.info("epoch %d: %s", epoch, told)
+
+    def _tell_con_d(self, total: Tally, epoch: int) -> None:
+        """Con-D's probabilities of an epoch, and some of the connections it found."""
+        told = self.task.epoch_histogram(total) if hasattr(self.task, "epoch_histogram") else None
+        if told:
+            self.log.write("con_d_histogram", epoch=epoch, global_step=self.global_step, **told)
+            for direction in ("i2t", "t2i"):
+                counts = [
+                    sum(column) for column in zip(*told.get(direction, {}).values(), strict=True)
+                ]
+                if counts:
+                    self.log.histogram(f"con_d_probability/{direction}", counts, epoch)
+        assert self.train_set is not None
+        show_connections(self.log, self._mined, self.train_set.show, epoch)
 
     @torch.no_grad()
     def _collect_first(self, epoch: int) -> None:
@@ -412,6 +430,8 @@ class RunnerMafa(RunnerBase):
             self.tally.add(counted)
             figures.update(counted)
             self._log_mined(output, samples, epoch, step)
+        if hasattr(self.task, "step_bins"):
+            self.tally.add(self.task.step_bins(output))
         if output.get("temperature") is not None:
             figures["temperature"] = float(output["temperature"])
         figures["lr"] = self.optimizer.param_groups[0]["lr"]
@@ -429,7 +449,8 @@ class RunnerMafa(RunnerBase):
         if step % max(1, plan.steps // wanted):
             return
         for record in self.task.mined(output, samples, -(-wanted // plan.steps)):
-            self.log.append("connections.jsonl", {"epoch": epoch, "step": step, **record})
+            self._mined.append({"epoch": epoch, "step": step, **record})
+            self.log.append("connections.jsonl", self._mined[-1])
 
     # Evaluation
 

@@ -94,8 +94,14 @@ class MafaGroundingTask(BaseTask):
             return {}
         return self._training.step_figures(output, samples)
 
+    def step_bins(self, output: Any) -> dict[str, float]:
+        return {} if output.get("counts") is None else self._training.step_bins(output)
+
     def epoch_figures(self, tally: Tally) -> dict[str, float | None]:
         return self._training.epoch_figures(tally)
+
+    def epoch_histogram(self, tally: Tally) -> dict[str, Any] | None:
+        return self._training.epoch_histogram(tally)
 
     def mined(self, output: Any, samples: dict[str, Any], limit: int) -> list[dict[str, Any]]:
         if output.get("counts") is None:

@@ -16,6 +16,15 @@ from lavis_mafa.tasks.mafa_retrieval import MafaRetrievalTask
 from lavis_mafa.tasks.tally import Tally
 
 DIRECTIONS = ("i2t", "t2i")
+TRUTHS = ("true", "false", "unknown")
+BINS = 100  # of the histogram of Con-D's probabilities
+# In their precision: 0.8 as a float32 is not above 0.8.
+_EDGES = (np.arange(BINS + 1) / BINS).astype(np.float32)
+_NAMES = {
+    (direction, truth): [f"con_d_bin_{direction}_{truth}_{place}" for place in range(BINS)]
+    for direction in DIRECTIONS
+    for truth in TRUTHS
+}
 
 
 @registry.register_task("mafa_pretrain")
@@ -72,6 +81,41 @@ class MafaPretrainTask(MafaRetrievalTask):
                 figures.update(self._against_truth(output, samples, direction))
         return figures
 
+    def step_bins(self, output: StepOutput) -> dict[str, float]:
+        """How many of Con-D's probabilities of one step lie in each bin, for the tally.
+
+        Bin k holds ``k / BINS < p <= (k + 1) / BINS``, the first also p = 0. Names are the same on
+        every rank and step: by direction and, where the truth is known, by truth.
+        """
+        bins: dict[str, float] = {}
+        for direction in DIRECTIONS:
+            found = output[direction]
+            rows = np.nonzero(found.judged.cpu().numpy())[0]
+            probability = found.probability.float().cpu().numpy()[rows]
+            place = np.maximum(np.searchsorted(_EDGES, probability) - 1, 0)
+            parts = {"unknown": place}
+            if self._truth is not None:
+                valid = np.asarray(self._truth(*self._nominated(output, direction, rows)), bool)
+                parts = {"true": place[valid], "false": place[~valid]}
+            for truth, places in parts.items():
+                counts = np.bincount(places, minlength=BINS).tolist()
+                bins.update(zip(_NAMES[direction, truth], counts, strict=True))
+        return bins
+
+    def epoch_histogram(self, tally: Tally) -> dict[str, Any] | None:
+        """The bins of an epoch: ``{"bins": 100, "i2t": {"true": [...], "false": [...]}, "t2i":
+        ...}``, or under ``unknown``; None if nothing was judged."""
+        told: dict[str, Any] = {}
+        for direction in DIRECTIONS:
+            counts = {
+                truth: [int(tally.sums[name]) for name in _NAMES[direction, truth]]
+                for truth in TRUTHS
+                if _NAMES[direction, truth][0] in tally.sums
+            }
+            if any(any(row) for row in counts.values()):
+                told[direction] = counts
+        return {"bins": BINS, **told} if told else None
+
     def epoch_figures(self, tally: Tally) -> dict[str, float | None]:
         """Rates of an epoch: false negatives by Con-D and by truth, Con-D's quality."""
         figures: dict[str, float | None] = {}
@@ -114,7 +158,7 @@ class MafaPretrainTask(MafaRetrievalTask):
                     "direction": direction,
                     "anchor_index": anchor,
                     "mined_index": mined,
-                    "probability": round(float(found.probability[row]), 4),
+                    "probability": round(float(found.probability[row]), 7),
                     "state": STATE_NAMES[int(found.state[row])],
                     "truth": None,
                 }
@@ -123,20 +167,27 @@ class MafaPretrainTask(MafaRetrievalTask):
                 records.append(record)
         return records[:limit]
 
+    def _nominated(
+        self, output: StepOutput, direction: str, rows: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Numbers in the data set of the images and texts of some nominations."""
+        found = output[direction]
+        loaded, own = _loaded(output)
+        anchors = loaded[own[found.anchor.cpu().numpy()[rows]]]
+        picked = loaded[found.hard.cpu().numpy()[rows]]
+        return (anchors, picked) if direction == "i2t" else (picked, anchors)
+
     def _against_truth(
         self, output: StepOutput, samples: dict[str, Any], direction: str
     ) -> dict[str, float]:
         found = output[direction]
         there = torch.nonzero(found.state != ABSENT).flatten().cpu().numpy()
-        loaded, own = _loaded(output)
-        anchors = loaded[own[found.anchor.cpu().numpy()[there]]]
-        picked = loaded[found.hard.cpu().numpy()[there]]
-        pair = (anchors, picked) if direction == "i2t" else (picked, anchors)
-        valid = np.asarray(self._truth(*pair))
+        valid = np.asarray(self._truth(*self._nominated(output, direction, there)))
         called = (found.state.cpu().numpy() == POSITIVE)[there]
         # What ITM learns as "no match": without the converted and dropped, with the re-sampled.
         rows, taken, labels = (x.cpu().numpy() for x in found.itm_pairs(self._rule))
         negative = 1.0 - labels  # as far as the label says so
+        loaded, own = _loaded(output)
         anchors, taken = loaded[own[rows]], loaded[taken]
         in_itm = self._truth(*((anchors, taken) if direction == "i2t" else (taken, anchors)))
         return {

@@ -34,7 +34,7 @@ class MafaRetrievalTask(RetrievalTask):
 
     def __init__(self, cfg: Any) -> None:
         super().__init__(cfg)
-        path = cfg.get("truth_file")
+        path = (cfg or {}).get("truth_file")
         self._pairs = read_truth(path) if path else None
         self._scores: SavedScores | None = None
         self._told: set[str] = set()

@@ -24,8 +24,9 @@ from typing import Any
 
 import pytest
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="needs chromium on the PATH")
+NAMES = ("chromium", "chromium-browser", "google-chrome")
+CHROMIUM = next(filter(None, map(shutil.which, NAMES)), None)
+needs_browser = pytest.mark.skipif(CHROMIUM is None, reason=f"needs one of {', '.join(NAMES)}")
 FLAGS = (
     "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --mute-audio "
     "--disable-background-networking --disable-component-update --disable-sync "

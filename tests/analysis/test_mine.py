@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from itertools import combinations
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,9 +17,11 @@ from small_world import SIZE, arguments, call, call_ranks, con_d, save_model
 
 from lavis_mafa import cli
 from lavis_mafa.analysis import mine
+from lavis_mafa.analysis.__main__ import main
 from lavis_mafa.analysis.judged import Judged
 from lavis_mafa.datasets import ToyScenesBuilder, TrainingSet
 from lavis_mafa.datasets.image_text_json import ImageTextTrain
+from lavis_mafa.datasets.image_text_shards import ImageTextShardsTrain
 
 MINING = ("--batch-size", 16, "--search-space", 48)
 MANY = 3 * SIZE
@@ -224,8 +227,6 @@ def key(record):
 
 
 def test_two_con_ds_are_refused(models, tmp_path, caplog):
-    from lavis_mafa.analysis.__main__ import main
-
     two = ["--con-d", *con_d("a", models[0]), *con_d("b", models[1])]
     assert main(arguments("mine", tmp_path, models[0], *two)) == 1
     assert "needs one Con-D, got a, b" in caplog.text
@@ -259,3 +260,38 @@ def test_pairs_of_one_wording_and_one_image_are_one():
         (3, 4),
     ]
     assert mined.told["in the data already"] == 3 and mined.told["twice"] == 3
+
+
+def test_shards_hold_the_augmented_data_and_go_on(by_model, models, tmp_path):
+    more = [*MINING, "--threshold", 0.6, "--shards", "--per-shard", 100]
+    command = arguments("mine", tmp_path, models[0], *more, "--con-d", *con_d("a", models[1]))
+    call(*command)
+    augmented = read(tmp_path, "augmented.json")
+    own = ImageTextShardsTrain(
+        np.asarray, str, [tmp_path / "shards" / "pairs.json"], cache_dir=tmp_path / "cache"
+    )
+    assert len(own) == len(augmented) == SIZE + len(read(by_model))
+    for number in (0, SIZE - 1, SIZE, len(own) - 1):
+        picture, caption = own.show(number)
+        assert caption == augmented[number]["caption"]
+        with Image.open(tmp_path / "images" / augmented[number]["image"]) as stored:
+            assert np.array_equal(np.asarray(stored), np.asarray(picture))
+    ids = [one["image_id"] for one in augmented]
+    same = np.equal.outer(ids, ids) == np.equal.outer(own.image_ids, own.image_ids)
+    assert same.all()
+    whole = {path.name: path.read_bytes() for path in tmp_path.glob("shards/*.tar")}
+    (tmp_path / "shards" / "pairs.json").unlink()
+    first, size, _ = own.table.meta["shards"][0]
+    entry = {"url": Path(first).name, "nsamples": 100, "filesize": size}
+    (tmp_path / "shards" / "pairs.unfinished.jsonl").write_text(json.dumps(entry) + "\n")
+    call(*command)
+    assert {path.name: path.read_bytes() for path in tmp_path.glob("shards/*.tar")} == whole
+
+
+def test_shards_of_other_pairs_are_refused(by_model, models, tmp_path, caplog):
+    more = [*MINING, "--shards", "--con-d", *con_d("a", models[1])]
+    call(*arguments("mine", tmp_path, models[0], "--threshold", 0.6, *more))
+    assert (
+        main(list(map(str, arguments("mine", tmp_path, models[0], "--threshold", 0.7, *more)))) == 1
+    )
+    assert "belongs to something else (pairs" in caplog.text

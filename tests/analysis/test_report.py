@@ -9,19 +9,27 @@ import json
 import math
 import os
 import re
-import shutil
-import subprocess
 from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from lavis_mafa.analysis import report
-from lavis_mafa.analysis.report import Curve, Mined, Series, Table, format_number, write_report
+from lavis_mafa.analysis import charts, report
+from lavis_mafa.analysis.report import (
+    Curve,
+    Judgements,
+    Mined,
+    Series,
+    Table,
+    format_number,
+    write_report,
+)
+from lavis_mafa.connections.mining import AMBIGUOUS, KEPT, POSITIVE, MiningRule
 
 EVIL = """</script><script>alert("x")</script><!-- {{data}} & 'q' "><img src=x onerror=a()>"""
 VOID = {"meta", "input", "img", "br", "link"}
@@ -106,6 +114,7 @@ def everything(text: str) -> dict:
         "tables": [table],
         "curves": [curve, Curve(text)],
         "connections": [one],
+        "judged": [Judgements(text, [0.5])],
         "notes": [text],
         "settings": {text: {text: text}},
     }
@@ -123,6 +132,7 @@ def test_nothing_given_becomes_markup(tmp_path):
     assert attacked.cells.count(EVIL) == harmless.cells.count("a caption") > 0
     card = attacked.data["cards"][0]
     assert card["anchor"][1] == card["mined"][1] == card["run"] == EVIL
+    assert attacked.data["judged"][0]["name"] == EVIL
 
 
 @settings(max_examples=30, deadline=None)
@@ -321,7 +331,7 @@ numbers = st.floats(width=64) | st.integers(-(10**6), 10**6) | st.none()
 @example([(0.0, math.inf), (1.0, 1e300), (2.0, 1e-300), (2.0, -1.0)], True)
 def test_any_values_are_drawn_inside_the_chart(points, log_y):
     series = Series("s", [x for x, _ in points], [y for _, y in points])
-    page = Page(report._curve(Curve("c", series=[series], log_y=log_y)))
+    page = Page(charts.curve_html(Curve("c", series=[series], log_y=log_y)))
     for tag, attributes in page.tags:
         if tag == "circle":
             assert 0 <= float(attributes["cx"]) <= 480 and 0 <= float(attributes["cy"]) <= 300
@@ -330,7 +340,7 @@ def test_any_values_are_drawn_inside_the_chart(points, log_y):
 @given(st.floats(-1e99, 1e99), st.floats(-1e99, 1e99), st.sampled_from([0.0, 1.0]))
 def test_ticks_enclose_the_values(a, b, least_step):
     low, high = min(a, b), max(a, b)
-    ticks = report._ticks(low, high, least_step)
+    ticks = charts.ticks(low, high, least_step)
     slack = 1e-8 * (ticks[-1] - ticks[0])
     assert 2 <= len(ticks) <= 8 and ticks == sorted(set(ticks))
     assert ticks[0] <= low + slack and high - slack <= ticks[-1]
@@ -404,22 +414,68 @@ def test_a_wrong_connection_is_refused(wrong, message):
         mined(**wrong)
 
 
-@pytest.mark.skipif(shutil.which("chromium") is None, reason="needs chromium on the PATH")
-def test_a_browser_renders_the_cards(tmp_path):
-    judged = [
-        mined(probability=i / 100, truth=[True, False, None][i % 3], anchor_caption=f"dog {i}")
-        for i in range(60)
-    ]
-    judged.append(mined(probability=1.0, mined_caption=EVIL, state="negative"))
-    path = write_report(tmp_path / "report.html", title="A run", connections=judged)
-    command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run"]
-    command += ["--disable-background-networking", "--disable-component-update", "--disable-sync"]
-    command += [f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", path.as_uri()]
-    dom = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
-    gallery = dom[dom.index('<div id="gallery">') : dom.index('<script type="application/json"')]
-    assert gallery.count("<li><div") == 24 and gallery.count("<img") == 48  # one page of cards
-    first = gallery[gallery.index("<li><div") :].split("</li>")[0]
-    assert "✗ missed false negative" in first and ">1.00</b>" in first and "&lt;/script" in first
-    assert 'alt="Image of pair 11: a dog"' in first
-    assert "61 of 61 connections, page 1 of 3" in gallery
-    assert "really match: 21" in gallery and "unknown: 20" in gallery
+def test_a_connection_without_a_picture(tmp_path):
+    data = written(tmp_path, connections=[mined(anchor_image=None)]).data
+    assert data["cards"][0]["anchor"] == [-1, "a dog", 11] and len(data["images"]) == 1
+
+
+# Judgements
+
+THRESHOLDS = st.integers(0, 1000).map(lambda k: k / 1000)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.floats(0, 1, width=32) | THRESHOLDS, min_size=1, max_size=30),
+    THRESHOLDS,
+    THRESHOLDS,
+    st.sampled_from([np.float32, np.float64]),
+)
+@example([0.8, 0.5, 0.0, 1.0], 0.5, 0.8, np.float32)
+def test_counts_above_a_threshold_are_those_of_training(values, one, other, kind):
+    low, high = max(min(one, other), 0.001), max(one, other, 0.001)
+    p = np.array(values, kind)
+    truth = np.arange(len(p)) % 3 - 1
+    counts = Judgements("d", p, truth).counts
+    assert counts.shape == (3, 1000)
+    states = MiningRule(low=low, high=high).states(torch.from_numpy(p)).numpy()
+    cuts = [0, round(low * 1000), round(high * 1000), 1000]
+    for row, value in enumerate((1, 0, -1)):
+        told = [counts[row, a:b].sum() for a, b in zip(cuts, cuts[1:], strict=False)]
+        in_training = [
+            ((states == s) & (truth == value)).sum() for s in (KEPT, AMBIGUOUS, POSITIVE)
+        ]
+        assert told == in_training
+
+
+def test_what_was_not_judged_is_not_counted():
+    given = Judgements("d", [0.9, math.nan, 0.9, 0.9], [True, True, None, False])
+    assert given.counts.sum(axis=1).tolist() == [1, 1, 1] and given.counts[:, 899].sum() == 3
+    assert Judgements("d", [0.1]).counts[2].sum() == 1
+    assert Judgements("d", [], []).counts.sum() == 0
+    oracle = Judgements("d", [0, 1, 1], [False, True, True]).counts
+    assert oracle[1, 0] == 1 and oracle[0, 999] == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"probability": [0.1, 0.2], "truth": [True]}, "expected \\(P,\\) of both"),
+        ({"probability": [3.2]}, "outside 0 to 1: logits"),
+        ({"counts": [[1, 2]]}, "shape \\(1, 2\\), expected \\(3, bins\\)"),
+    ],
+)
+def test_judgements_that_do_not_fit_are_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        Judgements("d", **arguments)
+
+
+def test_the_page_holds_the_judgements(tmp_path):
+    given = [Judgements("d", counts=[[1, 2], [3, 4], [0, 0]])]
+    page = written(tmp_path, judged=given, thresholds=(0.25, 0.75))
+    assert page.data["judged"] == [{"name": "d", "counts": [[1, 2], [3, 4], [0, 0]]}]
+    assert page.data["thresholds"] == [0.25, 0.75]
+    shown = {a["id"] for tag, a in page.tags if tag == "section" and "hidden" not in a}
+    assert shown == {"probabilities"}
+    with pytest.raises(ValueError, match="expected 0 <= low <= high <= 1"):
+        written(tmp_path, thresholds=(0.8, 0.5))

@@ -1,0 +1,137 @@
+"""What a training run wrote, read again: also of runs that were resumed or are still going."""
+
+from __future__ import annotations
+
+import json
+from array import array
+from bisect import bisect_left
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+COUNTED = ("false", "picked", "found", "judged")
+WANTED = {"global_step", "lr", "temperature"} | {
+    f"{n}_{d}" for n in COUNTED for d in ("i2t", "t2i")
+}
+
+
+@dataclass
+class RunRecords:
+    """A run's ``log.jsonl`` and ``connections.jsonl``.
+
+    Where a run went back to a checkpoint and did steps or epochs again, only the last time counts.
+
+    Attributes:
+        folder: where they are.
+        config: the last that was recorded; None if there is none.
+        columns: of the steps, in order, each ``(S,)`` float64: ``global_step``, losses, learning
+            rate, temperature and counts of hard negatives; NaN where a step does not tell.
+        epochs: figures by epoch.
+        histograms: of Con-D's probabilities by epoch.
+        evaluations: figures by split and epoch (a number, or a word such as "best").
+        connections: as they were logged.
+        first, last: seconds since 1970 of the first and the last record.
+    """
+
+    folder: Path
+    config: dict[str, Any] | None = None
+    columns: dict[str, np.ndarray] = field(default_factory=dict)
+    epochs: dict[int, dict[str, Any]] = field(default_factory=dict)
+    histograms: dict[int, dict[str, Any]] = field(default_factory=dict)
+    evaluations: dict[tuple[str, Any], dict[str, Any]] = field(default_factory=dict)
+    connections: list[dict[str, Any]] = field(default_factory=list)
+    first: float | None = None
+    last: float | None = None
+
+    @property
+    def steps(self) -> int:
+        """Steps done."""
+        done = self.columns.get("global_step")
+        return int(done[-1]) if done is not None and len(done) else 0
+
+
+def read_run(folder: Path) -> RunRecords:
+    """Read a run's folder.
+
+    Raises:
+        FileNotFoundError: if it holds no ``log.jsonl``.
+    """
+    path = folder / "log.jsonl"
+    if not path.is_file():
+        raise FileNotFoundError(f"no run in {folder}: there is no log.jsonl")
+    run = RunRecords(folder)
+    columns: dict[str, array[float]] = {"global_step": array("d")}
+    for record in _lines(path):
+        kind, epoch = record.get("kind"), record.get("epoch", -1)
+        run.last = record.get("time", run.last)
+        run.first = run.last if run.first is None else run.first
+        if kind == "config":
+            run.config = record.get("config")
+        elif kind == "step":
+            _add_step(run, columns, record)
+        elif kind == "epoch":
+            run.epochs[epoch] = _figures(record)
+        elif kind == "con_d_histogram":
+            run.histograms[epoch] = record
+        elif kind == "eval":
+            # The last of a name, in the order of the last.
+            run.evaluations.pop((record["split"], epoch), None)
+            run.evaluations[record["split"], epoch] = _figures(record)
+    run.columns = {name: np.array(values) for name, values in columns.items()}
+    run.connections = read_connections(folder)
+    return run
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The records of a file, without what a stopped or running process left half-written."""
+    if not path.is_file():
+        return
+    with open(path, encoding="utf-8", errors="replace") as file:
+        for line in file:
+            try:
+                record = json.loads(line)
+            except json.JSONDecodeError:
+                continue
+            if isinstance(record, dict):
+                yield record
+
+
+def _figures(record: dict[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in record.items() if k not in ("kind", "time", "split", "epoch")}
+
+
+def _add_step(run: RunRecords, columns: dict[str, array[float]], record: dict[str, Any]) -> None:
+    done = columns["global_step"]
+    now = float(record["global_step"])
+    if done and now <= done[-1]:  # the run went back
+        length = bisect_left(done, now)
+        for values in columns.values():
+            del values[length:]
+        for kept in (run.epochs, run.histograms):
+            for epoch in [e for e in kept if e >= record["epoch"]]:
+                del kept[epoch]
+        for split, at in list(run.evaluations):
+            if not isinstance(at, int) or at >= record["epoch"]:
+                del run.evaluations[split, at]
+    for name in record:
+        wanted = name in WANTED or name.startswith("loss")
+        if wanted and name not in columns:
+            columns[name] = array("d", [np.nan]) * len(done)
+    for name, values in columns.items():
+        value = record.get(name)
+        values.append(np.nan if value is None else float(value))
+
+
+def read_connections(folder: Path) -> list[dict[str, Any]]:
+    """What a run logged in ``connections.jsonl``; steps that were done again count once."""
+    kept: list[dict[str, Any]] = []
+    for record in _lines(folder / "connections.jsonl"):
+        at = (record["epoch"], record["step"])
+        while kept and (kept[-1]["epoch"], kept[-1]["step"]) > at:
+            kept.pop()
+        kept.append(record)
+    names = ("epoch", "step", "direction", "anchor_index", "mined_index")
+    return list({tuple(record[n] for n in names): record for record in kept}.values())

@@ -1,0 +1,257 @@
+"""What a run tells of its connections: histograms, pictures, and the page that shows them."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from runs import records, run_here
+
+from lavis_mafa import load_model
+from lavis_mafa.analysis.__main__ import main
+from lavis_mafa.analysis.charts import format_number
+from lavis_mafa.runners import pictures
+from lavis_mafa.runners.run_log import RunLog
+
+LOW, HIGH = 0.4, 0.49
+DIRECTIONS = ("i2t", "t2i")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A finished run of two epochs, stopped and resumed, with a tiny random Con-D."""
+    folder = tmp_path_factory.mktemp("run")
+    torch.manual_seed(3)
+    con_d = load_model("albef_mafa", "tiny")
+    con_d.itm_head.weight.data *= 20.0  # random, but of many minds
+    torch.save({"model": con_d.state_dict()}, folder / "con_d.pth")
+    changes = {
+        "run__max_epoch": 2,
+        "run__tensorboard": True,
+        "run__valid_splits": '["val"]',
+        "model__mafa__con_d__arch": "albef_mafa",
+        "model__mafa__con_d__model_type": "tiny",
+        "model__mafa__con_d__checkpoint": folder / "con_d.pth",
+        "model__mafa__connections__low": LOW,
+        "model__mafa__connections__high": HIGH,
+    }
+    run_here(folder, run__save_every_steps=4, run__max_steps=6, **changes)
+    run_here(folder, run__resume_ckpt_path="auto", **changes)
+    return folder
+
+
+def page_of(folder, *arguments):
+    """The page's data and its HTML."""
+    output = folder / "page.html"
+    assert main(["report", str(folder), "--output", str(output), *arguments]) == 0
+    text = output.read_text(encoding="utf-8")
+    data = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)
+    return json.loads(data[1]), text
+
+
+def table_of(text, title):
+    """A table, or the numbers that unfold below a curve, as rows of text."""
+    table = text.split(f"<figcaption>{title}</figcaption>")[1].split("<table>")[1]
+    rows = re.findall(r"<tr>(.*?)</tr>", table.split("</table>")[0], re.DOTALL)
+    return [re.findall(r"<t[dh][^>]*>(.*?)</t[dh]>", row, re.DOTALL) for row in rows]
+
+
+def test_the_histogram_counts_what_training_counted(run):
+    steps, histograms = records(run, "step"), records(run, "con_d_histogram")
+    assert [h["epoch"] for h in histograms] == [0, 1]
+    for told in histograms:
+        for direction in DIRECTIONS:
+            counts = np.array([told[direction][truth] for truth in ("true", "false")])
+            assert counts.shape == (2, 100) and "unknown" not in told[direction]
+            cuts = [0, round(LOW * 100), round(HIGH * 100), 100]
+            parts = [counts[:, a:b].sum() for a, b in zip(cuts, cuts[1:], strict=False)]
+            of_epoch = {s["step"]: s for s in steps if s["epoch"] == told["epoch"]}.values()
+            assert parts == [
+                sum(s[f"{name}_{direction}"] for s in of_epoch)
+                for name in ("kept", "ambiguous", "found")
+            ]
+            assert counts[0].sum() == sum(s[f"false_{direction}"] for s in of_epoch)
+            assert counts[0, cuts[2] :].sum() == sum(s[f"true_found_{direction}"] for s in of_epoch)
+    assert min(parts) > 0  # of all kinds: the comparison says something
+    assert not any("con_d_bin" in name for name in steps[0])  # not in every line
+
+
+def test_numbers_in_the_page_are_the_logs(run):
+    data, text = page_of(run / "job")
+    steps = {s["global_step"]: s for s in records(run, "step")}
+    assert len(steps) == 18 and len(records(run, "step")) == 18
+    head, *rows = table_of(text, "Loss")
+    names = ["loss", "loss_itc", "loss_itm", "loss_lm"]
+    assert head == ["step", "loss", "itc", "itm", "lm"]
+    assert rows == [[str(k), *(f"{s[n]:#.3g}" for n in names)] for k, s in steps.items()]
+    epochs = records(run, "epoch")
+    head, *rows = table_of(text, "Con-D&#x27;s precision and recall")
+    for row, epoch in zip(rows, epochs, strict=True):
+        names = [f"con_d_{kind}_{d}" for kind in ("precision", "recall") for d in DIRECTIONS]
+        assert row == [format_number(value) for value in (epoch["epoch"], *map(epoch.get, names))]
+    val = [r["txt_r5"] for r in records(run, "eval")]
+    rows = {row[0]: row[1:] for row in table_of(text, "Evaluation of val")}
+    assert [float(cell) for cell in rows["txt_r5"]] == pytest.approx(val, rel=0.005)
+    # Probabilities: all, by direction, by epoch.
+    told = {one["name"]: np.array(one["counts"]) for one in data["judged"]}
+    assert list(told)[:3] == [
+        "all epochs, both directions",
+        "all epochs, image → text",
+        "all epochs, text → image",
+    ]
+    histograms = records(run, "con_d_histogram")
+    assert (
+        told["epoch 1"][0].tolist()
+        == np.sum([histograms[1][d]["true"] for d in DIRECTIONS], axis=0).tolist()
+    )
+    assert (told["all epochs, image → text"] + told["all epochs, text → image"]).tolist() == told[
+        "all epochs, both directions"
+    ].tolist()
+    assert data["thresholds"] == [LOW, HIGH]
+
+
+def test_the_gallery_shows_the_runs_own_data(run):
+    from lavis_mafa.analysis.gallery import data_of
+
+    data, _ = page_of(run / "job", "--connections", "10")
+    logged = [json.loads(line) for line in open(run / "job" / "connections.jsonl")]
+    assert len(data["cards"]) == 10 < len(logged)
+    train = data_of(records(run, "config")[-1]["config"])
+    for card in data["cards"]:
+        assert [train.show(card[side][2])[1] for side in ("anchor", "mined")] == [
+            card["anchor"][1],
+            card["mined"][1],
+        ]
+        assert {card["anchor"][0], card["mined"][0]} <= set(range(len(data["images"])))
+    assert {card["state"] for card in data["cards"]} == {"positive", "ambiguous"}
+    assert {card["direction"] for card in data["cards"]} == set(DIRECTIONS)
+    without, _ = page_of(run / "job", "--connections", "10", "--no-images")
+    assert without["images"] == [] and without["cards"][0]["anchor"][0] == -1
+    captions = [[c["anchor"][1], c["mined"][1]] for c in data["cards"]]
+    assert [[c["anchor"][1], c["mined"][1]] for c in without["cards"]] == captions
+
+
+def test_a_run_whose_data_are_gone_still_has_its_page(run, tmp_path):
+    folder = tmp_path / "moved"
+    folder.mkdir()
+    shutil.copy(run / "job" / "connections.jsonl", folder)
+    lines = (run / "job" / "log.jsonl").read_text().replace('"toy_scenes"', '"image_text_json"')
+    (folder / "log.jsonl").write_text(lines + '{"kind": "step", "epo')  # still writing
+    data, text = page_of(folder)
+    assert data["images"] == [] and len(data["cards"]) > 10
+    assert "The data could not be opened here" in text and "caption of sample" in str(data["cards"])
+
+
+def test_tensorboard_has_histograms_and_pictures(run):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    board = EventAccumulator(str(run / "job" / "tensorboard"), {"images": 0, "histograms": 0})
+    board.Reload()
+    told = board.Histograms("con_d_probability/i2t")[-1]
+    counts = records(run, "con_d_histogram")[-1]["i2t"]
+    expected = np.add(counts["true"], counts["false"])
+    assert told.step == 1
+    assert told.histogram_value.num == expected.sum() > 0
+    filled = {
+        round(x, 2): n
+        for x, n in zip(told.histogram_value.bucket_limit, told.histogram_value.bucket, strict=True)
+        if n
+    }
+    assert filled == {round((k + 1) / 100, 2): n for k, n in enumerate(expected) if n}
+    images = board.Images("connections/0")
+    assert [one.step for one in images] == [0, 1]
+    assert (images[0].width, images[0].height) == (484, 404)
+    table = board.Tensors("connections/text_summary")[0].tensor_proto.string_val[0].decode()
+    assert len(table.splitlines()) > 3 and "image → text" in table
+
+
+# Pictures
+
+RECORD = {
+    "direction": "i2t",
+    "anchor_index": 1,
+    "mined_index": 2,
+    "probability": 0.9,
+    "state": "positive",
+    "truth": None,
+}
+
+
+class Board(RunLog):
+    """Keeps what would go to TensorBoard."""
+
+    def __init__(self, folder, active=True):
+        super().__init__(folder, active)
+        self.sent = []
+
+    def _to_board(self, method, *args, **kwargs):
+        self.sent.append((method, args))
+
+
+def show(number):
+    if number == 13:
+        raise OSError("truncated")
+    return Image.new("RGB", (40, 20), (10 * number, 0, 0)), f"caption | <b>{number}</b>\n"
+
+
+def test_a_picture_that_cannot_be_read_stops_nothing(tmp_path, caplog):
+    board = Board(tmp_path)
+    broken = {**RECORD, "mined_index": 13}
+    pictures.show_connections(board, [broken, RECORD], show, 4)
+    assert "cannot be shown: OSError: truncated" in caplog.text
+    (_, (name, pixels, step)), (_, (_, table, _)) = [
+        (method, args[:3]) for method, args in board.sent
+    ]
+    assert (name, step) == ("connections/1", 4) and pixels.shape == (404, 484, 3)
+    (line,) = table.splitlines()[2:]
+    assert line.count("|") == 7 and "<" not in line and "caption &#124; &lt;b&gt;1" in line
+
+
+def test_a_few_of_many_evenly_spread(tmp_path):
+    board, asked = Board(tmp_path), []
+    many = [{**RECORD, "anchor_index": place, "mined_index": 0} for place in range(64)]
+    pictures.show_connections(board, many, lambda n: (asked.append(n), show(5))[1], 0)
+    assert asked[::2] == list(range(0, 64, 8))
+    silent = Board(tmp_path, active=False)
+    pictures.show_connections(silent, many, show, 0)
+    pictures.show_connections(board := Board(tmp_path), [], show, 0)
+    assert silent.sent == board.sent == []
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_what_was_judged_is_framed(direction):
+    pair = [(Image.new("RGB", (64, 64), "white"), "a caption")] * 2
+    sheet = np.asarray(pictures.draw_connection({**RECORD, "direction": direction}, *pair))
+    blue = (sheet[50:280] == (11, 98, 168)).all(axis=2)
+    left, right = blue[:, :242].sum(), blue[:, 242:].sum()
+    assert max(left, right) > 2000 and min(left, right) == 0
+    assert (left > right) == (direction == "i2t")
+
+
+def test_no_connections_are_logged_if_none_are_wanted(tmp_path):
+    run_here(tmp_path, run__log_connections=0, run__max_epoch=1, run__tensorboard=True)
+    assert not (tmp_path / "job" / "connections.jsonl").exists()
+    assert records(tmp_path, "con_d_histogram")  # counted all the same
+    data, _ = page_of(tmp_path / "job")
+    assert data["cards"] == [] and data["judged"]
+
+
+def test_a_run_without_con_d(tmp_path):
+    run_here(tmp_path, run__max_epoch=1, model__mafa__con_d__arch=None, model__mafa__con_d="null")
+    assert records(tmp_path, "con_d_histogram") == []
+    data, text = page_of(tmp_path / "job")
+    assert data["cards"] == data["judged"] == []
+    assert "False negatives among the hard negatives" in text and "Con-D&#x27;s prec" not in text
+
+
+def test_a_folder_without_anything_names_those_below(tmp_path, caplog):
+    (tmp_path / "job").mkdir()
+    (tmp_path / "job" / "log.jsonl").write_text("")
+    assert main(["report", str(tmp_path)]) == 1
+    assert "holds neither a run (log.jsonl) nor judged pairs" in caplog.text
+    assert str(tmp_path / "job") in caplog.text
