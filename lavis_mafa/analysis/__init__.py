@@ -1,1 +1,1 @@
-""""""
+"""What is in the data and in a run: counting, mining, measuring, showing."""

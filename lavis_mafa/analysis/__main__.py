@@ -18,8 +18,11 @@ COMMANDS = {
     "profile": ("profile", "how soft labels of ITC are spread over a mini-batch"),
     "vision": ("vision", "accuracy of MLM with and without the image"),
     "report": ("run_report", "a page that shows a run, or what was counted or mined"),
-    "threshold": ("threshold", "precision and recall of Con-D by threshold, agreement of several"),
-    "label": ("label", "a page to label pairs by hand, and the correction that follows"),
+    "threshold": (
+        "quality.threshold",
+        "precision and recall of Con-D, agreement of several",
+    ),
+    "label": ("quality.label", "a page to label pairs by hand, and the correction that follows"),
 }
 
 

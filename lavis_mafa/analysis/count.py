@@ -30,11 +30,11 @@ from lavis_mafa.analysis.judging import (
     judge,
     truth_of,
 )
-from lavis_mafa.analysis.labels import Correction, read_correction
 from lavis_mafa.analysis.nominate import Nominations, Sampling, nominate, order_of, samplings
-from lavis_mafa.analysis.report import Curve, Series, Table
-from lavis_mafa.analysis.tables import markdown_table, write_json, write_text
+from lavis_mafa.analysis.quality.labels import Correction, read_correction
 from lavis_mafa.backbones import backbone_of
+from lavis_mafa.pages.report import Curve, Series, Table
+from lavis_mafa.pages.tables import markdown_table, write_json, write_text
 
 SIDES = {"image": True, "text": False}  # of the anchor
 

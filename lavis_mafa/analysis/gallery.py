@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 from omegaconf import OmegaConf
 from PIL import Image
 
-from lavis_mafa.analysis.report import THUMBNAIL, Mined
 from lavis_mafa.datasets.training_set import TrainingSet
+from lavis_mafa.pages.report import THUMBNAIL, Mined
 
 Show = Callable[[int], tuple[Image.Image | None, str]]
 T = TypeVar("T")

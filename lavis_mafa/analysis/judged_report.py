@@ -11,7 +11,7 @@ import numpy as np
 
 from lavis_mafa.analysis.gallery import Show, spread
 from lavis_mafa.analysis.judged import INVALID, UNKNOWN, VALID, Judged
-from lavis_mafa.analysis.report import Curve, Judgements, Mined, Table, write_report
+from lavis_mafa.pages.report import Curve, Judgements, Mined, Table, write_report
 
 TRUTHS = {VALID: True, INVALID: False, UNKNOWN: None}
 

@@ -35,10 +35,10 @@ from lavis_mafa.analysis.judged import FILE, UNKNOWN, VALID, Judged
 from lavis_mafa.analysis.judged_report import report_of_judged
 from lavis_mafa.analysis.judging import add_con_d_arguments, discriminators_of
 from lavis_mafa.analysis.nominate import Sampling
-from lavis_mafa.analysis.report import Cell, Table
-from lavis_mafa.analysis.tables import write_json, write_text
 from lavis_mafa.connections.build import ORACLE
 from lavis_mafa.datasets.shards import finished, write_shards
+from lavis_mafa.pages.report import Cell, Table
+from lavis_mafa.pages.tables import write_json, write_text
 
 IMAGES = "images"
 KINDS = ("png", "jpg", "jpeg", "webp")

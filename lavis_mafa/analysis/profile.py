@@ -26,13 +26,13 @@ from lavis_mafa.analysis.corpus import Opened, add_config_arguments, open_config
 from lavis_mafa.analysis.features import make_features
 from lavis_mafa.analysis.label_profile import KINDS, LabelProfile, Stream, labels_of
 from lavis_mafa.analysis.nominate import Sampling, order_of
-from lavis_mafa.analysis.report import Curve, Series, Table, write_report
-from lavis_mafa.analysis.tables import markdown_table, write_json, write_text
 from lavis_mafa.backbones import Backbone, backbone_of
 from lavis_mafa.connections.build import build_discriminator
 from lavis_mafa.connections.con_d import Oracle
 from lavis_mafa.connections.negatives import PICKERS, hardest
 from lavis_mafa.grit import grouped_plan
+from lavis_mafa.pages.report import Curve, Series, Table, write_report
+from lavis_mafa.pages.tables import markdown_table, write_json, write_text
 from lavis_mafa.step import Judge, StepSettings, find_connections
 
 NAMES = {

@@ -22,8 +22,8 @@ from lavis_mafa.analysis.corpus import open_data
 from lavis_mafa.analysis.gallery import connections_of, data_of, shown_data, spread
 from lavis_mafa.analysis.judged import FILE, Judged
 from lavis_mafa.analysis.judged_report import report_of_judged
-from lavis_mafa.analysis.report import Cell, Curve, Judgements, Series, Table, write_report
 from lavis_mafa.analysis.run_records import RunRecords, read_run
+from lavis_mafa.pages.report import Cell, Curve, Judgements, Series, Table, write_report
 
 # `count` and `mine` write a report.html of their own.
 RUN_PAGE, JUDGED_PAGE = "report.html", "judged.html"

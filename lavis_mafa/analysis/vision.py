@@ -26,10 +26,10 @@ from lavis_mafa.analysis.corpus import (
     to_device,
 )
 from lavis_mafa.analysis.intervals import clustered
-from lavis_mafa.analysis.report import Curve, Series, Table, write_report
-from lavis_mafa.analysis.tables import markdown_table, write_json, write_text
 from lavis_mafa.analysis.usage import COUNTS, Reader, difference, share_of
 from lavis_mafa.checkpoints import left_random
+from lavis_mafa.pages.report import Curve, Series, Table, write_report
+from lavis_mafa.pages.tables import markdown_table, write_json, write_text
 
 READING = ("visual_encoder.", "text_encoder.", "text_decoder.", "Qformer.", "ln_vision.", "query_")
 FIGURES = {

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from lavis_mafa.analysis.gallery import connections_of
-from lavis_mafa.analysis.report import Curve, Mined, Series, Table, write_report
 from lavis_mafa.analysis.run_records import read_connections
 from lavis_mafa.demo.branches import Branch
 from lavis_mafa.demo.runs import read_log
+from lavis_mafa.pages.report import Curve, Mined, Series, Table, write_report
 
 GROUPS = {
     "Hard negatives of the last epoch (percent)": {

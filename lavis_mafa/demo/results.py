@@ -13,8 +13,6 @@ from pathlib import Path
 import torch
 
 from lavis_mafa._version import __version__
-from lavis_mafa.analysis.report import Cell, Curve, Series, Table, write_report
-from lavis_mafa.analysis.tables import markdown_table
 from lavis_mafa.demo.measure import toy_world
 from lavis_mafa.demo.page import mined_by
 from lavis_mafa.demo.runs import read_log
@@ -26,6 +24,8 @@ from lavis_mafa.demo.spread import (
     tables_of,
 )
 from lavis_mafa.demo.systems import System
+from lavis_mafa.pages.report import Cell, Curve, Series, Table, write_report
+from lavis_mafa.pages.tables import markdown_table
 
 REFERENCE = "grit"
 DRAWN = ("base", "grit", "s_itc", "ecm", "mafa", "mafa_oracle")

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lavis_mafa.analysis.report import Table
 from lavis_mafa.demo.page import GROUPS, SHARES
+from lavis_mafa.pages.report import Table
 
 # By system, seed and name of the figure; None: it has none.
 Figures = Mapping[str, Mapping[int, Mapping[str, float | None]]]

@@ -11,8 +11,8 @@ from typing import Any
 import matplotlib
 from matplotlib.figure import Figure
 
-from lavis_mafa.analysis.report import Curve, Series
 from lavis_mafa.demo.spread import Spread
+from lavis_mafa.pages.report import Curve, Series
 from lavis_mafa.sweep.parts import ROW, Column, Sweep
 
 WIDE = 10.0  # values that many times apart stand on a logarithmic axis

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 
 from lavis_mafa._version import __version__
-from lavis_mafa.analysis.report import Table, write_report
-from lavis_mafa.analysis.tables import markdown_table, write_json, write_text
 from lavis_mafa.demo.runs import read_log
 from lavis_mafa.demo.spread import Figures, Spread, note_on_spread, spreads_of
+from lavis_mafa.pages.report import Table, write_report
+from lavis_mafa.pages.tables import markdown_table, write_json, write_text
 from lavis_mafa.sweep.figure import curves_of, write_figure
 from lavis_mafa.sweep.parts import Column, Row
 from lavis_mafa.sweep.plan import Job, Plan

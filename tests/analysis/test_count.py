@@ -19,8 +19,8 @@ from lavis_mafa.analysis.__main__ import main
 from lavis_mafa.analysis.corpus import open_config
 from lavis_mafa.analysis.features import Features, make_features
 from lavis_mafa.analysis.judged import Judged
-from lavis_mafa.analysis.labels import CORRECTION, Correction
 from lavis_mafa.analysis.nominate import Sampling, nominate, order_of, samplings
+from lavis_mafa.analysis.quality.labels import CORRECTION, Correction
 from lavis_mafa.connections.build import build_discriminator
 from lavis_mafa.datasets import ToyScenesBuilder, TrainingSet
 

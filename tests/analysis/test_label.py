@@ -17,12 +17,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from lavis_mafa.analysis import label
 from lavis_mafa.analysis.__main__ import main
 from lavis_mafa.analysis.intervals import wilson
 from lavis_mafa.analysis.judged import UNKNOWN, Judged
-from lavis_mafa.analysis.label import write_label_page
-from lavis_mafa.analysis.labels import (
+from lavis_mafa.analysis.quality import label
+from lavis_mafa.analysis.quality.label import write_label_page
+from lavis_mafa.analysis.quality.labels import (
     LABELS,
     VERSION,
     correction_of,
@@ -31,7 +31,7 @@ from lavis_mafa.analysis.labels import (
     read_correction,
     read_labels,
 )
-from lavis_mafa.analysis.pages import data_uri, fill, script_json
+from lavis_mafa.pages.html import data_uri, fill, script_json
 
 EVIL = """</script><script>document.title = "x"</script><img src=x onerror=a()> {{data}} & '"""
 

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lavis_mafa.analysis import threshold
-from lavis_mafa.analysis.agreement import agreement, heat, joined, rank_correlation
 from lavis_mafa.analysis.intervals import wilson
 from lavis_mafa.analysis.judged import INVALID, UNKNOWN, VALID, Judged
-from lavis_mafa.analysis.labels import LABELS, VERSION, digest, draw
-from lavis_mafa.analysis.scores import bin_of, calibrate, figures_at, sweep, weighted_share
-from lavis_mafa.analysis.threshold_report import spread
+from lavis_mafa.analysis.quality import threshold
+from lavis_mafa.analysis.quality.agreement import agreement, heat, joined, rank_correlation
+from lavis_mafa.analysis.quality.labels import LABELS, VERSION, digest, draw
+from lavis_mafa.analysis.quality.scores import bin_of, calibrate, figures_at, sweep, weighted_share
+from lavis_mafa.analysis.quality.threshold_report import spread
 from lavis_mafa.evaluation.recall import area_under_roc
 
 

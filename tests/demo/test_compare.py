@@ -16,7 +16,6 @@ from conftest import ROOT
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lavis_mafa.analysis.tables import markdown_table
 from lavis_mafa.config import load_config
 from lavis_mafa.demo import runs as runs_module
 from lavis_mafa.demo.branches import Branch
@@ -26,6 +25,7 @@ from lavis_mafa.demo.results import write_results
 from lavis_mafa.demo.runs import Run, alone_in, refuse_other_commands, run_all
 from lavis_mafa.demo.spread import Spread, differences_to, tables_of
 from lavis_mafa.demo.systems import needs_of, systems_of, with_what_they_need
+from lavis_mafa.pages.tables import markdown_table
 
 SYSTEMS = systems_of(FAMILIES["albef"])
 RESUME = "run.resume_ckpt_path=auto"

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from lavis_mafa.analysis.charts import (
+from lavis_mafa.pages.charts import (
     Cell,
     Curve,
     Series,
@@ -30,7 +30,7 @@ from lavis_mafa.analysis.charts import (
     require,
     table_html,
 )
-from lavis_mafa.analysis.pages import data_uri, fill, script_json, write_page
+from lavis_mafa.pages.html import data_uri, fill, script_json, write_page
 
 __all__ = [
     "Cell",

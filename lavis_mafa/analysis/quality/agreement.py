@@ -8,7 +8,7 @@ import numpy as np
 from scipy.stats import spearmanr
 
 from lavis_mafa.analysis.judged import Judged
-from lavis_mafa.analysis.scores import BINS, bin_of
+from lavis_mafa.analysis.quality.scores import BINS, bin_of
 
 
 @dataclass

@@ -19,8 +19,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from lavis_mafa.analysis import charts, report
-from lavis_mafa.analysis.report import (
+from lavis_mafa.connections.mining import AMBIGUOUS, KEPT, POSITIVE, MiningRule
+from lavis_mafa.pages import charts, report
+from lavis_mafa.pages.report import (
     Curve,
     Judgements,
     Mined,
@@ -29,7 +30,6 @@ from lavis_mafa.analysis.report import (
     format_number,
     write_report,
 )
-from lavis_mafa.connections.mining import AMBIGUOUS, KEPT, POSITIVE, MiningRule
 
 EVIL = """</script><script>alert("x")</script><!-- {{data}} & 'q' "><img src=x onerror=a()>"""
 VOID = {"meta", "input", "img", "br", "link"}

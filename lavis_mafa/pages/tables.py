@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lavis_mafa.analysis.report import Table
+from lavis_mafa.pages.report import Table
 
 
 def write_text(path: Path, text: str) -> None:

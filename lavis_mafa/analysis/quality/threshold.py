@@ -14,11 +14,16 @@ from pathlib import Path
 
 import numpy as np
 
-from lavis_mafa.analysis.agreement import Agreement, agreement, heat, joined, rank_correlation
 from lavis_mafa.analysis.judged import UNKNOWN, VALID, Judged
-from lavis_mafa.analysis.labels import Labels, digest, read_labels, weights
-from lavis_mafa.analysis.report import Table, write_report
-from lavis_mafa.analysis.scores import (
+from lavis_mafa.analysis.quality.agreement import (
+    Agreement,
+    agreement,
+    heat,
+    joined,
+    rank_correlation,
+)
+from lavis_mafa.analysis.quality.labels import Labels, digest, read_labels, weights
+from lavis_mafa.analysis.quality.scores import (
     Calibration,
     Figures,
     Sweep,
@@ -26,13 +31,14 @@ from lavis_mafa.analysis.scores import (
     figures_at,
     sweep,
 )
-from lavis_mafa.analysis.tables import markdown_table, write_json, write_text
-from lavis_mafa.analysis.threshold_report import (
+from lavis_mafa.analysis.quality.threshold_report import (
     agreement_tables,
     content_of,
     curves_of,
     tables_of,
 )
+from lavis_mafa.pages.report import Table, write_report
+from lavis_mafa.pages.tables import markdown_table, write_json, write_text
 
 GRID = (*(k / 10 for k in range(1, 10)), 0.95)
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from lavis_mafa.analysis.judged import Judged
-from lavis_mafa.analysis.scores import BINS, weighted_share
+from lavis_mafa.analysis.quality.scores import BINS, weighted_share
 
 LABELS, CORRECTION = "lavis_mafa labels", "lavis_mafa correction"
 VERSION = 1

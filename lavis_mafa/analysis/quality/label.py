@@ -19,10 +19,10 @@ from typing import Any
 
 import numpy as np
 
-from lavis_mafa.analysis.agreement import agreement
 from lavis_mafa.analysis.corpus import open_data
 from lavis_mafa.analysis.judged import Judged
-from lavis_mafa.analysis.labels import (
+from lavis_mafa.analysis.quality.agreement import agreement
+from lavis_mafa.analysis.quality.labels import (
     CORRECTION,
     LABELS,
     VERSION,
@@ -35,11 +35,11 @@ from lavis_mafa.analysis.labels import (
     read_labels,
     weights,
 )
-from lavis_mafa.analysis.pages import data_uri, fill, script_json, write_page
-from lavis_mafa.analysis.report import Table
-from lavis_mafa.analysis.scores import BINS, bin_of, weighted_share
-from lavis_mafa.analysis.tables import markdown_table, write_json
+from lavis_mafa.analysis.quality.scores import BINS, bin_of, weighted_share
 from lavis_mafa.datasets.training_set import UNREADABLE
+from lavis_mafa.pages.html import data_uri, fill, script_json, write_page
+from lavis_mafa.pages.report import Table
+from lavis_mafa.pages.tables import markdown_table, write_json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lavis_mafa.analysis.report import Curve, Series, Table
-from lavis_mafa.analysis.scores import BINS, Calibration, Figures
+from lavis_mafa.analysis.quality.scores import BINS, Calibration, Figures
+from lavis_mafa.pages.report import Curve, Series, Table
 
 if TYPE_CHECKING:
-    from lavis_mafa.analysis.threshold import Compared, Scored
+    from lavis_mafa.analysis.quality.threshold import Compared, Scored
 
 POINTS = 1000  # of a curve in the JSON file, about
 DRAWN = 500  # on the page

@@ -1,0 +1,1 @@
+"""How good a Con-D is: by truth, by people, and beside another."""

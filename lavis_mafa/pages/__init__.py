@@ -1,0 +1,1 @@
+"""Pages, tables and charts: what people look at, made of plain data."""
