@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+CHUNK = 256  # queries ranked at once: all of COCO's would take gigabytes
+
 
 def retrieval_with_truth(
     scores_i2t: np.ndarray, scores_t2i: np.ndarray, truth: np.ndarray
@@ -23,10 +25,15 @@ def retrieval_with_truth(
     """
     figures = {}
     for name, scores, relevant in (("txt", scores_i2t, truth), ("img", scores_t2i, truth.T)):
-        hits = ranked_truth(scores, relevant)
-        for k in (1, 5, 10):
-            figures[f"valid_{name}_r{k}"] = 100.0 * float(hits[:, :k].any(axis=1).mean())
-        figures[f"{name}_map_r"] = 100.0 * mean_average_precision_at_r(hits)
+        _require_relevant(scores, relevant)
+        sums = np.zeros(4)
+        for begin in range(0, len(scores), CHUNK):
+            rows = slice(begin, begin + CHUNK)
+            hits = ranked_truth(scores[rows], relevant[rows])
+            told = [float(hits[:, :k].any(axis=1).mean()) for k in (1, 5, 10)]
+            sums += len(hits) * np.array([*told, mean_average_precision_at_r(hits)])
+        names = [*(f"valid_{name}_r{k}" for k in (1, 5, 10)), f"{name}_map_r"]
+        figures.update(zip(names, (100.0 * sums / len(scores)).tolist(), strict=True))
     return figures
 
 
@@ -36,13 +43,17 @@ def ranked_truth(scores: np.ndarray, relevant: np.ndarray) -> np.ndarray:
     Raises:
         ValueError: if shapes differ or a query has no relevant candidate.
     """
+    _require_relevant(scores, relevant)
+    order = np.argsort(-scores, axis=1, kind="stable")
+    return np.take_along_axis(relevant, order, axis=1)
+
+
+def _require_relevant(scores: np.ndarray, relevant: np.ndarray) -> None:
     if scores.shape != relevant.shape:
         raise ValueError(f"scores are {scores.shape}, truth is {relevant.shape}")
     if not relevant.any(axis=1).all():
         lost = np.flatnonzero(~relevant.any(axis=1))
         raise ValueError(f"{len(lost)} queries have nothing relevant, the first is {lost[0]}")
-    order = np.argsort(-scores, axis=1, kind="stable")
-    return np.take_along_axis(relevant, order, axis=1)
 
 
 def mean_average_precision_at_r(hits: np.ndarray) -> float:
