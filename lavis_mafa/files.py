@@ -1,0 +1,55 @@
+"""Files that are whole or not there, and values that JSON knows."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+ROOT = Path(__file__).resolve().parents[1]  # of a checkout
+
+
+@contextmanager
+def whole(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+    """A file to write that replaces ``path`` in one step when all is written; its folder is made.
+
+    A reader, or one who comes after a crash, never meets half of it.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(beside, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def write_text(path: str | os.PathLike[str], text: str) -> None:
+    """Write a text file in UTF-8, whole or not at all."""
+    with whole(path) as file:
+        file.write(text.encode("utf-8"))
+
+
+def write_json(path: str | os.PathLike[str], content: Any) -> None:
+    """Write plain data as JSON, whole or not at all; NaN and infinity become null."""
+    text = json.dumps(plain(content), indent=2, ensure_ascii=False, allow_nan=False)
+    write_text(path, text + "\n")
+
+
+def plain(value: Any) -> Any:
+    """JSON knows no NaN and no infinity: they become None, at any depth."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
