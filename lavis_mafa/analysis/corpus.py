@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import argparse
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from lavis.common.dist_utils import is_dist_avail_and_initialized, is_main_process
+from omegaconf import OmegaConf
 from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
@@ -82,6 +84,12 @@ def options_of(args: argparse.Namespace) -> list[str]:
     return [*args.options, *NO_SPLITS, *given]
 
 
+def about(args: argparse.Namespace, **more: Any) -> dict[str, Any]:
+    """What others need to find the data again."""
+    options = [str(option) for option in args.options]
+    return {"cfg_path": str(args.cfg_path), "options": options, "split": args.split, **more}
+
+
 def open_config(args: argparse.Namespace) -> Opened:
     """Build the model and the pairs of a config; joins a launcher's processes.
 
@@ -101,8 +109,8 @@ def open_config(args: argparse.Namespace) -> Opened:
         mafa.con_d = con_d
     run = cfg.run_cfg
     device = torch.device("cuda", int(run.get("gpu", 0))) if run.device == "cuda" else CPU
-    data = Corpus(train, view_of(cfg.model_cfg.arch, cfg.model_cfg.get("model_type"), model))
-    data.workers = int(run.num_workers)
+    view = view_of(cfg.model_cfg.arch, cfg.model_cfg.get("model_type"), model)
+    data = Corpus(train, view, int(run.num_workers))
     return Opened(cfg, model.to(device).eval(), data, device)
 
 
@@ -115,6 +123,19 @@ def open_data(cfg_path: str, options: Sequence[str] = (), split: str = "train") 
     # The machine that looks need not be the one that computed: it may have no GPU.
     cfg = load_config(cfg_path, [*options, *NO_SPLITS], machine=False)
     return _pairs_of(cfg, split)[1]
+
+
+def recorded_data(config: Mapping[str, Any] | None) -> TrainingSet:
+    """The training pairs of a whole config as a run records it, to look at.
+
+    Raises:
+        ValueError: if there is none, or it names no training data; what else builders raise.
+    """
+    if config is None:
+        raise ValueError("the run has recorded no config")
+    parts = {f"{name}_cfg": OmegaConf.create(config[name]) for name in ("run", "model", "datasets")}
+    recorded = SimpleNamespace(**parts, args=SimpleNamespace(cfg_path="the recorded config"))
+    return _pairs_of(recorded, "train")[1]
 
 
 def _pairs_of(cfg: Any, split: str) -> tuple[Any, TrainingSet]:
@@ -145,12 +166,13 @@ class Corpus:
         pairs: the training set; its image processors are replaced.
         processor: makes a picture into what the model sees; data that make their images without a
             processor (``toy_scenes``) keep them.
+        workers: processes that read.
     """
 
-    def __init__(self, pairs: TrainingSet, processor: Processor | None) -> None:
+    def __init__(self, pairs: TrainingSet, processor: Processor | None, workers: int = 0) -> None:
         self.pairs = pairs
         self.processor = processor
-        self.workers = 0
+        self.workers = workers
 
     def __len__(self) -> int:
         return len(self.pairs)

@@ -10,7 +10,7 @@ torch.distributed.run the ranks share the work.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from lavis.common.dist_utils import is_main_process
 
-from lavis_mafa.analysis.corpus import Opened, add_config_arguments, open_config, tell
+from lavis_mafa.analysis.corpus import Opened, about, add_config_arguments, open_config
 from lavis_mafa.analysis.features import Features, make_features
 from lavis_mafa.analysis.intervals import clustered
 from lavis_mafa.analysis.judged import FILE, INVALID, UNKNOWN, Judged
@@ -27,14 +27,13 @@ from lavis_mafa.analysis.judging import (
     TRUTH,
     add_con_d_arguments,
     discriminators_of,
-    judge,
-    truth_of,
+    judge_all,
 )
-from lavis_mafa.analysis.nominate import Nominations, Sampling, nominate, order_of, samplings
+from lavis_mafa.analysis.nominate import Nominations, Sampling, nominated_by, samplings
 from lavis_mafa.analysis.quality.labels import Correction, read_correction
-from lavis_mafa.backbones import backbone_of
+from lavis_mafa.files import write_json, write_text
 from lavis_mafa.pages.report import Curve, Series, Table
-from lavis_mafa.pages.tables import markdown_table, write_json, write_text
+from lavis_mafa.pages.tables import markdown_table
 
 SIDES = {"image": True, "text": False}  # of the anchor
 
@@ -91,7 +90,7 @@ def run(args: argparse.Namespace) -> None:
     counts = [
         count
         for one, found in nominated.items()
-        for count in count_one(one, found, judged, features, args.threshold, len(opened.data))
+        for count in count_one(one, found, judged, args.threshold, len(opened.data))
     ]
     if is_main_process():
         judged.save(args.output / FILE)
@@ -144,86 +143,20 @@ def sample_of(size: int, asked: int | None, wanted: Sequence[Sampling], seed: in
     return np.sort(np.random.default_rng((seed, 3)).choice(size, asked, replace=False))
 
 
-def nominated_by(
-    opened: Opened,
-    features: Features,
-    sampling: Sampling,
-    seed: int,
-    top_k: int = 1,
-    images_apart: bool = False,
-) -> Nominations:
-    """The hard negatives of one sampling; ``image`` and ``text`` are numbers of samples.
-
-    Args:
-        images_apart: never nominate another caption of the same image, whatever the config says.
-    """
-    grit = opened.cfg.run_cfg.grit
-    ids = opened.data.image_ids[features.numbers]
-    order = order_of(
-        sampling,
-        features.vectors,
-        features.texts,
-        seed,
-        ids if grit.same_image == "apart" else None,
-        int(grit.queue_size),
-    )
-    mafa = opened.cfg.model_cfg.get("mafa") or {}
-    positive = images_apart or mafa.get("same_image", "positive") == "positive"
-    tell("%s: %d mini-batches", sampling.name, len(order) // sampling.batch_size)
-    found = nominate(
-        order,
-        sampling.batch_size,
-        features,
-        backbone_of(opened.model).similarity,
-        ids if positive else None,
-        top_k,
-        opened.device,
-        quiet=not is_main_process(),
-    )
-    found.image, found.text = features.numbers[found.image], features.numbers[found.text]
-    return found
-
-
-def judge_all(
-    opened: Opened,
-    features: Features,
-    nominated: Sequence[Nominations],
-    con_ds: Mapping[str, Mapping[str, Any]],
-    folder: Path,
-) -> Judged:
-    """All nominated pairs, each once, judged by all; all ranks must call it."""
-    size = np.int64(len(opened.data))
-    keys = np.concatenate([one.image * size + one.text for one in nominated])
-    sides = np.concatenate([one.from_image for one in nominated])
-    pairs, row = np.unique(keys, return_inverse=True)
-    by_image, by_text = (
-        np.bincount(row, weights=side, minlength=len(pairs)) > 0 for side in (sides, ~sides)
-    )
-    image, text = pairs // size, pairs % size
-    probability = {}
-    for name, con_d in con_ds.items():
-        place = folder / "verdicts" / name
-        probability[name] = judge(opened, features, image, text, con_d, place)
-    return Judged(image, text, by_image, by_text, probability, truth_of(opened.data, image, text))
-
-
 def count_one(
     sampling: Sampling,
     nominated: Nominations,
     judged: Judged,
-    features: Features,
     threshold: float,
     size: int,
 ) -> list[Count]:
     """Counts of one sampling by every judge and by truth where it is known, both directions.
 
     Args:
-        judged: all nominated pairs, in ascending order of image and text.
+        judged: holds all nominated pairs.
         size: samples of the whole training set.
     """
-    base = np.int64(size)
-    keys = judged.image * base + judged.text
-    row = np.searchsorted(keys, nominated.image * base + nominated.text)
+    row = judged.rows_of(nominated.image, nominated.text)
     calls: dict[str, tuple[np.ndarray, np.ndarray]] = {}
     for name, probability in judged.probability.items():
         told = probability[row]
@@ -251,12 +184,6 @@ def count_one(
     return counts
 
 
-def about(args: argparse.Namespace, **more: Any) -> dict[str, Any]:
-    """What others need to find the data again."""
-    options = [str(option) for option in args.options]
-    return {"cfg_path": str(args.cfg_path), "options": options, "split": args.split, **more}
-
-
 def write_results(
     args: argparse.Namespace,
     counts: Sequence[Count],
@@ -267,9 +194,7 @@ def write_results(
 ) -> None:
     """Write the counts as JSON, Markdown and a page, and print the table."""
     content = {
-        "cfg_path": str(args.cfg_path),
-        "options": list(map(str, args.options)),
-        "split": args.split,
+        **about(args),
         "checkpoint": args.checkpoint,
         "samples": len(opened.data),
         "looked_at": len(features),
@@ -292,7 +217,7 @@ def write_results(
         tables=[table],
         curves=curves_of(counts),
         notes=notes,
-        settings={key: value for key, value in content.items() if key not in ("counts",)},
+        settings={key: value for key, value in content.items() if key != "counts"},
     )
     print(markdown_table(table))
     print(f"written: {args.output / 'counts.json'}, counts.md, {FILE}, {page.name}")

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,8 +14,10 @@ from lavis.common.dist_utils import get_rank, get_world_size, is_main_process
 from torch import Tensor
 from tqdm import tqdm
 
+from lavis_mafa.analysis.belongs import digest, fingerprint, require_same
 from lavis_mafa.analysis.corpus import Opened, barrier, tell, to_device
 from lavis_mafa.backbones import backbone_of
+from lavis_mafa.files import whole
 
 BLOCK = 2048  # samples in a file: what an interruption loses at most
 
@@ -73,8 +73,8 @@ def make_features(opened: Opened, numbers: np.ndarray, folder: Path) -> Features
         left = sum(len(blocks[k]) for k in missing)
         tell("encoding %d of %d samples", left, len(numbers))
     size = int(opened.cfg.run_cfg.batch_size_eval)
-    bar = tqdm(total=sum(len(blocks[k]) for k in missing), unit=" samples", desc="features")
-    bar.disable = bar.disable or not is_main_process()
+    total = sum(len(blocks[k]) for k in missing)
+    bar = tqdm(total=total, unit=" samples", desc="features", disable=not is_main_process())
     for k in missing:
         batches = [blocks[k][i : i + size] for i in range(0, len(blocks[k]), size)]
         _save(paths[k], _encode(opened, batches, bar))
@@ -108,10 +108,8 @@ def _encode(opened: Opened, batches: list[np.ndarray], bar: tqdm) -> dict[str, n
 
 
 def _save(path: Path, arrays: dict[str, np.ndarray]) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with open(temporary, "wb") as file:
+    with whole(path) as file:
         np.savez(file, **arrays)  # type: ignore[arg-type]
-    os.replace(temporary, path)
 
 
 def _load(paths: list[Path], numbers: np.ndarray) -> Features:
@@ -162,56 +160,3 @@ def _identity(opened: Opened, numbers: np.ndarray) -> dict[str, str]:
         "training set": f"{len(opened.data)} samples, {digest(opened.data.image_ids)}",
         "sample": f"{len(numbers)} of them, {digest(numbers)}",
     }
-
-
-def fingerprint(model: torch.nn.Module) -> str:
-    """A name for a model's weights: equal weights have an equal one."""
-    return f"{type(model).__name__} {digest(*_strided(model))}"
-
-
-def _strided(model: torch.nn.Module) -> Iterator[np.ndarray]:
-    for name, value in model.state_dict().items():
-        yield np.frombuffer(name.encode(), np.uint8)
-        # Some of each: hashing all of a billion weights would take longer than it is worth.
-        yield value.detach().flatten()[:: max(1, value.numel() // 4096)].float().cpu().numpy()
-
-
-def require_same(path: Path, identity: dict[str, str]) -> None:
-    """Note on the main process what a folder belongs to; all ranks must call it.
-
-    Raises:
-        ValueError: if ``path`` says that it belongs to something else.
-    """
-    refuse_other(path, identity)
-    barrier()
-    if is_main_process():
-        note(path, identity)
-    barrier()
-
-
-def refuse_other(path: Path, identity: dict[str, str]) -> None:
-    """Refuse a folder whose file ``path`` says that it belongs to something else."""
-    if not path.is_file():
-        return
-    found = json.loads(path.read_text(encoding="utf-8"))
-    wrong = [name for name, value in identity.items() if found.get(name) != value]
-    if wrong:
-        told = "; ".join(f"{name}: {found.get(name)} there, {identity[name]}" for name in wrong)
-        raise ValueError(
-            f"{path.parent} belongs to something else ({told}). Write into another folder, or "
-            "remove that one"
-        )
-
-
-def note(path: Path, identity: dict[str, str]) -> None:
-    """Write what a folder belongs to."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(identity, indent=2) + "\n", encoding="utf-8")
-
-
-def digest(*arrays: np.ndarray) -> str:
-    """A name for the content of arrays."""
-    found = hashlib.sha256()
-    for array in arrays:
-        found.update(np.ascontiguousarray(array).tobytes())
-    return found.hexdigest()[:16]

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from types import SimpleNamespace
 from typing import Any, TypeVar
 
-from omegaconf import OmegaConf
 from PIL import Image
 
 from lavis_mafa.datasets.training_set import TrainingSet
@@ -15,25 +13,6 @@ from lavis_mafa.pages.report import THUMBNAIL, Mined
 
 Show = Callable[[int], tuple[Image.Image | None, str]]
 T = TypeVar("T")
-
-
-def data_of(config: Mapping[str, Any] | None) -> TrainingSet:
-    """The training set of a whole config, such as a run records; no model is built.
-
-    Raises:
-        ValueError: if it names no training data; what else builders raise.
-    """
-    from lavis_mafa.cli import build_data
-    from lavis_mafa.runners.loaders import training_set
-
-    if config is None:
-        raise ValueError("the run has recorded no config")
-    parts = {f"{name}_cfg": OmegaConf.create(config[name]) for name in ("run", "model", "datasets")}
-    _, datasets = build_data(SimpleNamespace(**parts))
-    train = training_set(datasets, int(config["run"].get("seed") or 0))
-    if train is None:
-        raise ValueError("the config names no training data")
-    return train
 
 
 class Shown:
@@ -60,9 +39,8 @@ class Shown:
                 picture, caption = self.data.show(number)
                 picture.thumbnail((THUMBNAIL, THUMBNAIL))  # hundreds are kept at once
                 return picture, caption
-            except (
-                Exception
-            ) as error:  # whatever a builder's files may raise: the page can do without
+            # Whatever a builder's files may raise: the page can do without.
+            except Exception as error:
                 self.missing += 1
                 self.problem = self.problem or f"{type(error).__name__}: {error}"
         return None, self._caption(number)
@@ -79,9 +57,8 @@ def shown_data(opener: Callable[[], TrainingSet], images: bool, notes: list[str]
     """`Shown` of data; what is wrong with them becomes a note."""
     try:
         return Shown(opener(), images)
-    except (
-        Exception
-    ) as error:  # missing files, missing libraries, another folder: no reason to fail
+    # Missing files, missing libraries, another folder: no reason to fail.
+    except Exception as error:
         problem = " ".join(str(error).split())
         logging.warning("no pictures: %s: %s", type(error).__name__, problem)
         notes.append(
@@ -115,7 +92,7 @@ def connections_of(
         )
 
 
-def spread(items: Sequence[T], limit: int) -> list[T]:
+def evenly(items: Sequence[T], limit: int) -> list[T]:
     """At most ``limit`` of the items, evenly spread, in their order."""
     if len(items) <= limit:
         return list(items)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Mapping
@@ -10,6 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from lavis_mafa.connections.mining import MiningRule
+from lavis_mafa.files import whole
 
 FILE = "judged.npz"
 UNKNOWN, INVALID, VALID = -1, 0, 1
@@ -50,6 +54,19 @@ class Judged:
         return len(self.image)
 
     @property
+    def digest(self) -> str:
+        """SHA-256 of the pairs in their order: which judged file answers belong to."""
+        pairs = np.stack([self.image, self.text]).astype("<i8")
+        return hashlib.sha256(pairs.tobytes()).hexdigest()
+
+    @property
+    def thresholds(self) -> tuple[float, float]:
+        """``low`` and ``high`` of what judged them; the paper's where ``about`` does not tell."""
+        rule = MiningRule()
+        low, high = self.about.get("low", rule.low), self.about.get("high", rule.high)
+        return float(low), float(high)
+
+    @property
     def names(self) -> list[str]:
         """The discriminators."""
         return list(self.probability)
@@ -66,19 +83,25 @@ class Judged:
             raise ValueError(f"no discriminator {name!r} judged these; there are {self.names}")
         return self.probability[name]
 
+    def rows_of(self, image: np.ndarray, text: np.ndarray) -> np.ndarray:
+        """Rows ``(K,)`` of pairs by the numbers of their samples; -1 if one was not judged."""
+        highest = [array.max(initial=0) for array in (self.image, self.text, image, text)]
+        size = int(max(highest)) + 1
+        keys, wanted = pair_keys(self.image, self.text, size), pair_keys(image, text, size)
+        if not len(keys):
+            return np.full(len(wanted), -1)
+        order = np.argsort(keys, kind="stable")
+        place = np.searchsorted(keys, wanted, sorter=order)
+        rows = order[np.minimum(place, len(keys) - 1)]
+        return np.where(keys[rows] == wanted, rows, -1)
+
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write an ``.npz`` file, whole or not at all."""
-        path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         columns = {name: getattr(self, name) for name in _COLUMNS}
         columns |= {_PREFIX + name: values for name, values in self.probability.items()}
-        with open(temporary, "wb") as file:
+        with whole(path) as file:
             np.savez(file, about=np.array(json.dumps(self.about)), **columns)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-        return path
+        return Path(path)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Judged:
@@ -112,3 +135,9 @@ class Judged:
 
 
 _COLUMNS = ("image", "text", "from_image", "from_text", "truth")
+
+
+def pair_keys(image: np.ndarray, text: np.ndarray, size: int) -> np.ndarray:
+    """``(P,)`` int64, one number for a pair of samples numbered below ``size``, in the order of
+    image, then text."""
+    return np.asarray(image, np.int64) * size + np.asarray(text, np.int64)

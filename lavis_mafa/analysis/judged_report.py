@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from lavis_mafa.analysis.gallery import Show, spread
+from lavis_mafa.analysis.gallery import Show, evenly
 from lavis_mafa.analysis.judged import INVALID, UNKNOWN, VALID, Judged
 from lavis_mafa.pages.report import Curve, Judgements, Mined, Table, write_report
 
@@ -45,7 +45,7 @@ def report_of_judged(
         settings: None: ``judged.about``.
         limit: connections in the gallery, all discriminators together.
     """
-    low, high = (float(judged.about.get(k, v)) for k, v in (("low", 0.5), ("high", 0.8)))
+    low, high = judged.thresholds
     several = len(judged.names) > 1
     each = limit // max(1, len(judged.names))
     return write_report(
@@ -131,6 +131,6 @@ def choose(probability: np.ndarray, low: float, high: float, limit: int) -> list
     near = order[np.argsort(np.minimum(abs(p - low), abs(p - high)), kind="stable")]
     ambiguous = order[(p > low) & (p <= high)]
     share = -(-limit // 4)
-    wanted = [*order[:share].tolist(), *near[:share].tolist(), *spread(ambiguous.tolist(), share)]
-    wanted += [*order[::-1][:share].tolist(), *spread(order.tolist(), limit)]
+    wanted = [*order[:share].tolist(), *near[:share].tolist(), *evenly(ambiguous.tolist(), share)]
+    wanted += [*order[::-1][:share].tolist(), *evenly(order.tolist(), limit)]
     return sorted(list(dict.fromkeys(wanted))[:limit])

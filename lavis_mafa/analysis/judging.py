@@ -13,9 +13,11 @@ from lavis.common.dist_utils import get_rank, get_world_size, is_main_process
 from omegaconf import OmegaConf
 from tqdm import tqdm
 
+from lavis_mafa.analysis.belongs import fingerprint, require_same
 from lavis_mafa.analysis.corpus import Corpus, Opened, barrier, options_of, tell
-from lavis_mafa.analysis.features import Features, fingerprint, require_same
-from lavis_mafa.analysis.judged import UNKNOWN
+from lavis_mafa.analysis.features import Features
+from lavis_mafa.analysis.judged import UNKNOWN, Judged, pair_keys
+from lavis_mafa.analysis.nominate import Nominations
 from lavis_mafa.config import ConfigError, load_config
 from lavis_mafa.config.load import check_con_d
 from lavis_mafa.connections.build import ORACLE, build_discriminator
@@ -69,6 +71,29 @@ def discriminators_of(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
     return found
 
 
+def judge_all(
+    opened: Opened,
+    features: Features,
+    nominated: Sequence[Nominations],
+    con_ds: Mapping[str, Mapping[str, Any]],
+    folder: Path,
+) -> Judged:
+    """All nominated pairs, each once, judged by all; all ranks must call it."""
+    size = len(opened.data)
+    keys = np.concatenate([pair_keys(one.image, one.text, size) for one in nominated])
+    sides = np.concatenate([one.from_image for one in nominated])
+    pairs, row = np.unique(keys, return_inverse=True)
+    by_image, by_text = (
+        np.bincount(row, weights=side, minlength=len(pairs)) > 0 for side in (sides, ~sides)
+    )
+    image, text = pairs // size, pairs % size
+    probability = {}
+    for name, con_d in con_ds.items():
+        place = folder / "verdicts" / name
+        probability[name] = judge(opened, features, image, text, con_d, place)
+    return Judged(image, text, by_image, by_text, probability, truth_of(opened.data, image, text))
+
+
 def judge(
     opened: Opened,
     features: Features,
@@ -90,8 +115,8 @@ def judge(
     Raises:
         ValueError: if ``folder`` holds the verdicts of another discriminator.
     """
-    size = np.int64(len(opened.data))
-    keys = image * size + text
+    size = len(opened.data)
+    keys = pair_keys(image, text, size)
     discriminator = build_discriminator(con_d)
     assert isinstance(discriminator, ModelDiscriminator)
     folder.mkdir(parents=True, exist_ok=True)
@@ -99,7 +124,7 @@ def judge(
     name = f"{fingerprint(discriminator.model)}, {seen_as}"
     require_same(folder / "of.json", {"discriminator": name, "training set": f"{size} samples"})
     images, texts, _ = _read(folder)
-    known = images * size + texts
+    known = pair_keys(images, texts, size)
     missing = np.flatnonzero(~np.isin(keys, known))
     # Pairs of one image stand together, so that it is encoded once.
     missing = missing[np.lexsort((text[missing], image[missing]))]
@@ -123,7 +148,7 @@ def judge(
         bar.close()
     barrier()
     images, texts, probabilities = _read(folder)
-    found, first = np.unique(images * size + texts, return_index=True)
+    found, first = np.unique(pair_keys(images, texts, size), return_index=True)
     return probabilities[first][np.searchsorted(found, keys)]
 
 

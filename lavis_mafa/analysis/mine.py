@@ -27,21 +27,22 @@ import numpy as np
 from lavis.common.dist_utils import is_main_process
 from tqdm import tqdm
 
-from lavis_mafa.analysis.corpus import Corpus, add_config_arguments, open_config
-from lavis_mafa.analysis.count import about, judge_all, nominated_by
-from lavis_mafa.analysis.features import digest, make_features, note, refuse_other
+from lavis_mafa.analysis.belongs import digest, note, refuse_other
+from lavis_mafa.analysis.corpus import Corpus, about, add_config_arguments, open_config
+from lavis_mafa.analysis.features import make_features
 from lavis_mafa.analysis.intervals import wilson
 from lavis_mafa.analysis.judged import FILE, UNKNOWN, VALID, Judged
 from lavis_mafa.analysis.judged_report import report_of_judged
-from lavis_mafa.analysis.judging import add_con_d_arguments, discriminators_of
-from lavis_mafa.analysis.nominate import Sampling
+from lavis_mafa.analysis.judging import add_con_d_arguments, discriminators_of, judge_all
+from lavis_mafa.analysis.nominate import Sampling, nominated_by
 from lavis_mafa.connections.build import ORACLE
-from lavis_mafa.datasets.shards import finished, write_shards
+from lavis_mafa.datasets.image_reading import as_png
+from lavis_mafa.datasets.shards import IMAGE_SUFFIXES, finished, write_shards
+from lavis_mafa.files import whole, write_json, write_text
 from lavis_mafa.pages.report import Cell, Table
-from lavis_mafa.pages.tables import write_json, write_text
+from lavis_mafa.step import StepSettings
 
 IMAGES = "images"
-KINDS = ("png", "jpg", "jpeg", "webp")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -92,9 +93,8 @@ def run(args: argparse.Namespace) -> None:
     con_ds = discriminators_of(args)
     opened = open_config(args)
     mafa = opened.cfg.model_cfg.get("mafa") or {}
-    rule = mafa.get("connections") or {}
-    low = float(rule.get("low", 0.5))
-    high = float(rule.get("high", 0.8)) if args.threshold is None else args.threshold
+    rule = getattr(opened.model, "settings", StepSettings()).connections
+    high = rule.high if args.threshold is None else args.threshold
     by_truth = not con_ds and (mafa.get("con_d") or {}).get("arch") == ORACLE
     if len(con_ds) != 1 and not by_truth:
         raise ValueError(
@@ -109,7 +109,7 @@ def run(args: argparse.Namespace) -> None:
         space if args.sampling == "grit" else None,
     )
     features = make_features(opened, np.arange(len(opened.data)), args.output / "features")
-    top_k = args.top_k or int(rule.get("top_k", 1))
+    top_k = args.top_k or rule.top_k
     nominated = [
         nominated_by(opened, features, sampling, args.seed + k, top_k, images_apart=True)
         for k in range(args.passes)
@@ -117,7 +117,7 @@ def run(args: argparse.Namespace) -> None:
     judged = judge_all(opened, features, nominated, con_ds, args.output)
     if by_truth:
         judged.probability[ORACLE] = (judged.truth == VALID).astype(np.float32)
-    judged.about = about(args, low=min(low, high), high=high)
+    judged.about = about(args, low=min(rule.low, high), high=high)
     if is_main_process():
         judged.save(args.output / FILE)
         mined = select(judged, opened.data, high, args.limit)
@@ -229,9 +229,7 @@ def _true_of(judged: Judged, mined: Mined) -> np.ndarray | None:
     """``(K,)`` bool of the mined pairs; None where truth is not known."""
     if (judged.truth == UNKNOWN).any():
         return None
-    size = np.int64(max(judged.text.max(initial=0), judged.image.max(initial=0)) + 1)
-    keys = judged.image * size + judged.text
-    return judged.truth[np.searchsorted(keys, mined.image * size + mined.text)] == VALID
+    return judged.truth[judged.rows_of(mined.image, mined.text)] == VALID
 
 
 class _Names:
@@ -263,15 +261,13 @@ class _Names:
     def _write_once(self, number: int) -> Path:
         """The file of an image that has none in the data."""
         name = f"{int(self.data.image_ids[number]):09d}"
-        for kind in KINDS:
+        for kind in IMAGE_SUFFIXES:
             if (path := self.written / f"{name}.{kind}").is_file():
                 return path
         content, kind = self.data.pairs.image_bytes(number)
-        self.written.mkdir(parents=True, exist_ok=True)
-        temporary = self.written / f".{name}.tmp"
-        temporary.write_bytes(content)
         path = self.written / f"{name}.{kind}"
-        os.replace(temporary, path)
+        with whole(path) as file:
+            file.write(content)
         return path
 
     def dataset_yaml(self) -> str:
@@ -291,14 +287,12 @@ class _Names:
 
 def _write_records(path: Path, records: Iterable[dict[str, Any]]) -> None:
     """A JSON array, one record a line, whole or not there."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with open(temporary, "w", encoding="utf-8") as file:
+    with whole(path) as file:
         between = "[\n"
         for record in records:
-            file.write(between + json.dumps(record, ensure_ascii=False))
+            file.write((between + json.dumps(record, ensure_ascii=False)).encode())
             between = ",\n"
-        file.write("[]\n" if between == "[\n" else "\n]\n")
-    os.replace(temporary, path)
+        file.write(b"[]\n" if between == "[\n" else b"\n]\n")
 
 
 def _write_shards(args: argparse.Namespace, data: Corpus, mined: Mined) -> Path:
@@ -318,6 +312,8 @@ def _write_shards(args: argparse.Namespace, data: Corpus, mined: Mined) -> Path:
                 image, text = int(mined.image[k]), int(mined.text[k])
                 extra = {"score": round(float(mined.score[k]), 6)}
             content, kind = data.pairs.image_bytes(image)
+            if kind not in IMAGE_SUFFIXES:  # readers of shards know no others
+                content, kind = as_png(data.show(image)[0])
             told = {"image_id": int(data.image_ids[image]), **extra}
             yield f"{place:09d}", content, kind, data.caption(text), told
 

@@ -7,10 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from lavis.common.dist_utils import is_main_process
 from torch import Tensor
 from tqdm import tqdm
 
+from lavis_mafa.analysis.corpus import Opened, tell
 from lavis_mafa.analysis.features import Features
+from lavis_mafa.backbones import backbone_of
 from lavis_mafa.connections.mining import pick
 from lavis_mafa.connections.negatives import NONE, hardest
 from lavis_mafa.grit import GritCollector
@@ -185,3 +188,43 @@ def _of_batch(
         anchors = np.tile(places, top_k)[there]
         taken = places[picked[there]]
         yield (anchors, taken, True) if from_image else (taken, anchors, False)
+
+
+def nominated_by(
+    opened: Opened,
+    features: Features,
+    sampling: Sampling,
+    seed: int,
+    top_k: int = 1,
+    images_apart: bool = False,
+) -> Nominations:
+    """The hard negatives of one sampling; ``image`` and ``text`` are numbers of samples.
+
+    Args:
+        images_apart: never nominate another caption of the same image, whatever the config says.
+    """
+    grit = opened.cfg.run_cfg.grit
+    ids = opened.data.image_ids[features.numbers]
+    order = order_of(
+        sampling,
+        features.vectors,
+        features.texts,
+        seed,
+        ids if grit.same_image == "apart" else None,
+        int(grit.queue_size),
+    )
+    mafa = opened.cfg.model_cfg.get("mafa") or {}
+    positive = images_apart or mafa.get("same_image", "positive") == "positive"
+    tell("%s: %d mini-batches", sampling.name, len(order) // sampling.batch_size)
+    found = nominate(
+        order,
+        sampling.batch_size,
+        features,
+        backbone_of(opened.model).similarity,
+        ids if positive else None,
+        top_k,
+        opened.device,
+        quiet=not is_main_process(),
+    )
+    found.image, found.text = features.numbers[found.image], features.numbers[found.text]
+    return found

@@ -22,7 +22,14 @@ import torch
 from lavis.common.dist_utils import get_rank, get_world_size, is_main_process
 from tqdm import tqdm
 
-from lavis_mafa.analysis.corpus import Opened, add_config_arguments, open_config, tell, to_device
+from lavis_mafa.analysis.corpus import (
+    Opened,
+    about,
+    add_config_arguments,
+    open_config,
+    tell,
+    to_device,
+)
 from lavis_mafa.analysis.features import make_features
 from lavis_mafa.analysis.label_profile import KINDS, LabelProfile, Stream, labels_of
 from lavis_mafa.analysis.nominate import Sampling, order_of
@@ -30,9 +37,10 @@ from lavis_mafa.backbones import Backbone, backbone_of
 from lavis_mafa.connections.build import build_discriminator
 from lavis_mafa.connections.con_d import Oracle
 from lavis_mafa.connections.negatives import PICKERS, hardest
+from lavis_mafa.files import write_json, write_text
 from lavis_mafa.grit import grouped_plan
 from lavis_mafa.pages.report import Curve, Series, Table, write_report
-from lavis_mafa.pages.tables import markdown_table, write_json, write_text
+from lavis_mafa.pages.tables import markdown_table
 from lavis_mafa.step import Judge, StepSettings, find_connections
 
 NAMES = {
@@ -177,9 +185,8 @@ def _add(
 
 def _streams(opened: Opened, args: argparse.Namespace, batch: int) -> dict[str, Stream]:
     """A stream for every sampling, of samples that are encoded once."""
-    run_cfg, data = opened.cfg.run_cfg, opened.data
-    grit = run_cfg.get("grit") or {}
-    space = int(grit.get("search_space", 4800))
+    grit, data = opened.cfg.run_cfg.grit, opened.data
+    space = int(grit.search_space)
     queue = 0
     if "momentum" in args.labels:
         given = args.queue_size
@@ -203,11 +210,11 @@ def _streams(opened: Opened, args: argparse.Namespace, batch: int) -> dict[str, 
         tell("the data have %d samples for the queue of %d: it is as much shorter", room, queue)
         queue = room
     ids = data.image_ids[features.numbers]
-    apart = ids if grit.get("same_image", "apart") == "apart" else None
+    apart = ids if grit.same_image == "apart" else None
     streams = {}
     for kind in dict.fromkeys(args.sampling):
         sampling = Sampling(kind, batch, min(space, len(features)) if kind == "grit" else None)
-        length = int(grit.get("queue_size", 48000))
+        length = int(grit.queue_size)
         order = order_of(sampling, features.vectors, features.texts, args.seed, apart, length)
         if kind == "grit":
             # Mini-batches are shuffled as wholes, as in training.
@@ -238,9 +245,8 @@ def _judges(opened: Opened) -> Any:
 
 def _write(args: argparse.Namespace, batch: int, rows: list[Row]) -> None:
     top = args.top
-    about = {
-        "cfg_path": str(args.cfg_path),
-        "options": list(map(str, args.options)),
+    told = {
+        **about(args),
         "checkpoint": args.checkpoint,
         "con_d": args.con_d,
         "seed": args.seed,
@@ -278,7 +284,7 @@ def _write(args: argparse.Namespace, batch: int, rows: list[Row]) -> None:
         PAPER,
     )
     curves = [_curve(kind, rows, batch) for kind in dict.fromkeys(row.sampling for row in rows)]
-    write_json(args.output / "profile.json", {**about, "rows": stored})
+    write_json(args.output / "profile.json", {**told, "rows": stored})
     text = "\n\n".join(f"## {one.title}\n\n{markdown_table(one)}" for one in (table, paper))
     write_text(args.output / "profile.md", f"{text}\n\n{table.note}\n")
     print(text)
@@ -288,7 +294,7 @@ def _write(args: argparse.Namespace, batch: int, rows: list[Row]) -> None:
         intro=(__doc__ or "").split("\n\n", 1)[1],
         tables=[table, paper],
         curves=curves,
-        settings=about,
+        settings=told,
     )
     tell("written: %s", path)
 

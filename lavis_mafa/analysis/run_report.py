@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from lavis_mafa.analysis.corpus import open_data
-from lavis_mafa.analysis.gallery import connections_of, data_of, shown_data, spread
+from lavis_mafa.analysis.corpus import open_data, recorded_data
+from lavis_mafa.analysis.gallery import connections_of, evenly, shown_data
 from lavis_mafa.analysis.judged import FILE, Judged
 from lavis_mafa.analysis.judged_report import report_of_judged
 from lavis_mafa.analysis.run_records import RunRecords, read_run
@@ -118,10 +118,10 @@ def report_of_run(
         f"Curves over steps have up to {POINTS} points, those of shares up to {SHARES}: where "
         "there are more steps, each is the mean of neighbouring ones."
     ]
-    chosen = spread(records.connections, connections)
+    chosen = evenly(records.connections, connections)
     cards = []
     if chosen:
-        show = shown_data(lambda: data_of(records.config), images, notes)
+        show = shown_data(lambda: recorded_data(records.config), images, notes)
         cards = list(connections_of(chosen, show))
         notes.append(
             f"The gallery holds {len(chosen):,} of the {len(records.connections):,} connections "

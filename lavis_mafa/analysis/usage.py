@@ -5,7 +5,6 @@ Hits are counted sample by sample, so that neither the mini-batch nor the number
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -14,7 +13,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lavis_mafa.analysis.intervals import Z
 from lavis_mafa.backbones import AlbefBackbone, Backbone, Images, Texts, backbone_of
 from lavis_mafa.backbones.base import tokenize
 from lavis_mafa.objectives.language import IGNORED, mask_tokens
@@ -179,7 +177,7 @@ def share_of(
     Args:
         hits, counts: ``(S,)`` per sample.
         clusters: ``(S,)`` int64, equal for what is not independent: the image of every sample.
-        interval: `difference`, or `lavis_mafa.analysis.intervals.clustered` for a share of 0 to 1.
+        interval: of `lavis_mafa.analysis.intervals`: `clustered` for shares of 0 to 1, or `ratio`.
     """
     total = counts.sum()
     if not total:
@@ -187,18 +185,3 @@ def share_of(
     cluster = np.unique(clusters, return_inverse=True)[1].reshape(-1)
     low, high = interval(*(np.bincount(cluster, weights=each) for each in (hits, counts)))
     return {"share": float(hits.sum() / total), "low": low, "high": high}
-
-
-def difference(hits: np.ndarray, counts: np.ndarray) -> tuple[float, float]:
-    """Normal 95 % interval of a ratio ``hits.sum() / counts.sum()`` of clusters, for hits that are
-    differences; its variance is estimated from how clusters differ (Cochran, Sampling Techniques,
-    6.3).
-
-    Args:
-        hits, counts: ``(C,)`` per cluster.
-    """
-    total, number = counts.sum(), int((counts > 0).sum())
-    share = hits.sum() / total
-    variance = number / max(1, number - 1) * ((hits - share * counts) ** 2).sum() / total**2
-    half = Z * math.sqrt(variance)
-    return float(share - half), float(share + half)

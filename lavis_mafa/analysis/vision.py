@@ -20,16 +20,18 @@ from tqdm import tqdm
 
 from lavis_mafa.analysis.corpus import (
     Opened,
+    about,
     add_split_argument,
     open_config,
     tell,
     to_device,
 )
-from lavis_mafa.analysis.intervals import clustered
-from lavis_mafa.analysis.usage import COUNTS, Reader, difference, share_of
+from lavis_mafa.analysis.intervals import clustered, ratio
+from lavis_mafa.analysis.usage import COUNTS, Reader, share_of
 from lavis_mafa.checkpoints import left_random
+from lavis_mafa.files import write_json, write_text
 from lavis_mafa.pages.report import Curve, Series, Table, write_report
-from lavis_mafa.pages.tables import markdown_table, write_json, write_text
+from lavis_mafa.pages.tables import markdown_table
 
 READING = ("visual_encoder.", "text_encoder.", "text_decoder.", "Qformer.", "ln_vision.", "query_")
 FIGURES = {
@@ -175,7 +177,7 @@ def figures_of(counts: np.ndarray, clusters: np.ndarray) -> dict[str, Any]:
     for k in (1, 5):
         seen, blind = one[f"hits_{k}"], one[f"hits_{k}_without"]
         for kind, hits in (("uov", seen - blind), ("accuracy", seen), ("without", blind)):
-            interval = difference if kind == "uov" else clustered
+            interval = ratio if kind == "uov" else clustered
             figures[f"{kind}_{k}"] = share_of(hits, one["asked"], clusters, interval)
     return figures
 
@@ -184,14 +186,13 @@ def write(
     args: argparse.Namespace, rows: Sequence[Mapping[str, Any]], named: Mapping[str, str]
 ) -> None:
     """Write the figures as JSON, Markdown and a page, and print the table."""
-    about = {
-        "cfg_path": str(args.cfg_path),
-        "options": list(map(str, args.options)),
+    told = {
+        **about(args),
         "checkpoints": dict(named),
         "samples": args.samples,
         "seed": args.seed,
     }
-    write_json(args.output / "vision.json", {**about, "rows": list(rows)})
+    write_json(args.output / "vision.json", {**told, "rows": list(rows)})
     columns = [title.replace("without the image", "w/o image") for title in FIGURES.values()]
     table = Table("Usage of vision, %", ["model", "masked", "tokens", *columns])
     table.note = "In brackets 95 % intervals; the images are the independent draws."
@@ -206,7 +207,7 @@ def write(
         intro=(__doc__ or "").split("\n\n", 1)[1],
         tables=[table],
         curves=[_curve(key, rows) for key in FIGURES if rows[0]["rate"] is not None],
-        settings=about,
+        settings=told,
     )
     print(text)
     tell("written: %s", page)

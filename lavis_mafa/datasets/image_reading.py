@@ -51,6 +51,13 @@ def read_rgb(path: str | os.PathLike[str], data: bytes | None = None) -> Image.I
         raise OSError(f"cannot read image {os.fspath(path)}: {reason}") from error
 
 
+def as_png(image: Image.Image) -> tuple[bytes, str]:
+    """The picture as the bytes of a PNG file, and ``png``."""
+    buffer = io.BytesIO()
+    image.save(buffer, "png")
+    return buffer.getvalue(), "png"
+
+
 @contextmanager
 def _truncated_is_an_error() -> Iterator[None]:
     """Switch Pillow's filling of missing pixels off while any thread is inside.

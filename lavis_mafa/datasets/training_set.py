@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import random
 import struct
@@ -17,6 +16,8 @@ import torch
 from PIL import Image, ImageFile
 from torch.utils.data import ConcatDataset as TorchConcatDataset
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
+
+from lavis_mafa.datasets.image_reading import as_png
 
 UNREADABLE = (
     OSError,
@@ -154,9 +155,7 @@ class TrainingSet(Dataset):
         path, _ = self.source(index)
         if path is not None:
             return Path(path).read_bytes(), os.path.splitext(path)[1].lower().lstrip(".") or "jpg"
-        buffer = io.BytesIO()
-        self.show(index)[0].save(buffer, "png")
-        return buffer.getvalue(), "png"
+        return as_png(self.show(index)[0])
 
     def _part_of(self, index: int) -> tuple[Any, int]:
         """The part of the data that has a sample, and the sample's number in it."""

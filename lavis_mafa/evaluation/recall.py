@@ -23,7 +23,7 @@ def retrieval_with_truth(
         ``valid_txt_r1`` ... (images as queries, texts retrieved), ``valid_img_r1`` ... (texts as
         queries), ``txt_map_r``, ``img_map_r``.
     """
-    figures = {}
+    figures: dict[str, float] = {}
     for name, scores, relevant in (("txt", scores_i2t, truth), ("img", scores_t2i, truth.T)):
         _require_relevant(scores, relevant)
         sums = np.zeros(4)

@@ -26,7 +26,6 @@ from lavis_mafa.analysis.quality.labels import (
     LABELS,
     VERSION,
     correction_of,
-    digest,
     draw,
     read_correction,
     read_labels,
@@ -75,7 +74,7 @@ def save(path: Path, given: Judged, answers, above=0.5, page="p", strata=None, *
         "kind": LABELS,
         "version": VERSION,
         "page": page,
-        "judged": digest(given),
+        "judged": given.digest,
         "name": "con_d",
         "drawn": {"above": above, "count": 5, "seed": 0, "strata": strata},
         "labels": [
@@ -151,7 +150,7 @@ def test_page_is_blind_whole_and_safe(tmp_path):
     for _, written, place, caption in data["pairs"]:
         assert caption == (EVIL if written == 3 else f"caption {written}")
         assert data["images"][place].startswith("data:image/")
-    assert data["head"]["judged"] == digest(given)
+    assert data["head"]["judged"] == given.digest
     assert set(data["head"]) == {"kind", "version", "page", "judged", "name", "drawn"}
     assert all(len(pair) == 4 for pair in data["pairs"])
     assert not re.search(r"0\.9876|probability", text)

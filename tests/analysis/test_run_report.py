@@ -13,7 +13,7 @@ from PIL import Image
 from small_world import arguments, call, con_d, save_model
 
 from lavis_mafa.analysis.__main__ import COMMANDS, main
-from lavis_mafa.analysis.gallery import Shown, spread
+from lavis_mafa.analysis.gallery import Shown, evenly
 from lavis_mafa.analysis.judged import INVALID, UNKNOWN, VALID, Judged
 from lavis_mafa.analysis.judged_report import choose, report_of_judged
 from lavis_mafa.analysis.run_records import read_run
@@ -114,7 +114,7 @@ def test_long_runs_show_means_of_windows(tmp_path):
 
 @given(st.integers(0, 50), st.integers(1, 20))
 def test_spread_is_even_and_keeps_the_order(count, limit):
-    chosen = spread(list(range(count)), limit)
+    chosen = evenly(list(range(count)), limit)
     assert len(chosen) == min(count, limit) and chosen == sorted(set(chosen))
     gaps = np.diff([*chosen, count])
     assert not len(chosen) or gaps.max() - gaps.min() <= 1

@@ -15,9 +15,9 @@ from lavis_mafa.analysis.intervals import wilson
 from lavis_mafa.analysis.judged import INVALID, UNKNOWN, VALID, Judged
 from lavis_mafa.analysis.quality import threshold
 from lavis_mafa.analysis.quality.agreement import agreement, heat, joined, rank_correlation
-from lavis_mafa.analysis.quality.labels import LABELS, VERSION, digest, draw
+from lavis_mafa.analysis.quality.labels import LABELS, VERSION, draw
 from lavis_mafa.analysis.quality.scores import bin_of, calibrate, figures_at, sweep, weighted_share
-from lavis_mafa.analysis.quality.threshold_report import spread
+from lavis_mafa.analysis.quality.threshold_report import thinned
 from lavis_mafa.evaluation.recall import area_under_roc
 
 
@@ -259,7 +259,7 @@ def test_heat_puts_every_pair_in_one_cell():
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=200), st.integers(1, 50))
 def test_thinned_curves_lie_evenly(position, count):
     position = np.sort(position)
-    some = spread(position, count)
+    some = thinned(position, count)
     assert {0, len(position) - 1} <= set(some) and len(some) <= count + 2
     assert np.all(np.diff(some) > 0)
     for one in position:  # none is further than a step from one that is kept
@@ -331,7 +331,7 @@ def labels_file(path, judged, name, above, answers, strata):
         "kind": LABELS,
         "version": VERSION,
         "page": "p",
-        "judged": digest(judged),
+        "judged": judged.digest,
         "name": name,
         "drawn": {"above": above, "count": 0, "seed": 0, "strata": strata},
         "labels": [

@@ -12,10 +12,10 @@ from small_world import CONFIG, SIZE, arguments, call_ranks, save_model
 
 from lavis_mafa import load_model
 from lavis_mafa.analysis.__main__ import main
+from lavis_mafa.analysis.intervals import ratio
 from lavis_mafa.analysis.usage import (
     COUNTS,
     Reader,
-    difference,
     mask_captions,
     share_of,
     without_image,
@@ -235,14 +235,14 @@ def test_a_model_whose_answer_is_in_the_image_alone_uses_vision(tiny):
 def test_shares_and_intervals():
     asked = np.array([4, 0, 6, 10])
     hits = np.array([2, 0, -1, 5])
-    told = share_of(hits, asked, np.arange(4), difference)
+    told = share_of(hits, asked, np.arange(4), ratio)
     assert told["share"] == pytest.approx(6 / 20)
     residuals = [2 - 0.3 * 4, -1 - 0.3 * 6, 5 - 0.3 * 10]
     half = 1.959964 * np.sqrt(3 / 2 * sum(r * r for r in residuals)) / 20
     assert told["low"] == pytest.approx(0.3 - half) and told["high"] == pytest.approx(0.3 + half)
-    joined = share_of(hits, asked, np.array([7, 7, 7, 9]), difference)
+    joined = share_of(hits, asked, np.array([7, 7, 7, 9]), ratio)
     assert joined["share"] == told["share"] and joined["low"] != told["low"]
-    assert np.isnan(share_of(hits * 0, asked * 0, np.arange(4), difference)["low"])
+    assert np.isnan(share_of(hits * 0, asked * 0, np.arange(4), ratio)["low"])
     figures = figures_of(np.array([[4, 4], [3, 2], [4, 4], [1, 1], [2, 0]]), np.arange(2))
     shares = {key: figures[key]["share"] for key in figures if key != "tokens"}
     assert shares == {

@@ -35,6 +35,7 @@ def test_what_ships():
         *("blip2_own_data", "blip2_toy", "blip2_cond_pretrain", "blip2_retrieval_ft"),
         *("blip2_retrieval_ft_flickr", "blip2_caption_ft"),
         *("blip2_stage2_opt", "blip2_stage2_t5", "blip2_stage2_toy"),
+        *("blip2_stage2_mined", "blip2_stage2_mined_toy"),
         *("cond_pretrain", "cond_retrieval_ft"),
         *("fne_coco", "fne_flickr", "fne_toy"),
         *("retrieval_ft_coco", "retrieval_ft_flickr", "retrieval_ft_toy", "retrieval_ft_own_data"),

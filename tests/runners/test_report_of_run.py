@@ -116,12 +116,12 @@ def test_numbers_in_the_page_are_the_logs(run):
 
 
 def test_the_gallery_shows_the_runs_own_data(run):
-    from lavis_mafa.analysis.gallery import data_of
+    from lavis_mafa.analysis.corpus import recorded_data
 
     data, _ = page_of(run / "job", "--connections", "10")
     logged = [json.loads(line) for line in open(run / "job" / "connections.jsonl")]
     assert len(data["cards"]) == 10 < len(logged)
-    train = data_of(records(run, "config")[-1]["config"])
+    train = recorded_data(records(run, "config")[-1]["config"])
     for card in data["cards"]:
         assert [train.show(card[side][2])[1] for side in ("anchor", "mined")] == [
             card["anchor"][1],

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.stats import spearmanr
 
-from lavis_mafa.analysis.judged import Judged
+from lavis_mafa.analysis.judged import Judged, pair_keys
 from lavis_mafa.analysis.quality.scores import BINS, bin_of
 
 
@@ -68,8 +68,7 @@ def heat(first: np.ndarray, second: np.ndarray) -> np.ndarray:
 
 def joined(first: Judged, second: Judged) -> tuple[np.ndarray, np.ndarray]:
     """Rows ``(P,)`` of the pairs that are in both, in ascending order of image and text."""
-    texts = 1 + max(int(one.text.max(initial=0)) for one in (first, second))
-    base = np.int64(texts)
-    here, there = first.image * base + first.text, second.image * base + second.text
+    size = 1 + max(int(one.text.max(initial=0)) for one in (first, second))
+    here, there = (pair_keys(one.image, one.text, size) for one in (first, second))
     _, rows, others = np.intersect1d(here, there, assume_unique=True, return_indices=True)
     return rows, others

@@ -29,7 +29,6 @@ from lavis_mafa.analysis.quality.labels import (
     Labels,
     alike,
     correction_of,
-    digest,
     draw,
     pooled,
     read_labels,
@@ -37,9 +36,10 @@ from lavis_mafa.analysis.quality.labels import (
 )
 from lavis_mafa.analysis.quality.scores import BINS, bin_of, weighted_share
 from lavis_mafa.datasets.training_set import UNREADABLE
+from lavis_mafa.files import write_json
 from lavis_mafa.pages.html import data_uri, fill, script_json, write_page
 from lavis_mafa.pages.report import Table
-from lavis_mafa.pages.tables import markdown_table, write_json
+from lavis_mafa.pages.tables import markdown_table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -86,7 +86,7 @@ def run(args: argparse.Namespace) -> None:
         raise ValueError("--all draws among all pairs, --above among some: give one of them")
     if args.count < 1 or args.image_size < 16:
         raise ValueError("--count must be at least 1 and --image-size at least 16")
-    above = args.above if args.above is not None else float(judged.about.get("low", 0.5))
+    above = args.above if args.above is not None else judged.thresholds[0]
     cfg_path = args.cfg_path or judged.about.get("cfg_path")
     if not cfg_path:
         raise ValueError(f"{args.judged} does not tell its config: name it by --cfg-path")
@@ -156,7 +156,7 @@ def write_label_page(
     if not pairs:
         raise ValueError("none of the pairs that were drawn can be read")
     drawn = {"above": above, "count": count, "seed": seed, "strata": strata}
-    known = {"judged": digest(judged), "name": name, "drawn": drawn}
+    known = {"judged": judged.digest, "name": name, "drawn": drawn}
     identity = json.dumps([known, [pair[:2] for pair in pairs]], sort_keys=True)
     page = {
         "head": {

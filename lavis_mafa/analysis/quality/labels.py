@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import os
@@ -19,12 +18,6 @@ from lavis_mafa.analysis.quality.scores import BINS, weighted_share
 LABELS, CORRECTION = "lavis_mafa labels", "lavis_mafa correction"
 VERSION = 1
 ANSWERS = ("yes", "no", "unsure")
-
-
-def digest(judged: Judged) -> str:
-    """SHA-256 of the pairs, in their order: which judged file labels belong to."""
-    pairs = np.stack([judged.image, judged.text]).astype("<i8")
-    return hashlib.sha256(pairs.tobytes()).hexdigest()
 
 
 def draw(
@@ -152,16 +145,12 @@ def weights(labels: Sequence[Labels], judged: Judged) -> tuple[np.ndarray, np.nd
         ValueError: if they belong to another judged file.
     """
     first = alike(labels)
-    if first.judged != digest(judged):
+    if first.judged != judged.digest:
         raise ValueError("these labels are about the pairs of another judged file")
     told = pooled(labels)
-    base = np.int64(1 + judged.text.max(initial=0))
-    keys = judged.image * base + judged.text
-    order = np.argsort(keys)
     pairs = np.array(list(told), np.int64).reshape(-1, 2)
-    place = np.searchsorted(keys[order], pairs[:, 0] * base + pairs[:, 1])
-    rows = order[np.minimum(place, len(order) - 1)]
-    strange = (judged.image[rows] != pairs[:, 0]) | (judged.text[rows] != pairs[:, 1])
+    rows = judged.rows_of(pairs[:, 0], pairs[:, 1])
+    strange = rows < 0
     if strange.any():
         image, text = pairs[strange][0]
         raise ValueError(f"image {image} and text {text} have an answer, but were not judged")
@@ -239,7 +228,7 @@ def correction_of(labels: Sequence[Labels], judged: Judged | None = None) -> Cor
                 "name the judged file too, as `label correct LABELS --judged FILE`"
             )
         rows, hits, weight = weights(labels, judged)
-        above = float(judged.about.get("low", 0.5)) if above is None else above
+        above = judged.thresholds[0] if above is None else above
         called = judged.of(first.name)[rows] > above
         hits, weight = hits[called], weight[called]
     factor, low, high = weighted_share(hits, weight)

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from lavis_mafa.analysis.quality.compare import Compared, Scored
 from lavis_mafa.analysis.quality.scores import BINS, Calibration, Figures
 from lavis_mafa.pages.report import Curve, Series, Table
-
-if TYPE_CHECKING:
-    from lavis_mafa.analysis.quality.threshold import Compared, Scored
 
 POINTS = 1000  # of a curve in the JSON file, about
 DRAWN = 500  # on the page
@@ -119,12 +117,12 @@ def curves_of(tests: Iterable[Scored]) -> list[Curve]:
 
 
 def _series(name: str, x: np.ndarray, y: np.ndarray, position: np.ndarray) -> list[Series]:
-    some = spread(position, DRAWN)
+    some = thinned(position, DRAWN)
     some = some[np.argsort(x[some], kind="stable")]
     return [Series(name, x[some].tolist(), _plain(y[some]))]
 
 
-def spread(position: np.ndarray, count: int) -> np.ndarray:
+def thinned(position: np.ndarray, count: int) -> np.ndarray:
     """Places of about ``count`` points that lie evenly along a curve, with its first and last.
 
     Every so many would leave few where few pairs are called, which is the part of interest.
@@ -169,7 +167,7 @@ def content_of(
 
 
 def _test_content(t: Scored) -> dict[str, Any]:
-    some = spread(t.sweep.threshold, POINTS)
+    some = thinned(t.sweep.threshold, POINTS)
     keys = ("threshold", "precision", "recall", "f1", "false_positive_rate")
     plain = ("name", "truth", "pairs", "valid", "low", "high", "ambiguous", "ambiguous_valid")
     return {
