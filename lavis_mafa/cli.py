@@ -7,6 +7,7 @@ import datetime
 import logging
 import os
 import sys
+import traceback
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -95,23 +96,36 @@ def main(argv: Sequence[str] | None = None, evaluate: bool = False) -> int:
 
 def exit_status(action: Callable[[], Any]) -> int:
     """Do it; the exit status of the process: 2 for a wrong config, 1 for other errors of a user's,
-    which are logged."""
+    which are logged. One of several ranks ends here."""
+    status = 0
     try:
         action()
     except USER_ERRORS as error:
-        told = isinstance(error, (ConfigError, NonFiniteError, UnreadableError))
-        logging.error("%s", error, exc_info=not told)
+        logging.error("%s", error, exc_info=not _tells_enough(error))
         status = 2 if isinstance(error, ConfigError) else 1
-        if dist.is_initialized() and dist.get_world_size() > 1:
-            # Others may wait in a collective that this rank will never join: leave without
-            # waiting for them, so that the launcher can stop them.
-            logging.shutdown()
-            sys.stdout.flush()
-            os._exit(status)
+    if not dist.is_initialized():
         return status
-    if dist.is_initialized():
+    several = dist.get_world_size() > 1
+    if not (several and status):
+        # After an error others may wait in a collective that this rank will never join: it leaves
+        # without waiting for them, so that the launcher can stop them.
         dist.destroy_process_group()
-    return 0
+    if several:
+        # Without the interpreter's own end: a thread of the process group that is still there
+        # would abort it now and then, and the launcher take a run that is done for a failed one.
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    return status
+
+
+def _tells_enough(error: Exception) -> bool:
+    """Whether a message needs no traceback: it is written for users, or raised in this package."""
+    if isinstance(error, (ConfigError, NonFiniteError, UnreadableError)):
+        return True
+    frames = traceback.extract_tb(error.__traceback__)
+    return bool(frames) and Path(frames[-1].filename).is_relative_to(Path(__file__).parent)
 
 
 def begin(cfg_path: str, options: Sequence[str], evaluate: bool = False) -> Any:
