@@ -1,6 +1,12 @@
 """MAFA, GRIT-VLP and ALBEF-base for LAVIS: importing this registers everything with LAVIS."""
 
+# ruff: noqa: E402  (what LAVIS's dependencies warn about at every start is silenced first)
+
 from __future__ import annotations
+
+import warnings
+
+warnings.filterwarnings("ignore", category=FutureWarning, module="fairscale")
 
 from typing import Any
 

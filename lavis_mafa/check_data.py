@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import json
 import os
 import sys
 from array import array
@@ -27,6 +26,7 @@ from tqdm import tqdm
 
 from lavis_mafa.datasets.annotation_files import Problem, read_rows, require_files
 from lavis_mafa.datasets.image_reading import read_rgb
+from lavis_mafa.files import write_json
 
 MIN_SIDE = 32  # pixels; smaller images are reported as tiny
 MAX_ASPECT = 5.0  # longer to shorter side; more is reported as extreme
@@ -185,8 +185,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (OSError, ValueError) as error:
         parser.error(str(error))
     if out is not None:
-        text = json.dumps(report, indent=1, ensure_ascii=False)
-        out.write_text(text, "utf-8", errors="backslashreplace")
+        write_json(out, report)
     print(render(report))
     return 1 if any(report["problems"].values()) or not report["pairs"] else 0
 

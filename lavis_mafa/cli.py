@@ -130,6 +130,8 @@ def _tells_enough(error: Exception) -> bool:
 
 def begin(cfg_path: str, options: Sequence[str], evaluate: bool = False) -> Any:
     """A checked config, with the process group joined and the generators seeded."""
+    # Workers are forked after tokenizers have been used, who would each say so.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     cfg = load_config(cfg_path, [*options, "run.evaluate=True"] if evaluate else list(options))
     init_distributed(cfg.run_cfg)
     seed_everything(int(cfg.run_cfg.seed))

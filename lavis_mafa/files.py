@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,7 +22,7 @@ def whole(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    beside = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
     try:
         with open(beside, "wb") as file:
             yield file
@@ -41,7 +42,9 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
 def write_json(path: str | os.PathLike[str], content: Any) -> None:
     """Write plain data as JSON, whole or not at all; NaN and infinity become null."""
     text = json.dumps(plain(content), indent=2, ensure_ascii=False, allow_nan=False)
-    write_text(path, text + "\n")
+    with whole(path) as file:
+        # Lone surrogates of odd file names: written \udc80, which JSON reads again.
+        file.write((text + "\n").encode("utf-8", "backslashreplace"))
 
 
 def plain(value: Any) -> Any:

@@ -17,6 +17,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from lavis_mafa.datasets.annotation_files import Problem, read_rows, require_files
+from lavis_mafa.files import write_text
 
 SPECIAL_TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
@@ -68,13 +69,7 @@ def make_vocab(
     tokens = train(SPECIAL_TOKENS + inner, size)
     if len(tokens) <= len(SPECIAL_TOKENS):
         raise ValueError(f"no caption in {', '.join(map(os.fspath, paths))}")
-    target = Path(out)
-    temporary = target.with_name(f"{target.name}.tmp-{os.getpid()}")
-    try:
-        temporary.write_text("".join(f"{token}\n" for token in tokens), "utf-8")
-        os.replace(temporary, target)
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_text(out, "".join(f"{token}\n" for token in tokens))
     return tokens
 
 

@@ -32,4 +32,6 @@ def test_json_is_json(tmp_path):
     text = (tmp_path / "a.json").read_text(encoding="utf-8")
     assert json.loads(text, parse_constant=pytest.fail) == {"a": [None, [1.5, None]], "2": "é"}
     assert "é" in text
+    write_json(tmp_path / "a.json", "caf\udce9")
+    assert json.loads((tmp_path / "a.json").read_text(encoding="utf-8")) == "caf\udce9"
     assert plain(1.5) == 1.5 and plain("nan") == "nan"

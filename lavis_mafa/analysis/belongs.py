@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from lavis.common.dist_utils import is_main_process
 
-from lavis_mafa.analysis.corpus import barrier
 from lavis_mafa.files import write_json
+from lavis_mafa.processes import barrier
 
 
 def fingerprint(model: torch.nn.Module) -> str:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
+import json
 import logging
+import math
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -11,8 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
-from lavis.common.dist_utils import is_dist_avail_and_initialized, is_main_process
+from lavis.common.dist_utils import is_main_process
 from omegaconf import OmegaConf
 from PIL import Image
 from torch import Tensor
@@ -20,9 +23,11 @@ from torch.utils.data import DataLoader, Dataset
 
 from lavis_mafa.cli import begin, build_data, build_model
 from lavis_mafa.config import load_config
+from lavis_mafa.config.check import is_url
 from lavis_mafa.connections.build import view_of
 from lavis_mafa.datasets.split_as_pairs import SplitAsPairs
 from lavis_mafa.datasets.training_set import TrainingSet
+from lavis_mafa.models.mafa_model import checkpoint_of
 from lavis_mafa.runners.loaders import evaluation_sets, training_set
 
 Processor = Callable[[Any], Any]
@@ -76,10 +81,33 @@ CPU = torch.device("cpu")
 NO_SPLITS = ["run.valid_splits=[]", "run.test_splits=[]"]  # nothing is evaluated
 
 
+def require_range(args: argparse.Namespace, **bounds: tuple[float, ...]) -> None:
+    """Check numbers of the command line before anything is built; None is left alone.
+
+    Args:
+        bounds: by argument, the least value and perhaps what it must stay below.
+
+    Raises:
+        ValueError: naming all that are out of range.
+    """
+    wrong = []
+    for name, (low, *high) in bounds.items():
+        given = getattr(args, name)
+        for value in given if isinstance(given, list) else [given]:
+            if value is not None and not low <= value < (high[0] if high else math.inf):
+                upper = f" and below {high[0]:g}" if high else ""
+                option = f"--{name.replace('_', '-')}"
+                wrong.append(f"{option} {value}: expected at least {low:g}{upper}")
+    if wrong:
+        raise ValueError("; ".join(wrong))
+
+
 def options_of(args: argparse.Namespace) -> list[str]:
     """``--options`` and what ``--checkpoint`` stands for."""
     if not args.checkpoint:
         return [*args.options, *NO_SPLITS]
+    if not is_url(args.checkpoint) and not os.path.isfile(args.checkpoint):
+        raise FileNotFoundError(f"--checkpoint: no such file: {args.checkpoint}")
     given = ["model.load_finetuned=True", f"model.finetuned={args.checkpoint}"]
     return [*args.options, *NO_SPLITS, *given]
 
@@ -107,6 +135,11 @@ def open_config(args: argparse.Namespace) -> Opened:
     model = build_model(cfg, task)
     if mafa:
         mafa.con_d = con_d
+    if checkpoint_of(cfg.model_cfg) is None:
+        logging.warning(
+            "the weights of %s are random, and so is what they find similar: name --checkpoint",
+            cfg.model_cfg.arch,
+        )
     run = cfg.run_cfg
     device = torch.device("cuda", int(run.get("gpu", 0))) if run.device == "cuda" else CPU
     view = view_of(cfg.model_cfg.arch, cfg.model_cfg.get("model_type"), model)
@@ -173,6 +206,7 @@ class Corpus:
         self.pairs = pairs
         self.processor = processor
         self.workers = workers
+        self._sources: str | None = None
 
     def __len__(self) -> int:
         return len(self.pairs)
@@ -194,6 +228,25 @@ class Corpus:
     def caption(self, number: int) -> str:
         """The caption of a sample as it is in the data."""
         return self.pairs.source(number)[1]
+
+    def fingerprint(self, processor: Processor | None = None) -> str:
+        """A name for the data and how they are read: all image ids, image files and captions, and
+        some processed samples, which tell of image size, view and text processor.
+
+        Args:
+            processor: as of `batches`.
+        """
+        if self._sources is None:
+            found = hashlib.sha256(np.ascontiguousarray(self.image_ids).tobytes())
+            for number in range(len(self)):
+                found.update(json.dumps(self.pairs.source(number), default=str).encode())
+            self._sources = found.hexdigest()
+        found = hashlib.sha256(self._sources.encode())
+        some = np.arange(0, len(self), max(1, len(self) // 16))
+        for batch in self.batches([some], processor):
+            found.update(np.ascontiguousarray(batch["image"].numpy()).tobytes())
+            found.update(json.dumps(list(batch["text_input"])).encode())
+        return found.hexdigest()[:16]
 
     def batches(
         self, batches: Sequence[np.ndarray], processor: Processor | None = None
@@ -237,12 +290,6 @@ def to_device(value: Any, device: torch.device) -> Any:
         key: item.to(device, non_blocking=True) if isinstance(item, Tensor) else item
         for key, item in value.items()
     }
-
-
-def barrier() -> None:
-    """Wait for all ranks."""
-    if is_dist_avail_and_initialized():
-        dist.barrier()
 
 
 def tell(text: str, *values: Any) -> None:

@@ -10,7 +10,8 @@ torch.distributed.run the ranks share the work.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,13 @@ from typing import Any
 import numpy as np
 from lavis.common.dist_utils import is_main_process
 
-from lavis_mafa.analysis.corpus import Opened, about, add_config_arguments, open_config
+from lavis_mafa.analysis.corpus import (
+    Opened,
+    about,
+    add_config_arguments,
+    open_config,
+    require_range,
+)
 from lavis_mafa.analysis.features import Features, make_features
 from lavis_mafa.analysis.intervals import clustered
 from lavis_mafa.analysis.judged import FILE, INVALID, UNKNOWN, Judged
@@ -26,6 +33,7 @@ from lavis_mafa.analysis.judged_report import report_of_judged
 from lavis_mafa.analysis.judging import (
     TRUTH,
     add_con_d_arguments,
+    build_judge,
     discriminators_of,
     judge_all,
 )
@@ -43,7 +51,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_config_arguments(parser)
     add_con_d_arguments(parser)
     parser.add_argument("--output", type=Path, required=True, help="folder of results")
-    parser.add_argument("--sampling", nargs="+", choices=["random", "grit"])
+    parser.add_argument(
+        "--sampling", nargs="+", choices=["random", "grit"], help="of mini-batches (both)"
+    )
     parser.add_argument("--batch-sizes", nargs="+", type=int, metavar="B", help="(the config's)")
     parser.add_argument("--search-spaces", nargs="+", type=int, metavar="M", help="(the config's)")
     parser.add_argument(
@@ -59,11 +69,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         help="answers of `label`: counts are multiplied by the share that people confirmed",
     )
-    parser.add_argument("--seed", type=int, default=0, help="of the sample and the mini-batches")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="of the sample and the mini-batches (0)"
+    )
 
 
 def run(args: argparse.Namespace) -> None:
     """Count and write ``counts.json``, ``counts.md``, ``report.html`` and ``judged.npz``."""
+    require_range(args, threshold=(0.0, 1.0), batch_sizes=(2,), search_spaces=(1,), sample=(2,))
     args.sampling = args.sampling or ["random", "grit"]
     correction = None if args.correction is None else read_correction(args.correction)
     con_ds = discriminators_of(args)
@@ -71,6 +84,11 @@ def run(args: argparse.Namespace) -> None:
         raise ValueError(
             f"{args.correction} is about the discriminator {correction.name!r}; the pairs are "
             f"judged by {', '.join(con_ds) or 'the truth alone'}: give it that name in --con-d"
+        )
+    if correction and correction.above != args.threshold:
+        raise ValueError(
+            f"{args.correction} is about pairs above {correction.above:g}, a match here is above "
+            f"{args.threshold:g}: give --threshold {correction.above:g}"
         )
     opened = open_config(args)
     run_cfg = opened.cfg.run_cfg
@@ -82,10 +100,13 @@ def run(args: argparse.Namespace) -> None:
             "nothing to judge by: the data do not know which pairs match. Name a discriminator, "
             "such as --con-d blip.arch=blip_retrieval blip.model_type=coco"
         )
+    refuse_to_lose(args.output, wanted, [*judges_named(con_ds, opened)])
+    # Before hours are spent on features.
+    judges = {name: build_judge(con_d) for name, con_d in con_ds.items()}
     numbers = sample_of(len(opened.data), args.sample, wanted, args.seed)
     features = make_features(opened, numbers, args.output / "features")
     nominated = {one: nominated_by(opened, features, one, args.seed) for one in wanted}
-    judged = judge_all(opened, features, list(nominated.values()), con_ds, args.output)
+    judged = judge_all(opened, features, list(nominated.values()), judges, args.output)
     judged.about = about(args, low=args.threshold, high=args.threshold)
     counts = [
         count
@@ -95,6 +116,33 @@ def run(args: argparse.Namespace) -> None:
     if is_main_process():
         judged.save(args.output / FILE)
         write_results(args, counts, correction, opened, features, judged)
+
+
+def judges_named(con_ds: Mapping[str, Any], opened: Opened) -> list[str]:
+    """Names of all that judge, the truth among them where it is known."""
+    return [*con_ds, *([] if opened.data.truth is None else [TRUTH])]
+
+
+def refuse_to_lose(output: Path, wanted: Sequence[Sampling], judges: Sequence[str]) -> None:
+    """Refuse to replace counts by others that lack some of them.
+
+    Raises:
+        ValueError: naming what would be lost.
+    """
+    path = output / "counts.json"
+    if not path.is_file():
+        return
+    new = {(judge, one.name) for judge in judges for one in wanted}
+    old = {
+        (one["judge"], Sampling(one["sampling"], one["batch_size"], one["search_space"]).name)
+        for one in json.loads(path.read_text(encoding="utf-8"))["counts"]
+    }
+    if lost := sorted(old - new):
+        told = ", ".join(f"{judge}: {name}" for judge, name in lost[:6])
+        raise ValueError(
+            f"{output} holds counts that this call would drop ({told}{', ...' * (len(lost) > 6)}): "
+            "ask for these as well, which costs nothing again, or write into another folder"
+        )
 
 
 @dataclass
@@ -206,7 +254,7 @@ def write_results(
     }
     write_json(args.output / "counts.json", content)
     table = table_of(counts, correction)
-    notes = _notes(args, opened, features, correction)
+    notes = _notes(args, opened, features, counts, correction)
     parts = [f"# {table.title}", *notes, markdown_table(table)]
     write_text(args.output / "counts.md", "\n\n".join(parts) + "\n")
     page = report_of_judged(
@@ -264,7 +312,8 @@ def curves_of(counts: Sequence[Count]) -> list[Curve]:
             for name, points in found.items()
         ]
         if series:
-            curves.append(Curve(title, label, "false negatives (%)", series))
+            note = "Mean of images and of texts as anchors."
+            curves.append(Curve(title, label, "false negatives (%)", series, note))
     return curves
 
 
@@ -272,6 +321,7 @@ def _notes(
     args: argparse.Namespace,
     opened: Opened,
     features: Features,
+    counts: Sequence[Count],
     correction: Correction | None,
 ) -> list[str]:
     size, seen = len(opened.data), len(features)
@@ -281,6 +331,8 @@ def _notes(
         "image for every text. Intervals take mini-batches as independent.",
         f"A discriminator calls a pair a match above {args.threshold:g}.",
     ]
+    for space in sorted({c.search_space or 0 for c in counts if (c.search_space or 0) > seen}):
+        notes.append(f"M = {space:,} is more than there are samples: it was {seen:,}.")
     if features.unreadable:
         notes.append(f"{len(features.unreadable)} samples could not be read and are left out.")
     if correction:

@@ -15,9 +15,10 @@ from torch import Tensor
 from tqdm import tqdm
 
 from lavis_mafa.analysis.belongs import digest, fingerprint, require_same
-from lavis_mafa.analysis.corpus import Opened, barrier, tell, to_device
+from lavis_mafa.analysis.corpus import Opened, tell, to_device
 from lavis_mafa.backbones import backbone_of
 from lavis_mafa.files import whole
+from lavis_mafa.processes import barrier
 
 BLOCK = 2048  # samples in a file: what an interruption loses at most
 
@@ -95,6 +96,7 @@ def _encode(opened: Opened, batches: list[np.ndarray], bar: tqdm) -> dict[str, n
             texts = backbone.encode_texts(samples["text_input"])
             vectors, text_vectors = backbone.represent(images, texts)
         assert images.features is not None
+        _require_finite(batch["index"], vectors, text_vectors)
         several = images.features.ndim == 3
         if several:
             parts["images"].append(images.features.half().cpu().numpy())
@@ -107,32 +109,48 @@ def _encode(opened: Opened, batches: list[np.ndarray], bar: tqdm) -> dict[str, n
     return {**stored, "captions": _packed(captions), "errors": _packed(errors)}
 
 
+def _require_finite(numbers: Tensor, *vectors: Tensor) -> None:
+    good = torch.stack([torch.isfinite(v).flatten(1).all(1).cpu() for v in vectors]).all(0)
+    if not good.all():
+        raise ValueError(
+            f"features of samples {numbers[~good][:5].tolist()} are NaN or infinite: the "
+            "checkpoint is damaged, or fp16 overflows (run.amp_dtype=bf16, or run.amp=False)"
+        )
+
+
 def _save(path: Path, arrays: dict[str, np.ndarray]) -> None:
     with whole(path) as file:
         np.savez(file, **arrays)  # type: ignore[arg-type]
 
 
 def _load(paths: list[Path], numbers: np.ndarray) -> Features:
-    parts: dict[str, list[np.ndarray]] = {}
+    # Filled in place: of millions of samples there may not be several copies.
+    filled: dict[str, np.ndarray] = {}
+    captions: list[str] = []
+    errors: list[str] = []
+    count = 0
     for path in paths:
         with np.load(path, allow_pickle=False) as stored:
-            for name in stored:
-                parts.setdefault(name, []).append(stored[name])
-    captions = [text for packed in parts["captions"] for text in _unpacked(packed)]
-    errors = [text for packed in parts["errors"] for text in _unpacked(packed)]
+            told = _unpacked(stored["errors"])
+            good = np.array([not error for error in told], bool)
+            for name in {"images", "texts", "vectors"} & set(stored):
+                block = stored[name][good]
+                if name not in filled:
+                    filled[name] = np.empty((len(numbers), *block.shape[1:]), block.dtype)
+                filled[name][count : count + len(block)] = block
+            captions += _unpacked(stored["captions"])
+            errors += told
+            count += int(good.sum())
     readable = np.array([not error for error in errors], bool)
-    arrays = {
-        name: torch.from_numpy(np.concatenate(parts[name])[readable])
-        for name in ("images", "texts", "vectors")
-        if name in parts
-    }
+    arrays = {name: torch.from_numpy(values[:count]) for name, values in filled.items()}
     unreadable = [
         (int(number), error) for number, error in zip(numbers, errors, strict=True) if error
     ]
     if unreadable:
         tell(
-            "%d of %d samples cannot be read and are left out, the first: %d (%s)",
-            *(len(unreadable), len(numbers), *unreadable[0]),
+            "%d of %d samples cannot be read and are left out, the first: %d (%s); mended? remove "
+            "%s to have them read again",
+            *(len(unreadable), len(numbers), *unreadable[0], paths[0].parent),
         )
     return Features(
         numbers[readable],
@@ -155,8 +173,11 @@ def _unpacked(packed: np.ndarray) -> list[str]:
 
 def _identity(opened: Opened, numbers: np.ndarray) -> dict[str, str]:
     """What features depend on."""
+    run = opened.cfg.run_cfg
+    precision = str(run.get("amp_dtype", "fp16")) if run.get("amp", False) else "fp32"
     return {
         "model": fingerprint(opened.model),
-        "training set": f"{len(opened.data)} samples, {digest(opened.data.image_ids)}",
+        "data": f"{len(opened.data)} samples, {opened.data.fingerprint()}",
+        "read with": f"{precision}, {getattr(opened.model, 'max_txt_len', None)} tokens",
         "sample": f"{len(numbers)} of them, {digest(numbers)}",
     }

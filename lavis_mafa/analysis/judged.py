@@ -79,6 +79,8 @@ class Judged:
         """
         if name is None and self.probability:
             name = self.names[0]
+        if not self.probability:
+            raise ValueError("no discriminator judged these pairs, the truth alone: give --con-d")
         if name not in self.probability:
             raise ValueError(f"no discriminator {name!r} judged these; there are {self.names}")
         return self.probability[name]

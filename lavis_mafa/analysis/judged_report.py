@@ -84,16 +84,15 @@ def judgements_of(judged: Judged) -> Iterator[Judgements]:
 def _mined(
     judged: Judged, name: str, show: Show, low: float, high: float, limit: int, run: str
 ) -> Iterator[Mined]:
-    """Connections of a sample of the nominations; a pair nominated from both sides is two."""
-    from_image, from_text = np.nonzero(judged.from_image)[0], np.nonzero(judged.from_text)[0]
-    pairs = np.concatenate([from_image, from_text])
-    probability = judged.probability[name][pairs]
-    for place in choose(probability, low, high, limit):
-        pair, i2t = int(pairs[place]), place < len(from_image)
+    """Connections of a sample of the pairs; one that both sides nominated is shown from its
+    image's."""
+    probability = judged.probability[name]
+    for pair in choose(probability, low, high, limit):
+        i2t = bool(judged.from_image[pair])
         image, text = int(judged.image[pair]), int(judged.text[pair])
         anchor, other = (image, text) if i2t else (text, image)
         (anchor_image, anchor_caption), (mined_image, mined_caption) = show(anchor), show(other)
-        p = probability[place]
+        p = probability[pair]
         # In its own precision, as `Judgements` and `MiningRule.states` compare.
         above = [p > probability.dtype.type(x) for x in (low, high)]
         yield Mined(

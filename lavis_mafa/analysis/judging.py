@@ -14,14 +14,15 @@ from omegaconf import OmegaConf
 from tqdm import tqdm
 
 from lavis_mafa.analysis.belongs import fingerprint, require_same
-from lavis_mafa.analysis.corpus import Corpus, Opened, barrier, options_of, tell
+from lavis_mafa.analysis.corpus import Corpus, Opened, options_of, tell
 from lavis_mafa.analysis.features import Features
 from lavis_mafa.analysis.judged import UNKNOWN, Judged, pair_keys
 from lavis_mafa.analysis.nominate import Nominations
 from lavis_mafa.config import ConfigError, load_config
-from lavis_mafa.config.load import check_con_d
+from lavis_mafa.config.con_d import check_con_d
 from lavis_mafa.connections.build import ORACLE, build_discriminator
 from lavis_mafa.connections.con_d import ModelDiscriminator
+from lavis_mafa.processes import barrier
 
 TRUTH = "truth"
 PAIRS = 256  # judged at once
@@ -65,17 +66,27 @@ def discriminators_of(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
         found[name], wrong = check_con_d(one)
         problems += [f"--con-d {name}: {problem}" for problem in wrong]
         if one.get("arch") == ORACLE:
-            problems.append(f"--con-d {name}.arch: the {ORACLE} judges by itself where it can")
+            problems.append(
+                f"--con-d {name}.arch: the truth judges by itself where "
+                "it is known; to mine by it give --options model.mafa.con_d.arch=oracle"
+            )
     if problems:
         raise ConfigError(str(args.cfg_path), problems)
     return found
+
+
+def build_judge(con_d: Mapping[str, Any]) -> ModelDiscriminator:
+    """A discriminator from a config as ``model.mafa.con_d``, other than the oracle."""
+    judge = build_discriminator(con_d)
+    assert isinstance(judge, ModelDiscriminator)
+    return judge
 
 
 def judge_all(
     opened: Opened,
     features: Features,
     nominated: Sequence[Nominations],
-    con_ds: Mapping[str, Mapping[str, Any]],
+    judges: Mapping[str, ModelDiscriminator],
     folder: Path,
 ) -> Judged:
     """All nominated pairs, each once, judged by all; all ranks must call it."""
@@ -88,9 +99,9 @@ def judge_all(
     )
     image, text = pairs // size, pairs % size
     probability = {}
-    for name, con_d in con_ds.items():
+    for name, discriminator in judges.items():
         place = folder / "verdicts" / name
-        probability[name] = judge(opened, features, image, text, con_d, place)
+        probability[name] = judge(opened, features, image, text, discriminator, place)
     return Judged(image, text, by_image, by_text, probability, truth_of(opened.data, image, text))
 
 
@@ -99,7 +110,7 @@ def judge(
     features: Features,
     image: np.ndarray,
     text: np.ndarray,
-    con_d: Mapping[str, Any],
+    discriminator: ModelDiscriminator,
     folder: Path,
 ) -> np.ndarray:
     """Probabilities ``(P,)`` float32 that pairs match, NaN where an image cannot be read.
@@ -110,19 +121,19 @@ def judge(
     Args:
         features: knows the captions.
         image, text: ``(P,)`` numbers of samples in the training set, each pair once.
-        con_d: config of the discriminator, as ``model.mafa.con_d``.
+        discriminator: who judges.
 
     Raises:
         ValueError: if ``folder`` holds the verdicts of another discriminator.
     """
     size = len(opened.data)
     keys = pair_keys(image, text, size)
-    discriminator = build_discriminator(con_d)
-    assert isinstance(discriminator, ModelDiscriminator)
     folder.mkdir(parents=True, exist_ok=True)
-    seen_as = f"{discriminator.image_size} px, {discriminator.precision}"
+    tokens = getattr(discriminator.model, "max_txt_len", None)
+    seen_as = f"{discriminator.image_size} px, {discriminator.precision}, {tokens} tokens"
     name = f"{fingerprint(discriminator.model)}, {seen_as}"
-    require_same(folder / "of.json", {"discriminator": name, "training set": f"{size} samples"})
+    data = f"{size} samples, {opened.data.fingerprint(discriminator.processor)}"
+    require_same(folder / "of.json", {"discriminator": name, "data": data})
     images, texts, _ = _read(folder)
     known = pair_keys(images, texts, size)
     missing = np.flatnonzero(~np.isin(keys, known))

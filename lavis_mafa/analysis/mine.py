@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -28,12 +29,23 @@ from lavis.common.dist_utils import is_main_process
 from tqdm import tqdm
 
 from lavis_mafa.analysis.belongs import digest, note, refuse_other
-from lavis_mafa.analysis.corpus import Corpus, about, add_config_arguments, open_config
+from lavis_mafa.analysis.corpus import (
+    Corpus,
+    about,
+    add_config_arguments,
+    open_config,
+    require_range,
+)
 from lavis_mafa.analysis.features import make_features
 from lavis_mafa.analysis.intervals import wilson
 from lavis_mafa.analysis.judged import FILE, UNKNOWN, VALID, Judged
 from lavis_mafa.analysis.judged_report import report_of_judged
-from lavis_mafa.analysis.judging import add_con_d_arguments, discriminators_of, judge_all
+from lavis_mafa.analysis.judging import (
+    add_con_d_arguments,
+    build_judge,
+    discriminators_of,
+    judge_all,
+)
 from lavis_mafa.analysis.nominate import Sampling, nominated_by
 from lavis_mafa.connections.build import ORACLE
 from lavis_mafa.datasets.image_reading import as_png
@@ -50,7 +62,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_config_arguments(parser)
     add_con_d_arguments(parser)
     parser.add_argument("--output", type=Path, required=True, help="folder of results")
-    parser.add_argument("--sampling", choices=["grit", "random"], default="grit")
+    parser.add_argument(
+        "--sampling", choices=["grit", "random"], default="grit", help="of mini-batches (grit)"
+    )
     parser.add_argument("--batch-size", type=int, metavar="B", help="(the config's)")
     parser.add_argument("--search-space", type=int, metavar="M", help="(the config's)")
     parser.add_argument("--passes", type=int, default=1, help="epochs of mini-batches (1)")
@@ -62,7 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--shards", action="store_true", help="write the augmented data as tar shards as well"
     )
-    parser.add_argument("--per-shard", type=int, default=10000, help="samples in a shard")
+    parser.add_argument("--per-shard", type=int, default=10000, help="samples in a shard (10000)")
     parser.add_argument("--seed", type=int, default=0, help="of mini-batches and of the control")
 
 
@@ -90,6 +104,9 @@ class Mined:
 
 def run(args: argparse.Namespace) -> None:
     """Mine and write."""
+    least = {"batch_size": 2, "search_space": 1, "passes": 1, "top_k": 1, "limit": 0}
+    bounds = {name: (low,) for name, low in least.items()}
+    require_range(args, threshold=(0.0, 1.0), per_shard=(1,), **bounds)
     con_ds = discriminators_of(args)
     opened = open_config(args)
     mafa = opened.cfg.model_cfg.get("mafa") or {}
@@ -108,20 +125,27 @@ def run(args: argparse.Namespace) -> None:
         args.batch_size or int(run_cfg.batch_size_train),
         space if args.sampling == "grit" else None,
     )
+    # Before hours are spent on features.
+    judges = {name: build_judge(con_d) for name, con_d in con_ds.items()}
     features = make_features(opened, np.arange(len(opened.data)), args.output / "features")
     top_k = args.top_k or rule.top_k
     nominated = [
         nominated_by(opened, features, sampling, args.seed + k, top_k, images_apart=True)
         for k in range(args.passes)
     ]
-    judged = judge_all(opened, features, nominated, con_ds, args.output)
+    judged = judge_all(opened, features, nominated, judges, args.output)
     if by_truth:
         judged.probability[ORACLE] = (judged.truth == VALID).astype(np.float32)
     judged.about = about(args, low=min(rule.low, high), high=high)
+    if is_main_process() and not len(mined := select(judged, opened.data, high, args.limit)):
+        logging.warning(
+            "no pair is above the threshold of %g (the highest has %.3f): nothing is new. Lower "
+            "--threshold, or take another Con-D",
+            *(high, float(np.nanmax(judged.of(None), initial=0.0))),
+        )
     if is_main_process():
         judged.save(args.output / FILE)
-        mined = select(judged, opened.data, high, args.limit)
-        write_all(args, opened.data, judged, mined)
+        write_all(args, opened.data, judged, mined, [number for number, _ in features.unreadable])
 
 
 def select(judged: Judged, data: Corpus, threshold: float, limit: int | None = None) -> Mined:
@@ -178,8 +202,18 @@ def _wording(caption: str) -> str:
     return " ".join(caption.lower().split())
 
 
-def write_all(args: argparse.Namespace, data: Corpus, judged: Judged, mined: Mined) -> None:
-    """Write everything and tell what was found."""
+def write_all(
+    args: argparse.Namespace,
+    data: Corpus,
+    judged: Judged,
+    mined: Mined,
+    unreadable: Sequence[int] = (),
+) -> None:
+    """Write everything and tell what was found.
+
+    Args:
+        unreadable: samples whose images cannot be read: annotation files keep them, shards cannot.
+    """
     names = _Names(data, args.output)
     new = [
         {
@@ -204,10 +238,9 @@ def write_all(args: argparse.Namespace, data: Corpus, judged: Judged, mined: Min
     told: dict[str, Any] = {"threshold": judged.about["high"], **mined.told}
     truth = _true_of(judged, mined)
     if truth is not None:
-        low, high = wilson(truth.sum(), len(truth))
         told["valid by truth"] = int(truth.sum())
         told["precision"] = float(truth.mean()) if len(truth) else None
-        told["precision, 95 %"] = [low, high]
+        told["precision, 95 %"] = wilson(truth.sum(), len(truth)) if len(truth) else None
     write_json(args.output / "mine.json", told)
     print("\n".join(f"{value:>10}  {name}" for name, value in mined.told.items()))
     if truth is not None and len(truth):
@@ -222,7 +255,7 @@ def write_all(args: argparse.Namespace, data: Corpus, judged: Judged, mined: Min
     )
     print(f"written: {args.output / 'mined.json'}, augmented.json, repeated.json, dataset.yaml")
     if args.shards:
-        print(f"written: {_write_shards(args, data, mined)}")
+        print(f"written: {_write_shards(args, data, mined, unreadable)}")
 
 
 def _true_of(judged: Judged, mined: Mined) -> np.ndarray | None:
@@ -295,20 +328,24 @@ def _write_records(path: Path, records: Iterable[dict[str, Any]]) -> None:
         file.write(b"[]\n" if between == "[\n" else b"\n]\n")
 
 
-def _write_shards(args: argparse.Namespace, data: Corpus, mined: Mined) -> Path:
+def _write_shards(
+    args: argparse.Namespace, data: Corpus, mined: Mined, unreadable: Sequence[int]
+) -> Path:
     """The augmented data as tar shards, images as they are."""
     folder = args.output / "shards"
     pairs = f"{len(mined)} mined, {digest(mined.image, mined.text, mined.score)}"
-    whose = {"pairs": f"{len(data)} and {pairs}", "in a shard": str(args.per_shard)}
+    own = np.setdiff1d(np.arange(len(data)), np.asarray(unreadable, np.int64))
+    whose = {"pairs": f"{len(own)} and {pairs}, {digest(own)}", "in a shard": str(args.per_shard)}
     refuse_other(folder / "of.json", whose)
     note(folder / "of.json", whose)
-    done, count = finished(folder), len(data)
+    done, count = finished(folder), len(own)
 
     def samples() -> Iterator[tuple[str, bytes, str, str, dict[str, Any]]]:
         for place in tqdm(range(done, count + len(mined)), unit=" samples", desc="shards"):
-            image = text = place
             extra: dict[str, Any] = {}
-            if (k := place - count) >= 0:
+            if (k := place - count) < 0:
+                image = text = int(own[place])
+            else:
                 image, text = int(mined.image[k]), int(mined.text[k])
                 extra = {"score": round(float(mined.score[k]), 6)}
             content, kind = data.pairs.image_bytes(image)

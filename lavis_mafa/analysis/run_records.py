@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from lavis_mafa.runners.run_log import CONNECTIONS, LOG, lines_of
 
 COUNTED = ("false", "picked", "found", "judged")
 WANTED = {"global_step", "lr", "temperature"} | {
@@ -59,12 +59,12 @@ def read_run(folder: Path) -> RunRecords:
     Raises:
         FileNotFoundError: if it holds no ``log.jsonl``.
     """
-    path = folder / "log.jsonl"
+    path = folder / LOG
     if not path.is_file():
         raise FileNotFoundError(f"no run in {folder}: there is no log.jsonl")
     run = RunRecords(folder)
     columns: dict[str, array[float]] = {"global_step": array("d")}
-    for record in _lines(path):
+    for record in lines_of(path):
         kind, epoch = record.get("kind"), record.get("epoch", -1)
         run.last = record.get("time", run.last)
         run.first = run.last if run.first is None else run.first
@@ -83,20 +83,6 @@ def read_run(folder: Path) -> RunRecords:
     run.columns = {name: np.array(values) for name, values in columns.items()}
     run.connections = read_connections(folder)
     return run
-
-
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The records of a file, without what a stopped or running process left half-written."""
-    if not path.is_file():
-        return
-    with open(path, encoding="utf-8", errors="replace") as file:
-        for line in file:
-            try:
-                record = json.loads(line)
-            except json.JSONDecodeError:
-                continue
-            if isinstance(record, dict):
-                yield record
 
 
 def _figures(record: dict[str, Any]) -> dict[str, Any]:
@@ -128,7 +114,7 @@ def _add_step(run: RunRecords, columns: dict[str, array[float]], record: dict[st
 def read_connections(folder: Path) -> list[dict[str, Any]]:
     """What a run logged in ``connections.jsonl``; steps that were done again count once."""
     kept: list[dict[str, Any]] = []
-    for record in _lines(folder / "connections.jsonl"):
+    for record in lines_of(folder / CONNECTIONS):
         at = (record["epoch"], record["step"])
         while kept and (kept[-1]["epoch"], kept[-1]["step"]) > at:
             kept.pop()

@@ -24,6 +24,7 @@ from lavis_mafa.analysis.judged import FILE, Judged
 from lavis_mafa.analysis.judged_report import report_of_judged
 from lavis_mafa.analysis.run_records import RunRecords, read_run
 from lavis_mafa.pages.report import Cell, Curve, Judgements, Series, Table, write_report
+from lavis_mafa.runners.run_log import LOG
 
 # `count` and `mine` write a report.html of their own.
 RUN_PAGE, JUDGED_PAGE = "report.html", "judged.html"
@@ -99,8 +100,8 @@ def write_page(
             notes=notes,
             limit=connections,
         )
-    if not (folder / "log.jsonl").is_file():
-        below = [str(p.parent) for name in ("log.jsonl", FILE) for p in folder.glob(f"*/{name}")]
+    if not (folder / LOG).is_file():
+        below = [str(p.parent) for name in (LOG, FILE) for p in folder.glob(f"*/{name}")]
         others = f"; there are {', '.join(sorted(below))}" if below else ""
         raise FileNotFoundError(
             f"{folder} holds neither a run (log.jsonl) nor judged pairs ({FILE}){others}"

@@ -23,13 +23,13 @@ from omegaconf.errors import OmegaConfBaseException
 
 from lavis_mafa.config.check import (
     Report,
-    Settings,
     check_together,
-    is_url,
     suggest,
     trains_by_step,
     walk,
 )
+from lavis_mafa.config.con_d import BUILD_KEYS, check_weights
+from lavis_mafa.config.defaults import default_or_report, default_yaml, fill
 from lavis_mafa.config.schema import (
     ANY,
     DATASET,
@@ -38,10 +38,10 @@ from lavis_mafa.config.schema import (
     MODEL_MAFA,
     MODEL_PARTS,
     SCHEMA,
-    UNSET,
     Key,
 )
-from lavis_mafa.connections.build import JUDGES
+
+__all__ = ["ConfigError", "MafaConfig", "complete", "format_config", "load_config"]
 
 logger = logging.getLogger(__name__)
 
@@ -193,7 +193,7 @@ def complete(
     run = config.get("run")
     fill(config, schema, run.get("task") if isinstance(run, dict) else None)
     check_together(config, report)
-    _check_con_d(config, report)
+    check_weights(config, report)
     if "preprocess" in shipped:
         config["preprocess"] = shipped["preprocess"]
     return config, [*early.problems, *report.problems], report.notes
@@ -209,65 +209,12 @@ def _without_con_d(user: dict[str, Any]) -> dict[str, Any]:
     return {**user, "model": {**user["model"], "mafa": {**mafa, "con_d": None}}}
 
 
-def fill(config: dict[str, Any], key: Key, task: Any) -> None:
-    """Puts the schema's defaults where ``config`` has nothing, in place."""
-    for name, child in key.keys.items():
-        default = child.by_task[task] if task in list(child.by_task) else child.default
-        if name not in config and default is not UNSET:
-            config[name] = copy.deepcopy(default)
-        if isinstance(config.get(name), dict):
-            fill(config[name], child, task)
-
-
 def _active(run: Any) -> list[str]:
     """What decides which keys of ``run`` must be there."""
     if not isinstance(run, dict):
         return ["always"]
     training = [] if run.get("evaluate") is True else ["training", str(run.get("runner"))]
     return ["always", *training, str(run.get("task"))]
-
-
-def check_con_d(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Checks a Con-D that stands for itself, with the keys of ``model.mafa.con_d``.
-
-    Returns:
-        It with all defaults, and the problems (none: it can work).
-    """
-    con_d = replace(SCHEMA.keys["model"].keys["mafa"].keys["con_d"], nullable=False)
-    schema = Key("mapping")
-    for name in ("con_d", "mafa", "model"):
-        schema = Key("mapping", keys={name: con_d if name == "con_d" else schema})
-    report = Report(schema)
-    config = walk({"model": {"mafa": {"con_d": dict(given)}}}, schema, "", report)
-    fill(config, schema, None)
-    _check_con_d(config, report)
-    return config["model"]["mafa"]["con_d"], report.problems
-
-
-def _check_con_d(config: Mapping[str, Any], report: Report) -> None:
-    """Con-D needs weights: a checkpoint, or published ones of its model type."""
-    s = Settings(config, report)
-    path = "model.mafa.con_d"
-    arch, model_type = s[f"{path}.arch"], s[f"{path}.model_type"]
-    if arch in (None, "oracle") or f"{path}.model_type" in report.bad:
-        return
-    if arch not in JUDGES and not trains_by_step(arch):
-        report.add(f"{path}.arch", f"{arch} cannot judge pairs; use one of {', '.join(JUDGES)}")
-        return
-    shipped = _default(f"{path}.model_type", registry.get_model_class(arch), model_type, report)
-    model = shipped.get("model", {})
-    weights = [model.get(n) for n in ("finetuned", "pretrained") if model.get(f"load_{n}", True)]
-    downloads = any(is_url(url or "") for url in weights)
-    for name in s[f"{path}.model"] or {}:
-        known = [*model, *BUILD_KEYS]
-        if name not in known:
-            report.add(f"{path}.model.{name}", f"{arch} has no such key; {suggest(name, known)}")
-    if shipped and not s[f"{path}.checkpoint"] and not downloads:
-        why = f"{arch} has no published weights of that type, and Con-D must be trained"
-        report.missing(f"{path}.checkpoint", why)
-
-
-BUILD_KEYS = ("arch", "model_type", "load_pretrained", "pretrained", "load_finetuned", "finetuned")
 
 
 def _model_keys(user: dict[str, Any], report: Report) -> tuple[dict[str, Any], Key]:
@@ -283,9 +230,9 @@ def _model_keys(user: dict[str, Any], report: Report) -> tuple[dict[str, Any], K
         types = getattr(cls, "PRETRAINED_MODEL_CONFIG_DICT", {})
         report.add("model.model_type", f"missing; {arch} has {', '.join(types)}")
     else:
-        shipped = _default("model.model_type", cls, model_type, report)
+        shipped = default_or_report("model.model_type", cls, model_type, report)
     # With a wrong model type the keys of the first one tell which keys are right.
-    names = shipped or _default("", cls, None, Report(SCHEMA))
+    names = shipped or default_or_report("", cls, None, Report(SCHEMA))
     if not str(arch).endswith(MAFA_SUFFIX):
         key = replace(key, keys=MODEL)
         for name in ours:
@@ -310,34 +257,6 @@ def _model_keys(user: dict[str, Any], report: Report) -> tuple[dict[str, Any], K
     return shipped, _extend(key, names.get("model", {}))
 
 
-def default_yaml(cls: Any, which: str | None) -> dict[str, Any]:
-    """Default YAML of a model or builder class as plain data; None: the first that it lists.
-
-    Raises:
-        LookupError: the class has no such type; the message names the ones that it has.
-        OSError: the YAML is not there.
-    """
-    tables = ("PRETRAINED_MODEL_CONFIG_DICT", "DATASET_CONFIG_DICT")
-    table: Mapping[str, str] = next(
-        (getattr(cls, name) for name in tables if hasattr(cls, name)), {}
-    )
-    which = next(iter(table), "") if which is None else which
-    if which not in table:
-        raise LookupError(f"{which!r} is no type of {cls.__name__}; {suggest(str(which), table)}")
-    plain: Any = OmegaConf.load(cls.default_config_path(which))
-    plain = OmegaConf.to_container(plain, resolve=True)
-    return plain if isinstance(plain, dict) else {}
-
-
-def _default(path: str, cls: Any, which: Any, report: Report) -> dict[str, Any]:
-    """Default YAML of ``cls``; if there is none, ``path`` is reported and nothing returned."""
-    try:
-        return default_yaml(cls, which if which is None else str(which))
-    except (LookupError, OSError) as error:
-        report.add(path, str(error))
-        return {}
-
-
 def _datasets_keys(user: dict[str, Any], report: Report) -> tuple[dict[str, Any], Key]:
     """Default YAMLs of the datasets, by builder, and the keys that they take."""
     shipped: dict[str, Any] = {}
@@ -350,7 +269,9 @@ def _datasets_keys(user: dict[str, Any], report: Report) -> tuple[dict[str, Any]
             keys[name] = ANY
             continue
         which = given.get("type", "default") if isinstance(given, dict) else "default"
-        found = _default(f"datasets.{name}.type", builder, which, report).get("datasets", {})
+        found = default_or_report(f"datasets.{name}.type", builder, which, report).get(
+            "datasets", {}
+        )
         # LAVIS's default YAMLs do not always call the dataset as its builder is called.
         shipped[name] = next(iter(found.values()), {})
         key = _extend(Key("mapping", "one dataset", keys=DATASET), shipped.get(name, {}))

@@ -88,7 +88,12 @@ def view_of(arch: str, model_type: str | None, model: Any) -> Callable[[Any], Te
     shipped = OmegaConf.load(model_cls.default_config_path(model_type))
     view = OmegaConf.select(shipped, "preprocess.vis_processor.eval")
     if view is None:
-        return None
+        # LAVIS's configs of pre-training name a view of training alone.
+        view = OmegaConf.select(shipped, "preprocess.vis_processor.train")
+        if view is None or not view.name.endswith("_train"):
+            return None
+        name = view.name.removesuffix("_train") + "_eval"
+        view = OmegaConf.create({"name": name, "image_size": view.image_size})
     view.image_size = image_size_of(model) or view.image_size
     return registry.get_processor_class(view.name).from_config(view)
 

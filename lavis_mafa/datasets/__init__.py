@@ -1,5 +1,6 @@
 """Data set builders registered with LAVIS, and how training reads any data set."""
 
+from lavis_mafa.datasets import augmentation  # noqa: F401  (mends LAVIS's)
 from lavis_mafa.datasets.grounding import RefCocoPlusBuilder
 from lavis_mafa.datasets.image_text_json import ImageTextJsonBuilder
 from lavis_mafa.datasets.image_text_shards import ImageTextShardsBuilder

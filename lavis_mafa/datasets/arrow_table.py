@@ -28,6 +28,7 @@ import numpy as np
 import pyarrow as pa
 
 from lavis_mafa.datasets.annotation_files import Problem, Row, read_rows, require_files
+from lavis_mafa.files import write_json
 
 FORMAT_VERSION = 1
 BATCH_ROWS = 65_536
@@ -176,6 +177,38 @@ def dense_ids(high: np.ndarray, low: np.ndarray) -> tuple[np.ndarray, np.ndarray
     return ids, first[by_appearance]
 
 
+class Refusals:
+    """What cannot be used: all of it is counted, the first 20 are told."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._first: list[str] = []
+
+    def add(self, *told: str) -> None:
+        self.count += len(told)
+        self._first += told[: LISTED_PROBLEMS - len(self._first)]
+
+    def end(self, what: str) -> None:
+        """Raises ValueError, ``what`` cannot be used, if there is anything."""
+        if self.count:
+            left = self.count - len(self._first)
+            more = [f"and {left} more"] if left else []
+            raise ValueError("\n  ".join([f"{what} cannot be used:", *self._first, *more]))
+
+
+def numbered_images(folder: Path, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Write ``image_ids.npy`` by the digests in the file ``digests``, which is removed.
+
+    Returns:
+        The digests ``(N,)`` of ``dtype``, and ids ``(N,)`` and first rows ``(K,)`` of `dense_ids`.
+    """
+    digests = np.fromfile(folder / "digests", dtype)
+    os.remove(folder / "digests")
+    ids, first = dense_ids(digests["high"], digests["low"])
+    np.save(folder / "image_ids.npy", ids)
+    return digests, ids, first
+
+
 def _key(paths: list[Path], settings: dict[str, Any]) -> str:
     sources = [(os.fspath(path), path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
     text = json.dumps([FORMAT_VERSION, sources, settings], sort_keys=True)
@@ -186,8 +219,8 @@ def _convert(paths: list[Path], folder: Path, settings: dict[str, Any]) -> None:
     """Write the three files of a table into `folder`."""
     logging.info("Converting %s into a memory-mapped table", _names(paths))
     writer = _PairWriter(folder)
-    problems: list[str] = []
-    refused = records = empty = 0
+    refused = Refusals()
+    records = empty = 0
     try:
         for path in paths:
             for row in read_rows(path, settings["image_key"], settings["caption_key"]):
@@ -201,23 +234,14 @@ def _convert(paths: list[Path], folder: Path, settings: dict[str, Any]) -> None:
                             message = "empty caption; fill it in, or set drop_empty: true"
                     writer.add(row, captions)
                 if message is not None:
-                    refused += 1
-                    if len(problems) < LISTED_PROBLEMS:
-                        problems.append(f"{path}, {row.where}: {message}")
+                    refused.add(f"{path}, {row.where}: {message}")
     finally:
         writer.close()
-    if refused:
-        more = f"\n  and {refused - len(problems)} more" if refused > len(problems) else ""
-        raise ValueError(
-            f"{refused} of {records} records cannot be used:\n  " + "\n  ".join(problems) + more
-        )
+    refused.end(f"{refused.count} of {records} records")
     if not writer.pairs:
         raise ValueError(f"no image-text pair in {_names(paths)} ({empty} empty captions)")
 
-    digests = np.fromfile(folder / "digests", dtype=DIGEST)
-    os.remove(folder / "digests")
-    ids, first = dense_ids(digests["high"], digests["low"])
-    np.save(folder / "image_ids.npy", ids)
+    digests, ids, first = numbered_images(folder, DIGEST)
     conflicts = np.flatnonzero(digests["path"] != digests["path"][first][ids])
     meta = {
         "pairs": writer.pairs,
@@ -228,7 +252,7 @@ def _convert(paths: list[Path], folder: Path, settings: dict[str, Any]) -> None:
         "first_conflict": [[int(row), int(first[ids[row]])] for row in conflicts[:1]],
         "sources": [os.fspath(path) for path in paths],
     }
-    (folder / "meta.json").write_text(json.dumps(meta, indent=1), "utf-8")
+    write_json(folder / "meta.json", meta)
 
 
 class _PairWriter:

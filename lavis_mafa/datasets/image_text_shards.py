@@ -26,132 +26,37 @@ import hashlib
 import json
 import logging
 import os
-import tarfile
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from contextlib import ExitStack
 from functools import lru_cache
-from itertools import groupby
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from lavis.common.registry import registry
 from PIL import Image
-from webdataset.tariterators import base_plus_ext
 
 from lavis_mafa.datasets.annotation_files import Problem
 from lavis_mafa.datasets.arrow_table import (
-    LISTED_PROBLEMS,
     SCHEMA,
     PairTable,
+    Refusals,
     cache_root,
-    dense_ids,
     make_once,
+    numbered_images,
 )
 from lavis_mafa.datasets.image_reading import read_rgb
 from lavis_mafa.datasets.local_builder import ConvertingBuilder
 from lavis_mafa.datasets.pairs import EvalPairs, Pairs, TrainPairs
-from lavis_mafa.datasets.shards import IMAGE_SUFFIXES, Shard, files_named, find_shards
+from lavis_mafa.datasets.shard_samples import Stored, read_samples
+from lavis_mafa.datasets.shards import Shard, files_named, find_shards
+from lavis_mafa.files import write_json
 
 DEFAULT_CONFIG = Path(__file__).parents[1] / "configs/datasets/image_text_shards/default.yaml"
 FORMAT_VERSION = 1
-CAPTION_SUFFIXES = ("txt", "caption")
-TEXT_SUFFIXES = (*CAPTION_SUFFIXES, "json")
 OPEN_SHARDS = 32  # of a process
 DIGEST = np.dtype([("high", "<u8"), ("low", "<u8")])
-
-
-class Stored(NamedTuple):
-    """A sample in a shard: name of its image's member, where its bytes begin and how many they
-    are, caption ("" if it is null) and `image_id`."""
-
-    image: str
-    start: int
-    size: int
-    caption: str
-    image_id: str | None
-
-
-class _Member(NamedTuple):
-    name: str
-    start: int
-    size: int
-
-
-def read_samples(path: str | os.PathLike[str]) -> Iterator[Stored | Problem]:
-    """Every sample of a shard in order; images are not read. A damaged shard ends in a Problem."""
-    last = "its beginning"
-    with open(path, "rb") as file:
-
-        def text(member: _Member) -> bytes:
-            return os.pread(file.fileno(), member.size, member.start)
-
-        try:
-            named = ((base_plus_ext(member.name), member) for member in _listed(file))
-            for key, run in groupby(named, lambda item: item[0][0]):
-                parts = [(str(suffix).lower(), member) for (_, suffix), member in run]
-                if key is not None:
-                    sample = _sample(key, parts, text)
-                    last = f"sample {key}"
-                    if sample is not None:
-                        yield sample
-        except (tarfile.TarError, ValueError, EOFError) as error:
-            size = os.fstat(file.fileno()).st_size
-            yield Problem(
-                f"after {last}",
-                f"the tar file ({size} bytes) is damaged or cut short: {error}; copy, download or "
-                "write it again",
-            )
-
-
-def _listed(file: Any) -> Iterator[_Member]:
-    """The plain files of a tar, up to its end, which must be there."""
-    with tarfile.open(fileobj=file, mode="r:") as tar:
-        while (member := tar.next()) is not None:
-            tar.members.clear()  # type: ignore[attr-defined]  # it would keep them all
-            if member.isreg() and not member.issparse():
-                yield _Member(member.name, member.offset_data, member.size)
-        # tarfile takes a damaged header, or none, for the end.
-        if os.pread(file.fileno(), tarfile.BLOCKSIZE, tar.offset) != bytes(tarfile.BLOCKSIZE):
-            raise tarfile.ReadError(f"no member and no end at byte {tar.offset}")
-
-
-def _sample(key: str, parts: list[tuple[str, _Member]], text: Any) -> Stored | Problem | None:
-    """The sample of the members `key`.*; None if they are none of ours."""
-    images = [member for suffix, member in parts if suffix in IMAGE_SUFFIXES]
-    found = {s: m for s, m in parts if s in TEXT_SUFFIXES}
-    if not images and not found:
-        return None
-    where = f"sample {key}"
-    if len(images) != 1 or len(found) < sum(s in TEXT_SUFFIXES for s, _ in parts):
-        names = ", ".join(member.name for _, member in parts)
-        wanted = f"one image ({', '.join(IMAGE_SUFFIXES)}) and a caption"
-        return Problem(where, f"expected {wanted}, found {names}")
-    told: Any = {}
-    caption: Any = None
-    try:
-        if "json" in found:
-            told = json.loads(text(found["json"]))
-            if not isinstance(told, dict):
-                return Problem(where, f"expected an object in {found['json'].name}")
-        plain = next((found[suffix] for suffix in CAPTION_SUFFIXES if suffix in found), None)
-        if plain is not None:
-            caption = text(plain).decode("utf-8-sig")
-        elif "caption" in told:
-            caption = told["caption"] or ""
-            str(caption).encode()  # half of a surrogate pair, written as \\u, is no text
-    except (ValueError, RecursionError) as error:
-        return Problem(where, f"its caption or JSON cannot be read: {error}")
-    if not isinstance(caption, str):
-        wanted = ", ".join(f".{suffix}" for suffix in CAPTION_SUFFIXES)
-        return Problem(where, f"no caption; expected {wanted}, or a string 'caption' in .json")
-    image_id = told.get("image_id")
-    if isinstance(image_id, bool) or not isinstance(image_id, (str, int, type(None))):
-        return Problem(where, f"'image_id': expected a string or an integer, got {image_id!r:.60}")
-    identity = None if image_id in (None, "") else str(image_id)
-    name = images[0].name.encode("utf-8", "replace").decode()
-    return Stored(name, images[0].start, images[0].size, caption, identity)
 
 
 class ShardTable(PairTable):
@@ -259,8 +164,8 @@ def _key(shards: list[Shard], drop_empty: bool) -> str:
 def _make(shards: list[Shard], folder: Path, drop_empty: bool) -> None:
     """Write the files of a table into `folder`, a shard at a time."""
     logging.info("Listing the samples of %d shards", len(shards))
-    problems: list[str] = []
-    refused = pairs = empty = 0
+    refused = Refusals()
+    pairs = empty = 0
     with ExitStack() as stack:
         digests = stack.enter_context(open(folder / "digests", "wb"))
         places = stack.enter_context(open(folder / "places", "wb"))
@@ -286,8 +191,7 @@ def _make(shards: list[Shard], folder: Path, drop_empty: bool) -> None:
                     f"{found} samples, but its index says {shard.samples}; write one of them again"
                 )
                 wrong.append(f"{shard.path}: {why}")
-            refused += len(wrong)
-            problems += wrong[: LISTED_PROBLEMS - len(problems)]
+            refused.add(*wrong)
             if not kept:
                 continue
             columns = [[s.image for s in kept], [s.caption for s in kept]]
@@ -297,17 +201,11 @@ def _make(shards: list[Shard], folder: Path, drop_empty: bool) -> None:
             rows = [(number, sample.start, sample.size) for sample in kept]
             places.write(np.array(rows, np.int64).tobytes())
             pairs += len(kept)
-    if refused:
-        more = f"\n  and {refused - len(problems)} more" if refused > len(problems) else ""
-        listing = "\n  ".join(problems)
-        raise ValueError(f"{refused} samples or shards cannot be used:\n  {listing}{more}")
+    refused.end(f"{refused.count} samples or shards")
     if not pairs:
         raise ValueError(f"no image-text pair in {len(shards)} shards ({empty} empty captions)")
-    rows_digests = np.fromfile(folder / "digests", DIGEST)
-    ids, first = dense_ids(rows_digests["high"], rows_digests["low"])
-    np.save(folder / "image_ids.npy", ids)
+    _, _, first = numbered_images(folder, DIGEST)
     np.save(folder / "places.npy", np.fromfile(folder / "places", np.int64).reshape(-1, 3))
-    os.remove(folder / "digests")
     os.remove(folder / "places")
     meta = {
         "pairs": pairs,
@@ -316,7 +214,7 @@ def _make(shards: list[Shard], folder: Path, drop_empty: bool) -> None:
         "id_conflicts": 0,  # every sample has its own copy of the image
         "shards": [[shard.path, shard.size, shard.mtime_ns] for shard in shards],
     }
-    (folder / "meta.json").write_text(json.dumps(meta), "utf-8")
+    write_json(folder / "meta.json", meta)
 
 
 def _identity(shard: int, sample: Stored) -> bytes:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import torch.distributed as dist
-from lavis.common.dist_utils import is_dist_avail_and_initialized, is_main_process
 from lavis.datasets.builders.base_dataset_builder import BaseDatasetBuilder, load_dataset_config
 from omegaconf import OmegaConf
 from torch.utils.data import Dataset
+
+from lavis_mafa.processes import on_main_process
 
 SPLITS = ("train", "val", "test")
 
@@ -47,20 +47,7 @@ class ConvertingBuilder(LocalBuilder):
             FileNotFoundError, ValueError: see the datasets. On ranks other than 0 a failure of
                 rank 0 is a RuntimeError with its message, so that no rank waits for ever.
         """
-        if not is_dist_avail_and_initialized():
-            return self.build()
-        datasets, failure = None, None
-        if is_main_process():
-            try:
-                datasets = self.build()
-            except Exception as error:
-                failure = error
-        message = [None if failure is None else f"{type(failure).__name__}: {failure}"]
-        dist.broadcast_object_list(message, src=0)
-        if failure is not None:
-            raise failure
-        if message[0] is not None:
-            raise RuntimeError(f"rank 0 could not build {self.name}: {message[0]}")
+        datasets = on_main_process(self.build)
         return self.build() if datasets is None else datasets
 
     def build(self) -> dict[str, Dataset]:

@@ -32,6 +32,8 @@ from typing import Any, NamedTuple
 from braceexpand import braceexpand
 from webdataset import TarWriter
 
+from lavis_mafa.files import write_text
+
 KIND = "wids-shard-index-v1"
 IMAGE_SUFFIXES = ("jpg", "jpeg", "png", "webp")
 KEY = re.compile(r"[^./]+(/[^./]+)*")
@@ -93,11 +95,9 @@ def write_shards(
     if not done:
         raise ValueError(f"no sample to write into {folder}")
     index = folder / f"{name}.json"
-    beside = folder / f"{name}.json.part"
-    with open(beside, "w", encoding="utf-8") as file:
-        json.dump({"__kind__": KIND, "wids_version": 1, "name": name, "shardlist": done}, file)
-        _to_disk(file)
-    _rename(beside, index)
+    told = {"__kind__": KIND, "wids_version": 1, "name": name, "shardlist": done}
+    write_text(index, json.dumps(told))
+    _names_to_disk(folder)
     journal.unlink(missing_ok=True)
     return index
 
@@ -202,11 +202,15 @@ def _to_disk(file: Any) -> None:
 
 def _rename(beside: Path, path: Path) -> None:
     os.replace(beside, path)
-    folder = os.open(path.parent, os.O_RDONLY)
+    _names_to_disk(path.parent)
+
+
+def _names_to_disk(folder: Path) -> None:
+    number = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(folder)
+        os.fsync(number)
     finally:
-        os.close(folder)
+        os.close(number)
 
 
 # Finding

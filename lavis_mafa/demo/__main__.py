@@ -18,9 +18,10 @@ from lavis_mafa.demo.families import FAMILIES
 from lavis_mafa.demo.image_start import make_image_start
 from lavis_mafa.demo.measure import measure, negatives_of, toy_world
 from lavis_mafa.demo.page import print_tables, tables_of, write_page, write_summary
-from lavis_mafa.demo.runs import ROOT, forget_earlier_runs, run_all
 from lavis_mafa.demo.stage2 import after_stage_1
 from lavis_mafa.demo.systems import DEMO
+from lavis_mafa.files import ROOT
+from lavis_mafa.sweep.runs import forget_earlier_runs, run_all
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:

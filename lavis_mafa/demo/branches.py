@@ -11,7 +11,6 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from lavis_mafa.demo.families import FAMILIES, Family
-from lavis_mafa.demo.runs import ROOT, Run, command_of
 from lavis_mafa.demo.systems import (
     CON_D,
     DEMO,
@@ -22,7 +21,9 @@ from lavis_mafa.demo.systems import (
     systems_of,
     with_what_they_need,
 )
+from lavis_mafa.files import ROOT
 from lavis_mafa.runners.checkpoint import LAST
+from lavis_mafa.sweep.runs import Run, command_of
 
 
 @dataclass

@@ -26,8 +26,10 @@ from lavis_mafa.demo.branches import Branch, make_branches
 from lavis_mafa.demo.families import FAMILIES
 from lavis_mafa.demo.measure import measure, negatives_of, toy_world
 from lavis_mafa.demo.results import write_page, write_results
-from lavis_mafa.demo.runs import ROOT, Run, alone_in, read_log, refuse_other_commands, run_all
 from lavis_mafa.demo.systems import WARM_UP, System, systems_of
+from lavis_mafa.files import ROOT, write_json
+from lavis_mafa.runners.run_log import read_log
+from lavis_mafa.sweep.runs import Run, alone_in, refuse_other_commands, run_all
 
 FAMILY = FAMILIES["albef"]
 FIGURES = "figures.json"
@@ -174,7 +176,7 @@ def measure_all(
             test = test or toy_world(args.train_size, args.test_size)["test"]
             with redirect_stderr(io.StringIO()):  # bars within bars
                 found = measure([run], test, run.folder, judges=[warm_up])[run.name]
-            _write(path, {**found, **negatives_of(run), **_temperature(run)})
+            write_json(path, {**found, **negatives_of(run), **_temperature(run)})
             measured += 1
             pace = (time.time() - began) / measured
             left = pace * (len(ready) - count)
@@ -189,13 +191,6 @@ def measure_all(
 def _temperature(run: Run) -> dict[str, float]:
     steps = read_log(run.folder, "step")
     return {"temperature": steps[-1]["temperature"]} if steps else {}
-
-
-def _write(path: Path, found: dict[str, Any]) -> None:
-    """Whole or not there."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(json.dumps(found) + "\n", encoding="utf-8")
-    os.replace(temporary, path)
 
 
 if __name__ == "__main__":

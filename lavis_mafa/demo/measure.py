@@ -19,9 +19,9 @@ from lavis_mafa.backbones.base import Images, Texts
 from lavis_mafa.datasets import ToyScenesBuilder
 from lavis_mafa.datasets.toy_scenes import ToyScenesEval
 from lavis_mafa.demo.branches import Branch
-from lavis_mafa.demo.runs import read_log
 from lavis_mafa.evaluation.recall import area_under_roc, ranked_truth, retrieval_with_truth
 from lavis_mafa.evaluation.rerank import compute_sim_matrix, encode_split, itm_scores
+from lavis_mafa.runners.run_log import read_log
 
 K_TEST = 32
 SHORTLIST = 16

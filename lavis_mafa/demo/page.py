@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,8 +9,9 @@ from typing import Any
 from lavis_mafa.analysis.gallery import connections_of
 from lavis_mafa.analysis.run_records import read_connections
 from lavis_mafa.demo.branches import Branch
-from lavis_mafa.demo.runs import read_log
+from lavis_mafa.files import write_json
 from lavis_mafa.pages.report import Curve, Mined, Series, Table, write_report
+from lavis_mafa.runners.run_log import read_log
 
 GROUPS = {
     "Hard negatives of the last epoch (percent)": {
@@ -89,7 +89,7 @@ def print_tables(tables: list[Table]) -> None:
 
 def write_summary(path: Path, content: dict[str, Any]) -> None:
     """Write ``summary.json``."""
-    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    write_json(path, content)
 
 
 def write_page(
@@ -126,8 +126,9 @@ def mined_by(folder: Path, train_set: Any, run: str, limit: int = 400) -> Iterat
 def _curve(branches: dict[str, Branch], kind: str, key: str, title: str, x: str) -> Curve:
     series = []
     for branch in branches.values():
-        records = [r for r in read_log(branch.folder, kind) if r.get(key) is not None]
         at = "global_step" if kind == "step" else "epoch"
+        told = read_log(branch.folder, kind, once=at)
+        records = [record for record in told if record.get(key) is not None]
         series.append(
             Series(branch.title, [r[at] for r in records], [float(r[key]) for r in records])
         )

@@ -4,28 +4,21 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import datetime
-import json
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-import torch
-
 from lavis_mafa._version import __version__
 from lavis_mafa.demo.measure import toy_world
 from lavis_mafa.demo.page import mined_by
-from lavis_mafa.demo.runs import read_log
-from lavis_mafa.demo.spread import (
-    Figures,
-    Spread,
-    note_on_spread,
-    spreads_of,
-    tables_of,
-)
 from lavis_mafa.demo.systems import System
+from lavis_mafa.demo.tables import tables_of
+from lavis_mafa.files import write_json, write_text
 from lavis_mafa.pages.report import Cell, Curve, Series, Table, write_report
-from lavis_mafa.pages.tables import markdown_table
+from lavis_mafa.pages.tables import markdown_section
+from lavis_mafa.runners.run_log import read_log
+from lavis_mafa.sweep.runs import about
+from lavis_mafa.sweep.spread import Figures, Spread, note_on_spread, spreads_of
 
 REFERENCE = "grit"
 DRAWN = ("base", "grit", "s_itc", "ecm", "mafa", "mafa_oracle")
@@ -61,29 +54,23 @@ def write_results(
     args: argparse.Namespace, systems: Mapping[str, System], figures: Figures
 ) -> None:
     """Write ``args.results`` in Markdown and the same, seed by seed, as JSON beside it."""
-    about = {
-        "version": __version__,
-        "torch": torch.__version__.split("+")[0],
-        "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
-        "command": command_of(args),
-    }
+    told = about(command_of(args))
     sizes = {name: getattr(args, name) for name in SIZES}
     parts = [
         "<!-- Written by run_scripts/mafa/compare.sh: run it again instead of editing this. -->",
         f"# {TITLE}",
-        "lavis_mafa {version}, torch {torch}, {date}:".format(**about),
-        f"```bash\n{about['command']}\n```",
+        "lavis_mafa {version}, torch {torch}, {date}:".format(**told),
+        f"```bash\n{told['command']}\n```",
         INTRO.format(**sizes),
         note_on_spread(figures),
     ]
     for table in tables_of(figures, _titles(systems), REFERENCE):
-        parts += [f"## {table.title}", markdown_table(table)]
+        parts.append(markdown_section(table))
     parts += ["## Notes", "\n".join(f"- {note}" for note in NOTES)]
-    parts += ["## The systems", markdown_table(_systems_table(systems.values()))]
-    args.results.parent.mkdir(parents=True, exist_ok=True)
-    args.results.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+    parts.append(markdown_section(_systems_table(systems.values())))
+    write_text(args.results, "\n\n".join(parts) + "\n")
     spreads = spreads_of(figures)
-    told = {
+    compared = {
         name: {
             **{key: getattr(systems[name], key) for key in ("title", "source", "epochs", "con_d")},
             "options": dict(systems[name].options),
@@ -92,9 +79,8 @@ def write_results(
         }
         for name, by_seed in figures.items()
     }
-    content = {**about, "sizes": sizes, "systems": told}
-    path = args.results.with_suffix(".json")
-    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    content = {**told, "sizes": sizes, "systems": compared}
+    write_json(args.results.with_suffix(".json"), content)
 
 
 def write_page(
@@ -157,10 +143,8 @@ def _curve(folders: Mapping[str, Sequence[Path]], key: str, title: str) -> Curve
     for name, own in folders.items():
         by_epoch: dict[int, list[float | None]] = {}
         for folder in own:
-            # A run that was stopped may have told an epoch twice: the last counts.
-            told = {record["epoch"]: record.get(key) for record in read_log(folder, "epoch")}
-            for epoch, value in told.items():
-                by_epoch.setdefault(epoch, []).append(value)
+            for record in read_log(folder, "epoch", once="epoch"):
+                by_epoch.setdefault(record["epoch"], []).append(record.get(key))
         means = {epoch: Spread.of(values) for epoch, values in sorted(by_epoch.items())}
         there = {epoch: spread.mean for epoch, spread in means.items() if spread}
         series.append(Series(name, [float(x) for x in there], list(there.values())))

@@ -12,9 +12,10 @@ import torch
 
 from lavis_mafa.demo.branches import Branch
 from lavis_mafa.demo.page import print_tables, write_summary
-from lavis_mafa.demo.runs import Run, command_of, forget_earlier_runs, read_log, run_all
 from lavis_mafa.demo.tiny_opt import make_tiny_opt
 from lavis_mafa.pages.report import Table, write_report
+from lavis_mafa.runners.run_log import read_log
+from lavis_mafa.sweep.runs import Run, command_of, forget_earlier_runs, run_all
 
 STAGE_2 = "projects/mafa/train/blip2_stage2_toy.yaml"
 TASKS = {

@@ -101,6 +101,11 @@ def read_references(path: str | os.PathLike[str]) -> References:
     return References(captions, domains, str(path))
 
 
+def single_spaced(text: str) -> str:
+    """A text with one space for each run of white space, and none around it."""
+    return " ".join(text.split())
+
+
 def read_json(path: str | os.PathLike[str]) -> Any:
     """What a JSON file holds.
 
@@ -276,7 +281,7 @@ def tokens_of(texts: Mapping[int, Sequence[str]], tokenizer: str) -> Tokens:
         OSError, RuntimeError: if the Java program fails.
     """
     # A line separator inside of a caption would shift all captions after it by one.
-    clean = {i: [" ".join(text.split()) for text in several] for i, several in texts.items()}
+    clean = {i: [single_spaced(text) for text in several] for i, several in texts.items()}
     if tokenizer == PYTHON:
         return {i: [python_tokens(text) for text in several] for i, several in clean.items()}
     found = PTBTokenizer().tokenize(

@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import io
-import json
 import logging
 import os
 import re
@@ -27,8 +26,11 @@ from typing import Any
 
 import numpy as np
 
-from lavis_mafa.evaluation.captions import read_json
+from lavis_mafa.evaluation.captions import read_json, single_spaced
 from lavis_mafa.evaluation.score_files import read_scores
+from lavis_mafa.files import write_json, write_text
+from lavis_mafa.pages.charts import Table
+from lavis_mafa.pages.tables import markdown_table
 
 logger = logging.getLogger(__name__)
 
@@ -157,7 +159,7 @@ def _ids_by_text(
         for row in sorted(rows["annotations"], key=lambda row: row["id"]):
             own = left.get(row["image_id"])
             if own is not None:
-                own.setdefault(_plain(row["caption"]), []).append(row["id"])
+                own.setdefault(single_spaced(row["caption"]), []).append(row["id"])
     except (KeyError, TypeError) as error:
         raise ValueError(
             f"{captions_file} is not in COCO's caption format ({type(error).__name__}: {error})"
@@ -165,7 +167,7 @@ def _ids_by_text(
     found: list[int] = []
     lost: list[int] = []
     for image, captions in zip(image_ids, captions_per_image, strict=True):
-        places = [left[image].get(_plain(caption), []) for caption in captions]
+        places = [left[image].get(single_spaced(caption), []) for caption in captions]
         # Of captions with the same text the first has the first id.
         ids = [place.pop(0) if place else -1 for place in places]
         found += [one if one in known[image] else -1 for one in ids]
@@ -176,10 +178,6 @@ def _ids_by_text(
             f"first has id {lost[0]}; expected captions as the file has them, unprocessed"
         )
     return np.array(found, np.int64)
-
-
-def _plain(caption: str) -> str:
-    return " ".join(caption.split())
 
 
 def _tell_disagreement(by_place: np.ndarray, by_text: np.ndarray) -> None:
@@ -346,13 +344,13 @@ def _check(
 
 def table(figures: Mapping[str, float]) -> str:
     """Figures of `eccv_scores` as a Markdown table: benchmarks beside each other."""
-    lines = [f"| | {' | '.join(COLUMNS)} |", "|---|" + "---:|" * len(COLUMNS)]
+    found = Table("", ["", *COLUMNS])
     for way, query in QUERIES.items():
         for measure, ending in ROWS.items():
-            found = [figures.get(f"{name}_{way}_{ending}") for name in COLUMNS.values()]
-            cells = ["" if value is None else f"{value:.2f}" for value in found]
-            lines.append(f"| {query}, {measure} | {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+            values = [figures.get(f"{name}_{way}_{ending}") for name in COLUMNS.values()]
+            cells = ["" if value is None else f"{value:.2f}" for value in values]
+            found.rows.append([f"{query}, {measure}", *cells])
+    return markdown_table(found) + "\n"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -376,11 +374,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     told = table(figures)
     stem = args.scores.with_suffix("")
-    stem.with_name(f"{stem.name}_eccv.md").write_text(told, encoding="utf-8")
+    write_text(stem.with_name(f"{stem.name}_eccv.md"), told)
     rounded = {name: round(value, 4) for name, value in figures.items()}
-    stem.with_name(f"{stem.name}_eccv.json").write_text(
-        json.dumps(rounded, indent=2) + "\n", encoding="utf-8"
-    )
+    write_json(stem.with_name(f"{stem.name}_eccv.json"), rounded)
     print(told, end="")
     return 0
 

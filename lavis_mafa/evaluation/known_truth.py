@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from lavis_mafa.evaluation.captions import read_json
+from lavis_mafa.evaluation.captions import read_json, single_spaced
 
 logger = logging.getLogger(__name__)
 
@@ -70,13 +70,13 @@ def truth_with(dataset: Any, pairs: Sequence[Pair]) -> np.ndarray | None:
     for number, name in enumerate(dataset.image):
         images.setdefault(str(name), []).append(number)
     for number, text in enumerate(dataset.text):
-        texts.setdefault(_plain(text), []).append(number)
+        texts.setdefault(single_spaced(text), []).append(number)
     foreign = []
     for pair in pairs:
         image, text = pair
         if isinstance(image, str) and isinstance(text, str):
             rows = images.get(image, [])
-            columns = texts.get(_plain(text)) or texts.get(_processed(dataset, text), [])
+            columns = texts.get(single_spaced(text)) or texts.get(_processed(dataset, text), [])
         else:
             inside = 0 <= int(image) < truth.shape[0] and 0 <= int(text) < truth.shape[1]
             rows, columns = ([int(image)], [int(text)]) if inside else ([], [])
@@ -91,10 +91,6 @@ def truth_with(dataset: Any, pairs: Sequence[Pair]) -> np.ndarray | None:
     return None if len(foreign) == len(pairs) else truth
 
 
-def _plain(text: str) -> str:
-    return " ".join(text.split())
-
-
 def _processed(dataset: Any, text: str) -> str:
     processor = getattr(dataset, "text_processor", None)
-    return _plain(processor(text) if processor else text)
+    return single_spaced(processor(text) if processor else text)

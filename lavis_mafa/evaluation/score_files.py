@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from lavis_mafa.files import whole
+
 
 @dataclass
 class SavedScores:
@@ -67,8 +69,7 @@ def captions_of(dataset: Any) -> list[list[str]]:
 def save_scores(saved: SavedScores, path: str | os.PathLike[str]) -> Path:
     """Write an ``.npz`` file, whole or not at all: 8 bytes for each image and caption."""
     path = Path(path)
-    partial = path.with_name(f"{path.name}.partial")
-    with open(partial, "wb") as file:
+    with whole(path) as file:
         np.savez(
             file,
             scores_i2t=saved.scores_i2t,
@@ -77,7 +78,6 @@ def save_scores(saved: SavedScores, path: str | os.PathLike[str]) -> Path:
             captions=np.array(saved.captions, np.str_),
             image_of=np.asarray(saved.image_of, np.int64),
         )
-    os.replace(partial, path)
     return path
 
 

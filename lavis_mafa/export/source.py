@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from lavis_mafa.checkpoints import config_of, read_checkpoint
 from lavis_mafa.config.check import suggest
-from lavis_mafa.config.load import default_yaml
+from lavis_mafa.config.defaults import default_yaml
 
 # A random and a loaded tensor differ in any few of their elements.
 SAMPLE = 64

@@ -6,12 +6,13 @@ import base64
 import hashlib
 import io
 import json
-import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
 
 from PIL import Image
+
+from lavis_mafa.files import whole
 
 TINY = 64  # longest side, pixels
 
@@ -54,14 +55,6 @@ def fill(template: str, parts: Mapping[str, str]) -> str:
 
 def write_page(path: Path, page: str) -> Path:
     """Write the page in one step, so that a reader never meets half a file; its path."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(temporary, "wb") as file:
-            file.write(page.encode("utf-8", "replace"))  # lone surrogates of odd file names
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with whole(path) as file:
+        file.write(page.encode("utf-8", "replace"))  # lone surrogates of odd file names
     return path

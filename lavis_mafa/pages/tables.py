@@ -1,39 +1,33 @@
-"""Tables in Markdown, and results in files: whole or not there."""
+"""Tables in Markdown."""
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
-from lavis_mafa.pages.report import Table
+from lavis_mafa.pages.charts import Cell, Table
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write a file in one step."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)
-
-
-def write_json(path: Path, content: Any) -> None:
-    """Write plain data as JSON, in one step."""
-    write_text(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+def markdown_section(table: Table) -> str:
+    """A table in Markdown below its title, and its note below it."""
+    parts = [f"## {_one_line(table.title)}", markdown_table(table), table.note]
+    return "\n\n".join(part for part in parts if part)
 
 
 def markdown_table(table: Table) -> str:
-    """A table in Markdown, its columns lined up."""
-    rows = [list(table.columns), *([_plain(cell) for cell in row] for row in table.rows)]
-    widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
+    """A table in Markdown, its columns lined up; None is "–", and a cell is one line."""
+    given: list[Sequence[Cell]] = [table.columns, *table.rows]
+    rows = [[_escaped(cell) for cell in row] for row in given]
+    widths = [max(1, *(len(row[place]) for row in rows)) for place in range(len(rows[0]))]
     lines = [_line(row, widths) for row in rows]
     return "\n".join([lines[0], _line(["-" * width for width in widths], widths), *lines[1:]])
 
 
-def _plain(cell: Any) -> str:
-    return "–" if cell is None else str(cell).replace("|", "\\|")
+def _escaped(cell: Cell) -> str:
+    return "–" if cell is None else _one_line(str(cell)).replace("|", "\\|")
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
 
 
 def _line(cells: Sequence[str], widths: Sequence[int]) -> str:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
-from lavis.common.dist_utils import get_rank, get_world_size
 from torch import nn
 
 from lavis_mafa.checkpoints import vocabulary_of
+from lavis_mafa.files import whole
+from lavis_mafa.processes import from_all_ranks
 from lavis_mafa.runners.launch import random_states, set_random_states
 from lavis_mafa.tasks.tally import Tally
 
@@ -24,24 +23,8 @@ def save_atomically(content: dict[str, Any], path: Path) -> None:
 
     ``content`` must be plain values and tensors, so that ``weights_only`` loading accepts it.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(temporary, "wb") as file:
-            torch.save(content, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def from_all_ranks(state: Any) -> list[Any] | None:
-    """Every rank's ``state`` in rank order on rank 0, None on the others."""
-    if get_world_size() == 1:
-        return [state]
-    gathered: list[Any] | None = [None] * get_world_size() if get_rank() == 0 else None
-    dist.gather_object(state, gathered, dst=0)
-    return gathered
+    with whole(path) as file:
+        torch.save(content, file)
 
 
 def trained_state(model: nn.Module) -> dict[str, torch.Tensor]:

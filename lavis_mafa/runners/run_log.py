@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -13,6 +12,10 @@ from typing import Any
 import numpy as np
 from PIL import Image
 from tqdm import tqdm
+
+from lavis_mafa.files import plain
+
+LOG, CONNECTIONS = "log.jsonl", "connections.jsonl"
 
 
 class RunLog:
@@ -30,7 +33,7 @@ class RunLog:
 
     def write(self, kind: str, **figures: Any) -> None:
         """Append one line to ``log.jsonl``."""
-        self.append("log.jsonl", {"kind": kind, "time": round(time.time(), 3), **figures})
+        self.append(LOG, {"kind": kind, "time": round(time.time(), 3), **figures})
 
     def append(self, name: str, record: Mapping[str, Any]) -> None:
         """Append one JSON object to a file of the run."""
@@ -44,7 +47,7 @@ class RunLog:
 
     def _append(self, name: str, record: Mapping[str, Any]) -> None:
         with open(self.folder / name, "a", encoding="utf-8") as file:
-            file.write(json.dumps(_plain(record), ensure_ascii=False) + "\n")
+            file.write(json.dumps(plain(record), ensure_ascii=False) + "\n")
 
     def scalars(self, prefix: str, figures: Mapping[str, Any], step: int) -> None:
         """Send numbers to TensorBoard."""
@@ -131,12 +134,33 @@ class Bar:
         self._bar.close()
 
 
-def _plain(value: Any) -> Any:
-    """JSON knows no NaN and no infinity."""
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
+def lines_of(path: Path) -> Iterator[dict[str, Any]]:
+    """The objects of a file of JSON lines; none if it is not there.
+
+    What a stopped or running process left half-written is left out, also where it ends inside of
+    a character.
+    """
+    if not path.is_file():
+        return
+    with open(path, encoding="utf-8", errors="replace") as file:
+        for line in file:
+            try:
+                record = json.loads(line)
+            except json.JSONDecodeError:
+                continue
+            if isinstance(record, dict):
+                yield record
+
+
+def read_log(folder: Path, kind: str, once: str | None = None) -> list[dict[str, Any]]:
+    """All records of a kind in a run's ``log.jsonl``.
+
+    Args:
+        once: a key, such as ``epoch``, of which every value counts once: a run that was resumed
+            tells again what it does again, and the last time counts.
+    """
+    records = [record for record in lines_of(folder / LOG) if record.get("kind") == kind]
+    if once is None:
+        return records
+    last = {record[once]: record for record in records if once in record}
+    return [last[value] for value in sorted(last)]

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from lavis.common.dist_utils import get_rank, get_world_size, is_main_process
 from lavis.common.registry import registry
 from lavis.runners.runner_base import RunnerBase
@@ -24,6 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 from lavis_mafa.checkpoints import read_checkpoint
 from lavis_mafa.connections.con_d import VIEW, ModelDiscriminator
 from lavis_mafa.grit import GritSchedule
+from lavis_mafa.processes import barrier
 from lavis_mafa.runners import checkpoint as ckpt
 from lavis_mafa.runners.guard import (
     UnreadableSamples,
@@ -33,7 +33,7 @@ from lavis_mafa.runners.guard import (
 )
 from lavis_mafa.runners.loaders import Loaders, evaluation_sets, training_set
 from lavis_mafa.runners.pictures import show_connections
-from lavis_mafa.runners.run_log import RunLog
+from lavis_mafa.runners.run_log import CONNECTIONS, RunLog
 from lavis_mafa.step import SECOND_VIEW
 from lavis_mafa.tasks.tally import Tally
 
@@ -227,8 +227,7 @@ class RunnerMafa(RunnerBase):
             keep = self.run_cfg.get("keep_every_epochs")
             if keep and (epoch + 1) % keep == 0:
                 self.save(epoch + 1, 0, f"checkpoint_{epoch}.pth")
-        if self.use_distributed:
-            dist.barrier()
+        barrier()
         self.evaluate(cur_epoch="best" if self.valid_splits else self.max_epoch - 1)
         self._wait_for_scores()
         logging.info("finished in %.0f s; results in %s", time.time() - began, self.output_dir)
@@ -237,8 +236,7 @@ class RunnerMafa(RunnerBase):
     def _wait_for_scores(self) -> None:
         """Ranks leave together: the launcher stops all when one ends badly, also the one that still
         scores."""
-        if self.use_distributed:
-            dist.barrier()
+        barrier()
 
     def train_epoch(self, epoch: int) -> bool:
         """One epoch, from ``start_step`` on after a resumption. False if ``max_steps`` ended it."""
@@ -450,7 +448,7 @@ class RunnerMafa(RunnerBase):
             return
         for record in self.task.mined(output, samples, -(-wanted // plan.steps)):
             self._mined.append({"epoch": epoch, "step": step, **record})
-            self.log.append("connections.jsonl", self._mined[-1])
+            self.log.append(CONNECTIONS, self._mined[-1])
 
     # Evaluation
 

@@ -15,11 +15,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from lavis_mafa.config.check import is_url
-from lavis_mafa.demo.runs import ROOT, alone_in, refuse_other_commands, run_all
+from lavis_mafa.files import ROOT
 from lavis_mafa.sweep.parts import Sweep, SweepError
 from lavis_mafa.sweep.plan import Job, Plan, check, make_plan, narrowed
 from lavis_mafa.sweep.read import read_sweep
 from lavis_mafa.sweep.results import PAGE, figures_of, told_options, write_all
+from lavis_mafa.sweep.runs import alone_in, refuse_other_commands, run_all, told_command
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -129,7 +130,7 @@ def commands_of(plan: Plan) -> list[str]:
     lines = []
     for job in plan.jobs.values():
         state = "done" if job.done else "begun" if job.folder.is_dir() else "to do"
-        lines += [f"{job.title} ({state})", f"  {shlex.join(['python', *job.command])}"]
+        lines += [f"{job.title} ({state})", f"  {told_command(job)}"]
     left = sum(not job.done for job in plan.jobs.values())
     return [*lines, f"{len(plan.jobs)} runs, {left} to do; nothing was run"]
 

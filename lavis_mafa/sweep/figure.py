@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,9 +10,10 @@ from typing import Any
 import matplotlib
 from matplotlib.figure import Figure
 
-from lavis_mafa.demo.spread import Spread
+from lavis_mafa.files import whole
 from lavis_mafa.pages.report import Curve, Series
 from lavis_mafa.sweep.parts import ROW, Column, Sweep
+from lavis_mafa.sweep.spread import Spread
 
 WIDE = 10.0  # values that many times apart stand on a logarithmic axis
 INCHES, NAMES = 3.6, 1.0  # of a column, and for the names of rows below it
@@ -87,9 +87,8 @@ def write_figure(path: Path, sweep: Sweep, spreads: Spreads, columns: Mapping[st
         figure = Figure(figsize=(INCHES * len(drawn), height), layout="constrained")
         for place, (column, lines, places) in enumerate(drawn, 1):
             _draw(figure.add_subplot(1, len(drawn), place), sweep, column, lines, places)
-        temporary = path.with_name(f".{os.getpid()}.{path.name}")
-        figure.savefig(temporary, format="svg", metadata={"Date": None})
-    os.replace(temporary, path)
+        with whole(path) as file:
+            figure.savefig(file, format="svg", metadata={"Date": None})
     return True
 
 

@@ -15,8 +15,9 @@ from typing import Any
 
 from lavis_mafa.config import ConfigError, MafaConfig, load_config
 from lavis_mafa.config.check import suggest
-from lavis_mafa.demo.runs import ROOT, Run, command_of
+from lavis_mafa.files import ROOT
 from lavis_mafa.sweep.parts import PLACEHOLDER, Row, Step, Sweep, SweepError
+from lavis_mafa.sweep.runs import Run, command_of
 
 RESUME = "run.resume_ckpt_path=auto"
 

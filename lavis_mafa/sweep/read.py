@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from lavis_mafa.config.check import suggest
-from lavis_mafa.demo.runs import ROOT
+from lavis_mafa.files import ROOT
 from lavis_mafa.runners.checkpoint import LAST
 from lavis_mafa.sweep.keys import COLUMN, CONFIG, FIGURE, GIVEN, MODULE, PAPER, ROWS, TOP, typed
 from lavis_mafa.sweep.parts import ROW, Column, Paper, Row, Step, Sweep, SweepError, placeholders

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-import datetime
-import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from lavis_mafa._version import __version__
-from lavis_mafa.demo.runs import read_log
-from lavis_mafa.demo.spread import Figures, Spread, note_on_spread, spreads_of
+from lavis_mafa.files import write_json, write_text
 from lavis_mafa.pages.report import Table, write_report
-from lavis_mafa.pages.tables import markdown_table, write_json, write_text
+from lavis_mafa.pages.tables import markdown_section
+from lavis_mafa.runners.run_log import read_log
 from lavis_mafa.sweep.figure import curves_of, write_figure
 from lavis_mafa.sweep.parts import Column, Row
 from lavis_mafa.sweep.plan import Job, Plan
+from lavis_mafa.sweep.runs import about, written
+from lavis_mafa.sweep.spread import Figures, Spread, note_on_spread, spreads_of
 
 RESULTS, FIGURE, PAGE = "results.md", "figure.svg", "report.html"
 OURS, ROWS = "Results", "The rows"
@@ -108,11 +106,7 @@ def _rows_table(plan: Plan) -> Table:
 
 def told_options(row: Row) -> str:
     """What a row sets, as people would type it."""
-    return " ".join(f"{key}={_written(value)}" for key, value in row.options.items())
-
-
-def _written(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
+    return " ".join(f"{key}={written(value)}" for key, value in row.options.items())
 
 
 def write_all(plan: Plan, figures: Figures) -> Path:
@@ -127,18 +121,13 @@ def write_all(plan: Plan, figures: Figures) -> Path:
     shown = dataclasses.replace(sweep, y=[name for name in sweep.y if name in columns])
     drawn = write_figure(folder / FIGURE, shown, spreads, columns)
     tables = [table for table in tables_of(plan, figures) if table]
-    about = {
-        "version": __version__,
-        "torch": torch.__version__.split("+")[0],
-        "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
-        "command": plan.command,
-    }
+    origin = about(plan.command)
     measured = {row: by_seed for row, by_seed in figures.items() if by_seed}
     several = any(len(by_seed) > 1 for by_seed in measured.values())
     notes = [*([note_on_spread(measured)] if several else []), *sweep.notes]
     path = folder / RESULTS
-    write_text(path, _markdown(plan, tables, notes, about, drawn))
-    write_json(path.with_suffix(".json"), {**about, **_content(plan, figures, spreads)})
+    write_text(path, _markdown(plan, tables, notes, origin, drawn))
+    write_json(path.with_suffix(".json"), {**origin, **_content(plan, figures, spreads)})
     write_report(
         folder / PAGE,
         title=sweep.title,
@@ -146,30 +135,33 @@ def write_all(plan: Plan, figures: Figures) -> Path:
         tables=[*tables, _rows_table(plan)],
         curves=curves_of(shown, spreads, columns),
         notes=notes,
-        settings={"version": __version__, "command": about["command"]},
+        settings={"version": __version__, "command": plan.command},
     )
     return path
 
 
 def _markdown(
-    plan: Plan, tables: Sequence[Table], notes: Sequence[str], about: Mapping[str, str], drawn: bool
+    plan: Plan,
+    tables: Sequence[Table],
+    notes: Sequence[str],
+    origin: Mapping[str, str],
+    drawn: bool,
 ) -> str:
     sweep = plan.sweep
     source = f"{sweep.source}. " if sweep.source else ""
     parts = [
         "<!-- Written by run_scripts/mafa/sweep.sh: run it again instead of editing this. -->",
         f"# {sweep.title}",
-        f"{source}lavis_mafa {about['version']}, torch {about['torch']}, {about['date']}:",
-        f"```bash\n{about['command']}\n```",
+        f"{source}lavis_mafa {origin['version']}, torch {origin['torch']}, {origin['date']}:",
+        f"```bash\n{origin['command']}\n```",
         *([sweep.about] if sweep.about else []),
     ]
     for table in tables:
-        parts += [f"## {table.title}", *([table.note] if table.note else [])]
-        parts += [markdown_table(table)]
+        parts.append(markdown_section(table))
         if table.title == OURS and drawn:
             parts += [f"![{sweep.title}]({FIGURE})"]
     parts += ["## Notes", "\n".join(f"- {note}" for note in notes)] if notes else []
-    return "\n\n".join([*parts, f"## {ROWS}", markdown_table(_rows_table(plan))]) + "\n"
+    return "\n\n".join([*parts, markdown_section(_rows_table(plan))]) + "\n"
 
 
 def _content(

@@ -24,6 +24,7 @@ from lavis_mafa.evaluation.captions import (
     read_references,
     score_captions,
 )
+from lavis_mafa.processes import on_main_process
 from lavis_mafa.tasks import results
 
 logger = logging.getLogger(__name__)
@@ -88,9 +89,7 @@ class MafaCaptionTask(CaptionTask):
         if run.get("report_metric", True):
             asked = run.get("metrics")
             try:
-                tools = results.on_main_process(
-                    lambda: find_tools(None if asked is None else list(asked))
-                )
+                tools = on_main_process(lambda: find_tools(None if asked is None else list(asked)))
             except ValueError as error:
                 path = getattr(getattr(cfg, "args", None), "cfg_path", "file")
                 raise ConfigError(str(path), [str(error)]) from error
@@ -126,7 +125,7 @@ class MafaCaptionTask(CaptionTask):
             return
         if self.tools is None and is_main_process():
             self.tools = find_tools()
-        self._finder = results.on_main_process(lambda: self._find_references(dataset))
+        self._finder = on_main_process(lambda: self._find_references(dataset))
 
     def evaluation(
         self, model: Any, data_loader: Any, cuda_enabled: bool = True, **kwargs: Any

@@ -20,6 +20,7 @@ from lavis_mafa.evaluation.answers import (
     read_questions,
 )
 from lavis_mafa.evaluation.captions import as_id
+from lavis_mafa.processes import on_main_process
 from lavis_mafa.tasks import results
 
 logger = logging.getLogger(__name__)
@@ -80,7 +81,7 @@ class MafaVQATask(VQATask):
                 "answers to rank; use run.inference_method: generate"
             )
         self._annotation = getattr(dataset, "annotation", ())
-        self._questions = results.on_main_process(lambda: self._read_questions(dataset))
+        self._questions = on_main_process(lambda: self._read_questions(dataset))
 
     def _read_questions(self, dataset: Any) -> VQA | None:
         files = local_files(dataset)

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import inspect
 import json
-import os
 from collections.abc import Callable, Container, Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
-import torch.distributed as dist
-from lavis.common.dist_utils import get_world_size, is_main_process
+from lavis.common.dist_utils import is_main_process
 from lavis.common.registry import registry
 from lavis.datasets.data_utils import prepare_sample
 from lavis.datasets.datasets.base_dataset import BaseDataset
@@ -20,11 +18,12 @@ from torch.utils.data.dataloader import default_collate
 from tqdm import tqdm
 
 from lavis_mafa.evaluation.captions import as_id
+from lavis_mafa.files import write_text
+from lavis_mafa.processes import from_all_ranks
 
 # How many samples tell whether truth belongs to a data set.
 PROBES = 16
 
-T = TypeVar("T")
 Record = dict[str, Any]
 
 
@@ -51,10 +50,7 @@ def gather_records(records: list[Record]) -> list[Record] | None:
     They come in turns, as a distributed sampler deals samples out: rank 0's first, rank 1's first,
     ..., rank 0's second.
     """
-    if get_world_size() == 1:
-        return records
-    parts: list[Any] | None = [None] * get_world_size() if is_main_process() else None
-    dist.gather_object(records, parts, dst=0)
+    parts = from_all_ranks(records)
     if parts is None:
         return None
     return [record for turn in zip_longest(*parts) for record in turn if record is not None]
@@ -70,34 +66,9 @@ def without_duplicates(records: list[Record], key: str) -> list[Record]:
 
 def write_result(records: list[Record], name: str) -> Path:
     """Write ``<result_dir>/<name>.json``, whole or not at all. For the main process alone."""
-    folder = Path(registry.get_path("result_dir"))
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{name}.json"
-    partial = path.with_name(f"{path.name}.partial")
-    partial.write_text(json.dumps(records, ensure_ascii=False), encoding="utf-8")
-    os.replace(partial, path)
+    path = Path(registry.get_path("result_dir")) / f"{name}.json"
+    write_text(path, json.dumps(records, ensure_ascii=False))
     return path
-
-
-def on_main_process(action: Callable[[], T]) -> T | None:
-    """Run ``action`` on the main process; its value there, None elsewhere.
-
-    All ranks must call it. If it fails, all ranks fail: others with a RuntimeError of its message.
-    """
-    value, failure = None, None
-    if is_main_process():
-        try:
-            value = action()
-        except Exception as error:
-            failure = error
-    if get_world_size() > 1:
-        message = [None if failure is None else f"on rank 0: {failure}"]
-        dist.broadcast_object_list(message, src=0)
-        if failure is None and message[0] is not None:
-            raise RuntimeError(message[0])
-    if failure is not None:
-        raise failure
-    return value
 
 
 def column(samples: Mapping[str, Any], *names: str) -> list[Any] | None:

@@ -239,8 +239,9 @@ def test_a_stopped_count_goes_on(counted, models, tmp_path, monkeypatch):
 
 
 def test_another_model_is_refused_in_the_same_folder(counted, models, caplog):
-    assert main([str(a) for a in arguments("count", counted, models[1], *LISTS)]) == 1
-    assert "belongs to something else" in caplog.text
+    more = [*LISTS, "--con-d", *con_d("a", models[1]), *con_d("b", models[2])]
+    assert main([str(a) for a in arguments("count", counted, models[1], *more)]) == 1
+    assert "belongs to something else (model" in caplog.text
 
 
 def test_two_ranks_count_the_same(counted, models, tmp_path):
@@ -321,3 +322,89 @@ def test_a_validation_split_is_counted_too(models, tmp_path):
     told = read(tmp_path)
     assert told["split"] == "val" and told["samples"] == 200  # of the preset
     assert {one["judge"] for one in told["counts"]} == {"truth"}
+
+
+def test_other_data_of_the_same_size_are_refused(counted, models, caplog):
+    seed = "datasets.toy_scenes.build_info.seed=5"
+    more = [*LISTS, "--con-d", *con_d("a", models[1]), *con_d("b", models[2])]
+    assert main(list(map(str, arguments("count", counted, models[0], *more, options=[seed])))) == 1
+    assert "belongs to something else (data: 150 samples" in caplog.text
+
+
+def test_another_precision_is_refused(counted, models, caplog):
+    amp = ["run.amp=True", "run.amp_dtype=bf16"]
+    more = [*LISTS, "--con-d", *con_d("a", models[1]), *con_d("b", models[2])]
+    assert main(list(map(str, arguments("count", counted, models[0], *more, options=amp)))) == 1
+    assert "read with: fp32" in caplog.text
+
+
+def test_verdicts_of_another_view_are_refused(counted, models, caplog):
+    tokens = ["a.model.max_txt_len=5"]
+    more = [*LISTS, "--con-d", *con_d("a", models[1]), *tokens, *con_d("b", models[2])]
+    assert main(list(map(str, arguments("count", counted, models[0], *more)))) == 1
+    assert "5 tokens" in caplog.text
+
+
+def test_counts_are_not_dropped(counted, models, caplog):
+    """Fewer sizes or judges into the same folder: nothing is lost."""
+    before = (counted / "counts.json").read_bytes()
+    fewer = arguments("count", counted, models[0], "--batch-sizes", 8, "--search-spaces", 16)
+    assert main(list(map(str, fewer))) == 1
+    assert "would drop (a: " in caplog.text
+    assert (counted / "counts.json").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ("--batch-sizes", 8, 1),
+        ("--search-spaces", 0),
+        ("--threshold", 50.0),
+        ("--threshold", -0.1),
+        ("--sample", 0),
+    ],
+)
+def test_numbers_out_of_range_are_refused_at_once(models, tmp_path, caplog, wrong):
+    assert main(list(map(str, arguments("count", tmp_path, models[0], *wrong)))) == 1
+    assert f"{wrong[0]} {wrong[-1]}: expected at least" in caplog.text
+    assert "Traceback" not in caplog.text and not any(tmp_path.iterdir())
+
+
+def test_a_correction_of_another_threshold_is_refused(models, tmp_path, caplog):
+    path = tmp_path / "correction.json"
+    one = {"factor": 0.83, "low": 0.77, "high": 0.87, "n": 200, "name": "a", "above": 0.8}
+    path.write_text(json.dumps({"kind": CORRECTION, "version": 1, **one}))
+    more = ["--correction", path, "--con-d", *con_d("a", models[1])]
+    assert main(list(map(str, arguments("count", tmp_path / "out", models[0], *more)))) == 1
+    assert "give --threshold 0.8" in caplog.text
+
+
+def test_features_that_are_no_numbers_are_refused(models, tmp_path, caplog):
+    broken = torch.load(models[0], weights_only=True)
+    broken["model"]["text_proj.bias"][0] = float("nan")
+    torch.save(broken, tmp_path / "broken.pth")
+    wrong = arguments("count", tmp_path / "out", tmp_path / "broken.pth", *LISTS)
+    assert main(list(map(str, wrong))) == 1
+    assert "features of samples [0, 1, 2, 3, 4] are NaN" in caplog.text
+
+
+def test_random_weights_are_told(tmp_path, caplog):
+    options = f"datasets.toy_scenes.build_info.train_size={SIZE}"
+    call("count", "--cfg-path", CONFIG, "--output", tmp_path, "--options", options)
+    assert "weights of albef_mafa are random" in caplog.text
+
+
+def test_a_damaged_note_says_what_to_do(models, tmp_path, caplog):
+    (tmp_path / "features").mkdir()
+    (tmp_path / "features" / "of.json").write_text("")
+    assert main(list(map(str, arguments("count", tmp_path, models[0], *LISTS)))) == 1
+    assert "of.json is damaged" in caplog.text and "remove that folder" in caplog.text
+
+
+def test_pairs_have_rows():
+    image, text = np.array([3, 0, 3]), np.array([1, 2, 0])
+    ones, truth = np.ones(3, bool), np.zeros(3, np.int8)
+    judged = Judged(image, text, ones, ones, {}, truth)
+    found = judged.rows_of(np.array([3, 3, 0, 9]), np.array([0, 1, 3, 9]))
+    assert found.tolist() == [2, 0, -1, -1]
+    assert judged.thresholds == (0.5, 0.8)

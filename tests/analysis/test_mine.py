@@ -295,3 +295,38 @@ def test_shards_of_other_pairs_are_refused(by_model, models, tmp_path, caplog):
         main(list(map(str, arguments("mine", tmp_path, models[0], "--threshold", 0.7, *more)))) == 1
     )
     assert "belongs to something else (pairs" in caplog.text
+
+
+def test_nothing_found_is_told(by_model, models, tmp_path, caplog):
+    more = [*MINING, "--threshold", 0.99999999, "--con-d", *con_d("a", models[1])]
+    call(*arguments("mine", tmp_path, models[0], *more))
+    assert "nothing is new" in caplog.text
+    assert read(tmp_path) == [] and read(tmp_path, "mine.json")["precision, 95 %"] is None
+
+
+def test_numbers_out_of_range_are_refused_at_once(models, tmp_path, caplog):
+    wrong = ["--passes", "0", "--top-k", "-1", "--per-shard", "0", "--threshold", "1.5"]
+    assert main(arguments("mine", tmp_path, models[0], *wrong)) == 1
+    for name in ("--passes 0", "--top-k -1", "--per-shard 0", "--threshold 1.5"):
+        assert name in caplog.text
+    assert not any(tmp_path.iterdir())
+
+
+def test_shards_leave_out_what_cannot_be_read(models, tmp_path, monkeypatch):
+    data = toy_pairs()
+    kind = type(data.dataset)
+    read_one = kind.__getitem__
+
+    def broken(self, index):
+        if index == 7:
+            raise OSError("gone")
+        return read_one(self, index)
+
+    monkeypatch.setattr(kind, "__getitem__", broken)
+    more = [*MINING, "--threshold", 0.6, "--shards", "--con-d", *con_d("a", models[1])]
+    call(*arguments("mine", tmp_path, models[0], *more))
+    own = ImageTextShardsTrain(
+        np.asarray, str, [tmp_path / "shards" / "pairs.json"], cache_dir=tmp_path / "cache"
+    )
+    assert len(own) == SIZE - 1 + len(read(tmp_path))
+    assert [own.caption(k) for k in (6, 7)] == [data.source(k)[1] for k in (6, 8)]

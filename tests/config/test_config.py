@@ -19,7 +19,14 @@ from hypothesis import strategies as st
 from lavis.common.registry import registry
 
 import lavis_mafa  # noqa: F401  registers models, tasks, runners and builders
-from lavis_mafa.config import ConfigError, MafaConfig, format_config, load, load_config
+from lavis_mafa.config import (
+    ConfigError,
+    MafaConfig,
+    defaults,
+    format_config,
+    load,
+    load_config,
+)
 from lavis_mafa.config.load import complete
 from lavis_mafa.config.schema import MODEL, MODEL_MAFA, SCHEMA, Key, known_keys
 from lavis_mafa.step import StepSettings
@@ -86,9 +93,10 @@ def named(found: list[str], path: str) -> list[str]:
 @pytest.fixture(autouse=True, scope="module")
 def parse_default_yamls_once():
     """Most of the time goes into reading the same few YAMLs."""
-    read = functools.cache(load.default_yaml)
+    read = functools.cache(defaults.default_yaml)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(load, "default_yaml", lambda cls, which: copy.deepcopy(read(cls, which)))
+        for module in (defaults, load):
+            patch.setattr(module, "default_yaml", lambda *which: copy.deepcopy(read(*which)))
         yield
 
 

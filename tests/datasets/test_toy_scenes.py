@@ -14,6 +14,7 @@ from lavis.datasets.builders.base_dataset_builder import load_dataset_config
 from omegaconf import OmegaConf
 from PIL import Image
 
+from lavis_mafa import processes
 from lavis_mafa.datasets.toy_scenes import (
     BACKGROUNDS,
     COLOURS,
@@ -525,26 +526,32 @@ def test_other_ranks_wait_for_rank_0_and_then_read(tmp_path, monkeypatch):
     made_here = []
     make = builder.make_world
     monkeypatch.setattr(builder, "make_world", lambda *args: made_here.append(1) or make(*args))
-    monkeypatch.setattr(builder, "is_dist_avail_and_initialized", lambda: True)
-    monkeypatch.setattr(builder, "is_main_process", lambda: False)
+    monkeypatch.setattr(processes, "get_world_size", lambda: 2)
+    monkeypatch.setattr(processes, "is_main_process", lambda: False)
     world, data = builder.read_build_info({"train_size": 60, "val_size": 10, "test_size": 12})
 
-    def rank_0_arrives():
+    def rank_0_is_done(message, src):
         assert not made_here and not list(tmp_path.rglob("*.npz"))
         builder._save(builder.cache_path(world, data, tmp_path / "toy_scenes"), make(world, data))
 
-    monkeypatch.setattr(builder.dist, "barrier", rank_0_arrives)
+    monkeypatch.setattr(processes.dist, "broadcast_object_list", rank_0_is_done)
     assert len(build(tmp_path)["train"]) == 60
     assert not made_here
 
-    # A rank 0 that fails still arrives, so that nobody waits for ever.
-    arrived = []
-    monkeypatch.setattr(builder, "is_main_process", lambda: True)
-    monkeypatch.setattr(builder.dist, "barrier", lambda: arrived.append(1))
+    # A rank 0 that fails tells so: all fail, and nobody waits for ever.
+    told = []
+    monkeypatch.setattr(processes, "is_main_process", lambda: True)
+    monkeypatch.setattr(processes.dist, "broadcast_object_list", lambda m, src: told.extend(m))
     monkeypatch.setattr(builder, "load_or_make", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         build(tmp_path)
-    assert arrived
+    assert told == ["on rank 0: ZeroDivisionError: division by zero"]
+    monkeypatch.setattr(processes, "is_main_process", lambda: False)
+    monkeypatch.setattr(
+        processes.dist, "broadcast_object_list", lambda m, src: m.__setitem__(0, told[0])
+    )
+    with pytest.raises(RuntimeError, match=told[0]):
+        build(tmp_path)
 
 
 def test_splits_have_streams_of_their_own(tmp_path):

@@ -15,8 +15,8 @@ from lavis_mafa.config import load_config
 from lavis_mafa.demo.__main__ import parse_args
 from lavis_mafa.demo.branches import make_branches
 from lavis_mafa.demo.families import FAMILIES
-from lavis_mafa.demo.runs import Run, run_all
 from lavis_mafa.demo.stage2 import figures_of, make_runs, tables_of
+from lavis_mafa.sweep.runs import Run, run_all
 
 
 def loaded(run: Run):

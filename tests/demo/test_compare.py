@@ -17,15 +17,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lavis_mafa.config import load_config
-from lavis_mafa.demo import runs as runs_module
 from lavis_mafa.demo.branches import Branch
 from lavis_mafa.demo.compare import main, make_runs, parse_args
 from lavis_mafa.demo.families import FAMILIES
 from lavis_mafa.demo.results import write_results
-from lavis_mafa.demo.runs import Run, alone_in, refuse_other_commands, run_all
-from lavis_mafa.demo.spread import Spread, differences_to, tables_of
 from lavis_mafa.demo.systems import needs_of, systems_of, with_what_they_need
+from lavis_mafa.demo.tables import tables_of
 from lavis_mafa.pages.tables import markdown_table
+from lavis_mafa.sweep import runs as runs_module
+from lavis_mafa.sweep.runs import Run, alone_in, refuse_other_commands, run_all
+from lavis_mafa.sweep.spread import Spread, differences_to
 
 SYSTEMS = systems_of(FAMILIES["albef"])
 RESUME = "run.resume_ckpt_path=auto"
@@ -261,7 +262,7 @@ def test_killed_and_called_again(tmp_path, quick, capsys):
     program = (
         "import sys; sys.path.insert(0, 'tests/demo')\n"
         "from pathlib import Path\n"
-        "from lavis_mafa.demo import runs\n"
+        "from lavis_mafa.sweep import runs\n"
         "from test_compare import counting\n"
         f"folder = Path({str(tmp_path)!r})\n"
         "runs.POLL_SECONDS = 0.05\n"

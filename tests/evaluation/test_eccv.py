@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import subprocess
 import sys
 
@@ -374,11 +375,11 @@ def test_the_command_writes_and_prints_a_table(saved, small, tmp_path, monkeypat
     ids = ids_of(small, six=(4,))
     expected = eccv.eccv_scores(saved.scores_i2t, saved.scores_t2i, *ids, small)
     assert figures == pytest.approx(expected, abs=1e-3)
-    lines = told.splitlines()
+    lines = [re.sub(" +", " ", line) for line in told.splitlines()]
     assert lines[0] == "| | COCO 1K | COCO 5K | CxC | ECCV |"
     cells = [f"{expected[f'{name}_img_r1']:.2f}" for name in ("coco1k", "coco5k", "cxc", "eccv")]
     assert f"| text to image, R@1 | {' | '.join(cells)} |" in lines
-    assert f"| image to text, mAP@R |  |  |  | {expected['eccv_txt_map_r']:.2f} |" in lines
+    assert f"| image to text, mAP@R | | | | {expected['eccv_txt_map_r']:.2f} |" in lines
     assert len(lines) == 12
 
 

@@ -30,6 +30,7 @@ from lavis_mafa.sweep.parts import SweepError
 from lavis_mafa.sweep.plan import RESUME, check, make_plan, narrowed
 from lavis_mafa.sweep.read import read_sweep
 from lavis_mafa.sweep.results import figures_of, write_all
+from lavis_mafa.sweep.runs import told_command
 
 SWEEPS = ROOT / "projects/mafa/sweeps"
 TABLES = sorted(SWEEPS.glob("table_*.yaml"))
@@ -544,7 +545,9 @@ def test_results_are_written_as_logged(tmp_path):
         ["mined", "✓", "128", "–", "–"],
         ["mined", "✓", "256", "77.00", "60.2"],
     ]
-    assert "76.6" not in ours and "The paper's numbers: Table 0\n\nLarge\n" in text
+    assert (
+        "76.6" not in ours and "|\n\nLarge\n" in text.split("The paper's numbers: Table 0\n\n|")[1]
+    )
     told = content["rows"]["plain, M=128"]
     assert told["seeds"] == {"3": {"tr1": 10.0, "loss": 105.0}, "5": {"tr1": 13.0, "loss": 135.0}}
     assert told["spread"]["tr1"] == {"mean": 11.5, "sd": pytest.approx(2.1213, abs=1e-4), "n": 2}
@@ -617,10 +620,8 @@ def made_up(monkeypatch):
                 continue
             ran.append(job.title)
             log(job, {"kind": "eval", "split": "test", "txt_r1": 5.0, "loss_itc": 1.0})
-            (job.folder / "command.txt").write_text(told(job))
+            (job.folder / "command.txt").write_text(f"{told_command(job)}\n")
         return failed
-
-    from lavis_mafa.demo.runs import _told as told
 
     monkeypatch.setattr(command, "run_all", run_all)
     return ran, fails

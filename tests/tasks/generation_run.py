@@ -18,6 +18,7 @@ from lavis.models.base_model import BaseModel
 from torch import nn
 
 from lavis_mafa.cli import main
+from lavis_mafa.processes import on_main_process
 from lavis_mafa.tasks import results
 
 COLOURS = {"red": (255, 0, 0), "green": (0, 255, 0), "blue": (0, 0, 255), "white": (255, 255, 255)}
@@ -85,13 +86,13 @@ def try_together(folder):
     """What this rank gets of gathering three records and one, of a value and of a failure."""
     rank = get_rank()
     said = {"gathered": results.gather_records([{"id": (rank, i)} for i in range(3 - 2 * rank)])}
-    said["value"] = results.on_main_process(lambda: f"made on {rank}")
+    said["value"] = on_main_process(lambda: f"made on {rank}")
 
     def fail():
         raise ValueError(f"wrong on {rank}")
 
     try:
-        results.on_main_process(fail)
+        on_main_process(fail)
     except (ValueError, RuntimeError) as error:
         said["error"] = f"{type(error).__name__}: {error}"
     (Path(folder) / f"rank{rank}.json").write_text(json.dumps(said))

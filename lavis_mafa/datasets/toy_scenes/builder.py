@@ -8,7 +8,6 @@ import hashlib
 import json
 import logging
 import os
-import uuid
 import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -17,8 +16,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-import torch.distributed as dist
-from lavis.common.dist_utils import is_dist_avail_and_initialized, is_main_process
 from lavis.common.registry import registry
 from lavis.datasets.builders.base_dataset_builder import BaseDatasetBuilder
 from lavis.datasets.datasets.base_dataset import BaseDataset
@@ -33,6 +30,8 @@ from lavis_mafa.datasets.toy_scenes.world import (
     valid,
     valid_matrix,
 )
+from lavis_mafa.files import whole
+from lavis_mafa.processes import on_main_process
 
 Arrays = dict[str, npt.NDArray[Any]]
 Processor = Callable[[Any], Any]
@@ -224,13 +223,7 @@ class ToyScenesBuilder(BaseDatasetBuilder):  # type: ignore[misc]
             )
         directory = cache_directory(info.get("cache_dir"))
 
-        splits: dict[str, Arrays] = {}
-        try:
-            if is_main_process():
-                splits = load_or_make(world, data, directory)
-        finally:  # others must not wait for ever for a rank that failed
-            if is_dist_avail_and_initialized():
-                dist.barrier()
+        splits = on_main_process(lambda: load_or_make(world, data, directory))
         splits = splits or load_or_make(world, data, directory)
 
         self.build_processors()
@@ -355,15 +348,8 @@ def _load(path: Path) -> dict[str, Arrays]:
 
 
 def _save(path: Path, splits: Mapping[str, Arrays]) -> None:
-    """Write beside the target, then rename: readers see the whole file or none."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f"{path.stem}.{uuid.uuid4().hex}.tmp")
     named: dict[str, Any] = {
         f"{split}.{key}": array for split in splits for key, array in splits[split].items()
     }
-    try:
-        with open(temporary, "wb") as file:
-            np.savez(file, **named)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with whole(path) as file:
+        np.savez(file, **named)

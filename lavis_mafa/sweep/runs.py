@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import fcntl
 import json
 import os
@@ -15,9 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lavis_mafa.runners.checkpoint import LAST
+import torch
 
-ROOT = Path(__file__).resolve().parents[2]
+from lavis_mafa._version import __version__
+from lavis_mafa.files import ROOT, write_text
+from lavis_mafa.runners.checkpoint import LAST
+from lavis_mafa.runners.run_log import CONNECTIONS, LOG, read_log
+
 POLL_SECONDS = 2.0
 TELL_SECONDS = 15.0
 COMMAND, DONE = "command.txt", "done"
@@ -61,17 +66,29 @@ def command_of(script: str, config: str, folder: Path, options: Mapping[str, Any
         "--cfg-path",
         str(ROOT / config),
         "--options",
-        *(f"{key}={_written(value)}" for key, value in options.items()),
+        *(f"{key}={written(value)}" for key, value in options.items()),
     ]
 
 
-def _written(value: Any) -> str:
-    return json.dumps(value) if value is None or isinstance(value, (list, bool)) else str(value)
+def written(value: Any) -> str:
+    """A value as it is typed behind ``key=`` in options."""
+    plain = value is None or isinstance(value, (list, dict, bool))
+    return json.dumps(value) if plain else str(value)
+
+
+def about(command: str) -> dict[str, str]:
+    """What results tell of their origin: version, torch, date (UTC) and the command."""
+    return {
+        "version": __version__,
+        "torch": torch.__version__.split("+")[0],
+        "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
+        "command": command,
+    }
 
 
 def forget_earlier_runs(folder: Path) -> None:
     """Logs are appended to, and a checkpoint would be taken for one to go on with."""
-    for name in (DONE, "log.jsonl", "connections.jsonl", "unreadable.jsonl", LAST):
+    for name in (DONE, LOG, CONNECTIONS, "unreadable.jsonl", LAST):
         for path in folder.glob(f"*/{name}"):
             path.unlink()
 
@@ -84,10 +101,10 @@ def refuse_other_commands(runs: Iterable[Run]) -> None:
     """
     for run in runs:
         path = run.folder / COMMAND
-        if path.is_file() and path.read_text(encoding="utf-8") != _told(run):
+        if path.is_file() and path.read_text(encoding="utf-8") != f"{told_command(run)}\n":
             raise ValueError(
                 f"{run.folder} holds a run of another command (see its {COMMAND}) than this one's: "
-                f"\n  {_told(run)}Write into another folder, or remove that one"
+                f"\n  {told_command(run)}\nWrite into another folder, or remove that one"
             )
 
 
@@ -201,29 +218,14 @@ def _duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds > 90 else f"{seconds:.0f} s"
 
 
-def read_log(folder: Path, kind: str) -> list[dict[str, Any]]:
-    """All records of a kind in a run's ``log.jsonl``."""
-    path = folder / "log.jsonl"
-    if not path.is_file():
-        return []
-    records = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            record = json.loads(line)
-        except json.JSONDecodeError:  # the line that is being written
-            continue
-        if record["kind"] == kind:
-            records.append(record)
-    return records
-
-
-def _told(run: Run) -> str:
-    return shlex.join(["python", *run.command]) + "\n"
+def told_command(run: Run) -> str:
+    """A run's command as people type it."""
+    return shlex.join(["python", *run.command])
 
 
 def _start(run: Run) -> subprocess.Popen[bytes]:
     run.folder.mkdir(parents=True, exist_ok=True)
-    (run.folder / COMMAND).write_text(_told(run), encoding="utf-8")
+    write_text(run.folder / COMMAND, f"{told_command(run)}\n")
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1"}
     with open(run.folder / "console.log", "wb") as console:
         return subprocess.Popen(

@@ -5,25 +5,10 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-from lavis_mafa.demo.page import GROUPS, SHARES
-from lavis_mafa.pages.report import Table
 
 # By system, seed and name of the figure; None: it has none.
 Figures = Mapping[str, Mapping[int, Mapping[str, float | None]]]
 
-TRAINING = {"ITC temperature": {"temperature": "at the end"}}
-HEADLINES = {
-    "txt_r1": "TR@1",
-    "img_r1": "IR@1",
-    "valid_txt_r1": "any TR@1",
-    "valid_img_r1": "any IR@1",
-    "txt_map_r": "TR mAP@R",
-    "img_map_r": "IR mAP@R",
-    "itm_auc": "ITM AUC",
-}
-PRECISE = ("itm_auc", "temperature")  # numbers around 0 to 1 and no percentages
 # Student's t over the square root of n: half a 95 % interval of a mean, in standard deviations.
 HALF_INTERVALS = {2: 8.98, 3: 2.48, 4: 1.59, 5: 1.24, 6: 1.05, 8: 0.84, 10: 0.72}
 
@@ -71,20 +56,6 @@ def differences_to(figures: Figures, reference: str) -> dict[str, dict[str, Spre
     return found
 
 
-def tables_of(figures: Figures, titles: Mapping[str, str], reference: str) -> list[Table]:
-    """Tables of ``mean ± sd``: all figures of all systems, and their differences to one."""
-    tables = []
-    spreads = spreads_of(figures)
-    for title, columns in [*GROUPS.items(), *TRAINING.items()]:
-        scale = 100.0 if columns is SHARES else 1.0
-        tables.append(_table(title, columns, spreads, titles, scale=scale))
-    if reference in figures:
-        title = f"Difference to {titles[reference]} with the same seed"
-        differences = differences_to(figures, reference)
-        tables.append(_table(title, HEADLINES, differences, titles, sign="+"))
-    return tables
-
-
 def note_on_spread(figures: Figures) -> str:
     """What ± stands for, and how far off a mean may be."""
     counts = {len(by_seed) for by_seed in figures.values()}
@@ -111,20 +82,3 @@ def _minus(
         taken = other.get(name)
         result[name] = None if value is None or taken is None else value - taken
     return result
-
-
-def _table(
-    title: str,
-    columns: Mapping[str, str],
-    spreads: Mapping[str, Mapping[str, Spread]],
-    titles: Mapping[str, str],
-    **form: Any,
-) -> Table:
-    rows: list[list[Any]] = []
-    for system, own in spreads.items():
-        told = [
-            own[key].told(3 if key in PRECISE else 1, **form) if key in own else None
-            for key in columns
-        ]
-        rows.append([titles[system], max(spread.n for spread in own.values()), *told])
-    return Table(title, ["system", "n", *columns.values()], rows)

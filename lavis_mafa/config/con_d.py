@@ -1,0 +1,58 @@
+"""Checks of Con-D: that it can judge pairs, and that it has weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from lavis.common.registry import registry
+
+from lavis_mafa.config.check import Report, Settings, is_url, suggest, trains_by_step, walk
+from lavis_mafa.config.defaults import default_or_report, fill
+from lavis_mafa.config.schema import SCHEMA, Key
+from lavis_mafa.connections.build import JUDGES
+
+BUILD_KEYS = ("arch", "model_type", "load_pretrained", "pretrained", "load_finetuned", "finetuned")
+
+
+def check_con_d(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Checks a Con-D that stands for itself, with the keys of ``model.mafa.con_d``.
+
+    Returns:
+        It with all defaults, and the problems (none: it can work).
+    """
+    con_d = replace(SCHEMA.keys["model"].keys["mafa"].keys["con_d"], nullable=False)
+    schema = Key("mapping")
+    for name in ("con_d", "mafa", "model"):
+        schema = Key("mapping", keys={name: con_d if name == "con_d" else schema})
+    report = Report(schema)
+    config = walk({"model": {"mafa": {"con_d": dict(given)}}}, schema, "", report)
+    fill(config, schema, None)
+    check_weights(config, report)
+    return config["model"]["mafa"]["con_d"], report.problems
+
+
+def check_weights(config: Mapping[str, Any], report: Report) -> None:
+    """Con-D needs weights: a checkpoint, or published ones of its model type."""
+    s = Settings(config, report)
+    path = "model.mafa.con_d"
+    arch, model_type = s[f"{path}.arch"], s[f"{path}.model_type"]
+    if arch in (None, "oracle") or f"{path}.model_type" in report.bad:
+        return
+    if arch not in JUDGES and not trains_by_step(arch):
+        report.add(f"{path}.arch", f"{arch} cannot judge pairs; use one of {', '.join(JUDGES)}")
+        return
+    shipped = default_or_report(
+        f"{path}.model_type", registry.get_model_class(arch), model_type, report
+    )
+    model = shipped.get("model", {})
+    weights = [model.get(n) for n in ("finetuned", "pretrained") if model.get(f"load_{n}", True)]
+    downloads = any(is_url(url or "") for url in weights)
+    for name in s[f"{path}.model"] or {}:
+        known = [*model, *BUILD_KEYS]
+        if name not in known:
+            report.add(f"{path}.model.{name}", f"{arch} has no such key; {suggest(name, known)}")
+    if shipped and not s[f"{path}.checkpoint"] and not downloads:
+        why = f"{arch} has no published weights of that type, and Con-D must be trained"
+        report.missing(f"{path}.checkpoint", why)

@@ -1,0 +1,50 @@
+"""Defaults: of the schema, and of the YAMLs that models and builders ship."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from lavis_mafa.config.check import Report, suggest
+from lavis_mafa.config.schema import UNSET, Key
+
+
+def fill(config: dict[str, Any], key: Key, task: Any) -> None:
+    """Puts the schema's defaults where ``config`` has nothing, in place."""
+    for name, child in key.keys.items():
+        default = child.by_task[task] if task in list(child.by_task) else child.default
+        if name not in config and default is not UNSET:
+            config[name] = copy.deepcopy(default)
+        if isinstance(config.get(name), dict):
+            fill(config[name], child, task)
+
+
+def default_yaml(cls: Any, which: str | None) -> dict[str, Any]:
+    """Default YAML of a model or builder class as plain data; None: the first that it lists.
+
+    Raises:
+        LookupError: the class has no such type; the message names the ones that it has.
+        OSError: the YAML is not there.
+    """
+    tables = ("PRETRAINED_MODEL_CONFIG_DICT", "DATASET_CONFIG_DICT")
+    table: Mapping[str, str] = next(
+        (getattr(cls, name) for name in tables if hasattr(cls, name)), {}
+    )
+    which = next(iter(table), "") if which is None else which
+    if which not in table:
+        raise LookupError(f"{which!r} is no type of {cls.__name__}; {suggest(str(which), table)}")
+    plain: Any = OmegaConf.load(cls.default_config_path(which))
+    plain = OmegaConf.to_container(plain, resolve=True)
+    return plain if isinstance(plain, dict) else {}
+
+
+def default_or_report(path: str, cls: Any, which: Any, report: Report) -> dict[str, Any]:
+    """Default YAML of ``cls``; if there is none, ``path`` is reported and nothing returned."""
+    try:
+        return default_yaml(cls, which if which is None else str(which))
+    except (LookupError, OSError) as error:
+        report.add(path, str(error))
+        return {}

@@ -1,0 +1,110 @@
+"""The samples that lie in one tar shard: where each image is, its caption and its `image_id`."""
+
+from __future__ import annotations
+
+import json
+import os
+import tarfile
+from collections.abc import Iterator
+from itertools import groupby
+from typing import Any, NamedTuple
+
+from webdataset.tariterators import base_plus_ext
+
+from lavis_mafa.datasets.annotation_files import Problem
+from lavis_mafa.datasets.shards import IMAGE_SUFFIXES
+
+CAPTION_SUFFIXES = ("txt", "caption")
+TEXT_SUFFIXES = (*CAPTION_SUFFIXES, "json")
+
+
+class Stored(NamedTuple):
+    """A sample in a shard: name of its image's member, where its bytes begin and how many they
+    are, caption ("" if it is null) and `image_id`."""
+
+    image: str
+    start: int
+    size: int
+    caption: str
+    image_id: str | None
+
+
+class _Member(NamedTuple):
+    name: str
+    start: int
+    size: int
+
+
+def read_samples(path: str | os.PathLike[str]) -> Iterator[Stored | Problem]:
+    """Every sample of a shard in order; images are not read. A damaged shard ends in a Problem."""
+    last = "its beginning"
+    with open(path, "rb") as file:
+
+        def text(member: _Member) -> bytes:
+            return os.pread(file.fileno(), member.size, member.start)
+
+        try:
+            named = ((base_plus_ext(member.name), member) for member in _listed(file))
+            for key, run in groupby(named, lambda item: item[0][0]):
+                parts = [(str(suffix).lower(), member) for (_, suffix), member in run]
+                if key is not None:
+                    sample = _sample(key, parts, text)
+                    last = f"sample {key}"
+                    if sample is not None:
+                        yield sample
+        except (tarfile.TarError, ValueError, EOFError) as error:
+            size = os.fstat(file.fileno()).st_size
+            yield Problem(
+                f"after {last}",
+                f"the tar file ({size} bytes) is damaged or cut short: {error}; copy, download or "
+                "write it again",
+            )
+
+
+def _listed(file: Any) -> Iterator[_Member]:
+    """The plain files of a tar, up to its end, which must be there."""
+    with tarfile.open(fileobj=file, mode="r:") as tar:
+        while (member := tar.next()) is not None:
+            tar.members.clear()  # type: ignore[attr-defined]  # it would keep them all
+            if member.isreg() and not member.issparse():
+                yield _Member(member.name, member.offset_data, member.size)
+        # tarfile takes a damaged header, or none, for the end.
+        if os.pread(file.fileno(), tarfile.BLOCKSIZE, tar.offset) != bytes(tarfile.BLOCKSIZE):
+            raise tarfile.ReadError(f"no member and no end at byte {tar.offset}")
+
+
+def _sample(key: str, parts: list[tuple[str, _Member]], text: Any) -> Stored | Problem | None:
+    """The sample of the members `key`.*; None if they are none of ours."""
+    images = [member for suffix, member in parts if suffix in IMAGE_SUFFIXES]
+    found = {s: m for s, m in parts if s in TEXT_SUFFIXES}
+    if not images and not found:
+        return None
+    where = f"sample {key}"
+    if len(images) != 1 or len(found) < sum(s in TEXT_SUFFIXES for s, _ in parts):
+        names = ", ".join(member.name for _, member in parts)
+        wanted = f"one image ({', '.join(IMAGE_SUFFIXES)}) and a caption"
+        return Problem(where, f"expected {wanted}, found {names}")
+    told: Any = {}
+    caption: Any = None
+    try:
+        if "json" in found:
+            told = json.loads(text(found["json"]))
+            if not isinstance(told, dict):
+                return Problem(where, f"expected an object in {found['json'].name}")
+        plain = next((found[suffix] for suffix in CAPTION_SUFFIXES if suffix in found), None)
+        if plain is not None:
+            caption = text(plain).decode("utf-8-sig")
+        elif "caption" in told:
+            caption = told["caption"] or ""
+            str(caption).encode()  # half of a surrogate pair, written as \\u, is no text
+    except (ValueError, RecursionError) as error:
+        return Problem(where, f"its caption or JSON cannot be read: {error}")
+    if not isinstance(caption, str):
+        wanted = ", ".join(f".{suffix}" for suffix in CAPTION_SUFFIXES)
+        return Problem(where, f"no caption; expected {wanted}, or a string 'caption' in .json")
+    image_id = told.get("image_id")
+    if isinstance(image_id, bool) or not isinstance(image_id, (str, int, type(None))):
+        return Problem(where, f"'image_id': expected a string or an integer, got {image_id!r:.60}")
+    identity = None if image_id in (None, "") else str(image_id)
+    name = images[0].name.encode("utf-8", "replace").decode()
+    return Stored(name, images[0].start, images[0].size, caption, identity)

@@ -1,0 +1,56 @@
+"""What the processes of a run do together: wait, act on rank 0 for all, bring things to rank 0."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch.distributed as dist
+from lavis.common.dist_utils import (
+    get_rank,
+    get_world_size,
+    is_dist_avail_and_initialized,
+    is_main_process,
+)
+
+T = TypeVar("T")
+
+
+def barrier() -> None:
+    """Wait for all ranks."""
+    if is_dist_avail_and_initialized():
+        dist.barrier()
+
+
+def on_main_process(action: Callable[[], T]) -> T | None:
+    """Run ``action`` on the main process while others wait; its value there, None elsewhere.
+
+    All ranks must call it. If it fails, all ranks fail, so that none waits for ever: others with a
+    RuntimeError of its message.
+    """
+    value, failure = None, None
+    if is_main_process():
+        try:
+            value = action()
+        except Exception as error:
+            failure = error
+    if get_world_size() > 1:
+        message = [failure and f"on rank 0: {type(failure).__name__}: {failure}"]
+        dist.broadcast_object_list(message, src=0)
+        if failure is None and message[0] is not None:
+            raise RuntimeError(message[0])
+    if failure is not None:
+        raise failure
+    return value
+
+
+def from_all_ranks(value: Any) -> list[Any] | None:
+    """Every rank's ``value`` in rank order on rank 0, None on the others.
+
+    All ranks must call it.
+    """
+    if get_world_size() == 1:
+        return [value]
+    gathered: list[Any] | None = [None] * get_world_size() if get_rank() == 0 else None
+    dist.gather_object(value, gathered, dst=0)
+    return gathered
