@@ -76,7 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--queue-size", type=int, help="of momentum; otherwise model.queue_size")
     parser.add_argument("--top", type=int, default=5, help="places of the first group")
     parser.add_argument(
-        "--con-d",
+        "--convert",
         action="store_true",
         help="let the config's Con-D convert false negatives, as in training",
     )
@@ -124,7 +124,7 @@ def measure(opened: Opened, args: argparse.Namespace, batch: int) -> list[Row]:
     except TypeError as error:
         raise ValueError(f"soft labels of ITC need ALBEF, BLIP or BLIP-2: {error}") from error
     settings = getattr(model, "settings", StepSettings())
-    judge_of = _judges(opened) if args.con_d else None
+    judge_of = _judges(opened) if args.convert else None
     streams = _streams(opened, args, batch)
     soft, model_cfg = settings.soft_labels, opened.cfg.model_cfg
     own = {
@@ -229,7 +229,7 @@ def _judges(opened: Opened) -> Any:
     mafa = opened.cfg.model_cfg.get("mafa") or {}
     con_d: Any = build_discriminator(mafa.get("con_d"))
     if con_d is None:
-        raise ValueError("--con-d: the config names no model.mafa.con_d")
+        raise ValueError("--convert: the config names no model.mafa.con_d")
     if isinstance(con_d, Oracle):
         con_d.truth = opened.data.truth
     own_view = getattr(con_d, "wants_view", lambda model: False)(opened.model)
@@ -248,7 +248,7 @@ def _write(args: argparse.Namespace, batch: int, rows: list[Row]) -> None:
     told = {
         **about(args),
         "checkpoint": args.checkpoint,
-        "con_d": args.con_d,
+        "convert": args.convert,
         "seed": args.seed,
     }
     columns = [f"top 1–{top}", f"{top + 1}–B", "queue"]

@@ -356,8 +356,9 @@ def table(figures: Mapping[str, float]) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry of the command; returns the exit status."""
     parser = argparse.ArgumentParser(
+        prog="python -m lavis_mafa.evaluation.eccv",
         description="Score saved retrieval scores of COCO's test split against COCO, CxC and ECCV "
-        "Caption; writes a table (.md) and figures (.json) beside the file."
+        "Caption; writes a table (.md) and figures (.json) beside the file.",
     )
     parser.add_argument("scores", type=Path, help="scores_<split>.npz of an evaluation")
     parser.add_argument(

@@ -25,7 +25,9 @@ from lavis_mafa.sweep.runs import alone_in, refuse_other_commands, run_all, told
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="sweep", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m lavis_mafa.sweep",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "file", type=Path, help="sweep file, such as projects/mafa/sweeps/table_4.yaml"
@@ -83,8 +85,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         refuse_other_commands(plan.jobs.values())
         if args.dry_run:
             print("\n".join(commands_of(plan)))
-            return 0
         refuse_missing(plan)
+        if args.dry_run:
+            return 0
     except ValueError as error:
         print(error)
         return 2

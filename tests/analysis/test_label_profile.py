@@ -224,7 +224,7 @@ def rows_of(folder):
 
 def test_the_command_on_the_toy_world_on_one_and_two_ranks(tmp_path, checkpoint):
     oracle = (*OPTIONS, "model.mafa.con_d.arch=oracle")
-    more = (*MORE, "--con-d", "--alpha", "0.2", "0.5")
+    more = (*MORE, "--convert", "--alpha", "0.2", "0.5")
     call(*arguments("profile", tmp_path / "one", checkpoint, *more, options=oracle))
     said = call_ranks(2, *arguments("profile", tmp_path / "two", checkpoint, *more, options=oracle))
     one, two = rows_of(tmp_path / "one"), rows_of(tmp_path / "two")
@@ -278,7 +278,7 @@ def test_the_command_on_photographs(tmp_path, photographs):
     [
         (("--top", "16"), "--top must be"),
         (("--alpha", "1.5"), "--alpha must be"),
-        (("--con-d",), "names no model.mafa.con_d"),
+        (("--convert",), "names no model.mafa.con_d"),
         (("--batch-size", "500"), "do not fill a mini-batch"),
     ],
 )
