@@ -313,7 +313,8 @@ def curves_of(counts: Sequence[Count]) -> list[Curve]:
         ]
         if series:
             note = "Mean of images and of texts as anchors."
-            curves.append(Curve(title, label, "false negatives (%)", series, note))
+            y_label = "false negatives (%)"
+            curves.append(Curve(title, label, y_label, series, note, log_x=True, bounds=(0, 100)))
     return curves
 
 

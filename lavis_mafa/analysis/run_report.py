@@ -28,6 +28,7 @@ from lavis_mafa.runners.run_log import LOG
 
 # `count` and `mine` write a report.html of their own.
 RUN_PAGE, JUDGED_PAGE = "report.html", "judged.html"
+SHARE = (0.0, 1.0)
 POINTS = 300  # of a curve over steps: each is the mean of as many steps as it takes
 SHARES = 60  # of a share over steps: a mini-batch has few hard negatives
 EPOCHS = 40  # that the histogram offers one by one
@@ -189,7 +190,7 @@ def _over_steps(records: RunRecords) -> Iterable[Curve]:
         for d, arrow in DIRECTIONS.items()
         if f"{part}_{d}" in columns and np.nansum(columns[f"{whole}_{d}"])
     ]
-    yield from _drawn(Curve("False negatives over steps", "step", "share", series))
+    yield from _drawn(Curve("False negatives over steps", "step", "share", series, bounds=SHARE))
 
 
 def _drawn(curve: Curve) -> Iterable[Curve]:
@@ -234,7 +235,7 @@ def _over_epochs(records: RunRecords) -> Iterable[Curve]:
             for name, text in names.items()
             for d, arrow in DIRECTIONS.items()
         ]
-        yield from _drawn(Curve(title, "epoch", "share", series))
+        yield from _drawn(Curve(title, "epoch", "share", series, bounds=SHARE))
 
 
 def _by_epoch(epochs: Mapping[int, Mapping[str, Any]], name: str, text: str) -> Series:

@@ -29,7 +29,12 @@ class Series:
 
 @dataclass
 class Curve:
-    """A line chart. Values that are not finite, or with ``log_y`` not above zero, are gaps."""
+    """A line chart. Values that are not finite, or on a logarithmic axis not above zero, are gaps.
+
+    Attributes:
+        log_x, log_y: logarithmic axes; that of x has its ticks where the data are.
+        bounds: what y can be, such as ``(0, 1)`` for shares: the axis has no ticks beyond.
+    """
 
     title: str
     x_label: str = ""
@@ -37,6 +42,8 @@ class Curve:
     series: list[Series] = field(default_factory=list)
     note: str = ""
     log_y: bool = False
+    log_x: bool = False
+    bounds: tuple[float, float] | None = None
 
 
 @dataclass
@@ -170,19 +177,32 @@ def curve_html(curve: Curve) -> str:
                 f"y has {len(one.y)}, expected one y for each x (None for a gap)"
             )
     lines = [_points(one, curve.log_y) for one in curve.series]
+    if curve.log_x:
+        lines = [[point for point in line if point[0] > TINY] for line in lines]
     drawn = [(x, y) for line in lines for x, y, _ in line if y is not None]
     if not drawn:
         return _figure("chart", curve.title, '<p class="note">No values to draw.</p>', curve.note)
     xs, ys = zip(*drawn, strict=True)
     y_ticks = ticks(min(ys), max(ys), least_step=1.0 if curve.log_y else 0.0)
+    if curve.bounds is not None and not curve.log_y:
+        low, high = curve.bounds
+        y_ticks = [t for t in y_ticks if low <= t <= high]
+        if len(y_ticks) < 2 or y_ticks[0] > min(ys) or y_ticks[-1] < max(ys):
+            y_ticks = [low, high]
     y_labels = [_tick_label(10.0**t if curve.log_y else t) for t in y_ticks]
     x_ticks = ticks(min(xs), max(xs), least_step=1.0 if all(x == int(x) for x in xs) else 0.0)
     # The data may end between two ticks of x; a lone x is given the whole range of its ticks.
     first, last = (min(xs), max(xs)) if max(xs) > min(xs) else (x_ticks[0], x_ticks[-1])
+    if curve.log_x:
+        x_ticks = sorted(set(xs))
+        first, last = (first, last) if max(xs) > min(xs) else (max(xs) / 2, max(xs) * 2)
     left, right, top, bottom = 14 + DIGIT * max(map(len, y_labels)), WIDTH - 16, 30, HEIGHT - 46
 
     def across(x: float) -> str:
-        return f"{left + (x - first) / (last - first) * (right - left):.1f}"
+        share = (x - first) / (last - first)
+        if curve.log_x:
+            share = math.log(x / first) / math.log(last / first)
+        return f"{left + share * (right - left):.1f}"
 
     def down(y: float, shift: float = 0.0) -> str:
         up = (y - y_ticks[0]) / (y_ticks[-1] - y_ticks[0])

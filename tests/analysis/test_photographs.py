@@ -72,3 +72,16 @@ def test_mine(arguments, tmp_path):
     root = (tmp_path / "dataset.yaml").read_text().split("images: {storage: ")[1].split('"')[1]
     with Image.open(f"{root}/{mined[0]['image']}") as image:
         assert min(image.size) > 100
+
+
+def test_report_threshold_and_label(arguments, tmp_path):
+    of, _, _ = arguments
+    call(*of("mine", tmp_path), "--threshold", 0.6)
+    call("report", tmp_path)
+    page = (tmp_path / "judged.html").read_text()
+    assert page.count("data:image/jpeg") > 20 and "could not be opened" not in page
+    call("threshold", tmp_path, "--output", tmp_path / "threshold")
+    told = json.loads((tmp_path / "threshold" / "thresholds.json").read_text())
+    assert "Nobody knows which pairs match" in " ".join(told["notes"])
+    call("label", "page", tmp_path, "--count", 5, "--output", tmp_path / "labels.html")
+    assert (tmp_path / "labels.html").read_text().count("data:image/jpeg") >= 2

@@ -479,3 +479,35 @@ def test_the_page_holds_the_judgements(tmp_path):
     assert shown == {"probabilities"}
     with pytest.raises(ValueError, match="expected 0 <= low <= high <= 1"):
         written(tmp_path, thresholds=(0.8, 0.5))
+
+
+def places(page, axis):
+    """Positions along an axis of a chart's dots."""
+    return [float(a[f"c{axis}"]) for tag, a in page.tags if tag == "circle"]
+
+
+def page_of(tmp_path, **options):
+    series = [Series("a", [64.0, 640.0, 6400.0], options.pop("y", [1.0, 2.0, 3.0]))]
+    path = write_report(
+        tmp_path / "r.html", title="t", curves=[Curve("c", series=series, **options)]
+    )
+    return Page(path.read_text())
+
+
+def test_a_log_axis_of_x_spaces_factors_evenly(tmp_path):
+    first, second, third = places(page_of(tmp_path, log_x=True), "x")
+    assert second - first == pytest.approx(third - second, abs=0.2) and second > first
+    labels = page_of(tmp_path, log_x=True).texts
+    assert "640" in labels and "6,400" in labels
+
+
+def test_shares_have_no_ticks_beyond_what_they_can_be(tmp_path):
+    for y in ([0.0, 0.0, 0.0], [1.0, 1.0, 1.0], [0.2, 0.4, 0.9]):
+        page = page_of(tmp_path, y=y, bounds=(0.0, 1.0))
+        chart = page.texts[: page.texts.index("Numbers")]  # not those of x, which begin at 64
+        ticks = [float(t) for t in chart if re.fullmatch(r"-?\d\.?\d*", t)]
+        assert ticks and 0 <= min(ticks) and max(ticks) <= 1
+        grid = [
+            float(a["d"].split()[1].split("H")[0]) for t, a in page.tags if a.get("class") == "grid"
+        ]
+        assert all(min(grid) <= y <= max(grid) for y in places(page, "y"))
