@@ -64,15 +64,26 @@ def test_an_order_has_every_sample_once_in_whole_mini_batches(size, batch, space
     assert len(np.unique(order)) == len(order) and order.min() >= 0 and order.max() < size
 
 
-def test_a_search_space_of_one_mini_batch_is_random_sampling():
-    features, _ = features_of(64)
-    random = order_of(Sampling("random", 8), features.vectors, features.texts, 3)
-    grit = order_of(Sampling("grit", 8, 8), features.vectors, features.texts, 3)
-    other = order_of(Sampling("grit", 8, 64), features.vectors, features.texts, 3)
-    assert {frozenset(b) for b in random.reshape(-1, 8)} != {
-        frozenset(b) for b in other.reshape(-1, 8)
-    }
-    assert len(grit) == len(random)
+def test_larger_search_spaces_bring_more_similar_pairs_together():
+    """A search space of one mini-batch is random sampling (MAFA Figure 2, M = B)."""
+    rng = np.random.default_rng(0)
+    vectors, texts = (torch.from_numpy(rng.normal(size=(64, 6)).astype(np.float32)) for _ in "ab")
+    sim = (vectors @ texts.t()).numpy()
+    apart = ~np.eye(8, dtype=bool)
+
+    def mean_inside(sampling):
+        found = []
+        for seed in range(30):
+            for places in order_of(sampling, vectors, texts, seed).reshape(-1, 8):
+                found.append(sim[np.ix_(places, places)][apart].mean())
+        return np.mean(found), np.std(found) / len(found) ** 0.5
+
+    (random, error), (same, _) = (
+        mean_inside(one) for one in (Sampling("random", 8), Sampling("grit", 8, 8))
+    )
+    (some, _), (most, _) = (mean_inside(Sampling("grit", 8, space)) for space in (16, 64))
+    assert abs(same - random) < 5 * error
+    assert random + 5 * error < some < most
 
 
 @given(

@@ -169,7 +169,15 @@ def test_page_id_names_the_draw(tmp_path):
     assert ids[0] == ids[1] != ids[2]
 
 
-def test_image_is_shown_once_and_small(tmp_path):
+def test_an_image_of_two_pairs_is_embedded_once(tmp_path):
+    given = judged([0.9, 0.9, 0.9])
+    given.image[:] = 5
+    write_label_page(tmp_path / "a.html", given, Data(), count=3)
+    data = page_data(tmp_path / "a.html")
+    assert len(data["pairs"]) == 3 and len(data["images"]) == 1
+
+
+def test_an_image_is_made_small():
     uri = data_uri(Image.new("RGB", (900, 300)), 100)
     with Image.open(io.BytesIO(base64.b64decode(uri.split(",")[1]))) as image:
         assert image.size == (100, 33)

@@ -11,15 +11,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import PHOTOGRAPHS
 from PIL import Image
 
 from lavis_mafa.check_data import PROBLEMS, check, main
 from lavis_mafa.make_vocab import SPECIAL_TOKENS, make_vocab
 from lavis_mafa.make_vocab import main as make_vocab_main
 
-FLICKR = Path(__file__).resolve().parents[3] / "shared" / "flickr8k-700"
 needs_flickr = pytest.mark.skipif(
-    not (FLICKR / "train.json").is_file(), reason=f"the photographs of {FLICKR} are not here"
+    not (PHOTOGRAPHS / "train.json").is_file(),
+    reason=f"the photographs of {PHOTOGRAPHS} are not here",
 )
 
 
@@ -160,15 +161,15 @@ def test_runs_as_a_module(clean: Path, monkeypatch) -> None:
 
 @needs_flickr
 def test_real_photographs_are_clean(capsys) -> None:
-    files = [str(FLICKR / f"{split}.json") for split in ("train", "val", "test")]
-    assert main([*files, "--image-root", str(FLICKR), "--workers", "2"]) == 0
+    files = [str(PHOTOGRAPHS / f"{split}.json") for split in ("train", "val", "test")]
+    assert main([*files, "--image-root", str(PHOTOGRAPHS), "--workers", "2"]) == 0
     printed = capsys.readouterr().out
     assert printed.startswith("pairs   3525\nimages  705, 705 of them with several captions\n")
 
 
 @needs_flickr
 def test_vocabulary_of_real_captions_is_the_same_every_time(tmp_path: Path) -> None:
-    file, out = FLICKR / "train.json", tmp_path / "vocab.txt"
+    file, out = PHOTOGRAPHS / "train.json", tmp_path / "vocab.txt"
     tokens = make_vocab([file], out, size=1000)
     assert len(tokens) == 1000
     assert make_vocab([file], out, size=1000) == tokens

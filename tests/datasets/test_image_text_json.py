@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from conftest import PHOTOGRAPHS
 from lavis.common.config import Config
 from lavis.common.registry import registry
 from lavis.datasets.data_utils import concat_datasets, reorg_datasets_by_split
@@ -29,9 +30,9 @@ from lavis_mafa.datasets.image_text_json import (
     ImageTextTrain,
 )
 
-FLICKR = Path(__file__).resolve().parents[3] / "shared" / "flickr8k-700"
 needs_flickr = pytest.mark.skipif(
-    not (FLICKR / "train.json").is_file(), reason=f"the photographs of {FLICKR} are not here"
+    not (PHOTOGRAPHS / "train.json").is_file(),
+    reason=f"the photographs of {PHOTOGRAPHS} are not here",
 )
 
 
@@ -248,13 +249,15 @@ def test_no_rank_waits_for_ever_if_rank_0_fails(mine: Path) -> None:
 @needs_flickr
 def test_real_photographs_as_lavis_reads_them(tmp_path: Path) -> None:
     annotations = {
-        split: {"storage": f"{FLICKR}/{split}.json"} for split in ("train", "val", "test")
+        split: {"storage": f"{PHOTOGRAPHS}/{split}.json"} for split in ("train", "val", "test")
     }
     datasets = build(
-        annotations=annotations, images={"storage": os.fspath(FLICKR)}, cache_dir=str(tmp_path)
+        annotations=annotations, images={"storage": os.fspath(PHOTOGRAPHS)}, cache_dir=str(tmp_path)
     )
     train, val = datasets["train"], datasets["val"]
-    theirs = RetrievalDataset(small, train.text_processor, FLICKR, [FLICKR / "train.json"])
+    theirs = RetrievalDataset(
+        small, train.text_processor, PHOTOGRAPHS, [PHOTOGRAPHS / "train.json"]
+    )
     train.set_processors(small, train.text_processor)
     assert len(train) == len(theirs) == 2775
     for index in range(0, 2775, 111):
@@ -267,7 +270,7 @@ def test_real_photographs_as_lavis_reads_them(tmp_path: Path) -> None:
     ]
 
     theirs = RetrievalEvalDataset(
-        val.vis_processor, val.text_processor, FLICKR, [FLICKR / "val.json"]
+        val.vis_processor, val.text_processor, PHOTOGRAPHS, [PHOTOGRAPHS / "val.json"]
     )
     for name in ("text", "image", "txt2img", "img2txt"):
         assert getattr(val, name) == getattr(theirs, name), name
