@@ -419,3 +419,24 @@ def test_pairs_have_rows():
     found = judged.rows_of(np.array([3, 3, 0, 9]), np.array([0, 1, 3, 9]))
     assert found.tolist() == [2, 0, -1, -1]
     assert judged.thresholds == (0.5, 0.8)
+
+
+def test_an_image_that_is_lost_while_judging_has_no_verdict(
+    models, tmp_path, toy_pairs, monkeypatch
+):
+    call(*arguments("count", tmp_path, models[0], *LISTS))  # all features are there
+    kind = type(toy_pairs.dataset)
+    read_one = kind.__getitem__
+
+    def broken(self, index):
+        if index == 4:
+            raise OSError("gone")
+        return read_one(self, index)
+
+    # The 16 samples that tell the data apart are read too: 4 is none of them.
+    monkeypatch.setattr(kind, "__getitem__", broken)
+    call(*arguments("count", tmp_path, models[0], *LISTS, "--con-d", *con_d("a", models[1])))
+    judged = Judged.load(tmp_path)
+    assert (np.isnan(judged.of("a")) == (judged.image == 4)).all() and (judged.image == 4).any()
+    lost = [one for one in read(tmp_path)["counts"] if one["judge"] == "a"]
+    assert all(one["judged"] < SIZE for one in lost if one["anchors"] == "image")

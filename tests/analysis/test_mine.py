@@ -330,3 +330,12 @@ def test_shards_leave_out_what_cannot_be_read(models, tmp_path, monkeypatch):
     )
     assert len(own) == SIZE - 1 + len(read(tmp_path))
     assert [own.caption(k) for k in (6, 7)] == [data.source(k)[1] for k in (6, 8)]
+
+
+def test_captions_of_one_image_are_apart_even_if_training_takes_them_for_negatives(
+    models, tmp_path
+):
+    negatives = [ORACLE, THREE, "model.mafa.same_image=negative", "run.grit.same_image=together"]
+    call(*arguments("mine", tmp_path, models[0], *MINING, options=negatives, size=MANY))
+    judged, data = Judged.load(tmp_path), toy_pairs(MANY, captions_per_image=3)
+    assert (data.image_ids[judged.image] != data.image_ids[judged.text]).all()
