@@ -192,7 +192,7 @@ def write_report(
         "tables": ("Tables", "".join(map(table_html, tables))),
         "curves": ("Curves", "".join(map(curve_html, curves))),
         "probabilities": ("Con-D's probabilities", "in the template" if cards or judged else ""),
-        "connections": ("Mined connections", "in the template" if cards else ""),
+        "connections": ("Judged pairs", "in the template" if cards else ""),
         "notes": ("Notes", "".join(f"<li>{esc(note)}</li>" for note in notes)),
         "settings": ("Settings", table_html(Table("", ["setting", "value"], rows)) if rows else ""),
     }
