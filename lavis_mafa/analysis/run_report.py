@@ -272,15 +272,22 @@ def _names(figures: Iterable[Mapping[str, Any]]) -> list[str]:
 
 
 def _evaluations(records: RunRecords) -> Iterable[Table]:
-    """A table by split: figures down, its last evaluations across."""
+    """A table by split: figures down, across its last evaluations and before them the best one by
+    ``agg_metrics``, by which runs keep a checkpoint."""
     for split in dict.fromkeys(split for split, _ in records.evaluations):
         told = {e: f for (own, e), f in records.evaluations.items() if own == split}
         epochs = list(told)[-6:]
+        ranked = {e: _number(f.get("agg_metrics")) for e, f in told.items()}
+        scores = {e: score for e, score in ranked.items() if score is not None}
+        best = max(scores, key=lambda epoch: scores[epoch]) if len(scores) > 1 else None
+        if best is not None and best not in epochs:
+            epochs = [best, *epochs]
         rows: list[list[Cell]] = [
             [name, *(_number(told[epoch].get(name)) for epoch in epochs)]
             for name in _names(told.values())
         ]
         head = [f"epoch {epoch}" if isinstance(epoch, int) else str(epoch) for epoch in epochs]
+        head = [f"{h}, best" if e == best else h for h, e in zip(head, epochs, strict=True)]
         yield Table(f"Evaluation of {split}", ["figure", *head], rows)
 
 

@@ -241,3 +241,18 @@ def test_the_command_on_judged_pairs_whose_config_is_gone(tmp_path):
     data = data_of_page(tmp_path / "judged.html")
     assert len(data["cards"]) == 7 and data["images"] == []
     assert (tmp_path / "report.html").read_text() == "of the count"
+
+
+def test_the_best_evaluation_stays_in_sight(tmp_path):
+    scores = [10.0, 40.0, *range(20, 29)]
+    lines = [
+        {"kind": "eval", "time": e, "split": "val", "epoch": e, "agg_metrics": score}
+        for e, score in enumerate(scores)
+    ]
+    (tmp_path / "log.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    call("report", tmp_path)
+    text = (tmp_path / "report.html").read_text()
+    table = text[text.index("Evaluation of val") :]
+    table = table[: table.index("</table>")]
+    assert "epoch 1, best" in table and "epoch 10" in table and "epoch 4<" not in table
+    assert ">40" in table and ">10<" not in table
