@@ -137,15 +137,17 @@ def run(args: argparse.Namespace) -> None:
     if by_truth:
         judged.probability[ORACLE] = (judged.truth == VALID).astype(np.float32)
     judged.about = about(args, low=min(rule.low, high), high=high)
-    if is_main_process() and not len(mined := select(judged, opened.data, high, args.limit)):
+    if not is_main_process():
+        return
+    judged.save(args.output / FILE)
+    mined = select(judged, opened.data, high, args.limit)
+    if not len(mined):
         logging.warning(
             "no pair is above the threshold of %g (the highest has %.3f): nothing is new. Lower "
             "--threshold, or take another Con-D",
             *(high, float(np.nanmax(judged.of(None), initial=0.0))),
         )
-    if is_main_process():
-        judged.save(args.output / FILE)
-        write_all(args, opened.data, judged, mined, [number for number, _ in features.unreadable])
+    write_all(args, opened.data, judged, mined, [number for number, _ in features.unreadable])
 
 
 def select(judged: Judged, data: Corpus, threshold: float, limit: int | None = None) -> Mined:
