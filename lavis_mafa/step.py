@@ -6,7 +6,7 @@ settings, so it can be called from any trainer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
@@ -23,10 +23,9 @@ from lavis_mafa.connections.mining import (
     AMBIGUOUS,
     POSITIVE,
     Connections,
+    Judge,
     MiningRule,
-    connect,
-    pick,
-    unique_pairs,
+    find_connections,
 )
 from lavis_mafa.connections.negatives import NONE, PICKERS, Picker
 from lavis_mafa.connections.posterior import PosteriorPicker, PosteriorRule
@@ -46,7 +45,6 @@ from lavis_mafa.ranks import Ranks
 # "found": judged positive, whatever is made of it.
 COUNTS = ("picked", "judged", "found", "ambiguous", "kept", "probability_sum")
 WEIGHTS = {"itc": 1.0, "imc": 0.0, "lmi": 0.0, "itm": 1.0, "lm": 1.0}
-Judge = Callable[[Tensor, Tensor], Tensor]
 SECOND_VIEW = "image_view2"  # key of a mini-batch's images as momentum encoders see them, if others
 
 
@@ -281,44 +279,6 @@ def known_positives(
         ids = numbers["image_id"]
         positives = positives | (ids[own][:, None] == ids[None, :])
     return positives
-
-
-def find_connections(
-    sim_i2t: Tensor,
-    sim_t2i: Tensor,
-    positives: Tensor,
-    own: Tensor,
-    pickers: Sequence[Picker],
-    rule: MiningRule,
-    judge: Judge | None = None,
-    judge_none: bool = False,
-) -> tuple[Connections, Connections, int]:
-    """Pick, judge and connect, both directions (MAFA Algorithm 1).
-
-    Args:
-        sim_i2t, sim_t2i: ``(B, C)`` as the pickers want them.
-        positives: ``(B, C)`` bool, see `known_positives`.
-        own: ``(B,)``, the anchors' numbers among the candidates.
-        pickers: of images and of texts, out of `lavis_mafa.connections.negatives.PICKERS`.
-        rule: what becomes of a verdict.
-        judge: Con-D's probabilities ``(P,)`` of images and texts ``(P,)`` by number; None leaves
-            every hard negative a negative.
-        judge_none: ask it also if no pair was picked, as other ranks wait for this one.
-
-    Returns:
-        Connections of images and of texts, and how many pairs were judged.
-    """
-    resample = judge is not None and rule.resample
-    top_k = rule.top_k if judge is not None else 1
-    hard_i2t, second_i2t = pick(sim_i2t, positives, pickers[0], resample, top_k)
-    hard_t2i, second_t2i = pick(sim_t2i, positives, pickers[1], resample, top_k)
-    image_of, text_of, row_i2t, row_t2i = unique_pairs(hard_i2t, hard_t2i, own)
-    verdict = None
-    if judge is not None and (len(image_of) or judge_none):
-        verdict = judge(image_of, text_of)
-    i2t = connect(positives, hard_i2t, second_i2t, verdict, row_i2t, rule)
-    t2i = connect(positives, hard_t2i, second_t2i, verdict, row_t2i, rule)
-    return i2t, t2i, 0 if verdict is None else len(verdict)
 
 
 def itc_labels(

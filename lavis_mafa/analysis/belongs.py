@@ -36,7 +36,7 @@ def require_same(path: Path, identity: dict[str, str]) -> None:
     refuse_other(path, identity)
     barrier()
     if is_main_process():
-        note(path, identity)
+        write_json(path, identity)
     barrier()
 
 
@@ -58,11 +58,6 @@ def refuse_other(path: Path, identity: dict[str, str]) -> None:
             f"{path.parent} belongs to something else ({told}). Write into another folder, or "
             "remove that one"
         )
-
-
-def note(path: Path, identity: dict[str, str]) -> None:
-    """Write what a folder belongs to."""
-    write_json(path, identity)
 
 
 def digest(*arrays: np.ndarray) -> str:

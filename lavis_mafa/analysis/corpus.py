@@ -18,7 +18,6 @@ import torch
 from lavis.common.dist_utils import is_main_process
 from omegaconf import OmegaConf
 from PIL import Image
-from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from lavis_mafa.cli import begin, build_data, build_model
@@ -28,25 +27,26 @@ from lavis_mafa.connections.build import view_of
 from lavis_mafa.datasets.split_as_pairs import SplitAsPairs
 from lavis_mafa.datasets.training_set import TrainingSet
 from lavis_mafa.models.mafa_model import checkpoint_of
+from lavis_mafa.runners.launch import amp_dtype_of
 from lavis_mafa.runners.loaders import evaluation_sets, training_set
 
 Processor = Callable[[Any], Any]
 
 
 def add_config_arguments(parser: argparse.ArgumentParser) -> None:
-    """``--cfg-path``, ``--options`` and ``--checkpoint``."""
+    """``--cfg-path``, ``--options``, ``--split`` and ``--checkpoint``."""
+    add_data_arguments(parser)
+    parser.add_argument(
+        "--checkpoint", help="weights of the model; otherwise those that the config names"
+    )
+
+
+def add_data_arguments(parser: argparse.ArgumentParser) -> None:
+    """``--cfg-path``, ``--options`` and ``--split``."""
     parser.add_argument("--cfg-path", required=True, help="config of a training run, a YAML file")
     parser.add_argument(
         "--options", nargs="+", default=[], metavar="key=value", help="settings that go before it"
     )
-    parser.add_argument(
-        "--checkpoint", help="weights of the model; otherwise those that the config names"
-    )
-    add_split_argument(parser)
-
-
-def add_split_argument(parser: argparse.ArgumentParser) -> None:
-    """``--split``."""
     parser.add_argument(
         "--split",
         default="train",
@@ -72,9 +72,8 @@ class Opened:
 
     def autocast(self) -> torch.autocast:
         """Mixed precision as ``run.amp`` and ``run.amp_dtype`` say."""
-        run = self.cfg.run_cfg
-        dtype = {"fp16": torch.float16, "bf16": torch.bfloat16}[run.get("amp_dtype", "fp16")]
-        return torch.autocast(self.device.type, dtype, enabled=bool(run.get("amp", False)))
+        dtype = amp_dtype_of(self.cfg.run_cfg)
+        return torch.autocast(self.device.type, dtype, enabled=dtype is not None)
 
 
 CPU = torch.device("cpu")
@@ -282,14 +281,6 @@ class _Numbered(Dataset):
 
     def __getitem__(self, number: int) -> dict[str, Any]:
         return self.pairs[number, 0]
-
-
-def to_device(value: Any, device: torch.device) -> Any:
-    """A mini-batch with its tensors on a device."""
-    return {
-        key: item.to(device, non_blocking=True) if isinstance(item, Tensor) else item
-        for key, item in value.items()
-    }
 
 
 def tell(text: str, *values: Any) -> None:

@@ -100,7 +100,7 @@ def run(args: argparse.Namespace) -> None:
             "nothing to judge by: the data do not know which pairs match. Name a discriminator, "
             "such as --con-d blip.arch=blip_retrieval blip.model_type=coco"
         )
-    refuse_to_lose(args.output, wanted, [*judges_named(con_ds, opened)])
+    refuse_to_lose(args.output, wanted, judges_named(con_ds, opened))
     # Before hours are spent on features.
     judges = {name: build_judge(con_d) for name, con_d in con_ds.items()}
     numbers = sample_of(len(opened.data), args.sample, wanted, args.seed)

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from lavis_mafa.analysis.gallery import Show, evenly
 from lavis_mafa.analysis.judged import INVALID, UNKNOWN, VALID, Judged
+from lavis_mafa.connections.mining import STATE_NAMES, MiningRule
 from lavis_mafa.pages.report import Curve, Judgements, Mined, Table, write_report
 
 TRUTHS = {VALID: True, INVALID: False, UNKNOWN: None}
@@ -22,7 +24,6 @@ def report_of_judged(
     path: str | os.PathLike[str],
     title: str,
     *,
-    intro: str = "",
     tables: Iterable[Table] = (),
     curves: Iterable[Curve] = (),
     notes: Iterable[str] = (),
@@ -41,7 +42,7 @@ def report_of_judged(
             `gallery.Shown` or ``Corpus.show``.
         path: the file to write.
         title: its heading.
-        intro, tables, curves, notes: further parts, see `write_report`.
+        tables, curves, notes: further parts, see `write_report`.
         settings: None: ``judged.about``.
         limit: connections in the gallery, all discriminators together.
     """
@@ -51,7 +52,6 @@ def report_of_judged(
     return write_report(
         path,
         title=title,
-        intro=intro,
         tables=tables,
         curves=curves,
         connections=(
@@ -87,24 +87,22 @@ def _mined(
     """Connections of a sample of the pairs; one that both sides nominated is shown from its
     image's."""
     probability = judged.probability[name]
+    states = MiningRule(low=low, high=high).states(torch.from_numpy(probability)).tolist()
     for pair in choose(probability, low, high, limit):
         i2t = bool(judged.from_image[pair])
         image, text = int(judged.image[pair]), int(judged.text[pair])
         anchor, other = (image, text) if i2t else (text, image)
         (anchor_image, anchor_caption), (mined_image, mined_caption) = show(anchor), show(other)
-        p = probability[pair]
-        # In its own precision, as `Judgements` and `MiningRule.states` compare.
-        above = [p > probability.dtype.type(x) for x in (low, high)]
         yield Mined(
             direction="i2t" if i2t else "t2i",
             anchor_image=anchor_image,
             anchor_caption=anchor_caption,
             mined_image=mined_image,
             mined_caption=mined_caption,
-            probability=float(p),
+            probability=float(probability[pair]),
             truth=TRUTHS[int(judged.truth[pair])],
             epoch=None,
-            state="positive" if above[1] else "ambiguous" if above[0] else "negative",
+            state=STATE_NAMES[states[pair]],
             anchor_index=anchor,
             mined_index=other,
             run=run,

@@ -28,7 +28,7 @@ import numpy as np
 from lavis.common.dist_utils import is_main_process
 from tqdm import tqdm
 
-from lavis_mafa.analysis.belongs import digest, note, refuse_other
+from lavis_mafa.analysis.belongs import digest, refuse_other
 from lavis_mafa.analysis.corpus import (
     Corpus,
     about,
@@ -165,10 +165,9 @@ def select(judged: Judged, data: Corpus, threshold: float, limit: int | None = N
     rows = np.flatnonzero(readable & (probability > threshold))
     rows = rows[np.lexsort((judged.text[rows], judged.image[rows], -probability[rows]))]
     ids = data.image_ids
-    involved = set(ids[judged.image[rows]].tolist())
     there = {
         (int(ids[number]), _wording(data.caption(number)))
-        for number in np.flatnonzero(np.isin(ids, np.fromiter(involved, np.int64, len(involved))))
+        for number in np.flatnonzero(np.isin(ids, ids[judged.image[rows]]))
     }
     kept, already, twice, seen = [], 0, 0, set()
     for row in rows.tolist():
@@ -286,10 +285,10 @@ class _Names:
 
     def record(self, image: int, text: int) -> dict[str, Any]:
         """A pair of the image of one sample and the caption of another."""
-        path = self.data.pairs.source(image)[0] or self._write_once(image)
+        path, caption = self.data.pairs.source(image)
         return {
-            "image": os.path.relpath(path, self.root),
-            "caption": self.data.caption(text),
+            "image": os.path.relpath(path or self._write_once(image), self.root),
+            "caption": caption if text == image else self.data.caption(text),
             "image_id": int(self.data.image_ids[image]),
         }
 
@@ -339,7 +338,7 @@ def _write_shards(
     own = np.setdiff1d(np.arange(len(data)), np.asarray(unreadable, np.int64))
     whose = {"pairs": f"{len(own)} and {pairs}, {digest(own)}", "in a shard": str(args.per_shard)}
     refuse_other(folder / "of.json", whose)
-    note(folder / "of.json", whose)
+    write_json(folder / "of.json", whose)
     done, count = finished(folder), len(own)
 
     def samples() -> Iterator[tuple[str, bytes, str, str, dict[str, Any]]]:

@@ -28,7 +28,6 @@ from lavis_mafa.analysis.corpus import (
     add_config_arguments,
     open_config,
     tell,
-    to_device,
 )
 from lavis_mafa.analysis.features import make_features
 from lavis_mafa.analysis.label_profile import KINDS, LabelProfile, Stream, labels_of
@@ -36,12 +35,14 @@ from lavis_mafa.analysis.nominate import Sampling, order_of
 from lavis_mafa.backbones import Backbone, backbone_of
 from lavis_mafa.connections.build import build_discriminator
 from lavis_mafa.connections.con_d import Oracle
+from lavis_mafa.connections.mining import Judge, find_connections
 from lavis_mafa.connections.negatives import PICKERS, hardest
 from lavis_mafa.files import write_json, write_text
 from lavis_mafa.grit import grouped_plan
 from lavis_mafa.pages.report import Curve, Series, Table, write_report
 from lavis_mafa.pages.tables import markdown_table
-from lavis_mafa.step import Judge, StepSettings, find_connections
+from lavis_mafa.runners.loaders import to_device
+from lavis_mafa.step import StepSettings
 
 NAMES = {
     "one_hot": "one-hot",

@@ -21,10 +21,9 @@ from tqdm import tqdm
 from lavis_mafa.analysis.corpus import (
     Opened,
     about,
-    add_split_argument,
+    add_data_arguments,
     open_config,
     tell,
-    to_device,
 )
 from lavis_mafa.analysis.intervals import clustered, ratio
 from lavis_mafa.analysis.usage import COUNTS, Reader, share_of
@@ -32,6 +31,7 @@ from lavis_mafa.checkpoints import left_random
 from lavis_mafa.files import write_json, write_text
 from lavis_mafa.pages.report import Curve, Series, Table, write_report
 from lavis_mafa.pages.tables import markdown_table
+from lavis_mafa.runners.loaders import to_device
 
 READING = ("visual_encoder.", "text_encoder.", "text_decoder.", "Qformer.", "ln_vision.", "query_")
 FIGURES = {
@@ -46,10 +46,7 @@ FIGURES = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of the command."""
-    parser.add_argument("--cfg-path", required=True, help="config of a training run, a YAML file")
-    parser.add_argument(
-        "--options", nargs="+", default=[], metavar="key=value", help="settings that go before it"
-    )
+    add_data_arguments(parser)
     parser.add_argument(
         "--checkpoint",
         nargs="+",
@@ -60,7 +57,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--rates", nargs="+", type=float, default=[0.15, 0.35, 0.5, 0.75], help="of masking, MLM's"
     )
-    add_split_argument(parser)
     parser.add_argument("--samples", type=int, default=5000, help="captions, drawn at random")
     parser.add_argument("--seed", type=int, default=0, help="of the samples and of masking")
     parser.add_argument("--output", required=True, type=Path, help="folder of results")

@@ -6,6 +6,7 @@ as anchors and texts as candidates, ``t2i`` the reverse.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 from lavis_mafa.connections.negatives import NONE, Picker
 
 KEPT, AMBIGUOUS, POSITIVE, ABSENT = 0, 1, 2, 3
+Judge = Callable[[Tensor, Tensor], Tensor]
 STATE_NAMES = {KEPT: "negative", AMBIGUOUS: "ambiguous", POSITIVE: "positive"}
 
 
@@ -234,3 +236,41 @@ def connect(
     # NaN is above no threshold: what was not judged is kept.
     state = rule.states(judged)
     return Connections(positives, hard, second, judged, state.masked_fill(absent, ABSENT))
+
+
+def find_connections(
+    sim_i2t: Tensor,
+    sim_t2i: Tensor,
+    positives: Tensor,
+    own: Tensor,
+    pickers: Sequence[Picker],
+    rule: MiningRule,
+    judge: Judge | None = None,
+    judge_none: bool = False,
+) -> tuple[Connections, Connections, int]:
+    """Pick, judge and connect, both directions (MAFA Algorithm 1).
+
+    Args:
+        sim_i2t, sim_t2i: ``(B, C)`` as the pickers want them.
+        positives: ``(B, C)`` bool, see `lavis_mafa.step.known_positives`.
+        own: ``(B,)``, the anchors' numbers among the candidates.
+        pickers: of images and of texts, out of `lavis_mafa.connections.negatives.PICKERS`.
+        rule: what becomes of a verdict.
+        judge: Con-D's probabilities ``(P,)`` of images and texts ``(P,)`` by number; None leaves
+            every hard negative a negative.
+        judge_none: ask it also if no pair was picked, as other ranks wait for this one.
+
+    Returns:
+        Connections of images and of texts, and how many pairs were judged.
+    """
+    resample = judge is not None and rule.resample
+    top_k = rule.top_k if judge is not None else 1
+    hard_i2t, second_i2t = pick(sim_i2t, positives, pickers[0], resample, top_k)
+    hard_t2i, second_t2i = pick(sim_t2i, positives, pickers[1], resample, top_k)
+    image_of, text_of, row_i2t, row_t2i = unique_pairs(hard_i2t, hard_t2i, own)
+    verdict = None
+    if judge is not None and (len(image_of) or judge_none):
+        verdict = judge(image_of, text_of)
+    i2t = connect(positives, hard_i2t, second_i2t, verdict, row_i2t, rule)
+    t2i = connect(positives, hard_t2i, second_t2i, verdict, row_t2i, rule)
+    return i2t, t2i, 0 if verdict is None else len(verdict)

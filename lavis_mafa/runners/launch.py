@@ -50,6 +50,13 @@ def init_distributed(run_cfg: Any) -> None:
     setup_for_distributed(rank == 0)
 
 
+def amp_dtype_of(run_cfg: Any) -> torch.dtype | None:
+    """Autocast's type by ``amp`` and ``amp_dtype``, None without mixed precision."""
+    if not run_cfg.get("amp", False):
+        return None
+    return {"fp16": torch.float16, "bf16": torch.bfloat16}[run_cfg.get("amp_dtype", "fp16")]
+
+
 def seed_everything(seed: int) -> None:
     """Seed Python, NumPy and PyTorch, different on every rank, as LAVIS does."""
     seed = seed + get_rank()

@@ -35,6 +35,14 @@ def training_set(datasets: Mapping[str, Mapping[str, Any]], seed: int) -> Traini
     return TrainingSet(concat_datasets(reorg_datasets_by_split(train))["train"], int(seed))
 
 
+def to_device(samples: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
+    """A mini-batch with its tensors on a device."""
+    return {
+        key: value.to(device, non_blocking=True) if isinstance(value, torch.Tensor) else value
+        for key, value in samples.items()
+    }
+
+
 class Loaders:
     """Data loaders of a runner: training by the plan of an epoch, evaluation by split."""
 
@@ -92,9 +100,4 @@ class Loaders:
 
     def to_device(self, samples: dict[str, Any]) -> dict[str, Any]:
         """Tensors of a mini-batch on this rank's device."""
-        return {
-            key: value.to(self.runner.device, non_blocking=True)
-            if isinstance(value, torch.Tensor)
-            else value
-            for key, value in samples.items()
-        }
+        return to_device(samples, self.runner.device)

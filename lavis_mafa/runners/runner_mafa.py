@@ -31,6 +31,7 @@ from lavis_mafa.runners.guard import (
     stop_if_gradient_not_finite,
     stop_if_not_finite,
 )
+from lavis_mafa.runners.launch import amp_dtype_of
 from lavis_mafa.runners.loaders import Loaders, evaluation_sets, training_set
 from lavis_mafa.runners.pictures import show_connections
 from lavis_mafa.runners.run_log import CONNECTIONS, RunLog
@@ -132,11 +133,7 @@ class RunnerMafa(RunnerBase):
     @property
     def amp_dtype(self) -> torch.dtype | None:
         """Autocast's type, None without mixed precision."""
-        if not self.run_cfg.get("amp", False):
-            return None
-        return {"fp16": torch.float16, "bf16": torch.bfloat16}[
-            self.run_cfg.get("amp_dtype", "fp16")
-        ]
+        return amp_dtype_of(self.run_cfg)
 
     @property
     def scaler(self) -> torch.amp.GradScaler | None:

@@ -21,9 +21,10 @@ from lavis_mafa.analysis.features import Features
 from lavis_mafa.analysis.label_profile import LabelProfile, Stream, labels_of
 from lavis_mafa.backbones import AlbefBackbone
 from lavis_mafa.connections.con_d import Oracle
+from lavis_mafa.connections.mining import find_connections
 from lavis_mafa.connections.negatives import hardest
 from lavis_mafa.objectives.contrastive import contrastive_loss
-from lavis_mafa.step import SoftLabels, StepSettings, find_connections, run_step
+from lavis_mafa.step import SoftLabels, StepSettings, run_step
 
 CPU = torch.device("cpu")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import pickle
 from pathlib import Path
@@ -22,6 +21,7 @@ from omegaconf import OmegaConf
 from PIL import Image
 from torch.utils.data import DataLoader
 from torchvision.transforms.functional import to_tensor
+from two_forks import answers_of_two
 
 from lavis_mafa.datasets import arrow_table
 from lavis_mafa.datasets.image_text_json import (
@@ -224,24 +224,12 @@ def _rank(rank: int, storage: str, results) -> None:
     dist.destroy_process_group()
 
 
-def _on_two_ranks(storage: str) -> list[tuple]:
-    context = multiprocessing.get_context("fork")
-    results = context.Queue()
-    ranks = [context.Process(target=_rank, args=(rank, storage, results)) for rank in range(2)]
-    for process in ranks:
-        process.start()
-    answers = sorted(results.get(timeout=60) for _ in ranks)
-    for process in ranks:
-        process.join(30)
-    return answers
-
-
 def test_rank_0_converts_while_the_others_wait(mine: Path) -> None:
-    assert _on_two_ranks("train.jsonl") == [(0, 1, 4), (1, 0, 4)]
+    assert answers_of_two(_rank, "train.jsonl") == [(0, 1, 4), (1, 0, 4)]
 
 
 def test_no_rank_waits_for_ever_if_rank_0_fails(mine: Path) -> None:
-    (_, error_0, message_0), (_, error_1, message_1) = _on_two_ranks("gone.csv")
+    (_, error_0, message_0), (_, error_1, message_1) = answers_of_two(_rank, "gone.csv")
     assert (error_0, error_1) == ("FileNotFoundError", "RuntimeError")
     assert "gone.csv" in message_0 and message_0 in message_1
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import multiprocessing
 import os
 import pickle
 import random
@@ -23,6 +22,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from torch.utils.data import DataLoader
 from torchvision.transforms.functional import to_tensor
+from two_forks import answers_of_two
 
 from lavis_mafa.config import load_config
 from lavis_mafa.datasets import TrainingSet, image_text_shards
@@ -556,34 +556,20 @@ def _rank(rank: int, storage: str, together: bool, results) -> None:
         dist.destroy_process_group()
 
 
-def _two_processes(storage: str, together: bool) -> list[tuple]:
-    context = multiprocessing.get_context("fork")
-    results = context.Queue()
-    ranks = [
-        context.Process(target=_rank, args=(rank, storage, together, results)) for rank in range(2)
-    ]
-    for process in ranks:
-        process.start()
-    answers = sorted(results.get(timeout=60) for _ in ranks)
-    for process in ranks:
-        process.join(30)
-    return answers
-
-
 def test_rank_0_lists_while_the_others_wait(mine: Path) -> None:
     index = os.fspath(write_shards("a", map(sample, range(5)), per_shard=2))
-    assert _two_processes(index, True) == [(0, 1, "caption 4"), (1, 0, "caption 4")]
+    assert answers_of_two(_rank, index, True) == [(0, 1, "caption 4"), (1, 0, "caption 4")]
 
 
 def test_two_runs_list_the_same_shards_at_once(mine: Path) -> None:
     index = os.fspath(write_shards("a", map(sample, range(200)), per_shard=10))
-    answers = _two_processes(index, False)
+    answers = answers_of_two(_rank, index, False)
     assert [answer[2] for answer in answers] == ["caption 199"] * 2
     assert len(list((mine / "cache/image_text_shards").iterdir())) == 1
 
 
 def test_no_rank_waits_for_ever(mine: Path) -> None:
-    (_, error_0, message_0), (_, error_1, message_1) = _two_processes("gone.tar", True)
+    (_, error_0, message_0), (_, error_1, message_1) = answers_of_two(_rank, "gone.tar", True)
     assert (error_0, error_1) == ("FileNotFoundError", "RuntimeError")
     assert "gone.tar" in message_0 and message_0 in message_1
 

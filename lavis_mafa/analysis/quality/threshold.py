@@ -30,8 +30,8 @@ from lavis_mafa.analysis.quality.threshold_report import (
     tables_of,
 )
 from lavis_mafa.files import write_json, write_text
-from lavis_mafa.pages.report import Table, write_report
-from lavis_mafa.pages.tables import markdown_table
+from lavis_mafa.pages.report import write_report
+from lavis_mafa.pages.tables import markdown_section
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> None:
     compared = [compare(*two) for two in itertools.combinations(sources, 2)]
     tables = [*tables_of(tests), *agreement_tables(compared)]
     notes = _notes(sources, tests, compared)
-    text = "\n\n".join([*notes, *(f"## {t.title}\n\n{_markdown(t)}" for t in tables)])
+    text = "\n\n".join([*notes, *map(markdown_section, tables)])
     print(text)
     if args.output is None:
         return
@@ -96,7 +96,3 @@ def _notes(
             "right only if their training sets are the same."
         )
     return notes
-
-
-def _markdown(table: Table) -> str:
-    return markdown_table(table) + (f"\n\n{table.note}" if table.note else "")

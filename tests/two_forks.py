@@ -1,0 +1,18 @@
+"""Two forked processes, and what each of them answers."""
+
+from __future__ import annotations
+
+import multiprocessing
+
+
+def answers_of_two(target, *args) -> list[tuple]:
+    """Sorted answers that ``target(rank, *args, results)`` puts into the queue ``results``."""
+    context = multiprocessing.get_context("fork")
+    results = context.Queue()
+    ranks = [context.Process(target=target, args=(rank, *args, results)) for rank in range(2)]
+    for process in ranks:
+        process.start()
+    answers = sorted(results.get(timeout=60) for _ in ranks)
+    for process in ranks:
+        process.join(30)
+    return answers
