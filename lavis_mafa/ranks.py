@@ -55,6 +55,7 @@ class Ranks:
             embeds=self.gather(images.embeds, with_grad=True),
             features=features,
             first=self.rank * len(images.embeds),
+            memory={},
         )
 
     def texts(self, texts: Texts, detach_features: bool = False) -> Texts:

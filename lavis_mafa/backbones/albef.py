@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lavis_mafa.backbones.base import (
-    FromFirstTokens,
-    Images,
-    Teacher,
-    Texts,
-    all_visible,
-    tokenize,
-)
+from lavis_mafa.backbones.attention import PairedImages, first_token_after
+from lavis_mafa.backbones.base import FromFirstTokens, Images, Teacher, Texts, tokenize
 from lavis_mafa.objectives.language import IGNORED, mask_tokens
+from lavis_mafa.tokens import Captions
 
 
 class AlbefBackbone(FromFirstTokens):
@@ -33,7 +27,7 @@ class AlbefBackbone(FromFirstTokens):
         return getattr(self.model.text_encoder, "bert", self.model.text_encoder)
 
     def encode_texts(
-        self, captions: Sequence[str], max_length: int | None = None, for_matching: bool = False
+        self, captions: Captions, max_length: int | None = None, for_matching: bool = False
     ) -> Texts:
         tokens = tokenize(self.model, captions, max_length)
         embeds = self._bert(
@@ -46,15 +40,10 @@ class AlbefBackbone(FromFirstTokens):
 
     def match(self, images: Images, texts: Texts, image_of: Tensor, text_of: Tensor) -> Tensor:
         assert texts.embeds is not None
-        fused = self._bert(
-            encoder_embeds=texts.embeds[text_of],
-            attention_mask=texts.mask[text_of],
-            encoder_hidden_states=images.embeds[image_of],
-            encoder_attention_mask=all_visible(images.embeds[image_of]),
-            return_dict=True,
-            mode="fusion",
-        ).last_hidden_state
-        return self.model.itm_head(fused[:, 0])
+        hidden, mask = texts.embeds[text_of], texts.mask[text_of]
+        layers = self._bert.encoder.layer[self._bert.config.fusion_layer :]
+        first = first_token_after(layers, hidden, mask, PairedImages(images, image_of))
+        return self.model.itm_head(first)
 
     def tell(
         self,
@@ -75,23 +64,23 @@ class AlbefBackbone(FromFirstTokens):
         )
         asked = targets != IGNORED
         mask = texts.mask[text_of]
-        logits = self._predict(ids, mask, images.embeds[image_of], asked)
+        logits = self._predict(ids, mask, PairedImages(images, image_of), asked)
         losses = F.cross_entropy(logits, targets[asked], reduction="none")
         if teacher is None:
             return losses
         with torch.no_grad():
             copy: Any = teacher.backbone
-            soft = copy._predict(ids, mask, teacher.images.embeds[image_of], asked).softmax(dim=1)
+            looked_at = PairedImages(teacher.images, image_of)
+            soft = copy._predict(ids, mask, looked_at, asked).softmax(dim=1)
         distilled = -(soft * logits.log_softmax(dim=1)).sum(dim=1)
         return (1.0 - teacher.alpha) * losses + teacher.alpha * distilled
 
-    def _predict(self, ids: Tensor, mask: Tensor, embeds: Tensor, asked: Tensor) -> Tensor:
+    def _predict(self, ids: Tensor, mask: Tensor, looked_at: PairedImages, asked: Tensor) -> Tensor:
         """MLM's logits ``(T, V)`` at the T tokens asked for."""
         hidden = self._bert(
             ids,
             attention_mask=mask,
-            encoder_hidden_states=embeds,
-            encoder_attention_mask=all_visible(embeds),
+            encoder_hidden_states=looked_at,
             return_dict=True,
         ).last_hidden_state
         # The head is a matrix product with the whole vocabulary: only where there is a target.

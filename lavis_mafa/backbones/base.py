@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lavis_mafa.backbones.attention import fuse_attention
 from lavis_mafa.objectives.tcl import local_features, pool_patches
+from lavis_mafa.tokens import Captions, Tokens, tokens_of
 
 
 @dataclass
@@ -24,6 +25,7 @@ class Images:
         seen: ``(B, S, V)`` output of the image encoder proper, for another model with the same one.
         cache: what a family keeps of this rank's B images for `Backbone.tell`.
         first: number of this rank's first image among the N.
+        memory: keys and values of cross-attention, see `lavis_mafa.backbones.attention`.
     """
 
     embeds: Tensor
@@ -31,6 +33,7 @@ class Images:
     seen: Tensor | None = None
     cache: Any = None
     first: int = 0
+    memory: dict[Any, Any] = field(default_factory=dict, repr=False)
 
 
 @dataclass
@@ -63,7 +66,8 @@ class Backbone(Protocol):
     """How a family encodes, compares, matches and tells.
 
     A backbone holds no weights of its own: it drives the modules of a LAVIS model, so that the same
-    code serves the model in training and a frozen Con-D.
+    code serves the model in training and a frozen Con-D. It has their attention computed by fused
+    kernels.
     """
 
     def see(self, images: Tensor) -> Tensor:
@@ -78,9 +82,10 @@ class Backbone(Protocol):
         """
 
     def encode_texts(
-        self, captions: Sequence[str], max_length: int | None = None, for_matching: bool = False
+        self, captions: Captions, max_length: int | None = None, for_matching: bool = False
     ) -> Texts:
-        """Tokenise and encode B captions, cut at ``max_length`` tokens (default: the model's)."""
+        """Tokenise and encode B captions, cut at ``max_length`` tokens (default: the model's), or
+        encode their tokens."""
 
     def similarity(self, image_features: Tensor, text_features: Tensor) -> Tensor:
         """Similarities ``(I, T)`` of features of I images and T texts, not divided by the
@@ -114,6 +119,7 @@ class FromFirstTokens:
     """ALBEF and BLIP: one feature, of the first token, for an image and for a text; dot product."""
 
     def __init__(self, model: Any) -> None:
+        fuse_attention(model)
         self.model = model
 
     @property
@@ -158,15 +164,11 @@ class FromFirstTokens:
         return images.features.detach(), texts.features.detach()
 
 
-def tokenize(model: Any, captions: Sequence[str], max_length: int | None) -> Any:
-    """Token ids and mask ``(B, L)`` on the model's device, padded to the longest caption."""
-    return model.tokenizer(
-        list(captions),
-        padding="longest",
-        truncation=True,
-        max_length=max_length or model.max_txt_len,
-        return_tensors="pt",
-    ).to(model.device)
+def tokenize(model: Any, captions: Captions, max_length: int | None) -> Tokens:
+    """Tokens of captions on the model's device; of captions that are tokens already, these."""
+    if not isinstance(captions, Tokens):
+        captions = tokens_of(model.tokenizer, captions, max_length or model.max_txt_len)
+    return captions.to(model.device)
 
 
 def begin_with(ids: Tensor, token: int) -> Tensor:

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from torch import Tensor
 
+from lavis_mafa.backbones.attention import PairedImages, first_token_after
 from lavis_mafa.backbones.base import (
     FromFirstTokens,
     Images,
     Teacher,
     Texts,
-    all_visible,
     begin_with,
     tokenize,
 )
 from lavis_mafa.objectives.language import next_token_losses
+from lavis_mafa.tokens import Captions
 
 
 class BlipBackbone(FromFirstTokens):
@@ -29,7 +28,7 @@ class BlipBackbone(FromFirstTokens):
     """
 
     def encode_texts(
-        self, captions: Sequence[str], max_length: int | None = None, for_matching: bool = False
+        self, captions: Captions, max_length: int | None = None, for_matching: bool = False
     ) -> Texts:
         tokens = tokenize(self.model, captions, max_length)
         if for_matching:
@@ -39,15 +38,15 @@ class BlipBackbone(FromFirstTokens):
         return Texts(tokens.input_ids, tokens.attention_mask, features=features)
 
     def match(self, images: Images, texts: Texts, image_of: Tensor, text_of: Tensor) -> Tensor:
-        embeds = images.embeds[image_of]
-        fused = self.model.text_encoder(
-            begin_with(texts.ids[text_of], self.model.tokenizer.enc_token_id),
-            attention_mask=texts.mask[text_of],
-            encoder_hidden_states=embeds,
-            encoder_attention_mask=all_visible(embeds),
-            return_dict=True,
-        ).last_hidden_state
-        return self.model.itm_head(fused[:, 0])
+        encoder = self.model.text_encoder
+        ids = begin_with(texts.ids[text_of], self.model.tokenizer.enc_token_id)
+        first = first_token_after(
+            encoder.encoder.layer,
+            encoder.embeddings(input_ids=ids),
+            texts.mask[text_of],
+            PairedImages(images, image_of),
+        )
+        return self.model.itm_head(first)
 
     def tell(
         self,
@@ -58,14 +57,12 @@ class BlipBackbone(FromFirstTokens):
         teacher: Teacher | None = None,
     ) -> Tensor:
         """LM of the decoder, which begins with [DEC]."""
-        embeds = images.embeds[image_of]
         ids = begin_with(texts.ids[text_of], self.model.tokenizer.bos_token_id)
         decoder = self.model.text_decoder
         hidden = decoder.bert(
             ids,
             attention_mask=texts.mask[text_of],
-            encoder_hidden_states=embeds,
-            encoder_attention_mask=all_visible(embeds),
+            encoder_hidden_states=PairedImages(images, image_of),
             return_dict=True,
             is_decoder=True,
         ).last_hidden_state

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lavis_mafa.backbones.attention import PairedImages, fuse_attention
 from lavis_mafa.backbones.base import Images, Teacher, Texts, all_visible, begin_with, tokenize
 from lavis_mafa.objectives.language import next_token_losses
+from lavis_mafa.tokens import Captions
 
 # Numbers held at once in a comparison of features; more images than that are compared in turn.
 COMPARED_AT_ONCE = 2**26
@@ -29,6 +31,7 @@ class Blip2Backbone:
     """
 
     def __init__(self, model: Any) -> None:
+        fuse_attention(model)
         self.model = model
 
     @property
@@ -55,15 +58,15 @@ class Blip2Backbone:
         self, images: Tensor, seen: Tensor | None = None, for_matching: bool = False
     ) -> Images:
         seen = self.see(images) if seen is None else seen
-        embeds = self.model.ln_vision(seen.float())
+        images_seen = Images(self.model.ln_vision(seen.float()), seen=seen)
         if for_matching:
-            return Images(embeds, seen=seen)
-        output = self._query(embeds, keep=True)
+            return images_seen
+        output = self._query(PairedImages(images_seen))
         features = F.normalize(self.model.vision_proj(output.last_hidden_state).float(), dim=-1)
-        return Images(embeds, features, seen, output.past_key_values)
+        return replace(images_seen, features=features, cache=output.past_key_values)
 
     def encode_texts(
-        self, captions: Sequence[str], max_length: int | None = None, for_matching: bool = False
+        self, captions: Captions, max_length: int | None = None, for_matching: bool = False
     ) -> Texts:
         tokens = tokenize(self.model, captions, max_length)
         if for_matching:
@@ -94,14 +97,12 @@ class Blip2Backbone:
 
     def match(self, images: Images, texts: Texts, image_of: Tensor, text_of: Tensor) -> Tensor:
         """The mean over queries of their logits (BLIP-2 3.1)."""
-        embeds = images.embeds[image_of]
-        queries = self._queries(len(embeds))
+        queries = self._queries(len(image_of))
         fused = self.model.Qformer.bert(
             texts.ids[text_of],
             query_embeds=queries,
             attention_mask=torch.cat([all_visible(queries), texts.mask[text_of]], dim=1),
-            encoder_hidden_states=embeds,
-            encoder_attention_mask=all_visible(embeds),
+            encoder_hidden_states=PairedImages(images, image_of),
             return_dict=True,
         ).last_hidden_state
         return self.model.itm_head(fused[:, : queries.shape[1]]).mean(dim=1)
@@ -129,12 +130,11 @@ class Blip2Backbone:
     def _queries(self, size: int) -> Tensor:
         return self.model.query_tokens.expand(size, -1, -1)
 
-    def _query(self, embeds: Tensor, keep: bool) -> Any:
+    def _query(self, looked_at: PairedImages) -> Any:
         return self.model.Qformer.bert(
-            query_embeds=self._queries(len(embeds)),
-            encoder_hidden_states=embeds,
-            encoder_attention_mask=all_visible(embeds),
-            use_cache=keep,
+            query_embeds=self._queries(looked_at.size()[0]),
+            encoder_hidden_states=looked_at,
+            use_cache=True,
             return_dict=True,
         )
 
@@ -149,7 +149,7 @@ class Blip2Backbone:
         here = image_of[local] - images.first
         if bool(local.all()):
             return tuple((key[here], value[here]) for key, value in images.cache)
-        asked = self._query(images.embeds[image_of[~local]], keep=True).past_key_values
+        asked = self._query(PairedImages(images, image_of[~local])).past_key_values
         # Back into the order of the pairs.
         order = torch.cat([torch.nonzero(local).flatten(), torch.nonzero(~local).flatten()])
         back = torch.argsort(order)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lavis_mafa.backbones.base import Images, Texts, tokenize
+from lavis_mafa.tokens import Captions
 
 
 class DualBackbone:
@@ -37,7 +37,7 @@ class DualBackbone:
         return Images(average[:, None], F.normalize(average, dim=-1), seen=seen)
 
     def encode_texts(
-        self, captions: Sequence[str], max_length: int | None = None, for_matching: bool = False
+        self, captions: Captions, max_length: int | None = None, for_matching: bool = False
     ) -> Texts:
         """Tokenise and encode B captions, cut at ``max_length`` tokens (default: the model's)."""
         tokens = tokenize(self.model, captions, max_length)

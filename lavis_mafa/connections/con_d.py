@@ -8,11 +8,12 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from lavis_mafa.backbones import Images, Texts, backbone_of
 from lavis_mafa.backbones.base import image_size_of
 from lavis_mafa.ranks import Ranks
+from lavis_mafa.tokens import CON_D_TOKENS
 
 Truth = Callable[[np.ndarray, np.ndarray], np.ndarray]
 VIEW = "con_d_image"  # key of a mini-batch's images as Con-D wants them, where they differ
@@ -51,7 +52,8 @@ class ModelDiscriminator:
 
     Args:
         model: a LAVIS model of any family that `backbone_of` knows.
-        precision: ``fp32``, or ``bf16`` for autocast.
+        precision: ``fp32``, or ``bf16``: autocast, over weights kept in bf16 where autocast would
+            make them so.
         processor: makes a picture into what the model sees; None: it has no view of its own.
         own_view: whether to use ``processor`` on the decoded picture; None: where the training
             model's image size is another.
@@ -78,6 +80,10 @@ class ModelDiscriminator:
         self.image_size = image_size_of(model)
         self.shares_encoder = False
         _forget_momentum(model)
+        if precision == "bf16":
+            for name, part in model.named_children():
+                if name != "visual_encoder":  # perhaps compared with another, see `share_encoder`
+                    _keep_in_bf16(part)
 
     def wants_view(self, model: Any) -> bool:
         """Whether mini-batches for the training model ``model`` should have images of its own."""
@@ -94,20 +100,24 @@ class ModelDiscriminator:
         Returns:
             Whether it is shared.
         """
+        self.shares_encoder = self._has_encoder_of(model)
+        if self.shares_encoder:
+            self.model.visual_encoder = model.visual_encoder
+        elif self.precision == "bf16":
+            _keep_in_bf16(self.model.visual_encoder)
+        return self.shares_encoder
+
+    def _has_encoder_of(self, model: Any) -> bool:
         theirs, own = model.visual_encoder, self.model.visual_encoder
         if self.wants_view(model) or any(w.requires_grad for w in theirs.parameters()):
             return False
         if type(theirs) is not type(own) or image_size_of(model) != self.image_size:
             return False
         mine, other = own.state_dict(), theirs.state_dict()
-        if mine.keys() != other.keys() or not all(
+        return mine.keys() == other.keys() and all(
             value.dtype == other[key].dtype and torch.equal(value.cpu(), other[key].cpu())
             for key, value in mine.items()
-        ):
-            return False
-        self.model.visual_encoder = theirs
-        self.shares_encoder = True
-        return True
+        )
 
     def judge(
         self,
@@ -136,7 +146,8 @@ class ModelDiscriminator:
                 )
             with torch.autocast(device.type, torch.bfloat16, enabled=self.precision == "bf16"):
                 encoded = self.backbone.encode_images(images, seen, for_matching=True)
-                texts = self.backbone.encode_texts(samples["text_input"], for_matching=True)
+                captions = samples.get(CON_D_TOKENS, samples["text_input"])
+                texts = self.backbone.encode_texts(captions, for_matching=True)
                 ranks = ranks or Ranks(together=False)
                 encoded, texts = ranks.images(encoded), ranks.texts(texts)
                 logits = self._match(encoded, texts, image_of, text_of)
@@ -147,6 +158,16 @@ class ModelDiscriminator:
         if not len(image_of):
             return images.embeds.new_zeros(0, 2)
         return self.backbone.match(images, texts, image_of, text_of)
+
+
+def _keep_in_bf16(part: nn.Module) -> None:
+    """Half the memory of what autocast computes in bf16 anyway, and no conversion at every step."""
+    # A language head may share its weights with an embedding, which autocast leaves as it is.
+    embedded = {id(m.weight) for m in part.modules() if isinstance(m, nn.Embedding)}
+    for module in part.modules():
+        if isinstance(module, (nn.Linear, nn.Conv2d)) and module.weight.dtype is torch.float32:
+            if id(module.weight) not in embedded:
+                module.to(torch.bfloat16)
 
 
 def _forget_momentum(model: Any) -> None:

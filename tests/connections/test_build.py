@@ -25,10 +25,40 @@ def test_no_con_d_and_the_oracle():
 
 
 def test_it_holds_the_checkpoints_weights_frozen(tiny, tmp_path):
-    built = build_discriminator(con_d(save(tiny, tmp_path / "c.pth"), precision="bf16"))
-    assert built.precision == "bf16" and not built.model.training
+    built = build_discriminator(con_d(save(tiny, tmp_path / "c.pth")))
+    assert built.precision == "fp32" and not built.model.training
+    assert not any(weight.requires_grad for weight in built.model.parameters())
     for name, value in built.model.state_dict().items():
         assert torch.equal(value, tiny.state_dict()[name])
+
+
+def test_in_bf16_it_holds_half_of_what_autocast_would_convert(tiny, tmp_path):
+    path = save(tiny, tmp_path / "c.pth")
+    built = build_discriminator(con_d(path, precision="bf16"))
+    assert built.precision == "bf16"
+    assert not built.share_encoder(tiny)  # which is trained
+    kept = {value.dtype for value in built.model.state_dict().values() if value.is_floating_point()}
+    assert kept == {torch.float32, torch.bfloat16}
+    for name, value in built.model.state_dict().items():
+        original = tiny.state_dict()[name]
+        normalised = original.ndim < 2 and "norm" in name.lower()
+        assert not (normalised or "embeddings" in name) or value.dtype == original.dtype, name
+        assert torch.equal(value, original.to(value.dtype)), name
+
+
+def test_in_bf16_its_verdicts_are_those_of_autocast(tiny, tmp_path, monkeypatch):
+    samples = {"image": torch.rand(3, 3, 32, 32), "text_input": ["red circle", "a", "square"]}
+    pairs = torch.tensor([0, 1, 2, 0]), torch.tensor([1, 2, 0, 0])
+    path = save(tiny, tmp_path / "c.pth")
+    ours = build_discriminator(con_d(path, precision="bf16"))
+    ours.share_encoder(tiny)
+    fp32 = build_discriminator(con_d(path)).judge(samples, *pairs)
+    monkeypatch.setattr("lavis_mafa.connections.con_d._keep_in_bf16", lambda part: None)
+    autocast = build_discriminator(con_d(path, precision="bf16")).judge(samples, *pairs)
+    told = ours.judge(samples, *pairs)
+    torch.testing.assert_close(told, autocast, atol=0.01, rtol=0)
+    torch.testing.assert_close(told, fp32, atol=0.03, rtol=0)
+    assert not torch.equal(told, fp32)
 
 
 @pytest.mark.parametrize("part", ["itm_head.", "text_encoder.", "visual_encoder."])

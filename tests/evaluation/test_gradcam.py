@@ -127,12 +127,13 @@ def test_it_works_without_gradients_around_it(model, images):
     backbone = backbone_of(model)
     expected = heat_maps(backbone, images, CAPTIONS)
     assert float(expected.max()) > 0 and not expected.requires_grad
+    # Not bit by bit: without gradients PyTorch may choose another attention kernel.
     with torch.no_grad():
-        assert torch.equal(heat_maps(backbone, images, CAPTIONS), expected)
+        torch.testing.assert_close(heat_maps(backbone, images, CAPTIONS), expected)
     with torch.inference_mode():
-        assert torch.equal(heat_maps(backbone, images.clone(), CAPTIONS), expected)
+        torch.testing.assert_close(heat_maps(backbone, images.clone(), CAPTIONS), expected)
     model.requires_grad_(False)
-    assert torch.equal(heat_maps(backbone, images, CAPTIONS), expected)
+    torch.testing.assert_close(heat_maps(backbone, images, CAPTIONS), expected)
 
 
 def test_it_leaves_the_model_as_it_was(model, images):
