@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lavis_mafa.backbones.attention import fuse_attention
 from lavis_mafa.backbones.base import Images, Texts, tokenize
 from lavis_mafa.tokens import Captions
 
@@ -25,6 +26,7 @@ class DualBackbone:
     """
 
     def __init__(self, model: Any, suffix: str = "") -> None:
+        fuse_attention(model)
         self.model, self.suffix = model, suffix
 
     def encode_images(

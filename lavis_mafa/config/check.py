@@ -257,6 +257,7 @@ def check_together(config: Mapping[str, Any], report: Report) -> None:
     if training and settings["run.grit.enabled"]:
         _check_grit(settings, report)
     _check_weights(settings, report)
+    _check_compile(settings, report)
     _check_language_model(settings, report, training)
     _check_sizes(settings, report, training)
     _check_mafa(settings, report)
@@ -374,6 +375,13 @@ def _check_weights(s: Settings, report: Report) -> None:
         elif path and wanted is not False and report.machine:
             if not is_url(path) and not os.path.isfile(path):
                 report.add(key, f"no such file: {path!r}; {hint}")
+
+
+def _check_compile(s: Settings, report: Report) -> None:
+    for key in ("model.vit_grad_ckpt", "model.use_grad_checkpoint"):
+        if s["run.compile"] and s[key]:
+            why = f"is True, and {key} too: compiled blocks cannot be recomputed; set one to False"
+            report.add("run.compile", why)
 
 
 def _check_language_model(s: Settings, report: Report, training: bool) -> None:

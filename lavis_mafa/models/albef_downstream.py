@@ -10,6 +10,7 @@ from lavis.models.med import XBertEncoder
 from torch import Tensor
 from transformers import BertConfig
 
+from lavis_mafa.backbones.attention import fuse_attention
 from lavis_mafa.checkpoints import (
     check_origin,
     find_config,
@@ -88,6 +89,7 @@ class AlbefDownstream:
             **cls.language_parts(config),
             **chosen,
         )
+        fuse_attention(model)
         if checkpoint and cfg.get("load_finetuned", False):
             model.load_checkpoint(checkpoint)
         elif checkpoint:

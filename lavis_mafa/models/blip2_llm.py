@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from lavis_mafa.backbones import Blip2Backbone
+from lavis_mafa.backbones.attention import fuse_attention
 from lavis_mafa.backbones.base import all_visible
 from lavis_mafa.checkpoints import check_origin, load_state, read_checkpoint
 from lavis_mafa.config.check import problem_of_prompt
@@ -80,6 +81,7 @@ class Blip2Llm(Blip2Parts):
             prompt=cfg.get("prompt") or "",
             **options,
         )
+        fuse_attention(model)
         if checkpoint:
             model.load_checkpoint(checkpoint, stage_2=bool(cfg.get("load_finetuned", False)))
         if cfg.get("freeze_vit", True) and PREFIX in model.random_parts:

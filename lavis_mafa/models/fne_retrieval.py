@@ -26,6 +26,7 @@ from lavis_mafa.models.vit import build_vit
 from lavis_mafa.objectives.pair_memory import EMPTY, MovingCopies, PairMemory
 from lavis_mafa.objectives.triplet import similarity_of, triplet_losses
 from lavis_mafa.ranks import Ranks
+from lavis_mafa.tokens import TOKENS
 
 PARTS = ("visual_encoder", "text_encoder")
 NEGATIVES = ("posterior", "hardest")
@@ -205,8 +206,9 @@ class FneRetrieval(MafaModel, BaseModel):
 
         Args:
             samples: ``image`` ``(B, 3, H, W)``, ``text_input`` (B captions), ``image_id`` ``(B,)``
-                (at least 0, equal for captions of one image); optional ``loaded_index`` ``(B,)``
-                and ``epoch`` (int). B must be the same on all ranks.
+                (at least 0, equal for captions of one image); optional ``loaded_index`` ``(B,)``,
+                `TOKENS` (the captions tokenised) and ``epoch`` (int). B must be the same on all
+                ranks.
 
         Raises:
             ValueError: without ``image_id``.
@@ -219,7 +221,8 @@ class FneRetrieval(MafaModel, BaseModel):
         epoch = int(samples.get("epoch", 0))
         ranks = Ranks(together=True)
         images = self.backbone.encode_images(samples["image"]).features
-        texts = self.backbone.encode_texts(samples["text_input"]).features
+        captions = samples.get(TOKENS, samples["text_input"])
+        texts = self.backbone.encode_texts(captions).features
         assert images is not None and texts is not None
         own = ranks.own(len(texts), texts.device)
         ids = torch.as_tensor(samples["image_id"], device=own.device)
@@ -231,7 +234,7 @@ class FneRetrieval(MafaModel, BaseModel):
             return step.plain(images, texts)
         with torch.no_grad():
             copied_images = self.copies.encode_images(samples["image"]).features
-            copied_texts = self.copies.encode_texts(samples["text_input"]).features
+            copied_texts = self.copies.encode_texts(captions).features
         assert copied_images is not None and copied_texts is not None
         copied_images, copied_texts = ranks.gather(copied_images), ranks.gather(copied_texts)
         output = step.with_memory(images, texts, copied_images, copied_texts)

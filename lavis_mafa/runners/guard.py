@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -19,25 +20,33 @@ class UnreadableError(RuntimeError):
     """Too many samples cannot be read."""
 
 
-def any_rank(flag: bool, device: torch.device) -> bool:
-    """Whether ``flag`` is set on any rank; all ranks must call it."""
+def any_rank(flags: Sequence[bool], device: torch.device) -> list[bool]:
+    """Whether each flag is set on any rank; all ranks must call it with as many."""
     if get_world_size() == 1:
-        return flag
-    signal = torch.tensor(int(flag), device=device)
-    dist.all_reduce(signal, op=dist.ReduceOp.MAX)
-    return bool(signal.item())
+        return list(flags)
+    signals = torch.tensor([int(flag) for flag in flags], device=device)
+    dist.all_reduce(signals, op=dist.ReduceOp.MAX)
+    return [bool(signal) for signal in signals.tolist()]
 
 
-def stop_if_not_finite(
-    losses: dict[str, float], samples: dict[str, Any], where: str, device: torch.device
+def stop_if_bad(
+    losses: dict[str, float],
+    unreadable: UnreadableSamples,
+    samples: dict[str, Any],
+    where: str,
+    device: torch.device,
 ) -> None:
-    """Raise on all ranks if a loss is not finite on any of them.
+    """Raise on all ranks if a loss is not finite, or too many samples cannot be read, on any.
 
     Raises:
+        UnreadableError: with the list of this rank's.
         NonFiniteError: saying which rank, which loss and which samples.
     """
     bad = {name: value for name, value in losses.items() if not math.isfinite(value)}
-    if any_rank(bool(bad), device):
+    not_finite, too_many = any_rank([bool(bad), unreadable.too_many], device)
+    if too_many:
+        unreadable.stop(where)
+    if not_finite:
         _raise(f"loss {bad}" if bad else "", samples, where)
 
 

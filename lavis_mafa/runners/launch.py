@@ -57,6 +57,27 @@ def amp_dtype_of(run_cfg: Any) -> torch.dtype | None:
     return {"fp16": torch.float16, "bf16": torch.bfloat16}[run_cfg.get("amp_dtype", "fp16")]
 
 
+def compile_image_encoders(model: Any) -> None:
+    """Compile the blocks of a model's image encoder, and of its Con-D's, by ``torch.compile``.
+
+    Block by block: all are compiled as one, and weights keep their names.
+
+    Raises:
+        ValueError: if a model has no image encoder made of blocks.
+    """
+    judge = getattr(getattr(model, "con_d", None), "model", None)
+    encoders = [one.visual_encoder for one in (model, judge) if hasattr(one, "visual_encoder")]
+    blocks = {
+        id(block): block
+        for encoder in encoders
+        for block in getattr(encoder, "blocks", None) or encoder.transformer.resblocks
+    }
+    if not blocks:
+        raise ValueError(f"run.compile: {type(model).__name__} has no image encoder to compile")
+    for block in blocks.values():
+        block.compile()
+
+
 def seed_everything(seed: int) -> None:
     """Seed Python, NumPy and PyTorch, different on every rank, as LAVIS does."""
     seed = seed + get_rank()

@@ -658,3 +658,12 @@ def test_what_has_no_effect_is_noted(save, caplog):
         load_config(save(put(put(GOOD, "model.mafa.loss_weights.itm", 0), "run.k_test", 8)))
     assert "top_k and labels have no effect without model.mafa.con_d" in caplog.text
     assert "re-ranks by an ITM head that" in caplog.text
+
+
+@pytest.mark.parametrize("key", ["vit_grad_ckpt", "use_grad_checkpoint"])
+def test_compiled_blocks_cannot_be_recomputed(key):
+    config = put(put(GOOD, "run.compile", True), f"model.{key}", True)
+    assert any(
+        line.startswith(f"run.compile: is True, and model.{key}") for line in problems(config)
+    )
+    assert not any("run.compile" in line for line in problems(put(config, "run.compile", False)))
