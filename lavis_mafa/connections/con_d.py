@@ -81,9 +81,7 @@ class ModelDiscriminator:
         self.shares_encoder = False
         _forget_momentum(model)
         if precision == "bf16":
-            for name, part in model.named_children():
-                if name != "visual_encoder":  # perhaps compared with another, see `share_encoder`
-                    _keep_in_bf16(part)
+            _keep_in_bf16(model)
 
     def wants_view(self, model: Any) -> bool:
         """Whether mini-batches for the training model ``model`` should have images of its own."""
@@ -95,29 +93,25 @@ class ModelDiscriminator:
         """Use the image encoder of the model in training if it is frozen and the same, so that it
         runs once per mini-batch and lies in memory once.
 
-        The same means: same images, same type, same sizes, equal weights in the same number format.
+        The same means: same images, same type, same sizes, equal weights in the same number format,
+        or in fp32 where this one was and is kept in bf16.
 
         Returns:
             Whether it is shared.
         """
-        self.shares_encoder = self._has_encoder_of(model)
-        if self.shares_encoder:
-            self.model.visual_encoder = model.visual_encoder
-        elif self.precision == "bf16":
-            _keep_in_bf16(self.model.visual_encoder)
-        return self.shares_encoder
-
-    def _has_encoder_of(self, model: Any) -> bool:
         theirs, own = model.visual_encoder, self.model.visual_encoder
         if self.wants_view(model) or any(w.requires_grad for w in theirs.parameters()):
             return False
         if type(theirs) is not type(own) or image_size_of(model) != self.image_size:
             return False
         mine, other = own.state_dict(), theirs.state_dict()
-        return mine.keys() == other.keys() and all(
-            value.dtype == other[key].dtype and torch.equal(value.cpu(), other[key].cpu())
-            for key, value in mine.items()
-        )
+        if mine.keys() != other.keys() or not all(
+            _equal(value.cpu(), other[key].cpu()) for key, value in mine.items()
+        ):
+            return False
+        self.model.visual_encoder = theirs
+        self.shares_encoder = True
+        return True
 
     def judge(
         self,
@@ -158,6 +152,12 @@ class ModelDiscriminator:
         if not len(image_of):
             return images.embeds.new_zeros(0, 2)
         return self.backbone.match(images, texts, image_of, text_of)
+
+
+def _equal(own: Tensor, theirs: Tensor) -> bool:
+    if own.dtype is torch.bfloat16 and theirs.dtype is torch.float32:
+        theirs = theirs.to(torch.bfloat16)
+    return own.dtype == theirs.dtype and torch.equal(own, theirs)
 
 
 def _keep_in_bf16(part: nn.Module) -> None:

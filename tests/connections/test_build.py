@@ -36,7 +36,6 @@ def test_in_bf16_it_holds_half_of_what_autocast_would_convert(tiny, tmp_path):
     path = save(tiny, tmp_path / "c.pth")
     built = build_discriminator(con_d(path, precision="bf16"))
     assert built.precision == "bf16"
-    assert not built.share_encoder(tiny)  # which is trained
     kept = {value.dtype for value in built.model.state_dict().values() if value.is_floating_point()}
     assert kept == {torch.float32, torch.bfloat16}
     for name, value in built.model.state_dict().items():
@@ -51,7 +50,6 @@ def test_in_bf16_its_verdicts_are_those_of_autocast(tiny, tmp_path, monkeypatch)
     pairs = torch.tensor([0, 1, 2, 0]), torch.tensor([1, 2, 0, 0])
     path = save(tiny, tmp_path / "c.pth")
     ours = build_discriminator(con_d(path, precision="bf16"))
-    ours.share_encoder(tiny)
     fp32 = build_discriminator(con_d(path)).judge(samples, *pairs)
     monkeypatch.setattr("lavis_mafa.connections.con_d._keep_in_bf16", lambda part: None)
     autocast = build_discriminator(con_d(path, precision="bf16")).judge(samples, *pairs)

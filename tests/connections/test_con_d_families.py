@@ -141,6 +141,21 @@ def test_an_encoder_of_other_weights_is_not_shared(tmp_path, samples, monkeypatc
     assert runs == [6]
 
 
+def test_the_same_encoder_is_shared_by_who_keeps_it_in_bf16(tmp_path, samples):
+    model = frozen_pair(tmp_path)
+    other = copy.deepcopy(model.con_d.model)
+    other.visual_encoder = copy.deepcopy(model.visual_encoder)
+    changed = copy.deepcopy(other)
+    with torch.no_grad():
+        changed.visual_encoder.blocks[1].mlp.fc1.bias[3] += 1e-4
+    con_d = ModelDiscriminator(other, "bf16")
+    assert other.visual_encoder.blocks[0].mlp.fc1.weight.dtype is torch.bfloat16
+    assert con_d.share_encoder(model)
+    assert con_d.model.visual_encoder is model.visual_encoder
+    assert model.visual_encoder.blocks[0].mlp.fc1.weight.dtype is torch.float32
+    assert not ModelDiscriminator(changed, "bf16").share_encoder(model)
+
+
 @pytest.mark.parametrize("change", ["trained", "size", "precision", "family"])
 def test_only_the_very_same_encoder_is_shared(tmp_path, change):
     model = frozen_pair(tmp_path)

@@ -1,0 +1,227 @@
+"""Where a step's time goes: each part of a MAFA step alone, in the authors' order of work and ours.
+
+A part is its forward and its backward pass; what it takes from other parts is given. The
+optimiser's update is left out.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from benchmarks.harness import Row, Sizes, Timed, in_turn, progress
+from benchmarks.reference_step import PlainAlbef, encode, fuse, masked_language
+from benchmarks.step_models import albef_config, mini_batch
+from benchmarks.steps import BATCH
+from lavis_mafa.backbones import Images, Texts
+from lavis_mafa.connections.con_d import ModelDiscriminator
+from lavis_mafa.files import whole
+from lavis_mafa.models import AlbefMafa
+
+PARTS = (
+    "image encoder",
+    "text encoder",
+    "ITM",
+    "MLM",
+    "Con-D: images and captions",
+    "Con-D: pairs",
+)
+Action = Callable[[], Any]
+
+
+def rows(sizes: Sizes) -> list[Row]:
+    """One row a part, and one of their sum; times are those of both sides in turn."""
+    with tempfile.TemporaryDirectory() as folder:
+        cfg = albef_config(sizes, Path(folder))
+        size = sizes.batch or BATCH[sizes.name]
+        torch.manual_seed(0)
+        plain, plain_con_d = (PlainAlbef(cfg).to(sizes.device).train() for _ in range(2))
+        plain_con_d.eval().requires_grad_(False)
+        ours = AlbefMafa.from_config(cfg).to(sizes.device).train()
+        con_d = ModelDiscriminator(
+            AlbefMafa.from_config(cfg).to(sizes.device), "fp32" if sizes.quick else "bf16"
+        )
+        samples = mini_batch(size, cfg, sizes.device)
+        pairs = _pairs(size, sizes.device)
+        both = {
+            "ours": _parts_of_ours(ours, con_d, samples, pairs),
+            "reference": _parts_of_reference(plain, plain_con_d, samples, pairs),
+        }
+        times: dict[str, dict[str, list[float]]] = {"ours": {}, "reference": {}}
+        for part in PARTS:
+            progress(part)
+            actions = {side: _run(both[side][part], sizes) for side in both}
+            for side, seconds in in_turn(actions, sizes.repeats, device=sizes.device).items():
+                times[side][part] = seconds
+    note = (
+        f"B = {size}, forward and backward; the reference in fp32"
+        + (" under autocast to bf16" if sizes.gpu else "")
+        + ", ours with Con-D in bf16"
+    )
+    found = [Timed.of(times["ours"][p], times["reference"][p]).row(p, note=note) for p in PARTS]
+    sums = {
+        side: [sum(turn) for turn in zip(*parts.values(), strict=True)]
+        for side, parts in times.items()
+    }
+    return [*found, Timed.of(sums["ours"], sums["reference"]).row("all parts", note=note)]
+
+
+def _pairs(size: int, device: str) -> tuple[Tensor, Tensor]:
+    """Every anchor's pair with one other, of both directions: 2B images and texts."""
+    own = torch.arange(size, device=device)
+    other = (own + 1) % size
+    return torch.cat([own, other]), torch.cat([other, own])
+
+
+def _run(action: Action, sizes: Sizes) -> Action:
+    def run() -> None:
+        with torch.autocast(sizes.device, torch.bfloat16, enabled=sizes.gpu):
+            output = action()
+        if output is not None:
+            output.float().square().mean().backward()
+
+    return run
+
+
+def _leaf(tensor: Tensor) -> Tensor:
+    return tensor.detach().clone().requires_grad_()
+
+
+def _parts_of_reference(
+    model: PlainAlbef, con_d: PlainAlbef, samples: dict[str, Any], pairs: tuple[Tensor, Tensor]
+) -> dict[str, Action]:
+    image_of, text_of = pairs
+    own = torch.arange(len(samples["image"]), device=image_of.device)
+    with torch.no_grad():
+        image_embeds, text_embeds, text = encode(model, samples)
+        judged = encode(con_d, samples)
+    image_embeds, text_embeds, mask = _leaf(image_embeds), _leaf(text_embeds), text.attention_mask
+
+    def itm() -> Tensor:
+        positives = fuse(model, image_embeds, text_embeds, mask, own, own)
+        return torch.cat(
+            [positives, fuse(model, image_embeds, text_embeds, mask, image_of, text_of)]
+        )
+
+    @torch.no_grad()
+    def judge() -> None:
+        for rows in (slice(0, len(own)), slice(len(own), None)):
+            fuse(con_d, *judged[:2], mask, image_of[rows], text_of[rows])
+
+    return {
+        "image encoder": lambda: model.visual_encoder.forward_features(samples["image"]),
+        "text encoder": lambda: (
+            model.text_encoder.bert(
+                text.input_ids, attention_mask=mask, return_dict=True, mode="text"
+            ).last_hidden_state
+        ),
+        "ITM": itm,
+        "MLM": lambda: masked_language(model, image_embeds[own], text, own),
+        "Con-D: images and captions": lambda: _nothing(torch.no_grad()(encode)(con_d, samples)),
+        "Con-D: pairs": judge,
+    }
+
+
+def _parts_of_ours(
+    model: AlbefMafa,
+    con_d: ModelDiscriminator,
+    samples: dict[str, Any],
+    pairs: tuple[Tensor, Tensor],
+) -> dict[str, Action]:
+    backbone, captions = model.backbone, samples["text_input"]
+    image_of, text_of = pairs
+    own = torch.arange(len(captions), device=image_of.device)
+    everyone = torch.cat([own, image_of]), torch.cat([own, text_of])
+    with torch.no_grad():
+        embeds = _leaf(backbone.encode_images(samples["image"]).embeds)
+        told = backbone.encode_texts(captions)
+    assert told.embeds is not None
+    texts = Texts(told.ids, told.mask, _leaf(told.embeds))
+
+    def mlm() -> Tensor:
+        # In a step ITM has made keys and values of the images already.
+        images = Images(embeds, memory={key: tuple(map(_leaf, kv)) for key, kv in kept.items()})
+        return backbone.tell(images, texts, own, own)
+
+    first = Images(embeds)
+    backbone.match(first, texts, *everyone)
+    kept: Mapping[Any, Sequence[Tensor]] = {
+        key: tuple(tensor.detach() for tensor in pair) for key, pair in first.memory.items()
+    }
+    judge = _judge(con_d, samples, pairs)
+    return {
+        "image encoder": lambda: backbone.see(samples["image"]),
+        "text encoder": lambda: backbone.encode_texts(captions).embeds,
+        "ITM": lambda: backbone.match(Images(embeds), texts, *everyone),
+        "MLM": mlm,
+        **judge,
+    }
+
+
+def _judge(
+    con_d: ModelDiscriminator, samples: dict[str, Any], pairs: tuple[Tensor, Tensor]
+) -> dict[str, Action]:
+    """Con-D's work in two: encoding, which it does before it is given pairs, and the rest."""
+    nothing = pairs[0][:0], pairs[1][:0]
+    device = samples["image"].device.type
+    encoded: list[Any] = []
+
+    def keep_encoded() -> None:
+        with (
+            torch.inference_mode(),
+            torch.autocast(device, torch.bfloat16, enabled=con_d.precision == "bf16"),
+        ):
+            images = con_d.backbone.encode_images(samples["image"], for_matching=True)
+            texts = con_d.backbone.encode_texts(samples["text_input"], for_matching=True)
+            encoded[:] = [images, texts]
+
+    def judge_pairs() -> None:
+        images, texts = encoded
+        with (
+            torch.inference_mode(),
+            torch.autocast(device, torch.bfloat16, enabled=con_d.precision == "bf16"),
+        ):
+            con_d.backbone.match(Images(images.embeds), texts, *pairs)
+
+    keep_encoded()
+    return {
+        "Con-D: images and captions": lambda: _nothing(con_d.judge(samples, *nothing)),
+        "Con-D: pairs": judge_pairs,
+    }
+
+
+def _nothing(result: Any) -> None:
+    """Of what has no backward pass."""
+
+
+def draw(path: Path, found: Sequence[Row]) -> None:
+    """Both sides as bars of their parts, as SVG; the reference's sum is 100 %."""
+    parts = [row for row in found if row.what in PARTS]
+    whole_step = sum(row.reference or 0.0 for row in parts)
+    with rc_context({"svg.hashsalt": path.stem, "svg.fonttype": "none"}):
+        figure = Figure(figsize=(9.0, 2.6), layout="constrained")
+        axes = figure.add_subplot()
+        for place, side in enumerate(("ours", "reference")):
+            begin = 0.0
+            for number, row in enumerate(parts):
+                share = 100 * (getattr(row, side) or 0.0) / whole_step
+                axes.barh(place, share, left=begin, color=f"C{number}", label=row.what)
+                if share >= 3:
+                    axes.text(begin + share / 2, place, f"{share:.0f}", ha="center", va="center")
+                begin += share
+            axes.text(begin + 0.5, place, f"{begin:.0f} %", va="center")
+        axes.set_yticks([0, 1], ["lavis_mafa", "authors' order"])
+        axes.set_xlabel("time of a MAFA step, % of the authors' order of work")
+        handles, labels = axes.get_legend_handles_labels()
+        figure.legend(
+            handles[: len(parts)], labels[: len(parts)], loc="outside upper center", ncol=3
+        )
+        with whole(path) as file:
+            figure.savefig(file, format="svg", metadata={"Date": None})
