@@ -41,6 +41,7 @@ from lavis_mafa.objectives.matching import matching_losses
 from lavis_mafa.objectives.momentum import Momentum
 from lavis_mafa.objectives.tcl import intra_modal_loss, local_loss
 from lavis_mafa.ranks import Ranks
+from lavis_mafa.tokens import TOKENS
 
 # "found": judged positive, whatever is made of it.
 COUNTS = ("picked", "judged", "found", "ambiguous", "kept", "probability_sum")
@@ -166,10 +167,11 @@ def run_step(
         backbone: the model in training.
         samples: ``image`` ``(B, 3, H, W)``, ``text_input`` (B captions); optional ``image_id``
             ``(B,)`` (equal for captions of one image), ``loaded_index`` ``(B,)`` (numbers of the
-            samples in their data set), `SECOND_VIEW` ``(B, 3, H, W)`` (what momentum encoders see
-            in the place of ``image``), ``epoch`` (int) and ``grouped`` (bool, whether the
-            mini-batch was grouped by similarity). With ``settings.all_ranks`` B must be the same on
-            all ranks, and what is optional must be there on all or none.
+            samples in their data set), `TOKENS` (the captions tokenised), `SECOND_VIEW`
+            ``(B, 3, H, W)`` (what momentum encoders see in the place of ``image``), ``epoch`` (int)
+            and ``grouped`` (bool, whether the mini-batch was grouped by similarity). With
+            ``settings.all_ranks`` B must be the same on all ranks, and what is optional must be
+            there on all or none.
         settings: see `StepSettings`.
         con_d: the discriminator; None leaves every hard negative a negative (GRIT-VLP, ALBEF).
         momentum: momentum encoders and queue, for ``soft_labels.type: momentum``.
@@ -186,7 +188,7 @@ def run_step(
         raise ValueError("a PosteriorPicker belongs to negatives: posterior, and to no other")
     ranks = Ranks(settings.all_ranks)
     images = backbone.encode_images(samples["image"])
-    texts = backbone.encode_texts(samples["text_input"])
+    texts = backbone.encode_texts(samples.get(TOKENS, samples["text_input"]))
     own = ranks.own(len(samples["text_input"]), images.embeds.device)
     step = _Step(
         backbone,

@@ -226,7 +226,7 @@ def test_con_d_is_frozen_and_judges_as_the_model_does(tiny, samples):
     texts = tiny.backbone.encode_texts(samples["text_input"])
     expected = tiny.backbone.match(images, texts, image_of, text_of).softmax(1)[:, 1]
     assert torch.allclose(told, expected, atol=1e-6) and told[1] == told[2]
-    rough = ModelDiscriminator(judge, "bf16").judge(samples, image_of, text_of)
+    rough = ModelDiscriminator(copy.deepcopy(judge), "bf16").judge(samples, image_of, text_of)
     assert torch.allclose(told, rough, atol=0.02)
     settings = StepSettings(connections=MiningRule(low=0.0, high=0.0))
     run_step(tiny.backbone, samples, settings, con_d).loss.backward()

@@ -84,7 +84,8 @@ class _FusedText:
             or is_watched(self)
             or self.position_embedding_type != "absolute"
         ):
-            return super().forward(
+            plain: Any = super()
+            return plain.forward(
                 hidden_states,
                 attention_mask,
                 head_mask,

@@ -1,11 +1,29 @@
-"""LAVIS's image augmentation, mended."""
+"""LAVIS's image augmentation, mended and faster."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import cv2
 import numpy as np
+import torch
+import torch.nn.functional as F
 from lavis.processors import randaugment
+from lavis.processors.blip_processors import Blip2ImageTrainProcessor, BlipImageTrainProcessor
+from PIL import Image
+from torch import Tensor
+from torchvision import transforms
+
+# Elsewhere PyTorch resizes 8-bit images more slowly than Pillow.
+FAST_RESIZE = torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
+
+# Of LAVIS's training processors, perhaps with RandAugment in the middle.
+STEPS = [
+    transforms.RandomResizedCrop,
+    transforms.RandomHorizontalFlip,
+    transforms.ToTensor,
+    transforms.Normalize,
+]
 
 _auto_contrast = randaugment.func_dict["AutoContrast"]
 
@@ -20,3 +38,52 @@ def auto_contrast(image: np.ndarray, cutoff: float = 0) -> np.ndarray:
 
 
 randaugment.func_dict["AutoContrast"] = auto_contrast
+
+
+class QuickAugmentation:
+    """What a processor of `STEPS` makes of a picture in mode RGB, in less time.
+
+    It draws the same random numbers. Of a crop's values about 0.4 % differ from Pillow's by 1 of
+    255, and a few in a million by 2; all other steps are equal bit for bit.
+    """
+
+    def __init__(self, processor: Any) -> None:
+        self.crop, self.flip, *self.augment, to_tensor, normalize = processor.transform.transforms
+        values = np.arange(256, dtype=np.uint8).repeat(3).reshape(256, 1, 3)
+        self.normalised = normalize(to_tensor(values)).flatten(1).numpy()  # (3, 256)
+
+    def __call__(self, picture: Image.Image) -> Tensor:
+        image = self._cropped(picture)
+        if torch.rand(1) < self.flip.p:
+            image = cv2.flip(image, 1)
+        for step in self.augment:
+            image = step(image)
+        made = np.empty((3, *image.shape[:2]), np.float32)
+        for channel, table, values in zip(cv2.split(image), self.normalised, made, strict=True):
+            cv2.LUT(channel, table, dst=values)
+        return torch.from_numpy(made)
+
+    def _cropped(self, picture: Image.Image) -> np.ndarray:
+        """A random part of the picture, resized, ``(H, W, 3)``."""
+        top, left, height, width = self.crop.get_params(picture, self.crop.scale, self.crop.ratio)
+        part = picture.crop((left, top, left + width, top + height))
+        high, wide = self.crop.size
+        # Pillow 13 begins with a height that shrinks far more than the width; PyTorch never does.
+        tall = height > high and height - high >= 2 * (width - wide)
+        if tall or not FAST_RESIZE:
+            return np.array(part.resize((wide, high), Image.Resampling.BICUBIC))
+        # Channels last: several times as fast as channels first.
+        channels = torch.from_numpy(np.array(part))[None].permute(0, 3, 1, 2)
+        resized = F.interpolate(channels, self.crop.size, mode="bicubic", antialias=True)
+        return resized[0].permute(1, 2, 0).numpy()
+
+
+def quick(processor: Any) -> Any:
+    """LAVIS's ``blip_image_train`` or ``blip2_image_train`` in less time; any other as it is."""
+    if type(processor) not in (BlipImageTrainProcessor, Blip2ImageTrainProcessor):
+        return processor
+    steps = processor.transform.transforms
+    kinds = [type(step) for step in steps if not isinstance(step, randaugment.RandomAugment)]
+    if kinds != STEPS or steps[0].interpolation != transforms.InterpolationMode.BICUBIC:
+        return processor
+    return QuickAugmentation(processor)

@@ -82,9 +82,10 @@ def _truncated_is_an_error() -> Iterator[None]:
 
 def _upright(image: Image.Image) -> Image.Image:
     try:
-        return ImageOps.exif_transpose(image)
+        ImageOps.exif_transpose(image, in_place=True)  # else it copies every picture
     except Exception:  # broken EXIF data say nothing about the pixels, which are loaded
-        return image
+        pass
+    return image
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:
@@ -97,7 +98,7 @@ def _to_rgb(image: Image.Image) -> Image.Image:
             image = image.convert("LA")
         image = image.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", image.size, WHITE), image).convert("RGB")
-    return image.convert("RGB")
+    return image if image.mode == "RGB" else image.convert("RGB")
 
 
 def _scaled_16_bit(image: Image.Image) -> Image.Image:

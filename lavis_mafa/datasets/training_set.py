@@ -17,7 +17,9 @@ from PIL import Image, ImageFile
 from torch.utils.data import ConcatDataset as TorchConcatDataset
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
+from lavis_mafa.datasets.augmentation import quick
 from lavis_mafa.datasets.image_reading import as_png
+from lavis_mafa.tokens import Tokenizer, Tokens
 
 UNREADABLE = (
     OSError,
@@ -65,7 +67,11 @@ class TrainingSet(Dataset):
         only = parts[0] if len(parts) == 1 else None
         self.truth = getattr(only, "truth", None)
         self.parts = parts
+        for part in parts:
+            if hasattr(part, "vis_processor"):
+                part.vis_processor = quick(part.vis_processor)
         self._ends = np.cumsum([len(part) for part in parts])
+        self._tokenizers: dict[str, Tokenizer] = {}
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -123,6 +129,13 @@ class TrainingSet(Dataset):
             part.vis_processor = views.with_one_more(name, processor or views.processor)
         return True
 
+    def add_tokens(self, name: str, tokenizer: Tokenizer) -> None:
+        """Give every mini-batch the `Tokens` of its captions, ``name``, as `collater` makes them:
+        in the data loader's workers."""
+        # Workers are forked after the main process has used the tokenizer, and would say so.
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+        self._tokenizers[name] = tokenizer
+
     def show(self, index: int) -> tuple[Image.Image, str]:
         """Picture and caption of a sample as they are in the data, for people to look at."""
         dataset, local = self._part_of(index)
@@ -163,13 +176,19 @@ class TrainingSet(Dataset):
         return self.parts[which], index - int(self._ends[which]) + len(self.parts[which])
 
     def collater(self, samples: list[dict[str, Any]]) -> dict[str, Any]:
-        """Collate as the wrapped set does; our own keys become int64 tensors and a list."""
+        """Collate as the wrapped set does; our own keys become int64 tensors and a list, captions
+        also tokens."""
         theirs = [{k: v for k, v in s.items() if k not in OWN_KEYS} for s in samples]
         collate = getattr(self.dataset, "collater", None) or torch.utils.data.default_collate
         batch = collate(theirs)
         for key in ("index", "loaded_index", "image_id"):
             batch[key] = torch.tensor([s[key] for s in samples], dtype=torch.int64)
         batch["load_error"] = [s["load_error"] for s in samples]
+        made: dict[int, Tokens] = {}  # models that read alike share them
+        for name, tokenizer in self._tokenizers.items():
+            if id(tokenizer) not in made:
+                made[id(tokenizer)] = tokenizer(batch["text_input"])
+            batch[name] = made[id(tokenizer)]
         return batch
 
 

@@ -8,6 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lavis_mafa.connections.kept_images import kept_images
+
 MIB = 2**20
 
 
@@ -38,6 +40,8 @@ def dry_run(runner: Any) -> list[str]:
         if grit.enabled
         else "GRIT: off, random mini-batches",
     ]
+    keeping = kept_images(runner.config.model_cfg, runner._model, runner.train_set, runner.device)
+    lines += [keeping.told] if keeping is not None else []
     batch = next(iter(runner.loaders.train(0, 0)))
     samples = runner.loaders.to_device(batch)
     samples.update(epoch=0, num_iters_per_epoch=plan.steps, iters=0, grouped=plan.grouped)

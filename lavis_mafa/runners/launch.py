@@ -66,10 +66,11 @@ def compile_image_encoders(model: Any) -> None:
         ValueError: if a model has no image encoder made of blocks.
     """
     judge = getattr(getattr(model, "con_d", None), "model", None)
-    encoders = [one.visual_encoder for one in (model, judge) if hasattr(one, "visual_encoder")]
+    encoders = [getattr(one, "visual_encoder", None) for one in (model, judge)]
     blocks = {
         id(block): block
         for encoder in encoders
+        if encoder is not None
         for block in getattr(encoder, "blocks", None) or encoder.transformer.resblocks
     }
     if not blocks:

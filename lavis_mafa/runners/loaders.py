@@ -10,8 +10,10 @@ from lavis.datasets.data_utils import concat_datasets, reorg_datasets_by_split
 from lavis.tasks.retrieval import RetrievalTask
 from torch.utils.data import DataLoader, DistributedSampler
 
+from lavis_mafa.connections.con_d import ModelDiscriminator
 from lavis_mafa.datasets.training_set import TrainingSet
 from lavis_mafa.grit import EpochBatches
+from lavis_mafa.tokens import CON_D_TOKENS, TOKENS, Tokenizer, Tokens
 
 
 def evaluation_sets(datasets: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
@@ -35,10 +37,25 @@ def training_set(datasets: Mapping[str, Mapping[str, Any]], seed: int) -> Traini
     return TrainingSet(concat_datasets(reorg_datasets_by_split(train))["train"], int(seed))
 
 
+def add_tokens(train_set: TrainingSet, model: Any, con_d: Any) -> None:
+    """Have a training set tokenise captions as a model of ours reads them, and as Con-D does.
+
+    A model without a backbone is one of LAVIS and reads its captions itself.
+    """
+    if not hasattr(model, "backbone"):
+        return
+    own = Tokenizer.of(model)
+    train_set.add_tokens(TOKENS, own)
+    if isinstance(con_d, ModelDiscriminator):
+        of_con_d = Tokenizer.of(con_d.model)
+        train_set.add_tokens(CON_D_TOKENS, own if own.agrees_with(of_con_d) else of_con_d)
+
+
 def to_device(samples: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
-    """A mini-batch with its tensors on a device."""
+    """A mini-batch with its tensors and tokens on a device."""
+    moved = (torch.Tensor, Tokens)
     return {
-        key: value.to(device, non_blocking=True) if isinstance(value, torch.Tensor) else value
+        key: value.to(device, non_blocking=True) if isinstance(value, moved) else value
         for key, value in samples.items()
     }
 

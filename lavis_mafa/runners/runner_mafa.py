@@ -22,21 +22,24 @@ from torch.nn.parallel import DistributedDataParallel
 
 from lavis_mafa.checkpoints import read_checkpoint
 from lavis_mafa.connections.con_d import VIEW, ModelDiscriminator
+from lavis_mafa.connections.kept_images import keep_images
+from lavis_mafa.connections.kept_rows import KeptRows
 from lavis_mafa.grit import GritSchedule
 from lavis_mafa.processes import barrier
 from lavis_mafa.runners import checkpoint as ckpt
 from lavis_mafa.runners.guard import (
     UnreadableSamples,
     any_rank,
+    stop_if_bad,
     stop_if_gradient_not_finite,
-    stop_if_not_finite,
 )
-from lavis_mafa.runners.launch import amp_dtype_of
-from lavis_mafa.runners.loaders import Loaders, evaluation_sets, training_set
+from lavis_mafa.runners.launch import amp_dtype_of, compile_image_encoders
+from lavis_mafa.runners.loaders import Loaders, add_tokens, evaluation_sets, training_set
 from lavis_mafa.runners.pictures import show_connections
 from lavis_mafa.runners.run_log import CONNECTIONS, RunLog
 from lavis_mafa.step import SECOND_VIEW
 from lavis_mafa.tasks.tally import Tally
+from lavis_mafa.tokens import TOKENS
 
 
 @registry.register_runner("runner_mafa")
@@ -76,6 +79,8 @@ class RunnerMafa(RunnerBase):
                     "the data make their images themselves: momentum encoders see the same ones, "
                     "not a second augmentation as in TCL"
                 )
+        if self.train_set:
+            add_tokens(self.train_set, model, con_d)
         self.unreadable = UnreadableSamples(float(self.run_cfg.get("max_unreadable", 0.01)))
         self.global_step = 0
         self.start_step = 0
@@ -84,6 +89,7 @@ class RunnerMafa(RunnerBase):
         self._mined: list[dict[str, Any]] = []  # of this epoch, as far as they were logged
         self._schedule: GritSchedule | None = None
         self._loaders: Loaders | None = None
+        self.kept: KeptRows | None = None  # what Con-D's image encoder made of images
 
     # What LAVIS's runner offers, without its assumptions of CUDA and a process group.
 
@@ -109,6 +115,8 @@ class RunnerMafa(RunnerBase):
     def model(self) -> Any:
         if self._wrapped_model is None:
             self._model = self._model.to(self.device)
+            if self.run_cfg.get("compile"):
+                compile_image_encoders(self._model)
             self._wrapped_model = self._model
             if self.use_distributed:
                 unused = self.run_cfg.get("find_unused_parameters")
@@ -211,6 +219,7 @@ class RunnerMafa(RunnerBase):
             return
         if hasattr(self.task, "before_training"):
             self.task.before_training(self._model, self.train_set)
+        self.kept = keep_images(self.config.model_cfg, self._model, self.train_set, self.device)
         if self.resume_ckpt_path:
             self.resume(str(self.resume_ckpt_path))
         if self._max_steps_done():
@@ -224,6 +233,8 @@ class RunnerMafa(RunnerBase):
             keep = self.run_cfg.get("keep_every_epochs")
             if keep and (epoch + 1) % keep == 0:
                 self.save(epoch + 1, 0, f"checkpoint_{epoch}.pth")
+        if self.kept is not None:
+            self.kept.close()
         barrier()
         self.evaluate(cur_epoch="best" if self.valid_splits else self.max_epoch - 1)
         self._wait_for_scores()
@@ -284,7 +295,7 @@ class RunnerMafa(RunnerBase):
         self.schedule.begin(epoch)
 
     def _end_epoch(self, epoch: int) -> None:
-        if self.unreadable.allowed < 1.0 and any_rank(self.unreadable.exceeded, self.device):
+        if self.unreadable.allowed < 1.0 and any(any_rank([self.unreadable.exceeded], self.device)):
             self.unreadable.stop(f"epoch {epoch}")
         self.schedule.end(epoch)
         following = self.schedule.next_plan
@@ -334,7 +345,7 @@ class RunnerMafa(RunnerBase):
             samples = self.loaders.to_device(batch)
             with self._autocast():
                 images = model.backbone.encode_images(samples["image"])
-                texts = model.backbone.encode_texts(samples["text_input"])
+                texts = model.backbone.encode_texts(samples.get(TOKENS, samples["text_input"]))
             schedule.collect(samples["index"], *model.backbone.represent(images, texts))
         bar.close()
         schedule.end(epoch)
@@ -347,8 +358,6 @@ class RunnerMafa(RunnerBase):
                 self.rank,
                 {"epoch": epoch, "step": step, "index": index, "read": loaded, "error": error},
             )
-        if any_rank(self.unreadable.too_many, self.device):
-            self.unreadable.stop(f"epoch {epoch}, step {step}")
         samples = self.loaders.to_device(batch)
         plan = self.schedule.plan
         samples.update(
@@ -371,14 +380,16 @@ class RunnerMafa(RunnerBase):
                     output = self.model(samples)  # the parts of the loss, not their sum alone
                 else:
                     output = self.task.train_step(self.model, samples)
-            losses = {
-                key: float(value.detach())
-                for key, value in output.items()
-                if key.startswith("loss") and isinstance(value, torch.Tensor)
-            }
-            stop_if_not_finite(losses, samples, where, self.device)
             loss = output["loss"] / window
             (self.scaler.scale(loss) if self.scaler else loss).backward()
+        # Read once, and after the backward pass is on its way: every reading waits for the GPU.
+        told = {
+            key: value.detach().float()
+            for key, value in output.items()
+            if key.startswith("loss") and isinstance(value, torch.Tensor)
+        }
+        losses = dict(zip(told, torch.stack(list(told.values())).tolist(), strict=True))
+        stop_if_bad(losses, self.unreadable, samples, where, self.device)
         if last_of_window:
             self._update(samples, where)
         return output, losses
@@ -460,7 +471,7 @@ class RunnerMafa(RunnerBase):
                 elif self.best["value"] is None or value > self.best["value"]:
                     better = True
                     self.best = {"value": float(value), "epoch": epoch, "split": split}
-            if place == 0 and any_rank(better, self.device):
+            if place == 0 and any(any_rank([better], self.device)):
                 # The last one is written again, to remember the best figure.
                 self.save(epoch + 1, 0, ckpt.BEST, ckpt.LAST)
 
@@ -525,6 +536,8 @@ class RunnerMafa(RunnerBase):
 
     def save(self, epoch: int, step: int, *names: str) -> None:
         """Save the whole state under each name; training goes on at ``step`` of ``epoch``."""
+        if self.kept is not None:
+            self.kept.settle()
         content = ckpt.content_of(self, epoch, step)
         if content is None:
             return

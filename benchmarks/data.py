@@ -1,0 +1,160 @@
+"""Captions tokenised and images decoded and augmented, against LAVIS's data set and tokenizer.
+
+Both sides do the work of one worker, in this process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+from lavis.datasets.datasets.image_text_pair_datasets import ImageTextPairDataset
+from lavis.processors import randaugment
+from lavis.processors.blip_processors import BlipCaptionProcessor, BlipImageTrainProcessor
+from PIL import Image
+from transformers import BertTokenizer
+
+from benchmarks.harness import Row, Sizes, side_by_side
+from lavis_mafa.checkpoints import find_config
+from lavis_mafa.datasets import TrainingSet, training_set
+from lavis_mafa.datasets.image_text_json import ImageTextTrain
+from lavis_mafa.models.tokenizers import build_tokenizer
+from lavis_mafa.tokens import TOKENS, Tokenizer
+
+VOCABULARY, MAX_LENGTH, BATCH, SIDE = "tiny_vocab.txt", 30, 96, 256
+PHOTOGRAPHS = Path(os.environ.get("LAVIS_MAFA_PHOTOGRAPHS", ""))
+TARGET = "<= 0.50"
+WORDS = (
+    "a the two young dogs people play near water in front of an old red house while others watch"
+)
+
+
+def rows(sizes: Sizes) -> Iterator[Row]:
+    """Captions alone, images alone and both, of photographs as they are there and of COCO's size.
+
+    The environment's ``LAVIS_MAFA_PHOTOGRAPHS`` may name a folder with ``train.json`` in the format
+    of LAVIS's annotation files and its images.
+    """
+    with tempfile.TemporaryDirectory() as name:
+        folder, size = Path(name), 8 if sizes.quick else BATCH
+        kinds = {"640 x 480": generated(folder, size)}
+        if (PHOTOGRAPHS / "train.json").is_file():
+            kinds["small photographs"] = photographs(folder, size)
+        for kind, (root, annotations) in kinds.items():
+            sides = Sides(root, annotations, folder)
+            yield from sides.rows(sizes.repeats if sizes.quick else max(sizes.repeats, 7), kind)
+
+
+class Sides:
+    """The same pairs as a training set of this package and as one of LAVIS.
+
+    Args:
+        root: folder of the images.
+        annotations: LAVIS's annotation file.
+        folder: for what ours converts.
+    """
+
+    def __init__(self, root: Path, annotations: Path, folder: Path) -> None:
+        def data(cls: Any, **options: Any) -> Any:
+            image, caption = BlipImageTrainProcessor(image_size=SIDE), BlipCaptionProcessor()
+            return cls(image, caption, str(root), [str(annotations)], **options)
+
+        self.theirs = data(ImageTextPairDataset)
+        self.ours = TrainingSet(data(ImageTextTrain, cache_dir=str(folder / "cache")))
+        self.slow = BertTokenizer(find_config(VOCABULARY), do_lower_case=True)
+        self.fast = Tokenizer(build_tokenizer(VOCABULARY), MAX_LENGTH)
+        self.ours.add_tokens(TOKENS, self.fast)
+        self.captions = [self.theirs[index]["text_input"] for index in range(len(self.theirs))]
+        self.epochs = count()
+
+    def rows(self, repeats: int, kind: str) -> Iterator[Row]:
+        """Three rows; times are of all samples."""
+        size = len(self.captions)
+        note = f"{size} samples, {VOCABULARY}; seconds for all of them"
+        yield side_by_side(
+            lambda: self.fast(self.captions), lambda: self.tokenised(self.captions), repeats
+        ).row(f"tokenise {size} captions / LAVIS in forward", TARGET, note)
+        yield side_by_side(self.read, self.read_by_lavis, repeats).row(
+            f"decode and augment {kind} / LAVIS", TARGET, f"{note}; to {SIDE} px with RandAugment"
+        )
+        yield side_by_side(
+            lambda: self.ours.collater(self.read()), self.batch_of_lavis, repeats
+        ).row(f"both and collate, {kind} / LAVIS", TARGET, note)
+
+    def read(self) -> list[dict[str, Any]]:
+        """All samples of ours, augmented in another way every time."""
+        epoch = next(self.epochs)
+        # Outside a worker it would also keep and restore the process's random generators.
+        with patch.object(training_set, "get_worker_info", return_value=self):
+            return [self.ours[index, epoch] for index in range(len(self.captions))]
+
+    def read_by_lavis(self) -> list[dict[str, Any]]:
+        """All samples of LAVIS's data set."""
+        with augmentation_of_lavis():
+            return [self.theirs[index] for index in range(len(self.captions))]
+
+    def batch_of_lavis(self) -> dict[str, Any]:
+        """A mini-batch of LAVIS's, and the tokens that its model makes of it in ``forward``."""
+        batch = self.theirs.collater(self.read_by_lavis())
+        return {**batch, TOKENS: self.tokenised(batch["text_input"])}
+
+    def tokenised(self, captions: list[str]) -> Any:
+        """As ``albef_pretrain`` has it."""
+        return self.slow(
+            captions,
+            padding="max_length",
+            truncation=True,
+            max_length=MAX_LENGTH,
+            return_tensors="pt",
+        )
+
+
+@contextmanager
+def augmentation_of_lavis() -> Iterator[None]:
+    """LAVIS's own operation in the place of the one that this package mends."""
+    mended = randaugment.func_dict["AutoContrast"]
+    randaugment.func_dict["AutoContrast"] = randaugment.autocontrast_func
+    try:
+        with np.errstate(over="ignore"):
+            yield
+    finally:
+        randaugment.func_dict["AutoContrast"] = mended
+
+
+def generated(folder: Path, size: int) -> tuple[Path, Path]:
+    """JPEGs of 640 x 480 that are about as hard to decode as photographs, with captions."""
+    rng = np.random.default_rng(0)
+    found = []
+    for number in range(size):
+        picture = np.zeros((480, 640, 3))
+        for cells, strength in ((4, 90), (16, 50), (64, 25)):
+            noise = rng.integers(0, 256, (cells * 3 // 4, cells, 3), dtype=np.uint8)
+            smooth = Image.fromarray(noise).resize((640, 480), Image.Resampling.BICUBIC)
+            picture += strength * (np.asarray(smooth) / 255.0 - 0.5)
+        picture += 128 + rng.normal(0, 5, picture.shape)
+        name = f"{number}.jpg"
+        Image.fromarray(picture.clip(0, 255).astype(np.uint8)).save(folder / name, quality=90)
+        words = rng.choice(WORDS.split(), 11)
+        found.append({"image": name, "caption": " ".join(words), "image_id": name})
+    return folder, _written(folder / "generated.json", found)
+
+
+def photographs(folder: Path, size: int) -> tuple[Path, Path]:
+    """The first photographs of the folder that the environment names, one caption of each."""
+    found: dict[str, Any] = {}
+    for pair in json.loads((PHOTOGRAPHS / "train.json").read_text()):
+        found.setdefault(pair["image"], pair)
+    return PHOTOGRAPHS, _written(folder / "photographs.json", list(found.values())[:size])
+
+
+def _written(path: Path, pairs: list[dict[str, Any]]) -> Path:
+    path.write_text(json.dumps(pairs))
+    return path

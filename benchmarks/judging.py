@@ -1,0 +1,158 @@
+"""Judging offline (`lavis_mafa.analysis`) against judging in the training loop.
+
+The same discriminator and the same nominations, of five captions an image in random mini-batches.
+In the loop, Con-D encodes every mini-batch's images and captions and judges its nominations;
+offline, an image is encoded once for all that its samples and captions nominated.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from omegaconf import OmegaConf
+
+from benchmarks.harness import Row, Sizes, Timed, side_by_side
+from benchmarks.retrieval import CAPTIONS, WIDTH, captions, sized
+from lavis_mafa.analysis.corpus import Corpus, Opened
+from lavis_mafa.analysis.features import Features
+from lavis_mafa.analysis.judged import pair_keys
+from lavis_mafa.analysis.judging import judge, matching_offline
+from lavis_mafa.analysis.nominate import Nominations, Sampling, nominate, order_of
+from lavis_mafa.connections.con_d import ModelDiscriminator
+from lavis_mafa.datasets.training_set import TrainingSet
+from lavis_mafa.models import AlbefMafa
+
+# Images, mini-batch size, mini-batches that the loop's side does.
+WORK = {"quick": (8, 8, 5), "cpu": (10, 8, 1), "gpu": (1000, 96, 20)}
+SAME = 1e-3  # largest difference of probabilities that are equal in fp32
+
+
+def rows(sizes: Sizes) -> Iterator[Row]:
+    """Seconds for a thousand judged pairs; one row for each number of nominations."""
+    images, batch, batches = WORK[sizes.name]
+    with tempfile.TemporaryDirectory() as folder:
+        opened, features, in_loop, offline = parts(sizes, images, Path(folder))
+        for top_k in (1, 5):
+            yield _row(sizes, opened, features, in_loop, offline, (batch, batches, top_k))
+
+
+def _row(
+    sizes: Sizes,
+    opened: Opened,
+    features: Features,
+    in_loop: ModelDiscriminator,
+    offline: ModelDiscriminator,
+    work: tuple[int, int, int],
+) -> Row:
+    batch, batches, top_k = work
+    ids = opened.data.image_ids
+    order = order_of(Sampling("random", batch), features.vectors, features.texts, 0)
+    found = nominate(order, batch, features, lambda a, b: a @ b.t(), ids, top_k)
+    keys = pair_keys(found.image, found.text, len(features))
+    asked = np.unique(keys)  # as `judge` gets them
+    shares = [found.batch == number for number in range(batches)]
+    loaded = [
+        opened.data.pairs.collater([opened.data.pairs[int(n), 0] for n in places])
+        for places in order.reshape(-1, batch)[:batches]
+    ]
+
+    def loop() -> np.ndarray:
+        told = [
+            _in_loop(in_loop, samples, found, share, opened.device)
+            for samples, share in zip(loaded, shares, strict=True)
+        ]
+        return torch.cat(told).cpu().numpy()
+
+    def alone() -> np.ndarray:
+        with tempfile.TemporaryDirectory() as folder:
+            pairs = asked // len(features), asked % len(features)
+            return judge(opened, features, *pairs, offline, Path(folder))
+
+    done = np.any(shares, axis=0)
+    differ = np.abs(alone()[np.searchsorted(asked, keys[done])] - loop()).max()
+    if differ > (0.05 if sizes.gpu else SAME):
+        raise AssertionError(f"probabilities differ by {differ:.2g}")
+    timed = side_by_side(alone, loop, sizes.repeats, 0, sizes.device)
+    in_the_loop = len(np.unique(keys[done]))
+    per_pair = Timed(
+        1000 * timed.ours / len(asked),
+        1000 * timed.reference / in_the_loop,
+        tuple(r * in_the_loop / len(asked) for r in timed.ratios),
+    )
+    width = WIDTH.get(sizes.name, "tiny")
+    return per_pair.row(
+        f"judging, {CAPTIONS} captions an image, top_k {top_k}, width {width}: 1000 pairs",
+        "" if sizes.quick else "<= 0.5",
+        f"ours {len(asked)} different pairs of {len(ids) // CAPTIONS} images, offline, verdicts "
+        f"written; the loop {in_the_loop} of them, mini-batches of {batch}; ALBEF, "
+        f"{in_loop.precision}, images in memory; probabilities equal",
+    )
+
+
+def _in_loop(
+    con_d: ModelDiscriminator,
+    samples: dict[str, Any],
+    found: Nominations,
+    share: np.ndarray,
+    device: torch.device,
+) -> torch.Tensor:
+    place = {int(number): k for k, number in enumerate(samples["index"])}
+    pair = (
+        torch.tensor([place[int(n)] for n in column[share]], device=device)
+        for column in (found.image, found.text)
+    )
+    given = {"image": samples["image"].to(device), "text_input": samples["text_input"]}
+    return con_d.judge(given, *pair)
+
+
+def parts(
+    sizes: Sizes, images: int, folder: Path
+) -> tuple[Opened, Features, ModelDiscriminator, ModelDiscriminator]:
+    """Data with features, and a discriminator for the loop and for offline."""
+    cfg = OmegaConf.load(AlbefMafa.default_config_path("tiny")).model
+    if not sizes.quick:
+        cfg = OmegaConf.merge(cfg, sized(WIDTH[sizes.name], folder))
+    torch.manual_seed(0)
+    model = AlbefMafa.from_config(cfg)
+    precision = "bf16" if sizes.gpu else "fp32"
+    in_loop = ModelDiscriminator(model, precision)
+    offline = matching_offline(ModelDiscriminator(model, precision))
+    data = TrainingSet(_Pairs(images, cfg.image_size))
+    device = torch.device(sizes.device)
+    model.to(device)
+    opened = Opened(None, model, Corpus(data, None), device)
+    # Captions are near their image, as a trained model has them.
+    centre = torch.randn(images, 256).repeat_interleave(CAPTIONS, dim=0)
+    near = [F.normalize(centre + torch.randn_like(centre), dim=1) for _ in range(2)]
+    numbers = np.arange(len(data))
+    features = Features(numbers, near[0], near[1], near[0], data.dataset.texts, [])
+    return opened, features, in_loop, offline
+
+
+class _Pairs:
+    """Random pictures with captions, in memory."""
+
+    deterministic = True
+
+    def __init__(self, images: int, side: int) -> None:
+        self.images = torch.randn(images, 3, side, side)
+        self.texts = captions(images * CAPTIONS)
+        self.image_ids = np.repeat(np.arange(images), CAPTIONS)
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def __getitem__(self, number: int) -> dict[str, Any]:
+        return {
+            "image": self.images[self.image_ids[number]],
+            "text_input": self.texts[number],
+        }
+
+    def caption(self, number: int) -> str:
+        return self.texts[number]

@@ -1,0 +1,79 @@
+"""Tables of what was measured, and the file that keeps it."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from benchmarks import harness
+from benchmarks.harness import Row, Sizes
+from lavis_mafa._version import __version__
+from lavis_mafa.files import write_json
+
+HEAD = ("what", "ours", "reference", "ratio", "range", "target", "met")
+WIDTHS = (64, 12, 12, 6, 14, 8, 3)
+
+
+def cells(row: Row) -> list[str]:
+    """What the table says of a row, without its note."""
+    both = ["-" if x is None else f"{x:.3g} {row.unit}" for x in (row.ours, row.reference)]
+    spread = f"{row.low:.2f} to {row.high:.2f}"
+    met = {None: "", True: "yes", False: "no"}[row.met]
+    return [row.what, *both, f"{row.ratio:.2f}", spread, row.target, met]
+
+
+def line(values: Iterable[str]) -> str:
+    """One line of the plain table, aligned."""
+    return " | ".join(f"{text:<{width}}" for text, width in zip(values, WIDTHS, strict=True))
+
+
+def markdown(rows: Iterable[Row]) -> str:
+    """The table with its notes, in Markdown."""
+    lines = [(*HEAD, "note"), *[("---",) * (len(HEAD) + 1)]]
+    lines += [(*cells(row), row.note) for row in rows]
+    # A bar within a cell would end it.
+    return "".join(
+        "| " + " | ".join(text.replace("|", "\\|") for text in texts) + " |\n" for texts in lines
+    )
+
+
+def machine() -> dict[str, Any]:
+    """What a figure depends on beside the code."""
+    name = platform.processor()
+    try:
+        found = re.search(r"model name\s*:\s*(.*)", Path("/proc/cpuinfo").read_text())
+        name = found[1] if found else name
+    except OSError:
+        pass
+    return {
+        "cpu": name,
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "clock": harness.clock.__name__,
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "lavis_mafa": __version__,
+    }
+
+
+def save(path: str, sizes: Sizes, rows: Iterable[Row], failed: Mapping[str, str]) -> None:
+    """Write what was measured, when, on what, and which parts failed, as JSON."""
+    content = {
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "machine": machine(),
+        "sizes": asdict(sizes),
+        "rows": [{**asdict(row), "met": row.met} for row in rows],
+        "failed": dict(failed),
+    }
+    write_json(path, content)

@@ -1,0 +1,225 @@
+"""Retrieval with re-ranking: this package against LAVIS's ``compute_sim_matrix``.
+
+LAVIS's side is its own function over its own modules, with the same weights, images and captions.
+What is timed is the re-ranking; images and captions are encoded before, for both sides, which is a
+small part of an evaluation's time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+from lavis.models.albef_models import compute_sim_matrix as lavis_scores
+from lavis.models.med import XBertEncoder
+from omegaconf import OmegaConf
+from torch import Tensor
+
+from benchmarks.harness import Row, Sizes, Timed, side_by_side
+from benchmarks.reference_step import PlainAlbef
+from lavis_mafa.checkpoints import find_config
+from lavis_mafa.evaluation import rerank as ours_module
+from lavis_mafa.evaluation.rerank import UNRANKED, encode_split, itm_scores, rerank
+from lavis_mafa.models import AlbefMafa
+
+CAPTIONS = 5  # of an image
+SAME = 1e-3  # largest difference of scores that are equal in fp32
+WORDS = (10.5, 2.4)  # of a caption of COCO, mean and standard deviation
+
+
+@dataclass(frozen=True)
+class Job:
+    """A whole evaluation, and the share of it that is timed.
+
+    Attributes:
+        images: there are `CAPTIONS` captions of each.
+        k: candidates of a query.
+        ours, lavis: each side does the work of the first of so many ranks.
+    """
+
+    images: int
+    k: int
+    ours: int = 1
+    lavis: int = 1
+
+    @property
+    def asked_of_ours(self) -> float:
+        """Pairs that the queries of the share ask for, one that both its sides ask for twice."""
+        return self.k * self.images * (1 + CAPTIONS) / self.ours
+
+    @property
+    def asked_of_lavis(self) -> int:
+        share = [min(n, n // self.lavis + 1) for n in (self.images, self.images * CAPTIONS)]
+        return self.k * sum(share)
+
+
+JOBS = {
+    "quick": Job(12, 8),
+    "cpu": Job(100, 64, ours=50, lavis=501),
+    "gpu": Job(1000, 128, ours=5, lavis=5),
+}
+WIDTH = {"cpu": 384, "gpu": 768}  # of both encoders; 12 layers, 64 a head
+
+
+def rows(sizes: Sizes) -> Iterator[Row]:
+    """One row: seconds for a thousand pairs that queries ask for, both directions."""
+    job = JOBS[sizes.name]
+    with tempfile.TemporaryDirectory() as folder, _tf32(sizes.gpu):
+        ours, lavis = both_models(sizes, Path(folder))
+        loader = random_split(job.images, states_of(ours), sizes.device)
+        with torch.inference_mode():
+            images, texts = encode_split(ours.backbone, loader)
+            lavis.text_encoder.known = texts
+
+            def our_share() -> Any:
+                with _first_rank(job.ours):
+                    return rerank(ours.backbone, images, texts, job.k)
+
+            def lavis_share() -> Any:
+                return lavis_scores_of(lavis, loader, job.k, job.lavis)
+
+            _require_equal(ours.backbone, images, texts, lavis_share())
+            timed = side_by_side(our_share, lavis_share, sizes.repeats, 0, sizes.device)
+    per_pair = Timed(
+        1000 * timed.ours / job.asked_of_ours,
+        1000 * timed.reference / job.asked_of_lavis,
+        tuple(r * job.asked_of_lavis / job.asked_of_ours for r in timed.ratios),
+    )
+    width = WIDTH.get(sizes.name, "tiny")
+    what = f"re-ranking {job.images} x {CAPTIONS}, k = {job.k}, width {width}: 1000 pairs asked for"
+    done = f"ours 1/{job.ours} of the pairs, LAVIS {job.asked_of_lavis // job.k} of the queries; "
+    note = (
+        "LAVIS's compute_sim_matrix of albef_retrieval, same weights, scores equal within "
+        f"{SAME:g}; {done if job.ours > 1 else ''}captions of {WORDS[0]:g} words, at most 33; "
+        f"images and captions encoded before; fp32{' (TF32)' if sizes.gpu else ''}"
+    )
+    yield per_pair.row(what, "" if sizes.quick else "<= 0.17", note)
+
+
+def both_models(sizes: Sizes, folder: Path) -> tuple[Any, Any]:
+    """``albef_mafa``, and LAVIS's modules as ``albef_retrieval`` has them, of equal weights."""
+    cfg = OmegaConf.load(AlbefMafa.default_config_path("tiny")).model
+    if not sizes.quick:
+        cfg = OmegaConf.merge(cfg, sized(WIDTH[sizes.name], folder))
+    torch.manual_seed(0)
+    lavis = PlainAlbef(cfg).eval()
+    lavis.itm_head.weight.data.mul_(50.0)  # scores that differ by more than rounding
+    ours = AlbefMafa.from_config(cfg).eval()
+    ours.load_state_dict(lavis.state_dict())
+    lavis.text_encoder = lavis.text_encoder.bert
+    lavis.text_encoder.__class__ = _KnownTexts
+    for model in (ours, lavis):
+        model.visual_encoder.forward_features = lambda states: states
+    return ours.to(sizes.device), lavis.to(sizes.device)
+
+
+def lavis_scores_of(model: Any, loader: Any, k: int, ranks: int) -> tuple[np.ndarray, np.ndarray]:
+    """What LAVIS's function returns on the first of so many ranks."""
+    world = mock.patch("lavis.common.dist_utils.get_world_size", lambda: ranks)
+    with world, open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
+        return lavis_scores(model, loader, k_test=k)
+
+
+def states_of(model: Any) -> tuple[int, int]:
+    """``(S, D)`` of an encoded image."""
+    encoder = model.visual_encoder
+    return encoder.patch_embed.num_patches + 1, encoder.vision_width
+
+
+def captions(count: int, seed: int = 0) -> list[str]:
+    """Of random words, as many as in captions of COCO."""
+    draw = random.Random(seed)
+    vocabulary = Path(find_config("tiny_vocab.txt")).read_text("utf-8").split()
+    words = [word for word in vocabulary if word.isalpha() and len(word) > 1]
+    lengths = [min(33, max(5, round(draw.gauss(*WORDS)))) for _ in range(count)]
+    return [" ".join(draw.choices(words, k=length)) for length in lengths]
+
+
+def random_split(images: int, states: tuple[int, int], device: str, seed: int = 0) -> Any:
+    """A loader of states that stand for encoded images ``(N, S, D)``, and of captions."""
+    made = torch.randn(images, *states, generator=torch.Generator().manual_seed(seed))
+    data = SimpleNamespace(text=captions(images * CAPTIONS, seed), image=range(images))
+    return _Loader(data, [{"image": part} for part in made.split(50)])
+
+
+class _Loader(list):
+    def __init__(self, dataset: Any, batches: Sequence[dict[str, Tensor]]) -> None:
+        super().__init__(batches)
+        self.dataset = dataset
+
+
+class _KnownTexts(XBertEncoder):
+    """Knows the states of captions for ITC: those of ``known``, asked for in turn."""
+
+    known: Any = None
+    place = 0
+
+    def forward_text(self, tokenized_text: Any, **kwargs: Any) -> Any:
+        count = len(tokenized_text.input_ids)
+        part = self.known.embeds[self.place : self.place + count]
+        self.place = (self.place + count) % len(self.known.embeds)
+        return SimpleNamespace(last_hidden_state=part)
+
+
+@contextlib.contextmanager
+def _first_rank(ranks: int) -> Iterator[None]:
+    """Within, re-ranking does what rank 0 of so many does, and waits for no other."""
+    with mock.patch.multiple(
+        ours_module, get_world_size=lambda: ranks, get_rank=lambda: 0, dist=mock.Mock()
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def _tf32(wanted: bool) -> Iterator[None]:
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if wanted else before)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def _require_equal(backbone: Any, images: Any, texts: Any, lavis: tuple[Any, Any]) -> None:
+    """Scores of the pairs that LAVIS has matched."""
+    sim = backbone.similarity(images.features, texts.features).cpu()
+    for expected, one, of_images in zip(lavis, (sim, sim.t()), (True, False), strict=True):
+        pair = (torch.from_numpy(expected) > UNRANKED).nonzero()[: 4 * 64]
+        assert len(pair)
+        image, text = pair.t() if of_images else pair.t().flip(0)
+        scores = (
+            itm_scores(backbone, images, texts, image, text).cpu() + one[pair[:, 0], pair[:, 1]]
+        )
+        difference = (scores - torch.from_numpy(expected)[pair[:, 0], pair[:, 1]]).abs().max()
+        if difference > SAME * max(1.0, float(scores.abs().max())):
+            raise AssertionError(f"scores differ from LAVIS's by {float(difference):.2g}")
+
+
+def sized(width: int, folder: Path) -> dict[str, Any]:
+    """ALBEF base's sizes but for the width."""
+    bert = json.loads(Path(find_config("configs/models/med_config_albef.json")).read_text())
+    bert |= {
+        "hidden_size": width,
+        "encoder_width": width,
+        "intermediate_size": 4 * width,
+        "num_attention_heads": width // 64,
+    }
+    file = folder / "bert.json"
+    file.write_text(json.dumps(bert))
+    return {
+        "image_size": 256,
+        "med_config_path": str(file),
+        "embed_dim": 256,
+        "vit": {"patch_size": 16, "width": width, "depth": 12, "heads": width // 64},
+    }

@@ -1,0 +1,110 @@
+"""Measure: ``python benchmarks/run.py``, see ``--help``.
+
+Each part is a module of this folder with ``rows(sizes) -> Iterable[Row]``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+if not __package__:  # started as a file: its folder is the first place to import from
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+import torch
+
+from benchmarks import harness
+from benchmarks.harness import REPEATS, Row, Sizes, progress
+from benchmarks.report import HEAD, cells, line, machine, markdown, save
+from lavis_mafa.files import write_text
+
+PARTS = {
+    "steps": "training steps: MAFA, GRIT-VLP, ALBEF, BLIP-2, against the authors' order and LAVIS",
+    "grouping": "grouping of mini-batches by similarity",
+    "growth": "how cost and memory grow with the data",
+    "retrieval": "retrieval with re-ranking, against LAVIS",
+    "judging": "judging offline against judging in the loop",
+    "data": "captions tokenised, images decoded",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure the parts asked for; returns the exit status, 1 if a part failed."""
+    options = _options(argv)
+    if options.gpu and not torch.cuda.is_available():
+        print("--gpu: no GPU is visible to PyTorch", file=sys.stderr)
+        return 2
+    if options.gpu and options.cpu_time:
+        print("--cpu-time: a GPU works outside of it", file=sys.stderr)
+        return 2
+    if options.threads:
+        torch.set_num_threads(options.threads)
+        os.environ["OMP_NUM_THREADS"] = str(options.threads)  # of processes started from here
+    name = "gpu" if options.gpu else "quick" if options.quick else "cpu"
+    device = "cuda" if options.gpu else "cpu"
+    sizes = Sizes(name, options.repeats or REPEATS[name], device, options.batch)
+    harness.clock = time.process_time if options.cpu_time else time.perf_counter
+    rows: list[Row] = []
+    failed: dict[str, str] = {}
+    print(", ".join(f"{key} {value}" for key, value in machine().items() if value is not None))
+    print(line(HEAD), flush=True)
+    for part in options.only or PARTS:
+        progress(part)
+        begin = time.perf_counter()
+        try:
+            for row in importlib.import_module(f"benchmarks.{part}").rows(sizes):
+                if sizes.quick:
+                    row = replace(row, target="")  # its figures mean nothing
+                rows.append(row)
+                print(line(cells(row)), flush=True)
+        except Exception as error:
+            failed[part] = f"{type(error).__name__}: {error}"
+            traceback.print_exc()
+            print(f"{part} FAILED: {failed[part]}", flush=True)
+        progress(f"{part}: {time.perf_counter() - begin:.0f} s")
+    if options.out:
+        save(options.out, sizes, rows, failed)
+    if options.markdown:
+        write_text(options.markdown, markdown(rows))
+    return 1 if failed else 0
+
+
+def _options(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description="Ratios of this package to a reference, both timed in turn in one run.",
+        epilog="\n".join(f"{name:10} {text}" for name, text in PARTS.items()),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--only", nargs="+", choices=PARTS, metavar="PART", help="parts, see below")
+    size = parser.add_mutually_exclusive_group()
+    size.add_argument("--gpu", action="store_true", help="the sizes of the papers, in bf16")
+    size.add_argument("--quick", action="store_true", help="tiny sizes: does everything run?")
+    parser.add_argument("--repeats", type=_count, help="of every measurement")
+    parser.add_argument("--batch", type=_count, help="pairs in a mini-batch of training steps")
+    parser.add_argument("--threads", type=_count, help="CPU threads; default: PyTorch's")
+    parser.add_argument(
+        "--cpu-time",
+        action="store_true",
+        help="count the seconds that this process had a core, and not those on the clock: steadier "
+        "where other programs run, but blind to what other processes do for it",
+    )
+    parser.add_argument("--out", metavar="FILE", help="write rows and machine as JSON")
+    parser.add_argument("--markdown", metavar="FILE", help="write the table with its notes")
+    return parser.parse_args(argv)
+
+
+def _count(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number from 1 on, got {text!r}")
+    return int(text)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,271 @@
+"""Models and mini-batches of the training-step benchmarks, LAVIS's own among them."""
+
+from __future__ import annotations
+
+import random
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from lavis.models import clip_vit, eva_vit
+from lavis.models.albef_models.albef_pretrain import AlbefPretrain
+from lavis.models.blip2_models.blip2 import LayerNorm
+from lavis.models.blip2_models.blip2_qformer import Blip2Qformer
+from lavis.models.blip2_models.Qformer import BertLMHeadModel
+from lavis.models.med import BertForMaskedLM
+from omegaconf import OmegaConf
+from torch import Tensor, nn
+from transformers import BertConfig
+
+from benchmarks.harness import Sizes
+from benchmarks.reference_step import PlainAlbef, Verdicts, encode
+from lavis_mafa.checkpoints import find_config
+from lavis_mafa.models import AlbefMafa, Blip2Mafa
+from lavis_mafa.models.tokenizers import add_dec_token, build_tokenizer
+
+WORDS = 30522  # of BERT's vocabulary
+CAPTION_WORDS = (8, 16)
+
+
+def albef_config(sizes: Sizes, folder: Path, **changes: Any) -> Any:
+    """ALBEF base (ViT-B/16 at 256 px, BERT of 6 + 6 layers), or tiny; random weights."""
+    return _config(AlbefMafa, "tiny" if sizes.quick else "base", sizes, folder, changes)
+
+
+def blip2_config(sizes: Sizes, folder: Path, **changes: Any) -> Any:
+    """BLIP-2 stage 1 with a frozen image encoder: ViT-g on a GPU, CLIP's ViT-L on a CPU, or tiny;
+    random weights."""
+    name = {"quick": "tiny", "cpu": "pretrain_vitL", "gpu": "pretrain"}[sizes.name]
+    changes = {"freeze_vit": True, "vit_weights": None, "bert_weights": None, **changes}
+    if not sizes.gpu:
+        changes["vit_precision"] = "fp32"
+    return _config(Blip2Mafa, name, sizes, folder, changes)
+
+
+def _config(cls: Any, name: str, sizes: Sizes, folder: Path, changes: dict[str, Any]) -> Any:
+    cfg = OmegaConf.load(cls.default_config_path(name)).model
+    changes = {"load_pretrained": False, "load_finetuned": False, **changes}
+    if not sizes.quick:
+        changes["tokenizer"] = _vocabulary(folder)
+    return OmegaConf.merge(cfg, changes)
+
+
+def _vocabulary(folder: Path) -> str:
+    """A vocabulary as large as BERT's, so that language heads cost what they cost: that of the tiny
+    models, filled up."""
+    file = folder / "vocab.txt"
+    if not file.exists():
+        tokens = Path(find_config("tiny_vocab.txt")).read_text("utf-8").split()
+        tokens += [f"[unused{n}]" for n in range(WORDS - len(tokens))]
+        file.write_text("\n".join(tokens) + "\n", "utf-8")
+    return str(file)
+
+
+def mini_batch(size: int, cfg: Any, device: str, seed: int = 0) -> dict[str, Any]:
+    """Random images, and captions of random words, `CAPTION_WORDS` each."""
+    draw = random.Random(seed)
+    vocabulary = Path(find_config("tiny_vocab.txt")).read_text("utf-8").split()
+    words = [word for word in vocabulary if word.isalpha() and len(word) > 1]
+    images = torch.randn(
+        size, 3, cfg.image_size, cfg.image_size, generator=torch.Generator().manual_seed(seed)
+    )
+    captions = [" ".join(draw.choices(words, k=draw.randint(*CAPTION_WORDS))) for _ in range(size)]
+    return {"image": images.to(device), "text_input": captions}
+
+
+def a_quarter(image_of: Tensor, text_of: Tensor, probability: Tensor) -> Tensor:
+    """Verdicts by which the first quarter of the pairs match, whatever Con-D thinks."""
+    return (torch.arange(len(probability)) < round(len(probability) / 4)).to(probability)
+
+
+def some(image_of: Tensor, text_of: Tensor, probability: Tensor) -> Tensor:
+    """Verdicts that depend on a pair alone, so that all who ask about it agree."""
+    return ((7 * image_of + 3 * text_of) % 4 == 0).to(probability)
+
+
+class Judged:
+    """A discriminator that does its work, and whose verdicts are then replaced.
+
+    Args:
+        con_d: does the work.
+        verdicts: `a_quarter` or `some`.
+    """
+
+    def __init__(self, con_d: Any, verdicts: Verdicts = a_quarter) -> None:
+        self.con_d, self.verdicts = con_d, verdicts
+
+    def judge(
+        self, samples: Any, image_of: Tensor, text_of: Tensor, *rest: Any, **more: Any
+    ) -> Any:
+        probability = self.con_d.judge(samples, image_of, text_of, *rest, **more)
+        return self.verdicts(image_of, text_of, probability)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.con_d, name)
+
+
+class _Told(nn.Module):
+    """Gives the same answer to everything."""
+
+    def __init__(self, answer: Any) -> None:
+        super().__init__()
+        self.answer = answer
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.answer
+
+
+class _WithoutTeacher(BertForMaskedLM):
+    def forward(self, *args: Any, soft_labels: Any = None, **kwargs: Any) -> Any:
+        return super().forward(*args, **kwargs)
+
+
+class LavisAlbef(AlbefPretrain):
+    """LAVIS's ``albef_pretrain`` and its forward pass, without the work of momentum encoders.
+
+    What they give to ITC is computed once, by the encoders themselves, for one mini-batch. There is
+    no queue and no distillation of MLM.
+
+    Args:
+        cfg: a ``model`` config of ``albef_mafa``.
+    """
+
+    def __init__(self, cfg: Any) -> None:
+        self.vocabulary = cfg.tokenizer
+        plain = PlainAlbef(cfg)
+        super().__init__(
+            plain.visual_encoder,
+            plain.text_encoder,
+            queue_size=0,
+            embed_dim=cfg.embed_dim,
+            mlm_mask_prob=cfg.mlm_mask_prob,
+            temp=cfg.temp,
+            max_txt_len=cfg.max_txt_len,
+        )
+        self.text_encoder.__class__ = _WithoutTeacher
+
+    def init_tokenizer(self) -> Any:
+        return build_tokenizer(self.vocabulary)
+
+    @torch.no_grad()
+    def remember(self, samples: dict[str, Any]) -> None:
+        """Put answers for this mini-batch in the place of the momentum encoders."""
+        was_training = self.training
+        images, texts, _ = encode(self.eval(), samples)
+        self.train(was_training)
+        self.visual_encoder_m = _Told(images)
+        self.text_encoder_m = _Told(torch.zeros(1, 1, 1))  # the teacher of MLM: no one listens
+        self.text_encoder_m.bert = _Told(SimpleNamespace(last_hidden_state=texts))
+        self.vision_proj_m.load_state_dict(self.vision_proj.state_dict())
+        self.text_proj_m.load_state_dict(self.text_proj.state_dict())
+
+    def _momentum_update(self) -> None:
+        pass
+
+    def _dequeue_and_enqueue(self, *args: Any) -> None:
+        pass
+
+    def mask(self, ids: Tensor, vocabulary: int, device: Any, targets: Tensor, **more: Any) -> Any:
+        # LAVIS draws on the CPU, and uses the draws as an index of what lies on the device.
+        drawn = super().mask(ids.cpu(), vocabulary, "cpu", targets=targets.cpu(), **more)
+        return tuple(tensor.to(device) for tensor in drawn)
+
+
+class LavisBlip2(Blip2Qformer):
+    """LAVIS's ``blip2`` and its forward pass, of LAVIS's modules, without downloads.
+
+    Args:
+        cfg: a ``model`` config of ``blip2_mafa``.
+    """
+
+    def __init__(self, cfg: Any) -> None:
+        self.cfg = cfg
+        names = (
+            *("vit_model", "drop_path_rate", "use_grad_checkpoint", "vit_precision", "freeze_vit"),
+            *("num_query_token", "cross_attention_freq", "embed_dim", "max_txt_len"),
+        )
+        super().__init__(img_size=cfg.image_size, **{name: cfg[name] for name in names})
+
+    def init_tokenizer(self) -> Any:
+        return add_dec_token(build_tokenizer(self.cfg.tokenizer))
+
+    def init_vision_encoder(
+        self, name: str, size: int, drop_path_rate: float, checkpoint: bool, precision: str
+    ) -> tuple[nn.Module, nn.Module]:
+        if self.cfg.get("vit") is None and name == "clip_L":
+            encoder = clip_vit.VisionTransformer(
+                input_resolution=size,
+                patch_size=14,
+                width=1024,
+                layers=22,
+                heads=16,
+                use_grad_checkpointing=checkpoint,
+            )
+        else:
+            sizes = self.cfg.get("vit") or {"patch_size": 14, "width": 1408, "depth": 39}
+            encoder = eva_vit.VisionTransformer(
+                img_size=size,
+                patch_size=sizes["patch_size"],
+                use_mean_pooling=False,
+                embed_dim=sizes["width"],
+                depth=sizes["depth"],
+                num_heads=sizes.get("heads", 16),
+                mlp_ratio=4.0 if self.cfg.get("vit") else 4.3637,
+                qkv_bias=True,
+                drop_path_rate=drop_path_rate,
+                norm_layer=partial(nn.LayerNorm, eps=1e-6),
+                use_checkpoint=checkpoint,
+            )
+        if precision == "fp16":
+            eva_vit.convert_weights_to_fp16(encoder)
+        return encoder, LayerNorm(encoder.num_features)
+
+    def init_Qformer(  # noqa: N802  (LAVIS's name)
+        self, queries: int, vision_width: int, cross_attention_freq: int = 2
+    ) -> tuple[nn.Module, nn.Parameter]:
+        file = self.cfg.get("q_former_config")
+        config = BertConfig.from_json_file(find_config(file)) if file else BertConfig()
+        config.encoder_width = vision_width
+        config.add_cross_attention = True
+        config.cross_attention_freq = cross_attention_freq
+        config.query_length = queries
+        config.vocab_size = len(self.tokenizer)
+        tokens = torch.zeros(1, queries, config.hidden_size).normal_(std=config.initializer_range)
+        return BertLMHeadModel(config), nn.Parameter(tokens)
+
+
+@contextmanager
+def lavis_can_run(device: str = "cpu") -> Iterator[None]:
+    """A process group of one, which LAVIS's BLIP-2 asks for its rank, and NumPy 1's name that its
+    ALBEF uses."""
+    backend = "nccl" if device == "cuda" else "gloo"
+    with tempfile.TemporaryDirectory() as folder:
+        store = f"file://{folder}/store"
+        dist.init_process_group(backend, init_method=store, rank=0, world_size=1)
+        try:
+            with mock.patch.object(np, "Inf", np.inf, create=True):
+                yield
+        finally:
+            dist.destroy_process_group()
+
+
+@contextmanager
+def drawn_alike() -> Iterator[None]:
+    """Within, negatives that are drawn are the likeliest, and MLM masks every word: LAVIS's draws
+    come in another order and of other shapes."""
+    with ExitStack() as stack:
+        for name, draw in (
+            ("multinomial", lambda weights, count: weights.argmax(dim=-1, keepdim=True)),
+            ("rand", lambda *shape, **options: torch.zeros(*shape, **options)),
+            ("bernoulli", lambda probabilities: torch.ones_like(probabilities)),
+        ):
+            stack.enter_context(mock.patch.object(torch, name, draw))
+        yield

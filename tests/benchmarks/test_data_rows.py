@@ -1,0 +1,43 @@
+"""The data benchmark at a tiny size: both sides read the same pairs, each in its own way."""
+
+from __future__ import annotations
+
+import pytest
+from lavis.processors import randaugment
+from lavis.processors.blip_processors import BlipImageTrainProcessor
+
+from benchmarks import data
+from benchmarks.harness import Sizes
+from lavis_mafa.datasets.augmentation import QuickAugmentation, auto_contrast
+from lavis_mafa.tokens import TOKENS
+
+
+@pytest.fixture
+def sides(tmp_path):
+    root, annotations = data.generated(tmp_path, 3)
+    return data.Sides(root, annotations, tmp_path)
+
+
+def test_both_sides_make_the_same_batch_each_in_its_own_way(sides):
+    ours, theirs = sides.ours.collater(sides.read()), sides.batch_of_lavis()
+    assert ours["text_input"] == theirs["text_input"] == sides.captions
+    assert ours["image"].shape == theirs["image"].shape == (3, 3, data.SIDE, data.SIDE)
+    ids = theirs[TOKENS].input_ids
+    assert ids.shape == (3, data.MAX_LENGTH)
+    assert (ids[:, : ours[TOKENS].input_ids.shape[1]] == ours[TOKENS].input_ids).all()
+    assert type(sides.theirs.vis_processor) is BlipImageTrainProcessor
+    assert type(sides.ours.parts[0].vis_processor) is QuickAugmentation
+
+
+def test_lavis_runs_its_own_augmentation():
+    with data.augmentation_of_lavis():
+        assert randaugment.func_dict["AutoContrast"] is randaugment.autocontrast_func
+    assert randaugment.func_dict["AutoContrast"] is auto_contrast
+
+
+def test_rows(monkeypatch, photographs):
+    monkeypatch.setattr(data, "PHOTOGRAPHS", photographs)
+    rows = list(data.rows(Sizes("quick", repeats=1)))
+    assert [row.target for row in rows] == [data.TARGET] * 6
+    assert [row.what.split()[0] for row in rows] == ["tokenise", "decode", "both"] * 2
+    assert all(row.ours > 0 and row.reference > 0 for row in rows)
