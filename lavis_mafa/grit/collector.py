@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from contextlib import nullcontext
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from lavis_mafa.grit.grouping import group
+
+Pairs: TypeAlias = tuple[Tensor, Tensor, Tensor]  # indices, image features, text features
 
 
 class GritCollector:
@@ -28,6 +32,9 @@ class GritCollector:
         shuffle: example-level shuffling (phase 2); off for the paper's ablation (Table 4).
         image_ids: ``(N,)`` image of every sample of the data set, to keep the captions of an image
             out of one mini-batch; None lets them meet.
+        dtype: of the order; int32 takes half the memory where it holds all indices.
+        expected: pairs to come until `finish`, to take the memory of their order at once; more may
+            come.
     """
 
     def __init__(
@@ -38,6 +45,8 @@ class GritCollector:
         seed: int | tuple[int, ...],
         shuffle: bool = True,
         image_ids: np.ndarray | None = None,
+        dtype: np.dtype | type = np.int64,
+        expected: int = 0,
     ) -> None:
         if not 1 <= search_space <= queue_size:
             raise ValueError(
@@ -49,12 +58,12 @@ class GritCollector:
         self.shuffle = shuffle
         self.image_ids = image_ids
         self._rng = np.random.default_rng(seed)
-        self._images: list[Tensor] = []
-        self._texts: list[Tensor] = []
-        self._indices: list[Tensor] = []
+        self._queue: list[Pairs] = []
         self._queued = 0
-        self._order: list[np.ndarray] = []
-        self._pending: list[Future[np.ndarray]] = []
+        # The order and how much of it is there: the thread's own while something is pending.
+        self._order = np.empty(expected, dtype)
+        self._placed = 0
+        self._pending: list[Future[None]] = []
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grit")
 
     def collect(self, index: Tensor, image_features: Tensor, text_features: Tensor) -> None:
@@ -64,100 +73,127 @@ class GritCollector:
             index: ``(B,)`` int64 sample indices.
             image_features, text_features: ``(B, D)``, normalised.
         """
-        # Indices stay integers: as float32 they would be wrong above 16,777,216.
-        self._indices.append(index.detach().to("cpu", torch.int64))
-        self._images.append(image_features.detach().float())
-        self._texts.append(text_features.detach().float())
-        self._queued += len(index)
-        while self._queued >= self.queue_size:
-            self._submit(self.queue_size)
+        images, texts = image_features.detach().float(), text_features.detach().float()
+        # Where the features are: training shall wait for no copy. Indices stay integers: as float32
+        # they would be wrong above 16,777,216.
+        pairs = (index.detach().to(images.device, torch.int64), images, texts)
+        while len(pairs[0]):
+            room = self.queue_size - self._queued
+            self._add(_cut(pairs, slice(room)))
+            pairs = _cut(pairs, slice(room, None))
+
+    def _add(self, pairs: Pairs) -> None:
+        self._queue.append(pairs)
+        self._queued += len(pairs[0])
+        if self._queued == self.queue_size:
+            self._submit()
 
     def finish(self) -> np.ndarray:
         """Group what is left in the queue; return all collected indices in grouped order."""
         if self._queued:
-            self._submit(self._queued)
+            self._submit()
         order = self._grouped()
         self._thread.shutdown()
         return order
 
-    def _submit(self, count: int) -> None:
-        images, texts, indices = (
-            torch.cat(queue) for queue in (self._images, self._texts, self._indices)
-        )
-        self._images, self._texts, self._indices = (
-            [images[count:]],
-            [texts[count:]],
-            [indices[count:]],
-        )
-        self._queued -= count
+    def _submit(self) -> None:
+        queue, count = self._queue, self._queued
+        self._queue, self._queued = [], 0
         # Every draw is made here, on the training thread, so that the order is reproducible.
-        shuffled = torch.from_numpy(
-            self._rng.permutation(count) if self.shuffle else np.arange(count)
-        )
-        images, texts = (x[:count][shuffled.to(x.device)] for x in (images, texts))
-        numbers = indices[:count][shuffled].numpy()
+        shuffled = self._rng.permutation(count) if self.shuffle else np.arange(count)
         bounds = list(range(0, count, self.search_space)) + [count]
         spans = list(zip(bounds[:-1], bounds[1:], strict=True))
         starts = [int(self._rng.integers(end - begin)) for begin, end in spans]
+        device = queue[0][1].device
+        # What training has yet to compute of the queue.
+        ready = torch.cuda.current_stream(device).record_event() if device.type == "cuda" else None
         self._pending.append(
-            self._thread.submit(self._group_queue, images, texts, numbers, spans, starts)
+            self._thread.submit(self._group_queue, queue, shuffled, spans, starts, ready)
         )
 
     def _group_queue(
         self,
-        images: Tensor,
-        texts: Tensor,
-        numbers: np.ndarray,
+        queue: list[Pairs],
+        shuffled: np.ndarray,
         spans: list[tuple[int, int]],
         starts: list[int],
-    ) -> np.ndarray:
-        grouped: list[np.ndarray] = []
-        for (begin, end), start in zip(spans, starts, strict=True):
-            part = numbers[begin:end]
-            ids = taken = None
-            if self.image_ids is not None:
-                ids = self.image_ids[part]
-                taken = self.image_ids[self._open_mini_batch(grouped)]
-            chain = group(images[begin:end], texts[begin:end], start, ids, self.batch_size, taken)
-            grouped.append(part[chain])
-        return np.concatenate(grouped)
+        ready: torch.cuda.Event | None,
+    ) -> None:
+        with _beside_training(queue[0][1].device, ready):
+            places = torch.from_numpy(shuffled).to(queue[0][1].device)
+            indices, images, texts = (torch.cat(parts) for parts in zip(*queue, strict=True))
+            numbers = indices[places].cpu().numpy()
+            for (begin, end), start in zip(spans, starts, strict=True):
+                part, own = numbers[begin:end], places[begin:end]
+                ids = taken = None
+                if self.image_ids is not None:
+                    ids, taken = self.image_ids[part], self.image_ids[self._open_mini_batch()]
+                chain = group(images[own], texts[own], start, ids, self.batch_size, taken)
+                self._place(part[chain])
+        # Grouping has waited for its results: nothing reads the queue's tensors any more.
 
-    def _open_mini_batch(self, grouped: list[np.ndarray]) -> np.ndarray:
+    def _place(self, grouped: np.ndarray) -> None:
+        end = self._placed + len(grouped)
+        if end > len(self._order):
+            more = np.empty(max(end, 2 * self._placed) - self._placed, self._order.dtype)
+            self._order = np.concatenate([self._order[: self._placed], more])
+        self._order[self._placed : end] = grouped
+        self._placed = end
+
+    def _open_mini_batch(self) -> np.ndarray:
         """Indices that already stand in the mini-batch that the next chain goes on with."""
-        # The single worker thread runs queues in order, so what came before is done.
-        before = [*self._order, *(f.result() for f in self._pending if f.done()), *grouped]
-        filled = sum(map(len, before)) % self.batch_size
-        if not filled:
-            return np.empty(0, np.int64)
-        tails = [part[-filled:] for part in before[-filled:]]
-        return np.concatenate(tails)[-filled:]
+        return self._order[self._placed - self._placed % self.batch_size : self._placed]
 
     def _grouped(self) -> np.ndarray:
-        self._order = [*self._order, *(future.result() for future in self._pending)]
+        """The order so far; waits for grouping under way."""
+        for future in self._pending:
+            future.result()
         self._pending = []
-        order = np.concatenate([np.empty(0, np.int64), *self._order])
-        self._order = [order]
-        return order
+        return self._order[: self._placed]
 
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to go on; waits for grouping under way. Plain tensors and numbers."""
-        none = torch.empty(0)
+        none = (torch.empty(0, dtype=torch.int64), torch.empty(0), torch.empty(0))
+        queue = [torch.cat(parts).cpu() for parts in zip(*self._queue, strict=True)] or none
         return {
             "order": torch.from_numpy(self._grouped()),
-            "images": torch.cat(self._images).cpu() if self._images else none,
-            "texts": torch.cat(self._texts).cpu() if self._texts else none,
-            "indices": torch.cat(self._indices) if self._indices else none.long(),
+            "images": queue[1],
+            "texts": queue[2],
+            "indices": queue[0],
             "rng": _plain(self._rng.bit_generator.state),
         }
 
     def load_state_dict(self, state: dict[str, Any], device: torch.device | str = "cpu") -> None:
         """Take up ``state``; queued features go to ``device``."""
-        self._order = [state["order"].numpy()]
-        self._images = [state["images"].to(device)] if len(state["images"]) else []
-        self._texts = [state["texts"].to(device)] if len(state["texts"]) else []
-        self._indices = [state["indices"]] if len(state["indices"]) else []
-        self._queued = len(state["indices"])
+        self._placed = 0
+        self._place(state["order"].numpy())
+        queue = (state["indices"], state["images"], state["texts"])
+        self._queued = len(queue[0])
+        self._queue = [tuple(part.to(device) for part in queue)] if self._queued else []
         self._rng.bit_generator.state = _numbers(state["rng"])
+
+
+def _cut(pairs: Pairs, span: slice) -> Pairs:
+    indices, images, texts = pairs
+    return indices[span], images[span], texts[span]
+
+
+def _beside_training(device: torch.device, ready: torch.cuda.Event | None) -> Any:
+    """On a GPU, a stream that begins once ``ready``, so that neither waits for the other's kernels.
+
+    It holds in the calling thread only, as does the device that comes with it.
+    """
+    if ready is None:
+        return nullcontext()
+    stream = _side_stream(device)
+    stream.wait_event(ready)
+    return torch.cuda.stream(stream)
+
+
+@functools.cache
+def _side_stream(device: torch.device) -> torch.cuda.Stream:
+    """One for all queues: PyTorch keeps freed memory for the stream that it belonged to."""
+    return torch.cuda.Stream(device)
 
 
 def _plain(state: Any) -> Any:

@@ -9,13 +9,19 @@ import numpy as np
 from torch.utils.data import Sampler
 
 
+def index_dtype(size: int) -> np.dtype:
+    """The type of sample indices below ``size``: int32 where it holds them, else int64."""
+    return np.dtype(np.int32 if size < 2**31 else np.int64)
+
+
 @dataclass(frozen=True)
 class EpochPlan:
     """The order of one epoch over all ranks, a permutation of all samples.
 
     Attributes:
-        order: ``(N,)`` int64. Global batch s is ``order[s * W * B : (s + 1) * W * B]``, in which
-            rank r's mini-batch is the r-th slice of B.
+        order: ``(N,)`` int32, int64 from 2^31 samples on. Global batch s is
+            ``order[s * W * B : (s + 1) * W * B]``, in which rank r's mini-batch is the r-th slice
+            of B.
         batch_size: B, per rank.
         world_size: W.
         grouped: whether mini-batches were grouped by similarity.
@@ -57,13 +63,15 @@ def random_plan(
     leftover: Sequence[int] | np.ndarray = (),
 ) -> EpochPlan:
     """A random epoch over ``size`` samples that begins with ``leftover`` of the epoch before."""
-    first = np.asarray(leftover, np.int64)
-    rest = np.setdiff1d(np.arange(size), first) if len(first) else np.arange(size)
-    return EpochPlan(np.concatenate([first, rng.permutation(rest)]), batch_size, world_size)
+    dtype = index_dtype(size)
+    first = np.asarray(leftover, dtype)
+    order = np.concatenate([first, np.delete(np.arange(size, dtype=dtype), first)])
+    rng.shuffle(order[len(first) :])
+    return EpochPlan(order, batch_size, world_size)
 
 
 def grouped_plan(
-    grouped: Sequence[np.ndarray],
+    grouped: Sequence[np.ndarray] | np.ndarray,
     leftover: np.ndarray,
     batch_size: int,
     rng: np.random.Generator,
@@ -78,7 +86,8 @@ def grouped_plan(
     push out at the end are this epoch's leftover.
 
     Args:
-        grouped: one order per rank, all of one length, a multiple of ``batch_size``.
+        grouped: one order per rank, all of one length, a multiple of ``batch_size``; as an array
+            they are not copied.
         leftover: fewer samples than a global batch, in no grouped order.
         shuffle: mini-batch-level shuffling; off for the paper's ablation (Table 4).
         across_ranks: let a mini-batch move to another rank.
@@ -90,24 +99,32 @@ def grouped_plan(
             f"every rank's grouped order must have one length, a multiple of {batch_size}; got "
             f"{[len(order) for order in grouped]}"
         )
-    # (steps, W, B): rank r's mini-batches in column r.
-    batches = np.stack([order.reshape(-1, batch_size) for order in grouped], axis=1)
+    # (W * steps, B): rank after rank.
+    batches = np.reshape(grouped, (-1, batch_size))
+    steps = len(batches) // world_size
+    # Row of `batches` that is trained at each (step, rank).
+    numbers = np.arange(len(batches), dtype=index_dtype(len(batches)))
+    rows = numbers.reshape(world_size, steps).T.reshape(-1)
     if shuffle and across_ranks:
-        flat = batches.reshape(-1, batch_size)
-        batches = flat[rng.permutation(len(flat))].reshape(batches.shape)
+        rng.shuffle(rows)
     elif shuffle:
         for rank in range(world_size):
-            batches[:, rank] = batches[rng.permutation(len(batches)), rank]
-    slots = batches.reshape(-1, batch_size)
+            rng.shuffle(rows[rank::world_size])
     whole, part = divmod(len(leftover), batch_size)
-    kept = len(slots) - whole - (part > 0)
+    kept = len(rows) - whole - (part > 0)
     if kept < 0:
-        raise ValueError(f"{len(leftover)} leftover samples fill more than {len(slots)} batches")
+        raise ValueError(f"{len(leftover)} leftover samples fill more than {len(rows)} batches")
+    pushed_out = batches[rows[kept:]].reshape(-1)
     # A leftover mini-batch that is not full is filled up from the first one pushed out.
-    filler = slots[kept, : batch_size - part] if part else np.empty(0, np.int64)
-    pushed_out = slots[kept:].reshape(-1)[len(filler) :]
-    order = np.concatenate([leftover, filler, slots[:kept].reshape(-1), pushed_out])
-    return EpochPlan(order.astype(np.int64), batch_size, world_size, grouped=True)
+    filler = batch_size - part if part else 0
+    order = np.empty(len(leftover) + batches.size, batches.dtype)
+    begin, end = len(leftover) + filler, len(leftover) + filler + kept * batch_size
+    order[: len(leftover)] = leftover
+    order[len(leftover) : begin] = pushed_out[:filler]
+    # Without mode="clip" `take` would fill a copy of its output first.
+    np.take(batches, rows[:kept], 0, order[begin:end].reshape(kept, batch_size), mode="clip")
+    order[end:] = pushed_out[filler:]
+    return EpochPlan(order, batch_size, world_size, grouped=True)
 
 
 class EpochBatches(Sampler[list[tuple[int, int]]]):

@@ -11,7 +11,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lavis_mafa.grit.collector import GritCollector
-from lavis_mafa.grit.sampler import EpochPlan, grouped_plan, random_plan
+from lavis_mafa.grit.sampler import EpochPlan, grouped_plan, index_dtype, random_plan
+
+PIECE = 1 << 20  # indices that ranks exchange at a time
 
 
 class GritSchedule:
@@ -60,6 +62,7 @@ class GritSchedule:
 
     def start_collecting(self, epoch: int) -> None:
         """Empty queues, seeded by epoch and rank."""
+        assert self.plan is not None
         settings = self.settings
         self.collector = GritCollector(
             settings.queue_size,
@@ -68,6 +71,8 @@ class GritSchedule:
             (self.seed, epoch, self.rank, 2),
             settings.shuffle,
             self.image_ids,
+            index_dtype(self.size),
+            self.plan.steps * self.batch_size,
         )
 
     def collect(self, index: Tensor, image_features: Tensor, text_features: Tensor) -> None:
@@ -83,8 +88,15 @@ class GritSchedule:
         if self.collector is None:
             self.next_plan = random_plan(self.size, self.batch_size, self.world_size, rng, leftover)
             return
-        orders = _gather_orders(self.collector.finish(), self.world_size)
+        order = self.collector.finish()
         self.collector = None
+        expected = self.plan.steps * self.batch_size
+        if len(order) != expected:
+            raise ValueError(
+                f"{len(order)} samples were collected for grouping in epoch {epoch}, not "
+                f"{expected}: hand every mini-batch of the epoch to collect, once"
+            )
+        orders = _gather_orders(order, self.world_size)
         settings = self.settings
         self.next_plan = grouped_plan(
             orders,
@@ -135,7 +147,7 @@ class GritSchedule:
     def _plan_from(self, state: dict[str, Any] | None) -> EpochPlan | None:
         if state is None:
             return None
-        order = state["order"].numpy()
+        order = state["order"].numpy().astype(index_dtype(self.size), copy=False)
         if len(order) != self.size:
             raise ValueError(
                 f"the checkpoint orders {len(order)} samples, the training set has {self.size}: "
@@ -150,13 +162,18 @@ def read_order(path: str, size: int) -> np.ndarray:
     Raises:
         ValueError: if it is none.
     """
-    order = np.load(path, allow_pickle=False)
-    if order.shape != (size,) or not np.array_equal(np.sort(order), np.arange(size)):
+    saved = np.load(path, mmap_mode="r", allow_pickle=False)
+    order = saved.astype(index_dtype(size))
+    if (
+        order.shape != (size,)
+        or not np.array_equal(order, saved)  # numbers that are too large, or not whole
+        or not np.array_equal(np.sort(order), np.arange(size, dtype=order.dtype))
+    ):
         raise ValueError(
             f"run.grit.first_order: {path} is no permutation of the {size} training samples "
-            f"(it holds {order.size} numbers)"
+            f"(it holds {saved.size} numbers)"
         )
-    return order.astype(np.int64)
+    return order
 
 
 def _plan_state(plan: EpochPlan | None) -> dict[str, Any] | None:
@@ -165,9 +182,17 @@ def _plan_state(plan: EpochPlan | None) -> dict[str, Any] | None:
     return {"order": torch.from_numpy(plan.order), "grouped": plan.grouped}
 
 
-def _gather_orders(order: np.ndarray, world_size: int) -> list[np.ndarray]:
+def _gather_orders(order: np.ndarray, world_size: int) -> np.ndarray:
+    """``(W, n)``: the order of every rank, all of one length. All ranks must call it."""
     if world_size == 1:
-        return [order]
-    orders: list[Any] = [None] * world_size
-    dist.all_gather_object(orders, order)
+        return order[None]
+    device = torch.device("cuda" if dist.get_backend() == dist.Backend.NCCL else "cpu")
+    orders = np.empty((world_size, len(order)), order.dtype)
+    # In pieces: there is little room beside a model on a GPU.
+    for begin in range(0, len(order), PIECE):
+        piece = torch.from_numpy(order[begin : begin + PIECE]).to(device)
+        pieces = [torch.empty_like(piece) for _ in range(world_size)]
+        dist.all_gather(pieces, piece)
+        for row, gathered in zip(orders, pieces, strict=True):
+            row[begin : begin + PIECE] = gathered.cpu().numpy()
     return orders

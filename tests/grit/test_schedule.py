@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from lavis_mafa.grit import EpochBatches, GritCollector, GritSchedule, grouped_plan, random_plan
+from lavis_mafa.grit import schedule as schedule_module
 from lavis_mafa.grit.grouping import group
+from lavis_mafa.grit.sampler import index_dtype
 from lavis_mafa.grit.schedule import read_order
 
 
@@ -94,6 +96,58 @@ def test_every_epoch_is_a_permutation_and_leftovers_come_first(
             end_together(schedules, epoch, patch)
 
 
+def test_a_seed_s_random_order_is_its_permutation():
+    rest = np.setdiff1d(np.arange(1000), [7, 3, 999])
+    plan = random_plan(1000, 8, 1, np.random.default_rng(5), leftover=[7, 3, 999])
+    assert plan.order.tolist() == [7, 3, 999, *np.random.default_rng(5).permutation(rest)]
+    assert plan.order.dtype == np.int32
+    plan = random_plan(1000, 8, 1, np.random.default_rng(5))
+    assert plan.order.tolist() == np.random.default_rng(5).permutation(1000).tolist()
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    steps=st.integers(1, 9),
+    batch=st.integers(1, 5),
+    world=st.integers(1, 4),
+    left=st.integers(0, 19),
+    how=st.sampled_from(["kept", "within", "across"]),
+    as_array=st.booleans(),
+    seed=st.integers(0, 1000),
+)
+def test_grouped_plans_equal_a_slow_loop(steps, batch, world, left, how, as_array, seed):
+    left = min(left, batch * world - 1, steps * batch * world)
+    numbers = np.random.default_rng(seed).permutation(left + steps * batch * world)
+    leftover, rest = numbers[:left], numbers[left:].astype(np.int32)
+    orders = rest.reshape(world, -1) if as_array else list(rest.reshape(world, -1))
+    rng = np.random.default_rng(seed)
+    batches = [[order[s * batch :][:batch] for order in orders] for s in range(steps)]
+    if how == "across":
+        flat = [one for row in batches for one in row]
+        flat = [flat[place] for place in rng.permutation(len(flat))]
+    else:
+        columns = [[row[rank] for row in batches] for rank in range(world)]
+        if how == "within":
+            columns = [[column[s] for s in rng.permutation(steps)] for column in columns]
+        flat = [column[s] for s in range(steps) for column in columns]
+    whole, part = divmod(left, batch)
+    kept = len(flat) - whole - (part > 0)
+    pushed_out = [n for one in flat[kept:] for n in one]
+    filler = batch - part if part else 0
+    trained = [n for one in flat[:kept] for n in one]
+    expected = [*leftover, *pushed_out[:filler], *trained, *pushed_out[filler:]]
+    again = np.random.default_rng(seed)
+    plan = grouped_plan(orders, leftover, batch, again, how != "kept", how == "across")
+    assert plan.order.tolist() == expected
+    assert plan.order.dtype == np.int32
+    assert again.random() == rng.random(), "later draws would differ"
+
+
+def test_indices_take_four_bytes_as_long_as_they_fit():
+    assert index_dtype(2**31 - 1) == np.int32 and index_dtype(2**31) == np.int64
+    assert np.iinfo(index_dtype(2**31 - 1)).max >= 2**31 - 2
+
+
 def test_two_ranks_share_out_every_global_batch():
     plan = random_plan(103, 8, 2, np.random.default_rng(0))
     seen = np.concatenate([plan.mini_batches(r).ravel() for r in range(2)])
@@ -129,6 +183,92 @@ def test_without_shuffling_the_order_is_the_chain_itself():
     assert order.tolist() == expected.tolist()
     plan = grouped_plan([order], np.empty(0, np.int64), 5, np.random.default_rng(0), shuffle=False)
     assert plan.order.tolist() == order.tolist()
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    size=st.integers(1, 150),
+    queue=st.integers(1, 60),
+    space=st.integers(1, 60),
+    batch=st.integers(1, 12),
+    step=st.integers(1, 70),
+    expected=st.integers(0, 200),
+    apart=st.booleans(),
+    stop=st.integers(0, 150),
+    seed=st.integers(0, 1000),
+)
+def test_collecting_equals_a_slow_loop(
+    size, queue, space, batch, step, expected, apart, stop, seed
+):
+    """Queues cut mini-batches anywhere; a checkpoint in between changes nothing."""
+    space = min(space, queue)
+    samples = torch.from_numpy(np.random.default_rng(seed).permutation(size))
+    ids = np.arange(size) // 3 if apart else None
+    rng = np.random.default_rng(seed + 1)
+    slow: list[int] = []
+    for part in samples.split(queue):
+        part = part[torch.from_numpy(rng.permutation(len(part)))]
+        spaces = part.split(space)
+        starts = [int(rng.integers(len(one))) for one in spaces]
+        for one, start in zip(spaces, starts, strict=True):
+            begun = slow[len(slow) - len(slow) % batch :]
+            given = (ids[one.numpy()], batch, ids[begun] if begun else None) if apart else ()
+            chain = group(feature_of(one), feature_of(one).flip(1), start, *given)
+            slow += one[torch.from_numpy(chain)].tolist()
+
+    def new(seed):
+        return GritCollector(queue, space, batch, seed, True, ids, np.int32, expected)
+
+    collector = new(seed + 1)
+    for number, one in enumerate(samples.split(step)):
+        collector.collect(one, feature_of(one), feature_of(one).flip(1))
+        if number == stop:
+            state = collector.state_dict()
+            state["order"] = state["order"].long()  # as it was saved before
+            collector = new(0)
+            collector.load_state_dict(state)
+    order = collector.finish()
+    assert order.tolist() == slow
+    assert order.dtype == np.int32
+
+
+def test_what_was_not_collected_is_missed():
+    schedule = GritSchedule(grit(), 40, 4)
+    plan = schedule.begin(0)
+    collect_epoch([schedule], plan, last=plan.steps - 1)
+    with pytest.raises(ValueError, match="36 samples were collected .* not 40"):
+        schedule.end(0)
+
+
+@pytest.mark.parametrize("piece", [1, 7, 1000])
+def test_orders_of_ranks_are_gathered_piece_by_piece(piece, monkeypatch):
+    orders = np.random.default_rng(0).permutation(60).astype(np.int32).reshape(3, 20)
+    begin = 0
+
+    def all_gather(pieces, own):
+        nonlocal begin
+        assert own.tolist() == orders[1, begin : begin + len(own)].tolist()
+        for gathered, order in zip(pieces, orders, strict=True):
+            gathered.copy_(torch.from_numpy(order[begin : begin + len(own)]))
+        begin += len(own)
+
+    monkeypatch.setattr(schedule_module, "PIECE", piece)
+    monkeypatch.setattr(schedule_module.dist, "get_backend", lambda: "gloo")
+    monkeypatch.setattr(schedule_module.dist, "all_gather", all_gather)
+    gathered = schedule_module._gather_orders(orders[1], 3)
+    assert gathered.tolist() == orders.tolist() and gathered.dtype == np.int32
+    assert begin == 20
+
+
+def test_plans_of_older_checkpoints_are_taken_up():
+    schedule = GritSchedule(grit(), 40, 4)
+    schedule.begin(0)
+    state = schedule.state_dict()
+    order = state["plan"]["order"]
+    state["plan"]["order"] = order.long()
+    again = GritSchedule(grit(), 40, 4)
+    again.load_state_dict(state, 0)
+    assert again.plan.order.tolist() == order.tolist() and again.plan.order.dtype == np.int32
 
 
 def test_indices_above_2_to_the_24_survive():
@@ -219,6 +359,7 @@ def test_a_saved_order_must_be_a_permutation(tmp_path):
     assert plan.order.tolist() == [2, 0, 1] and plan.grouped
     with pytest.raises(ValueError, match="permutation"):
         read_order(str(tmp_path / "order.npy"), 4)
-    np.save(tmp_path / "twice.npy", np.array([0, 0, 1]))
-    with pytest.raises(ValueError, match="permutation"):
-        read_order(str(tmp_path / "twice.npy"), 3)
+    for wrong in ([0, 0, 1], [0, 1, 3], [-1, 0, 1], [0.5, 1, 2], [2**32, 1, 2], [[0, 1, 2]]):
+        np.save(tmp_path / "wrong.npy", np.array(wrong))
+        with pytest.raises(ValueError, match="permutation"):
+            read_order(str(tmp_path / "wrong.npy"), 3)
