@@ -27,6 +27,7 @@ from lavis_mafa.files import write_text
 
 PARTS = {
     "steps": "training steps: MAFA, GRIT-VLP, ALBEF, BLIP-2, against the authors' order and LAVIS",
+    "parts": "where a step's time goes, in our order of work and the authors'",
     "grouping": "grouping of mini-batches by similarity",
     "growth": "how cost and memory grow with the data",
     "retrieval": "retrieval with re-ranking, against LAVIS",
@@ -73,6 +74,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         save(options.out, sizes, rows, failed)
     if options.markdown:
         write_text(options.markdown, markdown(rows))
+    if options.figure:
+        from benchmarks.parts import draw
+
+        draw(Path(options.figure), rows)
     return 1 if failed else 0
 
 
@@ -97,7 +102,11 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--out", metavar="FILE", help="write rows and machine as JSON")
     parser.add_argument("--markdown", metavar="FILE", help="write the table with its notes")
-    return parser.parse_args(argv)
+    parser.add_argument("--figure", metavar="FILE", help="draw the part `parts` as SVG")
+    chosen = parser.parse_args(argv)
+    if chosen.figure and "parts" not in (chosen.only or PARTS):
+        parser.error("--figure draws the part `parts`, which --only leaves out")
+    return chosen
 
 
 def _count(text: str) -> int:

@@ -1,0 +1,157 @@
+"""The arithmetic under the benchmarks' figures, and the command that runs them."""
+
+from __future__ import annotations
+
+import json
+import operator
+import subprocess
+import sys
+import types
+from functools import partial
+
+import pytest
+import torch
+from conftest import ROOT
+
+from benchmarks import harness, run
+from benchmarks.harness import Row, in_turn, peak_memory, side_by_side
+from benchmarks.report import HEAD, cells, line, machine, markdown
+
+
+class Clock:
+    """Time that passes only when told."""
+
+    def __init__(self, monkeypatch):
+        self.now = 0.0
+        monkeypatch.setattr(harness, "clock", lambda: self.now)
+
+    def takes(self, *seconds):
+        """An action that takes these times, one after the other."""
+        left = iter(seconds)
+
+        def action():
+            self.now += next(left)
+
+        return action
+
+
+def test_ratios_are_of_the_same_repeat(monkeypatch):
+    clock = Clock(monkeypatch)
+    # The first of each is the warm-up; the machine slows down tenfold in the last repeat.
+    timed = side_by_side(clock.takes(100, 1, 2, 30), clock.takes(1, 2, 2, 20), repeats=3)
+    assert timed.ratios == (0.5, 1.0, 1.5)
+    assert (timed.ours, timed.reference, timed.ratio) == (2, 2, 1.0)
+    row = timed.row("x", "<= 0.80", "n")
+    assert (row.ratio, row.low, row.high, row.unit) == (1.0, 0.5, 1.5, "s")
+
+
+def test_sides_take_turns_and_change_places():
+    calls = []
+    actions = {name: partial(calls.append, name) for name in "abc"}
+    times = in_turn(actions, repeats=3, warm_up=2)
+    assert "".join(calls) == "abccbaabccbaabc"
+    assert {name: len(each) for name, each in times.items()} == {"a": 3, "b": 3, "c": 3}
+    with pytest.raises(ValueError, match="at least 1 repeat"):
+        in_turn(actions, repeats=0)
+    with pytest.raises(ValueError, match="0 and 3"):
+        in_turn({}, repeats=3)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "target", "met"),
+    [
+        (0.80, "<= 0.80", True),
+        (0.81, "<= 0.80", False),
+        (5.0, ">= 5", True),
+        (4.9, ">= 5 (two cores)", False),
+        (1.0, "", None),
+    ],
+)
+def test_a_target_is_met_or_not(ratio, target, met):
+    assert Row("x", 1.0, 1.0, ratio, ratio, ratio, target=target).met is met
+
+
+def test_peak_memory_is_of_the_action_alone():
+    """What this process holds, and what modules bring along, is no part of it."""
+    held = torch.ones(400 * 2**18)
+    # Freed as soon as it is made: only a peak.
+    assert 190 < peak_memory(partial(operator.mul, b"x", 200 * 2**20)) < 260
+    assert len(held)
+
+
+def test_a_failed_measurement_says_so():
+    with pytest.raises(RuntimeError, match="status 3"):
+        peak_memory(partial(sys.exit, 3))
+
+
+ROWS = [
+    Row("a | b", 1.0, None, 0.5, 0.4, 0.6, "s", "<= 0.80", "note"),
+    Row("c", 2.0, 1.0, 2.0, 2.0, 2.0, "MiB", "<= 1.08"),
+]
+
+
+def test_tables():
+    assert cells(ROWS[0]) == ["a | b", "1 s", "-", "0.50", "0.40 to 0.60", "<= 0.80", "yes"]
+    assert cells(ROWS[1])[-1] == "no"
+    assert len({len(line(texts)) for texts in (HEAD, *map(cells, ROWS))}) == 1
+    lines = markdown(ROWS).splitlines()
+    assert lines[2].startswith("| a \\| b | 1 s |") and lines[2].endswith("| yes | note |")
+    assert {text.replace("\\|", "").count("|") for text in lines} == {len(HEAD) + 2}
+    assert machine()["torch"] == torch.__version__
+
+
+def part(monkeypatch, name, rows):
+    module = types.ModuleType(f"benchmarks.{name}")
+    module.rows = rows
+    monkeypatch.setitem(sys.modules, f"benchmarks.{name}", module)
+    monkeypatch.setitem(run.PARTS, name, "a part for this test")
+
+
+def test_a_part_that_fails_is_told_and_the_others_run(monkeypatch, tmp_path, capsys):
+    def broken(sizes):
+        yield ROWS[0]
+        raise ValueError(f"no luck with {sizes.name}")
+
+    part(monkeypatch, "broken", broken)
+    part(monkeypatch, "whole", lambda sizes: ROWS[1:])
+    out, table = tmp_path / "out.json", tmp_path / "out.md"
+    options = ["--out", str(out), "--markdown", str(table)]
+    assert run.main(["--only", "broken", "whole", *options]) == 1
+    told = json.loads(out.read_text())
+    assert [row["what"] for row in told["rows"]] == ["a | b", "c"]
+    assert [row["met"] for row in told["rows"]] == [True, False]
+    assert told["failed"] == {"broken": "ValueError: no luck with cpu"}
+    assert told["sizes"]["repeats"] == harness.REPEATS["cpu"]
+    assert "broken FAILED: ValueError: no luck" in capsys.readouterr().out
+    assert table.read_text().count("\n") == 4
+    assert run.main(["--only", "whole"]) == 0
+
+
+def test_figures_of_tiny_sizes_are_held_to_no_target(monkeypatch, tmp_path):
+    part(monkeypatch, "whole", lambda sizes: ROWS)
+    out = tmp_path / "out.json"
+    assert run.main(["--quick", "--only", "whole", "--repeats", "7", "--out", str(out)]) == 0
+    told = json.loads(out.read_text())
+    assert [row["met"] for row in told["rows"]] == [None, None]
+    assert (told["sizes"]["name"], told["sizes"]["repeats"]) == ("quick", 7)
+
+
+@pytest.mark.parametrize("wrong", [["--only", "nothing"], ["--repeats", "0"], ["--gpu", "--quick"]])
+def test_wrong_options_are_refused(wrong, capsys):
+    with pytest.raises(SystemExit):
+        run.main(wrong)
+    assert capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_steps_part_runs_as_a_command(tmp_path):
+    out = tmp_path / "out.json"
+    command = [sys.executable, "benchmarks/run.py", "--quick", "--repeats", "1", "--only", "steps"]
+    done = subprocess.run(
+        [*command, "--out", str(out)], cwd=ROOT, capture_output=True, text=True, timeout=200
+    )
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(out.read_text())["rows"]
+    assert len(rows) == 10
+    assert all(row["ratio"] > 0 and row["low"] <= row["ratio"] <= row["high"] for row in rows)
+    assert all(row["what"] in done.stdout for row in rows)

@@ -1,0 +1,81 @@
+"""The training-step benchmarks at tiny sizes: both sides do the same work, and it shows if not."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from benchmarks import step_models, steps
+from benchmarks.harness import Sizes
+
+QUICK = Sizes("quick", repeats=1)
+
+
+def test_a_quarter_of_the_pairs_match():
+    pairs = torch.arange(16)
+    told = step_models.a_quarter(pairs, pairs, torch.rand(16))
+    assert told.sum() == 4 and told.dtype == torch.float32
+    again = step_models.some(pairs[8:], pairs[:8], torch.rand(8))
+    assert torch.equal(step_models.some(pairs, pairs.roll(8), torch.rand(16))[8:], again)
+    assert 0 < again.sum() < 8
+
+
+def test_albef_rows(tmp_path):
+    rows = list(steps.albef_rows(QUICK, tmp_path))
+    assert [row.target for row in rows] == ["<= 1.10", "", "<= 1.18", "<= 0.80", "<= 0.25"]
+    assert "; 0 of 16 anchors" in rows[0].note and "; 0 of 16 anchors" in rows[1].note
+    assert any(f"; {found} of 16 anchors" in rows[2].note for found in (3, 4, 5, 6))
+
+
+def test_rows_against_lavis(tmp_path):
+    with step_models.lavis_can_run():
+        rows = [*steps.lavis_albef_rows(QUICK, tmp_path), *steps.blip2_rows(QUICK, tmp_path)]
+    assert [row.target for row in rows] == ["<= 0.85", "<= 0.85", "<= 1.05"]
+    assert not torch.distributed.is_initialized()
+
+
+@pytest.mark.parametrize("family", [step_models.LavisAlbef, step_models.LavisBlip2])
+def test_what_ours_is_held_against_is_lavis_alone(tmp_path, family):
+    config = {step_models.LavisAlbef: step_models.albef_config}.get(
+        family, step_models.blip2_config
+    )
+    model = family(config(QUICK, tmp_path))
+    assert not {type(m) for m in model.modules() if "lavis_mafa" in type(m).__module__}
+
+
+@pytest.mark.parametrize("name", ["cpu", "gpu"])
+def test_full_sizes_of_blip2_are_the_same_on_both_sides(tmp_path, monkeypatch, name):
+    """Built without memory for their weights: ViT-L and ViT-g."""
+    linspace = torch.linspace  # whose values LAVIS reads
+    monkeypatch.setattr(torch, "linspace", lambda *a, **k: linspace(*a, **{**k, "device": "cpu"}))
+    cfg = step_models.blip2_config(Sizes(name), tmp_path, vit_precision="fp32")
+    with torch.device("meta"):
+        theirs = step_models.LavisBlip2(cfg).state_dict()
+        ours = steps.Blip2Mafa.from_config(cfg).state_dict()
+    assert {k: v.shape for k, v in theirs.items()} == {k: v.shape for k, v in ours.items()}
+    assert sum(v.numel() for v in theirs.values()) > 400e6
+
+
+def test_other_work_is_refused(tmp_path):
+    cfg = step_models.albef_config(QUICK, tmp_path)
+    samples = step_models.mini_batch(8, cfg, "cpu")
+    model = steps.AlbefMafa.from_config(cfg)
+
+    def forward(settings):
+        return lambda: steps.run_step(model.backbone, samples, settings)
+
+    steps.require_same("itself", model, forward(steps.MAFA), model, forward(steps.MAFA))
+    with pytest.raises(AssertionError, match="not the same work as another"):
+        steps.require_same("another", model, forward(steps.MAFA), model, forward(steps.GRIT_VLP))
+    assert model.training
+
+
+def test_a_vocabulary_as_large_as_berts(tmp_path):
+    cfg = step_models.albef_config(Sizes("cpu"), tmp_path)
+    tokenizer = step_models.build_tokenizer(cfg.tokenizer)
+    assert len(tokenizer) == 30522
+    captions = step_models.mini_batch(4, cfg, "cpu")["text_input"]
+    for caption in captions:
+        assert 8 <= len(caption.split()) <= 16
+        ids = tokenizer(caption).input_ids
+        assert len(ids) == len(caption.split()) + 2 and tokenizer.unk_token_id not in ids
