@@ -91,7 +91,8 @@ def _row(
         "" if sizes.quick else "<= 0.5",
         f"ours {len(asked)} different pairs of {len(ids) // CAPTIONS} images, offline, verdicts "
         f"written; the loop {in_the_loop} of them, mini-batches of {batch}; ALBEF, "
-        f"{in_loop.precision}, images in memory; probabilities equal",
+        f"{in_loop.precision}, images in memory; probabilities equal"
+        f"{'' if sizes.gpu else '; all in one chunk: larger data encode a caption more than once'}",
     )
 
 

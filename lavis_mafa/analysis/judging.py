@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from lavis.common.dist_utils import get_rank, get_world_size, is_main_process
 from omegaconf import OmegaConf
+from torch import Tensor
 from tqdm import tqdm
 
 from lavis_mafa.analysis.belongs import fingerprint, require_same
@@ -22,10 +23,11 @@ from lavis_mafa.config import ConfigError, load_config
 from lavis_mafa.config.con_d import check_con_d
 from lavis_mafa.connections.build import ORACLE, build_discriminator
 from lavis_mafa.connections.con_d import ModelDiscriminator
+from lavis_mafa.evaluation.many_pairs import ManyPairs
 from lavis_mafa.processes import barrier
 
 TRUTH = "truth"
-PAIRS = 256  # judged at once
+IMAGES, PAIRS = 64, 4096  # after which verdicts are written
 RECORD = np.dtype([("image", "<i8"), ("text", "<i8"), ("probability", "<f4")])
 
 
@@ -79,7 +81,14 @@ def build_judge(con_d: Mapping[str, Any]) -> ModelDiscriminator:
     """A discriminator from a config as ``model.mafa.con_d``, other than the oracle."""
     judge = build_discriminator(con_d)
     assert isinstance(judge, ModelDiscriminator)
-    return judge
+    return matching_offline(judge)
+
+
+def matching_offline(discriminator: ModelDiscriminator) -> ModelDiscriminator:
+    """The same discriminator, in place, for more pairs at once than a mini-batch has."""
+    matching: Any = ManyPairs(discriminator.backbone)
+    discriminator.backbone = matching
+    return discriminator
 
 
 def judge_all(
@@ -116,10 +125,10 @@ def judge(
     """Probabilities ``(P,)`` float32 that pairs match, NaN where an image cannot be read.
 
     What ``folder`` holds already is not judged again. All ranks must call it with the same pairs,
-    share them, and get all.
+    share them, and get all. Samples of one image stand for each other: it is read and encoded once.
 
     Args:
-        features: knows the captions.
+        features: knows the captions, and which samples can be read.
         image, text: ``(P,)`` numbers of samples in the training set, each pair once.
         discriminator: who judges.
 
@@ -127,7 +136,8 @@ def judge(
         ValueError: if ``folder`` holds the verdicts of another discriminator.
     """
     size = len(opened.data)
-    keys = pair_keys(image, text, size)
+    shown_by = first_readable(opened.data.image_ids, features.numbers)
+    keys = pair_keys(shown_by[image], text, size)
     folder.mkdir(parents=True, exist_ok=True)
     tokens = getattr(discriminator.model, "max_txt_len", None)
     seen_as = f"{discriminator.image_size} px, {discriminator.precision}, {tokens} tokens"
@@ -135,10 +145,7 @@ def judge(
     data = f"{size} samples, {opened.data.fingerprint(discriminator.processor)}"
     require_same(folder / "of.json", {"discriminator": name, "data": data})
     images, texts, _ = _read(folder)
-    known = pair_keys(images, texts, size)
-    missing = np.flatnonzero(~np.isin(keys, known))
-    # Pairs of one image stand together, so that it is encoded once.
-    missing = missing[np.lexsort((text[missing], image[missing]))]
+    missing = np.setdiff1d(keys, pair_keys(shown_by[images], texts, size))
     rank, world = get_rank(), get_world_size()
     mine = np.array_split(missing, world)[rank]
     tell("%d pairs, %d of them to be judged", len(keys), len(missing))
@@ -147,44 +154,91 @@ def judge(
     with open(folder / f"verdicts_rank{rank}.bin", "ab") as file:
         file.truncate(file.tell() // RECORD.itemsize * RECORD.itemsize)  # a torn record
         bar = tqdm(total=len(mine), unit=" pairs", desc="judging", disable=not is_main_process())
-        chunks = [mine[i : i + PAIRS] for i in range(0, len(mine), PAIRS)]
-        verdicts = _judged(opened, features, discriminator, image, text, chunks)
+        chunks = list(chunks_of(mine // size, mine % size, features))
+        verdicts = _judged(opened, features, discriminator, chunks)
         for chunk, probability in zip(chunks, verdicts, strict=True):
-            records = np.empty(len(chunk), RECORD)
-            records["image"], records["text"] = image[chunk], text[chunk]
+            records = np.empty(len(probability), RECORD)
+            records["image"], records["text"] = chunk
             records["probability"] = probability
             file.write(records.tobytes())
             file.flush()
-            bar.update(len(chunk))
+            bar.update(len(records))
         bar.close()
     barrier()
     images, texts, probabilities = _read(folder)
-    found, first = np.unique(pair_keys(images, texts, size), return_index=True)
+    found, first = np.unique(pair_keys(shown_by[images], texts, size), return_index=True)
     return probabilities[first][np.searchsorted(found, keys)]
+
+
+def first_readable(image_ids: np.ndarray, readable: np.ndarray) -> np.ndarray:
+    """``(N,)`` for each of N samples the first readable one that shows its image; of an image that
+    none of them shows, the first of all.
+
+    Args:
+        image_ids: ``(N,)``, equal where samples show one image.
+        readable: ``(S,)`` ascending numbers of samples.
+    """
+    _, first, image = np.unique(image_ids, return_index=True, return_inverse=True)
+    image = image.reshape(-1)
+    first[image[readable[::-1]]] = readable[::-1]
+    return first[image]
+
+
+def chunks_of(
+    image: np.ndarray, text: np.ndarray, features: Features
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Images and texts ``(p,)`` of pairs to be judged together.
+
+    An image has all its pairs in one chunk, to be encoded once; a chunk has up to `IMAGES` images
+    and about `PAIRS` pairs. Similar images come near each other: they are paired with the same
+    texts, which then need not be encoded for every chunk.
+
+    Args:
+        image, text: ``(P,)``, all pairs of this rank.
+    """
+    images, own = np.unique(image, return_inverse=True)
+    place = np.empty(len(images), np.int64)
+    place[_by_likeness(features.vectors[features.places(images)])] = np.arange(len(images))
+    order = np.lexsort((text, place[own.reshape(-1)]))
+    image, text = image[order], text[order]
+    begins = np.flatnonzero(np.diff(image, prepend=-1)).tolist()
+    first, cuts = 0, []
+    for number, begin in enumerate(begins):
+        if number - first >= IMAGES or begin - begins[first] >= PAIRS:
+            cuts.append(begin)
+            first = number
+    if len(image):
+        yield from zip(np.split(image, cuts), np.split(text, cuts), strict=True)
+
+
+def _by_likeness(vectors: Tensor) -> np.ndarray:
+    """An order of N vectors ``(N, E)``: those nearest to the same one of about sqrt(N) of them are
+    together."""
+    if not len(vectors):
+        return np.empty(0, np.int64)
+    some = vectors[:: max(1, round(len(vectors) ** 0.5))]
+    nearest = torch.cat([(part @ some.t()).argmax(dim=1) for part in vectors.split(4096)])
+    return nearest.argsort(stable=True).numpy()
 
 
 def _judged(
     opened: Opened,
     features: Features,
     discriminator: ModelDiscriminator,
-    image: np.ndarray,
-    text: np.ndarray,
-    chunks: Sequence[np.ndarray],
+    chunks: Sequence[tuple[np.ndarray, np.ndarray]],
 ) -> Iterator[np.ndarray]:
     data: Corpus = opened.data
-    images = [np.unique(image[chunk]) for chunk in chunks]
+    images = [np.unique(image) for image, _ in chunks]
     pictures = data.batches(images, discriminator.processor)
-    for chunk, numbers, batch in zip(chunks, images, pictures, strict=True):
-        texts, text_of = np.unique(text[chunk], return_inverse=True)
+    for (image, text), numbers, batch in zip(chunks, images, pictures, strict=True):
+        texts, text_of = np.unique(text, return_inverse=True)
         samples = {
             "image": batch["image"].to(opened.device),
             "text_input": [features.captions[place] for place in features.places(texts)],
         }
-        image_of = np.searchsorted(numbers, image[chunk])
+        image_of = np.searchsorted(numbers, image)
         told = discriminator.judge(
-            samples,
-            torch.from_numpy(image_of).to(opened.device),
-            torch.from_numpy(text_of.reshape(-1)).to(opened.device),
+            samples, torch.from_numpy(image_of), torch.from_numpy(text_of.reshape(-1))
         )
         lost = np.array([bool(error) for error in batch["load_error"]])
         probability = told.float().cpu().numpy()

@@ -92,7 +92,7 @@ def measure(
     pairs = torch.from_numpy(image_of), torch.from_numpy(text_of)
     for name, one in examined.items():
         with torch.inference_mode():
-            logits = itm_scores(one.backbone, one.images, one.texts, *pairs, 512)
+            logits = itm_scores(one.backbone, one.images, one.texts, *pairs)
         figures[name]["itm_auc"] = area_under_roc(logits.numpy(), valid)
     return figures
 

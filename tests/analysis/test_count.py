@@ -223,17 +223,17 @@ def test_a_stopped_count_goes_on(counted, models, tmp_path, monkeypatch):
     real, seen = judging._judged, []
 
     def cut(*args, chunks_allowed=1):
-        for chunk, told in zip(args[-1], real(*args), strict=True):
+        for told in real(*args):
             if len(seen) == chunks_allowed:
                 raise ValueError("stopped")
-            seen.append(len(chunk))
+            seen.append(len(told))
             yield told
 
     monkeypatch.setattr(judging, "_judged", cut)
     assert main([str(a) for a in command]) == 1
     ledger = next(tmp_path.glob("verdicts/a/verdicts_rank0.bin"))
     kept = ledger.stat().st_size // judging.RECORD.itemsize
-    assert kept == seen[0] == judging.PAIRS
+    assert kept == seen[0] >= judging.IMAGES
     with open(ledger, "ab") as file:
         file.write(b"torn")
     monkeypatch.undo()
@@ -242,7 +242,7 @@ def test_a_stopped_count_goes_on(counted, models, tmp_path, monkeypatch):
     call(*command)
     whole = read(counted)
     assert read(tmp_path)["counts"] == whole["counts"]
-    again = sum(map(len, asked[0]))
+    again = sum(len(image) for image, _ in asked[0])
     assert again == len(Judged.load(counted)) - kept
     asked.clear()
     call(*command)
