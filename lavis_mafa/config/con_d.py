@@ -30,7 +30,21 @@ def check_con_d(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     config = walk({"model": {"mafa": {"con_d": dict(given)}}}, schema, "", report)
     fill(config, schema, None)
     check_weights(config, report)
+    check_kept_images(config, report)
     return config["model"]["mafa"]["con_d"], report.problems
+
+
+def check_kept_images(config: Mapping[str, Any], report: Report) -> None:
+    """What is kept of an image must be the same every time that Con-D sees it."""
+    s, path = Settings(config, report), "model.mafa.con_d"
+    if s[f"{path}.keep_images"] is None:
+        return
+    if s[f"{path}.arch"] == "oracle":
+        why = "the oracle sees no images; leave it out, or name a model as model.mafa.con_d.arch"
+        report.add(f"{path}.keep_images", why)
+    elif s[f"{path}.own_view"] is not True and f"{path}.own_view" not in report.bad:
+        why = "augmented images differ every time; set model.mafa.con_d.own_view: True"
+        report.add(f"{path}.keep_images", f"needs a view of Con-D's own: {why}, or leave it out")
 
 
 def check_weights(config: Mapping[str, Any], report: Report) -> None:

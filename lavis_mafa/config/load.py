@@ -28,7 +28,7 @@ from lavis_mafa.config.check import (
     trains_by_step,
     walk,
 )
-from lavis_mafa.config.con_d import BUILD_KEYS, check_weights
+from lavis_mafa.config.con_d import BUILD_KEYS, check_kept_images, check_weights
 from lavis_mafa.config.defaults import default_or_report, default_yaml, fill
 from lavis_mafa.config.schema import (
     ANY,
@@ -194,6 +194,7 @@ def complete(
     fill(config, schema, run.get("task") if isinstance(run, dict) else None)
     check_together(config, report)
     check_weights(config, report)
+    check_kept_images(config, report)
     if "preprocess" in shipped:
         config["preprocess"] = shipped["preprocess"]
     return config, [*early.problems, *report.problems], report.notes

@@ -262,6 +262,9 @@ CON_D = {
                       default=None, nullable=True, low=1),
     "own_view": Key("bool", "its own transform of the decoded picture; null: where sizes differ",
                     OURS, default=None, nullable=True),
+    "keep_images": Key("str", "folder where the output of its image encoder is kept, which then "
+                       "runs once per image; needs own_view: True", OURS, default=None,
+                       nullable=True),
     "model": Key("mapping", "further keys of its `model` config, such as tokenizer", OURS,
                  default={}, other=Key("any", "see its default YAML")),
 }  # fmt: skip

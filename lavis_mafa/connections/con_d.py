@@ -43,6 +43,14 @@ class Discriminator(Protocol):
         """
 
 
+class Kept(Protocol):
+    """What an image encoder made of images."""
+
+    def get(self, image_ids: Tensor, make: Callable[[Tensor], Tensor]) -> Tensor:
+        """``(B, S, V)`` of images by id ``(B,)``; ``make`` gives those that are not there, by their
+        places in the mini-batch."""
+
+
 class ModelDiscriminator:
     """Con-D as a LAVIS model with an ITM head: frozen, in evaluation and inference mode.
 
@@ -60,6 +68,8 @@ class ModelDiscriminator:
 
     Attributes:
         shares_encoder: whether its image encoder is the training model's, see `share_encoder`.
+        kept: what its image encoder made of images whose ``image_id`` is known; None: it runs for
+            every mini-batch.
 
     Raises:
         TypeError: if no backbone can drive the model.
@@ -79,6 +89,7 @@ class ModelDiscriminator:
         self._own_view = own_view
         self.image_size = image_size_of(model)
         self.shares_encoder = False
+        self.kept: Kept | None = None
         _forget_momentum(model)
         if precision == "bf16":
             _keep_in_bf16(model)
@@ -121,6 +132,7 @@ class ModelDiscriminator:
         ranks: Ranks | None = None,
         seen: Tensor | None = None,
     ) -> Tensor:
+        ranks = ranks or Ranks(together=False)
         images = samples.get(VIEW, samples["image"])
         device = images.device
         if next(self.model.parameters()).device != device:
@@ -139,10 +151,13 @@ class ModelDiscriminator:
                     images, size, mode="bicubic", align_corners=False, antialias=True
                 )
             with torch.autocast(device.type, torch.bfloat16, enabled=self.precision == "bf16"):
+                if seen is None and self.kept is not None and "image_id" in samples:
+                    own = ranks.own(len(images), device)  # ids are of all candidates
+                    ids = samples["image_id"][own]
+                    seen = self.kept.get(ids, lambda which: self.backbone.see(images[which]))
                 encoded = self.backbone.encode_images(images, seen, for_matching=True)
                 captions = samples.get(CON_D_TOKENS, samples["text_input"])
                 texts = self.backbone.encode_texts(captions, for_matching=True)
-                ranks = ranks or Ranks(together=False)
                 encoded, texts = ranks.images(encoded), ranks.texts(texts)
                 logits = self._match(encoded, texts, image_of, text_of)
         # A copy made outside: autograd may not keep tensors of inference mode.
