@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from benchmarks.harness import Row, Sizes, Timed, in_turn, peak_memory, progress
@@ -31,6 +32,7 @@ from benchmarks.step_models import (
     some,
 )
 from lavis_mafa.connections.con_d import ModelDiscriminator
+from lavis_mafa.connections.kept_rows import KeptRows
 from lavis_mafa.connections.mining import MiningRule
 from lavis_mafa.models import AlbefMafa, Blip2Mafa
 from lavis_mafa.step import COUNTS, SoftLabels, StepSettings, run_step
@@ -101,6 +103,12 @@ def albef_rows(sizes: Sizes, folder: Path) -> Iterator[Row]:
     model = AlbefMafa.from_config(cfg).to(sizes.device).train()
     judge = AlbefMafa.from_config(cfg)
     con_d = {name: copy_for_judging(judge, cfg, name, sizes) for name in ("fp32", "bf16")}
+    keeping = copy_for_judging(judge, cfg, "bf16", sizes)
+    samples["image_id"] = torch.arange(size, device=sizes.device)
+    with torch.no_grad():
+        _, tokens, width = model.backbone.see(samples["image"][:1]).shape
+    row = tokens, width
+    keeping.kept = KeptRows(folder / "kept", {}, np.arange(size), row, torch.bfloat16).open()
 
     def ours(settings: StepSettings, discriminator: Any = None, half: bool = bf16) -> Step:
         forward = partial(run_step, model.backbone, samples, settings, discriminator)
@@ -112,8 +120,11 @@ def albef_rows(sizes: Sizes, folder: Path) -> Iterator[Row]:
         "none": ours(MAFA_FINDS_NOTHING, con_d["bf16"]),
         "none, fp32": ours(MAFA_FINDS_NOTHING, con_d["fp32"]),
         "quarter": ours(MAFA, Judged(con_d["bf16"])),
+        "none, kept": ours(MAFA_FINDS_NOTHING, keeping),
+        "quarter, kept": ours(MAFA, Judged(keeping)),
     }
     times = in_turn(steps, sizes.repeats, device=sizes.device)
+    keeping.kept.close()
 
     def against_grit(name: str, what: str, target: str = "") -> Row:
         note = f"{told}; {steps[name].found} of {2 * size} anchors got a positive in the last step"
@@ -123,6 +134,9 @@ def albef_rows(sizes: Sizes, folder: Path) -> Iterator[Row]:
     yield against_grit("none", "nothing converted, Con-D bf16", "<= 1.10")
     yield against_grit("none, fp32", "nothing converted, Con-D fp32")
     yield against_grit("quarter", "25 % converted, Con-D bf16", "<= 1.18")
+    kept = "Con-D bf16, images kept"
+    yield against_grit("none, kept", f"nothing converted, {kept}", "<= 1.10")
+    yield against_grit("quarter, kept", f"25 % converted, {kept}", "<= 1.18")
 
     plain = PlainAlbef(cfg).to(sizes.device).train()
     plain_judge = PlainAlbef(cfg).to(sizes.device).eval().requires_grad_(False)

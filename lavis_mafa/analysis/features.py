@@ -14,9 +14,9 @@ from lavis.common.dist_utils import get_rank, get_world_size, is_main_process
 from torch import Tensor
 from tqdm import tqdm
 
-from lavis_mafa.analysis.belongs import digest, fingerprint, require_same
 from lavis_mafa.analysis.corpus import Opened, tell
 from lavis_mafa.backbones import backbone_of
+from lavis_mafa.belongs import digest, fingerprint, require_same
 from lavis_mafa.files import whole
 from lavis_mafa.processes import barrier
 from lavis_mafa.runners.loaders import to_device

@@ -14,11 +14,11 @@ from omegaconf import OmegaConf
 from torch import Tensor
 from tqdm import tqdm
 
-from lavis_mafa.analysis.belongs import fingerprint, require_same
 from lavis_mafa.analysis.corpus import Corpus, Opened, options_of, tell
 from lavis_mafa.analysis.features import Features
 from lavis_mafa.analysis.judged import UNKNOWN, Judged, pair_keys
 from lavis_mafa.analysis.nominate import Nominations
+from lavis_mafa.belongs import fingerprint, require_same
 from lavis_mafa.config import ConfigError, load_config
 from lavis_mafa.config.con_d import check_con_d
 from lavis_mafa.connections.build import ORACLE, build_discriminator

@@ -28,7 +28,6 @@ import numpy as np
 from lavis.common.dist_utils import is_main_process
 from tqdm import tqdm
 
-from lavis_mafa.analysis.belongs import digest, refuse_other
 from lavis_mafa.analysis.corpus import (
     Corpus,
     about,
@@ -47,6 +46,7 @@ from lavis_mafa.analysis.judging import (
     judge_all,
 )
 from lavis_mafa.analysis.nominate import Sampling, nominated_by
+from lavis_mafa.belongs import digest, refuse_other
 from lavis_mafa.connections.build import ORACLE
 from lavis_mafa.datasets.image_reading import as_png
 from lavis_mafa.datasets.shards import IMAGE_SUFFIXES, finished, write_shards

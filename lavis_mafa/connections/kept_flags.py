@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lavis_mafa.analysis.belongs import digest
+from lavis_mafa.belongs import digest
 from lavis_mafa.files import whole
 
 KEY = "model.mafa.con_d.keep_images"

@@ -14,7 +14,7 @@ import torch
 from lavis.common.dist_utils import get_rank
 from torch import Tensor
 
-from lavis_mafa.analysis.belongs import digest, fingerprint
+from lavis_mafa.belongs import digest, fingerprint
 from lavis_mafa.connections.con_d import VIEW, ModelDiscriminator
 from lavis_mafa.connections.kept_flags import KEY
 from lavis_mafa.connections.kept_rows import KeptRows

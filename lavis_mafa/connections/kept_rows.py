@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lavis_mafa.analysis.belongs import refuse_other
+from lavis_mafa.belongs import refuse_other
 from lavis_mafa.connections.kept_flags import KEY, Flags
 from lavis_mafa.files import write_json
 

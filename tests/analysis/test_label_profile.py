@@ -35,7 +35,7 @@ class Dots(AlbefBackbone):
     temperature = torch.tensor(0.2)
 
     def __init__(self):
-        super().__init__(None)
+        super().__init__(torch.nn.Module())
 
 
 def stream_of(size, batch, queue, seed=0, images=None):

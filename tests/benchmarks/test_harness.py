@@ -152,6 +152,6 @@ def test_the_steps_part_runs_as_a_command(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     rows = json.loads(out.read_text())["rows"]
-    assert len(rows) == 10
+    assert len(rows) == 12
     assert all(row["ratio"] > 0 and row["low"] <= row["ratio"] <= row["high"] for row in rows)
     assert all(row["what"] in done.stdout for row in rows)
