@@ -27,7 +27,7 @@ STRICT_REQUIREMENTS = [
     "braceexpand",
     "eccv_caption==0.1.0",
     "matplotlib",
-    "pillow",
+    "pillow>=9.4",
     "pyarrow>=15",
     "pyyaml",
     "regex",

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lavis_mafa.backbones.attention import PairedImages, first_token_after
+from lavis_mafa.backbones.attention import PairedImages, first_token_after, take
 from lavis_mafa.backbones.base import FromFirstTokens, Images, Teacher, Texts, tokenize
 from lavis_mafa.objectives.language import IGNORED, mask_tokens
 from lavis_mafa.tokens import Captions
@@ -40,7 +40,7 @@ class AlbefBackbone(FromFirstTokens):
 
     def match(self, images: Images, texts: Texts, image_of: Tensor, text_of: Tensor) -> Tensor:
         assert texts.embeds is not None
-        hidden, mask = texts.embeds[text_of], texts.mask[text_of]
+        hidden, mask = take(texts.embeds, text_of), texts.mask[text_of]
         layers = self._bert.encoder.layer[self._bert.config.fusion_layer :]
         first = first_token_after(layers, hidden, mask, PairedImages(images, image_of))
         return self.model.itm_head(first)

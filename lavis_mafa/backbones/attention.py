@@ -7,6 +7,7 @@ in. Modules keep their weights and names here; only how they compute changes.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,6 +15,7 @@ import torch.nn.functional as F
 from lavis.models import eva_vit, med, vit
 from lavis.models.blip2_models import Qformer
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 if TYPE_CHECKING:
     from lavis_mafa.backbones.base import Images
@@ -39,7 +41,7 @@ class PairedImages:
         if image_of is not None and len(image_of) < len(self.embeds):
             # Of the images of all ranks a rank may need few.
             needed, self.image_of = torch.unique(image_of, return_inverse=True)
-            self.embeds, self.memory = images.embeds[needed], {}
+            self.embeds, self.memory = take(images.embeds, needed), {}
 
     def size(self) -> tuple[int, int, int]:
         """``(P, S, D)``, which is what LAVIS's models ask of a tensor in this place."""
@@ -48,19 +50,40 @@ class PairedImages:
 
     def of_pairs(self) -> Tensor:
         """``(P, S, D)``."""
-        return self.embeds if self.image_of is None else self.embeds[self.image_of]
+        return self.embeds if self.image_of is None else take(self.embeds, self.image_of)
 
     def keys_and_values(self, attention: Any) -> tuple[Tensor, Tensor]:
         """Of the N images, each ``(N, heads, S, d)``."""
         # Layers may share their weights (BLIP's encoder and decoder). What was made without a
         # graph cannot serve training.
-        key = id(attention.key.weight), id(attention.value.weight), torch.is_grad_enabled()
-        if key not in self.memory:
-            self.memory[key] = tuple(
+        weights = attention.key.weight, attention.value.weight
+        device = self.embeds.device.type
+        cast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+        made_by = *map(id, weights), torch.is_grad_enabled(), cast
+        if made_by not in self.memory:
+            key, value = (
                 attention.transpose_for_scores(project(self.embeds))
                 for project in (attention.key, attention.value)
             )
-        return self.memory[key]
+            # With the weights, so that no others can get their ids.
+            self.memory[made_by] = key, value, weights
+        return self.memory[made_by][:2]
+
+
+class Recomputed:
+    """The forward pass of a module whose activations are made again in the backward pass.
+
+    In the place of fairscale's, which recomputes in fp16 whatever autocast's type was, holds on to
+    the class that the module had, and in a copy of the module computes with the weights of the
+    original.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        forward = type(self.module).forward
+        return checkpoint(forward, self.module, *args, use_reentrant=False, **options)
 
 
 class _FusedText:
@@ -156,12 +179,16 @@ def fuse_attention(model: Any) -> None:
     """Let LAVIS's attention modules in ``model`` compute by PyTorch's fused kernels, in place.
 
     Results are equal up to rounding; weights, names and hooks stay. CLIP's ViT needs nothing: it
-    has PyTorch's own attention.
+    has PyTorch's own attention. Activation checkpointing becomes PyTorch's as well, see
+    `Recomputed`.
     """
     for module in model.modules():
         fused = FUSED.get(type(module))
         if fused is not None:
             module.__class__ = fused
+        wrapped = vars(module).get("forward")
+        if isinstance(wrapped, partial) and wrapped.func.__module__.startswith("fairscale"):
+            module.forward = Recomputed(module)
 
 
 def is_watched(attention: Any) -> bool:
@@ -196,6 +223,12 @@ def first_token_after(
     return last.feed_forward_chunk(first)[:, 0]
 
 
+def take(tensor: Tensor, rows: Tensor) -> Tensor:
+    """``tensor[rows]``, whose backward pass adds up in the same order every time."""
+    # On a CPU indexing adds in any order with several threads; on a GPU index_select does.
+    return tensor.index_select(0, rows) if tensor.device.type == "cpu" else tensor[rows]
+
+
 def _split(qkv: Tensor, heads: int) -> tuple[Tensor, ...]:
     """``(B, S, 3 * heads * d)`` as three ``(B, heads, S, d)``."""
     return qkv.unflatten(2, (3, heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
@@ -211,7 +244,7 @@ def _attend(
 ) -> Tensor:
     rate = dropout.p if dropout.training else 0.0
     if mask is not None:
-        mask = mask.to(query.dtype)
+        mask = mask.clamp(min=HIDDEN).to(query.dtype)  # no type may make it infinite
     return F.scaled_dot_product_attention(query, key, value, mask, dropout_p=rate, scale=scale)
 
 
@@ -222,7 +255,7 @@ def _attend_to_images(
     if image_of is None:
         return _attend(attention.dropout, query, key, value)
     if len(key) != 1:
-        return _attend(attention.dropout, query, key[image_of], value[image_of])
+        return _attend(attention.dropout, query, take(key, image_of), take(value, image_of))
     # All pairs have one image: the tokens of all of them ask it together.
     pairs, _, length, _ = query.shape
     together = query.transpose(0, 1).flatten(1, 2)[None]

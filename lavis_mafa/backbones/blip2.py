@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lavis_mafa.backbones.attention import PairedImages, fuse_attention
+from lavis_mafa.backbones.attention import PairedImages, fuse_attention, take
 from lavis_mafa.backbones.base import Images, Teacher, Texts, all_visible, begin_with, tokenize
 from lavis_mafa.objectives.language import next_token_losses
 from lavis_mafa.tokens import Captions
@@ -148,7 +148,7 @@ class Blip2Backbone:
         local = (image_of >= images.first) & (image_of < images.first + count)
         here = image_of[local] - images.first
         if bool(local.all()):
-            return tuple((key[here], value[here]) for key, value in images.cache)
+            return tuple((take(key, here), take(value, here)) for key, value in images.cache)
         asked = self._query(PairedImages(images, image_of[~local])).past_key_values
         # Back into the order of the pairs.
         order = torch.cat([torch.nonzero(local).flatten(), torch.nonzero(~local).flatten()])
@@ -157,7 +157,8 @@ class Blip2Backbone:
             return asked
         return tuple(
             tuple(
-                torch.cat([kept[here], new])[back] for kept, new in zip(layer, other, strict=True)
+                take(torch.cat([take(kept, here), new]), back)
+                for kept, new in zip(layer, other, strict=True)
             )
             for layer, other in zip(images.cache, asked, strict=True)
         )

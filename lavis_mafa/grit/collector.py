@@ -185,6 +185,7 @@ def _beside_training(device: torch.device, ready: torch.cuda.Event | None) -> An
     """
     if ready is None:
         return nullcontext()
+    torch.cuda.set_device(device)  # of this thread: leaving the stream would wake GPU 0 as well
     stream = _side_stream(device)
     stream.wait_event(ready)
     return torch.cuda.stream(stream)

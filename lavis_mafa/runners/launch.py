@@ -67,26 +67,30 @@ def compile_image_encoders(model: Any) -> None:
     """
     judge = getattr(getattr(model, "con_d", None), "model", None)
     encoders = [getattr(one, "visual_encoder", None) for one in (model, judge)]
-    blocks = {
-        id(block): block
-        for encoder in encoders
-        if encoder is not None
-        for block in getattr(encoder, "blocks", None) or encoder.transformer.resblocks
-    }
+    blocks = {id(block): block for encoder in encoders for block in _blocks(encoder)}
     if not blocks:
         raise ValueError(f"run.compile: {type(model).__name__} has no image encoder to compile")
     for block in blocks.values():
         block.compile()
 
 
+def _blocks(encoder: Any) -> Any:
+    """Of a ViT as ALBEF, BLIP and EVA have it, or of CLIP's."""
+    clip = getattr(encoder, "transformer", None)
+    return getattr(encoder, "blocks", None) or getattr(clip, "resblocks", ())
+
+
 def seed_everything(seed: int) -> None:
-    """Seed Python, NumPy and PyTorch, different on every rank, as LAVIS does."""
+    """Seed Python, NumPy and PyTorch, different on every rank, as LAVIS does, and choose kernels
+    that repeat themselves."""
     seed = seed + get_rank()
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)
     torch.backends.cudnn.benchmark = False
     torch.backends.cudnn.deterministic = True
+    # It would build a plan for every number of pairs and tokens, and these change at every step.
+    torch.backends.cuda.enable_cudnn_sdp(False)
 
 
 def random_states() -> dict[str, Any]:

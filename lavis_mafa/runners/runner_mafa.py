@@ -384,7 +384,7 @@ class RunnerMafa(RunnerBase):
             (self.scaler.scale(loss) if self.scaler else loss).backward()
         # Read once, and after the backward pass is on its way: every reading waits for the GPU.
         told = {
-            key: value.detach().float()
+            key: value.detach().to(self.device, torch.float32).reshape(())
             for key, value in output.items()
             if key.startswith("loss") and isinstance(value, torch.Tensor)
         }

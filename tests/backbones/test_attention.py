@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import copy
+from itertools import product
 
 import pytest
 import torch
+from conftest import mini_batch
 from lavis.models import eva_vit, med, vit
 from lavis.models.blip2_models import Qformer
+from omegaconf import OmegaConf
 from torch import nn
 from transformers import BertConfig
 
 from lavis_mafa import load_model
 from lavis_mafa.backbones import Images, Texts, backbone_of
-from lavis_mafa.backbones.attention import FUSED, PairedImages, first_token_after, fuse_attention
+from lavis_mafa.backbones.attention import (
+    FUSED,
+    PairedImages,
+    Recomputed,
+    first_token_after,
+    fuse_attention,
+    take,
+)
+from lavis_mafa.models import AlbefMafa
 
 FAMILIES = ("albef_mafa", "blip_mafa", "blip2_mafa")
 P, L, S, WIDTH, SEEN = 5, 7, 11, 24, 20
@@ -90,13 +101,16 @@ def test_cross_attention_with_padding(text_attention):
     )
 
 
-@pytest.mark.parametrize("image_of", [[0, 2, 2, 1, 0], [1, 1, 1, 1, 1], [2, 0, 0, 2, 2], None])
-@pytest.mark.parametrize("count", [1, 3, 5, 9])
+@pytest.mark.parametrize(
+    ("count", "image_of"),
+    [
+        *product([1, 3, 5, 9], [[0, 2, 2, 1, 0], [1, 1, 1, 1, 1], [2, 0, 0, 2, 2]]),
+        (P, None),  # every image once
+    ],
+)
 def test_images_of_pairs_give_what_their_copies_give(text_attention, count, image_of):
     plain, fused = both(text_attention(cross=True))
     rows = None if image_of is None else torch.tensor(image_of) % count
-    if rows is None and count != P:
-        pytest.skip("every image once: as many images as pairs")
     hidden, seen = torch.randn(P, L, WIDTH), torch.randn(count, S, SEEN)
 
     def copied(m, x, y):
@@ -274,3 +288,111 @@ def test_lavis_own_models_are_driven_by_fused_attention(tiny):
     assert any(type(m) in FUSED for m in copied.modules())
     backbone_of(copied)
     assert not any(type(m) in FUSED for m in copied.modules())
+
+
+def test_gradients_add_up_in_the_same_order_with_several_threads():
+    torch.manual_seed(1)
+    kept, rows = torch.randn(4, 12, 257, 64, requires_grad=True), torch.arange(64) % 4
+    weight = torch.randn(64, 12, 257, 64)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(4)
+    try:
+        found = [torch.autograd.grad((take(kept, rows) * weight).sum(), kept)[0] for _ in range(6)]
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.equal(take(kept, rows), kept[rows])
+    assert all(torch.equal(found[0], again) for again in found[1:])
+
+
+class OfComputedWeights:
+    """Attention whose weights are made at every use, as by parametrizations."""
+
+    weight = property(lambda self: torch.empty(1))
+
+    def __init__(self, value):
+        self.key = self.value = self
+        self.made = value  # no tensor: it would lie where a weight was
+
+    def __call__(self, embeds):
+        return self.made
+
+    def transpose_for_scores(self, made):
+        return made
+
+
+def test_layers_of_computed_weights_keep_their_own_keys():
+    """A weight may be made where the last one was."""
+    looked_at = PairedImages(Images(torch.randn(3, S, SEEN)))
+    for number in range(200):
+        assert looked_at.keys_and_values(OfComputedWeights(number))[0] == number
+
+
+def test_what_was_made_under_autocast_is_made_again_outside(text_attention):
+    _, fused = both(text_attention(cross=True))
+    looked_at = PairedImages(Images(torch.randn(P, S, SEEN)))
+    hidden = torch.randn(P, L, WIDTH)
+    expected = fused(hidden, encoder_hidden_states=PairedImages(Images(looked_at.embeds)))[0]
+    with torch.autocast("cpu", torch.bfloat16):
+        assert fused(hidden, encoder_hidden_states=looked_at)[0].dtype == torch.bfloat16
+    assert torch.equal(fused(hidden, encoder_hidden_states=looked_at)[0], expected)
+
+
+def test_the_largest_mask_is_finite_in_any_type(text_attention):
+    _, fused = both(text_attention(cross=True))
+    hidden, seen = torch.randn(P, L, WIDTH), torch.randn(P, S, SEEN)
+    mask = torch.full((P, 1, 1, S), torch.finfo(torch.float32).min)
+    with torch.autocast("cpu", torch.bfloat16):
+        told = fused(hidden, encoder_hidden_states=seen, encoder_attention_mask=mask)[0]
+        expected = fused(hidden, encoder_hidden_states=seen)[0]
+    # Nothing to attend to: the mean of all, as in LAVIS.
+    torch.testing.assert_close(told, expected, atol=0.01, rtol=0.01)
+
+
+def recomputing(**changes):
+    cfg = OmegaConf.load(AlbefMafa.default_config_path("tiny")).model
+    torch.manual_seed(7)
+    return AlbefMafa.from_config(OmegaConf.merge(cfg, changes))
+
+
+def test_recomputed_activations_give_the_same_gradients(toy_train):
+    samples = mini_batch(toy_train, range(6))
+    told = []
+    for changes in ({}, {"vit_grad_ckpt": True, "vit_ckpt_layer": 12}):
+        model = recomputing(**changes)
+        blocks = model.visual_encoder.blocks
+        assert all(isinstance(m, Recomputed) for b in blocks for m in forwards(b)) == bool(changes)
+        runs = []
+        blocks[0].attn.qkv.register_forward_hook(lambda *_, runs=runs: runs.append(1))
+        for dtype in (None, torch.bfloat16):
+            torch.manual_seed(3)
+            model.zero_grad()
+            with torch.autocast("cpu", dtype, enabled=dtype is not None):
+                loss = model(samples).loss
+            loss.backward()
+            told.append([loss, *(w.grad for w in model.visual_encoder.parameters())])
+        assert len(runs) == (4 if changes else 2)
+    for without, with_it in zip(told[:2], told[2:], strict=True):
+        torch.testing.assert_close(with_it, without, rtol=1e-5, atol=1e-6)
+
+
+def forwards(block):
+    return [vars(part).get("forward") for part in (block.attn, block.mlp)]
+
+
+def test_a_copy_recomputes_by_its_own_weights():
+    model = recomputing(
+        vit_grad_ckpt=True, vit_ckpt_layer=12, mafa={"soft_labels": {"type": "momentum"}}
+    )
+    image = torch.randn(2, 3, 32, 32)
+
+    def seen():
+        return model.visual_encoder.forward_features(image).detach()
+
+    def seen_by_copy():
+        return model.visual_encoder_m.forward_features(image).detach()
+
+    assert torch.equal(seen(), seen_by_copy())
+    before = seen()
+    with torch.no_grad():
+        model.visual_encoder_m.blocks[0].mlp.fc2.bias += 1.0
+    assert torch.equal(seen(), before) and not torch.equal(seen_by_copy(), before)
