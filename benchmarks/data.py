@@ -23,6 +23,7 @@ from PIL import Image
 from transformers import BertTokenizer
 
 from benchmarks.harness import Row, Sizes, side_by_side
+from benchmarks.step_models import captions
 from lavis_mafa.checkpoints import find_config
 from lavis_mafa.datasets import TrainingSet, training_set
 from lavis_mafa.datasets.image_text_json import ImageTextTrain
@@ -30,11 +31,8 @@ from lavis_mafa.models.tokenizers import build_tokenizer
 from lavis_mafa.tokens import TOKENS, Tokenizer
 
 VOCABULARY, MAX_LENGTH, BATCH, SIDE = "tiny_vocab.txt", 30, 96, 256
-PHOTOGRAPHS = Path(os.environ.get("LAVIS_MAFA_PHOTOGRAPHS", ""))
+PHOTOGRAPHS = os.environ.get("LAVIS_MAFA_PHOTOGRAPHS")
 TARGET = "<= 0.50"
-WORDS = (
-    "a the two young dogs people play near water in front of an old red house while others watch"
-)
 
 
 def rows(sizes: Sizes) -> Iterator[Row]:
@@ -46,8 +44,8 @@ def rows(sizes: Sizes) -> Iterator[Row]:
     with tempfile.TemporaryDirectory() as name:
         folder, size = Path(name), 8 if sizes.quick else BATCH
         kinds = {"640 x 480": generated(folder, size)}
-        if (PHOTOGRAPHS / "train.json").is_file():
-            kinds["small photographs"] = photographs(folder, size)
+        if PHOTOGRAPHS:
+            kinds["small photographs"] = photographs(Path(PHOTOGRAPHS), folder, size)
         for kind, (root, annotations) in kinds.items():
             sides = Sides(root, annotations, folder)
             yield from sides.rows(sizes.repeats if sizes.quick else max(sizes.repeats, 7), kind)
@@ -131,7 +129,7 @@ def augmentation_of_lavis() -> Iterator[None]:
 
 def generated(folder: Path, size: int) -> tuple[Path, Path]:
     """JPEGs of 640 x 480 that are about as hard to decode as photographs, with captions."""
-    rng = np.random.default_rng(0)
+    rng, told = np.random.default_rng(0), captions(size)
     found = []
     for number in range(size):
         picture = np.zeros((480, 640, 3))
@@ -142,17 +140,16 @@ def generated(folder: Path, size: int) -> tuple[Path, Path]:
         picture += 128 + rng.normal(0, 5, picture.shape)
         name = f"{number}.jpg"
         Image.fromarray(picture.clip(0, 255).astype(np.uint8)).save(folder / name, quality=90)
-        words = rng.choice(WORDS.split(), 11)
-        found.append({"image": name, "caption": " ".join(words), "image_id": name})
+        found.append({"image": name, "caption": told[number], "image_id": name})
     return folder, _written(folder / "generated.json", found)
 
 
-def photographs(folder: Path, size: int) -> tuple[Path, Path]:
-    """The first photographs of the folder that the environment names, one caption of each."""
+def photographs(root: Path, folder: Path, size: int) -> tuple[Path, Path]:
+    """The first photographs of ``root``, one caption of each."""
     found: dict[str, Any] = {}
-    for pair in json.loads((PHOTOGRAPHS / "train.json").read_text()):
+    for pair in json.loads((root / "train.json").read_text()):
         found.setdefault(pair["image"], pair)
-    return PHOTOGRAPHS, _written(folder / "photographs.json", list(found.values())[:size])
+    return root, _written(folder / "photographs.json", list(found.values())[:size])
 
 
 def _written(path: Path, pairs: list[dict[str, Any]]) -> Path:

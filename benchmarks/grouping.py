@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -22,18 +24,36 @@ def features(size: int, dim: int = DIM, device: str = "cpu") -> tuple[Tensor, Te
 
 
 def rows(sizes: Sizes) -> list[Row]:
-    """`lavis_mafa.grit.group` and ``images @ texts.T`` of one sub-queue of M = 4,800, in turn."""
+    """`lavis_mafa.grit.group` and ``images @ texts.T`` of one sub-queue of M = 4,800, in turn; on a
+    CPU by one thread, which is what there is beside training."""
     space = 240 if sizes.quick else 4800
     images, texts = features(space, device=sizes.device)
     captions = np.arange(space) // CAPTIONS
-    note = "target: of one thread; the product takes fresh memory, as PyTorch does by itself"
-    variants = {"": (), f", {CAPTIONS} captions an image kept apart": (captions, BATCH)}
-    return [
-        side_by_side(
-            lambda apart=apart: group(images, texts, space // 2, *apart),
-            lambda: images @ texts.t(),
-            max(sizes.repeats, 1 if sizes.quick else 9),
-            device=sizes.device,
-        ).row(f"grouping M = {space:,}{how} / its product alone", "<= 1.4", note)
-        for how, apart in variants.items()
-    ]
+    kept = images @ texts.t()
+    variants: dict[str, tuple[tuple[Any, ...], Any, str]] = {
+        "its product alone": ((), None, "PyTorch's product, which takes fresh memory every time"),
+        "its product into kept memory": ((), kept, "the product into memory that is there"),
+        f"its product alone, {CAPTIONS} captions an image kept apart": (
+            (captions, BATCH),
+            None,
+            "PyTorch's product, which takes fresh memory every time",
+        ),
+    }
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return [
+            side_by_side(
+                lambda apart=apart: group(images, texts, space // 2, *apart),
+                lambda out=out: torch.mm(images, texts.t(), out=out),
+                max(sizes.repeats, 1 if sizes.quick else 9),
+                device=sizes.device,
+            ).row(
+                f"grouping M = {space:,} / {how}",
+                "<= 1.4" if out is None and not sizes.gpu else "",
+                f"{note}; {'the copy to the host is in it' if sizes.gpu else 'one thread'}",
+            )
+            for how, (apart, out, note) in variants.items()
+        ]
+    finally:
+        torch.set_num_threads(threads)

@@ -88,10 +88,11 @@ def _row(
     width = WIDTH.get(sizes.name, "tiny")
     return per_pair.row(
         f"judging, {CAPTIONS} captions an image, top_k {top_k}, width {width}: 1000 pairs",
-        "" if sizes.quick else "<= 0.5",
+        "<= 0.5",
         f"ours {len(asked)} different pairs of {len(ids) // CAPTIONS} images, offline, verdicts "
         f"written; the loop {in_the_loop} of them, mini-batches of {batch}; ALBEF, "
-        f"{in_loop.precision}, images in memory; probabilities equal"
+        f"{in_loop.precision}, images in memory; probabilities equal within "
+        f"{0.05 if sizes.gpu else SAME:g}"
         f"{'' if sizes.gpu else '; all in one chunk: larger data encode a caption more than once'}",
     )
 

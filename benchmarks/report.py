@@ -20,7 +20,7 @@ from lavis_mafa._version import __version__
 from lavis_mafa.files import write_json
 
 HEAD = ("what", "ours", "reference", "ratio", "range", "target", "met")
-WIDTHS = (64, 12, 12, 6, 14, 8, 3)
+WIDTHS = (76, 12, 12, 6, 14, 8, 3)
 
 
 def cells(row: Row) -> list[str]:
@@ -56,6 +56,8 @@ def machine() -> dict[str, Any]:
         pass
     return {
         "cpu": name,
+        "capability": torch.backends.cpu.get_cpu_capability(),
+        "bf16": torch.ops.mkldnn._is_mkldnn_bf16_supported(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "clock": harness.clock.__name__,

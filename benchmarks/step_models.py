@@ -32,7 +32,7 @@ from lavis_mafa.models import AlbefMafa, Blip2Mafa
 from lavis_mafa.models.tokenizers import add_dec_token, build_tokenizer
 
 WORDS = 30522  # of BERT's vocabulary
-CAPTION_WORDS = (8, 16)
+CAPTION_WORDS = (10.5, 2.4)  # of COCO, mean and standard deviation
 
 
 def albef_config(sizes: Sizes, folder: Path, **changes: Any) -> Any:
@@ -70,15 +70,20 @@ def _vocabulary(folder: Path) -> str:
 
 
 def mini_batch(size: int, cfg: Any, device: str, seed: int = 0) -> dict[str, Any]:
-    """Random images, and captions of random words, `CAPTION_WORDS` each."""
-    draw = random.Random(seed)
-    vocabulary = Path(find_config("tiny_vocab.txt")).read_text("utf-8").split()
-    words = [word for word in vocabulary if word.isalpha() and len(word) > 1]
+    """Random images, and captions of random words."""
     images = torch.randn(
         size, 3, cfg.image_size, cfg.image_size, generator=torch.Generator().manual_seed(seed)
     )
-    captions = [" ".join(draw.choices(words, k=draw.randint(*CAPTION_WORDS))) for _ in range(size)]
-    return {"image": images.to(device), "text_input": captions}
+    return {"image": images.to(device), "text_input": captions(size, seed)}
+
+
+def captions(count: int, seed: int = 0) -> list[str]:
+    """Of random words, about as many as in captions of COCO."""
+    draw = random.Random(seed)
+    vocabulary = Path(find_config("tiny_vocab.txt")).read_text("utf-8").split()
+    words = [word for word in vocabulary if word.isalpha() and len(word) > 1]
+    lengths = [min(33, max(5, round(draw.gauss(*CAPTION_WORDS)))) for _ in range(count)]
+    return [" ".join(draw.choices(words, k=length)) for length in lengths]
 
 
 def a_quarter(image_of: Tensor, text_of: Tensor, probability: Tensor) -> Tensor:

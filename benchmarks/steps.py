@@ -55,6 +55,7 @@ BLIP2_MAFA_FINDS_NOTHING = StepSettings(
 BLIP2_STAGE_1 = StepSettings(
     negatives="sampled", soft_labels=SoftLabels("one_hot", label_smoothing=0.1)
 )
+KEPT = "Con-D bf16, images kept"
 SAME = 1e-4  # relative difference of losses that are the same in fp32
 
 
@@ -80,17 +81,21 @@ class Step:
         output["loss"].backward()
         if "counts" in output:
             self.found = int(output["counts"][:, COUNTS.index("found")].sum())
+        elif "found" in output:
+            self.found = int(output["found"].sum())
 
 
 def rows(sizes: Sizes) -> Iterator[Row]:
-    """ALBEF with and without Con-D, against the authors' order, and against LAVIS; BLIP-2; peak
-    memory."""
+    """ALBEF with and without Con-D, and against the authors' order."""
     with tempfile.TemporaryDirectory() as folder:
         yield from albef_rows(sizes, Path(folder))
-        with lavis_can_run(sizes.device):
-            yield from lavis_albef_rows(sizes, Path(folder))
-            yield from blip2_rows(sizes, Path(folder))
-    yield from memory_rows(sizes)
+
+
+def lavis_rows(sizes: Sizes) -> Iterator[Row]:
+    """ALBEF and BLIP-2 against LAVIS's; BLIP-2 with and without Con-D."""
+    with tempfile.TemporaryDirectory() as folder, lavis_can_run(sizes.device):
+        yield from lavis_albef_rows(sizes, Path(folder))
+        yield from blip2_rows(sizes, Path(folder))
 
 
 def albef_rows(sizes: Sizes, folder: Path) -> Iterator[Row]:
@@ -127,16 +132,21 @@ def albef_rows(sizes: Sizes, folder: Path) -> Iterator[Row]:
     keeping.kept.close()
 
     def against_grit(name: str, what: str, target: str = "") -> Row:
-        note = f"{told}; {steps[name].found} of {2 * size} anchors got a positive in the last step"
+        note = (
+            f"both of this package; {told}; {steps[name].found} of {2 * size} anchors got a "
+            "positive in the last step"
+        )
+        if KEPT in what:
+            note += "; from an image's second time on, its file in the page cache; no second view"
         timed = Timed.of(times[name], times["grit"])
         return timed.row(f"MAFA / GRIT-VLP step, {what}", target, note)
 
     yield against_grit("none", "nothing converted, Con-D bf16", "<= 1.10")
     yield against_grit("none, fp32", "nothing converted, Con-D fp32")
     yield against_grit("quarter", "25 % converted, Con-D bf16", "<= 1.18")
-    kept = "Con-D bf16, images kept"
-    yield against_grit("none, kept", f"nothing converted, {kept}", "<= 1.10")
-    yield against_grit("quarter, kept", f"25 % converted, {kept}", "<= 1.18")
+    # No targets: these are of the un-augmented view, and not of an image's first time.
+    yield against_grit("none, kept", f"nothing converted, {KEPT}")
+    yield against_grit("quarter, kept", f"25 % converted, {KEPT}")
 
     plain = PlainAlbef(cfg).to(sizes.device).train()
     plain_judge = PlainAlbef(cfg).to(sizes.device).eval().requires_grad_(False)
@@ -160,8 +170,9 @@ def albef_rows(sizes: Sizes, folder: Path) -> Iterator[Row]:
         steps["reference, bf16"] = Step(plain, theirs, sizes.device, True)
     times = in_turn(steps, sizes.repeats, device=sizes.device)
     note = (
-        f"ALBEF {described(cfg)}, B={size}, 25 % converted; equal losses at equal weights; the "
-        "reference tokenises with the same fast tokenizer"
+        f"ALBEF {described(cfg)}, B={size}, 25 % converted ({steps['ours'].found} of {2 * size} "
+        f"anchors, in the reference {steps['reference'].found}); equal losses at equal weights; "
+        "the reference tokenises with the same fast tokenizer"
     )
     what = "MAFA step / the authors' order of work"
     timed = Timed.of(times["ours"], times["reference"])
@@ -265,7 +276,8 @@ def against_lavis(
     }
     times = in_turn(steps, sizes.repeats, device=sizes.device)
     precision = "bf16" if sizes.gpu else "fp32"
-    note = f"{note}; equal losses at equal weights and draws"
+    same = "5 %" if sizes.gpu else "0.01 %"
+    note = f"{note}; losses equal within {same} at equal weights and draws"
     return Timed.of(times["ours"], times["theirs"]).row(f"{what}, {precision}", "<= 0.85", note)
 
 
@@ -318,8 +330,9 @@ def memory_rows(sizes: Sizes) -> Iterator[Row]:
             f"peak memory of a step, MAFA / GRIT-VLP, {system}, B={size}",
             # Con-D's weights are a constant, and much of what a small mini-batch needs.
             "<= 1.08" if size >= BATCH["gpu"] else "",
-            "ALBEF; weights, gradients and activations, and Con-D in bf16; without the optimiser's "
-            f"state, which both sides have; the target is of B={BATCH['gpu']}",
+            f"ALBEF in {'bf16' if sizes.gpu else 'fp32'}; weights, gradients and activations, and "
+            "Con-D in bf16; without the optimiser's state, which both sides have; one run of each; "
+            f"the target is of B={BATCH['gpu']}",
             "MiB",
         )
 

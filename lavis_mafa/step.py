@@ -41,7 +41,7 @@ from lavis_mafa.objectives.matching import matching_losses
 from lavis_mafa.objectives.momentum import Momentum
 from lavis_mafa.objectives.tcl import intra_modal_loss, local_loss
 from lavis_mafa.ranks import Ranks
-from lavis_mafa.tokens import TOKENS
+from lavis_mafa.tokens import captions_of
 
 # "found": judged positive, whatever is made of it.
 COUNTS = ("picked", "judged", "found", "ambiguous", "kept", "probability_sum")
@@ -188,7 +188,7 @@ def run_step(
         raise ValueError("a PosteriorPicker belongs to negatives: posterior, and to no other")
     ranks = Ranks(settings.all_ranks)
     images = backbone.encode_images(samples["image"])
-    texts = backbone.encode_texts(samples.get(TOKENS, samples["text_input"]))
+    texts = backbone.encode_texts(captions_of(samples))
     own = ranks.own(len(samples["text_input"]), images.embeds.device)
     step = _Step(
         backbone,

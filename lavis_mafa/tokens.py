@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -33,8 +33,16 @@ class Tokens(NamedTuple):
 Captions = Sequence[str] | Tokens
 
 
+def captions_of(samples: Mapping[str, Any], key: str = TOKENS) -> Captions:
+    """A mini-batch's captions, tokenised where it brings that: as `TOKENS` or `CON_D_TOKENS`.
+
+    Who changes ``text_input`` of a mini-batch must take the tokens out.
+    """
+    return samples.get(key, samples["text_input"])
+
+
 def tokens_of(tokenizer: Any, captions: Sequence[str], max_length: int) -> Tokens:
-    """Tokens of B captions by a Hugging Face tokenizer, cut at ``max_length``."""
+    """Tokens ``(B, L)`` of B captions by a Hugging Face tokenizer, cut at ``max_length``."""
     made = tokenizer(
         list(captions),
         padding="longest",
@@ -48,7 +56,12 @@ def tokens_of(tokenizer: Any, captions: Sequence[str], max_length: int) -> Token
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """How a model reads captions, for the workers of a data loader."""
+    """How a model reads captions, for the workers of a data loader.
+
+    Args:
+        tokenizer: a Hugging Face tokenizer.
+        max_length: tokens at which a caption is cut.
+    """
 
     tokenizer: Any
     max_length: int

@@ -27,7 +27,7 @@ from lavis_mafa.evaluation.many_pairs import ManyPairs
 from lavis_mafa.processes import barrier
 
 TRUTH = "truth"
-IMAGES, PAIRS = 64, 4096  # after which verdicts are written
+CHUNK_IMAGES, CHUNK_PAIRS = 64, 4096  # after which verdicts are written
 RECORD = np.dtype([("image", "<i8"), ("text", "<i8"), ("probability", "<f4")])
 
 
@@ -189,9 +189,9 @@ def chunks_of(
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Images and texts ``(p,)`` of pairs to be judged together.
 
-    An image has all its pairs in one chunk, to be encoded once; a chunk has up to `IMAGES` images
-    and about `PAIRS` pairs. Similar images come near each other: they are paired with the same
-    texts, which then need not be encoded for every chunk.
+    An image has all its pairs in one chunk, to be encoded once; a chunk has up to `CHUNK_IMAGES`
+    images and about `CHUNK_PAIRS` pairs. Similar images come near each other: they are paired with
+    the same texts, which then need not be encoded for every chunk.
 
     Args:
         image, text: ``(P,)``, all pairs of this rank.
@@ -204,7 +204,7 @@ def chunks_of(
     begins = np.flatnonzero(np.diff(image, prepend=-1)).tolist()
     first, cuts = 0, []
     for number, begin in enumerate(begins):
-        if number - first >= IMAGES or begin - begins[first] >= PAIRS:
+        if number - first >= CHUNK_IMAGES or begin - begins[first] >= CHUNK_PAIRS:
             cuts.append(begin)
             first = number
     if len(image):

@@ -244,6 +244,8 @@ RUN = {
                                 default=30.0, low=0, above=True),
     "find_unused_parameters": Key("bool", "passed to DDP; null: as the model needs", OURS,
                                   default=None, nullable=True),
+    "pairs_per_pass": Key("int", "pairs fused at once in re-ranking; null: what suits the device",
+                          OURS, default=None, nullable=True, low=1),
     "compile": Key("bool", "torch.compile the image encoders: minutes at the start, then fewer "
                    "kernels on a GPU; not with activation checkpointing", OURS, default=False),
     "grit": Key("mapping", "grouped mini-batch sampling", "GRIT-VLP 4.1", default={}, keys=GRIT),

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from lavis_mafa.backbones import Images, Texts, backbone_of
 from lavis_mafa.backbones.base import image_size_of
 from lavis_mafa.ranks import Ranks
-from lavis_mafa.tokens import CON_D_TOKENS
+from lavis_mafa.tokens import CON_D_TOKENS, captions_of
 
 Truth = Callable[[np.ndarray, np.ndarray], np.ndarray]
 VIEW = "con_d_image"  # key of a mini-batch's images as Con-D wants them, where they differ
@@ -156,7 +156,7 @@ class ModelDiscriminator:
                     ids = samples["image_id"][own]
                     seen = self.kept.get(ids, lambda which: self.backbone.see(images[which]))
                 encoded = self.backbone.encode_images(images, seen, for_matching=True)
-                captions = samples.get(CON_D_TOKENS, samples["text_input"])
+                captions = captions_of(samples, CON_D_TOKENS)
                 texts = self.backbone.encode_texts(captions, for_matching=True)
                 encoded, texts = ranks.images(encoded), ranks.texts(texts)
                 logits = self._match(encoded, texts, image_of, text_of)

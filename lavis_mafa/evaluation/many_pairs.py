@@ -11,7 +11,7 @@ from torch import Tensor
 from lavis_mafa.backbones.base import Images, Texts, tokenize
 from lavis_mafa.tokens import Captions, Tokens
 
-# More at once than that is no faster; on a CPU it is slower.
+# More at once is slower on a CPU; those of a GPU are no more than likely.
 PAIRS = {"cpu": 64, "cuda": 512}
 IMAGES = {"cpu": 16, "cuda": 64}
 TEXTS = {"cpu": 64, "cuda": 256}
@@ -42,6 +42,7 @@ class ManyPairs:
     def encode_images(
         self, images: Tensor, seen: Tensor | None = None, for_matching: bool = False
     ) -> Images:
+        """Encode ``(B, 3, H, W)``, for matching some at a time."""
         size = _of_device(IMAGES, images.device)
         if seen is not None or not for_matching or len(images) <= size:
             return self.backbone.encode_images(images, seen, for_matching)

@@ -130,7 +130,6 @@ class GritCollector:
                     ids, taken = self.image_ids[part], self.image_ids[self._open_mini_batch()]
                 chain = group(images[own], texts[own], start, ids, self.batch_size, taken)
                 self._place(part[chain])
-        # Grouping has waited for its results: nothing reads the queue's tensors any more.
 
     def _place(self, grouped: np.ndarray) -> None:
         end = self._placed + len(grouped)

@@ -26,7 +26,7 @@ from lavis_mafa.models.vit import build_vit
 from lavis_mafa.objectives.pair_memory import EMPTY, MovingCopies, PairMemory
 from lavis_mafa.objectives.triplet import similarity_of, triplet_losses
 from lavis_mafa.ranks import Ranks
-from lavis_mafa.tokens import TOKENS
+from lavis_mafa.tokens import captions_of
 
 PARTS = ("visual_encoder", "text_encoder")
 NEGATIVES = ("posterior", "hardest")
@@ -221,7 +221,7 @@ class FneRetrieval(MafaModel, BaseModel):
         epoch = int(samples.get("epoch", 0))
         ranks = Ranks(together=True)
         images = self.backbone.encode_images(samples["image"]).features
-        captions = samples.get(TOKENS, samples["text_input"])
+        captions = captions_of(samples)
         texts = self.backbone.encode_texts(captions).features
         assert images is not None and texts is not None
         own = ranks.own(len(texts), texts.device)

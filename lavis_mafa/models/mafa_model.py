@@ -80,8 +80,10 @@ class MafaModel:
         return any(not self.settings.loss_weights[name] for name in ("itc", "itm", "lm"))
 
     def compute_sim_matrix(self, data_loader: Any, task_cfg: Any) -> tuple[np.ndarray, np.ndarray]:
-        """Retrieval scores; ``task_cfg.k_test`` candidates are re-ranked by ITM."""
-        return compute_sim_matrix(self.backbone, data_loader, task_cfg.get("k_test", 128))
+        """Retrieval scores; ``task_cfg.k_test`` candidates are re-ranked by ITM,
+        ``task_cfg.pairs_per_pass`` pairs at a time."""
+        k_test, pairs_per_pass = task_cfg.get("k_test", 128), task_cfg.get("pairs_per_pass")
+        return compute_sim_matrix(self.backbone, data_loader, k_test, pairs_per_pass)
 
     def load_checkpoint(self, url_or_filename: str, content: dict[str, Any] | None = None) -> Any:
         """Load the weights of a checkpoint of this family.

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from lavis_mafa.backbones import Backbone, Images, Texts, backbone_of
 from lavis_mafa.objectives.pair_memory import MovingCopies
 from lavis_mafa.ranks import Ranks
-from lavis_mafa.tokens import TOKENS
+from lavis_mafa.tokens import captions_of
 
 PARTS = ("visual_encoder", "text_encoder", "vision_proj", "text_proj")
 NO_IMAGE = -100  # LAVIS's filling of the queue of image ids
@@ -50,7 +50,7 @@ class Momentum(MovingCopies):
         """Move the copies, then encode images and captions with them."""
         self.move()
         images = self.backbone.encode_images(samples["image"])
-        return images, self.backbone.encode_texts(samples.get(TOKENS, samples["text_input"]))
+        return images, self.backbone.encode_texts(captions_of(samples))
 
     def queued(self) -> tuple[Tensor, Tensor, Tensor]:
         """Features ``(queue_size, E)`` of earlier images and captions, and their image ids."""

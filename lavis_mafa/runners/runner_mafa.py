@@ -39,7 +39,7 @@ from lavis_mafa.runners.pictures import show_connections
 from lavis_mafa.runners.run_log import CONNECTIONS, RunLog
 from lavis_mafa.step import SECOND_VIEW
 from lavis_mafa.tasks.tally import Tally
-from lavis_mafa.tokens import TOKENS
+from lavis_mafa.tokens import captions_of
 
 
 @registry.register_runner("runner_mafa")
@@ -345,7 +345,7 @@ class RunnerMafa(RunnerBase):
             samples = self.loaders.to_device(batch)
             with self._autocast():
                 images = model.backbone.encode_images(samples["image"])
-                texts = model.backbone.encode_texts(samples.get(TOKENS, samples["text_input"]))
+                texts = model.backbone.encode_texts(captions_of(samples))
             schedule.collect(samples["index"], *model.backbone.represent(images, texts))
         bar.close()
         schedule.end(epoch)

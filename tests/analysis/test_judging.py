@@ -61,8 +61,8 @@ def test_probabilities_are_those_of_single_pairs(world, pairs, tmp_path, monkeyp
     """Images are read and encoded once, in whatever chunks, and a pair that several samples of an
     image ask for is judged once."""
     opened, features, cfg = world
-    monkeypatch.setattr(judging, "IMAGES", 6)
-    monkeypatch.setattr(judging, "PAIRS", 200)
+    monkeypatch.setattr(judging, "CHUNK_IMAGES", 6)
+    monkeypatch.setattr(judging, "CHUNK_PAIRS", 200)
     con_d, read, encoded, texts = build_judge(cfg), Counter(), [], []
     real_batches, backbone = opened.data.batches, con_d.backbone.backbone
     real_images, real_texts = backbone.encode_images, backbone.encode_texts
@@ -132,12 +132,12 @@ def test_the_first_readable_sample_stands_for_an_image(ids, data):
 def test_chunks_have_every_pair_once_and_images_whole(pairs, images, count):
     features = SimpleNamespace(vectors=torch.randn(60, 4), places=lambda numbers: numbers)
     given_pairs = np.array(sorted(pairs), np.int64).reshape(-1, 2)
-    before = judging.IMAGES, judging.PAIRS
-    judging.IMAGES, judging.PAIRS = images, count
+    before = judging.CHUNK_IMAGES, judging.CHUNK_PAIRS
+    judging.CHUNK_IMAGES, judging.CHUNK_PAIRS = images, count
     try:
         chunks = list(chunks_of(*given_pairs.T, features))
     finally:
-        judging.IMAGES, judging.PAIRS = before
+        judging.CHUNK_IMAGES, judging.CHUNK_PAIRS = before
     told = [pair for image, text in chunks for pair in zip(image, text, strict=True)]
     assert len(told) == len(pairs) and set(told) == pairs
     inside = [set(image.tolist()) for image, _ in chunks]
@@ -148,7 +148,7 @@ def test_chunks_have_every_pair_once_and_images_whole(pairs, images, count):
 
 
 def test_similar_images_come_near_each_other(monkeypatch):
-    monkeypatch.setattr(judging, "IMAGES", 5)
+    monkeypatch.setattr(judging, "CHUNK_IMAGES", 5)
     numbers = np.arange(120)
     vectors = F.normalize(torch.eye(3).repeat(40, 1) + 0.01 * torch.randn(120, 3), dim=1)
     features = SimpleNamespace(vectors=vectors, places=lambda numbers: numbers)

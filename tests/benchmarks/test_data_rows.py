@@ -18,7 +18,7 @@ def sides(tmp_path):
     return data.Sides(root, annotations, tmp_path)
 
 
-def test_both_sides_make_the_same_batch_each_in_its_own_way(sides):
+def test_both_sides_make_a_batch_of_the_same_form(sides):
     ours, theirs = sides.ours.collater(sides.read()), sides.batch_of_lavis()
     assert ours["text_input"] == theirs["text_input"] == sides.captions
     assert ours["image"].shape == theirs["image"].shape == (3, 3, data.SIDE, data.SIDE)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from benchmarks.breakdown import PARTS, _parts_of_ours, _parts_of_reference, draw, rows
 from benchmarks.harness import Row, Sizes
-from benchmarks.parts import PARTS, _parts_of_ours, _parts_of_reference, draw, rows
 from benchmarks.reference_step import PlainAlbef
 from benchmarks.step_models import albef_config, mini_batch
 from lavis_mafa.connections.con_d import ModelDiscriminator

@@ -24,6 +24,7 @@ from lavis_mafa.backbones import Images, Texts
 from lavis_mafa.connections.con_d import ModelDiscriminator
 from lavis_mafa.files import whole
 from lavis_mafa.models import AlbefMafa
+from lavis_mafa.tokens import CON_D_TOKENS, TOKENS, Tokenizer, captions_of
 
 PARTS = (
     "image encoder",
@@ -49,22 +50,22 @@ def rows(sizes: Sizes) -> list[Row]:
             AlbefMafa.from_config(cfg).to(sizes.device), "fp32" if sizes.quick else "bf16"
         )
         samples = mini_batch(size, cfg, sizes.device)
+        reader = Tokenizer.of(ours)
+        samples[TOKENS] = samples[CON_D_TOKENS] = reader(samples["text_input"]).to(sizes.device)
         pairs = _pairs(size, sizes.device)
-        both = {
-            "ours": _parts_of_ours(ours, con_d, samples, pairs),
-            "reference": _parts_of_reference(plain, plain_con_d, samples, pairs),
-        }
+        with torch.autocast(sizes.device, torch.bfloat16, enabled=sizes.gpu):
+            both = {
+                "ours": _parts_of_ours(ours, con_d, samples, pairs),
+                "reference": _parts_of_reference(plain, plain_con_d, samples, pairs),
+            }
         times: dict[str, dict[str, list[float]]] = {"ours": {}, "reference": {}}
         for part in PARTS:
             progress(part)
             actions = {side: _run(both[side][part], sizes) for side in both}
             for side, seconds in in_turn(actions, sizes.repeats, device=sizes.device).items():
                 times[side][part] = seconds
-    note = (
-        f"B = {size}, forward and backward; the reference in fp32"
-        + (" under autocast to bf16" if sizes.gpu else "")
-        + ", ours with Con-D in bf16"
-    )
+    precision = "bf16" if sizes.gpu else "fp32"
+    note = f"B = {size}, both {precision}; our Con-D {con_d.precision}; ours read tokens"
     found = [Timed.of(times["ours"][p], times["reference"][p]).row(p, note=note) for p in PARTS]
     sums = {
         side: [sum(turn) for turn in zip(*parts.values(), strict=True)]
@@ -135,9 +136,9 @@ def _parts_of_ours(
     samples: dict[str, Any],
     pairs: tuple[Tensor, Tensor],
 ) -> dict[str, Action]:
-    backbone, captions = model.backbone, samples["text_input"]
+    backbone, captions = model.backbone, captions_of(samples)
     image_of, text_of = pairs
-    own = torch.arange(len(captions), device=image_of.device)
+    own = torch.arange(len(samples["image"]), device=image_of.device)
     everyone = torch.cat([own, image_of]), torch.cat([own, text_of])
     with torch.no_grad():
         embeds = _leaf(backbone.encode_images(samples["image"]).embeds)
@@ -147,13 +148,13 @@ def _parts_of_ours(
 
     def mlm() -> Tensor:
         # In a step ITM has made keys and values of the images already.
-        images = Images(embeds, memory={key: tuple(map(_leaf, kv)) for key, kv in kept.items()})
+        images = Images(embeds, memory={key: (*map(_leaf, kv), None) for key, kv in kept.items()})
         return backbone.tell(images, texts, own, own)
 
     first = Images(embeds)
     backbone.match(first, texts, *everyone)
     kept: Mapping[Any, Sequence[Tensor]] = {
-        key: tuple(tensor.detach() for tensor in pair) for key, pair in first.memory.items()
+        made_by: (key.detach(), value.detach()) for made_by, (key, value, _) in first.memory.items()
     }
     judge = _judge(con_d, samples, pairs)
     return {
@@ -179,7 +180,9 @@ def _judge(
             torch.autocast(device, torch.bfloat16, enabled=con_d.precision == "bf16"),
         ):
             images = con_d.backbone.encode_images(samples["image"], for_matching=True)
-            texts = con_d.backbone.encode_texts(samples["text_input"], for_matching=True)
+            texts = con_d.backbone.encode_texts(
+                captions_of(samples, CON_D_TOKENS), for_matching=True
+            )
             encoded[:] = [images, texts]
 
     def judge_pairs() -> None:
@@ -218,7 +221,8 @@ def draw(path: Path, found: Sequence[Row]) -> None:
                 begin += share
             axes.text(begin + 0.5, place, f"{begin:.0f} %", va="center")
         axes.set_yticks([0, 1], ["lavis_mafa", "authors' order"])
-        axes.set_xlabel("time of a MAFA step, % of the authors' order of work")
+        axes.set_xlabel("time of a step's parts, % of their sum in the authors' order of work")
+        axes.set_title(parts[0].note, fontsize="small")
         handles, labels = axes.get_legend_handles_labels()
         figure.legend(
             handles[: len(parts)], labels[: len(parts)], loc="outside upper center", ncol=3
