@@ -37,9 +37,9 @@ from lavis_mafa.connections.mining import MiningRule
 from lavis_mafa.models import AlbefMafa, Blip2Mafa
 from lavis_mafa.step import COUNTS, SoftLabels, StepSettings, run_step
 
-BATCH = {"quick": 8, "cpu": 4, "gpu": 96}
-BLIP2_BATCH = {**BATCH, "cpu": 3}
-MEMORY_BATCH = {**BATCH, "cpu": 8}
+BATCH = {"quick": 8, "cpu": 3, "gpu": 96}
+BLIP2_BATCH = {**BATCH, "cpu": 2}
+MEMORY_BATCH = {**BATCH, "cpu": 4}
 NOTHING = MiningRule(low=1.0, high=1.0)  # judged in full, and no verdict is above
 GRIT_VLP = StepSettings(soft_labels=SoftLabels("consistency"))
 MAFA = StepSettings()
