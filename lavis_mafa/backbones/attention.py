@@ -99,6 +99,8 @@ class _FusedText:
         past_key_value: Any = None,
         output_attentions: bool = False,
     ) -> Any:
+        """LAVIS's: from ``(P, L, D)`` to ``(P, L, D)`` and the keys and values it used, each
+        ``(P, heads, S, d)``, or ``(N, heads, S, d)`` of `PairedImages`."""
         looked_at = encoder_hidden_states
         paired = isinstance(looked_at, PairedImages)
         if (
