@@ -1,26 +1,25 @@
 """MAFA's training step in the order of Algorithm 1, on LAVIS's plain modules: the slow reference.
 
 Written from the paper (MAFA S.M., Algorithm 1) and kept simple. Its modules are LAVIS's, with
-attention written out; of the package it uses the masking of MLM alone, so that both sides can be
-given the same draws.
+attention written out; of the package it uses what reads a config, and the masking of MLM, so that
+both sides can be given the same draws.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from lavis.models.albef_models import AlbefBase
 from lavis.models.med import BertForMaskedLM
-from lavis.models.vit import VisionTransformerEncoder
 from torch import Tensor, nn
 from transformers import BertConfig
 
 from lavis_mafa.checkpoints import find_config
 from lavis_mafa.models.tokenizers import build_tokenizer
+from lavis_mafa.models.vit import build_vit
 from lavis_mafa.objectives.language import IGNORED, mask_tokens
 
 # Puts other probabilities (P,) in the place of Con-D's for the pairs (image_of[p], text_of[p]).
@@ -40,7 +39,7 @@ class PlainAlbef(AlbefBase):
         self.tokenizer = build_tokenizer(cfg.tokenizer)
         config = BertConfig.from_json_file(find_config(cfg.med_config_path))
         config.vocab_size = max(config.vocab_size, len(self.tokenizer))
-        self.visual_encoder = plain_vit(cfg)
+        self.visual_encoder = build_vit(cfg, from_pretrained=False)
         self.text_encoder = BertForMaskedLM(config=config)
         self.vision_proj = nn.Linear(self.visual_encoder.vision_width, cfg.embed_dim)
         self.text_proj = nn.Linear(config.hidden_size, cfg.embed_dim)
@@ -48,23 +47,6 @@ class PlainAlbef(AlbefBase):
         self.temp = nn.Parameter(cfg.temp * torch.ones([]))
         self.mlm_probability = cfg.mlm_mask_prob
         self.max_txt_len = cfg.max_txt_len
-
-
-def plain_vit(cfg: Any) -> VisionTransformerEncoder:
-    """LAVIS's ViT by the sizes of a ``model`` config."""
-    sizes = cfg.get("vit")
-    if sizes is None:
-        return VisionTransformerEncoder.from_config(cfg)
-    encoder = VisionTransformerEncoder(
-        img_size=cfg.image_size,
-        patch_size=sizes.patch_size,
-        embed_dim=sizes.width,
-        depth=sizes.depth,
-        num_heads=sizes.heads,
-        norm_layer=partial(nn.LayerNorm, eps=float(cfg.vit_layer_norm_epsilon)),
-    )
-    encoder.vision_width = sizes.width
-    return encoder
 
 
 def reference_step(

@@ -6,7 +6,6 @@ import random
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +14,7 @@ from unittest import mock
 import numpy as np
 import torch
 import torch.distributed as dist
-from lavis.models import clip_vit, eva_vit
+from lavis.models import eva_vit
 from lavis.models.albef_models.albef_pretrain import AlbefPretrain
 from lavis.models.blip2_models.blip2 import LayerNorm
 from lavis.models.blip2_models.blip2_qformer import Blip2Qformer
@@ -29,6 +28,7 @@ from benchmarks.harness import Sizes
 from benchmarks.reference_step import PlainAlbef, Verdicts, encode
 from lavis_mafa.checkpoints import find_config
 from lavis_mafa.models import AlbefMafa, Blip2Mafa
+from lavis_mafa.models.blip2_parts import build_image_encoder
 from lavis_mafa.models.tokenizers import add_dec_token, build_tokenizer
 
 WORDS = 30522  # of BERT's vocabulary
@@ -205,30 +205,7 @@ class LavisBlip2(Blip2Qformer):
     def init_vision_encoder(
         self, name: str, size: int, drop_path_rate: float, checkpoint: bool, precision: str
     ) -> tuple[nn.Module, nn.Module]:
-        if self.cfg.get("vit") is None and name == "clip_L":
-            encoder = clip_vit.VisionTransformer(
-                input_resolution=size,
-                patch_size=14,
-                width=1024,
-                layers=22,
-                heads=16,
-                use_grad_checkpointing=checkpoint,
-            )
-        else:
-            sizes = self.cfg.get("vit") or {"patch_size": 14, "width": 1408, "depth": 39}
-            encoder = eva_vit.VisionTransformer(
-                img_size=size,
-                patch_size=sizes["patch_size"],
-                use_mean_pooling=False,
-                embed_dim=sizes["width"],
-                depth=sizes["depth"],
-                num_heads=sizes.get("heads", 16),
-                mlp_ratio=4.0 if self.cfg.get("vit") else 4.3637,
-                qkv_bias=True,
-                drop_path_rate=drop_path_rate,
-                norm_layer=partial(nn.LayerNorm, eps=1e-6),
-                use_checkpoint=checkpoint,
-            )
+        encoder = build_image_encoder(name, size, drop_path_rate, checkpoint, self.cfg.get("vit"))
         if precision == "fp16":
             eva_vit.convert_weights_to_fp16(encoder)
         return encoder, LayerNorm(encoder.num_features)
