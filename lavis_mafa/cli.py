@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import datetime
 import logging
 import os
 import sys
@@ -13,7 +12,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from lavis import tasks
 from lavis.common.dist_utils import is_main_process
@@ -23,12 +21,16 @@ from lavis.models.base_model import SharedQueueMixin
 import lavis_mafa  # noqa: F401  (registers everything with LAVIS)
 from lavis_mafa.checkpoints import begin_momentum
 from lavis_mafa.config import ConfigError, load_config
-from lavis_mafa.runners.checkpoint import LAST, newest_checkpoint
+from lavis_mafa.processes import LostContactError, contact
+from lavis_mafa.runners.checkpoint import NotSavedError
 from lavis_mafa.runners.dry_run import dry_run
+from lavis_mafa.runners.folder import choose_folder, launch_of, note_launch
 from lavis_mafa.runners.guard import NonFiniteError, UnreadableError
 from lavis_mafa.runners.launch import init_distributed, seed_everything
+from lavis_mafa.runners.leave import REQUEUE, Leaving
 
-USER_ERRORS = (ConfigError, NonFiniteError, UnreadableError, FileNotFoundError, ValueError)
+TOLD = (ConfigError, NonFiniteError, NotSavedError, UnreadableError, LostContactError)
+USER_ERRORS = (*TOLD, FileNotFoundError, ValueError)
 
 
 def parse_args(argv: Sequence[str] | None, description: str) -> argparse.Namespace:
@@ -69,7 +71,7 @@ def build_model(cfg: Any, task: Any) -> Any:
 
 def build_runner(cfg: Any) -> Any:
     """The runner of a config and all that it needs; the process group is joined before."""
-    job_id = _choose_folder(cfg)
+    job_id = choose_folder(cfg)
     task, datasets = build_data(cfg)
     model = build_model(cfg, task)
     runner_cls = registry.get_runner_class(cfg.run_cfg.get("runner", "runner_mafa"))
@@ -78,7 +80,10 @@ def build_runner(cfg: Any) -> Any:
 
 def run(cfg_path: str, options: Sequence[str] = (), evaluate: bool = False) -> Any:
     """Train, or evaluate only, by a config; return the runner."""
-    runner = build_runner(begin(cfg_path, options, evaluate))
+    cfg = begin(cfg_path, options, evaluate)
+    launch = launch_of(cfg)
+    runner = build_runner(cfg)
+    note_launch(launch, runner.output_dir)
     runner.train()
     return runner
 
@@ -96,10 +101,14 @@ def main(argv: Sequence[str] | None = None, evaluate: bool = False) -> int:
 
 def exit_status(action: Callable[[], Any]) -> int:
     """Do it; the exit status of the process: 2 for a wrong config, 1 for other errors of a user's,
-    which are logged. One of several ranks ends here."""
+    which are logged, and `REQUEUE` (75) if it was told to leave. One of several ranks ends here."""
     status = 0
     try:
-        action()
+        with contact():
+            action()
+    except Leaving as leaving:
+        logging.warning("%s", leaving)
+        status = REQUEUE
     except USER_ERRORS as error:
         logging.error("%s", error, exc_info=not _tells_enough(error))
         status = 2 if isinstance(error, ConfigError) else 1
@@ -122,7 +131,7 @@ def exit_status(action: Callable[[], Any]) -> int:
 
 def _tells_enough(error: Exception) -> bool:
     """Whether a message needs no traceback: it is written for users, or raised in this package."""
-    if isinstance(error, (ConfigError, NonFiniteError, UnreadableError)):
+    if isinstance(error, TOLD):
         return True
     frames = traceback.extract_tb(error.__traceback__)
     return bool(frames) and Path(frames[-1].filename).is_relative_to(Path(__file__).parent)
@@ -144,47 +153,6 @@ def _dry_run(args: argparse.Namespace, evaluate: bool) -> None:
     lines = dry_run(build_runner(begin(args.cfg_path, args.options, evaluate)))
     if is_main_process():
         print("\n".join(["dry run: nothing is trained", *lines]))
-
-
-def _choose_folder(cfg: Any) -> str:
-    """The job id and the checkpoint that ``run.resume_ckpt_path: auto`` means, from rank 0 for all.
-
-    A run that goes on stays in its folder; a new one gets a folder of its own, named by the time as
-    LAVIS has it (with seconds: two runs may begin at once).
-
-    Raises:
-        ConfigError: if a named folder holds another run's checkpoint.
-    """
-    run_cfg = cfg.run_cfg
-    chosen: list[Any] = [run_cfg.get("job_id"), run_cfg.get("resume_ckpt_path")]
-    root = Path.cwd() / str(run_cfg.output_dir)
-    if is_main_process():
-        job_id, resume = chosen
-        if resume == "auto":
-            folder = root if job_id is None else root / job_id
-            newest = newest_checkpoint(folder)
-            resume = None if newest is None else str(newest)
-            if newest is None:
-                logging.info("nothing to resume below %s: starting anew", folder)
-            elif job_id is None:
-                job_id = "" if newest.parent == root else newest.parent.name
-        if job_id is None:
-            stamp = datetime.datetime.now().strftime("%Y%m%d%H%M%S")
-            names = [stamp, *(f"{stamp}-{k}" for k in range(2, 1000))]
-            job_id = next(name for name in names if not (root / name).exists())
-        chosen = [str(job_id), resume]
-    if dist.is_initialized():
-        dist.broadcast_object_list(chosen, src=0, device=torch.device(run_cfg.device))
-    job_id, run_cfg.resume_ckpt_path = chosen
-    if not (run_cfg.resume_ckpt_path or run_cfg.evaluate) and (root / job_id / LAST).exists():
-        raise ConfigError(
-            str(cfg.args.cfg_path),
-            [
-                f"run.job_id: {root / job_id} holds another run's checkpoint; go on with it by "
-                "run.resume_ckpt_path=auto, name another, or remove it"
-            ],
-        )
-    return job_id
 
 
 def _find_annotations(cfg: Any) -> None:

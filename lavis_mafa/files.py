@@ -29,8 +29,29 @@ def whole(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
             file.flush()
             os.fsync(file.fileno())
         os.replace(beside, path)
+        _settle(path.parent)
     finally:
         beside.unlink(missing_ok=True)
+
+
+def _settle(folder: Path) -> None:
+    """Have the names in a folder survive a power cut, where its file system can."""
+    number = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    except OSError:
+        pass
+    finally:
+        os.close(number)
+
+
+def remove_halves(folder: Path, name: str) -> None:
+    """Remove what `whole` left of files called ``name`` (a pattern) where it was killed.
+
+    Only for files that no other process is writing.
+    """
+    for half in folder.glob(f".{name}.*.tmp"):
+        half.unlink(missing_ok=True)
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch.distributed as dist
@@ -14,6 +15,35 @@ from lavis.common.dist_utils import (
 )
 
 T = TypeVar("T")
+# What gloo, NCCL and the store say of a peer that has gone or does not answer.
+NO_PEER = (
+    *("Connection closed by peer", "Connection reset by peer", "Connection refused"),
+    *("Broken pipe", "Timed out waiting", "timed out", "Socket Timeout", "remote process exited"),
+)
+
+
+class LostContactError(RuntimeError):
+    """Another rank has ended, or does not answer."""
+
+
+@contextmanager
+def contact() -> Iterator[None]:
+    """Tell a lost rank as what it is.
+
+    Raises:
+        LostContactError: in the place of what gloo or NCCL raise.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if get_world_size() == 1 or not any(words in str(error) for words in NO_PEER):
+            raise
+        raise LostContactError(
+            f"rank {get_rank()} has lost contact with another rank, which has ended or has not "
+            "answered within run.dist_timeout_minutes: look for the first error among all ranks' "
+            "messages, then go on with run.resume_ckpt_path=auto (a launcher with --max-restarts "
+            f"does so by itself). What the connection said: {error}"
+        ) from error
 
 
 def barrier() -> None:

@@ -235,7 +235,7 @@ def run_step(
         candidates=step.numbers.get("loaded_index"),
         i2t=i2t,
         t2i=t2i,
-        counts=torch.stack([_counts(i2t), _counts(t2i)]),
+        counts=torch.stack([_counts(found, con_d is not None) for found in (i2t, t2i)]),
         judged_pairs=judged,
     )
 
@@ -510,7 +510,8 @@ class _Step:
         return sum((0.0 * e.float().sum() for e in embeds if e is not None), start=0.0)
 
 
-def _counts(found: Connections) -> Tensor:
+def _counts(found: Connections, asked: bool) -> Tensor:
+    """The figures of `COUNTS`; ``asked``: whether there is a Con-D."""
     there = found.state != ABSENT
     positive = found.state == POSITIVE
     ambiguous = found.state == AMBIGUOUS
@@ -521,6 +522,7 @@ def _counts(found: Connections) -> Tensor:
             positive.sum(),
             ambiguous.sum(),
             (there & ~positive & ~ambiguous).sum(),
-            found.probability.nan_to_num().sum(),
+            # Not finite if a probability of Con-D is not: it is asked for every one picked.
+            torch.where(there & asked, found.probability, 0.0).sum(),
         ]
     ).float()

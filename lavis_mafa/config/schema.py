@@ -44,6 +44,7 @@ class Key:
             ``library file`` (relative to LAVIS's package), ``path or name`` (a name on the hub
             unless it looks like a path).
         words: values of a path with a meaning of their own.
+        blank: '' is a value.
         also: what people call the key elsewhere; used to suggest the right one.
     """
 
@@ -64,6 +65,7 @@ class Key:
     by_task: Mapping[str, Any] = field(default_factory=dict)
     path: str = ""
     words: tuple[str, ...] = ()
+    blank: bool = False
     also: tuple[str, ...] = ()
 
 
@@ -163,7 +165,7 @@ RUN = {
     "lr_decay_rate": Key("float", "factor per epoch of linear_warmup_step_lr", nullable=True,
                          default=None, low=0, high=1, above=True),
     "weight_decay": Key("float", "AdamW's weight decay", low=0, needed=TRAINING, also=("wd",)),
-    "beta2": Key("float", "AdamW's second beta", default=0.999, low=0, high=1),
+    "beta2": Key("float", "AdamW's second beta", default=0.999, low=0, high=0.999999),
     "max_epoch": Key("int", "epochs to train", low=1, also=("epochs", "num_epochs")),
     "max_iters": Key("int", "steps to train, read by runner_iter", low=1, needed=("runner_iter",)),
     "iters_per_inner_epoch": Key("int", "steps between validations, read by runner_iter", low=1,
@@ -175,7 +177,7 @@ RUN = {
     "batch_size_train": Key("int", "B: pairs in a mini-batch of one rank", low=1, needed=TRAINING,
                             also=("batch_size", "B")),
     "batch_size_eval": Key("int", "mini-batch of one rank in evaluation", low=1, needed=ALWAYS),
-    "num_workers": Key("int", "worker processes of a data loader", low=0, needed=ALWAYS,
+    "num_workers": Key("int", "worker processes of a data loader", low=0, high=1024, needed=ALWAYS,
                        also=("workers",)),
     "train_dataset_ratios": Key("mapping", "share of every dataset in training", default=None,
                                 nullable=True, other=Key("float", low=0)),
@@ -199,7 +201,8 @@ RUN = {
     "min_len": Key("int", "shortest text generated, in tokens", low=0, needed=GENERATION),
     "inference_method": Key("str", "how VQA answers are found", choices=("rank", "generate")),
     "num_ans_candidates": Key("int", "answers ranked in VQA", low=1),
-    "prompt": Key("str", "prompt around a question, or that a caption begins after"),
+    "prompt": Key("str", "prompt around a question, or that a caption begins after",
+                  blank=True),
     "length_penalty": Key("float", "exponent of the length in beam search; below 0: short texts"),
     "block_num": Key("int", "layer of GradCAM (PNP-VQA, mafa_grounding), from 0; null: the third "
                      "with cross-attention", nullable=True, low=0),
@@ -235,13 +238,18 @@ RUN = {
     "keep_every_epochs": Key("int", "keep a checkpoint every that many epochs", OURS,
                              default=None, nullable=True, low=1),
     "job_id": Key("str", "folder under output_dir; null: a time stamp; '': output_dir itself",
-                  OURS, default=None, nullable=True),
+                  OURS, default=None, nullable=True, blank=True),
+    "max_failed_saves": Key("int", "checkpoints in a row that may fail to be written, as on a full "
+                            "disk, while training goes on; 0: stop at the first", OURS, default=3,
+                            low=0),
+    "skip_bad_steps": Key("int", "optimizer steps with a loss or gradient that is not finite that "
+                          "are left out; the next one stops the run", OURS, default=0, low=0),
     "max_unreadable": Key("float", "share of the samples of a rank and epoch that may be "
                           "unreadable", OURS, default=0.01, low=0, high=1),
     "log_connections": Key("int", "mined connections written per epoch", OURS, default=64, low=0),
     "tensorboard": Key("bool", "write TensorBoard event files", OURS, default=True),
     "dist_timeout_minutes": Key("float", "how long ranks wait for each other", OURS,
-                                default=30.0, low=0, above=True),
+                                default=30.0, low=0, high=1e6, above=True),
     "find_unused_parameters": Key("bool", "passed to DDP; null: as the model needs", OURS,
                                   default=None, nullable=True),
     "pairs_per_pass": Key("int", "pairs fused at once in re-ranking; null: what suits the device",
@@ -336,13 +344,13 @@ MODEL = {
     "arch": Key("str", "registered name of the model", registered="model", needed=ALWAYS),
     "model_type": Key("str", "which default YAML of the arch", needed=ALWAYS),
     "load_pretrained": Key("bool", "start from `pretrained`"),
-    "pretrained": Key("str", "pre-trained checkpoint, file or URL", nullable=True),
+    "pretrained": Key("str", "pre-trained checkpoint, file or URL", nullable=True, blank=True),
     "load_finetuned": Key("bool", "start from `finetuned`"),
-    "finetuned": Key("str", "fine-tuned checkpoint, file or URL", nullable=True),
+    "finetuned": Key("str", "fine-tuned checkpoint, file or URL", nullable=True, blank=True),
     "image_size": Key("int", "image side in pixels", low=1, also=("img_size", "resolution")),
     "vit_type": Key("str", "size of the ViT", choices=("base", "large")),
     "vit_ckpt_layer": Key("int", "layers with activation checkpointing", low=0),
-    "vit_drop_path_rate": Key("float", "stochastic depth of the ViT", low=0, high=1),
+    "vit_drop_path_rate": Key("float", "stochastic depth of the ViT", low=0, high=0.99),
     "vit_layer_norm_epsilon": Key("float", "epsilon of layer norm; -1: that of the ViT", low=-1),
     "vit_grad_ckpt": Key("bool", "activation checkpointing in the ViT"),
     "use_grad_checkpoint": Key("bool", "activation checkpointing"),
@@ -351,7 +359,7 @@ MODEL = {
     "momentum": Key("float", "momentum of the momentum encoders", low=0, high=1),
     "alpha": Key("float", "weight of momentum distillation", low=0, high=1),
     "temp": Key("float", "initial ITC temperature", low=0, above=True, also=("temperature",)),
-    "max_txt_len": Key("int", "longest caption in tokens", low=1, also=("max_words",)),
+    "max_txt_len": Key("int", "longest caption in tokens", low=3, also=("max_words",)),
     "mlm_mask_prob": Key("float", "share of masked tokens", low=0, high=1,
                          also=("mlm_probability",)),
     "queue_size": Key("int", "features in the momentum queue", low=0),
@@ -359,14 +367,14 @@ MODEL = {
     "negative_all_rank": Key("bool", "hard negatives from all ranks"),
     "num_classes": Key("int", "classes of the head", low=-1),
     "hidden_size": Key("int", "width of the head", low=1),
-    "prompt": Key("str", "text before every caption or answer", nullable=True),
+    "prompt": Key("str", "text before every caption or answer", nullable=True, blank=True),
     "freeze_vit": Key("bool", "do not train the ViT"),
     "vit_precision": Key("str", "number format of the ViT", choices=("fp16", "fp32")),
     "vit_model": Key("str", "ViT of BLIP-2", choices=("eva_clip_g", "clip_L")),
     "q_former_model": Key("str", "checkpoint of the Q-Former", path="file or URL"),
     "num_query_token": Key("int", "queries of the Q-Former", low=1),
     "cross_attention_freq": Key("int", "layers from one cross-attention to the next", low=1),
-    "drop_path_rate": Key("float", "stochastic depth of BLIP-2's ViT", low=0, high=1),
+    "drop_path_rate": Key("float", "stochastic depth of BLIP-2's ViT", low=0, high=0.99),
     "opt_model": Key("str", "OPT: a name on the hub or a folder", path="path or name"),
     "t5_model": Key("str", "T5: a name on the hub or a folder", path="path or name"),
     "apply_lemmatizer": Key("bool", "lemmatise VQA answers"),
@@ -404,6 +412,51 @@ MODEL_PARTS = {
                          choices=("fp16", "bf16", "fp32")),
 }  # fmt: skip
 
+# Keys that stand in the default YAML of one model or data set alone, by their names: what that YAML
+# has as an example would let pass more than the model or builder takes.
+_FILES = Key("mapping", "a file", OURS, keys={
+    "storage": Key("strs", "where it lies; null: there is none", OURS, nullable=True),
+})  # fmt: skip
+OF_ONE = {
+    # fne_retrieval
+    "negatives": Key("str", "how negatives are found", "FNE", choices=("posterior", "hardest")),
+    "margin": Key("float", "of the triplet loss and of the cut-down", "FNE", low=0),
+    "plain_epochs": Key("int", "epochs with negatives of the mini-batch alone", "FNE", low=0),
+    "plain_negatives": Key("str", "negatives of these epochs", "FNE",
+                           choices=("hardest", "random")),
+    "memory_size": Key("int", "pairs remembered", "FNE", low=0),
+    "posterior": Key("mapping", "of the posterior that a negative is false", "FNE", keys={
+        "prior": Key("float", "probability that a random pair matches", "FNE", low=0, high=0.5,
+                     above=True),
+        "minimum": Key("int", "positives observed before it is used", "FNE", low=0),
+        "beginning": Key("str", "negatives until then", "FNE", choices=("sampled", "hardest")),
+        "each_epoch": Key("bool", "distributions begin anew in every epoch", "FNE"),
+    }),
+    "bert_config": Key("str", "JSON of the text encoder's sizes; null: BERT-base's", OURS,
+                       nullable=True, path="library file"),
+    # albef_nlvr_pretrain_mafa
+    "ta_negatives": Key("str", "other images that a text meets", "ALBEF",
+                        choices=("similar", "random")),
+    # data sets of files
+    "image_key": Key("str", "column of the image path; null: the usual names", OURS, nullable=True),
+    "caption_key": Key("str", "column of the caption; null: the usual names", OURS, nullable=True),
+    "cache_dir": Key("str", "where converted data lie; null: the user's cache", OURS,
+                     nullable=True),
+    "drop_empty": Key("bool", "leave empty captions out", OURS),
+    "detections": _FILES, "references": _FILES, "instances": _FILES,
+}  # fmt: skip
+
+# Arguments of processors, by their names.
+ARGUMENTS = {
+    "image_size": Key("int", "image side in pixels", low=1),
+    "max_words": Key("int", "words after which a caption is cut", low=1),
+    "min_scale": Key("float", "smallest share of a picture that is cropped", low=0, high=1,
+                     above=True),
+    "max_scale": Key("float", "largest share of a picture that is cropped", low=0, high=1,
+                     above=True),
+    "prompt": Key("str", "text before every caption", blank=True),
+}  # fmt: skip
+
 _PROCESSOR = Key("mapping", "one processor", nullable=True, other=ANY, keys={
     "name": Key("str", "registered name; further keys are its parameters", registered="processor",
                 needed=ALWAYS),
@@ -420,8 +473,8 @@ _STORAGE = Key("mapping", "folder", keys={"storage": Key("strs", "where the file
 DATASET = {
     "type": Key("str", "which default YAML of the builder"),
     "data_type": Key("str", "kind of visual input", choices=("images", "videos", "features")),
-    "data_dir": Key("str", "not read by LAVIS's builders", nullable=True),
-    "dataset_card": Key("str", "description of the dataset", nullable=True),
+    "data_dir": Key("str", "not read by LAVIS's builders", nullable=True, blank=True),
+    "dataset_card": Key("str", "description of the dataset", nullable=True, blank=True),
     "sample_ratio": Key("float", "share of this dataset in training", low=0),
     "vis_processor": Key("mapping", "image or video processors", keys=_PROCESSORS),
     "text_processor": Key("mapping", "text processors", keys=_PROCESSORS),

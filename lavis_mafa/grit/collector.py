@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from typing import Any, TypeAlias
@@ -166,10 +167,33 @@ class GritCollector:
         """Take up ``state``; queued features go to ``device``."""
         self._placed = 0
         self._place(state["order"].numpy())
-        queue = (state["indices"], state["images"], state["texts"])
-        self._queued = len(queue[0])
-        self._queue = [tuple(part.to(device) for part in queue)] if self._queued else []
-        self._rng.bit_generator.state = _numbers(state["rng"])
+        if state["rng"] is not None:
+            self._rng.bit_generator.state = _numbers(state["rng"])
+        self._queue, self._queued = [], 0
+        # More than a queue holds if several ranks' were put together.
+        self.collect(*(state[name].to(device) for name in ("indices", "images", "texts")))
+
+
+def share_out(states: Sequence[dict[str, Any] | None], count: int) -> list[dict[str, Any] | None]:
+    """What W ranks had collected (`GritCollector.state_dict`), for ``count`` ranks.
+
+    Every pair stays in its state, grouped or queued, and every rank gets as many; each draws anew.
+    """
+    there = [state for state in states if state is not None]
+    if not there:
+        return [None] * count
+    orders = torch.cat([state["order"] for state in there])
+    queues = {
+        name: torch.cat([state[name] for state in there]) for name in ("indices", "images", "texts")
+    }
+    share = (len(orders) + len(queues["indices"])) // count
+    shared: list[dict[str, Any] | None] = []
+    for begin in (place * share for place in range(count)):
+        grouped = slice(min(begin, len(orders)), min(begin + share, len(orders)))
+        waiting = slice(max(0, begin - len(orders)), max(0, begin + share - len(orders)))
+        own = {name: queue[waiting] for name, queue in queues.items()}
+        shared.append({"order": orders[grouped], **own, "rng": None})
+    return shared
 
 
 def _cut(pairs: Pairs, span: slice) -> Pairs:

@@ -5,17 +5,23 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
 from lavis_mafa.checkpoints import vocabulary_of
 from lavis_mafa.files import whole
+from lavis_mafa.grit.collector import share_out
 from lavis_mafa.processes import from_all_ranks
-from lavis_mafa.runners.launch import random_states, set_random_states
+from lavis_mafa.runners.launch import random_states, seed_everything, set_random_states
 from lavis_mafa.tasks.tally import Tally
 
-FORMAT = 1
+FORMAT = 2  # 1: no "skipped", "settled" and logs; it is read as well
 LAST, BEST = "checkpoint_last.pth", "checkpoint_best.pth"
+
+
+class NotSavedError(RuntimeError):
+    """A checkpoint cannot be written."""
 
 
 def save_atomically(content: dict[str, Any], path: Path) -> None:
@@ -57,13 +63,6 @@ def load_trained_state(model: nn.Module, state: dict[str, torch.Tensor], origin:
     model.load_state_dict(state, strict=False)
 
 
-def newest_checkpoint(folder: Path) -> Path | None:
-    """The newest ``checkpoint_last.pth`` in a folder or in the job folders below it."""
-    found = [folder / LAST, *folder.glob(f"*/{LAST}")]
-    there = [path for path in found if path.is_file()]
-    return max(there, key=lambda path: path.stat().st_mtime) if there else None
-
-
 def content_of(runner: Any, epoch: int, step: int) -> dict[str, Any] | None:
     """Everything of a run that goes on at ``step`` of ``epoch``; None on ranks that do not save.
 
@@ -77,6 +76,7 @@ def content_of(runner: Any, epoch: int, step: int) -> dict[str, Any] | None:
             "schedule": runner.schedule.state_dict(plans=runner.rank == 0),
             "unreadable": runner.unreadable.state_dict(),
             "tally": runner.tally.state_dict(),
+            "logs": runner.log.sizes(runner.rank),
             # Inside an accumulation window these are this rank's own, and not used yet.
             "gradients": {
                 name: value.grad.cpu()
@@ -100,19 +100,29 @@ def content_of(runner: Any, epoch: int, step: int) -> dict[str, Any] | None:
             "step": step,
             "global_step": runner.global_step,
             "best": dict(runner.best),
+            "settled": runner.settled,
+            "skipped": runner.numbers.skipped,
             "ranks": ranks,
         },
     }
 
 
-def refuse_other_settings(before: dict[str, Any], now: dict[str, Any], origin: str) -> None:
+def refuse_other_settings(
+    before: dict[str, Any], now: dict[str, Any], origin: str, ranks: tuple[int, int] = (1, 1)
+) -> None:
     """Refuse to go on with settings that the order of samples and the state depend on.
+
+    The number of ranks may change if all together read as many pairs a step as before.
+
+    Args:
+        before, now: the config of the checkpoint and of this run.
+        ranks: how many saved the checkpoint, and how many go on.
 
     Raises:
         ValueError: naming every such setting with both values.
     """
     old, new = before.get("run", {}), now.get("run", {})
-    names = ("batch_size_train", "accum_grad_iters", "seed", "amp", "amp_dtype")
+    names = ("accum_grad_iters", "seed", "amp", "amp_dtype")
     pairs = [(f"run.{name}", old.get(name), new.get(name)) for name in names]
     grit = [name for name in new.get("grit", {}) if name not in ("save_order", "first_order")]
     pairs += [
@@ -120,6 +130,7 @@ def refuse_other_settings(before: dict[str, Any], now: dict[str, Any], origin: s
     ]
     pairs.append(("model.arch", before["model"].get("arch"), now["model"].get("arch")))
     changed = [f"{name}: {was} before, {now_} now" for name, was, now_ in pairs if was != now_]
+    changed += _other_batch(int(old["batch_size_train"]), int(new["batch_size_train"]), *ranks)
     if changed:
         raise ValueError(
             f"{origin} cannot go on with other settings:\n  "
@@ -128,8 +139,22 @@ def refuse_other_settings(before: dict[str, Any], now: dict[str, Any], origin: s
         )
 
 
+def _other_batch(before: int, now: int, ranks: int, ranks_now: int) -> list[str]:
+    if before * ranks == now * ranks_now:
+        return []
+    told = f"run.batch_size_train: {before} before, {now} now"
+    if ranks == ranks_now:
+        return [told]
+    together, rest = divmod(before * ranks, ranks_now)
+    cure = f"take {together}" if not rest else f"{before * ranks} pairs do not spread over them"
+    return [f"{told}, on {ranks} rank(s) before, {ranks_now} now: {cure}"]
+
+
 def restore(runner: Any, content: dict[str, Any], origin: str) -> None:
-    """Put a runner where `content_of` found it.
+    """Put a runner where `content_of` found it, perhaps on another number of ranks.
+
+    Then the mini-batches of all ranks together stay what they were; what each rank had collected,
+    counted and computed for itself is shared out anew, and new ranks draw anew.
 
     Raises:
         ValueError: if the content does not fit this run.
@@ -140,12 +165,15 @@ def restore(runner: Any, content: dict[str, Any], origin: str) -> None:
             "model.pretrained to start from its weights"
         )
     state = content["run"]
-    if len(state["ranks"]) != runner.world_size:
+    if state["format"] > FORMAT:
         raise ValueError(
-            f"{origin} was saved by {len(state['ranks'])} rank(s), this run has "
-            f"{runner.world_size}: resume with as many"
+            f"{origin} is of format {state['format']}, this version of lavis_mafa knows formats up "
+            f"to {FORMAT}: go on with the version that saved it, or a newer one"
         )
-    refuse_other_settings(content["config"], runner.config.to_dict(), origin)
+    ranks = state["ranks"]
+    refuse_other_settings(
+        content["config"], runner.config.to_dict(), origin, (len(ranks), runner.world_size)
+    )
     model = runner.unwrap_dist_model(runner.model)
     load_trained_state(model, content["model"], origin)
     # The config decides on these, not what the optimizer had when it was saved.
@@ -160,12 +188,56 @@ def restore(runner: Any, content: dict[str, Any], origin: str) -> None:
         runner.scaler.load_state_dict(content["scaler"])
     runner.start_epoch, runner.start_step = state["epoch"], state["step"]
     runner.global_step, runner.best = state["global_step"], dict(state["best"])
-    mine = state["ranks"][runner.rank]
-    schedule = {**state["ranks"][0]["schedule"], "collector": mine["schedule"]["collector"]}
+    runner.settled = state.get("settled", runner.start_epoch)
+    runner.numbers.skipped = state.get("skipped", 0)
+    if len(ranks) != runner.world_size:
+        ranks = shared_out(ranks, runner.world_size)
+        seed_everything(_seed_of(runner))
+    mine = ranks[runner.rank]
+    schedule = {**ranks[0]["schedule"], "collector": mine["schedule"]["collector"]}
     runner.schedule.load_state_dict(schedule, runner.start_epoch, runner.device)
     runner.unreadable.load_state_dict(mine["unreadable"])
     runner.tally = Tally(mine["tally"])
     for name, value in model.named_parameters():
         if name in mine["gradients"]:
             value.grad = mine["gradients"][name].to(value.device)
-    set_random_states(mine["random"])
+    if mine["random"] is not None:
+        set_random_states(mine["random"])
+
+
+def shared_out(ranks: list[dict[str, Any]], count: int) -> list[dict[str, Any]]:
+    """What some ranks had for themselves, for ``count`` ranks.
+
+    Counts go to the first, whose sums with the others' are what they were; gradients become their
+    mean on every rank, so that the mean over ranks is what it was.
+    """
+    first = ranks[0]
+    collectors = share_out([rank["schedule"]["collector"] for rank in ranks], count)
+    gradients = {
+        name: torch.stack([rank["gradients"][name] for rank in ranks if name in rank["gradients"]])
+        .sum(0)
+        .div(len(ranks))
+        for name in {name for rank in ranks for name in rank["gradients"]}
+    }
+    tally, bad = Tally(), {}
+    for rank in ranks:
+        tally.add(rank["tally"])
+        bad.update(rank["unreadable"]["bad"])
+    seen = sum(rank["unreadable"]["seen"] for rank in ranks)
+    nothing = {name: 0.0 for name in tally.sums}
+    return [
+        {
+            "random": ranks[place]["random"] if place < len(ranks) else None,
+            "schedule": {**first["schedule"], "collector": collectors[place]},
+            "unreadable": {"seen": 0 if place else seen, "bad": {} if place else bad},
+            "tally": nothing if place else tally.state_dict(),
+            "gradients": gradients,
+        }
+        for place in range(count)
+    ]
+
+
+def _seed_of(runner: Any) -> int:
+    """For ranks that no rank was saved for: another one at every step."""
+    words = np.random.SeedSequence([int(runner.config.run_cfg.seed), runner.global_step])
+    return int(words.generate_state(1)[0] >> 1)

@@ -1,15 +1,21 @@
-"""Stops a run before bad numbers reach the weights or bad data the training."""
+"""Stops a run, or skips a step, before bad numbers reach the weights or bad data the training."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from lavis.common.dist_utils import get_rank, get_world_size
-from torch import Tensor, nn
+from torch import Tensor
+
+from lavis_mafa.runners.checkpoint import trained_state
+from lavis_mafa.runners.launch import random_states, set_random_states
+
+SHOWN = 8  # names of weights in a message
 
 
 class NonFiniteError(RuntimeError):
@@ -29,62 +35,197 @@ def any_rank(flags: Sequence[bool], device: torch.device) -> list[bool]:
     return [bool(signal) for signal in signals.tolist()]
 
 
-def stop_if_bad(
-    losses: dict[str, float],
-    unreadable: UnreadableSamples,
-    samples: dict[str, Any],
-    where: str,
-    device: torch.device,
-) -> None:
-    """Raise on all ranks if a loss is not finite, or too many samples cannot be read, on any.
+@dataclass
+class MiniBatch:
+    """A mini-batch of this rank, as far as it takes to compute it once more.
 
-    Raises:
-        UnreadableError: with the list of this rank's.
-        NonFiniteError: saying which rank, which loss and which samples.
+    Attributes:
+        samples: all of it that is no tensor but ``index`` ``(B,)``.
+        states: of the generators before its forward pass.
+        bad: parts of its loss that are not finite.
     """
-    bad = {name: value for name, value in losses.items() if not math.isfinite(value)}
-    not_finite, too_many = any_rank([bool(bad), unreadable.too_many], device)
-    if too_many:
-        unreadable.stop(where)
-    if not_finite:
-        _raise(f"loss {bad}" if bad else "", samples, where)
+
+    samples: dict[str, Any]
+    states: dict[str, Any]
+    bad: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def indices(self) -> str:
+        index = self.samples.get("index")
+        return f"sample indices: {'unknown' if index is None else index.tolist()}"
 
 
-def stop_if_gradient_not_finite(
-    norm: Tensor, model: nn.Module, samples: dict[str, Any], where: str
-) -> None:
-    """Raise if the gradient norm is not finite; gradients are averaged, so all ranks agree.
+class BadNumbers:
+    """Keeps losses and gradients that are not finite from the weights.
 
-    Raises:
-        NonFiniteError: naming the parameters.
+    Of an optimizer step, every mini-batch is entered by `begin` and `note`, and `end` closes it. A
+    bad step is skipped by `skip`: nothing of it is left in weights, momentum encoders, queues or
+    statistics. After ``allowed`` of them the next one ends the run.
+
+    Args:
+        model: in training, not wrapped.
+        optimizer: its parameter groups are named; as a function, for it may be made late.
+        again: gives the parts of a mini-batch's loss by name, computed once more; it tells from
+            which part a gradient that is not finite comes, and on which rank.
+        allowed: bad steps of the whole run that are skipped.
+
+    Attributes:
+        skipped: how many were.
+        bad_batch, bad_step: whether a loss of the last mini-batch, and of any mini-batch of the
+            present step, is not finite on any rank.
     """
-    if bool(torch.isfinite(norm)):
-        return
-    bad = [
-        name
-        for name, value in model.named_parameters()
-        if value.grad is not None and not bool(torch.isfinite(value.grad).all())
-    ]
-    shown = ", ".join(bad[:8]) + (f" and {len(bad) - 8} more" if len(bad) > 8 else "")
-    _raise(f"gradient of {shown or 'the model: its norm overflows'}", samples, where)
 
+    def __init__(
+        self,
+        model: Any,
+        optimizer: Callable[[], torch.optim.Optimizer],
+        again: Callable[[dict[str, Any]], dict[str, Tensor]],
+        allowed: int = 0,
+    ) -> None:
+        self.model = model
+        self.allowed = allowed
+        self.skipped = 0
+        self.bad_batch = self.bad_step = False
+        self._optimizer = optimizer
+        self._again = again
+        self._window: list[MiniBatch] = []
+        self._before: dict[str, Tensor] = {}
 
-def _raise(what: str, samples: dict[str, Any], where: str) -> None:
-    index = samples.get("index")
-    mine = None
-    if what:
-        numbers = index.tolist() if isinstance(index, Tensor) else "unknown"
-        mine = f"rank {get_rank()}: {what} is not finite; sample indices: {numbers}"
-    everyone = [mine]
-    if get_world_size() > 1:
-        everyone = [None] * get_world_size()
-        dist.all_gather_object(everyone, mine)
-    told = "\n  ".join(line for line in everyone if line)
-    raise NonFiniteError(
-        f"{where}: stopped before the optimizer step, weights are as they were.\n  {told}\n"
-        "Resume from the last checkpoint with a lower run.init_lr, run.max_grad_norm: 1.0, or "
-        "run.amp_dtype: bf16 in place of fp16; look at the samples named."
-    )
+    def begin(self, samples: dict[str, Any]) -> None:
+        """Before a mini-batch's forward pass."""
+        if self.allowed and not self._window:
+            # What a forward pass changes: momentum encoders, queues, statistics.
+            trained = {name for name, value in self._parameters() if value.requires_grad}
+            self._before = {
+                name: value.clone()
+                for name, value in trained_state(self.model).items()
+                if name not in trained
+            }
+        kept = {k: v for k, v in samples.items() if k == "index" or not isinstance(v, Tensor)}
+        self._window.append(MiniBatch(kept, random_states()))
+
+    def note(self, losses: dict[str, float]) -> bool:
+        """The parts of its loss; whether one of them, on this rank, is not finite."""
+        last = self._window[-1]
+        last.bad = {name: value for name, value in losses.items() if not math.isfinite(value)}
+        return bool(last.bad)
+
+    def agree(self, bad: bool) -> None:
+        """What `note` said on any rank."""
+        self.bad_batch = bad
+        self.bad_step |= bad
+
+    def end(self) -> None:
+        """After the optimizer step, or in its place."""
+        self._window, self._before, self.bad_step = [], {}, False
+
+    def skip(self, where: str) -> str:
+        """Put back what the forward passes changed; all ranks must call it.
+
+        Returns:
+            Which rank, which loss or gradient and which samples.
+
+        Raises:
+            NonFiniteError: saying so, if no more steps may be skipped.
+        """
+        told = self._told()
+        if self.skipped >= self.allowed:
+            done = f", {self.skipped} before it were skipped" if self.skipped else ""
+            raise NonFiniteError(
+                f"{where}: stopped before the optimizer step, weights are as they were{done}.\n"
+                f"  {told}\n"
+                "Resume from the last checkpoint with a lower run.init_lr, run.max_grad_norm: 1.0, "
+                "or run.amp_dtype: bf16 in place of fp16; look at the samples named. "
+                "run.skip_bad_steps lets so many steps of this kind go by."
+            )
+        self.skipped += 1
+        state = self.model.state_dict()
+        with torch.no_grad():
+            for name, value in self._before.items():
+                state[name].copy_(value)
+        return told
+
+    def _parameters(self) -> Iterable[tuple[str, torch.nn.Parameter]]:
+        return self.model.named_parameters(remove_duplicate=False)  # tied weights by each name
+
+    def _told(self) -> str:
+        """What is wrong with this step, of all ranks."""
+        mine = [
+            f"loss {batch.bad} is not finite; {batch.indices}"
+            for batch in self._window
+            if batch.bad
+        ]
+        if not self.bad_step:
+            mine = self._gradients()
+        everyone: list[list[str]] = [mine]
+        if get_world_size() > 1:
+            everyone = [[]] * get_world_size()
+            dist.all_gather_object(everyone, mine)
+        found = [f"rank {rank}: {line}" for rank, lines in enumerate(everyone) for line in lines]
+        return "\n  ".join(found)
+
+    def _gradients(self) -> list[str]:
+        """From which loss and mini-batch of this rank a gradient that is not finite comes.
+
+        Gradients are averaged over ranks: all of them are asked again, one by one.
+        """
+        averaged = [
+            name
+            for name, value in self._parameters()
+            if value.grad is not None and not bool(torch.isfinite(value.grad).all())
+        ]
+        self._optimizer().zero_grad(set_to_none=True)  # room for the passes to come
+        now = random_states()
+        lines = []
+        for batch in self._window:
+            set_random_states(batch.states)
+            blamed = self._blamed(batch)
+            if blamed:
+                names = list(dict.fromkeys(name for bad in blamed.values() for name in bad))
+                lines.append(f"{self._gradient(names)}; from {', '.join(blamed)}; {batch.indices}")
+        set_random_states(now)
+        if any(any_rank([bool(lines)], self._device)):
+            return lines
+        indices = "; ".join(batch.indices for batch in self._window)
+        return [f"{self._gradient(averaged)}; {indices}"]
+
+    @property
+    def _device(self) -> torch.device:
+        return next(value.device for _, value in self._parameters())
+
+    def _blamed(self, batch: MiniBatch) -> dict[str, list[str]]:
+        """Parts of a mini-batch's loss with the weights whose gradient of it is not finite."""
+        if "index" not in batch.samples:
+            return {}
+        trained = {name: value for name, value in self._parameters() if value.requires_grad}
+        blamed = {}
+        for part, loss in self._again(batch.samples).items():
+            gradients = torch.autograd.grad(
+                loss, list(trained.values()), retain_graph=True, allow_unused=True
+            )
+            bad = [
+                name
+                for name, gradient in zip(trained, gradients, strict=True)
+                if gradient is not None and not bool(torch.isfinite(gradient).all())
+            ]
+            if bad:
+                blamed[part] = bad
+        return blamed
+
+    def _gradient(self, names: list[str]) -> str:
+        """``gradient of a.b, a.c is not finite (parameter group 0, weight decay 0.05)``."""
+        if not names:
+            return "gradient of the model: its norm overflows"
+        shown = ", ".join(names[:SHOWN])
+        shown += f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+        weights = dict(self._parameters())
+        bad = {id(weights[name]) for name in names}
+        groups = [
+            f"{place}, weight decay {group.get('weight_decay')}"
+            for place, group in enumerate(self._optimizer().param_groups)
+            if any(id(value) in bad for value in group["params"])
+        ]
+        return f"gradient of {shown} is not finite (parameter group {'; '.join(groups)})"
 
 
 class UnreadableSamples:

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 from lavis_mafa.connections.con_d import ModelDiscriminator
 from lavis_mafa.datasets.training_set import TrainingSet
 from lavis_mafa.grit import EpochBatches
+from lavis_mafa.runners.leave import outlive_signals
 from lavis_mafa.tokens import CON_D_TOKENS, TOKENS, Tokenizer, Tokens
 
 
@@ -82,6 +83,7 @@ class Loaders:
                 collate_fn=runner.train_set.collater,
                 pin_memory=runner.cuda_enabled,
                 persistent_workers=workers > 0,
+                worker_init_fn=outlive_signals,
                 # A generator of its own: the loader must not draw from the training's.
                 generator=torch.Generator(),
             )

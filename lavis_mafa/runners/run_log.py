@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import logging
+import os
+import re
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -16,13 +19,15 @@ from tqdm import tqdm
 from lavis_mafa.files import plain
 
 LOG, CONNECTIONS = "log.jsonl", "connections.jsonl"
+UNDONE = ".undone"  # behind the name of a file: lines that a resumed run writes again
 
 
 class RunLog:
     """Writes figures on the main process; silent on others.
 
     Files in ``folder``: ``log.jsonl``, one object a line with its ``kind`` (``config``, ``step``,
-    ``epoch``, ``con_d_histogram``, ``eval``, ``unreadable``, ...), and ``tensorboard/``.
+    ``epoch``, ``con_d_histogram``, ``eval``, ``skipped``, ...), and ``tensorboard/``. Lines that a
+    full disk does not take are kept and written when it does; TensorBoard then loses some points.
     """
 
     def __init__(self, folder: Path, active: bool, tensorboard: bool = True) -> None:
@@ -30,6 +35,8 @@ class RunLog:
         self.active = active
         self._board: Any = None
         self._wants_board = tensorboard
+        self._purge_step: int | None = None
+        self._waiting: dict[str, str] = {}  # by file, what could not be written yet
 
     def write(self, kind: str, **figures: Any) -> None:
         """Append one line to ``log.jsonl``."""
@@ -46,8 +53,56 @@ class RunLog:
         self._append(f"{stem}_rank{rank}{dot}{ending}" if rank else name, record)
 
     def _append(self, name: str, record: Mapping[str, Any]) -> None:
-        with open(self.folder / name, "a", encoding="utf-8") as file:
-            file.write(json.dumps(plain(record), ensure_ascii=False) + "\n")
+        self._waiting[name] = self._waiting.get(name, "") + (
+            json.dumps(plain(record), ensure_ascii=False) + "\n"
+        )
+        self._write(name)
+
+    def _write(self, name: str) -> None:
+        """Write what waits for a file, whole or not at all."""
+        lines = self._waiting[name].encode("utf-8", "backslashreplace")
+        end = None
+        try:
+            with open(self.folder / name, "ab", buffering=0) as file:
+                end = file.tell()
+                if file.write(lines) == len(lines):
+                    del self._waiting[name]
+                    return
+            problem: Any = "the disk takes no more"
+        except OSError as error:
+            problem = error
+        if end is not None:
+            os.truncate(self.folder / name, end)
+        if len(self._waiting[name].splitlines()) == 1:
+            logging.error("%s cannot be written, its lines wait: %s", self.folder / name, problem)
+
+    def sizes(self, rank: int) -> dict[str, int]:
+        """Bytes of the files of JSON lines that this rank writes, by name."""
+        for name in list(self._waiting):
+            self._write(name)
+        return {path.name: path.stat().st_size for path in self._files() if rank == _rank_of(path)}
+
+    def rewind(self, sizes: Mapping[str, int], step: int = 0) -> None:
+        """Go back to what `sizes` told of all ranks, when a run goes on from ``step``.
+
+        What was written since is moved to ``<name>.undone``: it is done, and written, again. The
+        main process does it for all.
+        """
+        if not self.active:
+            return
+        self._purge_step = step + 1
+        for path in self._files():
+            kept = min(sizes.get(path.name, 0), path.stat().st_size)
+            with open(path, "r+b") as file:
+                file.seek(kept)
+                undone = file.read()
+                if undone:
+                    with open(f"{path}{UNDONE}", "ab") as other:
+                        other.write(undone)
+                    file.truncate(kept)
+
+    def _files(self) -> list[Path]:
+        return sorted(self.folder.glob("*.jsonl"))
 
     def scalars(self, prefix: str, figures: Mapping[str, Any], step: int) -> None:
         """Send numbers to TensorBoard."""
@@ -91,17 +146,33 @@ class RunLog:
         if self._board is None:
             from torch.utils.tensorboard import SummaryWriter
 
-            self._board = SummaryWriter(str(self.folder / "tensorboard"))
-        getattr(self._board, method)(*args, **kwargs)
+            # What an earlier process told of later steps is told again.
+            self._board = SummaryWriter(
+                str(self.folder / "tensorboard"), purge_step=self._purge_step
+            )
+        try:
+            getattr(self._board, method)(*args, **kwargs)
+        except OSError as error:  # of its own thread, which has ended
+            logging.error("TensorBoard's file cannot be written, a new one is begun: %s", error)
+            self._board = None
 
     def progress(self, steps: Iterable[int], name: str, done: int, total: int) -> Bar:
         """A bar with rate and time left."""
         return Bar(steps, name, done, total, self.active)
 
     def close(self) -> None:
-        """Flush TensorBoard."""
+        """Flush all files."""
+        for name in list(self._waiting):
+            self._write(name)
+            if name in self._waiting:
+                logging.error(
+                    "these lines of %s could not be written:\n%s", name, self._waiting[name]
+                )
         if self._board is not None:
-            self._board.close()
+            try:
+                self._board.close()
+            except OSError as error:
+                logging.error("TensorBoard's file cannot be written: %s", error)
             self._board = None
 
 
@@ -132,6 +203,12 @@ class Bar:
 
     def close(self) -> None:
         self._bar.close()
+
+
+def _rank_of(path: Path) -> int:
+    """Which rank writes a file, by its name."""
+    found = re.search(r"_rank(\d+)$", path.stem)
+    return int(found[1]) if found else 0
 
 
 def lines_of(path: Path) -> Iterator[dict[str, Any]]:

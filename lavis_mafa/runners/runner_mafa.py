@@ -24,22 +24,21 @@ from lavis_mafa.checkpoints import read_checkpoint
 from lavis_mafa.connections.con_d import VIEW, ModelDiscriminator
 from lavis_mafa.connections.kept_images import keep_images
 from lavis_mafa.connections.kept_rows import KeptRows
+from lavis_mafa.files import remove_halves, whole
 from lavis_mafa.grit import GritSchedule
 from lavis_mafa.processes import barrier
 from lavis_mafa.runners import checkpoint as ckpt
-from lavis_mafa.runners.guard import (
-    UnreadableSamples,
-    any_rank,
-    stop_if_bad,
-    stop_if_gradient_not_finite,
-)
+from lavis_mafa.runners.guard import BadNumbers, UnreadableSamples, any_rank
 from lavis_mafa.runners.launch import amp_dtype_of, compile_image_encoders
+from lavis_mafa.runners.leave import Leave
 from lavis_mafa.runners.loaders import Loaders, add_tokens, evaluation_sets, training_set
 from lavis_mafa.runners.pictures import show_connections
 from lavis_mafa.runners.run_log import CONNECTIONS, RunLog
-from lavis_mafa.step import SECOND_VIEW
+from lavis_mafa.step import COUNTS, SECOND_VIEW
 from lavis_mafa.tasks.tally import Tally
 from lavis_mafa.tokens import captions_of
+
+CON_D = "Con-D's probability"
 
 
 @registry.register_runner("runner_mafa")
@@ -82,6 +81,17 @@ class RunnerMafa(RunnerBase):
         if self.train_set:
             add_tokens(self.train_set, model, con_d)
         self.unreadable = UnreadableSamples(float(self.run_cfg.get("max_unreadable", 0.01)))
+        self.numbers = BadNumbers(
+            model,
+            lambda: self.optimizer,
+            self._loss_again,
+            int(self.run_cfg.get("skip_bad_steps", 0)),
+        )
+        self.leave = Leave()
+        self.settled = 0  # epochs that are done with, validation and kept checkpoint too
+        self._failed_saves = 0  # one after the other
+        self._unsaved: tuple[int, int] | None = None  # epoch and step of the last of them
+        self._told_to_leave = False
         self.global_step = 0
         self.start_step = 0
         self.best: dict[str, Any] = {"value": None, "epoch": None, "split": None}
@@ -208,43 +218,56 @@ class RunnerMafa(RunnerBase):
     # Training
 
     def train(self) -> None:
-        """Train, validate after every epoch, keep the last and the best, test at the end."""
-        began = time.time()
-        self.log.write("config", config=self.config.to_dict())
-        if self.evaluate_only:
-            for split in self._named([*self.valid_splits, *self.test_splits]):
-                self.eval_epoch(split, "given")
-            self._wait_for_scores()
+        """Train, validate after every epoch, keep the last and the best, test at the end.
+
+        Raises:
+            Leaving: if SIGTERM or SIGUSR1 came to any rank, once the state is saved.
+        """
+        try:
+            with self.leave:
+                if self.evaluate_only:
+                    self.log.write("config", config=self.config.to_dict())
+                    with self._again_from_here():
+                        for split in self._named([*self.valid_splits, *self.test_splits]):
+                            self.eval_epoch(split, "given")
+                else:
+                    self._train()
+        finally:
             self.log.close()
-            return
+
+    def _train(self) -> None:
+        began = time.time()
         if hasattr(self.task, "before_training"):
             self.task.before_training(self._model, self.train_set)
         self.kept = keep_images(self.config.model_cfg, self._model, self.train_set, self.device)
-        if self.resume_ckpt_path:
-            self.resume(str(self.resume_ckpt_path))
+        self._begin_or_resume()
         if self._max_steps_done():
             return
+        if self.start_step == 0 and self.settled < self.start_epoch:
+            self._settle(self.start_epoch - 1)
         for epoch in range(self.start_epoch, self.max_epoch):
             if not self.train_epoch(epoch):
-                self.log.close()
                 return
             self.save(epoch + 1, 0)
-            self._validate(epoch)
-            keep = self.run_cfg.get("keep_every_epochs")
-            if keep and (epoch + 1) % keep == 0:
-                self.save(epoch + 1, 0, f"checkpoint_{epoch}.pth")
+            self._settle(epoch)
         if self.kept is not None:
             self.kept.close()
-        barrier()
-        self.evaluate(cur_epoch="best" if self.valid_splits else self.max_epoch - 1)
-        self._wait_for_scores()
+        with self._again_from_here():
+            self.evaluate(cur_epoch="best" if self.valid_splits else self.max_epoch - 1)
+        self._save_what_failed()
         logging.info("finished in %.0f s; results in %s", time.time() - began, self.output_dir)
-        self.log.close()
 
-    def _wait_for_scores(self) -> None:
-        """Ranks leave together: the launcher stops all when one ends badly, also the one that still
-        scores."""
+    @contextmanager
+    def _again_from_here(self) -> Iterator[None]:
+        """What a checkpoint is followed by: whoever is told to leave inside leaves at once.
+
+        Ranks come and go together: the launcher stops all when one ends, also the one that still
+        scores.
+        """
         barrier()
+        with nullcontext() if self._unsaved else self.leave.at_once():
+            yield
+            barrier()
 
     def train_epoch(self, epoch: int) -> bool:
         """One epoch, from ``start_step`` on after a resumption. False if ``max_steps`` ended it."""
@@ -270,12 +293,17 @@ class RunnerMafa(RunnerBase):
             output, losses = self._train_step(samples, window, last_of_window)
             self.global_step += 1
             self._note(output, losses, samples, epoch, step, bar)
-            if last_of_window and self._due(epoch, step, plan.steps):
-                self.save(epoch, step + 1)
-            if self._max_steps_done():
+            if self._told_to_leave or self._max_steps_done():
                 bar.close()
                 self.save(epoch, step + 1)
+                if self._told_to_leave:
+                    self._save_what_failed()
+                    self.log.close()
+                    barrier()  # a launcher ends all ranks with the first
+                    raise self.leave.leaving()
                 return False
+            if last_of_window and self._due(epoch, step, plan.steps):
+                self.save(epoch, step + 1)
         self._end_epoch(epoch)
         return True
 
@@ -291,7 +319,8 @@ class RunnerMafa(RunnerBase):
         self._mined = []
         self.unreadable.reset()
         if self.schedule.wants_grouped(epoch) and self.schedule.settings.naive:
-            self._collect_first(epoch)
+            with self._again_from_here():
+                self._collect_first(epoch)
         self.schedule.begin(epoch)
 
     def _end_epoch(self, epoch: int) -> None:
@@ -300,8 +329,8 @@ class RunnerMafa(RunnerBase):
         self.schedule.end(epoch)
         following = self.schedule.next_plan
         assert following is not None
-        if self.run_cfg.grit.get("save_order") and following.grouped and is_main_process():
-            np.save(self.output_dir / "grit_order.npy", following.order)
+        if self.run_cfg.grit.get("save_order") and following.grouped:
+            self._write("grit_order.npy", lambda file: np.save(file, following.order))
         total = self.tally.over_ranks(self.device)
         figures: dict[str, Any] = {
             name: total.ratio(name, "steps") for name in total.sums if name.startswith("loss")
@@ -372,14 +401,11 @@ class RunnerMafa(RunnerBase):
         self, samples: dict[str, Any], window: int, last_of_window: bool
     ) -> tuple[Any, dict[str, float]]:
         where = f"epoch {samples['epoch']}, step {samples['iters']}"
+        self.numbers.begin(samples)
         # Gradients are averaged over ranks once a window, not with every mini-batch.
         hold = self.use_distributed and not last_of_window and not self._static_graph
         with self.model.no_sync() if hold else nullcontext():
-            with self._autocast():
-                if type(self.task).train_step is BaseTask.train_step:
-                    output = self.model(samples)  # the parts of the loss, not their sum alone
-                else:
-                    output = self.task.train_step(self.model, samples)
+            output = self._forward(self.model, samples)
             loss = output["loss"] / window
             (self.scaler.scale(loss) if self.scaler else loss).backward()
         # Read once, and after the backward pass is on its way: every reading waits for the GPU.
@@ -388,32 +414,74 @@ class RunnerMafa(RunnerBase):
             for key, value in output.items()
             if key.startswith("loss") and isinstance(value, torch.Tensor)
         }
+        if output.get("counts") is not None:
+            told[CON_D] = output["counts"][:, COUNTS.index("probability_sum")].sum()
         losses = dict(zip(told, torch.stack(list(told.values())).tolist(), strict=True))
-        stop_if_bad(losses, self.unreadable, samples, where, self.device)
+        bad, too_many, self._told_to_leave = any_rank(
+            [self.numbers.note(losses), self.unreadable.too_many, self.leave.told is not None],
+            self.device,
+        )
+        if too_many:
+            self.unreadable.stop(where)
+        self.numbers.agree(bad)
+        losses.pop(CON_D, None)
         if last_of_window:
-            self._update(samples, where)
+            self._update(where)
         return output, losses
 
-    def _update(self, samples: dict[str, Any], where: str) -> None:
+    def _forward(self, model: Any, samples: dict[str, Any]) -> Any:
+        with self._autocast():
+            if type(self.task).train_step is BaseTask.train_step:
+                return model(samples)  # the parts of the loss, not their sum alone
+            return self.task.train_step(model, samples)
+
+    def _loss_again(self, samples: dict[str, Any]) -> dict[str, torch.Tensor]:
+        """Parts of the loss of a mini-batch that is read once more, by its ``index``."""
+        assert self.train_set is not None
+        read = [self.train_set[int(index), samples["epoch"]] for index in samples["index"]]
+        again = self.loaders.to_device({**samples, **self.train_set.collater(read)})
+        output = self._forward(self._model, again)
+        parts = {
+            key: value
+            for key, value in output.items()
+            if key.startswith("loss") and isinstance(value, torch.Tensor) and value.requires_grad
+        }
+        return {key: value for key, value in parts.items() if key != "loss" or len(parts) == 1}
+
+    def _update(self, where: str) -> None:
         parameters = [p for p in self._model.parameters() if p.grad is not None]
         if self.scaler:
             self.scaler.unscale_(self.optimizer)
         norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
-        # Under fp16 an infinite gradient is the scaler's business: it skips and scales down.
-        if not self.scaler:
-            stop_if_gradient_not_finite(norm, self._model, samples, where)
-        limit = self.run_cfg.get("max_grad_norm")
-        if limit is not None:
-            torch.nn.utils.clip_grads_with_norm_(parameters, float(limit), norm)
-        if self.scaler:
-            self.scaler.step(self.optimizer)
-            self.scaler.update()
-            # A gradient that is never finite would have it skip steps and scale down for ever.
-            if self.scaler.get_scale() < 1.0:
-                stop_if_gradient_not_finite(norm, self._model, samples, where)
+        finite = bool(torch.isfinite(norm))  # of the average of all ranks, the same on all
+        # Under fp16 an infinite gradient is the scaler's business: it skips and scales down. One
+        # that is never finite would have it do so for ever.
+        if self.numbers.bad_step or not (finite or self._scale > 1.0):
+            self._skip(where)
         else:
-            self.optimizer.step()
+            limit = self.run_cfg.get("max_grad_norm")
+            if limit is not None:
+                torch.nn.utils.clip_grads_with_norm_(parameters, float(limit), norm)
+            if self.scaler:
+                self.scaler.step(self.optimizer)
+            else:
+                self.optimizer.step()
+        if self.scaler:
+            self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
+        self.numbers.end()
+
+    @property
+    def _scale(self) -> float:
+        """What fp16's losses are scaled by, 0 without."""
+        return self.scaler.get_scale() if self.scaler else 0.0
+
+    def _skip(self, where: str) -> None:
+        """Leave out an optimizer step, if more may be left out, and say which."""
+        told = self.numbers.skip(where)
+        left = self.numbers.allowed - self.numbers.skipped
+        logging.error("%s: skipped, %d more may be.\n  %s", where, left, told)
+        self.log.write("skipped", global_step=self.global_step, where=where, told=told)
 
     def _note(
         self,
@@ -426,10 +494,14 @@ class RunnerMafa(RunnerBase):
     ) -> None:
         """Collect for GRIT; add to the tally; log."""
         if output.get("image_features") is not None and "index" in samples:
-            self.schedule.collect(
-                samples["index"], output["image_features"], output["text_features"]
-            )
+            features = [output["image_features"], output["text_features"]]
+            if self.numbers.bad_batch:  # every pair has its place in the next order
+                features = [torch.nan_to_num(one) for one in features]
+            self.schedule.collect(samples["index"], *features)
         figures = dict(losses)
+        if self.numbers.bad_batch:  # on some rank: its figures would spoil the epoch's
+            self.log.write("step", epoch=epoch, step=step, global_step=self.global_step, **figures)
+            return
         self.tally.add({"steps": 1.0, **figures})
         if hasattr(self.task, "step_figures"):
             counted = self.task.step_figures(output, samples)
@@ -460,10 +532,27 @@ class RunnerMafa(RunnerBase):
 
     # Evaluation
 
-    def _validate(self, epoch: int) -> None:
+    def _settle(self, epoch: int) -> None:
+        """Validate after an epoch, and keep what is to be kept of it; done again by a run that was
+        stopped in it."""
+        before, better = dict(self.best), False
+        if self.valid_splits:
+            with self._again_from_here():
+                better = self._validate(epoch)
+        names = [ckpt.BEST] if better else []
+        keep = self.run_cfg.get("keep_every_epochs")
+        if keep and (epoch + 1) % keep == 0:
+            names.append(f"checkpoint_{epoch}.pth")
+        self.settled = epoch + 1
+        # The last one is written again, to remember the best figure.
+        if names and not self.save(epoch + 1, 0, *names, ckpt.LAST):
+            self.best = before
+
+    def _validate(self, epoch: int) -> bool:
+        """Evaluate the validation splits; whether the first of them is better than ever."""
+        better = False
         for place, split in enumerate(self._named(self.valid_splits)):
             figures = self.eval_epoch(split, epoch, skip_reload=True)
-            better = False
             if isinstance(figures, dict) and place == 0:
                 value = figures.get("agg_metrics")
                 if value is None:
@@ -471,9 +560,7 @@ class RunnerMafa(RunnerBase):
                 elif self.best["value"] is None or value > self.best["value"]:
                     better = True
                     self.best = {"value": float(value), "epoch": epoch, "split": split}
-            if place == 0 and any(any_rank([better], self.device)):
-                # The last one is written again, to remember the best figure.
-                self.save(epoch + 1, 0, ckpt.BEST, ckpt.LAST)
+        return any(any_rank([better], self.device))
 
     def evaluate(self, cur_epoch: Any = "best", skip_reload: bool = False) -> dict[str, Any]:
         """Evaluate the test splits, with the best weights if there are some."""
@@ -534,35 +621,104 @@ class RunnerMafa(RunnerBase):
         )
         return bool(passed) and step + 1 < steps
 
-    def save(self, epoch: int, step: int, *names: str) -> None:
-        """Save the whole state under each name; training goes on at ``step`` of ``epoch``."""
+    def save(self, epoch: int, step: int, *names: str, last: bool = False) -> bool:
+        """Save the whole state under each name; training goes on at ``step`` of ``epoch``.
+
+        All ranks must call it. What was saved before stays if this fails.
+
+        Args:
+            last: there will be no later one that could make up for it.
+
+        Returns:
+            Whether it was saved.
+
+        Raises:
+            NotSavedError: if not, and ``run.max_failed_saves`` of them in a row are used up.
+        """
         if self.kept is not None:
             self.kept.settle()
-        content = ckpt.content_of(self, epoch, step)
-        if content is None:
+        content, problem = ckpt.content_of(self, epoch, step), None
+        names = names or (ckpt.LAST,)
+        if content is not None:
+            try:
+                for name in names:
+                    ckpt.save_atomically(content, self.output_dir / name)
+                    self.log.write("checkpoint", file=name, epoch=epoch, step=step)
+            # PyTorch's writer makes a RuntimeError of what the disk says.
+            except (OSError, RuntimeError) as error:
+                problem = f"{type(error).__name__}: {error}"
+        if not any(any_rank([problem is not None], self.device)):
+            self._unsaved = None
+            self._failed_saves = 0
+            return True
+        self._unsaved = (epoch, step)
+        self._failed_saves += 1
+        allowed = int(self.run_cfg.get("max_failed_saves", 0))
+        told = (
+            f"no checkpoint of epoch {epoch}, step {step} in {self.output_dir}: "
+            f"{problem or 'see rank 0'}. What was saved before is as it was"
+        )
+        if last or self._failed_saves > allowed:
+            raise ckpt.NotSavedError(
+                f"{told}. Stopped, as run.max_failed_saves = {allowed}: make room, then go on with "
+                "run.resume_ckpt_path=auto"
+            )
+        left = allowed - self._failed_saves
+        logging.error("%s; training goes on, %d more such failures in a row may be", told, left)
+        return False
+
+    def _save_what_failed(self) -> None:
+        """Before the end, try once more what could not be saved."""
+        if self._unsaved is not None:
+            self.save(*self._unsaved, last=True)
+
+    def _write(self, name: str, write: Any) -> None:
+        """Write a file of the run that no one needs to go on."""
+        if not is_main_process():
             return
-        for name in names or (ckpt.LAST,):
-            ckpt.save_atomically(content, self.output_dir / name)
-            self.log.write("checkpoint", file=name, epoch=epoch, step=step)
+        try:
+            with whole(self.output_dir / name) as file:
+                write(file)
+        except OSError as error:
+            logging.error("%s cannot be written: %s", self.output_dir / name, error)
+
+    def _begin_or_resume(self) -> None:
+        if is_main_process():
+            remove_halves(self.output_dir, "checkpoint_*.pth")
+        if self.resume_ckpt_path:
+            self.resume(str(self.resume_ckpt_path))
+        else:
+            self.log.rewind({})  # of a run that did not come as far as a checkpoint
+            self.log.write("config", config=self.config.to_dict())
 
     def resume(self, path: str) -> None:
-        """Go on from a checkpoint.
+        """Go on from a checkpoint; in its own folder, the logs go on from there as well.
 
         Raises:
             FileNotFoundError, ValueError: if it does not fit this run.
         """
-        ckpt.restore(self, read_checkpoint(path), path)
-        self._keep_best(Path(path).parent)
+        content = read_checkpoint(path)
+        ckpt.restore(self, content, path)
+        logs = [rank.get("logs", None) for rank in content["run"]["ranks"]]
+        if Path(path).parent.resolve() != self.output_dir.resolve():
+            self._take_best_from(Path(path).parent)
+            self.log.rewind({})
+        elif None not in logs:
+            sizes = {name: size for own in logs for name, size in own.items()}
+            self.log.rewind(sizes, self.global_step)
+        barrier()
         logging.info("resumed %s at epoch %d, step %d", path, self.start_epoch, self.start_step)
+        self.log.write("config", config=self.config.to_dict())
         self.log.write("resume", file=os.path.abspath(path), epoch=self.start_epoch)
 
-    def _keep_best(self, folder: Path) -> None:
+    def _take_best_from(self, folder: Path) -> None:
         """Take the best weights along if the run goes on in another folder."""
-        if self.best["value"] is None or folder.resolve() == self.output_dir.resolve():
+        if self.best["value"] is None:
             return
         best = folder / ckpt.BEST
         if not best.is_file():
             logging.warning("%s is not there: the best figure begins anew", best)
             self.best = {"value": None, "epoch": None, "split": None}
         elif is_main_process():
-            shutil.copyfile(best, self.output_dir / ckpt.BEST)
+            with open(best, "rb") as source, whole(self.output_dir / ckpt.BEST) as file:
+                shutil.copyfileobj(source, file)

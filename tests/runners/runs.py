@@ -52,25 +52,42 @@ def run_here(folder, config=CONFIG, **changes):
         torch.set_num_threads(threads)
 
 
-def command(script, folder, config=CONFIG, ranks=None, extra=(), **changes):
-    launcher = [sys.executable]
+def launcher(ranks=None, *extra):
+    """What stands before a script: Python, and the launcher for several ranks."""
+    begin = [sys.executable]
     if ranks:
-        launcher += ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
+        begin += ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
+    return [*begin, *extra]
+
+
+def command(script, folder, config=CONFIG, ranks=None, extra=(), **changes):
     listed = options(folder, **changes)
-    return [*launcher, str(ROOT / script), "--cfg-path", config, *extra, "--options", *listed]
+    return [
+        *launcher(ranks),
+        str(ROOT / script),
+        "--cfg-path",
+        config,
+        *extra,
+        "--options",
+        *listed,
+    ]
+
+
+def spawn(folder, listed, **environment):
+    """Start a command as a process of its own, its output in a pipe."""
+    return subprocess.Popen(
+        [str(part) for part in listed],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **environment},
+        cwd=folder,
+    )
 
 
 def start(script, folder, **kwargs):
     """Start the real script as a process of its own."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    return subprocess.Popen(
-        command(script, folder, **kwargs),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env=environment,
-        cwd=folder,
-    )
+    return spawn(folder, command(script, folder, **kwargs))
 
 
 def finish(process, status=0, seconds=240):

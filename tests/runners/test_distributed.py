@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
-from runs import CONFIG, ROOT, finish, options, records, same_weights, start, weights
+from runs import (
+    CONFIG,
+    finish,
+    launcher,
+    options,
+    records,
+    same_weights,
+    spawn,
+    start,
+    weights,
+)
 
 RECORDING = Path(__file__).with_name("recording_run.py")
 CHANGES = {
@@ -22,16 +29,7 @@ CHANGES = {
 
 
 def launch_two(folder, *arguments):
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    return subprocess.Popen(
-        [*launcher, *map(str, arguments)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env=environment,
-        cwd=folder,
-    )
+    return spawn(folder, [*launcher(2), *arguments])
 
 
 def simulate_two_ranks(folder):
@@ -137,28 +135,3 @@ def test_two_processes_evaluate_like_one(tmp_path):
     expected, measured = records(one, "eval")[-1], records(two, "eval")[-1]
     for key in expected.keys() - {"time", "epoch"}:
         assert measured[key] == expected[key], key
-
-
-def test_a_loss_that_is_not_finite_on_one_rank_stops_both(tmp_path):
-    script = tmp_path / "poisoned.py"
-    script.write_text(
-        "import sys\n"
-        "from lavis.common.dist_utils import get_rank\n"
-        "from lavis_mafa.cli import main\n"
-        "from lavis_mafa.models import AlbefMafa\n"
-        "forward, steps = AlbefMafa.forward, []\n"
-        "def poisoned(self, samples):\n"
-        "    steps.append(1)\n"
-        "    output = forward(self, samples)\n"
-        "    if len(steps) == 4 and get_rank() == 1:\n"
-        "        output['loss_itm'] = output.loss_itm = output.loss_itm * float('nan')\n"
-        "        output['loss'] = output.loss = output.loss * float('nan')\n"
-        "    return output\n"
-        "AlbefMafa.forward = poisoned\n"
-        "sys.exit(main(sys.argv[1:]))\n"
-    )
-    arguments = ["--cfg-path", CONFIG, "--options", *options(tmp_path, **CHANGES)]
-    output = finish(launch_two(tmp_path, script, *arguments), status=1)
-    assert "rank 1: loss" in output and "loss_itm" in output and "sample indices" in output
-    assert "epoch 0, step 3" in output
-    assert len(records(tmp_path, "step")) == 3

@@ -1,0 +1,130 @@
+"""Where a run writes, and which checkpoint it goes on from."""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import json
+import logging
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from lavis.common.dist_utils import is_main_process
+
+from lavis_mafa.checkpoints import is_whole
+from lavis_mafa.config import ConfigError
+from lavis_mafa.files import write_json
+from lavis_mafa.runners.checkpoint import LAST
+
+LAUNCH = "launch.json"  # which launch began or resumed the run in a folder
+OF_A_PROCESS = ("rank", "world_size", "gpu", "distributed", "resume_ckpt_path")
+
+
+def choose_folder(cfg: Any) -> str:
+    """The job id, and into the config the checkpoint to go on from; from rank 0 for all.
+
+    A run that goes on stays in its folder; a new one gets a folder of its own, named by the time as
+    LAVIS has it (with seconds: two runs may begin at once). A run that the launcher or the cluster
+    has started again goes on from its newest checkpoint, whatever its command says.
+
+    Raises:
+        ConfigError: if a named folder holds another run's checkpoint.
+    """
+    run_cfg = cfg.run_cfg
+    chosen: list[Any] = [run_cfg.get("job_id"), run_cfg.get("resume_ckpt_path")]
+    root = Path.cwd() / str(run_cfg.output_dir)
+    if is_main_process():
+        chosen = list(_chosen(cfg, root, *chosen))
+    if dist.is_initialized():
+        dist.broadcast_object_list(chosen, src=0, device=torch.device(run_cfg.device))
+    job_id, run_cfg.resume_ckpt_path = chosen
+    if not (run_cfg.resume_ckpt_path or run_cfg.evaluate) and (root / job_id / LAST).exists():
+        raise ConfigError(
+            str(cfg.args.cfg_path),
+            [
+                f"run.job_id: {root / job_id} holds another run's checkpoint; go on with it by "
+                "run.resume_ckpt_path=auto, name another, or remove it"
+            ],
+        )
+    return job_id
+
+
+def _chosen(cfg: Any, root: Path, job_id: str | None, resume: str | None) -> tuple[str, str | None]:
+    own = None if cfg.run_cfg.evaluate else _begun_before(cfg, root)
+    if own is not None:
+        newest = newest_checkpoint(own)
+        logging.info("started again by the launcher: going on in %s", own)
+        return ("" if own == root else own.name), str(newest or "") or None
+    if resume == "auto":
+        folder = root if job_id is None else root / job_id
+        newest = newest_checkpoint(folder)
+        resume = None if newest is None else str(newest)
+        if newest is None:
+            logging.info("nothing to resume below %s: starting anew", folder)
+        elif job_id is None:
+            job_id = "" if newest.parent == root else newest.parent.name
+    if job_id is None:
+        stamp = datetime.datetime.now().strftime("%Y%m%d%H%M%S")
+        names = [stamp, *(f"{stamp}-{k}" for k in range(2, 1000))]
+        job_id = next(name for name in names if not (root / name).exists())
+    return str(job_id), resume
+
+
+def newest_checkpoint(folder: Path) -> Path | None:
+    """The newest checkpoint in a folder or in the job folders below it that is whole.
+
+    ``checkpoint_last.pth``, or where a disk has spoilt it the newest other one beside it.
+    """
+    found = [path for path in (folder / LAST, *folder.glob(f"*/{LAST}")) if path.is_file()]
+    if not found:
+        return None
+    last = max(found, key=_age)
+    others = [path for path in last.parent.glob("checkpoint_*.pth") if path != last]
+    for path in (last, *sorted(others, key=_age, reverse=True)):
+        if is_whole(path):
+            return path
+        logging.error("%s is damaged: looking for the one before it", path)
+    return None
+
+
+def _age(path: Path) -> float:
+    return path.stat().st_mtime
+
+
+def launch_of(cfg: Any) -> dict[str, str] | None:
+    """What stays the same when a cluster requeues a job, or a launcher restarts its processes.
+
+    None for a process that nothing would start again.
+    """
+    if "SLURM_JOB_ID" in os.environ:
+        launch = f"Slurm job {os.environ['SLURM_JOB_ID']}"
+    elif "TORCHELASTIC_RUN_ID" in os.environ:
+        run = os.environ["TORCHELASTIC_RUN_ID"]
+        launch = f"process {os.getppid()} of {socket.gethostname()}, run {run}"
+    else:
+        return None
+    config = cfg.to_dict()
+    config["run"] = {k: v for k, v in config["run"].items() if k not in OF_A_PROCESS}
+    written = json.dumps(config, sort_keys=True, default=str)
+    return {"launch": launch, "config": hashlib.sha256(written.encode()).hexdigest()}
+
+
+def note_launch(launch: dict[str, str] | None, folder: Path) -> None:
+    """Remember in a run's folder what `launch_of` told, for when it is started again."""
+    if launch is not None and is_main_process():
+        write_json(folder / LAUNCH, launch)
+
+
+def _begun_before(cfg: Any, root: Path) -> Path | None:
+    """The folder of this run if an earlier start of the same launch began it."""
+    again = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
+    wanted = launch_of(cfg)
+    if wanted is None or not any(int(os.environ.get(name) or 0) for name in again):
+        return None
+    found = [path for path in (root / LAUNCH, *root.glob(f"*/{LAUNCH}")) if path.is_file()]
+    ours = [path for path in found if json.loads(path.read_text(encoding="utf-8")) == wanted]
+    return max(ours, key=_age).parent if ours else None

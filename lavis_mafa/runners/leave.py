@@ -1,0 +1,90 @@
+"""Leaving when told to, as Slurm and launchers tell before they kill, with nothing lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+REQUEUE = os.EX_TEMPFAIL  # 75, "try again": the exit status that asks a cluster for requeue
+
+
+class Leaving(BaseException):
+    """The run has been told to leave, and its state is saved.
+
+    No `Exception`: no library's handler of failures may swallow it.
+    """
+
+
+class Leave:
+    """Remembers that SIGTERM or SIGUSR1 came; who trains asks after every step.
+
+    A context: the handlers are there inside of it. Outside the main thread, where Python lets
+    nobody handle signals, nothing is noticed.
+
+    Attributes:
+        told: the signal's name, None until one came.
+    """
+
+    def __init__(self) -> None:
+        self.told: str | None = None
+        self._nothing_to_save = False
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Leave:
+        if threading.current_thread() is threading.main_thread():
+            self._before = {number: signal.signal(number, self._handle) for number in SIGNALS}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._before = {}
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        again = self.told is not None  # a launcher and a cluster may both tell
+        self.told = signal.Signals(number).name
+        if self._nothing_to_save and not again:
+            raise self.leaving()
+
+    def leaving(self) -> Leaving:
+        """What to raise, with a message for the log."""
+        return Leaving(
+            f"told to leave by {self.told or 'a signal to another rank'}: the state is saved, exit "
+            f"status {REQUEUE}; go on with run.resume_ckpt_path=auto"
+        )
+
+    @contextmanager
+    def at_once(self) -> Iterator[None]:
+        """Leave in the middle of what is done inside: it will be done again, from a checkpoint that
+        is there or from the beginning.
+
+        Raises:
+            Leaving: when told, or told before.
+        """
+        self._nothing_to_save = True
+        try:
+            if self.told is not None:
+                raise self.leaving()
+            yield
+        finally:
+            self._nothing_to_save = False
+
+
+def outlive_signals(_: int = 0) -> None:
+    """For a data loader's workers: signals to a whole job end none of them, since the main process
+    needs them until it has saved; it alone can end them."""
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+
+
+def _end_with(parent: int) -> None:
+    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent:
+        pass
+    os._exit(0)

@@ -1,0 +1,96 @@
+"""Puts NaN or infinity into a run; as a script, into one of its ranks.
+
+    poison.py FOLDER {"what": "loss_itm", "value": "nan", "steps": [3], "rank": 1} CONFIG OPTION...
+
+``what`` is a part of the loss, the gradient of a weight (``gradient of text_proj.weight``) or
+``con_d``. What each rank trained and had in the end goes to FOLDER as ``rank<r>.pt``.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+from lavis.common.dist_utils import get_rank
+
+from lavis_mafa.connections.con_d import Oracle
+from lavis_mafa.runners import RunnerMafa
+from lavis_mafa.runners.checkpoint import trained_state
+
+GRADIENT = "gradient of "
+
+
+class Poison:
+    """Wraps what a runner does; remembers of every step its samples and the state before it."""
+
+    def __init__(self, what, value, steps, rank=0):
+        self.what, self.value, self.steps, self.rank = what, float(value), set(steps), rank
+        self.runner = None
+        self.read: list[list[int]] = []
+        self.before: list[dict[str, torch.Tensor]] = []
+
+    @property
+    def now(self) -> bool:
+        return get_rank() == self.rank and self.runner.global_step in self.steps
+
+    def install(self, patch):
+        """Patch by ``patch(owner, name, function)``."""
+        train, step = RunnerMafa._train, RunnerMafa._train_step
+        forward, judge = RunnerMafa._forward, Oracle.judge
+
+        def poisoned_train(runner):
+            self.runner = runner
+            if self.what.startswith(GRADIENT):
+                weight = dict(runner._model.named_parameters())[self.what.removeprefix(GRADIENT)]
+                weight.register_hook(lambda g: g * self.value if self.now else g)
+            train(runner)
+
+        def poisoned_step(runner, samples, *rest):
+            self.read.append(samples["index"].tolist())
+            state = trained_state(runner._model)
+            self.before.append({name: value.clone() for name, value in state.items()})
+            return step(runner, samples, *rest)
+
+        def poisoned_forward(runner, model, samples):
+            output = forward(runner, model, samples)
+            if self.what.startswith("loss") and self.now:
+                output[self.what] = output[self.what] * self.value
+                output["loss"] = output["loss"] * self.value
+            return output
+
+        def poisoned_judge(oracle, *args, **kwargs):
+            verdict = judge(oracle, *args, **kwargs)
+            return verdict * self.value if self.what == "con_d" and self.now else verdict
+
+        patch(RunnerMafa, "_train", poisoned_train)
+        patch(RunnerMafa, "_train_step", poisoned_step)
+        patch(RunnerMafa, "_forward", poisoned_forward)
+        patch(Oracle, "judge", poisoned_judge)
+        return self
+
+    @property
+    def after(self) -> dict[str, torch.Tensor]:
+        return trained_state(self.runner._model)
+
+
+def main(folder: str, poison: str, config: str, *options: str) -> int:
+    from lavis_mafa.cli import main as run
+
+    one = Poison(**json.loads(poison)).install(setattr)
+    before = RunnerMafa.train
+
+    def kept(runner):
+        try:
+            before(runner)
+        finally:
+            told = {"read": one.read, "before": one.before, "after": one.after}
+            torch.save(told, Path(folder) / f"rank{get_rank()}.pt")
+
+    RunnerMafa.train = kept
+    return run(["--cfg-path", config, "--options", *options])
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
