@@ -22,12 +22,12 @@ import lavis_mafa  # noqa: F401  (registers everything with LAVIS)
 from lavis_mafa.checkpoints import begin_momentum
 from lavis_mafa.config import ConfigError, load_config
 from lavis_mafa.processes import LostContactError, contact
-from lavis_mafa.runners.checkpoint import NotSavedError
 from lavis_mafa.runners.dry_run import dry_run
 from lavis_mafa.runners.folder import choose_folder, launch_of, note_launch
 from lavis_mafa.runners.guard import NonFiniteError, UnreadableError
 from lavis_mafa.runners.launch import init_distributed, seed_everything
 from lavis_mafa.runners.leave import REQUEUE, Leaving
+from lavis_mafa.runners.saving import NotSavedError
 
 TOLD = (ConfigError, NonFiniteError, NotSavedError, UnreadableError, LostContactError)
 USER_ERRORS = (*TOLD, FileNotFoundError, ValueError)

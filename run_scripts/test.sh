@@ -5,6 +5,7 @@
 #   --strict   the tests only, in the strict set of packages (.venv-strict)
 #   --fast     the tests only
 #   --slow     also the tests marked slow
+#   --faults   only: kills, full disks, bad data and numbers, wrong configs, and the table of them
 #   --export   only: do exported folders work with the newest transformers (.venv-export)?
 # Anything else goes to pytest: bash run_scripts/test.sh --fast tests/grit -k sampler -n 0
 set -euo pipefail
@@ -20,7 +21,8 @@ for argument in "$@"; do
     --strict) venv=.venv-strict setup_options+=(--strict) linters=false ;;
     --fast) linters=false ;;
     --export) export=true ;;
-    --slow) pytest_options+=(-m "") ;; # overrides the "not slow" of pyproject.toml
+    --slow) pytest_options+=(-m "not faults") ;; # overrides the "not slow" of pyproject.toml
+    --faults) pytest_options+=(-m "" tests/faults) linters=false ;;
     *) pytest_options+=("$argument") ;;
   esac
 done

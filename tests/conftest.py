@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from faults_table import pytest_configure, pytest_terminal_summary  # noqa: F401
 
 ROOT = Path(__file__).resolve().parents[1]
 # A small set of photographs with captions in the format of LAVIS's `flickr30k`, where it is there.

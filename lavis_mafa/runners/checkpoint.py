@@ -20,10 +20,6 @@ FORMAT = 2  # 1: no "skipped", "settled" and logs; it is read as well
 LAST, BEST = "checkpoint_last.pth", "checkpoint_best.pth"
 
 
-class NotSavedError(RuntimeError):
-    """A checkpoint cannot be written."""
-
-
 def save_atomically(content: dict[str, Any], path: Path) -> None:
     """Write a file that is either whole or not there.
 

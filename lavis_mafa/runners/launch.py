@@ -39,12 +39,18 @@ def init_distributed(run_cfg: Any) -> None:
         local %= torch.cuda.device_count()  # a task may see one GPU alone
         run_cfg.update({"gpu": local})
         torch.cuda.set_device(local)
+    timeout = datetime.timedelta(minutes=float(run_cfg.get("dist_timeout_minutes", 30)))
+    url = run_cfg.get("dist_url", "env://")
+    store, rank, world = next(dist.rendezvous(url, rank, world, timeout=timeout))
+    # On one machine the launcher keeps its store over restarts: ranks would now and then find the
+    # addresses of those that have ended, and wait for them.
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     dist.init_process_group(
         backend="nccl" if on_gpu else "gloo",
-        init_method=run_cfg.get("dist_url", "env://"),
+        store=dist.PrefixStore(f"attempt {attempt}", store),
         world_size=world,
         rank=rank,
-        timeout=datetime.timedelta(minutes=float(run_cfg.get("dist_timeout_minutes", 30))),
+        timeout=timeout,
     )
     dist.barrier()
     setup_for_distributed(rank == 0)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
-import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -24,7 +22,6 @@ from lavis_mafa.checkpoints import read_checkpoint
 from lavis_mafa.connections.con_d import VIEW, ModelDiscriminator
 from lavis_mafa.connections.kept_images import keep_images
 from lavis_mafa.connections.kept_rows import KeptRows
-from lavis_mafa.files import remove_halves, whole
 from lavis_mafa.grit import GritSchedule
 from lavis_mafa.processes import barrier
 from lavis_mafa.runners import checkpoint as ckpt
@@ -34,6 +31,7 @@ from lavis_mafa.runners.leave import Leave
 from lavis_mafa.runners.loaders import Loaders, add_tokens, evaluation_sets, training_set
 from lavis_mafa.runners.pictures import show_connections
 from lavis_mafa.runners.run_log import CONNECTIONS, RunLog
+from lavis_mafa.runners.saving import Saving
 from lavis_mafa.step import COUNTS, SECOND_VIEW
 from lavis_mafa.tasks.tally import Tally
 from lavis_mafa.tokens import captions_of
@@ -89,8 +87,7 @@ class RunnerMafa(RunnerBase):
         )
         self.leave = Leave()
         self.settled = 0  # epochs that are done with, validation and kept checkpoint too
-        self._failed_saves = 0  # one after the other
-        self._unsaved: tuple[int, int] | None = None  # epoch and step of the last of them
+        self.saving = Saving(self)
         self._told_to_leave = False
         self.global_step = 0
         self.start_step = 0
@@ -240,7 +237,7 @@ class RunnerMafa(RunnerBase):
         if hasattr(self.task, "before_training"):
             self.task.before_training(self._model, self.train_set)
         self.kept = keep_images(self.config.model_cfg, self._model, self.train_set, self.device)
-        self._begin_or_resume()
+        self.saving.begin()
         if self._max_steps_done():
             return
         if self.start_step == 0 and self.settled < self.start_epoch:
@@ -254,7 +251,7 @@ class RunnerMafa(RunnerBase):
             self.kept.close()
         with self._again_from_here():
             self.evaluate(cur_epoch="best" if self.valid_splits else self.max_epoch - 1)
-        self._save_what_failed()
+        self.saving.save_what_failed()
         logging.info("finished in %.0f s; results in %s", time.time() - began, self.output_dir)
 
     @contextmanager
@@ -265,7 +262,7 @@ class RunnerMafa(RunnerBase):
         scores.
         """
         barrier()
-        with nullcontext() if self._unsaved else self.leave.at_once():
+        with nullcontext() if self.saving.unsaved else self.leave.at_once():
             yield
             barrier()
 
@@ -297,7 +294,7 @@ class RunnerMafa(RunnerBase):
                 bar.close()
                 self.save(epoch, step + 1)
                 if self._told_to_leave:
-                    self._save_what_failed()
+                    self.saving.save_what_failed()
                     self.log.close()
                     barrier()  # a launcher ends all ranks with the first
                     raise self.leave.leaving()
@@ -330,7 +327,7 @@ class RunnerMafa(RunnerBase):
         following = self.schedule.next_plan
         assert following is not None
         if self.run_cfg.grit.get("save_order") and following.grouped:
-            self._write("grit_order.npy", lambda file: np.save(file, following.order))
+            self.saving.write("grit_order.npy", lambda file: np.save(file, following.order))
         total = self.tally.over_ranks(self.device)
         figures: dict[str, Any] = {
             name: total.ratio(name, "steps") for name in total.sums if name.startswith("loss")
@@ -621,104 +618,10 @@ class RunnerMafa(RunnerBase):
         )
         return bool(passed) and step + 1 < steps
 
-    def save(self, epoch: int, step: int, *names: str, last: bool = False) -> bool:
-        """Save the whole state under each name; training goes on at ``step`` of ``epoch``.
-
-        All ranks must call it. What was saved before stays if this fails.
-
-        Args:
-            last: there will be no later one that could make up for it.
-
-        Returns:
-            Whether it was saved.
-
-        Raises:
-            NotSavedError: if not, and ``run.max_failed_saves`` of them in a row are used up.
-        """
-        if self.kept is not None:
-            self.kept.settle()
-        content, problem = ckpt.content_of(self, epoch, step), None
-        names = names or (ckpt.LAST,)
-        if content is not None:
-            try:
-                for name in names:
-                    ckpt.save_atomically(content, self.output_dir / name)
-                    self.log.write("checkpoint", file=name, epoch=epoch, step=step)
-            # PyTorch's writer makes a RuntimeError of what the disk says.
-            except (OSError, RuntimeError) as error:
-                problem = f"{type(error).__name__}: {error}"
-        if not any(any_rank([problem is not None], self.device)):
-            self._unsaved = None
-            self._failed_saves = 0
-            return True
-        self._unsaved = (epoch, step)
-        self._failed_saves += 1
-        allowed = int(self.run_cfg.get("max_failed_saves", 0))
-        told = (
-            f"no checkpoint of epoch {epoch}, step {step} in {self.output_dir}: "
-            f"{problem or 'see rank 0'}. What was saved before is as it was"
-        )
-        if last or self._failed_saves > allowed:
-            raise ckpt.NotSavedError(
-                f"{told}. Stopped, as run.max_failed_saves = {allowed}: make room, then go on with "
-                "run.resume_ckpt_path=auto"
-            )
-        left = allowed - self._failed_saves
-        logging.error("%s; training goes on, %d more such failures in a row may be", told, left)
-        return False
-
-    def _save_what_failed(self) -> None:
-        """Before the end, try once more what could not be saved."""
-        if self._unsaved is not None:
-            self.save(*self._unsaved, last=True)
-
-    def _write(self, name: str, write: Any) -> None:
-        """Write a file of the run that no one needs to go on."""
-        if not is_main_process():
-            return
-        try:
-            with whole(self.output_dir / name) as file:
-                write(file)
-        except OSError as error:
-            logging.error("%s cannot be written: %s", self.output_dir / name, error)
-
-    def _begin_or_resume(self) -> None:
-        if is_main_process():
-            remove_halves(self.output_dir, "checkpoint_*.pth")
-        if self.resume_ckpt_path:
-            self.resume(str(self.resume_ckpt_path))
-        else:
-            self.log.rewind({})  # of a run that did not come as far as a checkpoint
-            self.log.write("config", config=self.config.to_dict())
+    def save(self, epoch: int, step: int, *names: str) -> bool:
+        """Save the whole state; see `Saving.save`."""
+        return self.saving.save(epoch, step, *names)
 
     def resume(self, path: str) -> None:
-        """Go on from a checkpoint; in its own folder, the logs go on from there as well.
-
-        Raises:
-            FileNotFoundError, ValueError: if it does not fit this run.
-        """
-        content = read_checkpoint(path)
-        ckpt.restore(self, content, path)
-        logs = [rank.get("logs", None) for rank in content["run"]["ranks"]]
-        if Path(path).parent.resolve() != self.output_dir.resolve():
-            self._take_best_from(Path(path).parent)
-            self.log.rewind({})
-        elif None not in logs:
-            sizes = {name: size for own in logs for name, size in own.items()}
-            self.log.rewind(sizes, self.global_step)
-        barrier()
-        logging.info("resumed %s at epoch %d, step %d", path, self.start_epoch, self.start_step)
-        self.log.write("config", config=self.config.to_dict())
-        self.log.write("resume", file=os.path.abspath(path), epoch=self.start_epoch)
-
-    def _take_best_from(self, folder: Path) -> None:
-        """Take the best weights along if the run goes on in another folder."""
-        if self.best["value"] is None:
-            return
-        best = folder / ckpt.BEST
-        if not best.is_file():
-            logging.warning("%s is not there: the best figure begins anew", best)
-            self.best = {"value": None, "epoch": None, "split": None}
-        elif is_main_process():
-            with open(best, "rb") as source, whole(self.output_dir / ckpt.BEST) as file:
-                shutil.copyfileobj(source, file)
+        """Go on from a checkpoint; see `Saving.resume`."""
+        self.saving.resume(path)

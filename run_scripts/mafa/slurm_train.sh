@@ -1,19 +1,20 @@
 #!/usr/bin/env bash
-# Trains on several nodes under Slurm: one launcher a node, one process a GPU. From the root of
-# the repository:
+# Trains on several nodes under Slurm, one task a GPU. From the root of the repository:
 #
-#   sbatch --nodes=2 --gpus-per-node=4 run_scripts/mafa/slurm_train.sh \
+#   sbatch --nodes=2 --gpus-per-node=4 --ntasks-per-node=4 run_scripts/mafa/slurm_train.sh \
 #     --cfg-path projects/mafa/train/albef_4m.yaml \
 #     --options run.output_dir=/shared/albef_4m run.resume_ckpt_path=auto
 #
-# run.output_dir must lie on storage that all nodes see. With run.resume_ckpt_path=auto a job that is
-# requeued, or submitted again after its time limit, goes on from the newest checkpoint there.
+# run.output_dir must lie on storage that all nodes see. Five minutes before the time limit, and when
+# the job is preempted, the run saves its state and leaves with status 75; the job is then requeued,
+# and goes on where it was. With run.resume_ckpt_path=auto a job that is submitted again does so too.
 #SBATCH --job-name=mafa
 #SBATCH --nodes=2
-#SBATCH --ntasks-per-node=1
+#SBATCH --ntasks-per-node=4
 #SBATCH --gpus-per-node=4
-#SBATCH --cpus-per-task=32
+#SBATCH --cpus-per-task=8
 #SBATCH --time=24:00:00
+#SBATCH --signal=USR1@300
 #SBATCH --requeue
 #SBATCH --output=slurm-%x-%j.log
 #SBATCH --open-mode=append
@@ -23,13 +24,13 @@ set -euo pipefail
 cd "$SLURM_SUBMIT_DIR"
 [ -x .venv/bin/python ] && PYTHON="${PYTHON:-.venv/bin/python}"
 PYTHON="${PYTHON:-python}"
-GPUS="${GPUS:-${SLURM_GPUS_ON_NODE:-1}}"
-PORT="${PORT:-29500}"
-first_host="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)"
+MASTER_ADDR="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)"
+export MASTER_ADDR MASTER_PORT="${PORT:-29500}"
 
 # srun does not take this over from the job by itself.
 export SRUN_CPUS_PER_TASK="${SLURM_CPUS_PER_TASK:-1}"
-srun "$PYTHON" -m torch.distributed.run \
-  --nnodes="$SLURM_NNODES" --nproc_per_node="$GPUS" \
-  --rdzv_id="$SLURM_JOB_ID" --rdzv_backend=c10d --rdzv_endpoint="$first_host:$PORT" \
-  train.py "$@"
+# No launcher between: signals reach the ranks, and their exit status reaches this script.
+status=0
+srun --kill-on-bad-exit=1 "$PYTHON" train.py "$@" || status=$?
+[ "$status" -ne 75 ] || scontrol requeue "$SLURM_JOB_ID"
+exit "$status"

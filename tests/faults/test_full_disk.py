@@ -15,7 +15,7 @@ from faulty_runs import bits_differing, toy
 from runs import finish, run_here, start
 from test_told_to_leave import state, told, wait_for
 
-from lavis_mafa.runners.checkpoint import NotSavedError
+from lavis_mafa.runners.saving import NotSavedError
 
 RUN = toy("albef", run__max_epoch=12, run__save_every_steps=1, run__valid_splits='["val"]')
 UNVALIDATED = {**RUN, "run__valid_splits": "[]"}  # else a best checkpoint may be missed

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
+import sys
 import time
 
 import pytest
 from faulty_runs import RANDOM_AUGMENTATION, bits_differing, toy
-from runs import command, finish, launcher, records, run_here, spawn, start
+from runs import ROOT, command, finish, launcher, records, run_here, spawn, start
 
 from lavis_mafa.runners.leave import REQUEUE
 
@@ -161,8 +161,8 @@ def two_undisturbed(tmp_path_factory):
     return folder
 
 
-def ranks_of(process):
-    """Process numbers of a launcher's ranks."""
+def children_of(number):
+    """Process numbers of a process's children, such as a launcher's ranks."""
     found = []
     for entry in os.listdir("/proc"):
         try:
@@ -170,7 +170,7 @@ def ranks_of(process):
                 told = file.read().rsplit(")", 1)[1].split()
         except (OSError, IndexError):
             continue
-        if int(told[1]) == process.pid:
+        if int(told[1]) == number:
             found.append(int(entry))
     return sorted(found)
 
@@ -182,7 +182,7 @@ def ranks_of(process):
 def test_two_ranks_under_a_launcher(tmp_path, two_undisturbed, injected, number, who):
     process = start("train.py", tmp_path, **TWO, ranks=2)
     wait_for(tmp_path, 5, process)
-    os.kill(process.pid if who == "the launcher" else ranks_of(process)[-1], number)
+    os.kill(process.pid if who == "the launcher" else children_of(process.pid)[-1], number)
     output = finish(process, status=1)  # the launcher makes 1 of every failure
     assert f"exit status {REQUEUE}" in output, output[-3000:]
     if who == "one rank":
@@ -198,12 +198,10 @@ def test_two_ranks_under_a_launcher(tmp_path, two_undisturbed, injected, number,
 
 @pytest.mark.faults
 @pytest.mark.parametrize("number", [TERM, USR1])
-def test_two_tasks_of_slurm(tmp_path, two_undisturbed, injected, number):
+def test_two_tasks_of_slurm(tmp_path, two_undisturbed, injected, free_port, number):
     """Without a launcher each task's own status reaches the cluster."""
-    with socket.socket() as port:
-        port.bind(("localhost", 0))
-        address = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port.getsockname()[1])}
-    job = {**address, "SLURM_JOB_ID": "78", "SLURM_NTASKS": "2"}
+    job = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(free_port)}
+    job.update(SLURM_JOB_ID="78", SLURM_NTASKS="2")
     listed = command("train.py", tmp_path, **TWO)
 
     def tasks(**more):
@@ -221,6 +219,49 @@ def test_two_tasks_of_slurm(tmp_path, two_undisturbed, injected, number):
         finish(process)
     bits = bits_differing(state(tmp_path), state(two_undisturbed))
     injected(f"two tasks of Slurm, {number.name} to both", bits == 0, bits=bits)
+    assert bits == 0
+
+
+# What the batch script asks of Slurm: a host, two tasks that get its signals, and requeueing.
+SLURM = {
+    "scontrol": """#!/bin/sh
+[ "$1" = requeue ] && echo "$2" >> requeued || echo localhost
+""",
+    "srun": """#!/bin/bash
+shift  # --kill-on-bad-exit
+trap 'kill -USR1 $(jobs -p)' USR1
+for rank in 0 1; do SLURM_PROCID=$rank "$@" & done
+status=0
+for job in $(jobs -p); do
+  while kill -0 "$job" 2>/dev/null; do wait "$job"; one=$?; done
+  [ "$one" -le "$status" ] || status=$one
+done
+exit "$status"
+""",
+}
+
+
+def test_the_batch_script_asks_for_requeue(tmp_path, two_undisturbed, injected, free_port):
+    for name, script in SLURM.items():
+        (tmp_path / name).write_text(script)
+        (tmp_path / name).chmod(0o755)
+    job = {"SLURM_JOB_ID": "79", "SLURM_NTASKS": "2", "SLURM_JOB_NODELIST": "here"}
+    job.update(PYTHON=sys.executable, PORT=str(free_port), SLURM_SUBMIT_DIR=str(tmp_path))
+    job["PATH"] = f"{tmp_path}:{os.environ['PATH']}"
+    (tmp_path / "train.py").symlink_to(ROOT / "train.py")
+    _, _, *arguments = command("train.py", tmp_path, **TWO)
+    script = ["bash", ROOT / "run_scripts/mafa/slurm_train.sh", *arguments]
+    process = spawn(tmp_path, script, **job)
+    wait_for(tmp_path, 5, process)
+    (srun,) = children_of(process.pid)
+    os.kill(srun, USR1)
+    output = finish(process, status=REQUEUE)
+    assert (tmp_path / "requeued").read_text() == "79\n", output[-3000:]
+    finish(spawn(tmp_path, script, **job, SLURM_RESTART_COUNT="1"))
+    assert (tmp_path / "requeued").read_text() == "79\n"
+    bits = bits_differing(state(tmp_path), state(two_undisturbed))
+    assert told(tmp_path) == told(two_undisturbed)
+    injected("two tasks of Slurm, SIGUSR1 to both", bits == 0, bits=bits)
     assert bits == 0
 
 

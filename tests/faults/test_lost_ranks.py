@@ -1,0 +1,94 @@
+"""One of two ranks is killed or hangs: the other ends with a message, and the launcher's restart
+goes on by itself."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+from faulty_runs import bits_differing, toy
+from runs import ROOT, command, finish, launcher, options, records, spawn, start
+from test_told_to_leave import children_of, in_a_group, state, told, wait_for
+
+RUN = {**toy("albef"), "run__batch_size_train": 4, "run__max_epoch": 16}
+RUN["run__save_every_steps"] = 3
+KILL, STOP = signal.SIGKILL, signal.SIGSTOP
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("two")
+    finish(start("train.py", folder, **RUN, ranks=2))
+    return folder
+
+
+def launch(folder, *extra, **changes):
+    """The launcher with more options of its own."""
+    arguments = {**RUN, **changes}
+    config = arguments.pop("config")
+    head = [*launcher(2, *extra), ROOT / "train.py", "--cfg-path", config, "--options"]
+    return spawn(folder, [*head, *options(folder, **arguments)])
+
+
+@pytest.mark.parametrize(
+    "victim, kills",
+    [(1, 1), *[pytest.param(victim, 3, marks=pytest.mark.faults) for victim in (0, 1)]],
+)
+def test_a_restarted_run_ends_like_an_undisturbed_one(
+    tmp_path, undisturbed, injected, victim, kills
+):
+    """The very same command: it knows its folder, though a new one would be made otherwise."""
+    process = launch(tmp_path, f"--max-restarts={kills}", run__job_id=None)
+    for kill in range(kills):
+        until = time.monotonic() + 120
+        while time.monotonic() < until and process.poll() is None:
+            logs = list(tmp_path.glob("*/log.jsonl"))
+            if logs and logs[0].read_text().count('"kind": "step"') >= 5 + 13 * kill:
+                break
+            time.sleep(0.005)
+        assert len(children_of(process.pid)) == 2, finish(process)
+        before = children_of(process.pid)
+        os.kill(before[victim], KILL)
+        while children_of(process.pid) and set(children_of(process.pid)) & set(before):
+            assert time.monotonic() < until, "the other rank does not end"
+            time.sleep(0.05)
+    output = finish(process)
+    assert output.count("started again by the launcher: going on") == kills, output[-3000:]
+    (folder,) = [path for path in tmp_path.iterdir() if (path / "log.jsonl").is_file()]
+    folder.rename(tmp_path / "job")
+    assert told(tmp_path) == told(undisturbed)
+    bits = bits_differing(state(tmp_path), state(undisturbed))
+    injected("one of two ranks killed, restarted", kills * (bits == 0), bits=bits, times=kills)
+    assert bits == 0
+    assert (tmp_path / "job" / "log.jsonl.undone").is_file()
+
+
+def tasks(folder, port, **changes):
+    """Two ranks without a launcher, which would end the other one."""
+    listed = command("train.py", folder, **{**RUN, **changes})
+    place = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port), "SLURM_NTASKS": "2"}
+    return [in_a_group(folder, listed, **place, SLURM_PROCID=str(rank)) for rank in (0, 1)]
+
+
+@pytest.mark.parametrize(
+    "number, minutes",
+    [(KILL, 30), pytest.param(STOP, 0.1, marks=pytest.mark.faults)],
+)
+@pytest.mark.parametrize("victim", [1, pytest.param(0, marks=pytest.mark.faults)])
+def test_the_other_rank_ends_and_says_why(tmp_path, free_port, injected, number, minutes, victim):
+    """Killed at once, hanging after the time set."""
+    processes = tasks(tmp_path, free_port, run__dist_timeout_minutes=minutes)
+    wait_for(tmp_path, 7, processes[0])
+    os.killpg(processes[victim].pid, number)
+    begin = time.monotonic()
+    output = finish(processes[1 - victim], status=1, seconds=60 * min(minutes, 1) + 60)
+    took = time.monotonic() - begin
+    assert "lost contact with another rank" in output and "dist_timeout_minutes" in output
+    assert "Traceback" not in output, output[-3000:]
+    assert took < (60 if number == KILL else 60 * minutes + 30)
+    os.killpg(processes[victim].pid, KILL)
+    processes[victim].communicate()
+    assert len(records(tmp_path, "step")) >= 7
+    injected(f"one of two ranks {'killed' if number == KILL else 'hanging'}: the other ends", 1)
