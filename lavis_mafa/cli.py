@@ -150,9 +150,13 @@ def begin(cfg_path: str, options: Sequence[str], evaluate: bool = False) -> Any:
 
 
 def _dry_run(args: argparse.Namespace, evaluate: bool) -> None:
-    lines = dry_run(build_runner(begin(args.cfg_path, args.options, evaluate)))
+    runner = build_runner(begin(args.cfg_path, args.options, evaluate))
+    lines = dry_run(runner)
     if is_main_process():
         print("\n".join(["dry run: nothing is trained", *lines]))
+        for folder in (runner.result_dir, runner.output_dir):  # made for a run
+            if not any(folder.iterdir()):
+                folder.rmdir()
 
 
 def _find_annotations(cfg: Any) -> None:

@@ -18,6 +18,7 @@ from lavis.common.dist_utils import is_main_process
 from lavis_mafa.checkpoints import is_whole
 from lavis_mafa.config import ConfigError
 from lavis_mafa.files import write_json
+from lavis_mafa.processes import on_main_process
 from lavis_mafa.runners.checkpoint import LAST
 
 LAUNCH = "launch.json"  # which launch began or resumed the run in a folder
@@ -33,12 +34,12 @@ def choose_folder(cfg: Any) -> str:
 
     Raises:
         ConfigError: if a named folder holds another run's checkpoint.
+        ValueError: if all checkpoints to go on from are damaged.
     """
     run_cfg = cfg.run_cfg
-    chosen: list[Any] = [run_cfg.get("job_id"), run_cfg.get("resume_ckpt_path")]
     root = Path.cwd() / str(run_cfg.output_dir)
-    if is_main_process():
-        chosen = list(_chosen(cfg, root, *chosen))
+    asked = run_cfg.get("job_id"), run_cfg.get("resume_ckpt_path")
+    chosen: list[Any] = list(on_main_process(lambda: _chosen(cfg, root, *asked)) or asked)
     if dist.is_initialized():
         dist.broadcast_object_list(chosen, src=0, device=torch.device(run_cfg.device))
     job_id, run_cfg.resume_ckpt_path = chosen
@@ -78,6 +79,9 @@ def newest_checkpoint(folder: Path) -> Path | None:
     """The newest checkpoint in a folder or in the job folders below it that is whole.
 
     ``checkpoint_last.pth``, or where a disk has spoilt it the newest other one beside it.
+
+    Raises:
+        ValueError: if there are checkpoints, but all of them are damaged.
     """
     found = [path for path in (folder / LAST, *folder.glob(f"*/{LAST}")) if path.is_file()]
     if not found:
@@ -88,7 +92,10 @@ def newest_checkpoint(folder: Path) -> Path | None:
         if is_whole(path):
             return path
         logging.error("%s is damaged: looking for the one before it", path)
-    return None
+    raise ValueError(
+        f"{last} is damaged, and so is every other checkpoint beside it: bring back a copy, or "
+        f"remove {last.parent} to begin anew"
+    )
 
 
 def _age(path: Path) -> float:
