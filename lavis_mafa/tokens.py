@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -14,6 +15,8 @@ from torch.utils.data import get_worker_info
 
 TOKENS = "text_tokens"  # key of a mini-batch's captions as the model in training reads them
 CON_D_TOKENS = "con_d_text_tokens"  # and as Con-D reads them
+# Keys of numbers of a mini-batch: captions that are cut, and those without any word that is known.
+CUT, UNKNOWN = COUNTS = ("captions_cut", "captions_unknown")
 
 
 class Tokens(NamedTuple):
@@ -43,7 +46,12 @@ def captions_of(samples: Mapping[str, Any], key: str = TOKENS) -> Captions:
 
 def tokens_of(tokenizer: Any, captions: Sequence[str], max_length: int) -> Tokens:
     """Tokens ``(B, L)`` of B captions by a Hugging Face tokenizer, cut at ``max_length``."""
-    made = tokenizer(
+    made = _tokenised(tokenizer, captions, max_length)
+    return Tokens(made.input_ids, made.attention_mask)
+
+
+def _tokenised(tokenizer: Any, captions: Sequence[str], max_length: int) -> Any:
+    return tokenizer(
         list(captions),
         padding="longest",
         truncation=True,
@@ -51,7 +59,6 @@ def tokens_of(tokenizer: Any, captions: Sequence[str], max_length: int) -> Token
         return_token_type_ids=False,
         return_tensors="pt",
     )
-    return Tokens(made.input_ids, made.attention_mask)
 
 
 @dataclass(frozen=True)
@@ -72,10 +79,31 @@ class Tokenizer:
         return cls(model.tokenizer, model.max_txt_len)
 
     def __call__(self, captions: Sequence[str]) -> Tokens:
+        return self.counted(captions)[0]
+
+    def counted(self, captions: Sequence[str]) -> tuple[Tokens, dict[str, int]]:
+        """Tokens, and how many captions were cut (`CUT`) and how many have no token but special
+        ones and that of unknown words (`UNKNOWN`).
+
+        Tokenizers in Python do not tell what they cut; there captions of exactly ``max_length``
+        tokens count as cut.
+        """
         if get_worker_info() is not None:
             # A forked worker would wait for ever for the threads that the main process had.
             os.environ["TOKENIZERS_PARALLELISM"] = "false"
-        return tokens_of(self.tokenizer, captions, self.max_length)
+        made = _tokenised(self.tokenizer, captions, self.max_length)
+        if made.encodings is None:
+            cut = int((made.attention_mask.sum(dim=1) >= self.max_length).sum())
+        else:
+            cut = sum(bool(encoding.overflowing) for encoding in made.encodings)
+        known = ~torch.isin(made.input_ids, self._special)
+        counts = {CUT: cut, UNKNOWN: int((~known.any(dim=1)).sum())}
+        return Tokens(made.input_ids, made.attention_mask), counts
+
+    @cached_property
+    def _special(self) -> Tensor:
+        """Ids of padding, [CLS], [UNK] and the like."""
+        return torch.tensor(self.tokenizer.all_special_ids)
 
     def agrees_with(self, other: Tokenizer) -> bool:
         """Whether both give the same tokens for every caption: same rules, words and length."""

@@ -245,7 +245,7 @@ RUN = {
     "skip_bad_steps": Key("int", "optimizer steps with a loss or gradient that is not finite that "
                           "are left out; the next one stops the run", OURS, default=0, low=0),
     "max_unreadable": Key("float", "share of the samples of a rank and epoch that may be "
-                          "unreadable", OURS, default=0.01, low=0, high=1),
+                          "unreadable, image or caption", OURS, default=0.01, low=0, high=1),
     "log_connections": Key("int", "mined connections written per epoch", OURS, default=64, low=0),
     "tensorboard": Key("bool", "write TensorBoard event files", OURS, default=True),
     "dist_timeout_minutes": Key("float", "how long ranks wait for each other", OURS,
@@ -443,6 +443,11 @@ OF_ONE = {
     "cache_dir": Key("str", "where converted data lie; null: the user's cache", OURS,
                      nullable=True),
     "drop_empty": Key("bool", "leave empty captions out", OURS),
+    # the toy world
+    "preset": Key("str", "which world", OURS, nullable=True, choices=("dense", "sparse")),
+    "statement_types": Key("list", "kinds of statements; null: all", OURS, nullable=True,
+                           items=Key("str", choices=("both", "one", "none", "side", "more",
+                                                     "same"))),
     "detections": _FILES, "references": _FILES, "instances": _FILES,
 }  # fmt: skip
 
@@ -455,6 +460,9 @@ ARGUMENTS = {
     "max_scale": Key("float", "largest share of a picture that is cropped", low=0, high=1,
                      above=True),
     "prompt": Key("str", "text before every caption", blank=True),
+    "mean": Key("list", "of the colours; null: CLIP's", nullable=True, items=Key("float")),
+    "std": Key("list", "of the colours; null: CLIP's", nullable=True,
+               items=Key("float", low=0, above=True)),
 }  # fmt: skip
 
 _PROCESSOR = Key("mapping", "one processor", nullable=True, other=ANY, keys={

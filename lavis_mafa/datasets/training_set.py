@@ -1,4 +1,9 @@
-"""Any map-style LAVIS training set, read by index, with unreadable samples replaced."""
+"""Any map-style LAVIS training set, read by index, with unreadable samples replaced.
+
+Unreadable is a sample whose image `image_reading` refuses, or whose caption, as the text processor
+leaves it and without the processor's prompt, `caption_reading` refuses. Everything else is trained
+on; captions that are cut or have only unknown words are counted where they are tokenised.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +23,10 @@ from torch.utils.data import ConcatDataset as TorchConcatDataset
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from lavis_mafa.datasets.augmentation import quick
-from lavis_mafa.datasets.image_reading import as_png
-from lavis_mafa.tokens import Tokenizer, Tokens
+from lavis_mafa.datasets.caption_reading import require_readable
+from lavis_mafa.datasets.image_reading import as_png, read_rgb
+from lavis_mafa.datasets.lavis_pairs import read_sample
+from lavis_mafa.tokens import TOKENS, Tokenizer, Tokens
 
 UNREADABLE = (
     OSError,
@@ -39,7 +46,7 @@ class TrainingSet(Dataset):
     """Adds to every sample what GRIT and the step need to know of it.
 
     ``self[index, epoch]`` gives the sample of the wrapped set plus ``index`` (as asked),
-    ``loaded_index`` (what was read; another one if ``index`` cannot be read), ``image_id`` (equal
+    ``loaded_index`` (what was read; another one if ``index`` is unreadable), ``image_id`` (equal
     for samples of one image) and ``load_error`` (a message, empty if all is well). Augmentation
     draws from generators seeded by (seed, epoch, index), so that neither the number of workers nor
     a resumed run changes it.
@@ -84,7 +91,7 @@ class TrainingSet(Dataset):
                 sample = self._read(loaded, epoch)
                 break
             except UNREADABLE as problem:
-                error = error or f"{type(problem).__name__}: {problem}"
+                error = error or _told(problem)
                 draw = np.random.SeedSequence([self.seed, index, attempt]).generate_state(1)[0]
                 loaded = int(draw) % len(self)
         else:
@@ -100,14 +107,19 @@ class TrainingSet(Dataset):
         }
 
     def _read(self, index: int, epoch: int) -> dict[str, Any]:
+        part, local = self._part_of(index)
         if self._deterministic:
-            return self.dataset[index]
-        # LAVIS has PIL fill up half images with grey; here they count as unreadable.
-        ImageFile.LOAD_TRUNCATED_IMAGES = False
-        with _seeded([self.seed, epoch, index]):
-            sample = self.dataset[index]
+            sample = part[local]
+        else:
+            # LAVIS has PIL fill up half images with grey; here they count as unreadable.
+            ImageFile.LOAD_TRUNCATED_IMAGES = False
+            with _seeded([self.seed, epoch, index]):
+                sample = read_sample(part, local)
         if sample is None:
             raise OSError(f"sample {index} is empty")
+        if isinstance(sample.get("text_input"), str):
+            prompt = getattr(getattr(part, "text_processor", None), "prompt", "")
+            require_readable(sample["text_input"].removeprefix(prompt))
         if isinstance(sample.get("image"), dict):  # of `_Views`
             return {**sample, **sample["image"]}
         return sample
@@ -143,7 +155,7 @@ class TrainingSet(Dataset):
             return dataset.show(local)
         path, caption = self.source(index)
         assert path is not None
-        return Image.open(path).convert("RGB"), caption
+        return read_rgb(path), caption
 
     def source(self, index: int) -> tuple[str | None, str]:
         """The file of a sample's image, None if it is in no file of its own, and its caption as it
@@ -177,7 +189,7 @@ class TrainingSet(Dataset):
 
     def collater(self, samples: list[dict[str, Any]]) -> dict[str, Any]:
         """Collate as the wrapped set does; our own keys become int64 tensors and a list, captions
-        also tokens."""
+        also tokens, and of those that the model in training reads the mini-batch has `COUNTS`."""
         theirs = [{k: v for k, v in s.items() if k not in OWN_KEYS} for s in samples]
         collate = getattr(self.dataset, "collater", None) or torch.utils.data.default_collate
         batch = collate(theirs)
@@ -187,9 +199,17 @@ class TrainingSet(Dataset):
         made: dict[int, Tokens] = {}  # models that read alike share them
         for name, tokenizer in self._tokenizers.items():
             if id(tokenizer) not in made:
-                made[id(tokenizer)] = tokenizer(batch["text_input"])
+                made[id(tokenizer)], counts = tokenizer.counted(batch["text_input"])
+                if name == TOKENS:
+                    batch.update(counts)
             batch[name] = made[id(tokenizer)]
         return batch
+
+
+def _told(problem: Exception) -> str:
+    """An error for log files: names that are no text (lone surrogates) are written as codes."""
+    text = f"{type(problem).__name__}: {problem}"
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 class _Views:

@@ -35,6 +35,14 @@ def any_rank(flags: Sequence[bool], device: torch.device) -> list[bool]:
     return [bool(signal) for signal in signals.tolist()]
 
 
+def _of_all_ranks(value: Any) -> list[Any]:
+    if get_world_size() == 1:
+        return [value]
+    values: list[Any] = [None] * get_world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
 @dataclass
 class MiniBatch:
     """A mini-batch of this rank, as far as it takes to compute it once more.
@@ -157,11 +165,8 @@ class BadNumbers:
         ]
         if not self.bad_step:
             mine = self._gradients()
-        everyone: list[list[str]] = [mine]
-        if get_world_size() > 1:
-            everyone = [[]] * get_world_size()
-            dist.all_gather_object(everyone, mine)
-        found = [f"rank {rank}: {line}" for rank, lines in enumerate(everyone) for line in lines]
+        everyone = enumerate(_of_all_ranks(mine))
+        found = [f"rank {rank}: {line}" for rank, lines in everyone for line in lines]
         return "\n  ".join(found)
 
     def _gradients(self) -> list[str]:
@@ -268,17 +273,20 @@ class UnreadableSamples:
         return len(self.bad) >= self.enough and self.exceeded
 
     def stop(self, where: str) -> None:
-        """Raise with the list.
+        """Raise with the lists of all ranks, which must call it together.
 
         Raises:
             UnreadableError: always.
         """
-        listed = "\n  ".join(f"{index}: {error}" for index, error in sorted(self.bad.items())[:50])
+        listed = [f"{index}: {error}" for index, error in sorted(self.bad.items())[:50]]
+        told = f"rank {get_rank()}: {len(self.bad)} of {self.seen} samples read\n  "
+        mine = told + "\n  ".join(listed) if listed else ""
+        everyone = "\n".join(filter(None, _of_all_ranks(mine)))
         raise UnreadableError(
-            f"{where}: {len(self.bad)} of {self.seen} samples read on rank {get_rank()} cannot be "
-            f"read, more than run.max_unreadable = {self.allowed} allows:\n  {listed}\n"
-            "All of them are in unreadable.jsonl of the run. Mend the data (python -m "
-            "lavis_mafa.check_data finds every one) or raise run.max_unreadable."
+            f"{where}: more samples cannot be read than run.max_unreadable = {self.allowed} "
+            f"allows.\n{everyone}\nAll of them are in unreadable.jsonl of the run (of other ranks: "
+            "unreadable_rank1.jsonl and so on). Mend the data (python -m lavis_mafa.check_data "
+            "finds every one) or raise run.max_unreadable."
         )
 
     def state_dict(self) -> dict[str, Any]:

@@ -14,7 +14,9 @@ from lavis_mafa.connections.mining import ABSENT, AMBIGUOUS, POSITIVE, STATE_NAM
 from lavis_mafa.step import COUNTS, StepOutput
 from lavis_mafa.tasks.mafa_retrieval import MafaRetrievalTask
 from lavis_mafa.tasks.tally import Tally
+from lavis_mafa.tokens import COUNTS as OF_CAPTIONS
 
+REPLACED = "samples_replaced"  # others were read in their place
 DIRECTIONS = ("i2t", "t2i")
 TRUTHS = ("true", "false", "unknown")
 BINS = 100  # of the histogram of Con-D's probabilities
@@ -63,7 +65,8 @@ class MafaPretrainTask(MafaRetrievalTask):
         return model(samples)
 
     def step_figures(self, output: StepOutput, samples: dict[str, Any]) -> dict[str, float]:
-        """Counts of one step for log and tally, ``<name>_i2t`` and ``<name>_t2i``."""
+        """Counts of one step for log and tally, ``<name>_i2t`` and ``<name>_t2i``; and of its data:
+        `REPLACED` samples, captions as `lavis_mafa.tokens.COUNTS` names them."""
         assert output.counts is not None
         counts = output.counts.tolist()
         figures = {
@@ -76,6 +79,9 @@ class MafaPretrainTask(MafaRetrievalTask):
             # There on every rank, also where nothing was judged: ranks add up the same names.
             figures[f"con_d_probability_{direction}"] = total / judged if judged else math.nan
         figures["judged_pairs"] = float(output.judged_pairs or 0)
+        figures.update({name: float(samples[name]) for name in OF_CAPTIONS if name in samples})
+        if "load_error" in samples:
+            figures[REPLACED] = float(sum(map(bool, samples["load_error"])))
         if self._truth is not None:
             for direction in DIRECTIONS:
                 figures.update(self._against_truth(output, samples, direction))
@@ -117,8 +123,11 @@ class MafaPretrainTask(MafaRetrievalTask):
         return {"bins": BINS, **told} if told else None
 
     def epoch_figures(self, tally: Tally) -> dict[str, float | None]:
-        """Rates of an epoch: false negatives by Con-D and by truth, Con-D's quality."""
-        figures: dict[str, float | None] = {}
+        """Rates of an epoch: false negatives by Con-D and by truth, Con-D's quality; and numbers of
+        samples replaced and of captions cut or unknown, of all ranks."""
+        figures: dict[str, float | None] = {
+            name: int(tally.sums[name]) for name in (REPLACED, *OF_CAPTIONS) if name in tally.sums
+        }
         for direction in DIRECTIONS:
             d = direction
             if tally.sums.get(f"judged_{d}"):

@@ -25,8 +25,8 @@ from lavis_mafa.tokens import CON_D_TOKENS, TOKENS, Tokenizer, Tokens, tokens_of
 FAMILIES = ("albef_mafa", "blip_mafa", "blip2_mafa", "fne_retrieval")
 CAPTIONS = [
     "two dogs play, near the old Harbour!",
-    "",
-    "   ",
+    "-",
+    "  ? ",
     "a",
     "a photo of 3 cafés — naïve façade 猫 🐈",
     "[SEP] is [MASK]ed by [CLS] and [DEC] [ENC]",

@@ -1,0 +1,48 @@
+"""LAVIS's image-caption data sets, their images read by this package's rules."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from lavis.datasets.datasets.caption_datasets import CaptionDataset
+from lavis.datasets.datasets.image_text_pair_datasets import ImageTextPairDataset
+from lavis.datasets.datasets.retrieval_datasets import RetrievalDataset
+
+from lavis_mafa.datasets.image_reading import read_rgb
+
+# Of coco_caption; of vg_caption, sbu_caption, conceptual_caption_*; of coco_retrieval, flickr30k.
+_READ_HERE = (
+    CaptionDataset.__getitem__,
+    ImageTextPairDataset.__getitem__,
+    RetrievalDataset.__getitem__,
+)
+
+
+def read_sample(dataset: Any, index: int) -> dict[str, Any]:
+    """``dataset[index]``; of LAVIS's image-caption sets the same with the image by `read_rgb`.
+
+    LAVIS reads by ``Image.open(path).convert("RGB")``, which waits for ever where a pipe stands in
+    a file's place, clips 16-bit grey to white, shows transparent parts in any colour, ignores the
+    orientation and decodes bombs of up to 178,956,970 pixels.
+
+    Raises:
+        ValueError: the row has no path, or no text as its caption.
+        OSError: see `read_rgb`.
+        What ``dataset`` raises, if it is another one.
+    """
+    if type(dataset).__getitem__ not in _READ_HERE:
+        return dataset[index]
+    row = dataset.annotation[index]
+    for key in ("image", "caption"):
+        if not isinstance(row.get(key), str):
+            raise ValueError(f"row {index}: expected text as {key!r}, got {row.get(key)!r:.60}")
+    sample = {
+        "image": dataset.vis_processor(read_rgb(os.path.join(dataset.vis_root, row["image"]))),
+        "text_input": dataset.text_processor(row["caption"]),
+    }
+    if hasattr(dataset, "img_ids"):
+        sample["image_id"] = dataset.img_ids[row["image_id"]]
+    if type(dataset).__getitem__ is RetrievalDataset.__getitem__:
+        sample["instance_id"] = row["instance_id"]
+    return sample

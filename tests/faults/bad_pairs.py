@@ -1,0 +1,218 @@
+"""Images and captions of every bad kind, and what the rules make of them."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import struct
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+# What shows where an image is trained: (red, green, blue) of its top left pixel.
+SHOWN = {
+    "1 x 1": (9, 8, 7),
+    "CMYK": (0, 255, 255),
+    "16-bit grey": (100, 100, 100),
+    "animated GIF": (255, 0, 0),
+    "animated WebP": (255, 0, 0),
+    "transparent PNG": (255, 255, 255),
+    "broken EXIF": (40, 80, 120),
+    "turned by EXIF": (0, 0, 0),
+    "PNG called .jpg": (1, 2, 3),
+    "PNG without its end mark": (1, 2, 3),
+}
+# Fates of captions: replaced as the image of a sample would be; trained, and counted as cut or as
+# unknown to the vocabulary. REFUSED: `image_text_json` and shards do not begin to train.
+REPLACED, TRAINED, CUT, UNKNOWN, REFUSED = "replaced", "trained", "cut", "unknown", "refused"
+CAPTIONS = {
+    "empty": ("", REPLACED),
+    "blanks": (" \t\n\u00a0\u3000", REPLACED),
+    "signs that the processor drops": ("...!! (~)", REPLACED),
+    "control characters": ("\x01\x02\x7f", REPLACED),
+    "NUL alone": ("\0\0", REPLACED),
+    "zero-width": ("\u200b\u200d\ufeff", REPLACED),
+    "combining marks alone": ("\u0301\u20dd\ufe0f", REPLACED),
+    "private use": ("\ue000\uf8ff", REPLACED),
+    "replacement characters": ("\ufffd \ufffd", REPLACED),
+    "half a surrogate pair": ("red circle \ud83d", REFUSED),
+    "one word": ("red", TRAINED),
+    "NUL inside": ("red\0 circle", TRAINED),
+    "line breaks": ("red\ncircle\r\nbox\n", TRAINED),
+    "zero-width inside": ("red\u200b circle\ufeff", TRAINED),
+    "combining marks": ("re\u0301d circle", TRAINED),
+    "right to left beside": ("red \u05e9\u05dc\u05d5\u05dd", TRAINED),
+    "signs": ("? - ?", TRAINED),
+    "10,000 characters, many words": ("red circle " * 910, CUT),
+    "10,000 characters, one word": ("x" * 10_000, UNKNOWN),
+    "emoji": ("\U0001f408 \U0001f469\u200d\U0001f680", UNKNOWN),
+    "emoji of a later Unicode": ("\U0001fae0", UNKNOWN),
+    "right to left": ("\u05e9\u05dc\u05d5\u05dd \u05e2\u05d5\u05dc\u05dd", UNKNOWN),
+}
+PIXELS = np.random.default_rng(0).integers(0, 256, (60, 80, 3), dtype=np.uint8)
+
+
+def encoded(image: Image.Image, kind: str, **how: Any) -> bytes:
+    stream = io.BytesIO()
+    image.save(stream, kind, **how)
+    return stream.getvalue()
+
+
+def png(width: int, height: int, pixels: bytes, bits: int = 8, kind: int = 0, extra: bytes = b""):
+    """A PNG of compressed pixels, whatever its header says; kind 0 is grey, 6 RGBA."""
+    header = struct.pack(">IIBBBBB", width, height, bits, kind, 0, 0, 0)
+    parts = [chunk(b"IHDR", header), extra, chunk(b"IDAT", pixels), chunk(b"IEND", b"")]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
+
+
+def chunk(name: bytes, content: bytes) -> bytes:
+    checked = name + content
+    return struct.pack(">I", len(content)) + checked + struct.pack(">I", zlib.crc32(checked))
+
+
+def zeros(count: int) -> bytes:
+    """``count`` zeros, compressed."""
+    packer = zlib.compressobj(1)
+    blocks = [packer.compress(bytes(min(2**20, count - k))) for k in range(0, count, 2**20)]
+    return b"".join(blocks) + packer.flush()
+
+
+def readable() -> dict[str, bytes]:
+    """Files that are trained on, by kind; `SHOWN` tells as what."""
+    plain, red = Image.new("RGB", (8, 6), (1, 2, 3)), Image.new("RGB", (8, 6), "red")
+    frames = {"save_all": True, "append_images": [Image.new("RGB", (8, 6), "lime")]}
+    turned = Image.new("RGB", (8, 6), (250, 250, 250))
+    turned.paste((0, 0, 0), (0, 3, 8, 6))  # dark below: on the left when upright
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    blue = Image.new("RGB", (16, 16), (40, 80, 120))
+    grey = Image.fromarray(np.full((6, 8), 25_700, np.uint16))
+    return {
+        "1 x 1": encoded(Image.new("RGB", (1, 1), (9, 8, 7)), "PNG"),
+        "CMYK": encoded(Image.new("CMYK", (8, 6), (255, 0, 0, 0)), "JPEG", quality=100),
+        "16-bit grey": encoded(grey, "PNG"),
+        "animated GIF": encoded(red, "GIF", **frames),
+        "animated WebP": encoded(red, "WEBP", lossless=True, **frames),
+        "transparent PNG": encoded(Image.new("RGBA", (8, 6), (0, 0, 255, 0)), "PNG"),
+        "broken EXIF": encoded(blue, "JPEG", exif=b"Exif\0\0MM\0*\0\0\0\x08\xff\xffgarbage"),
+        "turned by EXIF": encoded(turned, "PNG", exif=exif),
+        "PNG called .jpg": encoded(plain, "PNG"),
+        "PNG without its end mark": encoded(plain, "PNG")[:-12],
+    }
+
+
+def unreadable() -> dict[str, bytes]:
+    """Files that are replaced, by kind."""
+    jpeg = encoded(Image.fromarray(PIXELS), "JPEG", quality=95)
+    whole = encoded(Image.fromarray(PIXELS), "PNG")
+    damaged = bytearray(whole)
+    damaged[60] ^= 255
+    text = chunk(b"zTXt", b"a\0\0" + zeros(200_000_000))
+    nothing = zeros(61 * 80)
+    return {
+        "truncated JPEG": jpeg[:-1500],
+        "JPEG without its last bytes": jpeg[:-2],
+        "truncated PNG": whole[:-400],
+        "damaged PNG": bytes(damaged),
+        "PNG with a fraction of its pixels": png(9000, 9000, zeros(9000)),
+        "zero bytes": b"",
+        "text": b"<html>404 Not Found</html>",
+        "PostScript": b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n{} loop\n",
+        "32-bit float": encoded(Image.new("F", (8, 6), 0.5), "TIFF"),
+        "bomb of 144 megapixels": png(12_000, 12_000, zeros(12_000 * 1501), bits=1),
+        "bomb of 900 megapixels": png(30_000, 30_000, nothing, bits=1),
+        "text-chunk bomb": png(80, 60, nothing, extra=text),
+    }
+
+
+# Nothing that a shard could hold.
+PLACES = ("missing file", "folder", "pipe", "path with NUL", "path with half a surrogate pair")
+
+
+class Folder:
+    """A folder of pairs, one of each kind among good ones, with its annotations.
+
+    Attributes:
+        rows: ``image``, ``caption``, ``image_id`` of every pair; good ones are in every place.
+        images, captions: numbers of the rows by kind of image and of caption.
+        bad: the rows that are to be replaced.
+        fates: of the captions, by row.
+    """
+
+    def __init__(self, path: Path, builder: str) -> None:
+        self.path, self.builder = path, builder
+        self.rows: list[dict[str, str]] = []
+        self.images: dict[str, int] = {}
+        self.captions: dict[str, int] = {}
+        self.bad: set[int] = set()
+        self.fates: dict[int, str] = {}
+        (path / "images").mkdir(parents=True)
+        self._good()
+        for kind, content in {**readable(), **unreadable()}.items():
+            if not content and builder == "image_text_shards":
+                content = b"\0"  # `write_shards` takes no empty file
+            self.images[kind] = self._add(content, "red circle and big box")
+            if kind not in SHOWN:
+                self.bad.add(self.images[kind])
+        if builder != "image_text_shards":
+            self._places()
+        for kind, (caption, fate) in CAPTIONS.items():
+            if self._never_read(caption):
+                continue
+            number = self.captions[kind] = self._good(caption)
+            self.fates[number] = fate
+            if fate in (REPLACED, REFUSED):
+                self.bad.add(number)
+        while len(self.rows) % 16:
+            self._good()
+
+    def _never_read(self, caption: str) -> bool:
+        """Whether our builders leave a caption out, or refuse it, when they read annotations."""
+        ours = self.builder.startswith("image_text")
+        return ours and (not caption.strip() or any("\ud800" <= c <= "\udfff" for c in caption))
+
+    def _good(self, caption: str = "green box and small circle") -> int:
+        shade = (37 * len(self.rows) % 256, 90, 200)
+        return self._add(encoded(Image.new("RGB", (8, 6), shade), "PNG"), caption)
+
+    def _add(self, content: bytes | None, caption: str, image: str = "") -> int:
+        number = len(self.rows)
+        image = image or f"{number:03d}.jpg"
+        if content is not None:
+            (self.path / "images" / image).write_bytes(content)
+        self.rows.append({"image": image, "caption": caption, "image_id": f"{number}"})
+        return number
+
+    def _places(self) -> None:
+        for kind in PLACES:
+            name = {PLACES[3]: "a\0b.jpg", PLACES[4]: "\ud83d.jpg"}.get(kind, "")
+            if kind == PLACES[4] and self.builder == "image_text_json":
+                continue  # no text: refused with the row
+            number = self.images[kind] = self._add(None, "red circle", name)
+            self.bad.add(number)
+            place = self.path / "images" / f"{number:03d}.jpg"
+            if kind == "folder":
+                place.mkdir()
+            elif kind == "pipe":
+                os.mkfifo(place)
+
+    def annotations(self) -> Path:
+        """The rows as the builder's annotation file, or its shards."""
+        if self.builder != "image_text_shards":
+            (self.path / "pairs.json").write_text(json.dumps(self.rows))
+            return self.path / "pairs.json"
+        from lavis_mafa.datasets.shards import write_shards
+
+        index = self.path / "shards" / "pairs.json"
+        if index.exists():
+            return index
+        images = self.path / "images"
+        samples = (
+            (f"{k:03d}", (images / row["image"]).read_bytes(), "jpg", row["caption"], {})
+            for k, row in enumerate(self.rows)
+        )
+        return write_shards(self.path / "shards", samples, per_shard=7)

@@ -1,0 +1,356 @@
+"""Bad images and captions cost themselves alone: each kind is trained on or replaced by rule."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from bad_pairs import CAPTIONS, CUT, REPLACED, SHOWN, UNKNOWN, Folder, encoded, png, zeros
+from faulty_runs import bits_differing, recording, state
+from lavis.datasets.datasets.caption_datasets import CaptionDataset
+from lavis.datasets.datasets.image_text_pair_datasets import ImageTextPairDataset
+from lavis.datasets.datasets.retrieval_datasets import RetrievalDataset
+from lavis.processors.blip_processors import BlipCaptionProcessor
+from PIL import Image, ImageFile
+from runs import CONFIG, ROOT, finish, records, run_here, start
+
+from lavis_mafa.check_data import check
+from lavis_mafa.datasets import TrainingSet
+from lavis_mafa.datasets.image_text_json import ImageTextTrain
+from lavis_mafa.datasets.image_text_shards import ImageTextShardsTrain
+from lavis_mafa.runners.guard import UnreadableError
+
+SETS = {
+    "image_text_json": ImageTextTrain,
+    "image_text_shards": ImageTextShardsTrain,
+    "coco_caption": CaptionDataset,
+    "flickr30k": RetrievalDataset,
+    "sbu_caption": ImageTextPairDataset,
+}
+pytestmark = [
+    pytest.mark.timeout(280),  # a pipe that is opened is waited for
+    pytest.mark.filterwarnings("ignore:::PIL"),  # pytest sets our own filter aside
+]
+QUICK = (("image_text_json", 0), ("image_text_shards", 0), ("flickr30k", 2))
+WHY = {
+    "pipe": "is a pipe",
+    "folder": "Is a directory",
+    "PostScript": "PostScript is a program",
+    "bomb of 144 megapixels": "144000000 pixels, more than the 89478485 allowed",
+    "text-chunk bomb": "MAX_TEXT_CHUNK",
+    "truncated JPEG": "truncated",
+}
+
+
+@pytest.fixture(scope="module")
+def folder_of(tmp_path_factory):
+    made = {}
+
+    def folder(builder):
+        if builder not in made:
+            made[builder] = Folder(tmp_path_factory.mktemp(builder) / "data", builder)
+        return made[builder]
+
+    return folder
+
+
+def first_pixel(image):
+    return torch.tensor(image.getpixel((0, 0)))
+
+
+def train_set(folder, processor=first_pixel):
+    processors = processor, BlipCaptionProcessor()
+    files = [str(folder.annotations())]
+    root = [] if folder.builder == "image_text_shards" else [str(folder.path / "images")]
+    return TrainingSet(SETS[folder.builder](*processors, *root, files), seed=3)
+
+
+# What is read, and what is replaced
+
+
+@pytest.mark.parametrize("lenient", [False, True])
+@pytest.mark.parametrize("builder", SETS)
+def test_every_kind_is_read_or_replaced_by_rule(folder_of, injected, monkeypatch, builder, lenient):
+    monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", lenient)  # importing LAVIS sets it
+    folder = folder_of(builder)
+    train = train_set(folder)
+    assert len(train) == len(folder.rows)
+    processed = BlipCaptionProcessor()
+    samples = [train[index, 0] for index in range(len(train))]
+    for kind, index in folder.images.items():
+        sample, shown = samples[index], SHOWN.get(kind)
+        if shown:
+            assert sample["load_error"] == "" and sample["loaded_index"] == index, kind
+            near = (sample["image"] - torch.tensor(shown)).abs().max() <= 2
+            assert near, f"{kind} is read as {sample['image'].tolist()}"
+        else:
+            assert sample["load_error"], f"{kind} is read"
+            assert WHY.get(kind, "") in sample["load_error"]
+        injected(f"data: {'image ' if shown else ''}{kind}", survived=1)
+    for kind, index in folder.captions.items():
+        sample, refused = samples[index], index in folder.bad
+        assert bool(sample["load_error"]) == refused, (kind, sample["load_error"])
+        if not refused:
+            assert sample["text_input"] == processed(CAPTIONS[kind][0]), kind
+        injected(f"data: caption of {kind}", survived=1)
+    replaced = {s["index"] for s in samples if s["load_error"]}
+    assert replaced == folder.bad and len(folder.bad) >= 15
+    for sample in samples:
+        index, loaded = sample["index"], sample["loaded_index"]
+        assert loaded not in folder.bad and (loaded == index) == (index not in folder.bad)
+        assert torch.equal(sample["image"], samples[loaded]["image"])
+        assert sample["text_input"] == samples[loaded]["text_input"]
+        sample["load_error"].encode("utf-8")  # a log file takes it
+
+
+def test_lavis_annotations_without_a_caption_cost_themselves(tmp_path, injected):
+    folder = Folder(tmp_path / "data", "sbu_caption")
+    lacking = [k for k in range(len(folder.rows)) if k not in folder.bad][:3]
+    for index, caption in zip(lacking, (None, 7, ["red", "box"]), strict=True):
+        folder.rows[index]["caption"] = caption
+    train = train_set(folder)
+    for index in lacking:
+        assert "expected text as 'caption'" in train[index, 0]["load_error"]
+    injected("data: caption that is no text", survived=3, times=3)
+
+
+def test_a_prompt_does_not_make_a_caption(tmp_path):
+    folder = Folder(tmp_path / "data", "coco_caption")
+    train = train_set(folder)
+    train.parts[0].text_processor.prompt = "a photo of "
+    assert "nothing to read" in train[folder.captions["empty"], 0]["load_error"]
+    assert train[folder.captions["one word"], 0]["text_input"] == "a photo of red"
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
+def test_a_file_that_may_not_be_read(tmp_path, injected):
+    folder = Folder(tmp_path / "data", "image_text_json")
+    (folder.path / "images" / folder.rows[0]["image"]).chmod(0)
+    assert "PermissionError" in train_set(folder)[0, 0]["load_error"]
+    injected("data: no permission", survived=1)
+
+
+def test_the_check_tells_what_training_replaces(folder_of):
+    """By the same rules: for the rows of `image_text_json`, and for LAVIS's."""
+    for builder in ("image_text_json", "sbu_caption"):
+        folder = folder_of(builder)
+        root = folder.path / "images"
+        report = check([folder.annotations()], root, workers=2)["problems"]
+        told = {folder.rows[k]["image"] for k in folder.bad if k not in folder.fates}
+        found = [*report["missing_files"], *report["unreadable_images"]]
+        malformed = report["malformed_rows"]
+        assert len(found) + sum("ud83d.jpg" in line for line in malformed) == len(told)
+        captions = [k for k in folder.bad if folder.fates.get(k) == REPLACED]
+        assert len(report["empty_captions"]) == len(captions) >= 7
+        assert len(malformed) == (2 if builder == "sbu_caption" else 0)
+    headers = check([folder.annotations()], root, decode=False)["problems"]["unreadable_images"]
+    names = [folder.rows[folder.images[kind]]["image"] for kind in folder.images]
+    by_name = dict(zip(names, folder.images, strict=True))
+    told = {by_name[line.split("'")[1]] for line in headers if line.split("'")[1] in by_name}
+    assert {"pipe", "folder", "bomb of 144 megapixels", "PostScript", "text"} <= told
+
+
+READ_ALL = """
+import json, resource, sys
+from pathlib import Path
+from lavis_mafa.datasets.image_reading import read_rgb
+status = Path("/proc/self/status").read_text()
+now = 1024 * int(status.split("VmSize:")[1].split()[0])
+resource.setrlimit(resource.RLIMIT_AS, (now + int(sys.argv[1]), -1))
+told = {}
+for path in sys.argv[2:]:
+    try:
+        told[path] = read_rgb(path).mode
+    except OSError:
+        told[path] = "refused"
+print(json.dumps(told))
+"""
+
+
+def read_all(paths, megabytes):
+    """What becomes of files in a process that may take so much memory for them."""
+    done = subprocess.run(
+        [sys.executable, "-c", READ_ALL, str(megabytes * 2**20), *map(str, paths)],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads(done.stdout), done.stderr
+
+
+def test_bombs_take_no_memory_and_nothing_floods_the_log(folder_of):
+    folder = folder_of("image_text_json")
+    names = {k: folder.rows[k]["image"] for k in folder.images.values()}
+    read = {k: folder.path / "images" / name for k, name in names.items() if "\0" not in name}
+    told, warned = read_all(read.values(), megabytes=200)
+    assert {k for k, path in read.items() if told[str(path)] == "refused"} == folder.bad & {*read}
+    assert warned == ""
+
+
+@pytest.mark.faults
+def test_what_is_just_small_enough_takes_less_than_a_gigabyte(tmp_path, injected):
+    side = 9400  # 88.4 megapixels
+    for name, wide, bits, kind in (("rgba", 4, 8, 6), ("grey", 2, 16, 0), ("rgba16", 8, 16, 6)):
+        pixels = zeros(side * (wide * side + 1))
+        (tmp_path / f"{name}.png").write_bytes(png(side, side, pixels, bits, kind))
+        told, _ = read_all([tmp_path / f"{name}.png"], megabytes=1000)
+        assert list(told.values()) == ["RGB"]
+        injected("data: 88 megapixels in a gigabyte", survived=1)
+
+
+# Runs
+
+EVALUATION = {"flickr30k", "coco_caption"}  # whose defaults have val and test
+
+
+def config_of(folder, path):
+    """The toy config with the folder's pairs in the place of the toy world."""
+    phases = ("train", "eval")
+    annotations = {"train": str(folder.annotations())}
+    if folder.builder in EVALUATION:
+        held_out = [{"image": folder.rows[0]["image"], "caption": ["red"], "image_id": "0"}]
+        (path / "held_out.json").write_text(json.dumps(held_out))
+        annotations.update(dict.fromkeys(("val", "test"), str(path / "held_out.json")))
+    settings_ = {
+        "vis_processor": {p: {"name": f"blip_image_{p}", "image_size": 32} for p in phases},
+        "text_processor": {p: {"name": "blip_caption"} for p in phases},
+        "build_info": {
+            "annotations": {s: {"url": f, "storage": f} for s, f in annotations.items()},
+            "images": {"storage": str(folder.path / "images")},
+        },
+    }
+    if folder.builder.startswith("image_text"):
+        for files in settings_["build_info"]["annotations"].values():
+            del files["url"]
+    if folder.builder == "image_text_shards":
+        del settings_["build_info"]["images"]
+    toy = Path(CONFIG).read_text()
+    begin, end = toy.index("datasets:"), toy.index("run:")
+    data = json.dumps({"datasets": {folder.builder: settings_}})  # JSON is YAML
+    (path / "config.yaml").write_text(f"{toy[:begin]}{data[1:-1]}\n\n{toy[end:]}")
+    return str(path / "config.yaml")
+
+
+NOT_TOY = {
+    **{f"datasets__toy_scenes__build_info__{k}_size": None for k in ("train", "val", "test")},
+    "model__mafa__con_d__arch": None,
+    "run__max_epoch": 2,
+    "run__grit__start_epoch": 1,
+}
+
+
+def lines(folder, name="unreadable.jsonl"):
+    return [json.loads(line) for line in open(folder / "job" / name, encoding="utf-8")]
+
+
+@pytest.mark.parametrize(
+    "builder, workers",
+    [
+        pytest.param(*pair, marks=() if pair in QUICK else pytest.mark.faults)
+        for pair in itertools.product(SETS, (0, 2))
+    ],
+)
+def test_a_run_loses_the_bad_samples_alone(folder_of, tmp_path, injected, builder, workers):
+    folder = folder_of(builder)
+    count, bad = len(folder.rows), sorted(folder.bad)
+    changes = {**NOT_TOY, "run__max_unreadable": 0.9, "run__num_workers": workers}
+    changes["config"] = config_of(folder, tmp_path)
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    with recording() as trained:
+        run_here(whole, **changes)
+    steps = count // 8
+    lost, replaced = 0, lines(whole)
+    for epoch in (0, 1):
+        mine = [r for r in trained if r["epoch"] == epoch]
+        assert [len(r["index"]) for r in mine] == [8] * steps  # full mini-batches
+        seen = [index for r in mine for index in r["index"]]
+        lost += len({*range(count)} - {*seen})
+        assert sorted(seen) == [*range(count)]
+        told = [r for r in replaced if r["epoch"] == epoch]
+        assert sorted(r["index"] for r in told) == bad  # each once
+        loaded = {r["index"]: r["read"] for r in told}
+        assert not folder.bad & {*loaded.values()}
+        figures = records(whole, "epoch")[epoch]
+        read = [loaded.get(index, index) for index in range(count)]
+        fates = [folder.fates.get(index) for index in read]
+        assert figures["samples_replaced"] == len(bad)
+        assert figures["captions_cut"] == fates.count(CUT) >= 1
+        assert figures["captions_unknown"] == fates.count(UNKNOWN) >= 4
+    # Stopped in mid-epoch and resumed: the same choices, figures and weights.
+    run_here(cut, **changes, run__max_steps=steps + 3)
+    run_here(cut, **changes, run__resume_ckpt_path="auto")
+    assert lines(cut) == replaced
+    bits = bits_differing(state(cut), state(whole))
+    timeless = [
+        [{k: v for k, v in r.items() if k != "time"} for r in records(f, "epoch")]
+        for f in (whole, cut)
+    ]
+    assert timeless[0] == timeless[1]
+    injected(f"data: runs on all kinds, {builder}", survived=1, lost=lost, bits=bits)
+    assert lost == 0 and bits == 0
+
+
+def test_workers_change_nothing(folder_of, tmp_path, injected):
+    folder = folder_of("image_text_json")
+    changes = {**NOT_TOY, "run__max_unreadable": 0.9, "config": config_of(folder, tmp_path)}
+    changes["run__max_epoch"] = 1
+    for workers in (0, 2):
+        run_here(tmp_path / f"{workers}", **changes, run__num_workers=workers)
+    assert lines(tmp_path / "0") == lines(tmp_path / "2")
+    bits = bits_differing(state(tmp_path / "0"), state(tmp_path / "2"))
+    injected("data: runs with workers and without", survived=2, times=2, bits=bits)
+    assert bits == 0
+
+
+def test_too_many_stop_the_run_with_a_list(folder_of, tmp_path, injected):
+    folder = folder_of("image_text_json")
+    config = config_of(folder, tmp_path)
+    with pytest.raises(UnreadableError, match="more than run.max_unreadable = 0.1 allows") as told:
+        run_here(tmp_path, **NOT_TOY, config=config, run__max_unreadable=0.1)
+    listed = {int(line.split(":")[0]) for line in str(told.value).split("\n  ")[1:]}
+    assert listed <= folder.bad and len(listed) >= 10
+    assert {r["index"] for r in lines(tmp_path)} == listed
+    assert not (tmp_path / "job" / "checkpoint_last.pth").exists()
+    injected("data: more than run.max_unreadable", survived=1)
+
+
+def test_half_a_surrogate_pair_is_refused_before_training(tmp_path, injected):
+    Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
+    (tmp_path / "a.json").write_text('[{"image": "a.png", "caption": "\\ud83d"}]')
+    with pytest.raises(ValueError, match="record 1: text is not valid UTF-8"):
+        ImageTextTrain(first_pixel, str, tmp_path, [tmp_path / "a.json"])
+    injected("data: caption of half a surrogate pair", survived=1)
+
+
+@pytest.mark.faults
+def test_one_rank_of_two_with_too_many(tmp_path, injected):
+    """Rank 1 reads what is bad; both stop, and its list is told."""
+    folder = Folder(tmp_path / "data", "image_text_json")
+    good = encoded(Image.new("RGB", (8, 6), "green"), "PNG")
+    share = {k for k in range(len(folder.rows)) if k // 8 % 2}  # of rank 1 in this order
+    np.save(tmp_path / "order.npy", np.arange(len(folder.rows)))
+    for index, row in enumerate(folder.rows):
+        row.update(image=f"only{index}.png", caption="red circle")
+        content = b"no picture" if index in share else good
+        (folder.path / "images" / row["image"]).write_bytes(content)
+    changes = {**NOT_TOY, "run__grit__first_order": tmp_path / "order.npy"}
+    changes.update(config=config_of(folder, tmp_path), run__max_unreadable=0.3)
+    output = finish(start("train.py", tmp_path, ranks=2, **changes), status=1)
+    assert "than run.max_unreadable = 0.3 allows" in output, output[-3000:]
+    assert "rank 1: " in output and "rank 0: " not in output
+    listed = {int(number) for number in re.findall(r"^  (\d+): ", output, re.MULTILINE)}
+    told = {r["index"] for r in lines(tmp_path, "unreadable_rank1.jsonl")}
+    assert told and told <= share and listed == told
+    assert not (tmp_path / "job" / "unreadable.jsonl").exists()
+    assert not (tmp_path / "job" / "checkpoint_last.pth").exists()
+    injected("data: more than run.max_unreadable on one rank of two", survived=1)
