@@ -6,7 +6,7 @@ import hashlib
 import json
 import logging
 import os
-import zipfile
+import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,9 @@ from lavis.models import clip_vit
 from lavis.models.vit import interpolate_pos_embed
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
+
+from lavis_mafa.checksums import can_be_mapped, damage_of, ends_as_zip
+from lavis_mafa.checksums import is_whole as is_whole  # also to be had from here
 
 CONFIGS = Path(__file__).resolve().parent / "configs"
 # Parts without which no pair is judged; momentum copies and language heads are none of them.
@@ -50,30 +53,46 @@ def find_config(path: str) -> str:
     )
 
 
-def read_checkpoint(url_or_filename: str) -> dict[str, Any]:
+def read_checkpoint(url_or_filename: str, mapped: bool = False) -> dict[str, Any]:
     """Load a checkpoint file or URL to the CPU, tensors and plain values only.
+
+    Args:
+        mapped: leave tensors in the file, to be read when they are used; quick where only names,
+            shapes and plain values are wanted. The file must not be written to meanwhile.
 
     Raises:
         FileNotFoundError: if there is no such file.
-        ValueError: if the file is no checkpoint, is damaged, or holds pickled objects, which could
-            run code when loaded.
+        ValueError: if the file is no checkpoint, is damaged or altered, or holds pickled objects,
+            which could run code when loaded.
     """
     path = str(url_or_filename)
     if is_url(path):
         path = download_cached_file(path, check_hash=False, progress=True)
     if not os.path.isfile(path):
         raise FileNotFoundError(f"no checkpoint at {path} (seen from {os.getcwd()})")
+    cut = (
+        f"{path} cannot be loaded: its {os.path.getsize(path)} bytes are cut short, "
+        "damaged, or no checkpoint. Compare its size with its origin's and copy it again"
+    )
+    damage = damage_of(path)
+    if damage is not None:
+        if not ends_as_zip(path):
+            raise ValueError(cut)
+        raise ValueError(
+            f"{path} is not as it was saved: {damage}. Copy it again from its origin, or name "
+            "another checkpoint"
+        )
+    in_file = mapped and can_be_mapped(path)
     try:
-        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=in_file)
     except Exception as error:
         # What torch refuses as unsafe it calls unsupported; anything else it could not even read.
-        if "unsupported" not in str(error).lower() and not zipfile.is_zipfile(path):
-            raise ValueError(
-                f"{path} cannot be loaded: its {os.path.getsize(path)} bytes are cut short, "
-                "damaged, or no checkpoint. Compare its size with its origin's and copy it again"
-            ) from error
+        if "unsupported" not in str(error).lower() and not ends_as_zip(path):
+            raise ValueError(cut) from error
+        asked = re.search(r"GLOBAL (\S+)", str(error))
+        why = f"it calls for {asked[1]}, which is code" if asked else str(error).strip()
         raise ValueError(
-            f"{path} cannot be loaded as tensors and plain values: {error}\nIf you trust its "
+            f"{path} cannot be loaded as tensors and plain values: {why}. If you trust its "
             "origin, load it elsewhere and save its state dict alone as {'model': state_dict}."
         ) from error
     if not isinstance(checkpoint, dict):
@@ -97,8 +116,7 @@ def recorded_model(content: dict[str, Any], arch: str) -> dict[str, Any]:
 
     Empty if the checkpoint holds no config, or that of another model.
     """
-    config = content.get("config") or {}
-    model = dict(config.get("model") or {})
+    model = dict(_model_config(content))
     if model.get("arch") != arch:
         return {}
     for key in ("mafa", "pretrained", "finetuned", "load_pretrained", "load_finetuned"):
@@ -153,26 +171,48 @@ def check_origin(content: dict[str, Any], arch: str, tokenizer: Any, origin: str
         ValueError: if another family saved it, it is of stage 2 and the model of stage 1, or it was
             trained with another vocabulary.
     """
-    config = content.get("config")
-    saved_by = str(((config or {}).get("model") or {}).get("arch") or arch)
-    if saved_by.split("_")[0] != arch.split("_")[0]:
-        raise ValueError(
-            f"{origin} was saved by {saved_by}, which is of another family than {arch}: name a "
-            f"checkpoint of {arch.split('_')[0]}, or a model of {saved_by.split('_')[0]} as arch"
-        )
-    if _speaks(saved_by) and not _speaks(arch):
-        raise ValueError(
-            f"{origin} was saved by {saved_by}, which is of stage 2: it has no text side and no "
-            f"heads for ITC and ITM, and {arch} needs them. Name the checkpoint of stage 1 that it "
-            "began with"
-        )
+    problem = problem_of_origin(content, arch, origin)
+    if problem:
+        raise ValueError(problem)
     then, now = content.get("vocabulary"), vocabulary_of(tokenizer)
     if then and now and then != now:
-        used = ((config or {}).get("model") or {}).get("tokenizer") or "BERT's"
+        used = _model_config(content).get("tokenizer") or "BERT's"
         raise ValueError(
             f"{origin} was trained with another vocabulary (tokenizer: {used}) than the model's: "
             "its words would mean others here. Give the model the same tokenizer"
         )
+
+
+def problem_of_origin(content: dict[str, Any], arch: str, origin: str) -> str | None:
+    """Why a checkpoint of ``origin`` cannot serve a model ``arch``, by family and stage; None if it
+    can, or does not say what saved it."""
+    saved_by = str(_model_config(content).get("arch") or arch)
+    if saved_by.split("_")[0] != arch.split("_")[0]:
+        return (
+            f"{origin} was saved by {saved_by}, which is of another family than {arch}: name a "
+            f"checkpoint of {arch.split('_')[0]}, or a model of {saved_by.split('_')[0]} as arch"
+        )
+    if _speaks(saved_by) and not _speaks(arch):
+        return (
+            f"{origin} was saved by {saved_by}, which is of stage 2: it has no text side and no "
+            f"heads for ITC and ITM, and {arch} needs them. Name the checkpoint of stage 1 that it "
+            "began with"
+        )
+    return None
+
+
+def _model_config(content: dict[str, Any]) -> dict[str, Any]:
+    """What a checkpoint records of the model that saved it; empty if it does not."""
+    config = content.get("config")
+    model = config.get("model") if isinstance(config, dict) else None
+    return model if isinstance(model, dict) else {}
+
+
+def is_state(state: Any) -> bool:
+    """Whether something is a state dict: tensors by names."""
+    return isinstance(state, dict) and all(
+        isinstance(key, str) and isinstance(value, Tensor) for key, value in state.items()
+    )
 
 
 def load_state(model: torch.nn.Module, state: dict[str, Tensor], origin: str) -> Any:
@@ -188,9 +228,7 @@ def load_state(model: torch.nn.Module, state: dict[str, Tensor], origin: str) ->
         ValueError: if no weight fits, or shapes differ.
     """
     own = model.state_dict()
-    if not isinstance(state, dict) or not all(
-        isinstance(key, str) and isinstance(value, Tensor) for key, value in state.items()
-    ):
+    if not is_state(state):
         raise ValueError(f"{origin} holds no state dict: expected names of weights with tensors")
     state = {_own_name(key, own): value for key, value in state.items()}
     for name in ("visual_encoder", "visual_encoder_m"):

@@ -6,6 +6,8 @@ keys at once (L, M and B; device and precision; files of a dataset) follows belo
 
 from __future__ import annotations
 
+import functools
+import json
 import math
 import os
 from collections.abc import Collection, Mapping
@@ -23,6 +25,7 @@ from lavis_mafa.config import schema as keys
 from lavis_mafa.config.schema import NUMBERS, UNSET, Key, describe, known_keys
 
 CLOSE = 0.6
+LARGEST_INT, LARGEST_FLOAT = 2**63 - 1, 3e38  # of a tensor
 OUR_CONFIGS = Path(__file__).resolve().parents[1] / "configs" / "models"
 
 
@@ -36,8 +39,12 @@ def suggest(word: str, names: Collection[str]) -> str:
     return f"known: {', '.join(sorted(names))}"
 
 
+@functools.lru_cache(maxsize=8192)
 def _alike(a: str, b: str) -> float:
-    return SequenceMatcher(None, a.lower().replace("-", "_"), b.lower().replace("-", "_")).ratio()
+    a, b = (name.lower().replace("-", "_") for name in (a, b))
+    alike = SequenceMatcher(None, a, b).ratio()
+    swapped = a != b and sorted(a) == sorted(b)  # lim is nearer to lmi than to lm
+    return max(alike, 0.9) if swapped else alike
 
 
 class Report:
@@ -79,12 +86,13 @@ class Report:
 
     def unknown(self, path: str) -> None:
         best, score = self.nearest(path)
-        self.suggested.add(best)
+        self.suggested.update(best)
         verb = "did you mean" if score >= CLOSE else "the nearest known key is"
-        self.add(path, f"unknown key; {verb} {best}{'?' if score >= CLOSE else ''}")
+        self.add(path, f"unknown key; {verb} {' or '.join(best)}{'?' if score >= CLOSE else ''}")
 
-    def nearest(self, path: str) -> tuple[str, float]:
-        """The known key most like ``path`` and how alike their names are, 0 to 1."""
+    def nearest(self, path: str) -> tuple[list[str], float]:
+        """The known key most like ``path``, several where they are equally like it, and how alike
+        their names are, 0 to 1."""
         *parents, leaf = path.split(".")
 
         def alike(known: str) -> float:
@@ -96,8 +104,11 @@ class Report:
             shared = len(os.path.commonprefix([parents, above]))
             return alike(known) + 0.1 * (above == parents) + 0.03 * shared - 0.01 * len(above)
 
-        best = max(sorted(self.known), key=near)
-        return best, alike(best)
+        scores = {known: near(known) for known in sorted(self.known)}
+        most = max(scores.values())
+        best = [known for known, score in scores.items() if score > most - 1e-9]
+        alike_names = alike(best[0])
+        return best[: 3 if alike_names >= CLOSE else 1], alike_names
 
 
 def walk(value: Any, key: Key, path: str, report: Report, shipped: Any = UNSET) -> Any:
@@ -128,12 +139,16 @@ def walk(value: Any, key: Key, path: str, report: Report, shipped: Any = UNSET) 
         "any": True,
         "bool": isinstance(value, bool),
         "str": isinstance(value, str),
-        "strs": all(isinstance(item, str) for item in _list(value)),
+        "strs": all(isinstance(item, str) for item in listed(value)),
     }
     if not fits.get(key.kind, False):
         hints = {"list": f", such as [{value}]", "bool": ", written without quotes"}
         hint = hints.get(key.kind, "") if isinstance(value, str) else ""
         report.add(path, f"{value!r} is not {describe(key)}{hint}")
+        return value
+    texts = [text for text in listed(value) if isinstance(text, str)]
+    if key.kind in ("str", "strs") and not key.blank and not all(map(str.strip, texts)):
+        report.add(path, f"is empty; expected {describe(key)}")
         return value
     if isinstance(value, str) and value not in key.words:
         _check_name(value, key, path, report)
@@ -177,8 +192,9 @@ def _number(value: Any, key: Key, path: str, report: Report) -> Any:
         number = int(number)
     elif key.kind == "float":
         number = float(number)
+    too_much = abs(number) > (LARGEST_INT if key.kind == "int" else LARGEST_FLOAT)
     below = key.low is not None and (number <= key.low if key.above else number < key.low)
-    if below or (key.high is not None and number > key.high):
+    if too_much or below or (key.high is not None and number > key.high):
         report.add(path, f"{value!r} is out of range; expected {describe(key)}")
     elif isinstance(value, str):
         report.note(path, f"the string {value!r} is read as the number {number}")
@@ -251,67 +267,17 @@ def check_together(config: Mapping[str, Any], report: Report) -> None:
     """Checks what concerns several keys at once; single keys have been walked and filled."""
     settings = Settings(config, report)
     training = settings["run.evaluate"] is False
-    _check_run(settings, report, training)
-    _check_splits(settings, report, training)
     _check_device(settings, report)
     if training and settings["run.grit.enabled"]:
         _check_grit(settings, report)
-    _check_weights(settings, report)
+    elif training:
+        for name in ("first_order", "naive", "save_order"):
+            if settings[f"run.grit.{name}"]:
+                report.note(f"run.grit.{name}", "without effect: run.grit.enabled is False")
     _check_compile(settings, report)
     _check_language_model(settings, report, training)
     _check_sizes(settings, report, training)
     _check_mafa(settings, report)
-    _check_generation(settings, report)
-    for name in settings["datasets"] or {}:
-        _check_files(name, settings, report)
-
-
-def _check_run(s: Settings, report: Report, training: bool) -> None:
-    if training and s["run.runner"] in (None, "runner_mafa"):
-        if s["run.train_splits"] not in (None, [], ["train"]):
-            report.add("run.train_splits", "LAVIS trains on the split train; use ['train']")
-        if s["run.train_dataset_ratios"]:
-            why = "an epoch of runner_mafa is every sample once; leave it out"
-            report.add("run.train_dataset_ratios", why)
-    by_steps = s["run.runner"] == "runner_iter" and s["run.max_iters"] is not None
-    if training and s["run.max_epoch"] is None and not by_steps:
-        report.missing("run.max_epoch", "expected a whole number >= 1 (epochs to train)")
-    arch = registry.get_model_class(s["model.arch"] or "")
-    if training and s["run.task"] == "mafa_pretrain" and arch and not hasattr(arch, "llm_key"):
-        if not trains_by_step(s["model.arch"]):
-            why = f"{s['model.arch']} does not; use mafa_retrieval or the task of its own"
-            report.add("run.task", f"mafa_pretrain needs a model that trains by the step, {why}")
-    if s["run.k_test"] == 0 and arch and arch.__module__.startswith("lavis."):
-        report.add("run.k_test", f"0 (ITC alone) is for our models; {s['model.arch']} needs >= 1")
-    if s["run.lr_sched"] == "linear_warmup_step_lr" and s["run.lr_decay_rate"] is None:
-        report.missing("run.lr_decay_rate", "linear_warmup_step_lr needs it, such as 0.9")
-    clip = str(s["model.arch"]).startswith("clip")
-    if s["run.task"] == "retrieval" and not clip and s["run.k_test"] is None:
-        report.missing("run.k_test", "task retrieval needs it, such as 128")
-
-
-def _check_splits(s: Settings, report: Report, training: bool) -> None:
-    if training and s["run.train_splits"] == []:
-        report.add("run.train_splits", "is empty; name one (train), or set run.evaluate: True")
-    names = ("train_splits", "valid_splits", "test_splits")
-    asked = {name: s[f"run.{name}"] or [] for name in names}
-    if s["run.evaluate"]:
-        del asked["train_splits"]
-        if not any(asked.values()):
-            report.add("run.test_splits", "is empty and so is run.valid_splits: nothing to do")
-    there: set[str] = set()
-    for name in s["datasets"] or {}:
-        info = f"datasets.{name}.build_info"
-        splits = [split for split, files in (s[f"{info}.annotations"] or {}).items() if files]
-        splits += _list(s[f"{info}.splits"])
-        if not splits:
-            return  # the builder makes its splits otherwise
-        there.update(map(str, splits))
-    for key, splits in asked.items():
-        for i, split in enumerate(splits):
-            if split in keys.SPLITS and split not in there:
-                have = ", ".join(sorted(there))
-                report.add(f"run.{key}[{i}]", f"no dataset has a split {split!r}; they have {have}")
 
 
 def _check_device(s: Settings, report: Report) -> None:
@@ -356,27 +322,6 @@ def _check_grit(s: Settings, report: Report) -> None:
         report.add("run.runner", f"{s['run.runner']} {why} {off}")
 
 
-def _check_weights(s: Settings, report: Report) -> None:
-    if s["run.evaluate"] and s["run.resume_ckpt_path"]:
-        why = "nothing is resumed when only evaluating; name it as model.finetuned"
-        report.add("run.resume_ckpt_path", f"{why}, with model.load_finetuned: True")
-    arch = str(s["model.arch"])
-    if arch.startswith("clip"):
-        return  # there `pretrained` is a tag
-    for name in ("pretrained", "finetuned"):
-        key, path, wanted = f"model.{name}", s[f"model.{name}"], s[f"model.load_{name}"]
-        hint = f"name a file or URL, or set model.load_{name}: False"
-        # Ours starts from the published weights of its parts if it names no pre-trained model.
-        parts = name == "pretrained" and arch.endswith(keys.MAFA_SUFFIX)
-        if wanted and not path and not parts and key not in report.bad:
-            report.add(key, f"is empty; {hint}")
-        elif path and wanted is False and is_ours(arch) and not is_url(path):
-            report.add(key, f"is given, but model.load_{name} is False: nothing is loaded")
-        elif path and wanted is not False and report.machine:
-            if not is_url(path) and not os.path.isfile(path):
-                report.add(key, f"no such file: {path!r}; {hint}")
-
-
 def _check_compile(s: Settings, report: Report) -> None:
     for key in ("model.vit_grad_ckpt", "model.use_grad_checkpoint"):
         if s["run.compile"] and s[key]:
@@ -407,20 +352,17 @@ def _check_sizes(s: Settings, report: Report, training: bool) -> None:
     image, patch = s["model.image_size"], s["model.vit.patch_size"]
     if image and patch and image % patch:
         report.add("model.image_size", f"{image} is not a multiple of model.vit.patch_size {patch}")
-    ours = is_ours(s["model.arch"])
-    for name in (s["datasets"] or {}) if ours else {}:
-        for part in ("train", "eval"):
-            key = f"datasets.{name}.vis_processor.{part}.image_size"
-            size = s[key]
-            if image and size and size != image and not (part == "train" and not training):
-                report.add(key, f"{size} differs from model.image_size {image}")
-    for name in s["datasets"] or {}:
-        info = f"datasets.{name}.build_info"
-        cell, grid = s[f"{info}.cell_size"], s[f"{info}.grid"]  # pictures that are rendered
-        resized = s[f"datasets.{name}.vis_processor"]
-        if image and cell and grid and image != cell * grid and not resized:
-            why = f"{image}, but pictures of {name} are {cell} * {grid} = {cell * grid} pixels wide"
-            report.add("model.image_size", f"{why}; use that, or give a vis_processor")
+    if trains_by_step(s["model.arch"]) and image and patch is None:
+        patch = patch_of(s["model.arch"])
+        if image % patch:
+            report.add(
+                "model.image_size", f"{image} is not a multiple of the ViT's patches, {patch}"
+            )
+    epsilon = s["model.vit_layer_norm_epsilon"]
+    if epsilon is not None and epsilon < 0 and (epsilon != -1 or s["model.vit"]):
+        usual = "1e-6" if s["model.vit"] else "1e-6, or -1 for the ViT's own"
+        report.add("model.vit_layer_norm_epsilon", f"{epsilon} is below 0; use such as {usual}")
+    _check_text_encoder(s, report)
     arch = registry.get_model_class(s["model.arch"] or "") or object
     queue, batch = s["model.queue_size"], s["run.batch_size_train"]
     # LAVIS's models with a momentum queue assert it at the first step.
@@ -429,6 +371,40 @@ def _check_sizes(s: Settings, report: Report, training: bool) -> None:
         report.add("model.queue_size", f"0 (no queue) is for our models, not {s['model.arch']}")
     elif training and queued and queue and batch and queue % batch:
         report.add("model.queue_size", f"{queue} is not a multiple of run.batch_size_train {batch}")
+
+
+def patch_of(arch: str) -> int:
+    """Side of the patches of a family's ViT, where no config gives its sizes."""
+    return 14 if str(arch).startswith("blip2") else 16
+
+
+def _check_text_encoder(s: Settings, report: Report) -> None:
+    """What the JSON config of a text encoder leaves room for."""
+    names = ("med_config_path", "q_former_config", "bert_config")
+    key = next((f"model.{name}" for name in names if s[f"model.{name}"]), None)
+    sizes = _json_of(s[key]) if key else {}
+    longest, most = s["model.max_txt_len"], sizes.get("max_position_embeddings")
+    reads_alone = not hasattr(registry.get_model_class(s["model.arch"] or ""), "llm_key")
+    if longest and most and longest > most and reads_alone:
+        why = f"{longest} is more than the {most} positions of the text encoder in {key}"
+        report.add("model.max_txt_len", f"{why}; use at most {most}")
+    layer, layers = s["run.block_num"], sizes.get("num_hidden_layers")
+    if s["run.task"] == "mafa_grounding" and layer is not None and layers:
+        first = sizes.get("fusion_layer", 0)
+        if not first <= layer < layers:
+            why = f"layer {layer} does not attend to images; layers of {key} that do"
+            report.add("run.block_num", f"{why}: {first} to {layers - 1}")
+
+
+def _json_of(path: str) -> dict[str, Any]:
+    """A file that LAVIS or this package ships, or one's own; {} where it cannot be read."""
+    for root in ("", str(OUR_CONFIGS), registry.get_path("library_root")):
+        try:
+            content = json.loads(Path(root, path).read_text(encoding="utf-8"))
+            return content if isinstance(content, dict) else {}
+        except (OSError, ValueError):
+            continue
+    return {}
 
 
 def _check_mafa(s: Settings, report: Report) -> None:
@@ -453,7 +429,7 @@ def _check_mafa(s: Settings, report: Report) -> None:
     if s["run.evaluate"] is False and weights == [0.0] * len(weights):
         report.add("model.mafa.loss_weights", "all are 0: nothing to train; give one of them 1")
     temp = s["model.temp"]
-    if s["model.mafa.learn_temperature"] is False and temp and not 0.001 <= temp <= 0.5:
+    if trains_by_step(s["model.arch"]) and temp and not 0.001 <= temp <= 0.5:
         report.add("model.temp", f"{temp} is out of range; a temperature is kept in [0.001, 0.5]")
     if weights[3] == 0 and s["run.k_test"] and s["run.evaluate"] is False:
         why = "re-ranks by an ITM head that loss_weights.itm: 0 does not train; 0: ITC alone"
@@ -467,28 +443,17 @@ def _check_mafa(s: Settings, report: Report) -> None:
     several = (s[f"{rule}.top_k"] or 1) > 1
     if s["model.mafa.con_d"] is None and (several or s[f"{rule}.labels"] == "probability"):
         report.note(rule, "top_k and labels have no effect without model.mafa.con_d")
+    used = [one for one in s[f"{rule}.use_in"] or () if s[f"model.mafa.loss_weights.{one}"] != 0]
+    told = f"{rule}.use_in" in report.bad or s[f"{rule}.action"] == "keep"
+    if s["model.mafa.con_d"] and s["run.evaluate"] is False and not used and not told:
+        why = "no loss that has a weight uses connections; name one, or set action: keep to count"
+        report.add(f"{rule}.use_in", why)
+    if s["model.mlm_mask_prob"] == 0 and weights[4] and s["run.evaluate"] is False:
+        why = "0 hides no token: nothing to predict; use 0.15, or loss_weights.lm: 0"
+        report.add("model.mlm_mask_prob", why)
     low, high = s[f"{rule}.low"], s[f"{rule}.high"]
     if None not in (low, high) and low > high:
         report.add(f"{rule}.low", f"{low} is more than {rule}.high {high}")
-
-
-def _check_generation(s: Settings, report: Report) -> None:
-    if s["run.metrics"] == []:
-        report.add("run.metrics", "is empty; name some, or set run.report_metric: False")
-    prompt = s["run.prompt"]
-    if s["run.task"] in ("mafa_vqa", "mafa_gqa") and prompt:
-        problem = problem_of_prompt(prompt)
-        if problem:
-            report.add("run.prompt", problem)
-    given = s["run.annotation_file"]
-    by_split = given if isinstance(given, Mapping) else {"": given}
-    for split, path in by_split.items():
-        where = f"{split}: " if split else ""
-        if path is not None and not isinstance(path, str):
-            why = f"{where}{path!r} is not a path; give one, or a mapping {{val: path, test: path}}"
-            report.add("run.annotation_file", why)
-        elif path is not None and report.machine and not os.path.isfile(path):
-            report.add("run.annotation_file", f"{where}no such file: {path!r}")
 
 
 def problem_of_prompt(prompt: str) -> str | None:
@@ -504,38 +469,6 @@ def problem_of_prompt(prompt: str) -> str | None:
     )
 
 
-def _check_files(name: str, s: Settings, report: Report) -> None:
-    path = f"datasets.{name}.build_info"
-    builder = registry.get_builder_class(name)
-    lavis_own = builder is not None and builder.__module__.startswith("lavis.")
-    root = registry.get_path("cache_root") if lavis_own else ""
-
-    files_named = getattr(builder, "files_named", lambda file: [file])  # by a pattern
-
-    def there(file: str) -> bool:
-        files = files_named(os.path.expanduser(os.path.join(root, file)))
-        return bool(files) and all(map(os.path.exists, files))
-
-    annotations = s[f"{path}.annotations"]
-    if annotations == {}:
-        report.add(f"{path}.annotations", "is empty; name a split: train: {storage: ...}")
-    for split in annotations or ():
-        where = f"{path}.annotations.{split}"
-        storage, url = _list(s[f"{where}.storage"]), _list(s[f"{where}.url"])
-        if storage and url and len(storage) != len(url):
-            report.add(where, f"{len(url)} url for {len(storage)} storage; give as many of both")
-            continue
-        for i, file in enumerate(storage):
-            source = url[i] if url else ""
-            found = is_url(source) or os.path.isfile(source) or there(file)
-            if report.machine and not found:
-                lost = f"neither url {source!r} nor storage {file!r}" if source else repr(file)
-                report.add(f"{where}.storage", f"no such file: {lost}")
-    for kind in ("images", "videos", "features"):
-        for folder in _list(s[f"{path}.{kind}.storage"]):
-            if report.machine and not there(folder):
-                report.add(f"{path}.{kind}.storage", f"no such folder: {folder!r}")
-
-
-def _list(value: Any) -> list[Any]:
+def listed(value: Any) -> list[Any]:
+    """``value`` as a list: itself, nothing for None, or alone in one."""
     return value if isinstance(value, list) else [] if value is None else [value]

@@ -8,9 +8,18 @@ from typing import Any
 
 from lavis.common.registry import registry
 
-from lavis_mafa.config.check import Report, Settings, is_url, suggest, trains_by_step, walk
+from lavis_mafa.config.check import (
+    Report,
+    Settings,
+    is_url,
+    patch_of,
+    suggest,
+    trains_by_step,
+    walk,
+)
 from lavis_mafa.config.defaults import default_or_report, fill
 from lavis_mafa.config.schema import SCHEMA, Key
+from lavis_mafa.config.weights import check_con_d_file
 from lavis_mafa.connections.build import JUDGES
 
 BUILD_KEYS = ("arch", "model_type", "load_pretrained", "pretrained", "load_finetuned", "finetuned")
@@ -30,6 +39,7 @@ def check_con_d(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     config = walk({"model": {"mafa": {"con_d": dict(given)}}}, schema, "", report)
     fill(config, schema, None)
     check_weights(config, report)
+    check_con_d_file(config, report)
     check_kept_images(config, report)
     return config["model"]["mafa"]["con_d"], report.problems
 
@@ -67,6 +77,10 @@ def check_weights(config: Mapping[str, Any], report: Report) -> None:
         known = [*model, *BUILD_KEYS]
         if name not in known:
             report.add(f"{path}.model.{name}", f"{arch} has no such key; {suggest(name, known)}")
+    size = s[f"{path}.image_size"]
+    patch = (model.get("vit") or {}).get("patch_size") or patch_of(arch)
+    if size and size % patch:
+        report.add(f"{path}.image_size", f"{size} is not a multiple of its ViT's patches, {patch}")
     if shipped and not s[f"{path}.checkpoint"] and not downloads:
         why = f"{arch} has no published weights of that type, and Con-D must be trained"
         report.missing(f"{path}.checkpoint", why)

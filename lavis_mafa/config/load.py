@@ -24,22 +24,28 @@ from omegaconf.errors import OmegaConfBaseException
 from lavis_mafa.config.check import (
     Report,
     check_together,
+    is_ours,
     suggest,
     trains_by_step,
     walk,
 )
 from lavis_mafa.config.con_d import BUILD_KEYS, check_kept_images, check_weights
+from lavis_mafa.config.data import check_data
 from lavis_mafa.config.defaults import default_or_report, default_yaml, fill
+from lavis_mafa.config.run import check_run
 from lavis_mafa.config.schema import (
     ANY,
+    ARGUMENTS,
     DATASET,
     MAFA_SUFFIX,
     MODEL,
     MODEL_MAFA,
     MODEL_PARTS,
+    OF_ONE,
     SCHEMA,
     Key,
 )
+from lavis_mafa.config.weights import check_weight_files
 
 __all__ = ["ConfigError", "MafaConfig", "complete", "format_config", "load_config"]
 
@@ -171,20 +177,8 @@ def complete(
     Returns:
         The whole config, the problems (none: it can work) and the notes.
     """
-    user = {str(name): value for name, value in user.items()}
-    user = _without_con_d(user)
     early = Report(SCHEMA)  # what is wrong with the names that decide which keys there are
-    shipped: dict[str, Any] = {}
-    keys = dict(SCHEMA.keys)
-    if isinstance(user.get("model"), dict):
-        model, keys["model"] = _model_keys(user["model"], early)
-        shipped.update(model)
-    if isinstance(user.get("datasets"), dict):
-        user["datasets"] = {str(name): value or {} for name, value in user["datasets"].items()}
-        shipped["datasets"], keys["datasets"] = _datasets_keys(user["datasets"], early)
-        if not user["datasets"]:
-            early.add("datasets", "is empty; name at least one builder")
-    schema = replace(SCHEMA, keys=keys)
+    user, schema, shipped = schema_of(user, early)
     report = Report(schema, _active(user.get("run")), machine)
     report.bad |= early.bad
     # The user's config is walked on top of the default YAMLs, which are trusted where they agree.
@@ -193,11 +187,36 @@ def complete(
     run = config.get("run")
     fill(config, schema, run.get("task") if isinstance(run, dict) else None)
     check_together(config, report)
+    check_run(config, report)
+    check_data(config, report)
+    check_weight_files(config, report)
     check_weights(config, report)
     check_kept_images(config, report)
     if "preprocess" in shipped:
         config["preprocess"] = shipped["preprocess"]
     return config, [*early.problems, *report.problems], report.notes
+
+
+def schema_of(
+    user: Mapping[str, Any], report: Report
+) -> tuple[dict[str, Any], Key, dict[str, Any]]:
+    """The config as it is checked, the schema of its model and data sets, and their default YAMLs.
+
+    What is wrong with the names that decide which keys there are goes into ``report``.
+    """
+    user = {str(name): value for name, value in user.items()}
+    user = _without_con_d(user)
+    shipped: dict[str, Any] = {}
+    keys = dict(SCHEMA.keys)
+    if isinstance(user.get("model"), dict):
+        model, keys["model"] = _model_keys(user["model"], report)
+        shipped.update(model)
+    if isinstance(user.get("datasets"), dict):
+        user["datasets"] = {str(name): value or {} for name, value in user["datasets"].items()}
+        shipped["datasets"], keys["datasets"] = _datasets_keys(user["datasets"], report)
+        if not user["datasets"]:
+            report.add("datasets", "is empty; name at least one builder")
+    return user, replace(SCHEMA, keys=keys), shipped
 
 
 def _without_con_d(user: dict[str, Any]) -> dict[str, Any]:
@@ -229,13 +248,15 @@ def _model_keys(user: dict[str, Any], report: Report) -> tuple[dict[str, Any], K
     shipped: dict[str, Any] = {}
     if model_type is None:
         types = getattr(cls, "PRETRAINED_MODEL_CONFIG_DICT", {})
-        report.add("model.model_type", f"missing; {arch} has {', '.join(types)}")
+        report.add("model.model_type", f"missing; {arch} has {', '.join(types)}; use one of them")
     else:
         shipped = default_or_report("model.model_type", cls, model_type, report)
     # With a wrong model type the keys of the first one tell which keys are right.
     names = shipped or default_or_report("", cls, None, Report(SCHEMA))
     if not str(arch).endswith(MAFA_SUFFIX):
-        key = replace(key, keys=MODEL)
+        # A model of this package by another name has the keys of its default YAML.
+        named = {n: one for n, one in ours.items() if n in names.get("model", {}) and is_ours(arch)}
+        key = replace(key, keys={**MODEL, **named})
         for name in ours:
             if name in user and name not in names.get("model", {}):
                 report.add(
@@ -293,10 +314,14 @@ def _with_processors(key: Key, dataset: Any) -> Key:
                 continue
             arguments = list(inspect.signature(cls.__init__).parameters.values())[1:]
             takes_any = any(argument.kind == argument.VAR_KEYWORD for argument in arguments)
-            named = {a.name: _like(a.default) for a in arguments if a.kind != a.VAR_KEYWORD}
+            named = {
+                a.name: ARGUMENTS.get(a.name) or _like(a.default)
+                for a in arguments
+                if a.kind != a.VAR_KEYWORD
+            }
             phases[phase] = replace(
                 phases[phase],
-                keys={**named, **phases[phase].keys},
+                keys={**phases[phase].keys, **named},
                 other=ANY if takes_any else None,
             )
         keys[kind] = replace(keys[kind], keys=phases)
@@ -308,7 +333,7 @@ def _extend(key: Key, shipped: Mapping[str, Any]) -> Key:
     keys = dict(key.keys)
     for name, value in shipped.items():
         if name not in keys:
-            keys[name] = _like(value)
+            keys[name] = OF_ONE.get(name) or _like(value)
         elif keys[name].kind == "mapping" and isinstance(value, dict):
             keys[name] = _extend(keys[name], value) if keys[name].source == "LAVIS" else keys[name]
     return replace(key, keys=keys)

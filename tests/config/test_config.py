@@ -420,7 +420,7 @@ def test_con_d_needs_weights(tmp_path):
         {**con_d, "checkpoint": "https://example.org/con_d.pth"},
         {**con_d, "checkpoint": str(weights)},
     ):
-        weights.touch()
+        torch.save({"temp": torch.ones(())}, weights)
         assert problems(put(GOOD, "model.mafa.con_d", arch)) == []
     weights.unlink()
     lines = problems(put(GOOD, "model.mafa.con_d", {**con_d, "checkpoint": str(weights)}))
@@ -436,7 +436,7 @@ def test_files_are_looked_for(tmp_path, monkeypatch):
     start = put(put(GOOD, "model.load_pretrained", True), "model.pretrained", "start.pth")
     assert named(problems(start), "model.pretrained")
     assert problems(start, machine=False) == []
-    (tmp_path / "start.pth").touch()
+    torch.save({"temp": torch.ones(())}, tmp_path / "start.pth")
     assert problems(start) == []
     own = put(GOOD, "model.tokenizer", "vocab.txt")
     assert named(problems(own), "model.tokenizer")

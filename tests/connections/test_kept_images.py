@@ -379,7 +379,7 @@ def test_nothing_is_kept_unasked(toy_train):
     ],
 )
 def test_it_needs_a_view_of_its_own(tmp_path, con_d, problem):
-    (tmp_path / "c.pth").write_bytes(b"")
+    torch.save({"temp": torch.ones(())}, tmp_path / "c.pth")
     given = {"arch": "albef_mafa", "model_type": "tiny", "checkpoint": str(tmp_path / "c.pth")}
     _, problems = check_con_d({**given, "keep_images": "folder", **con_d})
     assert len(problems) == (problem is not None)

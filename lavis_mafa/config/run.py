@@ -1,0 +1,191 @@
+"""Checks of ``run``: what is trained or evaluated, its schedule, its texts and its folder."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from lavis.common.registry import registry
+from lavis.tasks.image_text_pretrain import ImageTextPretrainTask
+
+from lavis_mafa.config.check import Report, Settings, is_ours, problem_of_prompt, trains_by_step
+
+# What a task asks of a model when it evaluates.
+ASKED = {
+    "captioning": "generate",
+    "mafa_captioning": "generate",
+    "vqa": "predict_answers",
+    "gqa": "predict_answers",
+    "mafa_vqa": "predict_answers",
+    "mafa_gqa": "predict_answers",
+    "multimodal_classification": "predict",
+    "mafa_classification": "predict",
+    "mafa_retrieval": "compute_sim_matrix",
+}
+LARGEST_SEED = 2**32 - 2**16  # NumPy's, less the number of the rank, which is added
+QUESTIONS = ("mafa_vqa", "mafa_gqa")
+
+
+def check_run(config: Mapping[str, Any], report: Report) -> None:
+    """Checks what keys of ``run`` say together; single keys have been checked and filled."""
+    s = Settings(config, report)
+    training = s["run.evaluate"] is False
+    _check_loop(s, report, training)
+    _check_task(s, report, training)
+    if training:
+        _check_schedule(s, report)
+    _check_texts(s, report)
+    _check_questions(s, report)
+    _check_folder(s, report)
+    if (s["run.seed"] or 0) > LARGEST_SEED:
+        report.add("run.seed", f"{s['run.seed']} is too large; expected at most {LARGEST_SEED}")
+
+
+def _check_loop(s: Settings, report: Report, training: bool) -> None:
+    if training and s["run.runner"] in (None, "runner_mafa"):
+        if s["run.train_splits"] not in (None, [], ["train"]):
+            report.add("run.train_splits", "LAVIS trains on the split train; use ['train']")
+        if s["run.train_dataset_ratios"]:
+            why = "an epoch of runner_mafa is every sample once; leave it out"
+            report.add("run.train_dataset_ratios", why)
+        for name in s["datasets"] or {}:
+            if s[f"datasets.{name}.sample_ratio"] is not None:
+                why = "an epoch of runner_mafa is every sample once: without effect"
+                report.note(f"datasets.{name}.sample_ratio", why)
+    by_steps = s["run.runner"] == "runner_iter" and s["run.max_iters"] is not None
+    if training and s["run.max_epoch"] is None and not by_steps:
+        report.missing("run.max_epoch", "expected a whole number >= 1 (epochs to train)")
+
+
+def _check_task(s: Settings, report: Report, training: bool) -> None:
+    """A task asks a model for something, and not every model can give it."""
+    task, name = s["run.task"], s["model.arch"]
+    arch = registry.get_model_class(name or "")
+    if training and task == "mafa_pretrain" and arch and not hasattr(arch, "llm_key"):
+        if not trains_by_step(name):
+            why = f"{name} does not; use mafa_retrieval or the task of its own"
+            report.add("run.task", f"mafa_pretrain needs a model that trains by the step, {why}")
+    evaluates = [key for key in ("valid_splits", "test_splits") if s[f"run.{key}"]]
+    asked = ASKED.get(task or "")
+    if arch and evaluates and asked and not hasattr(arch, asked):
+        able = [one for one in registry.list_models() if _can(one, asked)]
+        why = f"{task} evaluates by {asked}(), which {name} has not; models that have it: "
+        report.add("run.task", why + ", ".join(able))
+    if task == "mafa_grounding" and evaluates and str(name).startswith(("blip2", "fne", "clip")):
+        why = f"{name} has no text encoder that attends to images; use albef_mafa or blip_mafa"
+        report.add("run.task", f"mafa_grounding draws heat maps of one, and {why}")
+    cls = registry.get_task_class(task or "")
+    silent = getattr(cls, "evaluation", None) is ImageTextPretrainTask.evaluation
+    if silent and s["run.evaluate"]:
+        why = "evaluates nothing; name the task that the model is to be scored by"
+        report.add("run.task", f"{task} {why}")
+    if s["run.evaluate"] and name and is_ours(name):
+        if not (s["model.load_finetuned"] or s["model.load_pretrained"]):
+            why = "is False and so is load_pretrained: random weights are evaluated"
+            report.note("model.load_finetuned", why)
+    if silent and evaluates and not s["run.evaluate"]:
+        report.note(f"run.{evaluates[0]}", f"without effect: task {task} evaluates nothing")
+    if s["run.k_test"] == 0 and arch and arch.__module__.startswith("lavis."):
+        report.add("run.k_test", f"0 (ITC alone) is for our models; {name} needs >= 1")
+    if task == "retrieval" and not str(name).startswith("clip") and s["run.k_test"] is None:
+        report.missing("run.k_test", "task retrieval needs it, such as 128")
+
+
+def _can(arch: str, method: str) -> bool:
+    return arch.endswith("_mafa") and hasattr(registry.get_model_class(arch), method)
+
+
+def _check_schedule(s: Settings, report: Report) -> None:
+    schedule, high, low = s["run.lr_sched"], s["run.init_lr"], s["run.min_lr"]
+    if schedule == "linear_warmup_step_lr" and s["run.lr_decay_rate"] is None:
+        report.missing("run.lr_decay_rate", "linear_warmup_step_lr needs it, such as 0.9")
+    if None not in (high, low) and low > high:
+        why = f"{low} is more than run.init_lr {high}: the learning rate would rise; use at most it"
+        report.add("run.min_lr", why)
+    first, steps = s["run.warmup_lr"], s["run.warmup_steps"]
+    if steps and None not in (high, first) and first > high:
+        why = f"{first} is more than run.init_lr {high}: nothing warms up; use less, or -1"
+        report.add("run.warmup_lr", why)
+    epochs, horizon = s["run.max_epoch"], s["run.lr_horizon"]
+    if epochs and horizon and horizon < epochs and "cosine" in str(schedule):
+        why = f"{horizon} is less than run.max_epoch {epochs}: the cosine would rise again after it"
+        report.add("run.lr_horizon", f"{why}; use {epochs} or more, or null")
+    limit = s["run.max_steps"]
+    if steps and limit and steps >= limit:
+        why = f"{steps} is not below run.max_steps {limit}: run.init_lr is never reached"
+        report.note("run.warmup_steps", why)
+    keep = s["run.keep_every_epochs"]
+    if keep and epochs and keep > epochs:
+        why = f"{keep} is more than run.max_epoch {epochs}: no checkpoint is kept beside the last"
+        report.note("run.keep_every_epochs", why)
+
+
+def _check_texts(s: Settings, report: Report) -> None:
+    """Generated texts and what they are scored against."""
+    for short, long in (("min_len", "max_len"), ("cap_min_length", "cap_max_length")):
+        least, most = s[f"run.{short}"], s[f"run.{long}"]
+        if None not in (least, most) and least > most:
+            report.add(f"run.{short}", f"{least} is more than run.{long} {most}; use at most that")
+    if s["run.metrics"] == []:
+        report.add("run.metrics", "is empty; name some, or set run.report_metric: False")
+    given = s["run.annotation_file"]
+    by_split = given if isinstance(given, Mapping) else {"": given}
+    for split, path in by_split.items():
+        where = f"{split}: " if split else ""
+        if path is not None and not isinstance(path, str):
+            why = f"{where}{path!r} is not a path; give one, or a mapping {{val: path, test: path}}"
+            report.add("run.annotation_file", why)
+        elif path is not None and report.machine and not os.path.isfile(path):
+            report.add("run.annotation_file", f"{where}no such file: {path!r}")
+
+
+def _check_questions(s: Settings, report: Report) -> None:
+    from lavis_mafa.tasks.results import takes
+
+    arch = registry.get_model_class(s["model.arch"] or "")
+    if s["run.task"] not in QUESTIONS or arch is None:
+        return
+    prompt = s["run.prompt"]
+    problem = problem_of_prompt(prompt) if prompt else None
+    if problem:
+        report.add("run.prompt", problem)
+    if not (s["run.valid_splits"] or s["run.test_splits"]):
+        return
+    method = s["run.inference_method"] or "rank"  # LAVIS's default
+    wanted = {True: "generate", False: "rank"}[hasattr(arch, "llm_key")]
+    ours = arch.__module__.startswith("lavis_mafa.")
+    if ours and method != wanted and "run.inference_method" not in report.bad:
+        how = "generates its answers" if wanted == "generate" else "ranks a list of answers"
+        report.add(
+            "run.inference_method", f"is {method}, but {s['model.arch']} {how}; use {wanted}"
+        )
+    answers = getattr(arch, "predict_answers", None)
+    if s["run.length_penalty"] is not None and answers and not takes(answers, "length_penalty"):
+        why = f"{s['model.arch']}.predict_answers() takes none; leave it out"
+        report.add("run.length_penalty", why)
+
+
+def _check_folder(s: Settings, report: Report) -> None:
+    job = s["run.job_id"]
+    if job and (job in (".", "..") or {"/", "\\", "\0"} & set(job)):
+        why = f"{job!r} is no name of one folder; choose it by run.output_dir, and here its last"
+        report.add("run.job_id", f"{why} part alone")
+    folders = {"run.output_dir": s["run.output_dir"]}
+    folders["model.mafa.con_d.keep_images"] = s["model.mafa.con_d.keep_images"]
+    for key, folder in folders.items():
+        if folder and report.machine:
+            problem = _problem_of_folder(Path(os.path.abspath(os.path.expanduser(folder))))
+            if problem:
+                report.add(key, problem)
+
+
+def _problem_of_folder(folder: Path) -> str | None:
+    """Why nothing can be written below a folder, which need not be there yet; None if it can."""
+    there = next((one for one in (folder, *folder.parents) if one.exists()), folder)
+    if not there.is_dir():
+        return f"{there} is a file; name a folder"
+    if not os.access(there, os.W_OK | os.X_OK):
+        return f"{there} cannot be written to; name another folder, or change its permissions"
+    return None

@@ -1,0 +1,223 @@
+"""Checks of the files with weights that a config names, before anything is built from them.
+
+What is read of a checkpoint are its names, shapes and plain values; the file as a whole is read
+once, for its checksums.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from lavis.common.registry import registry
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from torch import Tensor
+
+from lavis_mafa.checkpoints import (
+    config_of,
+    find_config,
+    is_state,
+    problem_of_origin,
+    read_checkpoint,
+    weights_of,
+)
+from lavis_mafa.config.check import Report, Settings, is_ours, is_url
+from lavis_mafa.config.schema import MAFA_SUFFIX
+
+CON_D = "model.mafa.con_d"
+# Keys that name a file with weights, wherever they stand below ``model``; in folders of language
+# models and BERTs, transformers looks for these files.
+FILES = ("pretrained", "finetuned", "vit_weights", "q_former_model", "checkpoint")
+FOLDERS, INSIDE = ("bert_weights", "opt_model", "t5_model"), "pytorch_model*.bin"
+WIDTHS = {"base": 768, "large": 1024, "eva_clip_g": 1408, "clip_L": 1024}
+# Which axis of which weight has the size that a key of ``model`` gives.
+SIZES = (
+    ("visual_encoder.patch_embed.proj.weight", 0, "width of the ViT"),
+    ("visual_encoder.patch_embed.proj.weight", 2, "vit.patch_size"),
+    ("ln_vision.weight", 0, "width of the ViT"),
+    ("vision_proj.weight", 0, "embed_dim"),
+    ("query_tokens", 1, "num_query_token"),
+    ("text_encoder.embeddings.word_embeddings.weight", 1, "hidden_size of med_config_path"),
+    ("text_encoder.bert.embeddings.word_embeddings.weight", 1, "hidden_size of med_config_path"),
+)
+
+
+def check_weight_files(config: Mapping[str, Any], report: Report) -> None:
+    """Checks every local file of weights that a config names: that it is there where it is needed,
+    as it was saved, nothing but tensors and plain values, and of a model that can serve."""
+    s = Settings(config, report)
+    _check_named(s, report)
+    if not report.machine:
+        return
+    arch, ours = str(s["model.arch"]), is_ours(s["model.arch"])
+    for key, path in _files(s["model"] or {}, "model"):
+        name = key.rpartition(".")[2]
+        unread = s[f"{key.rpartition('.')[0]}.load_{name}"] is False
+        # Ours reads one of the two.
+        unread |= ours and key == "model.pretrained" and s["model.load_finetuned"] is True
+        if unread or key in report.bad or key.startswith(f"{CON_D}."):
+            continue
+        content = _read(key, path, report)
+        if content is not None and ours and key in ("model.pretrained", "model.finetuned"):
+            _check_model(key, path, content, arch, s["model"], report)
+        elif content is not None and ours and key == "model.vit_weights":
+            _check_state(key, path, content, {}, report)
+    check_con_d_file(config, report)
+    path = s["run.resume_ckpt_path"]
+    if s["run.evaluate"] is False and path not in (None, "auto"):
+        _check_resumed(path, s, report)
+    order = s["run.grit.first_order"]
+    if s["run.evaluate"] is False and s["run.grit.enabled"] and order and os.path.isfile(order):
+        try:
+            np.load(order, mmap_mode="r", allow_pickle=False)
+        except (ValueError, OSError, EOFError) as error:
+            report.add("run.grit.first_order", f"{order} is no file of numbers: {error}")
+
+
+def check_con_d_file(config: Mapping[str, Any], report: Report) -> None:
+    """Checks the checkpoint of Con-D, and the weights below its ``model``."""
+    s = Settings(config, report)
+    if s[f"{CON_D}.arch"] == "oracle":
+        return  # it reads none
+    for key, path in _files(s[CON_D] or {}, CON_D):
+        content = None if key in report.bad else _read(key, path, report)
+        cls = registry.get_model_class(s[f"{CON_D}.arch"] or "")
+        if content is None or cls is None or key != f"{CON_D}.checkpoint":
+            continue
+        model_type = s[f"{CON_D}.model_type"] or next(iter(cls.PRETRAINED_MODEL_CONFIG_DICT))
+        if model_type not in cls.PRETRAINED_MODEL_CONFIG_DICT:
+            continue  # reported elsewhere
+        problem = problem_of_origin(content, s[f"{CON_D}.arch"], path)
+        if problem:
+            report.add(key, problem)
+            continue
+        try:
+            own = config_of(s[f"{CON_D}.arch"], model_type, path, content)
+            model = OmegaConf.merge(own, s[f"{CON_D}.model"] or {})
+            built: Any = OmegaConf.to_container(model, resolve=True)
+        except (OmegaConfBaseException, ValueError) as error:
+            why = str(error).splitlines()[0]
+            report.add(key, f"{path} records a config of its model that cannot be read: {why}")
+            continue
+        _check_state(key, path, content, built, report)
+
+
+def _check_named(s: Settings, report: Report) -> None:
+    """That there is a file where one is wanted, and that it is wanted where there is one."""
+    if s["run.evaluate"] and s["run.resume_ckpt_path"]:
+        why = "nothing is resumed when only evaluating; name it as model.finetuned"
+        report.add("run.resume_ckpt_path", f"{why}, with model.load_finetuned: True")
+    arch = str(s["model.arch"])
+    if arch.startswith("clip"):
+        return  # there `pretrained` is a tag
+    for name in ("pretrained", "finetuned"):
+        key, path, wanted = f"model.{name}", s[f"model.{name}"], s[f"model.load_{name}"]
+        hint = f"name a file or URL, or set model.load_{name}: False"
+        # Ours starts from the published weights of its parts if it names no pre-trained model.
+        parts = name == "pretrained" and arch.endswith(MAFA_SUFFIX)
+        if wanted and not path and not parts and key not in report.bad:
+            report.add(key, f"is empty; {hint}")
+        elif path and wanted is False and is_ours(arch) and not is_url(path):
+            report.add(key, f"is given, but model.load_{name} is False: nothing is loaded")
+        elif path and wanted is not False and report.machine:
+            if not is_url(path) and not os.path.isfile(path):
+                report.add(key, f"no such file: {path!r}; {hint}")
+
+
+def _files(mapping: Mapping[str, Any], above: str) -> Iterator[tuple[str, str]]:
+    """Keys and local files of weights below a mapping."""
+    for name, value in mapping.items():
+        key = f"{above}.{name}"
+        if isinstance(value, Mapping):
+            yield from _files(value, key)
+        elif name in FILES and isinstance(value, str) and os.path.isfile(value):
+            yield key, value
+        elif name in FOLDERS and isinstance(value, str) and os.path.isdir(value):
+            yield from ((key, str(path)) for path in sorted(Path(value).glob(INSIDE)))
+
+
+def _read(key: str, path: str, report: Report) -> dict[str, Any] | None:
+    try:
+        return read_checkpoint(path, mapped=True)
+    except (ValueError, OSError) as error:
+        report.add(key, str(error))
+        return None
+
+
+def _check_model(
+    key: str, path: str, content: dict[str, Any], arch: str, model: Any, report: Report
+) -> None:
+    problem = problem_of_origin(content, arch, path)
+    if problem:
+        report.add(key, problem)
+    else:
+        _check_state(key, path, content, model, report)
+
+
+def _check_state(
+    key: str, path: str, content: dict[str, Any], model: Mapping[str, Any], report: Report
+) -> None:
+    state = weights_of(content)
+    if not is_state(state):
+        report.add(key, f"{path} holds no state dict: expected names of weights with tensors")
+        return
+    if not state:
+        report.add(key, f"{path} holds no weights")
+        return
+    expected, wrong = _sizes_of(model), {}
+    for weight, axis, name in SIZES:
+        there = state.get(weight)
+        here = expected.get(name)
+        if isinstance(there, Tensor) and there.ndim > axis and isinstance(here, int):
+            if there.shape[axis] != here:
+                wrong[name] = f"{name} {there.shape[axis]} in the file, {here} here"
+    if wrong:
+        why = "; ".join(wrong.values())
+        report.add(key, f"{path} was saved by a model of other sizes: {why}")
+
+
+def _sizes_of(model: Mapping[str, Any]) -> dict[str, Any]:
+    """What a ``model`` config says of the sizes in `SIZES`."""
+    sizes = {name: model.get(name) for name in ("embed_dim", "num_query_token")}
+    vit = model.get("vit")
+    if isinstance(vit, Mapping):
+        sizes.update(
+            {"width of the ViT": vit.get("width"), "vit.patch_size": vit.get("patch_size")}
+        )
+    else:
+        sizes["width of the ViT"] = WIDTHS.get(str(model.get("vit_type") or model.get("vit_model")))
+    try:
+        text = json.loads(Path(find_config(model["med_config_path"])).read_text(encoding="utf-8"))
+        sizes["hidden_size of med_config_path"] = text.get("hidden_size")
+    except (LookupError, TypeError, AttributeError, OSError, ValueError):
+        pass  # it has none, or it is reported elsewhere
+    return sizes
+
+
+def _check_resumed(path: str, s: Settings, report: Report) -> None:
+    """That a run of the same model can go on from a file."""
+    key = "run.resume_ckpt_path"
+    if is_url(path) or key in report.bad:
+        return
+    content = _read(key, path, report) if os.path.isfile(path) else None
+    if content is None:
+        return
+    ours, runner = (registry.get_runner_class(n) for n in ("runner_mafa", s["run.runner"] or ""))
+    if runner is None or (ours is not None and issubclass(runner, ours)):
+        state = content.get("run")
+        whole = isinstance(state, Mapping) and isinstance(state.get("ranks"), list)
+    else:
+        whole = {"model", "optimizer", "epoch"} <= content.keys()
+    if not whole:
+        report.add(
+            key,
+            f"{path} holds weights, but no state of a run of this runner; name it as "
+            "model.pretrained to start from its weights",
+        )
+    elif is_ours(s["model.arch"]):
+        _check_model(key, path, content, s["model.arch"], s["model"], report)

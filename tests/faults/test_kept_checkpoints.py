@@ -1,0 +1,189 @@
+"""Checkpoints that earlier versions wrote (see kept/README.md) load, and their runs go on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import lavis_mafa
+from lavis_mafa.checkpoints import OF_A_RUN, is_whole
+from lavis_mafa.cli import run
+from lavis_mafa.runners import RunnerMafa
+from lavis_mafa.runners.checkpoint import FORMAT
+
+ROOT = Path(__file__).resolve().parents[2]
+KEPT = Path(__file__).parent / "kept"
+STEPS, BATCH, SIZE = 9, 8, 74
+
+# The options by which all of them were made, less run.max_steps.
+SMALL = {
+    "datasets.toy_scenes.build_info.train_size": SIZE,
+    "datasets.toy_scenes.build_info.val_size": 6,
+    "datasets.toy_scenes.build_info.test_size": 10,
+    "run.max_epoch": 3,
+    "run.batch_size_train": BATCH,
+    "run.warmup_steps": 5,
+    "run.valid_splits": "[]",
+    "run.test_splits": "[]",
+    "run.tensorboard": False,
+    "run.log_freq": 1,
+    "model.vit.width": 8,
+    "model.vit.depth": 1,
+    "model.vit.heads": 2,
+}
+GRIT = {
+    "run.grit.queue_size": 32,
+    "run.grit.search_space": 16,
+    "run.grit.start_epoch": 1,
+    "run.k_test": 4,
+    "model.embed_dim": 4,
+    "model.med_config_path": "kept_bert.json",
+}
+ORACLE = {**GRIT, "model.mafa.con_d.arch": "oracle"}
+MOMENTUM = {**GRIT, "model.mafa.soft_labels.type": "momentum", "model.queue_size": 16}
+FNE = {
+    "model.bert_config": "kept_bert.json",
+    "model.memory_size": 16,
+    "model.plain_epochs": 1,
+    "model.posterior.minimum": 8,
+}
+# By file: arch, config, and the options of its own.
+FILES = {
+    "format1_480ee55_albef.pth": ("albef_mafa", "albef_toy", {**ORACLE, "run.seed": 3}),
+    "format1_ca9d03b_blip_momentum.pth": ("blip_mafa", "blip_toy", {**MOMENTUM, "run.seed": 4}),
+    "format1_ca9d03b_fne.pth": ("fne_retrieval", "fne_toy", {**FNE, "run.seed": 5}),
+    "format1_86eb3e7_albef.pth": ("albef_mafa", "albef_toy", {**ORACLE, "run.seed": 6}),
+}
+NAMES = sorted(FILES)
+
+
+@pytest.fixture(autouse=True)
+def _beside_its_config(monkeypatch):
+    monkeypatch.chdir(KEPT)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def read(name):
+    return torch.load(KEPT / name, weights_only=True)
+
+
+def train(folder, name, **more):
+    _, config, own = FILES[name]
+    changes = {key.replace("__", "."): value for key, value in more.items()}
+    given = {**SMALL, **own, "run.output_dir": folder, "run.job_id": "job", **changes}
+    path = str(ROOT / f"projects/mafa/train/{config}.yaml")
+    return run(path, [f"{key}={value}" for key, value in given.items()])
+
+
+def test_every_kept_file_is_tried():
+    assert {path.name for path in KEPT.glob("format*.pth")} == set(FILES)
+    assert all(path.stat().st_size < 400_000 for path in KEPT.iterdir())
+    told = (KEPT / "README.md").read_text()
+    assert all(name in told for name in FILES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_they_hold_what_they_are_kept_for(name):
+    """Otherwise the tests below would say nothing."""
+    content = read(name)
+    state = content["run"]["ranks"][0]["schedule"]
+    assert content["run"]["format"] == 1 and is_whole(KEPT / name)
+    assert (content["run"]["epoch"], content["run"]["step"]) == (1, 5)
+    assert len(content["optimizer"]["state"]) > 20
+    assert sorted(state["plan"]["order"].tolist()) == list(range(SIZE))
+    grouped = "fne" not in name
+    assert state["plan"]["grouped"] == grouped
+    assert not grouped or len(state["collector"]["indices"]) == BATCH
+    assert ("image_queue" in content["model"]) == ("momentum" in name)
+    assert any(key.startswith("memory.") for key in content["model"]) == ("fne" in name)
+
+
+@pytest.mark.strict_smoke
+@pytest.mark.parametrize("name", NAMES)
+def test_they_load_by_name(name):
+    """Every weight of the file is in the model, and none of the model is missing there."""
+    model = lavis_mafa.load_model(FILES[name][0], checkpoint=str(KEPT / name))
+    saved = {k: v for k, v in read(name)["model"].items() if not k.startswith(OF_A_RUN)}
+    own = {k: v for k, v in model.state_dict().items() if not k.startswith(OF_A_RUN)}
+    learnt = {key for key in saved if "_m." not in key}
+    assert learnt == {key for key in own if "_m." not in key}
+    assert all(torch.equal(own[key], saved[key]) for key in learnt)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_run_begins_with_their_weights(name, tmp_path):
+    begun = []
+
+    def noted(self, *args):
+        begun.append({k: v.clone() for k, v in self._model.state_dict().items()})
+        return first(self, *args)
+
+    first = RunnerMafa.train_epoch
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RunnerMafa, "train_epoch", noted)
+        given = {"model__load_pretrained": True, "model__pretrained": KEPT / name}
+        train(tmp_path, name, run__max_steps=1, **given)
+    saved = {k: v for k, v in read(name)["model"].items() if not k.startswith(OF_A_RUN)}
+    assert all(torch.equal(begun[0][key], saved[key]) for key in saved)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_their_runs_go_on(name, tmp_path, monkeypatch, injected):
+    """To the end: the rest of the epoch in the order that the file has, then a whole epoch."""
+    read_indices: dict[int, list[int]] = {}
+    note = RunnerMafa._note
+
+    def recorded(self, output, losses, samples, epoch, *rest):
+        read_indices.setdefault(epoch, []).extend(samples["index"].tolist())
+        note(self, output, losses, samples, epoch, *rest)
+
+    monkeypatch.setattr(RunnerMafa, "_note", recorded)
+    runner = train(tmp_path, name, run__resume_ckpt_path=KEPT / name)
+    assert runner.global_step == 3 * STEPS
+    content = read(name)
+    order = content["run"]["ranks"][0]["schedule"]["plan"]["order"].tolist()
+    done, end = content["run"]["step"] * BATCH, STEPS * BATCH
+    assert read_indices[1] == order[done:end]
+    last = read_indices[2]
+    assert sorted(read_indices) == [1, 2] and len(last) == len(set(last)) == end
+    # What an epoch leaves over comes in the next.
+    assert set(order[end:]) <= set(last)
+    lost = set(range(SIZE)) - set(order[:end]) - set(last)
+    injected("checkpoint of an earlier version resumed", 1, lost=len(lost))
+    assert not lost
+    path = tmp_path / "job" / "checkpoint_last.pth"
+    after = torch.load(path, weights_only=True)
+    assert after["run"]["format"] == FORMAT and after["run"]["epoch"] == 3
+    assert after["model"].keys() >= content["model"].keys()
+    moved = [k for k, v in content["model"].items() if not torch.equal(v, after["model"][k])]
+    assert len(moved) > len(content["model"]) / 2
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_their_optimizer_comes_along(name, tmp_path):
+    """One step more changes the moments as AdamW does from where they were, not from zero."""
+    after = train(tmp_path, name, run__resume_ckpt_path=KEPT / name, run__max_steps=15)
+    before = read(name)["optimizer"]["state"]
+    now = after.optimizer.state_dict()["state"]
+    steps = {float(state["step"]) for state in before.values()}
+    assert {float(state["step"]) for state in now.values()} == {step + 1 for step in steps}
+    changed = [
+        (now[key]["exp_avg"] - before[key]["exp_avg"]).norm() / before[key]["exp_avg"].norm()
+        for key in before
+        if before[key]["exp_avg"].norm() > 1e-6
+    ]
+    assert changed and 0 < torch.stack(changed).median() < 1
+
+
+def test_a_format_of_the_future_is_refused(tmp_path):
+    name = NAMES[0]
+    content = read(name)
+    content["run"]["format"] = FORMAT + 1
+    torch.save(content, tmp_path / "newer.pth")
+    with pytest.raises(ValueError, match=f"newer.pth.* format {FORMAT + 1}"):
+        train(tmp_path, name, run__resume_ckpt_path=tmp_path / "newer.pth")

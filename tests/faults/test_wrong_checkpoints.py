@@ -1,0 +1,331 @@
+"""Wrong checkpoints are refused by the config, before anything is built, naming key and file."""
+
+from __future__ import annotations
+
+import copy
+import re
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from lavis.common.registry import registry
+from omegaconf import OmegaConf
+
+import lavis_mafa
+from lavis_mafa.checkpoints import read_checkpoint
+from lavis_mafa.cli import run
+from lavis_mafa.config import ConfigError, load_config
+from lavis_mafa.config.con_d import check_con_d
+
+ROOT = Path(__file__).resolve().parents[2]
+KEPT = Path(__file__).parent / "kept"
+TRAIN = ROOT / "projects/mafa/train"
+FAMILIES = {"albef_mafa": "albef_toy", "blip_mafa": "blip_toy", "blip2_mafa": "blip2_toy"}
+CON_D = {"model.mafa.con_d.arch": "albef_mafa", "model.mafa.con_d.model_type": "tiny"}
+# By key: what must be set for it to be read.
+KEYS = {
+    "model.pretrained": {"model.load_pretrained": True},
+    "model.finetuned": {"model.load_finetuned": True},
+    "model.mafa.con_d.checkpoint": CON_D,
+    "run.resume_ckpt_path": {},
+}
+ALL = sorted(KEYS)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """``saved(arch)``: a checkpoint as a run writes it, of the tiny model, less its optimizer."""
+    folder = tmp_path_factory.mktemp("saved")
+
+    def path(arch, name=None, change=None, **settings):
+        file = folder / f"{name or arch}.pth"
+        if not file.is_file():
+            cls = registry.get_model_class(arch)
+            cfg = OmegaConf.load(cls.default_config_path("tiny")).model
+            cfg.update(settings)
+            torch.manual_seed(0)
+            config = {"model": OmegaConf.to_container(cfg), "run": {}, "datasets": {}}
+            content = {
+                "model": cls.from_config(cfg).state_dict(),
+                "config": config,
+                "run": {"format": 1, "ranks": [{}]},
+            }
+            if change:
+                change(content)
+            torch.save(content, file)
+        return file
+
+    return path
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_built(monkeypatch):
+    """No model is made by a config that is refused."""
+
+    def fail(*args, **kwargs):
+        raise AssertionError("a model was built")
+
+    monkeypatch.setattr("lavis_mafa.cli.build_model", fail)
+
+
+def problems(key, path, config="albef_toy", **more):
+    """What is said of ``key`` when it names a file; [] if the config is good."""
+    changes = {**KEYS.get(key, {}), **{k.replace("__", "."): v for k, v in more.items()}}
+    given = [f"{name}={value}" for name, value in {**changes, key: path}.items()]
+    try:
+        load_config(TRAIN / f"{config}.yaml", given)
+    except ConfigError as error:
+        lines = error.problems
+        assert all(line.startswith(f"{key}: ") for line in lines), lines
+        assert all(str(path) in line for line in lines), lines
+        return [line.removeprefix(f"{key}: ") for line in lines]
+    return []
+
+
+@pytest.mark.strict_smoke
+@pytest.mark.parametrize("key", ALL)
+def test_right_ones_pass(saved, key):
+    for arch, config in FAMILIES.items():
+        judge = {"model__mafa__con_d__arch": arch} if "con_d" in key else {}
+        assert problems(key, saved(arch), config, **judge) == []
+
+
+def altered(data):
+    place = data.index(b"PK\x03\x04", len(data) // 2) - 200
+    return data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :]
+
+
+BROKEN = {
+    "empty": (lambda data: b"", "cannot be loaded: its 0 bytes are cut short"),
+    "text": (lambda data: b"weights\n" * 99, "cannot be loaded"),
+    "cut": (lambda data: data[: len(data) // 2], "bytes are cut short"),
+    "zeros": (lambda data: data[:-4096] + bytes(4096), "bytes are cut short"),
+    "altered": (altered, "is not as it was saved: Bad CRC-32"),
+}
+
+
+@pytest.mark.parametrize("what", BROKEN)
+@pytest.mark.parametrize("key", ALL)
+def test_files_that_are_none_any_more(saved, tmp_path, injected, key, what):
+    change, told = BROKEN[what]
+    path = tmp_path / "broken.pth"
+    path.write_bytes(change(saved("albef_mafa").read_bytes()))
+    found = problems(key, path)
+    assert len(found) == 1 and told in found[0], found
+    injected("wrong checkpoint named by a config", 1)
+
+
+def weights(path):
+    return read_checkpoint(str(path))["model"]
+
+
+CONTENTS = {
+    "a list": (lambda state: [state], "holds a list, expected a dictionary"),
+    "a tensor": (lambda state: torch.ones(3), "holds a Tensor, expected a dictionary"),
+    "numbers": (lambda state: {"model": {"epoch": 3}}, "holds no state dict"),
+    "a name": (lambda state: {"model": "albef"}, "holds no state dict"),
+    "settings": (lambda state: {"lr": 1e-3, "epoch": 3}, "holds no state dict"),
+    "no weights": (lambda state: {"model": {}}, "holds no weights"),
+    "a queue alone": (lambda state: {"model": {"image_queue": torch.ones(2)}}, "holds no weights"),
+}
+
+
+@pytest.mark.parametrize("what", CONTENTS)
+@pytest.mark.parametrize("key", ALL[:-1])
+def test_files_of_something_else(saved, tmp_path, injected, key, what):
+    make, told = CONTENTS[what]
+    path = tmp_path / "other.pth"
+    torch.save(make(weights(saved("albef_mafa"))), path)
+    found = problems(key, path)
+    assert len(found) == 1 and told in found[0], found
+    injected("wrong checkpoint named by a config", 1)
+
+
+@pytest.mark.parametrize("key", ALL)
+@pytest.mark.parametrize("given", FAMILIES)
+@pytest.mark.parametrize("arch", FAMILIES)
+def test_other_families(saved, injected, key, arch, given):
+    if arch == given:
+        return
+    judge = {"model__mafa__con_d__arch": arch} if "con_d" in key else {}
+    found = problems(key, saved(given), FAMILIES[arch], **judge)
+    assert len(found) == 1 and f"was saved by {given}, which is of another family" in found[0]
+    injected("wrong checkpoint named by a config", 1)
+
+
+@pytest.mark.parametrize("key", ALL)
+def test_another_stage(saved, injected, key):
+    def of_stage_2(content):
+        content["config"]["model"]["arch"] = "blip2_opt_mafa"
+
+    path = saved("blip2_mafa", "stage_2", of_stage_2)
+    judge = {"model__mafa__con_d__arch": "blip2_mafa"} if "con_d" in key else {}
+    found = problems(key, path, "blip2_toy", **judge)
+    assert len(found) == 1 and "which is of stage 2" in found[0]
+    injected("wrong checkpoint named by a config", 1)
+
+
+VIT = {"patch_size": 16, "width": 32, "depth": 3, "heads": 4}
+SIZES = [
+    ("albef_mafa", {"embed_dim": 48}, "embed_dim 48 in the file, 64 here"),
+    ("albef_mafa", {"vit": VIT}, "width of the ViT 32 in the file, 64 here"),
+    (
+        "albef_mafa",
+        {"vit": {**VIT, "width": 64, "patch_size": 8}},
+        "vit.patch_size 8 in the file, 16",
+    ),
+    ("blip_mafa", {"embed_dim": 16}, "embed_dim 16 in the file, 64 here"),
+    ("blip2_mafa", {"num_query_token": 4}, "num_query_token 4 in the file, 8 here"),
+    ("blip2_mafa", {"vit": VIT}, "width of the ViT 32 in the file, 64 here"),
+]
+
+
+def named(arch, settings):
+    return re.sub(r"\W+", "_", f"{arch} {settings}")
+
+
+@pytest.mark.parametrize("key", [key for key in ALL if "con_d" not in key])
+@pytest.mark.parametrize("arch, settings, told", SIZES)
+def test_other_sizes(saved, injected, key, arch, settings, told):
+    path = saved(arch, named(arch, settings), **settings)
+    found = problems(key, path, FAMILIES[arch])
+    assert len(found) == 1 and "was saved by a model of other sizes" in found[0], found
+    assert told in found[0], found
+    injected("wrong checkpoint named by a config", 1)
+
+
+@pytest.mark.parametrize("arch, settings, told", SIZES)
+def test_those_sizes_would_have_been_refused_later(saved, arch, settings, told):
+    """Nothing is refused early that loading can handle."""
+    path = saved(arch, named(arch, settings), **settings)
+    model = lavis_mafa.load_model(arch, "tiny")
+    with pytest.raises(ValueError, match="other sizes"):
+        model.load_checkpoint(str(path))
+
+
+def test_another_size_of_text(injected):
+    """By what the JSON of the text encoder says."""
+    found = problems("model.pretrained", KEPT / "format1_86eb3e7_albef.pth", model__embed_dim=4)
+    assert len(found) == 1 and "hidden_size of med_config_path 8 in the file, 64 here" in found[0]
+    injected("wrong checkpoint named by a config", 1)
+
+
+def test_con_d_takes_its_sizes_from_its_checkpoint(saved):
+    """And is refused only if `model` says otherwise."""
+    key = "model.mafa.con_d.checkpoint"
+    path = saved("albef_mafa", "narrow", embed_dim=48)
+    assert problems(key, path) == []
+    found = problems(key, path, model__mafa__con_d__model__embed_dim=64)
+    assert len(found) == 1 and "embed_dim 48 in the file, 64 here" in found[0]
+    good = {"arch": "albef_mafa", "model_type": "tiny", "checkpoint": str(path)}
+    assert check_con_d(good)[1] == []
+    wrong = check_con_d({**good, "arch": "blip_mafa"})[1]
+    assert len(wrong) == 1 and wrong[0].startswith(f"{key}: {path} was saved by albef_mafa")
+
+
+@pytest.mark.parametrize("recorded", ["${nowhere}", "${oc.env:NOWHERE}", [1], {"width": "x"}])
+def test_what_a_checkpoint_records_of_itself_may_be_nonsense(saved, recorded, injected):
+    """It is told or passed over, never an error of the check's own."""
+
+    def nonsense(content):
+        content["config"]["model"]["vit"] = recorded
+
+    path = saved("albef_mafa", named("nonsense", recorded), nonsense)
+    assert problems("model.pretrained", path) == []
+    found = problems("model.mafa.con_d.checkpoint", path)
+    assert all("records a config of its model that cannot be read" in line for line in found)
+    assert len(found) == isinstance(recorded, (str, list))
+    injected("wrong checkpoint named by a config", 1)
+
+
+@pytest.mark.parametrize(
+    "settings", [{"image_size": 64}, {"vit": {**VIT, "width": 64, "depth": 2}}]
+)
+def test_what_loading_handles_passes(saved, settings):
+    """Another image size is interpolated; layers that are missing are told."""
+    path = saved("albef_mafa", f"handled-{len(settings)}-{list(settings)[0]}", **settings)
+    assert problems("model.pretrained", path) == []
+    lavis_mafa.load_model("albef_mafa", "tiny").load_checkpoint(str(path))
+
+
+def test_weights_alone_pass_but_cannot_be_resumed(saved, tmp_path, injected):
+    path = tmp_path / "weights.pth"
+    for content in (weights(saved("albef_mafa")), {"model": weights(saved("albef_mafa"))}):
+        torch.save(content, path)
+        for key in ("model.pretrained", "model.finetuned"):
+            assert problems(key, path) == []
+        found = problems("run.resume_ckpt_path", path)
+        assert len(found) == 1 and "no state of a run" in found[0]
+        assert "model.pretrained" in found[0]
+        injected("wrong checkpoint named by a config", 1)
+
+
+def test_a_run_of_lavis_runner(saved, tmp_path):
+    """It keeps other things; each runner wants its own."""
+    theirs = {"run__runner": "runner_base", "run__grit__enabled": False}
+    path = tmp_path / "theirs.pth"
+    content = {"model": weights(saved("albef_mafa")), "optimizer": {}, "epoch": 3, "config": {}}
+    torch.save(content, path)
+    assert problems("run.resume_ckpt_path", path, **theirs) == []
+    assert len(problems("run.resume_ckpt_path", path)) == 1
+    torch.save({"model": content["model"]}, path)
+    assert len(problems("run.resume_ckpt_path", path, **theirs)) == 1
+
+
+def test_an_image_encoder(saved, tmp_path, injected):
+    key, config = "model.vit_weights", "blip2_toy"
+    assert problems(key, saved("blip2_mafa"), config) == []
+    path = tmp_path / "other.pth"
+    for content in ([torch.ones(2)], {"model": 3}, {"epoch": 3}):
+        torch.save(content, path)
+        assert len(problems(key, path, config)) == 1
+        injected("wrong checkpoint named by a config", 1)
+
+
+def test_all_problems_are_told_at_once(saved, tmp_path):
+    path = tmp_path / "broken.pth"
+    path.write_bytes(b"weights" * 99)
+    given = {**KEYS["model.pretrained"], **CON_D, "run.seed": "x"}
+    given |= {key: path for key in ALL if key != "model.finetuned"}
+    with pytest.raises(ConfigError) as caught:
+        load_config(TRAIN / "albef_toy.yaml", [f"{k}={v}" for k, v in given.items()])
+    named = {line.split(":")[0] for line in caught.value.problems}
+    assert named == {*ALL, "run.seed"} - {"model.finetuned"}
+
+
+def test_a_config_for_another_machine_looks_at_no_file(tmp_path):
+    path = tmp_path / "broken.pth"
+    path.write_bytes(b"weights" * 99)
+    given = {**KEYS["model.pretrained"], **CON_D}
+    given |= {key: path for key in ALL if key != "model.finetuned"}
+    options = [f"{k}={v}" for k, v in given.items()]
+    assert load_config(TRAIN / "albef_toy.yaml", options, machine=False)
+
+
+def test_what_is_not_read_is_not_looked_at(saved, tmp_path):
+    """`pretrained` beside a `finetuned` that is loaded; Con-D where nothing is trained."""
+    path = tmp_path / "broken.pth"
+    path.write_bytes(b"weights" * 99)
+    more = {"model__load_finetuned": True, "model__finetuned": saved("albef_mafa")}
+    assert problems("model.pretrained", path, **more) == []
+    assert problems("model.mafa.con_d.checkpoint", path, run__evaluate=True) == []
+    oracle = {"model__mafa__con_d__arch": "oracle"}
+    assert problems("model.mafa.con_d.checkpoint", path, **oracle) == []
+
+
+def test_the_command_says_so(saved, tmp_path):
+    with pytest.raises(ConfigError, match="model.pretrained: .*blip_mafa, which is of another"):
+        given = {**KEYS["model.pretrained"], "model.pretrained": saved("blip_mafa")}
+        run(str(TRAIN / "albef_toy.yaml"), [f"{k}={v}" for k, v in given.items()])
+
+
+def test_looking_is_quick(tmp_path):
+    """A file of 256 MiB: tensors stay where they are."""
+    path = tmp_path / "large.pth"
+    torch.save({"model": {f"w{k}": torch.zeros(1 << 22) for k in range(16)}}, path)
+    began = time.perf_counter()
+    read_checkpoint(str(path), mapped=True)
+    assert time.perf_counter() - began < 5
+    content = copy.copy(read_checkpoint(str(path), mapped=True))
+    assert content["model"]["w3"].shape == (1 << 22,)
