@@ -7,7 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from faults_table import pytest_configure, pytest_terminal_summary  # noqa: F401
+from faults_table import (  # noqa: F401
+    free_port,
+    injected,
+    pytest_configure,
+    pytest_terminal_summary,
+)
 
 ROOT = Path(__file__).resolve().parents[1]
 # A small set of photographs with captions in the format of LAVIS's `flickr30k`, where it is there.

@@ -1,12 +1,18 @@
-"""The table of what was done to runs and what became of them, over all test processes."""
+"""What the tests below `faults` share: the table of what was done to runs and what became of them.
+
+`bash run_scripts/test.sh --faults` runs them all; without it a representative part runs.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import shutil
+import socket
 import tempfile
 from pathlib import Path
+
+import pytest
 
 HEAD = ("fault", "injected", "survived", "samples lost", "bits differing")
 FOLDER = "LAVIS_MAFA_FAULTS"  # where test processes put their rows
@@ -45,3 +51,25 @@ def table() -> list[str]:
         "| " + " | ".join(f"{v:,}" if isinstance(v, int) else v for v in r) + " |" for r in rows
     ]
     return [lines[0], "|---|" + "---:|" * (len(HEAD) - 1), *lines[1:]] if sums else []
+
+
+@pytest.fixture
+def injected():
+    """``injected(fault, survived, lost=0, bits=0, times=1)`` enters a row of the table.
+
+    ``survived`` of ``times`` runs or files ended as promised; ``lost`` samples were not trained or
+    trained twice; ``bits`` of the result differ from an undisturbed run's.
+    """
+
+    def add(fault: str, survived: int, lost: int = 0, bits: int = 0, times: int = 1) -> None:
+        add_row(fault, times, survived, lost, bits)
+
+    return add
+
+
+@pytest.fixture
+def free_port():
+    """A port for the ranks of a run to meet."""
+    with socket.socket() as one:
+        one.bind(("localhost", 0))
+        return one.getsockname()[1]

@@ -346,7 +346,14 @@ def test_options_choose_the_default_yaml(save):
     sparse = load_config(save(GOOD), ["datasets.toy_scenes.type=sparse"])
     assert sparse.datasets_cfg.toy_scenes.build_info.preset == "sparse"
     # An option brings in a whole dataset, defaults and all.
-    more = load_config(save(GOOD), ["datasets.flickr30k.sample_ratio=2"], machine=False)
+    more = load_config(
+        save(GOOD),
+        [
+            "datasets.flickr30k.sample_ratio=2",
+            "datasets.flickr30k.vis_processor.train.name=blip_image_train",
+        ],
+        machine=False,
+    )
     assert more.datasets_cfg.flickr30k.build_info.images.storage == "flickr30k/images"
 
 
@@ -505,7 +512,7 @@ def test_keys_of_ours_need_an_arch_of_ours():
         ("run.task", "captioning", "run.num_beams: missing"),
         ("run.runner", "runner_iter", "run.max_iters: missing"),
         ("datasets.coco_caption.text_processor.train.max_word", 9, "train.max_words?"),
-        ("datasets.coco_caption.vis_processor.train.image_size", "big", "is not a number"),
+        ("datasets.coco_caption.vis_processor.train.image_size", "big", "is not a whole number"),
         ("datasets.coco_caption.build_info.annotations.tarin", {}, "build_info.annotations.train?"),
         ("datasets.coco_caption.build_info.annotations.val.storage", 3, "is not a string"),
     ],

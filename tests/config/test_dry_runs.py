@@ -1,0 +1,293 @@
+"""Every shipped config goes through the real ``--dry-run``, offline: its own keys, tiny sizes.
+
+What a config names and a machine without data and GPU lacks is put where the config looks for it:
+annotation files and pictures of each data set in the layout of its builder, checkpoints of the
+configs that it follows, language models. Only sizes, the device and the number format are changed.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import json
+import re
+import shutil
+import tarfile
+from pathlib import Path
+
+import pytest
+import torch
+from lavis.common.registry import registry
+from omegaconf import OmegaConf
+from PIL import Image
+from shipped import SHIPPED, loaded, needed
+from small_language_models import tiny_opt, tiny_t5
+
+from lavis_mafa.cli import main
+from lavis_mafa.config.check import is_ours
+from lavis_mafa.models.albef_mafa import CONFIGS
+
+PAIRS, SIZE, BATCH = 12, 32, 4
+SMALL = {
+    "run.device": "cpu",
+    "run.amp_dtype": "bf16",  # there is no fp16 on a CPU
+    "run.num_workers": 0,
+    "run.batch_size_train": BATCH,
+    "run.batch_size_eval": BATCH,
+    "run.tensorboard": False,
+}
+# Last parts of all keys that may be set here; everything else is as the config has it.
+CHANGED = {key.rsplit(".", 1)[-1] for key in SMALL} | {
+    *("model_type", "image_size", "block_num", "med_config_path", "queue_size"),  # sizes
+    *("load_pretrained", "pretrained", "load_finetuned", "finetuned", "checkpoint", "vit_weights"),
+    *("arch", "opt_model", "t5_model"),  # of Con-D; language models
+    *("storage", "train_size", "val_size", "test_size"),  # data
+}
+TOY_SIZES = {"train_size": 24, "val_size": 10, "test_size": 10}
+PHOTOS = [f"COCO_val2014_{number:012d}.jpg" for number in range(1, 7)]
+# Files of RefCOCO+ beside its expressions.
+BOXES = {
+    "detections": {str(number): [[0, 0, 20, 20], [5, 5, 9, 9]] for number in range(len(PHOTOS))},
+    "references": [{"ref_id": 0, "ann_id": 0, "split": "val"}],
+    "instances": {"annotations": [{"id": 0, "bbox": [0, 0, 20, 20]}]},
+}
+# Con-Ds of LAVIS's own classes, which have one size of image encoder: by the same family's.
+JUDGES = {"albef_retrieval": "albef_mafa", "blip_retrieval": "blip_mafa"}
+LANGUAGE_MODELS = {"opt_model": tiny_opt, "t5_model": tiny_t5}
+
+
+# Data in the layouts of the builders
+
+
+def row(builder, split, number):
+    """One row of an annotation file."""
+    photo, train = PHOTOS[number % len(PHOTOS)], split == "train"
+    text = f"a photo of {number} red circles"
+    caption = text if train else [text, f"another caption {number}"]
+    question = {"image": photo, "question": "how many circles?", "question_id": number}
+    if builder in ("coco_vqa", "ok_vqa"):
+        return {**question, "answer": ["two", "two", "three"], "dataset": "vqa"}
+    if builder in ("gqa", "vg_vqa"):
+        return {**question, "answer": "two"}
+    if builder == "snli_ve":
+        label = ("contradiction", "neutral", "entailment")[number % 3]
+        return {"image": Path(photo).stem, "sentence": text, "label": label}
+    if builder == "nlvr_mafa":
+        pair = [PHOTOS[number % 6], PHOTOS[(number + 1) % 6]]
+        return {"images": pair, "sentence": text, "label": ("True", "False")[number % 2]}
+    if builder == "refcoco_plus":
+        return {"image": photo, "text": text, "bbox": [1, 1, 9, 9], "image_id": str(number % 6)}
+    if builder == "nocaps":
+        return {"image": photo, "img_id": number}
+    captioned = ("coco_caption", "coco_retrieval", "flickr30k", "vg_caption", "sbu_caption")
+    if builder in (*captioned, "conceptual_caption_3m", "image_text_json"):
+        return {"image": photo, "image_id": f"{photo}_{number}", "caption": caption}
+    raise NotImplementedError(f"tell here what a row of {builder}'s annotation files looks like")
+
+
+def content(builder, split, place):
+    """The file at a place of a split's list: rows, then answers and VQA's own forms of both."""
+    rows = [row(builder, split, number) for number in range(PAIRS)]
+    if split == "train" or place == 0:
+        return rows
+    return [
+        ["two", "three", "red"],
+        {"questions": [{"question_id": r.get("question_id")} for r in rows], "info": {}},
+        {"annotations": [], "info": {}},
+    ][place - 1]
+
+
+def write(path, what):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(what))
+
+
+def pictures(folder):
+    folder.mkdir(parents=True, exist_ok=True)
+    for number, name in enumerate(PHOTOS):
+        Image.new("RGB", (48, 40), (40 * number, 90, 200)).save(folder / name)
+
+
+def shards(path, split):
+    """A tar file as img2dataset writes it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w") as tar:
+        for number in range(PAIRS):
+            image = io.BytesIO()
+            Image.new("RGB", (48, 40), (9 * number, 90, 200)).save(image, "JPEG")
+            text = f"{split}: a photo of {number} red circles".encode()
+            for name, data in (
+                (f"{number:06d}.jpg", image.getvalue()),
+                (f"{number:06d}.txt", text),
+            ):
+                member = tarfile.TarInfo(name)
+                member.size = len(data)
+                tar.addfile(member, io.BytesIO(data))
+
+
+def put_data(builder, dataset, folder):
+    """Write what a data set's config names, where it is looked for; options for the rest."""
+    info, where = dataset.build_info, f"datasets.{builder}.build_info"
+    if builder.startswith("toy_"):
+        return [f"{where}.{name}={size}" for name, size in TOY_SIZES.items()]
+    for split, files in info.annotations.items():
+        several = [files.storage] if isinstance(files.storage, str) else files.storage
+        for place, file in enumerate(several):
+            if builder == "image_text_shards":
+                shards(folder / file.replace("*", "0"), split)
+            else:
+                write(folder / file, content(builder, split, place))
+    options = []
+    for name, boxes in BOXES.items():
+        if name in info:
+            write(folder / info[name].storage, boxes)
+    if "images" in info:
+        images = info.images.storage
+        if Path(images).is_absolute():  # of somebody else's machine
+            images = "images"
+            options = [f"{where}.images.storage={folder / images}"]
+        pictures(folder / images)
+    return options
+
+
+# Checkpoints and language models
+
+
+@functools.cache
+def wrote():
+    """Which config writes its checkpoints below which folder: {output_dir: arch}."""
+    cfgs = [OmegaConf.load(path) for path in SHIPPED if path.parent.name != "eval"]
+    return {str(cfg.run.output_dir): str(cfg.model.arch) for cfg in cfgs}
+
+
+def arch_that_wrote(checkpoint, arch, name):
+    """Arch of the config whose run leaves a checkpoint. Of those that nobody here trains: the
+    model's own, to begin with the family's of stage 1."""
+    for folder, producer in wrote().items():
+        if str(checkpoint).startswith(f"{folder}/"):
+            return producer
+    stage_2 = hasattr(registry.get_model_class(arch), "llm_key")
+    if name == "finetuned" or stage_2:
+        return arch
+    return f"{re.match('albef|blip2|blip', arch)[0]}_mafa"
+
+
+@pytest.fixture(scope="module")
+def language_models(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("language_models")
+    return {key: str(make(folder / key)) for key, make in LANGUAGE_MODELS.items()}
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory, language_models):
+    """``checkpoint(arch)``: path of a checkpoint of a tiny model with random weights."""
+    folder = tmp_path_factory.mktemp("checkpoints")
+
+    @functools.cache
+    def save(arch):
+        torch.manual_seed(0)
+        cls = registry.get_model_class(arch)
+        cfg = OmegaConf.load(cls.default_config_path("tiny")).model
+        key = getattr(cls, "llm_key", None)
+        if key:
+            cfg[key] = language_models[key]
+        torch.save({"model": cls.from_config(cfg).state_dict()}, folder / f"{arch}.pth")
+        return str(folder / f"{arch}.pth")
+
+    return save
+
+
+def put_weights(model, checkpoint):
+    """Options by which a model begins with tiny weights where it would with others."""
+    ours, used, options = is_ours(model.arch), False, []
+    for name in ("finetuned", "pretrained"):  # the first that is asked for is loaded
+        wanted = model.get(f"load_{name}", not ours) and not used
+        if wanted and (model.get(name) or name == "finetuned"):
+            arch = arch_that_wrote(model.get(name), model.arch, name)
+            options += [f"model.load_{name}=True", f"model.{name}={checkpoint(arch)}"]
+            used = True
+        elif ours:
+            options += [f"model.load_{name}=False", f"model.{name}=null"]
+    if model.get("vit_weights"):  # a tiny one, or random as in stage 1
+        begins = hasattr(registry.get_model_class(model.arch), "llm_key")
+        weights = checkpoint("blip2_mafa") if begins else "null"
+        options += [f"model.vit_weights={weights}"]
+    return options
+
+
+def put_con_d(con_d, checkpoint):
+    if con_d is None or con_d.arch == "oracle":
+        return []
+    arch = JUDGES.get(con_d.arch, con_d.arch)
+    own = {"arch": arch, "model_type": "tiny", "checkpoint": checkpoint(arch)}
+    own |= {"image_size": 2 * SIZE} if con_d.image_size else {}
+    return [f"model.mafa.con_d.{key}={value}" for key, value in own.items()]
+
+
+@pytest.fixture
+def small_lavis(tmp_path, monkeypatch):
+    """LAVIS's own ALBEF with a tiny image encoder, text encoder and vocabulary: its options."""
+    from lavis.models.vit import VisionTransformerEncoder
+
+    from lavis_mafa.models.vit import build_vit
+
+    tiny = OmegaConf.load(CONFIGS / "models/albef_mafa_tiny.yaml").model
+
+    def small_encoder(cls, cfg, from_pretrained=False):
+        return build_vit(tiny, from_pretrained=False)
+
+    monkeypatch.setattr(VisionTransformerEncoder, "from_config", classmethod(small_encoder))
+    # LAVIS asks for this tokenizer by name; a folder of the name is found first.
+    (tmp_path / "bert-base-uncased").mkdir()
+    vocabulary = tmp_path / "bert-base-uncased" / "vocab.txt"
+    shutil.copy(CONFIGS / "models/tiny_vocab.txt", vocabulary)
+    med = json.loads((CONFIGS / "models/med_config_tiny.json").read_text())
+    med["vocab_size"] = len(vocabulary.read_text().splitlines())
+    write(tmp_path / "med.json", med)
+    return [f"model.med_config_path={tmp_path / 'med.json'}", "model.queue_size=64"]
+
+
+def options_for(path, folder, language_models, checkpoint, lavis_own):
+    """Everything by which a shipped config fits on this machine."""
+    cfg = loaded(path)
+    model, ours = cfg.model_cfg, is_ours(cfg.model_cfg.arch)
+    options = [*needed(path), *(f"{key}={value}" for key, value in SMALL.items())]
+    options += ["model.model_type=tiny"] if ours else lavis_own
+    options += [f"model.image_size={SIZE}"]
+    for builder, dataset in cfg.datasets_cfg.items():
+        root = folder / "cache"
+        lavis_builder = registry.get_builder_class(builder).__module__.startswith("lavis.")
+        options += put_data(builder, dataset, root if lavis_builder else folder)
+        for phase in dataset.get("vis_processor") or ():
+            options += [f"datasets.{builder}.vis_processor.{phase}.image_size={SIZE}"]
+    options += put_weights(model, checkpoint)
+    options += put_con_d((model.get("mafa") or {}).get("con_d"), checkpoint)
+    key = getattr(registry.get_model_class(model.arch), "llm_key", None)
+    options += [f"model.{key}={language_models[key]}"] if key else []
+    options += ["run.block_num=2"] if cfg.run_cfg.get("block_num") else []  # there are fewer layers
+    truth = cfg.run_cfg.get("annotation_file")
+    if truth:
+        write(folder / truth, {"images": [], "annotations": []})
+    return options
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_a_shipped_config_runs_dry(
+    path, tmp_path, monkeypatch, capsys, caplog, language_models, checkpoint, request
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(registry.mapping["paths"], "cache_root", str(tmp_path / "cache"))
+    ours = is_ours(OmegaConf.load(path).model.arch)
+    lavis_own = [] if ours else request.getfixturevalue("small_lavis")
+    options = options_for(path, tmp_path, language_models, checkpoint, lavis_own)
+    assert {option.partition("=")[0].rsplit(".", 1)[-1] for option in options} <= CHANGED
+    evaluates = loaded(path).run_cfg.evaluate
+    assert evaluates is (path.parent.name == "eval")
+    arguments = ["--cfg-path", str(path), "--dry-run", "--options", *options]
+    status = main(arguments, evaluate=evaluates)
+    told = capsys.readouterr().out
+    assert status == 0, caplog.text[-3000:]
+    assert "dry run: nothing is trained" in told
+    assert ("one mini-batch:" in told) is not evaluates
+    assert ("evaluation only" in told) is evaluates
+    assert not list(tmp_path.rglob("checkpoint*.pth"))

@@ -1,0 +1,265 @@
+"""What the tests of stopped and killed runs share: runs small enough to be stopped at every step,
+records of what they trained, and a count of differing bits."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import itertools
+import json
+import struct
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "runners"))
+
+from runs import ROOT, run_here  # noqa: E402
+
+TRAIN = ROOT / "projects/mafa/train"
+STEPS, EPOCHS = 4, 3
+# 34 pairs and 8 of them a step, over all ranks: 2 are left over. GRIT's queues fill in mid-epoch,
+# and warm-up ends in the second.
+SMALL = {
+    "datasets__toy_scenes__build_info__train_size": 34,
+    "run__max_epoch": EPOCHS,
+    "run__grit__queue_size": 12,
+    "run__grit__search_space": 6,
+}
+NO_GRIT = {f"run__grit__{key}": None for key in ("queue_size", "search_space", "start_epoch")}
+PLAIN = {**NO_GRIT, "model__mafa__con_d__arch": None, "run__k_test": None}
+MOMENTUM = {"model__mafa__soft_labels__type": "momentum", "model__mafa__negatives": "sampled"}
+RANDOM_AUGMENTATION = {
+    f"datasets__toy_scenes__vis_processor__{split}__{key}": value
+    for split in ("train", "eval")
+    for key, value in (("name", f"blip_image_{split}"), ("image_size", 32))
+}
+DROPOUT = {"model__med_config_path": "MED"}
+MISSING = object()
+
+
+def toy(name: str, *parts: Mapping[str, Any], **changes: Any) -> dict[str, Any]:
+    """Arguments of `runs.run_here` for a toy config, as small as the tests here want it."""
+    together: dict[str, Any] = dict(SMALL)
+    for part in (*parts, changes):
+        together.update(part)
+    return {"config": str(TRAIN / f"{name}_toy.yaml"), **together}
+
+
+def downstream(name: str, data: str, train_size: int, **changes: Any) -> dict[str, Any]:
+    """The same for a downstream task, from random weights."""
+    sizes = {"train_size": train_size, "val_size": 6, "test_size": 10}
+    here = {f"datasets__{data}__build_info__{key}": value for key, value in sizes.items()}
+    none = {f"datasets__toy_scenes__build_info__{key}": None for key in sizes}
+    begin = {"model__load_pretrained": False, "model__pretrained": "null"}
+    return toy(name, PLAIN, none, here, begin, changes)
+
+
+def tcl() -> dict[str, Any]:
+    third = {f"model__mafa__loss_weights__{key}": 0.33333333 for key in ("itc", "imc", "lmi")}
+    return {**MOMENTUM, **third, "model__mlm_mask_prob": 0.15, "model__queue_size": 21}
+
+
+# Every model family and every part of a run that has a state.
+CASES: dict[str, dict[str, Any]] = {
+    "albef, GRIT": toy("albef"),
+    "albef, GRIT naive": toy("albef", run__grit__naive=True, run__grit__start_epoch=0),
+    "albef, GRIT, augmentation": toy("albef", RANDOM_AUGMENTATION),
+    "albef, GRIT, windows of 3": toy("albef", run__accum_grad_iters=3),
+    "albef, GRIT, validation": toy("albef", run__valid_splits='["val"]', run__keep_every_epochs=1),
+    "albef, GRIT, Con-D with kept images": toy(
+        "albef",
+        RANDOM_AUGMENTATION,
+        model__mafa__con_d__arch="albef_mafa",
+        model__mafa__con_d__model_type="tiny",
+        model__mafa__con_d__checkpoint="ALBEF",
+        model__mafa__con_d__own_view=True,
+        model__mafa__con_d__keep_images="KEPT",
+    ),
+    "albef, consistency": toy(
+        "albef",
+        model__mafa__soft_labels__type="consistency",
+        model__mafa__soft_labels__start_epoch=0,
+    ),
+    "albef, momentum and queue": toy(
+        "albef", MOMENTUM, DROPOUT, run__grit__enabled=False, model__queue_size=24
+    ),
+    "albef, TCL and GRIT": toy(
+        "albef", tcl(), DROPOUT, RANDOM_AUGMENTATION, model__vit_drop_path_rate=0.2
+    ),
+    "albef, posterior": toy(
+        "albef",
+        model__mafa__negatives="posterior",
+        model__mafa__posterior__minimum=5,
+        model__mafa__soft_labels__type="one_hot",
+    ),
+    "albef, bf16, clipping": toy(
+        "albef", run__amp=True, run__amp_dtype="bf16", run__max_grad_norm=0.5
+    ),
+    "blip, GRIT, dropped": toy("blip", model__mafa__connections__action="drop"),
+    "blip, momentum and queue": toy("blip", MOMENTUM, DROPOUT, model__queue_size=37),
+    "blip2, GRIT": toy("blip2", model__q_former_config="Q-FORMER", model__drop_path_rate=0.2),
+    "blip2, GRIT, frozen ViT": toy(
+        "blip2",
+        model__q_former_config="Q-FORMER",
+        model__mafa__negatives="sampled",
+        model__freeze_vit=True,
+        model__vit_weights="BLIP2",
+    ),
+    "blip2, windows of 2, recomputed": toy(
+        "blip2", run__accum_grad_iters=2, model__use_grad_checkpoint=True
+    ),
+    "fne, posterior and memory": toy(
+        "fne",
+        PLAIN,
+        model__plain_epochs=1,
+        model__memory_size=20,
+        model__posterior__minimum=5,
+    ),
+    "retrieval": downstream("retrieval_ft", "toy_scenes", 34, model__queue_size=24),
+    "vqa, momentum": downstream(
+        "vqa_ft",
+        "toy_vqa",
+        17,
+        model__use_distill=True,
+        datasets__toy_vqa__build_info__questions_per_image=2,
+    ),
+    "entailment, momentum": downstream("ve_ft", "toy_ve", 14, model__use_distill=True),
+    "text assignment": downstream("nlvr_pretrain", "toy_scenes", 34),
+}
+
+
+def files_to_begin_with(folder: Path) -> Path:
+    """A folder with a Con-D, an image encoder and text encoders with dropout, as cases name them:
+    the tiny models have none."""
+    from lavis_mafa import load_model
+
+    for name in ("med_config_tiny.json", "bert_config_tiny.json"):
+        config = json.loads((ROOT / "lavis_mafa/configs/models" / name).read_text())
+        config.update(hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1)
+        (folder / name).write_text(json.dumps(config))
+    for name in ("albef", "blip2"):
+        torch.manual_seed(4)
+        arch = f"{name}_mafa"
+        content = {"model": {"arch": arch, "model_type": "tiny"}}
+        weights = load_model(arch, "tiny").state_dict()
+        torch.save({"model": weights, "config": content}, folder / f"{name}.pth")
+    return folder
+
+
+def case_of(name: str, folder: Path, **changes: Any) -> dict[str, Any]:
+    """A case with its files, and some settings otherwise."""
+    names = {
+        "ALBEF": "albef.pth",
+        "BLIP2": "blip2.pth",
+        "MED": "med_config_tiny.json",
+        "Q-FORMER": "bert_config_tiny.json",
+    }
+    files = {key: str(folder / file) for key, file in names.items()}
+    return {key: files.get(value, value) for key, value in {**CASES[name], **changes}.items()}
+
+
+@contextlib.contextmanager
+def recording(read: Any = None) -> Iterator[Any]:
+    """Appends to ``read``, or a new list, every mini-batch that is trained inside: epoch, step,
+    sample indices and losses."""
+    from lavis_mafa.runners import RunnerMafa
+
+    read = [] if read is None else read
+    note = RunnerMafa._note
+
+    def recorded(self: Any, output: Any, losses: Any, samples: Any, *rest: Any) -> None:
+        where = {"epoch": int(samples["epoch"]), "step": int(samples["iters"])}
+        read.append({**where, "index": samples["index"].tolist(), "losses": dict(losses)})
+        note(self, output, losses, samples, *rest)
+
+    RunnerMafa._note = recorded  # type: ignore[method-assign]
+    try:
+        yield read
+    finally:
+        RunnerMafa._note = note  # type: ignore[method-assign]
+
+
+def undisturbed(folder: Path, **case: Any) -> list[dict[str, Any]]:
+    """Train without a stop; what was trained."""
+    with recording() as read:
+        _run(folder, case)
+    return read
+
+
+def stopped_at_every_step(folder: Path, steps: int, **case: Any) -> list[dict[str, Any]]:
+    """Train step by step, each in a run of its own that resumes the one before; what was
+    trained."""
+    gc.collect()
+    gc.freeze()  # the interpreter's modules: they take longer to look through than a step
+    with recording() as read:
+        for stop in (*range(1, steps + 1), None):
+            resumed = None if stop == 1 else "auto"
+            _run(folder, case, run__max_steps=stop, run__resume_ckpt_path=resumed)
+            gc.collect()  # the runner with its loaders and their workers
+    gc.unfreeze()
+    return read
+
+
+def _run(folder: Path, case: Mapping[str, Any], **changes: Any) -> None:
+    kept = {key: str(folder / "kept") for key, value in case.items() if value == "KEPT"}
+    runner = run_here(folder, **{**case, **kept, **changes})
+    runner._loaders = None  # the garbage collector would end its workers only after seconds
+
+
+def state(folder: Path, name: str = "checkpoint_last.pth") -> dict[str, Any]:
+    """All that a run saved, but for its config, which names folders and stops, and the lengths of
+    its logs, which tell of them."""
+    content = torch.load(folder / "job" / name, weights_only=True)
+    del content["config"]
+    for rank in content["run"]["ranks"]:
+        rank.pop("logs", None)
+    return content
+
+
+def samples_lost(read: list[dict[str, Any]], expected: list[dict[str, Any]]) -> int:
+    """How many samples were trained in another place than expected, or not, or twice."""
+
+    def places(records: list[dict[str, Any]]) -> Counter[tuple[int, int, int]]:
+        return Counter((r["epoch"], r["step"], index) for r in records for index in r["index"])
+
+    one, other = places(read), places(expected)
+    return (one - other).total() + (other - one).total()
+
+
+def bits_differing(one: Any, other: Any) -> int:
+    """Bits in which two nested collections of tensors and plain values differ.
+
+    All bits of what only one of them has; shapes and types count as well.
+    """
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        keys = [*one, *(key for key in other if key not in one)]
+        return sum(bits_differing(one.get(k, MISSING), other.get(k, MISSING)) for k in keys)
+    if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
+        pairs = itertools.zip_longest(one, other, fillvalue=MISSING)
+        return sum(bits_differing(a, b) for a, b in pairs)
+    mine, theirs = (np.frombuffer(_bytes_of(value), np.uint8) for value in (one, other))
+    shared = min(len(mine), len(theirs))
+    changed = mine[:shared] ^ theirs[:shared]
+    ones = int(np.unpackbits(changed[changed != 0]).sum())
+    return ones + 8 * abs(len(mine) - len(theirs))
+
+
+def _bytes_of(value: Any) -> bytes:
+    if value is MISSING:
+        return b""
+    if isinstance(value, Mapping):
+        return b"".join(_bytes_of(key) + _bytes_of(item) for key, item in value.items()) or b"{}"
+    if isinstance(value, (list, tuple)):
+        return b"".join(map(_bytes_of, value)) or b"[]"
+    if isinstance(value, torch.Tensor):
+        head = f"{value.dtype}{tuple(value.shape)}".encode()
+        return head + value.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    if isinstance(value, float):
+        return struct.pack("<d", value)
+    return f"{type(value).__name__}{value}".encode()

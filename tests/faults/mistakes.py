@@ -1,0 +1,213 @@
+"""Generates wrong configs: from the schema that a right one is checked against, key by key."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from lavis.common.registry import registry
+from omegaconf import OmegaConf
+
+from lavis_mafa.config.check import Report
+from lavis_mafa.config.load import complete, schema_of
+from lavis_mafa.config.schema import SCHEMA, Key
+
+# Values of another type than a key's kind has.
+OTHER_TYPES = {
+    "bool": ["maybe", 3, [True], {"a": 1}],
+    "int": [1.5, "many", [1], {"a": 1}, True],
+    "float": ["much", [0.5], {"a": 1}, False],
+    "number": ["much", [0.5], {"a": 1}, True],
+    "str": [7, 0.5, ["a"], {"a": "b"}, True],
+    "strs": [7, [7], {"a": "b"}, False],
+    "list": ["x", 5, {"a": 1}, [{"a": 1}]],
+    "mapping": [3, "x", [1]],
+}
+NO_NUMBERS = [math.nan, math.inf, -math.inf, "nan", 10**40, -(10**40)]  # or not for a tensor
+# What other keys depend on: each alone in its config.
+DECIDING = ("arch", "model_type", "type", "name", "task", "runner", "evaluate")
+ABSENT = object()
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """One thing that is wrong with a config.
+
+    Attributes:
+        kind: what sort of mistake.
+        path: dotted key that is right.
+        name: what is written in the place of its last part.
+        value: what is written there; `ABSENT`: what stood there before.
+        meant: what the message must name besides the key, "" for nothing.
+    """
+
+    kind: str
+    path: str
+    name: str
+    value: Any = ABSENT
+    meant: str = ""
+
+    @property
+    def written(self) -> str:
+        """The dotted key as it is written."""
+        return ".".join([*self.path.split(".")[:-1], self.name])
+
+    def put(self, config: dict[str, Any]) -> None:
+        """Make the mistake, in place."""
+        *parents, leaf = self.path.split(".")
+        node = config
+        for name in parents:
+            if not isinstance(node.get(name), dict):
+                node[name] = {}
+            node = node[name]
+        before = node.pop(leaf, "x") if self.name != leaf else None
+        node[self.name] = before if self.value is ABSENT else copy.deepcopy(self.value)
+
+    def named_in(self, problems: list[str]) -> list[str]:
+        """The messages that name the key as it is written, and what was meant."""
+        # Where a processor's name is missing nobody knows what else it takes.
+        keys = {self.written, self.path} if self.kind == "misspelt" else {self.written}
+        begins = tuple(f"{key}{mark}" for key in keys for mark in ":[.")
+        return [line for line in problems if line.startswith(begins) and self.meant in line]
+
+
+def plain(path: Any, options: list[str]) -> dict[str, Any]:
+    """A config file with options, as plain data."""
+    merged = OmegaConf.merge(OmegaConf.load(path), OmegaConf.from_dotlist(options))
+    found: Any = OmegaConf.to_container(merged, resolve=True)
+    return found
+
+
+def misspellings(name: str, number: int | None = 1) -> list[str]:
+    """``name`` with a letter dropped, doubled, or swapped with the next; ``number`` of each."""
+    places = list(range(len(name)))
+    random.Random(name).shuffle(places)
+    dropped = [name[:i] + name[i + 1 :] for i in places if len(name) > 2]
+    doubled = [name[: i + 1] + name[i:] for i in places]
+    pairs = [i for i in places if i + 1 < len(name) and name[i] != name[i + 1]]
+    swapped = [name[:i] + name[i + 1] + name[i] + name[i + 2 :] for i in pairs]
+    return [*dropped[:number], *doubled[:number], *swapped[:number]]
+
+
+def keys_of(config: dict[str, Any]) -> Iterator[tuple[str, Key, Any, tuple[str, ...]]]:
+    """Keys that a right config takes: path, key, the default YAML's value, names beside it.
+
+    Those below what the config sets to null are left out.
+    """
+    given, schema, shipped = schema_of(config, Report(SCHEMA))
+    whole, _, _ = complete(config, machine=False)
+
+    def below(key: Key, path: str, value: Any, default: Any) -> Iterator[Any]:
+        for name, child in key.keys.items():
+            inner = value.get(name) if isinstance(value, dict) else None
+            known = default.get(name, ABSENT) if isinstance(default, dict) else ABSENT
+            yield f"{path}{name}", child, known, tuple(key.keys)
+            # A data set's splits and processors are there or not; what is null has no keys.
+            if child.kind == "mapping" and isinstance(inner, dict):
+                yield from below(child, f"{path}{name}.", inner, known)
+
+    yield from below(
+        schema, "", whole, {k: shipped[k] for k in ("model", "datasets") if k in shipped}
+    )
+
+
+def mistakes(config: dict[str, Any], number: int | None = 1) -> Iterator[Mistake]:
+    """All mistakes that can be made with the keys of a right config, one at a time."""
+    for path, key, default, beside in keys_of(config):
+        name = path.rsplit(".", 1)[-1]
+        builder = path.count(".") == 1 and path.startswith("datasets.")
+        for wrong in misspellings(name, number):
+            if wrong not in beside and not (builder and registry.get_builder_class(wrong)):
+                yield Mistake("misspelt", path, wrong, meant=name if builder else path)
+        if builder:
+            continue
+        for value in OTHER_TYPES.get(key.kind, ()):
+            yield Mistake("wrong type", path, name, value)
+        if not key.nullable and key.kind != "any" and default is not None:
+            yield Mistake("wrong type", path, name, None)
+        if key.kind in ("int", "float", "number"):
+            yield from (Mistake("out of range", path, name, value) for value in beyond(key))
+        if key.kind in ("bool", "int", "float", "number", "list", "mapping"):
+            yield Mistake("empty", path, name, "")
+        elif key.kind in ("str", "strs") and not key.blank:
+            yield from (Mistake("empty", path, name, blank) for blank in ("", "  "))
+        if key.kind in ("any", "number") and ".build_info." in path:
+            # The toy world's own keys, whose ranges its builders know.
+            for value in (-1, math.nan, 10**40, "much", [1]):
+                yield Mistake("out of range", path, name, value)
+        yield from words(path, name, key, number)
+
+
+def beyond(key: Key) -> Iterator[Any]:
+    """Numbers that a key does not take."""
+    yield from NO_NUMBERS
+    step = 1 if key.kind == "int" else 1e-3
+    if key.low is not None:
+        yield key.low if key.above else key.low - step
+        yield str(key.low - step)
+        yield from [-1] if key.low >= 0 else []
+    if key.high is not None:
+        yield key.high + step
+        yield 10 * key.high + 1
+
+
+def words(path: str, name: str, key: Key, number: int | None) -> Iterator[Mistake]:
+    """Unknown choices and names, and paths that are not there."""
+    choices = key.choices or (key.items.choices if key.items else ())
+    if key.registered:
+        choices = [*sorted(registry.mapping[f"{key.registered}_name_mapping"])[:3], *key.words]
+    for choice in choices:
+        for wrong in misspellings(choice, number):
+            if wrong not in choices and wrong != "oracle":
+                value = [wrong] if key.kind == "list" else wrong
+                kind = "unknown name" if key.registered else "unknown choice"
+                yield Mistake(kind, path, name, value, meant=choice)
+    if choices:
+        value = "nothing like it"
+        yield Mistake("unknown choice", path, name, [value] if key.kind == "list" else value)
+    if key.path:
+        yield Mistake("no such file", path, name, "./no/such/file.json")
+
+
+def batches(found: list[Mistake]) -> Iterator[list[Mistake]]:
+    """Mistakes that can be made in one config, as all are told at once: one for each key, and
+    none about a key above another's; those that decide which keys there are, alone."""
+    rest = []
+    for mistake in found:
+        deciding = mistake.path.rsplit(".", 1)[-1] in DECIDING
+        if deciding or mistake.path.count(".") < 1:
+            yield [mistake]
+        else:
+            rest.append(mistake)
+    while rest:
+        batch: list[Mistake] = []
+        later: list[Mistake] = []
+        taken: set[str] = set()
+        for mistake in rest:
+            above = mistake.path.split(".")
+            related = {".".join(above[:n]) for n in range(1, len(above) + 1)}
+            free = not (related & taken) and not any(
+                one.startswith(f"{mistake.path}.") for one in taken
+            )
+            (batch if free else later).append(mistake)
+            taken |= {mistake.path} if free else set()
+        yield batch
+        rest = later
+
+
+def refused(config: dict[str, Any], together: list[Mistake], machine: bool) -> list[str]:
+    """What is told about a config with mistakes."""
+    wrong = copy.deepcopy(config)
+    for mistake in together:
+        mistake.put(wrong)
+    return complete(wrong, machine)[1]
+
+
+def as_yaml(config: dict[str, Any]) -> str:
+    """A config as the text of a file; JSON is YAML that keeps every type."""
+    return json.dumps(config)

@@ -1,0 +1,319 @@
+"""Configs whose keys are right one by one and make no sense together, and files that are not there.
+
+Each would crash after the model is built, often not before an epoch is over, or train nonsense.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import json
+import sys
+from pathlib import Path
+
+import mistakes as making
+import pytest
+
+from lavis_mafa.config.load import complete
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "config"))
+from shipped import SHIPPED, needed  # noqa: E402
+
+MAFA, RULE = "model.mafa", "model.mafa.connections"
+ORACLE = {f"{MAFA}.con_d": {"arch": "oracle"}}
+TOY = "datasets.toy_scenes"
+JSON, COCO = "datasets.image_text_json", "datasets.coco_retrieval"
+IMAGES = {"train": {"name": "blip_caption"}, "eval": {"name": "blip_caption"}}
+# Shipped config, what is changed, the key that the message names, and what it says.
+CONTRADICTIONS = [
+    # GRIT
+    ("albef_toy", {"run.grit.search_space": 5000}, "run.grit.search_space", "more than run.grit.q"),
+    ("albef_toy", {"run.grit.start_epoch": 0}, "run.grit.start_epoch", "use 1 or naive: True"),
+    ("albef_toy", {"run.runner": "runner_base"}, "run.runner", "knows no grouped mini-batches"),
+    ("vqa_ft_toy", {"run.grit.enabled": True}, "run.grit.enabled", "gives no features"),
+    # schedule
+    ("albef_toy", {"run.min_lr": 0.1}, "run.min_lr", "more than run.init_lr"),
+    ("albef_toy", {"run.warmup_lr": 0.1}, "run.warmup_lr", "more than run.init_lr"),
+    ("albef_toy", {"run.lr_horizon": 3}, "run.lr_horizon", "less than run.max_epoch 8"),
+    ("albef_toy", {"run.lr_sched": "linear_warmup_step_lr"}, "run.lr_decay_rate", "missing"),
+    ("albef_toy", {"run.max_epoch": making.ABSENT}, "run.max_epoch", "missing"),
+    ("albef_toy", {"run.seed": 2**32}, "run.seed", "too large"),
+    # device
+    ("albef_toy", {"run.amp": True}, "run.amp", "no fp16 on cpu"),
+    ("cond_retrieval_ft", {"run.batch_size_train": 100}, "model.queue_size", "not a multiple"),
+    ("blip2_stage1", {"model.freeze_vit": False}, "model.vit_precision", "for a frozen ViT"),
+    (
+        "blip2_stage1",
+        {"run.compile": True, "model.use_grad_checkpoint": True},
+        "run.compile",
+        "set one to False",
+    ),
+    # sizes
+    ("albef_toy", {"model.image_size": 40}, "model.image_size", "multiple of model.vit.patch_size"),
+    ("albef_4m", {"model.image_size": 250}, "model.image_size", "multiple of the ViT's patches"),
+    ("albef_4m", {"model.image_size": 384}, "datasets.vg_caption.vis_processor.train", "differs"),
+    ("albef_4m", {f"{MAFA}.con_d.image_size": 380}, f"{MAFA}.con_d.image_size", "multiple of its"),
+    ("albef_toy", {"model.vit.heads": 5}, "model.vit.width", "multiple of model.vit.heads 5"),
+    ("albef_toy", {"model.max_txt_len": 65}, "model.max_txt_len", "more than the 64 positions"),
+    ("albef_4m", {"model.max_txt_len": 513}, "model.max_txt_len", "more than the 512 positions"),
+    ("albef_toy", {"model.vit_layer_norm_epsilon": -1}, "model.vit_layer_norm_epsilon", "below 0"),
+    ("albef_4m", {"model.vit_layer_norm_epsilon": -0.1}, "model.vit_layer_norm_epsilon", "below 0"),
+    # the step
+    ("albef_toy", {"model.temp": 0.7}, "model.temp", "kept in [0.001, 0.5]"),
+    ("albef_toy", {"model.mlm_mask_prob": 0}, "model.mlm_mask_prob", "nothing to predict"),
+    (
+        "albef_toy",
+        {f"{MAFA}.loss_weights": {"itc": 0, "itm": 0, "lm": 0}},
+        f"{MAFA}.loss_weights",
+        "nothing to train",
+    ),
+    (
+        "albef_toy",
+        {f"{MAFA}.loss_weights.imc": 1},
+        f"{MAFA}.loss_weights.imc",
+        "momentum encoders",
+    ),
+    (
+        "blip_toy",
+        {f"{MAFA}.loss_weights.lmi": 1, f"{MAFA}.soft_labels.type": "momentum"},
+        f"{MAFA}.loss_weights.lmi",
+        "use albef_mafa",
+    ),
+    (
+        "blip2_toy",
+        {f"{MAFA}.soft_labels.type": "momentum"},
+        f"{MAFA}.soft_labels.type",
+        "no momentum encoders",
+    ),
+    ("albef_toy", {f"{RULE}.low": 0.9}, f"{RULE}.low", f"more than {RULE}.high"),
+    ("albef_toy", {**ORACLE, f"{RULE}.use_in": []}, f"{RULE}.use_in", "no loss"),
+    (
+        "albef_toy",
+        {**ORACLE, f"{RULE}.use_in": ["lm"], f"{MAFA}.loss_weights.lm": 0},
+        f"{RULE}.use_in",
+        "no loss",
+    ),
+    (
+        "albef_toy",
+        {f"{RULE}.labels": "probability", f"{RULE}.action": "drop"},
+        f"{RULE}.labels",
+        "needs action: convert",
+    ),
+    (
+        "albef_toy",
+        {f"{MAFA}.con_d": {"arch": "oracle", "keep_images": "kept"}},
+        f"{MAFA}.con_d.keep_images",
+        "the oracle sees no images",
+    ),
+    (
+        "albef_toy",
+        {f"{MAFA}.con_d": {"arch": "albef_mafa", "model_type": "tiny"}},
+        f"{MAFA}.con_d.checkpoint",
+        "must be trained",
+    ),
+    ("albef_toy", {f"{MAFA}.con_d": {"arch": "blip_vqa"}}, f"{MAFA}.con_d.arch", "cannot judge"),
+    (
+        "albef_toy",
+        {**ORACLE, "run.task": "image_text_pretrain"},
+        f"{MAFA}.con_d.arch",
+        "only task mafa_pretrain",
+    ),
+    # tasks, models and data
+    ("albef_toy", {"run.task": "mafa_vqa"}, "run.task", "albef_mafa has not"),
+    ("vqa_ft_toy", {"datasets": {"toy_scenes": {}}}, TOY, "holds captions"),
+    ("albef_toy", {"run.task": "mafa_classification"}, "run.task", "evaluates by predict()"),
+    ("albef_toy", {"model.arch": "fne_retrieval"}, "run.task", "trains by the step"),
+    ("blip2_toy", {"run.task": "mafa_grounding"}, "run.task", "use albef_mafa or blip_mafa"),
+    ("grounding_toy", {"run.block_num": 0}, "run.block_num", "2 to 3"),
+    ("grounding_ft", {"run.block_num": 12}, "run.block_num", "6 to 11"),
+    ("vqa_ft_toy", {"datasets": {"toy_ve": {}}}, "datasets.toy_ve", "needs questions"),
+    ("ve_ft_toy", {"datasets": {"toy_nlvr": {}}}, "datasets.toy_nlvr", "show two images"),
+    ("nlvr_toy", {"datasets": {"toy_ve": {}}}, "datasets.toy_ve", "show one image"),
+    ("ve_ft_toy", {"model.num_classes": 2}, "model.num_classes", "3 classes"),
+    ("nlvr_toy", {"model.num_classes": 1}, "model.num_classes", "2 classes"),
+    ("vqa_ft_toy", {"run.inference_method": "generate"}, "run.inference_method", "use rank"),
+    ("vqa_toy", {"run.inference_method": "rank"}, "run.inference_method", "use generate"),
+    ("vqa_toy", {"run.inference_method": making.ABSENT}, "run.inference_method", "use generate"),
+    ("vqa_toy", {"run.prompt": "Question: Answer:"}, "run.prompt", "exactly one {}"),
+    ("vqa_toy", {"run.task": "image_text_pretrain"}, "run.task", "evaluates nothing"),
+    ("blip2_stage2_toy", {"run.task": "mafa_pretrain"}, "run.task", "compares no pairs"),
+    ("blip2_stage2_toy", {f"{MAFA}.con_d.arch": "oracle"}, MAFA, "compares no pairs"),
+    ("blip2_stage2_toy", {"model.opt_model": None}, "model.opt_model", "is empty"),
+    ("caption_toy", {"run.min_len": 99}, "run.min_len", "more than run.max_len 24"),
+    ("caption_toy", {"run.metrics": []}, "run.metrics", "name some"),
+    ("cond_retrieval_ft", {"run.k_test": making.ABSENT}, "run.k_test", "missing"),
+    ("cond_retrieval_ft", {"run.k_test": 0}, "run.k_test", "needs >= 1"),
+    # splits and processors
+    ("albef_toy", {"run.train_splits": []}, "run.train_splits", "is empty"),
+    ("albef_toy", {"run.train_splits": ["train", "val"]}, "run.train_splits", "use ['train']"),
+    ("albef_toy", {"run.test_splits": ["test", "test"]}, "run.test_splits[1]", "named twice"),
+    ("albef_4m", {"run.valid_splits": ["val"]}, "datasets.coco_caption.vis_processor.eval", "name"),
+    ("retrieval_coco", {"run.test_splits": []}, "run.test_splits", "nothing to do"),
+    ("caption_nocaps", {"run.test_splits": ["train"]}, "run.test_splits[0]", "no dataset has"),
+    ("caption_nocaps", {"datasets.nocaps.vis_processor": None}, "datasets.nocaps.vis_proc", ""),
+    ("retrieval_coco", {f"{COCO}.vis_processor": IMAGES}, f"{COCO}.vis_processor.eval.name", "use"),
+    (
+        "albef_4m",
+        {"datasets.vg_caption.vis_processor.train.min_scale": 0.9}
+        | {"datasets.vg_caption.vis_processor.train.max_scale": 0.5},
+        "datasets.vg_caption.vis_processor.train.min_scale",
+        "more than max_scale",
+    ),
+    ("retrieval_coco", {f"{COCO}.data_type": "features"}, f"{COCO}.data_type", "use images"),
+    ("albef_own_data", {f"{JSON}.build_info.annotations": {}}, f"{JSON}.build_info.ann", "name a"),
+    (
+        "albef_own_data",
+        {f"{JSON}.build_info.images": {"storage": None}},
+        f"{JSON}.build_info.images.storage",
+        "missing",
+    ),
+    ("albef_4m", {"run.train_dataset_ratios": {"vg_caption": 2}}, "run.train_dataset_rat", "leave"),
+    ("albef_4m", {"datasets": {}}, "datasets", "is empty"),
+    # the toy world
+    ("albef_toy", {f"{TOY}.build_info.max_objects": 9}, f"{TOY}.build_info.max_objects", "from 1"),
+    ("albef_toy", {f"{TOY}.build_info.train_size": 0}, f"{TOY}.build_info.train_size", "from 1 up"),
+    ("albef_toy", {f"{TOY}.build_info.grid": 9}, f"{TOY}.build_info.grid", "expected"),
+    ("albef_toy", {f"{TOY}.build_info.preset": "densse"}, f"{TOY}.build_info.preset", "did you"),
+    ("albef_toy", {f"{TOY}.build_info.grid": 3}, "model.image_size", "48 pixels wide"),
+    (
+        "nlvr_toy",
+        {"datasets.toy_nlvr.build_info.statement_types": ["bothe"]},
+        "datasets.toy_nlvr.build_info.statement_types[0]",
+        "did you mean both?",
+    ),
+    # folders and checkpoints
+    ("albef_toy", {"run.job_id": "../elsewhere"}, "run.job_id", "no name of one folder"),
+    ("albef_toy", {"run.job_id": "/root"}, "run.job_id", "no name of one folder"),
+    ("albef_toy", {"run.job_id": ".."}, "run.job_id", "no name of one folder"),
+    ("retrieval_coco", {"run.resume_ckpt_path": "auto"}, "run.resume_ckpt_path", "model.finetuned"),
+    ("retrieval_toy", {"model.finetuned": None}, "model.finetuned", "is empty"),
+    ("retrieval_toy", {"model.load_finetuned": False}, "model.finetuned", "nothing is loaded"),
+]
+
+
+@functools.cache
+def right(path):
+    """A shipped config as plain data; nothing is wrong with it."""
+    config = making.plain(path, needed(path))
+    assert complete(config, machine=False)[1] == []
+    return config
+
+
+def config_of(name, changes):
+    """A shipped config with changes by dotted key; where two have the name, that for training."""
+    path = [path for path in SHIPPED if path.stem == name][-1]  # train comes after eval
+    config = copy.deepcopy(right(path))
+    for key, value in changes.items():
+        *parents, leaf = key.split(".")
+        node = config
+        for parent in parents:
+            node[parent] = node.get(parent) or {}
+            node = node[parent]
+        if value is making.ABSENT:
+            del node[leaf]
+        else:
+            node[leaf] = copy.deepcopy(value)
+    return config
+
+
+def told(config, key, machine=False):
+    return [line for line in complete(config, machine)[1] if line.startswith(key)]
+
+
+@pytest.mark.parametrize(
+    "name, changes, key, says", CONTRADICTIONS, ids=lambda one: one if isinstance(one, str) else ""
+)
+def test_what_contradicts_itself_is_refused(name, changes, key, says, injected):
+    lines = told(config_of(name, changes), key)
+    found = any(says in line for line in lines)
+    injected("config: contradiction", survived=found)
+    assert found, complete(config_of(name, changes), machine=False)[1]
+
+
+def test_no_contradiction_is_tested_twice():
+    assert len({json.dumps(case, default=str) for case in CONTRADICTIONS}) == len(CONTRADICTIONS)
+
+
+# Notes: what works, and has no effect or another than meant
+
+
+@pytest.mark.parametrize(
+    "name, changes, key, says",
+    [
+        ("albef_toy", {"run.max_steps": 10}, "run.warmup_steps", "init_lr is never reached"),
+        ("albef_toy", {"run.keep_every_epochs": 9}, "run.keep_every_epochs", "no checkpoint"),
+        ("albef_toy", {"run.grit": {"enabled": False, "naive": True}}, "run.grit.naive", "without"),
+        ("albef_toy", {f"{TOY}.sample_ratio": 2}, f"{TOY}.sample_ratio", "without effect"),
+        ("nlvr_pretrain_toy", {"run.valid_splits": ["val"]}, "run.valid_splits", "evaluates noth"),
+        (
+            "retrieval_toy",
+            {"model.load_finetuned": False, "model.finetuned": None},
+            "model.load_finetuned",
+            "random weights are evaluated",
+        ),
+        ("albef_toy", {"run.grit.start_epoch": 8}, "run.grit.start_epoch", "no epoch is grouped"),
+    ],
+)
+def test_what_has_no_effect_is_told(name, changes, key, says):
+    _, problems, notes = complete(config_of(name, changes), machine=False)
+    assert problems == []
+    assert any(note.startswith(f"{key}:") and says in note for note in notes), notes
+    _, _, before = complete(config_of(name, {}), machine=False)
+    assert not any(note.startswith(f"{key}:") and says in note for note in before)
+
+
+# Files of this machine
+
+PLACES = {
+    "run.resume_ckpt_path": "no such file",
+    "run.grit.first_order": "no such .npy file",
+    "run.annotation_file": "no such file",
+    "run.truth_file": "no such file",
+    "model.tokenizer": "no such path",
+    "model.med_config_path": "no such library file",
+    f"{MAFA}.con_d.checkpoint": "no such file",
+    f"{JSON}.build_info.images.storage": "no such folder",
+    **{f"{JSON}.build_info.annotations.{s}.storage": "no such file" for s in ("train", "val")},
+}
+
+
+@pytest.mark.parametrize("key", PLACES)
+def test_files_that_are_not_there(key, injected, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    con_d = {f"{MAFA}.con_d": {"arch": "albef_mafa"}} if ".con_d." in key else {}
+    config = config_of("albef_own_data", {**con_d, key: "./nowhere/at.all"})
+    lines = [line for line in told(config, f"{key}:", machine=True) if PLACES[key] in line]
+    injected("config: missing file", survived=bool(lines))
+    assert lines and "./nowhere/at.all" in lines[0]
+
+
+@pytest.mark.parametrize("name", ["pretrained", "finetuned"])
+def test_checkpoints_that_are_not_there(name, injected, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    asked = {f"model.load_{name}": True, f"model.{name}": "nowhere.pth"}
+    lines = told(config_of("albef_toy", asked), f"model.{name}:", machine=True)
+    injected("config: missing file", survived=bool(lines))
+    assert lines and "nowhere.pth" in lines[0]
+
+
+@pytest.mark.parametrize("key", ["run.output_dir", f"{MAFA}.con_d.keep_images"])
+@pytest.mark.parametrize("below", ["", "/below/it"])
+def test_folders_that_are_files(key, below, injected, tmp_path):
+    (tmp_path / "taken").touch()
+    con_d = {"arch": "albef_retrieval", "model_type": "coco", "own_view": True}
+    changes = {f"{MAFA}.con_d": con_d} if "con_d" in key else {}
+    config = config_of("albef_toy", {**changes, key: f"{tmp_path}/taken{below}"})
+    lines = told(config, f"{key}:", machine=True)
+    injected("config: missing file", survived=bool(lines))
+    assert lines == [f"{key}: {tmp_path}/taken is a file; name a folder"]
+    free = config_of("albef_toy", {**changes, key: f"{tmp_path}/free{below}"})
+    assert told(free, f"{key}:", machine=True) == [] and not (tmp_path / "free").exists()
+
+
+def test_pictures_in_a_file(injected, tmp_path):
+    (tmp_path / "images.zip").touch()
+    key = f"{JSON}.build_info.images.storage"
+    config = config_of("albef_own_data", {key: str(tmp_path / "images.zip")})
+    lines = told(config, f"{key}:", machine=True)
+    injected("config: missing file", survived=bool(lines))
+    assert "is a file; expected a folder" in lines[0]
