@@ -230,6 +230,7 @@ class RunnerMafa(RunnerBase):
                 else:
                     self._train()
         finally:
+            self._loaders = None  # ends its workers: the garbage collector would wait for each
             self.log.close()
 
     def _train(self) -> None:

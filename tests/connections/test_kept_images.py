@@ -21,6 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 from PIL import Image
+from torch.utils.data import Subset
 from two_forks import answers_of_two
 
 from lavis_mafa import load_model
@@ -123,7 +124,8 @@ def test_flags_come_after_the_rows_are_on_disk(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", lambda fd: (order.append(fd == rows), fsync(fd))[1])
     monkeypatch.setattr(os, "replace", lambda a, b: (order.append(Path(b).name), replace(a, b)))
     first.kept.settle()
-    assert order == [True, False, f"there_rank0@{platform.node()}.bin"]
+    # The rows, then the flags, their name, and the folder.
+    assert order == [True, False, f"there_rank0@{platform.node()}.bin", False]
     monkeypatch.setattr(os, "fsync", full)  # and not at all if they are not
     first.get(2)
     first.kept.settle()
@@ -349,12 +351,21 @@ class Described:
 
 def test_augmented_images_are_not_kept(toy, tmp_path):
     train_set = TrainingSet(toy["train"], seed=0)
-    train_set.parts = [namedtuple("part", "deterministic")(False)]
+    train_set.parts = [LikeAnother(toy["train"], False)]
     with pytest.raises(ValueError, match="needs images that are the same every time"):
         asked_for(judge_of("albef_mafa"), train_set, tmp_path)
-    train_set.parts = [namedtuple("part", "table deterministic")(conflicting(), True)]
+    train_set.parts = [LikeAnother(toy["train"], True)]
+    train_set.parts[0].table = conflicting()
     with pytest.raises(ValueError, match="3 pairs have an image_id that stands for another file"):
         asked_for(judge_of("albef_mafa"), train_set, tmp_path)
+
+
+class LikeAnother(Subset):
+    """All samples of a data set."""
+
+    def __init__(self, dataset, deterministic):
+        super().__init__(dataset, range(len(dataset)))
+        self.deterministic = deterministic
 
 
 def conflicting():

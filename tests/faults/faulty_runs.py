@@ -208,8 +208,7 @@ def stopped_at_every_step(folder: Path, steps: int, **case: Any) -> list[dict[st
 
 def _run(folder: Path, case: Mapping[str, Any], **changes: Any) -> None:
     kept = {key: str(folder / "kept") for key, value in case.items() if value == "KEPT"}
-    runner = run_here(folder, **{**case, **kept, **changes})
-    runner._loaders = None  # the garbage collector would end its workers only after seconds
+    run_here(folder, **{**case, **kept, **changes})
 
 
 def state(folder: Path, name: str = "checkpoint_last.pth") -> dict[str, Any]:

@@ -315,7 +315,7 @@ def test_workers_change_nothing(folder_of, tmp_path, injected):
 def test_too_many_stop_the_run_with_a_list(folder_of, tmp_path, injected):
     folder = folder_of("image_text_json")
     config = config_of(folder, tmp_path)
-    with pytest.raises(UnreadableError, match="more than run.max_unreadable = 0.1 allows") as told:
+    with pytest.raises(UnreadableError, match="than run.max_unreadable = 0.1 allows") as told:
         run_here(tmp_path, **NOT_TOY, config=config, run__max_unreadable=0.1)
     listed = {int(line.split(":")[0]) for line in str(told.value).split("\n  ")[1:]}
     assert listed <= folder.bad and len(listed) >= 10

@@ -13,7 +13,6 @@ from runs import (
     launcher,
     options,
     records,
-    same_weights,
     spawn,
     start,
     weights,
@@ -109,17 +108,6 @@ def test_two_processes_equal_the_simulation(tmp_path):
     assert told[0][0]["index"] != told[1][0]["index"], "ranks must read different data"
     saved = weights(real)
     assert all(torch.allclose(saved[k], simulated[k], atol=1e-5) for k in saved)
-
-
-def test_two_processes_stopped_and_resumed(tmp_path):
-    changes = {**CHANGES, "run__accum_grad_iters": 2, "run__max_epoch": 2, "ranks": 2}
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
-    whole.mkdir(), cut.mkdir()
-    finish(start("train.py", whole, **changes))
-    finish(start("train.py", cut, **changes, run__max_steps=14))
-    output = finish(start("train.py", cut, **changes, run__resume_ckpt_path="auto"))
-    assert "resumed" in output
-    assert same_weights(weights(whole), weights(cut))
 
 
 def test_two_processes_evaluate_like_one(tmp_path):

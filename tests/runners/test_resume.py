@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 import random
-import signal
-import time
 
 import numpy as np
 import pytest
 import torch
-from runs import finish, records, run_here, same_weights, start, weights
+from runs import records, run_here, same_weights, weights
 
 from lavis_mafa.runners.launch import random_states, set_random_states
-
-LOSSES = ("loss", "loss_itc", "loss_itm", "loss_lm")
-
-
-def losses(folder):
-    return [[r["epoch"], r["step"], *(r[k] for k in LOSSES)] for r in records(folder, "step")]
 
 
 @pytest.fixture(scope="module")
@@ -25,16 +17,6 @@ def undisturbed(tmp_path_factory):
     folder = tmp_path_factory.mktemp("undisturbed")
     run_here(folder)
     return folder
-
-
-# Before, inside and at the end of a random epoch, of a grouped one, and inside the last.
-@pytest.mark.parametrize("stop", [1, 5, 9, 10, 17, 18, 22])
-def test_stopped_at_a_step_and_resumed(undisturbed, tmp_path, stop):
-    run_here(tmp_path, run__max_steps=stop)
-    assert len(records(tmp_path, "step")) == stop
-    run_here(tmp_path, run__resume_ckpt_path="auto")
-    assert same_weights(weights(tmp_path), weights(undisturbed))
-    assert losses(tmp_path) == losses(undisturbed)
 
 
 def test_a_different_seed_gives_other_weights(undisturbed, tmp_path):
@@ -50,17 +32,6 @@ def test_epoch_figures_cover_the_whole_epoch_after_resuming(undisturbed, tmp_pat
         return [{k: v for k, v in r.items() if k != "time"} for r in records(folder, "epoch")]
 
     assert epochs(tmp_path) == epochs(undisturbed)
-
-
-@pytest.mark.parametrize("stop", [4, 11])
-def test_inside_gradient_accumulation(tmp_path, stop):
-    changes = {"run__accum_grad_iters": 4, "run__max_epoch": 2}
-    run_here(tmp_path / "whole", **changes)
-    # Saved every step, which waits for the end of the window: what came after is done again.
-    first = run_here(tmp_path / "cut", run__save_every_steps=1, run__max_steps=stop, **changes)
-    assert first.global_step == stop
-    run_here(tmp_path / "cut", run__resume_ckpt_path="auto", **changes)
-    assert same_weights(weights(tmp_path / "whole"), weights(tmp_path / "cut"))
 
 
 def test_with_workers_and_random_augmentation(tmp_path):
@@ -91,22 +62,6 @@ def test_the_best_figure_is_not_forgotten(tmp_path):
     torch.save(content, path)
     runner = run_here(tmp_path, run__resume_ckpt_path="auto", **changes)
     assert runner.best == {"value": 1000.0, "epoch": 0, "split": "val"}
-
-
-def test_killed_at_any_moment(undisturbed, tmp_path):
-    process = start("train.py", tmp_path, run__save_every_steps=2)
-    log = tmp_path / "job" / "log.jsonl"
-    deadline = time.time() + 120
-    while time.time() < deadline:
-        if log.is_file() and log.read_text().count('"checkpoint"') >= 5:
-            break
-        time.sleep(0.02)
-    process.send_signal(signal.SIGKILL)
-    finish(process, status=-9)
-    assert not (tmp_path / "job" / "checkpoint_last.pth").stat().st_size == 0
-    output = finish(start("train.py", tmp_path, run__resume_ckpt_path="auto"))
-    assert "resumed" in output
-    assert same_weights(weights(tmp_path), weights(undisturbed))
 
 
 def test_a_checkpoint_of_weights_alone_cannot_be_resumed(tmp_path, tiny):

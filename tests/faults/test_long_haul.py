@@ -1,0 +1,158 @@
+"""Thousands of steps: memory, open files, threads and the run's folder stay as they are.
+
+The real command as a process of its own, with workers that open real files, GRIT, checkpoints,
+validation and TensorBoard; a look from outside at the main process and its workers twice a second.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pytest
+from faulty_runs import NO_GRIT
+from PIL import Image
+from runs import CONFIG, records, start
+
+PAIRS, BATCH, EPOCHS = 600, 4, 21
+PAGE = os.sysconf("SC_PAGE_SIZE") / 2**20  # in MB
+WORDS = ("circle", "square", "triangle", "red", "green", "blue", "small", "large", "left", "right")
+
+
+@dataclass
+class Process:
+    """What one process had, look by look."""
+
+    seconds: list[float] = field(default_factory=list)
+    memory: list[float] = field(default_factory=list)  # in MB
+    files: list[int] = field(default_factory=list)
+    threads: list[int] = field(default_factory=list)
+
+    def look(self, pid: int, seconds: float) -> None:
+        folder = Path(f"/proc/{pid}")
+        memory = int((folder / "statm").read_text().split()[1]) * PAGE
+        files, threads = (len(list((folder / name).iterdir())) for name in ("fd", "task"))
+        self.seconds.append(seconds)
+        self.memory.append(memory)
+        self.files.append(files)
+        self.threads.append(threads)
+
+    def growth(self) -> float:
+        """MB by which memory grows over the second half, by the line that fits it best."""
+        half = len(self.memory) // 2
+        seconds, memory = self.seconds[half:], self.memory[half:]
+        return float(np.polyfit(seconds, memory, 1)[0] * (seconds[-1] - seconds[0]))
+
+    def more(self, counts: list[int]) -> float:
+        """By how much files or threads have become more from the second quarter to the last: what
+        there is at least, since mini-batches, grouping and validation come and go."""
+        quarter = len(counts) // 4
+        early, late = counts[quarter : 2 * quarter], counts[-quarter:]
+        return float(np.percentile(late, 10) - np.percentile(early, 10))
+
+    def __str__(self) -> str:
+        return (
+            f"{self.memory[len(self.memory) // 2]:.0f} MB, {self.growth():+.1f} in the second half;"
+            f" {np.median(self.files):g} files, {self.more(self.files):+g}; "
+            f"{np.median(self.threads):g} threads, {self.more(self.threads):+g}"
+        )
+
+
+def children(pid: int) -> list[int]:
+    found = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        found += map(int, (task / "children").read_text().split())
+    return found
+
+
+def write_config(folder: Path) -> Path:
+    """Random pictures as PNG files of some 10 KB, with captions of the toy world's words."""
+    draw = np.random.default_rng(0)
+    pairs = {"train": PAIRS, "val": 12}
+    for split, count in pairs.items():
+        rows = []
+        for place in range(count):
+            pixels = draw.integers(0, 256, (64, 64, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(folder / f"{split}{place}.png")
+            caption = " ".join(draw.choice(WORDS, draw.integers(3, 12)))
+            rows.append({"image": f"{split}{place}.png", "caption": caption})
+        (folder / f"{split}.json").write_text(json.dumps(rows))
+    annotations = {split: {"storage": str(folder / f"{split}.json")} for split in pairs}
+    own = (
+        "datasets:\n  image_text_json:\n    vis_processor:\n"
+        "      train: {name: blip_image_train, image_size: 32}\n"
+        "      eval: {name: blip_image_eval, image_size: 32}\n"
+        "    build_info:\n"
+        f"      annotations: {json.dumps(annotations)}\n"
+        f"      images: {{storage: {json.dumps(str(folder))}}}\n\n"
+    )
+    toy = Path(CONFIG).read_text()
+    path = folder / "config.yaml"
+    path.write_text(toy[: toy.index("datasets:")] + own + toy[toy.index("run:") :])
+    return path
+
+
+@pytest.mark.faults
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_nothing_grows_in_thousands_of_steps(tmp_path, injected):
+    toy = {
+        f"datasets__toy_scenes__build_info__{split}_size": None
+        for split in ("train", "val", "test")
+    }
+    settings = {
+        **NO_GRIT,
+        **toy,
+        "config": str(write_config(tmp_path)),
+        "model__mafa__con_d__arch": None,
+        "run__grit__queue_size": 256,
+        "run__grit__search_space": 64,
+        "run__batch_size_train": BATCH,
+        "run__max_epoch": EPOCHS,
+        "run__num_workers": 2,
+        "run__save_every_steps": 100,
+        "run__valid_splits": '["val"]',
+        "run__tensorboard": True,
+    }
+    process = start("train.py", tmp_path, **settings)
+    folder, began = tmp_path / "job", time.monotonic()
+    seen: dict[int, Process] = {}
+    entries: list[int] = []
+    output = None
+    while output is None:
+        now = time.monotonic() - began
+        try:
+            for pid in (process.pid, *children(process.pid)):
+                seen.setdefault(pid, Process()).look(pid, now)
+        except (FileNotFoundError, ProcessLookupError):
+            pass  # it ended while it was looked at
+        # Halves of a file that is being written come and go.
+        names = [name for name in folder.rglob("*") if not name.name.startswith(".")]
+        entries.append(len(names))
+        try:
+            output, _ = process.communicate(timeout=0.5)
+        except subprocess.TimeoutExpired:
+            continue
+    assert process.returncode == 0, output[-4000:]
+    steps = len(records(tmp_path, "step"))
+    assert steps == EPOCHS * (PAIRS // BATCH) >= 3000
+    # Validation's workers live only as long as it takes.
+    lasting = {pid: p for pid, p in seen.items() if len(p.memory) > 0.8 * len(entries)}
+    assert len(lasting) == 3, "the main process and two workers"
+    grown = []
+    for pid, one in lasting.items():
+        who = "main process" if pid == process.pid else "worker"
+        print(f"{who}: {one}")
+        allowed = max(8.0, 0.01 * one.memory[0])
+        if one.growth() > allowed or one.more(one.files) > 2 or one.more(one.threads) > 0:
+            grown.append(f"{who}: {one}")
+    half = len(entries) // 2
+    if max(entries[half:]) > entries[half // 2]:
+        grown.append(f"entries in the run's folder: {entries[half // 2]} to {max(entries[half:])}")
+    injected(f"{steps} steps without a pause", 1 - bool(grown))
+    assert grown == []
