@@ -26,7 +26,7 @@ from lavis_mafa.runners.dry_run import dry_run
 from lavis_mafa.runners.folder import choose_folder, launch_of, note_launch
 from lavis_mafa.runners.guard import NonFiniteError, UnreadableError
 from lavis_mafa.runners.launch import init_distributed, seed_everything
-from lavis_mafa.runners.leave import REQUEUE, Leaving
+from lavis_mafa.runners.leave import REQUEUE, Leaving, ignore_signals
 from lavis_mafa.runners.saving import NotSavedError
 
 TOLD = (ConfigError, NonFiniteError, NotSavedError, UnreadableError, LostContactError)
@@ -107,6 +107,7 @@ def exit_status(action: Callable[[], Any]) -> int:
         with contact():
             action()
     except Leaving as leaving:
+        ignore_signals()
         logging.warning("%s", leaving)
         status = REQUEUE
     except USER_ERRORS as error:

@@ -11,6 +11,7 @@ from typing import Any
 from lavis.common.registry import registry
 
 from lavis_mafa.config.check import Report, Settings, is_ours, is_url, listed
+from lavis_mafa.config.run import evaluates_nothing
 from lavis_mafa.config.schema import SPLITS
 
 PHASES = {"train": "train", "val": "eval", "test": "eval"}  # whose processors a split takes
@@ -173,6 +174,8 @@ def _check_processors(name: str, s: Settings, report: Report, training: bool) ->
         return
     there = _splits_of(name, s)
     phases = {PHASES[split] for split in _used_splits(s, training) & set(there) & set(PHASES)}
+    if evaluates_nothing(s["run.task"]):
+        phases.discard("eval")
     for phase in sorted(phases):
         for kind, needed in (("vis", True), ("text", s["run.task"] not in CAPTIONED)):
             key = f"{path}.{kind}_processor"
@@ -186,7 +189,10 @@ def _check_processors(name: str, s: Settings, report: Report, training: bool) ->
 
 
 def _makes(processor: str) -> str:
-    """``vis``, ``text``, or "" for what is not known."""
+    """``vis``, ``text``, or "" for what is not known, as somebody's own."""
+    module = getattr(registry.get_processor_class(processor), "__module__", "")
+    if not module.startswith(("lavis.", "lavis_mafa.")):
+        return ""
     if processor.endswith(("_caption", "_question")):
         return "text"
     return "vis" if "_image_" in processor or "_video_" in processor else ""

@@ -76,8 +76,7 @@ def _check_task(s: Settings, report: Report, training: bool) -> None:
     if task == "mafa_grounding" and evaluates and str(name).startswith(("blip2", "fne", "clip")):
         why = f"{name} has no text encoder that attends to images; use albef_mafa or blip_mafa"
         report.add("run.task", f"mafa_grounding draws heat maps of one, and {why}")
-    cls = registry.get_task_class(task or "")
-    silent = getattr(cls, "evaluation", None) is ImageTextPretrainTask.evaluation
+    silent = evaluates_nothing(task)
     if silent and s["run.evaluate"]:
         why = "evaluates nothing; name the task that the model is to be scored by"
         report.add("run.task", f"{task} {why}")
@@ -93,6 +92,12 @@ def _check_task(s: Settings, report: Report, training: bool) -> None:
         report.missing("run.k_test", "task retrieval needs it, such as 128")
 
 
+def evaluates_nothing(task: str | None) -> bool:
+    """Whether a task passes over the splits that it is to evaluate."""
+    evaluation = getattr(registry.get_task_class(task or ""), "evaluation", None)
+    return evaluation is ImageTextPretrainTask.evaluation
+
+
 def _can(arch: str, method: str) -> bool:
     return arch.endswith("_mafa") and hasattr(registry.get_model_class(arch), method)
 
@@ -106,8 +111,7 @@ def _check_schedule(s: Settings, report: Report) -> None:
         report.add("run.min_lr", why)
     first, steps = s["run.warmup_lr"], s["run.warmup_steps"]
     if steps and None not in (high, first) and first > high:
-        why = f"{first} is more than run.init_lr {high}: nothing warms up; use less, or -1"
-        report.add("run.warmup_lr", why)
+        report.note("run.warmup_lr", f"{first} is more than run.init_lr {high}: nothing warms up")
     epochs, horizon = s["run.max_epoch"], s["run.lr_horizon"]
     if epochs and horizon and horizon < epochs and "cosine" in str(schedule):
         why = f"{horizon} is less than run.max_epoch {epochs}: the cosine would rise again after it"

@@ -242,8 +242,9 @@ RUN = {
     "max_failed_saves": Key("int", "checkpoints in a row that may fail to be written, as on a full "
                             "disk, while training goes on; 0: stop at the first", OURS, default=3,
                             low=0),
-    "skip_bad_steps": Key("int", "optimizer steps with a loss or gradient that is not finite that "
-                          "are left out; the next one stops the run", OURS, default=0, low=0),
+    "skip_bad_steps": Key("int", "optimizer steps of the whole run with a loss or gradient that "
+                          "is not finite that are left out; the next one stops it", OURS,
+                          default=0, low=0),
     "max_unreadable": Key("float", "share of the samples of a rank and epoch that may be "
                           "unreadable, image or caption", OURS, default=0.01, low=0, high=1),
     "log_connections": Key("int", "mined connections written per epoch", OURS, default=64, low=0),

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from lavis.common.dist_utils import is_main_process
 
-from lavis_mafa.checkpoints import is_whole
+from lavis_mafa.checksums import is_whole
 from lavis_mafa.config import ConfigError
 from lavis_mafa.files import write_json
 from lavis_mafa.processes import on_main_process
@@ -59,7 +59,8 @@ def _chosen(cfg: Any, root: Path, job_id: str | None, resume: str | None) -> tup
     if own is not None:
         newest = newest_checkpoint(own)
         logging.info("started again by the launcher: going on in %s", own)
-        return ("" if own == root else own.name), str(newest or "") or None
+        begun_from = None if resume == "auto" else resume
+        return ("" if own == root else own.name), str(newest) if newest else begun_from
     if resume == "auto":
         folder = root if job_id is None else root / job_id
         newest = newest_checkpoint(folder)
@@ -111,7 +112,9 @@ def launch_of(cfg: Any) -> dict[str, str] | None:
         launch = f"Slurm job {os.environ['SLURM_JOB_ID']}"
     elif "TORCHELASTIC_RUN_ID" in os.environ:
         run = os.environ["TORCHELASTIC_RUN_ID"]
-        launch = f"process {os.getppid()} of {socket.gethostname()}, run {run}"
+        # "none" is every launcher's that was given no id.
+        launcher = f"launcher {os.getppid()} of {socket.gethostname()}"
+        launch = launcher if run == "none" else f"run {run}"
     else:
         return None
     config = cfg.to_dict()

@@ -142,8 +142,9 @@ class BadNumbers:
             raise NonFiniteError(
                 f"{where}: stopped before the optimizer step, weights are as they were{done}.\n"
                 f"  {told}\n"
-                "Resume from the last checkpoint with a lower run.init_lr, run.max_grad_norm: 1.0, "
-                "or run.amp_dtype: bf16 in place of fp16; look at the samples named. "
+                "Resume from the last checkpoint with a lower run.init_lr (and run.min_lr), "
+                "run.max_grad_norm: 1.0, or run.amp_dtype: bf16 in place of fp16; look at the "
+                "samples named. "
                 "run.skip_bad_steps lets so many steps of this kind go by."
             )
         self.skipped += 1

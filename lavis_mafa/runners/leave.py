@@ -15,7 +15,7 @@ REQUEUE = os.EX_TEMPFAIL  # 75, "try again": the exit status that asks a cluster
 
 
 class Leaving(BaseException):
-    """The run has been told to leave, and its state is saved.
+    """The run has been told to leave, and nothing of it is lost.
 
     No `Exception`: no library's handler of failures may swallow it.
     """
@@ -27,11 +27,15 @@ class Leave:
     A context: the handlers are there inside of it. Outside the main thread, where Python lets
     nobody handle signals, nothing is noticed.
 
+    Args:
+        saves: whether the run has a state to go on from, for the message.
+
     Attributes:
         told: the signal's name, None until one came.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, saves: bool = True) -> None:
+        self.saves = saves
         self.told: str | None = None
         self._nothing_to_save = False
         self._before: dict[int, Any] = {}
@@ -54,9 +58,10 @@ class Leave:
 
     def leaving(self) -> Leaving:
         """What to raise, with a message for the log."""
+        then = "the state is saved; go on with run.resume_ckpt_path=auto"
         return Leaving(
-            f"told to leave by {self.told or 'a signal to another rank'}: the state is saved, exit "
-            f"status {REQUEUE}; go on with run.resume_ckpt_path=auto"
+            f"told to leave by {self.told or 'a signal to another rank'}, exit status {REQUEUE}: "
+            + (then if self.saves else "nothing is saved; started again, it begins again")
         )
 
     @contextmanager
@@ -76,9 +81,17 @@ class Leave:
             self._nothing_to_save = False
 
 
+def ignore_signals() -> None:
+    """For a process on its way out: told once more, it still ends with its own status."""
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+
+
 def outlive_signals(_: int = 0) -> None:
     """For a data loader's workers: signals to a whole job end none of them, since the main process
     needs them until it has saved; it alone can end them."""
+    if not hasattr(signal, "sigwaitinfo"):  # as on macOS
+        return
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()

@@ -85,7 +85,7 @@ class RunnerMafa(RunnerBase):
             self._loss_again,
             int(self.run_cfg.get("skip_bad_steps", 0)),
         )
-        self.leave = Leave()
+        self.leave = Leave(saves=not self.evaluate_only)
         self.settled = 0  # epochs that are done with, validation and kept checkpoint too
         self.saving = Saving(self)
         self._told_to_leave = False
@@ -220,8 +220,8 @@ class RunnerMafa(RunnerBase):
         Raises:
             Leaving: if SIGTERM or SIGUSR1 came to any rank, once the state is saved.
         """
-        try:
-            with self.leave:
+        with self.leave:
+            try:
                 if self.evaluate_only:
                     self.log.write("config", config=self.config.to_dict())
                     with self._again_from_here():
@@ -229,9 +229,9 @@ class RunnerMafa(RunnerBase):
                             self.eval_epoch(split, "given")
                 else:
                     self._train()
-        finally:
-            self._loaders = None  # ends its workers: the garbage collector would wait for each
-            self.log.close()
+            finally:
+                self._loaders = None  # ends its workers: the garbage collector would wait for each
+                self.log.close()
 
     def _train(self) -> None:
         began = time.time()
@@ -293,9 +293,8 @@ class RunnerMafa(RunnerBase):
             self._note(output, losses, samples, epoch, step, bar)
             if self._told_to_leave or self._max_steps_done():
                 bar.close()
-                self.save(epoch, step + 1)
+                self.saving.save(epoch, step + 1, last=True)
                 if self._told_to_leave:
-                    self.saving.save_what_failed()
                     self.log.close()
                     barrier()  # a launcher ends all ranks with the first
                     raise self.leave.leaving()
@@ -537,14 +536,13 @@ class RunnerMafa(RunnerBase):
         if self.valid_splits:
             with self._again_from_here():
                 better = self._validate(epoch)
-        names = [ckpt.BEST] if better else []
-        keep = self.run_cfg.get("keep_every_epochs")
-        if keep and (epoch + 1) % keep == 0:
-            names.append(f"checkpoint_{epoch}.pth")
         self.settled = epoch + 1
-        # The last one is written again, to remember the best figure.
-        if names and not self.save(epoch + 1, 0, *names, ckpt.LAST):
+        if better and not self.save(epoch + 1, 0, ckpt.BEST):
             self.best = before
+        keep = self.run_cfg.get("keep_every_epochs")
+        kept = [f"checkpoint_{epoch}.pth"] if keep and (epoch + 1) % keep == 0 else []
+        if better or kept:  # the last one again, to remember the best figure
+            self.save(epoch + 1, 0, *kept, ckpt.LAST)
 
     def _validate(self, epoch: int) -> bool:
         """Evaluate the validation splits; whether the first of them is better than ever."""

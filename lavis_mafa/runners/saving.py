@@ -65,15 +65,15 @@ class Saving:
             self.failed, self.unsaved = 0, None
             return True
         self.failed, self.unsaved = self.failed + 1, (epoch, step)
-        allowed = int(runner.run_cfg.get("max_failed_saves", 0))
+        allowed = int(runner.run_cfg.max_failed_saves)
         told = (
             f"no checkpoint of epoch {epoch}, step {step} in {runner.output_dir}: "
             f"{problem or 'see rank 0'}. What was saved before is as it was"
         )
         if last or self.failed > allowed:
+            why = "It was the last" if last else f"Stopped, as run.max_failed_saves = {allowed}"
             raise NotSavedError(
-                f"{told}. Stopped, as run.max_failed_saves = {allowed}: make room, then go on with "
-                "run.resume_ckpt_path=auto"
+                f"{told}. {why}: make room, then go on with run.resume_ckpt_path=auto"
             )
         left = allowed - self.failed
         logging.error("%s; training goes on, %d more such failures in a row may be", told, left)

@@ -29,8 +29,9 @@ export MASTER_ADDR MASTER_PORT="${PORT:-29500}"
 
 # srun does not take this over from the job by itself.
 export SRUN_CPUS_PER_TASK="${SLURM_CPUS_PER_TASK:-1}"
-# No launcher between: signals reach the ranks, and their exit status reaches this script.
+# No launcher between: signals reach the ranks, and their exit status reaches this script. After the
+# first rank has ended, the others have two minutes to end by themselves.
 status=0
-srun --kill-on-bad-exit=1 "$PYTHON" train.py "$@" || status=$?
+srun --kill-on-bad-exit=0 --wait=120 "$PYTHON" train.py "$@" || status=$?
 [ "$status" -ne 75 ] || scontrol requeue "$SLURM_JOB_ID"
 exit "$status"

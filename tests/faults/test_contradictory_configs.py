@@ -33,7 +33,6 @@ CONTRADICTIONS = [
     ("vqa_ft_toy", {"run.grit.enabled": True}, "run.grit.enabled", "gives no features"),
     # schedule
     ("albef_toy", {"run.min_lr": 0.1}, "run.min_lr", "more than run.init_lr"),
-    ("albef_toy", {"run.warmup_lr": 0.1}, "run.warmup_lr", "more than run.init_lr"),
     ("albef_toy", {"run.lr_horizon": 3}, "run.lr_horizon", "less than run.max_epoch 8"),
     ("albef_toy", {"run.lr_sched": "linear_warmup_step_lr"}, "run.lr_decay_rate", "missing"),
     ("albef_toy", {"run.max_epoch": making.ABSENT}, "run.max_epoch", "missing"),

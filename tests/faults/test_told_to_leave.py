@@ -228,7 +228,7 @@ SLURM = {
 [ "$1" = requeue ] && echo "$2" >> requeued || echo localhost
 """,
     "srun": """#!/bin/bash
-shift  # --kill-on-bad-exit
+shift 2  # --kill-on-bad-exit and --wait
 trap 'kill -USR1 $(jobs -p)' USR1
 for rank in 0 1; do SLURM_PROCID=$rank "$@" & done
 status=0
