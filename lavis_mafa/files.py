@@ -7,7 +7,7 @@ import math
 import os
 import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -36,13 +36,12 @@ def whole(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
 
 def _settle(folder: Path) -> None:
     """Have the names in a folder survive a power cut, where its file system can."""
-    number = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(number)
-    except OSError:
-        pass
-    finally:
-        os.close(number)
+    with suppress(OSError):
+        number = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(number)
+        finally:
+            os.close(number)
 
 
 def remove_halves(folder: Path, name: str) -> None:

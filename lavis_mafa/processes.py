@@ -1,11 +1,13 @@
-"""What the processes of a run do together: wait, act on rank 0 for all, bring things to rank 0."""
+"""What the processes of a run do together: wait, agree, act on rank 0 for all, exchange things."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+import torch
 import torch.distributed as dist
 from lavis.common.dist_utils import (
     get_rank,
@@ -47,9 +49,12 @@ def contact() -> Iterator[None]:
 
 
 def barrier() -> None:
-    """Wait for all ranks."""
+    """Wait for all ranks; signals are handled meanwhile."""
     if is_dist_avail_and_initialized():
-        dist.barrier()
+        waiting = dist.barrier(async_op=True)
+        while not waiting.is_completed():  # `wait` would hold Python's signal handlers up
+            time.sleep(0.01)
+        waiting.wait()
 
 
 def on_main_process(action: Callable[[], T]) -> T | None:
@@ -84,3 +89,20 @@ def from_all_ranks(value: Any) -> list[Any] | None:
     gathered: list[Any] | None = [None] * get_world_size() if get_rank() == 0 else None
     dist.gather_object(value, gathered, dst=0)
     return gathered
+
+
+def to_all_ranks(value: Any) -> list[Any]:
+    """Every rank's ``value`` in rank order on every rank; all ranks must call it."""
+    values: list[Any] = [value] * get_world_size()
+    if get_world_size() > 1:
+        dist.all_gather_object(values, value)
+    return values
+
+
+def any_rank(flags: Sequence[bool], device: torch.device) -> list[bool]:
+    """Whether each flag is set on any rank; all ranks must call it with as many."""
+    if get_world_size() == 1:
+        return list(flags)
+    signals = torch.tensor([int(flag) for flag in flags], device=device)
+    dist.all_reduce(signals, op=dist.ReduceOp.MAX)
+    return [bool(signal) for signal in signals.tolist()]

@@ -204,7 +204,7 @@ def restore(runner: Any, content: dict[str, Any], origin: str) -> None:
 def shared_out(ranks: list[dict[str, Any]], count: int) -> list[dict[str, Any]]:
     """What some ranks had for themselves, for ``count`` ranks.
 
-    Counts go to the first, whose sums with the others' are what they were; gradients become their
+    Sums go to the first: with the others' they are what they were. Gradients become their
     mean on every rank, so that the mean over ranks is what it was.
     """
     first = ranks[0]
@@ -220,12 +220,16 @@ def shared_out(ranks: list[dict[str, Any]], count: int) -> list[dict[str, Any]]:
         tally.add(rank["tally"])
         bad.update(rank["unreadable"]["bad"])
     seen = sum(rank["unreadable"]["seen"] for rank in ranks)
-    nothing = {name: 0.0 for name in tally.sums}
+    nothing, listed = {name: 0.0 for name in tally.sums}, list(bad.items())
     return [
         {
             "random": ranks[place]["random"] if place < len(ranks) else None,
             "schedule": {**first["schedule"], "collector": collectors[place]},
-            "unreadable": {"seen": 0 if place else seen, "bad": {} if place else bad},
+            # Evenly: each rank stops the run by its own share.
+            "unreadable": {
+                "seen": seen // count + (place < seen % count),
+                "bad": dict(listed[place::count]),
+            },
             "tally": nothing if place else tally.state_dict(),
             "gradients": gradients,
         }

@@ -18,7 +18,7 @@ from lavis.common.dist_utils import is_main_process
 from lavis_mafa.checksums import is_whole
 from lavis_mafa.config import ConfigError
 from lavis_mafa.files import write_json
-from lavis_mafa.processes import on_main_process
+from lavis_mafa.processes import any_rank, on_main_process
 from lavis_mafa.runners.checkpoint import LAST
 
 LAUNCH = "launch.json"  # which launch began or resumed the run in a folder
@@ -39,7 +39,8 @@ def choose_folder(cfg: Any) -> str:
     run_cfg = cfg.run_cfg
     root = Path.cwd() / str(run_cfg.output_dir)
     asked = run_cfg.get("job_id"), run_cfg.get("resume_ckpt_path")
-    chosen: list[Any] = list(on_main_process(lambda: _chosen(cfg, root, *asked)) or asked)
+    again = _started_again(torch.device(run_cfg.device))
+    chosen: list[Any] = list(on_main_process(lambda: _chosen(cfg, root, again, *asked)) or asked)
     if dist.is_initialized():
         dist.broadcast_object_list(chosen, src=0, device=torch.device(run_cfg.device))
     job_id, run_cfg.resume_ckpt_path = chosen
@@ -54,16 +55,19 @@ def choose_folder(cfg: Any) -> str:
     return job_id
 
 
-def _chosen(cfg: Any, root: Path, job_id: str | None, resume: str | None) -> tuple[str, str | None]:
-    own = None if cfg.run_cfg.evaluate else _begun_before(cfg, root)
+def _chosen(
+    cfg: Any, root: Path, again: bool, job_id: str | None, resume: str | None
+) -> tuple[str, str | None]:
+    own = _begun_before(cfg, root) if again and not cfg.run_cfg.evaluate else None
     if own is not None:
-        newest = newest_checkpoint(own)
+        newest = newest_checkpoint(own, below=False)
         logging.info("started again by the launcher: going on in %s", own)
+        # Without one it goes on from where its command says, or begins anew.
         begun_from = None if resume == "auto" else resume
         return ("" if own == root else own.name), str(newest) if newest else begun_from
     if resume == "auto":
         folder = root if job_id is None else root / job_id
-        newest = newest_checkpoint(folder)
+        newest = newest_checkpoint(folder, below=not job_id)
         resume = None if newest is None else str(newest)
         if newest is None:
             logging.info("nothing to resume below %s: starting anew", folder)
@@ -76,15 +80,16 @@ def _chosen(cfg: Any, root: Path, job_id: str | None, resume: str | None) -> tup
     return str(job_id), resume
 
 
-def newest_checkpoint(folder: Path) -> Path | None:
-    """The newest checkpoint in a folder or in the job folders below it that is whole.
+def newest_checkpoint(folder: Path, below: bool = True) -> Path | None:
+    """The newest checkpoint in a folder, or in the job folders ``below`` it, that is whole.
 
     ``checkpoint_last.pth``, or where a disk has spoilt it the newest other one beside it.
 
     Raises:
         ValueError: if there are checkpoints, but all of them are damaged.
     """
-    found = [path for path in (folder / LAST, *folder.glob(f"*/{LAST}")) if path.is_file()]
+    jobs = folder.glob(f"*/{LAST}") if below else ()
+    found = [path for path in (folder / LAST, *jobs) if path.is_file()]
     if not found:
         return None
     last = max(found, key=_age)
@@ -129,11 +134,19 @@ def note_launch(launch: dict[str, str] | None, folder: Path) -> None:
         write_json(folder / LAUNCH, launch)
 
 
+def _started_again(device: torch.device) -> bool:
+    """Whether any rank is told that it is a restart; all ranks must call it.
+
+    Every node's launcher counts for itself, and one whose own ranks had not failed does not count.
+    """
+    names = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
+    return any(any_rank([any(int(os.environ.get(name) or 0) for name in names)], device))
+
+
 def _begun_before(cfg: Any, root: Path) -> Path | None:
     """The folder of this run if an earlier start of the same launch began it."""
-    again = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
     wanted = launch_of(cfg)
-    if wanted is None or not any(int(os.environ.get(name) or 0) for name in again):
+    if wanted is None:
         return None
     found = [path for path in (root / LAUNCH, *root.glob(f"*/{LAUNCH}")) if path.is_file()]
     ours = [path for path in found if json.loads(path.read_text(encoding="utf-8")) == wanted]

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import torch.distributed as dist
-from lavis.common.dist_utils import get_rank, get_world_size
+from lavis.common.dist_utils import get_rank
 from torch import Tensor
 
+from lavis_mafa.processes import any_rank, to_all_ranks
 from lavis_mafa.runners.checkpoint import trained_state
 from lavis_mafa.runners.launch import random_states, set_random_states
 
@@ -24,23 +24,6 @@ class NonFiniteError(RuntimeError):
 
 class UnreadableError(RuntimeError):
     """Too many samples cannot be read."""
-
-
-def any_rank(flags: Sequence[bool], device: torch.device) -> list[bool]:
-    """Whether each flag is set on any rank; all ranks must call it with as many."""
-    if get_world_size() == 1:
-        return list(flags)
-    signals = torch.tensor([int(flag) for flag in flags], device=device)
-    dist.all_reduce(signals, op=dist.ReduceOp.MAX)
-    return [bool(signal) for signal in signals.tolist()]
-
-
-def _of_all_ranks(value: Any) -> list[Any]:
-    if get_world_size() == 1:
-        return [value]
-    values: list[Any] = [None] * get_world_size()
-    dist.all_gather_object(values, value)
-    return values
 
 
 @dataclass
@@ -166,7 +149,7 @@ class BadNumbers:
         ]
         if not self.bad_step:
             mine = self._gradients()
-        everyone = enumerate(_of_all_ranks(mine))
+        everyone = enumerate(to_all_ranks(mine))
         found = [f"rank {rank}: {line}" for rank, lines in everyone for line in lines]
         return "\n  ".join(found)
 
@@ -206,9 +189,14 @@ class BadNumbers:
         trained = {name: value for name, value in self._parameters() if value.requires_grad}
         blamed = {}
         for part, loss in self._again(batch.samples).items():
-            gradients = torch.autograd.grad(
-                loss, list(trained.values()), retain_graph=True, allow_unused=True
-            )
+            try:
+                gradients = torch.autograd.grad(
+                    loss, list(trained.values()), retain_graph=True, allow_unused=True
+                )
+            except RuntimeError as error:
+                if "heckpoint" not in str(error):
+                    raise
+                return {}  # LAVIS's and fairscale's recomputed activations serve backward() alone
             bad = [
                 name
                 for name, gradient in zip(trained, gradients, strict=True)
@@ -282,7 +270,7 @@ class UnreadableSamples:
         listed = [f"{index}: {error}" for index, error in sorted(self.bad.items())[:50]]
         told = f"rank {get_rank()}: {len(self.bad)} of {self.seen} samples read\n  "
         mine = told + "\n  ".join(listed) if listed else ""
-        everyone = "\n".join(filter(None, _of_all_ranks(mine)))
+        everyone = "\n".join(filter(None, to_all_ranks(mine)))
         raise UnreadableError(
             f"{where}: more samples cannot be read than run.max_unreadable = {self.allowed} "
             f"allows.\n{everyone}\nAll of them are in unreadable.jsonl of the run (of other ranks: "

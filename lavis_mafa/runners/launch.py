@@ -5,6 +5,8 @@ from __future__ import annotations
 import datetime
 import os
 import random
+import time
+import uuid
 from typing import Any
 
 import numpy as np
@@ -42,18 +44,40 @@ def init_distributed(run_cfg: Any) -> None:
     timeout = datetime.timedelta(minutes=float(run_cfg.get("dist_timeout_minutes", 30)))
     url = run_cfg.get("dist_url", "env://")
     store, rank, world = next(dist.rendezvous(url, rank, world, timeout=timeout))
-    # On one machine the launcher keeps its store over restarts: ranks would now and then find the
-    # addresses of those that have ended, and wait for them.
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     dist.init_process_group(
         backend="nccl" if on_gpu else "gloo",
-        store=dist.PrefixStore(f"attempt {attempt}", store),
+        store=dist.PrefixStore(_agree_on_start(store, rank, world, timeout), store),
         world_size=world,
         rank=rank,
         timeout=timeout,
     )
     dist.barrier()
     setup_for_distributed(rank == 0)
+
+
+def _agree_on_start(store: Any, rank: int, world: int, timeout: datetime.timedelta) -> str:
+    """A name that all ranks of this start of a run have in common, and no earlier start had.
+
+    The launcher keeps its store over restarts: ranks would find the addresses of those that have
+    ended, and wait for them. Its count of restarts is no such name: every node has a count of its
+    own, and one on which nothing failed restarts without counting.
+    """
+    mine = uuid.uuid4().hex
+    if rank:
+        store.set(f"here is {rank}", mine)
+        name = store.get(f"welcome {mine}").decode()  # waits
+        store.set(f"{name} {rank}", "")
+        return name
+    missing, until = set(range(1, world)), time.monotonic() + timeout.total_seconds()
+    while missing:  # whom an earlier start has left in the store never answers
+        for other in sorted(missing):
+            if store.check([f"here is {other}"]):
+                store.set(f"welcome {store.get(f'here is {other}').decode()}", mine)
+        missing = {other for other in missing if not store.check([f"{mine} {other}"])}
+        if missing and time.monotonic() > until:
+            raise RuntimeError(f"timed out waiting for rank(s) {sorted(missing)} to start")
+        time.sleep(0.01)
+    return mine
 
 
 def amp_dtype_of(run_cfg: Any) -> torch.dtype | None:

@@ -83,8 +83,9 @@ class Leave:
 
 def ignore_signals() -> None:
     """For a process on its way out: told once more, it still ends with its own status."""
-    for number in SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
+    if threading.current_thread() is threading.main_thread():
+        for number in SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
 
 
 def outlive_signals(_: int = 0) -> None:

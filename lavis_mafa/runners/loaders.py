@@ -114,6 +114,7 @@ class Loaders:
             sampler=DistributedSampler(dataset, shuffle=False) if share else None,
             collate_fn=getattr(dataset, "collater", None),
             pin_memory=runner.cuda_enabled,
+            worker_init_fn=outlive_signals,
             generator=torch.Generator(),
         )
 

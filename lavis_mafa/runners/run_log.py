@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from lavis.common.dist_utils import get_world_size
 from PIL import Image
 from tqdm import tqdm
 
 from lavis_mafa.files import plain
 
 LOG, CONNECTIONS = "log.jsonl", "connections.jsonl"
+OWN = (LOG, CONNECTIONS, "unreadable.jsonl", "unreadable_rank*.jsonl")
 UNDONE = ".undone"  # behind the name of a file: lines that a resumed run writes again
 
 
@@ -65,9 +67,10 @@ class RunLog:
         try:
             with open(self.folder / name, "ab", buffering=0) as file:
                 end = file.tell()
-                if file.write(lines) == len(lines):
-                    del self._waiting[name]
-                    return
+                written = file.write(lines)
+            if written == len(lines):  # only now: over a network closing tells of a full disk
+                del self._waiting[name]
+                return
             problem: Any = "the disk takes no more"
         except OSError as error:
             problem = error
@@ -77,10 +80,16 @@ class RunLog:
             logging.error("%s cannot be written, its lines wait: %s", self.folder / name, problem)
 
     def sizes(self, rank: int) -> dict[str, int]:
-        """Bytes of the files of JSON lines that this rank writes, by name."""
+        """Bytes of the files of JSON lines that this rank writes, by name; rank 0 tells also of
+        ranks that there are no more."""
         for name in list(self._waiting):
             self._write(name)
-        return {path.name: path.stat().st_size for path in self._files() if rank == _rank_of(path)}
+        ranks = {path: _rank_of(path) for path in self._files()}
+        return {
+            path.name: path.stat().st_size
+            for path, writer in ranks.items()
+            if rank == (writer if writer < get_world_size() else 0)
+        }
 
     def rewind(self, sizes: Mapping[str, int], step: int = 0) -> None:
         """Go back to what `sizes` told of all ranks, when a run goes on from ``step``.
@@ -102,7 +111,7 @@ class RunLog:
                     file.truncate(kept)
 
     def _files(self) -> list[Path]:
-        return sorted(self.folder.glob("*.jsonl"))
+        return sorted(path for name in OWN for path in self.folder.glob(name))
 
     def scalars(self, prefix: str, figures: Mapping[str, Any], step: int) -> None:
         """Send numbers to TensorBoard."""
@@ -143,14 +152,15 @@ class RunLog:
     def _to_board(self, method: str, *args: Any, **kwargs: Any) -> None:
         if not self.has_board:
             return
-        if self._board is None:
-            from torch.utils.tensorboard import SummaryWriter
-
-            # What an earlier process told of later steps is told again.
-            self._board = SummaryWriter(
-                str(self.folder / "tensorboard"), purge_step=self._purge_step
-            )
         try:
+            if self._board is None:
+                from torch.utils.tensorboard import SummaryWriter
+
+                # What an earlier process told of later steps is told again.
+                self._board = SummaryWriter(
+                    str(self.folder / "tensorboard"), purge_step=self._purge_step
+                )
+                self._purge_step = None  # a further file of this process purges none of its own
             getattr(self._board, method)(*args, **kwargs)
         except OSError as error:  # of its own thread, which has ended
             logging.error("TensorBoard's file cannot be written, a new one is begun: %s", error)

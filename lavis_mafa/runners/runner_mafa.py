@@ -23,9 +23,9 @@ from lavis_mafa.connections.con_d import VIEW, ModelDiscriminator
 from lavis_mafa.connections.kept_images import keep_images
 from lavis_mafa.connections.kept_rows import KeptRows
 from lavis_mafa.grit import GritSchedule
-from lavis_mafa.processes import barrier
+from lavis_mafa.processes import any_rank, barrier
 from lavis_mafa.runners import checkpoint as ckpt
-from lavis_mafa.runners.guard import BadNumbers, UnreadableSamples, any_rank
+from lavis_mafa.runners.guard import BadNumbers, UnreadableSamples
 from lavis_mafa.runners.launch import amp_dtype_of, compile_image_encoders
 from lavis_mafa.runners.leave import Leave
 from lavis_mafa.runners.loaders import Loaders, add_tokens, evaluation_sets, training_set
@@ -550,10 +550,10 @@ class RunnerMafa(RunnerBase):
         for place, split in enumerate(self._named(self.valid_splits)):
             figures = self.eval_epoch(split, epoch, skip_reload=True)
             if isinstance(figures, dict) and place == 0:
-                value = figures.get("agg_metrics")
+                value, best = figures.get("agg_metrics"), self.best["value"]
                 if value is None:
                     logging.warning("%s gives no agg_metrics: no best checkpoint is kept", split)
-                elif self.best["value"] is None or value > self.best["value"]:
+                elif not np.isnan(value) and (best is None or value > best):
                     better = True
                     self.best = {"value": float(value), "epoch": epoch, "split": split}
         return any(any_rank([better], self.device))

@@ -13,9 +13,8 @@ from lavis.common.dist_utils import is_main_process
 
 from lavis_mafa.checkpoints import read_checkpoint
 from lavis_mafa.files import remove_halves, whole
-from lavis_mafa.processes import barrier
+from lavis_mafa.processes import any_rank, barrier
 from lavis_mafa.runners import checkpoint as ckpt
-from lavis_mafa.runners.guard import any_rank
 
 
 class NotSavedError(RuntimeError):
@@ -118,6 +117,9 @@ class Saving:
         if path:
             told = os.path.abspath(str(path))
             runner.log.write("resume", file=told, epoch=runner.start_epoch, step=runner.start_step)
+            if Path(path).resolve() != (runner.output_dir / ckpt.LAST).resolve():
+                # Whoever starts this run again takes the folder's last checkpoint.
+                self.save(runner.start_epoch, runner.start_step)
 
     def resume(self, path: str) -> None:
         """Go on from a checkpoint; in its own folder, the logs go on from there as well.

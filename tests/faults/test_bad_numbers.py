@@ -141,6 +141,16 @@ def test_a_gradient_that_is_not_found_again_is_told_all_the_same(tmp_path, monke
     assert str(one.read[2]) in str(caught.value)
 
 
+def test_with_recomputed_activations_a_step_is_skipped_too(tmp_path, monkeypatch):
+    """LAVIS's EVA lets no gradient be asked for part by part: the weights are named anyway."""
+    poison = {"what": WEIGHT, "value": NAN, "steps": [1]}
+    one = Poison(**poison).install(monkeypatch.setattr)
+    run_here(tmp_path, **toy("blip2"), run__skip_bad_steps=1, model__use_grad_checkpoint=True)
+    (told,) = records(tmp_path, "skipped")
+    assert "gradient of text_proj.weight is not finite" in told["told"]
+    assert bits_differing(one.before[1], one.before[2]) == 0
+
+
 TWO_RANKS = [
     ("loss_lm", NAN, 6, 0),
     (WEIGHT, INF, 2, 0),

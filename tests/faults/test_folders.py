@@ -63,3 +63,45 @@ def test_halves_of_a_killed_run_are_removed(tmp_path):
         half.write_bytes(b"half")
     run_here(tmp_path, **toy("albef"), run__max_steps=1)
     assert not any(half.exists() for half in halves)
+
+
+def test_a_run_lost_before_its_first_checkpoint_begins_where_its_command_says(
+    tmp_path, monkeypatch
+):
+    run_here(tmp_path / "one", **toy("albef"), run__max_steps=6)
+    monkeypatch.setenv("SLURM_JOB_ID", "3")
+    last = tmp_path / "one" / "job" / "checkpoint_last.pth"
+    changes = {**toy("albef"), "run__job_id": None, "run__resume_ckpt_path": last}
+    lost = run_here(tmp_path / "two", **changes, run__max_steps=7)
+    for path in lost.output_dir.glob("checkpoint_*.pth"):
+        path.unlink()
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    again = run_here(tmp_path / "two", **changes, run__max_steps=7)
+    assert again.output_dir == lost.output_dir and again.global_step == 7
+    assert len(records(tmp_path / "two", "step", job=again.output_dir.name)) == 1
+
+
+def test_going_back_to_an_earlier_checkpoint_is_not_undone_by_a_restart(tmp_path, monkeypatch):
+    changes = toy("albef", run__keep_every_epochs=1)
+    run_here(tmp_path, **changes, run__max_steps=10)
+    monkeypatch.setenv("SLURM_JOB_ID", "4")
+    back = {**changes, "run__resume_ckpt_path": tmp_path / "job" / "checkpoint_0.pth"}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("lavis_mafa.runners.RunnerMafa.train_epoch", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            run_here(tmp_path, **back)
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    run_here(tmp_path, **back)
+    assert records(tmp_path, "resume")[-1]["epoch"] == 1
+    assert [r["global_step"] for r in records(tmp_path, "step")] == list(range(1, 13))
+
+
+def test_copies_below_a_named_job_are_not_taken(tmp_path):
+    run_here(tmp_path, **toy("albef"), run__max_steps=2)
+    job = tmp_path / "job"
+    (job / "backup").mkdir()
+    copy = job / "backup" / "checkpoint_last.pth"
+    copy.write_bytes((job / "checkpoint_last.pth").read_bytes())
+    runner = run_here(tmp_path, **toy("albef"), run__resume_ckpt_path="auto", run__max_steps=3)
+    assert runner.global_step == 3
+    assert records(tmp_path, "resume")[-1]["file"] == str(job / "checkpoint_last.pth")

@@ -12,7 +12,7 @@ import time
 import pytest
 import torch
 from faulty_runs import bits_differing, toy
-from runs import finish, run_here, start
+from runs import finish, records, run_here, start
 from test_told_to_leave import state, told, wait_for
 
 from lavis_mafa.runners.saving import NotSavedError
@@ -100,6 +100,36 @@ def test_a_best_checkpoint_that_is_not_written_is_not_the_best(tmp_path, monkeyp
     monkeypatch.setattr(checkpoint, "save_atomically", full_once)
     runner = run_here(tmp_path, **toy("albef", run__valid_splits='["val"]', run__max_epoch=1))
     assert runner.best["value"] is None and not (tmp_path / "job" / checkpoint.BEST).exists()
+
+
+def full(name):
+    """Saving that fails for files of one name, or of all."""
+    from lavis_mafa.runners import checkpoint
+
+    save = checkpoint.save_atomically
+
+    def may_fail(content, path):
+        if name in (None, path.name):
+            raise OSError(28, "No space left on device")
+        save(content, path)
+
+    return checkpoint, "save_atomically", may_fail
+
+
+def test_steps_that_end_without_a_checkpoint_are_an_error(tmp_path, monkeypatch):
+    monkeypatch.setattr(*full(None))
+    with pytest.raises(NotSavedError, match="It was the last"):
+        run_here(tmp_path, **toy("albef"), run__max_steps=3)
+
+
+def test_a_best_checkpoint_stays_the_best_if_the_last_one_fails_beside_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(*full("checkpoint_last.pth"))
+    changes = toy("albef", run__valid_splits='["val"]', run__max_failed_saves=1000)
+    with pytest.raises(NotSavedError):
+        run_here(tmp_path, **changes)
+    best = torch.load(tmp_path / "job" / "checkpoint_best.pth", weights_only=True)["run"]["best"]
+    told = [r["agg_metrics"] for r in records(tmp_path, "eval")]
+    assert best["value"] == max(told)
 
 
 @pytest.fixture

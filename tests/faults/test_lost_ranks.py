@@ -65,6 +65,25 @@ def test_a_restarted_run_ends_like_an_undisturbed_one(
     assert (tmp_path / "job" / "log.jsonl.undone").is_file()
 
 
+@pytest.mark.faults
+def test_restarted_on_two_nodes(tmp_path, undisturbed, injected, free_port):
+    """Each node's launcher counts its own restarts: only that of the rank which was killed."""
+    meet = ["--nnodes=2", "--nproc_per_node=1", "--max-restarts=2", "--rdzv_id=nodes"]
+    meet += ["--rdzv_backend=c10d", f"--rdzv_endpoint=localhost:{free_port}"]
+    _, _, *arguments = command("train.py", tmp_path, **RUN)
+    listed = [*launcher(), "-m", "torch.distributed.run", *meet, ROOT / "train.py", *arguments]
+    nodes = [spawn(tmp_path, listed) for _ in range(2)]
+    wait_for(tmp_path, 7, nodes[0])
+    (victim,) = children_of(nodes[1].pid)
+    os.kill(victim, KILL)
+    outputs = [finish(node) for node in nodes]
+    assert any("started again by the launcher: going on" in output for output in outputs)
+    assert told(tmp_path) == told(undisturbed)
+    bits = bits_differing(state(tmp_path), state(undisturbed))
+    injected("a rank of one of two nodes killed, restarted", bits == 0, bits=bits)
+    assert bits == 0
+
+
 def tasks(folder, port, **changes):
     """Two ranks without a launcher, which would end the other one."""
     listed = command("train.py", folder, **{**RUN, **changes})

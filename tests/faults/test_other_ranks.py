@@ -164,6 +164,9 @@ def test_counts_and_gradients_mean_the_same(count):
     shared = shared_out([rank(0), rank(1)], count)
     assert sum(one["unreadable"]["seen"] for one in shared) == 21
     assert {k for one in shared for k in one["unreadable"]["bad"]} == {0, 1}
+    # Evenly: a rank stops the run by its own share.
+    assert max(one["unreadable"]["seen"] for one in shared) <= -(-21 // count)
+    assert max(len(one["unreadable"]["bad"]) for one in shared) == -(-2 // count)
     sums = {name: sum(one["tally"][name] for one in shared) for name in shared[0]["tally"]}
     assert sums == {"steps": 6.0, "found": 2.0}
     for one in shared:

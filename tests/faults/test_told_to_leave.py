@@ -92,6 +92,22 @@ def test_it_saves_leaves_and_goes_on(tmp_path, undisturbed, injected, number, st
     assert bits == 0
 
 
+@pytest.mark.parametrize(
+    "seconds", [0.1, *(pytest.param(s, marks=pytest.mark.faults) for s in (0.4, 0.8))]
+)
+def test_told_once_more_on_its_way_out_it_leaves_with_the_same_status(tmp_path, seconds, injected):
+    process = start("train.py", tmp_path, **{**RUN, **LONG})
+    wait_for(tmp_path, 3, process)
+    process.send_signal(TERM)
+    for line in process.stdout:
+        if "told to leave" in line:
+            break
+    time.sleep(seconds)
+    process.send_signal(TERM)
+    finish(process, status=REQUEUE)
+    injected("told to leave twice", 1)
+
+
 def test_inside_a_window_of_accumulation(tmp_path, injected):
     changes = {**toy("albef"), **LONG, "run__accum_grad_iters": 3}
     run_here(tmp_path / "whole", **changes)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from lavis.common.dist_utils import get_rank
 
-from lavis_mafa.cli import run
+from lavis_mafa.cli import exit_status, run
 from lavis_mafa.runners import RunnerMafa
 
 
@@ -26,4 +26,4 @@ def main(folder: str, config: str, *options: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    sys.exit(exit_status(lambda: main(*sys.argv[1:])))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from types import SimpleNamespace
 
@@ -63,3 +64,71 @@ def test_the_curve_of_a_resumed_run_goes_forward(tmp_path):
     branch = SimpleNamespace(title="A", folder=tmp_path)
     (series,) = _curve({"a": branch}, "step", "loss", "loss", "step").series
     assert series.x == [1, 2, 3, 4] and series.y == [0.0, 30.0, 40.0, 50.0]
+
+
+def test_going_back_moves_this_package_s_lines_alone(tmp_path):
+    """Also of ranks that there are no more; a user's own files stay."""
+    log = RunLog(tmp_path, active=True, tensorboard=False)
+    (tmp_path / "mine.jsonl").write_text("{}\n")
+    log.append_from_rank("unreadable.jsonl", 3, {"index": 1})
+    log.write("step", global_step=1)
+    sizes = log.sizes(rank=0)
+    log.write("step", global_step=2)
+    log.append("connections.jsonl", {"image": 1})
+    log.rewind(sizes, step=1)
+    assert [record["global_step"] for record in read_log(tmp_path, "step")] == [1]
+    assert list(lines_of(tmp_path / "connections.jsonl")) == []
+    assert [r["global_step"] for r in lines_of(tmp_path / f"{LOG}.undone")] == [2]
+    assert list(lines_of(tmp_path / "unreadable_rank3.jsonl")) == [{"index": 1}]
+    assert (tmp_path / "mine.jsonl").read_text() == "{}\n"
+
+
+@pytest.mark.parametrize("place", ["write", "close"])
+def test_a_line_waits_for_a_disk_that_takes_it(tmp_path, monkeypatch, place):
+    """Over a network a full disk is told of when a file is closed."""
+    log = RunLog(tmp_path, active=True, tensorboard=False)
+    log.write("step", global_step=1)
+    half = []
+
+    class Full(io.FileIO):
+        def write(self, content):
+            written = super().write(content[: len(content) // 2] if place == "write" else content)
+            half.append(written)
+            if place == "write":
+                raise OSError(28, "No space left on device")
+            return written
+
+        def __exit__(self, *error):
+            super().__exit__(*error)
+            raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("builtins.open", lambda path, *_, **__: Full(path, "ab"))
+        log.write("step", global_step=2)
+        log.write("step", global_step=3)
+    assert half and [r["global_step"] for r in read_log(tmp_path, "step")] == [1]
+    log.write("step", global_step=4)
+    assert [r["global_step"] for r in read_log(tmp_path, "step")] == [1, 2, 3, 4]
+    assert (tmp_path / LOG).read_bytes().count(b"\n") == 4
+
+
+def test_a_board_that_cannot_be_written_stops_nothing(tmp_path, monkeypatch, caplog):
+    import torch.utils.tensorboard as board
+
+    log = RunLog(tmp_path, active=True)
+    purged = []
+
+    def begun(folder, purge_step=None):
+        purged.append(purge_step)
+        if len(purged) < 3:
+            raise OSError(28, "No space left on device")
+        return SimpleNamespace(add_scalar=lambda *_: None, close=lambda: None)
+
+    monkeypatch.setattr(board, "SummaryWriter", begun)
+    log.rewind({}, step=7)
+    for step_ in range(4):
+        log.scalars("train", {"loss": 1.0}, step_)
+    assert purged == [8, 8, 8] and "No space left" in caplog.text
+    log.close()
+    log.scalars("train", {"loss": 1.0}, 9)
+    assert purged[-1] is None
