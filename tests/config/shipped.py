@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import re
 from pathlib import Path
 
+import pytest
 from conftest import ROOT
 from omegaconf import OmegaConf
 
-from lavis_mafa.config import load_config
+from lavis_mafa.config import defaults, load, load_config
 from lavis_mafa.step import StepSettings
 
 PROJECTS = ROOT / "projects"
@@ -67,3 +69,13 @@ def told_options(path):
     told = [line.split("--options", 1)[1] for line in lines if "--options" in line]
     found = [re.findall(r"'([\w.]+=[^']*)'|([\w.]+=\S+)", line) for line in told]
     return [[quoted or plain.rstrip(").,") for quoted, plain in line] for line in found]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def parse_default_yamls_once():
+    """Most of the time goes into reading the same few YAMLs."""
+    read = functools.cache(defaults.default_yaml)
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (defaults, load):
+            patch.setattr(module, "default_yaml", lambda *which: copy.deepcopy(read(*which)))
+        yield

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
 import json
 import logging
 import socket
@@ -17,14 +16,13 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lavis.common.registry import registry
+from shipped import parse_default_yamls_once  # noqa: F401
 
 import lavis_mafa  # noqa: F401  registers models, tasks, runners and builders
 from lavis_mafa.config import (
     ConfigError,
     MafaConfig,
-    defaults,
     format_config,
-    load,
     load_config,
 )
 from lavis_mafa.config.load import complete
@@ -88,16 +86,6 @@ def problems(config: dict[str, Any], machine: bool = True) -> list[str]:
 
 def named(found: list[str], path: str) -> list[str]:
     return [line for line in found if line.startswith((f"{path}:", f"{path}["))]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def parse_default_yamls_once():
-    """Most of the time goes into reading the same few YAMLs."""
-    read = functools.cache(defaults.default_yaml)
-    with pytest.MonkeyPatch.context() as patch:
-        for module in (defaults, load):
-            patch.setattr(module, "default_yaml", lambda *which: copy.deepcopy(read(*which)))
-        yield
 
 
 @pytest.fixture

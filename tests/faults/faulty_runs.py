@@ -7,19 +7,22 @@ import contextlib
 import gc
 import itertools
 import json
+import os
 import struct
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "runners"))
 
-from runs import ROOT, run_here  # noqa: E402
+from runs import ROOT, records, run_here, spawn  # noqa: E402
 
 TRAIN = ROOT / "projects/mafa/train"
 STEPS, EPOCHS = 4, 3
@@ -262,3 +265,40 @@ def _bytes_of(value: Any) -> bytes:
     if isinstance(value, float):
         return struct.pack("<d", value)
     return f"{type(value).__name__}{value}".encode()
+
+
+def told(folder):
+    """What the log says of every step and epoch, without the time."""
+    lines = [*records(folder, "step"), *records(folder, "epoch"), *records(folder, "eval")]
+    return [{key: value for key, value in line.items() if key != "time"} for line in lines]
+
+
+def wait_for(folder, steps, process, kind="step"):
+    """Until a run has logged so many steps."""
+    log = folder / "job" / "log.jsonl"
+    until = time.monotonic() + 120
+    while time.monotonic() < until and process.poll() is None:
+        if log.is_file() and log.read_text().count(f'"kind": "{kind}"') >= steps:
+            return
+        time.sleep(0.005)
+    process.kill()
+    pytest.fail(process.communicate()[0][-3000:])
+
+
+def in_a_group(folder, listed, **environment):
+    """The process and its workers in a process group of their own, as a job step is."""
+    return spawn(folder, ["setsid", *listed], **environment)
+
+
+def children_of(number):
+    """Process numbers of a process's children, such as a launcher's ranks."""
+    found = []
+    for entry in os.listdir("/proc"):
+        try:
+            with open(f"/proc/{entry}/stat") as file:
+                told = file.read().rsplit(")", 1)[1].split()
+        except (OSError, IndexError):
+            continue
+        if int(told[1]) == number:
+            found.append(int(entry))
+    return sorted(found)

@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from faulty_runs import STEPS, recording, stopped_at_every_step, undisturbed
+from faulty_runs import STEPS, children_of, recording, stopped_at_every_step, undisturbed
 from runs import options, records
 
 import lavis_mafa.cli
@@ -160,32 +160,19 @@ def started_again_until_done(
             assert process.exitcode == 0, (folder / "output.txt").read_text()[-4000:]
             break
         wrong, place = problems_of(folder, place)
-        left = {"halves": len(halves(folder)), "orphans": sorted(children())}
+        left = {"halves": len(halves(folder)), "orphans": sorted(set(children_of(os.getpid())))}
         kills.append({"aim": aim, "wrong": wrong, "place": place, **left})
     return kills
-
-
-def children() -> set[int]:
-    """Processes that this one is the parent of: also those whose own parent was killed."""
-    found = set()
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            behind_name = (folder / "stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            continue  # it has ended
-        if int(behind_name[1]) == os.getpid():
-            found.add(int(folder.name))
-    return found
 
 
 def still_there(seconds: float) -> list[int]:
     """Children that have not ended by themselves after a while."""
     deadline = time.monotonic() + seconds
-    while children() and time.monotonic() < deadline:
-        for pid in children():
+    while set(children_of(os.getpid())) and time.monotonic() < deadline:
+        for pid in set(children_of(os.getpid())):
             os.waitpid(pid, os.WNOHANG)
         time.sleep(0.1)
-    return sorted(children())
+    return sorted(set(children_of(os.getpid())))
 
 
 def at_any_moment(folder: Path) -> None:

@@ -11,9 +11,8 @@ import time
 
 import pytest
 import torch
-from faulty_runs import bits_differing, toy
+from faulty_runs import bits_differing, state, told, toy, wait_for
 from runs import finish, records, run_here, start
-from test_told_to_leave import state, told, wait_for
 
 from lavis_mafa.runners.saving import NotSavedError
 

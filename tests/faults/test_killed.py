@@ -4,18 +4,13 @@ as the one that was never killed, bit for bit, and nothing is left behind."""
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 from faulty_runs import CASES, RANDOM_AUGMENTATION, bits_differing, samples_lost, state
-from runs import finish
-
-import lavis_mafa
+from runs import finish, launcher, spawn
 
 SCRIPT = Path(__file__).with_name("stopped_run.py")
 CHANGES = {
@@ -46,16 +41,7 @@ THOROUGHLY = [
 def kill(folder: Path, cases: list[dict[str, Any]]) -> dict[str, Any]:
     """Have the script kill runs; what it told."""
     (folder / "cases.json").write_text(json.dumps(cases))
-    here = Path(lavis_mafa.__file__).parents[1]
-    process = subprocess.Popen(
-        [sys.executable, str(SCRIPT), "kill", str(folder)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(here)},
-        cwd=folder,
-    )
-    finish(process, seconds=900)
+    finish(spawn(folder, [*launcher(), SCRIPT, "kill", folder]), seconds=900)
     return json.loads((folder / "told.json").read_text())
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from faulty_runs import NO_GRIT
+from faulty_runs import NO_GRIT, children_of
 from PIL import Image
 from runs import CONFIG, records, start
 
@@ -61,13 +61,6 @@ class Process:
             f" {np.median(self.files):g} files, {self.more(self.files):+g}; "
             f"{np.median(self.threads):g} threads, {self.more(self.threads):+g}"
         )
-
-
-def children(pid: int) -> list[int]:
-    found = []
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        found += map(int, (task / "children").read_text().split())
-    return found
 
 
 def write_config(folder: Path) -> Path:
@@ -127,7 +120,7 @@ def test_nothing_grows_in_thousands_of_steps(tmp_path, injected):
     while output is None:
         now = time.monotonic() - began
         try:
-            for pid in (process.pid, *children(process.pid)):
+            for pid in (process.pid, *children_of(process.pid)):
                 seen.setdefault(pid, Process()).look(pid, now)
         except (FileNotFoundError, ProcessLookupError):
             pass  # it ended while it was looked at

@@ -8,9 +8,8 @@ import signal
 import time
 
 import pytest
-from faulty_runs import bits_differing, toy
+from faulty_runs import bits_differing, children_of, in_a_group, state, told, toy, wait_for
 from runs import ROOT, command, finish, launcher, options, records, spawn, start
-from test_told_to_leave import children_of, in_a_group, state, told, wait_for
 
 RUN = {**toy("albef"), "run__batch_size_train": 4, "run__max_epoch": 16}
 RUN["run__save_every_steps"] = 3

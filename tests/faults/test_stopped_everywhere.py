@@ -10,9 +10,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +28,7 @@ from faulty_runs import (
     stopped_at_every_step,
     undisturbed,
 )
-from runs import finish, run_here
-
-import lavis_mafa
+from runs import finish, launcher, run_here, spawn
 
 SCRIPT = Path(__file__).with_name("stopped_run.py")
 # What a quick run of the tests stops: every family and kind of state once.
@@ -93,17 +88,7 @@ def stop_two_ranks(folder: Path, given: Path, injected: Any, names: Any, workers
     changes = {"run__batch_size_train": 4, "run__num_workers": workers}
     cases = [case_of(name, given, **changes) for name in names]
     (folder / "cases.json").write_text(json.dumps(cases))
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    here = Path(lavis_mafa.__file__).parents[1]
-    process = subprocess.Popen(
-        [*launcher, str(SCRIPT), "steps", str(folder)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(here)},
-        cwd=folder,
-    )
-    finish(process, seconds=1200)
+    finish(spawn(folder, [*launcher(2), SCRIPT, "steps", folder]), seconds=1200)
     hurts = {}
     for place, name in enumerate(names):
         here = folder / str(place)

@@ -9,7 +9,16 @@ import sys
 import time
 
 import pytest
-from faulty_runs import RANDOM_AUGMENTATION, bits_differing, toy
+from faulty_runs import (
+    RANDOM_AUGMENTATION,
+    bits_differing,
+    children_of,
+    in_a_group,
+    state,
+    told,
+    toy,
+    wait_for,
+)
 from runs import ROOT, command, finish, launcher, records, run_here, spawn, start
 
 from lavis_mafa.runners.leave import REQUEUE
@@ -17,39 +26,6 @@ from lavis_mafa.runners.leave import REQUEUE
 RUN = toy("albef", RANDOM_AUGMENTATION, run__num_workers=2, run__valid_splits='["val"]')
 LONG = {"run__max_epoch": 16}  # of 4 steps: time enough to be told
 TERM, USR1 = signal.SIGTERM, signal.SIGUSR1
-
-
-def state(folder):
-    import torch
-
-    content = torch.load(folder / "job" / "checkpoint_last.pth", weights_only=True)
-    content.pop("config")
-    for rank in content["run"]["ranks"]:
-        del rank["logs"]  # their lines hold the time
-    return content
-
-
-def told(folder):
-    """What the log says of every step and epoch, without the time."""
-    lines = [*records(folder, "step"), *records(folder, "epoch"), *records(folder, "eval")]
-    return [{key: value for key, value in line.items() if key != "time"} for line in lines]
-
-
-def wait_for(folder, steps, process, kind="step"):
-    """Until a run has logged so many steps."""
-    log = folder / "job" / "log.jsonl"
-    until = time.monotonic() + 120
-    while time.monotonic() < until and process.poll() is None:
-        if log.is_file() and log.read_text().count(f'"kind": "{kind}"') >= steps:
-            return
-        time.sleep(0.005)
-    process.kill()
-    pytest.fail(process.communicate()[0][-3000:])
-
-
-def in_a_group(folder, listed, **environment):
-    """The process and its workers in a process group of their own, as a job step is."""
-    return spawn(folder, ["setsid", *listed], **environment)
 
 
 @pytest.fixture(scope="module")
@@ -175,20 +151,6 @@ def two_undisturbed(tmp_path_factory):
     folder = tmp_path_factory.mktemp("two")
     finish(start("train.py", folder, **TWO, ranks=2))
     return folder
-
-
-def children_of(number):
-    """Process numbers of a process's children, such as a launcher's ranks."""
-    found = []
-    for entry in os.listdir("/proc"):
-        try:
-            with open(f"/proc/{entry}/stat") as file:
-                told = file.read().rsplit(")", 1)[1].split()
-        except (OSError, IndexError):
-            continue
-        if int(told[1]) == number:
-            found.append(int(entry))
-    return sorted(found)
 
 
 @pytest.mark.parametrize(

@@ -19,11 +19,11 @@ import mistakes as making
 import pytest
 
 from lavis_mafa import cli
-from lavis_mafa.config import ConfigError, defaults, load, load_config
+from lavis_mafa.config import ConfigError, load_config
 from lavis_mafa.config.load import complete
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "config"))
-from shipped import SHIPPED, needed  # noqa: E402
+from shipped import SHIPPED, needed, parse_default_yamls_once  # noqa: E402, F401
 
 # What was expected, or what to do.
 CURE = re.compile(
@@ -33,16 +33,6 @@ CURE = re.compile(
 TOY = next(path for path in SHIPPED if path.stem == "albef_toy")
 KINDS = ["misspelt", "wrong type", "out of range", "empty", "unknown name", "unknown choice"]
 KINDS += ["no such file"]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def parse_default_yamls_once():
-    """Most of the time goes into reading the same few YAMLs."""
-    read = functools.cache(defaults.default_yaml)
-    with pytest.MonkeyPatch.context() as patch:
-        for module in (defaults, load):
-            patch.setattr(module, "default_yaml", lambda *which: copy.deepcopy(read(*which)))
-        yield
 
 
 @functools.cache
