@@ -16,7 +16,7 @@ from lavis_mafa.processes import from_all_ranks
 from lavis_mafa.runners.launch import random_states, seed_everything, set_random_states
 from lavis_mafa.tasks.tally import Tally
 
-FORMAT = 2  # 1: no "skipped", "settled" and logs; it is read as well
+FORMAT = 2  # 1: no "skipped", "finished_epochs" and logs; it is read as well
 LAST, BEST = "checkpoint_last.pth", "checkpoint_best.pth"
 
 
@@ -96,7 +96,7 @@ def content_of(runner: Any, epoch: int, step: int) -> dict[str, Any] | None:
             "step": step,
             "global_step": runner.global_step,
             "best": dict(runner.best),
-            "settled": runner.settled,
+            "finished_epochs": runner.finished_epochs,
             "skipped": runner.numbers.skipped,
             "ranks": ranks,
         },
@@ -184,7 +184,7 @@ def restore(runner: Any, content: dict[str, Any], origin: str) -> None:
         runner.scaler.load_state_dict(content["scaler"])
     runner.start_epoch, runner.start_step = state["epoch"], state["step"]
     runner.global_step, runner.best = state["global_step"], dict(state["best"])
-    runner.settled = state.get("settled", runner.start_epoch)
+    runner.finished_epochs = state.get("finished_epochs", runner.start_epoch)
     runner.numbers.skipped = state.get("skipped", 0)
     if len(ranks) != runner.world_size:
         ranks = shared_out(ranks, runner.world_size)

@@ -28,7 +28,7 @@ class Evaluates:
     output_dir: Any
     run_cfg: Any
     save: Any
-    settled: int
+    finished_epochs: int
     task: Any
     unwrap_dist_model: Any
     _again_from_here: Any
@@ -45,14 +45,14 @@ class Evaluates:
             names += several or [split]
         return names
 
-    def _settle(self, epoch: int) -> None:
+    def _finish_epoch(self, epoch: int) -> None:
         """Validate after an epoch, and keep what is to be kept of it; done again by a run that was
         stopped in it."""
         before, better = dict(self.best), False
         if self.valid_splits:
             with self._again_from_here():
                 better = self._validate(epoch)
-        self.settled = epoch + 1
+        self.finished_epochs = epoch + 1
         if better and not self.save(epoch + 1, 0, ckpt.BEST):
             self.best = before
         keep = self.run_cfg.get("keep_every_epochs")

@@ -85,7 +85,7 @@ class RunnerMafa(Evaluates, RunnerBase):
             int(self.run_cfg.get("skip_bad_steps", 0)),
         )
         self.leave = Leave(saves=not self.evaluate_only)
-        self.settled = 0  # epochs that are done with, validation and kept checkpoint too
+        self.finished_epochs = 0  # epochs that are done with, validation and kept checkpoint too
         self.saving = Saving(self)
         self._told_to_leave = False
         self.global_step = 0
@@ -232,13 +232,13 @@ class RunnerMafa(Evaluates, RunnerBase):
         self.saving.begin()
         if self._max_steps_done():
             return
-        if self.start_step == 0 and self.settled < self.start_epoch:
-            self._settle(self.start_epoch - 1)
+        if self.start_step == 0 and self.finished_epochs < self.start_epoch:
+            self._finish_epoch(self.start_epoch - 1)
         for epoch in range(self.start_epoch, self.max_epoch):
             if not self.train_epoch(epoch):
                 return
             self.save(epoch + 1, 0)
-            self._settle(epoch)
+            self._finish_epoch(epoch)
         if self.kept is not None:
             self.kept.close()
         with self._again_from_here():
