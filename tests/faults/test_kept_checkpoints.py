@@ -55,6 +55,7 @@ FILES = {
     "format1_ca9d03b_blip_momentum.pth": ("blip_mafa", "blip_toy", {**MOMENTUM, "run.seed": 4}),
     "format1_ca9d03b_fne.pth": ("fne_retrieval", "fne_toy", {**FNE, "run.seed": 5}),
     "format1_86eb3e7_albef.pth": ("albef_mafa", "albef_toy", {**ORACLE, "run.seed": 6}),
+    "format2_cdcbf88_albef.pth": ("albef_mafa", "albef_toy", {**ORACLE, "run.seed": 7}),
 }
 NAMES = sorted(FILES)
 
@@ -92,7 +93,7 @@ def test_they_hold_what_they_are_kept_for(name):
     """Otherwise the tests below would say nothing."""
     content = read(name)
     state = content["run"]["ranks"][0]["schedule"]
-    assert content["run"]["format"] == 1 and is_whole(KEPT / name)
+    assert content["run"]["format"] == int(name[len("format")]) and is_whole(KEPT / name)
     assert (content["run"]["epoch"], content["run"]["step"]) == (1, 5)
     assert len(content["optimizer"]["state"]) > 20
     assert sorted(state["plan"]["order"].tolist()) == list(range(SIZE))
