@@ -51,6 +51,10 @@ def load_trained_state(model: nn.Module, state: dict[str, torch.Tensor], origin:
     # Checkpoints from before the queue knew its images: they count as unknown.
     expected = set(trained_state(model)) - {"idx_queue"}
     missing, unknown = expected - state.keys(), state.keys() - model.state_dict().keys()
+    # Constants that transformers' BERT saves in some versions only.
+    missing, unknown = (
+        {key for key in keys if not key.endswith(".position_ids")} for keys in (missing, unknown)
+    )
     if missing or unknown:
         raise ValueError(
             f"{origin} was saved by another model. Missing: {sorted(missing)[:5] or 'none'}; "
