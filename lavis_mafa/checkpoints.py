@@ -21,7 +21,6 @@ from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
 from lavis_mafa.checksums import can_be_mapped, damage_of, ends_as_zip
-from lavis_mafa.checksums import is_whole as is_whole  # also to be had from here
 
 CONFIGS = Path(__file__).resolve().parent / "configs"
 # Parts without which no pair is judged; momentum copies and language heads are none of them.
@@ -208,10 +207,21 @@ def _model_config(content: dict[str, Any]) -> dict[str, Any]:
     return model if isinstance(model, dict) else {}
 
 
-def is_state(state: Any) -> bool:
-    """Whether something is a state dict: tensors by names."""
-    return isinstance(state, dict) and all(
+def problem_of_state(state: Any, origin: str) -> str | None:
+    """Why what a checkpoint of ``origin`` holds is no state dict, tensors by names; None if it is
+    one."""
+    if isinstance(state, dict) and all(
         isinstance(key, str) and isinstance(value, Tensor) for key, value in state.items()
+    ):
+        return None
+    return f"{origin} holds no state dict: expected names of weights with tensors"
+
+
+def told_without_run(origin: str) -> str:
+    """That nothing can go on from a checkpoint, and what it is good for."""
+    return (
+        f"{origin} holds weights, but no state of a run of this runner; name it as "
+        "model.pretrained to start from its weights"
     )
 
 
@@ -228,8 +238,9 @@ def load_state(model: torch.nn.Module, state: dict[str, Tensor], origin: str) ->
         ValueError: if no weight fits, or shapes differ.
     """
     own = model.state_dict()
-    if not is_state(state):
-        raise ValueError(f"{origin} holds no state dict: expected names of weights with tensors")
+    problem = problem_of_state(state, origin)
+    if problem:
+        raise ValueError(problem)
     state = {_own_name(key, own): value for key, value in state.items()}
     for name in ("visual_encoder", "visual_encoder_m"):
         encoder, prefix = getattr(model, name, None), f"{name}."

@@ -21,9 +21,10 @@ from torch import Tensor
 from lavis_mafa.checkpoints import (
     config_of,
     find_config,
-    is_state,
     problem_of_origin,
+    problem_of_state,
     read_checkpoint,
+    told_without_run,
     weights_of,
 )
 from lavis_mafa.config.check import Report, Settings, is_ours, is_url
@@ -163,8 +164,9 @@ def _check_state(
     key: str, path: str, content: dict[str, Any], model: Mapping[str, Any], report: Report
 ) -> None:
     state = weights_of(content)
-    if not is_state(state):
-        report.add(key, f"{path} holds no state dict: expected names of weights with tensors")
+    problem = problem_of_state(state, path)
+    if problem:
+        report.add(key, problem)
         return
     if not state:
         report.add(key, f"{path} holds no weights")
@@ -214,10 +216,6 @@ def _check_resumed(path: str, s: Settings, report: Report) -> None:
     else:
         whole = {"model", "optimizer", "epoch"} <= content.keys()
     if not whole:
-        report.add(
-            key,
-            f"{path} holds weights, but no state of a run of this runner; name it as "
-            "model.pretrained to start from its weights",
-        )
+        report.add(key, told_without_run(path))
     elif is_ours(s["model.arch"]):
         _check_model(key, path, content, s["model.arch"], s["model"], report)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from lavis_mafa.checkpoints import vocabulary_of
+from lavis_mafa.checkpoints import told_without_run, vocabulary_of
 from lavis_mafa.files import whole
 from lavis_mafa.grit.collector import share_out
 from lavis_mafa.processes import from_all_ranks
@@ -18,6 +18,7 @@ from lavis_mafa.tasks.tally import Tally
 
 FORMAT = 2  # 1: no "skipped", "finished_epochs" and logs; it is read as well
 LAST, BEST = "checkpoint_last.pth", "checkpoint_best.pth"
+EVERY = "checkpoint_*.pth"  # these, and those kept of single epochs
 
 
 def save_atomically(content: dict[str, Any], path: Path) -> None:
@@ -160,10 +161,7 @@ def restore(runner: Any, content: dict[str, Any], origin: str) -> None:
         ValueError: if the content does not fit this run.
     """
     if "run" not in content:
-        raise ValueError(
-            f"{origin} holds weights, but no state of a run of this runner; name it as "
-            "model.pretrained to start from its weights"
-        )
+        raise ValueError(told_without_run(origin))
     state = content["run"]
     if state["format"] > FORMAT:
         raise ValueError(

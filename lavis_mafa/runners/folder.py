@@ -19,7 +19,7 @@ from lavis_mafa.checksums import is_whole
 from lavis_mafa.config import ConfigError
 from lavis_mafa.files import write_json
 from lavis_mafa.processes import any_rank, on_main_process
-from lavis_mafa.runners.checkpoint import LAST
+from lavis_mafa.runners.checkpoint import EVERY, LAST
 
 LAUNCH = "launch.json"  # which launch began or resumed the run in a folder
 OF_A_PROCESS = ("rank", "world_size", "gpu", "distributed", "resume_ckpt_path")
@@ -93,7 +93,7 @@ def newest_checkpoint(folder: Path, below: bool = True) -> Path | None:
     if not found:
         return None
     last = max(found, key=_age)
-    others = [path for path in last.parent.glob("checkpoint_*.pth") if path != last]
+    others = [path for path in last.parent.glob(EVERY) if path != last]
     for path in (last, *sorted(others, key=_age, reverse=True)):
         if is_whole(path):
             return path

@@ -106,7 +106,7 @@ class Saving:
         """
         runner = self.runner
         if is_main_process():
-            remove_halves(runner.output_dir, "checkpoint_*.pth")
+            remove_halves(runner.output_dir, ckpt.EVERY)
         path = runner.resume_ckpt_path
         if path:
             self.resume(str(path))

@@ -16,8 +16,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lavis_mafa import checksums
-from lavis_mafa.checkpoints import is_whole, read_checkpoint
-from lavis_mafa.checksums import damage_of
+from lavis_mafa.checkpoints import read_checkpoint
+from lavis_mafa.checksums import damage_of, is_whole
 
 KEPT = Path(__file__).parent / "kept"
 REAL = KEPT / "format1_ca9d03b_blip_momentum.pth"

@@ -16,7 +16,8 @@ import pytest
 import torch
 
 import lavis_mafa
-from lavis_mafa.checkpoints import is_whole, read_checkpoint
+from lavis_mafa.checkpoints import read_checkpoint
+from lavis_mafa.checksums import is_whole
 from lavis_mafa.config import ConfigError, load_config
 
 ROOT = Path(__file__).resolve().parents[2]
