@@ -20,11 +20,11 @@ from benchmarks.harness import Row, Sizes, Timed, in_turn, progress
 from benchmarks.reference_step import PlainAlbef, encode, fuse, masked_language
 from benchmarks.step_models import albef_config, mini_batch
 from benchmarks.steps import BATCH
-from lavis_mafa.backbones import Images, Texts
-from lavis_mafa.connections.con_d import ModelDiscriminator
-from lavis_mafa.files import whole
+from lavis_mafa.algorithm.backbone import Images, Texts
+from lavis_mafa.algorithm.tokens import CON_D_TOKENS, TOKENS, Tokenizer, captions_of
+from lavis_mafa.io.files import whole
 from lavis_mafa.models import AlbefMafa
-from lavis_mafa.tokens import CON_D_TOKENS, TOKENS, Tokenizer, captions_of
+from lavis_mafa.models.con_d.discriminator import ModelDiscriminator
 
 PARTS = (
     "image encoder",

@@ -24,11 +24,11 @@ from transformers import BertTokenizer
 
 from benchmarks.harness import Row, Sizes, side_by_side
 from benchmarks.step_models import captions
-from lavis_mafa.checkpoints import find_config
+from lavis_mafa.algorithm.tokens import TOKENS, Tokenizer
 from lavis_mafa.datasets import TrainingSet, training_set
 from lavis_mafa.datasets.image_text_json import ImageTextTrain
-from lavis_mafa.models.tokenizers import build_tokenizer
-from lavis_mafa.tokens import TOKENS, Tokenizer
+from lavis_mafa.io.checkpoints import find_config
+from lavis_mafa.models.parts.tokenizers import build_tokenizer
 
 VOCABULARY, MAX_LENGTH, BATCH, SIDE = "tiny_vocab.txt", 30, 96, 256
 PHOTOGRAPHS = os.environ.get("LAVIS_MAFA_PHOTOGRAPHS")

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.harness import Row, Sizes, side_by_side
-from lavis_mafa.grit import group
+from lavis_mafa.algorithm.grit import group
 
 DIM, BATCH, CAPTIONS = 256, 96, 5
 
@@ -24,8 +24,8 @@ def features(size: int, dim: int = DIM, device: str = "cpu") -> tuple[Tensor, Te
 
 
 def rows(sizes: Sizes) -> list[Row]:
-    """`lavis_mafa.grit.group` and ``images @ texts.T`` of one sub-queue of M = 4,800, in turn; on a
-    CPU by one thread, which is what there is beside training."""
+    """`group` and ``images @ texts.T`` of one sub-queue of M = 4,800, in turn; on a CPU by one
+    thread, which is what there is beside training."""
     space = 240 if sizes.quick else 4800
     images, texts = features(space, device=sizes.device)
     captions = np.arange(space) // CAPTIONS

@@ -14,10 +14,10 @@ import torch
 
 from benchmarks.grouping import BATCH, CAPTIONS, DIM, features
 from benchmarks.harness import Row, Sizes, Timed, in_turn, progress
-from lavis_mafa.grit import EpochBatches, GritCollector, GritSchedule
+from lavis_mafa.algorithm.grit import EpochBatches, GritCollector, GritSchedule
 
 QUEUE, SPACE = 48000, 4800
-CHAIN = "lavis_mafa.grit.collector.group"
+CHAIN = "lavis_mafa.algorithm.grit.collector.group"
 
 
 def rows(sizes: Sizes) -> Iterator[Row]:

@@ -24,9 +24,9 @@ from lavis_mafa.analysis.features import Features
 from lavis_mafa.analysis.judged import pair_keys
 from lavis_mafa.analysis.judging import judge, matching_offline
 from lavis_mafa.analysis.nominate import Nominations, Sampling, nominate, order_of
-from lavis_mafa.connections.con_d import ModelDiscriminator
 from lavis_mafa.datasets.training_set import TrainingSet
 from lavis_mafa.models import AlbefMafa
+from lavis_mafa.models.con_d.discriminator import ModelDiscriminator
 
 # Images, mini-batch size, mini-batches that the loop's side does.
 WORK = {"quick": (8, 8, 5), "cpu": (10, 8, 1), "gpu": (1000, 96, 20)}

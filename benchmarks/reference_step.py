@@ -17,10 +17,10 @@ from lavis.models.med import BertForMaskedLM
 from torch import Tensor, nn
 from transformers import BertConfig
 
-from lavis_mafa.checkpoints import find_config
-from lavis_mafa.models.tokenizers import build_tokenizer
-from lavis_mafa.models.vit import build_vit
-from lavis_mafa.objectives.language import IGNORED, mask_tokens
+from lavis_mafa.algorithm.losses.language import IGNORED, mask_tokens
+from lavis_mafa.io.checkpoints import find_config
+from lavis_mafa.models.parts.tokenizers import build_tokenizer
+from lavis_mafa.models.parts.vit import build_vit
 
 # Puts other probabilities (P,) in the place of Con-D's for the pairs (image_of[p], text_of[p]).
 Verdicts = Callable[[Tensor, Tensor, Tensor], Tensor]

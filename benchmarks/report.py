@@ -17,7 +17,7 @@ import transformers
 from benchmarks import harness
 from benchmarks.harness import Row, Sizes
 from lavis_mafa._version import __version__
-from lavis_mafa.files import write_json
+from lavis_mafa.io.files import write_json
 
 HEAD = ("what", "ours", "reference", "ratio", "range", "target", "met")
 WIDTHS = (76, 12, 12, 6, 14, 8, 3)

@@ -28,10 +28,10 @@ from torch import Tensor
 from benchmarks.harness import Row, Sizes, Timed, side_by_side
 from benchmarks.reference_step import PlainAlbef
 from benchmarks.step_models import CAPTION_WORDS, captions
-from lavis_mafa.checkpoints import find_config
-from lavis_mafa.evaluation import rerank as ours_module
-from lavis_mafa.evaluation.rerank import UNRANKED, encode_split, itm_scores, rerank
+from lavis_mafa.io.checkpoints import find_config
 from lavis_mafa.models import AlbefMafa
+from lavis_mafa.models.inference import rerank as ours_module
+from lavis_mafa.models.inference.rerank import UNRANKED, encode_split, itm_scores, rerank
 
 CAPTIONS = 5  # of an image
 SAME = 1e-3  # largest difference of scores that are equal in fp32

@@ -23,7 +23,7 @@ import torch
 from benchmarks import harness
 from benchmarks.harness import REPEATS, Row, Sizes, progress
 from benchmarks.report import HEAD, cells, line, machine, markdown, save
-from lavis_mafa.files import write_text
+from lavis_mafa.io.files import write_text
 
 PARTS = {
     "steps": "training steps: MAFA against GRIT-VLP, and against the authors' order of work",

@@ -26,10 +26,10 @@ from transformers import BertConfig
 
 from benchmarks.harness import Sizes
 from benchmarks.reference_step import PlainAlbef, Verdicts, encode
-from lavis_mafa.checkpoints import find_config
+from lavis_mafa.io.checkpoints import find_config
 from lavis_mafa.models import AlbefMafa, Blip2Mafa
-from lavis_mafa.models.blip2_parts import build_image_encoder
-from lavis_mafa.models.tokenizers import add_dec_token, build_tokenizer
+from lavis_mafa.models.families.blip2.blip2_parts import build_image_encoder
+from lavis_mafa.models.parts.tokenizers import add_dec_token, build_tokenizer
 
 WORDS = 30522  # of BERT's vocabulary
 CAPTION_WORDS = (10.5, 2.4)  # of COCO, mean and standard deviation

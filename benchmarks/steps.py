@@ -31,11 +31,11 @@ from benchmarks.step_models import (
     mini_batch,
     some,
 )
-from lavis_mafa.connections.con_d import ModelDiscriminator
-from lavis_mafa.connections.kept_rows import KeptRows
-from lavis_mafa.connections.mining import MiningRule
+from lavis_mafa.algorithm.mining import MiningRule
+from lavis_mafa.algorithm.step import COUNTS, SoftLabels, StepSettings, run_step
 from lavis_mafa.models import AlbefMafa, Blip2Mafa
-from lavis_mafa.step import COUNTS, SoftLabels, StepSettings, run_step
+from lavis_mafa.models.con_d.discriminator import ModelDiscriminator
+from lavis_mafa.models.con_d.kept_rows import KeptRows
 
 BATCH = {"quick": 8, "cpu": 3, "gpu": 96}
 BLIP2_BATCH = {**BATCH, "cpu": 2}

@@ -16,11 +16,20 @@ import lavis.runners
 from lavis.common.registry import registry
 from lavis.models import ModelZoo
 
-from lavis_mafa import datasets, models, runners, tasks
+from lavis_mafa import datasets, models, processors, runners, tasks, toyworld
 from lavis_mafa._version import __version__
-from lavis_mafa.checkpoints import config_of, read_checkpoint, recorded_model
+from lavis_mafa.io.checkpoints import config_of, read_checkpoint, recorded_model
 
-__all__ = ["__version__", "datasets", "load_model", "models", "runners", "tasks"]
+__all__ = [
+    "__version__",
+    "datasets",
+    "load_model",
+    "models",
+    "processors",
+    "runners",
+    "tasks",
+    "toyworld",
+]
 
 # LAVIS counted its models when it was imported.
 lavis.models.model_zoo.model_zoo = ModelZoo().model_zoo

@@ -19,9 +19,9 @@ from lavis.common.registry import registry
 from lavis.models.base_model import SharedQueueMixin
 
 import lavis_mafa  # noqa: F401  (registers everything with LAVIS)
-from lavis_mafa.checkpoints import begin_momentum
 from lavis_mafa.config import ConfigError, load_config
-from lavis_mafa.processes import LostContactError, contact
+from lavis_mafa.io.checkpoints import begin_momentum
+from lavis_mafa.io.processes import LostContactError, contact
 from lavis_mafa.runners.dry_run import dry_run
 from lavis_mafa.runners.folder import choose_folder, launch_of, note_launch
 from lavis_mafa.runners.guard import NonFiniteError, UnreadableError

@@ -5,4 +5,4 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 bash run_scripts/setup_env.sh --dev
-exec .venv/bin/python -m pytest tests/runners/test_gpu.py tests/grit/test_grouping_on_gpu.py "$@"
+exec .venv/bin/python -m pytest tests/runners/test_gpu.py tests/algorithm/grit/test_grouping_on_gpu.py "$@"

@@ -7,7 +7,7 @@
 #   --slow     also the tests marked slow
 #   --faults   only: kills, full disks, bad data and numbers, wrong configs, and the table of them
 #   --export   only: do exported folders work with the newest transformers (.venv-export)?
-# Anything else goes to pytest: bash run_scripts/test.sh --fast tests/grit -k sampler -n 0
+# Anything else goes to pytest: bash run_scripts/test.sh --fast tests/algorithm/grit -k sampler -n 0
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 

@@ -40,7 +40,7 @@ def toy_config(**build_info):
     """A config of the toy world with a few hundred pairs."""
     from lavis.datasets.builders.base_dataset_builder import load_dataset_config
 
-    from lavis_mafa.datasets import ToyScenesBuilder
+    from lavis_mafa.toyworld import ToyScenesBuilder
 
     cfg = load_dataset_config(ToyScenesBuilder.default_config_path())
     sizes = {"train_size": 240, "val_size": 20, "test_size": 40, **build_info}
@@ -51,7 +51,7 @@ def toy_config(**build_info):
 @pytest.fixture(scope="session")
 def toy():
     """The toy world's splits: 240 training pairs, 20 and 40 evaluation images."""
-    from lavis_mafa.datasets import ToyScenesBuilder
+    from lavis_mafa.toyworld import ToyScenesBuilder
 
     return ToyScenesBuilder(toy_config()).build_datasets()
 

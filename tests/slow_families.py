@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from lavis_mafa.objectives.language import mask_tokens
+from lavis_mafa.algorithm.losses.language import mask_tokens
 
 
 class SlowAlbef:

@@ -9,7 +9,7 @@ import json
 
 import numpy as np
 
-from lavis_mafa.evaluation import eccv
+from lavis_mafa.metrics import eccv
 
 IMAGES = 10  # two in a fold
 _real = functools.cache(eccv.load_metrics)

@@ -23,9 +23,9 @@ from torch.utils.data import DataLoader, Dataset
 from lavis_mafa.cli import begin, build_data, build_model
 from lavis_mafa.config import load_config
 from lavis_mafa.config.check import is_url
-from lavis_mafa.connections.build import view_of
 from lavis_mafa.datasets.split_as_pairs import SplitAsPairs
 from lavis_mafa.datasets.training_set import TrainingSet
+from lavis_mafa.models.con_d.build import view_of
 from lavis_mafa.models.mafa_model import checkpoint_of
 from lavis_mafa.runners.launch import amp_dtype_of
 from lavis_mafa.runners.loaders import evaluation_sets, training_set

@@ -39,7 +39,7 @@ from lavis_mafa.analysis.judging import (
 )
 from lavis_mafa.analysis.nominate import Nominations, Sampling, nominated_by, samplings
 from lavis_mafa.analysis.quality.labels import Correction, read_correction
-from lavis_mafa.files import write_json, write_text
+from lavis_mafa.io.files import write_json, write_text
 from lavis_mafa.pages.report import Curve, Series, Table
 from lavis_mafa.pages.tables import markdown_table
 

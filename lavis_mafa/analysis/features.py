@@ -15,10 +15,10 @@ from torch import Tensor
 from tqdm import tqdm
 
 from lavis_mafa.analysis.corpus import Opened, tell
-from lavis_mafa.backbones import backbone_of
-from lavis_mafa.belongs import digest, fingerprint, require_same
-from lavis_mafa.files import whole
-from lavis_mafa.processes import barrier
+from lavis_mafa.io.files import whole
+from lavis_mafa.io.identity import digest, fingerprint, require_same
+from lavis_mafa.io.processes import barrier
+from lavis_mafa.models.families import backbone_of
 from lavis_mafa.runners.loaders import to_device
 
 BLOCK = 2048  # samples in a file: what an interruption loses at most

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from lavis_mafa.connections.mining import MiningRule
-from lavis_mafa.files import whole
+from lavis_mafa.algorithm.mining import MiningRule
+from lavis_mafa.io.files import whole
 
 FILE = "judged.npz"
 UNKNOWN, INVALID, VALID = -1, 0, 1

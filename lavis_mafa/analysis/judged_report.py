@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from lavis_mafa.algorithm.mining import STATE_NAMES, MiningRule
 from lavis_mafa.analysis.gallery import Show, evenly
 from lavis_mafa.analysis.judged import INVALID, UNKNOWN, VALID, Judged
-from lavis_mafa.connections.mining import STATE_NAMES, MiningRule
 from lavis_mafa.pages.report import Curve, Judgements, Mined, Table, write_report
 
 TRUTHS = {VALID: True, INVALID: False, UNKNOWN: None}

@@ -18,13 +18,13 @@ from lavis_mafa.analysis.corpus import Corpus, Opened, options_of, tell
 from lavis_mafa.analysis.features import Features
 from lavis_mafa.analysis.judged import UNKNOWN, Judged, pair_keys
 from lavis_mafa.analysis.nominate import Nominations
-from lavis_mafa.belongs import fingerprint, require_same
 from lavis_mafa.config import ConfigError, load_config
 from lavis_mafa.config.con_d import check_con_d
-from lavis_mafa.connections.build import ORACLE, build_discriminator
-from lavis_mafa.connections.con_d import ModelDiscriminator
-from lavis_mafa.evaluation.many_pairs import ManyPairs
-from lavis_mafa.processes import barrier
+from lavis_mafa.io.identity import fingerprint, require_same
+from lavis_mafa.io.processes import barrier
+from lavis_mafa.models.con_d.build import ORACLE, build_discriminator
+from lavis_mafa.models.con_d.discriminator import ModelDiscriminator
+from lavis_mafa.models.inference.many_pairs import ManyPairs
 
 TRUTH = "truth"
 CHUNK_IMAGES, CHUNK_PAIRS = 64, 4096  # after which verdicts are written

@@ -11,11 +11,11 @@ import torch.distributed as dist
 from lavis.common.dist_utils import get_world_size
 from torch import Tensor
 
+from lavis_mafa.algorithm.backbone import Backbone
+from lavis_mafa.algorithm.losses.contrastive import distilled_labels, mix
+from lavis_mafa.algorithm.mining import Connections
+from lavis_mafa.algorithm.step import Compared, StepSettings, itc_labels, known_positives
 from lavis_mafa.analysis.features import Features
-from lavis_mafa.backbones import Backbone
-from lavis_mafa.connections.mining import Connections
-from lavis_mafa.objectives.contrastive import distilled_labels, mix
-from lavis_mafa.step import Compared, StepSettings, itc_labels, known_positives
 
 KINDS = ("one_hot", "smoothed", "consistency", "momentum")
 
@@ -95,7 +95,7 @@ def labels_of(
 ) -> Tensor:
     """Labels ``(2 B, N)`` of a mini-batch's images and texts by one of `KINDS`.
 
-    They are those of training (`lavis_mafa.step.itc_labels`) but for ``consistency``: what is a
+    They are those of training (`itc_labels`) but for ``consistency``: what is a
     term beside one-hot labels in the loss (GRIT-VLP eq. 6) is a label here as MAFA 4.2 writes it,
     ``(1 - alpha) y + alpha sg[p]``, p the pair's distribution in the other direction.
 

@@ -28,6 +28,7 @@ import numpy as np
 from lavis.common.dist_utils import is_main_process
 from tqdm import tqdm
 
+from lavis_mafa.algorithm.step import StepSettings
 from lavis_mafa.analysis.corpus import (
     Corpus,
     about,
@@ -46,13 +47,12 @@ from lavis_mafa.analysis.judging import (
     judge_all,
 )
 from lavis_mafa.analysis.nominate import Sampling, nominated_by
-from lavis_mafa.belongs import digest, refuse_other
-from lavis_mafa.connections.build import ORACLE
 from lavis_mafa.datasets.image_reading import as_png
 from lavis_mafa.datasets.shards import IMAGE_SUFFIXES, finished, write_shards
-from lavis_mafa.files import whole, write_json, write_text
+from lavis_mafa.io.files import whole, write_json, write_text
+from lavis_mafa.io.identity import digest, refuse_other
+from lavis_mafa.models.con_d.build import ORACLE
 from lavis_mafa.pages.report import Cell, Table
-from lavis_mafa.step import StepSettings
 
 IMAGES = "images"
 

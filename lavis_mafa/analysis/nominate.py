@@ -11,13 +11,13 @@ from lavis.common.dist_utils import is_main_process
 from torch import Tensor
 from tqdm import tqdm
 
+from lavis_mafa.algorithm.grit import GritCollector
+from lavis_mafa.algorithm.mining import pick
+from lavis_mafa.algorithm.pickers import NONE, hardest
+from lavis_mafa.algorithm.step import known_positives
 from lavis_mafa.analysis.corpus import Opened, tell
 from lavis_mafa.analysis.features import Features
-from lavis_mafa.backbones import backbone_of
-from lavis_mafa.connections.mining import pick
-from lavis_mafa.connections.negatives import NONE, hardest
-from lavis_mafa.grit import GritCollector
-from lavis_mafa.step import known_positives
+from lavis_mafa.models.families import backbone_of
 
 Similarity = Callable[[Tensor, Tensor], Tensor]
 
@@ -74,7 +74,7 @@ def order_of(
     """Places of S samples in the order of one epoch, whole mini-batches only.
 
     Grouped mini-batches are made as training makes them: samples come in random order and are
-    grouped by their features (`lavis_mafa.grit.collector.GritCollector`).
+    grouped by their features (`lavis_mafa.algorithm.grit.collector.GritCollector`).
 
     Args:
         vectors, texts: ``(S, E)``, normalised.
@@ -139,7 +139,7 @@ def nominate(
 
     Args:
         order: ``(n * B,)`` places from `order_of`.
-        similarity: of image and text features, as `lavis_mafa.backbones.base.Backbone` has it.
+        similarity: of image and text features, as `Backbone.similarity` gives it.
         image_ids: ``(S,)``; pairs of one image are no negatives of each other. None: only an
             anchor's own pair is none.
         top_k: how many of each anchor's hardest.

@@ -22,6 +22,11 @@ import torch
 from lavis.common.dist_utils import get_rank, get_world_size, is_main_process
 from tqdm import tqdm
 
+from lavis_mafa.algorithm.backbone import Backbone
+from lavis_mafa.algorithm.grit import grouped_plan
+from lavis_mafa.algorithm.mining import Judge, find_connections
+from lavis_mafa.algorithm.pickers import PICKERS, hardest
+from lavis_mafa.algorithm.step import StepSettings
 from lavis_mafa.analysis.corpus import (
     Opened,
     about,
@@ -32,17 +37,13 @@ from lavis_mafa.analysis.corpus import (
 from lavis_mafa.analysis.features import make_features
 from lavis_mafa.analysis.label_profile import KINDS, LabelProfile, Stream, labels_of
 from lavis_mafa.analysis.nominate import Sampling, order_of
-from lavis_mafa.backbones import Backbone, backbone_of
-from lavis_mafa.connections.build import build_discriminator
-from lavis_mafa.connections.con_d import Oracle
-from lavis_mafa.connections.mining import Judge, find_connections
-from lavis_mafa.connections.negatives import PICKERS, hardest
-from lavis_mafa.files import write_json, write_text
-from lavis_mafa.grit import grouped_plan
+from lavis_mafa.io.files import write_json, write_text
+from lavis_mafa.models.con_d.build import build_discriminator
+from lavis_mafa.models.con_d.discriminator import Oracle
+from lavis_mafa.models.families import backbone_of
 from lavis_mafa.pages.report import Curve, Series, Table, write_report
 from lavis_mafa.pages.tables import markdown_table
 from lavis_mafa.runners.loaders import to_device
-from lavis_mafa.step import StepSettings
 
 NAMES = {
     "one_hot": "one-hot",

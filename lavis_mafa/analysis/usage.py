@@ -13,9 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lavis_mafa.backbones import AlbefBackbone, Backbone, Images, Texts, backbone_of
-from lavis_mafa.backbones.base import tokenize
-from lavis_mafa.objectives.language import IGNORED, mask_tokens
+from lavis_mafa.algorithm.backbone import Backbone, Images, Texts
+from lavis_mafa.algorithm.losses.language import IGNORED, mask_tokens
+from lavis_mafa.models.families import AlbefBackbone, backbone_of
+from lavis_mafa.models.families.base import tokenize
 
 COUNTS = ("asked", "hits_1", "hits_5", "hits_1_without", "hits_5_without")
 Interval = Callable[[np.ndarray, np.ndarray], tuple[float, float]]

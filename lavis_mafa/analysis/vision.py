@@ -27,8 +27,8 @@ from lavis_mafa.analysis.corpus import (
 )
 from lavis_mafa.analysis.intervals import clustered, ratio
 from lavis_mafa.analysis.usage import COUNTS, Reader, share_of
-from lavis_mafa.checkpoints import left_random
-from lavis_mafa.files import write_json, write_text
+from lavis_mafa.io.checkpoints import left_random
+from lavis_mafa.io.files import write_json, write_text
 from lavis_mafa.pages.report import Curve, Series, Table, write_report
 from lavis_mafa.pages.tables import markdown_table
 from lavis_mafa.runners.loaders import to_device

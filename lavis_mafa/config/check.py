@@ -258,7 +258,7 @@ def is_ours(arch: Any) -> bool:
 
 
 def trains_by_step(arch: Any) -> bool:
-    """Whether models ``arch`` train by `lavis_mafa.step`: features for GRIT, ``model.mafa``."""
+    """Whether models ``arch`` train by `run_step`: features for GRIT, ``model.mafa``."""
     cls = registry.get_model_class(arch) if isinstance(arch, str) else None
     return str(arch).endswith(keys.MAFA_SUFFIX) and getattr(cls, "trains_by_step", True)
 

@@ -20,7 +20,7 @@ from lavis_mafa.config.check import (
 from lavis_mafa.config.defaults import default_or_report, fill
 from lavis_mafa.config.schema import SCHEMA, Key
 from lavis_mafa.config.weights import check_con_d_file
-from lavis_mafa.connections.build import JUDGES
+from lavis_mafa.models.con_d.build import JUDGES
 
 BUILD_KEYS = ("arch", "model_type", "load_pretrained", "pretrained", "load_finetuned", "finetuned")
 

@@ -129,8 +129,8 @@ def _check_what_it_holds(name: str, s: Settings, report: Report) -> None:
 
 def _check_toy_world(name: str, s: Settings, report: Report) -> None:
     """What the toy world's builders refuse when they make the data."""
-    from lavis_mafa.datasets.toy_scenes.builder import ToyScenesBuilder, read_build_info
-    from lavis_mafa.datasets.toy_scenes.world import WorldConfig
+    from lavis_mafa.toyworld.builder import ToyScenesBuilder, read_build_info
+    from lavis_mafa.toyworld.world import WorldConfig
 
     path, builder = f"datasets.{name}.build_info", registry.get_builder_class(name)
     given = s[path]

@@ -33,8 +33,8 @@ from lavis_mafa.config.schema import (
     describe,
     known_keys,
 )
-from lavis_mafa.connections.build import JUDGES
-from lavis_mafa.files import ROOT, write_text
+from lavis_mafa.io.files import ROOT, write_text
+from lavis_mafa.models.con_d.build import JUDGES
 
 COMMAND = "python -m lavis_mafa.config.page --write docs/config.md"
 NONE = "–"

@@ -18,7 +18,9 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from torch import Tensor
 
-from lavis_mafa.checkpoints import (
+from lavis_mafa.config.check import Report, Settings, is_ours, is_url
+from lavis_mafa.config.schema import MAFA_SUFFIX
+from lavis_mafa.io.checkpoints import (
     config_of,
     find_config,
     problem_of_origin,
@@ -27,8 +29,6 @@ from lavis_mafa.checkpoints import (
     told_without_run,
     weights_of,
 )
-from lavis_mafa.config.check import Report, Settings, is_ours, is_url
-from lavis_mafa.config.schema import MAFA_SUFFIX
 
 CON_D = "model.mafa.con_d"
 # Keys that name a file with weights, wherever they stand below ``model``; in folders of language

@@ -28,7 +28,7 @@ import numpy as np
 import pyarrow as pa
 
 from lavis_mafa.datasets.annotation_files import Problem, Row, read_rows, require_files
-from lavis_mafa.files import write_json
+from lavis_mafa.io.files import write_json
 
 FORMAT_VERSION = 1
 BATCH_ROWS = 65_536

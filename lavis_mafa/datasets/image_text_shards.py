@@ -51,7 +51,7 @@ from lavis_mafa.datasets.local_builder import ConvertingBuilder
 from lavis_mafa.datasets.pairs import EvalPairs, Pairs, TrainPairs
 from lavis_mafa.datasets.shard_samples import Stored, read_samples
 from lavis_mafa.datasets.shards import Shard, files_named, find_shards
-from lavis_mafa.files import write_json
+from lavis_mafa.io.files import write_json
 
 DEFAULT_CONFIG = Path(__file__).parents[1] / "configs/datasets/image_text_shards/default.yaml"
 FORMAT_VERSION = 1

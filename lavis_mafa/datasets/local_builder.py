@@ -9,7 +9,7 @@ from lavis.datasets.builders.base_dataset_builder import BaseDatasetBuilder, loa
 from omegaconf import OmegaConf
 from torch.utils.data import Dataset
 
-from lavis_mafa.processes import on_main_process
+from lavis_mafa.io.processes import on_main_process
 
 SPLITS = ("train", "val", "test")
 

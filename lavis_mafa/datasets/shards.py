@@ -32,7 +32,7 @@ from typing import Any, NamedTuple
 from braceexpand import braceexpand
 from webdataset import TarWriter
 
-from lavis_mafa.files import write_text
+from lavis_mafa.io.files import write_text
 
 KIND = "wids-shard-index-v1"
 IMAGE_SUFFIXES = ("jpg", "jpeg", "png", "webp")

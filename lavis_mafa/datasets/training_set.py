@@ -22,11 +22,11 @@ from PIL import Image, ImageFile
 from torch.utils.data import ConcatDataset as TorchConcatDataset
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
-from lavis_mafa.datasets.augmentation import quick
+from lavis_mafa.algorithm.tokens import TOKENS, Tokenizer, Tokens
 from lavis_mafa.datasets.caption_reading import require_readable
 from lavis_mafa.datasets.image_reading import as_png, read_rgb
 from lavis_mafa.datasets.lavis_pairs import read_sample
-from lavis_mafa.tokens import TOKENS, Tokenizer, Tokens
+from lavis_mafa.processors.augmentation import quick
 
 UNREADABLE = (
     OSError,

@@ -10,9 +10,9 @@ from lavis.common.registry import registry
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor, nn
 
-from lavis_mafa.checkpoints import config_of, read_checkpoint
 from lavis_mafa.config.check import suggest
 from lavis_mafa.config.defaults import default_yaml
+from lavis_mafa.io.checkpoints import config_of, read_checkpoint
 
 # A random and a loaded tensor differ in any few of their elements.
 SAMPLE = 64

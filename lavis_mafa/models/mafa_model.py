@@ -9,9 +9,12 @@ import numpy as np
 import torch
 from omegaconf import OmegaConf
 
-from lavis_mafa.backbones import Backbone
-from lavis_mafa.backbones.base import image_size_of
-from lavis_mafa.checkpoints import (
+from lavis_mafa.algorithm.backbone import Backbone
+from lavis_mafa.algorithm.discriminator import Discriminator
+from lavis_mafa.algorithm.momentum import Momentum
+from lavis_mafa.algorithm.posterior import PosteriorPicker
+from lavis_mafa.algorithm.step import StepOutput, StepSettings, run_step
+from lavis_mafa.io.checkpoints import (
     COMPARING,
     JUDGING,
     check_origin,
@@ -21,12 +24,11 @@ from lavis_mafa.checkpoints import (
     require_whole,
     weights_of,
 )
-from lavis_mafa.connections.build import build_discriminator
-from lavis_mafa.connections.con_d import Discriminator, ModelDiscriminator
-from lavis_mafa.connections.posterior import PosteriorPicker
-from lavis_mafa.evaluation.rerank import compute_sim_matrix
-from lavis_mafa.objectives.momentum import Momentum
-from lavis_mafa.step import StepOutput, StepSettings, run_step
+from lavis_mafa.models.con_d.build import build_discriminator
+from lavis_mafa.models.con_d.discriminator import ModelDiscriminator
+from lavis_mafa.models.families import backbone_of
+from lavis_mafa.models.families.base import image_size_of
+from lavis_mafa.models.inference.rerank import compute_sim_matrix
 
 TEMPERATURE_RANGE = (0.001, 0.5)
 
@@ -62,7 +64,7 @@ class MafaModel:
         )
 
     def forward(self, samples: dict[str, Any]) -> StepOutput:
-        """One step on a mini-batch; see `lavis_mafa.step.run_step` for its keys."""
+        """One step on a mini-batch; see `lavis_mafa.algorithm.step.run_step` for its keys."""
         with torch.no_grad():
             self.temp.clamp_(*TEMPERATURE_RANGE)
         return run_step(
@@ -216,6 +218,7 @@ def momentum_of(model: Any, cfg: Any, settings: StepSettings) -> Momentum | None
         return None
     return Momentum(
         model,
+        backbone_of,
         model.vision_proj.out_features,
         int(cfg.get("queue_size", 57600)),
         float(cfg.get("momentum", 0.995)),

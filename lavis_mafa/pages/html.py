@@ -12,7 +12,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from lavis_mafa.files import whole
+from lavis_mafa.io.files import whole
 
 TINY = 64  # longest side, pixels
 

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from lavis_mafa.checkpoints import told_without_run, vocabulary_of
-from lavis_mafa.files import whole
-from lavis_mafa.grit.collector import share_out
-from lavis_mafa.processes import from_all_ranks
+from lavis_mafa.algorithm.grit.collector import share_out
+from lavis_mafa.io.checkpoints import told_without_run, vocabulary_of
+from lavis_mafa.io.files import whole
+from lavis_mafa.io.processes import from_all_ranks
 from lavis_mafa.runners.launch import random_states, seed_everything, set_random_states
 from lavis_mafa.tasks.tally import Tally
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lavis_mafa.connections.kept_images import kept_images
+from lavis_mafa.models.con_d.kept_images import kept_images
 
 MIB = 2**20
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from lavis_mafa.checkpoints import read_checkpoint
-from lavis_mafa.processes import any_rank
+from lavis_mafa.io.checkpoints import read_checkpoint
+from lavis_mafa.io.processes import any_rank
 from lavis_mafa.runners import checkpoint as ckpt
 
 

@@ -15,10 +15,10 @@ import torch
 import torch.distributed as dist
 from lavis.common.dist_utils import is_main_process
 
-from lavis_mafa.checksums import is_whole
 from lavis_mafa.config import ConfigError
-from lavis_mafa.files import write_json
-from lavis_mafa.processes import any_rank, on_main_process
+from lavis_mafa.io.checksums import is_whole
+from lavis_mafa.io.files import write_json
+from lavis_mafa.io.processes import any_rank, on_main_process
 from lavis_mafa.runners.checkpoint import EVERY, LAST
 
 LAUNCH = "launch.json"  # which launch began or resumed the run in a folder

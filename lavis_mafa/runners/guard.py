@@ -11,7 +11,7 @@ import torch
 from lavis.common.dist_utils import get_rank
 from torch import Tensor
 
-from lavis_mafa.processes import any_rank, to_all_ranks
+from lavis_mafa.io.processes import any_rank, to_all_ranks
 from lavis_mafa.runners.checkpoint import trained_state
 from lavis_mafa.runners.launch import random_states, set_random_states
 
@@ -274,7 +274,7 @@ class UnreadableSamples:
         raise UnreadableError(
             f"{where}: more samples cannot be read than run.max_unreadable = {self.allowed} "
             f"allows.\n{everyone}\nAll of them are in unreadable.jsonl of the run (of other ranks: "
-            "unreadable_rank1.jsonl and so on). Mend the data (python -m lavis_mafa.check_data "
+            "unreadable_rank1.jsonl and so on). Mend the data (lavis-mafa check-data "
             "finds every one) or raise run.max_unreadable."
         )
 

@@ -10,11 +10,11 @@ from lavis.datasets.data_utils import concat_datasets, reorg_datasets_by_split
 from lavis.tasks.retrieval import RetrievalTask
 from torch.utils.data import DataLoader, DistributedSampler
 
-from lavis_mafa.connections.con_d import ModelDiscriminator
+from lavis_mafa.algorithm.grit import EpochBatches
+from lavis_mafa.algorithm.tokens import CON_D_TOKENS, TOKENS, Tokenizer, Tokens
 from lavis_mafa.datasets.training_set import TrainingSet
-from lavis_mafa.grit import EpochBatches
+from lavis_mafa.models.con_d.discriminator import ModelDiscriminator
 from lavis_mafa.runners.leave import outlive_signals
-from lavis_mafa.tokens import CON_D_TOKENS, TOKENS, Tokenizer, Tokens
 
 
 def evaluation_sets(datasets: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:

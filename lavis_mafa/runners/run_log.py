@@ -17,7 +17,7 @@ from lavis.common.dist_utils import get_world_size
 from PIL import Image
 from tqdm import tqdm
 
-from lavis_mafa.files import plain
+from lavis_mafa.io.files import plain
 
 LOG, CONNECTIONS = "log.jsonl", "connections.jsonl"
 OWN = (LOG, CONNECTIONS, "unreadable.jsonl", "unreadable_rank*.jsonl")

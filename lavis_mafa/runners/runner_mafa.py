@@ -18,11 +18,14 @@ from lavis.tasks.base_task import BaseTask
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from lavis_mafa.connections.con_d import VIEW, ModelDiscriminator
-from lavis_mafa.connections.kept_images import keep_images
-from lavis_mafa.connections.kept_rows import KeptRows
-from lavis_mafa.grit import GritSchedule
-from lavis_mafa.processes import any_rank, barrier
+from lavis_mafa.algorithm.discriminator import VIEW
+from lavis_mafa.algorithm.grit import GritSchedule
+from lavis_mafa.algorithm.step import COUNTS, SECOND_VIEW
+from lavis_mafa.algorithm.tokens import captions_of
+from lavis_mafa.io.processes import any_rank, barrier
+from lavis_mafa.models.con_d.discriminator import ModelDiscriminator
+from lavis_mafa.models.con_d.kept_images import keep_images
+from lavis_mafa.models.con_d.kept_rows import KeptRows
 from lavis_mafa.runners.evaluation import Evaluates
 from lavis_mafa.runners.guard import BadNumbers, UnreadableSamples
 from lavis_mafa.runners.launch import amp_dtype_of, compile_image_encoders
@@ -31,9 +34,7 @@ from lavis_mafa.runners.loaders import Loaders, add_tokens, evaluation_sets, tra
 from lavis_mafa.runners.pictures import show_connections
 from lavis_mafa.runners.run_log import CONNECTIONS, RunLog
 from lavis_mafa.runners.saving import Saving
-from lavis_mafa.step import COUNTS, SECOND_VIEW
 from lavis_mafa.tasks.tally import Tally
-from lavis_mafa.tokens import captions_of
 
 CON_D = "Con-D's probability"
 

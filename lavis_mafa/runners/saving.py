@@ -11,9 +11,9 @@ from typing import Any, BinaryIO
 
 from lavis.common.dist_utils import is_main_process
 
-from lavis_mafa.checkpoints import read_checkpoint
-from lavis_mafa.files import remove_halves, whole
-from lavis_mafa.processes import any_rank, barrier
+from lavis_mafa.io.checkpoints import read_checkpoint
+from lavis_mafa.io.files import remove_halves, whole
+from lavis_mafa.io.processes import any_rank, barrier
 from lavis_mafa.runners import checkpoint as ckpt
 
 

@@ -14,7 +14,8 @@ from lavis.tasks.captioning import CaptionTask
 from torchvision.datasets.utils import download_url
 
 from lavis_mafa.config.load import ConfigError
-from lavis_mafa.evaluation.captions import (
+from lavis_mafa.io.processes import on_main_process
+from lavis_mafa.metrics.captions import (
     Id,
     References,
     Tools,
@@ -24,7 +25,6 @@ from lavis_mafa.evaluation.captions import (
     read_references,
     score_captions,
 )
-from lavis_mafa.processes import on_main_process
 from lavis_mafa.tasks import results
 
 logger = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ class MafaCaptionTask(CaptionTask):
     """Captions images with any LAVIS model that has ``generate`` and scores the captions.
 
     References come from ``run.annotation_file``, else from the data set itself, else from LAVIS's
-    download for COCO. Figures: see `lavis_mafa.evaluation.captions.score_captions`.
+    download for COCO. Figures: see `lavis_mafa.metrics.captions.score_captions`.
 
     Args:
         num_beams, max_len, min_len: of generation, lengths in tokens.

@@ -13,9 +13,9 @@ from lavis.common.registry import registry
 from lavis.tasks.base_task import BaseTask
 from PIL import Image, ImageDraw
 
-from lavis_mafa.backbones import backbone_of
-from lavis_mafa.evaluation import grounding
-from lavis_mafa.evaluation.gradcam import TOKENS, default_layer, heat_maps
+from lavis_mafa.metrics import grounding
+from lavis_mafa.models.families import backbone_of
+from lavis_mafa.models.inference.gradcam import TOKENS, default_layer, heat_maps
 from lavis_mafa.tasks import results
 from lavis_mafa.tasks.mafa_pretrain import MafaPretrainTask
 from lavis_mafa.tasks.tally import Tally
@@ -32,7 +32,7 @@ class MafaGroundingTask(BaseTask):
     """Finds what an expression names by the heat map of the ITM head (ALBEF 6.4, appendix A).
 
     Proposals are ranked by the heat inside over the square root of the area; a choice is right if
-    its IoU with the true box is at least 0.5. Figures: `lavis_mafa.evaluation.grounding`, with the
+    its IoU with the true box is at least 0.5. Figures: `lavis_mafa.metrics.grounding`, with the
     parts that samples name (testA, testB).
 
     Any model whose texts attend to images in LAVIS's ``med.py`` is evaluated, and trained by its

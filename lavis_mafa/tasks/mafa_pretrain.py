@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from lavis.common.registry import registry
 
-from lavis_mafa.connections.con_d import Oracle
-from lavis_mafa.connections.mining import ABSENT, AMBIGUOUS, POSITIVE, STATE_NAMES, MiningRule
-from lavis_mafa.step import COUNTS, StepOutput
+from lavis_mafa.algorithm.mining import ABSENT, AMBIGUOUS, POSITIVE, STATE_NAMES, MiningRule
+from lavis_mafa.algorithm.step import COUNTS, StepOutput
+from lavis_mafa.algorithm.tokens import COUNTS as OF_CAPTIONS
+from lavis_mafa.models.con_d.discriminator import Oracle
 from lavis_mafa.tasks.mafa_retrieval import MafaRetrievalTask
 from lavis_mafa.tasks.tally import Tally
-from lavis_mafa.tokens import COUNTS as OF_CAPTIONS
 
 REPLACED = "samples_replaced"  # others were read in their place
 DIRECTIONS = ("i2t", "t2i")
@@ -66,7 +66,7 @@ class MafaPretrainTask(MafaRetrievalTask):
 
     def step_figures(self, output: StepOutput, samples: dict[str, Any]) -> dict[str, float]:
         """Counts of one step for log and tally, ``<name>_i2t`` and ``<name>_t2i``; and of its data:
-        `REPLACED` samples, captions as `lavis_mafa.tokens.COUNTS` names them."""
+        `REPLACED` samples, captions as `lavis_mafa.algorithm.tokens.COUNTS` names them."""
         assert output.counts is not None
         counts = output.counts.tolist()
         figures = {

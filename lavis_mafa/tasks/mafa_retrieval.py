@@ -13,9 +13,9 @@ from lavis.common.dist_utils import is_main_process
 from lavis.common.registry import registry
 from lavis.tasks.retrieval import RetrievalTask
 
-from lavis_mafa.evaluation.known_truth import read_truth, truth_with
-from lavis_mafa.evaluation.recall import retrieval_with_truth
-from lavis_mafa.evaluation.score_files import SavedScores, captions_of, save_scores
+from lavis_mafa.metrics.known_truth import read_truth, truth_with
+from lavis_mafa.metrics.recall import retrieval_with_truth
+from lavis_mafa.metrics.score_files import SavedScores, captions_of, save_scores
 
 
 @registry.register_task("mafa_retrieval")
@@ -24,9 +24,9 @@ class MafaRetrievalTask(RetrievalTask):
 
     Beside LAVIS's figures, in log and ``evaluate.txt``:
 
-    - recall and mAP@R against all valid pairs (`lavis_mafa.evaluation.recall.retrieval_with_truth`)
+    - recall and mAP@R against all valid pairs (`lavis_mafa.metrics.recall.retrieval_with_truth`)
       where the split offers ``truth_matrix()`` (``toy_scenes``) or ``run.truth_file`` names pairs;
-    - ECCV Caption's, CxC's and COCO 1K's figures (`lavis_mafa.evaluation.eccv.eccv_scores`) of
+    - ECCV Caption's, CxC's and COCO 1K's figures (`lavis_mafa.metrics.eccv.eccv_scores`) of
       COCO's test split, where ``eccv_caption`` is installed.
 
     With ``run.save_scores`` the scores go to ``scores_<split>.npz`` in the result folder.
@@ -84,7 +84,7 @@ class MafaRetrievalTask(RetrievalTask):
         self, dataset: Any, scores_i2t: np.ndarray, scores_t2i: np.ndarray
     ) -> dict[str, float]:
         # Imported here since it is a command as well: `python -m` warns of one already imported.
-        from lavis_mafa.evaluation.eccv import coco_ids, eccv_scores, is_coco_test
+        from lavis_mafa.metrics.eccv import coco_ids, eccv_scores, is_coco_test
 
         if not is_coco_test([str(name) for name in getattr(dataset, "image", ())]):
             return {}

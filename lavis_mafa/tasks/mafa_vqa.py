@@ -10,7 +10,8 @@ from lavis.common.registry import registry
 from lavis.common.vqa_tools.vqa import VQA
 from lavis.tasks.vqa import GQATask, VQATask
 
-from lavis_mafa.evaluation.answers import (
+from lavis_mafa.io.processes import on_main_process
+from lavis_mafa.metrics.answers import (
     Truth,
     accuracy,
     accuracy_by_annotators,
@@ -19,8 +20,7 @@ from lavis_mafa.evaluation.answers import (
     local_files,
     read_questions,
 )
-from lavis_mafa.evaluation.captions import as_id
-from lavis_mafa.processes import on_main_process
+from lavis_mafa.metrics.captions import as_id
 from lavis_mafa.tasks import results
 
 logger = logging.getLogger(__name__)

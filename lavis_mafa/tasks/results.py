@@ -17,9 +17,9 @@ from lavis.datasets.datasets.base_dataset import BaseDataset
 from torch.utils.data.dataloader import default_collate
 from tqdm import tqdm
 
-from lavis_mafa.evaluation.captions import as_id
-from lavis_mafa.files import write_text
-from lavis_mafa.processes import from_all_ranks
+from lavis_mafa.io.files import write_text
+from lavis_mafa.io.processes import from_all_ranks
+from lavis_mafa.metrics.captions import as_id
 
 # How many samples tell whether truth belongs to a data set.
 PROBES = 16

@@ -8,4 +8,4 @@ set -euo pipefail
 ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)"
 [ -x "$ROOT/.venv/bin/python" ] && PYTHON="${PYTHON:-$ROOT/.venv/bin/python}"
 export PYTHONPATH="$ROOT${PYTHONPATH:+:$PYTHONPATH}"
-exec "${PYTHON:-python}" -W ignore::FutureWarning -m lavis_mafa.demo.compare "$@"
+exec "${PYTHON:-python}" -W ignore::FutureWarning -m lavis_mafa.studies.demo.compare "$@"

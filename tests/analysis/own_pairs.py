@@ -6,7 +6,7 @@ import json
 
 from conftest import ROOT
 
-from lavis_mafa.make_vocab import main as make_vocab
+from lavis_mafa.datasets.make_vocab import main as make_vocab
 
 CONFIG = str(ROOT / "projects/mafa/train/albef_own_data.yaml")
 

@@ -11,7 +11,7 @@ from conftest import ROOT, mini_batch
 
 from lavis_mafa import load_model
 from lavis_mafa.analysis.__main__ import main
-from lavis_mafa.connections.con_d import ModelDiscriminator
+from lavis_mafa.models.con_d.discriminator import ModelDiscriminator
 
 CONFIG = str(ROOT / "projects/mafa/train/albef_toy.yaml")
 SIZE = 150

@@ -21,8 +21,9 @@ from lavis_mafa.analysis.features import Features, make_features
 from lavis_mafa.analysis.judged import Judged
 from lavis_mafa.analysis.nominate import Sampling, nominate, order_of, samplings
 from lavis_mafa.analysis.quality.labels import CORRECTION, Correction
-from lavis_mafa.connections.build import build_discriminator
-from lavis_mafa.datasets import ToyScenesBuilder, TrainingSet
+from lavis_mafa.datasets import TrainingSet
+from lavis_mafa.models.con_d.build import build_discriminator
+from lavis_mafa.toyworld import ToyScenesBuilder
 
 LISTS = ("--batch-sizes", 8, 16, "--search-spaces", 16, 48)
 

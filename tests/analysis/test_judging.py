@@ -18,8 +18,9 @@ from lavis_mafa.analysis import judging
 from lavis_mafa.analysis.corpus import Corpus, Opened
 from lavis_mafa.analysis.features import Features
 from lavis_mafa.analysis.judging import build_judge, chunks_of, first_readable, judge
-from lavis_mafa.connections.build import build_discriminator
-from lavis_mafa.datasets import ToyScenesBuilder, TrainingSet
+from lavis_mafa.datasets import TrainingSet
+from lavis_mafa.models.con_d.build import build_discriminator
+from lavis_mafa.toyworld import ToyScenesBuilder
 
 IMAGES, CAPTIONS = 20, 3
 SIZE = IMAGES * CAPTIONS

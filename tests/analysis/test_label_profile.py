@@ -16,15 +16,15 @@ from own_pairs import own_arguments
 from small_world import CONFIG, arguments, call, call_ranks, save_model
 
 from lavis_mafa import load_model
+from lavis_mafa.algorithm.losses.contrastive import contrastive_loss
+from lavis_mafa.algorithm.mining import find_connections
+from lavis_mafa.algorithm.pickers import hardest
+from lavis_mafa.algorithm.step import SoftLabels, StepSettings, run_step
 from lavis_mafa.analysis.__main__ import main
 from lavis_mafa.analysis.features import Features
 from lavis_mafa.analysis.label_profile import LabelProfile, Stream, labels_of
-from lavis_mafa.backbones import AlbefBackbone
-from lavis_mafa.connections.con_d import Oracle
-from lavis_mafa.connections.mining import find_connections
-from lavis_mafa.connections.negatives import hardest
-from lavis_mafa.objectives.contrastive import contrastive_loss
-from lavis_mafa.step import SoftLabels, StepSettings, run_step
+from lavis_mafa.models.con_d.discriminator import Oracle
+from lavis_mafa.models.families import AlbefBackbone
 
 CPU = torch.device("cpu")
 

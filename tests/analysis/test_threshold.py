@@ -18,7 +18,7 @@ from lavis_mafa.analysis.quality.agreement import agreement, heat, joined, rank_
 from lavis_mafa.analysis.quality.labels import LABELS, VERSION, draw
 from lavis_mafa.analysis.quality.scores import bin_of, calibrate, figures_at, sweep, weighted_share
 from lavis_mafa.analysis.quality.threshold_report import thinned
-from lavis_mafa.evaluation.recall import area_under_roc
+from lavis_mafa.metrics.recall import area_under_roc
 
 
 @st.composite

@@ -11,6 +11,8 @@ from own_pairs import own_arguments
 from small_world import CONFIG, SIZE, arguments, call_ranks, save_model
 
 from lavis_mafa import load_model
+from lavis_mafa.algorithm.backbone import Texts
+from lavis_mafa.algorithm.losses.language import IGNORED
 from lavis_mafa.analysis.__main__ import main
 from lavis_mafa.analysis.intervals import ratio
 from lavis_mafa.analysis.usage import (
@@ -21,8 +23,7 @@ from lavis_mafa.analysis.usage import (
     without_image,
 )
 from lavis_mafa.analysis.vision import figures_of, named_checkpoints
-from lavis_mafa.backbones.base import Texts, begin_with, tokenize
-from lavis_mafa.objectives.language import IGNORED
+from lavis_mafa.models.families.base import begin_with, tokenize
 
 RATES = [0.3, 0.8]
 LM = ["blip_mafa", "blip2_mafa"]

@@ -9,8 +9,8 @@ from benchmarks.breakdown import PARTS, _parts_of_ours, _parts_of_reference, dra
 from benchmarks.harness import Row, Sizes
 from benchmarks.reference_step import PlainAlbef
 from benchmarks.step_models import albef_config, mini_batch
-from lavis_mafa.connections.con_d import ModelDiscriminator
 from lavis_mafa.models import AlbefMafa
+from lavis_mafa.models.con_d.discriminator import ModelDiscriminator
 
 QUICK = Sizes("quick", 1)
 

@@ -8,8 +8,8 @@ from lavis.processors.blip_processors import BlipImageTrainProcessor
 
 from benchmarks import data
 from benchmarks.harness import Sizes
-from lavis_mafa.datasets.augmentation import QuickAugmentation, auto_contrast
-from lavis_mafa.tokens import TOKENS
+from lavis_mafa.algorithm.tokens import TOKENS
+from lavis_mafa.processors.augmentation import QuickAugmentation, auto_contrast
 
 
 @pytest.fixture

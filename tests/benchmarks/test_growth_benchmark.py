@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks import grouping, growth
 from benchmarks.harness import Sizes
-from lavis_mafa.grit import GritSchedule, collector
+from lavis_mafa.algorithm.grit import GritSchedule, collector
 
 QUICK = Sizes("quick", repeats=1)
 

@@ -9,10 +9,10 @@ from omegaconf import OmegaConf
 from same_gradients import assert_same_gradients
 
 from benchmarks.reference_step import PlainAlbef, reference_step
-from lavis_mafa.connections.con_d import ModelDiscriminator
-from lavis_mafa.connections.mining import AMBIGUOUS, POSITIVE, MiningRule
+from lavis_mafa.algorithm.mining import AMBIGUOUS, POSITIVE, MiningRule
+from lavis_mafa.algorithm.step import StepSettings, run_step
 from lavis_mafa.models import AlbefMafa
-from lavis_mafa.step import StepSettings, run_step
+from lavis_mafa.models.con_d.discriminator import ModelDiscriminator
 
 SIZE = 12
 

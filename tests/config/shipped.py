@@ -11,8 +11,8 @@ import pytest
 from conftest import ROOT
 from omegaconf import OmegaConf
 
+from lavis_mafa.algorithm.step import StepSettings
 from lavis_mafa.config import defaults, load, load_config
-from lavis_mafa.step import StepSettings
 
 PROJECTS = ROOT / "projects"
 TRAIN, EVAL = PROJECTS / "mafa/train", PROJECTS / "mafa/eval"

@@ -19,6 +19,7 @@ from lavis.common.registry import registry
 from shipped import parse_default_yamls_once  # noqa: F401
 
 import lavis_mafa  # noqa: F401  registers models, tasks, runners and builders
+from lavis_mafa.algorithm.step import StepSettings
 from lavis_mafa.config import (
     ConfigError,
     MafaConfig,
@@ -27,7 +28,6 @@ from lavis_mafa.config import (
 )
 from lavis_mafa.config.load import complete
 from lavis_mafa.config.schema import MODEL, MODEL_MAFA, SCHEMA, known_keys
-from lavis_mafa.step import StepSettings
 
 GOOD: dict[str, Any] = {
     "model": {"arch": "albef_mafa", "model_type": "tiny"},

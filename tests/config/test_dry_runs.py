@@ -25,7 +25,7 @@ from small_language_models import tiny_opt, tiny_t5
 
 from lavis_mafa.cli import main
 from lavis_mafa.config.check import is_ours
-from lavis_mafa.models.albef_mafa import CONFIGS
+from lavis_mafa.models.families.albef.albef_mafa import CONFIGS
 
 PAIRS, SIZE, BATCH = 12, 32, 4
 SMALL = {
@@ -229,7 +229,7 @@ def small_lavis(tmp_path, monkeypatch):
     """LAVIS's own ALBEF with a tiny image encoder, text encoder and vocabulary: its options."""
     from lavis.models.vit import VisionTransformerEncoder
 
-    from lavis_mafa.models.vit import build_vit
+    from lavis_mafa.models.parts.vit import build_vit
 
     tiny = OmegaConf.load(CONFIGS / "models/albef_mafa_tiny.yaml").model
 

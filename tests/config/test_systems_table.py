@@ -18,8 +18,8 @@ from shipped import needed
 
 from lavis_mafa import load_model
 from lavis_mafa.config import load_config
-from lavis_mafa.datasets.toy_scenes import WorldConfig
-from lavis_mafa.demo.tiny_opt import make_tiny_opt
+from lavis_mafa.toyworld import WorldConfig
+from lavis_mafa.toyworld.tiny_opt import make_tiny_opt
 
 PAIRS = 256  # of a dry run
 TABLE = ROOT / "docs" / "systems.md"

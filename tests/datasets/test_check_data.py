@@ -14,9 +14,9 @@ import pytest
 from conftest import PHOTOGRAPHS
 from PIL import Image
 
-from lavis_mafa.check_data import PROBLEMS, check, main
-from lavis_mafa.make_vocab import SPECIAL_TOKENS, make_vocab
-from lavis_mafa.make_vocab import main as make_vocab_main
+from lavis_mafa.datasets.check_data import PROBLEMS, check, main
+from lavis_mafa.datasets.make_vocab import SPECIAL_TOKENS, make_vocab
+from lavis_mafa.datasets.make_vocab import main as make_vocab_main
 
 needs_flickr = pytest.mark.skipif(
     not (PHOTOGRAPHS / "train.json").is_file(),
@@ -151,11 +151,11 @@ def test_runs_as_a_module(clean: Path, monkeypatch) -> None:
     monkeypatch.chdir(clean)
     monkeypatch.setattr(sys, "argv", ["check_data", "clean.json", "--image-root", "."])
     with pytest.raises(SystemExit) as stop:
-        runpy.run_module("lavis_mafa.check_data", run_name="__main__")
+        runpy.run_module("lavis_mafa.datasets.check_data", run_name="__main__")
     assert stop.value.code == 0
     monkeypatch.setattr(sys, "argv", ["make_vocab", "clean.json", "--out", "v.txt"])
     with pytest.raises(SystemExit) as stop:
-        runpy.run_module("lavis_mafa.make_vocab", run_name="__main__")
+        runpy.run_module("lavis_mafa.datasets.make_vocab", run_name="__main__")
     assert stop.value.code == 0 and (clean / "v.txt").is_file()
 
 

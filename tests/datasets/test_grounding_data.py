@@ -17,24 +17,20 @@ from lavis.datasets.builders.base_dataset_builder import load_dataset_config
 from PIL import Image
 from torch.utils.data import default_collate
 
-from lavis_mafa.datasets import (
-    RefCocoPlusBuilder,
-    ToyGroundingBuilder,
-    ToyScenesBuilder,
-    TrainingSet,
-)
+from lavis_mafa.datasets import RefCocoPlusBuilder, TrainingSet
 from lavis_mafa.datasets import grounding as refcoco
-from lavis_mafa.datasets.toy_scenes import (
+from lavis_mafa.toyworld import (
     COLOURS,
     SHAPES,
     SIZES,
     SYNONYMS,
+    ToyScenesBuilder,
     WorldConfig,
     builder,
     make_scenes,
 )
-from lavis_mafa.datasets.toy_scenes.grounding import make_expressions
-from lavis_mafa.datasets.toy_scenes.world import scene_dtype
+from lavis_mafa.toyworld.grounding import ToyGroundingBuilder, make_expressions
+from lavis_mafa.toyworld.world import scene_dtype
 
 DENSE = WorldConfig.preset("dense", max_objects=3, p_one_object=0.1)
 CROWDED = WorldConfig.preset("dense", grid=3, max_objects=3, zipf=2.0, synonym_rate=1.0)

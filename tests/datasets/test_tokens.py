@@ -13,14 +13,15 @@ from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
 from lavis_mafa import load_model
-from lavis_mafa.backbones.base import tokenize
-from lavis_mafa.connections.con_d import ModelDiscriminator
+from lavis_mafa.algorithm.momentum import Momentum
+from lavis_mafa.algorithm.step import SoftLabels, StepSettings, run_step
+from lavis_mafa.algorithm.tokens import CON_D_TOKENS, TOKENS, Tokenizer, Tokens, tokens_of
 from lavis_mafa.datasets import TrainingSet
 from lavis_mafa.datasets.image_text_json import ImageTextTrain
-from lavis_mafa.objectives.momentum import Momentum
+from lavis_mafa.models.con_d.discriminator import ModelDiscriminator
+from lavis_mafa.models.families import backbone_of
+from lavis_mafa.models.families.base import tokenize
 from lavis_mafa.runners.loaders import add_tokens, to_device
-from lavis_mafa.step import SoftLabels, StepSettings, run_step
-from lavis_mafa.tokens import CON_D_TOKENS, TOKENS, Tokenizer, Tokens, tokens_of
 
 FAMILIES = ("albef_mafa", "blip_mafa", "blip2_mafa", "fne_retrieval")
 CAPTIONS = [
@@ -150,7 +151,7 @@ def test_models_that_read_captions_themselves_get_no_tokens():
 def test_a_tokenizer_in_python_agrees_with_itself_alone():
     from transformers import BertTokenizer
 
-    from lavis_mafa.checkpoints import find_config
+    from lavis_mafa.io.checkpoints import find_config
 
     slow = BertTokenizer(find_config("tiny_vocab.txt"), do_lower_case=True)
     assert Tokenizer(slow, 9).agrees_with(Tokenizer(slow, 9))
@@ -178,7 +179,7 @@ def test_a_step_on_tokens_is_the_step_on_captions(toy, family):
     judge.max_txt_len = 5
     con_d, momentum, settings = ModelDiscriminator(judge), None, StepSettings()
     if family == "albef_mafa":
-        momentum = Momentum(model, model.vision_proj.out_features, 16)
+        momentum = Momentum(model, backbone_of, model.vision_proj.out_features, 16)
         settings = StepSettings(soft_labels=SoftLabels("momentum"))
     train_set = TrainingSet(toy["train"])
     add_tokens(train_set, model, con_d)

@@ -18,10 +18,10 @@ from lavis.processors.blip_processors import BlipCaptionProcessor, BlipImageTrai
 from PIL import Image, ImageFile
 from torch.utils.data import ChainDataset, DataLoader, Dataset, IterableDataset
 
+from lavis_mafa.algorithm.grit import EpochBatches
+from lavis_mafa.algorithm.grit.sampler import EpochPlan
 from lavis_mafa.datasets import TrainingSet
 from lavis_mafa.datasets.training_set import ATTEMPTS, image_ids_of
-from lavis_mafa.grit import EpochBatches
-from lavis_mafa.grit.sampler import EpochPlan
 
 
 def states():

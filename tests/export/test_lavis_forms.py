@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lavis_mafa.checkpoints import read_checkpoint
 from lavis_mafa.export.__main__ import main
 from lavis_mafa.export.lavis_forms import FORMS, for_nlvr, in_form, with_momentum
+from lavis_mafa.io.checkpoints import read_checkpoint
 
 LAYER = "text_encoder.bert.encoder.layer.{}.output.dense.weight"
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from lavis.common.dist_utils import get_rank
 
-from lavis_mafa.connections.con_d import Oracle
+from lavis_mafa.models.con_d.discriminator import Oracle
 from lavis_mafa.runners import RunnerMafa
 from lavis_mafa.runners.checkpoint import trained_state
 

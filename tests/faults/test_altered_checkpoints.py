@@ -15,9 +15,9 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lavis_mafa import checksums
-from lavis_mafa.checkpoints import read_checkpoint
-from lavis_mafa.checksums import damage_of, is_whole
+from lavis_mafa.io import checksums
+from lavis_mafa.io.checkpoints import read_checkpoint
+from lavis_mafa.io.checksums import damage_of, is_whole
 
 KEPT = Path(__file__).parent / "kept"
 REAL = KEPT / "format1_ca9d03b_blip_momentum.pth"

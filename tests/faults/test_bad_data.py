@@ -22,8 +22,8 @@ from lavis.processors.blip_processors import BlipCaptionProcessor
 from PIL import Image, ImageFile
 from runs import CONFIG, ROOT, finish, records, run_here, start
 
-from lavis_mafa.check_data import check
 from lavis_mafa.datasets import TrainingSet
+from lavis_mafa.datasets.check_data import check
 from lavis_mafa.datasets.image_text_json import ImageTextTrain
 from lavis_mafa.datasets.image_text_shards import ImageTextShardsTrain
 from lavis_mafa.runners.guard import UnreadableError

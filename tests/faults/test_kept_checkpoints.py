@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import lavis_mafa
-from lavis_mafa.checkpoints import OF_A_RUN
-from lavis_mafa.checksums import is_whole
 from lavis_mafa.cli import run
+from lavis_mafa.io.checkpoints import OF_A_RUN
+from lavis_mafa.io.checksums import is_whole
 from lavis_mafa.runners import RunnerMafa
 from lavis_mafa.runners.checkpoint import FORMAT
 

@@ -16,9 +16,9 @@ import pytest
 import torch
 
 import lavis_mafa
-from lavis_mafa.checkpoints import read_checkpoint
-from lavis_mafa.checksums import is_whole
 from lavis_mafa.config import ConfigError, load_config
+from lavis_mafa.io.checkpoints import read_checkpoint
+from lavis_mafa.io.checksums import is_whole
 
 ROOT = Path(__file__).resolve().parents[2]
 TRAIN = ROOT / "projects/mafa/train"
@@ -257,7 +257,7 @@ def test_a_config_itself(tmp_path):
 
 
 def test_building_by_hand(evil, injected):
-    from lavis_mafa.connections.build import build_discriminator
+    from lavis_mafa.models.con_d.build import build_discriminator
 
     path = str(evil.path)
     tries = {
@@ -292,8 +292,8 @@ def test_lavis_own_loading(one, tiny):
 
 def test_weights_of_hugging_face(tmp_path, injected):
     """from_pretrained of a folder, past the check of configs."""
-    from lavis_mafa.models.blip2_parts import QFormer, load_image_encoder
-    from lavis_mafa.models.tokenizers import from_hub
+    from lavis_mafa.models.families.blip2.blip2_parts import QFormer, load_image_encoder
+    from lavis_mafa.models.parts.tokenizers import from_hub
 
     world = World(tmp_path / "folder", name="pytorch_model.bin")
     config = {"model_type": "bert", "hidden_size": 8, "num_attention_heads": 1, "vocab_size": 9}
@@ -371,7 +371,7 @@ def objects_npz(path, bomb):
 @pytest.mark.parametrize("command", ["threshold", "label", "eccv"])
 def test_commands_that_take_arrays(tmp_path, injected, capfd, caplog, command, form):
     from lavis_mafa.analysis.__main__ import main as analysis
-    from lavis_mafa.evaluation.eccv import main as eccv
+    from lavis_mafa.metrics.eccv import main as eccv
 
     world = World(tmp_path / "evil", form, "judged.npz")
     page = ["--output", str(tmp_path / "labels.html")]

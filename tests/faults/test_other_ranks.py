@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from runs import finish, launcher, options, records, spawn
 
-from lavis_mafa.grit.collector import GritCollector, share_out
+from lavis_mafa.algorithm.grit.collector import GritCollector, share_out
 from lavis_mafa.runners.checkpoint import refuse_other_settings, shared_out
 
 SCRIPT = Path(__file__).parents[1] / "runners" / "recording_run.py"

@@ -10,11 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lavis_mafa import load_model
+from lavis_mafa.algorithm.losses.language import IGNORED, mask_tokens, next_token_losses
+from lavis_mafa.algorithm.momentum import Momentum
+from lavis_mafa.algorithm.step import SoftLabels, StepSettings, run_step
+from lavis_mafa.algorithm.tokens import CUT, UNKNOWN, Tokenizer, tokens_of
 from lavis_mafa.datasets.caption_reading import require_readable
-from lavis_mafa.objectives.language import IGNORED, mask_tokens, next_token_losses
-from lavis_mafa.objectives.momentum import Momentum
-from lavis_mafa.step import SoftLabels, StepSettings, run_step
-from lavis_mafa.tokens import CUT, UNKNOWN, Tokenizer, tokens_of
+from lavis_mafa.models.families import backbone_of
 
 FAMILIES = ("albef_mafa", "blip_mafa", "blip2_mafa")
 LONGEST = 25  # tokens of the tiny ALBEF
@@ -100,7 +101,7 @@ def test_counts_at_the_edge():
     assert Tokenizer.of(tiny()).counted(fits)[1] == {CUT: 1, UNKNOWN: 0}
     from transformers import BertTokenizer
 
-    from lavis_mafa.checkpoints import find_config
+    from lavis_mafa.io.checkpoints import find_config
 
     in_python = BertTokenizer(find_config("tiny_vocab.txt"), do_lower_case=True)
     assert Tokenizer(in_python, LONGEST).counted(["red", fits[1]])[1] == {CUT: 1, UNKNOWN: 0}
@@ -138,7 +139,7 @@ def test_a_step_whose_every_caption_is_poor(injected, family, labels, kind):
     asked = (None,) if family != "albef_mafa" else (None, 0.0, 1.0)  # nothing, everything hidden
     momentum = None
     if labels == "tcl":
-        momentum = Momentum(model, model.vision_proj.out_features, 8)
+        momentum = Momentum(model, backbone_of, model.vision_proj.out_features, 8)
     for size in (1, 4):
         for share in asked:
             if share is not None:

@@ -13,10 +13,10 @@ from lavis.common.registry import registry
 from omegaconf import OmegaConf
 
 import lavis_mafa
-from lavis_mafa.checkpoints import read_checkpoint
 from lavis_mafa.cli import run
 from lavis_mafa.config import ConfigError, load_config
 from lavis_mafa.config.con_d import check_con_d
+from lavis_mafa.io.checkpoints import read_checkpoint
 
 ROOT = Path(__file__).resolve().parents[2]
 KEPT = Path(__file__).parent / "kept"

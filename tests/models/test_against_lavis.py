@@ -17,11 +17,11 @@ from lavis.models.med import XBertEncoder
 from omegaconf import OmegaConf
 from same_gradients import assert_same_gradients
 
-from lavis_mafa.backbones.base import Teacher
-from lavis_mafa.checkpoints import CONFIGS
+from lavis_mafa.algorithm.backbone import Teacher
+from lavis_mafa.io.checkpoints import CONFIGS
 from lavis_mafa.models import AlbefMafa, Blip2Mafa, BlipMafa
-from lavis_mafa.models.blip2_parts import Blip2Parts, Parts
-from lavis_mafa.models.tokenizers import build_tokenizer
+from lavis_mafa.models.families.blip2.blip2_parts import Blip2Parts, Parts
+from lavis_mafa.models.parts.tokenizers import build_tokenizer
 
 SIZE = 8
 
@@ -166,7 +166,7 @@ def test_albef_with_momentum_is_lavis_albef_pretrain(toy_train, the_hardest, mon
         model.eval()
     special = (ours.tokenizer.cls_token_id, ours.tokenizer.pad_token_id)
     monkeypatch.setattr(
-        "lavis_mafa.backbones.albef.mask_tokens",
+        "lavis_mafa.models.families.albef.driver.mask_tokens",
         lambda ids, *args, **kwargs: every_third(ids, special),
     )
     monkeypatch.setattr(theirs, "mask", lambda ids, *args, **kwargs: every_third(ids, special))

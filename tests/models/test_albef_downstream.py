@@ -13,10 +13,10 @@ from omegaconf import OmegaConf
 from same_gradients import assert_same_gradients
 
 from lavis_mafa import load_model
-from lavis_mafa.checkpoints import CONFIGS, begin_momentum
 from lavis_mafa.export.lavis_forms import with_momentum
+from lavis_mafa.io.checkpoints import CONFIGS, begin_momentum
 from lavis_mafa.models import AlbefMafa, AlbefVeMafa, AlbefVqaMafa
-from lavis_mafa.models.albef_downstream import decoder_from_fusion
+from lavis_mafa.models.downstream.albef_downstream import decoder_from_fusion
 
 ALL = (AlbefVeMafa, AlbefVqaMafa)
 WHEN = {"epoch": 1, "iters": 3, "num_iters_per_epoch": 10}
@@ -272,7 +272,7 @@ def test_the_likeliest_answer_is_given(monkeypatch):
         expected = [slow_answer(model, samples, row) for row in range(3)]
     assert expected == samples["answer"]
     assert model.predict_answers(dict(samples), ANSWERS, inference_method="rank") == expected
-    monkeypatch.setattr("lavis_mafa.models.albef_vqa_mafa.PAIRS_PER_PASS", 4)
+    monkeypatch.setattr("lavis_mafa.models.downstream.albef_vqa_mafa.PAIRS_PER_PASS", 4)
     assert model.predict_answers(dict(samples), ANSWERS) == expected
     # One candidate: that of the likeliest first token.
     (first,) = {answer.split()[0] for answer in model.predict_answers(samples, ["no", "2"], 1)[2:]}

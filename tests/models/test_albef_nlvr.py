@@ -14,9 +14,9 @@ from omegaconf import OmegaConf
 from transformers import BertConfig
 
 import lavis_mafa
-from lavis_mafa.checkpoints import CONFIGS, find_config
+from lavis_mafa.algorithm.losses.text_assignment import assign_texts
+from lavis_mafa.io.checkpoints import CONFIGS, find_config
 from lavis_mafa.models import AlbefMafa, AlbefNlvrMafa, AlbefNlvrPretrainMafa, BlipMafa
-from lavis_mafa.objectives.text_assignment import assign_texts
 
 INNER = "encoder.layer.{}.output.dense.weight"
 
@@ -108,7 +108,7 @@ def test_all_that_learns_learns(toy_train):
 
 def test_captions_of_one_image_are_no_others(toy_train, monkeypatch):
     model, seen = build(AlbefNlvrPretrainMafa), []
-    module = "lavis_mafa.models.albef_nlvr_mafa.assign_texts"
+    module = "lavis_mafa.models.downstream.albef_nlvr_mafa.assign_texts"
     monkeypatch.setattr(module, lambda ids, like: seen.append(ids) or assign_texts(ids, like))
     samples = mini_batch(toy_train, range(4))
     samples["image_id"] = torch.tensor([4, 4, 9, 4])

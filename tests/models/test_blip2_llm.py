@@ -20,8 +20,8 @@ from small_language_models import tiny_opt, tiny_t5
 
 from lavis_mafa import load_model
 from lavis_mafa.models import Blip2Mafa, Blip2OptMafa, Blip2T5Mafa
-from lavis_mafa.models.blip2_parts import Blip2Parts, Parts
-from lavis_mafa.models.blip2_t5_mafa import split_caption
+from lavis_mafa.models.families.blip2.blip2_parts import Blip2Parts, Parts
+from lavis_mafa.models.families.blip2.blip2_t5_mafa import split_caption
 from lavis_mafa.runners.checkpoint import trained_state
 
 CAPTIONS = ["a red circle", "a big green square left of a small yellow triangle", "two cats"]

@@ -13,10 +13,11 @@ from omegaconf import OmegaConf
 from torch.nn.parallel import DistributedDataParallel
 
 import lavis_mafa
-from lavis_mafa.connections.posterior import PosteriorRule
-from lavis_mafa.datasets import ToyScenesBuilder, TrainingSet
-from lavis_mafa.models.fne_retrieval import FneRetrieval, FneSettings
-from lavis_mafa.objectives.pair_memory import EMPTY
+from lavis_mafa.algorithm.pair_memory import EMPTY
+from lavis_mafa.algorithm.posterior import PosteriorRule
+from lavis_mafa.datasets import TrainingSet
+from lavis_mafa.models.families.dual.fne_retrieval import FneRetrieval, FneSettings
+from lavis_mafa.toyworld import ToyScenesBuilder
 
 BATCH = 6
 MARGIN = 0.2

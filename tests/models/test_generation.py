@@ -7,7 +7,7 @@ import torch
 from conftest import mini_batch
 
 from lavis_mafa import load_model
-from lavis_mafa.models.beams import OneRowPerBeam, rows
+from lavis_mafa.models.parts.beams import OneRowPerBeam, rows
 
 
 @pytest.fixture(params=["blip_mafa", "blip2_mafa"])

@@ -17,9 +17,10 @@ from lavis.models.med import XBertEncoder
 from omegaconf import OmegaConf
 
 import lavis_mafa
-from lavis_mafa.connections.build import build_discriminator
-from lavis_mafa.connections.con_d import ModelDiscriminator
-from lavis_mafa.models import AlbefMafa, albef_mafa
+from lavis_mafa.models import AlbefMafa
+from lavis_mafa.models.con_d.build import build_discriminator
+from lavis_mafa.models.con_d.discriminator import ModelDiscriminator
+from lavis_mafa.models.families.albef import albef_mafa
 
 TINY = str(AlbefMafa.default_config_path("tiny"))
 POSITIONS = "visual_encoder.pos_embed"
@@ -92,7 +93,7 @@ def base():
         patch.setenv("HF_HUB_OFFLINE", "1")
         patch.setattr(socket.socket, "connect", refuse)
         # A machine that has BERT in its cache shall give the same answer.
-        patch.setattr("lavis_mafa.models.tokenizers.BERT", "nobody/has-this-tokenizer")
+        patch.setattr("lavis_mafa.models.parts.tokenizers.BERT", "nobody/has-this-tokenizer")
         logging.getLogger().addHandler(listener)
         try:
             model = lavis_mafa.load_model("albef_mafa")

@@ -11,10 +11,10 @@ from conftest import ROOT, mini_batch
 from omegaconf import OmegaConf
 
 from lavis_mafa import load_model
-from lavis_mafa.checkpoints import begin_momentum, registered_name
+from lavis_mafa.algorithm.step import SoftLabels, StepSettings, run_step
 from lavis_mafa.config import ConfigError, load_config
+from lavis_mafa.io.checkpoints import begin_momentum, registered_name
 from lavis_mafa.models import AlbefMafa, Blip2Mafa, BlipMafa
-from lavis_mafa.step import SoftLabels, StepSettings, run_step
 
 FAMILIES = {"albef": AlbefMafa, "blip": BlipMafa, "blip2": Blip2Mafa}
 

@@ -19,7 +19,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from lavis_mafa.connections.mining import AMBIGUOUS, KEPT, POSITIVE, MiningRule
+from lavis_mafa.algorithm.mining import AMBIGUOUS, KEPT, POSITIVE, MiningRule
 from lavis_mafa.pages import charts, report
 from lavis_mafa.pages.report import (
     Curve,

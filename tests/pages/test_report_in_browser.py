@@ -12,7 +12,7 @@ import torch
 from browser import Browser, needs_browser
 from PIL import Image
 
-from lavis_mafa.connections.mining import AMBIGUOUS, KEPT, POSITIVE, STATE_NAMES, MiningRule
+from lavis_mafa.algorithm.mining import AMBIGUOUS, KEPT, POSITIVE, STATE_NAMES, MiningRule
 from lavis_mafa.pages.report import Curve, Judgements, Mined, Series, Table, write_report
 
 pytestmark = needs_browser

@@ -33,9 +33,9 @@ def launch_two(folder, *arguments):
 
 def simulate_two_ranks(folder):
     """Both ranks in turn on one copy of the weights, gradients averaged by hand."""
+    from lavis_mafa.algorithm.grit import GritSchedule
     from lavis_mafa.cli import build_runner
     from lavis_mafa.config import load_config
-    from lavis_mafa.grit import GritSchedule
     from lavis_mafa.runners.launch import init_distributed, random_states, set_random_states
 
     torch.set_num_threads(1)
@@ -86,7 +86,7 @@ def simulate_two_ranks(folder):
         finished = [s.collector.finish() for s in schedules]
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(
-                "lavis_mafa.grit.schedule._gather_orders",
+                "lavis_mafa.algorithm.grit.schedule._gather_orders",
                 lambda o, w, all_of_them=finished: all_of_them,
             )
             for schedule, order in zip(schedules, finished, strict=True):

@@ -208,8 +208,8 @@ def small_lavis(tmp_path, monkeypatch):
     from omegaconf import OmegaConf
 
     from lavis_mafa.models import AlbefMafa
-    from lavis_mafa.models.albef_mafa import CONFIGS
-    from lavis_mafa.models.vit import build_vit
+    from lavis_mafa.models.families.albef.albef_mafa import CONFIGS
+    from lavis_mafa.models.parts.vit import build_vit
 
     tiny = OmegaConf.load(AlbefMafa.default_config_path("tiny")).model
 

@@ -27,7 +27,12 @@ def work(tmp_path_factory, photographs):
         (folder / f"{split}.json").write_text(json.dumps(images[:20]))
     made = subprocess.run(
         [
-            *(sys.executable, "-m", "lavis_mafa.make_vocab", str(photographs / "train.json")),
+            *(
+                sys.executable,
+                "-m",
+                "lavis_mafa.datasets.make_vocab",
+                str(photographs / "train.json"),
+            ),
             *("--out", str(folder / "vocab.txt"), "--size", "800"),
         ],
         cwd=ROOT,
@@ -185,8 +190,8 @@ def test_checkpoints_load_into_lavis_models(small_albef, base_checkpoint, monkey
 
 
 def test_momentum_encoders_begin_equal_to_the_encoders(small_albef, base_checkpoint, monkeypatch):
-    from lavis_mafa.checkpoints import begin_momentum
     from lavis_mafa.export.__main__ import main
+    from lavis_mafa.io.checkpoints import begin_momentum
 
     monkeypatch.chdir(small_albef)
     key = "visual_encoder{}.blocks.0.attn.qkv.weight"
@@ -256,7 +261,7 @@ def test_scores_equal_those_of_lavis(small_albef, base_checkpoint, photographs, 
     from lavis.processors.blip_processors import BlipCaptionProcessor, BlipImageEvalProcessor
     from torch.utils.data import DataLoader
 
-    from lavis_mafa.evaluation.rerank import UNRANKED, compute_sim_matrix
+    from lavis_mafa.models.inference.rerank import UNRANKED, compute_sim_matrix
 
     monkeypatch.chdir(small_albef)
     theirs = downstream("albef_retrieval", small_albef, queue_size=64).eval()
@@ -305,7 +310,7 @@ def test_fine_tuning_with_lavis_retrieval(
 def test_the_retrieval_model_serves_as_con_d(small_albef, base_checkpoint, monkeypatch, toy_train):
     from conftest import mini_batch
 
-    from lavis_mafa.connections.con_d import ModelDiscriminator
+    from lavis_mafa.models.con_d.discriminator import ModelDiscriminator
 
     monkeypatch.chdir(small_albef)
     model = downstream("albef_retrieval", small_albef, queue_size=64)
@@ -320,7 +325,7 @@ def test_the_retrieval_model_serves_as_con_d(small_albef, base_checkpoint, monke
 
 def test_fine_tuning_stopped_and_resumed(small_albef, base_checkpoint, work, photographs, tmp_path):
     """Momentum encoders take no gradient, but they are part of the state."""
-    from lavis_mafa.checkpoints import begin_momentum
+    from lavis_mafa.io.checkpoints import begin_momentum
     from lavis_mafa.runners.checkpoint import load_trained_state, trained_state
 
     with pytest.MonkeyPatch.context() as patch:

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from lavis_mafa.demo.page import _curve
 from lavis_mafa.runners.run_log import LOG, RunLog, lines_of, read_log
+from lavis_mafa.studies.demo.page import _curve
 
 
 def step(number, **figures):

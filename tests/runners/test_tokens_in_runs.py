@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from runs import run_here, same_weights, weights
 
-from lavis_mafa.backbones import base
+from lavis_mafa.algorithm.tokens import TOKENS, Tokens
+from lavis_mafa.models.families import base
 from lavis_mafa.runners import runner_mafa
-from lavis_mafa.tokens import TOKENS, Tokens
 
 # Momentum encoders and a pass of its own before the grouped epoch read captions as well.
 CHANGES = {

@@ -18,7 +18,7 @@ from lavis.models.base_model import BaseModel
 from torch import nn
 
 from lavis_mafa.cli import main
-from lavis_mafa.processes import on_main_process
+from lavis_mafa.io.processes import on_main_process
 from lavis_mafa.tasks import results
 
 COLOURS = {"red": (255, 0, 0), "green": (0, 255, 0), "blue": (0, 0, 255), "white": (255, 255, 255)}

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from lavis_mafa.connections.mining import ABSENT, KEPT, Connections, MiningRule
-from lavis_mafa.connections.negatives import NONE
-from lavis_mafa.step import StepOutput
+from lavis_mafa.algorithm.mining import ABSENT, KEPT, Connections, MiningRule
+from lavis_mafa.algorithm.pickers import NONE
+from lavis_mafa.algorithm.step import StepOutput
 from lavis_mafa.tasks import MafaPretrainTask
 from lavis_mafa.tasks.mafa_pretrain import BINS
 from lavis_mafa.tasks.tally import Tally

@@ -20,14 +20,14 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from lavis_mafa import load_model
-from lavis_mafa.backbones import backbone_of
 from lavis_mafa.cli import run
 from lavis_mafa.config import ConfigError, load_config
-from lavis_mafa.datasets import ToyGroundingBuilder
-from lavis_mafa.evaluation.gradcam import heat_maps
-from lavis_mafa.evaluation.grounding import stretch
+from lavis_mafa.metrics.grounding import stretch
+from lavis_mafa.models.families import backbone_of
+from lavis_mafa.models.inference.gradcam import heat_maps
 from lavis_mafa.tasks import MafaGroundingTask, mafa_grounding
 from lavis_mafa.tasks.results import collate_ragged
+from lavis_mafa.toyworld.grounding import ToyGroundingBuilder
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECTS = ROOT / "projects/mafa"

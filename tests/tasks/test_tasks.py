@@ -15,8 +15,7 @@ from lavis.common.registry import registry
 from torch.utils.data import DataLoader
 
 from lavis_mafa import load_model
-from lavis_mafa.connections.con_d import Oracle
-from lavis_mafa.connections.mining import (
+from lavis_mafa.algorithm.mining import (
     ABSENT,
     AMBIGUOUS,
     KEPT,
@@ -24,9 +23,10 @@ from lavis_mafa.connections.mining import (
     Connections,
     MiningRule,
 )
-from lavis_mafa.connections.negatives import NONE
-from lavis_mafa.evaluation.recall import retrieval_with_truth
-from lavis_mafa.step import COUNTS, StepOutput, StepSettings
+from lavis_mafa.algorithm.pickers import NONE
+from lavis_mafa.algorithm.step import COUNTS, StepOutput, StepSettings
+from lavis_mafa.metrics.recall import retrieval_with_truth
+from lavis_mafa.models.con_d.discriminator import Oracle
 from lavis_mafa.tasks import MafaPretrainTask, MafaRetrievalTask
 from lavis_mafa.tasks.tally import Tally
 

@@ -36,7 +36,7 @@ from lavis_mafa.analysis.quality.labels import (
 )
 from lavis_mafa.analysis.quality.scores import BINS, bin_of, weighted_share
 from lavis_mafa.datasets.training_set import UNREADABLE
-from lavis_mafa.files import write_json
+from lavis_mafa.io.files import write_json
 from lavis_mafa.pages.html import data_uri, fill, script_json, write_page
 from lavis_mafa.pages.report import Table
 from lavis_mafa.pages.tables import markdown_table

@@ -29,7 +29,7 @@ from lavis_mafa.analysis.quality.threshold_report import (
     curves_of,
     tables_of,
 )
-from lavis_mafa.files import write_json, write_text
+from lavis_mafa.io.files import write_json, write_text
 from lavis_mafa.pages.report import write_report
 from lavis_mafa.pages.tables import markdown_section
 

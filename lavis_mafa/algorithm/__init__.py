@@ -1,0 +1,1 @@
+"""The method on tensors: one training step and its parts, without LAVIS."""

@@ -1,0 +1,16 @@
+"""GRIT: which pairs share a mini-batch (collect, group, shuffle, sample)."""
+
+from lavis_mafa.algorithm.grit.collector import GritCollector
+from lavis_mafa.algorithm.grit.grouping import group
+from lavis_mafa.algorithm.grit.sampler import EpochBatches, EpochPlan, grouped_plan, random_plan
+from lavis_mafa.algorithm.grit.schedule import GritSchedule
+
+__all__ = [
+    "EpochBatches",
+    "EpochPlan",
+    "GritCollector",
+    "GritSchedule",
+    "group",
+    "grouped_plan",
+    "random_plan",
+]

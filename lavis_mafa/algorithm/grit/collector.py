@@ -1,0 +1,236 @@
+"""Collecting: gather features while training and turn them into next epoch's order."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lavis_mafa.algorithm.grit.grouping import group
+
+Pairs: TypeAlias = tuple[Tensor, Tensor, Tensor]  # indices, image features, text features
+
+
+class GritCollector:
+    """One rank's queue of features and sample indices (GRIT-VLP 4.1 phases 1 to 3).
+
+    Whenever ``queue_size`` (L) pairs have been collected they are shuffled, cut into sub-queues of
+    ``search_space`` (M; the last one may be shorter) and each sub-queue is grouped. L, M and the
+    batch size may be in any proportion. Grouping runs on a thread beside training; what it yields
+    depends only on what was collected and on the seed, never on timing.
+
+    Args:
+        queue_size: L, pairs per queue, at least 1.
+        search_space: M, pairs per sub-queue, 1 to L.
+        batch_size: B, pairs per mini-batch on this rank.
+        seed: of the shuffling and of the start of every chain; differs per rank and epoch.
+        shuffle: example-level shuffling (phase 2); off for the paper's ablation (Table 4).
+        image_ids: ``(N,)`` image of every sample of the data set, to keep the captions of an image
+            out of one mini-batch; None lets them meet.
+        dtype: of the order; int32 takes half the memory where it holds all indices.
+        expected: pairs to come until `finish`, to take the memory of their order at once; more may
+            come.
+    """
+
+    def __init__(
+        self,
+        queue_size: int,
+        search_space: int,
+        batch_size: int,
+        seed: int | tuple[int, ...],
+        shuffle: bool = True,
+        image_ids: np.ndarray | None = None,
+        dtype: np.dtype | type = np.int64,
+        expected: int = 0,
+    ) -> None:
+        if not 1 <= search_space <= queue_size:
+            raise ValueError(
+                f"search_space must be between 1 and queue_size ({queue_size}), got {search_space}"
+            )
+        self.queue_size = queue_size
+        self.search_space = search_space
+        self.batch_size = batch_size
+        self.shuffle = shuffle
+        self.image_ids = image_ids
+        self._rng = np.random.default_rng(seed)
+        self._queue: list[Pairs] = []
+        self._queued = 0
+        # The order and how much of it is there: the thread's own while something is pending.
+        self._order = np.empty(expected, dtype)
+        self._placed = 0
+        self._pending: list[Future[None]] = []
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="grit")
+
+    def collect(self, index: Tensor, image_features: Tensor, text_features: Tensor) -> None:
+        """Add the pairs of one mini-batch.
+
+        Args:
+            index: ``(B,)`` int64 sample indices.
+            image_features, text_features: ``(B, D)``, normalised.
+        """
+        images, texts = image_features.detach().float(), text_features.detach().float()
+        # Where the features are: training shall wait for no copy. Indices stay integers: as float32
+        # they would be wrong above 16,777,216.
+        pairs = (index.detach().to(images.device, torch.int64), images, texts)
+        while len(pairs[0]):
+            room = self.queue_size - self._queued
+            self._add(_cut(pairs, slice(room)))
+            pairs = _cut(pairs, slice(room, None))
+
+    def _add(self, pairs: Pairs) -> None:
+        self._queue.append(pairs)
+        self._queued += len(pairs[0])
+        if self._queued == self.queue_size:
+            self._submit()
+
+    def finish(self) -> np.ndarray:
+        """Group what is left in the queue; return all collected indices in grouped order."""
+        if self._queued:
+            self._submit()
+        order = self._grouped()
+        self._thread.shutdown()
+        return order
+
+    def _submit(self) -> None:
+        queue, count = self._queue, self._queued
+        self._queue, self._queued = [], 0
+        # Every draw is made here, on the training thread, so that the order is reproducible.
+        shuffled = self._rng.permutation(count) if self.shuffle else np.arange(count)
+        bounds = list(range(0, count, self.search_space)) + [count]
+        spans = list(zip(bounds[:-1], bounds[1:], strict=True))
+        starts = [int(self._rng.integers(end - begin)) for begin, end in spans]
+        device = queue[0][1].device
+        # What training has yet to compute of the queue.
+        ready = torch.cuda.current_stream(device).record_event() if device.type == "cuda" else None
+        self._pending.append(
+            self._thread.submit(self._group_queue, queue, shuffled, spans, starts, ready)
+        )
+
+    def _group_queue(
+        self,
+        queue: list[Pairs],
+        shuffled: np.ndarray,
+        spans: list[tuple[int, int]],
+        starts: list[int],
+        ready: torch.cuda.Event | None,
+    ) -> None:
+        with _beside_training(queue[0][1].device, ready):
+            places = torch.from_numpy(shuffled).to(queue[0][1].device)
+            indices, images, texts = (torch.cat(parts) for parts in zip(*queue, strict=True))
+            numbers = indices[places].cpu().numpy()
+            for (begin, end), start in zip(spans, starts, strict=True):
+                part, own = numbers[begin:end], places[begin:end]
+                ids = taken = None
+                if self.image_ids is not None:
+                    ids, taken = self.image_ids[part], self.image_ids[self._open_mini_batch()]
+                chain = group(images[own], texts[own], start, ids, self.batch_size, taken)
+                self._place(part[chain])
+
+    def _place(self, grouped: np.ndarray) -> None:
+        end = self._placed + len(grouped)
+        if end > len(self._order):
+            more = np.empty(max(end, 2 * self._placed) - self._placed, self._order.dtype)
+            self._order = np.concatenate([self._order[: self._placed], more])
+        self._order[self._placed : end] = grouped
+        self._placed = end
+
+    def _open_mini_batch(self) -> np.ndarray:
+        """Indices that already stand in the mini-batch that the next chain goes on with."""
+        return self._order[self._placed - self._placed % self.batch_size : self._placed]
+
+    def _grouped(self) -> np.ndarray:
+        """The order so far; waits for grouping under way."""
+        for future in self._pending:
+            future.result()
+        self._pending = []
+        return self._order[: self._placed]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything needed to go on; waits for grouping under way. Plain tensors and numbers."""
+        none = (torch.empty(0, dtype=torch.int64), torch.empty(0), torch.empty(0))
+        queue = [torch.cat(parts).cpu() for parts in zip(*self._queue, strict=True)] or none
+        return {
+            "order": torch.from_numpy(self._grouped()),
+            "images": queue[1],
+            "texts": queue[2],
+            "indices": queue[0],
+            "rng": _plain(self._rng.bit_generator.state),
+        }
+
+    def load_state_dict(self, state: dict[str, Any], device: torch.device | str = "cpu") -> None:
+        """Take up ``state``; queued features go to ``device``."""
+        self._placed = 0
+        self._place(state["order"].numpy())
+        if state["rng"] is not None:
+            self._rng.bit_generator.state = _numbers(state["rng"])
+        self._queue, self._queued = [], 0
+        # More than a queue holds if several ranks' were put together.
+        self.collect(*(state[name].to(device) for name in ("indices", "images", "texts")))
+
+
+def share_out(states: Sequence[dict[str, Any] | None], count: int) -> list[dict[str, Any] | None]:
+    """What W ranks had collected (`GritCollector.state_dict`), for ``count`` ranks.
+
+    Every pair stays in its state, grouped or queued, and every rank gets as many; each draws anew.
+    """
+    there = [state for state in states if state is not None]
+    if not there:
+        return [None] * count
+    orders = torch.cat([state["order"] for state in there])
+    queues = {
+        name: torch.cat([state[name] for state in there]) for name in ("indices", "images", "texts")
+    }
+    share = (len(orders) + len(queues["indices"])) // count
+    shared: list[dict[str, Any] | None] = []
+    for begin in (place * share for place in range(count)):
+        grouped = slice(min(begin, len(orders)), min(begin + share, len(orders)))
+        waiting = slice(max(0, begin - len(orders)), max(0, begin + share - len(orders)))
+        own = {name: queue[waiting] for name, queue in queues.items()}
+        shared.append({"order": orders[grouped], **own, "rng": None})
+    return shared
+
+
+def _cut(pairs: Pairs, span: slice) -> Pairs:
+    indices, images, texts = pairs
+    return indices[span], images[span], texts[span]
+
+
+def _beside_training(device: torch.device, ready: torch.cuda.Event | None) -> Any:
+    """On a GPU, a stream that begins once ``ready``, so that neither waits for the other's kernels.
+
+    It holds in the calling thread only, as does the device that comes with it.
+    """
+    if ready is None:
+        return nullcontext()
+    torch.cuda.set_device(device)  # of this thread: leaving the stream would wake GPU 0 as well
+    stream = _side_stream(device)
+    stream.wait_event(ready)
+    return torch.cuda.stream(stream)
+
+
+@functools.cache
+def _side_stream(device: torch.device) -> torch.cuda.Stream:
+    """One for all queues: PyTorch keeps freed memory for the stream that it belonged to."""
+    return torch.cuda.Stream(device)
+
+
+def _plain(state: Any) -> Any:
+    """NumPy's generator state with its big integers as strings, which weights_only can load."""
+    if isinstance(state, dict):
+        return {key: _plain(value) for key, value in state.items()}
+    return str(state) if isinstance(state, int) else state
+
+
+def _numbers(state: Any) -> Any:
+    if isinstance(state, dict):
+        return {
+            key: value if key == "bit_generator" else _numbers(value)
+            for key, value in state.items()
+        }
+    return int(state)

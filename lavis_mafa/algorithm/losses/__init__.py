@@ -1,0 +1,1 @@
+"""Losses and labels, pure functions on tensors."""

@@ -1,0 +1,51 @@
+"""Triplet loss with a margin, over negatives that have been picked (VSE++; FNE)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from lavis_mafa.algorithm.pickers import NONE
+
+
+def similarity_of(sim: Tensor, picked: Tensor) -> Tensor:
+    """``(B,)`` similarities of anchors to the candidates picked for them; -inf for `NONE`.
+
+    Args:
+        sim: ``(B, N)``.
+        picked: ``(B,)`` candidate numbers.
+    """
+    there = picked != NONE
+    taken = sim.gather(1, picked.clamp(min=0)[:, None]).squeeze(1)
+    return taken.masked_fill(~there, float("-inf"))
+
+
+def triplet_losses(own: Tensor, negative: Tensor, margin: float) -> Tensor:
+    """``max(0, margin + negative - own)`` ``(P,)`` of the P <= B anchors that have a negative.
+
+    Args:
+        own: ``(B,)`` similarities of anchors to their own pairs.
+        negative: ``(B,)`` similarities to the negatives, -inf where there is none.
+        margin: at least 0, in units of similarity.
+    """
+    there = negative != float("-inf")
+    return (margin + negative[there] - own[there]).clamp(min=0.0)
+
+
+def triplet_loss(
+    own_i2t: Tensor, negative_i2t: Tensor, own_t2i: Tensor, negative_t2i: Tensor, margin: float
+) -> Tensor:
+    """Sum over both directions of the mean of `triplet_losses`.
+
+    The mean is over the anchors of a direction that have a negative; 0 if none has.
+
+    Args:
+        own_i2t, own_t2i: ``(B,)`` similarities of images, and of texts, to their own pairs.
+        negative_i2t, negative_t2i: ``(B,)`` similarities to their negatives, -inf where there is
+            none (`similarity_of`).
+    """
+    total = torch.zeros((), device=own_i2t.device)
+    for own, negative in ((own_i2t, negative_i2t), (own_t2i, negative_t2i)):
+        losses = triplet_losses(own, negative, margin)
+        total = total + losses.sum() / max(1, len(losses))
+    return total

@@ -1,0 +1,276 @@
+"""Mining: turn Con-D's verdicts on hard negatives into labels (ECM, MAFA 4.1 and Algorithm 1).
+
+Pairs are numbered by image and text within the candidates of a step. Direction ``i2t`` has images
+as anchors and texts as candidates, ``t2i`` the reverse.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lavis_mafa.algorithm.pickers import NONE, Picker
+
+KEPT, AMBIGUOUS, POSITIVE, ABSENT = 0, 1, 2, 3
+Judge = Callable[[Tensor, Tensor], Tensor]
+STATE_NAMES = {KEPT: "negative", AMBIGUOUS: "ambiguous", POSITIVE: "positive"}
+
+
+@dataclass(frozen=True)
+class MiningRule:
+    """What becomes of a judged hard negative.
+
+    Attributes:
+        low, high: above ``high`` a pair is positive, above ``low`` up to ``high`` ambiguous, at or
+            below ``low`` negative (0.5 and 0.8 in the paper). Equal thresholds leave nothing
+            ambiguous (MAFA Table 15).
+        action: ``convert`` false negatives into positives, ``drop`` them from the losses (ECM-E,
+            MAFA Table 5), or ``keep`` them as negatives and only count.
+        resample: put the second hardest in the place of an ambiguous one; otherwise the ambiguous
+            stay negatives.
+        use_in: the losses that use connections, out of ``itc``, ``itm``, ``lm`` (MAFA Table 14).
+        top_k: K, how many of an anchor's hardest candidates are judged; 1 in the paper. From 2 on
+            ITM gets all positives found and the hardest that is neither positive nor ambiguous.
+        labels: ``hard``: 0 or 1 by the thresholds; ``probability``: Con-D's probability is the
+            label of a judged pair in ITM, and in ITC its weight beside the own pair's 1, with
+            ``action: convert``. Nothing is re-sampled then; the language loss has the thresholds.
+    """
+
+    low: float = 0.5
+    high: float = 0.8
+    action: str = "convert"
+    resample: bool = True
+    use_in: tuple[str, ...] = ("itc", "itm", "lm")
+    top_k: int = 1
+    labels: str = "hard"
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.low <= self.high <= 1.0:
+            raise ValueError(f"need 0 <= low <= high <= 1, got low={self.low}, high={self.high}")
+        if self.action not in ("convert", "drop", "keep"):
+            raise ValueError(f"action must be convert, drop or keep, got {self.action!r}")
+        if self.top_k < 1:
+            raise ValueError(f"top_k must be at least 1, got {self.top_k}")
+        if self.labels not in ("hard", "probability"):
+            raise ValueError(f"labels must be hard or probability, got {self.labels!r}")
+        if self.labels == "probability" and self.action != "convert":
+            raise ValueError(f"labels: probability needs action: convert, got {self.action!r}")
+
+    def uses(self, loss: str) -> bool:
+        """Whether what is found changes the labels or pairs of a loss."""
+        return self.action != "keep" and loss in self.use_in
+
+    def softens(self, loss: str) -> bool:
+        """Whether Con-D's probability is the label of judged pairs in a loss."""
+        return self.labels == "probability" and self.uses(loss)
+
+    def states(self, probability: Tensor) -> Tensor:
+        """State of every probability: `POSITIVE`, `AMBIGUOUS` or `KEPT`."""
+        states = torch.full_like(probability, KEPT, dtype=torch.int64)
+        states[probability > self.low] = AMBIGUOUS
+        states[probability > self.high] = POSITIVE
+        return states
+
+
+@dataclass
+class Connections:
+    """The hard negatives of one direction and what Con-D made of them.
+
+    Every anchor has K nominations, R = K * B in all: first the hardest of all anchors, then the
+    second hardest of all, and so on.
+
+    Attributes:
+        positives: ``(B, N)`` bool, positives known without Con-D.
+        hard: ``(R,)`` nominated candidates, `NONE` where there is none.
+        second: ``(B,)`` the hardest that was not nominated, `NONE` where there is none.
+        probability: ``(R,)`` Con-D's probability that anchor and ``hard`` match; NaN if not judged.
+        state: ``(R,)`` `KEPT`, `AMBIGUOUS`, `POSITIVE`, or `ABSENT` where nothing was picked.
+    """
+
+    positives: Tensor
+    hard: Tensor
+    second: Tensor
+    probability: Tensor
+    state: Tensor
+
+    @property
+    def anchor(self) -> Tensor:
+        """``(R,)`` the anchor, 0 to B - 1, of every nomination."""
+        size = len(self.second)
+        return torch.arange(len(self.hard), device=self.hard.device) % max(1, size)
+
+    @property
+    def judged(self) -> Tensor:
+        """``(R,)`` bool: Con-D gave a probability."""
+        return (self.state != ABSENT) & ~self.probability.isnan()
+
+    def found(self, rule: MiningRule, loss: str) -> Tensor:
+        """``(R,)`` bool: a false negative was found whose conversion or dropping ``loss`` uses."""
+        return (self.state == POSITIVE) & rule.uses(loss)
+
+    def itc_targets(self, rule: MiningRule) -> tuple[Tensor, Tensor | None]:
+        """``(B, N)`` positives for ITC, and ``(B, N)`` candidates to drop or None.
+
+        Positives are bool, or with ``labels: probability`` weights from 0 to 1.
+        """
+        if rule.softens("itc"):
+            weights = self.positives.to(self.probability.dtype)
+            rows = torch.nonzero(self.judged).flatten()
+            weights[self.anchor[rows], self.hard[rows]] = self.probability[rows]
+            return weights, None
+        found = self.found(rule, "itc")
+        mark = torch.zeros_like(self.positives)
+        rows = torch.nonzero(found).flatten()
+        mark[self.anchor[rows], self.hard[rows]] = True
+        if rule.action == "drop":
+            return self.positives, mark if len(rows) else None
+        return self.positives | mark, None
+
+    def itm_pairs(self, rule: MiningRule) -> tuple[Tensor, Tensor, Tensor]:
+        """Anchors, candidates and labels of the pairs that the nominations give to ITM.
+
+        An anchor gives the positives found, and as no match the hardest that is neither positive
+        nor, with re-sampling, ambiguous. Where there is none, but an ambiguous one, the second
+        choice takes its place.
+
+        Returns three ``(P,)`` tensors in the order of anchors; labels are 0 or 1, or with
+        ``labels: probability`` Con-D's probabilities of all judged pairs.
+        """
+        if rule.softens("itm") and bool(self.judged.any()):
+            rows = torch.nonzero(self.judged).flatten()
+            rows = rows[torch.argsort(self.anchor[rows], stable=True)]
+            return self.anchor[rows], self.hard[rows], self.probability[rows]
+        size = len(self.second)
+        found = self.found(rule, "itm")
+        passed_over = (self.state == AMBIGUOUS) & (rule.resample and rule.uses("itm"))
+        kept = ((self.state != ABSENT) & ~found & ~passed_over).view(-1, size)
+        # argmax finds the first of equal values: the hardest that is kept.
+        first = kept.int().argmax(dim=0)
+        own = torch.arange(size, device=self.hard.device)
+        replaced = passed_over.view(-1, size).any(dim=0)
+        negative = torch.where(replaced, self.second, NONE)
+        negative = torch.where(kept.any(dim=0), self.hard.view(-1, size)[first, own], negative)
+        with_negative = torch.nonzero(negative != NONE).flatten()
+        converted = torch.nonzero(found & (rule.action == "convert")).flatten()
+        anchors = torch.cat([self.anchor[converted], with_negative])
+        candidates = torch.cat([self.hard[converted], negative[with_negative]])
+        labels = torch.cat([torch.ones_like(converted), torch.zeros_like(with_negative)])
+        order = torch.argsort(anchors, stable=True)
+        return anchors[order], candidates[order], labels[order]
+
+    def mined(self, rule: MiningRule) -> tuple[Tensor, Tensor]:
+        """Anchors and candidates of the new positive pairs for the language loss (MAFA eq. 4)."""
+        convert = rule.action == "convert"
+        rows = torch.nonzero(self.found(rule, "lm") & convert).flatten()
+        return self.anchor[rows], self.hard[rows]
+
+
+def pick(
+    sim: Tensor, positives: Tensor, picker: Picker, second_choice: bool = True, top_k: int = 1
+) -> tuple[Tensor, Tensor]:
+    """Nominations and second choices of one direction, `NONE` where none is left.
+
+    Without ``second_choice`` nothing is drawn for it and all are `NONE`.
+
+    Returns:
+        ``(K * B,)`` and ``(B,)``, see `Connections`.
+    """
+    excluded = positives
+    nominated = []
+    for _ in range(top_k + second_choice):
+        hard = picker(sim, excluded)
+        nominated.append(hard)
+        rows = torch.nonzero(hard != NONE).flatten()
+        excluded = excluded.clone()
+        excluded[rows, hard[rows]] = True
+    second = nominated.pop() if second_choice else torch.full_like(nominated[0], NONE)
+    return torch.cat(nominated), second
+
+
+def unique_pairs(
+    hard_i2t: Tensor, hard_t2i: Tensor, own: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Nominated pairs of both directions, each once.
+
+    Args:
+        hard_i2t, hard_t2i: ``(R,)`` nominations, `NONE` where there is none.
+        own: ``(B,)`` number of each anchor among the candidates.
+
+    Returns:
+        ``image`` and ``text`` numbers ``(P,)`` of the distinct pairs, and two ``(R,)`` maps from
+        nominations to rows of them (`NONE` where nothing was picked).
+    """
+    images = torch.cat([own.repeat(len(hard_i2t) // max(1, len(own))), hard_t2i])
+    texts = torch.cat([hard_i2t, own.repeat(len(hard_t2i) // max(1, len(own)))])
+    there = (images != NONE) & (texts != NONE)
+    pairs = torch.stack([images[there], texts[there]], dim=1)
+    distinct, inverse = torch.unique(pairs, dim=0, return_inverse=True)
+    row = torch.full_like(images, NONE)
+    row[there] = inverse
+    row_i2t, row_t2i = row.chunk(2)
+    return distinct[:, 0], distinct[:, 1], row_i2t, row_t2i
+
+
+def connect(
+    positives: Tensor,
+    hard: Tensor,
+    second: Tensor,
+    probability: Tensor | None,
+    row: Tensor,
+    rule: MiningRule,
+) -> Connections:
+    """Bring verdicts on distinct pairs back to the anchors of one direction.
+
+    Args:
+        positives: ``(B, N)`` bool.
+        hard, second, row: ``(R,)``, ``(B,)`` and ``(R,)`` from `pick` and `unique_pairs`.
+        probability: ``(P,)`` of the distinct pairs; None without Con-D, which keeps every negative.
+    """
+    absent = hard == NONE
+    judged = torch.full(hard.shape, float("nan"), device=hard.device)
+    if probability is not None:
+        judged[~absent] = probability[row[~absent]].to(judged.dtype)
+    # NaN is above no threshold: what was not judged is kept.
+    state = rule.states(judged)
+    return Connections(positives, hard, second, judged, state.masked_fill(absent, ABSENT))
+
+
+def find_connections(
+    sim_i2t: Tensor,
+    sim_t2i: Tensor,
+    positives: Tensor,
+    own: Tensor,
+    pickers: Sequence[Picker],
+    rule: MiningRule,
+    judge: Judge | None = None,
+    judge_none: bool = False,
+) -> tuple[Connections, Connections, int]:
+    """Pick, judge and connect, both directions (MAFA Algorithm 1).
+
+    Args:
+        sim_i2t, sim_t2i: ``(B, C)`` as the pickers want them.
+        positives: ``(B, C)`` bool, see `lavis_mafa.algorithm.step.known_positives`.
+        own: ``(B,)``, the anchors' numbers among the candidates.
+        pickers: of images and of texts, out of `lavis_mafa.algorithm.pickers.PICKERS`.
+        rule: what becomes of a verdict.
+        judge: Con-D's probabilities ``(P,)`` of images and texts ``(P,)`` by number; None leaves
+            every hard negative a negative.
+        judge_none: ask it also if no pair was picked, as other ranks wait for this one.
+
+    Returns:
+        Connections of images and of texts, and how many pairs were judged.
+    """
+    resample = judge is not None and rule.resample
+    top_k = rule.top_k if judge is not None else 1
+    hard_i2t, second_i2t = pick(sim_i2t, positives, pickers[0], resample, top_k)
+    hard_t2i, second_t2i = pick(sim_t2i, positives, pickers[1], resample, top_k)
+    image_of, text_of, row_i2t, row_t2i = unique_pairs(hard_i2t, hard_t2i, own)
+    verdict = None
+    if judge is not None and (len(image_of) or judge_none):
+        verdict = judge(image_of, text_of)
+    i2t = connect(positives, hard_i2t, second_i2t, verdict, row_i2t, rule)
+    t2i = connect(positives, hard_t2i, second_t2i, verdict, row_t2i, rule)
+    return i2t, t2i, 0 if verdict is None else len(verdict)

@@ -1,0 +1,321 @@
+"""Negatives drawn by the posterior that they are false (FNE, Li et al., ACM MM 2023).
+
+Similarities of positives and of hard negatives are taken for two normal distributions; by Bayes'
+rule they tell how probable it is that a candidate of a given similarity really matches its anchor.
+
+Similarities here are cosines, NOT divided by the temperature: margin and sampling weights are
+differences of cosines, and a temperature that is learned would move the distributions.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from lavis_mafa.algorithm.pickers import hardest
+from lavis_mafa.algorithm.ranks import Ranks
+
+# Similarities in float32 are known no better; a distribution is never taken for narrower.
+NARROWEST = 1e-6
+
+
+@dataclass(frozen=True)
+class PosteriorRule:
+    """How negatives are drawn.
+
+    Attributes:
+        prior: probability, 0 to 1, that a random pair matches (FNE: 10^-4).
+        margin: of the triplet loss. What is more than a margin below the mean similarity of
+            positives is an easy negative and is not drawn (FNE's cut-down).
+        minimum: positives that must have been observed before the posterior is used.
+        beginning: what is picked until then: ``hardest``, or ``sampled`` by the similarity to the
+            own pair and the cut-down, without posterior, as in FNE's code.
+        suspicion: posterior, 0 to 1, above which it takes the place of the similarity in the
+            weight; FNE's code has 1 - posterior < 0.999.
+        sharpness: the factor in the exponent of the weights.
+        each_epoch: begin the distributions anew with every epoch, as FNE's code does: similarities
+            drift while the model learns.
+    """
+
+    prior: float = 1e-4
+    margin: float = 0.2
+    minimum: int = 200
+    beginning: str = "hardest"
+    suspicion: float = 1e-3
+    sharpness: float = 0.5
+    each_epoch: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("prior", "suspicion"):
+            value = getattr(self, name)
+            if not 0.0 < value < 1.0:
+                raise ValueError(f"{name} must be above 0 and below 1, got {value}")
+        for name in ("margin", "minimum", "sharpness"):
+            value = getattr(self, name)
+            if not value >= 0:
+                raise ValueError(f"{name} must not be negative, got {value}")
+        if self.beginning not in ("hardest", "sampled"):
+            raise ValueError(f"beginning must be hardest or sampled, got {self.beginning!r}")
+
+
+class RunningNormal(nn.Module):
+    """A normal distribution fitted to all values seen, on all ranks, in one pass.
+
+    Count, mean and sum of squared deviations are merged by Chan's formulas in float64, so that
+    neither a large offset nor the order of the values costs precision. They are buffers: a
+    checkpoint keeps them.
+    """
+
+    count: Tensor
+    mean: Tensor
+    squares: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name in ("count", "mean", "squares"):
+            self.register_buffer(name, torch.zeros((), dtype=torch.float64))
+
+    @torch.no_grad()
+    def observe(self, values: Tensor, together: bool = True) -> None:
+        """Add values of any shape, also none.
+
+        Args:
+            together: add those of all ranks, which must all call it; each may bring another number
+                of values. Afterwards every rank has the same state.
+        """
+        values = values.detach().flatten().to(self.mean)
+        own = torch.zeros(1, 3, dtype=torch.float64, device=self.mean.device)
+        if len(values):
+            mean = values.mean()
+            own[0, 0], own[0, 1] = len(values), mean
+            own[0, 2] = ((values - mean) ** 2).sum()
+        before = torch.stack([self.count, self.mean, self.squares])[None]
+        count, mean, squares = torch.cat([before, Ranks(together).gather(own)]).unbind(1)
+        total = count.sum()
+        if total == 0:
+            return
+        joined = self._shift(count, mean, total)
+        self.squares.copy_(squares.sum() + (count * (mean - joined) ** 2).sum())
+        self.mean.copy_(joined)
+        self.count.copy_(total)
+
+    @staticmethod
+    def _shift(count: Tensor, mean: Tensor, total: Tensor) -> Tensor:
+        """The weighted mean, from differences to one of the means: they are small."""
+        base = mean[count > 0][0]
+        return base + (count * (mean - base)).sum() / total
+
+    @property
+    def variance(self) -> Tensor:
+        """Unbiased variance (float64 scalar); NaN for less than two values."""
+        spread = self.squares / (self.count - 1.0).clamp(min=1.0)
+        return torch.where(self.count > 1.0, spread, math.nan)
+
+    def log_density(self, x: Tensor) -> Tensor:
+        """Logarithm of the density at ``x``, in float64; NaN for less than two values."""
+        deviation = self.variance.sqrt().clamp(min=NARROWEST)
+        z = (x.double() - self.mean) / deviation
+        return -0.5 * z * z - deviation.log() - 0.5 * math.log(2.0 * math.pi)
+
+    def reset(self) -> None:
+        """Forget all values."""
+        for value in (self.count, self.mean, self.squares):
+            value.zero_()
+
+
+def posterior(
+    sim: Tensor, positive: RunningNormal, negative: RunningNormal, prior: float
+) -> Tensor:
+    """Probability that pairs of the given similarities match (FNE, Bayes' rule).
+
+    ``prior p+ / (prior p+ + (1 - prior) p-)``, p+ and p- being the densities of positives and of
+    negatives; with a prior of 10^-4 it is FNE's ``p+ / (p+ + (10^4 - 1) p-)``. It is computed from
+    the difference of log densities, so that it is right where both underflow.
+
+    Two normal distributions of different width cross twice: if positives spread wider, what is far
+    below the mean of the negatives is probable again. The cut-down keeps it from being drawn.
+
+    Args:
+        sim: any shape, cosine similarities.
+        positive, negative: of at least two values each.
+        prior: probability that a random pair matches, above 0 and below 1.
+
+    Returns:
+        The shape of ``sim``, 0 to 1, float64.
+    """
+    odds = positive.log_density(sim) - negative.log_density(sim)
+    return torch.sigmoid(odds + math.log(prior) - math.log1p(-prior))
+
+
+def sampling_weights(
+    sim: Tensor,
+    own_sim: Tensor,
+    posterior: Tensor | None,
+    known_positives: Tensor,
+    mean_positive: Tensor | float | None,
+    margin: float,
+    sharpness: float = 0.5,
+    suspicion: float = 1e-3,
+) -> Tensor:
+    """Weights by which the candidates of every anchor are drawn (FNE's sampling and cut-down).
+
+    ``exp(-sharpness * (s - own)^2)``; in its place ``exp(-sharpness * posterior)`` where the
+    posterior is above ``suspicion``; 0 for known positives and for easy negatives, those with
+    ``s <= mean_positive - margin``.
+
+    Args:
+        sim: ``(B, N)`` cosine similarities of anchors to candidates.
+        own_sim: ``(B,)``, of anchors to their own pair.
+        posterior: ``(B, N)`` of `posterior`; None while it is not known.
+        known_positives: ``(B, N)`` bool, what may not be drawn.
+        mean_positive: mean similarity of positives; None while it is not known: no cut-down.
+        margin: of the triplet loss.
+
+    Returns:
+        ``(B, N)`` float64, 0 to 1.
+    """
+    sim = sim.detach().double()
+    weights = torch.exp(-sharpness * (sim - own_sim.detach().double()[:, None]) ** 2)
+    if posterior is not None:
+        suspected = posterior > suspicion
+        weights = torch.where(suspected, torch.exp(-sharpness * posterior), weights)
+    if mean_positive is not None:
+        weights = weights.masked_fill(sim <= mean_positive - margin, 0.0)
+    return weights.masked_fill(known_positives, 0.0)
+
+
+def draw(weights: Tensor, sim: Tensor, known_positives: Tensor) -> Tensor:
+    """One candidate for every anchor in proportion to its weights.
+
+    Where all weights are 0 the hardest is taken (FNE).
+
+    Args:
+        weights: ``(B, N)``, at least 0, 0 where ``known_positives``.
+        sim: ``(B, N)`` similarities.
+        known_positives: ``(B, N)`` bool, what may not be picked.
+
+    Returns:
+        ``(B,)`` int64 candidate numbers, `NONE` where nothing is left to pick.
+    """
+    fallback = hardest(sim, known_positives)
+    weights = weights.nan_to_num()  # NaN must reach the loss, which names the samples
+    nothing = weights.sum(dim=1) <= 0.0
+    drawn = torch.multinomial(weights.masked_fill(nothing[:, None], 1.0), 1).squeeze(1)
+    return torch.where(nothing, fallback, drawn)
+
+
+class PosteriorPicker(nn.Module):
+    """Picks negatives as FNE does; it learns the two distributions from what it observes.
+
+    It is called as the pickers of `lavis_mafa.algorithm.pickers` are, with one difference:
+    ``sim`` is the cosine similarity, NOT divided by the temperature. Call `observe` once a step
+    before picking. Until ``rule.minimum`` positives have been observed it picks the hardest (or as
+    ``rule.beginning`` says).
+
+    Its state is in buffers: as a submodule of the model it is in the model's checkpoints.
+
+    Args:
+        rule: see `PosteriorRule`.
+    """
+
+    epoch: Tensor
+
+    def __init__(self, rule: PosteriorRule | None = None) -> None:
+        super().__init__()
+        self.rule = rule or PosteriorRule()
+        self.positive = RunningNormal()
+        self.negative = RunningNormal()
+        self.register_buffer("epoch", torch.tensor(-1))
+        self._own_sim: Tensor | None = None
+
+    @property
+    def ready(self) -> bool:
+        """Whether enough has been observed for a posterior."""
+        return float(self.positive.count) > max(1, self.rule.minimum)
+
+    @torch.no_grad()
+    def observe(
+        self,
+        sim_i2t: Tensor,
+        sim_t2i: Tensor,
+        positives: Tensor,
+        own: Tensor | None = None,
+        epoch: int | None = None,
+        together: bool = True,
+    ) -> None:
+        """Take up a mini-batch's similarities, of the pairs that rank first both ways (FNE).
+
+        Of each such pair its own similarity is one positive, and the similarities to the hardest
+        negatives of both directions are two negatives. A pair ranks first if it is more similar
+        than whatever is no known positive.
+
+        Args:
+            sim_i2t, sim_t2i: ``(B, N)`` cosine similarities, not divided by the temperature; anchor
+                b of both is pair b.
+            positives: ``(B, N)`` bool, known positives.
+            own: ``(B,)`` numbers of the anchors' own pairs among the N; None: 0 to B - 1.
+            epoch: with ``rule.each_epoch`` the distributions begin anew when it changes.
+            together: add up the observations of all ranks, which must all call it.
+        """
+        if epoch is not None:
+            if self.rule.each_epoch and int(self.epoch) != epoch:
+                self.forget()
+            self.epoch.fill_(epoch)
+        if own is None:
+            own = torch.arange(len(sim_i2t), device=sim_i2t.device)
+        self._own_sim = sim_i2t.detach().gather(1, own[:, None]).squeeze(1)
+        hard_i2t, hard_t2i = (
+            sim.detach().masked_fill(positives, -math.inf).amax(dim=1) for sim in (sim_i2t, sim_t2i)
+        )
+        own_t2i = sim_t2i.detach().gather(1, own[:, None]).squeeze(1)
+        first = (self._own_sim > hard_i2t) & (own_t2i > hard_t2i) & ~positives.all(dim=1)
+        self.positive.observe(self._own_sim[first], together)
+        self.negative.observe(torch.stack([hard_i2t[first], hard_t2i[first]]), together)
+
+    def forget(self) -> None:
+        """Begin anew."""
+        self.positive.reset()
+        self.negative.reset()
+        self.epoch.fill_(-1)
+        self._own_sim = None
+
+    def weights(self, sim: Tensor, positives: Tensor, own_sim: Tensor) -> Tensor:
+        """`sampling_weights` ``(B, N)`` by what has been observed so far."""
+        rule = self.rule
+        known = posterior(sim, self.positive, self.negative, rule.prior) if self.ready else None
+        mean = self.positive.mean if bool(self.positive.count > 0) else None
+        return sampling_weights(
+            sim, own_sim, known, positives, mean, rule.margin, rule.sharpness, rule.suspicion
+        )
+
+    @torch.no_grad()
+    def pick(self, sim: Tensor, positives: Tensor, own_sim: Tensor | None = None) -> Tensor:
+        """One draw per anchor.
+
+        Args:
+            sim: ``(B, N)`` cosine similarities, not divided by the temperature.
+            positives: ``(B, N)`` bool, what may not be picked.
+            own_sim: ``(B,)`` of anchors to their own pairs; None: of the mini-batch that was
+                observed last.
+
+        Returns:
+            ``(B,)`` int64 candidate numbers, `NONE` where nothing is left to pick.
+
+        Raises:
+            ValueError: if no similarity to the own pairs is known.
+        """
+        if not self.ready and self.rule.beginning == "hardest":
+            return hardest(sim, positives)
+        own_sim = self._own_sim if own_sim is None else own_sim
+        if own_sim is None or len(own_sim) != len(sim):
+            known = "none" if own_sim is None else f"that of {len(own_sim)}"
+            raise ValueError(
+                f"the similarity of {len(sim)} anchors to their own pairs is needed, {known} is "
+                "known: call observe with this mini-batch first, or give own_sim"
+            )
+        return draw(self.weights(sim, positives, own_sim), sim, positives)
+
+    forward = pick

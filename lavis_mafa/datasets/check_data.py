@@ -1,0 +1,317 @@
+"""Check one's own image-text pairs before training on them.
+
+    python -m lavis_mafa.datasets.check_data train.json --image-root images/
+
+Reads every annotation row and every image and reports what training would stumble over, by the same
+rules: those of `datasets.image_reading`, and those of `datasets.caption_reading` for captions as
+LAVIS's ``blip_caption`` leaves them. Exit status: 0 clean, 1 problems found, 2 unusable arguments.
+Needs memory for the image paths and about 200 bytes a pair.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import sys
+from array import array
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.pool import ThreadPool
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from lavis.processors.blip_processors import BlipCaptionProcessor
+from tqdm import tqdm
+
+from lavis_mafa.datasets.annotation_files import Problem, read_rows, require_files
+from lavis_mafa.datasets.caption_reading import require_readable
+from lavis_mafa.datasets.image_reading import read_rgb, read_size, require_file
+from lavis_mafa.io.files import write_json
+
+MIN_SIDE = 32  # pixels; smaller images are reported as tiny
+MAX_ASPECT = 5.0  # longer to shorter side; more is reported as extreme
+BLOCK = 1024  # images handed to the worker threads at a time
+PRINTED = 10  # examples of each problem in the printed summary
+
+PROBLEMS = {
+    "malformed_rows": "malformed rows",
+    "empty_captions": "captions with nothing to read",
+    "missing_files": "missing image files",
+    "unreadable_images": "unreadable images",
+    "duplicate_images": "images with the content of another file",
+    "duplicate_pairs": "pairs listed more than once",
+    "tiny_images": "tiny images",
+    "extreme_images": "images of extreme aspect",
+    "shared_image_ids": "image_ids that stand for several files",
+    "split_image_ids": "files with several image_ids",
+}
+
+
+# Of the builders' default configs; it drops some signs: "..." has nothing to read.
+_processed = BlipCaptionProcessor()
+
+
+@dataclass
+class _Rows:
+    """What the annotation files say, gathered row by row."""
+
+    problems: dict[str, list[str]]
+    pairs: int = 0
+    words: array = field(default_factory=lambda: array("q"))
+    captions_of: dict[str, int] = field(default_factory=dict)
+    _seen: set[bytes] = field(default_factory=set)
+    _links: set[tuple[str, str]] = field(default_factory=set)
+    _id_of: dict[str, str] = field(default_factory=dict)
+    _file_of: dict[str, str] = field(default_factory=dict)
+
+    def add(self, place: str, image: str, caption: str, image_id: str | None) -> None:
+        self.pairs += 1
+        self.captions_of[image] = self.captions_of.get(image, 0) + 1
+        self.words.append(len(caption.split()))
+        try:
+            require_readable(_processed(caption))
+        except ValueError:
+            shown = f" {caption!r:.60}" if caption.strip() else ""
+            self.problems["empty_captions"].append(f"{place}: {image!r}{shown}")
+            return
+        pair = hashlib.blake2b(f"{image}\0{caption}".encode(), digest_size=16).digest()
+        if pair in self._seen:
+            self.problems["duplicate_pairs"].append(f"{place}: {image!r} {caption!r}")
+        self._seen.add(pair)
+        if image_id is not None and (image, image_id) not in self._links:
+            self._links.add((image, image_id))
+            file = self._file_of.setdefault(image_id, image)
+            if file != image:
+                self.problems["shared_image_ids"].append(f"{image_id!r}: {file!r}, {image!r}")
+            known_id = self._id_of.setdefault(image, image_id)
+            if known_id != image_id:
+                self.problems["split_image_ids"].append(f"{image!r}: {known_id!r}, {image_id!r}")
+
+
+class _ImageFacts(NamedTuple):
+    """What reading one image file gave: digest and (width, height), or what went wrong."""
+
+    digest: bytes = b""
+    size: tuple[int, int] | None = None
+    missing: bool = False
+    error: str | None = None
+
+
+def check(
+    files: Collection[str | os.PathLike[str]],
+    image_root: str | os.PathLike[str],
+    *,
+    image_key: str | None = None,
+    caption_key: str | None = None,
+    workers: int = 4,
+    limit: int | None = None,
+    decode: bool = True,
+) -> dict[str, Any]:
+    """Read all pairs and images.
+
+    Args:
+        files: annotation files (formats: `datasets.annotation_files`).
+        image_root: folder that the image paths are relative to.
+        image_key, caption_key: column names, None to find them.
+        workers: threads that read images, at least 1.
+        limit: stop after this many pairs.
+        decode: decode all pixels as training does; False reads files and image headers only.
+
+    Returns:
+        `pairs`, `images` and `images_with_several_captions` (counts), `caption_words`, `width` and
+        `height` (min, median, 95 %, max; None where there is nothing to measure), and `problems`:
+        for each key of `PROBLEMS` the list of findings.
+
+    Raises:
+        FileNotFoundError: a file or the root is missing.
+        ValueError: an argument is out of range, or a file has an unknown suffix.
+    """
+    paths = require_files(files)
+    if not os.path.isdir(image_root):
+        raise FileNotFoundError(f"image root {os.fspath(image_root)} is not a folder")
+    if workers < 1 or (limit is not None and limit < 1):
+        raise ValueError(f"expected workers and limit of at least 1, got {workers} and {limit}")
+    problems: dict[str, list[str]] = {key: [] for key in PROBLEMS}
+    rows = _Rows(problems)
+    _read_annotations(paths, image_key, caption_key, limit, rows)
+    sizes = _read_images(list(rows.captions_of), os.fspath(image_root), workers, decode, problems)
+    several = sum(count > 1 for count in rows.captions_of.values())
+    return {
+        "pairs": rows.pairs,
+        "images": len(rows.captions_of),
+        "images_with_several_captions": several,
+        "caption_words": _distribution(rows.words),
+        "width": _distribution([width for width, _ in sizes]),
+        "height": _distribution([height for _, height in sizes]),
+        "problems": problems,
+    }
+
+
+def render(report: dict[str, Any]) -> str:
+    """The report as text for a terminal; paths and captions stand in quotes, escaped."""
+    several = report["images_with_several_captions"]
+    lines = [
+        f"pairs   {report['pairs']}",
+        f"images  {report['images']}, {several} of them with several captions",
+    ]
+    for key, name in (
+        ("caption_words", "words in a caption"),
+        ("width", "image width in pixels"),
+        ("height", "image height in pixels"),
+    ):
+        if report[key] is not None:
+            values = ", ".join(f"{label} {value:g}" for label, value in report[key].items())
+            lines.append(f"{name}: {values}")
+    found = {key: list_ for key, list_ in report["problems"].items() if list_}
+    lines.append("problems:" if found else "no problems")
+    for key, findings in found.items():
+        lines.append(f"  {len(findings)} {PROBLEMS[key]}")
+        lines += [f"    {finding}" for finding in findings[:PRINTED]]
+        if len(findings) > PRINTED:
+            lines.append(f"    and {len(findings) - PRINTED} more (--json lists all)")
+    return "\n".join(lines)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Command line; returns the exit status."""
+    parser = _parser()
+    args = parser.parse_args(argv)
+    out: Path | None = args.json
+    if out is not None and (out.is_dir() or not out.absolute().parent.is_dir()):
+        parser.error(f"--json {out}: expected a file in a folder that exists")
+    try:
+        report = check(
+            args.files,
+            args.image_root,
+            image_key=args.image_key,
+            caption_key=args.caption_key,
+            workers=args.workers,
+            limit=args.limit,
+            decode=args.decode,
+        )
+    except (OSError, ValueError) as error:
+        parser.error(str(error))
+    if out is not None:
+        write_json(out, report)
+    print(render(report))
+    return 1 if any(report["problems"].values()) or not report["pairs"] else 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m lavis_mafa.datasets.check_data",
+        description="Check image-text pairs: missing and unreadable images, duplicates, captions.",
+        epilog="Exit status: 0 clean, 1 problems found, 2 unusable arguments.",
+    )
+    parser.add_argument("files", nargs="+", metavar="FILES", help=".json, .jsonl, .csv or .tsv")
+    parser.add_argument("--image-root", required=True, help="folder of the image paths")
+    parser.add_argument("--image-key", help="column of the image path")
+    parser.add_argument("--caption-key", help="column of the caption(s)")
+    parser.add_argument("--workers", type=int, default=min(8, os.cpu_count() or 1), metavar="N")
+    parser.add_argument("--limit", type=int, metavar="N", help="check the first N pairs only")
+    parser.add_argument("--json", type=Path, metavar="OUT", help="write the whole report here")
+    depth = parser.add_mutually_exclusive_group()
+    depth.add_argument(
+        "--full-decode",
+        dest="decode",
+        action="store_true",
+        default=True,
+        help="decode all pixels (default)",
+    )
+    depth.add_argument(
+        "--no-decode", dest="decode", action="store_false", help="read image headers only"
+    )
+    return parser
+
+
+def _read_annotations(
+    paths: list[Path],
+    image_key: str | None,
+    caption_key: str | None,
+    limit: int | None,
+    rows: _Rows,
+) -> None:
+    """Fill `rows`, with a progress bar, up to `limit` pairs."""
+    with tqdm(desc="pairs", unit=" pairs") as bar:
+        for path in paths:
+            for row in read_rows(path, image_key, caption_key):
+                place = f"{path}, {row.where}"
+                if isinstance(row, Problem):
+                    rows.problems["malformed_rows"].append(f"{place}: {row.message}")
+                    continue
+                for caption in row.captions:
+                    if rows.pairs == limit:
+                        return
+                    rows.add(place, row.image, caption, row.image_id)
+                    bar.update()
+
+
+def _read_images(
+    images: list[str],
+    root: str,
+    workers: int,
+    decode: bool,
+    problems: dict[str, list[str]],
+) -> list[tuple[int, int]]:
+    """Read every image, with a progress bar; returns the sizes of the readable ones."""
+    sizes = []
+    first_with: dict[bytes, str] = {}
+    facts = _in_threads([os.path.join(root, image) for image in images], workers, decode)
+    for image, fact in zip(
+        images, tqdm(facts, "images", total=len(images), unit=" images"), strict=True
+    ):
+        if fact.missing:
+            problems["missing_files"].append(repr(image))
+            continue
+        if fact.error is not None:
+            problems["unreadable_images"].append(f"{image!r}: {fact.error}")
+        if fact.size is not None:
+            twin = first_with.setdefault(fact.digest, image)
+            if twin != image:
+                problems["duplicate_images"].append(f"{image!r} has the content of {twin!r}")
+            sizes.append(fact.size)
+            short, long = sorted(fact.size)
+            finding = f"{image!r}: {fact.size[0]} x {fact.size[1]} pixels"
+            if short < MIN_SIDE:
+                problems["tiny_images"].append(f"{finding}, shorter side below {MIN_SIDE}")
+            if long > MAX_ASPECT * short:
+                problems["extreme_images"].append(f"{finding}, aspect above {MAX_ASPECT:g}")
+    return sizes
+
+
+def _in_threads(paths: list[str], workers: int, decode: bool) -> Iterator[_ImageFacts]:
+    """Facts of each path, in order. Threads suffice: decoding and hashing release the GIL."""
+    with ThreadPool(workers) as pool:
+        for start in range(0, len(paths), BLOCK):
+            block = paths[start : start + BLOCK]
+            yield from pool.imap(lambda path: _read_image(path, decode), block)
+
+
+def _read_image(path: str, decode: bool) -> _ImageFacts:
+    try:
+        digest = hashlib.sha256()
+        require_file(path)
+        with open(path, "rb") as stream:
+            while block := stream.read(1 << 20):
+                digest.update(block)
+        if decode:
+            return _ImageFacts(digest.digest(), read_rgb(path).size)
+        return _ImageFacts(digest.digest(), read_size(path))
+    except FileNotFoundError:
+        return _ImageFacts(missing=True)
+    except (OSError, ValueError) as error:  # ValueError: the path is none
+        return _ImageFacts(error=f"{type(error).__name__}: {error}")
+
+
+def _distribution(values: Sequence[int] | array) -> dict[str, float] | None:
+    """Min, median, 95 % and max; None of nothing."""
+    if not len(values):
+        return None
+    quantiles = np.percentile(np.asarray(values), [0, 50, 95, 100])
+    return dict(zip(("min", "median", "95 %", "max"), map(float, quantiles), strict=True))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Files, checksums, identities of folders, processes and checkpoints."""

@@ -1,0 +1,356 @@
+"""Reading checkpoints and finding the files that configs name."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import re
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from lavis.common.dist_utils import download_cached_file
+from lavis.common.registry import registry
+from lavis.common.utils import get_abs_path, is_url
+from lavis.models import clip_vit
+from lavis.models.vit import interpolate_pos_embed
+from omegaconf import DictConfig, OmegaConf
+from torch import Tensor
+
+from lavis_mafa.io.checksums import can_be_mapped, damage_of, ends_as_zip
+
+CONFIGS = Path(__file__).resolve().parents[1] / "configs"
+# Parts without which no pair is judged; momentum copies and language heads are none of them.
+JUDGING = (
+    "visual_encoder.",
+    "text_encoder.",
+    "itm_head.",
+    "Qformer.",
+    "query_tokens",
+    "ln_vision.",
+)
+COMPARING = ("vision_proj.", "text_proj.")
+# No weights, but what a run has seen: only run.resume_ckpt_path goes on with it.
+OF_A_RUN = (
+    *("image_queue", "text_queue", "idx_queue", "queue_ptr"),
+    *("posterior.", "memory.", "picker."),
+)
+LANGUAGE_HEADS = ("text_encoder.cls.", "Qformer.cls.")
+
+
+def find_config(path: str) -> str:
+    """A file that ships with this package, with LAVIS, or stands where the user says."""
+    for candidate in (CONFIGS / "models" / path, Path(path), Path(get_abs_path(path))):
+        if candidate.is_file():
+            return str(candidate.resolve())
+    raise FileNotFoundError(
+        f"{path} is neither a file of lavis_mafa ({CONFIGS / 'models'}), nor of LAVIS, nor below "
+        f"{os.getcwd()}"
+    )
+
+
+def read_checkpoint(url_or_filename: str, mapped: bool = False) -> dict[str, Any]:
+    """Load a checkpoint file or URL to the CPU, tensors and plain values only.
+
+    Args:
+        mapped: leave tensors in the file, to be read when they are used; quick where only names,
+            shapes and plain values are wanted. The file must not be written to meanwhile.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        ValueError: if the file is no checkpoint, is damaged or altered, or holds pickled objects,
+            which could run code when loaded.
+    """
+    path = str(url_or_filename)
+    if is_url(path):
+        path = download_cached_file(path, check_hash=False, progress=True)
+    if not os.path.isfile(path):
+        raise FileNotFoundError(f"no checkpoint at {path} (seen from {os.getcwd()})")
+    cut = (
+        f"{path} cannot be loaded: its {os.path.getsize(path)} bytes are cut short, "
+        "damaged, or no checkpoint. Compare its size with its origin's and copy it again"
+    )
+    damage = damage_of(path)
+    if damage is not None:
+        if not ends_as_zip(path):
+            raise ValueError(cut)
+        raise ValueError(
+            f"{path} is not as it was saved: {damage}. Copy it again from its origin, or name "
+            "another checkpoint"
+        )
+    in_file = mapped and can_be_mapped(path)
+    try:
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=in_file)
+    except Exception as error:
+        # What torch refuses as unsafe it calls unsupported; anything else it could not even read.
+        if "unsupported" not in str(error).lower() and not ends_as_zip(path):
+            raise ValueError(cut) from error
+        asked = re.search(r"GLOBAL (\S+)", str(error))
+        why = f"it calls for {asked[1]}, which is code" if asked else str(error).strip()
+        raise ValueError(
+            f"{path} cannot be loaded as tensors and plain values: {why}. If you trust its "
+            "origin, load it elsewhere and save its state dict alone as {'model': state_dict}."
+        ) from error
+    if not isinstance(checkpoint, dict):
+        raise ValueError(f"{path} holds a {type(checkpoint).__name__}, expected a dictionary")
+    return checkpoint
+
+
+def weights_of(content: dict[str, Any]) -> Any:
+    """The weights of a checkpoint, without what belongs to the run that saved them and its data.
+
+    What is no state dict comes back as it is, for `load_state` to refuse.
+    """
+    state = content.get("model", content)
+    if not isinstance(state, dict):
+        return state
+    return {key: value for key, value in state.items() if not str(key).startswith(OF_A_RUN)}
+
+
+def recorded_model(content: dict[str, Any], arch: str) -> dict[str, Any]:
+    """What a checkpoint's own config says of a model ``arch``, less how that one was trained.
+
+    Empty if the checkpoint holds no config, or that of another model.
+    """
+    model = dict(_model_config(content))
+    if model.get("arch") != arch:
+        return {}
+    for key in ("mafa", "pretrained", "finetuned", "load_pretrained", "load_finetuned"):
+        model.pop(key, None)
+    return model
+
+
+def config_of(arch: str, model_type: str, checkpoint: str, content: dict[str, Any]) -> DictConfig:
+    """The ``model`` config by which to build what a checkpoint's weights belong to.
+
+    The default YAML of the type, and over it what the checkpoint records of its own model; building
+    it loads the checkpoint.
+    """
+    model_cls = registry.get_model_class(arch)
+    shipped = OmegaConf.load(model_cls.default_config_path(model_type)).model
+    cfg = OmegaConf.merge(shipped, recorded_model(content, arch))
+    assert isinstance(cfg, DictConfig)
+    cfg.update(load_pretrained=False, load_finetuned=True, finetuned=checkpoint)
+    cfg.pop("mafa", None)  # how it was trained, with whatever Con-D
+    return cfg
+
+
+def registered_name(cls: type) -> str:
+    """The name by which LAVIS's registry knows a model class or what it is derived from; the first
+    if it has several."""
+    names: Mapping[str, type] = registry.mapping["model_name_mapping"]
+    for base in cls.__mro__:
+        for name, known in names.items():
+            if known is base:
+                return name
+    return cls.__name__
+
+
+def vocabulary_of(tokenizer: Any) -> str | None:
+    """Fingerprint of a tokenizer's words and their numbers, to be kept in checkpoints."""
+    if not hasattr(tokenizer, "get_vocab"):
+        return None
+    words = json.dumps(sorted(tokenizer.get_vocab().items()))
+    return hashlib.sha256(words.encode()).hexdigest()[:16]
+
+
+def check_origin(content: dict[str, Any], arch: str, tokenizer: Any, origin: str) -> None:
+    """Refuse a checkpoint whose own record says that it cannot serve a model.
+
+    Args:
+        content: the checkpoint.
+        arch: registered name of the model that shall load it.
+        tokenizer: the model's; None leaves the vocabulary unchecked.
+        origin: the checkpoint's path.
+
+    Raises:
+        ValueError: if another family saved it, it is of stage 2 and the model of stage 1, or it was
+            trained with another vocabulary.
+    """
+    problem = problem_of_origin(content, arch, origin)
+    if problem:
+        raise ValueError(problem)
+    then, now = content.get("vocabulary"), vocabulary_of(tokenizer)
+    if then and now and then != now:
+        used = _model_config(content).get("tokenizer") or "BERT's"
+        raise ValueError(
+            f"{origin} was trained with another vocabulary (tokenizer: {used}) than the model's: "
+            "its words would mean others here. Give the model the same tokenizer"
+        )
+
+
+def problem_of_origin(content: dict[str, Any], arch: str, origin: str) -> str | None:
+    """Why a checkpoint of ``origin`` cannot serve a model ``arch``, by family and stage; None if it
+    can, or does not say what saved it."""
+    saved_by = str(_model_config(content).get("arch") or arch)
+    if saved_by.split("_")[0] != arch.split("_")[0]:
+        return (
+            f"{origin} was saved by {saved_by}, which is of another family than {arch}: name a "
+            f"checkpoint of {arch.split('_')[0]}, or a model of {saved_by.split('_')[0]} as arch"
+        )
+    if _speaks(saved_by) and not _speaks(arch):
+        return (
+            f"{origin} was saved by {saved_by}, which is of stage 2: it has no text side and no "
+            f"heads for ITC and ITM, and {arch} needs them. Name the checkpoint of stage 1 that it "
+            "began with"
+        )
+    return None
+
+
+def _model_config(content: dict[str, Any]) -> dict[str, Any]:
+    """What a checkpoint records of the model that saved it; empty if it does not."""
+    config = content.get("config")
+    model = config.get("model") if isinstance(config, dict) else None
+    return model if isinstance(model, dict) else {}
+
+
+def problem_of_state(state: Any, origin: str) -> str | None:
+    """Why what a checkpoint of ``origin`` holds is no state dict, tensors by names; None if it is
+    one."""
+    if isinstance(state, dict) and all(
+        isinstance(key, str) and isinstance(value, Tensor) for key, value in state.items()
+    ):
+        return None
+    return f"{origin} holds no state dict: expected names of weights with tensors"
+
+
+def told_without_run(origin: str) -> str:
+    """That nothing can go on from a checkpoint, and what it is good for."""
+    return (
+        f"{origin} holds weights, but no state of a run of this runner; name it as "
+        "model.pretrained to start from its weights"
+    )
+
+
+def load_state(model: torch.nn.Module, state: dict[str, Tensor], origin: str) -> Any:
+    """Load the weights that fit, with position embeddings brought to the model's image size.
+
+    ALBEF's pre-training models keep BERT below ``text_encoder.bert.``, its retrieval models below
+    ``text_encoder.``; either form is understood.
+
+    Returns:
+        What ``load_state_dict`` says of missing and unexpected keys.
+
+    Raises:
+        ValueError: if no weight fits, or shapes differ.
+    """
+    own = model.state_dict()
+    problem = problem_of_state(state, origin)
+    if problem:
+        raise ValueError(problem)
+    state = {_own_name(key, own): value for key, value in state.items()}
+    for name in ("visual_encoder", "visual_encoder_m"):
+        encoder, prefix = getattr(model, name, None), f"{name}."
+        part = {key[len(prefix) :]: v for key, v in state.items() if key.startswith(prefix)}
+        if encoder is not None and part:
+            resize_positions(encoder, part)
+            state.update({prefix + key: value for key, value in part.items()})
+    wrong = [
+        f"{key}: {tuple(value.shape)} in the file, {tuple(own[key].shape)} in the model"
+        for key, value in state.items()
+        if key in own and value.shape != own[key].shape
+    ]
+    if wrong:
+        raise ValueError(
+            f"{origin} was saved by a model of other sizes:\n  " + "\n  ".join(wrong[:10])
+        )
+    if not own.keys() & state.keys():
+        raise ValueError(f"{origin} holds no weight of {type(model).__name__}")
+    result = model.load_state_dict(state, strict=False)
+    logging.info("loaded %s", origin)
+    missing = left_random(model, result.missing_keys)
+    if missing:
+        logging.warning(
+            "%d of %d weights are not in %s and stay as they were, such as %s",
+            len(missing),
+            len(own),
+            origin,
+            missing[0],
+        )
+    return result
+
+
+def left_random(model: Any, missing: Collection[str]) -> list[str]:
+    """Weights out of ``missing`` that a checkpoint has left as they were drawn.
+
+    What is frozen was loaded from elsewhere when the model was built, unless ``random_parts`` of
+    the model says that it was not.
+    """
+    nowhere = getattr(model, "random_parts", ())
+    return [
+        name
+        for name, value in model.named_parameters()
+        if name in missing and (value.requires_grad or name.startswith(nowhere))
+    ]
+
+
+def require_whole(
+    model: Any, missing: Collection[str], parts: tuple[str, ...], problem: str, cure: str
+) -> None:
+    """Refuse a model of which a checkpoint has left something random.
+
+    Args:
+        missing: what the checkpoint lacks.
+        parts: beginnings of the names that matter; language heads never do.
+        problem, cure: the beginning and the end of the message.
+
+    Raises:
+        ValueError: if a weight of ``parts`` is random, with numbers by part.
+    """
+    lost: dict[str, list[str]] = {}
+    for name in left_random(model, missing):
+        if name.startswith(parts) and not name.startswith(LANGUAGE_HEADS):
+            lost.setdefault(name.split(".")[0], []).append(name)
+    if lost:
+        told = [f"{part}: {len(names)}, such as {names[0]}" for part, names in lost.items()]
+        count = sum(map(len, lost.values()))
+        raise ValueError(f"{problem} lacks {count} weights:\n  " + "\n  ".join(told) + f"\n{cure}")
+
+
+def resize_positions(encoder: Any, state: dict[str, Tensor]) -> None:
+    """Bring the position embeddings in an image encoder's state to its image size, in place."""
+    if "positional_embedding" in state and hasattr(encoder, "positional_embedding"):
+        clip_vit.interpolate_pos_embed(encoder, state)
+    elif state.get("pos_embed") is not None and state["pos_embed"].ndim == 3:
+        state["pos_embed"] = interpolate_pos_embed(state["pos_embed"], encoder)
+
+
+def begin_momentum(model: Any, checkpoint: str | None) -> bool:
+    """Set momentum encoders equal to the encoders if a checkpoint brought none.
+
+    LAVIS copies them when a model is built, before its checkpoint is loaded; with a checkpoint that
+    holds no momentum encoders they would stay random. What the checkpoint's queue says of images is
+    forgotten.
+
+    Returns:
+        Whether they were set.
+    """
+    if not checkpoint or not hasattr(model, "copy_params") or hasattr(model, "begin_with"):
+        return False  # what has `begin_with` sees to it while loading
+    if hasattr(model, "idx_queue"):
+        model.idx_queue.fill_(-100)  # image ids of other data would be taken for this one's
+    state = read_checkpoint(checkpoint)
+    there = {key.replace("bert.", "") for key in state.get("model", state)}
+    names = [name.replace("bert.", "") for name, _ in model.named_parameters() if "_m." in name]
+    if all(name in there for name in names):
+        return False
+    model.copy_params()
+    logging.info("%s holds no momentum encoders: they begin equal to the encoders", checkpoint)
+    return True
+
+
+def _speaks(arch: str) -> bool:
+    """Whether a model is of BLIP-2's stage 2: a Q-Former before a language model."""
+    return arch.startswith(("blip2_opt", "blip2_t5"))
+
+
+def _own_name(key: str, own: dict[str, Tensor]) -> str:
+    part = key.split(".", 1)[0] + "."
+    if key in own or part not in ("text_encoder.", "text_encoder_m."):
+        return key
+    longer = key.replace(part, f"{part}bert.", 1)
+    shorter = key.replace(f"{part}bert.", part, 1)
+    return next((name for name in (longer, shorter) if name in own), key)

@@ -1,0 +1,386 @@
+"""Retrieval on COCO's test images against ECCV Caption and CxC, besides COCO's own pairs.
+
+COCO's recall counts a valid caption of another image as an error. CxC (Parekh et al., EACL 2021)
+and ECCV Caption (Chun et al., ECCV 2022) had such pairs judged by people. Their positives and their
+metrics are those of the package ``eccv_caption``; this module brings scores into its form:
+
+    python -m lavis_mafa.metrics.eccv output/eval/retrieval_coco/.../result/scores_test.npz
+
+where the file was written by an evaluation with ``run.save_scores: True``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import io
+import logging
+import os
+import re
+import sys
+import warnings
+from collections.abc import Mapping, Sequence
+from contextlib import redirect_stderr
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lavis_mafa.io.files import write_json, write_text
+from lavis_mafa.metrics.captions import read_json, single_spaced
+from lavis_mafa.metrics.score_files import read_scores
+from lavis_mafa.pages.charts import Table
+from lavis_mafa.pages.tables import markdown_table
+
+logger = logging.getLogger(__name__)
+
+INSTALL = "pip install eccv_caption==0.1.0"
+RECALLS = (1, 5, 10)
+FOLDS = 5  # COCO 1K: the mean over five parts of 1,000 images
+IMAGES, CAPTIONS = 5000, 5  # of COCO's test split by Karpathy; captions of an image that have an id
+# SHA-256 of the image ids of that split, sorted, with blanks between: tells it without the package.
+TEST_SPLIT = "baab55c72b3dfc21360e0ff4fda07f11c8318ef71296ecf0b1eaa4558a1dff05"
+DIRECTIONS = {"i2t": "txt", "t2i": "img"}  # the package's names, and LAVIS's (what is retrieved)
+ECCV = {"eccv_r1": "r1", "eccv_rprecision": "r_precision", "eccv_map_at_r": "map_r"}
+
+COLUMNS = {"COCO 1K": "coco1k", "COCO 5K": "coco5k", "CxC": "cxc", "ECCV": "eccv"}
+ROWS = {**{f"R@{k}": f"r{k}" for k in RECALLS}, "R-Precision": "r_precision", "mAP@R": "map_r"}
+QUERIES = {"txt": "image to text", "img": "text to image"}
+
+
+def load_metrics() -> Any:
+    """``eccv_caption.Metrics``, with COCO's, CxC's and ECCV Caption's positives.
+
+    Raises:
+        ImportError: telling how to install the package.
+    """
+    try:
+        with warnings.catch_warnings():
+            # It asks for ujson, and reads its files all the same without.
+            warnings.filterwarnings("ignore", message="failed to import `ujson`")
+            from eccv_caption import Metrics
+    except ImportError as error:
+        raise ImportError(f"COCO's further positives need a package: {INSTALL}") from error
+    return Metrics()
+
+
+# Ids
+
+
+def is_coco_test(image_paths: Sequence[str]) -> bool:
+    """Whether these are the 5,000 images of COCO's test split by Karpathy, by their names."""
+    ids = sorted(filter(None, map(_image_id, image_paths)))
+    told = " ".join(map(str, ids)).encode()
+    return len(image_paths) == IMAGES and hashlib.sha256(told).hexdigest() == TEST_SPLIT
+
+
+def coco_ids(
+    image_paths: Sequence[str],
+    captions_per_image: Sequence[Sequence[str]],
+    captions_file: str | os.PathLike[str] | None = None,
+    metrics: Any = None,
+) -> tuple[np.ndarray, np.ndarray]:
+    """COCO's ids of the test images and of their captions.
+
+    Image ids stand in the file names. LAVIS's ``coco_karpathy_test.json`` has no caption ids; its
+    captions come in the order of their ids, so that an image's k-th caption has its k-th id. The
+    package knows five captions of each image; some images have more.
+
+    Args:
+        image_paths: such as ``val2014/COCO_val2014_000000391895.jpg``, in the order of the scores.
+        captions_per_image: of every image, in the order of the scores.
+        captions_file: ``captions_val2014.json`` of COCO. Ids are then found by text (equal but for
+            white space) instead of by place, and where the two disagree, that is told.
+        metrics: other positives; None: `load_metrics`.
+
+    Returns:
+        Image ids ``(I,)`` and caption ids ``(T,)`` int64, captions image after image; -1 where a
+        caption is none of the five.
+
+    Raises:
+        ImportError: without the package.
+        ValueError: if these are not COCO's test images with at least their five captions.
+    """
+    metrics = metrics or load_metrics()
+    ids_of: dict[int, list[int]] = {}
+    for caption in metrics.coco_ids.tolist():
+        ids_of.setdefault(metrics.coco_gts["t2i"][caption][0], []).append(caption)
+    if any(len(ids) != CAPTIONS for ids in ids_of.values()):
+        raise ValueError(f"eccv_caption should know {CAPTIONS} captions an image; try: {INSTALL}")
+    image_ids = _image_ids(image_paths, ids_of)
+    if len(captions_per_image) != len(image_ids):
+        raise ValueError(f"{len(image_ids)} images, but captions of {len(captions_per_image)}")
+    short = [i for i, own in enumerate(captions_per_image) if len(own) < CAPTIONS]
+    if short:
+        raise ValueError(
+            f"{len(short)} images have fewer than {CAPTIONS} captions, such as "
+            f"{image_paths[short[0]]} with {len(captions_per_image[short[0]])}; expected them all, "
+            "as in coco_karpathy_test.json"
+        )
+    by_place = [
+        ids_of[image] + [-1] * (len(own) - CAPTIONS)
+        for image, own in zip(image_ids, captions_per_image, strict=True)
+    ]
+    caption_ids = np.concatenate([np.array(ids, np.int64) for ids in by_place])
+    if captions_file is not None:
+        by_text = _ids_by_text(image_ids, captions_per_image, captions_file, ids_of)
+        _tell_disagreement(caption_ids, by_text)
+        caption_ids = by_text
+    return np.array(image_ids, np.int64), caption_ids
+
+
+def _image_id(path: str) -> int | None:
+    found = re.search(r"(?<!\d)(\d{12})\.\w+$", path)
+    return int(found[1]) if found else None
+
+
+def _image_ids(paths: Sequence[str], known: Mapping[int, Any]) -> list[int]:
+    ids = [_image_id(path) for path in paths]
+    foreign = [path for path, one in zip(paths, ids, strict=True) if one not in known]
+    missing = len(known) - len(known.keys() & set(ids))
+    if foreign or missing or len(ids) != len(known):
+        told = f"; {len(foreign)} are none of them, such as {foreign[0]!r}" if foreign else ""
+        raise ValueError(
+            f"these {len(ids)} images are not COCO's test split (Karpathy's, {len(known)} images "
+            f"with names such as COCO_val2014_000000391895.jpg){told}; {missing} are missing"
+        )
+    return [one for one in ids if one is not None]
+
+
+def _ids_by_text(
+    image_ids: Sequence[int],
+    captions_per_image: Sequence[Sequence[str]],
+    captions_file: str | os.PathLike[str],
+    known: Mapping[int, Sequence[int]],
+) -> np.ndarray:
+    rows = read_json(captions_file)
+    left: dict[int, dict[str, list[int]]] = {image: {} for image in image_ids}
+    try:
+        for row in sorted(rows["annotations"], key=lambda row: row["id"]):
+            own = left.get(row["image_id"])
+            if own is not None:
+                own.setdefault(single_spaced(row["caption"]), []).append(row["id"])
+    except (KeyError, TypeError) as error:
+        raise ValueError(
+            f"{captions_file} is not in COCO's caption format ({type(error).__name__}: {error})"
+        ) from error
+    found: list[int] = []
+    lost: list[int] = []
+    for image, captions in zip(image_ids, captions_per_image, strict=True):
+        places = [left[image].get(single_spaced(caption), []) for caption in captions]
+        # Of captions with the same text the first has the first id.
+        ids = [place.pop(0) if place else -1 for place in places]
+        found += [one if one in known[image] else -1 for one in ids]
+        lost += sorted(set(known[image]) - set(ids))
+    if lost:
+        raise ValueError(
+            f"{len(lost)} captions of {captions_file} are not among those that were scored, the "
+            f"first has id {lost[0]}; expected captions as the file has them, unprocessed"
+        )
+    return np.array(found, np.int64)
+
+
+def _tell_disagreement(by_place: np.ndarray, by_text: np.ndarray) -> None:
+    other = np.flatnonzero(by_place != by_text)
+    if len(other):
+        first = other[0]
+        logger.warning(
+            "%d captions have another id by their text than by their place, the first is text %d "
+            "(%d, not %d); ids by text are used",
+            *(len(other), first, by_text[first], by_place[first]),
+        )
+    else:
+        logger.info("ids by text and by place agree")
+
+
+# Scores
+
+
+def eccv_scores(
+    scores_i2t: np.ndarray,
+    scores_t2i: np.ndarray,
+    image_ids: np.ndarray,
+    caption_ids: np.ndarray,
+    metrics: Any = None,
+) -> dict[str, float]:
+    """COCO's recall on 1K and 5K images, CxC's recall, and ECCV Caption's metrics, in percent.
+
+    Captions without id take no part, as in those benchmarks. Of equal scores the first candidate
+    is the better; so what re-ranking left out comes last, in order. COCO 1K is taken from the same
+    scores, among the candidates of each fold.
+
+    Two of the 22,550 captions of ECCV Caption are none of the 25,000 of the test split: R-Precision
+    and mAP@R of the best possible ranking are 99.99 from image to text.
+
+    Args:
+        scores_i2t: ``(I, T)``; scores_t2i: ``(T, I)``.
+        image_ids: ``(I,)``; caption_ids: ``(T,)``, -1: none. Both by `coco_ids`.
+        metrics: other positives, of the form of ``eccv_caption.Metrics``; None: `load_metrics`.
+
+    Returns:
+        ``coco5k_txt_r1`` ... with ``coco1k``, ``coco5k`` and ``cxc``; ``txt`` (images as queries)
+        and ``img``; ``r1``, ``r5`` and ``r10``. Then ``eccv_txt_r1``, ``eccv_txt_r_precision``,
+        ``eccv_txt_map_r`` and the same with ``img``.
+
+    Raises:
+        ImportError: without the package.
+        ValueError: if shapes differ, ids are not those of the positives, or a score is NaN.
+    """
+    metrics = metrics or load_metrics()
+    _check(scores_i2t, scores_t2i, image_ids, caption_ids, metrics)
+    ids = {"i2t": (image_ids, caption_ids), "t2i": (caption_ids, image_ids)}
+    folds = dict(zip(("i2t", "t2i"), _folds(image_ids, caption_ids, metrics), strict=True))
+    whole: dict[str, dict[int, list[int]]] = {}
+    within: dict[str, dict[int, list[int]]] = {}
+    for way, other, scores in (("i2t", "t2i", scores_i2t), ("t2i", "i2t", scores_t2i)):
+        queries, candidates = ids[way]
+        # The metrics look at the first 10 places and at the first R of a query with R positives.
+        depth = max(*RECALLS, *map(len, metrics.eccv_gts[way].values()))
+        rows, columns = (np.flatnonzero(fold >= 0) for fold in (folds[way], folds[other]))
+        top = best_candidates(scores, rows, columns, depth)
+        whole[way] = _as_ids(queries[rows], candidates[top])
+        within[way] = {}
+        for fold in range(FOLDS):
+            rows = np.flatnonzero(folds[way] == fold)
+            columns = np.flatnonzero(folds[other] == fold)
+            top = best_candidates(scores, rows, columns, max(RECALLS))
+            within[way].update(_as_ids(queries[rows], candidates[top]))
+
+    figures: dict[str, float] = {}
+    for name, recalls, ranked in (
+        ("coco1k", metrics.coco_1k_recalls, within),
+        ("coco5k", metrics.coco_5k_recalls, whole),
+        ("cxc", metrics.cxc_recalls, whole),
+    ):
+        for k in RECALLS:
+            for way, value in recalls(ranked, "all", K=k).items():
+                figures[f"{name}_{DIRECTIONS[way]}_r{k}"] = 100.0 * float(value)
+    # It shows a progress bar, whatever it is told.
+    with redirect_stderr(io.StringIO()):
+        found = metrics.eccv_metrics(whole, "all")
+    for theirs, ours in ECCV.items():
+        for way, value in found[theirs].items():
+            figures[f"eccv_{DIRECTIONS[way]}_{ours}"] = 100.0 * float(value)
+    return figures
+
+
+def best_candidates(
+    scores: np.ndarray, rows: np.ndarray, columns: np.ndarray, k: int
+) -> np.ndarray:
+    """The best columns of every row, best first; of equal scores the first of ``columns``.
+
+    Args:
+        scores: ``(Q, C)``.
+        rows, columns: which queries and candidates take part, as numbers.
+        k: how many; clipped to what there is.
+
+    Returns:
+        ``(len(rows), k)`` int64 out of ``columns``.
+
+    Raises:
+        ValueError: if a score is NaN.
+    """
+    k = min(k, len(columns))
+    best = np.empty((len(rows), k), np.int64)
+    for place, row in enumerate(rows):
+        one = scores[row, columns]
+        if np.isnan(one).any():
+            raise ValueError(f"scores of query {row} hold NaN: they have no order")
+        bound = np.partition(one, len(one) - k)[len(one) - k]
+        above = np.flatnonzero(one > bound)
+        level = np.flatnonzero(one == bound)[: k - len(above)]
+        chosen = np.concatenate([above, level])
+        best[place] = columns[chosen[np.argsort(-one[chosen], kind="stable")]]
+    return best
+
+
+def _as_ids(queries: np.ndarray, ranked: np.ndarray) -> dict[int, list[int]]:
+    return dict(zip(queries.tolist(), ranked.tolist(), strict=True))
+
+
+def _folds(
+    image_ids: np.ndarray, caption_ids: np.ndarray, metrics: Any
+) -> tuple[np.ndarray, np.ndarray]:
+    """Fold ``(I,)`` of every image and ``(T,)`` of every caption; -1 for one without id."""
+    order = metrics.coco_ids.tolist()
+    size = len(order) // FOLDS
+    of_caption = {caption: place // size for place, caption in enumerate(order)}
+    of_image = {metrics.coco_gts["t2i"][caption][0]: of_caption[caption] for caption in order}
+    return (
+        np.array([of_image[image] for image in image_ids.tolist()]),
+        np.array([of_caption.get(caption, -1) for caption in caption_ids.tolist()]),
+    )
+
+
+def _check(
+    scores_i2t: np.ndarray,
+    scores_t2i: np.ndarray,
+    image_ids: np.ndarray,
+    caption_ids: np.ndarray,
+    metrics: Any,
+) -> None:
+    shape = (len(image_ids), len(caption_ids))
+    if scores_i2t.shape != shape or scores_t2i.shape != shape[::-1]:
+        raise ValueError(
+            f"scores are {scores_i2t.shape} and {scores_t2i.shape}; expected {shape} and "
+            f"{shape[::-1]} for {shape[0]} image ids and {shape[1]} caption ids"
+        )
+    for what, ids, way in (
+        ("image", image_ids, "i2t"),
+        ("caption", caption_ids[caption_ids >= 0], "t2i"),
+    ):
+        known = metrics.coco_gts[way].keys()
+        given = set(ids.tolist())
+        if given != known or len(ids) != len(known):
+            raise ValueError(
+                f"{what} ids: of {len(known)} known ones {len(known - given)} are missing; "
+                f"{len(given - known)} are unknown, {len(ids) - len(given)} come twice; see "
+                "coco_ids"
+            )
+
+
+# The command
+
+
+def table(figures: Mapping[str, float]) -> str:
+    """Figures of `eccv_scores` as a Markdown table: benchmarks beside each other."""
+    found = Table("", ["", *COLUMNS])
+    for way, query in QUERIES.items():
+        for measure, ending in ROWS.items():
+            values = [figures.get(f"{name}_{way}_{ending}") for name in COLUMNS.values()]
+            cells = ["" if value is None else f"{value:.2f}" for value in values]
+            found.rows.append([f"{query}, {measure}", *cells])
+    return markdown_table(found) + "\n"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry of the command; returns the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m lavis_mafa.metrics.eccv",
+        description="Score saved retrieval scores of COCO's test split against COCO, CxC and ECCV "
+        "Caption; writes a table (.md) and figures (.json) beside the file.",
+    )
+    parser.add_argument("scores", type=Path, help="scores_<split>.npz of an evaluation")
+    parser.add_argument(
+        "--captions", help="captions_val2014.json of COCO: finds caption ids by text, not by place"
+    )
+    args = parser.parse_args(argv)
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
+    try:
+        saved = read_scores(args.scores)
+        ids = coco_ids(saved.images, saved.captions_per_image(), args.captions)
+        figures = eccv_scores(saved.scores_i2t, saved.scores_t2i, *ids)
+    except (ImportError, OSError, ValueError) as error:
+        logger.error("%s", error)
+        return 1
+    told = table(figures)
+    stem = args.scores.with_suffix("")
+    write_text(stem.with_name(f"{stem.name}_eccv.md"), told)
+    rounded = {name: round(value, 4) for name, value in figures.items()}
+    write_json(stem.with_name(f"{stem.name}_eccv.json"), rounded)
+    print(told, end="")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

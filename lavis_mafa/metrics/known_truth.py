@@ -1,0 +1,96 @@
+"""Which captions of a split are valid for which images, beyond the pairs that it is made of."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from lavis_mafa.metrics.captions import read_json, single_spaced
+
+logger = logging.getLogger(__name__)
+
+Pair = tuple[str, str] | tuple[int, int]
+EXPECTED = (
+    'expected a JSON list of pairs beyond the original ones, [["dog.jpg", "an animal"], ...] by '
+    "name and caption, or [[0, 17], ...] by the numbers of image and caption in the split, from 0"
+)
+
+
+def read_truth(path: str | os.PathLike[str]) -> list[Pair]:
+    """Read a file of valid pairs: ``[[image name, caption], ...]`` or ``[[image, text], ...]``.
+
+    Raises:
+        FileNotFoundError: if it is not there.
+        ValueError: if it is of another form.
+    """
+    if not os.path.isfile(path):
+        raise FileNotFoundError(f"run.truth_file: no such file: {path}")
+    rows = read_json(path)
+    if not isinstance(rows, list) or not rows:
+        raise ValueError(f"run.truth_file: {path}: {EXPECTED}")
+    pairs: list[Pair] = []
+    for place, row in enumerate(rows):
+        kinds = [type(one) for one in row] if isinstance(row, list) else []
+        if kinds not in ([str, str], [int, int]):
+            raise ValueError(f"run.truth_file: {path}: entry {place} is {row!r}; {EXPECTED}")
+        pairs.append((row[0], row[1]))
+    return pairs
+
+
+def original_pairs(dataset: Any) -> np.ndarray:
+    """``(I, T)`` bool: each caption is valid for its own image."""
+    truth = np.zeros((len(dataset.image), len(dataset.text)), np.bool_)
+    for text, image in dataset.txt2img.items():
+        truth[image, text] = True
+    return truth
+
+
+def truth_with(dataset: Any, pairs: Sequence[Pair]) -> np.ndarray | None:
+    """What the split knows of its truth, with further valid pairs.
+
+    Captions are matched as the data set processes them, but for white space; one that stands there
+    several times is valid each time. Pairs of other splits are left out, and the log tells how
+    many.
+
+    Args:
+        dataset: a LAVIS retrieval evaluation set (``image``, ``text``, ``txt2img``); if it has a
+            ``truth_matrix()``, this is what the pairs are added to.
+
+    Returns:
+        ``(I, T)`` bool; None if no pair is of this split.
+    """
+    known = hasattr(dataset, "truth_matrix")
+    truth = np.array(dataset.truth_matrix()) if known else original_pairs(dataset)
+    images: dict[str, list[int]] = {}
+    texts: dict[str, list[int]] = {}
+    for number, name in enumerate(dataset.image):
+        images.setdefault(str(name), []).append(number)
+    for number, text in enumerate(dataset.text):
+        texts.setdefault(single_spaced(text), []).append(number)
+    foreign = []
+    for pair in pairs:
+        image, text = pair
+        if isinstance(image, str) and isinstance(text, str):
+            rows = images.get(image, [])
+            columns = texts.get(single_spaced(text)) or texts.get(_processed(dataset, text), [])
+        else:
+            inside = 0 <= int(image) < truth.shape[0] and 0 <= int(text) < truth.shape[1]
+            rows, columns = ([int(image)], [int(text)]) if inside else ([], [])
+        if not (rows and columns):
+            foreign.append(pair)
+        truth[np.ix_(rows, columns)] = True
+    if foreign:
+        logger.warning(
+            "run.truth_file: %d of %d pairs are not of this split, the first is %s",
+            *(len(foreign), len(pairs), list(foreign[0])),
+        )
+    return None if len(foreign) == len(pairs) else truth
+
+
+def _processed(dataset: Any, text: str) -> str:
+    processor = getattr(dataset, "text_processor", None)
+    return single_spaced(processor(text) if processor else text)

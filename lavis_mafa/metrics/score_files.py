@@ -1,0 +1,114 @@
+"""Retrieval scores in a file, with the names and captions that they belong to."""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lavis_mafa.io.files import whole
+
+
+@dataclass
+class SavedScores:
+    """Scores of a split.
+
+    Attributes:
+        scores_i2t: ``(I, T)`` float32; scores_t2i: ``(T, I)`` float32.
+        images: names of the images; captions: all captions, image after image.
+        image_of: ``(T,)`` int64, the image of every caption.
+    """
+
+    scores_i2t: np.ndarray
+    scores_t2i: np.ndarray
+    images: list[str]
+    captions: list[str]
+    image_of: np.ndarray
+
+    @classmethod
+    def of(cls, dataset: Any, scores_i2t: np.ndarray, scores_t2i: np.ndarray) -> SavedScores:
+        """Scores of a LAVIS retrieval evaluation set (``image``, ``text``, ``txt2img``)."""
+        captions = captions_of(dataset)
+        return cls(
+            np.asarray(scores_i2t, np.float32),
+            np.asarray(scores_t2i, np.float32),
+            [str(name) for name in dataset.image],
+            [caption for own in captions for caption in own],
+            np.repeat(np.arange(len(captions)), [len(own) for own in captions]),
+        )
+
+    def captions_per_image(self) -> list[list[str]]:
+        """Captions of every image."""
+        found: list[list[str]] = [[] for _ in self.images]
+        for image, caption in zip(self.image_of.tolist(), self.captions, strict=True):
+            found[image].append(caption)
+        return found
+
+
+def captions_of(dataset: Any) -> list[list[str]]:
+    """Captions of every image of a LAVIS retrieval evaluation set, in the order of the scores.
+
+    As they stand in the annotations where the data set keeps these, else as processed.
+
+    Raises:
+        ValueError: if the captions do not come image after image.
+    """
+    own = [dataset.img2txt[image] for image in range(len(dataset.image))]
+    if [text for texts in own for text in texts] != list(range(len(dataset.text))):
+        raise ValueError("captions of this data set do not come image after image")
+    raw = [one.get("caption") for one in getattr(dataset, "annotation", None) or ()]
+    if [len(c) if isinstance(c, list) else 0 for c in raw] == [len(texts) for texts in own]:
+        return raw
+    return [[dataset.text[text] for text in texts] for texts in own]
+
+
+def save_scores(saved: SavedScores, path: str | os.PathLike[str]) -> Path:
+    """Write an ``.npz`` file, whole or not at all: 8 bytes for each image and caption."""
+    path = Path(path)
+    with whole(path) as file:
+        np.savez(
+            file,
+            scores_i2t=saved.scores_i2t,
+            scores_t2i=saved.scores_t2i,
+            images=np.array(saved.images, np.str_),
+            captions=np.array(saved.captions, np.str_),
+            image_of=np.asarray(saved.image_of, np.int64),
+        )
+    return path
+
+
+def read_scores(path: str | os.PathLike[str]) -> SavedScores:
+    """Read a file of `save_scores`.
+
+    Raises:
+        FileNotFoundError: if it is not there.
+        ValueError: if it is none, or its parts do not belong together.
+    """
+    if not os.path.isfile(path):
+        raise FileNotFoundError(f"no such file: {path}; run.save_scores: True writes one")
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            saved = SavedScores(
+                file["scores_i2t"],
+                file["scores_t2i"],
+                file["images"].tolist(),
+                file["captions"].tolist(),
+                file["image_of"],
+            )
+    except (KeyError, TypeError, ValueError, AttributeError, zipfile.BadZipFile) as error:
+        raise ValueError(
+            f"{path} is no file of scores ({type(error).__name__}: {error}); expected one that an "
+            "evaluation with run.save_scores: True wrote"
+        ) from error
+    shape = (len(saved.images), len(saved.captions))
+    shapes = (saved.scores_i2t.shape, saved.scores_t2i.shape, saved.image_of.shape)
+    if shapes != (shape, shape[::-1], shape[1:]):
+        raise ValueError(
+            f"{path}: {shape[0]} images and {shape[1]} captions, but scores {shapes[0]} and "
+            f"{shapes[1]}, and images of {shapes[2]} captions"
+        )
+    return saved

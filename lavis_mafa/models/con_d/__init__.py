@@ -1,0 +1,1 @@
+"""The connection discriminator (Con-D) as a LAVIS model."""

@@ -1,0 +1,110 @@
+"""Build Con-D from ``model.mafa.con_d``."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from lavis.common.registry import registry
+from omegaconf import OmegaConf
+from torch import Tensor
+
+from lavis_mafa.algorithm.discriminator import Discriminator
+from lavis_mafa.io.checkpoints import (
+    JUDGING,
+    check_origin,
+    config_of,
+    load_state,
+    read_checkpoint,
+    require_whole,
+)
+from lavis_mafa.models.con_d.discriminator import ModelDiscriminator, Oracle
+from lavis_mafa.models.families.base import image_size_of
+
+ORACLE = "oracle"
+# Models that a backbone can drive as Con-D.
+JUDGES = (
+    "albef_mafa",
+    "albef_pretrain",
+    "albef_retrieval",
+    "blip_mafa",
+    "blip_pretrain",
+    "blip_retrieval",
+    "blip_image_text_matching",
+    "blip2_mafa",
+    "blip2",
+    "blip2_image_text_matching",
+)
+
+
+def build_discriminator(cfg: Mapping[str, Any] | None) -> Discriminator | None:
+    """Con-D from ``{arch, model_type, checkpoint, precision, image_size, own_view, model}``.
+
+    ``arch: oracle`` is the truth of the training set. Otherwise the LAVIS model ``arch``, one of
+    `JUDGES`, is built by its config for ``model_type`` with the weights of ``checkpoint``; what the
+    checkpoint's own config says of sizes and tokenizer comes first, and ``model`` goes over both.
+    Without ``checkpoint`` the model's published weights are used.
+
+    Returns:
+        None for None: no discriminator.
+
+    Raises:
+        ValueError: for an unknown ``arch``, or a checkpoint that leaves weights random.
+    """
+    if not cfg:
+        return None
+    if cfg["arch"] == ORACLE:
+        return Oracle()
+    model_cls = registry.get_model_class(cfg["arch"])
+    if model_cls is None:
+        raise ValueError(
+            f"model.mafa.con_d.arch: no model named {cfg['arch']!r}; known: "
+            f"{', '.join(registry.list_models())}, or {ORACLE}"
+        )
+    model_type = cfg.get("model_type") or next(iter(model_cls.PRETRAINED_MODEL_CONFIG_DICT))
+    model_cfg = OmegaConf.load(model_cls.default_config_path(model_type)).model
+    checkpoint = cfg.get("checkpoint")
+    if checkpoint:
+        content = read_checkpoint(checkpoint)
+        check_origin(content, cfg["arch"], None, checkpoint)
+        model_cfg = config_of(cfg["arch"], model_type, checkpoint, content)
+    model_cfg = OmegaConf.merge(model_cfg, cfg.get("model") or {})
+    if cfg.get("image_size"):
+        model_cfg.image_size = cfg["image_size"]
+    logging.info("Con-D: %s %s from %s", cfg["arch"], model_type, checkpoint or "published weights")
+    model = model_cls.from_config(model_cfg)
+    if checkpoint:
+        check_origin(content, cfg["arch"], getattr(model, "tokenizer", None), checkpoint)
+        _require_weights(model, content, checkpoint)
+    processor = view_of(cfg["arch"], model_type, model)
+    return ModelDiscriminator(model, cfg.get("precision", "fp32"), processor, cfg.get("own_view"))
+
+
+def view_of(arch: str, model_type: str | None, model: Any) -> Callable[[Any], Tensor] | None:
+    """How a model sees a picture in evaluation, by the default YAML of its type; None where that
+    does not say."""
+    model_cls = registry.get_model_class(arch)
+    model_type = model_type or next(iter(model_cls.PRETRAINED_MODEL_CONFIG_DICT))
+    shipped = OmegaConf.load(model_cls.default_config_path(model_type))
+    view = OmegaConf.select(shipped, "preprocess.vis_processor.eval")
+    if view is None:
+        # LAVIS's configs of pre-training name a view of training alone.
+        view = OmegaConf.select(shipped, "preprocess.vis_processor.train")
+        if view is None or not view.name.endswith("_train"):
+            return None
+        name = view.name.removesuffix("_train") + "_eval"
+        view = OmegaConf.create({"name": name, "image_size": view.image_size})
+    view.image_size = image_size_of(model) or view.image_size
+    return registry.get_processor_class(view.name).from_config(view)
+
+
+def _require_weights(model: Any, content: dict[str, Any], checkpoint: str) -> None:
+    """Load what LAVIS's loading may have passed over, and refuse a Con-D that is partly random."""
+    require_whole(
+        model,
+        load_state(model, content.get("model", content), checkpoint).missing_keys,
+        JUDGING,
+        f"model.mafa.con_d.checkpoint: to judge with {type(model).__name__}, {checkpoint}",
+        "Name a checkpoint of a model with an ITM head and of the same sizes",
+    )

@@ -1,0 +1,1 @@
+"""ALBEF's downstream tasks."""

@@ -1,0 +1,170 @@
+"""What ALBEF's models for downstream tasks share: sizes, tokenizer, checkpoints."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import torch
+from lavis.models.med import XBertEncoder
+from torch import Tensor
+from transformers import BertConfig
+
+from lavis_mafa.io.checkpoints import (
+    check_origin,
+    find_config,
+    load_state,
+    read_checkpoint,
+    registered_name,
+    require_whole,
+    weights_of,
+)
+from lavis_mafa.models.families.attention import fuse_attention
+from lavis_mafa.models.mafa_model import checkpoint_of
+from lavis_mafa.models.parts.tokenizers import build_tokenizer
+from lavis_mafa.models.parts.vit import build_vit
+
+ENCODERS = ("visual_encoder.", "text_encoder.")
+LAYER = re.compile(r"encoder\.layer\.(\d+)\.(.*)")
+
+
+class AlbefDownstream:
+    """Mixin before LAVIS's ALBEF classes for downstream tasks.
+
+    LAVIS's own build a ViT-B and BERT's tokenizer only, and some of them take no checkpoint without
+    momentum encoders. These have any size, begin with a checkpoint of ``albef_mafa`` as
+    ``model.pretrained``, and keep LAVIS's state-dict names. Without ``use_distill``, as GRIT-VLP
+    and MAFA fine-tune (MAFA F), there is no distillation.
+
+    Attributes:
+        trains_by_step: False: no step of this package, so no GRIT, Con-D or ``model.mafa``.
+        options: arguments of LAVIS's class that a config gives under the same name.
+        heads: beginnings of names that only a fine-tuned checkpoint has.
+        random_parts: beginnings of names that are frozen, and yet must come from a checkpoint.
+    """
+
+    trains_by_step = False
+    options: tuple[str, ...] = ()
+    heads: tuple[str, ...] = ()
+    random_parts: tuple[str, ...] = ()
+
+    def __init__(self, tokenizer: Any = None, **arguments: Any) -> None:
+        """
+        Args:
+            tokenizer: None: BERT's.
+            arguments: of LAVIS's class.
+        """
+        self._given_tokenizer = tokenizer
+        super().__init__(**arguments)
+
+    def init_tokenizer(self) -> Any:
+        """LAVIS's constructors ask for it."""
+        return self._given_tokenizer or build_tokenizer(None)
+
+    @classmethod
+    def from_config(cls, cfg: Any = None) -> Any:
+        """Build from a ``model`` config.
+
+        ``pretrained`` with ``load_pretrained`` begins fine-tuning, ``finetuned`` with
+        ``load_finetuned`` is a whole model of this arch; with neither, weights are random.
+
+        Raises:
+            OSError: if a checkpoint or tokenizer must be downloaded and cannot be.
+            ValueError: if no checkpoint is named, or it does not fit.
+        """
+        checkpoint = checkpoint_of(cfg)
+        if not checkpoint and cfg.get("load_pretrained", True):
+            raise ValueError(
+                "model.pretrained names no checkpoint to begin fine-tuning with; name one of "
+                "albef_mafa, or set model.load_pretrained: False to begin with random weights"
+            )
+        tokenizer: Any = build_tokenizer(cfg.get("tokenizer"))
+        config: Any = BertConfig.from_json_file(find_config(cfg.get("med_config_path")))
+        config.vocab_size = max(config.vocab_size, len(tokenizer))
+        chosen = {name: cfg[name] for name in cls.options if name in cfg}
+        model_cls: Any = cls
+        model = model_cls(
+            tokenizer=tokenizer,
+            image_encoder=build_vit(cfg, from_pretrained=False),
+            **cls.language_parts(config),
+            **chosen,
+        )
+        fuse_attention(model)
+        if checkpoint and cfg.get("load_finetuned", False):
+            model.load_checkpoint(checkpoint)
+        elif checkpoint:
+            model.load_from_pretrained(checkpoint)
+        return model
+
+    @classmethod
+    def language_parts(cls, config: BertConfig) -> dict[str, Any]:
+        """The text encoder, and what else LAVIS's class is built from."""
+        return {"text_encoder": XBertEncoder(config=config, add_pooling_layer=False)}
+
+    def begin_with(self, state: dict[str, Tensor], origin: str) -> dict[str, Tensor]:
+        """The weights of a pre-trained checkpoint, and what is to begin with copies of them."""
+        return state
+
+    def load_checkpoint(self, url_or_filename: str) -> Any:
+        """Load a fine-tuned model of this arch.
+
+        Raises:
+            FileNotFoundError: if there is no such file.
+            ValueError: if it does not fit, or leaves weights random.
+        """
+        cure = "Name a fine-tuned checkpoint, or give this one as model.pretrained to fine-tune it"
+        return self._load(url_or_filename, False, (*ENCODERS, *self.heads), cure)
+
+    def load_from_pretrained(self, url_or_filename: str) -> Any:
+        """Load a pre-trained model, of this package or of LAVIS, to fine-tune it.
+
+        Raises:
+            FileNotFoundError: if there is no such file.
+            ValueError: if it does not fit, or leaves an encoder random.
+        """
+        needed = (*ENCODERS, *self.random_parts)
+        return self._load(url_or_filename, True, needed, "Name a checkpoint of the whole model")
+
+    def _load(self, url_or_filename: str, begins: bool, needed: tuple[str, ...], cure: str) -> Any:
+        origin = str(url_or_filename)
+        content = read_checkpoint(origin)
+        model: Any = self
+        check_origin(content, registered_name(type(self)), model.tokenizer, origin)
+        state = weights_of(content)
+        if begins and isinstance(state, dict):
+            state = self.begin_with(state, origin)
+        loaded = load_state(model, state, origin)
+        require_whole(model, loaded.missing_keys, needed, origin, cure)
+        # Copies that the checkpoint does not bring begin equal to the encoders.
+        with torch.no_grad():
+            for name, copy in model.named_parameters():
+                if "_m." in name and name in loaded.missing_keys:
+                    copy.copy_(model.get_parameter(name.replace("_m.", ".", 1)))
+        return loaded
+
+
+def decoder_from_fusion(state: dict[str, Tensor], fusion_layer: int) -> dict[str, Tensor]:
+    """Weights of an answer decoder: a text encoder's fusion layers, embeddings and language head
+    (ALBEF 4.2; GRIT-VLP, supplement: VQA).
+
+    Args:
+        state: of a model that was pre-trained, with or without momentum encoders.
+        fusion_layer: the first layer that sees images.
+
+    Returns:
+        ``text_decoder.*``, and ``text_decoder_m.*`` if there is a momentum encoder.
+    """
+    decoder = {}
+    for key, value in state.items():
+        part, _, name = key.partition(".")
+        if part not in ("text_encoder", "text_encoder_m"):
+            continue
+        inner = name.removeprefix("bert.")
+        layer = LAYER.fullmatch(inner)
+        if layer and int(layer[1]) < fusion_layer:
+            continue
+        if layer:
+            inner = f"encoder.layer.{int(layer[1]) - fusion_layer}.{layer[2]}"
+        within = "" if inner.startswith("cls.") else "bert."
+        decoder[f"{part.replace('encoder', 'decoder')}.{within}{inner}"] = value
+    return decoder

@@ -1,0 +1,30 @@
+"""ALBEF for visual entailment, fine-tuned from a checkpoint of this package."""
+
+from __future__ import annotations
+
+from lavis.common.registry import registry
+from lavis.models.albef_models.albef_classification import AlbefClassification
+
+from lavis_mafa.io.checkpoints import CONFIGS
+from lavis_mafa.models.downstream.albef_downstream import AlbefDownstream
+
+
+@registry.register_model("albef_ve_mafa")
+class AlbefVeMafa(AlbefDownstream, AlbefClassification):
+    """LAVIS's ``albef_classification``: what a sentence is to a picture, by an MLP on the fusion
+    encoder's [CLS] (ALBEF 4.2: SNLI-VE in three classes).
+
+    Supported model types:
+        - ve: ViT-B/16 at 384 px; as it is, LAVIS's published weights for SNLI-VE.
+        - tiny: built from its config alone, for small images and tests.
+
+    Usage:
+        >>> from lavis_mafa import load_model
+        >>> model = load_model("albef_ve_mafa", "tiny")
+    """
+
+    PRETRAINED_MODEL_CONFIG_DICT = {
+        name: str(CONFIGS / "models" / f"albef_ve_mafa_{name}.yaml") for name in ("ve", "tiny")
+    }
+    options = ("num_classes", "use_distill", "momentum", "alpha", "max_txt_len")
+    heads = ("cls_head.",)

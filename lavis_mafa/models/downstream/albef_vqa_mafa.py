@@ -1,0 +1,194 @@
+"""ALBEF for visual question answering, fine-tuned from a checkpoint of this package."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import deepcopy
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from lavis.common.registry import registry
+from lavis.models.albef_models.albef_vqa import AlbefVQA
+from lavis.models.med import BertLMHeadModel
+from torch import Tensor
+from transformers import BertConfig
+
+from lavis_mafa.io.checkpoints import CONFIGS
+from lavis_mafa.models.downstream.albef_downstream import AlbefDownstream, decoder_from_fusion
+
+IGNORED = -100
+PAIRS_PER_PASS = 512  # of question and answer: their logits over the whole vocabulary are large
+
+
+@registry.register_model("albef_vqa_mafa")
+class AlbefVqaMafa(AlbefDownstream, AlbefVQA):
+    """LAVIS's ``albef_vqa``: a decoder as the fusion layers tells the answer (ALBEF 4.2).
+
+    Unlike LAVIS's it begins with a checkpoint that has no momentum encoders, trains without
+    distillation (``use_distill: False``), and leaves its momentum encoders alone when it answers.
+    Losses are LAVIS's. Answers are ranked by their log-likelihood, LAVIS's by the label-smoothed
+    loss.
+
+    Supported model types:
+        - vqav2: ViT-B/16 at 384 px; as it is, LAVIS's published weights for VQA v2.
+        - tiny: built from its config alone, for small images and tests.
+
+    Usage:
+        >>> from lavis_mafa import load_model
+        >>> model = load_model("albef_vqa_mafa", "tiny")
+    """
+
+    PRETRAINED_MODEL_CONFIG_DICT = {
+        name: str(CONFIGS / "models" / f"albef_vqa_mafa_{name}.yaml") for name in ("vqav2", "tiny")
+    }
+    options = ("use_distill", "momentum", "alpha", "max_txt_len")
+    heads = ("text_decoder.",)
+
+    @classmethod
+    def language_parts(cls, config: BertConfig) -> dict[str, Any]:
+        decoder = deepcopy(config)
+        decoder.num_hidden_layers = config.num_hidden_layers - config.fusion_layer
+        decoder.fusion_layer = 0  # every layer attends to the question
+        decoder.encoder_width = config.hidden_size
+        return {**super().language_parts(config), "text_decoder": BertLMHeadModel(config=decoder)}
+
+    def begin_with(self, state: dict[str, Tensor], origin: str) -> dict[str, Tensor]:
+        fusion_layer = self.text_encoder.config.fusion_layer
+        return {**state, **decoder_from_fusion(state, fusion_layer)}
+
+    def forward_decoder(
+        self, samples: dict[str, Any], encoder_out: tuple[Any, Any], **_: Any
+    ) -> tuple[Tensor, Any, Tensor]:
+        """Loss of all answers of B questions.
+
+        Args:
+            samples: ``answer``, A strings in a row, ``weight`` ``(A,)``, ``n_answers`` ``(B,)``,
+                how many of them belong to each question, and what `forward_encoder` put there.
+            encoder_out: states of the questions, of the model and of its momentum encoders.
+
+        Returns:
+            The loss, weighted over answers and averaged over questions; the decoder's output; its
+            targets.
+        """
+        states, states_m = encoder_out
+        answers = self.tokenizer(samples["answer"], padding="longest", return_tensors="pt")
+        answers = answers.to(self.device)
+        targets = answers.input_ids.masked_fill(answers.attention_mask == 0, IGNORED)
+        question_mask = samples["tokenized_text"].attention_mask
+        asked = torch.arange(len(question_mask), device=self.device)
+        asked = asked.repeat_interleave(samples["n_answers"].to(self.device))
+        distillation: dict[str, Any] = {}
+        if self.use_distill:
+            with torch.no_grad():
+                logits_m = self.text_decoder_m(
+                    answers.input_ids,
+                    attention_mask=answers.attention_mask,
+                    encoder_hidden_states=states_m.last_hidden_state[asked],
+                    encoder_attention_mask=question_mask[asked],
+                    return_logits=True,
+                )
+            ramp = self._rampup_factor(
+                samples["epoch"], samples["iters"], samples["num_iters_per_epoch"]
+            )
+            distillation = {"soft_labels": F.softmax(logits_m, dim=-1), "alpha": self.alpha * ramp}
+        output = self.text_decoder(
+            answers.input_ids,
+            attention_mask=answers.attention_mask,
+            encoder_hidden_states=states.last_hidden_state[asked],
+            encoder_attention_mask=question_mask[asked],
+            labels=targets,
+            return_dict=True,
+            reduction="none",
+            **distillation,
+        )
+        loss = (samples["weight"] * output.loss).sum() / len(question_mask)
+        return loss, output, targets
+
+    def predict_answers(
+        self,
+        samples: dict[str, Any],
+        answer_list: Sequence[str] | None = None,
+        num_ans_candidates: int = 128,
+        inference_method: str = "rank",
+        **_: Any,
+    ) -> list[str]:
+        """The likeliest of ``answer_list`` for each of B questions (GRIT-VLP, supplement: VQA).
+
+        Args:
+            samples: ``image`` ``(B, 3, H, W)`` and ``text_input``, B questions.
+            answer_list: the candidates.
+            num_ans_candidates: how many of them are ranked, those of the likeliest first tokens.
+
+        Raises:
+            ValueError: if there is nothing to rank, or another ``inference_method`` is asked for.
+        """
+        if inference_method != "rank" or not answer_list or num_ans_candidates < 1:
+            raise ValueError(
+                f"albef_vqa_mafa ranks a list of answers; got inference_method {inference_method}, "
+                f"{len(answer_list or ())} answers and num_ans_candidates {num_ans_candidates}. "
+                "Use run.inference_method: rank, data that have an answer_list, and 1 or more "
+                "candidates"
+            )
+        return super().predict_answers(samples, list(answer_list), num_ans_candidates)
+
+    @torch.no_grad()
+    def rank_answers(
+        self, samples: dict[str, Any], answer_list: list[str], num_ans_candidates: int
+    ) -> list[str]:
+        """See `predict_answers`; ``num_ans_candidates`` is at most the length of the list."""
+        answers = self.tokenizer(answer_list, padding="longest", return_tensors="pt")
+        answers = answers.to(self.device)
+        states, mask = self._encode_questions(samples)
+        start = answers.input_ids[:1, :1].expand(len(states), -1)
+        first = self._decode(start, torch.ones_like(start), states, mask)[:, 0]
+        picked = first[:, answers.input_ids[:, 1]].topk(num_ans_candidates, dim=1).indices
+        question_of = torch.arange(len(states), device=self.device)
+        question_of = question_of.repeat_interleave(num_ans_candidates)
+        scores = [
+            self._log_likelihood(
+                answers.input_ids[answer],
+                answers.attention_mask[answer],
+                states[question],
+                mask[question],
+            )
+            for question, answer in zip(
+                question_of.split(PAIRS_PER_PASS),
+                picked.flatten().split(PAIRS_PER_PASS),
+                strict=True,
+            )
+        ]
+        best = torch.cat(scores).view_as(picked).argmax(dim=1, keepdim=True)
+        return [answer_list[number] for number in picked.gather(1, best).flatten().tolist()]
+
+    def _encode_questions(self, samples: dict[str, Any]) -> tuple[Tensor, Tensor]:
+        """States ``(B, L, D)`` of questions that have seen their images, and their mask."""
+        questions = self.tokenizer(
+            samples["text_input"],
+            padding="longest",
+            truncation=True,
+            max_length=self.max_txt_len,
+            return_tensors="pt",
+        ).to(self.device)
+        images = self.visual_encoder.forward_features(samples["image"])
+        output = self.text_encoder.forward_automask(questions, images)
+        return output.last_hidden_state, questions.attention_mask
+
+    def _decode(self, ids: Tensor, ids_mask: Tensor, states: Tensor, mask: Tensor) -> Tensor:
+        """Log-probabilities ``(P, L, V)`` of the token after each of ``ids`` ``(P, L)``."""
+        output = self.text_decoder(
+            ids,
+            attention_mask=ids_mask,
+            encoder_hidden_states=states,
+            encoder_attention_mask=mask,
+            return_dict=True,
+        )
+        return F.log_softmax(output.logits.float(), dim=-1)
+
+    def _log_likelihood(
+        self, ids: Tensor, ids_mask: Tensor, states: Tensor, mask: Tensor
+    ) -> Tensor:
+        """``(P,)`` of answers ``(P, L)`` to the end, the first token given."""
+        log_p = self._decode(ids, ids_mask, states, mask)[:, :-1]
+        told = log_p.gather(2, ids[:, 1:, None]).squeeze(2)
+        return (told * ids_mask[:, 1:]).sum(dim=1)

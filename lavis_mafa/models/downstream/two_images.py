@@ -1,0 +1,121 @@
+"""ALBEF with two images for a text: every fusion layer doubled (ALBEF 4.2 and Figure 3b)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any
+
+from lavis.models.med import BertModel
+from torch import Tensor
+from transformers import BertConfig
+from transformers.modeling_outputs import ModelOutput
+
+from lavis_mafa.models.downstream.albef_downstream import AlbefDownstream
+from lavis_mafa.models.families.base import all_visible, tokenize
+
+State = dict[str, Tensor]
+LAYER = re.compile(r"(text_encoder\.encoder\.layer\.)(\d+)(\..*)")
+
+
+@dataclass
+class Judgement(ModelOutput):  # type: ignore[misc]
+    """``loss`` (a scalar), ``logits`` ``(B, classes)`` and the ``labels`` ``(B,)`` they are for."""
+
+    loss: Tensor | None = None
+    logits: Tensor | None = None
+    labels: Tensor | None = None
+
+
+class TwoImages(AlbefDownstream):
+    """Mixin before LAVIS's class, which has ``visual_encoder`` and ``text_encoder``.
+
+    The text encoder is BERT whose fusion layers come in pairs: the first of a pair attends to the
+    first image, the second to the second. Both begin with the same weights and always share the
+    projections of keys and values.
+    """
+
+    def share_cross_attention(self, encoder: Any) -> None:
+        """Let both layers of each pair in a BERT encoder have the same keys and values."""
+        for first in range(encoder.config.fusion_layer, encoder.config.num_hidden_layers, 2):
+            one, other = (encoder.layer[n].crossattention.self for n in (first, first + 1))
+            for name in ("key", "value"):
+                getattr(one, name).weight = getattr(other, name).weight
+                getattr(one, name).bias = getattr(other, name).bias
+
+    def fuse(
+        self, captions: Sequence[str], first: Tensor, second: Tensor, text_encoder: Any = None
+    ) -> Tensor:
+        """State ``(B, D)`` of [CLS] for B captions with two images each.
+
+        Args:
+            first, second: encoded images ``(B, S, V)``.
+            text_encoder: in the place of the model's own.
+        """
+        model: Any = self
+        tokens = tokenize(model, captions, None)
+        hidden = (text_encoder or model.text_encoder)(
+            tokens.input_ids,
+            attention_mask=tokens.attention_mask,
+            encoder_hidden_states=[first, second],
+            encoder_attention_mask=[all_visible(first), all_visible(second)],
+            return_dict=True,
+        ).last_hidden_state
+        return hidden[:, 0]
+
+    @classmethod
+    def language_parts(cls, config: BertConfig) -> dict[str, Any]:
+        """BERT with doubled fusion layers; ``config`` counts the layers for one image."""
+        double = deepcopy(config)
+        double.num_hidden_layers += config.num_hidden_layers - config.fusion_layer
+        return {"text_encoder": BertModel(config=double, add_pooling_layer=False)}
+
+    def begin_with(self, state: State, origin: str) -> State:
+        """Fusion layers of a checkpoint for single images are doubled."""
+        model: Any = self
+        return for_two_images(state, model.text_encoder.config, origin)
+
+
+def for_two_images(state: State, config: BertConfig, origin: str) -> State:
+    """Weights of an ALBEF for one image or two in the form for two.
+
+    Momentum copies for one image are left out: those of the model begin as its encoders.
+
+    Args:
+        config: of the text encoder for two images.
+        origin: where the weights come from, for the message.
+
+    Raises:
+        ValueError: if the text encoder has another number of layers.
+    """
+    # Pre-training models keep BERT below ``text_encoder.bert.``.
+    state = {str(key).replace("encoder.bert.", "encoder.", 1): state[key] for key in state}
+    found = [LAYER.fullmatch(key) for key in state]
+    layers = 1 + max((int(match[2]) for match in found if match), default=-1)
+    double, fusion = config.num_hidden_layers, config.fusion_layer
+    single = fusion + (double - fusion) // 2
+    if layers not in (single, double):
+        raise ValueError(
+            f"{origin} has {layers} layers below text_encoder, expected {single}, of an ALBEF for "
+            f"one image, or {double}, of one for two"
+        )
+    if layers == double:
+        return state
+    return double_fusion_layers({k: v for k, v in state.items() if "_m." not in k}, fusion)
+
+
+def double_fusion_layers(state: State, fusion_layer: int) -> State:
+    """Every layer of the text encoder from ``fusion_layer`` on twice, one after the other."""
+    doubled: State = {}
+    for key, value in state.items():
+        match = LAYER.fullmatch(key)
+        number = int(match[2]) if match else -1
+        if match is None or number < fusion_layer:
+            doubled[key] = value
+            continue
+        first = fusion_layer + 2 * (number - fusion_layer)
+        for layer in (first, first + 1):
+            doubled[f"{match[1]}{layer}{match[3]}"] = value
+    return doubled

@@ -1,0 +1,101 @@
+"""ALBEF under the step of this package: ALBEF-base, GRIT-VLP or MAFA by its settings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from lavis.common.registry import registry
+from lavis.models.albef_models import AlbefBase
+from lavis.models.med import BertForMaskedLM
+from torch import nn
+from transformers import BertConfig
+
+from lavis_mafa.algorithm.discriminator import Discriminator
+from lavis_mafa.algorithm.step import StepSettings
+from lavis_mafa.io.checkpoints import CONFIGS, find_config
+from lavis_mafa.models.families import AlbefBackbone
+from lavis_mafa.models.mafa_model import MafaModel, checkpoint_of, momentum_of, step_parts
+from lavis_mafa.models.parts.tokenizers import BERT, build_tokenizer, from_hub
+from lavis_mafa.models.parts.vit import build_vit
+
+
+@registry.register_model("albef_mafa")
+class AlbefMafa(MafaModel, AlbefBase):
+    """ALBEF trained by `run_step`, without momentum encoders unless asked for.
+
+    Its state dict has the keys of LAVIS's ``albef_pretrain`` less the momentum encoders, so its
+    checkpoints load into LAVIS's ALBEF models for downstream tasks.
+
+    Supported model types:
+        - base: ViT-B/16 and BERT with 6 text and 6 fusion layers, the settings of the paper.
+        - tiny: built from its config alone, for small images and tests.
+
+    Usage:
+        >>> from lavis_mafa import load_model
+        >>> model = load_model("albef_mafa", "tiny")
+    """
+
+    PRETRAINED_MODEL_CONFIG_DICT = {
+        "base": str(CONFIGS / "models" / "albef_mafa_base.yaml"),
+        "tiny": str(CONFIGS / "models" / "albef_mafa_tiny.yaml"),
+    }
+
+    def __init__(
+        self,
+        image_encoder: Any,
+        text_encoder: Any,
+        tokenizer: Any,
+        embed_dim: int = 256,
+        mlm_mask_prob: float = 0.5,
+        temp: float = 0.07,
+        max_txt_len: int = 25,
+        settings: StepSettings | None = None,
+        con_d: Discriminator | None = None,
+    ) -> None:
+        super().__init__()
+        self.tokenizer = tokenizer
+        self.visual_encoder = image_encoder
+        self.text_encoder = text_encoder
+        text_width = text_encoder.config.hidden_size
+        self.vision_proj = nn.Linear(image_encoder.vision_width, embed_dim)
+        self.text_proj = nn.Linear(text_width, embed_dim)
+        self.itm_head = nn.Linear(text_width, 2)
+        self.temp = nn.Parameter(temp * torch.ones([]))
+        self.mlm_probability = mlm_mask_prob
+        self.max_txt_len = max_txt_len
+        self.join(AlbefBackbone(self), settings, con_d)
+
+    @classmethod
+    def from_config(cls, cfg: Any = None) -> AlbefMafa:
+        """Build from a ``model`` config.
+
+        With ``load_pretrained`` and no ``pretrained`` path, training starts from DeiT and BERT as
+        in the papers; with a path, from that checkpoint; with neither, from random weights.
+
+        Raises:
+            OSError: if weights or a tokenizer must be downloaded and cannot be.
+        """
+        checkpoint = checkpoint_of(cfg)
+        from_parts = bool(cfg.get("load_pretrained", True)) and not checkpoint
+        tokenizer = build_tokenizer(cfg.get("tokenizer"))
+        model = cls(
+            image_encoder=build_vit(cfg, from_parts),
+            text_encoder=_text_encoder(cfg, from_parts, tokenizer),
+            tokenizer=tokenizer,
+            embed_dim=cfg.get("embed_dim", 256),
+            mlm_mask_prob=cfg.get("mlm_mask_prob", 0.5),
+            temp=cfg.get("temp", 0.07),
+            max_txt_len=cfg.get("max_txt_len", 25),
+            **step_parts(cfg),
+        )
+        model.momentum_encoders = momentum_of(model, cfg, model.settings)
+        return model.finish(cfg)
+
+
+def _text_encoder(cfg: Any, from_pretrained: bool, tokenizer: Any) -> BertForMaskedLM:
+    config = BertConfig.from_json_file(find_config(cfg.get("med_config_path")))
+    if from_pretrained:
+        return from_hub(BertForMaskedLM.from_pretrained, BERT, config=config)
+    config.vocab_size = max(config.vocab_size, len(tokenizer))
+    return BertForMaskedLM(config=config)

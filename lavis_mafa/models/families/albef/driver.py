@@ -1,0 +1,88 @@
+"""ALBEF: dot product of [CLS] features, fusion by cross-attention, MLM."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lavis_mafa.algorithm.backbone import Images, Teacher, Texts
+from lavis_mafa.algorithm.losses.language import IGNORED, mask_tokens
+from lavis_mafa.algorithm.tokens import Captions
+from lavis_mafa.models.families.attention import PairedImages, first_token_after, take
+from lavis_mafa.models.families.base import FromFirstTokens, tokenize
+
+
+class AlbefBackbone(FromFirstTokens):
+    """Drives any LAVIS ALBEF: ``albef_mafa``, ``albef_pretrain``, ``albef_retrieval``.
+
+    Args:
+        model: has ``visual_encoder``, ``text_encoder`` (BERT, or BERT with an MLM head),
+            ``vision_proj``, ``text_proj``, ``itm_head``, ``temp``, ``tokenizer``, ``max_txt_len``.
+    """
+
+    @property
+    def _bert(self) -> Any:
+        return getattr(self.model.text_encoder, "bert", self.model.text_encoder)
+
+    def encode_texts(
+        self, captions: Captions, max_length: int | None = None, for_matching: bool = False
+    ) -> Texts:
+        tokens = tokenize(self.model, captions, max_length)
+        embeds = self._bert(
+            tokens.input_ids, attention_mask=tokens.attention_mask, return_dict=True, mode="text"
+        ).last_hidden_state
+        if for_matching:
+            return Texts(tokens.input_ids, tokens.attention_mask, embeds)
+        features = self.text_features(embeds)
+        return Texts(tokens.input_ids, tokens.attention_mask, embeds, features)
+
+    def match(self, images: Images, texts: Texts, image_of: Tensor, text_of: Tensor) -> Tensor:
+        assert texts.embeds is not None
+        hidden, mask = take(texts.embeds, text_of), texts.mask[text_of]
+        layers = self._bert.encoder.layer[self._bert.config.fusion_layer :]
+        first = first_token_after(layers, hidden, mask, PairedImages(images, image_of))
+        return self.model.itm_head(first)
+
+    def tell(
+        self,
+        images: Images,
+        texts: Texts,
+        image_of: Tensor,
+        text_of: Tensor,
+        teacher: Teacher | None = None,
+    ) -> Tensor:
+        """MLM, with a teacher's distribution over the vocabulary mixed into the targets."""
+        tokenizer = self.model.tokenizer
+        ids, targets = mask_tokens(
+            texts.ids[text_of],
+            self.model.mlm_probability,
+            mask_id=tokenizer.mask_token_id,
+            vocab_size=self.model.text_encoder.config.vocab_size,
+            special_ids=(tokenizer.cls_token_id, tokenizer.pad_token_id),
+        )
+        asked = targets != IGNORED
+        mask = texts.mask[text_of]
+        logits = self._predict(ids, mask, PairedImages(images, image_of), asked)
+        losses = F.cross_entropy(logits, targets[asked], reduction="none")
+        if teacher is None:
+            return losses
+        with torch.no_grad():
+            copy: Any = teacher.backbone
+            looked_at = PairedImages(teacher.images, image_of)
+            soft = copy._predict(ids, mask, looked_at, asked).softmax(dim=1)
+        distilled = -(soft * logits.log_softmax(dim=1)).sum(dim=1)
+        return (1.0 - teacher.alpha) * losses + teacher.alpha * distilled
+
+    def _predict(self, ids: Tensor, mask: Tensor, looked_at: PairedImages, asked: Tensor) -> Tensor:
+        """MLM's logits ``(T, V)`` at the T tokens asked for."""
+        hidden = self._bert(
+            ids,
+            attention_mask=mask,
+            encoder_hidden_states=looked_at,
+            return_dict=True,
+        ).last_hidden_state
+        # The head is a matrix product with the whole vocabulary: only where there is a target.
+        return self.model.text_encoder.cls(hidden[asked]).float()

@@ -1,0 +1,92 @@
+"""What the drivers of all families share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lavis_mafa.algorithm.backbone import Images, Texts
+from lavis_mafa.algorithm.losses.tcl import local_features, pool_patches
+from lavis_mafa.algorithm.tokens import Captions, Tokens, tokens_of
+from lavis_mafa.models.families.attention import fuse_attention
+
+
+class FromFirstTokens:
+    """ALBEF and BLIP: one feature, of the first token, for an image and for a text; dot product."""
+
+    def __init__(self, model: Any) -> None:
+        fuse_attention(model)
+        self.model = model
+
+    @property
+    def temperature(self) -> Tensor:
+        return self.model.temp
+
+    def see(self, images: Tensor) -> Tensor:
+        return self.model.visual_encoder.forward_features(images)
+
+    def encode_images(
+        self, images: Tensor, seen: Tensor | None = None, for_matching: bool = False
+    ) -> Images:
+        embeds = self.see(images) if seen is None else seen
+        if for_matching:
+            return Images(embeds)
+        features = F.normalize(self.model.vision_proj(embeds[:, 0]).float(), dim=-1)
+        return Images(embeds, features, seen=embeds)
+
+    def text_features(self, embeds: Tensor) -> Tensor:
+        """Features ``(N, E)`` of captions encoded as ``(N, L, D)``."""
+        return F.normalize(self.model.text_proj(embeds[:, 0]).float(), dim=-1)
+
+    def similarity(self, image_features: Tensor, text_features: Tensor) -> Tensor:
+        # In fp32 whatever the precision around: the temperature's gradient suffers otherwise.
+        with torch.autocast(image_features.device.type, enabled=False):
+            return image_features @ text_features.t()
+
+    def regions(self, images: Images, texts: Texts) -> tuple[Tensor, Tensor]:
+        """Local features for TCL's LMI: ``(N, M, E)`` of regions of images, ``(N, L - 1, E)`` of
+        words, whose mask is ``texts.mask[:, 1:]``.
+
+        Raises:
+            ValueError: if the family keeps no states of words.
+        """
+        if texts.embeds is None:
+            raise ValueError("loss_weights.lmi (TCL) needs states of words: use albef_mafa")
+        patches = local_features(images.embeds, self.model.vision_proj)
+        return pool_patches(patches), local_features(texts.embeds, self.model.text_proj)
+
+    def represent(self, images: Images, texts: Texts) -> tuple[Tensor, Tensor]:
+        assert images.features is not None and texts.features is not None
+        return images.features.detach(), texts.features.detach()
+
+
+def tokenize(model: Any, captions: Captions, max_length: int | None) -> Tokens:
+    """Tokens of captions on the model's device; of captions that are tokens already, these."""
+    if not isinstance(captions, Tokens):
+        captions = tokens_of(model.tokenizer, captions, max_length or model.max_txt_len)
+    return captions.to(model.device)
+
+
+def begin_with(ids: Tensor, token: int) -> Tensor:
+    """A copy of ``(N, L)`` ids whose first token is another."""
+    changed = ids.clone()
+    changed[:, 0] = token
+    return changed
+
+
+def all_visible(embeds: Tensor) -> Tensor:
+    """The attention mask ``(N, S)`` of embeddings ``(N, S, D)`` of which none is padding."""
+    return torch.ones(embeds.shape[:-1], dtype=torch.long, device=embeds.device)
+
+
+def image_size_of(model: Any) -> int | None:
+    """Side in pixels that a LAVIS model's image encoder expects, None if it does not say."""
+    encoder = getattr(model, "visual_encoder", None)
+    size = getattr(getattr(encoder, "patch_embed", None), "img_size", None)
+    if size is not None:
+        return int(size[0])
+    size = getattr(encoder, "input_resolution", None)  # CLIP's ViT
+    return None if size is None else int(size)

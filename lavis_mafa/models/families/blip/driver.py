@@ -1,0 +1,63 @@
+"""BLIP: dot product of [CLS] features, ITM by the text encoder over the image, causal LM."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from lavis_mafa.algorithm.backbone import Images, Teacher, Texts
+from lavis_mafa.algorithm.losses.language import next_token_losses
+from lavis_mafa.algorithm.tokens import Captions
+from lavis_mafa.models.families.attention import PairedImages, first_token_after
+from lavis_mafa.models.families.base import FromFirstTokens, begin_with, tokenize
+
+
+class BlipBackbone(FromFirstTokens):
+    """Drives any LAVIS BLIP: ``blip_mafa``, ``blip_pretrain``, ``blip_retrieval``,
+    ``blip_image_text_matching``.
+
+    Args:
+        model: has ``visual_encoder``, ``text_encoder``, ``vision_proj``, ``text_proj``,
+            ``itm_head``, ``tokenizer`` (with ``enc_token_id``), ``max_txt_len``; to train also
+            ``text_decoder`` and ``temp``.
+    """
+
+    def encode_texts(
+        self, captions: Captions, max_length: int | None = None, for_matching: bool = False
+    ) -> Texts:
+        tokens = tokenize(self.model, captions, max_length)
+        if for_matching:
+            return Texts(tokens.input_ids, tokens.attention_mask)
+        embeds = self.model.text_encoder.forward_text(tokens).last_hidden_state
+        features = self.text_features(embeds)
+        return Texts(tokens.input_ids, tokens.attention_mask, features=features)
+
+    def match(self, images: Images, texts: Texts, image_of: Tensor, text_of: Tensor) -> Tensor:
+        encoder = self.model.text_encoder
+        ids = begin_with(texts.ids[text_of], self.model.tokenizer.enc_token_id)
+        first = first_token_after(
+            encoder.encoder.layer,
+            encoder.embeddings(input_ids=ids),
+            texts.mask[text_of],
+            PairedImages(images, image_of),
+        )
+        return self.model.itm_head(first)
+
+    def tell(
+        self,
+        images: Images,
+        texts: Texts,
+        image_of: Tensor,
+        text_of: Tensor,
+        teacher: Teacher | None = None,
+    ) -> Tensor:
+        """LM of the decoder, which begins with [DEC]."""
+        ids = begin_with(texts.ids[text_of], self.model.tokenizer.bos_token_id)
+        decoder = self.model.text_decoder
+        hidden = decoder.bert(
+            ids,
+            attention_mask=texts.mask[text_of],
+            encoder_hidden_states=PairedImages(images, image_of),
+            return_dict=True,
+            is_decoder=True,
+        ).last_hidden_state
+        return next_token_losses(hidden, ids, texts.mask[text_of], decoder.cls)

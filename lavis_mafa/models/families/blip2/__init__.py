@@ -1,0 +1,1 @@
+"""BLIP-2, stage 1 and stage 2."""

@@ -1,0 +1,102 @@
+"""BLIP-2's Q-Former, stage 1, under the step of this package."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from lavis.common.registry import registry
+from lavis.models.blip2_models.blip2_qformer import Blip2Qformer
+
+from lavis_mafa.algorithm.discriminator import Discriminator
+from lavis_mafa.algorithm.step import StepSettings
+from lavis_mafa.io.checkpoints import CONFIGS, read_checkpoint
+from lavis_mafa.models.families import Blip2Backbone
+from lavis_mafa.models.families.blip2.blip2_parts import PREFIX, Blip2Parts, Parts
+from lavis_mafa.models.mafa_model import MafaModel, checkpoint_of, step_parts
+
+
+@registry.register_model("blip2_mafa")
+class Blip2Mafa(MafaModel, Blip2Parts, Blip2Qformer):
+    """BLIP-2's stage 1 (ITC, ITM, LM) by `lavis_mafa.algorithm.step.run_step`.
+
+    Its state dict has the keys of LAVIS's ``blip2``, and it captions and extracts features as that
+    does. Unlike it, it needs no process group, runs on a CPU and with a mini-batch of one.
+
+    Supported model types:
+        - pretrain: EVA ViT-g, with LAVIS's published weights of stage 1.
+        - pretrain_vitL: CLIP ViT-L, the same.
+        - coco: fine-tuned for retrieval on COCO, LAVIS's published weights.
+        - tiny: built from its config alone, for small images and tests.
+
+    Usage:
+        >>> from lavis_mafa import load_model
+        >>> model = load_model("blip2_mafa", "tiny")
+    """
+
+    PRETRAINED_MODEL_CONFIG_DICT = {
+        name: str(CONFIGS / "models" / f"blip2_mafa_{name}.yaml")
+        for name in ("pretrain", "pretrain_vitL", "coco", "tiny")
+    }
+
+    def __init__(
+        self,
+        parts: Parts | None = None,
+        settings: StepSettings | None = None,
+        con_d: Discriminator | None = None,
+        **sizes: Any,
+    ) -> None:
+        """
+        Args:
+            parts: where the image encoder, the Q-Former and the tokenizer come from.
+            settings: of the step.
+            con_d: the discriminator.
+            sizes: LAVIS's arguments (``vit_model``, ``img_size``, ``freeze_vit``, ...).
+        """
+        self.parts = parts or Parts()
+        Blip2Qformer.__init__(self, **sizes)
+        self.join(Blip2Backbone(self), settings, con_d)
+
+    @classmethod
+    def from_config(cls, cfg: Any = None) -> Blip2Mafa:
+        """Build from a ``model`` config.
+
+        The image encoder begins with ``vit_weights`` and the Q-Former with ``bert_weights``, as in
+        LAVIS whatever ``load_pretrained`` says; a checkpoint (``pretrained`` with
+        ``load_pretrained``, ``finetuned`` with ``load_finetuned``) goes over both.
+
+        Raises:
+            OSError: if weights or a tokenizer must be downloaded and cannot be.
+        """
+        checkpoint = checkpoint_of(cfg)
+        content = read_checkpoint(checkpoint) if checkpoint else {}
+        model = cls(
+            parts=Parts.from_config(cfg).less_than(content),
+            vit_model=cfg.get("vit_model", "eva_clip_g"),
+            img_size=cfg.get("image_size", 224),
+            drop_path_rate=cfg.get("drop_path_rate", 0),
+            use_grad_checkpoint=cfg.get("use_grad_checkpoint", False),
+            vit_precision=cfg.get("vit_precision", "fp16"),
+            freeze_vit=cfg.get("freeze_vit", True),
+            num_query_token=cfg.get("num_query_token", 32),
+            cross_attention_freq=cfg.get("cross_attention_freq", 2),
+            embed_dim=cfg.get("embed_dim", 256),
+            max_txt_len=cfg.get("max_txt_len", 32),
+            **step_parts(cfg),
+        )
+        model.finish(cfg, content)
+        if cfg.get("freeze_vit", True) and PREFIX in model.random_parts:
+            logging.warning(
+                "the frozen image encoder has RANDOM weights: neither model.vit_weights nor a "
+                "checkpoint has any; name a file, or 'published'"
+            )
+        return model
+
+    def _after_loading(self, missing: list[str]) -> None:
+        super()._after_loading(missing)
+        if not any(name.startswith(PREFIX) for name in missing):
+            self.random_parts = ()
+
+    @staticmethod
+    def without_downloads(cfg: Any) -> None:
+        cfg.update(load_pretrained=False, load_finetuned=False, vit_weights=None, bert_weights=None)

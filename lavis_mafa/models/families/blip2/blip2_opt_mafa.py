@@ -1,0 +1,281 @@
+"""BLIP-2's stage 2 with OPT: captions, and answers to questions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from lavis.common.registry import registry
+from lavis.models.blip2_models.blip2 import Blip2Base
+from lavis.models.blip2_models.blip2_opt import Blip2OPT
+from lavis.models.blip2_models.modeling_opt import OPTForCausalLM
+from torch import Tensor, nn
+from transformers import AutoTokenizer
+
+from lavis_mafa.io.checkpoints import CONFIGS
+from lavis_mafa.models.families.blip2.blip2_llm import Blip2Llm, check_prompt, load_language_part
+from lavis_mafa.models.families.blip2.blip2_parts import Parts
+from lavis_mafa.models.parts.beams import OneRowPerBeam
+
+PRECISIONS = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
+IGNORED = -100
+
+
+class PromptedOPT(OneRowPerBeam, OPTForCausalLM):
+    """LAVIS's OPT that can generate with any supported transformers, and keeps keys and values of
+    earlier tokens where LAVIS's own forgets them."""
+
+
+@registry.register_model("blip2_opt_mafa")
+class Blip2OptMafa(Blip2Llm, Blip2OPT):
+    """BLIP-2 with OPT under this package's runner; state-dict names of LAVIS's ``blip2_opt``.
+
+    Unlike it, it answers questions, generates from prompts of different lengths, and runs on a CPU.
+
+    Supported model types:
+        - pretrain_opt2.7b, pretrain_opt6.7b: LAVIS's published weights of stage 2.
+        - caption_coco_opt2.7b, caption_coco_opt6.7b: fine-tuned for captions, the same.
+        - tiny: small parts from its config; ``model.opt_model`` must name a folder with an OPT.
+
+    Usage:
+        >>> from lavis_mafa import load_model
+        >>> model = load_model("blip2_opt_mafa", "pretrain_opt2.7b")
+    """
+
+    PRETRAINED_MODEL_CONFIG_DICT = {
+        name: str(CONFIGS / "models" / f"blip2_opt_mafa_{name}.yaml")
+        for name in (
+            "pretrain_opt2.7b",
+            "pretrain_opt6.7b",
+            "caption_coco_opt2.7b",
+            "caption_coco_opt6.7b",
+            "tiny",
+        )
+    }
+    llm_key, llm_proj = "opt_model", "opt_proj"
+    llm_options = ("llm_precision",)
+
+    def __init__(
+        self,
+        parts: Parts | None = None,
+        opt_model: str | None = "facebook/opt-2.7b",
+        prompt: str = "",
+        max_txt_len: int = 32,
+        llm_precision: str = "fp16",
+        **eyes: Any,
+    ) -> None:
+        """
+        Args:
+            parts: where image encoder, Q-Former and its tokenizer come from.
+            opt_model: a folder, or a name on the hub.
+            prompt: words before every caption, in training and generation.
+            max_txt_len: longest caption in training, in tokens, the prompt and the end included.
+            llm_precision: type of OPT's weights: ``fp16`` (LAVIS's), ``bf16`` or ``fp32``.
+            eyes: as of `Blip2Llm.build_eyes`.
+
+        Raises:
+            OSError: if a part is nowhere to be had.
+            ValueError: if ``opt_model`` is empty.
+        """
+        Blip2Base.__init__(self)  # LAVIS's own constructor downloads
+        self.parts = parts or Parts()
+        self.opt_tokenizer = load_language_part(
+            AutoTokenizer.from_pretrained, self.llm_key, opt_model, use_fast=False
+        )
+        self.build_eyes(**eyes)
+        self.opt_model = load_language_part(
+            PromptedOPT.from_pretrained,
+            self.llm_key,
+            opt_model,
+            torch_dtype=PRECISIONS[llm_precision],
+        ).requires_grad_(False)
+        self.opt_proj = nn.Linear(
+            self.Qformer.config.hidden_size, self.opt_model.config.hidden_size
+        )
+        self.eos_token_id = self._ids("\n", add_special_tokens=False)[0]
+        self.max_txt_len = max_txt_len
+        self.prompt = prompt
+        self.prompt_length = len(self._ids(prompt))
+        self.train(self.training)
+
+    def _ids(self, text: str, **options: Any) -> list[int]:
+        return self.opt_tokenizer(text, **options).input_ids
+
+    def _tokens(self, texts: Sequence[str], side: str, **options: Any) -> Any:
+        self.opt_tokenizer.padding_side = side
+        tokens = self.opt_tokenizer(list(texts), return_tensors="pt", padding="longest", **options)
+        return tokens.to(self.device)
+
+    def forward(self, samples: dict[str, Any]) -> dict[str, Tensor]:
+        """Language modelling of captions after their image (BLIP-2 3.2).
+
+        Args:
+            samples: ``image`` ``(B, 3, H, W)`` and ``text_input``, B captions. The model's prompt
+                is put before those that do not begin with it; it is not learnt.
+
+        Returns:
+            ``loss``, per token.
+        """
+        seen, seen_mask = self.soft_prompts(samples["image"])
+        # Padding after the caption is not learnt, wherever the queries stand.
+        tokens = self._tokens(
+            [self._with_prompt(caption) + "\n" for caption in samples["text_input"]],
+            side="right",
+            truncation=True,
+            max_length=self.max_txt_len,
+        )
+        targets = tokens.input_ids.masked_fill(tokens.attention_mask == 0, IGNORED)
+        if self.prompt:
+            targets[:, : self.prompt_length] = IGNORED
+        embeds = self.opt_model.get_input_embeddings()(tokens.input_ids)
+        with self.llm_autocast():
+            output = self.opt_model(
+                inputs_embeds=torch.cat([seen, embeds], dim=1),
+                attention_mask=torch.cat([seen_mask, tokens.attention_mask], dim=1),
+                labels=torch.cat([seen_mask * IGNORED, targets], dim=1),
+                return_dict=True,
+            )
+        return {"loss": output.loss}
+
+    def _with_prompt(self, caption: str) -> str:
+        # LAVIS's text processors may have put it there.
+        if not self.prompt or caption.startswith(self.prompt):
+            return caption
+        return f"{self.prompt} {caption}"
+
+    @torch.no_grad()
+    def generate(
+        self,
+        samples: dict[str, Any],
+        use_nucleus_sampling: bool = False,
+        num_beams: int = 5,
+        max_length: int = 30,
+        min_length: int = 1,
+        top_p: float = 0.9,
+        repetition_penalty: float = 1.0,
+        length_penalty: float = 1.0,
+        num_captions: int = 1,
+        temperature: float = 1,
+    ) -> list[str]:
+        """Captions, by beam search or nucleus sampling.
+
+        Args:
+            samples: ``image`` ``(B, 3, H, W)``, and perhaps ``prompt``: one for all images or one
+                each; without it the model's own.
+            max_length: most tokens after the prompt.
+            min_length: fewest tokens; of one prompt for all the tokens count as well, as in LAVIS.
+            num_captions: captions per image.
+            Others: as in LAVIS.
+
+        Returns:
+            ``B * num_captions`` texts, each image's together, without prompt.
+
+        Raises:
+            ValueError: if there are not as many prompts as images.
+        """
+        images = samples["image"]
+        prompts = samples.get("prompt", self.prompt)
+        for_all = isinstance(prompts, str)
+        if not for_all and len(prompts) != len(images):
+            raise ValueError(f"{len(prompts)} prompts for {len(images)} images")
+        options: dict[str, Any] = {"num_beams": 1 if use_nucleus_sampling else num_beams}
+        if use_nucleus_sampling:
+            options.update(do_sample=True, top_p=top_p, temperature=temperature)
+        return self._continue(
+            images,
+            [prompts] * len(images) if for_all else prompts,
+            as_given=for_all,
+            max_new_tokens=max_length,
+            min_length=min_length,
+            repetition_penalty=repetition_penalty,
+            length_penalty=length_penalty,
+            num_return_sequences=num_captions,
+            **options,
+        )
+
+    @torch.no_grad()
+    def predict_answers(
+        self,
+        samples: dict[str, Any],
+        num_beams: int = 5,
+        inference_method: str = "generate",
+        max_len: int = 10,
+        min_len: int = 1,
+        num_ans_candidates: int = 128,
+        answer_list: Sequence[str] | None = None,
+        prompt: str = "",
+        length_penalty: float = -1,
+        **others: Any,
+    ) -> list[str]:
+        """Answers to questions about images, without training on any (BLIP-2 4.1).
+
+        An answer depends on its own image and question alone, not on the rest of the mini-batch.
+
+        Args:
+            samples: ``image`` ``(B, 3, H, W)`` and ``text_input``, B questions.
+            max_len, min_len: tokens of an answer.
+            prompt: words around a question, such as ``Question: {} Answer:`` (the paper's for OPT);
+                empty: the question alone.
+            length_penalty: of beam search; below 0: shorter answers.
+            num_ans_candidates, answer_list, others: not read; answers are generated.
+
+        Returns:
+            B texts: what comes before the first line break.
+
+        Raises:
+            ValueError: for another inference method, or a prompt without ``{}``.
+        """
+        if inference_method != "generate":
+            raise ValueError(
+                f"run.inference_method is {inference_method!r}; {type(self).__name__} generates "
+                "its answers: use generate"
+            )
+        questions = samples["text_input"]
+        questions = [questions] if isinstance(questions, str) else questions
+        check_prompt(prompt)
+        texts = self._continue(
+            samples["image"],
+            [prompt.format(question) if prompt else question for question in questions],
+            as_given=False,
+            num_beams=num_beams,
+            max_new_tokens=max_len,
+            min_length=min_len,
+            length_penalty=length_penalty,
+        )
+        return [text.partition("\n")[0].strip() for text in texts]
+
+    def _continue(
+        self,
+        images: Tensor,
+        prompts: Sequence[str],
+        as_given: bool,
+        min_length: int,
+        **options: Any,
+    ) -> list[str]:
+        """What OPT writes after images and prompts.
+
+        Prompts are padded on the left, so that each ends where its text begins.
+
+        Args:
+            as_given: hand prompts to ``generate`` as tokens. Their number, padding included, then
+                counts in its lengths and (in some versions) length penalties. Otherwise it gets
+                their embeddings and their last token alone.
+        """
+        seen, seen_mask = self.soft_prompts(images)
+        tokens = self._tokens(prompts, side="left")
+        kept = tokens.input_ids.shape[1] if as_given else 1
+        before = self.opt_model.get_input_embeddings()(tokens.input_ids[:, :-kept])
+        if options.get("num_beams") == 1:
+            del options["length_penalty"]
+        with self.llm_autocast():
+            written = self.opt_model.generate(
+                input_ids=tokens.input_ids[:, -kept:],
+                query_embeds=torch.cat([seen, before], dim=1),
+                attention_mask=torch.cat([seen_mask, tokens.attention_mask], dim=1),
+                eos_token_id=self.eos_token_id,
+                min_length=min_length if as_given else min_length + kept,
+                **options,
+            )
+        texts = self.opt_tokenizer.batch_decode(written[:, kept:], skip_special_tokens=True)
+        return [text.strip() for text in texts]

@@ -1,0 +1,196 @@
+"""Where the parts of LAVIS's BLIP-2 models come from: published weights, files, or chance."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from lavis.models import clip_vit, eva_vit
+from lavis.models.blip2_models.blip2 import LayerNorm
+from lavis.models.blip2_models.Qformer import BertLMHeadModel
+from torch import nn
+from transformers import BertConfig, BertTokenizerFast
+
+from lavis_mafa.io.checkpoints import find_config, read_checkpoint, resize_positions
+from lavis_mafa.models.parts.beams import OneRowPerBeam
+from lavis_mafa.models.parts.tokenizers import add_dec_token, build_tokenizer, from_hub
+from lavis_mafa.models.parts.vit import begin_narrow
+
+PUBLISHED = "https://storage.googleapis.com/sfr-vision-language-research/LAVIS/models/BLIP2/"
+VIT_WEIGHTS = {
+    "eva_clip_g": f"{PUBLISHED}eva_vit_g.pth",
+    "clip_L": f"{PUBLISHED}clip_vit_L.pth",
+}
+PREFIX = "visual_encoder."
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Where to take the parts from.
+
+    Attributes:
+        tokenizer: a ``vocab.txt``, a folder or a name on the hub; None: BERT's.
+        vit: sizes of an EVA ViT (``patch_size``, ``width``, ``depth``, ``heads``); None: those of
+            ``vit_model``.
+        vit_weights: a checkpoint or URL of the image encoder, or of a model that holds one below
+            ``visual_encoder.``; ``published``: LAVIS's for ``vit_model``; None: random.
+        bert_weights: a folder or a name on the hub that the Q-Former begins with; None: random.
+        q_former_config: JSON of the Q-Former's sizes; None: BERT-base's.
+    """
+
+    tokenizer: str | None = None
+    vit: Any = None
+    vit_weights: str | None = "published"
+    bert_weights: str | None = "bert-base-uncased"
+    q_former_config: str | None = None
+
+    @classmethod
+    def from_config(cls, cfg: Any) -> Parts:
+        """From a ``model`` config; keys left out keep their defaults."""
+        names = ("tokenizer", "vit", "vit_weights", "bert_weights", "q_former_config")
+        return cls(**{name: cfg[name] for name in names if name in cfg})
+
+    def less_than(self, content: dict[str, Any]) -> Parts:
+        """Without the weights that a checkpoint brings along: they need not be had twice."""
+        state = content.get("model", content)
+        parts = self
+        if any(key.startswith(PREFIX) for key in state):
+            parts = replace(parts, vit_weights=None)
+        if "Qformer.bert.embeddings.word_embeddings.weight" in state:  # not of stage 2
+            parts = replace(parts, bert_weights=None)
+        return parts
+
+
+class QFormer(OneRowPerBeam, BertLMHeadModel):
+    """LAVIS's Q-Former."""
+
+
+class Blip2Parts:
+    """Mixin before LAVIS's BLIP-2 classes: their constructors call these methods.
+
+    LAVIS's own download every part. A class sets `parts` before it calls LAVIS's constructor.
+
+    Attributes:
+        random_parts: prefixes of weights that are random until a checkpoint brings them; if they
+            are frozen, one must.
+    """
+
+    parts: Parts
+
+    def init_tokenizer(self) -> BertTokenizerFast:
+        return add_dec_token(build_tokenizer(self.parts.tokenizer))
+
+    def init_vision_encoder(
+        self,
+        model_name: str,
+        img_size: int,
+        drop_path_rate: float,
+        use_grad_checkpoint: bool,
+        precision: str,
+    ) -> tuple[nn.Module, nn.Module]:
+        encoder = build_image_encoder(
+            model_name, img_size, drop_path_rate, use_grad_checkpoint, self.parts.vit
+        )
+        weights = self.parts.vit_weights
+        if weights == "published":
+            weights = VIT_WEIGHTS[model_name] if self.parts.vit is None else None
+        if weights:
+            load_image_encoder(encoder, weights)
+        self.random_parts = () if weights else (PREFIX,)
+        if precision == "fp16" and not torch.cuda.is_available():
+            logging.warning("model.vit_precision: no fp16 without a GPU, fp32 is used")
+        elif precision == "fp16":
+            eva_vit.convert_weights_to_fp16(encoder)
+        return encoder, LayerNorm(encoder.num_features)
+
+    def init_Qformer(  # noqa: N802  (LAVIS's name)
+        self, num_query_token: int, vision_width: int, cross_attention_freq: int = 2
+    ) -> tuple[nn.Module, nn.Parameter]:
+        file = self.parts.q_former_config
+        config = BertConfig.from_json_file(find_config(file)) if file else BertConfig()
+        config.encoder_width = vision_width
+        config.add_cross_attention = True
+        config.cross_attention_freq = cross_attention_freq
+        config.query_length = num_query_token
+        if self.parts.bert_weights:
+            former = from_hub(QFormer.from_pretrained, self.parts.bert_weights, config=config)
+        else:
+            config.vocab_size = len(self.tokenizer)  # type: ignore[attr-defined]
+            former = QFormer(config)
+        queries = torch.zeros(1, num_query_token, config.hidden_size)
+        return former, nn.Parameter(queries.normal_(std=config.initializer_range))
+
+
+def build_image_encoder(
+    vit_model: str, image_size: int, drop_path_rate: float, use_grad_checkpoint: bool, sizes: Any
+) -> Any:
+    """BLIP-2's image encoder with random weights: EVA ViT-g, CLIP's ViT-L, or a small EVA ViT.
+
+    Raises:
+        ValueError: for an unknown ``vit_model``.
+    """
+    if sizes is not None:
+        encoder = eva_vit.VisionTransformer(
+            img_size=image_size,
+            patch_size=sizes["patch_size"],
+            embed_dim=sizes["width"],
+            depth=sizes["depth"],
+            num_heads=sizes["heads"],
+            qkv_bias=True,
+            drop_path_rate=drop_path_rate,
+            norm_layer=partial(nn.LayerNorm, eps=1e-6),
+            use_checkpoint=use_grad_checkpoint,
+        )
+        begin_narrow(encoder)
+        return encoder
+    if vit_model == "eva_clip_g":
+        return eva_vit.VisionTransformer(
+            img_size=image_size,
+            patch_size=14,
+            use_mean_pooling=False,
+            embed_dim=1408,
+            depth=39,
+            num_heads=16,
+            mlp_ratio=4.3637,
+            qkv_bias=True,
+            drop_path_rate=drop_path_rate,
+            norm_layer=partial(nn.LayerNorm, eps=1e-6),
+            use_checkpoint=use_grad_checkpoint,
+        )
+    if vit_model == "clip_L":
+        return clip_vit.VisionTransformer(
+            input_resolution=image_size,
+            patch_size=14,
+            width=1024,
+            layers=22,
+            heads=16,
+            use_grad_checkpointing=use_grad_checkpoint,
+        )
+    raise ValueError(f"model.vit_model is {vit_model!r}; known: {', '.join(VIT_WEIGHTS)}")
+
+
+def load_image_encoder(encoder: nn.Module, url_or_filename: str) -> None:
+    """Load an image encoder's weights, with positions brought to its image size.
+
+    Raises:
+        FileNotFoundError, OSError: if they cannot be had.
+        ValueError: if they leave some of the encoder's weights random.
+    """
+    state = read_checkpoint(url_or_filename)
+    state = state.get("model", state)
+    if any(key.startswith(PREFIX) for key in state):
+        state = {key[len(PREFIX) :]: v for key, v in state.items() if key.startswith(PREFIX)}
+    resize_positions(encoder, state)
+    own = encoder.state_dict()
+    wrong = sorted(key for key in own if key not in state or state[key].shape != own[key].shape)
+    if wrong:
+        raise ValueError(
+            f"{url_or_filename} does not fit this image encoder ({type(encoder).__name__} of "
+            f"{sum(weight.numel() for weight in own.values()) / 1e6:.1f} M weights): "
+            f"{len(wrong)} weights are missing or of another shape, such as {wrong[0]}"
+        )
+    encoder.load_state_dict(state, strict=False)
+    logging.info("image encoder from %s", url_or_filename)

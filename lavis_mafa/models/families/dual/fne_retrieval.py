@@ -1,0 +1,327 @@
+"""FNE: two encoders trained by a triplet loss whose negatives are drawn by the posterior that they
+are false (Li et al., "Your Negative May not Be True Negative", ACM MM 2023)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from lavis.common.registry import registry
+from lavis.models.base_model import BaseModel
+from torch import Tensor
+from transformers import BertConfig, BertModel
+from transformers.utils import ModelOutput
+
+from lavis_mafa.algorithm.losses.triplet import similarity_of, triplet_losses
+from lavis_mafa.algorithm.pair_memory import EMPTY, MovingCopies, PairMemory
+from lavis_mafa.algorithm.pickers import NONE, hardest
+from lavis_mafa.algorithm.posterior import PosteriorPicker, PosteriorRule, draw
+from lavis_mafa.algorithm.ranks import Ranks
+from lavis_mafa.algorithm.tokens import captions_of
+from lavis_mafa.io.checkpoints import CONFIGS, find_config
+from lavis_mafa.models.families.dual.driver import DualBackbone
+from lavis_mafa.models.inference.rerank import compute_sim_matrix
+from lavis_mafa.models.mafa_model import MafaModel, checkpoint_of
+from lavis_mafa.models.parts.tokenizers import build_tokenizer, from_hub
+from lavis_mafa.models.parts.vit import build_vit
+
+PARTS = ("visual_encoder", "text_encoder")
+NEGATIVES = ("posterior", "hardest")
+PLAIN = ("hardest", "random")
+
+
+@dataclass(frozen=True)
+class FneSettings:
+    """How negatives are found.
+
+    Attributes:
+        negatives: ``posterior`` (FNE), or ``hardest`` of mini-batch and memory.
+        plain_epochs: epochs at the beginning with negatives of the mini-batch alone, without
+            momentum copies and memory (FNE's code: 1).
+        plain_negatives: ``hardest`` there (FNE), or ``random``, for encoders that begin with random
+            weights: with the hardest they would come to see all alike.
+        memory_size: pairs remembered (FNE: 8,224).
+        momentum: share of the momentum copies that is kept at each step (FNE: 0.995).
+        rule: of the posterior; its margin is the loss's (FNE: 0.2).
+    """
+
+    negatives: str = "posterior"
+    plain_epochs: int = 1
+    plain_negatives: str = "hardest"
+    memory_size: int = 8224
+    momentum: float = 0.995
+    rule: PosteriorRule = PosteriorRule(beginning="sampled")
+
+    def __post_init__(self) -> None:
+        for name, known in (("negatives", NEGATIVES), ("plain_negatives", PLAIN)):
+            value = getattr(self, name)
+            if value not in known:
+                raise ValueError(f"model.{name} must be one of {', '.join(known)}, got {value!r}")
+        if self.plain_epochs < 0:
+            raise ValueError(f"model.plain_epochs must not be negative, got {self.plain_epochs}")
+
+    @classmethod
+    def from_config(cls, cfg: Any) -> FneSettings:
+        """From a ``model`` config.
+
+        Raises:
+            ValueError: for a value out of its range, or an unknown key of ``model.posterior``.
+        """
+        given = dict(cfg.get("posterior") or {})
+        try:
+            rule = PosteriorRule(
+                **{"beginning": "sampled", **given, "margin": float(cfg.get("margin", 0.2))}
+            )
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"model.posterior: {error}") from error
+        return cls(
+            negatives=cfg.get("negatives", "posterior"),
+            plain_epochs=int(cfg.get("plain_epochs", 1)),
+            plain_negatives=cfg.get("plain_negatives", "hardest"),
+            memory_size=int(cfg.get("memory_size", 8224)),
+            momentum=float(cfg.get("momentum", 0.995)),
+            rule=rule,
+        )
+
+
+@dataclass
+class FneOutput(ModelOutput):
+    """What a step gives back.
+
+    Attributes:
+        loss: sum of both directions (scalar).
+        loss_i2t, loss_t2i: mean over the anchors that have a negative (scalars).
+        negatives_i2t, negatives_t2i: ``(B,)`` ``loaded_index`` of the samples whose text, or image,
+            was picked (``image_id`` where samples tell no other number); -1 where none was.
+    """
+
+    loss: Tensor | None = None
+    loss_i2t: Tensor | None = None
+    loss_t2i: Tensor | None = None
+    negatives_i2t: Tensor | None = None
+    negatives_t2i: Tensor | None = None
+
+
+@registry.register_model("fne_retrieval")
+class FneRetrieval(MafaModel, BaseModel):
+    """ViT and BERT, their tokens averaged and compared by the cosine; no projection, no fusion.
+
+    After the plain epochs an anchor is compared with what the momentum copies made of the other
+    modality: of the mini-batches of all ranks, and of the pairs in the memory. One negative is
+    drawn for every anchor and direction, never of the anchor's own image, and enters a triplet
+    loss. The distributions of similarities come from the encoders themselves, as in FNE's code.
+
+    There is no ITM head, so retrieval re-ranks nothing and ``run.k_test`` has no effect.
+
+    Supported model types:
+        - base: ViT-B/16 at 384 pixels and BERT, with DeiT's and BERT's weights as LAVIS's ALBEF
+          begins (FNE: ViT of ImageNet-21k).
+        - tiny: built from its config alone, for small images and tests.
+
+    Usage:
+        >>> from lavis_mafa import load_model
+        >>> model = load_model("fne_retrieval", "tiny")
+    """
+
+    PRETRAINED_MODEL_CONFIG_DICT = {
+        "base": str(CONFIGS / "models" / "fne_retrieval_base.yaml"),
+        "tiny": str(CONFIGS / "models" / "fne_retrieval_tiny.yaml"),
+    }
+    has_unused_parameters = False
+
+    def __init__(
+        self,
+        image_encoder: Any,
+        text_encoder: Any,
+        tokenizer: Any,
+        max_txt_len: int = 30,
+        settings: FneSettings | None = None,
+    ) -> None:
+        super().__init__()
+        width, text_width = image_encoder.vision_width, text_encoder.config.hidden_size
+        if width != text_width:
+            raise ValueError(
+                f"images are {width} wide and texts {text_width}: without projections both "
+                "encoders need one width"
+            )
+        self.tokenizer, self.max_txt_len = tokenizer, max_txt_len
+        self.visual_encoder, self.text_encoder = image_encoder, text_encoder
+        self.fne = settings or FneSettings()
+        self.con_d = None
+        self.backbone: Any = DualBackbone(self)
+        self.copies = DualBackbone(self, "_m")
+        self.momentum_encoders: Any = MovingCopies(self, PARTS, self.fne.momentum)
+        self.memory = PairMemory(self.fne.memory_size, width)
+        self.picker = PosteriorPicker(self.fne.rule)
+
+    @classmethod
+    def from_config(cls, cfg: Any = None) -> FneRetrieval:
+        """Build from a ``model`` config.
+
+        ``vit_weights`` and ``bert_weights`` are what the encoders begin with, unless the config
+        names a checkpoint of the whole model.
+
+        Raises:
+            OSError: if weights or a tokenizer must be downloaded and cannot be.
+            ValueError: for settings that cannot be.
+        """
+        settings = FneSettings.from_config(cfg)
+        in_parts = not checkpoint_of(cfg)
+        vit_weights = cfg.get("vit_weights")
+        if vit_weights not in (None, "published"):
+            raise ValueError(f"model.vit_weights must be published or null, got {vit_weights!r}")
+        tokenizer = build_tokenizer(cfg.get("tokenizer"))
+        model = cls(
+            image_encoder=build_vit(cfg, from_pretrained=in_parts and vit_weights is not None),
+            text_encoder=_text_encoder(cfg, in_parts, tokenizer),
+            tokenizer=tokenizer,
+            max_txt_len=cfg.get("max_txt_len", 30),
+            settings=settings,
+        )
+        return model.finish(cfg)
+
+    @staticmethod
+    def without_downloads(cfg: Any) -> None:
+        """Change a config, in place, so that building it needs no weights from elsewhere."""
+        MafaModel.without_downloads(cfg)
+        cfg.vit_weights = None
+        cfg.bert_weights = None
+
+    def load_checkpoint(self, url_or_filename: str, content: dict[str, Any] | None = None) -> Any:
+        """Load the weights of a checkpoint; memory and distributions begin empty.
+
+        Those belong to the run that saved them, and its data: only ``run.resume_ckpt_path`` goes on
+        with them.
+        """
+        loaded = super().load_checkpoint(url_or_filename, content)
+        self.memory.forget()
+        self.picker.forget()
+        return loaded
+
+    def forward(self, samples: Mapping[str, Any]) -> Any:
+        """One step on a mini-batch; gives an `FneOutput`.
+
+        Args:
+            samples: ``image`` ``(B, 3, H, W)``, ``text_input`` (B captions), ``image_id`` ``(B,)``
+                (at least 0, equal for captions of one image); optional ``loaded_index`` ``(B,)``,
+                `TOKENS` (the captions tokenised) and ``epoch`` (int). B must be the same on all
+                ranks.
+
+        Raises:
+            ValueError: without ``image_id``.
+        """
+        if "image_id" not in samples:
+            raise ValueError(
+                "samples need image_id (equal for captions of one image), or captions of the "
+                "anchor's own image would be picked as negatives; runner_mafa gives it"
+            )
+        epoch = int(samples.get("epoch", 0))
+        ranks = Ranks(together=True)
+        images = self.backbone.encode_images(samples["image"]).features
+        captions = captions_of(samples)
+        texts = self.backbone.encode_texts(captions).features
+        assert images is not None and texts is not None
+        own = ranks.own(len(texts), texts.device)
+        ids = torch.as_tensor(samples["image_id"], device=own.device)
+        indices = torch.as_tensor(samples.get("loaded_index", ids), device=own.device)
+        ids, indices = ranks.gather(torch.stack([ids, indices], dim=1)).unbind(dim=1)
+        step = _Step(self, ranks, own, ids, indices, epoch)
+        self.momentum_encoders.move()
+        if epoch < self.fne.plain_epochs:
+            return step.plain(images, texts)
+        with torch.no_grad():
+            copied_images = self.copies.encode_images(samples["image"]).features
+            copied_texts = self.copies.encode_texts(captions).features
+        assert copied_images is not None and copied_texts is not None
+        copied_images, copied_texts = ranks.gather(copied_images), ranks.gather(copied_texts)
+        output = step.with_memory(images, texts, copied_images, copied_texts)
+        self.memory.remember(copied_images, copied_texts, ids, indices)
+        return output
+
+    def compute_sim_matrix(self, data_loader: Any, task_cfg: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Cosine similarities ``(num_images, num_texts)`` and their transpose, float32."""
+        return compute_sim_matrix(self.backbone, data_loader, k_test=0)
+
+
+@dataclass
+class _Step:
+    """One step's mini-batches of all ranks: C pairs, of which B are this rank's."""
+
+    model: FneRetrieval
+    ranks: Ranks
+    own: Tensor
+    ids: Tensor
+    indices: Tensor
+    epoch: int
+
+    def plain(self, images: Tensor, texts: Tensor) -> FneOutput:
+        """Negatives of the mini-batch; gradients flow to both sides."""
+        similarity = self.model.backbone.similarity
+        sim_i2t = similarity(images, self.ranks.gather(texts, with_grad=True))
+        sim_t2i = similarity(self.ranks.gather(images, with_grad=True), texts).t()
+        excluded = self._of_one_image(self.ids)
+        sims = sim_i2t.detach(), sim_t2i.detach()
+        if self.model.fne.plain_negatives == "random":
+            picked = [draw((~excluded).double(), sim, excluded) for sim in sims]
+        else:
+            picked = [hardest(sim, excluded) for sim in sims]
+        return self._output(sim_i2t, sim_t2i, picked, self.indices)
+
+    def with_memory(
+        self, images: Tensor, texts: Tensor, copied_images: Tensor, copied_texts: Tensor
+    ) -> FneOutput:
+        """Negatives out of what the copies made of the C pairs, and of the memory."""
+        model, memory = self.model, self.model.memory
+        sim_i2t = model.backbone.similarity(images, torch.cat([copied_texts, memory.texts]))
+        sim_t2i = model.backbone.similarity(torch.cat([copied_images, memory.images]), texts).t()
+        excluded = self._of_one_image(torch.cat([self.ids, memory.image_ids]))
+        excluded[:, len(self.ids) :] |= memory.empty
+        if model.fne.negatives == "hardest":
+            picked = [hardest(sim.detach(), excluded) for sim in (sim_i2t, sim_t2i)]
+        else:
+            self._observe(images, texts)
+            picked = [
+                model.picker.pick(sim.detach(), excluded, self._own(sim))
+                for sim in (sim_i2t, sim_t2i)
+            ]
+        return self._output(sim_i2t, sim_t2i, picked, torch.cat([self.indices, memory.indices]))
+
+    @torch.no_grad()
+    def _observe(self, images: Tensor, texts: Tensor) -> None:
+        similarity = self.model.backbone.similarity
+        sim_i2t = similarity(images, self.ranks.gather(texts))
+        sim_t2i = similarity(self.ranks.gather(images), texts).t()
+        excluded = self._of_one_image(self.ids)
+        self.model.picker.observe(sim_i2t, sim_t2i, excluded, self.own, self.epoch)
+
+    def _of_one_image(self, ids: Tensor) -> Tensor:
+        """``(B, N)`` bool: candidates of the anchor's own image, its own pair among them."""
+        return self.ids[self.own][:, None] == ids[None, :]
+
+    def _own(self, sim: Tensor) -> Tensor:
+        return sim.gather(1, self.own[:, None]).squeeze(1)
+
+    def _output(
+        self, sim_i2t: Tensor, sim_t2i: Tensor, picked: list[Tensor], indices: Tensor
+    ) -> FneOutput:
+        losses = [
+            self.ranks.mean(
+                triplet_losses(self._own(sim), similarity_of(sim, one), self.model.fne.rule.margin)
+            )
+            for sim, one in zip((sim_i2t, sim_t2i), picked, strict=True)
+        ]
+        numbers = [torch.where(one == NONE, EMPTY, indices[one.clamp(min=0)]) for one in picked]
+        return FneOutput(losses[0] + losses[1], *losses, *numbers)
+
+
+def _text_encoder(cfg: Any, in_parts: bool, tokenizer: Any) -> BertModel:
+    path, weights = cfg.get("bert_config"), cfg.get("bert_weights")
+    config = BertConfig.from_json_file(find_config(path)) if path else BertConfig()
+    config.add_cross_attention = config.is_decoder = False
+    if in_parts and weights:
+        return from_hub(BertModel.from_pretrained, weights, config=config, add_pooling_layer=False)
+    config.vocab_size = max(config.vocab_size, len(tokenizer))
+    return BertModel(config, add_pooling_layer=False)

@@ -1,0 +1,1 @@
+"""Scores of many pairs, re-ranking and heat maps."""

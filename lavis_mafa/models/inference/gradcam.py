@@ -1,0 +1,158 @@
+"""Where in an image the ITM head finds a text: Grad-CAM on cross-attention.
+
+ALBEF 6.4 and appendix A. The weights with which a text's tokens attend to the image's
+patches, times the gradient of the match logit with respect to them where it is positive, averaged
+over heads and tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lavis_mafa.algorithm.backbone import Backbone
+
+# Over which tokens of a text the maps are averaged.
+TOKENS = ("all", "words")
+ALBEF_PLACE = 2  # the third layer with cross-attention: layer 8 of 12 in ALBEF
+
+
+def heat_maps(
+    backbone: Backbone,
+    images: Tensor,
+    captions: Sequence[str],
+    layer: int | None = None,
+    tokens: str = "all",
+) -> Tensor:
+    """Grad-CAM maps of B pairs, not negative, on the grid of the image encoder's patches.
+
+    A map depends on its own pair alone. The model's gradients and modes are left as they are;
+    nothing is random (dropout is off), and it works under ``torch.no_grad`` too.
+
+    Args:
+        backbone: of ALBEF or BLIP, whose texts attend to images in LAVIS's ``med.py``.
+        images: ``(B, 3, H, W)``.
+        captions: B texts.
+        layer: which of BERT's layers, from 0; None: see `default_layer`.
+        tokens: ``all`` tokens with [CLS] and [SEP], as ALBEF evaluates visual grounding, or the
+            ``words`` between them, as LAVIS's ``compute_gradcam``. In BERT's last layer only [CLS]
+            reaches the ITM head: the words' maps are zero there.
+
+    Returns:
+        ``(B, h, w)`` float32.
+
+    Raises:
+        TypeError: if the model's texts do not attend to images themselves (BLIP-2).
+        ValueError: if the layer has no cross-attention, or ``tokens`` is neither of the two.
+    """
+    if tokens not in TOKENS:
+        raise ValueError(f"tokens is {tokens!r}, expected one of {', '.join(TOKENS)}")
+    model: Any = getattr(backbone, "model", None)
+    attention = _cross_attention(model, layer)
+    with torch.inference_mode(False), _in_eval_mode(model):
+        with torch.no_grad():
+            seen = backbone.encode_images(images, for_matching=True)
+            texts = backbone.encode_texts(captions, for_matching=True)
+            mask = texts.mask.clone()
+        pairs = torch.arange(len(captions), device=images.device)
+        with torch.enable_grad(), _recorded(attention) as recorded:
+            logits = backbone.match(seen, texts, pairs, pairs)
+        (weights,) = recorded
+        (gradient,) = torch.autograd.grad(logits[:, 1].sum(), weights)
+    with torch.no_grad():
+        # (B, heads, L, S), of which the first of the S is the image's [CLS].
+        maps = (weights * gradient.clamp(min=0))[..., 1:].float().mean(dim=1)
+        if tokens == "words":
+            lengths = mask.sum(dim=1, keepdim=True)
+            places = torch.arange(mask.shape[1], device=mask.device)
+            mask = mask * ((places > 0) & (places < lengths - 1))
+        counted = mask.sum(dim=1).clamp(min=1)
+        maps = torch.einsum("bls,bl->bs", maps, mask.float()) / counted[:, None]
+        return maps.reshape(len(maps), *_grid(model, images, maps.shape[1]))
+
+
+def cross_layers(model: Any) -> list[int]:
+    """Which layers of a LAVIS model's BERT attend to images; none if there is no such BERT."""
+    encoder = getattr(model, "text_encoder", None)
+    encoder = getattr(getattr(encoder, "bert", encoder), "encoder", None)
+    layers = getattr(encoder, "layer", ())
+    return [number for number, layer in enumerate(layers) if hasattr(layer, "crossattention")]
+
+
+def default_layer(model: Any) -> int:
+    """The third layer with cross-attention (ALBEF 6.4), the last one where there are fewer.
+
+    That is layer 8 of ALBEF's 12. LAVIS takes layer 7 of BLIP's.
+
+    Raises:
+        TypeError: if there is none.
+    """
+    layers = cross_layers(model)
+    if not layers:
+        raise TypeError(
+            f"{type(model).__name__} has no layer in which texts attend to images, which Grad-CAM "
+            "needs; use an ALBEF or BLIP model"
+        )
+    return layers[min(ALBEF_PLACE, len(layers) - 1)]
+
+
+def _cross_attention(model: Any, layer: int | None) -> Any:
+    """The cross-attention of a layer: LAVIS's ``BertSelfAttention``."""
+    chosen = default_layer(model) if layer is None else layer
+    if chosen not in cross_layers(model):
+        known = ", ".join(map(str, cross_layers(model)))
+        raise ValueError(
+            f"layer {layer} of {type(model).__name__} does not attend to images; layers that do: "
+            f"{known or 'none'}"
+        )
+    bert = getattr(model.text_encoder, "bert", model.text_encoder)
+    return bert.encoder.layer[chosen].crossattention.self
+
+
+@contextmanager
+def _recorded(attention: Any) -> Iterator[list[Tensor]]:
+    """The attention weights ``(B, heads, L, S)`` of passes inside, as leaves of the graph.
+
+    What comes before them needs no gradient: the graph begins here. They go through the module's
+    dropout, which is where they can be taken out and put back.
+    """
+    recorded: list[Tensor] = []
+
+    def take(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        leaf = inputs[0].detach().requires_grad_(True)
+        recorded.append(leaf)
+        return (leaf, *inputs[1:])
+
+    hook = attention.dropout.register_forward_pre_hook(take)
+    try:
+        yield recorded
+    finally:
+        hook.remove()
+
+
+@contextmanager
+def _in_eval_mode(model: nn.Module) -> Iterator[None]:
+    """Every module in evaluation mode inside, and back in its own afterwards."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+def _grid(model: Any, images: Tensor, patches: int) -> tuple[int, int]:
+    """Rows and columns of the image encoder's patches."""
+    height, width = model.visual_encoder.patch_embed.patch_size
+    rows, columns = images.shape[-2] // height, images.shape[-1] // width
+    if rows * columns != patches:
+        raise ValueError(
+            f"images of {tuple(images.shape[-2:])} pixels in patches of {height} x {width} make "
+            f"{rows} x {columns} patches, but the image encoder gives {patches}"
+        )
+    return rows, columns

@@ -1,0 +1,1 @@
+"""Parts that the models of several families are built from."""

@@ -1,1 +1,0 @@
-"""What is minimised: ITC with its soft labels, ITM, MLM."""

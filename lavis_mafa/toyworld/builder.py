@@ -1,0 +1,355 @@
+"""The LAVIS side of the toy world: a dataset builder with a cache, and its datasets."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import hashlib
+import json
+import logging
+import os
+import zipfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from lavis.common.registry import registry
+from lavis.datasets.builders.base_dataset_builder import BaseDatasetBuilder
+from lavis.datasets.datasets.base_dataset import BaseDataset
+from omegaconf import OmegaConf
+from PIL import Image
+
+from lavis_mafa.io.files import whole
+from lavis_mafa.io.processes import on_main_process
+from lavis_mafa.toyworld.render import render
+from lavis_mafa.toyworld.world import (
+    WorldConfig,
+    make_captions,
+    make_scenes,
+    valid,
+    valid_matrix,
+)
+
+Arrays = dict[str, npt.NDArray[Any]]
+Processor = Callable[[Any], Any]
+
+# BLIP's normalisation, as LAVIS has it in its image processors.
+IMAGE_MEAN = np.array((0.48145466, 0.4578275, 0.40821073), dtype=np.float32)
+IMAGE_STD = np.array((0.26862954, 0.26130258, 0.27577711), dtype=np.float32)
+
+SPLITS = ("train", "val", "test")
+FORMAT_VERSION = 1  # part of the cache key: raise it when what a seed yields changes
+_CONFIG_DIR = Path(__file__).resolve().parents[1] / "configs" / "datasets" / "toy_scenes"
+_DATA_KEYS = {"seed": 0, "train_size": 1, "val_size": 1, "test_size": 1, "captions_per_image": 1}
+_DEFAULTS = {"seed": 0, "train_size": 4000, "val_size": 200, "test_size": 500}
+
+
+class ToyPictures(BaseDataset):  # type: ignore[misc]
+    """The pictures of one split in memory. Image k shows `scenes[k]`.
+
+    `arrays`: images uint8 (n_images, H, W, 3), scenes (n_images,). Without a processor, images come
+    as float tensors normalised with BLIP's mean and standard deviation, and texts as they are.
+    """
+
+    def __init__(
+        self,
+        arrays: Arrays,
+        world: WorldConfig,
+        vis_processor: Processor | None = None,
+        text_processor: Processor | None = None,
+        name: str = "test",
+    ) -> None:
+        super().__init__(vis_processor, text_processor)
+        self.world = world
+        self.images = arrays["images"]
+        self.scenes = arrays["scenes"]
+        self.image_names = [f"{name}/{i:06d}.png" for i in range(len(self.images))]
+
+    @property
+    def deterministic(self) -> bool:
+        """Whether a sample is the same each time; a vis_processor is taken to be random."""
+        return self.vis_processor is None
+
+    def picture(self, image: int) -> Image.Image:
+        """The raw picture of an image."""
+        return Image.fromarray(self.images[image])
+
+    def _image(self, image: int) -> Any:
+        if self.vis_processor is not None:
+            return self.vis_processor(self.picture(image))
+        scaled = (self.images[image].astype(np.float32) / 255 - IMAGE_MEAN) / IMAGE_STD
+        return torch.from_numpy(np.ascontiguousarray(scaled.transpose(2, 0, 1)))
+
+    def _processed(self, text: str) -> str:
+        return text if self.text_processor is None else self.text_processor(text)
+
+
+class _ToyScenes(ToyPictures):
+    """Pictures with captions: caption i is about image `image_ids[i]`.
+
+    `arrays` has also captions (n_captions,), texts str (n_captions,), image_ids int64
+    (n_captions,).
+    """
+
+    def __init__(
+        self,
+        arrays: Arrays,
+        world: WorldConfig,
+        vis_processor: Processor | None = None,
+        text_processor: Processor | None = None,
+        name: str = "test",
+    ) -> None:
+        super().__init__(arrays, world, vis_processor, text_processor, name)
+        self.captions = arrays["captions"]
+        self.texts: list[str] = arrays["texts"].tolist()
+        self.image_ids: npt.NDArray[np.int64] = arrays["image_ids"].astype(np.int64)
+
+    def _text(self, caption: int) -> str:
+        return self._processed(self.texts[caption])
+
+
+class ToyScenesTrain(_ToyScenes):
+    """(image, caption) pairs for training.
+
+    Items: `image` (float tensor (3, H, W) unless a vis_processor makes something else),
+    `text_input` (str), `image_id` (int; equal for captions of one image).
+    """
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        image = int(self.image_ids[index])
+        return {"image": self._image(image), "text_input": self._text(index), "image_id": image}
+
+    def truth(self, image_of: npt.ArrayLike, text_of: npt.ArrayLike) -> npt.NDArray[np.bool_]:
+        """Whether the caption of sample `text_of[k]` is valid for the image of `image_of[k]`.
+
+        Both are sample indices; their shapes broadcast to the shape of the answer. Raises
+        IndexError for an index outside 0 .. len - 1.
+        """
+        images, texts = self._indices("image_of", image_of), self._indices("text_of", text_of)
+        return valid(self.captions[texts], self.scenes[self.image_ids[images]])
+
+    def _indices(self, name: str, given: npt.ArrayLike) -> npt.NDArray[np.int64]:
+        indices = np.asarray(given)
+        if indices.size and not (
+            np.issubdtype(indices.dtype, np.integer)
+            and 0 <= indices.min()
+            and indices.max() < len(self)
+        ):
+            raise IndexError(
+                f"{name} has {indices.dtype} values from {indices.min()} to {indices.max()}, "
+                f"expected sample indices, whole numbers from 0 to {len(self) - 1}"
+            )
+        return indices.astype(np.int64)
+
+    def caption(self, index: int) -> str:
+        """The raw caption of a sample."""
+        return self.texts[index]
+
+    def show(self, index: int) -> tuple[Image.Image, str]:
+        """The raw picture and caption of a sample, for reports."""
+        return self.picture(int(self.image_ids[index])), self.texts[index]
+
+
+class ToyScenesEval(_ToyScenes):
+    """Images with captions for retrieval, as LAVIS's `RetrievalEvalDataset`.
+
+    `text` and `image` list captions and image names, `txt2img` and `img2txt` map their positions.
+    Items: `image`, `index` (int), one for each image.
+    """
+
+    def __init__(
+        self,
+        arrays: Arrays,
+        world: WorldConfig,
+        vis_processor: Processor | None = None,
+        text_processor: Processor | None = None,
+        name: str = "test",
+    ) -> None:
+        super().__init__(arrays, world, vis_processor, text_processor, name)
+        self.text = [self._text(i) for i in range(len(self.texts))]
+        self.image = self.image_names
+        self.txt2img: dict[int, int] = dict(enumerate(self.image_ids.tolist()))
+        self.img2txt: dict[int, list[int]] = {i: [] for i in range(len(self.images))}
+        for text, image in self.txt2img.items():
+            self.img2txt[image].append(text)
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"image": self._image(index), "index": index}
+
+    def truth_matrix(self) -> npt.NDArray[np.bool_]:
+        """Which captions are valid for which images: bool (n_images, n_texts)."""
+        return valid_matrix(self.scenes, self.captions)
+
+    def show_image(self, index: int) -> Image.Image:
+        """The raw picture of an image, for reports."""
+        return self.picture(index)
+
+
+@registry.register_builder("toy_scenes")
+class ToyScenesBuilder(BaseDatasetBuilder):  # type: ignore[misc]
+    """Builds `train` (ToyScenesTrain), `val` and `test` (ToyScenesEval) of the toy world."""
+
+    train_dataset_cls: type[ToyPictures] = ToyScenesTrain
+    eval_dataset_cls: type[ToyPictures] = ToyScenesEval
+    DATASET_CONFIG_DICT = {
+        "default": str(_CONFIG_DIR / "dense.yaml"),
+        "dense": str(_CONFIG_DIR / "dense.yaml"),
+        "sparse": str(_CONFIG_DIR / "sparse.yaml"),
+    }
+
+    def build_datasets(self) -> dict[str, BaseDataset]:
+        """Make or load the data; under torch.distributed rank 0 makes them first.
+
+        Raises ValueError for unknown keys or values out of range in `build_info`.
+        """
+        info: Any = OmegaConf.to_container(self.config.build_info, resolve=True)
+        own = self.take_own(info)
+        world, data = read_build_info(info)
+        kind = self.config.get("type", "default")
+        if kind in ("dense", "sparse") and kind != info.get("preset", kind):
+            logging.warning(
+                "toy_scenes: type is %s but build_info.preset is %s; the preset counts",
+                kind,
+                info["preset"],
+            )
+        directory = cache_directory(info.get("cache_dir"))
+
+        splits = on_main_process(lambda: load_or_make(world, data, directory))
+        splits = splits or load_or_make(world, data, directory)
+
+        self.build_processors()
+        return {
+            name: self.make_dataset(name, splits[name], world, {**data, **own}) for name in SPLITS
+        }
+
+    def take_own(self, info: dict[str, Any]) -> dict[str, Any]:
+        """What a builder on the same pictures reads of `build_info` besides, taken out of it."""
+        return {}
+
+    def make_dataset(
+        self, name: str, arrays: Arrays, world: WorldConfig, data: Mapping[str, int]
+    ) -> BaseDataset:
+        """The data set of a split; `data` as from `read_build_info` and `take_own`."""
+        if name == "train":
+            return ToyScenesTrain(arrays, world, **self._processors("train"), name=name)
+        return ToyScenesEval(arrays, world, **self._processors("eval"), name=name)
+
+    def _processors(self, mode: str) -> dict[str, Processor | None]:
+        """The configured processors; None where there is none, for LAVIS's default only passes
+        things through and could not make a tensor of an image."""
+        return {
+            key: getattr(self, f"{key}s")[mode] if self.config.get(key) is not None else None
+            for key in ("vis_processor", "text_processor")
+        }
+
+
+def read_build_info(info: Mapping[str, Any]) -> tuple[WorldConfig, dict[str, int]]:
+    """The world and the data's sizes that a `build_info` asks for; null means the default.
+
+    Returns the config and {seed, train_size, val_size, test_size, captions_per_image}. Raises
+    ValueError for unknown keys, naming the nearest known one, and for values out of range.
+    """
+    world_keys = [field.name for field in dataclasses.fields(WorldConfig)]
+    known = ["preset", "cache_dir", *_DATA_KEYS, *world_keys]
+    problems = []
+    for key in info:
+        if key not in known:
+            near = difflib.get_close_matches(str(key), known, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
+            problems.append(f"unknown key {key!r}, {hint}")
+    data = {}
+    for key, lowest in _DATA_KEYS.items():
+        value = info.get(key)
+        value = _DEFAULTS.get(key, 1) if value is None else value
+        if isinstance(value, bool) or not isinstance(value, int) or value < lowest:
+            problems.append(f"{key} is {value!r}, expected a whole number from {lowest} up")
+        else:
+            data[key] = value
+    if problems:
+        raise ValueError("toy_scenes build_info: " + "; ".join(problems))
+    changes = {key: info[key] for key in world_keys if info.get(key) is not None}
+    return WorldConfig.preset(info.get("preset") or "dense", **changes), data
+
+
+def make_world(world: WorldConfig, data: Mapping[str, int]) -> dict[str, Arrays]:
+    """Make all splits from the seed. `data` as from `read_build_info`.
+
+    The training split has `train_size` pairs (its last image may have fewer captions than the
+    others), the other splits have that many images with all their captions. Splits, captions and
+    pixels have random streams of their own, so that changing one leaves the others as they are.
+    """
+    per_image = data["captions_per_image"]
+    splits = {}
+    for number, name in enumerate(SPLITS):
+        size = data[f"{name}_size"]
+        pairs = size if name == "train" else size * per_image
+        image_ids = np.arange(pairs, dtype=np.int64) // per_image
+        streams = [np.random.default_rng([data["seed"], number, stream]) for stream in range(3)]
+        scenes = make_scenes(world, int(image_ids[-1]) + 1, streams[0])
+        captions, texts = make_captions(world, scenes[image_ids], streams[1])
+        splits[name] = {
+            "images": render(world, scenes, streams[2]),
+            "scenes": scenes,
+            "captions": captions,
+            "texts": np.array(texts),
+            "image_ids": image_ids,
+        }
+    return splits
+
+
+def cache_directory(given: str | None) -> Path:
+    """The folder for cached data: the given one, $LAVIS_MAFA_CACHE, or ~/.cache/lavis_mafa."""
+    root = given or os.environ.get("LAVIS_MAFA_CACHE") or "~/.cache/lavis_mafa"
+    return Path(root).expanduser() / "toy_scenes"
+
+
+def cache_path(world: WorldConfig, data: Mapping[str, int], directory: Path) -> Path:
+    """The file for these data: its name is a hash of all that determines them."""
+    numbers = {name: float(value) for name, value in dataclasses.asdict(world).items()}
+    parameters = {"format": FORMAT_VERSION, "world": numbers, "data": dict(data)}
+    key = hashlib.sha256(json.dumps(parameters, sort_keys=True).encode()).hexdigest()[:16]
+    return directory / f"{key}.npz"
+
+
+def load_or_make(world: WorldConfig, data: Mapping[str, int], directory: Path) -> dict[str, Arrays]:
+    """The splits from the cache, or newly made and cached.
+
+    A damaged file is replaced. Where nothing can be written the data are made all the same: they
+    take seconds.
+    """
+    path = cache_path(world, data, directory)
+    try:
+        return _load(path)
+    except FileNotFoundError:
+        logging.info("toy_scenes: making the data (%s)", path)
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        logging.warning("toy_scenes: %s cannot be read (%s); making it again", path, error)
+    splits = make_world(world, data)
+    try:
+        _save(path, splits)
+    except OSError as error:
+        logging.warning("toy_scenes: data not cached, %s cannot be written (%s)", path, error)
+    return splits
+
+
+def _load(path: Path) -> dict[str, Arrays]:
+    keys = ("images", "scenes", "captions", "texts", "image_ids")
+    with np.load(path, allow_pickle=False) as stored:
+        return {split: {key: stored[f"{split}.{key}"] for key in keys} for split in SPLITS}
+
+
+def _save(path: Path, splits: Mapping[str, Arrays]) -> None:
+    named: dict[str, Any] = {
+        f"{split}.{key}": array for split in splits for key, array in splits[split].items()
+    }
+    with whole(path) as file:
+        np.savez(file, **named)

@@ -1,0 +1,185 @@
+"""Questions about scenes of the toy world, with exact answers.
+
+Six kinds, each asked in plain words (no synonyms) and answered in one:
+
+| question_type | question | answers | answer_type |
+|---|---|---|---|
+| `exists` | is there a big red circle? | yes, no (equally often) | yes/no |
+| `colour`, `shape`, `size` | what colour is the big circle? | the attribute | other |
+| `count` | how many circles are there? | 0 to 3 | number |
+| `background` | what colour is the background? | its colour | other |
+
+`answer_type` has the names of VQA v2. Counts are digits, which is what VQA v2's scoring makes of
+number words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+
+from lavis_mafa.toyworld.world import (
+    BACKGROUNDS,
+    COLOURS,
+    MAX_OBJECTS,
+    PLURALS,
+    SHAPES,
+    SIZES,
+    Structured,
+)
+
+QUESTION_TYPES = ("exists", "colour", "shape", "size", "count", "background")
+MAX_QUESTIONS = 12  # about one scene; more would not always differ
+
+ATTRIBUTES = ("size", "colour", "shape")  # in the order in which they are spoken
+_VALUES = {"size": SIZES, "colour": COLOURS, "shape": SHAPES}
+_TRIES = 20
+
+Thing = dict[str, str]  # attribute -> value: an object, or what is said of one
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question about one scene, with its only right answer."""
+
+    text: str
+    answer: str
+    question_type: str
+
+    @property
+    def answer_type(self) -> str:
+        """`yes/no`, `number` or `other`, as in VQA v2."""
+        return {"exists": "yes/no", "count": "number"}.get(self.question_type, "other")
+
+
+def possible_answers() -> list[str]:
+    """Every answer that a question can have, sorted."""
+    counts = [str(number) for number in range(MAX_OBJECTS + 1)]
+    return sorted(["yes", "no", *counts, *SHAPES, *COLOURS, *SIZES, *BACKGROUNDS])
+
+
+def make_questions(
+    scenes: Structured,
+    per_scene: int,
+    rng: np.random.Generator,
+    kinds: Sequence[str] = QUESTION_TYPES,
+) -> list[list[Question]]:
+    """Questions about each of the n scenes, all different within a scene: n lists of `per_scene`.
+
+    The kinds take turns in random order; one that `kinds` names twice comes twice as often. A kind
+    that a scene does not allow (which colour, of two circles?) leaves its turn to the next. The
+    same seed gives the same questions.
+
+    Raises ValueError if `per_scene` is not from 1 to `MAX_QUESTIONS`, or `kinds` lacks `exists`
+    (of which alone there are always enough) or names an unknown kind.
+    """
+    if not 1 <= per_scene <= MAX_QUESTIONS:
+        raise ValueError(
+            f"questions per scene: {per_scene}, expected a number from 1 to {MAX_QUESTIONS}"
+        )
+    if "exists" not in kinds or not set(kinds) <= set(QUESTION_TYPES):
+        raise ValueError(
+            f"kinds of questions: {kinds}, expected exists and some of {QUESTION_TYPES}"
+        )
+    things = [_things(scene) for scene in scenes]
+    grounds = [BACKGROUNDS[scene["background"] - 1] for scene in scenes]
+    asked = []
+    for here, ground in zip(things, grounds, strict=True):
+        found: dict[str, Question] = {}
+        turns: list[str] = []
+        while len(found) < per_scene:
+            if not turns:
+                turns = [kinds[i] for i in rng.permutation(len(kinds))]
+            kind = turns.pop()
+            question = _ask(kind, here, ground, _pick(things, rng), rng)
+            if question is not None:
+                found.setdefault(question.text, question)
+        asked.append(list(found.values()))
+    return asked
+
+
+def _ask(
+    kind: str, here: list[Thing], ground: str, elsewhere: list[Thing], rng: np.random.Generator
+) -> Question | None:
+    if kind == "background":
+        return Question("what colour is the background?", ground, kind)
+    if kind == "count":
+        return _count(here, elsewhere, rng)
+    if kind == "exists":
+        return _exists(here, elsewhere, rng)
+    return _attribute(kind, here, rng)
+
+
+def _exists(here: list[Thing], elsewhere: list[Thing], rng: np.random.Generator) -> Question:
+    """Yes and no with equal probability.
+
+    What is not there is mixed from an object of this scene and one of another, so that it is asked
+    for about as often as it would be if it were there: no question gives its own answer away.
+    """
+    named = [a for a in ATTRIBUTES if a == "shape" or rng.random() < 0.6]
+    answer, said = "yes", _said(_pick(here, rng), named)
+    if rng.random() < 0.5:
+        answer = "no"
+        for _ in range(_TRIES):
+            one, other = _pick(here, rng), _pick(elsewhere, rng)
+            said = {a: (one if rng.random() < 0.5 else other)[a] for a in named}
+            if not _fitting(said, here):
+                break
+        while _fitting(said, here):  # hardly anything else exists in this world
+            said = {a: _pick(_VALUES[a], rng) for a in named}
+    return Question(f"is there a {_spoken(said)}?", answer, "exists")
+
+
+def _attribute(asked: str, here: list[Thing], rng: np.random.Generator) -> Question | None:
+    """One attribute of an object that the others, or some of them, single out; None if none is."""
+    first, second = (a for a in ATTRIBUTES if a != asked)
+    unique = []
+    for thing in here:
+        for named in ([first], [second], [first, second]):
+            said = _said(thing, named)
+            if len(_fitting(said, here)) == 1:
+                unique.append((said, thing[asked]))
+    if not unique:
+        return None
+    said, answer = _pick(unique, rng)
+    return Question(f"what {asked} is the {_spoken(said)}?", answer, asked)
+
+
+def _count(here: list[Thing], elsewhere: list[Thing], rng: np.random.Generator) -> Question:
+    """All objects, or those of a shape that is there or, at times, may not be."""
+    draw = rng.random()
+    if draw < 0.3:
+        return Question("how many objects are there?", str(len(here)), "count")
+    shape = _pick(here if draw < 0.75 else elsewhere, rng)["shape"]
+    number = len(_fitting({"shape": shape}, here))
+    return Question(f"how many {PLURALS[shape]} are there?", str(number), "count")
+
+
+def _said(thing: Thing, named: Sequence[str]) -> Thing:
+    return {a: thing[a] for a in named}
+
+
+def _fitting(said: Thing, things: list[Thing]) -> list[Thing]:
+    return [t for t in things if all(t[a] == value for a, value in said.items())]
+
+
+def _spoken(said: Thing) -> str:
+    return " ".join(said[a] for a in ATTRIBUTES if a in said) + (
+        "" if "shape" in said else " object"
+    )
+
+
+def _things(scene: np.void) -> list[Thing]:
+    """The objects of a scene in words."""
+    return [
+        {a: _VALUES[a][scene[a][cell] - 1] for a in ATTRIBUTES}
+        for cell in np.flatnonzero(scene["shape"])
+    ]
+
+
+def _pick(values: Sequence[T], rng: np.random.Generator) -> T:
+    return values[int(rng.random() * len(values))]

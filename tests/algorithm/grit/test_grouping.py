@@ -1,0 +1,214 @@
+"""Grouping against a slow loop written from GRIT-VLP's Algorithm 2."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lavis_mafa.algorithm.grit.grouping import group
+
+
+def features(size: int, dim: int, seed: int, spread: float = 1.0):
+    g = torch.Generator().manual_seed(seed)
+    images = torch.randn(size, dim, generator=g)
+    texts = images + spread * torch.randn(size, dim, generator=g)
+    return F.normalize(images, dim=1), F.normalize(texts, dim=1)
+
+
+def whole_numbers(size: int, dim: int, seed: int):
+    """Features whose products are exact in any order of adding: many are equal."""
+    rng = np.random.default_rng(seed)
+    return (torch.from_numpy(rng.integers(-2, 3, (size, dim))).float() for _ in range(2))
+
+
+def slow_grouping(images, texts, start):
+    """Algorithm 2, by hand: alternate directions, never visit twice."""
+    sim = (images.float() @ texts.float().t()).tolist()
+    visited, order, image_to_text = [start], [start], True
+    for _ in range(len(sim) - 1):
+        current = order[-1]
+        best, best_score = None, -float("inf")
+        for other in range(len(sim)):
+            if other in visited:
+                continue
+            score = sim[current][other] if image_to_text else sim[other][current]
+            if score > best_score:
+                best, best_score = other, score
+        visited.append(best)
+        order.append(best)
+        image_to_text = not image_to_text
+    return order
+
+
+def slow_grouping_apart(images, texts, start, ids, batch_size, taken):
+    """As above, but an image already in the mini-batch comes only if all that are left are."""
+    sim = (images.float() @ texts.float().t()).tolist()
+    size, order, in_batch = len(sim), [], list(taken)
+    for place in range(size):
+        if len(in_batch) == batch_size:
+            in_batch = []
+        left = [other for other in range(size) if other not in order]
+        free = [other for other in left if ids[other] not in in_batch] or left
+        if place == 0:
+            apart = [(start + step) % size for step in range(size)]
+            best = next((other for other in apart if other in free), start)
+            best = best if ids[start] in in_batch else start
+        else:
+            current, i2t = order[-1], place % 2 == 1
+            scores = [sim[current][other] if i2t else sim[other][current] for other in free]
+            best = free[scores.index(max(scores))]
+        order.append(best)
+        in_batch.append(ids[best])
+    return order
+
+
+@pytest.mark.strict_smoke
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 40, 97])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_order_equals_the_slow_loop(size, seed):
+    images, texts = features(size, 8, seed)
+    for start in {0, size // 2, size - 1}:
+        assert group(images, texts, start).tolist() == slow_grouping(images, texts, start)
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    size=st.integers(1, 50),
+    dim=st.integers(1, 6),
+    seed=st.integers(0, 10**6),
+    form=st.sampled_from(["plain", "columns", "every_other", "bf16"]),
+)
+def test_ties_duplicates_and_any_memory_format(size, dim, seed, form):
+    images, texts = whole_numbers(size, dim, seed)
+    start = seed % size
+    expected = slow_grouping(images, texts, start)
+    if form == "columns":
+        images, texts = images.t().contiguous().t(), texts.t().contiguous().t()
+    if form == "every_other":
+        images = images.repeat_interleave(2, 0)[::2]
+        texts = texts.repeat_interleave(2, 1)[:, ::2]
+    if form == "bf16":
+        images, texts = images.bfloat16(), texts.bfloat16()
+    order = group(images, texts, start)
+    assert order.dtype == np.int64
+    assert order.tolist() == expected
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    size=st.integers(1, 40),
+    images=st.integers(1, 12),
+    batch_size=st.integers(1, 9),
+    taken=st.integers(0, 8),
+    seed=st.integers(0, 10**6),
+)
+def test_keeping_images_apart_equals_the_slow_loop(size, images, batch_size, taken, seed):
+    rng = np.random.default_rng(seed)
+    ids = rng.integers(images, size=size)
+    taken_ids = rng.integers(images, size=min(taken, batch_size - 1))
+    of_images, of_texts = whole_numbers(size, 4, seed)
+    start = int(rng.integers(size))
+    expected = slow_grouping_apart(of_images, of_texts, start, ids, batch_size, taken_ids)
+    assert group(of_images, of_texts, start, ids, batch_size, taken_ids).tolist() == expected
+
+
+def test_memory_of_another_sub_queue_is_not_seen():
+    """Sizes in any order, on several threads at a time, and in inference mode before."""
+    cases = [(size, size) for size in (70, 30, 90, 1, 89, 90)]
+    expected = {case: slow_grouping(*features(case[0], 8, case[1]), 0) for case in cases}
+
+    def all_of_them(_):
+        return [group(*features(size, 8, seed), 0) for size, seed in cases]
+
+    with ThreadPoolExecutor(4) as threads:
+        for orders in threads.map(all_of_them, range(12)):
+            assert [o.tolist() for o in orders] == [expected[case] for case in cases]
+    with torch.inference_mode():
+        group(*features(300, 8, 0), 0)
+    images, texts = features(300, 8, 0)
+    assert len(group(images.requires_grad_(), texts, 0)) == 300
+
+
+def test_direction_matters_so_the_test_above_can_tell():
+    images, texts = features(40, 8, 0)
+    assert group(images, texts, 0).tolist() != group(texts, images, 0).tolist()
+
+
+@settings(max_examples=60, deadline=None)
+@given(size=st.integers(1, 60), seed=st.integers(0, 10**6), clusters=st.integers(1, 5))
+def test_every_pair_exactly_once_even_when_features_coincide(size, seed, clusters):
+    rng = np.random.default_rng(seed)
+    centres = F.normalize(torch.randn(clusters, 4, generator=torch.Generator().manual_seed(seed)))
+    images = centres[torch.from_numpy(rng.integers(clusters, size=size))]
+    order = group(images, images.clone(), int(rng.integers(size)))
+    assert sorted(order.tolist()) == list(range(size))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    images=st.integers(2, 12),
+    per_image=st.integers(1, 5),
+    batch_size=st.integers(1, 9),
+    seed=st.integers(0, 10**6),
+)
+def test_captions_of_an_image_stay_out_of_one_mini_batch_while_others_are_left(
+    images, per_image, batch_size, seed
+):
+    rng = np.random.default_rng(seed)
+    ids = rng.permutation(np.repeat(np.arange(images), per_image))
+    image_features, text_features = features(images, 6, seed, 0.3)
+    order = group(
+        image_features[ids], text_features[ids], int(rng.integers(len(ids))), ids, batch_size
+    )
+    assert sorted(order.tolist()) == list(range(len(ids)))
+    for begin in range(0, len(order), batch_size):
+        in_batch: list[int] = []
+        for place in range(begin, min(begin + batch_size, len(order))):
+            image = ids[order[place]]
+            if image in in_batch:
+                left = set(ids[order[place:]].tolist())
+                assert left <= set(in_batch), "another image was left to choose"
+            in_batch.append(image)
+
+
+def test_images_of_a_begun_mini_batch_are_kept_out_too():
+    images, texts = features(8, 6, 3)
+    ids = np.array([0, 1, 2, 3, 4, 5, 6, 7])
+    order = group(images, texts, 2, ids, batch_size=4, taken_ids=np.array([2, 5]))
+    assert not {2, 5} & set(ids[order[:2]].tolist())
+    assert sorted(order.tolist()) == list(range(8))
+
+
+def test_neighbours_are_more_similar_than_in_a_random_order():
+    images, texts = features(400, 16, 5)
+    sim = images @ texts.t()
+    order = group(images, texts, 0)
+    chained = sim[order[:-1], order[1:]].mean()
+    shuffled = np.random.default_rng(0).permutation(400)
+    assert chained > sim[shuffled[:-1], shuffled[1:]].mean() + 0.3
+
+
+@pytest.mark.parametrize("start", [-1, 4])
+def test_a_start_out_of_range_is_refused(start):
+    images, texts = features(4, 3, 0)
+    with pytest.raises(ValueError, match="start"):
+        group(images, texts, start)
+
+
+@pytest.mark.parametrize("number", ["nan", "inf", "-inf"])
+@pytest.mark.parametrize("which", [0, 1])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_features_without_an_order_are_refused(number, which, dtype):
+    both = [part.to(dtype) for part in features(4, 3, 0)]
+    both[which][2, 1] = float(number)
+    with pytest.raises(ValueError, match="finite"):
+        group(*both, 0)
+
+
+def test_large_features_are_not_refused():
+    images, texts = torch.full((9, 3), 1e38), torch.full((9, 3), 1e-3)
+    assert group(images, texts, 0).tolist() == list(range(9))

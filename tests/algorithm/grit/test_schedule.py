@@ -1,0 +1,373 @@
+"""Orders of epochs: permutations, leftovers, ranks, queues in any proportion, resumption."""
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from omegaconf import OmegaConf
+
+from lavis_mafa.algorithm.grit import (
+    EpochBatches,
+    GritCollector,
+    GritSchedule,
+    grouped_plan,
+    random_plan,
+)
+from lavis_mafa.algorithm.grit import schedule as schedule_module
+from lavis_mafa.algorithm.grit.grouping import group
+from lavis_mafa.algorithm.grit.sampler import index_dtype
+from lavis_mafa.algorithm.grit.schedule import read_order
+
+
+def grit(**changes):
+    return OmegaConf.create(
+        {
+            "enabled": True,
+            "queue_size": 40,
+            "search_space": 16,
+            "start_epoch": 1,
+            "first_order": None,
+            "shuffle": True,
+            "shuffle_across_ranks": False,
+            "naive": False,
+            "same_image": "apart",
+            **changes,
+        }
+    )
+
+
+def feature_of(indices, dim=6):
+    """A fixed feature per sample, so that what is collected depends on the index alone."""
+    g = torch.Generator().manual_seed(0)
+    table = F.normalize(torch.randn(4096, dim, generator=g), dim=1)
+    return table[torch.as_tensor(indices)]
+
+
+def collect_epoch(schedules, plan, first=0, last=None):
+    for rank, schedule in enumerate(schedules):
+        for batch in plan.mini_batches(rank)[first:last]:
+            index = torch.from_numpy(batch.copy())
+            schedule.collect(index, feature_of(index), feature_of(index).flip(1))
+
+
+def end_together(schedules, epoch, monkeypatch):
+    """End an epoch of several simulated ranks: gathering gives all their orders to each."""
+    orders = [s.collector.finish() if s.collector else None for s in schedules]
+    for schedule, order in zip(schedules, orders, strict=True):
+        if schedule.collector is None:
+            schedule.end(epoch)
+            continue
+        monkeypatch.setattr(
+            "lavis_mafa.algorithm.grit.schedule._gather_orders", lambda o, w: orders
+        )
+        monkeypatch.setattr(schedule.collector, "finish", lambda order=order: order)
+        schedule.end(epoch)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    size=st.integers(1, 200),
+    batch=st.integers(1, 16),
+    world=st.integers(1, 3),
+    queue=st.integers(1, 60),
+    space=st.integers(1, 60),
+    across=st.booleans(),
+    shuffle=st.booleans(),
+    seed=st.integers(0, 1000),
+)
+def test_every_epoch_is_a_permutation_and_leftovers_come_first(
+    size, batch, world, queue, space, across, shuffle, seed
+):
+    if size < batch * world:
+        return
+    cfg = grit(
+        queue_size=queue,
+        search_space=min(space, queue),
+        shuffle=shuffle,
+        shuffle_across_ranks=across,
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        schedules = [GritSchedule(cfg, size, batch, r, world, seed) for r in range(world)]
+        leftover = np.empty(0, np.int64)
+        for epoch in range(4):
+            plans = [s.begin(epoch) for s in schedules]
+            assert all(np.array_equal(p.order, plans[0].order) for p in plans)
+            plan = plans[0]
+            assert sorted(plan.order.tolist()) == list(range(size))
+            assert plan.steps == size // (batch * world)
+            assert plan.grouped == (epoch >= 1)
+            assert plan.order[: len(leftover)].tolist() == leftover.tolist()
+            leftover = plan.leftover
+            collect_epoch(schedules, plan)
+            end_together(schedules, epoch, patch)
+
+
+def test_a_seed_s_random_order_is_its_permutation():
+    rest = np.setdiff1d(np.arange(1000), [7, 3, 999])
+    plan = random_plan(1000, 8, 1, np.random.default_rng(5), leftover=[7, 3, 999])
+    assert plan.order.tolist() == [7, 3, 999, *np.random.default_rng(5).permutation(rest)]
+    assert plan.order.dtype == np.int32
+    plan = random_plan(1000, 8, 1, np.random.default_rng(5))
+    assert plan.order.tolist() == np.random.default_rng(5).permutation(1000).tolist()
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    steps=st.integers(1, 9),
+    batch=st.integers(1, 5),
+    world=st.integers(1, 4),
+    left=st.integers(0, 19),
+    how=st.sampled_from(["kept", "within", "across"]),
+    as_array=st.booleans(),
+    seed=st.integers(0, 1000),
+)
+def test_grouped_plans_equal_a_slow_loop(steps, batch, world, left, how, as_array, seed):
+    left = min(left, batch * world - 1, steps * batch * world)
+    numbers = np.random.default_rng(seed).permutation(left + steps * batch * world)
+    leftover, rest = numbers[:left], numbers[left:].astype(np.int32)
+    orders = rest.reshape(world, -1) if as_array else list(rest.reshape(world, -1))
+    rng = np.random.default_rng(seed)
+    batches = [[order[s * batch :][:batch] for order in orders] for s in range(steps)]
+    if how == "across":
+        flat = [one for row in batches for one in row]
+        flat = [flat[place] for place in rng.permutation(len(flat))]
+    else:
+        columns = [[row[rank] for row in batches] for rank in range(world)]
+        if how == "within":
+            columns = [[column[s] for s in rng.permutation(steps)] for column in columns]
+        flat = [column[s] for s in range(steps) for column in columns]
+    whole, part = divmod(left, batch)
+    kept = len(flat) - whole - (part > 0)
+    pushed_out = [n for one in flat[kept:] for n in one]
+    filler = batch - part if part else 0
+    trained = [n for one in flat[:kept] for n in one]
+    expected = [*leftover, *pushed_out[:filler], *trained, *pushed_out[filler:]]
+    again = np.random.default_rng(seed)
+    plan = grouped_plan(orders, leftover, batch, again, how != "kept", how == "across")
+    assert plan.order.tolist() == expected
+    assert plan.order.dtype == np.int32
+    assert again.random() == rng.random(), "later draws would differ"
+
+
+def test_indices_take_four_bytes_as_long_as_they_fit():
+    assert index_dtype(2**31 - 1) == np.int32 and index_dtype(2**31) == np.int64
+    assert np.iinfo(index_dtype(2**31 - 1)).max >= 2**31 - 2
+
+
+def test_two_ranks_share_out_every_global_batch():
+    plan = random_plan(103, 8, 2, np.random.default_rng(0))
+    seen = np.concatenate([plan.mini_batches(r).ravel() for r in range(2)])
+    assert sorted(seen.tolist()) == sorted(plan.order[:96].tolist())
+    assert plan.mini_batches(0)[3].tolist() == plan.order[48:56].tolist()
+    assert plan.mini_batches(1)[3].tolist() == plan.order[56:64].tolist()
+
+
+def test_mini_batches_stay_whole_under_shuffling():
+    orders = [np.arange(0, 40), np.arange(40, 80)]
+    for across in (False, True):
+        plan = grouped_plan(
+            orders, np.array([80, 81, 82]), 4, np.random.default_rng(1), True, across
+        )
+        whole = {tuple(range(b, b + 4)) for b in range(0, 80, 4)}
+        cut = [tuple(b) for b in plan.order[:80].reshape(-1, 4).tolist() if tuple(b) not in whole]
+        # Only the leftovers' own mini-batch is mixed: they come first, one sample fills it up.
+        assert len(cut) == 1 and cut[0][:3] == (80, 81, 82)
+    plan = grouped_plan(orders, np.empty(0, np.int64), 4, np.random.default_rng(1))
+    assert set(plan.mini_batches(0).ravel()) == set(range(40))
+    mixed = grouped_plan(orders, np.empty(0, np.int64), 4, np.random.default_rng(1), True, True)
+    assert set(mixed.mini_batches(0).ravel()) != set(range(40))
+
+
+def test_without_shuffling_the_order_is_the_chain_itself():
+    indices = torch.arange(30)
+    collector = GritCollector(30, 30, 5, seed=3, shuffle=False)
+    for part in indices.split(7):
+        collector.collect(part, feature_of(part), feature_of(part).flip(1))
+    start = int(np.random.default_rng(3).integers(30))
+    expected = group(feature_of(indices), feature_of(indices).flip(1), start)
+    order = collector.finish()
+    assert order.tolist() == expected.tolist()
+    plan = grouped_plan([order], np.empty(0, np.int64), 5, np.random.default_rng(0), shuffle=False)
+    assert plan.order.tolist() == order.tolist()
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    size=st.integers(1, 150),
+    queue=st.integers(1, 60),
+    space=st.integers(1, 60),
+    batch=st.integers(1, 12),
+    step=st.integers(1, 70),
+    expected=st.integers(0, 200),
+    apart=st.booleans(),
+    stop=st.integers(0, 150),
+    seed=st.integers(0, 1000),
+)
+def test_collecting_equals_a_slow_loop(
+    size, queue, space, batch, step, expected, apart, stop, seed
+):
+    """Queues cut mini-batches anywhere; a checkpoint in between changes nothing."""
+    space = min(space, queue)
+    samples = torch.from_numpy(np.random.default_rng(seed).permutation(size))
+    ids = np.arange(size) // 3 if apart else None
+    rng = np.random.default_rng(seed + 1)
+    slow: list[int] = []
+    for part in samples.split(queue):
+        part = part[torch.from_numpy(rng.permutation(len(part)))]
+        spaces = part.split(space)
+        starts = [int(rng.integers(len(one))) for one in spaces]
+        for one, start in zip(spaces, starts, strict=True):
+            begun = slow[len(slow) - len(slow) % batch :]
+            given = (ids[one.numpy()], batch, ids[begun] if begun else None) if apart else ()
+            chain = group(feature_of(one), feature_of(one).flip(1), start, *given)
+            slow += one[torch.from_numpy(chain)].tolist()
+
+    def new(seed):
+        return GritCollector(queue, space, batch, seed, True, ids, np.int32, expected)
+
+    collector = new(seed + 1)
+    for number, one in enumerate(samples.split(step)):
+        collector.collect(one, feature_of(one), feature_of(one).flip(1))
+        if number == stop:
+            state = collector.state_dict()
+            state["order"] = state["order"].long()  # as it was saved before
+            collector = new(0)
+            collector.load_state_dict(state)
+    order = collector.finish()
+    assert order.tolist() == slow
+    assert order.dtype == np.int32
+
+
+def test_what_was_not_collected_is_missed():
+    schedule = GritSchedule(grit(), 40, 4)
+    plan = schedule.begin(0)
+    collect_epoch([schedule], plan, last=plan.steps - 1)
+    with pytest.raises(ValueError, match="36 samples were collected .* not 40"):
+        schedule.end(0)
+
+
+@pytest.mark.parametrize("piece", [1, 7, 1000])
+def test_orders_of_ranks_are_gathered_piece_by_piece(piece, monkeypatch):
+    orders = np.random.default_rng(0).permutation(60).astype(np.int32).reshape(3, 20)
+    begin = 0
+
+    def all_gather(pieces, own):
+        nonlocal begin
+        assert own.tolist() == orders[1, begin : begin + len(own)].tolist()
+        for gathered, order in zip(pieces, orders, strict=True):
+            gathered.copy_(torch.from_numpy(order[begin : begin + len(own)]))
+        begin += len(own)
+
+    monkeypatch.setattr(schedule_module, "PIECE", piece)
+    monkeypatch.setattr(schedule_module.dist, "get_backend", lambda: "gloo")
+    monkeypatch.setattr(schedule_module.dist, "all_gather", all_gather)
+    gathered = schedule_module._gather_orders(orders[1], 3)
+    assert gathered.tolist() == orders.tolist() and gathered.dtype == np.int32
+    assert begin == 20
+
+
+def test_plans_of_older_checkpoints_are_taken_up():
+    schedule = GritSchedule(grit(), 40, 4)
+    schedule.begin(0)
+    state = schedule.state_dict()
+    order = state["plan"]["order"]
+    state["plan"]["order"] = order.long()
+    again = GritSchedule(grit(), 40, 4)
+    again.load_state_dict(state, 0)
+    assert again.plan.order.tolist() == order.tolist() and again.plan.order.dtype == np.int32
+
+
+def test_indices_above_2_to_the_24_survive():
+    indices = torch.arange(16_777_216, 16_777_216 + 9)
+    collector = GritCollector(4, 2, 3, seed=0)
+    collector.collect(indices, torch.randn(9, 3), torch.randn(9, 3))
+    assert sorted(collector.finish().tolist()) == indices.tolist()
+
+
+def test_a_queue_that_is_exactly_full_at_the_end_is_fine():
+    collector = GritCollector(8, 4, 4, seed=0)
+    for part in torch.arange(16).split(4):
+        collector.collect(part, feature_of(part), feature_of(part))
+    assert sorted(collector.finish().tolist()) == list(range(16))
+
+
+def test_captions_of_an_image_rarely_meet_across_sub_queues():
+    ids = np.repeat(np.arange(60), 2)
+
+    def meetings(image_ids):
+        total = 0
+        for seed in range(5):
+            collector = GritCollector(50, 14, 4, seed=seed, image_ids=image_ids)
+            for part in torch.arange(120).split(4):
+                collector.collect(part, feature_of(ids[part]), feature_of(ids[part]))
+            batches = ids[collector.finish()].reshape(-1, 4).tolist()
+            total += sum(len(set(batch)) < 4 for batch in batches)
+        return total
+
+    # Only the last pairs of a sub-queue may be left without a choice.
+    assert meetings(ids) < meetings(None) / 3
+
+
+@pytest.mark.parametrize("stop", [0, 1, 5, 11, 12])
+def test_a_resumed_schedule_goes_on_as_if_nothing_had_happened(stop, tmp_path):
+    cfg = grit(queue_size=20, search_space=8)
+
+    def run(schedule, epochs, begin_at=0):
+        orders = []
+        for epoch in epochs:
+            if begin_at == 0:
+                schedule.begin(epoch)
+            orders.append(schedule.plan.order.tolist())
+            collect_epoch([schedule], schedule.plan, begin_at)
+            begin_at = 0
+            schedule.end(epoch)
+        return orders
+
+    undisturbed = run(GritSchedule(cfg, 100, 8, seed=4), range(4))
+    first = GritSchedule(cfg, 100, 8, seed=4)
+    first.begin(0)
+    collect_epoch([first], first.plan)
+    first.end(0)
+    first.begin(1)
+    collect_epoch([first], first.plan, 0, stop)
+    torch.save(first.state_dict(), tmp_path / "state.pth")
+    again = GritSchedule(cfg, 100, 8, seed=4)
+    again.load_state_dict(torch.load(tmp_path / "state.pth", weights_only=True), epoch=1)
+    orders = []
+    collect_epoch([again], again.plan, stop)
+    again.end(1)
+    orders.append(again.next_plan.order.tolist())
+    orders += run(again, range(2, 4))[1:]
+    assert orders == undisturbed[2:]
+
+
+def test_batches_can_begin_at_any_step():
+    plan = random_plan(50, 4, 1, np.random.default_rng(0))
+    whole = list(EpochBatches(plan, 0, epoch=7))
+    assert list(EpochBatches(plan, 0, 7, first_step=5)) == whole[5:]
+    assert len(whole) == 12 and whole[0] == [(int(i), 7) for i in plan.order[:4]]
+
+
+def test_too_little_data_for_one_batch_is_refused():
+    with pytest.raises(ValueError, match="batch_size_train"):
+        random_plan(7, 4, 2, np.random.default_rng(0))
+
+
+def test_a_search_space_above_the_queue_is_refused():
+    with pytest.raises(ValueError, match="search_space"):
+        GritCollector(4, 5, 2, seed=0)
+
+
+def test_a_saved_order_must_be_a_permutation(tmp_path):
+    np.save(tmp_path / "order.npy", np.array([2, 0, 1]))
+    assert read_order(str(tmp_path / "order.npy"), 3).tolist() == [2, 0, 1]
+    plan = GritSchedule(grit(first_order=str(tmp_path / "order.npy")), 3, 1).begin(0)
+    assert plan.order.tolist() == [2, 0, 1] and plan.grouped
+    with pytest.raises(ValueError, match="permutation"):
+        read_order(str(tmp_path / "order.npy"), 4)
+    for wrong in ([0, 0, 1], [0, 1, 3], [-1, 0, 1], [0.5, 1, 2], [2**32, 1, 2], [[0, 1, 2]]):
+        np.save(tmp_path / "wrong.npy", np.array(wrong))
+        with pytest.raises(ValueError, match="permutation"):
+            read_order(str(tmp_path / "wrong.npy"), 3)

@@ -1,0 +1,53 @@
+"""The triplet loss against a loop over anchors, and its extremes."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lavis_mafa.algorithm.losses.triplet import similarity_of, triplet_loss, triplet_losses
+from lavis_mafa.algorithm.pickers import NONE, hardest
+
+
+def slow_mean(sim, own, picked, margin):
+    """One direction, anchor by anchor."""
+    losses = [
+        max(0.0, margin + float(sim[b, n]) - float(own[b]))
+        for b, n in enumerate(picked.tolist())
+        if n != NONE
+    ]
+    return sum(losses) / len(losses) if losses else 0.0
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.integers(1, 6), st.integers(1, 9), st.integers(0, 10**6), st.floats(0.0, 1.0))
+def test_the_loss_is_the_mean_over_anchors_with_a_negative(b, n, seed, margin):
+    generator = torch.Generator().manual_seed(seed)
+    sims = torch.rand(2, b, n, generator=generator, dtype=torch.float64) * 2 - 1
+    owns = torch.rand(2, b, generator=generator, dtype=torch.float64)
+    picked = torch.randint(-1, n, (2, b), generator=generator)
+    taken = [similarity_of(sim, one) for sim, one in zip(sims, picked, strict=True)]
+    found = triplet_loss(owns[0], taken[0], owns[1], taken[1], margin)
+    expected = sum(slow_mean(*one, margin) for one in zip(sims, owns, picked, strict=True))
+    assert float(found) == pytest.approx(expected, abs=1e-12)
+
+
+def test_extremes():
+    own, negative = torch.tensor([0.9, 0.5, 0.5]), torch.tensor([0.6, 0.4, 0.9])
+    assert triplet_losses(own, negative, 0.2).tolist() == pytest.approx([0.0, 0.1, 0.6])
+    assert triplet_losses(own, own, 0.2).tolist() == pytest.approx([0.2] * 3)
+
+
+def test_without_negatives_the_loss_is_zero_and_has_a_gradient():
+    sim = torch.rand(2, 2, requires_grad=True)
+    taken = similarity_of(sim, hardest(sim, torch.ones(2, 2) > 0))
+    loss = triplet_loss(sim.diagonal(), taken, sim.diagonal(), taken, 0.2)
+    loss.backward()
+    assert loss.item() == 0.0 and sim.grad is not None and not sim.grad.any()
+
+
+def test_the_gradient_pulls_the_own_pair_and_pushes_the_negative():
+    sim = torch.tensor([[0.5, 0.45, 0.1], [0.0, 0.9, 0.1]], requires_grad=True)
+    picked = torch.tensor([1, 2])
+    triplet_losses(sim[:, :2].diagonal(), similarity_of(sim, picked), 0.2).mean().backward()
+    assert sim.grad.tolist() == [[-0.5, 0.5, 0.0], [0.0, 0.0, 0.0]]

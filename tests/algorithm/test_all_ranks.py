@@ -1,0 +1,271 @@
+"""Candidates of all ranks: two processes with different data are one process on both."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from conftest import mini_batch, toy_config
+from torch.nn.parallel import DistributedDataParallel
+
+from lavis_mafa import load_model
+from lavis_mafa.algorithm.mining import MiningRule
+from lavis_mafa.algorithm.momentum import Momentum
+from lavis_mafa.algorithm.ranks import Ranks
+from lavis_mafa.algorithm.step import SoftLabels, StepSettings
+from lavis_mafa.datasets import TrainingSet
+from lavis_mafa.models.con_d.discriminator import ModelDiscriminator, Oracle
+from lavis_mafa.models.families import backbone_of
+from lavis_mafa.toyworld import ToyScenesBuilder
+
+BATCH = 5
+START = 20
+EVERYTHING = MiningRule(low=0.3, high=0.5)
+
+
+class TableConD:
+    """Verdicts by a fixed rule on the numbers of candidates, so that all branches occur."""
+
+    def judge(self, samples, image_of, text_of, ranks=None, seen=None):
+        return ((image_of * 7 + text_of * 3) % 11) / 10
+
+
+def judge_of(family):
+    """An untrained model as Con-D, its head turned so that it finds about half of the pairs."""
+    torch.manual_seed(7)
+    model = load_model(family, "tiny")
+    con_d = ModelDiscriminator(model)
+    samples = mini_batch(data(), range(START, START + 2 * BATCH))
+    pairs = torch.cartesian_prod(torch.arange(2 * BATCH), torch.arange(2 * BATCH)).unbind(1)
+    model.itm_head.weight.data *= 100.0
+    for _ in range(2):
+        odds = torch.logit(con_d.judge(samples, *pairs).double(), eps=1e-12)
+        model.itm_head.bias.data[1] -= odds.median().float()
+    return con_d
+
+
+def settings(**changes):
+    return StepSettings(all_ranks=True, **changes)
+
+
+ONLY_LM = {"itc": 1.0, "itm": 0.0, "lm": 1.0}
+
+
+class OneRankFinds(TableConD):
+    """Only texts of the first rank are found to match an image of the second."""
+
+    def judge(self, samples, image_of, text_of, ranks=None, seen=None):
+        return ((image_of >= BATCH) & (text_of < BATCH)).float()
+
+
+# Name: family, settings, Con-D.
+CASES = {
+    "blip2, one rank needs the other's images": (
+        "blip2_mafa",
+        settings(loss_weights=ONLY_LM),
+        OneRankFinds,
+    ),
+    "blip2 as the paper": ("blip2_mafa", settings(), TableConD),
+    "blip2, LM from other ranks": ("blip2_mafa", settings(connections=EVERYTHING), TableConD),
+    "blip2, dropping": ("blip2_mafa", settings(connections=MiningRule(action="drop")), TableConD),
+    "blip2, gradients to candidates": ("blip2_mafa", settings(detach_other=False), TableConD),
+    "blip2 judged by albef": (
+        "blip2_mafa",
+        settings(connections=EVERYTHING),
+        lambda: judge_of("albef_mafa"),
+    ),
+    "blip judged by blip2": (
+        "blip_mafa",
+        settings(connections=EVERYTHING, detach_other=False),
+        lambda: judge_of("blip2_mafa"),
+    ),
+    "blip, consistency": ("blip_mafa", settings(soft_labels=SoftLabels("consistency")), TableConD),
+    "blip, momentum": ("blip_mafa", settings(soft_labels=SoftLabels("momentum")), TableConD),
+    "blip2, three candidates each": (
+        "blip2_mafa",
+        settings(connections=MiningRule(low=0.3, high=0.5, top_k=3)),
+        TableConD,
+    ),
+    "blip, probabilities": (
+        "blip_mafa",
+        settings(connections=MiningRule(labels="probability")),
+        TableConD,
+    ),
+    "albef, distilled MLM": (
+        "albef_mafa",
+        settings(soft_labels=SoftLabels("momentum"), connections=EVERYTHING),
+        TableConD,
+    ),
+    # Without MLM, whose masks every rank draws for itself.
+    "albef, oracle": (
+        "albef_mafa",
+        settings(detach_other=False, loss_weights={"itc": 1.0, "itm": 1.0, "lm": 0.0}),
+        Oracle,
+    ),
+}
+
+
+def every_third(ids, *args, special_ids, mask_id, **kwargs):
+    """The same mask for a caption wherever it stands."""
+    place = torch.arange(ids.shape[1]).expand_as(ids)
+    hidden = (place % 3 == 1) & ~torch.isin(ids, torch.tensor(special_ids))
+    return torch.where(hidden, mask_id, ids), torch.where(hidden, ids, -100)
+
+
+def masked_alike():
+    return mock.patch("lavis_mafa.models.families.albef.driver.mask_tokens", every_third)
+
+
+def model_of(family, chosen, con_d):
+    torch.manual_seed(3)
+    model = load_model(family, "tiny")
+    model.settings, model.con_d = chosen, con_d()
+    if isinstance(model.con_d, Oracle):  # by numbers in the data set, not in the mini-batch
+        model.con_d.truth = lambda images, texts: (images * 7 + texts * 3) % 11 > 5
+    if chosen.soft_labels.type == "momentum":
+        model.momentum_encoders = Momentum(model, backbone_of, 64, queue_size=16)
+    return model
+
+
+def figures_of(output, model):
+    figures = {
+        name: value.detach().clone() for name, value in output.items() if name.startswith("loss")
+    }
+    gradients = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+    return figures, gradients
+
+
+@functools.cache
+def data():
+    toy = ToyScenesBuilder(toy_config()).build_datasets()
+    return TrainingSet(toy["train"], seed=0)
+
+
+def one_rank(rank, file, folder):
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=2)
+    train_set = data()
+    samples = mini_batch(
+        train_set, range(START + rank * BATCH, START + (rank + 1) * BATCH), epoch=1
+    )
+    told = {}
+    for name, (family, chosen, con_d) in CASES.items():
+        model = model_of(family, chosen, con_d)
+        unused = not all(model.settings.loss_weights.values())
+        wrapped = DistributedDataParallel(model, find_unused_parameters=unused)
+        with masked_alike():
+            output = wrapped(samples)
+        output.loss.backward()
+        losses, gradients = figures_of(output, model)
+        for loss in losses.values():
+            dist.all_reduce(loss)
+            loss /= 2
+        told[name] = {
+            "losses": losses,
+            "gradients": gradients,
+            "hard": of_anchors(output, "hard"),
+            "states": of_anchors(output, "state"),
+            "candidates": output.candidates,
+            "own": output.own,
+        }
+    told["queue"] = queue_of_two_steps(rank, train_set)
+    torch.save(told, f"{folder}/{rank}.pt")
+    dist.destroy_process_group()
+
+
+def of_anchors(output, name):
+    """Of both directions and K nominations of B anchors, ``(2, K, B)``."""
+    return torch.stack(
+        [getattr(found, name).view(-1, len(found.second)) for found in (output.i2t, output.t2i)]
+    )
+
+
+def queue_of_two_steps(rank, train_set):
+    """Image features in the momentum queue of a model whose candidates are its own rank's alone."""
+    torch.manual_seed(3)
+    model = load_model("blip_mafa", "tiny")
+    model.settings = StepSettings(soft_labels=SoftLabels("momentum"))
+    model.momentum_encoders = Momentum(model, backbone_of, 64, queue_size=24)
+    model.image_queue.zero_()
+    wrapped = DistributedDataParallel(model)
+    for step in range(2):
+        first = 2 * BATCH * step + rank * BATCH
+        wrapped(mini_batch(train_set, range(first, first + BATCH), epoch=1)).loss.backward()
+    return {"features": model.image_queue.clone(), "place": int(model.queue_ptr)}
+
+
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("ranks")
+    mp.spawn(one_rank, (str(folder / "store"), str(folder)), nprocs=2)
+    return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in (0, 1)]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_two_ranks_are_one_on_the_joined_batch(two_ranks, toy_train, name):
+    family, chosen, con_d = CASES[name]
+    model = model_of(family, chosen, con_d)
+    samples = mini_batch(toy_train, range(START, START + 2 * BATCH), epoch=1)
+    with masked_alike():
+        output = model(samples)
+    output.loss.backward()
+    losses, gradients = figures_of(output, model)
+    one, other = (rank[name] for rank in two_ranks)
+    hard, states = of_anchors(output, "hard"), of_anchors(output, "state")
+    assert torch.equal(torch.cat([one["hard"], other["hard"]], dim=-1), hard)
+    assert torch.equal(torch.cat([one["states"], other["states"]], dim=-1), states)
+    elsewhere = (hard[..., :BATCH] >= BATCH).any() and (hard[..., BATCH:] < BATCH).any()
+    assert elsewhere, "no negative of another rank was picked"
+    assert len(set(states.flatten().tolist())) > 1, "Con-D must not call all alike"
+    for rank in (one, other):
+        assert torch.equal(rank["candidates"], samples["loaded_index"])
+        for loss, value in losses.items():
+            assert float(rank["losses"][loss]) == pytest.approx(float(value), rel=1e-5), loss
+        assert rank["gradients"].keys() == gradients.keys()
+        for parameter, gradient in gradients.items():
+            theirs = rank["gradients"][parameter]
+            assert torch.allclose(theirs, gradient, rtol=1e-3, atol=2e-6), parameter
+    assert one["own"].tolist() == list(range(BATCH))
+    assert other["own"].tolist() == list(range(BATCH, 2 * BATCH))
+
+
+def test_the_momentum_queue_holds_the_features_of_all_ranks(two_ranks):
+    """DDP copies the first rank's queue to all before every step: each must hold everything."""
+    one, other = (rank["queue"] for rank in two_ranks)
+    assert one["place"] == other["place"] == 4 * BATCH
+    assert torch.equal(one["features"], other["features"])
+    filled = one["features"].abs().sum(dim=0) > 0
+    assert filled.tolist() == [True] * 4 * BATCH + [False] * 4
+    assert len({tuple(column.tolist()) for column in one["features"].t()[: 4 * BATCH]}) == 4 * BATCH
+
+
+def test_alone_nothing_is_gathered(tiny, toy_train):
+    ranks = Ranks(together=True)
+    images = tiny.backbone.encode_images(mini_batch(toy_train, range(3))["image"])
+    assert ranks.images(images).embeds is images.embeds
+    assert ranks.own(3, torch.device("cpu")).tolist() == [0, 1, 2]
+    assert float(ranks.mean(torch.tensor([1.0, 2.0, 6.0]))) == 3.0
+    assert float(ranks.mean(torch.zeros(0))) == 0.0
+
+
+def test_a_pair_told_elsewhere_is_told_alike(toy_train):
+    """The LM of an image whose query states were kept equals that of one asked again."""
+    model = load_model("blip2_mafa", "tiny").eval()
+    samples = mini_batch(toy_train, range(4))
+    images = model.backbone.encode_images(samples["image"])
+    texts = model.backbone.encode_texts(samples["text_input"])
+    image_of, text_of = torch.tensor([0, 3, 1, 2]), torch.tensor([1, 3, 0, 2])
+    kept = model.backbone.tell(images, texts, image_of, text_of)
+    half = copy.copy(images)
+    half.cache = tuple(tuple(state[1:3] for state in layer) for layer in images.cache)
+    half.first = 1
+    mixed = model.backbone.tell(half, texts, image_of, text_of)
+    half.cache = None
+    asked = model.backbone.tell(half, texts, image_of, text_of)
+    assert torch.allclose(kept, mixed, atol=1e-5) and torch.allclose(kept, asked, atol=1e-5)
+    assert not torch.allclose(kept, model.backbone.tell(images, texts, image_of.flip(0), text_of))

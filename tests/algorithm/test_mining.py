@@ -1,0 +1,256 @@
+"""ECM on hand-made cases that go through every branch of MAFA's Algorithm 1."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lavis_mafa.algorithm.mining import (
+    ABSENT,
+    AMBIGUOUS,
+    KEPT,
+    POSITIVE,
+    MiningRule,
+    connect,
+    pick,
+    unique_pairs,
+)
+from lavis_mafa.algorithm.pickers import NONE, hardest, sampled
+
+pytestmark = pytest.mark.strict_smoke
+RULE = MiningRule()
+
+
+def own_pairs(size):
+    return torch.eye(size, dtype=torch.bool)
+
+
+def both_directions(sim, verdicts, rule=RULE, positives=None):
+    """Mine with a table of verdicts (image, text) -> probability; count the judged pairs."""
+    size = len(sim)
+    positives = own_pairs(size) if positives is None else positives
+    own = torch.arange(size)
+    hard_i2t, second_i2t = pick(sim, positives, hardest)
+    hard_t2i, second_t2i = pick(sim.t(), positives, hardest)
+    images, texts, row_i2t, row_t2i = unique_pairs(hard_i2t, hard_t2i, own)
+    judged = list(zip(images.tolist(), texts.tolist(), strict=True))
+    probability = torch.tensor([verdicts.get(pair, 0.0) for pair in judged])
+    i2t = connect(positives, hard_i2t, second_i2t, probability, row_i2t, rule)
+    t2i = connect(positives, hard_t2i, second_t2i, probability, row_t2i, rule)
+    return i2t, t2i, judged
+
+
+SIM = torch.tensor(
+    [
+        [0.9, 0.8, 0.1, 0.0],
+        [0.2, 0.9, 0.7, 0.6],
+        [0.3, 0.5, 0.9, 0.1],
+        [0.4, 0.1, 0.2, 0.9],
+    ]
+)
+
+
+def test_the_hardest_and_the_second_hardest_are_picked_both_ways():
+    i2t, t2i, _ = both_directions(SIM, {})
+    assert i2t.hard.tolist() == [1, 2, 1, 0] and i2t.second.tolist() == [2, 3, 0, 2]
+    # Texts look at columns of SIM.
+    assert t2i.hard.tolist() == [3, 0, 1, 1] and t2i.second.tolist() == [2, 2, 3, 2]
+
+
+def test_a_pair_nominated_from_both_sides_is_judged_once():
+    _, _, judged = both_directions(SIM, {})
+    # (0,1), (1,2) and (3,0) come from an image and from a text alike.
+    assert sorted(judged) == [(0, 1), (1, 2), (1, 3), (2, 1), (3, 0)]
+
+
+def test_a_convinced_con_d_converts_in_every_loss():
+    i2t, t2i, _ = both_directions(SIM, {(0, 1): 0.9})
+    assert i2t.state.tolist() == [POSITIVE, KEPT, KEPT, KEPT]
+    assert t2i.state.tolist() == [KEPT, POSITIVE, KEPT, KEPT]
+    positives, dropped = i2t.itc_targets(RULE)
+    assert positives[0].tolist() == [True, True, False, False] and dropped is None
+    assert torch.equal(positives[1:], own_pairs(4)[1:])
+    anchors, candidates, labels = i2t.itm_pairs(RULE)
+    assert anchors.tolist() == [0, 1, 2, 3] and candidates.tolist() == [1, 2, 1, 0]
+    assert labels.tolist() == [1, 0, 0, 0]
+    assert [x.tolist() for x in i2t.mined(RULE)] == [[0], [1]]
+    assert [x.tolist() for x in t2i.mined(RULE)] == [[1], [0]]
+
+
+def test_an_ambiguous_one_gives_way_to_the_second_hardest():
+    i2t, _, _ = both_directions(SIM, {(0, 1): 0.7})
+    assert i2t.state[0] == AMBIGUOUS
+    _, candidates, labels = i2t.itm_pairs(RULE)
+    assert candidates.tolist() == [2, 2, 1, 0] and labels.tolist() == [0, 0, 0, 0]
+    assert torch.equal(i2t.itc_targets(RULE)[0], own_pairs(4))
+    assert len(i2t.mined(RULE)[0]) == 0
+    kept = MiningRule(resample=False)
+    assert i2t.itm_pairs(kept)[1].tolist() == [1, 2, 1, 0]
+
+
+def test_an_ambiguous_one_without_second_choice_is_left_out():
+    i2t, t2i, _ = both_directions(SIM[:2, :2], {(0, 1): 0.6, (1, 0): 0.1})
+    anchors, candidates, labels = i2t.itm_pairs(RULE)
+    assert (anchors.tolist(), candidates.tolist(), labels.tolist()) == ([1], [0], [0])
+    assert t2i.itm_pairs(RULE)[0].tolist() == [0]
+
+
+def test_a_batch_of_one_has_no_negative():
+    i2t, t2i, judged = both_directions(SIM[:1, :1], {})
+    assert judged == [] and i2t.state.tolist() == [ABSENT] == t2i.state.tolist()
+    assert len(i2t.itm_pairs(RULE)[0]) == 0
+    assert i2t.itc_targets(RULE)[0].tolist() == [[True]]
+
+
+def test_everything_positive():
+    everything = {(i, j): 0.99 for i in range(4) for j in range(4)}
+    i2t, t2i, _ = both_directions(SIM, everything)
+    assert (i2t.state == POSITIVE).all() and (t2i.state == POSITIVE).all()
+    assert i2t.itm_pairs(RULE)[2].tolist() == [1, 1, 1, 1]
+    assert i2t.itc_targets(RULE)[0].sum(1).tolist() == [2, 2, 2, 2]
+
+
+def test_dropping_takes_false_negatives_out_of_the_losses():
+    rule = MiningRule(action="drop")
+    i2t, _, _ = both_directions(SIM, {(0, 1): 0.9}, rule)
+    positives, dropped = i2t.itc_targets(rule)
+    assert torch.equal(positives, own_pairs(4))
+    assert torch.nonzero(dropped).tolist() == [[0, 1]]
+    assert i2t.itm_pairs(rule)[0].tolist() == [1, 2, 3]
+    assert len(i2t.mined(rule)[0]) == 0
+
+
+def test_keeping_only_counts():
+    rule = MiningRule(action="keep")
+    i2t, _, _ = both_directions(SIM, {(0, 1): 0.9, (1, 2): 0.7}, rule)
+    assert i2t.state.tolist() == [POSITIVE, AMBIGUOUS, KEPT, KEPT]
+    assert torch.equal(i2t.itc_targets(rule)[0], own_pairs(4))
+    _, candidates, labels = i2t.itm_pairs(rule)
+    assert candidates.tolist() == [1, 2, 1, 0] and labels.sum() == 0
+    assert len(i2t.mined(rule)[0]) == 0
+
+
+@pytest.mark.parametrize("use_in", [(), ("itc",), ("itm",), ("lm",), ("itc", "lm")])
+def test_each_use_can_be_switched(use_in):
+    rule = MiningRule(use_in=use_in)
+    i2t, _, _ = both_directions(SIM, {(0, 1): 0.9, (1, 2): 0.7}, rule)
+    assert bool(i2t.itc_targets(rule)[0][0, 1]) == ("itc" in use_in)
+    assert bool(i2t.itm_pairs(rule)[2][0]) == ("itm" in use_in)
+    # Re-sampling belongs to ITM's use of verdicts.
+    assert i2t.itm_pairs(rule)[1][1].item() == (3 if "itm" in use_in else 2)
+    assert (len(i2t.mined(rule)[0]) == 1) == ("lm" in use_in)
+
+
+def test_thresholds_belong_to_the_lower_branch():
+    states = MiningRule(low=0.5, high=0.75).states(torch.tensor([0.0, 0.5, 0.51, 0.75, 0.76, 1.0]))
+    assert states.tolist() == [KEPT, KEPT, AMBIGUOUS, AMBIGUOUS, POSITIVE, POSITIVE]
+    equal = MiningRule(low=0.5, high=0.5).states(torch.tensor([0.5, 0.500001]))
+    assert equal.tolist() == [KEPT, POSITIVE]
+
+
+def test_pairs_of_one_image_are_never_nominated():
+    ids = torch.tensor([7, 7, 8, 9])
+    same = ids[:, None] == ids[None, :]
+    i2t, t2i, judged = both_directions(SIM, {}, positives=same)
+    assert i2t.hard[0] == 2 and i2t.hard[1] == 2
+    assert (0, 1) not in judged and (1, 0) not in judged
+    assert i2t.itc_targets(RULE)[0][0].tolist() == [True, True, False, False]
+    all_one = torch.ones(3, 3, dtype=torch.bool)
+    none, _ = pick(SIM[:3, :3], all_one, hardest)
+    assert none.tolist() == [NONE] * 3
+
+
+@settings(deadline=None)
+@given(
+    size=st.integers(1, 9), seed=st.integers(0, 9999), picker=st.sampled_from([hardest, sampled])
+)
+def test_picks_are_never_positives_and_second_choices_differ(size, seed, picker):
+    g = torch.Generator().manual_seed(seed)
+    # Divided by the lowest temperature: probabilities underflow.
+    sim = torch.randn(size, size, generator=g) / 0.001
+    positives = own_pairs(size) | (torch.rand(size, size, generator=g) < 0.3)
+    hard, second = pick(sim, positives, picker)
+    for row in range(size):
+        left = size - int(positives[row].sum())
+        assert (hard[row] != NONE) == (left >= 1)
+        assert (second[row] != NONE) == (left >= 2)
+        if left >= 1:
+            assert not positives[row, hard[row]]
+        if left >= 2:
+            assert not positives[row, second[row]] and second[row] != hard[row]
+
+
+def test_sampling_follows_the_similarities():
+    torch.manual_seed(0)
+    sim = torch.tensor([[5.0, 0.0, 1.0, 2.0]]).repeat(4000, 1)
+    own = torch.zeros(4000, 4, dtype=torch.bool)
+    own[:, 0] = True
+    drawn = torch.bincount(sampled(sim, own), minlength=4).float() / 4000
+    assert torch.allclose(drawn[1:], torch.softmax(sim[0, 1:], 0), atol=0.03) and drawn[0] == 0
+
+
+def test_impossible_rules_are_refused():
+    with pytest.raises(ValueError, match="low <= high"):
+        MiningRule(low=0.9, high=0.5)
+    with pytest.raises(ValueError, match="convert"):
+        MiningRule(action="convrt")
+    with pytest.raises(ValueError, match="top_k"):
+        MiningRule(top_k=0)
+    with pytest.raises(ValueError, match="hard or probability"):
+        MiningRule(labels="soft")
+    with pytest.raises(ValueError, match="needs action: convert"):
+        MiningRule(labels="probability", action="drop")
+
+
+def slow_top_k(sim, table, known, rule):
+    """What one direction makes of its K nominations, anchor by anchor."""
+    itm, lm = set(), set()
+    weights = known.float()
+    for b in range(len(sim)):
+        left = [k for k in range(len(sim)) if not known[b, k]]
+        order = sorted(left, key=lambda k: -sim[b, k].item())
+        nominated = order[: rule.top_k]
+        found = [k for k in nominated if table[b, k] > rule.high]
+        lm |= {(b, k) for k in found}
+        if rule.labels == "probability":
+            itm |= {(b, k, round(table[b, k].item(), 5)) for k in nominated}
+            for k in nominated:
+                weights[b, k] = table[b, k]
+            continue
+        itm |= {(b, k, 1.0) for k in found}
+        for k in found:
+            weights[b, k] = 1.0
+        unsure = [k for k in nominated if rule.low < table[b, k] <= rule.high]
+        negatives = [k for k in nominated if table[b, k] <= rule.low]
+        if not rule.resample:
+            negatives = [k for k in nominated if table[b, k] <= rule.high]
+        elif not negatives and unsure:
+            negatives = order[rule.top_k : rule.top_k + 1]
+        itm |= {(b, k, 0.0) for k in negatives[:1]}
+    return itm, lm, weights
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    size=st.integers(1, 7),
+    seed=st.integers(0, 9999),
+    top_k=st.integers(1, 5),
+    labels=st.sampled_from(["hard", "probability"]),
+    resample=st.booleans(),
+)
+def test_several_nominations_against_a_slow_loop(size, seed, top_k, labels, resample):
+    g = torch.Generator().manual_seed(seed)
+    sim, table = torch.randn(size, size, generator=g), torch.rand(size, size, generator=g)
+    known = own_pairs(size) | (torch.rand(size, size, generator=g) < 0.15)
+    rule = MiningRule(top_k=top_k, labels=labels, resample=resample)
+    hard, second = pick(sim, known, hardest, True, top_k)
+    from_texts = torch.full_like(hard, NONE)
+    images, texts, row, _ = unique_pairs(hard, from_texts, torch.arange(size))
+    found = connect(known, hard, second, table[images, texts], row, rule)
+    itm, lm, weights = slow_top_k(sim, table, known, rule)
+    pairs = [x.tolist() for x in found.itm_pairs(rule)]
+    told = {(b, k, round(p, 5)) for b, k, p in zip(*pairs, strict=True)}
+    assert told == itm and len(pairs[0]) == len(itm)
+    assert set(zip(*(x.tolist() for x in found.mined(rule)), strict=True)) == lm
+    targets, dropped = found.itc_targets(rule)
+    assert torch.equal(targets.float(), weights) and dropped is None

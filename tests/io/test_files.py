@@ -1,0 +1,37 @@
+"""Files are whole or not there; JSON has no numbers that JSON does not know."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from lavis_mafa.io.files import plain, whole, write_json, write_text
+
+
+def test_an_error_leaves_what_was_there(tmp_path):
+    path = tmp_path / "deep" / "a.txt"
+    write_text(path, "before é")
+    with pytest.raises(RuntimeError), whole(path) as file:
+        file.write(b"half")
+        raise RuntimeError
+    assert path.read_text(encoding="utf-8") == "before é"
+    assert [p.name for p in path.parent.iterdir()] == ["a.txt"]
+
+
+def test_nothing_is_seen_before_the_end(tmp_path):
+    path = tmp_path / "a.txt"
+    with whole(path) as file:
+        file.write(b"a")
+        assert not path.exists()
+    assert path.read_bytes() == b"a"
+
+
+def test_json_is_json(tmp_path):
+    write_json(tmp_path / "a.json", {"a": [float("nan"), (1.5, -float("inf"))], 2: "é"})
+    text = (tmp_path / "a.json").read_text(encoding="utf-8")
+    assert json.loads(text, parse_constant=pytest.fail) == {"a": [None, [1.5, None]], "2": "é"}
+    assert "é" in text
+    write_json(tmp_path / "a.json", "caf\udce9")
+    assert json.loads((tmp_path / "a.json").read_text(encoding="utf-8")) == "caf\udce9"
+    assert plain(1.5) == 1.5 and plain("nan") == "nan"

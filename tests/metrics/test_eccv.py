@@ -1,0 +1,404 @@
+"""ECCV Caption's, CxC's and COCO's figures: ids, ranking, scores by slow loops, the command."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from conftest import ROOT
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from lavis.datasets.datasets.retrieval_datasets import RetrievalEvalDataset
+from lavis.processors.blip_processors import BlipCaptionProcessor
+from small_coco import (
+    captions_json,
+    file_name,
+    karpathy,
+    part_of,
+    slow_figures,
+    small_metrics,
+    use_small,
+)
+
+from lavis_mafa.metrics import eccv
+from lavis_mafa.metrics.score_files import SavedScores, captions_of, read_scores, save_scores
+
+pytest.importorskip("eccv_caption")
+
+
+@pytest.fixture(scope="module")
+def metrics():
+    return eccv.load_metrics()
+
+
+@pytest.fixture(scope="module")
+def test_split(metrics):
+    """Names and captions as of the real test split, some images with six captions."""
+    rows = karpathy(metrics, six=(0, 17, 4999))
+    return [row["image"] for row in rows], [row["caption"] for row in rows]
+
+
+@pytest.fixture
+def small():
+    return small_metrics()
+
+
+def ids_of(metrics, **options):
+    rows = karpathy(metrics, **options)
+    return eccv.coco_ids(
+        [row["image"] for row in rows], [row["caption"] for row in rows], metrics=metrics
+    )
+
+
+# Ids
+
+
+@pytest.mark.strict_smoke
+def test_ids_of_the_real_test_split(metrics, test_split):
+    names, captions = test_split
+    image_ids, caption_ids = eccv.coco_ids(names, captions)
+    assert [file_name(one) for one in image_ids.tolist()] == names
+    assert names[0] == "val2014/COCO_val2014_000000391895.jpg"
+    texts = [text for own in captions for text in own]
+    assert len(caption_ids) == len(texts) == 25003
+    for text, one in zip(texts, caption_ids.tolist(), strict=True):
+        assert (one == -1) == text.startswith("One more") and (one == -1 or str(one) in text)
+    assert np.flatnonzero(caption_ids < 0).tolist() == [5, 91, 25002]
+    assert set(caption_ids[caption_ids >= 0].tolist()) == set(metrics.coco_ids.tolist())
+
+
+@pytest.mark.strict_smoke
+def test_the_test_split_is_known_by_its_names(test_split):
+    names = test_split[0]
+    assert eccv.is_coco_test(names)
+    assert eccv.is_coco_test([name.split("_")[-1] for name in names[::-1]])  # 000000391895.jpg
+    assert not eccv.is_coco_test(names[:-1])
+    assert not eccv.is_coco_test([*names[:-1], names[0]])
+    assert not eccv.is_coco_test([*names[:-1], "val2014/COCO_val2014_000000000042.jpg"])
+    assert not eccv.is_coco_test([*names[:-1], "dog.jpg"])
+    assert not eccv.is_coco_test([*names, "dog.jpg"])
+    assert not eccv.is_coco_test([])
+
+
+def test_images_in_another_order_keep_their_ids(small):
+    rows = karpathy(small)
+    turned = rows[::-1]
+    told = eccv.coco_ids([r["image"] for r in turned], [r["caption"] for r in turned], None, small)
+    plain = ids_of(small)
+    assert told[0].tolist() == plain[0][::-1].tolist()
+    assert told[1].tolist() == plain[1].reshape(-1, 5)[::-1].ravel().tolist()
+
+
+@pytest.mark.parametrize(
+    "change, told",
+    [
+        (lambda rows: rows.pop(), r"these 9 images are not COCO's test split .*; 1 are missing"),
+        (lambda rows: rows[3].update(image="dog.jpg"), r"1 are none of them, such as 'dog.jpg'; 1"),
+        (lambda rows: rows[3].update(image=file_name(5)), "1 are none of them, such as 'val2014/"),
+        (lambda rows: rows[3].update(image=rows[4]["image"]), "1 are missing"),
+        (lambda rows: rows.append(rows[0]), r"these 11 images are not .*; 0 are missing"),
+        (lambda rows: rows[3]["caption"].pop(), r"1 images have fewer than 5 .* with 4; expected"),
+    ],
+)
+def test_other_data_are_refused(small, change, told):
+    rows = karpathy(small)
+    change(rows)
+    with pytest.raises(ValueError, match=told):
+        eccv.coco_ids([r["image"] for r in rows], [r["caption"] for r in rows], None, small)
+
+
+def test_other_data_are_refused_by_the_real_ids():
+    with pytest.raises(ValueError, match="these 2 images .* 5000 images .* 5000 are missing"):
+        eccv.coco_ids(["a.jpg", "b.jpg"], [["x"] * 5] * 2)
+    with pytest.raises(ValueError, match="captions of 1"):
+        eccv.coco_ids([r["image"] for r in karpathy(eccv.load_metrics())], [["x"] * 5])
+
+
+def test_ids_by_text(small, tmp_path, caplog):
+    caplog.set_level(logging.INFO)
+    rows = karpathy(small, six=(2,))
+    names, captions = [r["image"] for r in rows], [r["caption"] for r in rows]
+    file = captions_json(tmp_path / "captions.json", small)
+    by_place = eccv.coco_ids(names, captions, None, small)
+    by_text = eccv.coco_ids(names, captions, file, small)
+    assert by_text[1].tolist() == by_place[1].tolist() and "agree" in caplog.text
+    # Captions of an image in another order: the text is right, the place is not.
+    captions[1][0], captions[1][3] = captions[1][3], captions[1][0]
+    turned = eccv.coco_ids(names, captions, file, small)[1]
+    assert turned[[5, 8]].tolist() == by_place[1][[8, 5]].tolist()
+    assert "2 captions have another id" in caplog.text and "the first is text 5" in caplog.text
+    # The one without id may stand anywhere.
+    captions[2] = captions[2][::-1]
+    turned = eccv.coco_ids(names, captions, file, small)[1]
+    assert turned[10] == -1 and turned[11:16].tolist() == by_place[1][10:15][::-1].tolist()
+
+
+def test_equal_captions_of_an_image_have_ids_of_their_own(small, tmp_path):
+    rows = karpathy(small)
+    first = small.coco_ids.tolist()[:2]
+    rows[0]["caption"][0] = rows[0]["caption"][1] = "the same"
+    file = captions_json(tmp_path / "captions.json", small, dict.fromkeys(first, "the  same"))
+    ids = eccv.coco_ids([r["image"] for r in rows], [r["caption"] for r in rows], file, small)[1]
+    assert ids[:2].tolist() == first
+
+
+def test_captions_that_are_not_in_the_file(small, tmp_path):
+    rows = karpathy(small)
+    names, captions = [r["image"] for r in rows], [r["caption"] for r in rows]
+    lower = [[text.lower() for text in own] for own in captions]
+    file = captions_json(tmp_path / "captions.json", small)
+    with pytest.raises(ValueError, match="50 captions of .* expected captions .* unprocessed"):
+        eccv.coco_ids(names, lower, file, small)
+    (tmp_path / "other.json").write_text('{"annotations": [{"caption": "x"}]}')
+    with pytest.raises(ValueError, match="not in COCO's caption format .KeyError"):
+        eccv.coco_ids(names, captions, tmp_path / "other.json", small)
+
+
+# Ranking
+
+
+@st.composite
+def rankings(draw):
+    rng = np.random.default_rng(draw(st.integers(0, 10**6)))
+    queries, candidates = draw(st.integers(1, 6)), draw(st.integers(1, 40))
+    levels = draw(st.sampled_from([1, 2, 5, 10**6]))
+    scores = rng.integers(0, levels, (queries, candidates)).astype(np.float32) - 100
+    if draw(st.booleans()):
+        scores[scores < 1] = -np.inf
+    rows = rng.permutation(queries)[: draw(st.integers(0, queries))]
+    columns = np.sort(rng.permutation(candidates)[: draw(st.integers(1, candidates))])
+    return scores, rows, columns, draw(st.integers(1, 45))
+
+
+@settings(max_examples=200, deadline=None)
+@given(rankings())
+def test_the_best_are_those_of_a_stable_sort(given_scores):
+    scores, rows, columns, k = given_scores
+    best = eccv.best_candidates(scores, rows, columns, k)
+    assert best.shape == (len(rows), min(k, len(columns)))
+    for row, found in zip(rows.tolist(), best.tolist(), strict=True):
+        assert found == sorted(columns.tolist(), key=lambda c: (-scores[row, c], c))[:k]
+
+
+def test_a_score_that_is_not_a_number_is_refused():
+    scores = np.zeros((2, 3), np.float32)
+    scores[1, 2] = np.nan
+    with pytest.raises(ValueError, match="query 1 hold NaN"):
+        eccv.best_candidates(scores, np.arange(2), np.arange(3), 2)
+
+
+# Scores
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 10**6), st.sampled_from([1, 4, 10**6]), st.sets(st.integers(0, 9)))
+def test_figures_are_those_of_the_slow_loop(seed, levels, six):
+    metrics = small_metrics(seed)
+    image_ids, caption_ids = ids_of(metrics, six=sorted(six))
+    rng = np.random.default_rng(seed)
+    shape = (len(image_ids), len(caption_ids))
+    i2t = rng.integers(0, levels, shape).astype(np.float32)
+    t2i = rng.integers(0, levels, shape[::-1]).astype(np.float32)
+    figures = eccv.eccv_scores(i2t, t2i, image_ids, caption_ids, metrics)
+    assert figures == pytest.approx(slow_figures(i2t, t2i, image_ids, caption_ids, metrics))
+    # Neither scale nor the order of the images means anything.
+    scaled = eccv.eccv_scores(2 * i2t - 7, t2i / 4, image_ids, caption_ids, metrics)
+    assert scaled == figures
+    if levels == 10**6:
+        texts, images = rng.permutation(shape[1]), rng.permutation(shape[0])
+        i2t += np.arange(shape[1]) / shape[1]  # no ties
+        t2i += np.arange(shape[0]) / shape[0]
+        moved = eccv.eccv_scores(
+            i2t[images][:, texts], t2i[texts][:, images], image_ids[images], caption_ids[texts],
+            metrics,
+        )  # fmt: skip
+        assert moved == pytest.approx(
+            eccv.eccv_scores(i2t, t2i, image_ids, caption_ids, metrics), abs=1e-9
+        )
+
+
+def test_a_caption_without_id_takes_no_place(small):
+    """However good its scores are."""
+    rng = np.random.default_rng(3)
+    i2t, t2i = rng.random((10, 50)), rng.random((50, 10))
+    plain = eccv.eccv_scores(i2t, t2i, *ids_of(small), small)
+    place = 5  # of the sixth caption of the first image
+    more_i2t = np.insert(i2t, place, 9.0, axis=1)
+    more_t2i = np.insert(t2i, place, 9.0, axis=0)
+    assert eccv.eccv_scores(more_i2t, more_t2i, *ids_of(small, six=(0,)), small) == plain
+
+
+def test_what_does_not_belong_together_is_refused(small):
+    image_ids, caption_ids = ids_of(small)
+    i2t, t2i = np.zeros((10, 50)), np.zeros((50, 10))
+    with pytest.raises(ValueError, match=r"scores are \(50, 10\) and \(50, 10\); expected \(10, 5"):
+        eccv.eccv_scores(t2i, t2i, image_ids, caption_ids, small)
+    lost = np.where(np.arange(50) == 7, -1, caption_ids)
+    with pytest.raises(ValueError, match="caption ids: of 50 known ones 1 are missing; 0 are unk"):
+        eccv.eccv_scores(i2t, t2i, image_ids, lost, small)
+    with pytest.raises(ValueError, match="image ids: of 10 known ones 1 are missing; 1 are unkno"):
+        eccv.eccv_scores(i2t, t2i, np.r_[image_ids[:-1], 0], caption_ids, small)
+
+
+def scores_by_id(ids, i2t_of, t2i_of):
+    """Scores both ways, zero but for what is given: pairs of a truth and the score that it adds."""
+    image_ids, caption_ids = ids
+    row = {one: n for n, one in enumerate(image_ids.tolist())}
+    column = {one: n for n, one in enumerate(caption_ids.tolist()) if one >= 0}
+    i2t = np.zeros((len(image_ids), len(caption_ids)), np.float32)
+    t2i = np.zeros((len(caption_ids), len(image_ids)), np.float32)
+    for truth, score in i2t_of:
+        for image, captions in truth.items():
+            i2t[row[image], [column[caption] for caption in captions if caption in column]] += score
+    for truth, score in t2i_of:
+        for caption, images in truth.items():
+            t2i[column[caption], [row[image] for image in images]] += score
+    return i2t, t2i
+
+
+def perfect(metrics, ids):
+    """All that ECCV Caption calls valid first, and of that what CxC and COCO call so too."""
+    truths = (metrics.eccv_gts, 4), (metrics.cxc_gts, 1), (metrics.coco_gts, 2)
+    ways = [[(truth[way], score) for truth, score in truths] for way in ("i2t", "t2i")]
+    figures = eccv.eccv_scores(*scores_by_id(ids, *ways), *ids, metrics)
+    assert len(figures) == 24
+    return {key: value for key, value in figures.items() if value != 100}
+
+
+def cxc_limit(metrics):
+    """CxC does not have the own image of some captions: COCO and CxC cannot both be first."""
+    own, valid = metrics.coco_gts["t2i"], metrics.cxc_gts["t2i"]
+    return 100 * float(np.mean([own[query][0] in valid[query] for query in valid]))
+
+
+def test_perfect_scores_on_a_part_of_the_real_data(metrics):
+    part = part_of(metrics, 60)
+    assert len(part.coco_ids) == 1500 and len(part.eccv_gts["i2t"]) > 50
+    ids = ids_of(part, six=(3, 299))
+    assert perfect(part, ids) == pytest.approx(
+        {"cxc_img_r1": cxc_limit(part)} if cxc_limit(part) < 100 else {}
+    )
+
+
+@pytest.mark.slow
+def test_perfect_scores_on_all_of_the_real_data(metrics, test_split):
+    # Two queries have a valid caption that is none of the 25,000: place R = 19 and 13 are wrong.
+    best = 100 * (1261 - 1 / 19 - 1 / 13) / 1261
+    assert perfect(metrics, eccv.coco_ids(*test_split)) == pytest.approx(
+        {"eccv_txt_r_precision": best, "eccv_txt_map_r": best, "cxc_img_r1": cxc_limit(metrics)}
+    )
+
+
+def test_a_known_permutation(metrics):
+    """Every query finds first what belongs to the next image, and then its own."""
+    part = part_of(metrics, 40)
+    own_i2t, own_t2i = part.coco_gts["i2t"], part.coco_gts["t2i"]
+    ids = ids_of(part)
+    order = ids[0].tolist()
+    following = dict(zip(order, [*order[1:], order[0]], strict=True))
+    next_i2t = {image: own_i2t[following[image]] for image in own_i2t}
+    next_t2i = {caption: [following[image[0]]] for caption, image in own_t2i.items()}
+    scores = scores_by_id(ids, [(next_i2t, 2), (own_i2t, 1)], [(next_t2i, 2), (own_t2i, 1)])
+    figures = eccv.eccv_scores(*scores, *ids, part)
+    # Own captions at places 6 to 10, the own image at place 2. In a fold the last image's next is
+    # of another fold: its own come first, for one of 40.
+    expected = {
+        "coco5k_txt_r1": 0, "coco5k_txt_r5": 0, "coco5k_txt_r10": 100,
+        "coco5k_img_r1": 0, "coco5k_img_r5": 100, "coco5k_img_r10": 100,
+        "coco1k_txt_r1": 2.5, "coco1k_txt_r5": 2.5, "coco1k_txt_r10": 100,
+        "coco1k_img_r1": 2.5, "coco1k_img_r5": 100, "coco1k_img_r10": 100,
+    }  # fmt: skip
+    assert {key: figures[key] for key in expected} == pytest.approx(expected)
+    assert figures == pytest.approx(slow_figures(*scores, *ids, part))
+    assert 0 < figures["eccv_txt_map_r"] < 50 < figures["cxc_txt_r10"]
+
+
+# Files and the command
+
+
+@pytest.fixture
+def saved(small, tmp_path):
+    """A LAVIS data set as of COCO, and its scores."""
+    (tmp_path / "test.json").write_text(json.dumps(karpathy(small, six=(4,))))
+    dataset = RetrievalEvalDataset(None, BlipCaptionProcessor(), "", [tmp_path / "test.json"])
+    rng = np.random.default_rng(8)
+    scores = rng.random((10, 51), np.float32), rng.random((51, 10), np.float32)
+    return SavedScores.of(dataset, *scores)
+
+
+def test_scores_come_back_from_their_file(saved, small, tmp_path):
+    assert saved.captions_per_image() == [row["caption"] for row in karpathy(small, six=(4,))]
+    back = read_scores(save_scores(saved, tmp_path / "scores_test.npz"))
+    for name in ("scores_i2t", "scores_t2i", "image_of"):
+        assert np.array_equal(getattr(back, name), getattr(saved, name))
+        assert getattr(back, name).dtype == getattr(saved, name).dtype
+    assert (back.images, back.captions) == (saved.images, saved.captions)
+    assert [path.name for path in tmp_path.glob("scores*")] == ["scores_test.npz"]
+
+
+def test_captions_are_raw_where_the_data_set_keeps_them(toy):
+    known = toy["val"]
+    assert captions_of(known) == [[known.text[t] for t in known.img2txt[i]] for i in range(20)]
+
+
+def test_a_file_that_holds_no_scores(saved, tmp_path):
+    with pytest.raises(FileNotFoundError, match="run.save_scores: True writes one"):
+        read_scores(tmp_path / "scores.npz")
+    path = tmp_path / "wrong.npz"
+    path.write_text("scores")
+    with pytest.raises(ValueError, match="no file of scores"):
+        read_scores(path)
+    np.savez(path, scores_i2t=np.array([{}], object))
+    with pytest.raises(ValueError, match="no file of scores"):
+        read_scores(path)
+    np.save(tmp_path / "one.npy", np.zeros(3))
+    with pytest.raises(ValueError, match="no file of scores"):
+        read_scores(tmp_path / "one.npy")
+    saved.captions.pop()
+    with pytest.raises(ValueError, match="10 images and 50 captions, but scores"):
+        read_scores(save_scores(saved, path))
+
+
+def test_the_command_writes_and_prints_a_table(saved, small, tmp_path, monkeypatch, capsys):
+    use_small(monkeypatch, small)
+    path = save_scores(saved, tmp_path / "scores_coco.test.npz")
+    captions = captions_json(tmp_path / "captions.json", small)
+    assert eccv.main([str(path), "--captions", str(captions)]) == 0
+    told = capsys.readouterr().out
+    assert told == (tmp_path / "scores_coco.test_eccv.md").read_text()
+    figures = json.loads((tmp_path / "scores_coco.test_eccv.json").read_text())
+    ids = ids_of(small, six=(4,))
+    expected = eccv.eccv_scores(saved.scores_i2t, saved.scores_t2i, *ids, small)
+    assert figures == pytest.approx(expected, abs=1e-3)
+    lines = [re.sub(" +", " ", line) for line in told.splitlines()]
+    assert lines[0] == "| | COCO 1K | COCO 5K | CxC | ECCV |"
+    cells = [f"{expected[f'{name}_img_r1']:.2f}" for name in ("coco1k", "coco5k", "cxc", "eccv")]
+    assert f"| text to image, R@1 | {' | '.join(cells)} |" in lines
+    assert f"| image to text, mAP@R | | | | {expected['eccv_txt_map_r']:.2f} |" in lines
+    assert len(lines) == 12
+
+
+def test_the_command_refuses_other_data(saved, tmp_path):
+    path = save_scores(saved, tmp_path / "scores_test.npz")
+    done = subprocess.run(
+        [sys.executable, "-m", "lavis_mafa.metrics.eccv", str(path)],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+    )
+    assert done.returncode == 1 and "these 10 images are not COCO's test split" in done.stderr
+    assert "RuntimeWarning" not in done.stderr and "Traceback" not in done.stderr
+    assert not list(tmp_path.glob("*_eccv*"))
+
+
+def test_how_to_get_the_package(monkeypatch, saved, tmp_path, caplog):
+    monkeypatch.setitem(sys.modules, "eccv_caption", None)
+    with pytest.raises(ImportError, match="pip install eccv_caption==0.1.0"):
+        eccv.load_metrics()
+    assert eccv.main([str(save_scores(saved, tmp_path / "s.npz"))]) == 1
+    assert "pip install eccv_caption==0.1.0" in caplog.text

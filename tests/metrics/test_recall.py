@@ -1,0 +1,204 @@
+"""Recall against full truth, mAP@R and area under ROC, against slow loops and closed forms."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from lavis.common.registry import registry
+from lavis.tasks.retrieval import RetrievalTask
+
+from lavis_mafa.metrics.recall import (
+    area_under_roc,
+    mean_average_precision_at_r,
+    ranked_truth,
+    retrieval_with_truth,
+)
+
+KEYS = {f"valid_{way}_r{k}" for way in ("txt", "img") for k in (1, 5, 10)}
+KEYS |= {"txt_map_r", "img_map_r"}
+
+
+def slow_ranking(scores, relevant):
+    """Relevance from best to worst score; of equal scores the first candidate is the better."""
+    ranked = []
+    for row, truth in zip(scores.tolist(), relevant.tolist(), strict=True):
+        order = sorted(range(len(row)), key=lambda c: (-row[c], c))
+        ranked.append([truth[c] for c in order])
+    return ranked
+
+
+def slow_recall(ranked, k):
+    return 100 * sum(any(row[:k]) for row in ranked) / len(ranked)
+
+
+def slow_map_at_r(ranked):
+    """Musgrave et al., eq. 2 and 3: mean over places 1..R of the precision where there is a hit."""
+    total = 0.0
+    for row in ranked:
+        r = sum(row)
+        found, query = 0, 0.0
+        for place in range(1, r + 1):
+            if row[place - 1]:
+                found += 1
+                query += found / place
+        total += query / r
+    return total / len(ranked)
+
+
+def slow_area(scores, relevant):
+    above = pairs = 0.0
+    for score, right in zip(scores, relevant, strict=True):
+        for other, wrong in zip(scores, ~relevant, strict=True):
+            if right and wrong:
+                pairs += 1
+                above += 1.0 if score > other else 0.5 if score == other else 0.0
+    return above / pairs
+
+
+@st.composite
+def score_tables(draw):
+    """Scores both ways with many ties, and a truth with something valid in every row and column."""
+    images, texts = draw(st.integers(1, 7)), draw(st.integers(1, 14))
+    rng = np.random.default_rng(draw(st.integers(0, 10**6)))
+    levels = draw(st.sampled_from([1, 3, 1000]))
+    i2t = rng.integers(0, levels, (images, texts)).astype(np.float32)
+    t2i = rng.integers(0, levels, (texts, images)).astype(np.float32)
+    truth = rng.random((images, texts)) < draw(st.sampled_from([0.05, 0.4, 0.95]))
+    truth[np.arange(texts) % images, np.arange(texts)] = True
+    truth[np.arange(images), np.arange(images) % texts] = True
+    return i2t, t2i, truth
+
+
+@settings(max_examples=150, deadline=None)
+@given(score_tables())
+def test_figures_are_those_of_slow_loops(tables):
+    i2t, t2i, truth = tables
+    figures = retrieval_with_truth(i2t, t2i, truth)
+    assert figures.keys() == KEYS
+    for way, scores, relevant in (("txt", i2t, truth), ("img", t2i, truth.T)):
+        ranked = slow_ranking(scores, relevant)
+        assert ranked_truth(scores, relevant).tolist() == ranked
+        for k in (1, 5, 10):
+            assert figures[f"valid_{way}_r{k}"] == pytest.approx(slow_recall(ranked, k))
+        assert figures[f"{way}_map_r"] == pytest.approx(100 * slow_map_at_r(ranked))
+        told = [figures[f"valid_{way}_r{k}"] for k in (1, 5, 10)]
+        assert told == sorted(told) and 0 <= figures[f"{way}_map_r"] <= 100
+
+
+@settings(max_examples=50, deadline=None)
+@given(score_tables(), st.integers(0, 1000))
+def test_more_truth_never_lowers_recall_and_scale_means_nothing(tables, seed):
+    i2t, t2i, truth = tables
+    figures = retrieval_with_truth(i2t, t2i, truth)
+    more = truth | (np.random.default_rng(seed).random(truth.shape) < 0.3)
+    richer = retrieval_with_truth(i2t, t2i, more)
+    assert all(richer[key] >= figures[key] for key in KEYS if "_r1" in key or key.endswith("r5"))
+    assert retrieval_with_truth(2 * i2t + 5, 2 * t2i + 5, truth) == figures
+
+
+@pytest.mark.strict_smoke
+def test_with_one_caption_an_image_recall_is_that_of_lavis(tmp_path, monkeypatch):
+    monkeypatch.setitem(registry.mapping["paths"], "output_dir", str(tmp_path))  # LAVIS writes it
+    rng = np.random.default_rng(1)
+    size = 40
+    i2t, t2i = rng.random((size, size)), rng.random((size, size))
+    i2t += 0.5 * np.eye(size)
+    t2i += 0.4 * np.eye(size)
+    own = {number: number for number in range(size)}
+    theirs = RetrievalTask._report_metrics(i2t, t2i, own, {number: [number] for number in own})
+    ours = retrieval_with_truth(i2t, t2i, np.eye(size, dtype=bool))
+    for way in ("txt", "img"):
+        for k in (1, 5, 10):
+            assert ours[f"valid_{way}_r{k}"] == pytest.approx(theirs[f"{way}_r{k}"])
+        # With R = 1 a query's average precision is whether its first place is a hit.
+        assert ours[f"{way}_map_r"] == pytest.approx(theirs[f"{way}_r1"])
+    assert theirs["txt_r1"] < theirs["txt_r10"] < 100
+
+
+@pytest.mark.strict_smoke
+@pytest.mark.parametrize(
+    "hits, expected",
+    [
+        ([1, 1, 1, 0, 0], 1.0),
+        ([0, 0, 1, 1], 0.0),  # hits behind place R do not count
+        ([1, 0, 1, 0], 1 / 2),  # R = 2: (1/1) / 2
+        ([0, 1, 1, 0], 1 / 4),  # R = 2: (1/2) / 2
+        ([1, 0, 1, 1], (1 + 2 / 3) / 3),
+        ([1, 1, 1], 1.0),
+    ],
+)
+def test_map_at_r_in_closed_form(hits, expected):
+    assert mean_average_precision_at_r(np.array([hits], bool)) == pytest.approx(expected)
+    both = np.array([hits, sorted(hits, reverse=True)], bool)
+    assert mean_average_precision_at_r(both) == pytest.approx((expected + 1) / 2)
+
+
+@pytest.mark.strict_smoke
+def test_what_is_true_but_of_another_pair_counts_as_found():
+    # Image 0 prefers the caption of image 1, which describes it just as well.
+    i2t = np.array([[0.2, 0.9], [0.1, 0.8]])
+    truth = np.array([[True, True], [False, True]])
+    figures = retrieval_with_truth(i2t, i2t.T, truth)
+    assert figures["valid_txt_r1"] == 100 and figures["txt_map_r"] == 100
+    # Both texts prefer image 0, right for both.
+    assert figures["valid_img_r1"] == 100
+    assert retrieval_with_truth(i2t, i2t.T, np.eye(2, dtype=bool))["valid_txt_r1"] == 50
+
+
+def test_what_re_ranking_left_out_comes_last_in_order():
+    scores = np.array([[-100.0, -3.0, -100.0, 2.0]])
+    relevant = np.array([[True, False, False, True]])
+    assert ranked_truth(scores, relevant).tolist() == [[True, False, True, False]]
+
+
+def test_tables_that_do_not_belong_together():
+    truth = np.ones((2, 3), bool)
+    with pytest.raises(ValueError, match=r"scores are \(3, 2\), truth is \(2, 3\)"):
+        ranked_truth(np.zeros((3, 2)), truth)
+    with pytest.raises(ValueError, match=r"scores are \(2, 3\), truth is \(3, 2\)"):
+        retrieval_with_truth(np.zeros((2, 3)), np.zeros((2, 3)), truth)
+    truth[:, 1] = False
+    with pytest.raises(ValueError, match="1 queries have nothing relevant, the first is 1"):
+        retrieval_with_truth(np.zeros((2, 3)), np.zeros((3, 2)), truth)
+    truth[1:] = False
+    with pytest.raises(ValueError, match="nothing relevant, the first is 1"):
+        ranked_truth(np.zeros((2, 3)), truth)
+
+
+# Area under ROC
+
+scored = st.integers(2, 30).flatmap(
+    lambda n: st.tuples(
+        st.lists(st.integers(-4, 4), min_size=n, max_size=n),
+        st.lists(st.booleans(), min_size=n, max_size=n).filter(lambda r: 0 < sum(r) < len(r)),
+    )
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(scored)
+def test_area_is_that_of_the_slow_loop(given_pairs):
+    scores, relevant = np.array(given_pairs[0], float), np.array(given_pairs[1])
+    area = area_under_roc(scores, relevant)
+    assert area == pytest.approx(slow_area(scores, relevant)) and 0 <= area <= 1
+    assert area_under_roc(np.exp(scores), relevant) == pytest.approx(area)
+    assert area_under_roc(-scores, relevant) == pytest.approx(1 - area)
+    assert area_under_roc(scores, ~relevant) == pytest.approx(1 - area)
+
+
+@pytest.mark.strict_smoke
+def test_area_in_closed_form():
+    relevant = np.array([False, True, False, True, True])
+    assert area_under_roc(relevant.astype(float), relevant) == 1
+    assert area_under_roc(1 - relevant.astype(float), relevant) == 0
+    assert area_under_roc(np.full(5, 0.3), relevant) == 0.5
+    # Scores 0..4: relevant 1, 3, 4 against 0 and 2: 1 + 2 + 2 of 6 pairs.
+    assert area_under_roc(np.arange(5.0), relevant) == pytest.approx(5 / 6)
+
+
+@pytest.mark.parametrize("truth, told", [(True, "5 and 0"), (False, "0 and 5")])
+def test_area_needs_both_kinds(truth, told):
+    with pytest.raises(ValueError, match=f"need relevant and irrelevant pairs, got {told}"):
+        area_under_roc(np.arange(5.0), np.full(5, truth))

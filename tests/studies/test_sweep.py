@@ -1,0 +1,792 @@
+"""Sweeps: from a file to its rows and runs, the files that ship, results, and going on."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+import os
+import re
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from xml.etree import ElementTree
+
+import pytest
+import yaml
+from conftest import ROOT
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from omegaconf import OmegaConf
+
+from lavis_mafa.algorithm.step import StepSettings
+from lavis_mafa.config import load_config
+from lavis_mafa.studies import __main__ as command
+from lavis_mafa.studies import plan as plan_module
+from lavis_mafa.studies.demo.compare import make_runs, parse_args
+from lavis_mafa.studies.parts import SweepError
+from lavis_mafa.studies.plan import RESUME, check, make_plan, narrowed
+from lavis_mafa.studies.read import read_sweep
+from lavis_mafa.studies.results import figures_of, write_all
+from lavis_mafa.studies.runs import told_command
+
+SWEEPS = ROOT / "projects/mafa/sweeps"
+TABLES = sorted(SWEEPS.glob("table_*.yaml"))
+TOY = "projects/mafa/train/albef_toy.yaml"
+MASKED, SPACE = "model.mlm_mask_prob", "run.grit.search_space"
+
+BASE = {
+    "seeds": [3, 5],
+    "options": {"run.valid_splits": [], "run.test_splits": ["test"]},
+    "settings": {
+        "random": {"run.grit.enabled": False, "model.mafa.negatives": "sampled"},
+        "con_d": {
+            "model.mafa.con_d.arch": "albef_mafa",
+            "model.mafa.con_d.model_type": "tiny",
+            "model.mafa.con_d.checkpoint": "{con_d}",
+        },
+    },
+    "shared": {
+        "start": {
+            "module": "lavis_mafa.toyworld.image_start",
+            "arguments": ["--seed", "{seed}", "--output", "{folder}/start.pth"],
+            "writes": "start.pth",
+        },
+        "con_d": {
+            "config": TOY,
+            "uses": ["random"],
+            "options": {"model.load_pretrained": True, "model.pretrained": "{start}"},
+        },
+        "unused": {"config": TOY},
+    },
+    "stages": {
+        "train": {"config": TOY},
+        "test": {
+            "script": "evaluate.py",
+            "config": "projects/mafa/eval/retrieval_toy.yaml",
+            "options": {"model.finetuned": "{train}"},
+        },
+    },
+    "columns": {
+        "tr1": {"title": "TR@1", "key": "txt_r1"},
+        "loss": {"key": ["loss_itc", "loss_itm"], "stage": "train", "kind": "epoch", "scale": 10},
+    },
+}
+OWN = {
+    "title": "A title",
+    "source": "Table 0",
+    "rows": [
+        {"name": "plain", "marks": {"Con-D": False}, "uses": ["random"]},
+        {"name": "mined", "marks": {"Con-D": True}, "uses": ["con_d"], "options": {MASKED: 0.2}},
+    ],
+    "vary": {SPACE: [128, 256]},
+    "titles": {SPACE: "M"},
+    "figure": {"x": SPACE, "y": ["tr1"]},
+    "paper": {
+        "about": "Large",
+        "columns": ["TR", "IR"],
+        "rows": [[76.6, 59.6], [1.25, None], [], [77, 60.2]],
+    },
+}
+
+
+def written(tmp_path, base=BASE, **changes):
+    """A sweep file and its base ``small``."""
+    (tmp_path / "base_small.yaml").write_text(yaml.safe_dump(base, sort_keys=False))
+    path = tmp_path / "own.yaml"
+    path.write_text(yaml.safe_dump({**OWN, **changes}, sort_keys=False))
+    return path
+
+
+def read(tmp_path, base=BASE, **changes):
+    return read_sweep(written(tmp_path, base, **changes), "small")
+
+
+loaded = functools.cache(functools.partial(load_config, machine=False))
+
+
+def config_of(job):
+    only = ["run.evaluate=True"] if job.script == "evaluate.py" else []
+    return loaded(job.config, (*job.options, *only))
+
+
+# From a file to its rows
+
+
+def test_rows(tmp_path):
+    sweep = read(tmp_path)
+    assert [row.name for row in sweep.rows] == [
+        *("plain, M=128", "plain, M=256", "mined, M=128", "mined, M=256")
+    ]
+    assert sweep.rows[0].cells == {"row": "plain", "Con-D": "✗", "M": "128"}
+    assert sweep.rows[3].cells == {"row": "mined", "Con-D": "✓", "M": "256"}
+    assert sweep.rows[3].options == {**BASE["settings"]["con_d"], MASKED: 0.2, SPACE: 256}
+    assert sweep.rows[0].values == {SPACE: 128} and sweep.seeds == [3, 5]
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.dictionaries(
+        st.sampled_from([MASKED, SPACE, "run.max_epoch"]),
+        st.lists(st.integers(1, 99), min_size=1, max_size=4, unique=True),
+        min_size=1,
+    )
+)
+def test_the_full_product(tmp_path_factory, vary):
+    changes = {"vary": vary, "titles": {}, "figure": {}, "paper": None}
+    rows = read(tmp_path_factory.mktemp("product"), **changes).rows
+    expected = [dict(zip(vary, one, strict=True)) for one in itertools.product(*vary.values())]
+    for base in ("plain", "mined"):
+        own = [row for row in rows if row.base == base]
+        assert [row.values for row in own] == expected
+        assert all(row.options.items() >= row.values.items() for row in own)
+    assert len({row.name for row in rows}) == len(rows) == 2 * len(expected)
+
+
+def test_a_row_goes_before_its_settings_and_what_varies_before_the_row(tmp_path):
+    rows = [{"name": "a", "uses": ["random"], "options": {"run.grit.enabled": True, SPACE: 1}}]
+    (one,) = read(tmp_path, rows=rows, vary={SPACE: [64]}, paper=None).rows
+    assert one.options == {
+        **{"run.grit.enabled": True, "model.mafa.negatives": "sampled", SPACE: 64}
+    }
+
+
+def test_a_section_goes_before_file_and_base(tmp_path):
+    section = {"vary": {SPACE: [64]}, "seeds": [1], "columns": {"tr1": {"title": "other"}}}
+    sweep = read(tmp_path, at={"small": section, "large": {"vary": {SPACE: [99]}}})
+    assert [row.name for row in sweep.rows] == ["plain, M=64", "mined, M=64"]
+    assert sweep.seeds == [1]
+    assert (sweep.columns[0].title, sweep.columns[0].keys) == ("other", ("txt_r1",))
+    # The paper's numbers stay beside the paper's rows.
+    assert [cells["M"] for cells in sweep.paper.cells] == ["128", "256", "128", "256"]
+
+
+def test_a_file_that_needs_no_base(tmp_path):
+    path = tmp_path / "alone.yaml"
+    path.write_text(yaml.safe_dump({**BASE, **OWN}, sort_keys=False))
+    assert len(read_sweep(path).rows) == 4 and read_sweep(path).at == ""
+
+
+def test_numbers_by_the_names_of_rows(tmp_path):
+    numbers = {"mined, M=128": [5.0, 6.0]}
+    paper = read(tmp_path, paper={"columns": ["TR", "IR"], "rows": numbers}).paper
+    assert paper.rows == [[], [], [5.0, 6.0], []]
+
+
+# From rows to runs
+
+
+def test_placeholders(tmp_path):
+    sweep = read(tmp_path)
+    plan = make_plan(sweep, tmp_path / "out", [3, 5])
+    check(plan)
+    for row, seed in itertools.product(("plain, M=128", "mined, M=256"), (3, 5)):
+        train, test = (plan.of[row][seed][stage] for stage in ("train", "test"))
+        cfg = config_of(train)
+        assert cfg.run_cfg.seed == config_of(test).run_cfg.seed == seed
+        assert config_of(test).model_cfg.finetuned == str(train.checkpoint)
+        assert test.needs == {train.name} and train.folder.parent.name == f"seed_{seed}"
+        assert (train.command[-1] == RESUME, test.command[-1] == RESUME) == (True, False)
+    con_d = tmp_path / f"out/shared/seed_{seed}/con_d/checkpoint_last.pth"
+    assert cfg.model_cfg.mafa.con_d.checkpoint == str(con_d)
+    start = plan.jobs["start/5"]
+    assert start.command[1:] == [
+        *("lavis_mafa.toyworld.image_start", "--seed", "5", "--output"),
+        str(tmp_path / "out/shared/seed_5/start/start.pth"),
+    ]
+    assert config_of(plan.jobs["con_d/5"]).model_cfg.pretrained == start.command[-1]
+    assert plan.jobs["con_d/5"].needs == {"start/5"}
+    assert "unused/5" not in plan.jobs and len(plan.jobs) == 2 * (2 + 4 * 2)
+    # Before each stands what it needs.
+    done = set()
+    for name, job in plan.jobs.items():
+        assert job.needs <= done
+        done.add(name)
+
+
+def test_rows_that_are_the_same_are_run_once(tmp_path):
+    """In one table or several; what differs, be it in what they begin with, is another run."""
+    first = make_plan(read(tmp_path), tmp_path / "out", [3])
+    rows = [{"name": "renamed", "options": {MASKED: 0.2}, "uses": ["con_d"]}]
+    again = make_plan(read(tmp_path, rows=rows, paper=None), tmp_path / "out", [3])
+    for stage in ("train", "test"):
+        one, other = first.of["mined, M=256"][3][stage], again.of["renamed, M=256"][3][stage]
+        assert (one.folder, one.command) == (other.folder, other.command)
+    longer = OmegaConf.to_container(OmegaConf.create(BASE))
+    longer["shared"]["con_d"]["options"]["run.max_epoch"] = 30
+    other = make_plan(read(tmp_path, base=longer), tmp_path / "out", [3])
+    for row, same in (("plain, M=128", True), ("mined, M=128", False)):
+        folders = [plan.of[row][3]["test"].folder for plan in (first, other)]
+        assert (folders[0] == folders[1]) is same
+
+
+def test_only_what_is_asked_for(tmp_path):
+    sweep = read(tmp_path, shows=["tr1"])  # another column than the one that is asked for
+    sweep = narrowed(sweep, ["mined, M=128"], ["loss"], {"con_d": "/there.pth"})
+    plan = make_plan(sweep, tmp_path / "out", [3])
+    (job,) = plan.jobs.values()
+    assert job.title.startswith("mined, M=128, train")
+    assert config_of(job).model_cfg.mafa.con_d.checkpoint == "/there.pth"
+    assert plan.given == {"con_d": "/there.pth"}
+    with pytest.raises(SweepError) as found:
+        narrowed(sweep, ["mine"], ["los"], {"cond": "x"})
+    assert len(found.value.problems) == 3 and "did you mean loss?" in str(found.value)
+
+
+def test_processes_are_launched(tmp_path):
+    sweep = read(tmp_path, processes=4)
+    job = make_plan(sweep, tmp_path / "out", [3]).of["plain, M=128"][3]["train"]
+    assert job.command[:4] == [
+        *("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=4")
+    ]
+    assert config_of(job).run_cfg.seed == 3
+
+
+# What is wrong
+
+
+def test_all_problems_of_a_file_are_told_together(tmp_path):
+    base = OmegaConf.to_container(OmegaConf.create(BASE))
+    base["shared"]["con_d"]["options"]["model.pretrained"] = "{strat}"
+    base["stages"]["test"]["script"] = "test.py"
+    base["colums"] = {}
+    with pytest.raises(SweepError) as found:
+        read(
+            tmp_path,
+            base=base,
+            rows=[
+                {"name": "a", "option": {}, "uses": ["randon"]},
+                {"name": "a", "options": {"model.pretrained": "{test}", "run.grit": {}}},
+                {"marks": {}},
+            ],
+            shows=["tr", "loss"],
+            seeds=["x"],
+            at_once=0,
+            figure={"x": "run.lr", "y": ["tr1"]},
+            at={"large": {"row": []}},
+            vary={SPACE: 3},
+            settings={"random": 3},
+        )
+    expected = [
+        *("base_small.yaml.colums: unknown; did you mean columns?", "row: unknown"),
+        *("{strat} is no run before it; did you mean start?", "test.py, expected train.py"),
+        *("rows.0.option: unknown; did you mean options?", "no setting randon"),
+        *("there are two called 'a'", "{test} is no run before it", "rows.2.name: missing"),
+        *("options.run.grit: is a mapping", "shows: no column tr;", "tr1 is not among the"),
+        *("seeds: are ['x']", "at_once: is 0", "figure.x: run.lr does not vary"),
+        *("search_space: is 3, expected a list", "settings.random: is 3, expected a mapping"),
+    ]
+    for text in expected:
+        assert any(text in problem for problem in found.value.problems), text
+    assert str(found.value).startswith(f"{len(found.value.problems)} problems in the sweep")
+    assert len(found.value.problems) == len(expected)
+
+
+@pytest.mark.parametrize(
+    "paper, problem",
+    [
+        ({"columns": ["a"], "rows": [[1], [2]]}, "2 rows for the 4 of the file"),
+        ({"columns": ["a"], "rows": [[1], [2], [3, 4], [5]]}, "mined, M=128 has [3, 4]"),
+        ({"columns": ["a"], "rows": {"mined, M=12": [3]}}, "did you mean mined, M=128?"),
+        ({"column": ["a"], "rows": [[], [], [], []]}, "did you mean columns?"),
+    ],
+)
+def test_a_papers_numbers_that_do_not_fit(tmp_path, paper, problem):
+    with pytest.raises(SweepError) as found:
+        read(tmp_path, paper=paper)
+    assert problem in str(found.value) and len(found.value.problems) == 1
+
+
+def test_files_that_cannot_be_read(tmp_path):
+    for content, problem in (("[1]", "is no mapping"), ("a: [", "is not YAML")):
+        (tmp_path / "own.yaml").write_text(content)
+        with pytest.raises(SweepError, match=problem):
+            read_sweep(tmp_path / "own.yaml")
+    with pytest.raises(SweepError, match="cannot be read"):
+        read_sweep(tmp_path / "not.yaml")
+    with pytest.raises(SweepError, match="no base_papers.yaml; did you mean paper?"):
+        read_sweep(TABLES[0], "papers")
+    with pytest.raises(SweepError, match="does not fit its base"):
+        read(tmp_path, settings={"random": ["a"]}, columns={"tr1": {"key": {"a": 1}}})
+
+
+def test_all_problems_of_configs_are_told_together_and_once(tmp_path):
+    base = OmegaConf.to_container(OmegaConf.create(BASE))
+    base["options"] = {"run.test_splits": []}
+    base["stages"]["test"]["config"] = "projects/not_there.yaml"
+    base["columns"]["other"] = {"key": "txt_r5", "stage": "train"}
+    changes = {"vary": {SPACE: [128, 256], "model.mafa.alhpa": [1]}, "paper": None}
+    plan = make_plan(read(tmp_path, base=base, **changes), tmp_path / "out", [3, 5])
+    with pytest.raises(SweepError) as found:
+        check(plan)
+    told = found.value.problems
+    assert len(told) == 2 and all(" and 3 more: " in problem for problem in told)
+    assert "model.mafa.alhpa: unknown" in told[0] and "not_there.yaml" in told[1]
+    del base["stages"]["test"], base["columns"]["tr1"]
+    sweep = read(tmp_path, base=base, paper=None, figure={})
+    with pytest.raises(SweepError, match=r"plain, M=128 and 3 more: column other reads split test"):
+        check(make_plan(sweep, tmp_path / "out", [3]))
+
+
+# The files that ship
+
+
+def test_what_ships():
+    mafa = {f"table_{number}" for number in (4, 5, 6, 13, 14, 15, 16, 18)}
+    assert {path.stem for path in TABLES} == {*mafa, "table_grit_vlp_4", "table_grit_vlp_5"}
+
+
+@pytest.fixture(scope="module")
+def plans(tmp_path_factory):
+    """The plan of every shipped file at both bases, with its configs checked."""
+    found, output = {}, tmp_path_factory.mktemp("out")
+    with pytest.MonkeyPatch.context() as patch:
+        read_once = lambda path, options, machine: loaded(path, tuple(options))  # noqa: E731
+        patch.setattr(plan_module, "load_config", read_once)
+        for path, at in itertools.product(TABLES, ("toy", "paper")):
+            sweep = read_sweep(path, at)
+            plan = found[path.stem, at] = make_plan(sweep, output / at, [7])
+            check(plan)
+    return found
+
+
+@pytest.mark.parametrize("path", TABLES, ids=lambda path: path.stem)
+def test_every_shipped_file_is_valid_at_both_bases(plans, path):
+    toy, paper = (plans[path.stem, at].sweep for at in ("toy", "paper"))
+    assert f"run_scripts/mafa/sweep.sh {path.relative_to(ROOT)}" in path.read_text()
+    assert len(paper.paper.rows) == len(paper.rows) and all(paper.paper.rows)
+    assert [row.cells for row in paper.rows] == paper.paper.cells == toy.paper.cells
+    assert {column.name for column in paper.columns} >= {"tr1", "ir1"} <= {*toy.y, "tr1"}
+    for at in ("toy", "paper"):
+        jobs = [job for job in plans[path.stem, at].jobs.values() if job.config]
+        cfgs = [config_of(job) for job in {job.form: job for job in reversed(jobs)}.values()]
+        assert {cfg.model_cfg.model_type == "tiny" for cfg in cfgs} == {at == "toy"}
+        assert {cfg.run_cfg.device for cfg in cfgs} == {"cpu" if at == "toy" else "cuda"}
+        assert all(job.steps > 0 for job in jobs) or at == "paper"
+
+
+def meaning(job):
+    """What a row says about the training step, whatever its size."""
+    cfg = config_of(job)
+    step = StepSettings.from_config(OmegaConf.to_container(cfg.model_cfg.mafa))
+    con_d = cfg.model_cfg.mafa.con_d
+    judge = {"albef_mafa": "own", "albef_retrieval": "own"}.get(con_d and con_d.arch, "oracle")
+    grit = cfg.run_cfg.grit.enabled
+    return [
+        *(grit, step.negatives, step.soft_labels, step.connections, step.loss_weights),
+        *(cfg.model_cfg.mlm_mask_prob, judge if con_d else None),
+        # The first grouped epoch is the second, in the file or by the option.
+        *(cfg.run_cfg.grit.start_epoch, step.soft_labels.active(1, grouped=grit)),
+    ]
+
+
+@pytest.mark.parametrize("path", TABLES, ids=lambda path: path.stem)
+def test_a_row_means_the_same_at_both_bases(plans, path):
+    toy, paper = plans[path.stem, "toy"], plans[path.stem, "paper"]
+    told = []
+    for plan, stage in ((toy, "train"), (paper, "pretrain")):
+        told.append([])
+        for row in plan.sweep.rows:
+            found = meaning(plan.of[row.name][7][stage])
+            if (row.base, found) not in told[-1]:
+                told[-1].append((row.base, found))
+    assert told[0] == told[1]
+    both = len(toy.sweep.rows) == len(paper.sweep.rows)
+    sizes = {"run.max_epoch", "run.batch_size_train", SPACE}
+    assert both or sizes & {*toy.sweep.rows[0].values}
+
+
+def settings_of(cfg):
+    told = cfg.to_dict()
+    if not told["run"]["grit"]["enabled"]:
+        told["run"]["grit"] = None
+    for name in ("output_dir", "job_id", "test_splits", "resume_ckpt_path"):
+        told["run"].pop(name)
+    told["model"].pop("pretrained")
+    (told["model"]["mafa"]["con_d"] or {}).pop("checkpoint", None)
+    return told
+
+
+@pytest.mark.parametrize(
+    "table, row, system",
+    [
+        ("table_4", "GRIT-VLP", "grit"),
+        ("table_4", "ECM", "ecm"),
+        ("table_4", "S-ITC", "s_itc"),
+        ("table_4", "MAFA", "mafa"),
+        ("table_5", "ALBEF-base", "base"),
+        ("table_5", "ALBEF-base + ECM", "random_ecm"),
+        ("table_5", "MAFA with ECM-E", "ecm_e"),
+        ("table_6", "ALBEF-base + momentum", "momentum"),
+        ("table_6", "ALBEF-base + S-ITC", "random_s_itc"),
+        ("table_16", "MAFA (oracle)", "mafa_oracle"),
+        ("table_4", "warm_up/7", "warm_up"),
+        ("table_4", "con_d_pretrain/7", "s_itc"),
+        ("table_4", "con_d/7", "con_d"),
+    ],
+)
+def test_rows_of_the_toy_world_are_the_systems_of_the_comparison(
+    plans, tmp_path, table, row, system
+):
+    runs = make_runs(parse_args(["--seeds", "7", "--output", str(tmp_path)]))
+    plan = plans[table, "toy"]
+    job = plan.jobs[row] if row in plan.jobs else plan.of[row][7]["train"]
+    other = runs[f"{system}/7"]
+    theirs = load_config(other.command[2], other.command[4:], machine=False)
+    mine = settings_of(config_of(job))
+    assert mine == settings_of(theirs)
+    assert job.steps == other.steps
+
+
+@pytest.mark.parametrize("at", ["toy", "paper"])
+def test_tables_share_the_rows_that_are_alike(plans, at):
+    stage = {"toy": "train", "paper": "pretrain"}[at]
+    space, high = (", M=1280", "") if at == "toy" else (", M=4800", "")
+    mafa = [("table_4", "MAFA"), ("table_5", "MAFA"), ("table_16", "MAFA")]
+    mafa += [("table_13", f"MAFA{space}"), ("table_15", f"MAFA, τ=0.8{high}")]
+    grit = [(table, "GRIT-VLP") for table in ("table_4", "table_5", "table_6", "table_14")]
+    grit += [("table_16", "GRIT-VLP"), ("table_13", f"GRIT-VLP{space}")]
+    for rows in (mafa, grit, [("table_4", "ECM"), ("table_14", "ECM")]):
+        names = {plans[table, at].of[row][7][stage].folder.name for table, row in rows}
+        assert len(names) == 1
+    assert {plan.sweep.at for plan in plans.values()} == {"toy", "paper"}
+
+
+def test_the_paper_s_search_spaces_thresholds_and_alphas(plans):
+    def cfgs(table):
+        of = plans[table, "paper"].of
+        return [config_of(by_seed[7]["pretrain"]) for by_seed in of.values()]
+
+    assert [c.run_cfg.grit.search_space for c in cfgs("table_13")] == 2 * [960, 4800, 48000]
+    found = [c.model_cfg.mafa.connections for c in cfgs("table_15")]
+    assert [(one.low, one.high) for one in found] == [(0.5, 0.5), (0.5, 0.8)]
+    alphas = [(c.model_cfg.mafa.soft_labels.alpha, c.run_cfg.max_epoch) for c in cfgs("table_18")]
+    assert alphas == [(alpha, 10) for alpha in (0.1, 0.3, 0.5, 0.7, 0.9)]
+    uses = [list(c.model_cfg.mafa.connections.use_in) for c in cfgs("table_14")[1:]]
+    assert uses == [["itc"], ["itm"], ["lm"], ["itc", "itm", "lm"]]
+    assert cfgs("table_4")[0].run_cfg.max_epoch == 20
+    con_d = cfgs("table_16")[2].model_cfg.mafa.con_d
+    assert (con_d.arch, con_d.model_type, con_d.checkpoint) == ("blip_retrieval", "coco", None)
+
+
+def test_numbers_of_the_papers_agree_with_each_other(plans):
+    """The same system has the same recall on COCO in all tables, its average is the mean."""
+    known = {}
+    for table in ("table_4", "table_5", "table_6", "table_13", "table_14", "table_16"):
+        sweep = plans[table, "paper"].sweep
+        columns = list(sweep.paper.columns)
+        places = [[c for c in columns if kind in c][0] for kind in ("TR", "IR")]
+        for row, numbers in zip(sweep.rows, sweep.paper.rows, strict=True):
+            if row.values.get(SPACE, 4800) == 4800:
+                found = tuple(numbers[columns.index(place)] for place in places)
+                assert known.setdefault(row.base, found) == found
+            if columns[-1] == "Avg":
+                assert numbers[-1] == pytest.approx(statistics.fmean(numbers[:6]), abs=0.06)
+    assert known["GRIT-VLP"] == (76.6, 59.6) and known["MAFA"] == (78.0, 61.2)
+
+
+# What it ends in
+
+
+def log(job, *records, done=True):
+    job.folder.mkdir(parents=True, exist_ok=True)
+    lines = [json.dumps(record) + "\n" for record in records]
+    (job.folder / "log.jsonl").write_text("".join(lines))
+    if done:
+        (job.folder / "done").touch()
+
+
+def fabricated(tmp_path):
+    """Three of the four rows: one with two seeds, one with one, one half done."""
+    plan = make_plan(read(tmp_path), tmp_path / "out", [3, 5])
+    plan.command = "bash run_scripts/mafa/sweep.sh own.yaml"
+    for row, seed, value in (
+        ("plain, M=128", 3, 10.0),
+        ("plain, M=128", 5, 13.0),
+        ("mined, M=256", 5, 42.0),
+    ):
+        jobs = plan.of[row][seed]
+        epochs = [{"kind": "epoch", "loss_itc": k, "loss_itm": k + 1.0} for k in (9.0, value)]
+        log(jobs["train"], *epochs)
+        records = [
+            *({"kind": "eval", "split": "test", "txt_r1": k} for k in (99.0, value)),
+            {"kind": "eval", "split": "val", "txt_r1": 98.0},
+        ]
+        log(jobs["test"], *records)
+    half = plan.of["mined, M=128"][3]
+    log(half["train"], {"kind": "epoch", "loss_itc": 1.0})
+    log(half["test"], {"kind": "eval", "split": "test", "txt_r1": 1.0}, done=False)
+    return plan
+
+
+def test_results_are_written_as_logged(tmp_path):
+    plan = fabricated(tmp_path)
+    figures, problems = figures_of(plan)
+    assert not problems
+    path = write_all(plan, figures)
+    text, content = path.read_text(), json.loads(path.with_suffix(".json").read_text())
+    assert path == tmp_path / "out/own/results.md"
+    ours, theirs = re.findall(r"\n\n(\| row.*?)\n\n", text, re.S)[:2]
+    cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in ours.splitlines()]
+    assert cells[0] == ["row", "Con-D", "M", "n", "TR@1", "loss"]
+    assert cells[2:] == [
+        ["plain", "✗", "128", "2", "11.5 ± 2.1", "120.0 ± 21.2"],
+        ["plain", "✗", "256", "0", "–", "–"],
+        ["mined", "✓", "128", "1", "–", "10.0"],
+        ["mined", "✓", "256", "1", "42.0", "425.0"],
+    ]
+    cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in theirs.splitlines()]
+    assert cells[0] == ["row", "Con-D", "M", "TR", "IR"]
+    assert cells[2:] == [
+        ["plain", "✗", "128", "76.60", "59.6"],
+        ["plain", "✗", "256", "1.25", "–"],
+        ["mined", "✓", "128", "–", "–"],
+        ["mined", "✓", "256", "77.00", "60.2"],
+    ]
+    assert (
+        "76.6" not in ours and "|\n\nLarge\n" in text.split("The paper's numbers: Table 0\n\n|")[1]
+    )
+    told = content["rows"]["plain, M=128"]
+    assert told["seeds"] == {"3": {"tr1": 10.0, "loss": 105.0}, "5": {"tr1": 13.0, "loss": 135.0}}
+    assert told["spread"]["tr1"] == {"mean": 11.5, "sd": pytest.approx(2.1213, abs=1e-4), "n": 2}
+    assert (tmp_path / "out" / told["folders"]["5"]["test"] / "log.jsonl").is_file()
+    assert content["paper"]["rows"][0] == [76.6, 59.6]
+    page = (path.parent / "report.html").read_text()
+    assert "11.5 ± 2.1" in page and "76.60" in page and "<svg" in page
+
+
+def test_the_figure(tmp_path):
+    """A line for each row, a point for each value; nothing of the paper; the same each time."""
+    plan = fabricated(tmp_path)
+    folder = write_all(plan, figures_of(plan)[0]).parent
+    picture = (folder / "figure.svg").read_text()
+    texts = [node.text for node in ElementTree.fromstring(picture).iter() if node.text]
+    texts = {text.strip() for text in texts}
+    assert {"plain", "mined", "M", "TR@1"} <= texts and not {"76.6", "76.60"} & texts
+    assert "![A title](figure.svg)" in (folder / "results.md").read_text()
+    write_all(plan, figures_of(plan)[0])
+    assert (folder / "figure.svg").read_text() == picture
+
+
+def test_the_figure_over_rows(tmp_path):
+    changes = {"vary": {}, "figure": {"x": "row", "y": ["tr1", "loss"]}, "paper": None}
+    plan = make_plan(read(tmp_path, **changes), tmp_path / "out", [3])
+    empty = write_all(plan, figures_of(plan)[0])
+    assert "figure.svg" not in empty.read_text() and not (empty.parent / "figure.svg").exists()
+    log(plan.of["plain"][3]["test"], {"kind": "eval", "split": "test", "txt_r1": 5.0})
+    folder = write_all(plan, figures_of(plan)[0]).parent
+    root = ElementTree.fromstring((folder / "figure.svg").read_text())
+    texts = {node.text.strip() for node in root.iter() if node.text}
+    assert {"plain", "mined", "TR@1"} <= texts and "loss" not in texts, "nothing to draw of it"
+
+
+def test_a_figure_that_no_log_has_is_told(tmp_path):
+    plan = fabricated(tmp_path)
+    for jobs in (
+        plan.of["plain, M=128"][3],
+        plan.of["plain, M=128"][5],
+        plan.of["mined, M=256"][5],
+    ):
+        log(jobs["test"], {"kind": "eval", "split": "test", "txt_r5": 1.0})
+    _, problems = figures_of(plan)
+    assert len(problems) == 1 and "column tr1: no log of stage test has txt_r1" in problems[0]
+
+
+# The command
+
+
+def run(tmp_path, *options, **changes):
+    path = written(tmp_path, **changes)
+    argv = [str(path), "--at", "small", "--output", str(tmp_path / "out"), "--seeds", "3"]
+    return command.main([*argv, *options])
+
+
+@pytest.fixture
+def made_up(monkeypatch):
+    """Runs that only log; the names of those that were run. Names in ``fails`` fail."""
+    ran, fails = [], set()
+
+    def run_all(jobs, at_once, keep_going):
+        assert keep_going
+        failed = {}
+        for name, job in jobs.items():
+            if job.done:
+                continue
+            lost = job.needs & failed.keys()
+            if lost or job.title in fails:
+                failed[name] = "no luck"
+                continue
+            ran.append(job.title)
+            log(job, {"kind": "eval", "split": "test", "txt_r1": 5.0, "loss_itc": 1.0})
+            (job.folder / "command.txt").write_text(f"{told_command(job)}\n")
+        return failed
+
+    monkeypatch.setattr(command, "run_all", run_all)
+    return ran, fails
+
+
+def test_done_rows_are_not_run_again_and_failed_ones_are_told(tmp_path, made_up, capsys):
+    ran, fails = made_up
+    fails.add("mined, M=128, train, seed 3")
+    shows = {"shows": ["tr1"]}
+    assert run(tmp_path, **shows) == 1
+    told = capsys.readouterr().out
+    assert "10 runs, 10 to do" in told and "FAILED: mined, M=128, train, seed 3: no luck" in told
+    assert "FAILED: mined, M=128, test" in told and "| mined | ✓     | 256 | 1 | 5.0  |" in told
+    assert len(ran) == 8
+    fails.clear()
+    assert run(tmp_path, **shows) == 0
+    assert ran[8:] == ["mined, M=128, train, seed 3", "mined, M=128, test, seed 3"]
+    assert "10 runs, 2 to do" in capsys.readouterr().out
+
+
+def test_another_command_in_the_same_folder_is_refused(tmp_path, made_up, capsys):
+    ran, _ = made_up
+    assert run(tmp_path, shows=["tr1"]) == 0
+    before = list(ran)
+    longer = OmegaConf.to_container(OmegaConf.create(BASE))
+    longer["shared"]["con_d"]["options"]["run.max_epoch"] = 30
+    assert run(tmp_path, base=longer, shows=["tr1"]) == 2 and ran == before
+    assert "con_d holds a run of another command" in capsys.readouterr().out
+
+
+def test_lists_and_dry_runs_run_nothing(tmp_path, made_up, capsys):
+    assert run(tmp_path, "--list") == 0
+    told = capsys.readouterr().out
+    assert "A title (Table 0)" in told and "  mined, M=256\n" in told and "  loss: loss" in told
+    assert run(tmp_path, "--dry-run", "--rows", "plain, M=128") == 0
+    told = capsys.readouterr().out
+    assert "plain, M=128, train, seed 3 (to do)\n  python " in told and "2 runs, 2 to do" in told
+    assert not made_up[0] and not (tmp_path / "out").exists()
+
+
+def test_what_cannot_work_is_told_before_anything_runs(tmp_path, made_up, capsys):
+    assert run(tmp_path, vary={"run.grit.serach_space": [1]}, figure={}, paper=None) == 2
+    assert "did you mean run.grit.search_space?" in capsys.readouterr().out
+    assert run(tmp_path, "--given", "con_d=not/there.pth") == 2
+    assert "there is no " in capsys.readouterr().out
+    assert not made_up[0] and not (tmp_path / "out").exists()
+
+
+def test_the_command_is_told_and_can_be_given_again(tmp_path, made_up):
+    path = str(TABLES[0])
+    options = ["--at", "toy", "--seeds", "1", "--columns", "tr1"]
+    assert command.main([path, *options, "--output", str(tmp_path)]) == 0
+    text = (tmp_path / TABLES[0].stem / "results.md").read_text()
+    told = next(line for line in text.splitlines() if line.startswith("bash "))
+    assert told.split()[2:] == [str(TABLES[0].relative_to(ROOT)), *options]
+    assert str(tmp_path) not in text
+
+
+# The whole
+
+TINY = {
+    "options": {
+        "run.test_splits": ["test"],
+        "run.valid_splits": [],
+        "run.max_epoch": 2,
+        "run.batch_size_train": 16,
+        "run.warmup_steps": 2,
+        "run.log_freq": 1,
+        "run.grit.start_epoch": 1,
+        "run.grit.queue_size": 96,
+        SPACE: 48,
+        "datasets.toy_scenes.build_info.train_size": 300,
+        "datasets.toy_scenes.build_info.test_size": 30,
+    },
+    "settings": {"consistency": {"model.mafa.soft_labels.type": "consistency"}},
+    "shared": {
+        "start": {
+            **BASE["shared"]["start"],
+            "arguments": [*BASE["shared"]["start"]["arguments"], "--steps", "3"],
+        },
+        "warm_up": {
+            "config": TOY,
+            "options": {
+                "run.max_epoch": 1,
+                "run.grit.enabled": False,
+                "model.mafa.negatives": "sampled",
+                "model.mafa.soft_labels.type": "one_hot",
+                "model.load_pretrained": True,
+                "model.pretrained": "{start}",
+            },
+        },
+    },
+    "stages": {
+        "train": {
+            "config": TOY,
+            "options": {"model.load_pretrained": True, "model.pretrained": "{warm_up}"},
+        }
+    },
+    "columns": {
+        "tr1": {"title": "TR@1", "key": "txt_r1"},
+        "mean": {"title": "Avg", "key": "r_mean"},
+        "false": {"key": "false_negative_rate_in_itm_i2t", "kind": "epoch", "scale": 100},
+    },
+}
+TWO = {
+    "title": "Two rows",
+    "source": "MAFA, Table 16",
+    "rows": [
+        {"name": "GRIT-VLP", "uses": ["consistency"]},
+        {"name": "MAFA (oracle)", "options": {"model.mafa.con_d.arch": "oracle"}},
+    ],
+    "figure": {"x": "row", "y": ["tr1", "mean"]},
+    "paper": {"about": "ViT-B/16", "columns": ["TR"], "rows": [[76.6], [78.5]]},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_killed_sweep_goes_on_to_its_table(tmp_path):
+    """Killed inside the second epoch of the second row, it goes on from there."""
+    (tmp_path / "base_tiny.yaml").write_text(yaml.safe_dump(TINY, sort_keys=False))
+    (tmp_path / "two.yaml").write_text(yaml.safe_dump(TWO, sort_keys=False))
+    output = tmp_path / "out"
+
+    def start():
+        words = [str(ROOT / "run_scripts/mafa/sweep.sh"), str(tmp_path / "two.yaml")]
+        return subprocess.Popen(
+            ["bash", *words, "--at", "tiny", "--seeds", "0", "--output", str(output)],
+            cwd=tmp_path,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHON": sys.executable},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+
+    plan = make_plan(
+        read_sweep(tmp_path / "two.yaml", str(tmp_path / "base_tiny.yaml")), output, [0]
+    )
+    mafa = plan.of["MAFA (oracle)"][0]["train"]
+    logged, process = mafa.folder / "log.jsonl", start()
+    deadline = time.time() + 400
+    while not (logged.is_file() and '"epoch": 1, "step": 2,' in logged.read_text()):
+        assert process.poll() is None and time.time() < deadline
+        time.sleep(0.02)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+    assert mafa.checkpoint.is_file() and not mafa.done
+    finished = {path: path.stat().st_mtime_ns for path in output.glob("*/*/*/done")}
+    assert len(finished) == 3  # start, warm-up, GRIT-VLP
+
+    again = start()
+    told, _ = again.communicate(timeout=300)
+    assert again.returncode == 0, told[-3000:]
+    assert "4 runs, 1 to do" in told and "| MAFA (oracle) | 1 |" in told
+    assert {path: path.stat().st_mtime_ns for path in finished} == finished
+    begun = [line for line in logged.read_text().splitlines() if '"kind": "config"' in line]
+    assert len(begun) == 2
+    epochs = [json.loads(line) for line in logged.read_text().splitlines()]
+    assert [one["epoch"] for one in epochs if one["kind"] == "epoch"] == [0, 1]
+    content = json.loads((output / "two/results.json").read_text())
+    for row, by_seed in plan.of.items():
+        evals = [json.loads(line) for line in open(by_seed[0]["train"].folder / "log.jsonl")]
+        (logged_eval,) = [one for one in evals if one["kind"] == "eval"]
+        assert content["rows"][row]["seeds"]["0"]["tr1"] == logged_eval["txt_r1"]
+        assert content["rows"][row]["seeds"]["0"]["false"] >= 0.0
+    assert content["rows"]["MAFA (oracle)"]["seeds"]["0"]["false"] == 0.0, "the oracle finds all"
+    assert (output / "two/figure.svg").is_file() and (output / "two/report.html").is_file()

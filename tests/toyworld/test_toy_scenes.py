@@ -1,0 +1,577 @@
+from __future__ import annotations
+
+import hashlib
+import itertools
+import logging
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from lavis.common.registry import registry
+from lavis.datasets.builders.base_dataset_builder import load_dataset_config
+from omegaconf import OmegaConf
+from PIL import Image
+
+from lavis_mafa.io import processes
+from lavis_mafa.toyworld import (
+    BACKGROUNDS,
+    COLOURS,
+    SHAPES,
+    SIZES,
+    SYNONYMS,
+    ToyScenesBuilder,
+    WorldConfig,
+    backgrounds,
+    builder,
+    cell_attributes,
+    make_captions,
+    make_scenes,
+    render,
+    valid,
+    valid_matrix,
+    vocabulary,
+)
+from lavis_mafa.toyworld.render import BACKGROUND_RGB, OBJECT_RGB
+from lavis_mafa.toyworld.world import caption_dtype, scene_dtype
+
+# Few attribute values are likely here, so that several assignments and counts compete.
+CROWDED = WorldConfig.preset("dense", grid=3, max_objects=3, p_count=0.3, p_colour=0.6, zipf=2.0)
+
+
+def draw(config: WorldConfig, n: int, seed: int):
+    rng = np.random.default_rng(seed)
+    scenes = make_scenes(config, n, rng)
+    captions, texts = make_captions(config, scenes, rng)
+    return scenes, captions, texts
+
+
+def scene(background: str, *objects: str, cells: int = 4):
+    """A scene from names, such as scene("grey", "small red circle")."""
+    record = np.zeros(1, dtype=scene_dtype(cells))
+    record["background"] = 1 + BACKGROUNDS.index(background)
+    for cell, words in enumerate(objects):
+        size, colour, shape = words.split()
+        record["size"][0, cell] = 1 + SIZES.index(size)
+        record["colour"][0, cell] = 1 + COLOURS.index(colour)
+        record["shape"][0, cell] = 1 + SHAPES.index(shape)
+    return record
+
+
+def parse(text: str, mentions: int):
+    """A caption record from a text, by way of the published synonyms alone."""
+    plain = {word: key for key, words in SYNONYMS.items() for word in (key, *words)}
+    numbers = {"one": 1, "two": 2, "three": 3}
+    record = np.zeros(1, dtype=caption_dtype(mentions))
+    mention = 0
+    for word in (plain[w] for w in text.split()):
+        if word in numbers:
+            record["count"] = numbers[word]
+        elif word in SIZES:
+            record["size"][0, mention] = 1 + SIZES.index(word)
+        elif word in COLOURS:
+            record["colour"][0, mention] = 1 + COLOURS.index(word)
+        elif word in BACKGROUNDS:
+            record["background"] = 1 + BACKGROUNDS.index(word)
+        elif word == "and":
+            mention += 1
+        elif word != "on":
+            names = {s: s for s in SHAPES} | {"crosses": "cross"}
+            shape = names.get(word) or word.removesuffix("s")
+            record["shape"][0, mention] = 1 + SHAPES.index(shape)
+    return record
+
+
+def slow_valid(caption, scene) -> bool:
+    """The definition in words: try every assignment of mentions to distinct objects."""
+    attributes = ("shape", "colour", "size")
+    objects = [
+        tuple(int(scene[a][cell]) for a in attributes)
+        for cell in range(len(scene["shape"]))
+        if scene["shape"][cell]
+    ]
+    mentions = [
+        tuple(int(caption[a][i]) for a in attributes)
+        for i in range(len(caption["shape"]))
+        if caption["shape"][i]
+    ]
+
+    def fits(mention, thing) -> bool:
+        return all(m == 0 or m == t for m, t in zip(mention, thing, strict=True))
+
+    if caption["background"] and caption["background"] != scene["background"]:
+        return False
+    if caption["count"]:
+        return sum(fits(mentions[0], thing) for thing in objects) == caption["count"]
+    return any(
+        all(fits(m, t) for m, t in zip(mentions, chosen, strict=True))
+        for chosen in itertools.permutations(objects, len(mentions))
+    )
+
+
+# --- truth
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), zipf=st.sampled_from([0.0, 1.0, 3.0]))
+def test_truth_is_that_of_a_slow_loop(seed, zipf):
+    config = WorldConfig.preset(
+        "dense", grid=2, max_objects=3, p_count=0.3, p_colour=0.5, zipf=zipf
+    )
+    scenes, captions, _ = draw(config, 25, seed)
+    expected = [[slow_valid(c, s) for c in captions] for s in scenes]
+    np.testing.assert_array_equal(valid_matrix(scenes, captions), expected)
+
+
+def test_truth_between_worlds_with_different_numbers_of_objects():
+    two = WorldConfig.preset("dense", zipf=2.0)
+    for first, second in ((two, CROWDED), (CROWDED, two)):
+        scenes, captions = draw(first, 40, 1)[0], draw(second, 40, 2)[1]
+        expected = [[slow_valid(c, s) for c in captions] for s in scenes]
+        assert 0.05 < np.mean(expected) < 0.95
+        np.testing.assert_array_equal(valid_matrix(scenes, captions), expected)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("red circle", True),
+        ("circle and circle", True),
+        ("circle and circle and square", True),
+        ("red circle and red circle", False),  # only one red circle to go round
+        ("red circle and circle", True),  # the second must not take the red one
+        ("circle and red circle", True),
+        ("circle and red circle and circle", False),
+        ("two circles", True),
+        ("one circle", False),  # exactly one
+        ("one red circle", True),
+        ("three circles", False),
+        ("twin discs over gray", True),
+        ("two circles on white", False),
+        ("big circle", False),
+        ("big circle and small circle", False),
+        ("big square", True),
+        ("triangle", False),
+    ],
+)
+def test_hand_made_captions(text, expected):
+    picture = scene("grey", "small red circle", "small blue circle", "big green square")
+    assert valid(parse(text, 3), picture).tolist() == [expected]
+
+
+def test_elementwise_truth_is_the_matrix_gathered_and_shapes_must_fit():
+    scenes, captions, _ = draw(CROWDED, 300, 3)
+    matrix = valid_matrix(scenes, captions)
+    rng = np.random.default_rng(0)
+    s, c = rng.integers(0, 300, (2, 50, 20))
+    np.testing.assert_array_equal(valid(captions[c], scenes[s]), matrix[s, c])
+    np.testing.assert_array_equal(valid(captions[7], scenes), matrix[:, 7])
+    with pytest.raises(ValueError, match=r"\(3,\).*\(2,\).*valid_matrix"):
+        valid(captions[:3], scenes[:2])
+
+
+def test_large_matrix_is_computed_in_parts():
+    scenes, captions, _ = draw(WorldConfig.preset("sparse"), 3000, 4)
+    matrix = valid_matrix(scenes, captions)
+    assert matrix.shape == (3000, 3000)
+    np.testing.assert_array_equal(matrix[-5:], valid(captions[None], scenes[-5:, None]))
+
+
+# --- scenes and captions
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    config=st.sampled_from(
+        [
+            WorldConfig.preset("dense"),
+            WorldConfig.preset("sparse", p_count=1.0),
+            WorldConfig.preset("dense", grid=1, max_objects=1, cell_size=64),
+            CROWDED,
+        ]
+    ),
+)
+def test_every_caption_is_valid_for_its_scene_and_says_what_its_record_says(seed, config):
+    scenes, captions, texts = draw(config, 60, seed)
+    assert valid(captions, scenes).all()
+    parsed = np.concatenate([parse(text, config.max_objects) for text in texts])
+    np.testing.assert_array_equal(parsed, captions)
+    assert {word for text in texts for word in text.split()} <= set(vocabulary())
+
+
+@pytest.mark.parametrize(("preset", "rate"), [("dense", 0.016), ("sparse", 0.004)])
+def test_random_pairs_are_valid_as_often_as_wanted(preset, rate):
+    scenes, captions, _ = draw(WorldConfig.preset(preset), 4000, 5)
+    pairs = valid_matrix(scenes, captions)
+    np.fill_diagonal(pairs, False)
+    assert pairs.sum() / (4000 * 3999) == pytest.approx(rate, rel=0.25)
+
+
+def test_probabilities_are_those_of_the_preset():
+    config = WorldConfig.preset("dense")
+    scenes, captions, texts = draw(config, 20000, 6)
+    plain = captions["count"] == 0
+    two = (scenes["shape"] > 0).sum(axis=1) == 2
+    told = (captions["shape"] > 0).sum(axis=1)
+    assert two.mean() == pytest.approx(0.8, abs=0.01)
+    assert (told[plain & two] == 2).mean() == pytest.approx(0.85, abs=0.01)
+    assert (captions["background"] > 0).mean() == pytest.approx(0.4, abs=0.015)
+    assert (~plain).mean() == pytest.approx(0.02, abs=0.004)
+    mentioned = captions["shape"][plain] > 0
+    assert (captions["size"][plain][mentioned] > 0).mean() == pytest.approx(0.5, abs=0.01)
+    assert (captions["colour"][plain & (told == 2)] > 0).mean() == pytest.approx(0.95, abs=0.005)
+    assert (captions["colour"][plain & (told == 1), 0] > 0).mean() == pytest.approx(
+        0.9975, abs=0.002
+    )
+    words = [word for text in texts for word in text.split()]
+    assert np.mean([word not in SYNONYMS for word in words]) == pytest.approx(0.3, abs=0.005)
+    for values, count in (
+        (scenes["shape"][scenes["shape"] > 0], 4),
+        (scenes["colour"][scenes["colour"] > 0], 6),
+        (scenes["background"], 4),
+    ):
+        zipf = np.arange(1, count + 1) ** -0.5
+        seen = np.bincount(values, minlength=count + 1)[1:] / len(values)
+        np.testing.assert_allclose(seen, zipf / zipf.sum(), atol=0.01)
+
+
+def test_words_have_one_meaning_and_the_vocabulary_is_complete():
+    words = [word for key, words in SYNONYMS.items() for word in (key, *words)]
+    assert len(words) == len(set(words))
+    assert all(SYNONYMS.values())
+    assert vocabulary() == sorted(words)
+    config = WorldConfig.preset(
+        "dense", max_objects=3, p_count=0.5, synonym_rate=0.6, p_one_object=0
+    )
+    seen = {word for text in draw(config, 20000, 7)[2] for word in text.split()}
+    assert seen == set(vocabulary())
+
+
+def test_cell_attributes_and_backgrounds_tell_the_scene():
+    picture = scene("brown", "small red circle", "big cyan cross")
+    expected = [[[1, 1, 1], [4, 6, 2], [0, 0, 0], [0, 0, 0]]]
+    assert cell_attributes(picture).tolist() == expected
+    assert cell_attributes(picture).dtype == np.int64
+    assert [BACKGROUNDS[i] for i in backgrounds(picture)] == ["brown"]
+
+
+def test_captions_need_scenes_of_their_own_world():
+    scenes = make_scenes(CROWDED, 50, np.random.default_rng(0))
+    with pytest.raises(ValueError, match="hold 1 to 3 objects, expected 1 to 2"):
+        make_captions(WorldConfig.preset("dense"), scenes, np.random.default_rng(0))
+    with pytest.raises(ValueError, match="9 cells, expected 4"):
+        render(WorldConfig.preset("dense"), scenes, np.random.default_rng(0))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"p_size": 1.5}, "p_size is 1.5, expected a number from 0 to 1"),
+        ({"max_objects": 4}, "max_objects is 4, expected a whole number from 1 to 3"),
+        ({"grid": 1}, "max_objects is 2, expected a whole number from 1 to 1"),
+        ({"cell_size": 40}, "80 px, expected at most 64"),
+        ({"noise_sd": "a lot", "zipf": -1}, "zipf is -1.*noise_sd is 'a lot'"),
+        ({"p_count": float("nan")}, "p_count is nan"),
+    ],
+)
+def test_bad_worlds_are_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        WorldConfig.preset("dense", **changes)
+
+
+def test_a_seed_always_yields_the_same_world():
+    # A new digest means that cached data and old results no longer belong to their seeds: raise
+    # the cache's format version with it.
+    scenes, captions, texts = draw(WorldConfig.preset("dense"), 500, 0)
+    digest = hashlib.sha256(scenes.tobytes() + captions.tobytes() + "\n".join(texts).encode())
+    assert digest.hexdigest()[:16] == "e74cd4cc84163b3e"
+
+
+# --- pictures
+
+
+def test_every_attribute_can_be_seen():
+    """The nearest among clean pictures of single objects recovers what every cell holds."""
+    config = WorldConfig.preset("sparse")
+    scenes = make_scenes(config, 400, np.random.default_rng(8))
+    images = render(config, scenes, np.random.default_rng(9))
+    assert images.shape == (400, 32, 32, 3) and images.dtype == np.uint8
+    cells = (
+        images.reshape(400, 2, 16, 2, 16, 3).swapaxes(2, 3).reshape(1600, 16, 16, 3).astype(float)
+    )
+    truth = cell_attributes(scenes).reshape(1600, 3)
+    grounds = np.repeat(backgrounds(scenes), 4)
+
+    edge = cells[:, :, [0, -1]].reshape(1600, -1, 3)
+    ground = np.median(edge, axis=1)
+    seen_ground = np.argmin(np.linalg.norm(ground[:, None] - BACKGROUND_RGB, axis=-1), axis=1)
+    assert (seen_ground == grounds).mean() > 0.999
+
+    painted = np.linalg.norm(cells - ground[:, None, None], axis=-1)
+    assert (((painted > 50).sum(axis=(1, 2)) > 8) == (truth[:, 0] > 0)).all()
+    filled = np.flatnonzero(truth[:, 0])
+    cover = painted[filled] / painted[filled, 7:9, 7:9].mean(axis=(1, 2))[:, None, None]
+
+    clean = WorldConfig.preset("sparse", grid=1, max_objects=1, colour_jitter=0, noise_sd=0)
+    kinds = np.repeat(list(itertools.product(range(1, 5), range(1, 3))), 60, axis=0)
+    single = np.zeros(len(kinds), dtype=scene_dtype(1))
+    single["background"], single["colour"] = 1, 4
+    single["shape"], single["size"] = kinds.T[:, :, None]
+    templates = render(clean, single, np.random.default_rng(0)).max(axis=-1).astype(float)
+    templates = (templates - 22) / (250 - 22)
+    distance = np.abs(cover.reshape(-1, 1, 256) - templates.reshape(1, -1, 256)).sum(axis=-1)
+    seen = kinds[distance.argmin(axis=1)]
+    assert (seen == truth[filled][:, [0, 2]]).all(axis=1).mean() > 0.995
+
+    inside = cells[filled][:, 7:10, 7:10].reshape(len(filled), -1, 3)
+    seen_colour = np.argmin(np.linalg.norm(np.median(inside, 1)[:, None] - OBJECT_RGB, axis=-1), 1)
+    assert (seen_colour + 1 == truth[filled, 1]).mean() > 0.999
+
+
+def test_no_two_colours_meet_under_the_strongest_jitter():
+    both = np.concatenate([OBJECT_RGB, BACKGROUND_RGB])
+    apart = np.linalg.norm(both[:, None] - both, axis=-1)[np.triu_indices(len(both), 1)]
+    assert apart.min() > 2 * 20 * np.sqrt(3)
+
+
+def test_shapes_stay_in_their_cells():
+    config = WorldConfig.preset("dense", position_jitter=0.1, noise_sd=0, colour_jitter=0)
+    scenes = np.repeat(scene("black", "big yellow circle"), 50)
+    images = render(config, scenes, np.random.default_rng(0))
+    assert images[:, :16, :16].max() > 200
+    assert (images[:, 16:] == 22).all() and (images[:, :, 16:] == 22).all()
+
+
+def test_pixel_noise_and_jitter_have_the_asked_size():
+    flat = WorldConfig.preset("dense", colour_jitter=0, noise_sd=5)
+    images = render(
+        flat, np.repeat(scene("grey", "small red circle"), 50), np.random.default_rng(0)
+    )
+    corner = images[:, 16:, 16:].astype(float)
+    assert corner.mean() == pytest.approx(130, abs=0.5)
+    assert corner.std() == pytest.approx(5, abs=0.2)
+    jittered = WorldConfig.preset("dense", colour_jitter=16, noise_sd=0)
+    images = render(
+        jittered, np.repeat(scene("grey", "small red circle"), 300), np.random.default_rng(0)
+    )
+    levels = images[:, -1, -1].astype(float)
+    assert 113 <= levels.min() < 116 and 144 < levels.max() <= 147
+
+
+# --- LAVIS
+
+
+def build(tmp_path, config_name="dense", processors=None, **build_info):
+    config = load_dataset_config(ToyScenesBuilder.default_config_path(config_name))
+    small = {"train_size": 60, "val_size": 10, "test_size": 12, "cache_dir": str(tmp_path)}
+    return ToyScenesBuilder(
+        OmegaConf.merge(config, {"build_info": {**small, **build_info}}, processors or {})
+    ).build_datasets()
+
+
+def test_lavis_finds_the_builder_and_its_configs():
+    assert registry.get_builder_class("toy_scenes") is ToyScenesBuilder
+    default = load_dataset_config(ToyScenesBuilder.default_config_path())
+    worlds = {}
+    for name in ("dense", "sparse"):
+        config = load_dataset_config(ToyScenesBuilder.default_config_path(name))
+        worlds[name], data = builder.read_build_info(OmegaConf.to_container(config.build_info))
+        assert worlds[name] == WorldConfig.preset(name)
+        assert data == dict(
+            seed=0, train_size=4000, val_size=200, test_size=500, captions_per_image=1
+        )
+    assert default.build_info.preset == "dense" and worlds["dense"] != worlds["sparse"]
+
+
+@pytest.mark.parametrize("captions_per_image", [1, 7])
+def test_training_split(tmp_path, captions_per_image):
+    train = build(tmp_path, captions_per_image=captions_per_image)["train"]
+    assert len(train) == 60
+    assert train.image_ids.dtype == np.int64
+    assert train.image_ids.tolist() == [i // captions_per_image for i in range(60)]
+    assert len(train.images) == -(-60 // captions_per_image)
+    assert train.deterministic
+
+    sample = train[30]
+    assert sample["image"].shape == (3, 32, 32) and sample["image"].dtype == torch.float32
+    assert sample["image_id"] == 30 // captions_per_image
+    picture, text = train.show(30)
+    assert text == sample["text_input"] == train.texts[30]
+    mean, std = torch.tensor(builder.IMAGE_MEAN), torch.tensor(builder.IMAGE_STD)
+    back = (sample["image"].permute(1, 2, 0) * std + mean) * 255
+    np.testing.assert_allclose(back, np.asarray(picture), atol=1e-3)
+
+    batch = next(iter(torch.utils.data.DataLoader(train, 8, collate_fn=train.collater)))
+    assert batch["image"].shape == (8, 3, 32, 32) and len(batch["text_input"]) == 8
+    assert batch["image_id"].tolist() == train.image_ids[:8].tolist()
+
+
+def test_truth_of_training_samples(tmp_path):
+    train = build(tmp_path, captions_per_image=3, train_size=50)["train"]
+    everything = np.arange(50)
+    truth = train.truth(everything[:, None], everything[None])
+    expected = [
+        [slow_valid(train.captions[t], train.scenes[train.image_ids[i]]) for t in everything]
+        for i in everything
+    ]
+    np.testing.assert_array_equal(truth, expected)
+    assert truth[train.image_ids[:, None] == train.image_ids].all()
+    assert train.truth(torch.tensor([4]), [4]).tolist() == [True]
+    assert train.truth([], []).shape == (0,)
+    for bad in ([50], [-1], [0.5]):
+        with pytest.raises(IndexError, match=r"image_of .* whole numbers from 0 to 49"):
+            train.truth(bad, [0])
+
+
+@pytest.mark.parametrize("captions_per_image", [1, 3])
+def test_retrieval_splits(tmp_path, captions_per_image):
+    datasets = build(tmp_path, captions_per_image=captions_per_image)
+    assert len(datasets["val"]) == 10
+    test = datasets["test"]
+    assert len(test) == len(test.image) == len(set(test.image)) == 12
+    assert len(test.text) == 12 * captions_per_image
+    assert test.txt2img == {t: t // captions_per_image for t in range(len(test.text))}
+    assert all(test.txt2img[t] == i for i, texts in test.img2txt.items() for t in texts)
+    assert sum(map(len, test.img2txt.values())) == len(test.text)
+
+    assert test[5]["index"] == 5 and test[5]["image"].shape == (3, 32, 32)
+    np.testing.assert_array_equal(np.asarray(test.show_image(5)), test.images[5])
+    truth = test.truth_matrix()
+    assert truth.shape == (12, len(test.text))
+    assert all(truth[i, t] for t, i in test.txt2img.items())
+    for t in range(len(test.text)):
+        record = parse(test.text[t], 2)[0]
+        assert truth[:, t].tolist() == [slow_valid(record, s) for s in test.scenes]
+
+
+def test_configured_processors_are_used(tmp_path):
+    class Shrink:
+        @classmethod
+        def from_config(cls, cfg):
+            return cls()
+
+        def __call__(self, item):
+            if isinstance(item, str):
+                return item.upper()
+            assert isinstance(item, Image.Image)
+            return item.resize((4, 4))
+
+    name = "toy_scenes_test_shrink"
+    registry.mapping["processor_name_mapping"][name] = Shrink
+    try:
+        both = {"train": {"name": name}, "eval": {"name": name}}
+        all_set = build(tmp_path, processors={"vis_processor": both, "text_processor": both})
+        eval_only = build(tmp_path, processors={"vis_processor": {"eval": {"name": name}}})
+    finally:
+        del registry.mapping["processor_name_mapping"][name]
+    train, test = all_set["train"], all_set["test"]
+    assert train[0]["image"].size == (4, 4) and train[0]["text_input"].isupper()
+    assert not train.deterministic
+    assert test[0]["image"].size == (4, 4) and test.text[0].isupper()
+    assert eval_only["train"][0]["image"].shape == (3, 32, 32)
+    assert eval_only["test"][0]["image"].size == (4, 4)
+
+
+def same(a, b) -> bool:
+    return all(
+        np.array_equal(a[split].images, b[split].images) and a[split].texts == b[split].texts
+        for split in ("train", "val", "test")
+    )
+
+
+def test_cache_is_used_and_each_world_has_its_own(tmp_path, monkeypatch):
+    first = build(tmp_path)
+    assert len(list(tmp_path.rglob("*"))) == 2  # the folder and one file: nothing left behind
+    other_seed, sparse = build(tmp_path, seed=1), build(tmp_path, "sparse")
+    assert not same(first, other_seed) and not same(first, sparse)
+    assert len(list(tmp_path.rglob("*.npz"))) == 3
+
+    def refuse(*_):
+        raise AssertionError("made again")
+
+    monkeypatch.setattr(builder, "make_world", refuse)
+    assert same(build(tmp_path), first)
+    assert same(build(tmp_path, noise_sd=5.0), first)  # 5 in the file
+    with pytest.raises(AssertionError, match="made again"):
+        build(tmp_path, noise_sd=4)
+
+
+def test_damaged_cache_is_replaced_and_unwritable_one_tolerated(tmp_path, caplog):
+    first = build(tmp_path)
+    (path,) = tmp_path.rglob("*.npz")
+    size = path.stat().st_size
+    for damage in (b"", b"not an archive", path.read_bytes()[: size // 2]):
+        path.write_bytes(damage)
+        assert same(build(tmp_path), first)
+        assert path.stat().st_size == size
+    blocked = tmp_path / "file"
+    blocked.write_text("in the way")
+    with caplog.at_level(logging.WARNING):
+        assert same(build(blocked), first)
+    assert "not cached" in caplog.text
+
+
+def test_cache_directory(tmp_path, monkeypatch):
+    monkeypatch.setenv("LAVIS_MAFA_CACHE", str(tmp_path / "variable"))
+    assert builder.cache_directory(None) == tmp_path / "variable" / "toy_scenes"
+    assert builder.cache_directory(str(tmp_path)) == tmp_path / "toy_scenes"
+    monkeypatch.delenv("LAVIS_MAFA_CACHE")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert builder.cache_directory(None) == tmp_path / ".cache" / "lavis_mafa" / "toy_scenes"
+
+
+def test_other_ranks_wait_for_rank_0_and_then_read(tmp_path, monkeypatch):
+    made_here = []
+    make = builder.make_world
+    monkeypatch.setattr(builder, "make_world", lambda *args: made_here.append(1) or make(*args))
+    monkeypatch.setattr(processes, "get_world_size", lambda: 2)
+    monkeypatch.setattr(processes, "is_main_process", lambda: False)
+    world, data = builder.read_build_info({"train_size": 60, "val_size": 10, "test_size": 12})
+
+    def rank_0_is_done(message, src):
+        assert not made_here and not list(tmp_path.rglob("*.npz"))
+        builder._save(builder.cache_path(world, data, tmp_path / "toy_scenes"), make(world, data))
+
+    monkeypatch.setattr(processes.dist, "broadcast_object_list", rank_0_is_done)
+    assert len(build(tmp_path)["train"]) == 60
+    assert not made_here
+
+    # A rank 0 that fails tells so: all fail, and nobody waits for ever.
+    told = []
+    monkeypatch.setattr(processes, "is_main_process", lambda: True)
+    monkeypatch.setattr(processes.dist, "broadcast_object_list", lambda m, src: told.extend(m))
+    monkeypatch.setattr(builder, "load_or_make", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        build(tmp_path)
+    assert told == ["on rank 0: ZeroDivisionError: division by zero"]
+    monkeypatch.setattr(processes, "is_main_process", lambda: False)
+    monkeypatch.setattr(
+        processes.dist, "broadcast_object_list", lambda m, src: m.__setitem__(0, told[0])
+    )
+    with pytest.raises(RuntimeError, match=told[0]):
+        build(tmp_path)
+
+
+def test_splits_have_streams_of_their_own(tmp_path):
+    small, large = build(tmp_path), build(tmp_path, train_size=90)
+    np.testing.assert_array_equal(small["test"].images, large["test"].images)
+    reworded = build(tmp_path, p_size=1.0)
+    np.testing.assert_array_equal(small["train"].images, reworded["train"].images)
+    assert small["train"].texts != reworded["train"].texts
+    equal = build(tmp_path, train_size=12, val_size=12)
+    first = [equal[name].images[0].tobytes() for name in ("train", "val", "test")]
+    assert len(set(first)) == 3
+
+
+def test_wrong_build_info_is_reported_at_once(tmp_path, caplog):
+    with pytest.raises(ValueError, match=r"'sed', did you mean seed.*train_size is 0, expected"):
+        build(tmp_path, sed=1, train_size=0)
+    with pytest.raises(ValueError, match="preset is 'thin', expected one of"):
+        build(tmp_path, preset="thin")
+    with pytest.raises(ValueError, match="p_colour is 2"):
+        build(tmp_path, p_colour=2)
+    with caplog.at_level(logging.WARNING):
+        build(tmp_path, processors={"type": "sparse"})
+    assert "type is sparse but build_info.preset is dense" in caplog.text
