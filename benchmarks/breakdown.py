@@ -22,7 +22,7 @@ from benchmarks.step_models import albef_config, mini_batch
 from benchmarks.steps import BATCH
 from lavis_mafa.algorithm.backbone import Images, Texts
 from lavis_mafa.algorithm.tokens import CON_D_TOKENS, TOKENS, Tokenizer, captions_of
-from lavis_mafa.io.files import whole
+from lavis_mafa.io.files import atomic_write
 from lavis_mafa.models import AlbefMafa
 from lavis_mafa.models.con_d.discriminator import ModelDiscriminator
 
@@ -149,7 +149,7 @@ def _parts_of_ours(
     def mlm() -> Tensor:
         # In a step ITM has made keys and values of the images already.
         images = Images(embeds, memory={key: (*map(_leaf, kv), None) for key, kv in kept.items()})
-        return backbone.tell(images, texts, own, own)
+        return backbone.language_losses(images, texts, own, own)
 
     first = Images(embeds)
     backbone.match(first, texts, *everyone)
@@ -158,7 +158,7 @@ def _parts_of_ours(
     }
     judge = _judge(con_d, samples, pairs)
     return {
-        "image encoder": lambda: backbone.see(samples["image"]),
+        "image encoder": lambda: backbone.image_tokens(samples["image"]),
         "text encoder": lambda: backbone.encode_texts(captions).embeds,
         "ITM": lambda: backbone.match(Images(embeds), texts, *everyone),
         "MLM": mlm,
@@ -227,5 +227,5 @@ def draw(path: Path, found: Sequence[Row]) -> None:
         figure.legend(
             handles[: len(parts)], labels[: len(parts)], loc="outside upper center", ncol=3
         )
-        with whole(path) as file:
+        with atomic_write(path) as file:
             figure.savefig(file, format="svg", metadata={"Date": None})

@@ -111,7 +111,7 @@ def albef_rows(sizes: Sizes, folder: Path) -> Iterator[Row]:
     keeping = copy_for_judging(judge, cfg, "bf16", sizes)
     samples["image_id"] = torch.arange(size, device=sizes.device)
     with torch.no_grad():
-        _, tokens, width = model.backbone.see(samples["image"][:1]).shape
+        _, tokens, width = model.backbone.image_tokens(samples["image"][:1]).shape
     row = tokens, width
     keeping.kept = KeptRows(folder / "kept", {}, np.arange(size), row, torch.bfloat16).open()
 

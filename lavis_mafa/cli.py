@@ -21,13 +21,13 @@ from lavis.models.base_model import SharedQueueMixin
 import lavis_mafa  # noqa: F401  (registers everything with LAVIS)
 from lavis_mafa.config import ConfigError, load_config
 from lavis_mafa.io.checkpoints import begin_momentum
-from lavis_mafa.io.processes import LostContactError, contact
+from lavis_mafa.io.processes import LostContactError, explain_lost_rank
+from lavis_mafa.runners.checkpoint_schedule import NotSavedError
 from lavis_mafa.runners.dry_run import dry_run
 from lavis_mafa.runners.folder import choose_folder, launch_of, note_launch
 from lavis_mafa.runners.guard import NonFiniteError, UnreadableError
 from lavis_mafa.runners.launch import init_distributed, seed_everything
-from lavis_mafa.runners.leave import REQUEUE, Leaving, ignore_signals
-from lavis_mafa.runners.saving import NotSavedError
+from lavis_mafa.runners.termination import REQUEUE, Terminated, ignore_signals
 
 TOLD = (ConfigError, NonFiniteError, NotSavedError, UnreadableError, LostContactError)
 USER_ERRORS = (*TOLD, FileNotFoundError, ValueError)
@@ -104,9 +104,9 @@ def exit_status(action: Callable[[], Any]) -> int:
     which are logged, and `REQUEUE` (75) if it was told to leave. One of several ranks ends here."""
     status = 0
     try:
-        with contact():
+        with explain_lost_rank():
             action()
-    except Leaving as leaving:
+    except Terminated as leaving:
         ignore_signals()
         logging.warning("%s", leaving)
         status = REQUEUE

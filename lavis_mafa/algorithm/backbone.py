@@ -19,7 +19,7 @@ class Images:
         features: normalised, ``(N, E)``, or ``(N, Q, E)`` where an image has Q queries; None if
             encoded for matching only.
         seen: ``(B, S, V)`` output of the image encoder proper, for another model with the same one.
-        cache: what a family keeps of this rank's B images for `Backbone.tell`.
+        cache: what a family keeps of this rank's B images for `Backbone.language_losses`.
         first: number of this rank's first image among the N.
         memory: keys and values of cross-attention, see `lavis_mafa.models.families.attention`.
     """
@@ -66,7 +66,7 @@ class Backbone(Protocol):
     kernels.
     """
 
-    def see(self, images: Tensor) -> Tensor:
+    def image_tokens(self, images: Tensor) -> Tensor:
         """Output ``(B, S, V)`` of the image encoder alone for images ``(B, 3, H, W)``."""
 
     def encode_images(
@@ -74,7 +74,7 @@ class Backbone(Protocol):
     ) -> Images:
         """Encode ``(B, 3, H, W)``; ``for_matching`` leaves out what `match` does not need.
 
-        ``seen`` stands for ``see(images)`` where that is known already.
+        ``seen`` stands for ``image_tokens(images)`` where that is known already.
         """
 
     def encode_texts(
@@ -87,13 +87,13 @@ class Backbone(Protocol):
         """Similarities ``(I, T)`` of features of I images and T texts, not divided by the
         temperature."""
 
-    def represent(self, images: Images, texts: Texts) -> tuple[Tensor, Tensor]:
+    def grit_vectors(self, images: Images, texts: Texts) -> tuple[Tensor, Tensor]:
         """One vector ``(B, E)`` for each image and caption, for GRIT; pair b in row b."""
 
     def match(self, images: Images, texts: Texts, image_of: Tensor, text_of: Tensor) -> Tensor:
         """ITM logits ``(P, 2)``, class 1 = match, of the pairs ``(image_of[p], text_of[p])``."""
 
-    def tell(
+    def language_losses(
         self,
         images: Images,
         texts: Texts,

@@ -49,7 +49,7 @@ class Ranks:
         features = self._features(images.features, detach_features)
         if self.world == 1:
             return dataclasses.replace(images, features=features)
-        # What a family keeps for `tell` is large and stays on its rank.
+        # What a family keeps for `language_losses` is large and stays on its rank.
         return dataclasses.replace(
             images,
             embeds=self.gather(images.embeds, with_grad=True),

@@ -220,7 +220,7 @@ def run_step(
     if not losses:
         raise ValueError("all of loss_weights are 0: nothing to train")
     loss = torch.stack([weights[name] * value for name, value in losses.items()]).sum()
-    image_features, text_features = backbone.represent(images, texts)
+    image_features, text_features = backbone.grit_vectors(images, texts)
     return StepOutput(
         loss=loss + step.nothing_for_gathered(),
         loss_itc=losses.get("itc"),
@@ -492,7 +492,7 @@ class _Step:
             from_images = self.ranks.gather(F.pad(from_images, (0, missing), value=NONE))
             first = ~torch.isin(images_mined * count + own[text_anchors], from_images)
             text_anchors, images_mined = text_anchors[first], images_mined[first]
-        losses = self.backbone.tell(
+        losses = self.backbone.language_losses(
             self.images,
             self.texts,
             torch.cat([own, own[image_anchors], images_mined]),

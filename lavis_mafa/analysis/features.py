@@ -15,7 +15,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from lavis_mafa.analysis.corpus import Opened, tell
-from lavis_mafa.io.files import whole
+from lavis_mafa.io.files import atomic_write
 from lavis_mafa.io.identity import digest, fingerprint, require_same
 from lavis_mafa.io.processes import barrier
 from lavis_mafa.models.families import backbone_of
@@ -95,7 +95,7 @@ def _encode(opened: Opened, batches: list[np.ndarray], bar: tqdm) -> dict[str, n
         with torch.inference_mode(), opened.autocast():
             images = backbone.encode_images(samples["image"])
             texts = backbone.encode_texts(samples["text_input"])
-            vectors, text_vectors = backbone.represent(images, texts)
+            vectors, text_vectors = backbone.grit_vectors(images, texts)
         assert images.features is not None
         _require_finite(batch["index"], vectors, text_vectors)
         several = images.features.ndim == 3
@@ -120,7 +120,7 @@ def _require_finite(numbers: Tensor, *vectors: Tensor) -> None:
 
 
 def _save(path: Path, arrays: dict[str, np.ndarray]) -> None:
-    with whole(path) as file:
+    with atomic_write(path) as file:
         np.savez(file, **arrays)  # type: ignore[arg-type]
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from lavis_mafa.algorithm.mining import MiningRule
-from lavis_mafa.io.files import whole
+from lavis_mafa.io.files import atomic_write
 
 FILE = "judged.npz"
 UNKNOWN, INVALID, VALID = -1, 0, 1
@@ -101,7 +101,7 @@ class Judged:
         """Write an ``.npz`` file, whole or not at all."""
         columns = {name: getattr(self, name) for name in _COLUMNS}
         columns |= {_PREFIX + name: values for name, values in self.probability.items()}
-        with whole(path) as file:
+        with atomic_write(path) as file:
             np.savez(file, about=np.array(json.dumps(self.about)), **columns)
         return Path(path)
 

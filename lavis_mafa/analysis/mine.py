@@ -49,7 +49,7 @@ from lavis_mafa.analysis.judging import (
 from lavis_mafa.analysis.nominate import Sampling, nominated_by
 from lavis_mafa.datasets.image_reading import as_png
 from lavis_mafa.datasets.shards import IMAGE_SUFFIXES, finished, write_shards
-from lavis_mafa.io.files import whole, write_json, write_text
+from lavis_mafa.io.files import atomic_write, write_json, write_text
 from lavis_mafa.io.identity import digest, refuse_other
 from lavis_mafa.models.con_d.build import ORACLE
 from lavis_mafa.pages.report import Cell, Table
@@ -300,7 +300,7 @@ class _Names:
                 return path
         content, kind = self.data.pairs.image_bytes(number)
         path = self.written / f"{name}.{kind}"
-        with whole(path) as file:
+        with atomic_write(path) as file:
             file.write(content)
         return path
 
@@ -321,7 +321,7 @@ class _Names:
 
 def _write_records(path: Path, records: Iterable[dict[str, Any]]) -> None:
     """A JSON array, one record a line, whole or not there."""
-    with whole(path) as file:
+    with atomic_write(path) as file:
         between = "[\n"
         for record in records:
             file.write((between + json.dumps(record, ensure_ascii=False)).encode())

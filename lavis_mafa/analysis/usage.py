@@ -163,7 +163,7 @@ class Reader:
         hook = self.head.register_forward_hook(lambda part, given, output: told.append(output))
         try:
             every = torch.arange(len(texts.ids), device=texts.ids.device)
-            backbone.tell(images, texts, every, every)
+            backbone.language_losses(images, texts, every, every)
         finally:
             hook.remove()
         return told[0].float()

@@ -37,11 +37,11 @@ from lavis_mafa.config.schema import (
     ANY,
     ARGUMENTS,
     DATASET,
+    KEYS_OF_ONE_YAML,
     MAFA_SUFFIX,
     MODEL,
     MODEL_MAFA,
     MODEL_PARTS,
-    OF_ONE,
     SCHEMA,
     Key,
 )
@@ -333,7 +333,7 @@ def _extend(key: Key, shipped: Mapping[str, Any]) -> Key:
     keys = dict(key.keys)
     for name, value in shipped.items():
         if name not in keys:
-            keys[name] = OF_ONE.get(name) or _like(value)
+            keys[name] = KEYS_OF_ONE_YAML.get(name) or _like(value)
         elif keys[name].kind == "mapping" and isinstance(value, dict):
             keys[name] = _extend(keys[name], value) if keys[name].source == "LAVIS" else keys[name]
     return replace(key, keys=keys)

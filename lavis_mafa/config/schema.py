@@ -418,7 +418,7 @@ MODEL_PARTS = {
 _FILES = Key("mapping", "a file", OURS, keys={
     "storage": Key("strs", "where it lies; null: there is none", OURS, nullable=True),
 })  # fmt: skip
-OF_ONE = {
+KEYS_OF_ONE_YAML = {
     # fne_retrieval
     "negatives": Key("str", "how negatives are found", "FNE", choices=("posterior", "hardest")),
     "margin": Key("float", "of the triplet loss and of the cut-down", "FNE", low=0),

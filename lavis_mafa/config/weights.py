@@ -23,10 +23,10 @@ from lavis_mafa.config.schema import MAFA_SUFFIX
 from lavis_mafa.io.checkpoints import (
     config_of,
     find_config,
+    not_resumable_message,
     problem_of_origin,
     problem_of_state,
     read_checkpoint,
-    told_without_run,
     weights_of,
 )
 
@@ -216,6 +216,6 @@ def _check_resumed(path: str, s: Settings, report: Report) -> None:
     else:
         whole = {"model", "optimizer", "epoch"} <= content.keys()
     if not whole:
-        report.add(key, told_without_run(path))
+        report.add(key, not_resumable_message(path))
     elif is_ours(s["model.arch"]):
         _check_model(key, path, content, s["model.arch"], s["model"], report)

@@ -217,7 +217,7 @@ def problem_of_state(state: Any, origin: str) -> str | None:
     return f"{origin} holds no state dict: expected names of weights with tensors"
 
 
-def told_without_run(origin: str) -> str:
+def not_resumable_message(origin: str) -> str:
     """That nothing can go on from a checkpoint, and what it is good for."""
     return (
         f"{origin} holds weights, but no state of a run of this runner; name it as "

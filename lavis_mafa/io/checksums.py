@@ -6,9 +6,9 @@ import os
 import time
 import zipfile
 
-PIECE = 1 << 18  # bytes
+READ_BYTES = 1 << 18  # bytes
 FOLDER = 0x10  # among a zip's attributes of a file
-GRAIN = 1_000_000_000  # ns; clocks of file systems tick more slowly than they count
+CLOCK_RESOLUTION_NS = 1_000_000_000  # ns; clocks of file systems tick more slowly than they count
 # Files found whole, by path: inode, size and times.
 _WHOLE: dict[str, tuple[int, ...]] = {}
 
@@ -46,12 +46,12 @@ def damage_of(path: str | os.PathLike[str]) -> str | None:
                 return "a record is marked as a folder"  # torch would give memory as it finds it
             for record in records if any(record.CRC for record in records) else ():
                 with file.open(record) as content:
-                    while content.read(PIECE):
+                    while content.read(READ_BYTES):
                         pass
     except Exception as error:  # whatever a broken directory leads to
         return str(error) or type(error).__name__
     # A file that was still being written within the clock's grain could change unseen.
-    if began - max(stamp[2:]) > GRAIN:
+    if began - max(stamp[2:]) > CLOCK_RESOLUTION_NS:
         _WHOLE[name] = stamp
     return None
 

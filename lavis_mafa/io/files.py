@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]  # of a checkout
 
 
 @contextmanager
-def whole(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+def atomic_write(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     """A file to write that replaces ``path`` in one step when all is written; its folder is made.
 
     A reader, or one who comes after a crash, never meets half of it.
@@ -45,7 +45,7 @@ def _settle(folder: Path) -> None:
 
 
 def remove_halves(folder: Path, name: str) -> None:
-    """Remove what `whole` left of files called ``name`` (a pattern) where it was killed.
+    """Remove what `atomic_write` left of files called ``name`` (a pattern) where it was killed.
 
     Only for files that no other process is writing.
     """
@@ -55,14 +55,14 @@ def remove_halves(folder: Path, name: str) -> None:
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
     """Write a text file in UTF-8, whole or not at all."""
-    with whole(path) as file:
+    with atomic_write(path) as file:
         file.write(text.encode("utf-8"))
 
 
 def write_json(path: str | os.PathLike[str], content: Any) -> None:
     """Write plain data as JSON, whole or not at all; NaN and infinity become null."""
     text = json.dumps(plain(content), indent=2, ensure_ascii=False, allow_nan=False)
-    with whole(path) as file:
+    with atomic_write(path) as file:
         # Lone surrogates of odd file names: written \udc80, which JSON reads again.
         file.write((text + "\n").encode("utf-8", "backslashreplace"))
 

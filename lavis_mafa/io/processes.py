@@ -29,7 +29,7 @@ class LostContactError(RuntimeError):
 
 
 @contextmanager
-def contact() -> Iterator[None]:
+def explain_lost_rank() -> Iterator[None]:
     """Tell a lost rank as what it is.
 
     Raises:

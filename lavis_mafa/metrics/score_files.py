@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from lavis_mafa.io.files import whole
+from lavis_mafa.io.files import atomic_write
 
 
 @dataclass
@@ -69,7 +69,7 @@ def captions_of(dataset: Any) -> list[list[str]]:
 def save_scores(saved: SavedScores, path: str | os.PathLike[str]) -> Path:
     """Write an ``.npz`` file, whole or not at all: 8 bytes for each image and caption."""
     path = Path(path)
-    with whole(path) as file:
+    with atomic_write(path) as file:
         np.savez(
             file,
             scores_i2t=saved.scores_i2t,

@@ -36,14 +36,14 @@ TEMPERATURE_RANGE = (0.001, 0.5)
 class MafaModel:
     """Mixin of the ``*_mafa`` models; it comes before LAVIS's base class of the family.
 
-    A model sets ``backbone``, ``temp`` and its family's modules, and calls `join` at the end of its
-    constructor.
+    A model sets ``backbone``, ``temp`` and its family's modules, and calls `attach_step` at the end
+    of its constructor.
     """
 
     backbone: Backbone
     temp: Any
 
-    def join(
+    def attach_step(
         self,
         backbone: Backbone,
         settings: StepSettings | None,
@@ -110,7 +110,7 @@ class MafaModel:
         if self.momentum_encoders is not None and any("_m." in name for name in missing):
             self.momentum_encoders.copy_params()
 
-    def finish(self, cfg: Any, content: dict[str, Any] | None = None) -> Any:
+    def load_and_share(self, cfg: Any, content: dict[str, Any] | None = None) -> Any:
         """Load the checkpoint of a ``model`` config, if it names one, and share a frozen image
         encoder with Con-D.
 

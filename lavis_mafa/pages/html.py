@@ -12,7 +12,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from lavis_mafa.io.files import whole
+from lavis_mafa.io.files import atomic_write
 
 TINY = 64  # longest side, pixels
 
@@ -55,6 +55,6 @@ def fill(template: str, parts: Mapping[str, str]) -> str:
 
 def write_page(path: Path, page: str) -> Path:
     """Write the page in one step, so that a reader never meets half a file; its path."""
-    with whole(path) as file:
+    with atomic_write(path) as file:
         file.write(page.encode("utf-8", "replace"))  # lone surrogates of odd file names
     return path

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from lavis_mafa.algorithm.grit.collector import share_out
-from lavis_mafa.io.checkpoints import told_without_run, vocabulary_of
-from lavis_mafa.io.files import whole
+from lavis_mafa.io.checkpoints import not_resumable_message, vocabulary_of
+from lavis_mafa.io.files import atomic_write
 from lavis_mafa.io.processes import from_all_ranks
 from lavis_mafa.runners.launch import random_states, seed_everything, set_random_states
 from lavis_mafa.tasks.tally import Tally
@@ -26,7 +26,7 @@ def save_atomically(content: dict[str, Any], path: Path) -> None:
 
     ``content`` must be plain values and tensors, so that ``weights_only`` loading accepts it.
     """
-    with whole(path) as file:
+    with atomic_write(path) as file:
         torch.save(content, file)
 
 
@@ -161,7 +161,7 @@ def restore(runner: Any, content: dict[str, Any], origin: str) -> None:
         ValueError: if the content does not fit this run.
     """
     if "run" not in content:
-        raise ValueError(told_without_run(origin))
+        raise ValueError(not_resumable_message(origin))
     state = content["run"]
     if state["format"] > FORMAT:
         raise ValueError(

@@ -14,7 +14,7 @@ from lavis_mafa.algorithm.grit import EpochBatches
 from lavis_mafa.algorithm.tokens import CON_D_TOKENS, TOKENS, Tokenizer, Tokens
 from lavis_mafa.datasets.training_set import TrainingSet
 from lavis_mafa.models.con_d.discriminator import ModelDiscriminator
-from lavis_mafa.runners.leave import outlive_signals
+from lavis_mafa.runners.termination import outlive_signals
 
 
 def evaluation_sets(datasets: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:

@@ -26,14 +26,14 @@ from lavis_mafa.io.processes import any_rank, barrier
 from lavis_mafa.models.con_d.discriminator import ModelDiscriminator
 from lavis_mafa.models.con_d.kept_images import keep_images
 from lavis_mafa.models.con_d.kept_rows import KeptRows
+from lavis_mafa.runners.checkpoint_schedule import CheckpointSchedule
 from lavis_mafa.runners.evaluation import Evaluates
 from lavis_mafa.runners.guard import BadNumbers, UnreadableSamples
 from lavis_mafa.runners.launch import amp_dtype_of, compile_image_encoders
-from lavis_mafa.runners.leave import Leave
 from lavis_mafa.runners.loaders import Loaders, add_tokens, evaluation_sets, training_set
 from lavis_mafa.runners.pictures import show_connections
 from lavis_mafa.runners.run_log import CONNECTIONS, RunLog
-from lavis_mafa.runners.saving import Saving
+from lavis_mafa.runners.termination import Termination
 from lavis_mafa.tasks.tally import Tally
 
 CON_D = "Con-D's probability"
@@ -85,9 +85,9 @@ class RunnerMafa(Evaluates, RunnerBase):
             self._loss_again,
             int(self.run_cfg.get("skip_bad_steps", 0)),
         )
-        self.leave = Leave(saves=not self.evaluate_only)
+        self.leave = Termination(saves=not self.evaluate_only)
         self.finished_epochs = 0  # epochs that are done with, validation and kept checkpoint too
-        self.saving = Saving(self)
+        self.saving = CheckpointSchedule(self)
         self._told_to_leave = False
         self.global_step = 0
         self.start_step = 0
@@ -210,7 +210,7 @@ class RunnerMafa(Evaluates, RunnerBase):
         """Train, validate after every epoch, keep the last and the best, test at the end.
 
         Raises:
-            Leaving: if SIGTERM or SIGUSR1 came to any rank, once the state is saved.
+            Terminated: if SIGTERM or SIGUSR1 came to any rank, once the state is saved.
         """
         with self.leave:
             try:
@@ -364,7 +364,7 @@ class RunnerMafa(Evaluates, RunnerBase):
             with self._autocast():
                 images = model.backbone.encode_images(samples["image"])
                 texts = model.backbone.encode_texts(captions_of(samples))
-            schedule.collect(samples["index"], *model.backbone.represent(images, texts))
+            schedule.collect(samples["index"], *model.backbone.grit_vectors(images, texts))
         bar.close()
         schedule.end(epoch)
 
@@ -531,9 +531,9 @@ class RunnerMafa(Evaluates, RunnerBase):
         return bool(passed) and step + 1 < steps
 
     def save(self, epoch: int, step: int, *names: str) -> bool:
-        """Save the whole state; see `Saving.save`."""
+        """Save the whole state; see `CheckpointSchedule.save`."""
         return self.saving.save(epoch, step, *names)
 
     def resume(self, path: str) -> None:
-        """Go on from a checkpoint; see `Saving.resume`."""
+        """Go on from a checkpoint; see `CheckpointSchedule.resume`."""
         self.saving.resume(path)

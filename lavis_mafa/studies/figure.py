@@ -10,7 +10,7 @@ from typing import Any
 import matplotlib
 from matplotlib.figure import Figure
 
-from lavis_mafa.io.files import whole
+from lavis_mafa.io.files import atomic_write
 from lavis_mafa.pages.report import Curve, Series
 from lavis_mafa.studies.parts import ROW, Column, Sweep
 from lavis_mafa.studies.spread import Spread
@@ -87,7 +87,7 @@ def write_figure(path: Path, sweep: Sweep, spreads: Spreads, columns: Mapping[st
         figure = Figure(figsize=(INCHES * len(drawn), height), layout="constrained")
         for place, (column, lines, places) in enumerate(drawn, 1):
             _draw(figure.add_subplot(1, len(drawn), place), sweep, column, lines, places)
-        with whole(path) as file:
+        with atomic_write(path) as file:
             figure.savefig(file, format="svg", metadata={"Date": None})
     return True
 

@@ -22,7 +22,7 @@ from lavis.datasets.datasets.base_dataset import BaseDataset
 from omegaconf import OmegaConf
 from PIL import Image
 
-from lavis_mafa.io.files import whole
+from lavis_mafa.io.files import atomic_write
 from lavis_mafa.io.processes import on_main_process
 from lavis_mafa.toyworld.render import render
 from lavis_mafa.toyworld.world import (
@@ -351,5 +351,5 @@ def _save(path: Path, splits: Mapping[str, Arrays]) -> None:
     named: dict[str, Any] = {
         f"{split}.{key}": array for split in splits for key, array in splits[split].items()
     }
-    with whole(path) as file:
+    with atomic_write(path) as file:
         np.savez(file, **named)

@@ -260,12 +260,14 @@ def test_a_pair_told_elsewhere_is_told_alike(toy_train):
     images = model.backbone.encode_images(samples["image"])
     texts = model.backbone.encode_texts(samples["text_input"])
     image_of, text_of = torch.tensor([0, 3, 1, 2]), torch.tensor([1, 3, 0, 2])
-    kept = model.backbone.tell(images, texts, image_of, text_of)
+    kept = model.backbone.language_losses(images, texts, image_of, text_of)
     half = copy.copy(images)
     half.cache = tuple(tuple(state[1:3] for state in layer) for layer in images.cache)
     half.first = 1
-    mixed = model.backbone.tell(half, texts, image_of, text_of)
+    mixed = model.backbone.language_losses(half, texts, image_of, text_of)
     half.cache = None
-    asked = model.backbone.tell(half, texts, image_of, text_of)
+    asked = model.backbone.language_losses(half, texts, image_of, text_of)
     assert torch.allclose(kept, mixed, atol=1e-5) and torch.allclose(kept, asked, atol=1e-5)
-    assert not torch.allclose(kept, model.backbone.tell(images, texts, image_of.flip(0), text_of))
+    assert not torch.allclose(
+        kept, model.backbone.language_losses(images, texts, image_of.flip(0), text_of)
+    )

@@ -135,7 +135,7 @@ def test_a_pair_mined_from_both_sides_is_told_once(tiny, samples, monkeypatch, t
             return 1.0
 
     told = []
-    tell = tiny.backbone.tell
+    tell = tiny.backbone.language_losses
     monkeypatch.setattr(
         tiny.backbone,
         "tell",

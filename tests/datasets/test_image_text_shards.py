@@ -336,7 +336,7 @@ def test_many_wrong_samples_are_counted(mine: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory) -> Path:
+def atomic_write(tmp_path_factory) -> Path:
     """A shard of four samples."""
     folder = tmp_path_factory.mktemp("whole")
     write_shards(folder, map(sample, range(4)))

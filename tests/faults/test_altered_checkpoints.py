@@ -339,7 +339,7 @@ def test_a_file_is_read_once_as_long_as_it_is_the_same(tmp_path, monkeypatch):
     assert is_whole(path) and len(read) > 3
     read.clear()
     assert is_whole(path) and len(read) > 3
-    monkeypatch.setattr(checksums, "GRAIN", -(10**18))
+    monkeypatch.setattr(checksums, "CLOCK_RESOLUTION_NS", -(10**18))
     assert is_whole(path)
     read.clear()
     assert is_whole(path) and read_checkpoint(str(path)) and not read

@@ -14,7 +14,7 @@ import torch
 from faulty_runs import bits_differing, state, told, toy, wait_for
 from runs import finish, records, run_here, start
 
-from lavis_mafa.runners.saving import NotSavedError
+from lavis_mafa.runners.checkpoint_schedule import NotSavedError
 
 RUN = toy("albef", run__max_epoch=12, run__save_every_steps=1, run__valid_splits='["val"]')
 UNVALIDATED = {**RUN, "run__valid_splits": "[]"}  # else a best checkpoint may be missed

@@ -21,7 +21,7 @@ from faulty_runs import (
 )
 from runs import ROOT, command, finish, launcher, records, run_here, spawn, start
 
-from lavis_mafa.runners.leave import REQUEUE
+from lavis_mafa.runners.termination import REQUEUE
 
 RUN = toy("albef", RANDOM_AUGMENTATION, run__num_workers=2, run__valid_splits='["val"]')
 LONG = {"run__max_epoch": 16}  # of 4 steps: time enough to be told
@@ -91,7 +91,7 @@ def test_inside_a_window_of_accumulation(tmp_path, injected):
     cut.mkdir()
     # In this process the signal comes at a known step, and is heeded after the next.
     from lavis_mafa.runners import RunnerMafa
-    from lavis_mafa.runners.leave import Leaving
+    from lavis_mafa.runners.termination import Terminated
 
     note = RunnerMafa._note
 
@@ -104,7 +104,7 @@ def test_inside_a_window_of_accumulation(tmp_path, injected):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(RunnerMafa, "_note", noted)
         for _ in range(3):
-            with pytest.raises(Leaving, match="SIGUSR1"):
+            with pytest.raises(Terminated, match="SIGUSR1"):
                 run_here(cut, **changes, run__resume_ckpt_path="auto")
             assert state(cut)["run"]["ranks"][0]["gradients"]
     run_here(cut, **changes, run__resume_ckpt_path="auto")
@@ -115,7 +115,7 @@ def test_inside_a_window_of_accumulation(tmp_path, injected):
 
 def test_while_validating_it_leaves_at_once_and_validates_again(tmp_path, monkeypatch, injected):
     from lavis_mafa.runners import RunnerMafa
-    from lavis_mafa.runners.leave import Leaving
+    from lavis_mafa.runners.termination import Terminated
 
     changes = toy("albef", run__valid_splits='["val"]', run__keep_every_epochs=1)
     run_here(tmp_path / "whole", **changes)
@@ -131,7 +131,7 @@ def test_while_validating_it_leaves_at_once_and_validates_again(tmp_path, monkey
         return epoch_of(runner, split, epoch, **options)
 
     monkeypatch.setattr(RunnerMafa, "eval_epoch", told_inside)
-    with pytest.raises(Leaving):
+    with pytest.raises(Terminated):
         run_here(tmp_path / "cut", **changes)
     assert len(records(tmp_path / "cut", "eval")) == 1
     run_here(tmp_path / "cut", **changes, run__resume_ckpt_path="auto")

@@ -6,13 +6,13 @@ import json
 
 import pytest
 
-from lavis_mafa.io.files import plain, whole, write_json, write_text
+from lavis_mafa.io.files import atomic_write, plain, write_json, write_text
 
 
 def test_an_error_leaves_what_was_there(tmp_path):
     path = tmp_path / "deep" / "a.txt"
     write_text(path, "before é")
-    with pytest.raises(RuntimeError), whole(path) as file:
+    with pytest.raises(RuntimeError), atomic_write(path) as file:
         file.write(b"half")
         raise RuntimeError
     assert path.read_text(encoding="utf-8") == "before é"
@@ -21,7 +21,7 @@ def test_an_error_leaves_what_was_there(tmp_path):
 
 def test_nothing_is_seen_before_the_end(tmp_path):
     path = tmp_path / "a.txt"
-    with whole(path) as file:
+    with atomic_write(path) as file:
         file.write(b"a")
         assert not path.exists()
     assert path.read_bytes() == b"a"

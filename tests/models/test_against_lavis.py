@@ -198,7 +198,7 @@ def test_a_teacher_that_is_the_model_itself_teaches_its_own_guess(toy_train):
 
     def told(teacher):
         torch.manual_seed(3)
-        return model.backbone.tell(images, texts, *pairs, teacher)
+        return model.backbone.language_losses(images, texts, *pairs, teacher)
 
     plain, mixed = told(None), told(Teacher(model.backbone, images, 0.4))
     logits = caught[0]

@@ -207,7 +207,7 @@ def test_keys_and_values_of_an_image_are_made_once_a_step(family):
     own, other = torch.arange(3), torch.tensor([1, 2, 0])
     pairs = torch.cat([own, own, other]), torch.cat([own, other, own])
     backbone.match(images, texts, *pairs)
-    backbone.tell(images, texts, torch.cat([own, own[:1]]), torch.cat([own, other[:1]]))
+    backbone.language_losses(images, texts, torch.cat([own, own[:1]]), torch.cat([own, other[:1]]))
     assert calls and {count for _, count in calls} == {3}
     layers = [name.removeprefix("text_encoder.").removeprefix("text_decoder.") for name, _ in calls]
     assert len(set(layers)) == len(layers)

@@ -62,7 +62,7 @@ def test_an_image_encoder_in_fp16_on_a_cpu_is_used_in_fp32(toy_train):
     model.visual_encoder.half()
     samples = mini_batch(toy_train, range(3))
     with torch.inference_mode():
-        model.backbone.see(samples["image"])
+        model.backbone.image_tokens(samples["image"])
     model(samples).loss.backward()
     assert model.visual_encoder.patch_embed.proj.weight.grad is not None
     assert model.visual_encoder.patch_embed.proj.weight.dtype is torch.float32

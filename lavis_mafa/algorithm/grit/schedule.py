@@ -13,7 +13,7 @@ from torch import Tensor
 from lavis_mafa.algorithm.grit.collector import GritCollector
 from lavis_mafa.algorithm.grit.sampler import EpochPlan, grouped_plan, index_dtype, random_plan
 
-PIECE = 1 << 20  # indices that ranks exchange at a time
+INDICES_PER_EXCHANGE = 1 << 20  # indices that ranks exchange at a time
 
 
 class GritSchedule:
@@ -189,10 +189,10 @@ def _gather_orders(order: np.ndarray, world_size: int) -> np.ndarray:
     device = torch.device("cuda" if dist.get_backend() == dist.Backend.NCCL else "cpu")
     orders = np.empty((world_size, len(order)), order.dtype)
     # In pieces: there is little room beside a model on a GPU.
-    for begin in range(0, len(order), PIECE):
-        piece = torch.from_numpy(order[begin : begin + PIECE]).to(device)
+    for begin in range(0, len(order), INDICES_PER_EXCHANGE):
+        piece = torch.from_numpy(order[begin : begin + INDICES_PER_EXCHANGE]).to(device)
         pieces = [torch.empty_like(piece) for _ in range(world_size)]
         dist.all_gather(pieces, piece)
         for row, gathered in zip(orders, pieces, strict=True):
-            row[begin : begin + PIECE] = gathered.cpu().numpy()
+            row[begin : begin + INDICES_PER_EXCHANGE] = gathered.cpu().numpy()
     return orders

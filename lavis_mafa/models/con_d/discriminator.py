@@ -129,7 +129,9 @@ class ModelDiscriminator:
                 if seen is None and self.kept is not None and "image_id" in samples:
                     own = ranks.own(len(images), device)  # ids are of all candidates
                     ids = samples["image_id"][own]
-                    seen = self.kept.get(ids, lambda which: self.backbone.see(images[which]))
+                    seen = self.kept.get(
+                        ids, lambda which: self.backbone.image_tokens(images[which])
+                    )
                 encoded = self.backbone.encode_images(images, seen, for_matching=True)
                 captions = captions_of(samples, CON_D_TOKENS)
                 texts = self.backbone.encode_texts(captions, for_matching=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lavis_mafa.io.files import whole
+from lavis_mafa.io.files import atomic_write
 from lavis_mafa.io.identity import digest
 
 KEY = "model.mafa.con_d.keep_images"
@@ -47,7 +47,7 @@ class Flags:
 
     def write(self, there: np.ndarray) -> None:
         """Tell of rows ``(N,)`` bool, all at once."""
-        with whole(self._own) as file:
+        with atomic_write(self._own) as file:
             file.write(self._with_checksum(np.packbits(there).tobytes()))
 
     def _with_checksum(self, bits: bytes) -> bytes:

@@ -21,7 +21,7 @@ from lavis_mafa.models.con_d.discriminator import ModelDiscriminator
 from lavis_mafa.models.con_d.kept_flags import KEY
 from lavis_mafa.models.con_d.kept_rows import KeptRows
 
-SOME = 64  # images by whose names data are told from others
+IDENTITY_SAMPLE = 64  # images by whose names data are told from others
 
 
 def keep_images(
@@ -90,7 +90,7 @@ def _encoded(con_d: ModelDiscriminator, image: Tensor, device: torch.device) -> 
     size = con_d.image_size or image.shape[-1]
     bf16 = torch.autocast(device.type, torch.bfloat16, enabled=con_d.precision == "bf16")
     with torch.inference_mode(), bf16:
-        return con_d.backbone.see(torch.zeros(1, 3, size, size, device=device))[0]
+        return con_d.backbone.image_tokens(torch.zeros(1, 3, size, size, device=device))[0]
 
 
 def _require_one_image_per_id(train_set: TrainingSet) -> None:
@@ -112,7 +112,7 @@ def _described(processor: Any) -> str:
 def _name_of(train_set: TrainingSet) -> str:
     """A name for the images of the data: all ids, and some of the files."""
     ids = np.asarray(train_set.image_ids, np.int64)
-    some = np.unique(np.linspace(0, len(ids) - 1, SOME).astype(np.int64))
+    some = np.unique(np.linspace(0, len(ids) - 1, IDENTITY_SAMPLE).astype(np.int64))
     told = b"\n".join(_told(train_set, int(number)) for number in some)
     name = digest(ids, np.frombuffer(told, np.uint8))
     return f"{len(ids)} samples of {len(np.unique(ids))} images, {name}"

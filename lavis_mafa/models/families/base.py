@@ -25,13 +25,13 @@ class FromFirstTokens:
     def temperature(self) -> Tensor:
         return self.model.temp
 
-    def see(self, images: Tensor) -> Tensor:
+    def image_tokens(self, images: Tensor) -> Tensor:
         return self.model.visual_encoder.forward_features(images)
 
     def encode_images(
         self, images: Tensor, seen: Tensor | None = None, for_matching: bool = False
     ) -> Images:
-        embeds = self.see(images) if seen is None else seen
+        embeds = self.image_tokens(images) if seen is None else seen
         if for_matching:
             return Images(embeds)
         features = F.normalize(self.model.vision_proj(embeds[:, 0]).float(), dim=-1)
@@ -58,7 +58,7 @@ class FromFirstTokens:
         patches = local_features(images.embeds, self.model.vision_proj)
         return pool_patches(patches), local_features(texts.embeds, self.model.text_proj)
 
-    def represent(self, images: Images, texts: Texts) -> tuple[Tensor, Tensor]:
+    def grit_vectors(self, images: Images, texts: Texts) -> tuple[Tensor, Tensor]:
         assert images.features is not None and texts.features is not None
         return images.features.detach(), texts.features.detach()
 

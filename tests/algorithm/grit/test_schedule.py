@@ -260,7 +260,7 @@ def test_orders_of_ranks_are_gathered_piece_by_piece(piece, monkeypatch):
             gathered.copy_(torch.from_numpy(order[begin : begin + len(own)]))
         begin += len(own)
 
-    monkeypatch.setattr(schedule_module, "PIECE", piece)
+    monkeypatch.setattr(schedule_module, "INDICES_PER_EXCHANGE", piece)
     monkeypatch.setattr(schedule_module.dist, "get_backend", lambda: "gloo")
     monkeypatch.setattr(schedule_module.dist, "all_gather", all_gather)
     gathered = schedule_module._gather_orders(orders[1], 3)

@@ -121,7 +121,7 @@ def test_the_same_frozen_encoder_runs_once(tmp_path, samples, monkeypatch):
     output = model(samples)
     assert runs == [6]
     expected = ModelDiscriminator(alone).judge(samples, *PAIRS)
-    told = model.con_d.judge(samples, *PAIRS, seen=model.backbone.see(samples["image"]))
+    told = model.con_d.judge(samples, *PAIRS, seen=model.backbone.image_tokens(samples["image"]))
     assert torch.allclose(told, expected, atol=1e-6)
     output.loss.backward()
     assert model.Qformer.bert.embeddings.word_embeddings.weight.grad is not None

@@ -309,7 +309,7 @@ def test_verdicts_are_the_same(toy_train, tmp_path, family, precision, monkeypat
 
 def count_runs(con_d, monkeypatch):
     """Numbers of images that go through its image encoder, mini-batch by mini-batch."""
-    runs, see = [], con_d.backbone.see
+    runs, see = [], con_d.backbone.image_tokens
     monkeypatch.setattr(con_d.backbone, "see", lambda x: (runs.append(len(x)), see(x))[1])
     return runs
 
@@ -326,7 +326,7 @@ def test_rows_of_another_encoder_view_or_data_are_refused(toy, tmp_path, change)
     elif change == "size":
         con_d.model.visual_encoder.patch_embed.img_size = (32, 32)
         con_d.image_size = 64
-        con_d.backbone.see = lambda images: torch.zeros(1, 5, 64)
+        con_d.backbone.image_tokens = lambda images: torch.zeros(1, 5, 64)
     elif change == "ids":
         train_set.image_ids = train_set.image_ids // 2
     elif change == "pictures":

@@ -64,7 +64,7 @@ class AlbefMafa(MafaModel, AlbefBase):
         self.temp = nn.Parameter(temp * torch.ones([]))
         self.mlm_probability = mlm_mask_prob
         self.max_txt_len = max_txt_len
-        self.join(AlbefBackbone(self), settings, con_d)
+        self.attach_step(AlbefBackbone(self), settings, con_d)
 
     @classmethod
     def from_config(cls, cfg: Any = None) -> AlbefMafa:
@@ -90,7 +90,7 @@ class AlbefMafa(MafaModel, AlbefBase):
             **step_parts(cfg),
         )
         model.momentum_encoders = momentum_of(model, cfg, model.settings)
-        return model.finish(cfg)
+        return model.load_and_share(cfg)
 
 
 def _text_encoder(cfg: Any, from_pretrained: bool, tokenizer: Any) -> BertForMaskedLM:

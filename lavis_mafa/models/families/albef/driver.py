@@ -46,7 +46,7 @@ class AlbefBackbone(FromFirstTokens):
         first = first_token_after(layers, hidden, mask, PairedImages(images, image_of))
         return self.model.itm_head(first)
 
-    def tell(
+    def language_losses(
         self,
         images: Images,
         texts: Texts,

@@ -81,7 +81,7 @@ class BlipMafa(MafaModel, BlipBase):
         self.temp = nn.Parameter(temp * torch.ones([]))
         self.max_txt_len = max_txt_len
         self.prompt = prompt
-        self.join(BlipBackbone(self), settings, con_d)
+        self.attach_step(BlipBackbone(self), settings, con_d)
 
     @torch.no_grad()
     def generate(
@@ -94,7 +94,7 @@ class BlipMafa(MafaModel, BlipBase):
         top_p: float = 0.9,
     ) -> list[str]:
         """Captions of B images by the decoder, as LAVIS's ``blip_caption`` makes them."""
-        embeds = self.backbone.see(samples["image"])
+        embeds = self.backbone.image_tokens(samples["image"])
         prompt = samples.get("prompt", self.prompt)
         tokens = self.tokenizer([prompt] * len(embeds), return_tensors="pt").to(embeds.device)
         tokens.input_ids[:, 0] = self.tokenizer.bos_token_id
@@ -138,7 +138,7 @@ class BlipMafa(MafaModel, BlipBase):
             **step_parts(cfg),
         )
         model.momentum_encoders = momentum_of(model, cfg, model.settings)
-        return model.finish(cfg)
+        return model.load_and_share(cfg)
 
 
 def _bert(part: Any, cfg: Any, from_pretrained: bool, tokenizer: Any, **options: Any) -> Any:

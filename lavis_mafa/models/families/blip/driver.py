@@ -42,7 +42,7 @@ class BlipBackbone(FromFirstTokens):
         )
         return self.model.itm_head(first)
 
-    def tell(
+    def language_losses(
         self,
         images: Images,
         texts: Texts,

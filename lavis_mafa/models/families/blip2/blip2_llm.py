@@ -141,7 +141,7 @@ class Blip2Llm(Blip2Parts):
         self.settle_precision()
         model: Any = self
         with nullcontext() if torch.is_grad_enabled() else model.maybe_autocast():
-            seen = Blip2Backbone(self).see(images)
+            seen = Blip2Backbone(self).image_tokens(images)
         embeds = self.ln_vision(seen.float())
         queries = self.query_tokens.expand(len(embeds), -1, -1)
         hidden = self.Qformer.bert(

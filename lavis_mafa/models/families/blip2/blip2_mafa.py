@@ -55,7 +55,7 @@ class Blip2Mafa(MafaModel, Blip2Parts, Blip2Qformer):
         """
         self.parts = parts or Parts()
         Blip2Qformer.__init__(self, **sizes)
-        self.join(Blip2Backbone(self), settings, con_d)
+        self.attach_step(Blip2Backbone(self), settings, con_d)
 
     @classmethod
     def from_config(cls, cfg: Any = None) -> Blip2Mafa:
@@ -71,7 +71,7 @@ class Blip2Mafa(MafaModel, Blip2Parts, Blip2Qformer):
         checkpoint = checkpoint_of(cfg)
         content = read_checkpoint(checkpoint) if checkpoint else {}
         model = cls(
-            parts=Parts.from_config(cfg).less_than(content),
+            parts=Parts.from_config(cfg).without(content),
             vit_model=cfg.get("vit_model", "eva_clip_g"),
             img_size=cfg.get("image_size", 224),
             drop_path_rate=cfg.get("drop_path_rate", 0),
@@ -84,7 +84,7 @@ class Blip2Mafa(MafaModel, Blip2Parts, Blip2Qformer):
             max_txt_len=cfg.get("max_txt_len", 32),
             **step_parts(cfg),
         )
-        model.finish(cfg, content)
+        model.load_and_share(cfg, content)
         if cfg.get("freeze_vit", True) and PREFIX in model.random_parts:
             logging.warning(
                 "the frozen image encoder has RANDOM weights: neither model.vit_weights nor a "

@@ -53,7 +53,7 @@ class Parts:
         names = ("tokenizer", "vit", "vit_weights", "bert_weights", "q_former_config")
         return cls(**{name: cfg[name] for name in names if name in cfg})
 
-    def less_than(self, content: dict[str, Any]) -> Parts:
+    def without(self, content: dict[str, Any]) -> Parts:
         """Without the weights that a checkpoint brings along: they need not be had twice."""
         state = content.get("model", content)
         parts = self

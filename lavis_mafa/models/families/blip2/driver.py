@@ -39,7 +39,7 @@ class Blip2Backbone:
     def temperature(self) -> Tensor:
         return self.model.temp
 
-    def see(self, images: Tensor) -> Tensor:
+    def image_tokens(self, images: Tensor) -> Tensor:
         encoder = self.model.visual_encoder
         weights = list(encoder.parameters())
         half = any(weight.dtype == torch.float16 for weight in weights)
@@ -58,7 +58,7 @@ class Blip2Backbone:
     def encode_images(
         self, images: Tensor, seen: Tensor | None = None, for_matching: bool = False
     ) -> Images:
-        seen = self.see(images) if seen is None else seen
+        seen = self.image_tokens(images) if seen is None else seen
         images_seen = Images(self.model.ln_vision(seen.float()), seen=seen)
         if for_matching:
             return images_seen
@@ -89,7 +89,7 @@ class Blip2Backbone:
             ]
         return torch.cat(parts)
 
-    def represent(self, images: Images, texts: Texts) -> tuple[Tensor, Tensor]:
+    def grit_vectors(self, images: Images, texts: Texts) -> tuple[Tensor, Tensor]:
         """The query most similar to an image's own text stands for it (MAFA G.7)."""
         assert images.features is not None and texts.features is not None
         queries, own = images.features.detach(), texts.features.detach()
@@ -108,7 +108,7 @@ class Blip2Backbone:
         ).last_hidden_state
         return self.model.itm_head(fused[:, : queries.shape[1]]).mean(dim=1)
 
-    def tell(
+    def language_losses(
         self,
         images: Images,
         texts: Texts,

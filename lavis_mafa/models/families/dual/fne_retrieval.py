@@ -181,7 +181,7 @@ class FneRetrieval(MafaModel, BaseModel):
             max_txt_len=cfg.get("max_txt_len", 30),
             settings=settings,
         )
-        return model.finish(cfg)
+        return model.load_and_share(cfg)
 
     @staticmethod
     def without_downloads(cfg: Any) -> None:

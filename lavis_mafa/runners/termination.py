@@ -14,14 +14,14 @@ SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 REQUEUE = os.EX_TEMPFAIL  # 75, "try again": the exit status that asks a cluster for requeue
 
 
-class Leaving(BaseException):
+class Terminated(BaseException):
     """The run has been told to leave, and nothing of it is lost.
 
     No `Exception`: no library's handler of failures may swallow it.
     """
 
 
-class Leave:
+class Termination:
     """Remembers that SIGTERM or SIGUSR1 came; who trains asks after every step.
 
     A context: the handlers are there inside of it. Outside the main thread, where Python lets
@@ -40,7 +40,7 @@ class Leave:
         self._nothing_to_save = False
         self._before: dict[int, Any] = {}
 
-    def __enter__(self) -> Leave:
+    def __enter__(self) -> Termination:
         if threading.current_thread() is threading.main_thread():
             self._before = {number: signal.signal(number, self._handle) for number in SIGNALS}
         return self
@@ -56,10 +56,10 @@ class Leave:
         if self._nothing_to_save and not again:
             raise self.leaving()
 
-    def leaving(self) -> Leaving:
+    def leaving(self) -> Terminated:
         """What to raise, with a message for the log."""
         then = "the state is saved; go on with run.resume_ckpt_path=auto"
-        return Leaving(
+        return Terminated(
             f"told to leave by {self.told or 'a signal to another rank'}, exit status {REQUEUE}: "
             + (then if self.saves else "nothing is saved; started again, it begins again")
         )
@@ -70,7 +70,7 @@ class Leave:
         is there or from the beginning.
 
         Raises:
-            Leaving: when told, or told before.
+            Terminated: when told, or told before.
         """
         self._nothing_to_save = True
         try:

@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 from lavis.common.dist_utils import is_main_process
 
 from lavis_mafa.io.checkpoints import read_checkpoint
-from lavis_mafa.io.files import remove_halves, whole
+from lavis_mafa.io.files import atomic_write, remove_halves
 from lavis_mafa.io.processes import any_rank, barrier
 from lavis_mafa.runners import checkpoint as ckpt
 
@@ -21,7 +21,7 @@ class NotSavedError(RuntimeError):
     """A checkpoint cannot be written."""
 
 
-class Saving:
+class CheckpointSchedule:
     """Checkpoints of a runner.
 
     Attributes:
@@ -93,7 +93,7 @@ class Saving:
             return
         path = self.runner.output_dir / name
         try:
-            with whole(path) as file:
+            with atomic_write(path) as file:
                 write(file)
         except OSError as error:
             logging.error("%s cannot be written: %s", path, error)
@@ -148,5 +148,5 @@ class Saving:
             logging.warning("%s is not there: the best figure begins anew", best)
             runner.best = {"value": None, "epoch": None, "split": None}
         elif is_main_process():
-            with open(best, "rb") as source, whole(runner.output_dir / ckpt.BEST) as file:
+            with open(best, "rb") as source, atomic_write(runner.output_dir / ckpt.BEST) as file:
                 shutil.copyfileobj(source, file)
