@@ -24,7 +24,7 @@ from lavis_mafa.io.checkpoints import begin_momentum
 from lavis_mafa.io.processes import LostContactError, explain_lost_rank
 from lavis_mafa.runners.checkpoint_schedule import NotSavedError
 from lavis_mafa.runners.dry_run import dry_run
-from lavis_mafa.runners.folder import choose_folder, launch_of, note_launch
+from lavis_mafa.runners.folder import choose_folder, launch_identity, record_launch
 from lavis_mafa.runners.guard import NonFiniteError, UnreadableError
 from lavis_mafa.runners.launch import init_distributed, seed_everything
 from lavis_mafa.runners.termination import REQUEUE, Terminated, ignore_signals
@@ -81,9 +81,9 @@ def build_runner(cfg: Any) -> Any:
 def run(cfg_path: str, options: Sequence[str] = (), evaluate: bool = False) -> Any:
     """Train, or evaluate only, by a config; return the runner."""
     cfg = begin(cfg_path, options, evaluate)
-    launch = launch_of(cfg)
+    launch = launch_identity(cfg)
     runner = build_runner(cfg)
-    note_launch(launch, runner.output_dir)
+    record_launch(launch, runner.output_dir)
     runner.train()
     return runner
 

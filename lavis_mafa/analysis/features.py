@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from lavis_mafa.analysis.corpus import Opened, tell
 from lavis_mafa.io.files import atomic_write
-from lavis_mafa.io.identity import digest, fingerprint, require_same
+from lavis_mafa.io.identity import claim_folder, digest, fingerprint
 from lavis_mafa.io.processes import barrier
 from lavis_mafa.models.families import backbone_of
 from lavis_mafa.runners.loaders import to_device
@@ -66,7 +66,7 @@ def make_features(opened: Opened, numbers: np.ndarray, folder: Path) -> Features
     """
     numbers = np.asarray(numbers, np.int64)
     folder.mkdir(parents=True, exist_ok=True)
-    require_same(folder / "of.json", _identity(opened, numbers))
+    claim_folder(folder, _identity(opened, numbers))
     blocks = [numbers[i : i + BLOCK] for i in range(0, len(numbers), BLOCK)]
     paths = [folder / f"block_{k:06d}.npz" for k in range(len(blocks))]
     rank, world = get_rank(), get_world_size()

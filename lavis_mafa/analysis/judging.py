@@ -20,7 +20,7 @@ from lavis_mafa.analysis.judged import UNKNOWN, Judged, pair_keys
 from lavis_mafa.analysis.nominate import Nominations
 from lavis_mafa.config import ConfigError, load_config
 from lavis_mafa.config.con_d import check_con_d
-from lavis_mafa.io.identity import fingerprint, require_same
+from lavis_mafa.io.identity import claim_folder, fingerprint
 from lavis_mafa.io.processes import barrier
 from lavis_mafa.models.con_d.build import ORACLE, build_discriminator
 from lavis_mafa.models.con_d.discriminator import ModelDiscriminator
@@ -143,7 +143,7 @@ def judge(
     seen_as = f"{discriminator.image_size} px, {discriminator.precision}, {tokens} tokens"
     name = f"{fingerprint(discriminator.model)}, {seen_as}"
     data = f"{size} samples, {opened.data.fingerprint(discriminator.processor)}"
-    require_same(folder / "of.json", {"discriminator": name, "data": data})
+    claim_folder(folder, {"discriminator": name, "data": data})
     images, texts, _ = _read(folder)
     missing = np.setdiff1d(keys, pair_keys(shown_by[images], texts, size))
     rank, world = get_rank(), get_world_size()

@@ -50,7 +50,7 @@ from lavis_mafa.analysis.nominate import Sampling, nominated_by
 from lavis_mafa.datasets.image_reading import as_png
 from lavis_mafa.datasets.shards import IMAGE_SUFFIXES, finished, write_shards
 from lavis_mafa.io.files import atomic_write, write_json, write_text
-from lavis_mafa.io.identity import digest, refuse_other
+from lavis_mafa.io.identity import check_identity, digest, write_identity
 from lavis_mafa.models.con_d.build import ORACLE
 from lavis_mafa.pages.report import Cell, Table
 
@@ -337,8 +337,8 @@ def _write_shards(
     pairs = f"{len(mined)} mined, {digest(mined.image, mined.text, mined.score)}"
     own = np.setdiff1d(np.arange(len(data)), np.asarray(unreadable, np.int64))
     whose = {"pairs": f"{len(own)} and {pairs}, {digest(own)}", "in a shard": str(args.per_shard)}
-    refuse_other(folder / "of.json", whose)
-    write_json(folder / "of.json", whose)
+    check_identity(folder, whose)
+    write_identity(folder, whose)
     done, count = finished(folder), len(own)
 
     def samples() -> Iterator[tuple[str, bytes, str, str, dict[str, Any]]]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from lavis_mafa.runners.run_log import CONNECTIONS, LOG, lines_of
+from lavis_mafa.runners.run_log import CONNECTIONS, LOG, read_json_lines
 
 COUNTED = ("false", "picked", "found", "judged")
 WANTED = {"global_step", "lr", "temperature"} | {
@@ -64,7 +64,7 @@ def read_run(folder: Path) -> RunRecords:
         raise FileNotFoundError(f"no run in {folder}: there is no log.jsonl")
     run = RunRecords(folder)
     columns: dict[str, array[float]] = {"global_step": array("d")}
-    for record in lines_of(path):
+    for record in read_json_lines(path):
         kind, epoch = record.get("kind"), record.get("epoch", -1)
         run.last = record.get("time", run.last)
         run.first = run.last if run.first is None else run.first
@@ -114,7 +114,7 @@ def _add_step(run: RunRecords, columns: dict[str, array[float]], record: dict[st
 def read_connections(folder: Path) -> list[dict[str, Any]]:
     """What a run logged in ``connections.jsonl``; steps that were done again count once."""
     kept: list[dict[str, Any]] = []
-    for record in lines_of(folder / CONNECTIONS):
+    for record in read_json_lines(folder / CONNECTIONS):
         at = (record["epoch"], record["step"])
         while kept and (kept[-1]["epoch"], kept[-1]["step"]) > at:
             kept.pop()

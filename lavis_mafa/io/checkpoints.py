@@ -1,4 +1,4 @@
-"""Reading checkpoints and finding the files that configs name."""
+"""Read checkpoints, check that they fit a model, and load them."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from torch import Tensor
 from lavis_mafa.io.checksums import can_be_mapped, damage_of, ends_as_zip
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
-# Parts without which no pair is judged; momentum copies and language heads are none of them.
-JUDGING = (
+# Parts that image-text matching needs; momentum encoders and language heads are not among them.
+MATCHING_PARTS = (
     "visual_encoder.",
     "text_encoder.",
     "itm_head.",
@@ -32,9 +32,9 @@ JUDGING = (
     "query_tokens",
     "ln_vision.",
 )
-COMPARING = ("vision_proj.", "text_proj.")
-# No weights, but what a run has seen: only run.resume_ckpt_path goes on with it.
-OF_A_RUN = (
+PROJECTION_PARTS = ("vision_proj.", "text_proj.")
+# State of a run rather than weights (queues, statistics): used by run.resume_ckpt_path only.
+RUN_STATE_KEYS = (
     *("image_queue", "text_queue", "idx_queue", "queue_ptr"),
     *("posterior.", "memory.", "picker."),
 )
@@ -42,12 +42,12 @@ LANGUAGE_HEADS = ("text_encoder.cls.", "Qformer.cls.")
 
 
 def find_config(path: str) -> str:
-    """A file that ships with this package, with LAVIS, or stands where the user says."""
+    """Return the path of a model's config file, looked up in this package, as a path, in LAVIS."""
     for candidate in (CONFIGS / "models" / path, Path(path), Path(get_abs_path(path))):
         if candidate.is_file():
             return str(candidate.resolve())
     raise FileNotFoundError(
-        f"{path} is neither a file of lavis_mafa ({CONFIGS / 'models'}), nor of LAVIS, nor below "
+        f"{path} is not a file of lavis_mafa ({CONFIGS / 'models'}), of LAVIS, or relative to "
         f"{os.getcwd()}"
     )
 
@@ -56,13 +56,13 @@ def read_checkpoint(url_or_filename: str, mapped: bool = False) -> dict[str, Any
     """Load a checkpoint file or URL to the CPU, tensors and plain values only.
 
     Args:
-        mapped: leave tensors in the file, to be read when they are used; quick where only names,
-            shapes and plain values are wanted. The file must not be written to meanwhile.
+        mapped: map tensors from the file and read them only when used; fast where only names,
+            shapes and plain values are needed. The file must not be written to meanwhile.
 
     Raises:
-        FileNotFoundError: if there is no such file.
-        ValueError: if the file is no checkpoint, is damaged or altered, or holds pickled objects,
-            which could run code when loaded.
+        FileNotFoundError: if the file does not exist.
+        ValueError: if the file is not a checkpoint, is damaged or altered, or holds pickled
+            objects, which could run code when loaded.
     """
     path = str(url_or_filename)
     if is_url(path):
@@ -71,28 +71,27 @@ def read_checkpoint(url_or_filename: str, mapped: bool = False) -> dict[str, Any
         raise FileNotFoundError(f"no checkpoint at {path} (seen from {os.getcwd()})")
     cut = (
         f"{path} cannot be loaded: its {os.path.getsize(path)} bytes are cut short, "
-        "damaged, or no checkpoint. Compare its size with its origin's and copy it again"
+        "damaged, or not a checkpoint. Compare its size with the original and copy it again"
     )
     damage = damage_of(path)
     if damage is not None:
         if not ends_as_zip(path):
             raise ValueError(cut)
         raise ValueError(
-            f"{path} is not as it was saved: {damage}. Copy it again from its origin, or name "
-            "another checkpoint"
+            f"{path} is not as it was saved: {damage}. Copy it again, or give another checkpoint"
         )
     in_file = mapped and can_be_mapped(path)
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=in_file)
     except Exception as error:
-        # What torch refuses as unsafe it calls unsupported; anything else it could not even read.
+        # torch says "unsupported" of objects that it refuses as unsafe, and of nothing else.
         if "unsupported" not in str(error).lower() and not ends_as_zip(path):
             raise ValueError(cut) from error
-        asked = re.search(r"GLOBAL (\S+)", str(error))
-        why = f"it calls for {asked[1]}, which is code" if asked else str(error).strip()
+        called = re.search(r"GLOBAL (\S+)", str(error))
+        why = f"it refers to {called[1]}, which is code" if called else str(error).strip()
         raise ValueError(
             f"{path} cannot be loaded as tensors and plain values: {why}. If you trust its "
-            "origin, load it elsewhere and save its state dict alone as {'model': state_dict}."
+            "origin, load it elsewhere and save only its state dict, as {'model': state_dict}."
         ) from error
     if not isinstance(checkpoint, dict):
         raise ValueError(f"{path} holds a {type(checkpoint).__name__}, expected a dictionary")
@@ -100,20 +99,20 @@ def read_checkpoint(url_or_filename: str, mapped: bool = False) -> dict[str, Any
 
 
 def weights_of(content: dict[str, Any]) -> Any:
-    """The weights of a checkpoint, without what belongs to the run that saved them and its data.
+    """Return the weights of a checkpoint, without the state of the run that saved them.
 
-    What is no state dict comes back as it is, for `load_state` to refuse.
+    Anything other than a state dict is returned unchanged, for `load_state` to refuse.
     """
     state = content.get("model", content)
     if not isinstance(state, dict):
         return state
-    return {key: value for key, value in state.items() if not str(key).startswith(OF_A_RUN)}
+    return {key: value for key, value in state.items() if not str(key).startswith(RUN_STATE_KEYS)}
 
 
 def recorded_model(content: dict[str, Any], arch: str) -> dict[str, Any]:
-    """What a checkpoint's own config says of a model ``arch``, less how that one was trained.
+    """Return the ``model`` config recorded in a checkpoint, without keys of its training.
 
-    Empty if the checkpoint holds no config, or that of another model.
+    Empty if the checkpoint records no config, or one of a model other than ``arch``.
     """
     model = dict(_model_config(content))
     if model.get("arch") != arch:
@@ -124,23 +123,24 @@ def recorded_model(content: dict[str, Any], arch: str) -> dict[str, Any]:
 
 
 def config_of(arch: str, model_type: str, checkpoint: str, content: dict[str, Any]) -> DictConfig:
-    """The ``model`` config by which to build what a checkpoint's weights belong to.
+    """Return the ``model`` config that builds a checkpoint's model and loads its weights.
 
-    The default YAML of the type, and over it what the checkpoint records of its own model; building
-    it loads the checkpoint.
+    The keys recorded in the checkpoint override the default YAML of the type.
     """
     model_cls = registry.get_model_class(arch)
     shipped = OmegaConf.load(model_cls.default_config_path(model_type)).model
     cfg = OmegaConf.merge(shipped, recorded_model(content, arch))
     assert isinstance(cfg, DictConfig)
     cfg.update(load_pretrained=False, load_finetuned=True, finetuned=checkpoint)
-    cfg.pop("mafa", None)  # how it was trained, with whatever Con-D
+    cfg.pop("mafa", None)  # settings of training, including a Con-D that need not exist here
     return cfg
 
 
 def registered_name(cls: type) -> str:
-    """The name by which LAVIS's registry knows a model class or what it is derived from; the first
-    if it has several."""
+    """Return a model class's name in LAVIS's registry, or that of its nearest registered base.
+
+    The first name if the class has several, the class's own if there is none.
+    """
     names: Mapping[str, type] = registry.mapping["model_name_mapping"]
     for base in cls.__mro__:
         for name, known in names.items():
@@ -150,7 +150,7 @@ def registered_name(cls: type) -> str:
 
 
 def vocabulary_of(tokenizer: Any) -> str | None:
-    """Fingerprint of a tokenizer's words and their numbers, to be kept in checkpoints."""
+    """Return a hash of a tokenizer's words and ids, which checkpoints record."""
     if not hasattr(tokenizer, "get_vocab"):
         return None
     words = json.dumps(sorted(tokenizer.get_vocab().items()))
@@ -158,17 +158,17 @@ def vocabulary_of(tokenizer: Any) -> str | None:
 
 
 def check_origin(content: dict[str, Any], arch: str, tokenizer: Any, origin: str) -> None:
-    """Refuse a checkpoint whose own record says that it cannot serve a model.
+    """Refuse a checkpoint whose recorded config does not fit a model.
 
     Args:
         content: the checkpoint.
-        arch: registered name of the model that shall load it.
+        arch: registered name of the model that is to load it.
         tokenizer: the model's; None leaves the vocabulary unchecked.
         origin: the checkpoint's path.
 
     Raises:
-        ValueError: if another family saved it, it is of stage 2 and the model of stage 1, or it was
-            trained with another vocabulary.
+        ValueError: if a model of another family saved it, it is of stage 2 and the model of stage
+            1, or it was trained with another vocabulary.
     """
     problem = problem_of_origin(content, arch, origin)
     if problem:
@@ -178,38 +178,40 @@ def check_origin(content: dict[str, Any], arch: str, tokenizer: Any, origin: str
         used = _model_config(content).get("tokenizer") or "BERT's"
         raise ValueError(
             f"{origin} was trained with another vocabulary (tokenizer: {used}) than the model's: "
-            "its words would mean others here. Give the model the same tokenizer"
+            "the same token ids would mean other words. Give the model the same tokenizer"
         )
 
 
 def problem_of_origin(content: dict[str, Any], arch: str, origin: str) -> str | None:
-    """Why a checkpoint of ``origin`` cannot serve a model ``arch``, by family and stage; None if it
-    can, or does not say what saved it."""
+    """Say why a checkpoint cannot be loaded by a model ``arch``, by family and stage.
+
+    Returns:
+        None if it can, or does not record which model saved it.
+    """
     saved_by = str(_model_config(content).get("arch") or arch)
     if saved_by.split("_")[0] != arch.split("_")[0]:
         return (
-            f"{origin} was saved by {saved_by}, which is of another family than {arch}: name a "
+            f"{origin} was saved by {saved_by}, which is of another family than {arch}: give a "
             f"checkpoint of {arch.split('_')[0]}, or a model of {saved_by.split('_')[0]} as arch"
         )
-    if _speaks(saved_by) and not _speaks(arch):
+    if _is_stage2(saved_by) and not _is_stage2(arch):
         return (
-            f"{origin} was saved by {saved_by}, which is of stage 2: it has no text side and no "
-            f"heads for ITC and ITM, and {arch} needs them. Name the checkpoint of stage 1 that it "
-            "began with"
+            f"{origin} was saved by {saved_by}, which is of stage 2: it has no text encoder and "
+            f"no heads for ITC and ITM, which {arch} needs. Give the checkpoint of stage 1 that it "
+            "was trained from"
         )
     return None
 
 
 def _model_config(content: dict[str, Any]) -> dict[str, Any]:
-    """What a checkpoint records of the model that saved it; empty if it does not."""
+    """Return the ``model`` config recorded in a checkpoint; empty if there is none."""
     config = content.get("config")
     model = config.get("model") if isinstance(config, dict) else None
     return model if isinstance(model, dict) else {}
 
 
 def problem_of_state(state: Any, origin: str) -> str | None:
-    """Why what a checkpoint of ``origin`` holds is no state dict, tensors by names; None if it is
-    one."""
+    """Say that a checkpoint's content is not a state dict; None if it is one."""
     if isinstance(state, dict) and all(
         isinstance(key, str) and isinstance(value, Tensor) for key, value in state.items()
     ):
@@ -218,21 +220,21 @@ def problem_of_state(state: Any, origin: str) -> str | None:
 
 
 def not_resumable_message(origin: str) -> str:
-    """That nothing can go on from a checkpoint, and what it is good for."""
+    """Say that a checkpoint cannot be resumed from, and how it can be used."""
     return (
-        f"{origin} holds weights, but no state of a run of this runner; name it as "
+        f"{origin} holds weights, but no state of a run of this runner; give it as "
         "model.pretrained to start from its weights"
     )
 
 
 def load_state(model: torch.nn.Module, state: dict[str, Tensor], origin: str) -> Any:
-    """Load the weights that fit, with position embeddings brought to the model's image size.
+    """Load the weights that fit, with position embeddings resized to the model's image size.
 
-    ALBEF's pre-training models keep BERT below ``text_encoder.bert.``, its retrieval models below
-    ``text_encoder.``; either form is understood.
+    ALBEF's pre-training models have BERT under ``text_encoder.bert.``, its retrieval models under
+    ``text_encoder.``; both are understood.
 
     Returns:
-        What ``load_state_dict`` says of missing and unexpected keys.
+        Missing and unexpected keys, as returned by ``load_state_dict``.
 
     Raises:
         ValueError: if no weight fits, or shapes differ.
@@ -264,7 +266,7 @@ def load_state(model: torch.nn.Module, state: dict[str, Tensor], origin: str) ->
     missing = left_random(model, result.missing_keys)
     if missing:
         logging.warning(
-            "%d of %d weights are not in %s and stay as they were, such as %s",
+            "%d of %d weights are not in %s and keep their initial values, such as %s",
             len(missing),
             len(own),
             origin,
@@ -274,44 +276,44 @@ def load_state(model: torch.nn.Module, state: dict[str, Tensor], origin: str) ->
 
 
 def left_random(model: Any, missing: Collection[str]) -> list[str]:
-    """Weights out of ``missing`` that a checkpoint has left as they were drawn.
+    """Return the weights in ``missing`` that keep random initial values.
 
-    What is frozen was loaded from elsewhere when the model was built, unless ``random_parts`` of
-    the model says that it was not.
+    Frozen weights were loaded from elsewhere when the model was built, unless the model lists them
+    in ``random_parts``.
     """
-    nowhere = getattr(model, "random_parts", ())
+    random_parts = getattr(model, "random_parts", ())
     return [
         name
         for name, value in model.named_parameters()
-        if name in missing and (value.requires_grad or name.startswith(nowhere))
+        if name in missing and (value.requires_grad or name.startswith(random_parts))
     ]
 
 
 def require_whole(
     model: Any, missing: Collection[str], parts: tuple[str, ...], problem: str, cure: str
 ) -> None:
-    """Refuse a model of which a checkpoint has left something random.
+    """Refuse a checkpoint that leaves needed weights of a model random.
 
     Args:
-        missing: what the checkpoint lacks.
-        parts: beginnings of the names that matter; language heads never do.
+        missing: keys that the checkpoint lacks.
+        parts: prefixes of the weights that are needed; language heads never are.
         problem, cure: the beginning and the end of the message.
 
     Raises:
-        ValueError: if a weight of ``parts`` is random, with numbers by part.
+        ValueError: if a weight of ``parts`` is random, with counts by part.
     """
     lost: dict[str, list[str]] = {}
     for name in left_random(model, missing):
         if name.startswith(parts) and not name.startswith(LANGUAGE_HEADS):
             lost.setdefault(name.split(".")[0], []).append(name)
     if lost:
-        told = [f"{part}: {len(names)}, such as {names[0]}" for part, names in lost.items()]
+        lines = [f"{part}: {len(names)}, such as {names[0]}" for part, names in lost.items()]
         count = sum(map(len, lost.values()))
-        raise ValueError(f"{problem} lacks {count} weights:\n  " + "\n  ".join(told) + f"\n{cure}")
+        raise ValueError("\n  ".join([f"{problem} lacks {count} weights:", *lines]) + f"\n{cure}")
 
 
 def resize_positions(encoder: Any, state: dict[str, Tensor]) -> None:
-    """Bring the position embeddings in an image encoder's state to its image size, in place."""
+    """Resize the position embeddings in an image encoder's state to its image size, in place."""
     if "positional_embedding" in state and hasattr(encoder, "positional_embedding"):
         clip_vit.interpolate_pos_embed(encoder, state)
     elif state.get("pos_embed") is not None and state["pos_embed"].ndim == 3:
@@ -319,31 +321,30 @@ def resize_positions(encoder: Any, state: dict[str, Tensor]) -> None:
 
 
 def begin_momentum(model: Any, checkpoint: str | None) -> bool:
-    """Set momentum encoders equal to the encoders if a checkpoint brought none.
+    """Copy the encoders into the momentum encoders if a checkpoint holds none.
 
-    LAVIS copies them when a model is built, before its checkpoint is loaded; with a checkpoint that
-    holds no momentum encoders they would stay random. What the checkpoint's queue says of images is
-    forgotten.
+    LAVIS copies them when a model is built, before its checkpoint is loaded: with a checkpoint
+    without momentum encoders they would stay random. The image ids of the queue are reset.
 
     Returns:
-        Whether they were set.
+        Whether they were copied.
     """
     if not checkpoint or not hasattr(model, "copy_params") or hasattr(model, "begin_with"):
-        return False  # what has `begin_with` sees to it while loading
+        return False  # models with `begin_with` do this themselves while loading
     if hasattr(model, "idx_queue"):
-        model.idx_queue.fill_(-100)  # image ids of other data would be taken for this one's
+        model.idx_queue.fill_(-100)  # -100: no image; ids of other data could match ours
     state = read_checkpoint(checkpoint)
-    there = {key.replace("bert.", "") for key in state.get("model", state)}
+    saved = {key.replace("bert.", "") for key in state.get("model", state)}
     names = [name.replace("bert.", "") for name, _ in model.named_parameters() if "_m." in name]
-    if all(name in there for name in names):
+    if all(name in saved for name in names):
         return False
     model.copy_params()
-    logging.info("%s holds no momentum encoders: they begin equal to the encoders", checkpoint)
+    logging.info("%s holds no momentum encoders: they start as copies of the encoders", checkpoint)
     return True
 
 
-def _speaks(arch: str) -> bool:
-    """Whether a model is of BLIP-2's stage 2: a Q-Former before a language model."""
+def _is_stage2(arch: str) -> bool:
+    """Return whether ``arch`` is of BLIP-2's stage 2: a Q-Former before a language model."""
     return arch.startswith(("blip2_opt", "blip2_t5"))
 
 

@@ -1,4 +1,4 @@
-"""Whether a file of ``torch.save`` is as it was saved."""
+"""Check files of ``torch.save`` against the checksums they were saved with."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import os
 import time
 import zipfile
 
-READ_BYTES = 1 << 18  # bytes
-FOLDER = 0x10  # among a zip's attributes of a file
-CLOCK_RESOLUTION_NS = 1_000_000_000  # ns; clocks of file systems tick more slowly than they count
-# Files found whole, by path: inode, size and times.
-_WHOLE: dict[str, tuple[int, ...]] = {}
+READ_BYTES = 1 << 18  # bytes read at a time
+ZIP_FOLDER = 0x10  # attribute bit by which a zip marks a record as a folder
+CLOCK_RESOLUTION_NS = 1_000_000_000  # ns; file systems may store times with less precision
+# Files whose checksums were found right, by path: inode, size and times at that moment.
+_INTACT: dict[str, tuple[int, ...]] = {}
 
 
-def is_whole(path: str | os.PathLike[str]) -> bool:
-    """Whether a checkpoint of today's format is there and as it was saved, by its checksums."""
+def is_intact(path: str | os.PathLike[str]) -> bool:
+    """Return whether a checkpoint in today's format exists and its checksums are right."""
     try:
         return os.path.isfile(path) and begins_as_zip(path) and damage_of(path) is None
     except OSError:
@@ -22,48 +22,51 @@ def is_whole(path: str | os.PathLike[str]) -> bool:
 
 
 def damage_of(path: str | os.PathLike[str]) -> str | None:
-    """What is wrong with a checkpoint's file; None if every record has the checksum it was saved
-    with, or the file has none.
+    """Describe what is wrong with a checkpoint's file.
 
-    ``torch.save`` writes a zip with a CRC32 of every record, which ``torch.load`` does not look at:
-    a bit that has flipped loads as another weight. Files in torch's format before 1.6 have no
-    checksums, nor have those saved after ``torch.serialization.set_crc32_options(False)``.
+    ``torch.save`` writes a zip with a CRC32 of every record, which ``torch.load`` does not check:
+    a flipped bit loads as another weight. Files in torch's format before 1.6 have no checksums, nor
+    have those saved after ``torch.serialization.set_crc32_options(False)``.
 
-    The file is read once, in pieces, and not again as long as it stays the same.
+    The file is read once, in chunks, and not again while its size and times stay the same.
+
+    Returns:
+        None if every record has the checksum it was saved with, or the file has no checksums.
     """
     if not begins_as_zip(path):
         return "it does not begin as a checkpoint" if ends_as_zip(path) else None
     stat = os.stat(path)
     stamp = (stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
     name = os.path.abspath(path)
-    if _WHOLE.get(name) == stamp:
+    if _INTACT.get(name) == stamp:
         return None
     began = time.time_ns()
     try:
         with zipfile.ZipFile(path) as file:
             records = file.infolist()
-            if any(record.external_attr & FOLDER for record in records):
-                return "a record is marked as a folder"  # torch would give memory as it finds it
+            # For a folder torch would return uninitialised memory.
+            if any(record.external_attr & ZIP_FOLDER for record in records):
+                return "a record is marked as a folder"
             for record in records if any(record.CRC for record in records) else ():
                 with file.open(record) as content:
-                    while content.read(READ_BYTES):
+                    while content.read(READ_BYTES):  # zipfile compares the CRC at the end
                         pass
-    except Exception as error:  # whatever a broken directory leads to
+    except Exception as error:  # a damaged directory can raise nearly anything
         return str(error) or type(error).__name__
-    # A file that was still being written within the clock's grain could change unseen.
+    # A file written within the clock's resolution could change again without a new time.
     if began - max(stamp[2:]) > CLOCK_RESOLUTION_NS:
-        _WHOLE[name] = stamp
+        _INTACT[name] = stamp
     return None
 
 
 def begins_as_zip(path: str | os.PathLike[str]) -> bool:
-    """By these bytes ``torch.load`` tells today's format from the old one."""
+    """Return whether a file has the first bytes by which ``torch.load`` knows today's format."""
     with open(path, "rb") as file:
         return file.read(4) == b"PK\x03\x04"
 
 
 def ends_as_zip(path: str | os.PathLike[str]) -> bool:
-    """Whether there is a zip's directory, in whatever state."""
+    """Return whether a file has a zip's directory at its end, intact or not."""
     try:
         return zipfile.is_zipfile(path)
     except zipfile.BadZipFile:
@@ -71,8 +74,10 @@ def ends_as_zip(path: str | os.PathLike[str]) -> bool:
 
 
 def can_be_mapped(path: str | os.PathLike[str]) -> bool:
-    """Whether tensors can stay in the file: it is not of the old format, and no zip that
-    somebody has packed anew with compression."""
+    """Return whether tensors can stay in the file (``mmap``): today's format, uncompressed.
+
+    ``torch.save`` never compresses, but a checkpoint may have been unpacked and zipped again.
+    """
     if not begins_as_zip(path):
         return False
     with zipfile.ZipFile(path) as file:

@@ -1,4 +1,4 @@
-"""Files that are whole or not there, and values that JSON knows."""
+"""Write files atomically, and turn values into what JSON can hold."""
 
 from __future__ import annotations
 
@@ -16,27 +16,29 @@ ROOT = Path(__file__).resolve().parents[2]  # of a checkout
 
 @contextmanager
 def atomic_write(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
-    """A file to write that replaces ``path`` in one step when all is written; its folder is made.
+    """Open a temporary file that replaces ``path`` in one step once all is written.
 
-    A reader, or one who comes after a crash, never meets half of it.
+    Missing parent folders are created. A reader never sees a partial file, not even after a crash.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+    # In the same folder, hence on the same file system: only there is `os.replace` atomic.
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
     try:
-        with open(beside, "wb") as file:
+        with open(temporary, "wb") as file:
             yield file
             file.flush()
+            # Before the rename: otherwise a power cut could leave the new name with no content.
             os.fsync(file.fileno())
-        os.replace(beside, path)
-        _settle(path.parent)
+        os.replace(temporary, path)
+        _fsync_folder(path.parent)
     finally:
-        beside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
 
 
-def _settle(folder: Path) -> None:
-    """Have the names in a folder survive a power cut, where its file system can."""
-    with suppress(OSError):
+def _fsync_folder(folder: Path) -> None:
+    """Flush a folder's entries to disk, so that a rename survives a power cut."""
+    with suppress(OSError):  # some file systems cannot open or sync folders
         number = os.open(folder, os.O_RDONLY)
         try:
             os.fsync(number)
@@ -44,31 +46,34 @@ def _settle(folder: Path) -> None:
             os.close(number)
 
 
-def remove_halves(folder: Path, name: str) -> None:
-    """Remove what `atomic_write` left of files called ``name`` (a pattern) where it was killed.
+def remove_partial_files(folder: Path, name: str) -> None:
+    """Remove temporary files that a killed `atomic_write` left for files called ``name``.
 
-    Only for files that no other process is writing.
+    Call it only where no other process is writing such a file.
+
+    Args:
+        name: a name or a glob pattern.
     """
-    for half in folder.glob(f".{name}.*.tmp"):
-        half.unlink(missing_ok=True)
+    for temporary in folder.glob(f".{name}.*.tmp"):
+        temporary.unlink(missing_ok=True)
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
-    """Write a text file in UTF-8, whole or not at all."""
+    """Write a text file in UTF-8 atomically."""
     with atomic_write(path) as file:
         file.write(text.encode("utf-8"))
 
 
 def write_json(path: str | os.PathLike[str], content: Any) -> None:
-    """Write plain data as JSON, whole or not at all; NaN and infinity become null."""
+    """Write plain data as JSON atomically; NaN and infinity become null."""
     text = json.dumps(plain(content), indent=2, ensure_ascii=False, allow_nan=False)
     with atomic_write(path) as file:
-        # Lone surrogates of odd file names: written \udc80, which JSON reads again.
+        # File names that are not valid UTF-8 hold lone surrogates: JSON reads \udc80 again.
         file.write((text + "\n").encode("utf-8", "backslashreplace"))
 
 
 def plain(value: Any) -> Any:
-    """JSON knows no NaN and no infinity: they become None, at any depth."""
+    """Replace NaN and infinity, which JSON does not have, with None at any depth."""
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

@@ -1,68 +1,89 @@
-"""What a folder of results belongs to, so that nobody goes on with what is of something else."""
+"""Record which model and data a folder of results was made from, and check it before reuse."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from lavis.common.dist_utils import is_main_process
 
 from lavis_mafa.io.files import write_json
 from lavis_mafa.io.processes import barrier
 
+IDENTITY_FILE = "identity.json"
+OLD_IDENTITY_FILE = "of.json"  # its name in folders of older versions, still read
+HASHED_PER_TENSOR = 4096  # elements of each weight tensor that `fingerprint` hashes, at least
+
 
 def fingerprint(model: torch.nn.Module) -> str:
-    """A name for a model's weights: equal weights have an equal one."""
-    return f"{type(model).__name__} {digest(*_strided(model))}"
+    """Return a short identity of a model's weights; equal weights give equal identities."""
+    return f"{type(model).__name__} {digest(*_sampled_weights(model))}"
 
 
-def _strided(model: torch.nn.Module) -> Iterator[np.ndarray]:
+def _sampled_weights(model: torch.nn.Module) -> Iterator[npt.NDArray[Any]]:
     for name, value in model.state_dict().items():
         yield np.frombuffer(name.encode(), np.uint8)
-        # Some of each: hashing all of a billion weights would take longer than it is worth.
-        yield value.detach().flatten()[:: max(1, value.numel() // 4096)].float().cpu().numpy()
+        # Every k-th element only: hashing all of a billion weights would take seconds to minutes,
+        # and training or loading another checkpoint changes practically all of them.
+        stride = max(1, value.numel() // HASHED_PER_TENSOR)
+        yield value.detach().flatten()[::stride].float().cpu().numpy()
 
 
-def require_same(path: Path, identity: dict[str, str]) -> None:
-    """Note on the main process what a folder belongs to; all ranks must call it.
+def digest(*arrays: npt.NDArray[Any]) -> str:
+    """Return a short hash of the content of arrays."""
+    found = hashlib.sha256()
+    for array in arrays:
+        found.update(np.ascontiguousarray(array).tobytes())
+    return found.hexdigest()[:16]
+
+
+def claim_folder(folder: Path, identity: Mapping[str, str]) -> None:
+    """Check the identity of a folder, then record it on the main process; all ranks must call it.
 
     Raises:
-        ValueError: if ``path`` says that it belongs to something else.
+        ValueError: if the folder has another identity.
     """
-    refuse_other(path, identity)
-    barrier()
+    check_identity(folder, identity)
+    barrier()  # every rank has read the old file before the main process replaces it
     if is_main_process():
-        write_json(path, identity)
+        write_identity(folder, identity)
     barrier()
 
 
-def refuse_other(path: Path, identity: dict[str, str]) -> None:
-    """Refuse a folder whose file ``path`` says that it belongs to something else."""
-    if not path.is_file():
+def write_identity(folder: Path, identity: Mapping[str, str]) -> None:
+    """Write a folder's `IDENTITY_FILE`."""
+    write_json(folder / IDENTITY_FILE, identity)
+
+
+def check_identity(folder: Path, identity: Mapping[str, str]) -> None:
+    """Refuse a folder that records another identity; one without an identity file is accepted.
+
+    Raises:
+        ValueError: naming every entry that differs, or if the identity file is damaged.
+    """
+    candidates = (folder / IDENTITY_FILE, folder / OLD_IDENTITY_FILE)
+    path = next((path for path in candidates if path.is_file()), None)
+    if path is None:
         return
     try:
         found = dict(json.loads(path.read_text(encoding="utf-8")))
     except (ValueError, TypeError) as error:
         raise ValueError(
-            f"{path} is damaged, so it is not known what {path.parent} belongs to ({error}): "
+            f"{path} is damaged ({error}), so the identity of {folder} is unknown: "
             "remove that folder"
         ) from error
     wrong = [name for name, value in identity.items() if found.get(name) != value]
     if wrong:
-        told = "; ".join(f"{name}: {found.get(name)} there, {identity[name]}" for name in wrong)
-        raise ValueError(
-            f"{path.parent} belongs to something else ({told}). Write into another folder, or "
-            "remove that one"
+        differences = "; ".join(
+            f"{name}: {found.get(name)} recorded, {identity[name]} expected" for name in wrong
         )
-
-
-def digest(*arrays: np.ndarray) -> str:
-    """A name for the content of arrays."""
-    found = hashlib.sha256()
-    for array in arrays:
-        found.update(np.ascontiguousarray(array).tobytes())
-    return found.hexdigest()[:16]
+        raise ValueError(
+            f"{folder} was written for something else ({differences}). Use another folder, or "
+            "remove this one"
+        )

@@ -1,4 +1,4 @@
-"""What the processes of a run do together: wait, agree, act on rank 0 for all, exchange things."""
+"""Coordinate the ranks of a run: wait, agree, act on rank 0 for all, exchange Python objects."""
 
 from __future__ import annotations
 
@@ -17,51 +17,56 @@ from lavis.common.dist_utils import (
 )
 
 T = TypeVar("T")
-# What gloo, NCCL and the store say of a peer that has gone or does not answer.
-NO_PEER = (
+# Parts of the messages by which gloo, NCCL and the store report a peer that has ended or hangs.
+LOST_PEER_MESSAGES = (
     *("Connection closed by peer", "Connection reset by peer", "Connection refused"),
     *("Broken pipe", "Timed out waiting", "timed out", "Socket Timeout", "remote process exited"),
 )
 
 
 class LostContactError(RuntimeError):
-    """Another rank has ended, or does not answer."""
+    """Another rank has ended or does not answer."""
 
 
 @contextmanager
 def explain_lost_rank() -> Iterator[None]:
-    """Tell a lost rank as what it is.
+    """Translate the errors by which gloo and NCCL report a lost rank.
 
     Raises:
-        LostContactError: in the place of what gloo or NCCL raise.
+        LostContactError: in their place.
     """
     try:
         yield
     except RuntimeError as error:
-        if get_world_size() == 1 or not any(words in str(error) for words in NO_PEER):
+        lost = any(message in str(error) for message in LOST_PEER_MESSAGES)
+        if get_world_size() == 1 or not lost:
             raise
         raise LostContactError(
             f"rank {get_rank()} has lost contact with another rank, which has ended or has not "
             "answered within run.dist_timeout_minutes: look for the first error among all ranks' "
-            "messages, then go on with run.resume_ckpt_path=auto (a launcher with --max-restarts "
-            f"does so by itself). What the connection said: {error}"
+            "messages, then resume with run.resume_ckpt_path=auto (a launcher with --max-restarts "
+            f"does so by itself). The connection reported: {error}"
         ) from error
 
 
 def barrier() -> None:
-    """Wait for all ranks; signals are handled meanwhile."""
+    """Wait for all ranks; Python's signal handlers run meanwhile."""
     if is_dist_avail_and_initialized():
         waiting = dist.barrier(async_op=True)
-        while not waiting.is_completed():  # `wait` would hold Python's signal handlers up
+        # `wait` alone would block in C++ and delay the handlers until the slowest rank arrives.
+        while not waiting.is_completed():
             time.sleep(0.01)
         waiting.wait()
 
 
 def on_main_process(action: Callable[[], T]) -> T | None:
-    """Run ``action`` on the main process while others wait; its value there, None elsewhere.
+    """Run ``action`` on the main process while the others wait.
 
-    All ranks must call it. If it fails, all ranks fail, so that none waits for ever: others with a
-    RuntimeError of its message.
+    All ranks must call it. If it fails, all ranks fail, so that none waits for ever: the others
+    raise a RuntimeError with its message.
+
+    Returns:
+        The value of ``action`` on the main process, None on others.
     """
     value, failure = None, None
     if is_main_process():
@@ -79,10 +84,11 @@ def on_main_process(action: Callable[[], T]) -> T | None:
     return value
 
 
-def from_all_ranks(value: Any) -> list[Any] | None:
-    """Every rank's ``value`` in rank order on rank 0, None on the others.
+def gather_objects(value: Any) -> list[Any] | None:
+    """Gather every rank's ``value`` on rank 0, in rank order; all ranks must call it.
 
-    All ranks must call it.
+    Returns:
+        The values on rank 0, None on others.
     """
     if get_world_size() == 1:
         return [value]
@@ -91,8 +97,8 @@ def from_all_ranks(value: Any) -> list[Any] | None:
     return gathered
 
 
-def to_all_ranks(value: Any) -> list[Any]:
-    """Every rank's ``value`` in rank order on every rank; all ranks must call it."""
+def all_gather_objects(value: Any) -> list[Any]:
+    """Gather every rank's ``value`` on every rank, in rank order; all ranks must call it."""
     values: list[Any] = [value] * get_world_size()
     if get_world_size() > 1:
         dist.all_gather_object(values, value)
@@ -100,9 +106,9 @@ def to_all_ranks(value: Any) -> list[Any]:
 
 
 def any_rank(flags: Sequence[bool], device: torch.device) -> list[bool]:
-    """Whether each flag is set on any rank; all ranks must call it with as many."""
+    """Return for each flag whether any rank has set it; all ranks must pass equally many."""
     if get_world_size() == 1:
         return list(flags)
-    signals = torch.tensor([int(flag) for flag in flags], device=device)
-    dist.all_reduce(signals, op=dist.ReduceOp.MAX)
-    return [bool(signal) for signal in signals.tolist()]
+    merged = torch.tensor([int(flag) for flag in flags], device=device)
+    dist.all_reduce(merged, op=dist.ReduceOp.MAX)
+    return [bool(flag) for flag in merged.tolist()]

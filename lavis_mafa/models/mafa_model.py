@@ -15,8 +15,8 @@ from lavis_mafa.algorithm.momentum import Momentum
 from lavis_mafa.algorithm.posterior import PosteriorPicker
 from lavis_mafa.algorithm.step import StepOutput, StepSettings, run_step
 from lavis_mafa.io.checkpoints import (
-    COMPARING,
-    JUDGING,
+    MATCHING_PARTS,
+    PROJECTION_PARTS,
     check_origin,
     load_state,
     read_checkpoint,
@@ -139,7 +139,7 @@ class MafaModel:
         require_whole(
             self,
             missing,
-            (*JUDGING, *COMPARING),
+            (*MATCHING_PARTS, *PROJECTION_PARTS),
             f"model.finetuned: {checkpoint}",
             "Name a checkpoint of the whole model, or give it as model.pretrained with "
             "model.load_finetuned: False to train what it lacks. A frozen image encoder that it "

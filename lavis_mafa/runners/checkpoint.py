@@ -12,7 +12,7 @@ from torch import nn
 from lavis_mafa.algorithm.grit.collector import share_out
 from lavis_mafa.io.checkpoints import not_resumable_message, vocabulary_of
 from lavis_mafa.io.files import atomic_write
-from lavis_mafa.io.processes import from_all_ranks
+from lavis_mafa.io.processes import gather_objects
 from lavis_mafa.runners.launch import random_states, seed_everything, set_random_states
 from lavis_mafa.tasks.tally import Tally
 
@@ -70,7 +70,7 @@ def content_of(runner: Any, epoch: int, step: int) -> dict[str, Any] | None:
     All ranks must call it. LAVIS's keys hold what LAVIS keeps there, ``run`` what is ours.
     """
     model = runner.unwrap_dist_model(runner.model)
-    ranks = from_all_ranks(
+    ranks = gather_objects(
         {
             "random": random_states(),
             # The orders of epochs are the same on all ranks, and long.
@@ -108,7 +108,7 @@ def content_of(runner: Any, epoch: int, step: int) -> dict[str, Any] | None:
     }
 
 
-def refuse_other_settings(
+def check_same_settings(
     before: dict[str, Any], now: dict[str, Any], origin: str, ranks: tuple[int, int] = (1, 1)
 ) -> None:
     """Refuse to go on with settings that the order of samples and the state depend on.
@@ -169,7 +169,7 @@ def restore(runner: Any, content: dict[str, Any], origin: str) -> None:
             f"to {FORMAT}: go on with the version that saved it, or a newer one"
         )
     ranks = state["ranks"]
-    refuse_other_settings(
+    check_same_settings(
         content["config"], runner.config.to_dict(), origin, (len(ranks), runner.world_size)
     )
     model = runner.unwrap_dist_model(runner.model)
@@ -189,7 +189,7 @@ def restore(runner: Any, content: dict[str, Any], origin: str) -> None:
     runner.finished_epochs = state.get("finished_epochs", runner.start_epoch)
     runner.numbers.skipped = state.get("skipped", 0)
     if len(ranks) != runner.world_size:
-        ranks = shared_out(ranks, runner.world_size)
+        ranks = redistribute(ranks, runner.world_size)
         seed_everything(_seed_of(runner))
     mine = ranks[runner.rank]
     schedule = {**ranks[0]["schedule"], "collector": mine["schedule"]["collector"]}
@@ -203,7 +203,7 @@ def restore(runner: Any, content: dict[str, Any], origin: str) -> None:
         set_random_states(mine["random"])
 
 
-def shared_out(ranks: list[dict[str, Any]], count: int) -> list[dict[str, Any]]:
+def redistribute(ranks: list[dict[str, Any]], count: int) -> list[dict[str, Any]]:
     """What some ranks had for themselves, for ``count`` ranks.
 
     Sums go to the first: with the others' they are what they were. Gradients become their

@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 from lavis.common.dist_utils import is_main_process
 
 from lavis_mafa.io.checkpoints import read_checkpoint
-from lavis_mafa.io.files import atomic_write, remove_halves
+from lavis_mafa.io.files import atomic_write, remove_partial_files
 from lavis_mafa.io.processes import any_rank, barrier
 from lavis_mafa.runners import checkpoint as ckpt
 
@@ -106,7 +106,7 @@ class CheckpointSchedule:
         """
         runner = self.runner
         if is_main_process():
-            remove_halves(runner.output_dir, ckpt.EVERY)
+            remove_partial_files(runner.output_dir, ckpt.EVERY)
         path = runner.resume_ckpt_path
         if path:
             self.resume(str(path))

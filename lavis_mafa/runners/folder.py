@@ -16,7 +16,7 @@ import torch.distributed as dist
 from lavis.common.dist_utils import is_main_process
 
 from lavis_mafa.config import ConfigError
-from lavis_mafa.io.checksums import is_whole
+from lavis_mafa.io.checksums import is_intact
 from lavis_mafa.io.files import write_json
 from lavis_mafa.io.processes import any_rank, on_main_process
 from lavis_mafa.runners.checkpoint import EVERY, LAST
@@ -95,7 +95,7 @@ def newest_checkpoint(folder: Path, below: bool = True) -> Path | None:
     last = max(found, key=_age)
     others = [path for path in last.parent.glob(EVERY) if path != last]
     for path in (last, *sorted(others, key=_age, reverse=True)):
-        if is_whole(path):
+        if is_intact(path):
             return path
         logging.error("%s is damaged: looking for the one before it", path)
     raise ValueError(
@@ -108,7 +108,7 @@ def _age(path: Path) -> float:
     return path.stat().st_mtime
 
 
-def launch_of(cfg: Any) -> dict[str, str] | None:
+def launch_identity(cfg: Any) -> dict[str, str] | None:
     """What stays the same when a cluster requeues a job, or a launcher restarts its processes.
 
     None for a process that nothing would start again.
@@ -128,8 +128,8 @@ def launch_of(cfg: Any) -> dict[str, str] | None:
     return {"launch": launch, "config": hashlib.sha256(written.encode()).hexdigest()}
 
 
-def note_launch(launch: dict[str, str] | None, folder: Path) -> None:
-    """Remember in a run's folder what `launch_of` told, for when it is started again."""
+def record_launch(launch: dict[str, str] | None, folder: Path) -> None:
+    """Remember in a run's folder what `launch_identity` told, for when it is started again."""
     if launch is not None and is_main_process():
         write_json(folder / LAUNCH, launch)
 
@@ -145,7 +145,7 @@ def _started_again(device: torch.device) -> bool:
 
 def _begun_before(cfg: Any, root: Path) -> Path | None:
     """The folder of this run if an earlier start of the same launch began it."""
-    wanted = launch_of(cfg)
+    wanted = launch_identity(cfg)
     if wanted is None:
         return None
     found = [path for path in (root / LAUNCH, *root.glob(f"*/{LAUNCH}")) if path.is_file()]

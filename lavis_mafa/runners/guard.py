@@ -11,7 +11,7 @@ import torch
 from lavis.common.dist_utils import get_rank
 from torch import Tensor
 
-from lavis_mafa.io.processes import any_rank, to_all_ranks
+from lavis_mafa.io.processes import all_gather_objects, any_rank
 from lavis_mafa.runners.checkpoint import trained_state
 from lavis_mafa.runners.launch import random_states, set_random_states
 
@@ -149,7 +149,7 @@ class BadNumbers:
         ]
         if not self.bad_step:
             mine = self._gradients()
-        everyone = enumerate(to_all_ranks(mine))
+        everyone = enumerate(all_gather_objects(mine))
         found = [f"rank {rank}: {line}" for rank, lines in everyone for line in lines]
         return "\n  ".join(found)
 
@@ -270,7 +270,7 @@ class UnreadableSamples:
         listed = [f"{index}: {error}" for index, error in sorted(self.bad.items())[:50]]
         told = f"rank {get_rank()}: {len(self.bad)} of {self.seen} samples read\n  "
         mine = told + "\n  ".join(listed) if listed else ""
-        everyone = "\n".join(filter(None, to_all_ranks(mine)))
+        everyone = "\n".join(filter(None, all_gather_objects(mine)))
         raise UnreadableError(
             f"{where}: more samples cannot be read than run.max_unreadable = {self.allowed} "
             f"allows.\n{everyone}\nAll of them are in unreadable.jsonl of the run (of other ranks: "

@@ -14,7 +14,7 @@ from lavis_mafa.algorithm.grit import EpochBatches
 from lavis_mafa.algorithm.tokens import CON_D_TOKENS, TOKENS, Tokenizer, Tokens
 from lavis_mafa.datasets.training_set import TrainingSet
 from lavis_mafa.models.con_d.discriminator import ModelDiscriminator
-from lavis_mafa.runners.termination import outlive_signals
+from lavis_mafa.runners.termination import ignore_signals_to_job
 
 
 def evaluation_sets(datasets: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
@@ -83,7 +83,7 @@ class Loaders:
                 collate_fn=runner.train_set.collater,
                 pin_memory=runner.cuda_enabled,
                 persistent_workers=workers > 0,
-                worker_init_fn=outlive_signals,
+                worker_init_fn=ignore_signals_to_job,
                 # A generator of its own: the loader must not draw from the training's.
                 generator=torch.Generator(),
             )
@@ -114,7 +114,7 @@ class Loaders:
             sampler=DistributedSampler(dataset, shuffle=False) if share else None,
             collate_fn=getattr(dataset, "collater", None),
             pin_memory=runner.cuda_enabled,
-            worker_init_fn=outlive_signals,
+            worker_init_fn=ignore_signals_to_job,
             generator=torch.Generator(),
         )
 

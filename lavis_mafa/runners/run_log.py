@@ -221,7 +221,7 @@ def _rank_of(path: Path) -> int:
     return int(found[1]) if found else 0
 
 
-def lines_of(path: Path) -> Iterator[dict[str, Any]]:
+def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
     """The objects of a file of JSON lines; none if it is not there.
 
     What a stopped or running process left half-written is left out, also where it ends inside of
@@ -246,7 +246,7 @@ def read_log(folder: Path, kind: str, once: str | None = None) -> list[dict[str,
         once: a key, such as ``epoch``, of which every value counts once: a run that was resumed
             tells again what it does again, and the last time counts.
     """
-    records = [record for record in lines_of(folder / LOG) if record.get("kind") == kind]
+    records = [record for record in read_json_lines(folder / LOG) if record.get("kind") == kind]
     if once is None:
         return records
     last = {record[once]: record for record in records if once in record}

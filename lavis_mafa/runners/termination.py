@@ -88,7 +88,7 @@ def ignore_signals() -> None:
             signal.signal(number, signal.SIG_IGN)
 
 
-def outlive_signals(_: int = 0) -> None:
+def ignore_signals_to_job(_: int = 0) -> None:
     """For a data loader's workers: signals to a whole job end none of them, since the main process
     needs them until it has saved; it alone can end them."""
     if not hasattr(signal, "sigwaitinfo"):  # as on macOS

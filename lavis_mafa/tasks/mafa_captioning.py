@@ -108,7 +108,7 @@ class MafaCaptionTask(CaptionTask):
 
     def build_datasets(self, cfg: Any) -> Any:
         self._built = super().build_datasets(cfg)
-        results.mend_collaters(self._built)
+        results.allow_ragged_columns(self._built)
         return self._built
 
     def before_evaluation(self, model: Any, dataset: Any, **kwargs: Any) -> None:
@@ -139,7 +139,7 @@ class MafaCaptionTask(CaptionTask):
         Raises:
             ValueError: if samples have neither ``image_id`` nor ``index``.
         """
-        ids = results.needed_column(samples, *IDS)
+        ids = results.required_column(samples, *IDS)
         places = results.column(samples, "instance_id", "index") or [None] * len(ids)
         given = _Noting(samples, prompt=self.prompt) if self.prompt else samples
         captions = model.generate(

@@ -61,7 +61,7 @@ class MafaClassificationTask(CountsCorrect, MultimodalClassificationTask):
         Raises:
             ValueError: if samples have no ``instance_id``.
         """
-        ids = results.needed_column(samples, self.inst_id_key)
+        ids = results.required_column(samples, self.inst_id_key)
         types = results.column(samples, "statement_type") or [None] * len(ids)
         outputs = model.predict(samples)
         predictions = outputs["predictions"].argmax(dim=1).tolist()

@@ -76,7 +76,7 @@ class MafaGroundingTask(BaseTask):
 
     def build_datasets(self, cfg: Any) -> Any:
         datasets = super().build_datasets(cfg)
-        results.mend_collaters(datasets)
+        results.allow_ragged_columns(datasets)
         return datasets
 
     # Training

@@ -56,7 +56,7 @@ class MafaVQATask(VQATask):
 
     def build_datasets(self, cfg: Any) -> Any:
         datasets = super().build_datasets(cfg)
-        results.mend_collaters(datasets)
+        results.allow_ragged_columns(datasets)
         return datasets
 
     def before_evaluation(self, model: Any, dataset: Any, **kwargs: Any) -> None:
@@ -103,7 +103,7 @@ class MafaVQATask(VQATask):
         Raises:
             ValueError: if samples have neither ``question_id`` nor ``instance_id``.
         """
-        ids = results.needed_column(samples, *IDS)
+        ids = results.required_column(samples, *IDS)
         truths = _column_of_truths(samples, len(ids))
         types = results.column(samples, "answer_type") or [None] * len(ids)
         places = results.column(samples, "instance_id", "index") or [None] * len(ids)

@@ -18,7 +18,7 @@ from torch.utils.data.dataloader import default_collate
 from tqdm import tqdm
 
 from lavis_mafa.io.files import write_text
-from lavis_mafa.io.processes import from_all_ranks
+from lavis_mafa.io.processes import gather_objects
 from lavis_mafa.metrics.captions import as_id
 
 # How many samples tell whether truth belongs to a data set.
@@ -50,7 +50,7 @@ def gather_records(records: list[Record]) -> list[Record] | None:
     They come in turns, as a distributed sampler deals samples out: rank 0's first, rank 1's first,
     ..., rank 0's second.
     """
-    parts = from_all_ranks(records)
+    parts = gather_objects(records)
     if parts is None:
         return None
     return [record for turn in zip_longest(*parts) for record in turn if record is not None]
@@ -80,7 +80,7 @@ def column(samples: Mapping[str, Any], *names: str) -> list[Any] | None:
     return None
 
 
-def needed_column(samples: Mapping[str, Any], *names: str) -> list[Any]:
+def required_column(samples: Mapping[str, Any], *names: str) -> list[Any]:
     """As `column`.
 
     Raises:
@@ -142,7 +142,7 @@ def require_argument(model: Any, method: str, argument: str, key: str) -> None:
         )
 
 
-def mend_collaters(datasets: Mapping[str, Mapping[str, Any]]) -> None:
+def allow_ragged_columns(datasets: Mapping[str, Mapping[str, Any]]) -> None:
     """Let LAVIS's evaluation sets collate answers that are missing or of unequal number."""
     for splits in datasets.values():
         for split, dataset in splits.items():

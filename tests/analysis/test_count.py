@@ -253,7 +253,7 @@ def test_a_stopped_count_goes_on(counted, models, tmp_path, monkeypatch):
 def test_another_model_is_refused_in_the_same_folder(counted, models, caplog):
     more = [*LISTS, "--con-d", *con_d("a", models[1]), *con_d("b", models[2])]
     assert main([str(a) for a in arguments("count", counted, models[1], *more)]) == 1
-    assert "belongs to something else (model" in caplog.text
+    assert "was written for something else (model" in caplog.text
 
 
 def test_two_ranks_count_the_same(counted, models, tmp_path):
@@ -340,7 +340,7 @@ def test_other_data_of_the_same_size_are_refused(counted, models, caplog):
     seed = "datasets.toy_scenes.build_info.seed=5"
     more = [*LISTS, "--con-d", *con_d("a", models[1]), *con_d("b", models[2])]
     assert main(list(map(str, arguments("count", counted, models[0], *more, options=[seed])))) == 1
-    assert "belongs to something else (data: 150 samples" in caplog.text
+    assert "was written for something else (data: 150 samples" in caplog.text
 
 
 def test_another_precision_is_refused(counted, models, caplog):
@@ -408,9 +408,9 @@ def test_random_weights_are_told(tmp_path, caplog):
 
 def test_a_damaged_note_says_what_to_do(models, tmp_path, caplog):
     (tmp_path / "features").mkdir()
-    (tmp_path / "features" / "of.json").write_text("")
+    (tmp_path / "features" / "identity.json").write_text("")
     assert main(list(map(str, arguments("count", tmp_path, models[0], *LISTS)))) == 1
-    assert "of.json is damaged" in caplog.text and "remove that folder" in caplog.text
+    assert "identity.json is damaged" in caplog.text and "remove that folder" in caplog.text
 
 
 def test_pairs_have_rows():

@@ -295,7 +295,7 @@ def test_shards_of_other_pairs_are_refused(by_model, models, tmp_path, caplog):
     assert (
         main(list(map(str, arguments("mine", tmp_path, models[0], "--threshold", 0.7, *more)))) == 1
     )
-    assert "belongs to something else (pairs" in caplog.text
+    assert "was written for something else (pairs" in caplog.text
 
 
 def test_nothing_found_is_told(by_model, models, tmp_path, caplog):

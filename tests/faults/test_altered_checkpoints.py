@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from lavis_mafa.io import checksums
 from lavis_mafa.io.checkpoints import read_checkpoint
-from lavis_mafa.io.checksums import damage_of, is_whole
+from lavis_mafa.io.checksums import damage_of, is_intact
 
 KEPT = Path(__file__).parent / "kept"
 REAL = KEPT / "format1_ca9d03b_blip_momentum.pth"
@@ -72,7 +72,7 @@ class Trial:
         """Load; what was refused, or nothing."""
         self.path.write_bytes(data)
         self.times += 1
-        whole = is_whole(self.path)
+        whole = is_intact(self.path)
         try:
             loaded = read_checkpoint(str(self.path))
         except ValueError as error:
@@ -173,7 +173,7 @@ def test_cut_at_every_length(trial, injected):
     for length in range(0, len(whole), 7):
         refused = trial(whole[:length])
         assert "bytes are cut short" in refused or length < 4 and "cannot be loaded" in refused
-        assert not is_whole(trial.path)
+        assert not is_intact(trial.path)
     trial.tell(injected, "checkpoint: cut short")
 
 
@@ -243,7 +243,7 @@ def test_files_of_older_versions_of_torch(tmp_path, injected):
     expected = torch.load(KEPT / "torch_1.13_zip.pth", weights_only=True)
     whole = (KEPT / "torch_1.13_zip.pth").read_bytes()
     trial = Trial(tmp_path / "old.pth", expected)
-    assert trial(whole) == "" and is_whole(trial.path)
+    assert trial(whole) == "" and is_intact(trial.path)
     for i in range(0, len(whole), 5):
         altered = bytearray(whole)
         altered[i] ^= 1 << i % 8
@@ -251,7 +251,7 @@ def test_files_of_older_versions_of_torch(tmp_path, injected):
     trial.tell(injected, "checkpoint of torch 1.13: one byte flipped")
     before_zip = KEPT / "torch_1.13_legacy.pth"
     assert differing(expected, read_checkpoint(str(before_zip))) == 0
-    assert damage_of(before_zip) is None and not is_whole(before_zip)
+    assert damage_of(before_zip) is None and not is_intact(before_zip)
 
 
 def test_the_format_without_checksums_fails_politely(tmp_path, injected):
@@ -298,11 +298,11 @@ def test_large_files_have_the_same_directory(tmp_path):
     path = tmp_path / "many.pth"
     value = torch.zeros(1)
     torch.save({"model": {str(i): value.clone() for i in range(66_000)}}, path)
-    assert is_whole(path)
+    assert is_intact(path)
     with open(path, "r+b") as file, zipfile.ZipFile(path) as zipped:
         file.seek(zipped.getinfo("many/data/65900").header_offset + 30 + 100)
         file.write(b"\xff" * 64)
-    assert not is_whole(path)
+    assert not is_intact(path)
 
 
 def test_tensors_left_in_the_file_are_the_same(tmp_path):
@@ -317,11 +317,11 @@ def test_tensors_left_in_the_file_are_the_same(tmp_path):
 
 
 def test_what_is_no_file_is_not_whole(tmp_path):
-    assert not is_whole(tmp_path) and not is_whole(tmp_path / "nothing.pth")
+    assert not is_intact(tmp_path) and not is_intact(tmp_path / "nothing.pth")
     (tmp_path / "empty.pth").touch()
-    assert not is_whole(tmp_path / "empty.pth")
+    assert not is_intact(tmp_path / "empty.pth")
     shutil.copy(__file__, tmp_path / "text.pth")
-    assert not is_whole(tmp_path / "text.pth")
+    assert not is_intact(tmp_path / "text.pth")
 
 
 def test_a_file_is_read_once_as_long_as_it_is_the_same(tmp_path, monkeypatch):
@@ -336,15 +336,15 @@ def test_a_file_is_read_once_as_long_as_it_is_the_same(tmp_path, monkeypatch):
     path = tmp_path / "a.pth"
     torch.save(content(), path)
     # A file that is this young could be written to again without another time.
-    assert is_whole(path) and len(read) > 3
+    assert is_intact(path) and len(read) > 3
     read.clear()
-    assert is_whole(path) and len(read) > 3
+    assert is_intact(path) and len(read) > 3
     monkeypatch.setattr(checksums, "CLOCK_RESOLUTION_NS", -(10**18))
-    assert is_whole(path)
+    assert is_intact(path)
     read.clear()
-    assert is_whole(path) and read_checkpoint(str(path)) and not read
+    assert is_intact(path) and read_checkpoint(str(path)) and not read
     torch.save(content(), path)
-    assert is_whole(path) and read
+    assert is_intact(path) and read
 
 
 def test_memory_does_not_grow_with_the_file(tmp_path):
@@ -354,11 +354,11 @@ def test_memory_does_not_grow_with_the_file(tmp_path):
     path = tmp_path / "large.pth"
     torch.save({"model": {"a": torch.zeros(1 << 24)}}, path)
     tracemalloc.start()
-    assert is_whole(path)
+    assert is_intact(path)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 4 << 20, peak
     with open(path, "r+b") as file:
         file.seek(60 << 20)
         file.write(b"\1")
-    assert not is_whole(path), "only its beginning was read"
+    assert not is_intact(path), "only its beginning was read"

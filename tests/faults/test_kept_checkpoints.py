@@ -9,8 +9,8 @@ import torch
 
 import lavis_mafa
 from lavis_mafa.cli import run
-from lavis_mafa.io.checkpoints import OF_A_RUN
-from lavis_mafa.io.checksums import is_whole
+from lavis_mafa.io.checkpoints import RUN_STATE_KEYS
+from lavis_mafa.io.checksums import is_intact
 from lavis_mafa.runners import RunnerMafa
 from lavis_mafa.runners.checkpoint import FORMAT
 
@@ -94,7 +94,7 @@ def test_they_hold_what_they_are_kept_for(name):
     """Otherwise the tests below would say nothing."""
     content = read(name)
     state = content["run"]["ranks"][0]["schedule"]
-    assert content["run"]["format"] == int(name[len("format")]) and is_whole(KEPT / name)
+    assert content["run"]["format"] == int(name[len("format")]) and is_intact(KEPT / name)
     assert (content["run"]["epoch"], content["run"]["step"]) == (1, 5)
     assert len(content["optimizer"]["state"]) > 20
     assert sorted(state["plan"]["order"].tolist()) == list(range(SIZE))
@@ -110,8 +110,8 @@ def test_they_hold_what_they_are_kept_for(name):
 def test_they_load_by_name(name):
     """Every weight of the file is in the model, and none of the model is missing there."""
     model = lavis_mafa.load_model(FILES[name][0], checkpoint=str(KEPT / name))
-    saved = {k: v for k, v in read(name)["model"].items() if not k.startswith(OF_A_RUN)}
-    own = {k: v for k, v in model.state_dict().items() if not k.startswith(OF_A_RUN)}
+    saved = {k: v for k, v in read(name)["model"].items() if not k.startswith(RUN_STATE_KEYS)}
+    own = {k: v for k, v in model.state_dict().items() if not k.startswith(RUN_STATE_KEYS)}
     # Some versions of transformers also save the numbers of positions.
     neither = ("_m.", ".position_ids")
     learnt = {key for key in saved if not any(part in key for part in neither)}
@@ -132,7 +132,7 @@ def test_a_run_begins_with_their_weights(name, tmp_path):
         patch.setattr(RunnerMafa, "train_epoch", noted)
         given = {"model__load_pretrained": True, "model__pretrained": KEPT / name}
         train(tmp_path, name, run__max_steps=1, **given)
-    saved = {k: v for k, v in read(name)["model"].items() if not k.startswith(OF_A_RUN)}
+    saved = {k: v for k, v in read(name)["model"].items() if not k.startswith(RUN_STATE_KEYS)}
     assert all(torch.equal(begun[0][key], saved[key]) for key in saved)
 
 

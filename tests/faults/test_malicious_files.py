@@ -18,7 +18,7 @@ import torch
 import lavis_mafa
 from lavis_mafa.config import ConfigError, load_config
 from lavis_mafa.io.checkpoints import read_checkpoint
-from lavis_mafa.io.checksums import is_whole
+from lavis_mafa.io.checksums import is_intact
 
 ROOT = Path(__file__).resolve().parents[2]
 TRAIN = ROOT / "projects/mafa/train"
@@ -123,7 +123,7 @@ def test_reading_a_checkpoint(tmp_path, injected, mapped, bomb):
         with pytest.raises(ValueError, match="cannot be loaded") as caught:
             read_checkpoint(str(world.path), mapped)
         world.refused(caught.value, injected, f"read_checkpoint of {form.__name__}")
-        is_whole(world.path)
+        is_intact(world.path)
         assert not world.mark.exists()
 
 

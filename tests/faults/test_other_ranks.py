@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from runs import finish, launcher, options, records, spawn
 
 from lavis_mafa.algorithm.grit.collector import GritCollector, share_out
-from lavis_mafa.runners.checkpoint import refuse_other_settings, shared_out
+from lavis_mafa.runners.checkpoint import check_same_settings, redistribute
 
 SCRIPT = Path(__file__).parents[1] / "runners" / "recording_run.py"
 LAST = "checkpoint_last.pth"
@@ -97,7 +97,7 @@ def test_other_global_batches_are_refused(before, now, told):
         return {"run": {"batch_size_train": size}, "model": {}}
 
     def check():
-        refuse_other_settings(config(before[0]), config(now[0]), "it", (before[1], now[1]))
+        check_same_settings(config(before[0]), config(now[0]), "it", (before[1], now[1]))
 
     if told is None:
         return check()
@@ -161,7 +161,7 @@ def test_counts_and_gradients_mean_the_same(count):
             },
         }
 
-    shared = shared_out([rank(0), rank(1)], count)
+    shared = redistribute([rank(0), rank(1)], count)
     assert sum(one["unreadable"]["seen"] for one in shared) == 21
     assert {k for one in shared for k in one["unreadable"]["bad"]} == {0, 1}
     # Evenly: a rank stops the run by its own share.

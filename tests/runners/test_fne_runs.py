@@ -10,7 +10,7 @@ from runs import ROOT, records, run_here, weights
 from test_lavis_builders import write_config
 
 from lavis_mafa.config import load_config
-from lavis_mafa.runners.drops import LinearWarmupDropsLRScheduler
+from lavis_mafa.runners.lr_scheduler import LinearWarmupDropsLRScheduler
 
 TOY = str(ROOT / "projects/mafa/train/fne_toy.yaml")
 # What the runs of the other models have and this one has not.

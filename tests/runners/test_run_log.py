@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from lavis_mafa.runners.run_log import LOG, RunLog, lines_of, read_log
+from lavis_mafa.runners.run_log import LOG, RunLog, read_json_lines, read_log
 from lavis_mafa.studies.demo.page import _curve
 
 
@@ -26,7 +26,7 @@ def test_a_log_may_be_cut_anywhere(tmp_path):
     last = json.dumps(step(2, note="Hündin"), ensure_ascii=False).encode()
     for length in range(len(last)):
         write(tmp_path, [step(1)], end=last[:length])
-        assert list(lines_of(tmp_path / LOG)) == read_log(tmp_path, "step") == [step(1)]
+        assert list(read_json_lines(tmp_path / LOG)) == read_log(tmp_path, "step") == [step(1)]
     write(tmp_path, [step(1)], end=last)
     assert [record["global_step"] for record in read_log(tmp_path, "step")] == [1, 2]
 
@@ -38,7 +38,7 @@ def test_lines_that_are_no_records_are_left_out(tmp_path, line):
 
 
 def test_no_log_has_no_lines(tmp_path):
-    assert list(lines_of(tmp_path / LOG)) == [] == read_log(tmp_path, "step")
+    assert list(read_json_lines(tmp_path / LOG)) == [] == read_log(tmp_path, "step")
 
 
 def test_what_is_written_is_read(tmp_path):
@@ -77,9 +77,9 @@ def test_going_back_moves_this_package_s_lines_alone(tmp_path):
     log.append("connections.jsonl", {"image": 1})
     log.rewind(sizes, step=1)
     assert [record["global_step"] for record in read_log(tmp_path, "step")] == [1]
-    assert list(lines_of(tmp_path / "connections.jsonl")) == []
-    assert [r["global_step"] for r in lines_of(tmp_path / f"{LOG}.undone")] == [2]
-    assert list(lines_of(tmp_path / "unreadable_rank3.jsonl")) == [{"index": 1}]
+    assert list(read_json_lines(tmp_path / "connections.jsonl")) == []
+    assert [r["global_step"] for r in read_json_lines(tmp_path / f"{LOG}.undone")] == [2]
+    assert list(read_json_lines(tmp_path / "unreadable_rank3.jsonl")) == [{"index": 1}]
     assert (tmp_path / "mine.jsonl").read_text() == "{}\n"
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lavis_mafa.algorithm.discriminator import Discriminator
 from lavis_mafa.io.checkpoints import (
-    JUDGING,
+    MATCHING_PARTS,
     check_origin,
     config_of,
     load_state,
@@ -104,7 +104,7 @@ def _require_weights(model: Any, content: dict[str, Any], checkpoint: str) -> No
     require_whole(
         model,
         load_state(model, content.get("model", content), checkpoint).missing_keys,
-        JUDGING,
+        MATCHING_PARTS,
         f"model.mafa.con_d.checkpoint: to judge with {type(model).__name__}, {checkpoint}",
         "Name a checkpoint of a model with an ITM head and of the same sizes",
     )

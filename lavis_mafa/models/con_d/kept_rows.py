@@ -14,8 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lavis_mafa.io.files import write_json
-from lavis_mafa.io.identity import refuse_other
+from lavis_mafa.io.identity import check_identity, write_identity
 from lavis_mafa.models.con_d.kept_flags import KEY, Flags
 
 SETTLE_EVERY = 256  # mini-batches
@@ -65,7 +64,7 @@ class KeptRows:
         self._asked, self._keeps = 0, True
         self._pending: list[int] = []  # written, but perhaps not on disk yet
         try:
-            refuse_other(folder / "of.json", self.identity)
+            check_identity(folder, self.identity)
         except ValueError as error:
             raise ValueError(f"{KEY}: {error}") from error
         distinct = np.unique(image_ids)
@@ -97,7 +96,7 @@ class KeptRows:
         """Make folder and files, to read and write; ValueError if that is not possible."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            write_json(self.folder / "of.json", self.identity)
+            write_identity(self.folder, self.identity)
             number = os.open(self._rows, os.O_RDWR | os.O_CREAT, 0o666)
             self._file = open(number, "r+b", buffering=0)
         except OSError as error:

@@ -187,7 +187,7 @@ def test_rows_of_something_else_are_refused(tmp_path):
     with pytest.raises(ValueError, match="keep_images: .*whose: mine there, another's.*another fo"):
         Asking(tmp_path, whose="another's")
     assert sorted(path.name for path in tmp_path.iterdir()) == before
-    (tmp_path / "of.json").write_text("{")
+    (tmp_path / "identity.json").write_text("{")
     with pytest.raises(ValueError, match=r"keep_images: .*of\.json is damaged"):
         Asking(tmp_path)
 
@@ -333,7 +333,7 @@ def test_rows_of_another_encoder_view_or_data_are_refused(toy, tmp_path, change)
         train_set.image_bytes = lambda number: (b"another picture", "png")
     elif change == "processor":
         train_set = Described(train_set)
-    with pytest.raises(ValueError, match="keep_images: .*belongs to something else"):
+    with pytest.raises(ValueError, match="keep_images: .*was written for something else"):
         asked_for(con_d, train_set, tmp_path)
 
 
@@ -510,7 +510,7 @@ def test_a_run_encodes_every_image_once(own_data, without, tmp_path, monkeypatch
     assert len(without) == 12 and 0 < sum(found) < 48, "Con-D must make a difference"
     np.testing.assert_allclose(losses_of(runner), without, rtol=1e-6)
     names = {path.name for path in (tmp_path / "kept").iterdir()}
-    assert names == {"of.json", "rows.bin", f"there_rank0@{platform.node()}.bin"}
+    assert names == {"identity.json", "rows.bin", f"there_rank0@{platform.node()}.bin"}
 
 
 def test_a_run_that_was_stopped_goes_on(own_data, without, tmp_path, monkeypatch):
