@@ -184,7 +184,9 @@ def test_rows_that_go_meanwhile_are_made(tmp_path, caplog):
 def test_rows_of_something_else_are_refused(tmp_path):
     Asking(tmp_path).kept.close()
     before = sorted(path.name for path in tmp_path.iterdir())
-    with pytest.raises(ValueError, match="keep_images: .*whose: mine recorded, another's expected.*another fo"):
+    with pytest.raises(
+        ValueError, match="keep_images: .*whose: mine recorded, another's expected.*another fo"
+    ):
         Asking(tmp_path, whose="another's")
     assert sorted(path.name for path in tmp_path.iterdir()) == before
     (tmp_path / "identity.json").write_text("{")
