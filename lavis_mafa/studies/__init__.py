@@ -1,8 +1,8 @@
-"""Ablations as one command: a sweep file runs all rows of a paper's table and ends in a table.
+"""Ablations as one command: a study file runs all rows of a paper's table and ends in a table.
 
-    python -m lavis_mafa.studies projects/mafa/sweeps/table_4.yaml --at toy
+    python -m lavis_mafa.studies projects/mafa/studies/table_4.yaml --at toy
 
-A sweep file is YAML. What several tables share stands in a base, ``base_NAME.yaml`` beside the
+A study file is YAML. What several tables share stands in a base, ``base_NAME.yaml`` beside the
 file, chosen by ``--at NAME``; the file goes before its base, its section ``at: {NAME: ...}`` before
 both (mappings key by key, lists as a whole). Keys:
 

@@ -1,4 +1,4 @@
-"""The figure of a sweep: its columns over what varies, as SVG and as curves of the page."""
+"""The figure of a study: its columns over what varies, as SVG and as curves of the page."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from lavis_mafa.io.files import atomic_write
 from lavis_mafa.pages.report import Curve, Series
-from lavis_mafa.studies.parts import ROW, Column, Sweep
+from lavis_mafa.studies.parts import ROW, Column, Study
 from lavis_mafa.studies.spread import Spread
 
 WIDE = 10.0  # values that many times apart stand on a logarithmic axis
@@ -29,21 +29,21 @@ class Line:
     points: list[tuple[float, Spread]]
 
 
-def lines_of(sweep: Sweep, spreads: Spreads, column: Column) -> tuple[list[Line], list[str]]:
+def lines_of(study: Study, spreads: Spreads, column: Column) -> tuple[list[Line], list[str]]:
     """The lines of one column, and names of the places 1, 2, ... where x is no number.
 
     With ``row`` as x every row has a place; with a key that varies there is a line for all rows
     that differ in this key alone.
     """
-    values = [row.values.get(sweep.x, row.name) for row in sweep.rows]
+    values = [row.values.get(study.x, row.name) for row in study.rows]
     names = list(dict.fromkeys(str(value) for value in values))
     numbers = all(isinstance(v, int | float) and not isinstance(v, bool) for v in values)
     lines: dict[str, Line] = {}
-    for row, value in zip(sweep.rows, values, strict=True):
-        others = {sweep.titles.get(k, k): v for k, v in row.values.items() if k != sweep.x}
+    for row, value in zip(study.rows, values, strict=True):
+        others = {study.titles.get(k, k): v for k, v in row.values.items() if k != study.x}
         label = (
             ""
-            if sweep.x == ROW
+            if study.x == ROW
             else ", ".join(
                 [*([row.base] if row.base else []), *(f"{k}={v}" for k, v in others.items())]
             )
@@ -55,44 +55,44 @@ def lines_of(sweep: Sweep, spreads: Spreads, column: Column) -> tuple[list[Line]
     return [line for line in lines.values() if line.points], [] if numbers else names
 
 
-def curves_of(sweep: Sweep, spreads: Spreads, columns: Mapping[str, Column]) -> list[Curve]:
+def curves_of(study: Study, spreads: Spreads, columns: Mapping[str, Column]) -> list[Curve]:
     """The same for the page, means alone."""
     curves = []
-    for name in sweep.y:
-        lines, places = lines_of(sweep, spreads, columns[name])
+    for name in study.y:
+        lines, places = lines_of(study, spreads, columns[name])
         series = [
             Series(one.name or "mean", [x for x, _ in one.points], [s.mean for _, s in one.points])
             for one in lines
         ]
         note = "; ".join(f"{place}: {text}" for place, text in enumerate(places, 1))
         title = columns[name].title
-        curves.append(Curve(title, _x_title(sweep), title, series, note=note))
+        curves.append(Curve(title, _x_title(study), title, series, note=note))
     return curves
 
 
-def write_figure(path: Path, sweep: Sweep, spreads: Spreads, columns: Mapping[str, Column]) -> bool:
+def write_figure(path: Path, study: Study, spreads: Spreads, columns: Mapping[str, Column]) -> bool:
     """Draw every column of the figure over x, means with standard deviations, as SVG.
 
     Returns:
         Whether there was anything to draw.
     """
-    drawn = [(columns[name], *lines_of(sweep, spreads, columns[name])) for name in sweep.y]
+    drawn = [(columns[name], *lines_of(study, spreads, columns[name])) for name in study.y]
     drawn = [one for one in drawn if one[1]]
     if not drawn:
         path.unlink(missing_ok=True)
         return False
     # The same figures give the same file; texts stay texts.
-    with matplotlib.rc_context({"svg.hashsalt": sweep.path.stem, "svg.fonttype": "none"}):
+    with matplotlib.rc_context({"svg.hashsalt": study.path.stem, "svg.fonttype": "none"}):
         height = INCHES + (NAMES if drawn[0][2] else 0.0)
         figure = Figure(figsize=(INCHES * len(drawn), height), layout="constrained")
         for place, (column, lines, places) in enumerate(drawn, 1):
-            _draw(figure.add_subplot(1, len(drawn), place), sweep, column, lines, places)
+            _draw(figure.add_subplot(1, len(drawn), place), study, column, lines, places)
         with atomic_write(path) as file:
             figure.savefig(file, format="svg", metadata={"Date": None})
     return True
 
 
-def _draw(axes: Any, sweep: Sweep, column: Column, lines: list[Line], places: list[str]) -> None:
+def _draw(axes: Any, study: Study, column: Column, lines: list[Line], places: list[str]) -> None:
     for line in lines:
         points = sorted(line.points, key=lambda point: point[0])
         axes.errorbar(
@@ -112,7 +112,7 @@ def _draw(axes: Any, sweep: Sweep, column: Column, lines: list[Line], places: li
         )
         axes.set_xlim(0.5, len(places) + 0.5)
     else:
-        axes.set_xlabel(_plain(_x_title(sweep)))
+        axes.set_xlabel(_plain(_x_title(study)))
         if min(xs) > 0 and max(xs) >= WIDE * min(xs):
             axes.set_xscale("log")
             axes.set_xticks(sorted(set(xs)), [f"{x:,g}" for x in sorted(set(xs))])
@@ -126,5 +126,5 @@ def _plain(text: str) -> str:
     return text.replace("$", r"\$")
 
 
-def _x_title(sweep: Sweep) -> str:
-    return sweep.titles.get(sweep.x, sweep.x)
+def _x_title(study: Study) -> str:
+    return study.titles.get(study.x, study.x)

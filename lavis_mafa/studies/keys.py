@@ -1,4 +1,4 @@
-"""The keys of a sweep file and their types."""
+"""The keys of a study file and their types."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a sweep consists of."""
+"""What a study consists of."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ PLACEHOLDER = re.compile(r"(?<!\$)\{(\w+)\}")
 ROW = "row"  # the figure's x where it is no key that varies
 
 
-class SweepError(ValueError):
-    """A sweep that cannot work.
+class StudyError(ValueError):
+    """A study that cannot work.
 
     Attributes:
         problems: one line each: where, what is wrong and how to mend it.
@@ -25,7 +25,7 @@ class SweepError(ValueError):
         self.problems = list(dict.fromkeys(problems))
         n = len(self.problems)
         count = "1 problem" if n == 1 else f"{n} problems"
-        super().__init__("\n".join([f"{count} in the sweep {path}:", *self.problems]))
+        super().__init__("\n".join([f"{count} in the study {path}:", *self.problems]))
 
 
 @dataclass(frozen=True)
@@ -112,8 +112,8 @@ class Paper:
 
 
 @dataclass(frozen=True)
-class Sweep:
-    """A sweep file with its base; see `lavis_mafa.studies` for the keys."""
+class Study:
+    """A study file with its base; see `lavis_mafa.studies` for the keys."""
 
     path: Path
     at: str

@@ -1,4 +1,4 @@
-"""The runs of a sweep: which there are, what each needs, and whether their configs work.
+"""The runs of a study: which there are, what each needs, and whether their configs work.
 
 A stage's folder is named by all that its weights depend on: rows that are the same, in one table
 or in several that write below one folder, are run once.
@@ -16,7 +16,7 @@ from typing import Any
 from lavis_mafa.config import ConfigError, MafaConfig, load_config
 from lavis_mafa.config.check import suggest
 from lavis_mafa.io.files import ROOT
-from lavis_mafa.studies.parts import PLACEHOLDER, Row, Step, Sweep, SweepError
+from lavis_mafa.studies.parts import PLACEHOLDER, Row, Step, Study, StudyError
 from lavis_mafa.studies.runs import Run, command_of
 
 RESUME = "run.resume_ckpt_path=auto"
@@ -24,7 +24,7 @@ RESUME = "run.resume_ckpt_path=auto"
 
 @dataclass
 class Job(Run):
-    """A run of a sweep.
+    """A run of a study.
 
     Attributes:
         key: stands for all that it depends on but the seed.
@@ -55,7 +55,7 @@ class Plan:
         command: what was asked for, as people would type it again.
     """
 
-    sweep: Sweep
+    study: Study
     output: Path
     seeds: Sequence[int]
     jobs: dict[str, Job] = field(default_factory=dict)
@@ -65,45 +65,45 @@ class Plan:
 
 
 def narrowed(
-    sweep: Sweep,
+    study: Study,
     rows: Sequence[str] | None = None,
     shows: Sequence[str] | None = None,
     given: Mapping[str, str] | None = None,
-) -> Sweep:
-    """A sweep with some rows and columns alone, and checkpoints in the place of shared runs.
+) -> Study:
+    """A study with some rows and columns alone, and checkpoints in the place of shared runs.
 
     Raises:
-        SweepError: for names that it does not have.
+        StudyError: for names that it does not have.
     """
     problems = []
-    known = {"--rows": [row.name for row in sweep.rows], "--given": list(sweep.shared)}
-    known["--columns"] = list(sweep.catalogue)
+    known = {"--rows": [row.name for row in study.rows], "--given": list(study.shared)}
+    known["--columns"] = list(study.catalogue)
     asked = {"--rows": rows, "--columns": shows, "--given": given}
     for option, names in asked.items():
         for name in names or ():
             if name not in known[option]:
                 problems.append(f"{option}: no {name}; {suggest(name, known[option])}")
     if problems:
-        raise SweepError(sweep.path, problems)
+        raise StudyError(study.path, problems)
     places = {name: Step(name, given=path) for name, path in (given or {}).items()}
     return replace(
-        sweep,
-        shared={**sweep.shared, **places},
-        rows=[row for row in sweep.rows if rows is None or row.name in rows],
-        columns=sweep.columns if shows is None else [sweep.catalogue[name] for name in shows],
+        study,
+        shared={**study.shared, **places},
+        rows=[row for row in study.rows if rows is None or row.name in rows],
+        columns=study.columns if shows is None else [study.catalogue[name] for name in shows],
     )
 
 
-def make_plan(sweep: Sweep, output: Path, seeds: Sequence[int]) -> Plan:
+def make_plan(study: Study, output: Path, seeds: Sequence[int]) -> Plan:
     """The runs of all rows and seeds, and of what they need, the first seed's first.
 
     Args:
         output: what rows share is below ``shared/seed_K``, their own runs below ``runs/seed_K``.
     """
-    plan = Plan(sweep, output, seeds)
+    plan = Plan(study, output, seeds)
     for seed in seeds:
         maker = _Maker(plan, seed)
-        for row in sweep.rows:
+        for row in study.rows:
             plan.of.setdefault(row.name, {})[seed] = maker.row(row)
     return plan
 
@@ -116,11 +116,11 @@ class _Maker:
 
     def row(self, row: Row) -> dict[str, Job]:
         """The jobs of the stages that columns ask for, and of those that these need."""
-        stages = self.plan.sweep.stages
+        stages = self.plan.study.stages
         first = next(iter(stages))
         own = {**stages, first: _with(stages[first], row.options)}
         made: dict[str, Job] = {}
-        for column in self.plan.sweep.columns:
+        for column in self.plan.study.columns:
             self._stage(column.stage, own, made, row.name)
         return made
 
@@ -135,7 +135,7 @@ class _Maker:
         return made[name]
 
     def _shared(self, name: str) -> Job | str:
-        step = self.plan.sweep.shared[name]
+        step = self.plan.study.shared[name]
         if step.given:
             self.plan.given[name] = step.given
             return step.given
@@ -186,14 +186,14 @@ class _Maker:
         options = {key: _filled(value, names) for key, value in options.items()}
         command = command_of(step.script, step.config, folder, options)
         command += [RESUME] if step.script == "train.py" else []
-        if self.plan.sweep.processes == 1:
+        if self.plan.study.processes == 1:
             return command
-        count = f"--nproc_per_node={self.plan.sweep.processes}"
+        count = f"--nproc_per_node={self.plan.study.processes}"
         return ["-m", "torch.distributed.run", "--standalone", count, *command]
 
     def _form(self, step: Step) -> str:
         content = [step.script, step.config, step.options, step.module, step.arguments]
-        return _hashed([*content, self.plan.sweep.processes])
+        return _hashed([*content, self.plan.study.processes])
 
 
 def _hashed(content: Any) -> str:
@@ -215,7 +215,7 @@ def check(plan: Plan) -> None:
     """Check every config with its options as train.py and evaluate.py would; count the steps.
 
     Raises:
-        SweepError: with all problems, each once with the runs that have it.
+        StudyError: with all problems, each once with the runs that have it.
     """
     problems: dict[str, list[str]] = {}
     steps: dict[str, int] = {}
@@ -231,7 +231,7 @@ def check(plan: Plan) -> None:
             continue
         steps[form], splits[form] = _steps(cfg), list(cfg.run_cfg.test_splits)
     for row, by_seed in plan.of.items():
-        for column in plan.sweep.columns:
+        for column in plan.study.columns:
             job = by_seed[plan.seeds[0]][column.stage]
             there = splits.get(job.form)
             if column.kind == "eval" and there is not None and column.split not in there:
@@ -243,7 +243,7 @@ def check(plan: Plan) -> None:
         job.steps = steps.get(job.form, 0)
     if problems:
         told = [f"{_some(where)}: {problem}" for problem, where in problems.items()]
-        raise SweepError(plan.sweep.path, told)
+        raise StudyError(plan.study.path, told)
 
 
 def _by_form(plan: Plan) -> dict[str, list[Job]]:

@@ -1,4 +1,4 @@
-"""Reads a sweep file and its base; everything wrong in them is told together."""
+"""Reads a study file and its base; everything wrong in them is told together."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from lavis_mafa.config.check import suggest
 from lavis_mafa.io.files import ROOT
 from lavis_mafa.runners.checkpoint import LAST
 from lavis_mafa.studies.keys import COLUMN, CONFIG, FIGURE, GIVEN, MODULE, PAPER, ROWS, TOP, typed
-from lavis_mafa.studies.parts import ROW, Column, Paper, Row, Step, Sweep, SweepError, placeholders
+from lavis_mafa.studies.parts import ROW, Column, Paper, Row, Step, Study, StudyError, placeholders
 
-BASES = ROOT / "projects" / "mafa" / "sweeps"
+BASES = ROOT / "projects" / "mafa" / "studies"
 OWN = ("seed", "folder")  # placeholders that are no checkpoints
 SCRIPTS = ("train.py", "evaluate.py")
 
 
-def read_sweep(path: str | Path, at: str | None = None) -> Sweep:
-    """Read a sweep file and its base.
+def read_study(path: str | Path, at: str | None = None) -> Study:
+    """Read a study file and its base.
 
     Args:
         at: name of a base (``base_NAME.yaml`` beside the file, or of this repository), or a YAML
             file; None: ``toy``, or no base if the file has stages itself.
 
     Raises:
-        SweepError: with all problems of both.
+        StudyError: with all problems of both.
     """
     path, problems = Path(path), list[str]()
     own = _load(path, problems)
     base_path = _base_of(path, at, "stages" in own, problems)
     base = _load(base_path, problems) if base_path else {}
     if problems:
-        raise SweepError(path, problems)
+        raise StudyError(path, problems)
     name = base_path.stem.removeprefix("base_") if base_path else ""
     own, base = typed(own, TOP, "", problems), typed(base, TOP, str(base_path), problems)
     sections = own.pop("at", {})
@@ -47,16 +47,16 @@ def read_sweep(path: str | Path, at: str | None = None) -> Sweep:
     try:
         whole: Any = OmegaConf.to_container(OmegaConf.merge(base, own, here))
     except (OmegaConfBaseException, TypeError, ValueError) as error:
-        raise SweepError(path, [*problems, f"it does not fit its base: {error}"]) from None
+        raise StudyError(path, [*problems, f"it does not fit its base: {error}"]) from None
     reader = _Reader(whole, problems)
-    sweep = reader.sweep(path, name)
+    study = reader.study(path, name)
     if not problems and "paper" in whole:
         # The paper's rows are those of the file, whatever a section makes of them.
         theirs = {**whole, "rows": own.get("rows") or [], "vary": own.get("vary") or {}}
-        sweep = reader.with_paper(sweep, _Reader(theirs, []).rows())
+        study = reader.with_paper(study, _Reader(theirs, []).rows())
     if problems:
-        raise SweepError(path, problems)
-    return sweep
+        raise StudyError(path, problems)
+    return study
 
 
 def _load(path: Path, problems: list[str]) -> dict[str, Any]:
@@ -97,7 +97,7 @@ def _told(value: Any) -> str:
 
 
 class _Reader:
-    """Makes the parts of a sweep of a file's content; what is wrong goes to ``problems``."""
+    """Makes the parts of a study of a file's content; what is wrong goes to ``problems``."""
 
     def __init__(self, content: dict[str, Any], problems: list[str]) -> None:
         self.content, self.problems = content, problems
@@ -106,7 +106,7 @@ class _Reader:
         kept = typed(given, dict.fromkeys(given, dict), "settings", problems)
         self.settings: dict[str, Any] = {**dict.fromkeys(given, {}), **kept}
 
-    def sweep(self, path: Path, at: str) -> Sweep:
+    def study(self, path: Path, at: str) -> Study:
         c = self.content
         shared = {name: self._step("shared", name) for name in self._mapping("shared")}
         stages = {name: self._step("stages", name) for name in self._mapping("stages")}
@@ -134,7 +134,7 @@ class _Reader:
         for name in ("at_once", "processes"):
             if c.get(name, 1) < 1:
                 self.problems.append(f"{name}: is {c[name]}, expected at least 1")
-        return Sweep(
+        return Study(
             path=path,
             at=at,
             title=c.get("title") or path.stem,
@@ -155,7 +155,7 @@ class _Reader:
             paper=None,
         )
 
-    def with_paper(self, sweep: Sweep, rows: Sequence[Row]) -> Sweep:
+    def with_paper(self, study: Study, rows: Sequence[Row]) -> Study:
         """The paper's numbers, if they fit the rows."""
         given = typed(self.content["paper"], PAPER, "paper", self.problems)
         columns, numbers = [str(one) for one in given.get("columns", [])], given.get("rows", [])
@@ -171,7 +171,7 @@ class _Reader:
                 name = rows[place].name if place < len(rows) else place
                 self.problems.append(f"paper.rows: {name} has {one}, expected {len(columns)} cells")
         paper = Paper(given.get("about", ""), columns, numbers, [row.cells for row in rows])
-        return Sweep(**{**vars(sweep), "paper": paper})
+        return Study(**{**vars(study), "paper": paper})
 
     def rows(self) -> list[Row]:
         """Every row with every combination of the values that vary."""

@@ -1,4 +1,4 @@
-"""What a sweep ends in: a table of ours, the paper's beside it, and a figure."""
+"""What a study ends in: a table of ours, the paper's beside it, and a figure."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def figures_of(plan: Plan) -> tuple[Figures, list[str]]:
         found[row] = {}
         for seed, jobs in by_seed.items():
             own: dict[str, float | None] = {}
-            for column in plan.sweep.columns:
+            for column in plan.study.columns:
                 if jobs[column.stage].done:
                     own[column.name] = read_figure(jobs[column.stage], column)
                     seen.setdefault(column.name, set()).add(own[column.name] is not None)
             if any(value is not None for value in own.values()):
                 found[row][seed] = own
-    columns = {column.name: column for column in plan.sweep.columns}
+    columns = {column.name: column for column in plan.study.columns}
     lacking = [columns[name] for name, there in seen.items() if there == {False}]
     problems = [
         f"column {one.name}: no log of stage {one.stage} has {', '.join(one.keys)} in its records "
@@ -60,18 +60,18 @@ def read_figure(job: Job, column: Column) -> float | None:
 
 def tables_of(plan: Plan, figures: Figures) -> tuple[Table, Table | None]:
     """Ours, ``mean ± sd`` over seeds, and the paper's."""
-    sweep, spreads = plan.sweep, spreads_of(figures)
-    titles = _titles([row.cells for row in sweep.rows])
-    ours = Table(OURS, [*titles, "n", *(column.title for column in sweep.columns)])
-    for row in sweep.rows:
+    study, spreads = plan.study, spreads_of(figures)
+    titles = _titles([row.cells for row in study.rows])
+    ours = Table(OURS, [*titles, "n", *(column.title for column in study.columns)])
+    for row in study.rows:
         own = spreads.get(row.name, {})
         count = max((spread.n for spread in own.values()), default=0)
-        told = [own[c.name].told(c.digits) if c.name in own else None for c in sweep.columns]
+        told = [own[c.name].told(c.digits) if c.name in own else None for c in study.columns]
         ours.rows.append([*(row.cells.get(title, "") for title in titles), count, *told])
-    if sweep.paper is None:
+    if study.paper is None:
         return ours, None
-    paper, titles = sweep.paper, _titles(sweep.paper.cells)
-    theirs = Table(f"The paper's numbers: {sweep.source}", [*titles, *paper.columns])
+    paper, titles = study.paper, _titles(study.paper.cells)
+    theirs = Table(f"The paper's numbers: {study.source}", [*titles, *paper.columns])
     theirs.note = paper.about
     digits = [_decimals([row[k] for row in paper.rows if row]) for k in range(len(paper.columns))]
     for cells, numbers in zip(paper.cells, paper.rows, strict=True):
@@ -97,7 +97,7 @@ def _number(value: Any, digits: int) -> str | None:
 def _rows_table(plan: Plan) -> Table:
     """What each row sets, and where its first seed was run."""
     table = Table(ROWS, ["row", "options", "folders"])
-    for row in plan.sweep.rows:
+    for row in plan.study.rows:
         jobs = plan.of[row.name][plan.seeds[0]].values()
         folders = " ".join(str(job.folder.relative_to(plan.output)) for job in jobs)
         table.rows.append([row.name, told_options(row), folders])
@@ -112,26 +112,26 @@ def told_options(row: Row) -> str:
 def write_all(plan: Plan, figures: Figures) -> Path:
     """Write results.md, results.json, figure.svg and report.html; return the first's path.
 
-    They lie below the output folder in one that is called as the sweep file.
+    They lie below the output folder in one that is called as the study file.
     """
-    sweep, folder = plan.sweep, plan.output / plan.sweep.path.stem
+    study, folder = plan.study, plan.output / plan.study.path.stem
     folder.mkdir(parents=True, exist_ok=True)
     spreads = spreads_of(figures)
-    columns = {column.name: column for column in sweep.columns}
-    shown = dataclasses.replace(sweep, y=[name for name in sweep.y if name in columns])
+    columns = {column.name: column for column in study.columns}
+    shown = dataclasses.replace(study, y=[name for name in study.y if name in columns])
     drawn = write_figure(folder / FIGURE, shown, spreads, columns)
     tables = [table for table in tables_of(plan, figures) if table]
     origin = about(plan.command)
     measured = {row: by_seed for row, by_seed in figures.items() if by_seed}
     several = any(len(by_seed) > 1 for by_seed in measured.values())
-    notes = [*([note_on_spread(measured)] if several else []), *sweep.notes]
+    notes = [*([note_on_spread(measured)] if several else []), *study.notes]
     path = folder / RESULTS
     write_text(path, _markdown(plan, tables, notes, origin, drawn))
     write_json(path.with_suffix(".json"), {**origin, **_content(plan, figures, spreads)})
     write_report(
         folder / PAGE,
-        title=sweep.title,
-        intro=sweep.about,
+        title=study.title,
+        intro=study.about,
         tables=[*tables, _rows_table(plan)],
         curves=curves_of(shown, spreads, columns),
         notes=notes,
@@ -147,19 +147,19 @@ def _markdown(
     origin: Mapping[str, str],
     drawn: bool,
 ) -> str:
-    sweep = plan.sweep
-    source = f"{sweep.source}. " if sweep.source else ""
+    study = plan.study
+    source = f"{study.source}. " if study.source else ""
     parts = [
-        "<!-- Written by run_scripts/mafa/sweep.sh: run it again instead of editing this. -->",
-        f"# {sweep.title}",
+        "<!-- Written by `lavis-mafa study`: run it again instead of editing this. -->",
+        f"# {study.title}",
         f"{source}lavis_mafa {origin['version']}, torch {origin['torch']}, {origin['date']}:",
         f"```bash\n{origin['command']}\n```",
-        *([sweep.about] if sweep.about else []),
+        *([study.about] if study.about else []),
     ]
     for table in tables:
         parts.append(markdown_section(table))
         if table.title == OURS and drawn:
-            parts += [f"![{sweep.title}]({FIGURE})"]
+            parts += [f"![{study.title}]({FIGURE})"]
     parts += ["## Notes", "\n".join(f"- {note}" for note in notes)] if notes else []
     return "\n\n".join([*parts, markdown_section(_rows_table(plan))]) + "\n"
 
@@ -167,9 +167,9 @@ def _markdown(
 def _content(
     plan: Plan, figures: Figures, spreads: Mapping[str, Mapping[str, Spread]]
 ) -> dict[str, Any]:
-    sweep = plan.sweep
+    study = plan.study
     rows = {}
-    for row in sweep.rows:
+    for row in study.rows:
         jobs = plan.of[row.name]
         rows[row.name] = {
             "cells": dict(row.cells),
@@ -181,7 +181,7 @@ def _content(
             "seeds": {str(seed): dict(own) for seed, own in figures[row.name].items()},
             "spread": {k: dataclasses.asdict(v) for k, v in spreads.get(row.name, {}).items()},
         }
-    paper = sweep.paper and dataclasses.asdict(sweep.paper)
-    columns = {column.name: dataclasses.asdict(column) for column in sweep.columns}
-    told = {"title": sweep.title, "source": sweep.source, "at": sweep.at, "columns": columns}
+    paper = study.paper and dataclasses.asdict(study.paper)
+    columns = {column.name: dataclasses.asdict(column) for column in study.columns}
+    told = {"title": study.title, "source": study.source, "at": study.at, "columns": columns}
     return {**told, "rows": rows, "paper": paper}

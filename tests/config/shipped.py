@@ -17,8 +17,8 @@ from lavis_mafa.config import defaults, load, load_config
 PROJECTS = ROOT / "projects"
 TRAIN, EVAL = PROJECTS / "mafa/train", PROJECTS / "mafa/eval"
 STAGE_1 = PROJECTS / "mafa/blip2_stage1.yaml"
-SWEEPS = PROJECTS / "mafa/sweeps"  # files of another kind, tested with what reads them
-SHIPPED = sorted(path for path in PROJECTS.rglob("*.y*ml") if SWEEPS not in path.parents)
+STUDIES = PROJECTS / "mafa/studies"  # files of another kind, tested with what reads them
+SHIPPED = sorted(path for path in PROJECTS.rglob("*.y*ml") if STUDIES not in path.parents)
 SCRIPTS = sorted((ROOT / "run_scripts").rglob("*.sh"))
 EVAL_SCRIPTS = [path for path in SCRIPTS if path.parent == ROOT / "run_scripts/mafa/eval"]
 ANNOTATIONS = "datasets.image_text_json.build_info.annotations.{}.storage={}.json"

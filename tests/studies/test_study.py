@@ -1,4 +1,4 @@
-"""Sweeps: from a file to its rows and runs, the files that ship, results, and going on."""
+"""Studies: from a file to its rows and runs, the files that ship, results, and going on."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from omegaconf import OmegaConf
 
 from lavis_mafa.algorithm.step import StepSettings
 from lavis_mafa.config import load_config
-from lavis_mafa.studies import __main__ as command
+from lavis_mafa.studies import command
 from lavis_mafa.studies import plan as plan_module
 from lavis_mafa.studies.demo.compare import make_runs, parse_args
-from lavis_mafa.studies.parts import SweepError
+from lavis_mafa.studies.parts import StudyError
 from lavis_mafa.studies.plan import RESUME, check, make_plan, narrowed
-from lavis_mafa.studies.read import read_sweep
+from lavis_mafa.studies.read import read_study
 from lavis_mafa.studies.results import figures_of, write_all
 from lavis_mafa.studies.runs import told_command
 
-SWEEPS = ROOT / "projects/mafa/sweeps"
-TABLES = sorted(SWEEPS.glob("table_*.yaml"))
+STUDIES = ROOT / "projects/mafa/studies"
+TABLES = sorted(STUDIES.glob("table_*.yaml"))
 TOY = "projects/mafa/train/albef_toy.yaml"
 MASKED, SPACE = "model.mlm_mask_prob", "run.grit.search_space"
 
@@ -93,7 +93,7 @@ OWN = {
 
 
 def written(tmp_path, base=BASE, **changes):
-    """A sweep file and its base ``small``."""
+    """A study file and its base ``small``."""
     (tmp_path / "base_small.yaml").write_text(yaml.safe_dump(base, sort_keys=False))
     path = tmp_path / "own.yaml"
     path.write_text(yaml.safe_dump({**OWN, **changes}, sort_keys=False))
@@ -101,7 +101,7 @@ def written(tmp_path, base=BASE, **changes):
 
 
 def read(tmp_path, base=BASE, **changes):
-    return read_sweep(written(tmp_path, base, **changes), "small")
+    return read_study(written(tmp_path, base, **changes), "small")
 
 
 loaded = functools.cache(functools.partial(load_config, machine=False))
@@ -116,14 +116,14 @@ def config_of(job):
 
 
 def test_rows(tmp_path):
-    sweep = read(tmp_path)
-    assert [row.name for row in sweep.rows] == [
+    study = read(tmp_path)
+    assert [row.name for row in study.rows] == [
         *("plain, M=128", "plain, M=256", "mined, M=128", "mined, M=256")
     ]
-    assert sweep.rows[0].cells == {"row": "plain", "Con-D": "✗", "M": "128"}
-    assert sweep.rows[3].cells == {"row": "mined", "Con-D": "✓", "M": "256"}
-    assert sweep.rows[3].options == {**BASE["settings"]["con_d"], MASKED: 0.2, SPACE: 256}
-    assert sweep.rows[0].values == {SPACE: 128} and sweep.seeds == [3, 5]
+    assert study.rows[0].cells == {"row": "plain", "Con-D": "✗", "M": "128"}
+    assert study.rows[3].cells == {"row": "mined", "Con-D": "✓", "M": "256"}
+    assert study.rows[3].options == {**BASE["settings"]["con_d"], MASKED: 0.2, SPACE: 256}
+    assert study.rows[0].values == {SPACE: 128} and study.seeds == [3, 5]
 
 
 @settings(max_examples=25, deadline=None)
@@ -155,18 +155,18 @@ def test_a_row_goes_before_its_settings_and_what_varies_before_the_row(tmp_path)
 
 def test_a_section_goes_before_file_and_base(tmp_path):
     section = {"vary": {SPACE: [64]}, "seeds": [1], "columns": {"tr1": {"title": "other"}}}
-    sweep = read(tmp_path, at={"small": section, "large": {"vary": {SPACE: [99]}}})
-    assert [row.name for row in sweep.rows] == ["plain, M=64", "mined, M=64"]
-    assert sweep.seeds == [1]
-    assert (sweep.columns[0].title, sweep.columns[0].keys) == ("other", ("txt_r1",))
+    study = read(tmp_path, at={"small": section, "large": {"vary": {SPACE: [99]}}})
+    assert [row.name for row in study.rows] == ["plain, M=64", "mined, M=64"]
+    assert study.seeds == [1]
+    assert (study.columns[0].title, study.columns[0].keys) == ("other", ("txt_r1",))
     # The paper's numbers stay beside the paper's rows.
-    assert [cells["M"] for cells in sweep.paper.cells] == ["128", "256", "128", "256"]
+    assert [cells["M"] for cells in study.paper.cells] == ["128", "256", "128", "256"]
 
 
 def test_a_file_that_needs_no_base(tmp_path):
     path = tmp_path / "alone.yaml"
     path.write_text(yaml.safe_dump({**BASE, **OWN}, sort_keys=False))
-    assert len(read_sweep(path).rows) == 4 and read_sweep(path).at == ""
+    assert len(read_study(path).rows) == 4 and read_study(path).at == ""
 
 
 def test_numbers_by_the_names_of_rows(tmp_path):
@@ -179,8 +179,8 @@ def test_numbers_by_the_names_of_rows(tmp_path):
 
 
 def test_placeholders(tmp_path):
-    sweep = read(tmp_path)
-    plan = make_plan(sweep, tmp_path / "out", [3, 5])
+    study = read(tmp_path)
+    plan = make_plan(study, tmp_path / "out", [3, 5])
     check(plan)
     for row, seed in itertools.product(("plain, M=128", "mined, M=256"), (3, 5)):
         train, test = (plan.of[row][seed][stage] for stage in ("train", "test"))
@@ -223,21 +223,21 @@ def test_rows_that_are_the_same_are_run_once(tmp_path):
 
 
 def test_only_what_is_asked_for(tmp_path):
-    sweep = read(tmp_path, shows=["tr1"])  # another column than the one that is asked for
-    sweep = narrowed(sweep, ["mined, M=128"], ["loss"], {"con_d": "/there.pth"})
-    plan = make_plan(sweep, tmp_path / "out", [3])
+    study = read(tmp_path, shows=["tr1"])  # another column than the one that is asked for
+    study = narrowed(study, ["mined, M=128"], ["loss"], {"con_d": "/there.pth"})
+    plan = make_plan(study, tmp_path / "out", [3])
     (job,) = plan.jobs.values()
     assert job.title.startswith("mined, M=128, train")
     assert config_of(job).model_cfg.mafa.con_d.checkpoint == "/there.pth"
     assert plan.given == {"con_d": "/there.pth"}
-    with pytest.raises(SweepError) as found:
-        narrowed(sweep, ["mine"], ["los"], {"cond": "x"})
+    with pytest.raises(StudyError) as found:
+        narrowed(study, ["mine"], ["los"], {"cond": "x"})
     assert len(found.value.problems) == 3 and "did you mean loss?" in str(found.value)
 
 
 def test_processes_are_launched(tmp_path):
-    sweep = read(tmp_path, processes=4)
-    job = make_plan(sweep, tmp_path / "out", [3]).of["plain, M=128"][3]["train"]
+    study = read(tmp_path, processes=4)
+    job = make_plan(study, tmp_path / "out", [3]).of["plain, M=128"][3]["train"]
     assert job.command[:4] == [
         *("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=4")
     ]
@@ -252,7 +252,7 @@ def test_all_problems_of_a_file_are_told_together(tmp_path):
     base["shared"]["con_d"]["options"]["model.pretrained"] = "{strat}"
     base["stages"]["test"]["script"] = "test.py"
     base["colums"] = {}
-    with pytest.raises(SweepError) as found:
+    with pytest.raises(StudyError) as found:
         read(
             tmp_path,
             base=base,
@@ -280,7 +280,7 @@ def test_all_problems_of_a_file_are_told_together(tmp_path):
     ]
     for text in expected:
         assert any(text in problem for problem in found.value.problems), text
-    assert str(found.value).startswith(f"{len(found.value.problems)} problems in the sweep")
+    assert str(found.value).startswith(f"{len(found.value.problems)} problems in the study")
     assert len(found.value.problems) == len(expected)
 
 
@@ -294,7 +294,7 @@ def test_all_problems_of_a_file_are_told_together(tmp_path):
     ],
 )
 def test_a_papers_numbers_that_do_not_fit(tmp_path, paper, problem):
-    with pytest.raises(SweepError) as found:
+    with pytest.raises(StudyError) as found:
         read(tmp_path, paper=paper)
     assert problem in str(found.value) and len(found.value.problems) == 1
 
@@ -302,13 +302,13 @@ def test_a_papers_numbers_that_do_not_fit(tmp_path, paper, problem):
 def test_files_that_cannot_be_read(tmp_path):
     for content, problem in (("[1]", "is no mapping"), ("a: [", "is not YAML")):
         (tmp_path / "own.yaml").write_text(content)
-        with pytest.raises(SweepError, match=problem):
-            read_sweep(tmp_path / "own.yaml")
-    with pytest.raises(SweepError, match="cannot be read"):
-        read_sweep(tmp_path / "not.yaml")
-    with pytest.raises(SweepError, match="no base_papers.yaml; did you mean paper?"):
-        read_sweep(TABLES[0], "papers")
-    with pytest.raises(SweepError, match="does not fit its base"):
+        with pytest.raises(StudyError, match=problem):
+            read_study(tmp_path / "own.yaml")
+    with pytest.raises(StudyError, match="cannot be read"):
+        read_study(tmp_path / "not.yaml")
+    with pytest.raises(StudyError, match="no base_papers.yaml; did you mean paper?"):
+        read_study(TABLES[0], "papers")
+    with pytest.raises(StudyError, match="does not fit its base"):
         read(tmp_path, settings={"random": ["a"]}, columns={"tr1": {"key": {"a": 1}}})
 
 
@@ -319,15 +319,15 @@ def test_all_problems_of_configs_are_told_together_and_once(tmp_path):
     base["columns"]["other"] = {"key": "txt_r5", "stage": "train"}
     changes = {"vary": {SPACE: [128, 256], "model.mafa.alhpa": [1]}, "paper": None}
     plan = make_plan(read(tmp_path, base=base, **changes), tmp_path / "out", [3, 5])
-    with pytest.raises(SweepError) as found:
+    with pytest.raises(StudyError) as found:
         check(plan)
     told = found.value.problems
     assert len(told) == 2 and all(" and 3 more: " in problem for problem in told)
     assert "model.mafa.alhpa: unknown" in told[0] and "not_there.yaml" in told[1]
     del base["stages"]["test"], base["columns"]["tr1"]
-    sweep = read(tmp_path, base=base, paper=None, figure={})
-    with pytest.raises(SweepError, match=r"plain, M=128 and 3 more: column other reads split test"):
-        check(make_plan(sweep, tmp_path / "out", [3]))
+    study = read(tmp_path, base=base, paper=None, figure={})
+    with pytest.raises(StudyError, match=r"plain, M=128 and 3 more: column other reads split test"):
+        check(make_plan(study, tmp_path / "out", [3]))
 
 
 # The files that ship
@@ -346,16 +346,16 @@ def plans(tmp_path_factory):
         read_once = lambda path, options, machine: loaded(path, tuple(options))  # noqa: E731
         patch.setattr(plan_module, "load_config", read_once)
         for path, at in itertools.product(TABLES, ("toy", "paper")):
-            sweep = read_sweep(path, at)
-            plan = found[path.stem, at] = make_plan(sweep, output / at, [7])
+            study = read_study(path, at)
+            plan = found[path.stem, at] = make_plan(study, output / at, [7])
             check(plan)
     return found
 
 
 @pytest.mark.parametrize("path", TABLES, ids=lambda path: path.stem)
 def test_every_shipped_file_is_valid_at_both_bases(plans, path):
-    toy, paper = (plans[path.stem, at].sweep for at in ("toy", "paper"))
-    assert f"run_scripts/mafa/sweep.sh {path.relative_to(ROOT)}" in path.read_text()
+    toy, paper = (plans[path.stem, at].study for at in ("toy", "paper"))
+    assert f"lavis-mafa study {path.relative_to(ROOT)}" in path.read_text()
     assert len(paper.paper.rows) == len(paper.rows) and all(paper.paper.rows)
     assert [row.cells for row in paper.rows] == paper.paper.cells == toy.paper.cells
     assert {column.name for column in paper.columns} >= {"tr1", "ir1"} <= {*toy.y, "tr1"}
@@ -388,14 +388,14 @@ def test_a_row_means_the_same_at_both_bases(plans, path):
     told = []
     for plan, stage in ((toy, "train"), (paper, "pretrain")):
         told.append([])
-        for row in plan.sweep.rows:
+        for row in plan.study.rows:
             found = meaning(plan.of[row.name][7][stage])
             if (row.base, found) not in told[-1]:
                 told[-1].append((row.base, found))
     assert told[0] == told[1]
-    both = len(toy.sweep.rows) == len(paper.sweep.rows)
+    both = len(toy.study.rows) == len(paper.study.rows)
     sizes = {"run.max_epoch", "run.batch_size_train", SPACE}
-    assert both or sizes & {*toy.sweep.rows[0].values}
+    assert both or sizes & {*toy.study.rows[0].values}
 
 
 def settings_of(cfg):
@@ -451,7 +451,7 @@ def test_tables_share_the_rows_that_are_alike(plans, at):
     for rows in (mafa, grit, [("table_4", "ECM"), ("table_14", "ECM")]):
         names = {plans[table, at].of[row][7][stage].folder.name for table, row in rows}
         assert len(names) == 1
-    assert {plan.sweep.at for plan in plans.values()} == {"toy", "paper"}
+    assert {plan.study.at for plan in plans.values()} == {"toy", "paper"}
 
 
 def test_the_paper_s_search_spaces_thresholds_and_alphas(plans):
@@ -475,10 +475,10 @@ def test_numbers_of_the_papers_agree_with_each_other(plans):
     """The same system has the same recall on COCO in all tables, its average is the mean."""
     known = {}
     for table in ("table_4", "table_5", "table_6", "table_13", "table_14", "table_16"):
-        sweep = plans[table, "paper"].sweep
-        columns = list(sweep.paper.columns)
+        study = plans[table, "paper"].study
+        columns = list(study.paper.columns)
         places = [[c for c in columns if kind in c][0] for kind in ("TR", "IR")]
-        for row, numbers in zip(sweep.rows, sweep.paper.rows, strict=True):
+        for row, numbers in zip(study.rows, study.paper.rows, strict=True):
             if row.values.get(SPACE, 4800) == 4800:
                 found = tuple(numbers[columns.index(place)] for place in places)
                 assert known.setdefault(row.base, found) == found
@@ -501,7 +501,7 @@ def log(job, *records, done=True):
 def fabricated(tmp_path):
     """Three of the four rows: one with two seeds, one with one, one half done."""
     plan = make_plan(read(tmp_path), tmp_path / "out", [3, 5])
-    plan.command = "bash run_scripts/mafa/sweep.sh own.yaml"
+    plan.command = "lavis-mafa study own.yaml"
     for row, seed, value in (
         ("plain, M=128", 3, 10.0),
         ("plain, M=128", 5, 13.0),
@@ -675,7 +675,7 @@ def test_the_command_is_told_and_can_be_given_again(tmp_path, made_up):
     options = ["--at", "toy", "--seeds", "1", "--columns", "tr1"]
     assert command.main([path, *options, "--output", str(tmp_path)]) == 0
     text = (tmp_path / TABLES[0].stem / "results.md").read_text()
-    told = next(line for line in text.splitlines() if line.startswith("bash "))
+    told = next(line for line in text.splitlines() if line.startswith("lavis-mafa "))
     assert told.split()[2:] == [str(TABLES[0].relative_to(ROOT)), *options]
     assert str(tmp_path) not in text
 
@@ -740,7 +740,7 @@ TWO = {
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_killed_sweep_goes_on_to_its_table(tmp_path):
+def test_a_killed_study_goes_on_to_its_table(tmp_path):
     """Killed inside the second epoch of the second row, it goes on from there."""
     (tmp_path / "base_tiny.yaml").write_text(yaml.safe_dump(TINY, sort_keys=False))
     (tmp_path / "two.yaml").write_text(yaml.safe_dump(TWO, sort_keys=False))
@@ -759,7 +759,7 @@ def test_a_killed_sweep_goes_on_to_its_table(tmp_path):
         )
 
     plan = make_plan(
-        read_sweep(tmp_path / "two.yaml", str(tmp_path / "base_tiny.yaml")), output, [0]
+        read_study(tmp_path / "two.yaml", str(tmp_path / "base_tiny.yaml")), output, [0]
     )
     mafa = plan.of["MAFA (oracle)"][0]["train"]
     logged, process = mafa.folder / "log.jsonl", start()
