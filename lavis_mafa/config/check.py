@@ -21,8 +21,8 @@ import torch
 from lavis.common.registry import registry
 from lavis.models.base_model import SharedQueueMixin
 
-from lavis_mafa.config import schema as keys
 from lavis_mafa.config.schema import NUMBERS, UNSET, Key, describe, known_keys
+from lavis_mafa.models.traits import Traits, traits_of
 
 CLOSE = 0.6
 LARGEST_INT, LARGEST_FLOAT = 2**63 - 1, 3e38  # of a tensor
@@ -249,18 +249,10 @@ class Settings:
             value = value.get(name)
         return value
 
-
-def is_ours(arch: Any) -> bool:
-    """Whether models ``arch`` are of this package, and so are their checkpoints' loading."""
-    cls = registry.get_model_class(arch) if isinstance(arch, str) else None
-    named = str(arch).endswith(keys.MAFA_SUFFIX)
-    return named or getattr(cls, "__module__", "").startswith("lavis_mafa.")
-
-
-def trains_by_step(arch: Any) -> bool:
-    """Whether models ``arch`` train by `run_step`: features for GRIT, ``model.mafa``."""
-    cls = registry.get_model_class(arch) if isinstance(arch, str) else None
-    return str(arch).endswith(keys.MAFA_SUFFIX) and getattr(cls, "trains_by_step", True)
+    @property
+    def traits(self) -> Traits:
+        """Traits of ``model.arch``; those of an unknown model where it is missing or wrong."""
+        return traits_of(self["model.arch"] or "")
 
 
 def check_together(config: Mapping[str, Any], report: Report) -> None:
@@ -290,7 +282,7 @@ def _check_device(s: Settings, report: Report) -> None:
             "model.vit_precision", "fp16 is for a frozen ViT; train it in fp32 (run.amp: True)"
         )
     if s["run.device"] == "cpu" and s["model.vit_precision"] == "fp16":
-        if str(s["model.arch"]).endswith(keys.MAFA_SUFFIX):
+        if s.traits.loads_with_our_loader:
             report.note("model.vit_precision", "no fp16 on cpu; fp32 is used")
         else:
             report.add("model.vit_precision", "no fp16 on cpu; use fp32")
@@ -313,7 +305,7 @@ def _check_grit(s: Settings, report: Report) -> None:
     if start == 0 and not s["run.grit.naive"]:
         report.add("run.grit.start_epoch", "is 0: nothing is collected yet; use 1 or naive: True")
     off = "or set run.grit.enabled: False"
-    if s["model.arch"] and not trains_by_step(s["model.arch"]):
+    if s["model.arch"] and not s.traits.trains_by_step:
         why = f"is True, but {s['model.arch']} gives no features to group by; set it False"
         report.add("run.grit.enabled", why)
     ours, chosen = (registry.get_runner_class(n) for n in ("runner_mafa", s["run.runner"] or ""))
@@ -330,8 +322,7 @@ def _check_compile(s: Settings, report: Report) -> None:
 
 
 def _check_language_model(s: Settings, report: Report, training: bool) -> None:
-    arch = registry.get_model_class(s["model.arch"] or "")
-    key = getattr(arch, "llm_key", None)
+    key = s.traits.llm_key
     if key is None:
         return
     if s[f"model.{key}"] is None and f"model.{key}" not in report.bad:
@@ -352,8 +343,8 @@ def _check_sizes(s: Settings, report: Report, training: bool) -> None:
     image, patch = s["model.image_size"], s["model.vit.patch_size"]
     if image and patch and image % patch:
         report.add("model.image_size", f"{image} is not a multiple of model.vit.patch_size {patch}")
-    if trains_by_step(s["model.arch"]) and image and patch is None:
-        patch = patch_of(s["model.arch"])
+    if s.traits.trains_by_step and image and patch is None:
+        patch = s.traits.patch_size
         if image % patch:
             report.add(
                 "model.image_size", f"{image} is not a multiple of the ViT's patches, {patch}"
@@ -366,16 +357,11 @@ def _check_sizes(s: Settings, report: Report, training: bool) -> None:
     arch = registry.get_model_class(s["model.arch"] or "") or object
     queue, batch = s["model.queue_size"], s["run.batch_size_train"]
     # LAVIS's models with a momentum queue assert it at the first step.
-    queued = arch.__module__.startswith("lavis.") and issubclass(arch, SharedQueueMixin)
+    queued = issubclass(arch, SharedQueueMixin)
     if training and queued and queue == 0:
         report.add("model.queue_size", f"0 (no queue) is for our models, not {s['model.arch']}")
     elif training and queued and queue and batch and queue % batch:
         report.add("model.queue_size", f"{queue} is not a multiple of run.batch_size_train {batch}")
-
-
-def patch_of(arch: str) -> int:
-    """Side of the patches of a family's ViT, where no config gives its sizes."""
-    return 14 if str(arch).startswith("blip2") else 16
 
 
 def _check_text_encoder(s: Settings, report: Report) -> None:
@@ -384,7 +370,7 @@ def _check_text_encoder(s: Settings, report: Report) -> None:
     key = next((f"model.{name}" for name in names if s[f"model.{name}"]), None)
     sizes = _json_of(s[key]) if key else {}
     longest, most = s["model.max_txt_len"], sizes.get("max_position_embeddings")
-    reads_alone = not hasattr(registry.get_model_class(s["model.arch"] or ""), "llm_key")
+    reads_alone = s.traits.llm_key is None
     if longest and most and longest > most and reads_alone:
         why = f"{longest} is more than the {most} positions of the text encoder in {key}"
         report.add("model.max_txt_len", f"{why}; use at most {most}")
@@ -417,7 +403,7 @@ def _check_mafa(s: Settings, report: Report) -> None:
         if s[f"model.mafa.loss_weights.{name}"] and kind != "momentum":
             why = f"needs momentum encoders ({soft}.type: momentum), and that is {kind}"
             report.add(f"model.mafa.loss_weights.{name}", why)
-    if s["model.mafa.loss_weights.lmi"] and s["model.arch"] != "albef_mafa":
+    if s["model.mafa.loss_weights.lmi"] and not s.traits.keeps_word_states:
         why = f"needs states of words, and {s['model.arch']} keeps none; use albef_mafa"
         report.add("model.mafa.loss_weights.lmi", why)
     random = s["run.evaluate"] is False and s["run.grit.enabled"] is False
@@ -429,7 +415,7 @@ def _check_mafa(s: Settings, report: Report) -> None:
     if s["run.evaluate"] is False and weights == [0.0] * len(weights):
         report.add("model.mafa.loss_weights", "all are 0: nothing to train; give one of them 1")
     temp = s["model.temp"]
-    if trains_by_step(s["model.arch"]) and temp and not 0.001 <= temp <= 0.5:
+    if s.traits.trains_by_step and temp and not 0.001 <= temp <= 0.5:
         report.add("model.temp", f"{temp} is out of range; a temperature is kept in [0.001, 0.5]")
     if weights[3] == 0 and s["run.k_test"] and s["run.evaluate"] is False:
         why = "re-ranks by an ITM head that loss_weights.itm: 0 does not train; 0: ITC alone"
@@ -454,19 +440,6 @@ def _check_mafa(s: Settings, report: Report) -> None:
     low, high = s[f"{rule}.low"], s[f"{rule}.high"]
     if None not in (low, high) and low > high:
         report.add(f"{rule}.low", f"{low} is more than {rule}.high {high}")
-
-
-def problem_of_prompt(prompt: str) -> str | None:
-    """Why a question cannot be put into a prompt, None if it can."""
-    try:
-        if prompt.count("{}") == 1 and "question?" in prompt.format("question?"):
-            return None
-    except (LookupError, ValueError):
-        pass
-    return (
-        f"{prompt!r} needs exactly one {{}}, where the question goes, and no other braces; "
-        "expected such as 'Question: {} Answer:'"
-    )
 
 
 def listed(value: Any) -> list[Any]:

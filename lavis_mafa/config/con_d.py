@@ -12,15 +12,13 @@ from lavis_mafa.config.check import (
     Report,
     Settings,
     is_url,
-    patch_of,
     suggest,
-    trains_by_step,
     walk,
 )
 from lavis_mafa.config.defaults import default_or_report, fill
 from lavis_mafa.config.schema import SCHEMA, Key
 from lavis_mafa.config.weights import check_con_d_file
-from lavis_mafa.models.con_d.build import JUDGES
+from lavis_mafa.models.traits import judges, traits_of
 
 BUILD_KEYS = ("arch", "model_type", "load_pretrained", "pretrained", "load_finetuned", "finetuned")
 
@@ -64,8 +62,9 @@ def check_weights(config: Mapping[str, Any], report: Report) -> None:
     arch, model_type = s[f"{path}.arch"], s[f"{path}.model_type"]
     if arch in (None, "oracle") or f"{path}.model_type" in report.bad:
         return
-    if arch not in JUDGES and not trains_by_step(arch):
-        report.add(f"{path}.arch", f"{arch} cannot judge pairs; use one of {', '.join(JUDGES)}")
+    # None: a user's own class, of which only the built model tells; see `backbone_of`.
+    if traits_of(arch).can_judge is False:
+        report.add(f"{path}.arch", f"{arch} cannot judge pairs; use one of {', '.join(judges())}")
         return
     shipped = default_or_report(
         f"{path}.model_type", registry.get_model_class(arch), model_type, report
@@ -78,7 +77,7 @@ def check_weights(config: Mapping[str, Any], report: Report) -> None:
         if name not in known:
             report.add(f"{path}.model.{name}", f"{arch} has no such key; {suggest(name, known)}")
     size = s[f"{path}.image_size"]
-    patch = (model.get("vit") or {}).get("patch_size") or patch_of(arch)
+    patch = (model.get("vit") or {}).get("patch_size") or traits_of(arch).patch_size
     if size and size % patch:
         report.add(f"{path}.image_size", f"{size} is not a multiple of its ViT's patches, {patch}")
     if shipped and not s[f"{path}.checkpoint"] and not downloads:

@@ -10,7 +10,7 @@ from typing import Any
 
 from lavis.common.registry import registry
 
-from lavis_mafa.config.check import Report, Settings, is_ours, is_url, listed
+from lavis_mafa.config.check import Report, Settings, is_url, listed
 from lavis_mafa.config.run import evaluates_nothing
 from lavis_mafa.config.schema import SPLITS
 
@@ -94,7 +94,7 @@ def _check_splits(s: Settings, report: Report, training: bool) -> None:
 def _check_image_sizes(s: Settings, report: Report, training: bool) -> None:
     image = s["model.image_size"]
     for name in s["datasets"] or {}:
-        for part in ("train", "eval") if is_ours(s["model.arch"]) else ():
+        for part in ("train", "eval") if s.traits.loads_with_our_loader else ():
             key = f"datasets.{name}.vis_processor.{part}.image_size"
             size = s[key]
             if image and size and size != image and not (part == "train" and not training):
@@ -109,17 +109,17 @@ def _check_image_sizes(s: Settings, report: Report, training: bool) -> None:
 
 def _check_what_it_holds(name: str, s: Settings, report: Report) -> None:
     """Tasks and models need samples of their kind."""
-    path, task, arch = f"datasets.{name}", s["run.task"], str(s["model.arch"])
+    path, task = f"datasets.{name}", s["run.task"]
     holds = next((kind for kind, names in HOLD.items() if name in names), None)
     needed = NEED.get(task or "")
     if holds and needed and holds != needed:
         why = f"holds {holds}, and task {task} needs {needed}; use such as {HOLD[needed][-1]}"
         report.add(path, why)
-    if holds == "labels" and arch.startswith(("albef_nlvr", "albef_ve")):
-        if (name in TWO_IMAGES) is not arch.startswith("albef_nlvr"):
-            number = {True: "two images", False: "one image"}
-            why = f"samples show {number[name in TWO_IMAGES]}, and {arch} sees"
-            report.add(path, f"{why} {number[name not in TWO_IMAGES]}; use another of them")
+    seen, shown = s.traits.images_per_sample, 2 if name in TWO_IMAGES else 1
+    if holds == "labels" and seen and seen != shown:
+        number = {1: "one image", 2: "two images"}
+        why = f"samples show {number[shown]}, and {s['model.arch']} sees"
+        report.add(path, f"{why} {number[seen]}; use another of them")
     classes = s["model.num_classes"]
     if name in CLASSES and task == "mafa_classification" and classes is not None:
         if classes < CLASSES[name]:

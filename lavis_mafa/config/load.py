@@ -21,14 +21,7 @@ from lavis.common.registry import registry
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from lavis_mafa.config.check import (
-    Report,
-    check_together,
-    is_ours,
-    suggest,
-    trains_by_step,
-    walk,
-)
+from lavis_mafa.config.check import Report, check_together, suggest, walk
 from lavis_mafa.config.con_d import BUILD_KEYS, check_kept_images, check_weights
 from lavis_mafa.config.data import check_data
 from lavis_mafa.config.defaults import default_or_report, default_yaml, fill
@@ -38,7 +31,6 @@ from lavis_mafa.config.schema import (
     ARGUMENTS,
     DATASET,
     KEYS_OF_ONE_YAML,
-    MAFA_SUFFIX,
     MODEL,
     MODEL_MAFA,
     MODEL_PARTS,
@@ -46,6 +38,7 @@ from lavis_mafa.config.schema import (
     Key,
 )
 from lavis_mafa.config.weights import check_weight_files
+from lavis_mafa.models.traits import traits_of
 
 __all__ = ["ConfigError", "MafaConfig", "complete", "format_config", "load_config"]
 
@@ -253,27 +246,26 @@ def _model_keys(user: dict[str, Any], report: Report) -> tuple[dict[str, Any], K
         shipped = default_or_report("model.model_type", cls, model_type, report)
     # With a wrong model type the keys of the first one tell which keys are right.
     names = shipped or default_or_report("", cls, None, Report(SCHEMA))
-    if not str(arch).endswith(MAFA_SUFFIX):
-        # A model of this package by another name has the keys of its default YAML.
-        named = {n: one for n, one in ours.items() if n in names.get("model", {}) and is_ours(arch)}
-        key = replace(key, keys={**MODEL, **named})
+    traits = traits_of(cls)
+    if not traits.loads_with_our_loader:
+        # What its default YAML has is added below, by example.
+        key = replace(key, keys=dict(MODEL))
         for name in ours:
             if name in user and name not in names.get("model", {}):
-                report.add(
-                    f"model.{name}",
-                    f"read only by archs whose name ends in {MAFA_SUFFIX}; model.arch is {arch}",
-                )
+                why = f"not read by {arch}; only models of lavis_mafa and their subclasses read it"
+                report.add(f"model.{name}", f"{why}; leave it out")
                 key = replace(key, keys={**key.keys, name: ANY})
     else:
-        # A key that LAVIS's other models read would pass here without any effect.
+        # A key that LAVIS's other models read would be accepted here without any effect.
         read = {*MODEL_MAFA, *BUILD_KEYS, *names.get("model", {})}
         for other in getattr(cls, "PRETRAINED_MODEL_CONFIG_DICT", {}):
             read |= default_yaml(cls, other).get("model", {}).keys()
         key = replace(key, keys={name: one for name, one in key.keys.items() if name in read})
-        if not trains_by_step(arch):
+        if not traits.trains_by_step:
             left = {name: one for name, one in key.keys.items() if name != "mafa"}
             if "mafa" in user:
-                report.add("model.mafa", f"without effect: {arch} compares no pairs; leave it out")
+                why = f"without effect: {arch} does not train by the step of lavis_mafa"
+                report.add("model.mafa", f"{why}; leave it out")
                 left["mafa"] = ANY
             key = replace(key, keys=left)
     return shipped, _extend(key, names.get("model", {}))

@@ -34,7 +34,7 @@ from lavis_mafa.config.schema import (
     known_keys,
 )
 from lavis_mafa.io.files import ROOT, write_text
-from lavis_mafa.models.con_d.build import JUDGES
+from lavis_mafa.models.traits import judges
 
 COMMAND = "python -m lavis_mafa.config.page --write docs/config.md"
 NONE = "–"
@@ -55,10 +55,11 @@ INTROS = {
     "run": "What is run and how.",
     "run.grit": "Grouped mini-batches, for models that train by the step: those with `model.mafa`. "
     "[What they are](concepts.md#grit).",
-    "model": "Models whose name ends in `_mafa` take the first six and those that one of their "
-    "default YAMLs has ([below](#default-yamls)); others take all.",
-    "model, of this package": "`tokenizer` and `vit`: models whose name ends in `_mafa`; `mafa`: "
-    "those of them that train by the step; the rest: models in whose default YAML they stand.",
+    "model": "Models of this package and users' subclasses of them take the first six and those "
+    "that one of their default YAMLs has ([below](#default-yamls)); LAVIS's models take all.",
+    "model, of this package": "`tokenizer` and `vit`: models of this package and users' subclasses "
+    "of them; `mafa`: those of them that train by the step; the rest: models whose default YAML "
+    "has them.",
     "model.mafa": "The training step. [What the words mean](concepts.md).",
     "model.mafa.connections": "[What connections are](concepts.md#con-d-and-connections).",
     "model.mafa.con_d": "[How to get a Con-D](con_d.md).",
@@ -129,7 +130,7 @@ PATHS = {
 def page() -> str:
     """The whole page, Markdown that ends in a line feed."""
     mafa = dict(MODEL_MAFA["mafa"].keys)
-    judge = replace(CON_D["arch"], registered="", choices=JUDGES)
+    judge = replace(CON_D["arch"], registered="", choices=tuple(judges()))
     mafa["con_d"] = replace(mafa["con_d"], keys={**CON_D, "arch": judge})
     parts = [
         HEAD,

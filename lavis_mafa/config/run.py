@@ -10,7 +10,9 @@ from typing import Any
 from lavis.common.registry import registry
 from lavis.tasks.image_text_pretrain import ImageTextPretrainTask
 
-from lavis_mafa.config.check import Report, Settings, is_ours, problem_of_prompt, trains_by_step
+from lavis_mafa.config.check import Report, Settings
+from lavis_mafa.models.parts.prompts import problem_of_prompt
+from lavis_mafa.models.traits import traits_of
 
 # What a task asks of a model when it evaluates.
 ASKED = {
@@ -63,8 +65,8 @@ def _check_task(s: Settings, report: Report, training: bool) -> None:
     """A task asks a model for something, and not every model can give it."""
     task, name = s["run.task"], s["model.arch"]
     arch = registry.get_model_class(name or "")
-    if training and task == "mafa_pretrain" and arch and not hasattr(arch, "llm_key"):
-        if not trains_by_step(name):
+    if training and task == "mafa_pretrain" and arch and s.traits.llm_key is None:
+        if not s.traits.trains_by_step:
             why = f"{name} does not; use mafa_retrieval or the task of its own"
             report.add("run.task", f"mafa_pretrain needs a model that trains by the step, {why}")
     evaluates = [key for key in ("valid_splits", "test_splits") if s[f"run.{key}"]]
@@ -73,20 +75,20 @@ def _check_task(s: Settings, report: Report, training: bool) -> None:
         able = [one for one in registry.list_models() if _can(one, asked)]
         why = f"{task} evaluates by {asked}(), which {name} has not; models that have it: "
         report.add("run.task", why + ", ".join(able))
-    if task == "mafa_grounding" and evaluates and str(name).startswith(("blip2", "fne", "clip")):
+    if task == "mafa_grounding" and evaluates and not s.traits.attends_from_text:
         why = f"{name} has no text encoder that attends to images; use albef_mafa or blip_mafa"
         report.add("run.task", f"mafa_grounding draws heat maps of one, and {why}")
     silent = evaluates_nothing(task)
     if silent and s["run.evaluate"]:
         why = "evaluates nothing; name the task that the model is to be scored by"
         report.add("run.task", f"{task} {why}")
-    if s["run.evaluate"] and name and is_ours(name):
+    if s["run.evaluate"] and s.traits.loads_with_our_loader:
         if not (s["model.load_finetuned"] or s["model.load_pretrained"]):
             why = "is False and so is load_pretrained: random weights are evaluated"
             report.note("model.load_finetuned", why)
     if silent and evaluates and not s["run.evaluate"]:
         report.note(f"run.{evaluates[0]}", f"without effect: task {task} evaluates nothing")
-    if s["run.k_test"] == 0 and arch and arch.__module__.startswith("lavis."):
+    if s["run.k_test"] == 0 and not s.traits.ranks_without_itm:
         report.add("run.k_test", f"0 (ITC alone) is for our models; {name} needs >= 1")
     if task == "retrieval" and not str(name).startswith("clip") and s["run.k_test"] is None:
         report.missing("run.k_test", "task retrieval needs it, such as 128")
@@ -99,7 +101,8 @@ def evaluates_nothing(task: str | None) -> bool:
 
 
 def _can(arch: str, method: str) -> bool:
-    return arch.endswith("_mafa") and hasattr(registry.get_model_class(arch), method)
+    cls = registry.get_model_class(arch)
+    return traits_of(cls).loads_with_our_loader and hasattr(cls, method)
 
 
 def _check_schedule(s: Settings, report: Report) -> None:
@@ -158,9 +161,12 @@ def _check_questions(s: Settings, report: Report) -> None:
     if not (s["run.valid_splits"] or s["run.test_splits"]):
         return
     method = s["run.inference_method"] or "rank"  # LAVIS's default
-    wanted = {True: "generate", False: "rank"}[hasattr(arch, "llm_key")]
-    ours = arch.__module__.startswith("lavis_mafa.")
-    if ours and method != wanted and "run.inference_method" not in report.bad:
+    wanted = "rank" if s.traits.llm_key is None else "generate"
+    if (
+        s.traits.loads_with_our_loader
+        and method != wanted
+        and "run.inference_method" not in report.bad
+    ):
         how = "generates its answers" if wanted == "generate" else "ranks a list of answers"
         report.add(
             "run.inference_method", f"is {method}, but {s['model.arch']} {how}; use {wanted}"

@@ -387,8 +387,7 @@ MODEL = {
     "question_generation_moodel": Key("mapping", "part of Img2Prompt-VQA, spelt so", other=ANY),
 }  # fmt: skip
 
-# Only for archs whose name ends in `MAFA_SUFFIX`.
-MAFA_SUFFIX = "_mafa"
+# Only for models that load with our loader, see `lavis_mafa.models.traits`.
 MODEL_MAFA = {
     "tokenizer": Key("str", "vocab.txt, folder or name on the hub; null: the arch's own", OURS,
                      nullable=True, path="path or name"),

@@ -18,8 +18,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from torch import Tensor
 
-from lavis_mafa.config.check import Report, Settings, is_ours, is_url
-from lavis_mafa.config.schema import MAFA_SUFFIX
+from lavis_mafa.config.check import Report, Settings, is_url
 from lavis_mafa.io.checkpoints import (
     config_of,
     find_config,
@@ -55,7 +54,7 @@ def check_weight_files(config: Mapping[str, Any], report: Report) -> None:
     _check_named(s, report)
     if not report.machine:
         return
-    arch, ours = str(s["model.arch"]), is_ours(s["model.arch"])
+    arch, ours = str(s["model.arch"]), s.traits.loads_with_our_loader
     for key, path in _files(s["model"] or {}, "model"):
         name = key.rpartition(".")[2]
         unread = s[f"{key.rpartition('.')[0]}.load_{name}"] is False
@@ -113,17 +112,18 @@ def _check_named(s: Settings, report: Report) -> None:
     if s["run.evaluate"] and s["run.resume_ckpt_path"]:
         why = "nothing is resumed when only evaluating; name it as model.finetuned"
         report.add("run.resume_ckpt_path", f"{why}, with model.load_finetuned: True")
-    arch = str(s["model.arch"])
-    if arch.startswith("clip"):
-        return  # there `pretrained` is a tag
+    if not s.traits.pretrained_is_file:
+        return
+    ours = s.traits.loads_with_our_loader
     for name in ("pretrained", "finetuned"):
         key, path, wanted = f"model.{name}", s[f"model.{name}"], s[f"model.load_{name}"]
         hint = f"name a file or URL, or set model.load_{name}: False"
-        # Ours starts from the published weights of its parts if it names no pre-trained model.
-        parts = name == "pretrained" and arch.endswith(MAFA_SUFFIX)
-        if wanted and not path and not parts and key not in report.bad:
+        # Of the two our models read `finetuned` only, if both are to be loaded.
+        unread = ours and s["model.load_finetuned"] is True
+        optional = name == "pretrained" and (s.traits.starts_from_parts or unread)
+        if wanted and not path and not optional and key not in report.bad:
             report.add(key, f"is empty; {hint}")
-        elif path and wanted is False and is_ours(arch) and not is_url(path):
+        elif path and wanted is False and ours and not is_url(path):
             report.add(key, f"is given, but model.load_{name} is False: nothing is loaded")
         elif path and wanted is not False and report.machine:
             if not is_url(path) and not os.path.isfile(path):
@@ -217,5 +217,5 @@ def _check_resumed(path: str, s: Settings, report: Report) -> None:
         whole = {"model", "optimizer", "epoch"} <= content.keys()
     if not whole:
         report.add(key, not_resumable_message(path))
-    elif is_ours(s["model.arch"]):
+    elif s.traits.loads_with_our_loader:
         _check_model(key, path, content, s["model.arch"], s["model"], report)

@@ -112,11 +112,20 @@ def weights_of(content: dict[str, Any]) -> Any:
 def recorded_model(content: dict[str, Any], arch: str) -> dict[str, Any]:
     """Return the ``model`` config recorded in a checkpoint, without keys of its training.
 
-    Empty if the checkpoint records no config, or one of a model other than ``arch``.
+    Empty if the checkpoint records no config, or one of a model other than ``arch``. A class and
+    its subclass count as one model, so that users' variants and ours load each other's checkpoints.
     """
+    from lavis_mafa.models.traits import same_model  # models import this module
+
     model = dict(_model_config(content))
-    if model.get("arch") != arch:
+    saved_by = model.get("arch")
+    if not saved_by or not same_model(saved_by, arch):
         return {}
+    if saved_by != arch:
+        model["arch"] = arch
+        types = registry.get_model_class(arch).PRETRAINED_MODEL_CONFIG_DICT
+        if model.get("model_type") not in types:
+            model.pop("model_type", None)
     for key in ("mafa", "pretrained", "finetuned", "load_pretrained", "load_finetuned"):
         model.pop(key, None)
     return model
@@ -188,13 +197,18 @@ def problem_of_origin(content: dict[str, Any], arch: str, origin: str) -> str | 
     Returns:
         None if it can, or does not record which model saved it.
     """
+    from lavis_mafa.models.traits import traits_of  # models import this module
+
     saved_by = str(_model_config(content).get("arch") or arch)
-    if saved_by.split("_")[0] != arch.split("_")[0]:
+    before, now = traits_of(saved_by), traits_of(arch)
+    # A user's model that is not registered here is known by what its checkpoint recorded.
+    family = before.family or str(content.get("family") or "")
+    if family != now.family and family and now.family:
         return (
             f"{origin} was saved by {saved_by}, which is of another family than {arch}: give a "
-            f"checkpoint of {arch.split('_')[0]}, or a model of {saved_by.split('_')[0]} as arch"
+            f"checkpoint of family {now.family}, or a model of family {family} as arch"
         )
-    if _is_stage2(saved_by) and not _is_stage2(arch):
+    if before.stage == 2 and now.stage == 1:
         return (
             f"{origin} was saved by {saved_by}, which is of stage 2: it has no text encoder and "
             f"no heads for ITC and ITM, which {arch} needs. Give the checkpoint of stage 1 that it "
@@ -341,11 +355,6 @@ def begin_momentum(model: Any, checkpoint: str | None) -> bool:
     model.copy_params()
     logging.info("%s holds no momentum encoders: they start as copies of the encoders", checkpoint)
     return True
-
-
-def _is_stage2(arch: str) -> bool:
-    """Return whether ``arch`` is of BLIP-2's stage 2: a Q-Former before a language model."""
-    return arch.startswith(("blip2_opt", "blip2_t5"))
 
 
 def _own_name(key: str, own: dict[str, Tensor]) -> str:

@@ -40,6 +40,12 @@ class MafaModel:
     of its constructor.
     """
 
+    # Traits, see `lavis_mafa.models.traits.Traits`; a family adds its own.
+    loads_with_our_loader = True
+    starts_from_parts = True
+    trains_by_step = True
+    can_judge = True
+    ranks_without_itm = True
     backbone: Backbone
     temp: Any
 

@@ -13,6 +13,7 @@ from lavis_mafa.algorithm.grit.collector import share_out
 from lavis_mafa.io.checkpoints import not_resumable_message, vocabulary_of
 from lavis_mafa.io.files import atomic_write
 from lavis_mafa.io.processes import gather_objects
+from lavis_mafa.models.traits import traits_of
 from lavis_mafa.runners.launch import random_states, seed_everything, set_random_states
 from lavis_mafa.tasks.tally import Tally
 
@@ -94,6 +95,7 @@ def content_of(runner: Any, epoch: int, step: int) -> dict[str, Any] | None:
         "scaler": runner.scaler.state_dict() if runner.scaler else None,
         "config": runner.config.to_dict(),
         "vocabulary": vocabulary_of(getattr(model, "tokenizer", None)),
+        "family": traits_of(model).family,
         "epoch": epoch - 1,  # LAVIS: the last epoch that is complete
         "run": {
             "format": FORMAT,

@@ -24,8 +24,8 @@ from shipped import SHIPPED, loaded, needed
 from small_language_models import tiny_opt, tiny_t5
 
 from lavis_mafa.cli import main
-from lavis_mafa.config.check import is_ours
 from lavis_mafa.models.families.albef.albef_mafa import CONFIGS
+from lavis_mafa.models.traits import traits_of
 
 PAIRS, SIZE, BATCH = 12, 32, 4
 SMALL = {
@@ -199,7 +199,7 @@ def checkpoint(tmp_path_factory, language_models):
 
 def put_weights(model, checkpoint):
     """Options by which a model begins with tiny weights where it would with others."""
-    ours, used, options = is_ours(model.arch), False, []
+    ours, used, options = traits_of(model.arch).loads_with_our_loader, False, []
     for name in ("finetuned", "pretrained"):  # the first that is asked for is loaded
         wanted = model.get(f"load_{name}", not ours) and not used
         if wanted and (model.get(name) or name == "finetuned"):
@@ -250,7 +250,7 @@ def small_lavis(tmp_path, monkeypatch):
 def options_for(path, folder, language_models, checkpoint, lavis_own):
     """Everything by which a shipped config fits on this machine."""
     cfg = loaded(path)
-    model, ours = cfg.model_cfg, is_ours(cfg.model_cfg.arch)
+    model, ours = cfg.model_cfg, traits_of(cfg.model_cfg.arch).loads_with_our_loader
     options = [*needed(path), *(f"{key}={value}" for key, value in SMALL.items())]
     options += ["model.model_type=tiny"] if ours else lavis_own
     options += [f"model.image_size={SIZE}"]
@@ -277,7 +277,7 @@ def test_a_shipped_config_runs_dry(
 ):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(registry.mapping["paths"], "cache_root", str(tmp_path / "cache"))
-    ours = is_ours(OmegaConf.load(path).model.arch)
+    ours = traits_of(OmegaConf.load(path).model.arch).loads_with_our_loader
     lavis_own = [] if ours else request.getfixturevalue("small_lavis")
     options = options_for(path, tmp_path, language_models, checkpoint, lavis_own)
     assert {option.partition("=")[0].rsplit(".", 1)[-1] for option in options} <= CHANGED

@@ -136,7 +136,7 @@ CONTRADICTIONS = [
     ("vqa_toy", {"run.prompt": "Question: Answer:"}, "run.prompt", "exactly one {}"),
     ("vqa_toy", {"run.task": "image_text_pretrain"}, "run.task", "evaluates nothing"),
     ("blip2_stage2_toy", {"run.task": "mafa_pretrain"}, "run.task", "compares no pairs"),
-    ("blip2_stage2_toy", {f"{MAFA}.con_d.arch": "oracle"}, MAFA, "compares no pairs"),
+    ("blip2_stage2_toy", {f"{MAFA}.con_d.arch": "oracle"}, MAFA, "does not train by the step"),
     ("blip2_stage2_toy", {"model.opt_model": None}, "model.opt_model", "is empty"),
     ("caption_toy", {"run.min_len": 99}, "run.min_len", "more than run.max_len 24"),
     ("caption_toy", {"run.metrics": []}, "run.metrics", "name some"),

@@ -23,28 +23,16 @@ from lavis_mafa.models.con_d.discriminator import ModelDiscriminator, Oracle
 from lavis_mafa.models.families.base import image_size_of
 
 ORACLE = "oracle"
-# Models that a backbone can drive as Con-D.
-JUDGES = (
-    "albef_mafa",
-    "albef_pretrain",
-    "albef_retrieval",
-    "blip_mafa",
-    "blip_pretrain",
-    "blip_retrieval",
-    "blip_image_text_matching",
-    "blip2_mafa",
-    "blip2",
-    "blip2_image_text_matching",
-)
 
 
 def build_discriminator(cfg: Mapping[str, Any] | None) -> Discriminator | None:
     """Con-D from ``{arch, model_type, checkpoint, precision, image_size, own_view, model}``.
 
-    ``arch: oracle`` is the truth of the training set. Otherwise the LAVIS model ``arch``, one of
-    `JUDGES`, is built by its config for ``model_type`` with the weights of ``checkpoint``; what the
-    checkpoint's own config says of sizes and tokenizer comes first, and ``model`` goes over both.
-    Without ``checkpoint`` the model's published weights are used.
+    ``arch: oracle`` is the truth of the training set. Otherwise the LAVIS model ``arch``,
+    which a driver of `FAMILIES` must be able to drive, is built by its config for ``model_type``
+    with the weights of ``checkpoint``. The sizes and tokenizer that the checkpoint records override
+    the config of the model type, and ``model`` overrides both. Without ``checkpoint`` the model's
+    published weights are used.
 
     Returns:
         None for None: no discriminator.

@@ -43,7 +43,11 @@ class AlbefDownstream:
         random_parts: beginnings of names that are frozen, and yet must come from a checkpoint.
     """
 
+    family = "albef"
+    loads_with_our_loader = True
     trains_by_step = False
+    can_judge = False
+    ranks_without_itm = True
     options: tuple[str, ...] = ()
     heads: tuple[str, ...] = ()
     random_parts: tuple[str, ...] = ()

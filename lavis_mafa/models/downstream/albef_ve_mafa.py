@@ -23,6 +23,7 @@ class AlbefVeMafa(AlbefDownstream, AlbefClassification):
         >>> model = load_model("albef_ve_mafa", "tiny")
     """
 
+    images_per_sample = 1
     PRETRAINED_MODEL_CONFIG_DICT = {
         name: str(CONFIGS / "models" / f"albef_ve_mafa_{name}.yaml") for name in ("ve", "tiny")
     }

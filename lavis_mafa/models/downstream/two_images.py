@@ -37,6 +37,8 @@ class TwoImages(AlbefDownstream):
     projections of keys and values.
     """
 
+    images_per_sample = 2
+
     def share_cross_attention(self, encoder: Any) -> None:
         """Let both layers of each pair in a BERT encoder have the same keys and values."""
         for first in range(encoder.config.fusion_layer, encoder.config.num_hidden_layers, 2):

@@ -10,8 +10,13 @@ from torch import Tensor
 
 from lavis_mafa.algorithm.backbone import Images, Texts
 from lavis_mafa.algorithm.losses.tcl import local_features, pool_patches
+from lavis_mafa.algorithm.registry import Registry
 from lavis_mafa.algorithm.tokens import Captions, Tokens, tokens_of
 from lavis_mafa.models.families.attention import fuse_attention
+
+# Drivers: classes that are constructed with a model, implement `Backbone`, and have a classmethod
+# ``drives(model)`` that says whether they can drive it.
+FAMILIES: Registry[Any] = Registry("family")
 
 
 class FromFirstTokens:

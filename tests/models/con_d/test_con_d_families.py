@@ -246,7 +246,7 @@ def test_a_model_without_itm_head_is_refused():
         ModelDiscriminator(model)
     model.itm_head = torch.nn.Linear(64, 2)
     del model.Qformer
-    with pytest.raises(TypeError, match="no family known"):
+    with pytest.raises(TypeError, match="no registered family"):
         backbone_of(model)
 
 

@@ -36,6 +36,8 @@ class AlbefMafa(MafaModel, AlbefBase):
         >>> model = load_model("albef_mafa", "tiny")
     """
 
+    family = "albef"
+    keeps_word_states = True
     PRETRAINED_MODEL_CONFIG_DICT = {
         "base": str(CONFIGS / "models" / "albef_mafa_base.yaml"),
         "tiny": str(CONFIGS / "models" / "albef_mafa_tiny.yaml"),

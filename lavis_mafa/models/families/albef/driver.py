@@ -12,9 +12,10 @@ from lavis_mafa.algorithm.backbone import Images, Teacher, Texts
 from lavis_mafa.algorithm.losses.language import IGNORED, mask_tokens
 from lavis_mafa.algorithm.tokens import Captions
 from lavis_mafa.models.families.attention import PairedImages, first_token_after, take
-from lavis_mafa.models.families.base import FromFirstTokens, tokenize
+from lavis_mafa.models.families.base import FAMILIES, FromFirstTokens, tokenize
 
 
+@FAMILIES.register("albef")
 class AlbefBackbone(FromFirstTokens):
     """Drives any LAVIS ALBEF: ``albef_mafa``, ``albef_pretrain``, ``albef_retrieval``.
 
@@ -22,6 +23,14 @@ class AlbefBackbone(FromFirstTokens):
         model: has ``visual_encoder``, ``text_encoder`` (BERT, or BERT with an MLM head),
             ``vision_proj``, ``text_proj``, ``itm_head``, ``temp``, ``tokenizer``, ``max_txt_len``.
     """
+
+    @classmethod
+    def drives(cls, model: Any) -> bool:
+        """Return whether a model has an ITM head and a BERT whose last layers fuse."""
+        encoder = getattr(model, "text_encoder", None)
+        return hasattr(model, "itm_head") and hasattr(
+            getattr(encoder, "config", None), "fusion_layer"
+        )
 
     @property
     def _bert(self) -> Any:

@@ -46,6 +46,7 @@ class BlipMafa(MafaModel, BlipBase):
         >>> model = load_model("blip_mafa", "tiny")
     """
 
+    family = "blip"
     PRETRAINED_MODEL_CONFIG_DICT = {
         "base": str(CONFIGS / "models" / "blip_mafa_base.yaml"),
         "large": str(CONFIGS / "models" / "blip_mafa_large.yaml"),

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
 from lavis_mafa.algorithm.backbone import Images, Teacher, Texts
 from lavis_mafa.algorithm.losses.language import next_token_losses
 from lavis_mafa.algorithm.tokens import Captions
 from lavis_mafa.models.families.attention import PairedImages, first_token_after
-from lavis_mafa.models.families.base import FromFirstTokens, begin_with, tokenize
+from lavis_mafa.models.families.base import FAMILIES, FromFirstTokens, begin_with, tokenize
 
 
+@FAMILIES.register("blip")
 class BlipBackbone(FromFirstTokens):
     """Drives any LAVIS BLIP: ``blip_mafa``, ``blip_pretrain``, ``blip_retrieval``,
     ``blip_image_text_matching``.
@@ -20,6 +23,13 @@ class BlipBackbone(FromFirstTokens):
             ``itm_head``, ``tokenizer`` (with ``enc_token_id``), ``max_txt_len``; to train also
             ``text_decoder`` and ``temp``.
     """
+
+    @classmethod
+    def drives(cls, model: Any) -> bool:
+        """Return whether a model has an ITM head and a tokenizer with BLIP's [ENC]."""
+        has_enc = hasattr(getattr(model, "tokenizer", None), "enc_token_id")
+        has_encoder = hasattr(getattr(model, "text_encoder", None), "config")
+        return hasattr(model, "itm_head") and has_enc and has_encoder
 
     def encode_texts(
         self, captions: Captions, max_length: int | None = None, for_matching: bool = False

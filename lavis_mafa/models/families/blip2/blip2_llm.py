@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lavis_mafa.config.check import problem_of_prompt
 from lavis_mafa.io.checkpoints import check_origin, load_state, read_checkpoint
 from lavis_mafa.models.families import Blip2Backbone
 from lavis_mafa.models.families.attention import fuse_attention
 from lavis_mafa.models.families.base import all_visible
 from lavis_mafa.models.families.blip2.blip2_parts import PREFIX, Blip2Parts, Parts
 from lavis_mafa.models.mafa_model import checkpoint_of, registered_name
+from lavis_mafa.models.parts.prompts import problem_of_prompt
 from lavis_mafa.models.parts.tokenizers import from_hub
 
 # LAVIS's arguments that a config gives under the same name.
@@ -51,7 +51,9 @@ class Blip2Llm(Blip2Parts):
         llm_options: further arguments that a config gives under the same name.
     """
 
+    stage = 2
     trains_by_step = False
+    can_judge = False
     llm_key: str
     llm_proj: str
     llm_options: tuple[str, ...] = ()

@@ -15,12 +15,13 @@ from lavis_mafa.algorithm.backbone import Images, Teacher, Texts
 from lavis_mafa.algorithm.losses.language import next_token_losses
 from lavis_mafa.algorithm.tokens import Captions
 from lavis_mafa.models.families.attention import PairedImages, fuse_attention, take
-from lavis_mafa.models.families.base import all_visible, begin_with, tokenize
+from lavis_mafa.models.families.base import FAMILIES, all_visible, begin_with, tokenize
 
 # Numbers held at once in a comparison of features; more images than that are compared in turn.
 COMPARED_AT_ONCE = 2**26
 
 
+@FAMILIES.register("blip2")
 class Blip2Backbone:
     """Drives any LAVIS Q-Former of stage 1: ``blip2_mafa``, ``blip2``,
     ``blip2_image_text_matching``.
@@ -30,6 +31,11 @@ class Blip2Backbone:
             ``query_tokens``, ``vision_proj``, ``text_proj``, ``itm_head``, ``temp``, ``tokenizer``,
             ``max_txt_len``.
     """
+
+    @classmethod
+    def drives(cls, model: Any) -> bool:
+        """Return whether a model has an ITM head and a Q-Former."""
+        return hasattr(model, "itm_head") and hasattr(model, "Qformer")
 
     def __init__(self, model: Any) -> None:
         fuse_attention(model)

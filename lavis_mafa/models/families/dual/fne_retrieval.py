@@ -126,6 +126,11 @@ class FneRetrieval(MafaModel, BaseModel):
         >>> model = load_model("fne_retrieval", "tiny")
     """
 
+    family = "fne"
+    starts_from_parts = False
+    trains_by_step = False
+    can_judge = False
+    attends_from_text = False
     PRETRAINED_MODEL_CONFIG_DICT = {
         "base": str(CONFIGS / "models" / "fne_retrieval_base.yaml"),
         "tiny": str(CONFIGS / "models" / "fne_retrieval_tiny.yaml"),

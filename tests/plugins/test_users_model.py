@@ -1,0 +1,113 @@
+"""A user's subclass of one of our models, under a name of its own, is treated as its parent."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from lavis.common.registry import registry
+from lavis.models.albef_models.albef_retrieval import AlbefRetrieval
+from lavis.models.base_model import BaseModel
+
+from lavis_mafa import load_model
+from lavis_mafa.config.con_d import check_con_d
+from lavis_mafa.config.load import complete
+from lavis_mafa.io.checkpoints import problem_of_origin, registered_name
+from lavis_mafa.models.con_d.build import build_discriminator
+from lavis_mafa.models.families.albef.albef_mafa import AlbefMafa
+from lavis_mafa.models.traits import Traits, judges, same_model, traits_of
+
+
+@pytest.fixture
+def albef_mine():
+    @registry.register_model("albef_mine")
+    class Mine(AlbefMafa):
+        """ALBEF under another name."""
+
+    yield Mine
+    del registry.mapping["model_name_mapping"]["albef_mine"]
+
+
+def config(tmp_path, **model):
+    mafa = {"con_d": None, **model.pop("mafa", {})}
+    return {
+        "run": {
+            "task": "mafa_pretrain",
+            "runner": "runner_mafa",
+            "lr_sched": "linear_warmup_cosine_lr",
+            **{"init_lr": 1e-4, "min_lr": 1e-5, "weight_decay": 0.02, "max_epoch": 2},
+            **{"batch_size_train": 8, "batch_size_eval": 8, "num_workers": 0},
+            **{"train_splits": ["train"], "device": "cpu", "output_dir": str(tmp_path)},
+            "grit": {"queue_size": 64, "search_space": 32},
+        },
+        "model": {
+            **{"arch": "albef_mine", "model_type": "tiny", "load_pretrained": False},
+            **{"mafa": mafa, **model},
+        },
+        "datasets": {"toy_scenes": {"type": "dense"}},
+    }
+
+
+def checkpoint(path, arch, **more):
+    model = load_model(arch, "tiny")
+    record = {"model": {"arch": arch, "model_type": "tiny", **more}}
+    torch.save({"model": model.state_dict(), "config": record, "family": "albef"}, path)
+    return model
+
+
+def test_it_inherits_its_parents_traits(albef_mine):
+    assert traits_of("albef_mine") == traits_of(albef_mine) == traits_of("albef_mafa")
+    assert traits_of("albef_mine").trains_by_step and "albef_mine" in judges()
+    assert same_model("albef_mine", "albef_mafa") and not same_model("albef_mine", "albef_ve_mafa")
+    assert registered_name(albef_mine) == "albef_mine"
+
+
+def test_users_classes_without_ours_have_what_their_bases_have():
+    class Theirs(AlbefRetrieval):
+        patch_size = property(lambda self: 8)  # a name of ours with a meaning of its own
+
+    class Own(BaseModel):
+        family = "own"
+
+    assert traits_of(Theirs) == traits_of("albef_retrieval")
+    assert traits_of(Own) == Traits(family="own")
+    assert traits_of("no such model") == traits_of(BaseModel) == Traits()
+
+
+def test_the_config_check_takes_it(albef_mine, tmp_path):
+    assert complete(config(tmp_path))[1] == []
+    lmi = {"soft_labels": {"type": "momentum"}, "loss_weights": {"lmi": 1.0, "imc": 1.0}}
+    assert complete(config(tmp_path, mafa=lmi, queue_size=64))[1] == []
+    found = complete(config(tmp_path, image_size=65))[1]
+    assert found == ["model.image_size: 65 is not a multiple of model.vit.patch_size 16"]
+    assert complete(config(tmp_path, mafa={"negatives": "hard"}))[1]
+
+
+def test_its_checkpoints_and_its_parents_load_into_each_other(albef_mine, tmp_path):
+    for saved, loaded in (("albef_mine", "albef_mafa"), ("albef_mafa", "albef_mine")):
+        path = str(tmp_path / f"{saved}.pth")
+        model = checkpoint(path, saved, max_txt_len=17)
+        found = complete(config(tmp_path, arch=loaded, load_pretrained=True, pretrained=path))[1]
+        assert found == []
+        other = load_model(loaded, checkpoint=path)
+        assert registered_name(type(other)) == loaded
+        assert other.max_txt_len == 17, "sizes that the checkpoint records"
+        assert all(torch.equal(v, other.state_dict()[k]) for k, v in model.state_dict().items())
+
+
+def test_it_judges(albef_mine, tmp_path):
+    path = str(tmp_path / "judge.pth")
+    model = checkpoint(path, "albef_mafa")
+    con_d = {"arch": "albef_mine", "model_type": "tiny", "checkpoint": path}
+    assert check_con_d(con_d)[1] == []
+    assert complete(config(tmp_path, arch="albef_mafa", mafa={"con_d": con_d}))[1] == []
+    judge = build_discriminator(con_d)
+    assert isinstance(judge.model, albef_mine)
+    assert torch.equal(judge.model.itm_head.weight, model.itm_head.weight)
+
+
+def test_a_checkpoint_of_an_unregistered_model_is_known_by_its_recorded_family():
+    content = {"config": {"model": {"arch": "albef_of_somebody"}}}
+    assert problem_of_origin(content, "albef_mafa", "x.pth") is None
+    assert problem_of_origin({**content, "family": "albef"}, "albef_mafa", "x.pth") is None
+    problem = problem_of_origin({**content, "family": "blip"}, "albef_mafa", "x.pth")
+    assert problem is not None and "is of another family than albef_mafa" in problem
