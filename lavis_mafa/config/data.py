@@ -129,12 +129,12 @@ def _check_what_it_holds(name: str, s: Settings, report: Report) -> None:
 
 def _check_toy_world(name: str, s: Settings, report: Report) -> None:
     """What the toy world's builders refuse when they make the data."""
-    from lavis_mafa.toyworld.builder import ToyScenesBuilder, read_build_info
+    from lavis_mafa.toyworld.builder import ToyBuilder, read_build_info
     from lavis_mafa.toyworld.world import WorldConfig
 
     path, builder = f"datasets.{name}.build_info", registry.get_builder_class(name)
     given = s[path]
-    if not isinstance(given, Mapping) or not builder or not issubclass(builder, ToyScenesBuilder):
+    if not isinstance(given, Mapping) or not builder or not issubclass(builder, ToyBuilder):
         return
     info = {key: value for key, value in given.items() if f"{path}.{key}" not in report.bad}
 
@@ -147,7 +147,7 @@ def _check_toy_world(name: str, s: Settings, report: Report) -> None:
                 key = f"{path}.{found[1]}" if found and found[1] in given else path
                 report.add(key, f"is {found[2]}" if found and key != path else problem)
 
-    told(builder.__new__(builder).take_own, info)  # takes its keys out, or tells of one
+    told(builder.take_own, info)  # takes its keys out, or tells of one
     sizes = {key: info.pop(key) for key in OF_DATA if key in info}
     known = {*OF_DATA, "preset", "cache_dir", *(field.name for field in fields(WorldConfig))}
     told(read_build_info, sizes)

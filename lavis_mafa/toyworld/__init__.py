@@ -1,4 +1,4 @@
-"""`toy_scenes`: a rendered world of shapes and captions whose truth is completely known."""
+"""A rendered world of shapes and captions whose ground truth is known for every pair."""
 
 from lavis_mafa.toyworld.builder import (
     ToyScenesBuilder,

@@ -1,4 +1,4 @@
-"""The LAVIS side of the toy world: a dataset builder with a cache, and its datasets."""
+"""The toy world as LAVIS data sets: the base of all toy builders, their cache, and `toy_scenes`."""
 
 from __future__ import annotations
 
@@ -22,10 +22,12 @@ from lavis.datasets.datasets.base_dataset import BaseDataset
 from omegaconf import OmegaConf
 from PIL import Image
 
+from lavis_mafa.io.checkpoints import CONFIGS
 from lavis_mafa.io.files import atomic_write
 from lavis_mafa.io.processes import on_main_process
 from lavis_mafa.toyworld.render import render
 from lavis_mafa.toyworld.world import (
+    Structured,
     WorldConfig,
     make_captions,
     make_scenes,
@@ -36,22 +38,26 @@ from lavis_mafa.toyworld.world import (
 Arrays = dict[str, npt.NDArray[Any]]
 Processor = Callable[[Any], Any]
 
-# BLIP's normalisation, as LAVIS has it in its image processors.
+# BLIP's normalisation, as in LAVIS's image processors.
 IMAGE_MEAN = np.array((0.48145466, 0.4578275, 0.40821073), dtype=np.float32)
 IMAGE_STD = np.array((0.26862954, 0.26130258, 0.27577711), dtype=np.float32)
 
 SPLITS = ("train", "val", "test")
-FORMAT_VERSION = 1  # part of the cache key: raise it when what a seed yields changes
-_CONFIG_DIR = Path(__file__).resolve().parents[1] / "configs" / "datasets" / "toy_scenes"
+FORMAT_VERSION = 1  # part of the cache key: increment it when the data of a seed change
 _DATA_KEYS = {"seed": 0, "train_size": 1, "val_size": 1, "test_size": 1, "captions_per_image": 1}
 _DEFAULTS = {"seed": 0, "train_size": 4000, "val_size": 200, "test_size": 500}
 
 
 class ToyPictures(BaseDataset):  # type: ignore[misc]
-    """The pictures of one split in memory. Image k shows `scenes[k]`.
+    """The base of all toy data sets: the pictures of one split, in memory.
 
-    `arrays`: images uint8 (n_images, H, W, 3), scenes (n_images,). Without a processor, images come
-    as float tensors normalised with BLIP's mean and standard deviation, and texts as they are.
+    Image k shows `scenes[k]`. Without a processor, an image is returned as a float tensor
+    normalised by BLIP's mean and standard deviation, and a text unchanged.
+
+    Args:
+        arrays: images uint8 (n_images, H, W, 3), scenes (n_images,), and of their captions:
+            captions (n_captions,), texts str (n_captions,), image_ids int64 (n_captions,).
+        name: of the split; part of the image names.
     """
 
     def __init__(
@@ -70,11 +76,11 @@ class ToyPictures(BaseDataset):  # type: ignore[misc]
 
     @property
     def deterministic(self) -> bool:
-        """Whether a sample is the same each time; a vis_processor is taken to be random."""
+        """Whether a sample is the same every time; a vis_processor is assumed to be random."""
         return self.vis_processor is None
 
     def picture(self, image: int) -> Image.Image:
-        """The raw picture of an image."""
+        """Return the unprocessed picture of an image."""
         return Image.fromarray(self.images[image])
 
     def _image(self, image: int) -> Any:
@@ -87,35 +93,25 @@ class ToyPictures(BaseDataset):  # type: ignore[misc]
         return text if self.text_processor is None else self.text_processor(text)
 
 
-class _ToyScenes(ToyPictures):
-    """Pictures with captions: caption i is about image `image_ids[i]`.
+class CaptionedPictures(ToyPictures):
+    """Pictures with captions: caption i describes image `image_ids[i]`."""
 
-    `arrays` has also captions (n_captions,), texts str (n_captions,), image_ids int64
-    (n_captions,).
-    """
-
-    def __init__(
-        self,
-        arrays: Arrays,
-        world: WorldConfig,
-        vis_processor: Processor | None = None,
-        text_processor: Processor | None = None,
-        name: str = "test",
-    ) -> None:
-        super().__init__(arrays, world, vis_processor, text_processor, name)
+    def __init__(self, arrays: Arrays, world: WorldConfig, **options: Any) -> None:
+        """
+        Args:
+            options: as of `ToyPictures`.
+        """
+        super().__init__(arrays, world, **options)
         self.captions = arrays["captions"]
         self.texts: list[str] = arrays["texts"].tolist()
         self.image_ids: npt.NDArray[np.int64] = arrays["image_ids"].astype(np.int64)
 
-    def _text(self, caption: int) -> str:
-        return self._processed(self.texts[caption])
 
+class ToyScenesTrain(CaptionedPictures):
+    """Pairs of an image and a caption, for training.
 
-class ToyScenesTrain(_ToyScenes):
-    """(image, caption) pairs for training.
-
-    Items: `image` (float tensor (3, H, W) unless a vis_processor makes something else),
-    `text_input` (str), `image_id` (int; equal for captions of one image).
+    Items: `image` (float tensor (3, H, W), unless a vis_processor returns something else),
+    `text_input` (str), `image_id` (int; equal for all captions of an image).
     """
 
     def __len__(self) -> int:
@@ -123,13 +119,16 @@ class ToyScenesTrain(_ToyScenes):
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         image = int(self.image_ids[index])
-        return {"image": self._image(image), "text_input": self._text(index), "image_id": image}
+        text = self._processed(self.texts[index])
+        return {"image": self._image(image), "text_input": text, "image_id": image}
 
     def truth(self, image_of: npt.ArrayLike, text_of: npt.ArrayLike) -> npt.NDArray[np.bool_]:
-        """Whether the caption of sample `text_of[k]` is valid for the image of `image_of[k]`.
+        """Return whether the caption of sample `text_of[k]` fits the image of sample `image_of[k]`.
 
-        Both are sample indices; their shapes broadcast to the shape of the answer. Raises
-        IndexError for an index outside 0 .. len - 1.
+        Both are sample indices; their shapes broadcast to the shape of the result.
+
+        Raises:
+            IndexError: for an index outside 0 .. len - 1.
         """
         images, texts = self._indices("image_of", image_of), self._indices("text_of", text_of)
         return valid(self.captions[texts], self.scenes[self.image_ids[images]])
@@ -148,31 +147,24 @@ class ToyScenesTrain(_ToyScenes):
         return indices.astype(np.int64)
 
     def caption(self, index: int) -> str:
-        """The raw caption of a sample."""
+        """Return the unprocessed caption of a sample."""
         return self.texts[index]
 
     def show(self, index: int) -> tuple[Image.Image, str]:
-        """The raw picture and caption of a sample, for reports."""
+        """Return the unprocessed picture and caption of a sample, for reports."""
         return self.picture(int(self.image_ids[index])), self.texts[index]
 
 
-class ToyScenesEval(_ToyScenes):
+class ToyScenesEval(CaptionedPictures):
     """Images with captions for retrieval, as LAVIS's `RetrievalEvalDataset`.
 
     `text` and `image` list captions and image names, `txt2img` and `img2txt` map their positions.
     Items: `image`, `index` (int), one for each image.
     """
 
-    def __init__(
-        self,
-        arrays: Arrays,
-        world: WorldConfig,
-        vis_processor: Processor | None = None,
-        text_processor: Processor | None = None,
-        name: str = "test",
-    ) -> None:
-        super().__init__(arrays, world, vis_processor, text_processor, name)
-        self.text = [self._text(i) for i in range(len(self.texts))]
+    def __init__(self, arrays: Arrays, world: WorldConfig, **options: Any) -> None:
+        super().__init__(arrays, world, **options)
+        self.text = [self._processed(text) for text in self.texts]
         self.image = self.image_names
         self.txt2img: dict[int, int] = dict(enumerate(self.image_ids.tolist()))
         self.img2txt: dict[int, list[int]] = {i: [] for i in range(len(self.images))}
@@ -186,30 +178,33 @@ class ToyScenesEval(_ToyScenes):
         return {"image": self._image(index), "index": index}
 
     def truth_matrix(self) -> npt.NDArray[np.bool_]:
-        """Which captions are valid for which images: bool (n_images, n_texts)."""
+        """Return which captions are valid for which images: bool (n_images, n_texts)."""
         return valid_matrix(self.scenes, self.captions)
 
     def show_image(self, index: int) -> Image.Image:
-        """The raw picture of an image, for reports."""
+        """Return the unprocessed picture of an image, for reports."""
         return self.picture(index)
 
 
-@registry.register_builder("toy_scenes")
-class ToyScenesBuilder(BaseDatasetBuilder):  # type: ignore[misc]
-    """Builds `train` (ToyScenesTrain), `val` and `test` (ToyScenesEval) of the toy world."""
+class ToyBuilder(BaseDatasetBuilder):  # type: ignore[misc]
+    """The base of all toy builders: `train`, `val` and `test` of one world.
 
-    train_dataset_cls: type[ToyPictures] = ToyScenesTrain
-    eval_dataset_cls: type[ToyPictures] = ToyScenesEval
-    DATASET_CONFIG_DICT = {
-        "default": str(_CONFIG_DIR / "dense.yaml"),
-        "dense": str(_CONFIG_DIR / "dense.yaml"),
-        "sparse": str(_CONFIG_DIR / "sparse.yaml"),
-    }
+    Equal `build_info` gives every builder the same pictures, from one cache. A subclass names its
+    data sets and overrides `content`, and `take_own` if it has options of its own.
+
+    Attributes:
+        stream: number of the random stream of `content`; 0 to 2 are those of `make_world`.
+    """
+
+    train_dataset_cls: type[ToyPictures]
+    eval_dataset_cls: type[ToyPictures]
+    stream = 4
 
     def build_datasets(self) -> dict[str, BaseDataset]:
-        """Make or load the data; under torch.distributed rank 0 makes them first.
+        """Generate or load the data; under torch.distributed rank 0 does so first.
 
-        Raises ValueError for unknown keys or values out of range in `build_info`.
+        Raises:
+            ValueError: for unknown keys or values out of range in `build_info`.
         """
         info: Any = OmegaConf.to_container(self.config.build_info, resolve=True)
         own = self.take_own(info)
@@ -217,7 +212,7 @@ class ToyScenesBuilder(BaseDatasetBuilder):  # type: ignore[misc]
         kind = self.config.get("type", "default")
         if kind in ("dense", "sparse") and kind != info.get("preset", kind):
             logging.warning(
-                "toy_scenes: type is %s but build_info.preset is %s; the preset counts",
+                "toy_scenes: type is %s but build_info.preset is %s; the preset is used",
                 kind,
                 info["preset"],
             )
@@ -227,36 +222,76 @@ class ToyScenesBuilder(BaseDatasetBuilder):  # type: ignore[misc]
         splits = splits or load_or_make(world, data, directory)
 
         self.build_processors()
-        return {
-            name: self.make_dataset(name, splits[name], world, {**data, **own}) for name in SPLITS
-        }
+        datasets = {}
+        for number, name in enumerate(SPLITS):
+            rng = np.random.default_rng([data["seed"], number, self.stream])
+            content = self.content(splits[name]["scenes"], world, rng, own)
+            train = name == "train"
+            dataset_cls = self.train_dataset_cls if train else self.eval_dataset_cls
+            processors = self._processors("train" if train else "eval")
+            datasets[name] = dataset_cls(splits[name], world, *content, **processors, name=name)
+        return datasets
 
-    def take_own(self, info: dict[str, Any]) -> dict[str, Any]:
-        """What a builder on the same pictures reads of `build_info` besides, taken out of it."""
+    @classmethod
+    def take_own(cls, info: dict[str, Any]) -> dict[str, Any]:
+        """Remove this builder's own keys from `build_info` and return their checked values.
+
+        Raises:
+            ValueError: for a value out of range.
+        """
         return {}
 
-    def make_dataset(
-        self, name: str, arrays: Arrays, world: WorldConfig, data: Mapping[str, int]
-    ) -> BaseDataset:
-        """The data set of a split; `data` as from `read_build_info` and `take_own`."""
-        if name == "train":
-            return ToyScenesTrain(arrays, world, **self._processors("train"), name=name)
-        return ToyScenesEval(arrays, world, **self._processors("eval"), name=name)
+    def content(
+        self,
+        scenes: Structured,
+        world: WorldConfig,
+        rng: np.random.Generator,
+        own: Mapping[str, Any],
+    ) -> tuple[Any, ...]:
+        """Return a data set's arguments between `world` and its processors.
+
+        Args:
+            scenes: of the split.
+            rng: of the split, by `stream`.
+            own: as returned by `take_own`.
+        """
+        return ()
 
     def _processors(self, mode: str) -> dict[str, Processor | None]:
-        """The configured processors; None where there is none, for LAVIS's default only passes
-        things through and could not make a tensor of an image."""
+        """Return the configured processors; None for one that is not configured, because LAVIS's
+        default passes its input through and would not turn an image into a tensor."""
         return {
             key: getattr(self, f"{key}s")[mode] if self.config.get(key) is not None else None
             for key in ("vis_processor", "text_processor")
         }
 
 
-def read_build_info(info: Mapping[str, Any]) -> tuple[WorldConfig, dict[str, int]]:
-    """The world and the data's sizes that a `build_info` asks for; null means the default.
+def default_config(name: str) -> dict[str, str]:
+    """Return the `DATASET_CONFIG_DICT` of a builder that has one YAML."""
+    return {"default": str(CONFIGS / "datasets" / name / "default.yaml")}
 
-    Returns the config and {seed, train_size, val_size, test_size, captions_per_image}. Raises
-    ValueError for unknown keys, naming the nearest known one, and for values out of range.
+
+@registry.register_builder("toy_scenes")
+class ToyScenesBuilder(ToyBuilder):
+    """Builds `train` (ToyScenesTrain), `val` and `test` (ToyScenesEval)."""
+
+    train_dataset_cls = ToyScenesTrain
+    eval_dataset_cls = ToyScenesEval
+    DATASET_CONFIG_DICT = {
+        "default": str(CONFIGS / "datasets/toy_scenes/dense.yaml"),
+        "dense": str(CONFIGS / "datasets/toy_scenes/dense.yaml"),
+        "sparse": str(CONFIGS / "datasets/toy_scenes/sparse.yaml"),
+    }
+
+
+def read_build_info(info: Mapping[str, Any]) -> tuple[WorldConfig, dict[str, int]]:
+    """Return the world of a `build_info`, and its seed and sizes; null means the default.
+
+    Returns:
+        The world and {seed, train_size, val_size, test_size, captions_per_image}.
+
+    Raises:
+        ValueError: for unknown keys, naming the nearest known one, and for values out of range.
     """
     world_keys = [field.name for field in dataclasses.fields(WorldConfig)]
     known = ["preset", "cache_dir", *_DATA_KEYS, *world_keys]
@@ -268,24 +303,48 @@ def read_build_info(info: Mapping[str, Any]) -> tuple[WorldConfig, dict[str, int
             problems.append(f"unknown key {key!r}, {hint}")
     data = {}
     for key, lowest in _DATA_KEYS.items():
-        value = info.get(key)
-        value = _DEFAULTS.get(key, 1) if value is None else value
-        if isinstance(value, bool) or not isinstance(value, int) or value < lowest:
-            problems.append(f"{key} is {value!r}, expected a whole number from {lowest} up")
-        else:
-            data[key] = value
+        try:
+            data[key] = whole_number(key, info.get(key), _DEFAULTS.get(key, 1), lowest)
+        except ValueError as error:
+            problems.append(str(error))
     if problems:
         raise ValueError("toy_scenes build_info: " + "; ".join(problems))
     changes = {key: info[key] for key in world_keys if info.get(key) is not None}
     return WorldConfig.preset(info.get("preset") or "dense", **changes), data
 
 
+def whole_number(
+    key: str, value: Any, default: int, lowest: int, highest: int | None = None
+) -> int:
+    """Return a key's value, or its default for None.
+
+    Raises:
+        ValueError: if it is no whole number from `lowest` to `highest`.
+    """
+    value = default if value is None else value
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    if not whole or value < lowest or (highest is not None and value > highest):
+        limits = f"from {lowest} " + ("up" if highest is None else f"to {highest}")
+        raise ValueError(f"{key} is {value!r}, expected a whole number {limits}")
+    return int(value)
+
+
+def take_number(
+    builder: str, info: dict[str, Any], key: str, default: int, highest: int | None = None
+) -> int:
+    """Remove a builder's own key from `build_info` and return its whole number, at least 1."""
+    try:
+        return whole_number(key, info.pop(key, None), default, 1, highest)
+    except ValueError as error:
+        raise ValueError(f"{builder} build_info: {error}") from error
+
+
 def make_world(world: WorldConfig, data: Mapping[str, int]) -> dict[str, Arrays]:
-    """Make all splits from the seed. `data` as from `read_build_info`.
+    """Generate all splits from the seed; `data` as returned by `read_build_info`.
 
     The training split has `train_size` pairs (its last image may have fewer captions than the
-    others), the other splits have that many images with all their captions. Splits, captions and
-    pixels have random streams of their own, so that changing one leaves the others as they are.
+    others); the other splits have that many images with all their captions. Splits, captions and
+    pixels have separate random streams, so that a change to one does not affect the others.
     """
     per_image = data["captions_per_image"]
     splits = {}
@@ -307,13 +366,13 @@ def make_world(world: WorldConfig, data: Mapping[str, int]) -> dict[str, Arrays]
 
 
 def cache_directory(given: str | None) -> Path:
-    """The folder for cached data: the given one, $LAVIS_MAFA_CACHE, or ~/.cache/lavis_mafa."""
+    """Return the cache folder: the given one, $LAVIS_MAFA_CACHE, or ~/.cache/lavis_mafa."""
     root = given or os.environ.get("LAVIS_MAFA_CACHE") or "~/.cache/lavis_mafa"
     return Path(root).expanduser() / "toy_scenes"
 
 
 def cache_path(world: WorldConfig, data: Mapping[str, int], directory: Path) -> Path:
-    """The file for these data: its name is a hash of all that determines them."""
+    """Return the file for these data; its name is a hash of everything that determines them."""
     numbers = {name: float(value) for name, value in dataclasses.asdict(world).items()}
     parameters = {"format": FORMAT_VERSION, "world": numbers, "data": dict(data)}
     key = hashlib.sha256(json.dumps(parameters, sort_keys=True).encode()).hexdigest()[:16]
@@ -321,18 +380,18 @@ def cache_path(world: WorldConfig, data: Mapping[str, int], directory: Path) -> 
 
 
 def load_or_make(world: WorldConfig, data: Mapping[str, int], directory: Path) -> dict[str, Arrays]:
-    """The splits from the cache, or newly made and cached.
+    """Return the splits from the cache, or generate and cache them.
 
-    A damaged file is replaced. Where nothing can be written the data are made all the same: they
-    take seconds.
+    A damaged file is replaced. If the cache cannot be written, the data are generated at every
+    start, which takes seconds.
     """
     path = cache_path(world, data, directory)
     try:
         return _load(path)
     except FileNotFoundError:
-        logging.info("toy_scenes: making the data (%s)", path)
+        logging.info("toy_scenes: generating the data (%s)", path)
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-        logging.warning("toy_scenes: %s cannot be read (%s); making it again", path, error)
+        logging.warning("toy_scenes: %s cannot be read (%s); generating it again", path, error)
     splits = make_world(world, data)
     try:
         _save(path, splits)

@@ -1,22 +1,21 @@
 """`toy_ve`: visual entailment in the toy world, with the exact relation of picture and sentence.
 
-A picture of `toy_scenes` is changed in one respect: the colour of one of its objects is left open,
-each of its pixels showing another colour. A sentence speaks of one object and names its colour:
+A picture of `toy_scenes` is changed in one respect: the colour of one of its objects is ambiguous,
+because each of its pixels shows a random colour. A sentence describes one object and its colour:
 
 | label | the sentence is true |
 |---|---|
-| `entailment` | whichever colour the object left open has |
-| `neutral` | if it has some colours, and not if it has others |
-| `contradiction` | whichever colour it has: never |
+| `entailment` | for every colour of the ambiguous object |
+| `neutral` | for some of its colours |
+| `contradiction` | for none of its colours |
 
-Every picture with two objects or more has one sentence of each label, all three with the same kinds
-of words: neither the picture nor the form of a sentence tells the label.
+Every picture with two or more objects has one sentence of each label, all three with the same kinds
+of words, so that neither the picture nor the form of a sentence reveals the label.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,11 +24,10 @@ from lavis.common.registry import registry
 from PIL import Image
 
 from lavis_mafa.toyworld.builder import (
-    SPLITS,
     Arrays,
-    Processor,
+    ToyBuilder,
     ToyPictures,
-    ToyScenesBuilder,
+    default_config,
 )
 from lavis_mafa.toyworld.render import OBJECT_RGB
 from lavis_mafa.toyworld.world import (
@@ -44,24 +42,22 @@ from lavis_mafa.toyworld.world import (
     write_captions,
 )
 
-# As LAVIS's SNLI-VE numbers them.
+# The numbers of LAVIS's SNLI-VE.
 CLASS_LABELS = {"contradiction": 0, "neutral": 1, "entailment": 2}
 CONTRADICTION, NEUTRAL, ENTAILMENT = CLASS_LABELS.values()
 
-_CONFIG_DIR = Path(__file__).resolve().parents[1] / "configs" / "datasets"
-_STREAM = 4  # 0 to 2 are those of `make_world`, 3 that of questions
-_LIKE_THE_WORLD = 50  # draws of what occurs, before anything is drawn
+_DRAWS_FROM_SCENES = 50  # draws of attributes that occur, before any attribute is drawn
 _VALUES = {"shape": SHAPES, "colour": COLOURS, "size": SIZES}
 
 Cells = npt.NDArray[np.int64]
 
 
 def relation(sentences: Structured, scenes: Structured, open_cells: Cells) -> Cells:
-    """What n sentences are to n pictures, elementwise: `CLASS_LABELS`.
+    """Return the label of n pairs of a sentence and a picture, elementwise, as in `CLASS_LABELS`.
 
     Args:
         sentences: caption records.
-        open_cells: the cell of the object whose colour the picture leaves open.
+        open_cells: the cell of each picture's ambiguous object.
     """
     possible = np.repeat(scenes[:, None], len(COLOURS), axis=1)
     rows = np.arange(len(scenes))[:, None]
@@ -79,7 +75,7 @@ def leave_open(
     open_cells: Cells,
     rng: np.random.Generator,
 ) -> npt.NDArray[np.uint8]:
-    """Copies of n images in which each pixel of one object has a colour of its own.
+    """Return copies of n images in which every pixel of one object has a random colour.
 
     Args:
         images: uint8 (n, H, W, 3).
@@ -102,10 +98,11 @@ def leave_open(
 def make_sentences(
     world: WorldConfig, scenes: Structured, open_cells: Cells, rng: np.random.Generator
 ) -> Structured:
-    """One sentence of each label about each of n pictures: caption records (n, 3), by label.
+    """Return one sentence of each label about each of n pictures: caption records (n, 3), by label.
 
-    The three name the same attributes. What is not there is mixed from an object of the picture and
-    one of another, so that it is spoken of about as often as it occurs.
+    The three name the same attributes. An object that the picture lacks mixes the attributes of one
+    of its objects with those of another picture's object, so that objects are mentioned about as
+    often as they occur.
     """
     n = len(scenes)
     named = {
@@ -118,7 +115,7 @@ def make_sentences(
     for label in CLASS_LABELS.values():
         missing, tries = np.arange(n), 0
         while len(missing):
-            said = _draw(label, scenes, open_cells, missing, rng, tries >= _LIKE_THE_WORLD)
+            said = _draw(label, scenes, open_cells, missing, rng, tries >= _DRAWS_FROM_SCENES)
             drawn = np.zeros(len(missing), dtype=sentences.dtype)
             drawn["background"] = said["background"] * named["background"][missing]
             for name in _VALUES:
@@ -137,10 +134,11 @@ def _draw(
     rng: np.random.Generator,
     anything: bool,
 ) -> dict[str, Cells]:
-    """An object to speak of and a background for each of the pictures ``which``.
+    """Draw the object and the background to mention for each of the pictures ``which``.
 
     Args:
-        anything: draw what the label leaves free from all values, not from what occurs.
+        anything: draw the attributes that the label leaves free from all values, not from those
+            that occur.
     """
     rows, cells = which, open_cells[which]
     others = rng.integers(len(scenes), size=len(which))
@@ -164,26 +162,26 @@ def _draw(
 
 
 def _object(scenes: Structured, rows: Cells, cells: Cells) -> dict[str, Cells]:
-    """The objects in these cells of these scenes, and the scenes' backgrounds."""
+    """Return the objects in these cells of these scenes, and the scenes' backgrounds."""
     found = {name: scenes[name][rows, cells].astype(np.int64) for name in _VALUES}
     return {**found, "background": scenes["background"][rows].astype(np.int64)}
 
 
 def _any_object(scenes: Structured, rng: np.random.Generator) -> Cells:
-    """The cell of one object of each scene, drawn uniformly."""
-    there = scenes["shape"] > 0
-    return np.asarray((rng.random(there.shape) * there).argmax(axis=1), dtype=np.int64)
+    """Draw the cell of one object of each scene, uniformly."""
+    occupied = scenes["shape"] > 0
+    return np.asarray((rng.random(occupied.shape) * occupied).argmax(axis=1), dtype=np.int64)
 
 
 class ToyEntailment(ToyPictures):
-    """Pictures and sentences, as LAVIS's `SNLIVisualEntialmentDataset`; all splits have one form.
+    """Pictures and sentences, as LAVIS's `SNLIVisualEntialmentDataset`, in one form for all splits.
 
     Items: `image`, `text_input` (the sentence), `label` (int, by `class_labels`), `image_id` (int)
     and `instance_id` (str).
 
     `annotation` lists `image` (its name), `sentence`, `label` (a word) and `instance_id`;
-    `image_ids` (N,) tells the picture of an item, `sentences` (N,) its caption record, `open_cells`
-    the cell of every picture's object that is left open (-1: none).
+    `image_ids` (N,) is the picture of each item, `sentences` (N,) its caption record, `open_cells`
+    the cell of each picture's ambiguous object (-1: none).
     """
 
     def __init__(
@@ -191,23 +189,22 @@ class ToyEntailment(ToyPictures):
         arrays: Arrays,
         world: WorldConfig,
         rng: np.random.Generator,
-        vis_processor: Processor | None = None,
-        text_processor: Processor | None = None,
-        name: str = "test",
+        **options: Any,
     ) -> None:
         """
         Args:
-            rng: what is left open and said.
+            rng: draws the ambiguous objects, their pixels and the sentences.
+            options: as of `ToyPictures`.
 
         Raises:
             ValueError: if no picture has two objects.
         """
-        super().__init__(arrays, world, vis_processor, text_processor, name)
+        super().__init__(arrays, world, **options)
         used = np.flatnonzero((self.scenes["shape"] > 0).sum(axis=1) > 1)
         if not len(used):
             raise ValueError(
-                "toy_ve needs pictures with two objects or more: one is left open, one is not; "
-                f"the {name} split has none (max_objects {world.max_objects})"
+                "toy_ve needs pictures with two objects or more, of which it makes one ambiguous; "
+                f"a split has none (max_objects is {world.max_objects}): use max_objects 2 or 3"
             )
         scenes = self.scenes[used]
         cells = _any_object(scenes, rng)
@@ -227,32 +224,34 @@ class ToyEntailment(ToyPictures):
         self._add_instance_ids()
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        told, image = self.annotation[index], int(self.image_ids[index])
+        row, image = self.annotation[index], int(self.image_ids[index])
         return {
             "image": self._image(image),
-            "text_input": self._processed(told["sentence"]),
-            "label": self.class_labels[told["label"]],
+            "text_input": self._processed(row["sentence"]),
+            "label": self.class_labels[row["label"]],
             "image_id": image,
-            "instance_id": told["instance_id"],
+            "instance_id": row["instance_id"],
         }
 
     def show(self, index: int) -> tuple[Image.Image, str]:
-        """The raw picture and the sentence with its label, for reports."""
-        told = self.annotation[index]
-        return self.picture(int(self.image_ids[index])), f"{told['sentence']}: {told['label']}"
+        """Return the unprocessed picture, and the sentence with its label, for reports."""
+        row = self.annotation[index]
+        return self.picture(int(self.image_ids[index])), f"{row['sentence']}: {row['label']}"
 
 
 @registry.register_builder("toy_ve")
-class ToyEntailmentBuilder(ToyScenesBuilder):
+class ToyEntailmentBuilder(ToyBuilder):
     """Builds `train`, `val` and `test` (ToyEntailment)."""
 
     train_dataset_cls = ToyEntailment
     eval_dataset_cls = ToyEntailment
-    DATASET_CONFIG_DICT = {"default": str(_CONFIG_DIR / "toy_ve" / "default.yaml")}
+    DATASET_CONFIG_DICT = default_config("toy_ve")
 
-    def make_dataset(
-        self, name: str, arrays: Arrays, world: WorldConfig, data: Mapping[str, int]
-    ) -> ToyEntailment:
-        rng = np.random.default_rng([data["seed"], SPLITS.index(name), _STREAM])
-        processors = self._processors("train" if name == "train" else "eval")
-        return ToyEntailment(arrays, world, rng, **processors, name=name)
+    def content(
+        self,
+        scenes: Structured,
+        world: WorldConfig,
+        rng: np.random.Generator,
+        own: Mapping[str, Any],
+    ) -> tuple[Any, ...]:
+        return (rng,)

@@ -1,14 +1,12 @@
-"""Expressions that each single out one object of a toy picture, with the boxes of all objects.
+"""`toy_grounding`: expressions that identify one object of a toy picture, with all boxes.
 
-Pictures, seeds, splits and cache are those of `toy_scenes`; expressions are captions of one object,
-in the same words. A box is the cell that an object stands in.
+Expressions are captions of one object, in the words of `toy_scenes`. An object's box is its cell.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import combinations
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,12 +15,11 @@ from lavis.common.registry import registry
 from PIL import Image
 
 from lavis_mafa.toyworld.builder import (
-    SPLITS,
     Arrays,
-    Processor,
+    ToyBuilder,
     ToyPictures,
-    ToyScenesBuilder,
     ToyScenesTrain,
+    default_config,
 )
 from lavis_mafa.toyworld.world import (
     Structured,
@@ -31,9 +28,7 @@ from lavis_mafa.toyworld.world import (
     write_captions,
 )
 
-_CONFIG_DIR = Path(__file__).resolve().parents[1] / "configs" / "datasets"
-_EXPRESSION_STREAM = 4  # 0 to 2 are those of `make_world`, 3 is that of questions
-# What is said of an object besides its shape.
+# The attributes that an expression may name in addition to the shape.
 _NAMED = [names for k in range(3) for names in combinations(("size", "colour"), k)]
 
 Expressions = dict[str, Any]
@@ -42,18 +37,18 @@ Expressions = dict[str, Any]
 def make_expressions(
     config: WorldConfig, scenes: Structured, rng: np.random.Generator
 ) -> Expressions:
-    """For every object that words can single out in a scene of several: one expression.
+    """Make one expression for every object that words distinguish from the others of its scene.
 
-    Of all the ways to single it out by its shape and perhaps colour and size, one is drawn. Objects
-    that have a twin in their scene, and such that stand alone, are left out.
+    Of all the ways to identify it by its shape, with or without colour and size, one is drawn.
+    Objects with a twin in their scene, and the only object of a scene, get no expression.
 
     Returns:
         ``captions`` (N,), records of one mention as in `caption_dtype`; ``texts`` (N), the words,
-        with synonyms as captions have them; ``image_ids`` (N,) int64, the scene of each; ``cells``
-        (N,) int64, where the object stands.
+        with synonyms as in captions; ``image_ids`` (N,) int64, the scene of each; ``cells`` (N,)
+        int64, the object's cell.
 
     Raises:
-        ValueError: if no object of all scenes can be singled out.
+        ValueError: if no object of any scene can be identified.
     """
     rows, image_ids, cells = [], [], []
     for image, scene in enumerate(scenes):
@@ -72,7 +67,7 @@ def make_expressions(
             cells.append(cell)
     if not rows:
         raise ValueError(
-            f"none of {len(scenes)} scenes has an object to single out among others; use "
+            f"none of {len(scenes)} scenes has an object to identify among others; use "
             "max_objects 2 or 3, p_one_object below 1, and more pictures"
         )
     captions = np.stack(rows)
@@ -85,7 +80,7 @@ def make_expressions(
 
 
 def _fitting(scene: np.void, cell: int, names: tuple[str, ...]) -> int:
-    """How many objects of the scene share their shape, and what else is named, with one of it."""
+    """Count the objects that share shape and named attributes with the object in a cell."""
     same = scene["shape"] == scene["shape"][cell]
     for name in names:
         same = same & (scene[name] == scene[name][cell])
@@ -93,8 +88,9 @@ def _fitting(scene: np.void, cell: int, names: tuple[str, ...]) -> int:
 
 
 class ToyGroundingTrain(ToyScenesTrain):
-    """Pictures and expressions as image-text pairs, without boxes; `truth` counts every picture
-    that has such an object.
+    """Pictures and expressions as image-text pairs, without boxes.
+
+    `truth` is true for every picture with an object that fits the expression.
 
     Items: `image`, `text_input`, `image_id` (int) and `instance_id` (str).
     """
@@ -104,23 +100,21 @@ class ToyGroundingTrain(ToyScenesTrain):
         arrays: Arrays,
         world: WorldConfig,
         expressions: Expressions,
-        vis_processor: Processor | None = None,
-        text_processor: Processor | None = None,
-        name: str = "train",
+        **options: Any,
     ) -> None:
-        told = {key: expressions[key] for key in ("captions", "image_ids")}
-        told["texts"] = np.array(expressions["texts"])
-        super().__init__({**arrays, **told}, world, vis_processor, text_processor, name)
+        captions = {key: expressions[key] for key in ("captions", "image_ids")}
+        captions["texts"] = np.array(expressions["texts"])
+        super().__init__({**arrays, **captions}, world, **options)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         return {**super().__getitem__(index), "instance_id": str(index)}
 
 
 class ToyGroundingEval(ToyPictures):
-    """One sample an expression, for task `mafa_grounding`, which tells what the keys mean.
+    """One sample per expression, for task `mafa_grounding`, which documents the keys.
 
-    Items: `image`, `text_input`, `index` (int), `instance_id` (str), `size`, `box` and `boxes`,
-    those of all objects.
+    Items: `image`, `text_input`, `index` (int), `instance_id` (str), `size`, `box` and `boxes` (of
+    all objects).
     """
 
     def __init__(
@@ -128,11 +122,9 @@ class ToyGroundingEval(ToyPictures):
         arrays: Arrays,
         world: WorldConfig,
         expressions: Expressions,
-        vis_processor: Processor | None = None,
-        text_processor: Processor | None = None,
-        name: str = "test",
+        **options: Any,
     ) -> None:
-        super().__init__(arrays, world, vis_processor, text_processor, name)
+        super().__init__(arrays, world, **options)
         self.image_ids: npt.NDArray[np.int64] = expressions["image_ids"]
         self.annotation = [
             {
@@ -153,37 +145,35 @@ class ToyGroundingEval(ToyPictures):
         return [column * side, row * side, side, side]
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        told = self.annotation[index]
+        row = self.annotation[index]
         return {
             "image": self._image(int(self.image_ids[index])),
-            "text_input": self._processed(told["text"]),
+            "text_input": self._processed(row["text"]),
             "index": index,
-            "instance_id": told["instance_id"],
+            "instance_id": row["instance_id"],
             "size": [self.world.image_size] * 2,
-            "box": told["bbox"],
-            "boxes": told["boxes"],
+            "box": row["bbox"],
+            "boxes": row["boxes"],
         }
 
     def show(self, index: int) -> tuple[Image.Image, str]:
-        """The raw picture and the expression, for reports."""
+        """Return the unprocessed picture and the expression, for reports."""
         return self.picture(int(self.image_ids[index])), self.annotation[index]["text"]
 
 
 @registry.register_builder("toy_grounding")
-class ToyGroundingBuilder(ToyScenesBuilder):
+class ToyGroundingBuilder(ToyBuilder):
     """Builds `train` (ToyGroundingTrain), `val` and `test` (ToyGroundingEval)."""
 
     train_dataset_cls = ToyGroundingTrain
     eval_dataset_cls = ToyGroundingEval
-    DATASET_CONFIG_DICT = {"default": str(_CONFIG_DIR / "toy_grounding" / "default.yaml")}
+    DATASET_CONFIG_DICT = default_config("toy_grounding")
 
-    def make_dataset(
-        self, name: str, arrays: Arrays, world: WorldConfig, data: Mapping[str, int]
-    ) -> ToyGroundingTrain | ToyGroundingEval:
-        stream = np.random.default_rng([data["seed"], SPLITS.index(name), _EXPRESSION_STREAM])
-        expressions = make_expressions(world, arrays["scenes"], stream)
-        if name == "train":
-            return ToyGroundingTrain(
-                arrays, world, expressions, **self._processors("train"), name=name
-            )
-        return ToyGroundingEval(arrays, world, expressions, **self._processors("eval"), name=name)
+    def content(
+        self,
+        scenes: Structured,
+        world: WorldConfig,
+        rng: np.random.Generator,
+        own: Mapping[str, Any],
+    ) -> tuple[Any, ...]:
+        return (make_expressions(world, scenes, rng),)

@@ -95,7 +95,7 @@ def test_all_ways_to_name_an_object_are_used():
 
 def test_scenes_without_expressions_are_refused():
     alone = make_scenes(WorldConfig.preset("dense", max_objects=1), 5, np.random.default_rng(0))
-    with pytest.raises(ValueError, match="none of 5 scenes has an object to single out"):
+    with pytest.raises(ValueError, match="none of 5 scenes has an object to identify"):
         make_expressions(DENSE, alone, np.random.default_rng(0))
 
 
