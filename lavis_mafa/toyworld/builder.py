@@ -227,8 +227,8 @@ class ToyBuilder(BaseDatasetBuilder):  # type: ignore[misc]
             rng = np.random.default_rng([data["seed"], number, self.stream])
             content = self.content(splits[name]["scenes"], world, rng, own)
             train = name == "train"
-            dataset_cls = self.train_dataset_cls if train else self.eval_dataset_cls
-            processors: Any = self._processors("train" if train else "eval")
+            dataset_cls: Any = self.train_dataset_cls if train else self.eval_dataset_cls
+            processors = self._processors("train" if train else "eval")
             datasets[name] = dataset_cls(splits[name], world, *content, **processors, name=name)
         return datasets
 
