@@ -18,7 +18,10 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").r
 FENCE = re.compile(r"^(`{3,})(\w*)[^\n]*\n(.*?)^\1`*\s*$", re.MULTILINE | re.DOTALL)
 ASSIGNED = re.compile(r'^(\w+)="([^"]*)"$', re.MULTILINE)
 SPAN = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
-PROGRAMS = ("python", "bash", "sbatch")
+PROGRAMS = ("python", "bash", "sbatch", "lavis-mafa")
+# What may follow lavis-mafa.
+SUBCOMMANDS = ("train", "evaluate", "demo", "study", "count", "mine", "report", "threshold")
+SUBCOMMANDS += ("label", "profile", "vision", "check-data", "make-vocab", "export", "config", "list")
 EVALUATES = ("evaluate.py", "run_scripts/mafa/evaluate.sh")
 
 
@@ -53,10 +56,11 @@ def program_of(command: str) -> str:
 
 @dataclass
 class Command:
-    """What a command names: files, modules, and for training and evaluation a config."""
+    """What a command names: files, modules, subcommands of lavis-mafa, and a config."""
 
     files: list[str]
     modules: list[str]
+    subcommands: list[str]
     config: str | None
     options: list[str]
     evaluates: bool
@@ -66,6 +70,11 @@ def parse(command: str) -> Command:
     """Take a command apart."""
     words = shlex.split(command)
     modules = [after for word, after in zip(words, words[1:], strict=False) if word == "-m"]
+    if program_of(command) == "lavis-mafa":
+        after = words.index("lavis-mafa") + 1
+        subcommands = words[after : after + 1] or [""]
+    else:
+        subcommands = []
     files = [word for word in words if re.fullmatch(r"[\w./-]+\.(py|sh)", word)]
     config = next(
         (after for w, after in zip(words, words[1:], strict=False) if w == "--cfg-path"), ""
@@ -76,13 +85,13 @@ def parse(command: str) -> Command:
             if word.startswith("--"):
                 break
             options.append(word)
-    evaluates = any(file in EVALUATES for file in files)
+    evaluates = any(file in EVALUATES for file in files) or subcommands == ["evaluate"]
     for file in files:
         script = ROOT / file
         if file.startswith("run_scripts/mafa/eval/") and script.is_file():
             inside = re.search(r"projects/[\w./-]+\.yaml", script.read_text())
             config, evaluates = inside[0] if inside else config, True
-    return Command(files, modules, config or None, options, evaluates)
+    return Command(files, modules, subcommands, config or None, options, evaluates)
 
 
 def problems_of(command: str) -> list[str]:
@@ -92,6 +101,9 @@ def problems_of(command: str) -> list[str]:
     for module in found.modules:
         if not _importable(module):
             problems.append(f"no such module: {module}")
+    for name in found.subcommands:
+        if name not in SUBCOMMANDS:
+            problems.append(f"no such subcommand: {name}")
     if found.config is None:
         return problems
     path = ROOT / found.config

@@ -59,6 +59,8 @@ def test_commands_are_accepted(command):
 def test_commands_are_found():
     scripts = {file for command in COMMANDS for file in docs.parse(command).files}
     assert {"train.py", "evaluate.py", "run_scripts/demo.sh"} <= scripts
+    subcommands = {name for command in COMMANDS for name in docs.parse(command).subcommands}
+    assert {"count", "mine", "report", "threshold", "label", "profile", "vision"} <= subcommands
     with_config = [command for command in COMMANDS if docs.parse(command).config]
     assert len(with_config) > 40
     assert any("--nproc_per_node" in command for command in with_config)
@@ -94,6 +96,8 @@ def test_the_quick_start_s_python_runs(monkeypatch):
     [
         ("python trian.py --cfg-path projects/mafa/train/albef_toy.yaml", "no such file"),
         ("python -m lavis_mafa.chek_data train.json", "no such module"),
+        ("lavis-mafa cuont --output count", "no such subcommand"),
+        ("lavis-mafa count --cfg-path projects/mafa/train/nothing.yaml", "no such config"),
         ("bash run_scripts/mafa/eval/nothing.sh", "no such file"),
         ("python train.py --cfg-path projects/mafa/train/nothing.yaml", "no such config"),
         ("python evaluate.py --cfg-path projects/mafa/train/albef_toy.yaml", "is for train"),
