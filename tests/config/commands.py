@@ -104,6 +104,9 @@ def problems_of(command: str) -> list[str]:
     for name in found.subcommands:
         if name not in SUBCOMMANDS:
             problems.append(f"no such subcommand: {name}")
+    if found.subcommands == ["study"]:
+        studies = [word for word in shlex.split(command) if word.endswith(".yaml")]
+        problems += [f"no such study: {one}" for one in studies if not (ROOT / one).is_file()]
     if found.config is None:
         return problems
     path = ROOT / found.config

@@ -98,6 +98,7 @@ def test_the_quick_start_s_python_runs(monkeypatch):
         ("python -m lavis_mafa.chek_data train.json", "no such module"),
         ("lavis-mafa cuont --output count", "no such subcommand"),
         ("lavis-mafa count --cfg-path projects/mafa/train/nothing.yaml", "no such config"),
+        ("lavis-mafa study projects/mafa/studies/nothing.yaml", "no such study"),
         ("bash run_scripts/mafa/eval/nothing.sh", "no such file"),
         ("python train.py --cfg-path projects/mafa/train/nothing.yaml", "no such config"),
         ("python evaluate.py --cfg-path projects/mafa/train/albef_toy.yaml", "is for train"),
