@@ -102,7 +102,7 @@ def problems_of(command: str) -> list[str]:
         if not _importable(module):
             problems.append(f"no such module: {module}")
     for name in found.subcommands:
-        if name not in SUBCOMMANDS:
+        if name not in (*SUBCOMMANDS, "--help"):
             problems.append(f"no such subcommand: {name}")
     if found.subcommands == ["study"]:
         studies = [word for word in shlex.split(command) if word.endswith(".yaml")]
