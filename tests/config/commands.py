@@ -21,7 +21,16 @@ SPAN = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
 PROGRAMS = ("python", "bash", "sbatch", "lavis-mafa")
 # What may follow lavis-mafa.
 SUBCOMMANDS = ("train", "evaluate", "demo", "study", "count", "mine", "report", "threshold")
-SUBCOMMANDS += ("label", "profile", "vision", "check-data", "make-vocab", "export", "config", "list")
+SUBCOMMANDS += (
+    "label",
+    "profile",
+    "vision",
+    "check-data",
+    "make-vocab",
+    "export",
+    "config",
+    "list",
+)
 EVALUATES = ("evaluate.py", "run_scripts/mafa/evaluate.sh")
 
 
