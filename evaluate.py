@@ -5,4 +5,4 @@ import sys
 from lavis_mafa.cli import main
 
 if __name__ == "__main__":
-    sys.exit(main(evaluate=True))
+    sys.exit(main(["evaluate", *sys.argv[1:]]))

@@ -9,7 +9,7 @@ import sys
 import warnings
 from collections.abc import Sequence
 
-from lavis_mafa.cli import exit_status
+from lavis_mafa.runners.session import exit_status
 
 # By command a module of this package, with `add_arguments(parser)` and `run(args)`, and its help.
 COMMANDS = {

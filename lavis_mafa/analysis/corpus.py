@@ -20,7 +20,6 @@ from omegaconf import OmegaConf
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
-from lavis_mafa.cli import begin, build_data, build_model
 from lavis_mafa.config import load_config
 from lavis_mafa.config.check import is_url
 from lavis_mafa.datasets.split_as_pairs import SplitAsPairs
@@ -29,6 +28,7 @@ from lavis_mafa.models.con_d.build import view_of
 from lavis_mafa.models.mafa_model import checkpoint_of
 from lavis_mafa.runners.launch import amp_dtype_of
 from lavis_mafa.runners.loaders import evaluation_sets, training_set
+from lavis_mafa.runners.session import begin, build_data, build_model
 
 Processor = Callable[[Any], Any]
 

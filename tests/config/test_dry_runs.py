@@ -283,8 +283,8 @@ def test_a_shipped_config_runs_dry(
     assert {option.partition("=")[0].rsplit(".", 1)[-1] for option in options} <= CHANGED
     evaluates = loaded(path).run_cfg.evaluate
     assert evaluates is (path.parent.name == "eval")
-    arguments = ["--cfg-path", str(path), "--dry-run", "--options", *options]
-    status = main(arguments, evaluate=evaluates)
+    command = "evaluate" if evaluates else "train"
+    status = main([command, "--cfg-path", str(path), "--dry-run", "--options", *options])
     told = capsys.readouterr().out
     assert status == 0, caplog.text[-3000:]
     assert "dry run: nothing is trained" in told

@@ -89,7 +89,7 @@ def main(folder: str, poison: str, config: str, *options: str) -> int:
             torch.save(told, Path(folder) / f"rank{get_rank()}.pt")
 
     RunnerMafa.train = kept
-    return run(["--cfg-path", config, "--options", *options])
+    return run(["train", "--cfg-path", config, "--options", *options])
 
 
 if __name__ == "__main__":

@@ -29,7 +29,8 @@ import torch.distributed as dist
 from faulty_runs import STEPS, children_of, recording, stopped_at_every_step, undisturbed
 from runs import options, records
 
-import lavis_mafa.cli
+from lavis_mafa import cli
+from lavis_mafa.runners import session  # noqa: F401  (forks need not import it again)
 
 LAST, READ = "checkpoint_last.pth", "read.jsonl"
 PR_SET_CHILD_SUBREAPER = 36
@@ -66,14 +67,14 @@ def start(folder: Path, case: dict[str, Any]) -> multiprocessing.Process:
     """The real command in a fork of this process."""
     folder.mkdir(parents=True, exist_ok=True)
     changes = {key: value for key, value in case.items() if key != "config"}
-    arguments = ["--cfg-path", case["config"], "--options", *options(folder, **changes)]
+    arguments = ["train", "--cfg-path", case["config"], "--options", *options(folder, **changes)]
 
     def command() -> None:
         for stream in (sys.stdout, sys.stderr):
             where = os.open(folder / "output.txt", os.O_APPEND | os.O_CREAT | os.O_WRONLY)
             os.dup2(where, stream.fileno())
         with recording(Lines(folder / READ)):
-            sys.exit(lavis_mafa.cli.main(arguments))
+            sys.exit(cli.main(arguments))
 
     process = multiprocessing.get_context("fork").Process(target=command)
     process.start()

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 import lavis_mafa
-from lavis_mafa.cli import run
 from lavis_mafa.io.checkpoints import RUN_STATE_KEYS
 from lavis_mafa.io.checksums import is_intact
 from lavis_mafa.runners import RunnerMafa
 from lavis_mafa.runners.checkpoint import FORMAT
+from lavis_mafa.runners.session import run
 
 ROOT = Path(__file__).resolve().parents[2]
 KEPT = Path(__file__).parent / "kept"

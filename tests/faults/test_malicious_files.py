@@ -345,8 +345,8 @@ def test_commands_that_take_checkpoints(tmp_path, injected, capfd, caplog, comma
     output = [*config, "--output", out]
     judge = ["a.arch=albef_mafa", "a.model_type=tiny", f"a.checkpoint={own}"]
     tries = {
-        "train": lambda: main([*config, "--options", *finetuned]),
-        "evaluate": lambda: main([*config, "--options", *finetuned], evaluate=True),
+        "train": lambda: main(["train", *config, "--options", *finetuned]),
+        "evaluate": lambda: main(["evaluate", *config, "--options", *finetuned]),
         "export hf": lambda: export([own, out, "--to", "hf", "--arch", "blip2_mafa"]),
         "export albef_vqa": lambda: export([own, out, "--to", "albef_vqa"]),
         "vision": lambda: analysis(["vision", *output, "--checkpoint", f"a={own}"]),

@@ -13,10 +13,10 @@ from lavis.common.registry import registry
 from omegaconf import OmegaConf
 
 import lavis_mafa
-from lavis_mafa.cli import run
 from lavis_mafa.config import ConfigError, load_config
 from lavis_mafa.config.con_d import check_con_d
 from lavis_mafa.io.checkpoints import read_checkpoint
+from lavis_mafa.runners.session import run
 
 ROOT = Path(__file__).resolve().parents[2]
 KEPT = Path(__file__).parent / "kept"
@@ -66,7 +66,7 @@ def nothing_is_built(monkeypatch):
     def fail(*args, **kwargs):
         raise AssertionError("a model was built")
 
-    monkeypatch.setattr("lavis_mafa.cli.build_model", fail)
+    monkeypatch.setattr("lavis_mafa.runners.session.build_model", fail)
 
 
 def problems(key, path, config="albef_toy", **more):

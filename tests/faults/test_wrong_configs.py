@@ -18,9 +18,10 @@ from pathlib import Path
 import mistakes as making
 import pytest
 
-from lavis_mafa import cli
+from lavis_mafa.cli import main
 from lavis_mafa.config import ConfigError, load_config
 from lavis_mafa.config.load import complete
+from lavis_mafa.runners import session
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "config"))
 from shipped import SHIPPED, needed, parse_default_yamls_once  # noqa: E402, F401
@@ -162,7 +163,7 @@ def refuse_to(monkeypatch, names):
         return build
 
     for name in names:
-        monkeypatch.setattr(cli, name, refuse(name))
+        monkeypatch.setattr(session, name, refuse(name))
 
 
 def command_line(config, folder, *arguments):
@@ -170,7 +171,8 @@ def command_line(config, folder, *arguments):
     file = folder / "config.yaml"
     file.write_text(making.as_yaml(config))
     evaluates = (config.get("run") or {}).get("evaluate") is True
-    return cli.main(["--cfg-path", str(file), *arguments], evaluate=evaluates)
+    command = "evaluate" if evaluates else "train"
+    return main([command, "--cfg-path", str(file), *arguments])
 
 
 @pytest.mark.parametrize("arguments", [(), ("--dry-run",)], ids=["run", "dry-run"])

@@ -1,4 +1,4 @@
-"""Trains by cli.run and writes what every rank read and lost: ``rank<r>.json`` in a folder."""
+"""Trains by session.run and writes what every rank read and lost: ``rank<r>.json`` in a folder."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 
 from lavis.common.dist_utils import get_rank
 
-from lavis_mafa.cli import exit_status, run
 from lavis_mafa.runners import RunnerMafa
+from lavis_mafa.runners.session import exit_status, run
 
 
 def main(folder: str, config: str, *options: str) -> None:

@@ -42,7 +42,7 @@ def options(folder, **changes):
 
 def run_here(folder, config=CONFIG, **changes):
     """Train in this process; return the runner."""
-    from lavis_mafa.cli import run
+    from lavis_mafa.runners.session import run
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -34,9 +34,9 @@ def launch_two(folder, *arguments):
 def simulate_two_ranks(folder):
     """Both ranks in turn on one copy of the weights, gradients averaged by hand."""
     from lavis_mafa.algorithm.grit import GritSchedule
-    from lavis_mafa.cli import build_runner
     from lavis_mafa.config import load_config
     from lavis_mafa.runners.launch import init_distributed, random_states, set_random_states
+    from lavis_mafa.runners.session import build_runner
 
     torch.set_num_threads(1)
     cfg = load_config(CONFIG, options(folder, **CHANGES))

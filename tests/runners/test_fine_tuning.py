@@ -9,8 +9,8 @@ import torch
 from omegaconf import OmegaConf
 from runs import ROOT, finish, records, run_here, start, weights
 
-from lavis_mafa.cli import run
 from lavis_mafa.models import AlbefMafa
+from lavis_mafa.runners.session import run
 
 TRAIN, EVAL = ROOT / "projects/mafa/train", ROOT / "projects/mafa/eval"
 # What only pre-training on toy_scenes knows.

@@ -14,7 +14,7 @@ from nlvr_files import nlvr_files
 from runs import finish, records, same_weights, weights
 
 from lavis_mafa import load_model
-from lavis_mafa.cli import run
+from lavis_mafa.runners.session import run
 
 TRAIN = ROOT / "projects/mafa/train"
 SMALL = ["run.tensorboard=False", "run.log_freq=1", "run.job_id=job", "run.warmup_steps=2"]

@@ -156,7 +156,16 @@ def test_two_processes(world, tmp_path):
 def test_dry_run(world, tmp_path, capsys):
     listed = options(tmp_path, **NO_STEP)
     assert (
-        main(["--cfg-path", world["configs"]["blip2_t5_mafa"], "--dry-run", "--options", *listed])
+        main(
+            [
+                "train",
+                "--cfg-path",
+                world["configs"]["blip2_t5_mafa"],
+                "--dry-run",
+                "--options",
+                *listed,
+            ]
+        )
         == 0
     )
     told = capsys.readouterr().out

@@ -19,9 +19,9 @@ def test_accumulated_gradients_have_the_right_scale(tmp_path):
     """Windows of 1 and of 4 take the same step where all mini-batches are the same."""
     from runs import options
 
-    from lavis_mafa.cli import build_runner
     from lavis_mafa.config import load_config
     from lavis_mafa.runners.launch import init_distributed, seed_everything
+    from lavis_mafa.runners.session import build_runner
 
     cfg = load_config(CONFIG, options(tmp_path))
     init_distributed(cfg.run_cfg)

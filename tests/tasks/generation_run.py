@@ -100,4 +100,4 @@ def try_together(folder):
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    sys.exit(main(sys.argv[1:], evaluate=True))
+    sys.exit(main(["evaluate", *sys.argv[1:]]))

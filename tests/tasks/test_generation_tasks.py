@@ -24,11 +24,11 @@ from omegaconf import OmegaConf
 from PIL import Image
 from torch.utils.data import DataLoader
 
-from lavis_mafa.cli import run
 from lavis_mafa.config import ConfigError, load_config
 from lavis_mafa.metrics import answers as answering
 from lavis_mafa.metrics.answers import one_accuracy
 from lavis_mafa.metrics.captions import PYTHON, Tools
+from lavis_mafa.runners.session import run
 from lavis_mafa.tasks import MafaCaptionTask, MafaGQATask, MafaVQATask, results
 
 ROOT = Path(__file__).resolve().parents[2]

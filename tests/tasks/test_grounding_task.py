@@ -20,11 +20,11 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from lavis_mafa import load_model
-from lavis_mafa.cli import run
 from lavis_mafa.config import ConfigError, load_config
 from lavis_mafa.metrics.grounding import stretch
 from lavis_mafa.models.families import backbone_of
 from lavis_mafa.models.inference.gradcam import heat_maps
+from lavis_mafa.runners.session import run
 from lavis_mafa.tasks import MafaGroundingTask, mafa_grounding
 from lavis_mafa.tasks.results import collate_ragged
 from lavis_mafa.toyworld.grounding import ToyGroundingBuilder

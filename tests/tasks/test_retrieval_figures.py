@@ -18,12 +18,12 @@ from lavis.tasks.retrieval import RetrievalTask
 from small_coco import karpathy, small_metrics, use_small
 
 from lavis_mafa import load_model
-from lavis_mafa.cli import run
 from lavis_mafa.config import ConfigError
 from lavis_mafa.metrics import eccv
 from lavis_mafa.metrics.known_truth import original_pairs, read_truth, truth_with
 from lavis_mafa.metrics.recall import retrieval_with_truth
 from lavis_mafa.metrics.score_files import read_scores
+from lavis_mafa.runners.session import run
 from lavis_mafa.studies.demo.branches import Branch
 from lavis_mafa.studies.demo.families import FAMILIES
 from lavis_mafa.studies.demo.measure import K_TEST, measure, toy_world

@@ -27,7 +27,6 @@ from two_forks import answers_of_two
 from lavis_mafa import load_model
 from lavis_mafa.algorithm.discriminator import VIEW
 from lavis_mafa.algorithm.ranks import Ranks
-from lavis_mafa.cli import begin, build_runner
 from lavis_mafa.config.con_d import check_con_d
 from lavis_mafa.datasets import TrainingSet
 from lavis_mafa.models.con_d import kept_rows
@@ -35,6 +34,7 @@ from lavis_mafa.models.con_d.discriminator import ModelDiscriminator
 from lavis_mafa.models.con_d.kept_images import kept_images
 from lavis_mafa.models.con_d.kept_rows import KeptRows
 from lavis_mafa.runners.dry_run import dry_run
+from lavis_mafa.runners.session import begin, build_runner
 
 IMAGES = 12
 SHAPE = (3, 2)

@@ -1,0 +1,1 @@
+"""Subcommands of ``lavis-mafa`` that no other room holds; `lavis_mafa.cli` lists all of them."""

@@ -1,0 +1,123 @@
+"""Registration with LAVIS: at once if LAVIS is imported already, else right after its import.
+
+Registration imports nearly every module of this package, and those import LAVIS. It must therefore
+not start in the middle of an import of either, or it would meet modules that are half executed:
+``import lavis_mafa.models``, for example, imports LAVIS while ``lavis_mafa.models`` is still empty.
+A finder at the head of ``sys.meta_path`` notes when the import of LAVIS ends and when the outermost
+import of a module of this package ends, and registers when both have ended.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import warnings
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+PACKAGE = "lavis_mafa"
+# Importing these registers what they define, in this order.
+ROOMS = ("datasets", "models", "processors", "runners", "tasks", "toyworld")
+
+
+def register() -> None:
+    """Register models, tasks, runners, processors and data sets with LAVIS; import LAVIS if needed.
+
+    A second call does nothing.
+    """
+    if _finder.registered:
+        return
+    _finder.registered = True
+    try:
+        import lavis.common.optims
+        import lavis.models
+        import lavis.runners  # noqa: F401
+
+        for room in ROOMS:
+            importlib.import_module(f"{PACKAGE}.{room}")
+        # LAVIS listed its models when it was imported.
+        lavis.models.model_zoo.model_zoo = lavis.models.ModelZoo().model_zoo
+    except BaseException:
+        _finder.registered = False
+        raise
+    _finder.remove()
+
+
+def register_with_lavis() -> None:
+    """Register now if LAVIS has been imported, else as soon as it is."""
+    if _imported("lavis"):
+        register()
+    elif _finder not in sys.meta_path:
+        sys.meta_path.insert(0, _finder)
+
+
+def _imported(name: str) -> bool:
+    """Return whether a module has been imported and is not being imported at this moment."""
+    module = sys.modules.get(name)
+    return module is not None and not getattr(module.__spec__, "_initializing", False)
+
+
+class _Finder:
+    """Finds modules as the other finders do, and watches LAVIS's and this package's imports.
+
+    Attributes:
+        registered: registration has been done or has begun.
+        imported: the import of LAVIS has ended, if it began under this finder.
+        depth: how many imports of modules of this package are in progress, one inside the other.
+    """
+
+    def __init__(self) -> None:
+        self.registered = False
+        self.imported = False
+        self.depth = 0
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name != "lavis" and not name.startswith(f"{PACKAGE}."):
+            return None
+        for finder in sys.meta_path:
+            spec = None if finder is self else finder.find_spec(name, path, target)
+            if spec is not None:
+                self._watch(spec)
+                return spec
+        return None
+
+    def _watch(self, spec: ModuleSpec) -> None:
+        """Have `_load` execute the module of a spec, through the loader's own method."""
+        loader: Any = spec.loader
+        execute = getattr(loader, "exec_module", None)
+        if execute is None:  # a namespace package has nothing to execute
+            return
+
+        def exec_module(module: ModuleType) -> None:
+            del loader.exec_module
+            self._load(execute, module)
+
+        # The loader is this module's own: setting its attribute leaves its type, and with it
+        # `inspect` and `importlib.resources`, as they are.
+        loader.exec_module = exec_module
+
+    def _load(self, execute: Any, module: ModuleType) -> None:
+        if module.__name__ == "lavis":
+            # A dependency of LAVIS warns at every start.
+            warnings.filterwarnings("ignore", category=FutureWarning, module="fairscale")
+            execute(module)
+            self.imported = True  # although the import system has not marked it so yet
+        else:
+            self.depth += 1
+            try:
+                execute(module)
+            finally:
+                self.depth -= 1
+        if not self.depth and (self.imported or _imported("lavis")):
+            register()
+
+    def remove(self) -> None:
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+
+
+_finder = _Finder()

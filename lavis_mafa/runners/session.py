@@ -1,0 +1,177 @@
+"""From a config to its task, data, model and runner, and the exit status of a command."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from lavis import tasks
+from lavis.common.dist_utils import is_main_process
+from lavis.common.registry import registry
+from lavis.models.base_model import SharedQueueMixin
+
+from lavis_mafa.config import ConfigError, load_config
+from lavis_mafa.io.checkpoints import begin_momentum
+from lavis_mafa.io.processes import LostContactError, explain_lost_rank
+from lavis_mafa.runners.checkpoint_schedule import NotSavedError
+from lavis_mafa.runners.dry_run import dry_run
+from lavis_mafa.runners.folder import choose_folder, launch_identity, record_launch
+from lavis_mafa.runners.guard import NonFiniteError, UnreadableError
+from lavis_mafa.runners.launch import init_distributed, seed_everything
+from lavis_mafa.runners.termination import REQUEUE, Terminated, ignore_signals
+
+CLEAR_ERRORS = (ConfigError, NonFiniteError, NotSavedError, UnreadableError, LostContactError)
+USER_ERRORS = (*CLEAR_ERRORS, FileNotFoundError, ValueError)
+
+
+def build_data(cfg: Any) -> tuple[Any, Any]:
+    """Build the task and the data sets of a config; the process group must exist already."""
+    task = tasks.setup_task(cfg)
+    _find_annotations(cfg)
+    datasets = task.build_datasets(cfg)
+    _check_size(cfg, datasets)
+    return task, datasets
+
+
+def build_model(cfg: Any, task: Any) -> Any:
+    """Build the model of a config."""
+    model = task.build_model(cfg)
+    given = "finetuned" if cfg.model_cfg.get("load_finetuned", True) else "pretrained"
+    begin_momentum(model, cfg.model_cfg.get(given))
+    return model
+
+
+def build_runner(cfg: Any) -> Any:
+    """Build the runner of a config and all it needs; the process group must exist already."""
+    job_id = choose_folder(cfg)
+    task, datasets = build_data(cfg)
+    model = build_model(cfg, task)
+    runner_cls = registry.get_runner_class(cfg.run_cfg.get("runner", "runner_mafa"))
+    return runner_cls(cfg=cfg, job_id=job_id, task=task, model=model, datasets=datasets)
+
+
+def run(cfg_path: str, options: Sequence[str] = (), evaluate: bool = False) -> Any:
+    """Train, or only evaluate, by a config; return the runner."""
+    cfg = begin(cfg_path, options, evaluate)
+    launch = launch_identity(cfg)
+    runner = build_runner(cfg)
+    record_launch(launch, runner.output_dir)
+    runner.train()
+    return runner
+
+
+def exit_status(action: Callable[[], int | None]) -> int:
+    """Run an action and return the exit status of the process, logging a user's errors.
+
+    The status is the action's (None: 0), 2 for a wrong config, 1 for other errors a user can cause,
+    and `REQUEUE` (75) after a termination signal. One of several ranks does not return: its process
+    exits here.
+    """
+    try:
+        with explain_lost_rank():
+            status = action() or 0
+    except Terminated as termination:
+        ignore_signals()
+        logging.warning("%s", termination)
+        status = REQUEUE
+    except USER_ERRORS as error:
+        logging.error("%s", error, exc_info=not _is_clear(error))
+        status = 2 if isinstance(error, ConfigError) else 1
+    if not dist.is_initialized():
+        return status
+    several = dist.get_world_size() > 1
+    if not (several and status):
+        # After an error, other ranks may wait in a collective that this rank will never join.
+        # Destroying the group would wait for them; exiting lets the launcher stop them.
+        dist.destroy_process_group()
+    if several:
+        # Skip the interpreter's shutdown: a leftover thread of the process group sometimes aborts
+        # it, and the launcher would then report a finished run as failed.
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    return status
+
+
+def _is_clear(error: Exception) -> bool:
+    """Return whether an error needs no traceback: its message is ours, or it was raised here."""
+    if isinstance(error, CLEAR_ERRORS):
+        return True
+    frames = traceback.extract_tb(error.__traceback__)
+    return bool(frames) and Path(frames[-1].filename).is_relative_to(Path(__file__).parents[1])
+
+
+def begin(cfg_path: str, options: Sequence[str], evaluate: bool = False) -> Any:
+    """Load and check a config, join the process group and seed the generators."""
+    # Tokenizers warn in every worker that is forked after their first use.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    cfg = load_config(cfg_path, [*options, "run.evaluate=True"] if evaluate else list(options))
+    init_distributed(cfg.run_cfg)
+    seed_everything(int(cfg.run_cfg.seed))
+    if not is_main_process():
+        logging.getLogger().setLevel(logging.WARNING)
+    return cfg
+
+
+def check_only(cfg_path: str, options: Sequence[str] = (), evaluate: bool = False) -> None:
+    """Build and check everything, take one mini-batch forward, and print what would run."""
+    runner = build_runner(begin(cfg_path, options, evaluate))
+    lines = dry_run(runner)
+    if is_main_process():
+        print("\n".join(["dry run: nothing is trained", *lines]))
+        for folder in (runner.result_dir, runner.output_dir):  # made for a run
+            if not any(folder.iterdir()):
+                folder.rmdir()
+
+
+def _find_annotations(cfg: Any) -> None:
+    """Let LAVIS's builders read local annotation files in place.
+
+    They require a ``url`` even if ``storage`` exists, and copy a local file once, so that later
+    edits of it have no effect.
+    """
+    for name, dataset in cfg.datasets_cfg.items():
+        if not registry.get_builder_class(name).__module__.startswith("lavis."):
+            continue
+        for info in (dataset.build_info.get("annotations") or {}).values():
+            if info is None:
+                continue
+            if info.get("url") is None:
+                info.url = info.storage
+            urls = [info.url] if isinstance(info.url, str) else list(info.url)
+            if all(os.path.isfile(url) for url in urls):
+                info.storage = [os.path.abspath(url) for url in urls]
+                info.url = info.storage
+
+
+def _check_size(cfg: Any, datasets: Any) -> None:
+    """Check the mini-batch against the momentum queue and the number of training pairs."""
+    run_cfg = cfg.run_cfg
+    if run_cfg.evaluate:
+        return
+    queue = cfg.model_cfg.get("queue_size")
+    momentum = issubclass(registry.get_model_class(cfg.model_cfg.arch), SharedQueueMixin)
+    if momentum and queue:
+        together = int(run_cfg.batch_size_train) * int(run_cfg.world_size)
+        if queue % together:
+            raise ConfigError(
+                str(cfg.args.cfg_path),
+                [f"model.queue_size: {queue} is no multiple of the batch of all ranks, {together}"],
+            )
+    sizes = [len(parts["train"]) for parts in datasets.values() if "train" in parts]
+    needed = int(run_cfg.batch_size_train) * int(run_cfg.world_size)
+    if sum(sizes) < needed:
+        raise ConfigError(
+            str(cfg.args.cfg_path),
+            [
+                f"run.batch_size_train: {run_cfg.batch_size_train} on {run_cfg.world_size} rank(s) "
+                f"needs at least {needed} training pairs, the data have {sum(sizes)}"
+            ],
+        )

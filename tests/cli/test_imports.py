@@ -1,0 +1,128 @@
+"""Importing the package is cheap, and it registers with LAVIS whichever of the two comes first."""
+
+from __future__ import annotations
+
+import os
+import pkgutil
+import subprocess
+import sys
+
+import pytest
+from conftest import ROOT
+
+import lavis_mafa
+from lavis_mafa.cli import COMMANDS
+
+REGISTERED = """
+from lavis.common.registry import registry
+from lavis.models import model_zoo
+from lavis_mafa.models import AlbefMafa
+assert registry.get_model_class("albef_mafa") is AlbefMafa
+assert registry.get_runner_class("runner_mafa") and registry.get_task_class("mafa_pretrain")
+assert registry.get_builder_class("toy_scenes")
+assert "albef_mafa" in dict(model_zoo.model_zoo)
+"""
+LIGHT = "import sys\nassert not {'lavis', 'torch'} & set(sys.modules), 'LAVIS or torch is imported'"
+
+
+def python(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run Python in a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-W", "ignore", *arguments],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+
+
+def succeed(*lines: str) -> None:
+    done = python("-c", "\n".join(lines))
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "import lavis_mafa; from lavis.models import load_model; load_model('albef_mafa', 'tiny')",
+        "from lavis.models import load_model; import lavis_mafa; load_model('albef_mafa', 'tiny')",
+        "import lavis_mafa.models",
+        "import lavis_mafa.config",
+        "from lavis_mafa.toyworld import ToyScenesBuilder",
+        "import lavis_mafa; lavis_mafa.load_model('albef_mafa', 'tiny')",
+        "from lavis_mafa import load_model; load_model('albef_mafa', 'tiny')",
+        "import lavis_mafa; lavis_mafa.register(); lavis_mafa.register()",
+        "import lavis_mafa; import lavis.tasks",
+    ],
+)
+def test_registers_with_lavis(lines):
+    succeed(lines, REGISTERED)
+
+
+def test_a_failed_import_of_lavis_can_be_repeated():
+    """A missing dependency of LAVIS must not leave the package half registered."""
+    succeed(
+        "import sys, lavis_mafa",
+        "sys.modules['omegaconf'] = None",
+        "try:\n    import lavis\nexcept ImportError:\n    del sys.modules['omegaconf']",
+        REGISTERED,
+    )
+
+
+def test_importing_the_package_imports_neither_lavis_nor_torch():
+    succeed("import lavis_mafa, lavis_mafa.cli, lavis_mafa.io.files", LIGHT)
+
+
+def test_every_public_name_is_there():
+    assert set(lavis_mafa.__all__) <= set(dir(lavis_mafa))
+    assert all(getattr(lavis_mafa, name) is not None for name in lavis_mafa.__all__)
+    with pytest.raises(AttributeError, match="no_such_name"):
+        _ = lavis_mafa.no_such_name  # type: ignore[attr-defined]
+
+
+def modules() -> list[str]:
+    found = pkgutil.walk_packages(lavis_mafa.__path__, "lavis_mafa.")
+    return [one.name for one in found if not one.name.endswith("__main__")]
+
+
+def test_every_module_can_be_imported_first():
+    """No circle of imports hides behind the order in which registration imports the package."""
+    code = """
+import os, sys, traceback
+import lavis, lavis.runners, lavis_mafa.registration  # once for all forks
+ours = [name for name in sys.modules if name.startswith("lavis_mafa")]
+for name in ours:
+    del sys.modules[name]
+failed = []
+for name in sys.argv[1:]:
+    pid = os.fork()
+    if not pid:
+        try:
+            sys.modules["lavis"].__spec__._initializing = True  # do not register
+            __import__(name)
+            status = 0
+        except BaseException:
+            print("importing", name, "first:", file=sys.stderr)
+            traceback.print_exc()
+            status = 1
+        os._exit(status)
+    if os.waitpid(pid, 0)[1]:
+        failed.append(name)
+sys.exit(f"cannot be imported first: {failed}" if failed else 0)
+"""
+    names = modules()
+    assert len(names) > 100
+    done = python("-c", code, *names)
+    assert done.returncode == 0, done.stderr[-6000:]
+
+
+@pytest.mark.parametrize("command", ["", *COMMANDS])
+def test_help_imports_neither_lavis_nor_torch(command):
+    code = [
+        "from lavis_mafa.cli import main",
+        f"try:\n    main({[command] if command else []} + ['--help'])",
+        "except SystemExit as error:\n    assert not error.code",
+        LIGHT,
+    ]
+    done = python("-c", "\n".join(code))
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert f"usage: lavis-mafa {command}".rstrip() in done.stdout and len(done.stdout.split()) > 40
