@@ -1,4 +1,4 @@
-"""docs/systems.md: every command is accepted, every test that it names is there."""
+"""docs/systems.md: every command is accepted and agrees with the tables; named tests exist."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import shlex
 import subprocess
 import sys
 
+import commands as docs
 import numpy as np
 import pytest
 import torch
@@ -22,42 +23,85 @@ from lavis_mafa.toyworld import WorldConfig
 from lavis_mafa.toyworld.tiny_opt import make_tiny_opt
 
 PAIRS = 256  # of a dry run
-TABLE = ROOT / "docs" / "systems.md"
-COLUMNS = ["system or task", "source", "command, at the paper's size"]
-COLUMNS += ["command, on the toy world", "shown by"]
+PAGE = ROOT / "docs" / "systems.md"
+SYSTEM_COLUMNS = ["system", "paper", "settings", "checked by"]
+TASK_COLUMNS = ["task", *SYSTEM_COLUMNS[1:]]
+PAPER_SIZE, TOY_WORLD = "# at the paper's size", "# on the toy world"
 # What the names of systems and tasks begin with.
 SYSTEMS = ["ALBEF", "ALBEF-base", "ALBEF-base + momentum without a queue (MDNQ)", "GRIT-VLP"]
-SYSTEMS += [
-    "GRIT-VLP, naive",
-    "GRIT-VLP, warm start",
-    "ITC alone",
-    "FNE",
-    "GRIT-VLP, ITM's negatives",
-]
-SYSTEMS += ["TCL + GRIT", "S-ITC", "ECM", "ECM-E", "MAFA", "MAFA + oracle", "BLIP + MAFA"]
-SYSTEMS += ["BLIP-2 + MAFA", "MAFA, Con-D judges the three", "MAFA, Con-D's probability"]
-TASKS = ["retrieval", "zero-shot retrieval", "NLVR2", "VQA v2", "visual entailment"]
-TASKS += ["visual grounding", "zero-shot VQA", "captions"]
+SYSTEMS += ["GRIT-VLP, naive", "GRIT-VLP, warm start", "ITC only", "FNE"]
+SYSTEMS += ["GRIT-VLP with FNE's picker", "TCL + GRIT", "S-ITC", "ECM", "ECM-E", "MAFA"]
+SYSTEMS += ["MAFA + oracle", "BLIP + MAFA", "BLIP-2 + MAFA", "MAFA, three candidates judged"]
+SYSTEMS += ["MAFA, probability as label"]
+TASKS = ["Retrieval", "Zero-shot retrieval", "NLVR2", "VQA v2", "Visual entailment"]
+TASKS += ["Visual grounding", "Zero-shot VQA", "Captioning"]
+# Keys that the tables write without `model.mafa.`.
+OF_MAFA = ("con_d", "soft_labels", "negatives", "loss_weights", "connections", "learn_temperature")
 
 
+def cells(line):
+    return [cell.strip() for cell in line.strip("|").split(" | ")]
+
+
+def sections():
+    """Map each heading of the third level to the text below it."""
+    text = re.sub(r"^## .*$", "### ", PAGE.read_text(), flags=re.MULTILINE)
+    parts = (part.partition("\n") for part in re.split(r"^### ", text, flags=re.MULTILINE)[1:])
+    found = [(heading.strip(), body) for heading, _, body in parts if heading.strip()]
+    assert len(dict(found)) == len(found), "a heading occurs twice"
+    return dict(found)
+
+
+def commands_below(body):
+    """Commands in a section's code block: those at the paper's size, those on the toy world."""
+    (block,) = docs.blocks(body, "bash")
+    label, found = None, {PAPER_SIZE: [], TOY_WORLD: []}
+    for line in block.replace("\\\n", " ").splitlines():
+        if line.startswith("#"):
+            label = line
+        else:
+            found[label].append(" ".join(line.split()))
+    return found[PAPER_SIZE], found[TOY_WORLD]
+
+
+@functools.cache
 def rows():
-    """The table's rows as dictionaries."""
-    lines = [line for line in TABLE.read_text().splitlines() if line.startswith("|")]
-    cells = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
-    assert cells[0] == COLUMNS and all(len(row) == len(COLUMNS) for row in cells)
-    return [dict(zip(COLUMNS, row, strict=True)) for row in cells[2:]]
+    """Rows of both tables as dictionaries, with `name`, `task`, and the commands of its section."""
+    below, found = sections(), []
+    for columns in (SYSTEM_COLUMNS, TASK_COLUMNS):
+        table = PAGE.read_text().split("\n| " + " | ".join(columns) + " |\n")[1].split("\n\n")[0]
+        for line in table.splitlines()[1:]:
+            assert len(cells(line)) == len(columns), line
+            row = dict(zip(columns, cells(line), strict=True))
+            name, anchor = re.fullmatch(r"\[(.+)\]\(#(.+)\)", row[columns[0]]).groups()
+            assert anchor in docs.anchors(PAGE), name
+            paper, toy = commands_below(below.pop(name))
+            found.append({**row, "name": name, "task": "task" in row, "paper size": paper, "toy": toy})
+    assert not below, f"sections without a row: {list(below)}"
+    return found
 
 
 def spans(cell):
     return re.findall(r"`([^`]+)`", cell)
 
 
-def commands(column):
+def commands(kind):
     return [
-        pytest.param(command, id=f"{row[COLUMNS[0]]}-{number}")
+        pytest.param(command, id=f"{row['name']}-{number}")
         for row in rows()
-        for number, command in enumerate(spans(row[column]))
+        for number, command in enumerate(row[kind])
     ]
+
+
+def settings(command):
+    """What the column `settings` says of a command: its config, and its options without prefix."""
+    path, *options = [word for word in shlex.split(command)[3:] if word != "--options"]
+    written = []
+    for option in options:
+        inner = option.removeprefix("model.mafa.")
+        is_short = inner != option and inner.startswith(OF_MAFA)
+        written.append(inner if is_short else option.replace("run.grit.", "grit."))
+    return [path.removeprefix("projects/mafa/").removesuffix(".yaml"), *written]
 
 
 def loaded(command):
@@ -78,7 +122,7 @@ def functions_in(path):
     return {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
 
 
-PAPER, TOY = commands(COLUMNS[2]), commands(COLUMNS[3])
+PAPER, TOY = commands("paper size"), commands("toy")
 
 
 @pytest.mark.parametrize("command", PAPER)
@@ -93,11 +137,22 @@ def test_commands_on_the_toy_world_are_accepted(command):
     assert all(name.startswith("toy_") for name in cfg.datasets_cfg)
 
 
+def test_every_row_has_commands():
+    assert all(row["paper size"] for row in rows())
+    assert all(row["toy"] for row in rows() if not row["task"])
+
+
+@pytest.mark.parametrize("row", [pytest.param(row, id=row["name"]) for row in rows()])
+def test_settings_are_those_of_the_commands(row):
+    told = [spans(one) for one in row["settings"].split("<br>")]
+    assert told == [settings(command) for command in row["paper size"]]
+
+
 def test_named_tests_are_there():
     missing = []
     for row in rows():
-        names = spans(row["shown by"])
-        assert names, f"{row[COLUMNS[0]]}: nothing shows it"
+        names = spans(row["checked by"])
+        assert names, f"{row['name']}: nothing checks it"
         for name in names:
             path, _, function = name.partition("::")
             if not function.startswith("test_") or function not in functions_in(path):
@@ -107,16 +162,16 @@ def test_named_tests_are_there():
 
 def test_every_row_is_another():
     table = rows()
-    for column in (COLUMNS[0], COLUMNS[2], COLUMNS[3]):
-        told = [row[column] for row in table if row[column] != "–"]
+    for column in ("name", "paper size", "toy"):
+        told = [str(row[column]) for row in table if row[column]]
         assert sorted(set(told)) == sorted(told), column
-    assert all(row["source"] not in ("", "–") for row in table)
+    assert all(row["paper"] not in ("", "–") for row in table)
 
 
 def test_every_system_and_task_is_named():
-    names = [row[COLUMNS[0]] for row in rows()]
-    wanted = [*SYSTEMS, *(f"**Task:** {task}" for task in TASKS)]
-    assert [one for one in wanted if not any(name.startswith(one) for name in names)] == []
+    for is_task, wanted in ((False, SYSTEMS), (True, TASKS)):
+        names = [row["name"] for row in rows() if row["task"] is is_task]
+        assert [one for one in wanted if not any(name.startswith(one) for name in names)] == []
 
 
 # Dry runs
