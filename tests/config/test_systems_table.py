@@ -76,7 +76,9 @@ def rows():
             name, anchor = re.fullmatch(r"\[(.+)\]\(#(.+)\)", row[columns[0]]).groups()
             assert anchor in docs.anchors(PAGE), name
             paper, toy = commands_below(below.pop(name))
-            found.append({**row, "name": name, "task": "task" in row, "paper size": paper, "toy": toy})
+            found.append(
+                {**row, "name": name, "task": "task" in row, "paper size": paper, "toy": toy}
+            )
     assert not below, f"sections without a row: {list(below)}"
     return found
 
