@@ -50,7 +50,7 @@ class CheckpointSchedule:
         """
         runner = self.runner
         if runner.kept is not None:
-            runner.kept.settle()
+            runner.kept.flush()
         content, problem = ckpt.content_of(runner, epoch, step), None
         if content is not None:
             try:

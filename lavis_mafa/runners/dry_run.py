@@ -41,7 +41,7 @@ def dry_run(runner: Any) -> list[str]:
         else "GRIT: off, random mini-batches",
     ]
     keeping = kept_images(runner.config.model_cfg, runner._model, runner.train_set, runner.device)
-    lines += [keeping.told] if keeping is not None else []
+    lines += [keeping.summary] if keeping is not None else []
     batch = next(iter(runner.loaders.train(0, 0)))
     samples = runner.loaders.to_device(batch)
     samples.update(epoch=0, num_iters_per_epoch=plan.steps, iters=0, grouped=plan.grouped)

@@ -1,4 +1,4 @@
-"""What Con-D's image encoder makes of the training images, kept on disk: it runs once per image."""
+"""Cache the outputs of Con-D's image encoder on disk, so that it runs once per training image."""
 
 from __future__ import annotations
 
@@ -18,19 +18,18 @@ from lavis_mafa.algorithm.discriminator import VIEW
 from lavis_mafa.datasets.training_set import TrainingSet
 from lavis_mafa.io.identity import digest, fingerprint
 from lavis_mafa.models.con_d.discriminator import ModelDiscriminator
-from lavis_mafa.models.con_d.kept_flags import KEY
-from lavis_mafa.models.con_d.kept_rows import KeptRows
+from lavis_mafa.models.con_d.kept_rows import KEY, KeptRows
 
-IDENTITY_SAMPLE = 64  # images by whose names data are told from others
+IDENTITY_SAMPLE = 64  # images whose file names enter the identity of the data
 
 
 def keep_images(
     model_cfg: Mapping[str, Any], model: Any, train_set: TrainingSet | None, device: torch.device
 ) -> KeptRows | None:
-    """Have Con-D keep what its image encoder makes, if `kept_images` says so."""
+    """Open the cache of `kept_images` and let Con-D use it; None if the config names none."""
     kept = kept_images(model_cfg, model, train_set, device)
     if kept is not None:
-        logging.info("%s", kept.told)
+        logging.info("%s", kept.summary)
         model.con_d.kept = kept.open()
     return kept
 
@@ -38,10 +37,10 @@ def keep_images(
 def kept_images(
     model_cfg: Mapping[str, Any], model: Any, train_set: TrainingSet | None, device: torch.device
 ) -> KeptRows | None:
-    """What ``model.mafa.con_d.keep_images`` asks for, not opened yet; None if it asks for nothing.
+    """Return the cache of ``model.mafa.con_d.keep_images``, not opened yet; None if it is not set.
 
-    Images are kept as Con-D's encoder gives them: one in float32 as bfloat16 if Con-D judges in
-    bf16, where keys and values are rounded to that in any case.
+    Rows have the type of the encoder's output, or bfloat16 for float32 if Con-D judges in bf16,
+    where the keys and values made from them are rounded to that anyway.
 
     Args:
         model_cfg: section ``model`` of a config.
@@ -50,21 +49,21 @@ def kept_images(
         device: where Con-D judges.
 
     Raises:
-        ValueError: if Con-D sees an image differently from time to time, or the folder is of no
-            use, see `KeptRows`.
+        ValueError: if Con-D's view of an image is random, or the folder cannot be used, see
+            `KeptRows`.
     """
-    asked = (model_cfg.get("mafa") or {}).get("con_d") or {}
+    given = (model_cfg.get("mafa") or {}).get("con_d") or {}
     con_d = getattr(model, "con_d", None)
-    if not asked.get("keep_images") or not isinstance(con_d, ModelDiscriminator):
+    if not given.get("keep_images") or not isinstance(con_d, ModelDiscriminator):
         return None
     assert train_set is not None
     sample = train_set[0, 0]
-    always_the_same = all(getattr(part, "deterministic", False) for part in train_set.parts)
-    if VIEW not in sample and not always_the_same:
+    deterministic = all(getattr(part, "deterministic", False) for part in train_set.parts)
+    if VIEW not in sample and not deterministic:
         raise ValueError(
-            f"{KEY} needs images that are the same every time, and Con-D sees augmented ones: the "
-            "data make their images without a processor, or Con-D's model type names none for "
-            "evaluation. Leave it out"
+            f"{KEY} needs images that are the same every time, but Con-D sees augmented ones: the "
+            "data load images without a processor, or Con-D's model type has none for evaluation. "
+            "Remove this key"
         )
     _require_one_image_per_id(train_set)
     image = sample.get(VIEW, sample["image"])
@@ -79,13 +78,13 @@ def kept_images(
         "rows": f"{' x '.join(map(str, row.shape))} {str(dtype).removeprefix('torch.')}",
         "data": _name_of(train_set),
     }
-    folder = Path(os.path.abspath(os.path.expanduser(asked["keep_images"])))
+    folder = Path(os.path.abspath(os.path.expanduser(given["keep_images"])))
     shape = (row.shape[0], row.shape[1])
     return KeptRows(folder, identity, train_set.image_ids, shape, dtype, get_rank())
 
 
 def _encoded(con_d: ModelDiscriminator, image: Tensor, device: torch.device) -> Tensor:
-    """A row ``(S, V)`` as `ModelDiscriminator.judge` would make it, of an image as large."""
+    """Return a row ``(S, V)`` of a black image, computed as in `ModelDiscriminator.judge`."""
     con_d.model.to(device)
     size = con_d.image_size or image.shape[-1]
     bf16 = torch.autocast(device.type, torch.bfloat16, enabled=con_d.precision == "bf16")
@@ -98,30 +97,30 @@ def _require_one_image_per_id(train_set: TrainingSet) -> None:
         conflicts = getattr(getattr(part, "table", None), "meta", {}).get("id_conflicts")
         if conflicts:
             raise ValueError(
-                f"{KEY} keeps images by their ids, and in the training data {conflicts} pairs have "
-                "an image_id that stands for another file as well: give each file an id of its own"
+                f"{KEY} keeps images by their ids, but in the training data {conflicts} pairs have "
+                "an image_id that another file has too: give each file a different image_id"
             )
 
 
 def _described(processor: Any) -> str:
-    """What a processor does, the same in every process."""
+    """Describe a processor, equally in every process."""
     text = " ".join(repr(getattr(processor, "transform", type(processor))).split())
     return re.sub(r" at 0x[0-9a-f]+", "", text)
 
 
 def _name_of(train_set: TrainingSet) -> str:
-    """A name for the images of the data: all ids, and some of the files."""
+    """Return an identity of the images, from all ids and some file names."""
     ids = np.asarray(train_set.image_ids, np.int64)
     some = np.unique(np.linspace(0, len(ids) - 1, IDENTITY_SAMPLE).astype(np.int64))
-    told = b"\n".join(_told(train_set, int(number)) for number in some)
-    name = digest(ids, np.frombuffer(told, np.uint8))
+    names = b"\n".join(_image_name(train_set, int(number)) for number in some)
+    name = digest(ids, np.frombuffer(names, np.uint8))
     return f"{len(ids)} samples of {len(np.unique(ids))} images, {name}"
 
 
-def _told(train_set: TrainingSet, number: int) -> bytes:
-    """The name of a sample's image file, whose folder may change; or its content."""
+def _image_name(train_set: TrainingSet, number: int) -> bytes:
+    """Return the name of a sample's image file, without its folder; without a file, its bytes."""
     try:
         path, _ = train_set.source(number)
         return os.path.basename(path).encode() if path else train_set.image_bytes(number)[0]
-    except (OSError, KeyError, AttributeError):  # data that tell no more than ids
+    except (OSError, KeyError, AttributeError):  # data with nothing but ids
         return b""

@@ -1,56 +1,64 @@
-"""Rows of numbers by image id on disk, each made once; a crash costs work and spoils none."""
+"""Cache rows of numbers by image id on disk, so that each is computed once, even over crashes."""
 
 from __future__ import annotations
 
+import glob
 import logging
 import math
 import os
+import platform
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from lavis_mafa.io.identity import check_identity, write_identity
-from lavis_mafa.models.con_d.kept_flags import KEY, Flags
+from lavis_mafa.io.files import atomic_write
+from lavis_mafa.io.identity import check_identity, digest, write_identity
 
-SETTLE_EVERY = 256  # mini-batches
-PAGE = 4096  # rows do not share a page, so that machines never write into the same one
+KEY = "model.mafa.con_d.keep_images"
+FLUSH_EVERY = 256  # mini-batches
+PAGE = 4096  # bytes; rows share no page, so that two machines never write to the same one
+CHECKSUM = 16  # bytes at the beginning of a file of flags
 GB = 1e9
+
+Flags = npt.NDArray[np.bool_]
 
 
 class KeptRows:
-    """Rows ``(S, V)`` of images in a folder, and which of them are there.
+    """A cache of rows ``(S, V)`` by image id, in a folder that ranks and machines may share.
 
-    ``rows.bin`` has a place for every image id, and a hole where nothing was kept. `Flags` beside
-    it tell which rows are whole; they are written when these are safely on disk. Ranks of a machine
-    take over each other's as they go, those of other machines when they begin: what another machine
-    writes later may not have arrived here. Nothing is made before `open`.
+    ``rows.bin`` has a place for every image id, and a hole where no row was stored. Because a hole
+    reads as zeros, every rank writes a file of flags, ``there_rank<r>@<machine>.bin``: one bit per
+    row, set only after the row is safely on disk. A rank reads the flags of all ranks when it
+    starts, and later only those of its own machine: on a network file system the flags of another
+    machine may arrive before its rows. Nothing is created before `open`.
 
     Args:
-        folder: for this alone.
-        identity: whose rows they are.
+        folder: used for nothing else.
+        identity: what the rows depend on; a folder or flags of another identity are not used.
         image_ids: ``(N,)`` int64 >= 0 of all samples.
         shape: S and V.
         dtype: of the rows.
         rank: of this process.
 
     Attributes:
-        told: what it takes, in words.
-        there: ``(N,)`` bool, by image id.
+        summary: the space that is needed, in words.
+        stored: bool by image id, whether the row is in the cache.
 
     Raises:
-        ValueError: if the folder holds rows of something else, or there is no space for the rest.
+        ValueError: if the folder has another identity, or the disk too little space.
     """
 
     def __init__(
         self,
         folder: Path,
         identity: Mapping[str, str],
-        image_ids: np.ndarray,
+        image_ids: npt.NDArray[np.int64],
         shape: tuple[int, int],
         dtype: torch.dtype,
         rank: int = 0,
@@ -60,40 +68,46 @@ class KeptRows:
         self._bytes = math.prod(shape) * torch.empty(0, dtype=dtype).element_size()
         self._stride = -(-self._bytes // PAGE) * PAGE
         self._rows = folder / "rows.bin"
+        self._machine = platform.node()
+        self._own_flags = folder / f"there_rank{rank}@{self._machine}.bin"
         self._file: Any = None
-        self._asked, self._keeps = 0, True
+        self._requests, self._writable = 0, True
         self._pending: list[int] = []  # written, but perhaps not on disk yet
         try:
             check_identity(folder, self.identity)
         except ValueError as error:
             raise ValueError(f"{KEY}: {error}") from error
         distinct = np.unique(image_ids)
-        self._flags = Flags(folder, identity, int(distinct.max(initial=-1)) + 1, rank)
-        self.there = self._flags.read()
-        self._require_rows()
-        count, known = len(distinct), int(self.there[distinct].sum())
+        self.stored: Flags = np.zeros(int(distinct.max(initial=-1)) + 1, bool)
+        self.stored |= self._read_flags("there_rank*")
+        self._check_size()
+        count, known = len(distinct), int(self.stored[distinct].sum())
         existing = next(path for path in (folder, *folder.parents) if path.exists())
         free, needed = shutil.disk_usage(existing).free, (count - known) * self._stride
-        self.told = (
+        self.summary = (
             f"{KEY}: {count:,} images of {self._stride:,} bytes, {count * self._stride / GB:.2f} "
-            f"GB in all; {known:,} of them are in {folder}, {needed / GB:.2f} GB are to be "
+            f"GB in total; {known:,} of them are in {folder}, {needed / GB:.2f} GB are to be "
             f"written, {free / GB:.2f} GB are free"
         )
         if needed > free:
-            raise ValueError(f"{self.told}. Name a folder on a larger disk, or leave it out")
+            raise ValueError(f"{self.summary}. Use a folder on a larger disk, or remove this key")
 
-    def _require_rows(self) -> None:
-        """A hole reads as zeros: rows that are gone must not be taken for rows that are there."""
-        needed = int(self.there.nonzero()[0].max(initial=-1)) * self._stride + self._bytes
+    def _check_size(self) -> None:
+        """Refuse a file that is shorter than its flags say: missing rows would read as zeros."""
+        needed = int(self.stored.nonzero()[0].max(initial=-1)) * self._stride + self._bytes
         size = self._rows.stat().st_size if self._rows.is_file() else 0
-        if self.there.any() and size < needed:
+        if self.stored.any() and size < needed:
             raise ValueError(
-                f"{KEY}: {self._rows} has {size} bytes, and the files beside it tell of rows up to "
-                f"byte {needed}. Remove {self.folder}, or name another folder"
+                f"{KEY}: {self._rows} has {size} bytes, expected at least {needed} by the flags "
+                f"in that folder. Remove {self.folder}, or use another folder"
             )
 
     def open(self) -> KeptRows:
-        """Make folder and files, to read and write; ValueError if that is not possible."""
+        """Create the folder and its files, to read and write.
+
+        Raises:
+            ValueError: if that is not possible.
+        """
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             write_identity(self.folder, self.identity)
@@ -104,27 +118,27 @@ class KeptRows:
         return self
 
     def close(self) -> None:
-        """Settle; from then on nothing is kept and everything is made."""
+        """Flush and stop caching: later requests compute every row."""
         if self._file is not None:
-            self.settle()
-            self._forget()
+            self.flush()
+            self._discard()
 
-    def _forget(self) -> None:
+    def _discard(self) -> None:
         self._file.close()
-        self._file, self._keeps = None, False
-        self.there[:] = False
+        self._file, self._writable = None, False
+        self.stored[:] = False
 
     def get(self, image_ids: Tensor, make: Callable[[Tensor], Tensor]) -> Tensor:
-        """Rows ``(B, S, V)`` of a mini-batch, on the device of its ids.
+        """Return the rows ``(B, S, V)`` of a mini-batch, on the device of its ids.
 
         Args:
             image_ids: ``(B,)``; an id may occur several times.
-            make: gives the rows ``(M, S, V)`` of images that are not there, by their places
-                ``(M,)`` in the mini-batch.
+            make: computes the rows ``(M, S, V)`` of the images that are not stored, given their
+                places ``(M,)`` in the mini-batch.
         """
-        self._asked += 1
-        if self._asked % SETTLE_EVERY == 0:
-            self.settle()
+        self._requests += 1
+        if self._requests % FLUSH_EVERY == 0:
+            self.flush()
         device, ids = image_ids.device, image_ids.cpu().numpy()
         buffer = torch.empty(
             (len(ids), self._bytes), dtype=torch.uint8, pin_memory=device.type == "cuda"
@@ -137,61 +151,81 @@ class KeptRows:
         first: dict[int, int] = {}  # an image may be missing at several places
         for place in missing:
             first.setdefault(int(ids[place]), place)
-        # Rounded as a row that is read, so that it makes no difference whether it was there.
+        # In the type of a stored row, so that the result does not depend on what was stored.
         made = make(torch.tensor(list(first.values()), device=device)).to(self.dtype)
-        self._keep(list(first), made)
+        self._write(list(first), made)
         row_of = {number: row for row, number in enumerate(first)}
         back = torch.tensor([row_of[int(ids[place])] for place in missing], device=device)
         rows[torch.tensor(missing, device=device)] = made[back]
         return rows
 
-    def _read(self, number: int, into: np.ndarray) -> bool:
-        if not self.there[number]:
+    def _read(self, number: int, into: npt.NDArray[np.uint8]) -> bool:
+        if not self.stored[number]:
             return False
         try:
             if os.preadv(self._file.fileno(), [into], number * self._stride) < len(into):
                 raise OSError("rows.bin has become shorter")
         except OSError as error:
-            self._stop(error)
-            self._forget()  # and tell of nothing any more
+            self._stop_writing(error)
+            self._discard()  # no other row of a truncated file can be trusted either
             return False
         return True
 
-    def _keep(self, numbers: list[int], made: Tensor) -> None:
-        if not self._keeps:
+    def _write(self, numbers: list[int], made: Tensor) -> None:
+        if not self._writable:
             return
         content = made.contiguous().cpu().flatten(1).view(torch.uint8).numpy()
         try:
             for number, row in zip(numbers, content, strict=True):
-                # Not through a memory map: on a full disk that would end the process.
+                # Not through a memory map: on a full disk that would kill the process by SIGBUS.
                 done, place = 0, number * self._stride
                 while done < len(row):
                     done += os.pwrite(self._file.fileno(), row[done:], place + done)
                 self._pending.append(number)
-                self.there[number] = True
+                self.stored[number] = True
         except OSError as error:
-            self._stop(error)
+            self._stop_writing(error)
 
-    def _stop(self, error: OSError) -> None:
-        self._keeps = False
+    def _stop_writing(self, error: OSError) -> None:
+        self._writable = False
         logging.warning(
-            "%s: %s: %s. Nothing more is kept: Con-D's image encoder runs for what is not there",
+            "%s: %s: %s. Nothing more is kept: Con-D's image encoder runs for every other image",
             *(KEY, self.folder, error),
         )
 
-    def settle(self) -> None:
-        """Bring what was kept safely to disk, then say so; learn what other ranks of the machine
-        have kept."""
+    def flush(self) -> None:
+        """Write new rows safely to disk, then their flags; read those of this machine's ranks."""
         if self._file is None:
             return
         pending, self._pending = self._pending, []
         try:
             if pending:
                 os.fsync(self._file.fileno())
-            there = self.there | self._flags.read(of_this_machine=True)
+            # All known rows, so that a damaged or removed file of another rank loses nothing.
+            stored = self.stored | self._read_flags(f"there_rank*@{glob.escape(self._machine)}.bin")
             if pending:
-                self._flags.write(there)
-            self.there = there
+                bits = np.packbits(stored).tobytes()
+                with atomic_write(self._own_flags) as file:
+                    file.write(self._checksum(bits) + bits)
+            self.stored = stored
         except OSError as error:
-            self.there[pending] = False  # the disk may have lost them
-            self._stop(error)
+            self.stored[pending] = False  # the disk may have lost them
+            self._stop_writing(error)
+
+    def _read_flags(self, pattern: str) -> Flags:
+        """Return the union of the files of flags that match; a damaged one counts as all zeros."""
+        found: Flags = np.zeros(len(self.stored), bool)
+        for path in sorted(self.folder.glob(pattern)):
+            content = path.read_bytes()
+            bits = content[CHECKSUM:]
+            if content and content[:CHECKSUM] == self._checksum(bits):
+                packed = np.frombuffer(bits, np.uint8)
+                found |= np.unpackbits(packed, count=len(found)).view(bool)
+            elif content:
+                logging.warning("%s: %s is damaged: its rows are computed again", KEY, path)
+        return found
+
+    def _checksum(self, bits: bytes) -> bytes:
+        """Return a checksum of flags and of the identity, so that flags of others are not used."""
+        identity = repr(sorted(self.identity.items())).encode()
+        return digest(np.frombuffer(identity + bits, np.uint8)).encode()

@@ -71,7 +71,7 @@ class Asking:
 
 BATCH = st.lists(st.integers(0, IMAGES - 1), min_size=1, max_size=5)
 STEPS = st.lists(
-    st.tuples(st.sampled_from(["get", "get", "settle", "crash"]), st.booleans(), BATCH)
+    st.tuples(st.sampled_from(["get", "get", "flush", "crash"]), st.booleans(), BATCH)
 )
 
 
@@ -87,8 +87,8 @@ def test_an_image_is_made_once_unless_a_crash_loses_it(steps, dtype):
                 assert made == [i for i in dict.fromkeys(batch) if i not in known[rank]]
                 known[rank] |= set(batch)
                 pending[rank] |= set(made)
-            elif what == "settle":
-                ranks[rank].kept.settle()
+            elif what == "flush":
+                ranks[rank].kept.flush()
                 known[rank] |= safe
                 if pending[rank]:
                     safe |= known[rank]
@@ -96,10 +96,10 @@ def test_an_image_is_made_once_unless_a_crash_loses_it(steps, dtype):
             else:
                 ranks[rank] = Asking(folder, rank, dtype=dtype)
                 known[rank], pending[rank] = set(safe), set()
-            assert set(np.flatnonzero(ranks[rank].kept.there)) == known[rank]
+            assert set(np.flatnonzero(ranks[rank].kept.stored)) == known[rank]
 
 
-def test_closing_settles_and_then_everything_is_made(tmp_path):
+def test_closing_flushes_and_then_everything_is_made(tmp_path):
     first = Asking(tmp_path)
     first.get(1, 2)
     first.kept.close()
@@ -108,7 +108,7 @@ def test_closing_settles_and_then_everything_is_made(tmp_path):
 
 
 def test_rows_are_told_of_every_few_mini_batches(tmp_path, monkeypatch):
-    monkeypatch.setattr(kept_rows, "SETTLE_EVERY", 2)
+    monkeypatch.setattr(kept_rows, "FLUSH_EVERY", 2)
     first = Asking(tmp_path)
     first.get(0)
     assert Asking(tmp_path).get(0) == [0]
@@ -124,12 +124,12 @@ def test_flags_come_after_the_rows_are_on_disk(tmp_path, monkeypatch):
     rows = first.kept._file.fileno()
     monkeypatch.setattr(os, "fsync", lambda fd: (order.append(fd == rows), fsync(fd))[1])
     monkeypatch.setattr(os, "replace", lambda a, b: (order.append(Path(b).name), replace(a, b)))
-    first.kept.settle()
+    first.kept.flush()
     # The rows, then the flags, their name, and the folder.
     assert order == [True, False, f"there_rank0@{platform.node()}.bin", False]
     monkeypatch.setattr(os, "fsync", full)  # and not at all if they are not
     first.get(2)
-    first.kept.settle()
+    first.kept.flush()
     assert first.get(2, 0) == [2]
     monkeypatch.undo()
     assert Asking(tmp_path).get(0, 1, 2) == [2]
@@ -173,11 +173,11 @@ def test_rows_that_are_gone_are_not_read_as_zeros(tmp_path, left):
 def test_rows_that_go_meanwhile_are_made(tmp_path, caplog):
     first = Asking(tmp_path)
     first.get(0, 3)
-    first.kept.settle()
+    first.kept.flush()
     os.truncate(tmp_path / "rows.bin", 4096)
     assert first.get(0, 3) == [3] and first.get(0) == [0]
     assert "Nothing more is kept" in caplog.text
-    first.kept.settle()  # what the flags tell of is no longer believed
+    first.kept.flush()  # what the flags tell of is no longer believed
     assert first.get(0) == [0]
 
 
@@ -190,7 +190,7 @@ def test_rows_of_something_else_are_refused(tmp_path):
         Asking(tmp_path, whose="another's")
     assert sorted(path.name for path in tmp_path.iterdir()) == before
     (tmp_path / "identity.json").write_text("{")
-    with pytest.raises(ValueError, match=r"keep_images: .*of\.json is damaged"):
+    with pytest.raises(ValueError, match=r"keep_images: .*identity\.json is damaged"):
         Asking(tmp_path)
 
 
@@ -200,8 +200,8 @@ def test_another_machine_is_believed_when_a_run_begins(tmp_path, monkeypatch):
     monkeypatch.setattr(platform, "node", lambda: "elsewhere")
     there = Asking(tmp_path, rank=1)
     there.get(5)
-    there.kept.settle()
-    here.kept.settle()
+    there.kept.flush()
+    here.kept.flush()
     assert here.get(5) == [5]
     monkeypatch.undo()
     assert Asking(tmp_path).get(5) == []
@@ -242,8 +242,8 @@ def test_it_says_what_it_takes_and_needs_it(tmp_path, monkeypatch):
     usage = namedtuple("usage", "free")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(IMAGES * 4096))
     first = Asking(tmp_path / "new" / "folder")
-    told = first.kept.told
-    assert "12 images of 4,096 bytes, 0.00 GB in all; 0 of them are in" in told
+    told = first.kept.summary
+    assert "12 images of 4,096 bytes, 0.00 GB in total; 0 of them are in" in told
     first.get(0)
     first.kept.close()
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage((IMAGES - 1) * 4096 - 1))
@@ -312,7 +312,7 @@ def test_verdicts_are_the_same(toy_train, tmp_path, family, precision, monkeypat
 def count_runs(con_d, monkeypatch):
     """Numbers of images that go through its image encoder, mini-batch by mini-batch."""
     runs, see = [], con_d.backbone.image_tokens
-    monkeypatch.setattr(con_d.backbone, "see", lambda x: (runs.append(len(x)), see(x))[1])
+    monkeypatch.setattr(con_d.backbone, "image_tokens", lambda x: (runs.append(len(x)), see(x))[1])
     return runs
 
 
@@ -359,7 +359,7 @@ def test_augmented_images_are_not_kept(toy, tmp_path):
         asked_for(judge_of("albef_mafa"), train_set, tmp_path)
     train_set.parts = [LikeAnother(toy["train"], True)]
     train_set.parts[0].table = conflicting()
-    with pytest.raises(ValueError, match="3 pairs have an image_id that stands for another file"):
+    with pytest.raises(ValueError, match="3 pairs have an image_id that another file has too"):
         asked_for(judge_of("albef_mafa"), train_set, tmp_path)
 
 
@@ -415,11 +415,11 @@ def judge_with_another(rank, file, folder, train_set, results):
     con_d.kept = asked_for(con_d, train_set, folder).open()
     told = [con_d.judge(samples, *pairs, ranks) for _ in range(2)]
     difference = max((one - expected).abs().max().item() for one in told)
-    kept = set(np.flatnonzero(con_d.kept.there))
-    con_d.kept.settle()
+    kept = set(np.flatnonzero(con_d.kept.stored))
+    con_d.kept.flush()
     dist.barrier()
-    con_d.kept.settle()
-    both = set(np.flatnonzero(con_d.kept.there))
+    con_d.kept.flush()
+    both = set(np.flatnonzero(con_d.kept.stored))
     dist.destroy_process_group()
     results.put((rank, difference, kept == set(own.tolist()), both))
 
@@ -521,7 +521,7 @@ def test_a_run_that_was_stopped_goes_on(own_data, without, tmp_path, monkeypatch
     stopped.train()
     again = {"run.resume_ckpt_path": "auto"}
     runner = runner_of(tmp_path / "a", own_data, **kept, **again)
-    there = len({int(i) for i in np.flatnonzero(stopped.kept.there)})
+    there = len({int(i) for i in np.flatnonzero(stopped.kept.stored)})
     runs = count_runs(runner._model.con_d, monkeypatch)
     runner.train()
     assert sum(runs[1:]) == IMAGES - there < IMAGES
@@ -537,5 +537,5 @@ def test_a_dry_run_keeps_nothing(own_data, tmp_path):
 def test_the_toy_world_is_the_same_every_time(toy_train, tmp_path):
     """It makes its images without a processor, and without augmentation."""
     kept = asked_for(judge_of("albef_mafa"), toy_train, tmp_path)
-    assert kept.told.startswith("model.mafa.con_d.keep_images: ") and kept.folder == tmp_path
+    assert kept.summary.startswith("model.mafa.con_d.keep_images: ") and kept.folder == tmp_path
     assert "as the data make them" in kept.identity["view"]

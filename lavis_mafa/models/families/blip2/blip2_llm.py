@@ -1,4 +1,4 @@
-"""What the models of BLIP-2's stage 2 share: a Q-Former before a frozen language model."""
+"""The base of BLIP-2's stage-2 models: a Q-Former in front of a frozen language model."""
 
 from __future__ import annotations
 
@@ -10,45 +10,35 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from lavis.models.blip2_models.blip2 import Blip2Base
 from torch import Tensor, nn
 
 from lavis_mafa.io.checkpoints import check_origin, load_state, read_checkpoint
 from lavis_mafa.models.families import Blip2Backbone
 from lavis_mafa.models.families.attention import fuse_attention
 from lavis_mafa.models.families.base import all_visible
-from lavis_mafa.models.families.blip2.blip2_parts import PREFIX, Blip2Parts, Parts
+from lavis_mafa.models.families.blip2.blip2_parts import SIZES, Blip2Parts, Parts
 from lavis_mafa.models.mafa_model import checkpoint_of, registered_name
 from lavis_mafa.models.parts.prompts import problem_of_prompt
 from lavis_mafa.models.parts.tokenizers import from_hub
-
-# LAVIS's arguments that a config gives under the same name.
-OPTIONS = (
-    "vit_model",
-    "drop_path_rate",
-    "use_grad_checkpoint",
-    "vit_precision",
-    "freeze_vit",
-    "num_query_token",
-    "cross_attention_freq",
-    "max_txt_len",
-)
 
 
 class Blip2Llm(Blip2Parts):
     """Mixin before LAVIS's stage-2 classes (BLIP-2 3.2).
 
-    The language model, and the image encoder unless ``freeze_vit`` is off, are frozen: they take no
-    gradient, are in no checkpoint of the runner, and stay in evaluation mode. LAVIS leaves the
-    language model's dropout (0.1 in OPT and Flan-T5) on while it trains the Q-Former.
+    The language model is frozen, and so is the image encoder unless ``freeze_vit`` is off: they get
+    no gradient, are not saved in the runner's checkpoints, and stay in evaluation mode. (LAVIS
+    leaves the language model's dropout, 0.1 in OPT and Flan-T5, on while it trains the Q-Former.)
 
-    Precision: language model and image encoder begin in the type that they were asked for; on a
-    CPU both become fp32 at the first use.
+    Precision: language model and image encoder are built in the configured type; on a CPU both are
+    converted to fp32 at their first use.
 
     Attributes:
         trains_by_step: False: no step of this package, so no features, Con-D or ``model.mafa``.
         llm_key: config key and attribute of the language model.
         llm_proj: attribute of the layer between Q-Former and language model.
-        llm_options: further arguments that a config gives under the same name.
+        llm_tokenizer: attribute of the language model's tokenizer.
+        llm_options: further constructor arguments that a config gives under the same name.
     """
 
     stage = 2
@@ -56,25 +46,26 @@ class Blip2Llm(Blip2Parts):
     can_judge = False
     llm_key: str
     llm_proj: str
+    llm_tokenizer: str
     llm_options: tuple[str, ...] = ()
 
     @classmethod
     def from_config(cls, cfg: Any) -> Any:
         """Build from a ``model`` config.
 
-        A checkpoint of stage 1 (``pretrained`` with ``load_pretrained``) begins stage 2; one of
-        stage 2 may stand there too, or as ``finetuned`` with ``load_finetuned``. It brings the
-        whole Q-Former, so that ``bert_weights`` are read only without one.
+        Stage 2 starts from a checkpoint of stage 1 or 2 (``pretrained`` with ``load_pretrained``),
+        or evaluates one of stage 2 (``finetuned`` with ``load_finetuned``). A checkpoint contains
+        the whole Q-Former, so that ``bert_weights`` are loaded only without one.
 
         Raises:
             OSError: if a part must be downloaded and cannot be.
-            ValueError: if no language model is named, or the checkpoint does not fit.
+            ValueError: if no language model is configured, or the checkpoint does not fit.
         """
         checkpoint = checkpoint_of(cfg)
         parts = Parts.from_config(cfg)
         if checkpoint:
             parts = replace(parts, bert_weights=None)
-        names = (*OPTIONS, *cls.llm_options, cls.llm_key)
+        names = (*SIZES, *cls.llm_options, cls.llm_key)
         options = {name: cfg[name] for name in names if name in cfg}
         model_cls: Any = cls
         model = model_cls(
@@ -86,11 +77,45 @@ class Blip2Llm(Blip2Parts):
         fuse_attention(model)
         if checkpoint:
             model.load_checkpoint(checkpoint, stage_2=bool(cfg.get("load_finetuned", False)))
-        if cfg.get("freeze_vit", True) and PREFIX in model.random_parts:
-            model.report_blindness(trained=bool(cfg.get("load_finetuned", False)))
+        model.report_random_encoder(cfg, trained=bool(cfg.get("load_finetuned", False)))
         return model
 
-    def build_eyes(
+    def assemble(
+        self,
+        parts: Parts | None,
+        name: str | None,
+        prompt: str,
+        max_txt_len: int,
+        load_tokenizer: Callable[..., Any],
+        load_model: Callable[..., Any],
+        **vision: Any,
+    ) -> None:
+        """Build and freeze all parts, in the place of the constructors of LAVIS's classes.
+
+        Args:
+            parts: sources of image encoder, Q-Former and its tokenizer.
+            name: of the language model: a folder, or a name on the hub.
+            load_tokenizer: a ``from_pretrained``.
+            load_model: likewise.
+            vision: as of `build_vision`.
+
+        Raises:
+            OSError: if a part cannot be loaded.
+            ValueError: if ``name`` is empty.
+        """
+        model: Any = self
+        Blip2Base.__init__(model)  # LAVIS's own constructors download every part
+        self.parts = parts or Parts()
+        setattr(self, self.llm_tokenizer, load_language_part(load_tokenizer, self.llm_key, name))
+        self.build_vision(**vision)
+        llm = load_language_part(load_model, self.llm_key, name).requires_grad_(False)
+        setattr(self, self.llm_key, llm)
+        width = self.Qformer.config.hidden_size
+        setattr(self, self.llm_proj, nn.Linear(width, llm.config.hidden_size))
+        self.max_txt_len, self.prompt = max_txt_len, prompt
+        self.train(model.training)
+
+    def build_vision(
         self,
         vit_model: str = "eva_clip_g",
         img_size: int = 224,
@@ -101,7 +126,7 @@ class Blip2Llm(Blip2Parts):
         num_query_token: int = 32,
         cross_attention_freq: int = 2,
     ) -> None:
-        """Set tokenizer, image encoder and Q-Former, the latter without its text side."""
+        """Set tokenizer, image encoder and Q-Former, the latter without its text layers."""
         self.tokenizer = self.init_tokenizer()
         self.visual_encoder, self.ln_vision = self.init_vision_encoder(
             vit_model, img_size, drop_path_rate, use_grad_checkpoint, vit_precision
@@ -132,10 +157,10 @@ class Blip2Llm(Blip2Parts):
         return self
 
     def soft_prompts(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """What the language model sees of images.
+        """Return images as input embeddings of the language model.
 
-        In training ``run.amp`` decides on the image encoder's precision if that is in fp32; in
-        evaluation on a GPU it runs under fp16, as LAVIS has it.
+        In training ``run.amp`` determines the precision of an image encoder in fp32; in evaluation
+        on a GPU it runs under fp16, as in LAVIS.
 
         Returns:
             Embeddings ``(B, Q, width)`` and their mask of ones ``(B, Q)``.
@@ -156,63 +181,62 @@ class Blip2Llm(Blip2Parts):
         return prompts, all_visible(prompts)
 
     def llm_autocast(self) -> Any:
-        """Autocast in the language model's own type; none if that is fp32."""
+        """Return autocast to the language model's own type; none if that is fp32."""
         dtype = self.language_model.dtype
         if dtype is torch.float32:
             return nullcontext()
         return torch.autocast(self.language_model.device.type, dtype)
 
     def settle_precision(self) -> None:
-        """Bring half-precision parts to fp32 if they are on a CPU."""
+        """Convert half-precision parts to fp32 if they are on a CPU."""
         if self.language_model.device.type != "cpu":
             return
         for name in (self.llm_key, "visual_encoder"):
             part = getattr(self, name)
             if any(weight.dtype in (torch.float16, torch.bfloat16) for weight in part.parameters()):
-                logging.info("%s: fp32 on a CPU", name)
+                logging.info("%s: converted to fp32, because it is on a CPU", name)
                 part.float()
 
     def load_checkpoint(self, url_or_filename: str, stage_2: bool = False) -> Any:
         """Load the weights of a checkpoint of stage 1 or 2.
 
-        What only stage 1 needs (the Q-Former's text side, the heads of its losses) is passed over,
-        as is a language model. The image encoder comes along if the file has it, and so does the
-        projection; without one the projection stays as it is.
+        Parts that only stage 1 needs (the Q-Former's text layers, the heads of its losses) and a
+        language model are skipped. Image encoder and projection are loaded if the file has them.
 
         Args:
             stage_2: refuse a checkpoint without projection.
 
         Raises:
-            FileNotFoundError: if there is no such file.
-            ValueError: listing what is missing, if it is no such checkpoint or of other sizes.
+            FileNotFoundError: if the file does not exist.
+            ValueError: listing the missing weights, if it is no such checkpoint or of other sizes.
         """
         origin = str(url_or_filename)
         content = read_checkpoint(origin)
         check_origin(content, registered_name(type(self)), None, origin)
         state = content.get("model", content)
         keys = [str(key) for key in state] if isinstance(state, dict) else []
-        there = {key.partition(".")[0] for key in keys}
+        in_file = {key.partition(".")[0] for key in keys}
         optional = {"visual_encoder"} if stage_2 else {"visual_encoder", self.llm_proj}
         model: Any = self
         wanted: Any = nn.Module()
         wanted.query_tokens = self.query_tokens
         for name, child in model.named_children():
-            if name != self.llm_key and (name in there or name not in optional):
+            if name != self.llm_key and (name in in_file or name not in optional):
                 wanted.add_module(name, child)
         needed = [key for key in wanted.state_dict() if "position_ids" not in key]
         missing = sorted(set(needed).difference(keys))
         if missing:
             raise ValueError(
                 f"{origin} is no checkpoint of BLIP-2's stage {'2' if stage_2 else '1 or 2'} that "
-                f"{type(self).__name__} can begin with: it lacks {len(missing)} of {len(needed)} "
+                f"{type(self).__name__} can load: it lacks {len(missing)} of {len(needed)} "
                 f"weights:\n  "
                 + "\n  ".join([*missing[:10], *["..."][: len(missing) > 10]])
                 + self._stage_1_hint(stage_2 and missing)
             )
         result = load_state(wanted, state, origin)
-        if self.llm_proj not in there:
-            logging.info("%s is of stage 1: %s begins at random", origin, self.llm_proj)
-        if "visual_encoder" in there:
+        if self.llm_proj not in in_file:
+            logging.info("%s is of stage 1: %s starts from random weights", origin, self.llm_proj)
+        if "visual_encoder" in in_file:
             self.random_parts = ()
         return result
 
@@ -220,7 +244,7 @@ class Blip2Llm(Blip2Parts):
         if not missing or any(not name.startswith(f"{self.llm_proj}.") for name in missing):
             return ""
         return (
-            "\nIt is of stage 1: stage 2 begins with it as model.pretrained with "
+            "\nIt is of stage 1: to start stage 2 from it, set model.pretrained to it, "
             "model.load_pretrained: True and model.load_finetuned: False"
         )
 
@@ -228,39 +252,24 @@ class Blip2Llm(Blip2Parts):
         """As `load_checkpoint`."""
         return self.load_checkpoint(url_or_filename)
 
-    def report_blindness(self, trained: bool) -> None:
-        """Say that the frozen image encoder is random and will stay so.
-
-        Raises:
-            ValueError: if the rest is trained: it has learnt to see through another one.
-        """
-        why = (
-            "the frozen image encoder has RANDOM weights: neither model.vit_weights nor the "
-            "checkpoint has any. Name as model.vit_weights 'published', or the checkpoint of "
-            "stage 1 that trained it"
-        )
-        if trained:
-            raise ValueError(why)
-        logging.warning("%s", why)
-
 
 def check_prompt(prompt: str) -> None:
-    """Raises ValueError unless the prompt is empty or has one place for a question."""
+    """Raise ValueError unless the prompt is empty or has exactly one place for a question."""
     problem = problem_of_prompt(prompt) if prompt else None
     if problem:
         raise ValueError(f"prompt: {problem}")
 
 
 def load_language_part(load: Callable[..., Any], key: str, name: str | None, **options: Any) -> Any:
-    """A tokenizer or a language model from a folder, the cache or the hub.
+    """Load a tokenizer or a language model from a folder, the cache or the hub.
 
     Args:
         load: a ``from_pretrained``.
-        key: the config key that named it, for messages.
+        key: the config key of ``name``, for messages.
 
     Raises:
         ValueError: if ``name`` is empty.
-        OSError: if it is nowhere to be had; the hub is not waited for.
+        OSError: if it cannot be loaded; an unreachable hub is not retried.
     """
     expected = "expected a folder with config.json, weights and tokenizer, or a name on the hub"
     if not name:
@@ -271,6 +280,6 @@ def load_language_part(load: Callable[..., Any], key: str, name: str | None, **o
     try:
         return from_hub(load, name, **options)
     except (OSError, ValueError) as error:
-        nowhere = "it is no folder here, not in the Hugging Face cache, and not to be downloaded"
+        nowhere = "it is no folder, not in the Hugging Face cache, and cannot be downloaded"
         why = " ".join(str(error).split()) if folder else nowhere
         raise OSError(f"model.{key}: {name!r} cannot be loaded: {why}; {expected}") from error

@@ -1,8 +1,7 @@
-"""BLIP-2's Q-Former, stage 1, under the step of this package."""
+"""BLIP-2's Q-Former (stage 1), trained by the step of this package."""
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 from lavis.common.registry import registry
@@ -12,7 +11,7 @@ from lavis_mafa.algorithm.discriminator import Discriminator
 from lavis_mafa.algorithm.step import StepSettings
 from lavis_mafa.io.checkpoints import CONFIGS, read_checkpoint
 from lavis_mafa.models.families import Blip2Backbone
-from lavis_mafa.models.families.blip2.blip2_parts import PREFIX, Blip2Parts, Parts
+from lavis_mafa.models.families.blip2.blip2_parts import PREFIX, SIZES, Blip2Parts, Parts
 from lavis_mafa.models.mafa_model import MafaModel, checkpoint_of, step_parts
 
 
@@ -20,14 +19,15 @@ from lavis_mafa.models.mafa_model import MafaModel, checkpoint_of, step_parts
 class Blip2Mafa(MafaModel, Blip2Parts, Blip2Qformer):
     """BLIP-2's stage 1 (ITC, ITM, LM) by `lavis_mafa.algorithm.step.run_step`.
 
-    Its state dict has the keys of LAVIS's ``blip2``, and it captions and extracts features as that
-    does. Unlike it, it needs no process group, runs on a CPU and with a mini-batch of one.
+    Its state dict has the keys of LAVIS's ``blip2``, and it generates captions and extracts
+    features as that model does. In addition it runs without a process group, on a CPU, and with a
+    mini-batch of one.
 
     Supported model types:
         - pretrain: EVA ViT-g, with LAVIS's published weights of stage 1.
-        - pretrain_vitL: CLIP ViT-L, the same.
+        - pretrain_vitL: CLIP ViT-L, with LAVIS's published weights of stage 1.
         - coco: fine-tuned for retrieval on COCO, LAVIS's published weights.
-        - tiny: built from its config alone, for small images and tests.
+        - tiny: random weights, no files needed, for small images and tests.
 
     Usage:
         >>> from lavis_mafa import load_model
@@ -48,7 +48,7 @@ class Blip2Mafa(MafaModel, Blip2Parts, Blip2Qformer):
     ) -> None:
         """
         Args:
-            parts: where the image encoder, the Q-Former and the tokenizer come from.
+            parts: sources of the image encoder, the Q-Former and the tokenizer.
             settings: of the step.
             con_d: the discriminator.
             sizes: LAVIS's arguments (``vit_model``, ``img_size``, ``freeze_vit``, ...).
@@ -61,9 +61,9 @@ class Blip2Mafa(MafaModel, Blip2Parts, Blip2Qformer):
     def from_config(cls, cfg: Any = None) -> Blip2Mafa:
         """Build from a ``model`` config.
 
-        The image encoder begins with ``vit_weights`` and the Q-Former with ``bert_weights``, as in
-        LAVIS whatever ``load_pretrained`` says; a checkpoint (``pretrained`` with
-        ``load_pretrained``, ``finetuned`` with ``load_finetuned``) goes over both.
+        The image encoder starts from ``vit_weights`` and the Q-Former from ``bert_weights``, as in
+        LAVIS independently of ``load_pretrained``; a checkpoint (``pretrained`` with
+        ``load_pretrained``, ``finetuned`` with ``load_finetuned``) overrides both.
 
         Raises:
             OSError: if weights or a tokenizer must be downloaded and cannot be.
@@ -72,24 +72,12 @@ class Blip2Mafa(MafaModel, Blip2Parts, Blip2Qformer):
         content = read_checkpoint(checkpoint) if checkpoint else {}
         model = cls(
             parts=Parts.from_config(cfg).without(content),
-            vit_model=cfg.get("vit_model", "eva_clip_g"),
             img_size=cfg.get("image_size", 224),
-            drop_path_rate=cfg.get("drop_path_rate", 0),
-            use_grad_checkpoint=cfg.get("use_grad_checkpoint", False),
-            vit_precision=cfg.get("vit_precision", "fp16"),
-            freeze_vit=cfg.get("freeze_vit", True),
-            num_query_token=cfg.get("num_query_token", 32),
-            cross_attention_freq=cfg.get("cross_attention_freq", 2),
-            embed_dim=cfg.get("embed_dim", 256),
-            max_txt_len=cfg.get("max_txt_len", 32),
+            **{name: cfg[name] for name in (*SIZES, "embed_dim") if name in cfg},
             **step_parts(cfg),
         )
         model.load_and_share(cfg, content)
-        if cfg.get("freeze_vit", True) and PREFIX in model.random_parts:
-            logging.warning(
-                "the frozen image encoder has RANDOM weights: neither model.vit_weights nor a "
-                "checkpoint has any; name a file, or 'published'"
-            )
+        model.report_random_encoder(cfg)
         return model
 
     def _after_loading(self, missing: list[str]) -> None:

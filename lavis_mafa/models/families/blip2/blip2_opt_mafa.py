@@ -1,41 +1,43 @@
-"""BLIP-2's stage 2 with OPT: captions, and answers to questions."""
+"""BLIP-2's stage 2 with OPT: generates captions and answers to questions."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from lavis.common.registry import registry
-from lavis.models.blip2_models.blip2 import Blip2Base
 from lavis.models.blip2_models.blip2_opt import Blip2OPT
 from lavis.models.blip2_models.modeling_opt import OPTForCausalLM
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import AutoTokenizer
 
+from lavis_mafa.algorithm.losses.language import IGNORED
 from lavis_mafa.io.checkpoints import CONFIGS
-from lavis_mafa.models.families.blip2.blip2_llm import Blip2Llm, check_prompt, load_language_part
+from lavis_mafa.models.families.blip2.blip2_llm import Blip2Llm, check_prompt
 from lavis_mafa.models.families.blip2.blip2_parts import Parts
 from lavis_mafa.models.parts.beams import OneRowPerBeam
 
 PRECISIONS = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
-IGNORED = -100
 
 
 class PromptedOPT(OneRowPerBeam, OPTForCausalLM):
-    """LAVIS's OPT that can generate with any supported transformers, and keeps keys and values of
-    earlier tokens where LAVIS's own forgets them."""
+    """LAVIS's OPT, made to generate with every supported version of transformers.
+
+    It reuses keys and values of earlier tokens, which LAVIS's own recomputes for every token.
+    """
 
 
 @registry.register_model("blip2_opt_mafa")
 class Blip2OptMafa(Blip2Llm, Blip2OPT):
     """BLIP-2 with OPT under this package's runner; state-dict names of LAVIS's ``blip2_opt``.
 
-    Unlike it, it answers questions, generates from prompts of different lengths, and runs on a CPU.
+    In addition it answers questions, generates from prompts of unequal length, and runs on a CPU.
 
     Supported model types:
         - pretrain_opt2.7b, pretrain_opt6.7b: LAVIS's published weights of stage 2.
-        - caption_coco_opt2.7b, caption_coco_opt6.7b: fine-tuned for captions, the same.
+        - caption_coco_opt2.7b, caption_coco_opt6.7b: LAVIS's weights, fine-tuned for captions.
         - tiny: small parts from its config; ``model.opt_model`` must name a folder with an OPT.
 
     Usage:
@@ -53,7 +55,7 @@ class Blip2OptMafa(Blip2Llm, Blip2OPT):
             "tiny",
         )
     }
-    llm_key, llm_proj = "opt_model", "opt_proj"
+    llm_key, llm_proj, llm_tokenizer = "opt_model", "opt_proj", "opt_tokenizer"
     llm_options = ("llm_precision",)
 
     def __init__(
@@ -63,41 +65,32 @@ class Blip2OptMafa(Blip2Llm, Blip2OPT):
         prompt: str = "",
         max_txt_len: int = 32,
         llm_precision: str = "fp16",
-        **eyes: Any,
+        **vision: Any,
     ) -> None:
         """
         Args:
-            parts: where image encoder, Q-Former and its tokenizer come from.
+            parts: sources of image encoder, Q-Former and its tokenizer.
             opt_model: a folder, or a name on the hub.
-            prompt: words before every caption, in training and generation.
-            max_txt_len: longest caption in training, in tokens, the prompt and the end included.
+            prompt: put before every caption, in training and generation.
+            max_txt_len: longest caption in training, in tokens, including prompt and line break.
             llm_precision: type of OPT's weights: ``fp16`` (LAVIS's), ``bf16`` or ``fp32``.
-            eyes: as of `Blip2Llm.build_eyes`.
+            vision: as of `Blip2Llm.build_vision`.
 
         Raises:
-            OSError: if a part is nowhere to be had.
+            OSError: if a part cannot be loaded.
             ValueError: if ``opt_model`` is empty.
         """
-        Blip2Base.__init__(self)  # LAVIS's own constructor downloads
-        self.parts = parts or Parts()
-        self.opt_tokenizer = load_language_part(
-            AutoTokenizer.from_pretrained, self.llm_key, opt_model, use_fast=False
-        )
-        self.build_eyes(**eyes)
-        self.opt_model = load_language_part(
-            PromptedOPT.from_pretrained,
-            self.llm_key,
+        self.assemble(
+            parts,
             opt_model,
-            torch_dtype=PRECISIONS[llm_precision],
-        ).requires_grad_(False)
-        self.opt_proj = nn.Linear(
-            self.Qformer.config.hidden_size, self.opt_model.config.hidden_size
+            prompt,
+            max_txt_len,
+            partial(AutoTokenizer.from_pretrained, use_fast=False),
+            partial(PromptedOPT.from_pretrained, torch_dtype=PRECISIONS[llm_precision]),
+            **vision,
         )
         self.eos_token_id = self._ids("\n", add_special_tokens=False)[0]
-        self.max_txt_len = max_txt_len
-        self.prompt = prompt
         self.prompt_length = len(self._ids(prompt))
-        self.train(self.training)
 
     def _ids(self, text: str, **options: Any) -> list[int]:
         return self.opt_tokenizer(text, **options).input_ids
@@ -112,13 +105,13 @@ class Blip2OptMafa(Blip2Llm, Blip2OPT):
 
         Args:
             samples: ``image`` ``(B, 3, H, W)`` and ``text_input``, B captions. The model's prompt
-                is put before those that do not begin with it; it is not learnt.
+                is put before those that do not begin with it; its tokens have no loss.
 
         Returns:
             ``loss``, per token.
         """
         seen, seen_mask = self.soft_prompts(samples["image"])
-        # Padding after the caption is not learnt, wherever the queries stand.
+        # Padded on the right, so that the prompt's tokens are the first of every row.
         tokens = self._tokens(
             [self._with_prompt(caption) + "\n" for caption in samples["text_input"]],
             side="right",
@@ -139,7 +132,7 @@ class Blip2OptMafa(Blip2Llm, Blip2OPT):
         return {"loss": output.loss}
 
     def _with_prompt(self, caption: str) -> str:
-        # LAVIS's text processors may have put it there.
+        # LAVIS's text processors may have added it already.
         if not self.prompt or caption.startswith(self.prompt):
             return caption
         return f"{self.prompt} {caption}"
@@ -158,27 +151,30 @@ class Blip2OptMafa(Blip2Llm, Blip2OPT):
         num_captions: int = 1,
         temperature: float = 1,
     ) -> list[str]:
-        """Captions, by beam search or nucleus sampling.
+        """Generate captions by beam search or nucleus sampling.
 
         Args:
-            samples: ``image`` ``(B, 3, H, W)``, and perhaps ``prompt``: one for all images or one
-                each; without it the model's own.
-            max_length: most tokens after the prompt.
-            min_length: fewest tokens; of one prompt for all the tokens count as well, as in LAVIS.
+            samples: ``image`` ``(B, 3, H, W)``, and optionally ``prompt``: one for all images or
+                one for each; default: the model's own.
+            max_length: maximum number of tokens after the prompt.
+            min_length: minimum number of tokens; tokens of a prompt for all images count as well,
+                as in LAVIS.
             num_captions: captions per image.
             Others: as in LAVIS.
 
         Returns:
-            ``B * num_captions`` texts, each image's together, without prompt.
+            ``B * num_captions`` texts, image by image, without prompt.
 
         Raises:
-            ValueError: if there are not as many prompts as images.
+            ValueError: if the number of prompts differs from that of the images.
         """
         images = samples["image"]
         prompts = samples.get("prompt", self.prompt)
         for_all = isinstance(prompts, str)
         if not for_all and len(prompts) != len(images):
-            raise ValueError(f"{len(prompts)} prompts for {len(images)} images")
+            raise ValueError(
+                f"{len(prompts)} prompts for {len(images)} images: give one, or one for each"
+            )
         options: dict[str, Any] = {"num_beams": 1 if use_nucleus_sampling else num_beams}
         if use_nucleus_sampling:
             options.update(do_sample=True, top_p=top_p, temperature=temperature)
@@ -208,20 +204,20 @@ class Blip2OptMafa(Blip2Llm, Blip2OPT):
         length_penalty: float = -1,
         **others: Any,
     ) -> list[str]:
-        """Answers to questions about images, without training on any (BLIP-2 4.1).
+        """Answer questions about images, zero-shot (BLIP-2 4.1).
 
-        An answer depends on its own image and question alone, not on the rest of the mini-batch.
+        An answer depends only on its own image and question, not on the rest of the mini-batch.
 
         Args:
             samples: ``image`` ``(B, 3, H, W)`` and ``text_input``, B questions.
-            max_len, min_len: tokens of an answer.
+            max_len, min_len: numbers of tokens of an answer.
             prompt: words around a question, such as ``Question: {} Answer:`` (the paper's for OPT);
-                empty: the question alone.
+                empty: only the question.
             length_penalty: of beam search; below 0: shorter answers.
-            num_ans_candidates, answer_list, others: not read; answers are generated.
+            num_ans_candidates, answer_list, others: ignored, because answers are generated.
 
         Returns:
-            B texts: what comes before the first line break.
+            B texts: the generated text up to its first line break.
 
         Raises:
             ValueError: for another inference method, or a prompt without ``{}``.
@@ -253,14 +249,14 @@ class Blip2OptMafa(Blip2Llm, Blip2OPT):
         min_length: int,
         **options: Any,
     ) -> list[str]:
-        """What OPT writes after images and prompts.
+        """Generate text after images and prompts.
 
-        Prompts are padded on the left, so that each ends where its text begins.
+        Prompts are padded on the left, so that each ends where its continuation begins.
 
         Args:
-            as_given: hand prompts to ``generate`` as tokens. Their number, padding included, then
+            as_given: pass prompts to ``generate`` as tokens. Their number, including padding, then
                 counts in its lengths and (in some versions) length penalties. Otherwise it gets
-                their embeddings and their last token alone.
+                their embeddings, and only the last token as a token.
         """
         seen, seen_mask = self.soft_prompts(images)
         tokens = self._tokens(prompts, side="left")

@@ -1,4 +1,4 @@
-"""Where the parts of LAVIS's BLIP-2 models come from: published weights, files, or chance."""
+"""Build the parts of LAVIS's BLIP-2 models from published weights, files, or at random."""
 
 from __future__ import annotations
 
@@ -26,18 +26,30 @@ VIT_WEIGHTS = {
 }
 PREFIX = "visual_encoder."
 
+# LAVIS's constructor arguments that a ``model`` config gives under the same name.
+SIZES = (
+    "vit_model",
+    "drop_path_rate",
+    "use_grad_checkpoint",
+    "vit_precision",
+    "freeze_vit",
+    "num_query_token",
+    "cross_attention_freq",
+    "max_txt_len",
+)
+
 
 @dataclass(frozen=True)
 class Parts:
-    """Where to take the parts from.
+    """Sources of a model's parts.
 
     Attributes:
         tokenizer: a ``vocab.txt``, a folder or a name on the hub; None: BERT's.
         vit: sizes of an EVA ViT (``patch_size``, ``width``, ``depth``, ``heads``); None: those of
             ``vit_model``.
-        vit_weights: a checkpoint or URL of the image encoder, or of a model that holds one below
-            ``visual_encoder.``; ``published``: LAVIS's for ``vit_model``; None: random.
-        bert_weights: a folder or a name on the hub that the Q-Former begins with; None: random.
+        vit_weights: a checkpoint or URL of the image encoder, or of a model that contains one as
+            ``visual_encoder``; ``published``: LAVIS's for ``vit_model``; None: random.
+        bert_weights: a folder or a name on the hub that the Q-Former starts from; None: random.
         q_former_config: JSON of the Q-Former's sizes; None: BERT-base's.
     """
 
@@ -49,12 +61,12 @@ class Parts:
 
     @classmethod
     def from_config(cls, cfg: Any) -> Parts:
-        """From a ``model`` config; keys left out keep their defaults."""
+        """Read a ``model`` config; missing keys keep their defaults."""
         names = ("tokenizer", "vit", "vit_weights", "bert_weights", "q_former_config")
         return cls(**{name: cfg[name] for name in names if name in cfg})
 
     def without(self, content: dict[str, Any]) -> Parts:
-        """Without the weights that a checkpoint brings along: they need not be had twice."""
+        """Return a copy that does not load the weights which a checkpoint contains anyway."""
         state = content.get("model", content)
         parts = self
         if any(key.startswith(PREFIX) for key in state):
@@ -69,13 +81,13 @@ class QFormer(OneRowPerBeam, BertLMHeadModel):
 
 
 class Blip2Parts:
-    """Mixin before LAVIS's BLIP-2 classes: their constructors call these methods.
+    """Mixin before LAVIS's BLIP-2 classes that overrides the methods which build their parts.
 
-    LAVIS's own download every part. A class sets `parts` before it calls LAVIS's constructor.
+    LAVIS's methods download every part. A class sets `parts` before it calls LAVIS's constructor.
 
     Attributes:
-        random_parts: prefixes of weights that are random until a checkpoint brings them; if they
-            are frozen, one must.
+        random_parts: prefixes of weights that are random unless a checkpoint is loaded; frozen ones
+            stay random.
     """
 
     family = "blip2"
@@ -105,7 +117,7 @@ class Blip2Parts:
             weights = VIT_WEIGHTS[model_name] if self.parts.vit is None else None
         if weights:
             load_image_encoder(encoder, weights)
-        self.random_parts = () if weights else (PREFIX,)
+        self.random_parts: tuple[str, ...] = () if weights else (PREFIX,)
         if precision == "fp16" and not torch.cuda.is_available():
             logging.warning("model.vit_precision: no fp16 without a GPU, fp32 is used")
         elif precision == "fp16":
@@ -129,11 +141,29 @@ class Blip2Parts:
         queries = torch.zeros(1, num_query_token, config.hidden_size)
         return former, nn.Parameter(queries.normal_(std=config.initializer_range))
 
+    def report_random_encoder(self, cfg: Any, trained: bool = False) -> None:
+        """Warn that the frozen image encoder is random, if it is.
+
+        Raises:
+            ValueError: instead of the warning if the rest of the model is trained, because it was
+                trained with another image encoder.
+        """
+        if not cfg.get("freeze_vit", True) or PREFIX not in self.random_parts:
+            return
+        problem = (
+            "the frozen image encoder has RANDOM weights: neither model.vit_weights nor the "
+            "checkpoint has any. Set model.vit_weights to 'published', or to the checkpoint of "
+            "stage 1 that trained it"
+        )
+        if trained:
+            raise ValueError(problem)
+        logging.warning("%s", problem)
+
 
 def build_image_encoder(
     vit_model: str, image_size: int, drop_path_rate: float, use_grad_checkpoint: bool, sizes: Any
 ) -> Any:
-    """BLIP-2's image encoder with random weights: EVA ViT-g, CLIP's ViT-L, or a small EVA ViT.
+    """Build BLIP-2's image encoder at random: EVA ViT-g, CLIP's ViT-L, or a small EVA ViT.
 
     Raises:
         ValueError: for an unknown ``vit_model``.
@@ -179,11 +209,11 @@ def build_image_encoder(
 
 
 def load_image_encoder(encoder: nn.Module, url_or_filename: str) -> None:
-    """Load an image encoder's weights, with positions brought to its image size.
+    """Load an image encoder's weights, with position embeddings resized to its image size.
 
     Raises:
-        FileNotFoundError, OSError: if they cannot be had.
-        ValueError: if they leave some of the encoder's weights random.
+        FileNotFoundError, OSError: if they cannot be loaded.
+        ValueError: if they lack some of the encoder's weights.
     """
     state = read_checkpoint(url_or_filename)
     state = state.get("model", state)
@@ -199,4 +229,4 @@ def load_image_encoder(encoder: nn.Module, url_or_filename: str) -> None:
             f"{len(wrong)} weights are missing or of another shape, such as {wrong[0]}"
         )
     encoder.load_state_dict(state, strict=False)
-    logging.info("image encoder from %s", url_or_filename)
+    logging.info("loaded the image encoder from %s", url_or_filename)

@@ -1,4 +1,4 @@
-"""BLIP-2's stage 2 with Flan-T5: prefix language modelling of captions, answers."""
+"""BLIP-2's stage 2 with Flan-T5: prefix language modelling of captions, and answers."""
 
 from __future__ import annotations
 
@@ -8,21 +8,19 @@ from typing import Any
 
 import torch
 from lavis.common.registry import registry
-from lavis.models.blip2_models.blip2 import Blip2Base
 from lavis.models.blip2_models.blip2_t5 import Blip2T5
 from lavis.models.blip2_models.modeling_t5 import T5ForConditionalGeneration
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import T5Config, T5TokenizerFast
 
+from lavis_mafa.algorithm.losses.language import IGNORED
 from lavis_mafa.io.checkpoints import CONFIGS
-from lavis_mafa.models.families.blip2.blip2_llm import Blip2Llm, check_prompt, load_language_part
+from lavis_mafa.models.families.blip2.blip2_llm import Blip2Llm, check_prompt
 from lavis_mafa.models.families.blip2.blip2_parts import Parts
-
-IGNORED = -100
 
 
 class CachedT5(T5ForConditionalGeneration):
-    """LAVIS's T5 that keeps keys and values of earlier tokens with any supported transformers."""
+    """LAVIS's T5, made to reuse keys and values with every supported version of transformers."""
 
     def prepare_inputs_for_generation(
         self, input_ids: Tensor, past_key_values: Any = None, **kwargs: Any
@@ -34,13 +32,13 @@ class CachedT5(T5ForConditionalGeneration):
 class Blip2T5Mafa(Blip2Llm, Blip2T5):
     """BLIP-2 with Flan-T5 under this package's runner; state-dict names of LAVIS's ``blip2_t5``.
 
-    Unlike it, it trains on captions alone and runs on a CPU. On a GPU T5 is in bf16, as in LAVIS:
-    it overflows in fp16.
+    In addition it trains on captions without a second text, and runs on a CPU. On a GPU T5 is in
+    bf16, as in LAVIS, because it overflows in fp16.
 
     Supported model types:
         - pretrain_flant5xl, pretrain_flant5xl_vitL, pretrain_flant5xxl: LAVIS's published weights
           of stage 2.
-        - caption_coco_flant5xl: fine-tuned for captions, the same.
+        - caption_coco_flant5xl: LAVIS's weights, fine-tuned for captions.
         - tiny: small parts from its config; ``model.t5_model`` must name a folder with a T5.
 
     Usage:
@@ -58,7 +56,7 @@ class Blip2T5Mafa(Blip2Llm, Blip2T5):
             "tiny",
         )
     }
-    llm_key, llm_proj = "t5_model", "t5_proj"
+    llm_key, llm_proj, llm_tokenizer = "t5_model", "t5_proj", "t5_tokenizer"
     llm_options = ("apply_lemmatizer",)
 
     def __init__(
@@ -68,40 +66,26 @@ class Blip2T5Mafa(Blip2Llm, Blip2T5):
         prompt: str = "",
         max_txt_len: int = 32,
         apply_lemmatizer: bool = False,
-        **eyes: Any,
+        **vision: Any,
     ) -> None:
         """
         Args:
-            parts: where image encoder, Q-Former and its tokenizer come from.
+            parts: sources of image encoder, Q-Former and its tokenizer.
             t5_model: a folder, or a name on the hub.
-            prompt: what T5 reads before a caption, in fine-tuning and generation; empty: captions
-                are split for prefix language modelling.
-            max_txt_len: longest text read or written in training, in tokens.
-            apply_lemmatizer: bring answers to their base form, which needs spaCy's model.
-            eyes: as of `Blip2Llm.build_eyes`.
+            prompt: input of T5 before a caption, in fine-tuning and generation; empty: captions are
+                split for prefix language modelling.
+            max_txt_len: longest input or output text in training, in tokens.
+            apply_lemmatizer: reduce answers to their base form, which needs spaCy's model.
+            vision: as of `Blip2Llm.build_vision`.
 
         Raises:
-            OSError: if a part is nowhere to be had.
+            OSError: if a part cannot be loaded.
             ValueError: if ``t5_model`` is empty.
         """
-        Blip2Base.__init__(self)  # LAVIS's own constructor downloads
-        self.parts = parts or Parts()
-        self.t5_tokenizer = load_language_part(
-            T5TokenizerFast.from_pretrained, self.llm_key, t5_model
-        )
-        self.build_eyes(**eyes)
-        config = load_language_part(T5Config.from_pretrained, self.llm_key, t5_model)
-        config.dense_act_fn = "gelu"
-        self.t5_model = load_language_part(
-            CachedT5.from_pretrained, self.llm_key, t5_model, config=config
-        )
-        self.t5_model.to(torch.bfloat16).requires_grad_(False)
-        self.t5_proj = nn.Linear(self.Qformer.config.hidden_size, self.t5_model.config.hidden_size)
-        self.max_txt_len = max_txt_len
-        self.prompt = prompt
+        tokenizer = T5TokenizerFast.from_pretrained
+        self.assemble(parts, t5_model, prompt, max_txt_len, tokenizer, _load_t5, **vision)
         self._apply_lemmatizer = apply_lemmatizer
         self._lemmatizer = None
-        self.train(self.training)
 
     def _tokens(self, texts: Sequence[str]) -> Any:
         tokens = self.t5_tokenizer(
@@ -117,10 +101,10 @@ class Blip2T5Mafa(Blip2Llm, Blip2T5):
         """Language modelling of a text after an image and another text (BLIP-2 3.2).
 
         Args:
-            samples: ``image`` ``(B, 3, H, W)``, ``text_input`` and perhaps ``text_output``, B texts
-                each: what T5 reads and writes. Without ``text_output`` the input is a caption: T5
-                reads the model's prompt and writes the caption, or, if the model has no prompt,
-                reads its first words and writes the others.
+            samples: ``image`` ``(B, 3, H, W)``, ``text_input`` and optionally ``text_output``, B
+                texts each: T5's input and target. Without ``text_output`` ``text_input`` are
+                captions: with a prompt the input is the prompt and the target the caption; without
+                one the caption is split into both.
 
         Returns:
             ``loss``, per token.
@@ -144,14 +128,14 @@ class Blip2T5Mafa(Blip2Llm, Blip2T5):
 
     def _read_and_write(self, captions: Sequence[str]) -> tuple[list[str], list[str]]:
         if self.prompt:
-            # LAVIS's text processors may have put it there.
+            # LAVIS's text processors may have added it already.
             without = [caption.removeprefix(self.prompt).strip() for caption in captions]
             return [self.prompt] * len(captions), without
         places = torch.rand(len(captions)).tolist()
         pairs = [split_caption(text, place) for text, place in zip(captions, places, strict=True)]
         return [prefix for prefix, _ in pairs], [suffix for _, suffix in pairs]
 
-    # Tasks look at the signatures, which stay LAVIS's.
+    # Tasks inspect the signatures, so these must stay LAVIS's.
 
     @torch.no_grad()
     @wraps(Blip2T5.generate)
@@ -167,11 +151,18 @@ class Blip2T5Mafa(Blip2Llm, Blip2T5):
         return super().predict_answers(dict(samples), *args, **options)
 
 
-def split_caption(caption: str, place: float) -> tuple[str, str]:
-    """Prefix and suffix of a caption, of at least one word each.
+def _load_t5(name: str, **options: Any) -> CachedT5:
+    config = T5Config.from_pretrained(name, **options)
+    config.dense_act_fn = "gelu"  # as in LAVIS
+    model: CachedT5 = CachedT5.from_pretrained(name, config=config, **options)
+    return model.to(torch.bfloat16)
 
-    Every cut between words is as likely as the others if ``place`` is uniform in [0, 1). A caption
-    of one word is all suffix.
+
+def split_caption(caption: str, place: float) -> tuple[str, str]:
+    """Split a caption into prefix and suffix, of at least one word each.
+
+    All cuts between words are equally likely if ``place`` is uniform in [0, 1). A caption of one
+    word is all suffix.
     """
     words = caption.split()
     cut = 1 + int(place * (len(words) - 1)) if len(words) > 1 else 0
