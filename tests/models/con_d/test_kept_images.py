@@ -70,9 +70,7 @@ class Asking:
 
 
 BATCH = st.lists(st.integers(0, IMAGES - 1), min_size=1, max_size=5)
-STEPS = st.lists(
-    st.tuples(st.sampled_from(["get", "get", "flush", "crash"]), st.booleans(), BATCH)
-)
+STEPS = st.lists(st.tuples(st.sampled_from(["get", "get", "flush", "crash"]), st.booleans(), BATCH))
 
 
 @settings(deadline=None, max_examples=60)
