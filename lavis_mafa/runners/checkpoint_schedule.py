@@ -1,4 +1,4 @@
-"""When a run's state is saved, what happens if it cannot be, and how a run goes on from it."""
+"""Save a run's state, cope with a failure to save it, and resume from it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from lavis.common.dist_utils import is_main_process
 
@@ -15,6 +15,7 @@ from lavis_mafa.io.checkpoints import read_checkpoint
 from lavis_mafa.io.files import atomic_write, remove_partial_files
 from lavis_mafa.io.processes import any_rank, barrier
 from lavis_mafa.runners import checkpoint as ckpt
+from lavis_mafa.runners.state import BestFigure, RunState
 
 
 class NotSavedError(RuntimeError):
@@ -22,64 +23,78 @@ class NotSavedError(RuntimeError):
 
 
 class CheckpointSchedule:
-    """Checkpoints of a runner.
+    """Saves and resumes the checkpoints of a run.
+
+    Args:
+        state: of the run.
+        folder: of the run, where checkpoints are.
+        allowed: failures in a row to save a checkpoint before the run stops
+            (``run.max_failed_saves``).
+        before_saving: called on all ranks before every checkpoint.
 
     Attributes:
-        failed: how many could not be written, one after the other.
-        unsaved: epoch and step of the last of these, None if there is none.
+        failed: number of failures since a checkpoint was last saved.
+        unsaved: epoch and step of the last failure, None if the last checkpoint was saved.
     """
 
-    def __init__(self, runner: Any) -> None:
-        self.runner = runner
+    def __init__(
+        self,
+        state: RunState,
+        folder: Path,
+        allowed: int,
+        before_saving: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.state, self.folder, self.allowed = state, folder, allowed
         self.failed = 0
         self.unsaved: tuple[int, int] | None = None
+        self._before_saving = before_saving
 
     def save(self, epoch: int, step: int, *names: str, last: bool = False) -> bool:
-        """Save the whole state under each name; training goes on at ``step`` of ``epoch``.
+        """Save the whole state under each name; a run that resumes starts at ``step`` of ``epoch``.
 
-        All ranks must call it. What was saved before stays if this fails.
+        All ranks must call it. If it fails, the files of earlier checkpoints stay as they are.
 
         Args:
-            last: there will be no later one that could make up for it.
+            names: `LAST` by default.
+            last: whether no later checkpoint follows that could make up for a failure.
 
         Returns:
             Whether it was saved.
 
         Raises:
-            NotSavedError: if not, and ``run.max_failed_saves`` of them in a row are used up.
+            NotSavedError: if not, and either this was the last or more than ``allowed`` in a row
+                have failed.
         """
-        runner = self.runner
-        if runner.kept is not None:
-            runner.kept.flush()
-        content, problem = ckpt.content_of(runner, epoch, step), None
+        self._before_saving()
+        content, problem = self.state.to_plain(epoch, step), None
         if content is not None:
             try:
                 for name in names or (ckpt.LAST,):
-                    ckpt.save_atomically(content, runner.output_dir / name)
-                    runner.log.write("checkpoint", file=name, epoch=epoch, step=step)
-            # PyTorch's writer makes a RuntimeError of what the disk says.
+                    ckpt.save_atomically(content, self.folder / name)
+                    self.state.log.write("checkpoint", file=name, epoch=epoch, step=step)
+            # PyTorch's zip writer raises RuntimeError where a file would raise OSError.
             except (OSError, RuntimeError) as error:
                 problem = f"{type(error).__name__}: {error}"
-        if not any(any_rank([problem is not None], runner.device)):
+        if not any(any_rank([problem is not None], self.state.device)):
             self.failed, self.unsaved = 0, None
             return True
         self.failed, self.unsaved = self.failed + 1, (epoch, step)
-        allowed = int(runner.run_cfg.max_failed_saves)
-        told = (
-            f"no checkpoint of epoch {epoch}, step {step} in {runner.output_dir}: "
-            f"{problem or 'see rank 0'}. What was saved before is as it was"
+        message = (
+            f"no checkpoint of epoch {epoch}, step {step} in {self.folder}: "
+            f"{problem or 'see rank 0'}. Earlier checkpoints are unchanged"
         )
-        if last or self.failed > allowed:
-            why = "It was the last" if last else f"Stopped, as run.max_failed_saves = {allowed}"
+        if last or self.failed > self.allowed:
+            limit = f"Stopped, as run.max_failed_saves = {self.allowed}"
             raise NotSavedError(
-                f"{told}. {why}: make room, then go on with run.resume_ckpt_path=auto"
+                f"{message}. {'It was the last' if last else limit}: free disk space, then resume "
+                "with run.resume_ckpt_path=auto"
             )
-        left = allowed - self.failed
-        logging.error("%s; training goes on, %d more such failures in a row may be", told, left)
+        left = self.allowed - self.failed
+        logging.error("%s; training continues, %d more failures in a row allowed", message, left)
         return False
 
-    def save_what_failed(self) -> None:
-        """Before the end, try once more what could not be saved.
+    def retry_unsaved(self) -> None:
+        """Before the run ends, save again what could not be saved.
 
         Raises:
             NotSavedError: if it fails again.
@@ -87,66 +102,66 @@ class CheckpointSchedule:
         if self.unsaved is not None:
             self.save(*self.unsaved, last=True)
 
-    def write(self, name: str, write: Callable[[BinaryIO], None]) -> None:
-        """Write a file of the run that no one needs to go on; an error in the log if it fails."""
+    def write_optional(self, name: str, write: Callable[[BinaryIO], None]) -> None:
+        """Write a file that no run needs to resume; a failure is only logged."""
         if not is_main_process():
             return
-        path = self.runner.output_dir / name
+        path = self.folder / name
         try:
             with atomic_write(path) as file:
                 write(file)
         except OSError as error:
             logging.error("%s cannot be written: %s", path, error)
 
-    def begin(self) -> None:
-        """Go on from the checkpoint that the config names, or begin anew; all ranks must call it.
+    def begin(self, resume_from: str | None) -> None:
+        """Resume from a checkpoint or start a new run; all ranks must call it.
 
         Raises:
             FileNotFoundError, ValueError: see `resume`.
         """
-        runner = self.runner
+        log, progress = self.state.log, self.state.progress
         if is_main_process():
-            remove_partial_files(runner.output_dir, ckpt.EVERY)
-        path = runner.resume_ckpt_path
-        if path:
-            self.resume(str(path))
+            remove_partial_files(self.folder, ckpt.EVERY)  # of a run killed while it was saving
+        if resume_from:
+            self.resume(resume_from)
         else:
-            runner.log.rewind({})  # of a run that did not come as far as a checkpoint
+            log.rewind({})  # logs of a run in this folder that ended before its first checkpoint
         barrier()
-        runner.log.write("config", config=runner.config.to_dict())
-        if path:
-            told = os.path.abspath(str(path))
-            runner.log.write("resume", file=told, epoch=runner.start_epoch, step=runner.start_step)
-            if Path(path).resolve() != (runner.output_dir / ckpt.LAST).resolve():
-                # Whoever starts this run again takes the folder's last checkpoint.
-                self.save(runner.start_epoch, runner.start_step)
+        log.write("config", config=self.state.config)
+        if resume_from:
+            file = os.path.abspath(resume_from)
+            log.write("resume", file=file, epoch=progress.epoch, step=progress.step)
+            if Path(resume_from).resolve() != (self.folder / ckpt.LAST).resolve():
+                # A restart of this run resumes from the folder's last checkpoint: without this
+                # one it would resume from a later state that the user chose to go back from.
+                self.save(progress.epoch, progress.step)
 
     def resume(self, path: str) -> None:
-        """Go on from a checkpoint; in its own folder, the logs go on from there as well.
+        """Load a checkpoint; in its own folder, also cut the logs back to its step.
 
         Raises:
             FileNotFoundError, ValueError: if it does not fit this run.
         """
-        runner = self.runner
+        state, progress = self.state, self.state.progress
         content = read_checkpoint(path)
-        ckpt.restore(runner, content, path)
+        state.from_plain(content, path)
         logs = [rank.get("logs") for rank in content["run"]["ranks"]]
-        if Path(path).parent.resolve() != runner.output_dir.resolve():
-            self._take_best_from(Path(path).parent)
-            runner.log.rewind({})
-        elif None not in logs:  # format 1 does not tell
+        if Path(path).parent.resolve() != self.folder.resolve():
+            self._copy_best_from(Path(path).parent)
+            state.log.rewind({})
+        elif None not in logs:  # format 1 does not record them
             sizes = {name: size for own in logs for name, size in own.items()}
-            runner.log.rewind(sizes, runner.global_step)
-        logging.info("resumed %s at epoch %d, step %d", path, runner.start_epoch, runner.start_step)
+            state.log.rewind(sizes, progress.global_step)
+        logging.info("resumed %s at epoch %d, step %d", path, progress.epoch, progress.step)
 
-    def _take_best_from(self, folder: Path) -> None:
-        """Take the best weights along if the run goes on in another folder."""
-        runner, best = self.runner, folder / ckpt.BEST
-        if runner.best["value"] is None:
+    def _copy_best_from(self, folder: Path) -> None:
+        """Copy the best checkpoint of the folder that the run resumes from."""
+        progress, best = self.state.progress, folder / ckpt.BEST
+        if progress.best.value is None:
             return
         if not best.is_file():
-            logging.warning("%s is not there: the best figure begins anew", best)
-            runner.best = {"value": None, "epoch": None, "split": None}
+            logging.warning("%s does not exist: the best figure so far is forgotten", best)
+            progress.best = BestFigure()
         elif is_main_process():
-            with open(best, "rb") as source, atomic_write(runner.output_dir / ckpt.BEST) as file:
+            with open(best, "rb") as source, atomic_write(self.folder / ckpt.BEST) as file:
                 shutil.copyfileobj(source, file)

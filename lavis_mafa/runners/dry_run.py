@@ -1,24 +1,29 @@
-"""What a config would do, without doing it."""
+"""Report what a config would train, without training."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from lavis_mafa.models.con_d.kept_images import kept_images
+from lavis_mafa.runners.training_step import loss_terms
+
+if TYPE_CHECKING:
+    from lavis_mafa.runners.runner_mafa import RunnerMafa
 
 MIB = 2**20
 
 
-def dry_run(runner: Any) -> list[str]:
-    """Take one mini-batch through the model and tell what training would be; trains nothing.
+def dry_run(runner: RunnerMafa) -> list[str]:
+    """Run one mini-batch through the model and describe what training would do.
 
-    Returns the lines to print: data, order, steps, parameters, the loss of the batch, and an
-    estimate of memory per rank (weights, gradients, AdamW, and what the forward pass keeps for the
-    backward pass).
+    Returns:
+        The lines to print: data, order, steps, parameters, the loss of the mini-batch, and an
+        estimate of the memory per rank: weights, gradients, AdamW's two moments, and the
+        activations that the forward pass saves for the backward pass.
     """
     lines = [f"device {runner.device}, {runner.world_size} rank(s)"]
     if runner.train_set is None:
@@ -42,18 +47,19 @@ def dry_run(runner: Any) -> list[str]:
     ]
     keeping = kept_images(runner.config.model_cfg, runner._model, runner.train_set, runner.device)
     lines += [keeping.summary] if keeping is not None else []
-    batch = next(iter(runner.loaders.train(0, 0)))
+    batch = next(iter(runner.loaders.train(plan, 0, 0)))
     samples = runner.loaders.to_device(batch)
     samples.update(epoch=0, num_iters_per_epoch=plan.steps, iters=0, grouped=plan.grouped)
     runner._model.to(runner.device).train()
-    kept: dict[int, int] = {}
+    saved: dict[int, int] = {}  # bytes by address: tensors may share their storage
 
-    def keep(tensor: Tensor) -> Tensor:
+    def note_size(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
-        kept[storage.data_ptr()] = storage.nbytes()
+        saved[storage.data_ptr()] = storage.nbytes()
         return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), runner._autocast():
+    hooks = torch.autograd.graph.saved_tensors_hooks(note_size, lambda tensor: tensor)
+    with hooks, runner.autocast():
         output = runner._model(samples)
     trained = [p for p in runner._model.parameters() if p.requires_grad]
     frozen = [p for p in runner._model.parameters() if not p.requires_grad]
@@ -64,17 +70,17 @@ def dry_run(runner: Any) -> list[str]:
         for parameter in [*trained, *frozen]
     }
     weights, of_training = sum(sizes.values()), _bytes(trained)
-    # An image encoder that Con-D shares is among the model's own.
+    # An image encoder that Con-D shares with the model is counted with the model.
     of_con_d = _bytes([p for p in judging if p.untyped_storage().data_ptr() not in sizes])
-    # The parameters are among what the pass keeps.
-    activations = sum(size for pointer, size in kept.items() if pointer not in sizes)
+    # The forward pass saves parameters as well, which are no activations.
+    activations = sum(size for pointer, size in saved.items() if pointer not in sizes)
     total = weights + 3 * of_training + of_con_d + activations
-    losses = {k: round(v.item(), 4) for k, v in output.items() if k.startswith("loss")}
+    losses = {name: round(value.item(), 4) for name, value in loss_terms(output).items()}
     return [
         *lines,
         f"model: {_millions(trained)} trainable and {_millions(frozen)} frozen parameters"
         + (f"; Con-D: {_millions(judging)}" if con_d else "")
-        + (", its image encoder the model's own" if of_con_d < _bytes(judging) else ""),
+        + (", which shares the model's image encoder" if of_con_d < _bytes(judging) else ""),
         f"one mini-batch: {losses}",
         f"memory per rank, estimated: {total / MIB:.0f} MiB (weights {weights / MIB:.0f}, "
         f"gradients {of_training / MIB:.0f}, AdamW {2 * of_training / MIB:.0f}, "

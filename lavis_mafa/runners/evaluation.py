@@ -1,98 +1,80 @@
-"""Evaluation after epochs and at the end of a run, and which epoch was the best."""
+"""Evaluation after epochs and at the end of a run."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from lavis_mafa.io.checkpoints import read_checkpoint
-from lavis_mafa.io.processes import any_rank
-from lavis_mafa.runners import checkpoint as ckpt
+from lavis_mafa.runners.base import AnyDeviceRunner
+from lavis_mafa.runners.checkpoint import BEST, load_trained_state
+from lavis_mafa.runners.loaders import Loaders, evaluation_sets
+from lavis_mafa.runners.run_log import RunLog
+from lavis_mafa.runners.state import BestFigure, Progress
 
 
-class Evaluates:
-    """Mixed into a runner of LAVIS, whose splits and model it evaluates."""
+class EvaluatingRunner(AnyDeviceRunner):
+    """Evaluates splits with the run's task.
 
-    best: dict[str, Any]
-    device: Any
-    eval_sets: dict[str, Any]
-    global_step: int
-    loaders: Any
-    log: Any
-    model: Any
-    output_dir: Any
-    run_cfg: Any
-    save: Any
-    finished_epochs: int
-    task: Any
-    unwrap_dist_model: Any
-    _again_from_here: Any
-    _model: Any
-    cuda_enabled: Any
-    test_splits: Any
-    valid_splits: Any
+    Attributes:
+        eval_sets: evaluation sets by the name of their split; see `evaluation_sets`.
+        progress: how far the run has come.
+        loaders, log: made by the subclass.
+    """
 
-    def _named(self, splits: Any) -> list[str]:
-        """Names in `eval_sets` that the given splits stand for."""
-        names: list[str] = []
-        for split in splits:
-            several = sorted(name for name in self.eval_sets if name.endswith(f".{split}"))
-            names += several or [split]
-        return names
+    loaders: Loaders
+    log: RunLog
 
-    def _finish_epoch(self, epoch: int) -> None:
-        """Validate after an epoch, and keep what is to be kept of it; done again by a run that was
-        stopped in it."""
-        before, better = dict(self.best), False
-        if self.valid_splits:
-            with self._again_from_here():
-                better = self._validate(epoch)
-        self.finished_epochs = epoch + 1
-        if better and not self.save(epoch + 1, 0, ckpt.BEST):
-            self.best = before
-        keep = self.run_cfg.get("keep_every_epochs")
-        kept = [f"checkpoint_{epoch}.pth"] if keep and (epoch + 1) % keep == 0 else []
-        if better or kept:  # the last one again, to remember the best figure
-            self.save(epoch + 1, 0, *kept, ckpt.LAST)
-
-    def _validate(self, epoch: int) -> bool:
-        """Evaluate the validation splits; whether the first of them is better than ever."""
-        better = False
-        for place, split in enumerate(self._named(self.valid_splits)):
-            figures = self.eval_epoch(split, epoch, skip_reload=True)
-            if isinstance(figures, dict) and place == 0:
-                value, best = figures.get("agg_metrics"), self.best["value"]
-                if value is None:
-                    logging.warning("%s gives no agg_metrics: no best checkpoint is kept", split)
-                elif not np.isnan(value) and (best is None or value > best):
-                    better = True
-                    self.best = {"value": float(value), "epoch": epoch, "split": split}
-        return any(any_rank([better], self.device))
+    def __init__(self, cfg: Any, task: Any, model: nn.Module, datasets: Any, job_id: str) -> None:
+        super().__init__(cfg, task, model, datasets, job_id)
+        self.eval_sets = evaluation_sets(datasets)
+        self.progress = Progress()
 
     def evaluate(self, cur_epoch: Any = "best", skip_reload: bool = False) -> dict[str, Any]:
-        """Evaluate the test splits, with the best weights if there are some."""
-        best = self.output_dir / ckpt.BEST
+        """Evaluate the test splits, with the best checkpoint's weights if there is one."""
+        best = self.output_dir / BEST
         if not skip_reload and cur_epoch == "best" and best.is_file():
-            state = read_checkpoint(str(best))["model"]
-            ckpt.load_trained_state(self._model, state, str(best))
+            load_trained_state(self._model, read_checkpoint(str(best))["model"], str(best))
         return {
             split: self.eval_epoch(split, cur_epoch, skip_reload=True)
-            for split in self._named(self.test_splits)
+            for split in matching_splits(self.eval_sets, self.test_splits)
         }
+
+    def validate(self, epoch: int) -> BestFigure | None:
+        """Evaluate the validation splits after an epoch.
+
+        Returns:
+            The ``agg_metrics`` of the first split if it is better than the best so far, else None.
+        """
+        best = None
+        for place, split in enumerate(matching_splits(self.eval_sets, self.valid_splits)):
+            figures = self.eval_epoch(split, epoch, skip_reload=True)
+            if isinstance(figures, dict) and place == 0:
+                value, before = figures.get("agg_metrics"), self.progress.best.value
+                if value is None:
+                    logging.warning("%s gives no agg_metrics: no best checkpoint is saved", split)
+                elif not np.isnan(value) and (before is None or value > before):
+                    best = BestFigure(float(value), epoch, split)
+        return best
 
     @torch.no_grad()
     def eval_epoch(self, split_name: str, cur_epoch: Any, skip_reload: bool = True) -> Any:
-        """Evaluate one split; figures on rank 0, None on others."""
+        """Evaluate one split.
+
+        Returns:
+            Its figures on rank 0, None on others.
+        """
         loader = self.loaders.evaluation(split_name)
         model = self.unwrap_dist_model(self.model)
         model.eval()
         self.task.before_evaluation(model=model, dataset=loader.dataset)
-        with self._k_test_that_fits(model, loader.dataset):
+        with limited_k_test(self.run_cfg, model, loader.dataset):
             results = self.task.evaluation(model, loader, cuda_enabled=self.cuda_enabled)
         if results is None:
             return None
@@ -101,23 +83,38 @@ class Evaluates:
         )
         if isinstance(figures, dict):
             self.log.write("eval", split=split_name, epoch=cur_epoch, **figures)
-            self.log.scalars(f"eval_{split_name}", figures, self.global_step)
+            self.log.scalars(f"eval_{split_name}", figures, self.progress.global_step)
             logging.info("%s: %s", split_name, figures)
         return figures
 
-    @contextmanager
-    def _k_test_that_fits(self, model: Any, dataset: Any) -> Iterator[None]:
-        """LAVIS's re-ranking fails if it shall rank more candidates than there are, not ours."""
-        asked = self.run_cfg.get("k_test")
-        ours = hasattr(model, "backbone")
-        if asked is None or ours or not hasattr(dataset, "text"):
-            yield
-            return
-        there = min(len(dataset.image), len(dataset.text))
-        if asked > there:
-            logging.info("run.k_test = %d is more than the %d candidates", asked, there)
-        self.run_cfg.k_test = min(asked, there)
-        try:
-            yield
-        finally:
-            self.run_cfg.k_test = asked
+
+def matching_splits(eval_sets: Mapping[str, Any], splits: Iterable[str]) -> list[str]:
+    """Return the names in ``eval_sets`` that splits of the config stand for.
+
+    ``val`` stands for ``<data set>.val`` of every data set where several have that split.
+    """
+    names: list[str] = []
+    for split in splits:
+        names += sorted(name for name in eval_sets if name.endswith(f".{split}")) or [split]
+    return names
+
+
+@contextmanager
+def limited_k_test(run_cfg: Any, model: Any, dataset: Any) -> Iterator[None]:
+    """Lower ``run.k_test`` to the number of candidates for LAVIS's own models.
+
+    Their re-ranking fails if it is to rank more candidates than exist; that of our models does not.
+    The config gets its value back, since another split may have more candidates.
+    """
+    given = run_cfg.get("k_test")
+    if given is None or hasattr(model, "backbone") or not hasattr(dataset, "text"):
+        yield
+        return
+    candidates = min(len(dataset.image), len(dataset.text))
+    if given > candidates:
+        logging.info("run.k_test = %d is lowered to the %d candidates", given, candidates)
+    run_cfg.k_test = min(given, candidates)
+    try:
+        yield
+    finally:
+        run_cfg.k_test = given

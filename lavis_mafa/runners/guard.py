@@ -1,21 +1,21 @@
-"""Stops a run, or skips a step, before bad numbers reach the weights or bad data the training."""
+"""Keep losses and gradients that are not finite, and unreadable data, out of training."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from lavis.common.dist_utils import get_rank
-from torch import Tensor
+from torch import Tensor, nn
 
 from lavis_mafa.io.processes import all_gather_objects, any_rank
 from lavis_mafa.runners.checkpoint import trained_state
 from lavis_mafa.runners.launch import random_states, set_random_states
 
-SHOWN = 8  # names of weights in a message
+NAMES_SHOWN = 8  # names of weights in a message
 
 
 class NonFiniteError(RuntimeError):
@@ -28,12 +28,12 @@ class UnreadableError(RuntimeError):
 
 @dataclass
 class MiniBatch:
-    """A mini-batch of this rank, as far as it takes to compute it once more.
+    """What is needed to compute a mini-batch of this rank again.
 
     Attributes:
-        samples: all of it that is no tensor but ``index`` ``(B,)``.
-        states: of the generators before its forward pass.
-        bad: parts of its loss that are not finite.
+        samples: its entries that are not tensors, and ``index`` ``(B,)``.
+        states: of the random generators before its forward pass.
+        bad: loss terms that are not finite.
     """
 
     samples: dict[str, Any]
@@ -46,31 +46,31 @@ class MiniBatch:
         return f"sample indices: {'unknown' if index is None else index.tolist()}"
 
 
-class BadNumbers:
-    """Keeps losses and gradients that are not finite from the weights.
+class NonFiniteGuard:
+    """Keeps losses and gradients that are not finite out of the weights.
 
-    Of an optimizer step, every mini-batch is entered by `begin` and `note`, and `end` closes it. A
-    bad step is skipped by `skip`: nothing of it is left in weights, momentum encoders, queues or
-    statistics. After ``allowed`` of them the next one ends the run.
+    Call `begin` and `check` for every mini-batch of an optimizer step, and `end` after the step. A
+    bad step is undone by `skip`: nothing of it remains in weights, momentum encoders, queues or
+    statistics. After ``allowed`` skipped steps the next bad one ends the run.
 
     Args:
-        model: in training, not wrapped.
-        optimizer: its parameter groups are named; as a function, for it may be made late.
-        again: gives the parts of a mini-batch's loss by name, computed once more; it tells from
-            which part a gradient that is not finite comes, and on which rank.
-        allowed: bad steps of the whole run that are skipped.
+        model: that is trained, not wrapped.
+        optimizer: returns the optimizer, which is made later than the guard.
+        recompute: computes the loss terms of a mini-batch again, by name; used to find out which
+            term, and which rank, a gradient that is not finite comes from.
+        allowed: bad steps that may be skipped in the whole run (``run.skip_bad_steps``).
 
     Attributes:
-        skipped: how many were.
+        skipped: steps skipped so far.
         bad_batch, bad_step: whether a loss of the last mini-batch, and of any mini-batch of the
-            present step, is not finite on any rank.
+            current step, is not finite on any rank.
     """
 
     def __init__(
         self,
-        model: Any,
+        model: nn.Module,
         optimizer: Callable[[], torch.optim.Optimizer],
-        again: Callable[[dict[str, Any]], dict[str, Tensor]],
+        recompute: Callable[[dict[str, Any]], dict[str, Tensor]],
         allowed: int = 0,
     ) -> None:
         self.model = model
@@ -78,140 +78,146 @@ class BadNumbers:
         self.skipped = 0
         self.bad_batch = self.bad_step = False
         self._optimizer = optimizer
-        self._again = again
-        self._window: list[MiniBatch] = []
-        self._before: dict[str, Tensor] = {}
+        self._recompute = recompute
+        self._window: list[MiniBatch] = []  # mini-batches of the current step
+        self._before: dict[str, Tensor] = {}  # what the step's forward passes change
 
     def begin(self, samples: dict[str, Any]) -> None:
-        """Before a mini-batch's forward pass."""
+        """Record a mini-batch before its forward pass."""
         if self.allowed and not self._window:
-            # What a forward pass changes: momentum encoders, queues, statistics.
+            # Momentum encoders, queues and statistics change in the forward pass already; weights
+            # change in the optimizer step only, which a bad step never reaches.
             trained = {name for name, value in self._parameters() if value.requires_grad}
             self._before = {
                 name: value.clone()
                 for name, value in trained_state(self.model).items()
                 if name not in trained
             }
-        kept = {k: v for k, v in samples.items() if k == "index" or not isinstance(v, Tensor)}
-        self._window.append(MiniBatch(kept, random_states()))
+        small = {k: v for k, v in samples.items() if k == "index" or not isinstance(v, Tensor)}
+        self._window.append(MiniBatch(small, random_states()))
 
-    def note(self, losses: dict[str, float]) -> bool:
-        """The parts of its loss; whether one of them, on this rank, is not finite."""
+    def check(self, losses: Mapping[str, float]) -> bool:
+        """Return whether a loss term of the last mini-batch is not finite on this rank."""
         last = self._window[-1]
         last.bad = {name: value for name, value in losses.items() if not math.isfinite(value)}
         return bool(last.bad)
 
-    def agree(self, bad: bool) -> None:
-        """What `note` said on any rank."""
+    def merge(self, bad: bool) -> None:
+        """Record whether `check` returned True on any rank."""
         self.bad_batch = bad
         self.bad_step |= bad
 
     def end(self) -> None:
-        """After the optimizer step, or in its place."""
+        """Forget the mini-batches of a step that has been taken or skipped."""
         self._window, self._before, self.bad_step = [], {}, False
 
     def skip(self, where: str) -> str:
-        """Put back what the forward passes changed; all ranks must call it.
+        """Undo what the step's forward passes changed; all ranks must call it.
+
+        Args:
+            where: epoch and step, for the message.
 
         Returns:
-            Which rank, which loss or gradient and which samples.
+            Which rank, which loss or gradient and which samples are bad.
 
         Raises:
-            NonFiniteError: saying so, if no more steps may be skipped.
+            NonFiniteError: with the same, if no more steps may be skipped.
         """
-        told = self._told()
+        description = self._describe_step()
         if self.skipped >= self.allowed:
             done = f", {self.skipped} before it were skipped" if self.skipped else ""
             raise NonFiniteError(
-                f"{where}: stopped before the optimizer step, weights are as they were{done}.\n"
-                f"  {told}\n"
-                "Resume from the last checkpoint with a lower run.init_lr (and run.min_lr), "
-                "run.max_grad_norm: 1.0, or run.amp_dtype: bf16 in place of fp16; look at the "
-                "samples named. "
-                "run.skip_bad_steps lets so many steps of this kind go by."
+                f"{where}: stopped before the optimizer step, weights are unchanged{done}.\n"
+                f"  {description}\n"
+                "Resume from the last checkpoint with a lower run.init_lr (and run.min_lr), with "
+                "run.max_grad_norm: 1.0, or with run.amp_dtype: bf16 instead of fp16; inspect the "
+                "samples listed. run.skip_bad_steps: N skips up to N such steps."
             )
         self.skipped += 1
         state = self.model.state_dict()
         with torch.no_grad():
             for name, value in self._before.items():
                 state[name].copy_(value)
-        return told
+        return description
 
-    def _parameters(self) -> Iterable[tuple[str, torch.nn.Parameter]]:
-        return self.model.named_parameters(remove_duplicate=False)  # tied weights by each name
+    def _parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        # Tied weights under each of their names, as in the state dict.
+        return self.model.named_parameters(remove_duplicate=False)
 
-    def _told(self) -> str:
-        """What is wrong with this step, of all ranks."""
+    def _describe_step(self) -> str:
+        """Describe what is wrong with the current step, on all ranks."""
         mine = [
             f"loss {batch.bad} is not finite; {batch.indices}"
             for batch in self._window
             if batch.bad
         ]
-        if not self.bad_step:
-            mine = self._gradients()
-        everyone = enumerate(all_gather_objects(mine))
-        found = [f"rank {rank}: {line}" for rank, lines in everyone for line in lines]
+        if not self.bad_step:  # all losses are finite, so it must be a gradient
+            mine = self._trace_gradients()
+        by_rank = enumerate(all_gather_objects(mine))
+        found = [f"rank {rank}: {line}" for rank, lines in by_rank for line in lines]
         return "\n  ".join(found)
 
-    def _gradients(self) -> list[str]:
-        """From which loss and mini-batch of this rank a gradient that is not finite comes.
+    def _trace_gradients(self) -> list[str]:
+        """Say which loss term and mini-batch of this rank gradients that are not finite come from.
 
-        Gradients are averaged over ranks: all of them are asked again, one by one.
+        The gradients at hand are averaged over ranks, so every rank computes its own again.
         """
         averaged = [
             name
             for name, value in self._parameters()
             if value.grad is not None and not bool(torch.isfinite(value.grad).all())
         ]
-        self._optimizer().zero_grad(set_to_none=True)  # room for the passes to come
+        self._optimizer().zero_grad(set_to_none=True)  # frees memory for the passes to come
         now = random_states()
         lines = []
         for batch in self._window:
-            set_random_states(batch.states)
-            blamed = self._blamed(batch)
-            if blamed:
-                names = list(dict.fromkeys(name for bad in blamed.values() for name in bad))
-                lines.append(f"{self._gradient(names)}; from {', '.join(blamed)}; {batch.indices}")
+            set_random_states(batch.states)  # the same dropout and masks as before
+            bad = self._bad_gradients(batch)
+            if bad:
+                names = list(dict.fromkeys(name for weights in bad.values() for name in weights))
+                lines.append(f"{self._describe(names)}; from {', '.join(bad)}; {batch.indices}")
         set_random_states(now)
         if any(any_rank([bool(lines)], self._device)):
             return lines
+        # Computed again, no rank's own gradient is bad: their sum may have overflowed.
         indices = "; ".join(batch.indices for batch in self._window)
-        return [f"{self._gradient(averaged)}; {indices}"]
+        return [f"{self._describe(averaged)}; {indices}"]
 
     @property
     def _device(self) -> torch.device:
         return next(value.device for _, value in self._parameters())
 
-    def _blamed(self, batch: MiniBatch) -> dict[str, list[str]]:
-        """Parts of a mini-batch's loss with the weights whose gradient of it is not finite."""
+    def _bad_gradients(self, batch: MiniBatch) -> dict[str, list[str]]:
+        """Compute a mini-batch again; return the weights with a bad gradient by loss term."""
         if "index" not in batch.samples:
             return {}
         trained = {name: value for name, value in self._parameters() if value.requires_grad}
-        blamed = {}
-        for part, loss in self._again(batch.samples).items():
+        bad_by_loss = {}
+        for name, loss in self._recompute(batch.samples).items():
             try:
                 gradients = torch.autograd.grad(
                     loss, list(trained.values()), retain_graph=True, allow_unused=True
                 )
             except RuntimeError as error:
+                # Activations recomputed as in LAVIS and fairscale support backward() only.
                 if "heckpoint" not in str(error):
                     raise
-                return {}  # LAVIS's and fairscale's recomputed activations serve backward() alone
+                return {}
             bad = [
-                name
-                for name, gradient in zip(trained, gradients, strict=True)
+                weight
+                for weight, gradient in zip(trained, gradients, strict=True)
                 if gradient is not None and not bool(torch.isfinite(gradient).all())
             ]
             if bad:
-                blamed[part] = bad
-        return blamed
+                bad_by_loss[name] = bad
+        return bad_by_loss
 
-    def _gradient(self, names: list[str]) -> str:
+    def _describe(self, names: list[str]) -> str:
         """``gradient of a.b, a.c is not finite (parameter group 0, weight decay 0.05)``."""
         if not names:
             return "gradient of the model: its norm overflows"
-        shown = ", ".join(names[:SHOWN])
-        shown += f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+        shown = ", ".join(names[:NAMES_SHOWN])
+        shown += f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
         weights = dict(self._parameters())
         bad = {id(weights[name]) for name in names}
         groups = [
@@ -223,7 +229,12 @@ class BadNumbers:
 
 
 class UnreadableSamples:
-    """Counts and lists the samples of this rank that could not be read."""
+    """Counts and lists the samples of this rank that could not be read in an epoch.
+
+    Args:
+        allowed: share of the samples that may be unreadable (``run.max_unreadable``).
+        enough: unreadable samples from which on the share is judged within an epoch.
+    """
 
     def __init__(self, allowed: float, enough: int = 10) -> None:
         self.allowed = allowed
@@ -232,7 +243,7 @@ class UnreadableSamples:
         self.bad: dict[int, str] = {}
 
     def count(self, samples: dict[str, Any]) -> list[tuple[int, int, str]]:
-        """Add a mini-batch; return its replacements as (index, read instead, error)."""
+        """Count a mini-batch; return its replaced samples as (index, index read instead, error)."""
         errors = samples.get("load_error")
         if errors is None:
             return []
@@ -248,34 +259,34 @@ class UnreadableSamples:
         return replaced
 
     def reset(self) -> None:
-        """Begin an epoch."""
+        """Start an epoch at zero."""
         self.seen, self.bad = 0, {}
 
     @property
     def exceeded(self) -> bool:
-        """Whether more than the allowed share of what was read is bad."""
+        """Whether more than the allowed share of the samples read is unreadable."""
         return len(self.bad) > self.allowed * self.seen
 
     @property
     def too_many(self) -> bool:
-        """As `exceeded`, once there are enough to tell before the epoch's end."""
+        """As `exceeded`, but only once there are ``enough`` to judge before the epoch's end."""
         return len(self.bad) >= self.enough and self.exceeded
 
     def stop(self, where: str) -> None:
-        """Raise with the lists of all ranks, which must call it together.
+        """Stop the run with the lists of all ranks, which must all call it.
 
         Raises:
             UnreadableError: always.
         """
         listed = [f"{index}: {error}" for index, error in sorted(self.bad.items())[:50]]
-        told = f"rank {get_rank()}: {len(self.bad)} of {self.seen} samples read\n  "
-        mine = told + "\n  ".join(listed) if listed else ""
-        everyone = "\n".join(filter(None, all_gather_objects(mine)))
+        count = f"rank {get_rank()}: {len(self.bad)} of {self.seen} samples read"
+        mine = "\n  ".join([count, *listed]) if listed else ""
+        of_all = "\n".join(filter(None, all_gather_objects(mine)))
         raise UnreadableError(
-            f"{where}: more samples cannot be read than run.max_unreadable = {self.allowed} "
-            f"allows.\n{everyone}\nAll of them are in unreadable.jsonl of the run (of other ranks: "
-            "unreadable_rank1.jsonl and so on). Mend the data (lavis-mafa check-data "
-            "finds every one) or raise run.max_unreadable."
+            f"{where}: more samples are unreadable than run.max_unreadable = {self.allowed} "
+            f"allows.\n{of_all}\nunreadable.jsonl in the run's folder lists all of them (those of "
+            "other ranks: unreadable_rank1.jsonl and so on). Repair the data (lavis-mafa "
+            "check-data finds every unreadable sample) or raise run.max_unreadable."
         )
 
     def state_dict(self) -> dict[str, Any]:

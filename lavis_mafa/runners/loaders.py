@@ -1,16 +1,18 @@
-"""Mini-batches of a run's splits."""
+"""Data sets and mini-batches of a run's splits."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from lavis.datasets.data_utils import concat_datasets, reorg_datasets_by_split
-from lavis.tasks.retrieval import RetrievalTask
 from torch.utils.data import DataLoader, DistributedSampler
 
-from lavis_mafa.algorithm.grit import EpochBatches
+from lavis_mafa.algorithm.discriminator import VIEW
+from lavis_mafa.algorithm.grit import EpochBatches, EpochPlan
+from lavis_mafa.algorithm.step import SECOND_VIEW
 from lavis_mafa.algorithm.tokens import CON_D_TOKENS, TOKENS, Tokenizer, Tokens
 from lavis_mafa.datasets.training_set import TrainingSet
 from lavis_mafa.models.con_d.discriminator import ModelDiscriminator
@@ -18,7 +20,7 @@ from lavis_mafa.runners.termination import ignore_signals_to_job
 
 
 def evaluation_sets(datasets: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Evaluation sets by split.
+    """Return the evaluation sets by split.
 
     Where several data sets have a split, each is named ``<data set>.<split>``.
     """
@@ -31,17 +33,34 @@ def evaluation_sets(datasets: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]
 
 
 def training_set(datasets: Mapping[str, Mapping[str, Any]], seed: int) -> TrainingSet | None:
-    """All training sets as one, None if there is none."""
+    """Return all training sets joined into one, None if there is none."""
     train = {name: {"train": own["train"]} for name, own in datasets.items() if "train" in own}
     if not train:
         return None
     return TrainingSet(concat_datasets(reorg_datasets_by_split(train))["train"], int(seed))
 
 
-def add_tokens(train_set: TrainingSet, model: Any, con_d: Any) -> None:
-    """Have a training set tokenise captions as a model of ours reads them, and as Con-D does.
+def add_views(train_set: TrainingSet, model: Any, con_d: Any) -> None:
+    """Let a training set also load the images as Con-D and the momentum encoders need them."""
+    if isinstance(con_d, ModelDiscriminator) and con_d.wants_view(model):
+        assert con_d.processor is not None
+        if not train_set.add_view(VIEW, con_d.processor):
+            logging.info(
+                "the data sets load their images without a processor of ours: Con-D gets the "
+                "model's images, resized"
+            )
+    weights = getattr(getattr(model, "settings", None), "loss_weights", {})
+    if (weights.get("imc") or weights.get("lmi")) and not train_set.add_view(SECOND_VIEW):
+        logging.info(
+            "the data sets load their images without a processor of ours: momentum encoders get "
+            "the model's images, not a second augmentation as in TCL"
+        )
 
-    A model without a backbone is one of LAVIS and reads its captions itself.
+
+def add_tokens(train_set: TrainingSet, model: Any, con_d: Any) -> None:
+    """Let a training set tokenise captions, for a model of ours and for its Con-D.
+
+    A model without a backbone is LAVIS's own and tokenises captions itself.
     """
     if not hasattr(model, "backbone"):
         return
@@ -49,75 +68,95 @@ def add_tokens(train_set: TrainingSet, model: Any, con_d: Any) -> None:
     train_set.add_tokens(TOKENS, own)
     if isinstance(con_d, ModelDiscriminator):
         of_con_d = Tokenizer.of(con_d.model)
+        # The same object where they agree: the training set then tokenises once for both.
         train_set.add_tokens(CON_D_TOKENS, own if own.agrees_with(of_con_d) else of_con_d)
 
 
 def to_device(samples: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
-    """A mini-batch with its tensors and tokens on a device."""
-    moved = (torch.Tensor, Tokens)
+    """Return a mini-batch with its tensors and tokens on a device."""
+    movable = (torch.Tensor, Tokens)
     return {
-        key: value.to(device, non_blocking=True) if isinstance(value, moved) else value
+        key: value.to(device, non_blocking=True) if isinstance(value, movable) else value
         for key, value in samples.items()
     }
 
 
 class Loaders:
-    """Data loaders of a runner: training by the plan of an epoch, evaluation by split."""
+    """Makes the data loaders of a run: training by the plan of an epoch, evaluation by split.
 
-    def __init__(self, runner: Any) -> None:
-        self.runner = runner
+    Args:
+        run_cfg: with ``num_workers`` and ``batch_size_eval``.
+        train_set: None if the run only evaluates.
+        eval_sets: by split.
+        rank: of this process.
+        device: of the model.
+        share_evaluation: whether each rank evaluates its share of a split.
+    """
+
+    def __init__(
+        self,
+        run_cfg: Any,
+        train_set: TrainingSet | None,
+        eval_sets: Mapping[str, Any],
+        rank: int,
+        device: torch.device,
+        share_evaluation: bool = False,
+    ) -> None:
+        self.run_cfg, self.train_set, self.eval_sets = run_cfg, train_set, eval_sets
+        self.rank, self.device, self.share_evaluation = rank, device, share_evaluation
         self._batches: EpochBatches | None = None
-        self._train: DataLoader | None = None
+        self._train: DataLoader[Any] | None = None
 
-    def train(self, epoch: int, first_step: int) -> DataLoader:
-        """This rank's mini-batches of the current plan; workers live on from epoch to epoch."""
-        runner = self.runner
-        plan = runner.schedule.plan
-        if self._batches is None:
-            self._batches = EpochBatches(plan, runner.rank, epoch, first_step)
-            workers = int(runner.run_cfg.num_workers)
+    def train(self, plan: EpochPlan, epoch: int, first_step: int) -> DataLoader[Any]:
+        """Return a loader of this rank's mini-batches of a plan, from ``first_step`` on.
+
+        Its workers are kept from epoch to epoch.
+        """
+        if self._batches is None or self._train is None:
+            assert self.train_set is not None
+            self._batches = EpochBatches(plan, self.rank, epoch, first_step)
+            workers = int(self.run_cfg.num_workers)
             self._train = DataLoader(
-                runner.train_set,
+                self.train_set,
                 batch_sampler=self._batches,
                 num_workers=workers,
-                collate_fn=runner.train_set.collater,
-                pin_memory=runner.cuda_enabled,
+                collate_fn=self.train_set.collater,
+                pin_memory=self.device.type == "cuda",
                 persistent_workers=workers > 0,
                 worker_init_fn=ignore_signals_to_job,
-                # A generator of its own: the loader must not draw from the training's.
+                # A generator of its own, since drawing from the global one would change training.
                 generator=torch.Generator(),
             )
         self._batches.plan, self._batches.epoch = plan, epoch
         self._batches.first_step = first_step
-        assert self._train is not None
         return self._train
 
-    def evaluation(self, split: str) -> DataLoader:
-        """All samples of an evaluation split, or this rank's share where the task can merge.
+    def evaluation(self, split: str) -> DataLoader[Any]:
+        """Return a loader of an evaluation split, or of this rank's share of it.
 
         Raises:
             ValueError: if no data set has the split.
         """
-        runner = self.runner
-        if split not in runner.eval_sets:
+        if split not in self.eval_sets:
             raise ValueError(
-                f"no data for split {split!r}; the data sets have {sorted(runner.eval_sets)}"
+                f"no data for split {split!r}; the data sets have {sorted(self.eval_sets)}"
             )
-        dataset = runner.eval_sets[split]
-        share = runner.use_distributed and runner.use_dist_eval_sampler
-        # Retrieval compares everything with everything.
-        share = share and not isinstance(runner.task, RetrievalTask)
+        dataset = self.eval_sets[split]
         return DataLoader(
             dataset,
-            batch_size=int(runner.run_cfg.batch_size_eval),
-            num_workers=int(runner.run_cfg.num_workers),
-            sampler=DistributedSampler(dataset, shuffle=False) if share else None,
+            batch_size=int(self.run_cfg.batch_size_eval),
+            num_workers=int(self.run_cfg.num_workers),
+            sampler=DistributedSampler(dataset, shuffle=False) if self.share_evaluation else None,
             collate_fn=getattr(dataset, "collater", None),
-            pin_memory=runner.cuda_enabled,
+            pin_memory=self.device.type == "cuda",
             worker_init_fn=ignore_signals_to_job,
             generator=torch.Generator(),
         )
 
-    def to_device(self, samples: dict[str, Any]) -> dict[str, Any]:
-        """Tensors of a mini-batch on this rank's device."""
-        return to_device(samples, self.runner.device)
+    def to_device(self, samples: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a mini-batch with its tensors and tokens on this rank's device."""
+        return to_device(samples, self.device)
+
+    def close(self) -> None:
+        """End the workers now: the garbage collector would wait for each of them in turn."""
+        self._train = self._batches = None

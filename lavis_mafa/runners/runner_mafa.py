@@ -6,184 +6,81 @@ import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from lavis.common.dist_utils import get_rank, get_world_size, is_main_process
+from lavis.common.dist_utils import is_main_process
 from lavis.common.registry import registry
-from lavis.runners.runner_base import RunnerBase
 from lavis.tasks.base_task import BaseTask
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
+from lavis.tasks.retrieval import RetrievalTask
+from torch import Tensor, nn
 
-from lavis_mafa.algorithm.discriminator import VIEW
-from lavis_mafa.algorithm.grit import GritSchedule
-from lavis_mafa.algorithm.step import COUNTS, SECOND_VIEW
+from lavis_mafa.algorithm.grit import EpochPlan, GritSchedule
 from lavis_mafa.algorithm.tokens import captions_of
 from lavis_mafa.io.processes import any_rank, barrier
-from lavis_mafa.models.con_d.discriminator import ModelDiscriminator
 from lavis_mafa.models.con_d.kept_images import keep_images
 from lavis_mafa.models.con_d.kept_rows import KeptRows
+from lavis_mafa.runners import loaders
+from lavis_mafa.runners.checkpoint import BEST, LAST
 from lavis_mafa.runners.checkpoint_schedule import CheckpointSchedule
-from lavis_mafa.runners.evaluation import Evaluates
-from lavis_mafa.runners.guard import BadNumbers, UnreadableSamples
-from lavis_mafa.runners.launch import amp_dtype_of, compile_image_encoders
-from lavis_mafa.runners.loaders import Loaders, add_tokens, evaluation_sets, training_set
-from lavis_mafa.runners.pictures import show_connections
-from lavis_mafa.runners.run_log import CONNECTIONS, RunLog
+from lavis_mafa.runners.evaluation import EvaluatingRunner, matching_splits
+from lavis_mafa.runners.figures import Figures
+from lavis_mafa.runners.guard import NonFiniteGuard, UnreadableSamples
+from lavis_mafa.runners.run_log import Bar, RunLog
+from lavis_mafa.runners.state import RunState
 from lavis_mafa.runners.termination import Termination
-from lavis_mafa.tasks.tally import Tally
-
-CON_D = "Con-D's probability"
+from lavis_mafa.runners.training_step import CON_D, loss_terms, optimizer_step, read_values
 
 
 @registry.register_runner("runner_mafa")
-class RunnerMafa(Evaluates, RunnerBase):
+class RunnerMafa(EvaluatingRunner):
     """Trains and evaluates any LAVIS task and model; with GRIT where ``run.grit.enabled``.
 
     Beyond LAVIS's runner: CPU (gloo) or GPU with or without launcher, epochs that are permutations
     of the data, ``fp16`` and ``bf16``, gradient accumulation with the right scale, clipping,
-    warm-up over steps across epochs, atomic checkpoints from which a run goes on bit for bit, and a
+    warm-up over steps across epochs, atomic checkpoints from which a run resumes bit for bit, and a
     stop before a loss or gradient that is not finite reaches the weights.
+
+    Attributes:
+        train_set: None if the run only evaluates.
+        unreadable, guard: what keeps bad data and numbers out of training.
+        termination: whether a signal has arrived.
+        kept: rows of Con-D's image encoder on disk, None if the config keeps none.
     """
 
     def __init__(self, cfg: Any, task: Any, model: nn.Module, datasets: Any, job_id: str) -> None:
-        self.run_cfg = cfg.run_cfg
-        self._model: Any
-        self._device: torch.device | None
-        self._wrapped_model: Any
-        self._scaler: Any
-        self._lr_sched: Any
-        self._static_graph = False
         super().__init__(cfg, task, model, datasets, job_id)
-        self.rank, self.world_size = get_rank(), get_world_size()
-        self.log = RunLog(
-            self.output_dir, is_main_process(), bool(self.run_cfg.get("tensorboard", True))
+        run = self.run_cfg
+        self.log = RunLog(self.output_dir, is_main_process(), bool(run.get("tensorboard", True)))
+        self.train_set = None if self.evaluate_only else loaders.training_set(datasets, run.seed)
+        if self.train_set is not None:
+            con_d = getattr(model, "con_d", None)
+            loaders.add_views(self.train_set, model, con_d)
+            loaders.add_tokens(self.train_set, model, con_d)
+        # Retrieval ranks all candidates of a split, so that no rank can evaluate a share of it.
+        share = not isinstance(task, RetrievalTask) and self.use_dist_eval_sampler
+        self.loaders = loaders.Loaders(
+            *(run, self.train_set, self.eval_sets, self.rank, self.device),
+            share_evaluation=bool(self.use_distributed and share),
         )
-        self.eval_sets = evaluation_sets(datasets)
-        self.train_set = None if self.evaluate_only else training_set(datasets, cfg.run_cfg.seed)
-        con_d = getattr(model, "con_d", None)
-        if self.train_set and isinstance(con_d, ModelDiscriminator) and con_d.wants_view(model):
-            assert con_d.processor is not None
-            if not self.train_set.add_view(VIEW, con_d.processor):
-                logging.info("the data make their images themselves: they are resized for Con-D")
-        weights = getattr(getattr(model, "settings", None), "loss_weights", {})
-        if self.train_set and (weights.get("imc") or weights.get("lmi")):
-            if not self.train_set.add_view(SECOND_VIEW):
-                logging.info(
-                    "the data make their images themselves: momentum encoders see the same ones, "
-                    "not a second augmentation as in TCL"
-                )
-        if self.train_set:
-            add_tokens(self.train_set, model, con_d)
-        self.unreadable = UnreadableSamples(float(self.run_cfg.get("max_unreadable", 0.01)))
-        self.numbers = BadNumbers(
+        self.unreadable = UnreadableSamples(float(run.get("max_unreadable", 0.01)))
+        self.guard = NonFiniteGuard(
             model,
             lambda: self.optimizer,
-            self._loss_again,
-            int(self.run_cfg.get("skip_bad_steps", 0)),
+            self._recompute_losses,
+            int(run.get("skip_bad_steps", 0)),
         )
-        self.leave = Termination(saves=not self.evaluate_only)
-        self.finished_epochs = 0  # epochs that are done with, validation and kept checkpoint too
-        self.saving = CheckpointSchedule(self)
-        self._told_to_leave = False
-        self.global_step = 0
-        self.start_step = 0
-        self.best: dict[str, Any] = {"value": None, "epoch": None, "split": None}
-        self.tally = Tally()
-        self._mined: list[dict[str, Any]] = []  # of this epoch, as far as they were logged
+        self.termination = Termination(saves=not self.evaluate_only)
+        self.figures = Figures(task, self.log, self.log_freq, int(run.get("log_connections", 64)))
+        self.kept: KeptRows | None = None
+        self._terminating = False  # a signal has arrived on any rank
         self._schedule: GritSchedule | None = None
-        self._loaders: Loaders | None = None
-        self.kept: KeptRows | None = None  # what Con-D's image encoder made of images
-
-    # What LAVIS's runner offers, without its assumptions of CUDA and a process group.
-
-    def setup_output_dir(self) -> None:
-        """``output_dir`` below where the user stands, plus the job id."""
-        self.output_dir = Path.cwd() / str(self.run_cfg.output_dir) / self.job_id
-        self.result_dir = self.output_dir / "result"
-        self.result_dir.mkdir(parents=True, exist_ok=True)
-        for name, path in (("result_dir", self.result_dir), ("output_dir", self.output_dir)):
-            # register_path refuses a second run in one process.
-            registry.mapping["paths"][name] = str(path)
-
-    @property
-    def device(self) -> torch.device:
-        if self._device is None:
-            device = torch.device(self.run_cfg.device)
-            if device.type == "cuda" and device.index is None:
-                device = torch.device("cuda", int(self.run_cfg.get("gpu", 0)))
-            self._device = device
-        return self._device
-
-    @property
-    def model(self) -> Any:
-        if self._wrapped_model is None:
-            self._model = self._model.to(self.device)
-            if self.run_cfg.get("compile"):
-                compile_image_encoders(self._model)
-            self._wrapped_model = self._model
-            if self.use_distributed:
-                unused = self.run_cfg.get("find_unused_parameters")
-                if unused is None:
-                    unused = getattr(self._model, "has_unused_parameters", False)
-                self._static_graph = bool(unused) and self._recomputes
-                self._wrapped_model = DistributedDataParallel(
-                    self._model,
-                    device_ids=[self.device.index] if self.cuda_enabled else None,
-                    find_unused_parameters=bool(unused) and not self._static_graph,
-                    static_graph=self._static_graph,
-                )
-        return self._wrapped_model
-
-    @property
-    def _recomputes(self) -> bool:
-        """Whether activations are recomputed: DDP then finds unused weights only in a graph that
-        is the same at every step, and not where a step goes without averaging gradients."""
-        names = ("use_grad_checkpoint", "vit_grad_ckpt")
-        return any(self.config.model_cfg.get(name, False) for name in names)
-
-    @property
-    def amp_dtype(self) -> torch.dtype | None:
-        """Autocast's type, None without mixed precision."""
-        return amp_dtype_of(self.run_cfg)
-
-    @property
-    def scaler(self) -> torch.amp.GradScaler | None:
-        if self._scaler is None and self.amp_dtype is torch.float16:
-            self._scaler = torch.amp.GradScaler(self.device.type)
-        return self._scaler
-
-    @property
-    def lr_scheduler(self) -> Any:
-        if self._lr_sched is None:
-            run = self.run_cfg
-            self._lr_sched = registry.get_lr_scheduler_class(run.lr_sched)(
-                optimizer=self.optimizer,
-                max_epoch=run.get("lr_horizon") or self.max_epoch,
-                min_lr=self.min_lr,
-                init_lr=self.init_lr,
-                decay_rate=run.get("lr_decay_rate"),
-                warmup_start_lr=float(run.get("warmup_lr", -1)),
-                warmup_steps=int(run.get("warmup_steps", 0)),
-            )
-        return self._lr_sched
-
-    def set_learning_rate(self, epoch: int, step: int) -> None:
-        """LAVIS's schedulers, with a warm-up that may last longer than the first epoch."""
-        if self.global_step < int(self.run_cfg.get("warmup_steps", 0)):
-            self.lr_scheduler.step(cur_epoch=0, cur_step=self.global_step)
-        else:
-            # Within epoch 0 LAVIS goes by the step alone.
-            self.lr_scheduler.step(cur_epoch=epoch, cur_step=self.global_step)
-
-    # Data
+        self._checkpoints: CheckpointSchedule | None = None
 
     @property
     def schedule(self) -> GritSchedule:
-        """Orders of the epochs."""
+        """The orders of the epochs."""
         if self._schedule is None:
             assert self.train_set is not None
             self._schedule = GritSchedule(
@@ -198,153 +95,160 @@ class RunnerMafa(Evaluates, RunnerBase):
         return self._schedule
 
     @property
-    def loaders(self) -> Loaders:
-        """Mini-batches of the splits."""
-        if self._loaders is None:
-            self._loaders = Loaders(self)
-        return self._loaders
+    def checkpoints(self) -> CheckpointSchedule:
+        """Saves and resumes the state of training."""
+        if self._checkpoints is None:
+            state = RunState(
+                config=self.config.to_dict(),
+                progress=self.progress,
+                model=self.unwrap_dist_model(self.model),
+                optimizer=self.optimizer,
+                scaler=self.scaler,
+                schedule=self.schedule,
+                guard=self.guard,
+                unreadable=self.unreadable,
+                tally=self.figures.tally,
+                log=self.log,
+                rank=self.rank,
+                world_size=self.world_size,
+                device=self.device,
+            )
+            allowed = int(self.run_cfg.max_failed_saves)
+            self._checkpoints = CheckpointSchedule(
+                state, self.output_dir, allowed, before_saving=self._flush_kept
+            )
+        return self._checkpoints
 
-    # Training
+    def _flush_kept(self) -> None:
+        if self.kept is not None:
+            self.kept.flush()
+
+    # The run
 
     def train(self) -> None:
-        """Train, validate after every epoch, keep the last and the best, test at the end.
+        """Train, validate after every epoch, save the last and the best, test at the end.
 
         Raises:
-            Terminated: if SIGTERM or SIGUSR1 came to any rank, once the state is saved.
+            Terminated: if SIGTERM or SIGUSR1 arrived on any rank, once the state is saved.
         """
-        with self.leave:
+        with self.termination:
             try:
                 if self.evaluate_only:
-                    self.log.write("config", config=self.config.to_dict())
-                    with self._again_from_here():
-                        for split in self._named([*self.valid_splits, *self.test_splits]):
-                            self.eval_epoch(split, "given")
+                    self._evaluate_only()
                 else:
                     self._train()
             finally:
-                self._loaders = None  # ends its workers: the garbage collector would wait for each
+                self.loaders.close()
                 self.log.close()
+
+    def _evaluate_only(self) -> None:
+        self.log.write("config", config=self.config.to_dict())
+        with self._interruptible():
+            splits = [*self.valid_splits, *self.test_splits]
+            for split in matching_splits(self.eval_sets, splits):
+                self.eval_epoch(split, "given")
 
     def _train(self) -> None:
         began = time.time()
         if hasattr(self.task, "before_training"):
             self.task.before_training(self._model, self.train_set)
         self.kept = keep_images(self.config.model_cfg, self._model, self.train_set, self.device)
-        self.saving.begin()
+        self.checkpoints.begin(self.resume_ckpt_path and str(self.resume_ckpt_path))
         if self._max_steps_done():
             return
-        if self.start_step == 0 and self.finished_epochs < self.start_epoch:
-            self._finish_epoch(self.start_epoch - 1)
-        for epoch in range(self.start_epoch, self.max_epoch):
+        first = self.progress.epoch
+        if self.progress.step == 0 and self.progress.finished_epochs < first:
+            self._finish_epoch(first - 1)  # the run stopped between its last step and here
+        for epoch in range(first, self.max_epoch):
             if not self.train_epoch(epoch):
                 return
-            self.save(epoch + 1, 0)
+            self.checkpoints.save(epoch + 1, 0)
             self._finish_epoch(epoch)
         if self.kept is not None:
             self.kept.close()
-        with self._again_from_here():
+        with self._interruptible():
             self.evaluate(cur_epoch="best" if self.valid_splits else self.max_epoch - 1)
-        self.saving.save_what_failed()
+        self.checkpoints.retry_unsaved()
         logging.info("finished in %.0f s; results in %s", time.time() - began, self.output_dir)
 
     @contextmanager
-    def _again_from_here(self) -> Iterator[None]:
-        """What a checkpoint is followed by: whoever is told to leave inside leaves at once.
+    def _interruptible(self) -> Iterator[None]:
+        """Let a signal end the run at once inside: a restart repeats the work from a checkpoint.
 
-        Ranks come and go together: the launcher stops all when one ends, also the one that still
-        scores.
+        Only if the last checkpoint was saved. Ranks enter and leave together, since the launcher
+        ends all ranks when one of them ends, also one that is still evaluating.
         """
+        repeatable = self.evaluate_only or self.checkpoints.unsaved is None
         barrier()
-        with nullcontext() if self.saving.unsaved else self.leave.at_once():
+        with self.termination.raise_at_once() if repeatable else nullcontext():
             yield
             barrier()
 
+    def _finish_epoch(self, epoch: int) -> None:
+        """Validate after an epoch, and save its best and kept checkpoints.
+
+        A run that was stopped inside repeats it when it resumes.
+        """
+        progress = self.progress
+        before, better = progress.best, False
+        if self.valid_splits:
+            with self._interruptible():
+                best = self.validate(epoch)  # figures are on rank 0 only
+                better = any(any_rank([best is not None], self.device))
+        progress.best = best if better and best is not None else before
+        progress.finished_epochs = epoch + 1
+        if better and not self.checkpoints.save(epoch + 1, 0, BEST):
+            progress.best = before
+        every = self.run_cfg.get("keep_every_epochs")
+        kept = [f"checkpoint_{epoch}.pth"] if every and (epoch + 1) % every == 0 else []
+        if better or kept:  # the last one again, since it records the best figure
+            self.checkpoints.save(epoch + 1, 0, *kept, LAST)
+
+    # An epoch
+
     def train_epoch(self, epoch: int) -> bool:
-        """One epoch, from ``start_step`` on after a resumption. False if ``max_steps`` ended it."""
-        first_step = self.start_step
+        """Train one epoch, from ``progress.step`` on after a resumption.
+
+        Returns:
+            Whether the run continues; not if ``run.max_steps`` is reached.
+        """
+        first_step, self.progress.step = self.progress.step, 0
         if first_step == 0:
             self._begin_epoch(epoch)
-        self.start_step = 0
         plan = self.schedule.plan
         assert plan is not None
-        loader = iter(self.loaders.train(epoch, first_step))
+        batches = iter(self.loaders.train(plan, epoch, first_step))
         bar = self.log.progress(
             range(first_step, plan.steps), f"epoch {epoch}", first_step, plan.steps
         )
         self.model.train()
         for _, momentum in getattr(self._model, "model_pairs", []):
             momentum.eval()  # targets without dropout
-        accumulated = self.accum_grad_iters
+        window = self.accum_grad_iters
         for step in bar:
-            window = min(accumulated, plan.steps - step // accumulated * accumulated)
-            last_of_window = (step + 1) % accumulated == 0 or step + 1 == plan.steps
-            samples = self._take(next(loader), epoch, step, plan.steps)
-            self.set_learning_rate(epoch, step)
-            output, losses = self._train_step(samples, window, last_of_window)
-            self.global_step += 1
-            self._note(output, losses, samples, epoch, step, bar)
-            if self._told_to_leave or self._max_steps_done():
+            window_size = min(window, plan.steps - step // window * window)  # shorter at the end
+            ends_window = (step + 1) % window == 0 or step + 1 == plan.steps
+            samples = self._prepare(next(batches), epoch, step, plan)
+            self.set_learning_rate(epoch, self.progress.global_step)
+            output, losses = self._train_step(samples, window_size, ends_window)
+            self.progress.global_step += 1
+            self._record_step(output, losses, samples, bar)
+            if self._terminating or self._max_steps_done():
                 bar.close()
-                self.saving.save(epoch, step + 1, last=True)
-                if self._told_to_leave:
-                    self.log.close()
-                    barrier()  # a launcher ends all ranks with the first
-                    raise self.leave.leaving()
+                self._stop_after(epoch, step)
                 return False
-            if last_of_window and self._due(epoch, step, plan.steps):
-                self.save(epoch, step + 1)
+            if ends_window and step + 1 < plan.steps and self._save_is_due():
+                self.checkpoints.save(epoch, step + 1)
         self._end_epoch(epoch)
         return True
 
-    def _max_steps_done(self) -> bool:
-        limit = self.run_cfg.get("max_steps")
-        if limit and self.global_step >= limit:
-            logging.info("stopped: run.max_steps = %d are done", limit)
-            return True
-        return False
-
     def _begin_epoch(self, epoch: int) -> None:
-        self.tally = Tally()
-        self._mined = []
+        self.figures.begin_epoch()
         self.unreadable.reset()
         if self.schedule.wants_grouped(epoch) and self.schedule.settings.naive:
-            with self._again_from_here():
+            with self._interruptible():
                 self._collect_first(epoch)
         self.schedule.begin(epoch)
-
-    def _end_epoch(self, epoch: int) -> None:
-        if self.unreadable.allowed < 1.0 and any(any_rank([self.unreadable.exceeded], self.device)):
-            self.unreadable.stop(f"epoch {epoch}")
-        self.schedule.end(epoch)
-        following = self.schedule.next_plan
-        assert following is not None
-        if self.run_cfg.grit.get("save_order") and following.grouped:
-            self.saving.write("grit_order.npy", lambda file: np.save(file, following.order))
-        total = self.tally.over_ranks(self.device)
-        figures: dict[str, Any] = {
-            name: total.ratio(name, "steps") for name in total.sums if name.startswith("loss")
-        }
-        if hasattr(self.task, "epoch_figures"):
-            figures.update(self.task.epoch_figures(total))
-        self.log.write("epoch", epoch=epoch, global_step=self.global_step, **figures)
-        self.log.scalars("epoch", figures, epoch)
-        self._tell_con_d(total, epoch)
-        told = "  ".join(f"{k} {v:.4g}" for k, v in figures.items() if v is not None)
-        logging.info("epoch %d: %s", epoch, told)
-
-    def _tell_con_d(self, total: Tally, epoch: int) -> None:
-        """Con-D's probabilities of an epoch, and some of the connections it found."""
-        told = self.task.epoch_histogram(total) if hasattr(self.task, "epoch_histogram") else None
-        if told:
-            self.log.write("con_d_histogram", epoch=epoch, global_step=self.global_step, **told)
-            for direction in ("i2t", "t2i"):
-                counts = [
-                    sum(column) for column in zip(*told.get(direction, {}).values(), strict=True)
-                ]
-                if counts:
-                    self.log.histogram(f"con_d_probability/{direction}", counts, epoch)
-        assert self.train_set is not None
-        show_connections(self.log, self._mined, self.train_set.show, epoch)
 
     @torch.no_grad()
     def _collect_first(self, epoch: int) -> None:
@@ -355,185 +259,154 @@ class RunnerMafa(Evaluates, RunnerBase):
             schedule.begin(epoch)
         assert schedule.plan is not None
         schedule.start_collecting(epoch)
-        model = self.unwrap_dist_model(self.model)
-        model.eval()
-        steps = schedule.plan.steps
-        bar = self.log.progress(range(steps), f"grouping {epoch}", 0, steps)
-        for _, batch in zip(bar, self.loaders.train(epoch, 0), strict=True):
-            samples = self.loaders.to_device(batch)
-            with self._autocast():
-                images = model.backbone.encode_images(samples["image"])
-                texts = model.backbone.encode_texts(captions_of(samples))
-            schedule.collect(samples["index"], *model.backbone.grit_vectors(images, texts))
-        bar.close()
+        for index, images, texts in self._vectors(schedule.plan, epoch):
+            schedule.collect(index, images, texts)
         schedule.end(epoch)
 
-    def _take(self, batch: dict[str, Any], epoch: int, step: int, steps: int) -> dict[str, Any]:
-        for index, loaded, error in self.unreadable.count(batch):
-            logging.warning("sample %d cannot be read, %d in its place: %s", index, loaded, error)
-            self.log.append_from_rank(
-                "unreadable.jsonl",
-                self.rank,
-                {"epoch": epoch, "step": step, "index": index, "read": loaded, "error": error},
+    @torch.no_grad()
+    def _vectors(self, plan: EpochPlan, epoch: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Compute indices, image and text vectors of a plan's mini-batches, without training."""
+        model = self.unwrap_dist_model(self.model)
+        model.eval()
+        bar = self.log.progress(range(plan.steps), f"grouping {epoch}", 0, plan.steps)
+        for _, batch in zip(bar, self.loaders.train(plan, epoch, 0), strict=True):
+            samples = self.loaders.to_device(batch)
+            with self.autocast():
+                images = model.backbone.encode_images(samples["image"])
+                texts = model.backbone.encode_texts(captions_of(samples))
+            yield (samples["index"], *model.backbone.grit_vectors(images, texts))
+        bar.close()
+
+    def _end_epoch(self, epoch: int) -> None:
+        if self.unreadable.allowed < 1.0 and any(any_rank([self.unreadable.exceeded], self.device)):
+            self.unreadable.stop(f"epoch {epoch}")
+        self.schedule.end(epoch)
+        following = self.schedule.next_plan
+        assert following is not None and self.train_set is not None
+        if self.run_cfg.grit.get("save_order") and following.grouped:
+            self.checkpoints.write_optional(
+                "grit_order.npy", lambda file: np.save(file, following.order)
             )
+        self.figures.record_epoch(
+            epoch, self.progress.global_step, self.device, self.train_set.show
+        )
+
+    def _stop_after(self, epoch: int, step: int) -> None:
+        """Save before the run ends early; raise if it ends because of a signal."""
+        self.checkpoints.save(epoch, step + 1, last=True)
+        if self._terminating:
+            self.log.close()
+            barrier()  # the launcher ends all ranks once the first one has ended
+            raise self.termination.exception()
+
+    def _max_steps_done(self) -> bool:
+        limit = self.run_cfg.get("max_steps")
+        if limit and self.progress.global_step >= limit:
+            logging.info("stopped: run.max_steps = %d reached", limit)
+            return True
+        return False
+
+    def _save_is_due(self) -> bool:
+        """Whether ``run.save_every_steps`` was reached in the last accumulation window.
+
+        Checked at the end of windows: within one, every rank's gradients would be saved as well.
+        """
+        every, done = self.run_cfg.get("save_every_steps"), self.progress.global_step
+        return bool(every) and done // every > (done - self.accum_grad_iters) // every
+
+    # A step
+
+    def _prepare(
+        self, batch: dict[str, Any], epoch: int, step: int, plan: EpochPlan
+    ) -> dict[str, Any]:
+        """Move a mini-batch to the device, add what LAVIS's models expect, log replaced samples."""
+        for index, loaded, error in self.unreadable.count(batch):
+            logging.warning("sample %d is unreadable, %d replaces it: %s", index, loaded, error)
+            record = {"epoch": epoch, "step": step, "index": index, "read": loaded, "error": error}
+            self.log.append_from_rank("unreadable.jsonl", self.rank, record)
         samples = self.loaders.to_device(batch)
-        plan = self.schedule.plan
         samples.update(
-            epoch=epoch, num_iters_per_epoch=steps, iters=step, grouped=bool(plan and plan.grouped)
+            epoch=epoch, num_iters_per_epoch=plan.steps, iters=step, grouped=plan.grouped
         )
         return samples
 
-    def _autocast(self) -> Any:
-        return torch.autocast(self.device.type, self.amp_dtype, enabled=self.amp_dtype is not None)
-
     def _train_step(
-        self, samples: dict[str, Any], window: int, last_of_window: bool
+        self, samples: dict[str, Any], window_size: int, ends_window: bool
     ) -> tuple[Any, dict[str, float]]:
+        """Forward and backward pass of a mini-batch; an optimizer step if it ends its window.
+
+        Returns:
+            The output of the model, and its loss terms by name.
+        """
         where = f"epoch {samples['epoch']}, step {samples['iters']}"
-        self.numbers.begin(samples)
-        # Gradients are averaged over ranks once a window, not with every mini-batch.
-        hold = self.use_distributed and not last_of_window and not self._static_graph
-        with self.model.no_sync() if hold else nullcontext():
+        self.guard.begin(samples)
+        # Average gradients over ranks once a window rather than after every mini-batch.
+        local = self.use_distributed and not ends_window and not self._static_graph
+        with self.model.no_sync() if local else nullcontext():
             output = self._forward(self.model, samples)
-            loss = output["loss"] / window
+            loss = output["loss"] / window_size
             (self.scaler.scale(loss) if self.scaler else loss).backward()
-        # Read once, and after the backward pass is on its way: every reading waits for the GPU.
-        told = {
-            key: value.detach().to(self.device, torch.float32).reshape(())
-            for key, value in output.items()
-            if key.startswith("loss") and isinstance(value, torch.Tensor)
-        }
-        if output.get("counts") is not None:
-            told[CON_D] = output["counts"][:, COUNTS.index("probability_sum")].sum()
-        losses = dict(zip(told, torch.stack(list(told.values())).tolist(), strict=True))
-        bad, too_many, self._told_to_leave = any_rank(
-            [self.numbers.note(losses), self.unreadable.too_many, self.leave.told is not None],
+        losses = read_values(output, self.device)
+        bad, too_many, self._terminating = any_rank(
+            [
+                self.guard.check(losses),
+                self.unreadable.too_many,
+                self.termination.signal_name is not None,
+            ],
             self.device,
         )
         if too_many:
             self.unreadable.stop(where)
-        self.numbers.agree(bad)
+        self.guard.merge(bad)
         losses.pop(CON_D, None)
-        if last_of_window:
+        if ends_window:
             self._update(where)
         return output, losses
 
     def _forward(self, model: Any, samples: dict[str, Any]) -> Any:
-        with self._autocast():
+        with self.autocast():
             if type(self.task).train_step is BaseTask.train_step:
-                return model(samples)  # the parts of the loss, not their sum alone
+                return model(samples)  # LAVIS's train_step returns only the sum of the loss terms
             return self.task.train_step(model, samples)
 
-    def _loss_again(self, samples: dict[str, Any]) -> dict[str, torch.Tensor]:
-        """Parts of the loss of a mini-batch that is read once more, by its ``index``."""
+    def _recompute_losses(self, samples: dict[str, Any]) -> dict[str, Tensor]:
+        """Load a mini-batch again by its ``index``; return its loss terms with their graphs."""
         assert self.train_set is not None
         read = [self.train_set[int(index), samples["epoch"]] for index in samples["index"]]
-        again = self.loaders.to_device({**samples, **self.train_set.collater(read)})
-        output = self._forward(self._model, again)
-        parts = {
-            key: value
-            for key, value in output.items()
-            if key.startswith("loss") and isinstance(value, torch.Tensor) and value.requires_grad
-        }
-        return {key: value for key, value in parts.items() if key != "loss" or len(parts) == 1}
+        batch = self.loaders.to_device({**samples, **self.train_set.collater(read)})
+        terms = loss_terms(self._forward(self._model, batch))
+        terms = {name: value for name, value in terms.items() if value.requires_grad}
+        # The sum tells nothing that its terms do not.
+        return {name: v for name, v in terms.items() if name != "loss" or len(terms) == 1}
 
     def _update(self, where: str) -> None:
-        parameters = [p for p in self._model.parameters() if p.grad is not None]
-        if self.scaler:
-            self.scaler.unscale_(self.optimizer)
-        norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
-        finite = bool(torch.isfinite(norm))  # of the average of all ranks, the same on all
-        # Under fp16 an infinite gradient is the scaler's business: it skips and scales down. One
-        # that is never finite would have it do so for ever.
-        if self.numbers.bad_step or not (finite or self._scale > 1.0):
-            self._skip(where)
-        else:
-            limit = self.run_cfg.get("max_grad_norm")
-            if limit is not None:
-                torch.nn.utils.clip_grads_with_norm_(parameters, float(limit), norm)
-            if self.scaler:
-                self.scaler.step(self.optimizer)
-            else:
-                self.optimizer.step()
-        if self.scaler:
-            self.scaler.update()
-        self.optimizer.zero_grad(set_to_none=True)
-        self.numbers.end()
+        """Take an optimizer step, or skip it and log which and why."""
+        limit = self.run_cfg.get("max_grad_norm")
+        skipped = optimizer_step(
+            self._model.parameters(),
+            self.optimizer,
+            self.scaler,
+            self.guard,
+            None if limit is None else float(limit),
+            where,
+        )
+        if skipped is not None:
+            left = self.guard.allowed - self.guard.skipped
+            logging.error("%s: step skipped, %d more may be.\n  %s", where, left, skipped)
+            step = self.progress.global_step
+            self.log.write("skipped", global_step=step, where=where, told=skipped)
 
-    @property
-    def _scale(self) -> float:
-        """What fp16's losses are scaled by, 0 without."""
-        return self.scaler.get_scale() if self.scaler else 0.0
-
-    def _skip(self, where: str) -> None:
-        """Leave out an optimizer step, if more may be left out, and say which."""
-        told = self.numbers.skip(where)
-        left = self.numbers.allowed - self.numbers.skipped
-        logging.error("%s: skipped, %d more may be.\n  %s", where, left, told)
-        self.log.write("skipped", global_step=self.global_step, where=where, told=told)
-
-    def _note(
-        self,
-        output: Any,
-        losses: dict[str, float],
-        samples: dict[str, Any],
-        epoch: int,
-        step: int,
-        bar: Any,
+    def _record_step(
+        self, output: Any, losses: dict[str, float], samples: dict[str, Any], bar: Bar
     ) -> None:
-        """Collect for GRIT; add to the tally; log."""
+        """Collect a mini-batch's features for GRIT, and log its figures."""
+        bad = self.guard.bad_batch
         if output.get("image_features") is not None and "index" in samples:
             features = [output["image_features"], output["text_features"]]
-            if self.numbers.bad_batch:  # every pair has its place in the next order
+            if bad:  # NaN cannot be grouped, but the next order needs every pair
                 features = [torch.nan_to_num(one) for one in features]
             self.schedule.collect(samples["index"], *features)
-        figures = dict(losses)
-        if self.numbers.bad_batch:  # on some rank: its figures would spoil the epoch's
-            self.log.write("step", epoch=epoch, step=step, global_step=self.global_step, **figures)
-            return
-        self.tally.add({"steps": 1.0, **figures})
-        if hasattr(self.task, "step_figures"):
-            counted = self.task.step_figures(output, samples)
-            self.tally.add(counted)
-            figures.update(counted)
-            self._log_mined(output, samples, epoch, step)
-        if hasattr(self.task, "step_bins"):
-            self.tally.add(self.task.step_bins(output))
-        if output.get("temperature") is not None:
-            figures["temperature"] = float(output["temperature"])
-        figures["lr"] = self.optimizer.param_groups[0]["lr"]
-        bar.show(loss=figures["loss"], lr=figures["lr"])
-        self.log.write("step", epoch=epoch, step=step, global_step=self.global_step, **figures)
-        if self.global_step % self.log_freq == 0:
-            self.log.scalars("train", figures, self.global_step)
-
-    def _log_mined(self, output: Any, samples: dict[str, Any], epoch: int, step: int) -> None:
-        wanted = int(self.run_cfg.get("log_connections", 64))
-        plan = self.schedule.plan
-        if not wanted or not is_main_process() or plan is None:
-            return
-        # Spread over the epoch.
-        if step % max(1, plan.steps // wanted):
-            return
-        for record in self.task.mined(output, samples, -(-wanted // plan.steps)):
-            self._mined.append({"epoch": epoch, "step": step, **record})
-            self.log.append(CONNECTIONS, self._mined[-1])
-
-    # Checkpoints
-
-    def _due(self, epoch: int, step: int, steps: int) -> bool:
-        every = self.run_cfg.get("save_every_steps")
-        # Asked at the end of an accumulation window only: inside, every rank's gradients would have
-        # to be saved as well.
-        passed = every and self.global_step // every > (
-            (self.global_step - self.accum_grad_iters) // every
-        )
-        return bool(passed) and step + 1 < steps
-
-    def save(self, epoch: int, step: int, *names: str) -> bool:
-        """Save the whole state; see `CheckpointSchedule.save`."""
-        return self.saving.save(epoch, step, *names)
-
-    def resume(self, path: str) -> None:
-        """Go on from a checkpoint; see `CheckpointSchedule.resume`."""
-        self.saving.resume(path)
+        lr = self.optimizer.param_groups[0]["lr"]
+        if not bad:
+            bar.show(loss=losses["loss"], lr=lr)
+        self.figures.record_step(output, samples, losses, lr, self.progress.global_step, bad)

@@ -1,4 +1,4 @@
-"""Leaving when told to, as Slurm and launchers tell before they kill, with nothing lost."""
+"""End a run on SIGTERM or SIGUSR1, which Slurm and launchers send before they kill it."""
 
 from __future__ import annotations
 
@@ -11,94 +11,99 @@ from types import FrameType
 from typing import Any
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
-REQUEUE = os.EX_TEMPFAIL  # 75, "try again": the exit status that asks a cluster for requeue
+REQUEUE = os.EX_TEMPFAIL  # 75, "try again": the exit status by which a job script requeues the run
 
 
 class Terminated(BaseException):
-    """The run has been told to leave, and nothing of it is lost.
+    """The run ends because of a signal, with its state saved.
 
-    No `Exception`: no library's handler of failures may swallow it.
+    Not an `Exception`, so that no library's error handling can swallow it.
     """
 
 
 class Termination:
-    """Remembers that SIGTERM or SIGUSR1 came; who trains asks after every step.
+    """Records SIGTERM or SIGUSR1; the training loop checks it after every step.
 
-    A context: the handlers are there inside of it. Outside the main thread, where Python lets
-    nobody handle signals, nothing is noticed.
+    A context manager: handlers are installed inside. Outside the main thread, where Python does
+    not allow that, signals keep their usual effect.
 
     Args:
-        saves: whether the run has a state to go on from, for the message.
+        saves: whether the run saves a state to resume from, for the message.
 
     Attributes:
-        told: the signal's name, None until one came.
+        signal_name: of the first signal, None until one has arrived.
     """
 
     def __init__(self, saves: bool = True) -> None:
         self.saves = saves
-        self.told: str | None = None
-        self._nothing_to_save = False
-        self._before: dict[int, Any] = {}
+        self.signal_name: str | None = None
+        self._raise_at_once = False
+        self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> Termination:
         if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._handle) for number in SIGNALS}
+            self._previous = {number: signal.signal(number, self._handle) for number in SIGNALS}
         return self
 
     def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
+        for number, handler in self._previous.items():
             signal.signal(number, handler)
-        self._before = {}
+        self._previous = {}
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        again = self.told is not None  # a launcher and a cluster may both tell
-        self.told = signal.Signals(number).name
-        if self._nothing_to_save and not again:
-            raise self.leaving()
+        # The launcher and the cluster may both send one; only the first may raise, for a second
+        # could interrupt the clean-up after the first.
+        first = self.signal_name is None
+        self.signal_name = signal.Signals(number).name
+        if self._raise_at_once and first:
+            raise self.exception()
 
-    def leaving(self) -> Terminated:
-        """What to raise, with a message for the log."""
-        then = "the state is saved; go on with run.resume_ckpt_path=auto"
+    def exception(self) -> Terminated:
+        """Return the exception to raise, with a message for the log."""
+        received = self.signal_name or "a signal to another rank"
+        saved = "the state is saved; resume with run.resume_ckpt_path=auto"
+        lost = "nothing is saved; rerun the command to start over"
         return Terminated(
-            f"told to leave by {self.told or 'a signal to another rank'}, exit status {REQUEUE}: "
-            + (then if self.saves else "nothing is saved; started again, it begins again")
+            f"terminated by {received}, exit status {REQUEUE}: {saved if self.saves else lost}"
         )
 
     @contextmanager
-    def at_once(self) -> Iterator[None]:
-        """Leave in the middle of what is done inside: it will be done again, from a checkpoint that
-        is there or from the beginning.
+    def raise_at_once(self) -> Iterator[None]:
+        """Let a signal interrupt the work inside: nothing of it is lost that a rerun cannot redo.
 
         Raises:
-            Terminated: when told, or told before.
+            Terminated: when a signal arrives, or has arrived before.
         """
-        self._nothing_to_save = True
+        self._raise_at_once = True
         try:
-            if self.told is not None:
-                raise self.leaving()
+            if self.signal_name is not None:
+                raise self.exception()
             yield
         finally:
-            self._nothing_to_save = False
+            self._raise_at_once = False
 
 
 def ignore_signals() -> None:
-    """For a process on its way out: told once more, it still ends with its own status."""
+    """Ignore further signals in a process that is ending, so that its exit status stays."""
     if threading.current_thread() is threading.main_thread():
         for number in SIGNALS:
             signal.signal(number, signal.SIG_IGN)
 
 
 def ignore_signals_to_job(_: int = 0) -> None:
-    """For a data loader's workers: signals to a whole job end none of them, since the main process
-    needs them until it has saved; it alone can end them."""
+    """Make a data loader's worker ignore signals to the whole job; only its parent can end it.
+
+    The main process still needs its workers until it has saved. A DataLoader's ``worker_init_fn``.
+    """
     if not hasattr(signal, "sigwaitinfo"):  # as on macOS
         return
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    # Blocked rather than ignored: a thread waits for SIGTERM and looks at who has sent it.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    threading.Thread(target=_exit_on_sigterm_from, args=(os.getppid(),), daemon=True).start()
 
 
-def _end_with(parent: int) -> None:
+def _exit_on_sigterm_from(parent: int) -> None:
     while signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent:
         pass
     os._exit(0)

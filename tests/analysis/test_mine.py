@@ -15,13 +15,13 @@ from PIL import Image
 from small_language_models import tiny_opt
 from small_world import SIZE, arguments, call, call_ranks, con_d, save_model
 
+from lavis_mafa import cli
 from lavis_mafa.analysis import mine
 from lavis_mafa.analysis.__main__ import main
 from lavis_mafa.analysis.judged import Judged
 from lavis_mafa.datasets import TrainingSet
 from lavis_mafa.datasets.image_text_json import ImageTextTrain
 from lavis_mafa.datasets.image_text_shards import ImageTextShardsTrain
-from lavis_mafa.runners import session
 from lavis_mafa.toyworld import ToyScenesBuilder
 
 MINING = ("--batch-size", 16, "--search-space", 48)
@@ -166,7 +166,7 @@ def test_it_trains_albef(by_model, tmp_path):
     config = ROOT / "projects/mafa/train/albef_own_data.yaml"
     output = f"run.output_dir={tmp_path}"
     runner = session.run(str(config), [*paths_of(by_model), *SHORT, *grit, output])
-    assert runner.global_step == 3
+    assert runner.progress.global_step == 3
     assert len(runner.train_set) == len(read(by_model, "augmented.json"))
 
 
@@ -180,7 +180,7 @@ def test_it_trains_stage_2(by_model, tmp_path):
     runner = session.run(
         str(tmp_path / "stage_2.yaml"), [*options, f"run.output_dir={tmp_path / 'run'}"]
     )
-    assert runner.global_step == 3 and len(runner.train_set) == len(
+    assert runner.progress.global_step == 3 and len(runner.train_set) == len(
         read(by_model, "augmented.json")
     )
 

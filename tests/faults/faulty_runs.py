@@ -174,18 +174,18 @@ def recording(read: Any = None) -> Iterator[Any]:
     from lavis_mafa.runners import RunnerMafa
 
     read = [] if read is None else read
-    note = RunnerMafa._note
+    note = RunnerMafa._record_step
 
     def recorded(self: Any, output: Any, losses: Any, samples: Any, *rest: Any) -> None:
         where = {"epoch": int(samples["epoch"]), "step": int(samples["iters"])}
         read.append({**where, "index": samples["index"].tolist(), "losses": dict(losses)})
         note(self, output, losses, samples, *rest)
 
-    RunnerMafa._note = recorded  # type: ignore[method-assign]
+    RunnerMafa._record_step = recorded  # type: ignore[method-assign]
     try:
         yield read
     finally:
-        RunnerMafa._note = note  # type: ignore[method-assign]
+        RunnerMafa._record_step = note  # type: ignore[method-assign]
 
 
 def undisturbed(folder: Path, **case: Any) -> list[dict[str, Any]]:

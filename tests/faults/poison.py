@@ -33,7 +33,7 @@ class Poison:
 
     @property
     def now(self) -> bool:
-        return get_rank() == self.rank and self.runner.global_step in self.steps
+        return get_rank() == self.rank and self.runner.progress.global_step in self.steps
 
     def install(self, patch):
         """Patch by ``patch(owner, name, function)``."""

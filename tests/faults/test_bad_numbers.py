@@ -69,7 +69,7 @@ def test_a_skipped_step_leaves_nothing(tmp_path, monkeypatch, injected, what):
     told = records(tmp_path, "skipped")
     assert [r["where"] for r in told] == ["epoch 0, step 1", "epoch 1, step 2"]
     assert all(str(one.read[k]) in r["told"] for k, r in zip((1, 6), told, strict=True))
-    assert runner.global_step == len(one.read) == 12
+    assert runner.progress.global_step == len(one.read) == 12
     for epoch in range(3):
         read = [index for batch in one.read[4 * epoch : 4 * epoch + 4] for index in batch]
         assert len(set(read)) == 32
@@ -112,7 +112,9 @@ def test_a_gradient_s_mini_batch_of_a_window_is_found(tmp_path, monkeypatch):
     poisoned = one.read
 
     def again(samples, first=one):
-        first.steps = {first.runner.global_step} if samples["index"].tolist() == poisoned[1] else {}
+        first.steps = (
+            {first.runner.progress.global_step} if samples["index"].tolist() == poisoned[1] else {}
+        )
         return loss_again(samples)
 
     from lavis_mafa.runners import RunnerMafa
@@ -121,7 +123,7 @@ def test_a_gradient_s_mini_batch_of_a_window_is_found(tmp_path, monkeypatch):
 
     def train(runner, before=RunnerMafa._train):
         nonlocal loss_again
-        loss_again, runner.numbers._again = runner._loss_again, again
+        loss_again, runner.guard._recompute = runner._recompute_losses, again
         before(runner)
 
     monkeypatch.setattr(RunnerMafa, "_train", train)
@@ -134,7 +136,7 @@ def test_a_gradient_s_mini_batch_of_a_window_is_found(tmp_path, monkeypatch):
 def test_a_gradient_that_is_not_found_again_is_told_all_the_same(tmp_path, monkeypatch):
     poison = {"what": WEIGHT, "value": NAN, "steps": [2]}
     one, go = run(tmp_path, poison, monkeypatch)
-    monkeypatch.setattr("lavis_mafa.runners.guard.BadNumbers._blamed", lambda *_: {})
+    monkeypatch.setattr("lavis_mafa.runners.guard.NonFiniteGuard._bad_gradients", lambda *_: {})
     with pytest.raises(NonFiniteError) as caught:
         go()
     assert "gradient of text_proj.weight is not finite" in str(caught.value)

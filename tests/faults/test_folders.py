@@ -32,7 +32,7 @@ def test_where_a_disk_has_spoilt_the_last_the_one_before_it_is_taken(tmp_path, i
     states = [one._model.state_dict() for one in (runner, whole)]
     same = all(torch.equal(states[0][key], states[1][key]) for key in states[1])
     injected("checkpoint spoilt on disk", same)
-    assert same and runner.global_step == 12
+    assert same and runner.progress.global_step == 12
 
 
 def test_nothing_whole_is_an_error_and_not_a_new_run(tmp_path):
@@ -77,7 +77,7 @@ def test_a_run_lost_before_its_first_checkpoint_begins_where_its_command_says(
         path.unlink()
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
     again = run_here(tmp_path / "two", **changes, run__max_steps=7)
-    assert again.output_dir == lost.output_dir and again.global_step == 7
+    assert again.output_dir == lost.output_dir and again.progress.global_step == 7
     assert len(records(tmp_path / "two", "step", job=again.output_dir.name)) == 1
 
 
@@ -103,5 +103,5 @@ def test_copies_below_a_named_job_are_not_taken(tmp_path):
     copy = job / "backup" / "checkpoint_last.pth"
     copy.write_bytes((job / "checkpoint_last.pth").read_bytes())
     runner = run_here(tmp_path, **toy("albef"), run__resume_ckpt_path="auto", run__max_steps=3)
-    assert runner.global_step == 3
+    assert runner.progress.global_step == 3
     assert records(tmp_path, "resume")[-1]["file"] == str(job / "checkpoint_last.pth")

@@ -140,15 +140,15 @@ def test_a_run_begins_with_their_weights(name, tmp_path):
 def test_their_runs_go_on(name, tmp_path, monkeypatch, injected):
     """To the end: the rest of the epoch in the order that the file has, then a whole epoch."""
     read_indices: dict[int, list[int]] = {}
-    note = RunnerMafa._note
+    note = RunnerMafa._record_step
 
-    def recorded(self, output, losses, samples, epoch, *rest):
-        read_indices.setdefault(epoch, []).extend(samples["index"].tolist())
-        note(self, output, losses, samples, epoch, *rest)
+    def recorded(self, output, losses, samples, bar):
+        read_indices.setdefault(samples["epoch"], []).extend(samples["index"].tolist())
+        note(self, output, losses, samples, bar)
 
-    monkeypatch.setattr(RunnerMafa, "_note", recorded)
+    monkeypatch.setattr(RunnerMafa, "_record_step", recorded)
     runner = train(tmp_path, name, run__resume_ckpt_path=KEPT / name)
-    assert runner.global_step == 3 * STEPS
+    assert runner.progress.global_step == 3 * STEPS
     content = read(name)
     order = content["run"]["ranks"][0]["schedule"]["plan"]["order"].tolist()
     done, end = content["run"]["step"] * BATCH, STEPS * BATCH

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from runs import finish, launcher, options, records, spawn
 
 from lavis_mafa.algorithm.grit.collector import GritCollector, share_out
-from lavis_mafa.runners.checkpoint import check_same_settings, redistribute
+from lavis_mafa.runners.checkpoint import check_same_settings
+from lavis_mafa.runners.state import redistribute
 
 SCRIPT = Path(__file__).parents[1] / "runners" / "recording_run.py"
 LAST = "checkpoint_last.pth"
@@ -85,8 +86,8 @@ def test_the_same_global_mini_batches(tmp_path, injected, before, after, stop):
 @pytest.mark.parametrize(
     "before, now, told",
     [
-        ((4, 2), (4, 1), "run.batch_size_train: 4 before, 4 now, on 2 rank.* 1 now: take 8"),
-        ((3, 1), (3, 2), "3 pairs do not spread over them"),
+        ((4, 2), (4, 1), "run.batch_size_train: 4 before, 4 now, on 2 rank.* 1 now: use 8"),
+        ((3, 1), (3, 2), "3 pairs cannot be split evenly"),
         ((4, 2), (8, 2), "run.batch_size_train: 4 before, 8 now\n"),
         ((4, 2), (8, 1), None),
         ((4, 2), (2, 4), None),

@@ -147,8 +147,8 @@ def fp16_on_a_cpu():
     step, so that the scale is a state that matters."""
     scaler = functools.partial(torch.amp.GradScaler, growth_interval=3, init_scale=2.0**24)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("lavis_mafa.runners.runner_mafa.amp_dtype_of", lambda run_cfg: torch.float16)
-        patch.setattr("torch.amp.GradScaler", scaler)
+        patch.setattr("lavis_mafa.runners.base.amp_dtype_of", lambda run_cfg: torch.float16)
+        patch.setattr("lavis_mafa.runners.base.GradScaler", scaler)
         yield
 
 

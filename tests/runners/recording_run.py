@@ -14,13 +14,13 @@ from lavis_mafa.runners.session import exit_status, run
 
 def main(folder: str, config: str, *options: str) -> None:
     read: list[dict] = []
-    note = RunnerMafa._note
+    note = RunnerMafa._record_step
 
-    def recorded(self, output, losses, samples, epoch, step, bar):
-        read.append({"index": samples["index"].tolist(), "epoch": epoch, **losses})
-        note(self, output, losses, samples, epoch, step, bar)
+    def recorded(self, output, losses, samples, bar):
+        read.append({"index": samples["index"].tolist(), "epoch": samples["epoch"], **losses})
+        note(self, output, losses, samples, bar)
 
-    RunnerMafa._note = recorded
+    RunnerMafa._record_step = recorded
     run(config, options)
     Path(folder, f"rank{get_rank()}.json").write_text(json.dumps(read))
 

@@ -67,7 +67,7 @@ def simulate_two_ranks(folder):
         plan = [schedule.begin(epoch) for schedule in schedules][0]
         model.train()
         for step in range(plan.steps):
-            runner.set_learning_rate(epoch, step)
+            runner.set_learning_rate(epoch, runner.progress.global_step)
             for rank in range(2):
                 set_random_states(states[rank])
                 indices = plan.mini_batches(rank)[step]
@@ -82,7 +82,7 @@ def simulate_two_ranks(folder):
                 told[rank].append({"index": indices.tolist(), "loss": float(output.loss.detach())})
             runner.optimizer.step()
             runner.optimizer.zero_grad()
-            runner.global_step += 1
+            runner.progress.global_step += 1
         finished = [s.collector.finish() for s in schedules]
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(

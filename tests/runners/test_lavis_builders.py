@@ -90,13 +90,13 @@ def write_config(folder, images, data, model=None, run=None, test=()):
 def seen(monkeypatch):
     """Every step's epoch, samples and output, as the runner handled them."""
     steps = []
-    note = RunnerMafa._note
+    note = RunnerMafa._record_step
 
-    def recorded(self, output, losses, samples, epoch, step, bar):
-        steps.append((epoch, samples, output))
-        note(self, output, losses, samples, epoch, step, bar)
+    def recorded(self, output, losses, samples, bar):
+        steps.append((samples["epoch"], samples, output))
+        note(self, output, losses, samples, bar)
 
-    monkeypatch.setattr(RunnerMafa, "_note", recorded)
+    monkeypatch.setattr(RunnerMafa, "_record_step", recorded)
     return steps
 
 

@@ -11,6 +11,7 @@ from runs import records, run_here, same_weights, weights
 
 from lavis_mafa.runners.checkpoint import load_trained_state, trained_state
 from lavis_mafa.runners.launch import random_states, set_random_states
+from lavis_mafa.runners.state import BestFigure
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +63,7 @@ def test_the_best_figure_is_not_forgotten(tmp_path):
     content["run"]["best"]["value"] = 1000.0
     torch.save(content, path)
     runner = run_here(tmp_path, run__resume_ckpt_path="auto", **changes)
-    assert runner.best == {"value": 1000.0, "epoch": 0, "split": "val"}
+    assert runner.progress.best == BestFigure(1000.0, 0, "val")
 
 
 def test_a_checkpoint_of_weights_alone_cannot_be_resumed(tmp_path, tiny):
@@ -110,7 +111,7 @@ def test_weight_decay_is_the_configs(tmp_path):
 def test_a_run_that_goes_on_stays_in_its_folder(tmp_path):
     first = run_here(tmp_path, run__job_id=None, run__max_steps=3)
     again = run_here(tmp_path, run__job_id=None, run__resume_ckpt_path="auto", run__max_steps=5)
-    assert again.output_dir == first.output_dir and again.global_step == 5
+    assert again.output_dir == first.output_dir and again.progress.global_step == 5
     other = run_here(tmp_path, run__job_id=None, run__max_steps=1)
     assert other.output_dir != first.output_dir
 

@@ -7,7 +7,7 @@ from runs import run_here, same_weights, weights
 
 from lavis_mafa.algorithm.tokens import TOKENS, Tokens
 from lavis_mafa.models.families import base
-from lavis_mafa.runners import runner_mafa
+from lavis_mafa.runners import loaders
 
 # Momentum encoders and a pass of its own before the grouped epoch read captions as well.
 CHANGES = {
@@ -22,12 +22,12 @@ CHANGES = {
 @pytest.mark.parametrize("workers", [0, 2])
 def test_nothing_is_tokenised_in_forward_and_nothing_changes(tmp_path, monkeypatch, workers):
     with monkeypatch.context() as changed:
-        changed.setattr(runner_mafa, "add_tokens", lambda *given: None)
+        changed.setattr(loaders, "add_tokens", lambda *given: None)
         plain = run_here(tmp_path / "plain", run__num_workers=workers, **CHANGES)
-    batch = next(iter(plain.loaders.train(0, 0)))
+    batch = next(iter(plain.loaders.train(plain.schedule.plan, 0, 0)))
     assert TOKENS not in batch
     monkeypatch.setattr(base, "tokens_of", None)
     runner = run_here(tmp_path / "tokens", run__num_workers=workers, **CHANGES)
     assert same_weights(weights(tmp_path / "plain"), weights(tmp_path / "tokens"))
-    batch = next(iter(runner.loaders.train(0, 0)))
+    batch = next(iter(runner.loaders.train(runner.schedule.plan, 0, 0)))
     assert isinstance(batch[TOKENS], Tokens) and len(batch[TOKENS].input_ids) == 8

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -29,7 +28,7 @@ def test_accumulated_gradients_have_the_right_scale(tmp_path):
     runner = build_runner(cfg)
     runner.task.before_training(runner._model, runner.train_set)
     plan = runner.schedule.begin(0)
-    batch = next(iter(runner.loaders.train(0, 0)))
+    batch = next(iter(runner.loaders.train(runner.schedule.plan, 0, 0)))
 
     def gradient(windows):
         taken = []
@@ -135,7 +134,7 @@ def test_logs_tell_what_the_papers_count(tmp_path):
 
 def test_naive_grouping_takes_a_pass_of_its_own(tmp_path):
     runner = run_here(tmp_path, run__grit__naive=True, run__max_epoch=2)
-    assert runner.global_step == 18
+    assert runner.progress.global_step == 18
     assert runner.schedule.plan.grouped
     assert sorted(runner.schedule.plan.order.tolist()) == list(range(74))
 
@@ -181,7 +180,7 @@ def test_splits_that_are_not_there_are_named():
     from lavis_mafa.runners.loaders import Loaders
 
     with pytest.raises(ValueError, match="'test'.*val"):
-        Loaders(SimpleNamespace(eval_sets={"val": 1})).evaluation("test")
+        Loaders({}, None, {"val": 1}, 0, torch.device("cpu")).evaluation("test")
 
 
 def test_a_small_validation_split_does_not_change_how_the_test_split_is_scored(tmp_path):

@@ -248,7 +248,7 @@ def test_training_keeps_the_best_by_grounding(trained):
     assert steps and all("loss_itm" in line and "loss_itc" in line for line in steps)
     scores = {line["split"]: line["agg_metrics"] for line in lines if line["kind"] == "eval"}
     assert set(scores) == {"val", "test"}
-    assert runner.best["value"] == scores["val"]
+    assert runner.progress.best.value == scores["val"]
     assert (folder / "checkpoint_best.pth").is_file()
     assert {path.name for path in (folder / "result").iterdir()} == {
         "val_grounding_result.json",

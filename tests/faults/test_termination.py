@@ -57,14 +57,14 @@ def test_it_saves_leaves_and_goes_on(tmp_path, undisturbed, injected, number, st
     (os.killpg if to_all else os.kill)(process.pid, number)
     (os.killpg if to_all else os.kill)(process.pid, number)  # a launcher tells as well
     output = finish(process, status=REQUEUE)
-    assert f"told to leave by {number.name}" in output and "Traceback" not in output, output
+    assert f"terminated by {number.name}" in output and "Traceback" not in output, output
     left = state(tmp_path)
     assert left["run"]["global_step"] == len(records(tmp_path, "step")) >= steps
     requeued = spawn(tmp_path, listed, **job, SLURM_RESTART_COUNT="1")
     assert "going on in" in finish(requeued)
     bits = bits_differing(state(tmp_path), state(undisturbed))
     assert told(tmp_path) == told(undisturbed)
-    injected(f"told to leave: {number.name}", bits == 0, bits=bits)
+    injected(f"terminated by {number.name}", bits == 0, bits=bits)
     assert bits == 0
 
 
@@ -76,12 +76,12 @@ def test_told_once_more_on_its_way_out_it_leaves_with_the_same_status(tmp_path, 
     wait_for(tmp_path, 3, process)
     process.send_signal(TERM)
     for line in process.stdout:
-        if "told to leave" in line:
+        if "terminated by" in line:
             break
     time.sleep(seconds)
     process.send_signal(TERM)
     finish(process, status=REQUEUE)
-    injected("told to leave twice", 1)
+    injected("terminated twice", 1)
 
 
 def test_inside_a_window_of_accumulation(tmp_path, injected):
@@ -93,23 +93,23 @@ def test_inside_a_window_of_accumulation(tmp_path, injected):
     from lavis_mafa.runners import RunnerMafa
     from lavis_mafa.runners.termination import Terminated
 
-    note = RunnerMafa._note
+    note = RunnerMafa._record_step
 
     def noted(runner, *args):
         note(runner, *args)
-        if runner.global_step in steps:
-            steps.remove(runner.global_step)
+        if runner.progress.global_step in steps:
+            steps.remove(runner.progress.global_step)
             os.kill(os.getpid(), USR1)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(RunnerMafa, "_note", noted)
+        patch.setattr(RunnerMafa, "_record_step", noted)
         for _ in range(3):
             with pytest.raises(Terminated, match="SIGUSR1"):
                 run_here(cut, **changes, run__resume_ckpt_path="auto")
             assert state(cut)["run"]["ranks"][0]["gradients"]
     run_here(cut, **changes, run__resume_ckpt_path="auto")
     bits = bits_differing(state(cut), state(tmp_path / "whole"))
-    injected("told to leave: SIGUSR1", 3 * (bits == 0), bits=bits, times=3)
+    injected("terminated by SIGUSR1", 3 * (bits == 0), bits=bits, times=3)
     assert bits == 0
 
 
@@ -139,7 +139,7 @@ def test_while_validating_it_leaves_at_once_and_validates_again(tmp_path, monkey
     names = [f"checkpoint_{name}.pth" for name in ("best", "last", 0, 1, 2)]
     assert all((tmp_path / "cut" / "job" / name).is_file() for name in names)
     bits = bits_differing(state(tmp_path / "cut"), state(tmp_path / "whole"))
-    injected("told to leave: SIGTERM", bits == 0, bits=bits)
+    injected("terminated by SIGTERM", bits == 0, bits=bits)
     assert bits == 0
 
 
@@ -251,7 +251,7 @@ def test_evaluating_leaves_with_the_same_status(tmp_path, undisturbed):
     process = start("evaluate.py", tmp_path, **changes)
     wait_for(tmp_path, 1, process, "config")
     process.send_signal(TERM)
-    assert "told to leave" in finish(process, status=REQUEUE)
+    assert "terminated by" in finish(process, status=REQUEUE)
 
 
 def test_handlers_are_the_user_s_again_after_a_run(tmp_path):

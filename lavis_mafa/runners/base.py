@@ -1,0 +1,120 @@
+"""LAVIS's runner without its assumptions of CUDA and a process group."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from lavis.common.dist_utils import get_rank, get_world_size
+from lavis.common.registry import registry
+from lavis.runners.runner_base import RunnerBase
+from torch import nn
+from torch.amp.grad_scaler import GradScaler
+from torch.nn.parallel import DistributedDataParallel
+
+from lavis_mafa.runners.launch import amp_dtype_of, compile_image_encoders
+
+# Keys of `model` by which LAVIS's models recompute activations in the backward pass.
+RECOMPUTATION_KEYS = ("use_grad_checkpoint", "vit_grad_ckpt")
+
+
+class AnyDeviceRunner(RunnerBase):
+    """Overrides what LAVIS's runner can do on GPUs with a launcher only.
+
+    Model, optimizer, loss scaler and scheduler are made on first use, as in LAVIS.
+    """
+
+    def __init__(self, cfg: Any, task: Any, model: nn.Module, datasets: Any, job_id: str) -> None:
+        self.run_cfg = cfg.run_cfg
+        self.output_dir: Path
+        self.result_dir: Path
+        self._model: Any
+        self._device: torch.device | None
+        self._wrapped_model: Any
+        self._scaler: GradScaler | None
+        self._lr_sched: Any
+        self._static_graph = False
+        super().__init__(cfg, task, model, datasets, job_id)
+        self.rank, self.world_size = get_rank(), get_world_size()
+
+    def setup_output_dir(self) -> None:
+        """Create ``output_dir/job_id`` relative to the working directory, and ``result/`` in it."""
+        self.output_dir = Path.cwd() / str(self.run_cfg.output_dir) / self.job_id
+        self.result_dir = self.output_dir / "result"
+        self.result_dir.mkdir(parents=True, exist_ok=True)
+        for name, path in (("result_dir", self.result_dir), ("output_dir", self.output_dir)):
+            # Not by register_path, which refuses a second run in the same process.
+            registry.mapping["paths"][name] = str(path)
+
+    @property
+    def device(self) -> torch.device:
+        if self._device is None:
+            device = torch.device(self.run_cfg.device)
+            if device.type == "cuda" and device.index is None:
+                device = torch.device("cuda", int(self.run_cfg.get("gpu", 0)))
+            self._device = device
+        return self._device
+
+    @property
+    def model(self) -> Any:
+        """The model on the device, compiled and wrapped for several ranks as the config says."""
+        if self._wrapped_model is None:
+            self._model = self._model.to(self.device)
+            if self.run_cfg.get("compile"):
+                compile_image_encoders(self._model)
+            self._wrapped_model = self._distributed() if self.use_distributed else self._model
+        return self._wrapped_model
+
+    def _distributed(self) -> DistributedDataParallel:
+        unused = self.run_cfg.get("find_unused_parameters")
+        if unused is None:
+            unused = getattr(self._model, "has_unused_parameters", False)
+        # With recomputed activations DDP can find unused parameters only if the graph is the same
+        # at every step. A static graph in turn averages gradients at every backward pass: see
+        # `no_sync` in `RunnerMafa`.
+        recomputes = any(self.config.model_cfg.get(key, False) for key in RECOMPUTATION_KEYS)
+        self._static_graph = bool(unused) and recomputes
+        return DistributedDataParallel(
+            self._model,
+            device_ids=[self.device.index] if self.cuda_enabled else None,
+            find_unused_parameters=bool(unused) and not self._static_graph,
+            static_graph=self._static_graph,
+        )
+
+    @property
+    def amp_dtype(self) -> torch.dtype | None:
+        """The dtype of autocast, None without mixed precision."""
+        return amp_dtype_of(self.run_cfg)
+
+    def autocast(self) -> torch.autocast:
+        """Return a context of mixed precision as the config says."""
+        return torch.autocast(self.device.type, self.amp_dtype, enabled=self.amp_dtype is not None)
+
+    @property
+    def scaler(self) -> GradScaler | None:
+        """The loss scaler of fp16, None otherwise."""
+        if self._scaler is None and self.amp_dtype is torch.float16:
+            self._scaler = GradScaler(self.device.type)
+        return self._scaler
+
+    @property
+    def lr_scheduler(self) -> Any:
+        if self._lr_sched is None:
+            run = self.run_cfg
+            self._lr_sched = registry.get_lr_scheduler_class(run.lr_sched)(
+                optimizer=self.optimizer,
+                max_epoch=run.get("lr_horizon") or self.max_epoch,
+                min_lr=self.min_lr,
+                init_lr=self.init_lr,
+                decay_rate=run.get("lr_decay_rate"),
+                warmup_start_lr=float(run.get("warmup_lr", -1)),
+                warmup_steps=int(run.get("warmup_steps", 0)),
+            )
+        return self._lr_sched
+
+    def set_learning_rate(self, epoch: int, global_step: int) -> None:
+        """Apply LAVIS's scheduler; the warm-up may last longer than the first epoch."""
+        # LAVIS's schedulers warm up by the step in epoch 0 only, and ignore the step afterwards.
+        warming_up = global_step < int(self.run_cfg.get("warmup_steps", 0))
+        self.lr_scheduler.step(cur_epoch=0 if warming_up else epoch, cur_step=global_step)

@@ -1,0 +1,123 @@
+"""Add up the figures of training steps and log them by step and epoch."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from lavis.common.dist_utils import is_main_process
+
+from lavis_mafa.runners.pictures import Show, show_connections
+from lavis_mafa.runners.run_log import CONNECTIONS, RunLog
+from lavis_mafa.tasks.tally import Tally
+
+
+class Figures:
+    """Collects a run's figures by what the task offers, and writes them to the run's log.
+
+    A task may have ``step_figures``, ``step_bins``, ``mined``, ``epoch_figures`` and
+    ``epoch_histogram``; see `lavis_mafa.tasks.mafa_pretrain.MafaPretrainTask`.
+
+    Args:
+        task: of the run.
+        log: of the run.
+        log_freq: steps between two points of TensorBoard.
+        connections: about how many mined pairs an epoch are logged (``run.log_connections``).
+
+    Attributes:
+        tally: sums of this epoch and rank.
+    """
+
+    def __init__(self, task: Any, log: RunLog, log_freq: int, connections: int) -> None:
+        self.task, self.log = task, log
+        self.log_freq, self.connections = log_freq, connections
+        self.tally = Tally()
+        self._connections: list[dict[str, Any]] = []  # logged in this epoch
+
+    def begin_epoch(self) -> None:
+        """Start the sums of an epoch at zero."""
+        self.tally.reset()
+        self._connections = []
+
+    def record_step(
+        self,
+        output: Any,
+        samples: dict[str, Any],
+        losses: Mapping[str, float],
+        lr: float,
+        global_step: int,
+        bad: bool = False,
+    ) -> None:
+        """Add the figures of a training step to the tally and log them.
+
+        Args:
+            samples: the mini-batch, with its ``epoch`` and its step ``iters``.
+            losses: the terms of the loss, by name.
+            bad: whether a loss is not finite on any rank; then the losses are only logged, since
+                they would make the epoch's means NaN.
+        """
+        figures: dict[str, Any] = dict(losses)
+        where = {"epoch": samples["epoch"], "step": samples["iters"], "global_step": global_step}
+        if bad:
+            self.log.write("step", **where, **figures)
+            return
+        self.tally.add({"steps": 1.0, **figures})
+        if hasattr(self.task, "step_figures"):
+            counts = self.task.step_figures(output, samples)
+            self.tally.add(counts)
+            figures.update(counts)
+            self._log_connections(output, samples)
+        if hasattr(self.task, "step_bins"):
+            self.tally.add(self.task.step_bins(output))
+        if output.get("temperature") is not None:
+            figures["temperature"] = float(output["temperature"])
+        figures["lr"] = lr
+        self.log.write("step", **where, **figures)
+        if global_step % self.log_freq == 0:
+            self.log.scalars("train", figures, global_step)
+
+    def _log_connections(self, output: Any, samples: dict[str, Any]) -> None:
+        """Log a few of the pairs that Con-D did not call negative, evenly over the epoch."""
+        steps = samples["num_iters_per_epoch"]
+        if not self.connections or not is_main_process():
+            return
+        if samples["iters"] % max(1, steps // self.connections):
+            return
+        limit = -(-self.connections // steps)  # rounded up
+        for pair in self.task.mined(output, samples, limit):
+            record = {"epoch": samples["epoch"], "step": samples["iters"], **pair}
+            self._connections.append(record)
+            self.log.append(CONNECTIONS, record)
+
+    def record_epoch(self, epoch: int, global_step: int, device: torch.device, show: Show) -> None:
+        """Log an epoch's figures over all ranks, which must all call it.
+
+        Args:
+            show: picture and caption of a training sample, by its index.
+        """
+        total = self.tally.over_ranks(device)
+        figures: dict[str, Any] = {
+            name: total.ratio(name, "steps") for name in total.sums if name.startswith("loss")
+        }
+        if hasattr(self.task, "epoch_figures"):
+            figures.update(self.task.epoch_figures(total))
+        self.log.write("epoch", epoch=epoch, global_step=global_step, **figures)
+        self.log.scalars("epoch", figures, epoch)
+        self._log_histogram(total, epoch, global_step)
+        show_connections(self.log, self._connections, show, epoch)
+        shown = "  ".join(f"{k} {v:.4g}" for k, v in figures.items() if v is not None)
+        logging.info("epoch %d: %s", epoch, shown)
+
+    def _log_histogram(self, total: Tally, epoch: int, global_step: int) -> None:
+        """Log the histogram of Con-D's probabilities in an epoch."""
+        histogram = getattr(self.task, "epoch_histogram", lambda tally: None)(total)
+        if not histogram:
+            return
+        self.log.write("con_d_histogram", epoch=epoch, global_step=global_step, **histogram)
+        for direction in ("i2t", "t2i"):
+            by_truth = histogram.get(direction, {}).values()
+            counts = [sum(column) for column in zip(*by_truth, strict=True)]
+            if counts:
+                self.log.histogram(f"con_d_probability/{direction}", counts, epoch)
