@@ -15,13 +15,13 @@ from PIL import Image
 from small_language_models import tiny_opt
 from small_world import SIZE, arguments, call, call_ranks, con_d, save_model
 
-from lavis_mafa import cli
 from lavis_mafa.analysis import mine
 from lavis_mafa.analysis.__main__ import main
 from lavis_mafa.analysis.judged import Judged
 from lavis_mafa.datasets import TrainingSet
 from lavis_mafa.datasets.image_text_json import ImageTextTrain
 from lavis_mafa.datasets.image_text_shards import ImageTextShardsTrain
+from lavis_mafa.runners import session
 from lavis_mafa.toyworld import ToyScenesBuilder
 
 MINING = ("--batch-size", 16, "--search-space", 48)
