@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 
 from setuptools import find_packages, setup
+from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).resolve().parent
 STRICT_PYTHONS = ((3, 10), (3, 11))
@@ -51,10 +52,10 @@ or, into your own environment:
 
 
 def resolves_dependencies() -> bool:
-    """Is the program that runs this file an install that also resolves `install_requires`?
+    """Return whether this file is run by an installation that also resolves `install_requires`.
 
-    A build is not told whether `--no-deps` was given, so the command line of the calling pip (or
-    uv) is read. Where it cannot be read (no /proc) the answer is no, and LAVIS's own pins fail.
+    A build does not know whether `--no-deps` was given, so the command line of the calling pip (or
+    uv) is read. Without /proc the answer is no, and LAVIS's own pins fail instead.
     """
     if os.environ.get("PIP_NO_DEPS"):
         return False
@@ -63,6 +64,22 @@ def resolves_dependencies() -> bool:
     except OSError:
         return False
     return "install" in command and not {"--no-deps", "--no-dependencies"} & set(command)
+
+
+class BuildWithProjects(build_py):
+    """Copy the configs of ``projects/`` into the package, for wheels.
+
+    An editable installation and a checkout read them in place (`lavis_mafa.io.project_files`).
+    """
+
+    def run(self) -> None:
+        super().run()
+        if self.editable_mode:
+            return
+        for file in sorted((ROOT / "projects").rglob("*.yaml")):
+            target = Path(self.build_lib, "lavis_mafa", file.relative_to(ROOT))
+            self.mkpath(str(target.parent))
+            self.copy_file(str(file), str(target))
 
 
 def version() -> str:
@@ -89,6 +106,8 @@ setup(
     package_data={
         "lavis_mafa": ["**/*.yaml", "**/*.json", "**/*.txt", "**/*.html"],
     },
+    cmdclass={"build_py": BuildWithProjects},
+    entry_points={"console_scripts": ["lavis-mafa = lavis_mafa.cli:main"]},
     install_requires=STRICT_REQUIREMENTS,
     classifiers=[
         "Intended Audience :: Science/Research",

@@ -37,6 +37,10 @@ COMMANDS = {
     ),
     "profile": ("lavis_mafa.analysis.profile", "how soft labels are spread over a mini-batch"),
     "vision": ("lavis_mafa.analysis.vision", "accuracy of MLM with and without the image"),
+    "check-data": ("lavis_mafa.commands.check_data", "check your own image-text pairs"),
+    "make-vocab": ("lavis_mafa.commands.make_vocab", "train a vocabulary from your own captions"),
+    "export": ("lavis_mafa.commands.export", "write a checkpoint in the format of another program"),
+    "config": ("lavis_mafa.commands.config", "print a config with all defaults, or all keys"),
 }
 
 
@@ -49,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    run = None
+    chosen = run = None
     for name, (module_name, text) in COMMANDS.items():
         command = commands.add_parser(name, help=text, description=text)
         if given[:1] == [name]:  # the other modules need not be imported
@@ -57,9 +61,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             command.description = module.__doc__
             command.formatter_class = argparse.RawDescriptionHelpFormatter
             module.add_arguments(command)
-            run = module.run
+            chosen, run = command, module.run
     args = parser.parse_args(given)
-    assert run is not None  # argparse exits unless the first argument is a command
+    assert chosen and run  # argparse exits unless the first argument is a command
+    args.error = chosen.error  # for arguments that only `run` can check
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     # LAVIS's dependencies warn about each other at every start.
     warnings.filterwarnings("ignore", category=FutureWarning)

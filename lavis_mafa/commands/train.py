@@ -1,4 +1,4 @@
-"""Train a model as a config says, or with ``evaluate`` only evaluate it.
+"""Train a model by a config; the command evaluate only evaluates it.
 
 Under torch.distributed.run every rank runs this command.
 """
@@ -7,19 +7,12 @@ from __future__ import annotations
 
 import argparse
 
+from lavis_mafa.commands.arguments import add_options
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add LAVIS's arguments and ``--dry-run``."""
-    parser.add_argument(
-        "--cfg-path", required=True, help="config: a YAML file, or the name of a shipped one"
-    )
-    parser.add_argument(
-        "--options",
-        nargs="+",
-        default=[],
-        metavar="key=value",
-        help="settings that override the config's, such as run.max_epoch=5",
-    )
+    add_options(parser)
     parser.add_argument(
         "--dry-run",
         action="store_true",

@@ -10,6 +10,7 @@ import argparse
 import copy
 import inspect
 import logging
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -38,6 +39,7 @@ from lavis_mafa.config.schema import (
     Key,
 )
 from lavis_mafa.config.weights import check_weight_files
+from lavis_mafa.io.project_files import near_names, project_file
 from lavis_mafa.models.traits import traits_of
 
 __all__ = ["ConfigError", "MafaConfig", "complete", "format_config", "load_config"]
@@ -96,14 +98,14 @@ def load_config(
     """Reads and checks a config.
 
     Args:
-        cfg_path: YAML file with ``run``, ``model`` and ``datasets``.
+        cfg_path: YAML file with ``run``, ``model`` and ``datasets``, or the name of a shipped one.
         options: ``["run.seed=7", ...]``, or LAVIS's older ``["run.seed", "7", ...]``.
         machine: check also that files and devices are there.
 
     Raises:
         ConfigError: lists every problem found, one a line.
     """
-    args = argparse.Namespace(cfg_path=str(cfg_path), options=list(options or []))
+    args = argparse.Namespace(cfg_path=_find(cfg_path), options=list(options or []))
     config = MafaConfig(args, machine)
     for note in config.notes:
         logger.warning("%s", note)
@@ -115,6 +117,26 @@ def format_config(cfg: Config) -> str:
     plain = cfg.to_dict()
     parts = {name: plain[name] for name in ("run", "model", "datasets")}
     return OmegaConf.to_yaml(OmegaConf.create(parts))
+
+
+def _find(cfg_path: str | Path) -> str:
+    """Return the path of a config given by path or by the name of a shipped one.
+
+    Raises:
+        ConfigError: if a name has several meanings, or none.
+    """
+    if os.path.lexists(cfg_path):
+        return str(cfg_path)
+    try:
+        found = project_file(cfg_path)
+    except ValueError as error:
+        raise ConfigError(str(cfg_path), [str(error)]) from None
+    if found.is_file():
+        return str(found)
+    near = near_names(cfg_path)
+    cure = f"; did you mean {' or '.join(near)}?" if near else "; `lavis-mafa list` shows all names"
+    problem = f"{cfg_path}: no such file, and no config of that name is shipped{cure}"
+    raise ConfigError(str(cfg_path), [problem])
 
 
 def _read(cfg_path: str, options: Sequence[str] | None, problems: list[str]) -> Any:

@@ -1,19 +1,14 @@
-"""Check one's own image-text pairs before training on them.
+"""Checks of image-text pairs before training: what ``lavis-mafa check-data`` reports.
 
-    python -m lavis_mafa.datasets.check_data train.json --image-root images/
-
-Reads every annotation row and every image and reports what training would stumble over, by the same
-rules: those of `datasets.image_reading`, and those of `datasets.caption_reading` for captions as
-LAVIS's ``blip_caption`` leaves them. Exit status: 0 clean, 1 problems found, 2 unusable arguments.
-Needs memory for the image paths and about 200 bytes a pair.
+Rows, images and captions are judged by the rules of training: those of `datasets.image_reading`,
+and those of `datasets.caption_reading` for captions as LAVIS's ``blip_caption`` processes them.
+Needs memory for the image paths and about 200 bytes per pair.
 """
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import os
-import sys
 from array import array
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -28,7 +23,6 @@ from tqdm import tqdm
 from lavis_mafa.datasets.annotation_files import Problem, read_rows, require_files
 from lavis_mafa.datasets.caption_reading import require_readable
 from lavis_mafa.datasets.image_reading import read_rgb, read_size, require_file
-from lavis_mafa.io.files import write_json
 
 MIN_SIDE = 32  # pixels; smaller images are reported as tiny
 MAX_ASPECT = 5.0  # longer to shorter side; more is reported as extreme
@@ -49,13 +43,13 @@ PROBLEMS = {
 }
 
 
-# Of the builders' default configs; it drops some signs: "..." has nothing to read.
+# The default processor of our builders. It removes some characters: of "..." nothing is left.
 _processed = BlipCaptionProcessor()
 
 
 @dataclass
 class _Rows:
-    """What the annotation files say, gathered row by row."""
+    """Counts and findings of the annotation files, collected row by row."""
 
     problems: dict[str, list[str]]
     pairs: int = 0
@@ -91,7 +85,7 @@ class _Rows:
 
 
 class _ImageFacts(NamedTuple):
-    """What reading one image file gave: digest and (width, height), or what went wrong."""
+    """Digest and (width, height) of one image file, or why it cannot be read."""
 
     digest: bytes = b""
     size: tuple[int, int] | None = None
@@ -109,12 +103,12 @@ def check(
     limit: int | None = None,
     decode: bool = True,
 ) -> dict[str, Any]:
-    """Read all pairs and images.
+    """Read all pairs and images and return what is wrong with them.
 
     Args:
         files: annotation files (formats: `datasets.annotation_files`).
         image_root: folder that the image paths are relative to.
-        image_key, caption_key: column names, None to find them.
+        image_key, caption_key: column names; None: detected.
         workers: threads that read images, at least 1.
         limit: stop after this many pairs.
         decode: decode all pixels as training does; False reads files and image headers only.
@@ -122,7 +116,7 @@ def check(
     Returns:
         `pairs`, `images` and `images_with_several_captions` (counts), `caption_words`, `width` and
         `height` (min, median, 95 %, max; None where there is nothing to measure), and `problems`:
-        for each key of `PROBLEMS` the list of findings.
+        by key of `PROBLEMS` the list of findings.
 
     Raises:
         FileNotFoundError: a file or the root is missing.
@@ -150,7 +144,7 @@ def check(
 
 
 def render(report: dict[str, Any]) -> str:
-    """The report as text for a terminal; paths and captions stand in quotes, escaped."""
+    """Format the report for a terminal; paths and captions are quoted and escaped."""
     several = report["images_with_several_captions"]
     lines = [
         f"pairs   {report['pairs']}",
@@ -174,58 +168,6 @@ def render(report: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Command line; returns the exit status."""
-    parser = _parser()
-    args = parser.parse_args(argv)
-    out: Path | None = args.json
-    if out is not None and (out.is_dir() or not out.absolute().parent.is_dir()):
-        parser.error(f"--json {out}: expected a file in a folder that exists")
-    try:
-        report = check(
-            args.files,
-            args.image_root,
-            image_key=args.image_key,
-            caption_key=args.caption_key,
-            workers=args.workers,
-            limit=args.limit,
-            decode=args.decode,
-        )
-    except (OSError, ValueError) as error:
-        parser.error(str(error))
-    if out is not None:
-        write_json(out, report)
-    print(render(report))
-    return 1 if any(report["problems"].values()) or not report["pairs"] else 0
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m lavis_mafa.datasets.check_data",
-        description="Check image-text pairs: missing and unreadable images, duplicates, captions.",
-        epilog="Exit status: 0 clean, 1 problems found, 2 unusable arguments.",
-    )
-    parser.add_argument("files", nargs="+", metavar="FILES", help=".json, .jsonl, .csv or .tsv")
-    parser.add_argument("--image-root", required=True, help="folder of the image paths")
-    parser.add_argument("--image-key", help="column of the image path")
-    parser.add_argument("--caption-key", help="column of the caption(s)")
-    parser.add_argument("--workers", type=int, default=min(8, os.cpu_count() or 1), metavar="N")
-    parser.add_argument("--limit", type=int, metavar="N", help="check the first N pairs only")
-    parser.add_argument("--json", type=Path, metavar="OUT", help="write the whole report here")
-    depth = parser.add_mutually_exclusive_group()
-    depth.add_argument(
-        "--full-decode",
-        dest="decode",
-        action="store_true",
-        default=True,
-        help="decode all pixels (default)",
-    )
-    depth.add_argument(
-        "--no-decode", dest="decode", action="store_false", help="read image headers only"
-    )
-    return parser
-
-
 def _read_annotations(
     paths: list[Path],
     image_key: str | None,
@@ -233,7 +175,7 @@ def _read_annotations(
     limit: int | None,
     rows: _Rows,
 ) -> None:
-    """Fill `rows`, with a progress bar, up to `limit` pairs."""
+    """Add up to `limit` pairs to `rows`, with a progress bar."""
     with tqdm(desc="pairs", unit=" pairs") as bar:
         for path in paths:
             for row in read_rows(path, image_key, caption_key):
@@ -255,7 +197,7 @@ def _read_images(
     decode: bool,
     problems: dict[str, list[str]],
 ) -> list[tuple[int, int]]:
-    """Read every image, with a progress bar; returns the sizes of the readable ones."""
+    """Read every image, with a progress bar, and return the sizes of the readable ones."""
     sizes = []
     first_with: dict[bytes, str] = {}
     facts = _in_threads([os.path.join(root, image) for image in images], workers, decode)
@@ -282,7 +224,10 @@ def _read_images(
 
 
 def _in_threads(paths: list[str], workers: int, decode: bool) -> Iterator[_ImageFacts]:
-    """Facts of each path, in order. Threads suffice: decoding and hashing release the GIL."""
+    """Read images in threads and yield their facts in order.
+
+    Threads suffice: decoding and hashing release the GIL.
+    """
     with ThreadPool(workers) as pool:
         for start in range(0, len(paths), BLOCK):
             block = paths[start : start + BLOCK]
@@ -301,17 +246,13 @@ def _read_image(path: str, decode: bool) -> _ImageFacts:
         return _ImageFacts(digest.digest(), read_size(path))
     except FileNotFoundError:
         return _ImageFacts(missing=True)
-    except (OSError, ValueError) as error:  # ValueError: the path is none
+    except (OSError, ValueError) as error:  # ValueError: a null byte in the path
         return _ImageFacts(error=f"{type(error).__name__}: {error}")
 
 
 def _distribution(values: Sequence[int] | array) -> dict[str, float] | None:
-    """Min, median, 95 % and max; None of nothing."""
+    """Return min, median, 95 % quantile and max; None if there are no values."""
     if not len(values):
         return None
     quantiles = np.percentile(np.asarray(values), [0, 50, 95, 100])
     return dict(zip(("min", "median", "95 %", "max"), map(float, quantiles), strict=True))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

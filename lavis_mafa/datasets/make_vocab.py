@@ -1,17 +1,9 @@
-"""Train a lower-case WordPiece vocabulary from one's own captions.
-
-    python -m lavis_mafa.datasets.make_vocab train.json --out vocab.txt --size 8000 --min-count 2
-
-The file is a BERT vocab.txt: one token a line, [PAD], [UNK], [CLS], [SEP], [MASK] first ([PAD] has
-number 0), for `transformers.BertTokenizer(vocab_file=...)`.
-"""
+"""A lower-case WordPiece vocabulary trained on captions: ``lavis-mafa make-vocab``."""
 
 from __future__ import annotations
 
-import argparse
 import os
-import sys
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from tqdm import tqdm
@@ -34,8 +26,8 @@ def make_vocab(
     """Train on all captions of `files`, write the vocabulary to `out` and return its tokens.
 
     Args:
-        size: number of tokens wanted, special ones included. Fewer come of few captions, more if
-            the captions have more different characters than that.
+        size: number of tokens wanted, including special ones. Few captions give fewer; captions
+            with more different characters than that give more.
         min_count: a word piece must occur at least this often.
 
     Raises:
@@ -63,8 +55,8 @@ def make_vocab(
         vocabulary = tokenizer.get_vocab()
         return sorted(vocabulary, key=vocabulary.__getitem__)
 
-    # The trainer numbers the characters inside words in random order and breaks ties by number:
-    # given them in a fixed order, it makes the same vocabulary every time.
+    # The trainer numbers characters inside words in random order and breaks ties by that number.
+    # Passing them as special tokens in a fixed order makes the result reproducible.
     inner = sorted(token for token in train(SPECIAL_TOKENS, 0) if token.startswith("##"))
     tokens = train(SPECIAL_TOKENS + inner, size)
     if len(tokens) <= len(SPECIAL_TOKENS):
@@ -73,41 +65,9 @@ def make_vocab(
     return tokens
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Command line; returns the exit status: 0, or 2 for unusable arguments or files."""
-    parser = argparse.ArgumentParser(
-        prog="python -m lavis_mafa.datasets.make_vocab",
-        description="Train a lower-case WordPiece vocabulary (BERT vocab.txt) from captions.",
-    )
-    parser.add_argument("files", nargs="+", metavar="FILES", help=".json, .jsonl, .csv or .tsv")
-    parser.add_argument("--out", required=True, help="file to write")
-    parser.add_argument("--size", type=int, default=8000, help="number of tokens (8000)")
-    parser.add_argument("--min-count", type=int, default=2, help="rarest word piece kept (2)")
-    parser.add_argument("--image-key", help="column of the image path")
-    parser.add_argument("--caption-key", help="column of the caption(s)")
-    args = parser.parse_args(argv)
-    try:
-        tokens = make_vocab(
-            args.files,
-            args.out,
-            size=args.size,
-            min_count=args.min_count,
-            image_key=args.image_key,
-            caption_key=args.caption_key,
-        )
-    except (OSError, ValueError) as error:
-        parser.error(str(error))
-    print(f"{args.out}: {len(tokens)} tokens")
-    return 0
-
-
 def _captions(paths: list[Path], image_key: str | None, caption_key: str | None) -> Iterator[str]:
     for path in paths:
         for row in tqdm(read_rows(path, image_key, caption_key), path.name, unit=" rows"):
             if isinstance(row, Problem):
                 raise ValueError(f"{path}, {row.where}: {row.message}")
             yield from row.captions
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,28 +1,58 @@
-"""Files of ``projects/``: in a checkout, or inside an installed wheel."""
+"""The YAML files of ``projects/``: in a checkout, or inside the installed package."""
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from pathlib import Path
 
 from lavis_mafa.io.files import ROOT
 
-# A wheel carries ``projects/`` inside the package.
-FOLDERS = (Path(__file__).resolve().parents[1] / "projects", ROOT / "projects")
+# A wheel carries ``projects/`` inside the package; a checkout has it at its root.
+PROJECTS = next(
+    (
+        folder
+        for folder in (Path(__file__).resolve().parents[1] / "projects", ROOT / "projects")
+        if folder.is_dir()
+    ),
+    ROOT / "projects",
+)
 
 
 def project_file(name: str | Path) -> Path:
-    """Return the absolute path of a project's YAML file.
+    """Return the path of a config or study: a file of the user, or a shipped one.
 
     Args:
-        name: an existing path; or a path that starts with ``projects/``, such as
-            ``projects/mafa/train/albef_toy.yaml``, of a checkout or of the installed package.
+        name: the path of an existing file; or the end of a shipped file's path, with or without
+            ``.yaml``: ``projects/mafa/train/albef_toy.yaml``, ``train/albef_toy``, ``albef_toy``.
 
     Returns:
-        The file's path, or ``name`` below the checkout if there is no such file.
+        The absolute path; that of ``name`` below the checkout if there is no such file.
+
+    Raises:
+        ValueError: if several shipped files end so; the message lists them.
     """
     path = Path(name)
     if path.is_file():
         return path.resolve()
-    below = path.parts[1:] if path.parts[:1] == ("projects",) else path.parts
-    found = [folder.joinpath(*below) for folder in FOLDERS]
-    return next((one for one in found if one.is_file()), (ROOT / path))
+    parts = path.parts[1:] if path.parts[:1] == ("projects",) else path.parts
+    if not parts or path.is_absolute():
+        return ROOT / path
+    end = (*parts[:-1], parts[-1].removesuffix(".yaml"))
+    found = [one for one in shipped_names() if tuple(one.split("/")[-len(end) :]) == end]
+    if len(found) > 1:
+        raise ValueError(f"{name} is the name of several shipped files: {', '.join(found)}")
+    return PROJECTS / f"{found[0]}.yaml" if found else ROOT / path
+
+
+def shipped_names() -> list[str]:
+    """Return the names of all shipped files, such as ``mafa/train/albef_toy``, sorted."""
+    files = PROJECTS.rglob("*.yaml")
+    return sorted(file.relative_to(PROJECTS).with_suffix("").as_posix() for file in files)
+
+
+def near_names(name: str | Path) -> list[str]:
+    """Return the shipped names whose last part resembles that of an unknown name."""
+    stem = Path(name).name.removesuffix(".yaml")
+    last = {one.rsplit("/", 1)[-1] for one in shipped_names()}
+    near = get_close_matches(stem, sorted(last), n=3)
+    return [one for one in shipped_names() if one.rsplit("/", 1)[-1] in near]

@@ -14,9 +14,9 @@ import pytest
 from conftest import PHOTOGRAPHS
 from PIL import Image
 
-from lavis_mafa.datasets.check_data import PROBLEMS, check, main
+from lavis_mafa.cli import main
+from lavis_mafa.datasets.check_data import PROBLEMS, check
 from lavis_mafa.datasets.make_vocab import SPECIAL_TOKENS, make_vocab
-from lavis_mafa.datasets.make_vocab import main as make_vocab_main
 
 needs_flickr = pytest.mark.skipif(
     not (PHOTOGRAPHS / "train.json").is_file(),
@@ -51,7 +51,7 @@ def problems(root: Path, *rows: dict, **options) -> dict[str, list[str]]:
 def test_clean_data(clean: Path, capsys) -> None:
     out = clean / "report.json"
     arguments = [f"{clean}/clean.json", "--image-root", str(clean), "--json", str(out)]
-    assert main([*arguments, "--workers", "2"]) == 0
+    assert main(["check-data", *arguments, "--workers", "2"]) == 0
     report = json.loads(out.read_text())
     assert report == {
         "pairs": 3,
@@ -117,13 +117,16 @@ def test_rows_that_training_would_stumble_over(clean: Path) -> None:
 def test_problems_give_status_1_and_the_summary_is_cut(clean: Path, capsys) -> None:
     (clean / "bad.csv").write_text("pic,alt\n" + "".join(f"gone{i}.png,{i}\n" for i in range(15)))
     keys = ["--image-key", "pic", "--caption-key", "alt"]
-    assert main([f"{clean}/bad.csv", "--image-root", str(clean), *keys]) == 1
+    assert main(["check-data", f"{clean}/bad.csv", "--image-root", str(clean), *keys]) == 1
     printed = capsys.readouterr().out
     assert "15 missing image files" in printed and "and 5 more" in printed
-    assert main([f"{clean}/bad.csv", "--image-root", str(clean), *keys, "--limit", "3"]) == 1
+    assert (
+        main(["check-data", f"{clean}/bad.csv", "--image-root", str(clean), *keys, "--limit", "3"])
+        == 1
+    )
     assert "3 missing image files" in capsys.readouterr().out
     (clean / "none.csv").write_text("image,caption\n")
-    assert main([f"{clean}/none.csv", "--image-root", str(clean)]) == 1
+    assert main(["check-data", f"{clean}/none.csv", "--image-root", str(clean)]) == 1
 
 
 @pytest.mark.parametrize(
@@ -141,7 +144,7 @@ def test_problems_give_status_1_and_the_summary_is_cut(clean: Path, capsys) -> N
 def test_unusable_arguments_give_status_2(arguments, message, clean, monkeypatch, capsys) -> None:
     monkeypatch.chdir(clean)
     with pytest.raises(SystemExit) as stop:
-        main(arguments)
+        main(["check-data", *arguments])
     assert stop.value.code == 2
     assert message in capsys.readouterr().err
 
@@ -149,20 +152,22 @@ def test_unusable_arguments_give_status_2(arguments, message, clean, monkeypatch
 @pytest.mark.filterwarnings("ignore:.*found in sys.modules:RuntimeWarning")
 def test_runs_as_a_module(clean: Path, monkeypatch) -> None:
     monkeypatch.chdir(clean)
-    monkeypatch.setattr(sys, "argv", ["check_data", "clean.json", "--image-root", "."])
+    monkeypatch.setattr(
+        sys, "argv", ["lavis-mafa", "check-data", "clean.json", "--image-root", "."]
+    )
     with pytest.raises(SystemExit) as stop:
-        runpy.run_module("lavis_mafa.datasets.check_data", run_name="__main__")
+        runpy.run_module("lavis_mafa", run_name="__main__")
     assert stop.value.code == 0
-    monkeypatch.setattr(sys, "argv", ["make_vocab", "clean.json", "--out", "v.txt"])
+    monkeypatch.setattr(sys, "argv", ["lavis-mafa", "make-vocab", "clean.json", "--out", "v.txt"])
     with pytest.raises(SystemExit) as stop:
-        runpy.run_module("lavis_mafa.datasets.make_vocab", run_name="__main__")
+        runpy.run_module("lavis_mafa", run_name="__main__")
     assert stop.value.code == 0 and (clean / "v.txt").is_file()
 
 
 @needs_flickr
 def test_real_photographs_are_clean(capsys) -> None:
     files = [str(PHOTOGRAPHS / f"{split}.json") for split in ("train", "val", "test")]
-    assert main([*files, "--image-root", str(PHOTOGRAPHS), "--workers", "2"]) == 0
+    assert main(["check-data", *files, "--image-root", str(PHOTOGRAPHS), "--workers", "2"]) == 0
     printed = capsys.readouterr().out
     assert printed.startswith("pairs   3525\nimages  705, 705 of them with several captions\n")
 
@@ -205,7 +210,7 @@ def test_vocabulary_refuses_what_it_cannot_use(tmp_path: Path, capsys) -> None:
         ("gone.csv", [], "does not exist"),
     ):
         with pytest.raises(SystemExit) as stop:
-            make_vocab_main([str(tmp_path / name), "--out", str(tmp_path / "v.txt"), *options])
+            main(["make-vocab", str(tmp_path / name), "--out", str(tmp_path / "v.txt"), *options])
         assert stop.value.code == 2
         assert message in capsys.readouterr().err
     assert not (tmp_path / "v.txt").exists()

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from lavis.processors.blip_processors import BlipImageEvalProcessor
 from PIL import Image
 
-from lavis_mafa.export.__main__ import main
+from lavis_mafa.cli import main
 from lavis_mafa.export.hugging_face import round_weights
 from lavis_mafa.export.source import build_model
 
@@ -106,7 +106,7 @@ def write_references(folder: Path) -> None:
     make_checkpoints(folder)
     for name in (STAGE1, *STAGE2):
         checkpoint = folder / f"{name}.pth"
-        if main([str(checkpoint), str(folder / f"hf_{name}"), "--to", "hf"]):
+        if main(["export", str(checkpoint), str(folder / f"hf_{name}"), "--to", "hf"]):
             raise SystemExit(f"{name} was not exported")
         model, pixels = lavis_model(checkpoint), pictures(len(CAPTIONS))
         told = {"pixels": pixels}

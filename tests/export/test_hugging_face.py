@@ -23,8 +23,8 @@ from references import CAPTIONS, LENGTH, lavis_model, pictures, said_by_lavis
 from safetensors.torch import load_file
 
 from lavis_mafa import load_model
+from lavis_mafa.cli import main
 from lavis_mafa.export import hugging_face
-from lavis_mafa.export.__main__ import main
 from lavis_mafa.runners.checkpoint import trained_state
 
 PROMPTS = ["", "a red ball"]
@@ -159,7 +159,7 @@ def test_the_check_for_other_versions_passes_and_can_fail(work, tmp_path, capsys
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_half_precision(work, tmp_path, dtype):
     out = tmp_path / "half"
-    assert main([str(work / "opt.pth"), str(out), "--to", "hf", "--dtype", dtype]) == 0
+    assert main(["export", str(work / "opt.pth"), str(out), "--to", "hf", "--dtype", dtype]) == 0
     state = load_file(out / "model.safetensors")
     expected = getattr(torch, dtype)
     for key, value in state.items():
@@ -173,7 +173,10 @@ def test_a_vocabulary_without_unused_rows_grows(work, tmp_path, name, make):
     language = make(tmp_path / name, spare_rows=0)
     out = tmp_path / "hf"
     option = f"{name}_model={language}"
-    assert main([str(work / f"{name}.pth"), str(out), "--to", "hf", "--options", option]) == 0
+    assert (
+        main(["export", str(work / f"{name}.pth"), str(out), "--to", "hf", "--options", option])
+        == 0
+    )
     hf_model = transformers.Blip2ForConditionalGeneration.from_pretrained(out).eval()
     rows = hf_model.config.text_config.vocab_size
     assert hf_model.config.image_token_index == rows - 1
@@ -189,7 +192,7 @@ def test_a_vocabulary_without_unused_rows_grows(work, tmp_path, name, make):
 def fails(arguments, out, capsys):
     """What the command says when it refuses; nothing may be left behind."""
     before = set(out.parent.iterdir())
-    assert main([*arguments, str(out), "--to", "hf"]) == 1
+    assert main(["export", *arguments, str(out), "--to", "hf"]) == 1
     assert set(out.parent.iterdir()) == before
     return capsys.readouterr().err
 
@@ -217,7 +220,12 @@ def test_a_wrong_conversion_is_noticed(work, tmp_path, capsys, monkeypatch, wron
 
     monkeypatch.setattr(hugging_face, "to_hf_state", convert)
     assert "differ by" in fails([str(work / "stage1.pth")], tmp_path / "out", capsys)
-    assert main([str(work / "stage1.pth"), str(tmp_path / "out"), "--to", "hf", "--no-check"]) == 0
+    assert (
+        main(
+            ["export", str(work / "stage1.pth"), str(tmp_path / "out"), "--to", "hf", "--no-check"]
+        )
+        == 0
+    )
 
 
 @pytest.mark.parametrize("part", ["itm_head.", "Qformer.bert.encoder.layer.1.", "query_tokens"])
@@ -257,7 +265,7 @@ def test_what_does_not_fit_is_refused(work, tmp_path, capsys, monkeypatch):
     larger = [checkpoint, "--options", "num_query_token=9", "--dtype=float32"]
     assert "does not fit" in fails(larger, out, capsys)
     named = [bare, "--arch", "tiny_blip2", "--model-type", "tiny"]
-    assert main([*named, str(out), "--to", "hf"]) == 0
+    assert main(["export", *named, str(out), "--to", "hf"]) == 0
     assert "is there already" in fails(named, out, capsys)
     monkeypatch.setitem(sys.modules, "transformers", SimpleNamespace(__version__="4.26.1"))
     assert "4.46" in fails(named, tmp_path / "other", capsys)
@@ -290,7 +298,7 @@ def save_mafa(model, cfg, path):
 def test_blip2_mafa(mafa, tmp_path):
     model, path = mafa
     out = tmp_path / "hf"
-    assert main([str(path), str(out), "--to", "hf"]) == 0
+    assert main(["export", str(path), str(out), "--to", "hf"]) == 0
     hf_model = transformers.Blip2ForImageTextRetrieval.from_pretrained(out)
     processor = transformers.AutoProcessor.from_pretrained(out)
     caption = "a red ball left of a blue box"
@@ -311,7 +319,7 @@ def test_blip2_mafa_with_a_language_model(mafa, work, tmp_path, name):
     model = model_cls.from_config(OmegaConf.create(cfg)).eval()
     path, out = save_mafa(model, cfg, tmp_path / "2.pth"), tmp_path / "hf"
     assert not any(key.startswith(f"{name}_model") for key in read(tmp_path, "2")["model"])
-    assert main([str(path), str(out), "--to", "hf"]) == 0
+    assert main(["export", str(path), str(out), "--to", "hf"]) == 0
     hf_model = transformers.Blip2ForConditionalGeneration.from_pretrained(out).eval()
     processor = transformers.AutoProcessor.from_pretrained(out)
     pixels = pictures(3)
@@ -327,4 +335,4 @@ def test_blip2_mafa_with_a_language_model(mafa, work, tmp_path, name):
     assert [text.strip() for text in texts] == [text.strip() for text in said]
     # Without the file that has the image encoder, it would be random.
     alone = save_mafa(model, {**cfg, "vit_weights": None}, tmp_path / "blind.pth")
-    assert main([str(alone), str(tmp_path / "other"), "--to", "hf"]) == 1
+    assert main(["export", str(alone), str(tmp_path / "other"), "--to", "hf"]) == 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lavis_mafa.export.__main__ import main
+from lavis_mafa.cli import main
 from lavis_mafa.export.lavis_forms import FORMS, for_nlvr, in_form, with_momentum
 from lavis_mafa.io.checkpoints import read_checkpoint
 
@@ -49,7 +49,7 @@ def test_nlvr_doubles_the_fusion_layers(state):
 def test_the_command(state, tmp_path, capsys, form, wrapped):
     torch.save({"model": state} if wrapped else state, tmp_path / "in.pth")
     arguments = [str(tmp_path / "in.pth"), str(tmp_path / "out.pth"), "--to", form]
-    assert main([*arguments, "--fusion-layer", "2"]) == 0
+    assert main(["export", *arguments, "--fusion-layer", "2"]) == 0
     written = read_checkpoint(str(tmp_path / "out.pth"))["model"]
     expected = in_form(state, form, 2)
     assert written.keys() == expected.keys()
@@ -59,17 +59,17 @@ def test_the_command(state, tmp_path, capsys, form, wrapped):
 
 def test_refusals(tmp_path, capsys):
     out = str(tmp_path / "out.pth")
-    assert main([str(tmp_path / "none.pth"), out, "--to", "albef_vqa"]) == 1
+    assert main(["export", str(tmp_path / "none.pth"), out, "--to", "albef_vqa"]) == 1
     assert "no checkpoint at" in capsys.readouterr().err
     for arguments, why in (
         ([], "--to"),
         (["--to", "albef_caption"], "albef_nlvr"),
         (["--to", "albef_vqa", "--dtype", "float16"], "--fusion-layer"),
         (["--to", "albef_vqa", "--options", "image_size=32"], "--fusion-layer"),
-        (["--to", "hf", "--fusion-layer", "2"], "--fusion-layer is a setting of albef_"),
+        (["--to", "hf", "--fusion-layer", "2"], "--fusion-layer is an option of albef_"),
     ):
         with pytest.raises(SystemExit):
-            main([out, out, *arguments])
+            main(["export", out, out, *arguments])
         assert why in capsys.readouterr().err
 
 
@@ -83,7 +83,7 @@ def test_refusals(tmp_path, capsys):
 def test_checkpoints_of_other_families(state, tmp_path, capsys, content, why):
     torch.save({"model": state, **content}, tmp_path / "in.pth")
     arguments = [str(tmp_path / "in.pth"), str(tmp_path / "out.pth"), "--to", "albef_vqa"]
-    assert main(arguments) == 1
+    assert main(["export", *arguments]) == 1
     assert why in capsys.readouterr().err
     assert not (tmp_path / "out.pth").exists()
 
@@ -92,6 +92,6 @@ def test_nothing_is_overwritten(state, tmp_path, capsys):
     torch.save(state, tmp_path / "in.pth")
     (tmp_path / "out.pth").write_text("mine")
     arguments = [str(tmp_path / "in.pth"), str(tmp_path / "out.pth"), "--to", "albef_vqa"]
-    assert main(arguments) == 1
+    assert main(["export", *arguments]) == 1
     assert "is there already" in capsys.readouterr().err
     assert (tmp_path / "out.pth").read_text() == "mine"

@@ -336,7 +336,6 @@ def exits(capfd, caplog, action):
 def test_commands_that_take_checkpoints(tmp_path, injected, capfd, caplog, command, form):
     from lavis_mafa.analysis.__main__ import main as analysis
     from lavis_mafa.cli import main
-    from lavis_mafa.export.__main__ import main as export
 
     world = World(tmp_path / "evil", form)
     config = ["--cfg-path", str(TRAIN / "albef_toy.yaml")]
@@ -347,8 +346,8 @@ def test_commands_that_take_checkpoints(tmp_path, injected, capfd, caplog, comma
     tries = {
         "train": lambda: main(["train", *config, "--options", *finetuned]),
         "evaluate": lambda: main(["evaluate", *config, "--options", *finetuned]),
-        "export hf": lambda: export([own, out, "--to", "hf", "--arch", "blip2_mafa"]),
-        "export albef_vqa": lambda: export([own, out, "--to", "albef_vqa"]),
+        "export hf": lambda: main(["export", own, out, "--to", "hf", "--arch", "blip2_mafa"]),
+        "export albef_vqa": lambda: main(["export", own, out, "--to", "albef_vqa"]),
         "vision": lambda: analysis(["vision", *output, "--checkpoint", f"a={own}"]),
         "count": lambda: analysis(["count", *output, "--checkpoint", own]),
         "count con_d": lambda: analysis(["count", *output, "--con-d", *judge]),

@@ -190,7 +190,7 @@ def test_checkpoints_load_into_lavis_models(small_albef, base_checkpoint, monkey
 
 
 def test_momentum_encoders_begin_equal_to_the_encoders(small_albef, base_checkpoint, monkeypatch):
-    from lavis_mafa.export.__main__ import main
+    from lavis_mafa.cli import main
     from lavis_mafa.io.checkpoints import begin_momentum
 
     monkeypatch.chdir(small_albef)
@@ -199,7 +199,7 @@ def test_momentum_encoders_begin_equal_to_the_encoders(small_albef, base_checkpo
     assert not torch.equal(model.state_dict()[key.format("_m")], model.state_dict()[key.format("")])
     assert begin_momentum(model, str(small_albef / "checkpoint.pth"))
     assert torch.equal(model.state_dict()[key.format("_m")], model.state_dict()[key.format("")])
-    main(["checkpoint.pth", "retrieval.pth", "--to", "albef_retrieval"])
+    main(["export", "checkpoint.pth", "retrieval.pth", "--to", "albef_retrieval"])
     exported = downstream("albef_retrieval", small_albef, queue_size=64, pretrained="retrieval.pth")
     assert not begin_momentum(exported, "retrieval.pth")
     state = exported.state_dict()
@@ -208,10 +208,10 @@ def test_momentum_encoders_begin_equal_to_the_encoders(small_albef, base_checkpo
 
 
 def test_an_exported_checkpoint_loads_into_lavis_vqa(small_albef, base_checkpoint, monkeypatch):
-    from lavis_mafa.export.__main__ import main
+    from lavis_mafa.cli import main
 
     monkeypatch.chdir(small_albef)
-    assert main(["checkpoint.pth", "vqa.pth", "--to", "albef_vqa"]) == 0
+    assert main(["export", "checkpoint.pth", "vqa.pth", "--to", "albef_vqa"]) == 0
     model = downstream("albef_vqa", small_albef, pretrained="vqa.pth")
     state, ours = model.state_dict(), base_checkpoint.state_dict()
     layer = "encoder.layer.{}.crossattention.self.key.weight"
@@ -231,10 +231,10 @@ def test_an_exported_checkpoint_loads_into_lavis_vqa(small_albef, base_checkpoin
 
 
 def test_an_exported_checkpoint_loads_into_lavis_nlvr(small_albef, base_checkpoint, monkeypatch):
-    from lavis_mafa.export.__main__ import main
+    from lavis_mafa.cli import main
 
     monkeypatch.chdir(small_albef)
-    assert main(["checkpoint.pth", "nlvr.pth", "--to", "albef_nlvr"]) == 0
+    assert main(["export", "checkpoint.pth", "nlvr.pth", "--to", "albef_nlvr"]) == 0
     model = downstream("albef_nlvr", small_albef, load_finetuned=True, finetuned="nlvr.pth")
     state, ours = model.state_dict(), base_checkpoint.state_dict()
     inside = "encoder.layer.{}.crossattention.self.query.weight"

@@ -1,8 +1,8 @@
-"""python -m lavis_mafa.export: write a checkpoint in the form that another program reads.
+"""Write a checkpoint in the format of another program.
 
 --to hf       a folder for Hugging Face transformers: Blip2ForImageTextRetrieval from a BLIP-2
               checkpoint of stage 1, Blip2ForConditionalGeneration from one of stage 2
---to albef_*  a checkpoint for LAVIS's ALBEF model of that name
+--to albef_*  a checkpoint for LAVIS's ALBEF model of that name: albef_vqa, albef_nlvr, ...
 """
 
 from __future__ import annotations
@@ -11,27 +11,20 @@ import argparse
 import sys
 from pathlib import Path
 
-from lavis_mafa.export.lavis_forms import FORMS, export_lavis
-
 HUGGING_FACE = "hf"
 
 
-def parser() -> argparse.ArgumentParser:
-    """The command line."""
-    result = argparse.ArgumentParser(
-        prog="python -m lavis_mafa.export",
-        usage="%(prog)s CHECKPOINT OUT --to FORM [settings of the form]",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    result.add_argument("checkpoint", help="file or URL")
-    result.add_argument("out", type=Path, help="folder (hf) or file (albef_*) to write")
-    result.add_argument("--to", required=True, choices=[HUGGING_FACE, *FORMS])
-    albef = result.add_argument_group("albef_*")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``lavis-mafa export``."""
+    parser.usage = "%(prog)s CHECKPOINT OUT --to FORMAT [options of the format]"
+    parser.add_argument("checkpoint", help="file or URL")
+    parser.add_argument("out", type=Path, help="folder (hf) or file (albef_*) to write")
+    parser.add_argument("--to", required=True, metavar="FORMAT", help="hf or albef_*")
+    albef = parser.add_argument_group("albef_*")
     albef.add_argument("--fusion-layer", type=int, help="first fusion layer of BERT; default: 6")
-    hf = result.add_argument_group("hf")
-    hf.add_argument("--arch", help="LAVIS model; default: what the checkpoint's config says")
-    hf.add_argument("--model-type", help="its type; default: likewise")
+    hf = parser.add_argument_group("hf")
+    hf.add_argument("--arch", help="LAVIS model; default: the one in the checkpoint's config")
+    hf.add_argument("--model-type", help="its type; default: the one in the checkpoint's config")
     hf.add_argument(
         "--options",
         nargs="+",
@@ -45,22 +38,19 @@ def parser() -> argparse.ArgumentParser:
         action="store_true",
         help="do not load the folder again and compare its outputs with LAVIS's",
     )
-    return result
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run the command.
+def run(args: argparse.Namespace) -> int:
+    """Export and return the exit status: 1 if it failed, after printing why."""
+    from lavis_mafa.export.lavis_forms import FORMS, export_lavis
 
-    Returns:
-        0 if the export was written, 1 if it failed and said why.
-    """
-    commands = parser()
-    args = commands.parse_args(argv)
+    if args.to not in (HUGGING_FACE, *FORMS):
+        args.error(f"--to {args.to}: expected one of {', '.join((HUGGING_FACE, *FORMS))}")
     given = args.arch or args.model_type or args.options or args.no_check
     if args.to != HUGGING_FACE and (given or args.dtype != "float32"):
-        commands.error(f"--to {args.to} has one setting, --fusion-layer; the others are of hf")
+        args.error(f"--to {args.to} takes one option, --fusion-layer; the others are for hf")
     if args.to == HUGGING_FACE and args.fusion_layer is not None:
-        commands.error("--fusion-layer is a setting of albef_*")
+        args.error("--fusion-layer is an option of albef_*")
     try:
         if args.to != HUGGING_FACE:
             count = export_lavis(args.checkpoint, args.out, args.to, args.fusion_layer or 6)
@@ -68,7 +58,7 @@ def main(argv: list[str] | None = None) -> int:
             return 0
         from lavis_mafa.export.hugging_face import export_hugging_face
 
-        told = export_hugging_face(
+        message = export_hugging_face(
             args.checkpoint,
             args.out,
             arch=args.arch,
@@ -80,9 +70,5 @@ def main(argv: list[str] | None = None) -> int:
     except (OSError, ValueError, ImportError) as error:
         print(f"export failed: {error}", file=sys.stderr)
         return 1
-    print(told)
+    print(message)
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

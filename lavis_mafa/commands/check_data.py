@@ -1,0 +1,68 @@
+"""Check your own image-text pairs before training on them.
+
+    lavis-mafa check-data train.json --image-root images/
+
+Reads every annotation row and every image, and reports what training would skip or refuse: missing
+and unreadable images, duplicates, captions without a word, malformed rows.
+Exit status: 0 no problems, 1 problems found, 2 unusable arguments.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``lavis-mafa check-data``."""
+    parser.add_argument("files", nargs="+", metavar="FILES", help=".json, .jsonl, .csv or .tsv")
+    parser.add_argument("--image-root", required=True, help="folder of the image paths")
+    parser.add_argument("--image-key", help="column of the image path; default: detected")
+    parser.add_argument("--caption-key", help="column of the caption(s); default: detected")
+    parser.add_argument(
+        "--workers",
+        type=int,
+        default=min(8, os.cpu_count() or 1),
+        metavar="N",
+        help="threads that read images (default: %(default)s)",
+    )
+    parser.add_argument("--limit", type=int, metavar="N", help="check only the first N pairs")
+    parser.add_argument("--json", type=Path, metavar="OUT", help="write the whole report here")
+    depth = parser.add_mutually_exclusive_group()
+    depth.add_argument(
+        "--full-decode",
+        dest="decode",
+        action="store_true",
+        default=True,
+        help="decode all pixels (default)",
+    )
+    depth.add_argument(
+        "--no-decode", dest="decode", action="store_false", help="read only image headers"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Check the pairs and print the report."""
+    from lavis_mafa.datasets.check_data import check, render
+    from lavis_mafa.io.files import write_json
+
+    out: Path | None = args.json
+    if out is not None and (out.is_dir() or not out.absolute().parent.is_dir()):
+        args.error(f"--json {out}: expected a file in a folder that exists")
+    try:
+        report = check(
+            args.files,
+            args.image_root,
+            image_key=args.image_key,
+            caption_key=args.caption_key,
+            workers=args.workers,
+            limit=args.limit,
+            decode=args.decode,
+        )
+    except (OSError, ValueError) as error:
+        args.error(str(error))
+    if out is not None:
+        write_json(out, report)
+    print(render(report))
+    return 1 if any(report["problems"].values()) or not report["pairs"] else 0
