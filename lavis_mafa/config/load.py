@@ -135,7 +135,7 @@ def _find(cfg_path: str | Path) -> str:
         return str(found)
     near = near_names(cfg_path)
     cure = f"; did you mean {' or '.join(near)}?" if near else "; `lavis-mafa list` shows all names"
-    problem = f"{cfg_path}: no such file, and no config of that name is shipped{cure}"
+    problem = f"{cfg_path}: cannot be read: no such file, and no shipped config is called so{cure}"
     raise ConfigError(str(cfg_path), [problem])
 
 
