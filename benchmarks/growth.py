@@ -6,7 +6,6 @@ import time
 import tracemalloc
 from collections.abc import Iterator
 from itertools import islice
-from types import SimpleNamespace
 from unittest import mock
 
 import numpy as np
@@ -14,7 +13,7 @@ import torch
 
 from benchmarks.grouping import BATCH, CAPTIONS, DIM, features
 from benchmarks.harness import Row, Sizes, Timed, in_turn, progress
-from lavis_mafa.algorithm.grit import EpochBatches, GritCollector, GritSchedule
+from lavis_mafa.algorithm.grit import EpochBatches, GritCollector, GritSchedule, GritSettings
 
 QUEUE, SPACE = 48000, 4800
 CHAIN = "lavis_mafa.algorithm.grit.collector.group"
@@ -183,19 +182,15 @@ def _epochs(
 def _schedule(
     size: int, queue: int, space: int, start_epoch: int = 1, apart: bool = True
 ) -> GritSchedule:
-    settings = SimpleNamespace(
+    settings = GritSettings(
         enabled=True,
         queue_size=queue,
         search_space=space,
         start_epoch=start_epoch,
-        first_order=None,
-        shuffle=True,
-        shuffle_across_ranks=False,
-        naive=False,
         same_image="apart" if apart else "together",
     )
     ids = np.arange(size) // CAPTIONS if apart else None
-    return GritSchedule(settings, size, BATCH, image_ids=ids)
+    return GritSchedule(size, BATCH, settings, image_ids=ids)
 
 
 def _collect(

@@ -12,50 +12,57 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from lavis_mafa.algorithm.options import check_options, option
 from lavis_mafa.algorithm.pickers import NONE, Picker
 
 KEPT, AMBIGUOUS, POSITIVE, ABSENT = 0, 1, 2, 3
 Judge = Callable[[Tensor, Tensor], Tensor]
+CONNECTED = ("itc", "itm", "lm")  # losses that connections can change
 STATE_NAMES = {KEPT: "negative", AMBIGUOUS: "ambiguous", POSITIVE: "positive"}
 
 
 @dataclass(frozen=True)
 class MiningRule:
-    """What becomes of a judged hard negative.
+    """What happens to a hard negative that Con-D judged.
 
-    Attributes:
-        low, high: above ``high`` a pair is positive, above ``low`` up to ``high`` ambiguous, at or
-            below ``low`` negative (0.5 and 0.8 in the paper). Equal thresholds leave nothing
-            ambiguous (MAFA Table 15).
-        action: ``convert`` false negatives into positives, ``drop`` them from the losses (ECM-E,
-            MAFA Table 5), or ``keep`` them as negatives and only count.
-        resample: put the second hardest in the place of an ambiguous one; otherwise the ambiguous
-            stay negatives.
-        use_in: the losses that use connections, out of ``itc``, ``itm``, ``lm`` (MAFA Table 14).
-        top_k: K, how many of an anchor's hardest candidates are judged; 1 in the paper. From 2 on
-            ITM gets all positives found and the hardest that is neither positive nor ambiguous.
-        labels: ``hard``: 0 or 1 by the thresholds; ``probability``: Con-D's probability is the
-            label of a judged pair in ITM, and in ITC its weight beside the own pair's 1, with
-            ``action: convert``. Nothing is re-sampled then; the language loss has the thresholds.
+    With ``top_k`` from 2 on, ITM gets all positives found and the hardest candidate that is neither
+    positive nor ambiguous. With ``labels: probability``, Con-D's probability is a judged pair's
+    label in ITM, and in ITC its weight relative to the own pair's 1; nothing is re-sampled then,
+    and the language loss uses the thresholds.
     """
 
-    low: float = 0.5
-    high: float = 0.8
-    action: str = "convert"
-    resample: bool = True
-    use_in: tuple[str, ...] = ("itc", "itm", "lm")
-    top_k: int = 1
-    labels: str = "hard"
+    low: float = option(
+        0.5, "at most this probability: a negative", source="MAFA 4.1", low=0, high=1
+    )
+    high: float = option(
+        0.8,
+        "above this probability: a positive; between low and high: ambiguous",
+        source="MAFA 4.1",
+        low=0,
+        high=1,
+        also=("threshold", "tau"),
+    )
+    action: str = option(
+        "convert",
+        "false negatives become positives, are dropped from the losses, or are only counted",
+        source="MAFA 4.1, Table 5",
+        choices=("convert", "drop", "keep"),
+    )
+    resample: bool = option(True, "the second hardest replaces an ambiguous one", source="MAFA 4.1")
+    use_in: tuple[str, ...] = option(
+        CONNECTED, "losses that use connections", source="MAFA Table 14", choices=CONNECTED
+    )
+    top_k: int = option(1, "hardest candidates of every anchor that Con-D judges", low=1)
+    labels: str = option(
+        "hard",
+        "labels of judged pairs: 0 and 1 by the thresholds, or Con-D's probability",
+        choices=("hard", "probability"),
+    )
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.low <= self.high <= 1.0:
-            raise ValueError(f"need 0 <= low <= high <= 1, got low={self.low}, high={self.high}")
-        if self.action not in ("convert", "drop", "keep"):
-            raise ValueError(f"action must be convert, drop or keep, got {self.action!r}")
-        if self.top_k < 1:
-            raise ValueError(f"top_k must be at least 1, got {self.top_k}")
-        if self.labels not in ("hard", "probability"):
-            raise ValueError(f"labels must be hard or probability, got {self.labels!r}")
+        check_options(self)
+        if self.low > self.high:
+            raise ValueError(f"need low <= high, got low={self.low}, high={self.high}")
         if self.labels == "probability" and self.action != "convert":
             raise ValueError(f"labels: probability needs action: convert, got {self.action!r}")
 

@@ -16,20 +16,21 @@ METADATA = "option"  # key of an `Option` in a field's metadata
 
 @dataclass(frozen=True)
 class Option:
-    """What is known of one setting beside its type and default.
+    """Documentation and range of one setting; its type and default are those of the field.
 
     Attributes:
         doc: one line.
         source: section of a paper, or ``lavis_mafa``.
         low, high: range, both ends included.
         above: the lower end is excluded.
-        choices: the only values, or the only items of a tuple; a `Registry` gives its names as they
-            are when a value is checked.
-        also: what users call the setting elsewhere; used to suggest the right name.
+        choices: the only values, or the only items of a tuple; a `Registry` gives the names it has
+            when a value is checked.
+        also: other common names of the setting; used to suggest the right one.
         path: the value names something that must exist; see `lavis_mafa.config.schema.Key.path`.
         words: values of a path with a meaning of their own.
         needed: the setting must be given.
         by_task: defaults that differ for some tasks.
+        keys: settings class whose fields are the keys of a mapping.
     """
 
     doc: str
@@ -43,6 +44,31 @@ class Option:
     words: tuple[str, ...] = ()
     needed: bool = False
     by_task: dict[str, Any] = dataclasses.field(default_factory=dict)
+    keys: type | None = None
+
+    def describe(self) -> str:
+        """Return the permitted values in words: ``above 0 and at most 0.5``."""
+        if self.choices:
+            *first, last = self.choices
+            return f"{', '.join(first)} or {last}" if first else last
+        limits = []
+        if self.low is not None:
+            limits.append(f"{'above' if self.above else 'at least'} {self.low:g}")
+        if self.high is not None:
+            limits.append(f"at most {self.high:g}")
+        return " and ".join(limits)
+
+    def allows(self, value: Any) -> bool:
+        """Return whether a value, or every item of a tuple, is permitted; None always is."""
+        if isinstance(value, tuple | list):
+            return all(self.allows(item) for item in value)
+        if value is None:
+            return True
+        if self.choices:
+            return value in self.choices
+        if self.low is not None and not (value > self.low if self.above else value >= self.low):
+            return False
+        return self.high is None or value <= self.high
 
 
 def option(
@@ -74,3 +100,15 @@ def options_of(settings: type) -> dict[str, Option]:
         field.name: field.metadata.get(METADATA, Option(""))
         for field in dataclasses.fields(settings)
     }
+
+
+def check_options(settings: Any) -> None:
+    """Check the values of a settings object; call it in ``__post_init__``.
+
+    Raises:
+        ValueError: naming the first value out of its range or choices.
+    """
+    for name, about in options_of(type(settings)).items():
+        value = getattr(settings, name)
+        if not about.allows(value):
+            raise ValueError(f"{name} must be {about.describe()}, got {value!r}")

@@ -1,4 +1,4 @@
-"""Slowly moving copies of encoders, and a memory of the pairs that they saw (MoCo; FNE)."""
+"""Moving averages of encoders, and a memory of the features of earlier pairs (MoCo; FNE)."""
 
 from __future__ import annotations
 
@@ -9,16 +9,31 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-EMPTY = -1  # number of a place that no pair has taken yet
+EMPTY = -1  # index of a place without a pair
+
+
+def ring_places(
+    begin: int, count: int, size: int, device: torch.device | str = "cpu"
+) -> tuple[Tensor, int]:
+    """Return the places ``(count,)`` of the next entries of a ring memory, and the following one.
+
+    Args:
+        begin: place of the first entry.
+        count: entries, at most ``size``.
+        size: places of the ring; place 0 follows the last.
+    """
+    places = (begin + torch.arange(count, device=device)) % size
+    return places, (begin + count) % size
 
 
 class MovingCopies:
-    """Copies of a model's encoders, ``<name>_m``, that follow them slowly.
+    """Exponential moving averages of a model's encoders, named ``<name>_m``.
 
-    They belong to the model and are saved with it.
+    They are submodules of the model and are saved with it.
 
     Args:
-        model: has the encoders; becomes ``model_pairs``, by which runners keep dropout off copies.
+        model: has the encoders; it gets ``model_pairs``, with which runners keep dropout off in
+            the copies.
         parts: names of the encoders.
         rate: share of a copy that is kept at each step, 0 to 1 (0.995).
     """
@@ -37,7 +52,7 @@ class MovingCopies:
 
     @torch.no_grad()
     def move(self, rate: float | None = None) -> None:
-        """Move the copies a step towards the encoders."""
+        """Update the copies: ``copy = rate * copy + (1 - rate) * encoder``."""
         rate = self.rate if rate is None else rate
         for encoder, copy in self.model.model_pairs:
             for new, kept in zip(encoder.parameters(), copy.parameters(), strict=True):
@@ -45,18 +60,18 @@ class MovingCopies:
 
 
 class PairMemory(nn.Module):
-    """Features of the pairs seen last, with the numbers of their images and samples.
+    """Features of the latest pairs, with the numbers of their images and samples.
 
-    It is one for all ranks, and in buffers: checkpoints keep it.
+    All ranks hold the same memory. It is in buffers, so that checkpoints contain it.
 
     Args:
-        size: M, pairs remembered; any number, no multiple of the batch; 0: none.
+        size: M, number of pairs, in any proportion to the batch size; 0: none.
         width: of the features, E.
 
     Attributes:
         images, texts: ``(M, E)`` features.
         image_ids: ``(M,)`` equal for pairs of one image.
-        indices: ``(M,)`` numbers of the samples in their data set, `EMPTY` where no pair is yet.
+        indices: ``(M,)`` numbers of the samples in their data set, `EMPTY` in empty places.
     """
 
     images: Tensor
@@ -78,12 +93,12 @@ class PairMemory(nn.Module):
 
     @property
     def empty(self) -> Tensor:
-        """``(M,)`` bool: places that no pair has taken yet."""
+        """Which places ``(M,)`` bool hold no pair yet."""
         return self.indices == EMPTY
 
     @torch.no_grad()
     def remember(self, images: Tensor, texts: Tensor, image_ids: Tensor, indices: Tensor) -> None:
-        """Put C pairs in the place of the oldest; all ranks must bring the same.
+        """Replace the oldest pairs with C new ones, which must be the same on all ranks.
 
         Args:
             images, texts: ``(C, E)`` features.
@@ -93,15 +108,14 @@ class PairMemory(nn.Module):
             return
         new = {"images": images, "texts": texts, "image_ids": image_ids, "indices": indices}
         count = min(len(images), self.size)
-        begin = int(self.place)
-        places = (begin + torch.arange(count, device=images.device)) % self.size
+        places, following = ring_places(int(self.place), count, self.size, images.device)
         for name, values in new.items():
             kept: Tensor = getattr(self, name)
             kept[places] = values[-count:].to(kept)
-        self.place.fill_((begin + count) % self.size)
+        self.place.fill_(following)
 
     def forget(self) -> None:
-        """Empty it."""
+        """Remove all pairs."""
         self.images.zero_()
         self.texts.zero_()
         self.image_ids.fill_(EMPTY)

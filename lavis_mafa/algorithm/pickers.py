@@ -1,21 +1,62 @@
-"""Picking the hard negative of every anchor from its mini-batch."""
+"""Pick the hard negative of every anchor from its mini-batch.
+
+A picker is a function ``(sim, positives) -> candidates``, or a class whose instance has settings or
+state; register it in `PICKERS` to use its name as ``model.mafa.negatives``.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-NONE = -1  # no candidate is left
+from lavis_mafa.algorithm.registry import Registry
+
+if TYPE_CHECKING:
+    from lavis_mafa.algorithm.settings import StepSettings
+
+NONE = -1  # candidate number: no candidate is left
+Picker = Callable[[Tensor, Tensor], Tensor]
+# Functions, and classes whose instances are pickers.
+PICKERS: Registry[Callable[..., Any]] = Registry("picker")
 
 
+@runtime_checkable
+class WithPreparation(Protocol):
+    """A picker that sees both directions of a mini-batch before it picks."""
+
+    def prepare(
+        self,
+        sim_i2t: Tensor,
+        sim_t2i: Tensor,
+        positives: Tensor,
+        own: Tensor,
+        temperature: Tensor | float,
+        epoch: int | None,
+    ) -> tuple[Picker, Picker]:
+        """Return the pickers of images and of texts for one mini-batch.
+
+        It is called once a step, on all ranks, which may exchange data.
+
+        Args:
+            sim_i2t, sim_t2i: ``(B, C)`` similarities divided by ``temperature``.
+            positives: ``(B, C)`` bool, known positives.
+            own: ``(B,)`` numbers of the anchors' own pairs among the C candidates.
+            temperature: of the similarities.
+            epoch: of the run, None if unknown.
+        """
+
+
+@PICKERS.register("hardest", source="MAFA Algorithm 1, line 11")
 def hardest(sim: Tensor, positives: Tensor) -> Tensor:
-    """The most similar candidate that is not a known positive (MAFA Algorithm 1, line 11).
+    """Pick the most similar candidate that is not a known positive.
 
     Args:
         sim: ``(B, N)`` similarities of anchors to candidates.
-        positives: ``(B, N)`` bool, the anchor's own pair and whatever else may not be picked.
+        positives: ``(B, N)`` bool, candidates that may not be picked, such as the own pair.
 
     Returns:
         ``(B,)`` int64 candidate numbers, `NONE` where nothing is left to pick.
@@ -25,18 +66,33 @@ def hardest(sim: Tensor, positives: Tensor) -> Tensor:
     return torch.where(positives.all(dim=1), NONE, best)
 
 
+@PICKERS.register("sampled", source="ALBEF 3.2")
 def sampled(sim: Tensor, positives: Tensor) -> Tensor:
-    """One draw per anchor in proportion to ``softmax(sim)`` over what may be picked (ALBEF 3.2).
+    """Draw one candidate per anchor in proportion to the softmax of its similarities.
 
     Args and returns as `hardest`; ``sim`` is divided by the temperature.
     """
     nothing_left = positives.all(dim=1)
-    # NaN must reach the loss, which names the samples, and not end the draw.
+    # A NaN must not stop the draw here: it reaches the loss, whose check names the samples.
     allowed = sim.nan_to_num().masked_fill(positives, float("-inf"))
     allowed = allowed.masked_fill(nothing_left[:, None], 0.0)
     drawn = torch.multinomial(torch.softmax(allowed, dim=1), 1).squeeze(1)
     return torch.where(nothing_left, NONE, drawn)
 
 
-Picker = Callable[[Tensor, Tensor], Tensor]
-PICKERS: dict[str, Picker] = {"hardest": hardest, "sampled": sampled}
+def build_picker(settings: StepSettings) -> Any:
+    """Build the picker that ``settings.negatives`` names, if it is a class; None for a function."""
+    entry = PICKERS.entry(settings.negatives)
+    if not isinstance(entry.value, type):
+        return None
+    return entry.value() if entry.settings is None else entry.value(settings.own_of(entry))
+
+
+def function_of(settings: StepSettings) -> Picker | None:
+    """Return the function that ``settings.negatives`` names; None for a class."""
+    entry = PICKERS.entry(settings.negatives)
+    if isinstance(entry.value, type):
+        return None
+    return (
+        entry.value if entry.settings is None else partial(entry.value, own=settings.own_of(entry))
+    )

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from lavis_mafa.algorithm.pickers import hardest
+from lavis_mafa.algorithm.options import check_options, option
+from lavis_mafa.algorithm.pickers import PICKERS, Picker, hardest
 from lavis_mafa.algorithm.ranks import Ranks
 
 # Similarities in float32 are known no better; a distribution is never taken for narrower.
@@ -24,41 +25,49 @@ NARROWEST = 1e-6
 
 @dataclass(frozen=True)
 class PosteriorRule:
-    """How negatives are drawn.
+    """How negatives are drawn by the posterior that they are false."""
 
-    Attributes:
-        prior: probability, 0 to 1, that a random pair matches (FNE: 10^-4).
-        margin: of the triplet loss. What is more than a margin below the mean similarity of
-            positives is an easy negative and is not drawn (FNE's cut-down).
-        minimum: positives that must have been observed before the posterior is used.
-        beginning: what is picked until then: ``hardest``, or ``sampled`` by the similarity to the
-            own pair and the cut-down, without posterior, as in FNE's code.
-        suspicion: posterior, 0 to 1, above which it takes the place of the similarity in the
-            weight; FNE's code has 1 - posterior < 0.999.
-        sharpness: the factor in the exponent of the weights.
-        each_epoch: begin the distributions anew with every epoch, as FNE's code does: similarities
-            drift while the model learns.
-    """
-
-    prior: float = 1e-4
-    margin: float = 0.2
-    minimum: int = 200
-    beginning: str = "hardest"
-    suspicion: float = 1e-3
-    sharpness: float = 0.5
-    each_epoch: bool = True
+    prior: float = option(
+        1e-4,
+        "probability that a random pair matches",
+        source="FNE",
+        low=0,
+        above=True,
+        high=0.5,
+    )
+    margin: float = option(
+        0.2,
+        "cut-down: candidates less similar than the mean of positives minus this margin are not "
+        "drawn",
+        source="FNE",
+        low=0,
+    )
+    minimum: int = option(
+        200, "positives to observe before the posterior is used", source="FNE", low=0
+    )
+    beginning: str = option(
+        "hardest",
+        "negatives until then: the hardest, or sampled without posterior as in FNE's code",
+        source="FNE",
+        choices=("hardest", "sampled"),
+    )
+    suspicion: float = option(
+        1e-3,
+        "posterior above which it replaces the similarity in a candidate's weight",
+        source="FNE",
+        low=0,
+        above=True,
+        high=1,
+    )
+    sharpness: float = option(0.5, "factor in the exponent of the weights", source="FNE", low=0)
+    each_epoch: bool = option(
+        True,
+        "restart the distributions with every epoch, as similarities drift during training",
+        source="FNE",
+    )
 
     def __post_init__(self) -> None:
-        for name in ("prior", "suspicion"):
-            value = getattr(self, name)
-            if not 0.0 < value < 1.0:
-                raise ValueError(f"{name} must be above 0 and below 1, got {value}")
-        for name in ("margin", "minimum", "sharpness"):
-            value = getattr(self, name)
-            if not value >= 0:
-                raise ValueError(f"{name} must not be negative, got {value}")
-        if self.beginning not in ("hardest", "sampled"):
-            raise ValueError(f"beginning must be hardest or sampled, got {self.beginning!r}")
+        check_options(self)
 
 
 class RunningNormal(nn.Module):
@@ -207,15 +216,16 @@ def draw(weights: Tensor, sim: Tensor, known_positives: Tensor) -> Tensor:
     return torch.where(nothing, fallback, drawn)
 
 
+@PICKERS.register("posterior", settings=PosteriorRule, source="FNE")
 class PosteriorPicker(nn.Module):
-    """Picks negatives as FNE does; it learns the two distributions from what it observes.
+    """Draw negatives by the posterior that they are false.
 
-    It is called as the pickers of `lavis_mafa.algorithm.pickers` are, with one difference:
-    ``sim`` is the cosine similarity, NOT divided by the temperature. Call `observe` once a step
-    before picking. Until ``rule.minimum`` positives have been observed it picks the hardest (or as
-    ``rule.beginning`` says).
+    The picker estimates the two distributions of similarities from the mini-batches it observes.
+    `run_step` calls `prepare`. On its own, call `observe` once a step, then `pick`; there ``sim``
+    is the cosine similarity, NOT divided by the temperature. Until ``rule.minimum`` positives have
+    been observed it picks the hardest, or as ``rule.beginning`` says.
 
-    Its state is in buffers: as a submodule of the model it is in the model's checkpoints.
+    Its state is in buffers: as a submodule of a model it is saved in checkpoints.
 
     Args:
         rule: see `PosteriorRule`.
@@ -290,6 +300,28 @@ class PosteriorPicker(nn.Module):
         return sampling_weights(
             sim, own_sim, known, positives, mean, rule.margin, rule.sharpness, rule.suspicion
         )
+
+    @torch.no_grad()
+    def prepare(
+        self,
+        sim_i2t: Tensor,
+        sim_t2i: Tensor,
+        positives: Tensor,
+        own: Tensor,
+        temperature: Tensor | float,
+        epoch: int | None,
+    ) -> tuple[Picker, Picker]:
+        """Observe a mini-batch; return its pickers, see `pickers.WithPreparation`."""
+        cosines = sim_i2t * temperature, sim_t2i * temperature
+        self.observe(*cosines, positives, own, epoch)
+
+        def picker(own_sim: Tensor) -> Picker:
+            return lambda sim, excluded: self.pick(sim * temperature, excluded, own_sim)
+
+        # With momentum encoders an image's similarity to its text differs from the text's to the
+        # image: one of the two features is the momentum encoder's.
+        of_images, of_texts = (cos.gather(1, own[:, None]).squeeze(1) for cos in cosines)
+        return picker(of_images), picker(of_texts)
 
     @torch.no_grad()
     def pick(self, sim: Tensor, positives: Tensor, own_sim: Tensor | None = None) -> Tensor:

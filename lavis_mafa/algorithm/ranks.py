@@ -1,51 +1,79 @@
-"""Mini-batches of all ranks seen as one: which column is my own pair, gathering, exact means."""
+"""Treat the mini-batches of all ranks as one: own columns, gathering, exact means."""
 
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from lavis.common.dist_utils import get_rank, get_world_size
-from lavis.models.base_model import all_gather_with_grad, concat_all_gather
 from torch import Tensor
 
 from lavis_mafa.algorithm.backbone import Images, Texts
 
 
-class Ranks:
-    """The ranks whose mini-batches are candidates: this one alone, or all of them.
+def world_and_rank() -> tuple[int, int]:
+    """Return the number of processes and this one's rank; ``(1, 0)`` without a process group."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return 1, 0
+    return dist.get_world_size(), dist.get_rank()
 
-    Candidates are numbered rank by rank, so that all ranks mean the same pair by a number. Every
+
+class _GatherWithGradient(torch.autograd.Function):
+    """All ranks' tensors; in the backward pass every rank sums the gradients of its own one.
+
+    ``all_gather`` alone cuts the graph: candidates of other ranks would get no gradient.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor) -> tuple[Tensor, ...]:
+        gathered = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
+        dist.all_gather(gathered, tensor)
+        return tuple(gathered)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        of_all = torch.stack(gradients)
+        dist.all_reduce(of_all)
+        return of_all[dist.get_rank()]
+
+
+class Ranks:
+    """The ranks whose mini-batches are candidates: only this one, or all of them.
+
+    Candidates are numbered rank by rank, so that a number means the same pair on all ranks. Every
     rank must bring a mini-batch of the same size.
 
     Args:
-        together: candidates come from all ranks; otherwise, or in a single process, everything
-            below leaves its argument as it is.
+        together: candidates come from all ranks; otherwise, or in a single process, the methods
+            below return their argument unchanged.
     """
 
     def __init__(self, together: bool) -> None:
-        self.world = get_world_size() if together else 1
-        self.rank = get_rank() if together else 0
+        self.world, self.rank = world_and_rank() if together else (1, 0)
 
     def own(self, size: int, device: torch.device) -> Tensor:
-        """``(B,)`` numbers that this rank's B pairs have among the candidates."""
+        """Return the numbers ``(B,)`` of this rank's B pairs among the candidates."""
         return self.rank * size + torch.arange(size, device=device)
 
     def gather(self, tensor: Tensor, with_grad: bool = False) -> Tensor:
-        """``(B, ...)`` of every rank, one after the other: ``(world * B, ...)``.
+        """Concatenate ``(B, ...)`` of every rank, in the order of ranks: ``(world * B, ...)``.
 
-        With ``with_grad`` a rank's gradient is the sum of what all ranks ask of its rows.
+        With ``with_grad`` a rank's gradient is the sum of the gradients of its rows on all ranks.
         """
         if self.world == 1:
             return tensor
         if with_grad and tensor.requires_grad and torch.is_grad_enabled():
-            return all_gather_with_grad(tensor.contiguous())
-        return concat_all_gather(tensor.detach().contiguous())
+            rows: tuple[Tensor, ...] = _GatherWithGradient.apply(tensor.contiguous())
+            return torch.cat(rows)
+        tensor = tensor.detach().contiguous()
+        gathered = [torch.empty_like(tensor) for _ in range(self.world)]
+        dist.all_gather(gathered, tensor)
+        return torch.cat(gathered)
 
     def images(self, images: Images, detach_features: bool = False) -> Images:
-        """Images of all ranks; embeddings pass gradients, features unless detached."""
+        """Return the images of all ranks; embeddings pass gradients, features unless detached."""
         features = self._features(images.features, detach_features)
         if self.world == 1:
             return dataclasses.replace(images, features=features)
@@ -59,7 +87,7 @@ class Ranks:
         )
 
     def texts(self, texts: Texts, detach_features: bool = False) -> Texts:
-        """Captions of all ranks, padded to the longest; gradients as `images`."""
+        """Return the captions of all ranks, padded to the longest; gradients as for `images`."""
         features = self._features(texts.features, detach_features)
         if self.world == 1:
             return dataclasses.replace(texts, features=features)
@@ -82,7 +110,7 @@ class Ranks:
         return self.gather(features.detach() if detach else features, with_grad=True)
 
     def mean(self, values: Tensor) -> Tensor:
-        """Mean of the ``(P,)`` values of all ranks, P different on each.
+        """Return this rank's share of the mean of all ranks' ``(P,)`` values; P may differ.
 
         Averaged over ranks, as DDP does with gradients, it is the mean of all values together.
         """

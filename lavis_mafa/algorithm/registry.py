@@ -82,6 +82,10 @@ class Registry(Mapping[str, T]):
                 f"no {self.kind} is called {name!r}; known: {', '.join(self._entries)}"
             ) from None
 
+    def entries(self) -> dict[str, Entry[T]]:
+        """Return all entries by name, in the order of registration."""
+        return dict(self._entries)
+
     def __getitem__(self, name: str) -> T:
         return self.entry(name).value
 

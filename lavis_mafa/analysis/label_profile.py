@@ -12,9 +12,10 @@ from lavis.common.dist_utils import get_world_size
 from torch import Tensor
 
 from lavis_mafa.algorithm.backbone import Backbone
-from lavis_mafa.algorithm.losses.contrastive import distilled_labels, mix
+from lavis_mafa.algorithm.context import Compared, known_positives
+from lavis_mafa.algorithm.labels import distilled_labels, itc_labels, mix
 from lavis_mafa.algorithm.mining import Connections
-from lavis_mafa.algorithm.step import Compared, StepSettings, itc_labels, known_positives
+from lavis_mafa.algorithm.settings import StepSettings
 from lavis_mafa.analysis.features import Features
 
 KINDS = ("one_hot", "smoothed", "consistency", "momentum")

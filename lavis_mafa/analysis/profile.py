@@ -25,7 +25,7 @@ from tqdm import tqdm
 from lavis_mafa.algorithm.backbone import Backbone
 from lavis_mafa.algorithm.grit import grouped_plan
 from lavis_mafa.algorithm.mining import Judge, find_connections
-from lavis_mafa.algorithm.pickers import PICKERS, hardest
+from lavis_mafa.algorithm.pickers import function_of, hardest
 from lavis_mafa.algorithm.step import StepSettings
 from lavis_mafa.analysis.corpus import (
     Opened,
@@ -168,7 +168,7 @@ def _add(
     device: torch.device,
 ) -> None:
     """Add a mini-batch to all profiles of its sampling."""
-    picker = PICKERS.get(settings.negatives, hardest)
+    picker = function_of(settings) or hardest
     for momentum in (False, True):
         here = [row for row in rows if (row.kind == "momentum") == momentum]
         if not here:

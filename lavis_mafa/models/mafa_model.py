@@ -12,8 +12,10 @@ from omegaconf import OmegaConf
 from lavis_mafa.algorithm.backbone import Backbone
 from lavis_mafa.algorithm.discriminator import Discriminator
 from lavis_mafa.algorithm.momentum import Momentum
-from lavis_mafa.algorithm.posterior import PosteriorPicker
-from lavis_mafa.algorithm.step import StepOutput, StepSettings, run_step
+from lavis_mafa.algorithm.output import StepOutput
+from lavis_mafa.algorithm.pickers import build_picker, function_of
+from lavis_mafa.algorithm.settings import StepSettings
+from lavis_mafa.algorithm.step import run_step
 from lavis_mafa.io.checkpoints import (
     MATCHING_PARTS,
     PROJECTION_PARTS,
@@ -62,12 +64,15 @@ class MafaModel:
         # Frozen and not ours to train or save: a discriminator is no submodule.
         self.con_d = con_d
         self.momentum_encoders = momentum
-        # A submodule: what it remembers is in checkpoints.
-        self.posterior = (
-            PosteriorPicker(self.settings.posterior)
-            if self.settings.negatives == "posterior"
-            else None
-        )
+        picker, name = build_picker(self.settings), self.settings.negatives
+        if picker is not None:
+            if hasattr(self, name):
+                raise ValueError(
+                    f"model.mafa.negatives: {name} is an attribute of {type(self).__name__}; "
+                    "register the picker under another name"
+                )
+            # A submodule, if it is a module: checkpoints hold its state under the picker's name.
+            setattr(self, name, picker)
 
     def forward(self, samples: dict[str, Any]) -> StepOutput:
         """One step on a mini-batch; see `lavis_mafa.algorithm.step.run_step` for its keys."""
@@ -79,13 +84,19 @@ class MafaModel:
             self.settings,
             self.con_d,
             self.momentum_encoders,
-            self.posterior,
+            self.step_picker,
         )
+
+    @property
+    def step_picker(self) -> Any:
+        """The picker of hard negatives where it is an object, such as FNE's; else None."""
+        is_function = function_of(self.settings) is not None
+        return None if is_function else getattr(self, self.settings.negatives)
 
     @property
     def has_unused_parameters(self) -> bool:
         """Whether some weights get no gradient because their loss is switched off."""
-        return any(not self.settings.loss_weights[name] for name in ("itc", "itm", "lm"))
+        return any(not self.settings.loss_weights.get(name) for name in ("itc", "itm", "lm"))
 
     def compute_sim_matrix(self, data_loader: Any, task_cfg: Any) -> tuple[np.ndarray, np.ndarray]:
         """Retrieval scores; ``task_cfg.k_test`` candidates are re-ranked by ITM,

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from lavis.tasks.base_task import BaseTask
 from lavis.tasks.retrieval import RetrievalTask
 from torch import Tensor, nn
 
-from lavis_mafa.algorithm.grit import EpochPlan, GritSchedule
+from lavis_mafa.algorithm.grit import EpochPlan, GritSchedule, GritSettings
 from lavis_mafa.algorithm.tokens import captions_of
 from lavis_mafa.io.processes import any_rank, barrier
 from lavis_mafa.models.con_d.kept_images import keep_images
@@ -84,9 +85,9 @@ class RunnerMafa(EvaluatingRunner):
         if self._schedule is None:
             assert self.train_set is not None
             self._schedule = GritSchedule(
-                self.run_cfg.grit,
                 len(self.train_set),
                 int(self.run_cfg.batch_size_train),
+                GritSettings.from_config(self.run_cfg.grit),
                 self.rank,
                 self.world_size,
                 int(self.run_cfg.seed),
@@ -247,21 +248,8 @@ class RunnerMafa(EvaluatingRunner):
         self.unreadable.reset()
         if self.schedule.wants_grouped(epoch) and self.schedule.settings.naive:
             with self._interruptible():
-                self._collect_first(epoch)
+                self.schedule.collect_first(epoch, partial(self._vectors, epoch=epoch))
         self.schedule.begin(epoch)
-
-    @torch.no_grad()
-    def _collect_first(self, epoch: int) -> None:
-        """The naive variant (GRIT-VLP 4.1, remark 2): a pass of its own before every epoch."""
-        schedule = self.schedule
-        schedule.plan = schedule.next_plan
-        if schedule.plan is None:
-            schedule.begin(epoch)
-        assert schedule.plan is not None
-        schedule.start_collecting(epoch)
-        for index, images, texts in self._vectors(schedule.plan, epoch):
-            schedule.collect(index, images, texts)
-        schedule.end(epoch)
 
     @torch.no_grad()
     def _vectors(self, plan: EpochPlan, epoch: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:

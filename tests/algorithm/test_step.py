@@ -286,7 +286,7 @@ def test_negatives_by_the_posterior(toy_train, tmp_path):
     state = model.state_dict()
     assert state["posterior.positive.count"] == len(positive)
     assert any(value.requires_grad for value in model.parameters())
-    with pytest.raises(ValueError, match="belongs to negatives: posterior"):
-        run_step(model.backbone, batch, StepSettings(), posterior=picker)
-    with pytest.raises(ValueError, match="belongs to negatives: posterior"):
+    with pytest.raises(ValueError, match="negatives: hardest takes no picker"):
+        run_step(model.backbone, batch, StepSettings(), picker=picker)
+    with pytest.raises(ValueError, match="negatives: posterior needs a picker"):
         run_step(model.backbone, batch, StepSettings(negatives="posterior"))

@@ -33,7 +33,7 @@ def launch_two(folder, *arguments):
 
 def simulate_two_ranks(folder):
     """Both ranks in turn on one copy of the weights, gradients averaged by hand."""
-    from lavis_mafa.algorithm.grit import GritSchedule
+    from lavis_mafa.algorithm.grit import GritSchedule, GritSettings
     from lavis_mafa.config import load_config
     from lavis_mafa.runners.launch import init_distributed, random_states, set_random_states
     from lavis_mafa.runners.session import build_runner
@@ -58,7 +58,15 @@ def simulate_two_ranks(folder):
     runner.task.before_training(runner._model, train_set)
     run_cfg = cfg.run_cfg
     schedules = [
-        GritSchedule(run_cfg.grit, len(train_set), 4, r, 2, run_cfg.seed, train_set.image_ids)
+        GritSchedule(
+            len(train_set),
+            4,
+            GritSettings.from_config(run_cfg.grit),
+            r,
+            2,
+            run_cfg.seed,
+            train_set.image_ids,
+        )
         for r in range(2)
     ]
     told: list[list[dict]] = [[], []]

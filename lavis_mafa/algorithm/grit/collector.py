@@ -1,4 +1,4 @@
-"""Collecting: gather features while training and turn them into next epoch's order."""
+"""Collect features during training and group them into the next epoch's order."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lavis_mafa.algorithm.grit.grouping import group
+from lavis_mafa.algorithm.grit.grouping import Indices, group
 
 Pairs: TypeAlias = tuple[Tensor, Tensor, Tensor]  # indices, image features, text features
 
@@ -22,20 +22,20 @@ class GritCollector:
 
     Whenever ``queue_size`` (L) pairs have been collected they are shuffled, cut into sub-queues of
     ``search_space`` (M; the last one may be shorter) and each sub-queue is grouped. L, M and the
-    batch size may be in any proportion. Grouping runs on a thread beside training; what it yields
-    depends only on what was collected and on the seed, never on timing.
+    batch size may be in any proportion. Grouping runs in a thread, in parallel with training; its
+    result depends only on the collected pairs and the seed, never on timing.
 
     Args:
         queue_size: L, pairs per queue, at least 1.
         search_space: M, pairs per sub-queue, 1 to L.
         batch_size: B, pairs per mini-batch on this rank.
-        seed: of the shuffling and of the start of every chain; differs per rank and epoch.
+        seed: of the shuffling and of the start of every chain; give each rank and epoch its own.
         shuffle: example-level shuffling (phase 2); off for the paper's ablation (Table 4).
-        image_ids: ``(N,)`` image of every sample of the data set, to keep the captions of an image
-            out of one mini-batch; None lets them meet.
+        image_ids: ``(N,)`` image of every sample of the data set, to put captions of one image into
+            different mini-batches; None allows them in one.
         dtype: of the order; int32 takes half the memory where it holds all indices.
-        expected: pairs to come until `finish`, to take the memory of their order at once; more may
-            come.
+        expected: number of pairs until `finish`, to allocate their order at once; there may be
+            more.
     """
 
     def __init__(
@@ -45,13 +45,13 @@ class GritCollector:
         batch_size: int,
         seed: int | tuple[int, ...],
         shuffle: bool = True,
-        image_ids: np.ndarray | None = None,
-        dtype: np.dtype | type = np.int64,
+        image_ids: Indices | None = None,
+        dtype: np.dtype[Any] | type = np.int64,
         expected: int = 0,
     ) -> None:
         if not 1 <= search_space <= queue_size:
             raise ValueError(
-                f"search_space must be between 1 and queue_size ({queue_size}), got {search_space}"
+                f"search_space must be from 1 to queue_size ({queue_size}), got {search_space}"
             )
         self.queue_size = queue_size
         self.search_space = search_space
@@ -61,7 +61,7 @@ class GritCollector:
         self._rng = np.random.default_rng(seed)
         self._queue: list[Pairs] = []
         self._queued = 0
-        # The order and how much of it is there: the thread's own while something is pending.
+        # The first `_placed` entries are set. While work is pending only the thread uses them.
         self._order = np.empty(expected, dtype)
         self._placed = 0
         self._pending: list[Future[None]] = []
@@ -75,8 +75,8 @@ class GritCollector:
             image_features, text_features: ``(B, D)``, normalised.
         """
         images, texts = image_features.detach().float(), text_features.detach().float()
-        # Where the features are: training shall wait for no copy. Indices stay integers: as float32
-        # they would be wrong above 16,777,216.
+        # On the features' device, so that training waits for no copy. Indices stay integers:
+        # float32 would round those above 16,777,216.
         pairs = (index.detach().to(images.device, torch.int64), images, texts)
         while len(pairs[0]):
             room = self.queue_size - self._queued
@@ -89,8 +89,8 @@ class GritCollector:
         if self._queued == self.queue_size:
             self._submit()
 
-    def finish(self) -> np.ndarray:
-        """Group what is left in the queue; return all collected indices in grouped order."""
+    def finish(self) -> Indices:
+        """Group the rest of the queue; return all collected indices in grouped order."""
         if self._queued:
             self._submit()
         order = self._grouped()
@@ -100,13 +100,13 @@ class GritCollector:
     def _submit(self) -> None:
         queue, count = self._queue, self._queued
         self._queue, self._queued = [], 0
-        # Every draw is made here, on the training thread, so that the order is reproducible.
+        # Draw all random numbers here, in the training thread, so that the order is reproducible.
         shuffled = self._rng.permutation(count) if self.shuffle else np.arange(count)
         bounds = list(range(0, count, self.search_space)) + [count]
         spans = list(zip(bounds[:-1], bounds[1:], strict=True))
         starts = [int(self._rng.integers(end - begin)) for begin, end in spans]
         device = queue[0][1].device
-        # What training has yet to compute of the queue.
+        # The grouping stream must wait until training has computed the queued features.
         ready = torch.cuda.current_stream(device).record_event() if device.type == "cuda" else None
         self._pending.append(
             self._thread.submit(self._group_queue, queue, shuffled, spans, starts, ready)
@@ -115,7 +115,7 @@ class GritCollector:
     def _group_queue(
         self,
         queue: list[Pairs],
-        shuffled: np.ndarray,
+        shuffled: Indices,
         spans: list[tuple[int, int]],
         starts: list[int],
         ready: torch.cuda.Event | None,
@@ -132,7 +132,7 @@ class GritCollector:
                 chain = group(images[own], texts[own], start, ids, self.batch_size, taken)
                 self._place(part[chain])
 
-    def _place(self, grouped: np.ndarray) -> None:
+    def _place(self, grouped: Indices) -> None:
         end = self._placed + len(grouped)
         if end > len(self._order):
             more = np.empty(max(end, 2 * self._placed) - self._placed, self._order.dtype)
@@ -140,19 +140,19 @@ class GritCollector:
         self._order[self._placed : end] = grouped
         self._placed = end
 
-    def _open_mini_batch(self) -> np.ndarray:
-        """Indices that already stand in the mini-batch that the next chain goes on with."""
+    def _open_mini_batch(self) -> Indices:
+        """Return the indices already in the mini-batch that the next chain continues."""
         return self._order[self._placed - self._placed % self.batch_size : self._placed]
 
-    def _grouped(self) -> np.ndarray:
-        """The order so far; waits for grouping under way."""
+    def _grouped(self) -> Indices:
+        """Wait for pending grouping and return the order so far."""
         for future in self._pending:
             future.result()
         self._pending = []
         return self._order[: self._placed]
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything needed to go on; waits for grouping under way. Plain tensors and numbers."""
+        """Wait for pending grouping and return the whole state as plain tensors and numbers."""
         none = (torch.empty(0, dtype=torch.int64), torch.empty(0), torch.empty(0))
         queue = [torch.cat(parts).cpu() for parts in zip(*self._queue, strict=True)] or none
         return {
@@ -164,20 +164,21 @@ class GritCollector:
         }
 
     def load_state_dict(self, state: dict[str, Any], device: torch.device | str = "cpu") -> None:
-        """Take up ``state``; queued features go to ``device``."""
+        """Restore a state; queued features go to ``device``."""
         self._placed = 0
         self._place(state["order"].numpy())
         if state["rng"] is not None:
             self._rng.bit_generator.state = _numbers(state["rng"])
         self._queue, self._queued = [], 0
-        # More than a queue holds if several ranks' were put together.
+        # `collect`, as the states of several ranks together may hold more than one queue.
         self.collect(*(state[name].to(device) for name in ("indices", "images", "texts")))
 
 
 def share_out(states: Sequence[dict[str, Any] | None], count: int) -> list[dict[str, Any] | None]:
-    """What W ranks had collected (`GritCollector.state_dict`), for ``count`` ranks.
+    """Redistribute the states of W ranks (`GritCollector.state_dict`) to ``count`` ranks.
 
-    Every pair stays in its state, grouped or queued, and every rank gets as many; each draws anew.
+    Grouped pairs stay grouped, queued ones stay queued, and every rank gets the same number. Random
+    generators are not shared out: every rank starts with a new one.
     """
     there = [state for state in states if state is not None]
     if not there:
@@ -202,13 +203,14 @@ def _cut(pairs: Pairs, span: slice) -> Pairs:
 
 
 def _beside_training(device: torch.device, ready: torch.cuda.Event | None) -> Any:
-    """On a GPU, a stream that begins once ``ready``, so that neither waits for the other's kernels.
+    """Return a context with a CUDA stream that starts once ``ready``; on a CPU it does nothing.
 
-    It holds in the calling thread only, as does the device that comes with it.
+    In a stream of its own grouping and training need not wait for each other's kernels. Stream and
+    device are set only in the calling thread.
     """
     if ready is None:
         return nullcontext()
-    torch.cuda.set_device(device)  # of this thread: leaving the stream would wake GPU 0 as well
+    torch.cuda.set_device(device)  # or leaving the stream would create a context on GPU 0
     stream = _side_stream(device)
     stream.wait_event(ready)
     return torch.cuda.stream(stream)
@@ -216,18 +218,20 @@ def _beside_training(device: torch.device, ready: torch.cuda.Event | None) -> An
 
 @functools.cache
 def _side_stream(device: torch.device) -> torch.cuda.Stream:
-    """One for all queues: PyTorch keeps freed memory for the stream that it belonged to."""
-    return torch.cuda.Stream(device)
+    """Return the one stream for grouping: PyTorch reuses freed memory only in its own stream."""
+    stream: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    return stream
 
 
 def _plain(state: Any) -> Any:
-    """NumPy's generator state with its big integers as strings, which weights_only can load."""
+    """Return NumPy's generator state with big integers as strings, which weights_only can load."""
     if isinstance(state, dict):
         return {key: _plain(value) for key, value in state.items()}
     return str(state) if isinstance(state, int) else state
 
 
 def _numbers(state: Any) -> Any:
+    """Undo `_plain`."""
     if isinstance(state, dict):
         return {
             key: value if key == "bit_generator" else _numbers(value)

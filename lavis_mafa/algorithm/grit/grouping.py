@@ -4,31 +4,36 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
+
+Indices: TypeAlias = NDArray[np.integer[Any]]  # positions, sample indices or image ids
+Floats: TypeAlias = NDArray[np.float32]
 
 
 class _Workspace(threading.local):
-    """Memory for the similarities of a sub-queue, which its thread keeps for the next.
+    """Memory for the similarities of a sub-queue, which a thread keeps for the next one.
 
-    Taking it from the system anew costs about half the product.
+    Allocating it anew takes about half as long as the matrix product.
     """
 
     def __init__(self) -> None:
         self._memory = {False: torch.empty(0), True: torch.empty(0)}
 
     def matrices(self, size: int, pinned: bool) -> Tensor:
-        """``(2, size, size)`` float32 on the host, not set; what was given before is void."""
+        """Return uninitialised ``(2, size, size)`` float32 on the host; it reuses its memory."""
         count = 2 * size * size
         if len(self._memory[pinned]) < count:
-            self._memory[pinned] = torch.empty(0)  # not both at a time
+            self._memory[pinned] = torch.empty(0)  # free the old memory before taking the new
             with torch.inference_mode(False):  # the next call may not be in it
                 self._memory[pinned] = (
                     torch.empty(count, pin_memory=True)
                     if pinned
-                    # NumPy asks the system for huge pages, PyTorch does not.
+                    # NumPy requests huge pages from the system, PyTorch does not.
                     else torch.from_numpy(np.empty(count, np.float32))
                 )
         return self._memory[pinned][:count].view(2, size, size)
@@ -41,33 +46,32 @@ def group(
     image_features: Tensor,
     text_features: Tensor,
     start: int,
-    image_ids: np.ndarray | None = None,
+    image_ids: Indices | None = None,
     batch_size: int = 0,
-    taken_ids: np.ndarray | None = None,
-) -> np.ndarray:
-    """Chain a sub-queue of M pairs so that neighbours are similar.
+    taken_ids: Indices | None = None,
+) -> Indices:
+    """Order a sub-queue of M pairs so that neighbours are similar.
 
-    From the pair at ``start``, the next is the unvisited pair whose text is most similar to the
-    current image, then the unvisited pair whose image is most similar to that text, in turn
-    (GRIT-VLP eq. 5). The softmax of the paper does not change the order within a row, so raw
-    similarities are compared; ties go to the lower position. A thread keeps 8 M^2 bytes for its
-    next call.
+    After the pair at ``start`` comes the unvisited pair whose text is most similar to the current
+    image, then the unvisited pair whose image is most similar to that text, in turn (GRIT-VLP
+    eq. 5). The softmax of the paper does not change the order within a row, so raw similarities
+    are compared; ties go to the lower position. A thread keeps 8 M^2 bytes for its next call.
 
     Args:
         image_features, text_features: ``(M, D)``, normalised.
         start: position of the first pair, ``0 <= start < M``.
-        image_ids: ``(M,)`` integers. If given, pairs of one image are kept out of one mini-batch of
-            ``batch_size`` as long as another pair is left, so that two captions of one image do not
-            stand as negatives of each other.
+        image_ids: ``(M,)`` integers. If given, a mini-batch of ``batch_size`` has no two pairs of
+            one image as long as another pair is left: two captions of one image are not negatives
+            of each other.
         batch_size: size of a mini-batch; needed with ``image_ids``.
-        taken_ids: image ids of the pairs that already fill the first mini-batch in part.
+        taken_ids: image ids of the pairs that the first mini-batch already holds.
 
     Returns:
         ``(M,)`` int64, a permutation of ``range(M)``.
 
     Raises:
         ValueError: for an empty sub-queue, unequal shapes, a ``start`` out of range, or features
-            that are not finite (they have no order).
+            that are not finite (those have no order).
     """
     size = len(image_features)
     if size == 0 or image_features.shape != text_features.shape:
@@ -91,11 +95,11 @@ def group(
     return _chain(rows, start, apart)
 
 
-def _similarities(images: Tensor, texts: Tensor, both: Tensor) -> tuple[np.ndarray, np.ndarray]:
-    """``(M, M)`` from image to text and from text to image, on the host, rows in one piece.
+def _similarities(images: Tensor, texts: Tensor, both: Tensor) -> tuple[Floats, Floats]:
+    """Return ``(M, M)`` from image to text and from text to image, on the host, row-contiguous.
 
     Args:
-        both: ``(2, M, M)`` to write them to.
+        both: ``(2, M, M)``, the memory for them.
     """
     if images.is_cuda:
         i2t = images @ texts.t()
@@ -108,10 +112,11 @@ def _similarities(images: Tensor, texts: Tensor, both: Tensor) -> tuple[np.ndarr
     return both[0].numpy(), both[1].numpy()
 
 
-def _chain(rows: tuple[np.ndarray, np.ndarray], start: int, apart: _Apart | None) -> np.ndarray:
+def _chain(rows: tuple[Floats, Floats], start: int, apart: _Apart | None) -> Indices:
     size = len(rows[0])
     order = np.empty(size, np.int64)
-    # Added to a row before its arg-max: -inf for the visited and for those kept apart for now.
+    # Added to a row before its arg-max: -inf for visited positions, and for those that share an
+    # image with the current mini-batch.
     penalty = np.zeros(size, np.float32)
     score = np.empty(size, np.float32)
     current = start if apart is None else apart.first(start, penalty)
@@ -140,19 +145,19 @@ class _Apart:
     """Which positions may not share a mini-batch.
 
     Attributes:
-        mates: all positions of an image that has several, by each of them.
+        mates: for every position of an image with several positions, all of these.
         batch_size: of a mini-batch.
-        offset: pairs that fill the first mini-batch already.
+        offset: number of pairs that the first mini-batch already holds.
         blocked_first: ``(M,)`` bool, positions that share an image with those.
     """
 
-    mates: dict[int, np.ndarray]
+    mates: dict[int, Indices]
     batch_size: int
     offset: int
-    blocked_first: np.ndarray
+    blocked_first: NDArray[np.bool_]
 
     @classmethod
-    def of(cls, image_ids: np.ndarray, batch_size: int, taken_ids: np.ndarray | None) -> _Apart:
+    def of(cls, image_ids: Indices, batch_size: int, taken_ids: Indices | None) -> _Apart:
         _, inverse, counts = np.unique(image_ids, return_inverse=True, return_counts=True)
         by_image = np.split(np.argsort(inverse, kind="stable"), np.cumsum(counts)[:-1])
         mates = {
@@ -164,8 +169,8 @@ class _Apart:
         taken = np.empty(0, np.int64) if taken_ids is None else np.asarray(taken_ids)
         return cls(mates, batch_size, len(taken), np.isin(image_ids, taken))
 
-    def first(self, start: int, penalty: np.ndarray) -> int:
-        """The first position from ``start`` on that may begin; the others' ``penalty`` is set."""
+    def first(self, start: int, penalty: Floats) -> int:
+        """Return the first permitted position from ``start`` on; set the penalty of the blocked."""
         penalty[self.blocked_first] = -np.inf
         if not self.blocked_first[start] or self.blocked_first.all():
             return start

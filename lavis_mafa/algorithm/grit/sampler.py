@@ -1,16 +1,19 @@
-"""Which sample is trained when: the order of an epoch and the batches read from it."""
+"""The order of an epoch and the mini-batches that follow from it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from torch.utils.data import Sampler
 
+from lavis_mafa.algorithm.grit.grouping import Indices
 
-def index_dtype(size: int) -> np.dtype:
-    """The type of sample indices below ``size``: int32 where it holds them, else int64."""
+
+def index_dtype(size: int) -> np.dtype[Any]:
+    """Return the smallest type that holds sample indices below ``size``: int32 or int64."""
     return np.dtype(np.int32 if size < 2**31 else np.int64)
 
 
@@ -27,7 +30,7 @@ class EpochPlan:
         grouped: whether mini-batches were grouped by similarity.
     """
 
-    order: np.ndarray
+    order: Indices
     batch_size: int
     world_size: int
     grouped: bool = False
@@ -41,16 +44,16 @@ class EpochPlan:
 
     @property
     def steps(self) -> int:
-        """Global batches in the epoch."""
+        """Number of global batches in the epoch."""
         return len(self.order) // (self.batch_size * self.world_size)
 
     @property
-    def leftover(self) -> np.ndarray:
-        """What does not fill a global batch: first in line in the next epoch."""
+    def leftover(self) -> Indices:
+        """Samples that do not fill a global batch; the next epoch starts with them."""
         return self.order[self.steps * self.batch_size * self.world_size :]
 
-    def mini_batches(self, rank: int) -> np.ndarray:
-        """``(steps, B)``: the samples of each of this rank's mini-batches."""
+    def mini_batches(self, rank: int) -> Indices:
+        """Return the samples ``(steps, B)`` of a rank's mini-batches."""
         trained = self.order[: len(self.order) - len(self.leftover)]
         return trained.reshape(self.steps, self.world_size, self.batch_size)[:, rank]
 
@@ -60,9 +63,9 @@ def random_plan(
     batch_size: int,
     world_size: int,
     rng: np.random.Generator,
-    leftover: Sequence[int] | np.ndarray = (),
+    leftover: Sequence[int] | Indices = (),
 ) -> EpochPlan:
-    """A random epoch over ``size`` samples that begins with ``leftover`` of the epoch before."""
+    """Return a random order of ``size`` samples that starts with ``leftover`` of the last epoch."""
     dtype = index_dtype(size)
     first = np.asarray(leftover, dtype)
     order = np.concatenate([first, np.delete(np.arange(size, dtype=dtype), first)])
@@ -71,38 +74,38 @@ def random_plan(
 
 
 def grouped_plan(
-    grouped: Sequence[np.ndarray] | np.ndarray,
-    leftover: np.ndarray,
+    grouped: Sequence[Indices] | Indices,
+    leftover: Indices,
     batch_size: int,
     rng: np.random.Generator,
     shuffle: bool = True,
     across_ranks: bool = False,
 ) -> EpochPlan:
-    """The epoch that follows from every rank's grouped order (GRIT-VLP 4.1 phase 4).
+    """Return the next epoch's plan from every rank's grouped order (GRIT-VLP 4.1 phase 4).
 
-    Orders are cut into mini-batches, which are shuffled as wholes, within their rank or across
-    ranks. Leftover samples of the epoch before come first, in mini-batches that are not grouped,
-    and shift all others by as many places, perhaps to the next rank; the mini-batches that they
-    push out at the end are this epoch's leftover.
+    Orders are cut into mini-batches, which are shuffled as units, within their rank or across
+    ranks. Leftover samples of the last epoch come first, in mini-batches that are not grouped. They
+    shift all others by their number of places, possibly to the next rank; the mini-batches that
+    they push out at the end are this epoch's leftover.
 
     Args:
-        grouped: one order per rank, all of one length, a multiple of ``batch_size``; as an array
-            they are not copied.
-        leftover: fewer samples than a global batch, in no grouped order.
+        grouped: one order per rank, all of one length, a multiple of ``batch_size``; an array
+            ``(W, n)`` is not copied.
+        leftover: fewer samples than a global batch, which the orders do not contain.
         shuffle: mini-batch-level shuffling; off for the paper's ablation (Table 4).
-        across_ranks: let a mini-batch move to another rank.
+        across_ranks: allow a mini-batch to move to another rank.
     """
     world_size = len(grouped)
     lengths = {len(order) for order in grouped}
     if len(lengths) != 1 or lengths.pop() % batch_size:
         raise ValueError(
-            f"every rank's grouped order must have one length, a multiple of {batch_size}; got "
+            f"grouped orders must have equal lengths, a multiple of {batch_size}; got "
             f"{[len(order) for order in grouped]}"
         )
     # (W * steps, B): rank after rank.
     batches = np.reshape(grouped, (-1, batch_size))
     steps = len(batches) // world_size
-    # Row of `batches` that is trained at each (step, rank).
+    # The row of `batches` for each (step, rank), step by step.
     numbers = np.arange(len(batches), dtype=index_dtype(len(batches)))
     rows = numbers.reshape(world_size, steps).T.reshape(-1)
     if shuffle and across_ranks:
@@ -115,23 +118,23 @@ def grouped_plan(
     if kept < 0:
         raise ValueError(f"{len(leftover)} leftover samples fill more than {len(rows)} batches")
     pushed_out = batches[rows[kept:]].reshape(-1)
-    # A leftover mini-batch that is not full is filled up from the first one pushed out.
+    # The last leftover mini-batch may be incomplete: the first one pushed out fills it.
     filler = batch_size - part if part else 0
     order = np.empty(len(leftover) + batches.size, batches.dtype)
     begin, end = len(leftover) + filler, len(leftover) + filler + kept * batch_size
     order[: len(leftover)] = leftover
     order[len(leftover) : begin] = pushed_out[:filler]
-    # Without mode="clip" `take` would fill a copy of its output first.
+    # With mode="raise", the default, `take` would write to a temporary copy of its output.
     np.take(batches, rows[:kept], 0, order[begin:end].reshape(kept, batch_size), mode="clip")
     order[end:] = pushed_out[filler:]
     return EpochPlan(order, batch_size, world_size, grouped=True)
 
 
 class EpochBatches(Sampler[list[tuple[int, int]]]):
-    """Batch sampler of one rank over one epoch's plan, from any step on.
+    """Batch sampler of one rank over one epoch's plan, starting at any step.
 
-    Yields lists of ``(sample index, epoch)``, so that workers can seed their augmentation by what
-    is read and not by who reads it.
+    It yields lists of ``(sample index, epoch)``: augmentation seeded by these is the same in
+    whichever worker a sample is read.
     """
 
     def __init__(self, plan: EpochPlan, rank: int, epoch: int, first_step: int = 0) -> None:

@@ -1,9 +1,10 @@
-"""From epoch to epoch: which order is trained and what is collected for the next."""
+"""The order of every epoch: train one, collect features for the next."""
 
 from __future__ import annotations
 
 import logging
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -11,32 +12,51 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lavis_mafa.algorithm.grit.collector import GritCollector
+from lavis_mafa.algorithm.grit.grouping import Indices
 from lavis_mafa.algorithm.grit.sampler import EpochPlan, grouped_plan, index_dtype, random_plan
+from lavis_mafa.algorithm.grit.settings import GritSettings
 
+# Of an epoch's mini-batches: sample indices (B,), image and text features (B, E).
+Vectors: TypeAlias = Callable[[EpochPlan], Iterable[tuple[Tensor, Tensor, Tensor]]]
 INDICES_PER_EXCHANGE = 1 << 20  # indices that ranks exchange at a time
 
 
 class GritSchedule:
-    """One rank's view of the orders of all epochs.
+    """One rank's view of the orders of all epochs (GRIT-VLP 4.1).
+
+    Without ranks and settings it serves a plain training loop::
+
+        schedule = GritSchedule(len(dataset), batch_size=64)
+        for epoch in range(epochs):
+            plan = schedule.begin(epoch)
+            for index in torch.from_numpy(plan.mini_batches(rank=0)):
+                ...  # train on the samples `index` (B,)
+                schedule.collect(index, image_features, text_features)
+            schedule.end(epoch)
+
+    The first epoch is random; every later one is grouped by what the epoch before collected.
 
     Args:
-        settings: ``run.grit``: ``enabled, queue_size, search_space, start_epoch, first_order,
-            shuffle, shuffle_across_ranks, naive, same_image``.
-        size: samples in the training set.
+        size: N, samples in the training set.
         batch_size: B per rank.
-        image_ids: ``(size,)``; see `lavis_mafa.algorithm.grit.grouping.group`.
+        settings: see `GritSettings`; None: grouping is on, with the default L and M. More than N
+            are never collected: a queue larger than N is grouped once, at the end of the epoch.
+        rank, world_size: this process and how many there are.
+        seed: of all orders; the same on all ranks.
+        image_ids: ``(N,)``; see `lavis_mafa.algorithm.grit.grouping.group`.
     """
 
     def __init__(
         self,
-        settings: Any,
         size: int,
         batch_size: int,
+        settings: GritSettings | None = None,
         rank: int = 0,
         world_size: int = 1,
         seed: int = 0,
-        image_ids: np.ndarray | None = None,
+        image_ids: Indices | None = None,
     ) -> None:
+        settings = GritSettings(enabled=True) if settings is None else settings
         self.settings = settings
         self.size = size
         self.batch_size = batch_size
@@ -49,11 +69,11 @@ class GritSchedule:
         self.collector: GritCollector | None = None
 
     def wants_grouped(self, epoch: int) -> bool:
-        """Whether mini-batches of ``epoch`` shall be grouped."""
+        """Return whether mini-batches of ``epoch`` are to be grouped."""
         return bool(self.settings.enabled) and epoch >= self.settings.start_epoch
 
     def begin(self, epoch: int) -> EpochPlan:
-        """Fix the order of ``epoch`` and start collecting for the next."""
+        """Return the order of ``epoch``, and start collecting for the next one."""
         self.plan = self.next_plan or self._first_plan(epoch)
         self.next_plan = None
         if self.wants_grouped(epoch + 1) and not self.settings.naive:
@@ -61,7 +81,7 @@ class GritSchedule:
         return self.plan
 
     def start_collecting(self, epoch: int) -> None:
-        """Empty queues, seeded by epoch and rank."""
+        """Start with an empty queue, seeded by epoch and rank."""
         assert self.plan is not None
         settings = self.settings
         self.collector = GritCollector(
@@ -76,12 +96,12 @@ class GritSchedule:
         )
 
     def collect(self, index: Tensor, image_features: Tensor, text_features: Tensor) -> None:
-        """Hand over a mini-batch's features if the next epoch needs them."""
+        """Add indices ``(B,)`` and features ``(B, E)`` of a mini-batch, if the next epoch needs them."""
         if self.collector is not None:
             self.collector.collect(index, image_features, text_features)
 
     def end(self, epoch: int) -> None:
-        """Group what was collected into the next epoch's order; all ranks must call it."""
+        """Group the collected pairs into the next epoch's order; all ranks must call it."""
         assert self.plan is not None
         leftover = self.plan.leftover
         rng = np.random.default_rng((self.seed, epoch, 1))
@@ -94,7 +114,7 @@ class GritSchedule:
         if len(order) != expected:
             raise ValueError(
                 f"{len(order)} samples were collected for grouping in epoch {epoch}, not "
-                f"{expected}: hand every mini-batch of the epoch to collect, once"
+                f"{expected}: call collect once for every mini-batch of the epoch"
             )
         orders = _gather_orders(order, self.world_size)
         settings = self.settings
@@ -107,6 +127,23 @@ class GritSchedule:
             settings.shuffle_across_ranks,
         )
 
+    @torch.no_grad()
+    def collect_first(self, epoch: int, vectors: Vectors) -> None:
+        """Group an epoch by a pass of its own before it (naive variant, GRIT-VLP 4.1, remark 2).
+
+        Call it before `begin`. All ranks must call it.
+
+        Args:
+            epoch: to be grouped.
+            vectors: called with the plan to follow; yields for each of this rank's mini-batches, in
+                the plan's order, its sample indices and features.
+        """
+        self.plan = self.next_plan or self.begin(epoch)
+        self.start_collecting(epoch)
+        for index, images, texts in vectors(self.plan):
+            self.collect(index, images, texts)
+        self.end(epoch)
+
     def _first_plan(self, epoch: int) -> EpochPlan:
         path = self.settings.first_order
         if self.settings.enabled and path and epoch == 0:
@@ -114,17 +151,17 @@ class GritSchedule:
                 read_order(path, self.size), self.batch_size, self.world_size, grouped=True
             )
         if epoch and self.wants_grouped(epoch) and not self.settings.naive:
-            logging.warning("no grouped order for epoch %d was kept: it is a random one", epoch)
+            logging.warning("there is no grouped order for epoch %d: a random one is used", epoch)
         rng = np.random.default_rng((self.seed, epoch, 0))
         return random_plan(self.size, self.batch_size, self.world_size, rng)
 
     def state_dict(self, plans: bool = True) -> dict[str, Any]:
-        """Everything that later orders depend on; plain tensors and numbers.
+        """Return everything that later orders depend on, as plain tensors and numbers.
 
         Args:
             plans: include the orders, which are the same on all ranks.
         """
-        # A finished epoch's order is used no more once the next is there.
+        # Once the next order exists the current one is no longer used.
         current = None if self.next_plan is not None else self.plan
         return {
             "plan": _plan_state(current) if plans else None,
@@ -135,7 +172,7 @@ class GritSchedule:
     def load_state_dict(
         self, state: dict[str, Any], epoch: int, device: torch.device | str = "cpu"
     ) -> None:
-        """Take up the state saved in ``epoch``."""
+        """Restore the state saved in ``epoch``; queued features go to ``device``."""
         self.plan = self._plan_from(state["plan"])
         self.next_plan = self._plan_from(state["next_plan"])
         self.collector = None
@@ -151,16 +188,16 @@ class GritSchedule:
         if len(order) != self.size:
             raise ValueError(
                 f"the checkpoint orders {len(order)} samples, the training set has {self.size}: "
-                "resume on the data that the run began with"
+                "resume with the data that the run started with"
             )
         return EpochPlan(order, self.batch_size, self.world_size, state["grouped"])
 
 
-def read_order(path: str, size: int) -> np.ndarray:
+def read_order(path: str, size: int) -> Indices:
     """Read a saved order (``.npy``), a permutation of ``size`` sample indices.
 
     Raises:
-        ValueError: if it is none.
+        ValueError: if the file holds anything else.
     """
     saved = np.load(path, mmap_mode="r", allow_pickle=False)
     order = saved.astype(index_dtype(size))
@@ -170,7 +207,7 @@ def read_order(path: str, size: int) -> np.ndarray:
         or not np.array_equal(np.sort(order), np.arange(size, dtype=order.dtype))
     ):
         raise ValueError(
-            f"run.grit.first_order: {path} is no permutation of the {size} training samples "
+            f"run.grit.first_order: {path} is not a permutation of the {size} training samples "
             f"(it holds {saved.size} numbers)"
         )
     return order
@@ -182,13 +219,13 @@ def _plan_state(plan: EpochPlan | None) -> dict[str, Any] | None:
     return {"order": torch.from_numpy(plan.order), "grouped": plan.grouped}
 
 
-def _gather_orders(order: np.ndarray, world_size: int) -> np.ndarray:
-    """``(W, n)``: the order of every rank, all of one length. All ranks must call it."""
+def _gather_orders(order: Indices, world_size: int) -> Indices:
+    """Gather the orders of all ranks, of equal length, as ``(W, n)``; all ranks must call it."""
     if world_size == 1:
         return order[None]
     device = torch.device("cuda" if dist.get_backend() == dist.Backend.NCCL else "cpu")
     orders = np.empty((world_size, len(order)), order.dtype)
-    # In pieces: there is little room beside a model on a GPU.
+    # In pieces: next to a model there is little room on a GPU.
     for begin in range(0, len(order), INDICES_PER_EXCHANGE):
         piece = torch.from_numpy(order[begin : begin + INDICES_PER_EXCHANGE]).to(device)
         pieces = [torch.empty_like(piece) for _ in range(world_size)]

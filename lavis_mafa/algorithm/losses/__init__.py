@@ -1,1 +1,27 @@
-"""Losses and labels, pure functions on tensors."""
+"""Losses of the step: functions of a `StepContext`, registered in `LOSSES`.
+
+Pure functions on tensors and the losses made of them stand in one module each. A loss is computed
+if its ``model.mafa.loss_weights.<name>`` is above 0.
+"""
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from lavis_mafa.algorithm.losses.contrastive import consistency_loss, contrastive_loss, itc
+from lavis_mafa.algorithm.losses.language import lm
+from lavis_mafa.algorithm.losses.matching import itm, matching_losses
+from lavis_mafa.algorithm.losses.tcl import imc, lmi
+from lavis_mafa.algorithm.registry import Registry
+
+__all__ = ["LOSSES", "Loss", "consistency_loss", "contrastive_loss", "matching_losses"]
+
+# (step) or (step, own=settings) -> scalar; None: nothing to train in this step.
+Loss = Callable[..., Tensor | None]
+LOSSES: Registry[Loss] = Registry("loss")
+# In the order of computation: it decides on the random stream, from which MLM draws its masks.
+LOSSES.register("itc", source="MAFA eq. 1 and 5")(itc)
+LOSSES.register("imc", source="TCL")(imc)
+LOSSES.register("lmi", source="TCL")(lmi)
+LOSSES.register("itm", source="MAFA eq. 3")(itm)
+LOSSES.register("lm", source="MAFA eq. 4")(lm)

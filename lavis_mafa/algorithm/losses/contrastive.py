@@ -1,4 +1,4 @@
-"""Image-text contrastive loss (ITC) and its soft labels.
+"""Image-text contrastive loss (ITC) and GRIT-VLP's consistency loss.
 
 Similarities are ``(B, N)``: B anchors of this rank, N candidates of the other modality; they are
 divided by the temperature already. Labels are ``(B, N)`` distributions over the candidates.
@@ -6,74 +6,26 @@ divided by the temperature already. Labels are ``(B, N)`` distributions over the
 
 from __future__ import annotations
 
-import torch
+from typing import TYPE_CHECKING
+
 import torch.nn.functional as F
 from torch import Tensor
 
+from lavis_mafa.algorithm.labels import itc_sides, labels_of, without
 
-def labels_from_positives(positives: Tensor) -> Tensor:
-    """Spread each anchor's label evenly over its positives (MAFA 4.1: 1, or 0.5 / 0.5).
-
-    Args:
-        positives: ``(B, N)`` bool, at least one per row; or weights from 0 to 1, to which the
-            labels are proportional.
-
-    Returns:
-        ``(B, N)`` float32, rows sum to 1.
-
-    Raises:
-        ValueError: if an anchor has no positive.
-    """
-    counts = positives.sum(dim=1, keepdim=True)
-    if bool((counts == 0).any()):
-        rows = torch.nonzero(counts.squeeze(1) == 0).flatten().tolist()
-        raise ValueError(f"every anchor needs a positive; anchors without one: {rows}")
-    return positives.float() / counts
-
-
-def smooth(labels: Tensor, alpha: float, dropped: Tensor | None = None) -> Tensor:
-    """Smoothed ITC: ``(1 - alpha) * labels + alpha / N`` (MAFA eq. 5).
-
-    Args:
-        labels: ``(B, N)``, rows sum to 1.
-        alpha: mixing parameter, 0 to 1.
-        dropped: ``(B, N)`` bool, candidates that take no part; the uniform share goes to the rest.
-    """
-    if not 0.0 <= alpha <= 1.0:
-        raise ValueError(f"alpha must be between 0 and 1, got {alpha}")
-    present = torch.ones_like(labels) if dropped is None else (~dropped).float()
-    return (1.0 - alpha) * labels + alpha * present / present.sum(dim=1, keepdim=True)
-
-
-def distilled_labels(sim: Tensor, dropped: Tensor | None = None) -> Tensor:
-    """A model's distribution over the candidates as labels (ALBEF eq. 6); it gets no gradient.
-
-    Args:
-        sim: ``(B, N)`` of a momentum encoder, divided by the temperature.
-        dropped: ``(B, N)`` bool, candidates that take no part.
-    """
-    return torch.softmax(_without(sim.detach(), dropped), dim=1)
-
-
-def mix(labels: Tensor, soft: Tensor, alpha: float) -> Tensor:
-    """``(1 - alpha) * labels + alpha * soft``, as distillation has it (ALBEF eq. 6).
-
-    Args:
-        labels, soft: ``(B, N)``, rows sum to 1.
-        alpha: 0 to 1.
-    """
-    return (1.0 - alpha) * labels + alpha * soft
+if TYPE_CHECKING:
+    from lavis_mafa.algorithm.context import StepContext
 
 
 def contrastive_loss(sim: Tensor, labels: Tensor, dropped: Tensor | None = None) -> Tensor:
-    """Cross-entropy of ``softmax(sim)`` against soft labels, mean over anchors (MAFA eq. 1).
+    """Return the mean cross-entropy of ``softmax(sim)`` with soft labels (MAFA eq. 1).
 
     Args:
         sim: ``(B, N)``, divided by the temperature.
         labels: ``(B, N)``, rows sum to 1, 0 where dropped.
         dropped: ``(B, N)`` bool, candidates left out of the softmax.
     """
-    log_p = F.log_softmax(_without(sim, dropped), dim=1)
+    log_p = F.log_softmax(without(sim, dropped), dim=1)
     if dropped is not None:
         # 0 * -inf would be NaN.
         log_p = log_p.masked_fill(dropped, 0.0)
@@ -81,7 +33,7 @@ def contrastive_loss(sim: Tensor, labels: Tensor, dropped: Tensor | None = None)
 
 
 def consistency_loss(sim: Tensor, other_direction: Tensor, dropped: Tensor | None = None) -> Tensor:
-    """``E[KL(sg(q) || p)]`` of GRIT-VLP eq. 6 for one direction.
+    """Return ``E[KL(sg(q) || p)]`` of GRIT-VLP eq. 6 for one direction.
 
     p is the distribution of an image (or text) over the candidates, q that of its own partner in
     the other direction; q is the pseudo-target and passes no gradient.
@@ -91,13 +43,24 @@ def consistency_loss(sim: Tensor, other_direction: Tensor, dropped: Tensor | Non
             in row b) and the same numbering of candidates.
         dropped: ``(B, N)`` bool, candidates left out of both.
     """
-    log_p = F.log_softmax(_without(sim, dropped), dim=1)
-    log_q = F.log_softmax(_without(other_direction, dropped), dim=1).detach()
+    log_p = F.log_softmax(without(sim, dropped), dim=1)
+    log_q = F.log_softmax(without(other_direction, dropped), dim=1).detach()
     terms = log_q.exp() * (log_q - log_p)
     if dropped is not None:
         terms = terms.masked_fill(dropped, 0.0)
     return terms.sum(dim=1).mean()
 
 
-def _without(sim: Tensor, dropped: Tensor | None) -> Tensor:
-    return sim if dropped is None else sim.masked_fill(dropped, float("-inf"))
+def itc(step: StepContext) -> Tensor:
+    """Return ITC with the labels that the settings name, mean of both directions."""
+    soft, active = step.settings.soft_labels, step.soft_labels_active
+    total = step.compared.i2t.new_zeros(())
+    for side in itc_sides(step.compared, step.i2t, step.t2i, step.settings):
+        labels = labels_of(side, step.settings, active)
+        total = total + contrastive_loss(side.sim, labels, side.dropped) / 2
+        # GRIT-VLP eq. 6 keeps one-hot labels and adds lambda * KL. As a label, mixed in, the other
+        # direction's distribution would also lower the weight of the own pair.
+        if active and soft.type == "consistency":
+            term = consistency_loss(side.sim, side.other, side.dropped)
+            total = total + soft.weight / 2 * term
+    return total

@@ -1,12 +1,18 @@
-"""Language losses: which tokens MLM hides, and LM's prediction of the next token."""
+"""Language losses: hiding tokens for MLM, and predicting the next token in LM."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from lavis_mafa.algorithm.pickers import NONE
+
+if TYPE_CHECKING:
+    from lavis_mafa.algorithm.context import StepContext
 
 IGNORED = -100  # cross_entropy's ignore_index
 LM_SMOOTHING = 0.1  # label smoothing of LM in BLIP and BLIP-2
@@ -45,16 +51,40 @@ def mask_tokens(
 def next_token_losses(
     hidden: Tensor, ids: Tensor, mask: Tensor, head: Callable[[Tensor], Tensor]
 ) -> Tensor:
-    """Losses ``(T,)`` of predicting every token but the first from those before it.
+    """Return the losses ``(T,)`` of predicting every token but the first from those before it.
 
     Args:
-        hidden: ``(P, L, D)`` of a causal decoder.
-        ids: ``(P, L)`` int64, what it read.
+        hidden: ``(P, L, D)``, output of a causal decoder.
+        ids: ``(P, L)`` int64, its input.
         mask: ``(P, L)``, 0 for padding, which is not predicted.
         head: from ``(T, D)`` to logits over the vocabulary ``(T, V)``.
     """
-    asked = mask[:, 1:].bool()
+    predicted = mask[:, 1:].bool()
     # The head is a matrix product with the whole vocabulary: only where there is a target.
-    logits = head(hidden[:, :-1][asked]).float()
-    targets = ids[:, 1:][asked]
+    logits = head(hidden[:, :-1][predicted]).float()
+    targets = ids[:, 1:][predicted]
     return F.cross_entropy(logits, targets, label_smoothing=LM_SMOOTHING, reduction="none")
+
+
+def lm(step: StepContext) -> Tensor:
+    """Return the language loss of the own pairs and of mined positives (MAFA eq. 4)."""
+    batch, rule = step.batch, step.settings.connections
+    own, view = batch.own, step.compared.momentum
+    image_anchors, texts_mined = step.i2t.mined(rule)
+    text_anchors, images_mined = step.t2i.mined(rule)
+    # D_MLM is a set (MAFA Algorithm 1): a pair that both its image and its text found enters once,
+    # with its image. A pair's number is image * C + text.
+    if rule.uses("lm"):
+        from_images = own[image_anchors] * batch.count + texts_mined
+        missing = len(step.i2t.hard) - len(from_images)  # gathering needs equal sizes on all ranks
+        from_images = batch.ranks.gather(F.pad(from_images, (0, missing), value=NONE))
+        first = ~torch.isin(images_mined * batch.count + own[text_anchors], from_images)
+        text_anchors, images_mined = text_anchors[first], images_mined[first]
+    losses = batch.backbone.language_losses(
+        batch.images,
+        batch.texts,
+        torch.cat([own, own[image_anchors], images_mined]),
+        torch.cat([own, texts_mined, own[text_anchors]]),
+        None if view is None else view.teacher,
+    )
+    return batch.ranks.mean(losses)

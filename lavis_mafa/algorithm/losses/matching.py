@@ -2,21 +2,39 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+if TYPE_CHECKING:
+    from lavis_mafa.algorithm.context import StepContext
+
 
 def matching_losses(logits: Tensor, labels: Tensor) -> Tensor:
-    """Cross-entropy ``(P,)`` of every image-text pair, class 1 = match (MAFA eq. 3).
-
-    The label of a pair may be a probability.
+    """Return the cross-entropy ``(P,)`` of every image-text pair, class 1 = match (MAFA eq. 3).
 
     Args:
         logits: ``(P, 2)``.
-        labels: ``(P,)``, 1 for pairs that match, 0 to 1.
+        labels: ``(P,)``, 1 for pairs that match; probabilities from 0 to 1 are allowed.
     """
     labels = labels.float()
     return F.cross_entropy(
         logits.float(), torch.stack([1.0 - labels, labels], dim=1), reduction="none"
     )
+
+
+def itm(step: StepContext) -> Tensor:
+    """Return ITM of the own pairs and of the hard negatives of both directions."""
+    batch, rule = step.batch, step.settings.connections
+    image_anchors, texts_picked, labels_i2t = step.i2t.itm_pairs(rule)
+    text_anchors, images_picked, labels_t2i = step.t2i.itm_pairs(rule)
+    logits = batch.backbone.match(
+        batch.images,
+        batch.texts,
+        torch.cat([batch.own, batch.own[image_anchors], images_picked]),
+        torch.cat([batch.own, texts_picked, batch.own[text_anchors]]),
+    )
+    labels = torch.cat([x.float() for x in (torch.ones_like(batch.own), labels_i2t, labels_t2i)])
+    return batch.ranks.mean(matching_losses(logits, labels))

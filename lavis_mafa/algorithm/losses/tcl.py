@@ -1,39 +1,46 @@
-"""TCL's two objectives within a modality, beside ITC (Yang et al., "Vision-Language Pre-Training
-with Triple Contrastive Learning", CVPR 2022; what its equations leave open is from its authors'
-public code).
+"""TCL's two losses within a modality, which it adds to ITC.
 
-Everything here is for one modality; TCL takes the mean over images and texts, and the mean of ITC,
-IMC and LMI. Features are normalised and ``(B, E)``; similarities are computed in float32 whatever
-the precision around.
+Yang et al., "Vision-Language Pre-Training with Triple Contrastive Learning", CVPR 2022; details
+that its equations leave open follow its authors' public code.
+
+The pure functions are for one modality; TCL takes the mean over images and texts, and the mean of
+ITC, IMC and LMI. Features are normalised and ``(B, E)``; similarities are computed in float32, also
+under autocast.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from math import isqrt
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lavis_mafa.algorithm.losses.contrastive import contrastive_loss, labels_from_positives
+from lavis_mafa.algorithm.backbone import WithRegions
+from lavis_mafa.algorithm.labels import labels_from_positives, over_all
+from lavis_mafa.algorithm.losses.contrastive import contrastive_loss
+
+if TYPE_CHECKING:
+    from lavis_mafa.algorithm.context import MomentumView, StepContext
 
 
 def intra_modal_loss(
     features: Tensor, targets: Tensor, positives: Tensor, temperature: Tensor | float
 ) -> Tensor:
-    """IMC: a view's feature finds the momentum feature of another view of its own sample (L_imc).
+    """Return IMC (L_imc): match a feature with momentum features of its sample's other view.
 
-    InfoNCE with hard labels: TCL distils ITC only. A text's other view is the text itself, encoded
-    again.
+    It is InfoNCE with hard labels: TCL distils only ITC. A text's other view is the text itself,
+    encoded a second time.
 
     Args:
-        features: ``(B, E)`` of the anchors, the only ones trained.
-        targets: ``(N, E)`` of a momentum encoder, of other views of the same modality: the C
-            candidates of the mini-batches first, then what is queued, if anything. Detached here.
+        features: ``(B, E)`` of the anchors; only these are trained.
+        targets: ``(N, E)`` momentum features of other views, in the same modality: the C candidates
+            of the mini-batches, then the queue's, if there is one. They get no gradient.
         positives: ``(B, C)`` bool, which candidates show an anchor's own sample; several share the
-            label evenly. All that is queued is negative.
-        temperature: what similarities are divided by, > 0; trained if it asks for gradients.
+            label evenly. Queued targets beyond C are negatives.
+        temperature: divides similarities, > 0; trained if it requires a gradient.
 
     Raises:
         ValueError: if there are fewer targets than candidates, or an anchor has no positive.
@@ -55,21 +62,22 @@ def local_loss(
     present: Tensor | None = None,
     same: Tensor | None = None,
 ) -> Tensor:
-    """LMI: a sample's global feature finds each of its own regions among others' (L_lmi).
+    """Return LMI (L_lmi): match a sample's global feature with each of its own regions.
 
-    For every region of an anchor's own, InfoNCE against the regions of all other samples of the
-    mini-batch; the anchor's other regions are left out. Mean over an anchor's regions, then over
-    anchors. Without another sample the loss is 0.
+    Every region of an anchor's own is a positive of InfoNCE whose negatives are the regions of all
+    other samples of the mini-batch; the anchor's other regions are left out. Mean over an anchor's
+    regions, then over anchors. Without another sample the loss is 0.
 
     Args:
-        features: ``(B, E)`` of the anchors' first tokens, the only ones trained.
-        regions: ``(B, M, E)``, normalised local features (see `local_features`) of a momentum
-            encoder, of the samples' other views; for images pooled (`pool_patches`). Detached here.
-        temperature: what similarities are divided by, > 0; trained if it asks for gradients.
-        present: ``(B, M)``, 0 for regions that are padding, which count nowhere; None: all are
-            there. An anchor without a region takes no part as an anchor.
-        same: ``(B, B)`` bool, samples that are no negatives of each other, such as those of one
-            image; always true of a sample and itself.
+        features: ``(B, E)`` of the anchors' first tokens; only these are trained.
+        regions: ``(B, M, E)``, normalised local features (see `local_features`) of the samples'
+            other views by a momentum encoder, pooled for images (`pool_patches`). They get no
+            gradient.
+        temperature: divides similarities, > 0; trained if it requires a gradient.
+        present: ``(B, M)``, 0 for padding, which is ignored; None: no padding. An anchor without
+            any region has no loss.
+        same: ``(B, B)`` bool, samples that are not negatives of each other, such as those of one
+            image; a sample is never its own negative.
 
     Raises:
         ValueError: if features and regions are not of the same samples.
@@ -81,9 +89,9 @@ def local_loss(
             "regions are those of row b"
         )
     there = regions.new_ones(count, places, dtype=torch.bool) if present is None else present.bool()
-    # Zeros: what stands in padding may be anything, and 0 * NaN is NaN.
+    # Padding may hold NaN, and a NaN times a mask of 0 stays NaN.
     regions = regions.masked_fill(~there[:, :, None], 0.0)
-    sim = _similarity(features, regions.flatten(0, 1), temperature).unflatten(1, (count, places))
+    sim = _similarity(features, regions.flatten(0, 1), temperature).view(-1, count, places)
 
     own = torch.eye(count, dtype=torch.bool, device=sim.device)
     negative = ~(own if same is None else own | same)[:, :, None] & there[None]
@@ -97,23 +105,23 @@ def local_loss(
 
 
 def local_features(embeds: Tensor, projection: Callable[[Tensor], Tensor]) -> Tensor:
-    """Normalised features ``(N, S - 1, E)`` of every token but the first.
+    """Return normalised features ``(N, S - 1, E)`` of every token but the first.
 
-    TCL projects patches and words by the heads of the first token.
+    TCL projects patches and words with the heads of the first token.
 
     Args:
-        embeds: ``(N, S, D)`` of an encoder.
+        embeds: ``(N, S, D)``, output of an encoder.
         projection: from ``(N, S - 1, D)`` to ``(N, S - 1, E)``.
     """
     return F.normalize(projection(embeds[:, 1:]).float(), dim=-1)
 
 
 def pool_patches(patches: Tensor) -> Tensor:
-    """Means of the features of neighbouring patches, for larger regions and fewer of them.
+    """Average the features of neighbouring patches into fewer, larger regions.
 
-    As in TCL a window's side is the root of the grid's, rounded down: 16 x 16 patches (256 px)
-    become 4 x 4 regions of 4 x 4 patches. Where windows do not fit the grid they overlap, so that
-    no patch is lost. The means are not normalised again.
+    As in TCL the side of a region is the root of the grid's side, rounded down: 16 x 16 patches
+    (256 px) become 4 x 4 regions of 4 x 4 patches. Where regions do not fit the grid they overlap,
+    so that every patch counts. The means are not normalised again.
 
     Args:
         patches: ``(N, S, E)``, row by row of a square grid.
@@ -130,12 +138,41 @@ def pool_patches(patches: Tensor) -> Tensor:
             f"{patches.shape[1]} patches do not make a square grid; give those of a square image, "
             "without its first token"
         )
-    grid = patches.transpose(1, 2).unflatten(2, (side, side))
+    grid = patches.transpose(1, 2).reshape(len(patches), -1, side, side)
     return F.adaptive_avg_pool2d(grid, side // isqrt(side)).flatten(2).transpose(1, 2)
 
 
 def _similarity(features: Tensor, targets: Tensor, temperature: Tensor | float) -> Tensor:
-    """``(B, N)`` of features ``(B, E)`` and targets ``(N, E)``, which get no gradient."""
+    """Return similarities ``(B, N)`` of features ``(B, E)`` to detached targets ``(N, E)``."""
     # The temperature's gradient suffers in lower precision.
     with torch.autocast(features.device.type, enabled=False):
         return features.float() @ targets.detach().float().t() / temperature
+
+
+def imc(step: StepContext) -> Tensor:
+    """Return TCL's intra-modal loss, mean of this rank's images and texts."""
+    batch, view = step.batch, _view(step)
+    images, texts = batch.features()
+    positives = over_all(batch.positives, step.compared.i2t, step.compared.queued_positives)
+    of_images = intra_modal_loss(images, view.all_images, positives, batch.temperature)
+    of_texts = intra_modal_loss(texts, view.all_texts, positives, batch.temperature)
+    return (of_images + of_texts) / 2
+
+
+def lmi(step: StepContext) -> Tensor:
+    """Return TCL's local loss, mean of this rank's images and texts."""
+    batch, view = step.batch, _view(step)
+    images, texts = batch.features()
+    assert isinstance(view.backbone, WithRegions), "every family with momentum encoders has regions"
+    with torch.no_grad():
+        regions, words = view.backbone.regions(view.images, view.texts)
+    same = batch.positives[:, batch.own]
+    of_images = local_loss(images, regions, batch.temperature, same=same)
+    of_texts = local_loss(texts, words, batch.temperature, view.texts.mask[:, 1:], same)
+    return (of_images + of_texts) / 2
+
+
+def _view(step: StepContext) -> MomentumView:
+    if step.compared.momentum is None:
+        raise ValueError("loss_weights imc and lmi (TCL) need soft_labels.type: momentum")
+    return step.compared.momentum

@@ -6,12 +6,12 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from omegaconf import OmegaConf
 
 from lavis_mafa.algorithm.grit import (
     EpochBatches,
     GritCollector,
     GritSchedule,
+    GritSettings,
     grouped_plan,
     random_plan,
 )
@@ -22,20 +22,7 @@ from lavis_mafa.algorithm.grit.schedule import read_order
 
 
 def grit(**changes):
-    return OmegaConf.create(
-        {
-            "enabled": True,
-            "queue_size": 40,
-            "search_space": 16,
-            "start_epoch": 1,
-            "first_order": None,
-            "shuffle": True,
-            "shuffle_across_ranks": False,
-            "naive": False,
-            "same_image": "apart",
-            **changes,
-        }
-    )
+    return GritSettings(**{"enabled": True, "queue_size": 40, "search_space": 16, **changes})
 
 
 def feature_of(indices, dim=6):
@@ -89,7 +76,7 @@ def test_every_epoch_is_a_permutation_and_leftovers_come_first(
         shuffle_across_ranks=across,
     )
     with pytest.MonkeyPatch.context() as patch:
-        schedules = [GritSchedule(cfg, size, batch, r, world, seed) for r in range(world)]
+        schedules = [GritSchedule(size, batch, cfg, r, world, seed) for r in range(world)]
         leftover = np.empty(0, np.int64)
         for epoch in range(4):
             plans = [s.begin(epoch) for s in schedules]
@@ -241,7 +228,7 @@ def test_collecting_equals_a_slow_loop(
 
 
 def test_what_was_not_collected_is_missed():
-    schedule = GritSchedule(grit(), 40, 4)
+    schedule = GritSchedule(40, 4, grit())
     plan = schedule.begin(0)
     collect_epoch([schedule], plan, last=plan.steps - 1)
     with pytest.raises(ValueError, match="36 samples were collected .* not 40"):
@@ -269,12 +256,12 @@ def test_orders_of_ranks_are_gathered_piece_by_piece(piece, monkeypatch):
 
 
 def test_plans_of_older_checkpoints_are_taken_up():
-    schedule = GritSchedule(grit(), 40, 4)
+    schedule = GritSchedule(40, 4, grit())
     schedule.begin(0)
     state = schedule.state_dict()
     order = state["plan"]["order"]
     state["plan"]["order"] = order.long()
-    again = GritSchedule(grit(), 40, 4)
+    again = GritSchedule(40, 4, grit())
     again.load_state_dict(state, 0)
     assert again.plan.order.tolist() == order.tolist() and again.plan.order.dtype == np.int32
 
@@ -325,15 +312,15 @@ def test_a_resumed_schedule_goes_on_as_if_nothing_had_happened(stop, tmp_path):
             schedule.end(epoch)
         return orders
 
-    undisturbed = run(GritSchedule(cfg, 100, 8, seed=4), range(4))
-    first = GritSchedule(cfg, 100, 8, seed=4)
+    undisturbed = run(GritSchedule(100, 8, cfg, seed=4), range(4))
+    first = GritSchedule(100, 8, cfg, seed=4)
     first.begin(0)
     collect_epoch([first], first.plan)
     first.end(0)
     first.begin(1)
     collect_epoch([first], first.plan, 0, stop)
     torch.save(first.state_dict(), tmp_path / "state.pth")
-    again = GritSchedule(cfg, 100, 8, seed=4)
+    again = GritSchedule(100, 8, cfg, seed=4)
     again.load_state_dict(torch.load(tmp_path / "state.pth", weights_only=True), epoch=1)
     orders = []
     collect_epoch([again], again.plan, stop)
@@ -363,7 +350,7 @@ def test_a_search_space_above_the_queue_is_refused():
 def test_a_saved_order_must_be_a_permutation(tmp_path):
     np.save(tmp_path / "order.npy", np.array([2, 0, 1]))
     assert read_order(str(tmp_path / "order.npy"), 3).tolist() == [2, 0, 1]
-    plan = GritSchedule(grit(first_order=str(tmp_path / "order.npy")), 3, 1).begin(0)
+    plan = GritSchedule(3, 1, grit(first_order=str(tmp_path / "order.npy"))).begin(0)
     assert plan.order.tolist() == [2, 0, 1] and plan.grouped
     with pytest.raises(ValueError, match="permutation"):
         read_order(str(tmp_path / "order.npy"), 4)

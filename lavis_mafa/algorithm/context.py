@@ -1,0 +1,207 @@
+"""The data of one step: what was encoded, compared and found. Every loss is a function of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lavis_mafa.algorithm.backbone import Backbone, Images, Teacher, Texts
+from lavis_mafa.algorithm.mining import Connections
+from lavis_mafa.algorithm.ranks import Ranks
+from lavis_mafa.algorithm.settings import StepSettings
+from lavis_mafa.algorithm.tokens import captions_of
+
+
+def known_positives(
+    numbers: Mapping[str, Tensor], own: Tensor, count: int, same_image: str
+) -> Tensor:
+    """Return which candidates ``(B, C)`` bool are known to match each anchor.
+
+    These are its own pair and, with ``same_image: positive``, all pairs of its image.
+
+    Args:
+        numbers: of the C candidates; ``image_id`` ``(C,)`` where it is known.
+        own: ``(B,)``, the anchors' numbers among the candidates.
+        count: C.
+        same_image: see `StepSettings`.
+    """
+    positives = own[:, None] == torch.arange(count, device=own.device)
+    if same_image == "positive" and "image_id" in numbers:
+        ids = numbers["image_id"]
+        positives = positives | (ids[own][:, None] == ids[None, :])
+    return positives
+
+
+@dataclass
+class MiniBatch:
+    """A mini-batch after encoding: B pairs of this rank among the C candidates.
+
+    Attributes:
+        backbone: the model in training.
+        settings: of the step.
+        samples: as the data loader gave them.
+        ranks: whose mini-batches the candidates are.
+        own: ``(B,)`` numbers of this rank's pairs among the candidates.
+        numbers: ``image_id`` and ``loaded_index`` ``(C,)`` of the candidates, where known.
+        own_images, own_texts: encoded, of this rank; gradients flow through all of them.
+        images, texts: encoded, of all candidates; with ``settings.detach_other`` their features are
+            detached.
+    """
+
+    backbone: Backbone
+    settings: StepSettings
+    samples: Mapping[str, Any]
+    ranks: Ranks
+    own: Tensor
+    numbers: dict[str, Tensor]
+    own_images: Images
+    own_texts: Texts
+    images: Images
+    texts: Texts
+
+    @classmethod
+    def encode(
+        cls, backbone: Backbone, samples: Mapping[str, Any], settings: StepSettings
+    ) -> MiniBatch:
+        """Encode the mini-batch, once per modality, and gather the candidates of all ranks."""
+        ranks = Ranks(settings.all_ranks)
+        images = backbone.encode_images(samples["image"])
+        texts = backbone.encode_texts(captions_of(samples))
+        own = ranks.own(len(samples["text_input"]), images.embeds.device)
+        return cls(
+            backbone,
+            settings,
+            samples,
+            ranks,
+            own,
+            _numbers(samples, ranks, own.device),
+            images,
+            texts,
+            ranks.images(images, settings.detach_other),
+            ranks.texts(texts, settings.detach_other),
+        )
+
+    @property
+    def count(self) -> int:
+        """C, the number of candidates."""
+        return len(self.texts.ids)
+
+    @cached_property
+    def positives(self) -> Tensor:
+        """`known_positives` ``(B, C)`` of this rank's pairs."""
+        return known_positives(self.numbers, self.own, self.count, self.settings.same_image)
+
+    @property
+    def temperature(self) -> Tensor:
+        """The learnable temperature (scalar)."""
+        return self.backbone.temperature
+
+    def features(self) -> tuple[Tensor, Tensor]:
+        """Return this rank's image and text features, ``(B, E)`` or ``(B, Q, E)``."""
+        images, texts = self.own_images.features, self.own_texts.features
+        assert images is not None and texts is not None, "encoded for matching only"
+        return images, texts
+
+    def compare(self) -> Compared:
+        """Compare this rank's images and texts with all candidates."""
+        images, texts = self.features()
+        assert self.images.features is not None and self.texts.features is not None
+        similarity = self.backbone.similarity
+        i2t = similarity(images, self.texts.features)
+        t2i = similarity(self.images.features, texts).t()
+        return Compared(i2t / self.temperature, t2i / self.temperature)
+
+    def zero_of_gathered(self) -> Tensor | float:
+        """Return 0 that depends on all gathered embeddings.
+
+        Gathering takes part in the backward pass on every rank or on none: without this term a rank
+        whose losses need no other rank's embeddings would leave the others waiting.
+        """
+        if self.ranks.world == 1:
+            return 0.0
+        embeds = [self.images.embeds, self.texts.embeds]
+        return sum((0.0 * e.float().sum() for e in embeds if e is not None), start=0.0)
+
+
+def _numbers(samples: Mapping[str, Any], ranks: Ranks, device: torch.device) -> dict[str, Tensor]:
+    """Gather ``image_id`` and ``loaded_index`` of all candidates, where samples have them."""
+    known = [name for name in ("image_id", "loaded_index") if name in samples]
+    if not known:
+        return {}
+    own = torch.stack([torch.as_tensor(samples[name]).to(device) for name in known], dim=1)
+    return dict(zip(known, ranks.gather(own).unbind(dim=1), strict=True))
+
+
+@dataclass
+class MomentumView:
+    """A mini-batch as momentum encoders see it.
+
+    Attributes:
+        backbone: drives the momentum encoders.
+        images, texts: encoded by them, of this rank.
+        all_images, all_texts: their features ``(N, E)`` of all candidates, then of the queue.
+        teacher: for the language loss; None if that learns from no momentum encoder.
+    """
+
+    backbone: Backbone
+    images: Images
+    texts: Texts
+    all_images: Tensor
+    all_texts: Tensor
+    teacher: Teacher | None = None
+
+
+@dataclass
+class Compared:
+    """Similarities of the anchors to all candidates, divided by the temperature.
+
+    The N columns are the C candidates of the mini-batches, then the Q of the momentum queue.
+
+    Attributes:
+        i2t, t2i: ``(B, N)`` of images to texts and of texts to images.
+        soft_i2t, soft_t2i: ``(B, N)`` of momentum encoders, from which soft labels follow.
+        alpha: weight of these labels.
+        queued_positives: ``(B, Q)`` bool, which of the queue shows an anchor's image.
+        momentum: what the momentum encoders gave.
+    """
+
+    i2t: Tensor
+    t2i: Tensor
+    soft_i2t: Tensor | None = None
+    soft_t2i: Tensor | None = None
+    alpha: float = 0.0
+    queued_positives: Tensor | None = None
+    momentum: MomentumView | None = None
+
+
+@dataclass
+class StepContext:
+    """Everything that a loss may need.
+
+    Attributes:
+        batch: the mini-batch after encoding.
+        compared: similarities.
+        i2t, t2i: hard negatives of images and of texts, with Con-D's verdicts.
+    """
+
+    batch: MiniBatch
+    compared: Compared
+    i2t: Connections
+    t2i: Connections
+
+    @property
+    def settings(self) -> StepSettings:
+        """Settings of the step."""
+        return self.batch.settings
+
+    @property
+    def soft_labels_active(self) -> bool:
+        """Whether labels of ITC are soft by now, see `SoftLabels.active`."""
+        samples = self.batch.samples
+        epoch, grouped = samples.get("epoch", 0), bool(samples.get("grouped", True))
+        return self.settings.soft_labels.active(epoch, grouped)

@@ -1,0 +1,213 @@
+"""Soft labels of the image-text contrastive loss (ITC).
+
+A soft label is a pure function ``(side, soft) -> labels`` of one direction of ITC and the settings
+`SoftLabels`; register it in `SOFT_LABELS` to use its name as ``model.mafa.soft_labels.type``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lavis_mafa.algorithm.registry import Registry
+
+if TYPE_CHECKING:
+    from lavis_mafa.algorithm.context import Compared
+    from lavis_mafa.algorithm.mining import Connections
+    from lavis_mafa.algorithm.settings import SoftLabels, StepSettings
+
+
+def labels_from_positives(positives: Tensor) -> Tensor:
+    """Return labels spread evenly over each anchor's positives (MAFA 4.1: 1, or 0.5 / 0.5).
+
+    Args:
+        positives: ``(B, N)`` bool, at least one per row; or weights from 0 to 1, to which the
+            labels are proportional.
+
+    Returns:
+        ``(B, N)`` float32, rows sum to 1.
+
+    Raises:
+        ValueError: if an anchor has no positive.
+    """
+    counts = positives.sum(dim=1, keepdim=True)
+    if bool((counts == 0).any()):
+        rows = torch.nonzero(counts.squeeze(1) == 0).flatten().tolist()
+        raise ValueError(f"every anchor needs a positive; anchors without one: {rows}")
+    return positives.float() / counts
+
+
+def smooth(labels: Tensor, alpha: float, dropped: Tensor | None = None) -> Tensor:
+    """Return smoothed labels ``(1 - alpha) * labels + alpha / N`` (S-ITC, MAFA eq. 5).
+
+    Args:
+        labels: ``(B, N)``, rows sum to 1.
+        alpha: mixing parameter, 0 to 1.
+        dropped: ``(B, N)`` bool, candidates left out; the others share the uniform part.
+    """
+    if not 0.0 <= alpha <= 1.0:
+        raise ValueError(f"alpha must be between 0 and 1, got {alpha}")
+    present = torch.ones_like(labels) if dropped is None else (~dropped).float()
+    return (1.0 - alpha) * labels + alpha * present / present.sum(dim=1, keepdim=True)
+
+
+def distilled_labels(sim: Tensor, dropped: Tensor | None = None) -> Tensor:
+    """Return a model's distribution over the candidates, detached, as labels (ALBEF eq. 6).
+
+    Args:
+        sim: ``(B, N)`` of a momentum encoder, divided by the temperature.
+        dropped: ``(B, N)`` bool, candidates left out.
+    """
+    return torch.softmax(without(sim.detach(), dropped), dim=1)
+
+
+def mix(labels: Tensor, soft: Tensor, alpha: float) -> Tensor:
+    """Return ``(1 - alpha) * labels + alpha * soft``, the labels of distillation (ALBEF eq. 6).
+
+    Args:
+        labels, soft: ``(B, N)``, rows sum to 1.
+        alpha: 0 to 1.
+    """
+    return (1.0 - alpha) * labels + alpha * soft
+
+
+def without(sim: Tensor, dropped: Tensor | None) -> Tensor:
+    """Return similarities with -inf for dropped candidates, which a softmax then leaves out."""
+    return sim if dropped is None else sim.masked_fill(dropped, float("-inf"))
+
+
+@dataclass(frozen=True)
+class ItcSide:
+    """One direction of ITC: B anchors of one modality, N candidates of the other.
+
+    Attributes:
+        sim: ``(B, N)`` similarities divided by the temperature.
+        other: ``(B, N)``, those of the anchors' partners in the other direction.
+        positives: ``(B, N)`` bool, known and mined positives; with ``connections.labels:
+            probability`` weights from 0 to 1.
+        dropped: ``(B, N)`` bool, candidates left out of the loss; None: none.
+        soft_sim: ``(B, N)`` similarities of momentum encoders; None without them.
+        momentum_weight: share of labels from momentum encoders, as it has grown so far.
+    """
+
+    sim: Tensor
+    other: Tensor
+    positives: Tensor
+    dropped: Tensor | None = None
+    soft_sim: Tensor | None = None
+    momentum_weight: float = 0.0
+
+    def one_hot(self) -> Tensor:
+        """Return labels ``(B, N)`` spread evenly over each anchor's positives."""
+        return labels_from_positives(self.positives)
+
+    def smoothed(self, alpha: float) -> Tensor:
+        """Return `one_hot` labels with a share ``alpha`` of the uniform distribution."""
+        labels = self.one_hot()
+        return smooth(labels, alpha, self.dropped) if alpha else labels
+
+
+SoftLabel = Callable[..., Tensor]  # (side, soft) or (side, soft, own=settings)
+SOFT_LABELS: Registry[SoftLabel] = Registry("soft label")
+
+
+@SOFT_LABELS.register("one_hot", source="MAFA 4.1")
+def one_hot(side: ItcSide, soft: SoftLabels) -> Tensor:
+    """Spread labels over positives, with ``label_smoothing``."""
+    return side.smoothed(soft.label_smoothing)
+
+
+@SOFT_LABELS.register("smoothed", source="MAFA eq. 5")
+def smoothed(side: ItcSide, soft: SoftLabels) -> Tensor:
+    """Smooth labels by ``alpha`` (S-ITC)."""
+    return side.smoothed(soft.alpha)
+
+
+@SOFT_LABELS.register("consistency", source="GRIT-VLP eq. 6")
+def consistency(side: ItcSide, soft: SoftLabels) -> Tensor:
+    """Use one-hot labels; ITC adds the consistency loss as a term of its own."""
+    return side.smoothed(soft.label_smoothing)
+
+
+@SOFT_LABELS.register("momentum", source="ALBEF eq. 6")
+def momentum(side: ItcSide, soft: SoftLabels) -> Tensor:
+    """Mix one-hot labels with the momentum encoders' distribution."""
+    labels = side.smoothed(soft.label_smoothing)
+    if side.soft_sim is None:
+        return labels
+    return mix(labels, distilled_labels(side.soft_sim, side.dropped), side.momentum_weight)
+
+
+def itc_sides(
+    compared: Compared, i2t: Connections, t2i: Connections, settings: StepSettings
+) -> tuple[ItcSide, ItcSide]:
+    """Return both directions of ITC, with what mining made of their candidates."""
+    images, texts = (
+        _side(compared, found, settings, *sims)
+        for found, sims in (
+            (i2t, (compared.i2t, compared.t2i, compared.soft_i2t)),
+            (t2i, (compared.t2i, compared.i2t, compared.soft_t2i)),
+        )
+    )
+    return images, texts
+
+
+def _side(
+    compared: Compared,
+    found: Connections,
+    settings: StepSettings,
+    sim: Tensor,
+    other: Tensor,
+    soft_sim: Tensor | None,
+) -> ItcSide:
+    positives, dropped = found.itc_targets(settings.connections)
+    return ItcSide(
+        sim,
+        other,
+        over_all(positives, sim, compared.queued_positives),
+        None if dropped is None else over_all(dropped, sim),
+        soft_sim,
+        compared.alpha,
+    )
+
+
+def labels_of(side: ItcSide, settings: StepSettings, active: bool) -> Tensor:
+    """Return the labels ``(B, N)`` of one direction; one-hot until soft labels are ``active``."""
+    soft = settings.soft_labels
+    entry = SOFT_LABELS.entry(soft.type if active else "one_hot")
+    if entry.settings is None:
+        return entry.value(side, soft)
+    return entry.value(side, soft, own=settings.own_of(entry))
+
+
+def itc_labels(
+    compared: Compared, i2t: Connections, t2i: Connections, settings: StepSettings, active: bool
+) -> list[tuple[Tensor, Tensor | None]]:
+    """Return labels ``(B, N)`` of ITC and dropped candidates ``(B, N)`` or None, images first.
+
+    Args:
+        compared: similarities, and with momentum encoders theirs.
+        i2t, t2i: what was found in both directions.
+        settings: see `StepSettings`.
+        active: whether labels are soft by now, see `SoftLabels.active`.
+    """
+    sides = itc_sides(compared, i2t, t2i, settings)
+    return [(labels_of(side, settings, active), side.dropped) for side in sides]
+
+
+def over_all(mark: Tensor, sim: Tensor, queued: Tensor | None = None) -> Tensor:
+    """Extend a mark ``(B, C)`` of the mini-batches' candidates to all ``(B, N)``.
+
+    Args:
+        mark: bool or weights.
+        sim: ``(B, N)``; only its shape is used.
+        queued: ``(B, Q)`` mark of the queue; None marks none of it.
+    """
+    if queued is not None:
+        return torch.cat([mark, queued.to(mark.dtype)], dim=1)
+    return F.pad(mark, (0, sim.shape[1] - mark.shape[1]))

@@ -1,0 +1,114 @@
+"""The result of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree
+
+from lavis_mafa.algorithm.losses import LOSSES
+from lavis_mafa.algorithm.mining import ABSENT, AMBIGUOUS, POSITIVE, Connections
+
+# Figures of `StepOutput.counts`. "found": judged positive, whether or not it is used.
+COUNTS = ("picked", "judged", "found", "ambiguous", "kept", "probability_sum")
+LOSS = "loss_"  # before the name of a loss
+
+
+@dataclass(eq=False)
+class StepOutput(Mapping[str, Any]):
+    """The loss of a step, its terms, and what was found.
+
+    It is a mapping as well, as LAVIS's tasks expect: ``output["loss"]``, ``output.items()``. The
+    term ``itc`` is ``output.loss_itc`` and ``output["loss_itc"]``. Values that are None are
+    attributes, but no items.
+
+    Attributes:
+        loss: weighted sum (scalar).
+        losses: scalars by name, of the losses that were computed.
+        temperature: scalar.
+        image_features, text_features: ``(B, E)``, normalised and detached, for GRIT.
+        own: ``(B,)``, numbers of the mini-batch's pairs among the C candidates.
+        candidates: ``(C,)``, ``loaded_index`` of the candidates' samples; None if unknown.
+        i2t, t2i: the hard negatives of both directions and their verdicts.
+        counts: ``(2, 6)``, per direction (i2t, t2i) the figures named in `COUNTS`.
+        judged_pairs: number of distinct pairs that Con-D judged.
+    """
+
+    loss: Tensor | None = None
+    losses: Mapping[str, Tensor] = field(default_factory=dict)
+    temperature: Tensor | None = None
+    image_features: Tensor | None = None
+    text_features: Tensor | None = None
+    own: Tensor | None = None
+    candidates: Tensor | None = None
+    i2t: Connections | None = None
+    t2i: Connections | None = None
+    counts: Tensor | None = None
+    judged_pairs: int | None = None
+
+    def __getattr__(self, name: str) -> Tensor | None:
+        short = name.removeprefix(LOSS)
+        if short != name and (short in LOSSES or short in self.losses):
+            return self.losses.get(short)
+        raise AttributeError(f"a StepOutput has no attribute {name!r}")
+
+    def _entries(self) -> dict[str, Any]:
+        entries: dict[str, Any] = {}
+        for one in fields(self):
+            value = getattr(self, one.name)
+            if one.name == "losses":
+                entries.update({LOSS + name: loss for name, loss in value.items()})
+            elif value is not None:
+                entries[one.name] = value
+        return entries
+
+    def __getitem__(self, key: str) -> Any:
+        return self._entries()[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries())
+
+    def __len__(self) -> int:
+        return len(self._entries())
+
+
+def _from_entries(values: Any, keys: list[str]) -> StepOutput:
+    entries = dict(zip(keys, values, strict=True))
+    terms = [key for key in entries if key.startswith(LOSS)]
+    losses = {key.removeprefix(LOSS): entries.pop(key) for key in terms}
+    return StepOutput(losses=losses, **entries)
+
+
+# DDP with a static graph (BLIP-2 with activation checkpointing) passes every tensor that a model
+# returns through a function of its own, whose backward pass starts the first all-reduce. It finds
+# them with pytree, to which an unknown class is a leaf: gradients would stay unaveraged.
+_pytree.register_pytree_node(
+    StepOutput, lambda output: (list(output.values()), list(output.keys())), _from_entries
+)
+
+
+def counts_of(found: Connections, judged: bool) -> Tensor:
+    """Return the figures ``(6,)`` named in `COUNTS`.
+
+    Args:
+        found: of one direction.
+        judged: whether there is a Con-D.
+    """
+    present = found.state != ABSENT
+    positive = found.state == POSITIVE
+    ambiguous = found.state == AMBIGUOUS
+    return torch.stack(
+        [
+            present.sum(),
+            found.judged.sum(),
+            positive.sum(),
+            ambiguous.sum(),
+            (present & ~positive & ~ambiguous).sum(),
+            # A probability that is not finite must show here: the runner checks the sum.
+            torch.where(present & judged, found.probability, 0.0).sum(),
+        ]
+    ).float()

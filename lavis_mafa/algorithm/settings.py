@@ -1,0 +1,148 @@
+"""Settings of the training step: ``model.mafa`` of a config."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+from lavis_mafa.algorithm.labels import SOFT_LABELS
+from lavis_mafa.algorithm.losses import LOSSES
+from lavis_mafa.algorithm.mining import MiningRule
+from lavis_mafa.algorithm.options import check_options, option
+from lavis_mafa.algorithm.pickers import PICKERS
+from lavis_mafa.algorithm.posterior import PosteriorRule
+from lavis_mafa.algorithm.registry import Entry
+
+
+@dataclass(frozen=True)
+class SoftLabels:
+    """Soft labels of the image-text contrastive loss (ITC).
+
+    The field ``start_epoch`` does not apply to momentum distillation: it starts in the first step,
+    with a weight that grows over two epochs.
+    """
+
+    type: str = option(
+        "smoothed",
+        "one-hot labels, S-ITC, GRIT-VLP's consistency loss or momentum distillation",
+        source="MAFA 4.2, GRIT-VLP 4.2, ALBEF 3.4",
+        choices=SOFT_LABELS,
+    )
+    alpha: float = option(
+        0.5, "share of the uniform distribution (BLIP-2: 0.2)", source="MAFA 4.2", low=0, high=1
+    )
+    weight: float = option(
+        0.2, "lambda of the consistency loss", source="GRIT-VLP 4.2", low=0, also=("lambda",)
+    )
+    start_epoch: int | None = option(
+        None, "first epoch with soft labels; null: the first grouped one", source="MAFA 4.2", low=0
+    )
+    label_smoothing: float = option(
+        0.0,
+        "share of the uniform distribution where alpha does not apply (BLIP-2: 0.1)",
+        source="BLIP-2 in LAVIS",
+        low=0,
+        high=1,
+    )
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+    def active(self, epoch: int, grouped: bool) -> bool:
+        """Return whether labels are soft in a mini-batch of an epoch."""
+        if self.type == "momentum":
+            return True
+        return grouped if self.start_epoch is None else epoch >= self.start_epoch
+
+
+@dataclass(frozen=True)
+class LossWeights:
+    """Default weights of the losses; a loss of weight 0 is not computed."""
+
+    itc: float = option(1.0, "image-text contrastive", low=0)
+    imc: float = option(
+        0.0, "intra-modal contrastive (TCL: itc, imc and lmi 1/3 each)", source="TCL", low=0
+    )
+    lmi: float = option(0.0, "local mutual information", source="TCL", low=0)
+    itm: float = option(1.0, "image-text matching", low=0)
+    lm: float = option(1.0, "masked or causal language modelling", low=0, also=("mlm",))
+
+
+@dataclass(frozen=True)
+class StepSettings:
+    """Settings of `lavis_mafa.algorithm.step.run_step`.
+
+    Attributes:
+        all_ranks: candidates come from the mini-batches of all ranks, as in BLIP-2, instead of only
+            the rank's own; ``model.negative_all_rank`` of a config.
+        own: settings of registered pickers, soft labels and losses that have some, by the entry's
+            name; an entry that is not listed has its defaults.
+    """
+
+    negatives: str = option(
+        "hardest",
+        "hard negatives: the hardest in the mini-batch, sampled by similarity (ALBEF), or sampled "
+        "by the posterior that they are false (FNE)",
+        source="MAFA 4.1, ALBEF 3.2, FNE",
+        choices=PICKERS,
+    )
+    posterior: PosteriorRule = option(
+        factory=PosteriorRule, doc="settings of negatives: posterior", source="FNE"
+    )
+    detach_other: bool = option(
+        True, "image to text trains images only, text to image texts only", source="MAFA 4.2"
+    )
+    same_image: str = option(
+        "positive",
+        "captions of one image: positives of each other, or negatives as in the papers",
+        choices=("positive", "negative"),
+    )
+    all_ranks: bool = False
+    loss_weights: Mapping[str, float] = option(
+        factory=lambda: asdict(LossWeights()), doc="weights of the losses; 0: off", keys=LossWeights
+    )
+    soft_labels: SoftLabels = option(
+        factory=SoftLabels, doc="soft labels of ITC", source="MAFA 4.2"
+    )
+    connections: MiningRule = option(
+        factory=MiningRule,
+        doc="what happens to hard negatives that Con-D judged",
+        source="MAFA 4.1",
+    )
+    own: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+    @classmethod
+    def from_config(cls, cfg: Mapping[str, Any], all_ranks: bool = False) -> StepSettings:
+        """Build from ``model.mafa`` and ``model.negative_all_rank``; missing keys keep defaults."""
+        known = {key: cfg[key] for key in ("negatives", "detach_other", "same_image") if key in cfg}
+        rule = dict(cfg.get("connections") or {})
+        if "use_in" in rule:
+            rule["use_in"] = tuple(rule["use_in"])
+        built_in = {one.name for one in fields(cls)}
+        own = {
+            name: entry.settings(**(cfg.get(name) or {}))
+            for registry in (PICKERS, SOFT_LABELS, LOSSES)
+            for name, entry in registry.entries().items()
+            if entry.settings is not None and name not in built_in
+        }
+        return cls(
+            **known,
+            all_ranks=all_ranks,
+            loss_weights={**asdict(LossWeights()), **(cfg.get("loss_weights") or {})},
+            posterior=PosteriorRule(**(cfg.get("posterior") or {})),
+            soft_labels=SoftLabels(**(cfg.get("soft_labels") or {})),
+            connections=MiningRule(**rule),
+            own=own,
+        )
+
+    def own_of(self, entry: Entry[Any]) -> Any:
+        """Return the own settings of a registered entry; None if it has none."""
+        if entry.settings is None:
+            return None
+        # `posterior` has a field of its own, which configs have had from the beginning.
+        given = self.own.get(entry.name, getattr(self, entry.name, None))
+        return given if isinstance(given, entry.settings) else entry.settings()
