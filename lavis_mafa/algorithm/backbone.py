@@ -15,11 +15,11 @@ class Images:
     """Encoded images.
 
     Attributes:
-        embeds: ``(N, S, D)``, what the language side attends to.
+        embeds: ``(N, S, D)``, to which texts attend.
         features: normalised, ``(N, E)``, or ``(N, Q, E)`` where an image has Q queries; None if
             encoded for matching only.
-        seen: ``(B, S, V)`` output of the image encoder proper, for another model with the same one.
-        cache: what a family keeps of this rank's B images for `Backbone.language_losses`.
+        seen: ``(B, S, V)`` output of the image encoder, for a Con-D that shares it.
+        cache: data of a family about this rank's B images, for `Backbone.language_losses`.
         first: number of this rank's first image among the N.
         memory: keys and values of cross-attention, see `lavis_mafa.models.families.attention`.
     """
@@ -45,11 +45,11 @@ class Texts:
 
 @dataclass
 class Teacher:
-    """A momentum copy of the model whose predictions the language loss takes up (ALBEF eq. 7).
+    """A momentum copy of the model, whose predictions the language loss learns from (ALBEF eq. 7).
 
     Attributes:
         backbone: drives the copy.
-        images: what it encoded of the same N images.
+        images: the same N images, encoded by it.
         alpha: weight of its predictions, 0 to 1.
     """
 
@@ -59,39 +59,43 @@ class Teacher:
 
 
 class Backbone(Protocol):
-    """How a family encodes, compares, matches and tells.
+    """The operations of a model family that the step needs.
 
-    A backbone holds no weights of its own: it drives the modules of a LAVIS model, so that the same
-    code serves the model in training and a frozen Con-D. It has their attention computed by fused
-    kernels.
+    A backbone has no weights: it drives the modules of a model, so that the same code serves the
+    model in training, its momentum copy and a frozen Con-D.
     """
 
     def image_tokens(self, images: Tensor) -> Tensor:
-        """Output ``(B, S, V)`` of the image encoder alone for images ``(B, 3, H, W)``."""
+        """Return the output ``(B, S, V)`` of the image encoder for images ``(B, 3, H, W)``."""
 
     def encode_images(
         self, images: Tensor, seen: Tensor | None = None, for_matching: bool = False
     ) -> Images:
-        """Encode ``(B, 3, H, W)``; ``for_matching`` leaves out what `match` does not need.
+        """Encode images ``(B, 3, H, W)``.
 
-        ``seen`` stands for ``image_tokens(images)`` where that is known already.
+        Args:
+            seen: ``image_tokens(images)``, if it is known already.
+            for_matching: leave out what `match` does not need.
         """
 
     def encode_texts(
         self, captions: Captions, max_length: int | None = None, for_matching: bool = False
     ) -> Texts:
-        """Tokenise and encode B captions, cut at ``max_length`` tokens (default: the model's), or
-        encode their tokens."""
+        """Encode B captions or their tokens.
+
+        Args:
+            max_length: tokens at which captions are cut; None: the model's maximum.
+            for_matching: leave out what `match` does not need.
+        """
 
     def similarity(self, image_features: Tensor, text_features: Tensor) -> Tensor:
-        """Similarities ``(I, T)`` of features of I images and T texts, not divided by the
-        temperature."""
+        """Return similarities ``(I, T)`` of I images and T texts, not divided by the temperature."""
 
     def grit_vectors(self, images: Images, texts: Texts) -> tuple[Tensor, Tensor]:
-        """One vector ``(B, E)`` for each image and caption, for GRIT; pair b in row b."""
+        """Return one vector ``(B, E)`` per image and per caption, for GRIT; pair b in row b."""
 
     def match(self, images: Images, texts: Texts, image_of: Tensor, text_of: Tensor) -> Tensor:
-        """ITM logits ``(P, 2)``, class 1 = match, of the pairs ``(image_of[p], text_of[p])``."""
+        """Return ITM logits ``(P, 2)``, class 1 = match, of pairs ``(image_of[p], text_of[p])``."""
 
     def language_losses(
         self,
@@ -101,9 +105,10 @@ class Backbone(Protocol):
         text_of: Tensor,
         teacher: Teacher | None = None,
     ) -> Tensor:
-        """Language loss ``(T,)`` of every token to predict in the given pairs.
+        """Return the language loss ``(T,)`` of every token to predict in the given pairs.
 
-        ``teacher`` is for MLM; LM distils nothing, as in BLIP.
+        Args:
+            teacher: for MLM; LM ignores it, as in BLIP.
         """
 
     @property
@@ -113,7 +118,7 @@ class Backbone(Protocol):
 
 @runtime_checkable
 class WithRegions(Protocol):
-    """A backbone that has local features, for TCL's LMI."""
+    """A backbone with local features, for TCL's LMI."""
 
     def regions(self, images: Images, texts: Texts) -> tuple[Tensor, Tensor]:
         """Return ``(N, M, E)`` features of regions and ``(N, L - 1, E)`` features of words."""

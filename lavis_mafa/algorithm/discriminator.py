@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
-import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from lavis_mafa.algorithm.ranks import Ranks
 
-Truth = Callable[[np.ndarray, np.ndarray], np.ndarray]
-VIEW = "con_d_image"  # key of a mini-batch's images as Con-D wants them, where they differ
+# Whether images and texts of these numbers match, ``(P,)`` bool; known of the toy world only.
+Truth = Callable[[NDArray[Any], NDArray[Any]], NDArray[Any]]
+VIEW = "con_d_image"  # key of a mini-batch's images in Con-D's own transform, where it differs
 
 
 class Discriminator(Protocol):
-    """Judges pairs of the candidates."""
+    """A model that judges whether images and texts match."""
 
     def judge(
         self,
@@ -25,14 +26,14 @@ class Discriminator(Protocol):
         ranks: Ranks | None = None,
         seen: Tensor | None = None,
     ) -> Tensor:
-        """Probability ``(P,)`` in [0, 1] that image ``image_of[p]`` and text ``text_of[p]`` match.
+        """Return the probability ``(P,)`` that image ``image_of[p]`` and text ``text_of[p]`` match.
 
         Args:
             samples: this rank's mini-batch: ``image`` ``(B, 3, H, W)`` and ``text_input``, B
                 captions; `VIEW` ``(B, 3, H', W')`` if the discriminator has a view of its own;
-                ``loaded_index`` ``(C,)`` of all candidates.
+                ``loaded_index`` ``(C,)`` of all candidates, where known.
             image_of, text_of: ``(P,)`` numbers of candidates.
-            ranks: whose mini-batches the candidates are; None: this rank's. If they are of several
-                ranks, all must call it, also with P = 0.
-            seen: what the model in training got from its image encoder for ``image``.
+            ranks: whose mini-batches the candidates are; None: this rank's. With several ranks all
+                must call it, even with P = 0.
+            seen: ``(B, S, V)`` output of the image encoder of the model in training.
         """

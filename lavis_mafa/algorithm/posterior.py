@@ -316,7 +316,11 @@ class PosteriorPicker(nn.Module):
         self.observe(*cosines, positives, own, epoch)
 
         def picker(own_sim: Tensor) -> Picker:
-            return lambda sim, excluded: self.pick(sim * temperature, excluded, own_sim)
+            def pick(sim: Tensor, excluded: Tensor) -> Tensor:
+                picked: Tensor = self.pick(sim * temperature, excluded, own_sim)
+                return picked
+
+            return pick
 
         # With momentum encoders an image's similarity to its text differs from the text's to the
         # image: one of the two features is the momentum encoder's.

@@ -65,7 +65,9 @@ class Ranks:
         if self.world == 1:
             return tensor
         if with_grad and tensor.requires_grad and torch.is_grad_enabled():
-            rows: tuple[Tensor, ...] = _GatherWithGradient.apply(tensor.contiguous())
+            rows: tuple[Tensor, ...] = _GatherWithGradient.apply(  # type: ignore[no-untyped-call]
+                tensor.contiguous()
+            )
             return torch.cat(rows)
         tensor = tensor.detach().contiguous()
         gathered = [torch.empty_like(tensor) for _ in range(self.world)]

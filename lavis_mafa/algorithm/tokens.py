@@ -1,4 +1,4 @@
-"""Captions as token ids, made where data are loaded or where a model reads them."""
+"""Captions as token ids, made in the workers of a data loader or in a model."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ import torch
 from torch import Tensor
 from torch.utils.data import get_worker_info
 
-TOKENS = "text_tokens"  # key of a mini-batch's captions as the model in training reads them
-CON_D_TOKENS = "con_d_text_tokens"  # and as Con-D reads them
-# Keys of numbers of a mini-batch: captions that are cut, and those without any word that is known.
+TOKENS = "text_tokens"  # key of a mini-batch's captions, tokenised for the model in training
+CON_D_TOKENS = "con_d_text_tokens"  # and for Con-D
+# Keys of a mini-batch's numbers of captions that were cut, and of those without a known word.
 CUT, UNKNOWN = COUNTS = ("captions_cut", "captions_unknown")
 
 
 class Tokens(NamedTuple):
     """Captions as ``input_ids`` and ``attention_mask`` ``(B, L)`` int64, padded to the longest.
 
-    A named tuple: data loaders send those from worker to worker and pin their memory.
+    A named tuple, as data loaders pass these between processes and pin their memory.
     """
 
     input_ids: Tensor
     attention_mask: Tensor
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Tokens:
-        """These tokens on a device."""
+        """Return these tokens on a device."""
         return Tokens(*(tensor.to(device, non_blocking=non_blocking) for tensor in self))
 
 
@@ -37,15 +37,19 @@ Captions = Sequence[str] | Tokens
 
 
 def captions_of(samples: Mapping[str, Any], key: str = TOKENS) -> Captions:
-    """A mini-batch's captions, tokenised where it brings that: as `TOKENS` or `CON_D_TOKENS`.
+    """Return a mini-batch's captions, as tokens if the data loader made them.
 
-    Who changes ``text_input`` of a mini-batch must take the tokens out.
+    Code that changes ``text_input`` of a mini-batch must remove its tokens.
+
+    Args:
+        key: `TOKENS` or `CON_D_TOKENS`.
     """
-    return samples.get(key, samples["text_input"])
+    captions: Captions = samples.get(key, samples["text_input"])
+    return captions
 
 
 def tokens_of(tokenizer: Any, captions: Sequence[str], max_length: int) -> Tokens:
-    """Tokens ``(B, L)`` of B captions by a Hugging Face tokenizer, cut at ``max_length``."""
+    """Tokenise B captions with a Hugging Face tokenizer, cut at ``max_length`` tokens."""
     made = _tokenised(tokenizer, captions, max_length)
     return Tokens(made.input_ids, made.attention_mask)
 
@@ -63,7 +67,7 @@ def _tokenised(tokenizer: Any, captions: Sequence[str], max_length: int) -> Any:
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """How a model reads captions, for the workers of a data loader.
+    """A model's tokenizer, for the workers of a data loader.
 
     Args:
         tokenizer: a Hugging Face tokenizer.
@@ -75,21 +79,22 @@ class Tokenizer:
 
     @classmethod
     def of(cls, model: Any) -> Tokenizer:
-        """That of a model with ``tokenizer`` and ``max_txt_len``."""
+        """Return the tokenizer of a model with ``tokenizer`` and ``max_txt_len``."""
         return cls(model.tokenizer, model.max_txt_len)
 
     def __call__(self, captions: Sequence[str]) -> Tokens:
         return self.counted(captions)[0]
 
     def counted(self, captions: Sequence[str]) -> tuple[Tokens, dict[str, int]]:
-        """Tokens, and how many captions were cut (`CUT`) and how many have no token but special
-        ones and that of unknown words (`UNKNOWN`).
+        """Return tokens and two counts of captions.
 
-        Tokenizers in Python do not tell what they cut; there captions of exactly ``max_length``
-        tokens count as cut.
+        `CUT` counts those that were cut, `UNKNOWN` those with special tokens and unknown words
+        only. Slow tokenizers do not report what they cut; captions of exactly ``max_length`` tokens
+        count as cut there.
         """
         if get_worker_info() is not None:
-            # A forked worker would wait for ever for the threads that the main process had.
+            # In a forked worker the threads of the main process do not exist: waiting for them would
+            # never end.
             os.environ["TOKENIZERS_PARALLELISM"] = "false"
         made = _tokenised(self.tokenizer, captions, self.max_length)
         if made.encodings is None:
@@ -106,15 +111,15 @@ class Tokenizer:
         return torch.tensor(self.tokenizer.all_special_ids)
 
     def agrees_with(self, other: Tokenizer) -> bool:
-        """Whether both give the same tokens for every caption: same rules, words and length."""
+        """Return whether both give equal tokens for every caption: same rules, words and length."""
         return self.max_length == other.max_length and self._rules() == other._rules()
 
     def _rules(self) -> Any:
-        """All that decides on tokens but their number."""
+        """Return everything that decides on tokens, except their maximum number."""
         tokenizer = self.tokenizer
         backend = getattr(tokenizer, "backend_tokenizer", None)
-        if backend is None:  # a tokenizer in Python is like itself alone
+        if backend is None:  # a slow tokenizer equals only itself
             return id(tokenizer)
-        told = json.loads(backend.to_str())
-        told["padding"] = told["truncation"] = None  # left by the last call
-        return told, tokenizer.padding_side, tokenizer.truncation_side, tokenizer.pad_token_id
+        rules = json.loads(backend.to_str())
+        rules["padding"] = rules["truncation"] = None  # left over from the last call
+        return rules, tokenizer.padding_side, tokenizer.truncation_side, tokenizer.pad_token_id

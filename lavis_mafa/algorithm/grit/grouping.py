@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -151,7 +152,7 @@ class _Apart:
         blocked_first: ``(M,)`` bool, positions that share an image with those.
     """
 
-    mates: dict[int, Indices]
+    mates: Mapping[int, Indices]
     batch_size: int
     offset: int
     blocked_first: NDArray[np.bool_]

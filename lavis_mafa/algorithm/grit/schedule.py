@@ -96,7 +96,7 @@ class GritSchedule:
         )
 
     def collect(self, index: Tensor, image_features: Tensor, text_features: Tensor) -> None:
-        """Add indices ``(B,)`` and features ``(B, E)`` of a mini-batch, if the next epoch needs them."""
+        """Add a mini-batch's indices ``(B,)`` and features ``(B, E)``, if they are needed."""
         if self.collector is not None:
             self.collector.collect(index, image_features, text_features)
 
@@ -200,7 +200,7 @@ def read_order(path: str, size: int) -> Indices:
         ValueError: if the file holds anything else.
     """
     saved = np.load(path, mmap_mode="r", allow_pickle=False)
-    order = saved.astype(index_dtype(size))
+    order: Indices = saved.astype(index_dtype(size))
     if (
         order.shape != (size,)
         or not np.array_equal(order, saved)  # numbers that are too large, or not whole

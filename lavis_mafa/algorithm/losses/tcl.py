@@ -91,7 +91,9 @@ def local_loss(
     there = regions.new_ones(count, places, dtype=torch.bool) if present is None else present.bool()
     # Padding may hold NaN, and a NaN times a mask of 0 stays NaN.
     regions = regions.masked_fill(~there[:, :, None], 0.0)
-    sim = _similarity(features, regions.flatten(0, 1), temperature).view(-1, count, places)
+    sim = _similarity(features, regions.flatten(0, 1), temperature).reshape(
+        len(features), count, places
+    )
 
     own = torch.eye(count, dtype=torch.bool, device=sim.device)
     negative = ~(own if same is None else own | same)[:, :, None] & there[None]
@@ -138,7 +140,7 @@ def pool_patches(patches: Tensor) -> Tensor:
             f"{patches.shape[1]} patches do not make a square grid; give those of a square image, "
             "without its first token"
         )
-    grid = patches.transpose(1, 2).reshape(len(patches), -1, side, side)
+    grid = patches.transpose(1, 2).reshape(len(patches), patches.shape[2], side, side)
     return F.adaptive_avg_pool2d(grid, side // isqrt(side)).flatten(2).transpose(1, 2)
 
 
