@@ -1,1 +1,39 @@
-"""The method on tensors: one training step and its parts, without LAVIS."""
+"""The method on tensors: imports torch and NumPy only, so that any trainer can use it.
+
+All names of `EXPORTS` can be imported from here; their modules are loaded on first use.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+_MODULES = {
+    "step": ("run_step",),
+    "settings": ("LossWeights", "SoftLabels", "StepSettings"),
+    "output": ("StepOutput",),
+    "context": ("MiniBatch", "StepContext", "known_positives"),
+    "mining": ("Connections", "MiningRule", "find_connections"),
+    "pickers": ("NONE", "PICKERS", "build_picker", "hardest", "sampled"),
+    "posterior": ("PosteriorPicker", "PosteriorRule"),
+    "labels": ("SOFT_LABELS", "distilled_labels", "labels_from_positives", "mix", "smooth"),
+    "losses": ("LOSSES", "consistency_loss", "contrastive_loss", "matching_losses"),
+    "grit": ("EpochBatches", "EpochPlan", "GritCollector", "GritSchedule", "GritSettings", "group"),
+    "momentum": ("Momentum",),
+    "pair_memory": ("MovingCopies", "PairMemory"),
+    "ranks": ("Ranks",),
+    "options": ("option",),
+    "registry": ("Registry",),
+}
+# Short name: its module.
+EXPORTS = {name: f"{__name__}.{module}" for module, names in _MODULES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in EXPORTS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(EXPORTS[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *EXPORTS})

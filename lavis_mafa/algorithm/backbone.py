@@ -89,7 +89,7 @@ class Backbone(Protocol):
         """
 
     def similarity(self, image_features: Tensor, text_features: Tensor) -> Tensor:
-        """Return similarities ``(I, T)`` of I images and T texts, not divided by the temperature."""
+        """Compare I images with T texts: similarities ``(I, T)`` without the temperature."""
 
     def grit_vectors(self, images: Images, texts: Texts) -> tuple[Tensor, Tensor]:
         """Return one vector ``(B, E)`` per image and per caption, for GRIT; pair b in row b."""

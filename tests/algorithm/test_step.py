@@ -129,19 +129,19 @@ def test_a_con_d_that_rejects_everything_changes_nothing(tiny, samples):
 
 
 @pytest.mark.parametrize("top_k", [1, 3])
-def test_a_pair_mined_from_both_sides_is_told_once(tiny, samples, monkeypatch, top_k):
+def test_a_pair_mined_from_both_sides_enters_the_language_loss_once(tiny, samples, monkeypatch, top_k):
     class Always(TableConD):
         def probability(self, image, text):
             return 1.0
 
-    told = []
-    tell = tiny.backbone.language_losses
+    pairs = []
+    language_losses = tiny.backbone.language_losses
     monkeypatch.setattr(
         tiny.backbone,
-        "tell",
+        "language_losses",
         lambda images, texts, i, t, teacher: (
-            told.extend(zip(i.tolist(), t.tolist(), strict=True)),
-            tell(images, texts, i, t, teacher),
+            pairs.extend(zip(i.tolist(), t.tolist(), strict=True)),
+            language_losses(images, texts, i, t, teacher),
         )[1],
     )
     settings = StepSettings(connections=MiningRule(top_k=top_k))
@@ -150,7 +150,7 @@ def test_a_pair_mined_from_both_sides_is_told_once(tiny, samples, monkeypatch, t
     nominated = {(r % BATCH, int(k)) for r, k in enumerate(output.i2t.hard)}
     from_texts = {(int(k), r % BATCH) for r, k in enumerate(output.t2i.hard)}
     assert nominated & from_texts, "the test needs a pair that both sides nominate"
-    assert sorted(told) == sorted({(b, b) for b in range(BATCH)} | nominated | from_texts)
+    assert sorted(pairs) == sorted({(b, b) for b in range(BATCH)} | nominated | from_texts)
 
 
 def test_labels_are_one_hot_before_the_first_grouped_epoch(tiny, toy_train):
