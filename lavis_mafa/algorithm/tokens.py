@@ -93,8 +93,8 @@ class Tokenizer:
         count as cut there.
         """
         if get_worker_info() is not None:
-            # The main process's threads do not exist in a forked worker: waiting for them would never
-            # end.
+            # Threads of the main process do not exist in a forked worker: it would wait for them
+            # forever.
             os.environ["TOKENIZERS_PARALLELISM"] = "false"
         made = _tokenised(self.tokenizer, captions, self.max_length)
         if made.encodings is None:

@@ -129,7 +129,9 @@ def test_a_con_d_that_rejects_everything_changes_nothing(tiny, samples):
 
 
 @pytest.mark.parametrize("top_k", [1, 3])
-def test_a_pair_mined_from_both_sides_enters_the_language_loss_once(tiny, samples, monkeypatch, top_k):
+def test_a_pair_mined_from_both_sides_is_in_the_language_loss_once(
+    tiny, samples, monkeypatch, top_k
+):
     class Always(TableConD):
         def probability(self, image, text):
             return 1.0
