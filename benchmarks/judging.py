@@ -19,11 +19,12 @@ from omegaconf import OmegaConf
 
 from benchmarks.harness import Row, Sizes, Timed, side_by_side
 from benchmarks.retrieval import CAPTIONS, WIDTH, captions, sized
-from lavis_mafa.analysis.corpus import Corpus, Opened
+from lavis_mafa.analysis.corpus import Corpus
 from lavis_mafa.analysis.features import Features
-from lavis_mafa.analysis.judged import pair_keys
+from lavis_mafa.analysis.hard_negatives import HardNegatives, Sampling, hardest_negatives, order_of
+from lavis_mafa.analysis.judged_pairs import pair_keys
 from lavis_mafa.analysis.judging import judge, matching_offline
-from lavis_mafa.analysis.nominate import Nominations, Sampling, nominate, order_of
+from lavis_mafa.analysis.loading import ModelAndData
 from lavis_mafa.datasets.training_set import TrainingSet
 from lavis_mafa.models import AlbefMafa
 from lavis_mafa.models.con_d.discriminator import ModelDiscriminator
@@ -44,7 +45,7 @@ def rows(sizes: Sizes) -> Iterator[Row]:
 
 def _row(
     sizes: Sizes,
-    opened: Opened,
+    opened: ModelAndData,
     features: Features,
     in_loop: ModelDiscriminator,
     offline: ModelDiscriminator,
@@ -53,7 +54,7 @@ def _row(
     batch, batches, top_k = work
     ids = opened.data.image_ids
     order = order_of(Sampling("random", batch), features.vectors, features.texts, 0)
-    found = nominate(order, batch, features, lambda a, b: a @ b.t(), ids, top_k)
+    found = hardest_negatives(order, batch, features, lambda a, b: a @ b.t(), ids, top_k)
     keys = pair_keys(found.image, found.text, len(features))
     asked = np.unique(keys)  # as `judge` gets them
     shares = [found.batch == number for number in range(batches)]
@@ -100,7 +101,7 @@ def _row(
 def _in_loop(
     con_d: ModelDiscriminator,
     samples: dict[str, Any],
-    found: Nominations,
+    found: HardNegatives,
     share: np.ndarray,
     device: torch.device,
 ) -> torch.Tensor:
@@ -115,7 +116,7 @@ def _in_loop(
 
 def parts(
     sizes: Sizes, images: int, folder: Path
-) -> tuple[Opened, Features, ModelDiscriminator, ModelDiscriminator]:
+) -> tuple[ModelAndData, Features, ModelDiscriminator, ModelDiscriminator]:
     """Data with features, and a discriminator for the loop and for offline."""
     cfg = OmegaConf.load(AlbefMafa.default_config_path("tiny")).model
     if not sizes.quick:
@@ -128,7 +129,7 @@ def parts(
     data = TrainingSet(_Pairs(images, cfg.image_size))
     device = torch.device(sizes.device)
     model.to(device)
-    opened = Opened(None, model, Corpus(data, None), device)
+    opened = ModelAndData(None, model, Corpus(data, None), device)
     # Captions are near their image, as a trained model has them.
     centre = torch.randn(images, 256).repeat_interleave(CAPTIONS, dim=0)
     near = [F.normalize(centre + torch.randn_like(centre), dim=1) for _ in range(2)]

@@ -15,6 +15,8 @@ from torch import Tensor
 from lavis_mafa.algorithm.options import check_options, option
 from lavis_mafa.algorithm.pickers import NONE, Picker
 
+# The directions of retrieval and of mining, and their names for people.
+DIRECTIONS = {"i2t": "image → text", "t2i": "text → image"}
 KEPT, AMBIGUOUS, POSITIVE, ABSENT = 0, 1, 2, 3
 Judge = Callable[[Tensor, Tensor], Tensor]
 CONNECTED = ("itc", "itm", "lm")  # losses that connections can change

@@ -1,17 +1,10 @@
-"""How many hard negatives are false, under random and grouped mini-batches (MAFA Tables 1 and 9,
-Figures 2 and 5).
-
-Samples are encoded once by a checkpoint; every mini-batch size and search space gives mini-batches
-whose hardest negatives are judged by each discriminator, and by the truth where the data know it.
-Nothing is trained. Called again with the same --output it goes on where it was stopped; under
-torch.distributed.run the ranks share the work.
-"""
+"""Count false negatives among hard negatives; the command is described in `commands.count`."""
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -19,115 +12,87 @@ from typing import Any
 import numpy as np
 from lavis.common.dist_utils import is_main_process
 
-from lavis_mafa.analysis.corpus import (
-    Opened,
-    about,
-    add_config_arguments,
-    open_config,
-    require_range,
-)
+from lavis_mafa.analysis.commands.arguments import require_range
 from lavis_mafa.analysis.features import Features, make_features
-from lavis_mafa.analysis.intervals import clustered
-from lavis_mafa.analysis.judged import FILE, INVALID, UNKNOWN, Judged
+from lavis_mafa.analysis.hard_negatives import (
+    HardNegatives,
+    Sampling,
+    hard_negatives_of,
+    samplings,
+)
+from lavis_mafa.analysis.judged_pairs import FILE, INVALID, UNKNOWN, Judged
 from lavis_mafa.analysis.judged_report import report_of_judged
 from lavis_mafa.analysis.judging import (
     TRUTH,
-    add_con_d_arguments,
     build_judge,
     discriminators_of,
     judge_all,
 )
-from lavis_mafa.analysis.nominate import Nominations, Sampling, nominated_by, samplings
-from lavis_mafa.analysis.quality.labels import Correction, read_correction
+from lavis_mafa.analysis.loading import ModelAndData, data_source, load_model_and_data
+from lavis_mafa.analysis.quality.correction import Correction, read_correction
 from lavis_mafa.io.files import write_json, write_text
+from lavis_mafa.metrics.intervals import clustered
 from lavis_mafa.pages.report import Curve, Series, Table
 from lavis_mafa.pages.tables import markdown_table
 
-SIDES = {"image": True, "text": False}  # of the anchor
+ANCHORS = {"image": True, "text": False}  # modality of the anchor: whether it is an image
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of the command."""
-    add_config_arguments(parser)
-    add_con_d_arguments(parser)
-    parser.add_argument("--output", type=Path, required=True, help="folder of results")
-    parser.add_argument(
-        "--sampling", nargs="+", choices=["random", "grit"], help="of mini-batches (both)"
-    )
-    parser.add_argument("--batch-sizes", nargs="+", type=int, metavar="B", help="(the config's)")
-    parser.add_argument("--search-spaces", nargs="+", type=int, metavar="M", help="(the config's)")
-    parser.add_argument(
-        "--sample",
-        type=int,
-        help="take so many samples at random instead of all; at least the largest search space",
-    )
-    parser.add_argument(
-        "--threshold", type=float, default=0.5, help="above it a pair is called a match (0.5)"
-    )
-    parser.add_argument(
-        "--correction",
-        type=Path,
-        help="answers of `label`: counts are multiplied by the share that people confirmed",
-    )
-    parser.add_argument(
-        "--seed", type=int, default=0, help="of the sample and the mini-batches (0)"
-    )
+def count_false_negatives(args: argparse.Namespace) -> None:
+    """Count and write ``counts.json``, ``counts.md``, ``report.html`` and ``judged.npz``.
 
-
-def run(args: argparse.Namespace) -> None:
-    """Count and write ``counts.json``, ``counts.md``, ``report.html`` and ``judged.npz``."""
+    Raises:
+        ValueError: for arguments that are out of range or do not fit together.
+    """
     require_range(args, threshold=(0.0, 1.0), batch_sizes=(2,), search_spaces=(1,), sample=(2,))
-    args.sampling = args.sampling or ["random", "grit"]
     correction = None if args.correction is None else read_correction(args.correction)
     con_ds = discriminators_of(args)
     if correction and correction.name not in con_ds:
         raise ValueError(
-            f"{args.correction} is about the discriminator {correction.name!r}; the pairs are "
-            f"judged by {', '.join(con_ds) or 'the truth alone'}: give it that name in --con-d"
+            f"{args.correction} is about the discriminator {correction.name!r}, but the pairs are "
+            f"judged by {', '.join(con_ds) or 'the ground truth only'}: give the discriminator "
+            "that name in --con-d"
         )
     if correction and correction.above != args.threshold:
         raise ValueError(
-            f"{args.correction} is about pairs above {correction.above:g}, a match here is above "
+            f"{args.correction} is about pairs above {correction.above:g}, but --threshold is "
             f"{args.threshold:g}: give --threshold {correction.above:g}"
         )
-    opened = open_config(args)
-    run_cfg = opened.cfg.run_cfg
+    loaded = load_model_and_data(args)
+    run_cfg = loaded.cfg.run_cfg
     sizes = args.batch_sizes or [int(run_cfg.batch_size_train)]
     spaces = args.search_spaces or [int(run_cfg.grit.search_space)]
     wanted = samplings(args.sampling, sizes, spaces)
-    if not con_ds and opened.data.truth is None:
+    if not con_ds and loaded.data.truth is None:
         raise ValueError(
-            "nothing to judge by: the data do not know which pairs match. Name a discriminator, "
-            "such as --con-d blip.arch=blip_retrieval blip.model_type=coco"
+            "nothing can judge the pairs: there is no discriminator, and the data set does not "
+            "know which pairs match. Give a discriminator, such as "
+            "--con-d blip.arch=blip_retrieval blip.model_type=coco"
         )
-    refuse_to_lose(args.output, wanted, judges_named(con_ds, opened))
-    # Before hours are spent on features.
+    judge_names = [*con_ds, *([] if loaded.data.truth is None else [TRUTH])]
+    refuse_to_drop_counts(args.output, wanted, judge_names)
+    # Built first: a missing checkpoint is reported before hours are spent on features.
     judges = {name: build_judge(con_d) for name, con_d in con_ds.items()}
-    numbers = sample_of(len(opened.data), args.sample, wanted, args.seed)
-    features = make_features(opened, numbers, args.output / "features")
-    nominated = {one: nominated_by(opened, features, one, args.seed) for one in wanted}
-    judged = judge_all(opened, features, list(nominated.values()), judges, args.output)
-    judged.about = about(args, low=args.threshold, high=args.threshold)
+    numbers = sample_of(len(loaded.data), args.sample, wanted, args.seed)
+    features = make_features(loaded, numbers, args.output / "features")
+    negatives = {one: hard_negatives_of(loaded, features, one, args.seed) for one in wanted}
+    judged = judge_all(loaded, features, list(negatives.values()), judges, args.output)
+    judged.about = data_source(args, low=args.threshold, high=args.threshold)
     counts = [
         count
-        for one, found in nominated.items()
-        for count in count_one(one, found, judged, args.threshold, len(opened.data))
+        for one, found in negatives.items()
+        for count in count_one(one, found, judged, args.threshold, len(loaded.data))
     ]
     if is_main_process():
         judged.save(args.output / FILE)
-        write_results(args, counts, correction, opened, features, judged)
+        write_results(args, counts, correction, loaded, features, judged)
 
 
-def judges_named(con_ds: Mapping[str, Any], opened: Opened) -> list[str]:
-    """Names of all that judge, the truth among them where it is known."""
-    return [*con_ds, *([] if opened.data.truth is None else [TRUTH])]
-
-
-def refuse_to_lose(output: Path, wanted: Sequence[Sampling], judges: Sequence[str]) -> None:
-    """Refuse to replace counts by others that lack some of them.
+def refuse_to_drop_counts(output: Path, wanted: Sequence[Sampling], judges: Sequence[str]) -> None:
+    """Refuse to overwrite counts with a result that lacks some of them.
 
     Raises:
-        ValueError: naming what would be lost.
+        ValueError: naming the counts that would be dropped.
     """
     path = output / "counts.json"
     if not path.is_file():
@@ -138,10 +103,10 @@ def refuse_to_lose(output: Path, wanted: Sequence[Sampling], judges: Sequence[st
         for one in json.loads(path.read_text(encoding="utf-8"))["counts"]
     }
     if lost := sorted(old - new):
-        told = ", ".join(f"{judge}: {name}" for judge, name in lost[:6])
+        names = ", ".join(f"{judge}: {name}" for judge, name in lost[:6])
         raise ValueError(
-            f"{output} holds counts that this call would drop ({told}{', ...' * (len(lost) > 6)}): "
-            "ask for these as well, which costs nothing again, or write into another folder"
+            f"{output} has counts that this command would drop ({names}{', ...' * (len(lost) > 6)})"
+            ": request them too (their verdicts are reused), or give another --output"
         )
 
 
@@ -151,11 +116,11 @@ class Count:
 
     Attributes:
         judge: the discriminator, or `TRUTH`.
-        anchors: ``image`` or ``text``: who picked.
-        found: false negatives among ``judged`` picks.
-        share: ``found / judged``, 0 to 1; ``low`` and ``high`` its 95 % interval, mini-batches
-            being the independent draws.
-        estimated: how many an epoch over all samples has, by the share.
+        anchors: modality of the anchors, ``image`` or ``text``.
+        found: false negatives among the ``judged`` hard negatives.
+        share: ``found / judged``, 0 to 1; ``low`` and ``high`` are its 95 % interval, which treats
+            mini-batches as independent.
+        estimated: estimated number in an epoch over all samples.
     """
 
     judge: str
@@ -171,61 +136,67 @@ class Count:
     estimated: int
 
 
-def sample_of(size: int, asked: int | None, wanted: Sequence[Sampling], seed: int) -> np.ndarray:
-    """``(S,)`` ascending numbers of the samples that are looked at.
+def sample_of(
+    size: int, requested: int | None, wanted: Sequence[Sampling], seed: int
+) -> np.ndarray:
+    """Draw the samples to analyze, ``(S,)`` ascending numbers.
 
-    Within a search space of M random samples it makes no difference how many others there are: a
-    random part of the data that holds the largest M tells the share as well as all of it.
+    A search space consists of M random samples, so its content does not depend on the size of the
+    data: a random sample with at least M samples estimates the share without bias.
+
+    Args:
+        size: number of samples in the data.
+        requested: number of samples to draw; None: all.
 
     Raises:
-        ValueError: if it is smaller than a search space.
+        ValueError: if the sample is smaller than a search space or mini-batch.
     """
     largest = max((one.search_space or one.batch_size) for one in wanted)
-    if asked is None or asked >= size:
+    if requested is None or requested >= size:
         return np.arange(size)
-    if asked < largest:
+    if requested < largest:
         raise ValueError(
-            f"--sample {asked} is less than the search space (or mini-batch) of {largest}: take "
-            "at least as many"
+            f"--sample {requested} is smaller than the search space (or mini-batch) of {largest}: "
+            f"give at least {largest}"
         )
-    return np.sort(np.random.default_rng((seed, 3)).choice(size, asked, replace=False))
+    return np.sort(np.random.default_rng((seed, 3)).choice(size, requested, replace=False))
 
 
 def count_one(
     sampling: Sampling,
-    nominated: Nominations,
+    negatives: HardNegatives,
     judged: Judged,
     threshold: float,
     size: int,
 ) -> list[Count]:
-    """Counts of one sampling by every judge and by truth where it is known, both directions.
+    """Count the false negatives of one sampling by every judge, in both directions.
 
     Args:
-        judged: holds all nominated pairs.
-        size: samples of the whole training set.
+        judged: contains all pairs of ``negatives``.
+        size: number of samples in the training set.
     """
-    row = judged.rows_of(nominated.image, nominated.text)
+    row = judged.rows_of(negatives.image, negatives.text)
     calls: dict[str, tuple[np.ndarray, np.ndarray]] = {}
     for name, probability in judged.probability.items():
-        told = probability[row]
-        calls[name] = (told > threshold, ~np.isnan(told))
+        own = probability[row]
+        calls[name] = (own > threshold, ~np.isnan(own))
     if (judged.truth != UNKNOWN).any():
         truth = judged.truth[row]
         calls[TRUTH] = (truth > INVALID, truth != UNKNOWN)
     counts = []
-    for name, (called, there) in calls.items():
-        for side, wanted in SIDES.items():
-            mine = (nominated.from_image == wanted) & there
-            batches = nominated.batch[mine]
-            hits = np.bincount(batches, weights=called[mine])
+    for name, (called, known) in calls.items():
+        for anchors, from_image in ANCHORS.items():
+            rows = (negatives.from_image == from_image) & known
+            batches = negatives.batch[rows]
+            hits = np.bincount(batches, weights=called[rows])
             total = np.bincount(batches)
             low, high = clustered(hits, total)
-            found, all_of_them = int(hits.sum()), int(total.sum())
-            share = found / all_of_them if all_of_them else 0.0
+            found, number = int(hits.sum()), int(total.sum())
+            share = found / number if number else 0.0
             counts.append(
                 Count(
-                    *(name, sampling.kind, sampling.batch_size, sampling.search_space, side),
-                    *(found, all_of_them, share, low, high),
+                    *(name, sampling.kind, sampling.batch_size, sampling.search_space, anchors),
+                    *(found, number, share, low, high),
                     round(share * size),
                 )
             )
@@ -236,15 +207,15 @@ def write_results(
     args: argparse.Namespace,
     counts: Sequence[Count],
     correction: Correction | None,
-    opened: Opened,
+    loaded: ModelAndData,
     features: Features,
     judged: Judged,
 ) -> None:
-    """Write the counts as JSON, Markdown and a page, and print the table."""
+    """Write the counts as JSON, Markdown and an HTML page, and print the table."""
     content = {
-        **about(args),
+        **data_source(args),
         "checkpoint": args.checkpoint,
-        "samples": len(opened.data),
+        "samples": len(loaded.data),
         "looked_at": len(features),
         "unreadable": [number for number, _ in features.unreadable],
         "threshold": args.threshold,
@@ -253,13 +224,13 @@ def write_results(
         "counts": [asdict(count) for count in counts],
     }
     write_json(args.output / "counts.json", content)
-    table = table_of(counts, correction)
-    notes = _notes(args, opened, features, counts, correction)
+    table = count_table(counts, correction)
+    notes = _notes(args, loaded, features, counts, correction)
     parts = [f"# {table.title}", *notes, markdown_table(table)]
     write_text(args.output / "counts.md", "\n\n".join(parts) + "\n")
     page = report_of_judged(
         judged,
-        opened.data.show,
+        loaded.data.show,
         args.output / "report.html",
         table.title,
         tables=[table],
@@ -271,10 +242,10 @@ def write_results(
     print(f"written: {args.output / 'counts.json'}, counts.md, {FILE}, {page.name}")
 
 
-def table_of(counts: Sequence[Count], correction: Correction | None = None) -> Table:
-    """One row for each judge and sampling, as MAFA's Tables 1 and 9."""
+def count_table(counts: Sequence[Count], correction: Correction | None = None) -> Table:
+    """Return a table like MAFA's Tables 1 and 9, with a row for each judge and sampling."""
     columns = ["judge", "sampling", "B", "M"]
-    for side in SIDES:
+    for side in ANCHORS:
         columns += [f"FN w.r.t. {side}", f"{side} %", f"{side} % (95 %)"]
         columns += [f"{side} % corrected"] if correction else []
     rows: dict[tuple[Any, ...], list[Any]] = {}
@@ -290,8 +261,10 @@ def table_of(counts: Sequence[Count], correction: Correction | None = None) -> T
 
 
 def curves_of(counts: Sequence[Count]) -> list[Curve]:
-    """Share by search space (Figure 2) and by the size of random mini-batches (Figure 5), mean of
-    both directions."""
+    """Return curves of the share of false negatives, averaged over both directions.
+
+    One is by search space (MAFA Figure 2), one by the size of random mini-batches (Figure 5).
+    """
     by_space: dict[str, dict[float, list[float]]] = {}
     by_size: dict[str, dict[float, list[float]]] = {}
     several = len({count.batch_size for count in counts}) > 1
@@ -312,7 +285,7 @@ def curves_of(counts: Sequence[Count]) -> list[Curve]:
             for name, points in found.items()
         ]
         if series:
-            note = "Mean of images and of texts as anchors."
+            note = "Mean over image anchors and text anchors."
             y_label = "false negatives (%)"
             curves.append(Curve(title, label, y_label, series, note, log_x=True, bounds=(0, 100)))
     return curves
@@ -320,27 +293,29 @@ def curves_of(counts: Sequence[Count]) -> list[Curve]:
 
 def _notes(
     args: argparse.Namespace,
-    opened: Opened,
+    loaded: ModelAndData,
     features: Features,
     counts: Sequence[Count],
     correction: Correction | None,
 ) -> list[str]:
-    size, seen = len(opened.data), len(features)
-    part = "all" if seen == size else f"{seen:,} of them, drawn at random; counts are scaled up"
+    size, seen = len(loaded.data), len(features)
+    part = "all analyzed"
+    if seen != size:
+        part = f"{seen:,} of them analyzed, drawn at random; counts are extrapolated to all samples"
     notes = [
-        f"{size:,} samples, {part}. One epoch of hardest negatives: one text for every image, one "
-        "image for every text. Intervals take mini-batches as independent.",
-        f"A discriminator calls a pair a match above {args.threshold:g}.",
+        f"{size:,} samples, {part}. One epoch of hardest negatives: one text for every image and "
+        "one image for every text. Intervals treat mini-batches as independent.",
+        f"A pair with a probability above {args.threshold:g} is classified as a match.",
     ]
     for space in sorted({c.search_space or 0 for c in counts if (c.search_space or 0) > seen}):
-        notes.append(f"M = {space:,} is more than there are samples: it was {seen:,}.")
+        notes.append(f"M = {space:,} exceeds the number of samples; {seen:,} was used.")
     if features.unreadable:
-        notes.append(f"{len(features.unreadable)} samples could not be read and are left out.")
+        notes.append(f"{len(features.unreadable)} samples could not be read and were skipped.")
     if correction:
         one = correction
         notes.append(
-            f"People confirmed {100 * one.factor:.1f} % ({100 * one.low:.1f}–{100 * one.high:.1f}) "
-            f"of what {one.name} called a match above {one.above:g}; its corrected shares are "
-            "multiplied by that (MAFA Appendix B)."
+            f"Annotators confirmed {100 * one.factor:.1f} % "
+            f"({100 * one.low:.1f}–{100 * one.high:.1f}) of the matches of {one.name} above "
+            f"{one.above:g}; the corrected shares are multiplied by it (MAFA Appendix B)."
         )
     return notes

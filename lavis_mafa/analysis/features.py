@@ -1,4 +1,4 @@
-"""Features and captions of many samples, made once by a checkpoint and kept in files."""
+"""Encode samples with a model and cache their features and captions in files."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from lavis.common.dist_utils import get_rank, get_world_size, is_main_process
 from torch import Tensor
 from tqdm import tqdm
 
-from lavis_mafa.analysis.corpus import Opened, tell
+from lavis_mafa.analysis.loading import ModelAndData, log_on_main
 from lavis_mafa.io.files import atomic_write
 from lavis_mafa.io.identity import claim_folder, digest, fingerprint
 from lavis_mafa.io.processes import barrier
 from lavis_mafa.models.families import backbone_of
 from lavis_mafa.runners.loaders import to_device
 
-BLOCK = 2048  # samples in a file: what an interruption loses at most
+BLOCK = 2048  # samples in a file: an interruption loses at most this many
 
 
 @dataclass
 class Features:
-    """What a model makes of S samples, which are numbered 0 to S - 1 here.
+    """Features of S samples; positions 0 to S - 1 index them here.
 
     Attributes:
-        numbers: ``(S,)`` int64, ascending, their numbers in the training set.
-        images, texts: normalised features, ``(S, E)``, images ``(S, Q, E)`` in half precision
-            where an image has Q queries.
-        vectors: ``(S, E)``, the one vector of each image that GRIT groups by.
+        numbers: ``(S,)`` int64, ascending, the sample numbers in the training set.
+        images, texts: normalised features ``(S, E)``; images ``(S, Q, E)`` in half precision if
+            the model has Q queries for an image.
+        vectors: ``(S, E)``, the single vector of each image that GRIT groups by.
         captions: S processed captions.
-        unreadable: numbers of the samples that were asked for and could not be read.
+        unreadable: number and error of each requested sample that could not be read.
     """
 
     numbers: np.ndarray
@@ -47,52 +47,51 @@ class Features:
     def __len__(self) -> int:
         return len(self.numbers)
 
-    def places(self, numbers: np.ndarray) -> np.ndarray:
-        """Places 0 to S - 1 of numbers of the training set, which must be among them."""
+    def positions(self, numbers: np.ndarray) -> np.ndarray:
+        """Return the positions 0 to S - 1 of sample numbers; all must be in ``numbers``."""
         return np.searchsorted(self.numbers, numbers)
 
 
-def make_features(opened: Opened, numbers: np.ndarray, folder: Path) -> Features:
-    """Encode samples; what lies in ``folder`` already is not encoded again.
+def make_features(loaded: ModelAndData, numbers: np.ndarray, folder: Path) -> Features:
+    """Encode samples; blocks that are in ``folder`` already are not encoded again.
 
-    All ranks must call it and share the work through ``folder``.
+    All ranks must call this function; they share the work through ``folder``.
 
     Args:
         numbers: ``(S,)`` ascending sample numbers.
-        folder: where the blocks are kept.
+        folder: cache of the blocks.
 
     Raises:
         ValueError: if ``folder`` holds the features of another model, data set or sample.
     """
     numbers = np.asarray(numbers, np.int64)
     folder.mkdir(parents=True, exist_ok=True)
-    claim_folder(folder, _identity(opened, numbers))
+    claim_folder(folder, _identity(loaded, numbers))
     blocks = [numbers[i : i + BLOCK] for i in range(0, len(numbers), BLOCK)]
     paths = [folder / f"block_{k:06d}.npz" for k in range(len(blocks))]
     rank, world = get_rank(), get_world_size()
     missing = [k for k in range(rank, len(blocks), world) if not paths[k].is_file()]
-    if missing:
-        left = sum(len(blocks[k]) for k in missing)
-        tell("encoding %d of %d samples", left, len(numbers))
-    size = int(opened.cfg.run_cfg.batch_size_eval)
     total = sum(len(blocks[k]) for k in missing)
+    if total:
+        log_on_main("encoding %d of %d samples", total, len(numbers))
+    size = int(loaded.cfg.run_cfg.batch_size_eval)
     bar = tqdm(total=total, unit=" samples", desc="features", disable=not is_main_process())
     for k in missing:
         batches = [blocks[k][i : i + size] for i in range(0, len(blocks[k]), size)]
-        _save(paths[k], _encode(opened, batches, bar))
+        _save(paths[k], _encode(loaded, batches, bar))
     bar.close()
     barrier()
     return _load(paths, numbers)
 
 
-def _encode(opened: Opened, batches: list[np.ndarray], bar: tqdm) -> dict[str, np.ndarray]:
-    backbone = backbone_of(opened.model)
+def _encode(loaded: ModelAndData, batches: list[np.ndarray], bar: tqdm) -> dict[str, np.ndarray]:
+    backbone = backbone_of(loaded.model)
     parts: dict[str, list[Any]] = {"images": [], "texts": [], "vectors": []}
     captions: list[str] = []
     errors: list[str] = []
-    for batch in opened.data.batches(batches):
-        samples = to_device(batch, opened.device)
-        with torch.inference_mode(), opened.autocast():
+    for batch in loaded.data.batches(batches):
+        samples = to_device(batch, loaded.device)
+        with torch.inference_mode(), loaded.autocast():
             images = backbone.encode_images(samples["image"])
             texts = backbone.encode_texts(samples["text_input"])
             vectors, text_vectors = backbone.grit_vectors(images, texts)
@@ -125,22 +124,22 @@ def _save(path: Path, arrays: dict[str, np.ndarray]) -> None:
 
 
 def _load(paths: list[Path], numbers: np.ndarray) -> Features:
-    # Filled in place: of millions of samples there may not be several copies.
+    # Filled in place: memory need not hold a second copy of millions of features.
     filled: dict[str, np.ndarray] = {}
     captions: list[str] = []
     errors: list[str] = []
     count = 0
     for path in paths:
         with np.load(path, allow_pickle=False) as stored:
-            told = _unpacked(stored["errors"])
-            good = np.array([not error for error in told], bool)
+            block_errors = _unpacked(stored["errors"])
+            good = np.array([not error for error in block_errors], bool)
             for name in {"images", "texts", "vectors"} & set(stored):
                 block = stored[name][good]
                 if name not in filled:
                     filled[name] = np.empty((len(numbers), *block.shape[1:]), block.dtype)
                 filled[name][count : count + len(block)] = block
             captions += _unpacked(stored["captions"])
-            errors += told
+            errors += block_errors
             count += int(good.sum())
     readable = np.array([not error for error in errors], bool)
     arrays = {name: torch.from_numpy(values[:count]) for name, values in filled.items()}
@@ -148,9 +147,9 @@ def _load(paths: list[Path], numbers: np.ndarray) -> Features:
         (int(number), error) for number, error in zip(numbers, errors, strict=True) if error
     ]
     if unreadable:
-        tell(
-            "%d of %d samples cannot be read and are left out, the first: %d (%s); mended? remove "
-            "%s to have them read again",
+        log_on_main(
+            "%d of %d samples cannot be read and are skipped, the first: %d (%s). If they have "
+            "been repaired, delete %s to read them again",
             *(len(unreadable), len(numbers), *unreadable[0], paths[0].parent),
         )
     return Features(
@@ -164,7 +163,10 @@ def _load(paths: list[Path], numbers: np.ndarray) -> Features:
 
 
 def _packed(texts: Sequence[str]) -> np.ndarray:
-    """Strings as bytes of JSON: arrays of strings are as wide as the longest one."""
+    """Encode strings as the bytes of JSON.
+
+    An array of strings would use the width of the longest string for each of them.
+    """
     return np.frombuffer(json.dumps(list(texts)).encode(), np.uint8)
 
 
@@ -172,13 +174,13 @@ def _unpacked(packed: np.ndarray) -> list[str]:
     return json.loads(packed.tobytes().decode())
 
 
-def _identity(opened: Opened, numbers: np.ndarray) -> dict[str, str]:
-    """What features depend on."""
-    run = opened.cfg.run_cfg
+def _identity(loaded: ModelAndData, numbers: np.ndarray) -> dict[str, str]:
+    """Return what the features depend on."""
+    run = loaded.cfg.run_cfg
     precision = str(run.get("amp_dtype", "fp16")) if run.get("amp", False) else "fp32"
     return {
-        "model": fingerprint(opened.model),
-        "data": f"{len(opened.data)} samples, {opened.data.fingerprint()}",
-        "read with": f"{precision}, {getattr(opened.model, 'max_txt_len', None)} tokens",
+        "model": fingerprint(loaded.model),
+        "data": f"{len(loaded.data)} samples, {loaded.data.fingerprint()}",
+        "read with": f"{precision}, {getattr(loaded.model, 'max_txt_len', None)} tokens",
         "sample": f"{len(numbers)} of them, {digest(numbers)}",
     }

@@ -1,4 +1,4 @@
-"""Connections of a run with their pictures and captions, as reports show them."""
+"""Show connections of a run with their images and captions."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ Show = Callable[[int], tuple[Image.Image | None, str]]
 T = TypeVar("T")
 
 
-class Shown:
-    """Small picture and caption of a sample by number, as far as they are at hand.
+class SampleViewer:
+    """Returns thumbnail and caption of a sample by number, as far as they can be read.
 
     Args:
-        data: the training set; None: nothing is known of the samples but their numbers.
-        images: whether pictures are wanted.
+        data: the training set; None: only the numbers of the samples are known.
+        images: whether to read images.
 
     Attributes:
-        missing: how many pictures could not be read.
-        problem: why the first of them could not.
+        missing: number of images that could not be read.
+        problem: error of the first of them.
     """
 
     def __init__(self, data: TrainingSet | None, images: bool = True) -> None:
@@ -37,9 +37,9 @@ class Shown:
         if self.images:
             try:
                 picture, caption = self.data.show(number)
-                picture.thumbnail((THUMBNAIL, THUMBNAIL))  # hundreds are kept at once
+                picture.thumbnail((THUMBNAIL, THUMBNAIL))  # hundreds are in memory at once
                 return picture, caption
-            # Whatever a builder's files may raise: the page can do without.
+            # A builder may raise anything for a broken file; the page is useful without the image.
             except Exception as error:
                 self.missing += 1
                 self.problem = self.problem or f"{type(error).__name__}: {error}"
@@ -53,26 +53,26 @@ class Shown:
             return f"(caption of sample {number})"
 
 
-def shown_data(opener: Callable[[], TrainingSet], images: bool, notes: list[str]) -> Shown:
-    """`Shown` of data; what is wrong with them becomes a note."""
+def view_data(load: Callable[[], TrainingSet], images: bool, notes: list[str]) -> SampleViewer:
+    """Return a viewer of data; if they cannot be loaded, add a note that says why."""
     try:
-        return Shown(opener(), images)
-    # Missing files, missing libraries, another folder: no reason to fail.
+        return SampleViewer(load(), images)
+    # Missing files or libraries, or another working directory, must not prevent the page.
     except Exception as error:
         problem = " ".join(str(error).split())
-        logging.warning("no pictures: %s: %s", type(error).__name__, problem)
+        logging.warning("the page has no images: %s: %s", type(error).__name__, problem)
         notes.append(
-            "The data could not be opened here, so the connections are shown without pictures and "
-            f"captions ({type(error).__name__}: {problem}). Relative paths are looked for where "
-            "the command is called."
+            "The data could not be loaded, so connections are shown without images and captions "
+            f"({type(error).__name__}: {problem}). Relative paths are resolved against the working "
+            "directory of the command."
         )
-        return Shown(None)
+        return SampleViewer(None)
 
 
 def connections_of(
     records: Iterable[Mapping[str, Any]], show: Show, run: str = ""
 ) -> Iterator[Mined]:
-    """What a run logged in ``connections.jsonl``, with pictures and captions."""
+    """Yield the records of ``connections.jsonl`` with images and captions."""
     for record in records:
         anchor_image, anchor_caption = show(record["anchor_index"])
         mined_image, mined_caption = show(record["mined_index"])
@@ -93,7 +93,7 @@ def connections_of(
 
 
 def evenly(items: Sequence[T], limit: int) -> list[T]:
-    """At most ``limit`` of the items, evenly spread, in their order."""
+    """Return at most ``limit`` items, evenly spaced, in their order."""
     if len(items) <= limit:
         return list(items)
-    return [items[place * len(items) // limit] for place in range(limit)]
+    return [items[k * len(items) // limit] for k in range(limit)]

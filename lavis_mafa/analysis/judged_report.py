@@ -1,4 +1,4 @@
-"""The page of judged pairs: histogram of all, gallery of a sample."""
+"""Write the page of judged pairs: a histogram of all pairs and a gallery of a sample."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from lavis_mafa.algorithm.mining import STATE_NAMES, MiningRule
+from lavis_mafa.algorithm.mining import DIRECTIONS, STATE_NAMES, MiningRule
 from lavis_mafa.analysis.gallery import Show, evenly
-from lavis_mafa.analysis.judged import INVALID, UNKNOWN, VALID, Judged
+from lavis_mafa.analysis.judged_pairs import INVALID, UNKNOWN, VALID, Judged
 from lavis_mafa.pages.report import Curve, Judgements, Mined, Table, write_report
 
-TRUTHS = {VALID: True, INVALID: False, UNKNOWN: None}
+TRUTH_VALUES = {VALID: True, INVALID: False, UNKNOWN: None}
 
 
 def report_of_judged(
@@ -32,19 +32,19 @@ def report_of_judged(
 ) -> Path:
     """Write the page of judged pairs and return its path.
 
-    The histogram shows all pairs, by discriminator and by who nominated them. The gallery shows a
-    sample: per discriminator a quarter each of the most probable nominations, of those next to a
-    threshold, of the ambiguous, and of the least probable.
+    The histogram shows all pairs, by discriminator and by direction. The gallery shows a sample:
+    for each discriminator a quarter each of the most probable pairs, of those closest to a
+    threshold, of the ambiguous ones, and of the least probable.
 
     Args:
-        judged: thresholds are its ``about["low"]`` and ``about["high"]``, else 0.5 and 0.8.
-        show: picture (None where there is none) and caption of a sample by number, such as
-            `gallery.Shown` or ``Corpus.show``.
+        judged: has the thresholds, see `Judged.thresholds`.
+        show: returns image (or None) and caption of a sample by number, such as
+            `gallery.SampleViewer` or ``Corpus.show``.
         path: the file to write.
-        title: its heading.
+        title: heading of the page.
         tables, curves, notes: further parts, see `write_report`.
-        settings: None: ``judged.about``.
-        limit: connections in the gallery, all discriminators together.
+        settings: settings to show; None: ``judged.about``.
+        limit: maximum number of pairs in the gallery, of all discriminators together.
     """
     low, high = judged.thresholds
     several = len(judged.names) > 1
@@ -63,20 +63,20 @@ def report_of_judged(
         thresholds=(low, high),
         notes=[
             *notes,
-            f"The gallery holds up to {limit:,} of the {len(judged):,} judged pairs: the most "
-            "probable, those next to a threshold, ambiguous ones, and the least probable.",
+            f"The gallery shows up to {limit:,} of the {len(judged):,} judged pairs: the most "
+            "probable ones, those closest to a threshold, ambiguous ones, and the least probable.",
         ],
         settings=judged.about if settings is None else settings,
     )
 
 
 def judgements_of(judged: Judged) -> Iterator[Judgements]:
-    """For the histogram: all pairs of each discriminator, then by who nominated them."""
+    """Yield the histograms of each discriminator: all pairs, then by direction."""
     for name in judged.names:
         for label, rows in (
             ("all pairs", np.ones(len(judged), bool)),
-            ("image → text", judged.from_image),
-            ("text → image", judged.from_text),
+            (DIRECTIONS["i2t"], judged.from_image),
+            (DIRECTIONS["t2i"], judged.from_text),
         ):
             yield Judgements(f"{name}, {label}", judged.probability[name][rows], judged.truth[rows])
 
@@ -84,8 +84,10 @@ def judgements_of(judged: Judged) -> Iterator[Judgements]:
 def _mined(
     judged: Judged, name: str, show: Show, low: float, high: float, limit: int, run: str
 ) -> Iterator[Mined]:
-    """Connections of a sample of the pairs; one that both sides nominated is shown from its
-    image's."""
+    """Yield a sample of the pairs as gallery cards.
+
+    A pair that is a hard negative in both directions is shown with the image as the anchor.
+    """
     probability = judged.probability[name]
     states = MiningRule(low=low, high=high).states(torch.from_numpy(probability)).tolist()
     for pair in choose(probability, low, high, limit):
@@ -100,7 +102,7 @@ def _mined(
             mined_image=mined_image,
             mined_caption=mined_caption,
             probability=float(probability[pair]),
-            truth=TRUTHS[int(judged.truth[pair])],
+            truth=TRUTH_VALUES[int(judged.truth[pair])],
             epoch=None,
             state=STATE_NAMES[states[pair]],
             anchor_index=anchor,
@@ -110,20 +112,20 @@ def _mined(
 
 
 def choose(probability: np.ndarray, low: float, high: float, limit: int) -> list[int]:
-    """Places of the probabilities worth a look.
+    """Choose the rows to show in the gallery.
 
     Args:
-        probability: ``(P,)``; NaN is never chosen.
+        probability: ``(P,)``; rows with NaN are never chosen.
         low, high: the thresholds.
-        limit: how many at most.
+        limit: maximum number of rows.
 
     Returns:
-        Distinct places, in order: a quarter each of the highest, of those nearest to a threshold,
-        of the ambiguous evenly spread, and of the lowest; and where these are fewer than
-        ``limit``, others evenly spread.
+        Distinct rows, ascending: a quarter each of the highest probabilities, of those closest to a
+        threshold, of the ambiguous ones (evenly spaced), and of the lowest. If these overlap,
+        evenly spaced other rows fill up to ``limit``.
     """
-    there = np.nonzero(~np.isnan(probability))[0]
-    order = there[np.argsort(-probability[there], kind="stable")]
+    known = np.flatnonzero(~np.isnan(probability))
+    order = known[np.argsort(-probability[known], kind="stable")]
     p = probability[order]
     near = order[np.argsort(np.minimum(abs(p - low), abs(p - high)), kind="stable")]
     ambiguous = order[(p > low) & (p <= high)]

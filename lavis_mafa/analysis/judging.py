@@ -1,4 +1,4 @@
-"""Discriminators judge pairs of a data set; verdicts are kept as they come."""
+"""Judge pairs of a data set with discriminators; verdicts are saved continually, to resume."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from omegaconf import OmegaConf
 from torch import Tensor
 from tqdm import tqdm
 
-from lavis_mafa.analysis.corpus import Corpus, Opened, options_of, tell
+from lavis_mafa.analysis.corpus import Corpus
 from lavis_mafa.analysis.features import Features
-from lavis_mafa.analysis.judged import UNKNOWN, Judged, pair_keys
-from lavis_mafa.analysis.nominate import Nominations
+from lavis_mafa.analysis.hard_negatives import HardNegatives
+from lavis_mafa.analysis.judged_pairs import UNKNOWN, Judged, pair_keys
+from lavis_mafa.analysis.loading import ModelAndData, log_on_main, options_of
 from lavis_mafa.config import ConfigError, load_config
 from lavis_mafa.config.con_d import check_con_d
 from lavis_mafa.io.identity import claim_folder, fingerprint
@@ -26,29 +27,16 @@ from lavis_mafa.models.con_d.build import ORACLE, build_discriminator
 from lavis_mafa.models.con_d.discriminator import ModelDiscriminator
 from lavis_mafa.models.inference.many_pairs import ManyPairs
 
-TRUTH = "truth"
-CHUNK_IMAGES, CHUNK_PAIRS = 64, 4096  # after which verdicts are written
+TRUTH = "truth"  # name of the ground truth among the judges
+CHUNK_IMAGES, CHUNK_PAIRS = 64, 4096  # of a chunk, after which verdicts are saved
 RECORD = np.dtype([("image", "<i8"), ("text", "<i8"), ("probability", "<f4")])
 
 
-def add_con_d_arguments(parser: argparse.ArgumentParser) -> None:
-    """``--con-d``."""
-    parser.add_argument(
-        "--con-d",
-        nargs="+",
-        default=[],
-        metavar="NAME.key=value",
-        help="discriminators by name, with the keys of model.mafa.con_d, such as "
-        "blip.arch=blip_retrieval blip.model_type=coco mine.arch=albef_mafa mine.checkpoint=PATH; "
-        "otherwise model.mafa.con_d of the config",
-    )
-
-
 def discriminators_of(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    """The configs of the discriminators that judge, by name; {} for none but the truth.
+    """Return the configs of the discriminators by name; {} if only the ground truth judges.
 
     Raises:
-        ConfigError: with all that is wrong in them.
+        ConfigError: with all problems of the configs.
     """
     if not args.con_d:
         mafa = load_config(args.cfg_path, options_of(args)).model_cfg.get("mafa")
@@ -69,8 +57,9 @@ def discriminators_of(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
         problems += [f"--con-d {name}: {problem}" for problem in wrong]
         if one.get("arch") == ORACLE:
             problems.append(
-                f"--con-d {name}.arch: the truth judges by itself where "
-                "it is known; to mine by it give --options model.mafa.con_d.arch=oracle"
+                f"--con-d {name}.arch: {ORACLE} cannot be given here. Where the ground truth is "
+                "known it always judges; to mine by it give --options "
+                f"model.mafa.con_d.arch={ORACLE}"
             )
     if problems:
         raise ConfigError(str(args.cfg_path), problems)
@@ -78,30 +67,35 @@ def discriminators_of(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
 
 
 def build_judge(con_d: Mapping[str, Any]) -> ModelDiscriminator:
-    """A discriminator from a config as ``model.mafa.con_d``, other than the oracle."""
+    """Build a discriminator from a config like ``model.mafa.con_d``, other than the oracle."""
     judge = build_discriminator(con_d)
     assert isinstance(judge, ModelDiscriminator)
     return matching_offline(judge)
 
 
 def matching_offline(discriminator: ModelDiscriminator) -> ModelDiscriminator:
-    """The same discriminator, in place, for more pairs at once than a mini-batch has."""
+    """Let a discriminator judge more pairs at once than a mini-batch has; changes it in place."""
     matching: Any = ManyPairs(discriminator.backbone)
     discriminator.backbone = matching
     return discriminator
 
 
 def judge_all(
-    opened: Opened,
+    loaded: ModelAndData,
     features: Features,
-    nominated: Sequence[Nominations],
+    negatives: Sequence[HardNegatives],
     judges: Mapping[str, ModelDiscriminator],
     folder: Path,
 ) -> Judged:
-    """All nominated pairs, each once, judged by all; all ranks must call it."""
-    size = len(opened.data)
-    keys = np.concatenate([pair_keys(one.image, one.text, size) for one in nominated])
-    sides = np.concatenate([one.from_image for one in nominated])
+    """Judge all distinct pairs of hard negatives; all ranks must call this function.
+
+    Args:
+        judges: discriminators by name.
+        folder: where verdicts are saved; a rerun resumes from them.
+    """
+    size = len(loaded.data)
+    keys = np.concatenate([pair_keys(one.image, one.text, size) for one in negatives])
+    sides = np.concatenate([one.from_image for one in negatives])
     pairs, row = np.unique(keys, return_inverse=True)
     by_image, by_text = (
         np.bincount(row, weights=side, minlength=len(pairs)) > 0 for side in (sides, ~sides)
@@ -109,53 +103,54 @@ def judge_all(
     image, text = pairs // size, pairs % size
     probability = {}
     for name, discriminator in judges.items():
-        place = folder / "verdicts" / name
-        probability[name] = judge(opened, features, image, text, discriminator, place)
-    return Judged(image, text, by_image, by_text, probability, truth_of(opened.data, image, text))
+        own = folder / "verdicts" / name
+        probability[name] = judge(loaded, features, image, text, discriminator, own)
+    return Judged(image, text, by_image, by_text, probability, truth_of(loaded.data, image, text))
 
 
 def judge(
-    opened: Opened,
+    loaded: ModelAndData,
     features: Features,
     image: np.ndarray,
     text: np.ndarray,
     discriminator: ModelDiscriminator,
     folder: Path,
 ) -> np.ndarray:
-    """Probabilities ``(P,)`` float32 that pairs match, NaN where an image cannot be read.
+    """Return the probabilities ``(P,)`` float32 that pairs match; NaN if an image is unreadable.
 
-    What ``folder`` holds already is not judged again. All ranks must call it with the same pairs,
-    share them, and get all. Samples of one image stand for each other: it is read and encoded once.
+    Verdicts that are in ``folder`` already are reused. All ranks must call this function with the
+    same pairs; they share the work, and each returns all probabilities. Samples with the same image
+    share its verdicts: the image is read and encoded once.
 
     Args:
-        features: knows the captions, and which samples can be read.
-        image, text: ``(P,)`` numbers of samples in the training set, each pair once.
-        discriminator: who judges.
+        features: captions, and which samples can be read.
+        image, text: ``(P,)`` sample numbers in the training set; pairs are distinct.
 
     Raises:
-        ValueError: if ``folder`` holds the verdicts of another discriminator.
+        ValueError: if ``folder`` holds the verdicts of another discriminator or other data.
     """
-    size = len(opened.data)
-    shown_by = first_readable(opened.data.image_ids, features.numbers)
+    size = len(loaded.data)
+    shown_by = first_readable(loaded.data.image_ids, features.numbers)
     keys = pair_keys(shown_by[image], text, size)
     folder.mkdir(parents=True, exist_ok=True)
     tokens = getattr(discriminator.model, "max_txt_len", None)
     seen_as = f"{discriminator.image_size} px, {discriminator.precision}, {tokens} tokens"
     name = f"{fingerprint(discriminator.model)}, {seen_as}"
-    data = f"{size} samples, {opened.data.fingerprint(discriminator.processor)}"
+    data = f"{size} samples, {loaded.data.fingerprint(discriminator.processor)}"
     claim_folder(folder, {"discriminator": name, "data": data})
     images, texts, _ = _read(folder)
     missing = np.setdiff1d(keys, pair_keys(shown_by[images], texts, size))
     rank, world = get_rank(), get_world_size()
     mine = np.array_split(missing, world)[rank]
-    tell("%d pairs, %d of them to be judged", len(keys), len(missing))
-    barrier()  # all have read before one writes
-    discriminator.model.to(opened.device)
+    log_on_main("%d pairs, %d of them still to be judged", len(keys), len(missing))
+    barrier()  # every rank has read the verdicts before any rank appends
+    discriminator.model.to(loaded.device)
     with open(folder / f"verdicts_rank{rank}.bin", "ab") as file:
-        file.truncate(file.tell() // RECORD.itemsize * RECORD.itemsize)  # a torn record
+        # An interruption may have left an incomplete record at the end.
+        file.truncate(file.tell() // RECORD.itemsize * RECORD.itemsize)
         bar = tqdm(total=len(mine), unit=" pairs", desc="judging", disable=not is_main_process())
         chunks = list(chunks_of(mine // size, mine % size, features))
-        verdicts = _judged(opened, features, discriminator, chunks)
+        verdicts = _verdicts(loaded, features, discriminator, chunks)
         for chunk, probability in zip(chunks, verdicts, strict=True):
             records = np.empty(len(probability), RECORD)
             records["image"], records["text"] = chunk
@@ -171,35 +166,40 @@ def judge(
 
 
 def first_readable(image_ids: np.ndarray, readable: np.ndarray) -> np.ndarray:
-    """``(N,)`` for each of N samples the first readable one that shows its image; of an image that
-    none of them shows, the first of all.
+    """Return for each of N samples ``(N,)`` the first readable sample with the same image.
+
+    If no sample with this image is readable, the first sample with it.
 
     Args:
-        image_ids: ``(N,)``, equal where samples show one image.
-        readable: ``(S,)`` ascending numbers of samples.
+        image_ids: ``(N,)``, equal for samples with the same image.
+        readable: ``(S,)`` ascending sample numbers.
     """
     _, first, image = np.unique(image_ids, return_index=True, return_inverse=True)
     image = image.reshape(-1)
-    first[image[readable[::-1]]] = readable[::-1]
+    first[image[readable[::-1]]] = readable[::-1]  # descending: the lowest number is written last
     return first[image]
 
 
 def chunks_of(
     image: np.ndarray, text: np.ndarray, features: Features
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Images and texts ``(p,)`` of pairs to be judged together.
+    """Split pairs into chunks that are judged together.
 
-    An image has all its pairs in one chunk, to be encoded once; a chunk has up to `CHUNK_IMAGES`
-    images and about `CHUNK_PAIRS` pairs. Similar images come near each other: they are paired with
-    the same texts, which then need not be encoded for every chunk.
+    All pairs of an image are in one chunk, so that it is encoded once; a chunk has up to
+    `CHUNK_IMAGES` images and about `CHUNK_PAIRS` pairs. Similar images are placed near each other:
+    they tend to be paired with the same texts, which are then encoded for fewer chunks.
 
     Args:
         image, text: ``(P,)``, all pairs of this rank.
+
+    Yields:
+        Images and texts ``(p,)`` of a chunk.
     """
     images, own = np.unique(image, return_inverse=True)
-    place = np.empty(len(images), np.int64)
-    place[_by_likeness(features.vectors[features.places(images)])] = np.arange(len(images))
-    order = np.lexsort((text, place[own.reshape(-1)]))
+    position = np.empty(len(images), np.int64)
+    similar_order = _similarity_order(features.vectors[features.positions(images)])
+    position[similar_order] = np.arange(len(images))
+    order = np.lexsort((text, position[own.reshape(-1)]))
     image, text = image[order], text[order]
     begins = np.flatnonzero(np.diff(image, prepend=-1)).tolist()
     first, cuts = 0, []
@@ -211,43 +211,45 @@ def chunks_of(
         yield from zip(np.split(image, cuts), np.split(text, cuts), strict=True)
 
 
-def _by_likeness(vectors: Tensor) -> np.ndarray:
-    """An order of N vectors ``(N, E)``: those nearest to the same one of about sqrt(N) of them are
-    together."""
+def _similarity_order(vectors: Tensor) -> np.ndarray:
+    """Return an order of N vectors ``(N, E)`` that places similar ones near each other.
+
+    About sqrt(N) of the vectors are centers; vectors with the same nearest center are adjacent.
+    """
     if not len(vectors):
         return np.empty(0, np.int64)
-    some = vectors[:: max(1, round(len(vectors) ** 0.5))]
-    nearest = torch.cat([(part @ some.t()).argmax(dim=1) for part in vectors.split(4096)])
+    centers = vectors[:: max(1, round(len(vectors) ** 0.5))]
+    nearest = torch.cat([(part @ centers.t()).argmax(dim=1) for part in vectors.split(4096)])
     return nearest.argsort(stable=True).numpy()
 
 
-def _judged(
-    opened: Opened,
+def _verdicts(
+    loaded: ModelAndData,
     features: Features,
     discriminator: ModelDiscriminator,
     chunks: Sequence[tuple[np.ndarray, np.ndarray]],
 ) -> Iterator[np.ndarray]:
-    data: Corpus = opened.data
+    """Yield the probabilities of each chunk."""
     images = [np.unique(image) for image, _ in chunks]
-    pictures = data.batches(images, discriminator.processor)
+    pictures = loaded.data.batches(images, discriminator.processor)
     for (image, text), numbers, batch in zip(chunks, images, pictures, strict=True):
         texts, text_of = np.unique(text, return_inverse=True)
         samples = {
-            "image": batch["image"].to(opened.device),
-            "text_input": [features.captions[place] for place in features.places(texts)],
+            "image": batch["image"].to(loaded.device),
+            "text_input": [features.captions[k] for k in features.positions(texts)],
         }
         image_of = np.searchsorted(numbers, image)
-        told = discriminator.judge(
+        verdicts = discriminator.judge(
             samples, torch.from_numpy(image_of), torch.from_numpy(text_of.reshape(-1))
         )
-        lost = np.array([bool(error) for error in batch["load_error"]])
-        probability = told.float().cpu().numpy()
-        probability[lost[image_of]] = np.nan
+        unreadable = np.array([bool(error) for error in batch["load_error"]])
+        probability = verdicts.float().cpu().numpy()
+        probability[unreadable[image_of]] = np.nan
         yield probability
 
 
 def _read(folder: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """What all ranks of this and earlier calls have written."""
+    """Read images, texts and probabilities that all ranks of this and earlier runs saved."""
     parts = []
     for path in sorted(folder.glob("verdicts_rank*.bin")):
         content = path.read_bytes()
@@ -258,7 +260,7 @@ def _read(folder: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def truth_of(data: Corpus, image: np.ndarray, text: np.ndarray) -> np.ndarray:
-    """``(P,)`` int8: whether pairs match, `UNKNOWN` where the data do not know."""
+    """Return the ground truth ``(P,)`` int8 of pairs; `UNKNOWN` if the data do not know it."""
     if data.truth is None:
         return np.full(len(image), UNKNOWN, np.int8)
     return np.asarray(data.truth(image, text)).astype(np.int8)

@@ -1,4 +1,4 @@
-"""Soft labels of ITC over streams of mini-batches, sorted and averaged (MAFA Appendix D)."""
+"""Soft labels of ITC in a sequence of mini-batches, sorted and averaged (MAFA Appendix D)."""
 
 from __future__ import annotations
 
@@ -18,39 +18,39 @@ from lavis_mafa.algorithm.mining import Connections
 from lavis_mafa.algorithm.settings import StepSettings
 from lavis_mafa.analysis.features import Features
 
-KINDS = ("one_hot", "smoothed", "consistency", "momentum")
-
 
 class LabelProfile:
-    """Mean over anchors of their sorted labels, and sums of groups of places (MAFA Appendix D).
+    """Mean over anchors of their sorted labels, and sums over groups of ranks (MAFA Appendix D).
 
     Args:
         size: N, candidates of an anchor.
-        bounds: ascending ends of the groups before the last, such as ``(5, B)`` for the places 1
-            to 5, 6 to B and B + 1 to N; a bound at or beyond N leaves what follows it out.
+        bounds: ascending ends of all groups but the last, such as ``(5, B)`` for the ranks 1 to 5,
+            6 to B, and B + 1 to N; bounds of N or more are ignored.
 
     Attributes:
-        anchors: how many were added.
+        anchors: number of anchors added.
     """
 
     def __init__(self, size: int, bounds: Sequence[int]) -> None:
         self.bounds = [0, *(b for b in bounds if b < size), size]
         if size < 1 or sorted(set(self.bounds)) != self.bounds:
-            raise ValueError(f"expected ascending bounds from 1 on, got {bounds} of {size} places")
+            raise ValueError(
+                f"expected ascending bounds of at least 1, got {bounds} for {size} candidates"
+            )
         self.anchors = 0
         self._total = torch.zeros(size, dtype=torch.float64)
         self._squares = torch.zeros(len(self.bounds) - 1, dtype=torch.float64)
 
     def add(self, labels: Tensor) -> None:
-        """Add A anchors' labels ``(A, N)``.
+        """Add the labels ``(A, N)`` of A anchors.
 
         Raises:
-            ValueError: if N is another one: places of different numbers of candidates have no mean.
+            ValueError: for another N: ranks among different numbers of candidates have no mean.
         """
         if labels.ndim != 2 or labels.shape[1] != len(self._total):
             raise ValueError(
                 f"expected labels over {len(self._total)} candidates, (A, {len(self._total)}), got "
-                f"{tuple(labels.shape)}: give mini-batches of another size a profile of their own"
+                f"{tuple(labels.shape)}: use a separate profile for each mini-batch size"
             )
         ordered = labels.sort(dim=1, descending=True).values.double()
         self._total += ordered.sum(dim=0).cpu()
@@ -58,7 +58,7 @@ class LabelProfile:
         self.anchors += len(labels)
 
     def reduce(self, device: torch.device | str = "cpu") -> None:
-        """Sum up what all ranks have added; every rank must call it."""
+        """Sum the labels of all ranks; every rank must call this method."""
         if get_world_size() == 1:
             return
         count = torch.tensor([self.anchors], dtype=torch.float64)
@@ -71,11 +71,11 @@ class LabelProfile:
 
     @property
     def mean(self) -> Tensor:
-        """``(N,)`` float64, the mean sorted labels; NaN without anchors."""
+        """Mean sorted labels, ``(N,)`` float64; NaN without anchors."""
         return self._total / (self.anchors or float("nan"))
 
     def groups(self) -> list[tuple[float, float]]:
-        """Sum of each group's mean labels, and its standard deviation over anchors."""
+        """Return for each group the mean of its sum, and its standard deviation over anchors."""
         sums = self._sums(self.mean[None])[0]
         mean_square = self._squares / (self.anchors or float("nan"))
         deviations = (mean_square - sums.square()).clamp(min=0.0).sqrt()
@@ -94,16 +94,17 @@ def labels_of(
     t2i: Connections,
     settings: StepSettings,
 ) -> Tensor:
-    """Labels ``(2 B, N)`` of a mini-batch's images and texts by one of `KINDS`.
+    """Return the soft labels ``(2 B, N)`` of the images and texts of a mini-batch.
 
-    They are those of training (`itc_labels`) but for ``consistency``: what is a
-    term beside one-hot labels in the loss (GRIT-VLP eq. 6) is a label here as MAFA 4.2 writes it,
-    ``(1 - alpha) y + alpha sg[p]``, p the pair's distribution in the other direction.
+    They are the labels of training (`itc_labels`), except for ``consistency``. In the loss, it is a
+    separate term in addition to one-hot labels (GRIT-VLP eq. 6); here it is a label as in MAFA 4.2,
+    ``(1 - alpha) y + alpha sg[p]``, with p the distribution of the pair in the other direction.
 
     Args:
-        alpha: share of what makes the labels soft, for ``consistency`` the config's ``weight``, for
-            ``momentum`` its ``alpha`` as it has grown to; without meaning for ``one_hot``.
-        compared: with momentum encoders' similarities for ``momentum``, else without.
+        kind: ``one_hot``, ``smoothed``, ``consistency`` or ``momentum``.
+        alpha: weight of the soft part: for ``consistency`` the config's ``weight``, for
+            ``momentum`` its ``alpha`` after the ramp-up; unused for ``one_hot``.
+        compared: with similarities of the momentum encoders for ``momentum``, otherwise without.
     """
     soft = replace(settings.soft_labels, type=kind, alpha=alpha)
     compared = replace(compared, alpha=alpha)
@@ -118,14 +119,15 @@ def labels_of(
 
 @dataclass
 class Stream:
-    """Mini-batches of B in the order of training, and what compares them.
+    """A sequence of mini-batches of B with their features.
 
     Attributes:
-        order: places among the S samples of ``features``; the mini-batch s is
+        order: positions of the S samples of ``features``; mini-batch s is
             ``order[s * B : (s + 1) * B]``.
         batch_size: B.
-        queue_size: Q, samples before a mini-batch whose momentum features are in its queue.
-        features: by the model; ``copied`` by its momentum encoders.
+        queue_size: Q, the number of samples before a mini-batch whose momentum features are in the
+            queue.
+        features: by the encoders; ``momentum_features`` by the momentum encoders.
         image_ids: ``(S,)``.
     """
 
@@ -133,35 +135,35 @@ class Stream:
     batch_size: int
     queue_size: int
     features: Features
-    copied: Features
+    momentum_features: Features
     image_ids: np.ndarray
 
     def mini_batch(self, step: int) -> np.ndarray:
-        """``(B,)`` places."""
+        """Return the positions ``(B,)`` of a mini-batch."""
         return self.order[step * self.batch_size : (step + 1) * self.batch_size]
 
     def compare(
         self, step: int, backbone: Backbone, same_image: str, momentum: bool, device: torch.device
     ) -> tuple[Compared, Tensor]:
-        """Similarities of a mini-batch and its known positives ``(B, B)``."""
-        places = self.mini_batch(step)
-        rows, similarity = torch.from_numpy(places), backbone.similarity
+        """Return the similarities of a mini-batch, and its known positives ``(B, B)``."""
+        positions = self.mini_batch(step)
+        rows, similarity = torch.from_numpy(positions), backbone.similarity
 
-        def features(of: Features, which: Tensor) -> tuple[Tensor, Tensor]:
+        def select(of: Features, which: Tensor) -> tuple[Tensor, Tensor]:
             return of.images[which].to(device).float(), of.texts[which].to(device).float()
 
-        images, texts = features(self.features, rows)
+        images, texts = select(self.features, rows)
         temperature = backbone.temperature
         own = torch.arange(len(rows), device=device)
-        ids = torch.from_numpy(self.image_ids[places]).to(device)
+        ids = torch.from_numpy(self.image_ids[positions]).to(device)
         positives = known_positives({"image_id": ids}, own, len(rows), same_image)
         if not momentum:
             sim = similarity(images, texts) / temperature
             return Compared(sim, sim.t()), positives
         begin = step * self.batch_size
         queue = self.order[max(0, begin - self.queue_size) : begin]
-        everything = torch.from_numpy(np.concatenate([places, queue]))
-        all_images, all_texts = features(self.copied, everything)
+        everything = torch.from_numpy(np.concatenate([positions, queue]))
+        all_images, all_texts = select(self.momentum_features, everything)
         own_images, own_texts = all_images[: len(rows)], all_texts[: len(rows)]
         queued_positives = None
         if same_image == "positive":

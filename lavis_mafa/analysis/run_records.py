@@ -1,4 +1,4 @@
-"""What a training run wrote, read again: also of runs that were resumed or are still going."""
+"""Read the logs of a training run, which may have been resumed or be in progress."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from typing import Any
 
 import numpy as np
 
+from lavis_mafa.algorithm.mining import DIRECTIONS
 from lavis_mafa.runners.run_log import CONNECTIONS, LOG, read_json_lines
 
-COUNTED = ("false", "picked", "found", "judged")
-WANTED = {"global_step", "lr", "temperature"} | {
-    f"{n}_{d}" for n in COUNTED for d in ("i2t", "t2i")
-}
+COUNTS = ("false", "picked", "found", "judged")
+COLUMNS = {"global_step", "lr", "temperature"} | {f"{n}_{d}" for n in COUNTS for d in DIRECTIONS}
 
 
 @dataclass
 class RunRecords:
     """A run's ``log.jsonl`` and ``connections.jsonl``.
 
-    Where a run went back to a checkpoint and did steps or epochs again, only the last time counts.
+    If a run was resumed from an earlier checkpoint and repeated steps or epochs, only the last
+    repetition is kept.
 
     Attributes:
-        folder: where they are.
-        config: the last that was recorded; None if there is none.
-        columns: of the steps, in order, each ``(S,)`` float64: ``global_step``, losses, learning
-            rate, temperature and counts of hard negatives; NaN where a step does not tell.
+        folder: the folder of the run.
+        config: the last recorded config; None if there is none.
+        columns: values of the steps, in order, each ``(S,)`` float64: ``global_step``, losses,
+            learning rate, temperature and counts of hard negatives; NaN where a step has none.
         epochs: figures by epoch.
         histograms: of Con-D's probabilities by epoch.
-        evaluations: figures by split and epoch (a number, or a word such as "best").
-        connections: as they were logged.
+        evaluations: figures by split and epoch (a number, or a string such as "best").
+        connections: the logged records.
         first, last: seconds since 1970 of the first and the last record.
     """
 
@@ -48,20 +48,20 @@ class RunRecords:
 
     @property
     def steps(self) -> int:
-        """Steps done."""
+        """Number of steps done."""
         done = self.columns.get("global_step")
         return int(done[-1]) if done is not None and len(done) else 0
 
 
 def read_run(folder: Path) -> RunRecords:
-    """Read a run's folder.
+    """Read the logs in the folder of a run.
 
     Raises:
-        FileNotFoundError: if it holds no ``log.jsonl``.
+        FileNotFoundError: if it contains no ``log.jsonl``.
     """
     path = folder / LOG
     if not path.is_file():
-        raise FileNotFoundError(f"no run in {folder}: there is no log.jsonl")
+        raise FileNotFoundError(f"no run in {folder}: log.jsonl does not exist")
     run = RunRecords(folder)
     columns: dict[str, array[float]] = {"global_step": array("d")}
     for record in read_json_lines(path):
@@ -77,7 +77,7 @@ def read_run(folder: Path) -> RunRecords:
         elif kind == "con_d_histogram":
             run.histograms[epoch] = record
         elif kind == "eval":
-            # The last of a name, in the order of the last.
+            # Removed first, so that a repeated evaluation also moves to the end of the order.
             run.evaluations.pop((record["split"], epoch), None)
             run.evaluations[record["split"], epoch] = _figures(record)
     run.columns = {name: np.array(values) for name, values in columns.items()}
@@ -92,7 +92,7 @@ def _figures(record: dict[str, Any]) -> dict[str, Any]:
 def _add_step(run: RunRecords, columns: dict[str, array[float]], record: dict[str, Any]) -> None:
     done = columns["global_step"]
     now = float(record["global_step"])
-    if done and now <= done[-1]:  # the run went back
+    if done and now <= done[-1]:  # the run was resumed from an earlier step: drop what it repeats
         length = bisect_left(done, now)
         for values in columns.values():
             del values[length:]
@@ -103,8 +103,8 @@ def _add_step(run: RunRecords, columns: dict[str, array[float]], record: dict[st
             if not isinstance(at, int) or at >= record["epoch"]:
                 del run.evaluations[split, at]
     for name in record:
-        wanted = name in WANTED or name.startswith("loss")
-        if wanted and name not in columns:
+        known = name in COLUMNS or name.startswith("loss")
+        if known and name not in columns:
             columns[name] = array("d", [np.nan]) * len(done)
     for name, values in columns.items():
         value = record.get(name)
@@ -112,7 +112,7 @@ def _add_step(run: RunRecords, columns: dict[str, array[float]], record: dict[st
 
 
 def read_connections(folder: Path) -> list[dict[str, Any]]:
-    """What a run logged in ``connections.jsonl``; steps that were done again count once."""
+    """Read ``connections.jsonl``; of repeated steps only the last repetition is kept."""
     kept: list[dict[str, Any]] = []
     for record in read_json_lines(folder / CONNECTIONS):
         at = (record["epoch"], record["step"])

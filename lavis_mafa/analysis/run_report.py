@@ -1,15 +1,7 @@
-"""A page that shows a training run, or what was counted or mined.
-
-FOLDER is what `train.py` wrote into (with its log.jsonl), also while it is still training, or the
---output of `count` or `mine` (with its judged.npz). The page is one file that asks for nothing
-outside itself.
-
-    python -m lavis_mafa.analysis report output/albef_toy/20260101120000
-"""
+"""Write the page of a training run or of judged pairs; described in `commands.report`."""
 
 from __future__ import annotations
 
-import argparse
 import datetime
 import re
 from collections.abc import Iterable, Mapping
@@ -18,27 +10,27 @@ from typing import Any
 
 import numpy as np
 
-from lavis_mafa.analysis.corpus import open_data, recorded_data
-from lavis_mafa.analysis.gallery import connections_of, evenly, shown_data
-from lavis_mafa.analysis.judged import FILE, Judged
+from lavis_mafa.algorithm.mining import DIRECTIONS
+from lavis_mafa.analysis.gallery import connections_of, evenly, view_data
+from lavis_mafa.analysis.judged_pairs import FILE, Judged
 from lavis_mafa.analysis.judged_report import report_of_judged
+from lavis_mafa.analysis.loading import load_data, recorded_data
 from lavis_mafa.analysis.run_records import RunRecords, read_run
 from lavis_mafa.pages.report import Cell, Curve, Judgements, Series, Table, write_report
 from lavis_mafa.runners.run_log import LOG
 
-# `count` and `mine` write a report.html of their own.
+# Not the same name: `count` and `mine` write a report.html themselves.
 RUN_PAGE, JUDGED_PAGE = "report.html", "judged.html"
 SHARE = (0.0, 1.0)
-POINTS = 300  # of a curve over steps: each is the mean of as many steps as it takes
-SHARES = 60  # of a share over steps: a mini-batch has few hard negatives
-EPOCHS = 40  # that the histogram offers one by one
-DIRECTIONS = {"i2t": "image → text", "t2i": "text → image"}
+POINTS = 300  # of a curve over steps; each point is the mean of consecutive steps
+SHARE_POINTS = 60  # of a share over steps: fewer, since a mini-batch has few hard negatives
+EPOCHS = 40  # number of last epochs with a histogram of their own
 RATES = {
     "False negatives among the hard negatives": {
         "false_negative_rate": "by truth",
         "false_negative_rate_by_con_d": "by Con-D",
     },
-    "False negatives that ITM learns as no match": {"false_negative_rate_in_itm": "by truth"},
+    "False negatives with the ITM label no match": {"false_negative_rate_in_itm": "by truth"},
     "Con-D's precision and recall": {
         "con_d_precision": "precision",
         "con_d_recall": "recall",
@@ -53,43 +45,27 @@ SCORES = {
 }
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folder", type=Path, help="of a run, or the --output of count or mine")
-    parser.add_argument(
-        "--output", type=Path, help=f"file to write; else {RUN_PAGE} or {JUDGED_PAGE} in FOLDER"
-    )
-    parser.add_argument(
-        "--connections", type=int, default=400, metavar="N", help="in the gallery, at most (400)"
-    )
-    parser.add_argument("--no-images", action="store_true", help="captions without pictures")
-
-
-def run(args: argparse.Namespace) -> None:
-    path = write_page(args.folder, args.output, args.connections, not args.no_images)
-    print(f"wrote {path}")
-
-
 def write_page(
     folder: Path, output: Path | None = None, connections: int = 400, images: bool = True
 ) -> Path:
     """Write the page of a run or of judged pairs, and return its path.
 
     Args:
-        folder: holds ``log.jsonl`` or ``judged.npz``.
+        folder: contains ``log.jsonl`` or ``judged.npz``.
         output: the file; None: `RUN_PAGE` or `JUDGED_PAGE` in the folder.
-        connections: how many the gallery holds at most.
-        images: whether pictures are embedded.
+        connections: maximum number in the gallery.
+        images: whether to embed images.
 
     Raises:
-        FileNotFoundError: if the folder holds neither, naming folders below it that do.
-        ValueError: for a ``judged.npz`` of another form.
+        FileNotFoundError: if the folder contains neither; names subfolders that do.
+        ValueError: if ``judged.npz`` has another form.
     """
     if (folder / FILE).is_file():
         judged = Judged.load(folder)
         notes: list[str] = []
         about = judged.about
-        show = shown_data(
-            lambda: open_data(about["cfg_path"], about["options"], about.get("split", "train")),
+        show = view_data(
+            lambda: load_data(about["cfg_path"], about["options"], about.get("split", "train")),
             images,
             notes,
         )
@@ -103,9 +79,9 @@ def write_page(
         )
     if not (folder / LOG).is_file():
         below = [str(p.parent) for name in (LOG, FILE) for p in folder.glob(f"*/{name}")]
-        others = f"; there are {', '.join(sorted(below))}" if below else ""
+        others = f"; did you mean {', '.join(sorted(below))}?" if below else ""
         raise FileNotFoundError(
-            f"{folder} holds neither a run (log.jsonl) nor judged pairs ({FILE}){others}"
+            f"{folder} contains neither a run (log.jsonl) nor judged pairs ({FILE}){others}"
         )
     return report_of_run(read_run(folder), output or folder / RUN_PAGE, connections, images)
 
@@ -113,25 +89,25 @@ def write_page(
 def report_of_run(
     records: RunRecords, path: Path, connections: int = 400, images: bool = True
 ) -> Path:
-    """Write the page of a training run, and return its path; see `write_page`."""
+    """Write the page of a training run and return its path; see `write_page`."""
     config = records.config or {}
     rule = ((config.get("model") or {}).get("mafa") or {}).get("connections") or {}
     notes = [
-        f"Curves over steps have up to {POINTS} points, those of shares up to {SHARES}: where "
-        "there are more steps, each is the mean of neighbouring ones."
+        f"Curves over steps have up to {POINTS} points, those of shares up to {SHARE_POINTS}: "
+        "with more steps, each point is the mean of consecutive steps."
     ]
     chosen = evenly(records.connections, connections)
     cards = []
     if chosen:
-        show = shown_data(lambda: recorded_data(records.config), images, notes)
+        show = view_data(lambda: recorded_data(records.config), images, notes)
         cards = list(connections_of(chosen, show))
         notes.append(
-            f"The gallery holds {len(chosen):,} of the {len(records.connections):,} connections "
-            "that the run wrote down: positives and ambiguous ones, up to run.log_connections of "
-            "them an epoch. The histogram holds every probability."
+            f"The gallery shows {len(chosen):,} of the {len(records.connections):,} connections "
+            "that the run logged: positive and ambiguous ones, up to run.log_connections in an "
+            "epoch. The histogram contains every probability."
         )
         if show.missing:
-            notes.append(f"{show.missing} pictures could not be read; first: {show.problem}")
+            notes.append(f"{show.missing} images could not be read; the first: {show.problem}")
     return write_report(
         path,
         title=f"Training run: {records.folder.resolve().name}",
@@ -150,7 +126,7 @@ def _about(records: RunRecords) -> Table:
     model, run = config.get("model") or {}, config.get("run") or {}
     con_d = (model.get("mafa") or {}).get("con_d") or {}
     epochs, wanted = len(records.epochs), run.get("max_epoch")
-    state = "finished" if epochs == wanted else "not at its end: stopped, or still going"
+    state = "finished" if epochs == wanted else "incomplete: stopped, or still in progress"
     rows: list[list[Cell]] = [
         ["model", f"{model.get('arch')}, {model.get('model_type')}"],
         ["Con-D", str(con_d.get("arch") or "none")],
@@ -194,13 +170,13 @@ def _over_steps(records: RunRecords) -> Iterable[Curve]:
 
 
 def _drawn(curve: Curve) -> Iterable[Curve]:
-    """The curve without series that have no value, if any is left."""
+    """Return the curve without empty series, or nothing if all are empty."""
     curve.series = [s for s in curve.series if any(y is not None for y in s.y)]
     return [curve] if curve.series else []
 
 
 def _windows(columns: Mapping[str, np.ndarray], count: int) -> tuple[np.ndarray, list[float]]:
-    """Where up to ``count`` windows of steps begin, and the last step of each."""
+    """Return the first rows of up to ``count`` windows of steps, and the last step of each."""
     steps = columns["global_step"]
     begins = np.arange(0, len(steps), -(-len(steps) // count) or 1)
     ends = np.append(begins[1:], len(steps)) - 1
@@ -211,14 +187,14 @@ def _mean(columns: Mapping[str, np.ndarray], name: str, text: str) -> Series:
     begins, x = _windows(columns, POINTS)
     if not x:
         return Series(text)
-    there = ~np.isnan(columns[name])
-    total = np.add.reduceat(np.where(there, columns[name], 0.0), begins)
-    count = np.add.reduceat(there.astype(float), begins)
+    known = ~np.isnan(columns[name])
+    total = np.add.reduceat(np.where(known, columns[name], 0.0), begins)
+    count = np.add.reduceat(known.astype(float), begins)
     return Series(text, list(x), _divided(total, count))
 
 
 def _share(columns: Mapping[str, np.ndarray], part: str, whole: str, text: str) -> Series:
-    begins, x = _windows(columns, SHARES)
+    begins, x = _windows(columns, SHARE_POINTS)
     sums = (np.add.reduceat(np.nan_to_num(columns[name]), begins) for name in (part, whole))
     return Series(text, list(x), _divided(*sums))
 
@@ -266,25 +242,28 @@ def _scores(records: RunRecords) -> Iterable[Curve]:
 
 
 def _names(figures: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Names of all figures that are numbers."""
+    """Return the names of all figures with a numeric value."""
     named = (name for one in figures for name, value in one.items() if _number(value) is not None)
     return list(dict.fromkeys(named))
 
 
 def _evaluations(records: RunRecords) -> Iterable[Table]:
-    """A table by split: figures down, across its last evaluations and before them the best one by
-    ``agg_metrics``, by which runs keep a checkpoint."""
+    """Yield a table for each split: figures by rows, its last evaluations by columns.
+
+    The first column is the best evaluation by ``agg_metrics``, the figure that selects the best
+    checkpoint of a run.
+    """
     for split in dict.fromkeys(split for split, _ in records.evaluations):
-        told = {e: f for (own, e), f in records.evaluations.items() if own == split}
-        epochs = list(told)[-6:]
-        ranked = {e: _number(f.get("agg_metrics")) for e, f in told.items()}
+        figures_of = {e: f for (own, e), f in records.evaluations.items() if own == split}
+        epochs = list(figures_of)[-6:]
+        ranked = {e: _number(f.get("agg_metrics")) for e, f in figures_of.items()}
         scores = {e: score for e, score in ranked.items() if score is not None}
         best = max(scores, key=lambda epoch: scores[epoch]) if len(scores) > 1 else None
         if best is not None and best not in epochs:
             epochs = [best, *epochs]
         rows: list[list[Cell]] = [
-            [name, *(_number(told[epoch].get(name)) for epoch in epochs)]
-            for name in _names(told.values())
+            [name, *(_number(figures_of[epoch].get(name)) for epoch in epochs)]
+            for name in _names(figures_of.values())
         ]
         head = [f"epoch {epoch}" if isinstance(epoch, int) else str(epoch) for epoch in epochs]
         head = [f"{h}, best" if e == best else h for h, e in zip(head, epochs, strict=True)]
@@ -295,24 +274,25 @@ def _evaluations(records: RunRecords) -> Iterable[Table]:
 
 
 def _judgements(histograms: Mapping[int, Mapping[str, Any]]) -> list[Judgements]:
-    """All epochs together, by direction, and the epochs one by one."""
+    """Return the histograms of all epochs, of both directions and each, and of single epochs."""
     if not histograms:
         return []
     bins = int(histograms[max(histograms)]["bins"])
-    there = {e: histograms[e] for e in sorted(histograms) if histograms[e]["bins"] == bins}
+    # Runs of older versions may have other bins: only equal ones can be added.
+    known = {e: histograms[e] for e in sorted(histograms) if histograms[e]["bins"] == bins}
 
     def counts(epochs: Iterable[int], directions: Iterable[str]) -> np.ndarray:
         total = np.zeros((3, bins), np.int64)
         for epoch in epochs:
             for direction in directions:
-                told = there[epoch].get(direction) or {}
+                own = known[epoch].get(direction) or {}
                 for row, truth in enumerate(("true", "false", "unknown")):
-                    total[row] += np.asarray(told.get(truth, 0), np.int64)
+                    total[row] += np.asarray(own.get(truth, 0), np.int64)
         return total
 
-    parts = [Judgements("all epochs, both directions", counts=counts(there, DIRECTIONS))]
+    parts = [Judgements("all epochs, both directions", counts=counts(known, DIRECTIONS))]
     for direction, arrow in DIRECTIONS.items():
-        parts.append(Judgements(f"all epochs, {arrow}", counts=counts(there, [direction])))
-    for epoch in list(there)[-EPOCHS:]:
+        parts.append(Judgements(f"all epochs, {arrow}", counts=counts(known, [direction])))
+    for epoch in list(known)[-EPOCHS:]:
         parts.append(Judgements(f"epoch {epoch}", counts=counts([epoch], DIRECTIONS)))
     return parts

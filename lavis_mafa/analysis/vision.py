@@ -1,9 +1,4 @@
-"""Usage of vision: accuracy of MLM with and without the image (GRIT-VLP 5.6, supplement Figure 1).
-
-Captions are masked at several rates, exactly the same tokens with and without the image, and UoV@k
-is accuracy@k less accuracy@k without the image. Without the image means that cross-attention adds
-up nothing. For BLIP and BLIP-2 it is the accuracy of every next token, without rates.
-"""
+"""Measure the usage of vision; the command is described in `commands.vision`."""
 
 from __future__ import annotations
 
@@ -18,22 +13,30 @@ import torch.distributed as dist
 from lavis.common.dist_utils import get_rank, get_world_size, is_main_process
 from tqdm import tqdm
 
-from lavis_mafa.analysis.corpus import (
-    Opened,
-    about,
-    add_data_arguments,
-    open_config,
-    tell,
+from lavis_mafa.analysis.commands.vision import __doc__ as DESCRIPTION
+from lavis_mafa.analysis.loading import (
+    ModelAndData,
+    data_source,
+    load_model_and_data,
+    log_on_main,
 )
-from lavis_mafa.analysis.intervals import clustered, ratio
-from lavis_mafa.analysis.usage import COUNTS, Reader, share_of
+from lavis_mafa.analysis.token_prediction import COUNTS, TokenPredictor, share_of
 from lavis_mafa.io.checkpoints import left_random
 from lavis_mafa.io.files import write_json, write_text
+from lavis_mafa.metrics.intervals import clustered, ratio
 from lavis_mafa.pages.report import Curve, Series, Table, write_report
 from lavis_mafa.pages.tables import markdown_table
 from lavis_mafa.runners.loaders import to_device
 
-READING = ("visual_encoder.", "text_encoder.", "text_decoder.", "Qformer.", "ln_vision.", "query_")
+# Prefixes of the weights that predict tokens of captions.
+LANGUAGE_PARTS = (
+    "visual_encoder.",
+    "text_encoder.",
+    "text_decoder.",
+    "Qformer.",
+    "ln_vision.",
+    "query_",
+)
 FIGURES = {
     "uov_1": "UoV@1",
     "accuracy_1": "accuracy@1",
@@ -44,25 +47,7 @@ FIGURES = {
 }
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of the command."""
-    add_data_arguments(parser)
-    parser.add_argument(
-        "--checkpoint",
-        nargs="+",
-        default=[],
-        metavar="[NAME=]PATH",
-        help="weights of models of the config's sizes, to be compared; otherwise the config's own",
-    )
-    parser.add_argument(
-        "--rates", nargs="+", type=float, default=[0.15, 0.35, 0.5, 0.75], help="of masking, MLM's"
-    )
-    parser.add_argument("--samples", type=int, default=5000, help="captions, drawn at random")
-    parser.add_argument("--seed", type=int, default=0, help="of the samples and of masking")
-    parser.add_argument("--output", required=True, type=Path, help="folder of results")
-
-
-def run(args: argparse.Namespace) -> None:
+def measure_vision(args: argparse.Namespace) -> None:
     """Measure, print and write ``vision.json``, ``vision.md`` and ``report.html``.
 
     Raises:
@@ -70,24 +55,30 @@ def run(args: argparse.Namespace) -> None:
     """
     wrong = [rate for rate in args.rates if not 0.0 < rate <= 1.0]
     if wrong or args.samples < 1:
-        raise ValueError(f"--rates are above 0 up to 1, --samples at least 1; got {wrong}")
+        raise ValueError(
+            f"--rates {wrong} --samples {args.samples}: expected rates above 0 and at most 1, and "
+            "at least 1 sample"
+        )
     named = named_checkpoints(args.checkpoint)
     first = next(iter(named.values()), None)
-    opened = open_config(argparse.Namespace(**{**vars(args), "checkpoint": first}))
-    size = len(opened.data)
+    loaded = load_model_and_data(argparse.Namespace(**{**vars(args), "checkpoint": first}))
+    size = len(loaded.data)
     count = min(size, args.samples)
     numbers = np.sort(np.random.default_rng((args.seed, 4)).choice(size, count, replace=False))
-    reader = Reader(opened.model, args.seed)
-    rates = sorted(set(args.rates)) if reader.masks else [None]
-    images = opened.data.image_ids[numbers]
+    predictor = TokenPredictor(loaded.model, args.seed)
+    rates = sorted(set(args.rates)) if predictor.masks else [None]
+    images = loaded.data.image_ids[numbers]
     rows, missing = [], None
     for name in named or ["the config's"]:
         if named:
-            lacking = load(opened.model, named[name])
+            lacking = load_weights(loaded.model, named[name])
             if missing not in (None, lacking):
-                raise ValueError(f"{named[name]} holds other parts of the model than {first}")
+                raise ValueError(
+                    f"{named[name]} and {first} contain different parts of the model: give "
+                    "checkpoints of the same kind"
+                )
             missing = lacking
-        counts = measure(opened, reader, numbers, rates, name)
+        counts = measure(loaded, predictor, numbers, rates, name)
         rows += [
             {"model": name, "rate": rate, **figures_of(one, images)}
             for rate, one in zip(rates, counts, strict=True)
@@ -97,10 +88,13 @@ def run(args: argparse.Namespace) -> None:
 
 
 def named_checkpoints(given: Sequence[str]) -> dict[str, str]:
-    """Paths by name: ``NAME=PATH``, or a path, named by its folder or file.
+    """Return checkpoint paths by name, given as ``NAME=PATH`` or as a path.
+
+    A path without a name is named after its file, or after its folder if the file is called
+    ``checkpoint*``.
 
     Raises:
-        ValueError: if two have one name.
+        ValueError: if two checkpoints have the same name.
     """
     named: dict[str, str] = {}
     for text in given:
@@ -111,109 +105,114 @@ def named_checkpoints(given: Sequence[str]) -> dict[str, str]:
             folder = Path(text).resolve().parent.name
             name = folder if stem.startswith("checkpoint") else stem
         if name in named:
-            raise ValueError(f"two checkpoints are named {name}: write --checkpoint NAME=PATH")
+            raise ValueError(f"two checkpoints are called {name}: give --checkpoint NAME=PATH")
         named[name] = path
     return named
 
 
-def load(model: Any, path: str) -> frozenset[str]:
-    """Load a checkpoint into a model; the names of what it does not hold.
+def load_weights(model: Any, path: str) -> frozenset[str]:
+    """Load a checkpoint into a model; return the names of the weights that it lacks.
 
     Raises:
-        ValueError: if it leaves random what reads captions.
+        ValueError: if weights that predict tokens remain random.
     """
     missing = model.load_checkpoint(path).missing_keys
-    lost = [name for name in left_random(model, missing) if name.startswith(READING)]
+    lost = [name for name in left_random(model, missing) if name.startswith(LANGUAGE_PARTS)]
     if lost:
         raise ValueError(
-            f"{path} lacks {len(lost)} weights by which tokens are predicted, such as {lost[0]}: "
-            "name a checkpoint of pre-training with the language loss"
+            f"{path} lacks {len(lost)} weights that predict tokens, such as {lost[0]}: give a "
+            "checkpoint of pre-training with the language loss"
         )
     return frozenset(missing)
 
 
 def measure(
-    opened: Opened, reader: Reader, numbers: np.ndarray, rates: Sequence[Any], name: str
+    loaded: ModelAndData,
+    predictor: TokenPredictor,
+    numbers: np.ndarray,
+    rates: Sequence[Any],
+    name: str,
 ) -> np.ndarray:
-    """`COUNTS` ``(R, 5, S)`` of S samples at R rates; all ranks must call it and get all.
+    """Return `COUNTS` ``(R, 5, S)`` of S samples at R rates.
 
-    A sample that cannot be read counts nothing.
+    All ranks must call this function; each returns all counts. The counts of a sample that cannot
+    be read are 0.
     """
-    size = int(opened.cfg.run_cfg.batch_size_eval)
+    size = int(loaded.cfg.run_cfg.batch_size_eval)
     batches = [numbers[i : i + size] for i in range(0, len(numbers), size)]
     mine = batches[get_rank() :: get_world_size()]
     counts = torch.zeros(len(rates), len(COUNTS), len(numbers), dtype=torch.int64)
     quiet = not is_main_process()
     bar = tqdm(total=sum(map(len, mine)), unit=" samples", desc=name, disable=quiet)
-    for batch in opened.data.batches(mine):
-        asked = np.asarray(batch["index"])
-        samples = to_device(batch, opened.device)
-        with torch.inference_mode(), opened.autocast():
-            found = reader.count(samples["image"], samples["text_input"], asked, rates)
+    for batch in loaded.data.batches(mine):
+        index = np.asarray(batch["index"])
+        samples = to_device(batch, loaded.device)
+        with torch.inference_mode(), loaded.autocast():
+            found = predictor.count(samples["image"], samples["text_input"], index, rates)
         readable = torch.tensor([not error for error in batch["load_error"]])
-        counts[..., torch.from_numpy(np.searchsorted(numbers, asked))] = found.cpu() * readable
-        bar.update(len(asked))
+        counts[..., torch.from_numpy(np.searchsorted(numbers, index))] = found.cpu() * readable
+        bar.update(len(index))
     bar.close()
     if get_world_size() > 1:
-        together = counts.to(opened.device)
-        dist.all_reduce(together)
-        counts = together.cpu()
+        summed = counts.to(loaded.device)
+        dist.all_reduce(summed)
+        counts = summed.cpu()
     return counts.numpy()
 
 
 def figures_of(counts: np.ndarray, clusters: np.ndarray) -> dict[str, Any]:
-    """Accuracies, 0 to 1, with and without the image, and UoV, with 95 % intervals.
+    """Return accuracies with and without the image, 0 to 1, and UoV, with 95 % intervals.
 
     Args:
         counts: `COUNTS` ``(5, S)``.
-        clusters: ``(S,)``, the image of every sample.
+        clusters: ``(S,)``, the image of every sample: its captions are not independent.
     """
     one = dict(zip(COUNTS, counts, strict=True))
-    figures: dict[str, Any] = {"tokens": int(one["asked"].sum())}
+    figures: dict[str, Any] = {"tokens": int(one["tokens"].sum())}
     for k in (1, 5):
         seen, blind = one[f"hits_{k}"], one[f"hits_{k}_without"]
         for kind, hits in (("uov", seen - blind), ("accuracy", seen), ("without", blind)):
             interval = ratio if kind == "uov" else clustered
-            figures[f"{kind}_{k}"] = share_of(hits, one["asked"], clusters, interval)
+            figures[f"{kind}_{k}"] = share_of(hits, one["tokens"], clusters, interval)
     return figures
 
 
 def write(
     args: argparse.Namespace, rows: Sequence[Mapping[str, Any]], named: Mapping[str, str]
 ) -> None:
-    """Write the figures as JSON, Markdown and a page, and print the table."""
-    told = {
-        **about(args),
+    """Write the figures as JSON, Markdown and an HTML page, and print the table."""
+    settings = {
+        **data_source(args),
         "checkpoints": dict(named),
         "samples": args.samples,
         "seed": args.seed,
     }
-    write_json(args.output / "vision.json", {**told, "rows": list(rows)})
+    write_json(args.output / "vision.json", {**settings, "rows": list(rows)})
     columns = [title.replace("without the image", "w/o image") for title in FIGURES.values()]
     table = Table("Usage of vision, %", ["model", "masked", "tokens", *columns])
     table.note = "In brackets 95 % intervals; the images are the independent draws."
     for row in rows:
-        cells = [_told(row[key]) for key in FIGURES]
+        cells = [_percent(row[key]) for key in FIGURES]
         table.rows.append([row["model"], _rate(row["rate"]), row["tokens"], *cells])
     text = markdown_table(table)
     write_text(args.output / "vision.md", f"# {table.title}\n\n{text}\n\n{table.note}\n")
     page = write_report(
         args.output / "report.html",
         title="Usage of vision",
-        intro=(__doc__ or "").split("\n\n", 1)[1],
+        intro=(DESCRIPTION or "").split("\n\n", 1)[1],
         tables=[table],
         curves=[_curve(key, rows) for key in FIGURES if rows[0]["rate"] is not None],
-        settings=told,
+        settings=settings,
     )
     print(text)
-    tell("written: %s", page)
+    log_on_main("written: %s", page)
 
 
 def _rate(rate: float | None) -> str:
     return "next token" if rate is None else f"{100 * rate:g} %"
 
 
-def _told(figure: Mapping[str, float]) -> str:
+def _percent(figure: Mapping[str, float]) -> str:
     share, low, high = (100 * figure[key] for key in ("share", "low", "high"))
     return f"{share:.1f} ({low:.1f} to {high:.1f})"
 

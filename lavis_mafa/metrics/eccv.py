@@ -40,7 +40,7 @@ FOLDS = 5  # COCO 1K: the mean over five parts of 1,000 images
 IMAGES, CAPTIONS = 5000, 5  # of COCO's test split by Karpathy; captions of an image that have an id
 # SHA-256 of the image ids of that split, sorted, with blanks between: tells it without the package.
 TEST_SPLIT = "baab55c72b3dfc21360e0ff4fda07f11c8318ef71296ecf0b1eaa4558a1dff05"
-DIRECTIONS = {"i2t": "txt", "t2i": "img"}  # the package's names, and LAVIS's (what is retrieved)
+RETRIEVED = {"i2t": "txt", "t2i": "img"}  # the package's names, and LAVIS's (what is retrieved)
 ECCV = {"eccv_r1": "r1", "eccv_rprecision": "r_precision", "eccv_map_at_r": "map_r"}
 
 COLUMNS = {"COCO 1K": "coco1k", "COCO 5K": "coco5k", "CxC": "cxc", "ECCV": "eccv"}
@@ -254,13 +254,13 @@ def eccv_scores(
     ):
         for k in RECALLS:
             for way, value in recalls(ranked, "all", K=k).items():
-                figures[f"{name}_{DIRECTIONS[way]}_r{k}"] = 100.0 * float(value)
+                figures[f"{name}_{RETRIEVED[way]}_r{k}"] = 100.0 * float(value)
     # It shows a progress bar, whatever it is told.
     with redirect_stderr(io.StringIO()):
         found = metrics.eccv_metrics(whole, "all")
     for theirs, ours in ECCV.items():
         for way, value in found[theirs].items():
-            figures[f"eccv_{DIRECTIONS[way]}_{ours}"] = 100.0 * float(value)
+            figures[f"eccv_{RETRIEVED[way]}_{ours}"] = 100.0 * float(value)
     return figures
 
 

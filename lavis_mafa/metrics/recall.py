@@ -1,23 +1,23 @@
-"""Recall against full truth, which does not punish a model for accepting what is true."""
+"""Recall and mAP@R against all valid pairs, so that no valid retrieval counts as an error."""
 
 from __future__ import annotations
 
 import numpy as np
 
-CHUNK = 256  # queries ranked at once: all of COCO's would take gigabytes
+CHUNK = 256  # queries sorted at once: sorting all of COCO's would need gigabytes
 
 
 def retrieval_with_truth(
     scores_i2t: np.ndarray, scores_t2i: np.ndarray, truth: np.ndarray
 ) -> dict[str, float]:
-    """R@1, 5, 10 against all valid pairs and mAP@R, in percent, both directions.
+    """Return R@1, 5, 10 and mAP@R against all valid pairs, in percent, in both directions.
+
+    With re-ranked scores, the candidates beyond the best ``k_test`` have equal scores. They are
+    ranked last, in index order, and contribute little to mAP@R.
 
     Args:
         scores_i2t: ``(I, T)``; scores_t2i: ``(T, I)``.
         truth: ``(I, T)`` bool, whether text t is valid for image i.
-
-    Where scores were re-ranked, what is beyond the ``k_test`` best ties at the end in index order:
-    mAP@R then counts little of it.
 
     Returns:
         ``valid_txt_r1`` ... (images as queries, texts retrieved), ``valid_img_r1`` ... (texts as
@@ -30,15 +30,15 @@ def retrieval_with_truth(
         for begin in range(0, len(scores), CHUNK):
             rows = slice(begin, begin + CHUNK)
             hits = ranked_truth(scores[rows], relevant[rows])
-            told = [float(hits[:, :k].any(axis=1).mean()) for k in (1, 5, 10)]
-            sums += len(hits) * np.array([*told, mean_average_precision_at_r(hits)])
+            recalls = [float(hits[:, :k].any(axis=1).mean()) for k in (1, 5, 10)]
+            sums += len(hits) * np.array([*recalls, mean_average_precision_at_r(hits)])
         names = [*(f"valid_{name}_r{k}" for k in (1, 5, 10)), f"{name}_map_r"]
         figures.update(zip(names, (100.0 * sums / len(scores)).tolist(), strict=True))
     return figures
 
 
 def ranked_truth(scores: np.ndarray, relevant: np.ndarray) -> np.ndarray:
-    """``(Q, C)`` bool: relevance of each query's candidates from best to worst score.
+    """Return the relevance ``(Q, C)`` bool of each query's candidates, from best to worst score.
 
     Raises:
         ValueError: if shapes differ or a query has no relevant candidate.
@@ -53,37 +53,18 @@ def _require_relevant(scores: np.ndarray, relevant: np.ndarray) -> None:
         raise ValueError(f"scores are {scores.shape}, truth is {relevant.shape}")
     if not relevant.any(axis=1).all():
         lost = np.flatnonzero(~relevant.any(axis=1))
-        raise ValueError(f"{len(lost)} queries have nothing relevant, the first is {lost[0]}")
+        raise ValueError(f"{len(lost)} queries have no relevant candidate, the first is {lost[0]}")
 
 
 def mean_average_precision_at_r(hits: np.ndarray) -> float:
-    """mAP@R (Musgrave et al., "A Metric Learning Reality Check", eq. 2-3), 0 to 1.
+    """Return mAP@R (Musgrave et al., "A Metric Learning Reality Check", eq. 2-3), 0 to 1.
 
     Args:
-        hits: ``(Q, C)`` bool from `ranked_truth`. R is a query's number of relevant candidates.
+        hits: ``(Q, C)`` bool from `ranked_truth`; R is the number of relevant candidates of a
+            query.
     """
     r = hits.sum(axis=1)
     places = np.arange(1, hits.shape[1] + 1)
     precision = np.cumsum(hits, axis=1) / places
     counted = hits & (places <= r[:, None])
     return float(((precision * counted).sum(axis=1) / r).mean())
-
-
-def area_under_roc(scores: np.ndarray, relevant: np.ndarray) -> float:
-    """Probability that a relevant pair scores above an irrelevant one, ties counting half, 0 to 1.
-
-    Args:
-        scores, relevant: ``(P,)``.
-
-    Raises:
-        ValueError: unless there are relevant and irrelevant pairs.
-    """
-    relevant = np.asarray(relevant, bool)
-    positives, negatives = int(relevant.sum()), int((~relevant).sum())
-    if not positives or not negatives:
-        raise ValueError(f"need relevant and irrelevant pairs, got {positives} and {negatives}")
-    _, inverse, counts = np.unique(scores, return_inverse=True, return_counts=True)
-    last = np.cumsum(counts)
-    rank = (last - (counts - 1) / 2)[inverse]
-    area = rank[relevant].sum() - positives * (positives + 1) / 2
-    return float(area / (positives * negatives))

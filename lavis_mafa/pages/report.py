@@ -19,6 +19,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from lavis_mafa.algorithm.mining import DIRECTIONS, STATE_NAMES
+from lavis_mafa.metrics.binary import bin_of
 from lavis_mafa.pages.charts import (
     Cell,
     Curve,
@@ -43,10 +45,8 @@ __all__ = [
     "write_report",
 ]
 
-DIRECTIONS = ("i2t", "t2i")
-STATES = ("positive", "ambiguous", "negative")
 THUMBNAIL = 192  # longest side of an embedded image, pixels
-BINS = 1000  # of probabilities that are given one by one
+PROBABILITY_BINS = 1000  # of probabilities that are given one by one
 
 
 @dataclass
@@ -83,8 +83,8 @@ class Mined:
     def __post_init__(self) -> None:
         self.probability = float(self.probability)
         self.truth = None if self.truth is None else bool(self.truth)
-        require(self.direction, DIRECTIONS, "direction of a mined connection")
-        require(self.state, STATES, "state of a mined connection")
+        require(self.direction, list(DIRECTIONS), "direction of a mined connection")
+        require(self.state, list(STATE_NAMES.values()), "state of a mined connection")
         if not 0.0 <= self.probability <= 1.0:
             raise ValueError(
                 f"probability of a mined connection is {self.probability}, expected 0 to 1: "
@@ -143,16 +143,14 @@ def _binned(name: str, probability: np.ndarray, truth: Any) -> np.ndarray:
             "expected (P,) of both"
         )
     if not probability.size:
-        return np.zeros((3, BINS), np.int64)
+        return np.zeros((3, PROBABILITY_BINS), np.int64)
     judged = ~np.isnan(probability)
     probability, told = probability[judged], told[judged]
     if ((probability < 0) | (probability > 1)).any():
         raise ValueError(f"judgements {name!r}: probabilities outside 0 to 1: logits?")
-    # In their own precision: 0.8 as a float32 is not above 0.8.
-    edges = (np.arange(BINS + 1) / BINS).astype(probability.dtype)
-    place = np.maximum(np.searchsorted(edges, probability, side="left") - 1, 0)
+    place = bin_of(probability, PROBABILITY_BINS)
     rows = (told == 1, told == 0, (told != 0) & (told != 1))
-    return np.stack([np.bincount(place[row], minlength=BINS) for row in rows])
+    return np.stack([np.bincount(place[row], minlength=PROBABILITY_BINS) for row in rows])
 
 
 def write_report(

@@ -11,6 +11,7 @@ from typing import Any
 
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 
+from lavis_mafa.algorithm.mining import DIRECTIONS
 from lavis_mafa.runners.run_log import RunLog
 
 Show = Callable[[int], tuple[Image.Image, str]]
@@ -83,7 +84,7 @@ def draw_connection(
 
 
 def _arrow(record: Mapping[str, Any]) -> str:
-    return "image → text" if record["direction"] == "i2t" else "text → image"
+    return DIRECTIONS[record["direction"]]
 
 
 def _cell(text: object) -> str:

@@ -9,21 +9,28 @@ import numpy as np
 import torch
 from lavis.common.registry import registry
 
-from lavis_mafa.algorithm.mining import ABSENT, AMBIGUOUS, POSITIVE, STATE_NAMES, MiningRule
+from lavis_mafa.algorithm.mining import (
+    ABSENT,
+    AMBIGUOUS,
+    DIRECTIONS,
+    POSITIVE,
+    STATE_NAMES,
+    MiningRule,
+)
 from lavis_mafa.algorithm.step import COUNTS, StepOutput
 from lavis_mafa.algorithm.tokens import COUNTS as OF_CAPTIONS
+from lavis_mafa.metrics.binary import bin_of
 from lavis_mafa.models.con_d.discriminator import Oracle
 from lavis_mafa.tasks.mafa_retrieval import MafaRetrievalTask
 from lavis_mafa.tasks.tally import Tally
 
 REPLACED = "samples_replaced"  # others were read in their place
-DIRECTIONS = ("i2t", "t2i")
 TRUTHS = ("true", "false", "unknown")
-BINS = 100  # of the histogram of Con-D's probabilities
-# In their precision: 0.8 as a float32 is not above 0.8.
-_EDGES = (np.arange(BINS + 1) / BINS).astype(np.float32)
+HISTOGRAM_BINS = 100  # of Con-D's probabilities
 _NAMES = {
-    (direction, truth): [f"con_d_bin_{direction}_{truth}_{place}" for place in range(BINS)]
+    (direction, truth): [
+        f"con_d_bin_{direction}_{truth}_{place}" for place in range(HISTOGRAM_BINS)
+    ]
     for direction in DIRECTIONS
     for truth in TRUTHS
 }
@@ -90,7 +97,7 @@ class MafaPretrainTask(MafaRetrievalTask):
     def step_bins(self, output: StepOutput) -> dict[str, float]:
         """How many of Con-D's probabilities of one step lie in each bin, for the tally.
 
-        Bin k holds ``k / BINS < p <= (k + 1) / BINS``, the first also p = 0. Names are the same on
+        For the bins see `lavis_mafa.metrics.binary.bin_of`. Names are the same on
         every rank and step: by direction and, where the truth is known, by truth.
         """
         bins: dict[str, float] = {}
@@ -98,13 +105,13 @@ class MafaPretrainTask(MafaRetrievalTask):
             found = output[direction]
             rows = np.nonzero(found.judged.cpu().numpy())[0]
             probability = found.probability.float().cpu().numpy()[rows]
-            place = np.maximum(np.searchsorted(_EDGES, probability) - 1, 0)
+            place = bin_of(probability, HISTOGRAM_BINS)
             parts = {"unknown": place}
             if self._truth is not None:
                 valid = np.asarray(self._truth(*self._nominated(output, direction, rows)), bool)
                 parts = {"true": place[valid], "false": place[~valid]}
             for truth, places in parts.items():
-                counts = np.bincount(places, minlength=BINS).tolist()
+                counts = np.bincount(places, minlength=HISTOGRAM_BINS).tolist()
                 bins.update(zip(_NAMES[direction, truth], counts, strict=True))
         return bins
 
@@ -120,7 +127,7 @@ class MafaPretrainTask(MafaRetrievalTask):
             }
             if any(any(row) for row in counts.values()):
                 told[direction] = counts
-        return {"bins": BINS, **told} if told else None
+        return {"bins": HISTOGRAM_BINS, **told} if told else None
 
     def epoch_figures(self, tally: Tally) -> dict[str, float | None]:
         """Rates of an epoch: false negatives by Con-D and by truth, Con-D's quality; and numbers of

@@ -16,11 +16,11 @@ from small_world import CONFIG, SIZE, arguments, call, call_ranks, con_d, save_m
 from lavis_mafa.analysis import count as counting
 from lavis_mafa.analysis import judging
 from lavis_mafa.analysis.__main__ import main
-from lavis_mafa.analysis.corpus import open_config
 from lavis_mafa.analysis.features import Features, make_features
-from lavis_mafa.analysis.judged import Judged
-from lavis_mafa.analysis.nominate import Sampling, nominate, order_of, samplings
-from lavis_mafa.analysis.quality.labels import CORRECTION, Correction
+from lavis_mafa.analysis.hard_negatives import Sampling, hardest_negatives, order_of, samplings
+from lavis_mafa.analysis.judged_pairs import Judged
+from lavis_mafa.analysis.loading import load_model_and_data
+from lavis_mafa.analysis.quality.correction import CORRECTION, Correction
 from lavis_mafa.datasets import TrainingSet
 from lavis_mafa.models.con_d.build import build_discriminator
 from lavis_mafa.toyworld import ToyScenesBuilder
@@ -95,7 +95,7 @@ def test_hard_negatives_are_those_of_a_slow_loop(size, batch, top_k, apart):
     batch = min(size, batch)
     features, ids = features_of(size, seed=size)
     order = order_of(Sampling("random", batch), features.vectors, features.texts, 0)
-    found = nominate(order, batch, features, dot, ids if apart else None, top_k)
+    found = hardest_negatives(order, batch, features, dot, ids if apart else None, top_k)
     told = sorted(zip(found.image, found.text, found.from_image, found.batch, strict=True))
     sim = dot(features.images, features.texts).numpy()
     expected = []
@@ -151,7 +151,7 @@ def opened_with(model):
         checkpoint=model,
         split="train",
     )
-    return open_config(given)
+    return load_model_and_data(given)
 
 
 def test_counts_equal_a_slow_loop_over_the_truth(counted, models, tmp_path):
@@ -185,7 +185,7 @@ def test_counts_equal_judging_in_the_mini_batches(counted, models, tmp_path):
     sampling = Sampling("grit", 16, 48)
     ids = opened.data.image_ids
     order = order_of(sampling, features.vectors, features.texts, 0, ids)
-    found = nominate(order, 16, features, opened.model.backbone.similarity, ids)
+    found = hardest_negatives(order, 16, features, opened.model.backbone.similarity, ids)
     hits = {True: 0, False: 0}
     for number, batch in enumerate(opened.data.batches(order.reshape(-1, 16))):
         place = {int(p): k for k, p in enumerate(batch["index"])}
@@ -221,7 +221,7 @@ def test_what_is_left_for_others(counted):
 def test_a_stopped_count_goes_on(counted, models, tmp_path, monkeypatch):
     more = [*LISTS, "--con-d", *con_d("a", models[1]), *con_d("b", models[2])]
     command = arguments("count", tmp_path, models[0], *more)
-    real, seen = judging._judged, []
+    real, seen = judging._verdicts, []
 
     def cut(*args, chunks_allowed=1):
         for told in real(*args):
@@ -230,7 +230,7 @@ def test_a_stopped_count_goes_on(counted, models, tmp_path, monkeypatch):
             seen.append(len(told))
             yield told
 
-    monkeypatch.setattr(judging, "_judged", cut)
+    monkeypatch.setattr(judging, "_verdicts", cut)
     assert main([str(a) for a in command]) == 1
     ledger = next(tmp_path.glob("verdicts/a/verdicts_rank0.bin"))
     kept = ledger.stat().st_size // judging.RECORD.itemsize
@@ -239,7 +239,7 @@ def test_a_stopped_count_goes_on(counted, models, tmp_path, monkeypatch):
         file.write(b"torn")
     monkeypatch.undo()
     asked = []
-    monkeypatch.setattr(judging, "_judged", lambda *args: asked.append(args[-1]) or real(*args))
+    monkeypatch.setattr(judging, "_verdicts", lambda *args: asked.append(args[-1]) or real(*args))
     call(*command)
     whole = read(counted)
     assert read(tmp_path)["counts"] == whole["counts"]
@@ -311,7 +311,7 @@ def test_a_correction_multiplies_what_its_discriminator_found():
         for judge in ("a", "b", "truth")
         for side in ("image", "text")
     ]
-    table = counting.table_of(counts, Correction(0.83, 0.77, 0.87, 200, "a", 0.5))
+    table = counting.count_table(counts, Correction(0.83, 0.77, 0.87, 200, "a", 0.5))
     corrected = [table.columns.index(name) for name in table.columns if "corrected" in name]
     assert [[row[place] for place in corrected] for row in table.rows] == [
         ["16.60", "16.60"],
@@ -438,6 +438,8 @@ def test_an_image_that_is_lost_while_judging_has_no_verdict(
     monkeypatch.setattr(kind, "__getitem__", broken)
     call(*arguments("count", tmp_path, models[0], *LISTS, "--con-d", *con_d("a", models[1])))
     judged = Judged.load(tmp_path)
-    assert (np.isnan(judged.of("a")) == (judged.image == 4)).all() and (judged.image == 4).any()
+    assert (np.isnan(judged.probability_by("a")) == (judged.image == 4)).all() and (
+        judged.image == 4
+    ).any()
     lost = [one for one in read(tmp_path)["counts"] if one["judge"] == "a"]
     assert all(one["judged"] < SIZE for one in lost if one["anchors"] == "image")

@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from small_world import save_model
 
 from lavis_mafa.analysis import judging
-from lavis_mafa.analysis.corpus import Corpus, Opened
+from lavis_mafa.analysis.corpus import Corpus
 from lavis_mafa.analysis.features import Features
 from lavis_mafa.analysis.judging import build_judge, chunks_of, first_readable, judge
+from lavis_mafa.analysis.loading import ModelAndData
 from lavis_mafa.datasets import TrainingSet
 from lavis_mafa.models.con_d.build import build_discriminator
 from lavis_mafa.toyworld import ToyScenesBuilder
@@ -35,7 +36,7 @@ def world(tmp_path_factory):
     captions = [data[n, 0]["text_input"] for n in range(SIZE)]
     vectors = F.normalize(torch.randn(SIZE, 8, generator=torch.Generator().manual_seed(0)), dim=1)
     features = Features(np.arange(SIZE), vectors, vectors, vectors, captions, [])
-    opened = Opened(None, None, Corpus(data, None), torch.device("cpu"))
+    opened = ModelAndData(None, None, Corpus(data, None), torch.device("cpu"))
     return opened, features, {"arch": "albef_mafa", "model_type": "tiny", "checkpoint": path}
 
 
@@ -131,7 +132,7 @@ def test_the_first_readable_sample_stands_for_an_image(ids, data):
     st.integers(1, 40),
 )
 def test_chunks_have_every_pair_once_and_images_whole(pairs, images, count):
-    features = SimpleNamespace(vectors=torch.randn(60, 4), places=lambda numbers: numbers)
+    features = SimpleNamespace(vectors=torch.randn(60, 4), positions=lambda numbers: numbers)
     given_pairs = np.array(sorted(pairs), np.int64).reshape(-1, 2)
     before = judging.CHUNK_IMAGES, judging.CHUNK_PAIRS
     judging.CHUNK_IMAGES, judging.CHUNK_PAIRS = images, count
@@ -152,6 +153,6 @@ def test_similar_images_come_near_each_other(monkeypatch):
     monkeypatch.setattr(judging, "CHUNK_IMAGES", 5)
     numbers = np.arange(120)
     vectors = F.normalize(torch.eye(3).repeat(40, 1) + 0.01 * torch.randn(120, 3), dim=1)
-    features = SimpleNamespace(vectors=vectors, places=lambda numbers: numbers)
+    features = SimpleNamespace(vectors=vectors, positions=lambda numbers: numbers)
     topics = [len(set((image % 3).tolist())) for image, _ in chunks_of(numbers, numbers, features)]
     assert len(topics) == 24 and np.mean(topics) < 2  # in the order of numbers it is 3

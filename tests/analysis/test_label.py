@@ -18,18 +18,12 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from lavis_mafa.analysis.__main__ import main
-from lavis_mafa.analysis.intervals import wilson
-from lavis_mafa.analysis.judged import UNKNOWN, Judged
-from lavis_mafa.analysis.quality import label
-from lavis_mafa.analysis.quality.label import write_label_page
-from lavis_mafa.analysis.quality.labels import (
-    LABELS,
-    VERSION,
-    correction_of,
-    draw,
-    read_correction,
-    read_labels,
-)
+from lavis_mafa.analysis.commands import label as command
+from lavis_mafa.analysis.judged_pairs import UNKNOWN, Judged
+from lavis_mafa.analysis.quality.correction import CORRECTION, correction_of, read_correction
+from lavis_mafa.analysis.quality.label_page import write_label_page
+from lavis_mafa.analysis.quality.labels import LABELS, VERSION, draw, read_labels
+from lavis_mafa.metrics.intervals import wilson
 from lavis_mafa.pages.html import data_uri, fill, script_json
 
 EVIL = """</script><script>document.title = "x"</script><img src=x onerror=a()> {{data}} & '"""
@@ -218,8 +212,8 @@ def test_several_people_on_one_page_count_once_a_pair(tmp_path, capsys):
 
 def test_by_probability_and_weighted(tmp_path):
     given = judged([0.05] * 10 + [0.55] * 20 + [0.95] * 10, cfg_path="x")
-    rows, strata = draw(given.of(None), 12, None, 0)
-    told = ["yes" if given.of(None)[row] > 0.9 else "no" for row in rows]
+    rows, strata = draw(given.probability_by(None), 12, None, 0)
+    told = ["yes" if given.probability_by(None)[row] > 0.9 else "no" for row in rows]
     path = save(tmp_path / "l.json", given, zip(rows, told, strict=True), None, strata=strata)
     with pytest.raises(ValueError, match="--judged"):
         read_correction(path)
@@ -271,7 +265,7 @@ def test_damaged_labels_are_refused(tmp_path, changes, message):
 )
 def test_damaged_corrections_are_refused(tmp_path, changes):
     path = tmp_path / "correction.json"
-    good = {"kind": label.CORRECTION, "version": 1, "factor": 0.8, "low": 0.7, "high": 0.9, "n": 9}
+    good = {"kind": CORRECTION, "version": 1, "factor": 0.8, "low": 0.7, "high": 0.9, "n": 9}
     good |= {"name": "con_d", "above": 0.5}
     path.write_text(json.dumps(good))
     assert factor_of(path) == (0.8, 0.7, 0.9)
@@ -323,7 +317,7 @@ def test_page_needs_to_know_the_data(tmp_path):
         part="page", judged=tmp_path, all=False, above=None, count=1, image_size=99, cfg_path=None
     )
     with pytest.raises(ValueError, match="--cfg-path"):
-        label.run(args)
+        command.run(args)
 
 
 # The page in a browser

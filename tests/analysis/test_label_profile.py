@@ -96,7 +96,7 @@ def slow_labels(stream, step, alpha, momentum):
     places = stream.mini_batch(step).tolist()
     begin = step * stream.batch_size
     queue = stream.order[begin - stream.queue_size : begin].tolist() if momentum else []
-    own, copied = stream.features, stream.copied
+    own, copied = stream.features, stream.momentum_features
 
     def dot(images, i, texts, t):
         return sum(a * b for a, b in zip(images[i].tolist(), texts[t].tolist(), strict=True)) / 0.2

@@ -17,7 +17,7 @@ from small_world import SIZE, arguments, call, call_ranks, con_d, save_model
 
 from lavis_mafa.analysis import mine
 from lavis_mafa.analysis.__main__ import main
-from lavis_mafa.analysis.judged import Judged
+from lavis_mafa.analysis.judged_pairs import Judged
 from lavis_mafa.datasets import TrainingSet
 from lavis_mafa.datasets.image_text_json import ImageTextTrain
 from lavis_mafa.datasets.image_text_shards import ImageTextShardsTrain
@@ -96,7 +96,7 @@ def test_scores_are_con_d_s_and_sorted(by_model):
     mined, judged = read(by_model), Judged.load(by_model)
     scores = [one["score"] for one in mined]
     assert scores == sorted(scores, reverse=True) and scores[-1] > 0.6 and len(scores) > 50
-    known = judged.of("a")
+    known = judged.probability_by("a")
     assert scores[0] == pytest.approx(float(np.nanmax(known)), abs=1e-6)
     truth = read(by_model, "mine.json")
     valid = judged.truth[known > 0.6].mean()
@@ -252,7 +252,7 @@ def test_pairs_of_one_wording_and_one_image_are_one():
     score = np.linspace(0.99, 0.81, len(pairs)).astype(np.float32)
     sides = np.ones(len(pairs), bool)
     judged = Judged(image, text, sides, sides, {"a": score}, np.full(len(pairs), -1, np.int8))
-    mined = mine.select(judged, data, 0.8)
+    mined = mine.select_pairs(judged, data, 0.8)
     # Image 0 with caption 2, and not again with 3 or from sample 1; with 4 it is there already;
     # image 1 (sample 2) says caption 3 itself.
     assert list(zip(mined.image.tolist(), mined.text.tolist(), strict=True)) == [
@@ -260,7 +260,7 @@ def test_pairs_of_one_wording_and_one_image_are_one():
         (2, 4),
         (3, 4),
     ]
-    assert mined.told["in the data already"] == 3 and mined.told["twice"] == 3
+    assert mined.counts["in the data already"] == 3 and mined.counts["twice"] == 3
 
 
 def test_shards_hold_the_augmented_data_and_go_on(by_model, models, tmp_path):

@@ -10,7 +10,7 @@ from conftest import ROOT
 from PIL import Image
 from small_world import call, con_d, save_model
 
-from lavis_mafa.analysis.judged import UNKNOWN, Judged
+from lavis_mafa.analysis.judged_pairs import UNKNOWN, Judged
 
 IMAGES = 30
 INFO = "datasets.image_text_json.build_info"

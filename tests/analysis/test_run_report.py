@@ -13,8 +13,8 @@ from PIL import Image
 from small_world import arguments, call, con_d, save_model
 
 from lavis_mafa.analysis.__main__ import COMMANDS, main
-from lavis_mafa.analysis.gallery import Shown, evenly
-from lavis_mafa.analysis.judged import INVALID, UNKNOWN, VALID, Judged
+from lavis_mafa.analysis.gallery import SampleViewer, evenly
+from lavis_mafa.analysis.judged_pairs import INVALID, UNKNOWN, VALID, Judged
 from lavis_mafa.analysis.judged_report import choose, report_of_judged
 from lavis_mafa.analysis.run_records import read_run
 from lavis_mafa.analysis.run_report import POINTS, report_of_run
@@ -142,13 +142,13 @@ class Data:
 
 
 def test_a_caption_without_its_picture():
-    shown = Shown(Data())
+    shown = SampleViewer(Data())
     assert [shown(k)[1] for k in range(5)] == list("abcde")
     assert shown(3)[0] is None and shown(4)[0] is not None
     assert shown.missing == 2 and shown.problem == "OSError: no such file"
-    without = Shown(Data(), images=False)
+    without = SampleViewer(Data(), images=False)
     assert [without(k) for k in range(5)] == [(None, c) for c in "abcde"]
-    assert without(7)[1] == "(caption of sample 7)" == Shown(None)(7)[1]
+    assert without(7)[1] == "(caption of sample 7)" == SampleViewer(None)(7)[1]
 
 
 # Judged pairs
@@ -228,7 +228,10 @@ def test_the_command_on_what_was_mined(tmp_path, toy_train):
     assert counts.sum() == len(judged) > 100
     _, high = data["thresholds"]
     mined = json.loads((tmp_path / "mined.json").read_text())
-    assert counts[:, round(high * 1000) :].sum() == (judged.of("a") > np.float32(high)).sum()
+    assert (
+        counts[:, round(high * 1000) :].sum()
+        == (judged.probability_by("a") > np.float32(high)).sum()
+    )
     captions = {card["mined"][1] for card in data["cards"] if card["direction"] == "i2t"}
     assert len(mined) and captions & {one["caption"] for one in mined}
     assert len(data["images"]) > 20 and min(card["anchor"][0] for card in data["cards"]) == 0

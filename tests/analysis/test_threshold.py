@@ -11,14 +11,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lavis_mafa.analysis.intervals import wilson
-from lavis_mafa.analysis.judged import INVALID, UNKNOWN, VALID, Judged
-from lavis_mafa.analysis.quality import threshold
+from lavis_mafa.analysis.commands import threshold as command
+from lavis_mafa.analysis.judged_pairs import INVALID, UNKNOWN, VALID, Judged
 from lavis_mafa.analysis.quality.agreement import agreement, heat, joined, rank_correlation
 from lavis_mafa.analysis.quality.labels import LABELS, VERSION, draw
-from lavis_mafa.analysis.quality.scores import bin_of, calibrate, figures_at, sweep, weighted_share
 from lavis_mafa.analysis.quality.threshold_report import thinned
-from lavis_mafa.metrics.recall import area_under_roc
+from lavis_mafa.metrics.binary import (
+    area_under_roc,
+    bin_of,
+    calibrate,
+    figures_at,
+    sweep,
+    weighted_share,
+)
+from lavis_mafa.metrics.intervals import wilson
 
 
 @st.composite
@@ -268,7 +274,7 @@ def test_thinned_curves_lie_evenly(position, count):
 
 def arguments(**changes) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    threshold.add_arguments(parser)
+    command.add_arguments(parser)
     args = parser.parse_args(["x"])
     return argparse.Namespace(**{**vars(args), **changes})
 
@@ -289,9 +295,7 @@ def files(tmp_path):
 
 def test_command_writes_what_loops_find(tmp_path, capsys):
     one, two = files(tmp_path)
-    threshold.run(
-        arguments(judged=[tmp_path / "one", tmp_path / "two"], output=tmp_path / "results")
-    )
+    command.run(arguments(judged=[tmp_path / "one", tmp_path / "two"], output=tmp_path / "results"))
     found = json.loads((tmp_path / "results" / "thresholds.json").read_text())
     assert [t["name"].rpartition("/")[2] for t in found["tests"]] == ["con_d", "blip"]
     assert found["tests"][0]["name"].endswith("one/con_d")  # two files have a con_d
@@ -348,7 +352,7 @@ def test_people_who_saw_a_stratified_sample_tell_of_all_pairs(tmp_path):
     size = len(probability)
     pairs = judged(np.arange(size), np.arange(size)[::-1], con_d=probability)
     pairs.save(tmp_path / "judged.npz")
-    rows, strata = draw(pairs.of(None), 100, None, 0)
+    rows, strata = draw(pairs.probability_by(None), 100, None, 0)
     assert [s["drawn"] for s in strata] == [50, *[0] * 8, 50]
     answers = [
         (pairs.image[row], pairs.text[row], "yes" if probability[row] > 0.5 else "no")
@@ -359,7 +363,7 @@ def test_people_who_saw_a_stratified_sample_tell_of_all_pairs(tmp_path):
     for k in low[:5]:
         answers[k] = (*answers[k][:2], "yes")
     path = labels_file(tmp_path / "labels.json", pairs, "con_d", None, answers, strata)
-    threshold.run(arguments(judged=[tmp_path], labels=[path], output=tmp_path / "out"))
+    command.run(arguments(judged=[tmp_path], labels=[path], output=tmp_path / "out"))
     (test,) = json.loads((tmp_path / "out" / "thresholds.json").read_text())["tests"]
     assert test["truth"] == "people" and test["pairs"] == 100
     assert test["valid"] == pytest.approx((90 + 100) / 1000)
@@ -375,11 +379,11 @@ def test_labels_of_another_file_are_refused(tmp_path):
         tmp_path / "labels.json", two, "con_d", 0.5, [], [{"low": 0.5, "high": 1, "pairs": 1}]
     )
     with pytest.raises(ValueError, match="another judged file"):
-        threshold.run(arguments(judged=[tmp_path / "one"], labels=[path]))
+        command.run(arguments(judged=[tmp_path / "one"], labels=[path]))
 
 
 def test_without_truth_it_tells_how_to_get_some(tmp_path, capsys):
     judged([0, 1], [1, 0], a=[0.1, 0.9], b=[0.2, 0.7]).save(tmp_path / "judged.npz")
-    threshold.run(arguments(judged=[tmp_path]))
+    command.run(arguments(judged=[tmp_path]))
     printed = capsys.readouterr().out
     assert "label page" in printed and "Agreement" in printed

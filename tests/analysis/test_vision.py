@@ -14,15 +14,15 @@ from lavis_mafa import load_model
 from lavis_mafa.algorithm.backbone import Texts
 from lavis_mafa.algorithm.losses.language import IGNORED
 from lavis_mafa.analysis.__main__ import main
-from lavis_mafa.analysis.intervals import ratio
-from lavis_mafa.analysis.usage import (
+from lavis_mafa.analysis.token_prediction import (
     COUNTS,
-    Reader,
+    TokenPredictor,
     mask_captions,
     share_of,
     without_image,
 )
 from lavis_mafa.analysis.vision import figures_of, named_checkpoints
+from lavis_mafa.metrics.intervals import ratio
 from lavis_mafa.models.families.base import begin_with, tokenize
 
 RATES = [0.3, 0.8]
@@ -41,7 +41,7 @@ def family(name, captions):
     for part, weight in model.named_parameters():
         if "crossattention" in part and part.endswith(("value.weight", "dense.weight")):
             weight.data *= 30.0
-    head = Reader(model).head.predictions
+    head = TokenPredictor(model).head.predictions
     words = tokenize(model, captions, None).input_ids.unique()
     head.bias.data[words] += 2.0
     return model
@@ -49,7 +49,7 @@ def family(name, captions):
 
 def count(model, images, captions, numbers, rates, seed=0):
     with torch.no_grad():
-        return Reader(model, seed).count(images, captions, numbers, rates)
+        return TokenPredictor(model, seed).count(images, captions, numbers, rates)
 
 
 @pytest.mark.parametrize("name", ["albef_mafa", *LM])
@@ -71,7 +71,7 @@ def test_a_model_that_does_not_look_reads_alike_with_and_without(toy_train, name
 def test_without_image_no_image_matters_and_afterwards_it_does(toy_train, name):
     images, captions, _ = samples_of(toy_train)
     model = family(name, captions)
-    reader = Reader(model)
+    reader = TokenPredictor(model)
     tokens = tokenize(model, captions, None)
     texts = Texts(tokens.input_ids, tokens.attention_mask)
     asked = texts.mask.bool()

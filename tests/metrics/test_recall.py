@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from lavis.common.registry import registry
 from lavis.tasks.retrieval import RetrievalTask
 
+from lavis_mafa.metrics.binary import area_under_roc
 from lavis_mafa.metrics.recall import (
-    area_under_roc,
     mean_average_precision_at_r,
     ranked_truth,
     retrieval_with_truth,
@@ -160,10 +160,10 @@ def test_tables_that_do_not_belong_together():
     with pytest.raises(ValueError, match=r"scores are \(2, 3\), truth is \(3, 2\)"):
         retrieval_with_truth(np.zeros((2, 3)), np.zeros((2, 3)), truth)
     truth[:, 1] = False
-    with pytest.raises(ValueError, match="1 queries have nothing relevant, the first is 1"):
+    with pytest.raises(ValueError, match="1 queries have no relevant candidate, the first is 1"):
         retrieval_with_truth(np.zeros((2, 3)), np.zeros((3, 2)), truth)
     truth[1:] = False
-    with pytest.raises(ValueError, match="nothing relevant, the first is 1"):
+    with pytest.raises(ValueError, match="no relevant candidate, the first is 1"):
         ranked_truth(np.zeros((2, 3)), truth)
 
 

@@ -118,7 +118,7 @@ def test_numbers_in_the_page_are_the_logs(run):
 
 
 def test_the_gallery_shows_the_runs_own_data(run):
-    from lavis_mafa.analysis.corpus import recorded_data
+    from lavis_mafa.analysis.loading import recorded_data
 
     data, _ = page_of(run / "job", "--connections", "10")
     logged = [json.loads(line) for line in open(run / "job" / "connections.jsonl")]

@@ -12,7 +12,7 @@ from lavis_mafa.algorithm.mining import ABSENT, KEPT, Connections, MiningRule
 from lavis_mafa.algorithm.pickers import NONE
 from lavis_mafa.algorithm.step import StepOutput
 from lavis_mafa.tasks import MafaPretrainTask
-from lavis_mafa.tasks.mafa_pretrain import BINS
+from lavis_mafa.tasks.mafa_pretrain import HISTOGRAM_BINS
 from lavis_mafa.tasks.tally import Tally
 
 NAN = float("nan")
@@ -55,7 +55,7 @@ def test_bins_are_above_their_lower_end_up_to_their_upper():
     tally.add(told.step_bins(output([0.0, 0.5, 0.8, 1.0], [0.80001, None, 0.01, 0.011])))
     tally.add(told.step_bins(output([0.5, None, None, NAN], [None] * 4)))
     histogram = told.epoch_histogram(tally)
-    assert list(histogram) == ["bins", "i2t", "t2i"] and histogram["bins"] == BINS == 100
+    assert list(histogram) == ["bins", "i2t", "t2i"] and histogram["bins"] == HISTOGRAM_BINS == 100
     assert filled(histogram["i2t"]["unknown"]) == {0: 1, 49: 2, 79: 1, 99: 1}
     assert filled(histogram["t2i"]["unknown"]) == {80: 1, 0: 1, 1: 1}
     assert set(histogram["i2t"]) == {"unknown"}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-FIRST, SECOND, NONE = 0, 1, 2  # labels
+FIRST, SECOND, NEITHER = 0, 1, 2  # labels
 
 
 @dataclass
@@ -16,7 +16,7 @@ class Assignment:
 
     Attributes:
         first, second: ``(B,)`` positions of the images.
-        labels: ``(B,)`` `FIRST` or `SECOND` where the text is that image's, else `NONE`.
+        labels: ``(B,)`` `FIRST` or `SECOND` where the text is that image's, else `NEITHER`.
     """
 
     first: Tensor
@@ -25,7 +25,7 @@ class Assignment:
 
 
 def assign_texts(image_ids: Tensor, preference: Tensor | None = None) -> Assignment:
-    """Draw the two images of each text: `FIRST`, `SECOND` and `NONE` with probability 1/3 each.
+    """Draw the two images of each text: `FIRST`, `SECOND` and `NEITHER` with probability 1/3 each.
 
     Other images never show the text's own one. Where neither image is the text's they differ from
     each other, unless the mini-batch shows but two. All draws are from PyTorch's generator of the

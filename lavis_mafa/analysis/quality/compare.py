@@ -1,4 +1,4 @@
-"""Discriminators against what is right, and against each other."""
+"""Evaluate discriminators against the ground truth, and compare them with each other."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lavis_mafa.analysis.judged import UNKNOWN, VALID, Judged
+from lavis_mafa.analysis.judged_pairs import UNKNOWN, VALID, Judged
 from lavis_mafa.analysis.quality.agreement import (
     Agreement,
     agreement,
@@ -17,7 +17,7 @@ from lavis_mafa.analysis.quality.agreement import (
     rank_correlation,
 )
 from lavis_mafa.analysis.quality.labels import Labels, weights
-from lavis_mafa.analysis.quality.scores import (
+from lavis_mafa.metrics.binary import (
     Calibration,
     Figures,
     Sweep,
@@ -31,7 +31,7 @@ GRID = (*(k / 10 for k in range(1, 10)), 0.95)
 
 @dataclass
 class Source:
-    """One discriminator of one judged file; ``name`` is unique among all."""
+    """A discriminator in a file of judged pairs; ``name`` is unique among all sources."""
 
     name: str
     judged: Judged
@@ -44,7 +44,7 @@ class Source:
 
 
 def sources_of(paths: Sequence[Path], files: Sequence[Judged]) -> list[Source]:
-    """All discriminators; the file's folder goes before a name that several files have."""
+    """Return all discriminators; a name in several files is prefixed with the folder."""
     names = [name for judged in files for name in judged.names]
     sources = []
     for path, judged in zip(paths, files, strict=True):
@@ -57,15 +57,15 @@ def sources_of(paths: Sequence[Path], files: Sequence[Judged]) -> list[Source]:
 
 @dataclass
 class Scored:
-    """A discriminator against what is right.
+    """Metrics of a discriminator against the ground truth.
 
     Attributes:
-        truth: who says so: "data" or "people".
-        pairs: how many have an answer and a probability; valid: share of matches, by weight.
+        truth: origin of the ground truth: "data" or "people".
+        pairs: number of pairs with ground truth and probability; valid: weighted share of matches.
         grid: at the thresholds of `GRID`; own: at the run's ``low`` and ``high``.
-        best: at the threshold of the highest F1; None if nothing matches.
+        best: at the threshold with the highest F1; None if no pair matches.
         ambiguous: share of pairs above ``low`` up to ``high``; ambiguous_valid: share of matches
-            among them; None if there is none.
+            among them, None if there are none.
     """
 
     name: str
@@ -85,10 +85,10 @@ class Scored:
 
 
 def tests_of(sources: Sequence[Source], labels: Sequence[Labels]) -> list[Scored]:
-    """Every discriminator against the data's truth and people's answers, where there are any.
+    """Evaluate each discriminator against the truth of the data and the labels of annotators.
 
     Raises:
-        ValueError: if labels belong to none of the judged files.
+        ValueError: if labels are about the pairs of another file.
     """
     tests = []
     for source in sources:
@@ -98,8 +98,8 @@ def tests_of(sources: Sequence[Source], labels: Sequence[Labels]) -> list[Scored
     for one in labels:
         if one.judged not in digests.values():
             raise ValueError(
-                f"the labels of page {one.page} are about the pairs of another judged file than "
-                "those given"
+                f"the labels of page {one.page} are about the pairs of another judged file: give "
+                "the file that `lavis-mafa label page` read"
             )
     for source in sources:
         mine = [one for one in labels if one.judged == digests[id(source.judged)]]
@@ -119,11 +119,11 @@ def _test(
     drawn_by: str = "",
 ) -> list[Scored]:
     probability = source.probability[rows]
-    there = ~np.isnan(probability)
-    if not there.any():
+    known = ~np.isnan(probability)
+    if not known.any():
         return []
-    probability, valid = probability[there], valid[there]
-    weight = np.ones(len(valid)) if weight is None else weight[there]
+    probability, valid = probability[known], valid[known]
+    weight = np.ones(len(valid)) if weight is None else weight[known]
     every = sweep(probability, valid, weight)
     best = every.best_f1()
     low, high = source.thresholds
@@ -136,8 +136,8 @@ def _test(
     note = ""
     if above is not None:
         note = (
-            f"People saw only pairs to which {drawn_by} gave more than {above:g}: shares and "
-            "recall are among those."
+            f"Annotators labeled only pairs with a probability above {above:g} by {drawn_by}: "
+            "shares and recall refer to these pairs."
         )
     return [
         Scored(
@@ -161,12 +161,12 @@ def _test(
 
 @dataclass
 class Compared:
-    """Two discriminators on the pairs that both judged.
+    """Comparison of two discriminators on the pairs that both judged.
 
     Attributes:
-        only_first, only_second: pairs that the other one did not judge.
+        only_first, only_second: number of pairs that the other one did not judge.
         at: agreement by threshold.
-        heat: ``(10, 10)`` pairs by tenth of probability.
+        heat: ``(10, 10)`` number of pairs by tenths of the probabilities.
     """
 
     first: str
@@ -180,7 +180,7 @@ class Compared:
 
 
 def compare(first: Source, second: Source) -> Compared:
-    """How far two discriminators agree, at the thresholds of either's run."""
+    """Compare two discriminators, at the thresholds of both runs."""
     here, there = joined(first.judged, second.judged)
     p, q = first.probability[here], second.probability[there]
     both = ~(np.isnan(p) | np.isnan(q))

@@ -1,4 +1,4 @@
-"""Answers of people about judged pairs: which pairs were drawn, the file, the correction factor."""
+"""Labels of judged pairs by annotators: the draw of the pairs, and the file of the answers."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from lavis_mafa.analysis.judged import Judged
-from lavis_mafa.analysis.quality.scores import BINS, weighted_share
+from lavis_mafa.analysis.judged_pairs import Judged
+from lavis_mafa.metrics.binary import TENTHS, interval_of
 
-LABELS, CORRECTION = "lavis_mafa labels", "lavis_mafa correction"
+LABELS = "lavis_mafa labels"  # kind of the file
 VERSION = 1
 ANSWERS = ("yes", "no", "unsure")
 
@@ -23,25 +23,28 @@ ANSWERS = ("yes", "no", "unsure")
 def draw(
     probability: np.ndarray, count: int, above: float | None, seed: int
 ) -> tuple[np.ndarray, list[dict[str, Any]]]:
-    """Pairs to be labelled.
+    """Draw pairs to label.
 
     Args:
-        probability: ``(P,)``; NaN is never drawn.
-        count: how many, fewer where there are fewer.
-        above: draw among the pairs above it, each as likely; None: among all, as many from every
-            tenth of probability as there are, for precision and recall at every threshold.
+        probability: ``(P,)``; pairs with NaN are never drawn.
+        count: number of pairs; all if there are fewer.
+        above: draw uniformly from the pairs above this threshold; None: from all pairs, equally
+            many from every tenth of the probability range as far as possible, which gives precision
+            and recall at every threshold.
         seed: of the draw and of the order.
 
     Returns:
-        Rows ``(D,)`` in random order, and the strata: ``low`` < p <= ``high`` (the first of all
-        from 0 itself), ``pairs`` in it, ``drawn`` from it.
+        Rows ``(D,)`` in random order, and the strata: ``low`` < p <= ``high`` (the lowest tenth
+        includes 0), ``pairs`` in the stratum, and ``drawn`` from it.
 
     Raises:
-        ValueError: if there is no such pair, or ``above`` is no threshold.
+        ValueError: if there is no such pair, or ``above`` is not in [0, 1).
     """
     if above is not None and not 0.0 <= above < 1.0:
-        raise ValueError(f"pairs above {above:g} cannot be drawn: expected 0 <= threshold < 1")
-    edges = [above, 1.0] if above is not None else [-1.0, *(k / BINS for k in range(1, BINS + 1))]
+        raise ValueError(f"threshold of the draw is {above:g}, expected at least 0 and below 1")
+    edges = (
+        [above, 1.0] if above is not None else [-1.0, *(k / TENTHS for k in range(1, TENTHS + 1))]
+    )
     stratum = _stratum(probability, edges)
     members = [np.flatnonzero(stratum == k) for k in range(len(edges) - 1)]
     if not sum(map(len, members)):
@@ -58,29 +61,29 @@ def draw(
 
 
 def _shares(sizes: Sequence[int], count: int) -> list[int]:
-    """As equal parts of ``count`` as sizes allow."""
+    """Split ``count`` into parts that are as equal as the sizes of the strata allow."""
     takes = [0] * len(sizes)
     for left, place in enumerate(sorted(range(len(sizes)), key=lambda k: sizes[k])):
+        # Ascending sizes: what a small stratum cannot give is shared by the larger ones.
         takes[place] = min(sizes[place], (count - sum(takes)) // (len(sizes) - left))
     return takes
 
 
 def _stratum(probability: np.ndarray, edges: Sequence[float]) -> np.ndarray:
-    """``(P,)`` number of the stratum, -1 outside."""
-    # In their own precision: 0.8 as a float32 is not above 0.8.
-    limits = np.asarray(edges).astype(probability.dtype)
-    place = np.searchsorted(limits, probability, side="left") - 1
+    """Return the number of the stratum of each probability ``(P,)``, -1 outside all."""
+    place = interval_of(probability, np.asarray(edges)) - 1
     return np.where((place < len(edges) - 1) & ~np.isnan(probability), place, -1)
 
 
 @dataclass
 class Labels:
-    """One person's answers on one page.
+    """Answers of one annotator on one page.
 
     Attributes:
-        page: id of the page; judged: `digest` of the pairs it drew from; name: the discriminator.
-        above: threshold of the draw, None if it was among all; strata: as `draw` gives them.
-        answers: ``yes``, ``no`` or ``unsure`` by (image, text) numbers of samples.
+        page: id of the page; judged: `Judged.digest` of the pairs it drew from; name: the
+            discriminator.
+        above: threshold of the draw, None if it was from all pairs; strata: see `draw`.
+        answers: ``yes``, ``no`` or ``unsure`` by sample numbers (image, text).
     """
 
     page: str
@@ -90,8 +93,8 @@ class Labels:
     strata: list[dict[str, Any]]
     answers: dict[tuple[int, int], str]
 
-    def told(self) -> dict[tuple[int, int], float]:
-        """1 for yes and 0 for no by pair, without the unsure."""
+    def decided(self) -> dict[tuple[int, int], float]:
+        """Return 1 for yes and 0 for no by pair, without the answers ``unsure``."""
         return {pair: float(a == "yes") for pair, a in self.answers.items() if a != "unsure"}
 
 
@@ -99,27 +102,30 @@ def read_labels(path: str | os.PathLike[str]) -> Labels:
     """Read a ``labels.json`` that the page saved.
 
     Raises:
-        FileNotFoundError: there is none.
-        ValueError: it is another file, or damaged.
+        FileNotFoundError: if there is no such file.
+        ValueError: if it is another file, or damaged.
     """
-    content = _read(path)
-    _require(content, LABELS, path)
+    content = read_content(path)
+    require_kind(content, LABELS, path)
     try:
         drawn = content["drawn"]
         above = drawn["above"]
         labels = Labels(
-            page=_of(str, content["page"]),
-            judged=_of(str, content["judged"]),
-            name=_of(str, content["name"]),
+            page=checked(str, content["page"]),
+            judged=checked(str, content["judged"]),
+            name=checked(str, content["name"]),
             above=None if above is None else float(above),
             strata=[
-                {**{k: _number(one[k]) for k in ("low", "high")}, "pairs": _of(int, one["pairs"])}
+                {
+                    **{k: finite(one[k]) for k in ("low", "high")},
+                    "pairs": checked(int, one["pairs"]),
+                }
                 for one in drawn["strata"]
             ],
             answers={},
         )
         for label in content["labels"]:
-            pair = (_of(int, label["image"]), _of(int, label["text"]))
+            pair = (checked(int, label["image"]), checked(int, label["text"]))
             if label["answer"] not in ANSWERS:
                 raise ValueError(f"an answer {label['answer']!r}, expected one of {ANSWERS}")
             if pair in labels.answers:
@@ -132,44 +138,46 @@ def read_labels(path: str | os.PathLike[str]) -> Labels:
 
 
 def weights(labels: Sequence[Labels], judged: Judged) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """What people say of judged pairs, and how many pairs each stands for.
+    """Return the labeled pairs with their answers and weights.
 
     Args:
-        labels: of pages drawn from ``judged`` alike.
+        labels: of pages that were drawn from ``judged`` in the same way.
 
     Returns:
-        Rows ``(L,)`` of the pairs answered yes or no, the share of yes ``(L,)`` among their
-        answers, and weights ``(L,)``: pairs of the stratum by those answered in it.
+        Rows ``(L,)`` of the pairs answered yes or no, the share of yes ``(L,)`` among the answers
+        of each, and weights ``(L,)``: number of pairs in the stratum / number answered in it.
 
     Raises:
-        ValueError: if they belong to another judged file.
+        ValueError: if the labels are about another judged file.
     """
-    first = alike(labels)
+    first = consistent(labels)
     if first.judged != judged.digest:
         raise ValueError("these labels are about the pairs of another judged file")
-    told = pooled(labels)
-    pairs = np.array(list(told), np.int64).reshape(-1, 2)
+    answers = pooled(labels)
+    pairs = np.array(list(answers), np.int64).reshape(-1, 2)
     rows = judged.rows_of(pairs[:, 0], pairs[:, 1])
-    strange = rows < 0
-    if strange.any():
-        image, text = pairs[strange][0]
+    unknown = rows < 0
+    if unknown.any():
+        image, text = pairs[unknown][0]
         raise ValueError(f"image {image} and text {text} have an answer, but were not judged")
     edges = [s["low"] for s in first.strata] + [first.strata[-1]["high"]]
     if first.above is None:
-        edges[0] = -1.0
-    stratum = _stratum(judged.of(first.name)[rows], edges)
+        edges[0] = -1.0  # the lowest tenth includes a probability of 0
+    stratum = _stratum(judged.probability_by(first.name)[rows], edges)
     if (stratum < 0).any():
-        raise ValueError("a label is about a pair that its page cannot have drawn")
+        raise ValueError("a label is about a pair outside the range that its page draws from")
     sizes = np.array([s["pairs"] for s in first.strata], float)
     answered = np.bincount(stratum, minlength=len(sizes))
-    return rows, np.array(list(told.values())), sizes[stratum] / answered[stratum]
+    return rows, np.array(list(answers.values())), sizes[stratum] / answered[stratum]
 
 
-def alike(labels: Sequence[Labels]) -> Labels:
-    """The first, if all are about one discriminator's pairs, drawn the same way.
+def consistent(labels: Sequence[Labels]) -> Labels:
+    """Return the first labels, after checking that all can be pooled.
+
+    All must be about the same file and discriminator, and drawn in the same way.
 
     Raises:
-        ValueError: if not, or there is none.
+        ValueError: if they cannot be pooled, or there are none.
     """
     if not labels:
         raise ValueError("no labels")
@@ -177,120 +185,51 @@ def alike(labels: Sequence[Labels]) -> Labels:
         values = {getattr(one, field) for one in labels}
         if len(values) > 1:
             raise ValueError(
-                f"labels that do not belong together: {field} is {sorted(map(str, values))}"
+                f"labels cannot be pooled: {field} differs, {sorted(map(str, values))}"
             )
     return labels[0]
 
 
 def pooled(labels: Sequence[Labels]) -> dict[tuple[int, int], float]:
-    """Share of yes among each pair's answers, 0 to 1, without the unsure."""
+    """Return the share of yes among the answers for each pair, 0 to 1, ignoring ``unsure``."""
     answers: dict[tuple[int, int], list[float]] = {}
     for one in labels:
-        for pair, yes in one.told().items():
+        for pair, yes in one.decided().items():
             answers.setdefault(pair, []).append(yes)
     return {pair: sum(values) / len(values) for pair, values in answers.items()}
 
 
-@dataclass
-class Correction:
-    """Share of what a discriminator calls a match that people confirm (0.83 in MAFA, Appendix B).
-
-    Attributes:
-        factor: 0 to 1; low, high: its 95 % interval by Wilson.
-        n: pairs answered yes or no.
-        name, above: the discriminator, and the threshold above which it calls a match.
-    """
-
-    factor: float
-    low: float
-    high: float
-    n: int
-    name: str
-    above: float
-
-
-def correction_of(labels: Sequence[Labels], judged: Judged | None = None) -> Correction:
-    """The correction that answers of one or several people give.
-
-    Where several answered the same pair, its answers count together as one draw. Labels that were
-    drawn among all pairs need ``judged``, and are weighted.
-
-    Raises:
-        ValueError: if labels do not belong together, or nobody said yes or no.
-    """
-    first = alike(labels)
-    told = pooled(labels)
-    hits, weight, above = np.array(list(told.values())), None, first.above
-    if judged is not None or above is None:
-        if judged is None:
-            raise ValueError(
-                "these labels were drawn among all pairs, not among those called a match: "
-                "name the judged file too, as `label correct LABELS --judged FILE`"
-            )
-        rows, hits, weight = weights(labels, judged)
-        above = judged.thresholds[0] if above is None else above
-        called = judged.of(first.name)[rows] > above
-        hits, weight = hits[called], weight[called]
-    factor, low, high = weighted_share(hits, weight)
-    if factor is None:
-        raise ValueError("no pair that is called a match was answered yes or no")
-    return Correction(factor, low, high, len(hits), first.name, above)
-
-
-def read_correction(path: str | os.PathLike[str]) -> Correction:
-    """What ``correction.json`` or ``labels.json`` says.
-
-    Raises:
-        FileNotFoundError: there is none.
-        ValueError: it is another file, or tells no factor.
-    """
-    content = _read(path)
-    if content.get("kind") == LABELS:
-        try:
-            return correction_of([read_labels(path)])
-        except ValueError as error:
-            raise ValueError(f"{path}: {error}") from error
-    _require(content, CORRECTION, path)
-    try:
-        factor, low, high, above = (
-            _number(content[key]) for key in ("factor", "low", "high", "above")
-        )
-        n, name = _of(int, content["n"]), _of(str, content["name"])
-        if n < 1 or not 0.0 <= low <= factor <= high <= 1.0:
-            raise ValueError("expected 0 <= low <= factor <= high <= 1 and n above 0")
-    except (KeyError, TypeError, ValueError) as error:
-        what = f"no {error}" if isinstance(error, KeyError) else error
-        raise ValueError(f"{path} is damaged: {what}") from error
-    return Correction(factor, low, high, n, name, above)
-
-
-def _read(path: str | os.PathLike[str]) -> Mapping[str, Any]:
+def read_content(path: str | os.PathLike[str]) -> Mapping[str, Any]:
+    """Read a JSON object of labels or of a correction; {} if the file holds another value."""
     if not Path(path).is_file():
         raise FileNotFoundError(
-            f"no labels at {path}: the page of `python -m lavis_mafa.analysis label page` saves "
-            "labels.json, `label correct` writes correction.json"
+            f"no labels at {path}: the page of `lavis-mafa label page` saves labels.json, and "
+            "`lavis-mafa label correct` writes correction.json"
         )
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ValueError(f"{path} is no JSON: {error}") from error
+        raise ValueError(f"{path} is not JSON: {error}") from error
     return content if isinstance(content, dict) else {}
 
 
-def _require(content: Mapping[str, Any], kind: str, path: str | os.PathLike[str]) -> None:
+def require_kind(content: Mapping[str, Any], kind: str, path: str | os.PathLike[str]) -> None:
+    """Refuse the content of a file of another kind or version."""
     if content.get("kind") != kind:
-        raise ValueError(f"{path} holds kind {content.get('kind')!r}, expected {kind!r}")
+        raise ValueError(f"{path} has kind {content.get('kind')!r}, expected {kind!r}")
     if content.get("version") != VERSION:
         raise ValueError(f"{path} has version {content.get('version')!r}, expected {VERSION}")
 
 
-def _of(kind: Any, value: Any) -> Any:
+def checked(kind: Any, value: Any) -> Any:
+    """Return a value of a type, for int at least 0; refuse any other."""
     if not isinstance(value, kind) or isinstance(value, bool) or (kind is int and value < 0):
         raise ValueError(f"{value!r}, expected {kind.__name__}")
     return value
 
 
-def _number(value: Any) -> float:
+def finite(value: Any) -> float:
+    """Return a finite number; refuse any other value."""
     if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
         raise ValueError(f"{value!r}, expected a number")
     return float(value)

@@ -1,4 +1,4 @@
-"""Tables, curves and JSON of `threshold`."""
+"""Tables, curves and JSON content of `lavis-mafa threshold`."""
 
 from __future__ import annotations
 
@@ -9,22 +9,24 @@ from typing import Any
 import numpy as np
 
 from lavis_mafa.analysis.quality.compare import Compared, Scored
-from lavis_mafa.analysis.quality.scores import BINS, Calibration, Figures
+from lavis_mafa.metrics.binary import TENTHS, Calibration, Figures
 from lavis_mafa.pages.report import Curve, Series, Table
 
-POINTS = 1000  # of a curve in the JSON file, about
-DRAWN = 500  # on the page
-TENTHS = [f"{k / BINS:g}–{(k + 1) / BINS:g}" for k in range(BINS)]
+POINTS = 1000  # approximate number of points of a curve in the JSON file
+DRAWN = 500  # the same on the page
+TENTH_NAMES = [f"{k / TENTHS:g}–{(k + 1) / TENTHS:g}" for k in range(TENTHS)]
 
 
-def tables_of(tests: Iterable[Scored]) -> list[Table]:
-    """A summary, and for each test its thresholds and its calibration."""
+def quality_tables(tests: Iterable[Scored]) -> list[Table]:
+    """Return a summary table, and for each test a table of thresholds and one of calibration."""
     tests = list(tests)
     if not tests:
         return []
     columns = ["discriminator", "truth by", "pairs", "match %", "average precision", "ROC area"]
     columns += ["best F1", "at threshold", "calibration error", "ambiguous %", "match among them %"]
-    summary = Table("Discriminators", columns, note="Ambiguous: between the run's own thresholds.")
+    summary = Table(
+        "Discriminators", columns, note="Ambiguous: between the two thresholds of the run."
+    )
     for t in tests:
         ranked = [_round(value) for value in (t.sweep.average_precision(), t.sweep.roc_area())]
         best = (None, None) if t.best is None else (_round(t.best.f1), _round(t.best.threshold))
@@ -33,13 +35,23 @@ def tables_of(tests: Iterable[Scored]) -> list[Table]:
     tables = [summary]
     for t in tests:
         title = f"{t.name} by threshold, truth by {t.truth}"
-        columns = ["threshold", "", "called %", "precision %", "95 %", "recall %", "95 %", "F1"]
+        columns = [
+            "threshold",
+            "",
+            "classified as match %",
+            "precision %",
+            "95 %",
+            "recall %",
+            "95 %",
+            "F1",
+        ]
         rows: list[list[Any]] = [list(row) for row in _threshold_rows(t)]
         tables.append(Table(title, columns, rows, t.note))
         columns = ["probability", "pairs", "mean probability", "share of matches"]
         c = t.calibration
         rows = [
-            [TENTHS[k], int(c.pairs[k]), _round(c.mean[k]), _round(c.share[k])] for k in range(BINS)
+            [TENTH_NAMES[k], int(c.pairs[k]), _round(c.mean[k]), _round(c.share[k])]
+            for k in range(TENTHS)
         ]
         tables.append(Table(f"{t.name}, calibration, truth by {t.truth}", columns, rows))
     return tables
@@ -66,11 +78,11 @@ def _threshold_rows(test: Scored) -> Iterable[tuple[Any, ...]]:
 
 
 def agreement_tables(compared: Iterable[Compared]) -> list[Table]:
-    """Agreement of each two, and how their probabilities meet."""
+    """Return the agreement of each pair of discriminators, and their joint histogram."""
     compared = list(compared)
     if not compared:
         return []
-    columns = ["first", "second", "both judged", "Spearman", "threshold", "both call it a match"]
+    columns = ["first", "second", "both judged", "Spearman", "threshold", "both: match"]
     columns += ["only the first", "only the second", "neither", "agreed %", "kappa"]
     rows: list[list[Any]] = [
         [c.first, c.second, c.pairs, _round(c.spearman), f"{threshold:.4g}"]
@@ -81,20 +93,20 @@ def agreement_tables(compared: Iterable[Compared]) -> list[Table]:
     tables = [Table("Agreement of discriminators", columns, rows)]
     for c in compared:
         if c.pairs:
-            grid: list[list[Any]] = [[TENTHS[k], *map(int, c.heat[k])] for k in range(BINS)]
+            grid: list[list[Any]] = [[TENTH_NAMES[k], *map(int, c.heat[k])] for k in range(TENTHS)]
             title = f"Pairs by probability: {c.first} (rows) and {c.second} (columns)"
-            tables.append(Table(title, [f"{c.first} \\ {c.second}", *TENTHS], grid))
+            tables.append(Table(title, [f"{c.first} \\ {c.second}", *TENTH_NAMES], grid))
     return tables
 
 
 def curves_of(tests: Iterable[Scored]) -> list[Curve]:
-    """By threshold, precision-recall, ROC and reliability."""
+    """Return curves by threshold, precision-recall, ROC and calibration."""
     curves, pr, roc, reliable = [], [], [], []
     for t in tests:
         s, name = t.sweep, f"{t.name}, {t.truth}"
         x = np.clip(s.threshold, 0, 1)
         lines = {"precision": s.precision, "recall": s.recall, "F1": s.f1}
-        lines["called"] = s.called / s.total
+        lines["classified as match"] = s.called / s.total
         series = [_series(one, x, line, x)[0] for one, line in lines.items()]
         note = f"Thresholds of the run: {t.low:g} and {t.high:g}."
         title = f"{t.name} by threshold, truth by {t.truth}"
@@ -105,7 +117,7 @@ def curves_of(tests: Iterable[Scored]) -> list[Curve]:
         if s.valid and s.valid < s.total:
             across, up = (np.r_[0.0, one] for one in (s.false_positive_rate, s.recall))
             roc += _series(name, across, up, (across + up) / 2)
-    reliable += [Series("as told", [0.0, 1.0], [0.0, 1.0])] if reliable else []
+    reliable += [Series("perfect calibration", [0.0, 1.0], [0.0, 1.0])] if reliable else []
     for title, x_label, y_label, series in (
         ("Precision and recall", "recall", "precision", pr),
         ("ROC", "false positive rate", "recall", roc),
@@ -123,12 +135,15 @@ def _series(name: str, x: np.ndarray, y: np.ndarray, position: np.ndarray) -> li
 
 
 def thinned(position: np.ndarray, count: int) -> np.ndarray:
-    """Places of about ``count`` points that lie evenly along a curve, with its first and last.
+    """Choose about ``count`` points evenly along a curve, with its first and last point.
 
-    Every so many would leave few where few pairs are called, which is the part of interest.
+    Taking every n-th point would leave few points at high thresholds, the interesting part.
 
     Args:
-        position: ``(K,)`` monotonic, 0 to 1: how far along the curve a point is.
+        position: ``(K,)`` monotonic, 0 to 1: position of each point along the curve.
+
+    Returns:
+        Indices of the chosen points, ascending.
     """
     if not len(position):
         return np.zeros(0, np.int64)
@@ -139,14 +154,14 @@ def thinned(position: np.ndarray, count: int) -> np.ndarray:
 
 
 def _reliability(name: str, calibration: Calibration) -> Series:
-    there = calibration.pairs > 0
-    return Series(name, calibration.mean[there].tolist(), calibration.share[there].tolist())
+    known = calibration.pairs > 0
+    return Series(name, calibration.mean[known].tolist(), calibration.share[known].tolist())
 
 
 def content_of(
     tests: Iterable[Scored], compared: Iterable[Compared], notes: Sequence[str]
 ) -> dict[str, Any]:
-    """All figures as plain data; curves are thinned to about `POINTS` points."""
+    """Return all figures as plain data, with curves of about `POINTS` points."""
     return {
         "tests": [_test_content(test) for test in tests],
         "agreement": [

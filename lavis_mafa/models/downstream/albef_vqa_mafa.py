@@ -14,10 +14,10 @@ from lavis.models.med import BertLMHeadModel
 from torch import Tensor
 from transformers import BertConfig
 
+from lavis_mafa.algorithm.losses.language import IGNORED
 from lavis_mafa.io.checkpoints import CONFIGS
 from lavis_mafa.models.downstream.albef_downstream import AlbefDownstream, decoder_from_fusion
 
-IGNORED = -100
 PAIRS_PER_PASS = 512  # of question and answer: their logits over the whole vocabulary are large
 
 

@@ -16,7 +16,9 @@ from torch.utils.data import DataLoader
 
 from lavis_mafa import load_model
 from lavis_mafa.algorithm.backbone import Images, Texts
-from lavis_mafa.metrics.recall import area_under_roc, ranked_truth, retrieval_with_truth
+from lavis_mafa.algorithm.mining import DIRECTIONS
+from lavis_mafa.metrics.binary import area_under_roc
+from lavis_mafa.metrics.recall import ranked_truth, retrieval_with_truth
 from lavis_mafa.models.inference.rerank import compute_sim_matrix, encode_split, itm_scores
 from lavis_mafa.runners.run_log import read_log
 from lavis_mafa.studies.demo.branches import Branch
@@ -24,7 +26,6 @@ from lavis_mafa.toyworld import ToyScenesBuilder, ToyScenesEval
 
 K_TEST = 32
 SHORTLIST = 16
-DIRECTIONS = ("i2t", "t2i")
 
 
 @dataclass

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lavis_mafa.algorithm.losses.text_assignment import FIRST, NONE, SECOND, assign_texts
+from lavis_mafa.algorithm.losses.text_assignment import FIRST, NEITHER, SECOND, assign_texts
 
 # Below these sums of squares a right sampler stays in 999 of 1000 cases, by degrees of freedom.
 CHI_SQUARE = {2: 13.8, 3: 16.3, 11: 31.3}
@@ -41,7 +41,7 @@ def test_what_every_draw_keeps(ids, seed, prefers):
             assert pair[label] == own
             assert ids[pair[1 - label]] != ids[own]
         else:
-            assert label == NONE
+            assert label == NEITHER
             assert ids[own] not in (ids[pair[0]], ids[pair[1]])
             assert (ids[pair[0]] != ids[pair[1]]) == (shown > 2)
 
@@ -63,7 +63,7 @@ def test_any_other_image_is_equally_likely():
     assert others[0] == 0
     assert chi_square(others[1:], others.sum() / 4) < CHI_SQUARE[3]
     # Where the text is neither's, all 12 ordered pairs of the others.
-    neither = drawn["labels"][:, 0] == NONE
+    neither = drawn["labels"][:, 0] == NEITHER
     pairs = 5 * drawn["first"][neither, 0] + drawn["second"][neither, 0]
     counts = torch.bincount(pairs, minlength=25).double()
     assert (counts > 0).sum() == 12
@@ -79,7 +79,7 @@ def test_preferred_images_come_as_often_as_their_softmax_says():
     others = torch.bincount(drawn["first"][own_second, 0], minlength=5)[1:].double()
     assert chi_square(others, others.sum() * shares) < CHI_SQUARE[3]
     # Two without replacement: p_i * p_j / (1 - p_i).
-    neither = drawn["labels"][:, 0] == NONE
+    neither = drawn["labels"][:, 0] == NEITHER
     pairs = torch.stack([drawn["first"][neither, 0], drawn["second"][neither, 0]]) - 1
     counts = torch.bincount(4 * pairs[0] + pairs[1], minlength=16).view(4, 4).double()
     expected = shares[:, None] * shares[None] / (1 - shares[:, None])
@@ -97,7 +97,7 @@ def test_the_training_generator_decides():
 def test_two_images_only():
     """Then both sides show the other one where the text is neither's."""
     drawn = draws([7, 7, 8], 200)
-    neither = drawn["labels"] == NONE
+    neither = drawn["labels"] == NEITHER
     assert neither.any() and torch.equal(drawn["first"][neither], drawn["second"][neither])
 
 

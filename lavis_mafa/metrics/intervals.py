@@ -1,4 +1,4 @@
-"""Confidence intervals of shares."""
+"""Confidence intervals of shares and ratios."""
 
 from __future__ import annotations
 
@@ -6,14 +6,17 @@ import math
 
 import numpy as np
 
-Z = 1.959964  # half of a 95 % interval of the standard normal distribution
+Z = 1.959964  # 97.5 % quantile of the standard normal distribution, for 95 % intervals
 
 
 def wilson(hits: float, count: float) -> tuple[float, float]:
-    """Wilson's interval of a share of independent draws, 0 to 1; (0, 1) for none.
+    """Return the 95 % Wilson interval of the share ``hits / count`` of independent draws.
 
     Args:
-        hits, count: what was found among how many; need not be whole, for effective counts.
+        hits, count: successes and draws; effective sample sizes need not be integers.
+
+    Returns:
+        Low and high, 0 to 1; (0, 1) without draws.
     """
     if count <= 0:
         return 0.0, 1.0
@@ -26,15 +29,15 @@ def wilson(hits: float, count: float) -> tuple[float, float]:
 
 
 def clustered(hits: np.ndarray, counts: np.ndarray) -> tuple[float, float]:
-    """Interval of a share whose draws come in clusters, such as the anchors of a mini-batch.
+    """Return the 95 % interval of a share whose draws come in clusters, such as mini-batches.
 
-    The variance of the ratio ``hits.sum() / counts.sum()`` is estimated from how clusters differ;
-    Wilson's interval is taken for as many independent draws as
-    have that variance. Where that tells nothing (all or none found, one cluster), every cluster
-    counts as one draw.
+    The variance of ``hits.sum() / counts.sum()`` is estimated from the differences between
+    clusters. The result is Wilson's interval for the number of independent draws with the same
+    variance. Where this variance is 0 or unknown (a share of 0 or 1, a single cluster), every
+    cluster counts as one draw, which is conservative.
 
     Args:
-        hits, counts: ``(C,)`` per cluster.
+        hits, counts: ``(C,)``, successes and draws of each cluster.
     """
     hits, counts = np.asarray(hits, float), np.asarray(counts, float)
     clusters = int((counts > 0).sum())
@@ -47,11 +50,12 @@ def clustered(hits: np.ndarray, counts: np.ndarray) -> tuple[float, float]:
 
 
 def ratio(hits: np.ndarray, counts: np.ndarray) -> tuple[float, float]:
-    """Normal interval of a ratio ``hits.sum() / counts.sum()`` of clusters, for hits that may be
-    negative, such as differences.
+    """Return the 95 % normal interval of ``hits.sum() / counts.sum()`` over clusters.
+
+    Unlike `clustered`, for hits that may be negative, such as differences of two counts.
 
     Args:
-        hits, counts: ``(C,)`` per cluster, some counts above 0.
+        hits, counts: ``(C,)`` for each cluster, at least one count above 0.
     """
     hits, counts = np.asarray(hits, float), np.asarray(counts, float)
     half = Z * math.sqrt(_variance(hits, counts))
@@ -60,7 +64,7 @@ def ratio(hits: np.ndarray, counts: np.ndarray) -> tuple[float, float]:
 
 
 def _variance(hits: np.ndarray, counts: np.ndarray) -> float:
-    """Of the ratio, from how clusters differ (Cochran, Sampling Techniques, 6.3)."""
+    """Return the variance of the ratio over clusters (Cochran, Sampling Techniques, 6.3)."""
     total, clusters = counts.sum(), int((counts > 0).sum())
     residuals = hits - hits.sum() / total * counts
     return clusters / max(1, clusters - 1) * float((residuals**2).sum()) / total**2

@@ -1,4 +1,4 @@
-"""Which pairs stand in one mini-batch, and which of its hard negatives are picked."""
+"""Form mini-batches, random or grouped, and pick the hard negatives in them."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from lavis_mafa.algorithm.grit import GritCollector
 from lavis_mafa.algorithm.mining import pick
 from lavis_mafa.algorithm.pickers import NONE, hardest
 from lavis_mafa.algorithm.step import known_positives
-from lavis_mafa.analysis.corpus import Opened, tell
 from lavis_mafa.analysis.features import Features
+from lavis_mafa.analysis.loading import ModelAndData, log_on_main
 from lavis_mafa.models.families import backbone_of
 
 Similarity = Callable[[Tensor, Tensor], Tensor]
@@ -24,12 +24,12 @@ Similarity = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Sampling:
-    """How mini-batches come about.
+    """How mini-batches are formed.
 
     Attributes:
         kind: ``random`` or ``grit``.
         batch_size: B.
-        search_space: M, of ``grit``; None otherwise.
+        search_space: M of ``grit``; None for ``random``.
     """
 
     kind: str
@@ -40,13 +40,16 @@ class Sampling:
         if self.kind not in ("random", "grit"):
             raise ValueError(f"sampling is random or grit, got {self.kind!r}")
         if (self.kind == "grit") != (self.search_space is not None):
-            raise ValueError(f"a search space belongs to grit, got {self.search_space}")
+            raise ValueError(
+                f"search space {self.search_space} with sampling {self.kind}: grit needs one, "
+                "random has none"
+            )
         if self.batch_size < 2:
-            raise ValueError(f"a mini-batch without a negative: batch size {self.batch_size}")
+            raise ValueError(f"batch size {self.batch_size}: expected at least 2, for a negative")
 
     @property
     def name(self) -> str:
-        """Short, for files and tables."""
+        """Short name for files and tables."""
         space = "" if self.search_space is None else f"_M{self.search_space}"
         return f"{self.kind}_B{self.batch_size}{space}"
 
@@ -54,7 +57,7 @@ class Sampling:
 def samplings(
     kinds: Sequence[str], batch_sizes: Sequence[int], search_spaces: Sequence[int]
 ) -> list[Sampling]:
-    """All that the lists ask for: search spaces belong to ``grit`` alone."""
+    """Return all combinations; search spaces apply only to ``grit``."""
     found = []
     for size in batch_sizes:
         for kind in kinds:
@@ -71,16 +74,19 @@ def order_of(
     image_ids: np.ndarray | None = None,
     queue_size: int = 48000,
 ) -> np.ndarray:
-    """Places of S samples in the order of one epoch, whole mini-batches only.
+    """Return the order of S samples in one epoch, without an incomplete last mini-batch.
 
-    Grouped mini-batches are made as training makes them: samples come in random order and are
-    grouped by their features (`lavis_mafa.algorithm.grit.collector.GritCollector`).
+    Grouped mini-batches are formed as in training: samples come in random order and are grouped by
+    their features (`lavis_mafa.algorithm.grit.collector.GritCollector`).
 
     Args:
         vectors, texts: ``(S, E)``, normalised.
-        seed: of the random order, the shuffling and the starts.
-        image_ids: ``(S,)``; keeps the captions of an image out of one grouped mini-batch.
+        seed: of the random order, and of shuffling and start samples of the grouping.
+        image_ids: ``(S,)``; if given, a grouped mini-batch gets at most one caption of an image.
         queue_size: L.
+
+    Returns:
+        ``(n * B,)`` positions, 0 to S - 1.
 
     Raises:
         ValueError: if the samples do not fill a mini-batch.
@@ -91,7 +97,7 @@ def order_of(
             f"{size} samples do not fill a mini-batch of {batch}: take a larger --sample or a "
             "smaller --batch-sizes"
         )
-    # One stream for all batch sizes and search spaces: they differ in nothing else.
+    # The same permutation for all batch sizes and search spaces: only these should differ.
     order = np.random.default_rng((seed, 0)).permutation(size)
     if sampling.kind == "grit":
         space = sampling.search_space
@@ -107,13 +113,13 @@ def order_of(
 
 
 @dataclass
-class Nominations:
-    """Hard negatives of the mini-batches of an epoch; R picks, one for every anchor and rank.
+class HardNegatives:
+    """Hard negatives of the mini-batches of an epoch: R picks, ``top_k`` for every anchor.
 
     Attributes:
-        image, text: ``(R,)`` int64, places of the samples whose image and text they are.
+        image, text: ``(R,)`` int64, the samples that the image and the text of the pair come from.
         from_image: ``(R,)`` bool, whether the image is the anchor.
-        batch: ``(R,)`` int64, the mini-batch.
+        batch: ``(R,)`` int64, number of the mini-batch.
     """
 
     image: np.ndarray
@@ -125,7 +131,7 @@ class Nominations:
         return len(self.image)
 
 
-def nominate(
+def hardest_negatives(
     order: np.ndarray,
     batch_size: int,
     features: Features,
@@ -134,30 +140,31 @@ def nominate(
     top_k: int = 1,
     device: torch.device | str = "cpu",
     quiet: bool = True,
-) -> Nominations:
-    """The hardest negatives of every anchor in its mini-batch, both directions (MAFA Algorithm 1).
+) -> HardNegatives:
+    """Return the hardest negatives of every anchor in its mini-batch, in both directions (MAFA
+    Algorithm 1).
 
     Args:
-        order: ``(n * B,)`` places from `order_of`.
-        similarity: of image and text features, as `Backbone.similarity` gives it.
-        image_ids: ``(S,)``; pairs of one image are no negatives of each other. None: only an
-            anchor's own pair is none.
-        top_k: how many of each anchor's hardest.
-        quiet: show no bar.
+        order: ``(n * B,)`` positions from `order_of`.
+        similarity: of image and text features, such as `Backbone.similarity`.
+        image_ids: ``(S,)``; pairs of the same image are positives of each other. None: only the
+            anchor's own pair is a positive.
+        top_k: number of hardest negatives of each anchor.
+        quiet: whether to hide the progress bar.
     """
     parts: list[tuple[np.ndarray, np.ndarray, bool, int]] = []
     batches = order.reshape(-1, batch_size)
-    for number, places in enumerate(tqdm(batches, desc="hard negatives", disable=quiet)):
+    for number, positions in enumerate(tqdm(batches, desc="hard negatives", disable=quiet)):
         for image, text, from_image in _of_batch(
-            places, features, similarity, image_ids, top_k, device
+            positions, features, similarity, image_ids, top_k, device
         ):
             parts.append((image, text, from_image, number))
     if not parts:
         none = np.empty(0, np.int64)
-        return Nominations(none, none, none.astype(bool), none)
+        return HardNegatives(none, none, none.astype(bool), none)
     images, texts, sides, numbers = zip(*parts, strict=True)
     lengths = [len(image) for image in images]
-    return Nominations(
+    return HardNegatives(
         np.concatenate(images),
         np.concatenate(texts),
         np.repeat(np.array(sides, bool), lengths),
@@ -166,45 +173,46 @@ def nominate(
 
 
 def _of_batch(
-    places: np.ndarray,
+    positions: np.ndarray,
     features: Features,
     similarity: Similarity,
     image_ids: np.ndarray | None,
     top_k: int,
     device: torch.device | str,
 ) -> Iterator[tuple[np.ndarray, np.ndarray, bool]]:
-    rows = torch.from_numpy(places)
+    """Yield images, texts and whether the image is the anchor, for both directions."""
+    rows = torch.from_numpy(positions)
     images, texts = features.images[rows].to(device).float(), features.texts[rows].to(device)
     sim = similarity(images, texts)
-    own = torch.arange(len(places), device=sim.device)
+    own = torch.arange(len(positions), device=sim.device)
     numbers = {}
     if image_ids is not None:
-        numbers["image_id"] = torch.from_numpy(image_ids[places]).to(sim.device)
-    positives = known_positives(numbers, own, len(places), "positive")
+        numbers["image_id"] = torch.from_numpy(image_ids[positions]).to(sim.device)
+    positives = known_positives(numbers, own, len(positions), "positive")
     for from_image, one in ((True, sim), (False, sim.t())):
-        nominated, _ = pick(one, positives, hardest, second_choice=False, top_k=top_k)
-        picked = nominated.cpu().numpy()
-        there = picked != NONE
-        anchors = np.tile(places, top_k)[there]
-        taken = places[picked[there]]
-        yield (anchors, taken, True) if from_image else (taken, anchors, False)
+        hardest_first, _ = pick(one, positives, hardest, second_choice=False, top_k=top_k)
+        picked = hardest_first.cpu().numpy()
+        found = picked != NONE
+        anchors = np.tile(positions, top_k)[found]
+        negatives = positions[picked[found]]
+        yield (anchors, negatives, True) if from_image else (negatives, anchors, False)
 
 
-def nominated_by(
-    opened: Opened,
+def hard_negatives_of(
+    loaded: ModelAndData,
     features: Features,
     sampling: Sampling,
     seed: int,
     top_k: int = 1,
     images_apart: bool = False,
-) -> Nominations:
-    """The hard negatives of one sampling; ``image`` and ``text`` are numbers of samples.
+) -> HardNegatives:
+    """Return the hard negatives of one sampling; ``image`` and ``text`` are sample numbers.
 
     Args:
-        images_apart: never nominate another caption of the same image, whatever the config says.
+        images_apart: never pick another caption of the same image, whatever the config says.
     """
-    grit = opened.cfg.run_cfg.grit
-    ids = opened.data.image_ids[features.numbers]
+    grit = loaded.cfg.run_cfg.grit
+    ids = loaded.data.image_ids[features.numbers]
     order = order_of(
         sampling,
         features.vectors,
@@ -213,17 +221,17 @@ def nominated_by(
         ids if grit.same_image == "apart" else None,
         int(grit.queue_size),
     )
-    mafa = opened.cfg.model_cfg.get("mafa") or {}
+    mafa = loaded.cfg.model_cfg.get("mafa") or {}
     positive = images_apart or mafa.get("same_image", "positive") == "positive"
-    tell("%s: %d mini-batches", sampling.name, len(order) // sampling.batch_size)
-    found = nominate(
+    log_on_main("%s: %d mini-batches", sampling.name, len(order) // sampling.batch_size)
+    found = hardest_negatives(
         order,
         sampling.batch_size,
         features,
-        backbone_of(opened.model).similarity,
+        backbone_of(loaded.model).similarity,
         ids if positive else None,
         top_k,
-        opened.device,
+        loaded.device,
         quiet=not is_main_process(),
     )
     found.image, found.text = features.numbers[found.image], features.numbers[found.text]

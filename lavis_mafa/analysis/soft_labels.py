@@ -1,20 +1,9 @@
-"""How soft labels of ITC are spread over a mini-batch and a queue (MAFA Table 2, Appendix D).
-
-Every anchor's labels are sorted, their mean over anchors is taken, and it is summed over the first
-few places, the rest of the mini-batch and the queue. A label that gives nearly all to a few pairs
-leaves the false negatives of a grouped mini-batch with nothing.
-
-Samples are encoded once by a checkpoint and stand in random or grouped mini-batches; nothing is
-trained. Momentum encoders are the encoders themselves unless the config trains with some
-(model.mafa.soft_labels.type=momentum) and the checkpoint brings them; the queue holds what stood in
-the mini-batches before.
-"""
+"""Measure how soft labels of ITC are distributed; described in `commands.profile`."""
 
 from __future__ import annotations
 
 import argparse
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,16 +16,16 @@ from lavis_mafa.algorithm.grit import grouped_plan
 from lavis_mafa.algorithm.mining import Judge, find_connections
 from lavis_mafa.algorithm.pickers import function_of, hardest
 from lavis_mafa.algorithm.step import StepSettings
-from lavis_mafa.analysis.corpus import (
-    Opened,
-    about,
-    add_config_arguments,
-    open_config,
-    tell,
-)
+from lavis_mafa.analysis.commands.profile import __doc__ as DESCRIPTION
 from lavis_mafa.analysis.features import make_features
-from lavis_mafa.analysis.label_profile import KINDS, LabelProfile, Stream, labels_of
-from lavis_mafa.analysis.nominate import Sampling, order_of
+from lavis_mafa.analysis.hard_negatives import Sampling, order_of
+from lavis_mafa.analysis.label_profile import LabelProfile, Stream, labels_of
+from lavis_mafa.analysis.loading import (
+    ModelAndData,
+    data_source,
+    load_model_and_data,
+    log_on_main,
+)
 from lavis_mafa.io.files import write_json, write_text
 from lavis_mafa.models.con_d.build import build_discriminator
 from lavis_mafa.models.con_d.discriminator import Oracle
@@ -59,57 +48,36 @@ PAPER: list[list[Any]] = [
 ]
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of the command."""
-    add_config_arguments(parser)
-    parser.add_argument("--labels", nargs="+", choices=KINDS, default=list(KINDS))
-    parser.add_argument(
-        "--alpha",
-        nargs="+",
-        type=float,
-        help="share of what makes labels soft; otherwise the config's: soft_labels.alpha, "
-        "soft_labels.weight and model.alpha",
-    )
-    parser.add_argument(
-        "--sampling", nargs="+", choices=("random", "grit"), default=["random", "grit"]
-    )
-    parser.add_argument("--mini-batches", type=int, default=50, help="to measure, of each sampling")
-    parser.add_argument("--batch-size", type=int, help="otherwise run.batch_size_train")
-    parser.add_argument("--queue-size", type=int, help="of momentum; otherwise model.queue_size")
-    parser.add_argument("--top", type=int, default=5, help="places of the first group")
-    parser.add_argument(
-        "--convert",
-        action="store_true",
-        help="let the config's Con-D convert false negatives, as in training",
-    )
-    parser.add_argument("--seed", type=int, default=0, help="of the sample and the mini-batches")
-    parser.add_argument("--output", required=True, type=Path, help="folder for what is found")
-
-
-def run(args: argparse.Namespace) -> None:
+def measure_soft_labels(args: argparse.Namespace) -> None:
     """Measure, print and write ``profile.json``, ``profile.md`` and ``report.html``.
 
     Raises:
-        ValueError: for settings that make no sense together, or a model without ITC and ITM.
+        ValueError: for arguments that are out of range or do not fit together, or a model without
+            ITC and ITM.
     """
     if args.mini_batches < 1 or (args.queue_size or 0) < 0:
-        raise ValueError("--mini-batches must be at least 1 and --queue-size at least 0")
+        raise ValueError(
+            f"--mini-batches {args.mini_batches} --queue-size {args.queue_size}: expected at least "
+            "1 and at least 0"
+        )
     wrong = [a for a in args.alpha or [] if not 0.0 <= a <= 1.0]
     if wrong:
-        raise ValueError(f"--alpha must be between 0 and 1, got {wrong}")
-    opened = open_config(args)
-    batch = args.batch_size or int(opened.cfg.run_cfg.batch_size_train)
+        raise ValueError(f"--alpha {wrong}: expected 0 to 1")
+    loaded = load_model_and_data(args)
+    batch = args.batch_size or int(loaded.cfg.run_cfg.batch_size_train)
     if not 1 <= args.top < batch:
-        raise ValueError(f"--top must be from 1 to below the mini-batch of {batch}, got {args.top}")
+        raise ValueError(
+            f"--top {args.top}: expected at least 1 and below the mini-batch size of {batch}"
+        )
     with torch.inference_mode():
-        found = measure(opened, args, batch)
+        found = measure(loaded, args, batch)
     if is_main_process():
         _write(args, batch, found)
 
 
 @dataclass
 class Row:
-    """One line of the table: kind of labels, its alpha, sampling, Q and the profile."""
+    """A row of the table: kind of labels, its alpha, sampling, Q and the profile."""
 
     kind: str
     alpha: float | None
@@ -118,17 +86,17 @@ class Row:
     profile: LabelProfile
 
 
-def measure(opened: Opened, args: argparse.Namespace, batch: int) -> list[Row]:
-    """The profiles of all that ``args`` asks for; all ranks must call it and get the same."""
-    model, device = opened.model, opened.device
+def measure(loaded: ModelAndData, args: argparse.Namespace, batch: int) -> list[Row]:
+    """Measure the requested profiles; all ranks must call this function and get the same."""
+    model, device = loaded.model, loaded.device
     try:
         backbone = backbone_of(model)
     except TypeError as error:
         raise ValueError(f"soft labels of ITC need ALBEF, BLIP or BLIP-2: {error}") from error
     settings = getattr(model, "settings", StepSettings())
-    judge_of = _judges(opened) if args.convert else None
-    streams = _streams(opened, args, batch)
-    soft, model_cfg = settings.soft_labels, opened.cfg.model_cfg
+    judge_of = _judges(loaded) if args.convert else None
+    streams = _streams(loaded, args, batch)
+    soft, model_cfg = settings.soft_labels, loaded.cfg.model_cfg
     own = {
         "smoothed": soft.alpha,
         "consistency": soft.weight,
@@ -136,13 +104,13 @@ def measure(opened: Opened, args: argparse.Namespace, batch: int) -> list[Row]:
     }
     rows = []
     for sampling, stream in streams.items():
-        here = []
+        own_rows = []
         for kind in dict.fromkeys(args.labels):
             queue = stream.queue_size if kind == "momentum" else 0
             alphas = [None] if kind == "one_hot" else dict.fromkeys(args.alpha or [own[kind]])
             for alpha in alphas:
                 profile = LabelProfile(batch + queue, (args.top, batch))
-                here.append(Row(kind, alpha, sampling, queue, profile))
+                own_rows.append(Row(kind, alpha, sampling, queue, profile))
         first = -(-stream.queue_size // batch)
         steps = range(first, min(len(stream.order) // batch, first + args.mini_batches))
         mine = list(steps)[get_rank() :: get_world_size()]
@@ -151,8 +119,8 @@ def measure(opened: Opened, args: argparse.Namespace, batch: int) -> list[Row]:
         bar = tqdm(mine, f"labels, {sampling}", unit=" mini-batches", disable=not is_main_process())
         for step in bar:
             judge = next(judges) if judges else None
-            _add(here, step, stream, backbone, settings, judge, device)
-        rows += here
+            _add(own_rows, step, stream, backbone, settings, judge, device)
+        rows += own_rows
     for row in rows:
         row.profile.reduce(device)
     return rows
@@ -167,49 +135,50 @@ def _add(
     judge: Judge | None,
     device: torch.device,
 ) -> None:
-    """Add a mini-batch to all profiles of its sampling."""
+    """Add a mini-batch to the profiles of its sampling."""
     picker = function_of(settings) or hardest
     for momentum in (False, True):
-        here = [row for row in rows if (row.kind == "momentum") == momentum]
-        if not here:
+        selected = [row for row in rows if (row.kind == "momentum") == momentum]
+        if not selected:
             continue
         compared, positives = stream.compare(step, backbone, settings.same_image, momentum, device)
         own = torch.arange(len(positives), device=device)
-        torch.manual_seed(step)  # a picker that draws: the same on any number of ranks
+        torch.manual_seed(step)  # a random picker must draw the same for any number of ranks
         i2t, t2i, _ = find_connections(
             compared.i2t[:, : len(own)],
             compared.t2i[:, : len(own)],
             *(positives, own, [picker, picker], settings.connections, judge),
         )
-        for row in here:
+        for row in selected:
             row.profile.add(labels_of(row.kind, row.alpha or 0.0, compared, i2t, t2i, settings))
 
 
-def _streams(opened: Opened, args: argparse.Namespace, batch: int) -> dict[str, Stream]:
-    """A stream for every sampling, of samples that are encoded once."""
-    grit, data = opened.cfg.run_cfg.grit, opened.data
+def _streams(loaded: ModelAndData, args: argparse.Namespace, batch: int) -> dict[str, Stream]:
+    """Return a stream for each sampling; all use the same features."""
+    grit, data = loaded.cfg.run_cfg.grit, loaded.data
     space = int(grit.search_space)
     queue = 0
     if "momentum" in args.labels:
         given = args.queue_size
-        queue = int(opened.cfg.model_cfg.get("queue_size", 57600) if given is None else given)
+        queue = int(loaded.cfg.model_cfg.get("queue_size", 57600) if given is None else given)
+    # Samples that fill the queue before the first measured mini-batch, and the mini-batches.
     needed = -(-queue // batch) * batch + args.mini_batches * batch
     if "grit" in args.sampling:
         needed = -(-needed // space) * space  # whole search spaces
     chosen = np.random.default_rng((args.seed, 3)).permutation(len(data))[:needed]
     numbers = np.sort(chosen)
     folder = args.output / f"features_{len(numbers)}"
-    features = copied = make_features(opened, numbers, folder)
-    momentum: Any = getattr(opened.model, "momentum_encoders", None)
+    features = momentum_features = make_features(loaded, numbers, folder)
+    momentum: Any = getattr(loaded.model, "momentum_encoders", None)
     if queue and momentum is not None:
-        of_copies = replace(opened, model=momentum.backbone.model)
-        copied = make_features(of_copies, numbers, folder / "momentum")
+        with_momentum = replace(loaded, model=momentum.backbone.model)
+        momentum_features = make_features(with_momentum, numbers, folder / "momentum")
     usable = len(features) // batch
     if usable < 1:
         raise ValueError(f"{len(features)} samples do not fill a mini-batch of {batch}")
     room = (usable - min(args.mini_batches, usable)) * batch
     if queue > room:
-        tell("the data have %d samples for the queue of %d: it is as much shorter", room, queue)
+        log_on_main("the queue of %d is shortened to %d: the data are too few", queue, room)
         queue = room
     ids = data.image_ids[features.numbers]
     apart = ids if grit.same_image == "apart" else None
@@ -219,36 +188,35 @@ def _streams(opened: Opened, args: argparse.Namespace, batch: int) -> dict[str, 
         length = int(grit.queue_size)
         order = order_of(sampling, features.vectors, features.texts, args.seed, apart, length)
         if kind == "grit":
-            # Mini-batches are shuffled as wholes, as in training.
+            # As in training: the order of grouped mini-batches is shuffled, not their content.
             none, rng = np.empty(0, np.int64), np.random.default_rng((args.seed, 2))
             order = grouped_plan([order], none, batch, rng).order
-        streams[kind] = Stream(order, batch, queue, features, copied, ids)
+        streams[kind] = Stream(order, batch, queue, features, momentum_features, ids)
     return streams
 
 
-def _judges(opened: Opened) -> Any:
-    """From mini-batches of sample numbers to what judges each, in turn."""
-    mafa = opened.cfg.model_cfg.get("mafa") or {}
+def _judges(loaded: ModelAndData) -> Any:
+    """Return a function from mini-batches (sample numbers) to an iterator of their judges."""
+    mafa = loaded.cfg.model_cfg.get("mafa") or {}
     con_d: Any = build_discriminator(mafa.get("con_d"))
     if con_d is None:
-        raise ValueError("--convert: the config names no model.mafa.con_d")
+        raise ValueError("--convert needs a Con-D: set model.mafa.con_d in the config")
     if isinstance(con_d, Oracle):
-        con_d.truth = opened.data.truth
-    own_view = getattr(con_d, "wants_view", lambda model: False)(opened.model)
+        con_d.truth = loaded.data.truth
+    own_view = getattr(con_d, "wants_view", lambda model: False)(loaded.model)
 
-    def of(batches: list[np.ndarray]) -> Any:
-        loaded = opened.data.batches(batches, con_d.processor if own_view else None)
-        for batch in loaded:
-            samples = to_device(batch, opened.device)
+    def judges_of(batches: list[np.ndarray]) -> Any:
+        for batch in loaded.data.batches(batches, con_d.processor if own_view else None):
+            samples = to_device(batch, loaded.device)
             yield lambda images, texts, samples=samples: con_d.judge(samples, images, texts)
 
-    return of
+    return judges_of
 
 
 def _write(args: argparse.Namespace, batch: int, rows: list[Row]) -> None:
     top = args.top
-    told = {
-        **about(args),
+    settings = {
+        **data_source(args),
         "checkpoint": args.checkpoint,
         "convert": args.convert,
         "seed": args.seed,
@@ -257,7 +225,7 @@ def _write(args: argparse.Namespace, batch: int, rows: list[Row]) -> None:
     table = Table(
         f"Sums of the mean sorted labels, B = {batch}",
         ["labels", "alpha", "mini-batches", "Q", "anchors", *columns],
-        note="± standard deviation over anchors, which are images and texts.",
+        note="± standard deviation over anchors (images and texts).",
     )
     stored = []
     for row in rows:
@@ -286,19 +254,19 @@ def _write(args: argparse.Namespace, batch: int, rows: list[Row]) -> None:
         PAPER,
     )
     curves = [_curve(kind, rows, batch) for kind in dict.fromkeys(row.sampling for row in rows)]
-    write_json(args.output / "profile.json", {**told, "rows": stored})
+    write_json(args.output / "profile.json", {**settings, "rows": stored})
     text = "\n\n".join(f"## {one.title}\n\n{markdown_table(one)}" for one in (table, paper))
     write_text(args.output / "profile.md", f"{text}\n\n{table.note}\n")
     print(text)
     path = write_report(
         args.output / "report.html",
         title="Soft labels of ITC",
-        intro=(__doc__ or "").split("\n\n", 1)[1],
+        intro=(DESCRIPTION or "").split("\n\n", 1)[1],
         tables=[table, paper],
         curves=curves,
-        settings=told,
+        settings=settings,
     )
-    tell("written: %s", path)
+    log_on_main("written: %s", path)
 
 
 def _curve(sampling: str, rows: list[Row], batch: int) -> Curve:
@@ -309,5 +277,5 @@ def _curve(sampling: str, rows: list[Row], batch: int) -> Curve:
             values: list[float | None] = list(row.profile.mean[:batch].tolist())
             places = [float(place) for place in range(1, len(values) + 1)]
             series.append(Series(NAMES[row.kind] + alpha, places, values))
-    note = "The first B places; those of a queue go on beyond."
-    return Curve(f"Mean sorted labels, {sampling}", "place", "label", series, note, log_y=True)
+    note = "Only the first B ranks; the ranks of the queue are not shown."
+    return Curve(f"Mean sorted labels, {sampling}", "rank", "label", series, note, log_y=True)

@@ -1,4 +1,4 @@
-"""Pairs of a data set that discriminators judged: what counting and mining leave for others."""
+"""The file of judged pairs, which `count` and `mine` write and other commands read."""
 
 from __future__ import annotations
 
@@ -16,24 +16,23 @@ from lavis_mafa.algorithm.mining import MiningRule
 from lavis_mafa.io.files import atomic_write
 
 FILE = "judged.npz"
-UNKNOWN, INVALID, VALID = -1, 0, 1
-_PREFIX = "probability_"
+UNKNOWN, INVALID, VALID = -1, 0, 1  # ground truth of a pair
+_PREFIX = "probability_"  # of the array of a discriminator in the file
 
 
 @dataclass
 class Judged:
-    """P pairs of an image and a text that are no pair of the data, each once.
+    """P distinct pairs of an image and a text of different samples, with match probabilities.
 
     Attributes:
-        image, text: ``(P,)`` int64, numbers of the samples in the training set whose image and
-            whose text they are.
-        from_image, from_text: ``(P,)`` bool, whether an image nominated the text as its hardest
-            negative, and the reverse; both may be.
-        probability: ``(P,)`` float32 by the discriminator's name, 0 to 1; NaN where it could not
-            judge.
+        image, text: ``(P,)`` int64, numbers in the training set of the samples that the image and
+            the text come from.
+        from_image, from_text: ``(P,)`` bool, whether the text is a hard negative of the image, and
+            whether the image is a hard negative of the text; both can be true.
+        probability: ``(P,)`` float32 by name of the discriminator, 0 to 1; NaN where it could not
+            judge the pair.
         truth: ``(P,)`` int8, `VALID`, `INVALID` or `UNKNOWN`.
-        about: plain values that say where they come from: ``cfg_path``, ``options``, ``low``,
-            ``high``.
+        about: origin of the pairs, as plain values: ``cfg_path``, ``options``, ``low``, ``high``.
     """
 
     image: np.ndarray
@@ -55,38 +54,41 @@ class Judged:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the pairs in their order: which judged file answers belong to."""
+        """SHA-256 of the pairs in their order; labels record it to identify the file."""
         pairs = np.stack([self.image, self.text]).astype("<i8")
         return hashlib.sha256(pairs.tobytes()).hexdigest()
 
     @property
     def thresholds(self) -> tuple[float, float]:
-        """``low`` and ``high`` of what judged them; the paper's where ``about`` does not tell."""
+        """``low`` and ``high`` of the run; the paper's if ``about`` has none."""
         rule = MiningRule()
         low, high = self.about.get("low", rule.low), self.about.get("high", rule.high)
         return float(low), float(high)
 
     @property
     def names(self) -> list[str]:
-        """The discriminators."""
+        """Names of the discriminators."""
         return list(self.probability)
 
-    def of(self, name: str | None) -> np.ndarray:
-        """Probabilities by one discriminator; None: the first.
+    def probability_by(self, name: str | None) -> np.ndarray:
+        """Return the probabilities by a discriminator; None: the first one.
 
         Raises:
-            ValueError: if there is none of that name, with those that there are.
+            ValueError: if there is no such discriminator.
         """
         if name is None and self.probability:
             name = self.names[0]
         if not self.probability:
-            raise ValueError("no discriminator judged these pairs, the truth alone: give --con-d")
+            raise ValueError(
+                "these pairs were judged only by the ground truth, not by a discriminator: run the "
+                "command that wrote them with --con-d"
+            )
         if name not in self.probability:
-            raise ValueError(f"no discriminator {name!r} judged these; there are {self.names}")
+            raise ValueError(f"no discriminator {name!r} judged these pairs; known: {self.names}")
         return self.probability[name]
 
     def rows_of(self, image: np.ndarray, text: np.ndarray) -> np.ndarray:
-        """Rows ``(K,)`` of pairs by the numbers of their samples; -1 if one was not judged."""
+        """Return the rows ``(K,)`` of pairs by sample numbers; -1 if a pair was not judged."""
         highest = [array.max(initial=0) for array in (self.image, self.text, image, text)]
         size = int(max(highest)) + 1
         keys, wanted = pair_keys(self.image, self.text, size), pair_keys(image, text, size)
@@ -98,7 +100,7 @@ class Judged:
         return np.where(keys[rows] == wanted, rows, -1)
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write an ``.npz`` file, whole or not at all."""
+        """Write an ``.npz`` file atomically."""
         columns = {name: getattr(self, name) for name in _COLUMNS}
         columns |= {_PREFIX + name: values for name, values in self.probability.items()}
         with atomic_write(path) as file:
@@ -107,18 +109,18 @@ class Judged:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Judged:
-        """Read what `save` wrote; ``path`` is the file or the folder that holds `FILE`.
+        """Read a file of `save`; ``path`` is the file, or a folder that contains `FILE`.
 
         Raises:
-            FileNotFoundError: there is none.
-            ValueError: it is another file.
+            FileNotFoundError: if there is no such file.
+            ValueError: if it is not a file of judged pairs.
         """
         path = Path(path)
         path = path / FILE if path.is_dir() else path
         if not path.is_file():
             raise FileNotFoundError(
-                f"no judged pairs at {path}: `python -m lavis_mafa.analysis count` or `mine` "
-                f"writes {FILE} into its --output"
+                f"no judged pairs at {path}: `lavis-mafa count` and `lavis-mafa mine` write {FILE} "
+                "into their --output"
             )
         try:
             with np.load(path, allow_pickle=False) as stored:
@@ -133,13 +135,16 @@ class Judged:
                 **{name: columns[name] for name in _COLUMNS}, probability=probability, about=about
             )
         except (KeyError, ValueError, OSError) as error:
-            raise ValueError(f"{path} holds no judged pairs: {error}") from error
+            raise ValueError(f"{path} is not a file of judged pairs: {error}") from error
 
 
 _COLUMNS = ("image", "text", "from_image", "from_text", "truth")
 
 
 def pair_keys(image: np.ndarray, text: np.ndarray, size: int) -> np.ndarray:
-    """``(P,)`` int64, one number for a pair of samples numbered below ``size``, in the order of
-    image, then text."""
+    """Return one number for each pair, ``(P,)`` int64, in the order of image, then text.
+
+    Args:
+        image, text: ``(P,)``, sample numbers below ``size``.
+    """
     return np.asarray(image, np.int64) * size + np.asarray(text, np.int64)

@@ -1,6 +1,7 @@
-"""Usage of vision: what a model's language side predicts with and without the image (GRIT-VLP 5.6).
+"""Predict the tokens of captions with and without their images (usage of vision, GRIT-VLP 5.6).
 
-Hits are counted sample by sample, so that neither the mini-batch nor the number of ranks matters.
+Hits are counted for each sample, so the result depends neither on the mini-batch size nor on the
+number of ranks.
 """
 
 from __future__ import annotations
@@ -18,25 +19,25 @@ from lavis_mafa.algorithm.losses.language import IGNORED, mask_tokens
 from lavis_mafa.models.families import AlbefBackbone, backbone_of
 from lavis_mafa.models.families.base import tokenize
 
-COUNTS = ("asked", "hits_1", "hits_5", "hits_1_without", "hits_5_without")
+COUNTS = ("tokens", "hits_1", "hits_5", "hits_1_without", "hits_5_without")
 Interval = Callable[[np.ndarray, np.ndarray], tuple[float, float]]
-CROSS_ATTENTION = ".crossattention.self"  # as LAVIS's BERTs and Q-Former name it
+CROSS_ATTENTION = ".crossattention.self"  # its name in LAVIS's BERTs and Q-Former
 
 
 @contextmanager
 def without_image(model: torch.nn.Module) -> Iterator[None]:
-    """Let nothing of an image reach the text: every cross-attention adds up nothing.
+    """Hide the image from the text: the weighted sum of every cross-attention is replaced by 0.
 
-    A text token then attends to an empty set: the sum of values is 0, and the layer adds its output
-    projection's bias alone. In BLIP-2 it is the queries that attend to the image.
+    This is attention to an empty set: the layer adds only the bias of its output projection. In
+    BLIP-2 the queries attend to the image, instead of the text.
 
     Raises:
         ValueError: if the model has no cross-attention.
     """
     found = [part for name, part in model.named_modules() if name.endswith(CROSS_ATTENTION)]
     if not found:
-        raise ValueError(f"{type(model).__name__} has no cross-attention to leave out")
-    hooks = [part.register_forward_hook(_nothing_attended) for part in found]
+        raise ValueError(f"{type(model).__name__} has no cross-attention that could be disabled")
+    hooks = [part.register_forward_hook(_zero_attention) for part in found]
     try:
         yield
     finally:
@@ -44,25 +45,28 @@ def without_image(model: torch.nn.Module) -> Iterator[None]:
             hook.remove()
 
 
-def _nothing_attended(part: Any, given: Any, output: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+def _zero_attention(part: Any, given: Any, output: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Forward hook that replaces the output of attention, not its further return values."""
     return torch.zeros_like(output[0]), *output[1:]
 
 
 def mask_captions(
     model: Any, ids: Tensor, mask: Tensor, numbers: np.ndarray, rate: float, seed: int
 ) -> tuple[Tensor, Tensor]:
-    """MLM's masking of captions as in training (80 % [MASK], 10 % random, 10 % left), seeded by
-    sample: the same whatever stands beside it, and what is masked at a rate is at a higher one too.
+    """Mask captions for MLM as in training (80 % [MASK], 10 % random, 10 % unchanged).
+
+    Each sample has its own seed, so its mask does not depend on the mini-batch, and a token that is
+    masked at one rate is also masked at every higher rate.
 
     Args:
-        model: an ALBEF; its tokenizer and vocabulary are used.
+        model: an ALBEF, with its tokenizer and vocabulary.
         ids, mask: ``(B, L)``.
-        numbers: ``(B,)``, the samples' numbers.
+        numbers: ``(B,)``, sample numbers.
         rate: share of tokens to predict, 0 to 1.
         seed: of the whole measurement.
 
     Returns:
-        ``(B, L)`` ids and targets on the CPU, targets `IGNORED` where nothing is to be predicted.
+        ``(B, L)`` ids and targets on the CPU, targets `IGNORED` where no token is predicted.
     """
     tokenizer = model.tokenizer
     masked, targets = ids.cpu().clone(), torch.full(ids.shape, IGNORED)
@@ -81,25 +85,25 @@ def mask_captions(
     return masked, targets
 
 
-class Reader:
+class TokenPredictor:
     """Predicts the tokens of captions with and without their images.
 
-    ALBEF fills in masked tokens (MLM); BLIP and BLIP-2 say every next token (LM), for which there
-    are no rates.
+    ALBEF predicts masked tokens (MLM); BLIP and BLIP-2 predict every next token (LM), without
+    masking rates.
 
     Args:
-        model: has a language head.
+        model: a model with a language head.
         seed: of masking.
 
     Raises:
-        ValueError: if the model is of no known family or has no language head.
+        ValueError: if the family of the model is unknown, or it has no language head.
     """
 
     def __init__(self, model: Any, seed: int = 0) -> None:
         try:
             self.backbone: Backbone = backbone_of(model)
         except TypeError as error:
-            raise ValueError(f"usage of vision needs ALBEF, BLIP or BLIP-2: {error}") from error
+            raise ValueError(f"expected a model of ALBEF, BLIP or BLIP-2: {error}") from error
         self.model, self.seed = model, seed
         self.masks = isinstance(self.backbone, AlbefBackbone)
         names = ("text_encoder",) if self.masks else ("text_decoder", "Qformer")
@@ -108,24 +112,24 @@ class Reader:
         self.head: Any = next((head for head in heads if head is not None), None)
         if self.head is None:
             raise ValueError(
-                f"{type(model).__name__} has no language head to ask: take a model for "
-                "pre-training, such as albef_mafa"
+                f"{type(model).__name__} has no language head: use a model for pre-training, such "
+                "as albef_mafa"
             )
 
     def count(
         self, images: Tensor, captions: Sequence[str], numbers: np.ndarray, rates: Sequence[Any]
     ) -> Tensor:
-        """`COUNTS` ``(R, 5, B)`` int64 of a mini-batch's samples at R rates.
+        """Return `COUNTS` ``(R, 5, B)`` int64 of the samples of a mini-batch at R rates.
 
         Args:
             images: ``(B, 3, H, W)``.
-            numbers: ``(B,)``, the samples' numbers.
-            rates: shares of tokens to mask; ``[None]`` for LM.
+            numbers: ``(B,)``, sample numbers.
+            rates: masking rates, 0 to 1; ``[None]`` for LM.
         """
         tokens = tokenize(self.model, captions, None)
         texts = Texts(tokens.input_ids, tokens.attention_mask)
         seen = self.backbone.encode_images(images)
-        asked_for = []
+        queries = []
         for rate in rates:
             ids, targets = texts.ids, texts.ids.masked_fill(texts.mask == 0, IGNORED)
             if self.masks:
@@ -133,52 +137,55 @@ class Reader:
                     self.model, texts.ids, texts.mask, numbers, rate, self.seed
                 )
             else:
-                targets[:, 0] = IGNORED  # nothing stands before it
-            asked_for.append((Texts(ids.to(images.device), texts.mask), targets.to(images.device)))
-        found = [self._hits(seen, *one) for one in asked_for]
+                targets[:, 0] = IGNORED  # the first token has no context to predict it from
+            queries.append((Texts(ids.to(images.device), texts.mask), targets.to(images.device)))
+        found = [self._hits(seen, *one) for one in queries]
         with without_image(self.model):
-            # BLIP-2's queries look at the image here.
+            # Encoded again: BLIP-2's queries attend to the image while it is encoded.
             unseen = self.backbone.encode_images(images, seen=seen.seen)
-            blind = [self._hits(unseen, *one)[1:] for one in asked_for]
+            blind = [self._hits(unseen, *one)[1:] for one in queries]
         return torch.stack([torch.cat(pair) for pair in zip(found, blind, strict=True)])
 
     def _hits(self, images: Images, texts: Texts, targets: Tensor) -> Tensor:
-        """``(3, B)``: tokens asked, and those among the first and the first five guesses."""
-        asked = targets != IGNORED
-        guesses = self._logits(images, texts, asked).topk(5, dim=1).indices
-        right = guesses == targets[asked][:, None]
-        row = torch.nonzero(asked)[:, 0]
+        """Count for each sample ``(3, B)`` the target tokens, and the top-1 and the top-5 hits."""
+        predicted = targets != IGNORED
+        guesses = self._logits(images, texts, predicted).topk(5, dim=1).indices
+        right = guesses == targets[predicted][:, None]
+        row = torch.nonzero(predicted)[:, 0]
         counted = torch.zeros(3, len(targets), dtype=torch.int64, device=targets.device)
         counted[0].index_add_(0, row, torch.ones_like(row))
         counted[1].index_add_(0, row, right[:, 0].long())
         counted[2].index_add_(0, row, right.any(dim=1).long())
         return counted
 
-    def _logits(self, images: Images, texts: Texts, asked: Tensor) -> Tensor:
-        """``(T, V)`` at the T tokens asked for, in the order of rows."""
+    def _logits(self, images: Images, texts: Texts, predicted: Tensor) -> Tensor:
+        """Return the logits ``(T, V)`` at the T predicted tokens, row by row."""
         backbone: Any = self.backbone
         if self.masks:
-            return backbone._predict(texts.ids, texts.mask, images.embeds, asked)
-        told: list[Tensor] = []
-        hook = self.head.register_forward_hook(lambda part, given, output: told.append(output))
+            return backbone._predict(texts.ids, texts.mask, images.embeds, predicted)
+        # The driver returns only losses; a hook on the head collects the logits.
+        logits: list[Tensor] = []
+        hook = self.head.register_forward_hook(lambda part, args, output: logits.append(output))
         try:
             every = torch.arange(len(texts.ids), device=texts.ids.device)
             backbone.language_losses(images, texts, every, every)
         finally:
             hook.remove()
-        return told[0].float()
+        return logits[0].float()
 
 
 def share_of(
     hits: np.ndarray, counts: np.ndarray, clusters: np.ndarray, interval: Interval
 ) -> dict[str, float]:
-    """``hits.sum() / counts.sum()`` as ``share``, its 95 % interval as ``low`` and ``high``; NaN
-    without counts.
+    """Return ``hits.sum() / counts.sum()`` as ``share``, with its 95 % interval ``low``, ``high``.
+
+    All are NaN if the counts are 0.
 
     Args:
-        hits, counts: ``(S,)`` per sample.
-        clusters: ``(S,)`` int64, equal for what is not independent: the image of every sample.
-        interval: of `lavis_mafa.analysis.intervals`: `clustered` for shares of 0 to 1, or `ratio`.
+        hits, counts: ``(S,)`` for each sample.
+        clusters: ``(S,)`` int64, equal for samples that are not independent, such as the image id.
+        interval: from `lavis_mafa.metrics.intervals`: `clustered` for shares of 0 to 1, `ratio` for
+            values that may be negative.
     """
     total = counts.sum()
     if not total:

@@ -1,0 +1,62 @@
+"""Count false negatives among the hard negatives of random and grouped mini-batches
+(MAFA Tables 1 and 9, Figures 2 and 5).
+
+All samples are encoded once by a checkpoint. For each mini-batch size and search space, one epoch
+of mini-batches is formed, and the hardest negatives in it are judged by each discriminator, and by
+the ground truth where the data set knows it. Nothing is trained. Rerun the command with the same
+--output to resume; under torch.distributed.run the ranks share the work.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from lavis_mafa.analysis.commands.arguments import add_con_d_argument, add_config_arguments
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
+    add_config_arguments(parser)
+    add_con_d_argument(parser)
+    parser.add_argument("--output", type=Path, required=True, help="folder for the results")
+    parser.add_argument(
+        "--sampling",
+        nargs="+",
+        choices=["random", "grit"],
+        default=["random", "grit"],
+        help="how mini-batches are formed (default: both)",
+    )
+    parser.add_argument(
+        "--batch-sizes", nargs="+", type=int, metavar="B", help="(default: the config's)"
+    )
+    parser.add_argument(
+        "--search-spaces", nargs="+", type=int, metavar="M", help="(default: the config's)"
+    )
+    parser.add_argument(
+        "--sample",
+        type=int,
+        help="draw this many samples at random, at least the largest search space (default: all)",
+    )
+    parser.add_argument(
+        "--threshold",
+        type=float,
+        default=0.5,
+        help="a pair with a higher probability is classified as a match (default: 0.5)",
+    )
+    parser.add_argument(
+        "--correction",
+        type=Path,
+        help="output of `lavis-mafa label correct`: also print the shares multiplied by the share "
+        "of matches that annotators confirmed",
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, help="of the sample and the mini-batches (default: 0)"
+    )
+
+
+def run(args: argparse.Namespace) -> None:
+    """Count and write ``counts.json``, ``counts.md``, ``report.html`` and ``judged.npz``."""
+    from lavis_mafa.analysis.count import count_false_negatives
+
+    count_false_negatives(args)

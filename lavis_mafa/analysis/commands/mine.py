@@ -1,0 +1,61 @@
+"""Write the connections that Con-D finds among hard negatives as new training pairs (MAFA 4.1, and
+the recipe "ECM-6M" of Table 20).
+
+One pass over the data: samples are encoded by a checkpoint and grouped into mini-batches (GRIT),
+and the hardest negatives of every image and text are judged by Con-D. Every pair with a probability
+above the threshold becomes a new pair. Nothing is trained. Rerun the command with the same --output
+to resume; under torch.distributed.run the ranks share the work.
+
+Files in --output: mined.json (the new pairs with their scores), augmented.json (the data and the
+new pairs: ECM-6M), repeated.json (control: the data and as many of its own pairs, repeated),
+dataset.yaml (config to train on them), mine.json (counts of each filter), judged.npz, report.html;
+with --shards also the augmented data as tar shards.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from lavis_mafa.analysis.commands.arguments import add_con_d_argument, add_config_arguments
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
+    add_config_arguments(parser)
+    add_con_d_argument(parser)
+    parser.add_argument("--output", type=Path, required=True, help="folder for the results")
+    parser.add_argument(
+        "--sampling",
+        choices=["grit", "random"],
+        default="grit",
+        help="how mini-batches are formed (default: grit)",
+    )
+    parser.add_argument("--batch-size", type=int, metavar="B", help="(default: the config's)")
+    parser.add_argument("--search-space", type=int, metavar="M", help="(default: the config's)")
+    parser.add_argument("--passes", type=int, default=1, help="epochs of mini-batches (default: 1)")
+    parser.add_argument(
+        "--top-k", type=int, help="candidates of an anchor to judge (default: the config's)"
+    )
+    parser.add_argument(
+        "--threshold",
+        type=float,
+        help="a pair with a higher probability is new (default: the config's connections.high)",
+    )
+    parser.add_argument("--limit", type=int, help="keep only this many, the most probable ones")
+    parser.add_argument(
+        "--shards", action="store_true", help="also write the augmented data as tar shards"
+    )
+    parser.add_argument(
+        "--per-shard", type=int, default=10000, help="samples in a shard (default: 10000)"
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, help="of the mini-batches and the control (default: 0)"
+    )
+
+
+def run(args: argparse.Namespace) -> None:
+    """Mine connections and write them as training data."""
+    from lavis_mafa.analysis.mine import mine_connections
+
+    mine_connections(args)

@@ -1,0 +1,282 @@
+"""Metrics of a binary classifier of pairs: precision, recall, ROC, calibration, bins.
+
+A pair is classified as a match if its probability is above the threshold, the same rule as in
+`MiningRule.states`. A weight is the number of pairs of the population that a sampled pair
+represents.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from lavis_mafa.metrics.intervals import wilson
+
+TENTHS = 10
+
+
+@dataclass
+class Sweep:
+    """Counts at every threshold that changes the classification, from few matches to all.
+
+    Attributes:
+        threshold: ``(K,)`` descending, one for each distinct probability: half-way between it and
+            the next lower one, the last half-way to 0 (below 0 if some probability is 0).
+        called: ``(K,)`` weight of the pairs classified as a match.
+        hits: ``(K,)`` weight of the true matches among them.
+        valid, total: weight of the true matches, and of all pairs.
+    """
+
+    threshold: np.ndarray
+    called: np.ndarray
+    hits: np.ndarray
+    valid: float
+    total: float
+
+    @property
+    def precision(self) -> np.ndarray:
+        """Return the precision ``(K,)``."""
+        return self.hits / self.called
+
+    @property
+    def recall(self) -> np.ndarray:
+        """Return the recall ``(K,)``, NaN if no pair matches."""
+        return self.hits / self.valid if self.valid else np.full(len(self.hits), np.nan)
+
+    @property
+    def f1(self) -> np.ndarray:
+        """Return F1 ``(K,)``."""
+        return 2 * self.hits / (self.called + self.valid)
+
+    @property
+    def false_positive_rate(self) -> np.ndarray:
+        """Return the false positive rate ``(K,)``, NaN if all pairs match."""
+        others = self.total - self.valid
+        wrong = self.called - self.hits
+        return wrong / others if others else np.full(len(wrong), np.nan)
+
+    def average_precision(self) -> float | None:
+        """Return the mean precision over the increments of recall; None if no pair matches."""
+        if not self.valid:
+            return None
+        return float((self.precision * np.diff(self.recall, prepend=0.0)).sum())
+
+    def roc_area(self) -> float | None:
+        """Return the area under the ROC curve, see `area_under_roc`; None unless there are pairs of
+        both classes."""
+        if not self.valid or self.valid == self.total:
+            return None
+        return _area(self.called, self.hits)
+
+    def best_f1(self) -> tuple[float, float] | None:
+        """Return the threshold (at least 0) with the highest F1 and this F1.
+
+        Of several such thresholds the highest is returned; None if there is none, or no pair
+        matches.
+        """
+        allowed = self.threshold >= 0
+        if not self.valid or not allowed.any():
+            return None
+        best = int(np.argmax(np.where(allowed, self.f1, -1.0)))
+        return float(self.threshold[best]), float(self.f1[best])
+
+
+def sweep(probability: np.ndarray, valid: np.ndarray, weight: np.ndarray | None = None) -> Sweep:
+    """Count matches at every threshold at once.
+
+    Args:
+        probability: ``(P,)``, 0 to 1.
+        valid: ``(P,)`` bool, whether the pairs match; or 0 to 1, the share of annotators who say
+            that they match.
+        weight: ``(P,)`` above 0; None: 1 each.
+
+    Raises:
+        ValueError: if a value is NaN or the shapes differ.
+    """
+    original = np.asarray(probability)
+    probability, valid, weight = _checked(probability, valid, weight)
+    distinct, called, hits = _cumulative(original, valid, weight)
+    # Computed in the precision of the probabilities (float32 or float64). There the middle of two
+    # neighbouring values can round up to the upper one, which must stay above the threshold.
+    lower = np.concatenate([np.zeros(1, distinct.dtype), distinct[:-1]])
+    middle = lower + (distinct - lower) / 2
+    threshold = np.where(middle < distinct, middle, lower)[::-1].astype(np.float64)
+    if len(threshold) and distinct[0] == 0:
+        threshold[-1] = -1.0  # a probability of 0 is not above a threshold of 0
+    return Sweep(threshold, called, hits, float((weight * valid).sum()), float(weight.sum()))
+
+
+def area_under_roc(scores: np.ndarray, relevant: np.ndarray) -> float:
+    """Return the probability that a relevant pair scores above an irrelevant one, 0 to 1.
+
+    A tie counts as one half.
+
+    Args:
+        scores, relevant: ``(P,)``; scores may be any finite numbers.
+
+    Raises:
+        ValueError: unless there are relevant and irrelevant pairs.
+    """
+    relevant = np.asarray(relevant, bool)
+    positives, negatives = int(relevant.sum()), int((~relevant).sum())
+    if not positives or not negatives:
+        raise ValueError(f"need relevant and irrelevant pairs, got {positives} and {negatives}")
+    _, called, hits = _cumulative(np.asarray(scores), relevant, np.ones(len(relevant)))
+    return _area(called, hits)
+
+
+def _cumulative(
+    scores: np.ndarray, relevant: np.ndarray, weight: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the K distinct scores, ascending, and for each from the highest to the lowest the
+    weight ``(K,)`` of the pairs, and of the relevant pairs, that score at least as high."""
+    distinct, row = np.unique(scores, return_inverse=True)
+    called = np.bincount(row, weight, len(distinct))[::-1].cumsum()
+    hits = np.bincount(row, weight * relevant, len(distinct))[::-1].cumsum()
+    return distinct, called, hits
+
+
+def _area(called: np.ndarray, hits: np.ndarray) -> float:
+    """Return the area under the ROC curve by trapezoids, which count a tie as one half."""
+    false = called - hits
+    heights = hits + np.concatenate([[0.0], hits[:-1]])
+    # One division, at the end: with weights of 1 both sums are exact.
+    return float((np.diff(false, prepend=0.0) * heights).sum() / (2 * false[-1] * hits[-1]))
+
+
+@dataclass
+class Figures:
+    """Metrics at one threshold; shares are 0 to 1, None where the denominator is 0.
+
+    Attributes:
+        called: share of pairs classified as a match.
+        precision, recall, f1: of this classification.
+        precision_low, precision_high, recall_low, recall_high: 95 % Wilson intervals that treat
+            pairs as independent; unequal weights reduce the number of draws (Kish's effective
+            sample size).
+        pairs, matches: number of pairs classified as a match, and of true matches among them, in
+            the sample (without weights).
+    """
+
+    threshold: float
+    called: float
+    precision: float | None
+    precision_low: float
+    precision_high: float
+    recall: float | None
+    recall_low: float
+    recall_high: float
+    f1: float | None
+    pairs: int
+    matches: float
+
+
+def figures_at(
+    threshold: float,
+    probability: np.ndarray,
+    valid: np.ndarray,
+    weight: np.ndarray | None = None,
+) -> Figures:
+    """Return precision, recall and F1 at one threshold; arguments as in `sweep`."""
+    called = probability > threshold
+    probability, valid, weight = _checked(probability, valid, weight)
+    precision, precision_low, precision_high = weighted_share(valid[called], weight[called])
+    some = valid > 0
+    recall, recall_low, recall_high = weighted_share(called[some], (weight * valid)[some])
+    both = (weight * called).sum() + (weight * valid).sum()
+    return Figures(
+        threshold=float(threshold),
+        called=float((weight * called).sum() / weight.sum()) if len(weight) else 0.0,
+        precision=precision,
+        precision_low=precision_low,
+        precision_high=precision_high,
+        recall=recall,
+        recall_low=recall_low,
+        recall_high=recall_high,
+        f1=float(2 * (weight * called * valid).sum() / both) if both else None,
+        pairs=int(called.sum()),
+        matches=float(valid[called].sum()),
+    )
+
+
+def weighted_share(
+    hit: np.ndarray, weight: np.ndarray | None = None
+) -> tuple[float | None, float, float]:
+    """Return the weighted mean of ``hit`` ``(P,)``, 0 to 1, and its 95 % interval.
+
+    Returns:
+        Mean, low, high; (None, 0, 1) if ``hit`` is empty.
+    """
+    hit = np.asarray(hit, float)
+    weight = np.ones(len(hit)) if weight is None else weight
+    if not len(hit):
+        return None, 0.0, 1.0
+    share = min(1.0, float((hit * weight).sum() / weight.sum()))
+    draws = float(weight.sum() ** 2 / (weight**2).sum())  # Kish's effective sample size
+    return share, *wilson(share * draws, draws)
+
+
+@dataclass
+class Calibration:
+    """Reliability diagram: share of true matches among pairs of similar probability.
+
+    Attributes:
+        mean, share: ``(10,)`` mean probability and share of matches by bin (`bin_of`), NaN where a
+            bin is empty.
+        pairs: ``(10,)`` int64, the number of pairs by bin.
+        error: expected calibration error: weighted mean of ``|mean - share|``, 0 to 1.
+    """
+
+    mean: np.ndarray
+    share: np.ndarray
+    pairs: np.ndarray
+    error: float
+
+
+def calibrate(
+    probability: np.ndarray, valid: np.ndarray, weight: np.ndarray | None = None
+) -> Calibration:
+    """Return the calibration in ten bins; arguments as in `sweep`."""
+    place = bin_of(probability)
+    probability, valid, weight = _checked(probability, valid, weight)
+    pairs = np.bincount(place, minlength=TENTHS)
+    mass = np.bincount(place, weight, TENTHS)
+    with np.errstate(invalid="ignore"):
+        mean = np.bincount(place, weight * probability, TENTHS) / mass
+        share = np.bincount(place, weight * valid, TENTHS) / mass
+    error = np.nansum(mass * np.abs(mean - share)) / mass.sum() if mass.sum() else 0.0
+    return Calibration(mean, share, pairs, float(error))
+
+
+def bin_of(probability: np.ndarray, bins: int = TENTHS) -> np.ndarray:
+    """Return the bin ``(P,)`` int64 of each probability.
+
+    Bin k holds ``k / bins < p <= (k + 1) / bins``, the first also p = 0. A threshold that is the
+    edge of a bin therefore separates bins exactly as ``p > threshold`` separates pairs.
+    """
+    return interval_of(probability, np.arange(1, bins) / bins)
+
+
+def interval_of(probability: np.ndarray, edges: np.ndarray) -> np.ndarray:
+    """Return for each probability the number ``(P,)`` of ascending ``edges`` that it is above."""
+    probability = np.asarray(probability)
+    # Edges in the precision of the probabilities: a float32 0.8 is larger than the float64 0.8,
+    # but it is not above a threshold of 0.8.
+    return np.searchsorted(np.asarray(edges).astype(probability.dtype), probability, side="left")
+
+
+def _checked(
+    probability: np.ndarray, valid: np.ndarray, weight: np.ndarray | None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    probability, valid = np.asarray(probability, np.float64), np.asarray(valid, np.float64)
+    weight = np.ones(len(probability)) if weight is None else np.asarray(weight, np.float64)
+    if not probability.shape == valid.shape == weight.shape or probability.ndim != 1:
+        raise ValueError(
+            f"expected (P,) of probabilities, truths and weights, got {probability.shape}, "
+            f"{valid.shape}, {weight.shape}"
+        )
+    shares = np.concatenate([probability, valid])
+    if not ((shares >= 0) & (shares <= 1)).all() or not (weight > 0).all():
+        raise ValueError("probabilities and truths must be 0 to 1 without NaN, weights above 0")
+    return probability, valid, weight
