@@ -79,8 +79,8 @@ def mine_connections(args: argparse.Namespace) -> None:
     by_truth = not con_ds and (mafa.get("con_d") or {}).get("arch") == ORACLE
     if len(con_ds) != 1 and not by_truth:
         raise ValueError(
-            f"got {', '.join(con_ds) or 'no'} Con-D, expected exactly one: set model.mafa.con_d, "
-            "or give --con-d con_d.arch=... with a single name"
+            f"mining needs exactly one Con-D, got {', '.join(con_ds) or 'none'}: set "
+            "model.mafa.con_d, or give --con-d con_d.arch=... with a single name"
         )
     run_cfg = loaded.cfg.run_cfg
     space = args.search_space or int(run_cfg.grit.search_space)

@@ -273,7 +273,7 @@ def test_a_sample_is_a_part_of_the_data(models, tmp_path, caplog):
         assert one["estimated"] == round(one["share"] * SIZE)
     few = arguments("count", tmp_path / "few", models[0], "--sample", 20, *LISTS)
     assert main([str(a) for a in few]) == 1
-    assert "less than the search space" in caplog.text
+    assert "smaller than the search space" in caplog.text
 
 
 def test_wrong_discriminators_are_all_told(models, tmp_path, caplog):

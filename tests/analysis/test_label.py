@@ -113,7 +113,7 @@ def test_drawn_pairs_are_allowed_and_distinct(probability, count, above):
 
 @pytest.mark.parametrize("above", [-0.1, 1.0, float("nan")])
 def test_what_is_no_threshold_is_refused(above):
-    with pytest.raises(ValueError, match="cannot be drawn"):
+    with pytest.raises(ValueError, match="expected at least 0 and below 1"):
         draw(np.array([0.9], np.float32), 1, above, 0)
 
 
@@ -231,14 +231,17 @@ def test_by_probability_and_weighted(tmp_path):
 @pytest.mark.parametrize(
     "changes, message",
     [
-        ({"kind": "other"}, "holds kind 'other'"),
+        ({"kind": "other"}, "has kind 'other'"),
         ({"version": 2}, "has version 2"),
         ({"labels": [{"image": 0, "text": 3, "answer": "maybe"}]}, "maybe"),
         ({"labels": [{"image": 0, "answer": "yes"}]}, "no 'text'"),
         ({"labels": [{"image": -1, "text": 3, "answer": "yes"}]}, "-1, expected int"),
         ({"labels": [{"image": True, "text": 3, "answer": "yes"}]}, "True, expected int"),
         ({"labels": [{"image": 0, "text": 3, "answer": "yes"}] * 2}, "two answers"),
-        ({"labels": [{"image": 0, "text": 3, "answer": "unsure"}]}, "no pair"),
+        (
+            {"labels": [{"image": 0, "text": 3, "answer": "unsure"}]},
+            "no match was answered yes or no",
+        ),
         ({"labels": None}, "damaged"),
         ({"drawn": {"strata": []}}, "no 'above'"),
         ({"page": 5}, "5, expected str"),

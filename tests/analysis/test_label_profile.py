@@ -277,9 +277,9 @@ def test_the_command_on_photographs(tmp_path, photographs):
 @pytest.mark.parametrize(
     ("more", "told"),
     [
-        (("--top", "16"), "--top must be"),
-        (("--alpha", "1.5"), "--alpha must be"),
-        (("--convert",), "names no model.mafa.con_d"),
+        (("--top", "16"), "--top 16: expected"),
+        (("--alpha", "1.5"), "--alpha [1.5]: expected"),
+        (("--convert",), "--convert needs a Con-D"),
         (("--batch-size", "500"), "do not fill a mini-batch"),
     ],
 )

@@ -230,7 +230,7 @@ def key(record):
 def test_two_con_ds_are_refused(models, tmp_path, caplog):
     two = ["--con-d", *con_d("a", models[0]), *con_d("b", models[1])]
     assert main(arguments("mine", tmp_path, models[0], *two)) == 1
-    assert "needs one Con-D, got a, b" in caplog.text
+    assert "needs exactly one Con-D, got a, b" in caplog.text
 
 
 class FewPairs:
@@ -301,7 +301,7 @@ def test_shards_of_other_pairs_are_refused(by_model, models, tmp_path, caplog):
 def test_nothing_found_is_told(by_model, models, tmp_path, caplog):
     more = [*MINING, "--threshold", 0.99999999, "--con-d", *con_d("a", models[1])]
     call(*arguments("mine", tmp_path, models[0], *more))
-    assert "nothing is new" in caplog.text
+    assert "there are no new pairs" in caplog.text
     assert read(tmp_path) == [] and read(tmp_path, "mine.json")["precision, 95 %"] is None
 
 

@@ -74,12 +74,12 @@ def test_a_run_that_is_still_writing(tmp_path):
     )
     path = report_of_run(read_run(folder), tmp_path / "report.html")
     text = path.read_text(encoding="utf-8")
-    assert "0 of 2, not at its end" in text and "2.50" in text
+    assert "0 of 2, incomplete" in text and "2.50" in text
     empty = write_log(tmp_path / "new", "")
     assert "<h1>Training run: new" in report_of_run(
         read_run(empty), tmp_path / "new.html"
     ).read_text(encoding="utf-8")
-    with pytest.raises(FileNotFoundError, match="no log.jsonl"):
+    with pytest.raises(FileNotFoundError, match="log.jsonl does not exist"):
         read_run(tmp_path / "nowhere")
 
 

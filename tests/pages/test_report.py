@@ -404,7 +404,7 @@ def test_a_card_holds_what_was_judged(tmp_path):
     ("wrong", "message"),
     [
         ({"direction": "image"}, "direction .* is 'image', expected one of i2t, t2i"),
-        ({"state": "kept"}, "state .* is 'kept', expected one of positive, ambiguous, negative"),
+        ({"state": "kept"}, "state .* is 'kept', expected one of negative, ambiguous, positive"),
         ({"probability": 3.2}, "is 3.2, expected 0 to 1"),
         ({"probability": math.nan}, "is nan, expected 0 to 1"),
     ],

@@ -146,7 +146,7 @@ def test_a_run_whose_data_are_gone_still_has_its_page(run, tmp_path):
     (folder / "log.jsonl").write_text(lines + '{"kind": "step", "epo')  # still writing
     data, text = page_of(folder)
     assert data["images"] == [] and len(data["cards"]) > 10
-    assert "The data could not be opened here" in text and "caption of sample" in str(data["cards"])
+    assert "The data could not be loaded" in text and "caption of sample" in str(data["cards"])
 
 
 def test_tensorboard_has_histograms_and_pictures(run):
@@ -255,5 +255,5 @@ def test_a_folder_without_anything_names_those_below(tmp_path, caplog):
     (tmp_path / "job").mkdir()
     (tmp_path / "job" / "log.jsonl").write_text("")
     assert main(["report", str(tmp_path)]) == 1
-    assert "holds neither a run (log.jsonl) nor judged pairs" in caplog.text
+    assert "contains neither a run (log.jsonl) nor judged pairs" in caplog.text
     assert str(tmp_path / "job") in caplog.text
