@@ -1,4 +1,4 @@
-"""Count false negatives among hard negatives; the command is described in `commands.count`."""
+"""Count false negatives among hard negatives; the command is described in `lavis_mafa.commands.count`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 from lavis.common.dist_utils import is_main_process
 
-from lavis_mafa.analysis.commands.arguments import require_range
 from lavis_mafa.analysis.features import Features, make_features
 from lavis_mafa.analysis.hard_negatives import (
     HardNegatives,
@@ -30,6 +29,7 @@ from lavis_mafa.analysis.judging import (
 )
 from lavis_mafa.analysis.loading import ModelAndData, data_source, load_model_and_data
 from lavis_mafa.analysis.quality.correction import Correction, read_correction
+from lavis_mafa.commands.arguments import require_range
 from lavis_mafa.io.files import write_json, write_text
 from lavis_mafa.metrics.intervals import clustered
 from lavis_mafa.pages.report import Curve, Series, Table

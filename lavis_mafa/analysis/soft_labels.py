@@ -1,4 +1,4 @@
-"""Measure how soft labels of ITC are distributed; described in `commands.profile`."""
+"""Measure how soft labels of ITC are distributed; described in `lavis_mafa.commands.profile`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from lavis_mafa.algorithm.grit import grouped_plan
 from lavis_mafa.algorithm.mining import Judge, find_connections
 from lavis_mafa.algorithm.pickers import function_of, hardest
 from lavis_mafa.algorithm.step import StepSettings
-from lavis_mafa.analysis.commands.profile import __doc__ as DESCRIPTION
 from lavis_mafa.analysis.features import make_features
 from lavis_mafa.analysis.hard_negatives import Sampling, order_of
 from lavis_mafa.analysis.label_profile import LabelProfile, Stream, labels_of
@@ -26,6 +25,7 @@ from lavis_mafa.analysis.loading import (
     load_model_and_data,
     log_on_main,
 )
+from lavis_mafa.commands.profile import __doc__ as DESCRIPTION
 from lavis_mafa.io.files import write_json, write_text
 from lavis_mafa.models.con_d.build import build_discriminator
 from lavis_mafa.models.con_d.discriminator import Oracle

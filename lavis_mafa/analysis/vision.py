@@ -1,4 +1,4 @@
-"""Measure the usage of vision; the command is described in `commands.vision`."""
+"""Measure the usage of vision; the command is described in `lavis_mafa.commands.vision`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import torch.distributed as dist
 from lavis.common.dist_utils import get_rank, get_world_size, is_main_process
 from tqdm import tqdm
 
-from lavis_mafa.analysis.commands.vision import __doc__ as DESCRIPTION
 from lavis_mafa.analysis.loading import (
     ModelAndData,
     data_source,
@@ -21,6 +20,7 @@ from lavis_mafa.analysis.loading import (
     log_on_main,
 )
 from lavis_mafa.analysis.token_prediction import COUNTS, TokenPredictor, share_of
+from lavis_mafa.commands.vision import __doc__ as DESCRIPTION
 from lavis_mafa.io.checkpoints import left_random
 from lavis_mafa.io.files import write_json, write_text
 from lavis_mafa.metrics.intervals import clustered, ratio

@@ -1,1 +1,1 @@
-"""Subcommands of ``lavis-mafa`` that no other room holds; `lavis_mafa.cli` lists all of them."""
+"""The subcommands of ``lavis-mafa``; `lavis_mafa.cli` lists them."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 
 
 def add_options(parser: argparse.ArgumentParser, required: bool = True) -> None:
@@ -19,3 +20,55 @@ def add_options(parser: argparse.ArgumentParser, required: bool = True) -> None:
         metavar="key=value",
         help="settings that override the config's, such as run.max_epoch=5",
     )
+
+
+def add_data_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add ``--cfg-path``, ``--options`` and ``--split``."""
+    add_options(parser)
+    parser.add_argument(
+        "--split",
+        default="train",
+        help="split to read (default: train); of an evaluation split, every caption with its image",
+    )
+
+
+def add_config_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add ``--cfg-path``, ``--options``, ``--split`` and ``--checkpoint``."""
+    add_data_arguments(parser)
+    parser.add_argument(
+        "--checkpoint", help="weights of the model (default: the weights that the config names)"
+    )
+
+
+def add_con_d_argument(parser: argparse.ArgumentParser) -> None:
+    """Add ``--con-d``."""
+    parser.add_argument(
+        "--con-d",
+        nargs="+",
+        default=[],
+        metavar="NAME.key=value",
+        help="discriminators by name, with the keys of model.mafa.con_d, such as "
+        "blip.arch=blip_retrieval blip.model_type=coco mine.arch=albef_mafa mine.checkpoint=PATH "
+        "(default: model.mafa.con_d of the config)",
+    )
+
+
+def require_range(args: argparse.Namespace, **bounds: tuple[float, ...]) -> None:
+    """Check that numbers of the command line are in range; None is accepted.
+
+    Args:
+        bounds: by argument, the minimum and optionally an upper bound that is excluded.
+
+    Raises:
+        ValueError: naming all arguments that are out of range.
+    """
+    wrong = []
+    for name, (low, *high) in bounds.items():
+        given = getattr(args, name)
+        for value in given if isinstance(given, list) else [given]:
+            if value is not None and not low <= value < (high[0] if high else math.inf):
+                upper = f" and below {high[0]:g}" if high else ""
+                option = f"--{name.replace('_', '-')}"
+                wrong.append(f"{option} {value}: expected at least {low:g}{upper}")
+    if wrong:
+        raise ValueError("; ".join(wrong))

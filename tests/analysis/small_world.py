@@ -10,7 +10,7 @@ import torch
 from conftest import ROOT, mini_batch
 
 from lavis_mafa import load_model
-from lavis_mafa.analysis.__main__ import main
+from lavis_mafa.cli import main
 from lavis_mafa.models.con_d.discriminator import ModelDiscriminator
 
 CONFIG = str(ROOT / "projects/mafa/train/albef_toy.yaml")
@@ -54,7 +54,7 @@ def call_ranks(ranks, *args):
     """Run a command as a program of its own on several ranks; what it said."""
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
     done = subprocess.run(
-        [sys.executable, *(launcher if ranks > 1 else []), "-m", "lavis_mafa.analysis", *args],
+        [sys.executable, *(launcher if ranks > 1 else []), "-m", "lavis_mafa", *args],
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,

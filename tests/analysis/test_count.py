@@ -15,12 +15,12 @@ from small_world import CONFIG, SIZE, arguments, call, call_ranks, con_d, save_m
 
 from lavis_mafa.analysis import count as counting
 from lavis_mafa.analysis import judging
-from lavis_mafa.analysis.__main__ import main
 from lavis_mafa.analysis.features import Features, make_features
 from lavis_mafa.analysis.hard_negatives import Sampling, hardest_negatives, order_of, samplings
 from lavis_mafa.analysis.judged_pairs import Judged
 from lavis_mafa.analysis.loading import load_model_and_data
 from lavis_mafa.analysis.quality.correction import CORRECTION, Correction
+from lavis_mafa.cli import main
 from lavis_mafa.datasets import TrainingSet
 from lavis_mafa.models.con_d.build import build_discriminator
 from lavis_mafa.toyworld import ToyScenesBuilder

@@ -17,12 +17,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from lavis_mafa.analysis.__main__ import main
-from lavis_mafa.analysis.commands import label as command
 from lavis_mafa.analysis.judged_pairs import UNKNOWN, Judged
 from lavis_mafa.analysis.quality.correction import CORRECTION, correction_of, read_correction
 from lavis_mafa.analysis.quality.label_page import write_label_page
 from lavis_mafa.analysis.quality.labels import LABELS, VERSION, draw, read_labels
+from lavis_mafa.cli import main
+from lavis_mafa.commands import label as command
 from lavis_mafa.metrics.intervals import wilson
 from lavis_mafa.pages.html import data_uri, fill, script_json
 

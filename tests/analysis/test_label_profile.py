@@ -20,9 +20,9 @@ from lavis_mafa.algorithm.losses.contrastive import contrastive_loss
 from lavis_mafa.algorithm.mining import find_connections
 from lavis_mafa.algorithm.pickers import hardest
 from lavis_mafa.algorithm.step import SoftLabels, StepSettings, run_step
-from lavis_mafa.analysis.__main__ import main
 from lavis_mafa.analysis.features import Features
 from lavis_mafa.analysis.label_profile import LabelProfile, Stream, labels_of
+from lavis_mafa.cli import main
 from lavis_mafa.models.con_d.discriminator import Oracle
 from lavis_mafa.models.families import AlbefBackbone
 

@@ -16,8 +16,8 @@ from small_language_models import tiny_opt
 from small_world import SIZE, arguments, call, call_ranks, con_d, save_model
 
 from lavis_mafa.analysis import mine
-from lavis_mafa.analysis.__main__ import main
 from lavis_mafa.analysis.judged_pairs import Judged
+from lavis_mafa.cli import main
 from lavis_mafa.datasets import TrainingSet
 from lavis_mafa.datasets.image_text_json import ImageTextTrain
 from lavis_mafa.datasets.image_text_shards import ImageTextShardsTrain

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lavis_mafa.analysis.commands import threshold as command
 from lavis_mafa.analysis.judged_pairs import INVALID, UNKNOWN, VALID, Judged
 from lavis_mafa.analysis.quality.agreement import agreement, heat, joined, rank_correlation
 from lavis_mafa.analysis.quality.labels import LABELS, VERSION, draw
 from lavis_mafa.analysis.quality.threshold_report import thinned
+from lavis_mafa.commands import threshold as command
 from lavis_mafa.metrics.binary import (
     area_under_roc,
     bin_of,

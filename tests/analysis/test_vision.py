@@ -13,7 +13,6 @@ from small_world import CONFIG, SIZE, arguments, call_ranks, save_model
 from lavis_mafa import load_model
 from lavis_mafa.algorithm.backbone import Texts
 from lavis_mafa.algorithm.losses.language import IGNORED
-from lavis_mafa.analysis.__main__ import main
 from lavis_mafa.analysis.token_prediction import (
     COUNTS,
     TokenPredictor,
@@ -22,6 +21,7 @@ from lavis_mafa.analysis.token_prediction import (
     without_image,
 )
 from lavis_mafa.analysis.vision import figures_of, named_checkpoints
+from lavis_mafa.cli import main
 from lavis_mafa.metrics.intervals import ratio
 from lavis_mafa.models.families.base import begin_with, tokenize
 

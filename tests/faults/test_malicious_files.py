@@ -334,8 +334,8 @@ def exits(capfd, caplog, action):
     ],
 )
 def test_commands_that_take_checkpoints(tmp_path, injected, capfd, caplog, command, form):
-    from lavis_mafa.analysis.__main__ import main as analysis
     from lavis_mafa.cli import main
+    from lavis_mafa.cli import main as analysis
 
     world = World(tmp_path / "evil", form)
     config = ["--cfg-path", str(TRAIN / "albef_toy.yaml")]
@@ -369,7 +369,7 @@ def objects_npz(path, bomb):
 @pytest.mark.parametrize("form", [objects_npz, objects_npy, plain_pickle], ids=lambda f: f.__name__)
 @pytest.mark.parametrize("command", ["threshold", "label", "eccv"])
 def test_commands_that_take_arrays(tmp_path, injected, capfd, caplog, command, form):
-    from lavis_mafa.analysis.__main__ import main as analysis
+    from lavis_mafa.cli import main as analysis
     from lavis_mafa.metrics.eccv import main as eccv
 
     world = World(tmp_path / "evil", form, "judged.npz")

@@ -13,7 +13,7 @@ from PIL import Image
 from runs import records, run_here
 
 from lavis_mafa import load_model
-from lavis_mafa.analysis.__main__ import main
+from lavis_mafa.cli import main
 from lavis_mafa.pages.charts import format_number
 from lavis_mafa.runners import pictures
 from lavis_mafa.runners.run_log import RunLog

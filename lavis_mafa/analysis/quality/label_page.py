@@ -17,7 +17,7 @@ from lavis_mafa.pages.html import data_uri, fill, script_json, write_page
 
 
 def label_page(args: argparse.Namespace) -> None:
-    """Write the page; the arguments are those of `lavis_mafa.analysis.commands.label`.
+    """Write the page; the arguments are those of `lavis_mafa.commands.label`.
 
     Raises:
         ValueError: for arguments that are out of range or do not fit together or the data.

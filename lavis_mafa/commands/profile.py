@@ -16,7 +16,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from lavis_mafa.analysis.commands.arguments import add_config_arguments
+from lavis_mafa.commands.arguments import add_config_arguments
 
 KINDS = ("one_hot", "smoothed", "consistency", "momentum")
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from lavis_mafa.analysis.commands.arguments import add_con_d_argument, add_config_arguments
+from lavis_mafa.commands.arguments import add_con_d_argument, add_config_arguments
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

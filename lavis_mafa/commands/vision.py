@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from lavis_mafa.analysis.commands.arguments import add_data_arguments
+from lavis_mafa.commands.arguments import add_data_arguments
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
