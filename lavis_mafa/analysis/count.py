@@ -1,4 +1,4 @@
-"""Count false negatives among hard negatives; the command is described in `lavis_mafa.commands.count`."""
+"""Count false negatives among hard negatives; see `lavis_mafa.commands.count`."""
 
 from __future__ import annotations
 

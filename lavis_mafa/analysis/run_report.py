@@ -1,4 +1,4 @@
-"""Write the page of a training run or of judged pairs; described in `lavis_mafa.commands.report`."""
+"""Write the page of a training run or of judged pairs; see `lavis_mafa.commands.report`."""
 
 from __future__ import annotations
 

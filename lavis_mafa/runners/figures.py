@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from lavis.common.dist_utils import is_main_process
 
+from lavis_mafa.algorithm.mining import DIRECTIONS
 from lavis_mafa.runners.pictures import Show, show_connections
 from lavis_mafa.runners.run_log import CONNECTIONS, RunLog
 from lavis_mafa.tasks.tally import Tally
@@ -116,7 +117,7 @@ class Figures:
         if not histogram:
             return
         self.log.write("con_d_histogram", epoch=epoch, global_step=global_step, **histogram)
-        for direction in ("i2t", "t2i"):
+        for direction in DIRECTIONS:
             by_truth = histogram.get(direction, {}).values()
             counts = [sum(column) for column in zip(*by_truth, strict=True)]
             if counts:

@@ -1,4 +1,4 @@
-"""Report precision, recall and agreement by threshold; described in `lavis_mafa.commands.threshold`."""
+"""Report precision, recall and agreement by threshold; see `lavis_mafa.commands.threshold`."""
 
 from __future__ import annotations
 
