@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Makes .venv if there is none, then runs the main job: MAFA and GRIT-VLP trained and compared on
-# the toy world. Results: output/demo/ in the current folder. Options go to the program (--help).
+# Create .venv if needed, then train and compare MAFA and GRIT-VLP on the toy world. Results go to
+# output/demo/ in the current folder. All options are passed to the program (see --help).
 set -euo pipefail
 ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 bash "$ROOT/run_scripts/setup_env.sh"

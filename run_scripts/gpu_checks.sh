@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
-# Checks that need a GPU: mixed precision, no launcher, resumption, the estimate of memory,
-# grouping on a stream of its own.
-# Options go to pytest.
+# Run the tests that need a GPU: mixed precision, no launcher, resuming, the memory estimate, and
+# grouping on its own stream. All options are passed to pytest.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 bash run_scripts/setup_env.sh --dev

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Makes a virtual environment in this repository and installs lavis_mafa into it.
+# Create a virtual environment in this repository and install lavis_mafa into it.
 #
 #   bash run_scripts/setup_env.sh            .venv: the modern set of packages, Python 3.10 to 3.13
 #   bash run_scripts/setup_env.sh --strict   .venv-strict: LAVIS's own pins, Python 3.10 or 3.11
 #   bash run_scripts/setup_env.sh --dev      also what the tests and linters need
 #
-# Run again, it does nothing unless a requirement file, setup.py or the Python changed.
-# PYTHON=/path/to/python chooses the Python that a new environment is made with.
+# Rerun, it does nothing unless a requirement file, setup.py or the Python changed.
+# PYTHON=/path/to/python chooses the Python of a new environment.
 set -euo pipefail
 
 LAVIS="salesforce-lavis==1.0.2"
@@ -33,7 +33,7 @@ log="$venv/install.log"
 
 die() { printf 'setup_env.sh: %s\n' "$@" >&2; exit 1; }
 
-# Does this command run, as one of the wanted Pythons, and can it make an environment?
+# Check that a command is one of the supported Pythons and can create an environment.
 usable() {
   "$1" -c 'import sys, venv, ensurepip
 sys.exit("%d.%d" % sys.version_info[:2] not in sys.argv[1:])' "${versions[@]}" >/dev/null 2>&1
@@ -47,7 +47,7 @@ find_python() {
       "It needs Python $range with venv and ensurepip (Debian: python3-venv)."
   fi
   for version in "${versions[@]}"; do
-    # A pyenv shim may be on PATH and not work, while the Python behind it does.
+    # A pyenv shim on PATH may fail although pyenv has that Python installed.
     for candidate in "python$version" \
       "${PYENV_ROOT:-$HOME/.pyenv}/versions/$version".*"/bin/python"; do
       usable "$candidate" && { echo "$candidate"; return; }
@@ -59,7 +59,7 @@ find_python() {
     "Name one with PYTHON=/path/to/python."
 }
 
-# stage LABEL COMMAND...: runs the command into the log, with a sign of life while it lasts.
+# stage LABEL COMMAND...: run a command with its output in the log, and print the elapsed time.
 stage() {
   local label="$1" start=$SECONDS ticker status=0
   shift
@@ -88,14 +88,14 @@ stage() {
 
 pip() { "$python" -m pip install --no-input "$@"; }
 
-# fingerprint FILE...: changes with the files, the Python and the place of this repository.
+# fingerprint FILE...: a hash of the files, the Python and the path of this repository.
 fingerprint() {
   "$python" -c 'import hashlib, sys
 parts = [sys.version, sys.argv[1], *(open(name).read() for name in sys.argv[2:])]
 print(hashlib.sha256("\0".join(parts).encode()).hexdigest())' "$ROOT" "$@"
 }
 
-# once NAME FILE... -- FUNCTION: calls the function unless it succeeded before with the same files.
+# once NAME FILE... -- FUNCTION: call a function unless it succeeded before with the same files.
 once() {
   local stamp="$venv/.installed-$1" files=() wanted
   shift
@@ -122,14 +122,14 @@ install_strict() {
 
 install_dev() { stage "test tools and linters" pip -r "$REQUIREMENTS/dev.txt"; }
 
-if command -v flock >/dev/null; then # two commands started at once take turns
+if command -v flock >/dev/null; then # commands started at the same time take turns
   exec 9<"${BASH_SOURCE[0]}"
   flock -n 9 || { echo "waiting for another set-up"; flock 9 || true; }
 fi
 
 if ! "$python" -c "" 2>/dev/null; then
   base="$(find_python)"
-  echo "making $venv with $("$base" --version) ($base)"
+  echo "creating $venv with $("$base" --version) ($base)"
   rm -rf "$venv"
   mkdir "$venv"
   stage "empty environment" "$base" -m venv "$venv"
@@ -147,3 +147,7 @@ if $dev; then
   once dev "$REQUIREMENTS/dev.txt" -- install_dev
 fi
 echo "environment ready: $venv ($("$python" --version), $set_name set, ${SECONDS} s)"
+# The caller may have activated it already, and a script may not care.
+if [ -t 1 ] && [ "${VIRTUAL_ENV:-}" != "$venv" ]; then
+  echo "activate it: source $venv/bin/activate"
+fi

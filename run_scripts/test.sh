@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Makes the environment if there is none, then formatter, linter, type checker and tests.
-# All of them run, even when one fails; the exit status says whether all passed.
+# Create the environment if needed, then run the formatter, the linter, the type checker and the
+# tests. A failure does not stop the others; the exit status is 0 if all passed.
 #
 #   --strict   the tests only, in the strict set of packages (.venv-strict)
 #   --fast     the tests only
 #   --slow     also the tests marked slow
-#   --faults   only: kills, full disks, bad data and numbers, wrong configs, and the table of them
-#   --export   only: do exported folders work with the newest transformers (.venv-export)?
-# Anything else goes to pytest: bash run_scripts/test.sh --fast tests/algorithm/grit -k sampler -n 0
+#   --faults   only the injected faults: kills, full disks, bad data and numbers, wrong configs
+#   --export   only: check exported folders with the newest transformers (.venv-export)
+# All other options are passed to pytest: bash run_scripts/test.sh --fast tests/algorithm/grit -k sampler -n 0
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -30,12 +30,12 @@ done
 bash run_scripts/setup_env.sh "${setup_options[@]}"
 python="$venv/bin/python"
 cores="$("$python" -c 'import os; print(len(os.sched_getaffinity(0)))' 2>/dev/null || echo 1)"
-export OMP_NUM_THREADS=1 # the tests' models are tiny: more threads only get in each other's way
+export OMP_NUM_THREADS=1 # the tests' models are tiny: more threads only compete
 
 if $export; then
-  # torch as in the other set, transformers the newest; no LAVIS and nothing of this repository.
+  # The same torch, the newest transformers, neither LAVIS nor this package.
   [ -x .venv-export/bin/python ] || "$python" -m venv .venv-export
-  echo "bringing .venv-export up to date (several GB when it is new)"
+  echo "updating .venv-export (several GB when it is new)"
   grep -E '^(torch|torchvision|pillow)==' run_scripts/requirements/modern.txt |
     .venv-export/bin/python -m pip install --quiet --no-input --upgrade -r /dev/stdin transformers
   folder="$(mktemp -d)"

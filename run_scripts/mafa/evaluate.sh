@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Evaluates on this machine, launched as train.sh does. Everything goes to evaluate.py:
+# Evaluate on this machine, launched as by train.sh. All options are passed to evaluate.py:
 #
 #   bash run_scripts/mafa/evaluate.sh --cfg-path CONFIG.yaml --options model.finetuned=MODEL.pth
 set -euo pipefail

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Trains on this machine, one process for each GPU. GPUS=2 sets their number (on a machine without
-# GPUs: the number of CPU processes). Everything else goes to train.py:
+# Train on this machine, one process per GPU. GPUS=2 sets the number of processes (on a machine
+# without GPUs: of CPU processes). All options are passed to train.py:
 #
 #   bash run_scripts/mafa/train.sh --cfg-path projects/mafa/train/albef_4m.yaml \
 #     --options run.max_epoch=20 run.output_dir=output/albef_4m

@@ -31,6 +31,7 @@ SUBCOMMANDS += (
     "config",
     "list",
 )
+EVAL_SCRIPT = "run_scripts/mafa/eval.sh"  # followed by the name of a config
 EVALUATES = ("evaluate.py", "run_scripts/mafa/evaluate.sh")
 
 
@@ -95,11 +96,9 @@ def parse(command: str) -> Command:
                 break
             options.append(word)
     evaluates = any(file in EVALUATES for file in files) or subcommands == ["evaluate"]
-    for file in files:
-        script = ROOT / file
-        if file.startswith("run_scripts/mafa/eval/") and script.is_file():
-            inside = re.search(r"projects/[\w./-]+\.yaml", script.read_text())
-            config, evaluates = inside[0] if inside else config, True
+    if EVAL_SCRIPT in files:
+        name = words[words.index(EVAL_SCRIPT) + 1]
+        config, evaluates = f"projects/mafa/eval/{name}.yaml", True
     return Command(files, modules, subcommands, config or None, options, evaluates)
 
 

@@ -20,7 +20,6 @@ STAGE_1 = PROJECTS / "mafa/blip2_stage1.yaml"
 STUDIES = PROJECTS / "mafa/studies"  # files of another kind, tested with what reads them
 SHIPPED = sorted(path for path in PROJECTS.rglob("*.y*ml") if STUDIES not in path.parents)
 SCRIPTS = sorted((ROOT / "run_scripts").rglob("*.sh"))
-EVAL_SCRIPTS = [path for path in SCRIPTS if path.parent == ROOT / "run_scripts/mafa/eval"]
 ANNOTATIONS = "datasets.image_text_json.build_info.annotations.{}.storage={}.json"
 FOUR_MILLION = ["coco_caption", "vg_caption", "sbu_caption", "conceptual_caption_3m"]
 

@@ -99,10 +99,11 @@ def test_the_quick_start_s_python_runs(monkeypatch):
         ("lavis-mafa cuont --output count", "no such subcommand"),
         ("lavis-mafa count --cfg-path projects/mafa/train/nothing.yaml", "no such config"),
         ("lavis-mafa study projects/mafa/studies/nothing.yaml", "no such study"),
-        ("bash run_scripts/mafa/eval/nothing.sh", "no such file"),
+        ("bash run_scripts/mafa/nothing.sh", "no such file"),
+        ("bash run_scripts/mafa/eval.sh nothing", "no such config"),
         ("python train.py --cfg-path projects/mafa/train/nothing.yaml", "no such config"),
         ("python evaluate.py --cfg-path projects/mafa/train/albef_toy.yaml", "is for train"),
-        ("bash run_scripts/mafa/eval/retrieval_toy.sh --options run.k_tset=3", "run.k_test"),
+        ("bash run_scripts/mafa/eval.sh retrieval_toy --options run.k_tset=3", "run.k_test"),
         (
             "python train.py --cfg-path projects/mafa/train/albef_toy.yaml --options run.sed=1",
             "run.seed",
