@@ -1,4 +1,4 @@
-"""Start of a process: ranks, devices and seeds."""
+"""Start a process: join the process group, choose the device and dtype, seed generators."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from lavis.common.dist_utils import get_rank, setup_for_distributed
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
 
 
 def init_distributed(run_cfg: Any) -> None:
-    """Join the process group that the launcher describes, if there is one.
+    """Join the process group that the launcher describes in the environment, if any.
 
-    ``run_cfg.distributed: False`` stays alone whatever the environment says. Otherwise reads
-    ``torch.distributed.run``'s variables, else Slurm's for a job of several tasks. Uses NCCL on
-    GPUs and gloo on CPUs. Sets ``distributed``, ``rank``, ``world_size`` and ``gpu`` of
-    ``run_cfg``.
+    Reads the variables of ``torch.distributed.run``, else those of a Slurm job of several tasks;
+    with ``run_cfg.distributed: False`` neither. Uses NCCL on GPUs and gloo on CPUs. Sets
+    ``distributed``, ``rank``, ``world_size`` and ``gpu`` of ``run_cfg``.
     """
     if run_cfg.get("distributed") is False:
         run_cfg.update({"rank": 0, "world_size": 1, "gpu": 0})
@@ -38,15 +39,15 @@ def init_distributed(run_cfg: Any) -> None:
     run_cfg.update({"distributed": True, "rank": rank, "world_size": world, "gpu": local})
     on_gpu = str(run_cfg.device).startswith("cuda")
     if on_gpu:
-        local %= torch.cuda.device_count()  # a task may see one GPU alone
+        local %= torch.cuda.device_count()  # Slurm may show each task only its own GPU, as number 0
         run_cfg.update({"gpu": local})
         torch.cuda.set_device(local)
     timeout = datetime.timedelta(minutes=float(run_cfg.get("dist_timeout_minutes", 30)))
     url = run_cfg.get("dist_url", "env://")
-    store, rank, world = next(dist.rendezvous(url, rank, world, timeout=timeout))
+    store, rank, world = next(rendezvous(url, rank, world, timeout=timeout))
     dist.init_process_group(
         backend="nccl" if on_gpu else "gloo",
-        store=dist.PrefixStore(_agree_on_start(store, rank, world, timeout), store),
+        store=PrefixStore(_agree_on_start(store, rank, world, timeout), store),
         world_size=world,
         rank=rank,
         timeout=timeout,
@@ -56,20 +57,22 @@ def init_distributed(run_cfg: Any) -> None:
 
 
 def _agree_on_start(store: Any, rank: int, world: int, timeout: datetime.timedelta) -> str:
-    """A name that all ranks of this start of a run have in common, and no earlier start had.
+    """Agree on a name for this start of a run, which no earlier start has used.
 
-    The launcher keeps its store over restarts: ranks would find the addresses of those that have
-    ended, and wait for them. Its count of restarts is no such name: every node has a count of its
-    own, and one on which nothing failed restarts without counting.
+    The launcher keeps its store over restarts: under the same names, ranks would find the addresses
+    of processes that have ended, and wait for them. The launcher's count of restarts cannot serve,
+    since every node counts for itself, and a node without a failure restarts without counting.
+
+    Every other rank writes its own id; rank 0 answers each id with the name; the rank confirms.
     """
     mine = uuid.uuid4().hex
     if rank:
         store.set(f"here is {rank}", mine)
-        name = store.get(f"welcome {mine}").decode()  # waits
+        name: str = store.get(f"welcome {mine}").decode()  # waits
         store.set(f"{name} {rank}", "")
         return name
     missing, until = set(range(1, world)), time.monotonic() + timeout.total_seconds()
-    while missing:  # whom an earlier start has left in the store never answers
+    while missing:  # an id left by an earlier start is answered as well, but never confirmed
         for other in sorted(missing):
             if store.check([f"here is {other}"]):
                 store.set(f"welcome {store.get(f'here is {other}').decode()}", mine)
@@ -81,19 +84,19 @@ def _agree_on_start(store: Any, rank: int, world: int, timeout: datetime.timedel
 
 
 def amp_dtype_of(run_cfg: Any) -> torch.dtype | None:
-    """Autocast's type by ``amp`` and ``amp_dtype``, None without mixed precision."""
+    """Return autocast's dtype by ``amp`` and ``amp_dtype``, None without mixed precision."""
     if not run_cfg.get("amp", False):
         return None
     return {"fp16": torch.float16, "bf16": torch.bfloat16}[run_cfg.get("amp_dtype", "fp16")]
 
 
 def compile_image_encoders(model: Any) -> None:
-    """Compile the blocks of a model's image encoder, and of its Con-D's, by ``torch.compile``.
+    """Compile the blocks of the image encoders of a model and of its Con-D by ``torch.compile``.
 
-    Block by block: all are compiled as one, and weights keep their names.
+    Block by block: equal blocks share one compilation, and weights keep their names.
 
     Raises:
-        ValueError: if a model has no image encoder made of blocks.
+        ValueError: if no image encoder consists of blocks.
     """
     judge = getattr(getattr(model, "con_d", None), "model", None)
     encoders = [getattr(one, "visual_encoder", None) for one in (model, judge)]
@@ -105,26 +108,26 @@ def compile_image_encoders(model: Any) -> None:
 
 
 def _blocks(encoder: Any) -> Any:
-    """Of a ViT as ALBEF, BLIP and EVA have it, or of CLIP's."""
+    """Return the blocks of a ViT of ALBEF, BLIP or EVA (``blocks``) or of CLIP (``resblocks``)."""
     clip = getattr(encoder, "transformer", None)
     return getattr(encoder, "blocks", None) or getattr(clip, "resblocks", ())
 
 
 def seed_everything(seed: int) -> None:
-    """Seed Python, NumPy and PyTorch, different on every rank, as LAVIS does, and choose kernels
-    that repeat themselves."""
+    """Seed Python, NumPy and PyTorch with seed + rank, as LAVIS does, and select deterministic
+    kernels."""
     seed = seed + get_rank()
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)
     torch.backends.cudnn.benchmark = False
     torch.backends.cudnn.deterministic = True
-    # It would build a plan for every number of pairs and tokens, and these change at every step.
+    # cuDNN's attention builds a plan for every shape, and shapes change at every step.
     torch.backends.cuda.enable_cudnn_sdp(False)
 
 
 def random_states() -> dict[str, Any]:
-    """State of every generator of this process, as plain values and tensors."""
+    """Return the state of every random generator of this process, as plain values and tensors."""
     python = random.getstate()
     numpy: Any = np.random.get_state()
     return {
@@ -136,7 +139,7 @@ def random_states() -> dict[str, Any]:
 
 
 def set_random_states(states: dict[str, Any]) -> None:
-    """Take up what `random_states` gave."""
+    """Restore what `random_states` returned."""
     version, words, gauss = states["python"]
     random.setstate((version, tuple(words), gauss))
     name, keys, *rest = states["numpy"]

@@ -1,17 +1,17 @@
-"""A learning rate that falls twice (FNE)."""
+"""A learning rate that is lowered twice (FNE)."""
 
 from __future__ import annotations
 
 from lavis.common.optims import LinearWarmupStepLRScheduler, warmup_lr_schedule
 from lavis.common.registry import registry
 
-DROPS = (1, 5), (3, 5)  # shares of the epochs: 5 and 15 of FNE's 25
+DROPS = (1, 5), (3, 5)  # shares of the epochs after which it drops: 5 and 15 of FNE's 25
 
 
 @registry.register_lr_scheduler("linear_warmup_drops_lr")
 class LinearWarmupDropsLRScheduler(LinearWarmupStepLRScheduler):
-    """``init_lr``, multiplied by ``lr_decay_rate`` (default 0.1) after 1/5 and again after 3/5 of
-    the epochs, never below ``min_lr``; warm-up as LAVIS's schedulers have it."""
+    """``init_lr``, times ``lr_decay_rate`` (default 0.1) after 1/5 and again after 3/5 of the
+    epochs, at least ``min_lr``; with the linear warm-up of LAVIS's schedulers."""
 
     def step(self, cur_epoch: int, cur_step: int) -> None:
         if cur_epoch == 0:

@@ -1,4 +1,4 @@
-"""Pictures of mined connections for TensorBoard."""
+"""Draw mined connections for TensorBoard."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from lavis_mafa.runners.run_log import RunLog
 
 Show = Callable[[int], tuple[Image.Image, str]]
 
-PER_EPOCH = 8
-SIDE, GAP, LINE = 224, 12, 18  # of a picture, around everything, and of text, in pixels
-LETTERS, LINES = 32, 5  # of a caption
+PER_EPOCH = 8  # connections drawn
+SIDE, GAP, LINE = 224, 12, 18  # pixels: side of a picture, margin, height of a line of text
+LETTERS, LINES = 32, 5  # letters in a line and lines of a caption
 TRUTHS = {True: "really match", False: "do not match", None: "truth unknown"}
 BLUE, BLACK, GREY, WHITE = "#0b62a8", "#1b1f24", "#57606a", "#ffffff"
 
@@ -26,15 +26,15 @@ BLUE, BLACK, GREY, WHITE = "#0b62a8", "#1b1f24", "#57606a", "#ffffff"
 def show_connections(
     log: RunLog, records: Sequence[Mapping[str, Any]], show: Show, epoch: int
 ) -> None:
-    """Send a few connections of an epoch, evenly spread, to TensorBoard: pictures and a table.
+    """Send pictures and a table of an epoch's connections, evenly spread, to TensorBoard.
 
-    A sample that cannot be read is left out with a warning: telling may not stop training.
+    A connection that cannot be drawn is skipped with a warning, since logging must not stop a run.
 
     Args:
         log: of the run; nothing is drawn if it writes no TensorBoard files.
-        records: as ``connections.jsonl`` has them.
-        show: picture and caption of a sample by number.
-        epoch: the step of the board.
+        records: lines of ``connections.jsonl``.
+        show: returns picture and caption of a sample by its index.
+        epoch: TensorBoard's step.
     """
     if not log.has_board or not records:
         return
@@ -49,8 +49,8 @@ def show_connections(
             logging.warning("a connection cannot be shown: %s: %s", type(error).__name__, error)
             continue
         about = [_arrow(record), f"{record['probability']:.3f}", record["state"]]
-        told = [*about, TRUTHS[record["truth"]], *(caption for _, caption in pairs)]
-        lines.append("| " + " | ".join(map(_cell, told)) + " |")
+        cells = [*about, TRUTHS[record["truth"]], *(caption for _, caption in pairs)]
+        lines.append("| " + " | ".join(map(_cell, cells)) + " |")
     log.text("connections", "\n".join(lines), epoch)
 
 
@@ -88,12 +88,12 @@ def _arrow(record: Mapping[str, Any]) -> str:
 
 
 def _cell(text: object) -> str:
-    """Text that stays text in a cell of a Markdown table."""
+    """Escape text for a cell of a Markdown table."""
     return html.escape(" ".join(str(text).split())).replace("|", "&#124;")
 
 
 def _font() -> Any:
-    """matplotlib's, which has the letters of most European languages; Pillow's own has few."""
+    """Load matplotlib's font, which has the letters of most European languages, unlike Pillow's."""
     import matplotlib
 
     return ImageFont.truetype(str(Path(matplotlib.get_data_path(), "fonts/ttf/DejaVuSans.ttf")), 13)

@@ -1,4 +1,4 @@
-"""What a run tells: a progress bar, JSON lines and TensorBoard."""
+"""The logs of a run: a progress bar, JSON lines and TensorBoard."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from tqdm import tqdm
 from lavis_mafa.io.files import plain
 
 LOG, CONNECTIONS = "log.jsonl", "connections.jsonl"
-OWN = (LOG, CONNECTIONS, "unreadable.jsonl", "unreadable_rank*.jsonl")
-UNDONE = ".undone"  # behind the name of a file: lines that a resumed run writes again
+JSON_LINES_FILES = (LOG, CONNECTIONS, "unreadable.jsonl", "unreadable_rank*.jsonl")
+UNDONE = ".undone"  # suffix of files with lines that a resumed run writes again
 
 
 class RunLog:
-    """Writes figures on the main process; silent on others.
+    """Writes figures on the main process; does nothing on others.
 
     Files in ``folder``: ``log.jsonl``, one object a line with its ``kind`` (``config``, ``step``,
-    ``epoch``, ``con_d_histogram``, ``eval``, ``skipped``, ...), and ``tensorboard/``. Lines that a
-    full disk does not take are kept and written when it does; TensorBoard then loses some points.
+    ``epoch``, ``con_d_histogram``, ``eval``, ``skipped``, ...), and ``tensorboard/``. While a disk
+    is full, lines are kept in memory and written later; TensorBoard then loses some points.
     """
 
     def __init__(self, folder: Path, active: bool, tensorboard: bool = True) -> None:
@@ -38,7 +38,7 @@ class RunLog:
         self._board: Any = None
         self._wants_board = tensorboard
         self._purge_step: int | None = None
-        self._waiting: dict[str, str] = {}  # by file, what could not be written yet
+        self._waiting: dict[str, str] = {}  # lines not written yet, by file
 
     def write(self, kind: str, **figures: Any) -> None:
         """Append one line to ``log.jsonl``."""
@@ -50,7 +50,7 @@ class RunLog:
             self._append(name, record)
 
     def append_from_rank(self, name: str, rank: int, record: Mapping[str, Any]) -> None:
-        """Append from any rank, to a file of its own unless it is the main process."""
+        """Append to ``name``, on ranks other than 0 to ``<stem>_rank<rank>.<ending>`` instead."""
         stem, dot, ending = name.rpartition(".")
         self._append(f"{stem}_rank{rank}{dot}{ending}" if rank else name, record)
 
@@ -61,27 +61,33 @@ class RunLog:
         self._write(name)
 
     def _write(self, name: str) -> None:
-        """Write what waits for a file, whole or not at all."""
+        """Write a file's waiting lines, all or none of them."""
         lines = self._waiting[name].encode("utf-8", "backslashreplace")
         end = None
         try:
             with open(self.folder / name, "ab", buffering=0) as file:
                 end = file.tell()
                 written = file.write(lines)
-            if written == len(lines):  # only now: over a network closing tells of a full disk
+            # Checked after closing, since a network file system may report a full disk only then.
+            if written == len(lines):
                 del self._waiting[name]
                 return
-            problem: Any = "the disk takes no more"
+            problem: Any = "the disk is full"
         except OSError as error:
             problem = error
         if end is not None:
             os.truncate(self.folder / name, end)
         if len(self._waiting[name].splitlines()) == 1:
-            logging.error("%s cannot be written, its lines wait: %s", self.folder / name, problem)
+            logging.error(
+                "%s cannot be written, its lines are kept in memory: %s",
+                *(self.folder / name, problem),
+            )
 
     def sizes(self, rank: int) -> dict[str, int]:
-        """Bytes of the files of JSON lines that this rank writes, by name; rank 0 tells also of
-        ranks that there are no more."""
+        """Return the sizes in bytes of the files of JSON lines that this rank writes, by name.
+
+        Rank 0 also reports those of ranks that no longer exist, after a run on more ranks.
+        """
         for name in list(self._waiting):
             self._write(name)
         ranks = {path: _rank_of(path) for path in self._files()}
@@ -92,10 +98,10 @@ class RunLog:
         }
 
     def rewind(self, sizes: Mapping[str, int], step: int = 0) -> None:
-        """Go back to what `sizes` told of all ranks, when a run goes on from ``step``.
+        """Cut all ranks' files back to `sizes`, when a run resumes from ``step``.
 
-        What was written since is moved to ``<name>.undone``: it is done, and written, again. The
-        main process does it for all.
+        Lines written since then are moved to ``<name>.undone``: the run repeats those steps and
+        logs them again. The main process does it for all ranks.
         """
         if not self.active:
             return
@@ -111,7 +117,7 @@ class RunLog:
                     file.truncate(kept)
 
     def _files(self) -> list[Path]:
-        return sorted(path for name in OWN for path in self.folder.glob(name))
+        return sorted(path for name in JSON_LINES_FILES for path in self.folder.glob(name))
 
     def scalars(self, prefix: str, figures: Mapping[str, Any], step: int) -> None:
         """Send numbers to TensorBoard."""
@@ -120,7 +126,7 @@ class RunLog:
                 self._to_board("add_scalar", f"{prefix}/{name}", value, step)
 
     def histogram(self, name: str, counts: Sequence[float], step: int) -> None:
-        """Send to TensorBoard how many values lie in each of B equal bins from 0 to 1."""
+        """Send the counts of values in equal bins from 0 to 1 to TensorBoard."""
         count = len(counts)
         middles = [(place + 0.5) / count for place in range(count)]
         self._to_board(
@@ -137,7 +143,7 @@ class RunLog:
         )
 
     def image(self, name: str, picture: Image.Image, step: int) -> None:
-        """Send an RGB picture to TensorBoard."""
+        """Send an RGB image to TensorBoard."""
         self._to_board("add_image", name, np.asarray(picture), step, dataformats="HWC")
 
     def text(self, name: str, text: str, step: int) -> None:
@@ -156,18 +162,18 @@ class RunLog:
             if self._board is None:
                 from torch.utils.tensorboard import SummaryWriter
 
-                # What an earlier process told of later steps is told again.
+                # Hide points of later steps, which the resumed run writes again.
                 self._board = SummaryWriter(
                     str(self.folder / "tensorboard"), purge_step=self._purge_step
                 )
-                self._purge_step = None  # a further file of this process purges none of its own
+                self._purge_step = None  # a second writer must not hide this process's own points
             getattr(self._board, method)(*args, **kwargs)
-        except OSError as error:  # of its own thread, which has ended
-            logging.error("TensorBoard's file cannot be written, a new one is begun: %s", error)
+        except OSError as error:  # raised by the writer's thread, which has ended
+            logging.error("TensorBoard's file cannot be written, starting a new one: %s", error)
             self._board = None
 
     def progress(self, steps: Iterable[int], name: str, done: int, total: int) -> Bar:
-        """A bar with rate and time left."""
+        """Return a progress bar with rate and time left."""
         return Bar(steps, name, done, total, self.active)
 
     def close(self) -> None:
@@ -187,12 +193,12 @@ class RunLog:
 
 
 class Bar:
-    """Iterates over steps and shows how far they are."""
+    """Iterates over steps and shows the progress."""
 
     def __init__(
         self, steps: Iterable[int], name: str, done: int, total: int, active: bool
     ) -> None:
-        # A file gets a line now and then, a terminal a moving bar.
+        # Seconds between updates: a log file should not fill with bars.
         interval = 0.2 if sys.stderr.isatty() else 20.0
         self._bar = tqdm(
             steps,
@@ -208,7 +214,7 @@ class Bar:
         return iter(self._bar)
 
     def show(self, **figures: float) -> None:
-        """Put figures behind the bar."""
+        """Show figures after the bar."""
         self._bar.set_postfix({k: f"{v:.3g}" for k, v in figures.items()}, refresh=False)
 
     def close(self) -> None:
@@ -216,16 +222,16 @@ class Bar:
 
 
 def _rank_of(path: Path) -> int:
-    """Which rank writes a file, by its name."""
+    """Return the rank that writes a file, by the file's name."""
     found = re.search(r"_rank(\d+)$", path.stem)
     return int(found[1]) if found else 0
 
 
 def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The objects of a file of JSON lines; none if it is not there.
+    """Yield the objects of a file of JSON lines; none if the file does not exist.
 
-    What a stopped or running process left half-written is left out, also where it ends inside of
-    a character.
+    Incomplete lines of a killed or running process are skipped, also if they end within a
+    character.
     """
     if not path.is_file():
         return
@@ -240,11 +246,11 @@ def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def read_log(folder: Path, kind: str, once: str | None = None) -> list[dict[str, Any]]:
-    """All records of a kind in a run's ``log.jsonl``.
+    """Return the records of a kind in a run's ``log.jsonl``.
 
     Args:
-        once: a key, such as ``epoch``, of which every value counts once: a run that was resumed
-            tells again what it does again, and the last time counts.
+        once: a key, such as ``epoch``: of records with the same value only the last is returned,
+            since a resumed run may log the same epoch again.
     """
     records = [record for record in read_json_lines(folder / LOG) if record.get("kind") == kind]
     if once is None:

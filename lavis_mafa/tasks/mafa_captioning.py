@@ -1,4 +1,4 @@
-"""LAVIS's captioning task with local references, several ranks, and what Java's absence leaves."""
+"""LAVIS's captioning task with local references, on several ranks, with or without Java."""
 
 from __future__ import annotations
 
@@ -32,9 +32,8 @@ logger = logging.getLogger(__name__)
 KARPATHY = (
     "https://storage.googleapis.com/sfr-vision-language-research/datasets/coco_karpathy_{}_gt.json"
 )
-# References, or how to make them of the records that were generated.
-# Keys of a sample that say which image it is.
-IDS = ("image_id", "index")
+ID_KEYS = ("image_id", "index")  # of a sample, in this order
+# Returns the references, given the generated records.
 Finder = Callable[[list[results.Record]], References]
 
 
@@ -48,12 +47,12 @@ class MafaCaptionTask(CaptionTask):
     Args:
         num_beams, max_len, min_len: of generation, lengths in tokens.
         evaluate: whether the run only evaluates.
-        report_metric: False: captions are written, nothing is scored.
-        prompt: text that generation starts from, given as ``samples["prompt"]``.
+        report_metric: if False, captions are written but not scored.
+        prompt: text that generation starts with, given as ``samples["prompt"]``.
         annotation_file: JSON in COCO's caption format, or one for each split.
-        tools: what to score with; None: all that can be had.
+        tools: metrics to score with; None: all available ones.
         options: further arguments of the model's ``generate``: ``length_penalty``,
-            ``repetition_penalty``, ``top_p`` (which samples instead of searching with beams).
+            ``repetition_penalty``, ``top_p`` (samples instead of beam search).
     """
 
     def __init__(
@@ -79,7 +78,7 @@ class MafaCaptionTask(CaptionTask):
 
     @classmethod
     def setup_task(cls, cfg: Any) -> MafaCaptionTask:
-        """The task of a config.
+        """Return the task of a config.
 
         Raises:
             ConfigError: if ``run.metrics`` names a metric that this machine cannot score.
@@ -112,11 +111,11 @@ class MafaCaptionTask(CaptionTask):
         return self._built
 
     def before_evaluation(self, model: Any, dataset: Any, **kwargs: Any) -> None:
-        """Find out before anything is generated what will be missing.
+        """Check before anything is generated that the model and the references fit.
 
         Raises:
             ValueError: if the model cannot take an option, or there are no references.
-            FileNotFoundError: if ``run.annotation_file`` is not there.
+            FileNotFoundError: if ``run.annotation_file`` does not exist.
         """
         super().before_evaluation(model=model, dataset=dataset, **kwargs)
         for name in self.options:
@@ -130,7 +129,7 @@ class MafaCaptionTask(CaptionTask):
     def evaluation(
         self, model: Any, data_loader: Any, cuda_enabled: bool = True, **kwargs: Any
     ) -> list[results.Record] | None:
-        """Records of all ranks on the main process, None on others."""
+        """Return the records of all ranks on the main process, None on others."""
         return results.evaluate_in_batches(self, model, data_loader, cuda_enabled, "captioning")
 
     def valid_step(self, model: Any, samples: Any) -> list[results.Record]:
@@ -139,9 +138,9 @@ class MafaCaptionTask(CaptionTask):
         Raises:
             ValueError: if samples have neither ``image_id`` nor ``index``.
         """
-        ids = results.required_column(samples, *IDS)
+        ids = results.required_column(samples, *ID_KEYS)
         places = results.column(samples, "instance_id", "index") or [None] * len(ids)
-        given = _Noting(samples, prompt=self.prompt) if self.prompt else samples
+        given = _RecordingDict(samples, prompt=self.prompt) if self.prompt else samples
         captions = model.generate(
             given,
             use_nucleus_sampling="top_p" in self.options,
@@ -151,14 +150,14 @@ class MafaCaptionTask(CaptionTask):
             **self.options,
         )
         results.check_length(captions, len(ids), f"{type(model).__name__}.generate()")
-        if self._prompt_unread and isinstance(given, _Noting):
+        if self._prompt_unread and isinstance(given, _RecordingDict):
             if "prompt" not in given.read and is_main_process():
                 logger.warning(
-                    'run.prompt is set, but %s.generate() did not read samples["prompt"]: captions '
-                    "are generated without it; such a model has its own in model.prompt",
+                    'run.prompt is set, but %s.generate() did not read samples["prompt"], so it '
+                    "is ignored; set model.prompt for such a model",
                     type(model).__name__,
                 )
-            self._prompt_unread = False  # said once
+            self._prompt_unread = False  # warn only once
         return [
             {"image_id": as_id(image), "caption": caption, "place": place}
             for image, caption, place in zip(ids, captions, places, strict=True)
@@ -167,10 +166,10 @@ class MafaCaptionTask(CaptionTask):
     def after_evaluation(
         self, val_result: list[results.Record], split_name: str, epoch: Any, **kwargs: Any
     ) -> dict[str, Any]:
-        """Write ``<split>_epoch<epoch>.json`` and score it; for the main process.
+        """Write ``<split>_epoch<epoch>.json`` and score it, on the main process.
 
         Returns:
-            The figures; nothing if ``run.report_metric`` is False.
+            The figures; empty if ``run.report_metric`` is False.
         """
         records = results.without_duplicates(val_result, "image_id")
         plain = [{"image_id": r["image_id"], "caption": r["caption"]} for r in records]
@@ -195,7 +194,9 @@ class MafaCaptionTask(CaptionTask):
             if not os.path.isfile(path):
                 raise FileNotFoundError(f"run.annotation_file: no such file: {path!r}")
             from_file = read_references(path)
-            results.check_known(dataset, IDS, from_file.captions, f"run.annotation_file: {path}")
+            results.check_known(
+                dataset, ID_KEYS, from_file.captions, f"run.annotation_file: {path}"
+            )
             return lambda records: from_file
         if hasattr(dataset, "references"):
             captions = {as_id(image): list(texts) for image, texts in dataset.references().items()}
@@ -210,7 +211,7 @@ class MafaCaptionTask(CaptionTask):
             return lambda records: downloaded
         raise ValueError(
             f"no captions to score {split or type(dataset).__name__} of {name or 'the data'} "
-            "against: name a JSON file in COCO's caption format as run.annotation_file, or set "
+            "against: give a JSON file in COCO's caption format as run.annotation_file, or set "
             "run.report_metric: False to write captions only"
         )
 
@@ -221,8 +222,8 @@ class MafaCaptionTask(CaptionTask):
         return given.get(f"{name}.{split}", given.get(split))
 
 
-class _Noting(dict):
-    """A mini-batch that remembers which keys were read."""
+class _RecordingDict(dict[str, Any]):
+    """A mini-batch that records which keys are read."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -245,10 +246,12 @@ def _own_captions(row: Any) -> list[str]:
 def _from_annotation(
     annotation: Sequence[Mapping[str, Any]], records: Sequence[results.Record]
 ) -> References:
-    """References of a data set that has them in its own annotation.
+    """Return the references of a data set that has them in its own annotation.
 
-    Rows of one image may follow each other, one a caption. Raises ValueError if different images
-    have the same id, or samples do not say which row they are.
+    An image may have several rows, one a caption.
+
+    Raises:
+        ValueError: if different images have the same id, or samples lack their row's number.
     """
     captions: dict[Id, dict[int, list[str]]] = {}
     domains: dict[Id, str] = {}
@@ -256,15 +259,15 @@ def _from_annotation(
     for record in records:
         if record["place"] is None:
             raise ValueError(
-                "samples have no instance_id that leads to their captions in the annotation; name "
-                "the captions as run.annotation_file"
+                "samples have no instance_id, the row of their captions in the annotation; give the "
+                "captions as run.annotation_file"
             )
         image, place = record["image_id"], int(record["place"])
         row = annotation[place]
         if shown.setdefault(image, row.get("image")) != row.get("image"):
             raise ValueError(
                 f"{shown[image]} and {row.get('image')} have the same image id {image!r}; the "
-                "data set must give every image an id of its own"
+                "data set must give every image its own id"
             )
         found = _own_captions(row)
         if found:
@@ -276,7 +279,7 @@ def _from_annotation(
 
 
 def _karpathy(split: str) -> str:
-    """LAVIS's references of COCO's Karpathy split, downloaded once."""
+    """Return the path of LAVIS's references of COCO's Karpathy split, downloaded once."""
     folder = os.path.join(registry.get_path("cache_root"), "coco_gt")
     url = KARPATHY.format(split)
     path = os.path.join(folder, url.rsplit("/", 1)[1])
@@ -285,7 +288,7 @@ def _karpathy(split: str) -> str:
             download_url(url, folder)
         except (OSError, RuntimeError) as error:
             raise ValueError(
-                f"{url} cannot be downloaded ({error}); name a local JSON file in COCO's caption "
+                f"{url} cannot be downloaded ({error}); give a local JSON file in COCO's caption "
                 f"format as run.annotation_file, or put the file at {path}"
             ) from error
     return path

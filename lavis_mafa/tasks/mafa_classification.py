@@ -16,10 +16,10 @@ logger = logging.getLogger(__name__)
 
 
 class CountsCorrect:
-    """Mixin: accuracy in training, of models whose output has ``logits`` and ``labels``."""
+    """Mixin: training accuracy of models whose output has ``logits`` and ``labels``."""
 
     def step_figures(self, output: Any, samples: dict[str, Any]) -> dict[str, float]:
-        """Counts of one step for log and tally; none if the output does not tell."""
+        """Return counts of one step for log and tally; none if the output lacks them."""
         logits, labels = output.get("logits"), output.get("labels")
         if logits is None or labels is None:
             return {}
@@ -27,12 +27,12 @@ class CountsCorrect:
         return {"correct": float(correct), "judged": float(len(labels))}
 
     def epoch_figures(self, tally: Tally) -> dict[str, float | None]:
-        """``accuracy`` of an epoch in percent."""
+        """Return the ``accuracy`` of an epoch in percent."""
         share = tally.ratio("correct", "judged")
         return {} if share is None else {"accuracy": 100 * share}
 
     def mined(self, output: Any, samples: dict[str, Any], limit: int) -> list[dict[str, Any]]:
-        """Nothing: there is no Con-D."""
+        """Return no pairs, as there is no Con-D."""
         return []
 
 
@@ -52,7 +52,7 @@ class MafaClassificationTask(CountsCorrect, MultimodalClassificationTask):
     def evaluation(
         self, model: Any, data_loader: Any, cuda_enabled: bool = True, **kwargs: Any
     ) -> list[results.Record] | None:
-        """Records of all ranks on the main process, None on others."""
+        """Return the records of all ranks on the main process, None on others."""
         return results.evaluate_in_batches(self, model, data_loader, cuda_enabled, "classifying")
 
     def valid_step(self, model: Any, samples: Any) -> list[results.Record]:
@@ -72,7 +72,7 @@ class MafaClassificationTask(CountsCorrect, MultimodalClassificationTask):
     def after_evaluation(
         self, val_result: list[results.Record], split_name: str, epoch: Any, **kwargs: Any
     ) -> dict[str, float]:
-        """Write ``<split>_epoch<epoch>.json`` and count; for the main process."""
+        """Write ``<split>_epoch<epoch>.json`` and compute the figures, on the main process."""
         records = results.without_duplicates(val_result, self.inst_id_key)
         plain = [
             {name: record[name] for name in (self.inst_id_key, "prediction", "target")}
@@ -88,6 +88,6 @@ class MafaClassificationTask(CountsCorrect, MultimodalClassificationTask):
 
 
 def accuracy(records: list[results.Record]) -> float:
-    """Percentage of records whose ``prediction`` is the ``target``; 0 of none."""
-    right = sum(record["prediction"] == record["target"] for record in records)
+    """Return the percentage of records whose ``prediction`` is the ``target``; 0 of none."""
+    right: int = sum(record["prediction"] == record["target"] for record in records)
     return 100 * right / max(1, len(records))

@@ -1,4 +1,4 @@
-"""Visual grounding by Grad-CAM, after training on image-text pairs without boxes."""
+"""Visual grounding by Grad-CAM of models trained on image-text pairs without boxes."""
 
 from __future__ import annotations
 
@@ -22,31 +22,31 @@ from lavis_mafa.tasks.tally import Tally
 
 logger = logging.getLogger(__name__)
 
-TRUE, CHOSEN = (0, 200, 0), (255, 0, 0)
-SHOWN_SIDE = 256  # pixels that the shorter side of an overlay has at least
-WRITTEN = ("instance_id", "ref_id", "text", "split", "box", "score", "peak")
+TRUE, CHOSEN = (0, 200, 0), (255, 0, 0)  # colours of the boxes
+SHOWN_SIDE = 256  # pixels, at least, of the shorter side of an overlay
+RESULT_KEYS = ("instance_id", "ref_id", "text", "split", "box", "score", "peak")
 
 
 @registry.register_task("mafa_grounding")
 class MafaGroundingTask(BaseTask):
-    """Finds what an expression names by the heat map of the ITM head (ALBEF 6.4, appendix A).
+    """Locates what an expression refers to by the heat map of the ITM head (ALBEF 6.4, appendix A).
 
     Proposals are ranked by the heat inside over the square root of the area; a choice is right if
     its IoU with the true box is at least 0.5. Figures: `lavis_mafa.metrics.grounding`, with the
     parts that samples name (testA, testB).
 
-    Any model whose texts attend to images in LAVIS's ``med.py`` is evaluated, and trained by its
-    own losses; a ``*_mafa`` model as task ``mafa_pretrain`` does.
+    It evaluates any model whose texts attend to images in LAVIS's ``med.py``, and trains it by its
+    own losses; a ``*_mafa`` model trains as with the task ``mafa_pretrain``.
 
     Samples of an evaluation set have ``image``, ``text_input``, ``index`` (their place in the set),
     ``size`` (``[height, width]`` of the picture in pixels), ``box`` (the true one,
     ``[x, y, width, height]``) and ``boxes`` (proposals, or None); optional are ``instance_id``,
-    ``ref_id`` and ``split``. With ``show(index)`` the set gives pictures for overlays.
+    ``ref_id`` and ``split``. Overlays need the set's ``show(index)``.
 
     Args:
         layer: BERT's layer, from 0 (``run.block_num``); None: the third with cross-attention.
         tokens: see `heat_maps` (``run.gradcam_tokens``).
-        save_maps: of that many expressions an overlay is written (``run.save_maps``).
+        save_maps: number of expressions for which an overlay is written (``run.save_maps``).
         cfg: the run's config, for training.
     """
 
@@ -85,11 +85,11 @@ class MafaGroundingTask(BaseTask):
         self._training.before_training(model, train_set)
 
     def train_step(self, model: Any, samples: dict[str, Any]) -> Any:
-        """The model's whole output."""
+        """Return the model's whole output."""
         return model(samples)
 
     def step_figures(self, output: Any, samples: dict[str, Any]) -> dict[str, float]:
-        """As `MafaPretrainTask`; nothing for models that do not train by the step."""
+        """Return the counts of `MafaPretrainTask`; none for models that train without `run_step`."""
         if output.get("counts") is None:
             return {}
         return self._training.step_figures(output, samples)
@@ -111,7 +111,7 @@ class MafaGroundingTask(BaseTask):
     # Evaluation
 
     def before_evaluation(self, model: Any, dataset: Any, **kwargs: Any) -> None:
-        """Find out before anything is computed whether the model has maps.
+        """Check before anything is computed that model and data fit.
 
         Raises:
             TypeError: if its texts do not attend to images, or it has no ITM head.
@@ -135,7 +135,7 @@ class MafaGroundingTask(BaseTask):
     def evaluation(
         self, model: Any, data_loader: Any, cuda_enabled: bool = True, **kwargs: Any
     ) -> list[results.Record] | None:
-        """Records of all ranks on the main process, None on others."""
+        """Return the records of all ranks on the main process, None on others."""
         return results.evaluate_in_batches(self, model, data_loader, cuda_enabled, "grounding")
 
     def valid_step(self, model: Any, samples: Any) -> list[results.Record]:
@@ -165,21 +165,21 @@ class MafaGroundingTask(BaseTask):
     def after_evaluation(
         self, val_result: list[results.Record], split_name: str, **kwargs: Any
     ) -> dict[str, float]:
-        """Write ``<split>_grounding_result.json`` and overlays, and score; for the main process.
+        """Write ``<split>_grounding_result.json`` and overlays, and score, on the main process.
 
         Returns:
             The figures.
         """
         records = results.without_duplicates(val_result, "index")
-        plain = [{k: r[k] for k in WRITTEN if r[k] is not None or k == "box"} for r in records]
+        plain = [{k: r[k] for k in RESULT_KEYS if r[k] is not None or k == "box"} for r in records]
         path = results.write_result(plain, f"{split_name}_grounding_result")
         logger.info("boxes of %d expressions of %s are in %s", len(plain), split_name, path)
         self._write_maps(records, path.parent / f"{split_name}_maps")
         figures = grounding.score_grounding(records)
         if figures.get("undecided", 0) > 50:
             logger.warning(
-                "%.0f %% of the maps are without heat: the layer may be the last one and "
-                "run.gradcam_tokens words, or the ITM head untrained",
+                "%.0f %% of the maps are without heat: run.block_num may be the last layer with "
+                "run.gradcam_tokens: words, or the ITM head may be untrained",
                 figures["undecided"],
             )
         return figures
@@ -196,7 +196,7 @@ class MafaGroundingTask(BaseTask):
 
 
 def overlay(picture: Image.Image, record: Mapping[str, Any]) -> Image.Image:
-    """A picture beside itself under its heat map, with the true box green and the chosen one red.
+    """Draw a picture next to its heat map, with the true box in green and the chosen one in red.
 
     Args:
         record: has ``heat`` (rows of numbers), ``truth`` and ``box`` (None if nothing was chosen).
@@ -210,7 +210,7 @@ def overlay(picture: Image.Image, record: Mapping[str, Any]) -> Image.Image:
     mask = Image.fromarray((strength * 200).byte().numpy())
     hot = Image.composite(Image.new("RGB", size, (255, 90, 0)), shown, mask)
     draw = ImageDraw.Draw(hot)
-    # The chosen box within its frame, so that both are seen where they are the same.
+    # Inset the chosen box, so that both can be seen where they are equal.
     for box, colour, inset in ((record["truth"], TRUE, 0), (record["box"], CHOSEN, 3)):
         if box is not None:
             x, y, width, height = (side * scale for side in box)

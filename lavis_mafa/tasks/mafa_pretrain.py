@@ -1,4 +1,4 @@
-"""Pre-training with GRIT and Con-D, and the figures that show what they do."""
+"""Pre-training with GRIT and Con-D, and the figures that show their effect."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from lavis.common.registry import registry
 
@@ -18,13 +19,13 @@ from lavis_mafa.algorithm.mining import (
     MiningRule,
 )
 from lavis_mafa.algorithm.step import COUNTS, StepOutput
-from lavis_mafa.algorithm.tokens import COUNTS as OF_CAPTIONS
+from lavis_mafa.algorithm.tokens import COUNTS as CAPTION_COUNTS
 from lavis_mafa.metrics.binary import bin_of
 from lavis_mafa.models.con_d.discriminator import Oracle
 from lavis_mafa.tasks.mafa_retrieval import MafaRetrievalTask
 from lavis_mafa.tasks.tally import Tally
 
-REPLACED = "samples_replaced"  # others were read in their place
+REPLACED = "samples_replaced"  # unreadable, another one was read instead
 TRUTHS = ("true", "false", "unknown")
 HISTOGRAM_BINS = 100  # of Con-D's probabilities
 _NAMES = {
@@ -38,10 +39,10 @@ _NAMES = {
 
 @registry.register_task("mafa_pretrain")
 class MafaPretrainTask(MafaRetrievalTask):
-    """Trains a ``*_mafa`` model; evaluates retrieval without fine-tuning.
+    """Trains a ``*_mafa`` model and evaluates retrieval without fine-tuning.
 
-    On training data whose truth is known it also counts how many hard negatives are false, and
-    Con-D's precision and recall in finding them.
+    Where the valid pairs of the training data are known, it also counts the false negatives among
+    the hard negatives, and Con-D's precision and recall in detecting them.
     """
 
     def __init__(self, cfg: Any) -> None:
@@ -50,10 +51,10 @@ class MafaPretrainTask(MafaRetrievalTask):
         self._rule = MiningRule()
 
     def before_training(self, model: Any, train_set: Any) -> None:
-        """Tell the oracle, and remember for the figures, what is known of the training data.
+        """Take the valid pairs of the training data, if known, for the figures and the oracle.
 
         Raises:
-            ValueError: if Con-D is the oracle and the data's truth is not known.
+            ValueError: if Con-D is the oracle and the valid pairs are not known.
         """
         self._truth = train_set.truth
         if hasattr(model, "settings"):
@@ -62,18 +63,19 @@ class MafaPretrainTask(MafaRetrievalTask):
         if isinstance(con_d, Oracle):
             if self._truth is None:
                 raise ValueError(
-                    "model.mafa.con_d.arch is oracle, but the training data do not know which "
-                    "pairs are valid; train on toy_scenes alone or name a model as Con-D"
+                    "model.mafa.con_d.arch is oracle, but the training data do not say which "
+                    "pairs are valid; train on toy_scenes only, or give a model as Con-D"
                 )
             con_d.truth = self._truth
 
     def train_step(self, model: Any, samples: dict[str, Any]) -> StepOutput:
-        """The model's whole output; ``output["loss"]`` is LAVIS's loss."""
-        return model(samples)
+        """Return the model's whole output; ``output["loss"]`` is LAVIS's loss."""
+        output: StepOutput = model(samples)
+        return output
 
     def step_figures(self, output: StepOutput, samples: dict[str, Any]) -> dict[str, float]:
-        """Counts of one step for log and tally, ``<name>_i2t`` and ``<name>_t2i``; and of its data:
-        `REPLACED` samples, captions as `lavis_mafa.algorithm.tokens.COUNTS` names them."""
+        """Return the counts of one step for log and tally: ``<name>_i2t`` and ``<name>_t2i``,
+        `REPLACED` samples, and captions by the names of `lavis_mafa.algorithm.tokens.COUNTS`."""
         assert output.counts is not None
         counts = output.counts.tolist()
         figures = {
@@ -83,10 +85,10 @@ class MafaPretrainTask(MafaRetrievalTask):
         }
         for direction, row in zip(DIRECTIONS, counts, strict=True):
             judged, total = row[COUNTS.index("judged")], row[COUNTS.index("probability_sum")]
-            # There on every rank, also where nothing was judged: ranks add up the same names.
+            # NaN rather than missing where nothing was judged: ranks must sum the same names.
             figures[f"con_d_probability_{direction}"] = total / judged if judged else math.nan
         figures["judged_pairs"] = float(output.judged_pairs or 0)
-        figures.update({name: float(samples[name]) for name in OF_CAPTIONS if name in samples})
+        figures.update({name: float(samples[name]) for name in CAPTION_COUNTS if name in samples})
         if "load_error" in samples:
             figures[REPLACED] = float(sum(map(bool, samples["load_error"])))
         if self._truth is not None:
@@ -95,7 +97,7 @@ class MafaPretrainTask(MafaRetrievalTask):
         return figures
 
     def step_bins(self, output: StepOutput) -> dict[str, float]:
-        """How many of Con-D's probabilities of one step lie in each bin, for the tally.
+        """Count Con-D's probabilities of one step in each bin, for the tally.
 
         For the bins see `lavis_mafa.metrics.binary.bin_of`. Names are the same on
         every rank and step: by direction and, where the truth is known, by truth.
@@ -116,9 +118,12 @@ class MafaPretrainTask(MafaRetrievalTask):
         return bins
 
     def epoch_histogram(self, tally: Tally) -> dict[str, Any] | None:
-        """The bins of an epoch: ``{"bins": 100, "i2t": {"true": [...], "false": [...]}, "t2i":
-        ...}``, or under ``unknown``; None if nothing was judged."""
-        told: dict[str, Any] = {}
+        """Return the bins of an epoch, None if nothing was judged.
+
+        ``{"bins": 100, "i2t": {"true": [...], "false": [...]}, "t2i": ...}``; without known truth
+        ``{"unknown": [...]}`` for each direction.
+        """
+        histogram: dict[str, Any] = {}
         for direction in DIRECTIONS:
             counts = {
                 truth: [int(tally.sums[name]) for name in _NAMES[direction, truth]]
@@ -126,14 +131,19 @@ class MafaPretrainTask(MafaRetrievalTask):
                 if _NAMES[direction, truth][0] in tally.sums
             }
             if any(any(row) for row in counts.values()):
-                told[direction] = counts
-        return {"bins": HISTOGRAM_BINS, **told} if told else None
+                histogram[direction] = counts
+        return {"bins": HISTOGRAM_BINS, **histogram} if histogram else None
 
     def epoch_figures(self, tally: Tally) -> dict[str, float | None]:
-        """Rates of an epoch: false negatives by Con-D and by truth, Con-D's quality; and numbers of
-        samples replaced and of captions cut or unknown, of all ranks."""
+        """Return the figures of an epoch over all ranks.
+
+        Rates of false negatives by Con-D and by truth, precision and recall of Con-D, and numbers
+        of samples replaced and of captions truncated or without a known word.
+        """
         figures: dict[str, float | None] = {
-            name: int(tally.sums[name]) for name in (REPLACED, *OF_CAPTIONS) if name in tally.sums
+            name: int(tally.sums[name])
+            for name in (REPLACED, *CAPTION_COUNTS)
+            if name in tally.sums
         }
         for direction in DIRECTIONS:
             d = direction
@@ -158,7 +168,7 @@ class MafaPretrainTask(MafaRetrievalTask):
     def mined(
         self, output: StepOutput, samples: dict[str, Any], limit: int
     ) -> list[dict[str, Any]]:
-        """Up to ``limit`` pairs of this step that Con-D did not call negative, as plain records."""
+        """Return records of up to ``limit`` pairs that Con-D did not judge negative in this step."""
         records = []
         loaded, own = _loaded(output)
         for direction in DIRECTIONS:
@@ -184,9 +194,9 @@ class MafaPretrainTask(MafaRetrievalTask):
         return records[:limit]
 
     def _nominated(
-        self, output: StepOutput, direction: str, rows: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Numbers in the data set of the images and texts of some nominations."""
+        self, output: StepOutput, direction: str, rows: npt.NDArray[Any]
+    ) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+        """Return the sample indices of the images and texts of some candidates."""
         found = output[direction]
         loaded, own = _loaded(output)
         anchors = loaded[own[found.anchor.cpu().numpy()[rows]]]
@@ -197,12 +207,12 @@ class MafaPretrainTask(MafaRetrievalTask):
         self, output: StepOutput, samples: dict[str, Any], direction: str
     ) -> dict[str, float]:
         found = output[direction]
-        there = torch.nonzero(found.state != ABSENT).flatten().cpu().numpy()
-        valid = np.asarray(self._truth(*self._nominated(output, direction, there)))
-        called = (found.state.cpu().numpy() == POSITIVE)[there]
-        # What ITM learns as "no match": without the converted and dropped, with the re-sampled.
+        present = torch.nonzero(found.state != ABSENT).flatten().cpu().numpy()
+        valid = np.asarray(self._truth(*self._nominated(output, direction, present)))
+        called = (found.state.cpu().numpy() == POSITIVE)[present]
+        # ITM's negatives: without converted and dropped candidates, with re-sampled ones.
         rows, taken, labels = (x.cpu().numpy() for x in found.itm_pairs(self._rule))
-        negative = 1.0 - labels  # as far as the label says so
+        negative = 1.0 - labels  # soft labels count in part
         loaded, own = _loaded(output)
         anchors, taken = loaded[own[rows]], loaded[taken]
         in_itm = self._truth(*((anchors, taken) if direction == "i2t" else (taken, anchors)))
@@ -214,7 +224,7 @@ class MafaPretrainTask(MafaRetrievalTask):
         }
 
 
-def _loaded(output: StepOutput) -> tuple[np.ndarray, np.ndarray]:
-    """Numbers in the data set of all candidates, and which of these the mini-batch's own are."""
+def _loaded(output: StepOutput) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    """Return the sample indices of all candidates, and which of these are the mini-batch's own."""
     assert output.candidates is not None and output.own is not None
     return output.candidates.cpu().numpy(), output.own.cpu().numpy()

@@ -1,4 +1,4 @@
-"""LAVIS's retrieval task, with figures that false negatives do not spoil where truth is known."""
+"""LAVIS's retrieval task, with figures that count all valid pairs where these are known."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import numpy.typing as npt
 import torch
 from lavis.common.dist_utils import is_main_process
 from lavis.common.registry import registry
@@ -22,10 +22,10 @@ from lavis_mafa.metrics.score_files import SavedScores, captions_of, save_scores
 class MafaRetrievalTask(RetrievalTask):
     """Trains any LAVIS retrieval model and evaluates as LAVIS's ``retrieval`` does.
 
-    Beside LAVIS's figures, in log and ``evaluate.txt``:
+    In addition to LAVIS's figures, in log and ``evaluate.txt``:
 
     - recall and mAP@R against all valid pairs (`lavis_mafa.metrics.recall.retrieval_with_truth`)
-      where the split offers ``truth_matrix()`` (``toy_scenes``) or ``run.truth_file`` names pairs;
+      where the split has ``truth_matrix()`` (``toy_scenes``) or ``run.truth_file`` lists pairs;
     - ECCV Caption's, CxC's and COCO 1K's figures (`lavis_mafa.metrics.eccv.eccv_scores`) of
       COCO's test split, where ``eccv_caption`` is installed.
 
@@ -37,11 +37,14 @@ class MafaRetrievalTask(RetrievalTask):
         path = (cfg or {}).get("truth_file")
         self._pairs = read_truth(path) if path else None
         self._scores: SavedScores | None = None
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
 
     @torch.no_grad()
     def evaluation(self, model: Any, data_loader: Any, **kwargs: Any) -> dict[str, float] | None:
-        """LAVIS's figures (``txt_r1`` ... ``agg_metrics``) and those against truth, on rank 0."""
+        """Return LAVIS's figures (``txt_r1`` ... ``agg_metrics``) and those of all valid pairs.
+
+        On rank 0; None on others.
+        """
         scores_i2t, scores_t2i = model.compute_sim_matrix(data_loader, task_cfg=self.cfg)
         if not is_main_process():
             return None
@@ -52,18 +55,18 @@ class MafaRetrievalTask(RetrievalTask):
             **self._figures_of_coco(dataset, scores_i2t, scores_t2i),
         }
         if more:
-            self._note_depth(*scores_i2t.shape)
+            self._log_depth(*scores_i2t.shape)
             with open(Path(registry.get_path("output_dir")) / "evaluate.txt", "a") as file:
                 file.write(json.dumps(more) + "\n")
         if self.cfg.get("save_scores"):
-            # The name of the split comes after the evaluation.
+            # Saved in after_evaluation, which is given the name of the split.
             self._scores = SavedScores.of(dataset, scores_i2t, scores_t2i)
         return {**figures, **more}
 
     def after_evaluation(
         self, val_result: Any, split_name: str = "evaluation", **kwargs: Any
     ) -> Any:
-        """Save the scores if they are wanted; the figures as they are."""
+        """Save the scores if ``run.save_scores`` is set; return the figures unchanged."""
         if self._scores is not None:
             folder = Path(registry.get_path("result_dir"))
             path = save_scores(self._scores, folder / f"scores_{split_name}.npz")
@@ -72,7 +75,7 @@ class MafaRetrievalTask(RetrievalTask):
         return val_result
 
     def _figures_of_truth(
-        self, dataset: Any, scores_i2t: np.ndarray, scores_t2i: np.ndarray
+        self, dataset: Any, scores_i2t: npt.NDArray[Any], scores_t2i: npt.NDArray[Any]
     ) -> dict[str, float]:
         truth = dataset.truth_matrix() if hasattr(dataset, "truth_matrix") else None
         if self._pairs is not None:
@@ -81,9 +84,8 @@ class MafaRetrievalTask(RetrievalTask):
         return {} if truth is None else retrieval_with_truth(scores_i2t, scores_t2i, truth)
 
     def _figures_of_coco(
-        self, dataset: Any, scores_i2t: np.ndarray, scores_t2i: np.ndarray
+        self, dataset: Any, scores_i2t: npt.NDArray[Any], scores_t2i: npt.NDArray[Any]
     ) -> dict[str, float]:
-        # Imported here since it is a command as well: `python -m` warns of one already imported.
         from lavis_mafa.metrics.eccv import coco_ids, eccv_scores, is_coco_test
 
         if not is_coco_test([str(name) for name in getattr(dataset, "image", ())]):
@@ -92,20 +94,20 @@ class MafaRetrievalTask(RetrievalTask):
             ids = coco_ids(dataset.image, captions_of(dataset))
             return eccv_scores(scores_i2t, scores_t2i, *ids)
         except (ImportError, ValueError) as error:
-            # LAVIS's own figures stand all the same.
-            self._tell(f"no figures of ECCV Caption and CxC: {error}", logging.WARNING)
+            # LAVIS's own figures are not affected.
+            self._log_once(f"no figures of ECCV Caption and CxC: {error}", logging.WARNING)
             return {}
 
-    def _note_depth(self, images: int, texts: int) -> None:
+    def _log_depth(self, images: int, texts: int) -> None:
         k_test = self.cfg.get("k_test") or 0
         if 0 < k_test < max(images, texts):
-            self._tell(
+            self._log_once(
                 f"only the {k_test} best candidates by ITC are re-ranked (run.k_test): R-Precision "
-                "and mAP@R count only these, all others are equal"
+                "and mAP@R count only these, all others tie"
             )
 
-    def _tell(self, text: str, level: int = logging.INFO) -> None:
-        """Log a line once a run."""
-        if text not in self._told:
-            self._told.add(text)
+    def _log_once(self, text: str, level: int = logging.INFO) -> None:
+        """Log a line, but only once a run."""
+        if text not in self._logged:
+            self._logged.add(text)
             logging.log(level, "%s", text)

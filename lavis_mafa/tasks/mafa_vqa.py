@@ -1,4 +1,4 @@
-"""LAVIS's VQA and GQA tasks, scored offline on one or several ranks."""
+"""LAVIS's VQA and GQA tasks, scored locally, on one or several ranks."""
 
 from __future__ import annotations
 
@@ -25,8 +25,7 @@ from lavis_mafa.tasks import results
 
 logger = logging.getLogger(__name__)
 
-# Keys of a sample that say which question it is.
-IDS = ("question_id", "instance_id")
+ID_KEYS = ("question_id", "instance_id")  # of a sample, in this order
 
 
 @registry.register_task("mafa_vqa")
@@ -34,11 +33,11 @@ class MafaVQATask(VQATask):
     """Answers questions with any LAVIS model that has ``predict_answers`` and scores the answers.
 
     Truth comes from the data set's files in VQA's format (VQAv2, OK-VQA), else from ``answers`` or
-    ``answer`` of its samples or annotation; without either, answers are written and not scored.
+    ``answer`` of its samples or annotation; without either, answers are written but not scored.
     Figures in percent: ``acc``, one per answer type, and ``agg_metrics``, which is ``acc``.
 
     Args:
-        length_penalty: passed on to ``predict_answers``; None: the model's own.
+        length_penalty: passed to ``predict_answers``; None: the model's default.
         Others: as LAVIS's `VQATask`.
     """
 
@@ -50,7 +49,7 @@ class MafaVQATask(VQATask):
 
     @classmethod
     def setup_task(cls, cfg: Any) -> MafaVQATask:
-        task = super().setup_task(cfg)
+        task: MafaVQATask = super().setup_task(cfg)
         task.length_penalty = cfg.run_cfg.get("length_penalty")
         return task
 
@@ -60,18 +59,17 @@ class MafaVQATask(VQATask):
         return datasets
 
     def before_evaluation(self, model: Any, dataset: Any, **kwargs: Any) -> None:
-        """Find truth and candidates of this data set before anything is answered.
+        """Read the right answers and the candidates before any question is answered.
 
         Raises:
-            ValueError: if the model takes no length penalty, or there are no answers to rank.
+            ValueError: if the model takes no length penalty, or there are no candidates to rank.
         """
         super().before_evaluation(model=model, dataset=dataset, **kwargs)
         if self.length_penalty is not None:
             results.require_argument(model, "predict_answers", "length_penalty", "length_penalty")
         if self.prompt and not results.takes(model.predict_answers, "prompt") and is_main_process():
             logger.warning(
-                "run.prompt is set, but %s.predict_answers() has no argument prompt: questions are "
-                "asked without it",
+                "run.prompt is set, but %s.predict_answers() has no argument prompt: it is ignored",
                 type(model).__name__,
             )
         self.answer_list = getattr(dataset, "answer_list", None)
@@ -88,13 +86,13 @@ class MafaVQATask(VQATask):
         if files is None:
             return None
         truth = read_questions(*files)
-        results.check_known(dataset, IDS, {as_id(one) for one in truth.qa}, files[1])
+        results.check_known(dataset, ID_KEYS, {as_id(one) for one in truth.qa}, files[1])
         return truth
 
     def evaluation(
         self, model: Any, data_loader: Any, cuda_enabled: bool = True, **kwargs: Any
     ) -> list[results.Record] | None:
-        """Records of all ranks on the main process, None on others."""
+        """Return the records of all ranks on the main process, None on others."""
         return results.evaluate_in_batches(self, model, data_loader, cuda_enabled, "answering")
 
     def valid_step(self, model: Any, samples: Any) -> list[results.Record]:
@@ -103,7 +101,7 @@ class MafaVQATask(VQATask):
         Raises:
             ValueError: if samples have neither ``question_id`` nor ``instance_id``.
         """
-        ids = results.required_column(samples, *IDS)
+        ids = results.required_column(samples, *ID_KEYS)
         truths = _column_of_truths(samples, len(ids))
         types = results.column(samples, "answer_type") or [None] * len(ids)
         places = results.column(samples, "instance_id", "index") or [None] * len(ids)
@@ -127,10 +125,10 @@ class MafaVQATask(VQATask):
     def after_evaluation(
         self, val_result: list[results.Record], split_name: str, **kwargs: Any
     ) -> dict[str, float]:
-        """Write ``<split>_vqa_result.json`` and score it; for the main process.
+        """Write ``<split>_vqa_result.json`` and score it, on the main process.
 
         Returns:
-            The figures; nothing if there is no truth.
+            The figures; empty if no right answers are known.
         """
         records = results.without_duplicates(val_result, "question_id")
         for record in records:
@@ -148,7 +146,7 @@ class MafaVQATask(VQATask):
         return {"agg_metrics": figures["acc"], **figures}
 
     def _take_from_annotation(self, record: results.Record) -> None:
-        """Truth and answer type of a record from its row, where the sample brought none."""
+        """Complete a record's truth and answer type from its row of the annotation."""
         if record["place"] is None or not str(record["place"]).isdigit():
             return
         place = int(record["place"])
@@ -171,7 +169,7 @@ class MafaVQATask(VQATask):
 
 @registry.register_task("mafa_gqa")
 class MafaGQATask(MafaVQATask, GQATask):
-    """GQA: the share of answers that are the right one, after LAVIS's processing."""
+    """GQA: the share of right answers, after LAVIS's normalisation."""
 
     def _to_write(self, record: results.Record) -> results.Record:
         return {
@@ -195,12 +193,12 @@ def _known(records: list[results.Record], name: str) -> dict[Any, Any]:
 
 
 def _column_of_truths(samples: Any, size: int) -> list[Truth | None]:
-    """The truth of every sample of a mini-batch, None where it has none."""
+    """Return the right answers of every sample of a mini-batch, None where there are none."""
     for name in ("answers", "answer"):
         values = samples.get(name)
         if values is None:
             continue
-        # Torch's default collates lists of strings the other way round, into tuples.
+        # Torch's default collation transposes lists of strings into tuples.
         if values and all(isinstance(value, tuple) and len(value) == size for value in values):
             values = [list(value) for value in zip(*values, strict=True)]
         if len(values) == size:

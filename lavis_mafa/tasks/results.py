@@ -1,4 +1,4 @@
-"""What tasks that generate text share: batches, results of all ranks, one file."""
+"""Evaluate in mini-batches, gather the records of all ranks, and write them to one file."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from lavis_mafa.io.files import write_text
 from lavis_mafa.io.processes import gather_objects
 from lavis_mafa.metrics.captions import as_id
 
-# How many samples tell whether truth belongs to a data set.
-PROBES = 16
+LAVIS_COLLATER = BaseDataset.collater
+PROBES = 16  # samples checked for whether an annotation file is of the data set
 
 Record = dict[str, Any]
 
@@ -31,11 +31,11 @@ Record = dict[str, Any]
 def evaluate_in_batches(
     task: Any, model: Any, data_loader: Any, cuda_enabled: bool, name: str
 ) -> list[Record] | None:
-    """``task.valid_step`` on every mini-batch.
+    """Run ``task.valid_step`` on every mini-batch of a loader.
 
     Returns:
         The records of all ranks in the order of the data set on the main process, None elsewhere.
-        A sampler that pads the shares of the ranks makes duplicates: see `without_duplicates`.
+        A sampler that pads the ranks' shares causes duplicates: see `without_duplicates`.
     """
     records: list[Record] = []
     hidden = not is_main_process()
@@ -45,10 +45,11 @@ def evaluate_in_batches(
 
 
 def gather_records(records: list[Record]) -> list[Record] | None:
-    """Records of all ranks on the main process, None elsewhere; ranks may have unequal numbers.
+    """Gather the records of all ranks on the main process; ranks may have unequal numbers.
 
-    They come in turns, as a distributed sampler deals samples out: rank 0's first, rank 1's first,
-    ..., rank 0's second.
+    Returns:
+        Interleaved, as a distributed sampler deals out samples: rank 0's first, rank 1's first,
+        ..., rank 0's second. None on other ranks.
     """
     parts = gather_objects(records)
     if parts is None:
@@ -57,7 +58,7 @@ def gather_records(records: list[Record]) -> list[Record] | None:
 
 
 def without_duplicates(records: list[Record], key: str) -> list[Record]:
-    """The first record of every value of ``key``, in order."""
+    """Return the first record of every value of ``key``, in order."""
     first: dict[Any, Record] = {}
     for record in records:
         first.setdefault(record[key], record)
@@ -65,14 +66,14 @@ def without_duplicates(records: list[Record], key: str) -> list[Record]:
 
 
 def write_result(records: list[Record], name: str) -> Path:
-    """Write ``<result_dir>/<name>.json``, whole or not at all. For the main process alone."""
+    """Write ``<result_dir>/<name>.json`` atomically; only the main process may call it."""
     path = Path(registry.get_path("result_dir")) / f"{name}.json"
     write_text(path, json.dumps(records, ensure_ascii=False))
     return path
 
 
 def column(samples: Mapping[str, Any], *names: str) -> list[Any] | None:
-    """Plain values of the first of these keys that the mini-batch has, one a sample."""
+    """Return a mini-batch's values, one a sample, of the first of these keys that it has."""
     for name in names:
         values = samples.get(name)
         if values is not None:
@@ -81,7 +82,7 @@ def column(samples: Mapping[str, Any], *names: str) -> list[Any] | None:
 
 
 def required_column(samples: Mapping[str, Any], *names: str) -> list[Any]:
-    """As `column`.
+    """Return the same as `column`.
 
     Raises:
         ValueError: if the mini-batch has none of the keys.
@@ -94,16 +95,16 @@ def required_column(samples: Mapping[str, Any], *names: str) -> list[Any]:
 
 
 def check_known(dataset: Any, names: Sequence[str], known: Container[Any], what: str) -> None:
-    """Refuse truth of another data set before anything is generated.
+    """Refuse annotations of another data set before anything is generated.
 
     Args:
-        dataset: some of its samples are looked at, from all over it.
-        names: keys of a sample, the first of which that it has is its id.
-        known: ids that have a truth.
-        what: the truth, for the message.
+        dataset: of which `PROBES` samples, evenly spread, are checked.
+        names: keys of a sample; the first one that it has is its id.
+        known: ids that are annotated.
+        what: the annotations, for the message.
 
     Raises:
-        ValueError: if none of these samples has a truth.
+        ValueError: if none of these samples is annotated.
     """
     size = len(dataset)
     places = sorted({i * size // PROBES for i in range(PROBES)}) if size else []
@@ -113,45 +114,45 @@ def check_known(dataset: Any, names: Sequence[str], known: Container[Any], what:
     ]
     ids = [as_id(one.item() if isinstance(one, torch.Tensor) else one) for one in found]
     if ids and not any(one in known for one in ids):
-        told = ", ".join(repr(one) for one in ids[:3])
+        shown = ", ".join(repr(one) for one in ids[:3])
         raise ValueError(
-            f"{what} knows none of {len(ids)} samples looked at, such as {told}: it must be of the "
+            f"{what} has none of {len(ids)} samples checked, such as {shown}: give the file of the "
             f"split that is evaluated, with the same {names[0]}"
         )
 
 
 def check_length(texts: list[str], expected: int, what: str) -> None:
-    """Raises ValueError unless there is one text for each sample."""
+    """Raise ValueError unless there is one text for each sample."""
     if len(texts) != expected:
         raise ValueError(
-            f"{what} gave {len(texts)} texts for {expected} samples; expected one each"
+            f"{what} returned {len(texts)} texts for {expected} samples; expected one each"
         )
 
 
 def takes(function: Callable[..., Any], name: str) -> bool:
-    """Whether ``function`` has a parameter of that name; ``**kwargs`` would swallow it unread."""
+    """Return whether a function has a parameter of that name; ``**kwargs`` does not count."""
     return name in inspect.signature(function).parameters
 
 
 def require_argument(model: Any, method: str, argument: str, key: str) -> None:
-    """Raises ValueError if the model's method has no such argument for the key ``run.<key>``."""
+    """Raise ValueError if the model's method lacks the argument that ``run.<key>`` sets."""
     if not takes(getattr(model, method), argument):
         raise ValueError(
             f"run.{key} is set, but {type(model).__name__}.{method}() does not take {argument}; "
-            f"leave run.{key} out"
+            f"remove run.{key}"
         )
 
 
 def allow_ragged_columns(datasets: Mapping[str, Mapping[str, Any]]) -> None:
-    """Let LAVIS's evaluation sets collate answers that are missing or of unequal number."""
+    """Let LAVIS's evaluation sets collate answers that are missing or unequal in number."""
     for splits in datasets.values():
         for split, dataset in splits.items():
-            if split != "train" and getattr(type(dataset), "collater", None) is _PLAIN:
+            if split != "train" and getattr(type(dataset), "collater", None) is LAVIS_COLLATER:
                 dataset.collater = collate_ragged
 
 
 def collate_ragged(samples: list[dict[str, Any]]) -> dict[str, Any]:
-    """Torch's default, but lists, mappings and None stay as they are: one a sample, in a list."""
+    """Collate as torch does, but keep lists, mappings and None: a list of one a sample."""
     ragged = {
         key
         for sample in samples
@@ -163,6 +164,3 @@ def collate_ragged(samples: list[dict[str, Any]]) -> dict[str, Any]:
         **default_collate(even),
         **{key: [sample.get(key) for sample in samples] for key in ragged},
     }
-
-
-_PLAIN = BaseDataset.collater

@@ -179,7 +179,7 @@ def test_a_disk_that_takes_not_even_a_log_line(small_disk, unvalidated, injected
             seen.append(len(told(small_disk)))
         assert torch.load(small_disk / "job" / "checkpoint_last.pth", weights_only=True)
     output = finish(process)
-    assert FAILED in output and "its lines wait" in output, output[-3000:]
+    assert FAILED in output and "its lines are kept in memory" in output, output[-3000:]
     assert told(small_disk) == told(unvalidated)
     bits = bits_differing(state(small_disk), state(unvalidated))
     injected("disk full, no log line either", bits == 0, bits=bits)

@@ -61,7 +61,7 @@ def test_it_saves_leaves_and_goes_on(tmp_path, undisturbed, injected, number, st
     left = state(tmp_path)
     assert left["run"]["global_step"] == len(records(tmp_path, "step")) >= steps
     requeued = spawn(tmp_path, listed, **job, SLURM_RESTART_COUNT="1")
-    assert "going on in" in finish(requeued)
+    assert "resuming in" in finish(requeued)
     bits = bits_differing(state(tmp_path), state(undisturbed))
     assert told(tmp_path) == told(undisturbed)
     injected(f"terminated by {number.name}", bits == 0, bits=bits)
