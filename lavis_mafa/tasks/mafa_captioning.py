@@ -259,8 +259,8 @@ def _from_annotation(
     for record in records:
         if record["place"] is None:
             raise ValueError(
-                "samples have no instance_id, the row of their captions in the annotation; give the "
-                "captions as run.annotation_file"
+                "samples have no instance_id, the row of their captions in the annotation; give "
+                "the captions as run.annotation_file"
             )
         image, place = record["image_id"], int(record["place"])
         row = annotation[place]

@@ -89,7 +89,7 @@ class MafaGroundingTask(BaseTask):
         return model(samples)
 
     def step_figures(self, output: Any, samples: dict[str, Any]) -> dict[str, float]:
-        """Return the counts of `MafaPretrainTask`; none for models that train without `run_step`."""
+        """Return the counts of `MafaPretrainTask`; none of models that do not use `run_step`."""
         if output.get("counts") is None:
             return {}
         return self._training.step_figures(output, samples)

@@ -168,7 +168,7 @@ class MafaPretrainTask(MafaRetrievalTask):
     def mined(
         self, output: StepOutput, samples: dict[str, Any], limit: int
     ) -> list[dict[str, Any]]:
-        """Return records of up to ``limit`` pairs that Con-D did not judge negative in this step."""
+        """Return up to ``limit`` pairs of this step not judged negative by Con-D, as records."""
         records = []
         loaded, own = _loaded(output)
         for direction in DIRECTIONS:
