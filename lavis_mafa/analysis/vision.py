@@ -21,7 +21,7 @@ from lavis_mafa.analysis.loading import (
 )
 from lavis_mafa.analysis.token_prediction import COUNTS, TokenPredictor, share_of
 from lavis_mafa.commands.vision import __doc__ as DESCRIPTION
-from lavis_mafa.io.checkpoints import left_random
+from lavis_mafa.io.checkpoints import random_weights
 from lavis_mafa.io.files import write_json, write_text
 from lavis_mafa.metrics.intervals import clustered, ratio
 from lavis_mafa.pages.report import Curve, Series, Table, write_report
@@ -117,7 +117,7 @@ def load_weights(model: Any, path: str) -> frozenset[str]:
         ValueError: if weights that predict tokens remain random.
     """
     missing = model.load_checkpoint(path).missing_keys
-    lost = [name for name in left_random(model, missing) if name.startswith(LANGUAGE_PARTS)]
+    lost = [name for name in random_weights(model, missing) if name.startswith(LANGUAGE_PARTS)]
     if lost:
         raise ValueError(
             f"{path} lacks {len(lost)} weights that predict tokens, such as {lost[0]}: give a "

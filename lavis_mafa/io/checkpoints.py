@@ -277,7 +277,7 @@ def load_state(model: torch.nn.Module, state: dict[str, Tensor], origin: str) ->
         raise ValueError(f"{origin} holds no weight of {type(model).__name__}")
     result = model.load_state_dict(state, strict=False)
     logging.info("loaded %s", origin)
-    missing = left_random(model, result.missing_keys)
+    missing = random_weights(model, result.missing_keys)
     if missing:
         logging.warning(
             "%d of %d weights are not in %s and keep their initial values, such as %s",
@@ -289,7 +289,7 @@ def load_state(model: torch.nn.Module, state: dict[str, Tensor], origin: str) ->
     return result
 
 
-def left_random(model: Any, missing: Collection[str]) -> list[str]:
+def random_weights(model: Any, missing: Collection[str]) -> list[str]:
     """Return the weights in ``missing`` that keep random initial values.
 
     Frozen weights were loaded from elsewhere when the model was built, unless the model lists them
@@ -303,7 +303,7 @@ def left_random(model: Any, missing: Collection[str]) -> list[str]:
     ]
 
 
-def require_whole(
+def require_weights(
     model: Any, missing: Collection[str], parts: tuple[str, ...], problem: str, cure: str
 ) -> None:
     """Refuse a checkpoint that leaves needed weights of a model random.
@@ -317,7 +317,7 @@ def require_whole(
         ValueError: if a weight of ``parts`` is random, with counts by part.
     """
     lost: dict[str, list[str]] = {}
-    for name in left_random(model, missing):
+    for name in random_weights(model, missing):
         if name.startswith(parts) and not name.startswith(LANGUAGE_HEADS):
             lost.setdefault(name.split(".")[0], []).append(name)
     if lost:
@@ -334,7 +334,7 @@ def resize_positions(encoder: Any, state: dict[str, Tensor]) -> None:
         state["pos_embed"] = interpolate_pos_embed(state["pos_embed"], encoder)
 
 
-def begin_momentum(model: Any, checkpoint: str | None) -> bool:
+def init_momentum(model: Any, checkpoint: str | None) -> bool:
     """Copy the encoders into the momentum encoders if a checkpoint holds none.
 
     LAVIS copies them when a model is built, before its checkpoint is loaded: with a checkpoint

@@ -23,7 +23,7 @@ from lavis_mafa.io.checkpoints import (
     load_state,
     read_checkpoint,
     registered_name,
-    require_whole,
+    require_weights,
     weights_of,
 )
 from lavis_mafa.models.con_d.build import build_discriminator
@@ -153,7 +153,7 @@ class MafaModel:
     def _require_finetuned(
         self, checkpoint: str, content: dict[str, Any], missing: list[str]
     ) -> None:
-        require_whole(
+        require_weights(
             self,
             missing,
             (*MATCHING_PARTS, *PROJECTION_PARTS),

@@ -364,7 +364,7 @@ class RunnerMafa(EvaluatingRunner):
         batch = self.loaders.to_device({**samples, **self.train_set.collater(read)})
         terms = loss_terms(self._forward(self._model, batch))
         terms = {name: value for name, value in terms.items() if value.requires_grad}
-        # The sum tells nothing that its terms do not.
+        # The sum adds nothing to its terms, unless it has none.
         return {name: v for name, v in terms.items() if name != "loss" or len(terms) == 1}
 
     def _update(self, where: str) -> None:
@@ -380,7 +380,7 @@ class RunnerMafa(EvaluatingRunner):
         )
         if skipped is not None:
             left = self.guard.allowed - self.guard.skipped
-            logging.error("%s: step skipped, %d more may be.\n  %s", where, left, skipped)
+            logging.error("%s: step skipped, %d more may be skipped.\n  %s", where, left, skipped)
             step = self.progress.global_step
             self.log.write("skipped", global_step=step, where=where, told=skipped)
 

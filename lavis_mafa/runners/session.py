@@ -17,7 +17,7 @@ from lavis.common.registry import registry
 from lavis.models.base_model import SharedQueueMixin
 
 from lavis_mafa.config import ConfigError, load_config
-from lavis_mafa.io.checkpoints import begin_momentum
+from lavis_mafa.io.checkpoints import init_momentum
 from lavis_mafa.io.processes import LostContactError, explain_lost_rank
 from lavis_mafa.runners.checkpoint_schedule import NotSavedError
 from lavis_mafa.runners.dry_run import dry_run
@@ -43,7 +43,7 @@ def build_model(cfg: Any, task: Any) -> Any:
     """Build the model of a config."""
     model = task.build_model(cfg)
     given = "finetuned" if cfg.model_cfg.get("load_finetuned", True) else "pretrained"
-    begin_momentum(model, cfg.model_cfg.get(given))
+    init_momentum(model, cfg.model_cfg.get(given))
     return model
 
 

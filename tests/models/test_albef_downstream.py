@@ -14,7 +14,7 @@ from same_gradients import assert_same_gradients
 
 from lavis_mafa import load_model
 from lavis_mafa.export.lavis_forms import with_momentum
-from lavis_mafa.io.checkpoints import CONFIGS, begin_momentum
+from lavis_mafa.io.checkpoints import CONFIGS, init_momentum
 from lavis_mafa.models import AlbefMafa, AlbefVeMafa, AlbefVqaMafa
 from lavis_mafa.models.downstream.albef_downstream import decoder_from_fusion
 
@@ -308,7 +308,7 @@ def test_momentum_copies_of_pre_training_are_kept(cls):
                 weight.add_(0.5)
     path = save(source)
     model = build(cls, load_pretrained=True, pretrained=path, use_distill=True)
-    assert not begin_momentum(model, path)
+    assert not init_momentum(model, path)
     own = model.state_dict()
     for name, value in source.state_dict().items():
         if name.startswith(("visual_encoder_m.", "text_encoder_m.bert.")):

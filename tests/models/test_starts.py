@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 from lavis_mafa import load_model
 from lavis_mafa.algorithm.step import SoftLabels, StepSettings, run_step
 from lavis_mafa.config import ConfigError, load_config
-from lavis_mafa.io.checkpoints import begin_momentum, registered_name
+from lavis_mafa.io.checkpoints import init_momentum, registered_name
 from lavis_mafa.models import AlbefMafa, Blip2Mafa, BlipMafa
 
 FAMILIES = {"albef": AlbefMafa, "blip": BlipMafa, "blip2": Blip2Mafa}
@@ -229,5 +229,5 @@ def test_lavis_s_queue_forgets_images_of_other_data(tmp_path):
 
     torch.save({"model": {}}, tmp_path / "any.pth")
     model = Theirs()
-    begin_momentum(model, str(tmp_path / "any.pth"))
+    init_momentum(model, str(tmp_path / "any.pth"))
     assert (model.idx_queue == -100).all()

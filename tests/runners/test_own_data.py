@@ -191,17 +191,17 @@ def test_checkpoints_load_into_lavis_models(small_albef, base_checkpoint, monkey
 
 def test_momentum_encoders_begin_equal_to_the_encoders(small_albef, base_checkpoint, monkeypatch):
     from lavis_mafa.cli import main
-    from lavis_mafa.io.checkpoints import begin_momentum
+    from lavis_mafa.io.checkpoints import init_momentum
 
     monkeypatch.chdir(small_albef)
     key = "visual_encoder{}.blocks.0.attn.qkv.weight"
     model = downstream("albef_retrieval", small_albef, queue_size=64)
     assert not torch.equal(model.state_dict()[key.format("_m")], model.state_dict()[key.format("")])
-    assert begin_momentum(model, str(small_albef / "checkpoint.pth"))
+    assert init_momentum(model, str(small_albef / "checkpoint.pth"))
     assert torch.equal(model.state_dict()[key.format("_m")], model.state_dict()[key.format("")])
     main(["export", "checkpoint.pth", "retrieval.pth", "--to", "albef_retrieval"])
     exported = downstream("albef_retrieval", small_albef, queue_size=64, pretrained="retrieval.pth")
-    assert not begin_momentum(exported, "retrieval.pth")
+    assert not init_momentum(exported, "retrieval.pth")
     state = exported.state_dict()
     for part in ("visual_encoder{}.norm.weight", "text_proj{}.weight", "vision_proj{}.bias"):
         assert torch.equal(state[part.format("_m")], state[part.format("")])
@@ -325,7 +325,7 @@ def test_the_retrieval_model_serves_as_con_d(small_albef, base_checkpoint, monke
 
 def test_fine_tuning_stopped_and_resumed(small_albef, base_checkpoint, work, photographs, tmp_path):
     """Momentum encoders take no gradient, but they are part of the state."""
-    from lavis_mafa.io.checkpoints import begin_momentum
+    from lavis_mafa.io.checkpoints import init_momentum
     from lavis_mafa.runners.checkpoint import load_trained_state, trained_state
 
     with pytest.MonkeyPatch.context() as patch:
@@ -341,7 +341,7 @@ def test_fine_tuning_stopped_and_resumed(small_albef, base_checkpoint, work, pho
         assert torch.equal(again.visual_encoder_m.norm.weight, model.visual_encoder_m.norm.weight)
         # A file of ours without momentum weights is told from one that holds them all.
         torch.save({"model": changed}, small_albef / "whole.pth")
-        assert not begin_momentum(again, str(small_albef / "whole.pth"))
+        assert not init_momentum(again, str(small_albef / "whole.pth"))
         part = {k: v for k, v in changed.items() if "_m." not in k or "position_ids" in k}
         torch.save({"model": part}, small_albef / "part.pth")
-        assert begin_momentum(again, str(small_albef / "part.pth"))
+        assert init_momentum(again, str(small_albef / "part.pth"))

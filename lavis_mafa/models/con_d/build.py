@@ -17,7 +17,7 @@ from lavis_mafa.io.checkpoints import (
     config_of,
     load_state,
     read_checkpoint,
-    require_whole,
+    require_weights,
 )
 from lavis_mafa.models.con_d.discriminator import ModelDiscriminator, Oracle
 from lavis_mafa.models.families.base import image_size_of
@@ -89,7 +89,7 @@ def view_of(arch: str, model_type: str | None, model: Any) -> Callable[[Any], Te
 
 def _require_weights(model: Any, content: dict[str, Any], checkpoint: str) -> None:
     """Load what LAVIS's loading may have passed over, and refuse a Con-D that is partly random."""
-    require_whole(
+    require_weights(
         model,
         load_state(model, content.get("model", content), checkpoint).missing_keys,
         MATCHING_PARTS,

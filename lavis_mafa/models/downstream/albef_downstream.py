@@ -16,7 +16,7 @@ from lavis_mafa.io.checkpoints import (
     load_state,
     read_checkpoint,
     registered_name,
-    require_whole,
+    require_weights,
     weights_of,
 )
 from lavis_mafa.models.families.attention import fuse_attention
@@ -138,7 +138,7 @@ class AlbefDownstream:
         if begins and isinstance(state, dict):
             state = self.begin_with(state, origin)
         loaded = load_state(model, state, origin)
-        require_whole(model, loaded.missing_keys, needed, origin, cure)
+        require_weights(model, loaded.missing_keys, needed, origin, cure)
         # Copies that the checkpoint does not bring begin equal to the encoders.
         with torch.no_grad():
             for name, copy in model.named_parameters():
