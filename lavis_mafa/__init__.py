@@ -2,8 +2,11 @@
 
 Importing this package is cheap: neither LAVIS nor torch is imported. The models, tasks, runners and
 data sets are registered with LAVIS as soon as LAVIS is imported, before or after this package.
-The names below are imported on first use.
+The names below are imported on first use. Those of the algorithm (`run_step`, `MiningRule`,
+`GritSchedule`, ...) work in any PyTorch program and import no LAVIS.
 """
+
+# ruff: noqa: F401  (imports for type checkers)
 
 from __future__ import annotations
 
@@ -12,10 +15,44 @@ from typing import TYPE_CHECKING, Any
 
 from lavis_mafa import registration
 from lavis_mafa._version import __version__
+from lavis_mafa.algorithm import EXPORTS
 from lavis_mafa.registration import register
 
 if TYPE_CHECKING:  # for type checkers; at run time `__getattr__` below imports them
     from lavis_mafa import datasets, models, processors, runners, tasks, toyworld
+    from lavis_mafa.algorithm.context import MiniBatch, StepContext, known_positives
+    from lavis_mafa.algorithm.grit import (
+        EpochBatches,
+        EpochPlan,
+        GritCollector,
+        GritSchedule,
+        GritSettings,
+        group,
+    )
+    from lavis_mafa.algorithm.labels import (
+        SOFT_LABELS,
+        distilled_labels,
+        labels_from_positives,
+        mix,
+        smooth,
+    )
+    from lavis_mafa.algorithm.losses import (
+        LOSSES,
+        consistency_loss,
+        contrastive_loss,
+        matching_losses,
+    )
+    from lavis_mafa.algorithm.mining import Connections, MiningRule, find_connections
+    from lavis_mafa.algorithm.momentum import Momentum
+    from lavis_mafa.algorithm.options import option
+    from lavis_mafa.algorithm.output import StepOutput
+    from lavis_mafa.algorithm.pair_memory import MovingCopies, PairMemory
+    from lavis_mafa.algorithm.pickers import NONE, PICKERS, build_picker, hardest, sampled
+    from lavis_mafa.algorithm.posterior import PosteriorPicker, PosteriorRule
+    from lavis_mafa.algorithm.ranks import Ranks
+    from lavis_mafa.algorithm.registry import Registry
+    from lavis_mafa.algorithm.settings import LossWeights, SoftLabels, StepSettings
+    from lavis_mafa.algorithm.step import run_step
     from lavis_mafa.models.loading import load_model
 
 __all__ = [
@@ -28,12 +65,11 @@ __all__ = [
     "runners",
     "tasks",
     "toyworld",
+    *EXPORTS,
 ]
 
 # Where each name is defined that is imported on first use; every other name is a subpackage.
-_MODULE_OF = {
-    "load_model": "lavis_mafa.models.loading",
-}
+_MODULE_OF = {"load_model": "lavis_mafa.models.loading", **EXPORTS}
 
 
 def __getattr__(name: str) -> Any:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import pkgutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from conftest import ROOT
@@ -70,6 +72,27 @@ def test_a_failed_import_of_lavis_can_be_repeated():
 
 def test_importing_the_package_imports_neither_lavis_nor_torch():
     succeed("import lavis_mafa, lavis_mafa.cli, lavis_mafa.io.files", LIGHT)
+
+
+def test_the_algorithm_is_used_without_lavis():
+    succeed(
+        "from lavis_mafa import GritSchedule, MiningRule, StepSettings, find_connections, run_step",
+        "import sys",
+        "assert 'lavis' not in sys.modules and 'torch' in sys.modules",
+    )
+
+
+def test_type_checkers_know_every_name():
+    """`__getattr__` hides the names from them: the block under TYPE_CHECKING must repeat them."""
+    tree = ast.parse(Path(lavis_mafa.__file__).read_text(encoding="utf-8"))
+    (block,) = (node for node in tree.body if isinstance(node, ast.If))
+    imports = [node for node in block.body if isinstance(node, ast.ImportFrom)]
+    names = {alias.name: str(node.module) for node in imports for alias in node.names}
+    expected = {name for name in lavis_mafa.__all__ if name not in ("__version__", "register")}
+    assert names.keys() == expected
+    assert {name: names[name] for name in lavis_mafa.algorithm.EXPORTS} == {
+        **lavis_mafa.algorithm.EXPORTS
+    }
 
 
 def test_every_public_name_is_there():
