@@ -177,7 +177,7 @@ def test_cut_at_every_length(trial, injected):
     trial.tell(injected, "checkpoint: cut short")
 
 
-def test_more_than_was_saved(trial, injected):
+def test_bytes_appended_to_a_file(trial, injected):
     whole = saved(content())
     choose = random.Random(0)
     for count in (1, 2, 3, 21, 22, 23, 100, 1000, 65535, 65536, 70000):
@@ -277,7 +277,7 @@ def test_saved_without_checksums(tmp_path):
     assert damage_of(path) is None and differing(content(), read_checkpoint(str(path))) == 0
 
 
-def test_packed_anew_with_compression(tmp_path, trial, injected):
+def test_checkpoint_zipped_again_with_compression(tmp_path, trial, injected):
     """torch loads it; its checksums are looked at, and it is not mapped."""
     path = tmp_path / "packed.pth"
     with zipfile.ZipFile(io.BytesIO(saved(content()))) as plain:
@@ -316,7 +316,7 @@ def test_tensors_left_in_the_file_are_the_same(tmp_path):
         read_checkpoint(str(path), mapped=True)
 
 
-def test_what_is_no_file_is_not_whole(tmp_path):
+def test_missing_file_is_not_intact(tmp_path):
     assert not is_intact(tmp_path) and not is_intact(tmp_path / "nothing.pth")
     (tmp_path / "empty.pth").touch()
     assert not is_intact(tmp_path / "empty.pth")
@@ -324,7 +324,7 @@ def test_what_is_no_file_is_not_whole(tmp_path):
     assert not is_intact(tmp_path / "text.pth")
 
 
-def test_a_file_is_read_once_as_long_as_it_is_the_same(tmp_path, monkeypatch):
+def test_unchanged_file_is_read_only_once(tmp_path, monkeypatch):
     read = []
     opened = zipfile.ZipFile.open
 

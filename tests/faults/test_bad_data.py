@@ -78,7 +78,9 @@ def train_set(folder, processor=first_pixel):
 
 @pytest.mark.parametrize("lenient", [False, True])
 @pytest.mark.parametrize("builder", SETS)
-def test_every_kind_is_read_or_replaced_by_rule(folder_of, injected, monkeypatch, builder, lenient):
+def test_every_kind_of_bad_sample_is_read_or_replaced(
+    folder_of, injected, monkeypatch, builder, lenient
+):
     monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", lenient)  # importing LAVIS sets it
     folder = folder_of(builder)
     train = train_set(folder)
@@ -138,7 +140,7 @@ def test_a_file_that_may_not_be_read(tmp_path, injected):
     injected("data: no permission", survived=1)
 
 
-def test_the_check_tells_what_training_replaces(folder_of):
+def test_check_data_finds_what_training_replaces(folder_of):
     """By the same rules: for the rows of `image_text_json`, and for LAVIS's."""
     for builder in ("image_text_json", "sbu_caption"):
         folder = folder_of(builder)
@@ -260,7 +262,7 @@ def lines(folder, name="unreadable.jsonl"):
         for pair in itertools.product(SETS, (0, 2))
     ],
 )
-def test_a_run_loses_the_bad_samples_alone(folder_of, tmp_path, injected, builder, workers):
+def test_run_replaces_only_bad_samples(folder_of, tmp_path, injected, builder, workers):
     folder = folder_of(builder)
     count, bad = len(folder.rows), sorted(folder.bad)
     changes = {**NOT_TOY, "run__max_unreadable": 0.9, "run__num_workers": workers}
@@ -300,7 +302,7 @@ def test_a_run_loses_the_bad_samples_alone(folder_of, tmp_path, injected, builde
     assert lost == 0 and bits == 0
 
 
-def test_workers_change_nothing(folder_of, tmp_path, injected):
+def test_number_of_workers_changes_nothing(folder_of, tmp_path, injected):
     folder = folder_of("image_text_json")
     changes = {**NOT_TOY, "run__max_unreadable": 0.9, "config": config_of(folder, tmp_path)}
     changes["run__max_epoch"] = 1
@@ -312,7 +314,7 @@ def test_workers_change_nothing(folder_of, tmp_path, injected):
     assert bits == 0
 
 
-def test_too_many_stop_the_run_with_a_list(folder_of, tmp_path, injected):
+def test_too_many_bad_samples_stop_the_run_with_a_list(folder_of, tmp_path, injected):
     folder = folder_of("image_text_json")
     config = config_of(folder, tmp_path)
     with pytest.raises(UnreadableError, match="than run.max_unreadable = 0.1 allows") as told:

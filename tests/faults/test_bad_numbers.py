@@ -29,7 +29,7 @@ def run(folder, poison, monkeypatch, **changes):
 @pytest.mark.parametrize("what", ["loss_itc", "loss_itm", "loss_lm", WEIGHT, "con_d"])
 @pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize("value", [NAN, pytest.param(INF, marks=pytest.mark.faults)])
-def test_the_run_stops_before_the_weights(tmp_path, monkeypatch, injected, what, stage, value):
+def test_run_stops_before_bad_weights(tmp_path, monkeypatch, injected, what, stage, value):
     if what == "con_d" and value == INF:
         value = -NAN  # a probability of 0 times infinity
     one, go = run(tmp_path, {"what": what, "value": value, "steps": [stage]}, monkeypatch)
@@ -52,7 +52,7 @@ def test_the_run_stops_before_the_weights(tmp_path, monkeypatch, injected, what,
 
 
 @pytest.mark.parametrize("what", ["loss_itm", WEIGHT])
-def test_a_skipped_step_leaves_nothing(tmp_path, monkeypatch, injected, what):
+def test_skipped_step_changes_no_state(tmp_path, monkeypatch, injected, what):
     """Not in weights, momentum encoders and queues; the next order has every sample once."""
     one, go = run(
         tmp_path,
@@ -77,7 +77,7 @@ def test_a_skipped_step_leaves_nothing(tmp_path, monkeypatch, injected, what):
     injected(f"{'gradient' if what == WEIGHT else what} not finite: skipped", 2, 16, bits, times=2)
 
 
-def test_no_more_are_skipped_than_may_be(tmp_path, monkeypatch):
+def test_number_of_skipped_steps_is_limited(tmp_path, monkeypatch):
     poison = {"what": "loss_lm", "value": INF, "steps": [1, 2, 6]}
     one, go = run(tmp_path, poison, monkeypatch, run__skip_bad_steps=2, run__save_every_steps=1)
     with pytest.raises(NonFiniteError, match="epoch 1, step 2: stopped.*2 before it were skipped"):
@@ -94,7 +94,7 @@ def test_no_more_are_skipped_than_may_be(tmp_path, monkeypatch):
         )
 
 
-def test_inside_a_window_the_whole_window_is_skipped(tmp_path, monkeypatch, injected):
+def test_whole_accumulation_window_is_skipped(tmp_path, monkeypatch, injected):
     poison = {"what": "loss_itm", "value": NAN, "steps": [1]}
     changes = {"run__accum_grad_iters": 3, "run__skip_bad_steps": 1}
     one, go = run(tmp_path, poison, monkeypatch, **changes)
@@ -106,7 +106,7 @@ def test_inside_a_window_the_whole_window_is_skipped(tmp_path, monkeypatch, inje
     injected("loss_itm not finite: skipped", 1, 24)
 
 
-def test_a_gradient_s_mini_batch_of_a_window_is_found(tmp_path, monkeypatch):
+def test_bad_gradient_is_traced_to_its_mini_batch(tmp_path, monkeypatch):
     poison = {"what": WEIGHT, "value": INF, "steps": [1]}
     one, go = run(tmp_path, poison, monkeypatch, run__accum_grad_iters=3)
     poisoned = one.read
@@ -133,7 +133,7 @@ def test_a_gradient_s_mini_batch_of_a_window_is_found(tmp_path, monkeypatch):
     assert str(poisoned[0]) not in str(caught.value) and str(poisoned[2]) not in str(caught.value)
 
 
-def test_a_gradient_that_is_not_found_again_is_told_all_the_same(tmp_path, monkeypatch):
+def test_bad_gradient_that_cannot_be_traced_is_reported(tmp_path, monkeypatch):
     poison = {"what": WEIGHT, "value": NAN, "steps": [2]}
     one, go = run(tmp_path, poison, monkeypatch)
     monkeypatch.setattr("lavis_mafa.runners.guard.NonFiniteGuard._bad_gradients", lambda *_: {})
@@ -143,7 +143,7 @@ def test_a_gradient_that_is_not_found_again_is_told_all_the_same(tmp_path, monke
     assert str(one.read[2]) in str(caught.value)
 
 
-def test_with_recomputed_activations_a_step_is_skipped_too(tmp_path, monkeypatch):
+def test_step_is_skipped_with_recomputed_activations(tmp_path, monkeypatch):
     """LAVIS's EVA lets no gradient be asked for part by part: the weights are named anyway."""
     poison = {"what": WEIGHT, "value": NAN, "steps": [1]}
     one = Poison(**poison).install(monkeypatch.setattr)
@@ -165,7 +165,7 @@ TWO_RANKS = [
 
 
 @pytest.mark.parametrize("what, value, stage, skip", TWO_RANKS)
-def test_on_one_rank_of_two(tmp_path, injected, what, value, stage, skip):
+def test_bad_numbers_on_one_rank_of_two(tmp_path, injected, what, value, stage, skip):
     poison = json.dumps({"what": what, "value": str(value), "steps": [stage], "rank": 1})
     changes = {**toy("albef"), "run__batch_size_train": 4, "run__skip_bad_steps": skip}
     config = changes.pop("config")

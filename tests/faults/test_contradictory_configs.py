@@ -222,7 +222,7 @@ def told(config, key, machine=False):
 @pytest.mark.parametrize(
     "name, changes, key, says", CONTRADICTIONS, ids=lambda one: one if isinstance(one, str) else ""
 )
-def test_what_contradicts_itself_is_refused(name, changes, key, says, injected):
+def test_contradictions_are_refused(name, changes, key, says, injected):
     lines = told(config_of(name, changes), key)
     found = any(says in line for line in lines)
     injected("config: contradiction", survived=found)
@@ -253,7 +253,7 @@ def test_no_contradiction_is_tested_twice():
         ("albef_toy", {"run.grit.start_epoch": 8}, "run.grit.start_epoch", "no epoch is grouped"),
     ],
 )
-def test_what_has_no_effect_is_told(name, changes, key, says):
+def test_settings_without_effect_are_reported(name, changes, key, says):
     _, problems, notes = complete(config_of(name, changes), machine=False)
     assert problems == []
     assert any(note.startswith(f"{key}:") and says in note for note in notes), notes
@@ -277,7 +277,7 @@ PLACES = {
 
 
 @pytest.mark.parametrize("key", PLACES)
-def test_files_that_are_not_there(key, injected, tmp_path, monkeypatch):
+def test_missing_files_are_reported(key, injected, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     con_d = {f"{MAFA}.con_d": {"arch": "albef_mafa"}} if ".con_d." in key else {}
     config = config_of("albef_own_data", {**con_d, key: "./nowhere/at.all"})
@@ -287,7 +287,7 @@ def test_files_that_are_not_there(key, injected, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["pretrained", "finetuned"])
-def test_checkpoints_that_are_not_there(name, injected, tmp_path, monkeypatch):
+def test_missing_checkpoints_are_reported(name, injected, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     asked = {f"model.load_{name}": True, f"model.{name}": "nowhere.pth"}
     lines = told(config_of("albef_toy", asked), f"model.{name}:", machine=True)

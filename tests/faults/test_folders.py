@@ -19,7 +19,7 @@ def spoil(path):
     path.write_bytes(content)
 
 
-def test_where_a_disk_has_spoilt_the_last_the_one_before_it_is_taken(tmp_path, injected, caplog):
+def test_damaged_last_checkpoint_falls_back_to_previous(tmp_path, injected, caplog):
     changes = toy("albef", run__keep_every_epochs=1)
     whole = run_here(tmp_path / "whole", **changes)
     cut = tmp_path / "cut"
@@ -35,7 +35,7 @@ def test_where_a_disk_has_spoilt_the_last_the_one_before_it_is_taken(tmp_path, i
     assert same and runner.progress.global_step == 12
 
 
-def test_nothing_whole_is_an_error_and_not_a_new_run(tmp_path):
+def test_only_damaged_checkpoints_are_an_error(tmp_path):
     run_here(tmp_path, **toy("albef"), run__max_steps=1)
     last = tmp_path / "job" / "checkpoint_last.pth"
     spoil(last)
@@ -44,7 +44,7 @@ def test_nothing_whole_is_an_error_and_not_a_new_run(tmp_path):
             run_here(tmp_path, **{**toy("albef"), **job}, run__resume_ckpt_path="auto")
 
 
-def test_the_newest_job_is_taken_and_halves_never(tmp_path):
+def test_newest_job_is_resumed_and_partial_files_ignored(tmp_path):
     assert newest_checkpoint(tmp_path) is None
     for age, name in ((30, "a/checkpoint_last.pth"), (20, "b/checkpoint_last.pth")):
         path = tmp_path / name
@@ -56,7 +56,7 @@ def test_the_newest_job_is_taken_and_halves_never(tmp_path):
     assert newest_checkpoint(tmp_path) == tmp_path / "b" / "checkpoint_last.pth"
 
 
-def test_halves_of_a_killed_run_are_removed(tmp_path):
+def test_partial_files_of_a_killed_run_are_removed(tmp_path):
     (tmp_path / "job").mkdir()
     halves = [tmp_path / "job" / f".checkpoint_{name}.pth.0.tmp" for name in ("last", "best", 3)]
     for half in halves:
@@ -65,9 +65,7 @@ def test_halves_of_a_killed_run_are_removed(tmp_path):
     assert not any(half.exists() for half in halves)
 
 
-def test_a_run_lost_before_its_first_checkpoint_begins_where_its_command_says(
-    tmp_path, monkeypatch
-):
+def test_restart_before_first_checkpoint_starts_from_the_command(tmp_path, monkeypatch):
     run_here(tmp_path / "one", **toy("albef"), run__max_steps=6)
     monkeypatch.setenv("SLURM_JOB_ID", "3")
     last = tmp_path / "one" / "job" / "checkpoint_last.pth"
@@ -81,7 +79,7 @@ def test_a_run_lost_before_its_first_checkpoint_begins_where_its_command_says(
     assert len(records(tmp_path / "two", "step", job=again.output_dir.name)) == 1
 
 
-def test_going_back_to_an_earlier_checkpoint_is_not_undone_by_a_restart(tmp_path, monkeypatch):
+def test_restart_keeps_the_earlier_checkpoint_chosen(tmp_path, monkeypatch):
     changes = toy("albef", run__keep_every_epochs=1)
     run_here(tmp_path, **changes, run__max_steps=10)
     monkeypatch.setenv("SLURM_JOB_ID", "4")
@@ -96,7 +94,7 @@ def test_going_back_to_an_earlier_checkpoint_is_not_undone_by_a_restart(tmp_path
     assert [r["global_step"] for r in records(tmp_path, "step")] == list(range(1, 13))
 
 
-def test_copies_below_a_named_job_are_not_taken(tmp_path):
+def test_copies_in_subfolders_are_ignored(tmp_path):
     run_here(tmp_path, **toy("albef"), run__max_steps=2)
     job = tmp_path / "job"
     (job / "backup").mkdir()

@@ -41,7 +41,7 @@ def limit(process, size):
     resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (size, hard))
 
 
-def test_it_stops_with_the_old_checkpoint_and_goes_on_later(tmp_path, undisturbed, injected):
+def test_run_stops_with_old_checkpoint_and_resumes(tmp_path, undisturbed, injected):
     process = start("train.py", tmp_path, **RUN, run__max_failed_saves=0)
     wait_for(tmp_path, 5, process, "checkpoint")
     limit(process, 1_000_000)
@@ -57,7 +57,7 @@ def test_it_stops_with_the_old_checkpoint_and_goes_on_later(tmp_path, undisturbe
     assert bits == 0
 
 
-def test_it_goes_on_until_there_is_room(tmp_path, unvalidated, injected):
+def test_training_continues_until_disk_has_space(tmp_path, unvalidated, injected):
     process = start("train.py", tmp_path, **UNVALIDATED, run__max_failed_saves=1000)
     wait_for(tmp_path, 4, process, "checkpoint")
     limit(process, 1_000_000)
@@ -73,7 +73,7 @@ def test_it_goes_on_until_there_is_room(tmp_path, unvalidated, injected):
     assert bits == 0
 
 
-def test_what_is_never_saved_is_an_error_in_the_end(tmp_path, monkeypatch):
+def test_checkpoint_never_saved_is_an_error_at_the_end(tmp_path, monkeypatch):
     from lavis_mafa.runners import checkpoint
 
     def full(content, path):
@@ -85,7 +85,7 @@ def test_what_is_never_saved_is_an_error_in_the_end(tmp_path, monkeypatch):
     assert len(told(tmp_path)) == 12 + 3, "all epochs are trained before"
 
 
-def test_a_best_checkpoint_that_is_not_written_is_not_the_best(tmp_path, monkeypatch):
+def test_failed_best_checkpoint_is_not_recorded_as_best(tmp_path, monkeypatch):
     from lavis_mafa.runners import checkpoint
 
     save = checkpoint.save_atomically
@@ -121,7 +121,7 @@ def test_steps_that_end_without_a_checkpoint_are_an_error(tmp_path, monkeypatch)
         run_here(tmp_path, **toy("albef"), run__max_steps=3)
 
 
-def test_a_best_checkpoint_stays_the_best_if_the_last_one_fails_beside_it(tmp_path, monkeypatch):
+def test_best_checkpoint_stays_best_if_last_one_fails(tmp_path, monkeypatch):
     monkeypatch.setattr(*full("checkpoint_last.pth"))
     changes = toy("albef", run__valid_splits='["val"]', run__max_failed_saves=1000)
     with pytest.raises(NotSavedError):
@@ -168,7 +168,7 @@ class Filler:
         os.remove(self.path)
 
 
-def test_a_disk_that_takes_not_even_a_log_line(small_disk, unvalidated, injected):
+def test_disk_full_for_log_lines_too(small_disk, unvalidated, injected):
     process = start("train.py", small_disk, **UNVALIDATED, run__max_failed_saves=1000)
     wait_for(small_disk, 4, process, "checkpoint")
     with Filler(small_disk / "filler"):

@@ -90,7 +90,7 @@ def test_every_kept_file_is_tried():
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_they_hold_what_they_are_kept_for(name):
+def test_kept_checkpoints_hold_the_expected_state(name):
     """Otherwise the tests below would say nothing."""
     content = read(name)
     state = content["run"]["ranks"][0]["schedule"]
@@ -107,7 +107,7 @@ def test_they_hold_what_they_are_kept_for(name):
 
 @pytest.mark.strict_smoke
 @pytest.mark.parametrize("name", NAMES)
-def test_they_load_by_name(name):
+def test_kept_checkpoints_load_by_name(name):
     """Every weight of the file is in the model, and none of the model is missing there."""
     model = lavis_mafa.load_model(FILES[name][0], checkpoint=str(KEPT / name))
     saved = {k: v for k, v in read(name)["model"].items() if not k.startswith(RUN_STATE_KEYS)}
@@ -120,7 +120,7 @@ def test_they_load_by_name(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_run_begins_with_their_weights(name, tmp_path):
+def test_run_starts_with_kept_weights(name, tmp_path):
     begun = []
 
     def noted(self, *args):
@@ -137,7 +137,7 @@ def test_a_run_begins_with_their_weights(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_their_runs_go_on(name, tmp_path, monkeypatch, injected):
+def test_kept_checkpoints_resume(name, tmp_path, monkeypatch, injected):
     """To the end: the rest of the epoch in the order that the file has, then a whole epoch."""
     read_indices: dict[int, list[int]] = {}
     note = RunnerMafa._record_step
@@ -169,7 +169,7 @@ def test_their_runs_go_on(name, tmp_path, monkeypatch, injected):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_their_optimizer_comes_along(name, tmp_path):
+def test_kept_optimizer_state_is_loaded(name, tmp_path):
     """One step more changes the moments as AdamW does from where they were, not from zero."""
     after = train(tmp_path, name, run__resume_ckpt_path=KEPT / name, run__max_steps=15)
     before = read(name)["optimizer"]["state"]
@@ -184,7 +184,7 @@ def test_their_optimizer_comes_along(name, tmp_path):
     assert changed and 0 < torch.stack(changed).median() < 1
 
 
-def test_a_format_of_the_future_is_refused(tmp_path):
+def test_newer_format_is_refused(tmp_path):
     name = NAMES[0]
     content = read(name)
     content["run"]["format"] = FORMAT + 1

@@ -54,7 +54,7 @@ def trained(folder: Path) -> tuple[list[dict[str, Any]], int]:
 
 @pytest.mark.timeout(1000)
 @pytest.mark.parametrize("cases", [QUICKLY, pytest.param(THOROUGHLY, marks=pytest.mark.faults)])
-def test_killed_and_started_again(tmp_path, injected, cases):
+def test_killed_run_resumes(tmp_path, injected, cases):
     told, wrong = kill(tmp_path, cases), []
     for number, rounds in enumerate(told["cases"]):
         workers = cases[number]["run__num_workers"]

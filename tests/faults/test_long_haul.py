@@ -93,7 +93,7 @@ def write_config(folder: Path) -> Path:
 @pytest.mark.faults
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_nothing_grows_in_thousands_of_steps(tmp_path, injected):
+def test_memory_does_not_grow_over_thousands_of_steps(tmp_path, injected):
     toy = {
         f"datasets__toy_scenes__build_info__{split}_size": None
         for split in ("train", "val", "test")

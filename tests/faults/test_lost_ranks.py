@@ -95,7 +95,9 @@ def tasks(folder, port, **changes):
     [(KILL, 30), pytest.param(STOP, 0.1, marks=pytest.mark.faults)],
 )
 @pytest.mark.parametrize("victim", [1, pytest.param(0, marks=pytest.mark.faults)])
-def test_the_other_rank_ends_and_says_why(tmp_path, free_port, injected, number, minutes, victim):
+def test_other_rank_ends_with_an_explanation(
+    tmp_path, free_port, injected, number, minutes, victim
+):
     """Killed at once, hanging after the time set."""
     processes = tasks(tmp_path, free_port, run__dist_timeout_minutes=minutes)
     wait_for(tmp_path, 7, processes[0])

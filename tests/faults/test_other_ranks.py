@@ -116,7 +116,7 @@ def filled(count, queue_size, rank=0):
 
 
 @given(st.integers(1, 4), st.integers(1, 4), st.integers(0, 8), st.integers(3, 9))
-def test_every_pair_stays_where_it_is(ranks, count, each, queue_size):
+def test_redistributed_collectors_keep_every_pair(ranks, count, each, queue_size):
     each *= count  # as many for every rank
     states = [filled(each, queue_size, rank).state_dict() for rank in range(ranks)]
     shared = share_out(states, count)
@@ -144,12 +144,12 @@ def test_every_pair_stays_where_it_is(ranks, count, each, queue_size):
             assert torch.equal(state["texts"][place], features[index][1])
 
 
-def test_nothing_collected_is_shared_as_nothing():
+def test_empty_collectors_stay_empty():
     assert share_out([None, None], 3) == [None] * 3
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
-def test_counts_and_gradients_mean_the_same(count):
+def test_redistribution_keeps_sums_and_mean_gradients(count):
     def rank(place):
         return {
             "random": {"of": place},
@@ -177,7 +177,7 @@ def test_counts_and_gradients_mean_the_same(count):
 
 
 @pytest.mark.faults
-def test_new_ranks_draw_for_themselves(tmp_path):
+def test_new_ranks_have_their_own_random_states(tmp_path):
     """Of two ranks that begin from one, neither draws what the other does."""
     go(tmp_path / "run", 1, run__max_steps=2)
     go(tmp_path / "run", 2, run__resume_ckpt_path="auto", run__max_steps=3)

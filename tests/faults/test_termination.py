@@ -48,7 +48,9 @@ def undisturbed(tmp_path_factory):
         ],
     ],
 )
-def test_it_saves_leaves_and_goes_on(tmp_path, undisturbed, injected, number, steps, to_all):
+def test_signal_saves_and_requeued_job_resumes(
+    tmp_path, undisturbed, injected, number, steps, to_all
+):
     """Also where the cluster tells the workers of the data loader; then requeued, same command."""
     job = {"SLURM_JOB_ID": "77", "SLURM_NTASKS": "1"}
     listed = command("train.py", tmp_path, **{**RUN, **LONG})
@@ -71,7 +73,7 @@ def test_it_saves_leaves_and_goes_on(tmp_path, undisturbed, injected, number, st
 @pytest.mark.parametrize(
     "seconds", [0.1, *(pytest.param(s, marks=pytest.mark.faults) for s in (0.4, 0.8))]
 )
-def test_told_once_more_on_its_way_out_it_leaves_with_the_same_status(tmp_path, seconds, injected):
+def test_second_signal_keeps_the_exit_status(tmp_path, seconds, injected):
     process = start("train.py", tmp_path, **{**RUN, **LONG})
     wait_for(tmp_path, 3, process)
     process.send_signal(TERM)
@@ -84,7 +86,7 @@ def test_told_once_more_on_its_way_out_it_leaves_with_the_same_status(tmp_path, 
     injected("terminated twice", 1)
 
 
-def test_inside_a_window_of_accumulation(tmp_path, injected):
+def test_signal_inside_an_accumulation_window(tmp_path, injected):
     changes = {**toy("albef"), **LONG, "run__accum_grad_iters": 3}
     run_here(tmp_path / "whole", **changes)
     cut, steps = tmp_path / "cut", [4, 9, 24]
@@ -113,7 +115,7 @@ def test_inside_a_window_of_accumulation(tmp_path, injected):
     assert bits == 0
 
 
-def test_while_validating_it_leaves_at_once_and_validates_again(tmp_path, monkeypatch, injected):
+def test_signal_during_validation_ends_at_once(tmp_path, monkeypatch, injected):
     from lavis_mafa.runners import RunnerMafa
     from lavis_mafa.runners.termination import Terminated
 
@@ -244,7 +246,7 @@ def test_the_batch_script_asks_for_requeue(tmp_path, two_undisturbed, injected, 
 
 
 @pytest.mark.faults
-def test_evaluating_leaves_with_the_same_status(tmp_path, undisturbed):
+def test_signal_during_evaluation_has_the_same_status(tmp_path, undisturbed):
     changes = {**toy("albef"), "run__test_splits": '["test"]', "model__load_finetuned": True}
     changes["model__finetuned"] = undisturbed / "job" / "checkpoint_last.pth"
     changes["datasets__toy_scenes__build_info__test_size"] = 4000
@@ -254,13 +256,13 @@ def test_evaluating_leaves_with_the_same_status(tmp_path, undisturbed):
     assert "terminated by" in finish(process, status=REQUEUE)
 
 
-def test_handlers_are_the_user_s_again_after_a_run(tmp_path):
+def test_signal_handlers_are_restored_after_a_run(tmp_path):
     before = [signal.getsignal(number) for number in (TERM, USR1)]
     run_here(tmp_path, **toy("albef"), run__max_steps=1)
     assert [signal.getsignal(number) for number in (TERM, USR1)] == before
 
 
-def test_another_command_of_the_job_does_not_take_the_folder(tmp_path, monkeypatch):
+def test_another_command_of_the_job_gets_its_own_folder(tmp_path, monkeypatch):
     """A requeued job's other runs are not mistaken for this one: their configs differ."""
     monkeypatch.setenv("SLURM_JOB_ID", "5")
     changes = {**toy("albef"), "run__job_id": None, "run__max_steps": 1}

@@ -85,7 +85,7 @@ def problems(key, path, config="albef_toy", **more):
 
 @pytest.mark.strict_smoke
 @pytest.mark.parametrize("key", ALL)
-def test_right_ones_pass(saved, key):
+def test_valid_checkpoints_pass(saved, key):
     for arch, config in FAMILIES.items():
         judge = {"model__mafa__con_d__arch": arch} if "con_d" in key else {}
         assert problems(key, saved(arch), config, **judge) == []
@@ -107,7 +107,7 @@ BROKEN = {
 
 @pytest.mark.parametrize("what", BROKEN)
 @pytest.mark.parametrize("key", ALL)
-def test_files_that_are_none_any_more(saved, tmp_path, injected, key, what):
+def test_damaged_files_are_refused(saved, tmp_path, injected, key, what):
     change, told = BROKEN[what]
     path = tmp_path / "broken.pth"
     path.write_bytes(change(saved("albef_mafa").read_bytes()))
@@ -242,14 +242,14 @@ def test_what_a_checkpoint_records_of_itself_may_be_nonsense(saved, recorded, in
 @pytest.mark.parametrize(
     "settings", [{"image_size": 64}, {"vit": {**VIT, "width": 64, "depth": 2}}]
 )
-def test_what_loading_handles_passes(saved, settings):
+def test_differences_handled_by_loading_pass(saved, settings):
     """Another image size is interpolated; layers that are missing are told."""
     path = saved("albef_mafa", f"handled-{len(settings)}-{list(settings)[0]}", **settings)
     assert problems("model.pretrained", path) == []
     lavis_mafa.load_model("albef_mafa", "tiny").load_checkpoint(str(path))
 
 
-def test_weights_alone_pass_but_cannot_be_resumed(saved, tmp_path, injected):
+def test_weights_without_run_state_cannot_be_resumed(saved, tmp_path, injected):
     path = tmp_path / "weights.pth"
     for content in (weights(saved("albef_mafa")), {"model": weights(saved("albef_mafa"))}):
         torch.save(content, path)
@@ -283,7 +283,7 @@ def test_an_image_encoder(saved, tmp_path, injected):
         injected("wrong checkpoint named by a config", 1)
 
 
-def test_all_problems_are_told_at_once(saved, tmp_path):
+def test_all_problems_are_reported_together(saved, tmp_path):
     path = tmp_path / "broken.pth"
     path.write_bytes(b"weights" * 99)
     given = {**KEYS["model.pretrained"], **CON_D, "run.seed": "x"}
@@ -303,7 +303,7 @@ def test_a_config_for_another_machine_looks_at_no_file(tmp_path):
     assert load_config(TRAIN / "albef_toy.yaml", options, machine=False)
 
 
-def test_what_is_not_read_is_not_looked_at(saved, tmp_path):
+def test_unused_checkpoints_are_not_checked(saved, tmp_path):
     """`pretrained` beside a `finetuned` that is loaded; Con-D where nothing is trained."""
     path = tmp_path / "broken.pth"
     path.write_bytes(b"weights" * 99)
@@ -314,13 +314,13 @@ def test_what_is_not_read_is_not_looked_at(saved, tmp_path):
     assert problems("model.mafa.con_d.checkpoint", path, **oracle) == []
 
 
-def test_the_command_says_so(saved, tmp_path):
+def test_command_reports_the_problem(saved, tmp_path):
     with pytest.raises(ConfigError, match="model.pretrained: .*blip_mafa, which is of another"):
         given = {**KEYS["model.pretrained"], "model.pretrained": saved("blip_mafa")}
         run(str(TRAIN / "albef_toy.yaml"), [f"{k}={v}" for k, v in given.items()])
 
 
-def test_looking_is_quick(tmp_path):
+def test_check_is_fast(tmp_path):
     """A file of 256 MiB: tensors stay where they are."""
     path = tmp_path / "large.pth"
     torch.save({"model": {f"w{k}": torch.zeros(1 << 22) for k in range(16)}}, path)

@@ -92,7 +92,7 @@ def test_every_key_s_mistakes_are_refused_by_name(kind, injected):
     assert len(cases) >= (100 if kind in KINDS[:4] else 5)
 
 
-def test_all_mistakes_are_told_at_once(injected):
+def test_all_mistakes_are_reported_together(injected):
     """As many as there are keys in one config: each is named, whatever the others are."""
     made, lost = Counter(), []
     for path, found in all_mistakes().items():
@@ -128,7 +128,7 @@ def test_swapped_letters_of_short_names(wrong, meant):
     assert missed(TOY, [mistake]) == ([], [])
 
 
-def test_no_key_goes_without_a_type():
+def test_every_key_has_a_type():
     """Or nothing wrong would be known of it; the toy world's builders check what may be null."""
     keys = [key for path in SHIPPED for key in making.keys_of(right(path))]
     untyped = {anywhere(path) for path, key, *_ in keys if key.kind == "any"}
@@ -195,7 +195,7 @@ def test_the_command_ends_before_anything_is_built(
 
 
 @pytest.mark.parametrize("name", BUILDERS)
-def test_a_right_config_goes_on_to_be_built(name, tmp_path, monkeypatch):
+def test_valid_config_is_built(name, tmp_path, monkeypatch):
     """Where there is something to refuse, it is met."""
     config = copy.deepcopy(right(TOY))
     sizes = {"train_size": 64, "val_size": 2, "test_size": 2}
@@ -206,7 +206,7 @@ def test_a_right_config_goes_on_to_be_built(name, tmp_path, monkeypatch):
         command_line(config, tmp_path)
 
 
-def test_options_are_held_to_the_same(tmp_path, injected, caplog):
+def test_options_are_checked_like_the_file(tmp_path, injected, caplog):
     """Mistakes in ``--options``, as they are typed."""
     cases = [mistake for where, mistake in singles("misspelt") if where == SHIPPED[0]]
     cases = [one for one in cases if one.path.startswith(("run.", "model.mafa."))][::6]

@@ -9,7 +9,7 @@ import pytest
 from lavis_mafa.io.files import atomic_write, plain, write_json, write_text
 
 
-def test_an_error_leaves_what_was_there(tmp_path):
+def test_failed_write_keeps_the_old_file(tmp_path):
     path = tmp_path / "deep" / "a.txt"
     write_text(path, "before é")
     with pytest.raises(RuntimeError), atomic_write(path) as file:
@@ -19,7 +19,7 @@ def test_an_error_leaves_what_was_there(tmp_path):
     assert [p.name for p in path.parent.iterdir()] == ["a.txt"]
 
 
-def test_nothing_is_seen_before_the_end(tmp_path):
+def test_file_appears_only_when_complete(tmp_path):
     path = tmp_path / "a.txt"
     with atomic_write(path) as file:
         file.write(b"a")
@@ -27,7 +27,7 @@ def test_nothing_is_seen_before_the_end(tmp_path):
     assert path.read_bytes() == b"a"
 
 
-def test_json_is_json(tmp_path):
+def test_json_has_no_nan_or_infinity(tmp_path):
     write_json(tmp_path / "a.json", {"a": [float("nan"), (1.5, -float("inf"))], 2: "é"})
     text = (tmp_path / "a.json").read_text(encoding="utf-8")
     assert json.loads(text, parse_constant=pytest.fail) == {"a": [None, [1.5, None]], "2": "é"}

@@ -30,7 +30,7 @@ def changes_of(name, vit):
 
 
 @pytest.mark.parametrize("name", ["blip with momentum", "blip2 with a frozen ViT"])
-def test_a_stopped_run_goes_on_as_if_it_had_not_been(tmp_path, vit, name):
+def test_resumed_run_equals_an_uninterrupted_one(tmp_path, vit, name):
     changes = changes_of(name, vit)
     run_here(tmp_path / "whole", run__max_epoch=2, **changes)
     run_here(tmp_path / "cut", run__max_epoch=2, run__max_steps=12, **changes)

@@ -57,7 +57,7 @@ def both(tmp_path_factory, pretrained):
     return first, second
 
 
-def test_one_follows_the_other(both, pretrained):
+def test_nlvr_training_starts_from_pre_training(both, pretrained):
     first, second = both
     assigned, tuned = weights(first), weights(second)
     assert {k for k in assigned if k not in tuned} == {"ta_head.weight", "ta_head.bias"}
@@ -81,7 +81,7 @@ def test_one_follows_the_other(both, pretrained):
         assert figures["acc"] == figures["agg_metrics"] == pytest.approx(100 * right / number)
 
 
-def test_text_assignment_goes_on_bit_for_bit(both, pretrained, tmp_path):
+def test_text_assignment_resumes_bit_for_bit(both, pretrained, tmp_path):
     first, _ = both
     assign(tmp_path, pretrained, "run.max_steps=2")
     assert not same_weights(weights(tmp_path), weights(first))

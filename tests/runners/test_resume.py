@@ -53,7 +53,7 @@ def test_with_workers_and_random_augmentation(tmp_path):
     assert same_weights(weights(tmp_path / "whole"), weights(tmp_path / "alone"))
 
 
-def test_the_best_figure_is_not_forgotten(tmp_path):
+def test_best_figure_is_resumed(tmp_path):
     changes = {"run__valid_splits": '["val"]'}
     run_here(tmp_path, run__max_epoch=1, **changes)
     path = tmp_path / "job" / "checkpoint_last.pth"
@@ -81,7 +81,7 @@ def test_other_data_cannot_be_resumed(undisturbed, tmp_path):
         )
 
 
-def test_generators_go_on_where_they_were():
+def test_random_generators_resume():
     states = random_states()
     drawn = [random.random(), np.random.rand(), torch.rand(1).item()]
     set_random_states(states)
@@ -108,7 +108,7 @@ def test_weight_decay_is_the_configs(tmp_path):
     assert runner.optimizer.param_groups[0]["weight_decay"] == 0.5
 
 
-def test_a_run_that_goes_on_stays_in_its_folder(tmp_path):
+def test_resumed_run_keeps_its_folder(tmp_path):
     first = run_here(tmp_path, run__job_id=None, run__max_steps=3)
     again = run_here(tmp_path, run__job_id=None, run__resume_ckpt_path="auto", run__max_steps=5)
     assert again.output_dir == first.output_dir and again.progress.global_step == 5
@@ -116,14 +116,14 @@ def test_a_run_that_goes_on_stays_in_its_folder(tmp_path):
     assert other.output_dir != first.output_dir
 
 
-def test_another_runs_folder_is_not_written_over(undisturbed):
+def test_folder_of_another_run_is_refused(undisturbed):
     from lavis_mafa.config import ConfigError
 
     with pytest.raises(ConfigError, match="holds another run's checkpoint"):
         run_here(undisturbed)
 
 
-def test_the_best_weights_come_along_to_another_folder(tmp_path):
+def test_best_checkpoint_is_copied_to_a_new_folder(tmp_path):
     changes = {"run__valid_splits": '["val"]', "run__test_splits": '["test"]'}
     run_here(tmp_path / "one", run__max_epoch=1, **changes)
     last = tmp_path / "one" / "job" / "checkpoint_last.pth"

@@ -21,7 +21,7 @@ def write(folder, records, end=b""):
     (folder / LOG).write_bytes("".join(lines).encode() + end)
 
 
-def test_a_log_may_be_cut_anywhere(tmp_path):
+def test_truncated_log_is_read(tmp_path):
     """Also inside of a character of several bytes."""
     last = json.dumps(step(2, note="Hündin"), ensure_ascii=False).encode()
     for length in range(len(last)):
@@ -32,16 +32,16 @@ def test_a_log_may_be_cut_anywhere(tmp_path):
 
 
 @pytest.mark.parametrize("line", [b"\n", b"[1]\n", b"3\n", b"null\n", b'{"step": 1}\n', b"\xff\n"])
-def test_lines_that_are_no_records_are_left_out(tmp_path, line):
+def test_lines_that_are_not_records_are_skipped(tmp_path, line):
     write(tmp_path, [step(1)], end=line + b'{"kind": "step", "global_step": 2}\n')
     assert read_log(tmp_path, "step") == [step(1), step(2)]
 
 
-def test_no_log_has_no_lines(tmp_path):
+def test_missing_log_has_no_lines(tmp_path):
     assert list(read_json_lines(tmp_path / LOG)) == [] == read_log(tmp_path, "step")
 
 
-def test_what_is_written_is_read(tmp_path):
+def test_written_lines_are_read(tmp_path):
     log = RunLog(tmp_path, active=True)
     log.write("step", global_step=1, loss=float("nan"), words=["ä", (1, float("inf"))])
     log.write("epoch", epoch=0)
@@ -50,7 +50,7 @@ def test_what_is_written_is_read(tmp_path):
     assert found == {**step(1), "loss": None, "words": ["ä", [1, None]]}
 
 
-def test_steps_done_again_count_once(tmp_path):
+def test_repeated_steps_count_once(tmp_path):
     write(tmp_path, [step(number, loss=float(place)) for place, number in enumerate((1, 3, 2, 3))])
     found = [(one["global_step"], one["loss"]) for one in read_log(tmp_path, "step", "global_step")]
     assert found == [(1, 0.0), (2, 2.0), (3, 3.0)]
@@ -66,7 +66,7 @@ def test_the_curve_of_a_resumed_run_goes_forward(tmp_path):
     assert series.x == [1, 2, 3, 4] and series.y == [0.0, 30.0, 40.0, 50.0]
 
 
-def test_going_back_moves_this_package_s_lines_alone(tmp_path):
+def test_rewind_moves_only_lines_of_this_package(tmp_path):
     """Also of ranks that there are no more; a user's own files stay."""
     log = RunLog(tmp_path, active=True, tensorboard=False)
     (tmp_path / "mine.jsonl").write_text("{}\n")
@@ -84,7 +84,7 @@ def test_going_back_moves_this_package_s_lines_alone(tmp_path):
 
 
 @pytest.mark.parametrize("place", ["write", "close"])
-def test_a_line_waits_for_a_disk_that_takes_it(tmp_path, monkeypatch, place):
+def test_lines_are_kept_while_the_disk_is_full(tmp_path, monkeypatch, place):
     """Over a network a full disk is told of when a file is closed."""
     log = RunLog(tmp_path, active=True, tensorboard=False)
     log.write("step", global_step=1)
@@ -112,7 +112,7 @@ def test_a_line_waits_for_a_disk_that_takes_it(tmp_path, monkeypatch, place):
     assert (tmp_path / LOG).read_bytes().count(b"\n") == 4
 
 
-def test_a_board_that_cannot_be_written_stops_nothing(tmp_path, monkeypatch, caplog):
+def test_tensorboard_failure_does_not_stop_the_run(tmp_path, monkeypatch, caplog):
     import torch.utils.tensorboard as board
 
     log = RunLog(tmp_path, active=True)

@@ -78,7 +78,7 @@ def losses(folder):
 
 
 @pytest.mark.parametrize("arch", BOTH)
-def test_it_learns_and_saves_what_it_trains(world, undisturbed, arch):
+def test_stage_2_trains_and_saves_trained_weights(world, undisturbed, arch):
     told = [r["loss"] for r in records(undisturbed[arch], "epoch")]
     assert len(losses(undisturbed[arch])) == 18 and told[1] < told[0]
     content = torch.load(undisturbed[arch] / "job" / "checkpoint_last.pth", weights_only=True)
@@ -211,7 +211,7 @@ def test_mixed_precision_on_a_gpu(world, tmp_path, arch, amp_dtype):
         (["model.queue_size=8"], "model.queue_size: unknown key"),
     ],
 )
-def test_what_makes_no_sense_is_refused(world, arch, given, told):
+def test_invalid_settings_are_refused(world, arch, given, told):
     names = {"arch": arch, "key": KEYS[arch]}
     with pytest.raises(ConfigError) as caught:
         load_config(world["configs"][arch], [option.format(**names) for option in given])
@@ -242,7 +242,7 @@ def test_every_published_type_makes_a_config(world, arch):
         assert "mafa" not in cfg.model_cfg and not cfg.run_cfg.grit.enabled
 
 
-def test_unscaled_fp16_is_told(world):
+def test_unscaled_fp16_is_reported(world):
     noted = load_config(world["configs"]["blip2_opt_mafa"], ["run.device=cuda"], machine=False)
     assert any("llm_precision" in note for note in noted.notes)
     for better in ("model.llm_precision=bf16", "run.amp=True"):

@@ -73,7 +73,7 @@ def test_gradients_are_clipped(tmp_path):
     assert max(before for before, _ in norms) > 0.5
 
 
-def test_warm_up_goes_on_over_epochs(tmp_path):
+def test_warm_up_continues_over_epochs(tmp_path):
     run_here(tmp_path, run__warmup_steps=12, run__warmup_lr=0, run__init_lr=1.2e-3)
     rates = [r["lr"] for r in records(tmp_path, "step")]
     assert rates[:12] == pytest.approx([1e-4 * k for k in range(12)])
@@ -132,14 +132,14 @@ def test_logs_tell_what_the_papers_count(tmp_path):
     assert records(tmp_path, "config")[0]["config"]["run"]["seed"] == 42
 
 
-def test_naive_grouping_takes_a_pass_of_its_own(tmp_path):
+def test_naive_grouping_makes_a_separate_pass(tmp_path):
     runner = run_here(tmp_path, run__grit__naive=True, run__max_epoch=2)
     assert runner.progress.global_step == 18
     assert runner.schedule.plan.grouped
     assert sorted(runner.schedule.plan.order.tolist()) == list(range(74))
 
 
-def test_an_order_can_be_saved_and_begin_another_run(tmp_path):
+def test_saved_order_starts_another_run(tmp_path):
     run_here(tmp_path / "first", run__grit__save_order=True, run__max_epoch=2)
     order = tmp_path / "first" / "job" / "grit_order.npy"
     assert sorted(np.load(order).tolist()) == list(range(74))
@@ -147,7 +147,7 @@ def test_an_order_can_be_saved_and_begin_another_run(tmp_path):
     assert warm.schedule.plan.order.tolist() == np.load(order).tolist()
 
 
-def test_dry_run_trains_nothing_and_tells(tmp_path):
+def test_dry_run_reports_and_trains_nothing(tmp_path):
     output = finish(start("train.py", tmp_path, extra=["--dry-run"]))
     for told in ("74 pairs", "9 steps", "L = 32", "M = 16", "0.46 M trainable", "memory"):
         assert told in output, output[-2000:]
@@ -162,7 +162,7 @@ def test_wrong_configs_end_with_a_list_and_no_traceback(tmp_path):
     assert "batch_size_train" in output and "orakle" in output and "Traceback" not in output
 
 
-def test_too_little_data_is_said_before_a_model_is_built(tmp_path):
+def test_too_little_data_is_reported_before_building_a_model(tmp_path):
     from lavis_mafa.config import ConfigError
 
     with pytest.raises(ConfigError, match="at least 80 training pairs, the data have 74"):
@@ -170,13 +170,13 @@ def test_too_little_data_is_said_before_a_model_is_built(tmp_path):
         run_here(tmp_path, run__batch_size_train=80, **changes)
 
 
-def test_output_lands_where_the_user_stands(tmp_path, monkeypatch):
+def test_output_dir_is_relative_to_the_working_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run_here("here", **ONE_EPOCH)
     assert (tmp_path / "here" / "job" / "checkpoint_last.pth").is_file()
 
 
-def test_splits_that_are_not_there_are_named():
+def test_missing_splits_are_named():
     from lavis_mafa.runners.loaders import Loaders
 
     with pytest.raises(ValueError, match="'test'.*val"):
@@ -196,7 +196,7 @@ def test_a_small_validation_split_does_not_change_how_the_test_split_is_scored(t
     assert tested[0] == tested[1]
 
 
-def test_alone_in_an_allocation_if_asked(monkeypatch):
+def test_distributed_false_ignores_slurm(monkeypatch):
     from omegaconf import OmegaConf
 
     from lavis_mafa.runners.launch import init_distributed

@@ -74,7 +74,7 @@ def test_figures_are_percentages(folder):
     ]
 
 
-def test_what_a_sampler_brings_twice_counts_once(folder):
+def test_duplicates_of_a_sampler_count_once(folder):
     """The shares of ranks are padded with samples that were there."""
     task, found = evaluate(Samples(kinds=False))
     figures = task.after_evaluation([*found, found[0], found[1]], "test", "best")

@@ -333,7 +333,7 @@ def test_an_option_that_a_model_does_not_take(caplog):
     assert len(told) == 1 and 'did not read samples["prompt"]' in told[0]
 
 
-def test_metrics_that_cannot_be_had_stop_the_run_at_once(caplog):
+def test_unavailable_metrics_stop_the_run(caplog):
     with pytest.raises(ConfigError, match=r"run\.metrics .*meteor: there is no java"):
         set_up(MafaCaptionTask, {**CAPTION_RUN, "metrics": ["cider", "meteor"]})
     caplog.clear()
@@ -582,7 +582,7 @@ def test_ragged_columns_stay_lists():
     assert (batch["b"], batch["c"]) == ([[1], [2, 3]], [None, 4])
 
 
-def test_a_result_file_is_whole_or_not_there(result_dir):
+def test_result_file_is_written_atomically(result_dir):
     assert json.loads(results.write_result([{"a": "é"}], "val").read_text("utf-8")) == [{"a": "é"}]
     with pytest.raises(TypeError):
         results.write_result([{"a": object()}], "val")

@@ -186,7 +186,7 @@ def test_overlays(toy, model, monkeypatch, result_dir):
     assert max(changed, key=changed.get) == (hot // 2, hot % 2)
 
 
-def test_what_cannot_be_grounded_is_told_at_once(toy, model):
+def test_models_without_maps_are_refused(toy, model):
     task = MafaGroundingTask()
     with pytest.raises(TypeError, match="Blip2Mafa has no layer"):
         task.before_evaluation(model=load_model("blip2_mafa", "tiny"), dataset=toy["test"])
@@ -264,7 +264,7 @@ def test_pairs_without_boxes_serve_pre_training(tmp_path):
     assert run(str(TRAIN), settings).global_step == 3
 
 
-def test_all_ranks_find_what_one_finds(trained, tmp_path):
+def test_several_ranks_ground_like_one(trained, tmp_path):
     """The real command, on one and on two ranks; 11 pictures do not divide evenly."""
     folder, _ = trained
     told = {}

@@ -119,7 +119,7 @@ def test_captions_that_are_not_coco_s_cost_only_these_figures(coco, folders, cap
     assert figures == theirs and "1 images have fewer than 5 captions" in caplog.text
 
 
-def test_the_depth_of_re_ranking_is_told_once(coco, caplog):
+def test_re_ranking_depth_is_logged_once(coco, caplog):
     caplog.set_level(logging.INFO)
     dataset = coco[0]
     task = MafaRetrievalTask({"k_test": 4})
@@ -231,7 +231,7 @@ def test_truth_from_a_file_adds_to_what_the_split_knows(toy, folders):
     assert expected["txt_map_r"] != retrieval_with_truth(*scores, known.truth_matrix())["txt_map_r"]
 
 
-def test_pairs_of_another_split_are_left_out_and_told(folders, caplog):
+def test_pairs_of_another_split_are_skipped_with_a_warning(folders, caplog):
     dataset = of_lavis(ROWS, folders)
     path = truth_file(folders, [["z.jpg", "Grass"], ["a.jpg", "a cow"]])
     _, figures, theirs = evaluated(dataset, truth_file=path)
@@ -251,7 +251,7 @@ def test_pairs_of_another_split_are_left_out_and_told(folders, caplog):
         ('["ab"]', "entry 0 is 'ab'"),
     ],
 )
-def test_a_file_of_truth_that_is_none_is_refused_at_once(folders, content, told):
+def test_invalid_truth_file_is_refused(folders, content, told):
     path = folders / "truth.json"
     path.write_text(content)
     with pytest.raises(ValueError, match=told):

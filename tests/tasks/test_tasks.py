@@ -60,7 +60,7 @@ figures = st.dictionaries(st.sampled_from("abc"), st.integers(-9, 9), max_size=3
 
 
 @given(st.lists(figures), st.integers(0, 9))
-def test_a_tally_taken_up_goes_on_as_if_nothing_was(steps, cut):
+def test_loaded_tally_continues(steps, cut):
     whole, first = Tally(), Tally()
     for one in steps:
         whole.add(one)
