@@ -1,12 +1,12 @@
 """Read image-text pairs row by row from JSON, JSON-lines, CSV, TSV and COCO caption files.
 
-Formats, told apart by suffix and content:
+Formats, distinguished by suffix and content:
 
 - `.json`: an array of records (LAVIS, ALBEF), or a COCO caption object with the lists `images`
-  (`id`, `file_name`) and `annotations` (`image_id`, `caption`), or JSON-lines under that suffix.
+  (`id`, `file_name`) and `annotations` (`image_id`, `caption`), or JSON-lines with that suffix.
   An array and a COCO object are loaded whole, so their memory grows with the file.
-- `.jsonl`, `.ndjson`, `.jsonlines`: one record a line, streamed.
-- `.csv`, `.tsv`: a header and one row a pair, quoted as by Python's csv module, streamed.
+- `.jsonl`, `.ndjson`, `.jsonlines`: one record per line, streamed.
+- `.csv`, `.tsv`: a header and one row per pair, quoted as by Python's csv module, streamed.
 
 A record has an image path, a caption (a string, or a list of strings except in CSV and TSV) and
 optionally an `image_id` (string or integer). Text is UTF-8, with or without a byte order mark.
@@ -39,35 +39,37 @@ class Row(NamedTuple):
 
 
 class Problem(NamedTuple):
-    """A record that cannot be used: where it is in the file and what was expected."""
+    """A record that cannot be used: its place in the file and what was expected."""
 
     where: str
     message: str
 
 
-# What a format's reader hands over: the place and the record as it stands in the file.
+# A format's reader yields the place of a record and its unchecked content.
 _Raw = tuple[str, Any] | Problem
 
 
 def require_files(files: Collection[str | os.PathLike[str]]) -> list[Path]:
-    """The absolute paths of existing files in a known format.
+    """Return the absolute paths of existing files in a known format.
 
-    Raises ValueError (no file, unknown suffix) or FileNotFoundError.
+    Raises:
+        ValueError: if no file is given, or one has an unknown suffix.
+        FileNotFoundError: if one does not exist.
     """
     if not files:
-        raise ValueError("no annotation file given: name at least one JSON, JSONL, CSV or TSV file")
+        raise ValueError("no annotation file given: give at least one JSON, JSONL, CSV or TSV file")
     paths = [Path(os.path.abspath(os.path.expanduser(file))) for file in files]
     for path in paths:
         if path.suffix.lower() not in SUFFIXES:
             raise ValueError(
                 f"annotation file {path}: unknown suffix {path.suffix!r}, expected one of "
-                f"{', '.join(SUFFIXES)}; rename the file after its format"
+                f"{', '.join(SUFFIXES)}; rename the file by its format"
             )
         if not path.is_file():
             raise FileNotFoundError(
                 f"annotation file {path} does not exist (looked for a JSON, JSONL, CSV or TSV "
                 f"file; relative paths start at {os.getcwd()}). It is not downloaded: put the file "
-                "there or correct the path"
+                "there, or correct the path"
             )
     return paths
 
@@ -75,12 +77,12 @@ def require_files(files: Collection[str | os.PathLike[str]]) -> list[Path]:
 def read_rows(
     path: str | os.PathLike[str], image_key: str | None = None, caption_key: str | None = None
 ) -> Iterator[Row | Problem]:
-    """Every record of one annotation file, in order.
+    """Read every record of one annotation file, in order.
 
     Args:
         path: the file; its suffix must be one of `SUFFIXES`.
-        image_key, caption_key: names of the columns; None takes the first of `IMAGE_KEYS` and of
-            `CAPTION_KEYS` that the file's first record (CSV: the header) has.
+        image_key, caption_key: names of the columns; None: the first of `IMAGE_KEYS` and of
+            `CAPTION_KEYS` in the file's first record (CSV: in the header).
 
     Yields:
         a `Row`, or a `Problem` for a record that cannot be used.
@@ -103,7 +105,7 @@ class _Columns:
         self.caption_key = caption_key
 
     def choose(self, names: Collection[str]) -> str | None:
-        """Settle the names that are still open if both are among `names`, else say what is not."""
+        """Choose the names that are not given; return what is missing if `names` lacks one."""
         chosen = []
         for kind, key, known in (
             ("image", self.image_key, IMAGE_KEYS),
@@ -115,14 +117,14 @@ class _Columns:
                 found = ", ".join(map(_short, list(names)[:10])) or "nothing"
                 return (
                     f"no {kind} column: expected {' or '.join(wanted)}, found {found}; "
-                    f"name it with {kind}_key"
+                    f"set {kind}_key to its name"
                 )
             chosen.append(name)
         self.image_key, self.caption_key = chosen
         return None
 
     def row(self, record: Any) -> tuple[str, list[str], str | None] | str:
-        """(image path, captions, image id) of a record, or what is wrong with it."""
+        """Return (image path, captions, image id) of a record, or what is wrong with it."""
         if not isinstance(record, dict):
             return f"expected an object with an image and a caption, got {_short(record)}"
         image_key, caption_key = self.image_key, self.caption_key
@@ -176,7 +178,7 @@ def _json_lines(path: Path) -> Iterator[_Raw]:
 
 
 def _json(path: Path, columns: _Columns) -> Iterator[_Raw]:
-    """A whole JSON document, or JSON-lines in a file that is called .json."""
+    """Read a whole JSON document, or JSON-lines in a file named .json."""
     if _begins_like_json_lines(path):
         yield from _json_lines(path)
         return
@@ -199,7 +201,7 @@ def _json(path: Path, columns: _Columns) -> Iterator[_Raw]:
 
 
 def _begins_like_json_lines(path: Path) -> bool:
-    """True if the first line that is not blank is a whole object and not a COCO document."""
+    """Return whether the first non-blank line is a whole object and no COCO document."""
     with open(path, "rb") as stream:
         first = next((line for line in stream if line.removeprefix(BYTE_ORDER_MARK).strip()), b"")
     first = first.removeprefix(BYTE_ORDER_MARK).strip()
@@ -219,7 +221,7 @@ def _is_coco(document: Any) -> bool:
 
 
 def _coco(images: list[Any], annotations: list[Any], columns: _Columns) -> Iterator[_Raw]:
-    """COCO annotations as flat records with the file name of their image."""
+    """Read COCO annotations as flat records with the file name of their image."""
     image_key = columns.image_key
     if image_key is None:
         first = next((image for image in images if isinstance(image, dict)), {})
@@ -244,8 +246,8 @@ def _coco(images: list[Any], annotations: list[Any], columns: _Columns) -> Itera
 
 
 def _delimited(path: Path, delimiter: str, columns: _Columns) -> Iterator[_Raw]:
-    # Bytes that are no UTF-8 become lone surrogates, which the check of the row reports with the
-    # row's own line; a strict decoder would stop somewhere in the block read ahead.
+    # Invalid UTF-8 becomes lone surrogates, so that the check of the row reports it with its line
+    # number; a strict decoder would fail anywhere in the block that is read ahead.
     with open(path, encoding="utf-8-sig", errors="surrogateescape", newline="") as stream:
         reader = csv.reader(stream, delimiter=delimiter, strict=True)
         header: list[str] | None = None
@@ -270,14 +272,14 @@ def _delimited(path: Path, delimiter: str, columns: _Columns) -> Iterator[_Raw]:
                 yield Problem(
                     where,
                     f"expected {len(header)} cells as in the header, got {len(cells)}; put a text "
-                    'with separators or line breaks into "quotes"',
+                    'with separators or line breaks in "quotes"',
                 )
             else:
                 yield where, dict(zip(header, cells, strict=True))
 
 
 def _short(value: Any) -> str:
-    """The value for a message, cut and printable."""
+    """Return a value for a message, shortened and printable."""
     text = ascii(value) if isinstance(value, str) and not value.isprintable() else repr(value)
     text = text.encode("ascii", "backslashreplace").decode() if not text.isprintable() else text
     return text if len(text) <= 80 else f"{text[:77]}..."

@@ -1,15 +1,15 @@
 """Image-text pairs in a memory-mapped Arrow table, converted once from annotation files.
 
 All processes of a machine share the pages of the map, so 100 million pairs cost no memory per
-DataLoader worker. The conversion streams: it holds one batch of rows and, at its end, about 65
-bytes a pair to number the images. A converted table is a folder
+DataLoader worker. The conversion streams: it needs the memory of one batch of rows and, at its end,
+about 65 bytes per pair to number the images. A converted table is a folder
 
     <cache>/image_text/<key>/pairs.arrow     image path and caption of every pair, in file order
     <cache>/image_text/<key>/image_ids.npy   int64 (N,), dense numbers of the images
     <cache>/image_text/<key>/meta.json       counts and sources
 
-whose key is made of each source's path, size and modification time and of the settings: a changed
-source gets a new table, and the old one stays for runs that still use it.
+whose key hashes each source's path, size and modification time and the settings: a changed source
+gets a new table, and the old one stays for runs that still use it.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from lavis_mafa.datasets.annotation_files import Problem, Row, read_rows, require_files
@@ -34,45 +35,49 @@ FORMAT_VERSION = 1
 BATCH_ROWS = 65_536
 LISTED_PROBLEMS = 20
 SCHEMA = pa.schema([("image", pa.string()), ("caption", pa.string())])
-# 128 bits identify an image without a collision to fear; 64 bits of the path only feed a warning.
+# 128 bits identify an image with practically no collision; 64 bits of the path only feed a warning.
 DIGEST = np.dtype([("high", "<u8"), ("low", "<u8"), ("path", "<u8")])
 
 
+Digests = npt.NDArray[Any]
+Ids = npt.NDArray[np.int64]
+
+
 class PairTable:
-    """Read access to a converted table. Pickles as its folder and opens it when first used."""
+    """A converted table, opened at its first use; a pickled one contains only its folder."""
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)
         self.meta: dict[str, Any] = json.loads((self.folder / "meta.json").read_text("utf-8"))
         self._columns: tuple[pa.ChunkedArray, pa.ChunkedArray] | None = None
-        self._image_ids: np.ndarray | None = None
+        self._image_ids: npt.NDArray[np.int64] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_columns": None, "_image_ids": None}
 
     def __len__(self) -> int:
-        return self.meta["pairs"]
+        return int(self.meta["pairs"])
 
     @property
     def n_images(self) -> int:
         """Number of different images."""
-        return self.meta["images"]
+        return int(self.meta["images"])
 
     @property
-    def image_ids(self) -> np.ndarray:
-        """(N,) int64, memory-mapped: number of each pair's image, 0..n_images-1 in order of first
-        appearance."""
+    def image_ids(self) -> npt.NDArray[np.int64]:
+        """The image of each pair, numbered 0..n_images-1 in order of first appearance: (N,) int64,
+        memory-mapped."""
         if self._image_ids is None:
             self._image_ids = np.load(self.folder / "image_ids.npy", mmap_mode="r")
         return self._image_ids
 
     def image(self, index: int) -> str:
-        """Image path of pair `index` as the annotation file has it."""
-        return self._open()[0][int(index)].as_py()
+        """Return the image path of pair `index`, as in the annotation file."""
+        return str(self._open()[0][int(index)].as_py())
 
     def caption(self, index: int) -> str:
-        """Caption of pair `index` as the annotation file has it."""
-        return self._open()[1][int(index)].as_py()
+        """Return the caption of pair `index`, as in the annotation file."""
+        return str(self._open()[1][int(index)].as_py())
 
     def _open(self) -> tuple[pa.ChunkedArray, pa.ChunkedArray]:
         if self._columns is None:
@@ -82,7 +87,7 @@ class PairTable:
             except pa.ArrowInvalid as error:
                 raise OSError(
                     f"converted table {self.folder} is damaged ({error}); delete the folder, it is "
-                    "made again from the annotation files"
+                    "converted again from the annotation files"
                 ) from error
             self._columns = table.column("image"), table.column("caption")
         return self._columns
@@ -96,23 +101,23 @@ def converted(
     drop_empty: bool = True,
     cache_dir: str | os.PathLike[str] | None = None,
 ) -> PairTable:
-    """The table of the pairs of `files`, converted if there is none for their present state.
+    """Return the table of the pairs in `files`; convert them unless their current state is cached.
 
-    A list of captions becomes several pairs; every pair is kept, in order, also if it is listed
-    twice. Pairs with the same `image_id`, or where there is none the same path, share an image.
-    Processes may convert the same files at once: each writes aside, one of them wins.
+    A list of captions becomes several pairs; every pair is kept, in order, even if it is listed
+    twice. Pairs with the same `image_id`, or without one the same path, share an image. Several
+    processes may convert the same files at once.
 
     Args:
         files: annotation files (formats: `annotation_files`), read as one.
         image_key, caption_key: column names, None to find them.
-        drop_empty: leave empty captions out (counted and logged) instead of refusing them.
-        cache_dir: where tables are kept; None: $LAVIS_MAFA_CACHE, else ~/.cache/lavis_mafa.
+        drop_empty: drop empty captions (counted and logged) instead of refusing them.
+        cache_dir: folder of all tables; None: $LAVIS_MAFA_CACHE, else ~/.cache/lavis_mafa.
 
     Raises:
-        FileNotFoundError: a file is missing.
-        ValueError: rows that cannot be used (the first 20 are listed), no pair at all, unknown
-            suffix.
-        RuntimeError: a file changed while it was read.
+        FileNotFoundError: if a file is missing.
+        ValueError: for rows that cannot be used (the first 20 are listed), no pair at all, or an
+            unknown suffix.
+        RuntimeError: if a file changed while it was read.
     """
     paths = require_files(files)
     settings = {"image_key": image_key, "caption_key": caption_key, "drop_empty": bool(drop_empty)}
@@ -130,9 +135,10 @@ def converted(
 
 
 def make_once(folder: Path, make: Callable[[Path], None]) -> None:
-    """Have ``make`` fill a folder of the cache unless it is there: whole, or not at all.
+    """Let ``make`` fill a folder of the cache atomically, unless it exists.
 
-    Processes may do it at once: each fills one aside, the first to end wins.
+    Several processes may do so at once: each fills a temporary folder, and the first to finish
+    renames it.
     """
     if folder.is_dir():
         return
@@ -140,7 +146,7 @@ def make_once(folder: Path, make: Callable[[Path], None]) -> None:
     temporary = Path(tempfile.mkdtemp(prefix=f"{folder.name}.tmp-", dir=folder.parent))
     try:
         make(temporary)
-        temporary.chmod(0o755)  # mkdtemp's 0700 would shut out others who share the cache
+        temporary.chmod(0o755)  # mkdtemp's 0700 would lock out others who share the cache
         try:
             os.replace(temporary, folder)
         except OSError:
@@ -151,12 +157,12 @@ def make_once(folder: Path, make: Callable[[Path], None]) -> None:
 
 
 def cache_root(cache_dir: str | os.PathLike[str] | None = None) -> Path:
-    """The folder of everything that this package keeps between runs."""
+    """Return the folder of everything that this package caches between runs."""
     chosen = cache_dir or os.environ.get("LAVIS_MAFA_CACHE") or "~/.cache/lavis_mafa"
     return Path(os.path.abspath(os.path.expanduser(chosen)))
 
 
-def dense_ids(high: np.ndarray, low: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def dense_ids(high: Digests, low: Digests) -> tuple[Ids, Ids]:
     """Number the distinct (high, low) in order of first appearance.
 
     Args:
@@ -178,26 +184,26 @@ def dense_ids(high: np.ndarray, low: np.ndarray) -> tuple[np.ndarray, np.ndarray
 
 
 class Refusals:
-    """What cannot be used: all of it is counted, the first 20 are told."""
+    """Collects problems: counts all, and lists the first 20 in an error."""
 
     def __init__(self) -> None:
         self.count = 0
         self._first: list[str] = []
 
-    def add(self, *told: str) -> None:
-        self.count += len(told)
-        self._first += told[: LISTED_PROBLEMS - len(self._first)]
+    def add(self, *problems: str) -> None:
+        self.count += len(problems)
+        self._first += problems[: LISTED_PROBLEMS - len(self._first)]
 
     def end(self, what: str) -> None:
-        """Raises ValueError, ``what`` cannot be used, if there is anything."""
+        """Raise ValueError, "``what`` cannot be used", if there is any problem."""
         if self.count:
             left = self.count - len(self._first)
             more = [f"and {left} more"] if left else []
             raise ValueError("\n  ".join([f"{what} cannot be used:", *self._first, *more]))
 
 
-def numbered_images(folder: Path, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Write ``image_ids.npy`` by the digests in the file ``digests``, which is removed.
+def numbered_images(folder: Path, dtype: np.dtype[Any]) -> tuple[Digests, Ids, Ids]:
+    """Write ``image_ids.npy`` from the digests in the file ``digests``, and remove that file.
 
     Returns:
         The digests ``(N,)`` of ``dtype``, and ids ``(N,)`` and first rows ``(K,)`` of `dense_ids`.
@@ -247,7 +253,7 @@ def _convert(paths: list[Path], folder: Path, settings: dict[str, Any]) -> None:
         "pairs": writer.pairs,
         "images": len(first),
         "empty_dropped": empty,
-        # Pairs whose image_id stands for another file than at its first appearance.
+        # Pairs whose image_id belongs to another file than at its first appearance.
         "id_conflicts": len(conflicts),
         "first_conflict": [[int(row), int(first[ids[row]])] for row in conflicts[:1]],
         "sources": [os.fspath(path) for path in paths],
@@ -268,7 +274,7 @@ class _PairWriter:
 
     def add(self, row: Row, captions: list[str]) -> None:
         path = row.image.encode("utf-8")
-        # The letters keep an image_id apart from a path of the same spelling.
+        # The letters distinguish an image_id from a path of the same spelling.
         if row.image_id is None:
             digest = hashlib.blake2b(b"p" + path, digest_size=16).digest()
             digest += digest[:8]
@@ -301,8 +307,8 @@ def _make_folder(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise OSError(
-            f"cannot make the cache folder {folder} ({error}); set cache_dir or the environment "
-            "variable LAVIS_MAFA_CACHE to a folder that can be written"
+            f"cannot create the cache folder {folder} ({error}); set cache_dir or the environment "
+            "variable LAVIS_MAFA_CACHE to a writable folder"
         ) from error
 
 
@@ -314,15 +320,15 @@ def _log(paths: list[Path], table: PairTable) -> None:
     meta = table.meta
     logging.info("%s: %d pairs, %d images", _names(paths), meta["pairs"], meta["images"])
     if meta["empty_dropped"]:
-        logging.warning("%s: %d empty captions left out", _names(paths), meta["empty_dropped"])
+        logging.warning("%s: dropped %d empty captions", _names(paths), meta["empty_dropped"])
     if meta["id_conflicts"]:
         logging.warning("%s: %s", _names(paths), describe_conflict(table))
 
 
 def describe_conflict(table: PairTable) -> str:
-    """Says which two files share an image_id (there must be a conflict)."""
+    """Describe which two files share an image_id (there must be a conflict)."""
     other, first = table.meta["first_conflict"][0]
     return (
-        f"{table.meta['id_conflicts']} pairs have an image_id that already stands for another "
-        f"file and count as the same image, first {table.image(other)!r} and {table.image(first)!r}"
+        f"{table.meta['id_conflicts']} pairs have an image_id that another file has too, and count "
+        f"as the same image, first {table.image(other)!r} and {table.image(first)!r}"
     )

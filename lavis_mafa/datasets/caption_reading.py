@@ -1,37 +1,37 @@
-"""Which captions can be trained on."""
+"""Decide which captions can be used for training."""
 
 from __future__ import annotations
 
 import unicodedata
 
-# What tokenizers drop: control and format characters, private use, blanks, combining marks. Not the
-# unassigned ones: the next version of Unicode may have an emoji there.
+# Categories that tokenizers drop: control and format characters, private use, blanks, combining
+# marks. Unassigned characters are not among them: a later version of Unicode may have emoji there.
 NOTHING = frozenset(("Cc", "Cf", "Co", "Cs", "Zs", "Zl", "Zp", "Mn", "Mc", "Me"))
-REPLACEMENT = "\ufffd"  # what stands for bytes that were no text
+REPLACEMENT = "\ufffd"  # replaces bytes that were not valid text
 
 
 def require_readable(caption: str) -> None:
-    """Refuse a caption that says nothing.
+    """Refuse a caption without content.
 
-    At least one of its characters must be something to read: a letter or digit of any script, an
-    emoji, a sign. Refused are captions that are empty or hold nothing but blanks, line breaks,
-    control characters (NUL among them), zero-width ones, lone combining marks, private use, or
-    replacement characters; and those that hold half of a surrogate pair, which is no character and
-    which no tokenizer takes. Length, script and direction do not matter.
+    At least one of its characters must be readable: a letter or digit of any script, an emoji, a
+    symbol. Refused are captions that are empty or consist only of blanks, line breaks, control
+    characters (including NUL), zero-width characters, combining marks, private use, or replacement
+    characters; and those with half of a surrogate pair, which no tokenizer accepts. Length, script
+    and direction do not matter.
 
     Args:
-        caption: as the text processor leaves it.
+        caption: processed by the text processor.
 
     Raises:
-        ValueError: saying which it is.
+        ValueError: naming the reason.
     """
     if not caption.isascii() and any("\ud800" <= char <= "\udfff" for char in caption):
-        raise ValueError(f"the caption {_short(caption)} holds half of a surrogate pair")
-    if not any(_to_read(char) for char in caption):
-        raise ValueError(f"the caption {_short(caption)} holds nothing to read")
+        raise ValueError(f"the caption {_short(caption)} contains half of a surrogate pair")
+    if not any(_is_readable(char) for char in caption):
+        raise ValueError(f"the caption {_short(caption)} has no readable character")
 
 
-def _to_read(char: str) -> bool:
+def _is_readable(char: str) -> bool:
     return char.isalnum() or (char != REPLACEMENT and unicodedata.category(char) not in NOTHING)
 
 

@@ -12,19 +12,19 @@
           references: {storage: data/refcoco+/refs.json}
           instances: {storage: data/refcoco+/instances.json}
 
-Each file of ``annotations`` is a list of rows, one an expression:
+Each file of ``annotations`` is a list of rows, one per expression:
 
-- ``image``: path below ``images``; ``text``: the expression. Training needs no more.
-- ``bbox``: ``[x, y, width, height]`` of the true box in pixels; or ``ref_id``, by which
-  ``references`` and ``instances`` tell it.
-- ``split``, optional: a part that is scored by itself (testA, testB); else that of ``references``.
-- ``image_id``, optional: the image's key in ``detections``; else the number that its file name ends
-  with, as COCO's do.
+- ``image``: path below ``images``; ``text``: the expression. Training needs no other key.
+- ``bbox``: ``[x, y, width, height]`` of the true box in pixels; or ``ref_id``, whose box is in
+  ``references`` and ``instances``.
+- ``split``, optional: a part that is scored separately (testA, testB); default: by ``references``.
+- ``image_id``, optional: the image's key in ``detections``; default: the number at the end of its
+  file name, as in COCO.
 
 ``detections``, optional, are the proposals: ``{image_id: [[x, y, width, height, ...], ...]}``.
 ``references`` is what RefCOCO+ ships as a pickle, a list of ``{ref_id, ann_id, split, ...}``, in
-JSON, and ``instances`` the annotations beside it, in COCO's format. Pickles can run code and are
-not read here; who trusts the file converts it once:
+JSON, and ``instances`` the annotations that come with it, in COCO's format. Pickles can run code
+and are not read here; if you trust the file, convert it once:
 
     python -c "import json, pickle, sys; json.dump(pickle.load(sys.stdin.buffer), sys.stdout)" \\
         < "data/refcoco+/refs(unc).p" > data/refcoco+/refs.json
@@ -50,14 +50,14 @@ from lavis_mafa.datasets.image_reading import read_rgb
 from lavis_mafa.datasets.local_builder import LocalBuilder, named_splits
 
 DEFAULT_CONFIG = Path(__file__).parents[1] / "configs/datasets/refcoco_plus/default.yaml"
-PROBLEMS_TOLD = 5
+LISTED_PROBLEMS = 5
 
 Processor = Callable[[Any], Any]
 Row = dict[str, Any]
 
 
 class _Expressions(BaseDataset):  # type: ignore[misc]
-    """What training and evaluation share: rows, images, processors.
+    """The base of training and evaluation sets: rows, images, processors.
 
     Args:
         vis_processor: PIL image (RGB) -> tensor.
@@ -83,11 +83,11 @@ class _Expressions(BaseDataset):  # type: ignore[misc]
         )
 
     def path(self, index: int) -> str:
-        """Path of an expression's image."""
+        """Return the path of an expression's image."""
         return os.path.join(self.vis_root, self.annotation[index]["image"])
 
     def show(self, index: int) -> tuple[Image.Image, str]:
-        """The unprocessed image (RGB) and the expression."""
+        """Return the unprocessed image (RGB) and the expression."""
         return read_rgb(self.path(index)), self.annotation[index]["text"]
 
 
@@ -111,11 +111,10 @@ class GroundingTrain(_Expressions):
 
 
 class GroundingEval(_Expressions):
-    """One sample an expression, for task `mafa_grounding`, which tells what the keys mean.
+    """One sample per expression, for task `mafa_grounding`, which documents the keys.
 
     Items: ``image``, ``text_input``, ``index``, ``instance_id``, ``size``, ``box``, ``boxes`` (None
-    without detections), ``split`` (None where it is not named) and, where the row has it,
-    ``ref_id``.
+    without detections), ``split`` (None if unknown) and, if the row has one, ``ref_id``.
 
     Args:
         rows: as of `_Expressions`, with ``bbox`` and, where there are proposals, ``boxes``.
@@ -148,11 +147,11 @@ class RefCocoPlusBuilder(LocalBuilder):
     DATASET_CONFIG_DICT = {"default": str(DEFAULT_CONFIG)}
 
     def build_datasets(self) -> dict[str, BaseDataset]:
-        """{split: data set}; every rank reads for itself.
+        """Return {split: data set}; every rank reads the files itself.
 
         Raises:
-            FileNotFoundError: a file or the image folder is not there.
-            ValueError: a file is not in its format; the message names the first rows that are not.
+            FileNotFoundError: if a file or the image folder does not exist.
+            ValueError: if a file is not in its format; the message lists the first wrong rows.
         """
         info: Any = OmegaConf.to_container(self.config.build_info, resolve=True)
         annotations = named_splits("refcoco_plus", info.get("annotations"))
@@ -192,7 +191,7 @@ def _files(info: Any, name: str) -> list[str]:
 
 
 def _one_file(info: Mapping[str, Any], name: str, needed: bool = False) -> Any:
-    """Path ``build_info.<name>.storage``, None if it is not given."""
+    """Return the path ``build_info.<name>.storage``, None if it is not given."""
     part = info.get(name)
     given = part.get("storage") if isinstance(part, Mapping) else None
     if given is None and not needed:
@@ -218,13 +217,13 @@ def _read(path: str, name: str) -> Any:
 
 def _refuse(what: str, problems: Sequence[str]) -> None:
     if problems:
-        more = len(problems) - PROBLEMS_TOLD
-        told = "; ".join(problems[:PROBLEMS_TOLD]) + (f"; and {more} more" if more > 0 else "")
-        raise ValueError(f"refcoco_plus: {what}: {told}")
+        more = len(problems) - LISTED_PROBLEMS
+        listed = "; ".join(problems[:LISTED_PROBLEMS]) + (f"; and {more} more" if more > 0 else "")
+        raise ValueError(f"refcoco_plus: {what}: {listed}")
 
 
 def _rows(split: str, paths: Sequence[str]) -> list[Row]:
-    """The rows of a split's files, each with ``image`` and ``text``."""
+    """Read the rows of a split's files, each with ``image`` and ``text``."""
     rows: list[Row] = []
     for path in paths:
         content = _read(path, f"annotations.{split}")
@@ -242,7 +241,7 @@ def _rows(split: str, paths: Sequence[str]) -> list[Row]:
 
 
 def _box_problem(box: Any, with_area: bool = True) -> str | None:
-    """What is wrong with a box ``[x, y, width, height, ...]``, None if nothing is."""
+    """Return what is wrong with a box ``[x, y, width, height, ...]``, None if it is valid."""
     numbers = list(box[:4]) if isinstance(box, list) else []
     fits = len(numbers) == 4 and all(
         isinstance(n, (int, float)) and not isinstance(n, bool) and math.isfinite(n)
@@ -256,12 +255,12 @@ def _box_problem(box: Any, with_area: bool = True) -> str | None:
 
 
 def _truth(references: str | None, instances: str | None) -> dict[Any, Row] | None:
-    """``bbox`` and ``split`` of every ``ref_id``; None where the files are not given."""
+    """Return ``bbox`` and ``split`` of every ``ref_id``; None if the files are not given."""
     if references is None and instances is None:
         return None
     if references is None or instances is None:
         raise ValueError(
-            "refcoco_plus: build_info: references and instances belong together; give both, or "
+            "refcoco_plus: build_info: references and instances need each other; give both, or "
             "neither and a bbox in every row"
         )
     refs, content = _read(references, "references"), _read(instances, "instances")
@@ -299,7 +298,7 @@ def _proposals(path: str | None) -> dict[str, list[list[float]]] | None:
     for key, boxes in content.items():
         wrong: list[str | None] = ["no list of boxes"]
         if isinstance(boxes, list):
-            # A detector may give a box without area; it scores nothing.
+            # A detector may return a box without area; it can never be right.
             wrong = [_box_problem(box, with_area=False) for box in boxes]
         problems += [f"image {key}: {problem}" for problem in wrong if problem]
     _refuse(path, problems)
@@ -307,8 +306,8 @@ def _proposals(path: str | None) -> dict[str, list[list[float]]] | None:
 
 
 def image_key(row: Mapping[str, Any]) -> str:
-    """The key of a row's image in a detection file: ``image_id``, else the number that the file
-    name ends with, else the file name."""
+    """Return the key of a row's image in a detection file: ``image_id``, else the number at the end
+    of the file name, else the file name."""
     if row.get("image_id") is not None:
         return str(row["image_id"])
     stem = Path(row["image"]).stem
@@ -322,10 +321,10 @@ def _with_boxes(
     truth: Mapping[Any, Row] | None,
     proposals: Mapping[str, list[list[float]]] | None,
 ) -> list[Row]:
-    """Rows with their true box, part and proposals.
+    """Return rows with their true box, split and proposals.
 
     Raises:
-        ValueError: naming rows without a box, and images without proposals.
+        ValueError: listing rows without a box, and images without proposals.
     """
     found, problems = [], []
     for number, row in enumerate(rows):

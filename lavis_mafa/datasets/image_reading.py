@@ -1,13 +1,13 @@
-"""Read an image file as 8-bit RGB, whatever it holds, or fail with an OSError that names it.
+"""Read an image file of any format as 8-bit RGB, or fail with an OSError that names it.
 
-Read, as a viewer shows them: every size from 1 x 1 on; grey, palette, CMYK, transparent, 16-bit;
-the first frame of an animation; files whose EXIF data are broken; files whose name has another
-ending than their format.
+Accepted, as a viewer shows them: all sizes from 1 x 1; grey, palette, CMYK, transparent, 16-bit;
+the first frame of an animation; files with broken EXIF data; files whose suffix is not that of
+their format.
 
-Refused: what is missing, empty, a folder, a pipe or a device; what is no picture; what is cut short
-or damaged, also where only its last bytes are gone; more pixels than Pillow's ``MAX_IMAGE_PIXELS``
-(89,478,485), however small the file; text or profiles that unpack to more than Pillow allows;
-pixels without a defined range; PostScript, which is a program.
+Refused: missing or empty files, folders, pipes and devices; files that are no image; images that
+are damaged or cut short, even by their last bytes only; more pixels than Pillow's
+``MAX_IMAGE_PIXELS`` (89,478,485), however small the file; text or profiles that unpack to more than
+Pillow allows; pixels without a defined range; PostScript, which is a program.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ import numpy as np
 from PIL import Image, ImageFile, ImageOps, UnidentifiedImageError
 
 WHITE = (255, 255, 255, 255)
-STRIP = 2**22  # pixels that are converted at a time
+STRIP = 2**22  # pixels to convert at a time
 
-# Pillow warns of what is decided here: broken metadata are passed over, bombs are refused. Its
-# texts differ from file to file, so that every one would be told, by every worker.
+# Pillow warns of conditions that this module handles: broken metadata are ignored, decompression
+# bombs are refused. Its texts differ by file, so that every worker would log every one.
 warnings.filterwarnings("ignore", module=r"PIL\.")
 
 _strict_lock = threading.Lock()
@@ -37,18 +37,18 @@ _lenient_outside = False
 
 
 def read_rgb(path: str | os.PathLike[str], data: bytes | None = None) -> Image.Image:
-    """The picture as a viewer shows it, in mode RGB.
+    """Return the picture as a viewer shows it, in mode RGB.
+
+    The EXIF orientation is applied; transparent parts become white; an animation is read as its
+    first frame; 16-bit grey values 0..65535 are scaled to 0..255. Reading takes 8 bytes per pixel,
+    so less than a gigabyte (in addition to the decoder's memory for WebP and AVIF).
 
     Args:
         path: the file.
-        data: its content, if it has been read already; ``path`` is then its name alone.
-
-    The EXIF orientation is applied; transparent parts show white; of an animation the first frame
-    is taken; 16-bit grey values 0..65535 are scaled to 0..255. A picture takes 8 bytes a pixel
-    while it is read, so less than a gigabyte in all (WebP and AVIF: their decoders' memory beside).
+        data: its content, if it has been read already; ``path`` is then only its name.
 
     Raises:
-        OSError: naming the path, for everything that the module's docstring calls refused.
+        OSError: naming the path, for everything that the module's docstring lists as refused.
     """
     with _named(path), _opened(path, data) as image:
         image.load()
@@ -56,17 +56,17 @@ def read_rgb(path: str | os.PathLike[str], data: bytes | None = None) -> Image.I
 
 
 def read_size(path: str | os.PathLike[str]) -> tuple[int, int]:
-    """Width and height of the picture as it is stored, from its header alone.
+    """Return the stored width and height of a picture, from its header only.
 
     Raises:
-        OSError: naming the path, for what is refused and can be told without decoding.
+        OSError: naming the path, for refused files that are recognised without decoding.
     """
     with _named(path), _opened(path) as image:
         return image.size
 
 
 def require_file(path: str | os.PathLike[str]) -> None:
-    """Raise OSError unless ``path`` is a plain file: opening a pipe would wait for ever, and a
+    """Raise OSError unless ``path`` is a plain file: opening a pipe would wait forever, and a
     device may never end."""
     mode = os.stat(path).st_mode
     if stat.S_ISDIR(mode):
@@ -76,7 +76,7 @@ def require_file(path: str | os.PathLike[str]) -> None:
 
 
 def as_png(image: Image.Image) -> tuple[bytes, str]:
-    """The picture as the bytes of a PNG file, and ``png``."""
+    """Return the picture as the bytes of a PNG file, and ``png``."""
     buffer = io.BytesIO()
     image.save(buffer, "png")
     return buffer.getvalue(), "png"
@@ -84,12 +84,12 @@ def as_png(image: Image.Image) -> tuple[bytes, str]:
 
 @contextmanager
 def _named(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Make an OSError that names the path of everything that goes wrong inside."""
+    """Turn every exception inside into an OSError that names the path."""
     try:
         yield
     except MemoryError:
         raise
-    except UnidentifiedImageError as error:  # of bytes Pillow tells their address in memory
+    except UnidentifiedImageError as error:  # for bytes Pillow reports their memory address
         raise UnidentifiedImageError(f"cannot identify image file {os.fspath(path)!r}") from error
     except OSError as error:
         if os.fspath(path) in str(error):
@@ -102,7 +102,7 @@ def _named(path: str | os.PathLike[str]) -> Iterator[None]:
 
 @contextmanager
 def _opened(path: str | os.PathLike[str], data: bytes | None = None) -> Iterator[Image.Image]:
-    """The picture, its header read and found acceptable."""
+    """Open a picture and check its header."""
     if data is None:
         require_file(path)
     with (
@@ -110,9 +110,9 @@ def _opened(path: str | os.PathLike[str], data: bytes | None = None) -> Iterator
         Image.open(path if data is None else io.BytesIO(data)) as image,
     ):
         pixels, most = image.width * image.height, Image.MAX_IMAGE_PIXELS
-        if most is not None and pixels > most:  # up to twice as many Pillow only warns
+        if most is not None and pixels > most:  # below twice as many Pillow only warns
             raise Image.DecompressionBombError(f"{pixels} pixels, more than the {most} allowed")
-        if image.format == "EPS":  # Pillow would have Ghostscript run it
+        if image.format == "EPS":  # Pillow would let Ghostscript run it
             raise ValueError("PostScript is a program, not a picture")
         yield image
 
@@ -121,8 +121,8 @@ def _opened(path: str | os.PathLike[str], data: bytes | None = None) -> Iterator
 def _truncated_is_an_error() -> Iterator[None]:
     """Switch Pillow's filling of missing pixels off while any thread is inside.
 
-    The switch is one for the process, and importing LAVIS turns it on: half-downloaded images
-    would train as grey areas without a word.
+    The switch is global to the process, and importing LAVIS turns it on: half-downloaded images
+    would silently be trained on as grey areas.
     """
     global _strict_readers, _lenient_outside
     with _strict_lock:
@@ -142,7 +142,7 @@ def _truncated_is_an_error() -> Iterator[None]:
 def _upright(image: Image.Image) -> Image.Image:
     try:
         ImageOps.exif_transpose(image, in_place=True)  # else it copies every picture
-    except Exception:  # broken EXIF data say nothing about the pixels, which are loaded
+    except Exception:  # broken EXIF data do not affect the pixels, which are loaded
         pass
     return image
 
@@ -158,7 +158,7 @@ def _to_rgb(image: Image.Image) -> Image.Image:
 
 
 def _in_strips(image: Image.Image, convert: Callable[[Image.Image], Image.Image]) -> Image.Image:
-    """``convert`` of an image, to RGB, a strip at a time: what it needs itself stays small."""
+    """Convert an image to RGB strip by strip, to limit the memory that ``convert`` needs."""
     rows = max(1, STRIP // image.width)
     if rows >= image.height:
         return convert(image)
@@ -177,7 +177,7 @@ def _over_white(image: Image.Image) -> Image.Image:
 
 
 def _scaled_16_bit(image: Image.Image) -> Image.Image:
-    """Grey values 0..65535 rounded to 0..255. Pillow's own conversion clips at 255."""
+    """Scale grey values 0..65535 to 0..255; Pillow's own conversion clips at 255."""
     values = np.asarray(image).astype(np.int64)
     if values.min() < 0 or values.max() > 65535:
         raise ValueError("32-bit integer pixels have no defined range; store it with 8 or 16 bits")

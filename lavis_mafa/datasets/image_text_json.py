@@ -1,4 +1,4 @@
-"""`image_text_json`: one's own image-text pairs, from JSON, JSON-lines, CSV, TSV or COCO files.
+"""`image_text_json`: a user's image-text pairs from JSON, JSON-lines, CSV, TSV or COCO files.
 
 A dataset configuration:
 
@@ -30,7 +30,7 @@ DEFAULT_CONFIG = Path(__file__).parents[1] / "configs/datasets/image_text_json/d
 
 
 class _Files(Pairs):
-    """Pairs of annotation files, whose images are files in a folder.
+    """Pairs from annotation files, whose images are files in a folder.
 
     Args:
         vis_root: folder that the image paths are relative to.
@@ -38,8 +38,8 @@ class _Files(Pairs):
         table_options: `image_key`, `caption_key`, `drop_empty`, `cache_dir` of `converted`.
 
     Raises:
-        FileNotFoundError: no such image root or annotation file.
-        ValueError: the annotation files have rows that cannot be used.
+        FileNotFoundError: if the image root or an annotation file does not exist.
+        ValueError: if the annotation files have rows that cannot be used.
     """
 
     def __init__(
@@ -58,25 +58,24 @@ class _Files(Pairs):
 
 
 class ImageTextTrain(_Files, TrainPairs):
-    """One sample a pair, in the order of the annotation files; see `TrainPairs`."""
+    """One sample per pair, in the order of the annotation files; see `TrainPairs`."""
 
     def path(self, index: int) -> str:
-        """Path of the image of pair `index`, joined to the image root."""
+        """Return the path of pair `index`'s image, including the image root."""
         return os.path.join(self.vis_root, self.table.image(index))
 
 
 class ImageTextEval(_Files, EvalPairs):
-    """One sample an image, with all its captions; see `EvalPairs`."""
+    """One sample per image, with all its captions; see `EvalPairs`."""
 
     def path(self, index: int) -> str:
-        """Path of image `index`, joined to the image root."""
+        """Return the path of image `index`, including the image root."""
         return os.path.join(self.vis_root, self.image[index])
 
 
 @registry.register_builder("image_text_json")
 class ImageTextJsonBuilder(ConvertingBuilder):
-    """Builds the splits that `build_info.annotations` names; what the configuration leaves out
-    comes from the default one."""
+    """Builds the splits that `build_info.annotations` names, from annotation files."""
 
     name = "image_text_json"
     train_dataset_cls = ImageTextTrain
@@ -105,6 +104,6 @@ def _require_folder(root: str | os.PathLike[str]) -> str:
         raise FileNotFoundError(
             f"image root {path} is not a folder (looked for the folder that the image paths are "
             f"relative to; relative paths start at {os.getcwd()}). Images are not downloaded: put "
-            "them there or correct the path (build_info.images.storage)"
+            "them there, or correct the path (build_info.images.storage)"
         )
     return path

@@ -11,11 +11,11 @@ A dataset configuration:
 
 A sample is a run of members whose names are equal up to the first dot, with one image (`.jpg`,
 `.jpeg`, `.png`, `.webp`) and a caption (`.txt`, `.caption`, or `caption` in `.json`): what
-`lavis_mafa.datasets.shards` and img2dataset write. `image_id` in `.json` says which samples show
-one image. Shards are listed once, without reading images, into a folder of the cache as that of
+`lavis_mafa.datasets.shards` and img2dataset write. Samples with equal `image_id` in `.json` show
+the same image. Shards are listed once, without reading images, into a cache folder like that of
 `arrow_table`, with one more file:
 
-    <cache>/image_text_shards/<key>/places.npy   int64 (N, 3): shard, first byte and bytes of images
+    <cache>/image_text_shards/<key>/places.npy   int64 (N, 3): shard, first byte and size of images
 
 All of it is memory-mapped, so the number of samples costs no memory per worker.
 """
@@ -33,6 +33,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 from lavis.common.registry import registry
 from PIL import Image
@@ -55,34 +56,34 @@ from lavis_mafa.io.files import write_json
 
 DEFAULT_CONFIG = Path(__file__).parents[1] / "configs/datasets/image_text_shards/default.yaml"
 FORMAT_VERSION = 1
-OPEN_SHARDS = 32  # of a process
+OPEN_SHARDS = 32  # files that a process keeps open
 DIGEST = np.dtype([("high", "<u8"), ("low", "<u8")])
 
 
 class ShardTable(PairTable):
-    """A table of pairs that knows where in which shard each image lies."""
+    """A table of pairs with the place of each image in the shards."""
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         super().__init__(folder)
-        self._places: np.ndarray | None = None
+        self._places: npt.NDArray[np.int64] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_places": None}
 
     def image(self, index: int) -> str:
-        """Shard and member of the image of pair `index`, `<shard>/<member>`."""
+        """Return `<shard>/<member>` of the image of pair `index`."""
         return f"{self._place(index)[0][0]}/{super().image(index)}"
 
     def image_bytes(self, index: int) -> bytes:
-        """The image file of pair `index`.
+        """Return the image file of pair `index`.
 
         Raises:
-            OSError: the shard is gone, or no longer the one that was listed.
+            OSError: if the shard is gone, or has changed since it was listed.
         """
         (path, size, mtime_ns), start, count = self._place(index)
         data = os.pread(_opened(path, size, mtime_ns).number, count, start)
         if len(data) < count:
-            raise OSError(f"{self.image(index)}: the shard ends before it")
+            raise OSError(f"{self.image(index)}: the shard is cut short")
         return data
 
     def _place(self, index: int) -> tuple[list[Any], int, int]:
@@ -93,7 +94,7 @@ class ShardTable(PairTable):
 
 
 class _Opened:
-    """A file open for reading, closed when nobody holds it."""
+    """A file open for reading, closed at garbage collection."""
 
     def __init__(self, path: str) -> None:
         self.number = -1
@@ -106,7 +107,7 @@ class _Opened:
 
 @lru_cache(OPEN_SHARDS)
 def _opened(path: str, size: int, mtime_ns: int) -> _Opened:
-    """The shard, open. `os.pread` reads it: it has no position that forked workers would share."""
+    """Open a shard, to be read by `os.pread`: forked workers would share a file position."""
     file = _Opened(path)
     found = os.fstat(file.number)
     if (found.st_size, found.st_mtime_ns) != (size, mtime_ns):
@@ -120,19 +121,19 @@ def listed(
     drop_empty: bool = True,
     cache_dir: str | os.PathLike[str] | None = None,
 ) -> ShardTable:
-    """The table of the samples of `storage`, made if there is none for the present shards.
+    """Return the table of the samples in `storage`; create it unless it is cached for these shards.
 
-    Processes may make it at once: each writes aside, one of them wins.
+    Several processes may do so at once.
 
     Args:
         storage: index files, tar files, globs and brace lists; see `find_shards`.
-        drop_empty: leave samples with an empty caption out instead of refusing them.
-        cache_dir: where tables are kept; None: $LAVIS_MAFA_CACHE, else ~/.cache/lavis_mafa.
+        drop_empty: drop samples with an empty caption instead of refusing them.
+        cache_dir: folder of all tables; None: $LAVIS_MAFA_CACHE, else ~/.cache/lavis_mafa.
 
     Raises:
-        FileNotFoundError, ValueError: see `find_shards`; samples that cannot be used and damaged
-            shards (the first 20 are listed); no sample at all.
-        RuntimeError: a shard changed while it was listed.
+        FileNotFoundError, ValueError: see `find_shards`; also for samples that cannot be used and
+            damaged shards (the first 20 are listed), or no sample at all.
+        RuntimeError: if a shard changed while it was listed.
     """
     shards = find_shards(list(storage))
     folder = cache_root(cache_dir) / "image_text_shards" / _key(shards, drop_empty)
@@ -148,7 +149,7 @@ def listed(
     logging.info("%s: %d samples in %d shards, %d images", _names(storage), *counts)
     if table.meta["empty_dropped"]:
         empty = table.meta["empty_dropped"]
-        logging.warning("%s: %d empty captions left out", _names(storage), empty)
+        logging.warning("%s: dropped %d empty captions", _names(storage), empty)
     return table
 
 
@@ -187,9 +188,7 @@ def _make(shards: list[Shard], folder: Path, drop_empty: bool) -> None:
                     why = "empty caption; fill it in, or set drop_empty: true"
                     wrong.append(f"{shard.path}, {sample.image}: {why}")
             if shard.samples not in (None, found) and not wrong:
-                why = (
-                    f"{found} samples, but its index says {shard.samples}; write one of them again"
-                )
+                why = f"{found} samples, but its index says {shard.samples}; write either again"
                 wrong.append(f"{shard.path}: {why}")
             refused.add(*wrong)
             if not kept:
@@ -218,13 +217,13 @@ def _make(shards: list[Shard], folder: Path, drop_empty: bool) -> None:
 
 
 def _identity(shard: int, sample: Stored) -> bytes:
-    """Digest of what makes an image: its image_id, without one its place."""
-    told = f"i{sample.image_id}" if sample.image_id is not None else f"p{shard},{sample.start}"
-    return hashlib.blake2b(told.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+    """Return a digest of an image's identity: its image_id, or without one its place."""
+    text = f"i{sample.image_id}" if sample.image_id is not None else f"p{shard},{sample.start}"
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
 class _Shards(Pairs):
-    """Pairs of shards.
+    """Pairs from shards.
 
     Args:
         ann_paths: index files, tar files, globs and brace lists, read as one.
@@ -250,23 +249,24 @@ class _Shards(Pairs):
 
 
 class ImageTextShardsTrain(_Shards, TrainPairs):
-    """One sample a pair, in the order of the shards; see `TrainPairs`."""
+    """One sample per pair, in the order of the shards; see `TrainPairs`."""
 
     def image_bytes(self, index: int) -> tuple[bytes, str]:
-        """The image file of pair `index` as it is stored, and its suffix."""
+        """Return the stored image file of pair `index`, and its suffix."""
         suffix = os.path.splitext(self.table.image(index))[1]
         return self.table.image_bytes(index), suffix.lower().lstrip(".")
 
 
 class ImageTextShardsEval(_Shards, EvalPairs):
-    """One sample an image, with the captions of all samples of its `image_id`; the first of them
-    gives the image. See `EvalPairs`."""
+    """One sample per `image_id`, with the image of its first sample and the captions of all.
+
+    See `EvalPairs`.
+    """
 
 
 @registry.register_builder("image_text_shards")
 class ImageTextShardsBuilder(ConvertingBuilder):
-    """Builds the splits that `build_info.annotations` names; what the configuration leaves out
-    comes from the default one."""
+    """Builds the splits that `build_info.annotations` names, from tar shards."""
 
     name = "image_text_shards"
     train_dataset_cls = ImageTextShardsTrain

@@ -1,4 +1,4 @@
-"""LAVIS's image-caption data sets, their images read by this package's rules."""
+"""Read samples of LAVIS's image-caption data sets with our image reader."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from lavis.datasets.datasets.retrieval_datasets import RetrievalDataset
 
 from lavis_mafa.datasets.image_reading import read_rgb
 
-# Of coco_caption; of vg_caption, sbu_caption, conceptual_caption_*; of coco_retrieval, flickr30k.
-_READ_HERE = (
+# coco_caption; vg_caption, sbu_caption, conceptual_caption_*; coco_retrieval, flickr30k.
+_REPLACED = (
     CaptionDataset.__getitem__,
     ImageTextPairDataset.__getitem__,
     RetrievalDataset.__getitem__,
@@ -20,18 +20,18 @@ _READ_HERE = (
 
 
 def read_sample(dataset: Any, index: int) -> dict[str, Any]:
-    """``dataset[index]``; of LAVIS's image-caption sets the same with the image by `read_rgb`.
+    """Return ``dataset[index]``; in LAVIS's image-caption sets the image is read by `read_rgb`.
 
-    LAVIS reads by ``Image.open(path).convert("RGB")``, which waits for ever where a pipe stands in
-    a file's place, clips 16-bit grey to white, shows transparent parts in any colour, ignores the
-    orientation and decodes bombs of up to 178,956,970 pixels.
+    LAVIS reads by ``Image.open(path).convert("RGB")``, which waits forever for a pipe, clips 16-bit
+    grey to white, shows transparent parts in arbitrary colours, ignores the EXIF orientation and
+    decodes decompression bombs of up to 178,956,970 pixels.
 
     Raises:
-        ValueError: the row has no path, or no text as its caption.
+        ValueError: if the row has no image path, or no string as its caption.
         OSError: see `read_rgb`.
-        What ``dataset`` raises, if it is another one.
+        Others: those of ``dataset[index]`` for any other data set.
     """
-    if type(dataset).__getitem__ not in _READ_HERE:
+    if type(dataset).__getitem__ not in _REPLACED:
         return dataset[index]
     row = dataset.annotation[index]
     for key in ("image", "caption"):

@@ -1,7 +1,8 @@
-"""What builders of local files share: defaults filled in, splits, and converting on one rank."""
+"""Bases of the builders of local files: default values, splits, and conversion on one rank."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,48 +16,48 @@ SPLITS = ("train", "val", "test")
 
 
 class LocalBuilder(BaseDatasetBuilder):  # type: ignore[misc]
-    """A LAVIS builder that downloads nothing; what a config leaves out is the default one's."""
+    """A LAVIS builder that downloads nothing and takes missing keys from its default config."""
 
     def __init__(self, cfg: Any = None) -> None:
         default = load_dataset_config(self.default_config_path())
         if isinstance(cfg, str):
             cfg = load_dataset_config(cfg)
         if OmegaConf.is_config(cfg):
-            # Merging takes the node out of its tree, so references into the tree come first.
+            # Resolved first: merging detaches the node from the tree that its references point to.
             cfg = OmegaConf.to_container(cfg, resolve=True)
         super().__init__(OmegaConf.merge(default, cfg or {}))
 
 
-class ConvertingBuilder(LocalBuilder):
+class ConvertingBuilder(LocalBuilder, ABC):
     """Builds the splits that `build_info.annotations` names, from files that are converted once.
 
-    Datasets are made from `vis_processor`, `text_processor`, `ann_paths` (the split's files) and
-    what `dataset_options` gives.
+    Data sets are constructed with `vis_processor`, `text_processor`, `ann_paths` (the split's
+    files) and the options of `dataset_options`.
     """
 
-    name = ""  # registered
+    name: str  # in LAVIS's registry
 
+    @abstractmethod
     def dataset_options(self, info: Any) -> dict[str, Any]:
-        """What all splits' datasets are made with, from `build_info`."""
-        raise NotImplementedError
+        """Read further constructor arguments of all splits' data sets from `build_info`."""
 
-    def build_datasets(self) -> dict[str, Dataset]:
-        """{split: dataset}. Under torch.distributed rank 0 converts while the others wait.
+    def build_datasets(self) -> dict[str, Dataset[Any]]:
+        """Return {split: data set}; under torch.distributed rank 0 converts while the others wait.
 
         Raises:
-            FileNotFoundError, ValueError: see the datasets. On ranks other than 0 a failure of
-                rank 0 is a RuntimeError with its message, so that no rank waits for ever.
+            FileNotFoundError, ValueError: see the data sets. On other ranks a failure of rank 0 is
+                a RuntimeError with its message, so that no rank waits forever.
         """
         datasets = on_main_process(self.build)
         return self.build() if datasets is None else datasets
 
-    def build(self) -> dict[str, Dataset]:
+    def build(self) -> dict[str, Dataset[Any]]:
         """Build the splits in this process."""
         info = self.config.build_info
         annotations = named_splits(self.name, info.annotations)
         options = self.dataset_options(info)
         self.build_processors()
-        datasets: dict[str, Dataset] = {}
+        datasets: dict[str, Dataset[Any]] = {}
         for split, files in annotations.items():
             storage = files.get("storage")
             if not storage:
@@ -76,10 +77,10 @@ class ConvertingBuilder(LocalBuilder):
 
 
 def named_splits(builder: str, annotations: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The splits of ``build_info.annotations`` that have files.
+    """Return the splits of ``build_info.annotations`` that have files.
 
     Raises:
-        ValueError: if there are none, or one is none of `SPLITS`.
+        ValueError: if none has, or a name is not in `SPLITS`.
     """
     named = {split: files for split, files in (annotations or {}).items() if files}
     unknown = [split for split in named if split not in SPLITS]

@@ -1,4 +1,4 @@
-"""NLVR2: LAVIS's data set with the right test split, and sentences that survive being mirrored."""
+"""NLVR2: LAVIS's data set with the correct test split and correctly mirrored sentences."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from lavis.datasets.datasets.nlvr_datasets import NLVRDataset
 _CONFIG = (
     Path(__file__).resolve().parents[1] / "configs" / "datasets" / "nlvr_mafa" / "default.yaml"
 )
-# At the beginning of a word: "leftmost", but not "bright".
+# At the beginning of a word only: in "leftmost", but not in "bright".
 _SIDE = re.compile(r"\b(left|right)")
 _OPPOSITE = {"left": "right", "right": "left"}
 
 
 def mirrored(sentence: str) -> str:
-    """A lower-case sentence with left and right exchanged."""
+    """Return a lower-case sentence with left and right exchanged."""
     return _SIDE.sub(lambda match: _OPPOSITE[match[1]], sentence)
 
 
 class NlvrTrain(NLVRDataset):  # type: ignore[misc]
-    """LAVIS's training set, which exchanges the images of every other sample.
+    """LAVIS's training set, which exchanges the two images of half of its samples.
 
-    LAVIS then makes "bleft" of "bright" and "upleft" of "upright".
+    For these LAVIS also replaces "right" inside words: "bright" becomes "bleft".
     """
 
     @staticmethod
@@ -45,9 +45,9 @@ class NlvrTrain(NLVRDataset):  # type: ignore[misc]
 
 @registry.register_builder("nlvr_mafa")
 class NlvrMafaBuilder(NLVRBuilder):  # type: ignore[misc]
-    """LAVIS's ``nlvr`` with test-P as ``test``, where LAVIS has the dev split once more.
+    """LAVIS's ``nlvr`` with test-P as ``test``, for which LAVIS loads the dev split again.
 
-    Annotation files and an image folder that are here are read where they are.
+    Annotation files and an image folder that exist locally are not copied.
     """
 
     train_dataset_cls = NlvrTrain
@@ -58,7 +58,7 @@ class NlvrMafaBuilder(NLVRBuilder):  # type: ignore[misc]
         for split in info.annotations.values():
             for found in (split.get("url"), split.storage):
                 if isinstance(found, str) and os.path.isfile(found):
-                    # LAVIS would copy it once and not see later edits.
+                    # LAVIS would copy it once and ignore later edits.
                     split.url = split.storage = os.path.abspath(found)
                     break
         if os.path.isdir(info.images.storage):

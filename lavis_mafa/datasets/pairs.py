@@ -1,11 +1,13 @@
-"""Pairs of a converted table as data sets: one sample a pair for training, one an image else."""
+"""Data sets over a converted table: one sample per pair for training, one per image otherwise."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from PIL import Image
 from torch.utils.data import Dataset
 from torch.utils.data.dataloader import default_collate
@@ -13,8 +15,8 @@ from torch.utils.data.dataloader import default_collate
 from lavis_mafa.datasets.arrow_table import PairTable, describe_conflict
 
 
-class Pairs(Dataset):
-    """What all splits share: a converted table and the processors.
+class Pairs(Dataset[dict[str, Any]], ABC):
+    """The base of all splits: a converted table and the processors.
 
     Args:
         table: the pairs.
@@ -31,9 +33,13 @@ class Pairs(Dataset):
         self.table = table
         self.set_processors(vis_processor, text_processor)
 
+    @abstractmethod
     def picture(self, row: int) -> Image.Image:
-        """The image (RGB) of pair `row` of the table; OSError naming it if it cannot be read."""
-        raise NotImplementedError
+        """Return the image (RGB) of pair `row` of the table.
+
+        Raises:
+            OSError: naming the image, if it cannot be read.
+        """
 
     def set_processors(
         self,
@@ -48,13 +54,13 @@ class Pairs(Dataset):
 
 
 class TrainPairs(Pairs):
-    """One sample a pair, in the order of the table.
+    """One sample per pair, in the order of the table.
 
     An item is `{"image": tensor, "text_input": str, "image_id": int}`; pairs with the same
     `image_id` show the same image. An unreadable image raises OSError naming it.
     """
 
-    # The random augmentation makes two readings of a sample differ.
+    # Because of the random augmentation.
     deterministic = False
 
     def __len__(self) -> int:
@@ -68,33 +74,33 @@ class TrainPairs(Pairs):
         }
 
     @property
-    def image_ids(self) -> np.ndarray:
-        """(N,) int64, memory-mapped: dense number 0..n_images-1 of each pair's image."""
+    def image_ids(self) -> npt.NDArray[np.int64]:
+        """The image of each pair, a number from 0 to n_images - 1: (N,) int64, memory-mapped."""
         return self.table.image_ids
 
     def caption(self, index: int) -> str:
-        """The unprocessed caption of pair `index`."""
+        """Return the unprocessed caption of pair `index`."""
         return self.table.caption(index)
 
     def show(self, index: int) -> tuple[Image.Image, str]:
-        """The unprocessed image (RGB) and caption of pair `index`."""
+        """Return the unprocessed image (RGB) and caption of pair `index`."""
         return self.picture(index), self.table.caption(index)
 
 
 class EvalPairs(Pairs):
-    """One sample an image, with all its captions: the contract of LAVIS's RetrievalEvalDataset.
+    """One sample per image, with all its captions, as in LAVIS's RetrievalEvalDataset.
 
     Attributes:
         text: processed captions, image by image.
-        image: images as the table names them, in order of first appearance.
-        txt2img: number of a caption -> number of its image.
-        img2txt: number of an image -> numbers of its captions.
+        image: names of the images in the table, in order of first appearance.
+        txt2img: index of a caption -> index of its image.
+        img2txt: index of an image -> indices of its captions.
 
     An item is `{"image": tensor, "index": int}`.
 
     Raises:
-        ValueError: if one `image_id` is known to stand for several files: their captions would be
-            scored against the first of them.
+        ValueError: if several files have the same `image_id`: all their captions would be scored
+            against the first file.
     """
 
     def __init__(self, *args: Any) -> None:
@@ -102,7 +108,7 @@ class EvalPairs(Pairs):
         if self.table.meta["id_conflicts"]:
             raise ValueError(
                 f"{', '.join(self.table.meta['sources'])}: {describe_conflict(self.table)}; give "
-                "each file an image_id of its own, or leave image_id out"
+                "each file a different image_id, or remove image_id"
             )
         self.text: list[str] = []
         self.image: list[str] = []
@@ -127,5 +133,5 @@ class EvalPairs(Pairs):
         return {"image": self.vis_processor(self.show_image(index)), "index": index}
 
     def show_image(self, index: int) -> Image.Image:
-        """The unprocessed image `index` (RGB)."""
+        """Return the unprocessed image `index` (RGB)."""
         return self.picture(self._rows[index])

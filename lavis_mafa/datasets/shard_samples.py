@@ -1,4 +1,4 @@
-"""The samples that lie in one tar shard: where each image is, its caption and its `image_id`."""
+"""List the samples of a tar shard: the place of each image, its caption and its `image_id`."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ TEXT_SUFFIXES = (*CAPTION_SUFFIXES, "json")
 
 
 class Stored(NamedTuple):
-    """A sample in a shard: name of its image's member, where its bytes begin and how many they
-    are, caption ("" if it is null) and `image_id`."""
+    """A sample in a shard: name, first byte and size of its image's member, its caption ("" if it
+    is null) and its `image_id`."""
 
     image: str
     start: int
@@ -36,7 +36,7 @@ class _Member(NamedTuple):
 
 
 def read_samples(path: str | os.PathLike[str]) -> Iterator[Stored | Problem]:
-    """Every sample of a shard in order; images are not read. A damaged shard ends in a Problem."""
+    """Yield every sample of a shard, without reading images; a Problem ends a damaged shard."""
     last = "its beginning"
     with open(path, "rb") as file:
 
@@ -62,19 +62,19 @@ def read_samples(path: str | os.PathLike[str]) -> Iterator[Stored | Problem]:
 
 
 def _listed(file: Any) -> Iterator[_Member]:
-    """The plain files of a tar, up to its end, which must be there."""
+    """Yield the plain files of a tar, and require its end-of-archive block."""
     with tarfile.open(fileobj=file, mode="r:") as tar:
         while (member := tar.next()) is not None:
-            tar.members.clear()  # type: ignore[attr-defined]  # it would keep them all
+            tar.members.clear()  # type: ignore[attr-defined]  # it would collect all of them
             if member.isreg() and not member.issparse():
                 yield _Member(member.name, member.offset_data, member.size)
-        # tarfile takes a damaged header, or none, for the end.
+        # tarfile takes a damaged or missing header for the end of the archive.
         if os.pread(file.fileno(), tarfile.BLOCKSIZE, tar.offset) != bytes(tarfile.BLOCKSIZE):
             raise tarfile.ReadError(f"no member and no end at byte {tar.offset}")
 
 
 def _sample(key: str, parts: list[tuple[str, _Member]], text: Any) -> Stored | Problem | None:
-    """The sample of the members `key`.*; None if they are none of ours."""
+    """Return the sample of the members `key`.*; None if none has a known suffix."""
     images = [member for suffix, member in parts if suffix in IMAGE_SUFFIXES]
     found = {s: m for s, m in parts if s in TEXT_SUFFIXES}
     if not images and not found:
@@ -84,25 +84,25 @@ def _sample(key: str, parts: list[tuple[str, _Member]], text: Any) -> Stored | P
         names = ", ".join(member.name for _, member in parts)
         wanted = f"one image ({', '.join(IMAGE_SUFFIXES)}) and a caption"
         return Problem(where, f"expected {wanted}, found {names}")
-    told: Any = {}
+    values: Any = {}
     caption: Any = None
     try:
         if "json" in found:
-            told = json.loads(text(found["json"]))
-            if not isinstance(told, dict):
+            values = json.loads(text(found["json"]))
+            if not isinstance(values, dict):
                 return Problem(where, f"expected an object in {found['json'].name}")
         plain = next((found[suffix] for suffix in CAPTION_SUFFIXES if suffix in found), None)
         if plain is not None:
             caption = text(plain).decode("utf-8-sig")
-        elif "caption" in told:
-            caption = told["caption"] or ""
-            str(caption).encode()  # half of a surrogate pair, written as \\u, is no text
+        elif "caption" in values:
+            caption = values["caption"] or ""
+            str(caption).encode()  # fails for half of a surrogate pair, written as \\u
     except (ValueError, RecursionError) as error:
         return Problem(where, f"its caption or JSON cannot be read: {error}")
     if not isinstance(caption, str):
         wanted = ", ".join(f".{suffix}" for suffix in CAPTION_SUFFIXES)
         return Problem(where, f"no caption; expected {wanted}, or a string 'caption' in .json")
-    image_id = told.get("image_id")
+    image_id = values.get("image_id")
     if isinstance(image_id, bool) or not isinstance(image_id, (str, int, type(None))):
         return Problem(where, f"'image_id': expected a string or an integer, got {image_id!r:.60}")
     identity = None if image_id in (None, "") else str(image_id)

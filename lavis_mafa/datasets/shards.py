@@ -1,19 +1,19 @@
-"""Image-text pairs in webdataset tar shards: writing them, and finding what lies in them.
+"""Image-text pairs in webdataset tar shards: writing shards, and finding the shards to read.
 
 A folder that `write_shards` has written:
 
     pairs-000000.tar   <key>.jpg, <key>.json and <key>.txt of every sample
     pairs.json         the index: shards with samples, bytes and MD5 (`wids-shard-index-v1`)
 
-The index comes last: a folder without one is unfinished, and `pairs.unfinished.jsonl` lists the
-shards that are whole.
+The index is written last: in a folder without one `pairs.unfinished.jsonl` lists the complete
+shards.
 """
 
-# The package wids defines the index format and reads the shards written here. It does not read for
-# us: its ShardListDataset copies local shards into a cache, keeps 784 bytes a sample in lists and
-# lists a whole shard again at every read outside the last ten; its IndexedTarSamples hands out half
-# an image where a shard is cut short, loses the folder or the end of long names, and fails where a
-# name occurs twice; `pipe:` addresses in an index run shell commands.
+# The package wids defines the index format and reads the shards written here. We do not use its
+# readers: ShardListDataset copies local shards into a cache, needs 784 bytes per sample for lists
+# and lists a whole shard again at every read outside the last ten; IndexedTarSamples returns half
+# an image if a shard is cut short, loses the folder or the end of long names, and fails if a name
+# occurs twice; `pipe:` addresses in an index run shell commands.
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from lavis_mafa.io.files import write_text
 KIND = "wids-shard-index-v1"
 IMAGE_SUFFIXES = ("jpg", "jpeg", "png", "webp")
 KEY = re.compile(r"[^./]+(/[^./]+)*")
-LONGEST_KEY = tarfile.LENGTH_NAME - len(".json")  # what a plain tar header holds
+LONGEST_KEY = tarfile.LENGTH_NAME - len(".json")  # bytes; limit of a plain tar header
 
 
 # Writing
@@ -53,24 +53,23 @@ def write_shards(
 ) -> Path:
     """Write samples into shards `<name>-000000.tar`, ... and their index `<name>.json`.
 
-    Equal samples give equal bytes. A shard is there whole or not at all; what an error or a kill
-    leaves behind is gone on from with `resume`. One process may write into a folder at a time.
+    Equal samples give equal bytes. Shards are written atomically, so that `resume` can continue
+    after an error or a kill. Only one process may write into a folder at a time.
 
     Args:
         samples: (key, bytes of the image, its suffix, caption, further plain JSON values). Images
-            are stored as they are. A key is the name of the sample's members: no dot, different
-            from the others of its shard. An `image_id` among the further values says which samples
-            show one image.
-        per_shard: samples in a shard.
-        resume: go on after the shards that are there; `samples` then begins with the one after
-            the first `finished(folder, name)`.
+            are stored unchanged. A key is the name of the sample's members: no dot, unique in its
+            shard. Samples with an equal `image_id` among the further values show the same image.
+        per_shard: samples per shard.
+        resume: continue after the existing shards; `samples` must then start after the first
+            `finished(folder, name)` samples.
 
     Returns:
         The path of the index.
 
     Raises:
-        FileExistsError: the folder has shards of this name and `resume` is false.
-        ValueError: a sample that cannot be stored, or no sample at all.
+        FileExistsError: if the folder has shards of this name and `resume` is false.
+        ValueError: for a sample that cannot be stored, or no sample at all.
     """
     folder = Path(os.path.abspath(os.path.expanduser(folder)))
     if per_shard < 1:
@@ -80,8 +79,8 @@ def write_shards(
     done = _whole_shards(folder, name)
     if done and not resume:
         raise FileExistsError(
-            f"{folder} holds {len(done)} shards {name!r} with {finished(folder, name)} samples; "
-            "write into another folder, or skip that many samples and go on with resume=True"
+            f"{folder} contains {len(done)} shards {name!r} with {finished(folder, name)} samples; "
+            "write into another folder, or skip that many samples and use resume=True"
         )
     folder.mkdir(parents=True, exist_ok=True)
     journal = folder / f"{name}.unfinished.jsonl"
@@ -90,25 +89,27 @@ def write_shards(
         path = folder / _shard_name(name, len(done))
         done.append(_write_shard(path, chain([first], islice(rest, per_shard - 1))))
         with open(journal, "a", encoding="utf-8") as file:
-            file.write(f"\n{json.dumps(done[-1])}\n")  # begins anew after a line cut short
+            file.write(
+                f"\n{json.dumps(done[-1])}\n"
+            )  # on a new line, in case the last one is cut short
             _to_disk(file)
     if not done:
         raise ValueError(f"no sample to write into {folder}")
     index = folder / f"{name}.json"
-    told = {"__kind__": KIND, "wids_version": 1, "name": name, "shardlist": done}
-    write_text(index, json.dumps(told))
+    content = {"__kind__": KIND, "wids_version": 1, "name": name, "shardlist": done}
+    write_text(index, json.dumps(content))
     _names_to_disk(folder)
     journal.unlink(missing_ok=True)
     return index
 
 
 def finished(folder: str | os.PathLike[str], name: str = "pairs") -> int:
-    """Number of samples in the whole shards of `folder`; 0 where there is none."""
+    """Return the number of samples in the complete shards of `folder`."""
     return sum(shard["nsamples"] for shard in _whole_shards(Path(folder).expanduser(), name))
 
 
 def _whole_shards(folder: Path, name: str) -> list[dict[str, Any]]:
-    """Index entries of the shards 0, 1, ... that are there as they were written."""
+    """Return the index entries of the shards 0, 1, ... that are complete."""
     listed: dict[str, dict[str, Any]] = {}
     index, journal = folder / f"{name}.json", folder / f"{name}.unfinished.jsonl"
     if index.is_file():
@@ -136,7 +137,7 @@ def _shard_name(name: str, number: int) -> str:
 def _write_shard(
     path: Path, samples: Iterable[tuple[str, bytes, str, str, Mapping[str, Any]]]
 ) -> dict[str, Any]:
-    """Write one shard beside its place, move it there, and return its entry of the index."""
+    """Write one shard atomically and return its entry in the index."""
     beside = path.with_name(f"{path.name}.part")
     keys: set[str] = set()
     try:
@@ -160,7 +161,7 @@ def _write_shard(
 def _members(
     key: str, image: bytes, suffix: str, caption: str, extra: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """A sample in the form of `TarWriter`."""
+    """Return a sample in the form of `TarWriter`."""
     if not KEY.fullmatch(key) or not key.isprintable() or len(key.encode()) > LONGEST_KEY:
         raise ValueError(
             f"sample {key!r:.120}: expected a key of one name, or several joined by '/', without "
@@ -177,22 +178,22 @@ def _members(
             f"sample {key!r}: expected the caption as a string, and none among the further values"
         )
     try:
-        told = json.dumps({"caption": caption, **extra}, ensure_ascii=False, allow_nan=False)
-        texts = {"txt": caption.encode(), "json": told.encode()}
+        values = json.dumps({"caption": caption, **extra}, ensure_ascii=False, allow_nan=False)
+        texts = {"txt": caption.encode(), "json": values.encode()}
     except (TypeError, ValueError) as error:
         raise ValueError(f"sample {key!r}: no plain JSON values: {error}") from error
     return {"__key__": key, suffix: image, **texts}
 
 
 class _Digested:
-    """A file that computes the MD5 of what is written to it."""
+    """A file that computes the MD5 of the bytes written to it."""
 
     def __init__(self, file: Any) -> None:
         self.file, self.md5 = file, hashlib.md5(usedforsecurity=False)
 
     def write(self, data: bytes) -> int:
         self.md5.update(data)
-        return self.file.write(data)
+        return int(self.file.write(data))
 
 
 def _to_disk(file: Any) -> None:
@@ -217,7 +218,7 @@ def _names_to_disk(folder: Path) -> None:
 
 
 class Shard(NamedTuple):
-    """A tar file: absolute path, bytes, modification time, samples if an index tells them."""
+    """A tar file: absolute path, bytes, modification time, and samples if an index lists it."""
 
     path: str
     size: int
@@ -226,9 +227,9 @@ class Shard(NamedTuple):
 
 
 def files_named(storage: str) -> list[str]:
-    """The files that a path, a brace list or a glob stands for; of a glob only index and tar files.
+    """Return the files of a path, a brace list or a glob; for a glob only tar files.
 
-    Files of a brace list need not be there.
+    Files of a brace list need not exist.
     """
     storage = os.path.expanduser(storage)
     if os.path.exists(storage):
@@ -243,12 +244,12 @@ def files_named(storage: str) -> list[str]:
 
 
 def find_shards(storage: Sequence[str | os.PathLike[str]]) -> list[Shard]:
-    """The shards of index files, tar files, globs and brace lists, in the order given.
+    """Return the shards of index files, tar files, globs and brace lists, in the given order.
 
     Raises:
-        FileNotFoundError: there is no such file, or a glob finds none.
-        ValueError: a file that is neither, a damaged index, a shard named twice, or one whose size
-            is not that of the index.
+        FileNotFoundError: if a file does not exist, or a glob matches none.
+        ValueError: for another kind of file, a damaged index, a shard given twice, or one whose
+            size differs from that in the index.
     """
     shards: list[Shard] = []
     for given in [os.fspath(one) for one in storage]:
@@ -267,7 +268,7 @@ def find_shards(storage: Sequence[str | os.PathLike[str]]) -> list[Shard]:
     times = Counter(shard.path for shard in shards)
     twice = [path for path in times if times[path] > 1]
     if twice:
-        raise ValueError(f"shard {twice[0]} is named {times[twice[0]]} times; name it once")
+        raise ValueError(f"shard {twice[0]} is given {times[twice[0]]} times; give it once")
     return shards
 
 
@@ -279,7 +280,7 @@ _WANTED = (
 
 
 def _index(path: Path) -> list[dict[str, Any]]:
-    """The entries of an index; addresses are relative to its folder, or absolute paths."""
+    """Return the entries of an index; addresses are relative to its folder, or absolute paths."""
     problem = f"{path} is no shard index ({KIND})"
     try:
         index = json.loads(path.read_text("utf-8"))
@@ -298,7 +299,7 @@ def _index(path: Path) -> list[dict[str, Any]]:
         if not isinstance(entry.get("nsamples"), int):
             raise ValueError(f"{problem}: shard {number}: expected 'nsamples', a whole number")
     if not entries:
-        raise ValueError(f"{problem}: it names no shard")
+        raise ValueError(f"{problem}: it lists no shard")
     return entries
 
 
@@ -308,14 +309,14 @@ def _shard(path: Path, entry: Mapping[str, Any], source: Path) -> Shard:
     if entry.get("filesize", found.st_size) != found.st_size:
         raise ValueError(
             f"shard {path} has {found.st_size} bytes, but {source} says {entry['filesize']}: it is "
-            "cut short or another one; copy or write it again"
+            "cut short, or not the listed one; copy or write it again"
         )
     return Shard(os.path.abspath(path), found.st_size, found.st_mtime_ns, entry.get("nsamples"))
 
 
 def _require(path: Path, source: Path) -> None:
     if not path.is_file():
-        where = "" if path == source else f", which {source} names,"
+        where = "" if path == source else f", which {source} lists,"
         raise FileNotFoundError(
             f"shard file {path}{where} does not exist (relative paths start at {os.getcwd()}); "
             f"{_WANTED}"

@@ -1,4 +1,4 @@
-"""A retrieval evaluation set as pairs: every caption with its image."""
+"""View a retrieval evaluation set as pairs: every caption with its image."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from torch.utils.data.dataloader import default_collate
 from lavis_mafa.datasets.image_reading import read_rgb
 
 
-class SplitAsPairs(Dataset):
-    """The captions of an evaluation set one by one, as a training set has them.
+class SplitAsPairs(Dataset[dict[str, Any]]):
+    """The pairs of an evaluation set, one sample per caption, as in a training set.
 
     Items are ``image``, ``text_input`` and ``image_id``.
 
     Args:
-        dataset: as LAVIS's ``RetrievalEvalDataset``: ``text``, ``image`` and ``txt2img``.
+        dataset: has ``text``, ``image`` and ``txt2img`` like LAVIS's ``RetrievalEvalDataset``.
 
     Attributes:
-        image_ids: ``(N,)`` int64, number of every caption's image.
-        truth: which images and captions of samples match, where the set offers ``truth_matrix()``.
+        image_ids: ``(N,)`` int64, index of every caption's image.
+        truth: returns which images and captions match, if the set has ``truth_matrix()``.
 
     Raises:
-        ValueError: if it is no retrieval set.
+        ValueError: if ``dataset`` is no retrieval set.
     """
 
     deterministic = False
@@ -34,8 +34,8 @@ class SplitAsPairs(Dataset):
     def __init__(self, dataset: Any) -> None:
         if not all(hasattr(dataset, name) for name in ("text", "image", "txt2img")):
             raise ValueError(
-                f"{type(dataset).__name__} has no images with captions to be taken as pairs; "
-                "name a retrieval split, or the training split"
+                f"{type(dataset).__name__} is no retrieval set (text, image, txt2img): use a "
+                "retrieval split, or the training split"
             )
         self.dataset = dataset
         self.image_ids = np.array([dataset.txt2img[k] for k in range(len(dataset.text))], np.int64)
@@ -67,16 +67,16 @@ class SplitAsPairs(Dataset):
         }
 
     def caption(self, number: int) -> str:
-        """The caption as the set has it, processed."""
-        return self.dataset.text[number]
+        """Return a caption, processed."""
+        return str(self.dataset.text[number])
 
     def path(self, number: int) -> str | None:
-        """The file of a sample's image; None if it is in none."""
+        """Return the file of a sample's image; None if the set has no files."""
         image = self.dataset.image[int(self.image_ids[number])]
         return None if self.vis_root is None else os.path.join(self.vis_root, image)
 
     def show(self, number: int) -> tuple[Image.Image, str]:
-        """The unprocessed image (RGB) and the caption."""
+        """Return the unprocessed image (RGB) and the caption."""
         path = self.path(number)
         if path is None:
             return self.dataset.show_image(int(self.image_ids[number])), self.caption(number)

@@ -1,8 +1,8 @@
-"""Any map-style LAVIS training set, read by index, with unreadable samples replaced.
+"""Read any map-style LAVIS training set by index, and replace unreadable samples.
 
-Unreadable is a sample whose image `image_reading` refuses, or whose caption, as the text processor
-leaves it and without the processor's prompt, `caption_reading` refuses. Everything else is trained
-on; captions that are cut or have only unknown words are counted where they are tokenised.
+A sample is unreadable if `image_reading` refuses its image, or `caption_reading` its caption
+(processed, but without the text processor's prompt). All other samples are trained on; truncated
+captions and those with only unknown words are counted where they are tokenised.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from PIL import Image, ImageFile
 from torch.utils.data import ConcatDataset as TorchConcatDataset
@@ -30,7 +31,7 @@ from lavis_mafa.processors.augmentation import quick
 
 UNREADABLE = (
     OSError,
-    SyntaxError,  # PIL's answer to a broken PNG
+    SyntaxError,  # raised by PIL for a broken PNG
     ValueError,
     EOFError,
     struct.error,
@@ -42,26 +43,26 @@ ATTEMPTS = 20
 OWN_KEYS = ("index", "loaded_index", "image_id", "load_error")
 
 
-class TrainingSet(Dataset):
-    """Adds to every sample what GRIT and the step need to know of it.
+class TrainingSet(Dataset[dict[str, Any]]):
+    """Adds to every sample the keys that GRIT and the step need.
 
-    ``self[index, epoch]`` gives the sample of the wrapped set plus ``index`` (as asked),
-    ``loaded_index`` (what was read; another one if ``index`` is unreadable), ``image_id`` (equal
-    for samples of one image) and ``load_error`` (a message, empty if all is well). Augmentation
-    draws from generators seeded by (seed, epoch, index), so that neither the number of workers nor
-    a resumed run changes it.
+    ``self[index, epoch]`` is the sample of the wrapped set plus ``index``, ``loaded_index`` (of the
+    sample that was read: another one if ``index`` is unreadable), ``image_id`` (equal for samples
+    of one image) and ``load_error`` (a message, empty without an error). Augmentation draws from
+    generators seeded by (seed, epoch, index), so that it depends neither on the number of workers
+    nor on where a run was resumed.
 
     Args:
-        dataset: a map-style data set giving dictionaries with ``image`` and ``text_input``, such as
-            LAVIS's concatenation of several.
+        dataset: a map-style data set whose items have ``image`` and ``text_input``, such as LAVIS's
+            concatenation of several.
         seed: of augmentation and replacement.
     """
 
     def __init__(self, dataset: Any, seed: int = 0) -> None:
         if isinstance(dataset, (tuple, list)) or isinstance(dataset, IterableDataset):
             raise TypeError(
-                "training by index needs map-style data sets; webdataset pipelines (laion2B_multi) "
-                "have no index. Use image_text_shards, image_text_json or one of LAVIS's map-style "
+                "training needs map-style data sets; webdataset pipelines (laion2B_multi) have no "
+                "index. Use image_text_shards, image_text_json or one of LAVIS's map-style "
                 "builders."
             )
         self.dataset = dataset
@@ -91,7 +92,7 @@ class TrainingSet(Dataset):
                 sample = self._read(loaded, epoch)
                 break
             except UNREADABLE as problem:
-                error = error or _told(problem)
+                error = error or _message(problem)
                 draw = np.random.SeedSequence([self.seed, index, attempt]).generate_state(1)[0]
                 loaded = int(draw) % len(self)
         else:
@@ -111,7 +112,7 @@ class TrainingSet(Dataset):
         if self._deterministic:
             sample = part[local]
         else:
-            # LAVIS has PIL fill up half images with grey; here they count as unreadable.
+            # LAVIS lets PIL fill truncated images with grey; here they count as unreadable.
             ImageFile.LOAD_TRUNCATED_IMAGES = False
             with _seeded([self.seed, epoch, index]):
                 sample = read_sample(part, local)
@@ -125,13 +126,13 @@ class TrainingSet(Dataset):
         return sample
 
     def add_view(self, name: str, processor: Processor | None = None) -> bool:
-        """Give every sample a further image, ``name``: its decoded picture through ``processor``.
+        """Add another image ``name`` to every sample: its decoded picture after ``processor``.
 
         Args:
-            processor: None: the one that makes ``image``, which draws anew for this view.
+            processor: None: that of ``image``, with new random draws.
 
         Returns:
-            False, and nothing is added, if a part of the data makes its images without a processor.
+            False, with nothing added, if a part of the data creates images without a processor.
         """
         if any(getattr(part, "vis_processor", None) is None for part in self.parts):
             return False
@@ -142,27 +143,26 @@ class TrainingSet(Dataset):
         return True
 
     def add_tokens(self, name: str, tokenizer: Tokenizer) -> None:
-        """Give every mini-batch the `Tokens` of its captions, ``name``, as `collater` makes them:
-        in the data loader's workers."""
-        # Workers are forked after the main process has used the tokenizer, and would say so.
+        """Add the `Tokens` of the captions to every mini-batch as ``name``, computed by the data
+        loader's workers."""
+        # Workers are forked after the main process has used the tokenizer, and would warn of it.
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         self._tokenizers[name] = tokenizer
 
     def show(self, index: int) -> tuple[Image.Image, str]:
-        """Picture and caption of a sample as they are in the data, for people to look at."""
+        """Return the unprocessed picture and caption of a sample, for people to look at."""
         dataset, local = self._part_of(index)
         if hasattr(dataset, "show"):
-            return dataset.show(local)
+            shown: tuple[Image.Image, str] = dataset.show(local)
+            return shown
         path, caption = self.source(index)
         assert path is not None
         return read_rgb(path), caption
 
     def source(self, index: int) -> tuple[str | None, str]:
-        """The file of a sample's image, None if it is in no file of its own, and its caption as it
-        is in the data.
+        """Return the file of a sample's image (None: it has no file) and its unprocessed caption.
 
-        A part of the data tells them by ``path(i)`` and ``caption(i)``, or by LAVIS's
-        ``annotation``.
+        A data set provides them by ``path(i)`` and ``caption(i)``, or by LAVIS's ``annotation``.
         """
         dataset, local = self._part_of(index)
         if hasattr(dataset, "caption"):
@@ -172,31 +172,31 @@ class TrainingSet(Dataset):
         return os.path.join(dataset.vis_root, annotation["image"]), str(annotation["caption"])
 
     def image_bytes(self, index: int) -> tuple[bytes, str]:
-        """A sample's image file and its kind, such as ``jpg``: as it is, or as PNG if the data hold
-        no file."""
+        """Return a sample's image file and its suffix, such as ``jpg``; a PNG if it has no file."""
         dataset, local = self._part_of(index)
         if hasattr(dataset, "image_bytes"):
-            return dataset.image_bytes(local)
+            stored: tuple[bytes, str] = dataset.image_bytes(local)
+            return stored
         path, _ = self.source(index)
         if path is not None:
             return Path(path).read_bytes(), os.path.splitext(path)[1].lower().lstrip(".") or "jpg"
         return as_png(self.show(index)[0])
 
     def _part_of(self, index: int) -> tuple[Any, int]:
-        """The part of the data that has a sample, and the sample's number in it."""
+        """Return the part of the data that contains a sample, and the sample's index in it."""
         which = int(np.searchsorted(self._ends, index, side="right"))
         return self.parts[which], index - int(self._ends[which]) + len(self.parts[which])
 
     def collater(self, samples: list[dict[str, Any]]) -> dict[str, Any]:
-        """Collate as the wrapped set does; our own keys become int64 tensors and a list, captions
-        also tokens, and of those that the model in training reads the mini-batch has `COUNTS`."""
+        """Collate as the wrapped set does, and add our own keys as int64 tensors and a list, the
+        captions' tokens, and `COUNTS` of the tokens that the trained model reads."""
         theirs = [{k: v for k, v in s.items() if k not in OWN_KEYS} for s in samples]
         collate = getattr(self.dataset, "collater", None) or torch.utils.data.default_collate
         batch = collate(theirs)
         for key in ("index", "loaded_index", "image_id"):
             batch[key] = torch.tensor([s[key] for s in samples], dtype=torch.int64)
         batch["load_error"] = [s["load_error"] for s in samples]
-        made: dict[int, Tokens] = {}  # models that read alike share them
+        made: dict[int, Tokens] = {}  # shared by models with the same tokenizer
         for name, tokenizer in self._tokenizers.items():
             if id(tokenizer) not in made:
                 made[id(tokenizer)], counts = tokenizer.counted(batch["text_input"])
@@ -206,16 +206,16 @@ class TrainingSet(Dataset):
         return batch
 
 
-def _told(problem: Exception) -> str:
-    """An error for log files: names that are no text (lone surrogates) are written as codes."""
+def _message(problem: Exception) -> str:
+    """Return an error's message for log files, with lone surrogates in file names escaped."""
     text = f"{type(problem).__name__}: {problem}"
     return text.encode("utf-8", "backslashreplace").decode()
 
 
 class _Views:
-    """Several processors in the place of one, so that a picture is decoded once.
+    """Applies several processors in the place of one, so that a picture is decoded once.
 
-    The own one comes first, so that further views leave its draws as they were.
+    The original one comes first, so that further views do not change its random draws.
     """
 
     def __init__(self, processor: Processor, others: dict[str, Processor] | None = None) -> None:
@@ -229,14 +229,16 @@ class _Views:
         return {"image": image, **{name: other(picture) for name, other in self.others.items()}}
 
 
-def image_ids_of(parts: list[Any]) -> np.ndarray:
-    """``(N,)`` int64 over concatenated data sets, equal where samples show one image.
+def image_ids_of(parts: list[Any]) -> npt.NDArray[np.int64]:
+    """Return ``(N,)`` int64 over concatenated data sets, equal for samples of one image.
 
-    A part says so by ``image_ids``, or by the image paths of LAVIS's ``annotation``; a part that
-    does neither counts every sample as an image of its own.
+    A part provides them by ``image_ids``, or by the image paths of LAVIS's ``annotation``; in a
+    part without either every sample counts as a different image.
     """
+    own: npt.NDArray[np.int64]
     if len(parts) == 1 and hasattr(parts[0], "image_ids"):
-        return parts[0].image_ids  # perhaps a memory map: no copy
+        own = parts[0].image_ids  # not copied, because it may be a memory map
+        return own
     ids, first_free = [], 0
     paths: dict[str, int] = {}
     for part in parts:
@@ -257,14 +259,14 @@ def image_ids_of(parts: list[Any]) -> np.ndarray:
 
 @contextmanager
 def _seeded(entropy: list[int]) -> Iterator[None]:
-    """Seed Python's, NumPy's and PyTorch's generators; the main process gets its own back."""
+    """Seed Python's, NumPy's and PyTorch's generators; restore them in the main process."""
     in_worker = get_worker_info() is not None
     if not in_worker:
         before = random.getstate(), np.random.get_state(), torch.get_rng_state()
     words = np.random.SeedSequence(entropy).generate_state(3)
     random.seed(int(words[0]))
     np.random.seed(int(words[1]))
-    # Not torch.manual_seed: in the main process that would reseed the GPU as well.
+    # Not torch.manual_seed, which in the main process would reseed the GPU too.
     torch.default_generator.manual_seed(int(words[2]))
     try:
         yield

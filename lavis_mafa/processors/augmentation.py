@@ -1,4 +1,4 @@
-"""LAVIS's image augmentation, mended and faster."""
+"""LAVIS's image augmentation, corrected and faster."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Any
 
 import cv2
 import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from lavis.processors import randaugment
@@ -14,10 +15,10 @@ from PIL import Image
 from torch import Tensor
 from torchvision import transforms
 
-# Elsewhere PyTorch resizes 8-bit images more slowly than Pillow.
+# On other CPUs PyTorch resizes 8-bit images more slowly than Pillow.
 FAST_RESIZE = torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
 
-# Of LAVIS's training processors, perhaps with RandAugment in the middle.
+# The steps of LAVIS's training processors, except for an optional RandAugment in the middle.
 STEPS = [
     transforms.RandomResizedCrop,
     transforms.RandomHorizontalFlip,
@@ -28,10 +29,10 @@ STEPS = [
 _auto_contrast = randaugment.func_dict["AutoContrast"]
 
 
-def auto_contrast(image: np.ndarray, cutoff: float = 0) -> np.ndarray:
+def auto_contrast(image: npt.NDArray[Any], cutoff: float = 0) -> npt.NDArray[np.uint8]:
     """Stretch each channel of ``(H, W, 3)`` uint8 to 0..255, as Pillow's ``autocontrast``.
 
-    LAVIS negates a uint8, which wraps: a channel whose darkest value is above 0 would become white.
+    LAVIS negates a uint8, which wraps around: a channel without a 0 would become white.
     """
     stretched: Any = _auto_contrast(image.astype(np.int32), cutoff)
     return np.asarray(stretched).astype(np.uint8)
@@ -41,9 +42,9 @@ randaugment.func_dict["AutoContrast"] = auto_contrast
 
 
 class QuickAugmentation:
-    """What a processor of `STEPS` makes of a picture in mode RGB, in less time.
+    """Applies a processor of `STEPS` to a picture in mode RGB, in less time.
 
-    It draws the same random numbers. Of a crop's values about 0.4 % differ from Pillow's by 1 of
+    It draws the same random numbers. About 0.4 % of a crop's values differ from Pillow's by 1 of
     255, and a few in a million by 2; all other steps are equal bit for bit.
     """
 
@@ -53,7 +54,7 @@ class QuickAugmentation:
         self.normalised = normalize(to_tensor(values)).flatten(1).numpy()  # (3, 256)
 
     def __call__(self, picture: Image.Image) -> Tensor:
-        image = self._cropped(picture)
+        image: Any = self._cropped(picture)
         if torch.rand(1) < self.flip.p:
             image = cv2.flip(image, 1)
         for step in self.augment:
@@ -63,12 +64,12 @@ class QuickAugmentation:
             cv2.LUT(channel, table, dst=values)
         return torch.from_numpy(made)
 
-    def _cropped(self, picture: Image.Image) -> np.ndarray:
-        """A random part of the picture, resized, ``(H, W, 3)``."""
+    def _cropped(self, picture: Image.Image) -> npt.NDArray[np.uint8]:
+        """Return a random part of the picture, resized, ``(H, W, 3)``."""
         top, left, height, width = self.crop.get_params(picture, self.crop.scale, self.crop.ratio)
         part = picture.crop((left, top, left + width, top + height))
         high, wide = self.crop.size
-        # Pillow 13 begins with a height that shrinks far more than the width; PyTorch never does.
+        # Pillow 13 resizes a height first that shrinks far more than the width; PyTorch never does.
         tall = height > high and height - high >= 2 * (width - wide)
         if tall or not FAST_RESIZE:
             return np.array(part.resize((wide, high), Image.Resampling.BICUBIC))
@@ -79,7 +80,7 @@ class QuickAugmentation:
 
 
 def quick(processor: Any) -> Any:
-    """LAVIS's ``blip_image_train`` or ``blip2_image_train`` in less time; any other as it is."""
+    """Return a faster ``blip_image_train`` or ``blip2_image_train``; other processors unchanged."""
     if type(processor) not in (BlipImageTrainProcessor, Blip2ImageTrainProcessor):
         return processor
     steps = processor.transform.transforms

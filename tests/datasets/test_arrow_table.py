@@ -219,7 +219,7 @@ def test_empty_captions_are_dropped_and_counted_or_refused(tmp_path: Path, caplo
         table = converted([path], cache_dir=tmp_path)
     assert pairs_of(table) == [("a", "x")]
     assert table.meta["empty_dropped"] == 4
-    assert "4 empty captions left out" in caplog.text
+    assert "dropped 4 empty captions" in caplog.text
     with pytest.raises(ValueError, match="3 of 3 records cannot be used(.|\n)*drop_empty: true"):
         converted([path], drop_empty=False, cache_dir=tmp_path)
 

@@ -347,7 +347,7 @@ def test_missing_files_are_named(folder):
     for name in ("detections", "references", "instances"):
         with pytest.raises(FileNotFoundError, match=f"build_info.{name}: no such file: nothing"):
             build(**{name: {"storage": "nothing"}})
-    with pytest.raises(ValueError, match="references and instances belong together"):
+    with pytest.raises(ValueError, match="references and instances need each other"):
         build(instances={"storage": None})
     with pytest.raises(ValueError, match="no bbox and build_info.references is not given"):
         build(instances={"storage": None}, references={"storage": None})

@@ -336,7 +336,7 @@ def test_many_wrong_samples_are_counted(mine: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def atomic_write(tmp_path_factory) -> Path:
+def whole(tmp_path_factory) -> Path:
     """A shard of four samples."""
     folder = tmp_path_factory.mktemp("whole")
     write_shards(folder, map(sample, range(4)))
@@ -390,8 +390,8 @@ def test_a_damaged_header_is_told(tmp_path_factory, whole: Path, place, value) -
         (["a/pairs-00000{0..3}.tar"], FileNotFoundError, r"pairs-000003\.tar does not exist"),
         (["a"], ValueError, "is no index and no tar file"),
         (["a.tar.gz"], ValueError, "no tar file; .*gunzip"),
-        (["a/*.tar", "a/pairs.json"], ValueError, r"pairs-000000\.tar is named 2 times"),
-        (["empty.json"], ValueError, r"empty\.json is no shard index .*names no shard"),
+        (["a/*.tar", "a/pairs.json"], ValueError, r"pairs-000000\.tar is given 2 times"),
+        (["empty.json"], ValueError, r"empty\.json is no shard index .*lists no shard"),
         (["list.json"], ValueError, r"list\.json is no shard index"),
         (["other.json"], ValueError, "expected __kind__ wids-shard-index-v1"),
         (["remote.json"], ValueError, "no source_url"),
@@ -410,7 +410,7 @@ def test_errors_of_files(storage, error, message: str, mine: Path) -> None:
 @pytest.mark.parametrize(
     "changes, error, message",
     [
-        ({"url": "no.tar"}, FileNotFoundError, r"no\.tar, which .*b\.json names"),
+        ({"url": "no.tar"}, FileNotFoundError, r"no\.tar, which .*b\.json lists"),
         ({"filesize": 7}, ValueError, r"bytes, but .*b\.json says 7"),
         ({"nsamples": 9}, ValueError, "2 samples, but its index says 9"),
         ({"nsamples": "2"}, ValueError, "expected 'nsamples'"),

@@ -54,7 +54,7 @@ def test_photographs_by_path(photographs, tmp_path):
 
 
 def test_other_sets_are_refused():
-    with pytest.raises(ValueError, match="no images with captions"):
+    with pytest.raises(ValueError, match="is no retrieval set"):
         SplitAsPairs([1, 2])
 
 

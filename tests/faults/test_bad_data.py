@@ -128,7 +128,7 @@ def test_a_prompt_does_not_make_a_caption(tmp_path):
     folder = Folder(tmp_path / "data", "coco_caption")
     train = train_set(folder)
     train.parts[0].text_processor.prompt = "a photo of "
-    assert "nothing to read" in train[folder.captions["empty"], 0]["load_error"]
+    assert "no readable character" in train[folder.captions["empty"], 0]["load_error"]
     assert train[folder.captions["one word"], 0]["text_input"] == "a photo of red"
 
 

@@ -197,7 +197,7 @@ def test_what_cannot_be_begun_with_is_refused(cls):
     path = save(build(AlbefMafa))
     with pytest.raises(ValueError, match="lacks (.|\n)*give this one as model.pretrained"):
         build(cls, load_finetuned=True, finetuned=path)
-    with pytest.raises(ValueError, match="names no checkpoint to begin fine-tuning with"):
+    with pytest.raises(ValueError, match="names no checkpoint to fine-tune"):
         build(cls, load_pretrained=True, pretrained=None)
     with pytest.raises(ValueError, match="model of other sizes"):
         wide = {"patch_size": 16, "width": 32, "depth": 3, "heads": 4}

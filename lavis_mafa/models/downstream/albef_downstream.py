@@ -1,4 +1,4 @@
-"""What ALBEF's models for downstream tasks share: sizes, tokenizer, checkpoints."""
+"""The base of ALBEF's models for downstream tasks: sizes, tokenizer, checkpoints."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from lavis.models.med import XBertEncoder
 from torch import Tensor
-from transformers import BertConfig
+from transformers.models.bert.configuration_bert import BertConfig
 
 from lavis_mafa.io.checkpoints import (
     check_origin,
@@ -31,16 +31,16 @@ LAYER = re.compile(r"encoder\.layer\.(\d+)\.(.*)")
 class AlbefDownstream:
     """Mixin before LAVIS's ALBEF classes for downstream tasks.
 
-    LAVIS's own build a ViT-B and BERT's tokenizer only, and some of them take no checkpoint without
-    momentum encoders. These have any size, begin with a checkpoint of ``albef_mafa`` as
-    ``model.pretrained``, and keep LAVIS's state-dict names. Without ``use_distill``, as GRIT-VLP
-    and MAFA fine-tune (MAFA F), there is no distillation.
+    LAVIS's classes build only a ViT-B and BERT's tokenizer, and some of them load no checkpoint
+    without momentum encoders. These have any size, start from a checkpoint of ``albef_mafa`` as
+    ``model.pretrained``, and keep LAVIS's state-dict names. Without ``use_distill``, as in GRIT-VLP
+    and MAFA (MAFA F), there is no distillation.
 
     Attributes:
         trains_by_step: False: no step of this package, so no GRIT, Con-D or ``model.mafa``.
         options: arguments of LAVIS's class that a config gives under the same name.
-        heads: beginnings of names that only a fine-tuned checkpoint has.
-        random_parts: beginnings of names that are frozen, and yet must come from a checkpoint.
+        heads: prefixes of weights that only a fine-tuned checkpoint has.
+        random_parts: prefixes of frozen weights, which must be loaded from a checkpoint.
     """
 
     family = "albef"
@@ -62,25 +62,25 @@ class AlbefDownstream:
         super().__init__(**arguments)
 
     def init_tokenizer(self) -> Any:
-        """LAVIS's constructors ask for it."""
+        """Return the tokenizer; called by LAVIS's constructors."""
         return self._given_tokenizer or build_tokenizer(None)
 
     @classmethod
     def from_config(cls, cfg: Any = None) -> Any:
         """Build from a ``model`` config.
 
-        ``pretrained`` with ``load_pretrained`` begins fine-tuning, ``finetuned`` with
+        Fine-tuning starts from ``pretrained`` with ``load_pretrained``; ``finetuned`` with
         ``load_finetuned`` is a whole model of this arch; with neither, weights are random.
 
         Raises:
             OSError: if a checkpoint or tokenizer must be downloaded and cannot be.
-            ValueError: if no checkpoint is named, or it does not fit.
+            ValueError: if no checkpoint is given, or it does not fit.
         """
         checkpoint = checkpoint_of(cfg)
         if not checkpoint and cfg.get("load_pretrained", True):
             raise ValueError(
-                "model.pretrained names no checkpoint to begin fine-tuning with; name one of "
-                "albef_mafa, or set model.load_pretrained: False to begin with random weights"
+                "model.pretrained names no checkpoint to fine-tune; name one of albef_mafa, or set "
+                "model.load_pretrained: False to start from random weights"
             )
         tokenizer: Any = build_tokenizer(cfg.get("tokenizer"))
         config: Any = BertConfig.from_json_file(find_config(cfg.get("med_config_path")))
@@ -102,19 +102,22 @@ class AlbefDownstream:
 
     @classmethod
     def language_parts(cls, config: BertConfig) -> dict[str, Any]:
-        """The text encoder, and what else LAVIS's class is built from."""
+        """Build the text encoder and any further language part of LAVIS's class."""
         return {"text_encoder": XBertEncoder(config=config, add_pooling_layer=False)}
 
-    def begin_with(self, state: dict[str, Tensor], origin: str) -> dict[str, Tensor]:
-        """The weights of a pre-trained checkpoint, and what is to begin with copies of them."""
+    def convert_pretrained(self, state: dict[str, Tensor], origin: str) -> dict[str, Tensor]:
+        """Return the weights of a pre-trained checkpoint under the names of this model.
+
+        Weights that start as copies of others are added.
+        """
         return state
 
     def load_checkpoint(self, url_or_filename: str) -> Any:
         """Load a fine-tuned model of this arch.
 
         Raises:
-            FileNotFoundError: if there is no such file.
-            ValueError: if it does not fit, or leaves weights random.
+            FileNotFoundError: if the file does not exist.
+            ValueError: if it does not fit, or lacks weights.
         """
         cure = "Name a fine-tuned checkpoint, or give this one as model.pretrained to fine-tune it"
         return self._load(url_or_filename, False, (*ENCODERS, *self.heads), cure)
@@ -123,23 +126,25 @@ class AlbefDownstream:
         """Load a pre-trained model, of this package or of LAVIS, to fine-tune it.
 
         Raises:
-            FileNotFoundError: if there is no such file.
-            ValueError: if it does not fit, or leaves an encoder random.
+            FileNotFoundError: if the file does not exist.
+            ValueError: if it does not fit, or lacks an encoder.
         """
         needed = (*ENCODERS, *self.random_parts)
         return self._load(url_or_filename, True, needed, "Name a checkpoint of the whole model")
 
-    def _load(self, url_or_filename: str, begins: bool, needed: tuple[str, ...], cure: str) -> Any:
+    def _load(
+        self, url_or_filename: str, pretrained: bool, needed: tuple[str, ...], cure: str
+    ) -> Any:
         origin = str(url_or_filename)
         content = read_checkpoint(origin)
         model: Any = self
         check_origin(content, registered_name(type(self)), model.tokenizer, origin)
         state = weights_of(content)
-        if begins and isinstance(state, dict):
-            state = self.begin_with(state, origin)
+        if pretrained and isinstance(state, dict):
+            state = self.convert_pretrained(state, origin)
         loaded = load_state(model, state, origin)
         require_weights(model, loaded.missing_keys, needed, origin, cure)
-        # Copies that the checkpoint does not bring begin equal to the encoders.
+        # Momentum copies that the checkpoint lacks start equal to the encoders.
         with torch.no_grad():
             for name, copy in model.named_parameters():
                 if "_m." in name and name in loaded.missing_keys:
@@ -148,12 +153,13 @@ class AlbefDownstream:
 
 
 def decoder_from_fusion(state: dict[str, Tensor], fusion_layer: int) -> dict[str, Tensor]:
-    """Weights of an answer decoder: a text encoder's fusion layers, embeddings and language head
-    (ALBEF 4.2; GRIT-VLP, supplement: VQA).
+    """Return the initial weights of an answer decoder, copied from a pre-trained text encoder.
+
+    These are its fusion layers, embeddings and language head (ALBEF 4.2; GRIT-VLP, supplement).
 
     Args:
-        state: of a model that was pre-trained, with or without momentum encoders.
-        fusion_layer: the first layer that sees images.
+        state: of a pre-trained model, with or without momentum encoders.
+        fusion_layer: the first layer that attends to images.
 
     Returns:
         ``text_decoder.*``, and ``text_decoder_m.*`` if there is a momentum encoder.

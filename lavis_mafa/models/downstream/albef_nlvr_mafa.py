@@ -1,4 +1,4 @@
-"""ALBEF for a text and two images: text assignment (pre-training) and NLVR2 (fine-tuning)."""
+"""ALBEF for two images per text: text assignment (pre-training) and NLVR2 (fine-tuning)."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ TA_NEGATIVES = ("similar", "random")
 
 @registry.register_model("albef_nlvr_pretrain_mafa")
 class AlbefNlvrPretrainMafa(TwoImages, AlbefBase):
-    """The epoch of text assignment between pre-training and NLVR2 (ALBEF 4.2; MAFA F).
+    """Text assignment, one epoch between pre-training and NLVR2 (ALBEF 4.2; MAFA F).
 
-    A linear classifier on [CLS] says which of two images a text belongs to, or that it belongs to
-    neither. Other images come from the mini-batch, with ``ta_negatives: similar`` the likelier the
-    more similar their features are (as ALBEF's published code has it), else any.
+    A linear classifier on [CLS] predicts which of two images a text describes, if any. Other images
+    are drawn from the mini-batch: with ``ta_negatives: similar`` by the similarity of features (as
+    in ALBEF's published code), otherwise uniformly.
 
-    Begins with a checkpoint of ``albef_mafa`` as ``pretrained``; what it saves begins
-    ``albef_nlvr_mafa``. The projection of image features is frozen: it says only what is similar.
+    It starts from a checkpoint of ``albef_mafa`` as ``pretrained``; ``albef_nlvr_mafa`` starts from
+    its checkpoints. The projection of image features only measures similarity, so it is frozen.
 
     Supported model types:
         - base: ViT-B/16 and BERT with 6 text and 2 * 6 fusion layers.
@@ -69,11 +69,11 @@ class AlbefNlvrPretrainMafa(TwoImages, AlbefBase):
         self.ta_head = nn.Linear(text_encoder.config.hidden_size, 3)
 
     def forward(self, samples: dict[str, Any]) -> Judgement:
-        """Loss of text assignment, the mean over the mini-batch.
+        """Compute the loss of text assignment, averaged over the mini-batch.
 
         Args:
-            samples: ``image`` ``(B, 3, H, W)``, ``text_input`` (B strings), and ``image_id``
-                ``(B,)``, equal where samples show one image; without it no two do.
+            samples: ``image`` ``(B, 3, H, W)``, ``text_input`` (B strings), and optionally
+                ``image_id`` ``(B,)``, equal for samples of one image; default: all different.
 
         Raises:
             ValueError: if all samples show one image, so that there is no other.
@@ -91,18 +91,18 @@ class AlbefNlvrPretrainMafa(TwoImages, AlbefBase):
 
     @torch.no_grad()
     def _likeness(self, images: Tensor) -> Tensor:
-        """Logits ``(B, B)`` by which a text draws other images: similarity over temperature."""
+        """Return the logits ``(B, B)`` to draw other images by: similarity over temperature."""
         features = F.normalize(self.vision_proj(images[:, 0]).float(), dim=-1)
         return features @ features.t() / self.temp
 
 
 @registry.register_model("albef_nlvr_mafa")
 class AlbefNlvrMafa(TwoImages, AlbefNLVR):
-    """LAVIS's ``albef_nlvr``: whether a text is true of two images.
+    """LAVIS's ``albef_nlvr``: predicts whether a text is true of two images.
 
-    It begins with a checkpoint of ``albef_mafa``, of ``albef_nlvr_pretrain_mafa`` or of LAVIS's
-    ``albef_nlvr`` as it is, has sizes of any kind, runs without momentum distillation as well, and
-    distils from the momentum text encoder, for which LAVIS takes the one in training.
+    It starts from an unchanged checkpoint of ``albef_mafa``, ``albef_nlvr_pretrain_mafa`` or
+    LAVIS's ``albef_nlvr``, has any size, and also trains without momentum distillation. It distils
+    from the momentum text encoder, where LAVIS uses the trained one by mistake.
 
     Supported model types:
         - nlvr: ViT-B/16 and BERT with 6 text and 2 * 6 fusion layers; LAVIS's published weights.
@@ -116,13 +116,13 @@ class AlbefNlvrMafa(TwoImages, AlbefNLVR):
     heads = ("cls_head.",)
 
     def forward(self, samples: dict[str, Any], is_train: bool = True) -> Any:
-        """The loss, a mean over the mini-batch, or what is predicted.
+        """Return the loss, averaged over the mini-batch, or the predictions.
 
         Args:
             samples: ``image0`` and ``image1`` ``(B, 3, H, W)``, ``text_input`` (B strings) and
                 ``label`` ``(B,)``; with ``use_distill`` also ``epoch``, ``iters`` and
                 ``num_iters_per_epoch``.
-            is_train: False gives ``predictions`` ``(B, classes)`` and ``targets`` ``(B,)``.
+            is_train: False: return ``predictions`` ``(B, classes)`` and ``targets`` ``(B,)``.
         """
         labels = samples["label"]
         logits = self._logits(samples, self.visual_encoder, self.text_encoder, self.cls_head)
@@ -133,13 +133,16 @@ class AlbefNlvrMafa(TwoImages, AlbefNLVR):
             with torch.no_grad():
                 self._momentum_update()
                 copies = (self.visual_encoder_m, self.text_encoder_m, self.cls_head_m)
-                taught = self._logits(samples, *copies).softmax(dim=1)
+                soft = self._logits(samples, *copies).softmax(dim=1)
             keys = ("epoch", "iters", "num_iters_per_epoch")
             weight = self.alpha * self._rampup_factor(*(samples[key] for key in keys))
-            loss = (1 - weight) * loss + weight * F.cross_entropy(logits, taught)
+            loss = (1 - weight) * loss + weight * F.cross_entropy(logits, soft)
         return Judgement(loss, logits, labels)
 
-    def _logits(self, samples: dict[str, Any], eyes: Any, text_encoder: Any, head: Any) -> Tensor:
+    def _logits(
+        self, samples: dict[str, Any], image_encoder: Any, text_encoder: Any, head: Any
+    ) -> Tensor:
         images = torch.cat([samples["image0"], samples["image1"]])
-        first, second = eyes.forward_features(images).chunk(2)
-        return head(self.fuse(samples["text_input"], first, second, text_encoder))
+        first, second = image_encoder.forward_features(images).chunk(2)
+        logits: Tensor = head(self.fuse(samples["text_input"], first, second, text_encoder))
+        return logits

@@ -11,11 +11,12 @@ from lavis_mafa.models.downstream.albef_downstream import AlbefDownstream
 
 @registry.register_model("albef_ve_mafa")
 class AlbefVeMafa(AlbefDownstream, AlbefClassification):
-    """LAVIS's ``albef_classification``: what a sentence is to a picture, by an MLP on the fusion
-    encoder's [CLS] (ALBEF 4.2: SNLI-VE in three classes).
+    """LAVIS's ``albef_classification``: classifies the relation of a sentence to a picture.
+
+    An MLP on the fusion encoder's [CLS] predicts the class (ALBEF 4.2: three classes of SNLI-VE).
 
     Supported model types:
-        - ve: ViT-B/16 at 384 px; as it is, LAVIS's published weights for SNLI-VE.
+        - ve: ViT-B/16 at 384 px; by default with LAVIS's published weights for SNLI-VE.
         - tiny: built from its config alone, for small images and tests.
 
     Usage:

@@ -12,26 +12,27 @@ from lavis.common.registry import registry
 from lavis.models.albef_models.albef_vqa import AlbefVQA
 from lavis.models.med import BertLMHeadModel
 from torch import Tensor
-from transformers import BertConfig
+from transformers.models.bert.configuration_bert import BertConfig
 
 from lavis_mafa.algorithm.losses.language import IGNORED
 from lavis_mafa.io.checkpoints import CONFIGS
 from lavis_mafa.models.downstream.albef_downstream import AlbefDownstream, decoder_from_fusion
 
-PAIRS_PER_PASS = 512  # of question and answer: their logits over the whole vocabulary are large
+# Pairs of a question and an answer at once; their logits over the vocabulary are large.
+PAIRS_PER_PASS = 512
 
 
 @registry.register_model("albef_vqa_mafa")
 class AlbefVqaMafa(AlbefDownstream, AlbefVQA):
-    """LAVIS's ``albef_vqa``: a decoder as the fusion layers tells the answer (ALBEF 4.2).
+    """LAVIS's ``albef_vqa``: a decoder that starts as a copy of the fusion layers (ALBEF 4.2).
 
-    Unlike LAVIS's it begins with a checkpoint that has no momentum encoders, trains without
-    distillation (``use_distill: False``), and leaves its momentum encoders alone when it answers.
-    Losses are LAVIS's. Answers are ranked by their log-likelihood, LAVIS's by the label-smoothed
+    Unlike LAVIS's model it starts from a checkpoint without momentum encoders, also trains without
+    distillation (``use_distill: False``), and does not update its momentum encoders in evaluation.
+    Its losses are LAVIS's. It ranks answers by their log-likelihood, LAVIS by the label-smoothed
     loss.
 
     Supported model types:
-        - vqav2: ViT-B/16 at 384 px; as it is, LAVIS's published weights for VQA v2.
+        - vqav2: ViT-B/16 at 384 px; by default with LAVIS's published weights for VQA v2.
         - tiny: built from its config alone, for small images and tests.
 
     Usage:
@@ -53,18 +54,19 @@ class AlbefVqaMafa(AlbefDownstream, AlbefVQA):
         decoder.encoder_width = config.hidden_size
         return {**super().language_parts(config), "text_decoder": BertLMHeadModel(config=decoder)}
 
-    def begin_with(self, state: dict[str, Tensor], origin: str) -> dict[str, Tensor]:
+    def convert_pretrained(self, state: dict[str, Tensor], origin: str) -> dict[str, Tensor]:
         fusion_layer = self.text_encoder.config.fusion_layer
         return {**state, **decoder_from_fusion(state, fusion_layer)}
 
     def forward_decoder(
         self, samples: dict[str, Any], encoder_out: tuple[Any, Any], **_: Any
     ) -> tuple[Tensor, Any, Tensor]:
-        """Loss of all answers of B questions.
+        """Compute the loss of all answers to B questions.
 
         Args:
-            samples: ``answer``, A strings in a row, ``weight`` ``(A,)``, ``n_answers`` ``(B,)``,
-                how many of them belong to each question, and what `forward_encoder` put there.
+            samples: ``answer``, the A answers to all questions; ``weight`` ``(A,)``; ``n_answers``
+                ``(B,)``, the number of answers to each question; and the keys that
+                `forward_encoder` added.
             encoder_out: states of the questions, of the model and of its momentum encoders.
 
         Returns:
@@ -113,15 +115,15 @@ class AlbefVqaMafa(AlbefDownstream, AlbefVQA):
         inference_method: str = "rank",
         **_: Any,
     ) -> list[str]:
-        """The likeliest of ``answer_list`` for each of B questions (GRIT-VLP, supplement: VQA).
+        """Return the likeliest answer to each of B questions (GRIT-VLP, supplement: VQA).
 
         Args:
             samples: ``image`` ``(B, 3, H, W)`` and ``text_input``, B questions.
             answer_list: the candidates.
-            num_ans_candidates: how many of them are ranked, those of the likeliest first tokens.
+            num_ans_candidates: number of candidates to rank: those with the likeliest first tokens.
 
         Raises:
-            ValueError: if there is nothing to rank, or another ``inference_method`` is asked for.
+            ValueError: if there is nothing to rank, or for another ``inference_method``.
         """
         if inference_method != "rank" or not answer_list or num_ans_candidates < 1:
             raise ValueError(
@@ -130,13 +132,14 @@ class AlbefVqaMafa(AlbefDownstream, AlbefVQA):
                 "Use run.inference_method: rank, data that have an answer_list, and 1 or more "
                 "candidates"
             )
-        return super().predict_answers(samples, list(answer_list), num_ans_candidates)
+        answers: list[str] = super().predict_answers(samples, list(answer_list), num_ans_candidates)
+        return answers
 
     @torch.no_grad()
     def rank_answers(
         self, samples: dict[str, Any], answer_list: list[str], num_ans_candidates: int
     ) -> list[str]:
-        """See `predict_answers`; ``num_ans_candidates`` is at most the length of the list."""
+        """Rank candidates as in `predict_answers`, at most as many as the list has."""
         answers = self.tokenizer(answer_list, padding="longest", return_tensors="pt")
         answers = answers.to(self.device)
         states, mask = self._encode_questions(samples)
@@ -153,8 +156,8 @@ class AlbefVqaMafa(AlbefDownstream, AlbefVQA):
                 mask[question],
             )
             for question, answer in zip(
-                question_of.split(PAIRS_PER_PASS),
-                picked.flatten().split(PAIRS_PER_PASS),
+                torch.split(question_of, PAIRS_PER_PASS),
+                torch.split(picked.flatten(), PAIRS_PER_PASS),
                 strict=True,
             )
         ]
@@ -162,7 +165,7 @@ class AlbefVqaMafa(AlbefDownstream, AlbefVQA):
         return [answer_list[number] for number in picked.gather(1, best).flatten().tolist()]
 
     def _encode_questions(self, samples: dict[str, Any]) -> tuple[Tensor, Tensor]:
-        """States ``(B, L, D)`` of questions that have seen their images, and their mask."""
+        """Return the states ``(B, L, D)`` of questions fused with their images, and their mask."""
         questions = self.tokenizer(
             samples["text_input"],
             padding="longest",
@@ -175,7 +178,7 @@ class AlbefVqaMafa(AlbefDownstream, AlbefVQA):
         return output.last_hidden_state, questions.attention_mask
 
     def _decode(self, ids: Tensor, ids_mask: Tensor, states: Tensor, mask: Tensor) -> Tensor:
-        """Log-probabilities ``(P, L, V)`` of the token after each of ``ids`` ``(P, L)``."""
+        """Return log-probabilities ``(P, L, V)`` of the token after each of ``ids`` ``(P, L)``."""
         output = self.text_decoder(
             ids,
             attention_mask=ids_mask,
@@ -188,7 +191,7 @@ class AlbefVqaMafa(AlbefDownstream, AlbefVQA):
     def _log_likelihood(
         self, ids: Tensor, ids_mask: Tensor, states: Tensor, mask: Tensor
     ) -> Tensor:
-        """``(P,)`` of answers ``(P, L)`` to the end, the first token given."""
+        """Return the log-likelihoods ``(P,)`` of answers ``(P, L)``, given their first token."""
         log_p = self._decode(ids, ids_mask, states, mask)[:, :-1]
-        told = log_p.gather(2, ids[:, 1:, None]).squeeze(2)
-        return (told * ids_mask[:, 1:]).sum(dim=1)
+        of_tokens = log_p.gather(2, ids[:, 1:, None]).squeeze(2)
+        return (of_tokens * ids_mask[:, 1:]).sum(dim=1)

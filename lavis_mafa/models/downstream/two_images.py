@@ -1,4 +1,4 @@
-"""ALBEF with two images for a text: every fusion layer doubled (ALBEF 4.2 and Figure 3b)."""
+"""ALBEF with two images per text: every fusion layer is doubled (ALBEF 4.2 and Figure 3b)."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 
 from lavis.models.med import BertModel
 from torch import Tensor
-from transformers import BertConfig
-from transformers.modeling_outputs import ModelOutput
+from transformers.models.bert.configuration_bert import BertConfig
+from transformers.utils.generic import ModelOutput
 
 from lavis_mafa.models.downstream.albef_downstream import AlbefDownstream
 from lavis_mafa.models.families.base import all_visible, tokenize
@@ -21,8 +21,8 @@ LAYER = re.compile(r"(text_encoder\.encoder\.layer\.)(\d+)(\..*)")
 
 
 @dataclass
-class Judgement(ModelOutput):  # type: ignore[misc]
-    """``loss`` (a scalar), ``logits`` ``(B, classes)`` and the ``labels`` ``(B,)`` they are for."""
+class Judgement(ModelOutput):
+    """``loss`` (a scalar), ``logits`` ``(B, classes)`` and their ``labels`` ``(B,)``."""
 
     loss: Tensor | None = None
     logits: Tensor | None = None
@@ -30,17 +30,17 @@ class Judgement(ModelOutput):  # type: ignore[misc]
 
 
 class TwoImages(AlbefDownstream):
-    """Mixin before LAVIS's class, which has ``visual_encoder`` and ``text_encoder``.
+    """Mixin before a class of LAVIS that has ``visual_encoder`` and ``text_encoder``.
 
-    The text encoder is BERT whose fusion layers come in pairs: the first of a pair attends to the
-    first image, the second to the second. Both begin with the same weights and always share the
-    projections of keys and values.
+    The text encoder is a BERT whose fusion layers come in pairs: the first of a pair attends to the
+    first image, the second to the second. Both start from the same weights, and they always share
+    the projections of keys and values.
     """
 
     images_per_sample = 2
 
     def share_cross_attention(self, encoder: Any) -> None:
-        """Let both layers of each pair in a BERT encoder have the same keys and values."""
+        """Let both layers of each pair of a BERT encoder share their projections of images."""
         for first in range(encoder.config.fusion_layer, encoder.config.num_hidden_layers, 2):
             one, other = (encoder.layer[n].crossattention.self for n in (first, first + 1))
             for name in ("key", "value"):
@@ -50,11 +50,11 @@ class TwoImages(AlbefDownstream):
     def fuse(
         self, captions: Sequence[str], first: Tensor, second: Tensor, text_encoder: Any = None
     ) -> Tensor:
-        """State ``(B, D)`` of [CLS] for B captions with two images each.
+        """Return the state ``(B, D)`` of [CLS] for B captions with two images each.
 
         Args:
             first, second: encoded images ``(B, S, V)``.
-            text_encoder: in the place of the model's own.
+            text_encoder: default: the model's own.
         """
         model: Any = self
         tokens = tokenize(model, captions, None)
@@ -65,29 +65,30 @@ class TwoImages(AlbefDownstream):
             encoder_attention_mask=[all_visible(first), all_visible(second)],
             return_dict=True,
         ).last_hidden_state
-        return hidden[:, 0]
+        first_token: Tensor = hidden[:, 0]
+        return first_token
 
     @classmethod
     def language_parts(cls, config: BertConfig) -> dict[str, Any]:
-        """BERT with doubled fusion layers; ``config`` counts the layers for one image."""
+        """Build BERT with doubled fusion layers; ``config`` has the layers for one image."""
         double = deepcopy(config)
         double.num_hidden_layers += config.num_hidden_layers - config.fusion_layer
         return {"text_encoder": BertModel(config=double, add_pooling_layer=False)}
 
-    def begin_with(self, state: State, origin: str) -> State:
-        """Fusion layers of a checkpoint for single images are doubled."""
+    def convert_pretrained(self, state: State, origin: str) -> State:
+        """Double the fusion layers of a checkpoint for single images."""
         model: Any = self
         return for_two_images(state, model.text_encoder.config, origin)
 
 
 def for_two_images(state: State, config: BertConfig, origin: str) -> State:
-    """Weights of an ALBEF for one image or two in the form for two.
+    """Convert the weights of an ALBEF for one image or two to those for two.
 
-    Momentum copies for one image are left out: those of the model begin as its encoders.
+    Momentum copies for one image are dropped: the model's own start equal to its encoders.
 
     Args:
         config: of the text encoder for two images.
-        origin: where the weights come from, for the message.
+        origin: of the weights, for messages.
 
     Raises:
         ValueError: if the text encoder has another number of layers.
@@ -109,7 +110,7 @@ def for_two_images(state: State, config: BertConfig, origin: str) -> State:
 
 
 def double_fusion_layers(state: State, fusion_layer: int) -> State:
-    """Every layer of the text encoder from ``fusion_layer`` on twice, one after the other."""
+    """Repeat every layer of the text encoder from ``fusion_layer`` on: 6, 6, 7, 7, ..."""
     doubled: State = {}
     for key, value in state.items():
         match = LAYER.fullmatch(key)

@@ -1,1 +1,1 @@
-"""Scores of many pairs, re-ranking and heat maps."""
+"""Inference: match scores of many pairs, retrieval with re-ranking, and heat maps."""

@@ -1,8 +1,7 @@
-"""Where in an image the ITM head finds a text: Grad-CAM on cross-attention.
+"""Grad-CAM on cross-attention: where in an image the ITM head finds a text (ALBEF 6.4, appendix A).
 
-ALBEF 6.4 and appendix A. The weights with which a text's tokens attend to the image's
-patches, times the gradient of the match logit with respect to them where it is positive, averaged
-over heads and tokens.
+A map is the attention of a text's tokens to the image's patches, times the positive part of the
+gradient of the match logit with respect to it, averaged over heads and tokens.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 
 from lavis_mafa.algorithm.backbone import Backbone
 
-# Over which tokens of a text the maps are averaged.
+# The tokens that maps are averaged over.
 TOKENS = ("all", "words")
 ALBEF_PLACE = 2  # the third layer with cross-attention: layer 8 of 12 in ALBEF
 
@@ -28,25 +27,25 @@ def heat_maps(
     layer: int | None = None,
     tokens: str = "all",
 ) -> Tensor:
-    """Grad-CAM maps of B pairs, not negative, on the grid of the image encoder's patches.
+    """Return Grad-CAM maps of B pairs, non-negative, on the grid of the image encoder's patches.
 
-    A map depends on its own pair alone. The model's gradients and modes are left as they are;
-    nothing is random (dropout is off), and it works under ``torch.no_grad`` too.
+    A map depends only on its own pair. The model's gradients and modes are unchanged; nothing is
+    random (dropout is off), and it works under ``torch.no_grad`` too.
 
     Args:
         backbone: of ALBEF or BLIP, whose texts attend to images in LAVIS's ``med.py``.
         images: ``(B, 3, H, W)``.
         captions: B texts.
-        layer: which of BERT's layers, from 0; None: see `default_layer`.
-        tokens: ``all`` tokens with [CLS] and [SEP], as ALBEF evaluates visual grounding, or the
-            ``words`` between them, as LAVIS's ``compute_gradcam``. In BERT's last layer only [CLS]
-            reaches the ITM head: the words' maps are zero there.
+        layer: index of one of BERT's layers; None: see `default_layer`.
+        tokens: ``all`` tokens with [CLS] and [SEP], as in ALBEF's evaluation of visual grounding,
+            or the ``words`` between them, as in LAVIS's ``compute_gradcam``. In BERT's last layer
+            only [CLS] reaches the ITM head, so that the words' maps are zero.
 
     Returns:
         ``(B, h, w)`` float32.
 
     Raises:
-        TypeError: if the model's texts do not attend to images themselves (BLIP-2).
+        TypeError: if the model's text layers do not attend to images (BLIP-2).
         ValueError: if the layer has no cross-attention, or ``tokens`` is neither of the two.
     """
     if tokens not in TOKENS:
@@ -76,7 +75,7 @@ def heat_maps(
 
 
 def cross_layers(model: Any) -> list[int]:
-    """Which layers of a LAVIS model's BERT attend to images; none if there is no such BERT."""
+    """Return the layers of a LAVIS model's BERT that attend to images."""
     encoder = getattr(model, "text_encoder", None)
     encoder = getattr(getattr(encoder, "bert", encoder), "encoder", None)
     layers = getattr(encoder, "layer", ())
@@ -84,9 +83,9 @@ def cross_layers(model: Any) -> list[int]:
 
 
 def default_layer(model: Any) -> int:
-    """The third layer with cross-attention (ALBEF 6.4), the last one where there are fewer.
+    """Return the third layer with cross-attention (ALBEF 6.4), or the last one if there are fewer.
 
-    That is layer 8 of ALBEF's 12. LAVIS takes layer 7 of BLIP's.
+    That is layer 8 of ALBEF's 12. LAVIS uses layer 7 for BLIP.
 
     Raises:
         TypeError: if there is none.
@@ -101,7 +100,7 @@ def default_layer(model: Any) -> int:
 
 
 def _cross_attention(model: Any, layer: int | None) -> Any:
-    """The cross-attention of a layer: LAVIS's ``BertSelfAttention``."""
+    """Return the cross-attention of a layer: LAVIS's ``BertSelfAttention``."""
     chosen = default_layer(model) if layer is None else layer
     if chosen not in cross_layers(model):
         known = ", ".join(map(str, cross_layers(model)))
@@ -115,10 +114,10 @@ def _cross_attention(model: Any, layer: int | None) -> Any:
 
 @contextmanager
 def _recorded(attention: Any) -> Iterator[list[Tensor]]:
-    """The attention weights ``(B, heads, L, S)`` of passes inside, as leaves of the graph.
+    """Record the attention weights ``(B, heads, L, S)`` of passes inside, as leaves of the graph.
 
-    What comes before them needs no gradient: the graph begins here. They go through the module's
-    dropout, which is where they can be taken out and put back.
+    The graph starts at the weights, because nothing before them needs a gradient. They pass through
+    the module's dropout, where a hook can replace them.
     """
     recorded: list[Tensor] = []
 
@@ -136,7 +135,7 @@ def _recorded(attention: Any) -> Iterator[list[Tensor]]:
 
 @contextmanager
 def _in_eval_mode(model: nn.Module) -> Iterator[None]:
-    """Every module in evaluation mode inside, and back in its own afterwards."""
+    """Switch every module to evaluation mode, and restore its own mode afterwards."""
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:
@@ -147,7 +146,7 @@ def _in_eval_mode(model: nn.Module) -> Iterator[None]:
 
 
 def _grid(model: Any, images: Tensor, patches: int) -> tuple[int, int]:
-    """Rows and columns of the image encoder's patches."""
+    """Return the numbers of rows and columns of the image encoder's patches."""
     height, width = model.visual_encoder.patch_embed.patch_size
     rows, columns = images.shape[-2] // height, images.shape[-1] // width
     if rows * columns != patches:

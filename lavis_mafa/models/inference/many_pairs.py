@@ -1,4 +1,4 @@
-"""ITM of many pairs: image by image, so that an image's keys and values are made once for all."""
+"""ITM of many pairs, image by image, so that an image's keys and values are computed once."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from lavis_mafa.algorithm.backbone import Images, Texts
 from lavis_mafa.algorithm.tokens import Captions, Tokens
 from lavis_mafa.models.families.base import tokenize
 
-# More at once is slower on a CPU; those of a GPU are no more than likely.
+# Batch sizes. Larger ones are slower on a CPU; those of a GPU are estimates.
 PAIRS = {"cpu": 64, "cuda": 512}
 IMAGES = {"cpu": 16, "cuda": 64}
 TEXTS = {"cpu": 64, "cuda": 256}
-HELD = 32  # images whose keys and values are held at once
+HELD = 32  # images whose keys and values are in memory at once
 
 
 class ManyPairs:
-    """A backbone's verbs for matching, for more images, texts and pairs than one pass takes.
+    """A backbone's methods for matching, for more images, texts and pairs than fit into one pass.
 
-    Values are the backbone's own: only padding is left out, and what was made for another pair is
-    used again.
+    Results are the backbone's own: only padding is removed, and keys and values are shared by the
+    pairs of an image.
 
     Args:
-        backbone: a `lavis_mafa.models.families.base.Backbone`.
-        pairs_per_pass: pairs that are fused at once; None: what suits the device.
-        progress: told how many pairs are done, pass by pass.
+        backbone: a `lavis_mafa.algorithm.backbone.Backbone`.
+        pairs_per_pass: pairs that are fused at once; None: a number that suits the device.
+        progress: called after every pass with its number of pairs.
     """
 
     def __init__(
@@ -43,22 +43,24 @@ class ManyPairs:
     def encode_images(
         self, images: Tensor, seen: Tensor | None = None, for_matching: bool = False
     ) -> Images:
-        """Encode ``(B, 3, H, W)``, for matching some at a time."""
+        """Encode ``(B, 3, H, W)``, in several passes if only for matching."""
         size = _of_device(IMAGES, images.device)
         if seen is not None or not for_matching or len(images) <= size:
-            return self.backbone.encode_images(images, seen, for_matching)
-        parts = [self.backbone.encode_images(p, for_matching=True) for p in images.split(size)]
+            whole: Images = self.backbone.encode_images(images, seen, for_matching)
+            return whole
+        passes = torch.split(images, size)
+        parts = [self.backbone.encode_images(part, for_matching=True) for part in passes]
         return Images(torch.cat([part.embeds for part in parts]))
 
     def encode_texts(
         self, captions: Captions, max_length: int | None = None, for_matching: bool = False
     ) -> Texts:
-        """Captions of like length together; their order stays."""
+        """Encode captions of similar length together; their order is kept."""
         ids, mask = tokenize(self.backbone.model, captions, max_length)
         lengths, order = mask.sum(dim=1).cpu().sort()
         embeds = features = None
         size = _of_device(TEXTS, ids.device)
-        for rows, longest in zip(order.split(size), lengths.split(size), strict=True):
+        for rows, longest in zip(torch.split(order, size), torch.split(lengths, size), strict=True):
             rows, length = rows.to(ids.device), int(longest[-1])
             part = self.backbone.encode_texts(
                 Tokens(ids[rows, :length], mask[rows, :length]), for_matching=for_matching
@@ -74,7 +76,7 @@ class ManyPairs:
         return Texts(ids, mask, embeds, features)
 
     def match(self, images: Images, texts: Texts, image_of: Tensor, text_of: Tensor) -> Tensor:
-        """ITM logits ``(P, 2)`` float32 on the texts' device; images may lie on another."""
+        """Return ITM logits ``(P, 2)`` float32 on the texts' device; images may be on another."""
         device = texts.ids.device
         size = self._pairs_per_pass or _of_device(PAIRS, device)
         image_of, text_of = image_of.cpu(), text_of.cpu()
@@ -84,7 +86,7 @@ class ManyPairs:
             numbers, own = torch.unique(image_of[pairs], return_inverse=True)
             block = Images(images.embeds[numbers.to(images.embeds.device)].to(device))
             order = lengths[pairs].argsort()
-            # Passes of equal size: none is left with a few pairs.
+            # Passes of equal size, so that none has only a few pairs.
             for part in order.tensor_split(-(-len(pairs) // size)):
                 rows = pairs[part]
                 logits[rows.to(device)] = self.backbone.match(
@@ -99,16 +101,18 @@ class ManyPairs:
 
 
 def blocks(image_of: Tensor, pairs_per_pass: int) -> Iterator[Tensor]:
-    """The pairs ``(P,)`` of a few images at a time, each ``(p,)`` places in ``image_of``.
+    """Yield blocks ``(p,)`` of indices into ``image_of`` ``(P,)``, of a few images each.
 
-    All pairs of an image are in one block. An image with enough pairs for a pass of its own is
-    alone: its keys and values need not be copied then. The others come `HELD` at a time.
+    All pairs of an image are in one block. An image with enough pairs for a separate pass is the
+    only one of its block, so that its keys and values need not be copied. The others come `HELD` at
+    a time.
     """
     order = image_of.argsort(stable=True)
     _, counts = torch.unique_consecutive(image_of[order], return_counts=True)
-    by_image: Sequence[Tensor] = order.split(counts.tolist())
+    by_image: Sequence[Tensor] = torch.split(order, counts.tolist())
     waiting: list[Tensor] = []
-    # A pass of fewer pairs than images would not find the keys and values of an earlier one.
+    # With fewer pairs than images a pass takes only the images it needs (`PairedImages`) and shares
+    # no keys and values with the next one.
     most = max(1, min(HELD, pairs_per_pass // 2))
     for pairs in by_image:
         if 4 * len(pairs) >= pairs_per_pass:
@@ -123,7 +127,7 @@ def blocks(image_of: Tensor, pairs_per_pass: int) -> Iterator[Tensor]:
 
 
 def _cut(texts: Texts, length: int) -> Texts:
-    """Without what is padding in all texts that are asked for."""
+    """Return the first ``length`` tokens of all texts."""
     embeds = None if texts.embeds is None else texts.embeds[:, :length]
     return Texts(texts.ids[:, :length], texts.mask[:, :length], embeds)
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import torch.distributed as dist
 from lavis.common.dist_utils import get_rank, get_world_size, is_main_process
@@ -16,15 +17,17 @@ from lavis_mafa.algorithm.backbone import Backbone, Images, Texts
 from lavis_mafa.models.inference.many_pairs import ManyPairs
 
 MAX_TOKENS = 35  # LAVIS's length for retrieval captions
-QUERIES = 1024  # whose candidates are looked for at once
+QUERIES = 1024  # queries whose candidates are searched at once
 UNRANKED = -100.0
+
+Scores = npt.NDArray[np.float32]
 
 
 @torch.inference_mode()
 def compute_sim_matrix(
     backbone: Backbone, data_loader: Any, k_test: int, pairs_per_pass: int | None = None
-) -> tuple[np.ndarray, np.ndarray]:
-    """Scores of every image for every text and the reverse, for LAVIS's retrieval task.
+) -> tuple[Scores, Scores]:
+    """Return the scores of every text for every image and vice versa, for LAVIS's retrieval task.
 
     For each query the ``k_test`` candidates of highest ITC similarity get similarity plus ITM
     logit, all others `UNRANKED`. With 0 the scores are ITC similarities. Several ranks share the
@@ -32,9 +35,8 @@ def compute_sim_matrix(
 
     Args:
         data_loader: over a LAVIS retrieval evaluation set (``text``, ``image``).
-        k_test: candidates to re-rank; clipped to what there is.
-        pairs_per_pass: pairs that go through the fusion encoder at once; None: what suits the
-            device.
+        k_test: candidates to re-rank; clipped to their number.
+        pairs_per_pass: pairs per pass of the fusion encoder; None: a number that suits the device.
 
     Returns:
         ``(num_images, num_texts)`` and ``(num_texts, num_images)`` float32, on all ranks.
@@ -49,10 +51,10 @@ def rerank(
     texts: Texts,
     k_test: int,
     pairs_per_pass: int | None = None,
-) -> tuple[np.ndarray, np.ndarray]:
-    """`compute_sim_matrix` of what is encoded already.
+) -> tuple[Scores, Scores]:
+    """Return the scores of `compute_sim_matrix` for encoded images and texts.
 
-    A pair that both its image and its text ask for is matched once.
+    A pair among the candidates of both its image and its text is matched once.
     """
     assert images.features is not None and texts.features is not None
     sim = backbone.similarity(images.features, texts.features).float()
@@ -62,14 +64,14 @@ def rerank(
     sim_t2i, image_of = best_candidates(sim.t(), k_test)
     size = sim.shape
     del sim
-    # Numbered image by image, so that the pairs of an image stand together.
-    asked_by_image = torch.arange(size[0])[:, None] * size[1] + text_of
-    asked_by_text = image_of * size[1] + torch.arange(size[1])[:, None]
+    # Numbered image by image, so that the pairs of an image are adjacent.
+    of_images = torch.arange(size[0])[:, None] * size[1] + text_of
+    of_texts = image_of * size[1] + torch.arange(size[1])[:, None]
     pairs, row = torch.unique(
-        torch.cat([asked_by_image.flatten(), asked_by_text.flatten()]), return_inverse=True
+        torch.cat([of_images.flatten(), of_texts.flatten()]), return_inverse=True
     )
     logits = _shared_logits(backbone, images, texts, pairs, pairs_per_pass)[row]
-    i2t, t2i = logits.split([text_of.numel(), image_of.numel()])
+    i2t, t2i = torch.split(logits, [text_of.numel(), image_of.numel()])
     return (
         _scores(size[1], text_of, i2t.view_as(sim_i2t) + sim_i2t),
         _scores(size[0], image_of, t2i.view_as(sim_t2i) + sim_t2i),
@@ -102,7 +104,7 @@ def itm_scores(
     text_of: Tensor,
     pairs_per_pass: int | None = None,
 ) -> Tensor:
-    """ITM logit of class 1 ``(P,)`` of the given pairs; a bar shows how far it is."""
+    """Return the ITM logits of class 1 ``(P,)`` of the given pairs, and show a progress bar."""
     with tqdm(
         total=len(image_of),
         desc="re-ranking",
@@ -116,16 +118,16 @@ def itm_scores(
 
 
 def best_candidates(sim: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Similarities and numbers ``(Q, k)`` of the best candidates of Q queries, on the CPU.
+    """Return similarities and indices ``(Q, k)`` of the best candidates of Q queries, on the CPU.
 
-    All ranks must call it; they get those of rank 0, because rounding may differ between them.
+    All ranks must call it; they get those of rank 0, because rounding may differ between ranks.
 
     Args:
         sim: ``(Q, C)``.
         k: clipped to C.
     """
     k = min(k, sim.shape[1])
-    found = [part.topk(k, dim=1) for part in sim.split(QUERIES)]
+    found = [part.topk(k, dim=1) for part in torch.split(sim, QUERIES)]
     values, numbers = (torch.cat(parts) for parts in zip(*found, strict=True))
     if get_world_size() > 1:
         dist.broadcast(values, src=0)
@@ -136,8 +138,10 @@ def best_candidates(sim: Tensor, k: int) -> tuple[Tensor, Tensor]:
 def _shared_logits(
     backbone: Backbone, images: Images, texts: Texts, pairs: Tensor, pairs_per_pass: int | None
 ) -> Tensor:
-    """Logits ``(P,)`` of pairs numbered as ``image * num_texts + text``, on the CPU of all ranks,
-    each of which matches as many."""
+    """Return logits ``(P,)`` of pairs numbered as ``image * num_texts + text``, on the CPU.
+
+    Every rank matches an equal share of the pairs and gets the logits of all.
+    """
     count, world = len(texts.ids), get_world_size()
     parts = list(pairs.tensor_split(world))
     mine = parts[get_rank()]
@@ -150,10 +154,14 @@ def _shared_logits(
     return logits.cpu()
 
 
-def _scores(candidates: int, ranked: Tensor, scores: Tensor) -> np.ndarray:
+def _scores(candidates: int, ranked: Tensor, scores: Tensor) -> Scores:
     table = torch.full((len(ranked), candidates), UNRANKED)
-    return table.scatter_(1, ranked, scores).numpy()
+    filled: Scores = table.scatter_(1, ranked, scores).numpy()
+    return filled
 
 
 def _progress(what: Iterable[Any], name: str) -> Iterable[Any]:
-    return tqdm(what, desc=name, disable=not is_main_process(), leave=False, mininterval=1.0)
+    bar: Iterable[Any] = tqdm(
+        what, desc=name, disable=not is_main_process(), leave=False, mininterval=1.0
+    )
+    return bar

@@ -9,7 +9,7 @@ from lavis.common.registry import registry
 from lavis.models.albef_models import AlbefBase
 from lavis.models.med import BertForMaskedLM
 from torch import nn
-from transformers import BertConfig
+from transformers.models.bert.configuration_bert import BertConfig
 
 from lavis_mafa.algorithm.discriminator import Discriminator
 from lavis_mafa.algorithm.step import StepSettings

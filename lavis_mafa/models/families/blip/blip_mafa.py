@@ -12,7 +12,7 @@ from lavis.models.blip_models import tie_encoder_decoder_weights
 from lavis.models.blip_models.blip import BlipBase
 from lavis.models.med import XBertEncoder, XBertLMHeadDecoder
 from torch import nn
-from transformers import BertConfig
+from transformers.models.bert.configuration_bert import BertConfig
 
 from lavis_mafa.algorithm.discriminator import Discriminator
 from lavis_mafa.algorithm.step import StepSettings

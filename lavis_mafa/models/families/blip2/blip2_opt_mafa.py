@@ -11,7 +11,7 @@ from lavis.common.registry import registry
 from lavis.models.blip2_models.blip2_opt import Blip2OPT
 from lavis.models.blip2_models.modeling_opt import OPTForCausalLM
 from torch import Tensor
-from transformers import AutoTokenizer
+from transformers.models.auto.tokenization_auto import AutoTokenizer
 
 from lavis_mafa.algorithm.losses.language import IGNORED
 from lavis_mafa.io.checkpoints import CONFIGS

@@ -12,7 +12,8 @@ from lavis.models import clip_vit, eva_vit
 from lavis.models.blip2_models.blip2 import LayerNorm
 from lavis.models.blip2_models.Qformer import BertLMHeadModel
 from torch import nn
-from transformers import BertConfig, BertTokenizerFast
+from transformers import BertTokenizerFast
+from transformers.models.bert.configuration_bert import BertConfig
 
 from lavis_mafa.io.checkpoints import find_config, read_checkpoint, resize_positions
 from lavis_mafa.models.parts.beams import OneRowPerBeam

@@ -12,8 +12,9 @@ import torch
 from lavis.common.registry import registry
 from lavis.models.base_model import BaseModel
 from torch import Tensor
-from transformers import BertConfig, BertModel
-from transformers.utils import ModelOutput
+from transformers import BertModel
+from transformers.models.bert.configuration_bert import BertConfig
+from transformers.utils.generic import ModelOutput
 
 from lavis_mafa.algorithm.losses.triplet import similarity_of, triplet_losses
 from lavis_mafa.algorithm.pair_memory import EMPTY, MovingCopies, PairMemory
