@@ -110,9 +110,7 @@ def test_eval_keeps_the_order_of_many_captions(mine: Path) -> None:
 def test_eval_refuses_an_image_id_that_stands_for_two_files(mine: Path) -> None:
     (mine / "ids.csv").write_text("image,text,image_id\n0.png,a,1\n1.png,b,1\n")
     assert len(ImageTextTrain(small, shout, "pictures", ["ids.csv"])) == 2
-    with pytest.raises(
-        ValueError, match=r"ids\.csv.*first '1\.png' and '0\.png'.*remove image_id"
-    ):
+    with pytest.raises(ValueError, match=r"ids\.csv.*first '1\.png' and '0\.png'.*remove image_id"):
         ImageTextEval(small, shout, "pictures", ["ids.csv"])
 
 
