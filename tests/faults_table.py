@@ -1,4 +1,4 @@
-"""What the tests below `faults` share: the table of what was done to runs and what became of them.
+"""Shared by the tests in `faults`: the table of injected faults and their outcomes.
 
 `bash run_scripts/test.sh --faults` runs them all; without it a representative part runs.
 """
@@ -33,13 +33,13 @@ def pytest_terminal_summary(terminalreporter, config):
 
 
 def add_row(fault: str, *counts: int) -> None:
-    """Append to this process's file."""
+    """Append a row to this process's file."""
     with open(Path(os.environ[FOLDER]) / f"{os.getpid()}.jsonl", "a", encoding="utf-8") as file:
         file.write(json.dumps([fault, *map(int, counts)]) + "\n")
 
 
 def table() -> list[str]:
-    """Rows of one fault added up, in Markdown; empty if there are none."""
+    """Return the table in Markdown, rows of one fault added up; empty if there are none."""
     sums: dict[str, list[int]] = {}
     for path in sorted(Path(os.environ[FOLDER]).glob("*.jsonl")):
         for line in path.read_text(encoding="utf-8").splitlines():
@@ -69,7 +69,7 @@ def injected():
 
 @pytest.fixture
 def free_port():
-    """A port for the ranks of a run to meet."""
+    """Return a free port for the rendezvous of ranks."""
     with socket.socket() as one:
         one.bind(("localhost", 0))
         return one.getsockname()[1]

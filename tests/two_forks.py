@@ -1,4 +1,4 @@
-"""Two forked processes, and what each of them answers."""
+"""Run a function in two forked processes and return their answers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import multiprocessing
 
 
 def answers_of_two(target, *args) -> list[tuple]:
-    """Sorted answers that ``target(rank, *args, results)`` puts into the queue ``results``."""
+    """Return the sorted answers that ``target(rank, *args, results)`` puts into ``results``."""
     context = multiprocessing.get_context("fork")
     results = context.Queue()
     ranks = [context.Process(target=target, args=(rank, *args, results)) for rank in range(2)]

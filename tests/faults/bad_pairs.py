@@ -1,4 +1,4 @@
-"""Images and captions of every bad kind, and what the rules make of them."""
+"""Images and captions of every bad kind, and what the rules do with them."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def encoded(image: Image.Image, kind: str, **how: Any) -> bytes:
 
 
 def png(width: int, height: int, pixels: bytes, bits: int = 8, kind: int = 0, extra: bytes = b""):
-    """A PNG of compressed pixels, whatever its header says; kind 0 is grey, 6 RGBA."""
+    """Return a PNG with any header and compressed pixels; kind 0 is grey, 6 RGBA."""
     header = struct.pack(">IIBBBBB", width, height, bits, kind, 0, 0, 0)
     parts = [chunk(b"IHDR", header), extra, chunk(b"IDAT", pixels), chunk(b"IEND", b"")]
     return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
@@ -82,7 +82,7 @@ def zeros(count: int) -> bytes:
 
 
 def readable() -> dict[str, bytes]:
-    """Files that are trained on, by kind; `SHOWN` tells as what."""
+    """Return files that are trained on, by kind; `SHOWN` has the images expected."""
     plain, red = Image.new("RGB", (8, 6), (1, 2, 3)), Image.new("RGB", (8, 6), "red")
     frames = {"save_all": True, "append_images": [Image.new("RGB", (8, 6), "lime")]}
     turned = Image.new("RGB", (8, 6), (250, 250, 250))
@@ -106,7 +106,7 @@ def readable() -> dict[str, bytes]:
 
 
 def unreadable() -> dict[str, bytes]:
-    """Files that are replaced, by kind."""
+    """Return files that are replaced, by kind."""
     jpeg = encoded(Image.fromarray(PIXELS), "JPEG", quality=95)
     whole = encoded(Image.fromarray(PIXELS), "PNG")
     damaged = bytearray(whole)
@@ -171,7 +171,7 @@ class Folder:
             self._good()
 
     def _never_read(self, caption: str) -> bool:
-        """Whether our builders leave a caption out, or refuse it, when they read annotations."""
+        """Return whether our builders skip or refuse a caption when they read annotations."""
         ours = self.builder.startswith("image_text")
         return ours and (not caption.strip() or any("\ud800" <= c <= "\udfff" for c in caption))
 
@@ -201,7 +201,7 @@ class Folder:
                 os.mkfifo(place)
 
     def annotations(self) -> Path:
-        """The rows as the builder's annotation file, or its shards."""
+        """Write the rows as the builder's annotation file or shards."""
         if self.builder != "image_text_shards":
             (self.path / "pairs.json").write_text(json.dumps(self.rows))
             return self.path / "pairs.json"

@@ -1,4 +1,4 @@
-"""What the tests of stopped and killed runs share: runs small enough to be stopped at every step,
+"""Shared by the tests of stopped and killed runs: runs small enough to be stopped at every step,
 records of what they trained, and a count of differing bits."""
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ MISSING = object()
 
 
 def toy(name: str, *parts: Mapping[str, Any], **changes: Any) -> dict[str, Any]:
-    """Arguments of `runs.run_here` for a toy config, as small as the tests here want it."""
+    """Return arguments of `runs.run_here` for a small toy config."""
     together: dict[str, Any] = dict(SMALL)
     for part in (*parts, changes):
         together.update(part)
@@ -55,7 +55,7 @@ def toy(name: str, *parts: Mapping[str, Any], **changes: Any) -> dict[str, Any]:
 
 
 def downstream(name: str, data: str, train_size: int, **changes: Any) -> dict[str, Any]:
-    """The same for a downstream task, from random weights."""
+    """Return the same for a downstream task, from random weights."""
     sizes = {"train_size": train_size, "val_size": 6, "test_size": 10}
     here = {f"datasets__{data}__build_info__{key}": value for key, value in sizes.items()}
     none = {f"datasets__toy_scenes__build_info__{key}": None for key in sizes}
@@ -138,7 +138,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def files_to_begin_with(folder: Path) -> Path:
-    """A folder with a Con-D, an image encoder and text encoders with dropout, as cases name them:
+    """Write a Con-D, an image encoder and text encoders with dropout, named as the cases expect:
     the tiny models have none."""
     from lavis_mafa import load_model
 
@@ -156,7 +156,7 @@ def files_to_begin_with(folder: Path) -> Path:
 
 
 def case_of(name: str, folder: Path, **changes: Any) -> dict[str, Any]:
-    """A case with its files, and some settings otherwise."""
+    """Return a case with the paths of its files and with changed settings."""
     names = {
         "ALBEF": "albef.pth",
         "BLIP2": "blip2.pth",
@@ -189,14 +189,14 @@ def recording(read: Any = None) -> Iterator[Any]:
 
 
 def undisturbed(folder: Path, **case: Any) -> list[dict[str, Any]]:
-    """Train without a stop; what was trained."""
+    """Train without a stop; return what was trained."""
     with recording() as read:
         _run(folder, case)
     return read
 
 
 def stopped_at_every_step(folder: Path, steps: int, **case: Any) -> list[dict[str, Any]]:
-    """Train step by step, each in a run of its own that resumes the one before; what was
+    """Train step by step, each in a separate run that resumes the one before; return what was
     trained."""
     gc.collect()
     gc.freeze()  # the interpreter's modules: they take longer to look through than a step
@@ -215,8 +215,8 @@ def _run(folder: Path, case: Mapping[str, Any], **changes: Any) -> None:
 
 
 def state(folder: Path, name: str = "checkpoint_last.pth") -> dict[str, Any]:
-    """All that a run saved, but for its config, which names folders and stops, and the lengths of
-    its logs, which tell of them."""
+    """Return all that a run saved, except its config, which names folders and stops, and the sizes of
+    its logs, which depend on them."""
     content = torch.load(folder / "job" / name, weights_only=True)
     del content["config"]
     for rank in content["run"]["ranks"]:
@@ -225,7 +225,7 @@ def state(folder: Path, name: str = "checkpoint_last.pth") -> dict[str, Any]:
 
 
 def samples_lost(read: list[dict[str, Any]], expected: list[dict[str, Any]]) -> int:
-    """How many samples were trained in another place than expected, or not, or twice."""
+    """Count the samples trained at another step than expected, not at all, or twice."""
 
     def places(records: list[dict[str, Any]]) -> Counter[tuple[int, int, int]]:
         return Counter((r["epoch"], r["step"], index) for r in records for index in r["index"])
@@ -235,7 +235,7 @@ def samples_lost(read: list[dict[str, Any]], expected: list[dict[str, Any]]) -> 
 
 
 def bits_differing(one: Any, other: Any) -> int:
-    """Bits in which two nested collections of tensors and plain values differ.
+    """Count the bits in which two nested collections of tensors and plain values differ.
 
     All bits of what only one of them has; shapes and types count as well.
     """
@@ -268,13 +268,13 @@ def _bytes_of(value: Any) -> bytes:
 
 
 def told(folder):
-    """What the log says of every step and epoch, without the time."""
+    """Return the log's lines of steps, epochs and evaluations, without the time."""
     lines = [*records(folder, "step"), *records(folder, "epoch"), *records(folder, "eval")]
     return [{key: value for key, value in line.items() if key != "time"} for line in lines]
 
 
 def wait_for(folder, steps, process, kind="step"):
-    """Until a run has logged so many steps."""
+    """Wait until a run has logged so many steps."""
     log = folder / "job" / "log.jsonl"
     until = time.monotonic() + 120
     while time.monotonic() < until and process.poll() is None:
@@ -286,12 +286,12 @@ def wait_for(folder, steps, process, kind="step"):
 
 
 def in_a_group(folder, listed, **environment):
-    """The process and its workers in a process group of their own, as a job step is."""
+    """Start a command with its workers in a separate process group, as a job step."""
     return spawn(folder, ["setsid", *listed], **environment)
 
 
 def children_of(number):
-    """Process numbers of a process's children, such as a launcher's ranks."""
+    """Return the process ids of a process's children, such as a launcher's ranks."""
     found = []
     for entry in os.listdir("/proc"):
         try:

@@ -1,4 +1,4 @@
-"""Generates wrong configs: from the schema that a right one is checked against, key by key."""
+"""Generates wrong configs from the schema that valid ones are checked against, key by key."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Mistake:
 
     @property
     def written(self) -> str:
-        """The dotted key as it is written."""
+        """The dotted key as written in the config."""
         return ".".join([*self.path.split(".")[:-1], self.name])
 
     def put(self, config: dict[str, Any]) -> None:
@@ -77,7 +77,7 @@ class Mistake:
 
 
 def plain(path: Any, options: list[str]) -> dict[str, Any]:
-    """A config file with options, as plain data."""
+    """Return a config file with options, as plain data."""
     merged = OmegaConf.merge(OmegaConf.load(path), OmegaConf.from_dotlist(options))
     found: Any = OmegaConf.to_container(merged, resolve=True)
     return found
@@ -117,7 +117,7 @@ def keys_of(config: dict[str, Any]) -> Iterator[tuple[str, Key, Any, tuple[str, 
 
 
 def mistakes(config: dict[str, Any], number: int | None = 1) -> Iterator[Mistake]:
-    """All mistakes that can be made with the keys of a right config, one at a time."""
+    """Return all mistakes that can be made in the keys of a valid config, one at a time."""
     for path, key, default, beside in keys_of(config):
         name = path.rsplit(".", 1)[-1]
         builder = path.count(".") == 1 and path.startswith("datasets.")
@@ -144,7 +144,7 @@ def mistakes(config: dict[str, Any], number: int | None = 1) -> Iterator[Mistake
 
 
 def beyond(key: Key) -> Iterator[Any]:
-    """Numbers that a key does not take."""
+    """Return numbers that a key refuses."""
     yield from NO_NUMBERS
     step = 1 if key.kind == "int" else 1e-3
     if key.low is not None:
@@ -157,7 +157,7 @@ def beyond(key: Key) -> Iterator[Any]:
 
 
 def words(path: str, name: str, key: Key, number: int | None) -> Iterator[Mistake]:
-    """Unknown choices and names, and paths that are not there."""
+    """Return unknown choices and names, and paths that do not exist."""
     choices = key.choices or (key.items.choices if key.items else ())
     if key.registered:
         choices = [*sorted(registry.mapping[f"{key.registered}_name_mapping"])[:3], *key.words]
@@ -201,7 +201,7 @@ def batches(found: list[Mistake]) -> Iterator[list[Mistake]]:
 
 
 def refused(config: dict[str, Any], together: list[Mistake], machine: bool) -> list[str]:
-    """What is told about a config with mistakes."""
+    """Return the messages about a config with mistakes."""
     wrong = copy.deepcopy(config)
     for mistake in together:
         mistake.put(wrong)

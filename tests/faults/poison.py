@@ -1,4 +1,4 @@
-"""Puts NaN or infinity into a run; as a script, into one of its ranks.
+"""Injects NaN or infinity into a run; as a script, into one of its ranks.
 
     poison.py FOLDER {"what": "loss_itm", "value": "nan", "steps": [3], "rank": 1} CONFIG OPTION...
 
@@ -23,7 +23,7 @@ GRADIENT = "gradient of "
 
 
 class Poison:
-    """Wraps what a runner does; remembers of every step its samples and the state before it."""
+    """Wraps the methods of a runner; records every step's samples and the state before it."""
 
     def __init__(self, what, value, steps, rank=0):
         self.what, self.value, self.steps, self.rank = what, float(value), set(steps), rank

@@ -50,7 +50,7 @@ def at_every_step(folder: Path) -> None:
 
 
 class Lines:
-    """What is appended goes to a file at once: it stays when the process is killed."""
+    """Appends lines to a file at once, so that they survive a kill of the process."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -64,7 +64,7 @@ class Lines:
 
 
 def start(folder: Path, case: dict[str, Any]) -> multiprocessing.Process:
-    """The real command in a fork of this process."""
+    """Start the real command in a fork of this process."""
     folder.mkdir(parents=True, exist_ok=True)
     changes = {key: value for key, value in case.items() if key != "config"}
     arguments = ["train", "--cfg-path", case["config"], "--options", *options(folder, **changes)]
@@ -82,7 +82,7 @@ def start(folder: Path, case: dict[str, Any]) -> multiprocessing.Process:
 
 
 def moment(folder: Path, aim: str, draw: random.Random) -> tuple[Callable[[], bool], float]:
-    """When to kill: a question that is answered often, and seconds from its first yes on."""
+    """Return when to kill: a condition to poll, and the seconds to wait once it is true."""
     if aim == "anywhere":
         return (lambda: True), draw.uniform(0, 1.5)
     if aim == "in training":
@@ -114,7 +114,7 @@ def epochs_of(folder: Path) -> int:
 
 
 def killed(process: Any, folder: Path, aim: str, draw: random.Random) -> bool:
-    """Kill a process when its moment has come; False if it ended before."""
+    """Kill a process at the chosen moment; return False if it ended before."""
     come, seconds = moment(folder, aim, draw)
     while not come():
         if not process.is_alive():
@@ -127,7 +127,7 @@ def killed(process: Any, folder: Path, aim: str, draw: random.Random) -> bool:
 
 
 def problems_of(folder: Path, before: tuple[int, int]) -> tuple[list[str], tuple[int, int]]:
-    """What is wrong with what a killed run left, and where its checkpoint goes on."""
+    """Return what is wrong with the files of a killed run, and where its checkpoint resumes."""
     wrong, place = [], (0, 0)
     trained = [(r["epoch"], r["step"] + 1) for r in Lines(folder / READ).all()]
     last = folder / "job" / LAST
@@ -151,7 +151,7 @@ def problems_of(folder: Path, before: tuple[int, int]) -> tuple[list[str], tuple
 def started_again_until_done(
     folder: Path, case: dict[str, Any], aims: Sequence[str], draw: random.Random
 ) -> list[dict[str, Any]]:
-    """Start a command and kill it as often as there are aims, until it ends; the kills."""
+    """Start a command and kill it once for each aim, then let it end; return the kills."""
     kills: list[dict[str, Any]] = []
     place = (0, 0)
     for aim in (*aims, None):
@@ -167,7 +167,7 @@ def started_again_until_done(
 
 
 def still_there(seconds: float) -> list[int]:
-    """Children that have not ended by themselves after a while."""
+    """Return children that have not ended by themselves after a while."""
     deadline = time.monotonic() + seconds
     while set(children_of(os.getpid())) and time.monotonic() < deadline:
         for pid in set(children_of(os.getpid())):

@@ -1,4 +1,4 @@
-"""Checkpoints that were altered after they were saved: noticed, or without consequence."""
+"""Checkpoints altered after they were saved: the change is detected or has no effect."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ REAL = KEPT / "format1_ca9d03b_blip_momentum.pth"
 
 
 def content():
-    """All kinds of values that a checkpoint has, few bytes of each."""
+    """Return all kinds of values that a checkpoint has, few bytes of each."""
     torch.manual_seed(1)
     return {
         "model": {
@@ -46,7 +46,7 @@ def saved(value, **how) -> bytes:
 
 
 def differing(one, other) -> int:
-    """Bits by which two contents differ; structure and plain values count as one each."""
+    """Count the bits in which two contents differ; structure and plain values count as one each."""
     if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
         if one.shape != other.shape or one.dtype != other.dtype:
             return 1
@@ -62,14 +62,14 @@ def differing(one, other) -> int:
 
 
 class Trial:
-    """Writes altered bytes and loads them; counts what became of them."""
+    """Writes altered bytes, loads them, and counts the outcomes."""
 
     def __init__(self, path: Path, expected) -> None:
         self.path, self.expected = path, expected
         self.times = self.refused = self.equal = self.bits = 0
 
     def __call__(self, data: bytes | bytearray) -> str:
-        """Load; what was refused, or nothing."""
+        """Load the file; return the refusal, "" if there is none."""
         self.path.write_bytes(data)
         self.times += 1
         whole = is_intact(self.path)
@@ -96,7 +96,7 @@ def trial(tmp_path):
 
 
 def test_torch_itself_loads_an_altered_weight(tmp_path):
-    """The reason for all of this; if torch ever looks at checksums, ours are superfluous."""
+    """Why we check checksums: if torch ever does so itself, ours are superfluous."""
     data = bytearray(saved(content()))
     data[where(data)["weight"][5]] ^= 4
     (tmp_path / "a.pth").write_bytes(data)
@@ -107,7 +107,7 @@ def test_torch_itself_loads_an_altered_weight(tmp_path):
 
 
 def where(data: bytes) -> dict[str, range]:
-    """Places of a file by what stands there."""
+    """Return positions in a file by what is stored there."""
     places: dict[str, range] = {}
     with zipfile.ZipFile(io.BytesIO(data)) as file:
         records = file.infolist()
@@ -255,7 +255,7 @@ def test_files_of_older_versions_of_torch(tmp_path, injected):
 
 
 def test_the_format_without_checksums_fails_politely(tmp_path, injected):
-    """Altered numbers cannot be noticed there, but whatever cannot be read is refused by name."""
+    """Altered numbers cannot be detected there, but unreadable files are refused by name."""
     whole = saved(content(), _use_new_zipfile_serialization=False)
     trial = Trial(tmp_path / "old.pth", content())
     assert trial(whole) == ""
@@ -267,7 +267,7 @@ def test_the_format_without_checksums_fails_politely(tmp_path, injected):
 
 
 def test_saved_without_checksums(tmp_path):
-    """torch can be told to leave them out: such a file is loaded, as torch loads it."""
+    """torch can omit checksums: such a file loads as torch loads it."""
     path = tmp_path / "quick.pth"
     torch.serialization.set_crc32_options(False)
     try:
@@ -278,7 +278,7 @@ def test_saved_without_checksums(tmp_path):
 
 
 def test_checkpoint_zipped_again_with_compression(tmp_path, trial, injected):
-    """torch loads it; its checksums are looked at, and it is not mapped."""
+    """torch loads it; its checksums are checked, and it is not mapped."""
     path = tmp_path / "packed.pth"
     with zipfile.ZipFile(io.BytesIO(saved(content()))) as plain:
         with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as packed:

@@ -1,4 +1,4 @@
-"""Bad images and captions cost themselves alone: each kind is trained on or replaced by rule."""
+"""Bad images and captions affect no other samples: each kind is trained on or replaced."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ print(json.dumps(told))
 
 
 def read_all(paths, megabytes):
-    """What becomes of files in a process that may take so much memory for them."""
+    """Read files in a process with limited memory; return the outcomes."""
     done = subprocess.run(
         [sys.executable, "-c", READ_ALL, str(megabytes * 2**20), *map(str, paths)],
         capture_output=True,
@@ -216,7 +216,7 @@ EVALUATION = {"flickr30k", "coco_caption"}  # whose defaults have val and test
 
 
 def config_of(folder, path):
-    """The toy config with the folder's pairs in the place of the toy world."""
+    """Write the toy config with the folder's pairs instead of the toy world."""
     phases = ("train", "eval")
     annotations = {"train": str(folder.annotations())}
     if folder.builder in EVALUATION:
@@ -336,7 +336,7 @@ def test_half_a_surrogate_pair_is_refused_before_training(tmp_path, injected):
 
 @pytest.mark.faults
 def test_one_rank_of_two_with_too_many(tmp_path, injected):
-    """Rank 1 reads what is bad; both stop, and its list is told."""
+    """Only rank 1 reads bad samples; both ranks stop and report its list."""
     folder = Folder(tmp_path / "data", "image_text_json")
     good = encoded(Image.new("RGB", (8, 6), "green"), "PNG")
     share = {k for k in range(len(folder.rows)) if k // 8 % 2}  # of rank 1 in this order

@@ -53,7 +53,7 @@ def test_run_stops_before_bad_weights(tmp_path, monkeypatch, injected, what, sta
 
 @pytest.mark.parametrize("what", ["loss_itm", WEIGHT])
 def test_skipped_step_changes_no_state(tmp_path, monkeypatch, injected, what):
-    """Not in weights, momentum encoders and queues; the next order has every sample once."""
+    """No trace in weights, momentum encoders and queues; the next order has every sample once."""
     one, go = run(
         tmp_path,
         {"what": what, "value": NAN, "steps": [1, 6]},
@@ -144,7 +144,7 @@ def test_bad_gradient_that_cannot_be_traced_is_reported(tmp_path, monkeypatch):
 
 
 def test_step_is_skipped_with_recomputed_activations(tmp_path, monkeypatch):
-    """LAVIS's EVA lets no gradient be asked for part by part: the weights are named anyway."""
+    """LAVIS's EVA has no gradients of single loss terms: the weights are named anyway."""
     poison = {"what": WEIGHT, "value": NAN, "steps": [1]}
     one = Poison(**poison).install(monkeypatch.setattr)
     run_here(tmp_path, **toy("blip2"), run__skip_bad_steps=1, model__use_grad_checkpoint=True)

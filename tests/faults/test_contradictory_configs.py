@@ -1,4 +1,4 @@
-"""Configs whose keys are right one by one and make no sense together, and files that are not there.
+"""Configs whose keys are valid one by one but contradict each other, and missing files.
 
 Each would crash after the model is built, often not before an epoch is over, or train nonsense.
 """
@@ -192,14 +192,14 @@ CONTRADICTIONS = [
 
 @functools.cache
 def right(path):
-    """A shipped config as plain data; nothing is wrong with it."""
+    """Return a shipped config as plain data, without problems."""
     config = making.plain(path, needed(path))
     assert complete(config, machine=False)[1] == []
     return config
 
 
 def config_of(name, changes):
-    """A shipped config with changes by dotted key; where two have the name, that for training."""
+    """Return a shipped config with changes by dotted key; of two with a name, that for training."""
     path = [path for path in SHIPPED if path.stem == name][-1]  # train comes after eval
     config = copy.deepcopy(right(path))
     for key, value in changes.items():

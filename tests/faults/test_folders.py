@@ -1,4 +1,4 @@
-"""Which checkpoint a run goes on from, where some are spoilt."""
+"""Which checkpoint a run resumes from if some are damaged."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lavis_mafa.runners.folder import newest_checkpoint
 
 
 def spoil(path):
-    """Flip a bit in the middle, as a disk may."""
+    """Flip a bit in the middle of a file, as a disk may."""
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)

@@ -36,7 +36,7 @@ def unvalidated(tmp_path_factory):
 
 
 def limit(process, size):
-    """How large a file the process may make, in bytes; the kernel refuses to write more."""
+    """Limit the size in bytes of files that a process may write."""
     hard = resource.prlimit(process.pid, resource.RLIMIT_FSIZE)[1]
     resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (size, hard))
 
@@ -102,7 +102,7 @@ def test_failed_best_checkpoint_is_not_recorded_as_best(tmp_path, monkeypatch):
 
 
 def full(name):
-    """Saving that fails for files of one name, or of all."""
+    """Make saving fail for files of one name, or for all."""
     from lavis_mafa.runners import checkpoint
 
     save = checkpoint.save_atomically
@@ -133,7 +133,7 @@ def test_best_checkpoint_stays_best_if_last_one_fails(tmp_path, monkeypatch):
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """A file system of 24 MB, where this process may mount one."""
+    """Mount a file system of 24 MB, where this process may do so."""
     folder = tmp_path / "disk"
     folder.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(folder)]
@@ -144,7 +144,7 @@ def small_disk(tmp_path):
 
 
 class Filler:
-    """Takes all room on a disk, also what others free, until it is told to give it back."""
+    """Fills a disk, also with space that others free, until it is stopped."""
 
     def __init__(self, path):
         self.path, self.stop = path, threading.Event()

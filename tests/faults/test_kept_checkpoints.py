@@ -1,4 +1,4 @@
-"""Checkpoints that earlier versions wrote (see kept/README.md) load, and their runs go on."""
+"""Checkpoints written by earlier versions (see kept/README.md) load, and their runs resume."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_every_kept_file_is_tried():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_kept_checkpoints_hold_the_expected_state(name):
-    """Otherwise the tests below would say nothing."""
+    """Otherwise the tests below would be meaningless."""
     content = read(name)
     state = content["run"]["ranks"][0]["schedule"]
     assert content["run"]["format"] == int(name[len("format")]) and is_intact(KEPT / name)
@@ -108,7 +108,7 @@ def test_kept_checkpoints_hold_the_expected_state(name):
 @pytest.mark.strict_smoke
 @pytest.mark.parametrize("name", NAMES)
 def test_kept_checkpoints_load_by_name(name):
-    """Every weight of the file is in the model, and none of the model is missing there."""
+    """The file and the model have the same weights."""
     model = lavis_mafa.load_model(FILES[name][0], checkpoint=str(KEPT / name))
     saved = {k: v for k, v in read(name)["model"].items() if not k.startswith(RUN_STATE_KEYS)}
     own = {k: v for k, v in model.state_dict().items() if not k.startswith(RUN_STATE_KEYS)}
@@ -138,7 +138,7 @@ def test_run_starts_with_kept_weights(name, tmp_path):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_kept_checkpoints_resume(name, tmp_path, monkeypatch, injected):
-    """To the end: the rest of the epoch in the order that the file has, then a whole epoch."""
+    """The rest of the epoch is trained in the file's order, then a whole epoch."""
     read_indices: dict[int, list[int]] = {}
     note = RunnerMafa._record_step
 
@@ -170,7 +170,7 @@ def test_kept_checkpoints_resume(name, tmp_path, monkeypatch, injected):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_kept_optimizer_state_is_loaded(name, tmp_path):
-    """One step more changes the moments as AdamW does from where they were, not from zero."""
+    """A further step updates the saved moments of AdamW, not zeros."""
     after = train(tmp_path, name, run__resume_ckpt_path=KEPT / name, run__max_steps=15)
     before = read(name)["optimizer"]["state"]
     now = after.optimizer.state_dict()["state"]

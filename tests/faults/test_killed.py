@@ -39,14 +39,14 @@ THOROUGHLY = [
 
 
 def kill(folder: Path, cases: list[dict[str, Any]]) -> dict[str, Any]:
-    """Have the script kill runs; what it told."""
+    """Let the script kill runs; return its results."""
     (folder / "cases.json").write_text(json.dumps(cases))
     finish(spawn(folder, [*launcher(), SCRIPT, "kill", folder]), seconds=900)
     return json.loads((folder / "told.json").read_text())
 
 
 def trained(folder: Path) -> tuple[list[dict[str, Any]], int]:
-    """What counts of what a run trained, which is each step's last time, and all times."""
+    """Return the last record of each step that a run trained, and all records."""
     records = [json.loads(line) for line in open(folder / "read.jsonl")]
     last = {(r["epoch"], r["step"]): r for r in records}
     return [last[place] for place in sorted(last)], len(records)

@@ -26,7 +26,7 @@ WORDS = ("circle", "square", "triangle", "red", "green", "blue", "small", "large
 
 @dataclass
 class Process:
-    """What one process had, look by look."""
+    """Measurements of one process over time."""
 
     seconds: list[float] = field(default_factory=list)
     memory: list[float] = field(default_factory=list)  # in MB
@@ -43,7 +43,7 @@ class Process:
         self.threads.append(threads)
 
     def growth(self) -> float:
-        """MB by which memory grows over the second half, by the line that fits it best."""
+        """Return by how many MB memory grows over the second half, by a linear fit."""
         half = len(self.memory) // 2
         seconds, memory = self.seconds[half:], self.memory[half:]
         return float(np.polyfit(seconds, memory, 1)[0] * (seconds[-1] - seconds[0]))

@@ -24,7 +24,7 @@ def undisturbed(tmp_path_factory):
 
 
 def launch(folder, *extra, **changes):
-    """The launcher with more options of its own."""
+    """Return the launcher's command with further options."""
     arguments = {**RUN, **changes}
     config = arguments.pop("config")
     head = [*launcher(2, *extra), ROOT / "train.py", "--cfg-path", config, "--options"]
@@ -38,7 +38,7 @@ def launch(folder, *extra, **changes):
 def test_a_restarted_run_ends_like_an_undisturbed_one(
     tmp_path, undisturbed, injected, victim, kills
 ):
-    """The very same command: it knows its folder, though a new one would be made otherwise."""
+    """The same command resumes in its folder, where otherwise it would create a new one."""
     process = launch(tmp_path, f"--max-restarts={kills}", run__job_id=None)
     for kill in range(kills):
         until = time.monotonic() + 120
@@ -98,7 +98,7 @@ def tasks(folder, port, **changes):
 def test_other_rank_ends_with_an_explanation(
     tmp_path, free_port, injected, number, minutes, victim
 ):
-    """Killed at once, hanging after the time set."""
+    """A killed rank is noticed at once, a hanging one after the timeout."""
     processes = tasks(tmp_path, free_port, run__dist_timeout_minutes=minutes)
     wait_for(tmp_path, 7, processes[0])
     os.killpg(processes[victim].pid, number)

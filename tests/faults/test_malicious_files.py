@@ -25,7 +25,7 @@ TRAIN = ROOT / "projects/mafa/train"
 
 
 class Bomb:
-    """Makes a folder where it is unpickled."""
+    """Creates a folder when it is unpickled."""
 
     def __init__(self, folder):
         self.folder = str(folder)
@@ -35,7 +35,7 @@ class Bomb:
 
 
 class Lambda:
-    """As `Bomb`, by what torch might take for harmless."""
+    """The same as `Bomb`, by a call that torch might consider harmless."""
 
     def __init__(self, folder):
         self.code = f"__import__('os').mkdir({str(folder)!r})"
@@ -69,7 +69,7 @@ FORMS = [torch_zip, torch_old, plain_pickle, newer_pickle, objects_npy]
 
 
 def explodes(path):
-    """Open a file as carelessly as one can; whether that ran it."""
+    """Open a file without any protection; return whether its code ran."""
     for load in (
         lambda: torch.load(path, weights_only=False),
         lambda: pickle.loads(path.read_bytes()),
@@ -310,7 +310,7 @@ def test_weights_of_hugging_face(tmp_path, injected):
 
 
 def exits(capfd, caplog, action):
-    """Run a command's entry; what it said, which must be a refusal."""
+    """Run a command; return its output, which must be a refusal."""
     with caplog.at_level("INFO"):
         status = action()
     said = capfd.readouterr()
@@ -425,7 +425,7 @@ UNSAFE = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marsh
 
 
 def unsafe_loads(text: str) -> list[str]:
-    """Calls in a program that could run code out of a file."""
+    """Return calls in a program that could run code from a file."""
     found = []
     tree = ast.parse(text)
     names = {}  # what a name of the program stands for

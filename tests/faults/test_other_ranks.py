@@ -1,4 +1,4 @@
-"""A run goes on with more or fewer ranks: the mini-batches of all ranks together stay the same."""
+"""A run resumes on more or fewer ranks: the mini-batches of all ranks together stay the same."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RUN = toy("albef", run__accum_grad_iters=3)
 
 
 def go(folder, ranks, **changes):
-    """Train on so many ranks; ``(steps, 8)`` indices of every global mini-batch."""
+    """Train on some ranks; return the ``(steps, 8)`` indices of every global mini-batch."""
     folder.mkdir(exist_ok=True)
     changes = {**RUN, **changes, "run__batch_size_train": 8 // ranks}
     config = changes.pop("config")
@@ -107,7 +107,7 @@ def test_other_global_batches_are_refused(before, now, told):
 
 
 def filled(count, queue_size, rank=0):
-    """A collector that was given ``count`` pairs of its own."""
+    """Return a collector with ``count`` pairs."""
     collector = GritCollector(queue_size, 3, 2, (0, rank), expected=count)
     generator = torch.Generator().manual_seed(rank)
     features = torch.randn(2, count, 4, generator=generator)
@@ -178,7 +178,7 @@ def test_redistribution_keeps_sums_and_mean_gradients(count):
 
 @pytest.mark.faults
 def test_new_ranks_have_their_own_random_states(tmp_path):
-    """Of two ranks that begin from one, neither draws what the other does."""
+    """Two ranks resumed from one have different random states."""
     go(tmp_path / "run", 1, run__max_steps=2)
     go(tmp_path / "run", 2, run__resume_ckpt_path="auto", run__max_steps=3)
     content = torch.load(tmp_path / "run" / "job" / LAST, weights_only=True)

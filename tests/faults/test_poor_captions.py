@@ -1,4 +1,4 @@
-"""Captions that say little: what is accepted has tokens, is counted, and gives finite losses."""
+"""Captions with little content: accepted ones have tokens, are counted, and give finite losses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stopped at every step and resumed: not one bit differs, and every sample is trained in its place.
+"""Runs stopped at every step and resumed: no bit differs, and every sample is trained at its step.
 
 A run is trained in as many runs as it has steps, each from the checkpoint of the one before, with
 a model, generators, loaders and workers of its own; all of them together are compared with the run
@@ -53,7 +53,7 @@ def given(tmp_path_factory):
 
 
 def hurt(folder: Path, read: list[Any], expected: list[Any]) -> tuple[int, int]:
-    """Samples lost and bits differing of a run that was stopped: ``cut`` against ``whole``."""
+    """Count lost samples and differing bits of a stopped run, ``cut``, against ``whole``."""
     lost = samples_lost(read, expected)
     bits = bits_differing(read, expected)
     for path in sorted((folder / "whole" / "job").glob("checkpoint_*.pth")):

@@ -38,14 +38,14 @@ KINDS += ["no such file"]
 
 @functools.cache
 def right(path):
-    """A shipped config as plain data; nothing is wrong with it."""
+    """Return a shipped config as plain data, without problems."""
     config = making.plain(path, needed(path))
     assert complete(config, machine=False)[1] == []
     return config
 
 
 def anywhere(path):
-    """The same key of all data sets."""
+    """Return a key without the name of its data set."""
     return re.sub(r"^datasets\.\w+\.", "datasets.*.", path)
 
 
@@ -149,7 +149,7 @@ def test_the_generator_sees_what_passes():
 
 
 class Built(Exception):
-    """Something was begun that must not be."""
+    """Something was built that must not be."""
 
 
 BUILDERS = ("init_distributed", "build_data", "build_model")

@@ -1,4 +1,4 @@
-"""Files are whole or not there; JSON has no numbers that JSON does not know."""
+"""Files are written atomically; JSON has no NaN and no infinity."""
 
 from __future__ import annotations
 

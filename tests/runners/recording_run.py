@@ -1,4 +1,4 @@
-"""Trains by session.run and writes what every rank read and lost: ``rank<r>.json`` in a folder."""
+"""Trains by session.run; writes every rank's samples and losses to ``rank<r>.json`` in a folder."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ SMALL = {
 
 
 def options(folder, **changes):
-    """``--options`` of a small run in ``folder``; double underscores stand for dots."""
+    """Return ``--options`` of a small run in ``folder``; double underscores stand for dots."""
     changed = {key.replace("__", "."): value for key, value in changes.items()}
     settings = {**SMALL, "run.output_dir": folder, "run.job_id": "job", **changed}
     return [f"{key}={value}" for key, value in settings.items() if value is not None]
@@ -53,7 +53,7 @@ def run_here(folder, config=CONFIG, **changes):
 
 
 def launcher(ranks=None, *extra):
-    """What stands before a script: Python, and the launcher for several ranks."""
+    """Return the command before a script: Python, and the launcher for several ranks."""
     begin = [sys.executable]
     if ranks:
         begin += ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
@@ -74,7 +74,7 @@ def command(script, folder, config=CONFIG, ranks=None, extra=(), **changes):
 
 
 def spawn(folder, listed, **environment):
-    """Start a command as a process of its own, its output in a pipe."""
+    """Start a command as a process with its output in a pipe."""
     return subprocess.Popen(
         [str(part) for part in listed],
         stdout=subprocess.PIPE,
@@ -86,12 +86,12 @@ def spawn(folder, listed, **environment):
 
 
 def start(script, folder, **kwargs):
-    """Start the real script as a process of its own."""
+    """Start the real script as a process."""
     return spawn(folder, command(script, folder, **kwargs))
 
 
 def finish(process, status=0, seconds=240):
-    """Wait for a process; its output, which must end with the given status."""
+    """Wait for a process, which must end with the given status; return its output."""
     output, _ = process.communicate(timeout=seconds)
     assert process.returncode == status, output[-4000:]
     return output

@@ -1,4 +1,4 @@
-"""Image encoders compiled: equal losses, weights under their own names."""
+"""Compiled image encoders have equal losses and the same names of weights."""
 
 from __future__ import annotations
 

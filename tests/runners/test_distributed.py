@@ -32,7 +32,7 @@ def launch_two(folder, *arguments):
 
 
 def simulate_two_ranks(folder):
-    """Both ranks in turn on one copy of the weights, gradients averaged by hand."""
+    """Train both ranks in turn on one copy of the weights, averaging gradients by hand."""
     from lavis_mafa.algorithm.grit import GritSchedule, GritSettings
     from lavis_mafa.config import load_config
     from lavis_mafa.runners.launch import init_distributed, random_states, set_random_states

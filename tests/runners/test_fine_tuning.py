@@ -92,7 +92,7 @@ def test_train_then_evaluate(name, data, figure, checkpoint, tmp_path):
 
 
 def test_two_processes(checkpoint, tmp_path):
-    """All weights are used, whatever the number of answers; questions are scored once each."""
+    """All weights are used for any number of answers; questions are scored once each."""
     where, given = settings("vqa_ft_toy", checkpoint, "toy_vqa", **{"run.max_epoch": 1})
     given = {key.replace(".", "__"): value for key, value in given.items()}
     finish(start("train.py", tmp_path, ranks=2, **where, **given))

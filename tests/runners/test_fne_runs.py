@@ -1,4 +1,4 @@
-"""FNE by the real command: it learns, goes on bit for bit, and takes one's own data."""
+"""FNE by the real command: it learns, resumes bit for bit, and trains on own data."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_it_learns_to_retrieve(tmp_path):
 
 
 def test_it_trains_on_one_s_own_pairs_and_on_lavis_s_flickr30k(tmp_path, photographs):
-    """Real files: several captions an image; checkpoints load as they are."""
+    """Real files with several captions an image; checkpoints load unchanged."""
     train = json.loads((photographs / "train.json").read_text())[:100]
     test = json.loads((photographs / "test.json").read_text())[:12]
     for name in ("flickr30k", "image_text_json"):

@@ -1,4 +1,4 @@
-"""BLIP-2 stage 1 in its full sizes with random weights: it builds, tells its memory, trains."""
+"""BLIP-2 stage 1 in its full sizes with random weights: it builds, reports its memory, trains."""
 
 from __future__ import annotations
 

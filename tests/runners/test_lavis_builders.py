@@ -1,4 +1,4 @@
-"""LAVIS's own data sets, models and tasks under our runner, as they are."""
+"""LAVIS's own data sets, models and tasks, unchanged, under our runner."""
 
 from __future__ import annotations
 
@@ -237,7 +237,7 @@ def small_lavis(tmp_path, monkeypatch):
 
 
 def test_lavis_captioning_under_our_runner(tmp_path, photographs, described, small_lavis, seen):
-    """LAVIS's model, task and builders: trained, validated, tested; nothing of ours in them."""
+    """LAVIS's model, task and builders are trained, validated and tested by our runner."""
     paths = sorted(described)
     held_out = []
     for number, path in enumerate(paths[20:24]):

@@ -41,7 +41,7 @@ def tune(folder, begin, *options):
 
 @pytest.fixture(scope="module")
 def pretrained(tmp_path_factory):
-    """A checkpoint of ``albef_mafa``, as good as its random start."""
+    """Return a checkpoint of ``albef_mafa`` with random weights."""
     torch.manual_seed(0)
     path = tmp_path_factory.mktemp("begin") / "albef.pth"
     torch.save({"model": load_model("albef_mafa", "tiny").state_dict()}, path)

@@ -44,7 +44,7 @@ def work(tmp_path_factory, photographs):
 
 
 def changes(work, photographs, **more):
-    """A tiny model on the photographs; what only the toy world knows is left out."""
+    """Write a config of a tiny model on the photographs, without keys of the toy world."""
     splits = {
         f"{BUILD_INFO}__annotations__{split}__storage": work / f"{split}.json"
         for split in ("train", "val", "test")

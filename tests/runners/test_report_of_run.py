@@ -1,4 +1,4 @@
-"""What a run tells of its connections: histograms, pictures, and the page that shows them."""
+"""A run's connections in histograms, pictures, and the page that shows them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run that is stopped goes on as if nothing had happened: not one bit differs."""
+"""A resumed run equals an uninterrupted one bit for bit."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ def write(folder, records, end=b""):
 
 
 def test_truncated_log_is_read(tmp_path):
-    """Also inside of a character of several bytes."""
+    """Also within a character of several bytes."""
     last = json.dumps(step(2, note="Hündin"), ensure_ascii=False).encode()
     for length in range(len(last)):
         write(tmp_path, [step(1)], end=last[:length])
@@ -67,7 +67,7 @@ def test_the_curve_of_a_resumed_run_goes_forward(tmp_path):
 
 
 def test_rewind_moves_only_lines_of_this_package(tmp_path):
-    """Also of ranks that there are no more; a user's own files stay."""
+    """Also lines of ranks that no longer exist; a user's own files stay."""
     log = RunLog(tmp_path, active=True, tensorboard=False)
     (tmp_path / "mine.jsonl").write_text("{}\n")
     log.append_from_rank("unreadable.jsonl", 3, {"index": 1})
@@ -85,7 +85,7 @@ def test_rewind_moves_only_lines_of_this_package(tmp_path):
 
 @pytest.mark.parametrize("place", ["write", "close"])
 def test_lines_are_kept_while_the_disk_is_full(tmp_path, monkeypatch, place):
-    """Over a network a full disk is told of when a file is closed."""
+    """Network file systems report a full disk when a file is closed."""
     log = RunLog(tmp_path, active=True, tensorboard=False)
     log.write("step", global_step=1)
     half = []

@@ -100,7 +100,7 @@ def test_stopped_and_resumed(world, undisturbed, tmp_path, arch, stop):
 
 
 def test_the_image_encoder_is_that_of_stage_1(world, tmp_path, caplog):
-    """Stage 1 trained it, and stage 2 has it in no checkpoint: it comes by vit_weights."""
+    """Stage 1 trained it, stage 2's checkpoints lack it: vit_weights loads it."""
     config = world["configs"]["blip2_opt_mafa"]
     first = run_here(tmp_path / "first", config=config, **NO_STEP, run__max_steps=1)
     saved = tmp_path / "first" / "job" / "checkpoint_last.pth"

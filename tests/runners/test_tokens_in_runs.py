@@ -1,4 +1,4 @@
-"""Runs read tokens that their data loader made, and come out as if they had made them."""
+"""Runs with tokens made by the data loader equal runs that tokenise in forward."""
 
 from __future__ import annotations
 

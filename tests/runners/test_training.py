@@ -1,4 +1,4 @@
-"""What the runner does beside training: scaling, guards, logs, switches."""
+"""Accumulation, clipping, schedules, guards, logs and switches of the runner."""
 
 from __future__ import annotations
 

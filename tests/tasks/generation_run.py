@@ -1,4 +1,4 @@
-"""A model that generates without having learnt, as a module and as a program.
+"""A model that generates without being trained, as a module and as a program.
 
 The program is ``evaluate.py`` with `Speaker` registered. With TRY_TOGETHER in the environment, a
 folder, its ranks also try there what ranks do together.
@@ -32,7 +32,7 @@ def colour_of(image):
 
 @registry.register_model("test_speaker")
 class Speaker(BaseModel):
-    """Says which colour an image has, and remembers how it was asked."""
+    """Generates the colour of an image, and records the arguments."""
 
     PRETRAINED_MODEL_CONFIG_DICT = {"tiny": str(Path(__file__).with_name("generation_run.yaml"))}
     reads_prompt = True
@@ -83,7 +83,7 @@ class Speaker(BaseModel):
 
 
 def try_together(folder):
-    """What this rank gets of gathering three records and one, of a value and of a failure."""
+    """Return what this rank gets from gathering three records and one, a value and a failure."""
     rank = get_rank()
     said = {"gathered": results.gather_records([{"id": (rank, i)} for i in range(3 - 2 * rank)])}
     said["value"] = on_main_process(lambda: f"made on {rank}")

@@ -1,4 +1,4 @@
-"""Captioning and VQA through LAVIS's own data sets, with a model that only knows colours."""
+"""Captioning and VQA on LAVIS's own data sets, with a model that only names colours."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def set_up(kind, run, folder=None, **datasets):
 
 
 def evaluate(task, dataset, split="val", model=None, batch_size=3):
-    """As the runner does it."""
+    """Evaluate as the runner does."""
     model = model or Speaker()
     task.before_evaluation(model=model, dataset=dataset)
     collate = getattr(dataset, "collater", None)

@@ -57,7 +57,7 @@ def model(tiny):
 
 
 def evaluate(task, dataset, model, batch_size=4, split="test"):
-    """As the runner does it."""
+    """Evaluate as the runner does."""
     task.before_evaluation(model=model, dataset=dataset)
     loader = DataLoader(dataset, batch_size=batch_size, collate_fn=collate_ragged)
     records = task.evaluation(model, loader, cuda_enabled=False)

@@ -1,4 +1,4 @@
-"""Figures beside LAVIS's: COCO's test split, full truth, truth from a file, and saved scores."""
+"""Figures in addition to LAVIS's: COCO's test split, all valid pairs, saved scores."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def folders(tmp_path, monkeypatch):
 
 
 class Scores:
-    """A model that has its scores already."""
+    """A model with fixed scores."""
 
     def __init__(self, dataset):
         rng = np.random.default_rng(4)

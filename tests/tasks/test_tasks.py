@@ -1,4 +1,4 @@
-"""The tasks' figures against hand-made connections and a truth that is written down."""
+"""The tasks' figures on hand-made connections with known truth."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ SAMPLES = {"loaded_index": LOADED, "index": torch.arange(4)}
 
 
 def told_truth(**rule):
-    """The task after it was told the truth, and the rule by which the model mines."""
+    """Return the task with known truth, and the rule by which the model mines."""
     told = task()
     model = SimpleNamespace(con_d=None, settings=StepSettings(connections=MiningRule(**rule)))
     told.before_training(model, SimpleNamespace(truth=truth))
@@ -323,7 +323,7 @@ def output_folder(tmp_path, monkeypatch):
 
 
 class Scores:
-    """A model that has its scores already."""
+    """A model with fixed scores."""
 
     def __init__(self, size, texts):
         rng = np.random.default_rng(0)
