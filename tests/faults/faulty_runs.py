@@ -215,8 +215,8 @@ def _run(folder: Path, case: Mapping[str, Any], **changes: Any) -> None:
 
 
 def state(folder: Path, name: str = "checkpoint_last.pth") -> dict[str, Any]:
-    """Return all that a run saved, except its config, which names folders and stops, and the sizes of
-    its logs, which depend on them."""
+    """Return all that a run saved, except its config, which names folders and stops, and the sizes
+    of its logs, which depend on them."""
     content = torch.load(folder / "job" / name, weights_only=True)
     del content["config"]
     for rank in content["run"]["ranks"]:

@@ -1,5 +1,5 @@
-"""A disk that takes no more while a run saves: what was saved stays, and nothing is lost if it
-takes more later."""
+"""A disk that is full while a run saves: earlier checkpoints stay, and nothing is lost if space is
+freed later."""
 
 from __future__ import annotations
 

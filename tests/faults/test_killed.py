@@ -1,5 +1,5 @@
-"""kill -9 at any moment, also while a checkpoint is being saved: the run that is started again ends
-as the one that was never killed, bit for bit, and nothing is left behind."""
+"""kill -9 at any moment, also while a checkpoint is being saved: the resumed run equals one that was
+never killed bit for bit, and no partial files stay."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""SIGTERM and SIGUSR1, as Slurm and launchers send them: the state is saved, and the exit status
-asks for requeue."""
+"""SIGTERM and SIGUSR1, as Slurm and launchers send them: the state is saved, and the exit
+status requests a requeue."""
 
 from __future__ import annotations
 
