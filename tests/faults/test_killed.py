@@ -1,5 +1,5 @@
-"""kill -9 at any moment, also while a checkpoint is being saved: the resumed run equals one that was
-never killed bit for bit, and no partial files stay."""
+"""kill -9 at any moment, also during a checkpoint: the resumed run equals one that was never killed
+bit for bit, and no partial files stay."""
 
 from __future__ import annotations
 
