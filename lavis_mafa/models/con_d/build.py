@@ -26,7 +26,7 @@ ORACLE = "oracle"
 
 
 def build_discriminator(cfg: Mapping[str, Any] | None) -> Discriminator | None:
-    """Con-D from ``{arch, model_type, checkpoint, precision, image_size, own_view, model}``.
+    """Build Con-D from ``{arch, model_type, checkpoint, precision, image_size, own_view, model}``.
 
     ``arch: oracle`` is the truth of the training set. Otherwise the LAVIS model ``arch``,
     which a driver of `FAMILIES` must be able to drive, is built by its config for ``model_type``
@@ -38,7 +38,7 @@ def build_discriminator(cfg: Mapping[str, Any] | None) -> Discriminator | None:
         None for None: no discriminator.
 
     Raises:
-        ValueError: for an unknown ``arch``, or a checkpoint that leaves weights random.
+        ValueError: for an unknown ``arch``, or a checkpoint that lacks weights.
     """
     if not cfg:
         return None
@@ -70,25 +70,25 @@ def build_discriminator(cfg: Mapping[str, Any] | None) -> Discriminator | None:
 
 
 def view_of(arch: str, model_type: str | None, model: Any) -> Callable[[Any], Tensor] | None:
-    """How a model sees a picture in evaluation, by the default YAML of its type; None where that
-    does not say."""
+    """Return the evaluation image processor of a model type's default YAML, None if unknown."""
     model_cls = registry.get_model_class(arch)
     model_type = model_type or next(iter(model_cls.PRETRAINED_MODEL_CONFIG_DICT))
     shipped = OmegaConf.load(model_cls.default_config_path(model_type))
     view = OmegaConf.select(shipped, "preprocess.vis_processor.eval")
     if view is None:
-        # LAVIS's configs of pre-training name a view of training alone.
+        # LAVIS's configs of pre-training name only a processor of training.
         view = OmegaConf.select(shipped, "preprocess.vis_processor.train")
         if view is None or not view.name.endswith("_train"):
             return None
         name = view.name.removesuffix("_train") + "_eval"
         view = OmegaConf.create({"name": name, "image_size": view.image_size})
     view.image_size = image_size_of(model) or view.image_size
-    return registry.get_processor_class(view.name).from_config(view)
+    processor: Callable[[Any], Tensor] = registry.get_processor_class(view.name).from_config(view)
+    return processor
 
 
 def _require_weights(model: Any, content: dict[str, Any], checkpoint: str) -> None:
-    """Load what LAVIS's loading may have passed over, and refuse a Con-D that is partly random."""
+    """Load the weights that LAVIS's loading may have skipped, and refuse a partly random Con-D."""
     require_weights(
         model,
         load_state(model, content.get("model", content), checkpoint).missing_keys,

@@ -1,7 +1,7 @@
-"""Attention by PyTorch's fused kernels, and keys and values of an image once for all its pairs.
+"""Replace LAVIS's attention by PyTorch's fused kernels, with shared keys and values of an image.
 
-LAVIS writes attention out, and its cross-attention projects an image anew for every pair that it is
-in. Modules keep their weights and names here; only how they compute changes.
+LAVIS computes attention step by step, and its cross-attention projects an image again for each of
+its pairs. Here modules keep their weights and names; only their computation changes.
 """
 
 from __future__ import annotations
@@ -21,41 +21,41 @@ if TYPE_CHECKING:
     from lavis_mafa.algorithm.backbone import Images
 
 
-HIDDEN = -10000.0  # what LAVIS adds to the attention score of padding
+HIDDEN = -10000.0  # LAVIS adds this to the attention score of padding
 
 
 class PairedImages:
-    """Stands for ``images.embeds[image_of]``, ``(P, S, D)``, as ``encoder_hidden_states`` of a
-    model whose attention is fused.
+    """Represents ``images.embeds[image_of]``, ``(P, S, D)``, as ``encoder_hidden_states`` of a
+    model with fused attention.
 
-    Keys and values are made once for each of the N images and layer, and kept in ``images.memory``
-    for later calls: ITM and MLM of one step share them.
+    Keys and values are computed once per image and layer, and cached in ``images.memory`` for later
+    calls: ITM and MLM of one step share them.
 
     Args:
-        images: N of them.
-        image_of: ``(P,)`` image of each pair; None: every image is in one pair, in its place.
+        images: N encoded images.
+        image_of: ``(P,)`` image of each pair; None: image k is in pair k.
     """
 
     def __init__(self, images: Images, image_of: Tensor | None = None) -> None:
         self.embeds, self.memory, self.image_of = images.embeds, images.memory, image_of
         if image_of is not None and len(image_of) < len(self.embeds):
-            # Of the images of all ranks a rank may need few.
+            # A rank may need only a few of the images of all ranks.
             needed, self.image_of = torch.unique(image_of, return_inverse=True)
             self.embeds, self.memory = take(images.embeds, needed), {}
 
     def size(self) -> tuple[int, int, int]:
-        """``(P, S, D)``, which is what LAVIS's models ask of a tensor in this place."""
+        """Return ``(P, S, D)``; LAVIS's models call this method of a tensor."""
         pairs = len(self.embeds if self.image_of is None else self.image_of)
         return pairs, self.embeds.shape[1], self.embeds.shape[2]
 
     def of_pairs(self) -> Tensor:
-        """``(P, S, D)``."""
+        """Return the images of the pairs, ``(P, S, D)``."""
         return self.embeds if self.image_of is None else take(self.embeds, self.image_of)
 
     def keys_and_values(self, attention: Any) -> tuple[Tensor, Tensor]:
-        """Of the N images, each ``(N, heads, S, d)``."""
-        # Layers may share their weights (BLIP's encoder and decoder). What was made without a
-        # graph cannot serve training.
+        """Return keys and values of the N images, each ``(N, heads, S, d)``."""
+        # By weights rather than by layer, because layers may share them (BLIP's encoder and
+        # decoder); by grad mode, because tensors computed without a graph cannot be trained on.
         weights = attention.key.weight, attention.value.weight
         device = self.embeds.device.type
         cast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
@@ -65,17 +65,17 @@ class PairedImages:
                 attention.transpose_for_scores(project(self.embeds))
                 for project in (attention.key, attention.value)
             )
-            # With the weights, so that no others can get their ids.
+            # The weights are kept so that their ids are not reused.
             self.memory[made_by] = key, value, weights
-        return self.memory[made_by][:2]
+        key, value, _ = self.memory[made_by]
+        return key, value
 
 
 class Recomputed:
-    """The forward pass of a module whose activations are made again in the backward pass.
+    """A module's forward pass whose activations are recomputed in the backward pass.
 
-    In the place of fairscale's, which recomputes in fp16 whatever autocast's type was, holds on to
-    the class that the module had, and in a copy of the module computes with the weights of the
-    original.
+    It replaces fairscale's, which recomputes in fp16 whatever autocast's type was, keeps calling
+    the module's former class, and in a copy of the module uses the weights of the original.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -99,8 +99,12 @@ class _FusedText:
         past_key_value: Any = None,
         output_attentions: bool = False,
     ) -> Any:
-        """LAVIS's: from ``(P, L, D)`` to ``(P, L, D)`` and the keys and values it used, each
-        ``(P, heads, S, d)``, or ``(N, heads, S, d)`` of `PairedImages`."""
+        """Compute attention with LAVIS's signature.
+
+        Returns:
+            The context ``(P, L, D)``, and the keys and values that were used, each ``(P, heads, S,
+            d)``, or ``(N, heads, S, d)`` for `PairedImages`.
+        """
         looked_at = encoder_hidden_states
         paired = isinstance(looked_at, PairedImages)
         if (
@@ -137,17 +141,17 @@ class _FusedText:
 
 
 class FusedBert(_FusedText, med.BertSelfAttention):
-    """Attention of ALBEF's and BLIP's BERT."""
+    """Fused attention of ALBEF's and BLIP's BERT."""
 
 
 class FusedQFormer(_FusedText, Qformer.BertSelfAttention):
-    """Attention of BLIP-2's Q-Former."""
+    """Fused attention of BLIP-2's Q-Former."""
 
 
 class FusedVit(vit.Attention):
-    """Attention of ALBEF's and BLIP's ViT."""
+    """Fused attention of ALBEF's and BLIP's ViT."""
 
-    def forward(self, x: Tensor, register_hook: bool = False) -> Tensor:
+    def forward(self, x: Tensor, register_hook: bool = False) -> Any:
         if register_hook:
             return super().forward(x, register_hook)
         query, key, value = _split(self.qkv(x), self.num_heads)
@@ -156,9 +160,9 @@ class FusedVit(vit.Attention):
 
 
 class FusedEva(eva_vit.Attention):
-    """Attention of BLIP-2's EVA ViT."""
+    """Fused attention of BLIP-2's EVA ViT."""
 
-    def forward(self, x: Tensor, rel_pos_bias: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, rel_pos_bias: Tensor | None = None) -> Any:
         if rel_pos_bias is not None or self.relative_position_bias_table is not None:
             return super().forward(x, rel_pos_bias)
         bias = None
@@ -178,11 +182,10 @@ FUSED = {
 
 
 def fuse_attention(model: Any) -> None:
-    """Let LAVIS's attention modules in ``model`` compute by PyTorch's fused kernels, in place.
+    """Switch LAVIS's attention modules in ``model`` to PyTorch's fused kernels, in place.
 
-    Results are equal up to rounding; weights, names and hooks stay. CLIP's ViT needs nothing: it
-    has PyTorch's own attention. Activation checkpointing becomes PyTorch's as well, see
-    `Recomputed`.
+    Results are equal up to rounding; weights, names and hooks stay. CLIP's ViT uses PyTorch's own
+    attention already. Activation checkpointing is replaced by PyTorch's too, see `Recomputed`.
     """
     for module in model.modules():
         fused = FUSED.get(type(module))
@@ -194,7 +197,7 @@ def fuse_attention(model: Any) -> None:
 
 
 def is_watched(attention: Any) -> bool:
-    """Whether somebody wants the attention weights, which fused kernels never make."""
+    """Return whether the attention weights are needed, which fused kernels do not compute."""
     hooks = attention.dropout._forward_hooks or attention.dropout._forward_pre_hooks
     return bool(attention.save_attention or hooks)
 
@@ -202,13 +205,13 @@ def is_watched(attention: Any) -> bool:
 def first_token_after(
     layers: Sequence[Any], hidden: Tensor, mask: Tensor, looked_at: PairedImages
 ) -> Tensor:
-    """What fusing layers of LAVIS's BERT make of the first tokens, ``(P, D)``, for ITM.
+    """Return the first tokens ``(P, D)`` after the fusion layers of LAVIS's BERT, for ITM.
 
-    Of the last layer nothing else is computed: there the other tokens are keys and values alone.
+    The last layer computes only the first token: there the others are only keys and values.
 
     Args:
         layers: LAVIS's ``BertLayer``, the last one with cross-attention.
-        hidden: ``(P, L, D)``, what the first layer gets.
+        hidden: ``(P, L, D)``, input of the first layer.
         mask: ``(P, L)``, 0 for padding.
         looked_at: the images of the P pairs.
     """
@@ -217,23 +220,27 @@ def first_token_after(
     for layer in others:
         hidden = layer(hidden, added, encoder_hidden_states=looked_at, mode="fusion")[0]
     if is_watched(last.attention.self) or is_watched(last.crossattention.self):
-        return last(hidden, added, encoder_hidden_states=looked_at, mode="fusion")[0][:, 0]
+        fused: Tensor = last(hidden, added, encoder_hidden_states=looked_at, mode="fusion")[0]
+        return fused[:, 0]
     first = last.attention(
         hidden[:, :1], encoder_hidden_states=hidden, encoder_attention_mask=added
     )[0]
     first = last.crossattention(first, encoder_hidden_states=looked_at)[0]
-    return last.feed_forward_chunk(first)[:, 0]
+    fused = last.feed_forward_chunk(first)
+    return fused[:, 0]
 
 
 def take(tensor: Tensor, rows: Tensor) -> Tensor:
-    """``tensor[rows]``, whose backward pass adds up in the same order every time."""
-    # On a CPU indexing adds in any order with several threads; on a GPU index_select does.
+    """Return ``tensor[rows]``, with a deterministic backward pass."""
+    # The backward pass of indexing adds in arbitrary order on a CPU with several threads; that of
+    # index_select does so on a GPU.
     return tensor.index_select(0, rows) if tensor.device.type == "cpu" else tensor[rows]
 
 
 def _split(qkv: Tensor, heads: int) -> tuple[Tensor, ...]:
-    """``(B, S, 3 * heads * d)`` as three ``(B, heads, S, d)``."""
-    return qkv.unflatten(2, (3, heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+    """Split ``(B, S, 3 * heads * d)`` into three ``(B, heads, S, d)``."""
+    parts = qkv.view(*qkv.shape[:2], 3, heads, -1).permute(2, 0, 3, 1, 4)
+    return torch.unbind(parts)
 
 
 def _attend(
@@ -246,20 +253,20 @@ def _attend(
 ) -> Tensor:
     rate = dropout.p if dropout.training else 0.0
     if mask is not None:
-        mask = mask.clamp(min=HIDDEN).to(query.dtype)  # no type may make it infinite
+        mask = mask.clamp(min=HIDDEN).to(query.dtype)  # finite in every type
     return F.scaled_dot_product_attention(query, key, value, mask, dropout_p=rate, scale=scale)
 
 
 def _attend_to_images(
     attention: Any, query: Tensor, key: Tensor, value: Tensor, image_of: Tensor | None
 ) -> Tensor:
-    """``(P, heads, L, d)``; nothing of an image is padding, so there is no mask."""
+    """Return the context ``(P, heads, L, d)``; images have no padding, so there is no mask."""
     if image_of is None:
         return _attend(attention.dropout, query, key, value)
     if len(key) != 1:
         return _attend(attention.dropout, query, take(key, image_of), take(value, image_of))
-    # All pairs have one image: the tokens of all of them ask it together.
+    # All pairs have the same image: the tokens of all of them are queries of one sequence.
     pairs, _, length, _ = query.shape
     together = query.transpose(0, 1).flatten(1, 2)[None]
     context = _attend(attention.dropout, together, key, value)
-    return context[0].unflatten(1, (pairs, length)).transpose(0, 1)
+    return context[0].view(len(context[0]), pairs, length, -1).transpose(0, 1)

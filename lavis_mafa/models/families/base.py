@@ -1,4 +1,4 @@
-"""What the drivers of all families share."""
+"""Shared parts of the drivers of all families."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FAMILIES: Registry[Any] = Registry("family")
 
 
 class FromFirstTokens:
-    """ALBEF and BLIP: one feature, of the first token, for an image and for a text; dot product."""
+    """Base of ALBEF's and BLIP's drivers: features of the first tokens, compared by dot product."""
 
     def __init__(self, model: Any) -> None:
         fuse_attention(model)
@@ -28,10 +28,12 @@ class FromFirstTokens:
 
     @property
     def temperature(self) -> Tensor:
-        return self.model.temp
+        temperature: Tensor = self.model.temp
+        return temperature
 
     def image_tokens(self, images: Tensor) -> Tensor:
-        return self.model.visual_encoder.forward_features(images)
+        tokens: Tensor = self.model.visual_encoder.forward_features(images)
+        return tokens
 
     def encode_images(
         self, images: Tensor, seen: Tensor | None = None, for_matching: bool = False
@@ -43,17 +45,17 @@ class FromFirstTokens:
         return Images(embeds, features, seen=embeds)
 
     def text_features(self, embeds: Tensor) -> Tensor:
-        """Features ``(N, E)`` of captions encoded as ``(N, L, D)``."""
+        """Return features ``(N, E)`` of captions encoded as ``(N, L, D)``."""
         return F.normalize(self.model.text_proj(embeds[:, 0]).float(), dim=-1)
 
     def similarity(self, image_features: Tensor, text_features: Tensor) -> Tensor:
-        # In fp32 whatever the precision around: the temperature's gradient suffers otherwise.
+        # In fp32 also under autocast: the temperature's gradient would lose precision otherwise.
         with torch.autocast(image_features.device.type, enabled=False):
             return image_features @ text_features.t()
 
     def regions(self, images: Images, texts: Texts) -> tuple[Tensor, Tensor]:
-        """Local features for TCL's LMI: ``(N, M, E)`` of regions of images, ``(N, L - 1, E)`` of
-        words, whose mask is ``texts.mask[:, 1:]``.
+        """Return local features for TCL's LMI: ``(N, M, E)`` of image regions, ``(N, L - 1, E)`` of
+        words (mask: ``texts.mask[:, 1:]``).
 
         Raises:
             ValueError: if the family keeps no states of words.
@@ -69,26 +71,26 @@ class FromFirstTokens:
 
 
 def tokenize(model: Any, captions: Captions, max_length: int | None) -> Tokens:
-    """Tokens of captions on the model's device; of captions that are tokens already, these."""
+    """Tokenise captions, unless they are tokens already, and move them to the model's device."""
     if not isinstance(captions, Tokens):
         captions = tokens_of(model.tokenizer, captions, max_length or model.max_txt_len)
     return captions.to(model.device)
 
 
 def begin_with(ids: Tensor, token: int) -> Tensor:
-    """A copy of ``(N, L)`` ids whose first token is another."""
+    """Return a copy of ``(N, L)`` ids whose first token is ``token``."""
     changed = ids.clone()
     changed[:, 0] = token
     return changed
 
 
 def all_visible(embeds: Tensor) -> Tensor:
-    """The attention mask ``(N, S)`` of embeddings ``(N, S, D)`` of which none is padding."""
+    """Return the attention mask ``(N, S)`` of embeddings ``(N, S, D)`` without padding."""
     return torch.ones(embeds.shape[:-1], dtype=torch.long, device=embeds.device)
 
 
 def image_size_of(model: Any) -> int | None:
-    """Side in pixels that a LAVIS model's image encoder expects, None if it does not say."""
+    """Return the image size of a LAVIS model's image encoder in pixels, None if unknown."""
     encoder = getattr(model, "visual_encoder", None)
     size = getattr(getattr(encoder, "patch_embed", None), "img_size", None)
     if size is not None:

@@ -1,1 +1,1 @@
-"""Parts that the models of several families are built from."""
+"""Building blocks of several families: tokenizers, ViT, prompts, beam search."""

@@ -1,4 +1,4 @@
-"""BERT's tokenizer and weights, or a vocabulary file; no waiting for an absent network."""
+"""Load tokenizers and weights from files or the Hugging Face hub, without waiting offline."""
 
 from __future__ import annotations
 
@@ -16,28 +16,31 @@ BERT = "bert-base-uncased"
 
 
 def build_tokenizer(name: str | None) -> BertTokenizerFast:
-    """A lower-case WordPiece tokenizer.
+    """Build a lower-case WordPiece tokenizer.
 
     Args:
-        name: a ``vocab.txt`` (a path, or one that ships with this package), or a directory or name
-            of a Hugging Face tokenizer; None: BERT's.
+        name: a ``vocab.txt`` (a path, or a file of this package), or a directory or name of a
+            Hugging Face tokenizer; None: BERT's.
 
     Raises:
-        OSError: if it is neither in the cache nor to be downloaded.
+        OSError: if it is neither in the cache nor can be downloaded.
     """
     if name and name.endswith(".txt"):
-        return BertTokenizerFast(vocab_file=find_config(name), do_lower_case=True)
-    return from_hub(BertTokenizerFast.from_pretrained, name or BERT)
+        build: Any = BertTokenizerFast  # its constructor has no types
+        tokenizer: BertTokenizerFast = build(vocab_file=find_config(name), do_lower_case=True)
+    else:
+        tokenizer = from_hub(BertTokenizerFast.from_pretrained, name or BERT)
+    return tokenizer
 
 
 def add_dec_token(tokenizer: Any) -> Any:
-    """Add what LM begins with in BLIP and BLIP-2: [DEC]."""
+    """Add [DEC], the first token of LM in BLIP and BLIP-2."""
     tokenizer.add_special_tokens({"bos_token": "[DEC]"})
     return tokenizer
 
 
 def add_blip_tokens(tokenizer: Any) -> Any:
-    """Add what BLIP's decoder and ITM encoder begin with, [DEC] and [ENC], in LAVIS's order."""
+    """Add [DEC] and [ENC], the first tokens of BLIP's decoder and ITM encoder, in LAVIS's order."""
     add_dec_token(tokenizer)
     tokenizer.add_special_tokens({"additional_special_tokens": ["[ENC]"]})
     tokenizer.enc_token_id = tokenizer.convert_tokens_to_ids("[ENC]")
@@ -45,19 +48,19 @@ def add_blip_tokens(tokenizer: Any) -> Any:
 
 
 def from_hub(load: Callable[..., Any], name: str, **options: Any) -> Any:
-    """``from_pretrained`` from a directory or the cache, or downloaded if the hub answers.
+    """Call ``from_pretrained`` on a directory or the cache, or download if the hub answers.
 
     Raises:
-        OSError: if ``name`` is nowhere to be had.
+        OSError: if ``name`` is found in none of them.
     """
     try:
         return load(name, local_files_only=True, **options)
-    except (OSError, AttributeError):  # the latter: how transformers 4.51 misses weights
+    except (OSError, AttributeError):  # transformers 4.51 raises the latter for missing weights
         if os.path.isdir(name):
             raise
     if not hub_answers():
         raise OSError(
-            f"{name} is neither a directory here nor in the Hugging Face cache, and the hub cannot "
+            f"{name} is neither a directory nor in the Hugging Face cache, and the hub cannot "
             "be reached. Give model.tokenizer a vocab.txt and set model.load_pretrained: False (or "
             "model.pretrained: a checkpoint), or run once with a network."
         )
@@ -66,7 +69,7 @@ def from_hub(load: Callable[..., Any], name: str, **options: Any) -> Any:
 
 @lru_cache
 def hub_answers() -> bool:
-    """Whether the Hugging Face hub can be reached; its own client retries for minutes."""
+    """Return whether the Hugging Face hub can be reached; its own client retries for minutes."""
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
         return False
     try:

@@ -1,4 +1,4 @@
-"""Image encoders of sizes that a config gives."""
+"""Build ALBEF's and BLIP's ViT in the sizes of a config."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from torch import nn
 
 
 def build_vit(cfg: Any, from_pretrained: bool) -> VisionTransformerEncoder:
-    """ALBEF's and BLIP's ViT: by ``vit_type`` as LAVIS builds it, or by the sizes in ``vit``.
+    """Build a ViT by ``vit_type`` as LAVIS does, or by the sizes in ``vit``.
 
     Args:
         cfg: a ``model`` config.
-        from_pretrained: begin with ImageNet's weights, which are downloaded.
+        from_pretrained: start from ImageNet's weights, which are downloaded.
     """
     sizes = cfg.get("vit")
     if sizes is None:
@@ -36,10 +36,10 @@ def build_vit(cfg: Any, from_pretrained: bool) -> VisionTransformerEncoder:
 
 
 def begin_narrow(encoder: nn.Module) -> None:
-    """Draw the weights of a narrow ViT anew.
+    """Initialise the weights of a narrow ViT again, with larger values.
 
-    LAVIS draws them with a deviation of 0.02, right for a width of 768: a narrow encoder would
-    barely tell its tokens apart.
+    LAVIS's standard deviation of 0.02 suits a width of 768: with it the tokens of a narrow encoder
+    would be nearly equal.
     """
     for weight in encoder.parameters():
         if weight.ndim == 2:

@@ -1,4 +1,4 @@
-"""ALBEF under the step of this package: ALBEF-base, GRIT-VLP or MAFA by its settings."""
+"""ALBEF, trained by the step of this package: ALBEF-base, GRIT-VLP or MAFA by its settings."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from lavis_mafa.models.parts.vit import build_vit
 
 @registry.register_model("albef_mafa")
 class AlbefMafa(MafaModel, AlbefBase):
-    """ALBEF trained by `run_step`, without momentum encoders unless asked for.
+    """ALBEF trained by `run_step`, with momentum encoders only if its soft labels need them.
 
-    Its state dict has the keys of LAVIS's ``albef_pretrain`` less the momentum encoders, so its
-    checkpoints load into LAVIS's ALBEF models for downstream tasks.
+    Its state dict has the keys of LAVIS's ``albef_pretrain`` except the momentum encoders, so that
+    its checkpoints load into LAVIS's ALBEF models for downstream tasks.
 
     Supported model types:
         - base: ViT-B/16 and BERT with 6 text and 6 fusion layers, the settings of the paper.
@@ -92,7 +92,8 @@ class AlbefMafa(MafaModel, AlbefBase):
             **step_parts(cfg),
         )
         model.momentum_encoders = momentum_of(model, cfg, model.settings)
-        return model.load_and_share(cfg)
+        model.load_and_share(cfg)
+        return model
 
 
 def _text_encoder(cfg: Any, from_pretrained: bool, tokenizer: Any) -> BertForMaskedLM:

@@ -53,7 +53,8 @@ class AlbefBackbone(FromFirstTokens):
         hidden, mask = take(texts.embeds, text_of), texts.mask[text_of]
         layers = self._bert.encoder.layer[self._bert.config.fusion_layer :]
         first = first_token_after(layers, hidden, mask, PairedImages(images, image_of))
-        return self.model.itm_head(first)
+        logits: Tensor = self.model.itm_head(first)
+        return logits
 
     def language_losses(
         self,
@@ -63,7 +64,7 @@ class AlbefBackbone(FromFirstTokens):
         text_of: Tensor,
         teacher: Teacher | None = None,
     ) -> Tensor:
-        """MLM, with a teacher's distribution over the vocabulary mixed into the targets."""
+        """Compute MLM losses, with a teacher's distribution over the vocabulary in the targets."""
         tokenizer = self.model.tokenizer
         ids, targets = mask_tokens(
             texts.ids[text_of],
@@ -75,23 +76,24 @@ class AlbefBackbone(FromFirstTokens):
         asked = targets != IGNORED
         mask = texts.mask[text_of]
         logits = self._predict(ids, mask, PairedImages(images, image_of), asked)
-        losses = F.cross_entropy(logits, targets[asked], reduction="none")
+        losses: Tensor = F.cross_entropy(logits, targets[asked], reduction="none")
         if teacher is None:
             return losses
         with torch.no_grad():
             copy: Any = teacher.backbone
             looked_at = PairedImages(teacher.images, image_of)
             soft = copy._predict(ids, mask, looked_at, asked).softmax(dim=1)
-        distilled = -(soft * logits.log_softmax(dim=1)).sum(dim=1)
+        distilled: Tensor = -(soft * logits.log_softmax(dim=1)).sum(dim=1)
         return (1.0 - teacher.alpha) * losses + teacher.alpha * distilled
 
     def _predict(self, ids: Tensor, mask: Tensor, looked_at: PairedImages, asked: Tensor) -> Tensor:
-        """MLM's logits ``(T, V)`` at the T tokens asked for."""
+        """Return MLM's logits ``(T, V)`` at the T masked tokens."""
         hidden = self._bert(
             ids,
             attention_mask=mask,
             encoder_hidden_states=looked_at,
             return_dict=True,
         ).last_hidden_state
-        # The head is a matrix product with the whole vocabulary: only where there is a target.
-        return self.model.text_encoder.cls(hidden[asked]).float()
+        # Only at tokens with a target: the head is a product with the whole vocabulary.
+        logits: Tensor = self.model.text_encoder.cls(hidden[asked]).float()
+        return logits

@@ -1,4 +1,4 @@
-"""BLIP under the step of this package."""
+"""BLIP, trained by the step of this package."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ class Decoder(OneRowPerBeam, XBertLMHeadDecoder):
 
 @registry.register_model("blip_mafa")
 class BlipMafa(MafaModel, BlipBase):
-    """BLIP's pre-training (ITC, ITM, LM) by `lavis_mafa.algorithm.step.run_step`.
+    """BLIP, pre-trained (ITC, ITM, LM) by `lavis_mafa.algorithm.step.run_step`.
 
-    Its state dict has the keys of LAVIS's ``blip_pretrain``; momentum encoders and queue are there
-    with ``mafa.soft_labels.type: momentum`` only. Its checkpoints load into LAVIS's BLIP models for
+    Its state dict has the keys of LAVIS's ``blip_pretrain``; momentum encoders and queue exist only
+    with ``mafa.soft_labels.type: momentum``. Its checkpoints load into LAVIS's BLIP models for
     downstream tasks.
 
     Supported model types:
@@ -94,13 +94,13 @@ class BlipMafa(MafaModel, BlipBase):
         min_length: int = 10,
         top_p: float = 0.9,
     ) -> list[str]:
-        """Captions of B images by the decoder, as LAVIS's ``blip_caption`` makes them."""
+        """Generate captions of B images by the decoder, like LAVIS's ``blip_caption``."""
         embeds = self.backbone.image_tokens(samples["image"])
         prompt = samples.get("prompt", self.prompt)
         tokens = self.tokenizer([prompt] * len(embeds), return_tensors="pt").to(embeds.device)
         tokens.input_ids[:, 0] = self.tokenizer.bos_token_id
-        tokens.input_ids = tokens.input_ids[:, :-1]  # less [SEP], which would end the caption
-        told = self.text_decoder.generate_from_encoder(
+        tokens.input_ids = tokens.input_ids[:, :-1]  # without [SEP], which would end the caption
+        generated = self.text_decoder.generate_from_encoder(
             tokenized_prompt=tokens,
             visual_embeds=embeds,
             sep_token_id=self.tokenizer.sep_token_id,
@@ -111,7 +111,7 @@ class BlipMafa(MafaModel, BlipBase):
             min_length=min_length,
             top_p=top_p,
         )
-        captions = self.tokenizer.batch_decode(told, skip_special_tokens=True)
+        captions = self.tokenizer.batch_decode(generated, skip_special_tokens=True)
         return [caption[len(prompt) :] for caption in captions]
 
     @classmethod
@@ -139,13 +139,14 @@ class BlipMafa(MafaModel, BlipBase):
             **step_parts(cfg),
         )
         model.momentum_encoders = momentum_of(model, cfg, model.settings)
-        return model.load_and_share(cfg)
+        model.load_and_share(cfg)
+        return model
 
 
 def _bert(part: Any, cfg: Any, from_pretrained: bool, tokenizer: Any, **options: Any) -> Any:
     config = BertConfig.from_json_file(find_config(cfg.get("med_config_path")))
     if from_pretrained:
-        # BERT has no [DEC] and [ENC]: the embeddings grow afterwards.
+        # BERT's checkpoint has no [DEC] and [ENC]: the constructor adds their embeddings.
         config.vocab_size = min(config.vocab_size, 30522)
         return from_hub(part.from_pretrained, BERT, config=config, **options)
     config.vocab_size = len(tokenizer)

@@ -50,7 +50,8 @@ class BlipBackbone(FromFirstTokens):
             texts.mask[text_of],
             PairedImages(images, image_of),
         )
-        return self.model.itm_head(first)
+        logits: Tensor = self.model.itm_head(first)
+        return logits
 
     def language_losses(
         self,
@@ -60,7 +61,7 @@ class BlipBackbone(FromFirstTokens):
         text_of: Tensor,
         teacher: Teacher | None = None,
     ) -> Tensor:
-        """LM of the decoder, which begins with [DEC]."""
+        """Compute the LM losses of the decoder, whose texts begin with [DEC]."""
         ids = begin_with(texts.ids[text_of], self.model.tokenizer.bos_token_id)
         decoder = self.model.text_decoder
         hidden = decoder.bert(

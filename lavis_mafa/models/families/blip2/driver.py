@@ -17,8 +17,8 @@ from lavis_mafa.algorithm.tokens import Captions
 from lavis_mafa.models.families.attention import PairedImages, fuse_attention, take
 from lavis_mafa.models.families.base import FAMILIES, all_visible, begin_with, tokenize
 
-# Numbers held at once in a comparison of features; more images than that are compared in turn.
-COMPARED_AT_ONCE = 2**26
+# Maximum number of elements of a similarity tensor; more images are processed in chunks.
+MAX_SIMILARITIES = 2**26
 
 
 @FAMILIES.register("blip2")
@@ -43,7 +43,8 @@ class Blip2Backbone:
 
     @property
     def temperature(self) -> Tensor:
-        return self.model.temp
+        temperature: Tensor = self.model.temp
+        return temperature
 
     def image_tokens(self, images: Tensor) -> Tensor:
         encoder = self.model.visual_encoder
@@ -51,15 +52,16 @@ class Blip2Backbone:
         half = any(weight.dtype == torch.float16 for weight in weights)
         device = images.device.type
         if half and device == "cpu":
-            logging.warning("the image encoder is in fp16, which a CPU cannot do: fp32 is used")
-            with torch.inference_mode(False):  # weights may be trained later
+            logging.warning("the image encoder is in fp16, but on a CPU: it is converted to fp32")
+            with torch.inference_mode(False):  # as inference tensors they could not be trained
                 encoder.float()
             half = False
         trained = any(weight.requires_grad for weight in weights)
-        # LAVIS's fp16 leaves normalisations in fp32: autocast brings them together.
+        # LAVIS's fp16 leaves normalisations in fp32: autocast makes the types agree.
         precision = torch.autocast(device, torch.float16) if half else nullcontext()
         with precision, torch.set_grad_enabled(torch.is_grad_enabled() and trained):
-            return encoder(images)
+            tokens: Tensor = encoder(images)
+        return tokens
 
     def encode_images(
         self, images: Tensor, seen: Tensor | None = None, for_matching: bool = False
@@ -85,25 +87,25 @@ class Blip2Backbone:
         return Texts(tokens.input_ids, tokens.attention_mask, features=features)
 
     def similarity(self, image_features: Tensor, text_features: Tensor) -> Tensor:
-        """The best of an image's queries counts (BLIP-2 3.1)."""
+        """Return the similarity of each image's best query (BLIP-2 3.1)."""
         queries, count = image_features.shape[1], len(text_features)
-        at_once = max(1, COMPARED_AT_ONCE // max(1, queries * count))
+        at_once = max(1, MAX_SIMILARITIES // max(1, queries * count))
         with torch.autocast(image_features.device.type, enabled=False):
             parts = [
                 (part.flatten(0, 1) @ text_features.t()).view(-1, queries, count).max(1).values
-                for part in image_features.split(at_once)
+                for part in torch.split(image_features, at_once)
             ]
         return torch.cat(parts)
 
     def grit_vectors(self, images: Images, texts: Texts) -> tuple[Tensor, Tensor]:
-        """The query most similar to an image's own text stands for it (MAFA G.7)."""
+        """Represent each image by the query most similar to its own text (MAFA G.7)."""
         assert images.features is not None and texts.features is not None
         queries, own = images.features.detach(), texts.features.detach()
         best = torch.einsum("bqe,be->bq", queries, own).argmax(dim=1)
         return queries[torch.arange(len(best), device=best.device), best], own
 
     def match(self, images: Images, texts: Texts, image_of: Tensor, text_of: Tensor) -> Tensor:
-        """The mean over queries of their logits (BLIP-2 3.1)."""
+        """Return match logits, averaged over the queries (BLIP-2 3.1)."""
         queries = self._queries(len(image_of))
         fused = self.model.Qformer.bert(
             texts.ids[text_of],
@@ -112,7 +114,8 @@ class Blip2Backbone:
             encoder_hidden_states=PairedImages(images, image_of),
             return_dict=True,
         ).last_hidden_state
-        return self.model.itm_head(fused[:, : queries.shape[1]]).mean(dim=1)
+        logits: Tensor = self.model.itm_head(fused[:, : queries.shape[1]]).mean(dim=1)
+        return logits
 
     def language_losses(
         self,
@@ -122,7 +125,7 @@ class Blip2Backbone:
         text_of: Tensor,
         teacher: Teacher | None = None,
     ) -> Tensor:
-        """LM: every token attends to the queries and to the tokens before it."""
+        """Compute LM losses; every token attends to the queries and to the tokens before it."""
         ids = begin_with(texts.ids[text_of], self.model.tokenizer.bos_token_id)
         mask = texts.mask[text_of]
         hidden = self.model.Qformer.bert(
@@ -135,7 +138,8 @@ class Blip2Backbone:
         return next_token_losses(hidden, ids, mask, self.model.Qformer.cls)
 
     def _queries(self, size: int) -> Tensor:
-        return self.model.query_tokens.expand(size, -1, -1)
+        queries: Tensor = self.model.query_tokens.expand(size, -1, -1)
+        return queries
 
     def _query(self, looked_at: PairedImages) -> Any:
         return self.model.Qformer.bert(
@@ -146,10 +150,10 @@ class Blip2Backbone:
         )
 
     def _states_of_queries(self, images: Images, image_of: Tensor) -> Any:
-        """Keys and values of the queries of images, layer by layer, each ``(P, heads, Q, d)``.
+        """Return keys and values of the images' queries by layer, each ``(P, heads, Q, d)``.
 
-        Those of this rank were kept when it encoded them; for an image of another rank the queries
-        are asked again.
+        Those of this rank's images were cached when they were encoded; for images of other ranks
+        they are computed here.
         """
         count = 0 if images.cache is None else len(images.cache[0][0])
         local = (image_of >= images.first) & (image_of < images.first + count)
@@ -157,7 +161,7 @@ class Blip2Backbone:
         if bool(local.all()):
             return tuple((take(key, here), take(value, here)) for key, value in images.cache)
         asked = self._query(PairedImages(images, image_of[~local])).past_key_values
-        # Back into the order of the pairs.
+        # `back` restores the order of the pairs.
         order = torch.cat([torch.nonzero(local).flatten(), torch.nonzero(~local).flatten()])
         back = torch.argsort(order)
         if not len(here):

@@ -1,4 +1,4 @@
-"""Two encoders and nothing between them: averages of their tokens, compared by the cosine (FNE)."""
+"""Drive a dual encoder: averages of both encoders' tokens, compared by cosine (FNE)."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from lavis_mafa.models.families.base import tokenize
 
 
 class DualBackbone:
-    """Encodes and compares; there is nothing that could match or tell.
+    """Encodes and compares; it has no fusion, so it can neither match nor generate.
 
-    Features are averages over all tokens of an image and over those of a caption that are no
+    Features are averages over all tokens of an image, and over the tokens of a caption except
     padding, normalised, without projection.
 
     Args:
@@ -33,7 +33,7 @@ class DualBackbone:
     def encode_images(
         self, images: Tensor, seen: Tensor | None = None, for_matching: bool = False
     ) -> Images:
-        """Encode ``(B, 3, H, W)``; ``embeds`` is the average token ``(B, 1, E)``."""
+        """Encode images ``(B, 3, H, W)``; ``embeds`` is the average token ``(B, 1, E)``."""
         if seen is None:
             seen = getattr(self.model, f"visual_encoder{self.suffix}").forward_features(images)
         average = seen.float().mean(dim=1)
@@ -47,11 +47,11 @@ class DualBackbone:
         mask = tokens.attention_mask
         encoder = getattr(self.model, f"text_encoder{self.suffix}")
         hidden = encoder(tokens.input_ids, attention_mask=mask).last_hidden_state.float()
-        # Without padding, unlike FNE's code: a feature must not depend on the other captions.
+        # Unlike FNE's code without padding, so that a feature does not depend on other captions.
         average = (hidden * mask[..., None]).sum(dim=1) / mask.sum(dim=1, keepdim=True)
         return Texts(tokens.input_ids, mask, features=F.normalize(average, dim=-1))
 
     def similarity(self, image_features: Tensor, text_features: Tensor) -> Tensor:
-        """Cosine similarities ``(I, T)``, in float32."""
+        """Return cosine similarities ``(I, T)``, in float32."""
         with torch.autocast(image_features.device.type, enabled=False):
             return image_features.float() @ text_features.float().t()

@@ -1,5 +1,8 @@
-"""FNE: two encoders trained by a triplet loss whose negatives are drawn by the posterior that they
-are false (Li et al., "Your Negative May not Be True Negative", ACM MM 2023)."""
+"""FNE: a dual encoder trained by a triplet loss that avoids false negatives.
+
+Negatives are drawn by the posterior probability that they are false (Li et al., "Your Negative May
+not Be True Negative", ACM MM 2023).
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from lavis.common.registry import registry
 from lavis.models.base_model import BaseModel
@@ -36,16 +40,16 @@ PLAIN = ("hardest", "random")
 
 @dataclass(frozen=True)
 class FneSettings:
-    """How negatives are found.
+    """Settings of the search for negatives.
 
     Attributes:
         negatives: ``posterior`` (FNE), or ``hardest`` of mini-batch and memory.
-        plain_epochs: epochs at the beginning with negatives of the mini-batch alone, without
-            momentum copies and memory (FNE's code: 1).
-        plain_negatives: ``hardest`` there (FNE), or ``random``, for encoders that begin with random
-            weights: with the hardest they would come to see all alike.
-        memory_size: pairs remembered (FNE: 8,224).
-        momentum: share of the momentum copies that is kept at each step (FNE: 0.995).
+        plain_epochs: first epochs, with negatives from the mini-batch only, without momentum copies
+            and memory (FNE's code: 1).
+        plain_negatives: of these epochs: ``hardest`` (FNE), or ``random`` for encoders that start
+            from random weights, whose features would collapse with the hardest.
+        memory_size: number of pairs in the memory (FNE: 8,224).
+        momentum: of the momentum copies (FNE: 0.995).
         rule: of the posterior; its margin is the loss's (FNE: 0.2).
     """
 
@@ -66,7 +70,7 @@ class FneSettings:
 
     @classmethod
     def from_config(cls, cfg: Any) -> FneSettings:
-        """From a ``model`` config.
+        """Read a ``model`` config.
 
         Raises:
             ValueError: for a value out of its range, or an unknown key of ``model.posterior``.
@@ -90,13 +94,13 @@ class FneSettings:
 
 @dataclass
 class FneOutput(ModelOutput):
-    """What a step gives back.
+    """Output of a step.
 
     Attributes:
         loss: sum of both directions (scalar).
         loss_i2t, loss_t2i: mean over the anchors that have a negative (scalars).
         negatives_i2t, negatives_t2i: ``(B,)`` ``loaded_index`` of the samples whose text, or image,
-            was picked (``image_id`` where samples tell no other number); -1 where none was.
+            was picked (``image_id`` for samples without one); -1: none was picked.
     """
 
     loss: Tensor | None = None
@@ -108,18 +112,18 @@ class FneOutput(ModelOutput):
 
 @registry.register_model("fne_retrieval")
 class FneRetrieval(MafaModel, BaseModel):
-    """ViT and BERT, their tokens averaged and compared by the cosine; no projection, no fusion.
+    """ViT and BERT, whose averaged tokens are compared by cosine; no projection, no fusion.
 
-    After the plain epochs an anchor is compared with what the momentum copies made of the other
-    modality: of the mini-batches of all ranks, and of the pairs in the memory. One negative is
-    drawn for every anchor and direction, never of the anchor's own image, and enters a triplet
-    loss. The distributions of similarities come from the encoders themselves, as in FNE's code.
+    After the plain epochs an anchor is compared with features of the momentum copies: of the
+    mini-batches of all ranks, and of the pairs in the memory. One negative is drawn for every
+    anchor and direction, never of the anchor's own image, and enters a triplet loss. The
+    distributions of similarities are those of the encoders themselves, as in FNE's code.
 
-    There is no ITM head, so retrieval re-ranks nothing and ``run.k_test`` has no effect.
+    There is no ITM head, so retrieval does not re-rank and ``run.k_test`` has no effect.
 
     Supported model types:
-        - base: ViT-B/16 at 384 pixels and BERT, with DeiT's and BERT's weights as LAVIS's ALBEF
-          begins (FNE: ViT of ImageNet-21k).
+        - base: ViT-B/16 at 384 pixels and BERT, starting from DeiT's and BERT's weights like
+          LAVIS's ALBEF (FNE: ViT of ImageNet-21k).
         - tiny: built from its config alone, for small images and tests.
 
     Usage:
@@ -150,8 +154,8 @@ class FneRetrieval(MafaModel, BaseModel):
         width, text_width = image_encoder.vision_width, text_encoder.config.hidden_size
         if width != text_width:
             raise ValueError(
-                f"images are {width} wide and texts {text_width}: without projections both "
-                "encoders need one width"
+                f"images have width {width} and texts {text_width}: without projections both "
+                "encoders need the same width"
             )
         self.tokenizer, self.max_txt_len = tokenizer, max_txt_len
         self.visual_encoder, self.text_encoder = image_encoder, text_encoder
@@ -167,12 +171,12 @@ class FneRetrieval(MafaModel, BaseModel):
     def from_config(cls, cfg: Any = None) -> FneRetrieval:
         """Build from a ``model`` config.
 
-        ``vit_weights`` and ``bert_weights`` are what the encoders begin with, unless the config
-        names a checkpoint of the whole model.
+        The encoders start from ``vit_weights`` and ``bert_weights``, unless the config names a
+        checkpoint of the whole model.
 
         Raises:
             OSError: if weights or a tokenizer must be downloaded and cannot be.
-            ValueError: for settings that cannot be.
+            ValueError: for invalid settings.
         """
         settings = FneSettings.from_config(cfg)
         in_parts = not checkpoint_of(cfg)
@@ -187,7 +191,8 @@ class FneRetrieval(MafaModel, BaseModel):
             max_txt_len=cfg.get("max_txt_len", 30),
             settings=settings,
         )
-        return model.load_and_share(cfg)
+        model.load_and_share(cfg)
+        return model
 
     @staticmethod
     def without_downloads(cfg: Any) -> None:
@@ -197,10 +202,10 @@ class FneRetrieval(MafaModel, BaseModel):
         cfg.bert_weights = None
 
     def load_checkpoint(self, url_or_filename: str, content: dict[str, Any] | None = None) -> Any:
-        """Load the weights of a checkpoint; memory and distributions begin empty.
+        """Load the weights of a checkpoint, but not its memory and distributions.
 
-        Those belong to the run that saved them, and its data: only ``run.resume_ckpt_path`` goes on
-        with them.
+        These depend on the data and the step of the run that saved them, so only
+        ``run.resume_ckpt_path`` restores them.
         """
         loaded = super().load_checkpoint(url_or_filename, content)
         self.memory.forget()
@@ -208,12 +213,12 @@ class FneRetrieval(MafaModel, BaseModel):
         return loaded
 
     def forward(self, samples: Mapping[str, Any]) -> Any:
-        """One step on a mini-batch; gives an `FneOutput`.
+        """Compute one step on a mini-batch and return an `FneOutput`.
 
         Args:
             samples: ``image`` ``(B, 3, H, W)``, ``text_input`` (B captions), ``image_id`` ``(B,)``
-                (at least 0, equal for captions of one image); optional ``loaded_index`` ``(B,)``,
-                `TOKENS` (the captions tokenised) and ``epoch`` (int). B must be the same on all
+                (at least 0, equal for captions of one image); optionally ``loaded_index`` ``(B,)``,
+                `TOKENS` (the tokenised captions) and ``epoch`` (int). B must be the same on all
                 ranks.
 
         Raises:
@@ -247,14 +252,16 @@ class FneRetrieval(MafaModel, BaseModel):
         self.memory.remember(copied_images, copied_texts, ids, indices)
         return output
 
-    def compute_sim_matrix(self, data_loader: Any, task_cfg: Any) -> tuple[np.ndarray, np.ndarray]:
-        """Cosine similarities ``(num_images, num_texts)`` and their transpose, float32."""
+    def compute_sim_matrix(
+        self, data_loader: Any, task_cfg: Any
+    ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+        """Return cosine similarities ``(num_images, num_texts)`` and their transpose, float32."""
         return compute_sim_matrix(self.backbone, data_loader, k_test=0)
 
 
 @dataclass
 class _Step:
-    """One step's mini-batches of all ranks: C pairs, of which B are this rank's."""
+    """The mini-batches of all ranks in one step: C pairs, B of them of this rank."""
 
     model: FneRetrieval
     ranks: Ranks
@@ -264,7 +271,7 @@ class _Step:
     epoch: int
 
     def plain(self, images: Tensor, texts: Tensor) -> FneOutput:
-        """Negatives of the mini-batch; gradients flow to both sides."""
+        """Compute the loss with negatives from the mini-batch; gradients flow to both sides."""
         similarity = self.model.backbone.similarity
         sim_i2t = similarity(images, self.ranks.gather(texts, with_grad=True))
         sim_t2i = similarity(self.ranks.gather(images, with_grad=True), texts).t()
@@ -279,7 +286,7 @@ class _Step:
     def with_memory(
         self, images: Tensor, texts: Tensor, copied_images: Tensor, copied_texts: Tensor
     ) -> FneOutput:
-        """Negatives out of what the copies made of the C pairs, and of the memory."""
+        """Compute the loss with negatives from the C pairs' copied features and the memory."""
         model, memory = self.model, self.model.memory
         sim_i2t = model.backbone.similarity(images, torch.cat([copied_texts, memory.texts]))
         sim_t2i = model.backbone.similarity(torch.cat([copied_images, memory.images]), texts).t()
@@ -304,7 +311,7 @@ class _Step:
         self.model.picker.observe(sim_i2t, sim_t2i, excluded, self.own, self.epoch)
 
     def _of_one_image(self, ids: Tensor) -> Tensor:
-        """``(B, N)`` bool: candidates of the anchor's own image, its own pair among them."""
+        """Return which candidates show the anchor's own image: ``(B, N)`` bool."""
         return self.ids[self.own][:, None] == ids[None, :]
 
     def _own(self, sim: Tensor) -> Tensor:
