@@ -12,6 +12,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from lavis_mafa.algorithm.grit import GritCollector
+from lavis_mafa.algorithm.grit.grouping import Indices
 from lavis_mafa.algorithm.mining import pick
 from lavis_mafa.algorithm.pickers import NONE, hardest
 from lavis_mafa.algorithm.step import known_positives
@@ -98,7 +99,7 @@ def order_of(
             "smaller --batch-sizes"
         )
     # The same permutation for all batch sizes and search spaces: only these should differ.
-    order = np.random.default_rng((seed, 0)).permutation(size)
+    order: Indices = np.random.default_rng((seed, 0)).permutation(size)
     if sampling.kind == "grit":
         space = sampling.search_space
         assert space is not None
