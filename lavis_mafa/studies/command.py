@@ -6,32 +6,32 @@ Finished runs are kept: rerun the command to resume. `lavis_mafa.studies` descri
 from __future__ import annotations
 
 import argparse
-import shlex
-import signal
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
 
-from lavis_mafa.config.check import is_url
-from lavis_mafa.io.files import ROOT
-from lavis_mafa.studies.parts import Study, StudyError
-from lavis_mafa.studies.plan import Job, Plan, check, make_plan, narrowed
-from lavis_mafa.studies.read import read_study
-from lavis_mafa.studies.results import PAGE, figures_of, told_options, write_all
-from lavis_mafa.studies.runs import alone_in, refuse_other_commands, run_all, told_command
+import yaml
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``lavis-mafa study``."""
+    parser.add_argument("file", help="study file, such as projects/mafa/studies/table_4.yaml")
     parser.add_argument(
-        "file", type=Path, help="study file, such as projects/mafa/studies/table_4.yaml"
+        "--at", metavar="BASE", help="toy (default of the papers' tables), paper, or your own"
     )
     parser.add_argument(
-        "--at", metavar="BASE", help="toy (default unless the file has stages), paper, or your own"
+        "--set",
+        nargs="+",
+        type=_name_and_value,
+        default=[],
+        metavar="NAME=VALUE",
+        help="parameters of the study, such as epochs=2 (see --list)",
     )
     parser.add_argument(
         "--output", type=Path, help="default: output/study/BASE, whose runs studies share"
+    )
+    parser.add_argument(
+        "--results", type=Path, help="Markdown file to write, with JSON and figure next to it"
     )
     parser.add_argument("--seeds", nargs="+", type=_seed, help="default: those of the study")
     parser.add_argument("--rows", nargs="+", metavar="NAME", help="run only these (see --list)")
@@ -75,100 +75,43 @@ def _name_and_value(text: str) -> tuple[str, str]:
 
 def run(args: argparse.Namespace) -> int:
     """Run a study file and write its results; return the exit status."""
-    # A termination signal must stop the runs as well: `run_all` does it while an exception unwinds.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    given = {n: p if is_url(p) else str(Path(p).resolve()) for n, p in args.given}
+    # Imports LAVIS, which takes seconds that ``--help`` need not wait.
+    from lavis_mafa.config.check import is_url
+    from lavis_mafa.studies.engine import (
+        Request,
+        commands_of,
+        conduct,
+        listed,
+        prepare,
+        refuse_missing,
+        verify,
+    )
+
+    request = Request(
+        file=args.file,
+        at=args.at,
+        parameters={name: yaml.safe_load(value) for name, value in args.set},
+        output=args.output,
+        seeds=args.seeds,
+        rows=args.rows,
+        columns=args.columns,
+        given={n: p if is_url(p) else str(Path(p).resolve()) for n, p in args.given},
+        at_once=args.at_once,
+        processes=args.processes,
+    )
     try:
-        study = read_study(args.file, args.at)
-        study = replace(study, processes=args.processes or study.processes)
-        study = narrowed(study, args.rows, args.columns, given)
-        seeds = list(dict.fromkeys(args.seeds or study.seeds))
-        output = (args.output or Path("output/study") / (study.at or study.path.stem)).resolve()
-        plan = make_plan(study, output, seeds)
-        plan.command = command_of(args, study, seeds)
+        plan = prepare(request)
         if args.list:
-            print("\n".join(listed(study)))
+            print("\n".join(listed(plan.study)))
             return 0
-        check(plan)
-        refuse_other_commands(plan.jobs.values())
+        verify(plan)
         if args.dry_run:
             print("\n".join(commands_of(plan)))
         refuse_missing(plan)
-        if args.dry_run:
-            return 0
     except ValueError as error:
         print(error)
         return 2
-    with alone_in(output):
-        jobs, at_once = plan.jobs, args.at_once or study.at_once
-        left = sum(not job.done for job in jobs.values())
-        print(f"{len(jobs)} runs, {left} to do, {at_once} at the same time", flush=True)
-        failed = run_all(jobs, at_once, keep_going=True)
-        figures, problems = figures_of(plan)
-        path = write_all(plan, figures)
-    print(path.read_text(encoding="utf-8"))
-    print(f"written: {path}, {path.with_name(PAGE)}")
-    return print_failures(plan, failed, problems)
-
-
-def command_of(args: argparse.Namespace, study: Study, seeds: Sequence[int]) -> str:
-    """Return the command that reproduces these figures, without output folder and speed."""
-    path = study.path.resolve()
-    shown = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path.name
-    words = ["lavis-mafa", "study", str(shown)]
-    words += ["--at", study.at] if study.at else []
-    words += ["--seeds", *map(str, seeds)]
-    words += ["--rows", *args.rows] if args.rows else []
-    words += ["--columns", *args.columns] if args.columns else []
-    return shlex.join(words)
-
-
-def listed(study: Study) -> list[str]:
-    """Return lines that list the rows with their options, and the columns."""
-    lines = [study.title + (f" ({study.source})" if study.source else ""), "rows:"]
-    for row in study.rows:
-        options = told_options(row)
-        lines += [f"  {row.name}", *([f"    {options}"] if options else [])]
-    lines += ["columns:"]
-    for one in study.catalogue.values():
-        shown = ", shown" if one in study.columns else ""
-        lines.append(f"  {one.name}: {one.title} ({one.stage}{shown})")
-    return lines
-
-
-def commands_of(plan: Plan) -> list[str]:
-    """Return lines that list all runs, their state and their commands."""
-    lines = []
-    for job in plan.jobs.values():
-        state = "done" if job.done else "begun" if job.folder.is_dir() else "to do"
-        lines += [f"{job.title} ({state})", f"  {told_command(job)}"]
-    left = sum(not job.done for job in plan.jobs.values())
-    return [*lines, f"{len(plan.jobs)} runs, {left} to do; nothing was run"]
-
-
-def refuse_missing(plan: Plan) -> None:
-    """Refuse given checkpoints that do not exist; relative paths start at the repository's root.
-
-    Raises:
-        StudyError: naming all of them.
-    """
-    missing = [
-        f"shared.{name}: there is no {path}; train it, or name another by --given {name}=PATH"
-        for name, path in plan.given.items()
-        if not is_url(path) and not (ROOT / path).is_file()
-    ]
-    if missing:
-        raise StudyError(plan.study.path, missing)
-
-
-def print_failures(plan: Plan, failed: Mapping[str, str], problems: Sequence[str]) -> int:
-    """Print what failed and why; return the exit status."""
-    for problem in problems:
-        print(f"\n{problem}")
-    for name, why in failed.items():
-        job: Job = plan.jobs[name]
-        print(f"\nFAILED: {job.title}: {why}")
-    return 1 if failed or problems else 0
+    return 0 if args.dry_run else conduct(plan, args.results)[1]
 
 
 def main(argv: Sequence[str] | None = None) -> int:

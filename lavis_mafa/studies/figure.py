@@ -1,130 +1,76 @@
-"""The figure of a study: its columns over what varies, as SVG and as curves of the page."""
+"""The curves of a study: figures over what varies, and figures of the logs over time."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import matplotlib
-from matplotlib.figure import Figure
-
-from lavis_mafa.io.files import atomic_write
-from lavis_mafa.pages.report import Curve, Series
-from lavis_mafa.studies.parts import ROW, Column, Study
+from lavis_mafa.pages.charts import Curve, Series
+from lavis_mafa.runners.run_log import read_log
+from lavis_mafa.studies.parts import ROW, Column, LogCurve, Row, Study
+from lavis_mafa.studies.plan import Plan
 from lavis_mafa.studies.spread import Spread
 
-WIDE = 10.0  # values that many times apart stand on a logarithmic axis
-INCHES, NAMES = 3.6, 1.0  # of a column, and for the names of rows below it
-
-Spreads = Mapping[str, Mapping[str, Spread]]  # by row and column
+WIDE = 10.0  # values of which one is that many times another get a logarithmic axis
+LOG_X = {"step": "global_step", "epoch": "epoch"}  # by kind of record, its place on the x axis
 
 
-@dataclass
-class Line:
-    """Points that belong together: a place on the x axis and what was measured there."""
+def curve_of(
+    study: Study, spreads: Mapping[str, Mapping[str, Spread]], column: Column
+) -> Curve | None:
+    """Return the curve of a column over the figure's x; None if there is nothing to draw.
 
-    name: str
-    points: list[tuple[float, Spread]]
-
-
-def lines_of(study: Study, spreads: Spreads, column: Column) -> tuple[list[Line], list[str]]:
-    """The lines of one column, and names of the places 1, 2, ... where x is no number.
-
-    With ``row`` as x every row has a place; with a key that varies there is a line for all rows
-    that differ in this key alone.
+    With ``row`` as x every row has a place; with a key that varies, rows that differ only in this
+    key share a line.
     """
     values = [row.values.get(study.x, row.name) for row in study.rows]
     names = list(dict.fromkeys(str(value) for value in values))
     numbers = all(isinstance(v, int | float) and not isinstance(v, bool) for v in values)
-    lines: dict[str, Line] = {}
+    points: dict[str, list[tuple[float, Spread]]] = {}
     for row, value in zip(study.rows, values, strict=True):
-        others = {study.titles.get(k, k): v for k, v in row.values.items() if k != study.x}
-        label = (
-            ""
-            if study.x == ROW
-            else ", ".join(
-                [*([row.base] if row.base else []), *(f"{k}={v}" for k, v in others.items())]
-            )
-        )
-        line = lines.setdefault(label, Line(label, []))
         spread = spreads.get(row.name, {}).get(column.name)
         if spread:
-            line.points.append((value if numbers else 1 + names.index(str(value)), spread))
-    return [line for line in lines.values() if line.points], [] if numbers else names
+            x = value if numbers else 1 + names.index(str(value))
+            points.setdefault(_line_of(study, row), []).append((x, spread))
+    if not points:
+        return None
+    series = []
+    for name, own in points.items():
+        own.sort(key=lambda point: point[0])
+        xs, means = [x for x, _ in own], [spread.mean for _, spread in own]
+        series.append(Series(name or "mean", xs, means, [spread.sd for _, spread in own]))
+    xs = [x for one in series for x in one.x]
+    log_x = numbers and min(xs) > 0 and max(xs) >= WIDE * min(xs)
+    title, places = column.title, [] if numbers else names
+    x_label = study.titles.get(study.x, study.x)
+    return Curve(title, x_label, title, series, log_x=log_x, places=places)
 
 
-def curves_of(study: Study, spreads: Spreads, columns: Mapping[str, Column]) -> list[Curve]:
-    """The same for the page, means alone."""
-    curves = []
-    for name in study.y:
-        lines, places = lines_of(study, spreads, columns[name])
-        series = [
-            Series(one.name or "mean", [x for x, _ in one.points], [s.mean for _, s in one.points])
-            for one in lines
-        ]
-        note = "; ".join(f"{place}: {text}" for place, text in enumerate(places, 1))
-        title = columns[name].title
-        curves.append(Curve(title, _x_title(study), title, series, note=note))
-    return curves
+def _line_of(study: Study, row: Row) -> str:
+    """Return the name of the line that a row's point is on."""
+    if study.x == ROW:
+        return ""
+    others = {study.titles.get(k, k): v for k, v in row.values.items() if k != study.x}
+    return ", ".join([*([row.base] if row.base else []), *(f"{k}={v}" for k, v in others.items())])
 
 
-def write_figure(path: Path, study: Study, spreads: Spreads, columns: Mapping[str, Column]) -> bool:
-    """Draw every column of the figure over x, means with standard deviations, as SVG.
-
-    Returns:
-        Whether there was anything to draw.
-    """
-    drawn = [(columns[name], *lines_of(study, spreads, columns[name])) for name in study.y]
-    drawn = [one for one in drawn if one[1]]
-    if not drawn:
-        path.unlink(missing_ok=True)
-        return False
-    # The same figures give the same file; texts stay texts.
-    with matplotlib.rc_context({"svg.hashsalt": study.path.stem, "svg.fonttype": "none"}):
-        height = INCHES + (NAMES if drawn[0][2] else 0.0)
-        figure = Figure(figsize=(INCHES * len(drawn), height), layout="constrained")
-        for place, (column, lines, places) in enumerate(drawn, 1):
-            _draw(figure.add_subplot(1, len(drawn), place), study, column, lines, places)
-        with atomic_write(path) as file:
-            figure.savefig(file, format="svg", metadata={"Date": None})
-    return True
+def log_curve(plan: Plan, curve: LogCurve) -> Curve:
+    """Return the curve of a logged figure: means over seeds, a line for each row."""
+    series, x_key = [], LOG_X[curve.kind]
+    for name in curve.lines:
+        by_x: dict[int, list[float | None]] = {}
+        for folder in _folders(plan, name):
+            for record in read_log(folder, curve.kind, once=x_key):
+                by_x.setdefault(record[x_key], []).append(record.get(curve.key))
+        means = {x: Spread.of(values) for x, values in sorted(by_x.items())}
+        known = {x: spread.mean for x, spread in means.items() if spread}
+        if known:
+            series.append(Series(name, [float(x) for x in known], list(known.values())))
+    note = "Means over seeds." if len(plan.seeds) > 1 else ""
+    return Curve(curve.title, curve.kind, curve.title, series, note)
 
 
-def _draw(axes: Any, study: Study, column: Column, lines: list[Line], places: list[str]) -> None:
-    for line in lines:
-        points = sorted(line.points, key=lambda point: point[0])
-        axes.errorbar(
-            [x for x, _ in points],
-            [spread.mean for _, spread in points],
-            yerr=[spread.sd or 0.0 for _, spread in points],
-            fmt="o" if places else "o-",
-            capsize=3,
-            label=_plain(line.name),
-        )
-    axes.set_ylabel(_plain(column.title))
-    axes.grid(alpha=0.3)
-    xs = [x for line in lines for x, _ in line.points]
-    if places:
-        axes.set_xticks(
-            range(1, len(places) + 1), list(map(_plain, places)), rotation=45, ha="right"
-        )
-        axes.set_xlim(0.5, len(places) + 0.5)
-    else:
-        axes.set_xlabel(_plain(_x_title(study)))
-        if min(xs) > 0 and max(xs) >= WIDE * min(xs):
-            axes.set_xscale("log")
-            axes.set_xticks(sorted(set(xs)), [f"{x:,g}" for x in sorted(set(xs))])
-            axes.minorticks_off()
-    if any(line.name for line in lines):
-        axes.legend(fontsize="small")
-
-
-def _plain(text: str) -> str:
-    """Dollar signs would begin a formula."""
-    return text.replace("$", r"\$")
-
-
-def _x_title(study: Study) -> str:
-    return study.titles.get(study.x, study.x)
+def _folders(plan: Plan, row: str) -> Sequence[Any]:
+    """Return the folders of a row's completed runs of the last stage, one for each seed."""
+    last = [list(jobs.values())[-1] for jobs in plan.of.get(row, {}).values() if jobs]
+    return [job.folder for job in last if job.done]

@@ -8,30 +8,37 @@ from typing import Any
 from lavis_mafa.config.check import suggest
 
 TOP: dict[str, Any] = {
-    **dict.fromkeys(("title", "source", "about"), str),
-    **dict.fromkeys(("notes", "rows", "shows", "seeds"), list),
+    **dict.fromkeys(("title", "source", "about", "base", "folders", "gallery"), str),
+    **dict.fromkeys(("notes", "rows", "shows", "seeds", "curves"), list),
     **dict.fromkeys(("options", "settings", "shared", "stages", "vary", "titles"), dict),
-    **dict.fromkeys(("columns", "figure", "paper", "at"), dict),
+    **dict.fromkeys(("parameters", "columns", "tables", "reference", "measure"), dict),
+    **dict.fromkeys(("figure", "paper", "at"), dict),
     **dict.fromkeys(("at_once", "processes"), int),
 }
 CONFIG = {"script": str, "config": str, "options": dict, "uses": list}
 MODULE = {"module": str, "arguments": list, "writes": str}
 GIVEN = {"checkpoint": str}
-ROWS = {"name": str, "marks": dict, "uses": list, "options": dict}
+ROWS: dict[str, Any] = {
+    **{"name": str, "marks": dict, "uses": list, "options": dict},
+    **{"run": str, "source": str, "stages": dict},
+}
 COLUMN: dict[str, Any] = {
     **{"title": str, "key": (str, list), "stage": str, "kind": str, "split": str},
-    **{"scale": (int, float), "digits": int},
+    **{"scale": (int, float), "digits": int, "best": str},
 }
 FIGURE = {"x": str, "y": list}
+CURVE = {"title": str, "key": str, "kind": str, "lines": list}
+MEASURE = {"function": str, "judges": list}
+REFERENCE = {"row": str, "columns": list}
 PAPER = {"about": str, "columns": list, "rows": (list, dict)}
-TEXTS = ("uses", "shows", "y")  # lists of names
+TEXTS = ("uses", "shows", "y", "lines", "judges")  # lists of names
 WORDS = {str: "text", list: "a list", dict: "a mapping", int: "a whole number", float: "a number"}
 
 
 def typed(
     content: Any, kinds: Mapping[str, Any], where: str, problems: list[str]
 ) -> dict[str, Any]:
-    """The keys that are known and of the right type; the others are told."""
+    """Return the entries that are known and of the right type; add the others to ``problems``."""
     if not isinstance(content, dict):
         problems.append(f"{where}: is {content!r}, expected a mapping")
         return {}

@@ -1,4 +1,4 @@
-"""What a study consists of."""
+"""The parts of a study."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from typing import Any
 from lavis_mafa.runners.checkpoint import LAST
 
 PLACEHOLDER = re.compile(r"(?<!\$)\{(\w+)\}")
-ROW = "row"  # the figure's x where it is no key that varies
+ROW = "row"  # the figure's x unless it is a key that varies
+MEASURED = "measured"  # kind of a column whose figure the study's measuring function returns
 
 
 class StudyError(ValueError):
-    """A study that cannot work.
+    """A study that cannot run.
 
     Attributes:
-        problems: one line each: where, what is wrong and how to mend it.
+        problems: one line each: where, what is wrong and how to fix it.
     """
 
     def __init__(self, path: str | Path, problems: Sequence[str]) -> None:
@@ -30,14 +31,14 @@ class StudyError(ValueError):
 
 @dataclass(frozen=True)
 class Step:
-    """What one process does, or a checkpoint that is given.
+    """What one process does, or a given checkpoint.
 
     Attributes:
         name: of the shared run or stage.
         script, config, options: of train.py or evaluate.py; options may hold placeholders.
         module, arguments: of ``python -m`` instead.
         writes: the checkpoint that it leaves in its folder; "": none.
-        given: a checkpoint that is there already; nothing is run.
+        given: an existing checkpoint; nothing is run.
     """
 
     name: str
@@ -51,12 +52,12 @@ class Step:
 
     @property
     def names(self) -> set[str]:
-        """The placeholders that it has."""
+        """The placeholders in its options and arguments."""
         return placeholders([*self.arguments, *self.options.values()])
 
 
 def placeholders(values: Sequence[Any]) -> set[str]:
-    """Names in braces in those of the values that are texts."""
+    """Return the names in braces in those of the values that are texts."""
     texts = [value for value in values if isinstance(value, str)]
     return {name for text in texts for name in PLACEHOLDER.findall(text)}
 
@@ -66,11 +67,15 @@ class Row:
     """One row of the table.
 
     Attributes:
-        name: of its own in the table.
-        cells: what stands before its figures, by the title of the column.
+        name: unique in the table.
+        cells: the cells before its figures, by the title of the column.
         base: its name without the values that vary.
         values: of the keys that vary.
-        options: what it sets beyond the first stage's.
+        options: what it sets beyond the first stage's options; of a row with ``run``, what that run
+            sets beyond what all rows have.
+        run: the shared run that it shows; "": it has runs of its own, one for each stage.
+        stages: by name, what it sets beyond the options of this stage.
+        source: where a paper has the system.
     """
 
     name: str
@@ -78,11 +83,18 @@ class Row:
     base: str
     values: Mapping[str, Any]
     options: Mapping[str, Any]
+    run: str = ""
+    stages: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    source: str = ""
 
 
 @dataclass(frozen=True)
 class Column:
-    """A figure of a stage's log: the mean of ``keys`` in its last record of a kind and split."""
+    """A figure of a stage: the mean of ``keys`` in its log's last record of a kind and split.
+
+    With kind ``measured`` the record is what the study's measuring function returned. ``best``,
+    "max" or "min", marks the best value where there is one seed.
+    """
 
     name: str
     title: str
@@ -92,6 +104,17 @@ class Column:
     split: str = "test"
     scale: float = 1.0
     digits: int = 1
+    best: str = ""
+
+
+@dataclass(frozen=True)
+class LogCurve:
+    """A figure of the logs drawn over ``step`` or ``epoch``, a line for each row of ``lines``."""
+
+    title: str
+    key: str
+    kind: str
+    lines: Sequence[str]
 
 
 @dataclass(frozen=True)
@@ -101,8 +124,8 @@ class Paper:
     Attributes:
         about: what they were measured on.
         columns: their titles.
-        rows: for each row of the file a list as long as ``columns``; [] where there are none.
-        cells: what stands before them, as `Row.cells`.
+        rows: for each row of the file a list as long as ``columns``; [] if the paper has none.
+        cells: the cells before them, as `Row.cells`.
     """
 
     about: str
@@ -113,7 +136,7 @@ class Paper:
 
 @dataclass(frozen=True)
 class Study:
-    """A study file with its base; see `lavis_mafa.studies` for the keys."""
+    """A study file merged with its bases; see `lavis_mafa.studies` for the keys."""
 
     path: Path
     at: str
@@ -124,12 +147,19 @@ class Study:
     seeds: Sequence[int]
     at_once: int
     processes: int
+    parameters: Mapping[str, Any]
+    folders: str
     shared: Mapping[str, Step]
     stages: Mapping[str, Step]
     rows: Sequence[Row]
     titles: Mapping[str, str]
     columns: Sequence[Column]  # those shown
     catalogue: Mapping[str, Column]
+    tables: Mapping[str, Sequence[str]]  # names of columns, by the title of their table
+    reference: tuple[str, Sequence[str]] | None  # a row, and columns whose differences are shown
+    measure: tuple[str, Sequence[str]] | None  # a function, and the shared runs that it judges by
+    curves: Sequence[LogCurve]
+    gallery: str  # the shared run whose mined connections are shown
     x: str
     y: Sequence[str]
     paper: Paper | None

@@ -1,7 +1,7 @@
-"""The runs of a study: which there are, what each needs, and whether their configs work.
+"""The runs of a study: what each does and needs, and the check of their configs.
 
-A stage's folder is named by all that its weights depend on: rows that are the same, in one table
-or in several that write below one folder, are run once.
+A stage's folder is named by a digest of all that its weights depend on: rows that are the same, in
+one study or in several with one output folder, are run once.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from lavis_mafa.config import ConfigError, MafaConfig, load_config
 from lavis_mafa.config.check import suggest
-from lavis_mafa.io.files import ROOT
+from lavis_mafa.io.project_files import project_file
 from lavis_mafa.studies.parts import PLACEHOLDER, Row, Step, Study, StudyError
 from lavis_mafa.studies.runs import Run, command_of
 
@@ -27,9 +27,10 @@ class Job(Run):
     """A run of a study.
 
     Attributes:
-        key: stands for all that it depends on but the seed.
-        form: stands for its config and options, whatever runs it takes checkpoints from.
+        key: digest of all that it depends on except the seed.
+        form: digest of its config and options, whatever runs it takes checkpoints from.
         script, config, options: of train.py or evaluate.py; "" and () of a module.
+        writes: the checkpoint that it leaves in its folder.
     """
 
     script: str = ""
@@ -46,20 +47,24 @@ class Job(Run):
 
 @dataclass
 class Plan:
-    """All that is to be run for some rows and seeds.
+    """All runs of some rows and seeds.
 
     Attributes:
-        jobs: by name, the most urgent first.
-        of: by row, seed and stage, its job.
-        given: checkpoints that are taken and not made, by name of the shared run.
-        command: what was asked for, as people would type it again.
+        jobs: by name, in the order in which they should start.
+        of: by row, seed and stage, its job; a row that shows a shared run has one stage, "".
+        judges: by seed, the runs that the measuring function judges by.
+        given: existing checkpoints in the place of shared runs, by name.
+        command: reproduces the study.
+        results: where the report is written.
     """
 
     study: Study
     output: Path
     seeds: Sequence[int]
+    results: Path
     jobs: dict[str, Job] = field(default_factory=dict)
     of: dict[str, dict[int, dict[str, Job]]] = field(default_factory=dict)
+    judges: dict[int, list[Job]] = field(default_factory=dict)
     given: dict[str, str] = field(default_factory=dict)
     command: str = ""
 
@@ -70,14 +75,17 @@ def narrowed(
     shows: Sequence[str] | None = None,
     given: Mapping[str, str] | None = None,
 ) -> Study:
-    """A study with some rows and columns alone, and checkpoints in the place of shared runs.
+    """Return the study with only some rows and columns, and given checkpoints for shared runs.
+
+    Args:
+        rows: names of rows, or of the shared runs that rows show.
 
     Raises:
-        StudyError: for names that it does not have.
+        StudyError: for unknown names.
     """
     problems = []
-    known = {"--rows": [row.name for row in study.rows], "--given": list(study.shared)}
-    known["--columns"] = list(study.catalogue)
+    known = {"--rows": [name for row in study.rows for name in (row.name, row.run) if name]}
+    known |= {"--given": list(study.shared), "--columns": list(study.catalogue)}
     asked = {"--rows": rows, "--columns": shows, "--given": given}
     for option, names in asked.items():
         for name in names or ():
@@ -89,36 +97,62 @@ def narrowed(
     return replace(
         study,
         shared={**study.shared, **places},
-        rows=[row for row in study.rows if rows is None or row.name in rows],
+        rows=[row for row in study.rows if rows is None or {row.name, row.run} & {*rows}],
         columns=study.columns if shows is None else [study.catalogue[name] for name in shows],
     )
 
 
 def make_plan(study: Study, output: Path, seeds: Sequence[int]) -> Plan:
-    """The runs of all rows and seeds, and of what they need, the first seed's first.
+    """Return the runs of all rows and seeds, and of what they need, the first seed's first.
 
     Args:
-        output: what rows share is below ``shared/seed_K``, their own runs below ``runs/seed_K``.
+        output: shared runs write below it as the study's ``folders`` says, stages of rows into
+            folders below ``runs/seed_K``.
     """
-    plan = Plan(study, output, seeds)
+    plan = Plan(study, output, seeds, output / study.path.stem)
     for seed in seeds:
         maker = _Maker(plan, seed)
         for row in study.rows:
             plan.of.setdefault(row.name, {})[seed] = maker.row(row)
+        judges = [maker.shared(name) for name in study.measure[1]] if study.measure else []
+        plan.judges[seed] = [job for job in judges if isinstance(job, Job)]
+    plan.jobs = _by_urgency(plan)
     return plan
 
 
+def _by_urgency(plan: Plan) -> dict[str, Job]:
+    """Return a plan's jobs seed by seed; those first that most runs wait for one after another."""
+    chain = dict.fromkeys(plan.jobs, 1)
+    for name, job in reversed(plan.jobs.items()):  # each comes after those that it needs
+        for need in job.needs:
+            chain[need] = max(chain[need], chain[name] + 1)
+    seeds = [str(seed) for seed in plan.seeds]
+    place = {name: (seeds.index(name.rpartition("/")[2]), -chain[name]) for name in plan.jobs}
+    return {name: plan.jobs[name] for name in sorted(plan.jobs, key=place.__getitem__)}
+
+
 class _Maker:
-    """Makes the jobs of one seed."""
+    """Builds the jobs of one seed."""
 
     def __init__(self, plan: Plan, seed: int) -> None:
         self.plan, self.seed = plan, seed
 
     def row(self, row: Row) -> dict[str, Job]:
-        """The jobs of the stages that columns ask for, and of those that these need."""
+        """Return the jobs of the stages that columns need, and of the stages that these need.
+
+        Raises:
+            StudyError: for a row that shows a given checkpoint, which has no logs.
+        """
+        if row.run:
+            job = self.shared(row.run)
+            if isinstance(job, str):
+                why = f"row {row.name}: {row.run} is given and not run; leave the row out by --rows"
+                raise StudyError(self.plan.study.path, [why])
+            return {"": job}
         stages = self.plan.study.stages
         first = next(iter(stages))
         own = {**stages, first: _with(stages[first], row.options)}
+        own |= {name: _with(own[name], options) for name, options in row.stages.items()}
         made: dict[str, Job] = {}
         for column in self.plan.study.columns:
             self._stage(column.stage, own, made, row.name)
@@ -127,22 +161,24 @@ class _Maker:
     def _stage(self, name: str, stages: Mapping[str, Step], made: dict[str, Job], row: str) -> Job:
         if name not in made:
             needs: dict[str, Job | str] = {
-                n: self._stage(n, stages, made, row) if n in stages else self._shared(n)
+                n: self._stage(n, stages, made, row) if n in stages else self.shared(n)
                 for n in self._needed(stages[name])
             }
             title = f"{row}, {name}" if len(stages) > 1 else row
             made[name] = self._job(stages[name], needs, title)
         return made[name]
 
-    def _shared(self, name: str) -> Job | str:
+    def shared(self, name: str) -> Job | str:
+        """Return the job of a shared run, or the path of a given checkpoint."""
         step = self.plan.study.shared[name]
         if step.given:
             self.plan.given[name] = step.given
             return step.given
         place = f"{name}/{self.seed}"
         if place not in self.plan.jobs:
-            needs = {n: self._shared(n) for n in self._needed(step)}
-            self._job(step, needs, name, self.plan.output / "shared" / f"seed_{self.seed}" / name)
+            needs = {n: self.shared(n) for n in self._needed(step)}
+            folder = self.plan.study.folders.format(seed=self.seed, name=name)
+            self._job(step, needs, name, self.plan.output / folder)
         return self.plan.jobs[place]
 
     def _needed(self, step: Step) -> list[str]:
@@ -169,7 +205,7 @@ class _Maker:
             folder,
             frozenset(one.name for one in needs.values() if isinstance(one, Job)),
             script=step.script if step.config else "",
-            config=str(ROOT / step.config) if step.config else "",
+            config=str(project_file(step.config)) if step.config else "",
             writes=step.writes,
             key=key,
             form=form,
@@ -205,14 +241,14 @@ def _with(step: Step, options: Mapping[str, Any]) -> Step:
 
 
 def _filled(value: Any, names: Mapping[str, str]) -> Any:
-    """With what the placeholders of a text stand for."""
+    """Return a value; in a text, placeholders are replaced."""
     if not isinstance(value, str):
         return value
     return PLACEHOLDER.sub(lambda found: names[found[1]], value)
 
 
 def check(plan: Plan) -> None:
-    """Check every config with its options as train.py and evaluate.py would; count the steps.
+    """Check every config with its options as training and evaluation would; count the steps.
 
     Raises:
         StudyError: with all problems, each once with the runs that have it.
@@ -233,21 +269,21 @@ def check(plan: Plan) -> None:
     for row, by_seed in plan.of.items():
         for column in plan.study.columns:
             job = by_seed[plan.seeds[0]][column.stage]
-            there = splits.get(job.form)
-            if column.kind == "eval" and there is not None and column.split not in there:
+            known = splits.get(job.form)
+            if column.kind == "eval" and known is not None and column.split not in known:
                 problem = (
-                    f"column {column.name} reads split {column.split}, run.test_splits: {there}"
+                    f"column {column.name} reads split {column.split}, run.test_splits: {known}"
                 )
                 problems.setdefault(problem, []).append(row)
     for job in plan.jobs.values():
         job.steps = steps.get(job.form, 0)
     if problems:
-        told = [f"{_some(where)}: {problem}" for problem, where in problems.items()]
-        raise StudyError(plan.study.path, told)
+        lines = [f"{_some(where)}: {problem}" for problem, where in problems.items()]
+        raise StudyError(plan.study.path, lines)
 
 
 def _by_form(plan: Plan) -> dict[str, list[Job]]:
-    """The first seed's jobs that have a config, those whose configs are alike together."""
+    """Return the first seed's jobs that have a config, grouped by equal configs and options."""
     found: dict[str, list[Job]] = {}
     for job in plan.jobs.values():
         if job.config and job.name.endswith(f"/{plan.seeds[0]}"):
@@ -261,7 +297,7 @@ def _some(names: Sequence[str]) -> str:
 
 
 def _steps(cfg: MafaConfig) -> int:
-    """Training steps where the config tells how many pairs there are; otherwise 0."""
+    """Return the number of training steps if the config holds the number of pairs, otherwise 0."""
     run = cfg.run_cfg
     sizes = [one.get("build_info", {}).get("train_size") for one in cfg.datasets_cfg.values()]
     if run.evaluate or None in sizes:

@@ -1,9 +1,11 @@
-"""Reads a study file and its base; everything wrong in them is told together."""
+"""Read a study file and its bases; all problems in them are reported together."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,51 +14,107 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from lavis_mafa.config.check import suggest
-from lavis_mafa.io.files import ROOT
+from lavis_mafa.io.project_files import project_file
 from lavis_mafa.runners.checkpoint import LAST
-from lavis_mafa.studies.keys import COLUMN, CONFIG, FIGURE, GIVEN, MODULE, PAPER, ROWS, TOP, typed
-from lavis_mafa.studies.parts import ROW, Column, Paper, Row, Step, Study, StudyError, placeholders
+from lavis_mafa.studies.keys import (
+    COLUMN,
+    CONFIG,
+    CURVE,
+    FIGURE,
+    GIVEN,
+    MEASURE,
+    MODULE,
+    PAPER,
+    REFERENCE,
+    ROWS,
+    TOP,
+    typed,
+)
+from lavis_mafa.studies.parts import (
+    MEASURED,
+    ROW,
+    Column,
+    LogCurve,
+    Paper,
+    Row,
+    Step,
+    Study,
+    StudyError,
+    placeholders,
+)
 
-BASES = ROOT / "projects" / "mafa" / "studies"
-OWN = ("seed", "folder")  # placeholders that are no checkpoints
+PARAMETER = re.compile(r"(?<!\$)\{(\w+)(?:([*/])(\d+))?\}")
+STUDIES = project_file("projects/mafa/studies/base_toy.yaml").parent
+OWN = ("seed", "folder")  # placeholders that stand for no checkpoint
 SCRIPTS = ("train.py", "evaluate.py")
+SHARED = "shared/seed_{seed}/{name}"  # where shared runs write, below the output folder
+KINDS = ("step", "epoch")
 
 
-def read_study(path: str | Path, at: str | None = None) -> Study:
-    """Read a study file and its base.
+def read_study(
+    path: str | Path, at: str | None = None, parameters: Mapping[str, Any] | None = None
+) -> Study:
+    """Read a study file and its bases.
 
     Args:
-        at: name of a base (``base_NAME.yaml`` beside the file, or of this repository), or a YAML
-            file; None: ``toy``, or no base if the file has stages itself.
+        path: a file; or the name of one of this project's, such as ``compare.yaml``.
+        at: name of a base (``base_NAME.yaml`` next to the file, or of this project), a YAML file,
+            or a section of the file; None: ``toy``, or no base if the file is complete itself.
+        parameters: values that override those of the files.
 
     Raises:
-        StudyError: with all problems of both.
+        StudyError: with all problems of all files.
     """
-    path, problems = Path(path), list[str]()
+    path, problems = _path_of(path), list[str]()
     own = _load(path, problems)
-    base_path = _base_of(path, at, "stages" in own, problems)
-    base = _load(base_path, problems) if base_path else {}
+    files, name = [(path, own)], at or ""
+    base = _base_of(path, own, at, problems)
+    if base is not None and "base" not in own:
+        name = base.stem.removeprefix("base_")
+    while base is not None:
+        content = _load(base, problems)
+        files.append((base, content))
+        base = base.parent / str(content["base"]) if "base" in content else None
+    sections_known = {section for _, content in files for section in content.get("at") or {}}
+    if "base" in own and name not in {"", *sections_known}:
+        problems.append(f"--at {at}: there is no section {at}; {suggest(name, sections_known)}")
     if problems:
         raise StudyError(path, problems)
-    name = base_path.stem.removeprefix("base_") if base_path else ""
-    own, base = typed(own, TOP, "", problems), typed(base, TOP, str(base_path), problems)
-    sections = own.pop("at", {})
-    here = {
-        at: typed(content or {}, TOP, f"at.{at}", problems) for at, content in sections.items()
-    }.get(name, {})
+    layers = []
+    for place, content in reversed(files):
+        layer = typed(content, TOP, "" if place == path else str(place), problems)
+        sections = {
+            at: typed(section or {}, TOP, f"at.{at}", problems)
+            for at, section in layer.pop("at", {}).items()
+        }
+        layers += [layer, sections.get(name, {})]
     try:
-        whole: Any = OmegaConf.to_container(OmegaConf.merge(base, own, here))
+        whole: Any = OmegaConf.to_container(OmegaConf.merge(*layers))
     except (OmegaConfBaseException, TypeError, ValueError) as error:
         raise StudyError(path, [*problems, f"it does not fit its base: {error}"]) from None
+    known = whole.get("parameters") or {}
+    for one in parameters or ():
+        if one not in known:
+            problems.append(f"parameters: there is no {one}; {suggest(one, known)}")
+    whole["parameters"] = known = {**known, **(parameters or {})}
+    whole = {**_replaced(whole, known), "parameters": known}
     reader = _Reader(whole, problems)
     study = reader.study(path, name)
-    if not problems and "paper" in whole:
-        # The paper's rows are those of the file, whatever a section makes of them.
+    if not problems and whole.get("paper"):
+        # The paper's rows are those of the file, even if a section changes ours.
         theirs = {**whole, "rows": own.get("rows") or [], "vary": own.get("vary") or {}}
         study = reader.with_paper(study, _Reader(theirs, []).rows())
     if problems:
         raise StudyError(path, problems)
     return study
+
+
+def _path_of(path: str | Path) -> Path:
+    """Return a study file's path; that of a name which only this project's folder has."""
+    path = Path(path)
+    own = project_file(Path("projects/mafa/studies", path))
+    found = project_file(path)
+    return path if path.is_file() else own if own.is_file() else found if found.is_file() else path
 
 
 def _load(path: Path, problems: list[str]) -> dict[str, Any]:
@@ -75,29 +133,60 @@ def _load(path: Path, problems: list[str]) -> dict[str, Any]:
     return plain
 
 
-def _base_of(path: Path, at: str | None, whole: bool, problems: list[str]) -> Path | None:
-    if at is None and whole:
+def _base_of(
+    path: Path, own: Mapping[str, Any], at: str | None, problems: list[str]
+) -> Path | None:
+    """Return the path of a file's base; None if it needs none."""
+    if "base" in own:
+        return path.parent / str(own["base"])
+    rows = own.get("rows") or []
+    complete = "stages" in own or any(isinstance(row, dict) and "run" in row for row in rows)
+    if at is None and complete:
         return None
     at = at or "toy"
     if at.endswith((".yaml", ".yml")):
         return Path(at)
-    folders = list(dict.fromkeys((path.parent.resolve(), BASES)))
+    folders = list(dict.fromkeys((path.parent.resolve(), STUDIES)))
     found = [f / f"base_{at}.yaml" for f in folders if (f / f"base_{at}.yaml").is_file()]
     if not found:
-        there = sorted({p.stem[5:] for folder in folders for p in folder.glob("base_*.yaml")})
-        problems.append(f"--at {at}: there is no base_{at}.yaml; {suggest(at, there)}")
+        known = sorted({p.stem[5:] for folder in folders for p in folder.glob("base_*.yaml")})
+        problems.append(f"--at {at}: there is no base_{at}.yaml; {suggest(at, known)}")
     return found[0] if found else None
 
 
-def _told(value: Any) -> str:
-    """A mark or value as a cell of a table."""
+def _replaced(value: Any, parameters: Mapping[str, Any]) -> Any:
+    """Return a value with the parameters' values in the places of their names, at any depth.
+
+    A text that is one placeholder becomes the value itself, with its type. ``{name*2}`` and
+    ``{name/2}`` multiply and divide, the latter rounded down to a whole number of at least 1.
+    """
+    if isinstance(value, dict):
+        return {key: _replaced(item, parameters) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_replaced(item, parameters) for item in value]
+    if not isinstance(value, str):
+        return value
+
+    def of(found: re.Match[str]) -> Any:
+        name, sign, number = found.groups()
+        one = parameters.get(name, found[0])
+        if name not in parameters or not sign:
+            return one
+        return one * int(number) if sign == "*" else max(1, one // int(number))
+
+    found = PARAMETER.fullmatch(value)
+    return of(found) if found else PARAMETER.sub(lambda found: str(of(found)), value)
+
+
+def _cell(value: Any) -> str:
+    """Return a mark or value as a cell of a table."""
     if isinstance(value, bool):
         return "✓" if value else "✗"
     return "" if value is None else str(value)
 
 
 class _Reader:
-    """Makes the parts of a study of a file's content; what is wrong goes to ``problems``."""
+    """Builds the parts of a study from its content; what is wrong goes to ``problems``."""
 
     def __init__(self, content: dict[str, Any], problems: list[str]) -> None:
         self.content, self.problems = content, problems
@@ -112,21 +201,29 @@ class _Reader:
         stages = {name: self._step("stages", name) for name in self._mapping("stages")}
         for name in [*shared, *stages]:
             if name in OWN or (name in shared and name in stages):
-                self.problems.append(f"stages.{name}: there is another {name}; name it otherwise")
+                self.problems.append(f"stages.{name}: there is another {name}; rename one of them")
             if not name.isidentifier():
                 self.problems.append(f"{name}: expected a name of letters, digits and _")
-        if not stages:
+        rows = self._with_runs(self.rows(), shared, stages)
+        if not stages and not any(row.run for row in rows):
             self.problems.append("stages: missing; name what is run for each row, or a base: --at")
-        rows = self.rows()
         self._check_placeholders(shared, stages, rows)
         columns = self._columns(stages)
         x, y = self._figure(columns)
-        shown = c.get("shows") or list(columns)
-        for name in shown:
-            if name not in columns:
-                self.problems.append(f"shows: no column {name}; {suggest(str(name), columns)}")
+        tables = {str(k): [str(one) for one in v] for k, v in self._mapping("tables").items()}
+        listed = [name for names in tables.values() for name in names]
+        shown = [str(one) for one in c.get("shows") or listed or columns]
+        self._known("shows", "column", shown, columns)
         hidden = [name for name in y if name not in shown]
         self.problems += [f"figure.y: {name} is not among the columns shown" for name in hidden]
+        reference, measure, curves = self._reference(rows, columns), None, self._curves(rows)
+        if given := typed(self._mapping("measure"), MEASURE, "measure", self.problems):
+            measure = (given.get("function", ""), given.get("judges", []))
+            self._known("measure.judges", "shared run", measure[1], shared)
+        elif any(column.kind == MEASURED for column in columns.values()):
+            self.problems.append(f"measure: missing; columns of kind {MEASURED} need its function")
+        if c.get("gallery"):
+            self._known("gallery", "shared run", [c["gallery"]], shared)
         seeds = c.get("seeds") or [42]
         if not all(isinstance(seed, int) and seed >= 0 for seed in seeds):
             self.problems.append(f"seeds: are {seeds}, expected whole numbers >= 0")
@@ -138,25 +235,32 @@ class _Reader:
             path=path,
             at=at,
             title=c.get("title") or path.stem,
-            source=c.get("source", ""),
-            about=c.get("about", ""),
-            notes=[str(note) for note in c.get("notes", [])],
+            source=c.get("source") or "",
+            about=c.get("about") or "",
+            notes=[str(note) for note in c.get("notes") or []],
             seeds=list(dict.fromkeys(seeds)),
             at_once=c.get("at_once", 1),
             processes=c.get("processes", 1),
+            parameters=c["parameters"],
+            folders=c.get("folders") or SHARED,
             shared=shared,
             stages=stages,
             rows=rows,
             titles=self.titles,
             columns=[columns[name] for name in shown if name in columns],
             catalogue=columns,
+            tables=tables,
+            reference=reference,
+            measure=measure,
+            curves=curves,
+            gallery=c.get("gallery") or "",
             x=x,
             y=y,
             paper=None,
         )
 
     def with_paper(self, study: Study, rows: Sequence[Row]) -> Study:
-        """The paper's numbers, if they fit the rows."""
+        """Return the study with the paper's numbers; they must fit the rows."""
         given = typed(self.content["paper"], PAPER, "paper", self.problems)
         columns, numbers = [str(one) for one in given.get("columns", [])], given.get("rows", [])
         if isinstance(numbers, dict):
@@ -171,10 +275,10 @@ class _Reader:
                 name = rows[place].name if place < len(rows) else place
                 self.problems.append(f"paper.rows: {name} has {one}, expected {len(columns)} cells")
         paper = Paper(given.get("about", ""), columns, numbers, [row.cells for row in rows])
-        return Study(**{**vars(study), "paper": paper})
+        return replace(study, paper=paper)
 
     def rows(self) -> list[Row]:
-        """Every row with every combination of the values that vary."""
+        """Return every row with every combination of the values that vary."""
         vary = self._mapping("vary")
         for key, values in vary.items():
             if not isinstance(values, list) or not values:
@@ -190,25 +294,83 @@ class _Reader:
             base = given.get("name", "")
             if not base and "rows" in self.content and self.content["rows"]:
                 self.problems.append(f"{where}.name: missing")
-            marks = {str(title): _told(value) for title, value in given.get("marks", {}).items()}
+            marks = {str(title): _cell(value) for title, value in given.get("marks", {}).items()}
             cells = {ROW: base, **marks} if base else marks
             options = self._options(given, where)
+            more = {key: given[key] for key in ("run", "stages", "source") if key in given}
             for values in itertools.product(*vary.values()):
                 varied = dict(zip(vary, values, strict=True))
-                named = {self.titles.get(key, key): _told(value) for key, value in varied.items()}
+                named = {self.titles.get(key, key): _cell(value) for key, value in varied.items()}
                 parts = [base] if base else []
                 name = ", ".join([*parts, *(f"{title}={cell}" for title, cell in named.items())])
-                found.append(Row(name, {**cells, **named}, base, varied, {**options, **varied}))
+                cells_here, options_here = {**cells, **named}, {**options, **varied}
+                found.append(Row(name, cells_here, base, varied, options_here, **more))
         names = [row.name for row in found]
         twice = dict.fromkeys(name for name in names if names.count(name) > 1)
         self.problems += [f"rows: there are two called {name!r}" for name in twice]
+        return found
+
+    def _with_runs(
+        self, rows: Sequence[Row], shared: Mapping[str, Step], stages: Mapping[str, Step]
+    ) -> list[Row]:
+        """Give rows that show a shared run what is peculiar to this run as their options."""
+        for row in rows:
+            if row.run:
+                self._known(f"row {row.name}: run", "shared run", [row.run], shared)
+            if row.run and (stages or row.options or row.stages):
+                why = "a row with run has no options or stages of its own"
+                self.problems.append(f"row {row.name}: {why}")
+            for name, options in row.stages.items():
+                self._known(f"row {row.name}: stages", "stage", [name], stages)
+                if not isinstance(options, dict):
+                    self.problems.append(f"row {row.name}: stages.{name}: expected a mapping")
+        shown = {row.name: shared[row.run].options for row in rows if row.run in shared}
+        common = [
+            key
+            for key, value in next(iter(shown.values()), {}).items()
+            if all(options.get(key) == value for options in shown.values())
+        ]
+        return [
+            replace(row, options={k: v for k, v in shown[row.name].items() if k not in common})
+            if row.name in shown
+            else row
+            for row in rows
+        ]
+
+    def _known(self, where: str, what: str, names: Sequence[str], known: Collection[str]) -> None:
+        for name in names:
+            if name not in known:
+                self.problems.append(f"{where}: no {what} {name}; {suggest(name, known)}")
+
+    def _reference(
+        self, rows: Sequence[Row], columns: Mapping[str, Column]
+    ) -> tuple[str, Sequence[str]] | None:
+        given = typed(self._mapping("reference"), REFERENCE, "reference", self.problems)
+        row, shown = given.get("row", ""), [str(one) for one in given.get("columns", [])]
+        if not shown:
+            return None
+        self._known("reference.row", "row", [row], [one.name for one in rows])
+        self._known("reference.columns", "column", shown, columns)
+        return row, shown
+
+    def _curves(self, rows: Sequence[Row]) -> list[LogCurve]:
+        """Return the curves of logs; a line is called as its row."""
+        found, names = [], [row.name for row in rows]
+        for place, one in enumerate(self.content.get("curves") or []):
+            where = f"curves.{place}"
+            given = typed(one, CURVE, where, self.problems)
+            key, kind, lines = given.get("key", ""), given.get("kind", "epoch"), given.get("lines")
+            if not key or kind not in KINDS:
+                self.problems.append(f"{where}: expected a key, and a kind: {' or '.join(KINDS)}")
+            self._known(f"{where}.lines", "row", lines or [], names)
+            found.append(LogCurve(given.get("title", key), key, kind, lines or names))
         return found
 
     def _mapping(self, key: str) -> dict[str, Any]:
         return {str(name): value for name, value in (self.content.get(key) or {}).items()}
 
     def _options(self, given: Mapping[str, Any], where: str) -> dict[str, Any]:
-        """The settings that ``uses`` names, then the options, as one."""
+        """Return the settings that ``uses`` names, overridden by the options."""
         settings, found = self.settings, dict[str, Any]()
         for name in given.get("uses", []):
             if name in settings:
@@ -249,14 +411,14 @@ class _Reader:
     def _check_placeholders(
         self, shared: Mapping[str, Step], stages: Mapping[str, Step], rows: Sequence[Row]
     ) -> None:
-        """Checkpoints can be taken from what comes before."""
+        """Check that placeholders name runs before the one that has them."""
         there = {name: step for name, step in shared.items() if step.given}
         for kind, steps in (("shared", shared), ("stages", stages)):
             for place, step in enumerate(steps.values()):
                 self._check_names(f"{kind}.{step.name}", step.names, there)
                 for row in rows if kind == "stages" and not place else ():
-                    names = placeholders(list(row.options.values()))
-                    self._check_names(f"row {row.name}", names, there)
+                    values = [*row.options.values()]
+                    self._check_names(f"row {row.name}", placeholders(values), there)
                 there[step.name] = step
 
     def _check_names(self, where: str, names: set[str], there: Mapping[str, Step]) -> None:
@@ -268,15 +430,15 @@ class _Reader:
                 self.problems.append(f"{where}: {name} leaves no checkpoint for {{{name}}}")
 
     def _columns(self, stages: Mapping[str, Step]) -> dict[str, Column]:
-        found = {}
+        found, known = {}, list(stages) or [""]
         for name, given in self._mapping("columns").items():
             one = typed(given, COLUMN, f"columns.{name}", self.problems)
-            key, stage = one.get("key", name), one.get("stage") or (list(stages) or [""])[-1]
+            key, stage = one.get("key", name), one.get("stage") or known[-1]
             keys = tuple(map(str, key if isinstance(key, list) else [key]))
-            if stage not in stages:
-                why = f"no stage {stage}; {suggest(stage, stages)}"
-                self.problems.append(f"columns.{name}.stage: {why}")
-            rest = {k: v for k, v in one.items() if k in ("kind", "split", "scale", "digits")}
+            self._known(f"columns.{name}.stage", "stage", [stage], known)
+            if one.get("best", "max") not in ("max", "min"):
+                self.problems.append(f"columns.{name}.best: is {one['best']}, expected max or min")
+            rest = {k: v for k, v in one.items() if k not in ("title", "key", "stage")}
             found[name] = Column(name, one.get("title", name), keys, stage, **rest)
         if not found:
             self.problems.append("columns: missing; name figures of the log that the table shows")
@@ -288,8 +450,5 @@ class _Reader:
         keys = [*self._mapping("vary"), ROW]
         if x not in keys:
             self.problems.append(f"figure.x: {x} does not vary; {suggest(x, keys)}")
-        for name in y:
-            if name not in columns:
-                why = f"no column {name}; {suggest(str(name), columns)}"
-                self.problems.append(f"figure.y: {why}")
+        self._known("figure.y", "column", y, columns)
         return x, [name for name in y if name in columns]

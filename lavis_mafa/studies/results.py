@@ -1,30 +1,42 @@
-"""What a study ends in: a table of ours, the paper's beside it, and a figure."""
+"""The results of a study: tables, a paper's numbers, curves and a gallery of connections."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from lavis_mafa._version import __version__
+from lavis_mafa.analysis.corpus import recorded_data
+from lavis_mafa.analysis.gallery import connections_of, shown_data
+from lavis_mafa.analysis.run_records import read_run
 from lavis_mafa.io.files import write_json, write_text
-from lavis_mafa.pages.report import Table, write_report
+from lavis_mafa.pages.charts import Cell, Table, curves_svg
+from lavis_mafa.pages.report import Mined, write_report
 from lavis_mafa.pages.tables import markdown_section
 from lavis_mafa.runners.run_log import read_log
-from lavis_mafa.studies.figure import curves_of, write_figure
-from lavis_mafa.studies.parts import Column, Row
+from lavis_mafa.studies.figure import curve_of, log_curve
+from lavis_mafa.studies.measure import measured
+from lavis_mafa.studies.parts import MEASURED, Column, Row
 from lavis_mafa.studies.plan import Job, Plan
 from lavis_mafa.studies.runs import about, written
-from lavis_mafa.studies.spread import Figures, Spread, note_on_spread, spreads_of
+from lavis_mafa.studies.spread import (
+    Figures,
+    Spread,
+    differences_to,
+    note_on_spread,
+    spreads_of,
+)
 
 RESULTS, FIGURE, PAGE = "results.md", "figure.svg", "report.html"
 OURS, ROWS = "Results", "The rows"
+GALLERY = 400  # the last connections of a run
 
 
 def figures_of(plan: Plan) -> tuple[Figures, list[str]]:
-    """Figures of all runs that are done, by row, seed and column, and what their logs lack."""
+    """Return figures by row, seed and column of all completed runs, and what their logs lack."""
     found: dict[str, dict[int, dict[str, float | None]]] = {}
     seen: dict[str, set[bool]] = {}
     for row, by_seed in plan.of.items():
@@ -38,47 +50,92 @@ def figures_of(plan: Plan) -> tuple[Figures, list[str]]:
             if any(value is not None for value in own.values()):
                 found[row][seed] = own
     columns = {column.name: column for column in plan.study.columns}
-    lacking = [columns[name] for name, there in seen.items() if there == {False}]
+    lacking = [columns[name] for name, known in seen.items() if known == {False}]
+    # The measuring function returns None for what a system does not have, such as a Con-D.
     problems = [
         f"column {one.name}: no log of stage {one.stage} has {', '.join(one.keys)} in its records "
         f"of kind {one.kind}" + (f" and split {one.split}" if one.kind == "eval" else "")
         for one in lacking
+        if one.kind != MEASURED
     ]
     return found, problems
 
 
 def read_figure(job: Job, column: Column) -> float | None:
-    """A column's figure in a run's log: the last record counts, as a run may have gone on."""
-    records = read_log(job.folder, column.kind)
-    if column.kind == "eval":
-        records = [record for record in records if record.get("split") == column.split]
-    last = records[-1] if records else {}
+    """Return a column's figure of a run; of a log the last record counts (the run may resume)."""
+    if column.kind == MEASURED:
+        last = measured(job)
+    else:
+        records = read_log(job.folder, column.kind)
+        if column.kind == "eval":
+            records = [record for record in records if record.get("split") == column.split]
+        last = records[-1] if records else {}
     values = [last.get(key) for key in column.keys]
     known = [float(v) for v in values if isinstance(v, int | float) and math.isfinite(v)]
     return column.scale * sum(known) / len(known) if known else None
 
 
-def tables_of(plan: Plan, figures: Figures) -> tuple[Table, Table | None]:
-    """Ours, ``mean ± sd`` over seeds, and the paper's."""
-    study, spreads = plan.study, spreads_of(figures)
-    titles = _titles([row.cells for row in study.rows])
-    ours = Table(OURS, [*titles, "n", *(column.title for column in study.columns)])
-    for row in study.rows:
+def tables_of(plan: Plan, figures: Figures, mark_best: bool = False) -> list[Table]:
+    """Return our tables, ``mean ± sd`` over seeds, the differences to a row, and the paper's.
+
+    Args:
+        mark_best: where there is one seed, figures are numbers of which the best are marked.
+    """
+    study, spreads, tables = plan.study, spreads_of(figures), list[Table]()
+    grouped = {name for names in study.tables.values() for name in names}
+    others = [column.name for column in study.columns if column.name not in grouped]
+    for title, names in {**study.tables, OURS: others}.items():
+        columns = [column for column in study.columns if column.name in names]
+        if columns:
+            tables.append(_table(plan, title, columns, spreads, mark_best=mark_best))
+    if study.reference and figures.get(study.reference[0]):
+        row, names = study.reference
+        title = f"Difference to {row} with the same seed"
+        shown = [study.catalogue[name] for name in names]
+        tables.append(_table(plan, title, shown, differences_to(figures, row), sign="+"))
+    return [*tables, *_paper_table(plan)]
+
+
+def _table(
+    plan: Plan,
+    title: str,
+    columns: Sequence[Column],
+    spreads: Mapping[str, Mapping[str, Spread]],
+    sign: str = "",
+    mark_best: bool = False,
+) -> Table:
+    titles = _titles([row.cells for row in plan.study.rows])
+    table = Table(title, [*titles, "n", *(column.title for column in columns)])
+    marked = mark_best and len(plan.seeds) == 1
+    best = {column.title: column.best for column in columns if marked and column.best}
+    table.highlight_best = best
+    for row in plan.study.rows:
         own = spreads.get(row.name, {})
+        if sign and not own:
+            continue
         count = max((spread.n for spread in own.values()), default=0)
-        told = [own[c.name].told(c.digits) if c.name in own else None for c in study.columns]
-        ours.rows.append([*(row.cells.get(title, "") for title in titles), count, *told])
-    if study.paper is None:
-        return ours, None
-    paper, titles = study.paper, _titles(study.paper.cells)
-    theirs = Table(f"The paper's numbers: {study.source}", [*titles, *paper.columns])
-    theirs.note = paper.about
+        cells: list[Cell] = [*(row.cells.get(title, "") for title in titles), count]
+        for column in columns:
+            spread = own.get(column.name)
+            text = spread and spread.text(column.digits, sign)
+            cells.append(float(text) if text and column.title in best else text)
+        table.rows.append(cells)
+    return table
+
+
+def _paper_table(plan: Plan) -> list[Table]:
+    paper = plan.study.paper
+    if paper is None:
+        return []
+    titles = _titles(paper.cells)
+    table = Table(f"The paper's numbers: {plan.study.source}", [*titles, *paper.columns])
+    table.note = paper.about
     digits = [_decimals([row[k] for row in paper.rows if row]) for k in range(len(paper.columns))]
     for cells, numbers in zip(paper.cells, paper.rows, strict=True):
         shown = [_number(value, n) for value, n in zip(numbers, digits, strict=False)]
         shown += [None] * (len(paper.columns) - len(shown))
-        theirs.rows.append([*(cells.get(title, "") for title in titles), *shown])
-    return ours, theirs
+        table.rows.append([*(cells.get(title, "") for title in titles), *shown])
+    return [table]
 
 
 def _titles(cells: Sequence[Mapping[str, str]]) -> list[str]:
@@ -95,49 +152,69 @@ def _number(value: Any, digits: int) -> str | None:
 
 
 def _rows_table(plan: Plan) -> Table:
-    """What each row sets, and where its first seed was run."""
-    table = Table(ROWS, ["row", "options", "folders"])
-    for row in plan.study.rows:
+    """Return what each row sets, and where its first seed was run."""
+    rows = plan.study.rows
+    sources = ["source"] if any(row.source for row in rows) else []
+    table = Table(ROWS, ["row", *sources, "options", "folders"])
+    for row in rows:
         jobs = plan.of[row.name][plan.seeds[0]].values()
         folders = " ".join(str(job.folder.relative_to(plan.output)) for job in jobs)
-        table.rows.append([row.name, told_options(row), folders])
+        source: list[Cell] = [row.source or None] if sources else []
+        table.rows.append([row.name, *source, shown_options(row), folders])
     return table
 
 
-def told_options(row: Row) -> str:
-    """What a row sets, as people would type it."""
+def shown_options(row: Row) -> str:
+    """Return what a row sets, as a user types it."""
     return " ".join(f"{key}={written(value)}" for key, value in row.options.items())
 
 
-def write_all(plan: Plan, figures: Figures) -> Path:
-    """Write results.md, results.json, figure.svg and report.html; return the first's path.
+def write_all(plan: Plan, figures: Figures, path: Path | None = None) -> Path:
+    """Write Markdown, JSON and the figure, and the page; return the path of the Markdown file.
 
-    They lie below the output folder in one that is called as the study file.
+    Args:
+        path: of the Markdown file; None: results.md in the plan's folder of results, where the page
+            is in any case.
     """
-    study, folder = plan.study, plan.output / plan.study.path.stem
-    folder.mkdir(parents=True, exist_ok=True)
-    spreads = spreads_of(figures)
+    study, spreads = plan.study, spreads_of(figures)
+    path = path or plan.results / RESULTS
     columns = {column.name: column for column in study.columns}
-    shown = dataclasses.replace(study, y=[name for name in study.y if name in columns])
-    drawn = write_figure(folder / FIGURE, shown, spreads, columns)
-    tables = [table for table in tables_of(plan, figures) if table]
+    shown = [curve_of(study, spreads, columns[name]) for name in study.y if name in columns]
+    curves = [curve for curve in shown if curve is not None]
+    picture = path.with_name(FIGURE if path.name == RESULTS else f"{path.stem}.svg")
+    svg = curves_svg(curves)
+    if svg is None:
+        picture.unlink(missing_ok=True)
+    else:
+        write_text(picture, svg)
+    tables = tables_of(plan, figures)
     origin = about(plan.command)
-    measured = {row: by_seed for row, by_seed in figures.items() if by_seed}
-    several = any(len(by_seed) > 1 for by_seed in measured.values())
-    notes = [*([note_on_spread(measured)] if several else []), *study.notes]
-    path = folder / RESULTS
+    done = {row: by_seed for row, by_seed in figures.items() if by_seed}
+    several = any(len(by_seed) > 1 for by_seed in done.values())
+    notes = [*([note_on_spread(done)] if several else []), *study.notes]
+    drawn = picture.name if svg is not None else ""
     write_text(path, _markdown(plan, tables, notes, origin, drawn))
     write_json(path.with_suffix(".json"), {**origin, **_content(plan, figures, spreads)})
     write_report(
-        folder / PAGE,
+        plan.results / PAGE,
         title=study.title,
         intro=study.about,
-        tables=[*tables, _rows_table(plan)],
-        curves=curves_of(shown, spreads, columns),
+        tables=[*tables_of(plan, figures, mark_best=True), _rows_table(plan)],
+        curves=[*curves, *(log_curve(plan, curve) for curve in study.curves)],
+        connections=_gallery(plan),
         notes=notes,
-        settings={"version": __version__, "command": plan.command},
+        settings={"version": __version__, "command": plan.command, **study.parameters},
     )
     return path
+
+
+def _gallery(plan: Plan) -> Iterator[Mined]:
+    """Yield the last connections that the study's run mined with its first seed."""
+    job = plan.jobs.get(f"{plan.study.gallery}/{plan.seeds[0]}")
+    if job is not None and job.done:
+        records = read_run(job.folder)
+        show = shown_data(lambda: recorded_data(records.config), True, [])
+        yield from connections_of(records.connections[-GALLERY:], show, plan.study.gallery)
 
 
 def _markdown(
@@ -145,12 +222,12 @@ def _markdown(
     tables: Sequence[Table],
     notes: Sequence[str],
     origin: Mapping[str, str],
-    drawn: bool,
+    drawn: str,
 ) -> str:
     study = plan.study
     source = f"{study.source}. " if study.source else ""
     parts = [
-        "<!-- Written by `lavis-mafa study`: run it again instead of editing this. -->",
+        "<!-- Written by the command below: run it again instead of editing this file. -->",
         f"# {study.title}",
         f"{source}lavis_mafa {origin['version']}, torch {origin['torch']}, {origin['date']}:",
         f"```bash\n{origin['command']}\n```",
@@ -159,7 +236,7 @@ def _markdown(
     for table in tables:
         parts.append(markdown_section(table))
         if table.title == OURS and drawn:
-            parts += [f"![{study.title}]({FIGURE})"]
+            parts += [f"![{study.title}]({drawn})"]
     parts += ["## Notes", "\n".join(f"- {note}" for note in notes)] if notes else []
     return "\n\n".join([*parts, markdown_section(_rows_table(plan))]) + "\n"
 
@@ -173,6 +250,8 @@ def _content(
         jobs = plan.of[row.name]
         rows[row.name] = {
             "cells": dict(row.cells),
+            "run": row.run,
+            "source": row.source,
             "options": dict(row.options),
             "folders": {
                 str(seed): {s: str(job.folder.relative_to(plan.output)) for s, job in own.items()}
@@ -183,5 +262,5 @@ def _content(
         }
     paper = study.paper and dataclasses.asdict(study.paper)
     columns = {column.name: dataclasses.asdict(column) for column in study.columns}
-    told = {"title": study.title, "source": study.source, "at": study.at, "columns": columns}
-    return {**told, "rows": rows, "paper": paper}
+    head = {"title": study.title, "source": study.source, "at": study.at, "columns": columns}
+    return {**head, "parameters": dict(study.parameters), "rows": rows, "paper": paper}

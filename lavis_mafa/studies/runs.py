@@ -1,4 +1,4 @@
-"""Runs of train.py and evaluate.py, each a process, and what they log."""
+"""Runs of training, evaluation and modules, each a process, and their progress."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ import torch
 
 from lavis_mafa._version import __version__
 from lavis_mafa.io.files import ROOT, write_text
+from lavis_mafa.io.project_files import project_file
 from lavis_mafa.runners.checkpoint import LAST
-from lavis_mafa.runners.run_log import CONNECTIONS, LOG, read_log
+from lavis_mafa.runners.run_log import read_log
 
 POLL_SECONDS = 2.0
-TELL_SECONDS = 15.0
+PRINT_SECONDS = 15.0
 COMMAND, DONE = "command.txt", "done"
 
 
@@ -34,11 +35,11 @@ class Run:
 
     Attributes:
         name: short, for progress and folders.
-        title: what people call it.
+        title: its name in reports.
         command: the script and its arguments, as a user could type them after ``python``.
         folder: where it writes.
         needs: names of runs that must be done before.
-        steps: of training, about; for progress.
+        steps: approximate number of training steps, for progress.
     """
 
     name: str
@@ -54,30 +55,35 @@ class Run:
 
     @property
     def done(self) -> bool:
-        """Whether this very run has been brought to its end in its folder."""
+        """Whether this run was completed in its folder."""
         return (self.folder / DONE).is_file()
 
 
 def command_of(script: str, config: str, folder: Path, options: Mapping[str, Any]) -> list[str]:
-    """The call of a script with a config and options, writing into ``folder``."""
+    """Return the call of a script with a config and options that writes into ``folder``."""
     options = {**options, "run.output_dir": folder.parent, "run.job_id": folder.name}
     return [
-        str(ROOT / script),
+        *command_for(script),
         "--cfg-path",
-        str(ROOT / config),
+        str(project_file(config)),
         "--options",
         *(f"{key}={written(value)}" for key, value in options.items()),
     ]
 
 
+def command_for(script: str) -> list[str]:
+    """Return what runs ``train.py`` or ``evaluate.py``, after ``python``."""
+    return [str(ROOT / script)]
+
+
 def written(value: Any) -> str:
-    """A value as it is typed behind ``key=`` in options."""
+    """Return a value as a user types it after ``key=`` in options."""
     plain = value is None or isinstance(value, (list, dict, bool))
     return json.dumps(value) if plain else str(value)
 
 
 def about(command: str) -> dict[str, str]:
-    """What results tell of their origin: version, torch, date (UTC) and the command."""
+    """Return the origin of results: version, torch, date (UTC) and the command."""
     return {
         "version": __version__,
         "torch": torch.__version__.split("+")[0],
@@ -86,34 +92,26 @@ def about(command: str) -> dict[str, str]:
     }
 
 
-def forget_earlier_runs(folder: Path) -> None:
-    """Logs are appended to, and a checkpoint would be taken for one to go on with."""
-    for name in (DONE, LOG, CONNECTIONS, "unreadable.jsonl", LAST):
-        for path in folder.glob(f"*/{name}"):
-            path.unlink()
-
-
 def refuse_other_commands(runs: Iterable[Run]) -> None:
-    """Refuse folders that hold runs of other commands, before any of them is taken up again.
+    """Refuse folders that hold runs of other commands, before any run is resumed.
 
     Raises:
         ValueError: naming the first of them.
     """
     for run in runs:
         path = run.folder / COMMAND
-        if path.is_file() and path.read_text(encoding="utf-8") != f"{told_command(run)}\n":
+        if path.is_file() and path.read_text(encoding="utf-8") != f"{shown_command(run)}\n":
             raise ValueError(
                 f"{run.folder} holds a run of another command (see its {COMMAND}) than this one's: "
-                f"\n  {told_command(run)}\nWrite into another folder, or remove that one"
+                f"\n  {shown_command(run)}\nWrite into another folder, or remove that one"
             )
 
 
 @contextmanager
 def alone_in(folder: Path) -> Iterator[None]:
-    """Be the only one who writes below a folder.
+    """Hold a lock on a folder while writing below it.
 
-    Waits for another call to end, and for the processes that one left behind when it was killed:
-    they hold the same lock.
+    Waits for other calls, and for processes that a killed call left behind: they inherit its lock.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / ".lock", "wb") as file:
@@ -121,24 +119,22 @@ def alone_in(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            print(f"waiting for others who write into {folder}", flush=True)
+            print(f"waiting for another command that writes into {folder}", flush=True)
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
-def run_all(runs: Mapping[str, Run], at_once: int, keep_going: bool = False) -> dict[str, str]:
-    """Do all runs, each when those that it needs are done, telling how far they are.
+def run_all(runs: Mapping[str, Run], at_once: int) -> dict[str, str]:
+    """Run everything that is not done, each run after those that it needs, and print progress.
+
+    A run that fails does not stop the others; those that need it are not started.
 
     Args:
-        runs: by name, the most urgent first. Those that are done already are left alone.
-        at_once: how many run beside each other.
-        keep_going: go on with the others if one fails.
+        runs: by name, in the order in which they should start.
+        at_once: how many run at the same time.
 
     Returns:
-        By name, why runs failed or could not begin: {} unless ``keep_going``.
-
-    Raises:
-        RuntimeError: with the end of its output if one fails; the others are stopped.
+        By name, why runs failed or were not started.
     """
     done = {name for name, run in runs.items() if run.done}
     waiting = [name for name in runs if name not in done]
@@ -153,20 +149,18 @@ def run_all(runs: Mapping[str, Run], at_once: int, keep_going: bool = False) -> 
                     failed[name] = f"it needs {', '.join(sorted(lost))}"
                     waiting.remove(name)
                 elif runs[name].needs <= done and len(running) < at_once:
-                    progress.tell(f"begins: {runs[name].title}")
+                    progress.print(f"begins: {runs[name].title}")
                     running[name] = _start(runs[name])
                     waiting.remove(name)
             time.sleep(POLL_SECONDS)
             for name in [n for n, process in running.items() if process.poll() is not None]:
                 why = _end(runs[name], running.pop(name))
-                if not why:
-                    done.add(name)
-                elif keep_going:
+                if why:
                     failed[name] = why
-                    progress.tell(f"FAILED: {runs[name].title}")
+                    progress.print(f"FAILED: {runs[name].title}")
                 else:
-                    raise RuntimeError(why)
-            progress.tell_if_due(done, running)
+                    done.add(name)
+            progress.print_if_due(done, running)
     finally:
         for process in running.values():
             process.terminate()
@@ -176,37 +170,37 @@ def run_all(runs: Mapping[str, Run], at_once: int, keep_going: bool = False) -> 
 
 
 class Progress:
-    """Lines that tell how far runs are, how fast they go and how long they will take."""
+    """Lines about the progress of runs, their speed and the time left."""
 
     def __init__(self, runs: Mapping[str, Run], done: Collection[str]) -> None:
         self.runs = runs
         self.total = sum(run.steps for run in runs.values())
-        self.began = self.told = time.time()
+        self.began = self.printed = time.time()
         self.before = self._steps(done)
 
-    def tell(self, text: str) -> None:
+    def print(self, text: str) -> None:
         print(f"  {time.time() - self.began:5.0f} s  {text}", flush=True)
 
-    def tell_if_due(self, done: Collection[str], running: Collection[str]) -> None:
-        """A line every now and then while something is running."""
-        if time.time() - self.told <= TELL_SECONDS or not running:
+    def print_if_due(self, done: Collection[str], running: Collection[str]) -> None:
+        """Print a line every `PRINT_SECONDS` while something is running."""
+        if time.time() - self.printed <= PRINT_SECONDS or not running:
             return
-        self.told = time.time()
+        self.printed = time.time()
         parts = [f"{len(done)}/{len(self.runs)} runs"]
         if self.total:
             parts.append(self._pace(self._steps(done)))
         parts += [f"{name}: {_progress(self.runs[name])}" for name in running]
-        self.tell("   ".join(parts))
+        self.print("   ".join(parts))
 
     def _steps(self, done: Collection[str]) -> int:
-        """Steps done in all runs; what a run is about to do again counts as well."""
+        """Return the steps done in all runs; steps that a resumed run repeats count as well."""
         return sum(
             run.steps if name in done else min(run.steps, _last_step(run).get("global_step", 0))
             for name, run in self.runs.items()
         )
 
     def _pace(self, steps: int) -> str:
-        rate = (steps - self.before) / (self.told - self.began)
+        rate = (steps - self.before) / (self.printed - self.began)
         text = f"{steps:,}/{self.total:,} steps, {rate:.1f} a second"
         if rate <= 0:
             return text
@@ -218,14 +212,14 @@ def _duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds > 90 else f"{seconds:.0f} s"
 
 
-def told_command(run: Run) -> str:
-    """A run's command as people type it."""
+def shown_command(run: Run) -> str:
+    """Return a run's command as a user types it."""
     return shlex.join(["python", *run.command])
 
 
 def _start(run: Run) -> subprocess.Popen[bytes]:
     run.folder.mkdir(parents=True, exist_ok=True)
-    write_text(run.folder / COMMAND, f"{told_command(run)}\n")
+    write_text(run.folder / COMMAND, f"{shown_command(run)}\n")
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1"}
     with open(run.folder / "console.log", "wb") as console:
         return subprocess.Popen(
@@ -234,18 +228,18 @@ def _start(run: Run) -> subprocess.Popen[bytes]:
             stderr=subprocess.STDOUT,
             env=environment,
             cwd=ROOT,
-            close_fds=False,  # it holds the lock of `alone_in` as well
+            close_fds=False,  # the process inherits the lock of `alone_in`
         )
 
 
 def _end(run: Run, process: subprocess.Popen[bytes]) -> str:
-    """Note that a run is done; or why it failed."""
+    """Mark a run as done, or return why it failed."""
     if process.returncode == 0:
         (run.folder / DONE).touch()
         return ""
     console = run.folder / "console.log"
     end = console.read_text(encoding="utf-8", errors="replace").splitlines()[-20:]
-    return f"the run {run.name} failed; all it said is in {console}, the end of it:\n" + "\n".join(
+    return f"the run {run.name} failed; its output is in {console}, which ends with:\n" + "\n".join(
         end
     )
 

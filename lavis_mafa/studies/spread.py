@@ -1,4 +1,4 @@
-"""What several seeds say together: mean, spread, and how they are told."""
+"""Mean and spread of figures over seeds, and their text in tables."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-# By system, seed and name of the figure; None: it has none.
+# By row, seed and name of the figure; None: the run has no such figure.
 Figures = Mapping[str, Mapping[int, Mapping[str, float | None]]]
 
 # Student's t over the square root of n: half a 95 % interval of a mean, in standard deviations.
@@ -23,41 +23,38 @@ class Spread:
 
     @classmethod
     def of(cls, values: Iterable[float | None]) -> Spread | None:
-        """Over those that are there; None if there is none."""
-        there = [float(value) for value in values if value is not None]
-        if not there:
+        """Return the spread of the values that are not None; None if all are."""
+        known = [float(value) for value in values if value is not None]
+        if not known:
             return None
-        sd = statistics.stdev(there) if len(there) > 1 else None
-        return cls(statistics.fmean(there), sd, len(there))
+        sd = statistics.stdev(known) if len(known) > 1 else None
+        return cls(statistics.fmean(known), sd, len(known))
 
-    def told(self, digits: int, sign: str = "", scale: float = 1.0) -> str:
-        text = f"{scale * self.mean:{sign}.{digits}f}"
-        return text if self.sd is None else f"{text} ± {scale * self.sd:.{digits}f}"
+    def text(self, digits: int, sign: str = "") -> str:
+        """Return ``mean ± sd`` with ``digits`` decimals; sign "+": with a sign."""
+        text = f"{self.mean:{sign}.{digits}f}"
+        return text if self.sd is None else f"{text} ± {self.sd:.{digits}f}"
 
 
 def spreads_of(figures: Figures) -> dict[str, dict[str, Spread]]:
-    """By system and name of the figure, over its seeds."""
-    return {
-        system: _over_seeds(list(by_seed.values()))
-        for system, by_seed in figures.items()
-        if by_seed
-    }
+    """Return the spread over seeds by row and name of the figure."""
+    return {row: _over_seeds(list(own.values())) for row, own in figures.items() if own}
 
 
 def differences_to(figures: Figures, reference: str) -> dict[str, dict[str, Spread]]:
-    """What each system has more than ``reference`` with the same seed, by name of the figure."""
+    """Return the spread of each row's difference to ``reference`` with the same seed."""
     found = {}
-    for system, by_seed in figures.items():
+    for row, by_seed in figures.items():
         shared = [seed for seed in by_seed if seed in figures[reference]]
-        if system != reference and shared:
-            found[system] = _over_seeds(
+        if row != reference and shared:
+            found[row] = _over_seeds(
                 [_minus(by_seed[seed], figures[reference][seed]) for seed in shared]
             )
     return found
 
 
 def note_on_spread(figures: Figures) -> str:
-    """What ± stands for, and how far off a mean may be."""
+    """Return a note on what ± means, and how accurate a mean is."""
     counts = {len(by_seed) for by_seed in figures.values()}
     text = "±: standard deviation over n seeds."
     if len(counts) == 1 and (n := counts.pop()) in HALF_INTERVALS:
@@ -79,6 +76,6 @@ def _minus(
 ) -> dict[str, float | None]:
     result = {}
     for name, value in one.items():
-        taken = other.get(name)
-        result[name] = None if value is None or taken is None else value - taken
+        theirs = other.get(name)
+        result[name] = None if value is None or theirs is None else value - theirs
     return result

@@ -1,7 +1,7 @@
-"""A start for the tiny image encoder: supervised attributes of scenes that no other data show.
+"""Train a start for the tiny image encoder: it predicts attributes of scenes of no other data set.
 
-It stands where ImageNet weights stand in the papers: from random weights, shapes are not learned
-within a demonstration.
+It takes the place of the papers' ImageNet weights: from random weights, a model does not learn
+shapes within a demo.
 
     python -m lavis_mafa.toyworld.image_start --output start.pth --arch albef_mafa --seed 0
 """
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from lavis_mafa import load_model
+from lavis_mafa.io.files import write_json
 from lavis_mafa.runners.checkpoint import save_atomically
 from lavis_mafa.toyworld import (
     BACKGROUNDS,
@@ -55,18 +56,18 @@ def make_image_start(arch: str, world: WorldConfig, steps: int, seed: int, path:
 def train_image_start(
     encoder: Any, world: WorldConfig, steps: int, batch_size: int = 128, seed: int = 1_000_003
 ) -> float:
-    """Train a ViT to tell shape, colour and size in every cell and the background.
+    """Train a ViT to predict shape, colour and size in every cell, and the background.
 
-    Every cell is read from the patches that cover it, and all cells from [CLS], which ITC will use.
+    A cell is predicted from the patches that cover it, and all cells from [CLS], which ITC uses.
 
     Args:
         encoder: a ViT of LAVIS (ALBEF's, BLIP's, BLIP-2's); patches must tile cells evenly.
         world: what scenes look like.
         steps: mini-batches of ``batch_size`` new scenes.
-        seed: of the scenes, far from those of data sets.
+        seed: of the scenes; no data set uses it.
 
     Returns:
-        Share of attributes of occupied cells told right from [CLS] over the last tenth, 0 to 1.
+        Accuracy on attributes of occupied cells from [CLS] over the last tenth of the steps, 0 to 1.
     """
     rng = np.random.default_rng(seed)
     cells = world.grid**2
@@ -125,9 +126,9 @@ def _attribute_loss(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def _accuracy(logits: Tensor, labels: Tensor) -> float:
-    there = labels[..., 0] > 0
-    told = torch.stack([part.argmax(-1) for part in logits.split(CLASSES, dim=-1)], dim=-1)
-    return float((told == labels)[there].float().mean())
+    occupied = labels[..., 0] > 0
+    predicted = torch.stack([part.argmax(-1) for part in logits.split(CLASSES, dim=-1)], dim=-1)
+    return float((predicted == labels)[occupied].float().mean())
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -139,9 +140,12 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=42, help="of the encoder's random weights")
     args = parser.parse_args(argv)
     args.output.parent.mkdir(parents=True, exist_ok=True)
+    # Several threads wait for each other longer than they help a model of this size.
+    torch.set_num_threads(1)
     world = WorldConfig.preset(args.preset)
     right = make_image_start(args.arch, world, args.steps, args.seed, args.output)
-    print(f"tells {100 * right:.0f} % of the attributes of objects; saved as {args.output}")
+    write_json(args.output.with_suffix(".json"), {"accuracy": right})
+    print(f"predicts {100 * right:.0f} % of the attributes of objects; saved as {args.output}")
     return 0
 
 

@@ -24,6 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from tqdm import tqdm
 
+from lavis_mafa.io.files import write_json
 from lavis_mafa.toyworld import (
     PRESETS,
     WorldConfig,
@@ -376,6 +377,7 @@ def main(argv: list[str] | None = None) -> int:
     torch.set_num_threads(1)
     world = WorldConfig.preset(args.preset)
     figures = make_tiny_opt(args.output, world, args.steps, args.seed)
+    write_json(args.output.with_suffix(".json"), figures)
     print(", ".join(f"{name} {value:.3f}" for name, value in figures.items()))
     print(f"{args.output}: for model.opt_model")
     return 0

@@ -1,4 +1,4 @@
-"""Studies: from a file to its rows and runs, the files that ship, results, and going on."""
+"""Studies: from a file to its rows and runs, the files that ship, results, and resuming."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from omegaconf import OmegaConf
 
 from lavis_mafa.algorithm.step import StepSettings
 from lavis_mafa.config import load_config
-from lavis_mafa.studies import command
+from lavis_mafa.studies import command, engine
 from lavis_mafa.studies import plan as plan_module
-from lavis_mafa.studies.demo.compare import make_runs, parse_args
+from lavis_mafa.studies.engine import Request, prepare
 from lavis_mafa.studies.parts import StudyError
 from lavis_mafa.studies.plan import RESUME, check, make_plan, narrowed
 from lavis_mafa.studies.read import read_study
 from lavis_mafa.studies.results import figures_of, write_all
-from lavis_mafa.studies.runs import told_command
+from lavis_mafa.studies.runs import shown_command
 
 STUDIES = ROOT / "projects/mafa/studies"
 TABLES = sorted(STUDIES.glob("table_*.yaml"))
@@ -430,13 +430,12 @@ def settings_of(cfg):
 def test_rows_of_the_toy_world_are_the_systems_of_the_comparison(
     plans, tmp_path, table, row, system
 ):
-    runs = make_runs(parse_args(["--seeds", "7", "--output", str(tmp_path)]))
+    compared = prepare(Request("compare.yaml", seeds=[7], output=tmp_path))
+    check(compared)
     plan = plans[table, "toy"]
     job = plan.jobs[row] if row in plan.jobs else plan.of[row][7]["train"]
-    other = runs[f"{system}/7"]
-    theirs = load_config(other.command[2], other.command[4:], machine=False)
-    mine = settings_of(config_of(job))
-    assert mine == settings_of(theirs)
+    other = compared.jobs[f"{system}/7"]
+    assert settings_of(config_of(job)) == settings_of(config_of(other))
     assert job.steps == other.steps
 
 
@@ -608,8 +607,7 @@ def made_up(monkeypatch):
     """Runs that only log; the names of those that were run. Names in ``fails`` fail."""
     ran, fails = [], set()
 
-    def run_all(jobs, at_once, keep_going):
-        assert keep_going
+    def run_all(jobs, at_once):
         failed = {}
         for name, job in jobs.items():
             if job.done:
@@ -620,10 +618,10 @@ def made_up(monkeypatch):
                 continue
             ran.append(job.title)
             log(job, {"kind": "eval", "split": "test", "txt_r1": 5.0, "loss_itc": 1.0})
-            (job.folder / "command.txt").write_text(f"{told_command(job)}\n")
+            (job.folder / "command.txt").write_text(f"{shown_command(job)}\n")
         return failed
 
-    monkeypatch.setattr(command, "run_all", run_all)
+    monkeypatch.setattr(engine, "run_all", run_all)
     return ran, fails
 
 

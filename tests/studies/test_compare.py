@@ -1,7 +1,8 @@
-"""The comparison of many systems and seeds: its runs, what is told of them, and how it goes on."""
+"""The comparison of many systems and seeds: its runs, results, and how it is resumed."""
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import shutil
@@ -10,62 +11,83 @@ import statistics
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from conftest import ROOT
 from hypothesis import given
+from hypothesis import settings as settings_of_hypothesis
 from hypothesis import strategies as st
 
 from lavis_mafa.config import load_config
 from lavis_mafa.pages.tables import markdown_table
+from lavis_mafa.studies import command
 from lavis_mafa.studies import runs as runs_module
-from lavis_mafa.studies.demo.branches import Branch
-from lavis_mafa.studies.demo.compare import main, make_runs, parse_args
-from lavis_mafa.studies.demo.families import FAMILIES
-from lavis_mafa.studies.demo.results import write_results
-from lavis_mafa.studies.demo.systems import needs_of, systems_of, with_what_they_need
-from lavis_mafa.studies.demo.tables import tables_of
+from lavis_mafa.studies.engine import Request, prepare
+from lavis_mafa.studies.measure import measure_all, measured
+from lavis_mafa.studies.plan import RESUME, check
+from lavis_mafa.studies.results import figures_of, tables_of, write_all
 from lavis_mafa.studies.runs import Run, alone_in, refuse_other_commands, run_all
 from lavis_mafa.studies.spread import Spread, differences_to
 
-SYSTEMS = systems_of(FAMILIES["albef"])
-RESUME = "run.resume_ckpt_path=auto"
+OF_EPOCHS = {"warm_up": 8, "con_d": 3, "grit_twice": 12, "mafa_twice": 12}  # the others: 6
+WITH_CON_D = {
+    *("ecm", "mafa", "ecm_e", "mafa_top_3", "mafa_probability", "random_ecm", "mafa_twice")
+}
+FOLDER = Path("/nowhere")  # plans write nothing
+SYSTEMS = [
+    *("warm_up", "momentum", "base", "grit", "s_itc", "con_d", "ecm", "mafa", "mafa_oracle"),
+    *("ecm_e", "mafa_top_3", "mafa_probability", "fne", "random_ecm", "random_s_itc"),
+    *("grit_fixed", "s_itc_fixed", "grit_twice", "mafa_twice"),
+]
+
+
+def planned(folder, **changes):
+    return prepare(Request("compare.yaml", output=folder, **changes))
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-    args = parse_args(["--seeds", "3", "5", "--output", str(tmp_path_factory.mktemp("runs"))])
-    return make_runs(args)
+def plan(tmp_path_factory):
+    plan = planned(tmp_path_factory.mktemp("runs"), seeds=[3, 5])
+    check(plan)
+    return plan
+
+
+@pytest.fixture(scope="module")
+def runs(plan):
+    return plan.jobs
 
 
 def config_of(run):
-    return load_config(run.command[2], run.command[4:], machine=False)
+    return load_config(run.config, run.options, machine=False)
 
 
 # The systems
 
 
+def test_all_systems_are_rows(plan):
+    assert [row.run for row in plan.study.rows] == SYSTEMS
+
+
 @pytest.mark.parametrize("name", SYSTEMS)
 def test_every_system_is_accepted(runs, name):
-    run, system = runs[f"{name}/5"], SYSTEMS[name]
+    run = runs[f"{name}/5"]
     cfg = config_of(run)
-    assert (cfg.run_cfg.seed, cfg.run_cfg.max_epoch) == (5, system.epochs)
+    assert (cfg.run_cfg.seed, cfg.run_cfg.max_epoch) == (5, OF_EPOCHS.get(name, 6))
     assert run.command[-1] == RESUME and cfg.run_cfg.resume_ckpt_path == "auto"
     con_d = cfg.model_cfg.mafa.con_d
-    assert (con_d.arch if con_d else "") == {"": "", "oracle": "oracle"}.get(
-        system.con_d, "albef_mafa"
-    )
-    if system.con_d == "con_d":
+    expected = {"mafa_oracle": "oracle", **dict.fromkeys(WITH_CON_D, "albef_mafa")}
+    assert (con_d.arch if con_d else "") == expected.get(name, "")
+    if name in WITH_CON_D:
         assert con_d.checkpoint == str(runs["con_d/5"].checkpoint)
-    begins = runs[f"{system.start}/5"].checkpoint if system.start else None
-    expected = begins or runs["image_start/5"].folder / "image_start.pth"
-    assert cfg.model_cfg.pretrained == str(expected)
+    start = {"warm_up": "image_start", "con_d": "s_itc"}.get(name, "warm_up")
+    assert cfg.model_cfg.pretrained == str(runs[f"{start}/5"].checkpoint)
 
 
 def settings(runs, name):
-    told = config_of(runs[f"{name}/3"]).to_dict()
-    del told["run"]["job_id"]
-    return told
+    found = config_of(runs[f"{name}/3"]).to_dict()
+    del found["run"]["job_id"]
+    return found
 
 
 def changed(one, other, path=""):
@@ -110,32 +132,50 @@ def test_runs_stand_after_what_they_need(runs):
         assert all(other.endswith(name[-2:]) for other in run.needs), "of its own seed"
         done.add(name)
     assert len(runs) == len({run.folder for run in runs.values()}) == 2 * (len(SYSTEMS) + 1)
-    assert all(run.steps > 0 for run in runs.values() if isinstance(run, Branch))
+    assert all(run.steps > 0 for run in runs.values() if run.config)
+    # What most others wait for starts first, the first seed before the second.
+    longest = ["image_start", "warm_up", "s_itc", "con_d"]
+    assert [name for name in runs if name.endswith("/3")][:4] == [f"{n}/3" for n in longest]
+    assert list(runs)[: len(runs) // 2] == [name for name in runs if name.endswith("/3")]
 
 
-@given(st.sets(st.sampled_from(sorted(SYSTEMS))))
+NEEDS = {
+    "warm_up": {"image_start"},
+    "con_d": {"s_itc", "warm_up"},
+    **{name: {"con_d", "warm_up"} for name in WITH_CON_D},
+}
+
+
+@settings_of_hypothesis(max_examples=25, deadline=None)
+@given(st.sets(st.sampled_from(SYSTEMS), min_size=1))
 def test_what_systems_need_comes_along_and_nothing_else(names):
-    ordered = with_what_they_need(sorted(names), SYSTEMS)
-    wanted = set(names)
-    while True:
-        more = {other for name in wanted for other in needs_of(SYSTEMS[name])} - wanted
-        if not more:
+    found = {name.split("/")[0] for name in planned(FOLDER, seeds=[3], rows=sorted(names)).jobs}
+    wanted = {*names, "warm_up"}  # all are measured by the warm-up's shortlist
+    while more := {n for name in wanted for n in NEEDS.get(name, {"warm_up"})} - wanted:
+        wanted |= more - {"image_start"}
+        if more == {"image_start"}:
             break
-        wanted |= more
-    assert set(ordered) == wanted and len(ordered) == len(wanted)
+    assert found == {*wanted, "image_start"}
+
+
+def run_command(*argv):
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    return command.run(parser.parse_args(["compare.yaml", *argv]))
 
 
 def test_an_unknown_system_is_named(capsys):
-    with pytest.raises(SystemExit):
-        parse_args(["--systems", "mafia"])
-    assert "no mafia; there are warm_up" in capsys.readouterr().err
+    assert run_command("--rows", "mafia") == 2
+    assert "no mafia; did you mean mafa?" in capsys.readouterr().out
+    assert run_command("--set", "epoch=3") == 2
+    assert "there is no epoch; did you mean epochs?" in capsys.readouterr().out
 
 
 def test_the_list(capsys):
-    assert main(["--list", "--systems", "mafa", "base", "--epochs", "3"]) == 0
+    assert run_command("--list", "--rows", "mafa", "base", "--set", "epochs=3") == 0
     told = capsys.readouterr().out
-    assert "mafa: MAFA (MAFA Table 4, row 4)\n    3 epochs from warm_up, Con-D: con_d" in told
-    assert "run.grit.enabled=False" in told and "s_itc" not in told
+    assert "mafa: MAFA (MAFA Table 4, row 4)\n    run.grit.start_epoch=1" in told
+    assert "run.grit.enabled=False" in told and "s_itc:" not in told and "  epochs=3" in told
 
 
 # Means and spreads
@@ -152,9 +192,9 @@ def test_spread(values):
 
 def test_spread_of_one_and_of_none():
     assert Spread.of([2.0]) == Spread(2.0, None, 1) and Spread.of([None]) is None
-    assert Spread(2.04, None, 1).told(1) == "2.0"
-    assert Spread(0.5, 0.0312, 3).told(1, scale=100.0) == "50.0 ± 3.1"
-    assert Spread(1.0, 0.5, 2).told(2, sign="+") == "+1.00 ± 0.50"
+    assert Spread(2.04, None, 1).text(1) == "2.0"
+    assert Spread(50.0, 3.12, 3).text(1) == "50.0 ± 3.1"
+    assert Spread(1.0, 0.5, 2).text(2, sign="+") == "+1.00 ± 0.50"
 
 
 FIGURES = {
@@ -177,47 +217,87 @@ def test_differences_are_taken_seed_by_seed():
     assert "con_d_recall" not in found["mafa"], "the other has none"
 
 
-def test_tables_of_figures():
-    tables = tables_of(FIGURES, {"grit": "G", "mafa": "M"}, "grit")
+def fabricated(folder, **changes):
+    """A comparison whose runs are done and measured: the figures are those of FIGURES."""
+    plan = planned(folder, seeds=[0, 1, 2], rows=["grit", "mafa"], **changes)
+    for run, by_seed in FIGURES.items():
+        for seed, figures in by_seed.items():
+            job = plan.jobs[f"{run}/{seed}"]
+            job.folder.mkdir(parents=True)
+            (job.folder / "done").touch()
+            content = {"judges": [], "figures": figures}
+            (job.folder / "figures.json").write_text(json.dumps(content))
+    return plan
+
+
+def test_tables_of_figures(tmp_path):
+    plan = fabricated(tmp_path)
+    figures, problems = figures_of(plan)
+    assert problems == ["column temperature: no log of stage  has temperature in its records of"]
+    tables = tables_of(plan, figures)
     cells = {}
     for table in tables:
         for row in table.rows:
-            assert row[1] == (3 if row[0] == "M" and not table.title.startswith("Diff") else 2)
+            assert row[1] == (3 if row[0] == "MAFA" and not table.title.startswith("Diff") else 2)
             for column, cell in zip(table.columns[2:], row[2:], strict=True):
                 cells[table.title.split()[0], row[0], column] = cell
-    assert cells["Hard", "G", "false negatives"] == "37.5 ± 17.7"
-    assert cells["Hard", "M", "Con-D recall"] == "12.5"
-    assert cells["Hard", "G", "Con-D recall"] is None
-    assert cells["Retrieval", "M", "TR@1"] == "44.0 ± 47.8"
-    assert cells["Retrieval", "G", "ITM AUC"] == "0.625 ± 0.177"
-    assert cells["Difference", "M", "TR@1"] == "+1.5 ± 0.7"
+    assert cells["Hard", "GRIT-VLP", "false negatives"] == "37.5 ± 17.7"
+    assert cells["Hard", "MAFA", "Con-D recall"] == "12.5"
+    assert cells["Hard", "GRIT-VLP", "Con-D recall"] is None
+    assert cells["Retrieval", "MAFA", "TR@1"] == "44.0 ± 47.8"
+    assert cells["Retrieval", "GRIT-VLP", "ITM AUC"] == "0.625 ± 0.177"
+    assert cells["Difference", "MAFA", "TR@1"] == "+1.5 ± 0.7"
     text = markdown_table(tables[0]).splitlines()
-    assert text[0].startswith("| system | n |") and len({len(line) for line in text}) == 1
+    assert text[0].startswith("| row      | n |") and len({len(line) for line in text}) == 1
 
 
 def test_results_are_written_as_measured(tmp_path):
     path = tmp_path / "docs" / "results.md"
-    argv = ["--seeds", "0", "1", "2", "--systems", "mafa", "grit", "--epochs", "5"]
-    args = parse_args([*argv, "--output", str(tmp_path / "out"), "--results", str(path)])
-    chosen = {name: SYSTEMS[name] for name in ("grit", "mafa")}
-    write_results(args, chosen, FIGURES)
+    plan = fabricated(tmp_path / "out", parameters={"epochs": 5})
+    write_all(plan, figures_of(plan)[0], path)
     text, content = path.read_text(), json.loads(path.with_suffix(".json").read_text())
     assert "| MAFA     | 3 | 44.0 ± 47.8 |" in text and "train 5 epochs" in text
-    command = next(line for line in text.splitlines() if line.startswith("bash "))
+    line = next(line for line in text.splitlines() if line.startswith("lavis-mafa study "))
     assert str(tmp_path) not in text + json.dumps(content)
-    again = parse_args([*command.split()[2:], "--output", str(tmp_path / "out")])
-    for name in ("seeds", "systems", "epochs", "train_size", "start_steps"):
-        assert getattr(again, name) == getattr(args, name)
-    assert content["command"] == command
-    for name, by_seed in FIGURES.items():
-        told = content["systems"][name]
-        assert told["seeds"] == {str(seed): found for seed, found in by_seed.items()}
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    again = parser.parse_args(line.split()[2:])
+    assert again.seeds == [0, 1, 2] and again.rows == ["grit", "mafa"]
+    assert again.set == [("epochs", "5")] and content["parameters"]["epochs"] == 5
+    assert content["command"] == line
+    for run, title in (("grit", "GRIT-VLP"), ("mafa", "MAFA")):
+        told, by_seed = content["rows"][title], FIGURES[run]
+        assert told["run"] == run
+        for seed, found in by_seed.items():
+            assert told["seeds"][str(seed)]["txt_r1"] == found["txt_r1"]
         values = [found["txt_r1"] for found in by_seed.values()]
         assert told["spread"]["txt_r1"]["mean"] == pytest.approx(statistics.fmean(values))
         assert told["spread"]["txt_r1"]["sd"] == pytest.approx(statistics.stdev(values))
 
 
-# Going on
+def test_runs_are_measured_once_unless_their_judges_change(tmp_path, monkeypatch):
+    called = []
+
+    def function(runs, judges):
+        called.append(([run.name for run in runs], [judge.name for judge in judges]))
+        for run in runs:
+            yield run, {"txt_r1": 1.0}
+
+    monkeypatch.setattr("lavis_mafa.toyworld.measure.measure", function)
+    plan = planned(tmp_path, seeds=[3], rows=["grit", "mafa"])
+    for name in ("grit/3", "warm_up/3"):
+        plan.jobs[name].folder.mkdir(parents=True)
+        (plan.jobs[name].folder / "done").touch()
+    measure_all(plan)
+    measure_all(plan)
+    assert called == [(["grit/3"], ["warm_up/3"])]
+    assert measured(plan.jobs["grit/3"]) == {"txt_r1": 1.0} and not measured(plan.jobs["mafa/3"])
+    plan.judges[3] = []  # all runs judge together, as in the demo
+    measure_all(plan)
+    assert called[1:] == [(["grit/3"], ["grit/3"])]
+
+
+# Resuming
 
 
 COUNTS = """
@@ -253,14 +333,14 @@ def began(tmp_path, name):
 @pytest.fixture
 def quick(monkeypatch):
     monkeypatch.setattr(runs_module, "POLL_SECONDS", 0.05)
-    monkeypatch.setattr(runs_module, "TELL_SECONDS", 0.2)
+    monkeypatch.setattr(runs_module, "PRINT_SECONDS", 0.2)
 
 
 def test_killed_and_called_again(tmp_path, quick, capsys):
     """What was done is left alone, what was begun goes on from where it was."""
     runs = counting(tmp_path, steps=5, pause=0.3)
     program = (
-        "import sys; sys.path.insert(0, 'tests/studies/demo')\n"
+        "import sys; sys.path.insert(0, 'tests/studies')\n"
         "from pathlib import Path\n"
         "from lavis_mafa.studies import runs\n"
         "from test_compare import counting\n"
@@ -307,7 +387,7 @@ def test_another_command_is_refused(tmp_path, quick):
 def test_others_go_on_when_one_fails(tmp_path, quick):
     runs = counting(tmp_path, fails=True)
     lone = counting(tmp_path / "a")["a"] if (tmp_path / "a").mkdir() is None else None
-    failed = run_all({**runs, "lone": lone}, 1, keep_going=True)
+    failed = run_all({**runs, "lone": lone}, 1)
     assert failed.keys() == {"a", "b", "c"} and "no luck" in failed["a"]
     assert failed["b"] == "it needs a" and not (tmp_path / "b").exists()
     assert lone.done and not runs["a"].done
@@ -326,8 +406,8 @@ def test_only_one_writes_into_a_folder(tmp_path):
 # The whole
 
 
-SHORT = ["--epochs=2", "--warm-up-epochs=1", "--train-size=1024", "--test-size=40"]
-SHORT += ["--start-steps=5", "--seeds", "0", "1", "--systems", "grit", "--at-once=1"]
+SHORT = ["--set", "epochs=2", "warm_up_epochs=1", "train_size=1024", "test_size=40"]
+SHORT += ["start_steps=5", "--seeds", "0", "1", "--rows", "grit", "--at-once=1"]
 
 
 def compare(folder, output):
@@ -368,10 +448,10 @@ def test_a_killed_comparison_ends_as_one_that_ran_through(tmp_path):
     begun = [line for line in log.read_text().splitlines() if '"kind": "config"' in line]
     assert len(begun) == 2 and "<svg" in (output / "report.html").read_text()
     # The last run once more, undisturbed: the same command in an empty folder.
-    killed = json.loads((output / "compare_toy.json").read_text())
+    killed = json.loads((output / "results.json").read_text())
     shutil.rmtree(output / "seed_1" / "grit")
     through = compare(tmp_path, output)
     told, _ = through.communicate(timeout=300)
     assert through.returncode == 0, told[-3000:]
-    whole = json.loads((output / "compare_toy.json").read_text())
-    assert killed["systems"]["grit"]["seeds"] == whole["systems"]["grit"]["seeds"]
+    whole = json.loads((output / "results.json").read_text())
+    assert killed["rows"]["GRIT-VLP"]["seeds"] == whole["rows"]["GRIT-VLP"]["seeds"]

@@ -1,0 +1,151 @@
+"""The engine of studies: from a study file to runs, figures and a report."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from lavis_mafa.config.check import is_url
+from lavis_mafa.io.files import ROOT
+from lavis_mafa.studies.measure import function_of, measure_all
+from lavis_mafa.studies.parts import Study, StudyError
+from lavis_mafa.studies.plan import Plan, check, make_plan, narrowed
+from lavis_mafa.studies.read import read_study
+from lavis_mafa.studies.results import PAGE, figures_of, shown_options, write_all
+from lavis_mafa.studies.runs import alone_in, refuse_other_commands, run_all, shown_command
+from lavis_mafa.studies.spread import Figures
+
+
+@dataclass
+class Request:
+    """What a user wants of a study file; None: as the file says.
+
+    Attributes:
+        file, at, parameters: as `read_study` takes them.
+        output: the folder of all runs; default: ``output/study/`` and the name of base or file.
+        rows, columns, given: as `narrowed` takes them.
+        results: the Markdown file to write.
+    """
+
+    file: str | Path
+    at: str | None = None
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    output: Path | None = None
+    seeds: Sequence[int] | None = None
+    rows: Sequence[str] | None = None
+    columns: Sequence[str] | None = None
+    given: Mapping[str, str] = field(default_factory=dict)
+    at_once: int | None = None
+    processes: int | None = None
+    results: Path | None = None
+
+
+def prepare(request: Request) -> Plan:
+    """Read the study of a request and return the plan of its runs.
+
+    Raises:
+        StudyError: with all problems.
+    """
+    study = read_study(request.file, request.at, request.parameters)
+    processes, at_once = request.processes or study.processes, request.at_once or study.at_once
+    study = replace(study, processes=processes, at_once=at_once)
+    study = narrowed(study, request.rows, request.columns, request.given)
+    seeds = list(dict.fromkeys(request.seeds or study.seeds))
+    output = request.output or Path("output/study") / (study.at or study.path.stem)
+    plan = make_plan(study, output.resolve(), seeds)
+    if study.at == "":  # no other study shares the folder
+        plan.results = plan.output
+    plan.command = command_of(request, study, seeds)
+    return plan
+
+
+def verify(plan: Plan) -> None:
+    """Check everything that can be checked before anything runs.
+
+    Raises:
+        ValueError: naming all problems of one kind.
+    """
+    check(plan)
+    function_of(plan)
+    refuse_other_commands(plan.jobs.values())
+
+
+def conduct(plan: Plan, results: Path | None = None) -> tuple[Figures, int]:
+    """Run, measure and report a study; return its figures and the exit status."""
+    # A termination signal must stop the runs as well: `run_all` does it while an exception unwinds.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    with alone_in(plan.output):
+        jobs, at_once = plan.jobs, plan.study.at_once
+        left = sum(not job.done for job in jobs.values())
+        print(f"{len(jobs)} runs, {left} to do, {at_once} at the same time", flush=True)
+        failed = run_all(jobs, at_once)
+        measure_all(plan)
+        figures, problems = figures_of(plan)
+        path = write_all(plan, figures, results)
+    print(path.read_text(encoding="utf-8"))
+    print(f"written: {path}, {plan.results / PAGE}")
+    for problem in problems:
+        print(f"\n{problem}")
+    for name, why in failed.items():
+        print(f"\nFAILED: {jobs[name].title}: {why}")
+    return figures, 1 if failed or problems else 0
+
+
+def command_of(request: Request, study: Study, seeds: Sequence[int]) -> str:
+    """Return the command that reproduces the figures, without output folder and speed."""
+    path = study.path.resolve()
+    shown = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path.name
+    words = ["lavis-mafa", "study", str(shown)]
+    words += ["--at", study.at] if study.at else []
+    words += ["--seeds", *map(str, seeds)]
+    words += ["--rows", *request.rows] if request.rows else []
+    words += ["--columns", *request.columns] if request.columns else []
+    if request.parameters:
+        words += ["--set", *(f"{name}={value}" for name, value in request.parameters.items())]
+    return shlex.join(words)
+
+
+def listed(study: Study) -> list[str]:
+    """Return lines that list the rows with their options, the columns and the parameters."""
+    lines = [study.title + (f" ({study.source})" if study.source else ""), "rows:"]
+    for row in study.rows:
+        run = f"{row.run}: " if row.run else ""
+        lines.append(f"  {run}{row.name}" + (f" ({row.source})" if row.source else ""))
+        lines += [f"    {options}"] if (options := shown_options(row)) else []
+    lines += ["columns:"]
+    for one in study.catalogue.values():
+        shown = ", shown" if one in study.columns else ""
+        lines.append(f"  {one.name}: {one.title} ({one.stage or one.kind}{shown})")
+    lines += ["parameters:"] if study.parameters else []
+    return [*lines, *(f"  {name}={value}" for name, value in study.parameters.items())]
+
+
+def commands_of(plan: Plan) -> list[str]:
+    """Return lines that list all runs, their state and their commands."""
+    lines = []
+    for job in plan.jobs.values():
+        state = "done" if job.done else "begun" if job.folder.is_dir() else "to do"
+        lines += [f"{job.title} ({state})", f"  {shown_command(job)}"]
+    left = sum(not job.done for job in plan.jobs.values())
+    return [*lines, f"{len(plan.jobs)} runs, {left} to do; nothing was run"]
+
+
+def refuse_missing(plan: Plan) -> None:
+    """Refuse given checkpoints that do not exist; relative paths start at the repository's root.
+
+    Raises:
+        StudyError: naming all of them.
+    """
+    missing = [
+        f"shared.{name}: there is no {path}; train it, or name another by --given {name}=PATH"
+        for name, path in plan.given.items()
+        if not is_url(path) and not os.path.isfile(ROOT / path)
+    ]
+    if missing:
+        raise StudyError(plan.study.path, missing)

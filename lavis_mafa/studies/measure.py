@@ -1,0 +1,68 @@
+"""Call a study's measuring function, and keep what it returns with the runs."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import json
+from collections.abc import Callable
+from contextlib import redirect_stderr
+from typing import Any
+
+from lavis_mafa.io.files import write_json
+from lavis_mafa.studies.parts import StudyError
+from lavis_mafa.studies.plan import Job, Plan
+
+FIGURES = "figures.json"
+
+
+def function_of(plan: Plan) -> Callable[..., Any] | None:
+    """Return the measuring function that the study names as ``module:function``, if any.
+
+    Raises:
+        StudyError: if it cannot be imported.
+    """
+    if plan.study.measure is None:
+        return None
+    module, _, name = plan.study.measure[0].partition(":")
+    try:
+        function: Callable[..., Any] = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        problem = f"measure.function: {plan.study.measure[0]!r}: {error}; expected module:function"
+        raise StudyError(plan.study.path, [problem]) from None
+    return function
+
+
+def measure_all(plan: Plan) -> None:
+    """Measure every completed run of the rows that was not measured yet.
+
+    The function is called for each seed with the runs and those that they are judged by: the runs
+    that the study names, otherwise all runs of this seed.
+    """
+    function = function_of(plan)
+    for seed in plan.seeds if function else ():
+        found = {job.name: job for own in plan.of.values() for job in own[seed].values()}
+        runs = [job for job in found.values() if job.done]
+        judges = plan.judges[seed] or runs
+        todo = [job for job in runs if not measured(job, judges)]
+        if not todo or not all(judge.done for judge in judges):
+            continue
+        print(f"measuring {len(todo)} runs of seed {seed}", flush=True)
+        with redirect_stderr(io.StringIO()):  # progress bars of every model
+            for job, figures in function(todo, judges):  # type: ignore[misc]
+                write_json(job.folder / FIGURES, {"judges": _names(judges), "figures": figures})
+
+
+def measured(job: Job, judges: list[Job] | None = None) -> dict[str, Any]:
+    """Return what was measured of a run; {} if nothing was, or by other judges than these."""
+    path = job.folder / FIGURES
+    if not path.is_file():
+        return {}
+    content = json.loads(path.read_text(encoding="utf-8"))
+    same = judges is None or content["judges"] == _names(judges)
+    figures: dict[str, Any] = content["figures"]
+    return figures if same else {}
+
+
+def _names(judges: list[Job]) -> list[str]:
+    return [f"{judge.name}:{judge.key}" for judge in judges]
