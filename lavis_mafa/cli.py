@@ -21,6 +21,8 @@ from lavis_mafa._version import __version__
 COMMANDS = {
     "train": ("lavis_mafa.commands.train", "train a model"),
     "evaluate": ("lavis_mafa.commands.train", "evaluate a model"),
+    "demo": ("lavis_mafa.studies.demo", "compare systems with and without MAFA on a toy world"),
+    "study": ("lavis_mafa.studies.command", "run the systems of a study file and compare them"),
     "count": (
         "lavis_mafa.commands.count",
         "count false negatives under random and grouped mini-batches",

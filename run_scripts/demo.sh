@@ -4,4 +4,4 @@
 set -euo pipefail
 ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 bash "$ROOT/run_scripts/setup_env.sh"
-exec "$ROOT/.venv/bin/python" -m lavis_mafa.studies.demo "$@"
+exec "$ROOT/.venv/bin/python" -m lavis_mafa demo "$@"

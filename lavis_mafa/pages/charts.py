@@ -199,23 +199,23 @@ def curve_html(curve: Curve) -> str:
     Raises:
         ValueError: if a series' ``x`` and ``y`` differ in length.
     """
-    drawn = _draw(curve)
-    if drawn is None:
+    chart = _draw(curve)
+    if chart is None:
         return _figure("chart", curve.title, '<p class="note">No values to draw.</p>', curve.note)
-    body, height = drawn
+    body, height = chart
     alt = esc(f"{curve.title}: line chart of {', '.join(s.name for s in curve.series)}")
     svg = f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{alt}">{body}</svg>'
     legend = ""
     for place, one in enumerate(curve.series):
         key = f'<svg viewBox="0 0 24 8" aria-hidden="true">{_key(place, "M2 4H22")}</svg>'
         legend += f"<li>{key}{esc(one.name)}</li>"
-    chart = f'{svg}<ul class="legend">{legend}</ul>'
-    return _figure("chart", curve.title, chart + _numbers(curve), curve.note)
+    legend = f'<ul class="legend">{legend}</ul>'
+    return _figure("chart", curve.title, svg + legend + _numbers(curve), curve.note)
 
 
 def curves_svg(curves: Sequence[Curve]) -> str | None:
     """Return curves side by side as an SVG file of its own; None if there is nothing to draw."""
-    drawn = [(curve, *body) for curve in curves if (body := _draw(curve)) is not None]
+    drawn = [(curve, *chart) for curve in curves if (chart := _draw(curve)) is not None]
     if not drawn:
         return None
     named = [len([s for s in curve.series if s.name]) for curve, _, _ in drawn]

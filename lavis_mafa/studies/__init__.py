@@ -1,28 +1,38 @@
-"""Ablations as one command: a study file runs all rows of a paper's table and ends in a table.
+"""Studies: a study file lists systems; one command trains them, measures and compares them.
 
-    python -m lavis_mafa.studies projects/mafa/studies/table_4.yaml --at toy
+    lavis-mafa study projects/mafa/studies/table_4.yaml --at toy
 
-A study file is YAML. What several tables share stands in a base, ``base_NAME.yaml`` beside the
-file, chosen by ``--at NAME``; the file goes before its base, its section ``at: {NAME: ...}`` before
-both (mappings key by key, lists as a whole). Keys:
+A study file is YAML. What several studies share is in a base: the file that ``base`` names, or
+``base_NAME.yaml``, chosen by ``--at NAME``. A file overrides its base, and its section
+``at: {NAME: ...}`` overrides both; mappings are merged key by key, lists are replaced. Keys:
 
 - ``title``, ``source`` (where a paper has the table), ``about``, ``notes``: text.
-- ``shared``: by name, what rows share: a training, ``{config, options, uses}``; a module of this
-  package, ``{module, arguments, writes}``; or a ``{checkpoint}`` that is given.
+- ``parameters``: values by name, which ``--set NAME=VALUE`` overrides. In any text of the file
+  ``{name}`` stands for the value, ``{name*2}`` and ``{name/2}`` for multiples (at least 1).
+- ``shared``: runs by name that rows share: a training, ``{config, options, uses}``; a module of
+  this package, ``{module, arguments, writes}``; or an existing ``{checkpoint}``.
 - ``stages``: by name, what is run for each row: ``{script (train.py), config, options, uses}``. A
-  row's options go to the first.
-- ``options``: of everything that has a config. ``settings``: options that ``uses`` names.
-- ``rows``: a list of ``{name, marks, uses, options}``, marks being cells of the table (true: a
-  check mark). ``vary``: by key, its values; every row is run with their full product. ``titles``:
-  what keys are called in tables.
-- ``columns``: by name, ``{title, key, stage, kind, split, scale, digits}``: figures of a stage's
-  ``log.jsonl`` (the mean, if there are several keys). ``shows``: names of the columns of the table;
-  stages that none of them needs are not run.
+  row's options override those of the first stage.
+- ``options``: of everything that has a config. ``settings``: options by name, for ``uses``.
+- ``rows``: a list of ``{name, marks, source, uses, options, stages, run}``. ``marks`` are cells of
+  the table (true: a check mark), ``stages`` holds options of other stages; ``run`` names a shared
+  run that the row shows, instead of stages of its own. ``vary``: values by key; every row is run
+  with their full product. ``titles``: names of keys in tables.
+- ``columns``: by name, ``{title, key, stage, kind, split, scale, digits, best}``: figures of a
+  stage's ``log.jsonl`` (the mean, if there are several keys). Kind ``measured``: figures that the
+  measuring function returned. ``shows``: names of the columns of the table; ``tables``: the same
+  by the title of their table. Stages that no shown column needs are not run.
+- ``measure``: ``{function: module:name, judges}``: called with the completed runs of a seed and the
+  shared runs that ``judges`` names (default: the same runs), it yields each run with its figures.
 - ``figure``: ``{x, y}``: a key of ``vary`` or ``row``, and names of columns.
+- ``curves``: a list of ``{title, key, kind, lines}``: a logged figure over steps or epochs.
+- ``gallery``: the shared run whose mined connections the page shows.
+- ``reference``: ``{row, columns}``: a table of the differences to this row, seed by seed.
 - ``paper``: ``{about, columns, rows}``: the paper's numbers for the rows of the file, in their
-  order or by name; a table of its own beside ours.
-- ``seeds``, ``at_once`` (runs beside each other), ``processes`` (of each training).
+  order or by name, shown in a table of their own.
+- ``seeds``, ``at_once`` (runs at the same time), ``processes`` (of each training).
+- ``folders``: where shared runs write below the output folder (``shared/seed_{seed}/{name}``).
 
-In options and arguments ``{name}`` stands for the checkpoint of a shared run or earlier stage with
-the same seed, ``{seed}`` for the seed, ``{folder}`` for where the run writes.
+In options and arguments ``{name}`` also stands for the checkpoint of a shared run or earlier stage
+with the same seed, ``{seed}`` for the seed, ``{folder}`` for the folder of the run.
 """

@@ -6,8 +6,6 @@ Finished runs are kept: rerun the command to resume. `lavis_mafa.studies` descri
 from __future__ import annotations
 
 import argparse
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import yaml
@@ -112,14 +110,3 @@ def run(args: argparse.Namespace) -> int:
         print(error)
         return 2
     return 0 if args.dry_run else conduct(plan, args.results)[1]
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run ``lavis-mafa study`` with the given arguments."""
-    parser = argparse.ArgumentParser(prog="lavis-mafa study", description=__doc__)
-    add_arguments(parser)
-    return run(parser.parse_args(argv))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

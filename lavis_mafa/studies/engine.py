@@ -13,6 +13,7 @@ from typing import Any
 
 from lavis_mafa.config.check import is_url
 from lavis_mafa.io.files import ROOT
+from lavis_mafa.io.project_files import PROJECTS
 from lavis_mafa.studies.measure import function_of, measure_all
 from lavis_mafa.studies.parts import Study, StudyError
 from lavis_mafa.studies.plan import Plan, check, make_plan, narrowed
@@ -100,8 +101,10 @@ def conduct(plan: Plan, results: Path | None = None) -> tuple[Figures, int]:
 def command_of(request: Request, study: Study, seeds: Sequence[int]) -> str:
     """Return the command that reproduces the figures, without output folder and speed."""
     path = study.path.resolve()
-    shown = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path.name
-    words = ["lavis-mafa", "study", str(shown)]
+    shown = path.name
+    if path.is_relative_to(PROJECTS):
+        shown = f"projects/{path.relative_to(PROJECTS)}"
+    words = ["lavis-mafa", "study", shown]
     words += ["--at", study.at] if study.at else []
     words += ["--seeds", *map(str, seeds)]
     words += ["--rows", *request.rows] if request.rows else []

@@ -37,8 +37,9 @@ def curve_of(
     series = []
     for name, own in points.items():
         own.sort(key=lambda point: point[0])
-        xs, means = [x for x, _ in own], [spread.mean for _, spread in own]
-        series.append(Series(name or "mean", xs, means, [spread.sd for _, spread in own]))
+        line = Series(name or "mean", [x for x, _ in own])
+        line.y, line.spread = [s.mean for _, s in own], [s.sd for _, s in own]
+        series.append(line)
     xs = [x for one in series for x in one.x]
     log_x = numbers and min(xs) > 0 and max(xs) >= WIDE * min(xs)
     title, places = column.title, [] if numbers else names

@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from lavis_mafa.config.check import suggest
-from lavis_mafa.io.project_files import project_file
+from lavis_mafa.io.project_files import PROJECTS, project_file
 from lavis_mafa.runners.checkpoint import LAST
 from lavis_mafa.studies.keys import (
     COLUMN,
@@ -44,7 +44,7 @@ from lavis_mafa.studies.parts import (
 )
 
 PARAMETER = re.compile(r"(?<!\$)\{(\w+)(?:([*/])(\d+))?\}")
-STUDIES = project_file("projects/mafa/studies/base_toy.yaml").parent
+STUDIES = PROJECTS / "mafa" / "studies"
 OWN = ("seed", "folder")  # placeholders that stand for no checkpoint
 SCRIPTS = ("train.py", "evaluate.py")
 SHARED = "shared/seed_{seed}/{name}"  # where shared runs write, below the output folder
@@ -57,7 +57,7 @@ def read_study(
     """Read a study file and its bases.
 
     Args:
-        path: a file; or the name of one of this project's, such as ``compare.yaml``.
+        path: a file, or the name of a shipped one, such as ``compare``.
         at: name of a base (``base_NAME.yaml`` next to the file, or of this project), a YAML file,
             or a section of the file; None: ``toy``, or no base if the file is complete itself.
         parameters: values that override those of the files.
@@ -65,7 +65,10 @@ def read_study(
     Raises:
         StudyError: with all problems of all files.
     """
-    path, problems = _path_of(path), list[str]()
+    try:
+        path, problems = project_file(path), list[str]()
+    except ValueError as error:  # the name of several shipped files
+        raise StudyError(path, [str(error)]) from None
     own = _load(path, problems)
     files, name = [(path, own)], at or ""
     base = _base_of(path, own, at, problems)
@@ -107,14 +110,6 @@ def read_study(
     if problems:
         raise StudyError(path, problems)
     return study
-
-
-def _path_of(path: str | Path) -> Path:
-    """Return a study file's path; that of a name which only this project's folder has."""
-    path = Path(path)
-    own = project_file(Path("projects/mafa/studies", path))
-    found = project_file(path)
-    return path if path.is_file() else own if own.is_file() else found if found.is_file() else path
 
 
 def _load(path: Path, problems: list[str]) -> dict[str, Any]:

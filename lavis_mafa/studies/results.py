@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from lavis_mafa._version import __version__
-from lavis_mafa.analysis.corpus import recorded_data
-from lavis_mafa.analysis.gallery import connections_of, shown_data
+from lavis_mafa.analysis.gallery import connections_of, view_data
+from lavis_mafa.analysis.loading import recorded_data
 from lavis_mafa.analysis.run_records import read_run
 from lavis_mafa.io.files import write_json, write_text
 from lavis_mafa.pages.charts import Cell, Table, curves_svg
@@ -117,7 +117,7 @@ def _table(
         cells: list[Cell] = [*(row.cells.get(title, "") for title in titles), count]
         for column in columns:
             spread = own.get(column.name)
-            text = spread and spread.text(column.digits, sign)
+            text = spread.text(column.digits, sign) if spread else None
             cells.append(float(text) if text and column.title in best else text)
         table.rows.append(cells)
     return table
@@ -213,7 +213,7 @@ def _gallery(plan: Plan) -> Iterator[Mined]:
     job = plan.jobs.get(f"{plan.study.gallery}/{plan.seeds[0]}")
     if job is not None and job.done:
         records = read_run(job.folder)
-        show = shown_data(lambda: recorded_data(records.config), True, [])
+        show = view_data(lambda: recorded_data(records.config), True, [])
         yield from connections_of(records.connections[-GALLERY:], show, plan.study.gallery)
 
 

@@ -20,7 +20,7 @@ import torch
 
 from lavis_mafa._version import __version__
 from lavis_mafa.io.files import ROOT, write_text
-from lavis_mafa.io.project_files import project_file
+from lavis_mafa.io.project_files import PROJECTS, project_file
 from lavis_mafa.runners.checkpoint import LAST
 from lavis_mafa.runners.run_log import read_log
 
@@ -72,8 +72,8 @@ def command_of(script: str, config: str, folder: Path, options: Mapping[str, Any
 
 
 def command_for(script: str) -> list[str]:
-    """Return what runs ``train.py`` or ``evaluate.py``, after ``python``."""
-    return [str(ROOT / script)]
+    """Return what trains or evaluates, after ``python``; a wheel has no ``train.py``."""
+    return ["-m", "lavis_mafa", script.removesuffix(".py")]
 
 
 def written(value: Any) -> str:
@@ -227,7 +227,7 @@ def _start(run: Run) -> subprocess.Popen[bytes]:
             stdout=console,
             stderr=subprocess.STDOUT,
             env=environment,
-            cwd=ROOT,
+            cwd=ROOT if PROJECTS.parent == ROOT else None,  # relative paths start in a checkout
             close_fds=False,  # the process inherits the lock of `alone_in`
         )
 

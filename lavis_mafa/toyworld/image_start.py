@@ -67,7 +67,7 @@ def train_image_start(
         seed: of the scenes; no data set uses it.
 
     Returns:
-        Accuracy on attributes of occupied cells from [CLS] over the last tenth of the steps, 0 to 1.
+        Accuracy on attributes of occupied cells from [CLS], 0 to 1, over the last tenth of steps.
     """
     rng = np.random.default_rng(seed)
     cells = world.grid**2

@@ -17,7 +17,8 @@ from torch.utils.data import DataLoader
 from lavis_mafa import load_model
 from lavis_mafa.algorithm.backbone import Images, Texts
 from lavis_mafa.config import load_config
-from lavis_mafa.metrics.recall import area_under_roc, ranked_truth, retrieval_with_truth
+from lavis_mafa.metrics.binary import area_under_roc
+from lavis_mafa.metrics.recall import ranked_truth, retrieval_with_truth
 from lavis_mafa.models.inference.rerank import compute_sim_matrix, encode_split, itm_scores
 from lavis_mafa.runners.run_log import read_log
 from lavis_mafa.toyworld import ToyScenesBuilder, ToyScenesEval

@@ -9,7 +9,8 @@ from types import SimpleNamespace
 import pytest
 
 from lavis_mafa.runners.run_log import LOG, RunLog, read_json_lines, read_log
-from lavis_mafa.studies.demo.page import _curve
+from lavis_mafa.studies.figure import log_curve
+from lavis_mafa.studies.parts import LogCurve
 
 
 def step(number, **figures):
@@ -61,8 +62,9 @@ def test_the_curve_of_a_resumed_run_goes_forward(tmp_path):
     numbers = (1, 2, 3, 2, 3, 4)
     records = [step(number, loss=10.0 * place) for place, number in enumerate(numbers)]
     write(tmp_path, [*records, step(5, loss=None)])
-    branch = SimpleNamespace(title="A", folder=tmp_path)
-    (series,) = _curve({"a": branch}, "step", "loss", "loss", "step").series
+    job = SimpleNamespace(done=True, folder=tmp_path)
+    plan = SimpleNamespace(of={"A": {0: {"": job}}}, seeds=[0])
+    (series,) = log_curve(plan, LogCurve("Loss", "loss", "step", ["A"])).series
     assert series.x == [1, 2, 3, 4] and series.y == [0.0, 30.0, 40.0, 50.0]
 
 

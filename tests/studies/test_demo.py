@@ -22,7 +22,7 @@ def finished(tmp_path_factory):
     folder = tmp_path_factory.mktemp("demo")
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [sys.executable, "-m", "lavis_mafa.studies.demo", *SHORT],
+        [sys.executable, "-m", "lavis_mafa", "demo", *SHORT],
         cwd=folder,
         env=environment,
         capture_output=True,

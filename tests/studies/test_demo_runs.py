@@ -91,7 +91,9 @@ def test_every_run_after_stage_1_is_accepted():
             assert jobs["stage2"].name in jobs["vqa"].needs
     # The runs of stage 1 are those of the demo: they are not run again.
     shared = {name: job for name, job in plan.jobs.items() if name.split("/")[0] in branches}
-    assert shared and all(job.command == branches[n.split("/")[0]].command for n, job in shared.items())
+    assert shared and all(
+        job.command == branches[n.split("/")[0]].command for n, job in shared.items()
+    )
 
 
 START = "image_start/42"
@@ -135,7 +137,7 @@ def test_blip2_from_stage_1_to_answers(tmp_path):
     """Minutes: stage 1 of four systems, stage 2 of two, VQA and captions, on a small world."""
     sizes = ["--epochs=2", "--warm-up-epochs=1", "--train-size=256", "--test-size=40"]
     done = subprocess.run(
-        [sys.executable, "-m", "lavis_mafa.studies.demo", "stage2", *sizes]
+        [sys.executable, "-m", "lavis_mafa", "demo", "stage2", *sizes]
         + ["--start-steps=10", "--opt-steps=30"],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import functools
 import itertools
 import json
@@ -599,7 +600,13 @@ def test_a_figure_that_no_log_has_is_told(tmp_path):
 def run(tmp_path, *options, **changes):
     path = written(tmp_path, **changes)
     argv = [str(path), "--at", "small", "--output", str(tmp_path / "out"), "--seeds", "3"]
-    return command.main([*argv, *options])
+    return main([*argv, *options])
+
+
+def main(argv):
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    return command.run(parser.parse_args(argv))
 
 
 @pytest.fixture
@@ -671,7 +678,7 @@ def test_what_cannot_work_is_told_before_anything_runs(tmp_path, made_up, capsys
 def test_the_command_is_told_and_can_be_given_again(tmp_path, made_up):
     path = str(TABLES[0])
     options = ["--at", "toy", "--seeds", "1", "--columns", "tr1"]
-    assert command.main([path, *options, "--output", str(tmp_path)]) == 0
+    assert main([path, *options, "--output", str(tmp_path)]) == 0
     text = (tmp_path / TABLES[0].stem / "results.md").read_text()
     told = next(line for line in text.splitlines() if line.startswith("lavis-mafa "))
     assert told.split()[2:] == [str(TABLES[0].relative_to(ROOT)), *options]
@@ -745,7 +752,7 @@ def test_a_killed_study_goes_on_to_its_table(tmp_path):
     output = tmp_path / "out"
 
     def start():
-        words = [str(ROOT / "run_scripts/mafa/sweep.sh"), str(tmp_path / "two.yaml")]
+        words = [str(ROOT / "run_scripts/mafa/study.sh"), str(tmp_path / "two.yaml")]
         return subprocess.Popen(
             ["bash", *words, "--at", "tiny", "--seeds", "0", "--output", str(output)],
             cwd=tmp_path,

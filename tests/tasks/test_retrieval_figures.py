@@ -24,10 +24,8 @@ from lavis_mafa.metrics.known_truth import original_pairs, read_truth, truth_wit
 from lavis_mafa.metrics.recall import retrieval_with_truth
 from lavis_mafa.metrics.score_files import read_scores
 from lavis_mafa.runners.session import run
-from lavis_mafa.studies.demo.branches import Branch
-from lavis_mafa.studies.demo.families import FAMILIES
-from lavis_mafa.studies.demo.measure import K_TEST, measure, toy_world
 from lavis_mafa.tasks import MafaPretrainTask, MafaRetrievalTask
+from lavis_mafa.toyworld.measure import K_TEST, measure, toy_world
 
 pytest.importorskip("eccv_caption")
 
@@ -271,14 +269,19 @@ def test_evaluate_gives_the_figures_of_the_demonstration(folders):
     weights = load_model("albef_mafa", "tiny").state_dict()
     of = {"model": {"arch": "albef_mafa", "model_type": "tiny"}}
     torch.save({"model": weights, "config": of}, folders / "checkpoint_last.pth")
-    branch = Branch("one", "One", [], folders, family=FAMILIES["albef"])
+    sizes = [f"datasets.toy_scenes.build_info.{n}" for n in ("train_size=30", "test_size=40")]
+    trained = SimpleNamespace(
+        config=str(ROOT / "projects/mafa/train/albef_toy.yaml"),
+        options=tuple(sizes),
+        folder=folders,
+        checkpoint=folders / "checkpoint_last.pth",
+    )
     test = toy_world(30, 40)["test"]
-    expected = measure([branch], test, folders)["one"]
+    ((_, expected),) = measure([trained], [trained])
     path = truth_file(folders, [[test.image[0], test.text[0]]])
     options = [
-        f"model.finetuned={branch.checkpoint}",
-        "datasets.toy_scenes.build_info.train_size=30",
-        "datasets.toy_scenes.build_info.test_size=40",
+        f"model.finetuned={trained.checkpoint}",
+        *sizes,
         f"run.k_test={K_TEST}",
         f"run.output_dir={folders}",
         "run.job_id=job",
