@@ -16,7 +16,7 @@ from lavis_mafa.io.files import write_json, write_text
 from lavis_mafa.pages.charts import Cell, Table, curves_svg
 from lavis_mafa.pages.report import Mined, write_report
 from lavis_mafa.pages.tables import markdown_section
-from lavis_mafa.runners.run_log import read_log
+from lavis_mafa.runners.run_log import LOG, read_log
 from lavis_mafa.studies.figure import curve_of, log_curve
 from lavis_mafa.studies.measure import measured
 from lavis_mafa.studies.parts import MEASURED, Column, Row
@@ -211,7 +211,7 @@ def write_all(plan: Plan, figures: Figures, path: Path | None = None) -> Path:
 def _gallery(plan: Plan) -> Iterator[Mined]:
     """Yield the last connections that the study's run mined with its first seed."""
     job = plan.jobs.get(f"{plan.study.gallery}/{plan.seeds[0]}")
-    if job is not None and job.done:
+    if job is not None and job.done and (job.folder / LOG).is_file():
         records = read_run(job.folder)
         show = view_data(lambda: recorded_data(records.config), True, [])
         yield from connections_of(records.connections[-GALLERY:], show, plan.study.gallery)

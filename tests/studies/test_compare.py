@@ -166,7 +166,7 @@ def run_command(*argv):
 
 def test_an_unknown_system_is_named(capsys):
     assert run_command("--rows", "mafia") == 2
-    assert "no mafia; did you mean mafa?" in capsys.readouterr().out
+    assert "no mafia; did you mean MAFA?" in capsys.readouterr().out
     assert run_command("--set", "epoch=3") == 2
     assert "there is no epoch; did you mean epochs?" in capsys.readouterr().out
 
@@ -174,7 +174,7 @@ def test_an_unknown_system_is_named(capsys):
 def test_the_list(capsys):
     assert run_command("--list", "--rows", "mafa", "base", "--set", "epochs=3") == 0
     told = capsys.readouterr().out
-    assert "mafa: MAFA (MAFA Table 4, row 4)\n    run.grit.start_epoch=1" in told
+    assert "  mafa: MAFA (MAFA Table 4, row 4)\n    run.max_epoch=3 run.warmup_steps=30" in told
     assert "run.grit.enabled=False" in told and "s_itc:" not in told and "  epochs=3" in told
 
 
