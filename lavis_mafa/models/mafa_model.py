@@ -1,4 +1,4 @@
-"""What the models of all families share: the step, checkpoints, retrieval."""
+"""The mixin of all families' models: the training step, checkpoints, retrieval."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import logging
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from omegaconf import OmegaConf
 
@@ -58,10 +59,10 @@ class MafaModel:
         con_d: Discriminator | None,
         momentum: Momentum | None = None,
     ) -> None:
-        """Take up what the step needs beyond the family's modules."""
+        """Set what the step needs in addition to the family's modules."""
         self.backbone = backbone
         self.settings = settings or StepSettings()
-        # Frozen and not ours to train or save: a discriminator is no submodule.
+        # A discriminator is no submodule, so that it is neither trained nor saved.
         self.con_d = con_d
         self.momentum_encoders = momentum
         picker, name = build_picker(self.settings), self.settings.negatives
@@ -75,7 +76,7 @@ class MafaModel:
             setattr(self, name, picker)
 
     def forward(self, samples: dict[str, Any]) -> StepOutput:
-        """One step on a mini-batch; see `lavis_mafa.algorithm.step.run_step` for its keys."""
+        """Compute one step on a mini-batch, as in `lavis_mafa.algorithm.step.run_step`."""
         with torch.no_grad():
             self.temp.clamp_(*TEMPERATURE_RANGE)
         return run_step(
@@ -98,8 +99,10 @@ class MafaModel:
         """Whether some weights get no gradient because their loss is switched off."""
         return any(not self.settings.loss_weights.get(name) for name in ("itc", "itm", "lm"))
 
-    def compute_sim_matrix(self, data_loader: Any, task_cfg: Any) -> tuple[np.ndarray, np.ndarray]:
-        """Retrieval scores; ``task_cfg.k_test`` candidates are re-ranked by ITM,
+    def compute_sim_matrix(
+        self, data_loader: Any, task_cfg: Any
+    ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+        """Return retrieval scores; ``task_cfg.k_test`` candidates are re-ranked by ITM,
         ``task_cfg.pairs_per_pass`` pairs at a time."""
         k_test, pairs_per_pass = task_cfg.get("k_test", 128), task_cfg.get("pairs_per_pass")
         return compute_sim_matrix(self.backbone, data_loader, k_test, pairs_per_pass)
@@ -119,11 +122,11 @@ class MafaModel:
         return loaded
 
     def load_from_pretrained(self, url_or_filename: str, rename_text_keys: bool = False) -> Any:
-        """As `load_checkpoint`; keys need no renaming here."""
+        """Load a checkpoint as `load_checkpoint` does; no key is renamed."""
         return self.load_checkpoint(url_or_filename)
 
     def _after_loading(self, missing: list[str]) -> None:
-        """Momentum encoders that no checkpoint brought begin equal to the encoders."""
+        """Copy the encoders to momentum encoders that the checkpoint lacks."""
         if self.momentum_encoders is not None and any("_m." in name for name in missing):
             self.momentum_encoders.copy_params()
 
@@ -135,8 +138,8 @@ class MafaModel:
             content: of the file, if it has been read already.
 
         Raises:
-            ValueError: if the checkpoint does not fit, or ``load_finetuned`` is on and it leaves
-                weights random by which pairs are compared or judged.
+            ValueError: if the checkpoint does not fit, or ``load_finetuned`` is on and it lacks
+                weights of ITC or ITM.
         """
         checkpoint = checkpoint_of(cfg)
         if checkpoint:
@@ -147,7 +150,7 @@ class MafaModel:
         if not (cfg.get("mafa") or {}).get("learn_temperature", True):
             self.temp.requires_grad_(False).fill_(cfg.get("temp", 0.07))
         if isinstance(self.con_d, ModelDiscriminator) and self.con_d.share_encoder(self):
-            logging.info("Con-D has the same frozen image encoder: it runs once per mini-batch")
+            logging.info("Con-D shares the frozen image encoder: it runs once per mini-batch")
         return self
 
     def _require_finetuned(
@@ -159,15 +162,15 @@ class MafaModel:
             (*MATCHING_PARTS, *PROJECTION_PARTS),
             f"model.finetuned: {checkpoint}",
             "Name a checkpoint of the whole model, or give it as model.pretrained with "
-            "model.load_finetuned: False to train what it lacks. A frozen image encoder that it "
-            "lacks can be named as model.vit_weights",
+            "model.load_finetuned: False to train the missing weights. A missing frozen image "
+            "encoder can be named as model.vit_weights",
         )
         recorded = (content.get("config") or {}).get("model") or {}
         then, now = recorded.get("image_size"), image_size_of(self)
         if then and now and then != now:
             logging.warning(
-                "%s was trained at model.image_size %s, and this model takes %s: positions are "
-                "interpolated, and figures differ",
+                "%s was trained at model.image_size %s, but this model has %s: position embeddings "
+                "are interpolated, and figures differ",
                 *(checkpoint, then, now),
             )
 
@@ -175,8 +178,8 @@ class MafaModel:
     def from_pretrained(cls, model_type: str) -> Any:
         """Build a model type from its default config.
 
-        Where its starting weights or tokenizer cannot be had (no network), the model is built
-        without them, and a warning says so.
+        Without a network and without cached starting weights and tokenizer, the model is built
+        without them, with a warning.
         """
         model_cls: Any = cls
         cfg = OmegaConf.load(model_cls.default_config_path(model_type)).model
@@ -184,10 +187,10 @@ class MafaModel:
             return model_cls.from_config(cfg)
         except OSError as error:
             logging.warning(
-                "%s %s is built WITHOUT its starting weights: they are neither in the "
-                "cache nor to be downloaded (%s). Its weights are random, and unless its tokenizer "
-                "is in the cache captions are cut by a small built-in vocabulary. Load a "
-                "checkpoint and give model.tokenizer before using it.",
+                "%s %s is built WITHOUT its starting weights: they are not in the cache and cannot "
+                "be downloaded (%s). Its weights are random, and unless its tokenizer is in the "
+                "cache captions are tokenised by a small built-in vocabulary. Load a checkpoint "
+                "and set model.tokenizer before using it.",
                 registered_name(cls),
                 model_type,
                 str(error).splitlines()[0],
@@ -201,13 +204,13 @@ class MafaModel:
 
     @staticmethod
     def without_downloads(cfg: Any) -> None:
-        """Change a config, in place, so that building it needs no weights from elsewhere."""
+        """Change a config in place, so that building it downloads no weights."""
         cfg.load_pretrained = False
         cfg.load_finetuned = False
 
 
 def checkpoint_of(cfg: Any) -> str | None:
-    """The checkpoint that a ``model`` config asks for, None for none.
+    """Return the checkpoint of a ``model`` config, None if it has none.
 
     Raises:
         ValueError: if ``load_finetuned`` is on and no file is named.
@@ -215,22 +218,23 @@ def checkpoint_of(cfg: Any) -> str | None:
     if cfg.get("load_finetuned", False):
         if not cfg.get("finetuned"):
             raise ValueError("model.load_finetuned is True but model.finetuned names no file")
-        return cfg.finetuned
-    return cfg.get("pretrained") if cfg.get("load_pretrained", True) else None
+        return str(cfg.finetuned)
+    path = cfg.get("pretrained") if cfg.get("load_pretrained", True) else None
+    return str(path) if path else None
 
 
 def step_parts(cfg: Any) -> dict[str, Any]:
-    """``settings`` and ``con_d`` of a ``model`` config."""
+    """Build ``settings`` and ``con_d`` of a ``model`` config."""
     mafa: Any = OmegaConf.to_container(OmegaConf.create(cfg.get("mafa") or {}), resolve=True)
     everywhere = bool(cfg.get("negative_all_rank", False))
     settings = StepSettings.from_config(mafa, all_ranks=everywhere)
-    # A model begins with the same random weights with and without Con-D.
+    # Forked, so that a model starts from the same random weights with and without Con-D.
     with torch.random.fork_rng(devices=[]):
         return {"settings": settings, "con_d": build_discriminator(mafa.get("con_d"))}
 
 
 def momentum_of(model: Any, cfg: Any, settings: StepSettings) -> Momentum | None:
-    """Momentum encoders of a model if its soft labels come from them."""
+    """Build a model's momentum encoders if its soft labels come from them."""
     if settings.soft_labels.type != "momentum":
         return None
     return Momentum(

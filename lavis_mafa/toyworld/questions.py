@@ -1,6 +1,6 @@
 """Questions about scenes of the toy world, with exact answers.
 
-Six kinds, each asked in plain words (no synonyms) and answered in one:
+Six kinds, in plain words (no synonyms), with one-word answers:
 
 | question_type | question | answers | answer_type |
 |---|---|---|---|
@@ -9,8 +9,8 @@ Six kinds, each asked in plain words (no synonyms) and answered in one:
 | `count` | how many circles are there? | 0 to 3 | number |
 | `background` | what colour is the background? | its colour | other |
 
-`answer_type` has the names of VQA v2. Counts are digits, which is what VQA v2's scoring makes of
-number words.
+`answer_type` has the names of VQA v2. Counts are digits, because VQA v2's scoring converts number
+words to digits.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ from lavis_mafa.toyworld.world import (
 )
 
 QUESTION_TYPES = ("exists", "colour", "shape", "size", "count", "background")
-MAX_QUESTIONS = 12  # about one scene; more would not always differ
+MAX_QUESTIONS = 12  # per scene; more could not always be different
 
-ATTRIBUTES = ("size", "colour", "shape")  # in the order in which they are spoken
+ATTRIBUTES = ("size", "colour", "shape")  # in word order
 _VALUES = {"size": SIZES, "colour": COLOURS, "shape": SHAPES}
 _TRIES = 20
 
-Thing = dict[str, str]  # attribute -> value: an object, or what is said of one
+Thing = dict[str, str]  # attribute -> value, of an object or a description
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Question:
-    """A question about one scene, with its only right answer."""
+    """A question about one scene, with its only correct answer."""
 
     text: str
     answer: str
@@ -57,7 +57,7 @@ class Question:
 
 
 def possible_answers() -> list[str]:
-    """Every answer that a question can have, sorted."""
+    """Return every possible answer, sorted."""
     counts = [str(number) for number in range(MAX_OBJECTS + 1)]
     return sorted(["yes", "no", *counts, *SHAPES, *COLOURS, *SIZES, *BACKGROUNDS])
 
@@ -68,14 +68,15 @@ def make_questions(
     rng: np.random.Generator,
     kinds: Sequence[str] = QUESTION_TYPES,
 ) -> list[list[Question]]:
-    """Questions about each of the n scenes, all different within a scene: n lists of `per_scene`.
+    """Make questions about each of n scenes, different within a scene: n lists of `per_scene`.
 
-    The kinds take turns in random order; one that `kinds` names twice comes twice as often. A kind
-    that a scene does not allow (which colour, of two circles?) leaves its turn to the next. The
-    same seed gives the same questions.
+    The kinds take turns in random order; one that `kinds` lists twice comes twice as often. A kind
+    that is ambiguous for a scene (which colour, of two circles?) is skipped. The same seed gives
+    the same questions.
 
-    Raises ValueError if `per_scene` is not from 1 to `MAX_QUESTIONS`, or `kinds` lacks `exists`
-    (of which alone there are always enough) or names an unknown kind.
+    Raises:
+        ValueError: if `per_scene` is not from 1 to `MAX_QUESTIONS`, or `kinds` lacks `exists` (the
+            only kind with always enough questions) or has an unknown kind.
     """
     if not 1 <= per_scene <= MAX_QUESTIONS:
         raise ValueError(
@@ -115,10 +116,10 @@ def _ask(
 
 
 def _exists(here: list[Thing], elsewhere: list[Thing], rng: np.random.Generator) -> Question:
-    """Yes and no with equal probability.
+    """Ask for an object; yes and no are equally likely.
 
-    What is not there is mixed from an object of this scene and one of another, so that it is asked
-    for about as often as it would be if it were there: no question gives its own answer away.
+    An absent object mixes the attributes of an object of this scene and one of another, so that
+    objects are asked for about equally often with both answers, and no question reveals its answer.
     """
     named = [a for a in ATTRIBUTES if a == "shape" or rng.random() < 0.6]
     answer, said = "yes", _said(_pick(here, rng), named)
@@ -129,13 +130,13 @@ def _exists(here: list[Thing], elsewhere: list[Thing], rng: np.random.Generator)
             said = {a: (one if rng.random() < 0.5 else other)[a] for a in named}
             if not _fitting(said, here):
                 break
-        while _fitting(said, here):  # hardly anything else exists in this world
+        while _fitting(said, here):  # in worlds where nearly all objects are alike
             said = {a: _pick(_VALUES[a], rng) for a in named}
     return Question(f"is there a {_spoken(said)}?", answer, "exists")
 
 
 def _attribute(asked: str, here: list[Thing], rng: np.random.Generator) -> Question | None:
-    """One attribute of an object that the others, or some of them, single out; None if none is."""
+    """Ask for an attribute of an object that other attributes identify; None if there is none."""
     first, second = (a for a in ATTRIBUTES if a != asked)
     unique = []
     for thing in here:
@@ -150,7 +151,7 @@ def _attribute(asked: str, here: list[Thing], rng: np.random.Generator) -> Quest
 
 
 def _count(here: list[Thing], elsewhere: list[Thing], rng: np.random.Generator) -> Question:
-    """All objects, or those of a shape that is there or, at times, may not be."""
+    """Count all objects, or those of a shape, which may be absent."""
     draw = rng.random()
     if draw < 0.3:
         return Question("how many objects are there?", str(len(here)), "count")
@@ -174,7 +175,7 @@ def _spoken(said: Thing) -> str:
 
 
 def _things(scene: np.void) -> list[Thing]:
-    """The objects of a scene in words."""
+    """Return the objects of a scene in words."""
     return [
         {a: _VALUES[a][scene[a][cell] - 1] for a in ATTRIBUTES}
         for cell in np.flatnonzero(scene["shape"])

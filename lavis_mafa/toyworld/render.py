@@ -1,4 +1,4 @@
-"""Scenes to images: anti-aliased shapes from signed distances, all objects of a chunk at once."""
+"""Render scenes: anti-aliased shapes from signed distances, all objects of a chunk at once."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def _jitter(rgb: Float, amount: float, rng: np.random.Generator) -> Float:
 
 
 def _coverage(shape: npt.NDArray[np.int8], radius: Float, offset: Float, size: int) -> Float:
-    """How much of each pixel each object covers, in [0, 1]: (objects, size, size).
+    """Return the share of each pixel that each object covers, in [0, 1]: (objects, size, size).
 
     shape (objects,) from 1; radius (objects,) and offset (objects, 2) as (y, x), in pixels.
     """
@@ -96,7 +96,7 @@ def _coverage(shape: npt.NDArray[np.int8], radius: Float, offset: Float, size: i
 
 
 def _distance(name: str, y: Float, x: Float, r: Float) -> Float:
-    """Signed distance to the outline in pixels, negative inside; y points down."""
+    """Return the signed distance to the outline in pixels, negative inside; y points down."""
     distance: Float
     if name == "circle":
         distance = np.hypot(x, y) - r

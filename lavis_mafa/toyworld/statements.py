@@ -2,17 +2,17 @@
 
 | kind | statement | true if |
 |---|---|---|
-| `both` | both show a red circle; both are on black | left and right picture do |
-| `one` | only one shows a red circle | one of them does, the other not |
-| `none` | neither is on black | no one does |
-| `side` | the left shows a big cross | that one does |
-| `more` | the right has more circles | it has more than the other |
-| `same` | both have the same background | so it is |
+| `both` | both show a red circle; both are on black | both pictures do |
+| `one` | only one shows a red circle | exactly one does |
+| `none` | neither is on black | neither is |
+| `side` | the left shows a big cross | the left one does |
+| `more` | the right has more circles | it has more than the left |
+| `same` | both have the same background | they have |
 
 Sentences are short because the tiny models spell words that captions do not have.
 
-What is said is drawn first, then whether it is to be true, then two pictures for that: a text alone
-says nothing of its truth.
+The content is drawn first, then the label, then two pictures for both, so that a text does not
+reveal its label.
 """
 
 from __future__ import annotations
@@ -36,17 +36,18 @@ from lavis_mafa.toyworld.world import (
 
 STATEMENT_TYPES = ("both", "one", "none", "side", "more", "same")
 
-_VALUES = {"size": SIZES, "colour": COLOURS, "shape": SHAPES}  # in the order of speaking
+_VALUES = {"size": SIZES, "colour": COLOURS, "shape": SHAPES}  # in word order
 _TRIES = 200
 
 Numbers = npt.NDArray[np.int64]
-# What a statement looks at in each picture, (N,); when it is true of two of these; and its words.
+# A property of each picture, (N,); whether a statement is true of its values left and right;
+# and the statement's words.
 Claim = tuple[Numbers, Callable[[int, int], bool], str]
 
 
 @dataclass(frozen=True)
 class Statement:
-    """A text about the scenes ``left`` and ``right`` (their numbers), and whether it is true."""
+    """A text about the scenes with indices ``left`` and ``right``, and whether it is true."""
 
     left: int
     right: int
@@ -61,20 +62,22 @@ def make_statements(
     rng: np.random.Generator,
     kinds: Sequence[str] = STATEMENT_TYPES,
 ) -> list[Statement]:
-    """``number`` statements about pairs out of the n scenes, the two always different ones.
+    """Make ``number`` statements about pairs of different scenes.
 
-    Kinds come equally often, and within each kind true and false ones, all up to one; in random
-    order. Of the pairs that give a statement its truth, those that do it in different ways (only
-    the left has it, only the right, neither) are equally likely. The same seed gives the same
-    statements.
+    Kinds are equally frequent, and so are true and false ones of each kind (up to one), in random
+    order. Among the pairs that make a statement true or false, the ways to do so (only the left has
+    it, only the right, neither) are equally likely. The same seed gives the same statements.
 
-    Raises ValueError for an unknown kind, or if the scenes are too few, or too much alike, for one.
+    Raises:
+        ValueError: for an unknown kind, or if the scenes are too few, or too similar, for one.
     """
     if not kinds or not set(kinds) <= set(STATEMENT_TYPES):
         raise ValueError(f"kinds of statements: {kinds}, expected some of {STATEMENT_TYPES}")
     world = _World(scenes)
     plan = [(kind, label) for kind in kinds for label in (True, False)]
-    start = int(rng.integers(len(plan)))  # so that no kind always gets what is left over
+    start = int(
+        rng.integers(len(plan))
+    )  # so that the remainder does not always go to the same kind
     turns = [plan[(start + i) % len(plan)] for i in rng.permutation(number)]
     return [_state(world, kind, label, rng) for kind, label in turns]
 
@@ -88,19 +91,19 @@ def _state(world: _World, kind: str, label: bool, rng: np.random.Generator) -> S
             if a != b or len(pools[a]) > 1:
                 ways[relation(a, b)].append((a, b))
         if not ways[True] or not ways[False]:
-            continue  # a text that is always true, or never, would give itself away
+            continue  # a text that is always or never true would reveal its label
         a, b = ways[label][int(rng.integers(len(ways[label])))]
         left = int(rng.choice(pools[a]))
         right = int(rng.choice(pools[b][pools[b] != left]))
         return Statement(left, right, text, label, kind)
     raise ValueError(
-        f"{len(world.scenes)} pictures are too few, or too much alike, for statements of kind "
-        f"{kind!r} that some pairs make true and others false; make more pictures"
+        f"{len(world.scenes)} pictures are too few, or too similar, for statements of kind "
+        f"{kind!r} that are true of some pairs and false of others; use more pictures"
     )
 
 
 class _World:
-    """Looks scenes up by what is said of them."""
+    """Finds the scenes that fit a description."""
 
     def __init__(self, scenes: Structured) -> None:
         self.scenes = scenes
@@ -134,7 +137,7 @@ class _World:
         return counts, lambda a, b: b > a, f"the right has more {what}"
 
     def _seen(self, rng: np.random.Generator) -> tuple[Numbers, str, str]:
-        """Whether each scene has something (N,), and how one picture and several are said to."""
+        """Draw a property; return which scenes have it, (N,), and its words for one and for two."""
         if rng.random() < 0.3:
             ground = int(self.scenes["background"][int(rng.integers(len(self.scenes)))])
             found = (self.scenes["background"] == ground).astype(np.int64)
@@ -148,15 +151,15 @@ class _World:
         return there.astype(np.int64), f"shows a {words}", f"show a {words}"
 
     def _cell(self, rng: np.random.Generator) -> dict[str, int]:
-        """An object of a random scene."""
+        """Draw an object of a random scene."""
         scene = self.scenes[int(rng.choice(self.objects))]
         cell = int(rng.choice(np.flatnonzero(scene["shape"])))
         return {name: int(scene[name][cell]) for name in _VALUES}
 
     def _fitting(self, shape: int, colour: int, size: int) -> Numbers:
-        """How many objects of each scene fit, (N,); 0 means that nothing is said."""
+        """Count the objects of each scene that fit, (N,); an attribute of 0 is not described."""
         fits = self.scenes["shape"] > 0
         for name, value in (("shape", shape), ("colour", colour), ("size", size)):
             if value:
                 fits = fits & (self.scenes[name] == value)
-        return fits.sum(axis=1)
+        return np.asarray(fits.sum(axis=1), np.int64)

@@ -12,7 +12,7 @@ mentioned" in a caption.
 
 Scene fields: `background` (), and `shape`, `colour`, `size` of shape (cells,), row by row.
 Caption fields: `background` (), `count` () (0: no count), and `shape`, `colour`, `size` of shape
-(mentions,). A mentioned object always has a shape; a count speaks of mention 0 alone.
+(mentions,). A mentioned object always has a shape; a count refers only to mention 0.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ BACKGROUNDS = ("black", "white", "grey", "brown")
 MAX_OBJECTS = 3
 MAX_IMAGE_SIZE = 64
 
-# Every word a caption can contain has synonyms, and no word stands for two things.
+# Every word of a caption has synonyms, and no word has two meanings.
 SYNONYMS: dict[str, tuple[str, ...]] = {
     "circle": ("disc", "dot"),
     "square": ("box", "block"),
@@ -68,7 +68,7 @@ PLURALS = {"circle": "circles", "square": "squares", "triangle": "triangles", "c
 
 @dataclass(frozen=True)
 class WorldConfig:
-    """What the world looks like and how it is talked about.
+    """The appearance of the world, and how captions describe it.
 
     The defaults are the preset `dense`. `p_*` are probabilities in [0, 1]; an attribute's value has
     probability proportional to rank ** -zipf (0: uniform) for shape, colour and background, and
@@ -78,11 +78,11 @@ class WorldConfig:
     cell_size: int = 16  # pixels
     grid: int = 2  # cells per side
     max_objects: int = 2
-    p_one_object: float = 0.2  # the other numbers of objects, up to max_objects, share the rest
+    p_one_object: float = 0.2  # 2 to max_objects share the remaining probability equally
     p_size: float = 0.5  # an object's size is mentioned
-    p_colour: float = 0.95  # an object's colour is mentioned; see make_captions for lone objects
+    p_colour: float = 0.95  # an object's colour is mentioned; see make_captions for single objects
     p_background: float = 0.4  # the background is mentioned
-    p_all_objects: float = 0.85  # all objects are mentioned; else a random part of them
+    p_all_objects: float = 0.85  # all objects are mentioned, otherwise a random part of them
     p_count: float = 0.02  # the caption is an exact count
     zipf: float = 0.5
     synonym_rate: float = 0.3  # share of the words replaced by a synonym
@@ -114,8 +114,8 @@ class WorldConfig:
         require("p_count", 0, 1)
         require("synonym_rate", 0, 1)
         require("zipf", 0, 10)
-        require("position_jitter", 0, 0.1)  # beyond it a big shape would leave its cell
-        require("colour_jitter", 0, 20)  # beyond it colours come too close to tell apart
+        require("position_jitter", 0, 0.1)  # above it a big shape would leave its cell
+        require("colour_jitter", 0, 20)  # above it colours become too similar
         require("noise_sd", 0, 255)
         if problems:
             raise ValueError("toy world: " + "; ".join(problems))
@@ -149,13 +149,13 @@ PRESETS = {
 
 
 def scene_dtype(cells: int) -> np.dtype[np.void]:
-    """The record of a scene with that many cells."""
+    """Return the record type of a scene with that many cells."""
     per_cell = [(name, "i1", (cells,)) for name in ("shape", "colour", "size")]
     return np.dtype([("background", "i1"), *per_cell])
 
 
 def caption_dtype(mentions: int) -> np.dtype[np.void]:
-    """The record of a caption that can mention that many objects."""
+    """Return the record type of a caption that can mention that many objects."""
     per_mention = [(name, "i1", (mentions,)) for name in ("shape", "colour", "size")]
     return np.dtype([("background", "i1"), ("count", "i1"), *per_mention])
 
@@ -183,7 +183,7 @@ def make_scenes(config: WorldConfig, n: int, rng: np.random.Generator) -> Struct
 def _draw_attribute(
     values: int, zipf: float, shape: tuple[int, ...], rng: np.random.Generator
 ) -> npt.NDArray[np.int64]:
-    """1 .. values, with probability proportional to value ** -zipf."""
+    """Draw from 1 .. values, with probability proportional to value ** -zipf."""
     edges = np.cumsum(np.arange(1, values + 1, dtype=np.float64) ** -zipf)
     drawn = np.searchsorted(edges[:-1], rng.random(shape) * edges[-1], side="right")
     return np.asarray(1 + drawn, dtype=np.int64)
@@ -192,21 +192,23 @@ def _draw_attribute(
 def make_captions(
     config: WorldConfig, scenes: Structured, rng: np.random.Generator
 ) -> tuple[Structured, list[str]]:
-    """One caption for each of the n scenes: records (n,), fields as in `caption_dtype`, and texts.
+    """Make one caption per scene: records (n,), fields as in `caption_dtype`, and texts.
 
-    For several captions per scene pass `np.repeat(scenes, k)`. Mentions stand in random order.
-    A count speaks of all objects that share a random object's shape and names only what these have
-    in common, so that "two circles" is what one would say. An object mentioned alone gets a second
-    chance at its colour: a lone "circle" is true of half the world, and a few of them would make up
-    a good part of all true pairs. Raises ValueError if a scene is empty or holds more objects than
-    `config.max_objects`.
+    For several captions per scene pass `np.repeat(scenes, k)`. Mentions are in random order. A
+    count refers to all objects that share a random object's shape, and names only attributes that
+    these have in common, as in "two circles". The only object of a caption gets a second draw for
+    its colour, because a caption of just "circle" is true of half the world, and a few of these
+    would make up a large part of all true pairs.
+
+    Raises:
+        ValueError: if a scene is empty or has more objects than `config.max_objects`.
     """
     n, slots = len(scenes), config.max_objects
     occupied = scenes["shape"] > 0
     objects = occupied.sum(axis=1)
     if n and (objects.min() < 1 or objects.max() > slots):
         raise ValueError(
-            f"scenes hold {objects.min()} to {objects.max()} objects, expected 1 to {slots}; "
+            f"scenes have {objects.min()} to {objects.max()} objects, expected 1 to {slots}; "
             "use the config that the scenes were made with"
         )
     order = np.argsort(rng.random(occupied.shape) + ~occupied, axis=1, kind="stable")[:, :slots]
@@ -238,7 +240,7 @@ def make_captions(
 def write_captions(
     captions: Structured, synonym_rate: float, rng: np.random.Generator
 ) -> list[str]:
-    """Captions as text, each word replaced by one of its synonyms with the given probability."""
+    """Write captions as text; each word is replaced by a synonym with the given probability."""
     n, slots = captions["shape"].shape
     draws = rng.random((n, 4 * slots + 2)).tolist()  # a mention is at most "and small red circle"
     texts = []
@@ -252,7 +254,7 @@ def write_captions(
 
 
 def _plain_words(caption: tuple[Any, ...]) -> list[str]:
-    """The words of one caption record (as a tuple), before synonyms."""
+    """Return the words of one caption record (as a tuple), before synonyms."""
     background, count, shapes, colours, sizes = caption
     words = [_NUMBERS[count - 1]] if count else []
     for i, (shape, colour, size) in enumerate(zip(shapes, colours, sizes, strict=True)):
@@ -267,19 +269,19 @@ def _plain_words(caption: tuple[Any, ...]) -> list[str]:
 
 
 def _reword(word: str, u: float, rate: float) -> str:
-    """The word, or with probability `rate` one of its synonyms; u is uniform in [0, 1)."""
+    """Return the word, or with probability `rate` a synonym; u is uniform in [0, 1)."""
     if u >= rate:
         return word
     return SYNONYMS[word][int(u / rate * len(SYNONYMS[word]))]
 
 
 def vocabulary() -> list[str]:
-    """Every word that a caption can contain, sorted."""
+    """Return every word that a caption can contain, sorted."""
     return sorted(set(SYNONYMS) | {word for words in SYNONYMS.values() for word in words})
 
 
 def _code(records: Structured) -> npt.NDArray[np.int64]:
-    """One number per object: (shape, colour, size) in mixed radix; 0 = no object, not mentioned."""
+    """Encode objects as numbers: (shape, colour, size) in mixed radix; 0: none or not mentioned."""
     code = records["shape"].astype(np.int64) * (len(COLOURS) + 1) + records["colour"]
     return np.asarray(code * (len(SIZES) + 1) + records["size"], dtype=np.int64)
 
@@ -288,7 +290,7 @@ _CODES = (len(SHAPES) + 1) * (len(COLOURS) + 1) * (len(SIZES) + 1)
 
 
 def _description_table() -> npt.NDArray[np.bool_]:
-    """Whether mention code m fits object code o, at m * _CODES + o. Code 0 fits anything."""
+    """Return whether mention m fits object o, at m * _CODES + o; code 0 fits anything."""
     radix = (len(SHAPES) + 1, len(COLOURS) + 1, len(SIZES) + 1)
     parts = np.stack(np.unravel_index(np.arange(_CODES), radix), axis=-1)
     fits = (parts[:, None] == 0) | (parts[:, None] == parts[None])
@@ -299,16 +301,17 @@ _DESCRIBES = _description_table()
 
 
 def valid(captions: Structured, scenes: Structured) -> npt.NDArray[np.bool_]:
-    """Whether each caption is true of its scene, elementwise; shapes broadcast as usual in NumPy.
+    """Return whether each caption is true of its scene, elementwise with NumPy's broadcasting.
 
-    Raises ValueError if the shapes do not broadcast.
+    Raises:
+        ValueError: if the shapes do not broadcast.
     """
     captions, scenes = np.asarray(captions), np.asarray(scenes)
     try:
         np.broadcast_shapes(captions.shape, scenes.shape)
     except ValueError:
         raise ValueError(
-            f"captions {captions.shape} and scenes {scenes.shape} do not go together; "
+            f"captions {captions.shape} and scenes {scenes.shape} do not broadcast; "
             "give equal shapes, or use valid_matrix for all pairs"
         ) from None
     objects = -np.sort(-_code(scenes), axis=-1)  # objects first, then empty cells
@@ -316,8 +319,8 @@ def valid(captions: Structured, scenes: Structured) -> npt.NDArray[np.bool_]:
     k = max(mentions.shape[-1], int((objects > 0).sum(axis=-1).max(initial=1)))
     mentions, objects = _pad(mentions, k), _pad(objects, k)
 
-    # describes[i][j]: mention i fits object j. A mention that is not there fits anything, an empty
-    # cell too, so the mentions can be assigned if all k entries of some permutation hold.
+    # describes[i][j]: mention i fits object j. An absent mention fits anything, even an empty cell,
+    # so the mentions can be assigned if all k entries of some permutation are true.
     describes = [
         [_DESCRIBES[mentions[..., i] * _CODES + objects[..., j]] for j in range(k)]
         for i in range(k)

@@ -132,7 +132,7 @@ def test_seeds(seed, number):
 
 def test_pictures_that_are_too_few_or_alike():
     for config, pictures in ((DENSE, 1), (WorldConfig.preset("dense", zipf=10), 2)):
-        with pytest.raises(ValueError, match=f"{pictures} pictures are too few, or too much alike"):
+        with pytest.raises(ValueError, match=f"{pictures} pictures are too few, or too similar"):
             stated(config, pictures, 12)
 
 

@@ -1,4 +1,4 @@
-"""Con-D: the frozen discriminator that says which hard negatives match after all (MAFA 4.1)."""
+"""Con-D: the frozen discriminator that detects hard negatives which match (MAFA 4.1)."""
 
 from __future__ import annotations
 
@@ -19,32 +19,32 @@ from lavis_mafa.models.families.base import image_size_of
 
 
 class Kept(Protocol):
-    """What an image encoder made of images."""
+    """A cache of an image encoder's outputs, such as `KeptRows`."""
 
     def get(self, image_ids: Tensor, make: Callable[[Tensor], Tensor]) -> Tensor:
-        """``(B, S, V)`` of images by id ``(B,)``; ``make`` gives those that are not there, by their
-        places in the mini-batch."""
+        """Return ``(B, S, V)`` of images by id ``(B,)``; ``make`` computes those that are not
+        cached, given their places in the mini-batch."""
 
 
 class ModelDiscriminator:
     """Con-D as a LAVIS model with an ITM head: frozen, in evaluation and inference mode.
 
-    The model keeps its own tokenizer and image size; where a mini-batch has no images of that size,
-    those of the model in training are resized. It is no part of the training model's parameters or
-    checkpoint.
+    The model keeps its own tokenizer and image size; if a mini-batch has no images of that size,
+    those of the model in training are resized. It is not part of the training model's parameters
+    and checkpoints.
 
     Args:
         model: a LAVIS model of any family that `backbone_of` knows.
-        precision: ``fp32``, or ``bf16``: autocast, over weights kept in bf16 where autocast would
-            make them so.
-        processor: makes a picture into what the model sees; None: it has no view of its own.
-        own_view: whether to use ``processor`` on the decoded picture; None: where the training
-            model's image size is another.
+        precision: ``fp32``, or ``bf16``: autocast, with weights stored in bf16 if autocast would
+            convert them.
+        processor: creates the model's input from a picture; None: it has no view of its own.
+        own_view: whether to use ``processor`` on the decoded picture; None: only if the training
+            model has another image size.
 
     Attributes:
         shares_encoder: whether its image encoder is the training model's, see `share_encoder`.
-        kept: what its image encoder made of images whose ``image_id`` is known; None: it runs for
-            every mini-batch.
+        kept: a cache of its image encoder's outputs by ``image_id``; None: the image encoder runs
+            for every mini-batch.
 
     Raises:
         TypeError: if no backbone can drive the model.
@@ -70,17 +70,17 @@ class ModelDiscriminator:
             _keep_in_bf16(model)
 
     def wants_view(self, model: Any) -> bool:
-        """Whether mini-batches for the training model ``model`` should have images of its own."""
+        """Return whether mini-batches of the model in training need images in Con-D's own view."""
         if self.processor is None or self._own_view is not None:
             return bool(self._own_view and self.processor)
         return self.image_size != image_size_of(model)
 
     def share_encoder(self, model: Any) -> bool:
-        """Use the image encoder of the model in training if it is frozen and the same, so that it
-        runs once per mini-batch and lies in memory once.
+        """Use the image encoder of the model in training if it is frozen and equal, so that it
+        runs once per mini-batch and is in memory once.
 
-        The same means: same images, same type, same sizes, equal weights in the same number format,
-        or in fp32 where this one was and is kept in bf16.
+        Equal means: same images, same class, same sizes, and equal weights in the same type, or in
+        fp32 if this one was converted from fp32 to bf16.
 
         Returns:
             Whether it is shared.
@@ -127,7 +127,7 @@ class ModelDiscriminator:
                 )
             with torch.autocast(device.type, torch.bfloat16, enabled=self.precision == "bf16"):
                 if seen is None and self.kept is not None and "image_id" in samples:
-                    own = ranks.own(len(images), device)  # ids are of all candidates
+                    own = ranks.own(len(images), device)  # image_id is that of all ranks
                     ids = samples["image_id"][own]
                     seen = self.kept.get(
                         ids, lambda which: self.backbone.image_tokens(images[which])
@@ -137,7 +137,7 @@ class ModelDiscriminator:
                 texts = self.backbone.encode_texts(captions, for_matching=True)
                 encoded, texts = ranks.images(encoded), ranks.texts(texts)
                 logits = self._match(encoded, texts, image_of, text_of)
-        # A copy made outside: autograd may not keep tensors of inference mode.
+        # Cloned outside, because autograd cannot save tensors of inference mode.
         return torch.softmax(logits.clone().float(), dim=1)[:, 1]
 
     def _match(self, images: Images, texts: Texts, image_of: Tensor, text_of: Tensor) -> Tensor:
@@ -153,8 +153,8 @@ def _equal(own: Tensor, theirs: Tensor) -> bool:
 
 
 def _keep_in_bf16(part: nn.Module) -> None:
-    """Half the memory of what autocast computes in bf16 anyway, and no conversion at every step."""
-    # A language head may share its weights with an embedding, which autocast leaves as it is.
+    """Store in bf16 the weights that autocast would convert at every step anyway."""
+    # Except a language head's that are an embedding's too, which autocast does not convert.
     embedded = {id(m.weight) for m in part.modules() if isinstance(m, nn.Embedding)}
     for module in part.modules():
         if isinstance(module, (nn.Linear, nn.Conv2d)) and module.weight.dtype is torch.float32:
@@ -163,7 +163,7 @@ def _keep_in_bf16(part: nn.Module) -> None:
 
 
 def _forget_momentum(model: Any) -> None:
-    """Judging needs no momentum encoders and queues: half of the weights of a retrieval model."""
+    """Delete momentum encoders and queues, half of a retrieval model, unused when judging."""
     for name in [name for name, _ in model.named_children() if name.endswith("_m")]:
         delattr(model, name)
     for name in ("image_queue", "text_queue", "idx_queue", "queue_ptr", "model_pairs"):
@@ -172,7 +172,7 @@ def _forget_momentum(model: Any) -> None:
 
 
 class Oracle:
-    """Con-D that knows: exact truth of a data set that has it, such as ``toy_scenes``."""
+    """A Con-D that returns the ground truth of a data set that has it, such as ``toy_scenes``."""
 
     def __init__(self) -> None:
         self.truth: Truth | None = None
