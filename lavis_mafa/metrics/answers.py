@@ -1,4 +1,4 @@
-"""Accuracy of answers to questions, with the tools of VQA that LAVIS brings."""
+"""Accuracy of answers to questions, with LAVIS's copy of the VQA tools."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from lavis_mafa.metrics.captions import as_id, read_json
 
 logger = logging.getLogger(__name__)
 
-# A right answer: the only one, or one of each annotator.
+# The correct answer, or the answers of all annotators.
 Truth = str | Sequence[str]
 
 
 def normalise(answer: str) -> str:
-    """An answer as VQA's evaluation compares it: punctuation, articles and number words mended."""
+    """Normalise an answer as VQA's evaluation: punctuation, articles and number words."""
     tool = VQAEval()
     plain = answer.replace("\n", " ").replace("\t", " ").strip()
     return tool.processDigitArticle(tool.processPunctuation(plain))
 
 
 def read_questions(questions_file: str, annotations_file: str) -> VQA:
-    """Questions and annotations in the format of VQA (VQAv2, OK-VQA).
+    """Read questions and annotations in the format of VQA (VQAv2, OK-VQA).
 
     Raises:
-        ValueError: if the files are not of this format, or empty.
+        ValueError: if the files have another format, or no annotations.
     """
     truth = VQA()
     try:
@@ -55,16 +55,16 @@ def read_questions(questions_file: str, annotations_file: str) -> VQA:
 
 
 def accuracy_by_annotators(answers: Mapping[Any, str], truth: VQA) -> dict[str, float]:
-    """VQA accuracy in percent, computed by LAVIS's `VQAEval`: ``acc`` and one per answer type.
+    """Return VQA accuracy in percent by LAVIS's `VQAEval`: ``acc`` and one per answer type.
 
-    Answers and annotations may cover each other in part: what both have is scored, and said.
+    Only questions with an answer and an annotation are scored; a warning says how many are not.
 
     Args:
         answers: by question id.
-        truth: see `read_questions`; used up, because `VQAEval` changes it.
+        truth: see `read_questions`; cannot be used again, because `VQAEval` changes it.
 
     Raises:
-        ValueError: if no question has both.
+        ValueError: if there is no such question.
     """
     known = {as_id(question): question for question in truth.qa}
     given = {as_id(question): answer for question, answer in answers.items()}
@@ -81,12 +81,12 @@ def accuracy_by_annotators(answers: Mapping[Any, str], truth: VQA) -> dict[str, 
 def accuracy(
     answers: Mapping[Any, str], truths: Mapping[Any, Truth], answer_types: Mapping[Any, str]
 ) -> dict[str, float]:
-    """Accuracy in percent against truths of any data set: ``acc`` and one per answer type.
+    """Return accuracy in percent for any data set: ``acc`` and one per answer type.
 
-    Both sides are normalised. See `one_accuracy` for what an answer earns.
+    Answers and truths are normalised. For the score of a single answer see `one_accuracy`.
 
     Args:
-        answers, truths, answer_types: by question id; types may be known in part.
+        answers, truths, answer_types: by question id; types may be missing.
 
     Raises:
         ValueError: if no question has a truth.
@@ -103,11 +103,12 @@ def accuracy(
 
 
 def one_accuracy(answer: str, truth: Truth) -> float:
-    """0 to 1. One right answer: 1 if it is the same.
+    """Return the accuracy of an answer, 0 to 1.
 
-    Several: min(annotators who gave it / 3, 1) (Antol et al., "VQA", section 3). From four on it
-    is averaged over all sets that leave one annotator out, as VQA's evaluation does, so that ten
-    answers earn what they earn there; below four, leaving one out would put 1 out of reach.
+    With a single correct answer: 1 if it is the same. With answers of several annotators:
+    min(annotators who gave it / 3, 1) (Antol et al., "VQA", section 3). With four or more
+    annotators, this is averaged over all subsets that leave out one annotator, as in VQA's
+    evaluation; with fewer, leaving one out would make an accuracy of 1 impossible.
     """
     given = normalise(answer)
     right = [truth] if isinstance(truth, str) else truth
@@ -122,7 +123,7 @@ def one_accuracy(answer: str, truth: Truth) -> float:
 def exact_match(
     answers: Mapping[Any, str], truths: Mapping[Any, str], generated: bool
 ) -> dict[str, float]:
-    """GQA's accuracy in percent, ``acc``, as LAVIS has it: generated answers are normalised first.
+    """Return GQA's accuracy ``acc`` in percent; as in LAVIS only generated answers are normalised.
 
     Raises:
         ValueError: if no question has a truth.
@@ -137,7 +138,7 @@ def exact_match(
 
 
 def annotated(row: Mapping[str, Any]) -> Truth | None:
-    """The right answer or answers of a sample or an annotation, None if it has none.
+    """Return the correct answer or answers of a sample or an annotation; None if it has none.
 
     Reads ``answers`` or ``answer``: a string, a list of them, or VQA's list of ``{"answer": ...}``.
     """
@@ -152,13 +153,13 @@ def annotated(row: Mapping[str, Any]) -> Truth | None:
 
 
 def local_files(dataset: Any) -> tuple[str, str] | None:
-    """Questions and annotations in VQA's format that a LAVIS data set names, if they are there."""
+    """Return the VQA questions and annotations that a LAVIS data set names, if they exist."""
     files = [getattr(dataset, f"coco_fmt_{kind}_file", None) for kind in ("qust", "anno")]
     if None in files:
         return None
     lost = [str(file) for file in files if not os.path.isfile(str(file))]
     if lost:
-        logger.warning("no VQA scoring by annotators: %s is not there", " and ".join(lost))
+        logger.warning("no VQA accuracy by annotators: %s does not exist", " and ".join(lost))
         return None
     return str(files[0]), str(files[1])
 
@@ -172,13 +173,13 @@ def _check_shared(shared: int, answers: int, known: int) -> None:
     if shared < max(answers, known):
         logger.warning(
             "scored on %d questions: %d answers have no annotation, %d annotations no answer; "
-            "figures are of this subset",
+            "metrics are of this subset",
             *(shared, answers - shared, known - shared),
         )
 
 
 @contextlib.contextmanager
 def _silence() -> Any:
-    """The tools print what they do."""
+    """Hide what the VQA tools print."""
     with contextlib.redirect_stdout(io.StringIO()):
         yield

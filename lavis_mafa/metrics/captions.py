@@ -1,8 +1,8 @@
-"""Scores of captions: BLEU, METEOR, ROUGE-L, CIDEr and SPICE, all of them pycocoevalcap's own.
+"""Metrics of generated captions by pycocoevalcap: BLEU, METEOR, ROUGE-L, CIDEr and SPICE.
 
-METEOR, SPICE and the Penn Treebank tokenizer before all metrics are Java programs. `find_tools`
-says before anything is generated what this machine can run; without Java the rest is scored all the
-same on `python_tokens`, and the figures say so.
+METEOR, SPICE and the Penn Treebank tokenizer, which all metrics need, are Java programs.
+`find_tools` checks before generation what this machine can run. Without Java the other metrics are
+computed on `python_tokens`, and the result records the tokenizer.
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ INSTALL_JAVA = (
     "openjdk of conda), so that `java -version` runs"
 )
 SPICE_JARS = ("stanford-corenlp-3.6.0.jar", "stanford-corenlp-3.6.0-models.jar")
-# SPICE's serialisation looks into classes that Java closed in version 16; Java 8 ignores these.
+# SPICE serialises classes that Java closed to reflection in version 16; Java 8 ignores the options.
 OPENED = ("lang", "util", "util.concurrent", "math", "net", "text")
 DOMAINS = {"in-domain": "in", "near-domain": "near", "out-domain": "out", "out-of-domain": "out"}
 
 
 @dataclass
 class References:
-    """Captions that people wrote.
+    """Captions by annotators.
 
     Attributes:
         captions: by image id, at least one each.
-        domains: ``in``, ``near`` or ``out`` by image id, where the data set (NoCaps) tells.
-        source: where they come from, for messages.
+        domains: ``in``, ``near`` or ``out`` by image id, if the data set (NoCaps) has domains.
+        source: origin of the captions, for messages.
     """
 
     captions: dict[Id, list[str]]
@@ -63,23 +63,23 @@ class References:
 
 @dataclass(frozen=True)
 class Tools:
-    """What a machine can score with: metrics out of `METRICS`, and the tokenizer."""
+    """What this machine can run: metrics out of `METRICS`, and the tokenizer."""
 
     metrics: tuple[str, ...]
     tokenizer: str
 
 
 def as_id(value: Any) -> Id:
-    """An image id as COCO's files have it: a number where it is one, whatever zeros lead it."""
+    """Return an image id as in COCO's files: an int if it is a number, ignoring leading zeros."""
     text = str(value)
     return int(text) if text.isascii() and text.isdigit() else text
 
 
 def read_references(path: str | os.PathLike[str]) -> References:
-    """Read a JSON file in COCO's caption format; ``domain`` of its images as NoCaps has it.
+    """Read a JSON file in COCO's caption format, with the ``domain`` of images as in NoCaps.
 
     Raises:
-        ValueError: if it is not of this format, or empty.
+        ValueError: if it has another format, or no captions.
     """
     content = read_json(path)
     captions: dict[Id, list[str]] = {}
@@ -102,12 +102,12 @@ def read_references(path: str | os.PathLike[str]) -> References:
 
 
 def single_spaced(text: str) -> str:
-    """A text with one space for each run of white space, and none around it."""
+    """Return a text with each run of white space replaced by a space, without outer space."""
     return " ".join(text.split())
 
 
 def read_json(path: str | os.PathLike[str]) -> Any:
-    """What a JSON file holds.
+    """Read a JSON file.
 
     Raises:
         ValueError: naming the file, if it is not JSON.
@@ -120,58 +120,58 @@ def read_json(path: str | os.PathLike[str]) -> Any:
 
 
 def domain_name(domain: str) -> str:
-    """NoCaps' ``in-domain`` ... as the ending of a figure's name: ``in`` ..."""
+    """Return the suffix of a metric for a domain of NoCaps: ``in`` for ``in-domain``, ..."""
     return DOMAINS.get(domain, domain)
 
 
-def find_tools(asked: Sequence[str] | None = None) -> Tools:
-    """What this machine can score with; what it cannot is logged in one warning.
+def find_tools(requested: Sequence[str] | None = None) -> Tools:
+    """Find the metrics that this machine can run, and log a warning about the others.
 
     Args:
-        asked: metrics; None: all that can be had.
+        requested: metrics; None: all that are available.
 
     Raises:
-        ValueError: if a metric asked for by name cannot be had.
+        ValueError: if a requested metric is not available.
     """
     unavailable = missing_tools()
     lost = {name: why for name, why in unavailable.items() if name in METRICS}
-    wanted = tuple(asked) if asked is not None else METRICS
+    wanted = tuple(requested) if requested is not None else METRICS
     unknown = [name for name in wanted if name not in METRICS]
     if unknown or not wanted:
         given = ", ".join(unknown) or "an empty list"
         raise ValueError(f"run.metrics: got {given}; expected some of {', '.join(METRICS)}")
-    if asked is not None and any(name in lost for name in wanted):
-        told = "; ".join(f"{name}: {lost[name]}" for name in wanted if name in lost)
+    if requested is not None and any(name in lost for name in wanted):
+        problems = "; ".join(f"{name}: {lost[name]}" for name in wanted if name in lost)
         raise ValueError(
-            f"run.metrics asks for what this machine cannot score. {told}. Or leave run.metrics "
-            "out to score what can be had"
+            f"run.metrics requests metrics that this machine cannot run. {problems}. Or omit "
+            "run.metrics to use all available metrics"
         )
     concerned = {name: why for name, why in unavailable.items() if name in (*wanted, PTB)}
     if concerned:
         reasons: dict[str, list[str]] = {}
         for name, why in concerned.items():
             reasons.setdefault(why, []).append(_MISSING.get(name, name.upper()))
-        told = "; ".join(f"{', '.join(names)}: {why}" for why, names in reasons.items())
-        logger.warning("caption metrics that will be missing or differ: %s", told)
+        problems = "; ".join(f"{', '.join(names)}: {why}" for why, names in reasons.items())
+        logger.warning("caption metrics that will be missing or differ: %s", problems)
     metrics = tuple(name for name in METRICS if name in wanted and name not in lost)
     return Tools(metrics, PYTHON if PTB in unavailable else PTB)
 
 
 _MISSING = {
-    PTB: "the Penn Treebank tokenizer (a Python stand-in takes its place: figures differ a little "
+    PTB: "the Penn Treebank tokenizer (a Python tokenizer replaces it; metrics differ slightly "
     "from published ones)"
 }
 
 
 def missing_tools() -> dict[str, str]:
-    """Why ``meteor``, ``spice`` and the tokenizer ``ptb`` cannot run here, and how to mend it."""
+    """Return why ``meteor``, ``spice`` and the tokenizer ``ptb`` cannot run, and how to fix it."""
     java = _java_problem()
     if java:
         return dict.fromkeys((PTB, *JAVA_METRICS), java)
     missing = {}
     try:
         works = tokens_of({0: ["A dog."]}, PTB) == {0: ["a dog"]}
-        why = "it gives no tokens"
+        why = "it returns no tokens"
     except (OSError, RuntimeError) as error:
         works, why = False, str(error)
     if not works:
@@ -194,7 +194,7 @@ def missing_tools() -> dict[str, str]:
 
 def _java_problem() -> str | None:
     if shutil.which("java") is None:
-        return f"there is no java on PATH; {INSTALL_JAVA}"
+        return f"java is not on PATH; {INSTALL_JAVA}"
     try:
         subprocess.run(["java", "-version"], check=True, capture_output=True, timeout=120)
     except (OSError, subprocess.SubprocessError) as error:
@@ -205,18 +205,18 @@ def _java_problem() -> str | None:
 def score_captions(
     captions: Mapping[Id, str], references: References, tools: Tools
 ) -> dict[str, Any]:
-    """Figures of generated captions, 0 to 1 (CIDEr 0 to 10): ``Bleu_1`` ... ``CIDEr``, ``SPICE``.
+    """Return metrics of generated captions: ``Bleu_1`` ... ``CIDEr`` (0 to 10), ``SPICE`` (0 to 1).
 
-    ``agg_metrics`` is CIDEr + Bleu_4, as LAVIS has it, of what is there of the two. ``tokenizer``
-    is ``ptb`` or ``python``. A metric that fails is logged and left out.
+    ``agg_metrics`` is CIDEr + Bleu_4 as in LAVIS, or the available one of the two. ``tokenizer`` is
+    ``ptb`` or ``python``. A metric that fails is logged and skipped.
 
-    Where the references know domains there are also ``CIDEr_in``, ``CIDEr_near``, ``CIDEr_out`` and
-    the like. Each domain is scored as a data set of its own, as NoCaps' server does: for CIDEr the
-    document frequencies of n-grams come from the domain's references alone, those of the whole
-    data set only for the figure without ending. CIDEr of a single image is 0 by definition.
+    If the references have domains, there are also ``CIDEr_in``, ``CIDEr_near``, ``CIDEr_out`` and
+    so on. Each domain is evaluated like a separate data set, as on NoCaps' server: for CIDEr, the
+    document frequencies of n-grams come from the references of this domain only, and from all
+    references for the metric without suffix. CIDEr of a single image is 0 by definition.
 
     Args:
-        captions: by image id, as `as_id` gives it.
+        captions: by image id, see `as_id`.
 
     Raises:
         ValueError: if no image has both a caption and references.
@@ -228,11 +228,13 @@ def score_captions(
     try:
         tokens, truth_tokens = tokens_of(texts, tokenizer), tokens_of(truths, tokenizer)
     except (OSError, RuntimeError) as error:
-        logger.warning("the Penn Treebank tokenizer failed (%s): a stand-in takes its place", error)
+        logger.warning(
+            "the Penn Treebank tokenizer failed (%s): a Python tokenizer replaces it", error
+        )
         tokenizer = PYTHON
         tokens, truth_tokens = tokens_of(texts, tokenizer), tokens_of(truths, tokenizer)
     if tokenizer == PYTHON:
-        logger.warning("captions are tokenized in Python: figures may differ from published ones")
+        logger.warning("captions are tokenized in Python: metrics may differ from published ones")
     groups: dict[str, list[int]] = {"": list(range(len(ids)))}
     for i, image in enumerate(ids):
         if image in references.domains:
@@ -241,8 +243,8 @@ def score_captions(
     for metric in tools.metrics:
         try:
             scored = _SCORERS[metric](truth_tokens, tokens, groups)
-        except Exception as error:  # whatever a metric or its Java program dies of
-            logger.exception("%s failed and is left out: %s", metric.upper(), error)
+        except Exception as error:  # a metric or its Java program may raise anything
+            logger.exception("%s failed and is skipped: %s", metric.upper(), error)
             continue
         figures.update({name: float(value) for name, value in scored.items()})
         logger.info("%s", "  ".join(f"{name} {value:.4f}" for name, value in scored.items()))
@@ -265,7 +267,7 @@ def _scored_ids(captions: Mapping[Id, str], references: References) -> list[Id]:
     if len(ids) < max(total, known):
         logger.warning(
             "scored on %d images: %d of %d captioned images have no references in %s, and %d of "
-            "its %d images have no caption; figures are of this subset",
+            "its %d images have no caption; metrics are of this subset",
             *(len(ids), total - len(ids), total, references.source, known - len(ids), known),
         )
     return ids
@@ -275,12 +277,12 @@ def _scored_ids(captions: Mapping[Id, str], references: References) -> list[Id]:
 
 
 def tokens_of(texts: Mapping[int, Sequence[str]], tokenizer: str) -> Tokens:
-    """Tokens of every text, joined by spaces, lower case and without punctuation.
+    """Return the tokens of every text, joined by spaces, lower case and without punctuation.
 
     Raises:
         OSError, RuntimeError: if the Java program fails.
     """
-    # A line separator inside of a caption would shift all captions after it by one.
+    # A line separator inside a caption would shift all following captions by one.
     clean = {i: [single_spaced(text) for text in several] for i, several in texts.items()}
     if tokenizer == PYTHON:
         return {i: [python_tokens(text) for text in several] for i, several in clean.items()}
@@ -288,22 +290,24 @@ def tokens_of(texts: Mapping[int, Sequence[str]], tokenizer: str) -> Tokens:
         {i: [{"caption": text} for text in several] for i, several in clean.items()}
     )
     if any(len(found.get(i, ())) != len(several) for i, several in clean.items()):
-        raise RuntimeError("the Penn Treebank tokenizer gave another number of lines than it got")
+        raise RuntimeError(
+            "the Penn Treebank tokenizer returned another number of lines than it was given"
+        )
     return found
 
 
 _BRACKETS = dict(zip("()[]{}", ("-lrb-", "-rrb-", "-lsb-", "-rsb-", "-lcb-", "-rcb-"), strict=True))
-# The tokenizer makes its own kinds of quotation marks of these, which are on the list.
+# The tokenizer converts these to its own quotation marks, which are in PUNCTUATIONS.
 _REMOVED = {*PUNCTUATIONS, '"', "\N{LEFT DOUBLE QUOTATION MARK}", "\N{RIGHT DOUBLE QUOTATION MARK}"}
 _CLITIC = re.compile(r"(n't|'(?:s|re|ve|ll|d|m))\b|(?<=\bcan)(?=not\b)")
 _TOKEN = re.compile(r"n't\b|'(?:s|re|ve|ll|d|m)\b|(?:[a-z]\.){2,}|\w+(?:[-'./,:&]\w+)*|--|[^\w\s]")
 
 
 def python_tokens(text: str) -> str:
-    """A stand-in for the Penn Treebank tokenizer where there is no Java.
+    """Tokenize a text like the Penn Treebank tokenizer, without Java.
 
-    Lower case; ``n't``, ``'s`` and the like are tokens of their own; pycocoevalcap's list of
-    punctuation is removed. It gives the same tokens for nearly every caption of a sentence in
+    Lower case; ``n't``, ``'s`` and the like are separate tokens; pycocoevalcap's list of
+    punctuation is removed. The tokens are the same for nearly every caption that is a sentence in
     plain English. It differs in abbreviations (``mr.``, ``p.m.`` and ``etc.`` lose their last full
     stop), rarer clitics (``gonna``, ``'tis``, ``rock 'n' roll``), URLs, ``@names``, fractions and
     runs of punctuation (``!!``, ``....``).
@@ -313,7 +317,7 @@ def python_tokens(text: str) -> str:
     return " ".join(_BRACKETS.get(word, word) for word in words)
 
 
-# Metrics: (references, captions, groups) -> figures. A group has the images of one domain, "" all.
+# Metrics: (references, captions, groups) -> values. A group has the images of a domain; "": all.
 
 Groups = Mapping[str, Sequence[int]]
 Scorer = Callable[[Tokens, Tokens, Groups], dict[str, float]]
@@ -321,7 +325,7 @@ Compute = Callable[[Tokens, Tokens], Any]
 
 
 def _corpus_scorer(names: Sequence[str], begin: Callable[[], Compute]) -> Scorer:
-    """A metric whose figure of a group is not the mean over its images."""
+    """Return the scorer of a metric that is not a mean over images: each group is scored."""
 
     def score(truths: Tokens, texts: Tokens, groups: Groups) -> dict[str, float]:
         compute, figures = begin(), {}
@@ -341,7 +345,7 @@ def _begin_meteor() -> Compute:
         try:
             return scorer.compute_score(truths, texts)
         except Exception:
-            # It keeps its lock, for which it would wait for ever when it is deleted.
+            # It still holds its lock, and its destructor would wait for the lock forever.
             if scorer.lock.locked():
                 scorer.lock.release()
             with suppress(OSError):
@@ -352,7 +356,7 @@ def _begin_meteor() -> Compute:
 
 
 def _spice_scorer(truths: Tokens, texts: Tokens, groups: Groups) -> dict[str, float]:
-    """SPICE is a mean over images: domains need no runs of their own."""
+    """Score SPICE once for all images: it is a mean over images, also within a domain."""
     with _opened_java():
         _, scores = spice.Spice().compute_score(truths, texts)
     values = np.array([score["All"]["f"] for score in scores])  # in the order of sorted keys

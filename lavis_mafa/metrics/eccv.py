@@ -1,12 +1,12 @@
-"""Retrieval on COCO's test images against ECCV Caption and CxC, besides COCO's own pairs.
+"""Retrieval metrics on COCO's test images with the positives of ECCV Caption and CxC.
 
-COCO's recall counts a valid caption of another image as an error. CxC (Parekh et al., EACL 2021)
-and ECCV Caption (Chun et al., ECCV 2022) had such pairs judged by people. Their positives and their
-metrics are those of the package ``eccv_caption``; this module brings scores into its form:
+COCO's recall counts a valid caption of another image as an error. For CxC (Parekh et al., EACL
+2021) and ECCV Caption (Chun et al., ECCV 2022), annotators judged such pairs. The package
+``eccv_caption`` has their positives and metrics; this module converts scores to its format:
 
     python -m lavis_mafa.metrics.eccv output/eval/retrieval_coco/.../result/scores_test.npz
 
-where the file was written by an evaluation with ``run.save_scores: True``.
+An evaluation with ``run.save_scores: True`` writes the file.
 """
 
 from __future__ import annotations
@@ -36,11 +36,12 @@ logger = logging.getLogger(__name__)
 
 INSTALL = "pip install eccv_caption==0.1.0"
 RECALLS = (1, 5, 10)
-FOLDS = 5  # COCO 1K: the mean over five parts of 1,000 images
-IMAGES, CAPTIONS = 5000, 5  # of COCO's test split by Karpathy; captions of an image that have an id
-# SHA-256 of the image ids of that split, sorted, with blanks between: tells it without the package.
+FOLDS = 5  # COCO 1K is the mean over five parts of 1,000 images
+IMAGES, CAPTIONS = 5000, 5  # COCO's test split by Karpathy; captions with an id per image
+# SHA-256 of its image ids, sorted and joined by spaces: identifies the split without the package.
 TEST_SPLIT = "baab55c72b3dfc21360e0ff4fda07f11c8318ef71296ecf0b1eaa4558a1dff05"
-RETRIEVED = {"i2t": "txt", "t2i": "img"}  # the package's names, and LAVIS's (what is retrieved)
+# LAVIS names a direction after what is retrieved.
+RETRIEVED = {"i2t": "txt", "t2i": "img"}
 ECCV = {"eccv_r1": "r1", "eccv_rprecision": "r_precision", "eccv_map_at_r": "map_r"}
 
 COLUMNS = {"COCO 1K": "coco1k", "COCO 5K": "coco5k", "CxC": "cxc", "ECCV": "eccv"}
@@ -49,18 +50,18 @@ QUERIES = {"txt": "image to text", "img": "text to image"}
 
 
 def load_metrics() -> Any:
-    """``eccv_caption.Metrics``, with COCO's, CxC's and ECCV Caption's positives.
+    """Return ``eccv_caption.Metrics``, with the positives of COCO, CxC and ECCV Caption.
 
     Raises:
-        ImportError: telling how to install the package.
+        ImportError: if the package is missing; says how to install it.
     """
     try:
         with warnings.catch_warnings():
-            # It asks for ujson, and reads its files all the same without.
+            # It warns if ujson is missing, but also works with the standard library's json.
             warnings.filterwarnings("ignore", message="failed to import `ujson`")
             from eccv_caption import Metrics
     except ImportError as error:
-        raise ImportError(f"COCO's further positives need a package: {INSTALL}") from error
+        raise ImportError(f"ECCV Caption and CxC need a package: {INSTALL}") from error
     return Metrics()
 
 
@@ -68,10 +69,10 @@ def load_metrics() -> Any:
 
 
 def is_coco_test(image_paths: Sequence[str]) -> bool:
-    """Whether these are the 5,000 images of COCO's test split by Karpathy, by their names."""
+    """Return whether these are the 5,000 images of COCO's test split (Karpathy), by file name."""
     ids = sorted(filter(None, map(_image_id, image_paths)))
-    told = " ".join(map(str, ids)).encode()
-    return len(image_paths) == IMAGES and hashlib.sha256(told).hexdigest() == TEST_SPLIT
+    content = " ".join(map(str, ids)).encode()
+    return len(image_paths) == IMAGES and hashlib.sha256(content).hexdigest() == TEST_SPLIT
 
 
 def coco_ids(
@@ -80,22 +81,22 @@ def coco_ids(
     captions_file: str | os.PathLike[str] | None = None,
     metrics: Any = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """COCO's ids of the test images and of their captions.
+    """Return COCO's ids of the test images and of their captions.
 
-    Image ids stand in the file names. LAVIS's ``coco_karpathy_test.json`` has no caption ids; its
-    captions come in the order of their ids, so that an image's k-th caption has its k-th id. The
-    package knows five captions of each image; some images have more.
+    Image ids are part of the file names. LAVIS's ``coco_karpathy_test.json`` has no caption ids,
+    but its captions are in the order of their ids: the k-th caption of an image has its k-th id.
+    The package knows five captions of each image; some images have more.
 
     Args:
         image_paths: such as ``val2014/COCO_val2014_000000391895.jpg``, in the order of the scores.
         captions_per_image: of every image, in the order of the scores.
         captions_file: ``captions_val2014.json`` of COCO. Ids are then found by text (equal but for
-            white space) instead of by place, and where the two disagree, that is told.
+            white space) instead of by order; a warning says where the two disagree.
         metrics: other positives; None: `load_metrics`.
 
     Returns:
-        Image ids ``(I,)`` and caption ids ``(T,)`` int64, captions image after image; -1 where a
-        caption is none of the five.
+        Image ids ``(I,)`` and caption ids ``(T,)`` int64, captions image after image; -1 for a
+        caption that is not one of the five.
 
     Raises:
         ImportError: without the package.
@@ -124,7 +125,7 @@ def coco_ids(
     caption_ids = np.concatenate([np.array(ids, np.int64) for ids in by_place])
     if captions_file is not None:
         by_text = _ids_by_text(image_ids, captions_per_image, captions_file, ids_of)
-        _tell_disagreement(caption_ids, by_text)
+        _log_disagreement(caption_ids, by_text)
         caption_ids = by_text
     return np.array(image_ids, np.int64), caption_ids
 
@@ -139,10 +140,10 @@ def _image_ids(paths: Sequence[str], known: Mapping[int, Any]) -> list[int]:
     foreign = [path for path, one in zip(paths, ids, strict=True) if one not in known]
     missing = len(known) - len(known.keys() & set(ids))
     if foreign or missing or len(ids) != len(known):
-        told = f"; {len(foreign)} are none of them, such as {foreign[0]!r}" if foreign else ""
+        others = f"; {len(foreign)} are others, such as {foreign[0]!r}" if foreign else ""
         raise ValueError(
             f"these {len(ids)} images are not COCO's test split (Karpathy's, {len(known)} images "
-            f"with names such as COCO_val2014_000000391895.jpg){told}; {missing} are missing"
+            f"with names such as COCO_val2014_000000391895.jpg){others}; {missing} are missing"
         )
     return [one for one in ids if one is not None]
 
@@ -168,7 +169,7 @@ def _ids_by_text(
     lost: list[int] = []
     for image, captions in zip(image_ids, captions_per_image, strict=True):
         places = [left[image].get(single_spaced(caption), []) for caption in captions]
-        # Of captions with the same text the first has the first id.
+        # Captions of an image with equal texts get their ids in order.
         ids = [place.pop(0) if place else -1 for place in places]
         found += [one if one in known[image] else -1 for one in ids]
         lost += sorted(set(known[image]) - set(ids))
@@ -180,17 +181,17 @@ def _ids_by_text(
     return np.array(found, np.int64)
 
 
-def _tell_disagreement(by_place: np.ndarray, by_text: np.ndarray) -> None:
+def _log_disagreement(by_place: np.ndarray, by_text: np.ndarray) -> None:
     other = np.flatnonzero(by_place != by_text)
     if len(other):
         first = other[0]
         logger.warning(
-            "%d captions have another id by their text than by their place, the first is text %d "
-            "(%d, not %d); ids by text are used",
+            "%d captions have another id by text than by order, the first is text %d (%d, not %d); "
+            "ids by text are used",
             *(len(other), first, by_text[first], by_place[first]),
         )
     else:
-        logger.info("ids by text and by place agree")
+        logger.info("ids by text and by order agree")
 
 
 # Scores
@@ -203,19 +204,19 @@ def eccv_scores(
     caption_ids: np.ndarray,
     metrics: Any = None,
 ) -> dict[str, float]:
-    """COCO's recall on 1K and 5K images, CxC's recall, and ECCV Caption's metrics, in percent.
+    """Return recall of COCO (1K and 5K images) and CxC, and ECCV Caption's metrics, in percent.
 
-    Captions without id take no part, as in those benchmarks. Of equal scores the first candidate
-    is the better; so what re-ranking left out comes last, in order. COCO 1K is taken from the same
-    scores, among the candidates of each fold.
+    Captions without id are ignored, as in those benchmarks. Candidates with equal scores are ranked
+    in index order, so candidates that were not re-ranked come last in order. COCO 1K uses the same
+    scores, restricted to the candidates of each fold.
 
-    Two of the 22,550 captions of ECCV Caption are none of the 25,000 of the test split: R-Precision
-    and mAP@R of the best possible ranking are 99.99 from image to text.
+    Two of the 22,550 captions of ECCV Caption are not among the 25,000 of the test split. From
+    image to text, the best possible ranking therefore has an R-Precision and mAP@R of 99.99.
 
     Args:
         scores_i2t: ``(I, T)``; scores_t2i: ``(T, I)``.
-        image_ids: ``(I,)``; caption_ids: ``(T,)``, -1: none. Both by `coco_ids`.
-        metrics: other positives, of the form of ``eccv_caption.Metrics``; None: `load_metrics`.
+        image_ids: ``(I,)``; caption_ids: ``(T,)``, -1 for no id; both from `coco_ids`.
+        metrics: other positives, like ``eccv_caption.Metrics``; None: `load_metrics`.
 
     Returns:
         ``coco5k_txt_r1`` ... with ``coco1k``, ``coco5k`` and ``cxc``; ``txt`` (images as queries)
@@ -224,17 +225,17 @@ def eccv_scores(
 
     Raises:
         ImportError: without the package.
-        ValueError: if shapes differ, ids are not those of the positives, or a score is NaN.
+        ValueError: if shapes differ, ids and positives differ, or a score is NaN.
     """
     metrics = metrics or load_metrics()
     _check(scores_i2t, scores_t2i, image_ids, caption_ids, metrics)
     ids = {"i2t": (image_ids, caption_ids), "t2i": (caption_ids, image_ids)}
-    folds = dict(zip(("i2t", "t2i"), _folds(image_ids, caption_ids, metrics), strict=True))
+    folds = dict(zip(RETRIEVED, _folds(image_ids, caption_ids, metrics), strict=True))
     whole: dict[str, dict[int, list[int]]] = {}
     within: dict[str, dict[int, list[int]]] = {}
     for way, other, scores in (("i2t", "t2i", scores_i2t), ("t2i", "i2t", scores_t2i)):
         queries, candidates = ids[way]
-        # The metrics look at the first 10 places and at the first R of a query with R positives.
+        # The metrics need the first 10 ranks, and the first R ranks of a query with R positives.
         depth = max(*RECALLS, *map(len, metrics.eccv_gts[way].values()))
         rows, columns = (np.flatnonzero(fold >= 0) for fold in (folds[way], folds[other]))
         top = best_candidates(scores, rows, columns, depth)
@@ -255,7 +256,7 @@ def eccv_scores(
         for k in RECALLS:
             for way, value in recalls(ranked, "all", K=k).items():
                 figures[f"{name}_{RETRIEVED[way]}_r{k}"] = 100.0 * float(value)
-    # It shows a progress bar, whatever it is told.
+    # Its progress bar has no off switch.
     with redirect_stderr(io.StringIO()):
         found = metrics.eccv_metrics(whole, "all")
     for theirs, ours in ECCV.items():
@@ -267,15 +268,15 @@ def eccv_scores(
 def best_candidates(
     scores: np.ndarray, rows: np.ndarray, columns: np.ndarray, k: int
 ) -> np.ndarray:
-    """The best columns of every row, best first; of equal scores the first of ``columns``.
+    """Return the best columns of every row, best first; equal scores in the order of ``columns``.
 
     Args:
         scores: ``(Q, C)``.
-        rows, columns: which queries and candidates take part, as numbers.
-        k: how many; clipped to what there is.
+        rows, columns: indices of the queries and candidates to use.
+        k: number of columns; at most all.
 
     Returns:
-        ``(len(rows), k)`` int64 out of ``columns``.
+        ``(len(rows), k)`` int64, values of ``columns``.
 
     Raises:
         ValueError: if a score is NaN.
@@ -285,7 +286,8 @@ def best_candidates(
     for place, row in enumerate(rows):
         one = scores[row, columns]
         if np.isnan(one).any():
-            raise ValueError(f"scores of query {row} hold NaN: they have no order")
+            raise ValueError(f"scores of query {row} contain NaN and cannot be ranked")
+        # Partition instead of a sort: only the k best of up to 25,000 candidates are sorted.
         bound = np.partition(one, len(one) - k)[len(one) - k]
         above = np.flatnonzero(one > bound)
         level = np.flatnonzero(one == bound)[: k - len(above)]
@@ -301,7 +303,7 @@ def _as_ids(queries: np.ndarray, ranked: np.ndarray) -> dict[int, list[int]]:
 def _folds(
     image_ids: np.ndarray, caption_ids: np.ndarray, metrics: Any
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Fold ``(I,)`` of every image and ``(T,)`` of every caption; -1 for one without id."""
+    """Return the fold ``(I,)`` of every image and ``(T,)`` of every caption; -1 without id."""
     order = metrics.coco_ids.tolist()
     size = len(order) // FOLDS
     of_caption = {caption: place // size for place, caption in enumerate(order)}
@@ -333,9 +335,9 @@ def _check(
         given = set(ids.tolist())
         if given != known or len(ids) != len(known):
             raise ValueError(
-                f"{what} ids: of {len(known)} known ones {len(known - given)} are missing; "
-                f"{len(given - known)} are unknown, {len(ids) - len(given)} come twice; see "
-                "coco_ids"
+                f"{what} ids: {len(known - given)} of {len(known)} are missing, "
+                f"{len(given - known)} are unknown, {len(ids) - len(given)} are duplicates: use "
+                "the ids of coco_ids"
             )
 
 
@@ -343,7 +345,7 @@ def _check(
 
 
 def table(figures: Mapping[str, float]) -> str:
-    """Figures of `eccv_scores` as a Markdown table: benchmarks beside each other."""
+    """Return the metrics of `eccv_scores` as a Markdown table, with a column per benchmark."""
     found = Table("", ["", *COLUMNS])
     for way, query in QUERIES.items():
         for measure, ending in ROWS.items():
@@ -354,15 +356,16 @@ def table(figures: Mapping[str, float]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry of the command; returns the exit status."""
+    """Run the command and return the exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m lavis_mafa.metrics.eccv",
-        description="Score saved retrieval scores of COCO's test split against COCO, CxC and ECCV "
-        "Caption; writes a table (.md) and figures (.json) beside the file.",
+        description="Evaluate saved retrieval scores on COCO's test split with the positives of "
+        "COCO, CxC and ECCV Caption; writes a table (.md) and the metrics (.json) next to it.",
     )
     parser.add_argument("scores", type=Path, help="scores_<split>.npz of an evaluation")
     parser.add_argument(
-        "--captions", help="captions_val2014.json of COCO: finds caption ids by text, not by place"
+        "--captions",
+        help="captions_val2014.json of COCO: find caption ids by text instead of by order",
     )
     args = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
@@ -373,12 +376,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ImportError, OSError, ValueError) as error:
         logger.error("%s", error)
         return 1
-    told = table(figures)
+    text = table(figures)
     stem = args.scores.with_suffix("")
-    write_text(stem.with_name(f"{stem.name}_eccv.md"), told)
+    write_text(stem.with_name(f"{stem.name}_eccv.md"), text)
     rounded = {name: round(value, 4) for name, value in figures.items()}
     write_json(stem.with_name(f"{stem.name}_eccv.json"), rounded)
-    print(told, end="")
+    print(text, end="")
     return 0
 
 

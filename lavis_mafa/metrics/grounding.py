@@ -1,6 +1,6 @@
-"""Visual grounding without boxes in training: heat maps rank proposals.
+"""Metrics of visual grounding without boxes in training: heat maps rank proposals (ALBEF 6.4).
 
-ALBEF 6.4 and its evaluation code. Boxes are ``(x, y, width, height)`` in pixels of the
+They follow ALBEF's evaluation code. Boxes are ``(x, y, width, height)`` in pixels of the
 picture, whose origin is its upper left corner; sizes are ``(height, width)``.
 """
 
@@ -20,8 +20,10 @@ Box = Sequence[float]
 
 
 def iou(one: Tensor, other: Tensor) -> Tensor:
-    """Intersection over union of boxes ``(..., 4)``, in [0, 1]; their shapes broadcast to
-    ``(..., 4)``. Boxes without area overlap nothing."""
+    """Return the intersection over union of boxes ``(..., 4)``, 0 to 1; shapes broadcast.
+
+    A box without area has an IoU of 0 with every box.
+    """
     one, other = one.double(), other.double()
     low = torch.maximum(one[..., :2], other[..., :2])
     high = torch.minimum(one[..., :2] + one[..., 2:], other[..., :2] + other[..., 2:])
@@ -31,25 +33,25 @@ def iou(one: Tensor, other: Tensor) -> Tensor:
 
 
 def stretch(heat: Tensor, size: tuple[int, int]) -> Tensor:
-    """A heat map ``(h, w)`` in the size of the picture, by bicubic interpolation: ``(H, W)``."""
+    """Resize a heat map ``(h, w)`` to the picture's size ``(H, W)`` by bicubic interpolation."""
     whole = heat[None, None].float()
     return F.interpolate(whole, size=tuple(size), mode="bicubic", align_corners=False)[0, 0]
 
 
 def box_scores(heat: Tensor, boxes: Tensor, exponent: float = AREA_EXPONENT) -> Tensor:
-    """Heat inside each box over its area to the power of ``exponent``.
+    """Score boxes: the heat inside a box, divided by its area to the power of ``exponent``.
 
     Args:
         heat: ``(H, W)``, in the size of the picture.
-        boxes: ``(K, 4)``. Corners are cut to whole pixels and to the picture; the area is that of
-            the box as given. A box without area scores 0.
+        boxes: ``(K, 4)``. Corners are truncated to pixels and clipped to the picture; the area is
+            that of the given box. A box without area scores 0.
         exponent: 0 prefers large boxes, 1 gives the mean, 0.5 is ALBEF's.
 
     Returns:
         ``(K,)`` float64.
     """
     height, width = heat.shape
-    # sums[y, x]: heat above y and left of x
+    # Integral image: sums[y, x] is the heat above y and left of x.
     sums = F.pad(heat.double().cumsum(dim=0).cumsum(dim=1), (1, 0, 1, 0))
     boxes = boxes.double().to(heat.device)
     corners = torch.cat([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], dim=1).long()
@@ -62,9 +64,9 @@ def box_scores(heat: Tensor, boxes: Tensor, exponent: float = AREA_EXPONENT) -> 
 
 
 def choose(scores: Tensor) -> int | None:
-    """Which of K proposals has the highest score ``(K,)``, the first of equals.
+    """Return the index of the highest of K scores ``(K,)``, the first of several equal ones.
 
-    None if no score is above 0: a map without heat points nowhere.
+    None if no score is above 0: the heat map then selects nothing.
     """
     if len(scores) == 0 or not bool((scores > 0).any()):
         return None
@@ -72,7 +74,7 @@ def choose(scores: Tensor) -> int | None:
 
 
 def peak(heat: Tensor) -> tuple[int, int] | None:
-    """Pixel ``(x, y)`` of the maximum of ``(H, W)``; None if nothing in it is above 0."""
+    """Return the pixel ``(x, y)`` of the maximum of a map ``(H, W)``; None if it has no heat."""
     if not bool((heat > 0).any()):
         return None
     place = int(torch.nan_to_num(heat, nan=-torch.inf).argmax())
@@ -80,7 +82,7 @@ def peak(heat: Tensor) -> tuple[int, int] | None:
 
 
 def inside(point: tuple[int, int] | None, box: Box) -> bool:
-    """Whether the middle of a pixel lies in a box: a hit in the pointing game, no tolerance."""
+    """Return whether the center of a pixel is in a box: a hit in the pointing game."""
     if point is None:
         return False
     (x, y), (left, upper, width, height) = point, box
@@ -88,18 +90,18 @@ def inside(point: tuple[int, int] | None, box: Box) -> bool:
 
 
 def score_grounding(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Figures of an evaluation, in percent.
+    """Return the metrics of an evaluation, in percent.
 
     Args:
-        records: one an expression, with ``truth`` (its box), ``box`` (the one chosen, or None),
-            ``boxes`` (the proposals, or None where there are none), ``peak`` (or None) and
-            ``split`` (its part of the data, or None).
+        records: one for each expression, with ``truth`` (its box), ``box`` (chosen, or None),
+            ``boxes`` (the proposals, or None), ``peak`` (or None) and ``split`` (part of the data,
+            or None).
 
     Returns:
         Over expressions with proposals: ``acc`` (IoU of chosen and true box at least 0.5),
-        ``acc_<part>`` for every part that is named, ``chance`` (what ``acc`` is when a proposal is
-        drawn), ``possible`` (what it is when the best one is taken) and ``undecided`` (nothing was
-        chosen, which is wrong). Over all: ``pointing`` (the map's maximum is in the true box).
+        ``acc_<part>`` for every part, ``chance`` (``acc`` of a random proposal), ``possible``
+        (``acc`` of the best proposal) and ``undecided`` (no proposal was chosen, which counts as
+        wrong). Over all expressions: ``pointing`` (the maximum of the map is in the true box).
         ``agg_metrics`` is ``acc``, or ``pointing`` where there are no proposals.
     """
     if not records:

@@ -1,4 +1,4 @@
-"""Which captions of a split are valid for which images, beyond the pairs that it is made of."""
+"""Ground truth of a split: which captions are valid for which images, not only its own pairs."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from lavis_mafa.metrics.captions import read_json, single_spaced
 
 logger = logging.getLogger(__name__)
 
-Pair = tuple[str, str] | tuple[int, int]
+Pair = tuple[str, str] | tuple[int, int]  # image and caption, by name and text or by number
 EXPECTED = (
-    'expected a JSON list of pairs beyond the original ones, [["dog.jpg", "an animal"], ...] by '
-    "name and caption, or [[0, 17], ...] by the numbers of image and caption in the split, from 0"
+    'expected a JSON list of further valid pairs: [["dog.jpg", "an animal"], ...] by name and '
+    "caption, or [[0, 17], ...] by the numbers of image and caption in the split, from 0"
 )
 
 
@@ -24,8 +24,8 @@ def read_truth(path: str | os.PathLike[str]) -> list[Pair]:
     """Read a file of valid pairs: ``[[image name, caption], ...]`` or ``[[image, text], ...]``.
 
     Raises:
-        FileNotFoundError: if it is not there.
-        ValueError: if it is of another form.
+        FileNotFoundError: if there is no such file.
+        ValueError: if it has another form.
     """
     if not os.path.isfile(path):
         raise FileNotFoundError(f"run.truth_file: no such file: {path}")
@@ -42,7 +42,7 @@ def read_truth(path: str | os.PathLike[str]) -> list[Pair]:
 
 
 def original_pairs(dataset: Any) -> np.ndarray:
-    """``(I, T)`` bool: each caption is valid for its own image."""
+    """Return ``(I, T)`` bool, where each caption is valid only for its own image."""
     truth = np.zeros((len(dataset.image), len(dataset.text)), np.bool_)
     for text, image in dataset.txt2img.items():
         truth[image, text] = True
@@ -50,18 +50,18 @@ def original_pairs(dataset: Any) -> np.ndarray:
 
 
 def truth_with(dataset: Any, pairs: Sequence[Pair]) -> np.ndarray | None:
-    """What the split knows of its truth, with further valid pairs.
+    """Return the ground truth of a split with further valid pairs.
 
-    Captions are matched as the data set processes them, but for white space; one that stands there
-    several times is valid each time. Pairs of other splits are left out, and the log tells how
-    many.
+    Captions are compared as processed by the data set, ignoring differences in white space; if a
+    caption occurs several times, all of them are valid. Pairs of other splits are skipped, and
+    their number is logged.
 
     Args:
-        dataset: a LAVIS retrieval evaluation set (``image``, ``text``, ``txt2img``); if it has a
-            ``truth_matrix()``, this is what the pairs are added to.
+        dataset: a LAVIS retrieval evaluation set (``image``, ``text``, ``txt2img``). The pairs are
+            added to its ``truth_matrix()`` if it has one, else to its own pairs.
 
     Returns:
-        ``(I, T)`` bool; None if no pair is of this split.
+        ``(I, T)`` bool; None if no pair is in this split.
     """
     known = hasattr(dataset, "truth_matrix")
     truth = np.array(dataset.truth_matrix()) if known else original_pairs(dataset)
@@ -85,7 +85,7 @@ def truth_with(dataset: Any, pairs: Sequence[Pair]) -> np.ndarray | None:
         truth[np.ix_(rows, columns)] = True
     if foreign:
         logger.warning(
-            "run.truth_file: %d of %d pairs are not of this split, the first is %s",
+            "run.truth_file: %d of %d pairs are not in this split, the first is %s",
             *(len(foreign), len(pairs), list(foreign[0])),
         )
     return None if len(foreign) == len(pairs) else truth

@@ -1,4 +1,4 @@
-"""Retrieval scores in a file, with the names and captions that they belong to."""
+"""Files of retrieval scores, with the names and captions of the images."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from lavis_mafa.io.files import atomic_write
 
 @dataclass
 class SavedScores:
-    """Scores of a split.
+    """Retrieval scores of a split.
 
     Attributes:
         scores_i2t: ``(I, T)`` float32; scores_t2i: ``(T, I)`` float32.
-        images: names of the images; captions: all captions, image after image.
+        images: names of the images; captions: all captions, grouped by image.
         image_of: ``(T,)`` int64, the image of every caption.
     """
 
@@ -31,7 +31,7 @@ class SavedScores:
 
     @classmethod
     def of(cls, dataset: Any, scores_i2t: np.ndarray, scores_t2i: np.ndarray) -> SavedScores:
-        """Scores of a LAVIS retrieval evaluation set (``image``, ``text``, ``txt2img``)."""
+        """Create the scores of a LAVIS retrieval evaluation set (``image``, ``text``, ...)."""
         captions = captions_of(dataset)
         return cls(
             np.asarray(scores_i2t, np.float32),
@@ -42,7 +42,7 @@ class SavedScores:
         )
 
     def captions_per_image(self) -> list[list[str]]:
-        """Captions of every image."""
+        """Return the captions of every image."""
         found: list[list[str]] = [[] for _ in self.images]
         for image, caption in zip(self.image_of.tolist(), self.captions, strict=True):
             found[image].append(caption)
@@ -50,16 +50,16 @@ class SavedScores:
 
 
 def captions_of(dataset: Any) -> list[list[str]]:
-    """Captions of every image of a LAVIS retrieval evaluation set, in the order of the scores.
+    """Return the captions of every image of a LAVIS retrieval evaluation set.
 
-    As they stand in the annotations where the data set keeps these, else as processed.
+    They are the original captions if the data set has its annotations, else the processed ones.
 
     Raises:
-        ValueError: if the captions do not come image after image.
+        ValueError: if the captions are not grouped by image.
     """
     own = [dataset.img2txt[image] for image in range(len(dataset.image))]
     if [text for texts in own for text in texts] != list(range(len(dataset.text))):
-        raise ValueError("captions of this data set do not come image after image")
+        raise ValueError("captions of this data set are not grouped by image")
     raw = [one.get("caption") for one in getattr(dataset, "annotation", None) or ()]
     if [len(c) if isinstance(c, list) else 0 for c in raw] == [len(texts) for texts in own]:
         return raw
@@ -67,7 +67,7 @@ def captions_of(dataset: Any) -> list[list[str]]:
 
 
 def save_scores(saved: SavedScores, path: str | os.PathLike[str]) -> Path:
-    """Write an ``.npz`` file, whole or not at all: 8 bytes for each image and caption."""
+    """Write an ``.npz`` file atomically: 8 bytes for each pair of image and caption."""
     path = Path(path)
     with atomic_write(path) as file:
         np.savez(
@@ -85,8 +85,8 @@ def read_scores(path: str | os.PathLike[str]) -> SavedScores:
     """Read a file of `save_scores`.
 
     Raises:
-        FileNotFoundError: if it is not there.
-        ValueError: if it is none, or its parts do not belong together.
+        FileNotFoundError: if there is no such file.
+        ValueError: if it is not a file of scores, or its arrays have inconsistent shapes.
     """
     if not os.path.isfile(path):
         raise FileNotFoundError(f"no such file: {path}; run.save_scores: True writes one")
@@ -101,8 +101,8 @@ def read_scores(path: str | os.PathLike[str]) -> SavedScores:
             )
     except (KeyError, TypeError, ValueError, AttributeError, zipfile.BadZipFile) as error:
         raise ValueError(
-            f"{path} is no file of scores ({type(error).__name__}: {error}); expected one that an "
-            "evaluation with run.save_scores: True wrote"
+            f"{path} is not a file of scores ({type(error).__name__}: {error}); expected a file of "
+            "an evaluation with run.save_scores: True"
         ) from error
     shape = (len(saved.images), len(saved.captions))
     shapes = (saved.scores_i2t.shape, saved.scores_t2i.shape, saved.image_of.shape)

@@ -234,7 +234,7 @@ def test_pairs_of_another_split_are_skipped_with_a_warning(folders, caplog):
     path = truth_file(folders, [["z.jpg", "Grass"], ["a.jpg", "a cow"]])
     _, figures, theirs = evaluated(dataset, truth_file=path)
     assert figures == theirs
-    assert "2 of 2 pairs are not of this split, the first is ['z.jpg', 'Grass']" in caplog.text
+    assert "2 of 2 pairs are not in this split, the first is ['z.jpg', 'Grass']" in caplog.text
 
 
 @pytest.mark.parametrize(
