@@ -1,1 +1,1 @@
-"""Checkpoints in the forms that other programs read: LAVIS's own models and Hugging Face's."""
+"""Export checkpoints to the formats of other programs: LAVIS's own models and Hugging Face's."""

@@ -1,4 +1,4 @@
-"""Whether an exported folder gives what the LAVIS model gives."""
+"""Check that an exported folder gives the same outputs as the LAVIS model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lavis_mafa.export.source import image_size, language_model
 
-# Of the largest output of a kind: float32 noise of a deep model stays well below.
+# Relative to the largest output of a kind; the float32 noise of a deep model is well below it.
 TOLERANCE = 1e-4
 
 
@@ -20,11 +20,11 @@ def compare(model: Any, folder: Path, batch: int = 2, length: int = 9, seed: int
 
     Args:
         model: the LAVIS model, its weights in float32.
-        folder: what `lavis_mafa.export.hugging_face.write_folder` made of it.
+        folder: written by `lavis_mafa.export.hugging_face.write_folder`.
         batch, length, seed: of the random input; for stage 1 every other text is padded.
 
     Returns:
-        The largest absolute difference of each output, for people.
+        A text with the largest absolute difference of each output.
 
     Raises:
         ValueError: if one is above `TOLERANCE` times the largest output of its kind (or 1).
@@ -48,7 +48,7 @@ def compare(model: Any, folder: Path, batch: int = 2, length: int = 9, seed: int
         theirs = (_retrieval if stage_1 else _logits)(folder, *inputs)
     lines = []
     for name, expected in ours.items():
-        # A vocabulary that grew has more logits than LAVIS's.
+        # The exported vocabulary may have grown: compare the logits that LAVIS has.
         output = theirs[name][..., : expected.shape[-1]]
         difference = float((expected - output).abs().max())
         allowed = TOLERANCE * max(1.0, float(expected.abs().max()))
@@ -64,7 +64,7 @@ def compare(model: Any, folder: Path, batch: int = 2, length: int = 9, seed: int
 
 
 def retrieval(model: Any, pixels: Tensor, ids: Tensor, mask: Tensor) -> dict[str, Tensor]:
-    """Stage 1: what LAVIS's Q-Former says of images ``(B, 3, S, S)`` and captions ``(B, T)``."""
+    """Return the outputs of LAVIS's stage 1 for images ``(B, 3, S, S)`` and captions ``(B, T)``."""
     image, queries, attended = _queries(model, pixels)
     text = model.Qformer.bert(ids, attention_mask=mask, return_dict=True).last_hidden_state
     query_tokens = model.query_tokens.expand(len(pixels), -1, -1)
@@ -85,7 +85,7 @@ def retrieval(model: Any, pixels: Tensor, ids: Tensor, mask: Tensor) -> dict[str
 
 
 def logits(model: Any, pixels: Tensor, ids: Tensor, mask: Tensor) -> dict[str, Tensor]:
-    """Stage 2: the language model's logits; T5 reads the tokens and says them again."""
+    """Return the logits of LAVIS's stage 2; T5 gets the tokens as input and as target."""
     _, queries, _ = _queries(model, pixels)
     ones = mask.new_ones(queries.shape[:2])
     attended = torch.cat([ones, mask], 1)
@@ -139,10 +139,10 @@ def _logits(folder: Path, pixels: Tensor, ids: Tensor, mask: Tensor) -> dict[str
 
 
 def _load(model_cls: Any, folder: Path) -> Any:
-    model, told = model_cls.from_pretrained(
+    model, info = model_cls.from_pretrained(
         folder, torch_dtype=torch.float32, output_loading_info=True
     )
     for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
-        if told[kind]:
-            raise ValueError(f"{folder} does not load whole: {kind} {told[kind]}")
+        if info[kind]:
+            raise ValueError(f"{folder} does not load completely: {kind} {info[kind]}")
     return model.eval()

@@ -1,9 +1,9 @@
 """BLIP-2 of LAVIS as a folder that Hugging Face transformers loads without this package.
 
 Stage 1 (Q-Former with ITC and ITM) becomes ``Blip2ForImageTextRetrieval``, stage 2 (with OPT or T5)
-``Blip2ForConditionalGeneration``. What those classes have no place for is left out: the language
-head of stage 1 and the temperature, so that their ITC logits are plain cosines. Nor do tokenizers
-clean captions as LAVIS's ``blip_caption`` does (no punctuation, at most 50 words).
+``Blip2ForConditionalGeneration``. These classes have neither a language head of stage 1 nor a
+temperature, so both are omitted, and their ITC logits are plain cosines. The exported tokenizer does not clean
+captions like LAVIS's ``blip_caption`` (no punctuation, at most 50 words).
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from lavis_mafa.export.source import build_model, image_size, language_model
 
 # LAVIS's defaults of Blip2OPT.generate and Blip2T5.generate.
 GENERATION = {"num_beams": 5, "max_new_tokens": 30, "length_penalty": 1.0, "do_sample": False}
-# Hugging Face computes these in float32 whatever the rest is, LAVIS too.
+# Hugging Face and LAVIS compute these in float32, whatever the precision of the other weights.
 KEPT_IN_FLOAT32 = ("query_tokens", "Qformer.")
 DROPPED = ("Qformer.cls.", "temp", "Qformer.bert.embeddings.position_ids")
-# The first that fits begins the new name.
+# LAVIS's prefix and Hugging Face's; the first matching one applies.
 PREFIXES = (
     ("visual_encoder.cls_token", "vision_model.embeddings.class_embedding"),
     ("visual_encoder.pos_embed", "vision_model.embeddings.position_embedding"),
@@ -79,17 +79,17 @@ def export_hugging_face(
         check: load the folder again and compare its outputs with LAVIS's.
 
     Returns:
-        What was written and how equal it is, for people.
+        A text that says what was written and how far outputs differ.
 
     Raises:
         OSError, ValueError: if the model cannot be built or expressed, weights would be random, or
-            the outputs differ; nothing is left behind then.
+            the outputs differ; no files remain then.
         ImportError: if transformers is too old.
     """
 
     _require_transformers()
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise FileExistsError(f"{out} is there already and not an empty folder")
+        raise FileExistsError(f"{out} exists and is not an empty folder")
     model, random = build_model(checkpoint, arch, model_type, options)
     random = [name for name in random if not name.startswith(DROPPED)]
     if random:
@@ -103,18 +103,18 @@ def export_hugging_face(
     unfinished.mkdir()
     try:
         name = write_folder(model, unfinished, getattr(torch, dtype))
-        told = [f"wrote {out}: {name}, {dtype}"]
+        lines = [f"wrote {out}: {name}, {dtype}"]
         if check:
-            told.append(compare(model, unfinished))
+            lines.append(compare(model, unfinished))
         if language_model(model) is not None:
-            told.append(
-                "as LAVIS's generate(): model.generate(**processor(images=..., "
+            lines.append(
+                "equivalent of LAVIS's generate(): model.generate(**processor(images=..., "
                 f"text={model.prompt!r}), generation_config=model.generation_config)"
             )
         unfinished.rename(out)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
-    return "\n".join(told)
+    return "\n".join(lines)
 
 
 def write_folder(model: Any, folder: Path, dtype: torch.dtype = torch.float32) -> str:
@@ -184,13 +184,13 @@ def to_hf_state(state: dict[str, Tensor]) -> dict[str, Tensor]:
             renamed[new] = value
     if unknown:
         raise ValueError(
-            f"Hugging Face's BLIP-2 has no place for {len(unknown)} weights, such as {unknown[0]}"
+            f"Hugging Face's BLIP-2 cannot express {len(unknown)} weights, such as {unknown[0]}"
         )
     return renamed
 
 
 def hf_name(name: str) -> str | None:
-    """Hugging Face's name of a LAVIS weight, None if it has none."""
+    """Return Hugging Face's name of a LAVIS weight; None if it has none."""
     for start, changes in INSIDE.items():
         if name.startswith(start):
             for old, new in changes:
@@ -202,11 +202,11 @@ def hf_name(name: str) -> str | None:
 
 
 def to_hf_config(model: Any, image_token: int | None) -> Any:
-    """Hugging Face's config of a LAVIS BLIP-2, its sizes read off the model.
+    """Return Hugging Face's config of a LAVIS BLIP-2, with the sizes of the model.
 
     Args:
         model: stage 1 or 2.
-        image_token: id of the token that stands for an image's queries in a prompt; None: stage 1.
+        image_token: id of the placeholder token of image queries in a prompt; None: stage 1.
     """
     from transformers import Blip2Config
 
@@ -249,14 +249,14 @@ def to_hf_config(model: Any, image_token: int | None) -> Any:
 
 
 def _text_config(model: Any, spoken: Any) -> dict[str, Any]:
-    """Config of OPT or T5, so that Hugging Face begins and ends a text where LAVIS does."""
+    """Return the config of OPT or T5 with LAVIS's begin and end tokens of a text."""
     config = copy.deepcopy(spoken.config).to_dict()
     for key in ("_name_or_path", "architectures", "torch_dtype", "transformers_version"):
         config.pop(key, None)
     if hasattr(model, "opt_model"):
-        config["eos_token_id"] = model.eos_token_id  # the end of the line
+        config["eos_token_id"] = model.eos_token_id  # LAVIS ends a text at the newline
     else:
-        # The prompt when there is none: LAVIS's tokenizer turns it into T5's end token.
+        # The empty prompt: LAVIS's tokenizer encodes it as T5's end token.
         config["bos_token_id"] = config["eos_token_id"]
     return config
 
@@ -269,7 +269,7 @@ def _generation(text_config: Any) -> Any:
 
 
 def _tokenizer(model: Any) -> tuple[Any, int]:
-    """The fast form of the model's tokenizer, and the id of ``<image>`` in it."""
+    """Return the fast version of the model's tokenizer, and the id of ``<image>`` in it."""
     from transformers import AutoTokenizer
 
     own = next(
@@ -279,16 +279,16 @@ def _tokenizer(model: Any) -> tuple[Any, int]:
     )
     with tempfile.TemporaryDirectory() as folder:
         own.save_pretrained(folder)
-        # A decoder goes on from the last token of the prompt.
+        # A decoder continues after the last token, which must not be padding.
         side = "left" if hasattr(model, "opt_model") else "right"
         tokenizer = AutoTokenizer.from_pretrained(folder, padding_side=side)
     return tokenizer, len(tokenizer)  # Blip2Processor appends it
 
 
 def _make_room(state: dict[str, Tensor], config: Any) -> None:
-    """Give the language model a row for ``<image>`` if its vocabulary has no unused ones.
+    """Add a row for ``<image>`` to the language model if its vocabulary has no unused row.
 
-    The row is the mean of all others: its logit is their mean, so it is never the highest.
+    The new row is the mean of all rows, so its logit is the mean logit and never the highest.
     """
     rows = config.text_config.vocab_size
     if config.image_token_index < rows:
@@ -311,7 +311,7 @@ def _processor(model: Any, tokenizer: Any) -> Any:
         image_mean=list(normalize.mean),
         image_std=list(normalize.std),
     )
-    # Captions of stage 1 go to the Q-Former as they are, with no tokens for the image before them.
+    # In stage 1 captions go to the Q-Former without placeholder tokens for the image.
     queries = 0 if language_model(model) is None else model.query_tokens.shape[1]
     return Blip2Processor(images, tokenizer, num_query_tokens=queries)
 

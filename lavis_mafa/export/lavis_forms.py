@@ -1,10 +1,10 @@
-"""ALBEF checkpoints in the form that a LAVIS model for a downstream task expects.
+"""Convert ALBEF checkpoints to the format of LAVIS's models for downstream tasks.
 
-Our checkpoints hold no momentum encoders. LAVIS's models for downstream tasks have them: under
-``runner_mafa``, ``albef_retrieval`` and ``albef_classification`` load our checkpoints as they are
-(``model.pretrained``) and begin with momentum encoders equal to the encoders, while LAVIS's own
-runner would leave them random; ``albef_vqa`` fails without them, and ``albef_nlvr`` wants fusion
-layers that take two images in turn.
+Our checkpoints have no momentum encoders, but LAVIS's models for downstream tasks need them. Under
+``runner_mafa``, ``albef_retrieval`` and ``albef_classification`` load our checkpoints directly
+(``model.pretrained``), and momentum encoders start as copies of the encoders; under LAVIS's runner
+they would stay random. ``albef_vqa`` fails without them, and ``albef_nlvr`` expects doubled fusion
+layers, one for each of its two images.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PARTS = ("visual_encoder.", "text_encoder.")
 
 
 def with_momentum(state: State) -> State:
-    """Add momentum encoders and projections equal to the others; use as ``model.pretrained``."""
+    """Add momentum encoders and projections as copies; use the result as ``model.pretrained``."""
     copies = {
         key.replace(part, f"{part}_m", 1): value
         for key, value in state.items()
@@ -36,9 +36,9 @@ def with_momentum(state: State) -> State:
 def for_nlvr(state: State, fusion_layer: int) -> State:
     """Double every fusion layer, one for each image (ALBEF 4.2, Figure 3b), with momentum copies.
 
-    Use as ``model.finetuned`` of ``albef_nlvr`` with ``load_finetuned: True``: its own
-    ``load_pretrained`` fails. The classifier is new and gets no weights. ``albef_nlvr_mafa`` needs
-    no such form.
+    Use the result as ``model.finetuned`` of ``albef_nlvr`` with ``load_finetuned: True``, because
+    its ``load_pretrained`` fails. The classifier is new and stays random. ``albef_nlvr_mafa`` needs
+    no conversion.
     """
     encoders = {
         key.replace("encoder.bert.", "encoder.", 1): value
@@ -49,7 +49,7 @@ def for_nlvr(state: State, fusion_layer: int) -> State:
 
 
 def in_form(state: State, form: str, fusion_layer: int) -> State:
-    """The weights of a checkpoint for one of `FORMS`."""
+    """Convert the weights of a checkpoint to one of `FORMS`."""
     return for_nlvr(state, fusion_layer) if form == "albef_nlvr" else with_momentum(state)
 
 
@@ -57,21 +57,21 @@ def export_lavis(checkpoint: str, out: Path, form: str, fusion_layer: int = 6) -
     """Write ``checkpoint`` to the file ``out`` in one of `FORMS`.
 
     Returns:
-        How many tensors were written.
+        The number of tensors written.
 
     Raises:
-        FileExistsError: if ``out`` is there.
-        FileNotFoundError, ValueError: from reading the checkpoint, or if it is none of ALBEF.
+        FileExistsError: if ``out`` exists.
+        FileNotFoundError, ValueError: from reading the checkpoint, or if it is not one of ALBEF.
     """
     if out.exists():
-        raise FileExistsError(f"{out} is there already")
+        raise FileExistsError(f"{out} exists already")
     content = read_checkpoint(checkpoint)
     check_origin(content, form, None, checkpoint)
     weights = content.get("model", content)
     lost = [part for part in PARTS if not any(str(key).startswith(part) for key in weights)]
     if lost:
         raise ValueError(
-            f"{checkpoint} has no weights below {' and '.join(lost)}: it is no checkpoint of ALBEF"
+            f"{checkpoint} has no weights below {' and '.join(lost)}: it is not one of ALBEF"
         )
     state = in_form(weights, form, fusion_layer)
     save_atomically({"model": state}, out)

@@ -1,4 +1,4 @@
-"""The LAVIS model of a checkpoint, whole: with the frozen weights that no checkpoint holds."""
+"""Build the complete LAVIS model of a checkpoint, with the frozen weights it does not contain."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lavis_mafa.config.check import suggest
 from lavis_mafa.config.defaults import default_yaml
 from lavis_mafa.io.checkpoints import config_of, read_checkpoint
 
-# A random and a loaded tensor differ in any few of their elements.
+# Elements to compare: a few are enough to tell a random tensor from a loaded one.
 SAMPLE = 64
 
 
@@ -24,19 +24,19 @@ def build_model(
     model_type: str | None = None,
     options: Sequence[str] = (),
 ) -> tuple[nn.Module, list[str]]:
-    """Build the model that a checkpoint belongs to, with its weights.
+    """Build the model of a checkpoint, with its weights.
 
-    The checkpoint's own config says which model and of what sizes; ``arch`` and ``model_type`` are
-    for checkpoints without one, ``options`` (``key=value``) change single settings.
+    The config in the checkpoint gives the model and its sizes; ``arch`` and ``model_type`` are for
+    checkpoints without a config, and ``options`` (``key=value``) override single settings.
 
     Returns:
-        The model, and the names of those of its weights that are neither in the checkpoint nor
-        loaded from elsewhere.
+        The model, and the names of its random weights: those that are neither in the checkpoint
+        nor loaded from elsewhere.
 
     Raises:
         FileNotFoundError: if there is no such checkpoint.
         OSError: if frozen parts must be downloaded and cannot be.
-        ValueError: if the model is unknown, or the checkpoint is not one of it.
+        ValueError: if the model is unknown, or the checkpoint does not fit it.
     """
     content = read_checkpoint(checkpoint)
     state = content.get("model", content)
@@ -49,8 +49,8 @@ def build_model(
     random = {name for name in missing if name in trained}
     frozen = [name for name in missing if name not in trained]
     if frozen:
-        # Frozen weights come with the model. Were they loaded, or drawn at random? Random ones are
-        # others when the model is built again.
+        # The class creates the frozen weights, loaded or random. To tell which, the model is built
+        # again with another seed: only random weights change.
         before = {name: _sample(own[name]) for name in frozen}
         del model, own
         model = _build(model_cls, cfg, state, checkpoint, seed=1)
@@ -70,7 +70,7 @@ def _model_config(
     arch = arch or recorded.get("arch")
     if not arch:
         raise ValueError(
-            f"{checkpoint} holds no config that names its model: give --arch and --model-type, "
+            f"{checkpoint} contains no config that names its model: give --arch and --model-type, "
             "such as --arch blip2 --model-type pretrain"
         )
     model_cls = registry.get_model_class(arch)
@@ -90,8 +90,8 @@ def _model_config(
     keys = set(cfg).union(*(default_yaml(model_cls, one)["model"] for one in known))
     unread = [option for option in options if option.partition("=")[0].split(".")[0] not in keys]
     if unread:
-        told = "; ".join(f"{one}: {suggest(one.partition('=')[0], keys)}" for one in unread)
-        raise ValueError(f"--options: {arch} has no such setting: {told}")
+        problems = "; ".join(f"{one}: {suggest(one.partition('=')[0], keys)}" for one in unread)
+        raise ValueError(f"--options: {arch} has no such setting: {problems}")
     cfg.merge_with(OmegaConf.from_dotlist(list(options)))
     return model_cls, cfg
 
@@ -123,10 +123,10 @@ def _refuse_clip(vit_model: str) -> None:
 
 
 def language_model(model: Any) -> Any:
-    """OPT or T5 of stage 2, None for stage 1."""
+    """Return OPT or T5 of stage 2; None for stage 1."""
     return getattr(model, "opt_model", None) or getattr(model, "t5_model", None)
 
 
 def image_size(model: Any) -> int:
-    """Side of the square images that a model takes, in pixels."""
+    """Return the side of the square input images of a model, in pixels."""
     return int(model.visual_encoder.patch_embed.img_size[0])

@@ -272,7 +272,7 @@ def test_what_does_not_fit_is_refused(work, tmp_path, capsys, monkeypatch):
 
 
 def test_weights_without_a_place_are_refused():
-    with pytest.raises(ValueError, match="no place for 1 weights, such as con_d.weight"):
+    with pytest.raises(ValueError, match="cannot express 1 weights, such as con_d.weight"):
         hugging_face.to_hf_state({"con_d.weight": torch.zeros(1), "temp": torch.zeros(1)})
 
 

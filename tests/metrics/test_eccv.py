@@ -98,8 +98,8 @@ def test_images_in_another_order_keep_their_ids(small):
     "change, told",
     [
         (lambda rows: rows.pop(), r"these 9 images are not COCO's test split .*; 1 are missing"),
-        (lambda rows: rows[3].update(image="dog.jpg"), r"1 are none of them, such as 'dog.jpg'; 1"),
-        (lambda rows: rows[3].update(image=file_name(5)), "1 are none of them, such as 'val2014/"),
+        (lambda rows: rows[3].update(image="dog.jpg"), r"1 are others, such as 'dog.jpg'; 1"),
+        (lambda rows: rows[3].update(image=file_name(5)), "1 are others, such as 'val2014/"),
         (lambda rows: rows[3].update(image=rows[4]["image"]), "1 are missing"),
         (lambda rows: rows.append(rows[0]), r"these 11 images are not .*; 0 are missing"),
         (lambda rows: rows[3]["caption"].pop(), r"1 images have fewer than 5 .* with 4; expected"),
