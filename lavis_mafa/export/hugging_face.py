@@ -2,8 +2,8 @@
 
 Stage 1 (Q-Former with ITC and ITM) becomes ``Blip2ForImageTextRetrieval``, stage 2 (with OPT or T5)
 ``Blip2ForConditionalGeneration``. These classes have neither a language head of stage 1 nor a
-temperature, so both are omitted, and their ITC logits are plain cosines. The exported tokenizer does not clean
-captions like LAVIS's ``blip_caption`` (no punctuation, at most 50 words).
+temperature, so both are omitted, and their ITC logits are plain cosines. The exported tokenizer
+does not clean captions like LAVIS's ``blip_caption`` (no punctuation, at most 50 words).
 """
 
 from __future__ import annotations

@@ -266,7 +266,7 @@ def test_what_does_not_fit_is_refused(work, tmp_path, capsys, monkeypatch):
     assert "does not fit" in fails(larger, out, capsys)
     named = [bare, "--arch", "tiny_blip2", "--model-type", "tiny"]
     assert main(["export", *named, str(out), "--to", "hf"]) == 0
-    assert "is there already" in fails(named, out, capsys)
+    assert "exists" in fails(named, out, capsys)
     monkeypatch.setitem(sys.modules, "transformers", SimpleNamespace(__version__="4.26.1"))
     assert "4.46" in fails(named, tmp_path / "other", capsys)
 

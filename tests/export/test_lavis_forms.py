@@ -93,5 +93,5 @@ def test_nothing_is_overwritten(state, tmp_path, capsys):
     (tmp_path / "out.pth").write_text("mine")
     arguments = [str(tmp_path / "in.pth"), str(tmp_path / "out.pth"), "--to", "albef_vqa"]
     assert main(["export", *arguments]) == 1
-    assert "is there already" in capsys.readouterr().err
+    assert "exists already" in capsys.readouterr().err
     assert (tmp_path / "out.pth").read_text() == "mine"

@@ -274,7 +274,7 @@ def test_without_java_the_rest_is_scored_and_one_warning_says_what_is_missing(mo
 
 def test_a_metric_asked_for_that_cannot_be_had_is_an_error(monkeypatch):
     monkeypatch.setenv("PATH", "")
-    with pytest.raises(ValueError, match=r"run\.metrics .*spice: there is no java on PATH; inst"):
+    with pytest.raises(ValueError, match=r"run\.metrics .*spice: java is not on PATH; inst"):
         find_tools(["cider", "spice"])
     with pytest.raises(ValueError, match="got blue; expected some of bleu, meteor"):
         find_tools(["blue"])
