@@ -18,6 +18,7 @@ _MODULES = {
     "posterior": ("PosteriorPicker", "PosteriorRule"),
     "labels": ("SOFT_LABELS", "distilled_labels", "labels_from_positives", "mix", "smooth"),
     "losses": ("LOSSES", "consistency_loss", "contrastive_loss", "matching_losses"),
+    "losses.language": ("mask_tokens",),
     "grit": ("EpochBatches", "EpochPlan", "GritCollector", "GritSchedule", "GritSettings", "group"),
     "momentum": ("Momentum",),
     "pair_memory": ("MovingCopies", "PairMemory"),

@@ -18,7 +18,7 @@ from lavis_mafa.algorithm.tokens import captions_of
 
 
 def known_positives(
-    numbers: Mapping[str, Tensor], own: Tensor, count: int, same_image: str
+    numbers: Mapping[str, Tensor], own: Tensor, count: int, same_image: str = "positive"
 ) -> Tensor:
     """Return which candidates ``(B, C)`` bool are known to match each anchor.
 

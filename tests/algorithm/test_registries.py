@@ -1,0 +1,206 @@
+"""A user's picker, soft label and loss go through the step as the built-in ones do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from conftest import mini_batch
+from torch import nn
+from torch.nn.parallel.distributed import _find_tensors
+from torch.utils import _pytree
+
+from lavis_mafa.algorithm.labels import SOFT_LABELS
+from lavis_mafa.algorithm.losses import LOSSES
+from lavis_mafa.algorithm.options import check_options, option
+from lavis_mafa.algorithm.output import StepOutput
+from lavis_mafa.algorithm.pickers import NONE, PICKERS, build_picker
+from lavis_mafa.algorithm.registry import Registry
+from lavis_mafa.algorithm.settings import LossWeights, SoftLabels, StepSettings
+from lavis_mafa.algorithm.step import run_step
+
+BATCH = 6
+
+
+@dataclass(frozen=True)
+class Sharpness:
+    power: float = option(2.0, "exponent of the similarities", source="test", low=1)
+
+    def __post_init__(self):
+        check_options(self)
+
+
+def easiest(sim, positives):
+    """Pick the least similar candidate."""
+    return torch.where(positives.all(1), NONE, sim.masked_fill(positives, torch.inf).argmin(1))
+
+
+class EveryOther(nn.Module):
+    """Pick the hardest in odd steps and the easiest in even ones."""
+
+    def __init__(self, own=None):
+        super().__init__()
+        self.own = own
+        self.register_buffer("steps", torch.tensor(0))
+
+    def prepare(self, sim_i2t, sim_t2i, positives, own, temperature, epoch):
+        self.steps += 1
+        chosen = PICKERS["hardest"] if self.steps % 2 else easiest
+        return chosen, chosen
+
+
+def half_its_own(side, soft, own):
+    """Mix one-hot labels with the model's own sharpened distribution."""
+    return 0.5 * side.one_hot() + 0.5 * torch.softmax(own.power * side.sim.detach(), dim=1)
+
+
+def spread(step):
+    """Return the mean squared similarity of a mini-batch's images."""
+    images, _ = step.batch.features()
+    return (images @ images.t()).square().mean()
+
+
+@pytest.fixture
+def registered(monkeypatch):
+    for registry in (PICKERS, SOFT_LABELS, LOSSES):
+        monkeypatch.setattr(registry, "_entries", registry.entries())
+    PICKERS.register("easiest")(easiest)
+    PICKERS.register("every_other", settings=Sharpness)(EveryOther)
+    SOFT_LABELS.register("half_its_own", settings=Sharpness)(half_its_own)
+    LOSSES.register("spread")(spread)
+    LOSSES.register("nothing")(lambda step: None)
+
+
+@pytest.fixture
+def samples(toy_train):
+    return mini_batch(toy_train, range(BATCH))
+
+
+def config(**mafa):
+    return StepSettings.from_config(mafa)
+
+
+def test_a_picker_of_a_user(registered, tiny, samples):
+    output = run_step(tiny.backbone, samples, config(negatives="easiest"))
+    sim = output.image_features @ output.text_features.t()
+    ids = samples["image_id"]
+    for b in range(BATCH):
+        others = [k for k in range(BATCH) if ids[k] != ids[b]]
+        assert output.i2t.hard[b] == min(others, key=lambda k: sim[b, k].item())
+        assert output.t2i.hard[b] == min(others, key=lambda k: sim[k, b].item())
+
+
+def test_a_picker_with_state_is_a_part_of_the_model(registered, tiny, samples):
+    from lavis_mafa.models import AlbefMafa
+
+    settings = config(negatives="every_other", every_other={"power": 3.0})
+    picker = build_picker(settings)
+    assert picker.own == Sharpness(3.0)
+    first = run_step(tiny.backbone, samples, settings, picker=picker)
+    second = run_step(tiny.backbone, samples, settings, picker=picker)
+    hardest = run_step(tiny.backbone, samples, config())
+    assert torch.equal(first.i2t.hard, hardest.i2t.hard)
+    assert not torch.equal(second.i2t.hard, hardest.i2t.hard)
+    with pytest.raises(ValueError, match="every_other needs a picker"):
+        run_step(tiny.backbone, samples, settings)
+
+    cfg = AlbefMafa.default_config_path("tiny")
+    from omegaconf import OmegaConf
+
+    chosen = {"mafa": {"negatives": "every_other"}}
+    model = AlbefMafa.from_config(OmegaConf.merge(OmegaConf.load(cfg).model, chosen))
+    model(samples)
+    assert int(model.state_dict()["every_other.steps"]) == 1
+
+
+def test_a_soft_label_of_a_user_against_a_loop(registered, tiny, samples):
+    torch.manual_seed(0)
+    settings = config(
+        soft_labels={"type": "half_its_own"}, half_its_own={"power": 3}, same_image="negative"
+    )
+    output = run_step(tiny.backbone, samples, settings)
+    sim = (output.image_features @ output.text_features.t() / tiny.temp).detach()
+    loss = 0.0
+    for rows in (sim, sim.t()):
+        for b in range(BATCH):
+            weights = [0.5 * w for w in torch.softmax(3 * rows[b], 0).tolist()]
+            weights[b] += 0.5
+            log_p = torch.log_softmax(rows[b], 0).tolist()
+            loss -= sum(w * p for w, p in zip(weights, log_p, strict=True)) / (2 * BATCH)
+    assert output.loss_itc.item() == pytest.approx(loss, rel=1e-5)
+    # Random mini-batches have one-hot labels, whatever the type.
+    early = run_step(tiny.backbone, {**samples, "grouped": False}, settings)
+    one_hot = StepSettings(soft_labels=SoftLabels("one_hot"), same_image="negative")
+    assert early.loss_itc == run_step(tiny.backbone, samples, one_hot).loss_itc
+
+
+def test_a_loss_of_a_user_enters_the_total_with_its_weight(registered, tiny, samples):
+    torch.manual_seed(0)
+    plain = run_step(tiny.backbone, samples, config())
+    torch.manual_seed(0)
+    weights = {"spread": 0.25, "nothing": 1.0}
+    output = run_step(tiny.backbone, samples, config(loss_weights=weights))
+    images = output.image_features
+    expected = sum((a @ b).item() ** 2 for a in images for b in images) / BATCH**2
+    assert output.loss_spread.item() == pytest.approx(expected, rel=1e-5)
+    assert output["loss_spread"] is output.loss_spread
+    assert [k for k in output if k.startswith("loss")] == [
+        "loss", "loss_itc", "loss_itm", "loss_lm", "loss_spread",
+    ]  # fmt: skip
+    # The built-in losses are computed first: their random stream is the same with and without it.
+    assert output.loss_lm == plain.loss_lm
+    assert output.loss.item() == pytest.approx(plain.loss.item() + 0.25 * expected, rel=1e-6)
+    output.loss_spread.backward()
+    assert tiny.vision_proj.weight.grad.abs().sum() > 0
+
+
+def test_unknown_names_are_refused_with_those_known(tiny, samples):
+    with pytest.raises(ValueError, match="negatives must be hardest, sampled or posterior"):
+        StepSettings(negatives="hard")
+    with pytest.raises(ValueError, match="type must be one_hot, .* or momentum"):
+        SoftLabels("soft")
+    with pytest.raises(KeyError, match="no loss is called 'focal'; known: itc, imc"):
+        run_step(tiny.backbone, samples, config(loss_weights={"focal": 1.0}))
+
+
+def test_a_name_is_taken_once_but_a_reloaded_module_replaces_its_entry():
+    registry = Registry("picker")
+    registry.register("easiest")(easiest)
+    registry.register("easiest")(easiest)
+    with pytest.raises(ValueError, match="picker 'easiest' is already registered by .*easiest"):
+        registry.register("easiest")(spread)
+    entry = registry.entry("easiest")
+    assert (entry.doc, entry.source) == ("Pick the least similar candidate", __name__)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"label_smoothing": 1.5}, "label_smoothing must be at least 0 and at most 1, got 1.5"),
+        ({"weight": -1.0}, "weight must be at least 0, got -1.0"),
+        ({"alpha": float("nan")}, "alpha must be"),
+    ],
+)
+def test_values_out_of_range_are_refused(wrong, message):
+    with pytest.raises(ValueError, match=message):
+        SoftLabels(**wrong)
+
+
+def test_the_weights_of_the_built_in_losses_are_documented():
+    from dataclasses import fields
+
+    assert [one.name for one in fields(LossWeights)] == list(LOSSES)
+
+
+def test_ddp_and_pytree_find_every_tensor_of_an_output(tiny, samples):
+    output = run_step(tiny.backbone, samples, StepSettings())
+    found = {id(tensor) for tensor in _find_tensors(output)}
+    assert {id(v) for v in output.values() if isinstance(v, torch.Tensor)} <= found
+    leaves, tree = _pytree.tree_flatten(output)
+    assert [id(leaf) for leaf in leaves] == [id(value) for value in output.values()]
+    again = _pytree.tree_unflatten(leaves, tree)
+    assert type(again) is StepOutput and list(again) == list(output)
+    assert again.loss_itm is output.loss_itm and again.loss_imc is None
+    with pytest.raises(AttributeError, match="loss_focal"):
+        _ = output.loss_focal
