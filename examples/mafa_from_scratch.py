@@ -148,6 +148,7 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=2400, help="training pairs")
     parser.add_argument("--plain", action="store_true", help="without Con-D and smoothing")
     args = parser.parse_args()
+    torch.set_num_threads(1)  # matrices are small: threads would cost more than they save
     torch.manual_seed(0)
     words = vocabulary()
     train, test = World(args.pairs, 1, words), World(200, 2, words)

@@ -42,6 +42,7 @@ if TYPE_CHECKING:  # for type checkers; at run time `__getattr__` below imports 
         contrastive_loss,
         matching_losses,
     )
+    from lavis_mafa.algorithm.losses.language import mask_tokens
     from lavis_mafa.algorithm.mining import Connections, MiningRule, find_connections
     from lavis_mafa.algorithm.momentum import Momentum
     from lavis_mafa.algorithm.options import option

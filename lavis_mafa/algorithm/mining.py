@@ -69,15 +69,15 @@ class MiningRule:
             raise ValueError(f"labels: probability needs action: convert, got {self.action!r}")
 
     def uses(self, loss: str) -> bool:
-        """Whether what is found changes the labels or pairs of a loss."""
+        """Return whether connections change the labels or pairs of a loss."""
         return self.action != "keep" and loss in self.use_in
 
     def softens(self, loss: str) -> bool:
-        """Whether Con-D's probability is the label of judged pairs in a loss."""
+        """Return whether a loss takes Con-D's probabilities as labels of judged pairs."""
         return self.labels == "probability" and self.uses(loss)
 
     def states(self, probability: Tensor) -> Tensor:
-        """State of every probability: `POSITIVE`, `AMBIGUOUS` or `KEPT`."""
+        """Return the state of every probability: `POSITIVE`, `AMBIGUOUS` or `KEPT`."""
         states = torch.full_like(probability, KEPT, dtype=torch.int64)
         states[probability > self.low] = AMBIGUOUS
         states[probability > self.high] = POSITIVE
@@ -86,17 +86,17 @@ class MiningRule:
 
 @dataclass
 class Connections:
-    """The hard negatives of one direction and what Con-D made of them.
+    """The hard negatives of one direction, with Con-D's verdicts.
 
-    Every anchor has K nominations, R = K * B in all: first the hardest of all anchors, then the
-    second hardest of all, and so on.
+    Every anchor has K nominations, R = K * B in all: the B hardest first, one per anchor, then the
+    B second hardest, and so on.
 
     Attributes:
-        positives: ``(B, N)`` bool, positives known without Con-D.
+        positives: ``(B, N)`` bool, positives that are known without Con-D.
         hard: ``(R,)`` nominated candidates, `NONE` where there is none.
         second: ``(B,)`` the hardest that was not nominated, `NONE` where there is none.
         probability: ``(R,)`` Con-D's probability that anchor and ``hard`` match; NaN if not judged.
-        state: ``(R,)`` `KEPT`, `AMBIGUOUS`, `POSITIVE`, or `ABSENT` where nothing was picked.
+        state: ``(R,)`` `KEPT`, `AMBIGUOUS`, `POSITIVE`, or `ABSENT` where ``hard`` is `NONE`.
     """
 
     positives: Tensor
@@ -107,21 +107,21 @@ class Connections:
 
     @property
     def anchor(self) -> Tensor:
-        """``(R,)`` the anchor, 0 to B - 1, of every nomination."""
+        """The anchor ``(R,)``, 0 to B - 1, of every nomination."""
         size = len(self.second)
         return torch.arange(len(self.hard), device=self.hard.device) % max(1, size)
 
     @property
     def judged(self) -> Tensor:
-        """``(R,)`` bool: Con-D gave a probability."""
+        """Which nominations ``(R,)`` bool Con-D judged."""
         return (self.state != ABSENT) & ~self.probability.isnan()
 
     def found(self, rule: MiningRule, loss: str) -> Tensor:
-        """``(R,)`` bool: a false negative was found whose conversion or dropping ``loss`` uses."""
+        """Return which nominations ``(R,)`` bool are false negatives that a loss acts on."""
         return (self.state == POSITIVE) & rule.uses(loss)
 
     def itc_targets(self, rule: MiningRule) -> tuple[Tensor, Tensor | None]:
-        """``(B, N)`` positives for ITC, and ``(B, N)`` candidates to drop or None.
+        """Return positives ``(B, N)`` for ITC, and candidates ``(B, N)`` to drop or None.
 
         Positives are bool, or with ``labels: probability`` weights from 0 to 1.
         """
@@ -139,14 +139,15 @@ class Connections:
         return self.positives | mark, None
 
     def itm_pairs(self, rule: MiningRule) -> tuple[Tensor, Tensor, Tensor]:
-        """Anchors, candidates and labels of the pairs that the nominations give to ITM.
+        """Return anchors, candidates and labels of the nominated pairs for ITM.
 
-        An anchor gives the positives found, and as no match the hardest that is neither positive
-        nor, with re-sampling, ambiguous. Where there is none, but an ambiguous one, the second
-        choice takes its place.
+        Of each anchor these are the positives found, and as "no match" the hardest candidate that
+        is neither positive nor, with re-sampling, ambiguous. If all others are ambiguous the second
+        choice takes that place.
 
-        Returns three ``(P,)`` tensors in the order of anchors; labels are 0 or 1, or with
-        ``labels: probability`` Con-D's probabilities of all judged pairs.
+        Returns:
+            Three ``(P,)`` tensors in the order of anchors; labels are 0 or 1, or with ``labels:
+            probability`` Con-D's probabilities of all judged pairs.
         """
         if rule.softens("itm") and bool(self.judged.any()):
             rows = torch.nonzero(self.judged).flatten()
@@ -156,7 +157,7 @@ class Connections:
         found = self.found(rule, "itm")
         passed_over = (self.state == AMBIGUOUS) & (rule.resample and rule.uses("itm"))
         kept = ((self.state != ABSENT) & ~found & ~passed_over).view(-1, size)
-        # argmax finds the first of equal values: the hardest that is kept.
+        # Rows are in the order of hardness, and argmax returns the first of equal values.
         first = kept.int().argmax(dim=0)
         own = torch.arange(size, device=self.hard.device)
         replaced = passed_over.view(-1, size).any(dim=0)
@@ -171,7 +172,7 @@ class Connections:
         return anchors[order], candidates[order], labels[order]
 
     def mined(self, rule: MiningRule) -> tuple[Tensor, Tensor]:
-        """Anchors and candidates of the new positive pairs for the language loss (MAFA eq. 4)."""
+        """Return anchors and candidates of the mined pairs for the language loss (MAFA eq. 4)."""
         convert = rule.action == "convert"
         rows = torch.nonzero(self.found(rule, "lm") & convert).flatten()
         return self.anchor[rows], self.hard[rows]
@@ -180,12 +181,12 @@ class Connections:
 def pick(
     sim: Tensor, positives: Tensor, picker: Picker, second_choice: bool = True, top_k: int = 1
 ) -> tuple[Tensor, Tensor]:
-    """Nominations and second choices of one direction, `NONE` where none is left.
+    """Nominate ``top_k`` candidates per anchor, and a second choice, in one direction.
 
-    Without ``second_choice`` nothing is drawn for it and all are `NONE`.
+    Where no candidate is left they are `NONE`; without ``second_choice`` all second choices are.
 
     Returns:
-        ``(K * B,)`` and ``(B,)``, see `Connections`.
+        ``hard`` ``(K * B,)`` and ``second`` ``(B,)``, see `Connections`.
     """
     excluded = positives
     nominated = []
@@ -202,15 +203,17 @@ def pick(
 def unique_pairs(
     hard_i2t: Tensor, hard_t2i: Tensor, own: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Nominated pairs of both directions, each once.
+    """Return the distinct nominated pairs of both directions.
+
+    15 to 30 % of the pairs are nominated from both sides; Con-D judges them once.
 
     Args:
         hard_i2t, hard_t2i: ``(R,)`` nominations, `NONE` where there is none.
         own: ``(B,)`` number of each anchor among the candidates.
 
     Returns:
-        ``image`` and ``text`` numbers ``(P,)`` of the distinct pairs, and two ``(R,)`` maps from
-        nominations to rows of them (`NONE` where nothing was picked).
+        Image and text numbers ``(P,)`` of the distinct pairs, and for both directions the row
+        ``(R,)`` of each nomination in them, `NONE` where it is `NONE`.
     """
     images = torch.cat([own.repeat(len(hard_i2t) // max(1, len(own))), hard_t2i])
     texts = torch.cat([hard_i2t, own.repeat(len(hard_t2i) // max(1, len(own)))])
@@ -231,18 +234,18 @@ def connect(
     row: Tensor,
     rule: MiningRule,
 ) -> Connections:
-    """Bring verdicts on distinct pairs back to the anchors of one direction.
+    """Assign verdicts on distinct pairs to the nominations of one direction.
 
     Args:
         positives: ``(B, N)`` bool.
         hard, second, row: ``(R,)``, ``(B,)`` and ``(R,)`` from `pick` and `unique_pairs`.
-        probability: ``(P,)`` of the distinct pairs; None without Con-D, which keeps every negative.
+        probability: ``(P,)`` of the distinct pairs; None without Con-D: every negative is kept.
     """
     absent = hard == NONE
     judged = torch.full(hard.shape, float("nan"), device=hard.device)
     if probability is not None:
         judged[~absent] = probability[row[~absent]].to(judged.dtype)
-    # NaN is above no threshold: what was not judged is kept.
+    # NaN is above no threshold: pairs that were not judged are kept.
     state = rule.states(judged)
     return Connections(positives, hard, second, judged, state.masked_fill(absent, ABSENT))
 
@@ -260,14 +263,14 @@ def find_connections(
     """Pick, judge and connect, both directions (MAFA Algorithm 1).
 
     Args:
-        sim_i2t, sim_t2i: ``(B, C)`` as the pickers want them.
-        positives: ``(B, C)`` bool, see `lavis_mafa.algorithm.step.known_positives`.
+        sim_i2t, sim_t2i: ``(B, C)`` similarities, row b of both for pair b.
+        positives: ``(B, C)`` bool, see `lavis_mafa.algorithm.context.known_positives`.
         own: ``(B,)``, the anchors' numbers among the candidates.
-        pickers: of images and of texts, out of `lavis_mafa.algorithm.pickers.PICKERS`.
-        rule: what becomes of a verdict.
-        judge: Con-D's probabilities ``(P,)`` of images and texts ``(P,)`` by number; None leaves
-            every hard negative a negative.
-        judge_none: ask it also if no pair was picked, as other ranks wait for this one.
+        pickers: of images and of texts, such as `lavis_mafa.algorithm.pickers.hardest`.
+        rule: what follows from a verdict.
+        judge: Con-D: from numbers of images and texts ``(P,)`` to probabilities ``(P,)``; None
+            leaves every hard negative a negative.
+        judge_none: call it even if no pair was picked, as other ranks may wait for this one.
 
     Returns:
         Connections of images and of texts, and how many pairs were judged.

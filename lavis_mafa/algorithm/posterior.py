@@ -1,7 +1,7 @@
 """Negatives drawn by the posterior that they are false (FNE, Li et al., ACM MM 2023).
 
-Similarities of positives and of hard negatives are taken for two normal distributions; by Bayes'
-rule they tell how probable it is that a candidate of a given similarity really matches its anchor.
+Similarities of positives and of hard negatives are modelled as two normal distributions. Bayes'
+rule then gives the probability that a candidate of a given similarity really matches its anchor.
 
 Similarities here are cosines, NOT divided by the temperature: margin and sampling weights are
 differences of cosines, and a temperature that is learned would move the distributions.
@@ -19,7 +19,7 @@ from lavis_mafa.algorithm.options import check_options, option
 from lavis_mafa.algorithm.pickers import PICKERS, Picker, hardest
 from lavis_mafa.algorithm.ranks import Ranks
 
-# Similarities in float32 are known no better; a distribution is never taken for narrower.
+# Lower bound of a standard deviation: the precision of similarities in float32.
 NARROWEST = 1e-6
 
 
@@ -71,11 +71,11 @@ class PosteriorRule:
 
 
 class RunningNormal(nn.Module):
-    """A normal distribution fitted to all values seen, on all ranks, in one pass.
+    """A normal distribution fitted to a stream of values of all ranks.
 
     Count, mean and sum of squared deviations are merged by Chan's formulas in float64, so that
-    neither a large offset nor the order of the values costs precision. They are buffers: a
-    checkpoint keeps them.
+    neither a large offset nor the order of the values costs precision. They are buffers, so that
+    checkpoints contain them.
     """
 
     count: Tensor
@@ -89,11 +89,11 @@ class RunningNormal(nn.Module):
 
     @torch.no_grad()
     def observe(self, values: Tensor, together: bool = True) -> None:
-        """Add values of any shape, also none.
+        """Add values of any shape; there may be none.
 
         Args:
-            together: add those of all ranks, which must all call it; each may bring another number
-                of values. Afterwards every rank has the same state.
+            together: add those of all ranks, which must all call it, with any number of values
+                each. Afterwards every rank has the same state.
         """
         values = values.detach().flatten().to(self.mean)
         own = torch.zeros(1, 3, dtype=torch.float64, device=self.mean.device)
@@ -113,7 +113,10 @@ class RunningNormal(nn.Module):
 
     @staticmethod
     def _shift(count: Tensor, mean: Tensor, total: Tensor) -> Tensor:
-        """The weighted mean, from differences to one of the means: they are small."""
+        """Return the weighted mean, computed from differences to one of the means.
+
+        These are small: a large common offset costs no precision.
+        """
         base = mean[count > 0][0]
         return base + (count * (mean - base)).sum() / total
 
@@ -124,13 +127,13 @@ class RunningNormal(nn.Module):
         return torch.where(self.count > 1.0, spread, math.nan)
 
     def log_density(self, x: Tensor) -> Tensor:
-        """Logarithm of the density at ``x``, in float64; NaN for less than two values."""
+        """Return the log density at ``x`` in float64; NaN for less than two values."""
         deviation = self.variance.sqrt().clamp(min=NARROWEST)
         z = (x.double() - self.mean) / deviation
         return -0.5 * z * z - deviation.log() - 0.5 * math.log(2.0 * math.pi)
 
     def reset(self) -> None:
-        """Forget all values."""
+        """Remove all values."""
         for value in (self.count, self.mean, self.squares):
             value.zero_()
 
@@ -138,14 +141,15 @@ class RunningNormal(nn.Module):
 def posterior(
     sim: Tensor, positive: RunningNormal, negative: RunningNormal, prior: float
 ) -> Tensor:
-    """Probability that pairs of the given similarities match (FNE, Bayes' rule).
+    """Return the probability that pairs of the given similarities match (FNE, Bayes' rule).
 
     ``prior p+ / (prior p+ + (1 - prior) p-)``, p+ and p- being the densities of positives and of
     negatives; with a prior of 10^-4 it is FNE's ``p+ / (p+ + (10^4 - 1) p-)``. It is computed from
-    the difference of log densities, so that it is right where both underflow.
+    the difference of log densities, so that it is correct where both densities underflow.
 
-    Two normal distributions of different width cross twice: if positives spread wider, what is far
-    below the mean of the negatives is probable again. The cut-down keeps it from being drawn.
+    Two normal distributions of different width cross twice: if positives spread wider, the
+    posterior rises again far below the mean of the negatives. The cut-down excludes these
+    candidates.
 
     Args:
         sim: any shape, cosine similarities.
@@ -169,17 +173,17 @@ def sampling_weights(
     sharpness: float = 0.5,
     suspicion: float = 1e-3,
 ) -> Tensor:
-    """Weights by which the candidates of every anchor are drawn (FNE's sampling and cut-down).
+    """Return the weights with which candidates are drawn (FNE's sampling and cut-down).
 
-    ``exp(-sharpness * (s - own)^2)``; in its place ``exp(-sharpness * posterior)`` where the
-    posterior is above ``suspicion``; 0 for known positives and for easy negatives, those with
+    They are ``exp(-sharpness * (s - own)^2)``, replaced by ``exp(-sharpness * posterior)`` where
+    the posterior is above ``suspicion``; 0 for known positives and for easy negatives, those with
     ``s <= mean_positive - margin``.
 
     Args:
         sim: ``(B, N)`` cosine similarities of anchors to candidates.
         own_sim: ``(B,)``, of anchors to their own pair.
         posterior: ``(B, N)`` of `posterior`; None while it is not known.
-        known_positives: ``(B, N)`` bool, what may not be drawn.
+        known_positives: ``(B, N)`` bool, candidates that may not be drawn.
         mean_positive: mean similarity of positives; None while it is not known: no cut-down.
         margin: of the triplet loss.
 
@@ -197,20 +201,20 @@ def sampling_weights(
 
 
 def draw(weights: Tensor, sim: Tensor, known_positives: Tensor) -> Tensor:
-    """One candidate for every anchor in proportion to its weights.
+    """Draw one candidate per anchor in proportion to its weights.
 
-    Where all weights are 0 the hardest is taken (FNE).
+    Where all weights are 0 the hardest is picked (FNE).
 
     Args:
         weights: ``(B, N)``, at least 0, 0 where ``known_positives``.
         sim: ``(B, N)`` similarities.
-        known_positives: ``(B, N)`` bool, what may not be picked.
+        known_positives: ``(B, N)`` bool, candidates that may not be picked.
 
     Returns:
         ``(B,)`` int64 candidate numbers, `NONE` where nothing is left to pick.
     """
     fallback = hardest(sim, known_positives)
-    weights = weights.nan_to_num()  # NaN must reach the loss, which names the samples
+    weights = weights.nan_to_num()  # a NaN reaches the loss, whose check names the samples
     nothing = weights.sum(dim=1) <= 0.0
     drawn = torch.multinomial(weights.masked_fill(nothing[:, None], 1.0), 1).squeeze(1)
     return torch.where(nothing, fallback, drawn)
@@ -243,7 +247,7 @@ class PosteriorPicker(nn.Module):
 
     @property
     def ready(self) -> bool:
-        """Whether enough has been observed for a posterior."""
+        """Whether enough positives have been observed to use the posterior."""
         return float(self.positive.count) > max(1, self.rule.minimum)
 
     @torch.no_grad()
@@ -256,19 +260,19 @@ class PosteriorPicker(nn.Module):
         epoch: int | None = None,
         together: bool = True,
     ) -> None:
-        """Take up a mini-batch's similarities, of the pairs that rank first both ways (FNE).
+        """Add a mini-batch's similarities, of the pairs that rank first in both directions (FNE).
 
         Of each such pair its own similarity is one positive, and the similarities to the hardest
         negatives of both directions are two negatives. A pair ranks first if it is more similar
-        than whatever is no known positive.
+        than all candidates that are not known positives.
 
         Args:
             sim_i2t, sim_t2i: ``(B, N)`` cosine similarities, not divided by the temperature; anchor
                 b of both is pair b.
             positives: ``(B, N)`` bool, known positives.
             own: ``(B,)`` numbers of the anchors' own pairs among the N; None: 0 to B - 1.
-            epoch: with ``rule.each_epoch`` the distributions begin anew when it changes.
-            together: add up the observations of all ranks, which must all call it.
+            epoch: with ``rule.each_epoch`` the distributions restart when it changes.
+            together: add the observations of all ranks, which must all call it.
         """
         if epoch is not None:
             if self.rule.each_epoch and int(self.epoch) != epoch:
@@ -286,14 +290,14 @@ class PosteriorPicker(nn.Module):
         self.negative.observe(torch.stack([hard_i2t[first], hard_t2i[first]]), together)
 
     def forget(self) -> None:
-        """Begin anew."""
+        """Restart both distributions."""
         self.positive.reset()
         self.negative.reset()
         self.epoch.fill_(-1)
         self._own_sim = None
 
     def weights(self, sim: Tensor, positives: Tensor, own_sim: Tensor) -> Tensor:
-        """`sampling_weights` ``(B, N)`` by what has been observed so far."""
+        """Return `sampling_weights` ``(B, N)`` with the distributions observed so far."""
         rule = self.rule
         known = posterior(sim, self.positive, self.negative, rule.prior) if self.ready else None
         mean = self.positive.mean if bool(self.positive.count > 0) else None
@@ -329,13 +333,12 @@ class PosteriorPicker(nn.Module):
 
     @torch.no_grad()
     def pick(self, sim: Tensor, positives: Tensor, own_sim: Tensor | None = None) -> Tensor:
-        """One draw per anchor.
+        """Draw one candidate per anchor.
 
         Args:
             sim: ``(B, N)`` cosine similarities, not divided by the temperature.
-            positives: ``(B, N)`` bool, what may not be picked.
-            own_sim: ``(B,)`` of anchors to their own pairs; None: of the mini-batch that was
-                observed last.
+            positives: ``(B, N)`` bool, candidates that may not be picked.
+            own_sim: ``(B,)`` of anchors to their own pairs; None: of the mini-batch observed last.
 
         Returns:
             ``(B,)`` int64 candidate numbers, `NONE` where nothing is left to pick.

@@ -1,4 +1,4 @@
-"""Text assignment (ALBEF 4.2, NLVR2): to which of two images does a text belong, or to none?"""
+"""Text assignment (ALBEF 4.2, NLVR2): which of two images does a text describe, or neither?"""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ class Assignment:
 def assign_texts(image_ids: Tensor, preference: Tensor | None = None) -> Assignment:
     """Draw the two images of each text: `FIRST`, `SECOND` and `NEITHER` with probability 1/3 each.
 
-    Other images never show the text's own one. Where neither image is the text's they differ from
-    each other, unless the mini-batch shows but two. All draws are from PyTorch's generator of the
-    CPU, so that they are the same on any device.
+    The other images are never the text's own. Where neither is the text's they differ from
+    each other, unless the mini-batch has only two. All draws use PyTorch's CPU generator, so that
+    they are the same on any device.
 
     Args:
         image_ids: ``(B,)``, equal where samples show one image.
-        preference: ``(B, B)`` logits, by whose softmax row i draws its other images; None: each
+        preference: ``(B, B)`` logits; row i draws its other images from their softmax. None: each
             sample of another image is equally likely.
 
     Raises:
-        ValueError: if all samples show one image: there is no other.
+        ValueError: if all samples show the same image.
     """
     ids = image_ids.cpu()
     size = len(ids)

@@ -1,4 +1,4 @@
-"""Triplet loss with a margin, over negatives that have been picked (VSE++; FNE)."""
+"""Triplet loss with a margin on picked negatives (VSE++; FNE)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from lavis_mafa.algorithm.pickers import NONE
 
 
 def similarity_of(sim: Tensor, picked: Tensor) -> Tensor:
-    """``(B,)`` similarities of anchors to the candidates picked for them; -inf for `NONE`.
+    """Return similarities ``(B,)`` of anchors to their picked candidates; -inf for `NONE`.
 
     Args:
         sim: ``(B, N)``.
@@ -21,7 +21,7 @@ def similarity_of(sim: Tensor, picked: Tensor) -> Tensor:
 
 
 def triplet_losses(own: Tensor, negative: Tensor, margin: float) -> Tensor:
-    """``max(0, margin + negative - own)`` ``(P,)`` of the P <= B anchors that have a negative.
+    """Return ``max(0, margin + negative - own)`` ``(P,)`` of the P <= B anchors with a negative.
 
     Args:
         own: ``(B,)`` similarities of anchors to their own pairs.
@@ -35,7 +35,7 @@ def triplet_losses(own: Tensor, negative: Tensor, margin: float) -> Tensor:
 def triplet_loss(
     own_i2t: Tensor, negative_i2t: Tensor, own_t2i: Tensor, negative_t2i: Tensor, margin: float
 ) -> Tensor:
-    """Sum over both directions of the mean of `triplet_losses`.
+    """Return the sum over both directions of the mean of `triplet_losses`.
 
     The mean is over the anchors of a direction that have a negative; 0 if none has.
 
