@@ -44,7 +44,7 @@ class World:
     """N images with one caption each, their tokens (N, L), and which pairs match (N, N)."""
 
     def __init__(self, size: int, seed: int, words: list[str]) -> None:
-        rng, config = np.random.default_rng(seed), WorldConfig()
+        rng, config = np.random.default_rng(seed), WorldConfig(grid=1, max_objects=1)
         scenes = make_scenes(config, size, rng)
         captions, texts = make_captions(config, scenes, rng)
         pixels = torch.from_numpy(render(config, scenes, rng)).permute(0, 3, 1, 2)
@@ -64,7 +64,7 @@ class Model(nn.Module):
     def __init__(self, words: int, length: int) -> None:
         super().__init__()
         self.patches = nn.Sequential(
-            nn.Conv2d(3, WIDTH, 4, 4), nn.GELU(), nn.Conv2d(WIDTH, WIDTH, 2, 2), nn.GELU()
+            nn.Conv2d(3, WIDTH, 2, 2), nn.GELU(), nn.Conv2d(WIDTH, WIDTH, 2, 2), nn.GELU()
         )
         self.where = nn.Parameter(0.02 * torch.randn(16, WIDTH))
         self.embed, self.place = nn.Embedding(words, WIDTH), nn.Embedding(length, WIDTH)
@@ -153,7 +153,7 @@ def main() -> None:
     words = vocabulary()
     train, test = World(args.pairs, 1, words), World(200, 2, words)
     model = Model(3 + len(words), 64)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
     # Every epoch's features decide which similar pairs share a mini-batch in the next (GRIT).
     schedule = GritSchedule(args.pairs, BATCH, GritSettings(enabled=True, search_space=480))
     rule = None if args.plain else MiningRule(low=0.5, high=0.8)
