@@ -20,14 +20,13 @@ from torch import Tensor
 
 from lavis_mafa.config.check import Report, Settings, is_url
 from lavis_mafa.io.checkpoints import (
-    config_of,
     find_config,
     not_resumable_message,
-    problem_of_origin,
     problem_of_state,
     read_checkpoint,
     weights_of,
 )
+from lavis_mafa.models.checkpoints import config_of, problem_of_origin
 
 CON_D = "model.mafa.con_d"
 # Keys that name a file with weights, wherever they stand below ``model``; in folders of language

@@ -13,7 +13,8 @@ from pathlib import Path
 
 from torch import Tensor
 
-from lavis_mafa.io.checkpoints import check_origin, read_checkpoint
+from lavis_mafa.io.checkpoints import read_checkpoint
+from lavis_mafa.models.checkpoints import check_origin
 from lavis_mafa.models.downstream.two_images import double_fusion_layers
 from lavis_mafa.runners.checkpoint import save_atomically
 

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from lavis_mafa.config.check import suggest
 from lavis_mafa.config.defaults import default_yaml
-from lavis_mafa.io.checkpoints import config_of, read_checkpoint
+from lavis_mafa.io.checkpoints import read_checkpoint
+from lavis_mafa.models.checkpoints import config_of
 
 # Elements to compare: a few are enough to tell a random tensor from a loaded one.
 SAMPLE = 64

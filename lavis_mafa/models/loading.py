@@ -7,7 +7,8 @@ from typing import Any
 import lavis.models
 from lavis.common.registry import registry
 
-from lavis_mafa.io.checkpoints import config_of, read_checkpoint, recorded_model
+from lavis_mafa.io.checkpoints import read_checkpoint
+from lavis_mafa.models.checkpoints import config_of, recorded_model
 
 
 def load_model(

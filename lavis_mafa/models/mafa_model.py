@@ -17,15 +17,14 @@ from lavis_mafa.algorithm.output import StepOutput
 from lavis_mafa.algorithm.pickers import build_picker, function_of
 from lavis_mafa.algorithm.settings import StepSettings
 from lavis_mafa.algorithm.step import run_step
-from lavis_mafa.io.checkpoints import (
+from lavis_mafa.io.checkpoints import read_checkpoint, weights_of
+from lavis_mafa.models.checkpoints import (
     MATCHING_PARTS,
     PROJECTION_PARTS,
     check_origin,
     load_state,
-    read_checkpoint,
     registered_name,
     require_weights,
-    weights_of,
 )
 from lavis_mafa.models.con_d.build import build_discriminator
 from lavis_mafa.models.con_d.discriminator import ModelDiscriminator

@@ -17,8 +17,8 @@ from lavis.common.registry import registry
 from lavis.models.base_model import SharedQueueMixin
 
 from lavis_mafa.config import ConfigError, load_config
-from lavis_mafa.io.checkpoints import init_momentum
 from lavis_mafa.io.processes import LostContactError, explain_lost_rank
+from lavis_mafa.models.checkpoints import init_momentum
 from lavis_mafa.runners.checkpoint_schedule import NotSavedError
 from lavis_mafa.runners.dry_run import dry_run
 from lavis_mafa.runners.folder import choose_folder, launch_identity, record_launch

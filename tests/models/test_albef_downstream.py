@@ -14,8 +14,9 @@ from same_gradients import assert_same_gradients
 
 from lavis_mafa import load_model
 from lavis_mafa.export.lavis_forms import with_momentum
-from lavis_mafa.io.checkpoints import CONFIGS, init_momentum
+from lavis_mafa.io.checkpoints import CONFIGS
 from lavis_mafa.models import AlbefMafa, AlbefVeMafa, AlbefVqaMafa
+from lavis_mafa.models.checkpoints import init_momentum
 from lavis_mafa.models.downstream.albef_downstream import decoder_from_fusion
 
 ALL = (AlbefVeMafa, AlbefVqaMafa)

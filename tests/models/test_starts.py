@@ -13,8 +13,8 @@ from omegaconf import OmegaConf
 from lavis_mafa import load_model
 from lavis_mafa.algorithm.step import SoftLabels, StepSettings, run_step
 from lavis_mafa.config import ConfigError, load_config
-from lavis_mafa.io.checkpoints import init_momentum, registered_name
 from lavis_mafa.models import AlbefMafa, Blip2Mafa, BlipMafa
+from lavis_mafa.models.checkpoints import init_momentum, registered_name
 
 FAMILIES = {"albef": AlbefMafa, "blip": BlipMafa, "blip2": Blip2Mafa}
 

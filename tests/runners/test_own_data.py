@@ -191,7 +191,7 @@ def test_checkpoints_load_into_lavis_models(small_albef, base_checkpoint, monkey
 
 def test_momentum_encoders_begin_equal_to_the_encoders(small_albef, base_checkpoint, monkeypatch):
     from lavis_mafa.cli import main
-    from lavis_mafa.io.checkpoints import init_momentum
+    from lavis_mafa.models.checkpoints import init_momentum
 
     monkeypatch.chdir(small_albef)
     key = "visual_encoder{}.blocks.0.attn.qkv.weight"
@@ -325,7 +325,7 @@ def test_the_retrieval_model_serves_as_con_d(small_albef, base_checkpoint, monke
 
 def test_fine_tuning_stopped_and_resumed(small_albef, base_checkpoint, work, photographs, tmp_path):
     """Momentum encoders take no gradient, but they are part of the state."""
-    from lavis_mafa.io.checkpoints import init_momentum
+    from lavis_mafa.models.checkpoints import init_momentum
     from lavis_mafa.runners.checkpoint import load_trained_state, trained_state
 
     with pytest.MonkeyPatch.context() as patch:

@@ -11,12 +11,12 @@ from omegaconf import OmegaConf
 from torch import Tensor
 
 from lavis_mafa.algorithm.discriminator import Discriminator
-from lavis_mafa.io.checkpoints import (
+from lavis_mafa.io.checkpoints import read_checkpoint
+from lavis_mafa.models.checkpoints import (
     MATCHING_PARTS,
     check_origin,
     config_of,
     load_state,
-    read_checkpoint,
     require_weights,
 )
 from lavis_mafa.models.con_d.discriminator import ModelDiscriminator, Oracle

@@ -10,15 +10,8 @@ from lavis.models.med import XBertEncoder
 from torch import Tensor
 from transformers.models.bert.configuration_bert import BertConfig
 
-from lavis_mafa.io.checkpoints import (
-    check_origin,
-    find_config,
-    load_state,
-    read_checkpoint,
-    registered_name,
-    require_weights,
-    weights_of,
-)
+from lavis_mafa.io.checkpoints import find_config, read_checkpoint, weights_of
+from lavis_mafa.models.checkpoints import check_origin, load_state, registered_name, require_weights
 from lavis_mafa.models.families.attention import fuse_attention
 from lavis_mafa.models.mafa_model import checkpoint_of
 from lavis_mafa.models.parts.tokenizers import build_tokenizer

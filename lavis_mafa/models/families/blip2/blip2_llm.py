@@ -13,7 +13,8 @@ import torch
 from lavis.models.blip2_models.blip2 import Blip2Base
 from torch import Tensor, nn
 
-from lavis_mafa.io.checkpoints import check_origin, load_state, read_checkpoint
+from lavis_mafa.io.checkpoints import read_checkpoint
+from lavis_mafa.models.checkpoints import check_origin, load_state
 from lavis_mafa.models.families import Blip2Backbone
 from lavis_mafa.models.families.attention import fuse_attention
 from lavis_mafa.models.families.base import all_visible

@@ -15,7 +15,8 @@ from torch import nn
 from transformers import BertTokenizerFast
 from transformers.models.bert.configuration_bert import BertConfig
 
-from lavis_mafa.io.checkpoints import find_config, read_checkpoint, resize_positions
+from lavis_mafa.io.checkpoints import find_config, read_checkpoint
+from lavis_mafa.models.checkpoints import resize_positions
 from lavis_mafa.models.parts.beams import OneRowPerBeam
 from lavis_mafa.models.parts.tokenizers import add_dec_token, build_tokenizer, from_hub
 from lavis_mafa.models.parts.vit import begin_narrow
