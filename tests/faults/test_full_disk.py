@@ -46,7 +46,7 @@ def test_run_stops_with_old_checkpoint_and_resumes(tmp_path, undisturbed, inject
     wait_for(tmp_path, 5, process, "checkpoint")
     limit(process, 1_000_000)
     output = finish(process, status=1)
-    assert FAILED in output and "make room" in output and "Traceback" not in output
+    assert FAILED in output and "free disk space" in output and "Traceback" not in output
     kept = state(tmp_path)
     assert kept["run"]["global_step"] >= 4
     assert not list((tmp_path / "job").glob(".checkpoint*")), "half a file is left"

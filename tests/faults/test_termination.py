@@ -273,4 +273,4 @@ def test_another_command_of_the_job_gets_its_own_folder(tmp_path, monkeypatch):
     assert [one.output_dir for one in again] == [first.output_dir, other.output_dir]
     third = run_here(tmp_path, **changes, run__seed=2)
     assert third.output_dir not in (first.output_dir, other.output_dir)
-    assert launcher() and third.global_step == 1
+    assert launcher() and third.progress.global_step == 1
