@@ -1,1 +1,1 @@
-"""Pages, tables and charts: what people look at, made of plain data."""
+"""Pages, tables and charts for people, made of plain data."""

@@ -74,25 +74,25 @@ class Table:
 
 
 def require(value: str, allowed: Sequence[str], what: str) -> None:
-    """Refuse a word that is none of the allowed."""
+    """Raise ValueError unless the value is one of the allowed words."""
     if value not in allowed:
         raise ValueError(f"{what} is {value!r}, expected one of {', '.join(allowed)}")
 
 
 def esc(text: object) -> str:
-    """Text that may stand in HTML, attributes included."""
+    """Return text that is safe in HTML, attributes included."""
     return html.escape(str(text), quote=True)
 
 
 def _number(value: object) -> float | int | None:
-    """The value as a Python number if it is one (NumPy's and 0-d tensors too), otherwise None."""
+    """Return the value as a Python number if it is one (NumPy's and 0-d tensors too), else None."""
     if hasattr(value, "item"):
         value = value.item()
     return value if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 def format_number(value: object) -> str:
-    """A cell's text: floats with three significant digits, integers whole, None as "–"."""
+    """Return a cell's text: floats with three significant digits, all of integers, None as "–"."""
     number = _number(value)
     if number is None:
         return "–" if value is None else str(value)
@@ -114,7 +114,7 @@ def _figure(kind: str, title: str, body: str, note: str = "") -> str:
 
 
 def table_html(table: Table) -> str:
-    """A table as a figure.
+    """Return a table as a figure.
 
     Raises:
         ValueError: if its rows or ``highlight_best`` do not fit its columns.
@@ -155,7 +155,7 @@ def table_html(table: Table) -> str:
 
 
 def ticks(low: float, high: float, least_step: float = 0.0) -> list[float]:
-    """Multiples of 1, 2 or 5 times a power of ten, at most 8, that enclose ``low`` to ``high``."""
+    """Return at most 8 multiples of 1, 2 or 5 times a power of ten that enclose low to high."""
     if high - low <= max(1e-9 * max(abs(low), abs(high)), TINY):
         low, high = low - (abs(low) * 0.1 or 0.5), high + (abs(high) * 0.1 or 0.5)
     rough = (high - low) / 5
@@ -270,9 +270,11 @@ def _draw(curve: Curve) -> tuple[str, int] | None:
     if curve.log_x:
         x_ticks = sorted(set(xs))
         first, last = (first, last) if max(xs) > min(xs) else (max(xs) / 2, max(xs) * 2)
+    left, right, top, bottom = 14 + DIGIT * max(map(len, y_labels)), WIDTH - 16, 30, HEIGHT - 46
     if curve.places:
         first, last = 0.5, len(curve.places) + 0.5
-    left, right, top, bottom = 14 + DIGIT * max(map(len, y_labels)), WIDTH - 16, 30, HEIGHT - 46
+        # The first name is written slantwise to the left, beyond the axis if it is long.
+        left = max(left, min(WIDTH // 2, 6 * len(curve.places[0]) - WIDTH // (2 * int(last))))
     height = HEIGHT
 
     def across(x: float) -> str:
@@ -311,7 +313,7 @@ def _draw(curve: Curve) -> tuple[str, int] | None:
         css, path, pen = _pen(place), "", "M"
         for p in line:
             if p.y is not None:
-                # h0: a point alone between two gaps is a dot, thanks to the round line cap
+                # h0: a single point between two gaps is a dot, thanks to the round line cap
                 path += f"{pen}{across(p.x)} {down(p.y)}" + ("h0" if pen == "M" else "")
                 if len(line) <= MARKERS:
                     at = f'cx="{across(p.x)}" cy="{down(p.y)}"'
@@ -327,7 +329,7 @@ def _draw(curve: Curve) -> tuple[str, int] | None:
 
 
 def _numbers(curve: Curve) -> str:
-    """The curve as a table that unfolds: for who cannot see the chart or wants a value."""
+    """Return the curve as a table that unfolds, for readers without the chart."""
     columns = [dict(zip(s.x, s.y, strict=True)) for s in curve.series]
     xs = sorted(set().union(*columns))
     if len(xs) > MAX_NUMBERS:

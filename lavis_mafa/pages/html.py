@@ -1,4 +1,4 @@
-"""What self-contained pages are made of: embedded images and data, a script that alone may run."""
+"""Parts of self-contained pages: embedded images and data, and the only script that may run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TINY = 64  # longest side, pixels
 
 
 def data_uri(image: Image.Image, longest: int) -> str:
-    """The image as a ``data:`` address, at most ``longest`` pixels wide and high.
+    """Return the image as a ``data:`` address, at most ``longest`` pixels wide and high.
 
     Drawings are smaller, and exact, as PNG, photographs as JPEG: the smaller one is taken, for tiny
     images always PNG, as JPEG would blur their colours over a good part of them.
@@ -35,7 +35,7 @@ def data_uri(image: Image.Image, longest: int) -> str:
 
 
 def script_json(value: object) -> str:
-    """JSON that may stand inside a script element: without ``<`` nothing in it can end that."""
+    """Return JSON that is safe inside a script element: without ``<`` it cannot end the element."""
     text = json.dumps(value, separators=(",", ":"), allow_nan=False)
     return text.replace("<", r"\u003c").replace(">", r"\u003e").replace("&", r"\u0026")
 
@@ -54,7 +54,7 @@ def fill(template: str, parts: Mapping[str, str]) -> str:
 
 
 def write_page(path: Path, page: str) -> Path:
-    """Write the page in one step, so that a reader never meets half a file; its path."""
+    """Write the page in one step, so that a reader never sees a partial file; return its path."""
     with atomic_write(path) as file:
         file.write(page.encode("utf-8", "replace"))  # lone surrogates of odd file names
     return path

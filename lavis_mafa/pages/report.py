@@ -56,12 +56,12 @@ class Mined:
     Attributes:
         direction: "i2t": the anchor is an image and a text was mined for it; "t2i": the reverse.
         anchor_image, anchor_caption: the anchor's own pair.
-        mined_image, mined_caption: the own pair of what was mined. An image is None where it cannot
+        mined_image, mined_caption: the own pair of what was mined. An image is None if it cannot
             be read.
         probability: Con-D's match probability, 0 to 1.
-        truth: whether the judged image and caption really match; None where nobody knows.
-        epoch: when it was mined; None if not in training.
-        state: what was made of it: "positive", "ambiguous" or "negative". The page says so until
+        truth: whether the judged image and caption really match; None if unknown.
+        epoch: when it was mined; None if it was not mined in training.
+        state: the decision about it: "positive", "ambiguous" or "negative". The page shows it until
             its reader moves the thresholds.
         anchor_index, mined_index: the pairs' places in the data set.
         run: the run or the discriminator it comes from, where a report shows several.
@@ -102,9 +102,8 @@ class Judgements:
         name: what the page calls them.
         probability: ``(P,)``, 0 to 1; NaN, where the discriminator did not judge, is left out.
         truth: ``(P,)`` whether image and caption of the pair really match: true or 1, false or 0,
-            None or -1 where nobody knows; None: nobody knows of any.
-        counts: in the place of both, ``(3, B)`` counts of pairs: that match, that do not, of which
-            nobody knows.
+            None or -1 if unknown; None: all are unknown.
+        counts: instead of both, ``(3, B)`` counts of pairs: that match, that do not, unknown.
 
     Raises:
         ValueError: for shapes that do not fit, or a probability outside 0 to 1.
@@ -134,22 +133,22 @@ class Judgements:
 def _binned(name: str, probability: np.ndarray, truth: Any) -> np.ndarray:
     if probability.dtype.kind != "f":
         probability = probability.astype(np.float64)
-    told = np.full(probability.shape, -1) if truth is None else np.asarray(truth)
-    if told.dtype == object:
-        told = np.array([-1 if one is None else int(one) for one in told.tolist()])
-    if probability.ndim != 1 or told.shape != probability.shape:
+    known = np.full(probability.shape, -1) if truth is None else np.asarray(truth)
+    if known.dtype == object:
+        known = np.array([-1 if one is None else int(one) for one in known.tolist()])
+    if probability.ndim != 1 or known.shape != probability.shape:
         raise ValueError(
-            f"judgements {name!r}: {probability.shape} probabilities and {told.shape} truths, "
+            f"judgements {name!r}: {probability.shape} probabilities and {known.shape} truths, "
             "expected (P,) of both"
         )
     if not probability.size:
         return np.zeros((3, PROBABILITY_BINS), np.int64)
     judged = ~np.isnan(probability)
-    probability, told = probability[judged], told[judged]
+    probability, known = probability[judged], known[judged]
     if ((probability < 0) | (probability > 1)).any():
         raise ValueError(f"judgements {name!r}: probabilities outside 0 to 1: logits?")
     place = bin_of(probability, PROBABILITY_BINS)
-    rows = (told == 1, told == 0, (told != 0) & (told != 1))
+    rows = (known == 1, known == 0, (known != 0) & (known != 1))
     return np.stack([np.bincount(place[row], minlength=PROBABILITY_BINS) for row in rows])
 
 
@@ -168,9 +167,9 @@ def write_report(
 ) -> Path:
     """Write the report to ``path``, creating its folder, and return the path.
 
-    An existing report is replaced in one step, so a reader never meets half a file. ``intro`` is
-    plain text whose blank lines part paragraphs. ``connections`` may be a generator: its images are
-    read one at a time. Each distinct image is embedded once, at most 192 px wide and high (some
+    An existing report is replaced in one step, so a reader never sees a partial file. ``intro`` is
+    plain text whose blank lines separate paragraphs. ``connections`` may be a generator: its images
+    are read one at a time. Each distinct image is embedded once, at most 192 px wide and high (some
     5 to 10 kB for a photograph). Nested ``settings`` are shown with dotted names.
 
     The histogram of match probabilities shows one of ``judged``, or the connections that the reader
@@ -223,7 +222,7 @@ def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterable[list[Cell]]
 
 
 def _gallery(connections: Iterable[Mined]) -> tuple[list[dict[str, Any]], list[str]]:
-    """What the page's script shows: the cards, and the data URIs of the images they name."""
+    """Return the data of the page's script: the cards, and the data URIs of their images."""
     places: dict[bytes, int] = {}
     images: list[str] = []
 
@@ -244,7 +243,7 @@ def _gallery(connections: Iterable[Mined]) -> tuple[list[dict[str, Any]], list[s
             "truth": one.truth,
             "epoch": None if one.epoch is None else int(one.epoch),
             "run": str(one.run),
-            "p": round(one.probability, 7),  # tells a float32 from a threshold beside it
+            "p": round(one.probability, 7),  # enough digits to compare a float32 with a threshold
             "anchor": [place(one.anchor_image), one.anchor_caption, int(one.anchor_index)],
             "mined": [place(one.mined_image), one.mined_caption, int(one.mined_index)],
         }

@@ -8,13 +8,13 @@ from lavis_mafa.pages.charts import Cell, Table
 
 
 def markdown_section(table: Table) -> str:
-    """A table in Markdown below its title, and its note below it."""
+    """Return a table in Markdown with its title above and its note below."""
     parts = [f"## {_one_line(table.title)}", markdown_table(table), table.note]
     return "\n\n".join(part for part in parts if part)
 
 
 def markdown_table(table: Table) -> str:
-    """A table in Markdown, its columns lined up; None is "–", and a cell is one line."""
+    """Return a table in Markdown with aligned columns; None is "–", and a cell is one line."""
     given: list[Sequence[Cell]] = [table.columns, *table.rows]
     rows = [[_escaped(cell) for cell in row] for row in given]
     widths = [max(1, *(len(row[place]) for row in rows)) for place in range(len(rows[0]))]

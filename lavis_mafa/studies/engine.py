@@ -19,7 +19,7 @@ from lavis_mafa.studies.parts import Study, StudyError
 from lavis_mafa.studies.plan import Plan, check, make_plan, narrowed
 from lavis_mafa.studies.read import read_study
 from lavis_mafa.studies.results import PAGE, figures_of, shown_options, write_all
-from lavis_mafa.studies.runs import alone_in, refuse_other_commands, run_all, shown_command
+from lavis_mafa.studies.runs import exclusive, refuse_other_commands, run_all, shown_command
 from lavis_mafa.studies.spread import Figures
 
 
@@ -81,7 +81,7 @@ def conduct(plan: Plan, results: Path | None = None) -> tuple[Figures, int]:
     """Run, measure and report a study; return its figures and the exit status."""
     # A termination signal must stop the runs as well: `run_all` does it while an exception unwinds.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    with alone_in(plan.output):
+    with exclusive(plan.output):
         jobs, at_once = plan.jobs, plan.study.at_once
         left = sum(not job.done for job in jobs.values())
         print(f"{len(jobs)} runs, {left} to do, {at_once} at the same time", flush=True)

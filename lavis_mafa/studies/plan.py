@@ -302,4 +302,5 @@ def _steps(cfg: MafaConfig) -> int:
     sizes = [one.get("build_info", {}).get("train_size") for one in cfg.datasets_cfg.values()]
     if run.evaluate or None in sizes:
         return 0
-    return int(run.max_epoch) * sum(sizes) // int(run.batch_size_train)
+    steps: int = int(run.max_epoch) * sum(sizes) // int(run.batch_size_train)
+    return steps

@@ -124,7 +124,7 @@ def _load(path: Path, problems: list[str]) -> dict[str, Any]:
     if not isinstance(loaded, DictConfig):
         problems.append(f"{path}: is no mapping of title, rows, stages ...")
         return {}
-    plain: Any = OmegaConf.to_container(loaded)
+    plain: dict[str, Any] = OmegaConf.to_container(loaded)  # type: ignore[assignment]
     return plain
 
 

@@ -108,7 +108,7 @@ def refuse_other_commands(runs: Iterable[Run]) -> None:
 
 
 @contextmanager
-def alone_in(folder: Path) -> Iterator[None]:
+def exclusive(folder: Path) -> Iterator[None]:
     """Hold a lock on a folder while writing below it.
 
     Waits for other calls, and for processes that a killed call left behind: they inherit its lock.
@@ -228,7 +228,7 @@ def _start(run: Run) -> subprocess.Popen[bytes]:
             stderr=subprocess.STDOUT,
             env=environment,
             cwd=ROOT if PROJECTS.parent == ROOT else None,  # relative paths start in a checkout
-            close_fds=False,  # the process inherits the lock of `alone_in`
+            close_fds=False,  # the process inherits the lock of `exclusive`
         )
 
 

@@ -1,11 +1,11 @@
 """Train a small OPT that knows the toy world from text.
 
-It stands where the published OPT stands in BLIP-2's stage 2: a language model that has never seen a
-picture. It is trained from nothing on captions of scenes drawn for it, and on questions answered
-from descriptions, so that it reads answers off what is told. Documents are divided by ``</s>``, as
-OPT's are; what stands before it takes the place that the picture's soft prompts take later.
+It takes the place of the published OPT in BLIP-2's stage 2: a language model that has never seen a
+picture. It is trained from scratch on captions of its own scenes, and on questions answered from
+descriptions, so that it learns to take answers from the preceding text. Documents are divided by
+``</s>``, as OPT's are; the text before it is later replaced by the soft prompts of a picture.
 
-The folder is an ordinary one of Hugging Face: `OPTForCausalLM.from_pretrained(folder)`, theirs and
+The folder has the format of Hugging Face: `OPTForCausalLM.from_pretrained(folder)`, theirs and
 LAVIS's, and `AutoTokenizer.from_pretrained(folder, use_fast=False)` load it.
 """
 
@@ -46,10 +46,10 @@ PROMPT = "Question: {} Answer:"
 # OPT's numbers and uses of them: </s> begins, ends and divides texts.
 SPECIAL_TOKENS = ["<s>", "<pad>", "</s>", "<unk>"]
 PAD, END = 1, 2
-# Yes and no take two turns, for they are the hardest to learn.
+# Questions for existence occur twice: yes and no are the hardest to learn.
 KINDS = ("exists", "exists", "colour", "shape", "size", "count", "background")
 
-# How much a token's loss counts: what is told of a known scene, and what is merely set.
+# Weights of a token in the loss: texts about a known scene, texts that only set the scene, breaks.
 TOLD, SET, BREAK = 1.0, 0.05, 0.1
 
 Piece = tuple[str, float]
@@ -64,20 +64,19 @@ def make_tiny_opt(
     batch_size: int = BATCH_SIZE,
     examined: int = 200,
 ) -> dict[str, float]:
-    """Make tokenizer and model from nothing and save them, fp32.
+    """Train tokenizer and model from scratch and save them, fp32.
 
     Args:
-        folder: made if it is not there.
-        world: what is talked about, and how.
+        folder: made if it does not exist.
+        world: of the scenes and captions.
         steps: mini-batches of ``batch_size`` documents.
         seed: of scenes, documents and weights.
-        examined: scenes that it is asked about in the end.
+        examined: number of scenes in the final evaluation.
 
     Returns:
-        ``loss``, the mean of the last tenth of the steps, and of questions about scenes drawn
-        anew the shares, 0 to 1, answered right after a description of everything (``accuracy``),
-        after three captions (``accuracy_captions``), which may leave out what is asked for, and
-        after nothing (``accuracy_blind``).
+        ``loss``, the mean of the last tenth of the steps, and accuracies, 0 to 1, on questions
+        about new scenes: after a full description (``accuracy``), after three captions, which may
+        omit the answer (``accuracy_captions``), and without any text (``accuracy_blind``).
 
     Raises:
         ValueError: if ``steps``, ``batch_size`` or ``examined`` is below 1.
@@ -100,32 +99,32 @@ def make_tiny_opt(
     torch.manual_seed(seed)
     model = _new_model(tokenizer.get_vocab_size())
     loss = _train(model, _batches(documents, batch_size, rng))
-    # .bin: transformers 4.26 reads safetensors only where that package happens to be.
+    # .bin, since transformers 4.26 reads safetensors only if that package is installed.
     model.save_pretrained(folder, safe_serialization=False)
     shares = _examine(model, tokenizer, world, np.random.default_rng([seed, 1]), examined)
     return {"loss": loss, **shares}
 
 
-# --- what it reads
+# --- training texts
 
 
 def _echoes(world: WorldConfig, n: int, rng: np.random.Generator) -> list[Document]:
-    """A scene told several times: what is known of it, and what belongs together, comes back."""
+    """Return documents that describe a scene several times: later captions repeat the first."""
     scenes = make_scenes(world, n, rng)
-    told = [_described(world, scenes, rng) for _ in range(3)]
-    told += [make_captions(world, scenes, rng)[1] for _ in range(2)]
+    texts = [_described(world, scenes, rng) for _ in range(3)]
+    texts += [make_captions(world, scenes, rng)[1] for _ in range(2)]
     documents = []
     for i in range(n):
-        again = "".join(f"{told[k][i]}\n" for k in rng.permutation(len(told))[:3])
+        again = "".join(f"{texts[k][i]}\n" for k in rng.permutation(len(texts))[:3])
         if rng.random() < 0.6:
-            documents.append([(told[0][i], SET), ("</s>", SET), (again, TOLD)])
+            documents.append([(texts[0][i], SET), ("</s>", SET), (again, TOLD)])
         else:
-            documents.append([("</s>", SET), (f"{told[0][i]}\n{again}", TOLD)])
+            documents.append([("</s>", SET), (f"{texts[0][i]}\n{again}", TOLD)])
     return documents
 
 
 def _answered(world: WorldConfig, n: int, rng: np.random.Generator) -> list[Document]:
-    """Descriptions with two questions each, and captions alone."""
+    """Return descriptions with two questions each, and some captions without questions."""
     scenes = make_scenes(world, n, rng)
     full = _described(world, scenes, rng)
     captions = [make_captions(world, scenes, rng)[1] for _ in range(3)]
@@ -149,7 +148,7 @@ def _answered(world: WorldConfig, n: int, rng: np.random.Generator) -> list[Docu
 
 
 def _described(world: WorldConfig, scenes: Any, rng: np.random.Generator) -> list[str]:
-    """Captions that tell everything: each object with size and colour, and the background."""
+    """Return captions that mention everything: each object with size and colour, and background."""
     everything = {"p_size": 1, "p_colour": 1, "p_background": 1, "p_all_objects": 1, "p_count": 0}
     return make_captions(dataclasses.replace(world, **everything), scenes, rng)[1]
 
@@ -166,7 +165,7 @@ def make_tokenizer(folder: Path, documents: list[Document]) -> Any:
     every_word = " ".join(["", *vocabulary(), *possible_answers()])
     tokenizer.train_from_iterator(
         [*texts, *[every_word] * RAREST],  # so that each word is one token
-        vocab_size=2000,  # more than it comes to
+        vocab_size=2000,  # an upper limit that is not reached
         min_frequency=RAREST,
         special_tokens=SPECIAL_TOKENS,
         show_progress=False,
@@ -189,7 +188,7 @@ def make_tokenizer(folder: Path, documents: list[Document]) -> Any:
 
 @dataclasses.dataclass
 class Encoded:
-    """Tokens of a document, the weight of each, and where answers begin."""
+    """Tokens of a document, their weights in the loss, and the places where answers begin."""
 
     ids: list[int]
     weights: list[float]
@@ -215,7 +214,7 @@ def _encode(tokenizer: Any, documents: list[Document]) -> list[Encoded]:
 def _batches(
     documents: list[Encoded], batch_size: int, rng: np.random.Generator, window: int = 8
 ) -> list[list[Encoded]]:
-    """Mini-batches in the order of the documents, but for neighbours sorted by length."""
+    """Return mini-batches in the documents' order, except that neighbours are sorted by length."""
     batches = []
     for start in range(0, len(documents), batch_size * window):
         near = sorted(documents[start : start + batch_size * window], key=lambda d: len(d.ids))
@@ -228,11 +227,11 @@ def _batches(
 
 
 def _new_model(vocabulary: int) -> Any:
-    """An OPT whose weights begin where attention soon finds what belongs together.
+    """Return an OPT whose initial weights make attention to related tokens easy to learn.
 
-    Positions begin as sinusoids and keys with the weights of queries (after Trockman and Kolter,
-    "Mimetic Initialization of Self-Attention Layers", 2023), so that at first a token looks at its
-    like and its neighbours. From plain random weights, questions are not answered within minutes.
+    Positions start as sinusoids and keys with the weights of queries (after Trockman and Kolter,
+    "Mimetic Initialization of Self-Attention Layers", 2023), so that at first a token attends to
+    equal tokens and its neighbours. Random weights would need much longer than minutes.
     """
     from transformers import OPTConfig, OPTForCausalLM
 
@@ -266,9 +265,10 @@ def _new_model(vocabulary: int) -> Any:
 
 
 def _train(model: Any, batches: list[list[Encoded]]) -> float:
-    """Train through all mini-batches; the mean loss of the last tenth."""
+    """Train on all mini-batches; return the mean loss of the last tenth."""
     width, vocabulary = model.config.hidden_size, model.config.vocab_size
-    # Thrown away afterwards: it asks that a question's last words know the answer, a layer early.
+    # An auxiliary head, dropped afterwards: the last words of a question must predict the answer
+    # one layer before the output.
     early = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, vocabulary))
     matrices = [p for p in model.model.decoder.layers.parameters() if p.ndim == 2]
     taken = set(map(id, matrices))
@@ -316,7 +316,7 @@ def _loss(model: Any, early: nn.Module, batch: list[Encoded]) -> Tensor:
 
 
 def _padded(texts: list[list[int]], left: bool) -> tuple[Tensor, Tensor]:
-    """Tokens ``(B, L)`` and their mask, padded on one side."""
+    """Return tokens ``(B, L)`` and their mask, padded on one side."""
     longest = max(map(len, texts))
     ids = torch.full((len(texts), longest), PAD)
     mask = torch.zeros_like(ids)
@@ -326,19 +326,19 @@ def _padded(texts: list[list[int]], left: bool) -> tuple[Tensor, Tensor]:
     return ids, mask
 
 
-# --- what it knows
+# --- evaluation
 
 
 @torch.no_grad()
 def _examine(
     model: Any, tokenizer: Any, world: WorldConfig, rng: np.random.Generator, n: int
 ) -> dict[str, float]:
-    """Shares of six questions about each of n scenes that it answers right, by what it is told."""
+    """Return the accuracy on six questions about each of n scenes, by the text before them."""
     scenes = make_scenes(world, n, rng)
     asked = make_questions(scenes, 6, rng)
     full = _described(world, scenes, rng)
     captions = [make_captions(world, scenes, rng)[1] for _ in range(3)]
-    told = {
+    given = {
         "accuracy": [f"{text}</s>" for text in full],
         "accuracy_captions": [
             "</s>" + "\n".join([*three, ""]) for three in zip(*captions, strict=True)
@@ -348,7 +348,7 @@ def _examine(
     answers = [question.answer for questions in asked for question in questions]
     wanted = torch.tensor([tokenizer.encode(f" {answer}").ids[0] for answer in answers])
     shares = {}
-    for name, before in told.items():
+    for name, before in given.items():
         prompts = [
             tokenizer.encode(known + PROMPT.format(question.text)).ids
             for known, questions in zip(before, asked, strict=True)

@@ -27,7 +27,7 @@ from lavis_mafa.studies.engine import Request, prepare
 from lavis_mafa.studies.measure import measure_all, measured
 from lavis_mafa.studies.plan import RESUME, check
 from lavis_mafa.studies.results import figures_of, tables_of, write_all
-from lavis_mafa.studies.runs import Run, alone_in, refuse_other_commands, run_all
+from lavis_mafa.studies.runs import Run, exclusive, refuse_other_commands, run_all
 from lavis_mafa.studies.spread import Spread, differences_to
 
 OF_EPOCHS = {"warm_up": 8, "con_d": 3, "grit_twice": 12, "mafa_twice": 12}  # the others: 6
@@ -346,7 +346,7 @@ def test_killed_and_called_again(tmp_path, quick, capsys):
         "from test_compare import counting\n"
         f"folder = Path({str(tmp_path)!r})\n"
         "runs.POLL_SECONDS = 0.05\n"
-        "with runs.alone_in(folder):\n"
+        "with runs.exclusive(folder):\n"
         "    runs.run_all(counting(folder, 5, 0.3), 1)\n"
     )
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"}
@@ -366,7 +366,7 @@ def test_killed_and_called_again(tmp_path, quick, capsys):
     assert runs["a"].done and not runs["b"].done
     before = len(log.read_text().splitlines())
     assert 2 <= before < 5
-    with alone_in(tmp_path):
+    with exclusive(tmp_path):
         refuse_other_commands(runs.values())
         run_all(runs, 1)
     assert began(tmp_path, "a") == ["0"], "done: not run again"
@@ -395,10 +395,10 @@ def test_others_go_on_when_one_fails(tmp_path, quick):
 
 def test_only_one_writes_into_a_folder(tmp_path):
     """A process that was started inside keeps others waiting even if its parent is gone."""
-    with alone_in(tmp_path):
+    with exclusive(tmp_path):
         orphan = subprocess.Popen(["sleep", "1"], close_fds=False)
     start = time.time()
-    with alone_in(tmp_path):
+    with exclusive(tmp_path):
         assert orphan.poll() is not None or time.time() - start > 0.5
     orphan.wait()
 
