@@ -97,6 +97,7 @@ def test_the_quick_start_s_python_runs(monkeypatch):
         ("python trian.py --cfg-path projects/mafa/train/albef_toy.yaml", "no such file"),
         ("python -m lavis_mafa.chek_data train.json", "no such module"),
         ("lavis-mafa cuont --output count", "no such subcommand"),
+        ("lavis-mafa report output/run --outptu page", "unrecognized arguments: --outptu"),
         ("lavis-mafa count --cfg-path projects/mafa/train/nothing.yaml", "no such config"),
         ("lavis-mafa study projects/mafa/studies/nothing.yaml", "no such study"),
         ("bash run_scripts/mafa/nothing.sh", "no such file"),
