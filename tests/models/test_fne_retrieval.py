@@ -186,7 +186,7 @@ def test_what_cannot_be_is_refused(batches):
         ({"posterior": {"prior": 2.0}}, "model.posterior: prior must be above 0"),
         ({"posterior": {"priors": 0.1}}, "model.posterior: .*priors"),
         ({"vit_weights": "some/file"}, "model.vit_weights must be published or null"),
-        ({"vit": {"patch_size": 16, "width": 32, "depth": 1, "heads": 2}}, "32 wide and texts 64"),
+        ({"vit": {"patch_size": 16, "width": 32, "depth": 1, "heads": 2}}, "width 32 and texts 64"),
     ):
         with pytest.raises(ValueError, match=told):
             model_of(**wrong)
