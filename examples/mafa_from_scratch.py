@@ -48,10 +48,8 @@ class World:
         scenes = make_scenes(config, size, rng)
         captions, texts = make_captions(config, scenes, rng)
         pixels = torch.from_numpy(render(config, scenes, rng)).permute(0, 3, 1, 2)
-        self.images, self.truth = (
-            pixels / 127.5 - 1.0,
-            torch.from_numpy(valid_matrix(scenes, captions)),
-        )
+        self.images = pixels / 127.5 - 1.0
+        self.truth = torch.from_numpy(valid_matrix(scenes, captions))
         ids = [[CLS, *(3 + words.index(word) for word in text.split())] for text in texts]
         self.tokens = torch.full((size, max(map(len, ids))), PAD)
         for row, one in zip(self.tokens, ids, strict=True):

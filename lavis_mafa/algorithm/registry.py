@@ -1,12 +1,13 @@
-"""Registries: how pickers, losses, labels and the like are added, by this package and by users."""
+"""Registries of pickers, soft labels, losses and the like, open to users' code."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 T = TypeVar("T")
+V = TypeVar("V")  # what a decorator gets, it returns: a registered function keeps its signature
 
 
 @dataclass(frozen=True)
@@ -14,11 +15,11 @@ class Entry(Generic[T]):
     """One registered object.
 
     Attributes:
-        name: what a config calls it.
+        name: its name in a config.
         value: the object itself.
-        settings: dataclass of its own settings (fields made by `option`); None: it has none.
+        settings: dataclass of its own settings, with fields made by `option`; None: it has none.
         doc: one line for listings.
-        source: paper and section, or who added it.
+        source: paper and section, or the module that added it.
     """
 
     name: str
@@ -41,11 +42,11 @@ class Registry(Mapping[str, T]):
 
     def register(
         self, name: str, *, settings: type | None = None, doc: str = "", source: str = ""
-    ) -> Callable[[T], T]:
+    ) -> Callable[[V], V]:
         """Return a decorator that registers a function or class and returns it unchanged.
 
         Args:
-            name: what a config calls it.
+            name: its name in a config.
             settings: dataclass of its own settings; a config gives them under the same name.
             doc: one line for listings; the first line of the docstring if empty.
             source: paper and section; the module if empty.
@@ -54,7 +55,7 @@ class Registry(Mapping[str, T]):
             ValueError: if the name is taken by another object.
         """
 
-        def decorate(value: T) -> T:
+        def decorate(value: V) -> V:
             known = self._entries.get(name)
             # A module that is executed twice (reloaded, or run as a file) replaces its own entry.
             if known is not None and _origin(known.value) != _origin(value):
@@ -64,16 +65,16 @@ class Registry(Mapping[str, T]):
                 )
             text = doc or (getattr(value, "__doc__", None) or "").strip().split("\n")[0]
             origin = source or str(getattr(value, "__module__", ""))
-            self._entries[name] = Entry(name, value, settings, text.rstrip("."), origin)
+            self._entries[name] = Entry(name, cast(T, value), settings, text.rstrip("."), origin)
             return value
 
         return decorate
 
     def entry(self, name: str) -> Entry[T]:
-        """Return what is registered under a name, with its settings and documentation.
+        """Return the entry of a name: the object, its settings and documentation.
 
         Raises:
-            KeyError: if nothing is; the message lists the known names.
+            KeyError: if the name is not registered; the message lists those that are.
         """
         try:
             return self._entries[name]
