@@ -175,7 +175,7 @@ def test_the_list(capsys):
     assert run_command("--list", "--rows", "mafa", "base", "--set", "epochs=3") == 0
     told = capsys.readouterr().out
     assert "  mafa: MAFA (MAFA Table 4, row 4)\n    run.max_epoch=3 run.warmup_steps=30" in told
-    assert "run.grit.enabled=False" in told and "s_itc:" not in told and "  epochs=3" in told
+    assert "run.grit.enabled=false" in told and "s_itc:" not in told and "  epochs=3" in told
 
 
 # Means and spreads
