@@ -234,8 +234,8 @@ def init_momentum(model: Any, checkpoint: str | None) -> bool:
     Returns:
         Whether they were copied.
     """
-    if not checkpoint or not hasattr(model, "copy_params") or hasattr(model, "begin_with"):
-        return False  # models with `begin_with` do this themselves while loading
+    if not checkpoint or not hasattr(model, "copy_params") or hasattr(model, "convert_pretrained"):
+        return False  # models with `convert_pretrained` do this themselves while loading
     if hasattr(model, "idx_queue"):
         model.idx_queue.fill_(-100)  # -100: no image; ids of other data could match ours
     state = read_checkpoint(checkpoint)
