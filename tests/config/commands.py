@@ -16,6 +16,7 @@ from shipped import needed
 
 from lavis_mafa.cli import COMMANDS
 from lavis_mafa.config import load_config
+from lavis_mafa.io.project_files import project_file
 
 # Pages that a user reads; the first is the entry.
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -113,7 +114,7 @@ def problems_of(command: str) -> list[str]:
         problems += [f"no such study: {one}" for one in studies if not (ROOT / one).is_file()]
     if found.config is None:
         return problems
-    path = ROOT / found.config
+    path = project_file(found.config)
     if not path.is_file():
         return [*problems, f"no such config: {found.config}"]
     options = [one for one in found.options if one != "..."]
