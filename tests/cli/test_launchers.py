@@ -1,0 +1,47 @@
+"""Every way to start a command: as a script, a module or a program, by itself or under a launcher."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+
+PYTHON = sys.executable
+LAUNCHER = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2")
+PROGRAM = shutil.which("lavis-mafa", path=str(Path(PYTHON).parent))
+OPTIONS = (
+    *("--cfg-path", "albef_toy", "--dry-run", "--options", "run.device=cpu"),
+    *(f"datasets.toy_scenes.build_info.{split}_size=64" for split in ("train", "val", "test")),
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "command",
+    [
+        (PYTHON, "train.py"),
+        (PYTHON, "-m", "lavis_mafa", "train"),
+        (PYTHON, *LAUNCHER, "train.py"),
+        (PYTHON, *LAUNCHER, "-m", "lavis_mafa", "train"),
+        pytest.param(
+            (PYTHON, *LAUNCHER, "--no-python", PROGRAM, "train"),
+            marks=pytest.mark.skipif(PROGRAM is None, reason="the program is not installed here"),
+        ),
+    ],
+    ids=["script", "module", "launched script", "launched module", "launched program"],
+)
+def test_a_command_can_be_started(command, tmp_path):
+    done = subprocess.run(
+        [*(str(ROOT / word) if word == "train.py" else word for word in command), *OPTIONS],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.count("dry run: nothing is trained") == 1  # only the first rank prints
