@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
@@ -37,12 +38,12 @@ class Corpus:
         return len(self.pairs)
 
     @property
-    def image_ids(self) -> np.ndarray:
+    def image_ids(self) -> NDArray[Any]:
         """Image id of each sample, ``(N,)`` int64; samples with the same image have the same id."""
         return self.pairs.image_ids
 
     @property
-    def truth(self) -> Callable[[np.ndarray, np.ndarray], np.ndarray] | None:
+    def truth(self) -> Callable[[NDArray[Any], NDArray[Any]], NDArray[Any]] | None:
         """Function that says whether images and texts of samples match; None if unknown."""
         return self.pairs.truth
 
@@ -76,7 +77,7 @@ class Corpus:
         return found.hexdigest()[:16]
 
     def batches(
-        self, batches: Sequence[np.ndarray], processor: Processor | None = None
+        self, batches: Sequence[NDArray[Any]], processor: Processor | None = None
     ) -> Iterator[dict[str, Any]]:
         """Load mini-batches of the given samples.
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 from lavis.common.dist_utils import is_main_process
+from numpy.typing import NDArray
 
 from lavis_mafa.analysis.features import Features, make_features
 from lavis_mafa.analysis.hard_negatives import (
@@ -138,7 +139,7 @@ class Count:
 
 def sample_of(
     size: int, requested: int | None, wanted: Sequence[Sampling], seed: int
-) -> np.ndarray:
+) -> NDArray[Any]:
     """Draw the samples to analyze, ``(S,)`` ascending numbers.
 
     A search space consists of M random samples, so its content does not depend on the size of the
@@ -176,7 +177,7 @@ def count_one(
         size: number of samples in the training set.
     """
     row = judged.rows_of(negatives.image, negatives.text)
-    calls: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+    calls: dict[str, tuple[NDArray[Any], NDArray[Any]]] = {}
     for name, probability in judged.probability.items():
         own = probability[row]
         calls[name] = (own > threshold, ~np.isnan(own))

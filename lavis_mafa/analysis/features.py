@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from lavis.common.dist_utils import get_rank, get_world_size, is_main_process
+from numpy.typing import NDArray
 from torch import Tensor
 from tqdm import tqdm
 
@@ -37,7 +38,7 @@ class Features:
         unreadable: number and error of each requested sample that could not be read.
     """
 
-    numbers: np.ndarray
+    numbers: NDArray[Any]
     images: Tensor
     texts: Tensor
     vectors: Tensor
@@ -47,12 +48,12 @@ class Features:
     def __len__(self) -> int:
         return len(self.numbers)
 
-    def positions(self, numbers: np.ndarray) -> np.ndarray:
+    def positions(self, numbers: NDArray[Any]) -> NDArray[Any]:
         """Return the positions 0 to S - 1 of sample numbers; all must be in ``numbers``."""
         return np.searchsorted(self.numbers, numbers)
 
 
-def make_features(loaded: ModelAndData, numbers: np.ndarray, folder: Path) -> Features:
+def make_features(loaded: ModelAndData, numbers: NDArray[Any], folder: Path) -> Features:
     """Encode samples; blocks that are in ``folder`` already are not encoded again.
 
     All ranks must call this function; they share the work through ``folder``.
@@ -84,7 +85,9 @@ def make_features(loaded: ModelAndData, numbers: np.ndarray, folder: Path) -> Fe
     return _load(paths, numbers)
 
 
-def _encode(loaded: ModelAndData, batches: list[np.ndarray], bar: tqdm) -> dict[str, np.ndarray]:
+def _encode(
+    loaded: ModelAndData, batches: list[NDArray[Any]], bar: tqdm
+) -> dict[str, NDArray[Any]]:
     backbone = backbone_of(loaded.model)
     parts: dict[str, list[Any]] = {"images": [], "texts": [], "vectors": []}
     captions: list[str] = []
@@ -118,14 +121,14 @@ def _require_finite(numbers: Tensor, *vectors: Tensor) -> None:
         )
 
 
-def _save(path: Path, arrays: dict[str, np.ndarray]) -> None:
+def _save(path: Path, arrays: dict[str, NDArray[Any]]) -> None:
     with atomic_write(path) as file:
         np.savez(file, **arrays)  # type: ignore[arg-type]
 
 
-def _load(paths: list[Path], numbers: np.ndarray) -> Features:
+def _load(paths: list[Path], numbers: NDArray[Any]) -> Features:
     # Filled in place: memory need not hold a second copy of millions of features.
-    filled: dict[str, np.ndarray] = {}
+    filled: dict[str, NDArray[Any]] = {}
     captions: list[str] = []
     errors: list[str] = []
     count = 0
@@ -162,7 +165,7 @@ def _load(paths: list[Path], numbers: np.ndarray) -> Features:
     )
 
 
-def _packed(texts: Sequence[str]) -> np.ndarray:
+def _packed(texts: Sequence[str]) -> NDArray[Any]:
     """Encode strings as the bytes of JSON.
 
     An array of strings would use the width of the longest string for each of them.
@@ -170,11 +173,11 @@ def _packed(texts: Sequence[str]) -> np.ndarray:
     return np.frombuffer(json.dumps(list(texts)).encode(), np.uint8)
 
 
-def _unpacked(packed: np.ndarray) -> list[str]:
+def _unpacked(packed: NDArray[Any]) -> list[str]:
     return json.loads(packed.tobytes().decode())
 
 
-def _identity(loaded: ModelAndData, numbers: np.ndarray) -> dict[str, str]:
+def _identity(loaded: ModelAndData, numbers: NDArray[Any]) -> dict[str, str]:
     """Return what the features depend on."""
     run = loaded.cfg.run_cfg
     precision = str(run.get("amp_dtype", "fp16")) if run.get("amp", False) else "fp32"

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from lavis.common.dist_utils import is_main_process
+from numpy.typing import NDArray
 from torch import Tensor
 from tqdm import tqdm
 
@@ -72,9 +74,9 @@ def order_of(
     vectors: Tensor,
     texts: Tensor,
     seed: int,
-    image_ids: np.ndarray | None = None,
+    image_ids: NDArray[Any] | None = None,
     queue_size: int = 48000,
-) -> np.ndarray:
+) -> NDArray[Any]:
     """Return the order of S samples in one epoch, without an incomplete last mini-batch.
 
     Grouped mini-batches are formed as in training: samples come in random order and are grouped by
@@ -123,21 +125,21 @@ class HardNegatives:
         batch: ``(R,)`` int64, number of the mini-batch.
     """
 
-    image: np.ndarray
-    text: np.ndarray
-    from_image: np.ndarray
-    batch: np.ndarray
+    image: NDArray[Any]
+    text: NDArray[Any]
+    from_image: NDArray[Any]
+    batch: NDArray[Any]
 
     def __len__(self) -> int:
         return len(self.image)
 
 
 def hardest_negatives(
-    order: np.ndarray,
+    order: NDArray[Any],
     batch_size: int,
     features: Features,
     similarity: Similarity,
-    image_ids: np.ndarray | None = None,
+    image_ids: NDArray[Any] | None = None,
     top_k: int = 1,
     device: torch.device | str = "cpu",
     quiet: bool = True,
@@ -153,7 +155,7 @@ def hardest_negatives(
         top_k: number of hardest negatives of each anchor.
         quiet: whether to hide the progress bar.
     """
-    parts: list[tuple[np.ndarray, np.ndarray, bool, int]] = []
+    parts: list[tuple[NDArray[Any], NDArray[Any], bool, int]] = []
     batches = order.reshape(-1, batch_size)
     for number, positions in enumerate(tqdm(batches, desc="hard negatives", disable=quiet)):
         for image, text, from_image in _of_batch(
@@ -174,13 +176,13 @@ def hardest_negatives(
 
 
 def _of_batch(
-    positions: np.ndarray,
+    positions: NDArray[Any],
     features: Features,
     similarity: Similarity,
-    image_ids: np.ndarray | None,
+    image_ids: NDArray[Any] | None,
     top_k: int,
     device: torch.device | str,
-) -> Iterator[tuple[np.ndarray, np.ndarray, bool]]:
+) -> Iterator[tuple[NDArray[Any], NDArray[Any], bool]]:
     """Yield images, texts and whether the image is the anchor, for both directions."""
     rows = torch.from_numpy(positions)
     images, texts = features.images[rows].to(device).float(), features.texts[rows].to(device)

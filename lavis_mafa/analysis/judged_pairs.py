@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lavis_mafa.algorithm.mining import MiningRule
 from lavis_mafa.io.files import atomic_write
@@ -35,12 +36,12 @@ class Judged:
         about: origin of the pairs, as plain values: ``cfg_path``, ``options``, ``low``, ``high``.
     """
 
-    image: np.ndarray
-    text: np.ndarray
-    from_image: np.ndarray
-    from_text: np.ndarray
-    probability: dict[str, np.ndarray]
-    truth: np.ndarray
+    image: NDArray[Any]
+    text: NDArray[Any]
+    from_image: NDArray[Any]
+    from_text: NDArray[Any]
+    probability: dict[str, NDArray[Any]]
+    truth: NDArray[Any]
     about: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -70,7 +71,7 @@ class Judged:
         """Names of the discriminators."""
         return list(self.probability)
 
-    def probability_by(self, name: str | None) -> np.ndarray:
+    def probability_by(self, name: str | None) -> NDArray[Any]:
         """Return the probabilities by a discriminator; None: the first one.
 
         Raises:
@@ -87,7 +88,7 @@ class Judged:
             raise ValueError(f"no discriminator {name!r} judged these pairs; known: {self.names}")
         return self.probability[name]
 
-    def rows_of(self, image: np.ndarray, text: np.ndarray) -> np.ndarray:
+    def rows_of(self, image: NDArray[Any], text: NDArray[Any]) -> NDArray[Any]:
         """Return the rows ``(K,)`` of pairs by sample numbers; -1 if a pair was not judged."""
         highest = [array.max(initial=0) for array in (self.image, self.text, image, text)]
         size = int(max(highest)) + 1
@@ -124,7 +125,7 @@ class Judged:
             )
         try:
             with np.load(path, allow_pickle=False) as stored:
-                columns: Mapping[str, np.ndarray] = dict(stored)
+                columns: Mapping[str, NDArray[Any]] = dict(stored)
             probability = {
                 name.removeprefix(_PREFIX): values
                 for name, values in columns.items()
@@ -141,7 +142,7 @@ class Judged:
 _COLUMNS = ("image", "text", "from_image", "from_text", "truth")
 
 
-def pair_keys(image: np.ndarray, text: np.ndarray, size: int) -> np.ndarray:
+def pair_keys(image: NDArray[Any], text: NDArray[Any], size: int) -> NDArray[Any]:
     """Return one number for each pair, ``(P,)`` int64, in the order of image, then text.
 
     Args:

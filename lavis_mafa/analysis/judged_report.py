@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from lavis_mafa.algorithm.mining import DIRECTIONS, STATE_NAMES, MiningRule
 from lavis_mafa.analysis.gallery import Show, evenly
@@ -111,7 +112,7 @@ def _mined(
         )
 
 
-def choose(probability: np.ndarray, low: float, high: float, limit: int) -> list[int]:
+def choose(probability: NDArray[Any], low: float, high: float, limit: int) -> list[int]:
     """Choose the rows to show in the gallery.
 
     Args:

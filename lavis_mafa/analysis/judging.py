@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from lavis.common.dist_utils import get_rank, get_world_size, is_main_process
+from numpy.typing import NDArray
 from omegaconf import OmegaConf
 from torch import Tensor
 from tqdm import tqdm
@@ -111,11 +112,11 @@ def judge_all(
 def judge(
     loaded: ModelAndData,
     features: Features,
-    image: np.ndarray,
-    text: np.ndarray,
+    image: NDArray[Any],
+    text: NDArray[Any],
     discriminator: ModelDiscriminator,
     folder: Path,
-) -> np.ndarray:
+) -> NDArray[Any]:
     """Return the probabilities ``(P,)`` float32 that pairs match; NaN if an image is unreadable.
 
     Verdicts that are in ``folder`` already are reused. All ranks must call this function with the
@@ -165,7 +166,7 @@ def judge(
     return probabilities[first][np.searchsorted(found, keys)]
 
 
-def first_readable(image_ids: np.ndarray, readable: np.ndarray) -> np.ndarray:
+def first_readable(image_ids: NDArray[Any], readable: NDArray[Any]) -> NDArray[Any]:
     """Return for each of N samples ``(N,)`` the first readable sample with the same image.
 
     If no sample with this image is readable, the first sample with it.
@@ -181,8 +182,8 @@ def first_readable(image_ids: np.ndarray, readable: np.ndarray) -> np.ndarray:
 
 
 def chunks_of(
-    image: np.ndarray, text: np.ndarray, features: Features
-) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    image: NDArray[Any], text: NDArray[Any], features: Features
+) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
     """Split pairs into chunks that are judged together.
 
     All pairs of an image are in one chunk, so that it is encoded once; a chunk has up to
@@ -211,7 +212,7 @@ def chunks_of(
         yield from zip(np.split(image, cuts), np.split(text, cuts), strict=True)
 
 
-def _similarity_order(vectors: Tensor) -> np.ndarray:
+def _similarity_order(vectors: Tensor) -> NDArray[Any]:
     """Return an order of N vectors ``(N, E)`` that places similar ones near each other.
 
     About sqrt(N) of the vectors are centers; vectors with the same nearest center are adjacent.
@@ -227,8 +228,8 @@ def _verdicts(
     loaded: ModelAndData,
     features: Features,
     discriminator: ModelDiscriminator,
-    chunks: Sequence[tuple[np.ndarray, np.ndarray]],
-) -> Iterator[np.ndarray]:
+    chunks: Sequence[tuple[NDArray[Any], NDArray[Any]]],
+) -> Iterator[NDArray[Any]]:
     """Yield the probabilities of each chunk."""
     images = [np.unique(image) for image, _ in chunks]
     pictures = loaded.data.batches(images, discriminator.processor)
@@ -248,7 +249,7 @@ def _verdicts(
         yield probability
 
 
-def _read(folder: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _read(folder: Path) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
     """Read images, texts and probabilities that all ranks of this and earlier runs saved."""
     parts = []
     for path in sorted(folder.glob("verdicts_rank*.bin")):
@@ -259,7 +260,7 @@ def _read(folder: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return records["image"], records["text"], records["probability"]
 
 
-def truth_of(data: Corpus, image: np.ndarray, text: np.ndarray) -> np.ndarray:
+def truth_of(data: Corpus, image: NDArray[Any], text: NDArray[Any]) -> NDArray[Any]:
     """Return the ground truth ``(P,)`` int8 of pairs; `UNKNOWN` if the data do not know it."""
     if data.truth is None:
         return np.full(len(image), UNKNOWN, np.int8)

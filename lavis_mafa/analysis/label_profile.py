@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from lavis.common.dist_utils import get_world_size
+from numpy.typing import NDArray
 from torch import Tensor
 
 from lavis_mafa.algorithm.backbone import Backbone
@@ -131,14 +133,14 @@ class Stream:
         image_ids: ``(S,)``.
     """
 
-    order: np.ndarray
+    order: NDArray[Any]
     batch_size: int
     queue_size: int
     features: Features
     momentum_features: Features
-    image_ids: np.ndarray
+    image_ids: NDArray[Any]
 
-    def mini_batch(self, step: int) -> np.ndarray:
+    def mini_batch(self, step: int) -> NDArray[Any]:
         """Return the positions ``(B,)`` of a mini-batch."""
         return self.order[step * self.batch_size : (step + 1) * self.batch_size]
 

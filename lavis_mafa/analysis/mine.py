@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 from lavis.common.dist_utils import is_main_process
+from numpy.typing import NDArray
 from tqdm import tqdm
 
 from lavis_mafa.algorithm.step import StepSettings
@@ -51,11 +52,11 @@ class MinedPairs:
         counts: number of judged pairs, of those that each filter removed, and of new pairs.
     """
 
-    image: np.ndarray
-    text: np.ndarray
-    score: np.ndarray
-    from_image: np.ndarray
-    from_text: np.ndarray
+    image: NDArray[Any]
+    text: NDArray[Any]
+    score: NDArray[Any]
+    from_image: NDArray[Any]
+    from_text: NDArray[Any]
     counts: dict[str, int]
 
     def __len__(self) -> int:
@@ -226,7 +227,7 @@ def write_all(
         print(f"written: {_write_shards(args, data, mined, unreadable)}")
 
 
-def _truth_of(judged: Judged, mined: MinedPairs) -> np.ndarray | None:
+def _truth_of(judged: Judged, mined: MinedPairs) -> NDArray[Any] | None:
     """Return whether mined pairs are valid, ``(K,)`` bool; None if the truth is unknown."""
     if (judged.truth == UNKNOWN).any():
         return None

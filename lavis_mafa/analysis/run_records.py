@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lavis_mafa.algorithm.mining import DIRECTIONS
 from lavis_mafa.runners.run_log import CONNECTIONS, LOG, read_json_lines
@@ -38,7 +39,7 @@ class RunRecords:
 
     folder: Path
     config: dict[str, Any] | None = None
-    columns: dict[str, np.ndarray] = field(default_factory=dict)
+    columns: dict[str, NDArray[Any]] = field(default_factory=dict)
     epochs: dict[int, dict[str, Any]] = field(default_factory=dict)
     histograms: dict[int, dict[str, Any]] = field(default_factory=dict)
     evaluations: dict[tuple[str, Any], dict[str, Any]] = field(default_factory=dict)

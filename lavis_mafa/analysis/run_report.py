@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lavis_mafa.algorithm.mining import DIRECTIONS
 from lavis_mafa.analysis.gallery import connections_of, evenly, view_data
@@ -175,7 +176,7 @@ def _drawn(curve: Curve) -> Iterable[Curve]:
     return [curve] if curve.series else []
 
 
-def _windows(columns: Mapping[str, np.ndarray], count: int) -> tuple[np.ndarray, list[float]]:
+def _windows(columns: Mapping[str, NDArray[Any]], count: int) -> tuple[NDArray[Any], list[float]]:
     """Return the first rows of up to ``count`` windows of steps, and the last step of each."""
     steps = columns["global_step"]
     begins = np.arange(0, len(steps), -(-len(steps) // count) or 1)
@@ -183,7 +184,7 @@ def _windows(columns: Mapping[str, np.ndarray], count: int) -> tuple[np.ndarray,
     return begins, steps[ends].astype(int).tolist()
 
 
-def _mean(columns: Mapping[str, np.ndarray], name: str, text: str) -> Series:
+def _mean(columns: Mapping[str, NDArray[Any]], name: str, text: str) -> Series:
     begins, x = _windows(columns, POINTS)
     if not x:
         return Series(text)
@@ -193,13 +194,13 @@ def _mean(columns: Mapping[str, np.ndarray], name: str, text: str) -> Series:
     return Series(text, list(x), _divided(total, count))
 
 
-def _share(columns: Mapping[str, np.ndarray], part: str, whole: str, text: str) -> Series:
+def _share(columns: Mapping[str, NDArray[Any]], part: str, whole: str, text: str) -> Series:
     begins, x = _windows(columns, SHARE_POINTS)
     sums = (np.add.reduceat(np.nan_to_num(columns[name]), begins) for name in (part, whole))
     return Series(text, list(x), _divided(*sums))
 
 
-def _divided(parts: np.ndarray, wholes: np.ndarray) -> list[float | None]:
+def _divided(parts: NDArray[Any], wholes: NDArray[Any]) -> list[float | None]:
     pairs = zip(parts.tolist(), wholes.tolist(), strict=True)
     return [part / whole if whole else None for part, whole in pairs]
 
@@ -281,7 +282,7 @@ def _judgements(histograms: Mapping[int, Mapping[str, Any]]) -> list[Judgements]
     # Runs of older versions may have other bins: only equal ones can be added.
     known = {e: histograms[e] for e in sorted(histograms) if histograms[e]["bins"] == bins}
 
-    def counts(epochs: Iterable[int], directions: Iterable[str]) -> np.ndarray:
+    def counts(epochs: Iterable[int], directions: Iterable[str]) -> NDArray[Any]:
         total = np.zeros((3, bins), np.int64)
         for epoch in epochs:
             for direction in directions:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from lavis.common.dist_utils import get_rank, get_world_size, is_main_process
+from numpy.typing import NDArray
 from tqdm import tqdm
 
 from lavis_mafa.algorithm.backbone import Backbone
@@ -205,7 +206,7 @@ def _judges(loaded: ModelAndData) -> Any:
         con_d.truth = loaded.data.truth
     own_view = getattr(con_d, "wants_view", lambda model: False)(loaded.model)
 
-    def judges_of(batches: list[np.ndarray]) -> Any:
+    def judges_of(batches: list[NDArray[Any]]) -> Any:
         for batch in loaded.data.batches(batches, con_d.processor if own_view else None):
             samples = to_device(batch, loaded.device)
             yield lambda images, texts, samples=samples: con_d.judge(samples, images, texts)

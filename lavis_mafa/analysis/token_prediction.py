@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from lavis_mafa.algorithm.backbone import Backbone, Images, Texts
@@ -20,7 +21,7 @@ from lavis_mafa.models.families import AlbefBackbone, backbone_of
 from lavis_mafa.models.families.base import tokenize
 
 COUNTS = ("tokens", "hits_1", "hits_5", "hits_1_without", "hits_5_without")
-Interval = Callable[[np.ndarray, np.ndarray], tuple[float, float]]
+Interval = Callable[[NDArray[Any], NDArray[Any]], tuple[float, float]]
 CROSS_ATTENTION = ".crossattention.self"  # its name in LAVIS's BERTs and Q-Former
 
 
@@ -51,7 +52,7 @@ def _zero_attention(part: Any, given: Any, output: tuple[Tensor, ...]) -> tuple[
 
 
 def mask_captions(
-    model: Any, ids: Tensor, mask: Tensor, numbers: np.ndarray, rate: float, seed: int
+    model: Any, ids: Tensor, mask: Tensor, numbers: NDArray[Any], rate: float, seed: int
 ) -> tuple[Tensor, Tensor]:
     """Mask captions for MLM as in training (80 % [MASK], 10 % random, 10 % unchanged).
 
@@ -117,7 +118,7 @@ class TokenPredictor:
             )
 
     def count(
-        self, images: Tensor, captions: Sequence[str], numbers: np.ndarray, rates: Sequence[Any]
+        self, images: Tensor, captions: Sequence[str], numbers: NDArray[Any], rates: Sequence[Any]
     ) -> Tensor:
         """Return `COUNTS` ``(R, 5, B)`` int64 of the samples of a mini-batch at R rates.
 
@@ -175,7 +176,7 @@ class TokenPredictor:
 
 
 def share_of(
-    hits: np.ndarray, counts: np.ndarray, clusters: np.ndarray, interval: Interval
+    hits: NDArray[Any], counts: NDArray[Any], clusters: NDArray[Any], interval: Interval
 ) -> dict[str, float]:
     """Return ``hits.sum() / counts.sum()`` as ``share``, with its 95 % interval ``low``, ``high``.
 

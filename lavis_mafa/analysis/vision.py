@@ -11,6 +11,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from lavis.common.dist_utils import get_rank, get_world_size, is_main_process
+from numpy.typing import NDArray
 from tqdm import tqdm
 
 from lavis_mafa.analysis.loading import (
@@ -129,10 +130,10 @@ def load_weights(model: Any, path: str) -> frozenset[str]:
 def measure(
     loaded: ModelAndData,
     predictor: TokenPredictor,
-    numbers: np.ndarray,
+    numbers: NDArray[Any],
     rates: Sequence[Any],
     name: str,
-) -> np.ndarray:
+) -> NDArray[Any]:
     """Return `COUNTS` ``(R, 5, S)`` of S samples at R rates.
 
     All ranks must call this function; each returns all counts. The counts of a sample that cannot
@@ -160,7 +161,7 @@ def measure(
     return counts.numpy()
 
 
-def figures_of(counts: np.ndarray, clusters: np.ndarray) -> dict[str, Any]:
+def figures_of(counts: NDArray[Any], clusters: NDArray[Any]) -> dict[str, Any]:
     """Return accuracies with and without the image, 0 to 1, and UoV, with 95 % intervals.
 
     Args:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-import numpy as np
+from numpy.typing import NDArray
 
 from lavis_mafa.algorithm.registry import Registry
 
 # (scores_i2t (I, T), scores_t2i (T, I), LAVIS's retrieval evaluation set) -> value by name
-RetrievalMetric: TypeAlias = Callable[[np.ndarray, np.ndarray, Any], dict[str, float]]
+RetrievalMetric: TypeAlias = Callable[[NDArray[Any], NDArray[Any], Any], dict[str, float]]
 
 METRICS: Registry[RetrievalMetric] = Registry("metric")

@@ -8,8 +8,10 @@ represents.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lavis_mafa.metrics.intervals import wilson
 
@@ -28,29 +30,29 @@ class Sweep:
         valid, total: weight of the true matches, and of all pairs.
     """
 
-    threshold: np.ndarray
-    called: np.ndarray
-    hits: np.ndarray
+    threshold: NDArray[Any]
+    called: NDArray[Any]
+    hits: NDArray[Any]
     valid: float
     total: float
 
     @property
-    def precision(self) -> np.ndarray:
+    def precision(self) -> NDArray[Any]:
         """Return the precision ``(K,)``."""
         return self.hits / self.called
 
     @property
-    def recall(self) -> np.ndarray:
+    def recall(self) -> NDArray[Any]:
         """Return the recall ``(K,)``, NaN if no pair matches."""
         return self.hits / self.valid if self.valid else np.full(len(self.hits), np.nan)
 
     @property
-    def f1(self) -> np.ndarray:
+    def f1(self) -> NDArray[Any]:
         """Return F1 ``(K,)``."""
         return 2 * self.hits / (self.called + self.valid)
 
     @property
-    def false_positive_rate(self) -> np.ndarray:
+    def false_positive_rate(self) -> NDArray[Any]:
         """Return the false positive rate ``(K,)``, NaN if all pairs match."""
         others = self.total - self.valid
         wrong = self.called - self.hits
@@ -82,7 +84,9 @@ class Sweep:
         return float(self.threshold[best]), float(self.f1[best])
 
 
-def sweep(probability: np.ndarray, valid: np.ndarray, weight: np.ndarray | None = None) -> Sweep:
+def sweep(
+    probability: NDArray[Any], valid: NDArray[Any], weight: NDArray[Any] | None = None
+) -> Sweep:
     """Count matches at every threshold at once.
 
     Args:
@@ -107,7 +111,7 @@ def sweep(probability: np.ndarray, valid: np.ndarray, weight: np.ndarray | None 
     return Sweep(threshold, called, hits, float((weight * valid).sum()), float(weight.sum()))
 
 
-def area_under_roc(scores: np.ndarray, relevant: np.ndarray) -> float:
+def area_under_roc(scores: NDArray[Any], relevant: NDArray[Any]) -> float:
     """Return the probability that a relevant pair scores above an irrelevant one, 0 to 1.
 
     A tie counts as one half.
@@ -127,8 +131,8 @@ def area_under_roc(scores: np.ndarray, relevant: np.ndarray) -> float:
 
 
 def _cumulative(
-    scores: np.ndarray, relevant: np.ndarray, weight: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    scores: NDArray[Any], relevant: NDArray[Any], weight: NDArray[Any]
+) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
     """Return the K distinct scores, ascending, and for each from the highest to the lowest the
     weight ``(K,)`` of the pairs, and of the relevant pairs, that score at least as high."""
     distinct, row = np.unique(scores, return_inverse=True)
@@ -137,7 +141,7 @@ def _cumulative(
     return distinct, called, hits
 
 
-def _area(called: np.ndarray, hits: np.ndarray) -> float:
+def _area(called: NDArray[Any], hits: NDArray[Any]) -> float:
     """Return the area under the ROC curve by trapezoids, which count a tie as one half."""
     false = called - hits
     heights = hits + np.concatenate([[0.0], hits[:-1]])
@@ -174,9 +178,9 @@ class Figures:
 
 def figures_at(
     threshold: float,
-    probability: np.ndarray,
-    valid: np.ndarray,
-    weight: np.ndarray | None = None,
+    probability: NDArray[Any],
+    valid: NDArray[Any],
+    weight: NDArray[Any] | None = None,
 ) -> Figures:
     """Return precision, recall and F1 at one threshold; arguments as in `sweep`."""
     called = probability > threshold
@@ -201,7 +205,7 @@ def figures_at(
 
 
 def weighted_share(
-    hit: np.ndarray, weight: np.ndarray | None = None
+    hit: NDArray[Any], weight: NDArray[Any] | None = None
 ) -> tuple[float | None, float, float]:
     """Return the weighted mean of ``hit`` ``(P,)``, 0 to 1, and its 95 % interval.
 
@@ -228,14 +232,14 @@ class Calibration:
         error: expected calibration error: weighted mean of ``|mean - share|``, 0 to 1.
     """
 
-    mean: np.ndarray
-    share: np.ndarray
-    pairs: np.ndarray
+    mean: NDArray[Any]
+    share: NDArray[Any]
+    pairs: NDArray[Any]
     error: float
 
 
 def calibrate(
-    probability: np.ndarray, valid: np.ndarray, weight: np.ndarray | None = None
+    probability: NDArray[Any], valid: NDArray[Any], weight: NDArray[Any] | None = None
 ) -> Calibration:
     """Return the calibration in ten bins; arguments as in `sweep`."""
     place = bin_of(probability)
@@ -249,7 +253,7 @@ def calibrate(
     return Calibration(mean, share, pairs, float(error))
 
 
-def bin_of(probability: np.ndarray, bins: int = TENTHS) -> np.ndarray:
+def bin_of(probability: NDArray[Any], bins: int = TENTHS) -> NDArray[Any]:
     """Return the bin ``(P,)`` int64 of each probability.
 
     Bin k holds ``k / bins < p <= (k + 1) / bins``, the first also p = 0. A threshold that is the
@@ -258,7 +262,7 @@ def bin_of(probability: np.ndarray, bins: int = TENTHS) -> np.ndarray:
     return interval_of(probability, np.arange(1, bins) / bins)
 
 
-def interval_of(probability: np.ndarray, edges: np.ndarray) -> np.ndarray:
+def interval_of(probability: NDArray[Any], edges: NDArray[Any]) -> NDArray[Any]:
     """Return for each probability the number ``(P,)`` of ascending ``edges`` that it is above."""
     probability = np.asarray(probability)
     # Edges in the precision of the probabilities: a float32 0.8 is larger than the float64 0.8,
@@ -267,8 +271,8 @@ def interval_of(probability: np.ndarray, edges: np.ndarray) -> np.ndarray:
 
 
 def _checked(
-    probability: np.ndarray, valid: np.ndarray, weight: np.ndarray | None
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    probability: NDArray[Any], valid: NDArray[Any], weight: NDArray[Any] | None
+) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
     probability, valid = np.asarray(probability, np.float64), np.asarray(valid, np.float64)
     weight = np.ones(len(probability)) if weight is None else np.asarray(weight, np.float64)
     if not probability.shape == valid.shape == weight.shape or probability.ndim != 1:

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lavis_mafa.io.files import write_json, write_text
 from lavis_mafa.metrics.captions import read_json, single_spaced
@@ -80,7 +81,7 @@ def coco_ids(
     captions_per_image: Sequence[Sequence[str]],
     captions_file: str | os.PathLike[str] | None = None,
     metrics: Any = None,
-) -> tuple[np.ndarray, np.ndarray]:
+) -> tuple[NDArray[Any], NDArray[Any]]:
     """Return COCO's ids of the test images and of their captions.
 
     Image ids are part of the file names. LAVIS's ``coco_karpathy_test.json`` has no caption ids,
@@ -153,7 +154,7 @@ def _ids_by_text(
     captions_per_image: Sequence[Sequence[str]],
     captions_file: str | os.PathLike[str],
     known: Mapping[int, Sequence[int]],
-) -> np.ndarray:
+) -> NDArray[Any]:
     rows = read_json(captions_file)
     left: dict[int, dict[str, list[int]]] = {image: {} for image in image_ids}
     try:
@@ -181,7 +182,7 @@ def _ids_by_text(
     return np.array(found, np.int64)
 
 
-def _log_disagreement(by_place: np.ndarray, by_text: np.ndarray) -> None:
+def _log_disagreement(by_place: NDArray[Any], by_text: NDArray[Any]) -> None:
     other = np.flatnonzero(by_place != by_text)
     if len(other):
         first = other[0]
@@ -198,10 +199,10 @@ def _log_disagreement(by_place: np.ndarray, by_text: np.ndarray) -> None:
 
 
 def eccv_scores(
-    scores_i2t: np.ndarray,
-    scores_t2i: np.ndarray,
-    image_ids: np.ndarray,
-    caption_ids: np.ndarray,
+    scores_i2t: NDArray[Any],
+    scores_t2i: NDArray[Any],
+    image_ids: NDArray[Any],
+    caption_ids: NDArray[Any],
     metrics: Any = None,
 ) -> dict[str, float]:
     """Return recall of COCO (1K and 5K images) and CxC, and ECCV Caption's metrics, in percent.
@@ -266,8 +267,8 @@ def eccv_scores(
 
 
 def best_candidates(
-    scores: np.ndarray, rows: np.ndarray, columns: np.ndarray, k: int
-) -> np.ndarray:
+    scores: NDArray[Any], rows: NDArray[Any], columns: NDArray[Any], k: int
+) -> NDArray[Any]:
     """Return the best columns of every row, best first; equal scores in the order of ``columns``.
 
     Args:
@@ -296,13 +297,13 @@ def best_candidates(
     return best
 
 
-def _as_ids(queries: np.ndarray, ranked: np.ndarray) -> dict[int, list[int]]:
+def _as_ids(queries: NDArray[Any], ranked: NDArray[Any]) -> dict[int, list[int]]:
     return dict(zip(queries.tolist(), ranked.tolist(), strict=True))
 
 
 def _folds(
-    image_ids: np.ndarray, caption_ids: np.ndarray, metrics: Any
-) -> tuple[np.ndarray, np.ndarray]:
+    image_ids: NDArray[Any], caption_ids: NDArray[Any], metrics: Any
+) -> tuple[NDArray[Any], NDArray[Any]]:
     """Return the fold ``(I,)`` of every image and ``(T,)`` of every caption; -1 without id."""
     order = metrics.coco_ids.tolist()
     size = len(order) // FOLDS
@@ -315,10 +316,10 @@ def _folds(
 
 
 def _check(
-    scores_i2t: np.ndarray,
-    scores_t2i: np.ndarray,
-    image_ids: np.ndarray,
-    caption_ids: np.ndarray,
+    scores_i2t: NDArray[Any],
+    scores_t2i: NDArray[Any],
+    image_ids: NDArray[Any],
+    caption_ids: NDArray[Any],
     metrics: Any,
 ) -> None:
     shape = (len(image_ids), len(caption_ids))

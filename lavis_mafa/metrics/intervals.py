@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 Z = 1.959964  # 97.5 % quantile of the standard normal distribution, for 95 % intervals
 
@@ -28,7 +30,7 @@ def wilson(hits: float, count: float) -> tuple[float, float]:
     return max(0.0, min(low, share)), min(1.0, max(high, share))
 
 
-def clustered(hits: np.ndarray, counts: np.ndarray) -> tuple[float, float]:
+def clustered(hits: NDArray[Any], counts: NDArray[Any]) -> tuple[float, float]:
     """Return the 95 % interval of a share whose draws come in clusters, such as mini-batches.
 
     The variance of ``hits.sum() / counts.sum()`` is estimated from the differences between
@@ -49,7 +51,7 @@ def clustered(hits: np.ndarray, counts: np.ndarray) -> tuple[float, float]:
     return wilson(share * draws, draws)
 
 
-def ratio(hits: np.ndarray, counts: np.ndarray) -> tuple[float, float]:
+def ratio(hits: NDArray[Any], counts: NDArray[Any]) -> tuple[float, float]:
     """Return the 95 % normal interval of ``hits.sum() / counts.sum()`` over clusters.
 
     Unlike `clustered`, for hits that may be negative, such as differences of two counts.
@@ -63,7 +65,7 @@ def ratio(hits: np.ndarray, counts: np.ndarray) -> tuple[float, float]:
     return share - half, share + half
 
 
-def _variance(hits: np.ndarray, counts: np.ndarray) -> float:
+def _variance(hits: NDArray[Any], counts: NDArray[Any]) -> float:
     """Return the variance of the ratio over clusters (Cochran, Sampling Techniques, 6.3)."""
     total, clusters = counts.sum(), int((counts > 0).sum())
     residuals = hits - hits.sum() / total * counts

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lavis_mafa.metrics.captions import read_json, single_spaced
 
@@ -41,7 +42,7 @@ def read_truth(path: str | os.PathLike[str]) -> list[Pair]:
     return pairs
 
 
-def original_pairs(dataset: Any) -> np.ndarray:
+def original_pairs(dataset: Any) -> NDArray[Any]:
     """Return ``(I, T)`` bool, where each caption is valid only for its own image."""
     truth = np.zeros((len(dataset.image), len(dataset.text)), np.bool_)
     for text, image in dataset.txt2img.items():
@@ -49,7 +50,7 @@ def original_pairs(dataset: Any) -> np.ndarray:
     return truth
 
 
-def truth_with(dataset: Any, pairs: Sequence[Pair]) -> np.ndarray | None:
+def truth_with(dataset: Any, pairs: Sequence[Pair]) -> NDArray[Any] | None:
     """Return the ground truth of a split with further valid pairs.
 
     Captions are compared as processed by the data set, ignoring differences in white space; if a

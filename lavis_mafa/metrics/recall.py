@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+from numpy.typing import NDArray
 
 CHUNK = 256  # queries sorted at once: sorting all of COCO's would need gigabytes
 
 
 def retrieval_with_truth(
-    scores_i2t: np.ndarray, scores_t2i: np.ndarray, truth: np.ndarray
+    scores_i2t: NDArray[Any], scores_t2i: NDArray[Any], truth: NDArray[Any]
 ) -> dict[str, float]:
     """Return R@1, 5, 10 and mAP@R against all valid pairs, in percent, in both directions.
 
@@ -37,7 +40,7 @@ def retrieval_with_truth(
     return figures
 
 
-def ranked_truth(scores: np.ndarray, relevant: np.ndarray) -> np.ndarray:
+def ranked_truth(scores: NDArray[Any], relevant: NDArray[Any]) -> NDArray[Any]:
     """Return the relevance ``(Q, C)`` bool of each query's candidates, from best to worst score.
 
     Raises:
@@ -48,7 +51,7 @@ def ranked_truth(scores: np.ndarray, relevant: np.ndarray) -> np.ndarray:
     return np.take_along_axis(relevant, order, axis=1)
 
 
-def _require_relevant(scores: np.ndarray, relevant: np.ndarray) -> None:
+def _require_relevant(scores: NDArray[Any], relevant: NDArray[Any]) -> None:
     if scores.shape != relevant.shape:
         raise ValueError(f"scores are {scores.shape}, truth is {relevant.shape}")
     if not relevant.any(axis=1).all():
@@ -56,7 +59,7 @@ def _require_relevant(scores: np.ndarray, relevant: np.ndarray) -> None:
         raise ValueError(f"{len(lost)} queries have no relevant candidate, the first is {lost[0]}")
 
 
-def mean_average_precision_at_r(hits: np.ndarray) -> float:
+def mean_average_precision_at_r(hits: NDArray[Any]) -> float:
     """Return mAP@R (Musgrave et al., "A Metric Learning Reality Check", eq. 2-3), 0 to 1.
 
     Args:

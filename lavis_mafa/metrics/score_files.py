@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lavis_mafa.io.files import atomic_write
 
@@ -23,14 +24,14 @@ class SavedScores:
         image_of: ``(T,)`` int64, the image of every caption.
     """
 
-    scores_i2t: np.ndarray
-    scores_t2i: np.ndarray
+    scores_i2t: NDArray[Any]
+    scores_t2i: NDArray[Any]
     images: list[str]
     captions: list[str]
-    image_of: np.ndarray
+    image_of: NDArray[Any]
 
     @classmethod
-    def of(cls, dataset: Any, scores_i2t: np.ndarray, scores_t2i: np.ndarray) -> SavedScores:
+    def of(cls, dataset: Any, scores_i2t: NDArray[Any], scores_t2i: NDArray[Any]) -> SavedScores:
         """Create the scores of a LAVIS retrieval evaluation set (``image``, ``text``, ...)."""
         captions = captions_of(dataset)
         return cls(

@@ -6,7 +6,7 @@ import json
 
 from conftest import ROOT
 
-from lavis_mafa.datasets.make_vocab import main as make_vocab
+from lavis_mafa.datasets.make_vocab import make_vocab
 
 CONFIG = str(ROOT / "projects/mafa/train/albef_own_data.yaml")
 
@@ -17,7 +17,7 @@ def own_arguments(command, output, folder, photographs, *more, missing=0):
     pairs = json.loads((photographs / "train.json").read_text())[:100]
     table, words = folder / "train.json", folder / "vocab.txt"
     table.write_text(json.dumps(pairs))
-    make_vocab([str(table), "--out", str(words), "--size", "300"])
+    make_vocab([str(table)], str(words), size=300)
     names = [f"images/missing_{k}.jpg" for k in range(missing)]
     pairs += [{**pairs[0], "image": name, "image_id": name} for name in names]
     table.write_text(json.dumps(pairs))

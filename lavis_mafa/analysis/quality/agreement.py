@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.stats import spearmanr
 
 from lavis_mafa.analysis.judged_pairs import Judged, pair_keys
@@ -35,7 +37,7 @@ class Agreement:
         return self.both + self.only_first + self.only_second + self.neither
 
 
-def agreement(first: np.ndarray, second: np.ndarray) -> Agreement:
+def agreement(first: NDArray[Any], second: NDArray[Any]) -> Agreement:
     """Compare the classifications of two raters, ``(P,)`` bool each (kappa: Cohen 1960)."""
     first, second = np.asarray(first, bool), np.asarray(second, bool)
     if first.shape != second.shape:
@@ -53,20 +55,20 @@ def agreement(first: np.ndarray, second: np.ndarray) -> Agreement:
     return Agreement(both, only_first, only_second, neither, agreed, kappa)
 
 
-def rank_correlation(first: np.ndarray, second: np.ndarray) -> float | None:
+def rank_correlation(first: NDArray[Any], second: NDArray[Any]) -> float | None:
     """Return Spearman's correlation of two ``(P,)`` probabilities; None if one is constant."""
     if len(first) < 2 or np.ptp(first) == 0 or np.ptp(second) == 0:
         return None
     return float(spearmanr(first, second)[0])
 
 
-def heat(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+def heat(first: NDArray[Any], second: NDArray[Any]) -> NDArray[Any]:
     """Count pairs by the tenths of both probabilities, ``(10, 10)`` int64; rows: the first."""
     places = bin_of(first) * TENTHS + bin_of(second)
     return np.bincount(places, minlength=TENTHS * TENTHS).reshape(TENTHS, TENTHS)
 
 
-def joined(first: Judged, second: Judged) -> tuple[np.ndarray, np.ndarray]:
+def joined(first: Judged, second: Judged) -> tuple[NDArray[Any], NDArray[Any]]:
     """Return the rows ``(P,)`` in each file of the pairs that are in both, ordered by pair."""
     size = 1 + max(int(one.text.max(initial=0)) for one in (first, second))
     here, there = (pair_keys(one.image, one.text, size) for one in (first, second))

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lavis_mafa.analysis.judged_pairs import UNKNOWN, VALID, Judged
 from lavis_mafa.analysis.quality.agreement import (
@@ -35,7 +37,7 @@ class Source:
 
     name: str
     judged: Judged
-    probability: np.ndarray
+    probability: NDArray[Any]
 
     @property
     def thresholds(self) -> tuple[float, float]:
@@ -112,9 +114,9 @@ def tests_of(sources: Sequence[Source], labels: Sequence[Labels]) -> list[Scored
 def _test(
     source: Source,
     truth: str,
-    rows: np.ndarray,
-    valid: np.ndarray,
-    weight: np.ndarray | None,
+    rows: NDArray[Any],
+    valid: NDArray[Any],
+    weight: NDArray[Any] | None,
     above: float | None = None,
     drawn_by: str = "",
 ) -> list[Scored]:
@@ -175,7 +177,7 @@ class Compared:
     only_first: int
     only_second: int
     spearman: float | None
-    heat: np.ndarray
+    heat: NDArray[Any]
     at: dict[float, Agreement] = field(default_factory=dict)
 
 

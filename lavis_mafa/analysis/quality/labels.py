@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lavis_mafa.analysis.judged_pairs import Judged
 from lavis_mafa.metrics.binary import TENTHS, interval_of
@@ -21,8 +22,8 @@ ANSWERS = ("yes", "no", "unsure")
 
 
 def draw(
-    probability: np.ndarray, count: int, above: float | None, seed: int
-) -> tuple[np.ndarray, list[dict[str, Any]]]:
+    probability: NDArray[Any], count: int, above: float | None, seed: int
+) -> tuple[NDArray[Any], list[dict[str, Any]]]:
     """Draw pairs to label.
 
     Args:
@@ -69,7 +70,7 @@ def _shares(sizes: Sequence[int], count: int) -> list[int]:
     return takes
 
 
-def _stratum(probability: np.ndarray, edges: Sequence[float]) -> np.ndarray:
+def _stratum(probability: NDArray[Any], edges: Sequence[float]) -> NDArray[Any]:
     """Return the number of the stratum of each probability ``(P,)``, -1 outside all."""
     place = interval_of(probability, np.asarray(edges)) - 1
     return np.where((place < len(edges) - 1) & ~np.isnan(probability), place, -1)
@@ -137,7 +138,9 @@ def read_labels(path: str | os.PathLike[str]) -> Labels:
     return labels
 
 
-def weights(labels: Sequence[Labels], judged: Judged) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def weights(
+    labels: Sequence[Labels], judged: Judged
+) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
     """Return the labeled pairs with their answers and weights.
 
     Args:

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lavis_mafa.analysis.quality.compare import Compared, Scored
 from lavis_mafa.metrics.binary import TENTHS, Calibration, Figures
@@ -128,13 +129,13 @@ def curves_of(tests: Iterable[Scored]) -> list[Curve]:
     return curves
 
 
-def _series(name: str, x: np.ndarray, y: np.ndarray, position: np.ndarray) -> list[Series]:
+def _series(name: str, x: NDArray[Any], y: NDArray[Any], position: NDArray[Any]) -> list[Series]:
     some = thinned(position, DRAWN)
     some = some[np.argsort(x[some], kind="stable")]
     return [Series(name, x[some].tolist(), _plain(y[some]))]
 
 
-def thinned(position: np.ndarray, count: int) -> np.ndarray:
+def thinned(position: NDArray[Any], count: int) -> NDArray[Any]:
     """Choose about ``count`` points evenly along a curve, with its first and last point.
 
     Taking every n-th point would leave few points at high thresholds, the interesting part.
@@ -214,5 +215,5 @@ def _round(value: float | None) -> str | None:
     return None if value is None or np.isnan(value) else f"{value:.3f}"
 
 
-def _plain(values: np.ndarray) -> list[float | None]:
+def _plain(values: NDArray[Any]) -> list[float | None]:
     return [None if np.isnan(value) else float(value) for value in values]
