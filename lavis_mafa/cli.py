@@ -42,6 +42,7 @@ COMMANDS = {
     "check-data": ("lavis_mafa.commands.check_data", "check your own image-text pairs"),
     "make-vocab": ("lavis_mafa.commands.make_vocab", "train a vocabulary from your own captions"),
     "export": ("lavis_mafa.commands.export", "write a checkpoint in the format of another program"),
+    "list": ("lavis_mafa.config.listing", "list what a config can name, with settings"),
     "config": ("lavis_mafa.commands.config", "print a config with all defaults, or all keys"),
     "list": ("lavis_mafa.commands.list", "list what a config can name, and the shipped configs"),
 }
@@ -64,6 +65,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             command.description = module.__doc__
             command.formatter_class = argparse.RawDescriptionHelpFormatter
             module.add_arguments(command)
+            command.add_argument(
+                "--plugin",
+                action="append",
+                default=[],
+                metavar="FILE",
+                help="Python file or module with code of your own to import first; repeatable",
+            )
             chosen, run = command, module.run
     args = parser.parse_args(given)
     assert chosen and run  # argparse exits unless the first argument is a command
@@ -71,6 +79,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     # LAVIS's dependencies warn about each other at every start.
     warnings.filterwarnings("ignore", category=FutureWarning)
+    from lavis_mafa.plugins import load_plugins
     from lavis_mafa.runners.session import exit_status
 
-    return exit_status(lambda: run(args))
+    def action() -> int | None:
+        load_plugins(args.plugin)
+        status: int | None = run(args)
+        return status
+
+    return exit_status(action)

@@ -21,8 +21,9 @@ import torch
 from lavis.common.registry import registry
 from lavis.models.base_model import SharedQueueMixin
 
-from lavis_mafa.config.schema import NUMBERS, UNSET, Key, describe, known_keys
+from lavis_mafa.config.key import NUMBERS, UNSET, Key, describe, known_keys
 from lavis_mafa.models.traits import Traits, traits_of
+from lavis_mafa.problems import ConfigView, Problem
 
 CLOSE = 0.6
 LARGEST_INT, LARGEST_FLOAT = 2**63 - 1, 3e38  # of a tensor
@@ -232,22 +233,12 @@ def is_url(value: str) -> bool:
     return value.lower().startswith(("http://", "https://"))
 
 
-class Settings:
-    """Reads a checked config by dotted path; keys that have a problem read as None."""
+class Settings(ConfigView):
+    """A checked config, with the problems found so far."""
 
-    def __init__(self, config: Mapping[str, Any], report: Report) -> None:
-        self.config = config
+    def __init__(self, config: Mapping[str, Any], report: Report, section: str = "") -> None:
+        super().__init__(config, report.bad, section, report.machine)
         self.report = report
-
-    def __getitem__(self, path: str) -> Any:
-        value: Any = self.config
-        seen: list[str] = []
-        for name in path.split("."):
-            seen.append(name)
-            if not isinstance(value, Mapping) or ".".join(seen) in self.report.bad:
-                return None
-            value = value.get(name)
-        return value
 
     @property
     def traits(self) -> Traits:
@@ -255,21 +246,32 @@ class Settings:
         return traits_of(self["model.arch"] or "")
 
 
+def ask_class(cls: Any, section: str, config: Mapping[str, Any], report: Report) -> None:
+    """Report what a class says of a config; see `lavis_mafa.problems`.
+
+    Args:
+        section: where the config names the class: ``run``, ``model`` or ``datasets.NAME``.
+    """
+    problems_of = getattr(cls, "problems_of", None)
+    for problem in problems_of(Settings(config, report, section)) if problems_of else ():
+        key, message, is_note, is_missing = Problem(*problem)
+        add = report.note if is_note else report.missing if is_missing else report.add
+        add(key, message)
+
+
 def check_together(config: Mapping[str, Any], report: Report) -> None:
-    """Checks what concerns several keys at once; single keys have been walked and filled."""
+    """Check what concerns several keys at once; single keys have been checked and filled in."""
     settings = Settings(config, report)
-    training = settings["run.evaluate"] is False
     _check_device(settings, report)
-    if training and settings["run.grit.enabled"]:
-        _check_grit(settings, report)
-    elif training:
-        for name in ("first_order", "naive", "save_order"):
-            if settings[f"run.grit.{name}"]:
-                report.note(f"run.grit.{name}", "without effect: run.grit.enabled is False")
+    _check_grit(settings, report)
+    ask_class(_runner_of(settings), "run", config, report)
     _check_compile(settings, report)
-    _check_language_model(settings, report, training)
-    _check_sizes(settings, report, training)
-    _check_mafa(settings, report)
+    _check_sizes(settings, report)
+    ask_class(registry.get_model_class(settings["model.arch"] or ""), "model", config, report)
+
+
+def _runner_of(s: Settings) -> Any:
+    return registry.get_runner_class(s["run.runner"] or "runner_mafa")
 
 
 def _check_device(s: Settings, report: Report) -> None:
@@ -289,29 +291,16 @@ def _check_device(s: Settings, report: Report) -> None:
 
 
 def _check_grit(s: Settings, report: Report) -> None:
-    queue, search = s["run.grit.queue_size"], s["run.grit.search_space"]
-    batch, epochs = s["run.batch_size_train"], s["run.max_epoch"]
-    if None not in (queue, search) and search > queue:
-        why = f"more than run.grit.queue_size {queue}; M is a part of L"
-        report.add("run.grit.search_space", f"{search} is {why}")
-    elif None not in (batch, search) and search < batch:
-        why = f"less than run.batch_size_train {batch}: mini-batches join several search spaces"
-        report.note("run.grit.search_space", f"{search} is {why}")
-    elif None not in (batch, search) and search == batch:
-        report.note("run.grit.search_space", "equals run.batch_size_train: nothing is grouped")
-    start = s["run.grit.start_epoch"]
-    if None not in (start, epochs) and start >= epochs:
-        report.note("run.grit.start_epoch", f"{start} is not below max_epoch: no epoch is grouped")
-    if start == 0 and not s["run.grit.naive"]:
-        report.add("run.grit.start_epoch", "is 0: nothing is collected yet; use 1 or naive: True")
-    off = "or set run.grit.enabled: False"
+    """Grouped mini-batches need a model that gives features, and a runner that knows them."""
+    if not s.training or not s["run.grit.enabled"]:
+        return
     if s["model.arch"] and not s.traits.trains_by_step:
-        why = f"is True, but {s['model.arch']} gives no features to group by; set it False"
+        why = f"is True, but {s['model.arch']} gives no features to group by; set it to False"
         report.add("run.grit.enabled", why)
-    ours, chosen = (registry.get_runner_class(n) for n in ("runner_mafa", s["run.runner"] or ""))
-    if ours and chosen and not issubclass(chosen, ours):
-        why = "knows no grouped mini-batches; use runner_mafa,"
-        report.add("run.runner", f"{s['run.runner']} {why} {off}")
+    runner = _runner_of(s)
+    if runner and not getattr(runner, "groups_mini_batches", False):
+        why = "cannot group mini-batches; use runner_mafa, or set run.grit.enabled: False"
+        report.add("run.runner", f"{s['run.runner']} {why}")
 
 
 def _check_compile(s: Settings, report: Report) -> None:
@@ -321,22 +310,7 @@ def _check_compile(s: Settings, report: Report) -> None:
             report.add("run.compile", why)
 
 
-def _check_language_model(s: Settings, report: Report, training: bool) -> None:
-    key = s.traits.llm_key
-    if key is None:
-        return
-    if s[f"model.{key}"] is None and f"model.{key}" not in report.bad:
-        report.add(f"model.{key}", "is empty; name a folder or a model on the hub")
-    if s["run.task"] == "mafa_pretrain":
-        why = f"{s['model.arch']} compares no pairs; use image_text_pretrain"
-        report.add("run.task", f"mafa_pretrain needs a model that trains by ITC and ITM; {why}")
-    scaled = s["run.amp"] and s["run.amp_dtype"] == "fp16"
-    if training and s["run.device"] == "cuda" and s["model.llm_precision"] == "fp16" and not scaled:
-        why = "small gradients vanish on their way through it; use bf16, or run.amp in fp16"
-        report.note("model.llm_precision", f"is fp16 without run.amp's loss scaling: {why}")
-
-
-def _check_sizes(s: Settings, report: Report, training: bool) -> None:
+def _check_sizes(s: Settings, report: Report) -> None:
     width, heads = s["model.vit.width"], s["model.vit.heads"]
     if width and heads and width % heads:
         report.add("model.vit.width", f"{width} is not a multiple of model.vit.heads {heads}")
@@ -358,9 +332,9 @@ def _check_sizes(s: Settings, report: Report, training: bool) -> None:
     queue, batch = s["model.queue_size"], s["run.batch_size_train"]
     # LAVIS's models with a momentum queue assert it at the first step.
     queued = issubclass(arch, SharedQueueMixin)
-    if training and queued and queue == 0:
+    if s.training and queued and queue == 0:
         report.add("model.queue_size", f"0 (no queue) is for our models, not {s['model.arch']}")
-    elif training and queued and queue and batch and queue % batch:
+    elif s.training and queued and queue and batch and queue % batch:
         report.add("model.queue_size", f"{queue} is not a multiple of run.batch_size_train {batch}")
 
 
@@ -374,12 +348,6 @@ def _check_text_encoder(s: Settings, report: Report) -> None:
     if longest and most and longest > most and reads_alone:
         why = f"{longest} is more than the {most} positions of the text encoder in {key}"
         report.add("model.max_txt_len", f"{why}; use at most {most}")
-    layer, layers = s["run.block_num"], sizes.get("num_hidden_layers")
-    if s["run.task"] == "mafa_grounding" and layer is not None and layers:
-        first = sizes.get("fusion_layer", 0)
-        if not first <= layer < layers:
-            why = f"layer {layer} does not attend to images; layers of {key} that do"
-            report.add("run.block_num", f"{why}: {first} to {layers - 1}")
 
 
 def _json_of(path: str) -> dict[str, Any]:
@@ -391,55 +359,6 @@ def _json_of(path: str) -> dict[str, Any]:
         except (OSError, ValueError):
             continue
     return {}
-
-
-def _check_mafa(s: Settings, report: Report) -> None:
-    soft = "model.mafa.soft_labels"
-    kind = s[f"{soft}.type"]
-    if kind == "momentum" and s["model.arch"] and s["model.queue_size"] is None:
-        why = f"{s['model.arch']} has no momentum encoders; use smoothed or one_hot"
-        report.add(f"{soft}.type", f"momentum: {why}")
-    for name in ("imc", "lmi"):
-        if s[f"model.mafa.loss_weights.{name}"] and kind != "momentum":
-            why = f"needs momentum encoders ({soft}.type: momentum), and that is {kind}"
-            report.add(f"model.mafa.loss_weights.{name}", why)
-    if s["model.mafa.loss_weights.lmi"] and not s.traits.keeps_word_states:
-        why = f"needs states of words, and {s['model.arch']} keeps none; use albef_mafa"
-        report.add("model.mafa.loss_weights.lmi", why)
-    random = s["run.evaluate"] is False and s["run.grit.enabled"] is False
-    later = kind in ("smoothed", "consistency") and s[f"{soft}.start_epoch"] is None
-    if random and later:
-        why = "first grouped epoch, and run.grit.enabled is False: labels stay one-hot; use 0"
-        report.note(f"{soft}.start_epoch", why)
-    weights = [s[f"model.mafa.loss_weights.{name}"] for name in ("itc", "imc", "lmi", "itm", "lm")]
-    if s["run.evaluate"] is False and weights == [0.0] * len(weights):
-        report.add("model.mafa.loss_weights", "all are 0: nothing to train; give one of them 1")
-    temp = s["model.temp"]
-    if s.traits.trains_by_step and temp and not 0.001 <= temp <= 0.5:
-        report.add("model.temp", f"{temp} is out of range; a temperature is kept in [0.001, 0.5]")
-    if weights[3] == 0 and s["run.k_test"] and s["run.evaluate"] is False:
-        why = "re-ranks by an ITM head that loss_weights.itm: 0 does not train; 0: ITC alone"
-        report.note("run.k_test", why)
-    task = registry.get_task_class(s["run.task"] or "")
-    if s["model.mafa.con_d.arch"] == "oracle" and not hasattr(task, "before_training"):
-        report.add("model.mafa.con_d.arch", "only task mafa_pretrain tells the oracle the truth")
-    rule = "model.mafa.connections"
-    if s[f"{rule}.labels"] == "probability" and s[f"{rule}.action"] in ("drop", "keep"):
-        report.add(f"{rule}.labels", "probability needs action: convert")
-    several = (s[f"{rule}.top_k"] or 1) > 1
-    if s["model.mafa.con_d"] is None and (several or s[f"{rule}.labels"] == "probability"):
-        report.note(rule, "top_k and labels have no effect without model.mafa.con_d")
-    used = [one for one in s[f"{rule}.use_in"] or () if s[f"model.mafa.loss_weights.{one}"] != 0]
-    told = f"{rule}.use_in" in report.bad or s[f"{rule}.action"] == "keep"
-    if s["model.mafa.con_d"] and s["run.evaluate"] is False and not used and not told:
-        why = "no loss that has a weight uses connections; name one, or set action: keep to count"
-        report.add(f"{rule}.use_in", why)
-    if s["model.mlm_mask_prob"] == 0 and weights[4] and s["run.evaluate"] is False:
-        why = "0 hides no token: nothing to predict; use 0.15, or loss_weights.lm: 0"
-        report.add("model.mlm_mask_prob", why)
-    low, high = s[f"{rule}.low"], s[f"{rule}.high"]
-    if None not in (low, high) and low > high:
-        report.add(f"{rule}.low", f"{low} is more than {rule}.high {high}")
 
 
 def listed(value: Any) -> list[Any]:

@@ -16,8 +16,10 @@ from lavis_mafa.config.check import (
     walk,
 )
 from lavis_mafa.config.defaults import default_or_report, fill
-from lavis_mafa.config.schema import SCHEMA, Key
+from lavis_mafa.config.key import Key
+from lavis_mafa.config.registered import mafa_key
 from lavis_mafa.config.weights import check_con_d_file
+from lavis_mafa.models.con_d.discriminator import DISCRIMINATORS
 from lavis_mafa.models.traits import judges, traits_of
 
 BUILD_KEYS = ("arch", "model_type", "load_pretrained", "pretrained", "load_finetuned", "finetuned")
@@ -29,13 +31,13 @@ def check_con_d(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     Returns:
         It with all defaults, and the problems (none: it can work).
     """
-    con_d = replace(SCHEMA.keys["model"].keys["mafa"].keys["con_d"], nullable=False)
+    con_d = replace(mafa_key().keys["con_d"], nullable=False)
     schema = Key("mapping")
     for name in ("con_d", "mafa", "model"):
         schema = Key("mapping", keys={name: con_d if name == "con_d" else schema})
     report = Report(schema)
     config = walk({"model": {"mafa": {"con_d": dict(given)}}}, schema, "", report)
-    fill(config, schema, None)
+    fill(config, schema, [])
     check_weights(config, report)
     check_con_d_file(config, report)
     check_kept_images(config, report)
@@ -47,9 +49,10 @@ def check_kept_images(config: Mapping[str, Any], report: Report) -> None:
     s, path = Settings(config, report), "model.mafa.con_d"
     if s[f"{path}.keep_images"] is None:
         return
-    if s[f"{path}.arch"] == "oracle":
-        why = "the oracle sees no images; leave it out, or name a model as model.mafa.con_d.arch"
-        report.add(f"{path}.keep_images", why)
+    if s[f"{path}.arch"] in DISCRIMINATORS:
+        why = f"{s[f'{path}.arch']} is no model with an image encoder"
+        cure = f"leave it out, or name a model as {path}.arch"
+        report.add(f"{path}.keep_images", f"{why}; {cure}")
     elif s[f"{path}.own_view"] is not True and f"{path}.own_view" not in report.bad:
         why = "augmented images differ every time; set model.mafa.con_d.own_view: True"
         report.add(f"{path}.keep_images", f"needs a view of Con-D's own: {why}, or leave it out")
@@ -60,7 +63,7 @@ def check_weights(config: Mapping[str, Any], report: Report) -> None:
     s = Settings(config, report)
     path = "model.mafa.con_d"
     arch, model_type = s[f"{path}.arch"], s[f"{path}.model_type"]
-    if arch in (None, "oracle") or f"{path}.model_type" in report.bad:
+    if arch is None or arch in DISCRIMINATORS or f"{path}.model_type" in report.bad:
         return
     # None: a user's own class, of which only the built model tells; see `backbone_of`.
     if traits_of(arch).can_judge is False:

@@ -3,39 +3,29 @@
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import fields
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from lavis.common.registry import registry
+from lavis.datasets.builders.base_dataset_builder import BaseDatasetBuilder
+from lavis.processors.alpro_processors import AlproVideoBaseProcessor
+from lavis.processors.blip_processors import (
+    BlipCaptionProcessor,
+    BlipImageBaseProcessor,
+    BlipQuestionProcessor,
+)
+from lavis.processors.gpt_processors import GPTVideoFeatureProcessor
 
-from lavis_mafa.config.check import Report, Settings, is_url, listed
+from lavis_mafa.config.check import Report, Settings, ask_class, is_url, listed
+from lavis_mafa.config.lavis_classes import declared
 from lavis_mafa.config.run import evaluates_nothing
 from lavis_mafa.config.schema import SPLITS
 
 PHASES = {"train": "train", "val": "eval", "test": "eval"}  # whose processors a split takes
 FOLDERS = ("images", "videos", "features")
+VISUAL = (BlipImageBaseProcessor, AlproVideoBaseProcessor, GPTVideoFeatureProcessor)
+TEXTUAL = (BlipCaptionProcessor, BlipQuestionProcessor)
 OTHER_FILES = ("detections", "references", "instances")
-# What the samples of known data sets hold beside images, and what tasks need.
-HOLD = {
-    "questions": ("coco_vqa", "vg_vqa", "ok_vqa", "aok_vqa", "gqa", "toy_vqa"),
-    "labels": ("snli_ve", "toy_ve", "nlvr", "nlvr_mafa", "toy_nlvr"),
-    "boxes": ("refcoco_plus", "toy_grounding"),
-    "captions": ("coco_caption", "vg_caption", "sbu_caption", "coco_retrieval", "flickr30k")
-    + ("conceptual_caption_3m", "conceptual_caption_12m", "nocaps", "image_text_json")
-    + ("image_text_shards", "toy_scenes", "toy_caption"),
-}
-NEED = {
-    **dict.fromkeys(("mafa_vqa", "mafa_gqa"), "questions"),
-    "mafa_classification": "labels",
-    "mafa_grounding": "boxes",
-    **dict.fromkeys(("mafa_captioning", "mafa_retrieval"), "captions"),
-}
-OF_DATA = ("seed", "train_size", "val_size", "test_size", "captions_per_image")  # of a toy world
-CLASSES = {"snli_ve": 3, "toy_ve": 3, "nlvr": 2, "nlvr_mafa": 2, "toy_nlvr": 2}
-TWO_IMAGES = ("nlvr", "nlvr_mafa", "toy_nlvr")
-CAPTIONED = ("captioning", "mafa_captioning")  # tasks whose evaluation reads no text
 
 
 def check_data(config: Mapping[str, Any], report: Report) -> None:
@@ -46,7 +36,7 @@ def check_data(config: Mapping[str, Any], report: Report) -> None:
     _check_image_sizes(s, report, training)
     for name in s["datasets"] or {}:
         _check_what_it_holds(name, s, report)
-        _check_toy_world(name, s, report)
+        ask_class(registry.get_builder_class(name), f"datasets.{name}", config, report)
         _check_processors(name, s, report, training)
         _check_files(name, s, report)
 
@@ -99,59 +89,29 @@ def _check_image_sizes(s: Settings, report: Report, training: bool) -> None:
             size = s[key]
             if image and size and size != image and not (part == "train" and not training):
                 report.add(key, f"{size} differs from model.image_size {image}")
-        info = f"datasets.{name}.build_info"
-        cell, grid = s[f"{info}.cell_size"], s[f"{info}.grid"]  # pictures that are rendered
-        resized = s[f"datasets.{name}.vis_processor"]
-        if image and cell and grid and image != cell * grid and not resized:
-            why = f"{image}, but pictures of {name} are {cell} * {grid} = {cell * grid} pixels wide"
-            report.add("model.image_size", f"{why}; use that, or give a vis_processor")
 
 
 def _check_what_it_holds(name: str, s: Settings, report: Report) -> None:
     """Tasks and models need samples of their kind."""
     path, task = f"datasets.{name}", s["run.task"]
-    holds = next((kind for kind, names in HOLD.items() if name in names), None)
-    needed = NEED.get(task or "")
+    holds, needed = declared("builder", name, "holds"), declared("task", task, "needs")
     if holds and needed and holds != needed:
-        why = f"holds {holds}, and task {task} needs {needed}; use such as {HOLD[needed][-1]}"
+        able = [one for one in registry.list_datasets() if _holds(one) == needed]
+        why = f"holds {holds}, and task {task} needs {needed}; use one of {', '.join(able)}"
         report.add(path, why)
-    seen, shown = s.traits.images_per_sample, 2 if name in TWO_IMAGES else 1
+    seen, shown = s.traits.images_per_sample, declared("builder", name, "images_per_sample", 1)
     if holds == "labels" and seen and seen != shown:
         number = {1: "one image", 2: "two images"}
         why = f"samples show {number[shown]}, and {s['model.arch']} sees"
         report.add(path, f"{why} {number[seen]}; use another of them")
-    classes = s["model.num_classes"]
-    if name in CLASSES and task == "mafa_classification" and classes is not None:
-        if classes < CLASSES[name]:
-            why = f"{classes} is too few; {name} has labels of {CLASSES[name]} classes"
-            report.add("model.num_classes", f"{why}; use {CLASSES[name]}")
+    given, classes = s["model.num_classes"], declared("builder", name, "num_classes")
+    if given is not None and classes and needed == "labels" and given < classes:
+        why = f"{given} is too few; {name} has labels of {classes} classes"
+        report.add("model.num_classes", f"{why}; use {classes}")
 
 
-def _check_toy_world(name: str, s: Settings, report: Report) -> None:
-    """What the toy world's builders refuse when they make the data."""
-    from lavis_mafa.toyworld.builder import ToyBuilder, read_build_info
-    from lavis_mafa.toyworld.world import WorldConfig
-
-    path, builder = f"datasets.{name}.build_info", registry.get_builder_class(name)
-    given = s[path]
-    if not isinstance(given, Mapping) or not builder or not issubclass(builder, ToyBuilder):
-        return
-    info = {key: value for key, value in given.items() if f"{path}.{key}" not in report.bad}
-
-    def told(read: Callable[[dict[str, Any]], Any], part: dict[str, Any]) -> None:
-        try:
-            read(part)
-        except (TypeError, ValueError) as error:
-            for problem in str(error).split("; "):
-                found = re.search(r"(?:^|: )(\w+) is (.*)", problem)
-                key = f"{path}.{found[1]}" if found and found[1] in given else path
-                report.add(key, f"is {found[2]}" if found and key != path else problem)
-
-    told(builder.take_own, info)  # takes its keys out, or tells of one
-    sizes = {key: info.pop(key) for key in OF_DATA if key in info}
-    known = {*OF_DATA, "preset", "cache_dir", *(field.name for field in fields(WorldConfig))}
-    told(read_build_info, sizes)
-    told(read_build_info, {key: value for key, value in info.items() if key in known})
+def _holds(builder: str) -> Any:
+    return declared("builder", builder, "holds")
 
 
 def _check_processors(name: str, s: Settings, report: Report, training: bool) -> None:
@@ -177,7 +137,8 @@ def _check_processors(name: str, s: Settings, report: Report, training: bool) ->
     if evaluates_nothing(s["run.task"]):
         phases.discard("eval")
     for phase in sorted(phases):
-        for kind, needed in (("vis", True), ("text", s["run.task"] not in CAPTIONED)):
+        reads_texts = declared("task", s["run.task"], "reads_texts", True)
+        for kind, needed in (("vis", True), ("text", reads_texts)):
             key = f"{path}.{kind}_processor"
             # LAVIS passes texts on as they are where no text processor is named at all.
             lacks = s[f"{key}.{phase}"] is None and (kind == "vis" or s[key] is not None)
@@ -189,20 +150,18 @@ def _check_processors(name: str, s: Settings, report: Report, training: bool) ->
 
 
 def _makes(processor: str) -> str:
-    """``vis``, ``text``, or "" for what is not known, as somebody's own."""
-    module = getattr(registry.get_processor_class(processor), "__module__", "")
-    if not module.startswith(("lavis.", "lavis_mafa.")):
-        return ""
-    if processor.endswith(("_caption", "_question")):
-        return "text"
-    return "vis" if "_image_" in processor or "_video_" in processor else ""
+    """Return ``vis`` or ``text``; "" for what is not known, such as a user's own."""
+    cls = registry.get_processor_class(processor)
+    kinds = {"vis": VISUAL, "text": TEXTUAL}
+    return next((kind for kind, bases in kinds.items() if cls and issubclass(cls, bases)), "")
 
 
 def _check_files(name: str, s: Settings, report: Report) -> None:
     path = f"datasets.{name}.build_info"
     builder = registry.get_builder_class(name)
-    lavis_own = builder is not None and builder.__module__.startswith("lavis.")
-    root = registry.get_path("cache_root") if lavis_own else ""
+    # LAVIS's way of building reads relative paths below its cache, any other from where it runs.
+    built = getattr(builder, "build_datasets", None)
+    root = registry.get_path("cache_root") if built is BaseDatasetBuilder.build_datasets else ""
 
     files_named = getattr(builder, "files_named", lambda file: [file])  # by a pattern
 

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from omegaconf import OmegaConf
 
 from lavis_mafa.config.check import Report, suggest
-from lavis_mafa.config.schema import UNSET, Key
+from lavis_mafa.config.key import UNSET, Key
 
 
-def fill(config: dict[str, Any], key: Key, task: Any) -> None:
-    """Puts the schema's defaults where ``config`` has nothing, in place."""
+def fill(config: dict[str, Any], key: Key, tasks: Sequence[str]) -> None:
+    """Fill in the schema's defaults where ``config`` lacks a key, in place.
+
+    Args:
+        tasks: names of the run's task, the nearest first; see `names_of`.
+    """
     for name, child in key.keys.items():
-        default = child.by_task[task] if task in list(child.by_task) else child.default
+        by_task = [child.by_task[task] for task in tasks if task in child.by_task]
+        default = by_task[0] if by_task else child.default
         if name not in config and default is not UNSET:
             config[name] = copy.deepcopy(default)
         if isinstance(config.get(name), dict):
-            fill(config[name], child, task)
+            fill(config[name], child, tasks)
 
 
 def default_yaml(cls: Any, which: str | None) -> dict[str, Any]:

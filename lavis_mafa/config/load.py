@@ -26,21 +26,22 @@ from lavis_mafa.config.check import Report, check_together, suggest, walk
 from lavis_mafa.config.con_d import BUILD_KEYS, check_kept_images, check_weights
 from lavis_mafa.config.data import check_data
 from lavis_mafa.config.defaults import default_or_report, default_yaml, fill
+from lavis_mafa.config.key import Key
+from lavis_mafa.config.registered import mafa_key, names_of, options_of_class, run_key
 from lavis_mafa.config.run import check_run
 from lavis_mafa.config.schema import (
     ANY,
     ARGUMENTS,
     DATASET,
-    KEYS_OF_ONE_YAML,
     MODEL,
     MODEL_MAFA,
     MODEL_PARTS,
     SCHEMA,
-    Key,
 )
 from lavis_mafa.config.weights import check_weight_files
 from lavis_mafa.io.project_files import near_names, project_file
 from lavis_mafa.models.traits import traits_of
+from lavis_mafa.plugins import PluginError, load_plugins
 
 __all__ = ["ConfigError", "MafaConfig", "complete", "format_config", "load_config"]
 
@@ -85,6 +86,7 @@ class MafaConfig(Config):
         user = _read(str(args.cfg_path), getattr(args, "options", None), problems)
         if user is None:
             raise ConfigError(str(args.cfg_path), problems)
+        _load_plugins(user, problems)
         config, found, self.notes = complete(user, machine)
         if problems or found:
             raise ConfigError(str(args.cfg_path), [*problems, *found])
@@ -137,6 +139,20 @@ def _find(cfg_path: str | Path) -> str:
     cure = f"; did you mean {' or '.join(near)}?" if near else "; `lavis-mafa list` shows all names"
     problem = f"{cfg_path}: cannot be read: no such file, and no shipped config is called so{cure}"
     raise ConfigError(str(cfg_path), [problem])
+
+
+def _load_plugins(user: Any, problems: list[str]) -> None:
+    """Import what ``run.plugins`` names and what is installed, so that its keys are known."""
+    run = user.get("run")
+    names = run.get("plugins") if isinstance(run, dict) else None
+    try:
+        load_plugins()
+        # What is no list of strings is reported by the check.
+        for name in names if isinstance(names, list) else ():
+            if isinstance(name, str):
+                load_plugins([name])
+    except PluginError as error:
+        problems.append(f"run.plugins: {error}")
 
 
 def _read(cfg_path: str, options: Sequence[str] | None, problems: list[str]) -> Any:
@@ -200,7 +216,7 @@ def complete(
     trusted = {name: shipped[name] for name in ("model", "datasets") if name in shipped}
     config = walk(_merge(trusted, user), schema, "", report, trusted)
     run = config.get("run")
-    fill(config, schema, run.get("task") if isinstance(run, dict) else None)
+    fill(config, schema, names_of("task", run.get("task")) if isinstance(run, dict) else [])
     check_together(config, report)
     check_run(config, report)
     check_data(config, report)
@@ -222,7 +238,7 @@ def schema_of(
     user = {str(name): value for name, value in user.items()}
     user = _without_con_d(user)
     shipped: dict[str, Any] = {}
-    keys = dict(SCHEMA.keys)
+    keys = {**SCHEMA.keys, "run": run_key(user.get("run"))}
     if isinstance(user.get("model"), dict):
         model, keys["model"] = _model_keys(user["model"], report)
         shipped.update(model)
@@ -248,14 +264,16 @@ def _active(run: Any) -> list[str]:
     """What decides which keys of ``run`` must be there."""
     if not isinstance(run, dict):
         return ["always"]
-    training = [] if run.get("evaluate") is True else ["training", str(run.get("runner"))]
-    return ["always", *training, str(run.get("task"))]
+    training = ["training", *names_of("runner", run.get("runner"))]
+    if run.get("evaluate") is True:
+        training = []
+    return ["always", *training, *names_of("task", run.get("task"))]
 
 
 def _model_keys(user: dict[str, Any], report: Report) -> tuple[dict[str, Any], Key]:
     """Default YAML of the model and the keys that its arch takes."""
     arch, model_type = user.get("arch"), user.get("model_type")
-    ours = {**MODEL_MAFA, **MODEL_PARTS}
+    ours = {**MODEL_MAFA, "mafa": mafa_key(), **MODEL_PARTS}
     key = replace(SCHEMA.keys["model"], keys={**MODEL, **ours})
     cls = registry.get_model_class(arch) if isinstance(arch, str) else None
     if cls is None:
@@ -290,6 +308,7 @@ def _model_keys(user: dict[str, Any], report: Report) -> tuple[dict[str, Any], K
                 report.add("model.mafa", f"{why}; leave it out")
                 left["mafa"] = ANY
             key = replace(key, keys=left)
+    key = replace(key, keys={**key.keys, **options_of_class(cls, "model_options")})
     return shipped, _extend(key, names.get("model", {}))
 
 
@@ -310,7 +329,10 @@ def _datasets_keys(user: dict[str, Any], report: Report) -> tuple[dict[str, Any]
         )
         # LAVIS's default YAMLs do not always call the dataset as its builder is called.
         shipped[name] = next(iter(found.values()), {})
-        key = _extend(Key("mapping", "one dataset", keys=DATASET), shipped.get(name, {}))
+        info = DATASET["build_info"]
+        info = replace(info, keys={**info.keys, **options_of_class(builder, "build_options")})
+        key = Key("mapping", "one dataset", keys={**DATASET, "build_info": info})
+        key = _extend(key, shipped.get(name, {}))
         keys[name] = _with_processors(key, _merge(shipped.get(name, {}), given))
     return shipped, replace(SCHEMA.keys["datasets"], keys=keys, other=None)
 
@@ -347,7 +369,7 @@ def _extend(key: Key, shipped: Mapping[str, Any]) -> Key:
     keys = dict(key.keys)
     for name, value in shipped.items():
         if name not in keys:
-            keys[name] = KEYS_OF_ONE_YAML.get(name) or _like(value)
+            keys[name] = _like(value)
         elif keys[name].kind == "mapping" and isinstance(value, dict):
             keys[name] = _extend(keys[name], value) if keys[name].source == "LAVIS" else keys[name]
     return replace(key, keys=keys)

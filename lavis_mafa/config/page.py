@@ -19,6 +19,8 @@ from lavis.common.registry import registry
 
 from lavis_mafa.config.check import is_url
 from lavis_mafa.config.defaults import default_yaml
+from lavis_mafa.config.key import UNSET, Key, describe, known_keys
+from lavis_mafa.config.registered import options_of_class
 from lavis_mafa.config.schema import (
     CON_D,
     DATASET,
@@ -26,10 +28,6 @@ from lavis_mafa.config.schema import (
     MODEL_MAFA,
     MODEL_PARTS,
     RUN,
-    UNSET,
-    Key,
-    describe,
-    known_keys,
 )
 from lavis_mafa.io.files import ROOT
 from lavis_mafa.models.traits import judges
@@ -77,22 +75,9 @@ TOLD = {
     "vis_processor.train.image_size": "image side in pixels",
     "vis_processor.eval.image_size": "image side in pixels",
     "max_words": "words after which a caption is cut",
-    "bert_config": "JSON of the text encoder's sizes; null: BERT-base's",
-    "ta_negatives": "text assignment's other images: similar (by preference) or random",
-    "negatives": "posterior, or hardest",
-    "margin": "of the triplet loss and of the cut-down",
-    "plain_epochs": "epochs with negatives of the mini-batch alone",
-    "plain_negatives": "their negatives: hardest, or random (for encoders with random weights)",
-    "memory_size": "pairs in the memory of momentum features",
-    "posterior.prior": "probability that a random pair matches",
-    "posterior.beginning": "what is picked until then: sampled by similarity, or hardest",
-    "posterior.each_epoch": "the distributions begin anew with every epoch",
-    "build_info.cache_dir": "where what is made or converted lies; null: $LAVIS_MAFA_CACHE, else "
-    "~/.cache/lavis_mafa",
     "detections.storage": "proposals by image; null: only the pointing game is scored",
     "references.storage": "true boxes and parts (testA, testB) by ref_id; null: in every row",
     "instances.storage": "true boxes in COCO's file of instances; null: in every row",
-    "preset": "dense: many false negatives; sparse: few",
     "build_info.seed": "seed of the world",
     "train_size": "pairs to train on",
     "val_size": "images of the validation split",
@@ -112,7 +97,6 @@ TOLD = {
     "zipf": f"how uneven values are, 0 being uniform; {AS_PRESET}",
     "questions_per_image": "questions about every image, 1 to 12",
     "statements_per_image": "statements, as many times as a split has images",
-    "statement_types": "null: all of both, one, none, side, more, same; or a list of some",
 }
 COLUMNS = ("key", "type and range", "default", "source", "what it does")
 # What a value may name, by `Key.path`.
@@ -128,7 +112,7 @@ PATHS = {
 def page() -> str:
     """The whole page, Markdown that ends in a line feed."""
     mafa = dict(MODEL_MAFA["mafa"].keys)
-    judge = replace(CON_D["arch"], registered="", choices=tuple(judges()))
+    judge = replace(CON_D["arch"], registered="", choices=tuple(judges()), words=("oracle",))
     mafa["con_d"] = replace(mafa["con_d"], keys={**CON_D, "arch": judge})
     parts = [
         HEAD,
@@ -228,7 +212,7 @@ class Yaml(NamedTuple):
 def _yamls_of(name: str, cls: Any, section: str) -> str:
     yamls = list(_read(name, cls, section))
     keys = list(dict.fromkeys(key for yaml in yamls for key in yaml.values))
-    known = dict(known_keys(Key("mapping", keys=_keys_of(section))))
+    known = dict(known_keys(Key("mapping", keys=_keys_of(section, cls))))
     rows = []
     for key in keys:
         values = [_value(yaml.values[key]) if key in yaml.values else DASH for yaml in yamls]
@@ -245,11 +229,15 @@ def _doc(key: str, known: Mapping[str, Key], yamls: Sequence[Yaml]) -> str:
     told = (TOLD.get(".".join(names[i:])) for i in range(len(names)))
     commented = (yaml.comments.get(key) for yaml in yamls)
     own = known[key].doc if key in known else None
-    return next((text for text in (own, *told, *commented) if text), "")
+    return next((text for text in (*told, own, *commented) if text), "")
 
 
-def _keys_of(section: str) -> dict[str, Key]:
-    return {**MODEL, **MODEL_MAFA, **MODEL_PARTS} if section == "model" else DATASET
+def _keys_of(section: str, cls: Any) -> dict[str, Key]:
+    if section == "model":
+        return {**MODEL, **MODEL_MAFA, **MODEL_PARTS, **options_of_class(cls, "model_options")}
+    info = DATASET["build_info"]
+    info = replace(info, keys={**info.keys, **options_of_class(cls, "build_options")})
+    return {**DATASET, "build_info": info}
 
 
 def _read(name: str, cls: Any, section: str) -> Iterator[Yaml]:

@@ -10,24 +10,11 @@ from typing import Any
 from lavis.common.registry import registry
 from lavis.tasks.image_text_pretrain import ImageTextPretrainTask
 
-from lavis_mafa.config.check import Report, Settings
-from lavis_mafa.models.parts.prompts import problem_of_prompt
+from lavis_mafa.config.check import Report, Settings, ask_class
+from lavis_mafa.config.lavis_classes import declared
 from lavis_mafa.models.traits import traits_of
 
-# What a task asks of a model when it evaluates.
-ASKED = {
-    "captioning": "generate",
-    "mafa_captioning": "generate",
-    "vqa": "predict_answers",
-    "gqa": "predict_answers",
-    "mafa_vqa": "predict_answers",
-    "mafa_gqa": "predict_answers",
-    "multimodal_classification": "predict",
-    "mafa_classification": "predict",
-    "mafa_retrieval": "compute_sim_matrix",
-}
 LARGEST_SEED = 2**32 - 2**16  # NumPy's, less the number of the rank, which is added
-QUESTIONS = ("mafa_vqa", "mafa_gqa")
 
 
 def check_run(config: Mapping[str, Any], report: Report) -> None:
@@ -39,23 +26,13 @@ def check_run(config: Mapping[str, Any], report: Report) -> None:
     if training:
         _check_schedule(s, report)
     _check_texts(s, report)
-    _check_questions(s, report)
+    ask_class(registry.get_task_class(s["run.task"] or ""), "run", config, report)
     _check_folder(s, report)
     if (s["run.seed"] or 0) > LARGEST_SEED:
         report.add("run.seed", f"{s['run.seed']} is too large; expected at most {LARGEST_SEED}")
 
 
 def _check_loop(s: Settings, report: Report, training: bool) -> None:
-    if training and s["run.runner"] in (None, "runner_mafa"):
-        if s["run.train_splits"] not in (None, [], ["train"]):
-            report.add("run.train_splits", "LAVIS trains on the split train; use ['train']")
-        if s["run.train_dataset_ratios"]:
-            why = "an epoch of runner_mafa is every sample once; leave it out"
-            report.add("run.train_dataset_ratios", why)
-        for name in s["datasets"] or {}:
-            if s[f"datasets.{name}.sample_ratio"] is not None:
-                why = "an epoch of runner_mafa is every sample once: without effect"
-                report.note(f"datasets.{name}.sample_ratio", why)
     by_steps = s["run.runner"] == "runner_iter" and s["run.max_iters"] is not None
     if training and s["run.max_epoch"] is None and not by_steps:
         report.missing("run.max_epoch", "expected a whole number >= 1 (epochs to train)")
@@ -65,19 +42,12 @@ def _check_task(s: Settings, report: Report, training: bool) -> None:
     """A task asks a model for something, and not every model can give it."""
     task, name = s["run.task"], s["model.arch"]
     arch = registry.get_model_class(name or "")
-    if training and task == "mafa_pretrain" and arch and s.traits.llm_key is None:
-        if not s.traits.trains_by_step:
-            why = f"{name} does not; use mafa_retrieval or the task of its own"
-            report.add("run.task", f"mafa_pretrain needs a model that trains by the step, {why}")
     evaluates = [key for key in ("valid_splits", "test_splits") if s[f"run.{key}"]]
-    asked = ASKED.get(task or "")
+    asked = declared("task", task, "asks_of_model")
     if arch and evaluates and asked and not hasattr(arch, asked):
         able = [one for one in registry.list_models() if _can(one, asked)]
         why = f"{task} evaluates by {asked}(), which {name} has not; models that have it: "
         report.add("run.task", why + ", ".join(able))
-    if task == "mafa_grounding" and evaluates and not s.traits.attends_from_text:
-        why = f"{name} has no text encoder that attends to images; use albef_mafa or blip_mafa"
-        report.add("run.task", f"mafa_grounding draws heat maps of one, and {why}")
     silent = evaluates_nothing(task)
     if silent and s["run.evaluate"]:
         why = "evaluates nothing; name the task that the model is to be scored by"
@@ -89,9 +59,10 @@ def _check_task(s: Settings, report: Report, training: bool) -> None:
     if silent and evaluates and not s["run.evaluate"]:
         report.note(f"run.{evaluates[0]}", f"without effect: task {task} evaluates nothing")
     if s["run.k_test"] == 0 and not s.traits.ranks_without_itm:
-        report.add("run.k_test", f"0 (ITC alone) is for our models; {name} needs >= 1")
-    if task == "retrieval" and not str(name).startswith("clip") and s["run.k_test"] is None:
-        report.missing("run.k_test", "task retrieval needs it, such as 128")
+        why = f"0 (ITC only) is for models of lavis_mafa; {name} needs >= 1"
+        report.add("run.k_test", why)
+    if s["run.k_test"] is None and s.traits.reranks and declared("task", task, "requires_k_test"):
+        report.missing("run.k_test", f"task {task} needs it, such as 128")
 
 
 def evaluates_nothing(task: str | None) -> bool:
@@ -146,35 +117,6 @@ def _check_texts(s: Settings, report: Report) -> None:
             report.add("run.annotation_file", why)
         elif path is not None and report.machine and not os.path.isfile(path):
             report.add("run.annotation_file", f"{where}no such file: {path!r}")
-
-
-def _check_questions(s: Settings, report: Report) -> None:
-    from lavis_mafa.tasks.results import takes
-
-    arch = registry.get_model_class(s["model.arch"] or "")
-    if s["run.task"] not in QUESTIONS or arch is None:
-        return
-    prompt = s["run.prompt"]
-    problem = problem_of_prompt(prompt) if prompt else None
-    if problem:
-        report.add("run.prompt", problem)
-    if not (s["run.valid_splits"] or s["run.test_splits"]):
-        return
-    method = s["run.inference_method"] or "rank"  # LAVIS's default
-    wanted = "rank" if s.traits.llm_key is None else "generate"
-    if (
-        s.traits.loads_with_our_loader
-        and method != wanted
-        and "run.inference_method" not in report.bad
-    ):
-        how = "generates its answers" if wanted == "generate" else "ranks a list of answers"
-        report.add(
-            "run.inference_method", f"is {method}, but {s['model.arch']} {how}; use {wanted}"
-        )
-    answers = getattr(arch, "predict_answers", None)
-    if s["run.length_penalty"] is not None and answers and not takes(answers, "length_penalty"):
-        why = f"{s['model.arch']}.predict_answers() takes none; leave it out"
-        report.add("run.length_penalty", why)
 
 
 def _check_folder(s: Settings, report: Report) -> None:

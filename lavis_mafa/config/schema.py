@@ -1,115 +1,25 @@
-"""Every key of a config file: the one list of LAVIS's keys and ours, as data.
+"""Keys of a config file: LAVIS's, and ours that are in no settings class.
 
-``check.py`` walks a config against `SCHEMA`; `known_keys` and `describe` tell it to people. Keys
-that only one model type or dataset has (``t5_model``, ``build_info.splits``, ...) are not listed:
-they are taken from its default YAML.
+``check.py`` checks a config against `SCHEMA`; `known_schema` adds the settings of what is
+registered. Keys that only one model or data set has follow from its default YAML and from the
+settings class that it declares (``model_options``, ``build_options``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import replace
 
-
-class _Unset:
-    def __repr__(self) -> str:
-        return "no default"
-
-
-UNSET: Any = _Unset()
-
-
-@dataclass(frozen=True)
-class Key:
-    """One key.
-
-    Attributes:
-        kind: ``bool``, ``int``, ``float``, ``number`` (int or float, left as written), ``str``,
-            ``strs`` (a string or a list of them), ``list``, ``mapping`` or ``any``.
-        doc: one line.
-        source: who brought it: ``LAVIS`` or a section of a paper.
-        default: filled in when the key is absent; `UNSET`: nothing is filled in.
-        nullable: null is a value.
-        low, high, above: range, both ends included; with ``above`` the lower end is excluded.
-        choices: the only values.
-        registered: the value must be a name in this table of LAVIS's registry (``task``, ...).
-        items: what a list holds.
-        keys: the keys of a mapping, by name.
-        other: what a mapping may hold under further names; None: nothing.
-        needed: the key must be there ``always``, for ``training``, or for the tasks and runners
-            named.
-        by_task: defaults that differ for some tasks.
-        path: the value names something that must exist: ``file``, ``file or URL``, ``.npy file``,
-            ``library file`` (relative to LAVIS's package), ``path or name`` (a name on the hub
-            unless it looks like a path).
-        words: values of a path with a meaning of their own.
-        blank: '' is a value.
-        also: what people call the key elsewhere; used to suggest the right one.
-    """
-
-    kind: str
-    doc: str = ""
-    source: str = "LAVIS"
-    default: Any = UNSET
-    nullable: bool = False
-    low: float | None = None
-    high: float | None = None
-    above: bool = False
-    choices: tuple[str, ...] = ()
-    registered: str = ""
-    items: Key | None = None
-    keys: Mapping[str, Key] = field(default_factory=dict)
-    other: Key | None = None
-    needed: tuple[str, ...] = ()
-    by_task: Mapping[str, Any] = field(default_factory=dict)
-    path: str = ""
-    words: tuple[str, ...] = ()
-    blank: bool = False
-    also: tuple[str, ...] = ()
-
-
-NUMBERS = {"int": "a whole number", "float": "a number", "number": "a number"}
-KINDS = {
-    **NUMBERS,
-    "bool": "True or False",
-    "str": "a string",
-    "strs": "a string or a list of strings",
-    "list": "a list",
-    "mapping": "a mapping of keys",
-    "any": "anything",
-}
-
-
-def describe(key: Key) -> str:
-    """What the key takes, in words: ``a whole number >= 1 or null``."""
-    text = KINDS[key.kind]
-    if key.choices:
-        text = "one of " + ", ".join(key.choices)
-    if key.items is not None:
-        text += f" out of {', '.join(key.items.choices)}" if key.items.choices else ""
-    if key.low is not None and key.high is not None and not key.above:
-        text += f" from {key.low:g} to {key.high:g}"
-    elif key.low is not None:
-        text += f" {'>' if key.above else '>='} {key.low:g}"
-        text += f" and <= {key.high:g}" if key.high is not None else ""
-    return text + (" or null" if key.nullable else "")
-
-
-def known_keys(key: Key, path: str = "") -> Iterator[tuple[str, Key]]:
-    """All ``(path, key)`` below ``key``, such as ``("run.grit.enabled", Key(...))``."""
-    for name, child in key.keys.items():
-        child_path = f"{path}.{name}" if path else name
-        yield child_path, child
-        yield from known_keys(child, child_path)
-
+from lavis_mafa.algorithm.grit.settings import GritSettings
+from lavis_mafa.algorithm.settings import StepSettings
+from lavis_mafa.config.key import ALWAYS, Key, keys_of
+from lavis_mafa.metrics import METRICS
+from lavis_mafa.models.con_d.settings import ConDSettings
 
 OURS = "lavis_mafa"
 SPLITS = ("train", "val", "test")
-LOSSES = ("itc", "itm", "lm")
 CAPTION_METRICS = ("bleu", "meteor", "rouge", "cider", "spice")
 ANY = Key("any", "passed on as it is")
-ALWAYS, TRAINING = ("always",), ("training",)
+TRAINING = ("training",)
 GENERATION = ("captioning", "mafa_captioning", "dialogue")
 
 
@@ -117,28 +27,7 @@ def _splits(doc: str) -> Key:
     return Key("list", doc, default=[], items=Key("str", choices=SPLITS))
 
 
-GRIT = {
-    "enabled": Key("bool", "group similar pairs into mini-batches", "GRIT-VLP 4.1",
-                   default=False, by_task={"mafa_pretrain": True}),
-    "queue_size": Key("int", "L: pairs a rank collects before it groups them", "GRIT-VLP 4.1",
-                      default=48000, low=1, also=("L",)),
-    "search_space": Key("int", "M: pairs among which neighbours are sought; at most L",
-                        "GRIT-VLP 4.1, MAFA 5.1", default=4800, low=1, also=("M",)),
-    "start_epoch": Key("int", "random epochs before the first grouped one; 0 only with naive",
-                       "GRIT-VLP 4.1", default=1, low=0),
-    "first_order": Key("str", "index file that orders the first epoch (warm start)", OURS,
-                       default=None, nullable=True, path=".npy file"),
-    "shuffle": Key("bool", "shuffle collected pairs before grouping and mini-batches after it",
-                   "GRIT-VLP 4.1", default=True),
-    "shuffle_across_ranks": Key("bool", "shuffle mini-batches over all ranks, not within each",
-                                OURS, default=False),
-    "naive": Key("bool", "extra forward pass each epoch to collect features", "GRIT-VLP 4.1",
-                 default=False),
-    "same_image": Key("str", "captions of one image: into different mini-batches or anywhere",
-                      OURS, default="apart", choices=("apart", "together")),
-    "save_order": Key("bool", "keep the newest grouped order in grit_order.npy, for first_order",
-                      OURS, default=False),
-}  # fmt: skip
+GRIT = keys_of(GritSettings)
 
 RUN = {
     # LAVIS: what to run
@@ -217,6 +106,10 @@ RUN = {
                  "beams)", low=0, high=1),
     "repetition_penalty": Key("float", "penalty of repetitions in captions", low=0),
     # ours
+    "plugins": Key("list", "Python files or modules with code of your own, imported before the "
+                   "config is checked", OURS, default=[], items=Key("str")),
+    "retrieval_metrics": Key("list", "mafa_retrieval: registered metrics to report as well", OURS,
+                             default=[], items=Key("str", choices=METRICS)),
     "metrics": Key("list", "caption metrics; null: all that this machine can score", OURS,
                    nullable=True, items=Key("str", choices=CAPTION_METRICS)),
     "gradcam_tokens": Key("str", "mafa_grounding: tokens that a heat map is averaged over",
@@ -260,83 +153,13 @@ RUN = {
     "grit": Key("mapping", "grouped mini-batch sampling", "GRIT-VLP 4.1", default={}, keys=GRIT),
 }  # fmt: skip
 
-CON_D = {
-    "arch": Key("str", "arch of Con-D; oracle: the dataset's own truth", "MAFA 4.1",
-                registered="model", words=("oracle",), needed=ALWAYS),
-    "model_type": Key("str", "its model type; null: the first of its arch", "MAFA 4.1",
-                      default=None, nullable=True),
-    "checkpoint": Key("str", "its weights; null: those of its default YAML", "MAFA 4.1",
-                      default=None, nullable=True, path="file or URL"),
-    "precision": Key("str", "number format that it judges in", OURS, default="fp32",
-                     choices=("fp32", "bf16")),
-    "image_size": Key("int", "its image size in pixels; null: that of its model type", OURS,
-                      default=None, nullable=True, low=1),
-    "own_view": Key("bool", "its own transform of the decoded picture; null: where sizes differ",
-                    OURS, default=None, nullable=True),
-    "keep_images": Key("str", "folder where the output of its image encoder is kept, which then "
-                       "runs once per image; needs own_view: True", OURS, default=None,
-                       nullable=True),
-    "model": Key("mapping", "further keys of its `model` config, such as tokenizer", OURS,
-                 default={}, other=Key("any", "see its default YAML")),
-}  # fmt: skip
+_CON_D = keys_of(ConDSettings)
+CON_D = {**_CON_D, "arch": replace(_CON_D["arch"], registered="model")}
 
 MAFA = {
-    "negatives": Key("str", "hardest in the mini-batch, sampled by similarity (ALBEF), or by the "
-                     "posterior that they are false (FNE)", "MAFA 4.1, ALBEF 3.2, FNE",
-                     default="hardest", choices=("hardest", "sampled", "posterior")),
-    "posterior": Key("mapping", "with negatives: posterior", "FNE", default={}, keys={
-        "prior": Key("float", "probability that a random pair matches", "FNE", default=1e-4, low=0,
-                     high=0.5, above=True),
-        "margin": Key("float", "cosine similarities that far below the mean of positives are not "
-                      "drawn", "FNE", default=0.2, low=0),
-        "minimum": Key("int", "positives seen before the posterior is used", "FNE", default=200,
-                       low=0),
-    }),
-    "detach_other": Key("bool", "image to text trains images only, text to image texts only",
-                        "MAFA 4.2", default=True),
-    "learn_temperature": Key("bool", "False: the temperature stays at model.temp (0.07), "
-                             "and checkpoints leave it out", OURS, default=True),
-    "same_image": Key("str", "captions of one image: positives or negatives of each other", OURS,
-                      default="positive", choices=("positive", "negative")),
-    "loss_weights": Key("mapping", "weights of the losses; 0: none", OURS, default={}, keys={
-        "itc": Key("float", "image-text contrastive", default=1.0, low=0, source=OURS),
-        "imc": Key("float", "intra-modal contrastive (TCL: itc, imc and lmi 1/3 each)", "TCL",
-                   default=0.0, low=0),
-        "lmi": Key("float", "local mutual information", "TCL", default=0.0, low=0),
-        "itm": Key("float", "image-text matching", default=1.0, low=0, source=OURS),
-        "lm": Key("float", "masked or causal language modelling", default=1.0, low=0, source=OURS,
-                  also=("mlm",)),
-    }),
-    "soft_labels": Key("mapping", "soft labels of ITC", "MAFA 4.2", default={}, keys={
-        "type": Key("str", "one-hot, S-ITC, GRIT-VLP's consistency loss, momentum distillation",
-                    "MAFA 4.2, GRIT-VLP 4.2, ALBEF 3.4", default="smoothed",
-                    choices=("one_hot", "smoothed", "consistency", "momentum")),
-        "alpha": Key("float", "share of the uniform distribution (BLIP-2: 0.2)", "MAFA 4.2",
-                     default=0.5, low=0, high=1),
-        "weight": Key("float", "lambda of the consistency loss", "GRIT-VLP 4.2", default=0.2,
-                      low=0, also=("lambda",)),
-        "start_epoch": Key("int", "first epoch of soft labels; null: the first grouped one",
-                           "MAFA 4.2", default=None, nullable=True, low=0),
-        "label_smoothing": Key("float", "share of the uniform distribution where alpha is not used "
-                               "(BLIP-2: 0.1)", "BLIP-2 in LAVIS", default=0.0, low=0, high=1),
-    }),
-    "connections": Key("mapping", "what becomes of hard negatives that Con-D judged", "MAFA 4.1",
-                       default={}, keys={
-        "action": Key("str", "false negatives become positives, are dropped, or only counted",
-                      "MAFA 4.1, Table 5", default="convert", choices=("convert", "drop", "keep")),
-        "low": Key("float", "at most this probability: a negative", "MAFA 4.1", default=0.5,
-                   low=0, high=1),
-        "high": Key("float", "above this probability: a positive", "MAFA 4.1", default=0.8,
-                    low=0, high=1, also=("threshold", "tau")),
-        "resample": Key("bool", "second hardest in the place of an ambiguous one", "MAFA 4.1",
-                        default=True),
-        "top_k": Key("int", "hardest candidates of every anchor that Con-D judges", OURS, default=1,
-                     low=1),
-        "labels": Key("str", "0 and 1 by the thresholds, or Con-D's probability", OURS,
-                      default="hard", choices=("hard", "probability")),
-        "use_in": Key("list", "losses that use connections", "MAFA Table 14",
-                      default=list(LOSSES), items=Key("str", choices=LOSSES)),
-    }),
+    **keys_of(StepSettings),
+    "learn_temperature": Key("bool", "False: the temperature stays at model.temp (0.07) and is not "
+                             "saved in checkpoints", OURS, default=True),
     "con_d": Key("mapping", "connection discriminator; null: no mining", "MAFA 4.1", default=None,
                  nullable=True, keys=CON_D),
 }  # fmt: skip
@@ -410,45 +233,6 @@ MODEL_PARTS = {
                            nullable=True, path="library file"),
     "llm_precision": Key("str", "number format of OPT; a CPU uses fp32", OURS,
                          choices=("fp16", "bf16", "fp32")),
-}  # fmt: skip
-
-# Keys that stand in the default YAML of one model or data set alone, by their names: what that YAML
-# has as an example would let pass more than the model or builder takes.
-_FILES = Key("mapping", "a file", OURS, keys={
-    "storage": Key("strs", "where it lies; null: there is none", OURS, nullable=True),
-})  # fmt: skip
-KEYS_OF_ONE_YAML = {
-    # fne_retrieval
-    "negatives": Key("str", "how negatives are found", "FNE", choices=("posterior", "hardest")),
-    "margin": Key("float", "of the triplet loss and of the cut-down", "FNE", low=0),
-    "plain_epochs": Key("int", "epochs with negatives of the mini-batch alone", "FNE", low=0),
-    "plain_negatives": Key("str", "negatives of these epochs", "FNE",
-                           choices=("hardest", "random")),
-    "memory_size": Key("int", "pairs remembered", "FNE", low=0),
-    "posterior": Key("mapping", "of the posterior that a negative is false", "FNE", keys={
-        "prior": Key("float", "probability that a random pair matches", "FNE", low=0, high=0.5,
-                     above=True),
-        "minimum": Key("int", "positives observed before it is used", "FNE", low=0),
-        "beginning": Key("str", "negatives until then", "FNE", choices=("sampled", "hardest")),
-        "each_epoch": Key("bool", "distributions begin anew in every epoch", "FNE"),
-    }),
-    "bert_config": Key("str", "JSON of the text encoder's sizes; null: BERT-base's", OURS,
-                       nullable=True, path="library file"),
-    # albef_nlvr_pretrain_mafa
-    "ta_negatives": Key("str", "other images that a text meets", "ALBEF",
-                        choices=("similar", "random")),
-    # data sets of files
-    "image_key": Key("str", "column of the image path; null: the usual names", OURS, nullable=True),
-    "caption_key": Key("str", "column of the caption; null: the usual names", OURS, nullable=True),
-    "cache_dir": Key("str", "where converted data lie; null: the user's cache", OURS,
-                     nullable=True),
-    "drop_empty": Key("bool", "leave empty captions out", OURS),
-    # the toy world
-    "preset": Key("str", "which world", OURS, nullable=True, choices=("dense", "sparse")),
-    "statement_types": Key("list", "kinds of statements; null: all", OURS, nullable=True,
-                           items=Key("str", choices=("both", "one", "none", "side", "more",
-                                                     "same"))),
-    "detections": _FILES, "references": _FILES, "instances": _FILES,
 }  # fmt: skip
 
 # Arguments of processors, by their names.

@@ -27,6 +27,7 @@ from lavis_mafa.io.checkpoints import (
     weights_of,
 )
 from lavis_mafa.models.checkpoints import config_of, problem_of_origin
+from lavis_mafa.models.con_d.discriminator import DISCRIMINATORS
 
 CON_D = "model.mafa.con_d"
 # Keys that name a file with weights, wherever they stand below ``model``; in folders of language
@@ -81,8 +82,8 @@ def check_weight_files(config: Mapping[str, Any], report: Report) -> None:
 def check_con_d_file(config: Mapping[str, Any], report: Report) -> None:
     """Checks the checkpoint of Con-D, and the weights below its ``model``."""
     s = Settings(config, report)
-    if s[f"{CON_D}.arch"] == "oracle":
-        return  # it reads none
+    if s[f"{CON_D}.arch"] in DISCRIMINATORS:
+        return  # no model
     for key, path in _files(s[CON_D] or {}, CON_D):
         content = None if key in report.bad else _read(key, path, report)
         cls = registry.get_model_class(s[f"{CON_D}.arch"] or "")

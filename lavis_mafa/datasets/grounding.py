@@ -37,6 +37,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,7 @@ from lavis.datasets.datasets.base_dataset import BaseDataset
 from omegaconf import OmegaConf
 from PIL import Image
 
+from lavis_mafa.algorithm.options import option
 from lavis_mafa.datasets.image_reading import read_rgb
 from lavis_mafa.datasets.local_builder import LocalBuilder, named_splits
 
@@ -137,11 +139,29 @@ class GroundingEval(_Expressions):
         return {**sample, "ref_id": row["ref_id"]} if "ref_id" in row else sample
 
 
+@dataclass(frozen=True)
+class _File:
+    storage: str | tuple[str, ...] | None = option(doc="file, or a list of files; null: none")
+
+
+@dataclass(frozen=True)
+class BoxFiles:
+    """Files of RefCOCO+ besides its annotations."""
+
+    detections: _File = option(doc="proposals by image; null: only the pointing game is scored")
+    references: _File = option(
+        doc="true boxes and parts (testA, testB) by ref_id; null: in every row"
+    )
+    instances: _File = option(doc="true boxes in COCO's file of instances; null: in every row")
+
+
 @registry.register_builder("refcoco_plus")
 class RefCocoPlusBuilder(LocalBuilder):
     """Builds the splits that ``build_info.annotations`` names: `GroundingTrain` for train,
     `GroundingEval` for val and test. Nothing is downloaded."""
 
+    holds = "boxes"
+    build_options = BoxFiles
     train_dataset_cls = GroundingTrain
     eval_dataset_cls = GroundingEval
     DATASET_CONFIG_DICT = {"default": str(DEFAULT_CONFIG)}

@@ -15,15 +15,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from lavis.common.registry import registry
 from PIL import Image
 
+from lavis_mafa.algorithm.options import option
 from lavis_mafa.datasets.arrow_table import converted
 from lavis_mafa.datasets.image_reading import read_rgb
-from lavis_mafa.datasets.local_builder import ConvertingBuilder
+from lavis_mafa.datasets.local_builder import ConvertedFiles, ConvertingBuilder
 from lavis_mafa.datasets.pairs import EvalPairs, Pairs, TrainPairs
 
 DEFAULT_CONFIG = Path(__file__).parents[1] / "configs/datasets/image_text_json/default.yaml"
@@ -73,11 +75,24 @@ class ImageTextEval(_Files, EvalPairs):
         return os.path.join(self.vis_root, self.image[index])
 
 
+@dataclass(frozen=True)
+class AnnotationColumns(ConvertedFiles):
+    """Options of ``image_text_json``; the defaults are in its YAML."""
+
+    image_key: str | None = option(
+        doc="column of the image path; null: image, image_path, filename, filepath, file_name, path"
+    )
+    caption_key: str | None = option(
+        doc="column of the caption; null: caption, text, title or captions"
+    )
+
+
 @registry.register_builder("image_text_json")
 class ImageTextJsonBuilder(ConvertingBuilder):
     """Builds the splits that `build_info.annotations` names, from annotation files."""
 
     name = "image_text_json"
+    build_options = AnnotationColumns
     train_dataset_cls = ImageTextTrain
     eval_dataset_cls = ImageTextEval
     DATASET_CONFIG_DICT = {"default": str(DEFAULT_CONFIG)}

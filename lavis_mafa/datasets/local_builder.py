@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from lavis.datasets.builders.base_dataset_builder import BaseDatasetBuilder, load_dataset_config
 from omegaconf import OmegaConf
 from torch.utils.data import Dataset
 
+from lavis_mafa.algorithm.options import option
 from lavis_mafa.io.processes import on_main_process
 
 SPLITS = ("train", "val", "test")
@@ -28,6 +30,16 @@ class LocalBuilder(BaseDatasetBuilder):  # type: ignore[misc]
         super().__init__(OmegaConf.merge(default, cfg or {}))
 
 
+@dataclass(frozen=True)
+class ConvertedFiles:
+    """Options of builders that convert files; the defaults are in their YAMLs."""
+
+    cache_dir: str | None = option(
+        doc="folder of converted data; null: $LAVIS_MAFA_CACHE, else ~/.cache/lavis_mafa"
+    )
+    drop_empty: bool = option(doc="drop samples with an empty caption; False: refuse them")
+
+
 class ConvertingBuilder(LocalBuilder, ABC):
     """Builds the splits that `build_info.annotations` names, from files that are converted once.
 
@@ -36,6 +48,8 @@ class ConvertingBuilder(LocalBuilder, ABC):
     """
 
     name: str  # in LAVIS's registry
+    holds = "captions"
+    build_options = ConvertedFiles
 
     @abstractmethod
     def dataset_options(self, info: Any) -> dict[str, Any]:

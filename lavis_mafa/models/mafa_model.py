@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,8 @@ from lavis_mafa.models.con_d.discriminator import ModelDiscriminator
 from lavis_mafa.models.families import backbone_of
 from lavis_mafa.models.families.base import image_size_of
 from lavis_mafa.models.inference.rerank import compute_sim_matrix
+from lavis_mafa.models.problems import problems_of_step
+from lavis_mafa.problems import ConfigView, Problem
 
 TEMPERATURE_RANGE = (0.001, 0.5)
 
@@ -50,6 +53,11 @@ class MafaModel:
     ranks_without_itm = True
     backbone: Backbone
     temp: Any
+
+    @classmethod
+    def problems_of(cls, cfg: ConfigView) -> Iterator[Problem]:
+        """Yield contradictions in a config; see `lavis_mafa.problems`."""
+        yield from problems_of_step(cls, cfg)
 
     def attach_step(
         self,

@@ -33,6 +33,7 @@ class Traits:
         attends_from_text: has text layers that attend to the image, of which heat maps are drawn.
         images_per_sample: 2 for models that read pairs of images; None if unknown.
         ranks_without_itm: its retrieval accepts ``run.k_test: 0``.
+        reranks: its retrieval re-ranks ``run.k_test`` candidates by ITM.
         pretrained_is_file: ``model.pretrained`` names a file; for LAVIS's CLIP it is a tag.
         llm_key: config key of its language model; None if it has none.
     """
@@ -48,6 +49,7 @@ class Traits:
     attends_from_text: bool = True
     images_per_sample: int | None = None
     ranks_without_itm: bool = True
+    reranks: bool = True
     pretrained_is_file: bool = True
     llm_key: str | None = None
 
@@ -58,7 +60,14 @@ _ALBEF, _BLIP, _BLIP2 = (
     for family in ("albef", "blip", "blip2")
 )
 _BLIP2 = replace(_BLIP2, patch_size=14, attends_from_text=False)
-_CLIP = replace(_ALBEF, family="clip", attends_from_text=False, pretrained_is_file=False)
+_CLIP = replace(
+    _ALBEF,
+    family="clip",
+    attends_from_text=False,
+    ranks_without_itm=True,
+    reranks=False,
+    pretrained_is_file=False,
+)
 # LAVIS's classes by a name that LAVIS registers them under.
 LAVIS_MODELS = {
     "albef_classification": _ALBEF,

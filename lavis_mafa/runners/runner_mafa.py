@@ -22,12 +22,14 @@ from lavis_mafa.algorithm.tokens import captions_of
 from lavis_mafa.io.processes import any_rank, barrier
 from lavis_mafa.models.con_d.kept_images import keep_images
 from lavis_mafa.models.con_d.kept_rows import KeptRows
+from lavis_mafa.problems import ConfigView, Problem
 from lavis_mafa.runners import loaders
 from lavis_mafa.runners.checkpoint import BEST, LAST
 from lavis_mafa.runners.checkpoint_schedule import CheckpointSchedule
 from lavis_mafa.runners.evaluation import EvaluatingRunner, matching_splits
 from lavis_mafa.runners.figures import Figures
 from lavis_mafa.runners.guard import NonFiniteGuard, UnreadableSamples
+from lavis_mafa.runners.problems import problems_of_runner
 from lavis_mafa.runners.run_log import Bar, RunLog
 from lavis_mafa.runners.state import RunState
 from lavis_mafa.runners.termination import Termination
@@ -49,6 +51,13 @@ class RunnerMafa(EvaluatingRunner):
         termination: whether a signal has arrived.
         kept: rows of Con-D's image encoder on disk, None if the config keeps none.
     """
+
+    groups_mini_batches = True  # read by the config check: `run.grit` has an effect
+
+    @classmethod
+    def problems_of(cls, cfg: ConfigView) -> Iterator[Problem]:
+        """Yield contradictions in a config; see `lavis_mafa.problems`."""
+        yield from problems_of_runner(cfg)
 
     def __init__(self, cfg: Any, task: Any, model: nn.Module, datasets: Any, job_id: str) -> None:
         super().__init__(cfg, task, model, datasets, job_id)

@@ -14,11 +14,13 @@ import torch.distributed as dist
 from lavis import tasks
 from lavis.common.dist_utils import is_main_process
 from lavis.common.registry import registry
+from lavis.datasets.builders.base_dataset_builder import BaseDatasetBuilder
 from lavis.models.base_model import SharedQueueMixin
 
 from lavis_mafa.config import ConfigError, load_config
 from lavis_mafa.io.processes import LostContactError, explain_lost_rank
 from lavis_mafa.models.checkpoints import init_momentum
+from lavis_mafa.plugins import PluginError
 from lavis_mafa.runners.checkpoint_schedule import NotSavedError
 from lavis_mafa.runners.dry_run import dry_run
 from lavis_mafa.runners.folder import choose_folder, launch_identity, record_launch
@@ -26,7 +28,14 @@ from lavis_mafa.runners.guard import NonFiniteError, UnreadableError
 from lavis_mafa.runners.launch import init_distributed, seed_everything
 from lavis_mafa.runners.termination import REQUEUE, Terminated, ignore_signals
 
-CLEAR_ERRORS = (ConfigError, NonFiniteError, NotSavedError, UnreadableError, LostContactError)
+CLEAR_ERRORS = (
+    PluginError,
+    ConfigError,
+    NonFiniteError,
+    NotSavedError,
+    UnreadableError,
+    LostContactError,
+)
 USER_ERRORS = (*CLEAR_ERRORS, FileNotFoundError, ValueError)
 
 
@@ -138,7 +147,8 @@ def _find_annotations(cfg: Any) -> None:
     edits of it have no effect.
     """
     for name, dataset in cfg.datasets_cfg.items():
-        if not registry.get_builder_class(name).__module__.startswith("lavis."):
+        builder = registry.get_builder_class(name)
+        if builder.build_datasets is not BaseDatasetBuilder.build_datasets:
             continue
         for info in (dataset.build_info.get("annotations") or {}).values():
             if info is None:

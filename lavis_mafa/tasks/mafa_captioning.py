@@ -55,6 +55,9 @@ class MafaCaptionTask(CaptionTask):
             ``repetition_penalty``, ``top_p`` (samples instead of beam search).
     """
 
+    asks_of_model = "generate"
+    needs = "captions"
+
     def __init__(
         self,
         num_beams: int,

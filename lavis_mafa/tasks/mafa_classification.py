@@ -49,6 +49,9 @@ class MafaClassificationTask(CountsCorrect, MultimodalClassificationTask):
     ``agg_metrics``, which is ``acc``.
     """
 
+    asks_of_model = "predict"
+    needs = "labels"
+
     def evaluation(
         self, model: Any, data_loader: Any, cuda_enabled: bool = True, **kwargs: Any
     ) -> list[results.Record] | None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,12 @@ from lavis.common.registry import registry
 from lavis.tasks.base_task import BaseTask
 from PIL import Image, ImageDraw
 
+from lavis_mafa.io.checkpoints import find_config
 from lavis_mafa.metrics import grounding
 from lavis_mafa.models.families import backbone_of
 from lavis_mafa.models.inference.gradcam import TOKENS, default_layer, heat_maps
+from lavis_mafa.models.traits import traits_of
+from lavis_mafa.problems import ConfigView, Problem
 from lavis_mafa.tasks import results
 from lavis_mafa.tasks.mafa_pretrain import MafaPretrainTask
 from lavis_mafa.tasks.tally import Tally
@@ -49,6 +53,28 @@ class MafaGroundingTask(BaseTask):
         save_maps: number of expressions for which an overlay is written (``run.save_maps``).
         cfg: the run's config, for training.
     """
+
+    needs = "boxes"
+
+    @classmethod
+    def problems_of(cls, cfg: ConfigView) -> Iterator[Problem]:
+        """Yield contradictions in a config; see `lavis_mafa.problems`."""
+        evaluates = cfg["run.valid_splits"] or cfg["run.test_splits"]
+        arch, key = cfg["model.arch"], "model.med_config_path"
+        if arch and evaluates and not traits_of(arch).attends_from_text:
+            why = f"{arch} has no text encoder that attends to images; use albef_mafa or blip_mafa"
+            yield Problem("run.task", f"mafa_grounding draws heat maps of one, and {why}")
+        layer, path = cfg["run.block_num"], cfg[key]
+        if layer is None or not path:
+            return
+        try:
+            sizes = json.loads(Path(find_config(path)).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return  # reported elsewhere
+        first, layers = sizes.get("fusion_layer", 0), sizes.get("num_hidden_layers")
+        if layers and not first <= layer < layers:
+            why = f"layer {layer} does not attend to images; layers of {key} that do"
+            yield Problem("run.block_num", f"{why}: {first} to {layers - 1}")
 
     def __init__(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,8 @@ from lavis_mafa.algorithm.step import COUNTS, StepOutput
 from lavis_mafa.algorithm.tokens import COUNTS as CAPTION_COUNTS
 from lavis_mafa.metrics.binary import bin_of
 from lavis_mafa.models.con_d.discriminator import Oracle
+from lavis_mafa.models.traits import traits_of
+from lavis_mafa.problems import ConfigView, Problem
 from lavis_mafa.tasks.mafa_retrieval import MafaRetrievalTask
 from lavis_mafa.tasks.tally import Tally
 
@@ -44,6 +47,20 @@ class MafaPretrainTask(MafaRetrievalTask):
     Where the valid pairs of the training data are known, it also counts the false negatives among
     the hard negatives, and Con-D's precision and recall in detecting them.
     """
+
+    needs = None  # any pairs of an image and a text, such as expressions with their boxes
+
+    @classmethod
+    def problems_of(cls, cfg: ConfigView) -> Iterator[Problem]:
+        """Yield contradictions in a config; see `lavis_mafa.problems`."""
+        arch = cfg["model.arch"]
+        if not arch or not cfg.training or traits_of(arch).trains_by_step:
+            return
+        if traits_of(arch).llm_key is not None:
+            why = f"trains by ITC and ITM; {arch} compares no pairs; use image_text_pretrain"
+        else:
+            why = f"trains by the step, {arch} does not; use mafa_retrieval or the task of its own"
+        yield Problem("run.task", f"mafa_pretrain needs a model that {why}")
 
     def __init__(self, cfg: Any) -> None:
         super().__init__(cfg)

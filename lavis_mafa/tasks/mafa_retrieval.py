@@ -13,6 +13,7 @@ from lavis.common.dist_utils import is_main_process
 from lavis.common.registry import registry
 from lavis.tasks.retrieval import RetrievalTask
 
+from lavis_mafa.metrics import METRICS
 from lavis_mafa.metrics.known_truth import read_truth, truth_with
 from lavis_mafa.metrics.recall import retrieval_with_truth
 from lavis_mafa.metrics.score_files import SavedScores, captions_of, save_scores
@@ -27,10 +28,15 @@ class MafaRetrievalTask(RetrievalTask):
     - recall and mAP@R against all valid pairs (`lavis_mafa.metrics.recall.retrieval_with_truth`)
       where the split has ``truth_matrix()`` (``toy_scenes``) or ``run.truth_file`` lists pairs;
     - ECCV Caption's, CxC's and COCO 1K's figures (`lavis_mafa.metrics.eccv.eccv_scores`) of
-      COCO's test split, where ``eccv_caption`` is installed.
+      COCO's test split, where ``eccv_caption`` is installed;
+    - the metrics of `lavis_mafa.metrics.METRICS` that ``run.retrieval_metrics`` names.
 
     With ``run.save_scores`` the scores go to ``scores_<split>.npz`` in the result folder.
     """
+
+    asks_of_model = "compute_sim_matrix"
+    needs: str | None = "captions"
+    requires_k_test = False
 
     def __init__(self, cfg: Any) -> None:
         super().__init__(cfg)
@@ -54,6 +60,8 @@ class MafaRetrievalTask(RetrievalTask):
             **self._figures_of_truth(dataset, scores_i2t, scores_t2i),
             **self._figures_of_coco(dataset, scores_i2t, scores_t2i),
         }
+        for name in self.cfg.get("retrieval_metrics") or ():
+            more.update(METRICS[name](scores_i2t, scores_t2i, dataset))
         if more:
             self._log_depth(*scores_i2t.shape)
             with open(Path(registry.get_path("output_dir")) / "evaluate.txt", "a") as file:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from typing import Any
 
 from lavis.common.dist_utils import is_main_process
@@ -21,6 +22,9 @@ from lavis_mafa.metrics.answers import (
     read_questions,
 )
 from lavis_mafa.metrics.captions import as_id
+from lavis_mafa.models.parts.prompts import problem_of_prompt
+from lavis_mafa.models.traits import traits_of
+from lavis_mafa.problems import ConfigView, Problem
 from lavis_mafa.tasks import results
 
 logger = logging.getLogger(__name__)
@@ -40,6 +44,31 @@ class MafaVQATask(VQATask):
         length_penalty: passed to ``predict_answers``; None: the model's default.
         Others: as LAVIS's `VQATask`.
     """
+
+    asks_of_model = "predict_answers"
+    needs = "questions"
+
+    @classmethod
+    def problems_of(cls, cfg: ConfigView) -> Iterator[Problem]:
+        """Yield contradictions in a config; see `lavis_mafa.problems`."""
+        prompt, arch = cfg["run.prompt"], cfg["model.arch"]
+        model = registry.get_model_class(arch or "")
+        problem = problem_of_prompt(prompt) if prompt and model else None
+        if problem:
+            yield Problem("run.prompt", problem)
+        if model is None or not (cfg["run.valid_splits"] or cfg["run.test_splits"]):
+            return
+        method = cfg["run.inference_method"] or "rank"  # LAVIS's default
+        wanted = "rank" if traits_of(model).llm_key is None else "generate"
+        ours, key = traits_of(model).loads_with_our_loader, "run.inference_method"
+        if ours and method != wanted and key not in cfg.wrong:
+            how = "generates its answers" if wanted == "generate" else "ranks a list of answers"
+            yield Problem(key, f"is {method}, but {arch} {how}; use {wanted}")
+        answers = getattr(model, "predict_answers", None)
+        given = cfg["run.length_penalty"] is not None
+        if given and answers and not results.takes(answers, "length_penalty"):
+            why = f"{arch}.predict_answers() takes none; leave it out"
+            yield Problem("run.length_penalty", why)
 
     def __init__(self, *args: Any, length_penalty: float | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

@@ -8,8 +8,10 @@ import hashlib
 import json
 import logging
 import os
+import re
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +24,11 @@ from lavis.datasets.datasets.base_dataset import BaseDataset
 from omegaconf import OmegaConf
 from PIL import Image
 
+from lavis_mafa.algorithm.options import option
 from lavis_mafa.io.checkpoints import CONFIGS
 from lavis_mafa.io.files import atomic_write
 from lavis_mafa.io.processes import on_main_process
+from lavis_mafa.problems import ConfigView, Problem
 from lavis_mafa.toyworld.render import render
 from lavis_mafa.toyworld.world import (
     Structured,
@@ -186,6 +190,18 @@ class ToyScenesEval(CaptionedPictures):
         return self.picture(index)
 
 
+@dataclass(frozen=True)
+class ToyOptions:
+    """Options of toy builders with a range; the defaults are in their YAMLs."""
+
+    preset: str | None = option(
+        doc="dense: many false negatives; sparse: few", choices=("dense", "sparse")
+    )
+    cache_dir: str | None = option(
+        doc="folder of generated data; null: $LAVIS_MAFA_CACHE, else ~/.cache/lavis_mafa"
+    )
+
+
 class ToyBuilder(BaseDatasetBuilder):  # type: ignore[misc]
     """The base of all toy builders: `train`, `val` and `test` of one world.
 
@@ -198,7 +214,31 @@ class ToyBuilder(BaseDatasetBuilder):  # type: ignore[misc]
 
     train_dataset_cls: type[ToyPictures]
     eval_dataset_cls: type[ToyPictures]
+    build_options = ToyOptions
+    holds = "captions"
     stream = 4
+
+    @classmethod
+    def problems_of(cls, cfg: ConfigView) -> Iterator[Problem]:
+        """Yield what `build_datasets` would refuse; see `lavis_mafa.problems`."""
+        path = f"{cfg.section}.build_info"
+        given = cfg[path]
+        if not isinstance(given, Mapping):
+            return
+        info = {key: value for key, value in given.items() if f"{path}.{key}" not in cfg.wrong}
+        image, cell, grid = (cfg["model.image_size"], info.get("cell_size"), info.get("grid"))
+        if image and cell and grid and not cfg[f"{cfg.section}.vis_processor"]:
+            if image != cell * grid:
+                name = cfg.section.partition(".")[2]
+                size = f"{cell} * {grid} = {cell * grid}"
+                why = f"{image}, but pictures of {name} are {size} pixels wide"
+                yield Problem("model.image_size", f"{why}; use that, or give a vis_processor")
+        yield from _refused(cls.take_own, info, path, given)  # removes its keys
+        sizes = {key: info.pop(key) for key in _DATA_KEYS if key in info}
+        world = ("preset", *(field.name for field in dataclasses.fields(WorldConfig)))
+        yield from _refused(read_build_info, sizes, path, given)
+        rest = {key: value for key, value in info.items() if key in world}
+        yield from _refused(read_build_info, rest, path, given)
 
     def build_datasets(self) -> dict[str, BaseDataset]:
         """Generate or load the data; under torch.distributed rank 0 does so first.
@@ -264,6 +304,21 @@ class ToyBuilder(BaseDatasetBuilder):  # type: ignore[misc]
             key: getattr(self, f"{key}s")[mode] if self.config.get(key) is not None else None
             for key in ("vis_processor", "text_processor")
         }
+
+
+def _refused(
+    read: Callable[[dict[str, Any]], Any], info: dict[str, Any], path: str, given: Collection[str]
+) -> Iterator[Problem]:
+    """Yield the problems in the ValueError of a function that reads `build_info`, by their keys."""
+    try:
+        read(info)
+    except (TypeError, ValueError) as error:
+        for message in str(error).split("; "):
+            found = re.search(r"(?:^|: )(\w+) is (.*)", message)
+            if found and found[1] in given:
+                yield Problem(f"{path}.{found[1]}", f"is {found[2]}")
+            else:
+                yield Problem(path, message)
 
 
 def default_config(name: str) -> dict[str, str]:

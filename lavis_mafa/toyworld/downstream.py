@@ -143,6 +143,7 @@ class ToyCaptionEval(CaptionedPictures):
 class ToyVqaBuilder(ToyBuilder):
     """Builds `train`, `val` and `test` (ToyVqa), `questions_per_image` about every picture."""
 
+    holds = "questions"
     train_dataset_cls = ToyVqa
     eval_dataset_cls = ToyVqa
     DATASET_CONFIG_DICT = default_config("toy_vqa")

@@ -243,6 +243,7 @@ class ToyEntailment(ToyPictures):
 class ToyEntailmentBuilder(ToyBuilder):
     """Builds `train`, `val` and `test` (ToyEntailment)."""
 
+    holds, num_classes = "labels", 3
     train_dataset_cls = ToyEntailment
     eval_dataset_cls = ToyEntailment
     DATASET_CONFIG_DICT = default_config("toy_ve")

@@ -165,6 +165,7 @@ class ToyGroundingEval(ToyPictures):
 class ToyGroundingBuilder(ToyBuilder):
     """Builds `train` (ToyGroundingTrain), `val` and `test` (ToyGroundingEval)."""
 
+    holds = "boxes"
     train_dataset_cls = ToyGroundingTrain
     eval_dataset_cls = ToyGroundingEval
     DATASET_CONFIG_DICT = default_config("toy_grounding")

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from lavis.common.registry import registry
 
+from lavis_mafa.algorithm.options import option
 from lavis_mafa.toyworld.builder import (
     Arrays,
     ToyBuilder,
+    ToyOptions,
     ToyPictures,
     default_config,
     take_number,
@@ -66,11 +69,22 @@ class ToyNlvr(ToyPictures):
         }
 
 
+@dataclass(frozen=True)
+class NlvrOptions(ToyOptions):
+    """Options of ``toy_nlvr`` with a range; the defaults are in its YAML."""
+
+    statement_types: tuple[str, ...] | None = option(
+        doc="types of statements; null: all", choices=STATEMENT_TYPES
+    )
+
+
 @registry.register_builder("toy_nlvr")
 class ToyNlvrBuilder(ToyBuilder):
     """Builds `train`, `val` and `test` (ToyNlvr), with `statements_per_image` times as many
     statements as a split has pictures. No picture is in two splits."""
 
+    build_options = NlvrOptions
+    holds, num_classes, images_per_sample = "labels", 2, 2
     train_dataset_cls = ToyNlvr
     eval_dataset_cls = ToyNlvr
     DATASET_CONFIG_DICT = default_config("toy_nlvr")

@@ -26,8 +26,9 @@ from lavis_mafa.config import (
     format_config,
     load_config,
 )
+from lavis_mafa.config.key import known_keys
 from lavis_mafa.config.load import complete
-from lavis_mafa.config.schema import MODEL, MODEL_MAFA, SCHEMA, known_keys
+from lavis_mafa.config.schema import MODEL, MODEL_MAFA, SCHEMA
 
 GOOD: dict[str, Any] = {
     "model": {"arch": "albef_mafa", "model_type": "tiny"},
@@ -625,7 +626,7 @@ def test_keys_that_contradict_each_other(changes, key, says):
 def test_lavis_s_models_have_a_queue_and_re_rank(save):
     lines = problems(put(put(LAVIS_PRETRAIN, "model.queue_size", 0), "run.k_test", 0))
     assert any(line.startswith("model.queue_size: 0 (no queue)") for line in lines), lines
-    assert any(line.startswith("run.k_test: 0 (ITC alone)") for line in lines), lines
+    assert any(line.startswith("run.k_test: 0 (ITC only)") for line in lines), lines
 
 
 def test_what_has_no_effect_is_noted(save, caplog):

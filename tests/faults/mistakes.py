@@ -14,8 +14,9 @@ from lavis.common.registry import registry
 from omegaconf import OmegaConf
 
 from lavis_mafa.config.check import Report
+from lavis_mafa.config.key import Key
 from lavis_mafa.config.load import complete, schema_of
-from lavis_mafa.config.schema import SCHEMA, Key
+from lavis_mafa.config.schema import SCHEMA
 
 # Values of another type than a key's kind has.
 OTHER_TYPES = {

@@ -29,7 +29,7 @@ CONTRADICTIONS = [
     # GRIT
     ("albef_toy", {"run.grit.search_space": 5000}, "run.grit.search_space", "more than run.grit.q"),
     ("albef_toy", {"run.grit.start_epoch": 0}, "run.grit.start_epoch", "use 1 or naive: True"),
-    ("albef_toy", {"run.runner": "runner_base"}, "run.runner", "knows no grouped mini-batches"),
+    ("albef_toy", {"run.runner": "runner_base"}, "run.runner", "cannot group mini-batches"),
     ("vqa_ft_toy", {"run.grit.enabled": True}, "run.grit.enabled", "gives no features"),
     # schedule
     ("albef_toy", {"run.min_lr": 0.1}, "run.min_lr", "more than run.init_lr"),
@@ -102,7 +102,7 @@ CONTRADICTIONS = [
         "albef_toy",
         {f"{MAFA}.con_d": {"arch": "oracle", "keep_images": "kept"}},
         f"{MAFA}.con_d.keep_images",
-        "the oracle sees no images",
+        "oracle is no model with an image encoder",
     ),
     (
         "albef_toy",

@@ -19,7 +19,7 @@ from lavis_mafa.models.checkpoints import (
     load_state,
     require_weights,
 )
-from lavis_mafa.models.con_d.discriminator import ModelDiscriminator, Oracle
+from lavis_mafa.models.con_d.discriminator import DISCRIMINATORS, ModelDiscriminator
 from lavis_mafa.models.families.base import image_size_of
 
 ORACLE = "oracle"
@@ -28,11 +28,11 @@ ORACLE = "oracle"
 def build_discriminator(cfg: Mapping[str, Any] | None) -> Discriminator | None:
     """Build Con-D from ``{arch, model_type, checkpoint, precision, image_size, own_view, model}``.
 
-    ``arch: oracle`` is the truth of the training set. Otherwise the LAVIS model ``arch``,
-    which a driver of `FAMILIES` must be able to drive, is built by its config for ``model_type``
-    with the weights of ``checkpoint``. The sizes and tokenizer that the checkpoint records override
-    the config of the model type, and ``model`` overrides both. Without ``checkpoint`` the model's
-    published weights are used.
+    ``arch`` names an entry of `DISCRIMINATORS`, such as ``oracle``, which is constructed with its
+    own settings; or else a LAVIS model, which a driver of `FAMILIES` must be able to drive. A model
+    is built by its config for ``model_type`` with the weights of ``checkpoint``. The sizes and
+    tokenizer that the checkpoint records override the config of the model type, and ``model``
+    overrides both. Without ``checkpoint`` the model's published weights are used.
 
     Returns:
         None for None: no discriminator.
@@ -42,13 +42,16 @@ def build_discriminator(cfg: Mapping[str, Any] | None) -> Discriminator | None:
     """
     if not cfg:
         return None
-    if cfg["arch"] == ORACLE:
-        return Oracle()
+    if cfg["arch"] in DISCRIMINATORS:
+        entry = DISCRIMINATORS.entry(cfg["arch"])
+        if entry.settings is None:
+            return entry.value()
+        return entry.value(entry.settings(**(cfg.get(entry.name) or {})))
     model_cls = registry.get_model_class(cfg["arch"])
     if model_cls is None:
         raise ValueError(
             f"model.mafa.con_d.arch: no model named {cfg['arch']!r}; known: "
-            f"{', '.join(registry.list_models())}, or {ORACLE}"
+            f"{', '.join([*registry.list_models(), *DISCRIMINATORS])}"
         )
     model_type = cfg.get("model_type") or next(iter(model_cls.PRETRAINED_MODEL_CONFIG_DICT))
     model_cfg = OmegaConf.load(model_cls.default_config_path(model_type)).model

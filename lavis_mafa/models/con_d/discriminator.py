@@ -11,11 +11,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lavis_mafa.algorithm.backbone import Images, Texts
-from lavis_mafa.algorithm.discriminator import VIEW, Truth
+from lavis_mafa.algorithm.discriminator import VIEW, Discriminator, Truth
 from lavis_mafa.algorithm.ranks import Ranks
+from lavis_mafa.algorithm.registry import Registry
 from lavis_mafa.algorithm.tokens import CON_D_TOKENS, captions_of
 from lavis_mafa.models.families import backbone_of
 from lavis_mafa.models.families.base import image_size_of
+
+# Discriminators that are no LAVIS models, for ``model.mafa.con_d.arch``: classes that implement
+# `Discriminator`, constructed without arguments or with an object of their settings class.
+DISCRIMINATORS: Registry[Callable[..., Discriminator]] = Registry("discriminator")
 
 
 class Kept(Protocol):
@@ -171,6 +176,7 @@ def _forget_momentum(model: Any) -> None:
             delattr(model, name)
 
 
+@DISCRIMINATORS.register("oracle", source="lavis_mafa")
 class Oracle:
     """A Con-D that returns the ground truth of a data set that has it, such as ``toy_scenes``."""
 

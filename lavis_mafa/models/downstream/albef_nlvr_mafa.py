@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,10 +13,23 @@ from lavis.models.albef_models.albef_nlvr import AlbefNLVR
 from torch import Tensor, nn
 
 from lavis_mafa.algorithm.losses.text_assignment import assign_texts
+from lavis_mafa.algorithm.options import option
 from lavis_mafa.io.checkpoints import CONFIGS
 from lavis_mafa.models.downstream.two_images import Judgement, TwoImages
 
 TA_NEGATIVES = ("similar", "random")
+
+
+@dataclass(frozen=True)
+class TextAssignment:
+    """Config keys of ``model`` that only text assignment reads."""
+
+    ta_negatives: str = option(
+        "similar",
+        "other images of text assignment: likelier if similar, or random",
+        source="ALBEF",
+        choices=TA_NEGATIVES,
+    )
 
 
 @registry.register_model("albef_nlvr_pretrain_mafa")
@@ -38,6 +52,7 @@ class AlbefNlvrPretrainMafa(TwoImages, AlbefBase):
         name: str(CONFIGS / "models" / f"albef_nlvr_pretrain_mafa_{name}.yaml")
         for name in ("base", "tiny")
     }
+    model_options = TextAssignment
     options = ("embed_dim", "temp", "max_txt_len", "ta_negatives")
     heads = ("ta_head.",)
 
@@ -49,7 +64,7 @@ class AlbefNlvrPretrainMafa(TwoImages, AlbefBase):
         embed_dim: int = 256,
         temp: float = 0.07,
         max_txt_len: int = 25,
-        ta_negatives: str = "similar",
+        ta_negatives: str = TextAssignment.ta_negatives,
     ) -> None:
         super().__init__()
         if ta_negatives not in TA_NEGATIVES:

@@ -17,7 +17,7 @@ from lavis_mafa.models.families.base import FAMILIES, FromFirstTokens, tokenize
 
 @FAMILIES.register("albef")
 class AlbefBackbone(FromFirstTokens):
-    """Drives any LAVIS ALBEF: ``albef_mafa``, ``albef_pretrain``, ``albef_retrieval``.
+    """Drive any LAVIS ALBEF: ``albef_mafa``, ``albef_pretrain``, ``albef_retrieval``.
 
     Args:
         model: has ``visual_encoder``, ``text_encoder`` (BERT, or BERT with an MLM head),

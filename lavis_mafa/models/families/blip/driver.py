@@ -15,8 +15,9 @@ from lavis_mafa.models.families.base import FAMILIES, FromFirstTokens, begin_wit
 
 @FAMILIES.register("blip")
 class BlipBackbone(FromFirstTokens):
-    """Drives any LAVIS BLIP: ``blip_mafa``, ``blip_pretrain``, ``blip_retrieval``,
-    ``blip_image_text_matching``.
+    """Drive any LAVIS BLIP with an ITM head.
+
+    They are ``blip_mafa``, ``blip_pretrain``, ``blip_retrieval``, ``blip_image_text_matching``.
 
     Args:
         model: has ``visual_encoder``, ``text_encoder``, ``vision_proj``, ``text_proj``,

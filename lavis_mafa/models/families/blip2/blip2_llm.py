@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -22,6 +22,8 @@ from lavis_mafa.models.families.blip2.blip2_parts import SIZES, Blip2Parts, Part
 from lavis_mafa.models.mafa_model import checkpoint_of, registered_name
 from lavis_mafa.models.parts.prompts import problem_of_prompt
 from lavis_mafa.models.parts.tokenizers import from_hub
+from lavis_mafa.models.problems import problems_of_language_model
+from lavis_mafa.problems import ConfigView, Problem
 
 
 class Blip2Llm(Blip2Parts):
@@ -49,6 +51,11 @@ class Blip2Llm(Blip2Parts):
     llm_proj: str
     llm_tokenizer: str
     llm_options: tuple[str, ...] = ()
+
+    @classmethod
+    def problems_of(cls, cfg: ConfigView) -> Iterator[Problem]:
+        """Yield contradictions in a config; see `lavis_mafa.problems`."""
+        yield from problems_of_language_model(cls, cfg)
 
     @classmethod
     def from_config(cls, cfg: Any) -> Any:

@@ -23,8 +23,9 @@ MAX_SIMILARITIES = 2**26
 
 @FAMILIES.register("blip2")
 class Blip2Backbone:
-    """Drives any LAVIS Q-Former of stage 1: ``blip2_mafa``, ``blip2``,
-    ``blip2_image_text_matching``.
+    """Drive any LAVIS Q-Former of stage 1.
+
+    They are ``blip2_mafa``, ``blip2`` and ``blip2_image_text_matching``.
 
     Args:
         model: has ``visual_encoder``, ``ln_vision``, ``Qformer`` (BERT with an LM head),

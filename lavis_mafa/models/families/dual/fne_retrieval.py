@@ -7,7 +7,7 @@ not Be True Negative", ACM MM 2023).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from transformers.models.bert.configuration_bert import BertConfig
 from transformers.utils.generic import ModelOutput
 
 from lavis_mafa.algorithm.losses.triplet import similarity_of, triplet_losses
+from lavis_mafa.algorithm.options import option
 from lavis_mafa.algorithm.pair_memory import EMPTY, MovingCopies, PairMemory
 from lavis_mafa.algorithm.pickers import NONE, hardest
 from lavis_mafa.algorithm.posterior import PosteriorPicker, PosteriorRule, draw
@@ -38,27 +39,41 @@ NEGATIVES = ("posterior", "hardest")
 PLAIN = ("hardest", "random")
 
 
+RULE = PosteriorRule(beginning="sampled")  # as in FNE's code
+
+
 @dataclass(frozen=True)
 class FneSettings:
-    """Settings of the search for negatives.
+    """Settings of the search for negatives; the defaults are those of FNE's code.
 
     Attributes:
-        negatives: ``posterior`` (FNE), or ``hardest`` of mini-batch and memory.
-        plain_epochs: first epochs, with negatives from the mini-batch only, without momentum copies
-            and memory (FNE's code: 1).
-        plain_negatives: of these epochs: ``hardest`` (FNE), or ``random`` for encoders that start
-            from random weights, whose features would collapse with the hardest.
-        memory_size: number of pairs in the memory (FNE: 8,224).
-        momentum: of the momentum copies (FNE: 0.995).
-        rule: of the posterior; its margin is the loss's (FNE: 0.2).
+        momentum: of the momentum copies.
+        rule: of the posterior; its margin is also that of the loss.
     """
 
-    negatives: str = "posterior"
-    plain_epochs: int = 1
-    plain_negatives: str = "hardest"
-    memory_size: int = 8224
+    negatives: str = option(
+        "posterior",
+        "how negatives are found: by the posterior, or the hardest of mini-batch and memory",
+        source="FNE",
+        choices=NEGATIVES,
+    )
+    plain_epochs: int = option(
+        1,
+        "first epochs, which use negatives of the mini-batch only, without momentum copies and "
+        "memory",
+        source="FNE",
+        low=0,
+    )
+    # With the hardest negatives, encoders with random weights collapse: all features become alike.
+    plain_negatives: str = option(
+        "hardest",
+        "negatives of these epochs; random: for encoders that start with random weights",
+        source="FNE",
+        choices=PLAIN,
+    )
+    memory_size: int = option(8224, "pairs in the memory of momentum features", source="FNE", low=0)
     momentum: float = 0.995
-    rule: PosteriorRule = PosteriorRule(beginning="sampled")
+    rule: PosteriorRule = RULE
 
     def __post_init__(self) -> None:
         for name, known in (("negatives", NEGATIVES), ("plain_negatives", PLAIN)):
@@ -76,10 +91,9 @@ class FneSettings:
             ValueError: for a value out of its range, or an unknown key of ``model.posterior``.
         """
         given = dict(cfg.get("posterior") or {})
+        given["margin"] = float(cfg.get("margin", RULE.margin))
         try:
-            rule = PosteriorRule(
-                **{"beginning": "sampled", **given, "margin": float(cfg.get("margin", 0.2))}
-            )
+            rule = replace(RULE, **given)
         except (TypeError, ValueError) as error:
             raise ValueError(f"model.posterior: {error}") from error
         return cls(
@@ -90,6 +104,28 @@ class FneSettings:
             momentum=float(cfg.get("momentum", 0.995)),
             rule=rule,
         )
+
+
+@dataclass(frozen=True)
+class _Posterior(PosteriorRule):
+    margin: float = RULE.margin  # no option: here it is ``model.margin``
+
+
+@dataclass(frozen=True)
+class FneOptions(FneSettings):
+    """Config keys of ``model`` that only FNE reads."""
+
+    margin: float = option(
+        RULE.margin, "of the triplet loss and of the cut-down", source="FNE", low=0
+    )
+    posterior: _Posterior = option(
+        _Posterior(beginning=RULE.beginning),
+        "how the posterior that a negative is false is estimated",
+        source="FNE",
+    )
+    bert_config: str | None = option(
+        None, "JSON of the text encoder's sizes; null: BERT-base's", path="library file"
+    )
 
 
 @dataclass
@@ -131,6 +167,7 @@ class FneRetrieval(MafaModel, BaseModel):
         >>> model = load_model("fne_retrieval", "tiny")
     """
 
+    model_options = FneOptions
     family = "fne"
     starts_from_parts = False
     trains_by_step = False

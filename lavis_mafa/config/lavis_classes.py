@@ -1,0 +1,60 @@
+"""What LAVIS's own tasks and builders would declare as class attributes, if we could edit them.
+
+Attributes of tasks:
+    asks_of_model: method of the model that evaluation calls; None: nothing in particular.
+    needs: what its samples must hold besides images, see `holds`.
+    requires_k_test: whether ``run.k_test`` must be given for models that re-rank.
+    reads_texts: whether evaluation reads texts that a text processor must process.
+Attributes of builders:
+    holds: what samples hold besides images: ``captions``, ``questions``, ``labels`` or ``boxes``.
+    num_classes: how many classes the labels have.
+    images_per_sample: 2 where a sample has two images.
+Models have traits, see `lavis_mafa.models.traits`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from lavis.common.registry import registry
+
+_NLVR = {"holds": "labels", "num_classes": 2, "images_per_sample": 2}
+LAVIS_CLASSES: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
+    "task": {
+        "captioning": {"asks_of_model": "generate", "reads_texts": False},
+        "vqa": {"asks_of_model": "predict_answers"},
+        "gqa": {"asks_of_model": "predict_answers"},
+        "aok_vqa": {"asks_of_model": None},
+        "vqa_reading_comprehension": {"asks_of_model": None},
+        "retrieval": {"requires_k_test": True},
+        "multimodal_classification": {"asks_of_model": "predict"},
+    },
+    "builder": {
+        **dict.fromkeys(("coco_vqa", "vg_vqa", "ok_vqa", "aok_vqa", "gqa"), {"holds": "questions"}),
+        "snli_ve": {"holds": "labels", "num_classes": 3},
+        "nlvr": _NLVR,
+        **dict.fromkeys(
+            ("coco_caption", "vg_caption", "sbu_caption", "coco_retrieval", "flickr30k")
+            + ("conceptual_caption_3m", "conceptual_caption_12m", "nocaps"),
+            {"holds": "captions"},
+        ),
+    },
+}
+
+
+def declared(kind: str, name: Any, attribute: str, default: Any = None) -> Any:
+    """Return what a registered class declares, itself or by inheritance.
+
+    Args:
+        kind: ``task`` or ``builder``, a table of LAVIS's registry.
+        name: under which the class is registered.
+    """
+    known: Mapping[str, Any] = registry.mapping[f"{kind}_name_mapping"]
+    cls = known.get(name) if isinstance(name, str) else None
+    table = {known.get(one): values for one, values in LAVIS_CLASSES[kind].items()}
+    for base in () if cls is None else cls.__mro__:
+        for values in (vars(base), table.get(base, {})):
+            if attribute in values:
+                return values[attribute]
+    return default

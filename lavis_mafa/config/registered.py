@@ -1,0 +1,84 @@
+"""Keys of what is registered: by this package, by installed plugins and by users' own files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from typing import Any
+
+from lavis.common.registry import registry
+
+from lavis_mafa.algorithm.labels import SOFT_LABELS
+from lavis_mafa.algorithm.losses import LOSSES
+from lavis_mafa.algorithm.pickers import PICKERS
+from lavis_mafa.algorithm.registry import Registry
+from lavis_mafa.algorithm.settings import StepSettings
+from lavis_mafa.config.key import Key, keys_of
+from lavis_mafa.config.schema import RUN, SCHEMA
+from lavis_mafa.models.con_d.discriminator import DISCRIMINATORS
+
+OF_THE_STEP: tuple[Registry[Any], ...] = (PICKERS, SOFT_LABELS, LOSSES)
+
+
+def mafa_key() -> Key:
+    """Return the key ``model.mafa``, with the settings of everything that is registered now."""
+    mafa = SCHEMA.keys["model"].keys["mafa"]
+    weights, con_d = mafa.keys["loss_weights"], mafa.keys["con_d"]
+    further = {
+        name: Key("float", f"weight of {name}; 0: off", entry.source, default=0.0, low=0)
+        for name, entry in LOSSES.entries().items()
+        if name not in weights.keys
+    }
+    arch = replace(con_d.keys["arch"], words=tuple(DISCRIMINATORS))
+    keys = {
+        **mafa.keys,
+        "loss_weights": replace(weights, keys={**weights.keys, **further}),
+        "con_d": replace(con_d, keys={**con_d.keys, **own_keys(DISCRIMINATORS), "arch": arch}),
+    }
+    # `posterior` is registered and has had a field of the step's settings from the beginning.
+    built_in = {field.name for field in fields(StepSettings)}
+    for one in OF_THE_STEP:
+        keys.update({name: key for name, key in own_keys(one).items() if name not in built_in})
+    return replace(mafa, keys=keys)
+
+
+def own_keys(one: Registry[Any]) -> dict[str, Key]:
+    """Return the mappings with the settings of registered entries, by the entries' names."""
+    return {
+        name: Key(
+            "mapping",
+            f"settings of the {one.kind} {name}",
+            entry.source,
+            default={},
+            keys=keys_of(entry.settings),
+        )
+        for name, entry in one.entries().items()
+        if entry.settings is not None
+    }
+
+
+def options_of_class(cls: Any, attribute: str) -> dict[str, Key]:
+    """Return the keys that a class declares by a settings class: ``model_options`` (keys of
+    ``model``), ``build_options`` (of ``build_info``) or ``run_options`` (of ``run``)."""
+    settings = getattr(cls, attribute, None)
+    return {} if settings is None else keys_of(settings)
+
+
+def run_key(run: Any) -> Key:
+    """Return the key ``run``, with the options of the task that a config names."""
+    task = run.get("task") if isinstance(run, Mapping) else None
+    cls = registry.get_task_class(task) if isinstance(task, str) else None
+    return replace(SCHEMA.keys["run"], keys={**options_of_class(cls, "run_options"), **RUN})
+
+
+def names_of(kind: str, name: Any) -> list[str]:
+    """Return a registered name and those of the classes that its class is derived from.
+
+    Args:
+        kind: table of LAVIS's registry, such as ``task``.
+    """
+    table: Mapping[str, type] = registry.mapping[f"{kind}_name_mapping"]
+    cls = table.get(name) if isinstance(name, str) else None
+    bases = () if cls is None else cls.__mro__
+    others = [other for base in bases for other, known in table.items() if known is base]
+    return list(dict.fromkeys([str(name), *others]))

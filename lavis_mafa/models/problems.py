@@ -1,0 +1,89 @@
+"""What models that train by the step, and models with a language model, check in a config."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from lavis.common.registry import registry
+
+from lavis_mafa.models.traits import traits_of
+from lavis_mafa.problems import ConfigView, Problem
+
+SOFT, RULE, WEIGHTS = (
+    f"model.mafa.{name}" for name in ("soft_labels", "connections", "loss_weights")
+)
+
+
+def problems_of_step(cls: Any, cfg: ConfigView) -> Iterator[Problem]:
+    """Yield contradictions among ``model.mafa`` and what it depends on."""
+    arch, training = cfg["model.arch"], cfg.training
+    yield from _soft_labels(cls, cfg)
+    weights = cfg[WEIGHTS] or {}
+    if training and weights and not any(cfg[f"{WEIGHTS}.{name}"] != 0 for name in weights):
+        yield Problem(WEIGHTS, "all are 0: nothing to train; give one of them 1")
+    temp = cfg["model.temp"]
+    if traits_of(cls).trains_by_step and temp and not 0.001 <= temp <= 0.5:
+        yield Problem(
+            "model.temp", f"{temp} is out of range; a temperature is kept in [0.001, 0.5]"
+        )
+    if training and cfg[f"{WEIGHTS}.itm"] == 0 and cfg["run.k_test"]:
+        why = "re-ranks by an ITM head that loss_weights.itm: 0 does not train; 0: ITC only"
+        yield Problem("run.k_test", why, is_note=True)
+    if cfg[f"{RULE}.labels"] == "probability" and cfg[f"{RULE}.action"] in ("drop", "keep"):
+        yield Problem(f"{RULE}.labels", "probability needs action: convert")
+    several = (cfg[f"{RULE}.top_k"] or 1) > 1
+    if cfg["model.mafa.con_d"] is None and (several or cfg[f"{RULE}.labels"] == "probability"):
+        why = "top_k and labels have no effect without model.mafa.con_d"
+        yield Problem(RULE, why, is_note=True)
+    used = [one for one in cfg[f"{RULE}.use_in"] or () if cfg[f"{WEIGHTS}.{one}"] != 0]
+    excused = f"{RULE}.use_in" in cfg.wrong or cfg[f"{RULE}.action"] == "keep"
+    if cfg["model.mafa.con_d"] and training and not used and not excused:
+        why = "no loss that has a weight uses connections; name one, or set action: keep to count"
+        yield Problem(f"{RULE}.use_in", why)
+    if cfg["model.mlm_mask_prob"] == 0 and cfg[f"{WEIGHTS}.lm"] and training:
+        why = "0 hides no token: nothing to predict; use 0.15, or loss_weights.lm: 0"
+        yield Problem("model.mlm_mask_prob", why)
+    yield from _con_d(cfg)
+    low, high = cfg[f"{RULE}.low"], cfg[f"{RULE}.high"]
+    if None not in (low, high) and low > high:
+        yield Problem(f"{RULE}.low", f"{low} is more than {RULE}.high {high}; use at most that")
+    if cfg[f"{WEIGHTS}.lmi"] and not traits_of(cls).keeps_word_states:
+        why = f"needs states of words, and {arch} keeps none; use albef_mafa"
+        yield Problem(f"{WEIGHTS}.lmi", why)
+
+
+def _con_d(cfg: ConfigView) -> Iterator[Problem]:
+    task = registry.get_task_class(cfg["run.task"] or "")
+    if cfg["model.mafa.con_d.arch"] == "oracle" and not hasattr(task, "before_training"):
+        why = "only task mafa_pretrain tells the oracle the truth; use it, or name a model"
+        yield Problem("model.mafa.con_d.arch", why)
+
+
+def _soft_labels(cls: Any, cfg: ConfigView) -> Iterator[Problem]:
+    kind = cfg[f"{SOFT}.type"]
+    if kind == "momentum" and cfg["model.queue_size"] is None:
+        why = f"{cfg['model.arch']} has no momentum encoders; use smoothed or one_hot"
+        yield Problem(f"{SOFT}.type", f"momentum: {why}")
+    for name in ("imc", "lmi"):
+        if cfg[f"{WEIGHTS}.{name}"] and kind != "momentum":
+            why = f"needs momentum encoders ({SOFT}.type: momentum), and that is {kind}"
+            yield Problem(f"{WEIGHTS}.{name}", why)
+    random = cfg.training and cfg["run.grit.enabled"] is False
+    later = kind in ("smoothed", "consistency") and cfg[f"{SOFT}.start_epoch"] is None
+    if random and later:
+        why = "first grouped epoch, and run.grit.enabled is False: labels stay one-hot; use 0"
+        yield Problem(f"{SOFT}.start_epoch", why, is_note=True)
+
+
+def problems_of_language_model(cls: Any, cfg: ConfigView) -> Iterator[Problem]:
+    """Yield what keeps a model from being built with, or trained through, its language model."""
+    key = f"model.{cls.llm_key}"
+    if cfg[key] is None and key not in cfg.wrong:
+        yield Problem(key, "is empty; name a folder or a model on the hub")
+    scaled = cfg["run.amp"] and cfg["run.amp_dtype"] == "fp16"
+    in_fp16 = cfg["run.device"] == "cuda" and cfg["model.llm_precision"] == "fp16"
+    if cfg.training and in_fp16 and not scaled:
+        why = "small gradients underflow in it; use bf16, or run.amp in fp16"
+        why = f"is fp16 without run.amp's loss scaling: {why}"
+        yield Problem("model.llm_precision", why, is_note=True)

@@ -1,0 +1,50 @@
+"""What `RunnerMafa` checks in a config."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from lavis_mafa.problems import ConfigView, Problem
+
+
+def problems_of_runner(cfg: ConfigView) -> Iterator[Problem]:
+    """Yield contradictions among ``run`` that the training loop does not resolve."""
+    if not cfg.training:
+        return
+    if cfg["run.grit.enabled"]:
+        yield from _grouped(cfg)
+    else:
+        for name in ("first_order", "naive", "save_order"):
+            if cfg[f"run.grit.{name}"]:
+                why = "without effect: run.grit.enabled is False"
+                yield Problem(f"run.grit.{name}", why, is_note=True)
+    if cfg["run.train_splits"] not in (None, [], ["train"]):
+        yield Problem("run.train_splits", "LAVIS trains on the split train; use ['train']")
+    if cfg["run.train_dataset_ratios"]:
+        why = "runner_mafa reads every sample once in an epoch; leave it out"
+        yield Problem("run.train_dataset_ratios", why)
+    for name in cfg["datasets"] or {}:
+        if cfg[f"datasets.{name}.sample_ratio"] is not None:
+            why = "without effect: runner_mafa reads every sample once in an epoch"
+            yield Problem(f"datasets.{name}.sample_ratio", why, is_note=True)
+
+
+def _grouped(cfg: ConfigView) -> Iterator[Problem]:
+    queue, search = cfg["run.grit.queue_size"], cfg["run.grit.search_space"]
+    batch, epochs = cfg["run.batch_size_train"], cfg["run.max_epoch"]
+    key = "run.grit.search_space"
+    if None not in (queue, search) and search > queue:
+        why = f"{search} is more than run.grit.queue_size {queue}; M is a part of L"
+        yield Problem(key, why)
+    elif None not in (batch, search) and search < batch:
+        why = f"less than run.batch_size_train {batch}: mini-batches join several search spaces"
+        yield Problem(key, f"{search} is {why}", is_note=True)
+    elif None not in (batch, search) and search == batch:
+        yield Problem(key, "equals run.batch_size_train: nothing is grouped", is_note=True)
+    start = cfg["run.grit.start_epoch"]
+    if None not in (start, epochs) and start >= epochs:
+        why = f"{start} is not below max_epoch: no epoch is grouped"
+        yield Problem("run.grit.start_epoch", why, is_note=True)
+    if start == 0 and not cfg["run.grit.naive"]:
+        why = "is 0: nothing is collected yet; use 1 or naive: True"
+        yield Problem("run.grit.start_epoch", why)

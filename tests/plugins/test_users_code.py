@@ -1,0 +1,240 @@
+"""Code of a user, outside of the package: checked with its own keys, listed, built and trained.
+
+`users_code/` adds one of each thing by `run.plugins`. Every check runs in a process of its own, so
+that nothing stays registered for other tests.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+HERE = Path(__file__).resolve().parent / "users_code"
+ADDITIONS, FAMILY = str(HERE / "additions.py"), str(HERE / "family.py")
+
+ADDED = {
+    "run": {
+        "plugins": [ADDITIONS],
+        "task": "greeting_pretrain",
+        **{"greeting": "welcome", "times": 2},
+        **{"runner": "runner_mafa", "lr_sched": "linear_warmup_cosine_lr", "seed": 1},
+        **{"init_lr": 1e-3, "min_lr": 1e-4, "weight_decay": 0.02, "max_epoch": 1},
+        **{"batch_size_train": 8, "batch_size_eval": 8, "num_workers": 0, "device": "cpu"},
+        **{"train_splits": ["train"], "test_splits": ["test"], "output_dir": "output"},
+        **{"job_id": "", "tensorboard": False, "log_freq": 1, "k_test": 4},
+        "retrieval_metrics": ["mean_rank"],
+        "grit": {"queue_size": 32, "search_space": 16},
+    },
+    "model": {
+        **{"arch": "albef_mine", "model_type": "tiny"},
+        "mafa": {
+            "negatives": "nearest_to",
+            "nearest_to": {"target": 0.25},
+            "soft_labels": {"type": "self_taught", "start_epoch": 0},
+            "self_taught": {"power": 3},
+            "loss_weights": {"spread": 0.5},
+            "spread": {"modality": "texts"},
+            "con_d": {"arch": "coin", "coin": {"probability": 0.9}},
+        },
+    },
+    "datasets": {
+        "toy_scenes": {"build_info": {"train_size": 16, "val_size": 8, "test_size": 8}},
+    },
+}
+OWN_FAMILY = {
+    "run": {
+        **{key: value for key, value in ADDED["run"].items() if key not in ("greeting", "times")},
+        **{"plugins": [FAMILY], "task": "mafa_pretrain", "test_splits": []},
+        "retrieval_metrics": [],
+    },
+    "model": {"arch": "averages_tiny", "model_type": "tiny", "channels": 8},
+    "datasets": {"squares": {"build_info": {"count": 32}}},
+}
+
+
+def changed(config, **values):
+    """A copy of a config with other values, by dotted path with `__` for dots."""
+    config = yaml.safe_load(yaml.safe_dump(config))
+    for path, value in values.items():
+        *parents, last = path.split("__")
+        section = config
+        for name in parents:
+            section = section[name]
+        section[last] = value
+    return config
+
+
+def command(tmp_path, *arguments):
+    """Run one command of the program in a folder, and return its status and what it printed."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        [sys.executable, *map(str, arguments)],
+        **{"cwd": tmp_path, "env": environment, "text": True, "timeout": 300},
+        **{"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT},
+    )
+    return done.returncode, done.stdout
+
+
+def train(tmp_path, config, *more):
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(config), encoding="utf-8")
+    return command(tmp_path, ROOT / "train.py", "--cfg-path", path, *more)
+
+
+def test_two_steps_are_trained_with_all_of_it(tmp_path):
+    status, printed = train(tmp_path, ADDED)
+    assert status == 0, printed
+    assert "welcome welcome" in printed
+    log = (tmp_path / "output" / "log.jsonl").read_text(encoding="utf-8")
+    assert log.count('"kind": "step"') == 2 and "loss_spread" in log
+    assert '"found_i2t": 8.0' in log  # the discriminator's probability is above the threshold
+    evaluated = [path.read_text(encoding="utf-8") for path in tmp_path.rglob("evaluate.txt")]
+    assert any("mean_rank" in text for text in evaluated), evaluated
+
+
+def test_a_family_of_ones_own_is_trained(tmp_path):
+    status, printed = train(tmp_path, OWN_FAMILY)
+    assert status == 0, printed
+    log = (tmp_path / "output" / "log.jsonl").read_text(encoding="utf-8")
+    assert "loss_itm" in log and "loss_lm" in log
+
+
+WRONG = {
+    "model.mafa.nearest_to.target": (2, "2 is out of range; expected a number from -1 to 1"),
+    "model.mafa.self_taught.power": ("high", "'high' is not a number >= 1"),
+    "model.mafa.self_taught.powr": (2, "unknown key; did you mean model.mafa.self_taught.power?"),
+    "model.mafa.negatives": ("nearest", "did you mean nearest_to?"),
+    "model.mafa.soft_labels.type": ("selftaught", "did you mean self_taught?"),
+    "model.mafa.loss_weights.spraed": (1, "did you mean model.mafa.loss_weights.spread?"),
+    "model.mafa.loss_weights.spread": (-1, "out of range"),
+    "model.mafa.spread.modality": ("both", "is not one of images, texts"),
+    "model.mafa.con_d.coin.probability": (1.5, "out of range; expected a number from 0 to 1"),
+    "model.mafa.con_d.arch": ("coins", "did you mean coin?"),
+    "run.retrieval_metrics": (["mean_rnk"], "did you mean mean_rank?"),
+    "run.greeting": (3, "3 is not a string"),
+    "run.times": (9, "9 is out of range; expected a whole number from 1 to 3"),
+}
+CHECK = """
+import sys, yaml
+from lavis_mafa.plugins import load_plugins
+load_plugins(sys.argv[2:])
+import lavis, lavis_mafa.registration
+from lavis_mafa.config.load import complete
+for config in yaml.safe_load_all(open(sys.argv[1])):
+    print("==", *complete(config)[1], sep="\\n")
+"""
+
+
+@pytest.fixture(scope="module")
+def problems(tmp_path_factory):
+    """The problems of several configs, found in one process that has loaded both plugins."""
+
+    def check(configs):
+        folder = tmp_path_factory.mktemp("checked")
+        (folder / "configs.yaml").write_text(yaml.safe_dump_all(configs), encoding="utf-8")
+        status, printed = command(folder, "-c", CHECK, "configs.yaml", ADDITIONS, FAMILY)
+        assert status == 0, printed
+        parts = printed.split("==\n")[1:]
+        assert len(parts) == len(configs), printed
+        return [part.strip().splitlines() for part in parts]
+
+    return check
+
+
+def test_wrong_values_of_own_keys_are_refused_by_name(problems):
+    configs = [changed(ADDED, **{k.replace(".", "__"): v}) for k, (v, _) in WRONG.items()]
+    for (key, (_, says)), found in zip(WRONG.items(), problems(configs), strict=True):
+        assert any(line.startswith(key) and says in line for line in found), (key, found)
+
+
+def test_own_classes_are_asked_and_foreign_keys_left_alone(problems):
+    good, odd, preset, narrow, lost, plain = problems(
+        [
+            OWN_FAMILY,  # its `margin: strict` and `preset: slow` have names of ours
+            changed(OWN_FAMILY, datasets__squares__build_info={"count": 33}),
+            changed(OWN_FAMILY, datasets__squares__build_info={"preset": "dense"}),
+            changed(OWN_FAMILY, model__channels=0),
+            changed(OWN_FAMILY, run__greeting="hello"),  # of another task
+            changed(ADDED, model__mafa__con_d=None, model__mafa__negatives="hardest"),
+        ]
+    )
+    assert good == [] and plain == []
+    assert odd == ["datasets.squares.build_info.count: 33 is odd; use 34"]
+    assert "'dense' is not one of slow, fast" in preset[0] and len(preset) == 1
+    assert narrow == ["model.channels: 0 is out of range; expected a whole number >= 1"]
+    assert len(lost) == 1 and lost[0].startswith("run.greeting: unknown key")
+
+
+def test_everything_is_listed(tmp_path):
+    status, printed = command(
+        tmp_path, "-m", "lavis_mafa", "list", "--plugin", ADDITIONS, "--plugin", FAMILY
+    )
+    assert status == 0, printed
+    for line in (
+        "nearest_to (tests): Pick the candidate whose similarity is nearest to a target",
+        "model.mafa.nearest_to.target: a number from -1 to 1, default 0.5; cosine similarity of",
+        "self_taught (tests)",
+        "spread (tests)",
+        "coin (tests)",
+        "model.mafa.con_d.coin.probability: a number from 0 to 1, default 0.5",
+        "mean_rank (tests)",
+        "averages (tests)",
+        "averages_tiny (",
+        "model.channels: a whole number >= 1, default 16; width of both encoders",
+        "greeting_pretrain (",
+        "run.times: a whole number from 1 to 3, default 1; how often",
+        "squares (",
+        "datasets.squares.build_info.count: a whole number >= 8; number of pairs",
+        "mafa/train/albef_toy",
+    ):
+        assert line in printed, line
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (None, "no such file: 'mine.py' (relative paths start at "),
+        ("value = undefined_name", "importing mine.py failed: NameError: name 'undefined_name'"),
+        ("def broken(:", "importing mine.py failed: SyntaxError"),
+        ("import no_such_module", "importing mine.py failed: ModuleNotFoundError"),
+    ],
+)
+def test_a_plugin_that_cannot_be_imported(tmp_path, monkeypatch, content, says):
+    from lavis_mafa.plugins import PluginError, load_plugins
+
+    monkeypatch.chdir(tmp_path)
+    if content is not None:
+        Path("mine.py").write_text(content, encoding="utf-8")
+    with pytest.raises(PluginError) as caught:
+        load_plugins(["mine.py"])
+    assert says in str(caught.value)
+    if content == "value = undefined_name":
+        assert "mine.py, line 1" in str(caught.value)
+
+
+def test_a_file_is_imported_once_and_a_module_by_its_name(tmp_path, monkeypatch):
+    from lavis_mafa.plugins import PluginError, load_plugins
+
+    monkeypatch.setattr(sys, "ran", [], raising=False)
+    text = "import sys\nsys.ran.append(__name__)\n"
+    for name in ("once_only.py", "as_module.py"):
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    load_plugins(["once_only.py", str(tmp_path / "once_only.py"), "as_module", "as_module"])
+    assert len(sys.ran) == 2 and sys.ran[1] == "as_module"
+    assert sys.ran[0].startswith("lavis_mafa_plugin_once_only_")
+    with pytest.raises(PluginError, match="no module named 'as_modul'; install its package"):
+        load_plugins(["as_modul"])
+
+
+def test_a_plugin_that_fails_is_a_problem_of_the_config(tmp_path):
+    status, printed = train(tmp_path, changed(ADDED, run__plugins=["nowhere.py"]), "--dry-run")
+    assert status == 2, printed
+    assert "run.plugins: no such file: 'nowhere.py'" in printed

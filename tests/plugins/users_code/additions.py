@@ -1,0 +1,111 @@
+"""A user's own code: one of each thing that can be added to the step, the metrics and the tasks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from lavis.common.registry import registry
+
+from lavis_mafa.algorithm.labels import SOFT_LABELS
+from lavis_mafa.algorithm.losses import LOSSES
+from lavis_mafa.algorithm.options import option
+from lavis_mafa.algorithm.pickers import NONE, PICKERS
+from lavis_mafa.metrics import METRICS
+from lavis_mafa.models.con_d.discriminator import DISCRIMINATORS
+from lavis_mafa.models.families.albef.albef_mafa import AlbefMafa
+from lavis_mafa.tasks.mafa_pretrain import MafaPretrainTask
+
+
+@dataclass(frozen=True)
+class NearestSettings:
+    """Settings of the picker."""
+
+    target: float = option(0.5, "cosine similarity of the candidates to pick", low=-1, high=1)
+
+
+@PICKERS.register("nearest_to", settings=NearestSettings, source="tests")
+def nearest_to(sim, positives, own):
+    """Pick the candidate whose similarity is nearest to a target."""
+    distance = (sim * 0.07 - own.target).abs().masked_fill(positives, float("inf"))
+    return torch.where(positives.all(dim=1), NONE, distance.argmin(dim=1))
+
+
+@dataclass(frozen=True)
+class SelfTaughtSettings:
+    """Settings of the soft labels."""
+
+    power: float = option(2.0, "exponent of the model's own distribution", low=1)
+
+
+@SOFT_LABELS.register("self_taught", settings=SelfTaughtSettings, source="tests")
+def self_taught(side, soft, own):
+    """Return half the model's own distribution, sharpened."""
+    taught = torch.softmax(own.power * side.sim.detach(), dim=1)
+    return (1 - soft.alpha) * side.one_hot() + soft.alpha * taught
+
+
+@dataclass(frozen=True)
+class SpreadSettings:
+    """Settings of the loss."""
+
+    modality: str = option("images", "whose features are spread", choices=("images", "texts"))
+
+
+@LOSSES.register("spread", settings=SpreadSettings, source="tests")
+def spread(step, own):
+    """Return the mean squared similarity of the mini-batch's features."""
+    of = step.batch.own_images if own.modality == "images" else step.batch.own_texts
+    return (of.features @ of.features.t()).square().mean()
+
+
+@dataclass(frozen=True)
+class CoinSettings:
+    """Settings of the discriminator."""
+
+    probability: float = option(0.5, "that a pair matches", low=0, high=1)
+
+
+@DISCRIMINATORS.register("coin", settings=CoinSettings, source="tests")
+class Coin:
+    """A discriminator that gives every pair the same probability."""
+
+    def __init__(self, settings: CoinSettings) -> None:
+        self.settings = settings
+
+    def judge(self, samples, image_of, text_of, ranks=None, seen=None):
+        """Return the same probability for every pair."""
+        return torch.full(image_of.shape, self.settings.probability, device=image_of.device)
+
+
+@METRICS.register("mean_rank", source="tests")
+def mean_rank(scores_i2t, scores_t2i, dataset):
+    """Return the mean rank of each text's own image, from 1."""
+    own = np.array([scores_t2i[text, dataset.txt2img[text]] for text in range(len(scores_t2i))])
+    return {"mean_rank": float((scores_t2i >= own[:, None]).sum(axis=1).mean())}
+
+
+@dataclass(frozen=True)
+class GreetingOptions:
+    """Keys of `run` that the task reads."""
+
+    greeting: str = option("hello", "what the task prints before training")
+    times: int = option(1, "how often", low=1, high=3)
+
+
+@registry.register_task("greeting_pretrain")
+class GreetingTask(MafaPretrainTask):
+    """Pre-training that begins with a greeting."""
+
+    run_options = GreetingOptions
+
+    def before_training(self, model, train_set):
+        """Greet, then do what pre-training does."""
+        super().before_training(model, train_set)
+        print(" ".join([self.cfg.greeting] * self.cfg.times))
+
+
+@registry.register_model("albef_mine")
+class AlbefMine(AlbefMafa):
+    """ALBEF under a name of its own."""
