@@ -42,7 +42,6 @@ COMMANDS = {
     "check-data": ("lavis_mafa.commands.check_data", "check your own image-text pairs"),
     "make-vocab": ("lavis_mafa.commands.make_vocab", "train a vocabulary from your own captions"),
     "export": ("lavis_mafa.commands.export", "write a checkpoint in the format of another program"),
-    "list": ("lavis_mafa.config.listing", "list what a config can name, with settings"),
     "config": ("lavis_mafa.commands.config", "print a config with all defaults, or all keys"),
     "list": ("lavis_mafa.commands.list", "list what a config can name, and the shipped configs"),
 }

@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import argparse
 import importlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 # Heading: the registry of this package, or the table of LAVIS's registry.
 REGISTRIES = {
     "pickers": "lavis_mafa.algorithm.pickers:PICKERS",
     "soft-labels": "lavis_mafa.algorithm.labels:SOFT_LABELS",
     "losses": "lavis_mafa.algorithm.losses:LOSSES",
+    "discriminators": "lavis_mafa.models.con_d.discriminator:DISCRIMINATORS",
     "metrics": "lavis_mafa.metrics:METRICS",
     "families": "lavis_mafa.models.families.base:FAMILIES",
 }
@@ -26,6 +28,12 @@ TABLES = {
     "datasets": "builder_name_mapping",
     "runners": "runner_name_mapping",
     "processors": "processor_name_mapping",
+}
+# Attribute with the settings class of a registered class, and the config section of its keys.
+OPTIONS = {
+    "models": ("model_options", "model"),
+    "tasks": ("run_options", "run"),
+    "datasets": ("build_options", "datasets.{}.build_info"),
 }
 CONFIGS = "configs"
 
@@ -44,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Print one line for each name."""
+    """Print one line for each name, and one for each of its settings."""
     unknown = [kind for kind in args.kinds if kind not in args.known]
     if unknown:
         args.error(f"{unknown[0]}: expected one of {', '.join(args.known)}")
@@ -53,23 +61,46 @@ def run(args: argparse.Namespace) -> None:
     lavis_mafa.register()
     for kind in args.kinds or args.known:
         print(f"{kind}:")
-        for name, text in sorted(_entries(kind, args.all)):
+        for name, text, keys in sorted(_entries(kind, args.all), key=lambda entry: entry[0]):
             print(f"  {name:<28} {text}".rstrip())
+            for line in _key_lines(keys):
+                print(f"      {line}")
 
 
-def _entries(kind: str, everything: bool) -> Iterator[tuple[str, str]]:
-    """Yield the names of a kind, each with one line about it."""
+def _entries(kind: str, everything: bool) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
+    """Yield the names of a kind, each with one line about it and its own config keys by path."""
+    from lavis_mafa.config.key import keys_of
+    from lavis_mafa.config.registered import options_of_class
+
     if kind == CONFIGS:
         from lavis_mafa.io.project_files import shipped_names
 
-        yield from ((name, "") for name in shipped_names())
+        yield from ((name, "", {}) for name in shipped_names())
     elif kind in REGISTRIES:
         module, name = REGISTRIES[kind].split(":")
         known = getattr(importlib.import_module(module), name)
-        yield from ((one, known.entry(one).doc) for one in known)
+        section = "model.mafa.con_d" if kind == "discriminators" else "model.mafa"
+        for entry in known.entries().values():
+            keys = {} if entry.settings is None else keys_of(entry.settings)
+            text = f"{entry.doc} ({entry.source})"
+            yield entry.name, text, {f"{section}.{entry.name}.{k}": key for k, key in keys.items()}
     else:
         from lavis.common.registry import registry
 
         for name, cls in registry.mapping[TABLES[kind]].items():
             if everything or not cls.__module__.startswith("lavis."):
-                yield name, (cls.__doc__ or "").strip().split("\n")[0]
+                attribute, section = OPTIONS.get(kind, ("", ""))
+                keys = options_of_class(cls, attribute)
+                path = section.format(name)
+                text = (cls.__doc__ or "").strip().split("\n")[0]
+                yield name, text, {f"{path}.{k}": key for k, key in keys.items()}
+
+
+def _key_lines(keys: Mapping[str, Any]) -> Iterator[str]:
+    """Yield one line for each key: path, permitted values, default and documentation."""
+    from lavis_mafa.config.key import UNSET, Key, describe, known_keys
+
+    for path, key in known_keys(Key("mapping", keys=keys)):
+        if not key.keys:
+            default = "" if key.default is UNSET else f", default {key.default!r}"
+            yield f"{path}: {describe(key)}{default}; {key.doc}"

@@ -177,19 +177,17 @@ def test_everything_is_listed(tmp_path):
     )
     assert status == 0, printed
     for line in (
-        "nearest_to (tests): Pick the candidate whose similarity is nearest to a target",
+        "Pick the candidate whose similarity is nearest to a target (tests)",
         "model.mafa.nearest_to.target: a number from -1 to 1, default 0.5; cosine similarity of",
-        "self_taught (tests)",
-        "spread (tests)",
-        "coin (tests)",
+        "Return half the model's own distribution, sharpened (tests)",
+        "model.mafa.spread.modality: one of images, texts, default 'images'; whose features",
         "model.mafa.con_d.coin.probability: a number from 0 to 1, default 0.5",
-        "mean_rank (tests)",
-        "averages (tests)",
-        "averages_tiny (",
+        "mean_rank",
+        "Drives models that average pixels and words (tests)",
+        "averages_tiny",
         "model.channels: a whole number >= 1, default 16; width of both encoders",
-        "greeting_pretrain (",
+        "greeting_pretrain",
         "run.times: a whole number from 1 to 3, default 1; how often",
-        "squares (",
         "datasets.squares.build_info.count: a whole number >= 8; number of pairs",
         "mafa/train/albef_toy",
     ):
