@@ -191,7 +191,7 @@ def test_unknown_names_and_types_are_told_the_known_ones():
 def test_parts_of_a_config_that_cannot_work():
     with pytest.raises(ValueError, match="load_finetuned is True but model.finetuned"):
         AlbefMafa.from_config(tiny_config(load_finetuned=True))
-    with pytest.raises(FileNotFoundError, match="no_such_vocab.txt is neither"):
+    with pytest.raises(FileNotFoundError, match="no_such_vocab.txt is not a file"):
         AlbefMafa.from_config(tiny_config(tokenizer="no_such_vocab.txt"))
 
 

@@ -70,7 +70,7 @@ def test_momentum_is_refused_where_there_is_none(tiny, toy_train):
     with pytest.raises(ConfigError, match="blip2_mafa has no momentum encoders"):
         toy("blip2", "model.mafa.soft_labels.type=momentum")
     settings = StepSettings(soft_labels=SoftLabels("momentum"))
-    with pytest.raises(ValueError, match="momentum encoders belong"):
+    with pytest.raises(ValueError, match="momentum encoders go with"):
         run_step(tiny.backbone, mini_batch(toy_train, range(3)), settings)
     for family in ("albef", "blip"):
         options = ["model.mafa.soft_labels.type=momentum", "model.queue_size=77"]
