@@ -31,7 +31,7 @@ OUR_CONFIGS = Path(__file__).resolve().parents[1] / "configs" / "models"
 
 
 def suggest(word: str, names: Collection[str]) -> str:
-    """Names the one of ``names`` that is most like ``word``."""
+    """Return which of ``names`` may have been meant by ``word``, or all of them."""
     if not names:
         return "there is none"
     best = max(sorted(names), key=lambda name: _alike(word, name))
@@ -49,7 +49,7 @@ def _alike(a: str, b: str) -> float:
 
 
 class Report:
-    """Collects what is wrong.
+    """The problems and notes found in a config.
 
     Args:
         schema: the schema of this config; the right keys to suggest come from it.
@@ -57,9 +57,9 @@ class Report:
         machine: check also files and devices of this machine.
 
     Attributes:
-        problems: lines ``key: what is wrong and how to mend it``.
-        notes: what is worth saying though it works.
-        bad: keys with a problem of their own; later checks leave them alone.
+        problems: lines ``key: what is wrong and how to fix it``.
+        notes: warnings: the config works nevertheless.
+        bad: keys with a problem of their own, which later checks skip.
     """
 
     def __init__(
@@ -81,19 +81,21 @@ class Report:
         self.notes.append(f"{path}: {message}")
 
     def missing(self, path: str, message: str) -> None:
-        """Adds ``message``, unless the key was there but wrong or misspelt."""
+        """Report a missing key, unless it was given but wrong or misspelt."""
         if path not in self.bad | self.suggested:
             self.add(path, f"missing; {message}")
 
     def unknown(self, path: str) -> None:
+        """Report an unknown key, with the keys it may be a misspelling of."""
         best, score = self.nearest(path)
+        if score < CLOSE:
+            self.add(path, "unknown key; leave it out (`lavis-mafa config` lists all keys)")
+            return
         self.suggested.update(best)
-        verb = "did you mean" if score >= CLOSE else "the nearest known key is"
-        self.add(path, f"unknown key; {verb} {' or '.join(best)}{'?' if score >= CLOSE else ''}")
+        self.add(path, f"unknown key; did you mean {' or '.join(best)}?")
 
     def nearest(self, path: str) -> tuple[list[str], float]:
-        """The known key most like ``path``, several where they are equally like it, and how alike
-        their names are, 0 to 1."""
+        """Return the known keys most like ``path``, and how alike their names are, 0 to 1."""
         *parents, leaf = path.split(".")
 
         def alike(known: str) -> float:
@@ -109,11 +111,11 @@ class Report:
         most = max(scores.values())
         best = [known for known, score in scores.items() if score > most - 1e-9]
         alike_names = alike(best[0])
-        return best[: 3 if alike_names >= CLOSE else 1], alike_names
+        return best[:3], alike_names
 
 
 def walk(value: Any, key: Key, path: str, report: Report, shipped: Any = UNSET) -> Any:
-    """Checks ``value`` against ``key`` and returns it with number-like strings made numbers.
+    """Check ``value`` against ``key`` and return it, strings that are numbers as numbers.
 
     Args:
         value: plain Python data.

@@ -28,7 +28,7 @@ from shipped import SHIPPED, needed, parse_default_yamls_once  # noqa: E402, F40
 
 # What was expected, or what to do.
 CURE = re.compile(
-    r"expected|did you mean|the nearest known key is|known: |use |name |set |leave |give |choose |"
+    r"expected|did you mean|known: |use |name |set |leave |give |choose |"
     r"is not (a |one |True)|registered; |make |no such|have that|has the types"
 )
 TOY = next(path for path in SHIPPED if path.stem == "albef_toy")
