@@ -266,7 +266,7 @@ def test_without_java_the_rest_is_scored_and_one_warning_says_what_is_missing(mo
     monkeypatch.setenv("PATH", "")
     assert find_tools() == Tools(("bleu", "rouge", "cider"), PYTHON)
     (warning,) = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
-    for told in ("METEOR", "SPICE", "tokenizer", "no java on PATH", "install a Java runtime"):
+    for told in ("METEOR", "SPICE", "tokenizer", "java is not on PATH", "install a Java runtime"):
         assert told in warning
     figures = score_captions(CAPTIONS, References(REFERENCES), find_tools(["cider"]))
     assert figures["CIDEr"] > 0 and figures["tokenizer"] == "python"
