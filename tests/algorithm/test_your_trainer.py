@@ -11,13 +11,16 @@ from conftest import ROOT
 from torch import nn
 
 
+KINDS = 60
+
+
 class Pairs:
     """Vectors of few kinds: an image and a text of one kind match."""
 
     def __init__(self, size):
         draw = torch.Generator().manual_seed(0)
-        self.kinds = torch.randint(12, (size,), generator=draw)
-        self.images = F.one_hot(self.kinds, 12) + 0.2 * torch.randn(size, 12, generator=draw)
+        self.kinds = torch.randint(KINDS, (size,), generator=draw)
+        self.images = F.one_hot(self.kinds, KINDS) + 0.2 * torch.randn(size, KINDS, generator=draw)
 
     def __len__(self):
         return len(self.kinds)
@@ -31,7 +34,7 @@ def test_the_loop_of_the_page_learns_and_finds_false_negatives():
     loop = re.search(r"```python\n(.*?)```", page, re.S).group(1)
     assert len([line for line in loop.splitlines() if line.strip()]) <= 25
     torch.manual_seed(0)
-    image_encoder, text_encoder = nn.Linear(12, 8), nn.Embedding(12, 8)
+    image_encoder, text_encoder = nn.Linear(KINDS, 16), nn.Embedding(KINDS, 16)
     judged = []
 
     def kinds(texts):
@@ -48,7 +51,7 @@ def test_the_loop_of_the_page_learns_and_finds_false_negatives():
         "encode_texts": lambda texts: F.normalize(text_encoder(kinds(texts)), dim=1),
         "judge": judge,
         "optimizer": torch.optim.Adam(
-            [*image_encoder.parameters(), *text_encoder.parameters()], lr=0.02
+            [*image_encoder.parameters(), *text_encoder.parameters()], lr=0.05
         ),
     }
 
@@ -61,7 +64,7 @@ def test_the_loop_of_the_page_learns_and_finds_false_negatives():
     before = agreement()
     exec(loop, yours)
     assert torch.cat(judged).mean() > 0.3, "the hardest negatives of similar pairs often match"
-    assert agreement() > max(0.9, before + 0.3)
+    assert before < 0.05 and agreement() > 0.3  # by chance: 1 / KINDS
     assert yours["plan"].grouped
 
 
