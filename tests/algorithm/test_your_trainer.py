@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from conftest import ROOT
 from torch import nn
 
-
 KINDS = 60
 
 
