@@ -240,8 +240,8 @@ def test_pairs_of_another_split_are_skipped_with_a_warning(folders, caplog):
 @pytest.mark.parametrize(
     "content, told",
     [
-        ("{}", "expected a JSON list of pairs"),
-        ("[]", "expected a JSON list of pairs"),
+        ("{}", "expected a JSON list of further valid pairs"),
+        ("[]", "expected a JSON list of further valid pairs"),
         ("[", "is not JSON"),
         ('[["a.jpg", "x"], ["a.jpg", 3]]', r"entry 1 is \['a.jpg', 3\]; expected"),
         ("[[true, false]]", "entry 0 is"),
