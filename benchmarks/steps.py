@@ -31,8 +31,11 @@ from benchmarks.step_models import (
     mini_batch,
     some,
 )
+from lavis_mafa.algorithm.labels import SoftLabels
 from lavis_mafa.algorithm.mining import MiningRule
-from lavis_mafa.algorithm.step import COUNTS, SoftLabels, StepSettings, run_step
+from lavis_mafa.algorithm.output import COUNTS
+from lavis_mafa.algorithm.settings import StepSettings
+from lavis_mafa.algorithm.step import run_step
 from lavis_mafa.models import AlbefMafa, Blip2Mafa
 from lavis_mafa.models.con_d.discriminator import ModelDiscriminator
 from lavis_mafa.models.con_d.kept_rows import KeptRows

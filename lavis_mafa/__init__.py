@@ -31,6 +31,7 @@ if TYPE_CHECKING:  # for type checkers; at run time `__getattr__` below imports 
     )
     from lavis_mafa.algorithm.labels import (
         SOFT_LABELS,
+        SoftLabels,
         distilled_labels,
         labels_from_positives,
         mix,
@@ -48,11 +49,11 @@ if TYPE_CHECKING:  # for type checkers; at run time `__getattr__` below imports 
     from lavis_mafa.algorithm.options import option
     from lavis_mafa.algorithm.output import StepOutput
     from lavis_mafa.algorithm.pair_memory import MovingCopies, PairMemory
-    from lavis_mafa.algorithm.pickers import NONE, PICKERS, build_picker, hardest, sampled
+    from lavis_mafa.algorithm.pickers import NONE, PICKERS, hardest, sampled
     from lavis_mafa.algorithm.posterior import PosteriorPicker, PosteriorRule
     from lavis_mafa.algorithm.ranks import Ranks
     from lavis_mafa.algorithm.registry import Registry
-    from lavis_mafa.algorithm.settings import LossWeights, SoftLabels, StepSettings
+    from lavis_mafa.algorithm.settings import LossWeights, StepSettings, build_picker
     from lavis_mafa.algorithm.step import run_step
     from lavis_mafa.models.loading import load_model
 

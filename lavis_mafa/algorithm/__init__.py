@@ -10,13 +10,20 @@ from typing import Any
 
 _MODULES = {
     "step": ("run_step",),
-    "settings": ("LossWeights", "SoftLabels", "StepSettings"),
+    "settings": ("LossWeights", "StepSettings", "build_picker"),
     "output": ("StepOutput",),
     "context": ("MiniBatch", "StepContext", "known_positives"),
     "mining": ("Connections", "MiningRule", "find_connections"),
-    "pickers": ("NONE", "PICKERS", "build_picker", "hardest", "sampled"),
+    "pickers": ("NONE", "PICKERS", "hardest", "sampled"),
     "posterior": ("PosteriorPicker", "PosteriorRule"),
-    "labels": ("SOFT_LABELS", "distilled_labels", "labels_from_positives", "mix", "smooth"),
+    "labels": (
+        "SOFT_LABELS",
+        "SoftLabels",
+        "distilled_labels",
+        "labels_from_positives",
+        "mix",
+        "smooth",
+    ),
     "losses": ("LOSSES", "consistency_loss", "contrastive_loss", "matching_losses"),
     "losses.language": ("mask_tokens",),
     "grit": ("EpochBatches", "EpochPlan", "GritCollector", "GritSchedule", "GritSettings", "group"),

@@ -8,18 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lavis_mafa.algorithm.options import check_options, option
 from lavis_mafa.algorithm.registry import Registry
-
-if TYPE_CHECKING:
-    from lavis_mafa.algorithm.context import Compared
-    from lavis_mafa.algorithm.mining import Connections
-    from lavis_mafa.algorithm.settings import SoftLabels, StepSettings
 
 
 def labels_from_positives(positives: Tensor) -> Tensor:
@@ -116,6 +111,47 @@ SoftLabel = Callable[..., Tensor]  # (side, soft) or (side, soft, own=settings)
 SOFT_LABELS: Registry[SoftLabel] = Registry("soft label")
 
 
+@dataclass(frozen=True)
+class SoftLabels:
+    """Soft labels of the image-text contrastive loss (ITC).
+
+    The field ``start_epoch`` does not apply to momentum distillation: it starts in the first step,
+    with a weight that grows over two epochs.
+    """
+
+    type: str = option(
+        "smoothed",
+        "one-hot labels, S-ITC, GRIT-VLP's consistency loss or momentum distillation",
+        source="MAFA 4.2, GRIT-VLP 4.2, ALBEF 3.4",
+        choices=SOFT_LABELS,
+    )
+    alpha: float = option(
+        0.5, "share of the uniform distribution (BLIP-2: 0.2)", source="MAFA 4.2", low=0, high=1
+    )
+    weight: float = option(
+        0.2, "lambda of the consistency loss", source="GRIT-VLP 4.2", low=0, also=("lambda",)
+    )
+    start_epoch: int | None = option(
+        None, "first epoch with soft labels; null: the first grouped one", source="MAFA 4.2", low=0
+    )
+    label_smoothing: float = option(
+        0.0,
+        "share of the uniform distribution where alpha does not apply (BLIP-2: 0.1)",
+        source="BLIP-2 in LAVIS",
+        low=0,
+        high=1,
+    )
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+    def active(self, epoch: int, grouped: bool) -> bool:
+        """Return whether labels are soft in a mini-batch of an epoch."""
+        if self.type == "momentum":
+            return True
+        return grouped if self.start_epoch is None else epoch >= self.start_epoch
+
+
 @SOFT_LABELS.register("one_hot", source="MAFA 4.1")
 def one_hot(side: ItcSide, soft: SoftLabels) -> Tensor:
     """Spread labels over positives, with ``label_smoothing``."""
@@ -141,63 +177,6 @@ def momentum(side: ItcSide, soft: SoftLabels) -> Tensor:
     if side.soft_sim is None:
         return labels
     return mix(labels, distilled_labels(side.soft_sim, side.dropped), side.momentum_weight)
-
-
-def itc_sides(
-    compared: Compared, i2t: Connections, t2i: Connections, settings: StepSettings
-) -> tuple[ItcSide, ItcSide]:
-    """Return both directions of ITC, with what mining made of their candidates."""
-    images, texts = (
-        _side(compared, found, settings, *sims)
-        for found, sims in (
-            (i2t, (compared.i2t, compared.t2i, compared.soft_i2t)),
-            (t2i, (compared.t2i, compared.i2t, compared.soft_t2i)),
-        )
-    )
-    return images, texts
-
-
-def _side(
-    compared: Compared,
-    found: Connections,
-    settings: StepSettings,
-    sim: Tensor,
-    other: Tensor,
-    soft_sim: Tensor | None,
-) -> ItcSide:
-    positives, dropped = found.itc_targets(settings.connections)
-    return ItcSide(
-        sim,
-        other,
-        over_all(positives, sim, compared.queued_positives),
-        None if dropped is None else over_all(dropped, sim),
-        soft_sim,
-        compared.alpha,
-    )
-
-
-def labels_of(side: ItcSide, settings: StepSettings, active: bool) -> Tensor:
-    """Return the labels ``(B, N)`` of one direction; one-hot until soft labels are ``active``."""
-    soft = settings.soft_labels
-    entry = SOFT_LABELS.entry(soft.type if active else "one_hot")
-    if entry.settings is None:
-        return entry.value(side, soft)
-    return entry.value(side, soft, own=settings.own_of(entry))
-
-
-def itc_labels(
-    compared: Compared, i2t: Connections, t2i: Connections, settings: StepSettings, active: bool
-) -> list[tuple[Tensor, Tensor | None]]:
-    """Return labels ``(B, N)`` of ITC and dropped candidates ``(B, N)`` or None, images first.
-
-    Args:
-        compared: similarities, and with momentum encoders theirs.
-        i2t, t2i: what was found in both directions.
-        settings: see `StepSettings`.
-        active: whether labels are soft by now, see `SoftLabels.active`.
-    """
-    sides = itc_sides(compared, i2t, t2i, settings)
-    return [(labels_of(side, settings, active), side.dropped) for side in sides]
 
 
 def over_all(mark: Tensor, sim: Tensor, queued: Tensor | None = None) -> Tensor:

@@ -7,16 +7,12 @@ state; register it in `PICKERS` to use its name as ``model.mafa.negatives``.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from lavis_mafa.algorithm.registry import Registry
-
-if TYPE_CHECKING:
-    from lavis_mafa.algorithm.settings import StepSettings
 
 NONE = -1  # candidate number: no candidate is left
 Picker = Callable[[Tensor, Tensor], Tensor]
@@ -78,21 +74,3 @@ def sampled(sim: Tensor, positives: Tensor) -> Tensor:
     allowed = allowed.masked_fill(nothing_left[:, None], 0.0)
     drawn = torch.multinomial(torch.softmax(allowed, dim=1), 1).squeeze(1)
     return torch.where(nothing_left, NONE, drawn)
-
-
-def build_picker(settings: StepSettings) -> Any:
-    """Build the picker that ``settings.negatives`` names, if it is a class; None for a function."""
-    entry = PICKERS.entry(settings.negatives)
-    if not isinstance(entry.value, type):
-        return None
-    return entry.value() if entry.settings is None else entry.value(settings.own_of(entry))
-
-
-def function_of(settings: StepSettings) -> Picker | None:
-    """Return the function that ``settings.negatives`` names; None for a class."""
-    entry = PICKERS.entry(settings.negatives)
-    if isinstance(entry.value, type):
-        return None
-    return (
-        entry.value if entry.settings is None else partial(entry.value, own=settings.own_of(entry))
-    )

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, cast
 
+from torch import Tensor
+
 T = TypeVar("T")
 V = TypeVar("V")  # what a decorator gets, it returns: a registered function keeps its signature
 
@@ -100,3 +102,8 @@ class Registry(Mapping[str, T]):
 def _origin(value: Any) -> str:
     module = getattr(value, "__module__", "")
     return f"{module}.{getattr(value, '__qualname__', type(value).__name__)}"
+
+
+# (step) or (step, own=settings) -> scalar; None: nothing to train in this step. It is here because
+# losses are functions of settings, which read the registry; `lavis_mafa.algorithm.losses` fills it.
+LOSSES: Registry[Callable[..., Tensor | None]] = Registry("loss")

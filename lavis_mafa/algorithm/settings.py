@@ -4,56 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
+from functools import partial
 from typing import Any
 
-from lavis_mafa.algorithm.labels import SOFT_LABELS
-from lavis_mafa.algorithm.losses import LOSSES
+from lavis_mafa.algorithm.labels import SOFT_LABELS, SoftLabels
 from lavis_mafa.algorithm.mining import MiningRule
 from lavis_mafa.algorithm.options import check_options, option
-from lavis_mafa.algorithm.pickers import PICKERS
+from lavis_mafa.algorithm.pickers import PICKERS, Picker
 from lavis_mafa.algorithm.posterior import PosteriorRule
-from lavis_mafa.algorithm.registry import Entry
-
-
-@dataclass(frozen=True)
-class SoftLabels:
-    """Soft labels of the image-text contrastive loss (ITC).
-
-    The field ``start_epoch`` does not apply to momentum distillation: it starts in the first step,
-    with a weight that grows over two epochs.
-    """
-
-    type: str = option(
-        "smoothed",
-        "one-hot labels, S-ITC, GRIT-VLP's consistency loss or momentum distillation",
-        source="MAFA 4.2, GRIT-VLP 4.2, ALBEF 3.4",
-        choices=SOFT_LABELS,
-    )
-    alpha: float = option(
-        0.5, "share of the uniform distribution (BLIP-2: 0.2)", source="MAFA 4.2", low=0, high=1
-    )
-    weight: float = option(
-        0.2, "lambda of the consistency loss", source="GRIT-VLP 4.2", low=0, also=("lambda",)
-    )
-    start_epoch: int | None = option(
-        None, "first epoch with soft labels; null: the first grouped one", source="MAFA 4.2", low=0
-    )
-    label_smoothing: float = option(
-        0.0,
-        "share of the uniform distribution where alpha does not apply (BLIP-2: 0.1)",
-        source="BLIP-2 in LAVIS",
-        low=0,
-        high=1,
-    )
-
-    def __post_init__(self) -> None:
-        check_options(self)
-
-    def active(self, epoch: int, grouped: bool) -> bool:
-        """Return whether labels are soft in a mini-batch of an epoch."""
-        if self.type == "momentum":
-            return True
-        return grouped if self.start_epoch is None else epoch >= self.start_epoch
+from lavis_mafa.algorithm.registry import LOSSES, Entry
 
 
 @dataclass(frozen=True)
@@ -146,3 +105,20 @@ class StepSettings:
         # `posterior` has a field of its own, which configs have had from the beginning.
         given = self.own.get(entry.name, getattr(self, entry.name, None))
         return given if isinstance(given, entry.settings) else entry.settings()
+
+
+def build_picker(settings: StepSettings) -> Any:
+    """Build the picker that ``settings.negatives`` names, if it is a class; None for a function."""
+    entry = PICKERS.entry(settings.negatives)
+    if not isinstance(entry.value, type):
+        return None
+    return entry.value() if entry.settings is None else entry.value(settings.own_of(entry))
+
+
+def function_of(settings: StepSettings) -> Picker | None:
+    """Return the function that ``settings.negatives`` names; None for a class."""
+    entry = PICKERS.entry(settings.negatives)
+    if isinstance(entry.value, type):
+        return None
+    own = settings.own_of(entry)
+    return entry.value if own is None else partial(entry.value, own=own)

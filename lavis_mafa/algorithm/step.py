@@ -19,26 +19,14 @@ import torch
 from torch import Tensor
 
 from lavis_mafa.algorithm.backbone import Backbone
-from lavis_mafa.algorithm.context import Compared, MiniBatch, StepContext, known_positives
+from lavis_mafa.algorithm.context import MiniBatch, StepContext
 from lavis_mafa.algorithm.discriminator import Discriminator
 from lavis_mafa.algorithm.losses import LOSSES
 from lavis_mafa.algorithm.mining import Judge, find_connections
-from lavis_mafa.algorithm.momentum import SECOND_VIEW, Momentum
-from lavis_mafa.algorithm.output import COUNTS, StepOutput, counts_of
-from lavis_mafa.algorithm.pickers import Picker, WithPreparation, function_of
-from lavis_mafa.algorithm.settings import LossWeights, SoftLabels, StepSettings
-
-__all__ = [
-    "COUNTS",
-    "SECOND_VIEW",
-    "Compared",
-    "LossWeights",
-    "SoftLabels",
-    "StepOutput",
-    "StepSettings",
-    "known_positives",
-    "run_step",
-]
+from lavis_mafa.algorithm.momentum import Momentum
+from lavis_mafa.algorithm.output import StepOutput, counts_of
+from lavis_mafa.algorithm.pickers import Picker, WithPreparation
+from lavis_mafa.algorithm.settings import StepSettings, function_of
 
 
 def run_step(
@@ -63,7 +51,7 @@ def run_step(
         settings: see `StepSettings`.
         con_d: the discriminator; None leaves every hard negative a negative (GRIT-VLP, ALBEF).
         momentum: momentum encoders and queue, for ``soft_labels.type: momentum``.
-        picker: made by `lavis_mafa.algorithm.pickers.build_picker`, where ``settings.negatives``
+        picker: made by `lavis_mafa.algorithm.settings.build_picker`, where ``settings.negatives``
             names a class; it may hold state from step to step.
 
     Raises:

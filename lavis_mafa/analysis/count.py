@@ -28,9 +28,13 @@ from lavis_mafa.analysis.judging import (
     discriminators_of,
     judge_all,
 )
-from lavis_mafa.analysis.loading import ModelAndData, data_source, load_model_and_data
+from lavis_mafa.analysis.loading import (
+    ModelAndData,
+    data_source,
+    load_model_and_data,
+    require_range,
+)
 from lavis_mafa.analysis.quality.correction import Correction, read_correction
-from lavis_mafa.commands.arguments import require_range
 from lavis_mafa.io.files import write_json, write_text
 from lavis_mafa.metrics.intervals import clustered
 from lavis_mafa.pages.report import Curve, Series, Table

@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 from tqdm import tqdm
 
+from lavis_mafa.algorithm.context import known_positives
 from lavis_mafa.algorithm.grit import GritCollector
 from lavis_mafa.algorithm.grit.grouping import Indices
 from lavis_mafa.algorithm.mining import pick
 from lavis_mafa.algorithm.pickers import NONE, hardest
-from lavis_mafa.algorithm.step import known_positives
 from lavis_mafa.analysis.features import Features
 from lavis_mafa.analysis.loading import ModelAndData, log_on_main
 from lavis_mafa.models.families import backbone_of

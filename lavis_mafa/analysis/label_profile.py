@@ -15,7 +15,8 @@ from torch import Tensor
 
 from lavis_mafa.algorithm.backbone import Backbone
 from lavis_mafa.algorithm.context import Compared, known_positives
-from lavis_mafa.algorithm.labels import distilled_labels, itc_labels, mix
+from lavis_mafa.algorithm.labels import distilled_labels, mix
+from lavis_mafa.algorithm.losses.contrastive import itc_labels
 from lavis_mafa.algorithm.mining import Connections
 from lavis_mafa.algorithm.settings import StepSettings
 from lavis_mafa.analysis.features import Features

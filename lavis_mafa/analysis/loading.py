@@ -146,3 +146,24 @@ def log_on_main(text: str, *values: Any) -> None:
     """Log a message on the main process only."""
     if is_main_process():
         logging.info(text, *values)
+
+
+def require_range(args: argparse.Namespace, **bounds: tuple[float, ...]) -> None:
+    """Check that numbers of the command line are in range; None is accepted.
+
+    Args:
+        bounds: by argument, the minimum and optionally an upper bound that is excluded.
+
+    Raises:
+        ValueError: naming all arguments that are out of range.
+    """
+    wrong = []
+    for name, (low, *high) in bounds.items():
+        given = getattr(args, name)
+        for value in given if isinstance(given, list) else [given]:
+            if value is not None and not low <= value < (high[0] if high else math.inf):
+                upper = f" and below {high[0]:g}" if high else ""
+                option = f"--{name.replace('_', '-')}"
+                wrong.append(f"{option} {value}: expected at least {low:g}{upper}")
+    if wrong:
+        raise ValueError("; ".join(wrong))

@@ -17,7 +17,7 @@ from lavis.common.dist_utils import is_main_process
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from lavis_mafa.algorithm.step import StepSettings
+from lavis_mafa.algorithm.settings import StepSettings
 from lavis_mafa.analysis.corpus import Corpus
 from lavis_mafa.analysis.features import make_features
 from lavis_mafa.analysis.hard_negatives import Sampling, hard_negatives_of
@@ -28,8 +28,7 @@ from lavis_mafa.analysis.judging import (
     discriminators_of,
     judge_all,
 )
-from lavis_mafa.analysis.loading import data_source, load_model_and_data
-from lavis_mafa.commands.arguments import require_range
+from lavis_mafa.analysis.loading import data_source, load_model_and_data, require_range
 from lavis_mafa.datasets.image_reading import as_png
 from lavis_mafa.datasets.shards import IMAGE_SUFFIXES, finished, write_shards
 from lavis_mafa.io.files import atomic_write, write_json, write_text

@@ -15,8 +15,8 @@ from tqdm import tqdm
 from lavis_mafa.algorithm.backbone import Backbone
 from lavis_mafa.algorithm.grit import grouped_plan
 from lavis_mafa.algorithm.mining import Judge, find_connections
-from lavis_mafa.algorithm.pickers import function_of, hardest
-from lavis_mafa.algorithm.step import StepSettings
+from lavis_mafa.algorithm.pickers import hardest
+from lavis_mafa.algorithm.settings import StepSettings, function_of
 from lavis_mafa.analysis.features import make_features
 from lavis_mafa.analysis.hard_negatives import Sampling, order_of
 from lavis_mafa.analysis.label_profile import LabelProfile, Stream, labels_of
@@ -26,7 +26,6 @@ from lavis_mafa.analysis.loading import (
     load_model_and_data,
     log_on_main,
 )
-from lavis_mafa.commands.profile import __doc__ as DESCRIPTION
 from lavis_mafa.io.files import write_json, write_text
 from lavis_mafa.models.con_d.build import build_discriminator
 from lavis_mafa.models.con_d.discriminator import Oracle
@@ -49,8 +48,8 @@ PAPER: list[list[Any]] = [
 ]
 
 
-def measure_soft_labels(args: argparse.Namespace) -> None:
-    """Measure, print and write ``profile.json``, ``profile.md`` and ``report.html``.
+def measure_soft_labels(args: argparse.Namespace, intro: str) -> None:
+    """Measure, print and write ``profile.json``, ``profile.md`` and ``report.html``, which begins with ``intro``.
 
     Raises:
         ValueError: for arguments that are out of range or do not fit together, or a model without
@@ -73,7 +72,7 @@ def measure_soft_labels(args: argparse.Namespace) -> None:
     with torch.inference_mode():
         found = measure(loaded, args, batch)
     if is_main_process():
-        _write(args, batch, found)
+        _write(args, batch, found, intro)
 
 
 @dataclass
@@ -214,7 +213,7 @@ def _judges(loaded: ModelAndData) -> Any:
     return judges_of
 
 
-def _write(args: argparse.Namespace, batch: int, rows: list[Row]) -> None:
+def _write(args: argparse.Namespace, batch: int, rows: list[Row], intro: str) -> None:
     top = args.top
     settings = {
         **data_source(args),
@@ -262,7 +261,7 @@ def _write(args: argparse.Namespace, batch: int, rows: list[Row]) -> None:
     path = write_report(
         args.output / "report.html",
         title="Soft labels of ITC",
-        intro=(DESCRIPTION or "").split("\n\n", 1)[1],
+        intro=intro,
         tables=[table, paper],
         curves=curves,
         settings=settings,

@@ -21,7 +21,6 @@ from lavis_mafa.analysis.loading import (
     log_on_main,
 )
 from lavis_mafa.analysis.token_prediction import COUNTS, TokenPredictor, share_of
-from lavis_mafa.commands.vision import __doc__ as DESCRIPTION
 from lavis_mafa.io.files import write_json, write_text
 from lavis_mafa.metrics.intervals import clustered, ratio
 from lavis_mafa.models.checkpoints import random_weights
@@ -48,8 +47,8 @@ FIGURES = {
 }
 
 
-def measure_vision(args: argparse.Namespace) -> None:
-    """Measure, print and write ``vision.json``, ``vision.md`` and ``report.html``.
+def measure_vision(args: argparse.Namespace, intro: str) -> None:
+    """Measure, print and write ``vision.json``, ``vision.md`` and ``report.html``, which begins with ``intro``.
 
     Raises:
         ValueError: for rates out of range, or a model or checkpoint without a language head.
@@ -85,7 +84,7 @@ def measure_vision(args: argparse.Namespace) -> None:
             for rate, one in zip(rates, counts, strict=True)
         ]
     if is_main_process():
-        write(args, rows, named)
+        write(args, rows, named, intro)
 
 
 def named_checkpoints(given: Sequence[str]) -> dict[str, str]:
@@ -179,7 +178,10 @@ def figures_of(counts: NDArray[Any], clusters: NDArray[Any]) -> dict[str, Any]:
 
 
 def write(
-    args: argparse.Namespace, rows: Sequence[Mapping[str, Any]], named: Mapping[str, str]
+    args: argparse.Namespace,
+    rows: Sequence[Mapping[str, Any]],
+    named: Mapping[str, str],
+    intro: str,
 ) -> None:
     """Write the figures as JSON, Markdown and an HTML page, and print the table."""
     settings = {
@@ -200,7 +202,7 @@ def write(
     page = write_report(
         args.output / "report.html",
         title="Usage of vision",
-        intro=(DESCRIPTION or "").split("\n\n", 1)[1],
+        intro=intro,
         tables=[table],
         curves=[_curve(key, rows) for key in FIGURES if rows[0]["rate"] is not None],
         settings=settings,

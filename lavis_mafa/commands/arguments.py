@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 
 
 def add_options(parser: argparse.ArgumentParser, required: bool = True) -> None:
@@ -51,24 +50,3 @@ def add_con_d_argument(parser: argparse.ArgumentParser) -> None:
         "blip.arch=blip_retrieval blip.model_type=coco mine.arch=albef_mafa mine.checkpoint=PATH "
         "(default: model.mafa.con_d of the config)",
     )
-
-
-def require_range(args: argparse.Namespace, **bounds: tuple[float, ...]) -> None:
-    """Check that numbers of the command line are in range; None is accepted.
-
-    Args:
-        bounds: by argument, the minimum and optionally an upper bound that is excluded.
-
-    Raises:
-        ValueError: naming all arguments that are out of range.
-    """
-    wrong = []
-    for name, (low, *high) in bounds.items():
-        given = getattr(args, name)
-        for value in given if isinstance(given, list) else [given]:
-            if value is not None and not low <= value < (high[0] if high else math.inf):
-                upper = f" and below {high[0]:g}" if high else ""
-                option = f"--{name.replace('_', '-')}"
-                wrong.append(f"{option} {value}: expected at least {low:g}{upper}")
-    if wrong:
-        raise ValueError("; ".join(wrong))

@@ -62,4 +62,4 @@ def run(args: argparse.Namespace) -> None:
     """Measure, print and write ``profile.json``, ``profile.md`` and ``report.html``."""
     from lavis_mafa.analysis.soft_labels import measure_soft_labels
 
-    measure_soft_labels(args)
+    measure_soft_labels(args, (__doc__ or "").split("\n\n", 1)[1])

@@ -45,4 +45,4 @@ def run(args: argparse.Namespace) -> None:
     """Measure, print and write ``vision.json``, ``vision.md`` and ``report.html``."""
     from lavis_mafa.analysis.vision import measure_vision
 
-    measure_vision(args)
+    measure_vision(args, (__doc__ or "").split("\n\n", 1)[1])

@@ -15,8 +15,7 @@ from lavis_mafa.algorithm.backbone import Backbone
 from lavis_mafa.algorithm.discriminator import Discriminator
 from lavis_mafa.algorithm.momentum import Momentum
 from lavis_mafa.algorithm.output import StepOutput
-from lavis_mafa.algorithm.pickers import build_picker, function_of
-from lavis_mafa.algorithm.settings import StepSettings
+from lavis_mafa.algorithm.settings import StepSettings, build_picker, function_of
 from lavis_mafa.algorithm.step import run_step
 from lavis_mafa.io.checkpoints import read_checkpoint, weights_of
 from lavis_mafa.models.checkpoints import (

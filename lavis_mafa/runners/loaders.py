@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 from lavis_mafa.algorithm.discriminator import VIEW
 from lavis_mafa.algorithm.grit import EpochBatches, EpochPlan
-from lavis_mafa.algorithm.step import SECOND_VIEW
+from lavis_mafa.algorithm.momentum import SECOND_VIEW
 from lavis_mafa.algorithm.tokens import CON_D_TOKENS, TOKENS, Tokenizer, Tokens
 from lavis_mafa.datasets.training_set import TrainingSet
 from lavis_mafa.models.con_d.discriminator import ModelDiscriminator

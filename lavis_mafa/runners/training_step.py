@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 
-from lavis_mafa.algorithm.step import COUNTS
+from lavis_mafa.algorithm.output import COUNTS
 from lavis_mafa.runners.guard import NonFiniteGuard
 
 CON_D = "Con-D's probability"

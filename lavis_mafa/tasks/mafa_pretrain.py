@@ -19,7 +19,7 @@ from lavis_mafa.algorithm.mining import (
     STATE_NAMES,
     MiningRule,
 )
-from lavis_mafa.algorithm.step import COUNTS, StepOutput
+from lavis_mafa.algorithm.output import COUNTS, StepOutput
 from lavis_mafa.algorithm.tokens import COUNTS as CAPTION_COUNTS
 from lavis_mafa.metrics.binary import bin_of
 from lavis_mafa.models.con_d.discriminator import Oracle

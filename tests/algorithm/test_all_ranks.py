@@ -14,10 +14,11 @@ from conftest import mini_batch, toy_config
 from torch.nn.parallel import DistributedDataParallel
 
 from lavis_mafa import load_model
+from lavis_mafa.algorithm.labels import SoftLabels
 from lavis_mafa.algorithm.mining import MiningRule
 from lavis_mafa.algorithm.momentum import Momentum
 from lavis_mafa.algorithm.ranks import Ranks
-from lavis_mafa.algorithm.step import SoftLabels, StepSettings
+from lavis_mafa.algorithm.settings import StepSettings
 from lavis_mafa.datasets import TrainingSet
 from lavis_mafa.models.con_d.discriminator import ModelDiscriminator, Oracle
 from lavis_mafa.models.families import backbone_of

@@ -11,13 +11,13 @@ from torch import nn
 from torch.nn.parallel.distributed import _find_tensors
 from torch.utils import _pytree
 
-from lavis_mafa.algorithm.labels import SOFT_LABELS
+from lavis_mafa.algorithm.labels import SOFT_LABELS, SoftLabels
 from lavis_mafa.algorithm.losses import LOSSES
 from lavis_mafa.algorithm.options import check_options, option
 from lavis_mafa.algorithm.output import StepOutput
-from lavis_mafa.algorithm.pickers import NONE, PICKERS, build_picker
+from lavis_mafa.algorithm.pickers import NONE, PICKERS
 from lavis_mafa.algorithm.registry import Registry
-from lavis_mafa.algorithm.settings import LossWeights, SoftLabels, StepSettings
+from lavis_mafa.algorithm.settings import LossWeights, StepSettings, build_picker
 from lavis_mafa.algorithm.step import run_step
 
 BATCH = 6

@@ -13,8 +13,10 @@ from omegaconf import OmegaConf
 from slow_families import SLOW
 
 from lavis_mafa import load_model
+from lavis_mafa.algorithm.labels import SoftLabels
 from lavis_mafa.algorithm.mining import MiningRule
-from lavis_mafa.algorithm.step import SoftLabels, StepSettings, run_step
+from lavis_mafa.algorithm.settings import StepSettings
+from lavis_mafa.algorithm.step import run_step
 from lavis_mafa.models import AlbefMafa
 from lavis_mafa.models.checkpoints import registered_name
 from lavis_mafa.models.con_d.discriminator import ModelDiscriminator, Oracle

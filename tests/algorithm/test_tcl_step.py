@@ -12,7 +12,9 @@ from omegaconf import OmegaConf
 from PIL import Image
 from torchvision import transforms
 
-from lavis_mafa.algorithm.step import SECOND_VIEW, StepSettings, run_step
+from lavis_mafa.algorithm.momentum import SECOND_VIEW
+from lavis_mafa.algorithm.settings import StepSettings
+from lavis_mafa.algorithm.step import run_step
 from lavis_mafa.config import ConfigError, load_config
 from lavis_mafa.datasets.training_set import TrainingSet
 from lavis_mafa.models import AlbefMafa, BlipMafa

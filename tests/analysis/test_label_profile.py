@@ -16,10 +16,12 @@ from own_pairs import own_arguments
 from small_world import CONFIG, arguments, call, call_ranks, save_model
 
 from lavis_mafa import load_model
+from lavis_mafa.algorithm.labels import SoftLabels
 from lavis_mafa.algorithm.losses.contrastive import contrastive_loss
 from lavis_mafa.algorithm.mining import find_connections
 from lavis_mafa.algorithm.pickers import hardest
-from lavis_mafa.algorithm.step import SoftLabels, StepSettings, run_step
+from lavis_mafa.algorithm.settings import StepSettings
+from lavis_mafa.algorithm.step import run_step
 from lavis_mafa.analysis.features import Features
 from lavis_mafa.analysis.label_profile import LabelProfile, Stream, labels_of
 from lavis_mafa.cli import main

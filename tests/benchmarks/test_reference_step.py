@@ -10,7 +10,8 @@ from same_gradients import assert_same_gradients
 
 from benchmarks.reference_step import PlainAlbef, reference_step
 from lavis_mafa.algorithm.mining import AMBIGUOUS, POSITIVE, MiningRule
-from lavis_mafa.algorithm.step import StepSettings, run_step
+from lavis_mafa.algorithm.settings import StepSettings
+from lavis_mafa.algorithm.step import run_step
 from lavis_mafa.models import AlbefMafa
 from lavis_mafa.models.con_d.discriminator import ModelDiscriminator
 

@@ -11,7 +11,7 @@ import pytest
 from conftest import ROOT
 from omegaconf import OmegaConf
 
-from lavis_mafa.algorithm.step import StepSettings
+from lavis_mafa.algorithm.settings import StepSettings
 from lavis_mafa.config import defaults, load, load_config
 
 PROJECTS = ROOT / "projects"

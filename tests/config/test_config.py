@@ -19,7 +19,7 @@ from lavis.common.registry import registry
 from shipped import parse_default_yamls_once  # noqa: F401
 
 import lavis_mafa  # noqa: F401  registers models, tasks, runners and builders
-from lavis_mafa.algorithm.step import StepSettings
+from lavis_mafa.algorithm.settings import StepSettings
 from lavis_mafa.config import (
     ConfigError,
     MafaConfig,

@@ -13,8 +13,10 @@ from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
 from lavis_mafa import load_model
+from lavis_mafa.algorithm.labels import SoftLabels
 from lavis_mafa.algorithm.momentum import Momentum
-from lavis_mafa.algorithm.step import SoftLabels, StepSettings, run_step
+from lavis_mafa.algorithm.settings import StepSettings
+from lavis_mafa.algorithm.step import run_step
 from lavis_mafa.algorithm.tokens import CON_D_TOKENS, TOKENS, Tokenizer, Tokens, tokens_of
 from lavis_mafa.datasets import TrainingSet
 from lavis_mafa.datasets.image_text_json import ImageTextTrain

@@ -10,9 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lavis_mafa import load_model
+from lavis_mafa.algorithm.labels import SoftLabels
 from lavis_mafa.algorithm.losses.language import IGNORED, mask_tokens, next_token_losses
 from lavis_mafa.algorithm.momentum import Momentum
-from lavis_mafa.algorithm.step import SoftLabels, StepSettings, run_step
+from lavis_mafa.algorithm.settings import StepSettings
+from lavis_mafa.algorithm.step import run_step
 from lavis_mafa.algorithm.tokens import CUT, UNKNOWN, Tokenizer, tokens_of
 from lavis_mafa.datasets.caption_reading import require_readable
 from lavis_mafa.models.families import backbone_of

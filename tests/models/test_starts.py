@@ -11,7 +11,9 @@ from conftest import ROOT, mini_batch
 from omegaconf import OmegaConf
 
 from lavis_mafa import load_model
-from lavis_mafa.algorithm.step import SoftLabels, StepSettings, run_step
+from lavis_mafa.algorithm.labels import SoftLabels
+from lavis_mafa.algorithm.settings import StepSettings
+from lavis_mafa.algorithm.step import run_step
 from lavis_mafa.config import ConfigError, load_config
 from lavis_mafa.models import AlbefMafa, Blip2Mafa, BlipMafa
 from lavis_mafa.models.checkpoints import init_momentum, registered_name

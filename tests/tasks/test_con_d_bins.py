@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from lavis_mafa.algorithm.mining import ABSENT, KEPT, Connections, MiningRule
+from lavis_mafa.algorithm.output import StepOutput
 from lavis_mafa.algorithm.pickers import NONE
-from lavis_mafa.algorithm.step import StepOutput
 from lavis_mafa.tasks import MafaPretrainTask
 from lavis_mafa.tasks.mafa_pretrain import HISTOGRAM_BINS
 from lavis_mafa.tasks.tally import Tally

@@ -4,21 +4,14 @@ Pure functions on tensors and the losses made of them stand in one module each. 
 if its ``model.mafa.loss_weights.<name>`` is above 0.
 """
 
-from collections.abc import Callable
-
-from torch import Tensor
-
 from lavis_mafa.algorithm.losses.contrastive import consistency_loss, contrastive_loss, itc
 from lavis_mafa.algorithm.losses.language import lm
 from lavis_mafa.algorithm.losses.matching import itm, matching_losses
 from lavis_mafa.algorithm.losses.tcl import imc, lmi
-from lavis_mafa.algorithm.registry import Registry
+from lavis_mafa.algorithm.registry import LOSSES
 
-__all__ = ["LOSSES", "Loss", "consistency_loss", "contrastive_loss", "matching_losses"]
+__all__ = ["LOSSES", "consistency_loss", "contrastive_loss", "matching_losses"]
 
-# (step) or (step, own=settings) -> scalar; None: nothing to train in this step.
-Loss = Callable[..., Tensor | None]
-LOSSES: Registry[Loss] = Registry("loss")
 # In the order of computation: it decides on the random stream, from which MLM draws its masks.
 LOSSES.register("itc", source="MAFA eq. 1 and 5")(itc)
 LOSSES.register("imc", source="TCL")(imc)

@@ -6,15 +6,13 @@ divided by the temperature already. Labels are ``(B, N)`` distributions over the
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch.nn.functional as F
 from torch import Tensor
 
-from lavis_mafa.algorithm.labels import itc_sides, labels_of, without
-
-if TYPE_CHECKING:
-    from lavis_mafa.algorithm.context import StepContext
+from lavis_mafa.algorithm.context import Compared, StepContext
+from lavis_mafa.algorithm.labels import SOFT_LABELS, ItcSide, over_all, without
+from lavis_mafa.algorithm.mining import Connections
+from lavis_mafa.algorithm.settings import StepSettings
 
 
 def contrastive_loss(sim: Tensor, labels: Tensor, dropped: Tensor | None = None) -> Tensor:
@@ -49,6 +47,63 @@ def consistency_loss(sim: Tensor, other_direction: Tensor, dropped: Tensor | Non
     if dropped is not None:
         terms = terms.masked_fill(dropped, 0.0)
     return terms.sum(dim=1).mean()
+
+
+def itc_sides(
+    compared: Compared, i2t: Connections, t2i: Connections, settings: StepSettings
+) -> tuple[ItcSide, ItcSide]:
+    """Return both directions of ITC, with what mining made of their candidates."""
+    images, texts = (
+        _side(compared, found, settings, *sims)
+        for found, sims in (
+            (i2t, (compared.i2t, compared.t2i, compared.soft_i2t)),
+            (t2i, (compared.t2i, compared.i2t, compared.soft_t2i)),
+        )
+    )
+    return images, texts
+
+
+def _side(
+    compared: Compared,
+    found: Connections,
+    settings: StepSettings,
+    sim: Tensor,
+    other: Tensor,
+    soft_sim: Tensor | None,
+) -> ItcSide:
+    positives, dropped = found.itc_targets(settings.connections)
+    return ItcSide(
+        sim,
+        other,
+        over_all(positives, sim, compared.queued_positives),
+        None if dropped is None else over_all(dropped, sim),
+        soft_sim,
+        compared.alpha,
+    )
+
+
+def labels_of(side: ItcSide, settings: StepSettings, active: bool) -> Tensor:
+    """Return the labels ``(B, N)`` of one direction; one-hot until soft labels are ``active``."""
+    soft = settings.soft_labels
+    entry = SOFT_LABELS.entry(soft.type if active else "one_hot")
+    if entry.settings is None:
+        return entry.value(side, soft)
+    return entry.value(side, soft, own=settings.own_of(entry))
+
+
+def itc_labels(
+    compared: Compared, i2t: Connections, t2i: Connections, settings: StepSettings, active: bool
+) -> list[tuple[Tensor, Tensor | None]]:
+    """Return labels ``(B, N)`` of ITC and dropped candidates ``(B, N)`` or None, images first.
+
+    Args:
+        compared: similarities, and with momentum encoders theirs.
+        i2t, t2i: what was found in both directions.
+        settings: see `StepSettings`.
+        active: whether labels are soft by now, see `SoftLabels.active`.
+    """
+    sides = itc_sides(compared, i2t, t2i, settings)
+    return [(labels_of(side, settings, active), side.dropped) for side in sides]
 
 
 def itc(step: StepContext) -> Tensor:

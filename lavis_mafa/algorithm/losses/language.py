@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lavis_mafa.algorithm.context import StepContext
 from lavis_mafa.algorithm.pickers import NONE
-
-if TYPE_CHECKING:
-    from lavis_mafa.algorithm.context import StepContext
 
 IGNORED = -100  # cross_entropy's ignore_index
 LM_SMOOTHING = 0.1  # label smoothing of LM in BLIP and BLIP-2

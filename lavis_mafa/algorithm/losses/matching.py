@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from lavis_mafa.algorithm.context import StepContext
+from lavis_mafa.algorithm.context import StepContext
 
 
 def matching_losses(logits: Tensor, labels: Tensor) -> Tensor:

@@ -12,18 +12,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import isqrt
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from lavis_mafa.algorithm.backbone import WithRegions
+from lavis_mafa.algorithm.context import MomentumView, StepContext
 from lavis_mafa.algorithm.labels import labels_from_positives, over_all
 from lavis_mafa.algorithm.losses.contrastive import contrastive_loss
-
-if TYPE_CHECKING:
-    from lavis_mafa.algorithm.context import MomentumView, StepContext
 
 
 def intra_modal_loss(

@@ -14,7 +14,8 @@ from PIL import Image
 from lavis_mafa import load_model
 from lavis_mafa.algorithm.discriminator import VIEW
 from lavis_mafa.algorithm.mining import MiningRule
-from lavis_mafa.algorithm.step import StepSettings, run_step
+from lavis_mafa.algorithm.settings import StepSettings
+from lavis_mafa.algorithm.step import run_step
 from lavis_mafa.datasets import TrainingSet
 from lavis_mafa.io.checkpoints import vocabulary_of
 from lavis_mafa.models import AlbefMafa, Blip2Mafa, BlipMafa

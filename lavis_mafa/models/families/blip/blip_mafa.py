@@ -15,7 +15,7 @@ from torch import nn
 from transformers.models.bert.configuration_bert import BertConfig
 
 from lavis_mafa.algorithm.discriminator import Discriminator
-from lavis_mafa.algorithm.step import StepSettings
+from lavis_mafa.algorithm.settings import StepSettings
 from lavis_mafa.io.checkpoints import CONFIGS, find_config
 from lavis_mafa.models.families import BlipBackbone
 from lavis_mafa.models.mafa_model import MafaModel, checkpoint_of, momentum_of, step_parts

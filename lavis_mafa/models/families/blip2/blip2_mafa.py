@@ -8,7 +8,7 @@ from lavis.common.registry import registry
 from lavis.models.blip2_models.blip2_qformer import Blip2Qformer
 
 from lavis_mafa.algorithm.discriminator import Discriminator
-from lavis_mafa.algorithm.step import StepSettings
+from lavis_mafa.algorithm.settings import StepSettings
 from lavis_mafa.io.checkpoints import CONFIGS, read_checkpoint
 from lavis_mafa.models.families import Blip2Backbone
 from lavis_mafa.models.families.blip2.blip2_parts import PREFIX, SIZES, Blip2Parts, Parts
