@@ -49,7 +49,7 @@ PAPER: list[list[Any]] = [
 
 
 def measure_soft_labels(args: argparse.Namespace, intro: str) -> None:
-    """Measure, print and write ``profile.json``, ``profile.md`` and ``report.html`` with an ``intro``.
+    """Write ``profile.json``, ``profile.md`` and ``report.html``, which begins with ``intro``.
 
     Raises:
         ValueError: for arguments that are out of range or do not fit together, or a model without

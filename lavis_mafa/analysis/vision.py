@@ -48,7 +48,7 @@ FIGURES = {
 
 
 def measure_vision(args: argparse.Namespace, intro: str) -> None:
-    """Measure, print and write ``vision.json``, ``vision.md`` and ``report.html`` with an ``intro``.
+    """Write ``vision.json``, ``vision.md`` and ``report.html``, which begins with ``intro``.
 
     Raises:
         ValueError: for rates out of range, or a model or checkpoint without a language head.
