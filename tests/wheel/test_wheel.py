@@ -96,3 +96,9 @@ def test_a_dry_run_by_the_name_of_a_config(program, tmp_path):
     command = (program, "train", "--cfg-path", "blip2_stage1", "--dry-run", "--options", *options)
     said = run(tmp_path, *command)
     assert "dry run: nothing is trained" in said and "one mini-batch:" in said
+
+
+def test_the_demo(program, tmp_path):
+    sizes = ("--epochs=2", "--warm-up-epochs=1", "--train-size=256", "--test-size=40")
+    run(tmp_path, program, "demo", *sizes, "--start-steps=10", "--at-once=2")
+    assert {"summary.json", "report.html"} <= {path.name for path in tmp_path.glob("output/demo/*")}
