@@ -25,7 +25,7 @@ ROOMS = ("datasets", "models", "processors", "runners", "tasks", "toyworld")
 def register() -> None:
     """Register models, tasks, runners, processors and data sets with LAVIS; import LAVIS if needed.
 
-    A second call does nothing.
+    Installed plugins (see `lavis_mafa.plugins`) are imported too. A second call does nothing.
     """
     if _finder.registered:
         return
@@ -37,6 +37,7 @@ def register() -> None:
 
         for room in ROOMS:
             importlib.import_module(f"{PACKAGE}.{room}")
+        importlib.import_module(f"{PACKAGE}.plugins").load_plugins()  # the installed ones
         # LAVIS listed its models when it was imported.
         lavis.models.model_zoo.model_zoo = lavis.models.ModelZoo().model_zoo
     except BaseException:

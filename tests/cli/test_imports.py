@@ -70,6 +70,25 @@ def test_a_failed_import_of_lavis_can_be_repeated():
     )
 
 
+def test_installed_plugins_are_registered_too(tmp_path):
+    (tmp_path / "my_plugin.py").write_text(
+        "from lavis.common.registry import registry\n"
+        "from lavis_mafa.models import AlbefMafa\n"
+        "@registry.register_model('albef_of_a_plugin')\n"
+        "class Mine(AlbefMafa):\n    pass\n"
+    )
+    info = tmp_path / "my_plugin-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: my-plugin\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[lavis_mafa.plugins]\nmine = my_plugin\n")
+    succeed(
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r})",
+        "import lavis_mafa; from lavis.models import load_model, model_zoo",
+        "assert 'albef_of_a_plugin' in dict(model_zoo.model_zoo)",
+        "load_model('albef_of_a_plugin', 'tiny')",
+    )
+
+
 def test_importing_the_package_imports_neither_lavis_nor_torch():
     succeed("import lavis_mafa, lavis_mafa.cli, lavis_mafa.io.files", LIGHT)
 
