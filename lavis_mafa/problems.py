@@ -1,11 +1,11 @@
-"""The protocol between the config check and the classes that it asks.
+"""The protocol by which classes report problems of a config.
 
 A builder, task, model or runner class may have a classmethod::
 
     @classmethod
     def problems_of(cls, cfg: ConfigView) -> Iterable[Problem]: ...
 
-It is called with the whole config once every key has been checked by itself. All problems are then
+It is called with the whole config after every single key has been checked. All problems are
 reported together.
 """
 
@@ -16,13 +16,13 @@ from typing import Any, NamedTuple
 
 
 class Problem(NamedTuple):
-    """What is wrong with a config.
+    """A problem of a config.
 
     Attributes:
         key: dotted path of the key.
         message: what was given, what is expected, how to fix it.
-        is_note: a warning: the config works nevertheless.
-        is_missing: the key must be given and is not; reported unless the key itself is reported.
+        is_note: whether this is only a warning about a config that works nevertheless.
+        is_missing: whether a required key is missing; skipped if the key has another problem.
     """
 
     key: str
@@ -36,8 +36,8 @@ class ConfigView:
 
     Args:
         config: with all defaults.
-        wrong: keys with a problem of their own; they read as None.
-        section: where the class that is asked is named: ``run``, ``model`` or ``datasets.NAME``.
+        wrong: keys with a problem; they read as None.
+        section: where the config names the class: ``run``, ``model`` or ``datasets.NAME``.
         machine: whether files and devices of this machine are checked.
     """
 

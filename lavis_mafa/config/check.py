@@ -1,7 +1,7 @@
-"""Checks a whole config against the schema and collects every problem.
+"""Check a whole config against the schema and collect every problem.
 
-`walk` knows nothing of single keys: it compares a nested dict with a `Key`. What concerns several
-keys at once (L, M and B; device and precision; files of a dataset) follows below it.
+`walk` compares a nested dict with a `Key`; it has no rule for any particular key. `check_together`
+checks constraints between keys, such as device and precision, or image size and patch size.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from lavis_mafa.config.key import NUMBERS, UNSET, Key, describe, known_keys
 from lavis_mafa.models.traits import Traits, traits_of
 from lavis_mafa.problems import ConfigView, Problem
 
-CLOSE = 0.6
-LARGEST_INT, LARGEST_FLOAT = 2**63 - 1, 3e38  # of a tensor
+CLOSE = 0.6  # names at least this similar are suggested
+LARGEST_INT, LARGEST_FLOAT = 2**63 - 1, 3e38  # limits of int64 and float32 tensors
 OUR_CONFIGS = Path(__file__).resolve().parents[1] / "configs" / "models"
 
 
 def suggest(word: str, names: Collection[str]) -> str:
-    """Return which of ``names`` may have been meant by ``word``, or all of them."""
+    """Suggest the name most similar to ``word``; list all names if none is similar enough."""
     if not names:
-        return "there is none"
+        return "none is known"
     best = max(sorted(names), key=lambda name: _alike(word, name))
     if _alike(word, best) >= CLOSE:
         return f"did you mean {best}?"
@@ -44,22 +44,22 @@ def suggest(word: str, names: Collection[str]) -> str:
 def _alike(a: str, b: str) -> float:
     a, b = (name.lower().replace("-", "_") for name in (a, b))
     alike = SequenceMatcher(None, a, b).ratio()
-    swapped = a != b and sorted(a) == sorted(b)  # lim is nearer to lmi than to lm
+    swapped = a != b and sorted(a) == sorted(b)  # SequenceMatcher ranks lm above lmi for lim
     return max(alike, 0.9) if swapped else alike
 
 
 class Report:
-    """The problems and notes found in a config.
+    """Collect the problems and notes found in a config.
 
     Args:
-        schema: the schema of this config; the right keys to suggest come from it.
-        active: which keys must be there; see `Key.needed`.
-        machine: check also files and devices of this machine.
+        schema: the schema of this config; suggestions for misspelt keys are taken from it.
+        active: conditions under which keys are required; see `Key.needed`.
+        machine: also check files and devices of this machine.
 
     Attributes:
         problems: lines ``key: what is wrong and how to fix it``.
-        notes: warnings: the config works nevertheless.
-        bad: keys with a problem of their own, which later checks skip.
+        notes: warnings about a config that works nevertheless.
+        bad: keys with a problem already reported, which later checks skip.
     """
 
     def __init__(
@@ -89,13 +89,13 @@ class Report:
         """Report an unknown key, with the keys it may be a misspelling of."""
         best, score = self.nearest(path)
         if score < CLOSE:
-            self.add(path, "unknown key; leave it out (`lavis-mafa config` lists all keys)")
+            self.add(path, "unknown key; remove it (`lavis-mafa config` lists all keys)")
             return
         self.suggested.update(best)
         self.add(path, f"unknown key; did you mean {' or '.join(best)}?")
 
     def nearest(self, path: str) -> tuple[list[str], float]:
-        """Return the known keys most like ``path``, and how alike their names are, 0 to 1."""
+        """Return the known keys most similar to ``path``, and their similarity, 0 to 1."""
         *parents, leaf = path.split(".")
 
         def alike(known: str) -> float:
@@ -115,12 +115,12 @@ class Report:
 
 
 def walk(value: Any, key: Key, path: str, report: Report, shipped: Any = UNSET) -> Any:
-    """Check ``value`` against ``key`` and return it, strings that are numbers as numbers.
+    """Check ``value`` against ``key`` and return it, with numeric strings converted to numbers.
 
     Args:
         value: plain Python data.
         path: dotted name of the key, "" for the whole config.
-        shipped: the value in the default YAML; what equals it is trusted.
+        shipped: the value in the default YAML; a value equal to it is not checked.
     """
     if key.kind == "mapping" and value is not None:
         return _walk_mapping(value, key, path, report, shipped)
@@ -156,7 +156,9 @@ def walk(value: Any, key: Key, path: str, report: Report, shipped: Any = UNSET) 
     if isinstance(value, str) and value not in key.words:
         _check_name(value, key, path, report)
         if key.path and report.machine and os.path.exists(value):
-            return os.path.abspath(value)  # checkpoints remember it, wherever they are used
+            return os.path.abspath(
+                value
+            )  # checkpoints record it and may be loaded from another folder
     return value
 
 
@@ -222,7 +224,7 @@ def _exists(value: str, kind: str) -> bool:
     if kind == "file or URL" and is_url(value):
         return True
     if kind == "path or name":
-        # Names on the hub have at most one slash and no suffix of a vocabulary.
+        # A name on the hub has at most one slash; .txt and .json are vocabulary files.
         by_hub = not value.startswith((".", "/", "~")) and value.count("/") < 2
         if os.path.exists(value) or (by_hub and not value.endswith((".txt", ".json"))):
             return True
@@ -244,12 +246,12 @@ class Settings(ConfigView):
 
     @property
     def traits(self) -> Traits:
-        """Traits of ``model.arch``; those of an unknown model where it is missing or wrong."""
+        """Traits of ``model.arch``; those of an unknown model if it is missing or wrong."""
         return traits_of(self["model.arch"] or "")
 
 
 def ask_class(cls: Any, section: str, config: Mapping[str, Any], report: Report) -> None:
-    """Report what a class says of a config; see `lavis_mafa.problems`.
+    """Report the problems that a class finds in a config; see `lavis_mafa.problems`.
 
     Args:
         section: where the config names the class: ``run``, ``model`` or ``datasets.NAME``.
@@ -262,7 +264,7 @@ def ask_class(cls: Any, section: str, config: Mapping[str, Any], report: Report)
 
 
 def check_together(config: Mapping[str, Any], report: Report) -> None:
-    """Check what concerns several keys at once; single keys have been checked and filled in."""
+    """Check constraints between keys, after single keys are checked and filled."""
     settings = Settings(config, report)
     _check_device(settings, report)
     _check_grit(settings, report)
@@ -280,24 +282,27 @@ def _check_device(s: Settings, report: Report) -> None:
     if s["run.device"] == "cuda" and report.machine and not torch.cuda.is_available():
         report.add("run.device", "cuda is not available on this machine; use run.device: cpu")
     if s["run.device"] == "cpu" and s["run.amp"] and s["run.amp_dtype"] == "fp16":
-        report.add("run.amp", "no fp16 on cpu; use run.amp_dtype: bf16 or run.amp: False")
+        report.add(
+            "run.amp", "fp16 is not supported on cpu; use run.amp_dtype: bf16 or run.amp: False"
+        )
     if s["model.vit_precision"] == "fp16" and s["model.freeze_vit"] is False:
         report.add(
-            "model.vit_precision", "fp16 is for a frozen ViT; train it in fp32 (run.amp: True)"
+            "model.vit_precision",
+            "fp16 requires a frozen ViT; to train it use fp32 with run.amp: True",
         )
     if s["run.device"] == "cpu" and s["model.vit_precision"] == "fp16":
         if s.traits.loads_with_our_loader:
-            report.note("model.vit_precision", "no fp16 on cpu; fp32 is used")
+            report.note("model.vit_precision", "fp16 is not supported on cpu; fp32 is used")
         else:
-            report.add("model.vit_precision", "no fp16 on cpu; use fp32")
+            report.add("model.vit_precision", "fp16 is not supported on cpu; use fp32")
 
 
 def _check_grit(s: Settings, report: Report) -> None:
-    """Grouped mini-batches need a model that gives features, and a runner that knows them."""
+    """Check that the model provides features for grouping and that the runner supports it."""
     if not s.training or not s["run.grit.enabled"]:
         return
     if s["model.arch"] and not s.traits.trains_by_step:
-        why = f"is True, but {s['model.arch']} gives no features to group by; set it to False"
+        why = f"is True, but {s['model.arch']} provides no features for grouping; set it to False"
         report.add("run.grit.enabled", why)
     runner = _runner_of(s)
     if runner and not getattr(runner, "groups_mini_batches", False):
@@ -323,37 +328,40 @@ def _check_sizes(s: Settings, report: Report) -> None:
         patch = s.traits.patch_size
         if image % patch:
             report.add(
-                "model.image_size", f"{image} is not a multiple of the ViT's patches, {patch}"
+                "model.image_size", f"{image} is not a multiple of the ViT's patch size {patch}"
             )
     epsilon = s["model.vit_layer_norm_epsilon"]
     if epsilon is not None and epsilon < 0 and (epsilon != -1 or s["model.vit"]):
-        usual = "1e-6" if s["model.vit"] else "1e-6, or -1 for the ViT's own"
-        report.add("model.vit_layer_norm_epsilon", f"{epsilon} is below 0; use such as {usual}")
+        usual = "1e-6" if s["model.vit"] else "1e-6, or -1 for the ViT's default"
+        report.add("model.vit_layer_norm_epsilon", f"{epsilon} is below 0; use for example {usual}")
     _check_text_encoder(s, report)
     arch = registry.get_model_class(s["model.arch"] or "") or object
     queue, batch = s["model.queue_size"], s["run.batch_size_train"]
     # LAVIS's models with a momentum queue assert it at the first step.
     queued = issubclass(arch, SharedQueueMixin)
     if s.training and queued and queue == 0:
-        report.add("model.queue_size", f"0 (no queue) is for our models, not {s['model.arch']}")
+        report.add(
+            "model.queue_size",
+            f"0 (no queue) is supported by models of lavis_mafa, not by {s['model.arch']}",
+        )
     elif s.training and queued and queue and batch and queue % batch:
         report.add("model.queue_size", f"{queue} is not a multiple of run.batch_size_train {batch}")
 
 
 def _check_text_encoder(s: Settings, report: Report) -> None:
-    """What the JSON config of a text encoder leaves room for."""
+    """Check max_txt_len against the positions in the text encoder's JSON config."""
     names = ("med_config_path", "q_former_config", "bert_config")
     key = next((f"model.{name}" for name in names if s[f"model.{name}"]), None)
     sizes = _json_of(s[key]) if key else {}
     longest, most = s["model.max_txt_len"], sizes.get("max_position_embeddings")
-    reads_alone = s.traits.llm_key is None
-    if longest and most and longest > most and reads_alone:
+    reads_itself = s.traits.llm_key is None  # otherwise a language model reads the text
+    if longest and most and longest > most and reads_itself:
         why = f"{longest} is more than the {most} positions of the text encoder in {key}"
         report.add("model.max_txt_len", f"{why}; use at most {most}")
 
 
 def _json_of(path: str) -> dict[str, Any]:
-    """A file that LAVIS or this package ships, or one's own; {} where it cannot be read."""
+    """Return a JSON file of the user, this package or LAVIS; {} if it cannot be read."""
     for root in ("", str(OUR_CONFIGS), registry.get_path("library_root")):
         try:
             content = json.loads(Path(root, path).read_text(encoding="utf-8"))
@@ -364,5 +372,5 @@ def _json_of(path: str) -> dict[str, Any]:
 
 
 def listed(value: Any) -> list[Any]:
-    """``value`` as a list: itself, nothing for None, or alone in one."""
+    """Return ``value`` as a list; None gives an empty list."""
     return value if isinstance(value, list) else [] if value is None else [value]

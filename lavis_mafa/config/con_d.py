@@ -1,4 +1,4 @@
-"""Checks of Con-D: that it can judge pairs, and that it has weights."""
+"""Check Con-D: whether it can judge pairs and has weights."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ BUILD_KEYS = ("arch", "model_type", "load_pretrained", "pretrained", "load_finet
 
 
 def check_con_d(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Checks a Con-D that stands for itself, with the keys of ``model.mafa.con_d``.
+    """Check a Con-D config given without a run, with the keys of ``model.mafa.con_d``.
 
     Returns:
-        It with all defaults, and the problems (none: it can work).
+        The config with all defaults, and the problems (empty if it is valid).
     """
     con_d = replace(mafa_key().keys["con_d"], nullable=False)
     schema = Key("mapping")
@@ -45,27 +45,27 @@ def check_con_d(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
 
 
 def check_kept_images(config: Mapping[str, Any], report: Report) -> None:
-    """What is kept of an image must be the same every time that Con-D sees it."""
+    """Check that cached image features are deterministic: no augmentation."""
     s, path = Settings(config, report), "model.mafa.con_d"
     if s[f"{path}.keep_images"] is None:
         return
     if s[f"{path}.arch"] in DISCRIMINATORS:
-        why = f"{s[f'{path}.arch']} is no model with an image encoder"
-        cure = f"leave it out, or name a model as {path}.arch"
+        why = f"{s[f'{path}.arch']} is not a model with an image encoder"
+        cure = f"remove it, or set {path}.arch to a model"
         report.add(f"{path}.keep_images", f"{why}; {cure}")
     elif s[f"{path}.own_view"] is not True and f"{path}.own_view" not in report.bad:
-        why = "augmented images differ every time; set model.mafa.con_d.own_view: True"
-        report.add(f"{path}.keep_images", f"needs a view of Con-D's own: {why}, or leave it out")
+        why = "needs images without augmentation; set model.mafa.con_d.own_view: True, or remove it"
+        report.add(f"{path}.keep_images", why)
 
 
 def check_weights(config: Mapping[str, Any], report: Report) -> None:
-    """Con-D needs weights: a checkpoint, or published ones of its model type."""
+    """Check that Con-D has weights: a checkpoint, or published weights of its model type."""
     s = Settings(config, report)
     path = "model.mafa.con_d"
     arch, model_type = s[f"{path}.arch"], s[f"{path}.model_type"]
     if arch is None or arch in DISCRIMINATORS or f"{path}.model_type" in report.bad:
         return
-    # None: a user's own class, of which only the built model tells; see `backbone_of`.
+    # None: a user's class, which can only be checked once it is built; see `backbone_of`.
     if traits_of(arch).can_judge is False:
         report.add(f"{path}.arch", f"{arch} cannot judge pairs; use one of {', '.join(judges())}")
         return
@@ -82,7 +82,9 @@ def check_weights(config: Mapping[str, Any], report: Report) -> None:
     size = s[f"{path}.image_size"]
     patch = (model.get("vit") or {}).get("patch_size") or traits_of(arch).patch_size
     if size and size % patch:
-        report.add(f"{path}.image_size", f"{size} is not a multiple of its ViT's patches, {patch}")
+        report.add(
+            f"{path}.image_size", f"{size} is not a multiple of its ViT's patch size {patch}"
+        )
     if shipped and not s[f"{path}.checkpoint"] and not downloads:
-        why = f"{arch} has no published weights of that type, and Con-D must be trained"
+        why = f"{arch} has no published weights of that type; name the checkpoint of a Con-D"
         report.missing(f"{path}.checkpoint", why)

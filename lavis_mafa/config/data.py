@@ -1,4 +1,4 @@
-"""Checks of data sets: their splits, files, processors and toy worlds."""
+"""Check the datasets: their splits, files and processors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from lavis_mafa.config.lavis_classes import declared
 from lavis_mafa.config.run import evaluates_nothing
 from lavis_mafa.config.schema import SPLITS
 
-PHASES = {"train": "train", "val": "eval", "test": "eval"}  # whose processors a split takes
+PHASES = {"train": "train", "val": "eval", "test": "eval"}  # split to phase of its processors
 FOLDERS = ("images", "videos", "features")
 VISUAL = (BlipImageBaseProcessor, AlproVideoBaseProcessor, GPTVideoFeatureProcessor)
 TEXTUAL = (BlipCaptionProcessor, BlipQuestionProcessor)
@@ -29,27 +29,27 @@ OTHER_FILES = ("detections", "references", "instances")
 
 
 def check_data(config: Mapping[str, Any], report: Report) -> None:
-    """Checks ``datasets`` and the splits that ``run`` names; single keys have been checked."""
+    """Check ``datasets`` and the splits in ``run``, after single keys are checked."""
     s = Settings(config, report)
     training = s["run.evaluate"] is False
     _check_splits(s, report, training)
     _check_image_sizes(s, report, training)
     for name in s["datasets"] or {}:
-        _check_what_it_holds(name, s, report)
+        _check_samples(name, s, report)
         ask_class(registry.get_builder_class(name), f"datasets.{name}", config, report)
         _check_processors(name, s, report, training)
         _check_files(name, s, report)
 
 
 def _splits_of(name: str, s: Settings) -> list[str]:
-    """The splits that a data set's config tells of; none where the builder makes them itself."""
+    """Return the splits in a dataset's config; none if the builder creates them otherwise."""
     info = f"datasets.{name}.build_info"
     splits = [split for split, files in (s[f"{info}.annotations"] or {}).items() if files]
     return [*map(str, [*splits, *listed(s[f"{info}.splits"])])]
 
 
 def _used_splits(s: Settings, training: bool) -> set[str]:
-    """The splits that a run reads."""
+    """Return the splits that a run reads."""
     names = [*(["train_splits"] if training else []), "valid_splits", "test_splits"]
     named = [split for name in names for split in listed(s[f"run.{name}"])]
     return {split for split in named if isinstance(split, str)}
@@ -59,25 +59,27 @@ def _check_splits(s: Settings, report: Report, training: bool) -> None:
     if training and s["run.train_splits"] == []:
         report.add("run.train_splits", "is empty; name one (train), or set run.evaluate: True")
     names = ("train_splits", "valid_splits", "test_splits")
-    asked = {name: s[f"run.{name}"] or [] for name in names}
+    chosen = {name: s[f"run.{name}"] or [] for name in names}
     if s["run.evaluate"]:
-        del asked["train_splits"]
-        if not any(asked.values()):
-            report.add("run.test_splits", "is empty and so is run.valid_splits: nothing to do")
-    for key, splits in asked.items():
+        del chosen["train_splits"]
+        if not any(chosen.values()):
+            report.add(
+                "run.test_splits", "is empty and so is run.valid_splits; name a split to evaluate"
+            )
+    for key, splits in chosen.items():
         for i, split in enumerate(splits):
             if split in splits[:i]:
                 report.add(f"run.{key}[{i}]", f"{split!r} is named twice; name it once")
-    there: set[str] = set()
+    available: set[str] = set()
     for name in s["datasets"] or {}:
         splits = _splits_of(name, s)
         if not splits:
-            return  # the builder makes its splits otherwise
-        there.update(splits)
-    for key, splits in asked.items():
+            return  # the builder creates its splits without naming them in the config
+        available.update(splits)
+    for key, splits in chosen.items():
         for i, split in enumerate(splits):
-            if split in SPLITS and split not in there:
-                have = ", ".join(sorted(there))
+            if split in SPLITS and split not in available:
+                have = ", ".join(sorted(available))
                 report.add(f"run.{key}[{i}]", f"no dataset has a split {split!r}; they have {have}")
 
 
@@ -91,8 +93,8 @@ def _check_image_sizes(s: Settings, report: Report, training: bool) -> None:
                 report.add(key, f"{size} differs from model.image_size {image}")
 
 
-def _check_what_it_holds(name: str, s: Settings, report: Report) -> None:
-    """Tasks and models need samples of their kind."""
+def _check_samples(name: str, s: Settings, report: Report) -> None:
+    """Check that samples are of the kind that the task and the model need."""
     path, task = f"datasets.{name}", s["run.task"]
     holds, needed = declared("builder", name, "holds"), declared("task", task, "needs")
     if holds and needed and holds != needed:
@@ -102,8 +104,8 @@ def _check_what_it_holds(name: str, s: Settings, report: Report) -> None:
     seen, shown = s.traits.images_per_sample, declared("builder", name, "images_per_sample", 1)
     if holds == "labels" and seen and seen != shown:
         number = {1: "one image", 2: "two images"}
-        why = f"samples show {number[shown]}, and {s['model.arch']} sees"
-        report.add(path, f"{why} {number[seen]}; use another of them")
+        why = f"samples have {number[shown]}, and {s['model.arch']} takes"
+        report.add(path, f"{why} {number[seen]}; change one of them")
     given, classes = s["model.num_classes"], declared("builder", name, "num_classes")
     if given is not None and classes and needed == "labels" and given < classes:
         why = f"{given} is too few; {name} has labels of {classes} classes"
@@ -115,7 +117,7 @@ def _holds(builder: str) -> Any:
 
 
 def _check_processors(name: str, s: Settings, report: Report, training: bool) -> None:
-    """Pictures read from files need a processor in every phase that the run has."""
+    """Check that images read from files have a processor in every phase of the run."""
     path, builder = f"datasets.{name}", registry.get_builder_class(name)
     for phase in ("train", "eval"):
         where = f"{path}.vis_processor.{phase}"
@@ -128,29 +130,29 @@ def _check_processors(name: str, s: Settings, report: Report, training: bool) ->
             chosen = s[key]
             if chosen and _makes(chosen) == other:
                 example = {"vis": f"blip_image_{phase}", "text": "blip_caption"}[kind]
-                report.add(key, f"{chosen} is a {other}_processor; use such as {example}")
+                report.add(key, f"{chosen} is a {other}_processor; use for example {example}")
     pictures = s[f"{path}.data_type"] == "images" and s[f"{path}.build_info.images"] is not None
     if not pictures or builder is None:
         return
-    there = _splits_of(name, s)
-    phases = {PHASES[split] for split in _used_splits(s, training) & set(there) & set(PHASES)}
+    splits = _splits_of(name, s)
+    phases = {PHASES[split] for split in _used_splits(s, training) & set(splits) & set(PHASES)}
     if evaluates_nothing(s["run.task"]):
         phases.discard("eval")
     for phase in sorted(phases):
         reads_texts = declared("task", s["run.task"], "reads_texts", True)
         for kind, needed in (("vis", True), ("text", reads_texts)):
             key = f"{path}.{kind}_processor"
-            # LAVIS passes texts on as they are where no text processor is named at all.
+            # LAVIS leaves texts unprocessed if no text processor is named at all.
             lacks = s[f"{key}.{phase}"] is None and (kind == "vis" or s[key] is not None)
             known_bad = any(bad.startswith(key) for bad in report.bad)
             if needed and lacks and not known_bad:
-                why = f"run reads splits of {name} that need it; name one"
+                why = f"run reads splits of {name} that need this processor; name one"
                 example = {"vis": f"blip_image_{phase}", "text": "blip_caption"}[kind]
                 report.missing(f"{key}.{phase}", f"the {why}, such as {{name: {example}}}")
 
 
 def _makes(processor: str) -> str:
-    """Return ``vis`` or ``text``; "" for what is not known, such as a user's own."""
+    """Return ``vis`` or ``text``; "" for an unknown kind, such as a user's processor."""
     cls = registry.get_processor_class(processor)
     kinds = {"vis": VISUAL, "text": TEXTUAL}
     return next((kind for kind, bases in kinds.items() if cls and issubclass(cls, bases)), "")
@@ -159,16 +161,17 @@ def _makes(processor: str) -> str:
 def _check_files(name: str, s: Settings, report: Report) -> None:
     path = f"datasets.{name}.build_info"
     builder = registry.get_builder_class(name)
-    # LAVIS's way of building reads relative paths below its cache, any other from where it runs.
+    # LAVIS's `build_datasets` resolves relative paths in LAVIS's cache, others in the working
+    # directory.
     built = getattr(builder, "build_datasets", None)
     root = registry.get_path("cache_root") if built is BaseDatasetBuilder.build_datasets else ""
 
-    files_named = getattr(builder, "files_named", lambda file: [file])  # by a pattern
+    files_named = getattr(builder, "files_named", lambda file: [file])  # expands a pattern
 
     def places(file: str) -> list[str]:
         return list(files_named(os.path.expanduser(os.path.join(root, file))))
 
-    def there(file: str) -> bool:
+    def exists(file: str) -> bool:
         return bool(places(file)) and all(map(os.path.exists, places(file)))
 
     annotations = s[f"{path}.annotations"]
@@ -182,17 +185,17 @@ def _check_files(name: str, s: Settings, report: Report) -> None:
             continue
         for i, file in enumerate(storage):
             source = url[i] if url else ""
-            found = is_url(source) or os.path.isfile(source) or there(file)
+            found = is_url(source) or os.path.isfile(source) or exists(file)
             if report.machine and not found:
                 lost = f"neither url {source!r} nor storage {file!r}" if source else repr(file)
                 report.add(f"{where}.storage", f"no such file: {lost}")
     for key, folder in _named(path, FOLDERS, s):
-        if report.machine and not there(folder):
+        if report.machine and not exists(folder):
             report.add(key, f"no such folder: {folder!r}")
         elif report.machine and any(map(os.path.isfile, places(folder))):
             report.add(key, f"{folder!r} is a file; expected a folder")
     for key, file in _named(path, OTHER_FILES, s):
-        if report.machine and not there(file):
+        if report.machine and not exists(file):
             report.add(key, f"no such file: {file!r}")
     kind = s[f"datasets.{name}.data_type"]
     folders = [one for one in FOLDERS if isinstance(s[f"{path}.{one}"], Mapping)]
@@ -206,7 +209,7 @@ def _check_files(name: str, s: Settings, report: Report) -> None:
 
 
 def _named(path: str, kinds: tuple[str, ...], s: Settings) -> Iterator[tuple[str, str]]:
-    """Keys and values of what ``build_info`` names under some kinds."""
+    """Yield the keys and paths under ``build_info`` for the given kinds."""
     for kind in kinds:
         for value in listed(s[f"{path}.{kind}.storage"]):
             yield f"{path}.{kind}.storage", value

@@ -1,4 +1,4 @@
-"""Defaults: of the schema, and of the YAMLs that models and builders ship."""
+"""Defaults from the schema and from the YAMLs shipped with models and builders."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def fill(config: dict[str, Any], key: Key, tasks: Sequence[str]) -> None:
     """Fill in the schema's defaults where ``config`` lacks a key, in place.
 
     Args:
-        tasks: names of the run's task, the nearest first; see `names_of`.
+        tasks: names of the run's task, most specific first; see `names_of`.
     """
     for name, child in key.keys.items():
         by_task = [child.by_task[task] for task in tasks if task in child.by_task]
@@ -28,11 +28,14 @@ def fill(config: dict[str, Any], key: Key, tasks: Sequence[str]) -> None:
 
 
 def default_yaml(cls: Any, which: str | None) -> dict[str, Any]:
-    """Default YAML of a model or builder class as plain data; None: the first that it lists.
+    """Return the default YAML of a model or builder class as plain data.
+
+    Args:
+        which: type of the YAML; None: the first one listed.
 
     Raises:
-        LookupError: the class has no such type; the message names the ones that it has.
-        OSError: the YAML is not there.
+        LookupError: the class has no such type; the message lists its types.
+        OSError: the YAML cannot be read.
     """
     tables = ("PRETRAINED_MODEL_CONFIG_DICT", "DATASET_CONFIG_DICT")
     table: Mapping[str, str] = next(
@@ -40,14 +43,16 @@ def default_yaml(cls: Any, which: str | None) -> dict[str, Any]:
     )
     which = next(iter(table), "") if which is None else which
     if which not in table:
-        raise LookupError(f"{which!r} is no type of {cls.__name__}; {suggest(str(which), table)}")
+        raise LookupError(
+            f"{which!r} is not a type of {cls.__name__}; {suggest(str(which), table)}"
+        )
     plain: Any = OmegaConf.load(cls.default_config_path(which))
     plain = OmegaConf.to_container(plain, resolve=True)
     return plain if isinstance(plain, dict) else {}
 
 
 def default_or_report(path: str, cls: Any, which: Any, report: Report) -> dict[str, Any]:
-    """Default YAML of ``cls``; if there is none, ``path`` is reported and nothing returned."""
+    """Return the default YAML of ``cls``; if it has none, report ``path`` and return {}."""
     try:
         return default_yaml(cls, which if which is None else str(which))
     except (LookupError, OSError) as error:

@@ -1,7 +1,7 @@
-"""A key of a config, and the keys that follow from a settings class.
+"""A key of a config, and the keys derived from a settings class.
 
-A settings class is a dataclass whose fields are made by `lavis_mafa.algorithm.options.option`: it
-holds default, range and documentation of every setting, and `keys_of` reads them.
+A settings class is a dataclass whose fields are created by `lavis_mafa.algorithm.options.option`:
+it holds default, range and documentation of every setting, and `keys_of` reads them.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ class Key:
         kind: ``bool``, ``int``, ``float``, ``number`` (int or float, left as written), ``str``,
             ``strs`` (a string or a list of them), ``list``, ``mapping`` or ``any``.
         doc: one line.
-        source: who defined it: ``LAVIS`` or a section of a paper.
-        default: filled in if the key is absent; `UNSET`: nothing is filled in.
+        source: where it was defined: ``LAVIS``, this package or a section of a paper.
+        default: used if the key is absent; `UNSET`: the key stays absent.
         nullable: null is permitted.
-        low, high, above: range, both ends included; with ``above`` the lower end is excluded.
-        choices: the only values; a `Registry` gives the names it has when a value is checked.
+        low, high, above: inclusive range; ``above`` excludes the lower end.
+        choices: the permitted values; those of a `Registry` are looked up when a value is checked.
         registered: the value must be a name in this table of LAVIS's registry (``task``, ...).
         items: the items of a list.
         keys: the keys of a mapping, by name.
-        other: any further key of a mapping; None: none is permitted.
-        needed: the key must be given: ``always``, for ``training``, or for the named tasks and
-            runners.
+        other: any further key of a mapping; None: further keys are errors.
+        needed: when the key is required: ``always``, for ``training``, or for the named tasks
+            and runners.
         by_task: defaults that differ for some tasks.
         path: the value names something that must exist: ``file``, ``file or URL``, ``.npy file``,
             ``library file`` (relative to LAVIS's package), ``path or name`` (a name on the hub
             unless it looks like a path).
-        words: values of a path with a meaning of their own.
+        words: special values of a path, such as ``auto``.
         blank: '' is permitted.
-        also: common names of the key elsewhere; used to suggest the right one.
+        also: names of the key in other projects, for suggestions.
     """
 
     kind: str
@@ -112,10 +112,10 @@ _SIMPLE = {bool: "bool", int: "int", float: "float", str: "str"}
 
 
 def keys_of(settings: type, defaults: Any = None) -> dict[str, Key]:
-    """Return the keys of a settings class by name; fields that are no options are left out.
+    """Return the keys of a settings class by name; fields without `option` are skipped.
 
     Args:
-        defaults: an object of the class whose values are the defaults; None: those of the fields.
+        defaults: instance whose values are the defaults; None: the defaults of the fields.
     """
     hints = get_type_hints(settings)
     return {
@@ -134,7 +134,7 @@ def _default_of(one: dataclasses.Field[Any], defaults: Any) -> Any:
 
 
 def _key_of(annotation: Any, option: Option, default: Any) -> Key:
-    """Return the key of one field: its kind follows from the annotation."""
+    """Return the key of one field; the annotation determines its kind."""
     is_union = get_origin(annotation) in (Union, types.UnionType)
     members = [one for one in get_args(annotation) if one is not type(None)]
     nullable = is_union and len(members) < len(get_args(annotation))

@@ -1,14 +1,15 @@
-"""What LAVIS's own tasks and builders would declare as class attributes, if we could edit them.
+"""Class attributes of LAVIS's tasks and builders, which we cannot edit.
 
 Attributes of tasks:
-    asks_of_model: method of the model that evaluation calls; None: nothing in particular.
-    needs: what its samples must hold besides images, see `holds`.
+    asks_of_model: method of the model that evaluation calls; None: no particular method.
+    needs: what its samples must contain in addition to images, see `holds`.
     requires_k_test: whether ``run.k_test`` must be given for models that re-rank.
     reads_texts: whether evaluation reads texts that a text processor must process.
 Attributes of builders:
-    holds: what samples hold besides images: ``captions``, ``questions``, ``labels`` or ``boxes``.
-    num_classes: how many classes the labels have.
-    images_per_sample: 2 where a sample has two images.
+    holds: what samples contain in addition to images: ``captions``, ``questions``, ``labels`` or
+        ``boxes``.
+    num_classes: number of classes of the labels.
+    images_per_sample: 2 if a sample has two images.
 Models have traits, see `lavis_mafa.models.traits`.
 """
 
@@ -44,11 +45,11 @@ LAVIS_CLASSES: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
 
 
 def declared(kind: str, name: Any, attribute: str, default: Any = None) -> Any:
-    """Return what a registered class declares, itself or by inheritance.
+    """Return an attribute that a registered class declares or inherits.
 
     Args:
         kind: ``task`` or ``builder``, a table of LAVIS's registry.
-        name: under which the class is registered.
+        name: the class's registered name.
     """
     known: Mapping[str, Any] = registry.mapping[f"{kind}_name_mapping"]
     cls = known.get(name) if isinstance(name, str) else None

@@ -1,7 +1,7 @@
-"""Loads a config: file, options, default YAMLs, checks, defaults.
+"""Load a config: merge file, options and default YAMLs, check it and fill in the defaults.
 
 Precedence: ``--options``, then the file, then the default YAMLs of the model type and of every
-dataset's type (which are chosen after the options are in), then the schema's defaults.
+dataset's type (chosen after the options are merged), then the schema's defaults.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class ConfigError(ValueError):
     """A config that cannot work.
 
     Attributes:
-        problems: one line each, ``key: what is wrong and how to mend it``.
+        problems: one line each, ``key: what is wrong and how to fix it``.
     """
 
     def __init__(self, cfg_path: str, problems: Sequence[str]) -> None:
@@ -62,18 +62,18 @@ class ConfigError(ValueError):
 
 
 class MafaConfig(Config):
-    """LAVIS's `Config`, checked before anything is built.
+    """Extend LAVIS's `Config` by checks that run before anything is built.
 
-    It offers what LAVIS's code reads (``run_cfg``, ``model_cfg``, ``datasets_cfg``, ``config``,
-    ``to_dict()``, ``pretty_print()``, ``args``) and is registered as LAVIS's is. Defaults of the
-    schema are filled in, so that ``cfg.run_cfg.grit.queue_size`` can be read directly.
+    It has all attributes that LAVIS's code reads (``run_cfg``, ``model_cfg``, ``datasets_cfg``,
+    ``config``, ``to_dict()``, ``pretty_print()``, ``args``) and is registered like LAVIS's. The
+    schema's defaults are filled in, so that ``cfg.run_cfg.grit.queue_size`` can be read directly.
 
     Args:
         args: has ``cfg_path`` and ``options``, as ``train.py`` parses them.
-        machine: check also that files and devices are there.
+        machine: also check that files and devices exist.
 
     Attributes:
-        notes: what is worth saying about a config that works.
+        notes: warnings about a config that works.
 
     Raises:
         ConfigError: lists every problem found.
@@ -97,12 +97,12 @@ class MafaConfig(Config):
 def load_config(
     cfg_path: str | Path, options: Sequence[str] | None = None, machine: bool = True
 ) -> MafaConfig:
-    """Reads and checks a config.
+    """Load and check a config.
 
     Args:
         cfg_path: YAML file with ``run``, ``model`` and ``datasets``, or the name of a shipped one.
         options: ``["run.seed=7", ...]``, or LAVIS's older ``["run.seed", "7", ...]``.
-        machine: check also that files and devices are there.
+        machine: also check that files and devices exist.
 
     Raises:
         ConfigError: lists every problem found, one a line.
@@ -115,7 +115,7 @@ def load_config(
 
 
 def format_config(cfg: Config) -> str:
-    """The whole config as YAML, ``run`` first."""
+    """Return the whole config as YAML, ``run`` first."""
     plain = cfg.to_dict()
     parts = {name: plain[name] for name in ("run", "model", "datasets")}
     return OmegaConf.to_yaml(OmegaConf.create(parts))
@@ -125,7 +125,7 @@ def _find(cfg_path: str | Path) -> str:
     """Return the path of a config given by path or by the name of a shipped one.
 
     Raises:
-        ConfigError: if a name has several meanings, or none.
+        ConfigError: if no config or several configs have the name.
     """
     if os.path.lexists(cfg_path):
         return str(cfg_path)
@@ -137,17 +137,17 @@ def _find(cfg_path: str | Path) -> str:
         return str(found)
     near = near_names(cfg_path)
     cure = f"; did you mean {' or '.join(near)}?" if near else "; `lavis-mafa list` shows all names"
-    problem = f"{cfg_path}: cannot be read: no such file, and no shipped config is called so{cure}"
+    problem = f"{cfg_path}: cannot be read: no such file or shipped config{cure}"
     raise ConfigError(str(cfg_path), [problem])
 
 
 def _load_plugins(user: Any, problems: list[str]) -> None:
-    """Import what ``run.plugins`` names and what is installed, so that its keys are known."""
+    """Import installed plugins and those in ``run.plugins``, so that their keys are known."""
     run = user.get("run")
     names = run.get("plugins") if isinstance(run, dict) else None
     try:
         load_plugins()
-        # What is no list of strings is reported by the check.
+        # The check reports a value that is not a list of strings.
         for name in names if isinstance(names, list) else ():
             if isinstance(name, str):
                 load_plugins([name])
@@ -156,7 +156,7 @@ def _load_plugins(user: Any, problems: list[str]) -> None:
 
 
 def _read(cfg_path: str, options: Sequence[str] | None, problems: list[str]) -> Any:
-    """File and options merged, as plain data; None if they cannot be read."""
+    """Merge file and options into plain data; return None if they cannot be read."""
     chosen = _read_options(list(options or []), problems)
     try:
         loaded = OmegaConf.load(cfg_path)
@@ -175,7 +175,7 @@ def _read(cfg_path: str, options: Sequence[str] | None, problems: list[str]) -> 
 
 
 def _read_options(options: list[str], problems: list[str]) -> DictConfig:
-    """``key=value``, or LAVIS's older ``key value``."""
+    """Parse options ``key=value``, or LAVIS's older ``key value``."""
     merged = OmegaConf.create()
     rest = iter(options)
     for option in rest:
@@ -203,16 +203,16 @@ def _one_line(error: Exception) -> str:
 def complete(
     user: Mapping[str, Any], machine: bool = True
 ) -> tuple[dict[str, Any], list[str], list[str]]:
-    """Checks a config given as plain data and adds all defaults.
+    """Check a config given as plain data and add all defaults.
 
     Returns:
-        The whole config, the problems (none: it can work) and the notes.
+        The whole config, the problems (empty if it is valid) and the notes.
     """
-    early = Report(SCHEMA)  # what is wrong with the names that decide which keys there are
+    early = Report(SCHEMA)  # problems of the names that determine the schema, such as model.arch
     user, schema, shipped = schema_of(user, early)
     report = Report(schema, _active(user.get("run")), machine)
     report.bad |= early.bad
-    # The user's config is walked on top of the default YAMLs, which are trusted where they agree.
+    # Values of the default YAMLs that the user did not change are not checked.
     trusted = {name: shipped[name] for name in ("model", "datasets") if name in shipped}
     config = walk(_merge(trusted, user), schema, "", report, trusted)
     run = config.get("run")
@@ -231,9 +231,9 @@ def complete(
 def schema_of(
     user: Mapping[str, Any], report: Report
 ) -> tuple[dict[str, Any], Key, dict[str, Any]]:
-    """The config as it is checked, the schema of its model and data sets, and their default YAMLs.
+    """Return the config to check, the schema of its model and datasets, and their default YAMLs.
 
-    What is wrong with the names that decide which keys there are goes into ``report``.
+    Problems of the names that determine the schema, such as ``model.arch``, go into ``report``.
     """
     user = {str(name): value for name, value in user.items()}
     user = _without_con_d(user)
@@ -251,7 +251,7 @@ def schema_of(
 
 
 def _without_con_d(user: dict[str, Any]) -> dict[str, Any]:
-    """A config that only evaluates mines nothing: Con-D is neither looked for nor built."""
+    """Disable Con-D in an evaluation-only config; mining happens only in training."""
     run, model = user.get("run"), user.get("model")
     mafa = model.get("mafa") if isinstance(model, dict) else None
     only_evaluates = isinstance(run, dict) and run.get("evaluate") is True
@@ -261,7 +261,7 @@ def _without_con_d(user: dict[str, Any]) -> dict[str, Any]:
 
 
 def _active(run: Any) -> list[str]:
-    """What decides which keys of ``run`` must be there."""
+    """Return the conditions under which keys are required; see `Key.needed`."""
     if not isinstance(run, dict):
         return ["always"]
     training = ["training", *names_of("runner", run.get("runner"))]
@@ -271,7 +271,7 @@ def _active(run: Any) -> list[str]:
 
 
 def _model_keys(user: dict[str, Any], report: Report) -> tuple[dict[str, Any], Key]:
-    """Default YAML of the model and the keys that its arch takes."""
+    """Return the default YAML of the model and the keys that its arch accepts."""
     arch, model_type = user.get("arch"), user.get("model_type")
     ours = {**MODEL_MAFA, "mafa": mafa_key(), **MODEL_PARTS}
     key = replace(SCHEMA.keys["model"], keys={**MODEL, **ours})
@@ -284,19 +284,19 @@ def _model_keys(user: dict[str, Any], report: Report) -> tuple[dict[str, Any], K
         report.add("model.model_type", f"missing; {arch} has {', '.join(types)}; use one of them")
     else:
         shipped = default_or_report("model.model_type", cls, model_type, report)
-    # With a wrong model type the keys of the first one tell which keys are right.
+    # If the model type is wrong, the keys of the first type are accepted instead.
     names = shipped or default_or_report("", cls, None, Report(SCHEMA))
     traits = traits_of(cls)
     if not traits.loads_with_our_loader:
-        # What its default YAML has is added below, by example.
+        # `_extend` adds the keys of its default YAML below.
         key = replace(key, keys=dict(MODEL))
         for name in ours:
             if name in user and name not in names.get("model", {}):
                 why = f"not read by {arch}; only models of lavis_mafa and their subclasses read it"
-                report.add(f"model.{name}", f"{why}; leave it out")
+                report.add(f"model.{name}", f"{why}; remove it")
                 key = replace(key, keys={**key.keys, name: ANY})
     else:
-        # A key that LAVIS's other models read would be accepted here without any effect.
+        # Keys that only LAVIS's other models read would have no effect here, so reject them.
         read = {*MODEL_MAFA, *BUILD_KEYS, *names.get("model", {})}
         for other in getattr(cls, "PRETRAINED_MODEL_CONFIG_DICT", {}):
             read |= default_yaml(cls, other).get("model", {}).keys()
@@ -304,8 +304,8 @@ def _model_keys(user: dict[str, Any], report: Report) -> tuple[dict[str, Any], K
         if not traits.trains_by_step:
             left = {name: one for name, one in key.keys.items() if name != "mafa"}
             if "mafa" in user:
-                why = f"without effect: {arch} does not train by the step of lavis_mafa"
-                report.add("model.mafa", f"{why}; leave it out")
+                why = f"has no effect: {arch} does not train by the step of lavis_mafa"
+                report.add("model.mafa", f"{why}; remove it")
                 left["mafa"] = ANY
             key = replace(key, keys=left)
     key = replace(key, keys={**key.keys, **options_of_class(cls, "model_options")})
@@ -313,7 +313,7 @@ def _model_keys(user: dict[str, Any], report: Report) -> tuple[dict[str, Any], K
 
 
 def _datasets_keys(user: dict[str, Any], report: Report) -> tuple[dict[str, Any], Key]:
-    """Default YAMLs of the datasets, by builder, and the keys that they take."""
+    """Return the default YAMLs of the datasets, by builder, and the keys that they accept."""
     shipped: dict[str, Any] = {}
     keys: dict[str, Key] = {}
     for name, given in user.items():
@@ -327,7 +327,7 @@ def _datasets_keys(user: dict[str, Any], report: Report) -> tuple[dict[str, Any]
         found = default_or_report(f"datasets.{name}.type", builder, which, report).get(
             "datasets", {}
         )
-        # LAVIS's default YAMLs do not always call the dataset as its builder is called.
+        # In LAVIS's default YAMLs the dataset's name may differ from the builder's.
         shipped[name] = next(iter(found.values()), {})
         info = DATASET["build_info"]
         info = replace(info, keys={**info.keys, **options_of_class(builder, "build_options")})
@@ -338,7 +338,7 @@ def _datasets_keys(user: dict[str, Any], report: Report) -> tuple[dict[str, Any]
 
 
 def _with_processors(key: Key, dataset: Any) -> Key:
-    """Adds the parameters of the processors chosen: the arguments of their constructors."""
+    """Add the constructor arguments of the chosen processors as keys."""
     keys = dict(key.keys)
     for kind in ("vis_processor", "text_processor"):
         chosen = dataset.get(kind) if isinstance(dataset, dict) else None
@@ -365,7 +365,7 @@ def _with_processors(key: Key, dataset: Any) -> Key:
 
 
 def _extend(key: Key, shipped: Mapping[str, Any]) -> Key:
-    """Adds the keys of a default YAML. Mappings of ours stay closed: the schema has them all."""
+    """Add the keys of a default YAML; our own mappings are complete in the schema already."""
     keys = dict(key.keys)
     for name, value in shipped.items():
         if name not in keys:
@@ -376,7 +376,7 @@ def _extend(key: Key, shipped: Mapping[str, Any]) -> Key:
 
 
 def _like(value: Any) -> Key:
-    """A key that takes what ``value`` is an example of."""
+    """Return a key that accepts values of the type of ``value``."""
     if isinstance(value, bool):
         return Key("bool", "see the default YAML", nullable=True)
     if isinstance(value, (int, float)):
@@ -388,7 +388,7 @@ def _like(value: Any) -> Key:
 
 
 def _merge(below: Any, above: Any) -> Any:
-    """``above`` on top of ``below``: mappings key by key, all else replaced as a whole."""
+    """Merge ``above`` over ``below``: mappings key by key; other values are replaced."""
     if not isinstance(below, Mapping) or not isinstance(above, Mapping):
         return copy.deepcopy(above)
     merged = copy.deepcopy(dict(below))

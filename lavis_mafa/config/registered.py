@@ -1,4 +1,4 @@
-"""Keys of what is registered: by this package, by installed plugins and by users' own files."""
+"""Keys of registered entries: of this package, of installed plugins and of users' files."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from lavis_mafa.config.key import Key, keys_of
 from lavis_mafa.config.schema import RUN, SCHEMA
 from lavis_mafa.models.con_d.discriminator import DISCRIMINATORS
 
-OF_THE_STEP: tuple[Registry[Any], ...] = (PICKERS, SOFT_LABELS, LOSSES)
+STEP_REGISTRIES: tuple[Registry[Any], ...] = (PICKERS, SOFT_LABELS, LOSSES)
 
 
 def mafa_key() -> Key:
-    """Return the key ``model.mafa``, with the settings of everything that is registered now."""
+    """Return the key ``model.mafa`` with the settings of all entries registered so far."""
     mafa = SCHEMA.keys["model"].keys["mafa"]
     weights, con_d = mafa.keys["loss_weights"], mafa.keys["con_d"]
     further = {
@@ -35,15 +35,15 @@ def mafa_key() -> Key:
         "loss_weights": replace(weights, keys={**weights.keys, **further}),
         "con_d": replace(con_d, keys={**con_d.keys, **own_keys(DISCRIMINATORS), "arch": arch}),
     }
-    # `posterior` is registered and has had a field of the step's settings from the beginning.
+    # `posterior` is a registered label and also a field of the step's settings.
     built_in = {field.name for field in fields(StepSettings)}
-    for one in OF_THE_STEP:
+    for one in STEP_REGISTRIES:
         keys.update({name: key for name, key in own_keys(one).items() if name not in built_in})
     return replace(mafa, keys=keys)
 
 
 def own_keys(one: Registry[Any]) -> dict[str, Key]:
-    """Return the mappings with the settings of registered entries, by the entries' names."""
+    """Return a mapping key with the settings of each registered entry, by the entry's name."""
     return {
         name: Key(
             "mapping",
@@ -58,21 +58,25 @@ def own_keys(one: Registry[Any]) -> dict[str, Key]:
 
 
 def options_of_class(cls: Any, attribute: str) -> dict[str, Key]:
-    """Return the keys that a class declares by a settings class: ``model_options`` (keys of
-    ``model``), ``build_options`` (of ``build_info``) or ``run_options`` (of ``run``)."""
+    """Return the keys of the settings class that a class declares as ``attribute``.
+
+    Args:
+        attribute: ``model_options`` (keys of ``model``), ``build_options`` (of ``build_info``) or
+            ``run_options`` (of ``run``).
+    """
     settings = getattr(cls, attribute, None)
     return {} if settings is None else keys_of(settings)
 
 
 def run_key(run: Any) -> Key:
-    """Return the key ``run``, with the options of the task that a config names."""
+    """Return the key ``run`` with the options of the config's task."""
     task = run.get("task") if isinstance(run, Mapping) else None
     cls = registry.get_task_class(task) if isinstance(task, str) else None
     return replace(SCHEMA.keys["run"], keys={**options_of_class(cls, "run_options"), **RUN})
 
 
 def names_of(kind: str, name: Any) -> list[str]:
-    """Return a registered name and those of the classes that its class is derived from.
+    """Return a registered name and the registered names of its class's base classes.
 
     Args:
         kind: table of LAVIS's registry, such as ``task``.

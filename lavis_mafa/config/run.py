@@ -1,4 +1,4 @@
-"""Checks of ``run``: what is trained or evaluated, its schedule, its texts and its folder."""
+"""Check ``run``: task, schedule, generated texts and output folder."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from lavis_mafa.config.check import Report, Settings, ask_class
 from lavis_mafa.config.lavis_classes import declared
 from lavis_mafa.models.traits import traits_of
 
-LARGEST_SEED = 2**32 - 2**16  # NumPy's, less the number of the rank, which is added
+LARGEST_SEED = 2**32 - 2**16  # NumPy's limit is 2**32 - 1, and the rank is added to the seed
 
 
 def check_run(config: Mapping[str, Any], report: Report) -> None:
-    """Checks what keys of ``run`` say together; single keys have been checked and filled."""
+    """Check constraints between keys of ``run``, after single keys are checked and filled."""
     s = Settings(config, report)
     training = s["run.evaluate"] is False
     _check_loop(s, report, training)
@@ -39,34 +39,34 @@ def _check_loop(s: Settings, report: Report, training: bool) -> None:
 
 
 def _check_task(s: Settings, report: Report, training: bool) -> None:
-    """A task asks a model for something, and not every model can give it."""
+    """Check that the model has the method that the task evaluates by."""
     task, name = s["run.task"], s["model.arch"]
     arch = registry.get_model_class(name or "")
     evaluates = [key for key in ("valid_splits", "test_splits") if s[f"run.{key}"]]
-    asked = declared("task", task, "asks_of_model")
-    if arch and evaluates and asked and not hasattr(arch, asked):
-        able = [one for one in registry.list_models() if _can(one, asked)]
-        why = f"{task} evaluates by {asked}(), which {name} has not; models that have it: "
+    method = declared("task", task, "asks_of_model")
+    if arch and evaluates and method and not hasattr(arch, method):
+        able = [one for one in registry.list_models() if _can(one, method)]
+        why = f"{task} evaluates by {method}(), which {name} lacks; models that have it: "
         report.add("run.task", why + ", ".join(able))
     silent = evaluates_nothing(task)
     if silent and s["run.evaluate"]:
-        why = "evaluates nothing; name the task that the model is to be scored by"
+        why = "evaluates nothing; name a task that does, such as mafa_retrieval"
         report.add("run.task", f"{task} {why}")
     if s["run.evaluate"] and s.traits.loads_with_our_loader:
         if not (s["model.load_finetuned"] or s["model.load_pretrained"]):
             why = "is False and so is load_pretrained: random weights are evaluated"
             report.note("model.load_finetuned", why)
     if silent and evaluates and not s["run.evaluate"]:
-        report.note(f"run.{evaluates[0]}", f"without effect: task {task} evaluates nothing")
+        report.note(f"run.{evaluates[0]}", f"has no effect: task {task} evaluates nothing")
     if s["run.k_test"] == 0 and not s.traits.ranks_without_itm:
-        why = f"0 (ITC only) is for models of lavis_mafa; {name} needs >= 1"
+        why = f"0 (ITC only) is supported by models of lavis_mafa; {name} needs >= 1"
         report.add("run.k_test", why)
     if s["run.k_test"] is None and s.traits.reranks and declared("task", task, "requires_k_test"):
-        report.missing("run.k_test", f"task {task} needs it, such as 128")
+        report.missing("run.k_test", f"task {task} needs it; use for example 128")
 
 
 def evaluates_nothing(task: str | None) -> bool:
-    """Whether a task passes over the splits that it is to evaluate."""
+    """Return whether a task evaluates nothing, whatever splits are given."""
     evaluation = getattr(registry.get_task_class(task or ""), "evaluation", None)
     return evaluation is ImageTextPretrainTask.evaluation
 
@@ -79,16 +79,19 @@ def _can(arch: str, method: str) -> bool:
 def _check_schedule(s: Settings, report: Report) -> None:
     schedule, high, low = s["run.lr_sched"], s["run.init_lr"], s["run.min_lr"]
     if schedule == "linear_warmup_step_lr" and s["run.lr_decay_rate"] is None:
-        report.missing("run.lr_decay_rate", "linear_warmup_step_lr needs it, such as 0.9")
+        report.missing("run.lr_decay_rate", "linear_warmup_step_lr needs it; use for example 0.9")
     if None not in (high, low) and low > high:
-        why = f"{low} is more than run.init_lr {high}: the learning rate would rise; use at most it"
+        why = f"{low} is more than run.init_lr: the learning rate would rise; use at most {high}"
         report.add("run.min_lr", why)
     first, steps = s["run.warmup_lr"], s["run.warmup_steps"]
     if steps and None not in (high, first) and first > high:
-        report.note("run.warmup_lr", f"{first} is more than run.init_lr {high}: nothing warms up")
+        report.note(
+            "run.warmup_lr",
+            f"{first} is more than run.init_lr {high}: the rate falls during warm-up",
+        )
     epochs, horizon = s["run.max_epoch"], s["run.lr_horizon"]
     if epochs and horizon and horizon < epochs and "cosine" in str(schedule):
-        why = f"{horizon} is less than run.max_epoch {epochs}: the cosine would rise again after it"
+        why = f"{horizon} is less than run.max_epoch {epochs}: the cosine would rise again"
         report.add("run.lr_horizon", f"{why}; use {epochs} or more, or null")
     limit = s["run.max_steps"]
     if steps and limit and steps >= limit:
@@ -96,18 +99,18 @@ def _check_schedule(s: Settings, report: Report) -> None:
         report.note("run.warmup_steps", why)
     keep = s["run.keep_every_epochs"]
     if keep and epochs and keep > epochs:
-        why = f"{keep} is more than run.max_epoch {epochs}: no checkpoint is kept beside the last"
+        why = f"{keep} is more than run.max_epoch {epochs}: no checkpoint is kept except the last"
         report.note("run.keep_every_epochs", why)
 
 
 def _check_texts(s: Settings, report: Report) -> None:
-    """Generated texts and what they are scored against."""
+    """Check the lengths of generated texts and the annotations that they are scored against."""
     for short, long in (("min_len", "max_len"), ("cap_min_length", "cap_max_length")):
         least, most = s[f"run.{short}"], s[f"run.{long}"]
         if None not in (least, most) and least > most:
-            report.add(f"run.{short}", f"{least} is more than run.{long} {most}; use at most that")
+            report.add(f"run.{short}", f"{least} is more than run.{long}; use at most {most}")
     if s["run.metrics"] == []:
-        report.add("run.metrics", "is empty; name some, or set run.report_metric: False")
+        report.add("run.metrics", "is empty; name a metric, or set run.report_metric: False")
     given = s["run.annotation_file"]
     by_split = given if isinstance(given, Mapping) else {"": given}
     for split, path in by_split.items():
@@ -122,8 +125,8 @@ def _check_texts(s: Settings, report: Report) -> None:
 def _check_folder(s: Settings, report: Report) -> None:
     job = s["run.job_id"]
     if job and (job in (".", "..") or {"/", "\\", "\0"} & set(job)):
-        why = f"{job!r} is no name of one folder; choose it by run.output_dir, and here its last"
-        report.add("run.job_id", f"{why} part alone")
+        why = f"{job!r} is not the name of one folder; put its parents into run.output_dir"
+        report.add("run.job_id", why)
     folders = {"run.output_dir": s["run.output_dir"]}
     folders["model.mafa.con_d.keep_images"] = s["model.mafa.con_d.keep_images"]
     for key, folder in folders.items():
@@ -134,10 +137,10 @@ def _check_folder(s: Settings, report: Report) -> None:
 
 
 def _problem_of_folder(folder: Path) -> str | None:
-    """Why nothing can be written below a folder, which need not be there yet; None if it can."""
-    there = next((one for one in (folder, *folder.parents) if one.exists()), folder)
-    if not there.is_dir():
-        return f"{there} is a file; name a folder"
-    if not os.access(there, os.W_OK | os.X_OK):
-        return f"{there} cannot be written to; name another folder, or change its permissions"
+    """Return why nothing can be written to a folder, which need not exist yet; None if it can."""
+    nearest = next((one for one in (folder, *folder.parents) if one.exists()), folder)
+    if not nearest.is_dir():
+        return f"{nearest} is a file; name a folder"
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        return f"{nearest} is not writable; name another folder, or change its permissions"
     return None

@@ -1,8 +1,8 @@
-"""Keys of a config file: LAVIS's, and ours that are in no settings class.
+"""Keys of a config file: LAVIS's, and those of ours that are not in a settings class.
 
-``check.py`` checks a config against `SCHEMA`; `known_schema` adds the settings of what is
-registered. Keys that only one model or data set has follow from its default YAML and from the
-settings class that it declares (``model_options``, ``build_options``).
+``check.py`` checks a config against `SCHEMA`; ``registered.py`` adds the settings of registered
+entries. Keys of a single model or dataset are derived from its default YAML and from the settings
+class that it declares (``model_options``, ``build_options``).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from lavis_mafa.models.con_d.settings import ConDSettings
 OURS = "lavis_mafa"
 SPLITS = ("train", "val", "test")
 CAPTION_METRICS = ("bleu", "meteor", "rouge", "cider", "spice")
-ANY = Key("any", "passed on as it is")
+ANY = Key("any", "passed on unchanged")
 TRAINING = ("training",)
 GENERATION = ("captioning", "mafa_captioning", "dialogue")
 
@@ -31,16 +31,16 @@ GRIT = keys_of(GritSettings)
 
 RUN = {
     # LAVIS: what to run
-    "task": Key("str", "what is trained or evaluated", registered="task", needed=ALWAYS),
+    "task": Key("str", "what to train or evaluate", registered="task", needed=ALWAYS),
     "runner": Key("str", "the training loop (runner_mafa if absent)", registered="runner"),
     "evaluate": Key("bool", "evaluate only, no training", default=False),
     "train_splits": _splits("splits to train on"),
     "valid_splits": _splits("splits evaluated after every epoch"),
     "test_splits": _splits("splits evaluated at the end"),
-    "output_dir": Key("str", "where checkpoints, logs and results go", needed=ALWAYS,
+    "output_dir": Key("str", "folder of checkpoints, logs and results", needed=ALWAYS,
                       also=("out_dir", "save_dir")),
     "seed": Key("int", "random seed", default=42, low=0, also=("random_seed",)),
-    "resume_ckpt_path": Key("str", "checkpoint to go on from; auto: the newest of output_dir",
+    "resume_ckpt_path": Key("str", "checkpoint to resume; auto: the newest in output_dir",
                             default=None, nullable=True, path="file or URL", words=("auto",),
                             also=("resume", "resume_from")),
     # LAVIS: optimiser
@@ -80,73 +80,73 @@ RUN = {
     "use_dist_eval_sampler": Key("bool", "split evaluation over the ranks", default=True),
     "log_freq": Key("int", "steps between TensorBoard points", default=50, low=1),
     # LAVIS: tasks
-    "report_metric": Key("bool", "score what was generated (default True)"),
-    "annotation_file": Key("any", "captions to score against, JSON in COCO's format: a path, or "
-                           "one for each split; null: the data set's own", nullable=True,
+    "report_metric": Key("bool", "score the generated texts (default True)"),
+    "annotation_file": Key("any", "reference captions, JSON in COCO's format: a path, or a "
+                           "path for each split; null: those of the dataset", nullable=True,
                            also=("gt_file", "coco_gt_file")),
-    "k_test": Key("int", "candidates re-ranked with ITM in retrieval; 0: ITC alone", low=0),
+    "k_test": Key("int", "candidates re-ranked with ITM in retrieval; 0: ITC only", low=0),
     "num_beams": Key("int", "beams of generation", low=1, needed=GENERATION),
-    "max_len": Key("int", "longest text generated, in tokens", low=1, needed=GENERATION),
-    "min_len": Key("int", "shortest text generated, in tokens", low=0, needed=GENERATION),
+    "max_len": Key("int", "maximum length of generated texts, in tokens", low=1, needed=GENERATION),
+    "min_len": Key("int", "minimum length of generated texts, in tokens", low=0, needed=GENERATION),
     "inference_method": Key("str", "how VQA answers are found", choices=("rank", "generate")),
     "num_ans_candidates": Key("int", "answers ranked in VQA", low=1),
-    "prompt": Key("str", "prompt around a question, or that a caption begins after",
+    "prompt": Key("str", "prompt around a question, or before a caption",
                   blank=True),
-    "length_penalty": Key("float", "exponent of the length in beam search; below 0: short texts"),
+    "length_penalty": Key("float", "exponent of the length in beam search; < 0: shorter texts"),
     "block_num": Key("int", "layer of GradCAM (PNP-VQA, mafa_grounding), from 0; null: the third "
                      "with cross-attention", nullable=True, low=0),
     "num_captions": Key("int", "captions per image (PNP-VQA)", low=1),
     "num_captions_fid": Key("int", "captions per answer (PNP-VQA)", low=1),
     "num_patches": Key("int", "patches kept (PNP-VQA)", low=1),
-    "cap_max_length": Key("int", "longest caption (PNP-VQA)", low=1),
-    "cap_min_length": Key("int", "shortest caption (PNP-VQA)", low=0),
+    "cap_max_length": Key("int", "maximum caption length (PNP-VQA)", low=1),
+    "cap_min_length": Key("int", "minimum caption length (PNP-VQA)", low=0),
     "internal_bsz_fid": Key("int", "mini-batch inside the reader (PNP-VQA)", low=1),
     "top_k": Key("int", "top-k of caption sampling (PNP-VQA)", low=0),
-    "top_p": Key("float", "top-p of caption sampling (PNP-VQA, and mafa_captioning in the place of "
-                 "beams)", low=0, high=1),
-    "repetition_penalty": Key("float", "penalty of repetitions in captions", low=0),
+    "top_p": Key("float", "top-p of caption sampling (PNP-VQA; mafa_captioning: replaces beam "
+                 "search)", low=0, high=1),
+    "repetition_penalty": Key("float", "penalty on repeated tokens in captions", low=0),
     # ours
-    "plugins": Key("list", "Python files or modules with code of your own, imported before the "
+    "plugins": Key("list", "Python files or modules with your own code, imported before the "
                    "config is checked", OURS, default=[], items=Key("str")),
-    "retrieval_metrics": Key("list", "mafa_retrieval: registered metrics to report as well", OURS,
+    "retrieval_metrics": Key("list", "mafa_retrieval: further registered metrics to report", OURS,
                              default=[], items=Key("str", choices=METRICS)),
-    "metrics": Key("list", "caption metrics; null: all that this machine can score", OURS,
+    "metrics": Key("list", "caption metrics; null: all whose tools are installed", OURS,
                    nullable=True, items=Key("str", choices=CAPTION_METRICS)),
-    "gradcam_tokens": Key("str", "mafa_grounding: tokens that a heat map is averaged over",
+    "gradcam_tokens": Key("str", "mafa_grounding: tokens over which a heat map is averaged",
                           "ALBEF 6.4", choices=("all", "words")),
     "save_scores": Key("bool", "retrieval: write scores_<split>.npz into the result folder", OURS),
     "truth_file": Key("str", "retrieval: JSON list of valid [image, caption] pairs beyond the "
                       "original ones; null: none", OURS, nullable=True, path="file"),
-    "save_maps": Key("int", "mafa_grounding: how many heat maps are written as pictures", OURS,
+    "save_maps": Key("int", "mafa_grounding: number of heat maps to write as images", OURS,
                      low=0),
     "amp_dtype": Key("str", "number format of amp", OURS, default="fp16", choices=("fp16", "bf16")),
     "max_grad_norm": Key("float", "clip gradients to this norm; null: no clipping", OURS,
                          default=None, nullable=True, low=0, above=True, also=("clip_grad",)),
     "lr_horizon": Key("int", "epochs that the cosine spans; null: max_epoch", "GRIT-VLP 5.1",
                       default=None, nullable=True, low=1),
-    "max_steps": Key("int", "stop after that many steps of the whole run", OURS, default=None,
+    "max_steps": Key("int", "stop after this many steps of the whole run", OURS, default=None,
                      nullable=True, low=1),
     "save_every_steps": Key("int", "steps between checkpoints inside an epoch", OURS,
                             default=None, nullable=True, low=1),
-    "keep_every_epochs": Key("int", "keep a checkpoint every that many epochs", OURS,
+    "keep_every_epochs": Key("int", "epochs between checkpoints that are kept", OURS,
                              default=None, nullable=True, low=1),
     "job_id": Key("str", "folder under output_dir; null: a time stamp; '': output_dir itself",
                   OURS, default=None, nullable=True, blank=True),
-    "max_failed_saves": Key("int", "checkpoints in a row that may fail to be written, as on a full "
-                            "disk, while training goes on; 0: stop at the first", OURS, default=3,
-                            low=0),
-    "skip_bad_steps": Key("int", "optimizer steps of the whole run with a loss or gradient that "
-                          "is not finite that are left out; the next one stops it", OURS,
+    "max_failed_saves": Key("int", "maximum number of consecutive failed checkpoint writes before "
+                            "training stops; 0: stop at the first", OURS, default=3, low=0),
+    "skip_bad_steps": Key("int", "maximum number of steps with a non-finite loss or gradient to "
+                          "skip in the whole run; the next one stops the run", OURS,
                           default=0, low=0),
-    "max_unreadable": Key("float", "share of the samples of a rank and epoch that may be "
-                          "unreadable, image or caption", OURS, default=0.01, low=0, high=1),
-    "log_connections": Key("int", "mined connections written per epoch", OURS, default=64, low=0),
+    "max_unreadable": Key("float", "maximum share of samples with an unreadable image or caption, "
+                          "by rank and epoch", OURS, default=0.01, low=0, high=1),
+    "log_connections": Key("int", "number of mined connections to log per epoch", OURS,
+                           default=64, low=0),
     "tensorboard": Key("bool", "write TensorBoard event files", OURS, default=True),
     "dist_timeout_minutes": Key("float", "how long ranks wait for each other", OURS,
                                 default=30.0, low=0, high=1e6, above=True),
-    "find_unused_parameters": Key("bool", "passed to DDP; null: as the model needs", OURS,
+    "find_unused_parameters": Key("bool", "passed to DDP; null: chosen by the model", OURS,
                                   default=None, nullable=True),
-    "pairs_per_pass": Key("int", "pairs fused at once in re-ranking; null: what suits the device",
+    "pairs_per_pass": Key("int", "pairs in one forward pass of re-ranking; null: set by the device",
                           OURS, default=None, nullable=True, low=1),
     "compile": Key("bool", "torch.compile the image encoders: minutes at the start, then fewer "
                    "kernels on a GPU; not with activation checkpointing", OURS, default=False),
@@ -166,7 +166,7 @@ MAFA = {
 
 MODEL = {
     "arch": Key("str", "registered name of the model", registered="model", needed=ALWAYS),
-    "model_type": Key("str", "which default YAML of the arch", needed=ALWAYS),
+    "model_type": Key("str", "name of the arch's default YAML", needed=ALWAYS),
     "load_pretrained": Key("bool", "start from `pretrained`"),
     "pretrained": Key("str", "pre-trained checkpoint, file or URL", nullable=True, blank=True),
     "load_finetuned": Key("bool", "start from `finetuned`"),
@@ -174,8 +174,8 @@ MODEL = {
     "image_size": Key("int", "image side in pixels", low=1, also=("img_size", "resolution")),
     "vit_type": Key("str", "size of the ViT", choices=("base", "large")),
     "vit_ckpt_layer": Key("int", "layers with activation checkpointing", low=0),
-    "vit_drop_path_rate": Key("float", "stochastic depth of the ViT", low=0, high=0.99),
-    "vit_layer_norm_epsilon": Key("float", "epsilon of layer norm; -1: that of the ViT", low=-1),
+    "vit_drop_path_rate": Key("float", "stochastic depth rate of the ViT", low=0, high=0.99),
+    "vit_layer_norm_epsilon": Key("float", "epsilon of layer norm; -1: the ViT's default", low=-1),
     "vit_grad_ckpt": Key("bool", "activation checkpointing in the ViT"),
     "use_grad_checkpoint": Key("bool", "activation checkpointing"),
     "med_config_path": Key("str", "JSON config of the text encoder", path="library file"),
@@ -183,7 +183,7 @@ MODEL = {
     "momentum": Key("float", "momentum of the momentum encoders", low=0, high=1),
     "alpha": Key("float", "weight of momentum distillation", low=0, high=1),
     "temp": Key("float", "initial ITC temperature", low=0, above=True, also=("temperature",)),
-    "max_txt_len": Key("int", "longest caption in tokens", low=3, also=("max_words",)),
+    "max_txt_len": Key("int", "maximum caption length in tokens", low=3, also=("max_words",)),
     "mlm_mask_prob": Key("float", "share of masked tokens", low=0, high=1,
                          also=("mlm_probability",)),
     "queue_size": Key("int", "features in the momentum queue", low=0),
@@ -196,9 +196,9 @@ MODEL = {
     "vit_precision": Key("str", "number format of the ViT", choices=("fp16", "fp32")),
     "vit_model": Key("str", "ViT of BLIP-2", choices=("eva_clip_g", "clip_L")),
     "q_former_model": Key("str", "checkpoint of the Q-Former", path="file or URL"),
-    "num_query_token": Key("int", "queries of the Q-Former", low=1),
+    "num_query_token": Key("int", "number of queries of the Q-Former", low=1),
     "cross_attention_freq": Key("int", "layers from one cross-attention to the next", low=1),
-    "drop_path_rate": Key("float", "stochastic depth of BLIP-2's ViT", low=0, high=0.99),
+    "drop_path_rate": Key("float", "stochastic depth rate of BLIP-2's ViT", low=0, high=0.99),
     "opt_model": Key("str", "OPT: a name on the hub or a folder", path="path or name"),
     "t5_model": Key("str", "T5: a name on the hub or a folder", path="path or name"),
     "apply_lemmatizer": Key("bool", "lemmatise VQA answers"),
@@ -207,12 +207,12 @@ MODEL = {
     "image_question_matching_model": Key("mapping", "part of PNP-VQA", other=ANY),
     "image_captioning_model": Key("mapping", "part of PNP-VQA", other=ANY),
     "question_answering_model": Key("mapping", "part of PNP-VQA", other=ANY),
-    "question_generation_moodel": Key("mapping", "part of Img2Prompt-VQA, spelt so", other=ANY),
+    "question_generation_moodel": Key("mapping", "part of Img2Prompt-VQA (sic)", other=ANY),
 }  # fmt: skip
 
 # Only for models that load with our loader, see `lavis_mafa.models.traits`.
 MODEL_MAFA = {
-    "tokenizer": Key("str", "vocab.txt, folder or name on the hub; null: the arch's own", OURS,
+    "tokenizer": Key("str", "vocab.txt, folder or name on the hub; null: the arch's default", OURS,
                      nullable=True, path="path or name"),
     "vit": Key("mapping", "a ViT of any size", OURS, nullable=True, keys={
         "patch_size": Key("int", "patch side in pixels", OURS, low=1),
@@ -223,11 +223,11 @@ MODEL_MAFA = {
     "mafa": Key("mapping", "the training step", "MAFA 4", default={}, keys=MAFA),
 }  # fmt: skip
 
-# Only for archs in whose default YAML they stand.
+# Only for archs that have the key in their default YAML.
 MODEL_PARTS = {
     "vit_weights": Key("str", "weights of the image encoder; null: random", OURS, nullable=True,
                        path="file or URL", words=("published",)),
-    "bert_weights": Key("str", "BERT that the Q-Former or text encoder begins with; null: random",
+    "bert_weights": Key("str", "BERT to initialise the Q-Former or text encoder from; null: random",
                         OURS, nullable=True, path="path or name"),
     "q_former_config": Key("str", "JSON of the Q-Former's sizes; null: BERT-base's", OURS,
                            nullable=True, path="library file"),
@@ -238,14 +238,14 @@ MODEL_PARTS = {
 # Arguments of processors, by their names.
 ARGUMENTS = {
     "image_size": Key("int", "image side in pixels", low=1),
-    "max_words": Key("int", "words after which a caption is cut", low=1),
-    "min_scale": Key("float", "smallest share of a picture that is cropped", low=0, high=1,
+    "max_words": Key("int", "maximum number of words of a caption; the rest is cut", low=1),
+    "min_scale": Key("float", "minimum share of the image's area that a crop covers", low=0, high=1,
                      above=True),
-    "max_scale": Key("float", "largest share of a picture that is cropped", low=0, high=1,
+    "max_scale": Key("float", "maximum share of the image's area that a crop covers", low=0, high=1,
                      above=True),
     "prompt": Key("str", "text before every caption", blank=True),
-    "mean": Key("list", "of the colours; null: CLIP's", nullable=True, items=Key("float")),
-    "std": Key("list", "of the colours; null: CLIP's", nullable=True,
+    "mean": Key("list", "mean of the colours; null: CLIP's", nullable=True, items=Key("float")),
+    "std": Key("list", "standard deviation of the colours; null: CLIP's", nullable=True,
                items=Key("float", low=0, above=True)),
 }  # fmt: skip
 
@@ -255,17 +255,17 @@ _PROCESSOR = Key("mapping", "one processor", nullable=True, other=ANY, keys={
 })  # fmt: skip
 _PROCESSORS = {"train": _PROCESSOR, "eval": _PROCESSOR}
 _ANNOTATIONS = Key("mapping", "annotation files of one split", nullable=True, keys={
-    "url": Key("strs", "where it is downloaded or copied from", nullable=True),
+    "url": Key("strs", "source to download or copy from", nullable=True),
     "md5": Key("strs", "checksum of the download", nullable=True),
-    "storage": Key("strs", "where it lies", needed=ALWAYS),
+    "storage": Key("strs", "path of the file", needed=ALWAYS),
 })  # fmt: skip
-_STORAGE = Key("mapping", "folder", keys={"storage": Key("strs", "where the files lie")})
+_STORAGE = Key("mapping", "folder", keys={"storage": Key("strs", "path of the folder")})
 
 # The keys of `datasets.<builder>`; those of the builder's default YAML are added.
 DATASET = {
-    "type": Key("str", "which default YAML of the builder"),
+    "type": Key("str", "name of the builder's default YAML"),
     "data_type": Key("str", "kind of visual input", choices=("images", "videos", "features")),
-    "data_dir": Key("str", "not read by LAVIS's builders", nullable=True, blank=True),
+    "data_dir": Key("str", "not used by LAVIS's builders", nullable=True, blank=True),
     "dataset_card": Key("str", "description of the dataset", nullable=True, blank=True),
     "sample_ratio": Key("float", "share of this dataset in training", low=0),
     "vis_processor": Key("mapping", "image or video processors", keys=_PROCESSORS),
@@ -281,6 +281,6 @@ SCHEMA = Key("mapping", "a config file", keys={
     "run": Key("mapping", "what to run and how", needed=ALWAYS, keys=RUN),
     "model": Key("mapping", "the model", needed=ALWAYS,
                  keys={**MODEL, **MODEL_MAFA, **MODEL_PARTS}),
-    "datasets": Key("mapping", "datasets by registered builder", needed=ALWAYS,
+    "datasets": Key("mapping", "datasets, by registered builder", needed=ALWAYS,
                     other=Key("mapping", "one dataset", nullable=True, keys=DATASET)),
 })  # fmt: skip

@@ -1,7 +1,7 @@
-"""Checks of the files with weights that a config names, before anything is built from them.
+"""Check the weight files that a config names, before anything is built from them.
 
-What is read of a checkpoint are its names, shapes and plain values; the file as a whole is read
-once, for its checksums.
+A checkpoint is memory-mapped: the checks look at names, shapes and plain values, but verifying its
+checksums reads the whole file once.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from lavis_mafa.models.checkpoints import config_of, problem_of_origin
 from lavis_mafa.models.con_d.discriminator import DISCRIMINATORS
 
 CON_D = "model.mafa.con_d"
-# Keys that name a file with weights, wherever they stand below ``model``; in folders of language
-# models and BERTs, transformers looks for these files.
+# Keys at any depth below ``model`` that name a weight file, and keys that name a folder in which
+# transformers looks for INSIDE.
 FILES = ("pretrained", "finetuned", "vit_weights", "q_former_model", "checkpoint")
 FOLDERS, INSIDE = ("bert_weights", "opt_model", "t5_model"), "pytorch_model*.bin"
 WIDTHS = {"base": 768, "large": 1024, "eva_clip_g": 1408, "clip_L": 1024}
-# Which axis of which weight has the size that a key of ``model`` gives.
+# (weight, axis, key of ``model`` that gives the size of this axis)
 SIZES = (
     ("visual_encoder.patch_embed.proj.weight", 0, "width of the ViT"),
     ("visual_encoder.patch_embed.proj.weight", 2, "vit.patch_size"),
@@ -48,8 +48,11 @@ SIZES = (
 
 
 def check_weight_files(config: Mapping[str, Any], report: Report) -> None:
-    """Checks every local file of weights that a config names: that it is there where it is needed,
-    as it was saved, nothing but tensors and plain values, and of a model that can serve."""
+    """Check every local weight file in a config.
+
+    It must exist if it is needed, be undamaged, contain only tensors and plain values, and come
+    from a compatible model.
+    """
     s = Settings(config, report)
     _check_named(s, report)
     if not report.machine:
@@ -58,7 +61,7 @@ def check_weight_files(config: Mapping[str, Any], report: Report) -> None:
     for key, path in _files(s["model"] or {}, "model"):
         name = key.rpartition(".")[2]
         unread = s[f"{key.rpartition('.')[0]}.load_{name}"] is False
-        # Ours reads one of the two.
+        # Our loader reads only one of `pretrained` and `finetuned`.
         unread |= ours and key == "model.pretrained" and s["model.load_finetuned"] is True
         if unread or key in report.bad or key.startswith(f"{CON_D}."):
             continue
@@ -76,14 +79,14 @@ def check_weight_files(config: Mapping[str, Any], report: Report) -> None:
         try:
             np.load(order, mmap_mode="r", allow_pickle=False)
         except (ValueError, OSError, EOFError) as error:
-            report.add("run.grit.first_order", f"{order} is no file of numbers: {error}")
+            report.add("run.grit.first_order", f"{order} is not a readable .npy file: {error}")
 
 
 def check_con_d_file(config: Mapping[str, Any], report: Report) -> None:
-    """Checks the checkpoint of Con-D, and the weights below its ``model``."""
+    """Check the checkpoint of Con-D, and the weight files below its ``model``."""
     s = Settings(config, report)
     if s[f"{CON_D}.arch"] in DISCRIMINATORS:
-        return  # no model
+        return  # not a model, so it has no weights
     for key, path in _files(s[CON_D] or {}, CON_D):
         content = None if key in report.bad else _read(key, path, report)
         cls = registry.get_model_class(s[f"{CON_D}.arch"] or "")
@@ -102,23 +105,23 @@ def check_con_d_file(config: Mapping[str, Any], report: Report) -> None:
             built: Any = OmegaConf.to_container(model, resolve=True)
         except (OmegaConfBaseException, ValueError) as error:
             why = str(error).splitlines()[0]
-            report.add(key, f"{path} records a config of its model that cannot be read: {why}")
+            report.add(key, f"{path} contains a model config that cannot be read: {why}")
             continue
         _check_state(key, path, content, built, report)
 
 
 def _check_named(s: Settings, report: Report) -> None:
-    """That there is a file where one is wanted, and that it is wanted where there is one."""
+    """Check that each file to load exists, and that each file given will be loaded."""
     if s["run.evaluate"] and s["run.resume_ckpt_path"]:
-        why = "nothing is resumed when only evaluating; name it as model.finetuned"
-        report.add("run.resume_ckpt_path", f"{why}, with model.load_finetuned: True")
+        why = "has no effect with run.evaluate: True; use model.finetuned"
+        report.add("run.resume_ckpt_path", f"{why} and model.load_finetuned: True")
     if not s.traits.pretrained_is_file:
         return
     ours = s.traits.loads_with_our_loader
     for name in ("pretrained", "finetuned"):
         key, path, wanted = f"model.{name}", s[f"model.{name}"], s[f"model.load_{name}"]
         hint = f"name a file or URL, or set model.load_{name}: False"
-        # Of the two our models read `finetuned` only, if both are to be loaded.
+        # If both are to be loaded, our models read only `finetuned`.
         unread = ours and s["model.load_finetuned"] is True
         optional = name == "pretrained" and (s.traits.starts_from_parts or unread)
         if wanted and not path and not optional and key not in report.bad:
@@ -131,7 +134,7 @@ def _check_named(s: Settings, report: Report) -> None:
 
 
 def _files(mapping: Mapping[str, Any], above: str) -> Iterator[tuple[str, str]]:
-    """Keys and local files of weights below a mapping."""
+    """Yield the keys and paths of local weight files below a mapping."""
     for name, value in mapping.items():
         key = f"{above}.{name}"
         if isinstance(value, Mapping):
@@ -169,22 +172,22 @@ def _check_state(
         report.add(key, problem)
         return
     if not state:
-        report.add(key, f"{path} holds no weights")
+        report.add(key, f"{path} contains no weights")
         return
     expected, wrong = _sizes_of(model), {}
     for weight, axis, name in SIZES:
-        there = state.get(weight)
-        here = expected.get(name)
-        if isinstance(there, Tensor) and there.ndim > axis and isinstance(here, int):
-            if there.shape[axis] != here:
-                wrong[name] = f"{name} {there.shape[axis]} in the file, {here} here"
+        tensor = state.get(weight)
+        size = expected.get(name)
+        if isinstance(tensor, Tensor) and tensor.ndim > axis and isinstance(size, int):
+            if tensor.shape[axis] != size:
+                wrong[name] = f"{name} {tensor.shape[axis]} in the file, {size} here"
     if wrong:
         why = "; ".join(wrong.values())
         report.add(key, f"{path} was saved by a model of other sizes: {why}")
 
 
 def _sizes_of(model: Mapping[str, Any]) -> dict[str, Any]:
-    """What a ``model`` config says of the sizes in `SIZES`."""
+    """Return the sizes in `SIZES` that a ``model`` config gives."""
     sizes = {name: model.get(name) for name in ("embed_dim", "num_query_token")}
     vit = model.get("vit")
     if isinstance(vit, Mapping):
@@ -197,12 +200,12 @@ def _sizes_of(model: Mapping[str, Any]) -> dict[str, Any]:
         text = json.loads(Path(find_config(model["med_config_path"])).read_text(encoding="utf-8"))
         sizes["hidden_size of med_config_path"] = text.get("hidden_size")
     except (LookupError, TypeError, AttributeError, OSError, ValueError):
-        pass  # it has none, or it is reported elsewhere
+        pass  # no text encoder, or reported elsewhere
     return sizes
 
 
 def _check_resumed(path: str, s: Settings, report: Report) -> None:
-    """That a run of the same model can go on from a file."""
+    """Check that the run can resume from a checkpoint."""
     key = "run.resume_ckpt_path"
     if is_url(path) or key in report.bad:
         return

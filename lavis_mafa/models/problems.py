@@ -1,4 +1,4 @@
-"""What models that train by the step, and models with a language model, check in a config."""
+"""Config checks of models that train by the step, and of models with a language model."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ SOFT, RULE, WEIGHTS = (
 
 
 def problems_of_step(cls: Any, cfg: ConfigView) -> Iterator[Problem]:
-    """Yield contradictions among ``model.mafa`` and what it depends on."""
+    """Yield contradictions between ``model.mafa`` and the keys that it depends on."""
     arch, training = cfg["model.arch"], cfg.training
     yield from _soft_labels(cls, cfg)
     weights = cfg[WEIGHTS] or {}
     if training and weights and not any(cfg[f"{WEIGHTS}.{name}"] != 0 for name in weights):
-        yield Problem(WEIGHTS, "all are 0: nothing to train; give one of them 1")
+        yield Problem(WEIGHTS, "all are 0: nothing to train; set one of them to 1")
     temp = cfg["model.temp"]
     if traits_of(cls).trains_by_step and temp and not 0.001 <= temp <= 0.5:
         yield Problem(
-            "model.temp", f"{temp} is out of range; a temperature is kept in [0.001, 0.5]"
+            "model.temp", f"{temp} is out of range; the temperature is clamped to [0.001, 0.5]"
         )
     if training and cfg[f"{WEIGHTS}.itm"] == 0 and cfg["run.k_test"]:
         why = "re-ranks by an ITM head that loss_weights.itm: 0 does not train; 0: ITC only"
@@ -39,7 +39,7 @@ def problems_of_step(cls: Any, cfg: ConfigView) -> Iterator[Problem]:
     used = [one for one in cfg[f"{RULE}.use_in"] or () if cfg[f"{WEIGHTS}.{one}"] != 0]
     excused = f"{RULE}.use_in" in cfg.wrong or cfg[f"{RULE}.action"] == "keep"
     if cfg["model.mafa.con_d"] and training and not used and not excused:
-        why = "no loss that has a weight uses connections; name one, or set action: keep to count"
+        why = "no loss with a weight uses connections; name one, or set action: keep"
         yield Problem(f"{RULE}.use_in", why)
     if cfg["model.mlm_mask_prob"] == 0 and cfg[f"{WEIGHTS}.lm"] and training:
         why = "0 hides no token: nothing to predict; use 0.15, or loss_weights.lm: 0"
@@ -47,16 +47,16 @@ def problems_of_step(cls: Any, cfg: ConfigView) -> Iterator[Problem]:
     yield from _con_d(cfg)
     low, high = cfg[f"{RULE}.low"], cfg[f"{RULE}.high"]
     if None not in (low, high) and low > high:
-        yield Problem(f"{RULE}.low", f"{low} is more than {RULE}.high {high}; use at most that")
+        yield Problem(f"{RULE}.low", f"{low} is more than {RULE}.high {high}; use at most {high}")
     if cfg[f"{WEIGHTS}.lmi"] and not traits_of(cls).keeps_word_states:
-        why = f"needs states of words, and {arch} keeps none; use albef_mafa"
+        why = f"needs hidden states of words, which {arch} does not keep; use albef_mafa"
         yield Problem(f"{WEIGHTS}.lmi", why)
 
 
 def _con_d(cfg: ConfigView) -> Iterator[Problem]:
     task = registry.get_task_class(cfg["run.task"] or "")
     if cfg["model.mafa.con_d.arch"] == "oracle" and not hasattr(task, "before_training"):
-        why = "only task mafa_pretrain tells the oracle the truth; use it, or name a model"
+        why = "oracle needs run.task: mafa_pretrain, which provides the ground truth"
         yield Problem("model.mafa.con_d.arch", why)
 
 
@@ -67,7 +67,7 @@ def _soft_labels(cls: Any, cfg: ConfigView) -> Iterator[Problem]:
         yield Problem(f"{SOFT}.type", f"momentum: {why}")
     for name in ("imc", "lmi"):
         if cfg[f"{WEIGHTS}.{name}"] and kind != "momentum":
-            why = f"needs momentum encoders ({SOFT}.type: momentum), and that is {kind}"
+            why = f"needs momentum encoders; {SOFT}.type is {kind}, use momentum"
             yield Problem(f"{WEIGHTS}.{name}", why)
     random = cfg.training and cfg["run.grit.enabled"] is False
     later = kind in ("smoothed", "consistency") and cfg[f"{SOFT}.start_epoch"] is None
@@ -77,7 +77,7 @@ def _soft_labels(cls: Any, cfg: ConfigView) -> Iterator[Problem]:
 
 
 def problems_of_language_model(cls: Any, cfg: ConfigView) -> Iterator[Problem]:
-    """Yield what keeps a model from being built with, or trained through, its language model."""
+    """Yield problems of building a model with its language model, or of training through it."""
     key = f"model.{cls.llm_key}"
     if cfg[key] is None and key not in cfg.wrong:
         yield Problem(key, "is empty; name a folder or a model on the hub")

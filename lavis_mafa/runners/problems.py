@@ -1,4 +1,4 @@
-"""What `RunnerMafa` checks in a config."""
+"""Config checks of `RunnerMafa`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from lavis_mafa.problems import ConfigView, Problem
 
 
 def problems_of_runner(cfg: ConfigView) -> Iterator[Problem]:
-    """Yield contradictions among ``run`` that the training loop does not resolve."""
+    """Yield contradictions between keys of ``run`` that would break or silently change training."""
     if not cfg.training:
         return
     if cfg["run.grit.enabled"]:
@@ -16,16 +16,16 @@ def problems_of_runner(cfg: ConfigView) -> Iterator[Problem]:
     else:
         for name in ("first_order", "naive", "save_order"):
             if cfg[f"run.grit.{name}"]:
-                why = "without effect: run.grit.enabled is False"
+                why = "has no effect: run.grit.enabled is False"
                 yield Problem(f"run.grit.{name}", why, is_note=True)
     if cfg["run.train_splits"] not in (None, [], ["train"]):
-        yield Problem("run.train_splits", "LAVIS trains on the split train; use ['train']")
+        yield Problem("run.train_splits", "training supports only the split train; use ['train']")
     if cfg["run.train_dataset_ratios"]:
-        why = "runner_mafa reads every sample once in an epoch; leave it out"
+        why = "has no effect: runner_mafa uses every sample once per epoch; remove it"
         yield Problem("run.train_dataset_ratios", why)
     for name in cfg["datasets"] or {}:
         if cfg[f"datasets.{name}.sample_ratio"] is not None:
-            why = "without effect: runner_mafa reads every sample once in an epoch"
+            why = "has no effect: runner_mafa uses every sample once per epoch; remove it"
             yield Problem(f"datasets.{name}.sample_ratio", why, is_note=True)
 
 
@@ -34,10 +34,10 @@ def _grouped(cfg: ConfigView) -> Iterator[Problem]:
     batch, epochs = cfg["run.batch_size_train"], cfg["run.max_epoch"]
     key = "run.grit.search_space"
     if None not in (queue, search) and search > queue:
-        why = f"{search} is more than run.grit.queue_size {queue}; M is a part of L"
+        why = f"{search} is more than run.grit.queue_size {queue}; use at most {queue}"
         yield Problem(key, why)
     elif None not in (batch, search) and search < batch:
-        why = f"less than run.batch_size_train {batch}: mini-batches join several search spaces"
+        why = f"less than run.batch_size_train {batch}: a mini-batch combines several search spaces"
         yield Problem(key, f"{search} is {why}", is_note=True)
     elif None not in (batch, search) and search == batch:
         yield Problem(key, "equals run.batch_size_train: nothing is grouped", is_note=True)
@@ -46,5 +46,5 @@ def _grouped(cfg: ConfigView) -> Iterator[Problem]:
         why = f"{start} is not below max_epoch: no epoch is grouped"
         yield Problem("run.grit.start_epoch", why, is_note=True)
     if start == 0 and not cfg["run.grit.naive"]:
-        why = "is 0: nothing is collected yet; use 1 or naive: True"
+        why = "is 0, but epoch 0 has no features to group by; use 1 or naive: True"
         yield Problem("run.grit.start_epoch", why)

@@ -173,7 +173,10 @@ def _check_size(cfg: Any, datasets: Any) -> None:
         if queue % together:
             raise ConfigError(
                 str(cfg.args.cfg_path),
-                [f"model.queue_size: {queue} is no multiple of the batch of all ranks, {together}"],
+                [
+                    f"model.queue_size: {queue} must be a multiple of the global batch size "
+                    f"{together}; change model.queue_size or run.batch_size_train"
+                ],
             )
     sizes = [len(parts["train"]) for parts in datasets.values() if "train" in parts]
     needed = int(run_cfg.batch_size_train) * int(run_cfg.world_size)

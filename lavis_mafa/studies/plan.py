@@ -146,8 +146,9 @@ class _Maker:
         if row.run:
             job = self.shared(row.run)
             if isinstance(job, str):
-                why = f"row {row.name}: {row.run} is given and not run; leave the row out by --rows"
-                raise StudyError(self.plan.study.path, [why])
+                why = f"row {row.name}: {row.run} was replaced by --given and has no results"
+                cure = "exclude this row with --rows"
+                raise StudyError(self.plan.study.path, [f"{why}; {cure}"])
             return {"": job}
         stages = self.plan.study.stages
         first = next(iter(stages))

@@ -406,23 +406,24 @@ class _Reader:
     def _check_placeholders(
         self, shared: Mapping[str, Step], stages: Mapping[str, Step], rows: Sequence[Row]
     ) -> None:
-        """Check that placeholders name runs before the one that has them."""
-        there = {name: step for name, step in shared.items() if step.given}
+        """Check that every placeholder names an earlier run."""
+        earlier = {name: step for name, step in shared.items() if step.given}
         for kind, steps in (("shared", shared), ("stages", stages)):
             for place, step in enumerate(steps.values()):
-                self._check_names(f"{kind}.{step.name}", step.names, there)
+                self._check_names(f"{kind}.{step.name}", step.names, earlier)
                 for row in rows if kind == "stages" and not place else ():
                     values = [*row.options.values()]
-                    self._check_names(f"row {row.name}", placeholders(values), there)
-                there[step.name] = step
+                    self._check_names(f"row {row.name}", placeholders(values), earlier)
+                earlier[step.name] = step
 
-    def _check_names(self, where: str, names: set[str], there: Mapping[str, Step]) -> None:
+    def _check_names(self, where: str, names: set[str], earlier: Mapping[str, Step]) -> None:
         for name in sorted(names - {*OWN}):
-            if name not in there:
-                why = f"{{{name}}} is no run before it; {suggest(name, there)}"
+            if name not in earlier:
+                why = f"{{{name}}} is not an earlier run; {suggest(name, earlier)}"
                 self.problems.append(f"{where}: {why}")
-            elif not there[name].writes:
-                self.problems.append(f"{where}: {name} leaves no checkpoint for {{{name}}}")
+            elif not earlier[name].writes:
+                why = f"{name} writes no checkpoint, so {{{name}}} cannot be used here"
+                self.problems.append(f"{where}: {why}")
 
     def _columns(self, stages: Mapping[str, Step]) -> dict[str, Column]:
         found, known = {}, list(stages) or [""]

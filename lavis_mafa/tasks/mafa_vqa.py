@@ -67,8 +67,8 @@ class MafaVQATask(VQATask):
         answers = getattr(model, "predict_answers", None)
         given = cfg["run.length_penalty"] is not None
         if given and answers and not results.takes(answers, "length_penalty"):
-            why = f"{arch}.predict_answers() takes none; leave it out"
-            yield Problem("run.length_penalty", why)
+            why = f"{arch}.predict_answers() has no argument length_penalty"
+            yield Problem("run.length_penalty", f"{why}; remove run.length_penalty")
 
     def __init__(self, *args: Any, length_penalty: float | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

@@ -159,7 +159,7 @@ WRONG = [
     ("run.train_splits", "train", "such as [train]"),
     ("run.train_splits", ["tran"], "did you mean train?"),
     ("run.train_splits", [], "is empty"),
-    ("run.train_dataset_ratios", {"toy_scenes": 1.0}, "leave it out"),
+    ("run.train_dataset_ratios", {"toy_scenes": 1.0}, "remove it"),
     ("run.resume_ckpt_path", "nowhere.pth", "no such file"),
     ("run.grit.enabled", None, "is empty"),
     ("run.grit.queue_size", 0, ">= 1"),
@@ -172,7 +172,7 @@ WRONG = [
     ("model.arch", DELETE, "missing"),
     ("model.model_type", DELETE, "albef_mafa has base, tiny"),
     ("model.model_type", "tinny", "did you mean tiny?"),
-    ("model.model_type", ["tiny"], "is no type"),
+    ("model.model_type", ["tiny"], "is not a type"),
     ("model.tokenizer", "nowhere/vocab.txt", "no such path"),
     ("model.med_config_path", "nowhere.json", "no such library file"),
     ("model.pretrained", "nowhere.pth", "nothing is loaded"),  # not read: load_pretrained is off
@@ -293,7 +293,7 @@ def test_options_override_the_file(save):
     [
         (["run.sead=7"], "run.sead: unknown key; did you mean run.seed?"),
         (["seed=7"], "seed: unknown key; did you mean run.seed?"),
-        (["model.model_type=huge"], "model.model_type: 'huge' is no type of AlbefMafa"),
+        (["model.model_type=huge"], "model.model_type: 'huge' is not a type of AlbefMafa"),
         (["run.seed=7", "run.amp"], "'run.amp' has no value"),
         (["run.seed", "7", "run.amp"], "'run.amp' has no value"),
         (["run.seed=[7"], "run.seed: 'run.seed=[7' cannot be read"),
@@ -593,12 +593,12 @@ def test_no_junk_breaks_the_check(changes):
         (
             {"run.task": "mafa_retrieval", "run.k_test": 8, "model.mafa.con_d": {"arch": "oracle"}},
             "model.mafa.con_d.arch",
-            "only task mafa_pretrain",
+            "oracle needs run.task: mafa_pretrain",
         ),
         (
             {"model.mafa.learn_temperature": False, "model.temp": 0.7},
             "model.temp",
-            "kept in [0.001, 0.5]",
+            "clamped to [0.001, 0.5]",
         ),
         (
             {

@@ -126,8 +126,11 @@ CONTENTS = {
     "numbers": (lambda state: {"model": {"epoch": 3}}, "holds no state dict"),
     "a name": (lambda state: {"model": "albef"}, "holds no state dict"),
     "settings": (lambda state: {"lr": 1e-3, "epoch": 3}, "holds no state dict"),
-    "no weights": (lambda state: {"model": {}}, "holds no weights"),
-    "a queue alone": (lambda state: {"model": {"image_queue": torch.ones(2)}}, "holds no weights"),
+    "no weights": (lambda state: {"model": {}}, "contains no weights"),
+    "only a queue": (
+        lambda state: {"model": {"image_queue": torch.ones(2)}},
+        "contains no weights",
+    ),
 }
 
 
@@ -234,7 +237,7 @@ def test_what_a_checkpoint_records_of_itself_may_be_nonsense(saved, recorded, in
     path = saved("albef_mafa", named("nonsense", recorded), nonsense)
     assert problems("model.pretrained", path) == []
     found = problems("model.mafa.con_d.checkpoint", path)
-    assert all("records a config of its model that cannot be read" in line for line in found)
+    assert all("contains a model config that cannot be read" in line for line in found)
     assert len(found) == isinstance(recorded, (str, list))
     injected("wrong checkpoint named by a config", 1)
 

@@ -85,7 +85,7 @@ def test_a_vit_in_fp16_cannot_be_trained():
     with pytest.raises(ConfigError, match="fp16 is for a frozen ViT"):
         toy("blip2", "model.vit_precision=fp16")
     cfg = toy("blip2", "model.vit_precision=fp16", "model.freeze_vit=True")
-    assert any("no fp16 on cpu; fp32 is used" in note for note in cfg.notes)
+    assert any("fp16 is not supported on cpu; fp32 is used" in note for note in cfg.notes)
 
 
 def test_files_are_remembered_wherever_they_are_used(tmp_path, monkeypatch):

@@ -200,10 +200,10 @@ def test_mixed_precision_on_a_gpu(world, tmp_path, arch, amp_dtype):
 @pytest.mark.parametrize(
     "given, told",
     [
-        (["run.grit.enabled=True"], "run.grit.enabled: is True, but {arch} gives no features"),
+        (["run.grit.enabled=True"], "run.grit.enabled: is True, but {arch} provides no features"),
         (
             ["model.mafa.con_d.arch=oracle"],
-            "model.mafa: without effect: {arch} does not train by the step",
+            "model.mafa: has no effect: {arch} does not train by the step",
         ),
         (["model.{key}=null"], "model.{key}: is empty; name a folder or"),
         (["model.{key}=./nowhere"], "model.{key}: no such path: './nowhere'"),

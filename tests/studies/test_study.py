@@ -272,9 +272,9 @@ def test_all_problems_of_a_file_are_told_together(tmp_path):
         )
     expected = [
         *("base_small.yaml.colums: unknown; did you mean columns?", "row: unknown"),
-        *("{strat} is no run before it; did you mean start?", "test.py, expected train.py"),
+        *("{strat} is not an earlier run; did you mean start?", "test.py, expected train.py"),
         *("rows.0.option: unknown; did you mean options?", "no setting randon"),
-        *("there are two called 'a'", "{test} is no run before it", "rows.2.name: missing"),
+        *("there are two called 'a'", "{test} is not an earlier run", "rows.2.name: missing"),
         *("options.run.grit: is a mapping", "shows: no column tr;", "tr1 is not among the"),
         *("seeds: are ['x']", "at_once: is 0", "figure.x: run.lr does not vary"),
         *("search_space: is 3, expected a list", "settings.random: is 3, expected a mapping"),

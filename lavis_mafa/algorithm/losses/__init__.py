@@ -1,7 +1,7 @@
 """Losses of the step: functions of a `StepContext`, registered in `LOSSES`.
 
-Pure functions on tensors and the losses made of them stand in one module each. A loss is computed
-if its ``model.mafa.loss_weights.<name>`` is above 0.
+Each module holds the tensor functions and the losses that use them. A loss is computed if its
+``model.mafa.loss_weights.<name>`` is above 0.
 """
 
 from lavis_mafa.algorithm.losses.contrastive import consistency_loss, contrastive_loss, itc

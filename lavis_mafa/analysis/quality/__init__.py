@@ -1,1 +1,1 @@
-"""How good a Con-D is: by truth, by people, and beside another."""
+"""Measure Con-D's accuracy against ground truth, human labels and another Con-D."""

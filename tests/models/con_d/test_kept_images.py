@@ -384,9 +384,9 @@ def test_nothing_is_kept_unasked(toy_train):
     ("con_d", "problem"),
     [
         ({"own_view": True}, None),
-        ({}, "needs a view of Con-D's own: .*own_view: True"),
-        ({"own_view": False}, "needs a view of Con-D's own"),
-        ({"arch": "oracle", "own_view": True}, "oracle is no model with an image encoder"),
+        ({}, "needs images without augmentation; .*own_view: True"),
+        ({"own_view": False}, "needs images without augmentation"),
+        ({"arch": "oracle", "own_view": True}, "oracle is not a model with an image encoder"),
         ({"own_view": "yes"}, "own_view: 'yes' is not True or False"),
     ],
 )
