@@ -51,7 +51,17 @@ def register_with_lavis() -> None:
     if _imported("lavis"):
         register()
     elif _finder not in sys.meta_path:
+        # A package that is imported a second time (its modules were removed from ``sys.modules``,
+        # as notebooks and test runners do) must not leave the first one's finder in place: each
+        # would ask the other without end.
+        sys.meta_path[:] = [one for one in sys.meta_path if not _is_ours(one)]
         sys.meta_path.insert(0, _finder)
+
+
+def _is_ours(finder: object) -> bool:
+    """Return whether a finder is a `_Finder` of this or of an earlier import of this module."""
+    cls = finder if isinstance(finder, type) else type(finder)
+    return (cls.__module__, cls.__qualname__) == (__name__, _Finder.__qualname__)
 
 
 def _imported(name: str) -> bool:

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lavis_mafa.config.check import is_url
-from lavis_mafa.io.files import ROOT
-from lavis_mafa.io.project_files import PROJECTS
+from lavis_mafa.io.project_files import PROJECTS, base_folder
 from lavis_mafa.studies.measure import function_of, measure_all
 from lavis_mafa.studies.parts import Study, StudyError
 from lavis_mafa.studies.plan import Plan, check, make_plan, narrowed
@@ -140,7 +139,7 @@ def commands_of(plan: Plan) -> list[str]:
 
 
 def refuse_missing(plan: Plan) -> None:
-    """Refuse given checkpoints that do not exist; relative paths start at the repository's root.
+    """Refuse given checkpoints that do not exist; relative paths start at `base_folder`.
 
     Raises:
         StudyError: naming all of them.
@@ -148,7 +147,7 @@ def refuse_missing(plan: Plan) -> None:
     missing = [
         f"shared.{name}: there is no {path}; train it, or name another by --given {name}=PATH"
         for name, path in plan.given.items()
-        if not is_url(path) and not os.path.isfile(ROOT / path)
+        if not is_url(path) and not os.path.isfile(base_folder() / path)
     ]
     if missing:
         raise StudyError(plan.study.path, missing)

@@ -19,8 +19,8 @@ from typing import Any
 import torch
 
 from lavis_mafa._version import __version__
-from lavis_mafa.io.files import ROOT, write_text
-from lavis_mafa.io.project_files import PROJECTS, project_file
+from lavis_mafa.io.files import write_text
+from lavis_mafa.io.project_files import base_folder, project_file
 from lavis_mafa.runners.checkpoint import LAST
 from lavis_mafa.runners.run_log import read_log
 
@@ -227,7 +227,7 @@ def _start(run: Run) -> subprocess.Popen[bytes]:
             stdout=console,
             stderr=subprocess.STDOUT,
             env=environment,
-            cwd=ROOT if PROJECTS.parent == ROOT else None,  # relative paths start in a checkout
+            cwd=base_folder(),
             close_fds=False,  # the process inherits the lock of `exclusive`
         )
 

@@ -60,6 +60,17 @@ def test_registers_with_lavis(lines):
     succeed(lines, REGISTERED)
 
 
+def test_the_package_can_be_imported_a_second_time_before_lavis():
+    """Two finders that ask each other would recurse without end."""
+    succeed(
+        "import sys, lavis_mafa",
+        "for name in [one for one in sys.modules if one.split('.')[0] == 'lavis_mafa']:",
+        "    del sys.modules[name]",
+        "import lavis_mafa.problems",
+        REGISTERED,
+    )
+
+
 def test_a_failed_import_of_lavis_can_be_repeated():
     """A missing dependency of LAVIS must not leave the package half registered."""
     succeed(
