@@ -22,12 +22,12 @@ from lavis.common.registry import registry
 from lavis.models.base_model import SharedQueueMixin
 
 from lavis_mafa.config.key import NUMBERS, UNSET, Key, describe, known_keys
+from lavis_mafa.io.checkpoints import find_config
 from lavis_mafa.models.traits import Traits, traits_of
 from lavis_mafa.problems import ConfigView, Problem
 
 CLOSE = 0.6  # names at least this similar are suggested
 LARGEST_INT, LARGEST_FLOAT = 2**63 - 1, 3e38  # limits of int64 and float32 tensors
-OUR_CONFIGS = Path(__file__).resolve().parents[1] / "configs" / "models"
 
 
 def suggest(word: str, names: Collection[str]) -> str:
@@ -228,9 +228,12 @@ def _exists(value: str, kind: str) -> bool:
         by_hub = not value.startswith((".", "/", "~")) and value.count("/") < 2
         if os.path.exists(value) or (by_hub and not value.endswith((".txt", ".json"))):
             return True
-    shipped = ["", str(OUR_CONFIGS), registry.get_path("library_root")]
-    roots = shipped if kind in ("library file", "path or name") else [""]
-    return any(os.path.isfile(os.path.join(root, value)) for root in roots)
+    if kind not in ("library file", "path or name"):
+        return os.path.isfile(value)
+    try:
+        return bool(find_config(value))
+    except OSError:
+        return False
 
 
 def is_url(value: str) -> bool:
@@ -361,14 +364,12 @@ def _check_text_encoder(s: Settings, report: Report) -> None:
 
 
 def _json_of(path: str) -> dict[str, Any]:
-    """Return a JSON file of the user, this package or LAVIS; {} if it cannot be read."""
-    for root in ("", str(OUR_CONFIGS), registry.get_path("library_root")):
-        try:
-            content = json.loads(Path(root, path).read_text(encoding="utf-8"))
-            return content if isinstance(content, dict) else {}
-        except (OSError, ValueError):
-            continue
-    return {}
+    """Return the content of a model's config file; {} if it cannot be read."""
+    try:
+        content = json.loads(Path(find_config(path)).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
 
 
 def listed(value: Any) -> list[Any]:

@@ -27,12 +27,11 @@ from lavis_mafa.config.con_d import BUILD_KEYS, check_kept_images, check_weights
 from lavis_mafa.config.data import check_data
 from lavis_mafa.config.defaults import default_or_report, default_yaml, fill
 from lavis_mafa.config.key import Key
-from lavis_mafa.config.registered import mafa_key, names_of, options_of_class, run_key
+from lavis_mafa.config.registered import dataset_keys, mafa_key, names_of, options_of_class, run_key
 from lavis_mafa.config.run import check_run
 from lavis_mafa.config.schema import (
     ANY,
     ARGUMENTS,
-    DATASET,
     MODEL,
     MODEL_MAFA,
     MODEL_PARTS,
@@ -329,11 +328,8 @@ def _datasets_keys(user: dict[str, Any], report: Report) -> tuple[dict[str, Any]
         )
         # In LAVIS's default YAMLs the dataset's name may differ from the builder's.
         shipped[name] = next(iter(found.values()), {})
-        info = DATASET["build_info"]
-        info = replace(info, keys={**info.keys, **options_of_class(builder, "build_options")})
-        key = Key("mapping", "one dataset", keys={**DATASET, "build_info": info})
-        key = _extend(key, shipped.get(name, {}))
-        keys[name] = _with_processors(key, _merge(shipped.get(name, {}), given))
+        key = _extend(Key("mapping", "one dataset", keys=dataset_keys(builder)), shipped[name])
+        keys[name] = _with_processors(key, _merge(shipped[name], given))
     return shipped, replace(SCHEMA.keys["datasets"], keys=keys, other=None)
 
 

@@ -20,7 +20,7 @@ from lavis.common.registry import registry
 from lavis_mafa.config.check import is_url
 from lavis_mafa.config.defaults import default_yaml
 from lavis_mafa.config.key import UNSET, Key, describe, known_keys
-from lavis_mafa.config.registered import options_of_class
+from lavis_mafa.config.registered import dataset_keys, options_of_class
 from lavis_mafa.config.schema import (
     CON_D,
     DATASET,
@@ -234,9 +234,7 @@ def _doc(key: str, known: Mapping[str, Key], yamls: Sequence[Yaml]) -> str:
 def _keys_of(section: str, cls: Any) -> dict[str, Key]:
     if section == "model":
         return {**MODEL, **MODEL_MAFA, **MODEL_PARTS, **options_of_class(cls, "model_options")}
-    info = DATASET["build_info"]
-    info = replace(info, keys={**info.keys, **options_of_class(cls, "build_options")})
-    return {**DATASET, "build_info": info}
+    return dataset_keys(cls)
 
 
 def _read(name: str, cls: Any, section: str) -> Iterator[Yaml]:

@@ -14,7 +14,7 @@ from lavis_mafa.algorithm.pickers import PICKERS
 from lavis_mafa.algorithm.registry import Registry
 from lavis_mafa.algorithm.settings import StepSettings
 from lavis_mafa.config.key import Key, keys_of
-from lavis_mafa.config.schema import RUN, SCHEMA
+from lavis_mafa.config.schema import DATASET, RUN, SCHEMA
 from lavis_mafa.models.con_d.discriminator import DISCRIMINATORS
 
 STEP_REGISTRIES: tuple[Registry[Any], ...] = (PICKERS, SOFT_LABELS, LOSSES)
@@ -66,6 +66,13 @@ def options_of_class(cls: Any, attribute: str) -> dict[str, Key]:
     """
     settings = getattr(cls, attribute, None)
     return {} if settings is None else keys_of(settings)
+
+
+def dataset_keys(builder: Any) -> dict[str, Key]:
+    """Return the keys of ``datasets.<builder>``, with the options of the builder."""
+    info = DATASET["build_info"]
+    info = replace(info, keys={**info.keys, **options_of_class(builder, "build_options")})
+    return {**DATASET, "build_info": info}
 
 
 def run_key(run: Any) -> Key:

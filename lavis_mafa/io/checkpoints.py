@@ -24,6 +24,11 @@ RUN_STATE_KEYS = (
 )
 
 
+def model_yamls(arch: str, *types: str) -> dict[str, str]:
+    """Return the `PRETRAINED_MODEL_CONFIG_DICT` of a model: one YAML for each model type."""
+    return {name: str(CONFIGS / "models" / f"{arch}_{name}.yaml") for name in types}
+
+
 def find_config(path: str) -> str:
     """Return the path of a model's config file, looked up in this package, as a path, in LAVIS."""
     for candidate in (CONFIGS / "models" / path, Path(path), Path(get_abs_path(path))):

@@ -59,18 +59,14 @@ class MafaModel:
         yield from problems_of_step(cls, cfg)
 
     def attach_step(
-        self,
-        backbone: Backbone,
-        settings: StepSettings | None,
-        con_d: Discriminator | None,
-        momentum: Momentum | None = None,
+        self, backbone: Backbone, settings: StepSettings | None, con_d: Discriminator | None
     ) -> None:
         """Set what the step needs in addition to the family's modules."""
         self.backbone = backbone
         self.settings = settings or StepSettings()
         # A discriminator is no submodule, so that it is neither trained nor saved.
         self.con_d = con_d
-        self.momentum_encoders = momentum
+        self.momentum_encoders: Momentum | None = None
         picker, name = build_picker(self.settings), self.settings.negatives
         if picker is not None:
             if hasattr(self, name):

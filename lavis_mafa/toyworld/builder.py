@@ -210,6 +210,7 @@ class ToyBuilder(BaseDatasetBuilder):  # type: ignore[misc]
 
     Attributes:
         stream: number of the random stream of `content`; 0 to 2 are those of `make_world`.
+        world, own: what `build_info` gives, and what `take_own` returned; set while building.
     """
 
     train_dataset_cls: type[ToyPictures]
@@ -217,6 +218,8 @@ class ToyBuilder(BaseDatasetBuilder):  # type: ignore[misc]
     build_options = ToyOptions
     holds = "captions"
     stream = 4
+    world: WorldConfig
+    own: dict[str, Any]
 
     @classmethod
     def problems_of(cls, cfg: ConfigView) -> Iterator[Problem]:
@@ -247,8 +250,9 @@ class ToyBuilder(BaseDatasetBuilder):  # type: ignore[misc]
             ValueError: for unknown keys or values out of range in `build_info`.
         """
         info: Any = OmegaConf.to_container(self.config.build_info, resolve=True)
-        own = self.take_own(info)
+        self.own = self.take_own(info)
         world, data = read_build_info(info)
+        self.world = world
         kind = self.config.get("type", "default")
         if kind in ("dense", "sparse") and kind != info.get("preset", kind):
             logging.warning(
@@ -265,7 +269,7 @@ class ToyBuilder(BaseDatasetBuilder):  # type: ignore[misc]
         datasets = {}
         for number, name in enumerate(SPLITS):
             rng = np.random.default_rng([data["seed"], number, self.stream])
-            content = self.content(splits[name]["scenes"], world, rng, own)
+            content = self.content(splits[name]["scenes"], rng)
             train = name == "train"
             dataset_cls: Any = self.train_dataset_cls if train else self.eval_dataset_cls
             processors = self._processors("train" if train else "eval")
@@ -281,19 +285,12 @@ class ToyBuilder(BaseDatasetBuilder):  # type: ignore[misc]
         """
         return {}
 
-    def content(
-        self,
-        scenes: Structured,
-        world: WorldConfig,
-        rng: np.random.Generator,
-        own: Mapping[str, Any],
-    ) -> tuple[Any, ...]:
+    def content(self, scenes: Structured, rng: np.random.Generator) -> tuple[Any, ...]:
         """Return a data set's arguments between `world` and its processors.
 
         Args:
             scenes: of the split.
             rng: of the split, by `stream`.
-            own: as returned by `take_own`.
         """
         return ()
 

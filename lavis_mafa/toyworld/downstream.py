@@ -3,7 +3,6 @@ captioning data sets."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -154,14 +153,8 @@ class ToyVqaBuilder(ToyBuilder):
         key = "questions_per_image"
         return {key: take_number("toy_vqa", info, key, _DEFAULT_QUESTIONS, MAX_QUESTIONS)}
 
-    def content(
-        self,
-        scenes: Structured,
-        world: WorldConfig,
-        rng: np.random.Generator,
-        own: Mapping[str, Any],
-    ) -> tuple[Any, ...]:
-        return (make_questions(scenes, own["questions_per_image"], rng),)
+    def content(self, scenes: Structured, rng: np.random.Generator) -> tuple[Any, ...]:
+        return (make_questions(scenes, self.own["questions_per_image"], rng),)
 
 
 @registry.register_builder("toy_caption")

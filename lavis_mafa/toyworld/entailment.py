@@ -15,7 +15,6 @@ of words, so that neither the picture nor the form of a sentence reveals the lab
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -248,11 +247,5 @@ class ToyEntailmentBuilder(ToyBuilder):
     eval_dataset_cls = ToyEntailment
     DATASET_CONFIG_DICT = default_config("toy_ve")
 
-    def content(
-        self,
-        scenes: Structured,
-        world: WorldConfig,
-        rng: np.random.Generator,
-        own: Mapping[str, Any],
-    ) -> tuple[Any, ...]:
+    def content(self, scenes: Structured, rng: np.random.Generator) -> tuple[Any, ...]:
         return (rng,)

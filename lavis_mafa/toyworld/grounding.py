@@ -5,7 +5,6 @@ Expressions are captions of one object, in the words of `toy_scenes`. An object'
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from itertools import combinations
 from typing import Any
 
@@ -170,11 +169,5 @@ class ToyGroundingBuilder(ToyBuilder):
     eval_dataset_cls = ToyGroundingEval
     DATASET_CONFIG_DICT = default_config("toy_grounding")
 
-    def content(
-        self,
-        scenes: Structured,
-        world: WorldConfig,
-        rng: np.random.Generator,
-        own: Mapping[str, Any],
-    ) -> tuple[Any, ...]:
-        return (make_expressions(world, scenes, rng),)
+    def content(self, scenes: Structured, rng: np.random.Generator) -> tuple[Any, ...]:
+        return (make_expressions(self.world, scenes, rng),)

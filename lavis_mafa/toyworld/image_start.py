@@ -36,6 +36,8 @@ from lavis_mafa.toyworld import (
 from lavis_mafa.toyworld.builder import IMAGE_MEAN, IMAGE_STD
 
 LR = 5e-3
+BATCH = 128
+SEED = 1_000_003  # of the scenes; no data set uses it
 CLASSES = (len(SHAPES) + 1, len(COLOURS) + 1, len(SIZES) + 1)
 
 
@@ -53,9 +55,7 @@ def make_image_start(arch: str, world: WorldConfig, steps: int, seed: int, path:
     return right
 
 
-def train_image_start(
-    encoder: Any, world: WorldConfig, steps: int, batch_size: int = 128, seed: int = 1_000_003
-) -> float:
+def train_image_start(encoder: Any, world: WorldConfig, steps: int) -> float:
     """Train a ViT to predict shape, colour and size in every cell, and the background.
 
     A cell is predicted from the patches that cover it, and all cells from [CLS], which ITC uses.
@@ -63,13 +63,12 @@ def train_image_start(
     Args:
         encoder: a ViT of LAVIS (ALBEF's, BLIP's, BLIP-2's); patches must tile cells evenly.
         world: what scenes look like.
-        steps: mini-batches of ``batch_size`` new scenes.
-        seed: of the scenes; no data set uses it.
+        steps: mini-batches of `BATCH` new scenes.
 
     Returns:
         Accuracy on attributes of occupied cells from [CLS], 0 to 1, over the last tenth of steps.
     """
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(SEED)
     cells = world.grid**2
     width = encoder.embed_dim
     local = nn.Linear(width, sum(CLASSES))
@@ -81,14 +80,14 @@ def train_image_start(
     encoder.train()
     bar = tqdm(range(steps), desc="image encoder's start", mininterval=1.0)
     for step in bar:
-        scenes = make_scenes(world, batch_size, rng)
+        scenes = make_scenes(world, BATCH, rng)
         images = _normalised(render(world, scenes, rng))
         cell_labels = torch.from_numpy(cell_attributes(scenes))
         ground = torch.from_numpy(backgrounds(scenes))
         tokens = encoder.forward_features(images)
         by_cell = local(_pool_cells(tokens[:, 1:], world.grid))
         from_cls = overall(tokens[:, 0])
-        cls_cells = from_cls[:, : -len(BACKGROUNDS)].reshape(batch_size, cells, sum(CLASSES))
+        cls_cells = from_cls[:, : -len(BACKGROUNDS)].reshape(BATCH, cells, sum(CLASSES))
         loss = _attribute_loss(by_cell, cell_labels) + _attribute_loss(cls_cells, cell_labels)
         loss = loss + F.cross_entropy(from_cls[:, -len(BACKGROUNDS) :], ground)
         optimizer.zero_grad()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -95,12 +94,6 @@ class ToyNlvrBuilder(ToyBuilder):
         kinds = info.pop("statement_types", None) or STATEMENT_TYPES
         return {"statements_per_image": number, "statement_types": kinds}
 
-    def content(
-        self,
-        scenes: Structured,
-        world: WorldConfig,
-        rng: np.random.Generator,
-        own: Mapping[str, Any],
-    ) -> tuple[Any, ...]:
-        number = own["statements_per_image"] * len(scenes)
-        return (make_statements(scenes, number, rng, own["statement_types"]),)
+    def content(self, scenes: Structured, rng: np.random.Generator) -> tuple[Any, ...]:
+        number = self.own["statements_per_image"] * len(scenes)
+        return (make_statements(scenes, number, rng, self.own["statement_types"]),)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from lavis_mafa.algorithm.losses.text_assignment import assign_texts
 from lavis_mafa.algorithm.options import option
-from lavis_mafa.io.checkpoints import CONFIGS
+from lavis_mafa.io.checkpoints import model_yamls
 from lavis_mafa.models.downstream.two_images import Judgement, TwoImages
 
 TA_NEGATIVES = ("similar", "random")
@@ -48,10 +48,7 @@ class AlbefNlvrPretrainMafa(TwoImages, AlbefBase):
         - tiny: built from its config alone, for small images and tests.
     """
 
-    PRETRAINED_MODEL_CONFIG_DICT = {
-        name: str(CONFIGS / "models" / f"albef_nlvr_pretrain_mafa_{name}.yaml")
-        for name in ("base", "tiny")
-    }
+    PRETRAINED_MODEL_CONFIG_DICT = model_yamls("albef_nlvr_pretrain_mafa", "base", "tiny")
     model_options = TextAssignment
     options = ("embed_dim", "temp", "max_txt_len", "ta_negatives")
     heads = ("ta_head.",)
@@ -124,9 +121,7 @@ class AlbefNlvrMafa(TwoImages, AlbefNLVR):
         - tiny: built from its config alone, for small images and tests.
     """
 
-    PRETRAINED_MODEL_CONFIG_DICT = {
-        name: str(CONFIGS / "models" / f"albef_nlvr_mafa_{name}.yaml") for name in ("nlvr", "tiny")
-    }
+    PRETRAINED_MODEL_CONFIG_DICT = model_yamls("albef_nlvr_mafa", "nlvr", "tiny")
     options = ("num_classes", "momentum", "alpha", "use_distill", "max_txt_len")
     heads = ("cls_head.",)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from lavis.common.registry import registry
 from lavis.models.albef_models.albef_classification import AlbefClassification
 
-from lavis_mafa.io.checkpoints import CONFIGS
+from lavis_mafa.io.checkpoints import model_yamls
 from lavis_mafa.models.downstream.albef_downstream import AlbefDownstream
 
 
@@ -25,8 +25,6 @@ class AlbefVeMafa(AlbefDownstream, AlbefClassification):
     """
 
     images_per_sample = 1
-    PRETRAINED_MODEL_CONFIG_DICT = {
-        name: str(CONFIGS / "models" / f"albef_ve_mafa_{name}.yaml") for name in ("ve", "tiny")
-    }
+    PRETRAINED_MODEL_CONFIG_DICT = model_yamls("albef_ve_mafa", "ve", "tiny")
     options = ("num_classes", "use_distill", "momentum", "alpha", "max_txt_len")
     heads = ("cls_head.",)

@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers.models.bert.configuration_bert import BertConfig
 
 from lavis_mafa.algorithm.losses.language import IGNORED
-from lavis_mafa.io.checkpoints import CONFIGS
+from lavis_mafa.io.checkpoints import model_yamls
 from lavis_mafa.models.downstream.albef_downstream import AlbefDownstream, decoder_from_fusion
 
 # Pairs of a question and an answer at once; their logits over the vocabulary are large.
@@ -40,9 +40,7 @@ class AlbefVqaMafa(AlbefDownstream, AlbefVQA):
         >>> model = load_model("albef_vqa_mafa", "tiny")
     """
 
-    PRETRAINED_MODEL_CONFIG_DICT = {
-        name: str(CONFIGS / "models" / f"albef_vqa_mafa_{name}.yaml") for name in ("vqav2", "tiny")
-    }
+    PRETRAINED_MODEL_CONFIG_DICT = model_yamls("albef_vqa_mafa", "vqav2", "tiny")
     options = ("use_distill", "momentum", "alpha", "max_txt_len")
     heads = ("text_decoder.",)
 

@@ -13,7 +13,7 @@ from transformers.models.bert.configuration_bert import BertConfig
 
 from lavis_mafa.algorithm.discriminator import Discriminator
 from lavis_mafa.algorithm.settings import StepSettings
-from lavis_mafa.io.checkpoints import CONFIGS, find_config
+from lavis_mafa.io.checkpoints import find_config, model_yamls
 from lavis_mafa.models.families import AlbefBackbone
 from lavis_mafa.models.mafa_model import MafaModel, checkpoint_of, momentum_of, step_parts
 from lavis_mafa.models.parts.tokenizers import BERT, build_tokenizer, from_hub
@@ -38,10 +38,7 @@ class AlbefMafa(MafaModel, AlbefBase):
 
     family = "albef"
     keeps_word_states = True
-    PRETRAINED_MODEL_CONFIG_DICT = {
-        "base": str(CONFIGS / "models" / "albef_mafa_base.yaml"),
-        "tiny": str(CONFIGS / "models" / "albef_mafa_tiny.yaml"),
-    }
+    PRETRAINED_MODEL_CONFIG_DICT = model_yamls("albef_mafa", "base", "tiny")
 
     def __init__(
         self,

@@ -16,7 +16,7 @@ from transformers.models.bert.configuration_bert import BertConfig
 
 from lavis_mafa.algorithm.discriminator import Discriminator
 from lavis_mafa.algorithm.settings import StepSettings
-from lavis_mafa.io.checkpoints import CONFIGS, find_config
+from lavis_mafa.io.checkpoints import find_config, model_yamls
 from lavis_mafa.models.families import BlipBackbone
 from lavis_mafa.models.mafa_model import MafaModel, checkpoint_of, momentum_of, step_parts
 from lavis_mafa.models.parts.beams import OneRowPerBeam
@@ -47,11 +47,7 @@ class BlipMafa(MafaModel, BlipBase):
     """
 
     family = "blip"
-    PRETRAINED_MODEL_CONFIG_DICT = {
-        "base": str(CONFIGS / "models" / "blip_mafa_base.yaml"),
-        "large": str(CONFIGS / "models" / "blip_mafa_large.yaml"),
-        "tiny": str(CONFIGS / "models" / "blip_mafa_tiny.yaml"),
-    }
+    PRETRAINED_MODEL_CONFIG_DICT = model_yamls("blip_mafa", "base", "large", "tiny")
 
     def __init__(
         self,

@@ -9,7 +9,7 @@ from lavis.models.blip2_models.blip2_qformer import Blip2Qformer
 
 from lavis_mafa.algorithm.discriminator import Discriminator
 from lavis_mafa.algorithm.settings import StepSettings
-from lavis_mafa.io.checkpoints import CONFIGS, read_checkpoint
+from lavis_mafa.io.checkpoints import model_yamls, read_checkpoint
 from lavis_mafa.models.families import Blip2Backbone
 from lavis_mafa.models.families.blip2.blip2_parts import PREFIX, SIZES, Blip2Parts, Parts
 from lavis_mafa.models.mafa_model import MafaModel, checkpoint_of, step_parts
@@ -34,10 +34,9 @@ class Blip2Mafa(MafaModel, Blip2Parts, Blip2Qformer):
         >>> model = load_model("blip2_mafa", "tiny")
     """
 
-    PRETRAINED_MODEL_CONFIG_DICT = {
-        name: str(CONFIGS / "models" / f"blip2_mafa_{name}.yaml")
-        for name in ("pretrain", "pretrain_vitL", "coco", "tiny")
-    }
+    PRETRAINED_MODEL_CONFIG_DICT = model_yamls(
+        "blip2_mafa", "pretrain", "pretrain_vitL", "coco", "tiny"
+    )
 
     def __init__(
         self,

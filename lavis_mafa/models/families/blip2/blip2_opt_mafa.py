@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers.models.auto.tokenization_auto import AutoTokenizer
 
 from lavis_mafa.algorithm.losses.language import IGNORED
-from lavis_mafa.io.checkpoints import CONFIGS
+from lavis_mafa.io.checkpoints import model_yamls
 from lavis_mafa.models.families.blip2.blip2_llm import Blip2Llm, check_prompt
 from lavis_mafa.models.families.blip2.blip2_parts import Parts
 from lavis_mafa.models.parts.beams import OneRowPerBeam
@@ -45,16 +45,14 @@ class Blip2OptMafa(Blip2Llm, Blip2OPT):
         >>> model = load_model("blip2_opt_mafa", "pretrain_opt2.7b")
     """
 
-    PRETRAINED_MODEL_CONFIG_DICT = {
-        name: str(CONFIGS / "models" / f"blip2_opt_mafa_{name}.yaml")
-        for name in (
-            "pretrain_opt2.7b",
-            "pretrain_opt6.7b",
-            "caption_coco_opt2.7b",
-            "caption_coco_opt6.7b",
-            "tiny",
-        )
-    }
+    PRETRAINED_MODEL_CONFIG_DICT = model_yamls(
+        "blip2_opt_mafa",
+        "pretrain_opt2.7b",
+        "pretrain_opt6.7b",
+        "caption_coco_opt2.7b",
+        "caption_coco_opt6.7b",
+        "tiny",
+    )
     llm_key, llm_proj, llm_tokenizer = "opt_model", "opt_proj", "opt_tokenizer"
     llm_options = ("llm_precision",)
 

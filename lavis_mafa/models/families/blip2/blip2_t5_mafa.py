@@ -15,7 +15,7 @@ from transformers import T5TokenizerFast
 from transformers.models.t5.configuration_t5 import T5Config
 
 from lavis_mafa.algorithm.losses.language import IGNORED
-from lavis_mafa.io.checkpoints import CONFIGS
+from lavis_mafa.io.checkpoints import model_yamls
 from lavis_mafa.models.families.blip2.blip2_llm import Blip2Llm, check_prompt
 from lavis_mafa.models.families.blip2.blip2_parts import Parts
 
@@ -47,16 +47,14 @@ class Blip2T5Mafa(Blip2Llm, Blip2T5):
         >>> model = load_model("blip2_t5_mafa", "pretrain_flant5xl")
     """
 
-    PRETRAINED_MODEL_CONFIG_DICT = {
-        name: str(CONFIGS / "models" / f"blip2_t5_mafa_{name}.yaml")
-        for name in (
-            "pretrain_flant5xl",
-            "pretrain_flant5xl_vitL",
-            "pretrain_flant5xxl",
-            "caption_coco_flant5xl",
-            "tiny",
-        )
-    }
+    PRETRAINED_MODEL_CONFIG_DICT = model_yamls(
+        "blip2_t5_mafa",
+        "pretrain_flant5xl",
+        "pretrain_flant5xl_vitL",
+        "pretrain_flant5xxl",
+        "caption_coco_flant5xl",
+        "tiny",
+    )
     llm_key, llm_proj, llm_tokenizer = "t5_model", "t5_proj", "t5_tokenizer"
     llm_options = ("apply_lemmatizer",)
 

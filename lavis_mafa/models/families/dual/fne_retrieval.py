@@ -27,7 +27,7 @@ from lavis_mafa.algorithm.pickers import NONE, hardest
 from lavis_mafa.algorithm.posterior import PosteriorPicker, PosteriorRule, draw
 from lavis_mafa.algorithm.ranks import Ranks
 from lavis_mafa.algorithm.tokens import captions_of
-from lavis_mafa.io.checkpoints import CONFIGS, find_config
+from lavis_mafa.io.checkpoints import find_config, model_yamls
 from lavis_mafa.models.families.dual.driver import DualBackbone
 from lavis_mafa.models.inference.rerank import compute_sim_matrix
 from lavis_mafa.models.mafa_model import MafaModel, checkpoint_of
@@ -173,10 +173,7 @@ class FneRetrieval(MafaModel, BaseModel):
     trains_by_step = False
     can_judge = False
     attends_from_text = False
-    PRETRAINED_MODEL_CONFIG_DICT = {
-        "base": str(CONFIGS / "models" / "fne_retrieval_base.yaml"),
-        "tiny": str(CONFIGS / "models" / "fne_retrieval_tiny.yaml"),
-    }
+    PRETRAINED_MODEL_CONFIG_DICT = model_yamls("fne_retrieval", "base", "tiny")
     has_unused_parameters = False
 
     def __init__(
