@@ -14,20 +14,10 @@ from lavis.common.dist_utils import is_main_process
 from numpy.typing import NDArray
 
 from lavis_mafa.analysis.features import Features, make_features
-from lavis_mafa.analysis.hard_negatives import (
-    HardNegatives,
-    Sampling,
-    hard_negatives_of,
-    samplings,
-)
+from lavis_mafa.analysis.hard_negatives import HardNegatives, Sampling, hard_negatives_of, samplings
 from lavis_mafa.analysis.judged_pairs import FILE, INVALID, UNKNOWN, Judged
 from lavis_mafa.analysis.judged_report import report_of_judged
-from lavis_mafa.analysis.judging import (
-    TRUTH,
-    build_judge,
-    discriminators_of,
-    judge_all,
-)
+from lavis_mafa.analysis.judging import TRUTH, build_judge, discriminators_of, judge_all
 from lavis_mafa.analysis.loading import (
     ModelAndData,
     data_source,

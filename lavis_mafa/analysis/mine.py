@@ -23,11 +23,7 @@ from lavis_mafa.analysis.features import make_features
 from lavis_mafa.analysis.hard_negatives import Sampling, hard_negatives_of
 from lavis_mafa.analysis.judged_pairs import FILE, UNKNOWN, VALID, Judged
 from lavis_mafa.analysis.judged_report import report_of_judged
-from lavis_mafa.analysis.judging import (
-    build_judge,
-    discriminators_of,
-    judge_all,
-)
+from lavis_mafa.analysis.judging import build_judge, discriminators_of, judge_all
 from lavis_mafa.analysis.loading import data_source, load_model_and_data, require_range
 from lavis_mafa.datasets.image_reading import as_png
 from lavis_mafa.datasets.shards import IMAGE_SUFFIXES, finished, write_shards

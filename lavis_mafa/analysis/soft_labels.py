@@ -20,12 +20,7 @@ from lavis_mafa.algorithm.settings import StepSettings, function_of
 from lavis_mafa.analysis.features import make_features
 from lavis_mafa.analysis.hard_negatives import Sampling, order_of
 from lavis_mafa.analysis.label_profile import LabelProfile, Stream, labels_of
-from lavis_mafa.analysis.loading import (
-    ModelAndData,
-    data_source,
-    load_model_and_data,
-    log_on_main,
-)
+from lavis_mafa.analysis.loading import ModelAndData, data_source, load_model_and_data, log_on_main
 from lavis_mafa.io.files import write_json, write_text
 from lavis_mafa.models.con_d.build import build_discriminator
 from lavis_mafa.models.con_d.discriminator import Oracle

@@ -14,12 +14,7 @@ from lavis.common.dist_utils import get_rank, get_world_size, is_main_process
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from lavis_mafa.analysis.loading import (
-    ModelAndData,
-    data_source,
-    load_model_and_data,
-    log_on_main,
-)
+from lavis_mafa.analysis.loading import ModelAndData, data_source, load_model_and_data, log_on_main
 from lavis_mafa.analysis.token_prediction import COUNTS, TokenPredictor, share_of
 from lavis_mafa.io.files import write_json, write_text
 from lavis_mafa.metrics.intervals import clustered, ratio

@@ -8,13 +8,7 @@ from typing import Any
 
 from lavis.common.registry import registry
 
-from lavis_mafa.config.check import (
-    Report,
-    Settings,
-    is_url,
-    suggest,
-    walk,
-)
+from lavis_mafa.config.check import Report, Settings, is_url, suggest, walk
 from lavis_mafa.config.defaults import default_or_report, fill
 from lavis_mafa.config.key import Key
 from lavis_mafa.config.registered import mafa_key

@@ -29,14 +29,7 @@ from lavis_mafa.config.defaults import default_or_report, default_yaml, fill
 from lavis_mafa.config.key import Key
 from lavis_mafa.config.registered import dataset_keys, mafa_key, names_of, options_of_class, run_key
 from lavis_mafa.config.run import check_run
-from lavis_mafa.config.schema import (
-    ANY,
-    ARGUMENTS,
-    MODEL,
-    MODEL_MAFA,
-    MODEL_PARTS,
-    SCHEMA,
-)
+from lavis_mafa.config.schema import ANY, ARGUMENTS, MODEL, MODEL_MAFA, MODEL_PARTS, SCHEMA
 from lavis_mafa.config.weights import check_weight_files
 from lavis_mafa.io.project_files import near_names, project_file
 from lavis_mafa.models.traits import traits_of

@@ -21,14 +21,7 @@ from lavis_mafa.config.check import is_url
 from lavis_mafa.config.defaults import default_yaml
 from lavis_mafa.config.key import UNSET, Key, describe, known_keys
 from lavis_mafa.config.registered import dataset_keys, options_of_class
-from lavis_mafa.config.schema import (
-    CON_D,
-    DATASET,
-    MODEL,
-    MODEL_MAFA,
-    MODEL_PARTS,
-    RUN,
-)
+from lavis_mafa.config.schema import CON_D, DATASET, MODEL, MODEL_MAFA, MODEL_PARTS, RUN
 from lavis_mafa.io.files import ROOT
 from lavis_mafa.models.traits import judges
 

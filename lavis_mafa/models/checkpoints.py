@@ -13,12 +13,7 @@ from lavis.models.vit import interpolate_pos_embed
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
-from lavis_mafa.io.checkpoints import (
-    model_config,
-    problem_of_state,
-    read_checkpoint,
-    vocabulary_of,
-)
+from lavis_mafa.io.checkpoints import model_config, problem_of_state, read_checkpoint, vocabulary_of
 from lavis_mafa.models.traits import same_model, traits_of
 
 # Parts that image-text matching needs; momentum encoders and language heads are not among them.

@@ -22,13 +22,7 @@ from lavis_mafa.studies.measure import measured
 from lavis_mafa.studies.parts import MEASURED, Column, Row
 from lavis_mafa.studies.plan import Job, Plan
 from lavis_mafa.studies.runs import about, written
-from lavis_mafa.studies.spread import (
-    Figures,
-    Spread,
-    differences_to,
-    note_on_spread,
-    spreads_of,
-)
+from lavis_mafa.studies.spread import Figures, Spread, differences_to, note_on_spread, spreads_of
 
 RESULTS, FIGURE, PAGE = "results.md", "figure.svg", "report.html"
 OURS, ROWS = "Results", "The rows"

@@ -1,26 +1,11 @@
 """A rendered world of shapes and captions whose ground truth is known for every pair."""
 
-from lavis_mafa.toyworld.builder import (
-    ToyScenesBuilder,
-    ToyScenesEval,
-    ToyScenesTrain,
-    make_world,
-)
-from lavis_mafa.toyworld.downstream import (
-    ToyCaptionBuilder,
-    ToyCaptionEval,
-    ToyVqa,
-    ToyVqaBuilder,
-)
+from lavis_mafa.toyworld.builder import ToyScenesBuilder, ToyScenesEval, ToyScenesTrain, make_world
+from lavis_mafa.toyworld.downstream import ToyCaptionBuilder, ToyCaptionEval, ToyVqa, ToyVqaBuilder
 from lavis_mafa.toyworld.entailment import ToyEntailmentBuilder
 from lavis_mafa.toyworld.grounding import ToyGroundingBuilder
 from lavis_mafa.toyworld.nlvr import ToyNlvrBuilder
-from lavis_mafa.toyworld.questions import (
-    QUESTION_TYPES,
-    Question,
-    make_questions,
-    possible_answers,
-)
+from lavis_mafa.toyworld.questions import QUESTION_TYPES, Question, make_questions, possible_answers
 from lavis_mafa.toyworld.render import render
 from lavis_mafa.toyworld.world import (
     BACKGROUNDS,

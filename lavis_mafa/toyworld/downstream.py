@@ -21,12 +21,7 @@ from lavis_mafa.toyworld.builder import (
     default_config,
     take_number,
 )
-from lavis_mafa.toyworld.questions import (
-    MAX_QUESTIONS,
-    Question,
-    make_questions,
-    possible_answers,
-)
+from lavis_mafa.toyworld.questions import MAX_QUESTIONS, Question, make_questions, possible_answers
 from lavis_mafa.toyworld.world import Structured, WorldConfig
 
 _DEFAULT_QUESTIONS = 4

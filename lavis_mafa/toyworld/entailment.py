@@ -22,12 +22,7 @@ import numpy.typing as npt
 from lavis.common.registry import registry
 from PIL import Image
 
-from lavis_mafa.toyworld.builder import (
-    Arrays,
-    ToyBuilder,
-    ToyPictures,
-    default_config,
-)
+from lavis_mafa.toyworld.builder import Arrays, ToyBuilder, ToyPictures, default_config
 from lavis_mafa.toyworld.render import OBJECT_RGB
 from lavis_mafa.toyworld.world import (
     BACKGROUNDS,

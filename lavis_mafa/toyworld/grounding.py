@@ -20,12 +20,7 @@ from lavis_mafa.toyworld.builder import (
     ToyScenesTrain,
     default_config,
 )
-from lavis_mafa.toyworld.world import (
-    Structured,
-    WorldConfig,
-    caption_dtype,
-    write_captions,
-)
+from lavis_mafa.toyworld.world import Structured, WorldConfig, caption_dtype, write_captions
 
 # The attributes that an expression may name in addition to the shape.
 _NAMED = [names for k in range(3) for names in combinations(("size", "colour"), k)]

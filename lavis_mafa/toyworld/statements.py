@@ -25,14 +25,7 @@ from itertools import product
 import numpy as np
 import numpy.typing as npt
 
-from lavis_mafa.toyworld.world import (
-    BACKGROUNDS,
-    COLOURS,
-    PLURALS,
-    SHAPES,
-    SIZES,
-    Structured,
-)
+from lavis_mafa.toyworld.world import BACKGROUNDS, COLOURS, PLURALS, SHAPES, SIZES, Structured
 
 STATEMENT_TYPES = ("both", "one", "none", "side", "more", "same")
 

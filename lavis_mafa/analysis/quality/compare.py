@@ -19,14 +19,7 @@ from lavis_mafa.analysis.quality.agreement import (
     rank_correlation,
 )
 from lavis_mafa.analysis.quality.labels import Labels, weights
-from lavis_mafa.metrics.binary import (
-    Calibration,
-    Figures,
-    Sweep,
-    calibrate,
-    figures_at,
-    sweep,
-)
+from lavis_mafa.metrics.binary import Calibration, Figures, Sweep, calibrate, figures_at, sweep
 
 GRID = (*(k / 10 for k in range(1, 10)), 0.95)
 
