@@ -27,7 +27,7 @@ from lavis_mafa.analysis.loading import (
 from lavis_mafa.analysis.quality.correction import Correction, read_correction
 from lavis_mafa.io.files import write_json, write_text
 from lavis_mafa.metrics.intervals import clustered
-from lavis_mafa.pages.report import Curve, Series, Table
+from lavis_mafa.pages.charts import Curve, Series, Table
 from lavis_mafa.pages.tables import markdown_table
 
 ANCHORS = {"image": True, "text": False}  # modality of the anchor: whether it is an image

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from lavis_mafa.algorithm.mining import DIRECTIONS, STATE_NAMES, MiningRule
 from lavis_mafa.analysis.gallery import Show, evenly
 from lavis_mafa.analysis.judged_pairs import INVALID, UNKNOWN, VALID, Judged
-from lavis_mafa.pages.report import Curve, Judgements, Mined, Table, write_report
+from lavis_mafa.pages.charts import Curve, Table
+from lavis_mafa.pages.report import Judgements, Mined, write_report
 
 TRUTH_VALUES = {VALID: True, INVALID: False, UNKNOWN: None}
 

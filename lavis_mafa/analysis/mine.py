@@ -31,7 +31,8 @@ from lavis_mafa.io.files import atomic_write, write_json, write_text
 from lavis_mafa.io.identity import check_identity, digest, write_identity
 from lavis_mafa.metrics.intervals import wilson
 from lavis_mafa.models.con_d.build import ORACLE
-from lavis_mafa.pages.report import Cell, Table
+from lavis_mafa.pages.charts import Table
+from lavis_mafa.pages.report import Cell
 
 IMAGES = "images"  # folder in --output for images that have no file of their own
 

@@ -17,7 +17,8 @@ from lavis_mafa.analysis.judged_pairs import FILE, Judged
 from lavis_mafa.analysis.judged_report import report_of_judged
 from lavis_mafa.analysis.loading import load_data, recorded_data
 from lavis_mafa.analysis.run_records import RunRecords, read_run
-from lavis_mafa.pages.report import Cell, Curve, Judgements, Series, Table, write_report
+from lavis_mafa.pages.charts import Curve, Series, Table
+from lavis_mafa.pages.report import Cell, Judgements, write_report
 from lavis_mafa.runners.run_log import LOG
 
 # Not the same name: `count` and `mine` write a report.html themselves.

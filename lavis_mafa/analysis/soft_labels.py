@@ -25,7 +25,8 @@ from lavis_mafa.io.files import write_json, write_text
 from lavis_mafa.models.con_d.build import build_discriminator
 from lavis_mafa.models.con_d.discriminator import Oracle
 from lavis_mafa.models.families import backbone_of
-from lavis_mafa.pages.report import Curve, Series, Table, write_report
+from lavis_mafa.pages.charts import Curve, Series, Table
+from lavis_mafa.pages.report import write_report
 from lavis_mafa.pages.tables import markdown_table
 from lavis_mafa.runners.loaders import to_device
 

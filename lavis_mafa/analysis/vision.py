@@ -19,7 +19,8 @@ from lavis_mafa.analysis.token_prediction import COUNTS, TokenPredictor, share_o
 from lavis_mafa.io.files import write_json, write_text
 from lavis_mafa.metrics.intervals import clustered, ratio
 from lavis_mafa.models.checkpoints import random_weights
-from lavis_mafa.pages.report import Curve, Series, Table, write_report
+from lavis_mafa.pages.charts import Curve, Series, Table
+from lavis_mafa.pages.report import write_report
 from lavis_mafa.pages.tables import markdown_table
 from lavis_mafa.runners.loaders import to_device
 

@@ -35,8 +35,6 @@ from lavis_mafa.io.project_files import near_names, project_file
 from lavis_mafa.models.traits import traits_of
 from lavis_mafa.plugins import PluginError, load_plugins
 
-__all__ = ["ConfigError", "MafaConfig", "complete", "format_config", "load_config"]
-
 logger = logging.getLogger(__name__)
 
 

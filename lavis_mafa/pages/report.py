@@ -21,29 +21,8 @@ from PIL import Image
 
 from lavis_mafa.algorithm.mining import DIRECTIONS, STATE_NAMES
 from lavis_mafa.metrics.binary import bin_of
-from lavis_mafa.pages.charts import (
-    Cell,
-    Curve,
-    Series,
-    Table,
-    curve_html,
-    esc,
-    format_number,
-    require,
-    table_html,
-)
+from lavis_mafa.pages.charts import Cell, Curve, Table, curve_html, esc, require, table_html
 from lavis_mafa.pages.html import data_uri, fill, script_json, write_page
-
-__all__ = [
-    "Cell",
-    "Curve",
-    "Judgements",
-    "Mined",
-    "Series",
-    "Table",
-    "format_number",
-    "write_report",
-]
 
 THUMBNAIL = 192  # longest side of an embedded image, pixels
 PROBABILITY_BINS = 1000  # of probabilities that are given one by one

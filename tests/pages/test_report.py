@@ -21,15 +21,8 @@ from PIL import Image
 
 from lavis_mafa.algorithm.mining import AMBIGUOUS, KEPT, POSITIVE, MiningRule
 from lavis_mafa.pages import charts, report
-from lavis_mafa.pages.report import (
-    Curve,
-    Judgements,
-    Mined,
-    Series,
-    Table,
-    format_number,
-    write_report,
-)
+from lavis_mafa.pages.charts import Curve, Series, Table, format_number
+from lavis_mafa.pages.report import Judgements, Mined, write_report
 
 EVIL = """</script><script>alert("x")</script><!-- {{data}} & 'q' "><img src=x onerror=a()>"""
 VOID = {"meta", "input", "img", "br", "link"}

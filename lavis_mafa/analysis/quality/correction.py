@@ -28,7 +28,7 @@ from lavis_mafa.analysis.quality.labels import (
 )
 from lavis_mafa.io.files import write_json
 from lavis_mafa.metrics.binary import TENTHS, bin_of, weighted_share
-from lavis_mafa.pages.report import Table
+from lavis_mafa.pages.charts import Table
 from lavis_mafa.pages.tables import markdown_table
 
 CORRECTION = "lavis_mafa correction"  # kind of the file

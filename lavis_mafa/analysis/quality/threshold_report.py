@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from lavis_mafa.analysis.quality.compare import Compared, Scored
 from lavis_mafa.metrics.binary import TENTHS, Calibration, Figures
-from lavis_mafa.pages.report import Curve, Series, Table
+from lavis_mafa.pages.charts import Curve, Series, Table
 
 POINTS = 1000  # approximate number of points of a curve in the JSON file
 DRAWN = 500  # the same on the page

@@ -4,22 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from lavis_mafa.algorithm.backbone import Backbone, Images, Texts
+from lavis_mafa.algorithm.backbone import Backbone
 from lavis_mafa.models.families.albef.driver import AlbefBackbone
 from lavis_mafa.models.families.base import FAMILIES
 from lavis_mafa.models.families.blip.driver import BlipBackbone
 from lavis_mafa.models.families.blip2.driver import Blip2Backbone
 
-__all__ = [
-    "FAMILIES",
-    "AlbefBackbone",
-    "Backbone",
-    "Blip2Backbone",
-    "BlipBackbone",
-    "Images",
-    "Texts",
-    "backbone_of",
-]
+__all__ = ["FAMILIES", "AlbefBackbone", "Blip2Backbone", "BlipBackbone", "backbone_of"]
 
 
 def backbone_of(model: Any) -> Backbone:
