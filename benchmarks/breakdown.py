@@ -1,7 +1,7 @@
-"""Where a step's time goes: each part of a MAFA step alone, in the authors' order of work and ours.
+"""Measure each part of a MAFA step separately, in the authors' order of work and in ours.
 
-A part is its forward and its backward pass; what it takes from other parts is given. The
-optimiser's update is left out.
+The time of a part is that of its forward and backward pass, with the outputs of other parts given.
+The optimiser's update is not measured.
 """
 
 from __future__ import annotations
@@ -142,9 +142,9 @@ def _parts_of_ours(
     everyone = torch.cat([own, image_of]), torch.cat([own, text_of])
     with torch.no_grad():
         embeds = _leaf(backbone.encode_images(samples["image"]).embeds)
-        told = backbone.encode_texts(captions)
-    assert told.embeds is not None
-    texts = Texts(told.ids, told.mask, _leaf(told.embeds))
+        encoded = backbone.encode_texts(captions)
+    assert encoded.embeds is not None
+    texts = Texts(encoded.ids, encoded.mask, _leaf(encoded.embeds))
 
     def mlm() -> Tensor:
         # In a step ITM has made keys and values of the images already.

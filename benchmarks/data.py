@@ -36,7 +36,7 @@ TARGET = "<= 0.50"
 
 
 def rows(sizes: Sizes) -> Iterator[Row]:
-    """Captions alone, images alone and both, of photographs as they are there and of COCO's size.
+    """Measure loading captions, images and both, for photographs in original size and in COCO's.
 
     The environment's ``LAVIS_MAFA_PHOTOGRAPHS`` may name a folder with ``train.json`` in the format
     of LAVIS's annotation files and its images.
@@ -117,19 +117,19 @@ class Sides:
 
 @contextmanager
 def augmentation_of_lavis() -> Iterator[None]:
-    """LAVIS's own operation in the place of the one that this package mends."""
-    mended = randaugment.func_dict["AutoContrast"]
+    """Replace this package's corrected operation by LAVIS's original one."""
+    ours = randaugment.func_dict["AutoContrast"]
     randaugment.func_dict["AutoContrast"] = randaugment.autocontrast_func
     try:
         with np.errstate(over="ignore"):
             yield
     finally:
-        randaugment.func_dict["AutoContrast"] = mended
+        randaugment.func_dict["AutoContrast"] = ours
 
 
 def generated(folder: Path, size: int) -> tuple[Path, Path]:
-    """JPEGs of 640 x 480 that are about as hard to decode as photographs, with captions."""
-    rng, told = np.random.default_rng(0), captions(size)
+    """Write JPEGs of 640 x 480 that are about as slow to decode as photographs, with captions."""
+    rng, texts = np.random.default_rng(0), captions(size)
     found = []
     for number in range(size):
         picture = np.zeros((480, 640, 3))
@@ -140,7 +140,7 @@ def generated(folder: Path, size: int) -> tuple[Path, Path]:
         picture += 128 + rng.normal(0, 5, picture.shape)
         name = f"{number}.jpg"
         Image.fromarray(picture.clip(0, 255).astype(np.uint8)).save(folder / name, quality=90)
-        found.append({"image": name, "caption": told[number], "image_id": name})
+        found.append({"image": name, "caption": texts[number], "image_id": name})
     return folder, _written(folder / "generated.json", found)
 
 

@@ -1,4 +1,4 @@
-"""Grouping a sub-queue against the product of its features alone."""
+"""Compare the time of grouping a sub-queue with that of only the product of its features."""
 
 from __future__ import annotations
 
@@ -24,8 +24,10 @@ def features(size: int, dim: int = DIM, device: str = "cpu") -> tuple[Tensor, Te
 
 
 def rows(sizes: Sizes) -> list[Row]:
-    """`group` and ``images @ texts.T`` of one sub-queue of M = 4,800, in turn; on a CPU by one
-    thread, which is what there is beside training."""
+    """Measure `group` and ``images @ texts.T`` of one sub-queue of M = 4,800, in turn.
+
+    On a CPU they use one thread, because training uses the others.
+    """
     space = 240 if sizes.quick else 4800
     images, texts = features(space, device=sizes.device)
     captions = np.arange(space) // CAPTIONS

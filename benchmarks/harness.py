@@ -192,7 +192,7 @@ def _measured(send: Any, action: Callable[[], Any], threads: int) -> None:
 def _resident(peak: bool = False) -> int:
     """Bytes of resident memory, now or at the peak."""
     status = Path("/proc/self/status")
-    if not status.exists():  # macOS, which knows the peak alone
+    if not status.exists():  # macOS, which reports only the peak
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     # Not getrusage: it counts also what the parent held when it started this process.
     found = re.findall(rf"{'VmHWM' if peak else 'VmRSS'}:\s*(\d+) kB", status.read_text())

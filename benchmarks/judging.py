@@ -56,7 +56,7 @@ def _row(
     order = order_of(Sampling("random", batch), features.vectors, features.texts, 0)
     found = hardest_negatives(order, batch, features, lambda a, b: a @ b.t(), ids, top_k)
     keys = pair_keys(found.image, found.text, len(features))
-    asked = np.unique(keys)  # as `judge` gets them
+    distinct = np.unique(keys)  # as `judge` gets them
     shares = [found.batch == number for number in range(batches)]
     loaded = [
         opened.data.pairs.collater([opened.data.pairs[int(n), 0] for n in places])
@@ -64,33 +64,33 @@ def _row(
     ]
 
     def loop() -> np.ndarray:
-        told = [
+        parts = [
             _in_loop(in_loop, samples, found, share, opened.device)
             for samples, share in zip(loaded, shares, strict=True)
         ]
-        return torch.cat(told).cpu().numpy()
+        return torch.cat(parts).cpu().numpy()
 
-    def alone() -> np.ndarray:
+    def offline_run() -> np.ndarray:
         with tempfile.TemporaryDirectory() as folder:
-            pairs = asked // len(features), asked % len(features)
+            pairs = distinct // len(features), distinct % len(features)
             return judge(opened, features, *pairs, offline, Path(folder))
 
     done = np.any(shares, axis=0)
-    differ = np.abs(alone()[np.searchsorted(asked, keys[done])] - loop()).max()
+    differ = np.abs(offline_run()[np.searchsorted(distinct, keys[done])] - loop()).max()
     if differ > (0.05 if sizes.gpu else SAME):
         raise AssertionError(f"probabilities differ by {differ:.2g}")
-    timed = side_by_side(alone, loop, sizes.repeats, 0, sizes.device)
+    timed = side_by_side(offline_run, loop, sizes.repeats, 0, sizes.device)
     in_the_loop = len(np.unique(keys[done]))
     per_pair = Timed(
-        1000 * timed.ours / len(asked),
+        1000 * timed.ours / len(distinct),
         1000 * timed.reference / in_the_loop,
-        tuple(r * in_the_loop / len(asked) for r in timed.ratios),
+        tuple(r * in_the_loop / len(distinct) for r in timed.ratios),
     )
     width = WIDTH.get(sizes.name, "tiny")
     return per_pair.row(
         f"judging, {CAPTIONS} captions an image, top_k {top_k}, width {width}: 1000 pairs",
         "<= 0.5",
-        f"ours {len(asked)} different pairs of {len(ids) // CAPTIONS} images, offline, verdicts "
+        f"ours {len(distinct)} different pairs of {len(ids) // CAPTIONS} images, offline, verdicts "
         f"written; the loop {in_the_loop} of them, mini-batches of {batch}; ALBEF, "
         f"{in_loop.precision}, images in memory; probabilities equal within "
         f"{0.05 if sizes.gpu else SAME:g}"

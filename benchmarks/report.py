@@ -47,7 +47,7 @@ def markdown(rows: Iterable[Row]) -> str:
 
 
 def machine() -> dict[str, Any]:
-    """What a figure depends on beside the code."""
+    """Return the facts about the machine and software that a figure depends on."""
     name = platform.processor()
     try:
         found = re.search(r"model name\s*:\s*(.*)", Path("/proc/cpuinfo").read_text())

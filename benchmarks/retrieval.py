@@ -152,7 +152,7 @@ class _Loader(list):
 
 
 class _KnownTexts(XBertEncoder):
-    """Knows the states of captions for ITC: those of ``known``, asked for in turn."""
+    """Return precomputed states of captions for ITC: the items of ``known`` in turn."""
 
     known: Any = None
     place = 0

@@ -40,7 +40,7 @@ FUNCTIONS = {"lavis": ("steps", "lavis_rows"), "memory": ("steps", "memory_rows"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure the parts asked for; returns the exit status, 1 if a part failed."""
+    """Measure the chosen parts; return the exit status, 1 if a part failed."""
     options = _options(argv)
     if options.gpu and not torch.cuda.is_available():
         print("--gpu: no GPU is visible to PyTorch", file=sys.stderr)

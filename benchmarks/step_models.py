@@ -92,7 +92,7 @@ def a_quarter(image_of: Tensor, text_of: Tensor, probability: Tensor) -> Tensor:
 
 
 def some(image_of: Tensor, text_of: Tensor, probability: Tensor) -> Tensor:
-    """Verdicts that depend on a pair alone, so that all who ask about it agree."""
+    """Return verdicts that depend only on the pair, so that all ranks and variants agree."""
     return ((7 * image_of + 3 * text_of) % 4 == 0).to(probability)
 
 

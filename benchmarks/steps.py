@@ -1,8 +1,8 @@
-"""Training steps: what MAFA costs beyond GRIT-VLP, and both against what is there without us.
+"""Measure training steps: MAFA against GRIT-VLP, and both against implementations without us.
 
 A step is the forward and the backward pass of the whole loss, in training mode; the optimiser's
-update, which is the same on both sides, is left out. Before a comparison is timed the two sides are
-shown to compute the same losses from the same weights.
+update, which is the same on both sides, is not measured. Before timing, each comparison checks that
+both sides compute the same losses from the same weights.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def albef_rows(sizes: Sizes, folder: Path) -> Iterator[Row]:
     cfg = albef_config(sizes, folder)
     size, bf16 = sizes.batch or BATCH[sizes.name], sizes.gpu
     samples = mini_batch(size, cfg, sizes.device)
-    told = f"ALBEF {described(cfg)}, B={size}, {'bf16' if bf16 else 'fp32'}"
+    setting = f"ALBEF {described(cfg)}, B={size}, {'bf16' if bf16 else 'fp32'}"
     torch.manual_seed(0)
     model = AlbefMafa.from_config(cfg).to(sizes.device).train()
     judge = AlbefMafa.from_config(cfg)
@@ -136,7 +136,7 @@ def albef_rows(sizes: Sizes, folder: Path) -> Iterator[Row]:
 
     def against_grit(name: str, what: str, target: str = "") -> Row:
         note = (
-            f"both of this package; {told}; {steps[name].found} of {2 * size} anchors got a "
+            f"both of this package; {setting}; {steps[name].found} of {2 * size} anchors got a "
             "positive in the last step"
         )
         if KEPT in what:
@@ -301,7 +301,7 @@ def require_same(
     Raises:
         AssertionError: if a loss differs.
     """
-    told = []
+    losses = []
     for model, forward in ((ours, our_forward), (theirs, their_forward)):
         was_training = model.training
         model.eval()
@@ -311,11 +311,11 @@ def require_same(
             output = forward()
         model.train(was_training)
         language = "loss_mlm" if "loss_mlm" in output else "loss_lm"
-        told.append([float(output[key]) for key in ("loss_itc", "loss_itm", language)])
-    close = torch.isclose(*(torch.tensor(x) for x in told), rtol=5e-2 if half else SAME)
+        losses.append([float(output[key]) for key in ("loss_itc", "loss_itm", language)])
+    close = torch.isclose(*(torch.tensor(x) for x in losses), rtol=5e-2 if half else SAME)
     if not bool(close.all()):
         raise AssertionError(
-            f"not the same work as {name}: ITC, ITM and language losses {told[0]}, and {told[1]}"
+            f"not the same work as {name}: losses ITC, ITM, language {losses[0]} and {losses[1]}"
         )
 
 

@@ -66,5 +66,5 @@ class ConfigView:
 
     @property
     def training(self) -> bool:
-        """Whether the run trains."""
+        """Return whether the run trains."""
         return self["run.evaluate"] is False

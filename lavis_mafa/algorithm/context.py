@@ -201,7 +201,7 @@ class StepContext:
 
     @property
     def soft_labels_active(self) -> bool:
-        """Whether labels of ITC are soft by now, see `SoftLabels.active`."""
+        """Return whether labels of ITC are soft by now, see `SoftLabels.active`."""
         samples = self.batch.samples
         epoch, grouped = samples.get("epoch", 0), bool(samples.get("grouped", True))
         return self.settings.soft_labels.active(epoch, grouped)

@@ -72,7 +72,7 @@ def mix(labels: Tensor, soft: Tensor, alpha: float) -> Tensor:
 
 
 def without(sim: Tensor, dropped: Tensor | None) -> Tensor:
-    """Return similarities with -inf for dropped candidates, which a softmax then leaves out."""
+    """Return similarities with -inf for dropped candidates, so that a softmax ignores them."""
     return sim if dropped is None else sim.masked_fill(dropped, float("-inf"))
 
 

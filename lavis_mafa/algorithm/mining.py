@@ -25,7 +25,7 @@ STATE_NAMES = {KEPT: "negative", AMBIGUOUS: "ambiguous", POSITIVE: "positive"}
 
 @dataclass(frozen=True)
 class MiningRule:
-    """What happens to a hard negative that Con-D judged.
+    """Rule for a hard negative that Con-D judged.
 
     With ``top_k`` from 2 on, ITM gets all positives found and the hardest candidate that is neither
     positive nor ambiguous. With ``labels: probability``, Con-D's probability is a judged pair's
@@ -217,11 +217,11 @@ def unique_pairs(
     """
     images = torch.cat([own.repeat(len(hard_i2t) // max(1, len(own))), hard_t2i])
     texts = torch.cat([hard_i2t, own.repeat(len(hard_t2i) // max(1, len(own)))])
-    there = (images != NONE) & (texts != NONE)
-    pairs = torch.stack([images[there], texts[there]], dim=1)
+    found = (images != NONE) & (texts != NONE)
+    pairs = torch.stack([images[found], texts[found]], dim=1)
     distinct, inverse = torch.unique(pairs, dim=0, return_inverse=True)
     row = torch.full_like(images, NONE)
-    row[there] = inverse
+    row[found] = inverse
     row_i2t, row_t2i = row.chunk(2)
     return distinct[:, 0], distinct[:, 1], row_i2t, row_t2i
 

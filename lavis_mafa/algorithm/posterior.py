@@ -247,7 +247,7 @@ class PosteriorPicker(nn.Module):
 
     @property
     def ready(self) -> bool:
-        """Whether enough positives have been observed to use the posterior."""
+        """Return whether enough positives have been observed to use the posterior."""
         return float(self.positive.count) > max(1, self.rule.minimum)
 
     @torch.no_grad()

@@ -23,7 +23,7 @@ def world_and_rank() -> tuple[int, int]:
 class _GatherWithGradient(torch.autograd.Function):
     """All ranks' tensors; in the backward pass every rank sums the gradients of its own one.
 
-    ``all_gather`` alone cuts the graph: candidates of other ranks would get no gradient.
+    ``all_gather`` by itself cuts the graph: candidates of other ranks would get no gradient.
     """
 
     @staticmethod

@@ -102,7 +102,7 @@ class StepSettings:
         """Return the own settings of a registered entry; None if it has none."""
         if entry.settings is None:
             return None
-        # `posterior` has a field of its own, which configs have had from the beginning.
+        # The settings of `posterior` are a field of `StepSettings`, not an entry of `own`.
         given = self.own.get(entry.name, getattr(self, entry.name, None))
         return given if isinstance(given, entry.settings) else entry.settings()
 

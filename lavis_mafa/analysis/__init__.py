@@ -1,1 +1,1 @@
-"""What is in the data and in a run: counting, mining, measuring, showing."""
+"""Analyse datasets and runs: count, mine, measure and show false negatives."""

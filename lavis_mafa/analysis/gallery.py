@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class SampleViewer:
-    """Returns thumbnail and caption of a sample by number, as far as they can be read.
+    """Return the thumbnail and caption of a sample by number, as far as they can be read.
 
     Args:
         data: the training set; None: only the numbers of the samples are known.

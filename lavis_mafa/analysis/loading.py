@@ -32,7 +32,7 @@ NO_SPLITS = ["run.valid_splits=[]", "run.test_splits=[]"]  # an analysis evaluat
 
 @dataclass
 class ModelAndData:
-    """What a config describes.
+    """The objects that a config describes.
 
     Attributes:
         cfg: the checked config.

@@ -231,7 +231,7 @@ def _truth_of(judged: Judged, mined: MinedPairs) -> NDArray[Any] | None:
 
 
 class _RecordWriter:
-    """Makes annotation records of pairs, with image paths relative to a common root.
+    """Make annotation records of pairs, with image paths relative to a common root.
 
     An image that has no file of its own (generated data, tar shards) is written below the output,
     once.

@@ -253,7 +253,7 @@ def _convert(paths: list[Path], folder: Path, settings: dict[str, Any]) -> None:
         "pairs": writer.pairs,
         "images": len(first),
         "empty_dropped": empty,
-        # Pairs whose image_id belongs to another file than at its first appearance.
+        # Pairs whose image_id was first seen with another image file.
         "id_conflicts": len(conflicts),
         "first_conflict": [[int(row), int(first[ids[row]])] for row in conflicts[:1]],
         "sources": [os.fspath(path) for path in paths],

@@ -1,4 +1,4 @@
-"""Checks of image-text pairs before training: what ``lavis-mafa check-data`` reports.
+"""Check image-text pairs before training, for ``lavis-mafa check-data``.
 
 Rows, images and captions are judged by the rules of training: those of `datasets.image_reading`,
 and those of `datasets.caption_reading` for captions as LAVIS's ``blip_caption`` processes them.

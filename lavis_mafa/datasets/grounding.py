@@ -157,7 +157,7 @@ class BoxFiles:
 
 @registry.register_builder("refcoco_plus")
 class RefCocoPlusBuilder(LocalBuilder):
-    """Builds the splits that ``build_info.annotations`` names: `GroundingTrain` for train,
+    """Build the splits that ``build_info.annotations`` names: `GroundingTrain` for train,
     `GroundingEval` for val and test. Nothing is downloaded."""
 
     holds = "boxes"

@@ -89,7 +89,7 @@ class AnnotationColumns(ConvertedFiles):
 
 @registry.register_builder("image_text_json")
 class ImageTextJsonBuilder(ConvertingBuilder):
-    """Builds the splits that `build_info.annotations` names, from annotation files."""
+    """Build the splits that `build_info.annotations` names, from annotation files."""
 
     name = "image_text_json"
     build_options = AnnotationColumns

@@ -266,7 +266,7 @@ class ImageTextShardsEval(_Shards, EvalPairs):
 
 @registry.register_builder("image_text_shards")
 class ImageTextShardsBuilder(ConvertingBuilder):
-    """Builds the splits that `build_info.annotations` names, from tar shards."""
+    """Build the splits that `build_info.annotations` names, from tar shards."""
 
     name = "image_text_shards"
     train_dataset_cls = ImageTextShardsTrain

@@ -41,7 +41,7 @@ class ConvertedFiles:
 
 
 class ConvertingBuilder(LocalBuilder, ABC):
-    """Builds the splits that `build_info.annotations` names, from files that are converted once.
+    """Build the splits that `build_info.annotations` names, from files that are converted once.
 
     Data sets are constructed with `vis_processor`, `text_processor`, `ann_paths` (the split's
     files) and the options of `dataset_options`.

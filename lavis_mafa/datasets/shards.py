@@ -138,10 +138,10 @@ def _write_shard(
     path: Path, samples: Iterable[tuple[str, bytes, str, str, Mapping[str, Any]]]
 ) -> dict[str, Any]:
     """Write one shard atomically and return its entry in the index."""
-    beside = path.with_name(f"{path.name}.part")
+    part = path.with_name(f"{path.name}.part")
     keys: set[str] = set()
     try:
-        with open(beside, "wb") as file:
+        with open(part, "wb") as file:
             stream = _Digested(file)
             with TarWriter(stream, encoder=False, mtime=0) as tar:
                 for key, image, suffix, caption, extra in samples:
@@ -150,10 +150,10 @@ def _write_shard(
                     keys.add(key)
                     tar.write(_members(key, image, suffix, caption, extra))
             _to_disk(file)
-        size = beside.stat().st_size
-        _rename(beside, path)
+        size = part.stat().st_size
+        _rename(part, path)
     finally:
-        beside.unlink(missing_ok=True)
+        part.unlink(missing_ok=True)
     md5 = stream.md5.hexdigest()
     return {"url": path.name, "md5sum": md5, "nsamples": len(keys), "filesize": size}
 
@@ -201,8 +201,8 @@ def _to_disk(file: Any) -> None:
     os.fsync(file.fileno())
 
 
-def _rename(beside: Path, path: Path) -> None:
-    os.replace(beside, path)
+def _rename(part: Path, path: Path) -> None:
+    os.replace(part, path)
     _names_to_disk(path.parent)
 
 

@@ -44,7 +44,7 @@ OWN_KEYS = ("index", "loaded_index", "image_id", "load_error")
 
 
 class TrainingSet(Dataset[dict[str, Any]]):
-    """Adds to every sample the keys that GRIT and the step need.
+    """Add to every sample the keys that GRIT and the step need.
 
     ``self[index, epoch]`` is the sample of the wrapped set plus ``index``, ``loaded_index`` (of the
     sample that was read: another one if ``index`` is unreadable), ``image_id`` (equal for samples

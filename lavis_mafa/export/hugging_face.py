@@ -148,7 +148,7 @@ def write_folder(model: Any, folder: Path, dtype: torch.dtype = torch.float32) -
     hf_model.config.torch_dtype = dtype
     hf_model.config.save_pretrained(folder)
     _processor(model, tokenizer).save_pretrained(folder)
-    for file in folder.glob("*.safetensors"):  # some versions make them for the owner alone
+    for file in folder.glob("*.safetensors"):  # some versions make them readable only by the owner
         file.chmod((folder / "config.json").stat().st_mode)
     return model_cls.__name__
 

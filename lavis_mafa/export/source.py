@@ -104,7 +104,7 @@ def _build(
         torch.manual_seed(seed)
         try:
             model = model_cls.from_config(cfg)
-            model.load_state_dict(state, strict=False)  # whatever the class made of the config
+            model.load_state_dict(state, strict=False)  # replaces whatever from_config loaded
         except RuntimeError as error:
             raise ValueError(f"{origin} does not fit {model_cls.__name__}: {error}") from error
     return model

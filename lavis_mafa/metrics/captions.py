@@ -63,7 +63,7 @@ class References:
 
 @dataclass(frozen=True)
 class Tools:
-    """What this machine can run: metrics out of `METRICS`, and the tokenizer."""
+    """The installed tools: metrics out of `METRICS`, and the tokenizer."""
 
     metrics: tuple[str, ...]
     tokenizer: str

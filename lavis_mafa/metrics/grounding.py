@@ -59,8 +59,8 @@ def box_scores(heat: Tensor, boxes: Tensor, exponent: float = AREA_EXPONENT) -> 
     upper, lower = corners[:, 1].clamp(0, height), corners[:, 3].clamp(0, height)
     inside = sums[lower, right] - sums[upper, right] - sums[lower, left] + sums[upper, left]
     areas = boxes[:, 2:].clamp(min=0).prod(dim=1)
-    there = (areas > 0) & (right > left) & (lower > upper)
-    return torch.where(there, inside / areas.clamp(min=1e-12) ** exponent, 0.0)
+    valid = (areas > 0) & (right > left) & (lower > upper)
+    return torch.where(valid, inside / areas.clamp(min=1e-12) ** exponent, 0.0)
 
 
 def choose(scores: Tensor) -> int | None:

@@ -98,7 +98,7 @@ class MafaModel:
 
     @property
     def has_unused_parameters(self) -> bool:
-        """Whether some weights get no gradient because their loss is switched off."""
+        """Return whether some weights get no gradient because their loss is switched off."""
         return any(not self.settings.loss_weights.get(name) for name in ("itc", "itm", "lm"))
 
     def compute_sim_matrix(

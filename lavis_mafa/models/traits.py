@@ -1,4 +1,4 @@
-"""What the rest of the package must know of a model class before a model is built.
+"""Properties of model classes that the package needs before a model is built.
 
 A class declares its traits as class attributes with the names of the fields of `Traits`; its
 subclasses inherit them, under whatever name they are registered. LAVIS's own classes, which we

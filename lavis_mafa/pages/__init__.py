@@ -1,1 +1,1 @@
-"""Pages, tables and charts for people, made of plain data."""
+"""Create HTML pages, tables and charts from plain data."""

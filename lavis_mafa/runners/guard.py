@@ -28,7 +28,7 @@ class UnreadableError(RuntimeError):
 
 @dataclass
 class MiniBatch:
-    """What is needed to compute a mini-batch of this rank again.
+    """The data needed to recompute a mini-batch of this rank.
 
     Attributes:
         samples: its entries that are not tensors, and ``index`` ``(B,)``.
@@ -264,7 +264,7 @@ class UnreadableSamples:
 
     @property
     def exceeded(self) -> bool:
-        """Whether more than the allowed share of the samples read is unreadable."""
+        """Return whether more than the allowed share of the samples read is unreadable."""
         return len(self.bad) > self.allowed * self.seen
 
     @property

@@ -82,7 +82,7 @@ def to_device(samples: Mapping[str, Any], device: torch.device) -> dict[str, Any
 
 
 class Loaders:
-    """Makes the data loaders of a run: training by the plan of an epoch, evaluation by split.
+    """Make the data loaders of a run: training by the plan of an epoch, evaluation by split.
 
     Args:
         run_cfg: with ``num_workers`` and ``batch_size_eval``.

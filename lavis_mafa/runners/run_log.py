@@ -25,7 +25,7 @@ UNDONE = ".undone"  # suffix of files with lines that a resumed run writes again
 
 
 class RunLog:
-    """Writes figures on the main process; does nothing on others.
+    """Write figures on the main process; do nothing on others.
 
     Files in ``folder``: ``log.jsonl``, one object a line with its ``kind`` (``config``, ``step``,
     ``epoch``, ``con_d_histogram``, ``eval``, ``skipped``, ...), and ``tensorboard/``. While a disk
@@ -152,7 +152,7 @@ class RunLog:
 
     @property
     def has_board(self) -> bool:
-        """Whether this process writes TensorBoard files."""
+        """Return whether this process writes TensorBoard files."""
         return self.active and self._wants_board
 
     def _to_board(self, method: str, *args: Any, **kwargs: Any) -> None:

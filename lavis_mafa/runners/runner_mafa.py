@@ -304,7 +304,7 @@ class RunnerMafa(EvaluatingRunner):
         return False
 
     def _save_is_due(self) -> bool:
-        """Whether ``run.save_every_steps`` was reached in the last accumulation window.
+        """Return whether ``run.save_every_steps`` was reached in the last accumulation window.
 
         Checked at the end of windows: within one, every rank's gradients would be saved as well.
         """

@@ -141,7 +141,7 @@ class RunState:
         """Restore what `to_plain` returned, possibly on another number of ranks.
 
         Then the mini-batches of all ranks together stay the same; what each rank had collected,
-        counted and accumulated is redistributed, and all ranks are seeded anew.
+        counted and accumulated is redistributed, and all ranks get new random seeds.
 
         Raises:
             ValueError: if the content does not fit this run.

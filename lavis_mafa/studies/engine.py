@@ -24,7 +24,7 @@ from lavis_mafa.studies.spread import Figures
 
 @dataclass
 class Request:
-    """What a user wants of a study file; None: as the file says.
+    """Command-line overrides of a study file; None: the value in the file.
 
     Attributes:
         file, at, parameters: as `read_study` takes them.

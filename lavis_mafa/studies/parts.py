@@ -31,13 +31,13 @@ class StudyError(ValueError):
 
 @dataclass(frozen=True)
 class Step:
-    """What one process does, or a given checkpoint.
+    """The work of one process, or a given checkpoint.
 
     Attributes:
         name: of the shared run or stage.
         script, config, options: of train.py or evaluate.py; options may hold placeholders.
         module, arguments: of ``python -m`` instead.
-        writes: the checkpoint that it leaves in its folder; "": none.
+        writes: the checkpoint that it writes to its folder; "": none.
         given: an existing checkpoint; nothing is run.
     """
 

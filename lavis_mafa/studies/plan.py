@@ -30,7 +30,7 @@ class Job(Run):
         key: digest of all that it depends on except the seed.
         form: digest of its config and options, whatever runs it takes checkpoints from.
         script, config, options: of train.py or evaluate.py; "" and () of a module.
-        writes: the checkpoint that it leaves in its folder.
+        writes: the checkpoint that it writes to its folder.
     """
 
     script: str = ""
@@ -86,8 +86,8 @@ def narrowed(
     problems = []
     known = {"--rows": [name for row in study.rows for name in (row.name, row.run) if name]}
     known |= {"--given": list(study.shared), "--columns": list(study.catalogue)}
-    asked = {"--rows": rows, "--columns": shows, "--given": given}
-    for option, names in asked.items():
+    chosen = {"--rows": rows, "--columns": shows, "--given": given}
+    for option, names in chosen.items():
         for name in names or ():
             if name not in known[option]:
                 problems.append(f"{option}: no {name}; {suggest(name, known[option])}")
@@ -132,7 +132,7 @@ def _by_urgency(plan: Plan) -> dict[str, Job]:
 
 
 class _Maker:
-    """Builds the jobs of one seed."""
+    """Build the jobs of one seed."""
 
     def __init__(self, plan: Plan, seed: int) -> None:
         self.plan, self.seed = plan, seed

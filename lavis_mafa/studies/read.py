@@ -181,7 +181,7 @@ def _cell(value: Any) -> str:
 
 
 class _Reader:
-    """Builds the parts of a study from its content; what is wrong goes to ``problems``."""
+    """Build the parts of a study from its content; errors are added to ``problems``."""
 
     def __init__(self, content: dict[str, Any], problems: list[str]) -> None:
         self.content, self.problems = content, problems

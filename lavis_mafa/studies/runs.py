@@ -55,7 +55,7 @@ class Run:
 
     @property
     def done(self) -> bool:
-        """Whether this run was completed in its folder."""
+        """Return whether this run was completed in its folder."""
         return (self.folder / DONE).is_file()
 
 

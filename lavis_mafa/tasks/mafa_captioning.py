@@ -89,9 +89,11 @@ class MafaCaptionTask(CaptionTask):
         run = cfg.run_cfg
         tools = None
         if run.get("report_metric", True):
-            asked = run.get("metrics")
+            metric_names = run.get("metrics")
             try:
-                tools = on_main_process(lambda: find_tools(None if asked is None else list(asked)))
+                tools = on_main_process(
+                    lambda: find_tools(None if metric_names is None else list(metric_names))
+                )
             except ValueError as error:
                 path = getattr(getattr(cfg, "args", None), "cfg_path", "file")
                 raise ConfigError(str(path), [str(error)]) from error

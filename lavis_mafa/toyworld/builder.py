@@ -80,7 +80,7 @@ class ToyPictures(BaseDataset):  # type: ignore[misc]
 
     @property
     def deterministic(self) -> bool:
-        """Whether a sample is the same every time; a vis_processor is assumed to be random."""
+        """Return whether a sample is deterministic; a vis_processor is assumed to be random."""
         return self.vis_processor is None
 
     def picture(self, image: int) -> Image.Image:
@@ -325,7 +325,7 @@ def default_config(name: str) -> dict[str, str]:
 
 @registry.register_builder("toy_scenes")
 class ToyScenesBuilder(ToyBuilder):
-    """Builds `train` (ToyScenesTrain), `val` and `test` (ToyScenesEval)."""
+    """Build `train` (ToyScenesTrain), `val` and `test` (ToyScenesEval)."""
 
     train_dataset_cls = ToyScenesTrain
     eval_dataset_cls = ToyScenesEval

@@ -48,7 +48,7 @@ class ToyVqa(ToyPictures):
     ) -> None:
         super().__init__(arrays, world, **options)
         self.image_ids: npt.NDArray[np.int64] = np.repeat(
-            np.arange(len(questions)), [len(asked) for asked in questions]
+            np.arange(len(questions)), [len(of_image) for of_image in questions]
         )
         self.annotation: list[dict[str, Any]] = [
             {
@@ -61,24 +61,26 @@ class ToyVqa(ToyPictures):
                 "answer_type": question.answer_type,
             }
             for number, (image, question) in enumerate(
-                (image, question) for image, asked in enumerate(questions) for question in asked
+                (image, question)
+                for image, of_image in enumerate(questions)
+                for question in of_image
             )
         ]
         self.answer_list = possible_answers()
         self._add_instance_ids()
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        asked = self.annotation[index]
+        entry = self.annotation[index]
         return {
             "image": self._image(int(self.image_ids[index])),
-            "text_input": self._processed(asked["question"]),
-            "text_output": asked["answer"],
-            "answers": asked["answers"],
+            "text_input": self._processed(entry["question"]),
+            "text_output": entry["answer"],
+            "answers": entry["answers"],
             "weights": [1.0],
-            "question_id": asked["question_id"],
-            "instance_id": asked["instance_id"],
-            "question_type": asked["question_type"],
-            "answer_type": asked["answer_type"],
+            "question_id": entry["question_id"],
+            "instance_id": entry["instance_id"],
+            "question_type": entry["question_type"],
+            "answer_type": entry["answer_type"],
         }
 
     def collater(self, samples: list[dict[str, Any]]) -> dict[str, Any]:
@@ -99,8 +101,8 @@ class ToyVqa(ToyPictures):
 
     def show(self, index: int) -> tuple[Image.Image, str]:
         """Return the unprocessed picture, and the question with its answer, for reports."""
-        asked = self.annotation[index]
-        return self.picture(int(self.image_ids[index])), f"{asked['question']} {asked['answer']}"
+        entry = self.annotation[index]
+        return self.picture(int(self.image_ids[index])), f"{entry['question']} {entry['answer']}"
 
 
 class ToyCaptionEval(CaptionedPictures):
@@ -135,7 +137,7 @@ class ToyCaptionEval(CaptionedPictures):
 
 @registry.register_builder("toy_vqa")
 class ToyVqaBuilder(ToyBuilder):
-    """Builds `train`, `val` and `test` (ToyVqa), `questions_per_image` about every picture."""
+    """Build `train`, `val` and `test` (ToyVqa), `questions_per_image` about every picture."""
 
     holds = "questions"
     train_dataset_cls = ToyVqa
@@ -154,7 +156,7 @@ class ToyVqaBuilder(ToyBuilder):
 
 @registry.register_builder("toy_caption")
 class ToyCaptionBuilder(ToyBuilder):
-    """Builds `train` (ToyScenesTrain), `val` and `test` (ToyCaptionEval)."""
+    """Build `train` (ToyScenesTrain), `val` and `test` (ToyCaptionEval)."""
 
     train_dataset_cls = ToyScenesTrain
     eval_dataset_cls = ToyCaptionEval

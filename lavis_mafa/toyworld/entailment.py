@@ -235,7 +235,7 @@ class ToyEntailment(ToyPictures):
 
 @registry.register_builder("toy_ve")
 class ToyEntailmentBuilder(ToyBuilder):
-    """Builds `train`, `val` and `test` (ToyEntailment)."""
+    """Build `train`, `val` and `test` (ToyEntailment)."""
 
     holds, num_classes = "labels", 3
     train_dataset_cls = ToyEntailment

@@ -157,7 +157,7 @@ class ToyGroundingEval(ToyPictures):
 
 @registry.register_builder("toy_grounding")
 class ToyGroundingBuilder(ToyBuilder):
-    """Builds `train` (ToyGroundingTrain), `val` and `test` (ToyGroundingEval)."""
+    """Build `train` (ToyGroundingTrain), `val` and `test` (ToyGroundingEval)."""
 
     holds = "boxes"
     train_dataset_cls = ToyGroundingTrain

@@ -79,7 +79,7 @@ class NlvrOptions(ToyOptions):
 
 @registry.register_builder("toy_nlvr")
 class ToyNlvrBuilder(ToyBuilder):
-    """Builds `train`, `val` and `test` (ToyNlvr), with `statements_per_image` times as many
+    """Build `train`, `val` and `test` (ToyNlvr), with `statements_per_image` times as many
     statements as a split has pictures. No picture is in two splits."""
 
     build_options = NlvrOptions

@@ -88,7 +88,7 @@ def make_questions(
         )
     things = [_things(scene) for scene in scenes]
     grounds = [BACKGROUNDS[scene["background"] - 1] for scene in scenes]
-    asked = []
+    questions = []
     for here, ground in zip(things, grounds, strict=True):
         found: dict[str, Question] = {}
         turns: list[str] = []
@@ -99,8 +99,8 @@ def make_questions(
             question = _ask(kind, here, ground, _pick(things, rng), rng)
             if question is not None:
                 found.setdefault(question.text, question)
-        asked.append(list(found.values()))
-    return asked
+        questions.append(list(found.values()))
+    return questions
 
 
 def _ask(
@@ -135,19 +135,19 @@ def _exists(here: list[Thing], elsewhere: list[Thing], rng: np.random.Generator)
     return Question(f"is there a {_spoken(said)}?", answer, "exists")
 
 
-def _attribute(asked: str, here: list[Thing], rng: np.random.Generator) -> Question | None:
+def _attribute(attribute: str, here: list[Thing], rng: np.random.Generator) -> Question | None:
     """Ask for an attribute of an object that other attributes identify; None if there is none."""
-    first, second = (a for a in ATTRIBUTES if a != asked)
+    first, second = (a for a in ATTRIBUTES if a != attribute)
     unique = []
     for thing in here:
         for named in ([first], [second], [first, second]):
             said = _said(thing, named)
             if len(_fitting(said, here)) == 1:
-                unique.append((said, thing[asked]))
+                unique.append((said, thing[attribute]))
     if not unique:
         return None
     said, answer = _pick(unique, rng)
-    return Question(f"what {asked} is the {_spoken(said)}?", answer, asked)
+    return Question(f"what {attribute} is the {_spoken(said)}?", answer, attribute)
 
 
 def _count(here: list[Thing], elsewhere: list[Thing], rng: np.random.Generator) -> Question:

@@ -140,8 +140,8 @@ class _World:
         chances = {"size": 0.3, "colour": 0.7, "shape": 1.0}
         said = {name: cell[name] if rng.random() < p else 0 for name, p in chances.items()}
         words = " ".join(_VALUES[name][k - 1] for name, k in said.items() if k)
-        there = self.fitting(said["shape"], said["colour"], said["size"]) > 0
-        return there.astype(np.int64), f"shows a {words}", f"show a {words}"
+        present = self.fitting(said["shape"], said["colour"], said["size"]) > 0
+        return present.astype(np.int64), f"shows a {words}", f"show a {words}"
 
     def _cell(self, rng: np.random.Generator) -> dict[str, int]:
         """Draw an object of a random scene."""

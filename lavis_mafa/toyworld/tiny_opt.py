@@ -49,8 +49,8 @@ PAD, END = 1, 2
 # Questions for existence occur twice: yes and no are the hardest to learn.
 KINDS = ("exists", "exists", "colour", "shape", "size", "count", "background")
 
-# Weights of a token in the loss: texts about a known scene, texts that only set the scene, breaks.
-TOLD, SET, BREAK = 1.0, 0.05, 0.1
+# Loss weights of tokens: text to learn, text that only describes the scene, line breaks.
+TARGET, CONTEXT, BREAK = 1.0, 0.05, 0.1
 
 Piece = tuple[str, float]
 Document = list[Piece]
@@ -117,9 +117,9 @@ def _echoes(world: WorldConfig, n: int, rng: np.random.Generator) -> list[Docume
     for i in range(n):
         again = "".join(f"{texts[k][i]}\n" for k in rng.permutation(len(texts))[:3])
         if rng.random() < 0.6:
-            documents.append([(texts[0][i], SET), ("</s>", SET), (again, TOLD)])
+            documents.append([(texts[0][i], CONTEXT), ("</s>", CONTEXT), (again, TARGET)])
         else:
-            documents.append([("</s>", SET), (f"{texts[0][i]}\n{again}", TOLD)])
+            documents.append([("</s>", CONTEXT), (f"{texts[0][i]}\n{again}", TARGET)])
     return documents
 
 
@@ -129,21 +129,21 @@ def _answered(world: WorldConfig, n: int, rng: np.random.Generator) -> list[Docu
     full = _described(world, scenes, rng)
     captions = [make_captions(world, scenes, rng)[1] for _ in range(3)]
     documents = []
-    for i, asked in enumerate(make_questions(scenes, 2, rng, KINDS)):
+    for i, of_scene in enumerate(make_questions(scenes, 2, rng, KINDS)):
         questions: Document = []
-        for question in asked:
+        for question in of_scene:
             prompt, answer = PROMPT.format(question.text), f" {question.answer}"
-            questions += [(prompt, SET), (answer, TOLD), ("\n", BREAK)]
+            questions += [(prompt, CONTEXT), (answer, TARGET), ("\n", BREAK)]
         draw = rng.random()
         if draw < 0.1:
-            documents.append([("</s>", SET), (captions[0][i] + "\n", TOLD)])
+            documents.append([("</s>", CONTEXT), (captions[0][i] + "\n", TARGET)])
         elif draw < 0.6:
-            documents.append([(full[i], SET), ("</s>", SET), *questions])
+            documents.append([(full[i], CONTEXT), ("</s>", CONTEXT), *questions])
         elif draw < 0.85:
-            documents.append([("</s>", SET), (full[i] + "\n", TOLD), *questions])
+            documents.append([("</s>", CONTEXT), (full[i] + "\n", TARGET), *questions])
         else:
             some = "".join(f"{caption[i]}\n" for caption in captions)
-            documents.append([("</s>", SET), (some, TOLD), *questions])
+            documents.append([("</s>", CONTEXT), (some, TARGET), *questions])
     return documents
 
 
@@ -203,7 +203,7 @@ def _encode(tokenizer: Any, documents: list[Document]) -> list[Encoded]:
         for text, weight in document:
             if text not in known:
                 known[text] = tokenizer.encode(text).ids
-            if weight == TOLD and text[0] == " ":
+            if weight == TARGET and text[0] == " ":
                 one.answers.append(len(one.ids))
             one.ids += known[text]
             one.weights += [weight] * len(known[text])
@@ -335,7 +335,7 @@ def _examine(
 ) -> dict[str, float]:
     """Return the accuracy on six questions about each of n scenes, by the text before them."""
     scenes = make_scenes(world, n, rng)
-    asked = make_questions(scenes, 6, rng)
+    questions_of = make_questions(scenes, 6, rng)
     full = _described(world, scenes, rng)
     captions = [make_captions(world, scenes, rng)[1] for _ in range(3)]
     given = {
@@ -345,13 +345,13 @@ def _examine(
         ],
         "accuracy_blind": ["</s>"] * n,
     }
-    answers = [question.answer for questions in asked for question in questions]
+    answers = [question.answer for questions in questions_of for question in questions]
     wanted = torch.tensor([tokenizer.encode(f" {answer}").ids[0] for answer in answers])
     shares = {}
     for name, before in given.items():
         prompts = [
             tokenizer.encode(known + PROMPT.format(question.text)).ids
-            for known, questions in zip(before, asked, strict=True)
+            for known, questions in zip(before, questions_of, strict=True)
             for question in questions
         ]
         said = []

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs all rows of a paper's table and ends in a table of ours, the paper's beside it, and a figure.
+# Run all rows of a paper's table; write a table of our results next to the paper's, and a figure.
 # Rerun it to resume. Options: --help, --list, --dry-run.
 #
 #   bash run_scripts/mafa/study.sh projects/mafa/studies/table_4.yaml             # the toy world, on a CPU

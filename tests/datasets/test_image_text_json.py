@@ -1,4 +1,4 @@
-"""The builder `image_text_json` and its datasets, on real files and beside LAVIS's own datasets."""
+"""The builder `image_text_json` and its datasets, on real files, against LAVIS's own."""
 
 from __future__ import annotations
 

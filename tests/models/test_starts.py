@@ -82,7 +82,7 @@ def test_momentum_is_refused_where_there_is_none(tiny, toy_train):
 
 
 def test_a_vit_in_fp16_cannot_be_trained():
-    with pytest.raises(ConfigError, match="fp16 is for a frozen ViT"):
+    with pytest.raises(ConfigError, match="fp16 requires a frozen ViT"):
         toy("blip2", "model.vit_precision=fp16")
     cfg = toy("blip2", "model.vit_precision=fp16", "model.freeze_vit=True")
     assert any("fp16 is not supported on cpu; fp32 is used" in note for note in cfg.notes)

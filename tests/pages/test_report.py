@@ -1,4 +1,4 @@
-"""The report: it stands alone, escapes what it is given and shows what it was told."""
+"""The report is self-contained, escapes its input and shows the logged values."""
 
 from __future__ import annotations
 

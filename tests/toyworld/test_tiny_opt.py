@@ -23,7 +23,7 @@ from lavis_mafa.toyworld import (
     tiny_opt,
     vocabulary,
 )
-from lavis_mafa.toyworld.tiny_opt import PROMPT, SET, TOLD, make_tiny_opt
+from lavis_mafa.toyworld.tiny_opt import CONTEXT, PROMPT, TARGET, make_tiny_opt
 
 WORLD = WorldConfig.preset("dense")
 
@@ -99,7 +99,7 @@ def test_training_saw_the_tokens_that_the_folder_gives(made, tokenizer):
         for place in tokens.answers:
             assert slow.decode(tokens.ids[place]).strip() in possible_answers()
             assert slow.decode(tokens.ids[place - 3 : place]) == "? Answer:"
-            assert tokens.weights[place - 4 : place + 1] == [SET] * 4 + [TOLD]
+            assert tokens.weights[place - 4 : place + 1] == [CONTEXT] * 4 + [TARGET]
             answers += 1
     assert 120 < answers < 160  # two in nine of ten
 
@@ -172,7 +172,7 @@ def test_the_loss_is_that_of_a_slow_loop():
 def test_shares_of_right_answers(made):
     """Of a model that always says yes: as many as are yes."""
     _, prompts = said(1, 0)
-    tokenizer = tiny_opt.make_tokenizer(made[0].parent, [[(prompt, SET)] for prompt in prompts])
+    tokenizer = tiny_opt.make_tokenizer(made[0].parent, [[(prompt, CONTEXT)] for prompt in prompts])
     yes = tokenizer.encode(" yes").ids[0]
 
     def says_yes(input_ids, attention_mask):

@@ -1,4 +1,4 @@
-"""Visual entailment in the toy world: exact labels that neither side tells alone."""
+"""Visual entailment in the toy world: labels that depend on both image and text."""
 
 from __future__ import annotations
 

@@ -180,12 +180,12 @@ def share_out(states: Sequence[dict[str, Any] | None], count: int) -> list[dict[
     Grouped pairs stay grouped, queued ones stay queued, and every rank gets the same number. Random
     generators are not shared out: every rank starts with a new one.
     """
-    there = [state for state in states if state is not None]
-    if not there:
+    given = [state for state in states if state is not None]
+    if not given:
         return [None] * count
-    orders = torch.cat([state["order"] for state in there])
+    orders = torch.cat([state["order"] for state in given])
     queues = {
-        name: torch.cat([state[name] for state in there]) for name in ("indices", "images", "texts")
+        name: torch.cat([state[name] for state in given]) for name in ("indices", "images", "texts")
     }
     share = (len(orders) + len(queues["indices"])) // count
     shared: list[dict[str, Any] | None] = []

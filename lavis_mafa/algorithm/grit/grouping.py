@@ -19,7 +19,7 @@ Floats: TypeAlias = NDArray[np.float32]
 class _Workspace(threading.local):
     """Memory for the similarities of a sub-queue, which a thread keeps for the next one.
 
-    Allocating it anew takes about half as long as the matrix product.
+    Allocating it again each time takes about half as long as the matrix product.
     """
 
     def __init__(self) -> None:

@@ -85,21 +85,21 @@ def local_loss(
             f"features are of {len(features)} samples and regions of {count}; anchor b's own "
             "regions are those of row b"
         )
-    there = regions.new_ones(count, places, dtype=torch.bool) if present is None else present.bool()
+    valid = regions.new_ones(count, places, dtype=torch.bool) if present is None else present.bool()
     # Padding may hold NaN, and a NaN times a mask of 0 stays NaN.
-    regions = regions.masked_fill(~there[:, :, None], 0.0)
+    regions = regions.masked_fill(~valid[:, :, None], 0.0)
     sim = _similarity(features, regions.flatten(0, 1), temperature).reshape(
         len(features), count, places
     )
 
     own = torch.eye(count, dtype=torch.bool, device=sim.device)
-    negative = ~(own if same is None else own | same)[:, :, None] & there[None]
+    negative = ~(own if same is None else own | same)[:, :, None] & valid[None]
     others = sim.masked_fill(~negative, float("-inf")).flatten(1).logsumexp(dim=1)
     found = sim.diagonal().t()  # (B, M)
     losses = F.softplus(others[:, None] - found)  # -log(e^found / (e^found + e^others))
 
-    regions_of = there.sum(dim=1)
-    of_anchor = (losses * there).sum(dim=1) / regions_of.clamp(min=1)
+    regions_of = valid.sum(dim=1)
+    of_anchor = (losses * valid).sum(dim=1) / regions_of.clamp(min=1)
     return of_anchor.sum() / (regions_of > 0).sum().clamp(min=1)
 
 

@@ -15,9 +15,9 @@ def similarity_of(sim: Tensor, picked: Tensor) -> Tensor:
         sim: ``(B, N)``.
         picked: ``(B,)`` candidate numbers.
     """
-    there = picked != NONE
+    found = picked != NONE
     taken = sim.gather(1, picked.clamp(min=0)[:, None]).squeeze(1)
-    return taken.masked_fill(~there, float("-inf"))
+    return taken.masked_fill(~found, float("-inf"))
 
 
 def triplet_losses(own: Tensor, negative: Tensor, margin: float) -> Tensor:
@@ -28,8 +28,8 @@ def triplet_losses(own: Tensor, negative: Tensor, margin: float) -> Tensor:
         negative: ``(B,)`` similarities to the negatives, -inf where there is none.
         margin: at least 0, in units of similarity.
     """
-    there = negative != float("-inf")
-    return (margin + negative[there] - own[there]).clamp(min=0.0)
+    has_negative = negative != float("-inf")
+    return (margin + negative[has_negative] - own[has_negative]).clamp(min=0.0)
 
 
 def triplet_loss(

@@ -71,6 +71,6 @@ def heat(first: NDArray[Any], second: NDArray[Any]) -> NDArray[Any]:
 def joined(first: Judged, second: Judged) -> tuple[NDArray[Any], NDArray[Any]]:
     """Return the rows ``(P,)`` in each file of the pairs that are in both, ordered by pair."""
     size = 1 + max(int(one.text.max(initial=0)) for one in (first, second))
-    here, there = (pair_keys(one.image, one.text, size) for one in (first, second))
-    _, rows, others = np.intersect1d(here, there, assume_unique=True, return_indices=True)
+    keys, other_keys = (pair_keys(one.image, one.text, size) for one in (first, second))
+    _, rows, others = np.intersect1d(keys, other_keys, assume_unique=True, return_indices=True)
     return rows, others

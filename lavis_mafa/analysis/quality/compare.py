@@ -176,8 +176,8 @@ class Compared:
 
 def compare(first: Source, second: Source) -> Compared:
     """Compare two discriminators, at the thresholds of both runs."""
-    here, there = joined(first.judged, second.judged)
-    p, q = first.probability[here], second.probability[there]
+    rows, others = joined(first.judged, second.judged)
+    p, q = first.probability[rows], second.probability[others]
     both = ~(np.isnan(p) | np.isnan(q))
     p, q = p[both], q[both]
     thresholds = sorted({*first.thresholds, *second.thresholds})

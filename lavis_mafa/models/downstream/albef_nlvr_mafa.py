@@ -45,7 +45,7 @@ class AlbefNlvrPretrainMafa(TwoImages, AlbefBase):
 
     Supported model types:
         - base: ViT-B/16 and BERT with 6 text and 2 * 6 fusion layers.
-        - tiny: built from its config alone, for small images and tests.
+        - tiny: built only from its config, for small images and tests.
     """
 
     PRETRAINED_MODEL_CONFIG_DICT = model_yamls("albef_nlvr_pretrain_mafa", "base", "tiny")
@@ -118,7 +118,7 @@ class AlbefNlvrMafa(TwoImages, AlbefNLVR):
 
     Supported model types:
         - nlvr: ViT-B/16 and BERT with 6 text and 2 * 6 fusion layers; LAVIS's published weights.
-        - tiny: built from its config alone, for small images and tests.
+        - tiny: built only from its config, for small images and tests.
     """
 
     PRETRAINED_MODEL_CONFIG_DICT = model_yamls("albef_nlvr_mafa", "nlvr", "tiny")

@@ -17,7 +17,7 @@ class AlbefVeMafa(AlbefDownstream, AlbefClassification):
 
     Supported model types:
         - ve: ViT-B/16 at 384 px; by default with LAVIS's published weights for SNLI-VE.
-        - tiny: built from its config alone, for small images and tests.
+        - tiny: built only from its config, for small images and tests.
 
     Usage:
         >>> from lavis_mafa import load_model

@@ -33,7 +33,7 @@ class AlbefVqaMafa(AlbefDownstream, AlbefVQA):
 
     Supported model types:
         - vqav2: ViT-B/16 at 384 px; by default with LAVIS's published weights for VQA v2.
-        - tiny: built from its config alone, for small images and tests.
+        - tiny: built only from its config, for small images and tests.
 
     Usage:
         >>> from lavis_mafa import load_model
@@ -76,16 +76,16 @@ class AlbefVqaMafa(AlbefDownstream, AlbefVQA):
         answers = answers.to(self.device)
         targets = answers.input_ids.masked_fill(answers.attention_mask == 0, IGNORED)
         question_mask = samples["tokenized_text"].attention_mask
-        asked = torch.arange(len(question_mask), device=self.device)
-        asked = asked.repeat_interleave(samples["n_answers"].to(self.device))
+        question_of = torch.arange(len(question_mask), device=self.device)
+        question_of = question_of.repeat_interleave(samples["n_answers"].to(self.device))
         distillation: dict[str, Any] = {}
         if self.use_distill:
             with torch.no_grad():
                 logits_m = self.text_decoder_m(
                     answers.input_ids,
                     attention_mask=answers.attention_mask,
-                    encoder_hidden_states=states_m.last_hidden_state[asked],
-                    encoder_attention_mask=question_mask[asked],
+                    encoder_hidden_states=states_m.last_hidden_state[question_of],
+                    encoder_attention_mask=question_mask[question_of],
                     return_logits=True,
                 )
             ramp = self._rampup_factor(
@@ -95,8 +95,8 @@ class AlbefVqaMafa(AlbefDownstream, AlbefVQA):
         output = self.text_decoder(
             answers.input_ids,
             attention_mask=answers.attention_mask,
-            encoder_hidden_states=states.last_hidden_state[asked],
-            encoder_attention_mask=question_mask[asked],
+            encoder_hidden_states=states.last_hidden_state[question_of],
+            encoder_attention_mask=question_mask[question_of],
             labels=targets,
             return_dict=True,
             reduction="none",

@@ -1,4 +1,4 @@
-"""Model families: a driver (`Backbone`) for each, beside the LAVIS models that it drives."""
+"""Model families: for each, a driver (`Backbone`) and the LAVIS models that it drives."""
 
 from __future__ import annotations
 

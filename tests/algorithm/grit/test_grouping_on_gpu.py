@@ -1,4 +1,4 @@
-"""Grouping beside training on a GPU: bash run_scripts/gpu_checks.sh"""
+"""Grouping in parallel to training on a GPU: bash run_scripts/gpu_checks.sh"""
 
 import numpy as np
 import pytest

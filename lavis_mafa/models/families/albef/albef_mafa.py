@@ -29,7 +29,7 @@ class AlbefMafa(MafaModel, AlbefBase):
 
     Supported model types:
         - base: ViT-B/16 and BERT with 6 text and 6 fusion layers, the settings of the paper.
-        - tiny: built from its config alone, for small images and tests.
+        - tiny: built only from its config, for small images and tests.
 
     Usage:
         >>> from lavis_mafa import load_model

@@ -73,20 +73,22 @@ class AlbefBackbone(FromFirstTokens):
             vocab_size=self.model.text_encoder.config.vocab_size,
             special_ids=(tokenizer.cls_token_id, tokenizer.pad_token_id),
         )
-        asked = targets != IGNORED
+        has_target = targets != IGNORED
         mask = texts.mask[text_of]
-        logits = self._predict(ids, mask, PairedImages(images, image_of), asked)
-        losses: Tensor = F.cross_entropy(logits, targets[asked], reduction="none")
+        logits = self._predict(ids, mask, PairedImages(images, image_of), has_target)
+        losses: Tensor = F.cross_entropy(logits, targets[has_target], reduction="none")
         if teacher is None:
             return losses
         with torch.no_grad():
             copy: Any = teacher.backbone
             looked_at = PairedImages(teacher.images, image_of)
-            soft = copy._predict(ids, mask, looked_at, asked).softmax(dim=1)
+            soft = copy._predict(ids, mask, looked_at, has_target).softmax(dim=1)
         distilled: Tensor = -(soft * logits.log_softmax(dim=1)).sum(dim=1)
         return (1.0 - teacher.alpha) * losses + teacher.alpha * distilled
 
-    def _predict(self, ids: Tensor, mask: Tensor, looked_at: PairedImages, asked: Tensor) -> Tensor:
+    def _predict(
+        self, ids: Tensor, mask: Tensor, looked_at: PairedImages, has_target: Tensor
+    ) -> Tensor:
         """Return MLM's logits ``(T, V)`` at the T masked tokens."""
         hidden = self._bert(
             ids,
@@ -95,5 +97,5 @@ class AlbefBackbone(FromFirstTokens):
             return_dict=True,
         ).last_hidden_state
         # Only at tokens with a target: the head is a product with the whole vocabulary.
-        logits: Tensor = self.model.text_encoder.cls(hidden[asked]).float()
+        logits: Tensor = self.model.text_encoder.cls(hidden[has_target]).float()
         return logits

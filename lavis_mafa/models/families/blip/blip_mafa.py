@@ -39,7 +39,7 @@ class BlipMafa(MafaModel, BlipBase):
     Supported model types:
         - base: ViT-B/16 and BERT-base.
         - large: ViT-L/16 and BERT-base.
-        - tiny: built from its config alone, for small images and tests.
+        - tiny: built only from its config, for small images and tests.
 
     Usage:
         >>> from lavis_mafa import load_model

@@ -161,16 +161,16 @@ class Blip2Backbone:
         here = image_of[local] - images.first
         if bool(local.all()):
             return tuple((take(key, here), take(value, here)) for key, value in images.cache)
-        asked = self._query(PairedImages(images, image_of[~local])).past_key_values
+        computed = self._query(PairedImages(images, image_of[~local])).past_key_values
         # `back` restores the order of the pairs.
         order = torch.cat([torch.nonzero(local).flatten(), torch.nonzero(~local).flatten()])
         back = torch.argsort(order)
         if not len(here):
-            return asked
+            return computed
         return tuple(
             tuple(
                 take(torch.cat([take(kept, here), new]), back)
                 for kept, new in zip(layer, other, strict=True)
             )
-            for layer, other in zip(images.cache, asked, strict=True)
+            for layer, other in zip(images.cache, computed, strict=True)
         )

@@ -160,7 +160,7 @@ class FneRetrieval(MafaModel, BaseModel):
     Supported model types:
         - base: ViT-B/16 at 384 pixels and BERT, starting from DeiT's and BERT's weights like
           LAVIS's ALBEF (FNE: ViT of ImageNet-21k).
-        - tiny: built from its config alone, for small images and tests.
+        - tiny: built only from its config, for small images and tests.
 
     Usage:
         >>> from lavis_mafa import load_model
