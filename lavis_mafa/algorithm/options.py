@@ -27,7 +27,7 @@ class Option:
             when a value is checked.
         also: other common names of the setting; used to suggest the right one.
         path: the value names something that must exist; see `lavis_mafa.config.schema.Key.path`.
-        words: values of a path with a meaning of their own.
+        words: special values of a path, such as ``auto``.
         needed: the setting must be given.
         by_task: defaults that differ for some tasks.
         keys: settings class whose fields are the keys of a mapping.
@@ -81,7 +81,7 @@ def option(
     """Return a dataclass field with an `Option` as its metadata.
 
     Args:
-        default: of the field; leave it out for a field that must be given.
+        default: of the field; omit it for a required field.
         doc: one line.
         factory: makes the default, for mutable values and nested settings.
         about: the other attributes of `Option`.

@@ -213,7 +213,7 @@ def _message(problem: Exception) -> str:
 
 
 class _Views:
-    """Applies several processors in the place of one, so that a picture is decoded once.
+    """Apply several processors to a picture that is decoded once.
 
     The original one comes first, so that further views do not change its random draws.
     """

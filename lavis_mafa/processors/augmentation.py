@@ -42,7 +42,7 @@ randaugment.func_dict["AutoContrast"] = auto_contrast
 
 
 class QuickAugmentation:
-    """Applies a processor of `STEPS` to a picture in mode RGB, in less time.
+    """Apply a processor of `STEPS` to a picture in mode RGB, in less time.
 
     It draws the same random numbers. About 0.4 % of a crop's values differ from Pillow's by 1 of
     255, and a few in a million by 2; all other steps are equal bit for bit.

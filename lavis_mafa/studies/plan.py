@@ -53,7 +53,7 @@ class Plan:
         jobs: by name, in the order in which they should start.
         of: by row, seed and stage, its job; a row that shows a shared run has one stage, "".
         judges: by seed, the runs that the measuring function judges by.
-        given: existing checkpoints in the place of shared runs, by name.
+        given: existing checkpoints that replace shared runs, by name.
         command: reproduces the study.
         results: where the report is written.
     """

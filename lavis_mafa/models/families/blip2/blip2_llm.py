@@ -98,7 +98,7 @@ class Blip2Llm(Blip2Parts):
         load_model: Callable[..., Any],
         **vision: Any,
     ) -> None:
-        """Build and freeze all parts, in the place of the constructors of LAVIS's classes.
+        """Build and freeze all parts; replaces the constructors of LAVIS's classes.
 
         Args:
             parts: sources of image encoder, Q-Former and its tokenizer.
