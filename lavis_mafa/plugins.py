@@ -89,11 +89,16 @@ def _import_file(path: Path) -> None:
         raise PluginError(f"{path} is no Python file; expected a name that ends in .py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses look their own module up
+    folder = str(path.parent)
+    sys.path.insert(0, folder)  # its neighbours can be imported, as from a script
     try:
         spec.loader.exec_module(module)
     except BaseException:
         del sys.modules[name]
         raise
+    finally:
+        if folder in sys.path:
+            sys.path.remove(folder)
 
 
 def _cause(error: BaseException) -> str:

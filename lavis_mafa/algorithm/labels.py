@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lavis_mafa.algorithm.options import check_options, option
-from lavis_mafa.algorithm.registry import Registry
+from lavis_mafa.algorithm.registry import MAFA, Registry
 
 
 def labels_from_positives(positives: Tensor) -> Tensor:
@@ -76,6 +76,25 @@ def without(sim: Tensor, dropped: Tensor | None) -> Tensor:
     return sim if dropped is None else sim.masked_fill(dropped, float("-inf"))
 
 
+def consistency_loss(sim: Tensor, other_direction: Tensor, dropped: Tensor | None = None) -> Tensor:
+    """Return ``E[KL(sg(q) || p)]`` of GRIT-VLP eq. 6 for one direction.
+
+    p is the distribution of an image (or text) over the candidates, q that of its own partner in
+    the other direction; q is the pseudo-target and passes no gradient.
+
+    Args:
+        sim, other_direction: ``(B, N)``, divided by the temperature, with the same anchors (pair b
+            in row b) and the same numbering of candidates.
+        dropped: ``(B, N)`` bool, candidates left out of both.
+    """
+    log_p = F.log_softmax(without(sim, dropped), dim=1)
+    log_q = F.log_softmax(without(other_direction, dropped), dim=1).detach()
+    terms = log_q.exp() * (log_q - log_p)
+    if dropped is not None:
+        terms = terms.masked_fill(dropped, 0.0)
+    return terms.sum(dim=1).mean()
+
+
 @dataclass(frozen=True)
 class ItcSide:
     """One direction of ITC: B anchors of one modality, N candidates of the other.
@@ -108,15 +127,31 @@ class ItcSide:
 
 
 SoftLabel = Callable[..., Tensor]  # (side, soft) or (side, soft, own=settings)
-SOFT_LABELS: Registry[SoftLabel] = Registry("soft label")
+
+
+@dataclass(frozen=True)
+class LabelTraits:
+    """What the step and the model must know of a soft label; keyword arguments of ``register``.
+
+    Attributes:
+        needs_momentum: the model has momentum encoders, and ``side.soft_sim`` their similarities.
+            Such labels are soft from the first step, see `SoftLabels.active`.
+        extra_loss: term that ITC adds for each direction, with the arguments of the label.
+    """
+
+    needs_momentum: bool = False
+    extra_loss: SoftLabel | None = None
+
+
+SOFT_LABELS: Registry[SoftLabel] = Registry("soft label", MAFA, LabelTraits)
 
 
 @dataclass(frozen=True)
 class SoftLabels:
     """Soft labels of the image-text contrastive loss (ITC).
 
-    The field ``start_epoch`` does not apply to momentum distillation: it starts in the first step,
-    with a weight that grows over two epochs.
+    The field ``start_epoch`` does not apply to labels from momentum encoders: they start in the
+    first step, with a weight that grows over two epochs.
     """
 
     type: str = option(
@@ -145,9 +180,14 @@ class SoftLabels:
     def __post_init__(self) -> None:
         check_options(self)
 
+    @property
+    def needs_momentum(self) -> bool:
+        """Whether the labels come from momentum encoders."""
+        return bool(SOFT_LABELS.entry(self.type).traits.needs_momentum)
+
     def active(self, epoch: int, grouped: bool) -> bool:
         """Return whether labels are soft in a mini-batch of an epoch."""
-        if self.type == "momentum":
+        if self.needs_momentum:
             return True
         return grouped if self.start_epoch is None else epoch >= self.start_epoch
 
@@ -164,13 +204,22 @@ def smoothed(side: ItcSide, soft: SoftLabels) -> Tensor:
     return side.smoothed(soft.alpha)
 
 
-@SOFT_LABELS.register("consistency", source="GRIT-VLP eq. 6")
+def _weighted_consistency(side: ItcSide, soft: SoftLabels) -> Tensor:
+    """Return lambda * KL of GRIT-VLP eq. 6.
+
+    Mixed into the labels instead, the other direction's distribution would also lower the weight of
+    the own pair.
+    """
+    return soft.weight * consistency_loss(side.sim, side.other, side.dropped)
+
+
+@SOFT_LABELS.register("consistency", source="GRIT-VLP eq. 6", extra_loss=_weighted_consistency)
 def consistency(side: ItcSide, soft: SoftLabels) -> Tensor:
     """Use one-hot labels; ITC adds the consistency loss as a term of its own."""
     return side.smoothed(soft.label_smoothing)
 
 
-@SOFT_LABELS.register("momentum", source="ALBEF eq. 6")
+@SOFT_LABELS.register("momentum", source="ALBEF eq. 6", needs_momentum=True)
 def momentum(side: ItcSide, soft: SoftLabels) -> Tensor:
     """Mix one-hot labels with the momentum encoders' distribution."""
     labels = side.smoothed(soft.label_smoothing)

@@ -12,12 +12,12 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from lavis_mafa.algorithm.registry import Registry
+from lavis_mafa.algorithm.registry import MAFA, Registry
 
 NONE = -1  # candidate number: no candidate is left
 Picker = Callable[[Tensor, Tensor], Tensor]
 # Functions, and classes whose instances are pickers.
-PICKERS: Registry[Callable[..., Any]] = Registry("picker")
+PICKERS: Registry[Callable[..., Any]] = Registry("picker", MAFA)
 
 
 @runtime_checkable

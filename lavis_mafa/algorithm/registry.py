@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, cast
 
@@ -22,6 +23,7 @@ class Entry(Generic[T]):
         settings: dataclass of its own settings, with fields made by `option`; None: it has none.
         doc: one line for listings.
         source: paper and section, or the module that added it.
+        traits: what else its registry must know of it, such as `LabelTraits`; None: nothing.
     """
 
     name: str
@@ -29,6 +31,38 @@ class Entry(Generic[T]):
     settings: type | None
     doc: str
     source: str
+    traits: Any = None
+
+
+class Section:
+    """A section of a config in which entries have their own settings, each under its name.
+
+    Args:
+        path: dotted name of the section.
+        keys: the section's other keys, which no entry with settings may be called.
+    """
+
+    def __init__(self, path: str, keys: Collection[str]) -> None:
+        self.path = path
+        self.keys = frozenset(keys)
+        self.registries: list[Registry[Any]] = []
+
+    def refuse_taken(self, name: str, kind: str) -> None:
+        """Refuse settings under a name that something else in the section has.
+
+        Raises:
+            ValueError: if the name is taken.
+        """
+        taken = [f"the {self.path} key {name}"] if name in self.keys else []
+        for other in self.registries:
+            entry = other.entries().get(name)
+            if other.kind != kind and entry is not None and entry.settings is not None:
+                taken.append(f"the {other.kind} {name!r} of {_origin(entry.value)}")
+        if taken:
+            raise ValueError(
+                f"the {kind} {name!r} cannot have settings: {self.path}.{name} would hold them, "
+                f"which is already used by {taken[0]}; register it under another name"
+            )
 
 
 class Registry(Mapping[str, T]):
@@ -36,26 +70,50 @@ class Registry(Mapping[str, T]):
 
     Args:
         kind: what is registered, in the singular, for messages: ``picker``.
+        section: where a config gives the entries' own settings; None: entries have none.
+        traits: makes an entry's traits of further keyword arguments of `register`; None: there are
+            no further ones.
     """
 
-    def __init__(self, kind: str) -> None:
+    def __init__(
+        self,
+        kind: str,
+        section: Section | None = None,
+        traits: Callable[..., Any] | None = None,
+    ) -> None:
         self.kind = kind
+        self._section = section
+        self._traits = traits
         self._entries: dict[str, Entry[T]] = {}
+        if section is not None:
+            section.registries.append(self)
 
     def register(
-        self, name: str, *, settings: type | None = None, doc: str = "", source: str = ""
+        self,
+        name: str,
+        *,
+        settings: type | None = None,
+        doc: str = "",
+        source: str = "",
+        **traits: Any,
     ) -> Callable[[V], V]:
         """Return a decorator that registers a function or class and returns it unchanged.
 
         Args:
             name: its name in a config.
             settings: dataclass of its own settings; a config gives them under the same name.
-            doc: one line for listings; the first line of the docstring if empty.
+            doc: one line for listings; the first sentence of the docstring if empty.
             source: paper and section; the module if empty.
+            traits: what the registry must know of it, such as ``needs_momentum`` of a soft label.
 
         Raises:
-            ValueError: if the name is taken by another object.
+            ValueError: if the name is taken by another object, or its settings would be given by a
+                key that has another meaning.
+            TypeError: for a trait that the registry does not have.
         """
+        if traits and self._traits is None:
+            raise TypeError(f"a {self.kind} has no {' or '.join(traits)}")
+        found = None if self._traits is None else self._traits(**traits)
 
         def decorate(value: V) -> V:
             known = self._entries.get(name)
@@ -65,9 +123,11 @@ class Registry(Mapping[str, T]):
                     f"the {self.kind} {name!r} is already registered by {_origin(known.value)}; "
                     f"register {_origin(value)} under another name"
                 )
-            text = doc or (getattr(value, "__doc__", None) or "").strip().split("\n")[0]
+            if settings is not None and self._section is not None:
+                self._section.refuse_taken(name, self.kind)
+            text = doc or first_sentence(getattr(value, "__doc__", None))
             origin = source or str(getattr(value, "__module__", ""))
-            self._entries[name] = Entry(name, cast(T, value), settings, text.rstrip("."), origin)
+            self._entries[name] = Entry(name, cast(T, value), settings, text, origin, found)
             return value
 
         return decorate
@@ -99,11 +159,30 @@ class Registry(Mapping[str, T]):
         return len(self._entries)
 
 
+def first_sentence(doc: str | None) -> str:
+    """Return the first sentence of a docstring in one line, without its full stop and markup."""
+    paragraph = (doc or "").strip().split("\n\n")[0]
+    line = " ".join(paragraph.replace("`", "").split())
+    # A capital follows the end of a sentence, but not "eq." of "eq. 5".
+    return re.split(r"\.\s+(?=[A-Z])", line)[0].rstrip(".")
+
+
 def _origin(value: Any) -> str:
     module = getattr(value, "__module__", "")
     return f"{module}.{getattr(value, '__qualname__', type(value).__name__)}"
 
 
+# Pickers, soft labels and losses have their settings in ``model.mafa``. Its keys are listed here,
+# because the class that has most of them, `StepSettings`, is defined after the first entries.
+# `posterior` is not listed: it holds the settings of the picker `posterior`.
+MAFA = Section(
+    "model.mafa",
+    (
+        *("negatives", "detach_other", "same_image", "all_ranks", "loss_weights", "soft_labels"),
+        *("connections", "own", "con_d", "learn_temperature"),
+    ),
+)
+
 # (step) or (step, own=settings) -> scalar; None: nothing to train in this step. It is here because
 # losses are functions of settings, which read the registry; `lavis_mafa.algorithm.losses` fills it.
-LOSSES: Registry[Callable[..., Tensor | None]] = Registry("loss")
+LOSSES: Registry[Callable[..., Tensor | None]] = Registry("loss", MAFA)

@@ -50,7 +50,7 @@ def run_step(
             present on all ranks or on none.
         settings: see `StepSettings`.
         con_d: the discriminator; None leaves every hard negative a negative (GRIT-VLP, ALBEF).
-        momentum: momentum encoders and queue, for ``soft_labels.type: momentum``.
+        momentum: momentum encoders and queue, for soft labels that need them, such as ``momentum``.
         picker: made by `lavis_mafa.algorithm.settings.build_picker`, where ``settings.negatives``
             names a class; it may hold state from step to step.
 
@@ -98,9 +98,9 @@ def _check_parts(settings: StepSettings, momentum: Momentum | None, picker: Any)
     for name, weight in settings.loss_weights.items():
         if weight:
             LOSSES.entry(name)
-    if (settings.soft_labels.type == "momentum") != (momentum is not None):
+    if settings.soft_labels.needs_momentum != (momentum is not None):
         raise ValueError(
-            "momentum encoders go with soft_labels.type: momentum; got "
+            "momentum encoders go with soft labels that need them, such as momentum; got "
             f"{settings.soft_labels.type} {'without' if momentum is None else 'with'} them"
         )
     if momentum is None and any(settings.loss_weights.get(name) for name in ("imc", "lmi")):

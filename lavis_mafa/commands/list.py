@@ -69,6 +69,7 @@ def run(args: argparse.Namespace) -> None:
 
 def _entries(kind: str, everything: bool) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
     """Yield the names of a kind, each with one line about it and its own config keys by path."""
+    from lavis_mafa.algorithm.registry import first_sentence
     from lavis_mafa.config.key import keys_of
     from lavis_mafa.config.registered import options_of_class
 
@@ -92,8 +93,11 @@ def _entries(kind: str, everything: bool) -> Iterator[tuple[str, str, Mapping[st
                 attribute, section = OPTIONS.get(kind, ("", ""))
                 keys = options_of_class(cls, attribute)
                 path = section.format(name)
-                text = (cls.__doc__ or "").strip().split("\n")[0]
-                yield name, text, {f"{path}.{k}": key for k, key in keys.items()}
+                yield (
+                    name,
+                    first_sentence(cls.__doc__),
+                    {f"{path}.{k}": key for k, key in keys.items()},
+                )
 
 
 def _key_lines(keys: Mapping[str, Any]) -> Iterator[str]:

@@ -27,6 +27,7 @@ from lavis_mafa.models.traits import Traits, traits_of
 from lavis_mafa.problems import ConfigView, Problem
 
 CLOSE = 0.6  # names at least this similar are suggested
+VERY_CLOSE = 0.75  # the same for short names, and for keys of another section
 LARGEST_INT, LARGEST_FLOAT = 2**63 - 1, 3e38  # limits of int64 and float32 tensors
 
 
@@ -87,31 +88,39 @@ class Report:
 
     def unknown(self, path: str) -> None:
         """Report an unknown key, with the keys it may be a misspelling of."""
-        best, score = self.nearest(path)
-        if score < CLOSE:
+        best = self.nearest(path)
+        if not best:
             self.add(path, "unknown key; remove it (`lavis-mafa config` lists all keys)")
             return
         self.suggested.update(best)
         self.add(path, f"unknown key; did you mean {' or '.join(best)}?")
 
-    def nearest(self, path: str) -> tuple[list[str], float]:
-        """Return the known keys most similar to ``path``, and their similarity, 0 to 1."""
+    def nearest(self, path: str) -> list[str]:
+        """Return the known keys that ``path`` may be a misspelling of: those most similar to it."""
         *parents, leaf = path.split(".")
+        # The key's part of a config: `run`, `model` or one data set.
+        part = parents[: 2 if parents[:1] == ["datasets"] else 1]
 
         def alike(known: str) -> float:
             name = known.rsplit(".", 1)[-1]
             return 1.0 if leaf in self.known[known].also else _alike(leaf, name)
+
+        def likely(known: str) -> bool:
+            above = known.split(".")[:-1]
+            if above[: len(part)] != part:
+                # A key written in a wrong part; those of `build_info` are the builder's own.
+                return alike(known) == 1.0 and "build_info" not in parents
+            same_section = above == parents and len(leaf) > 4
+            return alike(known) >= (CLOSE if same_section else VERY_CLOSE)
 
         def near(known: str) -> float:
             above = known.split(".")[:-1]
             shared = len(os.path.commonprefix([parents, above]))
             return alike(known) + 0.1 * (above == parents) + 0.03 * shared - 0.01 * len(above)
 
-        scores = {known: near(known) for known in sorted(self.known)}
-        most = max(scores.values())
-        best = [known for known, score in scores.items() if score > most - 1e-9]
-        alike_names = alike(best[0])
-        return best[:3], alike_names
+        scores = {known: near(known) for known in sorted(self.known) if likely(known)}
+        most = max(scores.values(), default=0.0)
+        return [known for known, score in scores.items() if score > most - 1e-9][:3]
 
 
 def walk(value: Any, key: Key, path: str, report: Report, shipped: Any = UNSET) -> Any:

@@ -237,7 +237,7 @@ def step_parts(cfg: Any) -> dict[str, Any]:
 
 def momentum_of(model: Any, cfg: Any, settings: StepSettings) -> Momentum | None:
     """Build a model's momentum encoders if its soft labels come from them."""
-    if settings.soft_labels.type != "momentum":
+    if not settings.soft_labels.needs_momentum:
         return None
     return Momentum(
         model,

@@ -7,6 +7,7 @@ from typing import Any
 
 from lavis.common.registry import registry
 
+from lavis_mafa.algorithm.labels import SOFT_LABELS
 from lavis_mafa.models.traits import traits_of
 from lavis_mafa.problems import ConfigView, Problem
 
@@ -62,16 +63,17 @@ def _con_d(cfg: ConfigView) -> Iterator[Problem]:
 
 def _soft_labels(cls: Any, cfg: ConfigView) -> Iterator[Problem]:
     kind = cfg[f"{SOFT}.type"]
-    if kind == "momentum" and cfg["model.queue_size"] is None:
+    with_momentum = kind in SOFT_LABELS and SOFT_LABELS.entry(kind).traits.needs_momentum
+    if with_momentum and cfg["model.queue_size"] is None:
         why = f"{cfg['model.arch']} has no momentum encoders; use smoothed or one_hot"
-        yield Problem(f"{SOFT}.type", f"momentum: {why}")
+        yield Problem(f"{SOFT}.type", f"{kind}: {why}")
     for name in ("imc", "lmi"):
-        if cfg[f"{WEIGHTS}.{name}"] and kind != "momentum":
+        if cfg[f"{WEIGHTS}.{name}"] and not with_momentum:
             why = f"needs momentum encoders; {SOFT}.type is {kind}, use momentum"
             yield Problem(f"{WEIGHTS}.{name}", why)
     random = cfg.training and cfg["run.grit.enabled"] is False
-    later = kind in ("smoothed", "consistency") and cfg[f"{SOFT}.start_epoch"] is None
-    if random and later:
+    soft = kind in SOFT_LABELS and kind != "one_hot" and not with_momentum
+    if random and soft and cfg[f"{SOFT}.start_epoch"] is None:
         why = "first grouped epoch, and run.grit.enabled is False: labels stay one-hot; use 0"
         yield Problem(f"{SOFT}.start_epoch", why, is_note=True)
 

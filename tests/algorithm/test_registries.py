@@ -16,7 +16,7 @@ from lavis_mafa.algorithm.losses import LOSSES
 from lavis_mafa.algorithm.options import check_options, option
 from lavis_mafa.algorithm.output import StepOutput
 from lavis_mafa.algorithm.pickers import NONE, PICKERS
-from lavis_mafa.algorithm.registry import Registry
+from lavis_mafa.algorithm.registry import MAFA, Registry
 from lavis_mafa.algorithm.settings import LossWeights, StepSettings, build_picker
 from lavis_mafa.algorithm.step import run_step
 
@@ -172,6 +172,76 @@ def test_a_name_is_taken_once_but_a_reloaded_module_replaces_its_entry():
         registry.register("easiest")(spread)
     entry = registry.entry("easiest")
     assert (entry.doc, entry.source) == ("Pick the least similar candidate", __name__)
+
+
+def from_momentum(side, soft):
+    """Use the momentum encoders' distribution only."""
+    assert side.soft_sim is not None
+    return torch.softmax(side.soft_sim, dim=1)
+
+
+def pull(side, soft, own):
+    """Return a constant that the settings give."""
+    return side.sim.new_tensor(own.power)
+
+
+def test_a_soft_label_of_a_user_has_momentum_encoders(registered, samples):
+    from omegaconf import OmegaConf
+
+    from lavis_mafa.models import AlbefMafa
+
+    SOFT_LABELS.register("from_momentum", needs_momentum=True)(from_momentum)
+    cfg = OmegaConf.load(AlbefMafa.default_config_path("tiny")).model
+    chosen = {"mafa": {"soft_labels": {"type": "from_momentum"}}, "queue_size": 16}
+    model = AlbefMafa.from_config(OmegaConf.merge(cfg, chosen))
+    assert model.momentum_encoders is not None
+    assert torch.isfinite(model({**samples, "grouped": False})["loss_itc"])
+    with pytest.raises(ValueError, match="from_momentum without them"):
+        run_step(model.backbone, samples, model.settings)
+
+
+def test_a_soft_label_of_a_user_adds_a_term(registered, tiny, samples):
+    SOFT_LABELS.register("plain", settings=Sharpness)(lambda side, soft, own: side.one_hot())
+    SOFT_LABELS.register("pulled", settings=Sharpness, extra_loss=pull)(
+        lambda side, soft, own: side.one_hot()
+    )
+    plain, pulled = (
+        run_step(tiny.backbone, samples, config(soft_labels={"type": kind}, pulled={"power": 3}))
+        for kind in ("plain", "pulled")
+    )
+    assert pulled.loss_itc.item() == pytest.approx(plain.loss_itc.item() + 3, rel=1e-6)
+    with pytest.raises(TypeError, match="needs_momentun"):
+        SOFT_LABELS.register("misspelt", needs_momentun=True)
+    with pytest.raises(TypeError, match="a picker has no needs_momentum"):
+        PICKERS.register("moved", needs_momentum=True)
+
+
+@pytest.mark.parametrize("name", ["negatives", "connections", "con_d", "own", "learn_temperature"])
+@pytest.mark.parametrize("registry", [PICKERS, SOFT_LABELS, LOSSES])
+def test_settings_under_the_name_of_a_key_are_refused(registered, registry, name):
+    with pytest.raises(ValueError, match=f"already used by the model.mafa key {name}; register"):
+        registry.register(name, settings=Sharpness)(spread)
+    registry.register(f"{name}_of_mine", settings=Sharpness)(spread)
+
+
+def test_settings_of_two_entries_of_one_name_are_refused(registered):
+    for name, owner in (("every_other", "picker"), ("posterior", "picker")):
+        with pytest.raises(ValueError, match=f"already used by the {owner} '{name}' of "):
+            LOSSES.register(name, settings=Sharpness)(spread)
+    LOSSES.register("half_its_own")(spread)  # without settings there is nothing to confuse
+    PICKERS.register("every_other", settings=Sharpness)(EveryOther)  # its own module again
+
+
+def test_every_key_of_the_section_is_reserved():
+    from dataclasses import fields
+
+    from lavis_mafa.config.schema import SCHEMA
+    from lavis_mafa.models.con_d.discriminator import DISCRIMINATORS
+
+    keys = {one.name for one in fields(StepSettings)} | set(SCHEMA.keys["model"].keys["mafa"].keys)
+    assert MAFA.keys == keys - {"posterior"}
+    with pytest.raises(ValueError, match="already used by the model.mafa.con_d key checkpoint"):
+        DISCRIMINATORS.register("checkpoint", settings=Sharpness)(EveryOther)
 
 
 @pytest.mark.parametrize(

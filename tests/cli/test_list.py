@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from lavis_mafa.algorithm.registry import first_sentence
 from lavis_mafa.cli import main
 
 
@@ -33,6 +34,23 @@ def test_chosen_kinds_and_lavis_own(capsys):
     assert list(found) == ["models", "losses"]
     assert {"albef_mafa", "albef_pretrain"} <= set(found["models"])
     assert {"itc", "itm", "lm"} <= set(found["losses"])
+
+
+def test_lines_are_whole_sentences_without_markup(capsys):
+    assert main(["list", "datasets"]) == 0
+    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
+    assert "`" not in "".join(lines[name] for name in ("refcoco_plus", "toy_nlvr", "toy_scenes"))
+    assert lines["refcoco_plus"].endswith(
+        "Builds the splits that build_info.annotations names: GroundingTrain for train, "
+        "GroundingEval for val and test"
+    )
+
+
+def test_first_sentence():
+    assert first_sentence("Smooth labels (eq. 5)\n    by ``alpha``. Then rest.") == (
+        "Smooth labels (eq. 5) by alpha"
+    )
+    assert first_sentence(None) == ""
 
 
 def test_an_unknown_kind(capsys):

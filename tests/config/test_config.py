@@ -26,7 +26,8 @@ from lavis_mafa.config import (
     format_config,
     load_config,
 )
-from lavis_mafa.config.key import known_keys
+from lavis_mafa.config.check import Report
+from lavis_mafa.config.key import Key, known_keys
 from lavis_mafa.config.load import complete
 from lavis_mafa.config.schema import MODEL, MODEL_MAFA, SCHEMA
 
@@ -254,6 +255,23 @@ def test_all_problems_are_reported_at_once(save):
     assert text.splitlines()[0].startswith("7 problems in the configuration ")
     assert "run.batch_size_trian: unknown key; did you mean run.batch_size_train?" in text
     assert len(text.splitlines()) == 8
+
+
+def test_no_foreign_key_is_suggested():
+    for name in ("preset", "margin", "drop_empty", "mode"):
+        report = Report(
+            Key(
+                "mapping",
+                keys={
+                    **SCHEMA.keys,
+                    "datasets": Key("mapping", keys={"mine": SCHEMA.keys["datasets"].other}),
+                },
+            )
+        )
+        report.unknown(f"datasets.mine.build_info.{name}")
+        assert "did you mean" not in report.problems[0]
+    assert Report(SCHEMA).nearest("run.image_size") == ["model.image_size"]
+    assert Report(SCHEMA).nearest("run.image_sizes") == []
 
 
 @pytest.mark.parametrize(

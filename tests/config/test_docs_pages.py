@@ -41,6 +41,11 @@ def test_every_page_is_linked_from_the_index():
     assert index in readme
 
 
+def test_the_readme_links_the_pages_that_it_names():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert re.findall(r"`docs/\w+\.md`", readme) == []
+
+
 # Those of docs/systems.md: test_systems_table.py.
 COMMANDS = {
     command: page

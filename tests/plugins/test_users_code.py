@@ -232,6 +232,20 @@ def test_a_file_is_imported_once_and_a_module_by_its_name(tmp_path, monkeypatch)
         load_plugins(["as_modul"])
 
 
+def test_a_file_imports_its_neighbours(tmp_path, monkeypatch):
+    from lavis_mafa.plugins import load_plugins
+
+    monkeypatch.delitem(sys.modules, "neighbour_of_a_plugin", raising=False)
+    before = list(sys.path)
+    (tmp_path / "neighbour_of_a_plugin.py").write_text("value = 7\n", encoding="utf-8")
+    text = "import sys\nfrom neighbour_of_a_plugin import value\nsys.found_value = value\n"
+    (tmp_path / "has_a_neighbour.py").write_text(text, encoding="utf-8")
+    monkeypatch.setattr(sys, "found_value", None, raising=False)
+    load_plugins([str(tmp_path / "has_a_neighbour.py")])
+    assert sys.found_value == 7 and sys.path == before
+    sys.modules.pop("neighbour_of_a_plugin")
+
+
 def test_a_plugin_that_fails_is_a_problem_of_the_config(tmp_path):
     status, printed = train(tmp_path, changed(ADDED, run__plugins=["nowhere.py"]), "--dry-run")
     assert status == 2, printed

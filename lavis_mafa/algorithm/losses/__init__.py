@@ -4,7 +4,8 @@ Each module holds the tensor functions and the losses that use them. A loss is c
 ``model.mafa.loss_weights.<name>`` is above 0.
 """
 
-from lavis_mafa.algorithm.losses.contrastive import consistency_loss, contrastive_loss, itc
+from lavis_mafa.algorithm.labels import consistency_loss
+from lavis_mafa.algorithm.losses.contrastive import contrastive_loss, itc
 from lavis_mafa.algorithm.losses.language import lm
 from lavis_mafa.algorithm.losses.matching import itm, matching_losses
 from lavis_mafa.algorithm.losses.tcl import imc, lmi

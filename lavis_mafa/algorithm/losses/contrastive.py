@@ -1,4 +1,4 @@
-"""Image-text contrastive loss (ITC) and GRIT-VLP's consistency loss.
+"""Image-text contrastive loss (ITC).
 
 Similarities are ``(B, N)``: B anchors of this rank, N candidates of the other modality; they are
 divided by the temperature already. Labels are ``(B, N)`` distributions over the candidates.
@@ -6,12 +6,16 @@ divided by the temperature already. Labels are ``(B, N)`` distributions over the
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch.nn.functional as F
 from torch import Tensor
 
 from lavis_mafa.algorithm.context import Compared, StepContext
 from lavis_mafa.algorithm.labels import SOFT_LABELS, ItcSide, over_all, without
 from lavis_mafa.algorithm.mining import Connections
+from lavis_mafa.algorithm.registry import Entry
 from lavis_mafa.algorithm.settings import StepSettings
 
 
@@ -28,25 +32,6 @@ def contrastive_loss(sim: Tensor, labels: Tensor, dropped: Tensor | None = None)
         # 0 * -inf would be NaN.
         log_p = log_p.masked_fill(dropped, 0.0)
     return -(labels * log_p).sum(dim=1).mean()
-
-
-def consistency_loss(sim: Tensor, other_direction: Tensor, dropped: Tensor | None = None) -> Tensor:
-    """Return ``E[KL(sg(q) || p)]`` of GRIT-VLP eq. 6 for one direction.
-
-    p is the distribution of an image (or text) over the candidates, q that of its own partner in
-    the other direction; q is the pseudo-target and passes no gradient.
-
-    Args:
-        sim, other_direction: ``(B, N)``, divided by the temperature, with the same anchors (pair b
-            in row b) and the same numbering of candidates.
-        dropped: ``(B, N)`` bool, candidates left out of both.
-    """
-    log_p = F.log_softmax(without(sim, dropped), dim=1)
-    log_q = F.log_softmax(without(other_direction, dropped), dim=1).detach()
-    terms = log_q.exp() * (log_q - log_p)
-    if dropped is not None:
-        terms = terms.masked_fill(dropped, 0.0)
-    return terms.sum(dim=1).mean()
 
 
 def itc_sides(
@@ -84,11 +69,17 @@ def _side(
 
 def labels_of(side: ItcSide, settings: StepSettings, active: bool) -> Tensor:
     """Return the labels ``(B, N)`` of one direction; one-hot until soft labels are ``active``."""
-    soft = settings.soft_labels
-    entry = SOFT_LABELS.entry(soft.type if active else "one_hot")
+    entry = SOFT_LABELS.entry(settings.soft_labels.type if active else "one_hot")
+    return _call(entry.value, entry, side, settings)
+
+
+def _call(
+    function: Callable[..., Tensor], entry: Entry[Any], side: ItcSide, settings: StepSettings
+) -> Tensor:
+    """Call a function of a soft label's entry, with the entry's own settings if it has some."""
     if entry.settings is None:
-        return entry.value(side, soft)
-    return entry.value(side, soft, own=settings.own_of(entry))
+        return function(side, settings.soft_labels)
+    return function(side, settings.soft_labels, own=settings.own_of(entry))
 
 
 def itc_labels(
@@ -108,14 +99,13 @@ def itc_labels(
 
 def itc(step: StepContext) -> Tensor:
     """Return ITC with the labels that the settings name, mean of both directions."""
-    soft, active = step.settings.soft_labels, step.soft_labels_active
+    active = step.soft_labels_active
+    entry = SOFT_LABELS.entry(step.settings.soft_labels.type)
+    extra_loss = entry.traits.extra_loss
     total = step.compared.i2t.new_zeros(())
     for side in itc_sides(step.compared, step.i2t, step.t2i, step.settings):
         labels = labels_of(side, step.settings, active)
         total = total + contrastive_loss(side.sim, labels, side.dropped) / 2
-        # GRIT-VLP eq. 6 keeps one-hot labels and adds lambda * KL. As a label, mixed in, the other
-        # direction's distribution would also lower the weight of the own pair.
-        if active and soft.type == "consistency":
-            term = consistency_loss(side.sim, side.other, side.dropped)
-            total = total + soft.weight / 2 * term
+        if active and extra_loss is not None:
+            total = total + _call(extra_loss, entry, side, step.settings) / 2
     return total

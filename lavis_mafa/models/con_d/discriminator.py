@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import fields
 from typing import Any, Protocol
 
 import numpy as np
@@ -13,14 +14,17 @@ from torch import Tensor, nn
 from lavis_mafa.algorithm.backbone import Images, Texts
 from lavis_mafa.algorithm.discriminator import VIEW, Discriminator, Truth
 from lavis_mafa.algorithm.ranks import Ranks
-from lavis_mafa.algorithm.registry import Registry
+from lavis_mafa.algorithm.registry import Registry, Section
 from lavis_mafa.algorithm.tokens import CON_D_TOKENS, captions_of
+from lavis_mafa.models.con_d.settings import ConDSettings
 from lavis_mafa.models.families import backbone_of
 from lavis_mafa.models.families.base import image_size_of
 
 # Discriminators that are no LAVIS models, for ``model.mafa.con_d.arch``: classes that implement
 # `Discriminator`, constructed without arguments or with an object of their settings class.
-DISCRIMINATORS: Registry[Callable[..., Discriminator]] = Registry("discriminator")
+DISCRIMINATORS: Registry[Callable[..., Discriminator]] = Registry(
+    "discriminator", Section("model.mafa.con_d", [one.name for one in fields(ConDSettings)])
+)
 
 
 class Kept(Protocol):

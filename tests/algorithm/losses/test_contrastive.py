@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lavis_mafa.algorithm.labels import distilled_labels, labels_from_positives, mix, smooth
-from lavis_mafa.algorithm.losses.contrastive import consistency_loss, contrastive_loss
+from lavis_mafa.algorithm.losses import consistency_loss, contrastive_loss
 
 pytestmark = pytest.mark.strict_smoke
 
