@@ -271,7 +271,7 @@ def test_no_foreign_key_is_suggested():
         report.unknown(f"datasets.mine.build_info.{name}")
         assert "did you mean" not in report.problems[0]
     assert Report(SCHEMA).nearest("run.image_size") == ["model.image_size"]
-    assert Report(SCHEMA).nearest("run.image_sizes") == []
+    assert "model.image_size" not in Report(SCHEMA).nearest("run.image_sizes")
 
 
 @pytest.mark.parametrize(
