@@ -38,7 +38,7 @@ Finder = Callable[[list[results.Record]], References]
 
 
 @registry.register_task("mafa_captioning")
-class MafaCaptionTask(CaptionTask):
+class MafaCaptionTask(results.InBatches, CaptionTask):
     """Captions images with any LAVIS model that has ``generate`` and scores the captions.
 
     References come from ``run.annotation_file``, else from the data set itself, else from LAVIS's
@@ -55,6 +55,7 @@ class MafaCaptionTask(CaptionTask):
             ``repetition_penalty``, ``top_p`` (samples instead of beam search).
     """
 
+    doing = "captioning"
     asks_of_model = "generate"
     needs = "captions"
 
@@ -130,12 +131,6 @@ class MafaCaptionTask(CaptionTask):
         if self.tools is None and is_main_process():
             self.tools = find_tools()
         self._finder = on_main_process(lambda: self._find_references(dataset))
-
-    def evaluation(
-        self, model: Any, data_loader: Any, cuda_enabled: bool = True, **kwargs: Any
-    ) -> list[results.Record] | None:
-        """Return the records of all ranks on the main process, None on others."""
-        return results.evaluate_in_batches(self, model, data_loader, cuda_enabled, "captioning")
 
     def valid_step(self, model: Any, samples: Any) -> list[results.Record]:
         """Caption a mini-batch.

@@ -42,21 +42,16 @@ class MafaTextAssignmentTask(CountsCorrect, ImageTextPretrainTask):
 
 
 @registry.register_task("mafa_classification")
-class MafaClassificationTask(CountsCorrect, MultimodalClassificationTask):
+class MafaClassificationTask(results.InBatches, CountsCorrect, MultimodalClassificationTask):
     """Trains any LAVIS model that has ``predict`` and evaluates it (NLVR2, SNLI-VE).
 
     Figures in percent: ``acc``, also for each ``statement_type`` where samples have one, and
     ``agg_metrics``, which is ``acc``.
     """
 
+    doing = "classifying"
     asks_of_model = "predict"
     needs = "labels"
-
-    def evaluation(
-        self, model: Any, data_loader: Any, cuda_enabled: bool = True, **kwargs: Any
-    ) -> list[results.Record] | None:
-        """Return the records of all ranks on the main process, None on others."""
-        return results.evaluate_in_batches(self, model, data_loader, cuda_enabled, "classifying")
 
     def valid_step(self, model: Any, samples: Any) -> list[results.Record]:
         """Classify a mini-batch.

@@ -32,7 +32,7 @@ RESULT_KEYS = ("instance_id", "ref_id", "text", "split", "box", "score", "peak")
 
 
 @registry.register_task("mafa_grounding")
-class MafaGroundingTask(BaseTask):
+class MafaGroundingTask(results.InBatches, BaseTask):
     """Locates what an expression refers to by the heat map of the ITM head (ALBEF 6.4, appendix A).
 
     Proposals are ranked by the heat inside over the square root of the area; a choice is right if
@@ -54,6 +54,7 @@ class MafaGroundingTask(BaseTask):
         cfg: the run's config, for training.
     """
 
+    doing = "grounding"
     needs = "boxes"
 
     @classmethod
@@ -157,12 +158,6 @@ class MafaGroundingTask(BaseTask):
                 )
         if is_main_process():
             logger.info("Grad-CAM of layer %d, averaged over %s tokens", layer, self.tokens)
-
-    def evaluation(
-        self, model: Any, data_loader: Any, cuda_enabled: bool = True, **kwargs: Any
-    ) -> list[results.Record] | None:
-        """Return the records of all ranks on the main process, None on others."""
-        return results.evaluate_in_batches(self, model, data_loader, cuda_enabled, "grounding")
 
     def valid_step(self, model: Any, samples: Any) -> list[results.Record]:
         """Choose a proposal for each expression of a mini-batch."""

@@ -33,7 +33,7 @@ ID_KEYS = ("question_id", "instance_id")  # of a sample, in this order
 
 
 @registry.register_task("mafa_vqa")
-class MafaVQATask(VQATask):
+class MafaVQATask(results.InBatches, VQATask):
     """Answers questions with any LAVIS model that has ``predict_answers`` and scores the answers.
 
     Truth comes from the data set's files in VQA's format (VQAv2, OK-VQA), else from ``answers`` or
@@ -45,6 +45,7 @@ class MafaVQATask(VQATask):
         Others: as LAVIS's `VQATask`.
     """
 
+    doing = "answering"
     asks_of_model = "predict_answers"
     needs = "questions"
 
@@ -117,12 +118,6 @@ class MafaVQATask(VQATask):
         truth = read_questions(*files)
         results.check_known(dataset, ID_KEYS, {as_id(one) for one in truth.qa}, files[1])
         return truth
-
-    def evaluation(
-        self, model: Any, data_loader: Any, cuda_enabled: bool = True, **kwargs: Any
-    ) -> list[results.Record] | None:
-        """Return the records of all ranks on the main process, None on others."""
-        return results.evaluate_in_batches(self, model, data_loader, cuda_enabled, "answering")
 
     def valid_step(self, model: Any, samples: Any) -> list[results.Record]:
         """Answer a mini-batch.

@@ -27,21 +27,34 @@ PROBES = 16  # samples checked for whether an annotation file is of the data set
 Record = dict[str, Any]
 
 
-@torch.no_grad()
-def evaluate_in_batches(
-    task: Any, model: Any, data_loader: Any, cuda_enabled: bool, name: str
-) -> list[Record] | None:
-    """Run ``task.valid_step`` on every mini-batch of a loader.
+class InBatches:
+    """Mixin: evaluates by the task's ``valid_step``, one mini-batch after the other.
 
-    Returns:
-        The records of all ranks in the order of the data set on the main process, None elsewhere.
-        A sampler that pads the ranks' shares causes duplicates: see `without_duplicates`.
+    Attributes:
+        doing: what the progress bar shows.
     """
-    records: list[Record] = []
-    hidden = not is_main_process()
-    for samples in tqdm(data_loader, desc=name, disable=hidden, leave=False, mininterval=1.0):
-        records += task.valid_step(model, prepare_sample(samples, cuda_enabled=cuda_enabled))
-    return gather_records(records)
+
+    doing: str
+    valid_step: Callable[[Any, Any], list[Record]]
+
+    @torch.no_grad()
+    def evaluation(
+        self, model: Any, data_loader: Any, cuda_enabled: bool = True, **kwargs: Any
+    ) -> list[Record] | None:
+        """Run ``valid_step`` on every mini-batch of a loader.
+
+        Returns:
+            The records of all ranks in the order of the data set on the main process, None
+            elsewhere. A sampler that pads the ranks' shares causes duplicates: see
+            `without_duplicates`.
+        """
+        records: list[Record] = []
+        hidden = not is_main_process()
+        for samples in tqdm(
+            data_loader, desc=self.doing, disable=hidden, leave=False, mininterval=1.0
+        ):
+            records += self.valid_step(model, prepare_sample(samples, cuda_enabled=cuda_enabled))
+        return gather_records(records)
 
 
 def gather_records(records: list[Record]) -> list[Record] | None:
