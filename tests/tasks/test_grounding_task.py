@@ -261,7 +261,7 @@ def test_pairs_without_boxes_serve_pre_training(tmp_path):
     settings += ["model.load_pretrained=False", "model.pretrained=null", "run.tensorboard=False"]
     settings += ["run.task=mafa_pretrain", "run.valid_splits=[]", "run.test_splits=[]"]
     settings += ["run.grit.enabled=True", "model.mafa.con_d.arch=oracle", "run.max_steps=3"]
-    assert run(str(TRAIN), settings).global_step == 3
+    assert run(str(TRAIN), settings).progress.global_step == 3
 
 
 def test_several_ranks_ground_like_one(trained, tmp_path):
