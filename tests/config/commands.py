@@ -24,8 +24,6 @@ FENCE = re.compile(r"^(`{3,})(\w*)[^\n]*\n(.*?)^\1`*\s*$", re.MULTILINE | re.DOT
 ASSIGNED = re.compile(r'^(\w+)="([^"]*)"$', re.MULTILINE)
 SPAN = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
 PROGRAMS = ("python", "bash", "sbatch", "lavis-mafa")
-# Subcommands that the table of lavis_mafa.cli does not have yet.
-LATER = {"demo", "study", "check-data", "make-vocab", "export", "config", "list"} - set(COMMANDS)
 EVAL_SCRIPT = "run_scripts/mafa/eval.sh"  # followed by the name of a config
 EVALUATES = ("evaluate.py", "run_scripts/mafa/evaluate.sh")
 
@@ -80,7 +78,10 @@ def parse(command: str) -> Command:
         subcommands = words[after : after + 1] or [""]
     else:
         subcommands = []
+    # A plugin is the reader's own file.
+    own = {after for word, after in zip(words, words[1:], strict=False) if word == "--plugin"}
     files = [word for word in words if re.fullmatch(r"[\w./-]+\.(py|sh)", word)]
+    files = [file for file in files if file not in own]
     config = next(
         (after for w, after in zip(words, words[1:], strict=False) if w == "--cfg-path"), ""
     )
@@ -107,7 +108,7 @@ def problems_of(command: str) -> list[str]:
     for name in found.subcommands:
         if name in COMMANDS and len(shlex.split(command)) > 2:  # two words: only a mention
             problems += _refused(name, shlex.split(command))
-        elif name not in (*COMMANDS, *LATER, "--help"):
+        elif name not in (*COMMANDS, "--help"):
             problems.append(f"no such subcommand: {name}")
     if found.subcommands == ["study"]:
         studies = [word for word in shlex.split(command) if word.endswith(".yaml")]
@@ -132,6 +133,7 @@ def _refused(name: str, words: list[str]) -> list[str]:
     """What the subcommand's own parser says against a command, [] if it accepts it."""
     parser = argparse.ArgumentParser()
     importlib.import_module(COMMANDS[name][0]).add_arguments(parser)
+    parser.add_argument("--plugin", action="append")  # of every command
     error = io.StringIO()
     try:
         with contextlib.redirect_stderr(error), contextlib.redirect_stdout(io.StringIO()):

@@ -24,7 +24,7 @@ from shipped import SHIPPED, loaded, needed
 from small_language_models import tiny_opt, tiny_t5
 
 from lavis_mafa.cli import main
-from lavis_mafa.models.families.albef.albef_mafa import CONFIGS
+from lavis_mafa.io.checkpoints import CONFIGS
 from lavis_mafa.models.traits import traits_of
 
 PAIRS, SIZE, BATCH = 12, 32, 4

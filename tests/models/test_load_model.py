@@ -17,10 +17,10 @@ from lavis.models.med import XBertEncoder
 from omegaconf import OmegaConf
 
 import lavis_mafa
+from lavis_mafa.io.checkpoints import CONFIGS
 from lavis_mafa.models import AlbefMafa
 from lavis_mafa.models.con_d.build import build_discriminator
 from lavis_mafa.models.con_d.discriminator import ModelDiscriminator
-from lavis_mafa.models.families.albef import albef_mafa
 
 TINY = str(AlbefMafa.default_config_path("tiny"))
 POSITIONS = "visual_encoder.pos_embed"
@@ -383,7 +383,7 @@ def test_losses_switched_off_leave_weights_without_gradient():
 
 @pytest.fixture
 def vocabulary(tmp_path):
-    shipped = (albef_mafa.CONFIGS / "models" / "tiny_vocab.txt").read_text().splitlines()
+    shipped = (CONFIGS / "models" / "tiny_vocab.txt").read_text().splitlines()
     path = tmp_path / "vocab.txt"
     path.write_text("\n".join([*shipped, "zeppelin", "walrus"]) + "\n")
     return path

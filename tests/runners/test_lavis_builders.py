@@ -207,8 +207,8 @@ def small_lavis(tmp_path, monkeypatch):
     from lavis.models.vit import VisionTransformerEncoder
     from omegaconf import OmegaConf
 
+    from lavis_mafa.io.checkpoints import CONFIGS
     from lavis_mafa.models import AlbefMafa
-    from lavis_mafa.models.families.albef.albef_mafa import CONFIGS
     from lavis_mafa.models.parts.vit import build_vit
 
     tiny = OmegaConf.load(AlbefMafa.default_config_path("tiny")).model

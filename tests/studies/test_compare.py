@@ -256,7 +256,7 @@ def test_results_are_written_as_measured(tmp_path):
     plan = fabricated(tmp_path / "out", parameters={"epochs": 5})
     write_all(plan, figures_of(plan)[0], path)
     text, content = path.read_text(), json.loads(path.with_suffix(".json").read_text())
-    assert "| MAFA     | 3 | 44.0 ± 47.8 |" in text and "train 5 epochs" in text
+    assert "| MAFA     | 3 | 44.0 ± 47.8 |" in text and "train for 5 epochs" in text
     line = next(line for line in text.splitlines() if line.startswith("lavis-mafa study "))
     assert str(tmp_path) not in text + json.dumps(content)
     parser = argparse.ArgumentParser()

@@ -334,7 +334,7 @@ def test_an_option_that_a_model_does_not_take(caplog):
 
 
 def test_unavailable_metrics_stop_the_run(caplog):
-    with pytest.raises(ConfigError, match=r"run\.metrics .*meteor: there is no java"):
+    with pytest.raises(ConfigError, match=r"run\.metrics .*meteor: java is not on PATH"):
         set_up(MafaCaptionTask, {**CAPTION_RUN, "metrics": ["cider", "meteor"]})
     caplog.clear()
     set_up(MafaCaptionTask, {**CAPTION_RUN, "metrics": None})

@@ -259,7 +259,7 @@ def test_cell_attributes_and_backgrounds_tell_the_scene():
 
 def test_captions_need_scenes_of_their_own_world():
     scenes = make_scenes(CROWDED, 50, np.random.default_rng(0))
-    with pytest.raises(ValueError, match="hold 1 to 3 objects, expected 1 to 2"):
+    with pytest.raises(ValueError, match="have 1 to 3 objects, expected 1 to 2"):
         make_captions(WorldConfig.preset("dense"), scenes, np.random.default_rng(0))
     with pytest.raises(ValueError, match="9 cells, expected 4"):
         render(WorldConfig.preset("dense"), scenes, np.random.default_rng(0))
