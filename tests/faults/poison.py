@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -56,8 +57,9 @@ class Poison:
         def poisoned_forward(runner, model, samples):
             output = forward(runner, model, samples)
             if self.what.startswith("loss") and self.now:
-                output[self.what] = output[self.what] * self.value
-                output["loss"] = output["loss"] * self.value
+                part = self.what.removeprefix("loss_")
+                losses = {**output.losses, part: output.losses[part] * self.value}
+                output = replace(output, losses=losses, loss=output.loss * self.value)
             return output
 
         def poisoned_judge(oracle, *args, **kwargs):

@@ -284,7 +284,7 @@ def test_the_oracle_gets_the_truth_of_the_training_data(toy_train):
 @pytest.mark.strict_smoke
 def test_the_oracle_is_refused_where_the_truth_is_unknown():
     unknown = SimpleNamespace(truth=None)
-    with pytest.raises(ValueError, match="con_d.arch is oracle, but .* toy_scenes alone"):
+    with pytest.raises(ValueError, match="con_d.arch is oracle, but .* toy_scenes only"):
         task().before_training(SimpleNamespace(con_d=Oracle()), unknown)
     task().before_training(SimpleNamespace(con_d=None), unknown)
     task().before_training(SimpleNamespace(), unknown)  # a model that knows no Con-D
