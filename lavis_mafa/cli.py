@@ -29,6 +29,7 @@ COMMANDS = {
     ),
     "mine": ("lavis_mafa.commands.mine", "write the pairs that Con-D finds as new training data"),
     "report": ("lavis_mafa.commands.report", "write a page about a run, or what was counted"),
+    "eccv": ("lavis_mafa.commands.eccv", "score saved COCO retrieval by ECCV Caption and CxC"),
     "threshold": (
         "lavis_mafa.commands.threshold",
         "precision, recall and agreement of discriminators by threshold",

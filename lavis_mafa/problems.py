@@ -11,7 +11,7 @@ reported together.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 
@@ -68,3 +68,16 @@ class ConfigView:
     def training(self) -> bool:
         """Return whether the run trains."""
         return self["run.evaluate"] is False
+
+
+class ConfigError(ValueError):
+    """A config that cannot work.
+
+    Attributes:
+        problems: one line each, ``key: what is wrong and how to fix it``.
+    """
+
+    def __init__(self, cfg_path: str, problems: Sequence[str]) -> None:
+        self.problems = list(problems)
+        count = "1 problem" if len(self.problems) == 1 else f"{len(self.problems)} problems"
+        super().__init__("\n".join([f"{count} in the configuration {cfg_path}:", *self.problems]))

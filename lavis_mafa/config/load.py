@@ -34,21 +34,9 @@ from lavis_mafa.config.weights import check_weight_files
 from lavis_mafa.io.project_files import near_names, project_file
 from lavis_mafa.models.traits import traits_of
 from lavis_mafa.plugins import PluginError, load_plugins
+from lavis_mafa.problems import ConfigError
 
 logger = logging.getLogger(__name__)
-
-
-class ConfigError(ValueError):
-    """A config that cannot work.
-
-    Attributes:
-        problems: one line each, ``key: what is wrong and how to fix it``.
-    """
-
-    def __init__(self, cfg_path: str, problems: Sequence[str]) -> None:
-        self.problems = list(problems)
-        count = "1 problem" if len(self.problems) == 1 else f"{len(self.problems)} problems"
-        super().__init__("\n".join([f"{count} in the configuration {cfg_path}:", *self.problems]))
 
 
 class MafaConfig(Config):

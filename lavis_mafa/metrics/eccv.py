@@ -4,34 +4,27 @@ COCO's recall counts a valid caption of another image as an error. For CxC (Pare
 2021) and ECCV Caption (Chun et al., ECCV 2022), annotators judged such pairs. The package
 ``eccv_caption`` has their positives and metrics; this module converts scores to its format:
 
-    python -m lavis_mafa.metrics.eccv output/eval/retrieval_coco/.../result/scores_test.npz
+    lavis-mafa eccv output/eval/retrieval_coco/.../result/scores_test.npz
 
 An evaluation with ``run.save_scores: True`` writes the file.
 """
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import io
 import logging
 import os
 import re
-import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stderr
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lavis_mafa.io.files import write_json, write_text
 from lavis_mafa.metrics.captions import read_json, single_spaced
-from lavis_mafa.metrics.score_files import read_scores
-from lavis_mafa.pages.charts import Table
-from lavis_mafa.pages.tables import markdown_table
 
 logger = logging.getLogger(__name__)
 
@@ -340,51 +333,3 @@ def _check(
                 f"{len(given - known)} are unknown, {len(ids) - len(given)} are duplicates: use "
                 "the ids of coco_ids"
             )
-
-
-# The command
-
-
-def table(figures: Mapping[str, float]) -> str:
-    """Return the metrics of `eccv_scores` as a Markdown table, with a column per benchmark."""
-    found = Table("", ["", *COLUMNS])
-    for way, query in QUERIES.items():
-        for measure, ending in ROWS.items():
-            values = [figures.get(f"{name}_{way}_{ending}") for name in COLUMNS.values()]
-            cells = ["" if value is None else f"{value:.2f}" for value in values]
-            found.rows.append([f"{query}, {measure}", *cells])
-    return markdown_table(found) + "\n"
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command and return the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="python -m lavis_mafa.metrics.eccv",
-        description="Evaluate saved retrieval scores on COCO's test split with the positives of "
-        "COCO, CxC and ECCV Caption; writes a table (.md) and the metrics (.json) next to it.",
-    )
-    parser.add_argument("scores", type=Path, help="scores_<split>.npz of an evaluation")
-    parser.add_argument(
-        "--captions",
-        help="captions_val2014.json of COCO: find caption ids by text instead of by order",
-    )
-    args = parser.parse_args(argv)
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
-    try:
-        saved = read_scores(args.scores)
-        ids = coco_ids(saved.images, saved.captions_per_image(), args.captions)
-        figures = eccv_scores(saved.scores_i2t, saved.scores_t2i, *ids)
-    except (ImportError, OSError, ValueError) as error:
-        logger.error("%s", error)
-        return 1
-    text = table(figures)
-    stem = args.scores.with_suffix("")
-    write_text(stem.with_name(f"{stem.name}_eccv.md"), text)
-    rounded = {name: round(value, 4) for name, value in figures.items()}
-    write_json(stem.with_name(f"{stem.name}_eccv.json"), rounded)
-    print(text, end="")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -13,7 +13,6 @@ from lavis.datasets.datasets.coco_caption_datasets import COCOCapEvalDataset
 from lavis.tasks.captioning import CaptionTask
 from torchvision.datasets.utils import download_url
 
-from lavis_mafa.config.load import ConfigError
 from lavis_mafa.io.processes import on_main_process
 from lavis_mafa.metrics.captions import (
     Id,
@@ -25,6 +24,7 @@ from lavis_mafa.metrics.captions import (
     read_references,
     score_captions,
 )
+from lavis_mafa.problems import ConfigError
 from lavis_mafa.tasks import results
 
 logger = logging.getLogger(__name__)

@@ -41,7 +41,7 @@ def test_lines_are_whole_sentences_without_markup(capsys):
     lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
     assert "`" not in "".join(lines[name] for name in ("refcoco_plus", "toy_nlvr", "toy_scenes"))
     assert lines["refcoco_plus"].endswith(
-        "Builds the splits that build_info.annotations names: GroundingTrain for train, "
+        "Build the splits that build_info.annotations names: GroundingTrain for train, "
         "GroundingEval for val and test"
     )
 

@@ -25,6 +25,7 @@ from small_coco import (
     use_small,
 )
 
+from lavis_mafa.cli import main
 from lavis_mafa.metrics import eccv
 from lavis_mafa.metrics.score_files import SavedScores, captions_of, read_scores, save_scores
 
@@ -368,7 +369,7 @@ def test_the_command_writes_and_prints_a_table(saved, small, tmp_path, monkeypat
     use_small(monkeypatch, small)
     path = save_scores(saved, tmp_path / "scores_coco.test.npz")
     captions = captions_json(tmp_path / "captions.json", small)
-    assert eccv.main([str(path), "--captions", str(captions)]) == 0
+    assert main(["eccv", str(path), "--captions", str(captions)]) == 0
     told = capsys.readouterr().out
     assert told == (tmp_path / "scores_coco.test_eccv.md").read_text()
     figures = json.loads((tmp_path / "scores_coco.test_eccv.json").read_text())
@@ -386,7 +387,7 @@ def test_the_command_writes_and_prints_a_table(saved, small, tmp_path, monkeypat
 def test_the_command_refuses_other_data(saved, tmp_path):
     path = save_scores(saved, tmp_path / "scores_test.npz")
     done = subprocess.run(
-        [sys.executable, "-m", "lavis_mafa.metrics.eccv", str(path)],
+        [sys.executable, "-m", "lavis_mafa", "eccv", str(path)],
         capture_output=True,
         text=True,
         cwd=ROOT,
@@ -400,5 +401,5 @@ def test_how_to_get_the_package(monkeypatch, saved, tmp_path, caplog):
     monkeypatch.setitem(sys.modules, "eccv_caption", None)
     with pytest.raises(ImportError, match="pip install eccv_caption==0.1.0"):
         eccv.load_metrics()
-    assert eccv.main([str(save_scores(saved, tmp_path / "s.npz"))]) == 1
+    assert main(["eccv", str(save_scores(saved, tmp_path / "s.npz"))]) == 1
     assert "pip install eccv_caption==0.1.0" in caplog.text

@@ -18,6 +18,7 @@ from lavis.tasks.retrieval import RetrievalTask
 from small_coco import karpathy, small_metrics, use_small
 
 from lavis_mafa import load_model
+from lavis_mafa.cli import main
 from lavis_mafa.config import ConfigError
 from lavis_mafa.metrics import eccv
 from lavis_mafa.metrics.known_truth import original_pairs, read_truth, truth_with
@@ -154,7 +155,7 @@ def test_scores_are_saved_for_the_command(coco, folders):
     # Captions as people wrote them, not as the model read them.
     assert saved.captions_per_image() == [row["caption"] for row in dataset.annotation]
     assert saved.captions[0] != dataset.text[0]
-    assert eccv.main([str(path)]) == 0
+    assert main(["eccv", str(path)]) == 0
     told = json.loads(path.with_name("scores_coco_retrieval.test_eccv.json").read_text())
     assert told == {key: pytest.approx(figures[key], abs=1e-3) for key in told}
 
