@@ -23,7 +23,7 @@ from lavis_mafa.config.key import UNSET, Key, describe, known_keys
 from lavis_mafa.config.registered import dataset_keys, options_of_class
 from lavis_mafa.config.schema import CON_D, DATASET, MODEL, MODEL_MAFA, MODEL_PARTS, RUN
 from lavis_mafa.io.files import ROOT
-from lavis_mafa.models.traits import judges
+from lavis_mafa.models.traits import LAVIS_MODELS, judges
 
 COMMAND = "lavis-mafa config --write docs/config.md"
 DASH = "–"
@@ -104,7 +104,8 @@ PATHS = {
 def page() -> str:
     """Return the whole page as Markdown that ends in a line feed."""
     mafa = dict(MODEL_MAFA["mafa"].keys)
-    judge = replace(CON_D["arch"], registered="", choices=tuple(judges()), words=("oracle",))
+    known = tuple(name for name in judges() if name in LAVIS_MODELS or name in dict(ours("model")))
+    judge = replace(CON_D["arch"], registered="", choices=known, words=("oracle",))
     mafa["con_d"] = replace(mafa["con_d"], keys={**CON_D, "arch": judge})
     parts = [
         HEAD,

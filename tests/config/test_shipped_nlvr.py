@@ -55,7 +55,8 @@ def test_evaluation_of_published_weights_and_own_ones():
     annotations = cfg.datasets_cfg.nlvr_mafa.build_info.annotations
     assert annotations.test.url != annotations.val.url
     own = last(loaded(TRAIN / "nlvr_ft.yaml"), "checkpoint_best.pth")
-    assert told_options(path) == [[f"model.finetuned={own}"]]
+    images = "datasets.nlvr_mafa.build_info.images.storage=IMAGES"
+    assert told_options(path) == [[images], [f"model.finetuned={own}"]]
 
 
 @pytest.mark.parametrize("name", ["nlvr_pretrain", "nlvr_ft"])

@@ -27,12 +27,7 @@ def work(tmp_path_factory, photographs):
         (folder / f"{split}.json").write_text(json.dumps(images[:20]))
     made = subprocess.run(
         [
-            *(
-                sys.executable,
-                "-m",
-                "lavis_mafa.datasets.make_vocab",
-                str(photographs / "train.json"),
-            ),
+            *(sys.executable, "-m", "lavis_mafa", "make-vocab", str(photographs / "train.json")),
             *("--out", str(folder / "vocab.txt"), "--size", "800"),
         ],
         cwd=ROOT,
