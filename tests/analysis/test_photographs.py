@@ -82,6 +82,6 @@ def test_report_threshold_and_label(arguments, tmp_path):
     assert page.count("data:image/jpeg") > 20 and "could not be opened" not in page
     call("threshold", tmp_path, "--output", tmp_path / "threshold")
     told = json.loads((tmp_path / "threshold" / "thresholds.json").read_text())
-    assert "Nobody knows which pairs match" in " ".join(told["notes"])
+    assert "The ground truth is unknown" in " ".join(told["notes"])
     call("label", "page", tmp_path, "--count", 5, "--output", tmp_path / "labels.html")
     assert (tmp_path / "labels.html").read_text().count("data:image/jpeg") >= 2

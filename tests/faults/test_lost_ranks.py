@@ -54,7 +54,7 @@ def test_a_restarted_run_ends_like_an_undisturbed_one(
             assert time.monotonic() < until, "the other rank does not end"
             time.sleep(0.05)
     output = finish(process)
-    assert output.count("started again by the launcher: going on") == kills, output[-3000:]
+    assert output.count("restarted by the launcher: resuming") == kills, output[-3000:]
     (folder,) = [path for path in tmp_path.iterdir() if (path / "log.jsonl").is_file()]
     folder.rename(tmp_path / "job")
     assert told(tmp_path) == told(undisturbed)
@@ -76,7 +76,7 @@ def test_restarted_on_two_nodes(tmp_path, undisturbed, injected, free_port):
     (victim,) = children_of(nodes[1].pid)
     os.kill(victim, KILL)
     outputs = [finish(node) for node in nodes]
-    assert any("started again by the launcher: going on" in output for output in outputs)
+    assert any("restarted by the launcher: resuming" in output for output in outputs)
     assert told(tmp_path) == told(undisturbed)
     bits = bits_differing(state(tmp_path), state(undisturbed))
     injected("a rank of one of two nodes killed, restarted", bits == 0, bits=bits)
