@@ -23,8 +23,8 @@ class StepOutput(Mapping[str, Any]):
     """The loss of a step, its terms, and what was found.
 
     It is a mapping as well, as LAVIS's tasks expect: ``output["loss"]``, ``output.items()``. The
-    term ``itc`` is ``output.loss_itc`` and ``output["loss_itc"]``. Values that are None are
-    attributes, but no items.
+    term ``itc`` is ``output.loss_itc`` and ``output["loss_itc"]``. A value that is None
+    is an attribute, but not an item.
 
     Attributes:
         loss: weighted sum (scalar).

@@ -14,7 +14,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from lavis_mafa.algorithm.context import known_positives
-from lavis_mafa.algorithm.grit import GritCollector
+from lavis_mafa.algorithm.grit import GritCollector, GritSettings
 from lavis_mafa.algorithm.grit.grouping import Indices
 from lavis_mafa.algorithm.mining import pick
 from lavis_mafa.algorithm.pickers import NONE, hardest
@@ -75,7 +75,7 @@ def order_of(
     texts: Tensor,
     seed: int,
     image_ids: NDArray[Any] | None = None,
-    queue_size: int = 48000,
+    queue_size: int = GritSettings.queue_size,
 ) -> NDArray[Any]:
     """Return the order of S samples in one epoch, without an incomplete last mini-batch.
 

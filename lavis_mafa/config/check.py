@@ -165,9 +165,8 @@ def walk(value: Any, key: Key, path: str, report: Report, shipped: Any = UNSET) 
     if isinstance(value, str) and value not in key.words:
         _check_name(value, key, path, report)
         if key.path and report.machine and os.path.exists(value):
-            return os.path.abspath(
-                value
-            )  # checkpoints record it and may be loaded from another folder
+            # Checkpoints record the path, and may be loaded from another folder.
+            return os.path.abspath(value)
     return value
 
 

@@ -124,11 +124,9 @@ def _load_plugins(user: Any, problems: list[str]) -> None:
     run = user.get("run")
     names = run.get("plugins") if isinstance(run, dict) else None
     try:
-        load_plugins()
         # The check reports a value that is not a list of strings.
-        for name in names if isinstance(names, list) else ():
-            if isinstance(name, str):
-                load_plugins([name])
+        given = names if isinstance(names, list) else []
+        load_plugins(name for name in given if isinstance(name, str))
     except PluginError as error:
         problems.append(f"run.plugins: {error}")
 

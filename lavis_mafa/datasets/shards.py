@@ -32,7 +32,7 @@ from typing import Any, NamedTuple
 from braceexpand import braceexpand
 from webdataset import TarWriter
 
-from lavis_mafa.io.files import write_text
+from lavis_mafa.io.files import fsync_folder, write_text
 
 KIND = "wids-shard-index-v1"
 IMAGE_SUFFIXES = ("jpg", "jpeg", "png", "webp")
@@ -98,7 +98,7 @@ def write_shards(
     index = folder / f"{name}.json"
     content = {"__kind__": KIND, "wids_version": 1, "name": name, "shardlist": done}
     write_text(index, json.dumps(content))
-    _names_to_disk(folder)
+    fsync_folder(folder)
     journal.unlink(missing_ok=True)
     return index
 
@@ -203,15 +203,7 @@ def _to_disk(file: Any) -> None:
 
 def _rename(part: Path, path: Path) -> None:
     os.replace(part, path)
-    _names_to_disk(path.parent)
-
-
-def _names_to_disk(folder: Path) -> None:
-    number = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(number)
-    finally:
-        os.close(number)
+    fsync_folder(path.parent)
 
 
 # Finding

@@ -50,8 +50,8 @@ def build_model(
     random = {name for name in missing if name in trained}
     frozen = [name for name in missing if name not in trained]
     if frozen:
-        # The class creates the frozen weights, loaded or random. To tell which, the model is built
-        # again with another seed: only random weights change.
+        # The class creates the frozen weights: it loads them or draws them at random. Building the
+        # model again with another seed shows which, because only random weights change.
         before = {name: _sample(own[name]) for name in frozen}
         del model, own
         model = _build(model_cls, cfg, state, checkpoint, seed=1)

@@ -13,6 +13,7 @@ from lavis.models.vit import interpolate_pos_embed
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
+from lavis_mafa.algorithm.momentum import NO_IMAGE
 from lavis_mafa.io.checkpoints import model_config, problem_of_state, read_checkpoint, vocabulary_of
 from lavis_mafa.models.traits import same_model, traits_of
 
@@ -232,7 +233,7 @@ def init_momentum(model: Any, checkpoint: str | None) -> bool:
     if not checkpoint or not hasattr(model, "copy_params") or hasattr(model, "convert_pretrained"):
         return False  # models with `convert_pretrained` do this themselves while loading
     if hasattr(model, "idx_queue"):
-        model.idx_queue.fill_(-100)  # -100: no image; ids of other data could match ours
+        model.idx_queue.fill_(NO_IMAGE)  # ids of other data could match ours
     state = read_checkpoint(checkpoint)
     saved = {key.replace("bert.", "") for key in state.get("model", state)}
     names = [name.replace("bert.", "") for name, _ in model.named_parameters() if "_m." in name]

@@ -180,9 +180,12 @@ def test_what_cannot_be_is_refused(batches):
     with pytest.raises(ValueError, match="samples need image_id"):
         model_of()(samples)
     for wrong, told in (
-        ({"negatives": "harder"}, "model.negatives must be one of posterior, hardest"),
-        ({"plain_negatives": "none"}, "model.plain_negatives must be one of hardest, random"),
-        ({"plain_epochs": -1}, "must not be negative"),
+        ({"negatives": "harder"}, "model.negatives must be posterior or hardest, got 'harder'"),
+        (
+            {"plain_negatives": "none"},
+            "model.plain_negatives must be hardest or random, got 'none'",
+        ),
+        ({"plain_epochs": -1}, "model.plain_epochs must be at least 0, got -1"),
         ({"posterior": {"prior": 2.0}}, "model.posterior: prior must be above 0"),
         ({"posterior": {"priors": 0.1}}, "model.posterior: .*priors"),
         ({"vit_weights": "some/file"}, "model.vit_weights must be published or null"),

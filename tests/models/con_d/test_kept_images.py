@@ -175,7 +175,7 @@ def test_rows_that_go_meanwhile_are_made(tmp_path, caplog):
     os.truncate(tmp_path / "rows.bin", 4096)
     assert first.get(0, 3) == [3] and first.get(0) == [0]
     assert "Nothing more is kept" in caplog.text
-    first.kept.flush()  # what the flags tell of is no longer believed
+    first.kept.flush()  # the rows that the file has lost are no longer listed as stored
     assert first.get(0) == [0]
 
 

@@ -7,7 +7,7 @@ not Be True Negative", ACM MM 2023).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from transformers.models.bert.configuration_bert import BertConfig
 from transformers.utils.generic import ModelOutput
 
 from lavis_mafa.algorithm.losses.triplet import similarity_of, triplet_losses
-from lavis_mafa.algorithm.options import option
+from lavis_mafa.algorithm.options import check_options, option
 from lavis_mafa.algorithm.pair_memory import EMPTY, MovingCopies, PairMemory
 from lavis_mafa.algorithm.pickers import NONE, hardest
 from lavis_mafa.algorithm.posterior import PosteriorPicker, PosteriorRule, draw
@@ -76,12 +76,7 @@ class FneSettings:
     rule: PosteriorRule = RULE
 
     def __post_init__(self) -> None:
-        for name, known in (("negatives", NEGATIVES), ("plain_negatives", PLAIN)):
-            value = getattr(self, name)
-            if value not in known:
-                raise ValueError(f"model.{name} must be one of {', '.join(known)}, got {value!r}")
-        if self.plain_epochs < 0:
-            raise ValueError(f"model.plain_epochs must not be negative, got {self.plain_epochs}")
+        check_options(self)
 
     @classmethod
     def from_config(cls, cfg: Any) -> FneSettings:
@@ -96,14 +91,11 @@ class FneSettings:
             rule = replace(RULE, **given)
         except (TypeError, ValueError) as error:
             raise ValueError(f"model.posterior: {error}") from error
-        return cls(
-            negatives=cfg.get("negatives", "posterior"),
-            plain_epochs=int(cfg.get("plain_epochs", 1)),
-            plain_negatives=cfg.get("plain_negatives", "hardest"),
-            memory_size=int(cfg.get("memory_size", 8224)),
-            momentum=float(cfg.get("momentum", 0.995)),
-            rule=rule,
-        )
+        names = {one.name for one in fields(cls)} - {"rule"}
+        try:
+            return cls(rule=rule, **{name: cfg[name] for name in names if name in cfg})
+        except ValueError as error:
+            raise ValueError(f"model.{error}") from error
 
 
 @dataclass(frozen=True)
