@@ -89,9 +89,8 @@ def write_shards(
         path = folder / _shard_name(name, len(done))
         done.append(_write_shard(path, chain([first], islice(rest, per_shard - 1))))
         with open(journal, "a", encoding="utf-8") as file:
-            file.write(
-                f"\n{json.dumps(done[-1])}\n"
-            )  # on a new line, in case the last one is cut short
+            # On a new line, in case a killed run left the last one incomplete.
+            file.write(f"\n{json.dumps(done[-1])}\n")
             _to_disk(file)
     if not done:
         raise ValueError(f"no sample to write into {folder}")

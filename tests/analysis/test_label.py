@@ -475,6 +475,6 @@ def test_all_answered_asks_to_save(page):
     for _ in data["pairs"]:
         browser.press("y")
     status = "document.getElementById('status').textContent"
-    assert "save them" in browser.evaluate(status)
+    assert "save the answers" in browser.evaluate(status)
     assert len(saved(browser)["labels"]) == 8
     assert "Saved 8" in browser.evaluate(status)

@@ -370,14 +370,13 @@ def objects_npz(path, bomb):
 @pytest.mark.parametrize("command", ["threshold", "label", "eccv"])
 def test_commands_that_take_arrays(tmp_path, injected, capfd, caplog, command, form):
     from lavis_mafa.cli import main as analysis
-    from lavis_mafa.metrics.eccv import main as eccv
 
     world = World(tmp_path / "evil", form, "judged.npz")
     page = ["--output", str(tmp_path / "labels.html")]
     tries = {
         "threshold": lambda: analysis(["threshold", str(world.path)]),
         "label": lambda: analysis(["label", "page", str(world.path), *page]),
-        "eccv": lambda: eccv([str(world.path)]),
+        "eccv": lambda: analysis(["eccv", str(world.path)]),
     }
     told = exits(capfd, caplog, tries[command])
     world.refused(told, injected, command)
