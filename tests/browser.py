@@ -1,4 +1,4 @@
-"""A real browser for tests of pages: Chromium without a window, driven through DevTools.
+"""Drive a real browser in tests of HTML pages: headless Chromium, controlled through DevTools.
 
 with Browser() as browser:
     browser.open(tmp_path / "page.html")
@@ -32,8 +32,8 @@ FLAGS = (
     "--disable-background-networking --disable-component-update --disable-sync "
     "--disable-dev-shm-usage --remote-debugging-pipe"
 ).split()
-# It reads commands from descriptor 3 and writes to 4, parted by zero bytes.
-START = """
+# Chromium reads commands from descriptor 3 and writes to 4; messages end with a zero byte.
+LAUNCHER = """
 import os, sys
 os.dup2(int(sys.argv[1]), 3)
 os.dup2(int(sys.argv[2]), 4)
@@ -57,13 +57,13 @@ MODIFIERS = {"Alt": 1, "Control": 2, "Meta": 4, "Shift": 8}
 
 
 class Browser:
-    """One page in a browser of its own, with an empty profile that is deleted in the end.
+    """One page in its own browser process, with an empty profile that is deleted on exit.
 
     Attributes:
-        requests: addresses that were asked for, in order.
-        errors: uncaught exceptions, and what the browser itself complains of, such as violations of
-            the content security policy.
-        downloads: the folder that files saved by the page go to.
+        requests: requested addresses, in order.
+        errors: uncaught exceptions and errors that the browser logs, such as violations of the
+        content security policy.
+        downloads: the folder for files that the page saves.
     """
 
     def __init__(self, width: int = 1280, height: int = 800, timeout: float = 60.0) -> None:
@@ -76,22 +76,23 @@ class Browser:
         self.downloads = Path(self._folder.name, "downloads")
         self.downloads.mkdir()
         pipes = os.pipe() + os.pipe()
-        # Numbers from 10 on, so that becoming 3 and 4 overwrites none of them.
-        ends = [fcntl.fcntl(end, fcntl.F_DUPFD, 10) for end in pipes]
+        # Duplicate to numbers from 10 on, so that the launcher's dup2 to 3 and 4 overwrites none of
+        # them.
+        duplicates = [fcntl.fcntl(end, fcntl.F_DUPFD, 10) for end in pipes]
         for end in pipes:
             os.close(end)
-        theirs_in, self._to, self._from, theirs_out = ends
+        browser_in, self._to, self._from, browser_out = duplicates
         profile = f"--user-data-dir={self._folder.name}/profile"
-        descriptors = [str(theirs_in), str(theirs_out)]
+        descriptor_args = [str(browser_in), str(browser_out)]
         self._process = subprocess.Popen(
-            [sys.executable, "-c", START, *descriptors, CHROMIUM, *FLAGS, profile],
-            pass_fds=(theirs_in, theirs_out),
+            [sys.executable, "-c", LAUNCHER, *descriptor_args, CHROMIUM, *FLAGS, profile],
+            pass_fds=(browser_in, browser_out),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
-        os.close(theirs_in)
-        os.close(theirs_out)
+        os.close(browser_in)
+        os.close(browser_out)
         self._unread = b""
         self._events: list[dict[str, Any]] = []
         self._number = 0
@@ -117,8 +118,8 @@ class Browser:
         self.close()
 
     def close(self) -> None:
-        """End the browser and delete its profile."""
-        for end in (self._to, self._from):  # it leaves when its pipe is closed
+        """Stop the browser and delete its profile."""
+        for end in (self._to, self._from):  # the browser exits when its pipe is closed
             try:
                 os.close(end)
             except OSError:
@@ -131,10 +132,10 @@ class Browser:
         self._folder.cleanup()
 
     def command(self, method: str, **params: Any) -> dict[str, Any]:
-        """Send a DevTools command; its result.
+        """Send a DevTools command and return its result.
 
         Raises:
-            RuntimeError: the browser refuses it.
+            RuntimeError: the browser reports an error.
         """
         self._number += 1
         message: dict[str, Any] = {"id": self._number, "method": method, "params": params}
@@ -143,35 +144,37 @@ class Browser:
         data = json.dumps(message).encode() + b"\0"
         while data:
             data = data[os.write(self._to, data) :]
-        end = time.monotonic() + self.timeout
+        deadline = time.monotonic() + self.timeout
         while True:
-            answer = self._read(end)
+            answer = self._read(deadline)
             if answer.get("id") == self._number:
                 if "error" in answer:
                     raise RuntimeError(f"{method}: {answer['error']['message']}")
                 return answer["result"]
 
     def wait_for(self, event: str, seconds: float | None = None) -> dict[str, Any]:
-        """The parameters of the next DevTools event of that name, or of one that came already."""
-        end = time.monotonic() + (seconds or self.timeout)
+        """Return the parameters of the next DevTools event of that name, including one already
+        received.
+        """
+        deadline = time.monotonic() + (seconds or self.timeout)
         while True:
-            for place, message in enumerate(self._events):
+            for position, message in enumerate(self._events):
                 if message["method"] == event:
-                    del self._events[: place + 1]
+                    del self._events[: position + 1]
                     return message.get("params", {})
-            self._read(end)
+            self._read(deadline)
 
-    def _read(self, end: float) -> dict[str, Any]:
+    def _read(self, deadline: float) -> dict[str, Any]:
         while b"\0" not in self._unread:
-            left = end - time.monotonic()
-            if left <= 0 or not select.select([self._from], [], [], left)[0]:
+            remaining = deadline - time.monotonic()
+            if remaining <= 0 or not select.select([self._from], [], [], remaining)[0]:
                 raise TimeoutError("the browser does not answer")
-            data = os.read(self._from, 1 << 16)
-            if not data:
+            chunk = os.read(self._from, 1 << 16)
+            if not chunk:
                 raise RuntimeError("the browser has ended")
-            self._unread += data
-        one, _, self._unread = self._unread.partition(b"\0")
-        message = json.loads(one)
+            self._unread += chunk
+        answer, _, self._unread = self._unread.partition(b"\0")
+        message = json.loads(answer)
         if "id" not in message:
             self._events.append(message)
             self._note(message["method"], message.get("params", {}))
@@ -187,15 +190,15 @@ class Browser:
             self.errors.append(params["entry"]["text"])
 
     def outside(self) -> list[str]:
-        """Addresses asked for that are neither files nor data inside the page."""
+        """Return the requested addresses that are neither files nor data inside the page."""
         here = ("file:", "data:", "blob:", "about:")
         return [url for url in self.requests if not url.startswith(here)]
 
     def open(self, page: str | os.PathLike[str]) -> None:
-        """Load a file or an address and wait until it is there.
+        """Load a file or an address and wait until it is loaded.
 
         Raises:
-            RuntimeError: there is none.
+            RuntimeError: the address cannot be loaded.
         """
         url = str(page)
         if "://" not in url and not url.startswith(("data:", "about:")):
@@ -206,16 +209,16 @@ class Browser:
         self.wait_for("Page.loadEventFired")
 
     def reload(self) -> None:
-        """Load the page anew."""
+        """Reload the page."""
         self._events.clear()
         self.command("Page.reload")
         self.wait_for("Page.loadEventFired")
 
     def evaluate(self, script: str) -> Any:
-        """The value of a JavaScript expression, awaited if it is a promise.
+        """Return the value of a JavaScript expression, awaited if it is a promise.
 
         Raises:
-            RuntimeError: it throws.
+            RuntimeError: the expression throws.
         """
         answer = self.command(
             "Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True
@@ -226,7 +229,7 @@ class Browser:
         return answer["result"].get("value")
 
     def until(self, script: str, seconds: float = 10.0) -> Any:
-        """Evaluate until the value is true; the value."""
+        """Evaluate the script repeatedly until its value is true, and return the value."""
         end = time.monotonic() + seconds
         while not (value := self.evaluate(script)):
             if time.monotonic() > end:
@@ -249,7 +252,7 @@ class Browser:
         self.command("Input.dispatchKeyEvent", type="keyUp", **event)
 
     def click(self, selector: str) -> None:
-        """Click the middle of the first element that a CSS selector finds."""
+        """Click the middle of the first element that matches a CSS selector."""
         x, y = self.evaluate(
             f"(() => {{ const e = document.querySelector({json.dumps(selector)});"
             "e.scrollIntoView({block: 'center'}); const r = e.getBoundingClientRect();"
@@ -260,7 +263,7 @@ class Browser:
         self.command("Input.dispatchMouseEvent", type="mouseReleased", **event)
 
     def choose_file(self, selector: str, path: str | os.PathLike[str]) -> None:
-        """Put a file into an ``<input type=file>``."""
+        """Set the file of an ``<input type=file>``."""
         found = self.command(
             "Runtime.evaluate", expression=f"document.querySelector({json.dumps(selector)})"
         )
@@ -271,18 +274,18 @@ class Browser:
         )
 
     def downloaded(self, seconds: float = 10.0) -> Path:
-        """The newest file that the page saved, once it is whole."""
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
+        """Return the newest file that the page saved, once it is complete."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
             files = [p for p in self.downloads.iterdir() if p.suffix != ".crdownload"]
-            whole = [p for p in files if p.stat().st_size and not p.name.startswith(".")]
-            if whole and len(files) == len(list(self.downloads.iterdir())):
-                return max(whole, key=lambda p: p.stat().st_mtime_ns)
+            complete = [p for p in files if p.stat().st_size and not p.name.startswith(".")]
+            if complete and len(files) == len(list(self.downloads.iterdir())):
+                return max(complete, key=lambda p: p.stat().st_mtime_ns)
             time.sleep(0.02)
         raise TimeoutError("nothing was saved")
 
     def set_size(self, width: int, height: int, phone: bool = False) -> None:
-        """Size of the view in CSS pixels; ``phone``: a touch screen, with a phone's layout."""
+        """Set the size of the view in CSS pixels; ``phone``: a touch screen with mobile layout."""
         self.command(
             "Emulation.setDeviceMetricsOverride",
             width=width,
@@ -293,14 +296,14 @@ class Browser:
         self.command("Emulation.setTouchEmulationEnabled", enabled=phone)
 
     def prefer(self, **features: str) -> None:
-        """Media features, as ``prefers_color_scheme="dark"``."""
-        given = [{"name": k.replace("_", "-"), "value": v} for k, v in features.items()]
-        self.command("Emulation.setEmulatedMedia", features=given)
+        """Emulate media features, such as ``prefers_color_scheme="dark"``."""
+        media = [{"name": k.replace("_", "-"), "value": v} for k, v in features.items()]
+        self.command("Emulation.setEmulatedMedia", features=media)
 
     def screenshot(
         self, path: str | os.PathLike[str], width: int | None = None, height: int | None = None
     ) -> Path:
-        """Write a PNG of the view; with a size, of a view of that size."""
+        """Write a PNG of the view, resized first if a size is given."""
         if width and height:
             self.set_size(width, height)
         data = self.command("Page.captureScreenshot", format="png")["data"]

@@ -1,4 +1,4 @@
-"""What many tests share: a small toy world, a tiny model, and the repository's paths."""
+"""Shared fixtures: a small toy world, a tiny model, and the repository's paths."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from faults_table import (  # noqa: F401
 )
 
 ROOT = Path(__file__).resolve().parents[1]
-# A small set of photographs with captions in the format of LAVIS's `flickr30k`, where it is there.
+# A small set of photographs with captions in the format of LAVIS's `flickr30k`, if present.
 PHOTOGRAPHS = Path(
     os.environ.get("LAVIS_MAFA_PHOTOGRAPHS", ROOT.parent / "shared" / "flickr8k-700")
 )
 
-os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test may wait for a network
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # tests must not use the network
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _own_cache(tmp_path_factory):
-    """Keep the user's cache out of tests, and tests out of it."""
+def _private_cache(tmp_path_factory):
+    """Give the tests a cache folder of their own, separate from the user's."""
     folder = tmp_path_factory.mktemp("cache")
     before = os.environ.get("LAVIS_MAFA_CACHE")
     os.environ["LAVIS_MAFA_CACHE"] = str(folder)
@@ -37,7 +37,7 @@ def _own_cache(tmp_path_factory):
 
 
 def toy_config(**build_info):
-    """A config of the toy world with a few hundred pairs."""
+    """Return a config of the toy world with a few hundred pairs."""
     from lavis.datasets.builders.base_dataset_builder import load_dataset_config
 
     from lavis_mafa.toyworld import ToyScenesBuilder
@@ -65,7 +65,7 @@ def toy_train(toy):
 
 @pytest.fixture
 def tiny():
-    """A fresh tiny ALBEF, the same every time."""
+    """A new tiny ALBEF with the same weights every time."""
     from lavis_mafa import load_model
 
     torch.manual_seed(0)
@@ -74,14 +74,14 @@ def tiny():
 
 @pytest.fixture(scope="session")
 def photographs():
-    """Real photographs with captions, where they are there."""
+    """The folder of real photographs with captions; skip the test if it is missing."""
     if not PHOTOGRAPHS.is_dir():
         pytest.skip("the photographs are not there (LAVIS_MAFA_PHOTOGRAPHS names their folder)")
     return PHOTOGRAPHS
 
 
 def mini_batch(train_set, indices, epoch=0, grouped=True):
-    """A collated mini-batch as the runner hands it to a model."""
+    """Return a collated mini-batch with the entries that the runner adds."""
     samples = train_set.collater([train_set[int(i), epoch] for i in indices])
     samples.update(epoch=epoch, grouped=grouped, iters=0, num_iters_per_epoch=10)
     return samples

@@ -1,6 +1,6 @@
 """Shared by the tests in `faults`: the table of injected faults and their outcomes.
 
-`bash run_scripts/test.sh --faults` runs them all; without it a representative part runs.
+`bash run_scripts/test.sh --faults` runs all of them; without it a representative part runs.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 HEAD = ("fault", "injected", "survived", "samples lost", "bits differing")
-FOLDER = "LAVIS_MAFA_FAULTS"  # where test processes put their rows
+FOLDER = "LAVIS_MAFA_FAULTS"  # test processes write their rows to this folder
 
 
 def pytest_configure(config):
@@ -39,7 +39,7 @@ def add_row(fault: str, *counts: int) -> None:
 
 
 def table() -> list[str]:
-    """Return the table in Markdown, rows of one fault added up; empty if there are none."""
+    """Return the table in Markdown, rows of the same fault added up; empty if there are none."""
     sums: dict[str, list[int]] = {}
     for path in sorted(Path(os.environ[FOLDER]).glob("*.jsonl")):
         for line in path.read_text(encoding="utf-8").splitlines():
@@ -55,10 +55,10 @@ def table() -> list[str]:
 
 @pytest.fixture
 def injected():
-    """``injected(fault, survived, lost=0, bits=0, times=1)`` enters a row of the table.
+    """``injected(fault, survived, lost=0, bits=0, times=1)`` adds a row to the table.
 
-    ``survived`` of ``times`` runs or files ended as promised; ``lost`` samples were not trained or
-    trained twice; ``bits`` of the result differ from an undisturbed run's.
+    ``survived``: how many of ``times`` runs or files ended as promised; ``lost``: samples that were
+    not trained or trained twice; ``bits`` of the result that differ from an undisturbed run.
     """
 
     def add(fault: str, survived: int, lost: int = 0, bits: int = 0, times: int = 1) -> None:
@@ -70,6 +70,6 @@ def injected():
 @pytest.fixture
 def free_port():
     """Return a free port for the rendezvous of ranks."""
-    with socket.socket() as one:
-        one.bind(("localhost", 0))
-        return one.getsockname()[1]
+    with socket.socket() as server:
+        server.bind(("localhost", 0))
+        return server.getsockname()[1]

@@ -1,4 +1,4 @@
-"""Small files in the form of NLVR2's."""
+"""Small files in the format of NLVR2."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from lavis_mafa.datasets import NlvrMafaBuilder
 
 
 def nlvr_files(folder, rows=4):
-    """Pictures of two colours and annotation files for every split; a config that names them."""
+    """Write images of two colours and annotations of every split; return a config that names
+    them.
+    """
     for name, colour in (("red", (250, 0, 0)), ("blue", (0, 0, 250))):
         (folder / "images" / "train").mkdir(parents=True, exist_ok=True)
         Image.new("RGB", (50, 40), colour).save(folder / "images" / "train" / f"{name}.png")
@@ -29,6 +31,6 @@ def nlvr_files(folder, rows=4):
         cfg.build_info.annotations[split].storage = f"{split}.json"
     cfg.build_info.images.storage = "images"
     phases = ("train", "eval")
-    cfg.vis_processor = {one: {"name": "blip_image_eval", "image_size": 32} for one in phases}
-    cfg.text_processor = {one: {"name": "blip_caption"} for one in phases}
+    cfg.vis_processor = {phase: {"name": "blip_image_eval", "image_size": 32} for phase in phases}
+    cfg.text_processor = {phase: {"name": "blip_caption"} for phase in phases}
     return cfg

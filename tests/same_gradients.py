@@ -1,4 +1,4 @@
-"""Equal gradients of two models with the same names."""
+"""Compare the gradients of two models with the same parameter names."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 
 
 def assert_same_gradients(ours, theirs):
-    """Every weight has a gradient in both or in neither, more than 50 have one, and they agree."""
+    """Assert that the same parameters, more than 50, have gradients, and that these are close."""
     gradients = {n: p.grad for n, p in theirs.named_parameters() if p.grad is not None}
     compared = 0
     for name, parameter in ours.named_parameters():

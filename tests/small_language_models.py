@@ -1,4 +1,4 @@
-"""Folders with untrained language models of a few thousand weights, as a hub would give them."""
+"""Folders with untrained language models of a few thousand weights, as downloaded from a hub."""
 
 from __future__ import annotations
 
@@ -21,28 +21,39 @@ def write_json(folder: Path, **files):
 
 
 def tiny_opt(folder: Path, vocabulary: int = 600) -> Path:
-    """OPT of width 32 with a byte-level tokenizer; pad, </s>, line break as in Facebook's."""
+    """Save an OPT of width 32 with a byte-level tokenizer; pad, </s>, line break as in
+    Facebook's.
+    """
     from tokenizers import ByteLevelBPETokenizer
     from transformers import OPTConfig
     from transformers.models.opt import OPTForCausalLM
 
     folder.mkdir(parents=True, exist_ok=True)
-    learnt = ByteLevelBPETokenizer()
-    learnt.train_from_iterator(
+    tokenizer = ByteLevelBPETokenizer()
+    tokenizer.train_from_iterator(
         WORDS,
         vocab_size=vocabulary,
         min_frequency=1,
         special_tokens=["<s>", "<pad>", "</s>", "<unk>"],
     )
-    learnt.save_model(str(folder))
-    end = {"bos_token": "</s>", "eos_token": "</s>", "unk_token": "</s>", "pad_token": "<pad>"}
+    tokenizer.save_model(str(folder))
+    special_tokens = {
+        "bos_token": "</s>",
+        "eos_token": "</s>",
+        "unk_token": "</s>",
+        "pad_token": "<pad>",
+    }
     write_json(
         folder,
-        tokenizer_config={**end, "tokenizer_class": "GPT2Tokenizer", "add_bos_token": True},
-        special_tokens_map=end,
+        tokenizer_config={
+            **special_tokens,
+            "tokenizer_class": "GPT2Tokenizer",
+            "add_bos_token": True,
+        },
+        special_tokens_map=special_tokens,
     )
     config = OPTConfig(
-        vocab_size=learnt.get_vocab_size(),
+        vocab_size=tokenizer.get_vocab_size(),
         hidden_size=32,
         word_embed_proj_dim=32,
         ffn_dim=64,
@@ -61,25 +72,25 @@ def tiny_opt(folder: Path, vocabulary: int = 600) -> Path:
 
 
 def tiny_t5(folder: Path) -> Path:
-    """Flan-T5 of width 32 with a Unigram tokenizer; pad, </s>, <unk> as in Google's."""
+    """Save a Flan-T5 of width 32 with a Unigram tokenizer; pad, </s>, <unk> as in Google's."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from tokenizers.decoders import Metaspace
     from tokenizers.processors import TemplateProcessing
     from transformers import T5Config, T5ForConditionalGeneration, T5TokenizerFast
 
     folder.mkdir(parents=True, exist_ok=True)
-    # Written down, not learnt: its trainer does not give the same pieces every time.
+    # Listed, not trained: the trainer of Unigram does not return the same pieces every time.
     words = sorted({f"▁{word}" for line in WORDS for word in line.split()})
     letters = ["▁", *"abcdefghijklmnopqrstuvwxyz?:"]
     pieces = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0)]
     pieces += [(word, -3.0) for word in words] + [(letter, -6.0) for letter in letters]
-    learnt = Tokenizer(models.Unigram(pieces, 2))
-    learnt.pre_tokenizer = pre_tokenizers.Metaspace()
-    learnt.decoder = Metaspace()
-    learnt.post_processor = TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
-    T5TokenizerFast(tokenizer_object=learnt, extra_ids=0).save_pretrained(folder)
+    tokenizer = Tokenizer(models.Unigram(pieces, 2))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = Metaspace()
+    tokenizer.post_processor = TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
+    T5TokenizerFast(tokenizer_object=tokenizer, extra_ids=0).save_pretrained(folder)
     config = T5Config(
-        vocab_size=learnt.get_vocab_size(),
+        vocab_size=tokenizer.get_vocab_size(),
         d_model=32,
         d_kv=8,
         d_ff=64,

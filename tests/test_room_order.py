@@ -10,8 +10,8 @@ from conftest import ROOT
 PACKAGE = ROOT / "lavis_mafa"
 
 
-def rows_of_the_table():
-    """The rooms of each row of the table, from the top down."""
+def rooms_of_rows():
+    """Return the rooms of each row of the table, from the top down."""
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     table = text.split("| room | contains |\n|---|---|\n")[1].split("\n\n")[0]
     cells = [line.split("|")[1] for line in table.splitlines()]
@@ -19,7 +19,7 @@ def rows_of_the_table():
 
 
 def modules_imported(tree):
-    """The modules of this package that a file imports, without the package's name."""
+    """Yield the modules of this package that a file imports, without the package's name."""
     for node in ast.walk(tree):
         names = []
         if isinstance(node, ast.ImportFrom) and node.module == "lavis_mafa":
@@ -38,8 +38,8 @@ def room_of(module):
     return f"{first}.py" if (PACKAGE / f"{first}.py").is_file() else "__init__.py"
 
 
-def arrows():
-    """``(importing room, imported room, file)`` of every import from one room to another."""
+def imports_between_rooms():
+    """Yield ``(importing room, imported room, file)`` of every import from one room to another."""
     for file in sorted(PACKAGE.rglob("*.py")):
         own = file.relative_to(PACKAGE).parts[0]
         for module in modules_imported(ast.parse(file.read_text(encoding="utf-8"))):
@@ -48,15 +48,20 @@ def arrows():
 
 
 def test_every_room_is_in_the_table():
-    named = {room for row in rows_of_the_table() for room in row}
-    folders = {one.name for one in PACKAGE.iterdir() if (one / "__init__.py").is_file()}
-    assert folders <= named and {"algorithm", "io"} <= folders
+    in_table = {room for row in rooms_of_rows() for room in row}
+    folders = {folder.name for folder in PACKAGE.iterdir() if (folder / "__init__.py").is_file()}
+    assert folders <= in_table and {"algorithm", "io"} <= folders
 
 
 def test_a_room_imports_only_rooms_below_it():
-    floor = {room: n for n, row in enumerate(rows_of_the_table()) for room in row}
-    found = list(arrows())
-    assert len(found) > 100
-    lazy = {"_version.py", "__init__.py"}  # the version; the lazy package is imported by nobody
-    up = [one for one in found if one[1] not in lazy and floor[one[0]] > floor[one[1]]]
-    assert up == []
+    row_of = {room: n for n, row in enumerate(rooms_of_rows()) for room in row}
+    imports = list(imports_between_rooms())
+    assert len(imports) > 100
+    lazy = {
+        "_version.py",
+        "__init__.py",
+    }  # the version, and the lazy package, which no module imports
+    upward = [
+        arrow for arrow in imports if arrow[1] not in lazy and row_of[arrow[0]] > row_of[arrow[1]]
+    ]
+    assert upward == []

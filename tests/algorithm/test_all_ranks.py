@@ -1,4 +1,4 @@
-"""Candidates of all ranks: two processes with different data are one process on both."""
+"""Candidates of all ranks: two processes with different data equal one process with all data."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ EVERYTHING = MiningRule(low=0.3, high=0.5)
 
 
 class TableConD:
-    """Verdicts by a fixed rule on the numbers of candidates, so that all branches occur."""
+    """Verdicts by a fixed rule on the indices of candidates, so that every branch occurs."""
 
     def judge(self, samples, image_of, text_of, ranks=None, seen=None):
         return ((image_of * 7 + text_of * 3) % 11) / 10
 
 
-def judge_of(family):
-    """An untrained model as Con-D, its head turned so that it finds about half of the pairs."""
+def con_d_from(family):
+    """Return an untrained model as Con-D, calibrated to accept about half of the pairs."""
     torch.manual_seed(7)
     model = load_model(family, "tiny")
     con_d = ModelDiscriminator(model)
@@ -57,8 +57,8 @@ def settings(**changes):
 ONLY_LM = {"itc": 1.0, "itm": 0.0, "lm": 1.0}
 
 
-class OneRankFinds(TableConD):
-    """Only texts of the first rank are found to match an image of the second."""
+class FirstRankTextsMatch(TableConD):
+    """Accepts only texts of the first rank with images of the second."""
 
     def judge(self, samples, image_of, text_of, ranks=None, seen=None):
         return ((image_of >= BATCH) & (text_of < BATCH)).float()
@@ -69,7 +69,7 @@ CASES = {
     "blip2, one rank needs the other's images": (
         "blip2_mafa",
         settings(loss_weights=ONLY_LM),
-        OneRankFinds,
+        FirstRankTextsMatch,
     ),
     "blip2 as the paper": ("blip2_mafa", settings(), TableConD),
     "blip2, LM from other ranks": ("blip2_mafa", settings(connections=EVERYTHING), TableConD),
@@ -78,12 +78,12 @@ CASES = {
     "blip2 judged by albef": (
         "blip2_mafa",
         settings(connections=EVERYTHING),
-        lambda: judge_of("albef_mafa"),
+        lambda: con_d_from("albef_mafa"),
     ),
     "blip judged by blip2": (
         "blip_mafa",
         settings(connections=EVERYTHING, detach_other=False),
-        lambda: judge_of("blip2_mafa"),
+        lambda: con_d_from("blip2_mafa"),
     ),
     "blip, consistency": ("blip_mafa", settings(soft_labels=SoftLabels("consistency")), TableConD),
     "blip, momentum": ("blip_mafa", settings(soft_labels=SoftLabels("momentum")), TableConD),
@@ -102,7 +102,7 @@ CASES = {
         settings(soft_labels=SoftLabels("momentum"), connections=EVERYTHING),
         TableConD,
     ),
-    # Without MLM, whose masks every rank draws for itself.
+    # Without MLM, because every rank draws its own masks.
     "albef, oracle": (
         "albef_mafa",
         settings(detach_other=False, loss_weights={"itc": 1.0, "itm": 1.0, "lm": 0.0}),
@@ -111,34 +111,36 @@ CASES = {
 }
 
 
-def every_third(ids, *args, special_ids, mask_id, **kwargs):
-    """The same mask for a caption wherever it stands."""
-    place = torch.arange(ids.shape[1]).expand_as(ids)
-    hidden = (place % 3 == 1) & ~torch.isin(ids, torch.tensor(special_ids))
+def mask_every_third(ids, *args, special_ids, mask_id, **kwargs):
+    """Mask the same tokens of a caption on every rank."""
+    position = torch.arange(ids.shape[1]).expand_as(ids)
+    hidden = (position % 3 == 1) & ~torch.isin(ids, torch.tensor(special_ids))
     return torch.where(hidden, mask_id, ids), torch.where(hidden, ids, -100)
 
 
-def masked_alike():
-    return mock.patch("lavis_mafa.models.families.albef.driver.mask_tokens", every_third)
+def fixed_masks():
+    return mock.patch("lavis_mafa.models.families.albef.driver.mask_tokens", mask_every_third)
 
 
 def model_of(family, chosen, con_d):
     torch.manual_seed(3)
     model = load_model(family, "tiny")
     model.settings, model.con_d = chosen, con_d()
-    if isinstance(model.con_d, Oracle):  # by numbers in the data set, not in the mini-batch
+    if isinstance(
+        model.con_d, Oracle
+    ):  # its indices are those of the data set, not of the mini-batch
         model.con_d.truth = lambda images, texts: (images * 7 + texts * 3) % 11 > 5
     if chosen.soft_labels.type == "momentum":
         model.momentum_encoders = Momentum(model, backbone_of, 64, queue_size=16)
     return model
 
 
-def figures_of(output, model):
-    figures = {
+def losses_and_gradients(output, model):
+    losses = {
         name: value.detach().clone() for name, value in output.items() if name.startswith("loss")
     }
     gradients = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
-    return figures, gradients
+    return losses, gradients
 
 
 @functools.cache
@@ -147,47 +149,47 @@ def data():
     return TrainingSet(toy["train"], seed=0)
 
 
-def one_rank(rank, file, folder):
+def run_rank(rank, file, folder):
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=2)
     train_set = data()
     samples = mini_batch(
         train_set, range(START + rank * BATCH, START + (rank + 1) * BATCH), epoch=1
     )
-    told = {}
+    results = {}
     for name, (family, chosen, con_d) in CASES.items():
         model = model_of(family, chosen, con_d)
         unused = not all(model.settings.loss_weights.values())
         wrapped = DistributedDataParallel(model, find_unused_parameters=unused)
-        with masked_alike():
+        with fixed_masks():
             output = wrapped(samples)
         output.loss.backward()
-        losses, gradients = figures_of(output, model)
+        losses, gradients = losses_and_gradients(output, model)
         for loss in losses.values():
             dist.all_reduce(loss)
             loss /= 2
-        told[name] = {
+        results[name] = {
             "losses": losses,
             "gradients": gradients,
-            "hard": of_anchors(output, "hard"),
-            "states": of_anchors(output, "state"),
+            "hard": stack_directions(output, "hard"),
+            "states": stack_directions(output, "state"),
             "candidates": output.candidates,
             "own": output.own,
         }
-    told["queue"] = queue_of_two_steps(rank, train_set)
-    torch.save(told, f"{folder}/{rank}.pt")
+    results["queue"] = queue_of_two_steps(rank, train_set)
+    torch.save(results, f"{folder}/{rank}.pt")
     dist.destroy_process_group()
 
 
-def of_anchors(output, name):
-    """Of both directions and K nominations of B anchors, ``(2, K, B)``."""
+def stack_directions(output, name):
+    """Return an attribute of both directions for K nominations of B anchors, ``(2, K, B)``."""
     return torch.stack(
         [getattr(found, name).view(-1, len(found.second)) for found in (output.i2t, output.t2i)]
     )
 
 
 def queue_of_two_steps(rank, train_set):
-    """Image features in the momentum queue of a model whose candidates are its own rank's alone."""
+    """Return the image features in the momentum queue of a model with `all_ranks` off."""
     torch.manual_seed(3)
     model = load_model("blip_mafa", "tiny")
     model.settings = StepSettings(soft_labels=SoftLabels("momentum"))
@@ -201,27 +203,27 @@ def queue_of_two_steps(rank, train_set):
 
 
 @pytest.fixture(scope="module")
-def two_ranks(tmp_path_factory):
+def rank_results(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")
-    mp.spawn(one_rank, (str(folder / "store"), str(folder)), nprocs=2)
+    mp.spawn(run_rank, (str(folder / "store"), str(folder)), nprocs=2)
     return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in (0, 1)]
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_two_ranks_are_one_on_the_joined_batch(two_ranks, toy_train, name):
+def test_two_ranks_equal_one_process_on_the_joined_batch(rank_results, toy_train, name):
     family, chosen, con_d = CASES[name]
     model = model_of(family, chosen, con_d)
     samples = mini_batch(toy_train, range(START, START + 2 * BATCH), epoch=1)
-    with masked_alike():
+    with fixed_masks():
         output = model(samples)
     output.loss.backward()
-    losses, gradients = figures_of(output, model)
-    one, other = (rank[name] for rank in two_ranks)
-    hard, states = of_anchors(output, "hard"), of_anchors(output, "state")
+    losses, gradients = losses_and_gradients(output, model)
+    one, other = (rank[name] for rank in rank_results)
+    hard, states = stack_directions(output, "hard"), stack_directions(output, "state")
     assert torch.equal(torch.cat([one["hard"], other["hard"]], dim=-1), hard)
     assert torch.equal(torch.cat([one["states"], other["states"]], dim=-1), states)
-    elsewhere = (hard[..., :BATCH] >= BATCH).any() and (hard[..., BATCH:] < BATCH).any()
-    assert elsewhere, "no negative of another rank was picked"
+    from_other_rank = (hard[..., :BATCH] >= BATCH).any() and (hard[..., BATCH:] < BATCH).any()
+    assert from_other_rank, "no negative of another rank was picked"
     assert len(set(states.flatten().tolist())) > 1, "Con-D must not call all alike"
     for rank in (one, other):
         assert torch.equal(rank["candidates"], samples["loaded_index"])
@@ -235,9 +237,9 @@ def test_two_ranks_are_one_on_the_joined_batch(two_ranks, toy_train, name):
     assert other["own"].tolist() == list(range(BATCH, 2 * BATCH))
 
 
-def test_the_momentum_queue_holds_the_features_of_all_ranks(two_ranks):
-    """DDP copies the first rank's queue to all before every step: each must hold everything."""
-    one, other = (rank["queue"] for rank in two_ranks)
+def test_momentum_queue_holds_the_features_of_all_ranks(rank_results):
+    """DDP copies the queue of the first rank to all before every step: all must be complete."""
+    one, other = (rank["queue"] for rank in rank_results)
     assert one["place"] == other["place"] == 4 * BATCH
     assert torch.equal(one["features"], other["features"])
     filled = one["features"].abs().sum(dim=0) > 0
@@ -245,7 +247,7 @@ def test_the_momentum_queue_holds_the_features_of_all_ranks(two_ranks):
     assert len({tuple(column.tolist()) for column in one["features"].t()[: 4 * BATCH]}) == 4 * BATCH
 
 
-def test_alone_nothing_is_gathered(tiny, toy_train):
+def test_single_process_gathers_nothing(tiny, toy_train):
     ranks = Ranks(together=True)
     images = tiny.backbone.encode_images(mini_batch(toy_train, range(3))["image"])
     assert ranks.images(images).embeds is images.embeds
@@ -254,21 +256,23 @@ def test_alone_nothing_is_gathered(tiny, toy_train):
     assert float(ranks.mean(torch.zeros(0))) == 0.0
 
 
-def test_a_pair_told_elsewhere_is_told_alike(toy_train):
-    """The LM of an image whose query states were kept equals that of one asked again."""
+def test_language_loss_with_cached_and_recomputed_query_states_is_equal(toy_train):
+    """The language loss is the same with all, some or none of the query states cached."""
     model = load_model("blip2_mafa", "tiny").eval()
     samples = mini_batch(toy_train, range(4))
     images = model.backbone.encode_images(samples["image"])
     texts = model.backbone.encode_texts(samples["text_input"])
     image_of, text_of = torch.tensor([0, 3, 1, 2]), torch.tensor([1, 3, 0, 2])
-    kept = model.backbone.language_losses(images, texts, image_of, text_of)
-    half = copy.copy(images)
-    half.cache = tuple(tuple(state[1:3] for state in layer) for layer in images.cache)
-    half.first = 1
-    mixed = model.backbone.language_losses(half, texts, image_of, text_of)
-    half.cache = None
-    asked = model.backbone.language_losses(half, texts, image_of, text_of)
-    assert torch.allclose(kept, mixed, atol=1e-5) and torch.allclose(kept, asked, atol=1e-5)
+    cached = model.backbone.language_losses(images, texts, image_of, text_of)
+    partial = copy.copy(images)
+    partial.cache = tuple(tuple(state[1:3] for state in layer) for layer in images.cache)
+    partial.first = 1
+    mixed = model.backbone.language_losses(partial, texts, image_of, text_of)
+    partial.cache = None
+    recomputed = model.backbone.language_losses(partial, texts, image_of, text_of)
+    assert torch.allclose(cached, mixed, atol=1e-5) and torch.allclose(
+        cached, recomputed, atol=1e-5
+    )
     assert not torch.allclose(
-        kept, model.backbone.language_losses(images, texts, image_of.flip(0), text_of)
+        cached, model.backbone.language_losses(images, texts, image_of.flip(0), text_of)
     )

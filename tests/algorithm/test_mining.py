@@ -25,7 +25,7 @@ def own_pairs(size):
     return torch.eye(size, dtype=torch.bool)
 
 
-def both_directions(sim, verdicts, rule=RULE, positives=None):
+def mine_both_directions(sim, verdicts, rule=RULE, positives=None):
     """Mine with a table of verdicts (image, text) -> probability; count the judged pairs."""
     size = len(sim)
     positives = own_pairs(size) if positives is None else positives
@@ -50,21 +50,21 @@ SIM = torch.tensor(
 )
 
 
-def test_the_hardest_and_the_second_hardest_are_picked_both_ways():
-    i2t, t2i, _ = both_directions(SIM, {})
+def test_hardest_and_second_hardest_are_picked_in_both_directions():
+    i2t, t2i, _ = mine_both_directions(SIM, {})
     assert i2t.hard.tolist() == [1, 2, 1, 0] and i2t.second.tolist() == [2, 3, 0, 2]
-    # Texts look at columns of SIM.
+    # Texts use the columns of SIM.
     assert t2i.hard.tolist() == [3, 0, 1, 1] and t2i.second.tolist() == [2, 2, 3, 2]
 
 
-def test_a_pair_nominated_from_both_sides_is_judged_once():
-    _, _, judged = both_directions(SIM, {})
-    # (0,1), (1,2) and (3,0) come from an image and from a text alike.
+def test_pair_nominated_in_both_directions_is_judged_once():
+    _, _, judged = mine_both_directions(SIM, {})
+    # (0,1), (1,2) and (3,0) are nominated by an image and by a text.
     assert sorted(judged) == [(0, 1), (1, 2), (1, 3), (2, 1), (3, 0)]
 
 
-def test_a_convinced_con_d_converts_in_every_loss():
-    i2t, t2i, _ = both_directions(SIM, {(0, 1): 0.9})
+def test_high_probability_converts_to_positive_in_every_loss():
+    i2t, t2i, _ = mine_both_directions(SIM, {(0, 1): 0.9})
     assert i2t.state.tolist() == [POSITIVE, KEPT, KEPT, KEPT]
     assert t2i.state.tolist() == [KEPT, POSITIVE, KEPT, KEPT]
     positives, dropped = i2t.itc_targets(RULE)
@@ -77,8 +77,8 @@ def test_a_convinced_con_d_converts_in_every_loss():
     assert [x.tolist() for x in t2i.mined(RULE)] == [[1], [0]]
 
 
-def test_an_ambiguous_one_gives_way_to_the_second_hardest():
-    i2t, _, _ = both_directions(SIM, {(0, 1): 0.7})
+def test_ambiguous_negative_is_replaced_by_the_second_hardest():
+    i2t, _, _ = mine_both_directions(SIM, {(0, 1): 0.7})
     assert i2t.state[0] == AMBIGUOUS
     _, candidates, labels = i2t.itm_pairs(RULE)
     assert candidates.tolist() == [2, 2, 1, 0] and labels.tolist() == [0, 0, 0, 0]
@@ -88,31 +88,31 @@ def test_an_ambiguous_one_gives_way_to_the_second_hardest():
     assert i2t.itm_pairs(kept)[1].tolist() == [1, 2, 1, 0]
 
 
-def test_an_ambiguous_one_without_second_choice_is_left_out():
-    i2t, t2i, _ = both_directions(SIM[:2, :2], {(0, 1): 0.6, (1, 0): 0.1})
+def test_ambiguous_negative_without_second_choice_is_omitted():
+    i2t, t2i, _ = mine_both_directions(SIM[:2, :2], {(0, 1): 0.6, (1, 0): 0.1})
     anchors, candidates, labels = i2t.itm_pairs(RULE)
     assert (anchors.tolist(), candidates.tolist(), labels.tolist()) == ([1], [0], [0])
     assert t2i.itm_pairs(RULE)[0].tolist() == [0]
 
 
-def test_a_batch_of_one_has_no_negative():
-    i2t, t2i, judged = both_directions(SIM[:1, :1], {})
+def test_batch_of_one_has_no_negative():
+    i2t, t2i, judged = mine_both_directions(SIM[:1, :1], {})
     assert judged == [] and i2t.state.tolist() == [ABSENT] == t2i.state.tolist()
     assert len(i2t.itm_pairs(RULE)[0]) == 0
     assert i2t.itc_targets(RULE)[0].tolist() == [[True]]
 
 
-def test_everything_positive():
+def test_all_candidates_positive():
     everything = {(i, j): 0.99 for i in range(4) for j in range(4)}
-    i2t, t2i, _ = both_directions(SIM, everything)
+    i2t, t2i, _ = mine_both_directions(SIM, everything)
     assert (i2t.state == POSITIVE).all() and (t2i.state == POSITIVE).all()
     assert i2t.itm_pairs(RULE)[2].tolist() == [1, 1, 1, 1]
     assert i2t.itc_targets(RULE)[0].sum(1).tolist() == [2, 2, 2, 2]
 
 
-def test_dropping_takes_false_negatives_out_of_the_losses():
+def test_dropping_removes_false_negatives_from_the_losses():
     rule = MiningRule(action="drop")
-    i2t, _, _ = both_directions(SIM, {(0, 1): 0.9}, rule)
+    i2t, _, _ = mine_both_directions(SIM, {(0, 1): 0.9}, rule)
     positives, dropped = i2t.itc_targets(rule)
     assert torch.equal(positives, own_pairs(4))
     assert torch.nonzero(dropped).tolist() == [[0, 1]]
@@ -120,9 +120,9 @@ def test_dropping_takes_false_negatives_out_of_the_losses():
     assert len(i2t.mined(rule)[0]) == 0
 
 
-def test_keeping_only_counts():
+def test_action_keep_only_counts():
     rule = MiningRule(action="keep")
-    i2t, _, _ = both_directions(SIM, {(0, 1): 0.9, (1, 2): 0.7}, rule)
+    i2t, _, _ = mine_both_directions(SIM, {(0, 1): 0.9, (1, 2): 0.7}, rule)
     assert i2t.state.tolist() == [POSITIVE, AMBIGUOUS, KEPT, KEPT]
     assert torch.equal(i2t.itc_targets(rule)[0], own_pairs(4))
     _, candidates, labels = i2t.itm_pairs(rule)
@@ -131,17 +131,17 @@ def test_keeping_only_counts():
 
 
 @pytest.mark.parametrize("use_in", [(), ("itc",), ("itm",), ("lm",), ("itc", "lm")])
-def test_each_use_can_be_switched(use_in):
+def test_each_use_can_be_disabled(use_in):
     rule = MiningRule(use_in=use_in)
-    i2t, _, _ = both_directions(SIM, {(0, 1): 0.9, (1, 2): 0.7}, rule)
+    i2t, _, _ = mine_both_directions(SIM, {(0, 1): 0.9, (1, 2): 0.7}, rule)
     assert bool(i2t.itc_targets(rule)[0][0, 1]) == ("itc" in use_in)
     assert bool(i2t.itm_pairs(rule)[2][0]) == ("itm" in use_in)
-    # Re-sampling belongs to ITM's use of verdicts.
+    # Re-sampling is part of ITM's use of verdicts.
     assert i2t.itm_pairs(rule)[1][1].item() == (3 if "itm" in use_in else 2)
     assert (len(i2t.mined(rule)[0]) == 1) == ("lm" in use_in)
 
 
-def test_thresholds_belong_to_the_lower_branch():
+def test_probability_at_a_threshold_takes_the_lower_state():
     states = MiningRule(low=0.5, high=0.75).states(torch.tensor([0.0, 0.5, 0.51, 0.75, 0.76, 1.0]))
     assert states.tolist() == [KEPT, KEPT, AMBIGUOUS, AMBIGUOUS, POSITIVE, POSITIVE]
     equal = MiningRule(low=0.5, high=0.5).states(torch.tensor([0.5, 0.500001]))
@@ -151,12 +151,12 @@ def test_thresholds_belong_to_the_lower_branch():
 def test_pairs_of_one_image_are_never_nominated():
     ids = torch.tensor([7, 7, 8, 9])
     same = ids[:, None] == ids[None, :]
-    i2t, t2i, judged = both_directions(SIM, {}, positives=same)
+    i2t, t2i, judged = mine_both_directions(SIM, {}, positives=same)
     assert i2t.hard[0] == 2 and i2t.hard[1] == 2
     assert (0, 1) not in judged and (1, 0) not in judged
     assert i2t.itc_targets(RULE)[0][0].tolist() == [True, True, False, False]
-    all_one = torch.ones(3, 3, dtype=torch.bool)
-    none, _ = pick(SIM[:3, :3], all_one, hardest)
+    all_positive = torch.ones(3, 3, dtype=torch.bool)
+    none, _ = pick(SIM[:3, :3], all_positive, hardest)
     assert none.tolist() == [NONE] * 3
 
 
@@ -164,23 +164,23 @@ def test_pairs_of_one_image_are_never_nominated():
 @given(
     size=st.integers(1, 9), seed=st.integers(0, 9999), picker=st.sampled_from([hardest, sampled])
 )
-def test_picks_are_never_positives_and_second_choices_differ(size, seed, picker):
+def test_picks_are_never_positives_and_second_choice_differs(size, seed, picker):
     g = torch.Generator().manual_seed(seed)
-    # Divided by the lowest temperature: probabilities underflow.
+    # Divided by the lowest temperature, so that probabilities underflow.
     sim = torch.randn(size, size, generator=g) / 0.001
     positives = own_pairs(size) | (torch.rand(size, size, generator=g) < 0.3)
     hard, second = pick(sim, positives, picker)
     for row in range(size):
-        left = size - int(positives[row].sum())
-        assert (hard[row] != NONE) == (left >= 1)
-        assert (second[row] != NONE) == (left >= 2)
-        if left >= 1:
+        negatives = size - int(positives[row].sum())
+        assert (hard[row] != NONE) == (negatives >= 1)
+        assert (second[row] != NONE) == (negatives >= 2)
+        if negatives >= 1:
             assert not positives[row, hard[row]]
-        if left >= 2:
+        if negatives >= 2:
             assert not positives[row, second[row]] and second[row] != hard[row]
 
 
-def test_sampling_follows_the_similarities():
+def test_sampling_follows_the_softmax_of_similarities():
     torch.manual_seed(0)
     sim = torch.tensor([[5.0, 0.0, 1.0, 2.0]]).repeat(4000, 1)
     own = torch.zeros(4000, 4, dtype=torch.bool)
@@ -189,7 +189,7 @@ def test_sampling_follows_the_similarities():
     assert torch.allclose(drawn[1:], torch.softmax(sim[0, 1:], 0), atol=0.03) and drawn[0] == 0
 
 
-def test_impossible_rules_are_refused():
+def test_invalid_rules_are_rejected():
     with pytest.raises(ValueError, match="low <= high"):
         MiningRule(low=0.9, high=0.5)
     with pytest.raises(ValueError, match="convert"):
@@ -203,12 +203,12 @@ def test_impossible_rules_are_refused():
 
 
 def slow_top_k(sim, table, known, rule):
-    """What one direction makes of its K nominations, anchor by anchor."""
+    """Return the ITM pairs, LM pairs and label weights of one direction, anchor by anchor."""
     itm, lm = set(), set()
     weights = known.float()
     for b in range(len(sim)):
-        left = [k for k in range(len(sim)) if not known[b, k]]
-        order = sorted(left, key=lambda k: -sim[b, k].item())
+        negatives_of_anchor = [k for k in range(len(sim)) if not known[b, k]]
+        order = sorted(negatives_of_anchor, key=lambda k: -sim[b, k].item())
         nominated = order[: rule.top_k]
         found = [k for k in nominated if table[b, k] > rule.high]
         lm |= {(b, k) for k in found}
@@ -220,11 +220,11 @@ def slow_top_k(sim, table, known, rule):
         itm |= {(b, k, 1.0) for k in found}
         for k in found:
             weights[b, k] = 1.0
-        unsure = [k for k in nominated if rule.low < table[b, k] <= rule.high]
+        ambiguous = [k for k in nominated if rule.low < table[b, k] <= rule.high]
         negatives = [k for k in nominated if table[b, k] <= rule.low]
         if not rule.resample:
             negatives = [k for k in nominated if table[b, k] <= rule.high]
-        elif not negatives and unsure:
+        elif not negatives and ambiguous:
             negatives = order[rule.top_k : rule.top_k + 1]
         itm |= {(b, k, 0.0) for k in negatives[:1]}
     return itm, lm, weights
@@ -238,7 +238,7 @@ def slow_top_k(sim, table, known, rule):
     labels=st.sampled_from(["hard", "probability"]),
     resample=st.booleans(),
 )
-def test_several_nominations_against_a_slow_loop(size, seed, top_k, labels, resample):
+def test_several_nominations_equal_slow_loop(size, seed, top_k, labels, resample):
     g = torch.Generator().manual_seed(seed)
     sim, table = torch.randn(size, size, generator=g), torch.rand(size, size, generator=g)
     known = own_pairs(size) | (torch.rand(size, size, generator=g) < 0.15)
@@ -249,8 +249,8 @@ def test_several_nominations_against_a_slow_loop(size, seed, top_k, labels, resa
     found = connect(known, hard, second, table[images, texts], row, rule)
     itm, lm, weights = slow_top_k(sim, table, known, rule)
     pairs = [x.tolist() for x in found.itm_pairs(rule)]
-    told = {(b, k, round(p, 5)) for b, k, p in zip(*pairs, strict=True)}
-    assert told == itm and len(pairs[0]) == len(itm)
+    itm_pairs = {(b, k, round(p, 5)) for b, k, p in zip(*pairs, strict=True)}
+    assert itm_pairs == itm and len(pairs[0]) == len(itm)
     assert set(zip(*(x.tolist() for x in found.mined(rule)), strict=True)) == lm
     targets, dropped = found.itc_targets(rule)
     assert torch.equal(targets.float(), weights) and dropped is None

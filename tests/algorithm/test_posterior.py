@@ -24,10 +24,10 @@ POSITIVES = [0.62, 0.7, 0.75, 0.8, 0.58]
 NEGATIVES = [0.3, 0.41, 0.22, 0.55, 0.35, 0.1]
 
 
-def normal_of(values):
-    one = RunningNormal()
-    one.observe(torch.tensor(values, dtype=torch.float64))
-    return one
+def running_normal(values):
+    normal = RunningNormal()
+    normal.observe(torch.tensor(values, dtype=torch.float64))
+    return normal
 
 
 def random(*shape, seed=0):
@@ -38,7 +38,7 @@ def random(*shape, seed=0):
 
 
 def slow_posterior(s, positives, negatives, prior):
-    """FNE's formula with densities written out."""
+    """FNE's formula with the densities written out."""
 
     def density(values):
         mean = sum(values) / len(values)
@@ -52,22 +52,22 @@ def slow_posterior(s, positives, negatives, prior):
 @pytest.mark.parametrize("prior", [1e-4, 0.01, 0.5])
 def test_posterior_is_bayes_rule(prior):
     sims = torch.linspace(0.0, 1.0, 21)
-    found = posterior(sims, normal_of(POSITIVES), normal_of(NEGATIVES), prior)
+    found = posterior(sims, running_normal(POSITIVES), running_normal(NEGATIVES), prior)
     for s, p in zip(sims.tolist(), found.tolist(), strict=True):
         assert p == pytest.approx(slow_posterior(s, POSITIVES, NEGATIVES, prior), rel=1e-6)
     assert float(found.min()) < 0.1 * prior < prior < float(found.max())
 
 
 def test_posterior_of_equal_distributions_is_the_prior():
-    one = normal_of(POSITIVES)
+    one = running_normal(POSITIVES)
     assert posterior(torch.tensor([-3.0, 0.0, 9.0]), one, one, 1e-4).tolist() == pytest.approx(
         [1e-4] * 3
     )
 
 
-def test_posterior_half_way_is_the_prior_and_far_away_certain():
-    """Of two distributions of equal width, where both densities underflow too."""
-    positive, negative = normal_of([0.799, 0.801]), normal_of([0.299, 0.301])
+def test_posterior_at_the_midpoint_is_the_prior_and_extreme_values_are_certain():
+    """Two distributions of equal width; both densities underflow at the extreme values."""
+    positive, negative = running_normal([0.799, 0.801]), running_normal([0.299, 0.301])
     sims = torch.tensor([0.55, 0.8, 0.3], dtype=torch.float64)
     half, high, low = posterior(sims, positive, negative, 1e-4).tolist()
     assert half == pytest.approx(1e-4, rel=1e-3)
@@ -76,8 +76,8 @@ def test_posterior_half_way_is_the_prior_and_far_away_certain():
     assert beyond.tolist() == [1.0, 0.0]
 
 
-def test_values_without_any_spread_are_no_division_by_zero():
-    positive, negative = normal_of([0.8] * 5), normal_of([0.3] * 5)
+def test_zero_variance_does_not_divide_by_zero():
+    positive, negative = running_normal([0.8] * 5), running_normal([0.3] * 5)
     found = posterior(torch.tensor([0.3, 0.8]), positive, negative, 1e-4)
     assert found.tolist() == [0.0, 1.0]
 
@@ -91,7 +91,7 @@ def test_values_without_any_spread_are_no_division_by_zero():
     st.sampled_from([1.0, 1e-4]),
 )
 @settings(deadline=None, max_examples=60)
-def test_statistics_over_any_split_are_those_of_all_values(parts, offset, scale):
+def test_statistics_do_not_depend_on_the_split(parts, offset, scale):
     values = [[offset + scale * v for v in part] for part in parts]
     running = RunningNormal()
     for part in values:
@@ -102,12 +102,12 @@ def test_statistics_over_any_split_are_those_of_all_values(parts, offset, scale)
         assert float(running.mean) == pytest.approx(everything.mean(), rel=1e-12, abs=1e-12)
     if len(everything) > 1:
         expected = everything.astype(np.longdouble).var(ddof=1)
-        # Around 1e6 a float64 itself is known to 1e-10.
+        # Around 1e6 float64 has a resolution of 1e-10.
         assert float(running.variance) == pytest.approx(float(expected), rel=1e-5, abs=1e-18)
 
 
-def test_a_tiny_variance_far_from_zero():
-    """Where the textbook formula, mean of squares less square of mean, has no digit left."""
+def test_tiny_variance_far_from_zero_is_exact():
+    """The textbook formula, mean of squares minus square of the mean, loses every digit here."""
     rng = np.random.default_rng(0)
     values = 1e6 + 1e-3 * rng.standard_normal(5000)
     running = RunningNormal()
@@ -117,7 +117,7 @@ def test_a_tiny_variance_far_from_zero():
     assert abs((values**2).mean() - values.mean() ** 2 - values.var()) > values.var()
 
 
-def test_the_variance_of_less_than_two_values_is_unknown():
+def test_variance_of_fewer_than_two_values_is_nan():
     running = RunningNormal()
     assert math.isnan(running.variance)
     running.observe(torch.tensor([]))
@@ -125,7 +125,7 @@ def test_the_variance_of_less_than_two_values_is_unknown():
     assert int(running.count) == 1 and math.isnan(running.variance)
 
 
-def test_a_state_dict_holds_the_statistics():
+def test_state_dict_holds_the_statistics():
     one, other = PosteriorPicker(), PosteriorPicker()
     one.observe(torch.eye(4), torch.eye(4), torch.eye(4) > 0, epoch=3)
     other.load_state_dict(one.state_dict())
@@ -136,7 +136,7 @@ def test_a_state_dict_holds_the_statistics():
 PARTS = (np.linspace(0.1, 0.9, 7) ** 2, np.linspace(-0.4, 0.3, 12), np.zeros(0), np.full(1, 0.9))
 
 
-def one_rank(rank, file, folder):
+def observe_on_rank(rank, file, folder):
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=2)
     running = RunningNormal()
@@ -150,7 +150,7 @@ def one_rank(rank, file, folder):
 
 
 def test_two_processes_have_the_statistics_of_one(tmp_path):
-    mp.spawn(one_rank, (str(tmp_path / "store"), str(tmp_path)), nprocs=2)
+    mp.spawn(observe_on_rank, (str(tmp_path / "store"), str(tmp_path)), nprocs=2)
     (one, alone), (other, _) = (
         torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in (0, 1)
     )
@@ -164,39 +164,39 @@ def test_two_processes_have_the_statistics_of_one(tmp_path):
 # Weights
 
 
-def slow_weights(sim, own, post, known, mean, margin):
+def slow_weights(sim, own, posteriors, known, mean, margin):
     rows = []
     for b, row in enumerate(sim.tolist()):
         rows.append([])
         for n, s in enumerate(row):
             weight = math.exp(-((s - float(own[b])) ** 2) * 0.5)
-            if 1 - float(post[b, n]) < 0.999:
-                weight = math.exp(-float(post[b, n]) * 0.5)
+            if 1 - float(posteriors[b, n]) < 0.999:
+                weight = math.exp(-float(posteriors[b, n]) * 0.5)
             if bool(known[b, n]) or s <= mean - margin:
                 weight = 0.0
             rows[-1].append(weight)
     return torch.tensor(rows, dtype=torch.float64)
 
 
-def test_weights_are_fne_s():
-    sim, own, post = random(6, 9), random(6, seed=1), random(6, 9, seed=2) ** 12
+def test_weights_equal_fne_formula():
+    sim, own, posteriors = random(6, 9), random(6, seed=1), random(6, 9, seed=2) ** 12
     known = random(6, 9, seed=3) < 0.2
-    found = sampling_weights(sim, own, post, known, 0.6, 0.2)
-    assert torch.allclose(found, slow_weights(sim, own, post, known, 0.6, 0.2), atol=1e-12)
-    suspected, easy = post > 0.001, sim <= 0.4
-    for mark in (suspected, easy, known):
-        assert bool(mark.any()) and not bool(mark.all())
+    found = sampling_weights(sim, own, posteriors, known, 0.6, 0.2)
+    assert torch.allclose(found, slow_weights(sim, own, posteriors, known, 0.6, 0.2), atol=1e-12)
+    suspected, easy = posteriors > 0.001, sim <= 0.4
+    for mask in (suspected, easy, known):
+        assert bool(mask.any()) and not bool(mask.all())
 
 
-def test_the_more_probable_the_less_it_is_drawn():
+def test_more_probable_false_negatives_have_lower_weight():
     sim = torch.full((1, 4), 0.7)
-    post = torch.tensor([[0.01, 0.3, 0.6, 1.0]], dtype=torch.float64)
-    weights = sampling_weights(sim, torch.tensor([0.7]), post, post < 0, None, 0.2)[0]
+    posteriors = torch.tensor([[0.01, 0.3, 0.6, 1.0]], dtype=torch.float64)
+    weights = sampling_weights(sim, torch.tensor([0.7]), posteriors, posteriors < 0, None, 0.2)[0]
     assert (weights.diff() < 0).all()
     assert float(weights[3]) == pytest.approx(math.exp(-0.5))
 
 
-def test_the_cut_down_leaves_out_easy_negatives_alone():
+def test_margin_removes_only_easy_negatives():
     sim = torch.tensor([[0.1, 0.49, 0.5, 0.51, 0.9]], dtype=torch.float64)
     known = torch.zeros(1, 5, dtype=torch.bool)
     weights = sampling_weights(sim, torch.tensor([0.7]), None, known, 0.75, 0.25)
@@ -207,7 +207,7 @@ def test_the_cut_down_leaves_out_easy_negatives_alone():
 # Draws
 
 
-def test_draws_are_in_proportion_to_the_weights():
+def test_draws_are_proportional_to_the_weights():
     """Chi-square over 20,000 draws; 16.27 is the 99.9th percentile for 3 degrees of freedom."""
     torch.manual_seed(0)
     weights = torch.tensor([[0.5, 0.0, 1.0, 0.6, 0.9]]).repeat(20000, 1)
@@ -215,12 +215,12 @@ def test_draws_are_in_proportion_to_the_weights():
     drawn = draw(weights, torch.rand_like(weights), known)
     counts = torch.bincount(drawn, minlength=5).double()
     expected = 20000 * weights[0].double() / weights[0].sum()
-    there = expected > 0
+    possible = expected > 0
     assert int(counts[1]) == 0
-    assert float(((counts - expected)[there] ** 2 / expected[there]).sum()) < 16.27
+    assert float(((counts - expected)[possible] ** 2 / expected[possible]).sum()) < 16.27
 
 
-def test_where_all_weights_are_zero_the_hardest_is_taken():
+def test_all_weights_zero_falls_back_to_the_hardest():
     sim = torch.tensor([[0.9, 0.1, 0.3], [0.2, 0.8, 0.1], [0.1, 0.2, 0.3]])
     known = torch.tensor([[1, 0, 0], [0, 1, 0], [1, 1, 1]]) > 0
     weights = torch.tensor([[0.0, 0.0, 0.0], [0.0, 0.0, 1.0], [0.0, 0.0, 0.0]])
@@ -228,7 +228,7 @@ def test_where_all_weights_are_zero_the_hardest_is_taken():
     assert draw(torch.zeros(3, 3), sim, known).tolist() == [2, 0, NONE]
 
 
-def test_a_similarity_that_is_no_number_does_not_end_the_draw():
+def test_nan_similarity_does_not_break_the_draw():
     sim = torch.tensor([[float("nan"), 0.3], [0.2, 0.1]])
     known = torch.zeros(2, 2, dtype=torch.bool)
     weights = sampling_weights(sim, torch.tensor([float("nan"), 0.5]), None, known, 0.1, 0.2)
@@ -237,21 +237,23 @@ def test_a_similarity_that_is_no_number_does_not_end_the_draw():
 
 @given(st.integers(1, 8), st.integers(1, 12), st.integers(0, 10**6))
 @settings(deadline=None, max_examples=80)
-def test_a_known_positive_is_never_drawn(b, n, seed):
+def test_known_positive_is_never_drawn(b, n, seed):
     torch.manual_seed(seed)
     sim, known = torch.rand(b, n), torch.rand(b, n) < 0.6
     weights = sampling_weights(sim, torch.rand(b), torch.rand(b, n).double(), known, 0.5, 0.2)
     drawn = draw(weights, sim, known)
-    for row, one in enumerate(drawn.tolist()):
-        assert (one == NONE) == bool(known[row].all())
-        assert one == NONE or not bool(known[row, one])
+    for row, index in enumerate(drawn.tolist()):
+        assert (index == NONE) == bool(known[row].all())
+        assert index == NONE or not bool(known[row, index])
 
 
 # The picker
 
 
-def observed(rule=None, steps=8, size=30):
-    """A picker that has seen mini-batches in which most pairs rank first, and the last of them."""
+def observed_picker(rule=None, steps=8, size=30):
+    """Return a picker that observed mini-batches where most pairs rank first, and the last of
+    them.
+    """
     picker = PosteriorPicker(rule)
     generator = torch.Generator().manual_seed(0)
     own = torch.eye(size) > 0
@@ -262,32 +264,32 @@ def observed(rule=None, steps=8, size=30):
     return picker, sim, own
 
 
-def test_what_is_observed_are_pairs_that_rank_first_both_ways():
+def test_only_pairs_that_rank_first_in_both_directions_are_observed():
     sim = torch.tensor(
         [[0.9, 0.1, 0.3, 0.2], [0.95, 0.5, 0.6, 0.1], [0.0, 0.2, 0.8, 0.95], [0.1, 0.4, 0.1, 0.7]]
     )
     positives = torch.eye(4) > 0
-    positives[2, 3] = positives[3, 2] = True  # captions of one image
+    positives[2, 3] = positives[3, 2] = True  # captions of the same image
     picker = PosteriorPicker()
     picker.observe(sim, sim.t(), positives)
-    # Image 1 and text 0 have a better candidate; 2 and 3 only each other.
+    # Image 1 and text 0 have a better candidate; the better ones of 2 and 3 are known positives.
     assert int(picker.positive.count) == 2 and int(picker.negative.count) == 4
     assert float(picker.positive.mean) == pytest.approx((0.8 + 0.7) / 2)
-    # i2t 0.2, 0.4; t2i 0.6, 0.2: what is of one image is no negative.
+    # i2t 0.2, 0.4; t2i 0.6, 0.2: pairs of the same image are not negatives.
     assert float(picker.negative.mean) == pytest.approx((0.2 + 0.4 + 0.6 + 0.2) / 4)
 
 
-def test_an_anchor_without_any_negative_is_not_observed():
+def test_anchor_without_negatives_is_not_observed():
     picker = PosteriorPicker()
     picker.observe(torch.rand(2, 2), torch.rand(2, 2), torch.ones(2, 2) > 0)
     assert int(picker.positive.count) == int(picker.negative.count) == 0
 
 
-def test_until_enough_is_observed_the_hardest_is_picked():
-    picker, sim, own = observed(PosteriorRule(minimum=240, margin=0.5))
+def test_hardest_is_picked_until_enough_is_observed():
+    picker, sim, own = observed_picker(PosteriorRule(minimum=240, margin=0.5))
     assert int(picker.positive.count) == 240 and not picker.ready
     assert torch.equal(picker(sim, own), hardest(sim, own))
-    picker, sim, own = observed(PosteriorRule(minimum=239, margin=0.5))
+    picker, sim, own = observed_picker(PosteriorRule(minimum=239, margin=0.5))
     assert picker.ready
     torch.manual_seed(0)
     picks = torch.stack([picker(sim, own) for _ in range(20)])
@@ -295,9 +297,9 @@ def test_until_enough_is_observed_the_hardest_is_picked():
     assert bool((sim.gather(1, picks.t()) > float(picker.positive.mean) - 0.5).all())
 
 
-def test_until_enough_is_observed_it_may_draw_by_similarity():
+def test_similarity_sampling_until_enough_is_observed():
     rule = PosteriorRule(beginning="sampled", margin=0.5)
-    picker, sim, own = observed(rule, steps=1)
+    picker, sim, own = observed_picker(rule, steps=1)
     assert not picker.ready
     own_sim = sim.diagonal()
     expected = sampling_weights(sim, own_sim, None, own, float(picker.positive.mean), 0.5)
@@ -306,9 +308,9 @@ def test_until_enough_is_observed_it_may_draw_by_similarity():
     assert not torch.equal(picker(sim, own), hardest(sim, own))
 
 
-def test_false_negatives_are_drawn_less_than_true_ones():
-    """One candidate as similar as a positive, one as a hard negative."""
-    picker, _, _ = observed(PosteriorRule(margin=0.5))
+def test_false_negatives_are_drawn_less_than_true_negatives():
+    """One candidate is as similar as a positive, one as a hard negative."""
+    picker, _, _ = observed_picker(PosteriorRule(margin=0.5))
     sim = torch.tensor([[0.8, 0.8, 0.55]]).repeat(4000, 1)
     known = torch.tensor([[True, False, False]]).repeat(4000, 1)
     torch.manual_seed(0)
@@ -318,7 +320,7 @@ def test_false_negatives_are_drawn_less_than_true_ones():
     assert float(share) == pytest.approx(expected, abs=0.03)
 
 
-def test_distributions_begin_anew_with_an_epoch():
+def test_statistics_restart_with_each_epoch():
     sim, own = torch.eye(5), torch.eye(5) > 0
     for each_epoch, expected in ((True, 5), (False, 15)):
         picker = PosteriorPicker(PosteriorRule(each_epoch=each_epoch))
@@ -329,7 +331,7 @@ def test_distributions_begin_anew_with_an_epoch():
         assert int(picker.positive.count) == expected
 
 
-def test_own_pairs_may_stand_anywhere_among_the_candidates():
+def test_own_pairs_may_be_at_any_index_of_the_candidates():
     sim = torch.rand(3, 9)
     own = torch.tensor([6, 7, 8])
     sim[torch.arange(3), own] = torch.tensor([2.0, 3.0, 4.0])
@@ -340,8 +342,8 @@ def test_own_pairs_may_stand_anywhere_among_the_candidates():
     assert float(picker.positive.mean) == pytest.approx(3.0)
 
 
-def test_picking_without_observing_is_refused():
-    picker, sim, own = observed()
+def test_picking_without_observing_is_rejected():
+    picker, sim, own = observed_picker()
     with pytest.raises(ValueError, match="call observe with this mini-batch first"):
         picker(sim[:7], own[:7])
     with pytest.raises(ValueError, match="none is known"):
@@ -351,6 +353,6 @@ def test_picking_without_observing_is_refused():
 @pytest.mark.parametrize(
     "wrong", [{"prior": 0}, {"prior": 1}, {"margin": -1}, {"beginning": "none"}, {"suspicion": 2}]
 )
-def test_rules_that_cannot_be_are_refused(wrong):
+def test_invalid_posterior_rules_are_rejected(wrong):
     with pytest.raises(ValueError, match=next(iter(wrong))):
         PosteriorRule(**wrong)

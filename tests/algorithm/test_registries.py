@@ -1,4 +1,4 @@
-"""A user's picker, soft label and loss go through the step as the built-in ones do."""
+"""Users' pickers, soft labels and losses are used by the step like the built-in ones."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class EveryOther(nn.Module):
         return chosen, chosen
 
 
-def half_its_own(side, soft, own):
+def half_own_distribution(side, soft, own):
     """Mix one-hot labels with the model's own sharpened distribution."""
     return 0.5 * side.one_hot() + 0.5 * torch.softmax(own.power * side.sim.detach(), dim=1)
 
@@ -67,7 +67,7 @@ def registered(monkeypatch):
         monkeypatch.setattr(registry, "_entries", registry.entries())
     PICKERS.register("easiest")(easiest)
     PICKERS.register("every_other", settings=Sharpness)(EveryOther)
-    SOFT_LABELS.register("half_its_own", settings=Sharpness)(half_its_own)
+    SOFT_LABELS.register("half_its_own", settings=Sharpness)(half_own_distribution)
     LOSSES.register("spread")(spread)
     LOSSES.register("nothing")(lambda step: None)
 
@@ -81,7 +81,7 @@ def config(**mafa):
     return StepSettings.from_config(mafa)
 
 
-def test_a_picker_of_a_user(registered, tiny, samples):
+def test_user_picker_is_used(registered, tiny, samples):
     output = run_step(tiny.backbone, samples, config(negatives="easiest"))
     sim = output.image_features @ output.text_features.t()
     ids = samples["image_id"]
@@ -91,7 +91,7 @@ def test_a_picker_of_a_user(registered, tiny, samples):
         assert output.t2i.hard[b] == min(others, key=lambda k: sim[k, b].item())
 
 
-def test_a_picker_with_state_is_a_part_of_the_model(registered, tiny, samples):
+def test_user_picker_with_state_is_part_of_the_model(registered, tiny, samples):
     from lavis_mafa.models import AlbefMafa
 
     settings = config(negatives="every_other", every_other={"power": 3.0})
@@ -114,7 +114,7 @@ def test_a_picker_with_state_is_a_part_of_the_model(registered, tiny, samples):
     assert int(model.state_dict()["every_other.steps"]) == 1
 
 
-def test_a_soft_label_of_a_user_against_a_loop(registered, tiny, samples):
+def test_user_soft_label_equals_slow_loop(registered, tiny, samples):
     torch.manual_seed(0)
     settings = config(
         soft_labels={"type": "half_its_own"}, half_its_own={"power": 3}, same_image="negative"
@@ -129,13 +129,13 @@ def test_a_soft_label_of_a_user_against_a_loop(registered, tiny, samples):
             log_p = torch.log_softmax(rows[b], 0).tolist()
             loss -= sum(w * p for w, p in zip(weights, log_p, strict=True)) / (2 * BATCH)
     assert output.loss_itc.item() == pytest.approx(loss, rel=1e-5)
-    # Random mini-batches have one-hot labels, whatever the type.
+    # Random mini-batches have one-hot labels whatever the type.
     early = run_step(tiny.backbone, {**samples, "grouped": False}, settings)
     one_hot = StepSettings(soft_labels=SoftLabels("one_hot"), same_image="negative")
     assert early.loss_itc == run_step(tiny.backbone, samples, one_hot).loss_itc
 
 
-def test_a_loss_of_a_user_enters_the_total_with_its_weight(registered, tiny, samples):
+def test_user_loss_is_added_with_its_weight(registered, tiny, samples):
     torch.manual_seed(0)
     plain = run_step(tiny.backbone, samples, config())
     torch.manual_seed(0)
@@ -148,14 +148,14 @@ def test_a_loss_of_a_user_enters_the_total_with_its_weight(registered, tiny, sam
     assert [k for k in output if k.startswith("loss")] == [
         "loss", "loss_itc", "loss_itm", "loss_lm", "loss_spread",
     ]  # fmt: skip
-    # The built-in losses are computed first: their random stream is the same with and without it.
+    # The built-in losses come first, so their random stream does not depend on the user's loss.
     assert output.loss_lm == plain.loss_lm
     assert output.loss.item() == pytest.approx(plain.loss.item() + 0.25 * expected, rel=1e-6)
     output.loss_spread.backward()
     assert tiny.vision_proj.weight.grad.abs().sum() > 0
 
 
-def test_unknown_names_are_refused_with_those_known(tiny, samples):
+def test_unknown_names_are_rejected_with_the_known_ones(tiny, samples):
     with pytest.raises(ValueError, match="negatives must be hardest, sampled or posterior"):
         StepSettings(negatives="hard")
     with pytest.raises(ValueError, match="type must be one_hot, .* or momentum"):
@@ -164,7 +164,7 @@ def test_unknown_names_are_refused_with_those_known(tiny, samples):
         run_step(tiny.backbone, samples, config(loss_weights={"focal": 1.0}))
 
 
-def test_a_name_is_taken_once_but_a_reloaded_module_replaces_its_entry():
+def test_name_is_registered_once_but_a_reloaded_module_replaces_its_entry():
     registry = Registry("picker")
     registry.register("easiest")(easiest)
     registry.register("easiest")(easiest)
@@ -175,17 +175,17 @@ def test_a_name_is_taken_once_but_a_reloaded_module_replaces_its_entry():
 
 
 def from_momentum(side, soft):
-    """Use the momentum encoders' distribution only."""
+    """Use only the momentum encoders' distribution."""
     assert side.soft_sim is not None
     return torch.softmax(side.soft_sim, dim=1)
 
 
-def pull(side, soft, own):
-    """Return a constant that the settings give."""
+def constant_term(side, soft, own):
+    """Return a constant from the settings."""
     return side.sim.new_tensor(own.power)
 
 
-def test_a_soft_label_of_a_user_has_momentum_encoders(registered, samples):
+def test_user_soft_label_can_require_momentum_encoders(registered, samples):
     from omegaconf import OmegaConf
 
     from lavis_mafa.models import AlbefMafa
@@ -200,9 +200,9 @@ def test_a_soft_label_of_a_user_has_momentum_encoders(registered, samples):
         run_step(model.backbone, samples, model.settings)
 
 
-def test_a_soft_label_of_a_user_adds_a_term(registered, tiny, samples):
+def test_user_soft_label_can_add_a_loss_term(registered, tiny, samples):
     SOFT_LABELS.register("plain", settings=Sharpness)(lambda side, soft, own: side.one_hot())
-    SOFT_LABELS.register("pulled", settings=Sharpness, extra_loss=pull)(
+    SOFT_LABELS.register("pulled", settings=Sharpness, extra_loss=constant_term)(
         lambda side, soft, own: side.one_hot()
     )
     plain, pulled = (
@@ -218,18 +218,18 @@ def test_a_soft_label_of_a_user_adds_a_term(registered, tiny, samples):
 
 @pytest.mark.parametrize("name", ["negatives", "connections", "con_d", "own", "learn_temperature"])
 @pytest.mark.parametrize("registry", [PICKERS, SOFT_LABELS, LOSSES])
-def test_settings_under_the_name_of_a_key_are_refused(registered, registry, name):
+def test_settings_named_like_a_config_key_are_rejected(registered, registry, name):
     with pytest.raises(ValueError, match=f"already used by the model.mafa key {name}; register"):
         registry.register(name, settings=Sharpness)(spread)
     registry.register(f"{name}_of_mine", settings=Sharpness)(spread)
 
 
-def test_settings_of_two_entries_of_one_name_are_refused(registered):
+def test_settings_with_the_same_name_are_rejected(registered):
     for name, owner in (("every_other", "picker"), ("posterior", "picker")):
         with pytest.raises(ValueError, match=f"already used by the {owner} '{name}' of "):
             LOSSES.register(name, settings=Sharpness)(spread)
-    LOSSES.register("half_its_own")(spread)  # without settings there is nothing to confuse
-    PICKERS.register("every_other", settings=Sharpness)(EveryOther)  # its own module again
+    LOSSES.register("half_its_own")(spread)  # without settings there is no conflict
+    PICKERS.register("every_other", settings=Sharpness)(EveryOther)  # the same module again
 
 
 def test_every_key_of_the_section_is_reserved():
@@ -252,12 +252,12 @@ def test_every_key_of_the_section_is_reserved():
         ({"alpha": float("nan")}, "alpha must be"),
     ],
 )
-def test_values_out_of_range_are_refused(wrong, message):
+def test_values_out_of_range_are_rejected(wrong, message):
     with pytest.raises(ValueError, match=message):
         SoftLabels(**wrong)
 
 
-def test_the_weights_of_the_built_in_losses_are_documented():
+def test_every_built_in_loss_has_a_documented_weight():
     from dataclasses import fields
 
     assert [one.name for one in fields(LossWeights)] == list(LOSSES)

@@ -1,4 +1,4 @@
-"""The algorithm stands on torch and NumPy only, and every part is reached by its short name."""
+"""The algorithm imports only torch and NumPy, and all exported names resolve."""
 
 import ast
 import subprocess
@@ -16,7 +16,7 @@ MODULES = sorted(
 ALLOWED = {"torch", "numpy", *sys.stdlib_module_names}
 
 
-def imports_of(path):
+def imported_modules(path):
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -25,12 +25,12 @@ def imports_of(path):
             yield node.module
 
 
-def test_every_import_is_torch_numpy_or_the_room_itself():
+def test_algorithm_imports_only_torch_numpy_and_itself():
     assert len(MODULES) > 20
     for path in FOLDER.rglob("*.py"):
-        for name in imports_of(path):
-            own = name.startswith("lavis_mafa.algorithm")
-            assert own or name.split(".")[0] in ALLOWED, f"{path.name} imports {name}"
+        for name in imported_modules(path):
+            of_this_room = name.startswith("lavis_mafa.algorithm")
+            assert of_this_room or name.split(".")[0] in ALLOWED, f"{path.name} imports {name}"
 
 
 BLOCKED = """
@@ -45,14 +45,14 @@ assert all(getattr(room, name) is not None for name in EXPORTS)
 """
 
 
-def test_every_module_is_imported_without_lavis():
-    done = subprocess.run(
+def test_every_module_can_be_imported_without_lavis():
+    process = subprocess.run(
         [sys.executable, "-c", BLOCKED, *MODULES], cwd=ROOT, capture_output=True, text=True
     )
-    assert done.returncode == 0, done.stderr
+    assert process.returncode == 0, process.stderr
 
 
-def test_short_names_are_listed_and_an_unknown_one_is_refused():
+def test_exported_names_are_listed_and_unknown_names_raise():
     assert set(room.EXPORTS) <= set(dir(room))
     assert room.run_step is sys.modules["lavis_mafa.algorithm.step"].run_step
     assert not hasattr(room, "run_steps")

@@ -1,4 +1,4 @@
-"""The step against slow loops over pairs, written from the papers."""
+"""The training step against slow loops over pairs, written from the papers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def samples(toy_train):
 
 
 class TableConD:
-    """Verdicts by a fixed rule on (image, text) rows, so that all branches occur."""
+    """Verdicts by a fixed rule on (image, text) indices, so that every branch occurs."""
 
     def probability(self, image, text):
         return ((image * 7 + text * 3) % 11) / 10
@@ -41,10 +41,10 @@ class TableConD:
 
 
 def slow_step(model, samples, con_d=None, alpha=None, consistency=None, low=0.5, high=0.8):
-    """MAFA's Algorithm 1 pair by pair."""
+    """MAFA's Algorithm 1, pair by pair."""
     slow = SLOW[registered_name(type(model))](model, samples)
     size, v, t = slow.size, slow.v, slow.t
-    itm, itc, told_pairs = [], [], [(b, b) for b in range(size)]
+    itm, itc, lm_pairs = [], [], [(b, b) for b in range(size)]
     itm += [(slow.fuse(b, b), 1) for b in range(size)]
     for image_anchor in (True, False):
         for b in range(size):
@@ -62,8 +62,8 @@ def slow_step(model, samples, con_d=None, alpha=None, consistency=None, low=0.5,
             if p > high:
                 label = 1
                 targets = {b: 0.5, k: 0.5}
-                if pair not in told_pairs:
-                    told_pairs.append(pair)
+                if pair not in lm_pairs:
+                    lm_pairs.append(pair)
             elif p > low:
                 k = order[1]
             itm.append((slow.fuse(b, k) if image_anchor else slow.fuse(k, b), label))
@@ -77,7 +77,7 @@ def slow_step(model, samples, con_d=None, alpha=None, consistency=None, low=0.5,
                 itc[-1] = itc[-1] + consistency * (log_q.exp() * (log_q - log_p)).sum()
     loss_itm = torch.stack([F.cross_entropy(x[None], torch.tensor([y])) for x, y in itm]).mean()
     loss_itc = torch.stack(itc).mean()
-    loss_lm = slow.told(told_pairs).mean()
+    loss_lm = slow.token_losses(lm_pairs).mean()
     return loss_itc, loss_itm, loss_lm
 
 
@@ -93,7 +93,7 @@ SYSTEMS = {
 @pytest.mark.strict_smoke
 @pytest.mark.parametrize("name", SYSTEMS)
 @pytest.mark.parametrize("family", SLOW)
-def test_losses_and_gradients_equal_the_slow_loop(samples, family, name):
+def test_losses_and_gradients_equal_slow_loop(samples, family, name):
     torch.manual_seed(0)
     tiny = load_model(family, "tiny")
     soft, judged, slow_settings = SYSTEMS[name]
@@ -116,7 +116,7 @@ def test_losses_and_gradients_equal_the_slow_loop(samples, family, name):
         assert {0, 1, 2} <= set(states.tolist()), "the verdicts must go through every branch"
 
 
-def test_a_con_d_that_rejects_everything_changes_nothing(tiny, samples):
+def test_con_d_that_rejects_every_pair_changes_nothing(tiny, samples):
     class Never(TableConD):
         def probability(self, image, text):
             return 0.0
@@ -131,7 +131,7 @@ def test_a_con_d_that_rejects_everything_changes_nothing(tiny, samples):
 
 
 @pytest.mark.parametrize("top_k", [1, 3])
-def test_a_pair_mined_from_both_sides_is_in_the_language_loss_once(
+def test_pair_mined_in_both_directions_is_in_the_language_loss_once(
     tiny, samples, monkeypatch, top_k
 ):
     class Always(TableConD):
@@ -171,7 +171,7 @@ def test_labels_are_one_hot_before_the_first_grouped_epoch(tiny, toy_train):
 
 @pytest.mark.parametrize("size", [1, 2])
 @pytest.mark.parametrize("action", ["convert", "drop", "keep"])
-def test_the_smallest_batches_train(tiny, toy_train, size, action):
+def test_smallest_batches_have_finite_gradients(tiny, toy_train, size, action):
     samples = mini_batch(toy_train, range(size))
     settings = StepSettings(connections=MiningRule(action=action))
     output = run_step(tiny.backbone, samples, settings, TableConD())
@@ -189,7 +189,7 @@ def test_captions_of_one_image_are_known_positives(tiny, toy_train):
     assert torch.equal(papers.i2t.positives, torch.eye(4, dtype=torch.bool))
 
 
-def test_detaching_the_other_modality_decides_who_is_trained(tiny, samples):
+def test_detach_other_removes_gradients_of_the_other_modality(tiny, samples):
     def text_gradient(detach):
         tiny.zero_grad()
         settings = StepSettings(detach_other=detach, loss_weights={"itc": 1, "itm": 0, "lm": 0})
@@ -209,35 +209,37 @@ def test_losses_of_weight_zero_are_not_computed(tiny, samples):
         run_step(tiny.backbone, samples, nothing)
 
 
-def test_the_oracle_says_what_is_valid(tiny, toy_train, samples):
+def test_oracle_returns_the_truth_of_the_data(tiny, toy_train, samples):
     con_d = Oracle()
     with pytest.raises(RuntimeError, match="toy_scenes"):
         run_step(tiny.backbone, samples, StepSettings(), con_d)
     con_d.truth = toy_train.truth
     image_of, text_of = torch.arange(BATCH).repeat(BATCH), torch.arange(BATCH).repeat_interleave(10)
-    told = con_d.judge(samples, image_of, text_of)
+    verdicts = con_d.judge(samples, image_of, text_of)
     valid = toy_train.truth(image_of.numpy(), text_of.numpy())
-    assert np.array_equal(told.numpy() == 1, valid) and valid.sum() >= BATCH
+    assert np.array_equal(verdicts.numpy() == 1, valid) and valid.sum() >= BATCH
 
 
-def test_con_d_is_frozen_and_judges_as_the_model_does(tiny, samples):
+def test_con_d_is_frozen_and_its_verdicts_equal_the_model(tiny, samples):
     judge = copy.deepcopy(tiny)
     con_d = ModelDiscriminator(judge)
     assert not any(p.requires_grad for p in judge.parameters()) and not judge.training
     image_of, text_of = torch.tensor([0, 3, 3]), torch.tensor([1, 2, 2])
-    told = con_d.judge(samples, image_of, text_of)
+    verdicts = con_d.judge(samples, image_of, text_of)
     images = tiny.backbone.encode_images(samples["image"])
     texts = tiny.backbone.encode_texts(samples["text_input"])
     expected = tiny.backbone.match(images, texts, image_of, text_of).softmax(1)[:, 1]
-    assert torch.allclose(told, expected, atol=1e-6) and told[1] == told[2]
-    rough = ModelDiscriminator(copy.deepcopy(judge), "bf16").judge(samples, image_of, text_of)
-    assert torch.allclose(told, rough, atol=0.02)
+    assert torch.allclose(verdicts, expected, atol=1e-6) and verdicts[1] == verdicts[2]
+    verdicts_bf16 = ModelDiscriminator(copy.deepcopy(judge), "bf16").judge(
+        samples, image_of, text_of
+    )
+    assert torch.allclose(verdicts, verdicts_bf16, atol=0.02)
     settings = StepSettings(connections=MiningRule(low=0.0, high=0.0))
     run_step(tiny.backbone, samples, settings, con_d).loss.backward()
     assert tiny.itm_head.weight.grad is not None and judge.itm_head.weight.grad is None
 
 
-def test_con_d_of_another_image_size_gets_its_own(tiny, samples):
+def test_con_d_of_another_image_size_resizes_images(tiny, samples):
     from omegaconf import OmegaConf
 
     from lavis_mafa.models import AlbefMafa
@@ -247,18 +249,18 @@ def test_con_d_of_another_image_size_gets_its_own(tiny, samples):
     larger = AlbefMafa.from_config(cfg)
     con_d = ModelDiscriminator(larger)
     assert con_d.image_size == 64 and samples["image"].shape[-1] == 32
-    told = con_d.judge(samples, torch.tensor([0]), torch.tensor([1]))
-    assert 0 <= told.item() <= 1
+    verdict = con_d.judge(samples, torch.tensor([0]), torch.tensor([1]))
+    assert 0 <= verdict.item() <= 1
     assert load_model("albef_mafa", "tiny") is not None
 
 
-def test_something_without_itm_cannot_be_con_d():
+def test_module_without_itm_head_cannot_be_con_d():
     with pytest.raises(TypeError, match="no ITM head"):
         ModelDiscriminator(torch.nn.Linear(2, 2))
 
 
-def test_negatives_by_the_posterior(toy_train, tmp_path):
-    """The picker sees cosines, observes every mini-batch, and is in the checkpoint."""
+def test_posterior_picker_is_used_by_the_step(toy_train, tmp_path):
+    """The picker receives cosines, observes every mini-batch, and is saved in the checkpoint."""
     chosen = {"negatives": "posterior", "posterior": {"minimum": 0, "prior": 0.01}}
     cfg = OmegaConf.load(AlbefMafa.default_config_path("tiny")).model
     torch.manual_seed(0)
@@ -268,7 +270,7 @@ def test_negatives_by_the_posterior(toy_train, tmp_path):
     pick = picker.pick
     picker.pick = lambda sim, known, own_sim: (seen.append(sim), pick(sim, known, own_sim))[1]
     positive, negative = [], []
-    size = 2  # an untrained model seldom ranks a pair first among more
+    size = 2  # an untrained model rarely ranks a pair first among more candidates
     for first in range(0, 10 * size, size):
         batch = mini_batch(toy_train, range(first, first + size), epoch=1)
         output = model(batch)

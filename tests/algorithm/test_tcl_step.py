@@ -1,4 +1,4 @@
-"""TCL in the step: what its objectives are given, against loops over pairs, and the second view."""
+"""TCL in the training step: its losses against loops over pairs, and the second view."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def tcl_model(family, same_image="negative", **weights):
     }
     torch.manual_seed(0)
     model = family.from_config(config_of(family, mafa=mafa, queue_size=QUEUE)).eval()
-    with torch.no_grad():  # copies that differ from the encoders
+    with torch.no_grad():  # make the copies differ from the encoders
         for name, weight in model.named_parameters():
             if "_m." in name:
                 weight.add_(0.02 * torch.randn_like(weight))
@@ -52,18 +52,18 @@ def samples(toy_train):
 
 
 def nce(feature, targets, which, temperature):
-    """-log of one target's share among all."""
+    """-log of one target's share of all scores."""
     scores = [math.exp(float(feature @ x) / temperature) for x in targets]
     return -math.log(scores[which] / sum(scores))
 
 
 @pytest.mark.parametrize("same_image", ["negative", "positive"])
-def test_both_objectives_equal_loops_over_pairs(samples, same_image):
+def test_both_losses_equal_loops_over_pairs(samples, same_image):
     model = tcl_model(AlbefMafa, same_image)
     samples["image_id"] = torch.tensor([0, 0, 1, 2, 2])
-    alike = [[0], [1], [2], [3], [4]]
+    positives_of = [[0], [1], [2], [3], [4]]
     if same_image == "positive":
-        alike = [[0, 1], [0, 1], [2], [3, 4], [3, 4]]
+        positives_of = [[0, 1], [0, 1], [2], [3, 4], [3, 4]]
     queues = model.image_queue.t().clone(), model.text_queue.t().clone()
     output = model(samples)
     with torch.no_grad():
@@ -74,17 +74,17 @@ def test_both_objectives_equal_loops_over_pairs(samples, same_image):
         texts_m = driver.encode_texts(samples["text_input"])
     temperature = model.temp.item()
     imc, lmi = [], []
-    for one, copied, queue, head, kind in (
+    for encoded, momentum, queue, head, kind in (
         (images, images_m, queues[0], model.vision_proj_m, "image"),
         (texts, texts_m, queues[1], model.text_proj_m, "text"),
     ):
         regions = []
         for b in range(SIZE):
-            local = [F.normalize(head(x), dim=0) for x in copied.embeds[b, 1:]]
+            local = [F.normalize(head(x), dim=0) for x in momentum.embeds[b, 1:]]
             if kind == "text":
                 words = int(texts.mask[b].sum()) - 1
                 local = local[:words]
-            else:  # the tiny model's windows hold one patch, or it is averaged here
+            else:  # a window of the tiny model is one patch, or its patches are averaged here
                 side = math.isqrt(len(local))
                 window = math.isqrt(side)
                 grid = torch.stack(local).view(side, side, -1)
@@ -96,12 +96,15 @@ def test_both_objectives_equal_loops_over_pairs(samples, same_image):
                 ]
             regions.append(local)
         for b in range(SIZE):
-            feature, rest = one.features[b], [k for k in range(SIZE) if k not in alike[b]]
-            targets = [*copied.features, *queue]
-            found = [nce(feature, targets, k, temperature) for k in alike[b]]
+            feature, rest = (
+                encoded.features[b],
+                [k for k in range(SIZE) if k not in positives_of[b]],
+            )
+            targets = [*momentum.features, *queue]
+            found = [nce(feature, targets, k, temperature) for k in positives_of[b]]
             imc.append(sum(found) / len(found))
-            foreign = [x for k in rest for x in regions[k]]
-            found = [nce(feature, [x, *foreign], 0, temperature) for x in regions[b]]
+            regions_of_others = [x for k in rest for x in regions[k]]
+            found = [nce(feature, [x, *regions_of_others], 0, temperature) for x in regions[b]]
             lmi.append(sum(found) / len(found))
     assert output.loss_imc.item() == pytest.approx(sum(imc) / len(imc), rel=1e-4)
     assert output.loss_lmi.item() == pytest.approx(sum(lmi) / len(lmi), rel=1e-4)
@@ -110,27 +113,27 @@ def test_both_objectives_equal_loops_over_pairs(samples, same_image):
     assert output.loss.item() == pytest.approx(expected.item(), rel=1e-5)
 
 
-def test_the_momentum_encoders_see_the_second_view_alone(samples):
-    """Also for ITC's soft labels and the queue, as in TCL."""
+def test_only_the_momentum_encoders_use_the_second_view(samples):
+    """Its features are also used for ITC's soft labels and for the queue, as in TCL."""
     model = tcl_model(AlbefMafa)
     model(samples)
-    copied = model.momentum_encoders.backbone.encode_images(samples[SECOND_VIEW])
-    assert torch.allclose(model.image_queue.t()[:SIZE], copied.features, atol=1e-5)
+    momentum = model.momentum_encoders.backbone.encode_images(samples[SECOND_VIEW])
+    assert torch.allclose(model.image_queue.t()[:SIZE], momentum.features, atol=1e-5)
     model = tcl_model(AlbefMafa)
     del samples[SECOND_VIEW]
     model(samples)
-    copied = model.momentum_encoders.backbone.encode_images(samples["image"])
-    assert torch.allclose(model.image_queue.t()[:SIZE], copied.features, atol=1e-5)
+    momentum = model.momentum_encoders.backbone.encode_images(samples["image"])
+    assert torch.allclose(model.image_queue.t()[:SIZE], momentum.features, atol=1e-5)
 
 
-def test_weights_of_zero_are_albef(samples):
+def test_zero_weights_equal_albef(samples):
     plain = tcl_model(AlbefMafa, itc=1.0, imc=0.0, lmi=0.0)(samples)
     assert plain.loss_imc is None and plain.loss_lmi is None
     tcl = tcl_model(AlbefMafa)(samples)
     assert torch.allclose(plain.loss_itc, tcl.loss_itc)
 
 
-def test_gradients_reach_both_encoders_and_no_copy(samples):
+def test_gradients_reach_both_encoders_but_no_copy(samples):
     model = tcl_model(AlbefMafa, itc=0.0, itm=0.0, lm=0.0)
     model(samples).loss.backward()
     for part in ("visual_encoder", "vision_proj", "text_proj"):
@@ -140,7 +143,7 @@ def test_gradients_reach_both_encoders_and_no_copy(samples):
     assert all(p.grad is None for n, p in model.named_parameters() if "_m." in n)
 
 
-def test_without_momentum_encoders_it_is_refused(samples):
+def test_missing_momentum_encoders_are_rejected(samples):
     plain = AlbefMafa.from_config(config_of(AlbefMafa))
     settings = StepSettings(loss_weights={"itc": 1.0, "itm": 1.0, "lm": 1.0, "imc": 1.0})
     with pytest.raises(ValueError, match="imc and lmi .TCL. need soft_labels.type: momentum"):
@@ -150,7 +153,7 @@ def test_without_momentum_encoders_it_is_refused(samples):
         load_config(path, ["model.mafa.loss_weights.lmi=0.3"])
 
 
-def test_of_blip_the_intra_modal_loss_alone_is_there(samples):
+def test_blip_supports_only_the_intra_modal_loss(samples):
     assert tcl_model(BlipMafa, lmi=0.0)(samples).loss_imc > 0
     with pytest.raises(ValueError, match="needs states of words"):
         tcl_model(BlipMafa)(samples)
@@ -160,8 +163,8 @@ def test_of_blip_the_intra_modal_loss_alone_is_there(samples):
         load_config(path, [momentum, "model.mafa.loss_weights.lmi=0.3"])
 
 
-class Pictures(torch.utils.data.Dataset):
-    """A noise picture, and how often one is read."""
+class NoiseImages(torch.utils.data.Dataset):
+    """A noise image; counts how often an image is read."""
 
     def __init__(self, processor):
         self.vis_processor, self.reads = processor, 0
@@ -180,9 +183,9 @@ class Pictures(torch.utils.data.Dataset):
 RANDOM = transforms.Compose([transforms.RandomResizedCrop(16), transforms.ToTensor()])
 
 
-def test_a_second_view_is_drawn_anew_and_goes_by_seed_epoch_and_index():
-    plain = TrainingSet(Pictures(RANDOM), seed=3)
-    data = Pictures(RANDOM)
+def test_second_view_depends_on_seed_epoch_and_index():
+    plain = TrainingSet(NoiseImages(RANDOM), seed=3)
+    data = NoiseImages(RANDOM)
     train = TrainingSet(data, seed=3)
     assert train.add_view(SECOND_VIEW)
     sample = train[2, 1]
@@ -197,8 +200,8 @@ def test_a_second_view_is_drawn_anew_and_goes_by_seed_epoch_and_index():
     assert batch[SECOND_VIEW].shape == (3, 3, 16, 16)
 
 
-def test_several_views_stand_beside_each_other():
-    train = TrainingSet(Pictures(RANDOM), seed=3)
+def test_several_views_of_one_sample():
+    train = TrainingSet(NoiseImages(RANDOM), seed=3)
     size = transforms.Compose([transforms.Resize((8, 8)), transforms.ToTensor()])
     assert train.add_view("con_d_image", size) and train.add_view(SECOND_VIEW)
     sample = train[0, 0]

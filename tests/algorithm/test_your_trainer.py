@@ -1,4 +1,4 @@
-"""The loop of docs/your_trainer.md, and the script examples/mafa_from_scratch.py."""
+"""The loop of docs/your_trainer.md and the script examples/mafa_from_scratch.py."""
 
 import os
 import re
@@ -14,7 +14,7 @@ KINDS = 60
 
 
 class Pairs:
-    """Vectors of few kinds: an image and a text of one kind match."""
+    """Vectors of a few kinds: an image and a text match if they are of the same kind."""
 
     def __init__(self, size):
         draw = torch.Generator().manual_seed(0)
@@ -28,7 +28,7 @@ class Pairs:
         return self.images[index], [str(int(k)) for k in self.kinds[index]], index
 
 
-def test_the_loop_of_the_page_learns_and_finds_false_negatives():
+def test_documented_loop_learns_and_finds_false_negatives():
     page = (ROOT / "docs" / "your_trainer.md").read_text()
     loop = re.search(r"```python\n(.*?)```", page, re.S).group(1)
     assert len([line for line in loop.splitlines() if line.strip()]) <= 25
@@ -36,52 +36,52 @@ def test_the_loop_of_the_page_learns_and_finds_false_negatives():
     image_encoder, text_encoder = nn.Linear(KINDS, 16), nn.Embedding(KINDS, 16)
     judged = []
 
-    def kinds(texts):
+    def kinds_of(texts):
         return torch.tensor([int(text) for text in texts])
 
     def judge(images, texts):
-        judged.append((images.argmax(1) == kinds(texts)).float())
+        judged.append((images.argmax(1) == kinds_of(texts)).float())
         return judged[-1]
 
     dataset = Pairs(300)
-    yours = {
+    namespace = {
         "dataset": dataset,
         "encode_images": lambda images: F.normalize(image_encoder(images), dim=1),
-        "encode_texts": lambda texts: F.normalize(text_encoder(kinds(texts)), dim=1),
+        "encode_texts": lambda texts: F.normalize(text_encoder(kinds_of(texts)), dim=1),
         "judge": judge,
         "optimizer": torch.optim.Adam(
             [*image_encoder.parameters(), *text_encoder.parameters()], lr=0.05
         ),
     }
 
-    def agreement():
+    def recall():
         images, texts, _ = dataset[torch.arange(300)]
         with torch.no_grad():
-            sim = yours["encode_images"](images) @ yours["encode_texts"](texts).T
+            sim = namespace["encode_images"](images) @ namespace["encode_texts"](texts).T
         return (dataset.kinds[sim.argmax(1)] == dataset.kinds).float().mean().item()
 
-    before = agreement()
-    exec(loop, yours)
+    before = recall()
+    exec(loop, namespace)
     assert torch.cat(judged).mean() > 0.3, "the hardest negatives of similar pairs often match"
-    assert before < 0.05 and agreement() > 0.3  # by chance: 1 / KINDS
-    assert yours["plan"].grouped
+    assert before < 0.05 and recall() > 0.3  # chance level: 1 / KINDS
+    assert namespace["plan"].grouped
 
 
 def run_example(*arguments):
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, ROOT / "examples" / "mafa_from_scratch.py", *arguments],
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
     )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    assert process.returncode == 0, process.stderr
+    return process.stdout
 
 
-def test_the_example_trains_and_counts_false_negatives():
+def test_example_trains_and_counts_false_negatives():
     lines = run_example("--epochs", "2", "--pairs", "192").splitlines()
     assert len(lines) == 4
     assert lines[0].startswith("before training: R@1") and lines[-1].startswith("after training")
     for line in lines[1:3]:
-        picked, left = map(int, re.search(r"(\d+) picked, (\d+) left in ITM", line).groups())
-        assert picked > 0 == left, "the oracle finds every false negative"
+        picked, remaining = map(int, re.search(r"(\d+) picked, (\d+) left in ITM", line).groups())
+        assert picked > 0 == remaining, "the oracle finds every false negative"

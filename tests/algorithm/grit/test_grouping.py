@@ -19,14 +19,14 @@ def features(size: int, dim: int, seed: int, spread: float = 1.0):
     return F.normalize(images, dim=1), F.normalize(texts, dim=1)
 
 
-def whole_numbers(size: int, dim: int, seed: int):
-    """Features whose products are exact in any order of adding: many are equal."""
+def integer_features(size: int, dim: int, seed: int):
+    """Return features with exact products in any order of summation, many of them equal."""
     rng = np.random.default_rng(seed)
     return (torch.from_numpy(rng.integers(-2, 3, (size, dim))).float() for _ in range(2))
 
 
 def slow_grouping(images, texts, start):
-    """Algorithm 2, by hand: alternate directions, never visit twice."""
+    """Algorithm 2 as a loop: alternate directions, never visit a sample twice."""
     sim = (images.float() @ texts.float().t()).tolist()
     visited, order, image_to_text = [start], [start], True
     for _ in range(len(sim) - 1):
@@ -45,22 +45,22 @@ def slow_grouping(images, texts, start):
 
 
 def slow_grouping_apart(images, texts, start, ids, batch_size, taken):
-    """As above, but an image already in the mini-batch comes only if all that are left are."""
+    """As above, but repeat an image of the mini-batch only if no other image is left."""
     sim = (images.float() @ texts.float().t()).tolist()
     size, order, in_batch = len(sim), [], list(taken)
-    for place in range(size):
+    for position in range(size):
         if len(in_batch) == batch_size:
             in_batch = []
-        left = [other for other in range(size) if other not in order]
-        free = [other for other in left if ids[other] not in in_batch] or left
-        if place == 0:
-            apart = [(start + step) % size for step in range(size)]
-            best = next((other for other in apart if other in free), start)
+        unvisited = [other for other in range(size) if other not in order]
+        allowed = [other for other in unvisited if ids[other] not in in_batch] or unvisited
+        if position == 0:
+            from_start = [(start + step) % size for step in range(size)]
+            best = next((other for other in from_start if other in allowed), start)
             best = best if ids[start] in in_batch else start
         else:
-            current, i2t = order[-1], place % 2 == 1
-            scores = [sim[current][other] if i2t else sim[other][current] for other in free]
-            best = free[scores.index(max(scores))]
+            current, i2t = order[-1], position % 2 == 1
+            scores = [sim[current][other] if i2t else sim[other][current] for other in allowed]
+            best = allowed[scores.index(max(scores))]
         order.append(best)
         in_batch.append(ids[best])
     return order
@@ -69,7 +69,7 @@ def slow_grouping_apart(images, texts, start, ids, batch_size, taken):
 @pytest.mark.strict_smoke
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 40, 97])
 @pytest.mark.parametrize("seed", [0, 1])
-def test_order_equals_the_slow_loop(size, seed):
+def test_order_equals_slow_loop(size, seed):
     images, texts = features(size, 8, seed)
     for start in {0, size // 2, size - 1}:
         assert group(images, texts, start).tolist() == slow_grouping(images, texts, start)
@@ -82,8 +82,8 @@ def test_order_equals_the_slow_loop(size, seed):
     seed=st.integers(0, 10**6),
     form=st.sampled_from(["plain", "columns", "every_other", "bf16"]),
 )
-def test_ties_duplicates_and_any_memory_format(size, dim, seed, form):
-    images, texts = whole_numbers(size, dim, seed)
+def test_order_equals_slow_loop_with_ties_and_any_memory_layout(size, dim, seed, form):
+    images, texts = integer_features(size, dim, seed)
     start = seed % size
     expected = slow_grouping(images, texts, start)
     if form == "columns":
@@ -106,26 +106,28 @@ def test_ties_duplicates_and_any_memory_format(size, dim, seed, form):
     taken=st.integers(0, 8),
     seed=st.integers(0, 10**6),
 )
-def test_keeping_images_apart_equals_the_slow_loop(size, images, batch_size, taken, seed):
+def test_keeping_images_apart_equals_slow_loop(size, images, batch_size, taken, seed):
     rng = np.random.default_rng(seed)
     ids = rng.integers(images, size=size)
     taken_ids = rng.integers(images, size=min(taken, batch_size - 1))
-    of_images, of_texts = whole_numbers(size, 4, seed)
+    image_features, text_features = integer_features(size, 4, seed)
     start = int(rng.integers(size))
-    expected = slow_grouping_apart(of_images, of_texts, start, ids, batch_size, taken_ids)
-    assert group(of_images, of_texts, start, ids, batch_size, taken_ids).tolist() == expected
+    expected = slow_grouping_apart(image_features, text_features, start, ids, batch_size, taken_ids)
+    assert (
+        group(image_features, text_features, start, ids, batch_size, taken_ids).tolist() == expected
+    )
 
 
-def test_memory_of_another_sub_queue_is_not_seen():
-    """Sizes in any order, on several threads at a time, and in inference mode before."""
+def test_grouping_is_independent_of_earlier_calls_and_of_threads():
+    """The sizes vary, several threads group at a time, and inference mode was used before."""
     cases = [(size, size) for size in (70, 30, 90, 1, 89, 90)]
     expected = {case: slow_grouping(*features(case[0], 8, case[1]), 0) for case in cases}
 
-    def all_of_them(_):
+    def group_all_cases(_):
         return [group(*features(size, 8, seed), 0) for size, seed in cases]
 
     with ThreadPoolExecutor(4) as threads:
-        for orders in threads.map(all_of_them, range(12)):
+        for orders in threads.map(group_all_cases, range(12)):
             assert [o.tolist() for o in orders] == [expected[case] for case in cases]
     with torch.inference_mode():
         group(*features(300, 8, 0), 0)
@@ -133,14 +135,14 @@ def test_memory_of_another_sub_queue_is_not_seen():
     assert len(group(images.requires_grad_(), texts, 0)) == 300
 
 
-def test_direction_matters_so_the_test_above_can_tell():
+def test_direction_of_similarity_matters():
     images, texts = features(40, 8, 0)
     assert group(images, texts, 0).tolist() != group(texts, images, 0).tolist()
 
 
 @settings(max_examples=60, deadline=None)
 @given(size=st.integers(1, 60), seed=st.integers(0, 10**6), clusters=st.integers(1, 5))
-def test_every_pair_exactly_once_even_when_features_coincide(size, seed, clusters):
+def test_every_pair_appears_exactly_once_with_equal_features(size, seed, clusters):
     rng = np.random.default_rng(seed)
     centres = F.normalize(torch.randn(clusters, 4, generator=torch.Generator().manual_seed(seed)))
     images = centres[torch.from_numpy(rng.integers(clusters, size=size))]
@@ -155,7 +157,7 @@ def test_every_pair_exactly_once_even_when_features_coincide(size, seed, cluster
     batch_size=st.integers(1, 9),
     seed=st.integers(0, 10**6),
 )
-def test_captions_of_an_image_stay_out_of_one_mini_batch_while_others_are_left(
+def test_captions_of_an_image_share_a_mini_batch_only_when_no_other_is_left(
     images, per_image, batch_size, seed
 ):
     rng = np.random.default_rng(seed)
@@ -165,17 +167,17 @@ def test_captions_of_an_image_stay_out_of_one_mini_batch_while_others_are_left(
         image_features[ids], text_features[ids], int(rng.integers(len(ids))), ids, batch_size
     )
     assert sorted(order.tolist()) == list(range(len(ids)))
-    for begin in range(0, len(order), batch_size):
+    for first in range(0, len(order), batch_size):
         in_batch: list[int] = []
-        for place in range(begin, min(begin + batch_size, len(order))):
-            image = ids[order[place]]
+        for position in range(first, min(first + batch_size, len(order))):
+            image = ids[order[position]]
             if image in in_batch:
-                left = set(ids[order[place:]].tolist())
-                assert left <= set(in_batch), "another image was left to choose"
+                remaining = set(ids[order[position:]].tolist())
+                assert remaining <= set(in_batch), "another image was left to choose"
             in_batch.append(image)
 
 
-def test_images_of_a_begun_mini_batch_are_kept_out_too():
+def test_images_of_a_partly_filled_mini_batch_are_avoided():
     images, texts = features(8, 6, 3)
     ids = np.array([0, 1, 2, 3, 4, 5, 6, 7])
     order = group(images, texts, 2, ids, batch_size=4, taken_ids=np.array([2, 5]))
@@ -183,7 +185,7 @@ def test_images_of_a_begun_mini_batch_are_kept_out_too():
     assert sorted(order.tolist()) == list(range(8))
 
 
-def test_neighbours_are_more_similar_than_in_a_random_order():
+def test_neighbours_are_more_similar_than_in_random_order():
     images, texts = features(400, 16, 5)
     sim = images @ texts.t()
     order = group(images, texts, 0)
@@ -193,7 +195,7 @@ def test_neighbours_are_more_similar_than_in_a_random_order():
 
 
 @pytest.mark.parametrize("start", [-1, 4])
-def test_a_start_out_of_range_is_refused(start):
+def test_start_out_of_range_is_rejected(start):
     images, texts = features(4, 3, 0)
     with pytest.raises(ValueError, match="start"):
         group(images, texts, start)
@@ -202,13 +204,13 @@ def test_a_start_out_of_range_is_refused(start):
 @pytest.mark.parametrize("number", ["nan", "inf", "-inf"])
 @pytest.mark.parametrize("which", [0, 1])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_features_without_an_order_are_refused(number, which, dtype):
-    both = [part.to(dtype) for part in features(4, 3, 0)]
-    both[which][2, 1] = float(number)
+def test_non_finite_features_are_rejected(number, which, dtype):
+    features_of_both = [part.to(dtype) for part in features(4, 3, 0)]
+    features_of_both[which][2, 1] = float(number)
     with pytest.raises(ValueError, match="finite"):
-        group(*both, 0)
+        group(*features_of_both, 0)
 
 
-def test_large_features_are_not_refused():
+def test_large_features_are_accepted():
     images, texts = torch.full((9, 3), 1e38), torch.full((9, 3), 1e-3)
     assert group(images, texts, 0).tolist() == list(range(9))

@@ -1,4 +1,4 @@
-"""Grouping in parallel to training on a GPU: bash run_scripts/gpu_checks.sh"""
+"""Grouping parallel to training on a GPU; run by `bash run_scripts/gpu_checks.sh`."""
 
 import numpy as np
 import pytest
@@ -8,27 +8,27 @@ from lavis_mafa.algorithm.grit import GritCollector
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_grouping_waits_for_its_features_and_for_nothing_that_comes_later():
+def test_grouping_waits_for_its_features_but_not_for_later_work():
     rng = np.random.default_rng(0)
-    # Whole numbers: their products are the same on every device.
+    # Integer features: their products are the same on every device.
     images, texts = (torch.from_numpy(rng.integers(-2, 3, (600, 8))).float() for _ in range(2))
     index = torch.arange(600)
     orders = {}
     for device in ("cpu", "cuda"):
         collector = GritCollector(200, 60, 8, seed=1, image_ids=np.arange(600) // 5)
-        given = [part.to(device) for part in (index, images, texts)]
-        collector.collect(*(part[:200] for part in given))
+        parts = [part.to(device) for part in (index, images, texts)]
+        collector.collect(*(part[:200] for part in parts))
         collector._pending[-1].result()
         if device == "cuda":
             torch.cuda._sleep(10**9)  # features that are still being computed
-            late = [part + 0 for part in given]
+            late = [part + 0 for part in parts]
             collector.collect(*(part[200:400] for part in late))
-            torch.cuda._sleep(5 * 10**9)  # training goes on
-            going_on = torch.cuda.current_stream().record_event()
+            torch.cuda._sleep(5 * 10**9)  # training continues
+            training_step = torch.cuda.current_stream().record_event()
             collector._pending[-1].result()
-            assert not going_on.query()
-            collector.collect(*(part[400:] for part in given))
+            assert not training_step.query()
+            collector.collect(*(part[400:] for part in parts))
         else:
-            collector.collect(*(part[200:] for part in given))
+            collector.collect(*(part[200:] for part in parts))
         orders[device] = collector.finish().tolist()
     assert orders["cuda"] == orders["cpu"]

@@ -1,4 +1,4 @@
-"""Orders of epochs: permutations, leftovers, ranks, queues in any proportion, resumption."""
+"""Orders of epochs: permutations, leftovers, ranks, queues of any size, resume."""
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ from lavis_mafa.algorithm.grit.sampler import index_dtype
 from lavis_mafa.algorithm.grit.schedule import read_order
 
 
-def grit(**changes):
+def grit_settings(**changes):
     return GritSettings(**{"enabled": True, "queue_size": 40, "search_space": 16, **changes})
 
 
@@ -39,8 +39,8 @@ def collect_epoch(schedules, plan, first=0, last=None):
             schedule.collect(index, feature_of(index), feature_of(index).flip(1))
 
 
-def end_together(schedules, epoch, monkeypatch):
-    """End an epoch of several simulated ranks: gathering gives all their orders to each."""
+def end_epoch_on_all_ranks(schedules, epoch, monkeypatch):
+    """End an epoch of several simulated ranks: each receives the orders of all."""
     orders = [s.collector.finish() if s.collector else None for s in schedules]
     for schedule, order in zip(schedules, orders, strict=True):
         if schedule.collector is None:
@@ -64,12 +64,12 @@ def end_together(schedules, epoch, monkeypatch):
     shuffle=st.booleans(),
     seed=st.integers(0, 1000),
 )
-def test_every_epoch_is_a_permutation_and_leftovers_come_first(
+def test_every_epoch_is_a_permutation_that_starts_with_the_leftover(
     size, batch, world, queue, space, across, shuffle, seed
 ):
     if size < batch * world:
         return
-    cfg = grit(
+    cfg = grit_settings(
         queue_size=queue,
         search_space=min(space, queue),
         shuffle=shuffle,
@@ -88,10 +88,10 @@ def test_every_epoch_is_a_permutation_and_leftovers_come_first(
             assert plan.order[: len(leftover)].tolist() == leftover.tolist()
             leftover = plan.leftover
             collect_epoch(schedules, plan)
-            end_together(schedules, epoch, patch)
+            end_epoch_on_all_ranks(schedules, epoch, patch)
 
 
-def test_a_seed_s_random_order_is_its_permutation():
+def test_random_order_depends_on_the_seed_only():
     rest = np.setdiff1d(np.arange(1000), [7, 3, 999])
     plan = random_plan(1000, 8, 1, np.random.default_rng(5), leftover=[7, 3, 999])
     assert plan.order.tolist() == [7, 3, 999, *np.random.default_rng(5).permutation(rest)]
@@ -110,40 +110,40 @@ def test_a_seed_s_random_order_is_its_permutation():
     as_array=st.booleans(),
     seed=st.integers(0, 1000),
 )
-def test_grouped_plans_equal_a_slow_loop(steps, batch, world, left, how, as_array, seed):
-    left = min(left, batch * world - 1, steps * batch * world)
-    numbers = np.random.default_rng(seed).permutation(left + steps * batch * world)
-    leftover, rest = numbers[:left], numbers[left:].astype(np.int32)
+def test_grouped_plan_equals_slow_loop(steps, batch, world, leftover_size, how, as_array, seed):
+    leftover_size = min(leftover_size, batch * world - 1, steps * batch * world)
+    numbers = np.random.default_rng(seed).permutation(leftover_size + steps * batch * world)
+    leftover, rest = numbers[:leftover_size], numbers[leftover_size:].astype(np.int32)
     orders = rest.reshape(world, -1) if as_array else list(rest.reshape(world, -1))
     rng = np.random.default_rng(seed)
     batches = [[order[s * batch :][:batch] for order in orders] for s in range(steps)]
     if how == "across":
-        flat = [one for row in batches for one in row]
-        flat = [flat[place] for place in rng.permutation(len(flat))]
+        flat = [mini_batch for row in batches for mini_batch in row]
+        flat = [flat[position] for position in rng.permutation(len(flat))]
     else:
         columns = [[row[rank] for row in batches] for rank in range(world)]
         if how == "within":
             columns = [[column[s] for s in rng.permutation(steps)] for column in columns]
         flat = [column[s] for s in range(steps) for column in columns]
-    whole, part = divmod(left, batch)
-    kept = len(flat) - whole - (part > 0)
-    pushed_out = [n for one in flat[kept:] for n in one]
+    full_batches, part = divmod(leftover_size, batch)
+    kept = len(flat) - full_batches - (part > 0)
+    pushed_out = [n for mini_batch in flat[kept:] for n in mini_batch]
     filler = batch - part if part else 0
-    trained = [n for one in flat[:kept] for n in one]
+    trained = [n for mini_batch in flat[:kept] for n in mini_batch]
     expected = [*leftover, *pushed_out[:filler], *trained, *pushed_out[filler:]]
-    again = np.random.default_rng(seed)
-    plan = grouped_plan(orders, leftover, batch, again, how != "kept", how == "across")
+    second_rng = np.random.default_rng(seed)
+    plan = grouped_plan(orders, leftover, batch, second_rng, how != "kept", how == "across")
     assert plan.order.tolist() == expected
     assert plan.order.dtype == np.int32
-    assert again.random() == rng.random(), "later draws would differ"
+    assert second_rng.random() == rng.random(), "later draws would differ"
 
 
-def test_indices_take_four_bytes_as_long_as_they_fit():
+def test_indices_use_four_bytes_if_they_fit():
     assert index_dtype(2**31 - 1) == np.int32 and index_dtype(2**31) == np.int64
     assert np.iinfo(index_dtype(2**31 - 1)).max >= 2**31 - 2
 
 
-def test_two_ranks_share_out_every_global_batch():
+def test_two_ranks_split_every_global_batch():
     plan = random_plan(103, 8, 2, np.random.default_rng(0))
     seen = np.concatenate([plan.mini_batches(r).ravel() for r in range(2)])
     assert sorted(seen.tolist()) == sorted(plan.order[:96].tolist())
@@ -151,15 +151,15 @@ def test_two_ranks_share_out_every_global_batch():
     assert plan.mini_batches(1)[3].tolist() == plan.order[56:64].tolist()
 
 
-def test_mini_batches_stay_whole_under_shuffling():
+def test_shuffling_keeps_mini_batches_together():
     orders = [np.arange(0, 40), np.arange(40, 80)]
     for across in (False, True):
         plan = grouped_plan(
             orders, np.array([80, 81, 82]), 4, np.random.default_rng(1), True, across
         )
-        whole = {tuple(range(b, b + 4)) for b in range(0, 80, 4)}
-        cut = [tuple(b) for b in plan.order[:80].reshape(-1, 4).tolist() if tuple(b) not in whole]
-        # Only the leftovers' own mini-batch is mixed: they come first, one sample fills it up.
+        intact = {tuple(range(b, b + 4)) for b in range(0, 80, 4)}
+        cut = [tuple(b) for b in plan.order[:80].reshape(-1, 4).tolist() if tuple(b) not in intact]
+        # Only the mini-batch of the leftover is mixed: it comes first, filled up by one sample.
         assert len(cut) == 1 and cut[0][:3] == (80, 81, 82)
     plan = grouped_plan(orders, np.empty(0, np.int64), 4, np.random.default_rng(1))
     assert set(plan.mini_batches(0).ravel()) == set(range(40))
@@ -167,7 +167,7 @@ def test_mini_batches_stay_whole_under_shuffling():
     assert set(mixed.mini_batches(0).ravel()) != set(range(40))
 
 
-def test_without_shuffling_the_order_is_the_chain_itself():
+def test_without_shuffling_the_order_is_the_grouping_order():
     indices = torch.arange(30)
     collector = GritCollector(30, 30, 5, seed=3, shuffle=False)
     for part in indices.split(7):
@@ -192,10 +192,8 @@ def test_without_shuffling_the_order_is_the_chain_itself():
     stop=st.integers(0, 150),
     seed=st.integers(0, 1000),
 )
-def test_collecting_equals_a_slow_loop(
-    size, queue, space, batch, step, expected, apart, stop, seed
-):
-    """Queues cut mini-batches anywhere; a checkpoint in between changes nothing."""
+def test_collecting_equals_slow_loop(size, queue, space, batch, step, expected, apart, stop, seed):
+    """Queues may end inside a mini-batch; saving and loading in between changes nothing."""
     space = min(space, queue)
     samples = torch.from_numpy(np.random.default_rng(seed).permutation(size))
     ids = np.arange(size) // 3 if apart else None
@@ -204,31 +202,35 @@ def test_collecting_equals_a_slow_loop(
     for part in samples.split(queue):
         part = part[torch.from_numpy(rng.permutation(len(part)))]
         spaces = part.split(space)
-        starts = [int(rng.integers(len(one))) for one in spaces]
-        for one, start in zip(spaces, starts, strict=True):
-            begun = slow[len(slow) - len(slow) % batch :]
-            given = (ids[one.numpy()], batch, ids[begun] if begun else None) if apart else ()
-            chain = group(feature_of(one), feature_of(one).flip(1), start, *given)
-            slow += one[torch.from_numpy(chain)].tolist()
+        starts = [int(rng.integers(len(sub_queue))) for sub_queue in spaces]
+        for sub_queue, start in zip(spaces, starts, strict=True):
+            partly_filled = slow[len(slow) - len(slow) % batch :]
+            kept_apart = (
+                (ids[sub_queue.numpy()], batch, ids[partly_filled] if partly_filled else None)
+                if apart
+                else ()
+            )
+            chain = group(feature_of(sub_queue), feature_of(sub_queue).flip(1), start, *kept_apart)
+            slow += sub_queue[torch.from_numpy(chain)].tolist()
 
-    def new(seed):
+    def new_collector(seed):
         return GritCollector(queue, space, batch, seed, True, ids, np.int32, expected)
 
-    collector = new(seed + 1)
-    for number, one in enumerate(samples.split(step)):
-        collector.collect(one, feature_of(one), feature_of(one).flip(1))
+    collector = new_collector(seed + 1)
+    for number, sub_queue in enumerate(samples.split(step)):
+        collector.collect(sub_queue, feature_of(sub_queue), feature_of(sub_queue).flip(1))
         if number == stop:
             state = collector.state_dict()
-            state["order"] = state["order"].long()  # as it was saved before
-            collector = new(0)
+            state["order"] = state["order"].long()  # dtype of older checkpoints
+            collector = new_collector(0)
             collector.load_state_dict(state)
     order = collector.finish()
     assert order.tolist() == slow
     assert order.dtype == np.int32
 
 
-def test_what_was_not_collected_is_missed():
-    schedule = GritSchedule(40, 4, grit())
+def test_missing_samples_raise():
+    schedule = GritSchedule(40, 4, grit_settings())
     plan = schedule.begin(0)
     collect_epoch([schedule], plan, last=plan.steps - 1)
     with pytest.raises(ValueError, match="36 samples were collected .* not 40"):
@@ -236,54 +238,54 @@ def test_what_was_not_collected_is_missed():
 
 
 @pytest.mark.parametrize("piece", [1, 7, 1000])
-def test_orders_of_ranks_are_gathered_piece_by_piece(piece, monkeypatch):
+def test_orders_of_ranks_are_gathered_in_pieces(piece, monkeypatch):
     orders = np.random.default_rng(0).permutation(60).astype(np.int32).reshape(3, 20)
-    begin = 0
+    offset = 0
 
     def all_gather(pieces, own):
-        nonlocal begin
-        assert own.tolist() == orders[1, begin : begin + len(own)].tolist()
+        nonlocal offset
+        assert own.tolist() == orders[1, offset : offset + len(own)].tolist()
         for gathered, order in zip(pieces, orders, strict=True):
-            gathered.copy_(torch.from_numpy(order[begin : begin + len(own)]))
-        begin += len(own)
+            gathered.copy_(torch.from_numpy(order[offset : offset + len(own)]))
+        offset += len(own)
 
     monkeypatch.setattr(schedule_module, "INDICES_PER_EXCHANGE", piece)
     monkeypatch.setattr(schedule_module.dist, "get_backend", lambda: "gloo")
     monkeypatch.setattr(schedule_module.dist, "all_gather", all_gather)
     gathered = schedule_module._gather_orders(orders[1], 3)
     assert gathered.tolist() == orders.tolist() and gathered.dtype == np.int32
-    assert begin == 20
+    assert offset == 20
 
 
-def test_plans_of_older_checkpoints_are_taken_up():
-    schedule = GritSchedule(40, 4, grit())
+def test_plans_of_older_checkpoints_are_loaded():
+    schedule = GritSchedule(40, 4, grit_settings())
     schedule.begin(0)
     state = schedule.state_dict()
     order = state["plan"]["order"]
     state["plan"]["order"] = order.long()
-    again = GritSchedule(40, 4, grit())
-    again.load_state_dict(state, 0)
-    assert again.plan.order.tolist() == order.tolist() and again.plan.order.dtype == np.int32
+    resumed = GritSchedule(40, 4, grit_settings())
+    resumed.load_state_dict(state, 0)
+    assert resumed.plan.order.tolist() == order.tolist() and resumed.plan.order.dtype == np.int32
 
 
-def test_indices_above_2_to_the_24_survive():
+def test_indices_above_2_to_the_24_are_kept_exactly():
     indices = torch.arange(16_777_216, 16_777_216 + 9)
     collector = GritCollector(4, 2, 3, seed=0)
     collector.collect(indices, torch.randn(9, 3), torch.randn(9, 3))
     assert sorted(collector.finish().tolist()) == indices.tolist()
 
 
-def test_a_queue_that_is_exactly_full_at_the_end_is_fine():
+def test_queue_may_be_exactly_full_at_the_end():
     collector = GritCollector(8, 4, 4, seed=0)
     for part in torch.arange(16).split(4):
         collector.collect(part, feature_of(part), feature_of(part))
     assert sorted(collector.finish().tolist()) == list(range(16))
 
 
-def test_captions_of_an_image_rarely_meet_across_sub_queues():
+def test_captions_of_an_image_rarely_share_a_mini_batch_across_sub_queues():
     ids = np.repeat(np.arange(60), 2)
 
-    def meetings(image_ids):
+    def batches_with_repeated_images(image_ids):
         total = 0
         for seed in range(5):
             collector = GritCollector(50, 14, 4, seed=seed, image_ids=image_ids)
@@ -293,64 +295,64 @@ def test_captions_of_an_image_rarely_meet_across_sub_queues():
             total += sum(len(set(batch)) < 4 for batch in batches)
         return total
 
-    # Only the last pairs of a sub-queue may be left without a choice.
-    assert meetings(ids) < meetings(None) / 3
+    # Only the last pairs of a sub-queue may have no alternative.
+    assert batches_with_repeated_images(ids) < batches_with_repeated_images(None) / 3
 
 
 @pytest.mark.parametrize("stop", [0, 1, 5, 11, 12])
-def test_a_resumed_schedule_goes_on_as_if_nothing_had_happened(stop, tmp_path):
-    cfg = grit(queue_size=20, search_space=8)
+def test_resumed_schedule_equals_uninterrupted_schedule(stop, tmp_path):
+    cfg = grit_settings(queue_size=20, search_space=8)
 
-    def run(schedule, epochs, begin_at=0):
+    def run(schedule, epochs, first_step=0):
         orders = []
         for epoch in epochs:
-            if begin_at == 0:
+            if first_step == 0:
                 schedule.begin(epoch)
             orders.append(schedule.plan.order.tolist())
-            collect_epoch([schedule], schedule.plan, begin_at)
-            begin_at = 0
+            collect_epoch([schedule], schedule.plan, first_step)
+            first_step = 0
             schedule.end(epoch)
         return orders
 
-    undisturbed = run(GritSchedule(100, 8, cfg, seed=4), range(4))
-    first = GritSchedule(100, 8, cfg, seed=4)
-    first.begin(0)
-    collect_epoch([first], first.plan)
-    first.end(0)
-    first.begin(1)
-    collect_epoch([first], first.plan, 0, stop)
-    torch.save(first.state_dict(), tmp_path / "state.pth")
-    again = GritSchedule(100, 8, cfg, seed=4)
-    again.load_state_dict(torch.load(tmp_path / "state.pth", weights_only=True), epoch=1)
+    uninterrupted = run(GritSchedule(100, 8, cfg, seed=4), range(4))
+    interrupted = GritSchedule(100, 8, cfg, seed=4)
+    interrupted.begin(0)
+    collect_epoch([interrupted], interrupted.plan)
+    interrupted.end(0)
+    interrupted.begin(1)
+    collect_epoch([interrupted], interrupted.plan, 0, stop)
+    torch.save(interrupted.state_dict(), tmp_path / "state.pth")
+    resumed = GritSchedule(100, 8, cfg, seed=4)
+    resumed.load_state_dict(torch.load(tmp_path / "state.pth", weights_only=True), epoch=1)
     orders = []
-    collect_epoch([again], again.plan, stop)
-    again.end(1)
-    orders.append(again.next_plan.order.tolist())
-    orders += run(again, range(2, 4))[1:]
-    assert orders == undisturbed[2:]
+    collect_epoch([resumed], resumed.plan, stop)
+    resumed.end(1)
+    orders.append(resumed.next_plan.order.tolist())
+    orders += run(resumed, range(2, 4))[1:]
+    assert orders == uninterrupted[2:]
 
 
-def test_batches_can_begin_at_any_step():
+def test_batches_can_start_at_any_step():
     plan = random_plan(50, 4, 1, np.random.default_rng(0))
-    whole = list(EpochBatches(plan, 0, epoch=7))
-    assert list(EpochBatches(plan, 0, 7, first_step=5)) == whole[5:]
-    assert len(whole) == 12 and whole[0] == [(int(i), 7) for i in plan.order[:4]]
+    all_batches = list(EpochBatches(plan, 0, epoch=7))
+    assert list(EpochBatches(plan, 0, 7, first_step=5)) == all_batches[5:]
+    assert len(all_batches) == 12 and all_batches[0] == [(int(i), 7) for i in plan.order[:4]]
 
 
-def test_too_little_data_for_one_batch_is_refused():
+def test_less_data_than_a_batch_is_rejected():
     with pytest.raises(ValueError, match="batch_size_train"):
         random_plan(7, 4, 2, np.random.default_rng(0))
 
 
-def test_a_search_space_above_the_queue_is_refused():
+def test_search_space_above_the_queue_size_is_rejected():
     with pytest.raises(ValueError, match="search_space"):
         GritCollector(4, 5, 2, seed=0)
 
 
-def test_a_saved_order_must_be_a_permutation(tmp_path):
+def test_saved_order_must_be_a_permutation(tmp_path):
     np.save(tmp_path / "order.npy", np.array([2, 0, 1]))
     assert read_order(str(tmp_path / "order.npy"), 3).tolist() == [2, 0, 1]
-    plan = GritSchedule(3, 1, grit(first_order=str(tmp_path / "order.npy"))).begin(0)
+    plan = GritSchedule(3, 1, grit_settings(first_order=str(tmp_path / "order.npy"))).begin(0)
     assert plan.order.tolist() == [2, 0, 1] and plan.grouped
     with pytest.raises(ValueError, match="permutation"):
         read_order(str(tmp_path / "order.npy"), 4)

@@ -1,4 +1,4 @@
-"""ITC and its soft labels against loops written from the equations, and extremes."""
+"""ITC and its soft labels against loops written from the equations, and extreme cases."""
 
 import math
 
@@ -24,7 +24,7 @@ def softmax(row):
 
 
 def slow_cross_entropy(sim, labels):
-    """MAFA eq. 1 for one direction."""
+    """MAFA eq. 1 for one direction, row by row."""
     total = 0.0
     for row, target in zip(sim.tolist(), labels.tolist(), strict=True):
         total -= sum(y * math.log(p) for y, p in zip(target, softmax(row), strict=True) if y)
@@ -46,17 +46,17 @@ def test_labels_are_distributions(b, n, seed, alpha):
     assert (labels[positives] > 0).all() and (labels[~positives] == 0).all()
 
 
-def test_a_mined_positive_shares_the_label_in_halves():
+def test_mined_positive_shares_the_label_equally():
     positives = torch.tensor([[True, False, True], [False, True, False]])
     assert labels_from_positives(positives).tolist() == [[0.5, 0, 0.5], [0, 1, 0]]
 
 
-def test_smoothed_labels_are_those_of_equation_5():
+def test_smoothed_labels_equal_equation_5():
     labels = smooth(torch.tensor([[0.5, 0.0, 0.5, 0.0]]), 0.4)
     assert torch.allclose(labels, torch.tensor([[0.4, 0.1, 0.4, 0.1]]))
 
 
-def test_smoothing_reaches_the_values_of_table_2():
+def test_smoothed_labels_reproduce_table_2():
     # B = 96, alpha = 0.5: the first five hold 0.5260 together, the rest 0.4740.
     labels = smooth(torch.eye(96), 0.5)[0].sort(descending=True).values
     assert labels[:5].sum().item() == pytest.approx(0.5260, abs=1e-4)
@@ -64,18 +64,18 @@ def test_smoothing_reaches_the_values_of_table_2():
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_loss_equals_the_slow_loop(seed):
+def test_loss_equals_slow_loop(seed):
     sim = random_sim(4, 7, seed)
     labels = smooth(labels_from_positives(torch.eye(4, 7, dtype=torch.bool)), 0.3).double()
     assert contrastive_loss(sim, labels).item() == pytest.approx(slow_cross_entropy(sim, labels))
 
 
-def test_uniform_similarities_cost_the_logarithm_of_n():
+def test_uniform_similarities_give_log_n():
     for labels in (torch.eye(3, 8), smooth(torch.eye(3, 8), 0.9)):
         assert contrastive_loss(torch.zeros(3, 8), labels).item() == pytest.approx(math.log(8))
 
 
-def test_dropping_a_candidate_is_as_if_it_were_not_there():
+def test_dropped_candidate_has_no_influence():
     sim = random_sim(3, 5, 1)
     dropped = torch.zeros(3, 5, dtype=torch.bool)
     dropped[:, 4] = True
@@ -88,7 +88,7 @@ def test_dropping_a_candidate_is_as_if_it_were_not_there():
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_consistency_equals_the_slow_kl_divergence(seed):
+def test_consistency_equals_slow_kl_divergence(seed):
     sim, other = random_sim(4, 4, seed), random_sim(4, 4, seed + 50)
     total = 0.0
     for mine, theirs in zip(sim.tolist(), other.tolist(), strict=True):
@@ -97,7 +97,7 @@ def test_consistency_equals_the_slow_kl_divergence(seed):
     assert consistency_loss(sim, other).item() == pytest.approx(total / 4)
 
 
-def test_consistency_is_zero_between_equals_and_sends_no_gradient_to_the_target():
+def test_consistency_is_zero_for_equal_inputs_and_target_gets_no_gradient():
     sim = random_sim(4, 4, 0).requires_grad_()
     other = random_sim(4, 4, 1).requires_grad_()
     assert consistency_loss(sim, sim).item() == pytest.approx(0, abs=1e-12)
@@ -105,20 +105,20 @@ def test_consistency_is_zero_between_equals_and_sends_no_gradient_to_the_target(
     assert other.grad is None and sim.grad.abs().sum() > 0
 
 
-def test_mixing_in_a_models_labels():
+def test_mixing_with_the_labels_of_a_model():
     mixed = mix(torch.tensor([[1.0, 0.0]]), torch.tensor([[0.25, 0.75]]), 0.4)
     assert torch.allclose(mixed, torch.tensor([[0.7, 0.3]]))
 
 
-def test_bad_input_is_named():
+def test_errors_name_the_bad_input():
     with pytest.raises(ValueError, match="without one: \\[1\\]"):
         labels_from_positives(torch.tensor([[True, False], [False, False]]))
     with pytest.raises(ValueError, match="alpha"):
         smooth(torch.eye(2), 1.5)
 
 
-def test_a_dropped_candidate_leaves_a_distribution_to_the_rest():
-    """Also where the momentum encoder gave nearly everything to it."""
+def test_distilled_labels_without_a_dropped_candidate_still_sum_to_one():
+    """Even if the momentum encoder assigns almost all probability to the dropped candidate."""
     sim = torch.tensor([[-10.0, 95.0, -12.0]])
     dropped = torch.tensor([[False, True, False]])
     labels = distilled_labels(sim, dropped)

@@ -1,4 +1,4 @@
-"""The memory against a list, and the moving copies against their formula."""
+"""The pair memory against a list, and the momentum copies against their formula."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from lavis_mafa.algorithm.pair_memory import EMPTY, MovingCopies, PairMemory
 
 @settings(deadline=None, max_examples=50)
 @given(st.integers(0, 7), st.lists(st.integers(1, 9), max_size=6))
-def test_it_holds_the_newest_pairs(size, batches):
+def test_memory_holds_the_newest_pairs(size, batches):
     memory, seen = PairMemory(size, 2), []
     for batch in batches:
         numbers = torch.arange(len(seen), len(seen) + batch)
@@ -19,17 +19,17 @@ def test_it_holds_the_newest_pairs(size, batches):
         memory.remember(features, -features, numbers // 2, numbers)
         seen += numbers.tolist()
     newest = seen[-size:] if size else []
-    there = memory.indices[~memory.empty]
-    assert sorted(there.tolist()) == newest
+    stored = memory.indices[~memory.empty]
+    assert sorted(stored.tolist()) == newest
     assert int(memory.empty.sum()) == size - len(newest)
-    for place in torch.nonzero(~memory.empty).flatten().tolist():
-        number = int(memory.indices[place])
-        assert memory.images[place].tolist() == [number] * 2
-        assert memory.texts[place].tolist() == [-number] * 2
-        assert int(memory.image_ids[place]) == number // 2
+    for slot in torch.nonzero(~memory.empty).flatten().tolist():
+        number = int(memory.indices[slot])
+        assert memory.images[slot].tolist() == [number] * 2
+        assert memory.texts[slot].tolist() == [-number] * 2
+        assert int(memory.image_ids[slot]) == number // 2
 
 
-def test_forgetting_leaves_it_as_it_began():
+def test_forget_restores_the_initial_state():
     memory = PairMemory(4, 2)
     new = PairMemory(4, 2).state_dict()
     memory.remember(torch.ones(3, 2), torch.ones(3, 2), torch.arange(3), torch.arange(3))
@@ -39,7 +39,7 @@ def test_forgetting_leaves_it_as_it_began():
     assert bool((memory.indices == EMPTY).all())
 
 
-def test_copies_follow_slowly():
+def test_copies_follow_the_moving_average_formula():
     model = nn.Module()
     model.encoder = nn.Linear(2, 1, bias=False)
     model.encoder.weight.data.fill_(1.0)
@@ -54,7 +54,7 @@ def test_copies_follow_slowly():
     assert torch.equal(model.encoder_m.weight, model.encoder.weight)
 
 
-def test_what_cannot_be_is_refused():
+def test_invalid_sizes_and_rates_are_rejected():
     with pytest.raises(ValueError, match="momentum must be between 0 and 1, got 1.5"):
         MovingCopies(nn.Module(), (), 1.5)
     with pytest.raises(ValueError, match="must not be negative, got -1"):

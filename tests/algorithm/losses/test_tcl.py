@@ -1,4 +1,6 @@
-"""TCL's intra-modal and local objectives against loops written from the equations, and extremes."""
+"""TCL's intra-modal and local losses against loops written from the equations, and extreme
+cases.
+"""
 
 import math
 
@@ -20,28 +22,28 @@ pytestmark = pytest.mark.strict_smoke
 TEMPERATURE = 0.2
 
 
-def unit(*shape, seed=0):
+def unit_vectors(*shape, seed=0):
     g = torch.Generator().manual_seed(seed)
     return F.normalize(torch.randn(*shape, generator=g), dim=-1)
 
 
-def padding(b, m, seed):
-    """Masks as tokenizers make them: some ones, then zeros; the first row is whole."""
+def padding_masks(b, m, seed):
+    """Return masks as from a tokenizer: ones, then zeros; the first row has no padding."""
     lengths = torch.randint(0, m + 1, (b,), generator=torch.Generator().manual_seed(seed))
     lengths[0] = m
     return (torch.arange(m) < lengths[:, None]).long()
 
 
-def score(x, y, temperature):
+def exp_score(x, y, temperature):
     dot = sum(a * b for a, b in zip(x.tolist(), y.tolist(), strict=True))
     return math.exp(dot / temperature)
 
 
 def slow_intra(features, targets, positives, temperature):
-    """-log of an InfoNCE, mean over an anchor's positives and over anchors."""
+    """-log of an InfoNCE, averaged over an anchor's positives and over anchors."""
     total = 0.0
     for b, feature in enumerate(features):
-        scores = [score(feature, target, temperature) for target in targets]
+        scores = [exp_score(feature, target, temperature) for target in targets]
         own = [n for n in range(positives.shape[1]) if positives[b, n]]
         total -= sum(math.log(scores[n] / sum(scores)) for n in own) / len(own)
     return total / len(features)
@@ -55,11 +57,11 @@ def slow_local(features, regions, temperature, present, same):
         for other in range(len(regions)):
             for m in range(regions.shape[1]):
                 if other != b and not same[b, other] and present[other, m]:
-                    others += score(feature, regions[other, m], temperature)
+                    others += exp_score(feature, regions[other, m], temperature)
         losses = []
         for m in range(regions.shape[1]):
             if present[b, m]:
-                own = score(feature, regions[b, m], temperature)
+                own = exp_score(feature, regions[b, m], temperature)
                 losses.append(-math.log(own / (own + others)))
         if losses:
             per_anchor.append(sum(losses) / len(losses))
@@ -76,9 +78,9 @@ def slow_local(features, regions, temperature, present, same):
     queued=st.integers(0, 6),
     seed=st.integers(0, 999),
 )
-def test_intra_modal_equals_the_slow_loop(b, more, queued, seed):
-    features = unit(b, 8, seed=seed)
-    targets = unit(b + more + queued, 8, seed=seed + 1)
+def test_intra_modal_equals_slow_loop(b, more, queued, seed):
+    features = unit_vectors(b, 8, seed=seed)
+    targets = unit_vectors(b + more + queued, 8, seed=seed + 1)
     g = torch.Generator().manual_seed(seed)
     positives = torch.rand(b, b + more, generator=g) < 0.3
     positives |= torch.eye(b, b + more, dtype=torch.bool)
@@ -87,14 +89,14 @@ def test_intra_modal_equals_the_slow_loop(b, more, queued, seed):
     assert loss.item() == pytest.approx(expected, rel=1e-4, abs=1e-5)
 
 
-def test_without_a_queue_it_is_cross_entropy_over_the_mini_batch():
-    features, targets = unit(6, 8), unit(6, 8, seed=1)
+def test_intra_modal_without_queue_is_cross_entropy_over_the_mini_batch():
+    features, targets = unit_vectors(6, 8), unit_vectors(6, 8, seed=1)
     loss = intra_modal_loss(features, targets, torch.eye(6, dtype=torch.bool), TEMPERATURE)
     expected = F.cross_entropy(features @ targets.t() / TEMPERATURE, torch.arange(6))
     assert torch.allclose(loss, expected)
 
 
-def test_views_of_one_sample_alike_and_all_others_orthogonal():
+def test_intra_modal_of_orthogonal_samples_has_a_closed_form():
     features, queue = torch.eye(8)[:3], torch.eye(8)[3:]
     own = torch.eye(3, dtype=torch.bool)
     for targets in (features, torch.cat([features, queue])):
@@ -103,14 +105,14 @@ def test_views_of_one_sample_alike_and_all_others_orthogonal():
         assert loss.item() == pytest.approx(expected, rel=1e-3)
 
 
-def test_collapsed_features_cost_the_logarithm_of_the_number_of_targets():
-    features = unit(1, 8).expand(3, 8)
-    targets = unit(1, 8).expand(10, 8)
+def test_intra_modal_of_collapsed_features_is_log_of_the_number_of_targets():
+    features = unit_vectors(1, 8).expand(3, 8)
+    targets = unit_vectors(1, 8).expand(10, 8)
     loss = intra_modal_loss(features, targets, torch.eye(3, 4, dtype=torch.bool), TEMPERATURE)
     assert loss.item() == pytest.approx(math.log(10), rel=1e-5)
 
 
-def test_pairs_of_one_image_draw_an_anchor_between_them():
+def test_pairs_of_one_image_pull_an_anchor_between_them():
     targets = torch.eye(8)[:3]
     at_its_own = targets[:1]
     between = F.normalize(targets[:1] + targets[1:2], dim=-1)
@@ -119,66 +121,70 @@ def test_pairs_of_one_image_draw_an_anchor_between_them():
     def loss(feature, positives):
         return intra_modal_loss(feature, targets, positives, 0.05).item()
 
-    assert loss(between, both) == pytest.approx(math.log(2), rel=1e-4)  # half for each
+    assert loss(between, both) == pytest.approx(math.log(2), rel=1e-4)  # half of the label for each
     assert loss(between, both) < loss(at_its_own, both) / 10
     assert loss(between, one) > 10 * loss(at_its_own, one)
 
 
-def test_fewer_targets_than_candidates_and_anchors_without_a_positive_are_refused():
+def test_too_few_targets_and_anchors_without_positive_are_rejected():
     with pytest.raises(ValueError, match="positives are of 5 candidates, but targets has 3"):
-        intra_modal_loss(unit(2, 8), unit(3, 8), torch.eye(2, 5, dtype=torch.bool), TEMPERATURE)
+        intra_modal_loss(
+            unit_vectors(2, 8), unit_vectors(3, 8), torch.eye(2, 5, dtype=torch.bool), TEMPERATURE
+        )
     with pytest.raises(ValueError, match="anchors without one: \\[1\\]"):
         positives = torch.tensor([[True, False], [False, False]])
-        intra_modal_loss(unit(2, 8), unit(4, 8), positives, TEMPERATURE)
+        intra_modal_loss(unit_vectors(2, 8), unit_vectors(4, 8), positives, TEMPERATURE)
 
 
 # Local
 
 
 @settings(deadline=None, max_examples=60)
-@given(b=st.integers(1, 5), m=st.integers(1, 5), seed=st.integers(0, 999), told=st.booleans())
-def test_local_equals_the_slow_loop(b, m, seed, told):
-    features, regions = unit(b, 8, seed=seed), unit(b, m, 8, seed=seed + 1)
-    present = padding(b, m, seed)
+@given(b=st.integers(1, 5), m=st.integers(1, 5), seed=st.integers(0, 999), same_given=st.booleans())
+def test_local_equals_slow_loop(b, m, seed, same_given):
+    features, regions = unit_vectors(b, 8, seed=seed), unit_vectors(b, m, 8, seed=seed + 1)
+    present = padding_masks(b, m, seed)
     groups = torch.randint(0, 3, (b,), generator=torch.Generator().manual_seed(seed))
-    same = groups[:, None] == groups if told else torch.zeros(b, b, dtype=torch.bool)
-    same.fill_diagonal_(False)  # a sample is no negative of itself, told or not
-    loss = local_loss(features, regions, TEMPERATURE, present, same if told else None)
+    same = groups[:, None] == groups if same_given else torch.zeros(b, b, dtype=torch.bool)
+    same.fill_diagonal_(
+        False
+    )  # a sample is never a negative of itself, whether or not `same` is given
+    loss = local_loss(features, regions, TEMPERATURE, present, same if same_given else None)
     expected = slow_local(features, regions, TEMPERATURE, present, same)
     assert loss.item() == pytest.approx(expected, rel=1e-4, abs=1e-5)
 
 
-def test_regions_like_their_sample_and_unlike_all_others():
+def test_local_loss_of_orthogonal_samples_has_a_closed_form():
     features = torch.eye(4)
     regions = features[:, None].expand(4, 6, 4)
     expected = math.log(1 + 3 * 6 * math.exp(-1 / TEMPERATURE))
     assert local_loss(features, regions, TEMPERATURE).item() == pytest.approx(expected, rel=1e-4)
 
 
-def test_collapsed_regions_cost_the_logarithm_of_one_and_all_others_regions():
-    features = unit(1, 8).expand(4, 8)
+def test_local_loss_of_collapsed_regions_has_a_closed_form():
+    features = unit_vectors(1, 8).expand(4, 8)
     loss = local_loss(features, features[:, None].expand(4, 6, 8), TEMPERATURE)
     assert loss.item() == pytest.approx(math.log(1 + 3 * 6), rel=1e-5)
 
 
-def test_a_samples_other_regions_are_no_negatives():
-    """Alone in a mini-batch, or among pictures of the same image, there is nothing to tell from."""
-    features = unit(2, 8).requires_grad_()
-    alone = local_loss(features[:1], unit(1, 5, 8, seed=1), TEMPERATURE)
+def test_regions_of_the_same_image_are_not_negatives():
+    """The loss is zero for a single sample or if all samples show the same image."""
+    features = unit_vectors(2, 8).requires_grad_()
+    alone = local_loss(features[:1], unit_vectors(1, 5, 8, seed=1), TEMPERATURE)
     same = torch.ones(2, 2, dtype=torch.bool)
-    together = local_loss(features, unit(2, 5, 8, seed=1), TEMPERATURE, same=same)
+    together = local_loss(features, unit_vectors(2, 5, 8, seed=1), TEMPERATURE, same=same)
     assert alone.item() == together.item() == 0
     (alone + together).backward()
     assert torch.equal(features.grad, torch.zeros(2, 8))
 
 
-@pytest.mark.parametrize("rubbish", [5.0, 1e30, math.nan, math.inf])
-def test_padding_counts_nowhere(rubbish):
-    features, regions = unit(4, 8).requires_grad_(), unit(4, 5, 8, seed=1)
+@pytest.mark.parametrize("padding_value", [5.0, 1e30, math.nan, math.inf])
+def test_padding_has_no_influence(padding_value):
+    features, regions = unit_vectors(4, 8).requires_grad_(), unit_vectors(4, 5, 8, seed=1)
     present = torch.tensor([[1, 1, 1, 1, 1], [1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [1, 1, 1, 0, 0]])
     loss = local_loss(features, regions, TEMPERATURE, present)
     (grad,) = torch.autograd.grad(loss, features)
-    filled = torch.where(present.bool()[:, :, None], regions, rubbish)
+    filled = torch.where(present.bool()[:, :, None], regions, padding_value)
     other = local_loss(features, filled, TEMPERATURE, present)
     (other_grad,) = torch.autograd.grad(other, features)
     assert other.item() == loss.item() and torch.equal(grad, other_grad)
@@ -187,8 +193,8 @@ def test_padding_counts_nowhere(rubbish):
     assert not torch.allclose(local_loss(features, regions, TEMPERATURE), loss)
 
 
-def test_a_text_without_a_word_is_as_if_it_were_not_there():
-    features, regions = unit(3, 8).requires_grad_(), unit(3, 4, 8, seed=1)
+def test_text_without_words_has_no_influence():
+    features, regions = unit_vectors(3, 8).requires_grad_(), unit_vectors(3, 4, 8, seed=1)
     present = torch.tensor([[1, 1, 0, 0], [0, 0, 0, 0], [1, 1, 1, 0]])
     loss = local_loss(features, regions, TEMPERATURE, present)
     rest = [0, 2]
@@ -198,25 +204,25 @@ def test_a_text_without_a_word_is_as_if_it_were_not_there():
     assert (grad[1] == 0).all() and (grad[0] != 0).any()
 
 
-@pytest.mark.parametrize("places", [0, 3])
-def test_no_word_in_any_text_costs_nothing(places):
-    features = unit(2, 8).requires_grad_()
-    present = torch.zeros(2, places)
-    loss = local_loss(features, unit(2, places, 8), TEMPERATURE, present)
+@pytest.mark.parametrize("length", [0, 3])
+def test_loss_is_zero_if_no_text_has_words(length):
+    features = unit_vectors(2, 8).requires_grad_()
+    present = torch.zeros(2, length)
+    loss = local_loss(features, unit_vectors(2, length, 8), TEMPERATURE, present)
     loss.backward()
     assert loss.item() == 0 and torch.equal(features.grad, torch.zeros(2, 8))
 
 
-def test_regions_of_other_samples_are_refused():
+def test_regions_of_a_different_number_of_samples_are_rejected():
     with pytest.raises(ValueError, match="features are of 2 samples and regions of 3"):
-        local_loss(unit(2, 8), unit(3, 4, 8), TEMPERATURE)
+        local_loss(unit_vectors(2, 8), unit_vectors(3, 4, 8), TEMPERATURE)
 
 
 # Both
 
 
-def losses_of(features, targets, temperature):
-    """Both losses; regions are targets, two for each anchor."""
+def both_losses(features, targets, temperature):
+    """Return both losses; the targets are also the regions, two for each anchor."""
     own = torch.eye(len(features), dtype=torch.bool)
     return (
         intra_modal_loss(features, targets, own, temperature),
@@ -225,43 +231,46 @@ def losses_of(features, targets, temperature):
 
 
 @pytest.mark.parametrize("which", [0, 1])
-def test_only_anchors_and_the_temperature_are_trained(which):
-    features, targets = unit(3, 8).requires_grad_(), unit(6, 8, seed=1).requires_grad_()
+def test_gradient_reaches_anchors_and_temperature_only(which):
+    features, targets = (
+        unit_vectors(3, 8).requires_grad_(),
+        unit_vectors(6, 8, seed=1).requires_grad_(),
+    )
     temperature = torch.tensor(TEMPERATURE, requires_grad=True)
-    losses_of(features, targets, temperature)[which].backward()
+    both_losses(features, targets, temperature)[which].backward()
     assert targets.grad is None
     assert (features.grad.abs().sum(dim=1) > 0).all()
     step = 1e-2
     low, high = (
-        losses_of(features.detach(), targets.detach(), TEMPERATURE + s)[which].item()
+        both_losses(features.detach(), targets.detach(), TEMPERATURE + s)[which].item()
         for s in (-step, step)
     )
     assert temperature.grad.item() == pytest.approx((high - low) / (2 * step), rel=0.05)
 
 
 @pytest.mark.parametrize("which", [0, 1])
-def test_similarities_are_in_float32_under_autocast_and_at_the_lowest_temperature(which):
-    features, targets = unit(3, 8), unit(6, 8, seed=1)
-    plain = losses_of(features, targets, 0.001)[which]
+def test_similarities_are_float32_under_autocast_at_the_lowest_temperature(which):
+    features, targets = unit_vectors(3, 8), unit_vectors(6, 8, seed=1)
+    plain = both_losses(features, targets, 0.001)[which]
     with torch.autocast("cpu", torch.bfloat16):
-        inside = losses_of(features, targets, 0.001)[which]
+        inside = both_losses(features, targets, 0.001)[which]
     assert inside.dtype == torch.float32 and torch.equal(inside, plain)
-    halves = losses_of(features.bfloat16(), targets.bfloat16(), 0.001)[which]
+    halves = both_losses(features.bfloat16(), targets.bfloat16(), 0.001)[which]
     assert halves.dtype == torch.float32 and torch.isfinite(halves)
 
 
 @pytest.mark.parametrize("which", [0, 1])
-def test_descent_brings_a_sample_to_its_own(which):
-    targets = unit(6, 8, seed=3)
+def test_gradient_descent_moves_samples_to_their_targets(which):
+    targets = unit_vectors(6, 8, seed=3)
     raw = torch.randn(3, 8, generator=torch.Generator().manual_seed(4)).requires_grad_()
-    before = losses_of(F.normalize(raw, dim=-1), targets, TEMPERATURE)[which].item()
+    before = both_losses(F.normalize(raw, dim=-1), targets, TEMPERATURE)[which].item()
     optimizer = torch.optim.Adam([raw], lr=0.05)
     for _ in range(100):
         optimizer.zero_grad()
-        losses_of(F.normalize(raw, dim=-1), targets, TEMPERATURE)[which].backward()
+        both_losses(F.normalize(raw, dim=-1), targets, TEMPERATURE)[which].backward()
         optimizer.step()
     features = F.normalize(raw, dim=-1).detach()
-    assert losses_of(features, targets, TEMPERATURE)[which].item() < before / 2
+    assert both_losses(features, targets, TEMPERATURE)[which].item() < before / 2
     sim = features @ targets.t()
     own = torch.arange(3)
     if which == 1:
@@ -272,7 +281,7 @@ def test_descent_brings_a_sample_to_its_own(which):
 # Regions
 
 
-def test_local_features_leave_out_the_first_token_and_are_normalised():
+def test_local_features_skip_the_first_token_and_are_normalised():
     projection = torch.nn.Linear(12, 8)
     embeds = torch.randn(3, 5, 12)
     local = local_features(embeds, projection)
@@ -304,7 +313,7 @@ def test_pooling_is_the_mean_of_windows(side, window):
 
 @settings(deadline=None, max_examples=30)
 @given(side=st.integers(1, 27))
-def test_pooling_loses_no_patch(side):
+def test_pooling_uses_every_patch(side):
     patches = torch.ones(1, side * side, 1, requires_grad=True)
     pooled = pool_patches(patches)
     assert torch.allclose(pooled, torch.ones_like(pooled))
@@ -313,18 +322,18 @@ def test_pooling_loses_no_patch(side):
 
 
 @pytest.mark.parametrize("count", [0, 2, 257])
-def test_patches_that_make_no_square_are_refused(count):
+def test_number_of_patches_must_be_a_square(count):
     with pytest.raises(ValueError, match=f"{count} patches do not make a square"):
         pool_patches(torch.ones(1, count, 3))
 
 
-def test_a_step_of_tcl_from_embeddings_to_losses():
-    """Images and captions of an encoder as the step has them: a mean of six losses."""
+def test_tcl_losses_from_embeddings_have_finite_gradients():
+    """Embeddings of images and captions as in the step: the mean of six losses."""
     g = torch.Generator().manual_seed(0)
     image_head, text_head = torch.nn.Linear(12, 8), torch.nn.Linear(12, 8)
     own = torch.eye(3, dtype=torch.bool)
-    mask = padding(3, 5, seed=1)
-    total, queue = torch.zeros(()), unit(4, 8, seed=2)
+    mask = padding_masks(3, 5, seed=1)
+    total, queue = torch.zeros(()), unit_vectors(4, 8, seed=2)
     for head, size, present in ((image_head, 17, None), (text_head, 6, mask)):
         embeds = torch.randn(3, size, 12, generator=g)
         moved = (embeds + 0.1).requires_grad_()

@@ -1,4 +1,4 @@
-"""Which two images each text meets in text assignment."""
+"""The assignment of two images to each text."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from lavis_mafa.algorithm.losses.text_assignment import FIRST, NEITHER, SECOND, assign_texts
 
-# Below these sums of squares a right sampler stays in 999 of 1000 cases, by degrees of freedom.
+# Upper 99.9 % points of the chi-square distribution, by degrees of freedom.
 CHI_SQUARE = {2: 13.8, 3: 16.3, 11: 31.3}
 
 
@@ -21,12 +21,14 @@ def draws(ids, number, preference=None, seed=0):
     torch.manual_seed(seed)
     drawn = [assign_texts(torch.tensor(ids), preference) for _ in range(number)]
     names = ("first", "second", "labels")
-    return {name: torch.stack([getattr(one, name) for one in drawn]) for name in names}
+    return {
+        name: torch.stack([getattr(assignment, name) for assignment in drawn]) for name in names
+    }
 
 
 @settings(deadline=None, max_examples=60)
 @given(st.lists(st.integers(0, 5), min_size=2, max_size=12), st.integers(0, 99), st.booleans())
-def test_what_every_draw_keeps(ids, seed, prefers):
+def test_invariants_of_every_assignment(ids, seed, prefers):
     if len(set(ids)) == 1:
         ids[0] += 1
     torch.manual_seed(seed)
@@ -46,23 +48,23 @@ def test_what_every_draw_keeps(ids, seed, prefers):
             assert (ids[pair[0]] != ids[pair[1]]) == (shown > 2)
 
 
-def test_labels_come_equally_often():
+def test_labels_are_uniform():
     labels = draws(range(6), 1000)["labels"]
     counts = torch.bincount(labels.flatten(), minlength=3).double()
     assert counts.sum() == 6000
     assert chi_square(counts, 2000) < CHI_SQUARE[2]
-    # Also for a single text, and whatever the text before it got.
+    # A single text, and independence of the label before it.
     pairs = torch.bincount(3 * labels[:, 0] + labels[:, 1], minlength=9).double()
     assert chi_square(pairs, 1000 / 9) < 26.1  # 8 degrees of freedom
 
 
-def test_any_other_image_is_equally_likely():
+def test_other_images_are_drawn_uniformly():
     drawn = draws(range(5), 3000)
     own_first = drawn["labels"][:, 0] == FIRST
     others = torch.bincount(drawn["second"][own_first, 0], minlength=5).double()
     assert others[0] == 0
     assert chi_square(others[1:], others.sum() / 4) < CHI_SQUARE[3]
-    # Where the text is neither's, all 12 ordered pairs of the others.
+    # If the text belongs to neither image: all 12 ordered pairs of other images.
     neither = drawn["labels"][:, 0] == NEITHER
     pairs = 5 * drawn["first"][neither, 0] + drawn["second"][neither, 0]
     counts = torch.bincount(pairs, minlength=25).double()
@@ -70,38 +72,40 @@ def test_any_other_image_is_equally_likely():
     assert chi_square(counts[counts > 0], counts.sum() / 12) < CHI_SQUARE[11]
 
 
-def test_preferred_images_come_as_often_as_their_softmax_says():
+def test_preferred_images_are_drawn_with_their_softmax_probability():
     shares = torch.tensor([0.4, 0.3, 0.2, 0.1])
     preference = torch.zeros(5, 5)
-    preference[0] = torch.cat([torch.tensor([50.0]), shares.log() + 3])  # its own never counts
+    preference[0] = torch.cat(
+        [torch.tensor([50.0]), shares.log() + 3]
+    )  # the own image never counts
     drawn = draws(range(5), 3000, preference)
     own_second = drawn["labels"][:, 0] == SECOND
     others = torch.bincount(drawn["first"][own_second, 0], minlength=5)[1:].double()
     assert chi_square(others, others.sum() * shares) < CHI_SQUARE[3]
-    # Two without replacement: p_i * p_j / (1 - p_i).
+    # Two draws without replacement: p_i * p_j / (1 - p_i).
     neither = drawn["labels"][:, 0] == NEITHER
     pairs = torch.stack([drawn["first"][neither, 0], drawn["second"][neither, 0]]) - 1
     counts = torch.bincount(4 * pairs[0] + pairs[1], minlength=16).view(4, 4).double()
     expected = shares[:, None] * shares[None] / (1 - shares[:, None])
-    apart = ~torch.eye(4, dtype=torch.bool)
-    assert counts[~apart].sum() == 0
-    assert chi_square(counts[apart], counts.sum() * expected[apart]) < CHI_SQUARE[11]
+    different = ~torch.eye(4, dtype=torch.bool)
+    assert counts[~different].sum() == 0
+    assert chi_square(counts[different], counts.sum() * expected[different]) < CHI_SQUARE[11]
 
 
-def test_the_training_generator_decides():
+def test_draws_depend_on_the_training_generator():
     one, other, third = (draws(range(20), 1, seed=seed) for seed in (3, 3, 4))
     assert all(torch.equal(one[name], other[name]) for name in one)
     assert not torch.equal(one["labels"], third["labels"])
 
 
-def test_two_images_only():
-    """Then both sides show the other one where the text is neither's."""
+def test_with_two_images_neither_shows_the_other_image_twice():
+    """Both places show the other image if the text belongs to neither."""
     drawn = draws([7, 7, 8], 200)
     neither = drawn["labels"] == NEITHER
     assert neither.any() and torch.equal(drawn["first"][neither], drawn["second"][neither])
 
 
 @pytest.mark.parametrize("ids", [[3], [3, 3, 3]])
-def test_no_other_image_at_all(ids):
+def test_a_single_image_is_rejected(ids):
     with pytest.raises(ValueError, match=f"two different images .* got {len(ids)} sample.*batch"):
         assign_texts(torch.tensor(ids))

@@ -1,4 +1,4 @@
-"""The triplet loss against a loop over anchors, and its extremes."""
+"""The triplet loss against a loop over anchors, and extreme cases."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from lavis_mafa.algorithm.pickers import NONE, hardest
 
 
 def slow_mean(sim, own, picked, margin):
-    """One direction, anchor by anchor."""
+    """The mean loss of one direction, anchor by anchor."""
     losses = [
         max(0.0, margin + float(sim[b, n]) - float(own[b]))
         for b, n in enumerate(picked.tolist())
@@ -21,14 +21,19 @@ def slow_mean(sim, own, picked, margin):
 
 @settings(deadline=None, max_examples=50)
 @given(st.integers(1, 6), st.integers(1, 9), st.integers(0, 10**6), st.floats(0.0, 1.0))
-def test_the_loss_is_the_mean_over_anchors_with_a_negative(b, n, seed, margin):
+def test_loss_is_the_mean_over_anchors_with_a_negative(b, n, seed, margin):
     generator = torch.Generator().manual_seed(seed)
     sims = torch.rand(2, b, n, generator=generator, dtype=torch.float64) * 2 - 1
     owns = torch.rand(2, b, generator=generator, dtype=torch.float64)
     picked = torch.randint(-1, n, (2, b), generator=generator)
-    taken = [similarity_of(sim, one) for sim, one in zip(sims, picked, strict=True)]
+    taken = [
+        similarity_of(sim, sim_own_picked) for sim, sim_own_picked in zip(sims, picked, strict=True)
+    ]
     found = triplet_loss(owns[0], taken[0], owns[1], taken[1], margin)
-    expected = sum(slow_mean(*one, margin) for one in zip(sims, owns, picked, strict=True))
+    expected = sum(
+        slow_mean(*sim_own_picked, margin)
+        for sim_own_picked in zip(sims, owns, picked, strict=True)
+    )
     assert float(found) == pytest.approx(expected, abs=1e-12)
 
 
@@ -38,7 +43,7 @@ def test_extremes():
     assert triplet_losses(own, own, 0.2).tolist() == pytest.approx([0.2] * 3)
 
 
-def test_without_negatives_the_loss_is_zero_and_has_a_gradient():
+def test_without_negatives_the_loss_is_zero_and_differentiable():
     sim = torch.rand(2, 2, requires_grad=True)
     taken = similarity_of(sim, hardest(sim, torch.ones(2, 2) > 0))
     loss = triplet_loss(sim.diagonal(), taken, sim.diagonal(), taken, 0.2)
@@ -46,7 +51,7 @@ def test_without_negatives_the_loss_is_zero_and_has_a_gradient():
     assert loss.item() == 0.0 and sim.grad is not None and not sim.grad.any()
 
 
-def test_the_gradient_pulls_the_own_pair_and_pushes_the_negative():
+def test_gradient_raises_the_own_pair_and_lowers_the_negative():
     sim = torch.tensor([[0.5, 0.45, 0.1], [0.0, 0.9, 0.1]], requires_grad=True)
     picked = torch.tensor([1, 2])
     triplet_losses(sim[:, :2].diagonal(), similarity_of(sim, picked), 0.2).mean().backward()
