@@ -126,9 +126,8 @@ def model_of(family, chosen, con_d):
     torch.manual_seed(3)
     model = load_model(family, "tiny")
     model.settings, model.con_d = chosen, con_d()
-    if isinstance(
-        model.con_d, Oracle
-    ):  # its indices are those of the data set, not of the mini-batch
+    if isinstance(model.con_d, Oracle):
+        # Its indices are those of the data set, not of the mini-batch.
         model.con_d.truth = lambda images, texts: (images * 7 + texts * 3) % 11 > 5
     if chosen.soft_labels.type == "momentum":
         model.momentum_encoders = Momentum(model, backbone_of, 64, queue_size=16)

@@ -1,4 +1,4 @@
-"""Trains by session.run; writes every rank's samples and losses to ``rank<r>.json`` in a folder."""
+"""Train by session.run; write every rank's samples and losses to ``rank<r>.json`` in a folder."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from lavis_mafa.runners.session import exit_status, run
 
 
 def main(folder: str, config: str, *options: str) -> None:
-    read: list[dict] = []
-    note = RunnerMafa._record_step
+    steps: list[dict] = []
+    record_step = RunnerMafa._record_step
 
-    def recorded(self, output, losses, samples, bar):
-        read.append({"index": samples["index"].tolist(), "epoch": samples["epoch"], **losses})
-        note(self, output, losses, samples, bar)
+    def record(self, output, losses, samples, bar):
+        steps.append({"index": samples["index"].tolist(), "epoch": samples["epoch"], **losses})
+        record_step(self, output, losses, samples, bar)
 
-    RunnerMafa._record_step = recorded
+    RunnerMafa._record_step = record
     run(config, options)
-    Path(folder, f"rank{get_rank()}.json").write_text(json.dumps(read))
+    Path(folder, f"rank{get_rank()}.json").write_text(json.dumps(steps))
 
 
 if __name__ == "__main__":

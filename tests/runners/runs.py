@@ -13,7 +13,7 @@ import torch
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = str(ROOT / "projects/mafa/train/albef_toy.yaml")
 
-# 74 pairs, mini-batches of 8: 9 steps an epoch and 2 pairs left over; grouped from epoch 1 on.
+# 74 pairs, mini-batches of 8: 9 steps an epoch with 2 pairs left over; grouped from epoch 1 on.
 SMALL = {
     "datasets.toy_scenes.build_info.train_size": 74,
     "datasets.toy_scenes.build_info.val_size": 6,
@@ -34,9 +34,9 @@ SMALL = {
 
 
 def options(folder, **changes):
-    """Return ``--options`` of a small run in ``folder``; double underscores stand for dots."""
-    changed = {key.replace("__", "."): value for key, value in changes.items()}
-    settings = {**SMALL, "run.output_dir": folder, "run.job_id": "job", **changed}
+    """Return ``--options`` of a small run in ``folder``; double underscores in keys become dots."""
+    overrides = {key.replace("__", "."): value for key, value in changes.items()}
+    settings = {**SMALL, "run.output_dir": folder, "run.job_id": "job", **overrides}
     return [f"{key}={value}" for key, value in settings.items() if value is not None]
 
 
@@ -53,15 +53,15 @@ def run_here(folder, config=CONFIG, **changes):
 
 
 def launcher(ranks=None, *extra):
-    """Return the command before a script: Python, and the launcher for several ranks."""
-    begin = [sys.executable]
+    """Return the command before a script: Python, plus the launcher for several ranks."""
+    arguments = [sys.executable]
     if ranks:
-        begin += ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
-    return [*begin, *extra]
+        arguments += ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
+    return [*arguments, *extra]
 
 
 def command(script, folder, config=CONFIG, ranks=None, extra=(), **changes):
-    listed = options(folder, **changes)
+    run_options = options(folder, **changes)
     return [
         *launcher(ranks),
         str(ROOT / script),
@@ -69,14 +69,14 @@ def command(script, folder, config=CONFIG, ranks=None, extra=(), **changes):
         config,
         *extra,
         "--options",
-        *listed,
+        *run_options,
     ]
 
 
-def spawn(folder, listed, **environment):
+def spawn(folder, arguments, **environment):
     """Start a command as a process with its output in a pipe."""
     return subprocess.Popen(
-        [str(part) for part in listed],
+        [str(part) for part in arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -101,8 +101,10 @@ def weights(folder, name="checkpoint_last.pth", job="job"):
     return torch.load(Path(folder) / job / name, weights_only=True)["model"]
 
 
-def same_weights(one, other):
-    return one.keys() == other.keys() and all(torch.equal(one[k], other[k]) for k in one)
+def same_weights(state, other_state):
+    return state.keys() == other_state.keys() and all(
+        torch.equal(state[k], other_state[k]) for k in state
+    )
 
 
 def records(folder, kind, job="job"):

@@ -1,4 +1,4 @@
-"""Compiled image encoders have equal losses and the same names of weights."""
+"""Compiled image encoders give equal losses and keep the names of weights."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lavis_mafa.models.con_d.discriminator import ModelDiscriminator
 from lavis_mafa.runners.launch import compile_image_encoders
 
 
-def test_a_model_without_an_image_encoder_is_refused():
+def test_model_without_image_encoder_is_rejected():
     with pytest.raises(ValueError, match="no image encoder to compile"):
         compile_image_encoders(torch.nn.Linear(2, 2))
 
@@ -22,7 +22,7 @@ def test_a_model_without_an_image_encoder_is_refused():
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a compiler")
 @pytest.mark.parametrize("family", ["albef_mafa", "blip2_mafa"])
-def test_losses_are_equal(family, toy_train):
+def test_losses_of_compiled_and_plain_model_are_equal(family, toy_train):
     torch.manual_seed(2)
     model = load_model(family, "tiny").train()
     model.con_d = ModelDiscriminator(load_model("albef_mafa", "tiny"))
@@ -35,11 +35,11 @@ def test_losses_are_equal(family, toy_train):
     assert first._compiled_call_impl is not None
     assert compiled.con_d.model.visual_encoder.blocks[0]._compiled_call_impl is not None
     samples = mini_batch(toy_train, range(4))
-    told = []
-    for one in (model, compiled):
+    results = []
+    for candidate in (model, compiled):
         torch.manual_seed(3)
-        output = one(samples)
+        output = candidate(samples)
         output.loss.backward()
-        gradients = [w.grad for w in one.visual_encoder.parameters() if w.grad is not None]
-        told.append((output.loss, output.i2t.probability, gradients))
-    torch.testing.assert_close(told[1], told[0], rtol=1e-3, atol=1e-5)
+        gradients = [w.grad for w in candidate.visual_encoder.parameters() if w.grad is not None]
+        results.append((output.loss, output.i2t.probability, gradients))
+    torch.testing.assert_close(results[1], results[0], rtol=1e-3, atol=1e-5)

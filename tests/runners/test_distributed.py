@@ -32,7 +32,7 @@ def launch_two(folder, *arguments):
 
 
 def simulate_two_ranks(folder):
-    """Train both ranks in turn on one copy of the weights, averaging gradients by hand."""
+    """Train both ranks in turn on one copy of the weights; average the gradients explicitly."""
     from lavis_mafa.algorithm.grit import GritSchedule, GritSettings
     from lavis_mafa.config import load_config
     from lavis_mafa.runners.launch import init_distributed, random_states, set_random_states
@@ -43,7 +43,7 @@ def simulate_two_ranks(folder):
     init_distributed(cfg.run_cfg)
     runners, states = [], []
     for rank in range(2):
-        # Every rank draws its own numbers, beginning with weights that rank 0's replace.
+        # Every rank seeds differently; the weights it draws are replaced by those of rank 0.
         import random
 
         import numpy as np
@@ -69,7 +69,7 @@ def simulate_two_ranks(folder):
         )
         for r in range(2)
     ]
-    told: list[list[dict]] = [[], []]
+    steps: list[list[dict]] = [[], []]
     model = runner.model
     for epoch in range(run_cfg.max_epoch):
         plan = [schedule.begin(epoch) for schedule in schedules][0]
@@ -87,7 +87,7 @@ def simulate_two_ranks(folder):
                     samples["index"], output.image_features, output.text_features
                 )
                 states[rank] = random_states()
-                told[rank].append({"index": indices.tolist(), "loss": float(output.loss.detach())})
+                steps[rank].append({"index": indices.tolist(), "loss": float(output.loss.detach())})
             runner.optimizer.step()
             runner.optimizer.zero_grad()
             runner.progress.global_step += 1
@@ -100,34 +100,34 @@ def simulate_two_ranks(folder):
             for schedule, order in zip(schedules, finished, strict=True):
                 patch.setattr(schedule.collector, "finish", lambda order=order: order)
                 schedule.end(epoch)
-    return told, model.state_dict()
+    return steps, model.state_dict()
 
 
-def test_two_processes_equal_the_simulation(tmp_path):
+def test_two_processes_equal_simulated_ranks(tmp_path):
     real = tmp_path / "real"
     real.mkdir()
     finish(launch_two(real, RECORDING, real, CONFIG, *options(real, **CHANGES)))
-    told, simulated = simulate_two_ranks(tmp_path / "simulated")
+    expected, simulated = simulate_two_ranks(tmp_path / "simulated")
     for rank in range(2):
         measured = json.loads((real / f"rank{rank}.json").read_text())
-        assert [m["index"] for m in measured] == [t["index"] for t in told[rank]]
+        assert [m["index"] for m in measured] == [t["index"] for t in expected[rank]]
         losses = [m["loss"] for m in measured]
-        assert losses == pytest.approx([t["loss"] for t in told[rank]], rel=1e-5)
-    assert told[0][0]["index"] != told[1][0]["index"], "ranks must read different data"
+        assert losses == pytest.approx([t["loss"] for t in expected[rank]], rel=1e-5)
+    assert expected[0][0]["index"] != expected[1][0]["index"], "ranks must read different data"
     saved = weights(real)
     assert all(torch.allclose(saved[k], simulated[k], atol=1e-5) for k in saved)
 
 
 def test_two_processes_evaluate_like_one(tmp_path):
     changes = {"run__test_splits": '["test"]', "run__max_epoch": 1}
-    one, two = tmp_path / "one", tmp_path / "two"
-    one.mkdir(), two.mkdir()
-    finish(start("train.py", one, **changes))
+    one_rank, two_ranks = tmp_path / "one", tmp_path / "two"
+    one_rank.mkdir(), two_ranks.mkdir()
+    finish(start("train.py", one_rank, **changes))
     pretrained = {
         "model__load_finetuned": True,
-        "model__finetuned": one / "job" / "checkpoint_last.pth",
+        "model__finetuned": one_rank / "job" / "checkpoint_last.pth",
     }
-    finish(start("evaluate.py", two, ranks=2, **changes, **pretrained))
-    expected, measured = records(one, "eval")[-1], records(two, "eval")[-1]
+    finish(start("evaluate.py", two_ranks, ranks=2, **changes, **pretrained))
+    expected, measured = records(one_rank, "eval")[-1], records(two_ranks, "eval")[-1]
     for key in expected.keys() - {"time", "epoch"}:
         assert measured[key] == expected[key], key

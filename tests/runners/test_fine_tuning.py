@@ -1,4 +1,6 @@
-"""Fine-tuning by the real commands: VQA, entailment, retrieval; toy world and photographs."""
+"""Fine-tuning by the real commands: VQA, entailment and retrieval on the toy world and
+photographs.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,8 @@ from lavis_mafa.models import AlbefMafa
 from lavis_mafa.runners.session import run
 
 TRAIN, EVAL = ROOT / "projects/mafa/train", ROOT / "projects/mafa/eval"
-# What only pre-training on toy_scenes knows.
-NOT_HERE = (
+# Keys of the small pre-training run that do not apply here.
+PRETRAINING_KEYS = (
     *("run.grit.queue_size", "run.grit.search_space", "run.grit.start_epoch"),
     *("model.mafa.con_d.arch", "run.k_test"),
 )
@@ -23,12 +25,12 @@ SIZES = {"train_size": 60, "val_size": 8, "test_size": 12}
 
 
 def settings(name, checkpoint, data, **more):
-    """A small run of a toy config."""
+    """Return the config file and the options of a small run."""
     info = {f"datasets.{data}.build_info.{key}": value for key, value in SIZES.items()}
-    none = {f"datasets.toy_scenes.build_info.{key}": None for key in SIZES}
-    given = {
-        **dict.fromkeys(NOT_HERE),
-        **(none if data != "toy_scenes" else {}),
+    no_pretraining_data = {f"datasets.toy_scenes.build_info.{key}": None for key in SIZES}
+    options = {
+        **dict.fromkeys(PRETRAINING_KEYS),
+        **(no_pretraining_data if data != "toy_scenes" else {}),
         **info,
         **({QUESTIONS: 2} if data == "toy_vqa" else {}),
         "model.pretrained": checkpoint,
@@ -39,17 +41,17 @@ def settings(name, checkpoint, data, **more):
         "run.test_splits": '["test"]',
         **more,
     }
-    return {"config": str(TRAIN / f"{name}.yaml")}, given
+    return {"config": str(TRAIN / f"{name}.yaml")}, options
 
 
-def begin(folder, name, checkpoint, data, **more):
-    where, given = settings(name, checkpoint, data, **more)
-    return run_here(folder, **where, **{k.replace(".", "__"): v for k, v in given.items()})
+def train_small(folder, name, checkpoint, data, **more):
+    config, options = settings(name, checkpoint, data, **more)
+    return run_here(folder, **config, **{k.replace(".", "__"): v for k, v in options.items()})
 
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory):
-    """A tiny ALBEF as pre-training saves it."""
+    """A tiny ALBEF in the format of a pre-training checkpoint."""
     torch.manual_seed(0)
     cfg = OmegaConf.load(AlbefMafa.default_config_path("tiny")).model
     path = tmp_path_factory.mktemp("pretrained") / "checkpoint_last.pth"
@@ -59,51 +61,53 @@ def checkpoint(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    "name, data, figure",
+    "name, data, metric",
     [
         ("vqa_ft_toy", "toy_vqa", "acc"),
         ("ve_ft_toy", "toy_ve", "acc"),
         ("retrieval_ft_toy", "toy_scenes", "txt_map_r"),
     ],
 )
-def test_train_then_evaluate(name, data, figure, checkpoint, tmp_path):
-    begin(tmp_path, name, checkpoint, data)
+def test_train_then_evaluate(name, data, metric, checkpoint, tmp_path):
+    train_small(tmp_path, name, checkpoint, data)
     trained = records(tmp_path, "eval")
     assert [record["split"] for record in trained] == ["val", "val", "test"]
-    assert 0 <= trained[-1][figure] <= 100
+    assert 0 <= trained[-1][metric] <= 100
     losses = [record["loss"] for record in records(tmp_path, "epoch")]
     assert losses[1] < losses[0]
     assert not any("_m." in key for key in weights(tmp_path)) or data == "toy_scenes"
-    told = tmp_path / "told"
+    evaluated = tmp_path / "told"
     run(
         str(EVAL / f"{name}.yaml"),
         [
             *(f"datasets.{data}.build_info.{key}={value}" for key, value in SIZES.items()),
             *([f"{QUESTIONS}=2"] if data == "toy_vqa" else []),
             f"model.finetuned={tmp_path}/job/checkpoint_best.pth",
-            *("run.job_id=job", f"run.output_dir={told}", "run.tensorboard=False"),
+            *("run.job_id=job", f"run.output_dir={evaluated}", "run.tensorboard=False"),
         ],
         evaluate=True,
     )
-    alone = records(told, "eval")[-1]
+    separate = records(evaluated, "eval")[-1]
     for key, value in trained[-1].items():
         if key not in ("time", "epoch", "kind", "split"):
-            assert alone[key] == pytest.approx(value), key
+            assert separate[key] == pytest.approx(value), key
 
 
-def test_two_processes(checkpoint, tmp_path):
-    """All weights are used for any number of answers; questions are scored once each."""
-    where, given = settings("vqa_ft_toy", checkpoint, "toy_vqa", **{"run.max_epoch": 1})
-    given = {key.replace(".", "__"): value for key, value in given.items()}
-    finish(start("train.py", tmp_path, ranks=2, **where, **given))
+def test_vqa_on_two_processes(checkpoint, tmp_path):
+    """All weights are used for any number of answers; every question is scored once."""
+    config, options = settings("vqa_ft_toy", checkpoint, "toy_vqa", **{"run.max_epoch": 1})
+    options = {key.replace(".", "__"): value for key, value in options.items()}
+    finish(start("train.py", tmp_path, ranks=2, **config, **options))
     assert len(records(tmp_path, "epoch")) == 1
-    written = tmp_path / "job/result/test_vqa_result.json"
-    numbers = [record["question_id"] for record in json.loads(written.read_text())]
-    assert numbers == list(range(2 * SIZES["test_size"]))
+    result = tmp_path / "job/result/test_vqa_result.json"
+    question_ids = [record["question_id"] for record in json.loads(result.read_text())]
+    assert question_ids == list(range(2 * SIZES["test_size"]))
 
 
-def test_photographs_by_the_builder_of_flickr30k(photographs, checkpoint, tmp_path):
-    """The shipped config on real files, but for the sizes: LAVIS's builder, its annotations."""
+def test_retrieval_with_lavis_flickr30k_builder(photographs, checkpoint, tmp_path):
+    """The shipped config on real files with smaller sizes: LAVIS's builder and annotation
+    format.
+    """
     files = "datasets.flickr30k.build_info"
     split = {}
     for name, images in (("train", 80), ("val", 6), ("test", 10)):
@@ -122,31 +126,31 @@ def test_photographs_by_the_builder_of_flickr30k(photographs, checkpoint, tmp_pa
         "run.num_workers": 0,
         "run.k_test": 128,
     }
-    given = settings("retrieval_ft_flickr", checkpoint, "flickr30k", **split, **tiny)[1]
+    train_options = settings("retrieval_ft_flickr", checkpoint, "flickr30k", **split, **tiny)[1]
     for key in SIZES:
-        del given[f"{files}.{key}"]
-    given = {key.replace(".", "__"): value for key, value in given.items()}
-    run_here(tmp_path, config=str(TRAIN / "retrieval_ft_flickr.yaml"), **given)
-    steps, figures = records(tmp_path, "step"), records(tmp_path, "eval")
+        del train_options[f"{files}.{key}"]
+    train_options = {key.replace(".", "__"): value for key, value in train_options.items()}
+    run_here(tmp_path, config=str(TRAIN / "retrieval_ft_flickr.yaml"), **train_options)
+    steps, evaluations = records(tmp_path, "step"), records(tmp_path, "eval")
     assert len(steps) == 20 and {"loss_itc", "loss_itm"} <= steps[0].keys()
-    assert [record["split"] for record in figures] == ["val", "val", "test"]
-    told = tmp_path / "told"
-    options = {
+    assert [record["split"] for record in evaluations] == ["val", "val", "test"]
+    evaluated = tmp_path / "told"
+    evaluate_options = {
         **{key: value for key, value in {**split, **tiny}.items() if "queue" not in key},
         "model.finetuned": tmp_path / "job/checkpoint_best.pth",
         "run.job_id": "job",
-        "run.output_dir": told,
+        "run.output_dir": evaluated,
         "run.tensorboard": False,
     }
-    listed = [f"{key}={value}" for key, value in options.items()]
-    run(str(EVAL / "retrieval_ft_flickr.yaml"), listed, evaluate=True)
+    option_list = [f"{key}={value}" for key, value in evaluate_options.items()]
+    run(str(EVAL / "retrieval_ft_flickr.yaml"), option_list, evaluate=True)
     for key in ("txt_r1", "txt_r5", "img_r1", "img_r10"):
-        assert records(told, "eval")[0][key] == figures[-1][key]
+        assert records(evaluated, "eval")[0][key] == evaluations[-1][key]
 
 
 @pytest.fixture
 def pictures(tmp_path, toy):
-    """Twelve pictures of the toy world as files."""
+    """Twelve images of the toy world as files."""
     folder = tmp_path / "pictures"
     folder.mkdir()
     for number in range(12):
@@ -154,17 +158,17 @@ def pictures(tmp_path, toy):
     return folder
 
 
-def written(folder, **contents):
-    """JSON files by name."""
+def write_json_files(folder, **contents):
+    """Write one JSON file per argument; return the paths by name."""
     paths = {name: folder / f"{name}.json" for name in contents}
     for name, content in contents.items():
         paths[name].write_text(json.dumps(content))
     return paths
 
 
-def on_files(name, checkpoint, folder, **more):
-    """A shipped config with a tiny model on a CPU."""
-    listed = {
+def train_on_files(name, checkpoint, folder, **more):
+    """Train with a shipped config, a tiny model and the CPU."""
+    options = {
         "model.model_type": "tiny",
         "model.image_size": 32,
         "model.pretrained": checkpoint,
@@ -178,19 +182,19 @@ def on_files(name, checkpoint, folder, **more):
         "run.output_dir": folder,
         **more,
     }
-    run(str(TRAIN / f"{name}.yaml"), [f"{key}={value}" for key, value in listed.items()])
+    run(str(TRAIN / f"{name}.yaml"), [f"{key}={value}" for key, value in options.items()])
 
 
-def files_of(data, split, *paths):
-    listed = [str(path) for path in paths]
+def annotation_options(data, split, *paths):
+    files = [str(path) for path in paths]
     key = f"datasets.{data}.build_info.annotations.{split}"
-    return {f"{key}.url": json.dumps(listed), f"{key}.storage": json.dumps(listed)}
+    return {f"{key}.url": json.dumps(files), f"{key}.storage": json.dumps(files)}
 
 
-def test_vqa_by_the_builders_of_coco_and_visual_genome(pictures, checkpoint, tmp_path):
-    """Ten annotators' answers are weighted by their number, Visual Genome's one counts 0.2."""
+def test_vqa_with_lavis_coco_and_visual_genome_builders(pictures, checkpoint, tmp_path):
+    """Ten annotators' answers are weighted by their count, Visual Genome's single one by 0.2."""
     answers = [["red"] * 6 + ["crimson"] * 4, ["2"] * 10, ["yes"] * 5 + ["no"] * 5]
-    asked = [
+    questions = [
         {
             "question_id": n,
             "image": f"{n}.jpg",
@@ -199,7 +203,7 @@ def test_vqa_by_the_builders_of_coco_and_visual_genome(pictures, checkpoint, tmp
         }
         for n in range(12)
     ]
-    unanswered = [{key: row[key] for key in row if key != "answer"} for row in asked]
+    unanswered = [{key: row[key] for key in row if key != "answer"} for row in questions]
     official = {
         "questions": [{**row, "image_id": row["question_id"]} for row in unanswered],
         "annotations": [
@@ -211,30 +215,30 @@ def test_vqa_by_the_builders_of_coco_and_visual_genome(pictures, checkpoint, tmp
                 "multiple_choice_answer": row["answer"][0],
                 "answers": [{"answer": one, "answer_id": k} for k, one in enumerate(row["answer"])],
             }
-            for row in asked
+            for row in questions
         ],
     }
-    paths = written(
+    paths = write_json_files(
         tmp_path,
-        train=asked[:6],
-        more=asked[6:],
+        train=questions[:6],
+        more=questions[6:],
         evaluated=unanswered,
         candidates=["red", "crimson", "2", "yes", "no"],
         official={"questions": official["questions"]},
         truth={"annotations": official["annotations"]},
-        genome=[{**row, "answer": "two", "dataset": "vg"} for row in asked],
+        genome=[{**row, "answer": "two", "dataset": "vg"} for row in questions],
     )
-    on_files(
+    train_on_files(
         "vqa_ft",
         checkpoint,
         tmp_path,
-        **files_of("coco_vqa", "train", paths["train"], paths["more"]),
-        **files_of(
+        **annotation_options("coco_vqa", "train", paths["train"], paths["more"]),
+        **annotation_options(
             *("coco_vqa", "val", paths["evaluated"], paths["candidates"]),
             *(paths["official"], paths["truth"]),
         ),
-        **files_of("coco_vqa", "test", paths["evaluated"], paths["candidates"]),
-        **files_of("vg_vqa", "train", paths["genome"]),
+        **annotation_options("coco_vqa", "test", paths["evaluated"], paths["candidates"]),
+        **annotation_options("vg_vqa", "train", paths["genome"]),
         **{
             f"datasets.{data}.build_info.images.storage": pictures
             for data in ("coco_vqa", "vg_vqa")
@@ -242,22 +246,22 @@ def test_vqa_by_the_builders_of_coco_and_visual_genome(pictures, checkpoint, tmp
         **{"run.valid_splits": '["val"]'},
     )
     assert len(records(tmp_path, "step")) == 24 // 4
-    scored, test = records(tmp_path, "eval")
-    assert scored["split"] == "val" and 0 <= scored["acc"] <= 100 and "other" in scored
+    val, test = records(tmp_path, "eval")
+    assert val["split"] == "val" and 0 <= val["acc"] <= 100 and "other" in val
     assert test["split"] == "test" and "acc" not in test
-    told = json.loads((tmp_path / "job/result/test_vqa_result.json").read_text())
-    assert [row["question_id"] for row in told] == list(range(12))
-    assert {row["answer"] for row in told} <= {"red", "crimson", "2", "yes", "no"}
+    predictions = json.loads((tmp_path / "job/result/test_vqa_result.json").read_text())
+    assert [row["question_id"] for row in predictions] == list(range(12))
+    assert {row["answer"] for row in predictions} <= {"red", "crimson", "2", "yes", "no"}
 
 
-def test_entailment_by_the_builder_of_snli_ve(pictures, checkpoint, tmp_path):
+def test_entailment_with_lavis_snli_ve_builder(pictures, checkpoint, tmp_path):
     labels = ["entailment", "neutral", "contradiction"]
     rows = [
         {"image": str(n), "sentence": "a red circle", "label": labels[n % 3]} for n in range(12)
     ]
-    paths = written(tmp_path, train=rows, val=rows[:6], test=rows[6:])
-    splits = [files_of("snli_ve", split, paths[split]) for split in paths]
-    on_files(
+    paths = write_json_files(tmp_path, train=rows, val=rows[:6], test=rows[6:])
+    splits = [annotation_options("snli_ve", split, paths[split]) for split in paths]
+    train_on_files(
         "ve_ft",
         checkpoint,
         tmp_path,
@@ -265,18 +269,18 @@ def test_entailment_by_the_builder_of_snli_ve(pictures, checkpoint, tmp_path):
         **{"datasets.snli_ve.build_info.images.storage": pictures},
     )
     assert len(records(tmp_path, "step")) == 3
-    figures = records(tmp_path, "eval")
-    assert [one["split"] for one in figures] == ["val", "test"]
-    assert all(0 <= one["acc"] <= 100 for one in figures)
-    told = json.loads((tmp_path / "job/result/test_epochbest.json").read_text())
-    assert [row["target"] for row in told] == [2, 1, 0, 2, 1, 0]
-    right = [row["prediction"] == row["target"] for row in told]
-    assert figures[-1]["acc"] == pytest.approx(100 * sum(right) / 6)
+    evaluations = records(tmp_path, "eval")
+    assert [record["split"] for record in evaluations] == ["val", "test"]
+    assert all(0 <= record["acc"] <= 100 for record in evaluations)
+    predictions = json.loads((tmp_path / "job/result/test_epochbest.json").read_text())
+    assert [row["target"] for row in predictions] == [2, 1, 0, 2, 1, 0]
+    correct = [row["prediction"] == row["target"] for row in predictions]
+    assert evaluations[-1]["acc"] == pytest.approx(100 * sum(correct) / 6)
 
 
 @pytest.fixture(scope="module")
 def pretrained(tmp_path_factory):
-    """A tiny ALBEF that has seen the toy world for two epochs."""
+    """A tiny ALBEF, pre-trained on the toy world for two epochs."""
     folder = tmp_path_factory.mktemp("seen")
     run_here(
         folder,
@@ -293,16 +297,16 @@ def pretrained(tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
-    "name, data, chance, reached",
+    "name, data, chance, minimum",
     [
-        # Chance: the best answer to every question, and to every sentence, without its picture.
+        # Chance: the best accuracy without looking at the image.
         ("vqa_ft_toy", "toy_vqa", 45, 57),
         ("ve_ft_toy", "toy_ve", 35, 50),
     ],
 )
-def test_more_than_chance(name, data, chance, reached, pretrained, tmp_path):
-    """By exact truth, on pictures that training has not seen."""
+def test_fine_tuning_beats_chance(name, data, chance, minimum, pretrained, tmp_path):
+    """Scored by the exact truth on images that training has not seen."""
     info = {f"datasets.{data}.build_info.{key}": None for key in SIZES}
-    fewer = {"run.batch_size_train": 64, "run.max_epoch": 2, "run.warmup_steps": 50}
-    begin(tmp_path, name, pretrained, data, **info, **fewer, **{"run.valid_splits": "[]"})
-    assert records(tmp_path, "eval")[-1]["acc"] > reached > chance
+    schedule = {"run.batch_size_train": 64, "run.max_epoch": 2, "run.warmup_steps": 50}
+    train_small(tmp_path, name, pretrained, data, **info, **schedule, **{"run.valid_splits": "[]"})
+    assert records(tmp_path, "eval")[-1]["acc"] > minimum > chance

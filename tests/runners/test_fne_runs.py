@@ -13,16 +13,16 @@ from lavis_mafa.config import load_config
 from lavis_mafa.runners.lr_scheduler import LinearWarmupDropsLRScheduler
 
 TOY = str(ROOT / "projects/mafa/train/fne_toy.yaml")
-# What the runs of the other models have and this one has not.
-NOT_OURS = {
+# Keys of the small run that FNE does not have.
+KEYS_WITHOUT_FNE = {
     f"run__grit__{name}": None for name in ("queue_size", "search_space", "start_epoch")
 } | {"model__mafa__con_d__arch": None, "run__k_test": None}
-NOT_TOY = {
+TOY_SIZES = {
     f"datasets__toy_scenes__build_info__{split}_size": None for split in ("train", "val", "test")
 }
-# A plain epoch of 9 steps, then two with a memory that is soon full.
+# A plain epoch of 9 steps, then two with a memory that fills up quickly.
 SMALL = {
-    **NOT_OURS,
+    **KEYS_WITHOUT_FNE,
     "model__plain_epochs": 1,
     "model__memory_size": 20,
     "model__posterior__minimum": 5,
@@ -30,28 +30,28 @@ SMALL = {
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory):
+def uninterrupted(tmp_path_factory):
     folder = tmp_path_factory.mktemp("undisturbed")
     run_here(folder, config=TOY, **SMALL)
     return folder
 
 
-def test_the_whole_state_is_saved(undisturbed):
-    state = weights(undisturbed)
+def test_checkpoint_holds_memory_picker_and_moving_copies(uninterrupted):
+    state = weights(uninterrupted)
     assert bool((state["memory.indices"] >= 0).all()) and len(state["memory.images"]) == 20
     assert int(state["picker.positive.count"]) > 0 and int(state["picker.epoch"]) == 2
-    moved = [name for name in state if name.startswith("visual_encoder_m.")]
-    assert moved and any(
-        not torch.equal(state[name], state[name.replace("_m.", ".", 1)]) for name in moved
+    copies = [name for name in state if name.startswith("visual_encoder_m.")]
+    assert copies and any(
+        not torch.equal(state[name], state[name.replace("_m.", ".", 1)]) for name in copies
     )
 
 
-def test_it_learns_to_retrieve(tmp_path):
-    """Well above chance, which is 10 % at R@10 among 100 images."""
+def test_fne_learns_to_retrieve(tmp_path):
+    """R@10 is well above chance, which is 10 % among 100 images."""
     run_here(
         tmp_path,
         config=TOY,
-        **NOT_OURS,
+        **KEYS_WITHOUT_FNE,
         datasets__toy_scenes__build_info__train_size=1600,
         datasets__toy_scenes__build_info__test_size=100,
         run__test_splits='["test"]',
@@ -60,13 +60,15 @@ def test_it_learns_to_retrieve(tmp_path):
         run__warmup_steps=50,
         run__log_freq=50,
     )
-    told = records(tmp_path, "eval")[-1]
-    assert told["split"] == "test"
-    assert min(told["txt_r10"], told["img_r10"]) > 25 and told["valid_txt_r10"] > 35
+    evaluation = records(tmp_path, "eval")[-1]
+    assert evaluation["split"] == "test"
+    assert (
+        min(evaluation["txt_r10"], evaluation["img_r10"]) > 25 and evaluation["valid_txt_r10"] > 35
+    )
 
 
-def test_it_trains_on_one_s_own_pairs_and_on_lavis_s_flickr30k(tmp_path, photographs):
-    """Real files with several captions an image; checkpoints load unchanged."""
+def test_fne_trains_on_own_pairs_and_lavis_flickr30k(tmp_path, photographs):
+    """Real files with several captions per image."""
     train = json.loads((photographs / "train.json").read_text())[:100]
     test = json.loads((photographs / "test.json").read_text())[:12]
     for name in ("flickr30k", "image_text_json"):
@@ -82,25 +84,25 @@ def test_it_trains_on_one_s_own_pairs_and_on_lavis_s_flickr30k(tmp_path, photogr
         )
         if name == "image_text_json":
             (folder / "test.json").write_text(json.dumps(test))
-            place = f"datasets__{name}__build_info__annotations__test__storage"
-            more = {place: folder / "test.json"}
+            key = f"datasets__{name}__build_info__annotations__test__storage"
+            options = {key: folder / "test.json"}
         else:
-            more = {}
+            options = {}
         run_here(
             folder,
             config=config,
-            **{**SMALL, **NOT_TOY, **more},
+            **{**SMALL, **TOY_SIZES, **options},
             run__max_epoch=2,
             run__test_splits='["test"]',
         )
-        steps, told = records(folder, "step"), records(folder, "eval")[-1]
-        assert len(steps) == 24 and told["split"] == "test"
-        assert 0 <= told["txt_r1"] <= told["txt_r5"] <= told["txt_r10"] <= 100
+        steps, evaluation = records(folder, "step"), records(folder, "eval")[-1]
+        assert len(steps) == 24 and evaluation["split"] == "test"
+        assert 0 <= evaluation["txt_r1"] <= evaluation["txt_r5"] <= evaluation["txt_r10"] <= 100
         assert bool((weights(folder)["memory.indices"] >= 0).all())
 
 
 @pytest.mark.parametrize("name, batch", [("fne_flickr", 32), ("fne_coco", 32)])
-def test_the_shipped_configs_hold_the_numbers_of_fne(name, batch):
+def test_shipped_configs_have_the_hyperparameters_of_fne(name, batch):
     cfg = load_config(ROOT / f"projects/mafa/train/{name}.yaml", [], machine=False)
     run, model = cfg.run_cfg, cfg.model_cfg
     assert (run.batch_size_train, run.max_epoch, run.init_lr) == (batch, 25, 2e-5)
@@ -112,7 +114,7 @@ def test_the_shipped_configs_hold_the_numbers_of_fne(name, batch):
     assert (model.posterior.prior, model.posterior.minimum) == (1e-4, 200)
 
 
-def test_the_learning_rate_falls_after_epochs_5_and_15():
+def test_learning_rate_drops_after_epochs_5_and_15():
     optimizer = torch.optim.Adam([torch.zeros(1, requires_grad=True)], lr=1.0)
     schedule = LinearWarmupDropsLRScheduler(optimizer, 25, 0.0, 2e-5, decay_rate=None)
     rates = []

@@ -1,4 +1,4 @@
-"""BLIP-2 stage 1 in its full sizes with random weights: it builds, reports its memory, trains."""
+"""BLIP-2 stage 1 at full size with random weights: dry run, memory estimate and one step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import yaml
 from conftest import ROOT
 
 pytestmark = pytest.mark.slow
-# Everything else is as the config has it.
+# All other settings are those of the shipped config.
 CHANGES = {
     "model.model_type": "pretrain_vitL",
     "model.vit_weights": "null",
@@ -30,7 +30,7 @@ CHANGES = {
 
 @pytest.fixture(scope="module")
 def config(tmp_path_factory):
-    """The shipped config, on the toy world's pictures in its image size."""
+    """Write the shipped config with the toy world's images at the config's image size."""
     folder = tmp_path_factory.mktemp("full")
     content = yaml.safe_load((ROOT / "projects/mafa/blip2_stage1.yaml").read_text())
     pictures = {"name": "blip2_image_train", "image_size": 224}
@@ -46,7 +46,7 @@ def config(tmp_path_factory):
 
 def train(folder, *arguments):
     options = [f"{key}={value}" for key, value in CHANGES.items()]
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, str(ROOT / "train.py"), "--cfg-path", "config.yaml", *arguments]
         + ["--options", *options, "run.output_dir=out"],
         cwd=folder,
@@ -54,25 +54,27 @@ def train(folder, *arguments):
         text=True,
         timeout=280,
     )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout + done.stderr
+    assert process.returncode == 0, process.stderr[-3000:]
+    return process.stdout + process.stderr
 
 
-def test_the_dry_run_tells_what_memory_it_needs(config):
-    told = train(config, "--dry-run")
-    trained, frozen = re.search(r"model: ([\d.]+) M trainable and ([\d.]+) M frozen", told).groups()
+def test_dry_run_estimates_memory(config):
+    output = train(config, "--dry-run")
+    trained, frozen = re.search(
+        r"model: ([\d.]+) M trainable and ([\d.]+) M frozen", output
+    ).groups()
     assert 250 < float(frozen) < 280  # CLIP's ViT-L, 22 of its layers
     assert 150 < float(trained) < 200  # the Q-Former
-    total = float(re.search(r"memory per rank, estimated: (\d+) MiB", told)[1])
+    total = float(re.search(r"memory per rank, estimated: (\d+) MiB", output)[1])
     parts = [
-        float(x) for x in re.findall(r"(?:weights|gradients|AdamW|Con-D|activations) (\d+)", told)
+        float(x) for x in re.findall(r"(?:weights|gradients|AdamW|Con-D|activations) (\d+)", output)
     ]
     assert total == pytest.approx(sum(parts), abs=3)
     assert total > 4 * (float(frozen) + 4 * float(trained)) * 1e6 / 2**20
-    assert "RANDOM weights" in told
+    assert "RANDOM weights" in output
 
 
-def test_it_takes_a_step(config):
+def test_one_training_step_is_saved(config):
     train(config)
     saved = torch.load(config / "out/job/checkpoint_last.pth", weights_only=True)
     assert saved["run"]["global_step"] == 1

@@ -1,4 +1,4 @@
-"""Checks that need a GPU: bash run_scripts/gpu_checks.sh"""
+"""Checks that need a GPU; run by `bash run_scripts/gpu_checks.sh`."""
 
 from __future__ import annotations
 
@@ -16,34 +16,34 @@ BLIP2 = {"config": str(ROOT / "projects/mafa/train/blip2_toy.yaml")}
 
 
 @pytest.mark.parametrize("amp_dtype", ["fp16", "bf16"])
-def test_mixed_precision_loses_like_full_precision(tmp_path, amp_dtype):
+def test_mixed_precision_losses_are_close_to_full_precision(tmp_path, amp_dtype):
     run_here(tmp_path / "exact", **ON_GPU, run__max_epoch=2)
     mixed = {"run__amp": True, "run__amp_dtype": amp_dtype, "run__max_grad_norm": 5.0}
     run_here(tmp_path / "mixed", **ON_GPU, **mixed, run__max_epoch=2)
     exact = [r["loss"] for r in records(tmp_path / "exact", "step")]
-    told = [r["loss"] for r in records(tmp_path / "mixed", "step")]
-    assert told == pytest.approx(exact, rel=0.1)
+    mixed_losses = [r["loss"] for r in records(tmp_path / "mixed", "step")]
+    assert mixed_losses == pytest.approx(exact, rel=0.1)
 
 
-def test_one_gpu_without_launcher_equals_one_rank_with_it(tmp_path):
-    alone, launched = tmp_path / "alone", tmp_path / "launched"
-    alone.mkdir(), launched.mkdir()
-    finish(start("train.py", alone, **ON_GPU, run__max_epoch=2))
+def test_one_gpu_without_launcher_equals_one_rank_with_launcher(tmp_path):
+    plain, launched = tmp_path / "alone", tmp_path / "launched"
+    plain.mkdir(), launched.mkdir()
+    finish(start("train.py", plain, **ON_GPU, run__max_epoch=2))
     finish(start("train.py", launched, ranks=1, **ON_GPU, run__max_epoch=2))
-    losses = [[r["loss"] for r in records(f, "step")] for f in (alone, launched)]
+    losses = [[r["loss"] for r in records(f, "step")] for f in (plain, launched)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-3)
 
 
-def test_resuming_on_a_gpu(tmp_path):
+def test_resumed_run_on_gpu_equals_uninterrupted_run(tmp_path):
     mixed = {**ON_GPU, "run__amp": True, "run__num_workers": 2}
     run_here(tmp_path / "whole", **mixed)
     run_here(tmp_path / "cut", **mixed, run__max_steps=14)
     run_here(tmp_path / "cut", **mixed, run__resume_ckpt_path="auto")
-    one, other = weights(tmp_path / "whole"), weights(tmp_path / "cut")
-    assert all(torch.allclose(one[k], other[k], atol=1e-3) for k in one)
+    full, resumed = weights(tmp_path / "whole"), weights(tmp_path / "cut")
+    assert all(torch.allclose(full[k], resumed[k], atol=1e-3) for k in full)
 
 
-def test_the_estimate_of_memory_is_near_what_is_used(tmp_path):
+def test_memory_estimate_is_close_to_the_memory_used(tmp_path):
     output = finish(start("train.py", tmp_path, extra=["--dry-run"], **ON_GPU))
     estimate = float(re.search(r"estimated: (\d+) MiB", output)[1])
     torch.cuda.reset_peak_memory_stats()
@@ -53,8 +53,8 @@ def test_the_estimate_of_memory_is_near_what_is_used(tmp_path):
 
 
 @pytest.mark.parametrize("amp_dtype", ["fp16", "bf16", None])
-def test_blip2_with_a_frozen_vit_in_fp16(tmp_path, amp_dtype):
-    """With and without mixed precision around it; Con-D has the same image encoder."""
+def test_blip2_with_frozen_fp16_vit(tmp_path, amp_dtype):
+    """With and without mixed precision for the rest; Con-D has the same image encoder."""
     torch.save({"model": load_model("blip2_mafa", "tiny").state_dict()}, tmp_path / "vit.pth")
     frozen = {
         **BLIP2,
@@ -80,7 +80,7 @@ def test_blip2_with_a_frozen_vit_in_fp16(tmp_path, amp_dtype):
     assert len(runner._model.eval().generate({"image": images.half()}, max_length=12)) == 3
 
 
-def test_blip2_on_a_gpu_is_blip2_on_a_cpu(tmp_path):
+def test_blip2_on_gpu_equals_cpu(tmp_path):
     run_here(tmp_path / "gpu", **BLIP2, **ON_GPU, run__max_epoch=2)
     run_here(tmp_path / "cpu", **BLIP2, run__max_epoch=2)
     gpu, cpu = ([r["loss"] for r in records(tmp_path / d, "step")] for d in ("gpu", "cpu"))

@@ -1,4 +1,4 @@
-"""LAVIS's own data sets, models and tasks, unchanged, under our runner."""
+"""LAVIS's own data sets, models and tasks, unchanged, in our runner."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from runs import records, run_here, weights
 
 from lavis_mafa.runners import RunnerMafa
 
-LISTED = ("sbu_caption",)  # LAVIS's default has lists of files here
-EVALUATED = ("coco_caption", "coco_retrieval", "flickr30k")  # those that have val and test as well
-NOT_OURS = {
+WITH_FILE_LISTS = ("sbu_caption",)  # LAVIS's default is a list of files for these builders
+# Builders with val and test splits.
+WITH_EVALUATION = ("coco_caption", "coco_retrieval", "flickr30k")
+UNUSED_TOY_KEYS = {
     **{f"datasets__toy_scenes__build_info__{key}_size": None for key in ("train", "val", "test")},
     "model__mafa__con_d__arch": None,
 }
-# Which photographs and captions of each a builder has; they overlap.
-PARTS = {
+# The photographs and captions that each builder reads; they overlap.
+PHOTOS_AND_CAPTIONS = {
     "coco_caption": (range(0, 4), range(5)),
     "coco_retrieval": (range(0, 4), range(2)),
     "flickr30k": (range(2, 6), range(5)),
@@ -29,35 +30,41 @@ PARTS = {
 
 
 @pytest.fixture(scope="module")
-def described(photographs):
-    """Captions of every photograph, by its path."""
+def captions_by_path(photographs):
+    """The captions of every photograph, by its path."""
     captions: dict[str, list[str]] = {}
     for row in json.loads((photographs / "train.json").read_text()):
         captions.setdefault(row["image"], []).append(row["caption"])
     return captions
 
 
-def rows_of(name, described):
-    photos, which = PARTS[name]
-    names = sorted(described)
+def rows_of(name, captions_by_path):
+    photos, caption_numbers = PHOTOS_AND_CAPTIONS[name]
+    names = sorted(captions_by_path)
     return [
-        {"image": names[photo], "caption": described[names[photo]][one], "image_id": f"{photo}"}
+        {
+            "image": names[photo],
+            "caption": captions_by_path[names[photo]][caption_number],
+            "image_id": f"{photo}",
+        }
         for photo in photos
-        for one in which
+        for caption_number in caption_numbers
     ]
 
 
 def write_config(folder, images, data, model=None, run=None, test=()):
-    """A config for LAVIS's builders with annotation files in ``folder``: {builder: rows}."""
+    """Write a config and annotation files ``{builder: rows}`` for LAVIS's builders; return its
+    path.
+    """
     datasets = {}
     for name, rows in data.items():
-        splits = {"train": rows, **({"val": test, "test": test} if name in EVALUATED else {})}
+        splits = {"train": rows, **({"val": test, "test": test} if name in WITH_EVALUATION else {})}
         annotations = {}
         for split, content in splits.items():
             path = folder / f"{name}_{split}.json"
             path.write_text(json.dumps(list(content)))
-            where = [str(path)] if name in LISTED else str(path)
-            annotations[split] = {"url": where, "storage": where}
+            storage = [str(path)] if name in WITH_FILE_LISTS else str(path)
+            annotations[split] = {"url": storage, "storage": storage}
         phases = ("train", "eval")
         datasets[name] = {
             "vis_processor": {p: {"name": f"blip_image_{p}", "image_size": 32} for p in phases},
@@ -87,23 +94,23 @@ def write_config(folder, images, data, model=None, run=None, test=()):
 
 
 @pytest.fixture
-def seen(monkeypatch):
-    """Every step's epoch, samples and output, as the runner handled them."""
+def recorded_steps(monkeypatch):
+    """Epoch, samples and output of every training step."""
     steps = []
-    note = RunnerMafa._record_step
+    record_step = RunnerMafa._record_step
 
-    def recorded(self, output, losses, samples, bar):
+    def record_call(self, output, losses, samples, bar):
         steps.append((samples["epoch"], samples, output))
-        note(self, output, losses, samples, bar)
+        record_step(self, output, losses, samples, bar)
 
-    monkeypatch.setattr(RunnerMafa, "_record_step", recorded)
+    monkeypatch.setattr(RunnerMafa, "_record_step", record_call)
     return steps
 
 
-def train(folder, photographs, described, names, test=(), **changes):
-    data = {name: rows_of(name, described) for name in names}
+def train(folder, photographs, captions_by_path, names, test=(), **changes):
+    data = {name: rows_of(name, captions_by_path) for name in names}
     config = write_config(folder, photographs, data, test=test)
-    runner = run_here(folder / "out", config=config, **NOT_OURS, run__max_epoch=2, **changes)
+    runner = run_here(folder / "out", config=config, **UNUSED_TOY_KEYS, run__max_epoch=2, **changes)
     return runner, [row for rows in data.values() for row in rows]
 
 
@@ -116,47 +123,51 @@ def train(folder, photographs, described, names, test=(), **changes):
     ],
     ids="+".join,
 )
-def test_several_builders_train_together(tmp_path, photographs, described, seen, names):
-    """A random epoch and a grouped one over LAVIS's builders, without and with val and test."""
-    paths = sorted(described)
-    held_out = [{"image": path, "caption": described[path]} for path in paths[:4]]
-    runner, rows = train(tmp_path, photographs, described, names, test=held_out)
+def test_several_builders_train_together(
+    tmp_path, photographs, captions_by_path, recorded_steps, names
+):
+    """A random and a grouped epoch over LAVIS's builders, with and without val and test splits."""
+    paths = sorted(captions_by_path)
+    held_out = [{"image": path, "caption": captions_by_path[path]} for path in paths[:4]]
+    runner, rows = train(tmp_path, photographs, captions_by_path, names, test=held_out)
 
     assert len(runner.train_set) == len(rows) > 24
     assert [len(part) for part in runner.train_set.parts] == [
-        len(rows_of(name, described)) for name in names
+        len(rows_of(name, captions_by_path)) for name in names
     ]
     assert all(type(part).__module__.startswith("lavis.") for part in runner.train_set.parts)
-    owners = [name for name in names if name in EVALUATED]
+    owners = [name for name in names if name in WITH_EVALUATION]
     prefixes = [f"{name}." for name in owners] if len(owners) > 1 else [""]
     expected = {f"{prefix}{split}" for prefix in prefixes for split in ("val", "test")}
     assert runner.eval_sets.keys() == expected
-    told = records(tmp_path / "out", "epoch")
-    assert len(told) == 2 and all(0 < record["loss"] < 30 for record in told)
+    epochs = records(tmp_path / "out", "epoch")
+    assert len(epochs) == 2 and all(0 < record["loss"] < 30 for record in epochs)
     assert not (tmp_path / "out" / "job" / "unreadable.jsonl").exists()
 
-    steps, lost = divmod(len(rows), 8)
+    steps, left_over = divmod(len(rows), 8)
     trained = {}
     for epoch in (0, 1):
-        mine = [samples for at, samples, _ in seen if at == epoch]
-        assert len(mine) == steps
-        assert {samples["grouped"] for samples in mine} == {epoch == 1}
-        trained[epoch] = torch.cat([samples["index"] for samples in mine]).tolist()
+        of_epoch = [samples for sample_epoch, samples, _ in recorded_steps if sample_epoch == epoch]
+        assert len(of_epoch) == steps
+        assert {samples["grouped"] for samples in of_epoch} == {epoch == 1}
+        trained[epoch] = torch.cat([samples["index"] for samples in of_epoch]).tolist()
         assert len(set(trained[epoch])) == 8 * steps  # each once
-        for samples in mine:
-            for place, index in enumerate(samples["index"].tolist()):
-                asked = runner.train_set.dataset[index]["text_input"]
-                assert samples["text_input"][place] == asked
+        for samples in of_epoch:
+            for row, index in enumerate(samples["index"].tolist()):
+                caption = runner.train_set.dataset[index]["text_input"]
+                assert samples["text_input"][row] == caption
                 first_words = rows[index]["caption"].lower().split()[:2]
-                assert asked.split()[:2] == first_words
-    # What did not fill a mini-batch comes first in the next epoch.
-    left = set(range(len(rows))) - set(trained[0])
-    assert len(left) == lost and set(trained[1][:lost]) == left
+                assert caption.split()[:2] == first_words
+    # The samples that did not fill a mini-batch come first in the next epoch.
+    not_trained = set(range(len(rows))) - set(trained[0])
+    assert len(not_trained) == left_over and set(trained[1][:left_over]) == not_trained
 
 
-def test_one_photograph_in_several_builders_is_one_image(tmp_path, photographs, described, seen):
+def test_photograph_in_several_builders_is_one_image(
+    tmp_path, photographs, captions_by_path, recorded_steps
+):
     names = ("coco_caption", "vg_caption", "sbu_caption")
-    runner, rows = train(tmp_path, photographs, described, names)
+    runner, rows = train(tmp_path, photographs, captions_by_path, names)
     ids = runner.train_set.image_ids.tolist()
     number = {}
     for image_id, row in zip(ids, rows, strict=True):
@@ -164,45 +175,46 @@ def test_one_photograph_in_several_builders_is_one_image(tmp_path, photographs, 
     assert len(set(number.values())) == len(number) == 17 < len(rows)
 
     across = 0
-    begins = {
-        name: sum(len(rows_of(n, described)) for n in names[:k]) for k, name in enumerate(names)
+    starts = {
+        name: sum(len(rows_of(n, captions_by_path)) for n in names[:k])
+        for k, name in enumerate(names)
     }
-    for _, samples, output in seen:
+    for _, samples, output in recorded_steps:
         index = samples["index"].tolist()
         same = torch.tensor([[rows[a]["image"] == rows[b]["image"] for b in index] for a in index])
         for found in (output.i2t, output.t2i):
             assert torch.equal(found.positives, same)
-            there = found.hard >= 0
-            assert not same[there, found.hard[there]].any()
-        part = torch.tensor([sum(i >= begin for begin in begins.values()) for i in index])
+            picked = found.hard >= 0
+            assert not same[picked, found.hard[picked]].any()
+        part = torch.tensor([sum(i >= start for start in starts.values()) for i in index])
         across += int((same & (part[:, None] != part[None, :])).sum())
-    assert across, "no mini-batch held one photograph twice: this test saw nothing"
+    assert across, "no mini-batch held a photograph of two builders: nothing was tested"
 
 
-def test_every_builder_that_has_a_split_is_evaluated(tmp_path, photographs, described):
-    """Two retrieval sets at once: each is scored by itself."""
-    paths = sorted(described)
-    held_out = [{"image": path, "caption": described[path]} for path in paths[30:38]]
+def test_every_builder_with_a_split_is_evaluated(tmp_path, photographs, captions_by_path):
+    """Two retrieval data sets are scored separately."""
+    paths = sorted(captions_by_path)
+    held_out = [{"image": path, "caption": captions_by_path[path]} for path in paths[30:38]]
     train(
         tmp_path,
         photographs,
-        described,
+        captions_by_path,
         ("coco_retrieval", "flickr30k", "vg_caption"),
         test=held_out,
         run__valid_splits='["val"]',
         run__test_splits='["test"]',
     )
-    told = records(tmp_path / "out", "eval")
-    val, test = ([f"{name}.{split}" for name in EVALUATED[1:]] for split in ("val", "test"))
-    assert [record["split"] for record in told] == [*val, *val, *test]
-    for one, other in zip(told[::2], told[1::2], strict=True):
-        # They hold the same images here.
+    evaluations = records(tmp_path / "out", "eval")
+    val, test = ([f"{name}.{split}" for name in WITH_EVALUATION[1:]] for split in ("val", "test"))
+    assert [record["split"] for record in evaluations] == [*val, *val, *test]
+    for first, second in zip(evaluations[::2], evaluations[1::2], strict=True):
+        # The two data sets hold the same images here.
         for key in ("txt_r1", "txt_r10", "img_r5"):
-            assert 0 <= one[key] == other[key] <= 100
+            assert 0 <= first[key] == second[key] <= 100
 
 
 @pytest.fixture
-def small_lavis(tmp_path, monkeypatch):
+def small_lavis_captioner(tmp_path, monkeypatch):
     """LAVIS's BLIP captioner with few weights: its own classes, a vocabulary in a folder."""
     from lavis.models.vit import VisionTransformerEncoder
     from omegaconf import OmegaConf
@@ -218,7 +230,7 @@ def small_lavis(tmp_path, monkeypatch):
 
     monkeypatch.setattr(VisionTransformerEncoder, "from_config", classmethod(small_encoder))
     monkeypatch.chdir(tmp_path)
-    # LAVIS asks for this tokenizer by name; a folder of the name is found first.
+    # LAVIS loads this tokenizer by name; a local folder of that name takes precedence.
     vocabulary = tmp_path / "bert-base-uncased" / "vocab.txt"
     vocabulary.parent.mkdir()
     shutil.copy(CONFIGS / "models" / "tiny_vocab.txt", vocabulary)
@@ -236,15 +248,17 @@ def small_lavis(tmp_path, monkeypatch):
     }
 
 
-def test_lavis_captioning_under_our_runner(tmp_path, photographs, described, small_lavis, seen):
+def test_lavis_captioning_trains_and_evaluates(
+    tmp_path, photographs, captions_by_path, small_lavis_captioner, recorded_steps
+):
     """LAVIS's model, task and builders are trained, validated and tested by our runner."""
-    paths = sorted(described)
+    paths = sorted(captions_by_path)
     held_out = []
     for number, path in enumerate(paths[20:24]):
         name = f"COCO_val2014_{number:012d}.jpg"  # LAVIS reads the number from the name
         shutil.copy(photographs / path, tmp_path / name)
-        held_out.append({"image": name, "caption": described[path]})
-    rows = rows_of("coco_caption", described)
+        held_out.append({"image": name, "caption": captions_by_path[path]})
+    rows = rows_of("coco_caption", captions_by_path)
     for row in rows:
         row["image"] = str(photographs / row["image"])
     run = {
@@ -255,13 +269,13 @@ def test_lavis_captioning_under_our_runner(tmp_path, photographs, described, sma
         "report_metric": False,
     }
     config = write_config(
-        tmp_path, tmp_path, {"coco_caption": rows}, small_lavis, run, test=held_out
+        tmp_path, tmp_path, {"coco_caption": rows}, small_lavis_captioner, run, test=held_out
     )
     grit = {f"run__grit__{key}": None for key in ("queue_size", "search_space", "start_epoch")}
     runner = run_here(
         tmp_path / "out",
         config=config,
-        **{**NOT_OURS, **grit},
+        **{**UNUSED_TOY_KEYS, **grit},
         run__k_test=None,
         run__max_epoch=2,
         run__valid_splits='["val"]',
@@ -269,13 +283,19 @@ def test_lavis_captioning_under_our_runner(tmp_path, photographs, described, sma
     )
     assert type(runner._model).__name__ == "BlipCaption"
     for epoch in (0, 1):
-        read = torch.cat([samples["index"] for at, samples, _ in seen if at == epoch])
-        assert len(set(read.tolist())) == len(read) == len(rows) // 8 * 8
-        assert not any(samples["grouped"] for at, samples, _ in seen)
+        trained = torch.cat(
+            [
+                samples["index"]
+                for epoch_of_step, samples, _ in recorded_steps
+                if epoch_of_step == epoch
+            ]
+        )
+        assert len(set(trained.tolist())) == len(trained) == len(rows) // 8 * 8
+        assert not any(samples["grouped"] for epoch_of_step, samples, _ in recorded_steps)
     losses = [record["loss_lm"] for record in records(tmp_path / "out", "epoch")]
     assert losses[1] < losses[0]
-    told = json.loads((tmp_path / "out/job/result/val_epoch1.json").read_text())
-    assert sorted(record["image_id"] for record in told) == [0, 1, 2, 3]
+    captions = json.loads((tmp_path / "out/job/result/val_epoch1.json").read_text())
+    assert sorted(record["image_id"] for record in captions) == [0, 1, 2, 3]
     assert [record["split"] for record in records(tmp_path / "out", "eval")] == [
         "val",
         "val",

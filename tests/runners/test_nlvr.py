@@ -20,23 +20,23 @@ TRAIN = ROOT / "projects/mafa/train"
 SMALL = ["run.tensorboard=False", "run.log_freq=1", "run.job_id=job", "run.warmup_steps=2"]
 
 
-def sizes(name, train):
+def size_options(name, train):
     info = f"datasets.{name}.build_info"
     parts = {"train": train, "val": 10, "test": 20}
     return [f"{info}.{part}_size={size}" for part, size in parts.items()]
 
 
-def assign(folder, begin, *options):
-    named = [f"model.pretrained={begin}", f"run.output_dir={folder}", "run.batch_size_train=8"]
+def pretrain_text_assignment(folder, checkpoint, *options):
+    paths = [f"model.pretrained={checkpoint}", f"run.output_dir={folder}", "run.batch_size_train=8"]
     config = TRAIN / "nlvr_pretrain_toy.yaml"
-    return run(str(config), [*SMALL, *sizes("toy_scenes", 40), *named, *options])
+    return run(str(config), [*SMALL, *size_options("toy_scenes", 40), *paths, *options])
 
 
-def tune(folder, begin, *options):
-    named = [f"model.pretrained={begin}", f"run.output_dir={folder}", "run.batch_size_train=8"]
+def fine_tune_nlvr(folder, checkpoint, *options):
+    paths = [f"model.pretrained={checkpoint}", f"run.output_dir={folder}", "run.batch_size_train=8"]
     config = TRAIN / "nlvr_toy.yaml"
-    given = [*SMALL, *sizes("toy_nlvr", 30), *named, "run.max_epoch=1", *options]
-    return run(str(config), given)
+    run_options = [*SMALL, *size_options("toy_nlvr", 30), *paths, "run.max_epoch=1", *options]
+    return run(str(config), run_options)
 
 
 @pytest.fixture(scope="module")
@@ -49,49 +49,51 @@ def pretrained(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def both(tmp_path_factory, pretrained):
-    """Folders of a run of text assignment and of the fine-tuning that follows."""
+def trained_folders(tmp_path_factory, pretrained):
+    """Folders of a text-assignment run and of the NLVR2 fine-tuning that starts from it."""
     first, second = (tmp_path_factory.mktemp(name) for name in ("ta", "nlvr"))
-    assign(first, pretrained)
-    tune(second, first / "job/checkpoint_last.pth")
+    pretrain_text_assignment(first, pretrained)
+    fine_tune_nlvr(second, first / "job/checkpoint_last.pth")
     return first, second
 
 
-def test_nlvr_training_starts_from_pre_training(both, pretrained):
-    first, second = both
+def test_nlvr_training_starts_from_text_assignment(trained_folders, pretrained):
+    first, second = trained_folders
     assigned, tuned = weights(first), weights(second)
     assert {k for k in assigned if k not in tuned} == {"ta_head.weight", "ta_head.bias"}
-    begun = torch.load(pretrained, weights_only=True)["model"]
+    initial = torch.load(pretrained, weights_only=True)["model"]
     key = "encoder.layer.{}.crossattention.self.query.weight"
     assert not torch.equal(
-        assigned["text_encoder." + key.format(2)], begun[f"text_encoder.bert.{key.format(2)}"]
+        assigned["text_encoder." + key.format(2)], initial[f"text_encoder.bert.{key.format(2)}"]
     )
     steps = records(first, "step")
     assert len(steps) == 5 and all(0 <= step["correct"] <= step["judged"] == 8 for step in steps)
     (epoch,) = records(first, "epoch")
-    told = sum(step["correct"] for step in steps) / 40
-    assert epoch["accuracy"] == pytest.approx(100 * told)
+    accuracy = sum(step["correct"] for step in steps) / 40
+    assert epoch["accuracy"] == pytest.approx(100 * accuracy)
     assert len(records(second, "step")) == 7
     for split, number in (("val", 20), ("test", 40)):
-        figures = [one for one in records(second, "eval") if one["split"] == split][-1]
-        epoch = figures["epoch"]
+        evaluation = [record for record in records(second, "eval") if record["split"] == split][-1]
+        epoch = evaluation["epoch"]
         rows = json.loads((second / f"job/result/{split}_epoch{epoch}.json").read_text())
-        right = sum(row["prediction"] == row["target"] for row in rows)
+        correct = sum(row["prediction"] == row["target"] for row in rows)
         assert len(rows) == number
-        assert figures["acc"] == figures["agg_metrics"] == pytest.approx(100 * right / number)
+        assert (
+            evaluation["acc"] == evaluation["agg_metrics"] == pytest.approx(100 * correct / number)
+        )
 
 
-def test_text_assignment_resumes_bit_for_bit(both, pretrained, tmp_path):
-    first, _ = both
-    assign(tmp_path, pretrained, "run.max_steps=2")
+def test_text_assignment_resumes_bit_for_bit(trained_folders, pretrained, tmp_path):
+    first, _ = trained_folders
+    pretrain_text_assignment(tmp_path, pretrained, "run.max_steps=2")
     assert not same_weights(weights(tmp_path), weights(first))
-    assign(tmp_path, pretrained, "run.resume_ckpt_path=auto")
+    pretrain_text_assignment(tmp_path, pretrained, "run.resume_ckpt_path=auto")
     assert same_weights(weights(tmp_path), weights(first))
 
 
-def test_evaluation_on_two_ranks_is_that_on_one(both, tmp_path):
-    _, second = both
-    data = sizes("toy_nlvr", 30)
+def test_evaluation_on_two_ranks_equals_one_rank(trained_folders, tmp_path):
+    _, second = trained_folders
+    data = size_options("toy_nlvr", 30)
     checkpoint = second / "job/checkpoint_last.pth"
     options = [
         *("model.load_finetuned=True", f"model.finetuned={checkpoint}", "model.pretrained=null"),
@@ -109,18 +111,18 @@ def test_evaluation_on_two_ranks_is_that_on_one(both, tmp_path):
         cwd=tmp_path,
     )
     finish(process)
-    one = [r for r in records(second, "eval") if r["split"] == "test"][-1]
-    two = [r for r in records(tmp_path, "eval") if r["split"] == "test"][-1]
-    names = [name for name in one if name.startswith("acc")]
-    assert len(names) > 3 and all(one[name] == two[name] for name in names)
+    on_one_rank = [r for r in records(second, "eval") if r["split"] == "test"][-1]
+    on_two_ranks = [r for r in records(tmp_path, "eval") if r["split"] == "test"][-1]
+    names = [name for name in on_one_rank if name.startswith("acc")]
+    assert len(names) > 3 and all(on_one_rank[name] == on_two_ranks[name] for name in names)
     rows = json.loads((tmp_path / "job/result/test_epochgiven.json").read_text())
     assert len({row["instance_id"] for row in rows}) == len(rows) == 40
 
 
-def test_statements_are_learnt(tmp_path, pretrained):
-    """Of one kind, from a random start: chance is 50 %."""
+def test_toy_statements_are_learnt(tmp_path, pretrained):
+    """Statements of one kind, random initial weights; chance is 50 %."""
     info = "datasets.toy_nlvr.build_info"
-    tune(
+    fine_tune_nlvr(
         tmp_path,
         pretrained,
         *(f"{info}.statement_types=[same]", f"{info}.statements_per_image=4"),
@@ -131,7 +133,7 @@ def test_statements_are_learnt(tmp_path, pretrained):
     assert figures["split"] == "test" and figures["acc"] > 70
 
 
-def test_nlvr2_s_files_train_and_evaluate(tmp_path, monkeypatch, pretrained):
+def test_nlvr2_files_train_and_evaluate(tmp_path, monkeypatch, pretrained):
     """Through LAVIS's data set, with augmentation."""
     nlvr_files(tmp_path, 8)
     monkeypatch.chdir(tmp_path)
@@ -147,5 +149,5 @@ def test_nlvr2_s_files_train_and_evaluate(tmp_path, monkeypatch, pretrained):
     ]
     run(str(TRAIN / "nlvr_ft.yaml"), [*SMALL, *options, *files, *processors])
     assert len(records(tmp_path / "out", "step")) == 2
-    splits = [one["split"] for one in records(tmp_path / "out", "eval")]
+    splits = [record["split"] for record in records(tmp_path / "out", "eval")]
     assert splits == ["val", "val", "test"]

@@ -1,4 +1,4 @@
-"""The whole path on real photographs: vocabulary, training, stop, resume, evaluation, LAVIS."""
+"""Real photographs end to end: vocabulary, training, stop, resume, evaluation, export to LAVIS."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BUILD_INFO = "datasets__image_text_json__build_info"
 
 
 @pytest.fixture(scope="module")
-def work(tmp_path_factory, photographs):
+def data_folder(tmp_path_factory, photographs):
     """A folder with a vocabulary and a part of the photographs' captions."""
     folder = tmp_path_factory.mktemp("own")
     pairs = json.loads((photographs / "train.json").read_text())
@@ -25,7 +25,7 @@ def work(tmp_path_factory, photographs):
     for split in ("val", "test"):
         images = json.loads((photographs / f"{split}.json").read_text())
         (folder / f"{split}.json").write_text(json.dumps(images[:20]))
-    made = subprocess.run(
+    process = subprocess.run(
         [
             *(sys.executable, "-m", "lavis_mafa", "make-vocab", str(photographs / "train.json")),
             *("--out", str(folder / "vocab.txt"), "--size", "800"),
@@ -34,14 +34,14 @@ def work(tmp_path_factory, photographs):
         capture_output=True,
         text=True,
     )
-    assert made.returncode == 0, made.stderr[-2000:]
+    assert process.returncode == 0, process.stderr[-2000:]
     return folder
 
 
-def changes(work, photographs, **more):
-    """Write a config of a tiny model on the photographs, without keys of the toy world."""
+def changes(data_folder, photographs, **more):
+    """Return the options of a tiny model on the photographs, without keys of the toy world."""
     splits = {
-        f"{BUILD_INFO}__annotations__{split}__storage": work / f"{split}.json"
+        f"{BUILD_INFO}__annotations__{split}__storage": data_folder / f"{split}.json"
         for split in ("train", "val", "test")
     }
     toy = {f"datasets__toy_scenes__build_info__{k}_size": None for k in ("train", "val", "test")}
@@ -53,7 +53,7 @@ def changes(work, photographs, **more):
         "model__model_type": "tiny",
         "model__load_pretrained": False,
         "model__image_size": 32,
-        "model__tokenizer": work / "vocab.txt",
+        "model__tokenizer": data_folder / "vocab.txt",
         "run__device": "cpu",
         "run__amp": False,
         "run__num_workers": 1,
@@ -67,69 +67,71 @@ def changes(work, photographs, **more):
     }
 
 
-def test_train_stop_resume_evaluate(work, photographs, tmp_path):
-    settings = changes(work, photographs)
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
-    whole.mkdir(), cut.mkdir()
-    finish(start("train.py", whole, config=OWN, **settings))
-    finish(start("train.py", cut, config=OWN, **settings, run__max_steps=17))
-    output = finish(start("train.py", cut, config=OWN, **settings, run__resume_ckpt_path="auto"))
+def test_train_stop_resume_evaluate(data_folder, photographs, tmp_path):
+    settings = changes(data_folder, photographs)
+    full, resumed = tmp_path / "whole", tmp_path / "cut"
+    full.mkdir(), resumed.mkdir()
+    finish(start("train.py", full, config=OWN, **settings))
+    finish(start("train.py", resumed, config=OWN, **settings, run__max_steps=17))
+    output = finish(
+        start("train.py", resumed, config=OWN, **settings, run__resume_ckpt_path="auto")
+    )
     assert "resumed" in output
-    assert same_weights(weights(whole), weights(cut))
-    trained = records(whole, "eval")[-1]
+    assert same_weights(weights(full), weights(resumed))
+    trained = records(full, "eval")[-1]
     assert trained["split"] == "test" and 0 <= trained["txt_r1"] <= trained["txt_r10"] <= 100
 
-    best = whole / "job" / "checkpoint_best.pth"
+    best = full / "job" / "checkpoint_best.pth"
     for_training = ("num_workers", "batch", "grit", "max_epoch", "valid", "test_splits")
     kept = {
         key: value
         for key, value in settings.items()
         if not any(name in key for name in for_training) and "annotations__" not in key
     }
-    told = tmp_path / "told"
-    told.mkdir()
+    evaluated = tmp_path / "told"
+    evaluated.mkdir()
     finish(
         start(
             "evaluate.py",
-            told,
+            evaluated,
             config=EVALUATE,
             **{key: None for key in ("run__valid_splits", "run__test_splits")},
             **kept,
-            **{f"{BUILD_INFO}__annotations__test__storage": work / "test.json"},
+            **{f"{BUILD_INFO}__annotations__test__storage": data_folder / "test.json"},
             model__finetuned=best,
             run__k_test=4,
         )
     )
-    alone = records(told, "eval")[-1]
+    separate = records(evaluated, "eval")[-1]
     for key in ("txt_r1", "txt_r5", "img_r1", "img_r10"):
-        assert alone[key] == trained[key]
+        assert separate[key] == trained[key]
 
 
-def test_two_processes_train_on_it(work, photographs, tmp_path):
-    settings = changes(work, photographs, run__batch_size_train=8)
+def test_two_processes_train_on_own_data(data_folder, photographs, tmp_path):
+    settings = changes(data_folder, photographs, run__batch_size_train=8)
     finish(start("train.py", tmp_path, config=OWN, ranks=2, **settings))
     assert len(records(tmp_path, "epoch")) == 2 and len(records(tmp_path, "eval")) == 3
 
 
 @pytest.fixture(scope="module")
-def small_albef(tmp_path_factory, work):
-    """A ViT-B with a small BERT: LAVIS's own ALBEF classes build no smaller image encoder."""
+def small_albef(tmp_path_factory, data_folder):
+    """A ViT-B with a small BERT, because LAVIS's ALBEF classes have no smaller image encoder."""
     folder = tmp_path_factory.mktemp("albef")
     tiny = json.loads((ROOT / "lavis_mafa/configs/models/med_config_tiny.json").read_text())
-    vocabulary = len((work / "vocab.txt").read_text().splitlines())
+    vocabulary = len((data_folder / "vocab.txt").read_text().splitlines())
     med = {**tiny, "encoder_width": 768, "vocab_size": vocabulary}
-    # Depth as in ALBEF: LAVIS's loaders count on six text and six fusion layers.
+    # Depth as in ALBEF: LAVIS's loaders assume six text and six fusion layers.
     med.update(num_hidden_layers=12, fusion_layer=6)
     (folder / "med.json").write_text(json.dumps(med))
-    # LAVIS asks for this tokenizer by name; a folder of the name is found first.
+    # LAVIS loads this tokenizer by name; a local folder of that name takes precedence.
     (folder / "bert-base-uncased").mkdir()
-    shutil.copy(work / "vocab.txt", folder / "bert-base-uncased" / "vocab.txt")
+    shutil.copy(data_folder / "vocab.txt", folder / "bert-base-uncased" / "vocab.txt")
     return folder
 
 
 @pytest.fixture(scope="module")
-def base_checkpoint(small_albef, work):
-    """A checkpoint of albef_mafa with LAVIS's ViT-B."""
+def base_checkpoint(small_albef, data_folder):
+    """A checkpoint of albef_mafa with LAVIS's ViT-B; return its model."""
     from omegaconf import OmegaConf
 
     from lavis_mafa.models import AlbefMafa
@@ -139,7 +141,7 @@ def base_checkpoint(small_albef, work):
         load_pretrained=False,
         image_size=32,
         med_config_path=str(small_albef / "med.json"),
-        tokenizer=str(work / "vocab.txt"),
+        tokenizer=str(data_folder / "vocab.txt"),
     )
     torch.manual_seed(0)
     model = AlbefMafa.from_config(cfg)
@@ -148,8 +150,8 @@ def base_checkpoint(small_albef, work):
     return model
 
 
-def downstream(name, small_albef, **more):
-    """A downstream model of LAVIS with the weights of our checkpoint."""
+def build_downstream(name, small_albef, **more):
+    """Build a downstream model of LAVIS with the weights of our checkpoint."""
     from lavis.common.registry import registry
     from omegaconf import OmegaConf
 
@@ -178,36 +180,43 @@ def assert_same(state, theirs, ours, our_key):
 )
 def test_checkpoints_load_into_lavis_models(small_albef, base_checkpoint, monkeypatch, name, more):
     monkeypatch.chdir(small_albef)
-    state, ours = downstream(name, small_albef, **more).state_dict(), base_checkpoint.state_dict()
+    state, ours = (
+        build_downstream(name, small_albef, **more).state_dict(),
+        base_checkpoint.state_dict(),
+    )
     for key in ours:
         if key.startswith(("visual_encoder.", "text_encoder.bert.")):
             assert_same(state, key.replace("bert.", ""), ours, key)
 
 
-def test_momentum_encoders_begin_equal_to_the_encoders(small_albef, base_checkpoint, monkeypatch):
+def test_momentum_encoders_are_initialised_from_the_encoders(
+    small_albef, base_checkpoint, monkeypatch
+):
     from lavis_mafa.cli import main
     from lavis_mafa.models.checkpoints import init_momentum
 
     monkeypatch.chdir(small_albef)
     key = "visual_encoder{}.blocks.0.attn.qkv.weight"
-    model = downstream("albef_retrieval", small_albef, queue_size=64)
+    model = build_downstream("albef_retrieval", small_albef, queue_size=64)
     assert not torch.equal(model.state_dict()[key.format("_m")], model.state_dict()[key.format("")])
     assert init_momentum(model, str(small_albef / "checkpoint.pth"))
     assert torch.equal(model.state_dict()[key.format("_m")], model.state_dict()[key.format("")])
     main(["export", "checkpoint.pth", "retrieval.pth", "--to", "albef_retrieval"])
-    exported = downstream("albef_retrieval", small_albef, queue_size=64, pretrained="retrieval.pth")
+    exported = build_downstream(
+        "albef_retrieval", small_albef, queue_size=64, pretrained="retrieval.pth"
+    )
     assert not init_momentum(exported, "retrieval.pth")
     state = exported.state_dict()
     for part in ("visual_encoder{}.norm.weight", "text_proj{}.weight", "vision_proj{}.bias"):
         assert torch.equal(state[part.format("_m")], state[part.format("")])
 
 
-def test_an_exported_checkpoint_loads_into_lavis_vqa(small_albef, base_checkpoint, monkeypatch):
+def test_exported_checkpoint_loads_into_lavis_vqa(small_albef, base_checkpoint, monkeypatch):
     from lavis_mafa.cli import main
 
     monkeypatch.chdir(small_albef)
     assert main(["export", "checkpoint.pth", "vqa.pth", "--to", "albef_vqa"]) == 0
-    model = downstream("albef_vqa", small_albef, pretrained="vqa.pth")
+    model = build_downstream("albef_vqa", small_albef, pretrained="vqa.pth")
     state, ours = model.state_dict(), base_checkpoint.state_dict()
     layer = "encoder.layer.{}.crossattention.self.key.weight"
     for tail in ("", "_m"):
@@ -215,7 +224,7 @@ def test_an_exported_checkpoint_loads_into_lavis_vqa(small_albef, base_checkpoin
         assert_same(
             state, key, ours, "text_encoder.bert.encoder.layer.3.attention.self.query.weight"
         )
-        # The answer decoder begins with the fusion layers, of which the sixth is the first.
+        # The answer decoder is initialised from the six fusion layers.
         assert_same(
             state,
             f"text_decoder{tail}.bert." + layer.format(1),
@@ -225,12 +234,12 @@ def test_an_exported_checkpoint_loads_into_lavis_vqa(small_albef, base_checkpoin
         assert_same(state, f"visual_encoder{tail}.norm.weight", ours, "visual_encoder.norm.weight")
 
 
-def test_an_exported_checkpoint_loads_into_lavis_nlvr(small_albef, base_checkpoint, monkeypatch):
+def test_exported_checkpoint_loads_into_lavis_nlvr(small_albef, base_checkpoint, monkeypatch):
     from lavis_mafa.cli import main
 
     monkeypatch.chdir(small_albef)
     assert main(["export", "checkpoint.pth", "nlvr.pth", "--to", "albef_nlvr"]) == 0
-    model = downstream("albef_nlvr", small_albef, load_finetuned=True, finetuned="nlvr.pth")
+    model = build_downstream("albef_nlvr", small_albef, load_finetuned=True, finetuned="nlvr.pth")
     state, ours = model.state_dict(), base_checkpoint.state_dict()
     inside = "encoder.layer.{}.crossattention.self.query.weight"
     for tail in ("", "_m"):
@@ -250,8 +259,8 @@ def test_an_exported_checkpoint_loads_into_lavis_nlvr(small_albef, base_checkpoi
     assert torch.isfinite(model(samples)["loss"])
 
 
-def test_scores_equal_those_of_lavis(small_albef, base_checkpoint, photographs, work, monkeypatch):
-    """Re-ranking against LAVIS's compute_sim_matrix, on the same weights."""
+def test_scores_equal_lavis(small_albef, base_checkpoint, photographs, data_folder, monkeypatch):
+    """Re-ranking against LAVIS's compute_sim_matrix with the same weights."""
     from lavis.datasets.datasets.retrieval_datasets import RetrievalEvalDataset
     from lavis.processors.blip_processors import BlipCaptionProcessor, BlipImageEvalProcessor
     from torch.utils.data import DataLoader
@@ -259,10 +268,10 @@ def test_scores_equal_those_of_lavis(small_albef, base_checkpoint, photographs, 
     from lavis_mafa.models.inference.rerank import UNRANKED, compute_sim_matrix
 
     monkeypatch.chdir(small_albef)
-    theirs = downstream("albef_retrieval", small_albef, queue_size=64).eval()
+    theirs = build_downstream("albef_retrieval", small_albef, queue_size=64).eval()
     ours = base_checkpoint.eval()
     processors = BlipImageEvalProcessor(32), BlipCaptionProcessor()
-    data = RetrievalEvalDataset(*processors, str(photographs), [str(work / "test.json")])
+    data = RetrievalEvalDataset(*processors, str(photographs), [str(data_folder / "test.json")])
     loader = DataLoader(data, batch_size=8)
     k = 5
     with torch.no_grad():
@@ -279,12 +288,12 @@ def test_scores_equal_those_of_lavis(small_albef, base_checkpoint, photographs, 
 
 
 def test_fine_tuning_with_lavis_retrieval(
-    small_albef, base_checkpoint, work, photographs, tmp_path
+    small_albef, base_checkpoint, data_folder, photographs, tmp_path
 ):
-    """LAVIS's albef_retrieval and task on own data under our runner, then as Con-D."""
+    """Train LAVIS's albef_retrieval model and task on own data in our runner."""
     config = str(ROOT / "projects/mafa/train/retrieval_ft_own_data.yaml")
     shutil.copytree(small_albef / "bert-base-uncased", tmp_path / "bert-base-uncased")
-    settings = changes(work, photographs, run__max_epoch=1, run__k_test=200)
+    settings = changes(data_folder, photographs, run__max_epoch=1, run__k_test=200)
     for key in list(settings):
         if "grit" in key or key in ("model__load_pretrained", "model__tokenizer"):
             del settings[key]
@@ -302,41 +311,43 @@ def test_fine_tuning_with_lavis_retrieval(
     assert records(tmp_path, "eval")[-1]["split"] == "test"
 
 
-def test_the_retrieval_model_serves_as_con_d(small_albef, base_checkpoint, monkeypatch, toy_train):
+def test_retrieval_model_can_be_con_d(small_albef, base_checkpoint, monkeypatch, toy_train):
     from conftest import mini_batch
 
     from lavis_mafa.models.con_d.discriminator import ModelDiscriminator
 
     monkeypatch.chdir(small_albef)
-    model = downstream("albef_retrieval", small_albef, queue_size=64)
+    model = build_downstream("albef_retrieval", small_albef, queue_size=64)
     con_d = ModelDiscriminator(model)
     samples = mini_batch(toy_train, range(4))
     image_of, text_of = torch.tensor([0, 2]), torch.tensor([1, 3])
-    told = con_d.judge(samples, image_of, text_of)
+    verdicts = con_d.judge(samples, image_of, text_of)
     expected = ModelDiscriminator(base_checkpoint).judge(samples, image_of, text_of)
-    assert torch.allclose(told, expected, atol=1e-5)
+    assert torch.allclose(verdicts, expected, atol=1e-5)
     base_checkpoint.requires_grad_(True)
 
 
-def test_fine_tuning_stopped_and_resumed(small_albef, base_checkpoint, work, photographs, tmp_path):
-    """Momentum encoders take no gradient, but they are part of the state."""
+def test_momentum_weights_are_part_of_the_resumed_state(
+    small_albef, base_checkpoint, data_folder, photographs, tmp_path
+):
+    """Momentum encoders have no gradients, but are part of the state."""
     from lavis_mafa.models.checkpoints import init_momentum
     from lavis_mafa.runners.checkpoint import load_trained_state, trained_state
 
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(small_albef)
-        model = downstream("albef_retrieval", small_albef, queue_size=64)
+        model = build_downstream("albef_retrieval", small_albef, queue_size=64)
         state = trained_state(model)
         assert "visual_encoder_m.norm.weight" in state and "image_queue" in state
         with torch.no_grad():
             model.visual_encoder_m.norm.weight.add_(1.0)
         changed = trained_state(model)
-        again = downstream("albef_retrieval", small_albef, queue_size=64)
-        load_trained_state(again, changed, "here")
-        assert torch.equal(again.visual_encoder_m.norm.weight, model.visual_encoder_m.norm.weight)
-        # A file of ours without momentum weights is told from one that holds them all.
+        resumed = build_downstream("albef_retrieval", small_albef, queue_size=64)
+        load_trained_state(resumed, changed, "here")
+        assert torch.equal(resumed.visual_encoder_m.norm.weight, model.visual_encoder_m.norm.weight)
+        # A checkpoint without momentum weights is distinguished from a complete one.
         torch.save({"model": changed}, small_albef / "whole.pth")
-        assert not init_momentum(again, str(small_albef / "whole.pth"))
+        assert not init_momentum(resumed, str(small_albef / "whole.pth"))
         part = {k: v for k, v in changed.items() if "_m." not in k or "position_ids" in k}
         torch.save({"model": part}, small_albef / "part.pth")
-        assert init_momentum(again, str(small_albef / "part.pth"))
+        assert init_momentum(resumed, str(small_albef / "part.pth"))

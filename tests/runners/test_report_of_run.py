@@ -1,4 +1,4 @@
-"""A run's connections in histograms, pictures, and the page that shows them."""
+"""Con-D histograms of a run, its images in TensorBoard, and the report page."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
     torch.manual_seed(3)
     con_d = load_model("albef_mafa", "tiny")
-    con_d.itm_head.weight.data *= 20.0  # random, but of many minds
+    con_d.itm_head.weight.data *= 20.0  # random weights, widely spread probabilities
     torch.save({"model": con_d.state_dict()}, folder / "con_d.pth")
     changes = {
         "run__max_epoch": 2,
@@ -46,7 +46,7 @@ def run(tmp_path_factory):
 
 
 def page_of(folder, *arguments):
-    """The page's data and its HTML."""
+    """Write the page; return its data and its HTML."""
     output = folder / "page.html"
     assert main(["report", str(folder), "--output", str(output), *arguments]) == 0
     text = output.read_text(encoding="utf-8")
@@ -55,35 +55,39 @@ def page_of(folder, *arguments):
 
 
 def table_of(text, title):
-    """A table, or the numbers that unfold below a curve, as rows of text."""
+    """Return a table of the page, or the data table below a curve, as rows of text."""
     table = text.split(f"<figcaption>{title}</figcaption>")[1].split("<table>")[1]
     rows = re.findall(r"<tr>(.*?)</tr>", table.split("</table>")[0], re.DOTALL)
     return [re.findall(r"<t[dh][^>]*>(.*?)</t[dh]>", row, re.DOTALL) for row in rows]
 
 
-def test_the_histogram_counts_what_training_counted(run):
+def test_histogram_equals_the_counts_of_training(run):
     steps, histograms = records(run, "step"), records(run, "con_d_histogram")
     assert [h["epoch"] for h in histograms] == [0, 1]
-    together = np.zeros(3)
-    for told in histograms:
+    totals = np.zeros(3)
+    for histogram in histograms:
         for direction in DIRECTIONS:
-            counts = np.array([told[direction][truth] for truth in ("true", "false")])
-            assert counts.shape == (2, 100) and "unknown" not in told[direction]
-            cuts = [0, round(LOW * 100), round(HIGH * 100), 100]
-            parts = [counts[:, a:b].sum() for a, b in zip(cuts, cuts[1:], strict=False)]
-            together += parts
-            of_epoch = {s["step"]: s for s in steps if s["epoch"] == told["epoch"]}.values()
+            counts = np.array([histogram[direction][truth] for truth in ("true", "false")])
+            assert counts.shape == (2, 100) and "unknown" not in histogram[direction]
+            borders = [0, round(LOW * 100), round(HIGH * 100), 100]
+            parts = [counts[:, a:b].sum() for a, b in zip(borders, borders[1:], strict=False)]
+            totals += parts
+            steps_of_epoch = {
+                s["step"]: s for s in steps if s["epoch"] == histogram["epoch"]
+            }.values()
             assert parts == [
-                sum(s[f"{name}_{direction}"] for s in of_epoch)
+                sum(s[f"{name}_{direction}"] for s in steps_of_epoch)
                 for name in ("kept", "ambiguous", "found")
             ]
-            assert counts[0].sum() == sum(s[f"false_{direction}"] for s in of_epoch)
-            assert counts[0, cuts[2] :].sum() == sum(s[f"true_found_{direction}"] for s in of_epoch)
-    assert together.min() > 0  # of all kinds: the comparison says something
-    assert not any("con_d_bin" in name for name in steps[0])  # not in every line
+            assert counts[0].sum() == sum(s[f"false_{direction}"] for s in steps_of_epoch)
+            assert counts[0, borders[2] :].sum() == sum(
+                s[f"true_found_{direction}"] for s in steps_of_epoch
+            )
+    assert totals.min() > 0  # every state occurs, so the comparison is meaningful
+    assert not any("con_d_bin" in name for name in steps[0])  # not repeated in every line
 
 
-def test_numbers_in_the_page_are_the_logs(run):
+def test_numbers_in_the_page_equal_the_log(run):
     data, text = page_of(run / "job")
     steps = {s["global_step"]: s for s in records(run, "step")}
     assert len(steps) == 18 and len(records(run, "step")) == 18
@@ -99,25 +103,25 @@ def test_numbers_in_the_page_are_the_logs(run):
     val = [r["txt_r5"] for r in records(run, "eval")]
     rows = {row[0]: row[1:] for row in table_of(text, "Evaluation of val")}
     assert [float(cell) for cell in rows["txt_r5"]] == pytest.approx(val, rel=0.005)
-    # Probabilities: all, by direction, by epoch.
-    told = {one["name"]: np.array(one["counts"]) for one in data["judged"]}
-    assert list(told)[:3] == [
+    # Probabilities: total, by direction, by epoch.
+    counts = {judged["name"]: np.array(judged["counts"]) for judged in data["judged"]}
+    assert list(counts)[:3] == [
         "all epochs, both directions",
         "all epochs, image → text",
         "all epochs, text → image",
     ]
     histograms = records(run, "con_d_histogram")
     assert (
-        told["epoch 1"][0].tolist()
+        counts["epoch 1"][0].tolist()
         == np.sum([histograms[1][d]["true"] for d in DIRECTIONS], axis=0).tolist()
     )
-    assert (told["all epochs, image → text"] + told["all epochs, text → image"]).tolist() == told[
-        "all epochs, both directions"
-    ].tolist()
+    assert (
+        counts["all epochs, image → text"] + counts["all epochs, text → image"]
+    ).tolist() == counts["all epochs, both directions"].tolist()
     assert data["thresholds"] == [LOW, HIGH]
 
 
-def test_the_gallery_shows_the_runs_own_data(run):
+def test_gallery_shows_the_data_of_the_run(run):
     from lavis_mafa.analysis.loading import recorded_data
 
     data, _ = page_of(run / "job", "--connections", "10")
@@ -138,41 +142,43 @@ def test_the_gallery_shows_the_runs_own_data(run):
     assert [[c["anchor"][1], c["mined"][1]] for c in without["cards"]] == captions
 
 
-def test_a_run_whose_data_are_gone_still_has_its_page(run, tmp_path):
+def test_page_of_a_run_whose_data_are_missing(run, tmp_path):
     folder = tmp_path / "moved"
     folder.mkdir()
     shutil.copy(run / "job" / "connections.jsonl", folder)
     lines = (run / "job" / "log.jsonl").read_text().replace('"toy_scenes"', '"image_text_json"')
-    (folder / "log.jsonl").write_text(lines + '{"kind": "step", "epo')  # still writing
+    (folder / "log.jsonl").write_text(lines + '{"kind": "step", "epo')  # an unfinished line
     data, text = page_of(folder)
     assert data["images"] == [] and len(data["cards"]) > 10
     assert "The data could not be loaded" in text and "caption of sample" in str(data["cards"])
 
 
-def test_tensorboard_has_histograms_and_pictures(run):
+def test_tensorboard_has_histograms_and_images(run):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     board = EventAccumulator(str(run / "job" / "tensorboard"), {"images": 0, "histograms": 0})
     board.Reload()
-    told = board.Histograms("con_d_probability/i2t")[-1]
+    event = board.Histograms("con_d_probability/i2t")[-1]
     counts = records(run, "con_d_histogram")[-1]["i2t"]
     expected = np.add(counts["true"], counts["false"])
-    assert told.step == 1
-    assert told.histogram_value.num == expected.sum() > 0
+    assert event.step == 1
+    assert event.histogram_value.num == expected.sum() > 0
     filled = {
         round(x, 2): n
-        for x, n in zip(told.histogram_value.bucket_limit, told.histogram_value.bucket, strict=True)
+        for x, n in zip(
+            event.histogram_value.bucket_limit, event.histogram_value.bucket, strict=True
+        )
         if n
     }
     assert filled == {round((k + 1) / 100, 2): n for k, n in enumerate(expected) if n}
     images = board.Images("connections/0")
-    assert [one.step for one in images] == [0, 1]
+    assert [image.step for image in images] == [0, 1]
     assert (images[0].width, images[0].height) == (484, 404)
     table = board.Tensors("connections/text_summary")[0].tensor_proto.string_val[0].decode()
     assert len(table.splitlines()) > 3 and "image → text" in table
 
 
-# Pictures
+# Images
 
 RECORD = {
     "direction": "i2t",
@@ -184,8 +190,8 @@ RECORD = {
 }
 
 
-class Board(RunLog):
-    """Keeps what would go to TensorBoard."""
+class RecordingLog(RunLog):
+    """Records what would be sent to TensorBoard."""
 
     def __init__(self, folder, active=True):
         super().__init__(folder, active)
@@ -201,8 +207,8 @@ def show(number):
     return Image.new("RGB", (40, 20), (10 * number, 0, 0)), f"caption | <b>{number}</b>\n"
 
 
-def test_a_picture_that_cannot_be_read_stops_nothing(tmp_path, caplog):
-    board = Board(tmp_path)
+def test_unreadable_image_is_skipped_with_a_warning(tmp_path, caplog):
+    board = RecordingLog(tmp_path)
     broken = {**RECORD, "mined_index": 13}
     pictures.show_connections(board, [broken, RECORD], show, 4)
     assert "cannot be shown: OSError: truncated" in caplog.text
@@ -214,19 +220,19 @@ def test_a_picture_that_cannot_be_read_stops_nothing(tmp_path, caplog):
     assert line.count("|") == 7 and "<" not in line and "caption &#124; &lt;b&gt;1" in line
 
 
-def test_a_few_of_many_evenly_spread(tmp_path):
-    board, asked = Board(tmp_path), []
-    many = [{**RECORD, "anchor_index": place, "mined_index": 0} for place in range(64)]
-    pictures.show_connections(board, many, lambda n: (asked.append(n), show(5))[1], 0)
-    assert asked[::2] == list(range(0, 64, 8))
-    silent = Board(tmp_path, active=False)
+def test_shown_connections_are_evenly_spread(tmp_path):
+    board, shown = RecordingLog(tmp_path), []
+    many = [{**RECORD, "anchor_index": number, "mined_index": 0} for number in range(64)]
+    pictures.show_connections(board, many, lambda n: (shown.append(n), show(5))[1], 0)
+    assert shown[::2] == list(range(0, 64, 8))
+    silent = RecordingLog(tmp_path, active=False)
     pictures.show_connections(silent, many, show, 0)
-    pictures.show_connections(board := Board(tmp_path), [], show, 0)
+    pictures.show_connections(board := RecordingLog(tmp_path), [], show, 0)
     assert silent.sent == board.sent == []
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
-def test_what_was_judged_is_framed(direction):
+def test_judged_side_is_framed(direction):
     pair = [(Image.new("RGB", (64, 64), "white"), "a caption")] * 2
     sheet = np.asarray(pictures.draw_connection({**RECORD, "direction": direction}, *pair))
     blue = (sheet[50:280] == (11, 98, 168)).all(axis=2)
@@ -235,15 +241,15 @@ def test_what_was_judged_is_framed(direction):
     assert (left > right) == (direction == "i2t")
 
 
-def test_no_connections_are_logged_if_none_are_wanted(tmp_path):
+def test_no_connections_are_logged_if_disabled(tmp_path):
     run_here(tmp_path, run__log_connections=0, run__max_epoch=1, run__tensorboard=True)
     assert not (tmp_path / "job" / "connections.jsonl").exists()
-    assert records(tmp_path, "con_d_histogram")  # counted all the same
+    assert records(tmp_path, "con_d_histogram")  # the histogram is logged nevertheless
     data, _ = page_of(tmp_path / "job")
     assert data["cards"] == [] and data["judged"]
 
 
-def test_a_run_without_con_d(tmp_path):
+def test_run_without_con_d_has_a_page(tmp_path):
     run_here(tmp_path, run__max_epoch=1, model__mafa__con_d__arch=None, model__mafa__con_d="null")
     assert records(tmp_path, "con_d_histogram") == []
     data, text = page_of(tmp_path / "job")
@@ -251,7 +257,7 @@ def test_a_run_without_con_d(tmp_path):
     assert "False negatives among the hard negatives" in text and "Con-D&#x27;s prec" not in text
 
 
-def test_a_folder_without_anything_names_those_below(tmp_path, caplog):
+def test_folder_without_a_run_names_those_below(tmp_path, caplog):
     (tmp_path / "job").mkdir()
     (tmp_path / "job" / "log.jsonl").write_text("")
     assert main(["report", str(tmp_path)]) == 1

@@ -1,4 +1,4 @@
-"""A resumed run equals an uninterrupted one bit for bit."""
+"""A resumed run equals an uninterrupted run bit for bit."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from lavis_mafa.runners.state import BestFigure
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory):
+def uninterrupted(tmp_path_factory):
     folder = tmp_path_factory.mktemp("undisturbed")
     run_here(folder)
     return folder
 
 
-def test_a_different_seed_gives_other_weights(undisturbed, tmp_path):
+def test_different_seed_gives_different_weights(uninterrupted, tmp_path):
     run_here(tmp_path, run__seed=43)
-    assert not same_weights(weights(tmp_path), weights(undisturbed))
+    assert not same_weights(weights(tmp_path), weights(uninterrupted))
 
 
-def test_epoch_figures_cover_the_whole_epoch_after_resuming(undisturbed, tmp_path):
+def test_epoch_averages_cover_the_whole_epoch_after_resuming(uninterrupted, tmp_path):
     run_here(tmp_path, run__max_steps=13)
     run_here(tmp_path, run__resume_ckpt_path="auto")
 
-    def epochs(folder):
+    def epochs_without_time(folder):
         return [{k: v for k, v in r.items() if k != "time"} for r in records(folder, "epoch")]
 
-    assert epochs(tmp_path) == epochs(undisturbed)
+    assert epochs_without_time(tmp_path) == epochs_without_time(uninterrupted)
 
 
-def test_with_workers_and_random_augmentation(tmp_path):
+def test_resume_with_workers_and_random_augmentation(tmp_path):
     changes = {
         "run__max_epoch": 2,
         "run__num_workers": 2,
@@ -53,7 +53,7 @@ def test_with_workers_and_random_augmentation(tmp_path):
     assert same_weights(weights(tmp_path / "whole"), weights(tmp_path / "alone"))
 
 
-def test_best_figure_is_resumed(tmp_path):
+def test_best_value_is_resumed(tmp_path):
     changes = {"run__valid_splits": '["val"]'}
     run_here(tmp_path, run__max_epoch=1, **changes)
     path = tmp_path / "job" / "checkpoint_last.pth"
@@ -66,22 +66,22 @@ def test_best_figure_is_resumed(tmp_path):
     assert runner.progress.best == BestFigure(1000.0, 0, "val")
 
 
-def test_a_checkpoint_of_weights_alone_cannot_be_resumed(tmp_path, tiny):
+def test_checkpoint_with_weights_only_cannot_be_resumed(tmp_path, tiny):
     torch.save({"model": tiny.state_dict()}, tmp_path / "weights.pth")
     with pytest.raises(ValueError, match="model.pretrained"):
         run_here(tmp_path, run__resume_ckpt_path=tmp_path / "weights.pth")
 
 
-def test_other_data_cannot_be_resumed(undisturbed, tmp_path):
+def test_resuming_with_other_data_is_rejected(uninterrupted, tmp_path):
     with pytest.raises(ValueError, match="74 samples"):
         run_here(
             tmp_path,
-            run__resume_ckpt_path=undisturbed / "job" / "checkpoint_last.pth",
+            run__resume_ckpt_path=uninterrupted / "job" / "checkpoint_last.pth",
             datasets__toy_scenes__build_info__train_size=80,
         )
 
 
-def test_random_generators_resume():
+def test_random_states_are_restored():
     states = random_states()
     drawn = [random.random(), np.random.rand(), torch.rand(1).item()]
     set_random_states(states)
@@ -89,20 +89,20 @@ def test_random_generators_resume():
 
 
 @pytest.mark.parametrize(
-    "changes, named",
+    "changes, message",
     [
         ({"run__batch_size_train": 4}, "run.batch_size_train: 8 before, 4 now"),
         ({"run__grit__search_space": 8}, "run.grit.search_space: 16 before, 8 now"),
         ({"run__accum_grad_iters": 2}, "run.accum_grad_iters"),
     ],
 )
-def test_other_settings_cannot_be_resumed(undisturbed, tmp_path, changes, named):
-    path = undisturbed / "job" / "checkpoint_last.pth"
-    with pytest.raises(ValueError, match=named):
+def test_resuming_with_other_settings_is_rejected(uninterrupted, tmp_path, changes, message):
+    path = uninterrupted / "job" / "checkpoint_last.pth"
+    with pytest.raises(ValueError, match=message):
         run_here(tmp_path, run__resume_ckpt_path=path, **changes)
 
 
-def test_weight_decay_is_the_configs(tmp_path):
+def test_weight_decay_is_taken_from_the_config(tmp_path):
     run_here(tmp_path, run__max_steps=2)
     runner = run_here(tmp_path, run__resume_ckpt_path="auto", run__weight_decay=0.5)
     assert runner.optimizer.param_groups[0]["weight_decay"] == 0.5
@@ -110,17 +110,17 @@ def test_weight_decay_is_the_configs(tmp_path):
 
 def test_resumed_run_keeps_its_folder(tmp_path):
     first = run_here(tmp_path, run__job_id=None, run__max_steps=3)
-    again = run_here(tmp_path, run__job_id=None, run__resume_ckpt_path="auto", run__max_steps=5)
-    assert again.output_dir == first.output_dir and again.progress.global_step == 5
+    resumed = run_here(tmp_path, run__job_id=None, run__resume_ckpt_path="auto", run__max_steps=5)
+    assert resumed.output_dir == first.output_dir and resumed.progress.global_step == 5
     other = run_here(tmp_path, run__job_id=None, run__max_steps=1)
     assert other.output_dir != first.output_dir
 
 
-def test_folder_of_another_run_is_refused(undisturbed):
+def test_folder_of_another_run_is_rejected(uninterrupted):
     from lavis_mafa.config import ConfigError
 
     with pytest.raises(ConfigError, match="holds another run's checkpoint"):
-        run_here(undisturbed)
+        run_here(uninterrupted)
 
 
 def test_best_checkpoint_is_copied_to_a_new_folder(tmp_path):
@@ -135,7 +135,7 @@ def test_best_checkpoint_is_copied_to_a_new_folder(tmp_path):
     assert same_weights(one, two)
 
 
-def test_a_failing_validation_loses_no_epoch(tmp_path, monkeypatch):
+def test_failing_validation_keeps_the_epoch(tmp_path, monkeypatch):
     from lavis_mafa.tasks import MafaPretrainTask
 
     monkeypatch.setattr(MafaPretrainTask, "evaluation", lambda *a, **k: 1 / 0)
@@ -146,7 +146,7 @@ def test_a_failing_validation_loses_no_epoch(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("saved_by", ["older", "newer"])
-def test_constants_that_only_some_versions_of_transformers_save_do_not_matter(tiny, saved_by):
+def test_buffers_saved_only_by_some_transformers_versions_are_ignored(tiny, saved_by):
     state, name = trained_state(tiny), "text_encoder.bert.embeddings.position_ids"
     constant = state.pop(name, torch.arange(4))
     if saved_by == "older":

@@ -1,4 +1,4 @@
-"""Logs of runs that are still writing, were stopped in the middle of a line, or were resumed."""
+"""Reading logs that are still being written, are truncated, or belong to resumed runs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def write(folder, records, end=b""):
 
 
 def test_truncated_log_is_read(tmp_path):
-    """Also within a character of several bytes."""
+    """Truncation may fall within a multi-byte character."""
     last = json.dumps(step(2, note="Hündin"), ensure_ascii=False).encode()
     for length in range(len(last)):
         write(tmp_path, [step(1)], end=last[:length])
@@ -52,15 +52,21 @@ def test_written_lines_are_read(tmp_path):
 
 
 def test_repeated_steps_count_once(tmp_path):
-    write(tmp_path, [step(number, loss=float(place)) for place, number in enumerate((1, 3, 2, 3))])
-    found = [(one["global_step"], one["loss"]) for one in read_log(tmp_path, "step", "global_step")]
+    write(
+        tmp_path,
+        [step(number, loss=float(position)) for position, number in enumerate((1, 3, 2, 3))],
+    )
+    found = [
+        (record["global_step"], record["loss"])
+        for record in read_log(tmp_path, "step", "global_step")
+    ]
     assert found == [(1, 0.0), (2, 2.0), (3, 3.0)]
     assert len(read_log(tmp_path, "step")) == 4
 
 
-def test_the_curve_of_a_resumed_run_goes_forward(tmp_path):
+def test_curve_of_a_resumed_run_is_monotonic_in_steps(tmp_path):
     numbers = (1, 2, 3, 2, 3, 4)
-    records = [step(number, loss=10.0 * place) for place, number in enumerate(numbers)]
+    records = [step(number, loss=10.0 * position) for position, number in enumerate(numbers)]
     write(tmp_path, [*records, step(5, loss=None)])
     job = SimpleNamespace(done=True, folder=tmp_path)
     plan = SimpleNamespace(of={"A": {0: {"": job}}}, seeds=[0])
@@ -69,7 +75,7 @@ def test_the_curve_of_a_resumed_run_goes_forward(tmp_path):
 
 
 def test_rewind_moves_only_lines_of_this_package(tmp_path):
-    """Also lines of ranks that no longer exist; a user's own files stay."""
+    """Also lines of ranks that no longer exist; the user's own files are kept."""
     log = RunLog(tmp_path, active=True, tensorboard=False)
     (tmp_path / "mine.jsonl").write_text("{}\n")
     log.append_from_rank("unreadable.jsonl", 3, {"index": 1})
@@ -85,18 +91,20 @@ def test_rewind_moves_only_lines_of_this_package(tmp_path):
     assert (tmp_path / "mine.jsonl").read_text() == "{}\n"
 
 
-@pytest.mark.parametrize("place", ["write", "close"])
-def test_lines_are_kept_while_the_disk_is_full(tmp_path, monkeypatch, place):
-    """Network file systems report a full disk when a file is closed."""
+@pytest.mark.parametrize("fails_at", ["write", "close"])
+def test_lines_are_kept_while_the_disk_is_full(tmp_path, monkeypatch, fails_at):
+    """Network file systems may report a full disk only when a file is closed."""
     log = RunLog(tmp_path, active=True, tensorboard=False)
     log.write("step", global_step=1)
-    half = []
+    written_sizes = []
 
     class Full(io.FileIO):
         def write(self, content):
-            written = super().write(content[: len(content) // 2] if place == "write" else content)
-            half.append(written)
-            if place == "write":
+            written = super().write(
+                content[: len(content) // 2] if fails_at == "write" else content
+            )
+            written_sizes.append(written)
+            if fails_at == "write":
                 raise OSError(28, "No space left on device")
             return written
 
@@ -108,7 +116,7 @@ def test_lines_are_kept_while_the_disk_is_full(tmp_path, monkeypatch, place):
         patch.setattr("builtins.open", lambda path, *_, **__: Full(path, "ab"))
         log.write("step", global_step=2)
         log.write("step", global_step=3)
-    assert half and [r["global_step"] for r in read_log(tmp_path, "step")] == [1]
+    assert written_sizes and [r["global_step"] for r in read_log(tmp_path, "step")] == [1]
     log.write("step", global_step=4)
     assert [r["global_step"] for r in read_log(tmp_path, "step")] == [1, 2, 3, 4]
     assert (tmp_path / LOG).read_bytes().count(b"\n") == 4
@@ -120,13 +128,13 @@ def test_tensorboard_failure_does_not_stop_the_run(tmp_path, monkeypatch, caplog
     log = RunLog(tmp_path, active=True)
     purged = []
 
-    def begun(folder, purge_step=None):
+    def open_writer(folder, purge_step=None):
         purged.append(purge_step)
         if len(purged) < 3:
             raise OSError(28, "No space left on device")
         return SimpleNamespace(add_scalar=lambda *_: None, close=lambda: None)
 
-    monkeypatch.setattr(board, "SummaryWriter", begun)
+    monkeypatch.setattr(board, "SummaryWriter", open_writer)
     log.rewind({}, step=7)
     for step_ in range(4):
         log.scalars("train", {"loss": 1.0}, step_)

@@ -1,4 +1,4 @@
-"""Runs with tokens made by the data loader equal runs that tokenise in forward."""
+"""Runs with tokens from the data loader equal runs that tokenise in forward."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from lavis_mafa.algorithm.tokens import TOKENS, Tokens
 from lavis_mafa.models.families import base
 from lavis_mafa.runners import loaders
 
-# Momentum encoders and a pass of its own before the grouped epoch read captions as well.
+# Momentum encoders and the separate pass of naive GRIT read captions as well.
 CHANGES = {
     "run__max_steps": 6,
     "run__grit__naive": True,
@@ -20,9 +20,9 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_nothing_is_tokenised_in_forward_and_nothing_changes(tmp_path, monkeypatch, workers):
-    with monkeypatch.context() as changed:
-        changed.setattr(loaders, "add_tokens", lambda *given: None)
+def test_tokens_from_the_loader_are_used_and_change_nothing(tmp_path, monkeypatch, workers):
+    with monkeypatch.context() as patch:
+        patch.setattr(loaders, "add_tokens", lambda *arguments: None)
         plain = run_here(tmp_path / "plain", run__num_workers=workers, **CHANGES)
     batch = next(iter(plain.loaders.train(plain.schedule.plan, 0, 0)))
     assert TOKENS not in batch

@@ -14,8 +14,8 @@ from lavis_mafa.runners.guard import UnreadableSamples
 ONE_EPOCH = {"run__max_epoch": 1, "run__grit__enabled": False}
 
 
-def test_accumulated_gradients_have_the_right_scale(tmp_path):
-    """Windows of 1 and of 4 take the same step where all mini-batches are the same."""
+def test_accumulated_gradients_are_averaged(tmp_path):
+    """Accumulating 1 or 4 equal mini-batches gives the same gradient."""
     from runs import options
 
     from lavis_mafa.config import load_config
@@ -31,19 +31,21 @@ def test_accumulated_gradients_have_the_right_scale(tmp_path):
     batch = next(iter(runner.loaders.train(runner.schedule.plan, 0, 0)))
 
     def gradient(windows):
-        taken = []
-        runner._update = lambda where: taken.append(runner._model.vision_proj.weight.grad.clone())
-        for place in range(windows):
+        gradients = []
+        runner._update = lambda where: gradients.append(
+            runner._model.vision_proj.weight.grad.clone()
+        )
+        for number in range(windows):
             torch.manual_seed(7)
             samples = {**batch, "epoch": 0, "iters": 0, "grouped": plan.grouped}
-            runner._train_step(samples, windows, place + 1 == windows)
+            runner._train_step(samples, windows, number + 1 == windows)
         runner._model.zero_grad()
-        return taken[0]
+        return gradients[0]
 
     assert torch.allclose(gradient(1), gradient(4), rtol=1e-4, atol=1e-7)
 
 
-def test_the_last_window_of_an_epoch_is_used_and_not_carried_over(tmp_path):
+def test_last_incomplete_accumulation_window_is_used(tmp_path):
     # 9 steps: windows of 4, 4 and 1.
     stepped = []
     step = torch.optim.AdamW.step
@@ -81,7 +83,7 @@ def test_warm_up_continues_over_epochs(tmp_path):
     assert rates[18] < rates[12]
 
 
-def test_the_cosine_may_span_more_epochs_than_are_trained(tmp_path):
+def test_cosine_schedule_may_span_more_epochs_than_are_trained(tmp_path):
     rates = {}
     for horizon in (3, 30):
         folder = tmp_path / str(horizon)
@@ -91,26 +93,26 @@ def test_the_cosine_may_span_more_epochs_than_are_trained(tmp_path):
     assert rates[30] == pytest.approx(1e-3 * (1 + np.cos(np.pi * 2 / 30)) / 2)
 
 
-def test_bf16_trains(tmp_path):
+def test_bf16_losses_are_close_to_full_precision(tmp_path):
     run_here(tmp_path, **ONE_EPOCH, run__amp=True, run__amp_dtype="bf16")
-    told = [r["loss"] for r in records(tmp_path, "step")]
+    mixed = [r["loss"] for r in records(tmp_path, "step")]
     run_here(tmp_path / "exact", **ONE_EPOCH)
     exact = [r["loss"] for r in records(tmp_path / "exact", "step")]
-    assert told == pytest.approx(exact, rel=0.05) and told != exact
+    assert mixed == pytest.approx(exact, rel=0.05) and mixed != exact
 
 
-def test_too_many_unreadable_samples_are_noticed_early():
+def test_too_many_unreadable_samples_are_detected_early():
     guard = UnreadableSamples(allowed=0.1, enough=3)
-    for place in range(10):
-        error = "broken" if place in (2, 5, 6) else ""
-        batch = {"index": [place], "loaded_index": [place + 100], "load_error": [error]}
-        assert guard.count(batch) == ([(place, place + 100, "broken")] if error else [])
-        assert guard.too_many == (place >= 6)
+    for index in range(10):
+        error = "broken" if index in (2, 5, 6) else ""
+        batch = {"index": [index], "loaded_index": [index + 100], "load_error": [error]}
+        assert guard.count(batch) == ([(index, index + 100, "broken")] if error else [])
+        assert guard.too_many == (index >= 6)
     guard.reset()
     assert not guard.too_many
 
 
-def test_logs_tell_what_the_papers_count(tmp_path):
+def test_logs_contain_the_statistics_of_the_papers(tmp_path):
     run_here(tmp_path, run__log_connections=4, run__tensorboard=True)
     step = records(tmp_path, "step")[-1]
     for name in ("picked", "judged", "found", "ambiguous", "kept", "probability_sum"):
@@ -119,7 +121,7 @@ def test_logs_tell_what_the_papers_count(tmp_path):
         assert step[name] > 0
     assert step["judged_i2t"] == step["picked_i2t"] == 8
     epoch = records(tmp_path, "epoch")[-1]
-    # The oracle is always right, and finds all there are.
+    # The oracle is always right and finds every false negative.
     for direction in ("i2t", "t2i"):
         rate = epoch[f"false_negative_rate_{direction}"]
         assert rate == epoch[f"false_negative_rate_by_con_d_{direction}"]
@@ -149,12 +151,12 @@ def test_saved_order_starts_another_run(tmp_path):
 
 def test_dry_run_reports_and_trains_nothing(tmp_path):
     output = finish(start("train.py", tmp_path, extra=["--dry-run"]))
-    for told in ("74 pairs", "9 steps", "L = 32", "M = 16", "0.46 M trainable", "memory"):
-        assert told in output, output[-2000:]
+    for text in ("74 pairs", "9 steps", "L = 32", "M = 16", "0.46 M trainable", "memory"):
+        assert text in output, output[-2000:]
     assert not (tmp_path / "job").exists()
 
 
-def test_wrong_configs_end_with_a_list_and_no_traceback(tmp_path):
+def test_invalid_config_ends_with_a_list_and_no_traceback(tmp_path):
     output = finish(
         start("train.py", tmp_path, run__batch_size_trian=3, model__mafa__con_d__arch="orakle"),
         status=2,
@@ -176,16 +178,16 @@ def test_output_dir_is_relative_to_the_working_directory(tmp_path, monkeypatch):
     assert (tmp_path / "here" / "job" / "checkpoint_last.pth").is_file()
 
 
-def test_missing_splits_are_named():
+def test_error_of_a_missing_split_names_the_existing_ones():
     from lavis_mafa.runners.loaders import Loaders
 
     with pytest.raises(ValueError, match="'test'.*val"):
         Loaders({}, None, {"val": 1}, 0, torch.device("cpu")).evaluation("test")
 
 
-def test_a_small_validation_split_does_not_change_how_the_test_split_is_scored(tmp_path):
+def test_small_validation_split_does_not_change_k_test_of_the_test_split(tmp_path):
     splits = {"run__valid_splits": '["val"]', "run__test_splits": '["test"]'}
-    # 6 validation and 10 test images: 8 candidates are more than the first has.
+    # 6 validation and 10 test images: k_test is larger than the number of validation images.
     runner = run_here(tmp_path / "both", **ONE_EPOCH, **splits, run__k_test=8)
     assert runner.run_cfg.k_test == 8
     splits["run__valid_splits"] = "[]"
@@ -208,7 +210,7 @@ def test_distributed_false_ignores_slurm(monkeypatch):
     assert (cfg.rank, cfg.world_size, cfg.distributed) == (0, 1, False)
 
 
-def test_evaluating_only_takes_validation_splits_too(tmp_path):
+def test_evaluate_includes_validation_splits(tmp_path):
     splits = {"run__valid_splits": '["val"]', "run__test_splits": '["test"]'}
     run_here(tmp_path, run__evaluate=True, model__mafa__con_d__arch=None, **splits)
     assert [r["split"] for r in records(tmp_path, "eval")] == ["val", "test"]

@@ -105,7 +105,7 @@ def test_random_order_depends_on_the_seed_only():
     steps=st.integers(1, 9),
     batch=st.integers(1, 5),
     world=st.integers(1, 4),
-    left=st.integers(0, 19),
+    leftover_size=st.integers(0, 19),
     how=st.sampled_from(["kept", "within", "across"]),
     as_array=st.booleans(),
     seed=st.integers(0, 1000),

@@ -146,9 +146,8 @@ def test_local_equals_slow_loop(b, m, seed, same_given):
     present = padding_masks(b, m, seed)
     groups = torch.randint(0, 3, (b,), generator=torch.Generator().manual_seed(seed))
     same = groups[:, None] == groups if same_given else torch.zeros(b, b, dtype=torch.bool)
-    same.fill_diagonal_(
-        False
-    )  # a sample is never a negative of itself, whether or not `same` is given
+    # A sample is never a negative of itself, whether or not `same` is given.
+    same.fill_diagonal_(False)
     loss = local_loss(features, regions, TEMPERATURE, present, same if same_given else None)
     expected = slow_local(features, regions, TEMPERATURE, present, same)
     assert loss.item() == pytest.approx(expected, rel=1e-4, abs=1e-5)

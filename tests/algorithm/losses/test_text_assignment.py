@@ -75,9 +75,8 @@ def test_other_images_are_drawn_uniformly():
 def test_preferred_images_are_drawn_with_their_softmax_probability():
     shares = torch.tensor([0.4, 0.3, 0.2, 0.1])
     preference = torch.zeros(5, 5)
-    preference[0] = torch.cat(
-        [torch.tensor([50.0]), shares.log() + 3]
-    )  # the own image never counts
+    # The own image is never drawn, however high its preference.
+    preference[0] = torch.cat([torch.tensor([50.0]), shares.log() + 3])
     drawn = draws(range(5), 3000, preference)
     own_second = drawn["labels"][:, 0] == SECOND
     others = torch.bincount(drawn["first"][own_second, 0], minlength=5)[1:].double()
