@@ -1,4 +1,4 @@
-"""With MAFA off, a model's losses and gradients are those of LAVIS's own class."""
+"""With MAFA off, losses and gradients equal those of LAVIS's own class."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ SIZE = 8
 
 
 @pytest.fixture
-def alone(tmp_path):
-    """LAVIS's BLIP-2 needs a process group, if only of one."""
+def process_group(tmp_path):
+    """LAVIS's BLIP-2 needs a process group even for one process."""
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     yield
     dist.destroy_process_group()
 
 
 @pytest.fixture
-def the_hardest(monkeypatch):
-    """LAVIS draws its negatives by ``torch.multinomial``: here the likeliest."""
+def hardest_negatives(monkeypatch):
+    """LAVIS draws negatives by ``torch.multinomial``: replace it by argmax."""
     monkeypatch.setattr(torch, "multinomial", lambda weights, count: weights.argmax(-1, True))
 
 
@@ -48,14 +48,16 @@ def config_of(cls, **changes):
 LATE = {"epoch": 1, "iters": 3, "num_iters_per_epoch": 10}
 
 
-def compare(ours, theirs, samples, at=LATE):
+def compare(ours, theirs, samples, schedule=LATE):
     mine = ours(dict(samples))
     mine.loss.backward()
-    told = theirs({**samples, **at})
-    told.loss.backward()
+    expected = theirs({**samples, **schedule})
+    expected.loss.backward()
     for name in ("loss_itc", "loss_itm", "loss_lm", "loss"):
-        other = told["loss_mlm" if name == "loss_lm" and "loss_mlm" in told else name]
-        assert mine[name].item() == pytest.approx(other.item(), rel=1e-5), name
+        expected_loss = expected[
+            "loss_mlm" if name == "loss_lm" and "loss_mlm" in expected else name
+        ]
+        assert mine[name].item() == pytest.approx(expected_loss.item(), rel=1e-5), name
     assert_same_gradients(ours, theirs)
     return mine
 
@@ -64,7 +66,7 @@ OFF = {"soft_labels": {"type": "one_hot", "label_smoothing": 0.1}, "same_image":
 
 
 @pytest.mark.strict_smoke
-def test_blip2_with_mafa_off_is_lavis_blip2(toy_train, alone, the_hardest):
+def test_blip2_with_mafa_off_is_lavis_blip2(toy_train, process_group, hardest_negatives):
     class SmallBlip2(Blip2Parts, Blip2Qformer):
         parts = Parts.from_config(config_of(Blip2Mafa))
 
@@ -84,8 +86,10 @@ def test_blip2_with_mafa_off_is_lavis_blip2(toy_train, alone, the_hardest):
 
 
 @pytest.mark.strict_smoke
-def test_blip_with_momentum_is_lavis_blip_pretrain(toy_train, the_hardest, tmp_path, monkeypatch):
-    # LAVIS asks for this tokenizer by name; a folder of the name is found first.
+def test_blip_with_momentum_is_lavis_blip_pretrain(
+    toy_train, hardest_negatives, tmp_path, monkeypatch
+):
+    # LAVIS loads this tokenizer by name; a local folder of that name takes precedence.
     vocabulary = tmp_path / "bert-base-uncased" / "vocab.txt"
     vocabulary.parent.mkdir()
     shutil.copy(CONFIGS / "models" / "tiny_vocab.txt", vocabulary)
@@ -109,7 +113,7 @@ def test_blip_with_momentum_is_lavis_blip_pretrain(toy_train, the_hardest, tmp_p
     assert theirs.tokenizer.get_vocab() == ours.tokenizer.get_vocab()
     theirs.load_state_dict(ours.state_dict(), strict=False)
     assert ours.state_dict().keys() - theirs.state_dict().keys() == {"idx_queue"}
-    with torch.no_grad():  # copies that differ from the encoders
+    with torch.no_grad():  # make the copies differ from the encoders
         for name, weight in ours.named_parameters():
             if "_m." in name:
                 weight.add_(0.02 * torch.randn_like(weight))
@@ -128,16 +132,18 @@ def test_blip_with_momentum_is_lavis_blip_pretrain(toy_train, the_hardest, tmp_p
             assert torch.allclose(mine, other, atol=1e-6), name
 
 
-def every_third(ids, special):
-    """A mask that both sides can be given: their draws come in different orders."""
-    place = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
-    hidden = (place % 3 == 1) & ~torch.isin(ids, torch.tensor(special))
+def mask_every_third(ids, special):
+    """A deterministic mask, because the two implementations draw in different orders."""
+    position = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
+    hidden = (position % 3 == 1) & ~torch.isin(ids, torch.tensor(special))
     return torch.where(hidden, 4, ids), torch.where(hidden, ids, -100)
 
 
 @pytest.mark.strict_smoke
-def test_albef_with_momentum_is_lavis_albef_pretrain(toy_train, the_hardest, monkeypatch):
-    """Queue, momentum distillation of ITC and MLM, its weight's ramp, drawn negatives (ALBEF 3)."""
+def test_albef_with_momentum_is_lavis_albef_pretrain(toy_train, hardest_negatives, monkeypatch):
+    """Queue, momentum distillation of ITC and MLM, the ramp of its weight, sampled negatives
+    (ALBEF 3).
+    """
     settings = {
         "soft_labels": {"type": "momentum"},
         "same_image": "negative",
@@ -148,7 +154,8 @@ def test_albef_with_momentum_is_lavis_albef_pretrain(toy_train, the_hardest, mon
     cfg = config_of(AlbefMafa, mafa=settings, queue_size=5 * SIZE)
     ours, parts = AlbefMafa.from_config(cfg), AlbefMafa.from_config(cfg)
     monkeypatch.setattr(AlbefPretrain, "init_tokenizer", lambda self: ours.tokenizer)
-    monkeypatch.setattr(np, "Inf", np.inf, raising=False)  # LAVIS's name for it; gone in NumPy 2
+    # LAVIS uses this name, which NumPy 2 has removed
+    monkeypatch.setattr(np, "Inf", np.inf, raising=False)
     theirs = AlbefPretrain(
         parts.visual_encoder,
         parts.text_encoder,
@@ -157,19 +164,19 @@ def test_albef_with_momentum_is_lavis_albef_pretrain(toy_train, the_hardest, mon
         max_txt_len=ours.max_txt_len,
     )
     assert ours.state_dict().keys() - theirs.state_dict().keys() == {"idx_queue"}
-    with torch.no_grad():  # copies that differ from the encoders
+    with torch.no_grad():  # make the copies differ from the encoders
         for name, weight in ours.named_parameters():
             if "_m." in name:
                 weight.add_(0.02 * torch.randn_like(weight))
     theirs.load_state_dict(ours.state_dict(), strict=False)
-    for model in (ours, theirs):  # no dropout, whose draws go by the padding
+    for model in (ours, theirs):  # no dropout, because its draws depend on the padding
         model.eval()
     special = (ours.tokenizer.cls_token_id, ours.tokenizer.pad_token_id)
     monkeypatch.setattr(
         "lavis_mafa.models.families.albef.driver.mask_tokens",
-        lambda ids, *args, **kwargs: every_third(ids, special),
+        lambda ids, *args, **kwargs: mask_every_third(ids, special),
     )
-    monkeypatch.setattr(theirs, "mask", lambda ids, *args, **kwargs: every_third(ids, special))
+    monkeypatch.setattr(theirs, "mask", lambda ids, *args, **kwargs: mask_every_third(ids, special))
     for step, first in enumerate((0, SIZE)):
         batch = mini_batch(toy_train, range(first, first + SIZE))
         at = {"epoch": step, "iters": 3, "num_iters_per_epoch": 10}
@@ -184,24 +191,24 @@ def test_albef_with_momentum_is_lavis_albef_pretrain(toy_train, the_hardest, mon
             assert torch.allclose(mine, other, atol=1e-6), name
 
 
-def test_a_teacher_that_is_the_model_itself_teaches_its_own_guess(toy_train):
-    """With a copy equal to the model, distillation adds its entropy: checked token by token."""
+def test_distillation_from_the_model_itself_adds_its_entropy(toy_train):
+    """With a teacher equal to the model, the distillation term is its entropy, token by token."""
     torch.manual_seed(0)
     model = AlbefMafa.from_config(config_of(AlbefMafa)).eval()
     batch = mini_batch(toy_train, range(4))
     images = model.backbone.encode_images(batch["image"])
     texts = model.backbone.encode_texts(batch["text_input"])
     pairs = torch.tensor([0, 1, 2, 3]), torch.tensor([0, 1, 2, 2])
-    caught = []
+    predictions = []
     predict = model.backbone._predict
-    model.backbone._predict = lambda *args: caught.append(predict(*args)) or caught[-1]
+    model.backbone._predict = lambda *args: predictions.append(predict(*args)) or predictions[-1]
 
-    def told(teacher):
+    def losses_with(teacher):
         torch.manual_seed(3)
         return model.backbone.language_losses(images, texts, *pairs, teacher)
 
-    plain, mixed = told(None), told(Teacher(model.backbone, images, 0.4))
-    logits = caught[0]
+    plain, mixed = losses_with(None), losses_with(Teacher(model.backbone, images, 0.4))
+    logits = predictions[0]
     entropy = torch.stack([-(row.softmax(0) * row.log_softmax(0)).sum() for row in logits])
     assert torch.allclose(mixed, 0.6 * plain + 0.4 * entropy, atol=1e-5)
     assert not torch.allclose(mixed, plain)
@@ -220,10 +227,10 @@ def test_momentum_distillation_without_a_queue(toy_train, family):
     batch = {**mini_batch(toy_train, range(SIZE), epoch=5), "num_iters_per_epoch": 10}
     loss = model(batch).loss_itc
     momentum = model.momentum_encoders
-    kept = {n: p.clone() for n, p in model.named_parameters() if "_m." in n}
-    momentum.rate = 1.0  # the copies have moved in the step
+    copies = {n: p.clone() for n, p in model.named_parameters() if "_m." in n}
+    momentum.rate = 1.0  # the copies were already updated in the step
     images, texts = momentum.encode(batch)
-    assert all(torch.equal(kept[n], p) for n, p in model.named_parameters() if n in kept)
+    assert all(torch.equal(copies[n], p) for n, p in model.named_parameters() if n in copies)
     own_i = model.backbone.encode_images(batch["image"]).features
     own_t = model.backbone.encode_texts(batch["text_input"]).features
     expected = []
@@ -238,8 +245,8 @@ def test_momentum_distillation_without_a_queue(toy_train, family):
     assert loss.item() == pytest.approx(torch.stack(expected).mean().item(), rel=1e-5)
 
 
-def test_the_queue_takes_any_batch(toy_train):
-    """LAVIS asserts that the queue is a multiple of the mini-batch."""
+def test_queue_accepts_any_batch_size(toy_train):
+    """LAVIS asserts that the queue size is a multiple of the mini-batch size."""
     cfg = config_of(BlipMafa, mafa={"soft_labels": {"type": "momentum"}}, queue_size=13)
     model = BlipMafa.from_config(cfg)
     before = model.image_queue.clone()
@@ -251,7 +258,7 @@ def test_the_queue_takes_any_batch(toy_train):
     assert not (model.image_queue == before).all(dim=0).any()
     norms = model.image_queue.norm(dim=0)
     assert torch.allclose(norms, torch.ones(13), atol=1e-5)
-    model(mini_batch(toy_train, range(20)))  # more than the queue holds
+    model(mini_batch(toy_train, range(20)))  # more samples than the queue holds
     assert torch.isfinite(model.text_queue).all()
 
 
@@ -263,8 +270,8 @@ class LavisRetrieval(AlbefRetrieval):
 
 
 @pytest.mark.strict_smoke
-def test_fine_tuning_for_retrieval_is_lavis_albef_retrieval(toy_train, the_hardest):
-    """A setting of the step: momentum queue with image ids, no distillation, no MLM (MAFA F)."""
+def test_retrieval_fine_tuning_is_lavis_albef_retrieval(toy_train, hardest_negatives):
+    """As a setting of the step: momentum queue with image ids, no distillation, no MLM (MAFA F)."""
     settings = {
         "soft_labels": {"type": "momentum"},
         "detach_other": False,
@@ -280,18 +287,20 @@ def test_fine_tuning_for_retrieval_is_lavis_albef_retrieval(toy_train, the_harde
         queue_size=5 * SIZE,
         embed_dim=64,
         max_txt_len=ours.max_txt_len,
-        use_distill=True,  # LAVIS's cannot run without
+        use_distill=True,  # LAVIS's class cannot train without it
         alpha=0.0,
     ).eval()
     names = {name: name.replace(".bert.", ".") for name in ours.state_dict()}
-    with torch.no_grad():  # copies that differ from the encoders
+    with torch.no_grad():  # make the copies differ from the encoders
         for name, weight in ours.named_parameters():
             if "_m." in name:
                 weight.add_(0.02 * torch.randn_like(weight))
     state = {names[name]: value for name, value in ours.state_dict().items()}
-    told = theirs.load_state_dict(state, strict=False)
-    assert not told.missing_keys and all(".cls." in name for name in told.unexpected_keys)
-    # Captions of one image, in one mini-batch and in the queue.
+    losses_with = theirs.load_state_dict(state, strict=False)
+    assert not losses_with.missing_keys and all(
+        ".cls." in name for name in losses_with.unexpected_keys
+    )
+    # Captions of the same image, within a mini-batch and in the queue.
     for images in ([1, 1, 2, 3, 4, 5, 6, 6], [6, 7, 8, 8, 9, 1, 2, 10]):
         batch = mini_batch(toy_train, range(images[0], images[0] + SIZE))
         batch["image_id"] = torch.tensor(images)

@@ -20,12 +20,12 @@ from lavis_mafa.models.checkpoints import init_momentum
 from lavis_mafa.models.downstream.albef_downstream import decoder_from_fusion
 
 ALL = (AlbefVeMafa, AlbefVqaMafa)
-WHEN = {"epoch": 1, "iters": 3, "num_iters_per_epoch": 10}
+SCHEDULE = {"epoch": 1, "iters": 3, "num_iters_per_epoch": 10}
 
 
 @pytest.fixture(autouse=True)
-def _where_lavis_finds_a_tokenizer(tmp_path, monkeypatch):
-    # LAVIS asks for this tokenizer by name; a folder of the name is found first.
+def local_tokenizer(tmp_path, monkeypatch):
+    # LAVIS loads this tokenizer by name; a local folder of that name takes precedence.
     vocabulary = tmp_path / "bert-base-uncased" / "vocab.txt"
     vocabulary.parent.mkdir()
     shutil.copy(CONFIGS / "models" / "tiny_vocab.txt", vocabulary)
@@ -46,20 +46,20 @@ def questions(size=3):
         "answer": ["2", "two", "circle", "yes", "no", "big"],
         "weight": torch.tensor([0.6, 0.4, 1.0, 0.7, 0.2, 0.1]),
         "n_answers": torch.tensor([2, 1, 3]),
-        **WHEN,
+        **SCHEDULE,
     }
 
 
 def sentences(size=4):
     torch.manual_seed(1)
-    said = ["a red circle", "big blue square on white", "cross", "two discs"]
+    texts = ["a red circle", "big blue square on white", "cross", "two discs"]
     labels = torch.tensor([0, 2, 1, 2])
     images = torch.randn(size, 3, 32, 32)
-    return {"image": images, "text_input": said[:size], "label": labels[:size], **WHEN}
+    return {"image": images, "text_input": texts[:size], "label": labels[:size], **SCHEDULE}
 
 
-def shake_copies(*models):
-    """Momentum encoders that differ from the encoders, the same in all models."""
+def perturb_copies(*models):
+    """Make momentum encoders differ from the encoders, equally in all models."""
     with torch.no_grad():
         for name, weight in models[0].named_parameters():
             if "_m." in name:
@@ -69,37 +69,37 @@ def shake_copies(*models):
 
 
 def compare(ours, theirs, samples):
-    """Losses, gradients and what a step leaves behind."""
-    mine, told = ours(dict(samples)), theirs(dict(samples))
-    mine.loss.backward(), told.loss.backward()
-    assert mine.loss.item() == pytest.approx(told.loss.item(), rel=1e-5)
+    """Compare losses, gradients and the state after a step."""
+    mine, expected = ours(dict(samples)), theirs(dict(samples))
+    mine.loss.backward(), expected.loss.backward()
+    assert mine.loss.item() == pytest.approx(expected.loss.item(), rel=1e-5)
     assert_same_gradients(ours, theirs)
     for key, value in theirs.state_dict().items():
         assert torch.allclose(value.float(), ours.state_dict()[key].float(), atol=1e-5), key
-    return mine, told
+    return mine, expected
 
 
 # LAVIS's losses
 
 
 @pytest.mark.parametrize("distilled", [True, False])
-def test_questions_are_trained_on_as_in_lavis(distilled):
+def test_vqa_loss_equals_lavis(distilled):
     ours = build(AlbefVqaMafa, use_distill=distilled)
     parts = build(AlbefVqaMafa)
     theirs = AlbefVQA(parts.visual_encoder, parts.text_encoder, parts.text_decoder, max_txt_len=48)
     theirs.load_state_dict(ours.state_dict(), strict=distilled)
     samples = questions()
     if distilled:
-        shake_copies(ours, theirs)
+        perturb_copies(ours, theirs)
         compare(ours, theirs, samples)
     else:
-        # LAVIS cannot do without distillation, but at the first step it has no weight.
+        # LAVIS always distils, but at the first step distillation has weight 0.
         samples.update(epoch=0, iters=0)
-        told = theirs(samples)
-        told.loss.backward()
+        expected = theirs(samples)
+        expected.loss.backward()
         mine = ours(samples)
         mine.loss.backward()
-        assert mine.loss.item() == pytest.approx(told.loss.item(), rel=1e-6)
+        assert mine.loss.item() == pytest.approx(expected.loss.item(), rel=1e-6)
         weights = dict(theirs.named_parameters())
         for name, parameter in ours.named_parameters():
             assert torch.allclose(parameter.grad, weights[name].grad, atol=1e-5), name
@@ -107,7 +107,7 @@ def test_questions_are_trained_on_as_in_lavis(distilled):
 
 
 @pytest.mark.parametrize("distilled", [True, False])
-def test_sentences_are_trained_on_as_in_lavis(distilled):
+def test_entailment_loss_equals_lavis(distilled):
     ours = build(AlbefVeMafa, use_distill=distilled)
     parts = build(AlbefVeMafa)
     theirs = AlbefClassification(
@@ -115,7 +115,7 @@ def test_sentences_are_trained_on_as_in_lavis(distilled):
     )
     theirs.load_state_dict(ours.state_dict())
     if distilled:
-        shake_copies(ours, theirs)
+        perturb_copies(ours, theirs)
     compare(ours, theirs, sentences())
     predicted = ours.predict(sentences())
     assert predicted["predictions"].shape == (4, 3)
@@ -131,23 +131,25 @@ def save(model, path="pretrained.pth", **content):
 
 @pytest.mark.parametrize("cls", ALL)
 @pytest.mark.parametrize("distilled", [True, False])
-def test_fine_tuning_begins_with_our_checkpoint(cls, distilled):
+def test_fine_tuning_starts_from_our_checkpoint(cls, distilled):
     source = build(AlbefMafa)
-    begun = build(
+    loaded = build(
         cls, load_pretrained=True, pretrained=save(source), use_distill=distilled
     ).state_dict()
     theirs = source.state_dict()
     for key, value in theirs.items():
         if key.startswith(("visual_encoder.", "text_encoder.bert.")):
             name = key.replace("bert.", "", 1)
-            assert torch.equal(begun[name], value), name
-            copy = name.replace("encoder.", "encoder_m.", 1)
-            assert copy not in begun or torch.equal(begun[copy], value), copy
-    assert any("_m." in name for name in begun) is distilled
+            assert torch.equal(loaded[name], value), name
+            momentum_name = name.replace("encoder.", "encoder_m.", 1)
+            assert momentum_name not in loaded or torch.equal(loaded[momentum_name], value), (
+                momentum_name
+            )
+    assert any("_m." in name for name in loaded) is distilled
 
 
-def test_the_decoder_begins_as_lavis_has_it(tmp_path):
-    """Against LAVIS's own loader, which counts on six text and six fusion layers."""
+def test_decoder_is_initialised_as_in_lavis(tmp_path):
+    """Against LAVIS's own loader, which assumes six text and six fusion layers."""
     tiny = json.loads((CONFIGS / "models" / "med_config_tiny.json").read_text())
     med = str(tmp_path / "med.json")
     with open(med, "w") as file:
@@ -165,16 +167,20 @@ def test_the_decoder_begins_as_lavis_has_it(tmp_path):
             assert torch.equal(value, state[key]), key
 
 
-def test_a_decoder_is_made_of_what_there_is():
-    layer, one = "text_encoder.bert.encoder.layer.{}.output.dense.bias", torch.ones(1)
-    state = {layer.format(k): k * one for k in range(12)}
-    state["text_encoder_m.encoder.layer.11.x"] = 7 * one
-    state["text_encoder.bert.embeddings.x"] = state["text_encoder.cls.x"] = one
-    state["visual_encoder.x"] = one
-    made = decoder_from_fusion(state, 8)
-    named = {k: f"text_decoder.bert.encoder.layer.{k - 8}.output.dense.bias" for k in range(8, 12)}
-    assert {key: made[key].item() for key in named.values()} == {n: k for k, n in named.items()}
-    assert made.keys() - set(named.values()) == {
+def test_decoder_is_initialised_from_the_existing_fusion_layers():
+    layer, ones = "text_encoder.bert.encoder.layer.{}.output.dense.bias", torch.ones(1)
+    state = {layer.format(k): k * ones for k in range(12)}
+    state["text_encoder_m.encoder.layer.11.x"] = 7 * ones
+    state["text_encoder.bert.embeddings.x"] = state["text_encoder.cls.x"] = ones
+    state["visual_encoder.x"] = ones
+    decoder = decoder_from_fusion(state, 8)
+    decoder_keys = {
+        k: f"text_decoder.bert.encoder.layer.{k - 8}.output.dense.bias" for k in range(8, 12)
+    }
+    assert {key: decoder[key].item() for key in decoder_keys.values()} == {
+        n: k for k, n in decoder_keys.items()
+    }
+    assert decoder.keys() - set(decoder_keys.values()) == {
         "text_decoder_m.bert.encoder.layer.3.x",
         "text_decoder.bert.embeddings.x",
         "text_decoder.cls.x",
@@ -182,19 +188,19 @@ def test_a_decoder_is_made_of_what_there_is():
 
 
 @pytest.mark.parametrize("cls", ALL)
-def test_a_fine_tuned_model_comes_back(cls):
+def test_fine_tuned_model_can_be_reloaded(cls):
     tuned = build(cls)
     path = save(tuned, "tuned.pth", config={"model": {"arch": "blip_mafa", "model_type": "tiny"}})
     torch.manual_seed(5)
     with pytest.raises(ValueError, match="of another family"):
         build(cls, load_finetuned=True, finetuned=path)
     path = save(tuned, "tuned.pth")
-    again = build(cls, load_finetuned=True, finetuned=path, use_distill=False).state_dict()
-    assert all(torch.equal(value, tuned.state_dict()[key]) for key, value in again.items())
+    reloaded = build(cls, load_finetuned=True, finetuned=path, use_distill=False).state_dict()
+    assert all(torch.equal(value, tuned.state_dict()[key]) for key, value in reloaded.items())
 
 
 @pytest.mark.parametrize("cls", ALL)
-def test_what_cannot_be_begun_with_is_refused(cls):
+def test_unsuitable_checkpoints_are_rejected(cls):
     path = save(build(AlbefMafa))
     with pytest.raises(ValueError, match="lacks (.|\n)*give this one as model.pretrained"):
         build(cls, load_finetuned=True, finetuned=path)
@@ -230,28 +236,28 @@ ANSWERS = ["yes", "no", "circle", "2", "red circle", "red", "big red circle on w
 
 
 def slow_answer(model, samples, row):
-    """Every answer by itself, token by token."""
+    """Return the most probable answer: every answer separately, token by token."""
     images = model.visual_encoder(samples["image"][row : row + 1])
-    asked = model.tokenizer([samples["text_input"][row]], return_tensors="pt")
-    states = model.text_encoder.forward_automask(asked, images).last_hidden_state
+    question = model.tokenizer([samples["text_input"][row]], return_tensors="pt")
+    states = model.text_encoder.forward_automask(question, images).last_hidden_state
     scores = []
     for answer in ANSWERS:
         ids = model.tokenizer(answer, return_tensors="pt").input_ids
-        told = 0.0
+        log_probability = 0.0
         for length in range(1, ids.shape[1]):
             logits = model.text_decoder(
                 ids[:, :length],
                 encoder_hidden_states=states,
-                encoder_attention_mask=asked.attention_mask,
+                encoder_attention_mask=question.attention_mask,
                 return_dict=True,
             ).logits
-            told += logits[0, -1].log_softmax(-1)[ids[0, length]].item()
-        scores.append(told)
+            log_probability += logits[0, -1].log_softmax(-1)[ids[0, length]].item()
+        scores.append(log_probability)
     return ANSWERS[scores.index(max(scores))]
 
 
-def trained_on(samples):
-    """A model whose answers differ from question to question."""
+def train_on(samples):
+    """Return a model overfitted to the samples, so that its answers differ."""
     model = build(AlbefVqaMafa, use_distill=False)
     optimizer = torch.optim.Adam(model.parameters(), 2e-3)
     for _ in range(40):
@@ -261,31 +267,31 @@ def trained_on(samples):
     return model.eval()
 
 
-def test_the_likeliest_answer_is_given(monkeypatch):
+def test_most_probable_answer_is_given(monkeypatch):
     samples = {
         **questions(),
         "answer": ["red circle", "big red circle on white", "no"],
         "weight": torch.ones(3),
         "n_answers": torch.ones(3, dtype=torch.int64),
     }
-    model = trained_on(samples)
+    model = train_on(samples)
     with torch.no_grad():
         expected = [slow_answer(model, samples, row) for row in range(3)]
     assert expected == samples["answer"]
     assert model.predict_answers(dict(samples), ANSWERS, inference_method="rank") == expected
     monkeypatch.setattr("lavis_mafa.models.downstream.albef_vqa_mafa.PAIRS_PER_PASS", 4)
     assert model.predict_answers(dict(samples), ANSWERS) == expected
-    # One candidate: that of the likeliest first token.
+    # With one candidate, the answer with the most probable first token.
     (first,) = {answer.split()[0] for answer in model.predict_answers(samples, ["no", "2"], 1)[2:]}
     assert first == "no"
-    one = {"image": samples["image"][2:], "text_input": samples["text_input"][2]}
-    assert model.predict_answers(one, ANSWERS) == ["no"]
+    last_question = {"image": samples["image"][2:], "text_input": samples["text_input"][2]}
+    assert model.predict_answers(last_question, ANSWERS) == ["no"]
 
 
-def test_answering_leaves_the_model_alone():
-    """LAVIS's moves the momentum encoders with every question that it answers."""
+def test_answering_does_not_change_the_model():
+    """LAVIS's model updates the momentum encoders for every question that it answers."""
     model = build(AlbefVqaMafa).eval()
-    shake_copies(model)
+    perturb_copies(model)
     before = {key: value.clone() for key, value in model.state_dict().items()}
     samples = questions()
     model.predict_answers(samples, ANSWERS)
@@ -293,14 +299,14 @@ def test_answering_leaves_the_model_alone():
 
 
 @pytest.mark.parametrize("wrong", [{"answer_list": None}, {"inference_method": "generate"}])
-def test_what_cannot_be_answered(wrong):
+def test_invalid_answer_arguments_are_rejected(wrong):
     with pytest.raises(ValueError, match="ranks a list of answers"):
         build(AlbefVqaMafa).predict_answers(questions(), **{"answer_list": ANSWERS, **wrong})
 
 
 @pytest.mark.parametrize("cls", ALL)
 def test_momentum_copies_of_pre_training_are_kept(cls):
-    """GRIT-VLP, supplement 4.2: fine-tuning with distillation goes on with them."""
+    """GRIT-VLP, supplement 4.2: fine-tuning with distillation continues with them."""
     mafa = {"soft_labels": {"type": "momentum"}}
     source = build(AlbefMafa, mafa=mafa)
     with torch.no_grad():
@@ -323,6 +329,6 @@ def test_momentum_copies_of_pre_training_are_kept(cls):
 
 
 @pytest.mark.parametrize("count", [0, -1])
-def test_no_candidates_are_refused(count):
+def test_too_few_candidates_are_rejected(count):
     with pytest.raises(ValueError, match=f"num_ans_candidates {count}"):
         build(AlbefVqaMafa).predict_answers({}, ANSWERS, num_ans_candidates=count)

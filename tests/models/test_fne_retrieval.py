@@ -1,4 +1,4 @@
-"""FNE's step against a loop over anchors; several ranks as one; what it never picks."""
+"""FNE's step against a loop over anchors; several ranks as one; exclusion of positives."""
 
 from __future__ import annotations
 
@@ -32,13 +32,15 @@ def model_of(**settings):
 
 @pytest.fixture
 def batches(toy_train):
-    """Four mini-batches of an epoch with memory; in each, two pairs are of one image."""
-    found = [mini_batch(toy_train, range(i, i + BATCH), epoch=1) for i in range(0, 24, BATCH)]
-    for samples in found:
+    """Four mini-batches of an epoch with memory; in each, two pairs share an image."""
+    mini_batches = [
+        mini_batch(toy_train, range(i, i + BATCH), epoch=1) for i in range(0, 24, BATCH)
+    ]
+    for samples in mini_batches:
         samples["image_id"] = samples["image_id"].clone()
         samples["image_id"][1] = samples["image_id"][0]
-    found[2]["image_id"][3] = found[0]["image_id"][0]
-    return found
+    mini_batches[2]["image_id"][3] = mini_batches[0]["image_id"][0]
+    return mini_batches
 
 
 def features(model, samples):
@@ -55,15 +57,15 @@ def slow_hardest_loss(anchors, candidates, own, ids, candidate_ids):
     for b, anchor in enumerate(anchors):
         sims = [
             float(anchor @ candidate)
-            for candidate, one in zip(candidates, candidate_ids, strict=True)
-            if one != ids[b]
+            for candidate, candidate_id in zip(candidates, candidate_ids, strict=True)
+            if candidate_id != ids[b]
         ]
         if sims:
             losses.append(max(0.0, MARGIN + max(sims) - float(anchor @ own[b])))
     return sum(losses) / len(losses)
 
 
-def test_the_plain_epoch_is_a_hardest_triplet_of_the_mini_batch(batches):
+def test_plain_epoch_is_hardest_triplet_of_the_mini_batch(batches):
     model, samples = model_of(), {**batches[0], "epoch": 0}
     images, texts = features(model, samples)
     ids = samples["image_id"].tolist()
@@ -79,13 +81,13 @@ def test_the_plain_epoch_is_a_hardest_triplet_of_the_mini_batch(batches):
 
 
 def test_negatives_come_from_mini_batch_and_memory(batches):
-    """The copies, which follow at once here, encode the candidates; none is of the own image."""
+    """The copies, updated at once here, encode the candidates; none is of the own image."""
     model = model_of(momentum=0.0, negatives="hardest")
     memory, from_memory = [], 0
     for samples in batches:
         images, texts = features(model, samples)
         ids = samples["image_id"].tolist()
-        known = [*ids, *(one for _, _, one in memory)]
+        known = [*ids, *(image_id for _, _, image_id in memory)]
         all_images = [*images, *(image for image, _, _ in memory)]
         all_texts = [*texts, *(text for _, text, _ in memory)]
         output = model(samples)
@@ -100,23 +102,23 @@ def test_negatives_come_from_mini_batch_and_memory(batches):
     assert from_memory, "no negative came from the memory"
 
 
-def test_a_caption_of_the_own_image_is_never_picked(batches):
-    """Also out of the memory, and whatever has not been filled."""
-    model = model_of(posterior={"minimum": 1}, margin=5.0)  # nothing is cut down
+def test_caption_of_the_own_image_is_never_picked(batches):
+    """Neither from the memory nor from its empty slots."""
+    model = model_of(posterior={"minimum": 1}, margin=5.0)  # the margin removes no negative
     image_of = torch.cat([samples["image_id"] for samples in batches])
     torch.manual_seed(0)
-    seen = set()
+    all_picked = set()
     for _ in range(15):
         for samples in batches:
             output = model(samples)
             for picked in (output.negatives_i2t, output.negatives_t2i):
                 assert bool((picked != EMPTY).all())
                 assert not bool((image_of[picked] == samples["image_id"]).any())
-                seen |= set(picked.tolist())
-    assert model.picker.ready and len(seen) > 15
+                all_picked |= set(picked.tolist())
+    assert model.picker.ready and len(all_picked) > 15
 
 
-def test_where_all_are_of_one_image_nothing_is_picked(batches):
+def test_nothing_is_picked_if_all_pairs_share_an_image(batches):
     samples = {**batches[0], "image_id": torch.zeros(BATCH, dtype=torch.long)}
     for epoch in (0, 1):
         output = model_of()({**samples, "epoch": epoch})
@@ -125,7 +127,7 @@ def test_where_all_are_of_one_image_nothing_is_picked(batches):
         output.loss.backward()
 
 
-def test_random_negatives_of_the_plain_epochs(batches):
+def test_random_negatives_in_plain_epochs(batches):
     model, samples = model_of(plain_negatives="random"), {**batches[0], "epoch": 0}
     torch.manual_seed(0)
     picked = torch.stack([model(samples).negatives_i2t for _ in range(40)])
@@ -133,13 +135,13 @@ def test_random_negatives_of_the_plain_epochs(batches):
     for row, column in enumerate(picked.t()):
         allowed = {
             int(index)
-            for index, one in zip(samples["loaded_index"], ids, strict=True)
-            if one != ids[row]
+            for index, image_id in zip(samples["loaded_index"], ids, strict=True)
+            if image_id != ids[row]
         }
         assert set(column.tolist()) == allowed
 
 
-def test_gradients_flow_to_both_encoders_and_not_to_the_copies(batches):
+def test_gradients_reach_both_encoders_but_not_the_copies(batches):
     for epoch in (0, 1):
         model = model_of()
         before = copy.deepcopy(model.state_dict())
@@ -151,16 +153,16 @@ def test_gradients_flow_to_both_encoders_and_not_to_the_copies(batches):
                 assert torch.equal(value, before[name])
 
 
-def test_padding_changes_no_feature():
+def test_padding_does_not_change_features():
     model = model_of()
-    alone = model.backbone.encode_texts(["a red circle"]).features
-    beside = model.backbone.encode_texts(["a red circle", "two large blue squares on a white"])
-    assert beside.mask[0].sum() < beside.mask.shape[1]
-    assert torch.allclose(alone[0], beside.features[0], atol=1e-5)
-    assert torch.allclose(alone.norm(dim=1), torch.ones(1))
+    single = model.backbone.encode_texts(["a red circle"]).features
+    padded = model.backbone.encode_texts(["a red circle", "two large blue squares on a white"])
+    assert padded.mask[0].sum() < padded.mask.shape[1]
+    assert torch.allclose(single[0], padded.features[0], atol=1e-5)
+    assert torch.allclose(single.norm(dim=1), torch.ones(1))
 
 
-def test_a_checkpoint_s_weights_begin_with_an_empty_memory(batches, tmp_path):
+def test_loading_weights_starts_with_an_empty_memory(batches, tmp_path):
     model = model_of()
     for samples in batches:
         model(samples)
@@ -171,15 +173,15 @@ def test_a_checkpoint_s_weights_begin_with_an_empty_memory(batches, tmp_path):
         assert bool(other.memory.empty.all()) and int(other.picker.epoch) == -1
         for name, value in model.named_parameters():
             assert torch.equal(value, other.get_parameter(name))
-    model.load_checkpoint(str(tmp_path / "one.pth"))  # one that has been in use
+    model.load_checkpoint(str(tmp_path / "one.pth"))  # a model that was already in use
     assert bool(model.memory.empty.all()) and int(model.picker.positive.count) == 0
 
 
-def test_what_cannot_be_is_refused(batches):
+def test_invalid_settings_are_rejected(batches):
     samples = {key: value for key, value in batches[0].items() if key != "image_id"}
     with pytest.raises(ValueError, match="samples need image_id"):
         model_of()(samples)
-    for wrong, told in (
+    for wrong, message in (
         ({"negatives": "harder"}, "model.negatives must be posterior or hardest, got 'harder'"),
         (
             {"plain_negatives": "none"},
@@ -191,11 +193,11 @@ def test_what_cannot_be_is_refused(batches):
         ({"vit_weights": "some/file"}, "model.vit_weights must be published or null"),
         ({"vit": {"patch_size": 16, "width": 32, "depth": 1, "heads": 2}}, "width 32 and texts 64"),
     ):
-        with pytest.raises(ValueError, match=told):
+        with pytest.raises(ValueError, match=message):
             model_of(**wrong)
 
 
-def test_the_paper_s_numbers():
+def test_base_config_has_the_hyperparameters_of_fne():
     cfg = OmegaConf.load(FneRetrieval.default_config_path("base")).model
     settings = FneSettings.from_config(cfg)
     assert settings == FneSettings(
@@ -209,7 +211,7 @@ def test_the_paper_s_numbers():
     assert (cfg.image_size, cfg.vit_type, cfg.bert_weights) == (384, "base", "bert-base-uncased")
 
 
-def test_it_is_loaded_by_name():
+def test_model_is_loaded_by_name():
     model = lavis_mafa.load_model("fne_retrieval", "tiny", is_eval=True)
     assert isinstance(model, FneRetrieval) and not model.training
 
@@ -219,54 +221,55 @@ def test_it_is_loaded_by_name():
 CASES = {"plain": 0, "with memory": 1}
 
 
-def steps_of(model, train_set, epoch, begin, size, stride):
-    """Two steps; losses of both, gradients of the second."""
-    told = []
+def steps_of(model, train_set, epoch, first_sample, size, stride):
+    """Run two steps; return the losses of both, gradients of the second, and the state."""
+    losses = []
     for step in range(2):
-        first = begin + step * stride
+        first = first_sample + step * stride
         model.zero_grad()
         output = model(mini_batch(train_set, range(first, first + size), epoch=epoch))
         output.loss.backward()
-        told.append(torch.stack([output.loss_i2t, output.loss_t2i]).detach())
+        losses.append(torch.stack([output.loss_i2t, output.loss_t2i]).detach())
     inner = getattr(model, "module", model)
     return {
-        "losses": torch.stack(told),
+        "losses": torch.stack(losses),
         "gradients": {n: p.grad for n, p in inner.named_parameters() if p.grad is not None},
         "state": dict(inner.state_dict()),
     }
 
 
-def one_rank(rank, file, folder):
+def run_rank(rank, file, folder):
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=2)
     data = TrainingSet(ToyScenesBuilder(toy_config()).build_datasets()["train"], seed=0)
-    told = {}
+    results = {}
     for name, epoch in CASES.items():
-        model = DistributedDataParallel(observing())
-        told[name] = steps_of(model, data, epoch, rank * BATCH, BATCH, 2 * BATCH)
-        dist.all_reduce(told[name]["losses"])
-        told[name]["losses"] /= 2
-    torch.save(told, f"{folder}/{rank}.pt")
+        model = DistributedDataParallel(observing_model())
+        results[name] = steps_of(model, data, epoch, rank * BATCH, BATCH, 2 * BATCH)
+        dist.all_reduce(results[name]["losses"])
+        results[name]["losses"] /= 2
+    torch.save(results, f"{folder}/{rank}.pt")
     dist.destroy_process_group()
 
 
-def observing():
-    """A model that picks the hardest, which needs no draw, and observes similarities all the
-    same."""
+def observing_model():
+    """A model that picks the hardest, which needs no random draw, and still observes
+    similarities.
+    """
     return model_of(posterior={"beginning": "hardest"})
 
 
 @pytest.fixture(scope="module")
-def two_ranks(tmp_path_factory):
+def rank_results(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")
-    mp.spawn(one_rank, (str(folder / "store"), str(folder)), nprocs=2)
+    mp.spawn(run_rank, (str(folder / "store"), str(folder)), nprocs=2)
     return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in (0, 1)]
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_two_ranks_are_one_on_the_joined_batch(two_ranks, toy_train, name):
-    expected = steps_of(observing(), toy_train, CASES[name], 0, 2 * BATCH, 2 * BATCH)
-    one, other = (rank[name] for rank in two_ranks)
+def test_two_ranks_equal_one_process_on_the_joined_batch(rank_results, toy_train, name):
+    expected = steps_of(observing_model(), toy_train, CASES[name], 0, 2 * BATCH, 2 * BATCH)
+    one, other = (rank[name] for rank in rank_results)
     for rank in (one, other):
         assert torch.allclose(rank["losses"], expected["losses"], rtol=1e-4)
         assert rank["gradients"].keys() == expected["gradients"].keys()

@@ -1,4 +1,4 @@
-"""Captions of the models of stage 1: with beams, for several images, with kept keys and values."""
+"""Captions by the stage-1 models: beam search, several images, cached keys and values."""
 
 from __future__ import annotations
 
@@ -18,46 +18,46 @@ def model(request):
 
 @pytest.mark.strict_smoke
 @pytest.mark.parametrize("num_beams", [1, 3])
-def test_images_are_captioned_as_if_alone(model, toy_train, num_beams):
+def test_captions_of_a_batch_equal_single_images(model, toy_train, num_beams):
     images = mini_batch(toy_train, range(4))["image"] * 3.0
     lengths = {"num_beams": num_beams, "max_length": 12, "min_length": 3}
     together = model.generate({"image": images}, **lengths)
-    alone = [model.generate({"image": images[i : i + 1]}, **lengths)[0] for i in range(4)]
-    assert together == alone and all(together)
+    single = [model.generate({"image": images[i : i + 1]}, **lengths)[0] for i in range(4)]
+    assert together == single and all(together)
 
 
 @pytest.mark.parametrize("num_beams", [1, 3])
-def test_kept_keys_and_values_change_nothing(model, toy_train, num_beams, monkeypatch):
+def test_caching_keys_and_values_does_not_change_captions(model, toy_train, num_beams, monkeypatch):
     images = mini_batch(toy_train, range(3))["image"] * 3.0
     lengths = {"num_beams": num_beams, "max_length": 14, "min_length": 10}
-    kept = model.generate({"image": images}, **lengths)
+    cached = model.generate({"image": images}, **lengths)
     prepare = OneRowPerBeam.prepare_inputs_for_generation
-    asked = []
+    had_cache = []
 
-    def forgetful(self, input_ids, past_key_values=None, **kwargs):
-        asked.append(past_key_values is not None)
+    def prepare_without_cache(self, input_ids, past_key_values=None, **kwargs):
+        had_cache.append(past_key_values is not None)
         return prepare(self, input_ids, None, **kwargs)
 
-    monkeypatch.setattr(OneRowPerBeam, "prepare_inputs_for_generation", forgetful)
-    assert model.generate({"image": images}, **lengths) == kept
-    assert any(asked), "there must have been something to forget"
+    monkeypatch.setattr(OneRowPerBeam, "prepare_inputs_for_generation", prepare_without_cache)
+    assert model.generate({"image": images}, **lengths) == cached
+    assert any(had_cache), "the cache must have been used"
 
 
-def test_sampling(model, toy_train):
+def test_nucleus_sampling(model, toy_train):
     images = mini_batch(toy_train, range(3))["image"]
     assert len(model.generate({"image": images}, use_nucleus_sampling=True, max_length=12)) == 3
 
 
-def test_one_row_for_every_beam():
+def test_rows_are_repeated_for_every_beam():
     images = torch.arange(3.0)[:, None]
-    thrice = images.repeat_interleave(3, dim=0)
-    assert torch.equal(rows(images, 9), thrice)
-    assert torch.equal(rows(thrice, 9), thrice)
-    assert torch.equal(rows(thrice.repeat_interleave(3, dim=0), 9), thrice)
+    repeated = images.repeat_interleave(3, dim=0)
+    assert torch.equal(rows(images, 9), repeated)
+    assert torch.equal(rows(repeated, 9), repeated)
+    assert torch.equal(rows(repeated.repeat_interleave(3, dim=0), 9), repeated)
 
 
-def test_an_image_encoder_in_fp16_on_a_cpu_is_used_in_fp32(toy_train):
-    """Also when it is met first where no gradient is wanted."""
+def test_fp16_image_encoder_is_used_in_fp32_on_cpu(toy_train):
+    """Also if it is first used in inference mode."""
     model = load_model("blip2_mafa", "tiny")
     model.visual_encoder.half()
     samples = mini_batch(toy_train, range(3))

@@ -1,4 +1,4 @@
-"""Models as a LAVIS user gets them: by name and type, from checkpoints good and bad."""
+"""Models as LAVIS users load them: by name and type, from valid and invalid checkpoints."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ from lavis_mafa.models.con_d.discriminator import ModelDiscriminator
 
 TINY = str(AlbefMafa.default_config_path("tiny"))
 POSITIONS = "visual_encoder.pos_embed"
-LEARNED = ("vision_proj.weight", "text_encoder.bert.encoder.layer.3.crossattention.self.key.weight")
+LEARNT_WEIGHTS = (
+    "vision_proj.weight",
+    "text_encoder.bert.encoder.layer.3.crossattention.self.key.weight",
+)
 
 
 def tiny_config(**changes):
@@ -34,13 +37,15 @@ def tiny_config(**changes):
 
 
 def other_tiny(seed=1, **changes):
-    """A tiny model with other weights than the fixture `tiny`."""
+    """Return a tiny model with other weights than the fixture `tiny`."""
     torch.manual_seed(seed)
     return AlbefMafa.from_config(tiny_config(**changes))
 
 
-def same(one, other):
-    return one.keys() == other.keys() and all(torch.equal(one[k], other[k]) for k in one)
+def same_weights(state, other_state):
+    return state.keys() == other_state.keys() and all(
+        torch.equal(state[k], other_state[k]) for k in state
+    )
 
 
 # Registration
@@ -63,14 +68,14 @@ for kind, names in {
 print(model_zoo)
 """
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", code],
         env=environment,
         capture_output=True,
         text=True,
     )
-    assert done.returncode == 0, done.stderr[-2000:]
-    listed = {line.split(None, 1)[0]: line for line in done.stdout.splitlines() if " " in line}
+    assert process.returncode == 0, process.stderr[-2000:]
+    listed = {line.split(None, 1)[0]: line for line in process.stdout.splitlines() if " " in line}
     assert listed["albef_mafa"].split(None, 1)[1] == "base, tiny"
     assert "albef_pretrain" in listed
 
@@ -79,31 +84,31 @@ print(model_zoo)
 
 
 @pytest.fixture(scope="module")
-def base():
-    """The base model where nothing can be downloaded, what it said, and who it called."""
-    said, called = [], []
+def base_model():
+    """The base model without network access, its log records, and the attempted connections."""
+    logged, connections = [], []
     listener = logging.Handler()
-    listener.emit = said.append
+    listener.emit = logged.append
 
     def refuse(self, address, *rest):
-        called.append(address)
+        connections.append(address)
         raise OSError("no network in tests")
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HF_HUB_OFFLINE", "1")
         patch.setattr(socket.socket, "connect", refuse)
-        # A machine that has BERT in its cache shall give the same answer.
+        # The result must not depend on whether this machine has BERT in its cache.
         patch.setattr("lavis_mafa.models.parts.tokenizers.BERT", "nobody/has-this-tokenizer")
         logging.getLogger().addHandler(listener)
         try:
             model = lavis_mafa.load_model("albef_mafa")
         finally:
             logging.getLogger().removeHandler(listener)
-    return model, said, called
+    return model, logged, connections
 
 
-def test_the_default_type_is_the_base_model_of_the_paper(base):
-    model, _, _ = base
+def test_default_type_is_the_base_model_of_the_paper(base_model):
+    model, _, _ = base_model
     assert model.visual_encoder.patch_embed.num_patches == (256 // 16) ** 2
     assert model.visual_encoder.pos_embed.shape == (1, 257, 768)
     assert len(model.visual_encoder.blocks) == 12
@@ -118,37 +123,37 @@ def test_the_default_type_is_the_base_model_of_the_paper(base):
     assert texts.features.norm(dim=1).tolist() == pytest.approx([1.0, 1.0], abs=1e-4)
 
 
-def test_the_base_model_says_that_it_has_no_weights(base):
-    _, said, called = base
-    warnings = [r.getMessage() for r in said if r.levelno == logging.WARNING]
+def test_warning_about_missing_starting_weights(base_model):
+    _, logged, connections = base_model
+    warnings = [r.getMessage() for r in logged if r.levelno == logging.WARNING]
     assert len(warnings) == 1
     for part in ("albef_mafa base", "WITHOUT its starting weights", "random", "checkpoint"):
         assert part in warnings[0]
-    assert called == []
+    assert connections == []
 
 
-def test_what_cannot_be_had_is_given_up_piece_by_piece(monkeypatch):
-    """No weights: random ones, with the real tokenizer; no tokenizer either: a small one."""
-    asked = []
+def test_loading_falls_back_step_by_step_without_network(monkeypatch):
+    """No weights: random ones with the real tokenizer; no tokenizer either: a small one."""
+    attempts = []
 
-    def built(cfg):
-        asked.append((cfg.load_pretrained, cfg.tokenizer))
+    def build(cfg):
+        attempts.append((cfg.load_pretrained, cfg.tokenizer))
         if cfg.load_pretrained or (cfg.tokenizer is None and not tokenizer_is_there):
             raise OSError("no network")
         return "model"
 
-    monkeypatch.setattr(AlbefMafa, "from_config", built)
+    monkeypatch.setattr(AlbefMafa, "from_config", build)
     tokenizer_is_there = True
     assert AlbefMafa.from_pretrained("base") == "model"
-    assert asked == [(True, None), (False, None)]
-    asked.clear()
+    assert attempts == [(True, None), (False, None)]
+    attempts.clear()
     tokenizer_is_there = False
     assert AlbefMafa.from_pretrained("base") == "model"
-    assert asked == [(True, None), (False, None), (False, "tiny_vocab.txt")]
+    assert attempts == [(True, None), (False, None), (False, "tiny_vocab.txt")]
 
 
 @pytest.mark.strict_smoke
-def test_round_trip_of_a_checkpoint(tmp_path, tiny):
+def test_checkpoint_round_trip(tmp_path, tiny):
     path = str(tmp_path / "weights.pth")
     for content in ({"model": tiny.state_dict()}, tiny.state_dict()):
         torch.save(content, path)
@@ -156,19 +161,19 @@ def test_round_trip_of_a_checkpoint(tmp_path, tiny):
         fresh = lavis_mafa.load_model("albef_mafa", "tiny")
         torch.manual_seed(3)
         model = lavis_mafa.load_model("albef_mafa", "tiny", is_eval=True, checkpoint=path)
-        assert not same(fresh.state_dict(), tiny.state_dict())
-        assert same(model.state_dict(), tiny.state_dict())
+        assert not same_weights(fresh.state_dict(), tiny.state_dict())
+        assert same_weights(model.state_dict(), tiny.state_dict())
         assert not model.training and fresh.training
 
 
 @pytest.mark.strict_smoke
-def test_lavis_own_functions_know_the_model(tmp_path, tiny):
+def test_lavis_functions_know_the_model(tmp_path, tiny):
     from lavis.models import load_model, load_model_and_preprocess, model_zoo
     from PIL import Image
 
     torch.save({"model": tiny.state_dict()}, tmp_path / "weights.pth")
     model = load_model("albef_mafa", "tiny", checkpoint=str(tmp_path / "weights.pth"))
-    assert same(model.state_dict(), tiny.state_dict())
+    assert same_weights(model.state_dict(), tiny.state_dict())
     model, vis, text = load_model_and_preprocess("albef_mafa", "tiny", is_eval=True)
     assert type(model) is AlbefMafa and not model.training
     picture = Image.new("RGB", (50, 40), (10, 200, 30))
@@ -181,14 +186,14 @@ def test_lavis_own_functions_know_the_model(tmp_path, tiny):
 
 
 @pytest.mark.strict_smoke
-def test_unknown_names_and_types_are_told_the_known_ones():
+def test_errors_of_unknown_names_and_types_list_the_known_ones():
     with pytest.raises(ValueError, match="no model named 'albef_maffa'.*albef_mafa.*blip2"):
         lavis_mafa.load_model("albef_maffa")
     with pytest.raises(ValueError, match="albef_mafa has no type 'large'; known: base, tiny"):
         lavis_mafa.load_model("albef_mafa", "large")
 
 
-def test_parts_of_a_config_that_cannot_work():
+def test_invalid_parts_of_a_config_are_rejected():
     with pytest.raises(ValueError, match="load_finetuned is True but model.finetuned"):
         AlbefMafa.from_config(tiny_config(load_finetuned=True))
     with pytest.raises(FileNotFoundError, match="no_such_vocab.txt is not a file"):
@@ -196,19 +201,19 @@ def test_parts_of_a_config_that_cannot_work():
 
 
 @pytest.mark.parametrize("kind", ["pretrained", "finetuned"])
-def test_configs_name_checkpoints(tmp_path, tiny, kind):
+def test_checkpoints_named_in_the_config_are_loaded(tmp_path, tiny, kind):
     torch.save({"model": tiny.state_dict()}, tmp_path / "weights.pth")
     cfg = tiny_config(**{f"load_{kind}": True, kind: str(tmp_path / "weights.pth")})
-    assert same(AlbefMafa.from_config(cfg).state_dict(), tiny.state_dict())
+    assert same_weights(AlbefMafa.from_config(cfg).state_dict(), tiny.state_dict())
     cfg[f"load_{kind}"] = False
-    assert not same(AlbefMafa.from_config(cfg).state_dict(), tiny.state_dict())
+    assert not same_weights(AlbefMafa.from_config(cfg).state_dict(), tiny.state_dict())
 
 
 # Checkpoints that cannot be used
 
 
-class Bomb:
-    """Makes a folder where it is unpickled."""
+class Malicious:
+    """Creates a folder when it is unpickled."""
 
     def __init__(self, folder):
         self.folder = str(folder)
@@ -219,9 +224,9 @@ class Bomb:
 
 @pytest.mark.strict_smoke
 @pytest.mark.parametrize("legacy", [False, True])
-def test_pickled_objects_are_refused_and_not_run(tmp_path, tiny, legacy):
+def test_pickled_objects_are_rejected_and_not_run(tmp_path, tiny, legacy):
     path, mark = tmp_path / "evil.pth", tmp_path / "it_ran"
-    content = {"model": {**tiny.state_dict(), "extra": Bomb(mark)}}
+    content = {"model": {**tiny.state_dict(), "extra": Malicious(mark)}}
     torch.save(content, path, _use_new_zipfile_serialization=not legacy)
     torch.load(path, weights_only=False)
     assert mark.is_dir(), "the checkpoint of this test is harmless"
@@ -231,19 +236,19 @@ def test_pickled_objects_are_refused_and_not_run(tmp_path, tiny, legacy):
         tiny.load_checkpoint(str(path))
     assert str(path) in str(caught.value) and "{'model': state_dict}" in str(caught.value)
     assert not mark.exists()
-    assert same(tiny.state_dict(), before)
+    assert same_weights(tiny.state_dict(), before)
 
 
-def test_plain_pickles_are_refused_and_not_run(tmp_path, tiny):
+def test_plain_pickles_are_rejected_and_not_run(tmp_path, tiny):
     path, mark = tmp_path / "evil.pkl", tmp_path / "it_ran"
-    path.write_bytes(pickle.dumps(Bomb(mark), protocol=2))
+    path.write_bytes(pickle.dumps(Malicious(mark), protocol=2))
     with pytest.raises(ValueError, match="cannot be loaded as tensors and plain values"):
         tiny.load_checkpoint(str(path))
     assert not mark.exists()
 
 
 @pytest.mark.strict_smoke
-def test_a_missing_file_is_said(tmp_path, tiny):
+def test_missing_file_is_reported(tmp_path, tiny):
     with pytest.raises(FileNotFoundError, match="no checkpoint at .*nothing.pth .seen from "):
         tiny.load_checkpoint(str(tmp_path / "nothing.pth"))
     with pytest.raises(FileNotFoundError, match="no checkpoint at"):
@@ -251,18 +256,18 @@ def test_a_missing_file_is_said(tmp_path, tiny):
 
 
 @pytest.mark.parametrize("part", [0.0, 0.001, 0.5, 0.99])
-def test_truncated_files_are_refused(tmp_path, tiny, part):
+def test_truncated_files_are_rejected(tmp_path, tiny, part):
     path = tmp_path / "weights.pth"
     torch.save({"model": tiny.state_dict()}, path)
-    whole = path.read_bytes()
-    path.write_bytes(whole[: int(part * len(whole))])
+    content = path.read_bytes()
+    path.write_bytes(content[: int(part * len(content))])
     with pytest.raises(
         ValueError, match="weights.pth cannot be loaded: its .* bytes are cut short"
     ):
         tiny.load_checkpoint(str(path))
 
 
-def test_other_sizes_are_named(tmp_path, tiny):
+def test_weights_of_other_sizes_are_named(tmp_path, tiny):
     path = tmp_path / "wide.pth"
     torch.save({"model": other_tiny(embed_dim=48).state_dict()}, path)
     with pytest.raises(ValueError, match="wide.pth was saved by a model of other sizes") as caught:
@@ -272,7 +277,7 @@ def test_other_sizes_are_named(tmp_path, tiny):
     assert "itm_head" not in str(caught.value)
 
 
-def test_other_widths_are_no_other_image_size(tmp_path, tiny):
+def test_other_width_is_not_taken_for_another_image_size(tmp_path, tiny):
     state = {**tiny.state_dict(), POSITIONS: torch.zeros(1, 17, 32)}
     torch.save(state, tmp_path / "narrow.pth")
     with pytest.raises(ValueError, match="narrow.pth was saved by a model of other sizes"):
@@ -280,19 +285,19 @@ def test_other_widths_are_no_other_image_size(tmp_path, tiny):
 
 
 @pytest.mark.parametrize("content", [{}, {"model": {}}, {"model": {"encoder.w": torch.ones(2)}}])
-def test_a_file_without_fitting_weights_is_refused(tmp_path, tiny, content):
+def test_file_without_matching_weights_is_rejected(tmp_path, tiny, content):
     torch.save(content, tmp_path / "else.pth")
     with pytest.raises(ValueError, match="else.pth holds no weight of AlbefMafa"):
         tiny.load_checkpoint(str(tmp_path / "else.pth"))
 
 
-def test_a_file_that_holds_no_dictionary_is_refused(tmp_path, tiny):
+def test_file_without_a_dictionary_is_rejected(tmp_path, tiny):
     torch.save([torch.ones(2)], tmp_path / "list.pth")
     with pytest.raises(ValueError, match="holds a list, expected a dictionary"):
         tiny.load_checkpoint(str(tmp_path / "list.pth"))
 
 
-# Checkpoints of other shapes and names
+# Checkpoints with other shapes and names
 
 
 def test_position_embeddings_of_another_image_size_are_interpolated(tmp_path, tiny):
@@ -302,25 +307,25 @@ def test_position_embeddings_of_another_image_size_are_interpolated(tmp_path, ti
     torch.save({"model": state}, tmp_path / "large.pth")
     tiny.load_checkpoint(str(tmp_path / "large.pth"))
     loaded = tiny.state_dict()
-    assert (loaded[POSITIONS][0, 0] == -7).all()  # the class token has no place
+    assert (loaded[POSITIONS][0, 0] == -7).all()  # the class token has no position in the grid
     grid = torch.arange(16.0).view(1, 1, 4, 4)
     expected = F.interpolate(grid, size=(2, 2), mode="bicubic", align_corners=False).flatten()
     for channel in (0, 63):
         assert torch.allclose(loaded[POSITIONS][0, 1:, channel], expected)
-    for key in LEARNED:
+    for key in LEARNT_WEIGHTS:
         assert torch.equal(loaded[key], state[key])
 
 
-def test_position_embeddings_keep_what_is_flat(tmp_path):
-    """From small to large; equal embeddings stay equal whatever the size."""
+def test_constant_position_embeddings_stay_constant(tmp_path):
+    """From small to large: equal embeddings stay equal at any size."""
     large, small = other_tiny(image_size=48), other_tiny(seed=2)
     state = small.state_dict()
     state[POSITIONS][0, 1:] = torch.linspace(-1, 1, 64)
     torch.save(state, tmp_path / "small.pth")
     large.load_checkpoint(str(tmp_path / "small.pth"))
     assert large.visual_encoder.pos_embed.shape == (1, 10, 64)
-    told = large.visual_encoder.pos_embed.detach()[0, 1:]
-    assert torch.allclose(told, torch.linspace(-1, 1, 64).expand(9, 64), atol=1e-5)
+    interpolated = large.visual_encoder.pos_embed.detach()[0, 1:]
+    assert torch.allclose(interpolated, torch.linspace(-1, 1, 64).expand(9, 64), atol=1e-5)
 
 
 def test_weights_of_a_lavis_retrieval_model_load(tmp_path, tiny):
@@ -335,10 +340,10 @@ def test_weights_of_a_lavis_retrieval_model_load(tmp_path, tiny):
     state |= {"image_queue": torch.randn(64, 8), "queue_ptr": torch.zeros(1, dtype=torch.long)}
     torch.save({"model": state}, tmp_path / "retrieval.pth")
     before = {key: value.clone() for key, value in tiny.state_dict().items()}
-    told = tiny.load_checkpoint(str(tmp_path / "retrieval.pth"))
+    incompatible = tiny.load_checkpoint(str(tmp_path / "retrieval.pth"))
     loaded = tiny.state_dict()
-    assert told.missing_keys
-    assert all(key.startswith("text_encoder.cls.") for key in told.missing_keys)
+    assert incompatible.missing_keys
+    assert all(key.startswith("text_encoder.cls.") for key in incompatible.missing_keys)
     head = "text_encoder.cls.predictions."
     for key, value in loaded.items():
         if key == head + "decoder.weight":
@@ -352,7 +357,7 @@ def test_weights_of_a_lavis_retrieval_model_load(tmp_path, tiny):
 # Forward
 
 
-def test_forward_gives_what_lavis_reads(tiny, toy_train):
+def test_forward_returns_the_losses_that_lavis_reads(tiny, toy_train):
     output = tiny(mini_batch(toy_train, range(6)))
     assert output["loss"].ndim == 0 and torch.isfinite(output["loss"])
     total = output["loss_itc"] + output["loss_itm"] + output["loss_lm"]
@@ -363,17 +368,17 @@ def test_forward_gives_what_lavis_reads(tiny, toy_train):
 
 
 @pytest.mark.strict_smoke
-@pytest.mark.parametrize("begin, used", [(3.0, 0.5), (-1.0, 0.001), (1e-5, 0.001), (0.2, 0.2)])
-def test_the_temperature_stays_in_its_range(tiny, toy_train, begin, used):
+@pytest.mark.parametrize("initial, clamped", [(3.0, 0.5), (-1.0, 0.001), (1e-5, 0.001), (0.2, 0.2)])
+def test_temperature_is_clamped_to_its_range(tiny, toy_train, initial, clamped):
     with torch.no_grad():
-        tiny.temp.fill_(begin)
+        tiny.temp.fill_(initial)
     output = tiny(mini_batch(toy_train, range(4)))
-    assert float(tiny.temp.detach()) == pytest.approx(used)
-    assert float(output["temperature"]) == pytest.approx(used)
+    assert float(tiny.temp.detach()) == pytest.approx(clamped)
+    assert float(output["temperature"]) == pytest.approx(clamped)
     assert torch.isfinite(output["loss"])
 
 
-def test_losses_switched_off_leave_weights_without_gradient():
+def test_zero_loss_weights_leave_parameters_unused():
     assert not other_tiny().has_unused_parameters
     assert other_tiny(mafa={"loss_weights": {"lm": 0.0}}).has_unused_parameters
 
@@ -391,7 +396,7 @@ def vocabulary(tmp_path):
 
 @pytest.fixture
 def discriminator(tmp_path, vocabulary):
-    """A checkpoint as the runner writes it, of a model of other sizes and vocabulary."""
+    """A checkpoint in the runner's format, of a model with other sizes and vocabulary."""
     config = tiny_config(
         embed_dim=48,
         image_size=48,
@@ -416,32 +421,32 @@ def con_d_config(path, **more):
 def test_con_d_has_sizes_and_tokenizer_of_its_checkpoint(discriminator):
     path, model = discriminator
     con_d = build_discriminator(con_d_config(path))
-    assert same(con_d.model.state_dict(), model.state_dict())
+    assert same_weights(con_d.model.state_dict(), model.state_dict())
     assert con_d.model.vision_proj.weight.shape == (48, 64)
     assert len(con_d.model.visual_encoder.blocks) == 2 and con_d.image_size == 48
     assert con_d.model.max_txt_len == 9
     assert con_d.model.tokenizer.tokenize("a walrus") == ["a", "walrus"]
-    # How it was trained does not matter: what it began with is not looked for.
+    # How it was trained does not matter: its own starting checkpoints are not loaded.
     assert con_d.model.con_d is None
 
 
-def test_con_d_may_see_images_of_another_size(discriminator, toy_train):
+def test_con_d_may_have_another_image_size(discriminator, toy_train):
     path, _ = discriminator
     con_d = build_discriminator(con_d_config(path, image_size=64))
     assert con_d.image_size == 64
     assert con_d.model.visual_encoder.pos_embed.shape == (1, 17, 64)
     rows = torch.tensor([0, 1, 3])
-    told = con_d.judge(mini_batch(toy_train, range(4)), rows, rows.flip(0))
-    assert told.shape == (3,) and ((told > 0) & (told < 1)).all()
+    verdicts = con_d.judge(mini_batch(toy_train, range(4)), rows, rows.flip(0))
+    assert verdicts.shape == (3,) and ((verdicts > 0) & (verdicts < 1)).all()
 
 
-def test_con_d_is_no_part_of_the_model(discriminator, toy_train):
+def test_con_d_is_not_a_submodule_of_the_model(discriminator, toy_train):
     path, _ = discriminator
     torch.manual_seed(0)
     model = AlbefMafa.from_config(tiny_config(mafa={"con_d": con_d_config(path)}))
     assert isinstance(model.con_d, ModelDiscriminator)
-    alone = lavis_mafa.load_model("albef_mafa", "tiny")
-    assert model.state_dict().keys() == alone.state_dict().keys()
+    without_con_d = lavis_mafa.load_model("albef_mafa", "tiny")
+    assert model.state_dict().keys() == without_con_d.state_dict().keys()
     mine = {id(value) for value in model.parameters()}
     theirs = list(model.con_d.model.parameters())
     assert theirs and not any(id(value) in mine for value in theirs)
@@ -455,9 +460,9 @@ def test_con_d_is_no_part_of_the_model(discriminator, toy_train):
     output["loss"].backward()
     assert output.judged_pairs and output.counts[:, 1].tolist() == [6, 6]
     assert all(value.grad is None for value in theirs)
-    assert same(model.con_d.model.state_dict(), before)
+    assert same_weights(model.con_d.model.state_dict(), before)
 
 
-def test_con_d_s_checkpoint_must_be_there():
+def test_missing_checkpoint_of_con_d_is_reported():
     with pytest.raises(FileNotFoundError, match="no checkpoint at nowhere.pth"):
         build_discriminator(con_d_config("nowhere.pth"))

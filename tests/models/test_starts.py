@@ -1,4 +1,4 @@
-"""What a model begins with: seeds, momentum, frozen parts, files named by relative paths."""
+"""The initial state of a model: seeds, momentum, frozen parts, files with relative paths."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def config_of(cls, **changes):
     return OmegaConf.merge(cfg, changes)
 
 
-def toy(family, *options, machine=True):
+def load_toy_config(family, *options, machine=True):
     path = ROOT / f"projects/mafa/train/{family}_toy.yaml"
     return load_config(path, list(options), machine=machine)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_con_d_leaves_the_models_own_start_as_it_is(tmp_path, family):
+def test_con_d_does_not_change_the_random_start_of_the_model(tmp_path, family):
     cls = FAMILIES[family]
     torch.save({"model": cls.from_config(config_of(cls)).state_dict()}, tmp_path / "c.pth")
     con_d = {"arch": f"{family}_mafa", "model_type": "tiny", "checkpoint": f"{tmp_path}/c.pth"}
@@ -47,18 +47,18 @@ def test_con_d_leaves_the_models_own_start_as_it_is(tmp_path, family):
 
 
 @pytest.mark.parametrize("family", ["albef", "blip"])
-def test_momentum_encoders_begin_equal_and_can_be_copied(toy_train, family):
+def test_momentum_encoders_start_equal_and_can_be_copied(toy_train, family):
     cls = FAMILIES[family]
     cfg = config_of(cls, mafa={"soft_labels": {"type": "momentum"}}, queue_size=30)
     model = cls.from_config(cfg)
     for encoder, momentum in model.model_pairs:
-        for one, other in zip(encoder.parameters(), momentum.parameters(), strict=True):
-            assert torch.equal(one, other) and not other.requires_grad
+        for weight, copied in zip(encoder.parameters(), momentum.parameters(), strict=True):
+            assert torch.equal(weight, copied) and not copied.requires_grad
     samples = mini_batch(toy_train, range(6), epoch=3)
     twin = copy.deepcopy(model)
     model(samples).loss.backward()
     assert all(p.grad is None for n, p in model.named_parameters() if "_m." in n)
-    # Of a checkpoint without them they begin equal as well.
+    # After loading a checkpoint without momentum encoders they are equal as well.
     plain = cls.from_config(config_of(cls))
     torch.manual_seed(1)
     state = {key: torch.randn_like(v) * 0.05 for key, v in plain.named_parameters()}
@@ -68,41 +68,41 @@ def test_momentum_encoders_begin_equal_and_can_be_copied(toy_train, family):
     assert not torch.equal(twin.text_proj_m.weight, state["text_proj.weight"])
 
 
-def test_momentum_is_refused_where_there_is_none(tiny, toy_train):
+def test_momentum_settings_are_rejected_without_momentum_encoders(tiny, toy_train):
     with pytest.raises(ConfigError, match="blip2_mafa has no momentum encoders"):
-        toy("blip2", "model.mafa.soft_labels.type=momentum")
+        load_toy_config("blip2", "model.mafa.soft_labels.type=momentum")
     settings = StepSettings(soft_labels=SoftLabels("momentum"))
     with pytest.raises(ValueError, match="momentum encoders go with"):
         run_step(tiny.backbone, mini_batch(toy_train, range(3)), settings)
     for family in ("albef", "blip"):
         options = ["model.mafa.soft_labels.type=momentum", "model.queue_size=77"]
-        cfg = toy(family, *options, "run.grit.enabled=False")
+        cfg = load_toy_config(family, *options, "run.grit.enabled=False")
         assert cfg.model_cfg.queue_size == 77
         assert not any("one-hot" in note for note in cfg.notes)
 
 
-def test_a_vit_in_fp16_cannot_be_trained():
+def test_fp16_vit_cannot_be_trained():
     with pytest.raises(ConfigError, match="fp16 requires a frozen ViT"):
-        toy("blip2", "model.vit_precision=fp16")
-    cfg = toy("blip2", "model.vit_precision=fp16", "model.freeze_vit=True")
+        load_toy_config("blip2", "model.vit_precision=fp16")
+    cfg = load_toy_config("blip2", "model.vit_precision=fp16", "model.freeze_vit=True")
     assert any("fp16 is not supported on cpu; fp32 is used" in note for note in cfg.notes)
 
 
-def test_files_are_remembered_wherever_they_are_used(tmp_path, monkeypatch):
+def test_relative_paths_are_stored_as_absolute_paths(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     torch.save({"model": load_model("blip2_mafa", "tiny").state_dict()}, "vit.pth")
-    cfg = toy("blip2", "model.vit_weights=vit.pth", "model.freeze_vit=True")
+    cfg = load_toy_config("blip2", "model.vit_weights=vit.pth", "model.freeze_vit=True")
     assert cfg.model_cfg.vit_weights == os.path.join(tmp_path.resolve(), "vit.pth")
     model = Blip2Mafa.from_config(cfg.model_cfg)
     frozen = {key: v for key, v in model.state_dict().items() if key.startswith("visual_encoder.")}
-    kept = {key: v for key, v in model.state_dict().items() if key not in frozen}
-    torch.save({"model": kept, "config": cfg.to_dict()}, tmp_path / "trained.pth")
+    trained = {key: v for key, v in model.state_dict().items() if key not in frozen}
+    torch.save({"model": trained, "config": cfg.to_dict()}, tmp_path / "trained.pth")
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     monkeypatch.chdir(elsewhere)
-    again = load_model("blip2_mafa", checkpoint=str(tmp_path / "trained.pth"))
-    assert all(torch.equal(again.state_dict()[key], value) for key, value in frozen.items())
-    # A checkpoint with an image encoder of its own needs no other.
+    reloaded = load_model("blip2_mafa", checkpoint=str(tmp_path / "trained.pth"))
+    assert all(torch.equal(reloaded.state_dict()[key], value) for key, value in frozen.items())
+    # A checkpoint that contains the image encoder needs no other file.
     (tmp_path / "vit.pth").unlink()
     torch.save({"model": model.state_dict(), "config": cfg.to_dict()}, tmp_path / "whole.pth")
     assert load_model("blip2_mafa", checkpoint=str(tmp_path / "whole.pth")) is not None
@@ -110,15 +110,15 @@ def test_files_are_remembered_wherever_they_are_used(tmp_path, monkeypatch):
         load_model("blip2_mafa", checkpoint=str(tmp_path / "trained.pth"))
 
 
-def test_a_config_that_only_evaluates_asks_for_no_con_d():
+def test_config_for_evaluation_needs_no_con_d():
     options = ["model.mafa.con_d.arch=blip2_mafa", "model.mafa.con_d.model_type=tiny"]
     with pytest.raises(ConfigError, match="con_d.checkpoint"):
-        toy("blip2", *options)
-    cfg = toy("blip2", *options, "run.evaluate=True")
+        load_toy_config("blip2", *options)
+    cfg = load_toy_config("blip2", *options, "run.evaluate=True")
     assert cfg.model_cfg.mafa.con_d is None
 
 
-def test_a_class_derived_from_a_registered_one_loads_its_checkpoints(tmp_path):
+def test_subclass_of_a_registered_class_loads_its_checkpoints(tmp_path):
     class Mine(BlipMafa):
         pass
 
@@ -132,95 +132,105 @@ def test_a_class_derived_from_a_registered_one_loads_its_checkpoints(tmp_path):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_what_a_small_vit_is_told_is_done(family):
+def test_activation_checkpointing_settings_reach_a_small_vit(family):
     name = "use_grad_checkpoint" if family == "blip2" else "vit_grad_ckpt"
     changes = {name: True} if family == "blip2" else {name: True, "vit_ckpt_layer": 2}
     encoder = FAMILIES[family].from_config(config_of(FAMILIES[family], **changes)).visual_encoder
     recomputing = getattr(encoder, "use_checkpoint", False) or any(
-        "forward" in vars(block.attn)  # fairscale puts its own there
+        "forward" in vars(block.attn)  # fairscale replaces forward on the instance
         for block in encoder.blocks
     )
     assert recomputing
 
 
-def finetuned(tmp_path, cls, state, config=None, **changes):
+def load_finetuned(tmp_path, cls, state, config=None, **changes):
     torch.save({"model": state, "config": config or {}}, tmp_path / "given.pth")
-    given = {"load_finetuned": True, "finetuned": str(tmp_path / "given.pth"), **changes}
-    return cls.from_config(config_of(cls, **given))
+    settings = {"load_finetuned": True, "finetuned": str(tmp_path / "given.pth"), **changes}
+    return cls.from_config(config_of(cls, **settings))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("part", ["itm_head.", "text_proj.", "visual_encoder."])
-def test_a_finetuned_model_must_be_whole(tmp_path, family, part):
+def test_incomplete_finetuned_checkpoint_is_rejected(tmp_path, family, part):
     cls = FAMILIES[family]
-    whole = load_model(f"{family}_mafa", "tiny").state_dict()
+    complete = load_model(f"{family}_mafa", "tiny").state_dict()
     heads = ("text_encoder.cls.", "text_decoder.", "Qformer.cls.")
-    finetuned(tmp_path, cls, {k: v for k, v in whole.items() if not k.startswith(heads)})
-    state = {key: value for key, value in whole.items() if not key.startswith(part)}
+    load_finetuned(tmp_path, cls, {k: v for k, v in complete.items() if not k.startswith(heads)})
+    state = {key: value for key, value in complete.items() if not key.startswith(part)}
     with pytest.raises(
         ValueError, match=rf"given.pth lacks \d+ weights:\n  {part[:-1]}: \d+, such"
     ):
-        finetuned(tmp_path, cls, state)
-    begun = {"load_finetuned": False, "load_pretrained": True, "pretrained": tmp_path / "given.pth"}
-    cls.from_config(config_of(cls, **{**begun, "pretrained": str(begun["pretrained"])}))
+        load_finetuned(tmp_path, cls, state)
+    pretrained = {
+        "load_finetuned": False,
+        "load_pretrained": True,
+        "pretrained": tmp_path / "given.pth",
+    }
+    cls.from_config(config_of(cls, **{**pretrained, "pretrained": str(pretrained["pretrained"])}))
 
 
-def test_a_finetuned_model_must_see(tmp_path):
-    whole = load_model("blip2_mafa", "tiny").state_dict()
-    seen = {key: value for key, value in whole.items() if not key.startswith("visual_encoder.")}
+def test_finetuned_checkpoint_needs_an_image_encoder(tmp_path):
+    complete = load_model("blip2_mafa", "tiny").state_dict()
+    without_vit = {
+        key: value for key, value in complete.items() if not key.startswith("visual_encoder.")
+    }
     with pytest.raises(ValueError, match="visual_encoder: .*\n.*model.vit_weights"):
-        finetuned(tmp_path, Blip2Mafa, seen, freeze_vit=True)
-    torch.save({"model": whole}, tmp_path / "vit.pth")
-    eyes = {"freeze_vit": True, "vit_weights": str(tmp_path / "vit.pth")}
-    model = finetuned(tmp_path, Blip2Mafa, seen, **eyes)
-    assert torch.equal(model.visual_encoder.pos_embed, whole["visual_encoder.pos_embed"])
+        load_finetuned(tmp_path, Blip2Mafa, without_vit, freeze_vit=True)
+    torch.save({"model": complete}, tmp_path / "vit.pth")
+    vit_settings = {"freeze_vit": True, "vit_weights": str(tmp_path / "vit.pth")}
+    model = load_finetuned(tmp_path, Blip2Mafa, without_vit, **vit_settings)
+    assert torch.equal(model.visual_encoder.pos_embed, complete["visual_encoder.pos_embed"])
 
 
 @pytest.mark.parametrize("arch", ["blip2_opt_mafa", "blip2_t5"])
-def test_a_checkpoint_of_stage_2_is_none_of_stage_1(tmp_path, arch):
+def test_stage_2_checkpoint_is_rejected_by_stage_1(tmp_path, arch):
     state = load_model("blip2_mafa", "tiny").state_dict()
     with pytest.raises(ValueError, match=f"saved by {arch}, which is of stage 2"):
-        finetuned(tmp_path, Blip2Mafa, state, {"model": {"arch": arch}})
+        load_finetuned(tmp_path, Blip2Mafa, state, {"model": {"arch": arch}})
 
 
-def test_another_image_size_than_in_training_is_told(tmp_path, tiny, caplog):
+def test_other_image_size_than_in_training_is_warned_about(tmp_path, tiny, caplog):
     size = tiny.visual_encoder.patch_embed.img_size[0]
-    for then, told in ((size, False), (2 * size, True)):
+    for trained_size, warned in ((size, False), (2 * size, True)):
         caplog.clear()
-        finetuned(tmp_path, AlbefMafa, tiny.state_dict(), {"model": {"image_size": then}})
-        assert (f"was trained at model.image_size {then}" in caplog.text) is told
+        load_finetuned(
+            tmp_path, AlbefMafa, tiny.state_dict(), {"model": {"image_size": trained_size}}
+        )
+        assert (f"was trained at model.image_size {trained_size}" in caplog.text) is warned
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_fixed_temperature_stays(tmp_path, family):
+def test_fixed_temperature_is_not_learnt(tmp_path, family):
     cls = FAMILIES[family]
     state = load_model(f"{family}_mafa", "tiny").state_dict()
     state["temp"] = torch.tensor(0.2)
     torch.save({"model": state}, tmp_path / "warm.pth")
-    begin = {"load_pretrained": True, "pretrained": str(tmp_path / "warm.pth")}
-    learnt = cls.from_config(config_of(cls, **begin))
-    fixed = cls.from_config(config_of(cls, **begin, mafa={"learn_temperature": False}))
+    pretrained = {"load_pretrained": True, "pretrained": str(tmp_path / "warm.pth")}
+    learnt = cls.from_config(config_of(cls, **pretrained))
+    fixed = cls.from_config(config_of(cls, **pretrained, mafa={"learn_temperature": False}))
     assert learnt.temp.item() == pytest.approx(0.2) and learnt.temp.requires_grad
     assert fixed.temp.item() == pytest.approx(0.07) and not fixed.temp.requires_grad
 
 
-def test_queue_and_posterior_stay_with_the_run_that_filled_them(tmp_path, toy_train):
-    """They are of its data: only resuming goes on with them."""
+def test_queue_and_posterior_are_not_loaded_from_pretrained_weights(tmp_path, toy_train):
+    """They depend on the data of that run: only resuming continues with them."""
     mafa = {"soft_labels": {"type": "momentum"}, "negatives": "posterior"}
     model = AlbefMafa.from_config(config_of(AlbefMafa, mafa=mafa, queue_size=16))
     model(mini_batch(toy_train, range(6), epoch=0))
     model.posterior.positive.count.fill_(500)
     assert (model.idx_queue >= 0).any()
     torch.save({"model": model.state_dict()}, tmp_path / "one.pth")
-    begin = {"load_pretrained": True, "pretrained": str(tmp_path / "one.pth")}
+    pretrained = {"load_pretrained": True, "pretrained": str(tmp_path / "one.pth")}
     for size in (16, 24, 0):
-        other = AlbefMafa.from_config(config_of(AlbefMafa, mafa=mafa, queue_size=size, **begin))
+        other = AlbefMafa.from_config(
+            config_of(AlbefMafa, mafa=mafa, queue_size=size, **pretrained)
+        )
         assert torch.equal(other.text_proj_m.weight, model.text_proj_m.weight)
         assert (other.idx_queue < 0).all() and int(other.queue_ptr) == 0
         assert int(other.posterior.positive.count) == 0
 
 
-def test_lavis_s_queue_forgets_images_of_other_data(tmp_path):
+def test_lavis_queue_forgets_image_ids_of_other_data(tmp_path):
     class Theirs(torch.nn.Module):
         def __init__(self):
             super().__init__()

@@ -1,4 +1,4 @@
-"""Con-D from its config: right weights or none."""
+"""Con-D from its config: complete weights or an error."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ def save(model, path, keep=lambda key: True, **content):
     return str(path)
 
 
-def con_d(checkpoint, **more):
-    return {"arch": "albef_mafa", "model_type": "tiny", "checkpoint": checkpoint, **more}
+def con_d(checkpoint, **options):
+    return {"arch": "albef_mafa", "model_type": "tiny", "checkpoint": checkpoint, **options}
 
 
-def test_no_con_d_and_the_oracle():
+def test_no_con_d_and_oracle():
     assert build_discriminator(None) is None and build_discriminator({}) is None
     assert isinstance(build_discriminator({"arch": "oracle"}), Oracle)
 
 
-def test_it_holds_the_checkpoints_weights_frozen(tiny, tmp_path):
+def test_con_d_has_the_frozen_weights_of_the_checkpoint(tiny, tmp_path):
     built = build_discriminator(con_d(save(tiny, tmp_path / "c.pth")))
     assert built.precision == "fp32" and not built.model.training
     assert not any(weight.requires_grad for weight in built.model.parameters())
@@ -32,12 +32,14 @@ def test_it_holds_the_checkpoints_weights_frozen(tiny, tmp_path):
         assert torch.equal(value, tiny.state_dict()[name])
 
 
-def test_in_bf16_it_holds_half_of_what_autocast_would_convert(tiny, tmp_path):
+def test_bf16_con_d_keeps_the_weights_that_autocast_converts_in_bf16(tiny, tmp_path):
     path = save(tiny, tmp_path / "c.pth")
     built = build_discriminator(con_d(path, precision="bf16"))
     assert built.precision == "bf16"
-    kept = {value.dtype for value in built.model.state_dict().values() if value.is_floating_point()}
-    assert kept == {torch.float32, torch.bfloat16}
+    dtypes = {
+        value.dtype for value in built.model.state_dict().values() if value.is_floating_point()
+    }
+    assert dtypes == {torch.float32, torch.bfloat16}
     for name, value in built.model.state_dict().items():
         original = tiny.state_dict()[name]
         normalised = original.ndim < 2 and "norm" in name.lower()
@@ -45,7 +47,7 @@ def test_in_bf16_it_holds_half_of_what_autocast_would_convert(tiny, tmp_path):
         assert torch.equal(value, original.to(value.dtype)), name
 
 
-def test_in_bf16_its_verdicts_are_those_of_autocast(tiny, tmp_path, monkeypatch):
+def test_bf16_verdicts_are_close_to_autocast_and_fp32(tiny, tmp_path, monkeypatch):
     samples = {"image": torch.rand(3, 3, 32, 32), "text_input": ["red circle", "a", "square"]}
     pairs = torch.tensor([0, 1, 2, 0]), torch.tensor([1, 2, 0, 0])
     path = save(tiny, tmp_path / "c.pth")
@@ -53,25 +55,25 @@ def test_in_bf16_its_verdicts_are_those_of_autocast(tiny, tmp_path, monkeypatch)
     fp32 = build_discriminator(con_d(path)).judge(samples, *pairs)
     monkeypatch.setattr("lavis_mafa.models.con_d.discriminator._keep_in_bf16", lambda part: None)
     autocast = build_discriminator(con_d(path, precision="bf16")).judge(samples, *pairs)
-    told = ours.judge(samples, *pairs)
-    torch.testing.assert_close(told, autocast, atol=0.01, rtol=0)
-    torch.testing.assert_close(told, fp32, atol=0.03, rtol=0)
-    assert not torch.equal(told, fp32)
+    verdicts = ours.judge(samples, *pairs)
+    torch.testing.assert_close(verdicts, autocast, atol=0.01, rtol=0)
+    torch.testing.assert_close(verdicts, fp32, atol=0.03, rtol=0)
+    assert not torch.equal(verdicts, fp32)
 
 
 @pytest.mark.parametrize("part", ["itm_head.", "text_encoder.", "visual_encoder."])
-def test_a_checkpoint_that_leaves_it_partly_random_is_refused(tiny, tmp_path, part):
+def test_checkpoint_with_missing_weights_is_rejected(tiny, tmp_path, part):
     path = save(tiny, tmp_path / "c.pth", lambda key: not key.startswith(part))
     with pytest.raises(ValueError, match="lacks .* weights"):
         build_discriminator(con_d(path))
 
 
-def test_a_language_head_is_not_needed(tiny, tmp_path):
+def test_language_head_is_optional(tiny, tmp_path):
     path = save(tiny, tmp_path / "c.pth", lambda key: not key.startswith("text_encoder.cls"))
     assert build_discriminator(con_d(path)) is not None
 
 
-def test_the_form_of_retrieval_models_is_understood(tiny, tmp_path):
+def test_key_names_of_retrieval_models_are_accepted(tiny, tmp_path):
     state = {
         key.replace("text_encoder.bert.", "text_encoder."): value
         for key, value in tiny.state_dict().items()
@@ -82,7 +84,7 @@ def test_the_form_of_retrieval_models_is_understood(tiny, tmp_path):
     assert torch.equal(built.model.state_dict()[key], tiny.state_dict()[key])
 
 
-def test_the_checkpoint_knows_its_sizes_better_than_the_type(tmp_path):
+def test_sizes_in_the_checkpoint_override_the_model_type(tmp_path):
     from omegaconf import OmegaConf
 
     from lavis_mafa.models import AlbefMafa
@@ -94,6 +96,6 @@ def test_the_checkpoint_knows_its_sizes_better_than_the_type(tmp_path):
     assert build_discriminator(con_d(path)).image_size == 64
 
 
-def test_an_unknown_model_is_named():
+def test_unknown_model_is_named():
     with pytest.raises(ValueError, match="albef_mfa"):
         build_discriminator({"arch": "albef_mfa"})

@@ -1,4 +1,4 @@
-"""A model of any family as Con-D of any other: verdicts, views, shared encoders, refusals."""
+"""A model of any family as Con-D of any other: verdicts, views, shared encoders, errors."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def build(family, **changes):
     return FAMILIES[family].from_config(config_of(family, **changes))
 
 
-def saved(model, path, cfg, **content):
+def save_checkpoint(model, path, cfg, **content):
     config = {"model": OmegaConf.to_container(cfg)}
     state = {
         name: value
@@ -56,49 +56,55 @@ def saved(model, path, cfg, **content):
 
 
 @pytest.mark.parametrize(("family", "judge"), product(FAMILIES, FAMILIES))
-def test_any_family_judges_for_any(samples, family, judge):
+def test_any_family_can_judge_for_any_other(samples, family, judge):
     model, other = build(family), build(judge)
     expected = copy.deepcopy(other).eval()
     con_d = ModelDiscriminator(other)
-    told = con_d.judge(samples, *PAIRS)
+    verdicts = con_d.judge(samples, *PAIRS)
     backbone = expected.backbone
     images = backbone.encode_images(samples["image"])
     texts = backbone.encode_texts(samples["text_input"])
     logits = backbone.match(images, texts, *PAIRS)
-    assert torch.allclose(told, logits.softmax(1)[:, 1], atol=1e-6) and told[1] == told[2]
+    assert (
+        torch.allclose(verdicts, logits.softmax(1)[:, 1], atol=1e-6) and verdicts[1] == verdicts[2]
+    )
     settings = StepSettings(connections=MiningRule(low=0.0, high=0.0))
     output = run_step(model.backbone, samples, settings, con_d)
     output.loss.backward()
-    assert (output.counts[:, 2] == 6).all(), "all of them are above 0"
+    assert (output.counts[:, 2] == 6).all(), "all probabilities are above 0"
     assert all(weight.grad is None for weight in other.parameters())
 
 
 @pytest.mark.parametrize("name", ["blip_image_text_matching", "blip2_image_text_matching"])
-def test_verdicts_are_those_of_lavis_matching_models(samples, name):
-    """LAVIS's own ``forward(match_head="itm")``, one pair at a time: Blip2ITM does not pad."""
+def test_verdicts_equal_lavis_matching_models(samples, name):
+    """LAVIS's own ``forward(match_head="itm")``, one pair at a time because Blip2ITM does not
+    pad.
+    """
     from lavis.models.blip2_models.blip2_image_text_matching import Blip2ITM
     from lavis.models.blip_models.blip_image_text_matching import BlipITM
 
     ours = build("blip_mafa" if name == "blip_image_text_matching" else "blip2_mafa").eval()
     lavis = BlipITM if name == "blip_image_text_matching" else Blip2ITM
-    told = ModelDiscriminator(copy.deepcopy(ours)).judge(samples, *PAIRS)
+    verdicts = ModelDiscriminator(copy.deepcopy(ours)).judge(samples, *PAIRS)
     for row, (i, j) in enumerate(zip(*PAIRS, strict=True)):
         pair = {"image": samples["image"][i : i + 1], "text_input": [samples["text_input"][j]]}
         with torch.no_grad():
             logits = lavis.forward(ours, pair, match_head="itm")
-        assert told[row].item() == pytest.approx(logits.softmax(1)[0, 1].item(), abs=1e-5)
+        assert verdicts[row].item() == pytest.approx(logits.softmax(1)[0, 1].item(), abs=1e-5)
 
 
-# A frozen image encoder that model and Con-D have in common
+# A frozen image encoder shared by the model and Con-D
 
 
 def frozen_pair(tmp_path, **changes):
-    """A blip2 whose frozen image encoder comes from a file, and one trained from it as Con-D."""
+    """Return a blip2 with a frozen image encoder from a file; its Con-D was trained from the
+    same file.
+    """
     torch.save({"model": build("blip2_mafa").state_dict()}, tmp_path / "vit.pth")
     cfg = config_of("blip2_mafa", freeze_vit=True, vit_weights=str(tmp_path / "vit.pth"))
     torch.manual_seed(5)
     trained = Blip2Mafa.from_config(cfg)
-    checkpoint = saved(trained, tmp_path / "con_d.pth", cfg)
+    checkpoint = save_checkpoint(trained, tmp_path / "con_d.pth", cfg)
     state = torch.load(checkpoint, weights_only=True)["model"]
     assert not any("visual_encoder" in k for k in state)
     con_d = {"arch": "blip2_mafa", "model_type": "tiny", "checkpoint": checkpoint, **changes}
@@ -106,30 +112,32 @@ def frozen_pair(tmp_path, **changes):
     return Blip2Mafa.from_config(OmegaConf.merge(cfg, {"mafa": {"con_d": con_d}}))
 
 
-def count_runs(encoder, monkeypatch):
+def count_encoded_images(encoder, monkeypatch):
     runs = []
     forward = encoder.forward
     monkeypatch.setattr(encoder, "forward", lambda x: (runs.append(len(x)), forward(x))[1])
     return runs
 
 
-def test_the_same_frozen_encoder_runs_once(tmp_path, samples, monkeypatch):
+def test_shared_frozen_encoder_runs_once(tmp_path, samples, monkeypatch):
     model = frozen_pair(tmp_path)
     assert model.con_d.shares_encoder
     assert model.con_d.model.visual_encoder is model.visual_encoder
-    alone = copy.deepcopy(model.con_d.model)
-    runs = count_runs(model.visual_encoder, monkeypatch)
+    separate = copy.deepcopy(model.con_d.model)
+    runs = count_encoded_images(model.visual_encoder, monkeypatch)
     output = model(samples)
     assert runs == [6]
-    expected = ModelDiscriminator(alone).judge(samples, *PAIRS)
-    told = model.con_d.judge(samples, *PAIRS, seen=model.backbone.image_tokens(samples["image"]))
-    assert torch.allclose(told, expected, atol=1e-6)
+    expected = ModelDiscriminator(separate).judge(samples, *PAIRS)
+    verdicts = model.con_d.judge(
+        samples, *PAIRS, seen=model.backbone.image_tokens(samples["image"])
+    )
+    assert torch.allclose(verdicts, expected, atol=1e-6)
     output.loss.backward()
     assert model.Qformer.bert.embeddings.word_embeddings.weight.grad is not None
 
 
-def test_an_encoder_of_other_weights_is_not_shared(tmp_path, samples, monkeypatch):
-    """The same class, name and sizes are not enough."""
+def test_encoder_with_other_weights_is_not_shared(tmp_path, samples, monkeypatch):
+    """The same class, name and sizes are not sufficient."""
     model = frozen_pair(tmp_path)
     other = copy.deepcopy(model.con_d.model)
     other.visual_encoder = copy.deepcopy(other.visual_encoder)
@@ -138,12 +146,12 @@ def test_an_encoder_of_other_weights_is_not_shared(tmp_path, samples, monkeypatc
     con_d = ModelDiscriminator(other)
     assert not con_d.share_encoder(model) and not con_d.shares_encoder
     model.con_d = con_d
-    runs = count_runs(other.visual_encoder, monkeypatch)
+    runs = count_encoded_images(other.visual_encoder, monkeypatch)
     model(samples)
     assert runs == [6]
 
 
-def test_the_same_encoder_is_shared_by_who_keeps_it_in_bf16(tmp_path, samples):
+def test_encoder_kept_in_bf16_can_be_shared(tmp_path, samples):
     model = frozen_pair(tmp_path)
     other = copy.deepcopy(model.con_d.model)
     other.visual_encoder = copy.deepcopy(model.visual_encoder)
@@ -159,7 +167,7 @@ def test_the_same_encoder_is_shared_by_who_keeps_it_in_bf16(tmp_path, samples):
 
 
 @pytest.mark.parametrize("change", ["trained", "size", "precision", "family"])
-def test_only_the_very_same_encoder_is_shared(tmp_path, change):
+def test_only_an_identical_frozen_encoder_is_shared(tmp_path, change):
     model = frozen_pair(tmp_path)
     other = copy.deepcopy(model.con_d.model)
     if change == "trained":
@@ -173,18 +181,18 @@ def test_only_the_very_same_encoder_is_shared(tmp_path, change):
     assert not ModelDiscriminator(other).share_encoder(model)
 
 
-def test_a_shared_encoder_may_not_be_thawed(tmp_path, samples):
+def test_shared_encoder_must_stay_frozen(tmp_path, samples):
     model = frozen_pair(tmp_path)
     model.visual_encoder.requires_grad_(True)
     with pytest.raises(RuntimeError, match="freeze_vit"):
         model(samples)
 
 
-# Its own view of the picture
+# Con-D's own view of the image
 
 
-class Pictures(torch.utils.data.Dataset):
-    """Two coloured pictures, of which the reads are counted."""
+class CountedImages(torch.utils.data.Dataset):
+    """Coloured images; counts how often one is read."""
 
     def __init__(self):
         self.reads = 0
@@ -199,14 +207,14 @@ class Pictures(torch.utils.data.Dataset):
         return {"image": self.vis_processor(picture), "text_input": f"picture {index}"}
 
 
-def test_one_decoded_picture_gives_two_images(tmp_path):
+def test_image_is_decoded_once_for_both_views(tmp_path):
     larger = config_of("albef_mafa", image_size=64)
-    path = saved(AlbefMafa.from_config(larger), tmp_path / "con_d.pth", larger)
+    path = save_checkpoint(AlbefMafa.from_config(larger), tmp_path / "con_d.pth", larger)
     con_d = build_discriminator({"arch": "albef_mafa", "model_type": "tiny", "checkpoint": path})
     model = build("blip2_mafa", mafa={"connections": {"low": 0.0, "high": 0.0}})
     assert con_d.image_size == 64 and con_d.wants_view(model)
     assert not ModelDiscriminator(build("blip_mafa")).wants_view(model)
-    data = Pictures()
+    data = CountedImages()
     train_set = TrainingSet(data, seed=0)
     assert train_set.add_view(VIEW, con_d.processor)
     samples = train_set.collater([train_set[i, 0] for i in range(4)])
@@ -214,16 +222,16 @@ def test_one_decoded_picture_gives_two_images(tmp_path):
     assert samples["image"].shape == (4, 3, 32, 32) and samples[VIEW].shape == (4, 3, 64, 64)
     expected = con_d.processor(Image.new("RGB", (50, 40), (20, 0, 0)))
     assert torch.equal(samples[VIEW][2], expected)
-    told = con_d.judge(samples, *PAIRS)
+    verdicts = con_d.judge(samples, *PAIRS)
     resized = con_d.judge({**samples, VIEW: samples[VIEW] * 0.5}, *PAIRS)
-    assert not torch.allclose(told, resized), "it must look at its own view"
+    assert not torch.allclose(verdicts, resized), "Con-D must use its own view"
     model.con_d = con_d
     assert model(samples).judged_pairs > 0
 
 
-def test_its_own_view_can_be_had_or_left(tmp_path):
+def test_own_view_can_be_enabled_or_disabled(tmp_path):
     cfg = config_of("albef_mafa")
-    path = saved(AlbefMafa.from_config(cfg), tmp_path / "con_d.pth", cfg)
+    path = save_checkpoint(AlbefMafa.from_config(cfg), tmp_path / "con_d.pth", cfg)
     con_d = {"arch": "albef_mafa", "model_type": "tiny", "checkpoint": path}
     model = build("blip_mafa")
     assert not build_discriminator(con_d).wants_view(model)
@@ -231,16 +239,16 @@ def test_its_own_view_can_be_had_or_left(tmp_path):
     assert not build_discriminator({**con_d, "own_view": False, "image_size": 64}).wants_view(model)
 
 
-def test_data_without_a_processor_keep_one_image(toy):
+def test_data_without_processor_have_one_view(toy):
     train_set = TrainingSet(toy["train"], seed=0)
     assert not train_set.add_view(VIEW, lambda picture: picture)
     assert VIEW not in train_set[0, 0]
 
 
-# What cannot judge
+# Models that cannot judge
 
 
-def test_a_model_without_itm_head_is_refused():
+def test_model_without_itm_head_is_rejected():
     model = build("blip2_mafa")
     del model.itm_head
     with pytest.raises(TypeError, match="no ITM head"):
@@ -252,10 +260,10 @@ def test_a_model_without_itm_head_is_refused():
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_what_is_missing_is_listed(tmp_path, family):
+def test_error_lists_missing_weights(tmp_path, family):
     model = build(family)
-    gone = ("itm_head.", "visual_encoder.")
-    state = {k: v for k, v in model.state_dict().items() if not k.startswith(gone)}
+    removed = ("itm_head.", "visual_encoder.")
+    state = {k: v for k, v in model.state_dict().items() if not k.startswith(removed)}
     torch.save({"model": state}, tmp_path / "c.pth")
     con_d = {"arch": family, "model_type": "tiny", "checkpoint": str(tmp_path / "c.pth")}
     with pytest.raises(ValueError, match="(?s)lacks .* weights.*itm_head: 2.*") as error:
@@ -263,10 +271,10 @@ def test_what_is_missing_is_listed(tmp_path, family):
     assert "visual_encoder: " in str(error.value)
 
 
-def test_a_frozen_random_encoder_is_missing_too(tmp_path):
-    """Frozen weights are in no checkpoint: they must have come from somewhere."""
+def test_random_frozen_encoder_counts_as_missing(tmp_path):
+    """Frozen weights are not saved in checkpoints, so the config must name their file."""
     cfg = config_of("blip2_mafa", freeze_vit=True)
-    checkpoint = saved(Blip2Mafa.from_config(cfg), tmp_path / "c.pth", cfg)
+    checkpoint = save_checkpoint(Blip2Mafa.from_config(cfg), tmp_path / "c.pth", cfg)
     con_d = {"arch": "blip2_mafa", "model_type": "tiny", "checkpoint": checkpoint}
     with pytest.raises(ValueError, match="(?s)lacks .*visual_encoder"):
         build_discriminator(con_d)
@@ -275,23 +283,23 @@ def test_a_frozen_random_encoder_is_missing_too(tmp_path):
     assert build_discriminator({**con_d, "model": {"vit_weights": str(vit)}}) is not None
 
 
-def test_a_checkpoint_of_another_family_is_refused(tmp_path):
+def test_checkpoint_of_another_family_is_rejected(tmp_path):
     cfg = config_of("albef_mafa")
-    path = saved(AlbefMafa.from_config(cfg), tmp_path / "c.pth", cfg)
+    path = save_checkpoint(AlbefMafa.from_config(cfg), tmp_path / "c.pth", cfg)
     with pytest.raises(ValueError, match="albef_mafa, which is of another family than blip_mafa"):
         build_discriminator({"arch": "blip_mafa", "model_type": "tiny", "checkpoint": path})
     with pytest.raises(ValueError, match="another family"):
         load_model("blip2_mafa", "tiny", checkpoint=path)
 
 
-def test_another_vocabulary_is_refused(tmp_path):
+def test_other_vocabulary_is_rejected(tmp_path):
     words = (tmp_path / "vocab.txt").resolve()
     cfg = config_of("blip_mafa")
     model = BlipMafa.from_config(cfg)
     ordered = sorted(model.tokenizer.get_vocab(), key=model.tokenizer.get_vocab().get)[:-2]
-    ordered[10], ordered[11] = ordered[11], ordered[10]  # as many words, other numbers
+    ordered[10], ordered[11] = ordered[11], ordered[10]  # the same number of words in another order
     words.write_text("\n".join(ordered) + "\n")
-    path = saved(model, tmp_path / "c.pth", cfg)
+    path = save_checkpoint(model, tmp_path / "c.pth", cfg)
     con_d = {"arch": "blip_mafa", "model_type": "tiny", "checkpoint": path}
     assert build_discriminator(con_d) is not None
     with pytest.raises(ValueError, match="another vocabulary"):

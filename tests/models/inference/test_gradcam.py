@@ -1,4 +1,6 @@
-"""Grad-CAM on cross-attention: against a slow computation and LAVIS's own, and what it leaves."""
+"""Grad-CAM of cross-attention: against a slow computation and LAVIS's own; side effects on the
+model.
+"""
 
 from __future__ import annotations
 
@@ -29,9 +31,9 @@ def images():
 @pytest.fixture(params=["albef_mafa", "blip_mafa"])
 def model(request):
     torch.manual_seed(0)
-    found = load_model(request.param, "tiny")
-    nn.init.normal_(found.itm_head.weight, std=1.0)
-    return found.eval()
+    loaded = load_model(request.param, "tiny")
+    nn.init.normal_(loaded.itm_head.weight, std=1.0)
+    return loaded.eval()
 
 
 def bert_of(model):
@@ -39,7 +41,7 @@ def bert_of(model):
 
 
 def slow_map(model, image, caption, layer, tokens):
-    """One pair alone through the whole BERT, by LAVIS's hooks and a loop over every number."""
+    """Return the map of one pair, from LAVIS's attention hooks and a loop over all values."""
     attention = bert_of(model).encoder.layer[layer].crossattention.self
     attention.save_attention = True
     ids = model.tokenizer([caption], return_tensors="pt").input_ids
@@ -58,37 +60,44 @@ def slow_map(model, image, caption, layer, tokens):
     weights, gradient = attention.get_attention_map()[0], attention.get_attn_gradients()[0]
     attention.save_attention = False
     model.zero_grad(set_to_none=True)
-    heads, length, places = weights.shape
-    counted = range(length) if tokens == "all" else range(1, length - 1)
-    heat = torch.zeros(places - 1)
-    for place in range(1, places):
+    heads, length, patches = weights.shape
+    counted_tokens = range(length) if tokens == "all" else range(1, length - 1)
+    heat = torch.zeros(patches - 1)
+    for patch in range(1, patches):
         for head in range(heads):
-            for token in counted:
-                slope = max(float(gradient[head, token, place]), 0.0)
-                heat[place - 1] += float(weights[head, token, place]) * slope / heads / len(counted)
-    side = round((places - 1) ** 0.5)
+            for token in counted_tokens:
+                positive_gradient = max(float(gradient[head, token, patch]), 0.0)
+                heat[patch - 1] += (
+                    float(weights[head, token, patch])
+                    * positive_gradient
+                    / heads
+                    / len(counted_tokens)
+                )
+    side = round((patches - 1) ** 0.5)
     return heat.reshape(side, side)
 
 
 @pytest.mark.parametrize("tokens", ["all", "words"])
-def test_a_batch_is_the_slow_maps_one_by_one(model, images, tokens):
+def test_batched_maps_equal_single_slow_maps(model, images, tokens):
     for layer in cross_layers(model):
         maps = heat_maps(backbone_of(model), images, CAPTIONS, layer, tokens)
         assert maps.shape == (3, 2, 2) and maps.dtype == torch.float32
         for number, caption in enumerate(CAPTIONS):
             slow = slow_map(model, images[number], caption, layer, tokens)
             torch.testing.assert_close(maps[number], slow, rtol=1e-4, atol=1e-7)
-            alone = heat_maps(
+            single = heat_maps(
                 backbone_of(model), images[number : number + 1], [caption], layer, tokens
             )
-            torch.testing.assert_close(alone[0], maps[number], rtol=1e-4, atol=1e-7)
+            torch.testing.assert_close(single[0], maps[number], rtol=1e-4, atol=1e-7)
         last = layer == cross_layers(model)[-1]
-        # Only [CLS] reaches the ITM head from the last layer.
+        # In the last layer only [CLS] influences the ITM head.
         assert bool((maps == 0).all()) is (last and tokens == "words")
 
 
-def test_lavis_s_own(monkeypatch):
-    """Its `compute_gradcam` knows 12 heads and 24 x 24 patches only, and averages over words."""
+def test_maps_equal_lavis_gradcam(monkeypatch):
+    """LAVIS's `compute_gradcam` supports only 12 heads and 24 x 24 patches, and averages over
+    words.
+    """
     tokenizer = add_blip_tokens(build_tokenizer("tiny_vocab.txt"))
     monkeypatch.setattr(BlipITM, "init_tokenizer", lambda self: tokenizer)
     config = BertConfig(
@@ -119,15 +128,15 @@ def test_lavis_s_own(monkeypatch):
     assert isinstance(backbone_of(model), BlipBackbone)
     ours = heat_maps(backbone_of(model), images, CAPTIONS, layer=1, tokens="words")
     assert ours.shape == (3, 24, 24) and float(ours.max()) > 0
-    for mine, several in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(mine, several[1], rtol=1e-4, atol=1e-9)
+    for mine, maps in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(mine, maps[1], rtol=1e-4, atol=1e-9)
 
 
-def test_it_works_without_gradients_around_it(model, images):
+def test_maps_can_be_computed_without_gradients(model, images):
     backbone = backbone_of(model)
     expected = heat_maps(backbone, images, CAPTIONS)
     assert float(expected.max()) > 0 and not expected.requires_grad
-    # Not bit by bit: without gradients PyTorch may choose another attention kernel.
+    # Not bitwise: without gradients PyTorch may choose another attention kernel.
     with torch.no_grad():
         torch.testing.assert_close(heat_maps(backbone, images, CAPTIONS), expected)
     with torch.inference_mode():
@@ -136,7 +145,7 @@ def test_it_works_without_gradients_around_it(model, images):
     torch.testing.assert_close(heat_maps(backbone, images, CAPTIONS), expected)
 
 
-def test_it_leaves_the_model_as_it_was(model, images):
+def test_model_is_unchanged_afterwards(model, images):
     backbone = backbone_of(model)
     expected = heat_maps(backbone, images, CAPTIONS)
     for module in model.modules():
@@ -148,7 +157,7 @@ def test_it_leaves_the_model_as_it_was(model, images):
     model.itm_head.weight.grad = torch.ones_like(model.itm_head.weight)
     attributes = {name: set(vars(module)) for name, module in model.named_modules()}
     hooks = [len(module._forward_pre_hooks) for module in model.modules()]
-    assert torch.equal(heat_maps(backbone, images, CAPTIONS), expected)  # no dropout
+    assert torch.equal(heat_maps(backbone, images, CAPTIONS), expected)  # without dropout
     assert [module.training for module in model.modules()] == modes
     assert {name: set(vars(module)) for name, module in model.named_modules()} == attributes
     assert [len(module._forward_pre_hooks) for module in model.modules()] == hooks
@@ -159,7 +168,7 @@ def test_it_leaves_the_model_as_it_was(model, images):
             assert weight.grad is None, name
 
 
-def test_a_failure_leaves_it_too(model, images):
+def test_model_is_unchanged_after_an_error(model, images):
     model.train()
     broken = backbone_of(model)
     broken.match = lambda *_: 1 / 0
@@ -169,7 +178,7 @@ def test_a_failure_leaves_it_too(model, images):
     assert not any(module._forward_pre_hooks for module in model.modules())
 
 
-def test_which_layer():
+def test_default_layer():
     assert default_layer(load_model("albef_mafa", "tiny")) == 3  # fusion layers 2 and 3
     assert default_layer(load_model("blip_mafa", "tiny")) == 2  # all four
     config = BertConfig(
@@ -182,7 +191,7 @@ def test_which_layer():
     assert default_layer(albef) == 8  # ALBEF's
 
 
-def test_bad_arguments_are_refused(images):
+def test_invalid_arguments_are_rejected(images):
     albef = load_model("albef_mafa", "tiny")
     with pytest.raises(ValueError, match="layer 1 of AlbefMafa .* layers that do: 2, 3"):
         heat_maps(albef.backbone, images, CAPTIONS, layer=1)
@@ -192,7 +201,7 @@ def test_bad_arguments_are_refused(images):
         heat_maps(load_model("blip2_mafa", "tiny").backbone, images, CAPTIONS)
 
 
-def test_a_text_without_words(model, images):
+def test_text_without_words_has_an_empty_map(model, images):
     first = cross_layers(model)[0]
     maps = heat_maps(backbone_of(model), images[:2], ["", "red circle"], first, "words")
     assert float(maps[0].abs().max()) == 0.0 < float(maps[1].max())
