@@ -1,4 +1,6 @@
-"""The commands of the analysis on real photographs: a vocabulary, a few pairs, a tiny model."""
+"""Arguments for the analysis commands on real photographs with a small vocabulary and a tiny
+model.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +13,10 @@ from lavis_mafa.datasets.make_vocab import make_vocab
 CONFIG = str(ROOT / "projects/mafa/train/albef_own_data.yaml")
 
 
-def own_arguments(command, output, folder, photographs, *more, missing=0):
-    """The command's arguments on a hundred captions of the photographs, and of some that are not
-    there."""
+def own_arguments(command, output, folder, photographs, *options, missing=0):
+    """Return arguments for a hundred captions of the photographs, plus ``missing`` ones without
+    image.
+    """
     pairs = json.loads((photographs / "train.json").read_text())[:100]
     table, words = folder / "train.json", folder / "vocab.txt"
     table.write_text(json.dumps(pairs))
@@ -30,5 +33,5 @@ def own_arguments(command, output, folder, photographs, *more, missing=0):
         *("model.model_type=tiny", "model.load_pretrained=False", "model.image_size=32"),
         *("run.device=cpu", "run.amp=False", "run.num_workers=0", "run.batch_size_train=12"),
         *("run.grit.search_space=48", "run.grit.queue_size=96"),
-        *more,
+        *options,
     ]

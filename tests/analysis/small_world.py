@@ -1,4 +1,4 @@
-"""A tiny model and a tiny Con-D in files, and the commands of the analysis on the toy world."""
+"""A tiny model and Con-D saved in files, and calls of the analysis commands on the toy world."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SIZE = 150
 
 
 def save_model(path, train_set, seed):
-    """A random tiny ALBEF whose ITM head finds about half of all pairs; the path."""
+    """Save a random tiny ALBEF that accepts about half of all pairs as Con-D; return the path."""
     torch.manual_seed(seed)
     model = load_model("albef_mafa", "tiny")
     con_d = ModelDiscriminator(model)
@@ -33,7 +33,7 @@ def save_model(path, train_set, seed):
 
 
 def arguments(command, output, model, *more, options=(), size=SIZE):
-    """The command's arguments on ``size`` pairs of the toy world."""
+    """Return the command's arguments for ``size`` pairs of the toy world."""
     return [
         *(command, "--cfg-path", CONFIG, "--output", str(output), "--checkpoint", str(model)),
         *("--options", f"datasets.toy_scenes.build_info.train_size={size}", *options),
@@ -46,19 +46,19 @@ def con_d(name, path):
 
 
 def call(*args):
-    """Run a command here; it must succeed."""
+    """Run a command in this process; it must succeed."""
     assert main([str(a) for a in args]) == 0
 
 
 def call_ranks(ranks, *args):
-    """Run a command as a program of its own on several ranks; what it said."""
+    """Run a command in a subprocess on several ranks; return its output."""
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, *(launcher if ranks > 1 else []), "-m", "lavis_mafa", *args],
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         timeout=240,
     )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout
+    assert process.returncode == 0, process.stderr[-3000:]
+    return process.stdout

@@ -1,4 +1,4 @@
-"""Counting: equal to slow loops, to judging in the mini-batch, and to itself after a stop."""
+"""Counting false negatives: against slow loops, judging in the mini-batch, and resumed counts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ LISTS = ("--batch-sizes", 8, 16, "--search-spaces", 16, 48)
 
 
 def features_of(size, images=3, width=6, seed=0):
-    """Random features of ``size`` samples, several of one image, on a coarse grid: with ties."""
+    """Return random features of ``size`` samples on a coarse grid, with ties and repeated
+    images.
+    """
     rng = np.random.default_rng(seed)
     vectors, texts = (
         torch.from_numpy(rng.integers(-2, 3, (size, width)).astype(np.float32)) for _ in range(2)
@@ -52,7 +54,7 @@ def dot(images, texts):
     apart=st.booleans(),
 )
 @settings(max_examples=60, deadline=None)
-def test_an_order_has_every_sample_once_in_whole_mini_batches(size, batch, space, queue, apart):
+def test_order_has_every_sample_once_in_full_mini_batches(size, batch, space, queue, apart):
     features, ids = features_of(size)
     sampling = Sampling("random" if space is None else "grit", batch, space)
     given_ids = ids if apart else None
@@ -65,50 +67,54 @@ def test_an_order_has_every_sample_once_in_whole_mini_batches(size, batch, space
     assert len(np.unique(order)) == len(order) and order.min() >= 0 and order.max() < size
 
 
-def test_larger_search_spaces_bring_more_similar_pairs_together():
+def test_larger_search_spaces_group_more_similar_pairs():
     """A search space of one mini-batch is random sampling (MAFA Figure 2, M = B)."""
     rng = np.random.default_rng(0)
     vectors, texts = (torch.from_numpy(rng.normal(size=(64, 6)).astype(np.float32)) for _ in "ab")
     sim = (vectors @ texts.t()).numpy()
-    apart = ~np.eye(8, dtype=bool)
+    off_diagonal = ~np.eye(8, dtype=bool)
 
-    def mean_inside(sampling):
-        found = []
+    def mean_similarity(sampling):
+        means = []
         for seed in range(30):
-            for places in order_of(sampling, vectors, texts, seed).reshape(-1, 8):
-                found.append(sim[np.ix_(places, places)][apart].mean())
-        return np.mean(found), np.std(found) / len(found) ** 0.5
+            for batch in order_of(sampling, vectors, texts, seed).reshape(-1, 8):
+                means.append(sim[np.ix_(batch, batch)][off_diagonal].mean())
+        return np.mean(means), np.std(means) / len(means) ** 0.5
 
-    (random, error), (same, _) = (
-        mean_inside(one) for one in (Sampling("random", 8), Sampling("grit", 8, 8))
+    (random, error), (one_batch, _) = (
+        mean_similarity(sampling_) for sampling_ in (Sampling("random", 8), Sampling("grit", 8, 8))
     )
-    (some, _), (most, _) = (mean_inside(Sampling("grit", 8, space)) for space in (16, 64))
-    assert abs(same - random) < 5 * error
-    assert random + 5 * error < some < most
+    (medium, _), (largest, _) = (mean_similarity(Sampling("grit", 8, space)) for space in (16, 64))
+    assert abs(one_batch - random) < 5 * error
+    assert random + 5 * error < medium < largest
 
 
 @given(
     size=st.integers(4, 40), batch=st.integers(2, 9), top_k=st.integers(1, 3), apart=st.booleans()
 )
 @settings(max_examples=60, deadline=None)
-def test_hard_negatives_are_those_of_a_slow_loop(size, batch, top_k, apart):
+def test_hard_negatives_equal_slow_loop(size, batch, top_k, apart):
     batch = min(size, batch)
     features, ids = features_of(size, seed=size)
     order = order_of(Sampling("random", batch), features.vectors, features.texts, 0)
     found = hardest_negatives(order, batch, features, dot, ids if apart else None, top_k)
-    told = sorted(zip(found.image, found.text, found.from_image, found.batch, strict=True))
+    negatives = sorted(zip(found.image, found.text, found.from_image, found.batch, strict=True))
     sim = dot(features.images, features.texts).numpy()
     expected = []
-    for number, places in enumerate(order.reshape(-1, batch)):
-        for anchor in places:
+    for number, mini_batch in enumerate(order.reshape(-1, batch)):
+        for anchor in mini_batch:
             for from_image in (True, False):
-                others = [p for p in places if (ids[p] != ids[anchor] if apart else p != anchor)]
+                others = [
+                    p for p in mini_batch if (ids[p] != ids[anchor] if apart else p != anchor)
+                ]
                 row = {p: sim[anchor, p] if from_image else sim[p, anchor] for p in others}
-                best = sorted(others, key=lambda p: -row[p])[:top_k]  # stable: ties as they stand
+                best = sorted(others, key=lambda p: -row[p])[
+                    :top_k
+                ]  # stable: ties keep their order
                 for p in best:
                     pair = (anchor, p) if from_image else (p, anchor)
                     expected.append((*pair, from_image, number))
-    assert told == sorted(expected)
+    assert negatives == sorted(expected)
 
 
 def test_lists_give_all_samplings_once():
@@ -127,7 +133,7 @@ def toy_pairs():
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory, toy_pairs):
-    """A model, and two discriminators."""
+    """A model and two discriminators."""
     folder = tmp_path_factory.mktemp("models")
     return [save_model(folder / f"{seed}.pth", toy_pairs, seed) for seed in range(3)]
 
@@ -144,40 +150,44 @@ def read(folder):
     return json.loads((folder / "counts.json").read_text())
 
 
-def opened_with(model):
-    given = argparse.Namespace(
+def open_model(model):
+    args = argparse.Namespace(
         cfg_path=CONFIG,
         options=[f"datasets.toy_scenes.build_info.train_size={SIZE}"],
         checkpoint=model,
         split="train",
     )
-    return load_model_and_data(given)
+    return load_model_and_data(args)
 
 
 def test_counts_equal_a_slow_loop_over_the_truth(counted, models, tmp_path):
-    opened = opened_with(models[0])
+    opened = open_model(models[0])
     features = make_features(opened, np.arange(SIZE), tmp_path)
     sim = (features.images @ features.texts.t()).numpy()
-    counts = [one for one in read(counted)["counts"] if one["judge"] == "truth"]
+    counts = [count for count in read(counted)["counts"] if count["judge"] == "truth"]
     assert len(counts) == 2 * (2 + 4)
-    for one in counts:
-        sampling = Sampling(one["sampling"], one["batch_size"], one["search_space"])
+    for count in counts:
+        sampling = Sampling(count["sampling"], count["batch_size"], count["search_space"])
         ids = opened.data.image_ids
         order = order_of(sampling, features.vectors, features.texts, 0, ids)
-        wrong = 0
-        for places in order.reshape(-1, sampling.batch_size):
-            for anchor in places:
-                row = sim[anchor] if one["anchors"] == "image" else sim[:, anchor]
-                best = max((p for p in places if p != anchor), key=lambda p: row[p])
-                pair = (anchor, best) if one["anchors"] == "image" else (best, anchor)
-                wrong += bool(opened.data.truth(np.array([pair[0]]), np.array([pair[1]]))[0])
-        assert (one["found"], one["judged"]) == (wrong, len(order))
-        assert one["low"] < one["share"] < one["high"] and one["share"] == wrong / len(order)
-        assert one["estimated"] == round(wrong / len(order) * SIZE)
+        false_negatives = 0
+        for mini_batch in order.reshape(-1, sampling.batch_size):
+            for anchor in mini_batch:
+                row = sim[anchor] if count["anchors"] == "image" else sim[:, anchor]
+                best = max((p for p in mini_batch if p != anchor), key=lambda p: row[p])
+                pair = (anchor, best) if count["anchors"] == "image" else (best, anchor)
+                false_negatives += bool(
+                    opened.data.truth(np.array([pair[0]]), np.array([pair[1]]))[0]
+                )
+        assert (count["found"], count["judged"]) == (false_negatives, len(order))
+        assert count["low"] < count["share"] < count["high"] and count[
+            "share"
+        ] == false_negatives / len(order)
+        assert count["estimated"] == round(false_negatives / len(order) * SIZE)
 
 
 def test_counts_equal_judging_in_the_mini_batches(counted, models, tmp_path):
-    opened = opened_with(models[0])
+    opened = open_model(models[0])
     features = make_features(opened, np.arange(SIZE), tmp_path)
     judge = build_discriminator(
         {"arch": "albef_mafa", "model_type": "tiny", "checkpoint": models[1]}
@@ -188,15 +198,15 @@ def test_counts_equal_judging_in_the_mini_batches(counted, models, tmp_path):
     found = hardest_negatives(order, 16, features, opened.model.backbone.similarity, ids)
     hits = {True: 0, False: 0}
     for number, batch in enumerate(opened.data.batches(order.reshape(-1, 16))):
-        place = {int(p): k for k, p in enumerate(batch["index"])}
-        mine = found.batch == number
+        row = {int(p): k for k, p in enumerate(batch["index"])}
+        in_batch = found.batch == number
         image_of, text_of = (
-            torch.tensor([place[int(p)] for p in column[mine]])
+            torch.tensor([row[int(p)] for p in column[in_batch]])
             for column in (found.image, found.text)
         )
-        called = judge.judge(batch, image_of, text_of).numpy() > 0.5
+        positive = judge.judge(batch, image_of, text_of).numpy() > 0.5
         for side in hits:
-            hits[side] += int((called & (found.from_image[mine] == side)).sum())
+            hits[side] += int((positive & (found.from_image[in_batch] == side)).sum())
     counts = {
         one["anchors"]: one["found"]
         for one in read(counted)["counts"]
@@ -206,7 +216,7 @@ def test_counts_equal_judging_in_the_mini_batches(counted, models, tmp_path):
     assert 10 < hits[True] < len(order) - 10
 
 
-def test_what_is_left_for_others(counted):
+def test_judged_pairs_are_saved_for_other_commands(counted):
     judged = Judged.load(counted)
     assert judged.names == ["a", "b"] and len(judged) > 300
     pairs = set(zip(judged.image.tolist(), judged.text.tolist(), strict=True))
@@ -218,39 +228,41 @@ def test_what_is_left_for_others(counted):
     assert "search space M" in page and "mini-batch size B" in page
 
 
-def test_a_stopped_count_goes_on(counted, models, tmp_path, monkeypatch):
+def test_interrupted_count_is_resumed(counted, models, tmp_path, monkeypatch):
     more = [*LISTS, "--con-d", *con_d("a", models[1]), *con_d("b", models[2])]
     command = arguments("count", tmp_path, models[0], *more)
-    real, seen = judging._verdicts, []
+    verdicts, chunks = judging._verdicts, []
 
-    def cut(*args, chunks_allowed=1):
-        for told in real(*args):
-            if len(seen) == chunks_allowed:
+    def interrupted(*args, chunks_allowed=1):
+        for told in verdicts(*args):
+            if len(chunks) == chunks_allowed:
                 raise ValueError("stopped")
-            seen.append(len(told))
+            chunks.append(len(told))
             yield told
 
-    monkeypatch.setattr(judging, "_verdicts", cut)
+    monkeypatch.setattr(judging, "_verdicts", interrupted)
     assert main([str(a) for a in command]) == 1
     ledger = next(tmp_path.glob("verdicts/a/verdicts_rank0.bin"))
-    kept = ledger.stat().st_size // judging.RECORD.itemsize
-    assert kept == seen[0] >= judging.CHUNK_IMAGES
+    recorded = ledger.stat().st_size // judging.RECORD.itemsize
+    assert recorded == chunks[0] >= judging.CHUNK_IMAGES
     with open(ledger, "ab") as file:
         file.write(b"torn")
     monkeypatch.undo()
-    asked = []
-    monkeypatch.setattr(judging, "_verdicts", lambda *args: asked.append(args[-1]) or real(*args))
+    requests = []
+    monkeypatch.setattr(
+        judging, "_verdicts", lambda *args: requests.append(args[-1]) or verdicts(*args)
+    )
     call(*command)
-    whole = read(counted)
-    assert read(tmp_path)["counts"] == whole["counts"]
-    again = sum(len(image) for image, _ in asked[0])
-    assert again == len(Judged.load(counted)) - kept
-    asked.clear()
+    uninterrupted = read(counted)
+    assert read(tmp_path)["counts"] == uninterrupted["counts"]
+    judged_again = sum(len(image) for image, _ in requests[0])
+    assert judged_again == len(Judged.load(counted)) - recorded
+    requests.clear()
     call(*command)
-    assert not any(map(len, asked))  # nothing is judged a third time
+    assert not any(map(len, requests))  # on a third run nothing is judged
 
 
-def test_another_model_is_refused_in_the_same_folder(counted, models, caplog):
+def test_other_model_is_rejected_in_the_same_folder(counted, models, caplog):
     more = [*LISTS, "--con-d", *con_d("a", models[1]), *con_d("b", models[2])]
     assert main([str(a) for a in arguments("count", counted, models[1], *more)]) == 1
     assert "was written for something else (model" in caplog.text
@@ -263,49 +275,49 @@ def test_two_ranks_count_the_same(counted, models, tmp_path):
     assert len(list(tmp_path.glob("verdicts/a/verdicts_rank*.bin"))) == 2
 
 
-def test_a_sample_is_a_part_of_the_data(models, tmp_path, caplog):
-    some = arguments("count", tmp_path / "some", models[0], "--sample", 60, *LISTS)
-    call(*some)
-    told = read(tmp_path / "some")
-    assert told["looked_at"] == 60 and told["samples"] == SIZE
-    for one in told["counts"]:
-        assert one["judged"] == 60 - 60 % one["batch_size"]
-        assert one["estimated"] == round(one["share"] * SIZE)
-    few = arguments("count", tmp_path / "few", models[0], "--sample", 20, *LISTS)
-    assert main([str(a) for a in few]) == 1
+def test_sample_is_a_subset_of_the_data(models, tmp_path, caplog):
+    command = arguments("count", tmp_path / "some", models[0], "--sample", 60, *LISTS)
+    call(*command)
+    counts = read(tmp_path / "some")
+    assert counts["looked_at"] == 60 and counts["samples"] == SIZE
+    for count in counts["counts"]:
+        assert count["judged"] == 60 - 60 % count["batch_size"]
+        assert count["estimated"] == round(count["share"] * SIZE)
+    too_few = arguments("count", tmp_path / "few", models[0], "--sample", 20, *LISTS)
+    assert main([str(a) for a in too_few]) == 1
     assert "smaller than the search space" in caplog.text
 
 
-def test_wrong_discriminators_are_all_told(models, tmp_path, caplog):
+def test_all_wrong_discriminators_are_reported(models, tmp_path, caplog):
     wrong = ["a.arch=albef_mafaa", "b.arch=albef_mafa", "b.precison=bf16", "truth.arch=oracle"]
     assert main(arguments("count", tmp_path, models[0], "--con-d", *wrong)) == 2
-    for told in (
+    for message in (
         "albef_mafaa",
         "did you mean model.mafa.con_d.precision",
         "b: model.mafa.con_d.checkpoint",
         "truth",
     ):
-        assert told in caplog.text
+        assert message in caplog.text
     assert not (tmp_path / "features").exists()
 
 
-def test_unreadable_samples_are_left_out(models, tmp_path, toy_pairs, monkeypatch):
+def test_unreadable_samples_are_skipped(models, tmp_path, toy_pairs, monkeypatch):
     read_one = type(toy_pairs.dataset).__getitem__
 
-    def broken(self, index):
+    def fail_for_some(self, index):
         if index in (3, 70):
             raise OSError("no such image")
         return read_one(self, index)
 
-    monkeypatch.setattr(type(toy_pairs.dataset), "__getitem__", broken)
+    monkeypatch.setattr(type(toy_pairs.dataset), "__getitem__", fail_for_some)
     call(*arguments("count", tmp_path, models[0], *LISTS))
-    told = read(tmp_path)
-    assert told["unreadable"] == [3, 70] and told["looked_at"] == SIZE - 2
+    counts = read(tmp_path)
+    assert counts["unreadable"] == [3, 70] and counts["looked_at"] == SIZE - 2
     judged = Judged.load(tmp_path)
     assert not np.isin([3, 70], np.concatenate([judged.image, judged.text])).any()
 
 
-def test_a_correction_multiplies_what_its_discriminator_found():
+def test_correction_applies_to_its_discriminator_only():
     counts = [
         counting.Count(judge, "random", 8, None, side, 20, 100, 0.2, 0.1, 0.3, 40)
         for judge in ("a", "b", "truth")
@@ -313,14 +325,14 @@ def test_a_correction_multiplies_what_its_discriminator_found():
     ]
     table = counting.count_table(counts, Correction(0.83, 0.77, 0.87, 200, "a", 0.5))
     corrected = [table.columns.index(name) for name in table.columns if "corrected" in name]
-    assert [[row[place] for place in corrected] for row in table.rows] == [
+    assert [[row[column] for column in corrected] for row in table.rows] == [
         ["16.60", "16.60"],
         [None, None],
         [None, None],
     ]
 
 
-def test_a_correction_of_another_discriminator_is_refused(models, tmp_path, caplog):
+def test_correction_of_another_discriminator_is_rejected(models, tmp_path, caplog):
     path = tmp_path / "correction.json"
     one = {"factor": 0.83, "low": 0.77, "high": 0.87, "n": 200, "name": "blip", "above": 0.5}
     path.write_text(json.dumps({"kind": CORRECTION, "version": 1, **one}))
@@ -329,36 +341,36 @@ def test_a_correction_of_another_discriminator_is_refused(models, tmp_path, capl
     assert "about the discriminator 'blip'" in caplog.text
 
 
-def test_a_validation_split_is_counted_too(models, tmp_path):
+def test_validation_split_can_be_counted(models, tmp_path):
     call(*arguments("count", tmp_path, models[0], "--batch-sizes", 8, "--split", "val"))
-    told = read(tmp_path)
-    assert told["split"] == "val" and told["samples"] == 200  # of the preset
-    assert {one["judge"] for one in told["counts"]} == {"truth"}
+    counts = read(tmp_path)
+    assert counts["split"] == "val" and counts["samples"] == 200  # of the preset
+    assert {count["judge"] for count in counts["counts"]} == {"truth"}
 
 
-def test_other_data_of_the_same_size_are_refused(counted, models, caplog):
+def test_other_data_of_the_same_size_are_rejected(counted, models, caplog):
     seed = "datasets.toy_scenes.build_info.seed=5"
     more = [*LISTS, "--con-d", *con_d("a", models[1]), *con_d("b", models[2])]
     assert main(list(map(str, arguments("count", counted, models[0], *more, options=[seed])))) == 1
     assert "was written for something else (data: 150 samples" in caplog.text
 
 
-def test_another_precision_is_refused(counted, models, caplog):
+def test_other_precision_is_rejected(counted, models, caplog):
     amp = ["run.amp=True", "run.amp_dtype=bf16"]
     more = [*LISTS, "--con-d", *con_d("a", models[1]), *con_d("b", models[2])]
     assert main(list(map(str, arguments("count", counted, models[0], *more, options=amp)))) == 1
     assert "read with: fp32" in caplog.text
 
 
-def test_verdicts_of_another_view_are_refused(counted, models, caplog):
+def test_verdicts_with_other_settings_are_rejected(counted, models, caplog):
     tokens = ["a.model.max_txt_len=5"]
     more = [*LISTS, "--con-d", *con_d("a", models[1]), *tokens, *con_d("b", models[2])]
     assert main(list(map(str, arguments("count", counted, models[0], *more)))) == 1
     assert "5 tokens" in caplog.text
 
 
-def test_counts_are_not_dropped(counted, models, caplog):
-    """Fewer sizes or judges into the same folder: nothing is lost."""
+def test_existing_counts_are_not_dropped(counted, models, caplog):
+    """Fewer sizes or judges in the same folder are an error."""
     before = (counted / "counts.json").read_bytes()
     fewer = arguments("count", counted, models[0], "--batch-sizes", 8, "--search-spaces", 16)
     assert main(list(map(str, fewer))) == 1
@@ -376,13 +388,13 @@ def test_counts_are_not_dropped(counted, models, caplog):
         ("--sample", 0),
     ],
 )
-def test_numbers_out_of_range_are_refused_at_once(models, tmp_path, caplog, wrong):
+def test_numbers_out_of_range_are_rejected(models, tmp_path, caplog, wrong):
     assert main(list(map(str, arguments("count", tmp_path, models[0], *wrong)))) == 1
     assert f"{wrong[0]} {wrong[-1]}: expected at least" in caplog.text
     assert "Traceback" not in caplog.text and not any(tmp_path.iterdir())
 
 
-def test_a_correction_of_another_threshold_is_refused(models, tmp_path, caplog):
+def test_correction_of_another_threshold_is_rejected(models, tmp_path, caplog):
     path = tmp_path / "correction.json"
     one = {"factor": 0.83, "low": 0.77, "high": 0.87, "n": 200, "name": "a", "above": 0.8}
     path.write_text(json.dumps({"kind": CORRECTION, "version": 1, **one}))
@@ -391,29 +403,29 @@ def test_a_correction_of_another_threshold_is_refused(models, tmp_path, caplog):
     assert "give --threshold 0.8" in caplog.text
 
 
-def test_features_that_are_no_numbers_are_refused(models, tmp_path, caplog):
-    broken = torch.load(models[0], weights_only=True)
-    broken["model"]["text_proj.bias"][0] = float("nan")
-    torch.save(broken, tmp_path / "broken.pth")
+def test_nan_features_are_rejected(models, tmp_path, caplog):
+    fail_for_some = torch.load(models[0], weights_only=True)
+    fail_for_some["model"]["text_proj.bias"][0] = float("nan")
+    torch.save(fail_for_some, tmp_path / "broken.pth")
     wrong = arguments("count", tmp_path / "out", tmp_path / "broken.pth", *LISTS)
     assert main(list(map(str, wrong))) == 1
     assert "features of samples [0, 1, 2, 3, 4] are NaN" in caplog.text
 
 
-def test_random_weights_are_told(tmp_path, caplog):
+def test_random_weights_are_warned_about(tmp_path, caplog):
     options = f"datasets.toy_scenes.build_info.train_size={SIZE}"
     call("count", "--cfg-path", CONFIG, "--output", tmp_path, "--options", options)
     assert "weights of albef_mafa are random" in caplog.text
 
 
-def test_a_damaged_note_says_what_to_do(models, tmp_path, caplog):
+def test_error_of_a_damaged_identity_file_names_the_remedy(models, tmp_path, caplog):
     (tmp_path / "features").mkdir()
     (tmp_path / "features" / "identity.json").write_text("")
     assert main(list(map(str, arguments("count", tmp_path, models[0], *LISTS)))) == 1
     assert "identity.json is damaged" in caplog.text and "remove that folder" in caplog.text
 
 
-def test_pairs_have_rows():
+def test_rows_of_pairs_are_found():
     image, text = np.array([3, 0, 3]), np.array([1, 2, 0])
     ones, truth = np.ones(3, bool), np.zeros(3, np.int8)
     judged = Judged(image, text, ones, ones, {}, truth)
@@ -422,24 +434,22 @@ def test_pairs_have_rows():
     assert judged.thresholds == (0.5, 0.8)
 
 
-def test_an_image_that_is_lost_while_judging_has_no_verdict(
-    models, tmp_path, toy_pairs, monkeypatch
-):
-    call(*arguments("count", tmp_path, models[0], *LISTS))  # all features are there
+def test_image_lost_while_judging_has_no_verdict(models, tmp_path, toy_pairs, monkeypatch):
+    call(*arguments("count", tmp_path, models[0], *LISTS))  # computes all features
     kind = type(toy_pairs.dataset)
     read_one = kind.__getitem__
 
-    def broken(self, index):
+    def fail_for_some(self, index):
         if index == 4:
             raise OSError("gone")
         return read_one(self, index)
 
-    # The 16 samples that tell the data apart are read too: 4 is none of them.
-    monkeypatch.setattr(kind, "__getitem__", broken)
+    # The 16 samples of the data's fingerprint are read too; 4 is not among them.
+    monkeypatch.setattr(kind, "__getitem__", fail_for_some)
     call(*arguments("count", tmp_path, models[0], *LISTS, "--con-d", *con_d("a", models[1])))
     judged = Judged.load(tmp_path)
     assert (np.isnan(judged.probability_by("a")) == (judged.image == 4)).all() and (
         judged.image == 4
     ).any()
-    lost = [one for one in read(tmp_path)["counts"] if one["judge"] == "a"]
-    assert all(one["judged"] < SIZE for one in lost if one["anchors"] == "image")
+    counts = [count for count in read(tmp_path)["counts"] if count["judge"] == "a"]
+    assert all(count["judged"] < SIZE for count in counts if count["anchors"] == "image")

@@ -1,4 +1,4 @@
-"""Judging offline: the probabilities of single pairs, and every image read and encoded once."""
+"""Judging offline: equal to single pairs, and every image is read and encoded once."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SIZE = IMAGES * CAPTIONS
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
-    """Three captions an image, and the config of a discriminator."""
+    """A data set with three captions per image, its features, and the config of a discriminator."""
     cfg = toy_config(train_size=SIZE, captions_per_image=CAPTIONS)
     data = TrainingSet(ToyScenesBuilder(cfg).build_datasets()["train"], seed=0)
     path = save_model(tmp_path_factory.mktemp("model") / "con_d.pth", data, 1)
@@ -42,41 +42,42 @@ def world(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def pairs():
-    """A third of all pairs of samples, some of them of one image and one caption."""
+    """A third of all pairs of samples, some of the same image and caption."""
     rng = np.random.default_rng(0)
     return np.divmod(rng.permutation(SIZE * SIZE)[: SIZE * SIZE // 3], SIZE)
 
 
-def expected_of(world, pairs):
-    """Every pair alone, by a discriminator as in the training loop."""
+def slow_probabilities(world, pairs):
+    """Judge every pair separately, by a discriminator as in the training loop."""
     opened, _, cfg = world
-    alone, zero = build_discriminator(cfg), torch.zeros(1, dtype=torch.long)
-    told = []
+    judge, zero = build_discriminator(cfg), torch.zeros(1, dtype=torch.long)
+    probabilities = []
     for image, text in list(zip(*pairs, strict=True))[:150]:
-        one = mini_batch(opened.data.pairs, [image])
-        one["text_input"] = mini_batch(opened.data.pairs, [text])["text_input"]
-        told.append(alone.judge(one, zero, zero))
-    return torch.cat(told).numpy()
+        pair = mini_batch(opened.data.pairs, [image])
+        pair["text_input"] = mini_batch(opened.data.pairs, [text])["text_input"]
+        probabilities.append(judge.judge(pair, zero, zero))
+    return torch.cat(probabilities).numpy()
 
 
-def test_probabilities_are_those_of_single_pairs(world, pairs, tmp_path, monkeypatch):
-    """Images are read and encoded once, in whatever chunks, and a pair that several samples of an
-    image ask for is judged once."""
+def test_probabilities_equal_those_of_single_pairs(world, pairs, tmp_path, monkeypatch):
+    """Images are read and encoded once for any chunk size, and a pair is judged once for all
+    samples of an image.
+    """
     opened, features, cfg = world
     monkeypatch.setattr(judging, "CHUNK_IMAGES", 6)
     monkeypatch.setattr(judging, "CHUNK_PAIRS", 200)
-    con_d, read, encoded, texts = build_judge(cfg), Counter(), [], []
+    con_d, reads, encoded, texts = build_judge(cfg), Counter(), [], []
     real_batches, backbone = opened.data.batches, con_d.backbone.backbone
     real_images, real_texts = backbone.encode_images, backbone.encode_texts
 
     def batches(numbers, processor=None):
         for part in numbers:
-            read.update(part.tolist())
+            reads.update(part.tolist())
         return real_batches(numbers, processor)
 
     monkeypatch.setattr(
         opened.data, "fingerprint", lambda processor=None: "the same"
-    )  # it reads some samples as well
+    )  # the fingerprint reads samples as well
     monkeypatch.setattr(opened.data, "batches", batches)
     monkeypatch.setattr(
         backbone, "encode_images", lambda *a, **k: encoded.append(len(a[0])) or real_images(*a, **k)
@@ -86,24 +87,24 @@ def test_probabilities_are_those_of_single_pairs(world, pairs, tmp_path, monkeyp
         "encode_texts",
         lambda *a, **k: texts.append(len(a[0].input_ids)) or real_texts(*a, **k),
     )
-    told = judge(opened, features, *pairs, con_d, tmp_path)
-    assert set(read.values()) == {1} and len(read) == sum(encoded) == IMAGES
-    assert len(set(opened.data.image_ids[list(read)])) == IMAGES
-    assert sum(texts) <= 4 * SIZE  # of four chunks or more, each caption once
-    expected = expected_of(world, pairs)
-    assert abs(told[: len(expected)] - expected).max() < 1e-4 and expected.std() > 0.1
-    written = (tmp_path / "verdicts_rank0.bin").stat().st_size // judging.RECORD.itemsize
+    probabilities = judge(opened, features, *pairs, con_d, tmp_path)
+    assert set(reads.values()) == {1} and len(reads) == sum(encoded) == IMAGES
+    assert len(set(opened.data.image_ids[list(reads)])) == IMAGES
+    assert sum(texts) <= 4 * SIZE  # in at least four chunks, each caption once per chunk
+    expected = slow_probabilities(world, pairs)
+    assert abs(probabilities[: len(expected)] - expected).max() < 1e-4 and expected.std() > 0.1
+    records = (tmp_path / "verdicts_rank0.bin").stat().st_size // judging.RECORD.itemsize
     ids = opened.data.image_ids
-    assert written == len(set(zip(ids[pairs[0]].tolist(), pairs[1].tolist(), strict=True)))
-    assert written < len(told)
-    # Asked again, nothing is read.
-    read.clear()
-    assert np.array_equal(judge(opened, features, *pairs, con_d, tmp_path), told)
-    assert not read
+    assert records == len(set(zip(ids[pairs[0]].tolist(), pairs[1].tolist(), strict=True)))
+    assert records < len(probabilities)
+    # On a second call nothing is read.
+    reads.clear()
+    assert np.array_equal(judge(opened, features, *pairs, con_d, tmp_path), probabilities)
+    assert not reads
 
 
-def test_verdicts_of_any_sample_of_an_image_count(world, pairs, tmp_path):
-    """A folder may hold the verdict of an image under another of its samples."""
+def test_verdicts_of_another_sample_of_the_image_are_used(world, pairs, tmp_path):
+    """A folder may contain the verdict of an image under another of its samples."""
     opened, features, cfg = world
     con_d = build_judge(cfg)
     judge(opened, features, np.array([0, 0]), np.array([30, 40]), con_d, tmp_path)
@@ -111,18 +112,18 @@ def test_verdicts_of_any_sample_of_an_image_count(world, pairs, tmp_path):
     record = np.frombuffer(ledger.read_bytes(), judging.RECORD).copy()
     record["image"], record["probability"] = (2, 0), (0.25, 0.75)
     ledger.write_bytes(record.tobytes())
-    told = judge(opened, features, np.array([1]), np.array([30]), con_d, tmp_path)
-    assert told.tolist() == [0.25] and ledger.stat().st_size == record.nbytes
+    probabilities = judge(opened, features, np.array([1]), np.array([30]), con_d, tmp_path)
+    assert probabilities.tolist() == [0.25] and ledger.stat().st_size == record.nbytes
 
 
 @settings(deadline=None)
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=40), st.data())
-def test_the_first_readable_sample_stands_for_an_image(ids, data):
+def test_first_readable_sample_represents_an_image(ids, data):
     readable = sorted(data.draw(st.sets(st.integers(0, len(ids) - 1))))
     found = first_readable(np.array(ids), np.array(readable, np.int64))
-    for number, one in enumerate(found.tolist()):
+    for number, representative in enumerate(found.tolist()):
         same = [k for k, other in enumerate(ids) if other == ids[number]]
-        assert one == ([k for k in same if k in readable] or same)[0]
+        assert representative == ([k for k in same if k in readable] or same)[0]
 
 
 @settings(deadline=None)
@@ -131,7 +132,7 @@ def test_the_first_readable_sample_stands_for_an_image(ids, data):
     st.integers(1, 9),
     st.integers(1, 40),
 )
-def test_chunks_have_every_pair_once_and_images_whole(pairs, images, count):
+def test_chunks_contain_every_pair_once_and_keep_images_together(pairs, images, count):
     features = SimpleNamespace(vectors=torch.randn(60, 4), positions=lambda numbers: numbers)
     given_pairs = np.array(sorted(pairs), np.int64).reshape(-1, 2)
     before = judging.CHUNK_IMAGES, judging.CHUNK_PAIRS
@@ -140,19 +141,19 @@ def test_chunks_have_every_pair_once_and_images_whole(pairs, images, count):
         chunks = list(chunks_of(*given_pairs.T, features))
     finally:
         judging.CHUNK_IMAGES, judging.CHUNK_PAIRS = before
-    told = [pair for image, text in chunks for pair in zip(image, text, strict=True)]
-    assert len(told) == len(pairs) and set(told) == pairs
-    inside = [set(image.tolist()) for image, _ in chunks]
-    assert sum(map(len, inside)) == len({image for image, _ in pairs})
-    for (image, _), here in zip(chunks, inside, strict=True):
-        assert 1 <= len(here) <= images
+    chunked_pairs = [pair for image, text in chunks for pair in zip(image, text, strict=True)]
+    assert len(chunked_pairs) == len(pairs) and set(chunked_pairs) == pairs
+    images_of_chunks = [set(image.tolist()) for image, _ in chunks]
+    assert sum(map(len, images_of_chunks)) == len({image for image, _ in pairs})
+    for (image, _), images_here in zip(chunks, images_of_chunks, strict=True):
+        assert 1 <= len(images_here) <= images
         assert (image != image[-1]).sum() < count
 
 
-def test_similar_images_come_near_each_other(monkeypatch):
+def test_similar_images_are_in_nearby_chunks(monkeypatch):
     monkeypatch.setattr(judging, "CHUNK_IMAGES", 5)
     numbers = np.arange(120)
     vectors = F.normalize(torch.eye(3).repeat(40, 1) + 0.01 * torch.randn(120, 3), dim=1)
     features = SimpleNamespace(vectors=vectors, positions=lambda numbers: numbers)
     topics = [len(set((image % 3).tolist())) for image, _ in chunks_of(numbers, numbers, features)]
-    assert len(topics) == 24 and np.mean(topics) < 2  # in the order of numbers it is 3
+    assert len(topics) == 24 and np.mean(topics) < 2  # in the order of sample numbers it would be 3

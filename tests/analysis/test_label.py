@@ -1,4 +1,4 @@
-"""Labelling: a fair draw, a blind page that keeps every answer, the right factor."""
+"""Labelling by people: random draw, blind page that keeps answers, and the correction factor."""
 
 from __future__ import annotations
 
@@ -35,8 +35,10 @@ def factor_of(path):
     return found.factor, found.low, found.high
 
 
-class Data:
-    """Pictures of one colour; captions that tell their number, the third an attack."""
+class ColourData:
+    """Images of one colour; captions contain the sample's number, the third is an HTML
+    injection.
+    """
 
     def show(self, number):
         if number == 13:
@@ -48,31 +50,33 @@ class Data:
         return 50
 
 
-def judged(probability, **about) -> Judged:
+def judged_file(probability, **about) -> Judged:
     size = len(probability)
     texts = (np.arange(size) + 3) % size
-    told = {"con_d": np.array(probability, np.float32)}
-    none = np.full(size, UNKNOWN, np.int8)
+    probabilities = {"con_d": np.array(probability, np.float32)}
+    unknown = np.full(size, UNKNOWN, np.int8)
     ones = np.ones(size, bool)
-    return Judged(np.arange(size), texts, ones, ones, told, none, {"low": 0.5, **about})
+    return Judged(np.arange(size), texts, ones, ones, probabilities, unknown, {"low": 0.5, **about})
 
 
 def page_data(path: Path) -> dict:
     return json.loads(re.search(r'id="data">(.*?)</script>', path.read_text(), re.S)[1])
 
 
-def save(path: Path, given: Judged, answers, above=0.5, page="p", strata=None, **changes) -> Path:
+def save_labels(
+    path: Path, judged: Judged, answers, above=0.5, page="p", strata=None, **changes
+) -> Path:
     if strata is None:
         strata = [{"low": 0.5, "high": 1.0, "pairs": 10, "drawn": 5}]
     content = {
         "kind": LABELS,
         "version": VERSION,
         "page": page,
-        "judged": given.digest,
+        "judged": judged.digest,
         "name": "con_d",
         "drawn": {"above": above, "count": 5, "seed": 0, "strata": strata},
         "labels": [
-            {"image": int(given.image[row]), "text": int(given.text[row]), "answer": a}
+            {"image": int(judged.image[row]), "text": int(judged.text[row]), "answer": a}
             for row, a in answers
         ],
     }
@@ -105,46 +109,46 @@ def test_drawn_pairs_are_allowed_and_distinct(probability, count, above):
         low = -1 if above is None and k == 0 else np.float32(s["low"])
         inside = [(low < q <= np.float32(s["high"])) for q in p]
         assert (sum(inside), sum(inside[row] for row in rows)) == (s["pairs"], s["drawn"])
-    # As equal as the strata's sizes allow: only a stratum that is used up has less than the most
-    # have, but for one.
+    # Sizes are as equal as possible: only an exhausted stratum has two or more fewer than the
+    # largest.
     most = max(s["drawn"] for s in strata)
     assert all(s["drawn"] >= most - 1 for s in strata if s["drawn"] < s["pairs"])
 
 
 @pytest.mark.parametrize("above", [-0.1, 1.0, float("nan")])
-def test_what_is_no_threshold_is_refused(above):
+def test_invalid_threshold_is_rejected(above):
     with pytest.raises(ValueError, match="expected at least 0 and below 1"):
         draw(np.array([0.9], np.float32), 1, above, 0)
 
 
-def test_every_pair_is_as_likely_and_the_seed_decides():
+def test_draw_is_uniform_and_depends_on_the_seed():
     p = np.array([0.9] * 6 + [0.1] * 6, np.float32)
-    seen = np.zeros(12)
+    times_drawn = np.zeros(12)
     for seed in range(600):
-        np.add.at(seen, draw(p, 2, 0.5, seed)[0], 1)
-    assert not seen[6:].any() and np.all(np.abs(seen[:6] - 200) < 60)
+        np.add.at(times_drawn, draw(p, 2, 0.5, seed)[0], 1)
+    assert not times_drawn[6:].any() and np.all(np.abs(times_drawn[:6] - 200) < 60)
     assert np.array_equal(draw(p, 5, 0.5, 3)[0], draw(p, 5, 0.5, 3)[0])
 
 
 # The page as a file
 
 
-def test_page_is_blind_whole_and_safe(tmp_path):
+def test_page_is_blind_complete_and_safe(tmp_path):
     probability = np.linspace(0.4, 0.98765, 30)
-    given = judged(probability)
+    judged = judged_file(probability)
     path = tmp_path / "labels.html"
-    shown = write_label_page(path, given, Data(), count=30, seed=1)
+    pair_count = write_label_page(path, judged, ColourData(), count=30, seed=1)
     text = path.read_text()
     data = page_data(path)
-    called = {
-        (i, t) for i, t, p in zip(given.image, given.text, probability, strict=True) if p > 0.5
+    positive = {
+        (i, t) for i, t, p in zip(judged.image, judged.text, probability, strict=True) if p > 0.5
     }
-    readable = {(i, t) for i, t in called if 13 not in (i, t)}
-    assert {(i, t) for i, t, *_ in data["pairs"]} == readable and len(readable) == shown
-    for _, written, place, caption in data["pairs"]:
-        assert caption == (EVIL if written == 3 else f"caption {written}")
-        assert data["images"][place].startswith("data:image/")
-    assert data["head"]["judged"] == given.digest
+    readable = {(i, t) for i, t in positive if 13 not in (i, t)}
+    assert {(i, t) for i, t, *_ in data["pairs"]} == readable and len(readable) == pair_count
+    for _, text_number, image_index, caption in data["pairs"]:
+        assert caption == (EVIL if text_number == 3 else f"caption {text_number}")
+        assert data["images"][image_index].startswith("data:image/")
+    assert data["head"]["judged"] == judged.digest
     assert set(data["head"]) == {"kind", "version", "page", "judged", "name", "drawn"}
     assert all(len(pair) == 4 for pair in data["pairs"])
     assert not re.search(r"0\.9876|probability", text)
@@ -155,29 +159,29 @@ def test_page_is_blind_whole_and_safe(tmp_path):
 
 
 def test_page_id_names_the_draw(tmp_path):
-    given = judged([0.9] * 30)
+    judged = judged_file([0.9] * 30)
     ids = []
     for seed in (0, 0, 1):
-        write_label_page(tmp_path / "a.html", given, Data(), count=5, seed=seed)
+        write_label_page(tmp_path / "a.html", judged, ColourData(), count=5, seed=seed)
         ids.append(page_data(tmp_path / "a.html")["head"]["page"])
     assert ids[0] == ids[1] != ids[2]
 
 
-def test_an_image_of_two_pairs_is_embedded_once(tmp_path):
-    given = judged([0.9, 0.9, 0.9])
-    given.image[:] = 5
-    write_label_page(tmp_path / "a.html", given, Data(), count=3)
+def test_image_of_several_pairs_is_embedded_once(tmp_path):
+    judged = judged_file([0.9, 0.9, 0.9])
+    judged.image[:] = 5
+    write_label_page(tmp_path / "a.html", judged, ColourData(), count=3)
     data = page_data(tmp_path / "a.html")
     assert len(data["pairs"]) == 3 and len(data["images"]) == 1
 
 
-def test_an_image_is_made_small():
+def test_embedded_image_is_scaled_down():
     uri = data_uri(Image.new("RGB", (900, 300)), 100)
     with Image.open(io.BytesIO(base64.b64decode(uri.split(",")[1]))) as image:
         assert image.size == (100, 33)
 
 
-def test_filling_is_one_pass_and_json_ends_no_script():
+def test_template_is_filled_in_one_pass_and_json_cannot_end_a_script():
     assert fill("<script>1</script>{{a}}{{b}}", {"a": "{{b}}", "b": "2"}).endswith("{{b}}2")
     assert "<" not in script_json({"x": EVIL}) and json.loads(script_json(EVIL)) == EVIL
 
@@ -186,43 +190,49 @@ def test_filling_is_one_pass_and_json_ends_no_script():
 
 
 def test_factor_is_the_share_of_yes(tmp_path):
-    given = judged([0.9] * 10)
+    judged = judged_file([0.9] * 10)
     answers = [(k, "yes") for k in range(5)] + [(5, "no"), (6, "unsure")]
-    path = save(tmp_path / "labels.json", given, answers)
+    path = save_labels(tmp_path / "labels.json", judged, answers)
     assert factor_of(path) == pytest.approx((5 / 6, *wilson(5, 6)))
     assert correction_of([read_labels(path)]).n == 6
 
 
-def test_several_people_on_one_page_count_once_a_pair(tmp_path, capsys):
-    given = judged([0.9] * 10)
-    one = save(tmp_path / "one.json", given, [(0, "yes"), (1, "yes"), (2, "no"), (3, "no")])
-    two = save(tmp_path / "two.json", given, [(0, "yes"), (1, "no"), (2, "no"), (3, "unsure")])
+def test_several_people_on_one_page_count_once_per_pair(tmp_path, capsys):
+    judged = judged_file([0.9] * 10)
+    first = save_labels(
+        tmp_path / "one.json", judged, [(0, "yes"), (1, "yes"), (2, "no"), (3, "no")]
+    )
+    second = save_labels(
+        tmp_path / "two.json", judged, [(0, "yes"), (1, "no"), (2, "no"), (3, "unsure")]
+    )
     output = tmp_path / "correction.json"
-    assert main(["label", "correct", str(one), str(two), "--output", str(output)]) == 0
+    assert main(["label", "correct", str(first), str(second), "--output", str(output)]) == 0
     content = json.loads(output.read_text())
     assert content["factor"] == pytest.approx((1 + 0.5 + 0 + 0) / 4) and content["n"] == 4
-    (both,) = content["agreement"]
-    # Of three pairs: yes yes, yes no, no no: 2/3 agreed, by chance 2/3 * 1/3 + 1/3 * 2/3.
-    assert both["pairs"] == 3 and both["agreed"] == pytest.approx(2 / 3)
-    assert both["kappa"] == pytest.approx((2 / 3 - 4 / 9) / (1 - 4 / 9))
+    (agreement,) = content["agreement"]
+    # Three pairs: yes yes, yes no, no no: agreement 2/3, by chance 2/3 * 1/3 + 1/3 * 2/3.
+    assert agreement["pairs"] == 3 and agreement["agreed"] == pytest.approx(2 / 3)
+    assert agreement["kappa"] == pytest.approx((2 / 3 - 4 / 9) / (1 - 4 / 9))
     assert [p["unsure"] for p in content["people"]] == [0, 1]
     assert factor_of(output) == pytest.approx((content["factor"], *wilson(1.5, 4)))
     assert "37.5 %" in capsys.readouterr().out
 
 
-def test_by_probability_and_weighted(tmp_path):
-    given = judged([0.05] * 10 + [0.55] * 20 + [0.95] * 10, cfg_path="x")
-    rows, strata = draw(given.probability_by(None), 12, None, 0)
-    told = ["yes" if given.probability_by(None)[row] > 0.9 else "no" for row in rows]
-    path = save(tmp_path / "l.json", given, zip(rows, told, strict=True), None, strata=strata)
+def test_factor_is_weighted_by_strata_of_probability(tmp_path):
+    judged = judged_file([0.05] * 10 + [0.55] * 20 + [0.95] * 10, cfg_path="x")
+    rows, strata = draw(judged.probability_by(None), 12, None, 0)
+    answers = ["yes" if judged.probability_by(None)[row] > 0.9 else "no" for row in rows]
+    path = save_labels(
+        tmp_path / "l.json", judged, zip(rows, answers, strict=True), None, strata=strata
+    )
     with pytest.raises(ValueError, match="--judged"):
         read_correction(path)
-    given.save(tmp_path / "judged.npz")
+    judged.save(tmp_path / "judged.npz")
     output = tmp_path / "c.json"
     command = ["label", "correct", str(path), "--judged", str(tmp_path), "--output", str(output)]
     assert main(command) == 0
     content = json.loads(output.read_text())
-    # Four of each stratum were drawn: the twenty weigh twice what the ten do.
+    # Four of each stratum were drawn, so the twenty weigh twice as much as the ten.
     assert content["factor"] == pytest.approx(10 / 30)
     assert [b["n"] for b in content["bins"]] == [4, 0, 0, 0, 0, 4, 0, 0, 0, 4]
     assert [content["bins"][k]["yes"] for k in (0, 1, 5, 9)] == [0, None, 0, 1]
@@ -247,8 +257,8 @@ def test_by_probability_and_weighted(tmp_path):
         ({"page": 5}, "5, expected str"),
     ],
 )
-def test_damaged_labels_are_refused(tmp_path, changes, message):
-    path = save(tmp_path / "labels.json", judged([0.9] * 9), [(0, "yes")], **changes)
+def test_damaged_labels_are_rejected(tmp_path, changes, message):
+    path = save_labels(tmp_path / "labels.json", judged_file([0.9] * 9), [(0, "yes")], **changes)
     with pytest.raises(ValueError, match=re.escape(message)) as caught:
         read_correction(path)
     assert str(path) in str(caught.value)
@@ -266,7 +276,7 @@ def test_damaged_labels_are_refused(tmp_path, changes, message):
         {"name": 3},
     ],
 )
-def test_damaged_corrections_are_refused(tmp_path, changes):
+def test_damaged_corrections_are_rejected(tmp_path, changes):
     path = tmp_path / "correction.json"
     good = {"kind": CORRECTION, "version": 1, "factor": 0.8, "low": 0.7, "high": 0.9, "n": 9}
     good |= {"name": "con_d", "above": 0.5}
@@ -277,7 +287,7 @@ def test_damaged_corrections_are_refused(tmp_path, changes):
         read_correction(path)
 
 
-def test_other_files_are_refused(tmp_path):
+def test_other_files_are_rejected(tmp_path):
     with pytest.raises(FileNotFoundError, match="label page"):
         read_correction(tmp_path / "none.json")
     for text in ("[1]", "{}", "no json"):
@@ -286,20 +296,20 @@ def test_other_files_are_refused(tmp_path):
             read_correction(tmp_path / "a.json")
 
 
-def test_labels_of_two_draws_are_not_mixed(tmp_path):
-    one = save(tmp_path / "1.json", judged([0.9] * 9), [(0, "yes")])
-    two = save(tmp_path / "2.json", judged([0.9] * 8), [(0, "yes")])
+def test_labels_of_different_draws_are_not_mixed(tmp_path):
+    first = save_labels(tmp_path / "1.json", judged_file([0.9] * 9), [(0, "yes")])
+    second = save_labels(tmp_path / "2.json", judged_file([0.9] * 8), [(0, "yes")])
     with pytest.raises(ValueError, match="judged"):
-        correction_of([read_labels(one), read_labels(two)])
+        correction_of([read_labels(first), read_labels(second)])
 
 
-def test_command_reads_the_data_that_was_judged(tmp_path):
+def test_command_loads_the_judged_data(tmp_path):
     root = Path(__file__).parents[2]
     about = {
         "cfg_path": str(root / "projects/mafa/train/albef_toy.yaml"),
         "options": ["model.mafa.con_d.arch=oracle"],
     }
-    judged([0.2] * 5 + [0.7] * 5, **about).save(tmp_path / "judged.npz")
+    judged_file([0.2] * 5 + [0.7] * 5, **about).save(tmp_path / "judged.npz")
     output = tmp_path / "labels.html"
     command = ["label", "page", str(tmp_path), "--output", str(output)]
     assert main([*command, "--count", "3"]) == 0
@@ -308,14 +318,14 @@ def test_command_reads_the_data_that_was_judged(tmp_path):
     assert main([*command, "--all"]) == 0
     assert len(page_data(output)["pairs"]) == 10
     assert main([*command, "--all", "--above", "0.3"]) == 1
-    far = judged([0.9], **about)
-    far.image[0] = 10**6
-    far.save(tmp_path / "judged.npz")
+    out_of_range = judged_file([0.9], **about)
+    out_of_range.image[0] = 10**6
+    out_of_range.save(tmp_path / "judged.npz")
     assert main(command) == 1
 
 
-def test_page_needs_to_know_the_data(tmp_path):
-    judged([0.9]).save(tmp_path / "judged.npz")
+def test_page_needs_the_config_of_the_data(tmp_path):
+    judged_file([0.9]).save(tmp_path / "judged.npz")
     args = argparse.Namespace(
         part="page", judged=tmp_path, all=False, above=None, count=1, image_size=99, cfg_path=None
     )
@@ -335,7 +345,7 @@ def chromium():
 @pytest.fixture
 def page(tmp_path, chromium):
     path = tmp_path / "labels.html"
-    write_label_page(path, judged([0.9] * 8), Data(), count=8, seed=4)
+    write_label_page(path, judged_file([0.9] * 8), ColourData(), count=8, seed=4)
     chromium.requests.clear()
     chromium.errors.clear()
     for old in chromium.downloads.iterdir():
@@ -349,14 +359,14 @@ def page(tmp_path, chromium):
     assert chromium.outside() == []
 
 
-def saved(browser) -> dict:
+def save_and_read(browser) -> dict:
     for old in browser.downloads.iterdir():
         old.unlink()
     browser.click("#save")
     return json.loads(browser.downloaded().read_text())
 
 
-def told(content) -> list[tuple[int, int, str]]:
+def answers_of(content) -> list[tuple[int, int, str]]:
     return [(one["image"], one["text"], one["answer"]) for one in content["labels"]]
 
 
@@ -366,12 +376,12 @@ def expected(data, *answers) -> list[tuple[int, int, str]]:
 
 
 @needs_browser
-def test_pressed_keys_are_what_is_saved(page, tmp_path):
+def test_pressed_keys_are_saved_as_answers(page, tmp_path):
     browser, data = page
     for key in "ynyu":
         browser.press(key)
-    content = saved(browser)
-    assert told(content) == expected(data, "yes", "no", "yes", "unsure")
+    content = save_and_read(browser)
+    assert answers_of(content) == expected(data, "yes", "no", "yes", "unsure")
     assert {key: content[key] for key in data["head"]} == data["head"]
     assert all(one["seconds"] >= 0 for one in content["labels"])
     path = tmp_path / "labels.json"
@@ -380,10 +390,10 @@ def test_pressed_keys_are_what_is_saved(page, tmp_path):
 
 
 @needs_browser
-def test_captions_are_text(page):
+def test_captions_are_shown_as_text(page):
     browser, data = page
-    place = next(k for k, pair in enumerate(data["pairs"]) if pair[1] == 3)
-    for _ in range(place):
+    index = next(k for k, pair in enumerate(data["pairs"]) if pair[1] == 3)
+    for _ in range(index):
         browser.press("ArrowRight")
     assert browser.evaluate("document.getElementById('caption').textContent") == EVIL
     assert browser.evaluate("document.querySelectorAll('img, script').length") == 3
@@ -391,42 +401,42 @@ def test_captions_are_text(page):
 
 
 @needs_browser
-def test_back_changes_undo_and_skipping(page):
+def test_going_back_undo_and_skipping(page):
     browser, data = page
     browser.press("y")
-    browser.press("ArrowRight")  # the second is skipped
+    browser.press("ArrowRight")  # skip the second pair
     browser.press("n")
     browser.press("ArrowLeft")
     browser.press("ArrowLeft")
-    browser.press("u")  # the second; the next open one is the fourth
+    browser.press("u")  # answers the second; the next unanswered one is the fourth
     assert "Pair 4 of 8 · 3 answered" in browser.evaluate("document.body.innerText")
     browser.press("z")
-    assert told(saved(browser)) == expected(data, "yes", None, "no")
+    assert answers_of(save_and_read(browser)) == expected(data, "yes", None, "no")
     assert "Pair 2 of 8" in browser.evaluate("document.body.innerText")
     browser.press("ArrowLeft")
-    browser.press("n")  # instead of yes
-    assert told(saved(browser)) == expected(data, "no", None, "no")
+    browser.press("n")  # replaces yes
+    assert answers_of(save_and_read(browser)) == expected(data, "no", None, "no")
     browser.press("z", "Control")
-    assert told(saved(browser)) == expected(data, "yes", None, "no")
+    assert answers_of(save_and_read(browser)) == expected(data, "yes", None, "no")
 
 
 @needs_browser
-def test_closing_loses_nothing(page):
+def test_reload_keeps_answers(page):
     browser, data = page
     for key in "yn":
         browser.press(key)
     browser.reload()
     assert "Pair 3 of 8 · 2 answered" in browser.evaluate("document.body.innerText")
     browser.press("u")
-    assert told(saved(browser)) == expected(data, "yes", "no", "unsure")
+    assert answers_of(save_and_read(browser)) == expected(data, "yes", "no", "unsure")
 
 
 @needs_browser
-def test_load_takes_answers_of_this_page_only(page, tmp_path):
+def test_load_accepts_only_answers_of_this_page(page, tmp_path):
     browser, data = page
     for key in "ynu":
         browser.press(key)
-    content = saved(browser)
+    content = save_and_read(browser)
     browser.click("#clear")
     browser.until("document.querySelector('#save').disabled")
     mine, other, broken = (tmp_path / name for name in ("mine.json", "other.json", "broken.json"))
@@ -436,22 +446,22 @@ def test_load_takes_answers_of_this_page_only(page, tmp_path):
     for path, message in ((broken, "is not a file"), (other, "another page"), (mine, "Loaded 3")):
         browser.choose_file("#load", path)
         browser.until(f"document.getElementById('status').textContent.includes('{message}')")
-    assert told(saved(browser)) == told(content)
+    assert answers_of(save_and_read(browser)) == answers_of(content)
     browser.press("z")
     assert browser.evaluate("document.querySelector('#save').disabled")
-    browser.press("z")  # of clearing
-    assert told(saved(browser)) == told(content)
+    browser.press("z")  # undoes clearing
+    assert answers_of(save_and_read(browser)) == answers_of(content)
 
 
 @needs_browser
-def test_a_held_key_and_shortcuts_of_the_browser_are_no_answers(page):
+def test_held_keys_and_browser_shortcuts_are_ignored(page):
     browser, data = page
     browser.press("n", "Control")
     event = {"key": "y", "windowsVirtualKeyCode": 89, "text": "y"}
     browser.command("Input.dispatchKeyEvent", type="keyDown", **event)
     for _ in range(3):
         browser.command("Input.dispatchKeyEvent", type="keyDown", autoRepeat=True, **event)
-    assert told(saved(browser)) == expected(data, "yes")
+    assert answers_of(save_and_read(browser)) == expected(data, "yes")
 
 
 @needs_browser
@@ -466,15 +476,15 @@ def test_buttons_on_a_phone(page):
     browser.click("#back")
     pressed = "document.querySelector('#yes').getAttribute('aria-pressed')"
     assert browser.evaluate(pressed) == "true"
-    assert told(saved(browser)) == expected(data, "no", "yes")
+    assert answers_of(save_and_read(browser)) == expected(data, "no", "yes")
 
 
 @needs_browser
-def test_all_answered_asks_to_save(page):
+def test_complete_page_asks_to_save(page):
     browser, data = page
     for _ in data["pairs"]:
         browser.press("y")
     status = "document.getElementById('status').textContent"
     assert "save the answers" in browser.evaluate(status)
-    assert len(saved(browser)["labels"]) == 8
+    assert len(save_and_read(browser)["labels"]) == 8
     assert "Saved 8" in browser.evaluate(status)

@@ -31,8 +31,8 @@ from lavis_mafa.models.families import AlbefBackbone
 CPU = torch.device("cpu")
 
 
-class Dots(AlbefBackbone):
-    """Compares features, and nothing else."""
+class FeatureBackbone(AlbefBackbone):
+    """A backbone that only compares features."""
 
     temperature = torch.tensor(0.2)
 
@@ -40,8 +40,8 @@ class Dots(AlbefBackbone):
         super().__init__(torch.nn.Module())
 
 
-def stream_of(size, batch, queue, seed=0, images=None):
-    """Random features, those of momentum encoders others than the model's; images repeat."""
+def random_stream(size, batch, queue, seed=0, images=None):
+    """Return random features of the model and of different momentum encoders; images repeat."""
     rng = torch.Generator().manual_seed(seed)
 
     def features():
@@ -56,9 +56,11 @@ def stream_of(size, batch, queue, seed=0, images=None):
     return Stream(order, batch, queue, features(), features(), ids)
 
 
-def labels(kind, alpha, stream, step, same_image="positive", judge=None):
-    """Labels of a mini-batch ``(2 B, N)``."""
-    compared, positives = stream.compare(step, Dots(), same_image, kind == "momentum", CPU)
+def soft_labels(kind, alpha, stream, step, same_image="positive", judge=None):
+    """Return the labels of a mini-batch ``(2 B, N)``."""
+    compared, positives = stream.compare(
+        step, FeatureBackbone(), same_image, kind == "momentum", CPU
+    )
     own = torch.arange(len(positives))
     chosen = StepSettings(same_image=same_image)
     i2t, t2i, _ = find_connections(
@@ -75,13 +77,13 @@ def profile_of(given_labels, bounds):
     return profile
 
 
-def test_one_hot_labels_are_all_in_the_first_place():
-    profile = profile_of(labels("one_hot", 0.0, stream_of(12, 12, 0), 0), (5, 12))
+def test_one_hot_labels_are_concentrated_in_the_first_place():
+    profile = profile_of(soft_labels("one_hot", 0.0, random_stream(12, 12, 0), 0), (5, 12))
     assert profile.mean[0] == 1.0 and profile.groups() == [(1.0, 0.0), (0.0, 0.0)]
 
 
-def test_smoothed_labels_are_those_of_the_paper():
-    profile = profile_of(labels("smoothed", 0.5, stream_of(96, 96, 0), 0), (5, 96))
+def test_smoothed_labels_reproduce_the_paper():
+    profile = profile_of(soft_labels("smoothed", 0.5, random_stream(96, 96, 0), 0), (5, 96))
     (top, no_spread), (rest, _) = profile.groups()
     assert top == pytest.approx(0.5 + 0.5 * 5 / 96, abs=1e-6)
     assert (f"{top:.4f}", f"{rest:.4f}") == ("0.5260", "0.4740"), "MAFA Table 2"
@@ -94,33 +96,35 @@ def slow_softmax(scores):
 
 
 def slow_labels(stream, step, alpha, momentum):
-    """Labels of a mini-batch anchor by anchor, as MAFA 4.2 writes them."""
-    places = stream.mini_batch(step).tolist()
-    begin = step * stream.batch_size
-    queue = stream.order[begin - stream.queue_size : begin].tolist() if momentum else []
-    own, copied = stream.features, stream.momentum_features
+    """The labels of a mini-batch anchor by anchor, as in MAFA 4.2."""
+    mini_batch = stream.mini_batch(step).tolist()
+    first = step * stream.batch_size
+    queue = stream.order[first - stream.queue_size : first].tolist() if momentum else []
+    features, momentum_features = stream.features, stream.momentum_features
 
     def dot(images, i, texts, t):
         return sum(a * b for a, b in zip(images[i].tolist(), texts[t].tolist(), strict=True)) / 0.2
 
     rows = []
     for of_image in (True, False):
-        for anchor in places:
-            everyone = places + queue
-            same = [stream.image_ids[one] == stream.image_ids[anchor] for one in everyone]
-            if momentum:  # p~: the same direction by momentum encoders
+        for anchor in mini_batch:
+            candidates = mini_batch + queue
+            same = [
+                stream.image_ids[candidate] == stream.image_ids[anchor] for candidate in candidates
+            ]
+            if momentum:  # p~: the same direction by the momentum encoders
                 p = [
-                    dot(copied.images, anchor, copied.texts, one)
+                    dot(momentum_features.images, anchor, momentum_features.texts, candidate)
                     if of_image
-                    else dot(copied.images, one, copied.texts, anchor)
-                    for one in everyone
+                    else dot(momentum_features.images, candidate, momentum_features.texts, anchor)
+                    for candidate in candidates
                 ]
-            else:  # the other direction of the pair: from its text, or from its image
+            else:  # p~: the opposite direction, from the pair's text or image
                 p = [
-                    dot(own.images, one, own.texts, anchor)
+                    dot(features.images, candidate, features.texts, anchor)
                     if of_image
-                    else dot(own.images, anchor, own.texts, one)
-                    for one in everyone
+                    else dot(features.images, anchor, features.texts, candidate)
+                    for candidate in candidates
                 ]
             p = slow_softmax(p)
             rows.append(
@@ -131,26 +135,26 @@ def slow_labels(stream, step, alpha, momentum):
 
 @pytest.mark.parametrize("kind", ["consistency", "momentum"])
 @pytest.mark.parametrize("alpha", [0.2, 0.9])
-def test_model_labels_are_those_of_a_slow_loop(kind, alpha):
-    stream = stream_of(40, 8, 20 if kind == "momentum" else 0, images=15)
+def test_model_labels_equal_slow_loop(kind, alpha):
+    stream = random_stream(40, 8, 20 if kind == "momentum" else 0, images=15)
     step = 3
-    fast = labels(kind, alpha, stream, step)
+    fast = soft_labels(kind, alpha, stream, step)
     slow = slow_labels(stream, step, alpha, kind == "momentum")
     assert fast.shape == (16, 28 if kind == "momentum" else 8)
     assert torch.allclose(fast, slow, atol=1e-6)
     profile = profile_of(fast, (3, 8))
     ordered = np.array([sorted(row, reverse=True) for row in slow.tolist()])
     ends = [0, 3, 8, 28][: 4 if kind == "momentum" else 3]
-    for (mean, sd), begin, end in zip(profile.groups(), ends[:-1], ends[1:], strict=True):
-        sums = ordered[:, begin:end].sum(axis=1)
+    for (mean, sd), start, end in zip(profile.groups(), ends[:-1], ends[1:], strict=True):
+        sums = ordered[:, start:end].sum(axis=1)
         assert mean == pytest.approx(sums.mean(), abs=1e-6)
         assert sd == pytest.approx(sums.std(), abs=1e-5)
 
 
-def test_queued_pairs_of_one_image_are_no_positives_where_the_paper_ignores_them():
-    stream = stream_of(24, 8, 16, images=4)
-    assert int((labels("momentum", 0.0, stream, 2, "negative") > 0).sum()) == 16
-    assert int((labels("momentum", 0.0, stream, 2, "positive") > 0).sum()) > 40
+def test_queued_pairs_of_one_image_are_negatives_with_same_image_negative():
+    stream = random_stream(24, 8, 16, images=4)
+    assert int((soft_labels("momentum", 0.0, stream, 2, "negative") > 0).sum()) == 16
+    assert int((soft_labels("momentum", 0.0, stream, 2, "positive") > 0).sum()) > 40
 
 
 @given(
@@ -161,7 +165,7 @@ def test_queued_pairs_of_one_image_are_no_positives_where_the_paper_ignores_them
     seed=st.integers(0, 99),
 )
 @settings(max_examples=60, deadline=None)
-def test_groups_add_up_whatever_the_order_of_candidates(anchors, size, top, middle, seed):
+def test_group_sums_do_not_depend_on_the_order_of_candidates(anchors, size, top, middle, seed):
     rng = torch.Generator().manual_seed(seed)
     given_labels = torch.softmax(3 * torch.randn(anchors, size, generator=rng), dim=1)
     bounds = (top, top + middle)
@@ -171,13 +175,13 @@ def test_groups_add_up_whatever_the_order_of_candidates(anchors, size, top, midd
     assert sum(mean for mean, _ in groups) == pytest.approx(1.0, abs=1e-5)
     assert (profile.mean.diff() <= 1e-12).all()
     shuffled = LabelProfile(size, bounds)
-    for row in given_labels:  # and however anchors are dealt to mini-batches
+    for row in given_labels:  # nor on how anchors are divided into mini-batches
         shuffled.add(row[torch.randperm(size, generator=rng)][None])
     for mine, theirs in zip(groups, shuffled.groups(), strict=True):
         assert mine == pytest.approx(theirs, abs=1e-6)
 
 
-def test_other_sizes_and_bounds_are_refused():
+def test_other_sizes_and_bounds_are_rejected():
     profile = LabelProfile(6, (2,))
     with pytest.raises(ValueError, match=r"\(A, 6\), got \(1, 5\)"):
         profile.add(torch.ones(1, 5) / 5)
@@ -186,8 +190,8 @@ def test_other_sizes_and_bounds_are_refused():
     assert all(math.isnan(mean) for mean, _ in profile.groups())
 
 
-def test_the_labels_are_those_that_training_has(toy_train, tiny):
-    """With what Con-D finds: the loss of a step is the cross-entropy against them."""
+def test_labels_equal_those_of_training(toy_train, tiny):
+    """With converted hard negatives: the loss of a step is the cross-entropy with these labels."""
     count = 24
     samples = mini_batch(toy_train, range(count))
     con_d = Oracle()
@@ -198,15 +202,17 @@ def test_the_labels_are_those_that_training_has(toy_train, tiny):
             output = run_step(tiny.eval().backbone, samples, chosen, con_d)
             images = tiny.backbone.encode_images(samples["image"]).features
             texts = tiny.backbone.encode_texts(samples["text_input"]).features
-        found = Features(np.arange(count), images, texts, images, samples["text_input"], [])
+        encoded = Features(np.arange(count), images, texts, images, samples["text_input"], [])
         ids = samples["image_id"].numpy()
-        stream = Stream(np.arange(count), count, 0, found, found, ids)
+        stream = Stream(np.arange(count), count, 0, encoded, encoded, ids)
         compared, _ = stream.compare(0, tiny.backbone, "positive", False, CPU)
-        both = labels_of(kind, alpha, compared, output.i2t, output.t2i, chosen)
+        both_sides = labels_of(kind, alpha, compared, output.i2t, output.t2i, chosen)
         assert int((output.i2t.state == 2).sum()) > 0, "something must be converted"
         losses = [
-            contrastive_loss(sim, own)
-            for sim, own in zip((compared.i2t, compared.t2i), both.chunk(2), strict=True)
+            contrastive_loss(sim, side_labels)
+            for sim, side_labels in zip(
+                (compared.i2t, compared.t2i), both_sides.chunk(2), strict=True
+            )
         ]
         assert output.loss_itc.item() == pytest.approx(sum(losses).item() / 2, rel=1e-5)
 
@@ -225,28 +231,36 @@ def rows_of(folder):
     return {(row["labels"], row["alpha"], row["sampling"]): row for row in rows}
 
 
-def test_the_command_on_the_toy_world_on_one_and_two_ranks(tmp_path, checkpoint):
+def test_command_on_the_toy_world_with_one_and_two_ranks(tmp_path, checkpoint):
     oracle = (*OPTIONS, "model.mafa.con_d.arch=oracle")
     more = (*MORE, "--convert", "--alpha", "0.2", "0.5")
     call(*arguments("profile", tmp_path / "one", checkpoint, *more, options=oracle))
-    said = call_ranks(2, *arguments("profile", tmp_path / "two", checkpoint, *more, options=oracle))
-    one, two = rows_of(tmp_path / "one"), rows_of(tmp_path / "two")
-    assert "S-ITC" in said and len(one) == 2 * (1 + 3 * 2) and one.keys() == two.keys()
-    for key, row in one.items():
-        assert row["anchors"] == two[key]["anchors"] == 2 * 4 * 16
-        assert row["mean_sorted"] == pytest.approx(two[key]["mean_sorted"], abs=1e-12)
+    output = call_ranks(
+        2, *arguments("profile", tmp_path / "two", checkpoint, *more, options=oracle)
+    )
+    one_rank, two_ranks = rows_of(tmp_path / "one"), rows_of(tmp_path / "two")
+    assert (
+        "S-ITC" in output
+        and len(one_rank) == 2 * (1 + 3 * 2)
+        and one_rank.keys() == two_ranks.keys()
+    )
+    for key, row in one_rank.items():
+        assert row["anchors"] == two_ranks[key]["anchors"] == 2 * 4 * 16
+        assert row["mean_sorted"] == pytest.approx(two_ranks[key]["mean_sorted"], abs=1e-12)
         assert sum(group["sum"] for group in row["groups"]) == pytest.approx(1.0, abs=1e-5)
         assert len(row["groups"]) == (3 if key[0] == "momentum" else 2)
-    # What Con-D finds takes half of the first place away.
-    kept = {s: one["one_hot", None, s]["mean_sorted"][0] for s in ("random", "grit")}
-    assert kept["grit"] < 1.0 and kept["random"] < 1.0
-    assert one["smoothed", 0.2, "grit"]["groups"][0]["sum"] == pytest.approx(0.8 + 0.2 * 3 / 16)
+    # A converted negative takes half of the first place.
+    first_place = {s: one_rank["one_hot", None, s]["mean_sorted"][0] for s in ("random", "grit")}
+    assert first_place["grit"] < 1.0 and first_place["random"] < 1.0
+    assert one_rank["smoothed", 0.2, "grit"]["groups"][0]["sum"] == pytest.approx(
+        0.8 + 0.2 * 3 / 16
+    )
     page = (tmp_path / "one" / "report.html").read_text()
     assert "0.9822" in page and "Mean sorted labels, grit" in page
     assert "momentum distillation" in (tmp_path / "one" / "profile.md").read_text()
 
 
-def test_momentum_encoders_of_a_checkpoint_make_the_labels(tmp_path):
+def test_labels_use_the_momentum_encoders_of_the_checkpoint(tmp_path):
     torch.manual_seed(1)
     model = load_model("albef_mafa", "tiny")
     torch.manual_seed(2)
@@ -259,15 +273,15 @@ def test_momentum_encoders_of_a_checkpoint_make_the_labels(tmp_path):
     path = tmp_path / "with_copies.pth"
     torch.save({"model": {**model.state_dict(), **copies}}, path)
     more = ("--labels", "momentum", *MORE)
-    found = {}
+    profiles = {}
     for kind in ("momentum", "smoothed"):
         chosen = (*OPTIONS, f"model.mafa.soft_labels.type={kind}")
         call(*arguments("profile", tmp_path / kind, path, *more, options=chosen))
-        found[kind] = rows_of(tmp_path / kind)["momentum", 0.4, "random"]["mean_sorted"]
-    assert found["momentum"] != pytest.approx(found["smoothed"], rel=1e-3)
+        profiles[kind] = rows_of(tmp_path / kind)["momentum", 0.4, "random"]["mean_sorted"]
+    assert profiles["momentum"] != pytest.approx(profiles["smoothed"], rel=1e-3)
 
 
-def test_the_command_on_photographs(tmp_path, photographs):
+def test_profile_command_on_photographs(tmp_path, photographs):
     output = tmp_path / "out"
     call(*own_arguments("profile", output, tmp_path, photographs, *["--mini-batches", "4"]))
     rows = rows_of(output)
@@ -277,7 +291,7 @@ def test_the_command_on_photographs(tmp_path, photographs):
 
 
 @pytest.mark.parametrize(
-    ("more", "told"),
+    ("more", "message"),
     [
         (("--top", "16"), "--top 16: expected"),
         (("--alpha", "1.5"), "--alpha [1.5]: expected"),
@@ -285,16 +299,16 @@ def test_the_command_on_photographs(tmp_path, photographs):
         (("--batch-size", "500"), "do not fill a mini-batch"),
     ],
 )
-def test_what_makes_no_sense_is_refused(tmp_path, caplog, more, told):
+def test_invalid_arguments_are_rejected(tmp_path, caplog, more, message):
     given_arguments = ["profile", "--cfg-path", CONFIG, "--output", str(tmp_path), *more]
     size = "datasets.toy_scenes.build_info.train_size=150"
     assert main([*given_arguments, "--options", *OPTIONS, size]) == 1
-    assert told in caplog.text
+    assert message in caplog.text
 
 
-def test_find_connections_needs_no_judge():
-    stream = stream_of(8, 8, 0)
-    compared, positives = stream.compare(0, Dots(), "positive", False, CPU)
+def test_find_connections_works_without_a_judge():
+    stream = random_stream(8, 8, 0)
+    compared, positives = stream.compare(0, FeatureBackbone(), "positive", False, CPU)
     own, rule = torch.arange(8), dataclasses.replace(StepSettings().connections, top_k=3)
     i2t, _, judged = find_connections(
         compared.i2t, compared.t2i, positives, own, [hardest, hardest], rule

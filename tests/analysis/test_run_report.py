@@ -1,4 +1,4 @@
-"""Logs of stopped, resumed and unfinished runs, and the page of judged pairs."""
+"""Reports of stopped, resumed and unfinished runs, and the page of judged pairs."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ CONFIG = {"run": {"max_epoch": 2}, "model": {"arch": "albef_mafa"}, "datasets": 
 
 def write_log(folder, *lines):
     folder.mkdir(exist_ok=True)
-    told = [one if isinstance(one, str) else json.dumps({"time": 5.0, **one}) for one in lines]
-    (folder / "log.jsonl").write_text("\n".join(told))
+    texts = [line if isinstance(line, str) else json.dumps({"time": 5.0, **line}) for line in lines]
+    (folder / "log.jsonl").write_text("\n".join(texts))
     return folder
 
 
-def step(epoch, place, number, loss, **more):
-    kind = {"kind": "step", "epoch": epoch, "step": place, "global_step": number}
+def step(epoch, step_of_epoch, number, loss, **more):
+    kind = {"kind": "step", "epoch": epoch, "step": step_of_epoch, "global_step": number}
     return {**kind, "loss": loss, **more}
 
 
@@ -40,7 +40,7 @@ def data_of_page(path):
     return json.loads(data[1])
 
 
-def test_of_what_was_done_again_the_last_counts(tmp_path):
+def test_repeated_steps_count_once(tmp_path):
     run = read_run(
         write_log(
             tmp_path,
@@ -54,7 +54,7 @@ def test_of_what_was_done_again_the_last_counts(tmp_path):
             {"kind": "epoch", "epoch": 1, "global_step": 4, "loss": 6.5},
             {"kind": "eval", "split": "val", "epoch": 1, "txt_r1": 20.0},
             {"kind": "eval", "split": "test", "epoch": "best", "txt_r1": 30.0},
-            # Resumed after step 3: epoch 1 is not done any more.
+            # Resumed after step 3: epoch 1 is no longer finished.
             {"kind": "config", "config": CONFIG},
             {"kind": "resume", "file": "checkpoint_last.pth", "epoch": 1},
             step(1, 1, 4, 5.0, lr=0.1),
@@ -68,7 +68,7 @@ def test_of_what_was_done_again_the_last_counts(tmp_path):
     assert run.config == CONFIG
 
 
-def test_a_run_that_is_still_writing(tmp_path):
+def test_report_of_a_running_training(tmp_path):
     folder = write_log(
         tmp_path, {"kind": "config", "config": CONFIG}, step(0, 0, 1, 2.5), '{"kind"'
     )
@@ -83,21 +83,21 @@ def test_a_run_that_is_still_writing(tmp_path):
         read_run(tmp_path / "nowhere")
 
 
-def test_connections_that_were_logged_again_count_once(tmp_path):
+def test_connections_logged_twice_count_once(tmp_path):
     write_log(tmp_path, step(0, 0, 1, 1.0))
     first = [(0, 0, 1), (0, 0, 2), (0, 4, 3), (0, 8, 4), (1, 0, 5)]
-    again = [(0, 4, 3), (0, 8, 9)]  # resumed before step 4 of epoch 0
+    repeated = [(0, 4, 3), (0, 8, 9)]  # resumed before step 4 of epoch 0
     lines = [
         {"epoch": e, "step": s, "direction": "i2t", "anchor_index": a, "mined_index": 0}
-        for e, s, a in first + again
+        for e, s, a in first + repeated
     ]
     (tmp_path / "connections.jsonl").write_text("".join(json.dumps(r) + "\n" for r in lines))
-    told = [(r["epoch"], r["step"], r["anchor_index"]) for r in read_run(tmp_path).connections]
-    assert told == [(0, 0, 1), (0, 0, 2), (0, 4, 3), (0, 8, 9)]
+    steps = [(r["epoch"], r["step"], r["anchor_index"]) for r in read_run(tmp_path).connections]
+    assert steps == [(0, 0, 1), (0, 0, 2), (0, 4, 3), (0, 8, 9)]
 
 
-def test_long_runs_show_means_of_windows(tmp_path):
-    count = 3 * POINTS - 1  # windows of 3 steps, the last of 2; of shares 15 and 14
+def test_long_runs_are_averaged_over_windows(tmp_path):
+    count = 3 * POINTS - 1  # windows of 3 steps, the last of 2
     lines = [
         step(0, k, k + 1, float(k), false_i2t=k % 3, picked_i2t=4, lr=0.1 if k > 5 else None)
         for k in range(count)
@@ -107,13 +107,13 @@ def test_long_runs_show_means_of_windows(tmp_path):
     titles = re.findall(r'<circle|<path class="line s0 d0" d="([^"]+)"', text)
     drawn = [d for d in titles if d and d != "M2 4H22"]
     assert drawn[0].count("L") == POINTS - 1  # the loss
-    # In three steps 0 + 1 + 2 of 12 negatives are false: a flat line, until the last lacks a 2.
+    # In three steps 0 + 1 + 2 of 12 negatives are false: constant, until the last window lacks a 2.
     heights = [float(y) for y in re.findall(r"[ML]\S+ ([\d.]+)", drawn[2])]
     assert len(set(heights[:-1])) == 1 and heights[-1] > heights[0]
 
 
 @given(st.integers(0, 50), st.integers(1, 20))
-def test_spread_is_even_and_keeps_the_order(count, limit):
+def test_sample_is_evenly_spread_and_ordered(count, limit):
     chosen = evenly(list(range(count)), limit)
     assert len(chosen) == min(count, limit) and chosen == sorted(set(chosen))
     gaps = np.diff([*chosen, count])
@@ -123,17 +123,17 @@ def test_spread_is_even_and_keeps_the_order(count, limit):
 @pytest.mark.parametrize(
     "command", ["count", "mine", "report", "threshold", "label", "profile", "vision"]
 )
-def test_every_command_has_a_help(command, capsys):
+def test_every_command_has_help(command, capsys):
     with pytest.raises(SystemExit):
         main([command, "--help"])
-    told = capsys.readouterr().out
-    assert f"lavis-mafa {command}" in told and len(told.split()) > 40
+    output = capsys.readouterr().out
+    assert f"lavis-mafa {command}" in output and len(output.split()) > 40
 
 
-# Captions without pictures
+# Captions without images
 
 
-class Data:
+class FiveSamples:
     def source(self, number):
         return f"{number}.jpg", "abcde"[number]
 
@@ -143,14 +143,14 @@ class Data:
         return Image.new("RGB", (8, 8)), "abcde"[number]
 
 
-def test_a_caption_without_its_picture():
-    shown = SampleViewer(Data())
-    assert [shown(k)[1] for k in range(5)] == list("abcde")
-    assert shown(3)[0] is None and shown(4)[0] is not None
-    assert shown.missing == 2 and shown.problem == "OSError: no such file"
-    without = SampleViewer(Data(), images=False)
-    assert [without(k) for k in range(5)] == [(None, c) for c in "abcde"]
-    assert without(7)[1] == "(caption of sample 7)" == SampleViewer(None)(7)[1]
+def test_caption_without_readable_image():
+    viewer = SampleViewer(FiveSamples())
+    assert [viewer(k)[1] for k in range(5)] == list("abcde")
+    assert viewer(3)[0] is None and viewer(4)[0] is not None
+    assert viewer.missing == 2 and viewer.problem == "OSError: no such file"
+    viewer_without_images = SampleViewer(FiveSamples(), images=False)
+    assert [viewer_without_images(k) for k in range(5)] == [(None, c) for c in "abcde"]
+    assert viewer_without_images(7)[1] == "(caption of sample 7)" == SampleViewer(None)(7)[1]
 
 
 # Judged pairs
@@ -158,19 +158,19 @@ def test_a_caption_without_its_picture():
 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.floats(0, 1) | st.just(float("nan")), max_size=60), st.integers(1, 40))
-def test_a_sample_holds_the_ends_and_what_is_near_the_thresholds(values, limit):
+def test_sample_contains_extremes_and_pairs_near_the_thresholds(values, limit):
     p = np.array(values)
-    places = choose(p, 0.5, 0.8, limit)
-    there = np.nonzero(~np.isnan(p))[0]
-    assert len(places) == min(limit, len(there)) and places == sorted(set(places))
-    assert set(places) <= set(there.tolist())
-    if len(there) and limit >= 8:
-        shown = p[places]
-        assert shown.max() == p[there].max() and shown.min() == p[there].min()
-        distance = np.minimum(abs(p[there] - 0.5), abs(p[there] - 0.8))
+    positions = choose(p, 0.5, 0.8, limit)
+    finite = np.nonzero(~np.isnan(p))[0]
+    assert len(positions) == min(limit, len(finite)) and positions == sorted(set(positions))
+    assert set(positions) <= set(finite.tolist())
+    if len(finite) and limit >= 8:
+        shown = p[positions]
+        assert shown.max() == p[finite].max() and shown.min() == p[finite].min()
+        distance = np.minimum(abs(p[finite] - 0.5), abs(p[finite] - 0.8))
         assert np.minimum(abs(shown - 0.5), abs(shown - 0.8)).min() == distance.min()
         assert ((shown > 0.5) & (shown <= 0.8)).any() == (
-            (p[there] > 0.5) & (p[there] <= 0.8)
+            (p[finite] > 0.5) & (p[finite] <= 0.8)
         ).any()
 
 
@@ -189,7 +189,7 @@ def judged_pairs():
     )
 
 
-def test_the_page_of_judged_pairs(tmp_path):
+def test_page_of_judged_pairs(tmp_path):
     def show(number):
         return None, f"caption {number}"
 
@@ -203,13 +203,13 @@ def test_the_page_of_judged_pairs(tmp_path):
     ]
     sums = {j["name"]: [sum(row) for row in j["counts"]] for j in data["judged"]}
     assert sums["one, all pairs"] == [1, 1, 1] and sums["two, text → image"] == [1, 1, 1]
-    told = {
+    cards = {
         (c["run"], c["direction"], c["anchor"][2], c["mined"][2]): (c["p"], c["state"], c["truth"])
         for c in data["cards"]
     }
-    # From the image: it is the anchor and the text's pair was mined; from the text: the reverse;
-    # from both: as from the image.
-    assert told == {
+    # Nominated by the image: the image is the anchor, the text is mined; by the text: the reverse;
+    # by both: as by the image.
+    assert cards == {
         ("one", "i2t", 1, 11): (0.9, "positive", True),
         ("one", "t2i", 12, 2): (0.3, "ambiguous", False),
         ("one", "i2t", 3, 13): (0.7, "ambiguous", None),
@@ -220,7 +220,7 @@ def test_the_page_of_judged_pairs(tmp_path):
     }
 
 
-def test_the_command_on_what_was_mined(tmp_path, toy_train):
+def test_report_command_on_mined_pairs(tmp_path, toy_train):
     model = save_model(tmp_path / "model.pth", toy_train, 0)
     more = ("--batch-size", 16, "--search-space", 48, "--threshold", 0.6)
     call(*arguments("mine", tmp_path, model, *more, "--con-d", *con_d("a", model)))
@@ -239,7 +239,7 @@ def test_the_command_on_what_was_mined(tmp_path, toy_train):
     assert len(data["images"]) > 20 and min(card["anchor"][0] for card in data["cards"]) == 0
 
 
-def test_the_command_on_judged_pairs_whose_config_is_gone(tmp_path):
+def test_report_command_on_judged_pairs_without_config(tmp_path):
     judged_pairs().save(tmp_path / "judged.npz")
     (tmp_path / "report.html").write_text("of the count")
     assert main(["report", str(tmp_path)]) == 0
@@ -248,7 +248,7 @@ def test_the_command_on_judged_pairs_whose_config_is_gone(tmp_path):
     assert (tmp_path / "report.html").read_text() == "of the count"
 
 
-def test_the_best_evaluation_stays_in_sight(tmp_path):
+def test_best_evaluation_is_always_shown(tmp_path):
     scores = [10.0, 40.0, *range(20, 29)]
     lines = [
         {"kind": "eval", "time": e, "split": "val", "epoch": e, "agg_metrics": score}

@@ -1,4 +1,4 @@
-"""Precision, recall, agreement: against loops over pairs and extremes that are known."""
+"""Precision, recall, agreement: against loops over pairs, and known extremes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from lavis_mafa.metrics.intervals import wilson
 
 @st.composite
 def judgements(draw):
-    """Probabilities with many ties, truth and weights."""
+    """Draw probabilities with many ties, truth and weights."""
     size = draw(st.integers(1, 30))
     grid = st.integers(0, 20).map(lambda k: k / 20)
     probability = draw(st.lists(grid, min_size=size, max_size=size))
@@ -38,8 +38,10 @@ def judgements(draw):
     return np.array(probability, np.float32), np.array(valid), np.array(weight, float)
 
 
-def slow(probability, valid, weight, limit):
-    """Weights of the calls, of hits, of matches, pair by pair; called from ``limit`` on."""
+def slow_sums(probability, valid, weight, limit):
+    """Return the weights of positive calls, hits and matches, pair by pair; called from
+    ``limit`` on.
+    """
     called = hits = matches = 0.0
     for p, v, w in zip(probability, valid, weight, strict=True):
         called += w * (p >= limit)
@@ -50,18 +52,18 @@ def slow(probability, valid, weight, limit):
 
 @settings(max_examples=60, deadline=None)
 @given(judgements())
-def test_sweep_is_the_loop_over_thresholds(data):
+def test_sweep_equals_loop_over_thresholds(data):
     probability, valid, weight = data
     found = sweep(*data)
     limits = sorted(set(probability), reverse=True)
     assert len(found.threshold) == len(limits)
     area = ranked = before = 0.0
     for k, limit in enumerate(limits):
-        called, hits, matches = slow(*data, limit)
+        called, hits, matches = slow_sums(*data, limit)
         assert (found.called[k], found.hits[k], found.valid) == (called, hits, matches)
         assert found.precision[k] == pytest.approx(hits / called)
         assert found.f1[k] == pytest.approx(2 * hits / (called + matches))
-        # The threshold itself makes the same calls.
+        # The returned threshold makes the same calls.
         assert np.array_equal(probability > found.threshold[k], probability >= limit)
         if matches:
             ranked += (hits / matches - before) * hits / called
@@ -79,7 +81,7 @@ def test_sweep_is_the_loop_over_thresholds(data):
 
 @settings(max_examples=60, deadline=None)
 @given(judgements())
-def test_without_weights_it_is_the_areas_of_evaluation(data):
+def test_roc_area_without_weights_equals_that_of_evaluation(data):
     probability, valid, _ = data
     if valid.any() and not valid.all():
         assert sweep(probability, valid).roc_area() == pytest.approx(
@@ -89,7 +91,7 @@ def test_without_weights_it_is_the_areas_of_evaluation(data):
 
 @settings(max_examples=60, deadline=None)
 @given(judgements())
-def test_best_f1_is_reached_by_its_threshold_and_by_none_better(data):
+def test_best_f1_is_the_maximum_over_thresholds(data):
     probability, valid, weight = data
     best = sweep(*data).best_f1()
     if not valid.any() or not (probability > 0).any():
@@ -103,32 +105,32 @@ def test_best_f1_is_reached_by_its_threshold_and_by_none_better(data):
 
 @settings(max_examples=60, deadline=None)
 @given(judgements(), st.integers(0, 20))
-def test_figures_at_a_threshold(data, k):
+def test_scores_at_a_threshold_equal_direct_computation(data, k):
     probability, valid, weight = data
-    at = k / 20
-    one = figures_at(at, *data)
-    calls = np.array([p > np.float32(at) for p in probability])
+    threshold = k / 20
+    scores = figures_at(threshold, *data)
+    calls = np.array([p > np.float32(threshold) for p in probability])
     hit = weight[calls & valid].sum()
-    assert one.called == pytest.approx(weight[calls].sum() / weight.sum())
-    assert one.precision == (pytest.approx(hit / weight[calls].sum()) if calls.any() else None)
-    assert one.recall == (pytest.approx(hit / weight[valid].sum()) if valid.any() else None)
-    assert (one.pairs, one.matches) == (calls.sum(), (calls & valid).sum())
+    assert scores.called == pytest.approx(weight[calls].sum() / weight.sum())
+    assert scores.precision == (pytest.approx(hit / weight[calls].sum()) if calls.any() else None)
+    assert scores.recall == (pytest.approx(hit / weight[valid].sum()) if valid.any() else None)
+    assert (scores.pairs, scores.matches) == (calls.sum(), (calls & valid).sum())
     for share, low, high in (
-        (one.precision, one.precision_low, one.precision_high),
-        (one.recall, one.recall_low, one.recall_high),
+        (scores.precision, scores.precision_low, scores.precision_high),
+        (scores.recall, scores.recall_low, scores.recall_high),
     ):
         assert 0 <= low <= high <= 1
         assert share is None or low <= share <= high
 
 
-def test_a_probability_at_the_threshold_is_not_called():
-    at = np.array([0.8, np.nextafter(np.float32(0.8), np.float32(1))], np.float32)
-    assert figures_at(0.8, at, np.ones(2)).pairs == 1
-    assert bin_of(at).tolist() == [7, 8]
+def test_probability_at_the_threshold_is_negative():
+    probabilities = np.array([0.8, np.nextafter(np.float32(0.8), np.float32(1))], np.float32)
+    assert figures_at(0.8, probabilities, np.ones(2)).pairs == 1
+    assert bin_of(probabilities).tolist() == [7, 8]
     assert bin_of(np.array([0, 0.1, 0.11, 1], np.float32)).tolist() == [0, 0, 1, 9]
 
 
-def test_neighbours_in_single_precision_have_a_threshold_between_them():
+def test_threshold_separates_adjacent_float32_values():
     low = np.float32(0.7)
     probability = np.array([low, np.nextafter(low, np.float32(1))], np.float32)
     assert figures_at(sweep(probability, [False, True]).best_f1()[0], probability, [0, 1]).f1 == 1.0
@@ -145,7 +147,7 @@ def test_extremes():
     assert sweep(np.full(4, 0.5), valid).roc_area() == 0.5
 
 
-def test_calibration_is_the_mean_distance():
+def test_calibration_error_is_the_mean_distance():
     probability = np.array([0.05, 0.05, 0.75, 0.75, 0.75, 0.75])
     found = calibrate(probability, [1, 0, 1, 1, 1, 0])
     assert found.share[0] == 0.5 and found.share[7] == 0.75
@@ -159,18 +161,18 @@ def test_calibration_is_the_mean_distance():
 
 @settings(max_examples=60, deadline=None)
 @given(judgements())
-def test_calibration_of_a_loop(data):
+def test_calibration_equals_slow_loop(data):
     probability, valid, weight = data
     error = 0.0
     for k in range(10):
-        mine = [i for i, p in enumerate(probability) if max(0, math.ceil(p * 10 - 1e-5) - 1) == k]
-        mass = sum(weight[i] for i in mine)
-        gap = sum(weight[i] * (probability[i] - valid[i]) for i in mine)
+        in_bin = [i for i, p in enumerate(probability) if max(0, math.ceil(p * 10 - 1e-5) - 1) == k]
+        mass = sum(weight[i] for i in in_bin)
+        gap = sum(weight[i] * (probability[i] - valid[i]) for i in in_bin)
         error += abs(gap) / weight.sum() if mass else 0.0
     assert calibrate(*data).error == pytest.approx(error, abs=1e-6)
 
 
-def test_shares_with_equal_weights_have_wilsons_interval():
+def test_equal_weights_give_the_wilson_interval():
     hit = np.array([1, 1, 1, 0])
     assert weighted_share(hit, np.full(4, 7.0)) == pytest.approx((0.75, *wilson(3, 4)))
     unequal = weighted_share(hit, np.array([1, 1, 1, 100.0]))
@@ -178,12 +180,12 @@ def test_shares_with_equal_weights_have_wilsons_interval():
     assert weighted_share(np.zeros(0)) == (None, 0.0, 1.0)
 
 
-def test_people_who_differ_count_by_their_share():
+def test_disagreeing_people_count_by_their_share():
     assert figures_at(0.5, np.array([0.9, 0.9]), np.array([1.0, 0.5])).precision == 0.75
 
 
 @pytest.mark.parametrize("wrong", [[0.5, np.nan], [0.5, 1.5], [-0.1, 0.5]])
-def test_what_is_no_probability_is_refused(wrong):
+def test_invalid_probabilities_are_rejected(wrong):
     with pytest.raises(ValueError, match="0 to 1"):
         sweep(np.array(wrong), np.array([True, False]))
     with pytest.raises(ValueError, match="expected"):
@@ -195,14 +197,14 @@ calls = st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=4
 
 @settings(max_examples=60, deadline=None)
 @given(calls)
-def test_kappa_of_a_loop(pairs):
+def test_kappa_equals_slow_loop(pairs):
     first, second = (np.array(one) for one in zip(*pairs, strict=True))
     found = agreement(first, second)
     n = len(pairs)
     observed = sum(a == b for a, b in pairs) / n
     chance = sum(
-        (sum(a == said for a, _ in pairs) / n) * (sum(b == said for _, b in pairs) / n)
-        for said in (True, False)
+        (sum(a == answer for a, _ in pairs) / n) * (sum(b == answer for _, b in pairs) / n)
+        for answer in (True, False)
     )
     assert found.agreed == pytest.approx(observed)
     if chance > 1 - 1e-12:
@@ -230,7 +232,7 @@ def test_rank_correlation():
     assert rank_correlation(x, np.ones(4)) is None
 
 
-def judged(image, text, truth=None, about=None, **probability) -> Judged:
+def judged_file(image, text, truth=None, about=None, **probability) -> Judged:
     size = len(image)
     return Judged(
         np.array(image, np.int64),
@@ -246,30 +248,37 @@ def judged(image, text, truth=None, about=None, **probability) -> Judged:
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_joined_rows_are_the_same_pairs(data):
-    two = [
+    pair_lists = [
         data.draw(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 9)), unique=True))
         for _ in range(2)
     ]
-    files = [judged([i for i, _ in one], [t for _, t in one]) for one in two]
-    rows, others = joined(*files)
-    pairs = [two[0][row] for row in rows]
-    assert pairs == [two[1][row] for row in others] == sorted(set(two[0]) & set(two[1]))
+    write_judged_files = [
+        judged_file([i for i, _ in pairs_of_file], [t for _, t in pairs_of_file])
+        for pairs_of_file in pair_lists
+    ]
+    rows, others = joined(*write_judged_files)
+    pairs = [pair_lists[0][row] for row in rows]
+    assert (
+        pairs
+        == [pair_lists[1][row] for row in others]
+        == sorted(set(pair_lists[0]) & set(pair_lists[1]))
+    )
 
 
-def test_heat_puts_every_pair_in_one_cell():
+def test_heat_map_counts_every_pair_once():
     table = heat(np.array([0.05, 0.95, 0.95]), np.array([0.15, 0.95, 0.0]))
     assert table.sum() == 3 and table[0, 1] == table[9, 9] == table[9, 0] == 1
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=200), st.integers(1, 50))
-def test_thinned_curves_lie_evenly(position, count):
+def test_thinned_curves_are_evenly_spaced(position, count):
     position = np.sort(position)
-    some = thinned(position, count)
-    assert {0, len(position) - 1} <= set(some) and len(some) <= count + 2
-    assert np.all(np.diff(some) > 0)
-    for one in position:  # none is further than a step from one that is kept
-        assert np.min(np.abs(position[some] - one)) <= 1 / count
+    kept = thinned(position, count)
+    assert {0, len(position) - 1} <= set(kept) and len(kept) <= count + 2
+    assert np.all(np.diff(kept) > 0)
+    for value in position:  # every position is within a step of a kept one
+        assert np.min(np.abs(position[kept] - value)) <= 1 / count
 
 
 def arguments(**changes) -> argparse.Namespace:
@@ -279,29 +288,29 @@ def arguments(**changes) -> argparse.Namespace:
     return argparse.Namespace(**{**vars(args), **changes})
 
 
-def files(tmp_path):
+def write_judged_files(tmp_path):
     rng = np.random.default_rng(0)
     image, text = np.divmod(rng.permutation(2500)[:400], 50)
     truth = rng.choice([VALID, INVALID, UNKNOWN], 400, p=[0.3, 0.6, 0.1])
-    told = np.clip(rng.normal(0.3 + 0.4 * (truth == VALID), 0.2), 0, 1)
-    told[:5] = np.nan
-    one = judged(image, text, truth, con_d=told, blip=rng.random(400))
-    some = rng.permutation(400)[:150]
-    two = judged(image[some], text[some], con_d=1 - told[some])
-    one.save(tmp_path / "one" / "judged.npz")
-    two.save(tmp_path / "two" / "judged.npz")
-    return one, two
+    probability = np.clip(rng.normal(0.3 + 0.4 * (truth == VALID), 0.2), 0, 1)
+    probability[:5] = np.nan
+    first = judged_file(image, text, truth, con_d=probability, blip=rng.random(400))
+    subset = rng.permutation(400)[:150]
+    second = judged_file(image[subset], text[subset], con_d=1 - probability[subset])
+    first.save(tmp_path / "one" / "judged.npz")
+    second.save(tmp_path / "two" / "judged.npz")
+    return first, second
 
 
-def test_command_writes_what_loops_find(tmp_path, capsys):
-    one, two = files(tmp_path)
+def test_command_output_equals_direct_computation(tmp_path, capsys):
+    first_file, second_file = write_judged_files(tmp_path)
     command.run(arguments(judged=[tmp_path / "one", tmp_path / "two"], output=tmp_path / "results"))
     found = json.loads((tmp_path / "results" / "thresholds.json").read_text())
     assert [t["name"].rpartition("/")[2] for t in found["tests"]] == ["con_d", "blip"]
-    assert found["tests"][0]["name"].endswith("one/con_d")  # two files have a con_d
+    assert found["tests"][0]["name"].endswith("one/con_d")  # both files have a con_d
     first = found["tests"][0]
-    known = (one.truth != UNKNOWN) & ~np.isnan(one.probability["con_d"])
-    p, v = one.probability["con_d"][known], one.truth[known] == VALID
+    known = (first_file.truth != UNKNOWN) & ~np.isnan(first_file.probability["con_d"])
+    p, v = first_file.probability["con_d"][known], first_file.truth[known] == VALID
     assert first["pairs"] == known.sum()
     assert first["valid"] == pytest.approx(v.mean())
     assert [f["threshold"] for f in first["grid"]] == [
@@ -318,10 +327,19 @@ def test_command_writes_what_loops_find(tmp_path, capsys):
     assert [f["threshold"] for f in first["own"]] == [0.5, 0.8]
     names = {(a["first"].split("/")[-2:][0], a["pairs"]) for a in found["agreement"]}
     assert len(found["agreement"]) == 3 and len(names) >= 2
-    same = next(a for a in found["agreement"] if "two" in a["second"] and "one" in a["first"])
-    assert same["spearman"] == pytest.approx(-1.0)
-    assert same["pairs"] == (~np.isnan(two.probability["con_d"])).sum() == np.sum(same["heat"])
-    assert same["only_second"] == 0 and same["only_first"] == 395 - same["pairs"]
+    agreement_of_con_d = next(
+        a for a in found["agreement"] if "two" in a["second"] and "one" in a["first"]
+    )
+    assert agreement_of_con_d["spearman"] == pytest.approx(-1.0)
+    assert (
+        agreement_of_con_d["pairs"]
+        == (~np.isnan(second_file.probability["con_d"])).sum()
+        == np.sum(agreement_of_con_d["heat"])
+    )
+    assert (
+        agreement_of_con_d["only_second"] == 0
+        and agreement_of_con_d["only_first"] == 395 - agreement_of_con_d["pairs"]
+    )
     text = (tmp_path / "results" / "thresholds.md").read_text()
     assert "| best F1 |" in text and text.strip() in "# Thresholds and agreement\n\n" + (
         capsys.readouterr().out.strip()
@@ -330,12 +348,12 @@ def test_command_writes_what_loops_find(tmp_path, capsys):
     assert "Precision and recall" in page and "Calibration" in page
 
 
-def labels_file(path, judged, name, above, answers, strata):
+def labels_file(path, judged_file, name, above, answers, strata):
     content = {
         "kind": LABELS,
         "version": VERSION,
         "page": "p",
-        "judged": judged.digest,
+        "judged": judged_file.digest,
         "name": name,
         "drawn": {"above": above, "count": 0, "seed": 0, "strata": strata},
         "labels": [
@@ -346,11 +364,11 @@ def labels_file(path, judged, name, above, answers, strata):
     return path
 
 
-def test_people_who_saw_a_stratified_sample_tell_of_all_pairs(tmp_path):
-    # Many sure negatives, few others: without weights the sample would look half valid.
+def test_stratified_labels_are_weighted_to_all_pairs(tmp_path):
+    # Many certain negatives, few others: without weights the sample would seem half valid.
     probability = np.r_[np.full(900, 0.05), np.full(100, 0.95)].astype(np.float32)
     size = len(probability)
-    pairs = judged(np.arange(size), np.arange(size)[::-1], con_d=probability)
+    pairs = judged_file(np.arange(size), np.arange(size)[::-1], con_d=probability)
     pairs.save(tmp_path / "judged.npz")
     rows, strata = draw(pairs.probability_by(None), 100, None, 0)
     assert [s["drawn"] for s in strata] == [50, *[0] * 8, 50]
@@ -358,9 +376,9 @@ def test_people_who_saw_a_stratified_sample_tell_of_all_pairs(tmp_path):
         (pairs.image[row], pairs.text[row], "yes" if probability[row] > 0.5 else "no")
         for row in rows
     ]
-    # Of the 50 below, 5 do match: a tenth of 900.
-    low = [k for k, row in enumerate(rows) if probability[row] < 0.5]
-    for k in low[:5]:
+    # 5 of the 50 improbable pairs match: a tenth of 900.
+    improbable = [k for k, row in enumerate(rows) if probability[row] < 0.5]
+    for k in improbable[:5]:
         answers[k] = (*answers[k][:2], "yes")
     path = labels_file(tmp_path / "labels.json", pairs, "con_d", None, answers, strata)
     command.run(arguments(judged=[tmp_path], labels=[path], output=tmp_path / "out"))
@@ -373,8 +391,8 @@ def test_people_who_saw_a_stratified_sample_tell_of_all_pairs(tmp_path):
     assert half["recall"] == pytest.approx(100 / 190)
 
 
-def test_labels_of_another_file_are_refused(tmp_path):
-    one, two = files(tmp_path)
+def test_labels_of_another_file_are_rejected(tmp_path):
+    one, two = write_judged_files(tmp_path)
     path = labels_file(
         tmp_path / "labels.json", two, "con_d", 0.5, [], [{"low": 0.5, "high": 1, "pairs": 1}]
     )
@@ -382,8 +400,8 @@ def test_labels_of_another_file_are_refused(tmp_path):
         command.run(arguments(judged=[tmp_path / "one"], labels=[path]))
 
 
-def test_without_truth_it_tells_how_to_get_some(tmp_path, capsys):
-    judged([0, 1], [1, 0], a=[0.1, 0.9], b=[0.2, 0.7]).save(tmp_path / "judged.npz")
+def test_command_without_truth_explains_how_to_label(tmp_path, capsys):
+    judged_file([0, 1], [1, 0], a=[0.1, 0.9], b=[0.2, 0.7]).save(tmp_path / "judged.npz")
     command.run(arguments(judged=[tmp_path]))
     printed = capsys.readouterr().out
     assert "label page" in printed and "Agreement" in printed

@@ -1,4 +1,4 @@
-"""Usage of vision: the same tokens with and without the image, slow loops, ranks, the command."""
+"""Use of vision: predictions with and without the image, slow loops, ranks, the command."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def samples_of(toy_train, count=10):
     return batch["image"], batch["text_input"], batch["index"].numpy()
 
 
-def family(name, captions):
-    """A random tiny model that guesses words of the captions, and looks at the image for it."""
+def biased_model(name, captions):
+    """Return a random tiny model that favours words of the captions and depends on the image."""
     torch.manual_seed(0)
     model = load_model(name, "tiny").eval()
     for part, weight in model.named_parameters():
@@ -53,41 +53,45 @@ def count(model, images, captions, numbers, rates, seed=0):
 
 
 @pytest.mark.parametrize("name", ["albef_mafa", *LM])
-def test_a_model_that_does_not_look_reads_alike_with_and_without(toy_train, name):
+def test_model_ignoring_images_predicts_the_same_with_and_without(toy_train, name):
     samples = samples_of(toy_train, 40)
-    model = family(name, samples[1])
+    model = biased_model(name, samples[1])
     rates = RATES if name == "albef_mafa" else [None]
-    looking = count(model, *samples, rates)
-    assert not torch.equal(looking[:, 1:3], looking[:, 3:]), "it must be able to differ"
+    with_vision = count(model, *samples, rates)
+    assert not torch.equal(with_vision[:, 1:3], with_vision[:, 3:]), (
+        "the predictions must depend on the image"
+    )
     for part, weight in model.named_parameters():
         if "crossattention.self.value" in part:
             weight.data.zero_()
     blind = count(model, *samples, rates)
     assert torch.equal(blind[:, 1:3], blind[:, 3:]) and blind[:, 0].sum() > 0
-    assert torch.equal(blind[:, 3:], looking[:, 3:]), "without the image nothing was looked at"
+    assert torch.equal(blind[:, 3:], with_vision[:, 3:]), (
+        "without the image, vision must not matter"
+    )
 
 
 @pytest.mark.parametrize("name", ["albef_mafa", *LM])
-def test_without_image_no_image_matters_and_afterwards_it_does(toy_train, name):
+def test_without_image_removes_the_image_only_inside_the_context(toy_train, name):
     images, captions, _ = samples_of(toy_train)
-    model = family(name, captions)
+    model = biased_model(name, captions)
     reader = TokenPredictor(model)
     tokens = tokenize(model, captions, None)
     texts = Texts(tokens.input_ids, tokens.attention_mask)
-    asked = texts.mask.bool()
+    visible = texts.mask.bool()
 
     def logits(pictures):
         with torch.no_grad():
-            return reader._logits(reader.backbone.encode_images(pictures), texts, asked)
+            return reader._logits(reader.backbone.encode_images(pictures), texts, visible)
 
-    seen = logits(images), logits(images.flip(0))
+    with_image = logits(images), logits(images.flip(0))
     with without_image(model):
-        unseen = logits(images), logits(images.flip(0))
-    assert torch.equal(*unseen) and not torch.equal(*seen)
-    assert torch.equal(logits(images), seen[0]), "no hook is left behind"
+        without = logits(images), logits(images.flip(0))
+    assert torch.equal(*without) and not torch.equal(*with_image)
+    assert torch.equal(logits(images), with_image[0]), "the hooks must be removed"
 
 
-def test_a_model_without_cross_attention_is_refused():
+def test_model_without_cross_attention_is_rejected():
     with (
         pytest.raises(ValueError, match="no cross-attention"),
         without_image(torch.nn.Linear(1, 1)),
@@ -96,24 +100,24 @@ def test_a_model_without_cross_attention_is_refused():
 
 
 def slow_counts(model, image, caption, number, rate, seed):
-    """One sample token by token: the whole vocabulary is ranked at every hidden place."""
+    """Count one sample token by token: rank the full vocabulary at every masked position."""
     tokens = tokenize(model, [caption], None)
     ids, targets = mask_captions(
         model, tokens.input_ids, tokens.attention_mask, np.array([number]), rate, seed
     )
     backbone = model.backbone
     embeds = backbone.encode_images(image[None]).embeds
-    asked, hits = 0, {key: 0 for key in COUNTS[1:]}
-    for place, target in enumerate(targets[0].tolist()):
+    predicted, hits = 0, {key: 0 for key in COUNTS[1:]}
+    for position, target in enumerate(targets[0].tolist()):
         if target == IGNORED:
             continue
-        asked += 1
+        predicted += 1
         for suffix in ("", "_without"):
-            here = torch.zeros_like(targets, dtype=torch.bool)
-            here[0, place] = True
+            at_position = torch.zeros_like(targets, dtype=torch.bool)
+            at_position[0, position] = True
 
-            def predict(here=here):
-                return backbone._predict(ids, tokens.attention_mask, embeds, here)
+            def predict(at_position=at_position):
+                return backbone._predict(ids, tokens.attention_mask, embeds, at_position)
 
             if suffix:
                 with without_image(model):
@@ -123,51 +127,57 @@ def slow_counts(model, image, caption, number, rate, seed):
             better = int((scores > scores[target]).sum())
             hits[f"hits_1{suffix}"] += better < 1
             hits[f"hits_5{suffix}"] += better < 5
-    return [asked, *hits.values()]
+    return [predicted, *hits.values()]
 
 
-def test_counts_are_those_of_a_slow_loop_whatever_stands_beside(toy_train):
+def test_counts_equal_slow_loop_for_any_batch(toy_train):
     images, captions, numbers = samples_of(toy_train, 12)
-    model = family("albef_mafa", captions)
+    model = biased_model("albef_mafa", captions)
     together = count(model, images, captions, numbers, RATES, seed=4)
     with torch.no_grad():
-        for place in range(12):
-            one = slice(place, place + 1)
-            alone = count(model, images[one], captions[one], numbers[one], RATES, seed=4)
-            assert torch.equal(alone, together[:, :, one])
+        for index in range(12):
+            row_slice = slice(index, index + 1)
+            single = count(
+                model, images[row_slice], captions[row_slice], numbers[row_slice], RATES, seed=4
+            )
+            assert torch.equal(single, together[:, :, row_slice])
             for row, rate in enumerate(RATES):
                 slow = slow_counts(
-                    model, images[place], captions[place], numbers[place], rate, seed=4
+                    model, images[index], captions[index], numbers[index], rate, seed=4
                 )
-                assert together[row, :, place].tolist() == slow
-    asked, _, among_5, *_ = together.sum(dim=(0, 2)).tolist()
-    assert 0 < among_5 < asked
+                assert together[row, :, index].tolist() == slow
+    predicted, _, among_5, *_ = together.sum(dim=(0, 2)).tolist()
+    assert 0 < among_5 < predicted
 
 
 @pytest.mark.parametrize("name", LM)
-def test_next_tokens_are_counted_as_a_slow_loop_does(toy_train, name):
+def test_next_token_counts_equal_slow_loop(toy_train, name):
     images, captions, numbers = samples_of(toy_train, 12)
-    model = family(name, captions)
+    model = biased_model(name, captions)
     fast = count(model, images, captions, numbers, [None])[0]
     backbone = model.backbone
-    for place in range(12):
-        tokens = tokenize(model, [captions[place]], None)
+    for row in range(12):
+        tokens = tokenize(model, [captions[row]], None)
         length = tokens.input_ids.shape[1]
         with torch.no_grad():
-            encoded = backbone.encode_images(images[place][None])
-            asked = hits_1 = hits_5 = 0
+            encoded = backbone.encode_images(images[row][None])
+            predicted = hits_1 = hits_5 = 0
             for end in range(1, length):
-                # What comes later is unknown: the caption is cut before the token to predict.
+                # Later tokens are unknown: the caption is truncated before the predicted token.
                 scores = next_token(model, encoded, tokens.input_ids[:, :end])
                 better = int((scores > scores[tokens.input_ids[0, end]]).sum())
-                asked, hits_1, hits_5 = asked + 1, hits_1 + (better < 1), hits_5 + (better < 5)
-        assert fast[:3, place].tolist() == [asked, hits_1, hits_5]
-    asked, _, among_5, *_ = fast.sum(dim=1).tolist()
-    assert 0 < among_5 < asked
+                predicted, hits_1, hits_5 = (
+                    predicted + 1,
+                    hits_1 + (better < 1),
+                    hits_5 + (better < 5),
+                )
+        assert fast[:3, row].tolist() == [predicted, hits_1, hits_5]
+    predicted, _, among_5, *_ = fast.sum(dim=1).tolist()
+    assert 0 < among_5 < predicted
 
 
 def next_token(model, encoded, ids):
-    """Logits ``(V,)`` of the token after ``(1, L)`` ids."""
+    """Return the logits ``(V,)`` of the token after ``(1, L)`` ids."""
     ids = begin_with(ids, model.tokenizer.bos_token_id)
     if hasattr(model, "text_decoder"):
         output = model.text_decoder(
@@ -185,7 +195,7 @@ def next_token(model, encoded, ids):
     return model.Qformer.cls(output.last_hidden_state)[0, -1]
 
 
-def test_masks_belong_to_the_sample_and_grow_with_the_rate(tiny, toy_train):
+def test_masks_depend_on_the_sample_and_grow_with_the_rate(tiny, toy_train):
     _, captions, numbers = samples_of(toy_train, 30)
     tokens = tokenize(tiny, captions, None)
 
@@ -195,72 +205,78 @@ def test_masks_belong_to_the_sample_and_grow_with_the_rate(tiny, toy_train):
 
     before = torch.get_rng_state()
     few, many = masked(0.2), masked(0.7)
-    assert torch.equal(torch.get_rng_state(), before), "nobody else's draws change"
+    assert torch.equal(torch.get_rng_state(), before), "the global generator must not be used"
     hidden = [targets != IGNORED for _, targets in (few, many)]
     assert (hidden[1] | ~hidden[0]).all() and 0 < hidden[0].sum() < hidden[1].sum()
     assert torch.equal(few[0][hidden[0]], many[0][hidden[0]])
     mask_id = tiny.tokenizer.mask_token_id
     assert (few[0][hidden[0]] == mask_id).float().mean() == pytest.approx(0.8, abs=0.15)
-    whole = tokens.attention_mask.bool()
-    assert not hidden[1][~whole].any() and not hidden[1][:, 0].any()
-    assert hidden[1].sum() / (whole.sum() - len(whole)) == pytest.approx(0.7, abs=0.1)
+    words = tokens.attention_mask.bool()
+    assert not hidden[1][~words].any() and not hidden[1][:, 0].any()
+    assert hidden[1].sum() / (words.sum() - len(words)) == pytest.approx(0.7, abs=0.1)
     backwards = masked(0.7, rows=np.arange(29, -1, -1))
     assert torch.equal(backwards[1].flip(0), many[1]) and torch.equal(backwards[0].flip(0), many[0])
     assert not torch.equal(masked(0.7, seed=1)[1], many[1])
 
 
-def test_a_model_whose_answer_is_in_the_image_alone_uses_vision(tiny):
-    """A patch of colour; its name cannot be guessed without it."""
+def test_model_that_needs_the_image_uses_vision(tiny):
+    """A patch of colour; its name cannot be guessed without the image."""
     torch.manual_seed(0)
     names = ["red", "green", "blue", "yellow"]
-    shown = torch.tensor([[1, -1, -1], [-1, 1, -1], [-1, -1, 1], [1, 1, -1]]).float()
-    which = torch.arange(16) % 4
-    images = shown[which][:, :, None, None].expand(-1, 3, 32, 32)
-    captions = [names[i] for i in which]
+    colours = torch.tensor([[1, -1, -1], [-1, 1, -1], [-1, -1, 1], [1, 1, -1]]).float()
+    colour_of = torch.arange(16) % 4
+    images = colours[colour_of][:, :, None, None].expand(-1, 3, 32, 32)
+    captions = [names[i] for i in colour_of]
     tiny.mlm_probability = 0.6
     tiny.train()
     optimizer = torch.optim.AdamW(tiny.parameters(), lr=2e-3)
     own = torch.arange(16)
     for _ in range(50):
-        seen, texts = tiny.backbone.encode_images(images), tiny.backbone.encode_texts(captions)
-        loss = tiny.backbone.language_losses(seen, texts, own, own).mean()
+        encoded, texts = tiny.backbone.encode_images(images), tiny.backbone.encode_texts(captions)
+        loss = tiny.backbone.language_losses(encoded, texts, own, own).mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
     counts = count(tiny.eval(), images, captions, np.arange(16), [1.0])
-    figures = figures_of(counts[0].numpy(), np.arange(16))
-    assert figures["accuracy_1"]["share"] > 0.9
-    assert figures["uov_1"]["low"] > 0.1, "half of the tokens are [SEP], which anyone can guess"
+    shares = figures_of(counts[0].numpy(), np.arange(16))
+    assert shares["accuracy_1"]["share"] > 0.9
+    assert shares["uov_1"]["low"] > 0.1, (
+        "half of the tokens are [SEP], which can be guessed without the image"
+    )
 
 
 def test_shares_and_intervals():
-    asked = np.array([4, 0, 6, 10])
+    predicted = np.array([4, 0, 6, 10])
     hits = np.array([2, 0, -1, 5])
-    told = share_of(hits, asked, np.arange(4), ratio)
-    assert told["share"] == pytest.approx(6 / 20)
+    share = share_of(hits, predicted, np.arange(4), ratio)
+    assert share["share"] == pytest.approx(6 / 20)
     residuals = [2 - 0.3 * 4, -1 - 0.3 * 6, 5 - 0.3 * 10]
     half = 1.959964 * np.sqrt(3 / 2 * sum(r * r for r in residuals)) / 20
-    assert told["low"] == pytest.approx(0.3 - half) and told["high"] == pytest.approx(0.3 + half)
-    joined = share_of(hits, asked, np.array([7, 7, 7, 9]), ratio)
-    assert joined["share"] == told["share"] and joined["low"] != told["low"]
-    assert np.isnan(share_of(hits * 0, asked * 0, np.arange(4), ratio)["low"])
-    figures = figures_of(np.array([[4, 4], [3, 2], [4, 4], [1, 1], [2, 0]]), np.arange(2))
-    shares = {key: figures[key]["share"] for key in figures if key != "tokens"}
+    assert share["low"] == pytest.approx(0.3 - half) and share["high"] == pytest.approx(0.3 + half)
+    joined = share_of(hits, predicted, np.array([7, 7, 7, 9]), ratio)
+    assert joined["share"] == share["share"] and joined["low"] != share["low"]
+    assert np.isnan(share_of(hits * 0, predicted * 0, np.arange(4), ratio)["low"])
+    usage = figures_of(np.array([[4, 4], [3, 2], [4, 4], [1, 1], [2, 0]]), np.arange(2))
+    shares = {key: usage[key]["share"] for key in usage if key != "tokens"}
     assert shares == {
         **{"uov_1": 3 / 8, "accuracy_1": 5 / 8, "without_1": 2 / 8},
         **{"uov_5": 6 / 8, "accuracy_5": 1.0, "without_5": 2 / 8},
     }
-    assert figures["accuracy_5"]["high"] <= 1.0 and figures["tokens"] == 8
+    assert usage["accuracy_5"]["high"] <= 1.0 and usage["tokens"] == 8
 
 
-def test_checkpoints_are_named_by_what_tells_them_apart(tmp_path):
-    odd = tmp_path / "a=b.pth"
-    odd.touch()
-    given = ["runs/one/checkpoint_last.pth", "mine=runs/two/checkpoint_last.pth", str(odd)]
-    assert named_checkpoints(given) == {
-        "one": given[0],
+def test_checkpoints_get_distinguishing_names(tmp_path):
+    with_equals_sign = tmp_path / "a=b.pth"
+    with_equals_sign.touch()
+    paths = [
+        "runs/one/checkpoint_last.pth",
+        "mine=runs/two/checkpoint_last.pth",
+        str(with_equals_sign),
+    ]
+    assert named_checkpoints(paths) == {
+        "one": paths[0],
         "mine": "runs/two/checkpoint_last.pth",
-        "a=b": given[2],
+        "a=b": paths[2],
     }
     with pytest.raises(ValueError, match="NAME=PATH"):
         named_checkpoints(["a/x/checkpoint_1.pth", "b/x/checkpoint_2.pth"])
@@ -277,59 +293,69 @@ def rows_of(folder):
     return {(row["model"], row["rate"]): row for row in rows}
 
 
-def test_the_command_on_one_and_two_ranks_and_other_mini_batches(tmp_path, checkpoints):
+def test_command_with_two_ranks_and_other_mini_batches_gives_the_same(tmp_path, checkpoints):
     first, second = checkpoints
 
-    def given(folder, size):
+    def vision_arguments(folder, size):
         chosen = [f"run.batch_size_eval={size}"]
         more = ("--checkpoint", first, f"other={second}", "--rates", 0.5, 0.15, "--samples", 70)
         return arguments("vision", tmp_path / folder, first, *more, options=chosen)
 
-    assert main(given("one", 16)) == 0
-    said = call_ranks(2, *given("two", 9))
-    one, two = rows_of(tmp_path / "one"), rows_of(tmp_path / "two")
-    assert one == two and "UoV@5" in said
-    assert list(one) == [("a", 0.15), ("a", 0.5), ("other", 0.15), ("other", 0.5)]
-    assert one["a", 0.5] | {"model": 0} != one["other", 0.5] | {"model": 0}
+    assert main(vision_arguments("one", 16)) == 0
+    output = call_ranks(2, *vision_arguments("two", 9))
+    on_one_rank, on_two_ranks = rows_of(tmp_path / "one"), rows_of(tmp_path / "two")
+    assert on_one_rank == on_two_ranks and "UoV@5" in output
+    assert list(on_one_rank) == [("a", 0.15), ("a", 0.5), ("other", 0.15), ("other", 0.5)]
+    assert on_one_rank["a", 0.5] | {"model": 0} != on_one_rank["other", 0.5] | {"model": 0}
     page = (tmp_path / "one" / "report.html").read_text()
     assert page.count("<figcaption>") == 7 and "accuracy@1 without the image" in page
     assert "| other" in (tmp_path / "one" / "vision.md").read_text()
 
 
-def test_the_command_on_photographs_of_which_some_cannot_be_read(tmp_path, photographs):
-    told = []
+def test_vision_command_skips_unreadable_photographs(tmp_path, photographs):
+    rows = []
     for missing in (0, 3):
         output = tmp_path / str(missing)
-        given = own_arguments("vision", output, tmp_path, photographs, missing=missing)
-        assert main(given) == 0
-        told.append(rows_of(output))
-    tokens = {rate: row["tokens"] for (_, rate), row in told[0].items()}
+        vision_arguments = own_arguments("vision", output, tmp_path, photographs, missing=missing)
+        assert main(vision_arguments) == 0
+        rows.append(rows_of(output))
+    tokens = {rate: row["tokens"] for (_, rate), row in rows[0].items()}
     assert list(tokens) == [0.15, 0.35, 0.5, 0.75]
     assert 0 < tokens[0.15] < tokens[0.35] < tokens[0.5] < tokens[0.75]
-    assert told[0] == told[1], "what cannot be read counts nothing"
+    assert rows[0] == rows[1], "unreadable samples must not be counted"
 
 
-def test_next_tokens_have_no_rates_and_no_curves(tmp_path):
+def test_next_token_models_have_no_rates_and_curves(tmp_path):
     config = CONFIG.replace("albef_toy", "blip2_toy")
     size = f"datasets.toy_scenes.build_info.train_size={SIZE}"
-    given = ["vision", "--cfg-path", config, "--output", str(tmp_path), "--samples", "20"]
-    assert main([*given, "--options", size]) == 0
+    vision_arguments = [
+        "vision",
+        "--cfg-path",
+        config,
+        "--output",
+        str(tmp_path),
+        "--samples",
+        "20",
+    ]
+    assert main([*vision_arguments, "--options", size]) == 0
     assert list(rows_of(tmp_path)) == [("the config's", None)]
 
 
 @pytest.mark.parametrize(
-    ("more", "told"),
+    ("more", "message"),
     [(("--rates", "0.2", "1.5"), "--rates"), (("--samples", "0"), "--samples")],
 )
-def test_what_makes_no_sense_is_refused(tmp_path, caplog, more, told):
+def test_invalid_arguments_are_rejected(tmp_path, caplog, more, message):
     assert main(["vision", "--cfg-path", CONFIG, "--output", str(tmp_path), *more]) == 1
-    assert told in caplog.text
+    assert message in caplog.text
 
 
-def test_a_checkpoint_without_a_language_head_is_refused(tmp_path, checkpoints, caplog):
+def test_checkpoint_without_language_head_is_rejected(tmp_path, checkpoints, caplog):
     content = torch.load(checkpoints[0], weights_only=True)
-    kept = {k: v for k, v in content["model"].items() if not k.startswith("text_encoder.cls.")}
+    without_head = {
+        k: v for k, v in content["model"].items() if not k.startswith("text_encoder.cls.")
+    }
     path = tmp_path / "retrieval.pth"
-    torch.save({"model": kept}, path)
+    torch.save({"model": without_head}, path)
     assert main(arguments("vision", tmp_path / "out", path, "--samples", 5)) == 1
     assert "language loss" in caplog.text
