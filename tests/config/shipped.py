@@ -1,4 +1,4 @@
-"""What the tests of shipped configs share: the files, and how they are loaded."""
+"""Shared by the tests of shipped configs: the files, and how they are loaded."""
 
 from __future__ import annotations
 
@@ -17,15 +17,17 @@ from lavis_mafa.config import defaults, load, load_config
 PROJECTS = ROOT / "projects"
 TRAIN, EVAL = PROJECTS / "mafa/train", PROJECTS / "mafa/eval"
 STAGE_1 = PROJECTS / "mafa/blip2_stage1.yaml"
-STUDIES = PROJECTS / "mafa/studies"  # files of another kind, tested with what reads them
+STUDIES = PROJECTS / "mafa/studies"  # study files are tested with their reader
 SHIPPED = sorted(path for path in PROJECTS.rglob("*.y*ml") if STUDIES not in path.parents)
 SCRIPTS = sorted((ROOT / "run_scripts").rglob("*.sh"))
 ANNOTATIONS = "datasets.image_text_json.build_info.annotations.{}.storage={}.json"
 FOUR_MILLION = ["coco_caption", "vg_caption", "sbu_caption", "conceptual_caption_3m"]
 
 
-def needed(path, options=()):
-    """The options that a config for one's own data or language model cannot do without."""
+def required_options(path, options=()):
+    """Return the options without which a config for own data or an own language model is
+    incomplete.
+    """
     if "own_data" in path.stem:
         splits = ("train", "val", "test") if path.parent.name == "train" else ("test",)
         files = [ANNOTATIONS.format(split, split) for split in splits]
@@ -45,7 +47,7 @@ def needed(path, options=()):
 
 @functools.cache
 def loaded(path, *options):
-    return load_config(path, [*needed(path, options), *options], machine=False)
+    return load_config(path, [*required_options(path, options), *options], machine=False)
 
 
 def step_of(cfg):
@@ -57,24 +59,26 @@ def last(cfg, name="checkpoint_last.pth"):
 
 
 def head_of(path):
-    """The comments that a config begins with."""
+    """Return the comments at the beginning of a config."""
     return re.match(r"(#.*\n)*", path.read_text())[0]
 
 
-def told_options(path):
-    """What follows every ``--options`` in the comments at the head of a config."""
+def options_in_comments(path):
+    """Return the options after every ``--options`` in the header comments of a config."""
     comments = [line[1:] for line in path.read_text().splitlines() if line.startswith("#")]
     lines = "\n".join(comments).replace("\\\n", " ").splitlines()
-    told = [line.split("--options", 1)[1] for line in lines if "--options" in line]
-    found = [re.findall(r"'([\w.]+=[^']*)'|([\w.]+=\S+)", line) for line in told]
+    option_texts = [line.split("--options", 1)[1] for line in lines if "--options" in line]
+    found = [re.findall(r"'([\w.]+=[^']*)'|([\w.]+=\S+)", line) for line in option_texts]
     return [[quoted or plain.rstrip(").,") for quoted, plain in line] for line in found]
 
 
 @pytest.fixture(autouse=True, scope="module")
 def parse_default_yamls_once():
-    """Most of the time goes into reading the same few YAMLs."""
-    read = functools.cache(defaults.default_yaml)
+    """Speed up: most of the time is spent parsing the same few YAMLs."""
+    read_once = functools.cache(defaults.default_yaml)
     with pytest.MonkeyPatch.context() as patch:
         for module in (defaults, load):
-            patch.setattr(module, "default_yaml", lambda *which: copy.deepcopy(read(*which)))
+            patch.setattr(
+                module, "default_yaml", lambda *arguments: copy.deepcopy(read_once(*arguments))
+            )
         yield

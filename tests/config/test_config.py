@@ -1,4 +1,4 @@
-"""Configuration: what is wrong is refused, all at once and by name; what is right is completed."""
+"""Configuration: invalid configs are rejected with all problems named, valid ones are completed."""
 
 from __future__ import annotations
 
@@ -64,7 +64,9 @@ LAVIS_PRETRAIN: dict[str, Any] = {
 
 
 def put(config: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
-    """A copy of ``config`` with ``value`` at the dotted ``path``; `DELETE` removes the key."""
+    """Return a copy of ``config`` with ``value`` at the dotted ``path``; `DELETE` removes the
+    key.
+    """
     config = copy.deepcopy(config)
     node = config
     *parents, leaf = path.split(".")
@@ -86,7 +88,7 @@ def problems(config: dict[str, Any], machine: bool = True) -> list[str]:
     return complete(config, machine)[1]
 
 
-def named(found: list[str], path: str) -> list[str]:
+def problems_at(found: list[str], path: str) -> list[str]:
     return [line for line in found if line.startswith((f"{path}:", f"{path}["))]
 
 
@@ -101,13 +103,13 @@ def save(tmp_path: Path):
     return write
 
 
-def test_good_configs_pass(save):
+def test_valid_configs_pass(save):
     assert problems(GOOD) == []
     assert problems(LAVIS_PRETRAIN, machine=False) == []
     assert isinstance(load_config(save(GOOD)), MafaConfig)
 
 
-# Key, wrong value, what the message must say besides the key.
+# Key, wrong value, text that the message must contain besides the key.
 WRONG = [
     ("run.batch_size_trian", 64, "did you mean run.batch_size_train?"),
     ("run.lr", 1e-4, "did you mean run.init_lr?"),
@@ -176,7 +178,11 @@ WRONG = [
     ("model.model_type", ["tiny"], "is not a type"),
     ("model.tokenizer", "nowhere/vocab.txt", "no such path"),
     ("model.med_config_path", "nowhere.json", "no such library file"),
-    ("model.pretrained", "nowhere.pth", "nothing is loaded"),  # not read: load_pretrained is off
+    (
+        "model.pretrained",
+        "nowhere.pth",
+        "nothing is loaded",
+    ),  # not read because load_pretrained is off
     ("model.finetuned", 3, "is not a string"),
     ("model.image_size", 33, "multiple of model.vit.patch_size 16"),
     ("model.image_size", 64, "pictures of toy_scenes are 16 * 2 = 32 pixels wide"),
@@ -203,15 +209,15 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("path", "value", "says"), WRONG)
-def test_a_wrong_config_is_refused_by_name(path, value, says):
+@pytest.mark.parametrize(("path", "value", "message"), WRONG)
+def test_wrong_values_are_rejected_by_name(path, value, message):
     config = put(GOOD, path, value)
-    if says is None:
+    if message is None:
         assert problems(config) == []
         return
     lines = [line for line in problems(config) if line.startswith(path)]
     assert lines, problems(config)
-    assert any(says in line for line in lines), lines
+    assert any(message in line for line in lines), lines
 
 
 LEAVES = [(p, k) for p, k in known_keys(SCHEMA) if k.kind != "mapping" and "datasets" not in p]
@@ -222,11 +228,11 @@ def _leaf(path: str) -> tuple[str, Any]:
     if path.startswith("model.mafa.con_d."):
         config = put(config, "model.mafa.con_d", {"arch": "oracle"})
     if path.startswith("model.") and any("unknown" in p for p in problems(put(config, path, "x"))):
-        config = copy.deepcopy(LAVIS_PRETRAIN)  # a key that only LAVIS's models read
+        config = copy.deepcopy(LAVIS_PRETRAIN)  # a key of LAVIS's models only
         if any("unknown" in p or "read only" in p for p in problems(put(config, path, "x"))):
-            config = put(GOOD, "model.arch", "blip2_mafa")  # or one that only BLIP-2 has
+            config = put(GOOD, "model.arch", "blip2_mafa")  # or of BLIP-2 only
             if any("unknown" in p for p in problems(put(config, path, "x"))):
-                config = put(GOOD, "model.arch", "blip2_opt_mafa")  # or its second stage
+                config = put(GOOD, "model.arch", "blip2_opt_mafa")  # or of its second stage
     return path, config
 
 
@@ -257,7 +263,7 @@ def test_all_problems_are_reported_at_once(save):
     assert len(text.splitlines()) == 8
 
 
-def test_no_foreign_key_is_suggested():
+def test_keys_of_other_sections_are_not_suggested():
     for name in ("preset", "margin", "drop_empty", "mode"):
         report = Report(
             Key(
@@ -275,7 +281,7 @@ def test_no_foreign_key_is_suggested():
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         ("run: [", "is not YAML"),
         ("run: {seed: 1, seed: 2}", "is not YAML"),
@@ -285,12 +291,12 @@ def test_no_foreign_key_is_suggested():
         ("run: ${nothing}", "run: Interpolation key 'nothing' not found"),
     ],
 )
-def test_a_file_that_is_no_config(save, text, says):
-    with pytest.raises(ConfigError, match=says.replace("(", r"\(").replace("$", r"\$")):
+def test_files_that_are_not_configs_are_rejected(save, text, message):
+    with pytest.raises(ConfigError, match=message.replace("(", r"\(").replace("$", r"\$")):
         load_config(save(text))
 
 
-def test_a_missing_file():
+def test_missing_file_is_rejected():
     with pytest.raises(ConfigError, match="nowhere.yaml: cannot be read"):
         load_config("nowhere.yaml")
 
@@ -307,7 +313,7 @@ def test_options_override_the_file(save):
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "message"),
     [
         (["run.sead=7"], "run.sead: unknown key; did you mean run.seed?"),
         (["seed=7"], "seed: unknown key; did you mean run.seed?"),
@@ -320,10 +326,10 @@ def test_options_override_the_file(save):
         (["run.train_splits.x=7"], "run.train_splits: {'x': 7} is not a list"),
     ],
 )
-def test_wrong_options(save, options, says):
+def test_invalid_options_are_rejected(save, options, message):
     with pytest.raises(ConfigError) as caught:
         load_config(save(GOOD), options)
-    assert says in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_options_choose_the_default_yaml(save):
@@ -333,7 +339,7 @@ def test_options_choose_the_default_yaml(save):
     assert "vit" in tiny.model_cfg and "vit" not in base.model_cfg
     sparse = load_config(save(GOOD), ["datasets.toy_scenes.type=sparse"])
     assert sparse.datasets_cfg.toy_scenes.build_info.preset == "sparse"
-    # An option brings in a whole dataset, defaults and all.
+    # An option adds a complete dataset with its defaults.
     more = load_config(
         save(GOOD),
         [
@@ -368,12 +374,12 @@ def test_defaults_are_filled_in():
     lavis_own = complete(LAVIS_PRETRAIN, machine=False)[0]
     assert lavis_own["run"]["grit"]["enabled"] is False
     assert "mafa" not in lavis_own["model"]
-    # Defaults are copies: a changed config does not change the next one.
+    # Defaults are copies: changing a config does not change the next one.
     run["valid_splits"].append("val")
     assert complete(GOOD)[0]["run"]["valid_splits"] == []
 
 
-def test_what_evaluation_does_not_need():
+def test_evaluation_needs_no_training_keys():
     run = {"task": "mafa_retrieval", "evaluate": True, "test_splits": ["test"], "device": "cpu"}
     run |= {"batch_size_eval": 8, "num_workers": 0, "output_dir": "o", "grit": {"search_space": 9}}
     assert problems({**GOOD, "run": run}) == []
@@ -381,7 +387,7 @@ def test_what_evaluation_does_not_need():
     assert [line.split(":")[0] for line in nothing] == ["run.test_splits"]
 
 
-def test_grit_checks_only_where_grit_is_on():
+def test_grit_is_checked_only_if_enabled():
     off = put(put(GOOD, "run.grit.enabled", False), "run.grit.search_space", 9999)
     assert problems(off) == []
     config = put(GOOD, "run.grit.search_space", 64)
@@ -421,29 +427,29 @@ def test_con_d_needs_weights(tmp_path):
     lines = problems(put(GOOD, "model.mafa.con_d", {**con_d, "checkpoint": str(weights)}))
     assert lines == [f"model.mafa.con_d.checkpoint: no such file or URL: {str(weights)!r}"]
     lines = problems(put(GOOD, "model.mafa.con_d", {**con_d, "model_type": "tinny"}))
-    assert "did you mean tiny?" in named(lines, "model.mafa.con_d.model_type")[0]
+    assert "did you mean tiny?" in problems_at(lines, "model.mafa.con_d.model_type")[0]
 
 
-def test_files_are_looked_for(tmp_path, monkeypatch):
+def test_missing_files_are_reported(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     config = put(GOOD, "run.resume_ckpt_path", "auto")
     assert problems(config) == []
     start = put(put(GOOD, "model.load_pretrained", True), "model.pretrained", "start.pth")
-    assert named(problems(start), "model.pretrained")
+    assert problems_at(problems(start), "model.pretrained")
     assert problems(start, machine=False) == []
     torch.save({"temp": torch.ones(())}, tmp_path / "start.pth")
     assert problems(start) == []
     own = put(GOOD, "model.tokenizer", "vocab.txt")
-    assert named(problems(own), "model.tokenizer")
+    assert problems_at(problems(own), "model.tokenizer")
     (tmp_path / "vocab.txt").touch()
     assert problems(own) == []
     assert problems(put(GOOD, "model.tokenizer", "org/some-tokenizer")) == []
     (tmp_path / "order.txt").touch()
     order = put(GOOD, "run.grit.first_order", "order.txt")
-    assert "ends in .npy" in named(problems(order), "run.grit.first_order")[0]
+    assert "ends in .npy" in problems_at(problems(order), "run.grit.first_order")[0]
 
 
-def test_annotation_files_of_ones_own(tmp_path, monkeypatch):
+def test_annotation_files_of_own_data_are_checked(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     info = {"annotations": {"train": {"storage": ["a.json", "b.json"]}}, "images": {"storage": "i"}}
     sizes = {part: {"name": f"blip_image_{part}", "image_size": 32} for part in ("train", "eval")}
@@ -459,38 +465,40 @@ def test_annotation_files_of_ones_own(tmp_path, monkeypatch):
     (tmp_path / "i").mkdir()
     assert problems(config) == []
     empty = put(config, f"{where}.annotations", {})
-    assert named(problems(empty), f"{where}.annotations")
+    assert problems_at(problems(empty), f"{where}.annotations")
     valid = problems(put(config, "run.valid_splits", ["val"]))
     assert valid == ["run.valid_splits[0]: no dataset has a split 'val'; they have train"]
     url = put(config, f"{where}.annotations.train.url", "https://example.org/a.json")
     assert "1 url for 2 storage" in problems(url)[0]
 
 
-def test_files_of_lavis_builders_lie_in_its_cache(tmp_path, monkeypatch):
+def test_files_of_lavis_builders_are_searched_in_its_cache(tmp_path, monkeypatch):
     monkeypatch.setitem(registry.mapping["paths"], "cache_root", str(tmp_path))
-    where = "datasets.coco_caption.build_info"
+    info = "datasets.coco_caption.build_info"
     config = LAVIS_PRETRAIN
-    assert problems(config) == [f"{where}.images.storage: no such folder: 'coco/images/'"]
+    assert problems(config) == [f"{info}.images.storage: no such folder: 'coco/images/'"]
     (tmp_path / "coco" / "images").mkdir(parents=True)
     assert problems(config) == []
-    mine = put(config, f"{where}.annotations.train", {"url": "nowhere.json", "storage": "c/t.json"})
-    assert problems(mine) == [
-        f"{where}.annotations.train.storage: no such file: neither url 'nowhere.json' nor storage "
+    with_url = put(
+        config, f"{info}.annotations.train", {"url": "nowhere.json", "storage": "c/t.json"}
+    )
+    assert problems(with_url) == [
+        f"{info}.annotations.train.storage: no such file: neither url 'nowhere.json' nor storage "
         "'c/t.json'"
     ]
     (tmp_path / "c").mkdir()
     (tmp_path / "c" / "t.json").touch()
-    assert problems(mine) == []
+    assert problems(with_url) == []
 
 
-def test_keys_of_ours_need_an_arch_of_ours():
+def test_keys_of_this_package_need_a_model_of_this_package():
     lines = problems(put(LAVIS_PRETRAIN, "model.mafa", {"negatives": "hardest"}), machine=False)
     assert [line.split(":")[0] for line in lines] == ["model.mafa"]
     assert "not read by albef_pretrain; only models of lavis_mafa" in lines[0]
 
 
 @pytest.mark.parametrize(
-    ("path", "value", "says"),
+    ("path", "value", "message"),
     [
         ("model.finetuned", "", "model.finetuned: is empty"),
         ("model.load_finetuned", True, "model.finetuned: is empty"),
@@ -505,16 +513,16 @@ def test_keys_of_ours_need_an_arch_of_ours():
         ("datasets.coco_caption.build_info.annotations.val.storage", 3, "is not a string"),
     ],
 )
-def test_lavis_configs_are_checked_too(path, value, says):
+def test_configs_of_lavis_models_are_checked_too(path, value, message):
     config = put(LAVIS_PRETRAIN, "model.queue_size", 65536)
     config = put(config, path, value)
     if path == "model.finetuned":
         config = put(config, "model.load_finetuned", True)
     found = problems(config, machine=False)
-    assert any(says in line for line in found), found
+    assert any(message in line for line in found), found
 
 
-# What is wrong with LAVIS's own: no split val; no such model type; an empty file.
+# Known errors of LAVIS's own configs: no split val; no such model type; an empty file.
 LAVIS_WRONG = {
     "albef/train/okvqa_ft",
     "blip/coco_cap_ft_iter",
@@ -522,21 +530,21 @@ LAVIS_WRONG = {
 }
 
 
-def test_lavis_projects_pass():
+def test_configs_of_lavis_projects_pass():
     root = Path(lavis.__file__).parent / "projects"
     files = sorted(root.rglob("*.yaml"))
     if not files:
         pytest.skip("LAVIS came without its projects")
-    refused = set()
+    rejected = set()
     for file in files:
         try:
             load_config(file, machine=False)
         except ConfigError:
-            refused.add(str(file.relative_to(root).with_suffix("")))
-    assert refused <= LAVIS_WRONG
+            rejected.add(str(file.relative_to(root).with_suffix("")))
+    assert rejected <= LAVIS_WRONG
 
 
-def test_what_lavis_reads(save, capsys):
+def test_config_has_the_interface_that_lavis_reads(save, capsys):
     cfg = load_config(save(GOOD), ["run.seed=7"])
     assert registry.get("configuration") is cfg
     assert cfg.args.options == ["run.seed=7"]
@@ -547,18 +555,18 @@ def test_what_lavis_reads(save, capsys):
     shown = yaml.safe_load(format_config(cfg))
     assert list(shown) == ["run", "model", "datasets"]
     assert shown["run"]["grit"]["search_space"] == 1280
-    # What was printed is a config again.
+    # The printed text is a valid config.
     assert problems(shown) == []
 
 
-def test_a_refused_config_is_not_registered(save):
+def test_rejected_config_is_not_registered(save):
     registry.register("configuration", "before")
     with pytest.raises(ConfigError):
         load_config(save(put(GOOD, "run.seed", "x")))
     assert registry.get("configuration") == "before"
 
 
-def test_reading_builds_nothing_and_stays_off_the_network(save, monkeypatch):
+def test_loading_builds_nothing_and_uses_no_network(save, monkeypatch):
     def refuse(*args: Any, **kwargs: Any) -> None:
         raise AssertionError("touched")
 
@@ -569,10 +577,10 @@ def test_reading_builds_nothing_and_stays_off_the_network(save, monkeypatch):
     load_config(save(GOOD), base)
 
 
-def test_every_key_says_what_it_is():
+def test_every_key_is_documented():
     for path, key in known_keys(SCHEMA):
         assert key.doc and "\n" not in key.doc and key.source, path
-    # A key of ours never takes the place of one of LAVIS's.
+    # No key of this package replaces one of LAVIS's.
     assert not set(MODEL) & set(MODEL_MAFA)
 
 
@@ -594,7 +602,7 @@ PATHS = [path for path, _ in known_keys(SCHEMA)] + [
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(PATHS), JUNK), min_size=1, max_size=3))
-def test_no_junk_breaks_the_check(changes):
+def test_arbitrary_values_never_crash_the_check(changes):
     config = GOOD
     for path, value in changes:
         config = put(config, path, value)
@@ -605,7 +613,7 @@ def test_no_junk_breaks_the_check(changes):
 
 
 @pytest.mark.parametrize(
-    ("changes", "key", "says"),
+    ("changes", "key", "message"),
     [
         ({"model.arch": "fne_retrieval"}, "run.task", "needs a model that trains by the step"),
         (
@@ -633,21 +641,21 @@ def test_no_junk_breaks_the_check(changes):
         ),
     ],
 )
-def test_keys_that_contradict_each_other(changes, key, says):
+def test_contradicting_keys_are_rejected(changes, key, message):
     config = GOOD
     for path, value in changes.items():
         config = put(config, path, value)
     lines = [line for line in problems(config) if line.startswith(f"{key}:")]
-    assert any(says in line for line in lines), problems(config)
+    assert any(message in line for line in lines), problems(config)
 
 
-def test_lavis_s_models_have_a_queue_and_re_rank(save):
+def test_lavis_models_need_a_queue_and_re_ranking(save):
     lines = problems(put(put(LAVIS_PRETRAIN, "model.queue_size", 0), "run.k_test", 0))
     assert any(line.startswith("model.queue_size: 0 (no queue)") for line in lines), lines
     assert any(line.startswith("run.k_test: 0 (ITC only)") for line in lines), lines
 
 
-def test_what_has_no_effect_is_noted(save, caplog):
+def test_settings_without_effect_are_noted(save, caplog):
     with caplog.at_level(logging.WARNING):
         load_config(save(put(GOOD, "model.mafa.connections.top_k", 3)))
         load_config(save(put(put(GOOD, "model.mafa.loss_weights.itm", 0), "run.k_test", 8)))
@@ -658,12 +666,12 @@ def test_what_has_no_effect_is_noted(save, caplog):
 @pytest.mark.parametrize(
     ("arch", "key"), [("albef_mafa", "vit_grad_ckpt"), ("blip2_mafa", "use_grad_checkpoint")]
 )
-def test_compiled_blocks_cannot_be_recomputed(arch, key):
+def test_compiled_blocks_cannot_be_checkpointed(arch, key):
     config = put(put(GOOD, "model.arch", arch), f"model.{key}", True)
 
-    def told(compiled):
-        found = problems(put(config, "run.compile", compiled), machine=False)
-        return [line for line in found if line.startswith("run.compile")]
+    def compile_problems(compiled):
+        all_problems = problems(put(config, "run.compile", compiled), machine=False)
+        return [line for line in all_problems if line.startswith("run.compile")]
 
-    assert len(told(True)) == 1 and f"model.{key} too" in told(True)[0]
-    assert told(False) == []
+    assert len(compile_problems(True)) == 1 and f"model.{key} too" in compile_problems(True)[0]
+    assert compile_problems(False) == []

@@ -1,4 +1,4 @@
-"""docs/config.md is what the schema and the default YAMLs say."""
+"""docs/config.md equals the page generated from the schema and the default YAMLs."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def generated():
 
 
 def rows(text, title):
-    """First cells of the table below a heading."""
+    """Return the first cells of the table below a heading."""
     part = text.split(f"\n{title}\n", 1)[1].split("\n#", 1)[0]
     return re.findall(r"^\| `([^`]+)` \|", part, flags=re.MULTILINE)
 
 
-def test_the_page_is_up_to_date(generated):
+def test_page_is_up_to_date(generated):
     assert PAGE.read_text(encoding="utf-8") == generated, f"docs/config.md is old: run `{COMMAND}`"
 
 
@@ -35,27 +35,27 @@ def test_every_key_of_the_schema_has_a_row(generated):
     assert rows(generated, "## `run.grit`") == list(GRIT)
     assert rows(generated, "## `model`") == list(MODEL)
     assert rows(generated, "## `model.mafa`") == list(MAFA)
-    own = rows(generated, "## `model`, of this package")
-    assert {*MODEL_MAFA, *MODEL_PARTS} == {name for name in own if "." not in name}
+    of_this_package = rows(generated, "## `model`, of this package")
+    assert {*MODEL_MAFA, *MODEL_PARTS} == {name for name in of_this_package if "." not in name}
     for name, key in MAFA.items():
         if key.keys:
             assert rows(generated, f"## `model.mafa.{name}`") == list(key.keys)
     assert rows(generated, "## `model.mafa.con_d`") == list(CON_D)
 
 
-def test_every_row_says_what_the_key_does(generated):
+def test_every_row_describes_its_key(generated):
     empty = [line for line in generated.splitlines() if re.search(r"\|\s*\|$", line)]
     assert empty == []
 
 
-def test_every_table_has_as_many_cells_in_every_row(generated):
+def test_rows_of_a_table_have_equally_many_cells(generated):
     blocks = re.findall(r"(?:^\|.*\n)+", generated, flags=re.MULTILINE)
     assert len(blocks) > 20
     for block in blocks:
         assert len({len(re.findall(r"(?<!\\)\|", line)) for line in block.splitlines()}) == 1, block
 
 
-def test_every_model_and_data_set_of_ours_has_its_default_yaml(generated):
+def test_every_model_and_data_set_links_its_default_yaml(generated):
     for table in ("model", "builder"):
         for name, cls in ours(table):
             part = generated.split(f"\n### `{name}`\n", 1)[1].split("\n#", 1)[0]
@@ -65,20 +65,20 @@ def test_every_model_and_data_set_of_ours_has_its_default_yaml(generated):
             assert all((ROOT / path).is_file() for _, path in links)
 
 
-def test_nothing_of_this_machine_is_told(generated):
+def test_page_contains_nothing_specific_to_this_machine(generated):
     assert str(ROOT) not in generated and str(Path.home()) not in generated
-    assert "albef_retrieval" in rows_of_con_d(generated) and "pnp_vqa" not in generated
+    assert "albef_retrieval" in con_d_section(generated) and "pnp_vqa" not in generated
 
 
-def rows_of_con_d(text):
+def con_d_section(text):
     return text.split("\n## `model.mafa.con_d`\n", 1)[1].split("\n#", 1)[0]
 
 
-def test_defaults_that_differ_by_task(generated):
+def test_defaults_that_differ_by_task_are_shown(generated):
     assert "| `False`; `True` for task `mafa_pretrain` |" in generated
 
 
-def test_comments_of_a_yaml():
+def test_comments_of_a_yaml_are_assigned_to_keys():
     text = "\n".join(
         [
             "# head",
@@ -113,7 +113,7 @@ def test_values_are_written_as_in_yaml(value, written):
     assert plain(value) == written
 
 
-def test_it_prints_or_writes(generated, tmp_path, capsys):
+def test_command_prints_or_writes_the_page(generated, tmp_path, capsys):
     assert main(["config"]) == 0
     assert capsys.readouterr().out == generated
     assert main(["config", "--write", str(tmp_path / "page.md")]) == 0

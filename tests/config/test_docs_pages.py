@@ -1,4 +1,4 @@
-"""README.md, CONTRIBUTING.md and docs/: links lead somewhere, commands are accepted."""
+"""README.md, CONTRIBUTING.md and docs/: links have targets, commands are accepted."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from conftest import ROOT
 PAGES = docs.PAGES
 
 
-def named(page):
+def relative_name(page):
     return str(page.relative_to(ROOT))
 
 
@@ -20,14 +20,14 @@ def problem_of_link(page, target):
     path, _, anchor = target.partition("#")
     file = (page.parent / path).resolve() if path else page
     if not file.exists():
-        return f"{named(page)}: no {target}"
+        return f"{relative_name(page)}: no {target}"
     if anchor and (file.suffix != ".md" or anchor not in docs.anchors(file)):
-        return f"{named(page)}: {target}: no such heading"
+        return f"{relative_name(page)}: {target}: no such heading"
     return None
 
 
-@pytest.mark.parametrize("page", PAGES, ids=named)
-def test_links_lead_somewhere(page):
+@pytest.mark.parametrize("page", PAGES, ids=relative_name)
+def test_links_have_targets(page):
     found = [problem_of_link(page, target) for target in docs.links(page)]
     assert [problem for problem in found if problem] == []
 
@@ -36,17 +36,17 @@ def test_every_page_is_linked_from_the_index():
     index = ROOT / "docs/README.md"
     linked = {(index.parent / target).resolve() for target in docs.links(index)}
     pages = {page for page in PAGES if page.parent == index.parent} - {index}
-    assert [named(page) for page in pages - linked] == []
+    assert [relative_name(page) for page in pages - linked] == []
     readme = {(ROOT / target).resolve() for target in docs.links(ROOT / "README.md")}
     assert index in readme
 
 
-def test_the_readme_links_the_pages_that_it_names():
+def test_readme_links_the_pages_it_names():
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert re.findall(r"`docs/\w+\.md`", readme) == []
 
 
-# Those of docs/systems.md: test_systems_table.py.
+# The commands of docs/systems.md are tested in test_systems_table.py.
 COMMANDS = {
     command: page
     for page in PAGES
@@ -58,7 +58,7 @@ COMMANDS = {
 @pytest.mark.parametrize("command", COMMANDS, ids=range(len(COMMANDS)))
 def test_commands_are_accepted(command):
     problems = docs.problems_of(command)
-    assert problems == [], f"{named(COMMANDS[command])}: {command}"
+    assert problems == [], f"{relative_name(COMMANDS[command])}: {command}"
 
 
 def test_commands_are_found():
@@ -76,7 +76,7 @@ def test_commands_are_found():
 def python_blocks():
     for page in PAGES:
         for number, code in enumerate(docs.blocks(page.read_text(encoding="utf-8"), "python")):
-            yield pytest.param(code, id=f"{named(page)}-{number}")
+            yield pytest.param(code, id=f"{relative_name(page)}-{number}")
 
 
 @pytest.mark.parametrize("code", python_blocks())
@@ -84,7 +84,7 @@ def test_python_blocks_compile(code):
     ast.parse(code)
 
 
-def test_the_quick_start_s_python_runs(monkeypatch):
+def test_python_code_of_the_quick_start_runs(monkeypatch):
     text = (ROOT / "docs/quick_start.md").read_text(encoding="utf-8")
     (code,) = docs.blocks(text, "python")
     names: dict = {}
@@ -93,11 +93,11 @@ def test_the_quick_start_s_python_runs(monkeypatch):
     assert 0 <= float(names["match"].min()) <= float(names["match"].max()) <= 1
 
 
-# The checks themselves
+# Tests of the checks themselves
 
 
 @pytest.mark.parametrize(
-    "command, told",
+    "command, message",
     [
         ("python trian.py --cfg-path projects/mafa/train/albef_toy.yaml", "no such file"),
         ("python -m lavis_mafa.chek_data train.json", "no such module"),
@@ -116,11 +116,11 @@ def test_the_quick_start_s_python_runs(monkeypatch):
         ),
     ],
 )
-def test_wrong_commands_are_told(command, told):
-    assert any(told in problem for problem in docs.problems_of(command))
+def test_wrong_commands_are_reported(command, message):
+    assert any(message in problem for problem in docs.problems_of(command))
 
 
-def test_commands_of_a_page():
+def test_commands_of_a_page_are_found():
     text = """
 Run `python train.py --cfg-path A.yaml`, not `train.py`.
 
@@ -142,7 +142,7 @@ python = 1
     ]
 
 
-def test_anchors_of_a_page(tmp_path):
+def test_anchors_and_links_of_a_page_are_found(tmp_path):
     page = tmp_path / "page.md"
     page.write_text("# A `b` c\n## Con-D: what?\n## A b c\n```bash\n# none\n```\n")
     assert docs.anchors(page) == {"a-b-c", "con-d-what", "a-b-c-1"}
@@ -150,7 +150,7 @@ def test_anchors_of_a_page(tmp_path):
     assert docs.links(page) == ["x.md", "y.svg", "#f"]
 
 
-def test_the_figure_is_text_and_small():
+def test_figure_is_small_and_contains_text():
     figure = (ROOT / "docs/figures/step.svg").read_text(encoding="utf-8")
     assert len(figure.splitlines()) <= 150
     words = " ".join(re.findall(r">([^<]+)<", figure))

@@ -1,8 +1,8 @@
-"""Every shipped config goes through the real ``--dry-run``, offline: its own keys, tiny sizes.
+"""Every shipped config passes the real ``--dry-run`` offline, with its own keys and tiny sizes.
 
-What a config names and a machine without data and GPU lacks is put where the config looks for it:
-annotation files and pictures of each data set in the layout of its builder, checkpoints of the
-configs that it follows, language models. Only sizes, the device and the number format are changed.
+What a config names and this machine lacks is created where the config expects it: annotation files
+and images in the layout of each builder, checkpoints of the configs that it follows, language
+models. Only sizes, device and dtype are changed.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from lavis_mafa.models.traits import traits_of
 PAIRS, SIZE, BATCH = 12, 32, 4
 SMALL = {
     "run.device": "cpu",
-    "run.amp_dtype": "bf16",  # there is no fp16 on a CPU
+    "run.amp_dtype": "bf16",  # no fp16 on a CPU
     "run.num_workers": 0,
     "run.batch_size_train": BATCH,
     "run.batch_size_eval": BATCH,
     "run.tensorboard": False,
 }
-# Last parts of all keys that may be set here; everything else is as the config has it.
+# Last parts of all keys that may be overridden; everything else stays as in the config.
 CHANGED = {key.rsplit(".", 1)[-1] for key in SMALL} | {
     *("model_type", "image_size", "block_num", "med_config_path", "queue_size"),  # sizes
     *("load_pretrained", "pretrained", "load_finetuned", "finetuned", "checkpoint", "vit_weights"),
@@ -45,13 +45,14 @@ CHANGED = {key.rsplit(".", 1)[-1] for key in SMALL} | {
 }
 TOY_SIZES = {"train_size": 24, "val_size": 10, "test_size": 10}
 PHOTOS = [f"COCO_val2014_{number:012d}.jpg" for number in range(1, 7)]
-# Files of RefCOCO+ beside its expressions.
+# Files of RefCOCO+ besides its expressions.
 BOXES = {
     "detections": {str(number): [[0, 0, 20, 20], [5, 5, 9, 9]] for number in range(len(PHOTOS))},
     "references": [{"ref_id": 0, "ann_id": 0, "split": "val"}],
     "instances": {"annotations": [{"id": 0, "bbox": [0, 0, 20, 20]}]},
 }
-# Con-Ds of LAVIS's own classes, which have one size of image encoder: by the same family's.
+# Con-Ds of LAVIS's classes, whose image encoder has a fixed size, are replaced by the same
+# family's.
 JUDGES = {"albef_retrieval": "albef_mafa", "blip_retrieval": "blip_mafa"}
 LANGUAGE_MODELS = {"opt_model": tiny_opt, "t5_model": tiny_t5}
 
@@ -60,7 +61,7 @@ LANGUAGE_MODELS = {"opt_model": tiny_opt, "t5_model": tiny_t5}
 
 
 def row(builder, split, number):
-    """One row of an annotation file."""
+    """Return one row of an annotation file."""
     photo, train = PHOTOS[number % len(PHOTOS)], split == "train"
     text = f"a photo of {number} red circles"
     caption = text if train else [text, f"another caption {number}"]
@@ -85,16 +86,18 @@ def row(builder, split, number):
     raise NotImplementedError(f"tell here what a row of {builder}'s annotation files looks like")
 
 
-def content(builder, split, place):
-    """The file at a place of a split's list: rows, then answers and VQA's own forms of both."""
+def content(builder, split, position):
+    """Return the file at a position of a split's list: rows, then answers and VQA's formats of
+    both.
+    """
     rows = [row(builder, split, number) for number in range(PAIRS)]
-    if split == "train" or place == 0:
+    if split == "train" or position == 0:
         return rows
     return [
         ["two", "three", "red"],
         {"questions": [{"question_id": r.get("question_id")} for r in rows], "info": {}},
         {"annotations": [], "info": {}},
-    ][place - 1]
+    ][position - 1]
 
 
 def write(path, what):
@@ -102,14 +105,14 @@ def write(path, what):
     path.write_text(json.dumps(what))
 
 
-def pictures(folder):
+def write_images(folder):
     folder.mkdir(parents=True, exist_ok=True)
     for number, name in enumerate(PHOTOS):
         Image.new("RGB", (48, 40), (40 * number, 90, 200)).save(folder / name)
 
 
 def shards(path, split):
-    """A tar file as img2dataset writes it."""
+    """Write a tar file in the format of img2dataset."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with tarfile.open(path, "w") as tar:
         for number in range(PAIRS):
@@ -126,27 +129,27 @@ def shards(path, split):
 
 
 def put_data(builder, dataset, folder):
-    """Write what a data set's config names, where it is looked for; options for the rest."""
-    info, where = dataset.build_info, f"datasets.{builder}.build_info"
+    """Write the files that a data set's config names; return the options for the rest."""
+    info, section = dataset.build_info, f"datasets.{builder}.build_info"
     if builder.startswith("toy_"):
-        return [f"{where}.{name}={size}" for name, size in TOY_SIZES.items()]
+        return [f"{section}.{name}={size}" for name, size in TOY_SIZES.items()]
     for split, files in info.annotations.items():
-        several = [files.storage] if isinstance(files.storage, str) else files.storage
-        for place, file in enumerate(several):
+        files_of_split = [files.storage] if isinstance(files.storage, str) else files.storage
+        for position, file in enumerate(files_of_split):
             if builder == "image_text_shards":
                 shards(folder / file.replace("*", "0"), split)
             else:
-                write(folder / file, content(builder, split, place))
+                write(folder / file, content(builder, split, position))
     options = []
     for name, boxes in BOXES.items():
         if name in info:
             write(folder / info[name].storage, boxes)
     if "images" in info:
         images = info.images.storage
-        if Path(images).is_absolute():  # of somebody else's machine
+        if Path(images).is_absolute():  # an absolute path of another machine
             images = "images"
-            options = [f"{where}.images.storage={folder / images}"]
-        pictures(folder / images)
+            options = [f"{section}.images.storage={folder / images}"]
+        write_images(folder / images)
     return options
 
 
@@ -154,16 +157,17 @@ def put_data(builder, dataset, folder):
 
 
 @functools.cache
-def wrote():
-    """Which config writes its checkpoints below which folder: {output_dir: arch}."""
+def producers():
+    """Return {output_dir: arch} of every config that writes checkpoints."""
     cfgs = [OmegaConf.load(path) for path in SHIPPED if path.parent.name != "eval"]
     return {str(cfg.run.output_dir): str(cfg.model.arch) for cfg in cfgs}
 
 
 def arch_that_wrote(checkpoint, arch, name):
-    """Arch of the config whose run leaves a checkpoint. Of those that nobody here trains: the
-    model's own, to begin with the family's of stage 1."""
-    for folder, producer in wrote().items():
+    """Return the arch of the config whose run writes a checkpoint. For external checkpoints: the
+    model's own arch, or the family's stage 1 for pre-trained weights.
+    """
+    for folder, producer in producers().items():
         if str(checkpoint).startswith(f"{folder}/"):
             return producer
     stage_2 = hasattr(registry.get_model_class(arch), "llm_key")
@@ -198,9 +202,9 @@ def checkpoint(tmp_path_factory, language_models):
 
 
 def put_weights(model, checkpoint):
-    """Options by which a model begins with tiny weights where it would with others."""
+    """Return options that replace the starting weights of a model by tiny ones."""
     ours, used, options = traits_of(model.arch).loads_with_our_loader, False, []
-    for name in ("finetuned", "pretrained"):  # the first that is asked for is loaded
+    for name in ("finetuned", "pretrained"):  # only the first enabled one is loaded
         wanted = model.get(f"load_{name}", not ours) and not used
         if wanted and (model.get(name) or name == "finetuned"):
             arch = arch_that_wrote(model.get(name), model.arch, name)
@@ -208,7 +212,7 @@ def put_weights(model, checkpoint):
             used = True
         elif ours:
             options += [f"model.load_{name}=False", f"model.{name}=null"]
-    if model.get("vit_weights"):  # a tiny one, or random as in stage 1
+    if model.get("vit_weights"):  # a tiny encoder, or a random one as in stage 1
         begins = hasattr(registry.get_model_class(model.arch), "llm_key")
         weights = checkpoint("blip2_mafa") if begins else "null"
         options += [f"model.vit_weights={weights}"]
@@ -226,7 +230,7 @@ def put_con_d(con_d, checkpoint):
 
 @pytest.fixture
 def small_lavis(tmp_path, monkeypatch):
-    """LAVIS's own ALBEF with a tiny image encoder, text encoder and vocabulary: its options."""
+    """Options for LAVIS's own ALBEF with tiny image encoder, text encoder and vocabulary."""
     from lavis.models.vit import VisionTransformerEncoder
 
     from lavis_mafa.models.parts.vit import build_vit
@@ -237,7 +241,7 @@ def small_lavis(tmp_path, monkeypatch):
         return build_vit(tiny, from_pretrained=False)
 
     monkeypatch.setattr(VisionTransformerEncoder, "from_config", classmethod(small_encoder))
-    # LAVIS asks for this tokenizer by name; a folder of the name is found first.
+    # LAVIS loads this tokenizer by name; a local folder of that name takes precedence.
     (tmp_path / "bert-base-uncased").mkdir()
     vocabulary = tmp_path / "bert-base-uncased" / "vocab.txt"
     shutil.copy(CONFIGS / "models/tiny_vocab.txt", vocabulary)
@@ -248,7 +252,7 @@ def small_lavis(tmp_path, monkeypatch):
 
 
 def options_for(path, folder, language_models, checkpoint, lavis_own):
-    """Everything by which a shipped config fits on this machine."""
+    """Return all options that make a shipped config runnable on this machine."""
     cfg = loaded(path)
     model, ours = cfg.model_cfg, traits_of(cfg.model_cfg.arch).loads_with_our_loader
     options = [*needed(path), *(f"{key}={value}" for key, value in SMALL.items())]
@@ -264,7 +268,8 @@ def options_for(path, folder, language_models, checkpoint, lavis_own):
     options += put_con_d((model.get("mafa") or {}).get("con_d"), checkpoint)
     key = getattr(registry.get_model_class(model.arch), "llm_key", None)
     options += [f"model.{key}={language_models[key]}"] if key else []
-    options += ["run.block_num=2"] if cfg.run_cfg.get("block_num") else []  # there are fewer layers
+    # the tiny models have fewer layers
+    options += ["run.block_num=2"] if cfg.run_cfg.get("block_num") else []
     truth = cfg.run_cfg.get("annotation_file")
     if truth:
         write(folder / truth, {"images": [], "annotations": []})
@@ -272,7 +277,7 @@ def options_for(path, folder, language_models, checkpoint, lavis_own):
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: f"{path.parent.name}-{path.stem}")
-def test_a_shipped_config_runs_dry(
+def test_shipped_config_passes_dry_run(
     path, tmp_path, monkeypatch, capsys, caplog, language_models, checkpoint, request
 ):
     monkeypatch.chdir(tmp_path)
@@ -285,9 +290,9 @@ def test_a_shipped_config_runs_dry(
     assert evaluates is (path.parent.name == "eval")
     command = "evaluate" if evaluates else "train"
     status = main([command, "--cfg-path", str(path), "--dry-run", "--options", *options])
-    told = capsys.readouterr().out
+    output = capsys.readouterr().out
     assert status == 0, caplog.text[-3000:]
-    assert "dry run: nothing is trained" in told
-    assert ("one mini-batch:" in told) is not evaluates
-    assert ("evaluation only" in told) is evaluates
+    assert "dry run: nothing is trained" in output
+    assert ("one mini-batch:" in output) is not evaluates
+    assert ("evaluation only" in output) is evaluates
     assert not list(tmp_path.rglob("checkpoint*.pth"))

@@ -1,4 +1,4 @@
-"""Keys that follow from a settings class."""
+"""Config keys derived from a settings class."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_nested_settings_keep_the_defaults_of_the_outer_class():
     assert keys_of(Inner)["low"].default == 0.1
 
 
-def test_choices_are_those_of_the_registry_when_they_are_read():
+def test_choices_are_read_from_the_registry_when_needed():
     key = keys_of(Outer)["name"]
     NAMES.register("late")(object())
     assert describe(key) == "one of late"

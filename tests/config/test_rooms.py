@@ -1,4 +1,4 @@
-"""The config room asks classes; it knows no data set, task or toy world."""
+"""The config package asks classes; it imports no data set, task or toy world."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def imported(path: Path) -> set[str]:
     return found
 
 
-def test_config_imports_no_room_that_it_checks():
+def test_config_imports_nothing_that_it_checks():
     files = sorted((PACKAGE / "config").glob("*.py"))
     assert len(files) > 8
     for path in files:
@@ -35,9 +35,9 @@ def test_config_imports_no_room_that_it_checks():
         assert not wrong, (path.name, wrong)
 
 
-def test_no_model_is_known_by_the_spelling_of_its_name():
+def test_models_are_not_recognised_by_their_names():
     rooms = ("config", "io", "models", "tasks", "runners", "datasets", "analysis", "export")
-    for path in (one for room in rooms for one in (PACKAGE / room).rglob("*.py")):
+    for path in (path_ for room in rooms for path_ in (PACKAGE / room).rglob("*.py")):
         found = BY_NAME.findall(path.read_text(encoding="utf-8"))
-        # The page of all keys lists what this package registers, by where it is defined.
+        # The page of all keys selects this package's classes by their module.
         assert not found or path.name == "page.py", (path, found)

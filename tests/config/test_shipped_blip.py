@@ -1,4 +1,4 @@
-"""The configs and scripts of BLIP and BLIP-2: the papers' numbers, and that they fit together."""
+"""The configs and scripts of BLIP and BLIP-2: hyperparameters of the papers, and consistency."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from lavis_mafa.models.mafa_model import checkpoint_of
 
 
 def total_batch(path):
-    """Pairs in a step of the optimiser on the GPUs that the head of the config names."""
+    """Return the pairs per optimizer step on the GPUs named in the header of the config."""
     head, run = head_of(path), loaded(path).run_cfg
     gpus = [re.search(rf"--{name}=(\d+)", head) for name in ("nodes", "nproc_per_node")]
     gpus.append(re.search(r"--gpus-per-node=(\d+)", head))
@@ -51,11 +51,11 @@ def total_batch(path):
     ],
 )
 def test_total_batches(name, total):
-    """G.7 and G.8; that of BLIP is LAVIS's."""
+    """G.7 and G.8; the batch size of BLIP is LAVIS's."""
     assert total_batch((TRAIN / f"{name}.yaml").resolve()) == total
 
 
-def test_blip2_stage_1_of_the_paper():
+def test_blip2_stage_1_has_the_hyperparameters_of_the_paper():
     cfg = loaded(STAGE_1)
     step, run = step_of(cfg), cfg.run_cfg
     assert (step.soft_labels.type, step.soft_labels.alpha) == ("smoothed", 0.2)
@@ -71,8 +71,8 @@ def test_blip2_stage_1_of_the_paper():
     assert (run.weight_decay, run.max_epoch) == (0.05, 10)
 
 
-def test_con_d_of_blip2_is_the_original_on_the_same_pairs():
-    """G.7: BLIP-2's own stage 1, all else as MAFA's."""
+def test_con_d_of_blip2_differs_only_in_mafa():
+    """G.7: BLIP-2's own stage 1, everything else as in MAFA's."""
     cfg, theirs = loaded(TRAIN / "blip2_cond_pretrain.yaml"), loaded(STAGE_1)
     step = step_of(cfg)
     assert cfg.model_cfg.mafa.con_d is None and not cfg.run_cfg.grit.enabled
@@ -86,7 +86,7 @@ def test_con_d_of_blip2_is_the_original_on_the_same_pairs():
     assert mine == other
 
 
-def test_blip2_configs_follow_each_other():
+def test_blip2_configs_use_each_others_checkpoints():
     pretrain = loaded(TRAIN / "blip2_cond_pretrain.yaml")
     stage_1 = loaded(STAGE_1, "run.job_id=run")
     for name in ("blip2_retrieval_ft", "blip2_retrieval_ft_flickr"):
@@ -141,7 +141,7 @@ def test_blip2_stage_2(name, arch):
 
 
 def test_blip2_caption_fine_tuning():
-    """G.8: five epochs, Q-Former and image encoder learn."""
+    """G.8: five epochs, Q-Former and image encoder are trained."""
     cfg = loaded(TRAIN / "blip2_caption_ft.yaml")
     model, run = cfg.model_cfg, cfg.run_cfg
     assert (model.arch, model.opt_model) == ("blip2_opt_mafa", "facebook/opt-2.7b")
@@ -177,7 +177,7 @@ def test_mafa_on_blip():
         ("vqa_toy", "mafa_vqa", "test"),
     ],
 )
-def test_zero_shot_questions(name, task, split):
+def test_zero_shot_vqa_settings(name, task, split):
     """G.7: prompt, beams, length penalty."""
     run = loaded(EVAL / f"{name}.yaml").run_cfg
     assert (run.task, list(run.test_splits)) == (task, [split])
@@ -187,23 +187,23 @@ def test_zero_shot_questions(name, task, split):
 
 @pytest.mark.parametrize("name", ["vqav2_zeroshot", "gqa_zeroshot"])
 @pytest.mark.parametrize("prompt", ["Question: Answer:", "{} or {}?", "Q {q} {}", "Q {0}", "{ {}"])
-def test_prompts_that_hold_no_question(name, prompt):
+def test_prompts_without_a_placeholder_are_rejected(name, prompt):
     with pytest.raises(ConfigError, match="run.prompt: .*needs exactly one {}"):
         loaded(EVAL / f"{name}.yaml", f"run.prompt='{prompt}'")
     assert loaded(EVAL / f"{name}.yaml", "run.prompt=''").run_cfg.prompt == ""
 
 
 @pytest.mark.parametrize("name", ["vqav2_zeroshot", "okvqa_zeroshot", "gqa_zeroshot"])
-def test_t5_is_asked_by_its_own_prompt(name):
-    asked = [options for options in told_options(EVAL / f"{name}.yaml") if "t5" in options[0]]
-    assert len(asked) == 1
-    cfg = loaded(EVAL / f"{name}.yaml", *asked[0])
+def test_t5_has_its_own_prompt(name):
+    t5_options = [options for options in told_options(EVAL / f"{name}.yaml") if "t5" in options[0]]
+    assert len(t5_options) == 1
+    cfg = loaded(EVAL / f"{name}.yaml", *t5_options[0])
     assert cfg.run_cfg.prompt == "Question: {} Short answer:"
     assert (cfg.model_cfg.arch, cfg.model_cfg.image_size) == ("blip2_t5_mafa", 224)
     assert cfg.model_cfg.apply_lemmatizer is (name == "okvqa_zeroshot")
 
 
-def test_gqa_is_asked_on_test_dev():
+def test_gqa_is_evaluated_on_test_dev():
     annotations = loaded(EVAL / "gqa_zeroshot.yaml").datasets_cfg.gqa.build_info.annotations
     assert "testdev" in annotations.val.storage[0]
 
@@ -216,7 +216,7 @@ def test_gqa_is_asked_on_test_dev():
         ("caption_nocaps", 364, "val"),
     ],
 )
-def test_captions(name, size, split):
+def test_captioning_settings(name, size, split):
     cfg = loaded(EVAL / f"{name}.yaml")
     run = cfg.run_cfg
     assert cfg.model_cfg.prompt == "a photo of" and cfg.model_cfg.image_size == size
@@ -246,12 +246,12 @@ PUBLISHED = {
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_published_weights_without_an_option_and_own_ones_with_it(name):
+def test_published_weights_by_default_and_own_weights_by_option(name):
     file, training = PUBLISHED[name]
     path = EVAL / f"{name}.yaml"
     assert checkpoint_of(loaded(path).model_cfg).endswith(f"/BLIP2/{file}")
     trained = loaded(TRAIN / f"{training}.yaml")
-    # The best one where a split is validated.
+    # The best checkpoint if a split is validated.
     kind = "checkpoint_best.pth" if trained.run_cfg.valid_splits else "checkpoint_last.pth"
     own = f"model.finetuned={last(trained, kind)}"
     options = [options for options in told_options(path) if own in options]
@@ -263,7 +263,7 @@ def test_published_weights_without_an_option_and_own_ones_with_it(name):
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
-def test_scripts_are_bash(script):
+def test_scripts_are_valid_bash(script):
     subprocess.run(["bash", "-n", str(script)], check=True)
     assert os.access(script, os.X_OK)
 
@@ -272,7 +272,7 @@ EVAL_SCRIPT = str(ROOT / "run_scripts/mafa/eval.sh")
 EVALUATIONS = sorted(EVAL.glob("*.yaml"))
 
 
-def test_the_evaluation_script_lists_the_evaluations():
+def test_evaluation_script_lists_the_evaluations():
     listed = subprocess.run([EVAL_SCRIPT, "--list"], check=True, capture_output=True, text=True)
     assert sorted(listed.stdout.split()) == sorted(path.stem for path in EVALUATIONS)
     unknown = subprocess.run([EVAL_SCRIPT, "nothing"], capture_output=True, text=True)
@@ -280,14 +280,14 @@ def test_the_evaluation_script_lists_the_evaluations():
 
 
 @pytest.mark.parametrize("path", EVALUATIONS, ids=lambda path: path.stem)
-def test_what_the_evaluation_script_runs(path, tmp_path):
-    """From any folder, with all options passed on as they are."""
+def test_command_of_the_evaluation_script(path, tmp_path):
+    """From any folder, with all options passed on unchanged."""
     stub = tmp_path / "python"
     stub.write_text('#!/usr/bin/env bash\n[ "$1" = -c ] && echo 3 || printf "%s\\n" "$@"\n')
     stub.chmod(0o755)
     environment = {key: value for key, value in os.environ.items() if key != "GPUS"}
     options = ["--dry-run", "--options", "run.seed=7", 'run.prompt="a {} b"']
-    told = subprocess.run(
+    process = subprocess.run(
         [EVAL_SCRIPT, path.stem, *options],
         cwd=tmp_path,
         env={**environment, "PYTHON": str(stub)},
@@ -295,7 +295,7 @@ def test_what_the_evaluation_script_runs(path, tmp_path):
         capture_output=True,
         text=True,
     )
-    launcher, rest = told.stdout.splitlines()[:4], told.stdout.splitlines()[4:]
+    launcher, rest = process.stdout.splitlines()[:4], process.stdout.splitlines()[4:]
     processes = 1 if loaded(path).run_cfg.device == "cpu" else 3
     assert launcher[:3] == ["-m", "torch.distributed.run", "--standalone"]
     assert launcher[3] == f"--nproc_per_node={processes}"

@@ -1,4 +1,4 @@
-"""The configs that ship with the project: all load, and hold the paper's numbers."""
+"""The shipped configs: all load, and contain the hyperparameters of the papers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def paper():
     return loaded(TRAIN / "albef_4m.yaml")
 
 
-def test_what_ships():
+def test_shipped_files():
     assert {path.stem for path in TRAIN.iterdir()} == {
         *("albef_4m", "albef_own_data", "albef_shards", "albef_toy", "blip_4m", "blip_toy"),
         *("blip2_own_data", "blip2_toy", "blip2_cond_pretrain", "blip2_retrieval_ft"),
@@ -61,18 +61,18 @@ def test_every_shipped_config_loads(path):
     assert cfg.run_cfg.runner == "runner_mafa"
     assert cfg.run_cfg.evaluate is (path.parent == EVAL)
     assert cfg.run_cfg.output_dir.startswith("output/")
-    # What the file says is what runs.
-    said = OmegaConf.load(path)
-    assert cfg.run_cfg.batch_size_eval == said.run.batch_size_eval
-    assert cfg.model_cfg.arch == said.model.arch
-    assert list(cfg.datasets_cfg) == list(said.datasets)
+    # The loaded config equals the file.
+    file_content = OmegaConf.load(path)
+    assert cfg.run_cfg.batch_size_eval == file_content.run.batch_size_eval
+    assert cfg.model_cfg.arch == file_content.model.arch
+    assert list(cfg.datasets_cfg) == list(file_content.datasets)
 
 
 COMMENTS = [(path, options) for path in SHIPPED for options in told_options(path)]
 
 
 @pytest.mark.parametrize("path, options", COMMENTS, ids=lambda one: getattr(one, "stem", None))
-def test_options_that_comments_name_work(path, options):
+def test_options_in_comments_are_valid(path, options):
     assert options
     cfg = loaded(path, *options)
     for option in options:
@@ -81,23 +81,23 @@ def test_options_that_comments_name_work(path, options):
         assert str(found) == value.strip('"').replace("null", "None"), option
 
 
-def test_comments_name_the_systems():
+def test_every_config_documents_its_variants():
     without = {path.stem for path in SHIPPED} - {path.stem for path, _ in COMMENTS}
     assert without == {"cond_pretrain", "cond_retrieval_ft", "blip2_cond_pretrain"}
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
-def test_the_command_in_the_comments_is_of_this_config(path):
+def test_command_in_the_comments_names_this_config(path):
     named = re.findall(r"--cfg-path (\S+)", head_of(path))
     assert all((ROOT / name).is_file() for name in named)
     if path.stem not in ("albef_toy", "blip_toy", "blip2_toy"):
         assert str(path.relative_to(ROOT)) in named
 
 
-# The paper
+# Hyperparameters of the paper
 
 
-def test_the_paper_s_optimiser(paper):
+def test_optimizer_settings_of_the_paper(paper):
     run = paper.run_cfg
     assert (run.batch_size_train, run.accum_grad_iters) == (96, 1)
     assert (run.init_lr, run.min_lr, run.weight_decay) == (1e-4, 1e-5, 0.02)
@@ -106,7 +106,7 @@ def test_the_paper_s_optimiser(paper):
     assert (run.lr_sched, run.task) == ("linear_warmup_cosine_lr", "mafa_pretrain")
 
 
-def test_the_paper_s_mini_batches(paper):
+def test_mini_batch_settings_of_the_paper(paper):
     grit = paper.run_cfg.grit
     assert grit.enabled is True
     assert (grit.queue_size, grit.search_space, grit.start_epoch) == (48000, 4800, 1)
@@ -116,7 +116,7 @@ def test_the_paper_s_mini_batches(paper):
         assert (train.name, train.image_size) == ("blip_image_train", 256)
 
 
-def test_the_paper_s_model_and_step(paper):
+def test_model_and_step_settings_of_the_paper(paper):
     model = paper.model_cfg
     assert (model.arch, model.model_type, model.load_pretrained) == ("albef_mafa", "base", True)
     assert (model.image_size, model.max_txt_len, model.temp) == (256, 25, 0.07)
@@ -131,8 +131,8 @@ def test_the_paper_s_model_and_step(paper):
     assert (rule.action, rule.resample, set(rule.use_in)) == ("convert", True, {"itc", "itm", "lm"})
 
 
-def test_the_other_systems_of_the_paper():
-    """The comments of albef_4m.yaml give GRIT-VLP, ALBEF-base, ECM-E and TCL."""
+def test_other_systems_of_the_paper():
+    """The comments of albef_4m.yaml contain the options of GRIT-VLP, ALBEF-base, ECM-E and TCL."""
     path = TRAIN / "albef_4m.yaml"
     cfgs = {}
     for line in path.read_text().splitlines():
@@ -157,8 +157,8 @@ def test_the_other_systems_of_the_paper():
     assert steps["TCL"].soft_labels.type == "momentum" and steps["TCL"].negatives == "sampled"
 
 
-def test_each_config_begins_where_the_one_before_it_ends(paper):
-    """Con-D: pre-trained, fine-tuned, then named by albef_4m."""
+def test_each_config_starts_from_the_checkpoint_of_the_previous_one(paper):
+    """Con-D: pre-trained, fine-tuned, then used by albef_4m."""
     pretrain, tune = loaded(TRAIN / "cond_pretrain.yaml"), loaded(TRAIN / "cond_retrieval_ft.yaml")
     assert tune.model_cfg.pretrained == last(pretrain)
     assert tune.model_cfg.load_finetuned is False
@@ -170,8 +170,8 @@ def test_each_config_begins_where_the_one_before_it_ends(paper):
         assert data.vis_processor.train.image_size == data.vis_processor.eval.image_size == 384
 
 
-def test_con_d_is_pre_trained_as_mafa_less_con_d(paper):
-    """S-ITC, MLM and ITM under GRIT on the same data (MAFA 4.1)."""
+def test_con_d_pre_training_equals_mafa_without_con_d(paper):
+    """S-ITC, MLM and ITM with GRIT on the same data (MAFA 4.1)."""
     pretrain = loaded(TRAIN / "cond_pretrain.yaml")
     mine, theirs = pretrain.to_dict(), paper.to_dict()
     assert mine["model"]["mafa"].pop("con_d") is None and theirs["model"]["mafa"].pop("con_d")
@@ -181,7 +181,7 @@ def test_con_d_is_pre_trained_as_mafa_less_con_d(paper):
     assert mine["run"] == theirs["run"]
 
 
-def test_evaluation_looks_where_training_wrote():
+def test_evaluation_uses_the_checkpoint_of_training():
     train, evaluate = (
         loaded(TRAIN / "albef_own_data.yaml"),
         loaded(EVAL / "retrieval_own_data.yaml"),

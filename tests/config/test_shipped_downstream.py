@@ -1,4 +1,4 @@
-"""The configs of ALBEF's downstream tasks: the papers' numbers, and that they fit together."""
+"""The configs of ALBEF's downstream tasks: hyperparameters of the papers, and consistency."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ TOYS = ("retrieval_ft_toy", "vqa_ft_toy", "ve_ft_toy")
         ("retrieval_ft_coco", 256, 5, 1e-5),  # MAFA F
         ("retrieval_ft_flickr", 256, 10, 1e-5),
         ("vqa_ft", 128, 8, 2e-5),
-        ("ve_ft", 256, 5, 2e-5),  # ALBEF, of which MAFA leaves it out
+        ("ve_ft", 256, 5, 2e-5),  # from ALBEF: MAFA does not report it
     ],
 )
-def test_numbers_of_the_papers(name, total, epochs, rate):
+def test_hyperparameters_of_the_papers(name, total, epochs, rate):
     cfg, head = loaded(TRAIN / f"{name}.yaml"), head_of(TRAIN / f"{name}.yaml")
     run, model = cfg.run_cfg, cfg.model_cfg
     gpus = int(re.search(r"--nproc_per_node=(\d+)", head)[1])
@@ -32,7 +32,7 @@ def test_numbers_of_the_papers(name, total, epochs, rate):
     assert f"Total batch {total}." in head
     assert (run.max_epoch, run.init_lr, run.weight_decay) == (epochs, rate, 0.02)
     assert run.lr_sched == "linear_warmup_cosine_lr" and not run.grit.enabled
-    # F: 384 px, no distillation on any task.
+    # F: 384 px, no distillation in any task.
     assert model.image_size == 384
     for data in cfg.datasets_cfg.values():
         assert data.vis_processor.train.image_size == 384
@@ -46,14 +46,14 @@ def test_numbers_of_the_papers(name, total, epochs, rate):
 
 
 @pytest.mark.parametrize("name, k", [("coco", 256), ("flickr", 128)])
-def test_retrieval(name, k):
+def test_retrieval_settings(name, k):
     cfg = loaded(TRAIN / f"retrieval_ft_{name}.yaml")
     model = cfg.model_cfg
     assert (model.arch, model.model_type, model.image_size) == ("albef_mafa", "base", 384)
     assert (model.mafa.soft_labels.type, model.alpha) == ("momentum", 0.0)
     assert (model.mafa.negatives, model.mafa.loss_weights.lm) == ("sampled", 0.0)
     assert model.mafa.con_d is None and not cfg.run_cfg.grit.enabled
-    # The queue of LAVIS's default, so that its albef_retrieval loads the result.
+    # The queue size of LAVIS's default, so that its albef_retrieval loads the result.
     theirs = registry.get_model_class("albef_retrieval").default_config_path(name)
     assert cfg.model_cfg.queue_size == OmegaConf.load(theirs).model.queue_size == 256 * 256
     shown = [cfg, *(loaded(EVAL / f"retrieval_{kind}_{name}.yaml") for kind in ("ft", "zeroshot"))]
@@ -63,8 +63,8 @@ def test_retrieval(name, k):
         assert list(one.datasets_cfg) == list(cfg.datasets_cfg)
 
 
-def test_zero_shot_retrieval():
-    """Flickr30k by the model fine-tuned on COCO, COCO by the pre-trained one."""
+def test_zero_shot_retrieval_settings():
+    """Flickr30k by the model fine-tuned on COCO, COCO by the pre-trained model."""
     coco, flickr = (loaded(EVAL / f"retrieval_zeroshot_{name}.yaml") for name in ("coco", "flickr"))
     trained = loaded(TRAIN / "retrieval_ft_coco.yaml")
     assert flickr.model_cfg.finetuned == last(trained, "checkpoint_best.pth")
@@ -77,7 +77,7 @@ def test_zero_shot_retrieval():
     assert (model.arch, model.finetuned, model.image_size) == ("albef_mafa", last(pretrained), 256)
 
 
-def test_questions_are_answered_out_of_a_list():
+def test_vqa_ranks_a_list_of_answers():
     for path in (TRAIN, EVAL):
         for name in ("vqa_ft", "vqa_ft_toy"):
             run = loaded(path / f"{name}.yaml").run_cfg
@@ -91,7 +91,7 @@ def test_questions_are_answered_out_of_a_list():
     assert data.vg_vqa.vis_processor.get("eval") is None
 
 
-def test_entailment():
+def test_entailment_settings():
     for path in (TRAIN, EVAL):
         for name, data in (("ve_ft", "snli_ve"), ("ve_ft_toy", "toy_ve")):
             cfg = loaded(path / f"{name}.yaml")
@@ -100,10 +100,10 @@ def test_entailment():
 
 
 @pytest.mark.parametrize("name", [*FULL, *TOYS])
-def test_evaluation_follows_training_and_training_pre_training(name):
+def test_evaluation_training_and_pre_training_are_chained(name):
     train, evaluate = loaded(TRAIN / f"{name}.yaml"), loaded(EVAL / f"{name}.yaml")
-    begin = "albef_toy" if name in TOYS else "albef_4m"
-    assert checkpoint_of(train.model_cfg) == last(loaded(TRAIN / f"{begin}.yaml", "run.job_id=run"))
+    start = "albef_toy" if name in TOYS else "albef_4m"
+    assert checkpoint_of(train.model_cfg) == last(loaded(TRAIN / f"{start}.yaml", "run.job_id=run"))
     kind = "checkpoint_best.pth" if train.run_cfg.valid_splits else "checkpoint_last.pth"
     assert checkpoint_of(evaluate.model_cfg) == last(train, kind)
     for key in ("arch", "model_type", "image_size"):

@@ -1,4 +1,4 @@
-"""The configs of text assignment and NLVR2 (MAFA F): the paper's numbers, one after the other."""
+"""The configs of text assignment and NLVR2 (MAFA F): hyperparameters and their order."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from lavis_mafa.config import ConfigError
 from lavis_mafa.models.mafa_model import checkpoint_of
 
 
-def test_text_assignment_of_the_paper():
+def test_text_assignment_settings_of_the_paper():
     cfg = loaded(TRAIN / "nlvr_pretrain.yaml")
     model, run = cfg.model_cfg, cfg.run_cfg
     assert (run.task, run.max_epoch, run.grit.enabled) == ("mafa_text_assignment", 1, False)
@@ -21,7 +21,7 @@ def test_text_assignment_of_the_paper():
     assert cfg.to_dict()["datasets"] == loaded(TRAIN / "albef_4m.yaml").to_dict()["datasets"]
 
 
-def test_fine_tuning_of_the_paper():
+def test_fine_tuning_settings_of_the_paper():
     cfg = loaded(TRAIN / "nlvr_ft.yaml")
     model, run = cfg.model_cfg, cfg.run_cfg
     assert (run.task, run.max_epoch) == ("mafa_classification", 10)
@@ -38,16 +38,16 @@ def test_fine_tuning_of_the_paper():
     "before, assign, tune",
     [("albef_4m", "nlvr_pretrain", "nlvr_ft"), ("albef_toy", "nlvr_pretrain_toy", "nlvr_toy")],
 )
-def test_each_begins_where_the_one_before_it_ends(before, assign, tune):
+def test_each_config_starts_from_the_previous_checkpoint(before, assign, tune):
     begin = last(loaded(TRAIN / f"{before}.yaml", "run.job_id=run"))
     second, third = (loaded(TRAIN / f"{name}.yaml") for name in (assign, tune))
     assert checkpoint_of(second.model_cfg) == begin
     assert checkpoint_of(third.model_cfg) == last(second)
-    # Without text assignment.
+    # The variant without text assignment.
     assert [f"model.pretrained={begin}"] in told_options(TRAIN / f"{tune}.yaml")
 
 
-def test_evaluation_of_published_weights_and_own_ones():
+def test_evaluation_of_published_and_own_weights():
     path = EVAL / "nlvr.yaml"
     cfg = loaded(path)
     assert checkpoint_of(cfg.model_cfg).endswith("/ALBEF/albef_nlvr_lavis.pt")
@@ -60,7 +60,7 @@ def test_evaluation_of_published_weights_and_own_ones():
 
 
 @pytest.mark.parametrize("name", ["nlvr_pretrain", "nlvr_ft"])
-def test_what_these_models_do_not_read(name):
+def test_keys_that_these_models_ignore_are_rejected(name):
     for option, key in (
         ("model.mafa.negatives=hardest", "model.mafa"),
         ("model.queue_size=8", "model.queue_size"),

@@ -22,12 +22,12 @@ from lavis_mafa.config import load_config
 from lavis_mafa.toyworld import WorldConfig
 from lavis_mafa.toyworld.tiny_opt import make_tiny_opt
 
-PAIRS = 256  # of a dry run
+PAIRS = 256  # pairs in a dry run
 PAGE = ROOT / "docs" / "systems.md"
 SYSTEM_COLUMNS = ["system", "paper", "settings", "checked by"]
 TASK_COLUMNS = ["task", *SYSTEM_COLUMNS[1:]]
 PAPER_SIZE, TOY_WORLD = "# at the paper's size", "# on the toy world"
-# What the names of systems and tasks begin with.
+# The names of systems and tasks start with these.
 SYSTEMS = ["ALBEF", "ALBEF-base", "ALBEF-base + momentum without a queue (MDNQ)", "GRIT-VLP"]
 SYSTEMS += ["GRIT-VLP, naive", "GRIT-VLP, warm start", "ITC only", "FNE"]
 SYSTEMS += ["GRIT-VLP with FNE's picker", "TCL + GRIT", "S-ITC", "ECM", "ECM-E", "MAFA"]
@@ -35,7 +35,7 @@ SYSTEMS += ["MAFA + oracle", "BLIP + MAFA", "BLIP-2 + MAFA", "MAFA, three candid
 SYSTEMS += ["MAFA, probability as label"]
 TASKS = ["Retrieval", "Zero-shot retrieval", "NLVR2", "VQA v2", "Visual entailment"]
 TASKS += ["Visual grounding", "Zero-shot VQA", "Captioning"]
-# Keys that the tables write without `model.mafa.`.
+# Keys that the tables show without `model.mafa.`.
 OF_MAFA = ("con_d", "soft_labels", "negatives", "loss_weights", "connections", "learn_temperature")
 
 
@@ -53,7 +53,9 @@ def sections():
 
 
 def commands_below(body):
-    """Commands in a section's code block: those at the paper's size, those on the toy world."""
+    """Return the commands of a section's code block: those at the paper's size, those on the toy
+    world.
+    """
     (block,) = docs.blocks(body, "bash")
     label, found = None, {PAPER_SIZE: [], TOY_WORLD: []}
     for line in block.replace("\\\n", " ").splitlines():
@@ -66,8 +68,10 @@ def commands_below(body):
 
 @functools.cache
 def rows():
-    """Rows of both tables as dictionaries, with `name`, `task`, and the commands of its section."""
-    below, found = sections(), []
+    """Return the rows of both tables as dictionaries, with `name`, `task` and the section's
+    commands.
+    """
+    bodies, found = sections(), []
     for columns in (SYSTEM_COLUMNS, TASK_COLUMNS):
         table = PAGE.read_text().split("\n| " + " | ".join(columns) + " |\n")[1].split("\n\n")[0]
         for line in table.splitlines()[1:]:
@@ -75,11 +79,11 @@ def rows():
             row = dict(zip(columns, cells(line), strict=True))
             name, anchor = re.fullmatch(r"\[(.+)\]\(#(.+)\)", row[columns[0]]).groups()
             assert anchor in docs.anchors(PAGE), name
-            paper, toy = commands_below(below.pop(name))
+            paper, toy = commands_below(bodies.pop(name))
             found.append(
                 {**row, "name": name, "task": "task" in row, "paper size": paper, "toy": toy}
             )
-    assert not below, f"sections without a row: {list(below)}"
+    assert not bodies, f"sections without a row: {list(bodies)}"
     return found
 
 
@@ -95,8 +99,8 @@ def commands(kind):
     ]
 
 
-def settings(command):
-    """What the column `settings` says of a command: its config, and its options without prefix."""
+def settings_of_command(command):
+    """Return the column `settings` of a command: its config, and its options without prefix."""
     path, *options = [word for word in shlex.split(command)[3:] if word != "--options"]
     written = []
     for option in options:
@@ -107,7 +111,7 @@ def settings(command):
 
 
 def loaded(command):
-    """The config of a command, checked as train.py and evaluate.py do."""
+    """Load the config of a command, checked as in train.py and evaluate.py."""
     python, script, flag, path, *rest = shlex.split(command)
     assert (python, flag, rest[:1]) == ("python", "--cfg-path", ["--options"] if rest else [])
     assert script in ("train.py", "evaluate.py")
@@ -145,12 +149,12 @@ def test_every_row_has_commands():
 
 
 @pytest.mark.parametrize("row", [pytest.param(row, id=row["name"]) for row in rows()])
-def test_settings_are_those_of_the_commands(row):
-    told = [spans(one) for one in row["settings"].split("<br>")]
-    assert told == [settings(command) for command in row["paper size"]]
+def test_settings_equal_those_of_the_commands(row):
+    listed = [spans(line) for line in row["settings"].split("<br>")]
+    assert listed == [settings_of_command(command) for command in row["paper size"]]
 
 
-def test_named_tests_are_there():
+def test_named_tests_exist():
     missing = []
     for row in rows():
         names = spans(row["checked by"])
@@ -162,15 +166,15 @@ def test_named_tests_are_there():
     assert not missing
 
 
-def test_every_row_is_another():
+def test_rows_are_distinct():
     table = rows()
     for column in ("name", "paper size", "toy"):
-        told = [str(row[column]) for row in table if row[column]]
-        assert sorted(set(told)) == sorted(told), column
+        values = [str(row[column]) for row in table if row[column]]
+        assert sorted(set(values)) == sorted(values), column
     assert all(row["paper"] not in ("", "–") for row in table)
 
 
-def test_every_system_and_task_is_named():
+def test_every_system_and_task_has_a_row():
     for is_task, wanted in ((False, SYSTEMS), (True, TASKS)):
         names = [row["name"] for row in rows() if row["task"] is is_task]
         assert [one for one in wanted if not any(name.startswith(one) for name in names)] == []
@@ -179,8 +183,8 @@ def test_every_system_and_task_is_named():
 # Dry runs
 
 
-def from_random_weights(cfg):
-    """Options by which a toy config begins with no checkpoint of another run."""
+def without_checkpoints(cfg):
+    """Return options by which a toy config needs no checkpoint of another run."""
     model = cfg.model_cfg
     options = []
     for load, name in (
@@ -195,15 +199,16 @@ def from_random_weights(cfg):
 
 
 def dry_run(command, folder):
-    """Run a toy command with ``--dry-run`` on little data; what it told."""
+    """Run a toy command with ``--dry-run`` on little data; return its output."""
     cfg = loaded(command)
     words = shlex.split(command)
     words += [] if "--options" in words else ["--options"]
     for name in cfg.datasets_cfg:
         words += [f"datasets.{name}.build_info.train_size={PAIRS}"]
-    words += from_random_weights(cfg)
+    words += without_checkpoints(cfg)
     if "CHECKPOINT" in command:
-        arch = cfg.model_cfg.arch if cfg.run_cfg.evaluate else "albef_mafa"  # else Con-D's
+        # else the arch of Con-D
+        arch = cfg.model_cfg.arch if cfg.run_cfg.evaluate else "albef_mafa"
         torch.save({"model": load_model(arch, "tiny").state_dict()}, folder / "CHECKPOINT")
     if "grit_order.npy" in command:
         np.save(folder / "grit_order.npy", np.random.default_rng(0).permutation(PAIRS))
@@ -211,7 +216,7 @@ def dry_run(command, folder):
         make_tiny_opt(
             folder / "OPT", WorldConfig.preset("dense"), steps=1, batch_size=2, examined=1
         )
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, str(ROOT / words[1]), words[2], str(ROOT / words[3]), *words[4:]]
         + ["--dry-run"],
         cwd=folder,
@@ -220,21 +225,21 @@ def dry_run(command, folder):
         text=True,
         timeout=280,
     )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout
+    assert process.returncode == 0, process.stderr[-3000:]
+    return process.stdout
 
 
-def told(command, output):
+def assert_is_dry_run(command, output):
     assert "dry run: nothing is trained" in output
     assert ("one mini-batch:" in output) is command.startswith("python train.py")
 
 
 @pytest.mark.parametrize("command", [TOY[0], TOY[-1]])
-def test_dry_runs_of_two(command, tmp_path):
-    told(command, dry_run(command, tmp_path))
+def test_dry_runs_of_two_commands(command, tmp_path):
+    assert_is_dry_run(command, dry_run(command, tmp_path))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", TOY)
-def test_dry_runs(command, tmp_path):
-    told(command, dry_run(command, tmp_path))
+def test_dry_runs_of_all_commands(command, tmp_path):
+    assert_is_dry_run(command, dry_run(command, tmp_path))

@@ -1,4 +1,4 @@
-"""The comparison of many systems and seeds: its runs, results, and how it is resumed."""
+"""Comparison of many systems and seeds: its runs, its results, and resuming."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from lavis_mafa.studies.results import figures_of, tables_of, write_all
 from lavis_mafa.studies.runs import Run, exclusive, refuse_other_commands, run_all
 from lavis_mafa.studies.spread import Spread, differences_to
 
-OF_EPOCHS = {"warm_up": 8, "con_d": 3, "grit_twice": 12, "mafa_twice": 12}  # the others: 6
+EPOCHS_OF = {"warm_up": 8, "con_d": 3, "grit_twice": 12, "mafa_twice": 12}  # the others: 6
 WITH_CON_D = {
     *("ecm", "mafa", "ecm_e", "mafa_top_3", "mafa_probability", "random_ecm", "mafa_twice")
 }
@@ -42,13 +42,13 @@ SYSTEMS = [
 ]
 
 
-def planned(folder, **changes):
+def plan_for(folder, **changes):
     return prepare(Request("compare.yaml", output=folder, **changes))
 
 
 @pytest.fixture(scope="module")
 def plan(tmp_path_factory):
-    plan = planned(tmp_path_factory.mktemp("runs"), seeds=[3, 5])
+    plan = plan_for(tmp_path_factory.mktemp("runs"), seeds=[3, 5])
     check(plan)
     return plan
 
@@ -73,7 +73,7 @@ def test_all_systems_are_rows(plan):
 def test_every_system_is_accepted(runs, name):
     run = runs[f"{name}/5"]
     cfg = config_of(run)
-    assert (cfg.run_cfg.seed, cfg.run_cfg.max_epoch) == (5, OF_EPOCHS.get(name, 6))
+    assert (cfg.run_cfg.seed, cfg.run_cfg.max_epoch) == (5, EPOCHS_OF.get(name, 6))
     assert run.command[-1] == RESUME and cfg.run_cfg.resume_ckpt_path == "auto"
     con_d = cfg.model_cfg.mafa.con_d
     expected = {"mafa_oracle": "oracle", **dict.fromkeys(WITH_CON_D, "albef_mafa")}
@@ -90,12 +90,12 @@ def settings(runs, name):
     return found
 
 
-def changed(one, other, path=""):
-    """Paths at which two nested dictionaries differ."""
+def differing_paths(one, other, path=""):
+    """Return the paths at which two nested dictionaries differ."""
     if not (isinstance(one, dict) and isinstance(other, dict)):
         return set() if one == other else {path}
     names = one.keys() | other.keys()
-    parts = (changed(one.get(n), other.get(n), f"{path}.{n}".strip(".")) for n in names)
+    parts = (differing_paths(one.get(n), other.get(n), f"{path}.{n}".strip(".")) for n in names)
     return set().union(*parts)
 
 
@@ -119,13 +119,13 @@ SOFT = {"model.mafa.soft_labels.type", "model.mafa.soft_labels.start_epoch"}
         ("grit", "grit_fixed", {"model.mafa.learn_temperature"}),
     ],
 )
-def test_systems_differ_in_what_their_names_say(runs, one, other, keys):
-    """Each pair that a table sets side by side is alike in all else."""
-    differ = changed(settings(runs, one), settings(runs, other))
+def test_systems_differ_only_in_the_named_setting(runs, one, other, keys):
+    """Two systems that a table compares are equal in all other keys."""
+    differ = differing_paths(settings(runs, one), settings(runs, other))
     assert differ == keys
 
 
-def test_runs_stand_after_what_they_need(runs):
+def test_runs_are_ordered_after_their_dependencies(runs):
     done = set()
     for name, run in runs.items():
         assert run.needs <= done, name
@@ -133,7 +133,7 @@ def test_runs_stand_after_what_they_need(runs):
         done.add(name)
     assert len(runs) == len({run.folder for run in runs.values()}) == 2 * (len(SYSTEMS) + 1)
     assert all(run.steps > 0 for run in runs.values() if run.config)
-    # What most others wait for starts first, the first seed before the second.
+    # The runs that most others depend on start first, and the first seed before the second.
     longest = ["image_start", "warm_up", "s_itc", "con_d"]
     assert [name for name in runs if name.endswith("/3")][:4] == [f"{n}/3" for n in longest]
     assert list(runs)[: len(runs) // 2] == [name for name in runs if name.endswith("/3")]
@@ -148,14 +148,14 @@ NEEDS = {
 
 @settings_of_hypothesis(max_examples=25, deadline=None)
 @given(st.sets(st.sampled_from(SYSTEMS), min_size=1))
-def test_what_systems_need_comes_along_and_nothing_else(names):
-    found = {name.split("/")[0] for name in planned(FOLDER, seeds=[3], rows=sorted(names)).jobs}
-    wanted = {*names, "warm_up"}  # all are measured by the warm-up's shortlist
-    while more := {n for name in wanted for n in NEEDS.get(name, {"warm_up"})} - wanted:
-        wanted |= more - {"image_start"}
-        if more == {"image_start"}:
+def test_dependencies_are_added_and_nothing_else(names):
+    planned = {name.split("/")[0] for name in plan_for(FOLDER, seeds=[3], rows=sorted(names)).jobs}
+    expected = {*names, "warm_up"}  # every run is measured with the shortlist of the warm-up
+    while added := {n for name in expected for n in NEEDS.get(name, {"warm_up"})} - expected:
+        expected |= added - {"image_start"}
+        if added == {"image_start"}:
             break
-    assert found == {*wanted, "image_start"}
+    assert planned == {*expected, "image_start"}
 
 
 def run_command(*argv):
@@ -164,18 +164,18 @@ def run_command(*argv):
     return command.run(parser.parse_args(["compare.yaml", *argv]))
 
 
-def test_an_unknown_system_is_named(capsys):
+def test_error_of_an_unknown_system_suggests_names(capsys):
     assert run_command("--rows", "mafia") == 2
     assert "no mafia; did you mean MAFA?" in capsys.readouterr().out
     assert run_command("--set", "epoch=3") == 2
     assert "there is no epoch; did you mean epochs?" in capsys.readouterr().out
 
 
-def test_the_list(capsys):
+def test_list_option(capsys):
     assert run_command("--list", "--rows", "mafa", "base", "--set", "epochs=3") == 0
-    told = capsys.readouterr().out
-    assert "  mafa: MAFA (MAFA Table 4, row 4)\n    run.max_epoch=3 run.warmup_steps=30" in told
-    assert "run.grit.enabled=false" in told and "s_itc:" not in told and "  epochs=3" in told
+    output = capsys.readouterr().out
+    assert "  mafa: MAFA (MAFA Table 4, row 4)\n    run.max_epoch=3 run.warmup_steps=30" in output
+    assert "run.grit.enabled=false" in output and "s_itc:" not in output and "  epochs=3" in output
 
 
 # Means and spreads
@@ -190,7 +190,7 @@ def test_spread(values):
     assert found.sd == pytest.approx((squares / (len(values) - 1)) ** 0.5, abs=1e-6)
 
 
-def test_spread_of_one_and_of_none():
+def test_spread_of_one_value_and_of_none():
     assert Spread.of([2.0]) == Spread(2.0, None, 1) and Spread.of([None]) is None
     assert Spread(2.04, None, 1).text(1) == "2.0"
     assert Spread(50.0, 3.12, 3).text(1) == "50.0 ± 3.1"
@@ -210,16 +210,16 @@ FIGURES = {
 }
 
 
-def test_differences_are_taken_seed_by_seed():
+def test_differences_are_paired_by_seed():
     found = differences_to(FIGURES, "grit")
     assert found.keys() == {"mafa"}
     assert found["mafa"]["txt_r1"] == Spread(1.5, statistics.stdev([1.0, 2.0]), 2)
     assert "con_d_recall" not in found["mafa"], "the other has none"
 
 
-def fabricated(folder, **changes):
-    """A comparison whose runs are done and measured: the figures are those of FIGURES."""
-    plan = planned(folder, seeds=[0, 1, 2], rows=["grit", "mafa"], **changes)
+def plan_with_results(folder, **changes):
+    """Return a comparison with finished and measured runs, whose results are FIGURES."""
+    plan = plan_for(folder, seeds=[0, 1, 2], rows=["grit", "mafa"], **changes)
     for run, by_seed in FIGURES.items():
         for seed, figures in by_seed.items():
             job = plan.jobs[f"{run}/{seed}"]
@@ -230,8 +230,8 @@ def fabricated(folder, **changes):
     return plan
 
 
-def test_tables_of_figures(tmp_path):
-    plan = fabricated(tmp_path)
+def test_tables_contain_means_and_spreads(tmp_path):
+    plan = plan_with_results(tmp_path)
     figures, problems = figures_of(plan)
     assert len(problems) == 1 and "temperature in its records of kind step" in problems[0]
     tables = tables_of(plan, figures)
@@ -251,9 +251,9 @@ def test_tables_of_figures(tmp_path):
     assert text[0].startswith("| row      | n |") and len({len(line) for line in text}) == 1
 
 
-def test_results_are_written_as_measured(tmp_path):
+def test_written_results_equal_the_measurements(tmp_path):
     path = tmp_path / "docs" / "results.md"
-    plan = fabricated(tmp_path / "out", parameters={"epochs": 5})
+    plan = plan_with_results(tmp_path / "out", parameters={"epochs": 5})
     write_all(plan, figures_of(plan)[0], path)
     text, content = path.read_text(), json.loads(path.with_suffix(".json").read_text())
     assert "| MAFA     | 3 | 44.0 ± 47.8 |" in text and "train for 5 epochs" in text
@@ -261,40 +261,40 @@ def test_results_are_written_as_measured(tmp_path):
     assert str(tmp_path) not in text + json.dumps(content)
     parser = argparse.ArgumentParser()
     command.add_arguments(parser)
-    again = parser.parse_args(line.split()[2:])
-    assert again.seeds == [0, 1, 2] and again.rows == ["grit", "mafa"]
-    assert again.set == [("epochs", "5")] and content["parameters"]["epochs"] == 5
+    reparsed = parser.parse_args(line.split()[2:])
+    assert reparsed.seeds == [0, 1, 2] and reparsed.rows == ["grit", "mafa"]
+    assert reparsed.set == [("epochs", "5")] and content["parameters"]["epochs"] == 5
     assert content["command"] == line
     for run, title in (("grit", "GRIT-VLP"), ("mafa", "MAFA")):
-        told, by_seed = content["rows"][title], FIGURES[run]
-        assert told["run"] == run
+        row, by_seed = content["rows"][title], FIGURES[run]
+        assert row["run"] == run
         for seed, found in by_seed.items():
-            assert told["seeds"][str(seed)]["txt_r1"] == found["txt_r1"]
+            assert row["seeds"][str(seed)]["txt_r1"] == found["txt_r1"]
         values = [found["txt_r1"] for found in by_seed.values()]
-        assert told["spread"]["txt_r1"]["mean"] == pytest.approx(statistics.fmean(values))
-        assert told["spread"]["txt_r1"]["sd"] == pytest.approx(statistics.stdev(values))
+        assert row["spread"]["txt_r1"]["mean"] == pytest.approx(statistics.fmean(values))
+        assert row["spread"]["txt_r1"]["sd"] == pytest.approx(statistics.stdev(values))
 
 
 def test_runs_are_measured_once_unless_their_judges_change(tmp_path, monkeypatch):
-    called = []
+    calls = []
 
-    def function(runs, judges):
-        called.append(([run.name for run in runs], [judge.name for judge in judges]))
+    def record_call(runs, judges):
+        calls.append(([run.name for run in runs], [judge.name for judge in judges]))
         for run in runs:
             yield run, {"txt_r1": 1.0}
 
-    monkeypatch.setattr("lavis_mafa.toyworld.measure.measure", function)
-    plan = planned(tmp_path, seeds=[3], rows=["grit", "mafa"])
+    monkeypatch.setattr("lavis_mafa.toyworld.measure.measure", record_call)
+    plan = plan_for(tmp_path, seeds=[3], rows=["grit", "mafa"])
     for name in ("grit/3", "warm_up/3"):
         plan.jobs[name].folder.mkdir(parents=True)
         (plan.jobs[name].folder / "done").touch()
     measure_all(plan)
     measure_all(plan)
-    assert called == [(["grit/3"], ["warm_up/3"])]
+    assert calls == [(["grit/3"], ["warm_up/3"])]
     assert measured(plan.jobs["grit/3"]) == {"txt_r1": 1.0} and not measured(plan.jobs["mafa/3"])
     plan.judges[3] = []  # all runs judge together, as in the demo
     measure_all(plan)
-    assert called[1:] == [(["grit/3"], ["grit/3"])]
+    assert calls[1:] == [(["grit/3"], ["grit/3"])]
 
 
 # Resuming
@@ -315,8 +315,10 @@ for step in range(done, steps):
 """
 
 
-def counting(tmp_path, steps=4, pause=0.0, fails=False):
-    """Three runs, each after the one before it, that count and remember how far they came."""
+def counting_runs(tmp_path, steps=4, pause=0.0, fails=False):
+    """Return three runs, each depending on the one before, that count steps and record where
+    they started.
+    """
     script = tmp_path / "count.py"
     script.write_text(COUNTS + ("\nraise SystemExit('no luck')" if fails else ""))
     made = {}
@@ -326,28 +328,28 @@ def counting(tmp_path, steps=4, pause=0.0, fails=False):
     return made
 
 
-def began(tmp_path, name):
+def starts_of(tmp_path, name):
     return (tmp_path / name / "began").read_text().split()
 
 
 @pytest.fixture
-def quick(monkeypatch):
+def short_polling(monkeypatch):
     monkeypatch.setattr(runs_module, "POLL_SECONDS", 0.05)
     monkeypatch.setattr(runs_module, "PRINT_SECONDS", 0.2)
 
 
-def test_killed_and_called_again(tmp_path, quick, capsys):
-    """What was done is left alone, what was begun goes on from where it was."""
-    runs = counting(tmp_path, steps=5, pause=0.3)
+def test_killed_study_is_resumed_by_the_same_command(tmp_path, short_polling, capsys):
+    """Finished runs are not repeated; an interrupted run continues."""
+    runs = counting_runs(tmp_path, steps=5, pause=0.3)
     program = (
         "import sys; sys.path.insert(0, 'tests/studies')\n"
         "from pathlib import Path\n"
         "from lavis_mafa.studies import runs\n"
-        "from test_compare import counting\n"
+        "from test_compare import counting_runs\n"
         f"folder = Path({str(tmp_path)!r})\n"
         "runs.POLL_SECONDS = 0.05\n"
         "with runs.exclusive(folder):\n"
-        "    runs.run_all(counting(folder, 5, 0.3), 1)\n"
+        "    runs.run_all(counting_runs(folder, 5, 0.3), 1)\n"
     )
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"}
     process = subprocess.Popen(
@@ -369,32 +371,32 @@ def test_killed_and_called_again(tmp_path, quick, capsys):
     with exclusive(tmp_path):
         refuse_other_commands(runs.values())
         run_all(runs, 1)
-    assert began(tmp_path, "a") == ["0"], "done: not run again"
-    assert began(tmp_path, "b") == ["0", str(before)], "half done: goes on"
-    assert began(tmp_path, "c") == ["0"]
+    assert starts_of(tmp_path, "a") == ["0"], "finished: not run again"
+    assert starts_of(tmp_path, "b") == ["0", str(before)], "interrupted: continues"
+    assert starts_of(tmp_path, "c") == ["0"]
     assert all(run.done for run in runs.values())
-    told = capsys.readouterr().out
-    assert "/15 steps" in told and " a second, " in told and " left   b: epoch 0" in told
+    output = capsys.readouterr().out
+    assert "/15 steps" in output and " a second, " in output and " left   b: epoch 0" in output
 
 
-def test_another_command_is_refused(tmp_path, quick):
-    run_all(counting(tmp_path), 1)
-    refuse_other_commands(counting(tmp_path).values())
+def test_folder_of_another_command_is_rejected(tmp_path, short_polling):
+    run_all(counting_runs(tmp_path), 1)
+    refuse_other_commands(counting_runs(tmp_path).values())
     with pytest.raises(ValueError, match="a holds a run of another command"):
-        refuse_other_commands(counting(tmp_path, steps=5).values())
+        refuse_other_commands(counting_runs(tmp_path, steps=5).values())
 
 
-def test_others_go_on_when_one_fails(tmp_path, quick):
-    runs = counting(tmp_path, fails=True)
-    lone = counting(tmp_path / "a")["a"] if (tmp_path / "a").mkdir() is None else None
-    failed = run_all({**runs, "lone": lone}, 1)
+def test_other_runs_continue_if_one_fails(tmp_path, short_polling):
+    runs = counting_runs(tmp_path, fails=True)
+    independent = counting_runs(tmp_path / "a")["a"] if (tmp_path / "a").mkdir() is None else None
+    failed = run_all({**runs, "lone": independent}, 1)
     assert failed.keys() == {"a", "b", "c"} and "no luck" in failed["a"]
     assert failed["b"] == "it needs a" and not (tmp_path / "b").exists()
-    assert lone.done and not runs["a"].done
+    assert independent.done and not runs["a"].done
 
 
-def test_only_one_writes_into_a_folder(tmp_path):
-    """A process that was started inside keeps others waiting even if its parent is gone."""
+def test_folder_is_locked_by_one_command(tmp_path):
+    """A child process keeps the lock even if its parent has ended."""
     with exclusive(tmp_path):
         orphan = subprocess.Popen(["sleep", "1"], close_fds=False)
     start = time.time()
@@ -403,7 +405,7 @@ def test_only_one_writes_into_a_folder(tmp_path):
     orphan.wait()
 
 
-# The whole
+# End to end
 
 
 SHORT = ["--set", "epochs=2", "warm_up_epochs=1", "train_size=1024", "test_size=40"]
@@ -424,8 +426,8 @@ def compare(folder, output):
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_killed_comparison_ends_as_one_that_ran_through(tmp_path):
-    """Minutes: killed inside the second epoch of a training, it ends with the same figures."""
+def test_killed_comparison_gives_the_same_results_as_an_uninterrupted_one(tmp_path):
+    """Takes minutes: kill during the second epoch of a training, then rerun the command."""
     output = tmp_path / "out"
     process = compare(tmp_path, output)
     log = output / "seed_1" / "grit" / "log.jsonl"
@@ -440,18 +442,18 @@ def test_a_killed_comparison_ends_as_one_that_ran_through(tmp_path):
     finished = {path: path.stat().st_mtime_ns for path in output.glob("*/*/done")}
     assert len(finished) == 5  # seed 0: start, warm-up, grit; seed 1: start, warm-up
 
-    again = compare(tmp_path, output)
-    told, _ = again.communicate(timeout=300)
-    assert again.returncode == 0, told[-3000:]
-    assert "6 runs, 1 to do" in told and "| GRIT-VLP | 2 |" in told
+    rerun = compare(tmp_path, output)
+    output_text, _ = rerun.communicate(timeout=300)
+    assert rerun.returncode == 0, output_text[-3000:]
+    assert "6 runs, 1 to do" in output_text and "| GRIT-VLP | 2 |" in output_text
     assert {path: path.stat().st_mtime_ns for path in finished} == finished
-    begun = [line for line in log.read_text().splitlines() if '"kind": "config"' in line]
-    assert len(begun) == 2 and "<svg" in (output / "report.html").read_text()
-    # The last run once more, undisturbed: the same command in an empty folder.
+    starts = [line for line in log.read_text().splitlines() if '"kind": "config"' in line]
+    assert len(starts) == 2 and "<svg" in (output / "report.html").read_text()
+    # Repeat the last run without interruption: the same command in an empty folder.
     killed = json.loads((output / "results.json").read_text())
     shutil.rmtree(output / "seed_1" / "grit")
-    through = compare(tmp_path, output)
-    told, _ = through.communicate(timeout=300)
-    assert through.returncode == 0, told[-3000:]
-    whole = json.loads((output / "results.json").read_text())
-    assert killed["rows"]["GRIT-VLP"]["seeds"] == whole["rows"]["GRIT-VLP"]["seeds"]
+    uninterrupted = compare(tmp_path, output)
+    output_text, _ = uninterrupted.communicate(timeout=300)
+    assert uninterrupted.returncode == 0, output_text[-3000:]
+    expected = json.loads((output / "results.json").read_text())
+    assert killed["rows"]["GRIT-VLP"]["seeds"] == expected["rows"]["GRIT-VLP"]["seeds"]

@@ -1,4 +1,4 @@
-"""The main job, shortened: real runs of train.py, a summary and a page."""
+"""The demo, shortened: real runs of train.py, a summary and a page."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SHORT = [
 def finished(tmp_path_factory):
     folder = tmp_path_factory.mktemp("demo")
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", "lavis_mafa", "demo", *SHORT],
         cwd=folder,
         env=environment,
@@ -29,11 +29,11 @@ def finished(tmp_path_factory):
         text=True,
         timeout=280,
     )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    return folder / "output" / "demo", done.stdout
+    assert process.returncode == 0, process.stdout[-2000:] + process.stderr[-2000:]
+    return folder / "output" / "demo", process.stdout
 
 
-def test_the_summary_holds_what_was_measured(finished):
+def test_summary_contains_the_measured_values(finished):
     folder, _ = finished
     summary = json.loads((folder / "summary.json").read_text())
     assert set(summary["systems"]) == {"base", "grit", "s_itc", "mafa"}
@@ -41,7 +41,7 @@ def test_the_summary_holds_what_was_measured(finished):
         for key in ("txt_r1", "img_r10", "valid_txt_r1", "valid_img_r10", "txt_map_r"):
             assert 0 <= figures[key] <= 100
         assert 0 <= figures["itm_auc"] <= 1 and 0 < figures["false_negative_rate"] < 1
-        # A valid pair is found at least as early as the original one.
+        # A valid pair is ranked at least as early as the original pair.
         assert figures["valid_txt_r5"] >= figures["txt_r5"]
     mafa = summary["systems"]["mafa"]
     log = [json.loads(line) for line in open(folder / "mafa" / "log.jsonl")]
@@ -60,10 +60,10 @@ def test_all_systems_took_the_same_number_of_steps(finished):
     assert set(steps.values()) == {8}
 
 
-def test_the_page_and_the_table_are_there(finished):
+def test_page_and_table_are_written(finished):
     folder, output = finished
     page = (folder / "report.html").read_text()
     assert "MAFA on the toy world" in page and "<svg" in page
     assert "https://" not in page.split("</head>")[1].replace("https://github.com", "")
-    for told in ("false negatives", "TR@1", "any TR@1", "ITM AUC", "Con-D precision"):
-        assert told in output and told in page
+    for label in ("false negatives", "TR@1", "any TR@1", "ITM AUC", "Con-D precision"):
+        assert label in output and label in page

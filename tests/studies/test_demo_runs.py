@@ -1,4 +1,4 @@
-"""The demo's runs: training and evaluation accept every command."""
+"""The runs of the demo: every command is accepted by training and evaluation."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ def plan_of(family, folder=Path("demo"), file="demo.yaml"):
     return plan
 
 
-def loaded(job):
+def load_job_config(job):
     options = [*job.options, *(["run.evaluate=True"] if job.script == "evaluate.py" else [])]
     return load_config(job.config, options, machine=False)
 
 
-def branches_of(plan):
-    """The training runs by name."""
+def training_runs(plan):
+    """Return the training runs by name."""
     return {name.split("/")[0]: job for name, job in plan.jobs.items() if job.config}
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_branch_can_be_run(family):
-    branches = branches_of(plan_of(family))
-    configs = {name: loaded(branch) for name, branch in branches.items()}
+def test_every_training_run_of_the_demo_is_valid(family):
+    branches = training_runs(plan_of(family))
+    configs = {name: load_job_config(branch) for name, branch in branches.items()}
     assert set(configs) == {"warm_up", "s_itc", "grit", "con_d", "mafa", "base"}
     for name, cfg in configs.items():
         assert cfg.model_cfg.arch == f"{family}_mafa"
@@ -64,15 +64,15 @@ def test_every_branch_can_be_run(family):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_what_a_branch_needs_stands_before_it(family):
+def test_runs_are_listed_after_their_dependencies(family):
     done = set()
     for name, job in plan_of(family).jobs.items():
         assert job.needs <= done, name
         done.add(name)
 
 
-def test_every_run_after_stage_1_is_accepted():
-    branches = branches_of(plan_of("stage2"))
+def test_every_run_after_stage_1_is_valid():
+    branches = training_runs(plan_of("stage2"))
     plan = plan_of("stage2", file="stage2.yaml")
     rows = dict(zip(demo.STAGE_2, plan.study.rows, strict=True))
     assert [row.name for row in rows.values()] == ["BLIP-2", "MAFA", "untrained"]
@@ -80,16 +80,18 @@ def test_every_run_after_stage_1_is_accepted():
         jobs = plan.of[row.name][42]
         assert set(jobs) == {"vqa", "caption", *(["stage2"] if name != "blind" else [])}
         for job in jobs.values():
-            assert loaded(job).model_cfg.arch == "blip2_opt_mafa"
-        cfg = loaded(jobs["vqa"])
+            assert load_job_config(job).model_cfg.arch == "blip2_opt_mafa"
+        cfg = load_job_config(jobs["vqa"])
         assert cfg.run_cfg.prompt == "Question: {} Answer:"
         if name == "blind":
             assert cfg.model_cfg.finetuned is None and jobs["vqa"].needs == {"opt/42", START}
         else:
-            assert loaded(jobs["stage2"]).model_cfg.pretrained == str(branches[name].checkpoint)
+            assert load_job_config(jobs["stage2"]).model_cfg.pretrained == str(
+                branches[name].checkpoint
+            )
             assert cfg.model_cfg.finetuned == str(jobs["stage2"].checkpoint)
             assert jobs["stage2"].name in jobs["vqa"].needs
-    # The runs of stage 1 are those of the demo: they are not run again.
+    # The stage-1 runs are those of the demo, so they are not repeated.
     shared = {name: job for name, job in plan.jobs.items() if name.split("/")[0] in branches}
     assert shared and all(
         job.command == branches[n.split("/")[0]].command for n, job in shared.items()
@@ -99,7 +101,7 @@ def test_every_run_after_stage_1_is_accepted():
 START = "image_start/42"
 
 
-def test_figures_become_tables(tmp_path):
+def test_results_become_tables(tmp_path):
     plan = plan_of("stage2", tmp_path, "stage2.yaml")
     for name, value in (("BLIP-2", 0.25), ("MAFA", 0.5)):
         for task in ("vqa", "caption"):
@@ -111,32 +113,34 @@ def test_figures_become_tables(tmp_path):
             (folder / "log.jsonl").write_text(line + "\n")
             (folder / "done").touch()
     figures, _ = figures_of(plan)
-    known = {name: value for name, value in figures["MAFA"][42].items() if value is not None}
-    assert known == {"vqa_acc": 50.0, "caption_CIDEr": 50.0}
+    measured = {name: value for name, value in figures["MAFA"][42].items() if value is not None}
+    assert measured == {"vqa_acc": 50.0, "caption_CIDEr": 50.0}
     vqa, captions = tables_of(plan, figures, mark_best=True)
     assert vqa.columns[:3] == ["row", "n", "all"]
     assert [row[:3] for row in vqa.rows[:2]] == [["BLIP-2", 1, 25.0], ["MAFA", 1, 50.0]]
-    place = captions.columns.index("CIDEr")
-    assert [row[place] for row in captions.rows] == [25.0, 50.0, None]
+    column = captions.columns.index("CIDEr")
+    assert [row[column] for row in captions.rows] == [25.0, 50.0, None]
     assert vqa.highlight_best["all"] == "max"
 
 
-def test_a_run_that_fails_is_told_with_its_end(tmp_path):
+def test_failed_run_is_reported_with_the_end_of_its_output(tmp_path):
     script = tmp_path / "fails.py"
     script.write_text("print('about to'); raise SystemExit('no such thing')")
     run = Run("bad", "a bad run", [str(script)], tmp_path / "bad")
-    later = Run("later", "one after it", [str(script)], tmp_path / "later", frozenset(["bad"]))
-    failed = run_all({"bad": run, "later": later}, at_once=2)
+    dependent = Run("later", "one after it", [str(script)], tmp_path / "later", frozenset(["bad"]))
+    failed = run_all({"bad": run, "later": dependent}, at_once=2)
     assert re.search("(?s)bad failed.*no such thing", failed["bad"])
     assert failed["later"] == "it needs bad" and not (tmp_path / "later").exists()
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1300)
-def test_blip2_from_stage_1_to_answers(tmp_path):
-    """Minutes: stage 1 of four systems, stage 2 of two, VQA and captions, on a small world."""
+def test_blip2_demo_from_stage_1_to_answers(tmp_path):
+    """Takes minutes: stage 1 of four systems, stage 2 of two, VQA and captions, on a small
+    world.
+    """
     sizes = ["--epochs=2", "--warm-up-epochs=1", "--train-size=256", "--test-size=40"]
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", "lavis_mafa", "demo", "stage2", *sizes]
         + ["--start-steps=10", "--opt-steps=30"],
         cwd=tmp_path,
@@ -145,9 +149,9 @@ def test_blip2_from_stage_1_to_answers(tmp_path):
         text=True,
         timeout=1200,
     )
-    assert done.returncode == 0, done.stderr[-3000:]
-    told = json.loads((tmp_path / "output/demo_blip2/stage2.json").read_text())
-    assert set(told["systems"]) == {"base", "mafa", "blind"}
-    for figures in told["systems"].values():
+    assert process.returncode == 0, process.stderr[-3000:]
+    summary = json.loads((tmp_path / "output/demo_blip2/stage2.json").read_text())
+    assert set(summary["systems"]) == {"base", "mafa", "blind"}
+    for figures in summary["systems"].values():
         assert 0 <= figures["vqa_acc"] <= 100 and figures["caption_CIDEr"] >= 0
     assert "zero-shot VQA" in (tmp_path / "output/demo_blip2/stage2/report.html").read_text()

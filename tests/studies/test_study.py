@@ -1,4 +1,4 @@
-"""Studies: from a file to its rows and runs, the files that ship, results, and resuming."""
+"""Studies: reading files, rows and runs, the shipped files, results, and resuming."""
 
 from __future__ import annotations
 
@@ -93,16 +93,16 @@ OWN = {
 }
 
 
-def written(tmp_path, base=BASE, **changes):
-    """A study file and its base ``small``."""
+def write_study(tmp_path, base=BASE, **changes):
+    """Write a study file and its base ``small``; return its path."""
     (tmp_path / "base_small.yaml").write_text(yaml.safe_dump(base, sort_keys=False))
     path = tmp_path / "own.yaml"
     path.write_text(yaml.safe_dump({**OWN, **changes}, sort_keys=False))
     return path
 
 
-def read(tmp_path, base=BASE, **changes):
-    return read_study(written(tmp_path, base, **changes), "small")
+def read_small_study(tmp_path, base=BASE, **changes):
+    return read_study(write_study(tmp_path, base, **changes), "small")
 
 
 loaded = functools.cache(functools.partial(load_config, machine=False))
@@ -116,8 +116,8 @@ def config_of(job):
 # From a file to its rows
 
 
-def test_rows(tmp_path):
-    study = read(tmp_path)
+def test_rows_of_a_study(tmp_path):
+    study = read_small_study(tmp_path)
     assert [row.name for row in study.rows] == [
         *("plain, M=128", "plain, M=256", "mined, M=128", "mined, M=256")
     ]
@@ -135,52 +135,54 @@ def test_rows(tmp_path):
         min_size=1,
     )
 )
-def test_the_full_product(tmp_path_factory, vary):
+def test_vary_gives_the_full_product(tmp_path_factory, vary):
     changes = {"vary": vary, "titles": {}, "figure": {}, "paper": None}
-    rows = read(tmp_path_factory.mktemp("product"), **changes).rows
-    expected = [dict(zip(vary, one, strict=True)) for one in itertools.product(*vary.values())]
+    rows = read_small_study(tmp_path_factory.mktemp("product"), **changes).rows
+    expected = [
+        dict(zip(vary, values, strict=True)) for values in itertools.product(*vary.values())
+    ]
     for base in ("plain", "mined"):
-        own = [row for row in rows if row.base == base]
-        assert [row.values for row in own] == expected
-        assert all(row.options.items() >= row.values.items() for row in own)
+        rows_of_base = [row for row in rows if row.base == base]
+        assert [row.values for row in rows_of_base] == expected
+        assert all(row.options.items() >= row.values.items() for row in rows_of_base)
     assert len({row.name for row in rows}) == len(rows) == 2 * len(expected)
 
 
-def test_a_row_goes_before_its_settings_and_what_varies_before_the_row(tmp_path):
+def test_precedence_of_options(tmp_path):
     rows = [{"name": "a", "uses": ["random"], "options": {"run.grit.enabled": True, SPACE: 1}}]
-    (one,) = read(tmp_path, rows=rows, vary={SPACE: [64]}, paper=None).rows
-    assert one.options == {
+    (row,) = read_small_study(tmp_path, rows=rows, vary={SPACE: [64]}, paper=None).rows
+    assert row.options == {
         **{"run.grit.enabled": True, "model.mafa.negatives": "sampled", SPACE: 64}
     }
 
 
-def test_a_section_goes_before_file_and_base(tmp_path):
+def test_section_of_a_scale_overrides_file_and_base(tmp_path):
     section = {"vary": {SPACE: [64]}, "seeds": [1], "columns": {"tr1": {"title": "other"}}}
-    study = read(tmp_path, at={"small": section, "large": {"vary": {SPACE: [99]}}})
+    study = read_small_study(tmp_path, at={"small": section, "large": {"vary": {SPACE: [99]}}})
     assert [row.name for row in study.rows] == ["plain, M=64", "mined, M=64"]
     assert study.seeds == [1]
     assert (study.columns[0].title, study.columns[0].keys) == ("other", ("txt_r1",))
-    # The paper's numbers stay beside the paper's rows.
+    # The paper's numbers stay with the paper's rows.
     assert [cells["M"] for cells in study.paper.cells] == ["128", "256", "128", "256"]
 
 
-def test_a_file_that_needs_no_base(tmp_path):
+def test_file_without_a_base(tmp_path):
     path = tmp_path / "alone.yaml"
     path.write_text(yaml.safe_dump({**BASE, **OWN}, sort_keys=False))
     assert len(read_study(path).rows) == 4 and read_study(path).at == ""
 
 
-def test_numbers_by_the_names_of_rows(tmp_path):
+def test_paper_numbers_by_row_names(tmp_path):
     numbers = {"mined, M=128": [5.0, 6.0]}
-    paper = read(tmp_path, paper={"columns": ["TR", "IR"], "rows": numbers}).paper
+    paper = read_small_study(tmp_path, paper={"columns": ["TR", "IR"], "rows": numbers}).paper
     assert paper.rows == [[], [], [5.0, 6.0], []]
 
 
 # From rows to runs
 
 
-def test_placeholders(tmp_path):
-    study = read(tmp_path)
+def test_placeholders_become_paths(tmp_path):
+    study = read_small_study(tmp_path)
     plan = make_plan(study, tmp_path / "out", [3, 5])
     check(plan)
     for row, seed in itertools.product(("plain, M=128", "mined, M=256"), (3, 5)):
@@ -200,31 +202,33 @@ def test_placeholders(tmp_path):
     assert config_of(plan.jobs["con_d/5"]).model_cfg.pretrained == start.command[-1]
     assert plan.jobs["con_d/5"].needs == {"start/5"}
     assert "unused/5" not in plan.jobs and len(plan.jobs) == 2 * (2 + 4 * 2)
-    # Before each stands what it needs.
+    # Every run is listed after its dependencies.
     done = set()
     for name, job in plan.jobs.items():
         assert job.needs <= done
         done.add(name)
 
 
-def test_rows_that_are_the_same_are_run_once(tmp_path):
-    """In one table or several; what differs, be it in what they begin with, is another run."""
-    first = make_plan(read(tmp_path), tmp_path / "out", [3])
+def test_equal_rows_are_run_once(tmp_path):
+    """Within a table and across tables; any difference, also in the starting weights, is another
+    run.
+    """
+    first = make_plan(read_small_study(tmp_path), tmp_path / "out", [3])
     rows = [{"name": "renamed", "options": {MASKED: 0.2}, "uses": ["con_d"]}]
-    again = make_plan(read(tmp_path, rows=rows, paper=None), tmp_path / "out", [3])
+    second = make_plan(read_small_study(tmp_path, rows=rows, paper=None), tmp_path / "out", [3])
     for stage in ("train", "test"):
-        one, other = first.of["mined, M=256"][3][stage], again.of["renamed, M=256"][3][stage]
-        assert (one.folder, one.command) == (other.folder, other.command)
+        job, other_plan = first.of["mined, M=256"][3][stage], second.of["renamed, M=256"][3][stage]
+        assert (job.folder, job.command) == (other_plan.folder, other_plan.command)
     longer = OmegaConf.to_container(OmegaConf.create(BASE))
     longer["shared"]["con_d"]["options"]["run.max_epoch"] = 30
-    other = make_plan(read(tmp_path, base=longer), tmp_path / "out", [3])
-    for row, same in (("plain, M=128", True), ("mined, M=128", False)):
-        folders = [plan.of[row][3]["test"].folder for plan in (first, other)]
-        assert (folders[0] == folders[1]) is same
+    other_plan = make_plan(read_small_study(tmp_path, base=longer), tmp_path / "out", [3])
+    for row, equal in (("plain, M=128", True), ("mined, M=128", False)):
+        folders = [plan.of[row][3]["test"].folder for plan in (first, other_plan)]
+        assert (folders[0] == folders[1]) is equal
 
 
-def test_only_what_is_asked_for(tmp_path):
-    study = read(tmp_path, shows=["tr1"])  # another column than the one that is asked for
+def test_plan_is_restricted_to_the_requested_rows_and_columns(tmp_path):
+    study = read_small_study(tmp_path, shows=["tr1"])  # not the requested column
     study = narrowed(study, ["mined, M=128"], ["loss"], {"con_d": "/there.pth"})
     plan = make_plan(study, tmp_path / "out", [3])
     (job,) = plan.jobs.values()
@@ -236,8 +240,8 @@ def test_only_what_is_asked_for(tmp_path):
     assert len(found.value.problems) == 3 and "did you mean loss?" in str(found.value)
 
 
-def test_processes_are_launched(tmp_path):
-    study = read(tmp_path, processes=4)
+def test_processes_are_started_by_the_launcher(tmp_path):
+    study = read_small_study(tmp_path, processes=4)
     job = make_plan(study, tmp_path / "out", [3]).of["plain, M=128"][3]["train"]
     assert job.command[:4] == [
         *("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=4")
@@ -245,16 +249,16 @@ def test_processes_are_launched(tmp_path):
     assert config_of(job).run_cfg.seed == 3
 
 
-# What is wrong
+# Errors
 
 
-def test_all_problems_of_a_file_are_told_together(tmp_path):
+def test_all_problems_of_a_file_are_reported_together(tmp_path):
     base = OmegaConf.to_container(OmegaConf.create(BASE))
     base["shared"]["con_d"]["options"]["model.pretrained"] = "{strat}"
     base["stages"]["test"]["script"] = "test.py"
     base["colums"] = {}
-    with pytest.raises(StudyError) as found:
-        read(
+    with pytest.raises(StudyError) as caught:
+        read_small_study(
             tmp_path,
             base=base,
             rows=[
@@ -280,9 +284,9 @@ def test_all_problems_of_a_file_are_told_together(tmp_path):
         *("search_space: is 3, expected a list", "settings.random: is 3, expected a mapping"),
     ]
     for text in expected:
-        assert any(text in problem for problem in found.value.problems), text
-    assert str(found.value).startswith(f"{len(found.value.problems)} problems in the study")
-    assert len(found.value.problems) == len(expected)
+        assert any(text in problem for problem in caught.value.problems), text
+    assert str(caught.value).startswith(f"{len(caught.value.problems)} problems in the study")
+    assert len(caught.value.problems) == len(expected)
 
 
 @pytest.mark.parametrize(
@@ -294,13 +298,13 @@ def test_all_problems_of_a_file_are_told_together(tmp_path):
         ({"column": ["a"], "rows": [[], [], [], []]}, "did you mean columns?"),
     ],
 )
-def test_a_papers_numbers_that_do_not_fit(tmp_path, paper, problem):
-    with pytest.raises(StudyError) as found:
-        read(tmp_path, paper=paper)
-    assert problem in str(found.value) and len(found.value.problems) == 1
+def test_paper_numbers_that_do_not_fit_are_rejected(tmp_path, paper, problem):
+    with pytest.raises(StudyError) as caught:
+        read_small_study(tmp_path, paper=paper)
+    assert problem in str(caught.value) and len(caught.value.problems) == 1
 
 
-def test_files_that_cannot_be_read(tmp_path):
+def test_unreadable_files_are_rejected(tmp_path):
     for content, problem in (("[1]", "is no mapping"), ("a: [", "is not YAML")):
         (tmp_path / "own.yaml").write_text(content)
         with pytest.raises(StudyError, match=problem):
@@ -310,51 +314,51 @@ def test_files_that_cannot_be_read(tmp_path):
     with pytest.raises(StudyError, match="no base_papers.yaml; did you mean paper?"):
         read_study(TABLES[0], "papers")
     with pytest.raises(StudyError, match="does not fit its base"):
-        read(tmp_path, settings={"random": ["a"]}, columns={"tr1": {"key": {"a": 1}}})
+        read_small_study(tmp_path, settings={"random": ["a"]}, columns={"tr1": {"key": {"a": 1}}})
 
 
-def test_all_problems_of_configs_are_told_together_and_once(tmp_path):
+def test_all_problems_of_configs_are_reported_together_and_once(tmp_path):
     base = OmegaConf.to_container(OmegaConf.create(BASE))
     base["options"] = {"run.test_splits": []}
     base["stages"]["test"]["config"] = "projects/not_there.yaml"
     base["columns"]["other"] = {"key": "txt_r5", "stage": "train"}
     changes = {"vary": {SPACE: [128, 256], "model.mafa.alhpa": [1]}, "paper": None}
-    plan = make_plan(read(tmp_path, base=base, **changes), tmp_path / "out", [3, 5])
-    with pytest.raises(StudyError) as found:
+    plan = make_plan(read_small_study(tmp_path, base=base, **changes), tmp_path / "out", [3, 5])
+    with pytest.raises(StudyError) as caught:
         check(plan)
-    told = found.value.problems
-    assert len(told) == 2 and all(" and 3 more: " in problem for problem in told)
-    assert "model.mafa.alhpa: unknown" in told[0] and "not_there.yaml" in told[1]
+    problems = caught.value.problems
+    assert len(problems) == 2 and all(" and 3 more: " in problem for problem in problems)
+    assert "model.mafa.alhpa: unknown" in problems[0] and "not_there.yaml" in problems[1]
     del base["stages"]["test"], base["columns"]["tr1"]
-    study = read(tmp_path, base=base, paper=None, figure={})
+    study = read_small_study(tmp_path, base=base, paper=None, figure={})
     with pytest.raises(StudyError, match=r"plain, M=128 and 3 more: column other reads split test"):
         check(make_plan(study, tmp_path / "out", [3]))
 
 
-# The files that ship
+# Shipped files
 
 
-def test_what_ships():
+def test_shipped_studies():
     mafa = {f"table_{number}" for number in (4, 5, 6, 13, 14, 15, 16, 18)}
     assert {path.stem for path in TABLES} == {*mafa, "table_grit_vlp_4", "table_grit_vlp_5"}
 
 
 @pytest.fixture(scope="module")
 def plans(tmp_path_factory):
-    """The plan of every shipped file at both bases, with its configs checked."""
-    found, output = {}, tmp_path_factory.mktemp("out")
+    """The plans of every shipped file with both bases, with checked configs."""
+    plans_by_file, output = {}, tmp_path_factory.mktemp("out")
     with pytest.MonkeyPatch.context() as patch:
         read_once = lambda path, options, machine: loaded(path, tuple(options))  # noqa: E731
         patch.setattr(plan_module, "load_config", read_once)
         for path, at in itertools.product(TABLES, ("toy", "paper")):
             study = read_study(path, at)
-            plan = found[path.stem, at] = make_plan(study, output / at, [7])
+            plan = plans_by_file[path.stem, at] = make_plan(study, output / at, [7])
             check(plan)
-    return found
+    return plans_by_file
 
 
 @pytest.mark.parametrize("path", TABLES, ids=lambda path: path.stem)
-def test_every_shipped_file_is_valid_at_both_bases(plans, path):
+def test_every_shipped_file_is_valid_with_both_bases(plans, path):
     toy, paper = (plans[path.stem, at].study for at in ("toy", "paper"))
     assert f"lavis-mafa study {path.relative_to(ROOT)}" in path.read_text()
     assert len(paper.paper.rows) == len(paper.rows) and all(paper.paper.rows)
@@ -362,14 +366,14 @@ def test_every_shipped_file_is_valid_at_both_bases(plans, path):
     assert {column.name for column in paper.columns} >= {"tr1", "ir1"} <= {*toy.y, "tr1"}
     for at in ("toy", "paper"):
         jobs = [job for job in plans[path.stem, at].jobs.values() if job.config]
-        cfgs = [config_of(job) for job in {job.form: job for job in reversed(jobs)}.values()]
-        assert {cfg.model_cfg.model_type == "tiny" for cfg in cfgs} == {at == "toy"}
-        assert {cfg.run_cfg.device for cfg in cfgs} == {"cpu" if at == "toy" else "cuda"}
+        configs_of = [config_of(job) for job in {job.form: job for job in reversed(jobs)}.values()]
+        assert {cfg.model_cfg.model_type == "tiny" for cfg in configs_of} == {at == "toy"}
+        assert {cfg.run_cfg.device for cfg in configs_of} == {"cpu" if at == "toy" else "cuda"}
         assert all(job.steps > 0 for job in jobs) or at == "paper"
 
 
-def meaning(job):
-    """What a row says about the training step, whatever its size."""
+def settings_of_step(job):
+    """Return what a row sets in the training step, independent of its size."""
     cfg = config_of(job)
     step = StepSettings.from_config(OmegaConf.to_container(cfg.model_cfg.mafa))
     con_d = cfg.model_cfg.mafa.con_d
@@ -378,36 +382,36 @@ def meaning(job):
     return [
         *(grit, step.negatives, step.soft_labels, step.connections, step.loss_weights),
         *(cfg.model_cfg.mlm_mask_prob, judge if con_d else None),
-        # The first grouped epoch is the second, in the file or by the option.
+        # The first grouped epoch is the second one, given by the file or by the option.
         *(cfg.run_cfg.grit.start_epoch, step.soft_labels.active(1, grouped=grit)),
     ]
 
 
 @pytest.mark.parametrize("path", TABLES, ids=lambda path: path.stem)
-def test_a_row_means_the_same_at_both_bases(plans, path):
+def test_row_has_the_same_settings_with_both_bases(plans, path):
     toy, paper = plans[path.stem, "toy"], plans[path.stem, "paper"]
-    told = []
+    distinct_rows = []
     for plan, stage in ((toy, "train"), (paper, "pretrain")):
-        told.append([])
+        distinct_rows.append([])
         for row in plan.study.rows:
-            found = meaning(plan.of[row.name][7][stage])
-            if (row.base, found) not in told[-1]:
-                told[-1].append((row.base, found))
-    assert told[0] == told[1]
-    both = len(toy.study.rows) == len(paper.study.rows)
+            row_settings = settings_of_step(plan.of[row.name][7][stage])
+            if (row.base, row_settings) not in distinct_rows[-1]:
+                distinct_rows[-1].append((row.base, row_settings))
+    assert distinct_rows[0] == distinct_rows[1]
+    same_rows = len(toy.study.rows) == len(paper.study.rows)
     sizes = {"run.max_epoch", "run.batch_size_train", SPACE}
-    assert both or sizes & {*toy.study.rows[0].values}
+    assert same_rows or sizes & {*toy.study.rows[0].values}
 
 
-def settings_of(cfg):
-    told = cfg.to_dict()
-    if not told["run"]["grit"]["enabled"]:
-        told["run"]["grit"] = None
+def comparable_config(cfg):
+    config = cfg.to_dict()
+    if not config["run"]["grit"]["enabled"]:
+        config["run"]["grit"] = None
     for name in ("output_dir", "job_id", "test_splits", "resume_ckpt_path"):
-        told["run"].pop(name)
-    told["model"].pop("pretrained")
-    (told["model"]["mafa"]["con_d"] or {}).pop("checkpoint", None)
-    return told
+        config["run"].pop(name)
+    config["model"].pop("pretrained")
+    (config["model"]["mafa"]["con_d"] or {}).pop("checkpoint", None)
+    return config
 
 
 @pytest.mark.parametrize(
@@ -428,20 +432,18 @@ def settings_of(cfg):
         ("table_4", "con_d/7", "con_d"),
     ],
 )
-def test_rows_of_the_toy_world_are_the_systems_of_the_comparison(
-    plans, tmp_path, table, row, system
-):
+def test_toy_rows_equal_the_systems_of_the_comparison(plans, tmp_path, table, row, system):
     compared = prepare(Request("compare.yaml", seeds=[7], output=tmp_path))
     check(compared)
     plan = plans[table, "toy"]
     job = plan.jobs[row] if row in plan.jobs else plan.of[row][7]["train"]
     other = compared.jobs[f"{system}/7"]
-    assert settings_of(config_of(job)) == settings_of(config_of(other))
+    assert comparable_config(config_of(job)) == comparable_config(config_of(other))
     assert job.steps == other.steps
 
 
 @pytest.mark.parametrize("at", ["toy", "paper"])
-def test_tables_share_the_rows_that_are_alike(plans, at):
+def test_tables_share_equal_rows(plans, at):
     stage = {"toy": "train", "paper": "pretrain"}[at]
     space, high = (", M=1280", "") if at == "toy" else (", M=4800", "")
     mafa = [("table_4", "MAFA"), ("table_5", "MAFA"), ("table_16", "MAFA")]
@@ -454,43 +456,45 @@ def test_tables_share_the_rows_that_are_alike(plans, at):
     assert {plan.study.at for plan in plans.values()} == {"toy", "paper"}
 
 
-def test_the_paper_s_search_spaces_thresholds_and_alphas(plans):
-    def cfgs(table):
-        of = plans[table, "paper"].of
-        return [config_of(by_seed[7]["pretrain"]) for by_seed in of.values()]
+def test_search_spaces_thresholds_and_alphas_of_the_paper(plans):
+    def configs_of(table):
+        jobs_of = plans[table, "paper"].of
+        return [config_of(by_seed[7]["pretrain"]) for by_seed in jobs_of.values()]
 
-    assert [c.run_cfg.grit.search_space for c in cfgs("table_13")] == 2 * [960, 4800, 48000]
-    found = [c.model_cfg.mafa.connections for c in cfgs("table_15")]
-    assert [(one.low, one.high) for one in found] == [(0.5, 0.5), (0.5, 0.8)]
-    alphas = [(c.model_cfg.mafa.soft_labels.alpha, c.run_cfg.max_epoch) for c in cfgs("table_18")]
+    assert [c.run_cfg.grit.search_space for c in configs_of("table_13")] == 2 * [960, 4800, 48000]
+    rules = [c.model_cfg.mafa.connections for c in configs_of("table_15")]
+    assert [(rule.low, rule.high) for rule in rules] == [(0.5, 0.5), (0.5, 0.8)]
+    alphas = [
+        (c.model_cfg.mafa.soft_labels.alpha, c.run_cfg.max_epoch) for c in configs_of("table_18")
+    ]
     assert alphas == [(alpha, 10) for alpha in (0.1, 0.3, 0.5, 0.7, 0.9)]
-    uses = [list(c.model_cfg.mafa.connections.use_in) for c in cfgs("table_14")[1:]]
+    uses = [list(c.model_cfg.mafa.connections.use_in) for c in configs_of("table_14")[1:]]
     assert uses == [["itc"], ["itm"], ["lm"], ["itc", "itm", "lm"]]
-    assert cfgs("table_4")[0].run_cfg.max_epoch == 20
-    con_d = cfgs("table_16")[2].model_cfg.mafa.con_d
+    assert configs_of("table_4")[0].run_cfg.max_epoch == 20
+    con_d = configs_of("table_16")[2].model_cfg.mafa.con_d
     assert (con_d.arch, con_d.model_type, con_d.checkpoint) == ("blip_retrieval", "coco", None)
 
 
-def test_numbers_of_the_papers_agree_with_each_other(plans):
-    """The same system has the same recall on COCO in all tables, its average is the mean."""
-    known = {}
+def test_paper_numbers_are_consistent(plans):
+    """The same system has the same COCO recall in all tables, and averages are correct."""
+    recall_of = {}
     for table in ("table_4", "table_5", "table_6", "table_13", "table_14", "table_16"):
         study = plans[table, "paper"].study
         columns = list(study.paper.columns)
         places = [[c for c in columns if kind in c][0] for kind in ("TR", "IR")]
         for row, numbers in zip(study.rows, study.paper.rows, strict=True):
             if row.values.get(SPACE, 4800) == 4800:
-                found = tuple(numbers[columns.index(place)] for place in places)
-                assert known.setdefault(row.base, found) == found
+                recalls = tuple(numbers[columns.index(place)] for place in places)
+                assert recall_of.setdefault(row.base, recalls) == recalls
             if columns[-1] == "Avg":
                 assert numbers[-1] == pytest.approx(statistics.fmean(numbers[:6]), abs=0.06)
-    assert known["GRIT-VLP"] == (76.6, 59.6) and known["MAFA"] == (78.0, 61.2)
+    assert recall_of["GRIT-VLP"] == (76.6, 59.6) and recall_of["MAFA"] == (78.0, 61.2)
 
 
-# What it ends in
+# Results
 
 
-def log(job, *records, done=True):
+def write_job_log(job, *records, done=True):
     job.folder.mkdir(parents=True, exist_ok=True)
     lines = [json.dumps(record) + "\n" for record in records]
     (job.folder / "log.jsonl").write_text("".join(lines))
@@ -498,9 +502,11 @@ def log(job, *records, done=True):
         (job.folder / "done").touch()
 
 
-def fabricated(tmp_path):
-    """Three of the four rows: one with two seeds, one with one, one half done."""
-    plan = make_plan(read(tmp_path), tmp_path / "out", [3, 5])
+def study_with_results(tmp_path):
+    """Return a plan with results of three of the four rows: two seeds, one seed, and one
+    unfinished.
+    """
+    plan = make_plan(read_small_study(tmp_path), tmp_path / "out", [3, 5])
     plan.command = "lavis-mafa study own.yaml"
     for row, seed, value in (
         ("plain, M=128", 3, 10.0),
@@ -509,20 +515,20 @@ def fabricated(tmp_path):
     ):
         jobs = plan.of[row][seed]
         epochs = [{"kind": "epoch", "loss_itc": k, "loss_itm": k + 1.0} for k in (9.0, value)]
-        log(jobs["train"], *epochs)
+        write_job_log(jobs["train"], *epochs)
         records = [
             *({"kind": "eval", "split": "test", "txt_r1": k} for k in (99.0, value)),
             {"kind": "eval", "split": "val", "txt_r1": 98.0},
         ]
-        log(jobs["test"], *records)
+        write_job_log(jobs["test"], *records)
     half = plan.of["mined, M=128"][3]
-    log(half["train"], {"kind": "epoch", "loss_itc": 1.0})
-    log(half["test"], {"kind": "eval", "split": "test", "txt_r1": 1.0}, done=False)
+    write_job_log(half["train"], {"kind": "epoch", "loss_itc": 1.0})
+    write_job_log(half["test"], {"kind": "eval", "split": "test", "txt_r1": 1.0}, done=False)
     return plan
 
 
-def test_results_are_written_as_logged(tmp_path):
-    plan = fabricated(tmp_path)
+def test_written_results_equal_the_logs(tmp_path):
+    plan = study_with_results(tmp_path)
     figures, problems = figures_of(plan)
     assert not problems
     path = write_all(plan, figures)
@@ -548,18 +554,18 @@ def test_results_are_written_as_logged(tmp_path):
     assert (
         "76.6" not in ours and "|\n\nLarge\n" in text.split("The paper's numbers: Table 0\n\n|")[1]
     )
-    told = content["rows"]["plain, M=128"]
-    assert told["seeds"] == {"3": {"tr1": 10.0, "loss": 105.0}, "5": {"tr1": 13.0, "loss": 135.0}}
-    assert told["spread"]["tr1"] == {"mean": 11.5, "sd": pytest.approx(2.1213, abs=1e-4), "n": 2}
-    assert (tmp_path / "out" / told["folders"]["5"]["test"] / "log.jsonl").is_file()
+    row = content["rows"]["plain, M=128"]
+    assert row["seeds"] == {"3": {"tr1": 10.0, "loss": 105.0}, "5": {"tr1": 13.0, "loss": 135.0}}
+    assert row["spread"]["tr1"] == {"mean": 11.5, "sd": pytest.approx(2.1213, abs=1e-4), "n": 2}
+    assert (tmp_path / "out" / row["folders"]["5"]["test"] / "log.jsonl").is_file()
     assert content["paper"]["rows"][0] == [76.6, 59.6]
     page = (path.parent / "report.html").read_text()
     assert "11.5 ± 2.1" in page and "76.60" in page and "<svg" in page
 
 
-def test_the_figure(tmp_path):
-    """A line for each row, a point for each value; nothing of the paper; the same each time."""
-    plan = fabricated(tmp_path)
+def test_figure_has_a_line_per_row(tmp_path):
+    """A line for each row, a point for each value; no numbers of the paper; reproducible."""
+    plan = study_with_results(tmp_path)
     folder = write_all(plan, figures_of(plan)[0]).parent
     picture = (folder / "figure.svg").read_text()
     texts = [node.text for node in ElementTree.fromstring(picture).iter() if node.text]
@@ -570,26 +576,26 @@ def test_the_figure(tmp_path):
     assert (folder / "figure.svg").read_text() == picture
 
 
-def test_the_figure_over_rows(tmp_path):
+def test_figure_over_rows(tmp_path):
     changes = {"vary": {}, "figure": {"x": "row", "y": ["tr1", "loss"]}, "paper": None}
-    plan = make_plan(read(tmp_path, **changes), tmp_path / "out", [3])
+    plan = make_plan(read_small_study(tmp_path, **changes), tmp_path / "out", [3])
     empty = write_all(plan, figures_of(plan)[0])
     assert "figure.svg" not in empty.read_text() and not (empty.parent / "figure.svg").exists()
-    log(plan.of["plain"][3]["test"], {"kind": "eval", "split": "test", "txt_r1": 5.0})
+    write_job_log(plan.of["plain"][3]["test"], {"kind": "eval", "split": "test", "txt_r1": 5.0})
     folder = write_all(plan, figures_of(plan)[0]).parent
     root = ElementTree.fromstring((folder / "figure.svg").read_text())
     texts = {node.text.strip() for node in root.iter() if node.text}
-    assert {"plain", "mined", "TR@1"} <= texts and "loss" not in texts, "nothing to draw of it"
+    assert {"plain", "mined", "TR@1"} <= texts and "loss" not in texts, "it has no values"
 
 
-def test_a_figure_that_no_log_has_is_told(tmp_path):
-    plan = fabricated(tmp_path)
+def test_missing_log_key_is_reported(tmp_path):
+    plan = study_with_results(tmp_path)
     for jobs in (
         plan.of["plain, M=128"][3],
         plan.of["plain, M=128"][5],
         plan.of["mined, M=256"][5],
     ):
-        log(jobs["test"], {"kind": "eval", "split": "test", "txt_r5": 1.0})
+        write_job_log(jobs["test"], {"kind": "eval", "split": "test", "txt_r5": 1.0})
     _, problems = figures_of(plan)
     assert len(problems) == 1 and "column tr1: no log of stage test has txt_r1" in problems[0]
 
@@ -597,95 +603,105 @@ def test_a_figure_that_no_log_has_is_told(tmp_path):
 # The command
 
 
-def run(tmp_path, *options, **changes):
-    path = written(tmp_path, **changes)
+def run_small_study(tmp_path, *options, **changes):
+    path = write_study(tmp_path, **changes)
     argv = [str(path), "--at", "small", "--output", str(tmp_path / "out"), "--seeds", "3"]
-    return main([*argv, *options])
+    return run_command([*argv, *options])
 
 
-def main(argv):
+def run_command(argv):
     parser = argparse.ArgumentParser()
     command.add_arguments(parser)
     return command.run(parser.parse_args(argv))
 
 
 @pytest.fixture
-def made_up(monkeypatch):
-    """Runs that only log; the names of those that were run. Names in ``fails`` fail."""
-    ran, fails = [], set()
+def fake_runs(monkeypatch):
+    """Replace runs by log writers; return the started titles and the set ``fails`` of failing
+    titles.
+    """
+    started, fails = [], set()
 
     def run_all(jobs, at_once):
         failed = {}
         for name, job in jobs.items():
             if job.done:
                 continue
-            lost = job.needs & failed.keys()
-            if lost or job.title in fails:
+            failed_dependencies = job.needs & failed.keys()
+            if failed_dependencies or job.title in fails:
                 failed[name] = "no luck"
                 continue
-            ran.append(job.title)
-            log(job, {"kind": "eval", "split": "test", "txt_r1": 5.0, "loss_itc": 1.0})
+            started.append(job.title)
+            write_job_log(job, {"kind": "eval", "split": "test", "txt_r1": 5.0, "loss_itc": 1.0})
             (job.folder / "command.txt").write_text(f"{shown_command(job)}\n")
         return failed
 
     monkeypatch.setattr(engine, "run_all", run_all)
-    return ran, fails
+    return started, fails
 
 
-def test_done_rows_are_not_run_again_and_failed_ones_are_told(tmp_path, made_up, capsys):
-    ran, fails = made_up
+def test_finished_rows_are_skipped_and_failures_reported(tmp_path, fake_runs, capsys):
+    started, fails = fake_runs
     fails.add("mined, M=128, train, seed 3")
     shows = {"shows": ["tr1"]}
-    assert run(tmp_path, **shows) == 1
-    told = capsys.readouterr().out
-    assert "10 runs, 10 to do" in told and "FAILED: mined, M=128, train, seed 3: no luck" in told
-    assert "FAILED: mined, M=128, test" in told and "| mined | ✓     | 256 | 1 | 5.0  |" in told
-    assert len(ran) == 8
+    assert run_small_study(tmp_path, **shows) == 1
+    output = capsys.readouterr().out
+    assert (
+        "10 runs, 10 to do" in output and "FAILED: mined, M=128, train, seed 3: no luck" in output
+    )
+    assert "FAILED: mined, M=128, test" in output and "| mined | ✓     | 256 | 1 | 5.0  |" in output
+    assert len(started) == 8
     fails.clear()
-    assert run(tmp_path, **shows) == 0
-    assert ran[8:] == ["mined, M=128, train, seed 3", "mined, M=128, test, seed 3"]
+    assert run_small_study(tmp_path, **shows) == 0
+    assert started[8:] == ["mined, M=128, train, seed 3", "mined, M=128, test, seed 3"]
     assert "10 runs, 2 to do" in capsys.readouterr().out
 
 
-def test_another_command_in_the_same_folder_is_refused(tmp_path, made_up, capsys):
-    ran, _ = made_up
-    assert run(tmp_path, shows=["tr1"]) == 0
-    before = list(ran)
+def test_other_command_in_the_same_folder_is_rejected(tmp_path, fake_runs, capsys):
+    started, _ = fake_runs
+    assert run_small_study(tmp_path, shows=["tr1"]) == 0
+    before = list(started)
     longer = OmegaConf.to_container(OmegaConf.create(BASE))
     longer["shared"]["con_d"]["options"]["run.max_epoch"] = 30
-    assert run(tmp_path, base=longer, shows=["tr1"]) == 2 and ran == before
+    assert run_small_study(tmp_path, base=longer, shows=["tr1"]) == 2 and started == before
     assert "con_d holds a run of another command" in capsys.readouterr().out
 
 
-def test_lists_and_dry_runs_run_nothing(tmp_path, made_up, capsys):
-    assert run(tmp_path, "--list") == 0
-    told = capsys.readouterr().out
-    assert "A title (Table 0)" in told and "  mined, M=256\n" in told and "  loss: loss" in told
-    assert run(tmp_path, "--dry-run", "--rows", "plain, M=128") == 0
-    told = capsys.readouterr().out
-    assert "plain, M=128, train, seed 3 (to do)\n  python " in told and "2 runs, 2 to do" in told
-    assert not made_up[0] and not (tmp_path / "out").exists()
+def test_list_and_dry_run_start_nothing(tmp_path, fake_runs, capsys):
+    assert run_small_study(tmp_path, "--list") == 0
+    output = capsys.readouterr().out
+    assert (
+        "A title (Table 0)" in output and "  mined, M=256\n" in output and "  loss: loss" in output
+    )
+    assert run_small_study(tmp_path, "--dry-run", "--rows", "plain, M=128") == 0
+    output = capsys.readouterr().out
+    assert (
+        "plain, M=128, train, seed 3 (to do)\n  python " in output and "2 runs, 2 to do" in output
+    )
+    assert not fake_runs[0] and not (tmp_path / "out").exists()
 
 
-def test_what_cannot_work_is_told_before_anything_runs(tmp_path, made_up, capsys):
-    assert run(tmp_path, vary={"run.grit.serach_space": [1]}, figure={}, paper=None) == 2
+def test_invalid_studies_are_rejected_before_any_run(tmp_path, fake_runs, capsys):
+    assert (
+        run_small_study(tmp_path, vary={"run.grit.serach_space": [1]}, figure={}, paper=None) == 2
+    )
     assert "did you mean run.grit.search_space?" in capsys.readouterr().out
-    assert run(tmp_path, "--given", "con_d=not/there.pth") == 2
+    assert run_small_study(tmp_path, "--given", "con_d=not/there.pth") == 2
     assert "there is no " in capsys.readouterr().out
-    assert not made_up[0] and not (tmp_path / "out").exists()
+    assert not fake_runs[0] and not (tmp_path / "out").exists()
 
 
-def test_the_command_is_told_and_can_be_given_again(tmp_path, made_up):
+def test_results_contain_a_command_that_reproduces_them(tmp_path, fake_runs):
     path = str(TABLES[0])
     options = ["--at", "toy", "--seeds", "1", "--columns", "tr1"]
-    assert main([path, *options, "--output", str(tmp_path)]) == 0
+    assert run_command([path, *options, "--output", str(tmp_path)]) == 0
     text = (tmp_path / TABLES[0].stem / "results.md").read_text()
-    told = next(line for line in text.splitlines() if line.startswith("lavis-mafa "))
-    assert told.split()[2:] == [str(TABLES[0].relative_to(ROOT)), *options]
+    command_line = next(line for line in text.splitlines() if line.startswith("lavis-mafa "))
+    assert command_line.split()[2:] == [str(TABLES[0].relative_to(ROOT)), *options]
     assert str(tmp_path) not in text
 
 
-# The whole
+# End to end
 
 TINY = {
     "options": {
@@ -745,8 +761,8 @@ TWO = {
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_killed_study_goes_on_to_its_table(tmp_path):
-    """Killed inside the second epoch of the second row, it goes on from there."""
+def test_killed_study_is_resumed_to_the_same_table(tmp_path):
+    """Kill during the second epoch of the second row, then rerun the command."""
     (tmp_path / "base_tiny.yaml").write_text(yaml.safe_dump(TINY, sort_keys=False))
     (tmp_path / "two.yaml").write_text(yaml.safe_dump(TWO, sort_keys=False))
     output = tmp_path / "out"
@@ -778,19 +794,19 @@ def test_a_killed_study_goes_on_to_its_table(tmp_path):
     finished = {path: path.stat().st_mtime_ns for path in output.glob("*/*/*/done")}
     assert len(finished) == 3  # start, warm-up, GRIT-VLP
 
-    again = start()
-    told, _ = again.communicate(timeout=300)
-    assert again.returncode == 0, told[-3000:]
-    assert "4 runs, 1 to do" in told and "| MAFA (oracle) | 1 |" in told
+    rerun = start()
+    output_text, _ = rerun.communicate(timeout=300)
+    assert rerun.returncode == 0, output_text[-3000:]
+    assert "4 runs, 1 to do" in output_text and "| MAFA (oracle) | 1 |" in output_text
     assert {path: path.stat().st_mtime_ns for path in finished} == finished
-    begun = [line for line in logged.read_text().splitlines() if '"kind": "config"' in line]
-    assert len(begun) == 2
+    starts = [line for line in logged.read_text().splitlines() if '"kind": "config"' in line]
+    assert len(starts) == 2
     epochs = [json.loads(line) for line in logged.read_text().splitlines()]
-    assert [one["epoch"] for one in epochs if one["kind"] == "epoch"] == [0, 1]
+    assert [record["epoch"] for record in epochs if record["kind"] == "epoch"] == [0, 1]
     content = json.loads((output / "two/results.json").read_text())
     for row, by_seed in plan.of.items():
         evals = [json.loads(line) for line in open(by_seed[0]["train"].folder / "log.jsonl")]
-        (logged_eval,) = [one for one in evals if one["kind"] == "eval"]
+        (logged_eval,) = [record for record in evals if record["kind"] == "eval"]
         assert content["rows"][row]["seeds"]["0"]["tr1"] == logged_eval["txt_r1"]
         assert content["rows"][row]["seeds"]["0"]["false"] >= 0.0
     assert content["rows"]["MAFA (oracle)"]["seeds"]["0"]["false"] == 0.0, "the oracle finds all"
