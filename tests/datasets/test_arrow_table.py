@@ -79,7 +79,7 @@ def test_every_format_gives_the_same_pairs(name: str, tmp_path: Path) -> None:
     assert table.n_images == 2
 
 
-# Text as users have it: any character but lone surrogates; NUL is no CSV before Python 3.11.
+# Any text except lone surrogates; NUL is invalid in CSV before Python 3.11.
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=20)
 NOT_BLANK = TEXT.filter(str.strip)
 SPECIAL = st.sampled_from(['"', '""', "\n", "\r\n", "\r", ",", "\t", "\u2028", "\ufeff", "'", "\\"])
@@ -126,7 +126,7 @@ def test_lists_of_captions_column_names_and_several_files(tmp_path: Path) -> Non
         ("d", "v"),
         ("7", "t"),
     ]
-    # image_id 7 is the same image in both files; the path "7" is another one.
+    # image_id 7 is the same image in both files; the path "7" is a different image.
     assert table.image_ids.tolist() == [0, 0, 1, 0, 2, 3]
     assert table.meta["id_conflicts"] == 1
 
@@ -179,7 +179,9 @@ DEFECTS = {
 
 
 @pytest.mark.parametrize("name", DEFECTS)
-def test_malformed_records_name_place_and_expectation(name: str, tmp_path: Path) -> None:
+def test_errors_of_malformed_records_name_position_and_expectation(
+    name: str, tmp_path: Path
+) -> None:
     text, where, message = DEFECTS[name]
     path = tmp_path / name
     path.write_text(text)
@@ -191,7 +193,7 @@ def test_malformed_records_name_place_and_expectation(name: str, tmp_path: Path)
     assert f"{path}, {where}: " in str(error.value)
 
 
-def test_text_that_is_not_utf8_is_reported_with_its_line(tmp_path: Path) -> None:
+def test_invalid_utf8_is_reported_with_its_line(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_bytes(b"image,caption\na,ok\nb,caf\xe9\nc,ok\n")
     (tmp_path / "a.jsonl").write_bytes(b'{"image": "a", "caption": "x"}\n{"image": "b\xff"}\n')
     assert [problem.where for problem in problems_of(tmp_path / "a.csv")] == ["line 3"]
@@ -211,7 +213,7 @@ def test_all_malformed_rows_are_reported_together(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("image_text/*")), "a failed conversion leaves nothing behind"
 
 
-def test_empty_captions_are_dropped_and_counted_or_refused(tmp_path: Path, caplog) -> None:
+def test_empty_captions_are_dropped_and_counted_or_rejected(tmp_path: Path, caplog) -> None:
     path = tmp_path / "a.json"
     rows = [{"image": "a", "caption": ["x", " ", ""]}, {"image": "b", "caption": []}]
     path.write_text(json.dumps([*rows, {"image": "c", "caption": None}]))
@@ -224,7 +226,7 @@ def test_empty_captions_are_dropped_and_counted_or_refused(tmp_path: Path, caplo
         converted([path], drop_empty=False, cache_dir=tmp_path)
 
 
-def test_unusable_files(tmp_path: Path) -> None:
+def test_unusable_files_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"gone\.json does not exist.*not downloaded"):
         converted([tmp_path / "gone.json"], cache_dir=tmp_path)
     (tmp_path / "a.parquet").touch()
@@ -240,7 +242,7 @@ def test_unusable_files(tmp_path: Path) -> None:
         converted([tmp_path / "b.csv"], cache_dir=tmp_path / "b.csv")
 
 
-def test_a_changed_source_is_converted_again_and_an_unchanged_one_is_not(
+def test_changed_source_is_converted_again_and_unchanged_is_not(
     tmp_path: Path, monkeypatch
 ) -> None:
     path = tmp_path / "a.csv"
@@ -254,40 +256,40 @@ def test_a_changed_source_is_converted_again_and_an_unchanged_one_is_not(
     write_csv(path, [("a", "yy")])  # same size
     os.utime(path, ns=(0, 1))
     assert pairs_of(converted([path])) == [("a", "yy")]
-    assert pairs_of(first) == [("a", "xx")], "the old table stays for those who use it"
+    assert pairs_of(first) == [("a", "xx")], "the old table must stay for its users"
 
 
-def test_a_source_that_changes_while_it_is_read_is_refused(tmp_path: Path, monkeypatch) -> None:
+def test_source_that_changes_while_being_read_is_rejected(tmp_path: Path, monkeypatch) -> None:
     path = tmp_path / "a.csv"
     write_csv(path, PAIRS)
     convert = arrow_table._convert
 
-    def and_touch(*args) -> None:
+    def convert_and_touch(*args) -> None:
         convert(*args)
         os.utime(path, ns=(0, 1))
 
-    monkeypatch.setattr(arrow_table, "_convert", and_touch)
+    monkeypatch.setattr(arrow_table, "_convert", convert_and_touch)
     with pytest.raises(RuntimeError, match="changed while being read"):
         converted([path], cache_dir=tmp_path)
 
 
-def _convert_together(path: Path, cache: Path, barrier, results) -> None:
+def convert_at_the_same_time(path: Path, cache: Path, barrier, results) -> None:
     convert = arrow_table._convert
 
     def wait_and_convert(*args) -> None:
         convert(*args)
-        barrier.wait(20)  # all have converted, none has published
+        barrier.wait(20)  # all have converted, none has published the result
 
     arrow_table._convert = wait_and_convert
     results.put(pairs_of(converted([path], cache_dir=cache)))
 
 
-def test_processes_that_convert_at_once_do_not_harm_each_other(tmp_path: Path) -> None:
+def test_concurrent_conversions_do_not_harm_each_other(tmp_path: Path) -> None:
     write_csv(tmp_path / "a.csv", PAIRS)
     context = multiprocessing.get_context("fork")
     barrier, results = context.Barrier(3), context.Queue()
     args = (tmp_path / "a.csv", tmp_path / "cache", barrier, results)
-    processes = [context.Process(target=_convert_together, args=args) for _ in range(3)]
+    processes = [context.Process(target=convert_at_the_same_time, args=args) for _ in range(3)]
     for process in processes:
         process.start()
     assert [results.get(timeout=30) for _ in processes] == [PAIRS] * 3
@@ -296,7 +298,7 @@ def test_processes_that_convert_at_once_do_not_harm_each_other(tmp_path: Path) -
     assert len(list((tmp_path / "cache/image_text").iterdir())) == 1
 
 
-def test_tables_pickle_small_and_a_damaged_one_says_so(tmp_path: Path) -> None:
+def test_tables_pickle_small_and_damaged_tables_are_reported(tmp_path: Path) -> None:
     write_csv(tmp_path / "a.csv", [(f"{i}.jpg", "word " * 20) for i in range(2000)])
     table = converted([tmp_path / "a.csv"], cache_dir=tmp_path)
     assert isinstance(table.image_ids, np.memmap) and table.image_ids.shape == (2000,)

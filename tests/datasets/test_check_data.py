@@ -1,4 +1,4 @@
-"""The command-line checker and the vocabulary maker: every defect found, clean data pass."""
+"""The commands check-data and make-vocab: every defect is found, clean data pass."""
 
 from __future__ import annotations
 
@@ -24,31 +24,31 @@ needs_flickr = pytest.mark.skipif(
 )
 
 
-def picture(path: Path, size: tuple[int, int] = (64, 48), seed: int = 0) -> None:
+def save_noise_image(path: Path, size: tuple[int, int] = (64, 48), seed: int = 0) -> None:
     noise = np.random.default_rng(seed).integers(0, 255, (*size[::-1], 3), dtype=np.uint8)
     Image.fromarray(noise).save(path)
 
 
 @pytest.fixture
 def clean(tmp_path: Path) -> Path:
-    """Two good pictures, `clean.json` with three pairs; the folder is the image root too."""
-    picture(tmp_path / "a.png", seed=1)
-    picture(tmp_path / "b.png", (80, 60), seed=2)
+    """Two valid images and `clean.json` with three pairs, all in one folder."""
+    save_noise_image(tmp_path / "a.png", seed=1)
+    save_noise_image(tmp_path / "b.png", (80, 60), seed=2)
     rows = [{"image": "a.png", "caption": ["one two", "one two three"], "image_id": 1}]
     rows.append({"image": "b.png", "caption": ["one"], "image_id": 2})
     (tmp_path / "clean.json").write_text(json.dumps(rows))
     return tmp_path
 
 
-def problems(root: Path, *rows: dict, **options) -> dict[str, list[str]]:
-    """What the checker finds in these rows."""
+def find_problems(root: Path, *rows: dict, **options) -> dict[str, list[str]]:
+    """Return the problems that the checker finds in these rows."""
     path = root / "rows.jsonl"
     path.write_text("\n".join(map(json.dumps, rows)))
     found = check([path], root, workers=2, **options)["problems"]
     return {key: findings for key, findings in found.items() if findings}
 
 
-def test_clean_data(clean: Path, capsys) -> None:
+def test_clean_data_pass(clean: Path, capsys) -> None:
     out = clean / "report.json"
     arguments = [f"{clean}/clean.json", "--image-root", str(clean), "--json", str(out)]
     assert main(["check-data", *arguments, "--workers", "2"]) == 0
@@ -67,17 +67,17 @@ def test_clean_data(clean: Path, capsys) -> None:
     assert printed.endswith("no problems\n")
 
 
-def test_images_that_training_would_stumble_over(clean: Path) -> None:
+def test_images_that_training_cannot_read_are_found(clean: Path) -> None:
     (clean / "text.png").write_text("<html>")
     content = (clean / "b.png").read_bytes()
     (clean / "cut.png").write_bytes(content[: len(content) // 2])
     shutil.copy(clean / "a.png", clean / "copy.png")
-    picture(clean / "tiny.png", (31, 40))
-    picture(clean / "long.png", (400, 70))
-    picture(clean / "fits.png", (160, 32))
+    save_noise_image(clean / "tiny.png", (31, 40))
+    save_noise_image(clean / "long.png", (400, 70))
+    save_noise_image(clean / "fits.png", (160, 32))
     names = ["gone", "text", "cut", "copy", "a", "tiny", "long", "fits"]
     rows = [{"image": f"{name}.png", "caption": name} for name in names]
-    found = problems(clean, *rows)
+    found = find_problems(clean, *rows)
     assert set(found) == {
         "missing_files",
         "unreadable_images",
@@ -92,12 +92,12 @@ def test_images_that_training_would_stumble_over(clean: Path) -> None:
     assert found["duplicate_images"] == ["'a.png' has the content of 'copy.png'"]
     assert found["tiny_images"] == ["'tiny.png': 31 x 40 pixels, shorter side below 32"]
     assert found["extreme_images"] == ["'long.png': 400 x 70 pixels, aspect above 5"]
-    headers_only = problems(clean, *rows, decode=False)["unreadable_images"]
+    headers_only = find_problems(clean, *rows, decode=False)["unreadable_images"]
     assert len(headers_only) == 1 and "'text.png'" in headers_only[0]
 
 
-def test_rows_that_training_would_stumble_over(clean: Path) -> None:
-    found = problems(
+def test_rows_that_training_cannot_use_are_found(clean: Path) -> None:
+    found = find_problems(
         clean,
         {"image": "a.png", "caption": ["x", " ", "x"], "image_id": 1},
         {"image": "b.png", "caption": ["x", "y"], "image_id": 1},
@@ -114,7 +114,7 @@ def test_rows_that_training_would_stumble_over(clean: Path) -> None:
     }
 
 
-def test_problems_give_status_1_and_the_summary_is_cut(clean: Path, capsys) -> None:
+def test_problems_give_status_1_and_a_limited_summary(clean: Path, capsys) -> None:
     (clean / "bad.csv").write_text("pic,alt\n" + "".join(f"gone{i}.png,{i}\n" for i in range(15)))
     keys = ["--image-key", "pic", "--caption-key", "alt"]
     assert main(["check-data", f"{clean}/bad.csv", "--image-root", str(clean), *keys]) == 1
@@ -150,7 +150,7 @@ def test_unusable_arguments_give_status_2(arguments, message, clean, monkeypatch
 
 
 @pytest.mark.filterwarnings("ignore:.*found in sys.modules:RuntimeWarning")
-def test_runs_as_a_module(clean: Path, monkeypatch) -> None:
+def test_commands_run_as_a_module(clean: Path, monkeypatch) -> None:
     monkeypatch.chdir(clean)
     monkeypatch.setattr(
         sys, "argv", ["lavis-mafa", "check-data", "clean.json", "--image-root", "."]
@@ -173,14 +173,14 @@ def test_real_photographs_are_clean(capsys) -> None:
 
 
 @needs_flickr
-def test_vocabulary_of_real_captions_is_the_same_every_time(tmp_path: Path) -> None:
+def test_vocabulary_of_real_captions_is_reproducible(tmp_path: Path) -> None:
     file, out = PHOTOGRAPHS / "train.json", tmp_path / "vocab.txt"
     tokens = make_vocab([file], out, size=1000)
     assert len(tokens) == 1000
     assert make_vocab([file], out, size=1000) == tokens
 
 
-def test_vocabulary_is_a_bert_vocab(tmp_path: Path) -> None:
+def test_vocabulary_can_be_loaded_by_bert_tokenizers(tmp_path: Path) -> None:
     from transformers import BertTokenizer
 
     captions = ["A Dog runs.", "two dogs run", "a café for dogs", "the zebra"]
@@ -190,7 +190,7 @@ def test_vocabulary_is_a_bert_vocab(tmp_path: Path) -> None:
     assert out.read_text("utf-8").splitlines() == tokens
     assert tokens[:5] == SPECIAL_TOKENS and len(set(tokens)) == len(tokens) <= 60
     assert all(token == token.lower() for token in tokens[5:])
-    assert "dog" in tokens and "zebra" not in tokens  # once only
+    assert "dog" in tokens and "zebra" not in tokens  # zebra occurs only once
     assert os.listdir(tmp_path).count("vocab.txt") == 1 and len(os.listdir(tmp_path)) == 2
     tokenizer = BertTokenizer(vocab_file=str(out), do_lower_case=True)
     assert (tokenizer.pad_token_id, tokenizer.mask_token_id) == (0, 4)
@@ -200,7 +200,7 @@ def test_vocabulary_is_a_bert_vocab(tmp_path: Path) -> None:
     assert make_vocab([tmp_path / "a.json"], out, size=60, min_count=2) == tokens
 
 
-def test_vocabulary_refuses_what_it_cannot_use(tmp_path: Path, capsys) -> None:
+def test_make_vocab_rejects_invalid_input(tmp_path: Path, capsys) -> None:
     (tmp_path / "bad.csv").write_text("image,caption\na\n")
     (tmp_path / "empty.csv").write_text("image,caption\na,\n")
     for name, options, message in (

@@ -1,4 +1,4 @@
-"""Expressions with boxes: the toy world's, and RefCOCO+'s files."""
+"""Referring expressions with boxes: the toy world's, and RefCOCO+'s files."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ PLAIN = {word: plain for plain, words in SYNONYMS.items() for word in words}
 
 
 def named_cells(text, scene):
-    """The cells of the objects that an expression fits, by its words."""
+    """Return the cells of the objects that an expression describes, from its words."""
     words = {PLAIN.get(word, word) for word in text.split()}
     assert len(words & set(SHAPES)) == 1 and words <= {*SHAPES, *COLOURS, *SIZES}
     assert len(words & set(COLOURS)) <= 1 and len(words & set(SIZES)) <= 1
@@ -59,27 +59,29 @@ def named_cells(text, scene):
 
 @settings(max_examples=20, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), config=st.sampled_from([DENSE, CROWDED]))
-def test_an_expression_names_one_object_only(seed, config):
+def test_expression_describes_exactly_one_object(seed, config):
     rng = np.random.default_rng(seed)
     scenes = make_scenes(config, 40, rng)
-    told = make_expressions(config, scenes, rng)
-    named = set()
-    for text, image, cell in zip(told["texts"], told["image_ids"], told["cells"], strict=True):
+    expressions = make_expressions(config, scenes, rng)
+    described = set()
+    for text, image, cell in zip(
+        expressions["texts"], expressions["image_ids"], expressions["cells"], strict=True
+    ):
         assert named_cells(text, scenes[image]) == [cell]
-        named.add((int(image), int(cell)))
-    assert len(named) == len(told["texts"])
+        described.add((int(image), int(cell)))
+    assert len(described) == len(expressions["texts"])
     for image, scene in enumerate(scenes):
         things = [
             tuple(scene[k][c] for k in ("shape", "colour", "size"))
             for c in range(len(scene["shape"]))
         ]
-        objects = [c for c, thing in enumerate(things) if thing[0]]
+        objects = [c for c, attributes in enumerate(things) if attributes[0]]
         for cell in objects:
-            alone = len(objects) == 1 or things.count(things[cell]) > 1
-            assert ((image, cell) in named) is not alone
+            not_identifiable = len(objects) == 1 or things.count(things[cell]) > 1
+            assert ((image, cell) in described) is not not_identifiable
 
 
-def test_all_ways_to_name_an_object_are_used():
+def test_all_forms_of_expressions_are_used():
     scene = np.zeros(1, dtype=scene_dtype(4))
     scene["background"] = 1
     for name, values in (("shape", [1, 1]), ("colour", [1, 2]), ("size", [1, 1])):
@@ -93,10 +95,12 @@ def test_all_ways_to_name_an_object_are_used():
     assert texts == {"red circle", "small red circle", "green circle", "small green circle"}
 
 
-def test_scenes_without_expressions_are_refused():
-    alone = make_scenes(WorldConfig.preset("dense", max_objects=1), 5, np.random.default_rng(0))
+def test_scenes_without_expressions_are_rejected():
+    single_object_scenes = make_scenes(
+        WorldConfig.preset("dense", max_objects=1), 5, np.random.default_rng(0)
+    )
     with pytest.raises(ValueError, match="none of 5 scenes has an object to identify"):
-        make_expressions(DENSE, alone, np.random.default_rng(0))
+        make_expressions(DENSE, single_object_scenes, np.random.default_rng(0))
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +115,7 @@ def build_toy(cache, cls=ToyGroundingBuilder, **build_info):
     return cls(config).build_datasets()
 
 
-def test_pictures_are_those_of_toy_scenes(toy, tmp_path):
+def test_images_equal_those_of_toy_scenes(toy, tmp_path):
     scenes = build_toy(tmp_path, ToyScenesBuilder, synonym_rate=toy["test"].world.synonym_rate)
     assert registry.get_builder_class("toy_grounding") is ToyGroundingBuilder
     for name, split in toy.items():
@@ -119,8 +123,8 @@ def test_pictures_are_those_of_toy_scenes(toy, tmp_path):
         np.testing.assert_array_equal(split.scenes, scenes[name].scenes)
 
 
-def test_boxes_hold_the_objects(toy):
-    """The pixels of a box, and of no other, change where its object is."""
+def test_boxes_contain_the_objects(toy):
+    """Only the pixels inside a box differ from the background where its object is."""
     split = toy["test"]
     assert len(split) > 20
     for index in range(len(split)):
@@ -134,11 +138,11 @@ def test_boxes_hold_the_objects(toy):
         pixels = split.images[image].astype(int)
         for cell in range(4):
             part = pixels[cell // 2 * 16 :, cell % 2 * 16 :][:16, :16]
-            busy = part.std(axis=(0, 1)).max() > 12  # noise alone: 5
+            busy = part.std(axis=(0, 1)).max() > 12  # noise has 5
             assert busy == (cell in occupied), (index, cell)
 
 
-def test_samples_for_evaluation(toy):
+def test_evaluation_samples(toy):
     split = toy["val"]
     sample = split[3]
     assert sample["index"] == 3 and sample["instance_id"] == "3" and sample["size"] == [32, 32]
@@ -149,7 +153,7 @@ def test_samples_for_evaluation(toy):
 
 
 def test_training_pairs(toy):
-    """As image-text pairs for any task, with the truth that an oracle wants."""
+    """Usable as image-text pairs for any task, with the truth for an oracle."""
     train = TrainingSet(toy["train"], seed=0)
     assert len(train) == len(toy["train"]) > 100
     batch = train.collater([train[i, 0] for i in range(8)])
@@ -167,16 +171,16 @@ def test_training_pairs(toy):
     assert train.show(5)[1] == toy["train"].texts[5]
 
 
-def test_expressions_have_a_stream_of_their_own(tmp_path):
-    one, again = (build_toy(tmp_path / str(i), test_size=20 + i) for i in range(2))
-    assert one["train"].texts == again["train"].texts
+def test_expressions_have_their_own_random_stream(tmp_path):
+    first, second = (build_toy(tmp_path / str(i), test_size=20 + i) for i in range(2))
+    assert first["train"].texts == second["train"].texts
     other = build_toy(tmp_path, seed=5)
     for number, name in enumerate(builder.SPLITS):
         split = other[name]
         stream = np.random.default_rng([5, number, 4])
         expected = make_expressions(split.world, split.scenes, stream)["texts"]
-        told = split.texts if name == "train" else [row["text"] for row in split.annotation]
-        assert told == expected
+        texts = split.texts if name == "train" else [row["text"] for row in split.annotation]
+        assert texts == expected
 
 
 # RefCOCO+
@@ -239,7 +243,7 @@ def build(**changes):
     return RefCocoPlusBuilder({"build_info": {**info, **changes}, **processors}).build_datasets()
 
 
-def test_refcoco_for_evaluation(folder):
+def test_refcoco_evaluation_samples(folder):
     test = build()["test"]
     assert registry.get_builder_class("refcoco_plus") is RefCocoPlusBuilder
     assert len(test) == 3
@@ -261,10 +265,10 @@ def test_refcoco_for_evaluation(folder):
     assert picture.getpixel((3, 3))[1] > 200 and text == "green"
 
 
-def test_refcoco_for_training(folder):
-    made = build(annotations={"train": {"storage": ["train.json", "test.json"]}})
-    assert list(made) == ["train"]
-    train = TrainingSet(made["train"], seed=0)
+def test_refcoco_training_samples(folder):
+    splits = build(annotations={"train": {"storage": ["train.json", "test.json"]}})
+    assert list(splits) == ["train"]
+    train = TrainingSet(splits["train"], seed=0)
     batch = train.collater([train[i, 0] for i in range(6)])
     assert batch["image"].shape == (6, 3, 8, 8)
     assert batch["image_id"].tolist() == [0, 1, 0, 0, 1, 0] == train.image_ids.tolist()
@@ -273,7 +277,7 @@ def test_refcoco_for_training(folder):
     assert train.show(4)[1] == "green"
 
 
-def test_rows_may_bring_boxes_and_parts_themselves(folder):
+def test_rows_may_contain_boxes_and_splits(folder):
     rows = [
         {"image": row["image"], "text": row["text"], "bbox": [1, 1, 2, 2], "split": "mine"}
         for row in ROWS
@@ -286,13 +290,13 @@ def test_rows_may_bring_boxes_and_parts_themselves(folder):
     assert [val[i]["boxes"] for i in range(3)] == [None] * 3
     assert {val[i]["split"] for i in range(3)} == {"mine"}
     assert "ref_id" not in val[0] and val[2]["ref_id"] == 4
-    # They count before the references, and image_id before the file's name.
+    # Values in the rows take precedence over the references, and image_id over the file name.
     val = build(annotations=files)["val"]
     assert val[2]["box"] == [1, 1, 2, 2] and val[2]["split"] == "mine"
     assert val[2]["boxes"] == [[1, 2, 3, 4]]
 
 
-def test_keys_of_images():
+def test_image_key():
     assert refcoco.image_key({"image": "a/COCO_train2014_000000000120.jpg"}) == "120"
     assert refcoco.image_key({"image": "a/120_0.jpg", "image_id": 5}) == "5"
     assert refcoco.image_key({"image": "a/horse.jpg"}) == "horse"
@@ -327,7 +331,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_wrong_files_are_refused(folder, name):
+def test_invalid_files_are_rejected(folder, name):
     files, message = BAD[name]
     for path, content in files.items():
         write(path, content)
@@ -362,8 +366,8 @@ def test_missing_files_are_named(folder):
         build()
 
 
-def test_how_references_are_converted(folder):
-    """The command that the docs give, on a file as RefCOCO+ ships it."""
+def test_conversion_of_references_as_documented(folder):
+    """The documented command, on a file in RefCOCO+'s format."""
     (folder / "refs(unc).p").write_bytes(pickle.dumps(REFS, protocol=2))
     code = next(
         line.split('"', 1)[1].rsplit('"', 1)[0]
@@ -375,6 +379,6 @@ def test_how_references_are_converted(folder):
     assert json.loads((folder / "made.json").read_text()) == REFS
 
 
-def test_a_mini_batch_for_training_is_plain(toy):
+def test_training_mini_batch_can_be_collated(toy):
     samples = [toy["train"][i] for i in range(3)]
     assert isinstance(default_collate(samples)["image"], torch.Tensor)

@@ -1,4 +1,4 @@
-"""Every kind of image file becomes upright 8-bit RGB or an OSError that names it."""
+"""Every kind of image file is read as upright 8-bit RGB or raises an OSError that names it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RED, WHITE = (255, 0, 0), (255, 255, 255)
 
 
 def half_transparent() -> Image.Image:
-    """2 x 1: an opaque red pixel and a transparent blue one."""
+    """Return a 2 x 1 image: an opaque red pixel and a transparent blue one."""
     image = Image.new("RGBA", (2, 1), (255, 0, 0, 255))
     image.putpixel((1, 0), (0, 0, 255, 0))
     return image
@@ -31,7 +31,7 @@ def pixels(path: Path) -> list[tuple[int, ...]]:
 
 
 @pytest.mark.parametrize("mode", ["RGBA", "P", "RGB"])
-def test_transparent_parts_show_white(mode: str, tmp_path: Path) -> None:
+def test_transparent_parts_become_white(mode: str, tmp_path: Path) -> None:
     path = tmp_path / "a.png"
     if mode == "RGB":  # one colour declared transparent
         image = Image.new("RGB", (2, 1), RED)
@@ -68,13 +68,13 @@ def test_other_modes(mode: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode, value", [("F", 0.5), ("I", 1 << 20), ("I", -1)])
-def test_values_without_a_defined_range_are_refused(mode: str, value, tmp_path: Path) -> None:
+def test_values_without_a_defined_range_are_rejected(mode: str, value, tmp_path: Path) -> None:
     Image.new(mode, (2, 2), value).save(tmp_path / "a.tif")
     with pytest.raises(OSError, match=r"a\.tif.*no defined range"):
         read_rgb(tmp_path / "a.tif")
 
 
-def test_first_frame_of_an_animation(tmp_path: Path) -> None:
+def test_first_frame_of_an_animation_is_read(tmp_path: Path) -> None:
     frames = [Image.new("RGB", (2, 2), colour) for colour in (RED, (0, 255, 0))]
     frames[0].save(tmp_path / "a.gif", save_all=True, append_images=frames[1:])
     assert set(pixels(tmp_path / "a.gif")) == {RED}
@@ -84,7 +84,7 @@ def test_first_frame_of_an_animation(tmp_path: Path) -> None:
 def test_exif_orientation_is_applied_and_broken_exif_ignored(tmp_path: Path, monkeypatch) -> None:
     image = Image.new("RGB", (16, 8), RED)
     exif = Image.Exif()
-    exif[0x0112] = 6  # stored turned by 90 degrees
+    exif[0x0112] = 6  # stored rotated by 90 degrees
     image.save(tmp_path / "a.jpg", exif=exif)
     assert read_rgb(tmp_path / "a.jpg").size == (8, 16)
     image.save(tmp_path / "b.jpg", exif=b"Exif\0\0MM\0*\0\0\0\x08\xff\xffgarbage")
@@ -100,7 +100,7 @@ def jpeg() -> bytes:
     return stream.getvalue()
 
 
-def test_unreadable_files_raise_an_oserror_that_names_them(tmp_path: Path, monkeypatch) -> None:
+def test_unreadable_files_raise_an_oserror_with_their_name(tmp_path: Path, monkeypatch) -> None:
     path = tmp_path / "bad.jpg"
     with pytest.raises(FileNotFoundError, match=r"bad\.jpg"):
         read_rgb(path)
@@ -117,17 +117,19 @@ def test_unreadable_files_raise_an_oserror_that_names_them(tmp_path: Path, monke
 
 
 @pytest.mark.parametrize("lenient", [True, False])
-def test_truncated_files_are_refused_whatever_others_set(lenient, tmp_path, monkeypatch) -> None:
+def test_truncated_files_are_rejected_whatever_pillow_setting(
+    lenient, tmp_path, monkeypatch
+) -> None:
     monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", lenient)  # importing LAVIS sets True
     path = tmp_path / "bad.jpg"
     path.write_bytes(jpeg()[:-200])
     with ThreadPool(4) as pool:
-        for error in pool.map(failure, [path] * 200):
+        for error in pool.map(error_of, [path] * 200):
             assert "bad.jpg" in error and "truncated" in error
     assert ImageFile.LOAD_TRUNCATED_IMAGES is lenient
 
 
-def failure(path: Path) -> str:
+def error_of(path: Path) -> str:
     try:
         read_rgb(path)
     except OSError as error:
@@ -144,7 +146,7 @@ def encoded(kind: str) -> bytes:
 SAMPLES = {kind: encoded(kind) for kind in ("PNG", "GIF", "TIFF", "BMP", "JPEG", "WEBP")}
 
 
-@pytest.mark.filterwarnings("ignore")  # Pillow warns of some of the damage
+@pytest.mark.filterwarnings("ignore")  # Pillow warns about some of the damage
 @settings(deadline=None, max_examples=150)
 @given(
     kind=st.sampled_from(list(SAMPLES)),
@@ -152,8 +154,8 @@ SAMPLES = {kind: encoded(kind) for kind in ("PNG", "GIF", "TIFF", "BMP", "JPEG",
 )
 def test_damaged_files_give_rgb_or_an_oserror(kind, damage, tmp_path_factory) -> None:
     content = bytearray(SAMPLES[kind])
-    for place, value in damage:
-        content[place % len(content)] = value
+    for position, value in damage:
+        content[position % len(content)] = value
     path = tmp_path_factory.getbasetemp() / "damaged"
     path.write_bytes(content)
     try:

@@ -1,4 +1,4 @@
-"""The builder `image_text_json` and its datasets, on real files, against LAVIS's own."""
+"""The builder `image_text_json` and its data sets, on real files, compared with LAVIS's own."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ def small(image: Image.Image) -> torch.Tensor:
     return to_tensor(image.resize((16, 16)))
 
 
-def shout(caption: str) -> str:
+def upper_case(caption: str) -> str:
     return caption.upper()
 
 
 @pytest.fixture
-def mine(tmp_path: Path, monkeypatch) -> Path:
-    """A working directory with three pictures, a train file, a val file and a cache of its own."""
+def work_folder(tmp_path: Path, monkeypatch) -> Path:
+    """A working directory with three images, a train file, a val file and a private cache."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("LAVIS_MAFA_CACHE", os.fspath(tmp_path / "cache"))
     (tmp_path / "pictures").mkdir()
@@ -72,14 +72,14 @@ def build(**build_info) -> dict:
     return ImageTextJsonBuilder(config(**build_info)).build_datasets()
 
 
-def test_train_items(mine: Path) -> None:
-    dataset = ImageTextTrain(small, shout, "pictures", ["train.jsonl"])
+def test_train_items(work_folder: Path) -> None:
+    dataset = ImageTextTrain(small, upper_case, "pictures", ["train.jsonl"])
     assert len(dataset) == 4
     assert [dataset[i]["text_input"] for i in range(4)] == ["RED", "GREEN", "ALSO RED", "BLUE"]
     assert [dataset[i]["image_id"] for i in range(4)] == [0, 1, 0, 2]
     assert dataset[1]["image"][:, 0, 0].tolist() == [0.0, 1.0, 0.0]
     assert dataset.image_ids.dtype == np.int64 and dataset.image_ids.tolist() == [0, 1, 0, 2]
-    assert dataset.path(3) == os.fspath(mine / "pictures/2.png")
+    assert dataset.path(3) == os.fspath(work_folder / "pictures/2.png")
     image, caption = dataset.show(3)
     assert (image.mode, image.getpixel((0, 0)), caption) == ("RGB", (0, 0, 255), "blue")
     assert dataset.deterministic is False
@@ -90,8 +90,8 @@ def test_train_items(mine: Path) -> None:
     assert batch["image_id"].tolist() == [0, 1]
 
 
-def test_eval_merges_the_rows_of_an_image(mine: Path) -> None:
-    dataset = ImageTextEval(small, shout, "pictures", ["val.csv"])
+def test_eval_merges_rows_of_the_same_image(work_folder: Path) -> None:
+    dataset = ImageTextEval(small, upper_case, "pictures", ["val.csv"])
     assert dataset.image == ["2.png", "0.png"]
     assert dataset.text == ["BLUE", "SEA", "SKY", "RED"]
     assert dataset.img2txt == {0: [0, 1, 2], 1: [3]}
@@ -100,39 +100,39 @@ def test_eval_merges_the_rows_of_an_image(mine: Path) -> None:
     assert dataset.show_image(1).getpixel((0, 0)) == (255, 0, 0)
 
 
-def test_eval_keeps_the_order_of_many_captions(mine: Path) -> None:
+def test_eval_keeps_the_order_of_many_captions(work_folder: Path) -> None:
     rows = [f"{i % 3}.png,{i}\n" for i in range(300)]
-    (mine / "many.csv").write_text("image,text\n" + "".join(rows))
-    dataset = ImageTextEval(small, shout, "pictures", ["many.csv"])
+    (work_folder / "many.csv").write_text("image,text\n" + "".join(rows))
+    dataset = ImageTextEval(small, upper_case, "pictures", ["many.csv"])
     assert dataset.text == [str(i) for start in range(3) for i in range(start, 300, 3)]
 
 
-def test_eval_refuses_an_image_id_that_stands_for_two_files(mine: Path) -> None:
-    (mine / "ids.csv").write_text("image,text,image_id\n0.png,a,1\n1.png,b,1\n")
-    assert len(ImageTextTrain(small, shout, "pictures", ["ids.csv"])) == 2
+def test_eval_rejects_an_image_id_used_by_two_files(work_folder: Path) -> None:
+    (work_folder / "ids.csv").write_text("image,text,image_id\n0.png,a,1\n1.png,b,1\n")
+    assert len(ImageTextTrain(small, upper_case, "pictures", ["ids.csv"])) == 2
     with pytest.raises(ValueError, match=r"ids\.csv.*first '1\.png' and '0\.png'.*remove image_id"):
-        ImageTextEval(small, shout, "pictures", ["ids.csv"])
+        ImageTextEval(small, upper_case, "pictures", ["ids.csv"])
 
 
-def test_an_unreadable_image_is_an_oserror_with_its_path(mine: Path) -> None:
-    (mine / "pictures/1.png").write_bytes(b"no picture")
-    os.remove(mine / "pictures/2.png")
-    dataset = ImageTextTrain(small, shout, "pictures", ["train.jsonl"])
+def test_unreadable_image_raises_an_oserror_with_its_path(work_folder: Path) -> None:
+    (work_folder / "pictures/1.png").write_bytes(b"no picture")
+    os.remove(work_folder / "pictures/2.png")
+    dataset = ImageTextTrain(small, upper_case, "pictures", ["train.jsonl"])
     for index in (1, 3):
         with pytest.raises(OSError, match=rf"pictures/{index - index // 2}\.png"):
             dataset[index]
 
 
-def test_workers_reopen_the_table_and_pickles_do_not_grow_with_it(mine: Path) -> None:
+def test_workers_reopen_the_table_and_pickles_stay_small(work_folder: Path) -> None:
     rows = [{"image": "0.png", "caption": "word " * 50}] * 3000
-    (mine / "big.json").write_text(json.dumps(rows))
-    dataset = ImageTextTrain(small, shout, "pictures", ["big.json"])
+    (work_folder / "big.json").write_text(json.dumps(rows))
+    dataset = ImageTextTrain(small, upper_case, "pictures", ["big.json"])
     dataset[0], dataset.image_ids  # opened before it is sent  # noqa: B018
     assert len(pickle.dumps(dataset)) < 3000
-    again = pickle.loads(pickle.dumps(dataset))
-    assert again[2999]["text_input"] == "WORD " * 50
+    unpickled = pickle.loads(pickle.dumps(dataset))
+    assert unpickled[2999]["text_input"] == "WORD " * 50
 
-    dataset = ImageTextTrain(small, shout, "pictures", ["train.jsonl"])
+    dataset = ImageTextTrain(small, upper_case, "pictures", ["train.jsonl"])
     loader = DataLoader(dataset, 2, num_workers=2, collate_fn=dataset.collater)
     assert [text for batch in loader for text in batch["text_input"]] == [
         "RED",
@@ -142,13 +142,13 @@ def test_workers_reopen_the_table_and_pickles_do_not_grow_with_it(mine: Path) ->
     ]
 
 
-def test_builder_with_the_default_processors(mine: Path) -> None:
+def test_builder_with_the_default_processors(work_folder: Path) -> None:
     datasets = build()
     assert set(datasets) == {"train", "val"}
     sample = datasets["train"][2]
     assert sample["image"].shape == (3, 256, 256) and sample["text_input"] == "also red"
     assert datasets["val"][0]["image"].shape == (3, 256, 256)
-    assert (mine / "cache/image_text").is_dir()
+    assert (work_folder / "cache/image_text").is_dir()
     joined = concat_datasets(
         reorg_datasets_by_split({"a": datasets, "b": {"train": datasets["train"]}})
     )
@@ -156,29 +156,29 @@ def test_builder_with_the_default_processors(mine: Path) -> None:
     assert joined["train"].collater([joined["train"][0]])["image_id"].tolist() == [0]
 
 
-def test_builder_through_lavis_config_and_its_overrides(mine: Path, monkeypatch) -> None:
+def test_builder_through_lavis_config_and_its_overrides(work_folder: Path, monkeypatch) -> None:
     monkeypatch.setitem(registry.mapping["state"], "configuration", None)
     datasets = config(cache_dir="here", caption_key="caption", annotations={"train": {}})
     datasets["build_info"]["annotations"]["train"] = {"storage": "train.jsonl", "url": "http://no"}
     datasets["vis_processor"] = {"train": {"name": "blip_image_eval", "image_size": 32}}
     model = {"arch": "blip_retrieval", "model_type": "coco"}
     yaml = {"model": model, "run": {"size": 24}, "datasets": {"image_text_json": datasets}}
-    OmegaConf.save(OmegaConf.create(yaml), mine / "run.yaml")
+    OmegaConf.save(OmegaConf.create(yaml), work_folder / "run.yaml")
     key = "datasets.image_text_json."
     options = [f"{key}vis_processor.eval.image_size=${{run.size}}"]
     options += [f"{key}build_info.annotations.test.storage=val.csv"]
     options += [f"{key}build_info.caption_key=null"]
-    cfg = Config(SimpleNamespace(cfg_path=mine / "run.yaml", options=options))
+    cfg = Config(SimpleNamespace(cfg_path=work_folder / "run.yaml", options=options))
     builder = registry.get_builder_class("image_text_json")(cfg.datasets_cfg["image_text_json"])
     datasets = builder.build_datasets()
     assert set(datasets) == {"train", "test"}
     assert datasets["train"][0]["image"].shape == (3, 32, 32)
     assert datasets["test"][0]["image"].shape == (3, 24, 24)
-    assert len(list((mine / "here/image_text").iterdir())) == 2
+    assert len(list((work_folder / "here/image_text").iterdir())) == 2
 
 
-def test_builder_hands_the_options_on(mine: Path) -> None:
-    (mine / "odd.csv").write_text("image,caption,pic,alt\nno,no,0.png,yes\nno,no,1.png,\n")
+def test_builder_passes_options_on(work_folder: Path) -> None:
+    (work_folder / "odd.csv").write_text("image,caption,pic,alt\nno,no,0.png,yes\nno,no,1.png,\n")
     options = {"annotations": {"train": {"storage": "odd.csv"}}, "image_key": "pic"}
     train = build(**options, caption_key="alt")["train"]
     assert [(train.table.image(i), train.table.caption(i)) for i in range(len(train))] == [
@@ -199,41 +199,41 @@ def test_builder_hands_the_options_on(mine: Path) -> None:
         ({"annotations": {"val": {"url": "http://no"}}}, ValueError, r"val\.storage: expected"),
     ],
 )
-def test_builder_errors(changes: dict, error: type, message: str, mine: Path) -> None:
+def test_builder_errors(changes: dict, error: type, message: str, work_folder: Path) -> None:
     with pytest.raises(error, match=message):
         build(**changes)
 
 
-def _rank(rank: int, storage: str, results) -> None:
+def build_on_rank(rank: int, storage: str, results) -> None:
     store = f"file://{os.getcwd()}/store"
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=2)
-    converting, convert = [], arrow_table._convert
+    conversions, convert = [], arrow_table._convert
 
-    def noted(*args) -> None:
-        converting.append(args)
+    def counted_convert(*args) -> None:
+        conversions.append(args)
         convert(*args)
 
-    arrow_table._convert = noted
+    arrow_table._convert = counted_convert
     try:
         datasets = build(annotations={"train": {"storage": storage}})
-        results.put((rank, len(converting), len(datasets["train"])))
+        results.put((rank, len(conversions), len(datasets["train"])))
     except Exception as error:
         results.put((rank, type(error).__name__, str(error)))
     dist.destroy_process_group()
 
 
-def test_rank_0_converts_while_the_others_wait(mine: Path) -> None:
-    assert answers_of_two(_rank, "train.jsonl") == [(0, 1, 4), (1, 0, 4)]
+def test_rank_0_converts_while_other_ranks_wait(work_folder: Path) -> None:
+    assert answers_of_two(build_on_rank, "train.jsonl") == [(0, 1, 4), (1, 0, 4)]
 
 
-def test_no_rank_waits_for_ever_if_rank_0_fails(mine: Path) -> None:
-    (_, error_0, message_0), (_, error_1, message_1) = answers_of_two(_rank, "gone.csv")
+def test_no_rank_waits_forever_if_rank_0_fails(work_folder: Path) -> None:
+    (_, error_0, message_0), (_, error_1, message_1) = answers_of_two(build_on_rank, "gone.csv")
     assert (error_0, error_1) == ("FileNotFoundError", "RuntimeError")
     assert "gone.csv" in message_0 and message_0 in message_1
 
 
 @needs_flickr
-def test_real_photographs_as_lavis_reads_them(tmp_path: Path) -> None:
+def test_real_photographs_equal_lavis(tmp_path: Path) -> None:
     annotations = {
         split: {"storage": f"{PHOTOGRAPHS}/{split}.json"} for split in ("train", "val", "test")
     }
@@ -241,24 +241,20 @@ def test_real_photographs_as_lavis_reads_them(tmp_path: Path) -> None:
         annotations=annotations, images={"storage": os.fspath(PHOTOGRAPHS)}, cache_dir=str(tmp_path)
     )
     train, val = datasets["train"], datasets["val"]
-    theirs = RetrievalDataset(
-        small, train.text_processor, PHOTOGRAPHS, [PHOTOGRAPHS / "train.json"]
-    )
+    lavis = RetrievalDataset(small, train.text_processor, PHOTOGRAPHS, [PHOTOGRAPHS / "train.json"])
     train.set_processors(small, train.text_processor)
-    assert len(train) == len(theirs) == 2775
+    assert len(train) == len(lavis) == 2775
     for index in range(0, 2775, 111):
-        expected, sample = theirs[index], train[index]
+        expected, sample = lavis[index], train[index]
         assert torch.equal(sample["image"], expected["image"])
         assert sample["text_input"] == expected["text_input"]
         assert sample["image_id"] == expected["image_id"]
-    assert train.image_ids.tolist() == [
-        theirs.img_ids[row["image_id"]] for row in theirs.annotation
-    ]
+    assert train.image_ids.tolist() == [lavis.img_ids[row["image_id"]] for row in lavis.annotation]
 
-    theirs = RetrievalEvalDataset(
+    lavis = RetrievalEvalDataset(
         val.vis_processor, val.text_processor, PHOTOGRAPHS, [PHOTOGRAPHS / "val.json"]
     )
     for name in ("text", "image", "txt2img", "img2txt"):
-        assert getattr(val, name) == getattr(theirs, name), name
-    assert torch.equal(val[74]["image"], theirs[74]["image"]) and val[74]["index"] == 74
+        assert getattr(val, name) == getattr(lavis, name), name
+    assert torch.equal(val[74]["image"], lavis[74]["image"]) and val[74]["index"] == 74
     assert len(datasets["test"].text) == 375

@@ -1,4 +1,4 @@
-"""An evaluation set as pairs: every caption with its own image, truth and looks."""
+"""An evaluation split as pairs: every caption with its own image, truth and view."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_every_caption_is_a_sample(splits):
         assert np.array_equal(np.asarray(picture), own.images[own.txt2img[number]])
 
 
-def test_truth_goes_by_sample(splits):
+def test_truth_is_indexed_by_sample(splits):
     own, pairs = splits["val"], SplitAsPairs(splits["val"])
     valid = own.truth_matrix()
     images, texts = np.array([0, 4, 8, 59]), np.array([59, 8, 4, 0])
@@ -53,16 +53,16 @@ def test_photographs_by_path(photographs, tmp_path):
     assert kind == "jpg" and content == open(path, "rb").read()
 
 
-def test_other_sets_are_refused():
+def test_other_data_sets_are_rejected():
     with pytest.raises(ValueError, match="is no retrieval set"):
         SplitAsPairs([1, 2])
 
 
-def test_a_caption_is_part_of_what_data_are(splits, monkeypatch):
+def test_captions_are_part_of_the_fingerprint(splits, monkeypatch):
     corpus = Corpus(TrainingSet(splits["train"]), None)
     before, again = corpus.fingerprint(), Corpus(TrainingSet(splits["train"]), None)
     assert again.fingerprint() == before
     texts = list(splits["train"].texts)
-    texts[5] += "!"  # none of the samples that are read
+    texts[5] += "!"  # not among the samples that the fingerprint reads
     monkeypatch.setattr(splits["train"], "texts", texts)
     assert Corpus(TrainingSet(splits["train"]), None).fingerprint() != before

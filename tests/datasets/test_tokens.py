@@ -1,4 +1,4 @@
-"""Captions are tokenised by the data loader's workers, as the models would do it themselves."""
+"""Captions tokenised by the data loader's workers equal those tokenised by the models."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ CAPTIONS = [
 
 
 class Captions(Dataset):
-    """Captions beside blank images."""
+    """Captions with blank images."""
 
     def __init__(self, captions):
         self.captions = captions
@@ -69,8 +69,8 @@ def loader(train_set, workers, **options):
     )
 
 
-def as_in_forward(model, captions):
-    """What the models' tokenizers were asked for before data loaders did it."""
+def expected_tokens(model, captions):
+    """Return the tokens as the models' forward methods compute them."""
     return model.tokenizer(
         list(captions),
         padding="longest",
@@ -80,7 +80,7 @@ def as_in_forward(model, captions):
     )
 
 
-def equal(tokens, other):
+def equal_tokens(tokens, other):
     return torch.equal(tokens.input_ids, other.input_ids) and torch.equal(
         tokens.attention_mask, other.attention_mask
     )
@@ -88,30 +88,32 @@ def equal(tokens, other):
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("captions", [CAPTIONS, CAPTIONS[1:3], CAPTIONS[3:4]])
-def test_workers_make_the_tokens_that_forward_made(model, captions, workers):
+def test_workers_make_the_tokens_of_forward(model, captions, workers):
     train_set = TrainingSet(Captions(captions))
     add_tokens(train_set, model, None)
     (batch,) = loader(train_set, workers)
-    expected = as_in_forward(model, captions)
+    expected = expected_tokens(model, captions)
     assert isinstance(batch[TOKENS], Tokens) and batch["text_input"] == captions
-    assert equal(batch[TOKENS], expected)
-    assert equal(tokenize(model, captions, None), expected)
+    assert equal_tokens(batch[TOKENS], expected)
+    assert equal_tokens(tokenize(model, captions, None), expected)
     assert tokenize(model, batch[TOKENS], None)[0].dtype == torch.int64
     assert expected.input_ids.shape[1] <= model.max_txt_len
 
 
-def test_the_length_of_a_caller_holds_for_captions(model):
+def test_explicit_length_is_used_for_captions(model):
     assert tokenize(model, CAPTIONS, 7).input_ids.shape[1] == 7
     assert tokens_of(model.tokenizer, CAPTIONS, 5).input_ids.shape[1] == 5
 
 
-def test_a_spawned_worker_can_take_it_along(model):
-    kept = Tokenizer.of(model)
-    again = pickle.loads(pickle.dumps(kept))
-    assert equal(again(CAPTIONS), kept(CAPTIONS)) and again.agrees_with(kept)
+def test_tokenizer_can_be_pickled_for_spawned_workers(model):
+    tokenizer = Tokenizer.of(model)
+    unpickled = pickle.loads(pickle.dumps(tokenizer))
+    assert equal_tokens(unpickled(CAPTIONS), tokenizer(CAPTIONS)) and unpickled.agrees_with(
+        tokenizer
+    )
 
 
-def test_tokens_are_those_of_the_sample_in_the_place_of_an_unreadable_one(tmp_path):
+def test_replaced_samples_have_the_tokens_of_their_replacement(tmp_path):
     rows = [{"image": f"{k}.png", "caption": f"number {k} " * (k + 1)} for k in range(4)]
     for row in rows[:3]:
         Image.fromarray(np.zeros((4, 4, 3), np.uint8)).save(tmp_path / row["image"])
@@ -127,30 +129,30 @@ def test_tokens_are_those_of_the_sample_in_the_place_of_an_unreadable_one(tmp_pa
     assert torch.equal(batch[TOKENS].input_ids[3], batch[TOKENS].input_ids[loaded[3]])
 
 
-def test_con_d_gets_tokens_of_its_own_only_where_it_reads_otherwise():
+def test_con_d_has_separate_tokens_only_if_its_tokenizer_differs():
     albef, blip = load_model("albef_mafa", "tiny"), load_model("blip_mafa", "tiny")
     shorter = copy.deepcopy(albef)
     shorter.max_txt_len = albef.max_txt_len - 3
-    read = {}
+    shared = {}
     for name, judge in (("same", copy.deepcopy(albef)), ("shorter", shorter), ("blip", blip)):
         train_set = TrainingSet(Captions(CAPTIONS))
-        tokenize(judge, CAPTIONS[:2], 4)  # leaves a length in its tokenizer
+        tokenize(judge, CAPTIONS[:2], 4)  # sets a length in its tokenizer
         add_tokens(train_set, albef, ModelDiscriminator(judge))
         (batch,) = loader(train_set, 0)
-        assert equal(batch[CON_D_TOKENS], as_in_forward(judge, CAPTIONS))
-        assert equal(batch[TOKENS], as_in_forward(albef, CAPTIONS))
-        read[name] = batch[CON_D_TOKENS] is batch[TOKENS]
-    assert read == {"same": True, "shorter": False, "blip": False}
+        assert equal_tokens(batch[CON_D_TOKENS], expected_tokens(judge, CAPTIONS))
+        assert equal_tokens(batch[TOKENS], expected_tokens(albef, CAPTIONS))
+        shared[name] = batch[CON_D_TOKENS] is batch[TOKENS]
+    assert shared == {"same": True, "shorter": False, "blip": False}
 
 
-def test_models_that_read_captions_themselves_get_no_tokens():
+def test_models_that_tokenise_themselves_get_no_tokens():
     train_set = TrainingSet(Captions(CAPTIONS))
     add_tokens(train_set, torch.nn.Linear(1, 1), None)
     (batch,) = loader(train_set, 0)
     assert TOKENS not in batch
 
 
-def test_a_tokenizer_in_python_agrees_with_itself_alone():
+def test_python_tokenizer_agrees_only_with_itself():
     from transformers import BertTokenizer
 
     from lavis_mafa.io.checkpoints import find_config
@@ -160,8 +162,8 @@ def test_a_tokenizer_in_python_agrees_with_itself_alone():
     assert not Tokenizer(slow, 9).agrees_with(Tokenizer(copy.deepcopy(slow), 9))
 
 
-class Unasked:
-    """A tokenizer whose rules may be looked up, but that may not tokenise."""
+class UncallableTokenizer:
+    """A tokenizer whose attributes can be read but that must not tokenise."""
 
     def __init__(self, tokenizer):
         self._tokenizer = tokenizer
@@ -174,7 +176,7 @@ class Unasked:
 
 
 @pytest.mark.parametrize("family", ["albef_mafa", "blip_mafa", "blip2_mafa"])
-def test_a_step_on_tokens_is_the_step_on_captions(toy, family):
+def test_step_with_tokens_equals_step_with_captions(toy, family):
     torch.manual_seed(0)
     model = load_model(family, "tiny").eval()
     judge = copy.deepcopy(model)
@@ -191,19 +193,22 @@ def test_a_step_on_tokens_is_the_step_on_captions(toy, family):
     outputs = []
     for samples in (plain, to_device(batch, torch.device("cpu"))):
         if samples is not plain:
-            model.tokenizer, judge.tokenizer = Unasked(model.tokenizer), Unasked(judge.tokenizer)
+            model.tokenizer, judge.tokenizer = (
+                UncallableTokenizer(model.tokenizer),
+                UncallableTokenizer(judge.tokenizer),
+            )
         with torch.random.fork_rng():
             torch.manual_seed(1)
             state = copy.deepcopy(model.state_dict())
             outputs.append(run_step(model.backbone, samples, settings, con_d, momentum))
             model.load_state_dict(state)
-    one, other = outputs
-    assert torch.equal(one.loss, other.loss)
-    assert torch.equal(one.i2t.probability, other.i2t.probability)
-    assert torch.equal(one.text_features, other.text_features)
+    from_captions, from_tokens = outputs
+    assert torch.equal(from_captions.loss, from_tokens.loss)
+    assert torch.equal(from_captions.i2t.probability, from_tokens.i2t.probability)
+    assert torch.equal(from_captions.text_features, from_tokens.text_features)
 
 
-def test_fne_reads_tokens(toy):
+def test_fne_uses_tokens(toy):
     torch.manual_seed(0)
     model = load_model("fne_retrieval", "tiny")
     train_set = TrainingSet(toy["train"])
@@ -211,16 +216,16 @@ def test_fne_reads_tokens(toy):
     batch = train_set.collater([train_set[index, 0] for index in range(8)])
     batch["epoch"] = 1
     other = copy.deepcopy(model.eval())
-    other.tokenizer = Unasked(model.tokenizer)
+    other.tokenizer = UncallableTokenizer(model.tokenizer)
     plain = {key: value for key, value in batch.items() if key != TOKENS}
     losses = []
-    for read, samples in ((model, plain), (other, batch)):
+    for used_model, samples in ((model, plain), (other, batch)):
         torch.manual_seed(1)
-        losses.append(read(samples).loss)
+        losses.append(used_model(samples).loss)
     assert torch.equal(*losses)
 
 
-def test_tokens_are_moved_and_kept_by_pinning():
+def test_tokens_are_moved_and_pinned():
     from torch.utils.data._utils.pin_memory import pin_memory
 
     tokens = Tokens(torch.zeros(2, 3, dtype=torch.int64), torch.ones(2, 3, dtype=torch.int64))
@@ -232,20 +237,20 @@ def test_tokens_are_moved_and_kept_by_pinning():
         def pin_memory(self):
             return self + 1
 
-    kept = pin_memory({TOKENS: Tokens(*(tensor.as_subclass(Pinned) for tensor in tokens))})
-    assert isinstance(kept[TOKENS], Tokens)
-    assert kept[TOKENS].input_ids.sum() == 6 and kept[TOKENS].attention_mask.sum() == 12
+    pinned = pin_memory({TOKENS: Tokens(*(tensor.as_subclass(Pinned) for tensor in tokens))})
+    assert isinstance(pinned[TOKENS], Tokens)
+    assert pinned[TOKENS].input_ids.sum() == 6 and pinned[TOKENS].attention_mask.sum() == 12
 
 
 @pytest.mark.parametrize("parallelism", [None, "true"])
-def test_forked_workers_neither_hang_nor_complain(monkeypatch, capfd, parallelism):
+def test_forked_workers_neither_hang_nor_warn(monkeypatch, capfd, parallelism):
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "true")
     model = load_model("albef_mafa", "tiny")
-    model.tokenizer(CAPTIONS * 20)  # starts the threads of the main process
+    model.tokenizer(CAPTIONS * 20)  # starts the tokenizer's threads in the main process
     if parallelism is None:
         monkeypatch.delenv("TOKENIZERS_PARALLELISM")
     train_set = TrainingSet(Captions(CAPTIONS * 20))
     add_tokens(train_set, model, None)
     (batch,) = loader(train_set, 2, multiprocessing_context="fork")
-    assert equal(batch[TOKENS], as_in_forward(model, CAPTIONS * 20))
+    assert equal_tokens(batch[TOKENS], expected_tokens(model, CAPTIONS * 20))
     assert "forked" not in capfd.readouterr().err

@@ -1,4 +1,4 @@
-"""`TrainingSet`: samples by index and epoch, the same whoever reads them, whatever is broken."""
+"""`TrainingSet`: samples depend on index and epoch only, whoever reads them, whatever is broken."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from lavis_mafa.datasets import TrainingSet
 from lavis_mafa.datasets.training_set import ATTEMPTS, image_ids_of
 
 
-def states():
-    """The state of every generator, to compare."""
+def generator_states():
+    """Return the states of all random generators in a comparable form."""
     numpy = np.random.get_state()
     python = random.getstate()
     return python, (numpy[1].tolist(), *numpy[2:]), torch.get_rng_state().tolist()
 
 
 def lavis_set(folder, names, captions=None, cls=ImageTextPairDataset, root=None):
-    """One of LAVIS's own data sets over image files, with its own random augmentation."""
+    """Build one of LAVIS's data sets over image files, with its own random augmentation."""
     captions = captions or [f"caption {k}" for k in range(len(names))]
     rows = [
         {"image": name, "caption": caption, "image_id": f"id_{name}"}
@@ -46,7 +46,7 @@ def lavis_set(folder, names, captions=None, cls=ImageTextPairDataset, root=None)
 
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory):
-    """A folder with 0.jpg ... 5.jpg, of noise that compresses badly."""
+    """A folder with 0.jpg ... 5.jpg, noise images that compress badly."""
     folder = tmp_path_factory.mktemp("pictures")
     rng = np.random.default_rng(0)
     for number in range(6):
@@ -56,12 +56,12 @@ def pictures(tmp_path_factory):
 
 
 @pytest.fixture
-def six(pictures, tmp_path):
+def six_images(pictures, tmp_path):
     return lavis_set(tmp_path, [f"{k}.jpg" for k in range(6)], root=pictures)
 
 
-class Draws(Dataset):
-    """Samples that are nothing but three random draws; broken ones raise or are None."""
+class RandomSamples(Dataset):
+    """Samples of three random draws; broken ones raise or are None."""
 
     def __init__(self, size=8, broken=None):
         self.size = size
@@ -82,12 +82,12 @@ class Draws(Dataset):
         return {"image": torch.tensor(drawn, dtype=torch.float64), "text_input": f"{index}"}
 
 
-# What a sample has
+# Contents of a sample
 
 
 @pytest.mark.strict_smoke
-def test_a_sample_has_what_the_step_needs(six):
-    train = TrainingSet(six, seed=3)
+def test_sample_has_the_keys_that_the_step_needs(six_images):
+    train = TrainingSet(six_images, seed=3)
     sample = train[4, 0]
     assert sample.keys() == {
         *("image", "text_input"),
@@ -98,38 +98,42 @@ def test_a_sample_has_what_the_step_needs(six):
     assert sample["image_id"] == 4 and len(train) == 6
 
 
-def test_collated_samples(six, pictures, tmp_path):
-    # LAVIS's concatenation drops the keys that not all parts have; ours are kept.
+def test_collated_samples(six_images, pictures, tmp_path):
+    # LAVIS's concatenation drops keys that some parts lack; ours are kept.
     names = ["5.jpg", "gone.jpg", "0.jpg"]
     train = TrainingSet(
-        ConcatDataset([six, lavis_set(tmp_path, names, cls=CaptionDataset, root=pictures)])
+        ConcatDataset([six_images, lavis_set(tmp_path, names, cls=CaptionDataset, root=pictures)])
     )
     batch = train.collater([train[k, 0] for k in (1, 6, 7)])
     assert batch["image"].shape == (3, 3, 32, 32)
     assert batch["text_input"][:2] == ["caption 1", "caption 0"]
     assert batch["index"].tolist() == [1, 6, 7] and batch["index"].dtype == torch.int64
     assert batch["loaded_index"].tolist()[:2] == [1, 6] and batch["loaded_index"][2] != 7
-    # LAVIS's own image_id (0 of the second set) gives way to one over all sets.
+    # LAVIS's own image_id (0 of the second set) is replaced by one across all sets.
     assert batch["image_id"].tolist()[:2] == [1, 5]
     assert batch["image_id"][2] == train.image_ids[batch["loaded_index"][2]]
     assert batch["load_error"][:2] == ["", ""] and "gone.jpg" in batch["load_error"][2]
 
 
-def test_the_truth_is_known_of_one_set_alone(toy, six):
+def test_truth_is_known_for_a_single_set_only(toy, six_images):
     assert TrainingSet(toy["train"]).truth == toy["train"].truth
     assert TrainingSet(ConcatDataset([toy["train"]])).truth == toy["train"].truth
-    assert TrainingSet(ConcatDataset([toy["train"], six])).truth is None
-    assert TrainingSet(six).truth is None
+    assert TrainingSet(ConcatDataset([toy["train"], six_images])).truth is None
+    assert TrainingSet(six_images).truth is None
 
 
-def test_data_without_an_index_are_refused(six):
+def test_iterable_data_sets_are_rejected(six_images):
     class Stream(IterableDataset):
         def __iter__(self):
             return iter(())
 
     stream = Stream()
-    # What LAVIS's concat_datasets makes of web data sets alone, and of both kinds together.
-    for data in (stream, ChainDataset([stream]), (ConcatDataset([six]), ChainDataset([stream]))):
+    # The results of LAVIS's concat_datasets for web data sets, and for both kinds together.
+    for data in (
+        stream,
+        ChainDataset([stream]),
+        (ConcatDataset([six_images]), ChainDataset([stream])),
+    ):
         with pytest.raises(TypeError, match="map-style data sets.*image_text_json"):
             TrainingSet(data)
 
@@ -138,46 +142,46 @@ def test_data_without_an_index_are_refused(six):
 
 
 @pytest.mark.strict_smoke
-def test_augmentation_goes_by_seed_epoch_and_index_alone(six):
-    first = TrainingSet(six, seed=1)[2, 5]["image"]
-    train = TrainingSet(six, seed=1)
+def test_augmentation_depends_only_on_seed_epoch_and_index(six_images):
+    first = TrainingSet(six_images, seed=1)[2, 5]["image"]
+    train = TrainingSet(six_images, seed=1)
     for drawn in range(3):
         random.seed(drawn), np.random.seed(drawn), torch.manual_seed(drawn)
         train[drawn, 0], train[drawn, 5], train[2, 4]
         assert torch.equal(train[2, 5]["image"], first)
 
 
-def test_all_three_generators_are_seeded_and_given_back():
-    train = TrainingSet(Draws(), seed=1)
+def test_all_three_generators_are_seeded_and_restored():
+    train = TrainingSet(RandomSamples(), seed=1)
     random.seed(5), np.random.seed(5), torch.manual_seed(5)
-    before = states()
+    before = generator_states()
     expected = random.random(), np.random.rand(), torch.rand(())
     random.seed(5), np.random.seed(5), torch.manual_seed(5)
     first = train[3, 0]["image"]
-    assert states() == before
+    assert generator_states() == before
     assert (random.random(), np.random.rand(), torch.rand(())) == expected
     assert torch.equal(train[3, 0]["image"], first)
     others = [
         train[3, 1]["image"],
         train[4, 0]["image"],
-        TrainingSet(Draws(), seed=2)[3, 0]["image"],
+        TrainingSet(RandomSamples(), seed=2)[3, 0]["image"],
     ]
     for other in others:
-        assert (other != first).all()  # every one of the three draws
+        assert (other != first).all()  # all three draws differ
     assert len({float(value) for drawn in [first, *others] for value in drawn}) == 12
 
 
-def test_the_generators_come_back_from_a_failure_too():
-    train = TrainingSet(Draws(2, {0: OSError("a"), 1: OSError("b")}))
-    before = states()
+def test_generators_are_restored_after_a_failure():
+    train = TrainingSet(RandomSamples(2, {0: OSError("a"), 1: OSError("b")}))
+    before = generator_states()
     with pytest.raises(OSError):
         train[0, 0]
-    assert states() == before
+    assert generator_states() == before
 
 
 @pytest.mark.parametrize("workers", [0, 1, 2])
-def test_workers_change_nothing(workers):
-    train = TrainingSet(Draws(8, {5: OSError("broken")}), seed=1)
+def test_number_of_workers_has_no_influence(workers):
+    train = TrainingSet(RandomSamples(8, {5: OSError("broken")}), seed=1)
     plan = EpochPlan(np.array([3, 1, 5, 7, 0, 2, 4, 6]), batch_size=2, world_size=1)
     loader = DataLoader(
         train,
@@ -193,7 +197,7 @@ def test_workers_change_nothing(workers):
         assert torch.equal(batch["image"], expected)
 
 
-def test_what_draws_nothing_is_read_as_it_is(toy):
+def test_deterministic_data_are_read_unchanged(toy):
     train = TrainingSet(toy["train"])
     torch.manual_seed(1)
     state = torch.get_rng_state()
@@ -217,41 +221,41 @@ PROBLEMS = [
 @pytest.mark.strict_smoke
 @pytest.mark.parametrize("problem", PROBLEMS, ids=str)
 def test_unreadable_samples_are_replaced(problem):
-    data = Draws(50, {7: problem})
+    data = RandomSamples(50, {7: problem})
     train = TrainingSet(data, seed=4)
     sample = train[7, 3]
     assert sample["index"] == 7
     other = sample["loaded_index"]
     assert other != 7 and sample["text_input"] == str(other) and data.read == [7, other]
     assert sample["image_id"] == int(train.image_ids[other])
-    told = sample["load_error"]
+    message = sample["load_error"]
     if problem == "empty":
-        assert told == "OSError: sample 7 is empty"
+        assert message == "OSError: sample 7 is empty"
     else:
-        assert told == f"{type(problem).__name__}: {problem}"
-    # What stands in looks as it does when it is asked for itself.
+        assert message == f"{type(problem).__name__}: {problem}"
+    # The replacement equals the sample requested by its own index.
     assert torch.equal(sample["image"], train[other, 3]["image"])
-    # The same choice in every epoch and run; another one for another sample or seed.
+    # The same choice in every epoch and run; a different one for other samples and seeds.
     assert train[7, 8]["loaded_index"] == other
-    everywhere = {
-        TrainingSet(Draws(50, {k: problem}), seed=seed)[k, 0]["loaded_index"]
+    replacements = {
+        TrainingSet(RandomSamples(50, {k: problem}), seed=seed)[k, 0]["loaded_index"]
         for k in (7, 8, 9)
         for seed in range(4)
     }
-    assert len(everywhere) > 6
+    assert len(replacements) > 6
 
 
-def test_the_first_error_is_told_and_reading_goes_on():
+def test_first_error_is_reported_and_reading_continues():
     broken = {k: OSError(f"number {k}") for k in range(1, 8)}
-    data = Draws(8, broken)
+    data = RandomSamples(8, broken)
     sample = TrainingSet(data, seed=0)[3, 0]
     assert sample["loaded_index"] == 0 and sample["load_error"] == "OSError: number 3"
     assert data.read[0] == 3 and data.read[-1] == 0 and len(data.read) <= ATTEMPTS
     assert set(data.read[:-1]) <= set(broken)
 
 
-def test_nothing_readable_is_an_error():
-    data = Draws(8, {k: OSError(f"number {k}") for k in range(8)})
+def test_no_readable_sample_is_an_error():
+    data = RandomSamples(8, {k: OSError(f"number {k}") for k in range(8)})
     with pytest.raises(
         OSError,
         match=f"sample 3 and {ATTEMPTS - 1} in its place cannot be read; first: OSError: number 3",
@@ -260,22 +264,22 @@ def test_nothing_readable_is_an_error():
     assert len(data.read) == ATTEMPTS
 
 
-def test_errors_of_a_program_are_not_taken_for_broken_data():
+def test_programming_errors_are_not_treated_as_broken_data():
     for problem in (KeyError("caption"), TypeError("no"), RuntimeError("out of memory")):
         with pytest.raises(type(problem)):
-            TrainingSet(Draws(8, {2: problem}))[2, 0]
+            TrainingSet(RandomSamples(8, {2: problem}))[2, 0]
 
 
 @pytest.mark.strict_smoke
 def test_truncated_images_count_as_unreadable(pictures, tmp_path):
     for number in range(3):
         content = (pictures / f"{number}.jpg").read_bytes()
-        whole = number != 1
-        (tmp_path / f"{number}.jpg").write_bytes(content if whole else content[:-1500])
+        complete = number != 1
+        (tmp_path / f"{number}.jpg").write_bytes(content if complete else content[:-1500])
     data = lavis_set(tmp_path, ["0.jpg", "1.jpg", "2.jpg"])
     before = ImageFile.LOAD_TRUNCATED_IMAGES
     try:
-        # As LAVIS leaves it: half an image is taken for a whole one.
+        # LAVIS's setting: a truncated image is accepted as complete.
         ImageFile.LOAD_TRUNCATED_IMAGES = True
         assert data[1]["image"].shape == (3, 32, 32)
         train = TrainingSet(data)
@@ -287,17 +291,17 @@ def test_truncated_images_count_as_unreadable(pictures, tmp_path):
         ImageFile.LOAD_TRUNCATED_IMAGES = before
 
 
-# Which samples show one image
+# Samples of the same image
 
 
-def test_image_ids_over_lavis_data_sets(pictures, tmp_path):
+def test_image_ids_across_lavis_data_sets(pictures, tmp_path):
     other = tmp_path / "elsewhere"
     other.mkdir()
     parts = [
         lavis_set(tmp_path, ["0.jpg", "1.jpg", "0.jpg"], root=pictures),
-        # The same files, by another spelling of the same folder and of the same path.
+        # The same files, with other spellings of the folder and of the path.
         lavis_set(tmp_path, ["1.jpg", "./2.jpg"], root=f"{pictures}/../{pictures.name}/"),
-        # The same names in another folder are other images.
+        # The same names in another folder are different images.
         lavis_set(tmp_path, ["0.jpg", "2.jpg"], root=other),
         lavis_set(tmp_path, ["2.jpg", "0.jpg"], root=pictures, cls=CaptionDataset),
     ]
@@ -331,17 +335,17 @@ named = st.tuples(
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.one_of(numbered, named, st.integers(1, 4)), min_size=1, max_size=5))
-def test_image_ids_are_equal_where_images_are(given_parts):
+def test_image_ids_are_equal_iff_images_are(given_parts):
     parts, images = [], []
-    for place, one in enumerate(given_parts):
-        if isinstance(one, int):
-            parts.append(Part(one))
-            images += [(place, "sample", k) for k in range(one)]
-        elif isinstance(one, list):
-            parts.append(Part(len(one), image_ids=np.array(one)))
-            images += [(place, "number", k) for k in one]
+    for part_number, part in enumerate(given_parts):
+        if isinstance(part, int):
+            parts.append(Part(part))
+            images += [(part_number, "sample", k) for k in range(part)]
+        elif isinstance(part, list):
+            parts.append(Part(len(part), image_ids=np.array(part)))
+            images += [(part_number, "number", k) for k in part]
         else:
-            root, names = one
+            root, names = part
             parts.append(Part(len(names), vis_root=root, annotation=[{"image": n} for n in names]))
             images += [os.path.normpath(f"{root}/{name}") for name in names]
     ids = image_ids_of(parts)
@@ -351,10 +355,10 @@ def test_image_ids_are_equal_where_images_are(given_parts):
             assert (ids[i] == ids[j]) == (mine == other)
 
 
-# For people to look at
+# Display
 
 
-def test_show_finds_the_picture_in_its_part(pictures, tmp_path, toy):
+def test_show_finds_the_image_in_its_part(pictures, tmp_path, toy):
     first = lavis_set(tmp_path, ["0.jpg", "1.jpg"], ["Zero!", "One"], root=pictures)
     last = lavis_set(tmp_path, ["3.jpg"], ["Three"], root=pictures)
     train = TrainingSet(ConcatDataset([first, toy["train"], last]))
@@ -367,5 +371,5 @@ def test_show_finds_the_picture_in_its_part(pictures, tmp_path, toy):
         picture, text = train.show(local + 2)
         expected, caption = toy["train"].show(local)
         assert text == caption and np.array_equal(np.asarray(picture), np.asarray(expected))
-    alone = TrainingSet(last).show(0)
-    assert alone[1] == "Three" and alone[0].size == (80, 60)
+    single_part = TrainingSet(last).show(0)
+    assert single_part[1] == "Three" and single_part[0].size == (80, 60)

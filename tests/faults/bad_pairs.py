@@ -1,4 +1,4 @@
-"""Images and captions of every bad kind, and what the rules do with them."""
+"""Images and captions with every kind of defect, and how each must be handled."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-# What shows where an image is trained: (red, green, blue) of its top left pixel.
-SHOWN = {
+# The expected (red, green, blue) of the top left pixel of images that are trained on.
+EXPECTED_PIXEL = {
     "1 x 1": (9, 8, 7),
     "CMYK": (0, 255, 255),
     "16-bit grey": (100, 100, 100),
@@ -26,8 +26,8 @@ SHOWN = {
     "PNG called .jpg": (1, 2, 3),
     "PNG without its end mark": (1, 2, 3),
 }
-# Fates of captions: replaced as the image of a sample would be; trained, and counted as cut or as
-# unknown to the vocabulary. REFUSED: `image_text_json` and shards do not begin to train.
+# Handling of captions: REPLACED like an unreadable image; TRAINED; trained and counted as CUT or as
+# UNKNOWN to the vocabulary; REFUSED: `image_text_json` and shards refuse to start training.
 REPLACED, TRAINED, CUT, UNKNOWN, REFUSED = "replaced", "trained", "cut", "unknown", "refused"
 CAPTIONS = {
     "empty": ("", REPLACED),
@@ -75,7 +75,7 @@ def chunk(name: bytes, content: bytes) -> bytes:
 
 
 def zeros(count: int) -> bytes:
-    """``count`` zeros, compressed."""
+    """Return ``count`` zero bytes, compressed."""
     packer = zlib.compressobj(1)
     blocks = [packer.compress(bytes(min(2**20, count - k))) for k in range(0, count, 2**20)]
     return b"".join(blocks) + packer.flush()
@@ -86,7 +86,7 @@ def readable() -> dict[str, bytes]:
     plain, red = Image.new("RGB", (8, 6), (1, 2, 3)), Image.new("RGB", (8, 6), "red")
     frames = {"save_all": True, "append_images": [Image.new("RGB", (8, 6), "lime")]}
     turned = Image.new("RGB", (8, 6), (250, 250, 250))
-    turned.paste((0, 0, 0), (0, 3, 8, 6))  # dark below: on the left when upright
+    turned.paste((0, 0, 0), (0, 3, 8, 6))  # dark at the bottom: on the left when upright
     exif = Image.Exif()
     exif[0x0112] = 6
     blue = Image.new("RGB", (16, 16), (40, 80, 120))
@@ -108,15 +108,15 @@ def readable() -> dict[str, bytes]:
 def unreadable() -> dict[str, bytes]:
     """Return files that are replaced, by kind."""
     jpeg = encoded(Image.fromarray(PIXELS), "JPEG", quality=95)
-    whole = encoded(Image.fromarray(PIXELS), "PNG")
-    damaged = bytearray(whole)
+    complete = encoded(Image.fromarray(PIXELS), "PNG")
+    damaged = bytearray(complete)
     damaged[60] ^= 255
     text = chunk(b"zTXt", b"a\0\0" + zeros(200_000_000))
-    nothing = zeros(61 * 80)
+    pixels = zeros(61 * 80)
     return {
         "truncated JPEG": jpeg[:-1500],
         "JPEG without its last bytes": jpeg[:-2],
-        "truncated PNG": whole[:-400],
+        "truncated PNG": complete[:-400],
         "damaged PNG": bytes(damaged),
         "PNG with a fraction of its pixels": png(9000, 9000, zeros(9000)),
         "zero bytes": b"",
@@ -124,23 +124,29 @@ def unreadable() -> dict[str, bytes]:
         "PostScript": b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n{} loop\n",
         "32-bit float": encoded(Image.new("F", (8, 6), 0.5), "TIFF"),
         "bomb of 144 megapixels": png(12_000, 12_000, zeros(12_000 * 1501), bits=1),
-        "bomb of 900 megapixels": png(30_000, 30_000, nothing, bits=1),
-        "text-chunk bomb": png(80, 60, nothing, extra=text),
+        "bomb of 900 megapixels": png(30_000, 30_000, pixels, bits=1),
+        "text-chunk bomb": png(80, 60, pixels, extra=text),
     }
 
 
-# Nothing that a shard could hold.
-PLACES = ("missing file", "folder", "pipe", "path with NUL", "path with half a surrogate pair")
+# Defects that cannot occur in a shard.
+PATH_DEFECTS = (
+    "missing file",
+    "folder",
+    "pipe",
+    "path with NUL",
+    "path with half a surrogate pair",
+)
 
 
-class Folder:
-    """A folder of pairs, one of each kind among good ones, with its annotations.
+class DefectivePairs:
+    """A folder of pairs, one of each kind among valid ones, with its annotations.
 
     Attributes:
-        rows: ``image``, ``caption``, ``image_id`` of every pair; good ones are in every place.
-        images, captions: numbers of the rows by kind of image and of caption.
-        bad: the rows that are to be replaced.
-        fates: of the captions, by row.
+        rows: ``image``, ``caption``, ``image_id`` of every pair; valid ones are interspersed.
+        images, captions: row numbers by kind of image and of caption.
+        bad: the rows that must be replaced.
+        fates: how each caption is handled, by row.
     """
 
     def __init__(self, path: Path, builder: str) -> None:
@@ -149,14 +155,14 @@ class Folder:
         self.images: dict[str, int] = {}
         self.captions: dict[str, int] = {}
         self.bad: set[int] = set()
-        self.fates: dict[int, str] = {}
+        self.handling: dict[int, str] = {}
         (path / "images").mkdir(parents=True)
         self._good()
         for kind, content in {**readable(), **unreadable()}.items():
             if not content and builder == "image_text_shards":
-                content = b"\0"  # `write_shards` takes no empty file
+                content = b"\0"  # `write_shards` rejects empty files
             self.images[kind] = self._add(content, "red circle and big box")
-            if kind not in SHOWN:
+            if kind not in EXPECTED_PIXEL:
                 self.bad.add(self.images[kind])
         if builder != "image_text_shards":
             self._places()
@@ -164,7 +170,7 @@ class Folder:
             if self._never_read(caption):
                 continue
             number = self.captions[kind] = self._good(caption)
-            self.fates[number] = fate
+            self.handling[number] = fate
             if fate in (REPLACED, REFUSED):
                 self.bad.add(number)
         while len(self.rows) % 16:
@@ -188,10 +194,10 @@ class Folder:
         return number
 
     def _places(self) -> None:
-        for kind in PLACES:
-            name = {PLACES[3]: "a\0b.jpg", PLACES[4]: "\ud83d.jpg"}.get(kind, "")
-            if kind == PLACES[4] and self.builder == "image_text_json":
-                continue  # no text: refused with the row
+        for kind in PATH_DEFECTS:
+            name = {PATH_DEFECTS[3]: "a\0b.jpg", PATH_DEFECTS[4]: "\ud83d.jpg"}.get(kind, "")
+            if kind == PATH_DEFECTS[4] and self.builder == "image_text_json":
+                continue  # not encodable: rejected with its row
             number = self.images[kind] = self._add(None, "red circle", name)
             self.bad.add(number)
             place = self.path / "images" / f"{number:03d}.jpg"
@@ -201,7 +207,7 @@ class Folder:
                 os.mkfifo(place)
 
     def annotations(self) -> Path:
-        """Write the rows as the builder's annotation file or shards."""
+        """Write the annotation file or shards of the builder; return the path."""
         if self.builder != "image_text_shards":
             (self.path / "pairs.json").write_text(json.dumps(self.rows))
             return self.path / "pairs.json"

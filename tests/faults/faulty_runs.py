@@ -1,5 +1,6 @@
 """Shared by the tests of stopped and killed runs: runs small enough to be stopped at every step,
-records of what they trained, and a count of differing bits."""
+records of what they trained, and a count of differing bits.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +27,8 @@ from runs import ROOT, records, run_here, spawn  # noqa: E402
 
 TRAIN = ROOT / "projects/mafa/train"
 STEPS, EPOCHS = 4, 3
-# 34 pairs and 8 of them a step, over all ranks: 2 are left over. GRIT's queues fill in mid-epoch,
-# and warm-up ends in the second.
+# 34 pairs, 8 per step over all ranks: 2 are left over. GRIT's queues fill up within an epoch, and
+# warm-up ends in the second epoch.
 SMALL = {
     "datasets__toy_scenes__build_info__train_size": 34,
     "run__max_epoch": EPOCHS,
@@ -55,12 +56,12 @@ def toy(name: str, *parts: Mapping[str, Any], **changes: Any) -> dict[str, Any]:
 
 
 def downstream(name: str, data: str, train_size: int, **changes: Any) -> dict[str, Any]:
-    """Return the same for a downstream task, from random weights."""
+    """Return the arguments for a downstream task, starting from random weights."""
     sizes = {"train_size": train_size, "val_size": 6, "test_size": 10}
-    here = {f"datasets__{data}__build_info__{key}": value for key, value in sizes.items()}
-    none = {f"datasets__toy_scenes__build_info__{key}": None for key in sizes}
-    begin = {"model__load_pretrained": False, "model__pretrained": "null"}
-    return toy(name, PLAIN, none, here, begin, changes)
+    data_sizes = {f"datasets__{data}__build_info__{key}": value for key, value in sizes.items()}
+    no_toy_scenes = {f"datasets__toy_scenes__build_info__{key}": None for key in sizes}
+    random_weights = {"model__load_pretrained": False, "model__pretrained": "null"}
+    return toy(name, PLAIN, no_toy_scenes, data_sizes, random_weights, changes)
 
 
 def tcl() -> dict[str, Any]:
@@ -137,9 +138,10 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-def files_to_begin_with(folder: Path) -> Path:
-    """Write a Con-D, an image encoder and text encoders with dropout, named as the cases expect:
-    the tiny models have none."""
+def write_starting_files(folder: Path) -> Path:
+    """Write a Con-D, an image encoder and text encoders with dropout (the tiny models have
+    none), named as the cases expect.
+    """
     from lavis_mafa import load_model
 
     for name in ("med_config_tiny.json", "bert_config_tiny.json"):
@@ -156,7 +158,7 @@ def files_to_begin_with(folder: Path) -> Path:
 
 
 def case_of(name: str, folder: Path, **changes: Any) -> dict[str, Any]:
-    """Return a case with the paths of its files and with changed settings."""
+    """Return a case with the paths of its files and with overridden settings."""
     names = {
         "ALBEF": "albef.pth",
         "BLIP2": "blip2.pth",
@@ -168,45 +170,47 @@ def case_of(name: str, folder: Path, **changes: Any) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def recording(read: Any = None) -> Iterator[Any]:
-    """Appends to ``read``, or a new list, every mini-batch that is trained inside: epoch, step,
-    sample indices and losses."""
+def recording(trained: Any = None) -> Iterator[Any]:
+    """Append every mini-batch trained inside the context to ``trained`` or a new list: epoch,
+    step, sample indices and losses.
+    """
     from lavis_mafa.runners import RunnerMafa
 
-    read = [] if read is None else read
-    note = RunnerMafa._record_step
+    trained = [] if trained is None else trained
+    record_step = RunnerMafa._record_step
 
-    def recorded(self: Any, output: Any, losses: Any, samples: Any, *rest: Any) -> None:
-        where = {"epoch": int(samples["epoch"]), "step": int(samples["iters"])}
-        read.append({**where, "index": samples["index"].tolist(), "losses": dict(losses)})
-        note(self, output, losses, samples, *rest)
+    def record(self: Any, output: Any, losses: Any, samples: Any, *rest: Any) -> None:
+        position = {"epoch": int(samples["epoch"]), "step": int(samples["iters"])}
+        trained.append({**position, "index": samples["index"].tolist(), "losses": dict(losses)})
+        record_step(self, output, losses, samples, *rest)
 
-    RunnerMafa._record_step = recorded  # type: ignore[method-assign]
+    RunnerMafa._record_step = record  # type: ignore[method-assign]
     try:
-        yield read
+        yield trained
     finally:
-        RunnerMafa._record_step = note  # type: ignore[method-assign]
+        RunnerMafa._record_step = record_step  # type: ignore[method-assign]
 
 
-def undisturbed(folder: Path, **case: Any) -> list[dict[str, Any]]:
-    """Train without a stop; return what was trained."""
-    with recording() as read:
+def train_uninterrupted(folder: Path, **case: Any) -> list[dict[str, Any]]:
+    """Train without interruption; return the trained mini-batches."""
+    with recording() as trained:
         _run(folder, case)
-    return read
+    return trained
 
 
 def stopped_at_every_step(folder: Path, steps: int, **case: Any) -> list[dict[str, Any]]:
-    """Train step by step, each in a separate run that resumes the one before; return what was
-    trained."""
+    """Train step by step, each in a separate run that resumes the previous one; return the
+    trained mini-batches.
+    """
     gc.collect()
-    gc.freeze()  # the interpreter's modules: they take longer to look through than a step
-    with recording() as read:
+    gc.freeze()  # exclude imported modules from collection: scanning them takes longer than a step
+    with recording() as trained:
         for stop in (*range(1, steps + 1), None):
-            resumed = None if stop == 1 else "auto"
-            _run(folder, case, run__max_steps=stop, run__resume_ckpt_path=resumed)
-            gc.collect()  # the runner with its loaders and their workers
+            resume_from = None if stop == 1 else "auto"
+            _run(folder, case, run__max_steps=stop, run__resume_ckpt_path=resume_from)
+            gc.collect()  # frees the runner with its loaders and their workers
     gc.unfreeze()
-    return read
+    return trained
 
 
 def _run(folder: Path, case: Mapping[str, Any], **changes: Any) -> None:
@@ -215,8 +219,9 @@ def _run(folder: Path, case: Mapping[str, Any], **changes: Any) -> None:
 
 
 def state(folder: Path, name: str = "checkpoint_last.pth") -> dict[str, Any]:
-    """Return all that a run saved, except its config, which names folders and stops, and the sizes
-    of its logs, which depend on them."""
+    """Return everything that a run saved, except its config and log sizes, which depend on
+    folders and stops.
+    """
     content = torch.load(folder / "job" / name, weights_only=True)
     del content["config"]
     for rank in content["run"]["ranks"]:
@@ -224,20 +229,20 @@ def state(folder: Path, name: str = "checkpoint_last.pth") -> dict[str, Any]:
     return content
 
 
-def samples_lost(read: list[dict[str, Any]], expected: list[dict[str, Any]]) -> int:
+def samples_lost(trained: list[dict[str, Any]], expected: list[dict[str, Any]]) -> int:
     """Count the samples trained at another step than expected, not at all, or twice."""
 
-    def places(records: list[dict[str, Any]]) -> Counter[tuple[int, int, int]]:
+    def positions(records: list[dict[str, Any]]) -> Counter[tuple[int, int, int]]:
         return Counter((r["epoch"], r["step"], index) for r in records for index in r["index"])
 
-    one, other = places(read), places(expected)
-    return (one - other).total() + (other - one).total()
+    actual, planned = positions(trained), positions(expected)
+    return (actual - planned).total() + (planned - actual).total()
 
 
 def bits_differing(one: Any, other: Any) -> int:
     """Count the bits in which two nested collections of tensors and plain values differ.
 
-    All bits of what only one of them has; shapes and types count as well.
+    All bits of a value that only one of them has; shapes and types count as well.
     """
     if isinstance(one, Mapping) and isinstance(other, Mapping):
         keys = [*one, *(key for key in other if key not in one)]
@@ -245,11 +250,11 @@ def bits_differing(one: Any, other: Any) -> int:
     if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
         pairs = itertools.zip_longest(one, other, fillvalue=MISSING)
         return sum(bits_differing(a, b) for a, b in pairs)
-    mine, theirs = (np.frombuffer(_bytes_of(value), np.uint8) for value in (one, other))
-    shared = min(len(mine), len(theirs))
-    changed = mine[:shared] ^ theirs[:shared]
-    ones = int(np.unpackbits(changed[changed != 0]).sum())
-    return ones + 8 * abs(len(mine) - len(theirs))
+    one_bytes, other_bytes = (np.frombuffer(_bytes_of(value), np.uint8) for value in (one, other))
+    shared = min(len(one_bytes), len(other_bytes))
+    changed = one_bytes[:shared] ^ other_bytes[:shared]
+    differing = int(np.unpackbits(changed[changed != 0]).sum())
+    return differing + 8 * abs(len(one_bytes) - len(other_bytes))
 
 
 def _bytes_of(value: Any) -> bytes:
@@ -267,17 +272,17 @@ def _bytes_of(value: Any) -> bytes:
     return f"{type(value).__name__}{value}".encode()
 
 
-def told(folder):
-    """Return the log's lines of steps, epochs and evaluations, without the time."""
+def log_lines(folder):
+    """Return the log's records of steps, epochs and evaluations, without the time."""
     lines = [*records(folder, "step"), *records(folder, "epoch"), *records(folder, "eval")]
     return [{key: value for key, value in line.items() if key != "time"} for line in lines]
 
 
 def wait_for(folder, steps, process, kind="step"):
-    """Wait until a run has logged so many steps."""
+    """Wait until a run has logged a number of records."""
     log = folder / "job" / "log.jsonl"
-    until = time.monotonic() + 120
-    while time.monotonic() < until and process.poll() is None:
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and process.poll() is None:
         if log.is_file() and log.read_text().count(f'"kind": "{kind}"') >= steps:
             return
         time.sleep(0.005)
@@ -285,9 +290,9 @@ def wait_for(folder, steps, process, kind="step"):
     pytest.fail(process.communicate()[0][-3000:])
 
 
-def in_a_group(folder, listed, **environment):
-    """Start a command with its workers in a separate process group, as a job step."""
-    return spawn(folder, ["setsid", *listed], **environment)
+def spawn_in_group(folder, arguments, **environment):
+    """Start a command with its workers in a separate process group, like a job step."""
+    return spawn(folder, ["setsid", *arguments], **environment)
 
 
 def children_of(number):
@@ -296,9 +301,9 @@ def children_of(number):
     for entry in os.listdir("/proc"):
         try:
             with open(f"/proc/{entry}/stat") as file:
-                told = file.read().rsplit(")", 1)[1].split()
+                fields = file.read().rsplit(")", 1)[1].split()
         except (OSError, IndexError):
             continue
-        if int(told[1]) == number:
+        if int(fields[1]) == number:
             found.append(int(entry))
     return sorted(found)

@@ -1,4 +1,4 @@
-"""Generates wrong configs from the schema that valid ones are checked against, key by key."""
+"""Generate invalid configs, key by key, from the schema that checks valid ones."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lavis_mafa.config.key import Key
 from lavis_mafa.config.load import complete, schema_of
 from lavis_mafa.config.schema import SCHEMA
 
-# Values of another type than a key's kind has.
+# Values of a type that a key of this kind rejects.
 OTHER_TYPES = {
     "bool": ["maybe", 3, [True], {"a": 1}],
     "int": [1.5, "many", [1], {"a": 1}, True],
@@ -29,8 +29,9 @@ OTHER_TYPES = {
     "list": ["x", 5, {"a": 1}, [{"a": 1}]],
     "mapping": [3, "x", [1]],
 }
-NO_NUMBERS = [math.nan, math.inf, -math.inf, "nan", 10**40, -(10**40)]  # or not for a tensor
-# What other keys depend on: each alone in its config.
+# not finite, or too large for a tensor
+NO_NUMBERS = [math.nan, math.inf, -math.inf, "nan", 10**40, -(10**40)]
+# Keys that determine which other keys exist: each is tested alone.
 DECIDING = ("arch", "model_type", "type", "name", "task", "runner", "evaluate")
 ABSENT = object()
 
@@ -59,7 +60,7 @@ class Mistake:
         return ".".join([*self.path.split(".")[:-1], self.name])
 
     def put(self, config: dict[str, Any]) -> None:
-        """Make the mistake, in place."""
+        """Make the mistake in ``config``, in place."""
         *parents, leaf = self.path.split(".")
         node = config
         for name in parents:
@@ -70,11 +71,11 @@ class Mistake:
         node[self.name] = before if self.value is ABSENT else copy.deepcopy(self.value)
 
     def named_in(self, problems: list[str]) -> list[str]:
-        """The messages that name the key as it is written, and what was meant."""
-        # Where a processor's name is missing nobody knows what else it takes.
+        """Return the messages that name the written key and the intended one."""
+        # Without a processor's name it is unknown which other keys it has.
         keys = {self.written, self.path} if self.kind == "misspelt" else {self.written}
-        begins = tuple(f"{key}{mark}" for key in keys for mark in ":[.")
-        return [line for line in problems if line.startswith(begins) and self.meant in line]
+        prefixes = tuple(f"{key}{mark}" for key in keys for mark in ":[.")
+        return [line for line in problems if line.startswith(prefixes) and self.meant in line]
 
 
 def plain(path: Any, options: list[str]) -> dict[str, Any]:
@@ -85,45 +86,47 @@ def plain(path: Any, options: list[str]) -> dict[str, Any]:
 
 
 def misspellings(name: str, number: int | None = 1) -> list[str]:
-    """``name`` with a letter dropped, doubled, or swapped with the next; ``number`` of each."""
-    places = list(range(len(name)))
-    random.Random(name).shuffle(places)
-    dropped = [name[:i] + name[i + 1 :] for i in places if len(name) > 2]
-    doubled = [name[: i + 1] + name[i:] for i in places]
-    pairs = [i for i in places if i + 1 < len(name) and name[i] != name[i + 1]]
+    """Return ``name`` with a letter dropped, doubled, or swapped with the next; ``number`` of
+    each.
+    """
+    positions = list(range(len(name)))
+    random.Random(name).shuffle(positions)
+    dropped = [name[:i] + name[i + 1 :] for i in positions if len(name) > 2]
+    doubled = [name[: i + 1] + name[i:] for i in positions]
+    pairs = [i for i in positions if i + 1 < len(name) and name[i] != name[i + 1]]
     swapped = [name[:i] + name[i + 1] + name[i] + name[i + 2 :] for i in pairs]
     return [*dropped[:number], *doubled[:number], *swapped[:number]]
 
 
 def keys_of(config: dict[str, Any]) -> Iterator[tuple[str, Key, Any, tuple[str, ...]]]:
-    """Keys that a right config takes: path, key, the default YAML's value, names beside it.
+    """Yield the keys of a valid config: path, key, default YAML's value, names of siblings.
 
-    Those below what the config sets to null are left out.
+    Keys below a value that is null are left out.
     """
-    given, schema, shipped = schema_of(config, Report(SCHEMA))
-    whole, _, _ = complete(config, machine=False)
+    _given, schema, shipped = schema_of(config, Report(SCHEMA))
+    complete_config, _, _ = complete(config, machine=False)
 
     def below(key: Key, path: str, value: Any, default: Any) -> Iterator[Any]:
         for name, child in key.keys.items():
             inner = value.get(name) if isinstance(value, dict) else None
             known = default.get(name, ABSENT) if isinstance(default, dict) else ABSENT
             yield f"{path}{name}", child, known, tuple(key.keys)
-            # A data set's splits and processors are there or not; what is null has no keys.
+            # Splits and processors of a data set are optional; a null value has no keys.
             if child.kind == "mapping" and isinstance(inner, dict):
                 yield from below(child, f"{path}{name}.", inner, known)
 
     yield from below(
-        schema, "", whole, {k: shipped[k] for k in ("model", "datasets") if k in shipped}
+        schema, "", complete_config, {k: shipped[k] for k in ("model", "datasets") if k in shipped}
     )
 
 
 def mistakes(config: dict[str, Any], number: int | None = 1) -> Iterator[Mistake]:
-    """Return all mistakes that can be made in the keys of a valid config, one at a time."""
-    for path, key, default, beside in keys_of(config):
+    """Yield all mistakes that can be made in the keys of a valid config, one at a time."""
+    for path, key, default, siblings in keys_of(config):
         name = path.rsplit(".", 1)[-1]
         builder = path.count(".") == 1 and path.startswith("datasets.")
         for wrong in misspellings(name, number):
-            if wrong not in beside and not (builder and registry.get_builder_class(wrong)):
+            if wrong not in siblings and not (builder and registry.get_builder_class(wrong)):
                 yield Mistake("misspelt", path, wrong, meant=name if builder else path)
         if builder:
             continue
@@ -138,14 +141,14 @@ def mistakes(config: dict[str, Any], number: int | None = 1) -> Iterator[Mistake
         elif key.kind in ("str", "strs") and not key.blank:
             yield from (Mistake("empty", path, name, blank) for blank in ("", "  "))
         if key.kind in ("any", "number") and ".build_info." in path:
-            # The toy world's own keys, whose ranges its builders know.
+            # The toy world's own keys, whose ranges only its builders know.
             for value in (-1, math.nan, 10**40, "much", [1]):
                 yield Mistake("out of range", path, name, value)
         yield from words(path, name, key, number)
 
 
 def beyond(key: Key) -> Iterator[Any]:
-    """Return numbers that a key refuses."""
+    """Yield numbers that a key rejects."""
     yield from NO_NUMBERS
     step = 1 if key.kind == "int" else 1e-3
     if key.low is not None:
@@ -158,7 +161,7 @@ def beyond(key: Key) -> Iterator[Any]:
 
 
 def words(path: str, name: str, key: Key, number: int | None) -> Iterator[Mistake]:
-    """Return unknown choices and names, and paths that do not exist."""
+    """Yield unknown choices and names, and paths that do not exist."""
     choices = key.choices or (key.items.choices if key.items else ())
     if key.registered:
         choices = [*sorted(registry.mapping[f"{key.registered}_name_mapping"])[:3], *key.words]
@@ -175,11 +178,12 @@ def words(path: str, name: str, key: Key, number: int | None) -> Iterator[Mistak
         yield Mistake("no such file", path, name, "./no/such/file.json")
 
 
-def batches(found: list[Mistake]) -> Iterator[list[Mistake]]:
-    """Mistakes that can be made in one config, as all are told at once: one for each key, and
-    none about a key above another's; those that decide which keys there are, alone."""
+def batches(mistakes_: list[Mistake]) -> Iterator[list[Mistake]]:
+    """Group mistakes that can be made in one config, because all are reported at once: one per
+    key and none above another's key; mistakes in deciding keys are separate.
+    """
     rest = []
-    for mistake in found:
+    for mistake in mistakes_:
         deciding = mistake.path.rsplit(".", 1)[-1] in DECIDING
         if deciding or mistake.path.count(".") < 1:
             yield [mistake]
@@ -190,19 +194,19 @@ def batches(found: list[Mistake]) -> Iterator[list[Mistake]]:
         later: list[Mistake] = []
         taken: set[str] = set()
         for mistake in rest:
-            above = mistake.path.split(".")
-            related = {".".join(above[:n]) for n in range(1, len(above) + 1)}
-            free = not (related & taken) and not any(
-                one.startswith(f"{mistake.path}.") for one in taken
+            parts = mistake.path.split(".")
+            related = {".".join(parts[:n]) for n in range(1, len(parts) + 1)}
+            independent = not (related & taken) and not any(
+                other_path.startswith(f"{mistake.path}.") for other_path in taken
             )
-            (batch if free else later).append(mistake)
-            taken |= {mistake.path} if free else set()
+            (batch if independent else later).append(mistake)
+            taken |= {mistake.path} if independent else set()
         yield batch
         rest = later
 
 
 def refused(config: dict[str, Any], together: list[Mistake], machine: bool) -> list[str]:
-    """Return the messages about a config with mistakes."""
+    """Return the messages about a config with these mistakes."""
     wrong = copy.deepcopy(config)
     for mistake in together:
         mistake.put(wrong)
@@ -210,5 +214,5 @@ def refused(config: dict[str, Any], together: list[Mistake], machine: bool) -> l
 
 
 def as_yaml(config: dict[str, Any]) -> str:
-    """A config as the text of a file; JSON is YAML that keeps every type."""
+    """Return a config as the text of a file; JSON is YAML that keeps every type."""
     return json.dumps(config)

@@ -1,9 +1,9 @@
-"""Injects NaN or infinity into a run; as a script, into one of its ranks.
+"""Inject NaN or infinity into a run; as a script, into one of its ranks.
 
     poison.py FOLDER {"what": "loss_itm", "value": "nan", "steps": [3], "rank": 1} CONFIG OPTION...
 
-``what`` is a part of the loss, the gradient of a weight (``gradient of text_proj.weight``) or
-``con_d``. What each rank trained and had in the end goes to FOLDER as ``rank<r>.pt``.
+``what`` is a loss term, the gradient of a weight (``gradient of text_proj.weight``) or ``con_d``.
+Each rank writes what it trained and its final weights to FOLDER as ``rank<r>.pt``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ GRADIENT = "gradient of "
 
 
 class Poison:
-    """Wraps the methods of a runner; records every step's samples and the state before it."""
+    """Wraps methods of the runner; records every step's samples and the state before it."""
 
     def __init__(self, what, value, steps, rank=0):
         self.what, self.value, self.steps, self.rank = what, float(value), set(steps), rank
@@ -37,7 +37,7 @@ class Poison:
         return get_rank() == self.rank and self.runner.progress.global_step in self.steps
 
     def install(self, patch):
-        """Patch by ``patch(owner, name, function)``."""
+        """Patch the methods by ``patch(owner, name, function)``."""
         train, step = RunnerMafa._train, RunnerMafa._train_step
         forward, judge = RunnerMafa._forward, Oracle.judge
 
@@ -80,17 +80,17 @@ class Poison:
 def main(folder: str, poison: str, config: str, *options: str) -> int:
     from lavis_mafa.cli import main as run
 
-    one = Poison(**json.loads(poison)).install(setattr)
+    poison_ = Poison(**json.loads(poison)).install(setattr)
     before = RunnerMafa.train
 
-    def kept(runner):
+    def save_record(runner):
         try:
             before(runner)
         finally:
-            told = {"read": one.read, "before": one.before, "after": one.after}
-            torch.save(told, Path(folder) / f"rank{get_rank()}.pt")
+            record = {"read": poison_.read, "before": poison_.before, "after": poison_.after}
+            torch.save(record, Path(folder) / f"rank{get_rank()}.pt")
 
-    RunnerMafa.train = kept
+    RunnerMafa.train = save_record
     return run(["train", "--cfg-path", config, "--options", *options])
 
 

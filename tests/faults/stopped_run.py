@@ -1,11 +1,11 @@
-"""Runs that are stopped, in processes that import everything once. As a script:
+"""Stopped and killed runs, in processes that import everything only once. As a script:
 
-``steps FOLDER``, under a launcher: every rank trains the cases of ``FOLDER/cases.json`` undisturbed
-and stopped at every step, and writes what it read to ``<case>/rank<r>.json``.
+``steps FOLDER``, under a launcher: every rank trains the cases of ``FOLDER/cases.json``
+uninterrupted and stopped at every step, and writes what it read to ``<case>/rank<r>.json``.
 
-``kill FOLDER``: forks the real command for each case of ``FOLDER/cases.json``, undisturbed into
-``<case>/whole``, then killed as the case asks and started again until it has ended, into
-``<case>/<round>``; writes what became of it to ``FOLDER/told.json``.
+``kill FOLDER``: forks the real command for each case of ``FOLDER/cases.json``, uninterrupted into
+``<case>/whole``, then killed as the case specifies and restarted until it finishes, into
+``<case>/<round>``; writes the outcome to ``FOLDER/told.json``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from faulty_runs import STEPS, children_of, recording, stopped_at_every_step, undisturbed
+from faulty_runs import STEPS, children_of, recording, stopped_at_every_step, train_uninterrupted
 from runs import options, records
 
 from lavis_mafa import cli
@@ -37,20 +37,22 @@ PR_SET_CHILD_SUBREAPER = 36
 
 
 def at_every_step(folder: Path) -> None:
-    join = dist.init_process_group
-    # Every run joins; these processes have joined already.
-    dist.init_process_group = lambda *a, **k: None if dist.is_initialized() else join(*a, **k)
-    for place, case in enumerate(json.loads((folder / "cases.json").read_text())):
-        here = folder / str(place)
-        expected = undisturbed(here / "whole", **case)
-        read = stopped_at_every_step(here / "cut", len(expected), **case)
-        found = {"expected": expected, "read": read}
-        (here / f"rank{dist.get_rank()}.json").write_text(json.dumps(found))
+    init_process_group = dist.init_process_group
+    # Every run initialises the process group; in these processes it exists already.
+    dist.init_process_group = lambda *a, **k: (
+        None if dist.is_initialized() else init_process_group(*a, **k)
+    )
+    for number, case in enumerate(json.loads((folder / "cases.json").read_text())):
+        case_folder = folder / str(number)
+        expected = train_uninterrupted(case_folder / "whole", **case)
+        trained = stopped_at_every_step(case_folder / "cut", len(expected), **case)
+        content = {"expected": expected, "read": trained}
+        (case_folder / f"rank{dist.get_rank()}.json").write_text(json.dumps(content))
     dist.destroy_process_group()
 
 
 class Lines:
-    """Appends lines to a file at once, so that they survive a kill of the process."""
+    """Appends lines to a file immediately, so that they survive a kill of the process."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -63,7 +65,7 @@ class Lines:
         return [json.loads(line) for line in open(self.path)] if self.path.is_file() else []
 
 
-def start(folder: Path, case: dict[str, Any]) -> multiprocessing.Process:
+def start_command(folder: Path, case: dict[str, Any]) -> multiprocessing.Process:
     """Start the real command in a fork of this process."""
     folder.mkdir(parents=True, exist_ok=True)
     changes = {key: value for key, value in case.items() if key != "config"}
@@ -71,8 +73,8 @@ def start(folder: Path, case: dict[str, Any]) -> multiprocessing.Process:
 
     def command() -> None:
         for stream in (sys.stdout, sys.stderr):
-            where = os.open(folder / "output.txt", os.O_APPEND | os.O_CREAT | os.O_WRONLY)
-            os.dup2(where, stream.fileno())
+            output = os.open(folder / "output.txt", os.O_APPEND | os.O_CREAT | os.O_WRONLY)
+            os.dup2(output, stream.fileno())
         with recording(Lines(folder / READ)):
             sys.exit(cli.main(arguments))
 
@@ -81,7 +83,7 @@ def start(folder: Path, case: dict[str, Any]) -> multiprocessing.Process:
     return process
 
 
-def moment(folder: Path, aim: str, draw: random.Random) -> tuple[Callable[[], bool], float]:
+def kill_condition(folder: Path, aim: str, draw: random.Random) -> tuple[Callable[[], bool], float]:
     """Return when to kill: a condition to poll, and the seconds to wait once it is true."""
     if aim == "anywhere":
         return (lambda: True), draw.uniform(0, 1.5)
@@ -92,20 +94,20 @@ def moment(folder: Path, aim: str, draw: random.Random) -> tuple[Callable[[], bo
         wanted = epochs_of(folder) + 1
         return (lambda: epochs_of(folder) >= wanted), draw.uniform(0, 0.3)
     name = {"saving": "last", "saving the best": "best"}[aim]
-    left = draw.randint(1, 3) if name == "last" else 1
-    seen = set(halves(folder))
+    remaining = draw.randint(1, 3) if name == "last" else 1
+    seen = set(temporary_files(folder))
 
     def saving() -> bool:
-        now = set(halves(folder, name)) - seen
-        seen.update(now)
-        nonlocal left
-        left -= len(now)
-        return left <= 0
+        new = set(temporary_files(folder, name)) - seen
+        seen.update(new)
+        nonlocal remaining
+        remaining -= len(new)
+        return remaining <= 0
 
     return saving, draw.uniform(0, 0.01)
 
 
-def halves(folder: Path, name: str = "*") -> list[Path]:
+def temporary_files(folder: Path, name: str = "*") -> list[Path]:
     return list(folder.glob(f"job/.checkpoint_{name}.pth.*.tmp"))
 
 
@@ -113,10 +115,10 @@ def epochs_of(folder: Path) -> int:
     return len(records(folder, "epoch")) if (folder / "job" / "log.jsonl").is_file() else 0
 
 
-def killed(process: Any, folder: Path, aim: str, draw: random.Random) -> bool:
+def kill_at(process: Any, folder: Path, aim: str, draw: random.Random) -> bool:
     """Kill a process at the chosen moment; return False if it ended before."""
-    come, seconds = moment(folder, aim, draw)
-    while not come():
+    reached, seconds = kill_condition(folder, aim, draw)
+    while not reached():
         if not process.is_alive():
             return False
         time.sleep(0.0005)
@@ -127,47 +129,50 @@ def killed(process: Any, folder: Path, aim: str, draw: random.Random) -> bool:
 
 
 def problems_of(folder: Path, before: tuple[int, int]) -> tuple[list[str], tuple[int, int]]:
-    """Return what is wrong with the files of a killed run, and where its checkpoint resumes."""
-    wrong, place = [], (0, 0)
+    """Return the problems in the files of a killed run, and the position of its checkpoint."""
+    problems, position = [], (0, 0)
     trained = [(r["epoch"], r["step"] + 1) for r in Lines(folder / READ).all()]
     last = folder / "job" / LAST
     if last.is_file():
         if zipfile.ZipFile(last).testzip() is not None:
-            wrong.append("a checkpoint is not whole")
+            problems.append("a checkpoint is not whole")
         run = torch.load(last, weights_only=True)["run"]
-        place = (run["epoch"], run["step"])
+        position = (run["epoch"], run["step"])
         logged = [r for r in records(folder, "checkpoint") if r["file"] == LAST]
-        if logged and place < (logged[-1]["epoch"], logged[-1]["step"]):
-            wrong.append(f"the log has a checkpoint after {place}")
-    if place < before:
-        wrong.append(f"the checkpoint went back from {before} to {place}")
-    if trained and STEPS * (trained[-1][0] - place[0]) + trained[-1][1] - place[1] > 1:
-        wrong.append(f"{trained[-1]} is trained, the checkpoint is of {place}")
-    if len(halves(folder)) > 1:
-        wrong.append(f"{len(halves(folder))} halves of checkpoints lie about")
-    return wrong, place
+        if logged and position < (logged[-1]["epoch"], logged[-1]["step"]):
+            problems.append(f"the log has a checkpoint after {position}")
+    if position < before:
+        problems.append(f"the checkpoint went back from {before} to {position}")
+    if trained and STEPS * (trained[-1][0] - position[0]) + trained[-1][1] - position[1] > 1:
+        problems.append(f"{trained[-1]} is trained, the checkpoint is of {position}")
+    if len(temporary_files(folder)) > 1:
+        problems.append(f"{len(temporary_files(folder))} halves of checkpoints lie about")
+    return problems, position
 
 
 def started_again_until_done(
     folder: Path, case: dict[str, Any], aims: Sequence[str], draw: random.Random
 ) -> list[dict[str, Any]]:
-    """Start a command and kill it once for each aim, then let it end; return the kills."""
+    """Start a command and kill it once for each aim, then let it finish; return the kills."""
     kills: list[dict[str, Any]] = []
-    place = (0, 0)
+    position = (0, 0)
     for aim in (*aims, None):
-        process = start(folder, case)
-        if aim is None or not killed(process, folder, aim, draw):
+        process = start_command(folder, case)
+        if aim is None or not kill_at(process, folder, aim, draw):
             process.join()
             assert process.exitcode == 0, (folder / "output.txt").read_text()[-4000:]
             break
-        wrong, place = problems_of(folder, place)
-        left = {"halves": len(halves(folder)), "orphans": sorted(set(children_of(os.getpid())))}
-        kills.append({"aim": aim, "wrong": wrong, "place": place, **left})
+        problems, position = problems_of(folder, position)
+        remains = {
+            "halves": len(temporary_files(folder)),
+            "orphans": sorted(set(children_of(os.getpid()))),
+        }
+        kills.append({"aim": aim, "wrong": problems, "place": position, **remains})
     return kills
 
 
-def still_there(seconds: float) -> list[int]:
-    """Return children that have not ended by themselves after a while."""
+def remaining_children(seconds: float) -> list[int]:
+    """Return children that have not ended by themselves after ``seconds``."""
     deadline = time.monotonic() + seconds
     while set(children_of(os.getpid())) and time.monotonic() < deadline:
         for pid in set(children_of(os.getpid())):
@@ -178,19 +183,21 @@ def still_there(seconds: float) -> list[int]:
 
 def at_any_moment(folder: Path) -> None:
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # the parent of orphans
-    told = []
+    outcomes = []
     for number, case in enumerate(json.loads((folder / "cases.json").read_text())):
         aims, draw = case.pop("aims"), random.Random(case.pop("seed"))
-        here = folder / str(number)
-        started_again_until_done(here / "whole", case, (), draw)
+        case_folder = folder / str(number)
+        started_again_until_done(case_folder / "whole", case, (), draw)
         rounds: list[list[dict[str, Any]]] = []
         while sum(map(len, rounds)) < len(aims):
-            left = aims[sum(map(len, rounds)) :]
-            rounds.append(started_again_until_done(here / str(len(rounds)), case, left, draw))
-        told.append(rounds)
-    # A worker looks every five seconds whether its run is there.
-    left = {"cases": told, "still there": still_there(20)}
-    (folder / "told.json").write_text(json.dumps(left))
+            result = aims[sum(map(len, rounds)) :]
+            rounds.append(
+                started_again_until_done(case_folder / str(len(rounds)), case, result, draw)
+            )
+        outcomes.append(rounds)
+    # A worker checks every five seconds whether its run is alive.
+    result = {"cases": outcomes, "still there": remaining_children(20)}
+    (folder / "told.json").write_text(json.dumps(result))
 
 
 if __name__ == "__main__":

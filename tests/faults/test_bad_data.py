@@ -36,11 +36,11 @@ SETS = {
     "sbu_caption": ImageTextPairDataset,
 }
 pytestmark = [
-    pytest.mark.timeout(280),  # a pipe that is opened is waited for
-    pytest.mark.filterwarnings("ignore:::PIL"),  # pytest sets our own filter aside
+    pytest.mark.timeout(280),  # opening a pipe blocks
+    pytest.mark.filterwarnings("ignore:::PIL"),  # pytest replaces our own warning filter
 ]
 QUICK = (("image_text_json", 0), ("image_text_shards", 0), ("flickr30k", 2))
-WHY = {
+EXPECTED_ERROR = {
     "pipe": "is a pipe",
     "folder": "Is a directory",
     "PostScript": "PostScript is a program",
@@ -52,12 +52,12 @@ WHY = {
 
 @pytest.fixture(scope="module")
 def folder_of(tmp_path_factory):
-    made = {}
+    folders = {}
 
     def folder(builder):
-        if builder not in made:
-            made[builder] = Folder(tmp_path_factory.mktemp(builder) / "data", builder)
-        return made[builder]
+        if builder not in folders:
+            folders[builder] = Folder(tmp_path_factory.mktemp(builder) / "data", builder)
+        return folders[builder]
 
     return folder
 
@@ -78,7 +78,7 @@ def train_set(folder, processor=first_pixel):
 
 @pytest.mark.parametrize("lenient", [False, True])
 @pytest.mark.parametrize("builder", SETS)
-def test_every_kind_of_bad_sample_is_read_or_replaced(
+def test_bad_samples_are_either_read_or_replaced(
     folder_of, injected, monkeypatch, builder, lenient
 ):
     monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", lenient)  # importing LAVIS sets it
@@ -88,15 +88,15 @@ def test_every_kind_of_bad_sample_is_read_or_replaced(
     processed = BlipCaptionProcessor()
     samples = [train[index, 0] for index in range(len(train))]
     for kind, index in folder.images.items():
-        sample, shown = samples[index], SHOWN.get(kind)
-        if shown:
+        sample, pixel = samples[index], SHOWN.get(kind)
+        if pixel:
             assert sample["load_error"] == "" and sample["loaded_index"] == index, kind
-            near = (sample["image"] - torch.tensor(shown)).abs().max() <= 2
-            assert near, f"{kind} is read as {sample['image'].tolist()}"
+            is_close = (sample["image"] - torch.tensor(pixel)).abs().max() <= 2
+            assert is_close, f"{kind} is read as {sample['image'].tolist()}"
         else:
             assert sample["load_error"], f"{kind} is read"
-            assert WHY.get(kind, "") in sample["load_error"]
-        injected(f"data: {'image ' if shown else ''}{kind}", survived=1)
+            assert EXPECTED_ERROR.get(kind, "") in sample["load_error"]
+        injected(f"data: {'image ' if pixel else ''}{kind}", survived=1)
     for kind, index in folder.captions.items():
         sample, refused = samples[index], index in folder.bad
         assert bool(sample["load_error"]) == refused, (kind, sample["load_error"])
@@ -110,21 +110,21 @@ def test_every_kind_of_bad_sample_is_read_or_replaced(
         assert loaded not in folder.bad and (loaded == index) == (index not in folder.bad)
         assert torch.equal(sample["image"], samples[loaded]["image"])
         assert sample["text_input"] == samples[loaded]["text_input"]
-        sample["load_error"].encode("utf-8")  # a log file takes it
+        sample["load_error"].encode("utf-8")  # it must be writable to a log file
 
 
-def test_lavis_annotations_without_a_caption_cost_themselves(tmp_path, injected):
+def test_lavis_annotations_without_caption_affect_only_themselves(tmp_path, injected):
     folder = Folder(tmp_path / "data", "sbu_caption")
-    lacking = [k for k in range(len(folder.rows)) if k not in folder.bad][:3]
-    for index, caption in zip(lacking, (None, 7, ["red", "box"]), strict=True):
+    without_caption = [k for k in range(len(folder.rows)) if k not in folder.bad][:3]
+    for index, caption in zip(without_caption, (None, 7, ["red", "box"]), strict=True):
         folder.rows[index]["caption"] = caption
     train = train_set(folder)
-    for index in lacking:
+    for index in without_caption:
         assert "expected text as 'caption'" in train[index, 0]["load_error"]
     injected("data: caption that is no text", survived=3, times=3)
 
 
-def test_a_prompt_does_not_make_a_caption(tmp_path):
+def test_prompt_is_not_a_caption(tmp_path):
     folder = Folder(tmp_path / "data", "coco_caption")
     train = train_set(folder)
     train.parts[0].text_processor.prompt = "a photo of "
@@ -133,31 +133,31 @@ def test_a_prompt_does_not_make_a_caption(tmp_path):
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
-def test_a_file_that_may_not_be_read(tmp_path, injected):
+def test_file_without_read_permission(tmp_path, injected):
     folder = Folder(tmp_path / "data", "image_text_json")
     (folder.path / "images" / folder.rows[0]["image"]).chmod(0)
     assert "PermissionError" in train_set(folder)[0, 0]["load_error"]
     injected("data: no permission", survived=1)
 
 
-def test_check_data_finds_what_training_replaces(folder_of):
-    """By the same rules: for the rows of `image_text_json`, and for LAVIS's."""
+def test_check_data_finds_the_samples_that_training_replaces(folder_of):
+    """By the same rules, for rows of `image_text_json` and of LAVIS's data sets."""
     for builder in ("image_text_json", "sbu_caption"):
         folder = folder_of(builder)
         root = folder.path / "images"
         report = check([folder.annotations()], root, workers=2)["problems"]
-        told = {folder.rows[k]["image"] for k in folder.bad if k not in folder.fates}
+        expected = {folder.rows[k]["image"] for k in folder.bad if k not in folder.fates}
         found = [*report["missing_files"], *report["unreadable_images"]]
         malformed = report["malformed_rows"]
-        assert len(found) + sum("ud83d.jpg" in line for line in malformed) == len(told)
+        assert len(found) + sum("ud83d.jpg" in line for line in malformed) == len(expected)
         captions = [k for k in folder.bad if folder.fates.get(k) == REPLACED]
         assert len(report["empty_captions"]) == len(captions) >= 7
         assert len(malformed) == (2 if builder == "sbu_caption" else 0)
     headers = check([folder.annotations()], root, decode=False)["problems"]["unreadable_images"]
     names = [folder.rows[folder.images[kind]]["image"] for kind in folder.images]
     by_name = dict(zip(names, folder.images, strict=True))
-    told = {by_name[line.split("'")[1]] for line in headers if line.split("'")[1] in by_name}
-    assert {"pipe", "folder", "bomb of 144 megapixels", "PostScript", "text"} <= told
+    expected = {by_name[line.split("'")[1]] for line in headers if line.split("'")[1] in by_name}
+    assert {"pipe", "folder", "bomb of 144 megapixels", "PostScript", "text"} <= expected
 
 
 READ_ALL = """
@@ -177,46 +177,50 @@ print(json.dumps(told))
 """
 
 
-def read_all(paths, megabytes):
-    """Read files in a process with limited memory; return the outcomes."""
-    done = subprocess.run(
+def read_with_limited_memory(paths, megabytes):
+    """Read files in a process with limited memory; return the outcomes and stderr."""
+    process = subprocess.run(
         [sys.executable, "-c", READ_ALL, str(megabytes * 2**20), *map(str, paths)],
         capture_output=True,
         text=True,
         timeout=200,
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
     )
-    assert done.returncode == 0, done.stderr[-2000:]
-    return json.loads(done.stdout), done.stderr
+    assert process.returncode == 0, process.stderr[-2000:]
+    return json.loads(process.stdout), process.stderr
 
 
-def test_bombs_take_no_memory_and_nothing_floods_the_log(folder_of):
+def test_image_bombs_take_no_memory_and_log_nothing(folder_of):
     folder = folder_of("image_text_json")
     names = {k: folder.rows[k]["image"] for k in folder.images.values()}
-    read = {k: folder.path / "images" / name for k, name in names.items() if "\0" not in name}
-    told, warned = read_all(read.values(), megabytes=200)
-    assert {k for k, path in read.items() if told[str(path)] == "refused"} == folder.bad & {*read}
-    assert warned == ""
+    readable_paths = {
+        k: folder.path / "images" / name for k, name in names.items() if "\0" not in name
+    }
+    outcomes, stderr = read_with_limited_memory(readable_paths.values(), megabytes=200)
+    assert {
+        k for k, path in readable_paths.items() if outcomes[str(path)] == "refused"
+    } == folder.bad & {*readable_paths}
+    assert stderr == ""
 
 
 @pytest.mark.faults
-def test_what_is_just_small_enough_takes_less_than_a_gigabyte(tmp_path, injected):
+def test_largest_accepted_image_takes_less_than_a_gigabyte(tmp_path, injected):
     side = 9400  # 88.4 megapixels
     for name, wide, bits, kind in (("rgba", 4, 8, 6), ("grey", 2, 16, 0), ("rgba16", 8, 16, 6)):
         pixels = zeros(side * (wide * side + 1))
         (tmp_path / f"{name}.png").write_bytes(png(side, side, pixels, bits, kind))
-        told, _ = read_all([tmp_path / f"{name}.png"], megabytes=1000)
-        assert list(told.values()) == ["RGB"]
+        outcomes, _ = read_with_limited_memory([tmp_path / f"{name}.png"], megabytes=1000)
+        assert list(outcomes.values()) == ["RGB"]
         injected("data: 88 megapixels in a gigabyte", survived=1)
 
 
 # Runs
 
-EVALUATION = {"flickr30k", "coco_caption"}  # whose defaults have val and test
+EVALUATION = {"flickr30k", "coco_caption"}  # builders whose defaults have val and test
 
 
 def config_of(folder, path):
-    """Write the toy config with the folder's pairs instead of the toy world."""
+    """Write the toy config with the folder's pairs instead of the toy world; return its path."""
     phases = ("train", "eval")
     annotations = {"train": str(folder.annotations())}
     if folder.builder in EVALUATION:
@@ -237,13 +241,13 @@ def config_of(folder, path):
     if folder.builder == "image_text_shards":
         del settings_["build_info"]["images"]
     toy = Path(CONFIG).read_text()
-    begin, end = toy.index("datasets:"), toy.index("run:")
+    start, end = toy.index("datasets:"), toy.index("run:")
     data = json.dumps({"datasets": {folder.builder: settings_}})  # JSON is YAML
-    (path / "config.yaml").write_text(f"{toy[:begin]}{data[1:-1]}\n\n{toy[end:]}")
+    (path / "config.yaml").write_text(f"{toy[:start]}{data[1:-1]}\n\n{toy[end:]}")
     return str(path / "config.yaml")
 
 
-NOT_TOY = {
+WITHOUT_TOY = {
     **{f"datasets__toy_scenes__build_info__{k}_size": None for k in ("train", "val", "test")},
     "model__mafa__con_d__arch": None,
     "run__max_epoch": 2,
@@ -265,37 +269,37 @@ def lines(folder, name="unreadable.jsonl"):
 def test_run_replaces_only_bad_samples(folder_of, tmp_path, injected, builder, workers):
     folder = folder_of(builder)
     count, bad = len(folder.rows), sorted(folder.bad)
-    changes = {**NOT_TOY, "run__max_unreadable": 0.9, "run__num_workers": workers}
+    changes = {**WITHOUT_TOY, "run__max_unreadable": 0.9, "run__num_workers": workers}
     changes["config"] = config_of(folder, tmp_path)
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    full, resumed = tmp_path / "whole", tmp_path / "cut"
     with recording() as trained:
-        run_here(whole, **changes)
+        run_here(full, **changes)
     steps = count // 8
-    lost, replaced = 0, lines(whole)
+    lost, replaced = 0, lines(full)
     for epoch in (0, 1):
-        mine = [r for r in trained if r["epoch"] == epoch]
-        assert [len(r["index"]) for r in mine] == [8] * steps  # full mini-batches
-        seen = [index for r in mine for index in r["index"]]
-        lost += len({*range(count)} - {*seen})
-        assert sorted(seen) == [*range(count)]
-        told = [r for r in replaced if r["epoch"] == epoch]
-        assert sorted(r["index"] for r in told) == bad  # each once
-        loaded = {r["index"]: r["read"] for r in told}
+        of_epoch = [r for r in trained if r["epoch"] == epoch]
+        assert [len(r["index"]) for r in of_epoch] == [8] * steps  # full mini-batches
+        indices = [index for r in of_epoch for index in r["index"]]
+        lost += len({*range(count)} - {*indices})
+        assert sorted(indices) == [*range(count)]
+        replaced_in_epoch = [r for r in replaced if r["epoch"] == epoch]
+        assert sorted(r["index"] for r in replaced_in_epoch) == bad  # each once
+        loaded = {r["index"]: r["read"] for r in replaced_in_epoch}
         assert not folder.bad & {*loaded.values()}
-        figures = records(whole, "epoch")[epoch]
-        read = [loaded.get(index, index) for index in range(count)]
-        fates = [folder.fates.get(index) for index in read]
-        assert figures["samples_replaced"] == len(bad)
-        assert figures["captions_cut"] == fates.count(CUT) >= 1
-        assert figures["captions_unknown"] == fates.count(UNKNOWN) >= 4
-    # Stopped in mid-epoch and resumed: the same choices, figures and weights.
-    run_here(cut, **changes, run__max_steps=steps + 3)
-    run_here(cut, **changes, run__resume_ckpt_path="auto")
-    assert lines(cut) == replaced
-    bits = bits_differing(state(cut), state(whole))
+        epoch_record = records(full, "epoch")[epoch]
+        trained_on = [loaded.get(index, index) for index in range(count)]
+        fates = [folder.fates.get(index) for index in trained_on]
+        assert epoch_record["samples_replaced"] == len(bad)
+        assert epoch_record["captions_cut"] == fates.count(CUT) >= 1
+        assert epoch_record["captions_unknown"] == fates.count(UNKNOWN) >= 4
+    # Stopped within an epoch and resumed: the same replacements, statistics and weights.
+    run_here(resumed, **changes, run__max_steps=steps + 3)
+    run_here(resumed, **changes, run__resume_ckpt_path="auto")
+    assert lines(resumed) == replaced
+    bits = bits_differing(state(resumed), state(full))
     timeless = [
         [{k: v for k, v in r.items() if k != "time"} for r in records(f, "epoch")]
-        for f in (whole, cut)
+        for f in (full, resumed)
     ]
     assert timeless[0] == timeless[1]
     injected(f"data: runs on all kinds, {builder}", survived=1, lost=lost, bits=bits)
@@ -304,7 +308,7 @@ def test_run_replaces_only_bad_samples(folder_of, tmp_path, injected, builder, w
 
 def test_number_of_workers_changes_nothing(folder_of, tmp_path, injected):
     folder = folder_of("image_text_json")
-    changes = {**NOT_TOY, "run__max_unreadable": 0.9, "config": config_of(folder, tmp_path)}
+    changes = {**WITHOUT_TOY, "run__max_unreadable": 0.9, "config": config_of(folder, tmp_path)}
     changes["run__max_epoch"] = 1
     for workers in (0, 2):
         run_here(tmp_path / f"{workers}", **changes, run__num_workers=workers)
@@ -317,16 +321,16 @@ def test_number_of_workers_changes_nothing(folder_of, tmp_path, injected):
 def test_too_many_bad_samples_stop_the_run_with_a_list(folder_of, tmp_path, injected):
     folder = folder_of("image_text_json")
     config = config_of(folder, tmp_path)
-    with pytest.raises(UnreadableError, match="than run.max_unreadable = 0.1 allows") as told:
-        run_here(tmp_path, **NOT_TOY, config=config, run__max_unreadable=0.1)
-    listed = {int(line.split(":")[0]) for line in str(told.value).split("\n  ")[1:]}
+    with pytest.raises(UnreadableError, match="than run.max_unreadable = 0.1 allows") as caught:
+        run_here(tmp_path, **WITHOUT_TOY, config=config, run__max_unreadable=0.1)
+    listed = {int(line.split(":")[0]) for line in str(caught.value).split("\n  ")[1:]}
     assert listed <= folder.bad and len(listed) >= 10
     assert {r["index"] for r in lines(tmp_path)} == listed
     assert not (tmp_path / "job" / "checkpoint_last.pth").exists()
     injected("data: more than run.max_unreadable", survived=1)
 
 
-def test_half_a_surrogate_pair_is_refused_before_training(tmp_path, injected):
+def test_half_a_surrogate_pair_is_rejected_before_training(tmp_path, injected):
     Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
     (tmp_path / "a.json").write_text('[{"image": "a.png", "caption": "\\ud83d"}]')
     with pytest.raises(ValueError, match="record 1: text is not valid UTF-8"):
@@ -335,24 +339,25 @@ def test_half_a_surrogate_pair_is_refused_before_training(tmp_path, injected):
 
 
 @pytest.mark.faults
-def test_one_rank_of_two_with_too_many(tmp_path, injected):
+def test_too_many_bad_samples_on_one_rank_of_two(tmp_path, injected):
     """Only rank 1 reads bad samples; both ranks stop and report its list."""
     folder = Folder(tmp_path / "data", "image_text_json")
     good = encoded(Image.new("RGB", (8, 6), "green"), "PNG")
-    share = {k for k in range(len(folder.rows)) if k // 8 % 2}  # of rank 1 in this order
+    # the samples of rank 1 in this order
+    share = {k for k in range(len(folder.rows)) if k // 8 % 2}
     np.save(tmp_path / "order.npy", np.arange(len(folder.rows)))
     for index, row in enumerate(folder.rows):
         row.update(image=f"only{index}.png", caption="red circle")
         content = b"no picture" if index in share else good
         (folder.path / "images" / row["image"]).write_bytes(content)
-    changes = {**NOT_TOY, "run__grit__first_order": tmp_path / "order.npy"}
+    changes = {**WITHOUT_TOY, "run__grit__first_order": tmp_path / "order.npy"}
     changes.update(config=config_of(folder, tmp_path), run__max_unreadable=0.3)
     output = finish(start("train.py", tmp_path, ranks=2, **changes), status=1)
     assert "than run.max_unreadable = 0.3 allows" in output, output[-3000:]
     assert "rank 1: " in output and "rank 0: " not in output
     listed = {int(number) for number in re.findall(r"^  (\d+): ", output, re.MULTILINE)}
-    told = {r["index"] for r in lines(tmp_path, "unreadable_rank1.jsonl")}
-    assert told and told <= share and listed == told
+    reported = {r["index"] for r in lines(tmp_path, "unreadable_rank1.jsonl")}
+    assert reported and reported <= share and listed == reported
     assert not (tmp_path / "job" / "unreadable.jsonl").exists()
     assert not (tmp_path / "job" / "checkpoint_last.pth").exists()
     injected("data: more than run.max_unreadable on one rank of two", survived=1)

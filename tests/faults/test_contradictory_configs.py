@@ -1,6 +1,6 @@
 """Configs whose keys are valid one by one but contradict each other, and missing files.
 
-Each would crash after the model is built, often not before an epoch is over, or train nonsense.
+Each would crash after the model is built, often not before the end of an epoch, or train nonsense.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ORACLE = {f"{MAFA}.con_d": {"arch": "oracle"}}
 TOY = "datasets.toy_scenes"
 JSON, COCO = "datasets.image_text_json", "datasets.coco_retrieval"
 IMAGES = {"train": {"name": "blip_caption"}, "eval": {"name": "blip_caption"}}
-# Shipped config, what is changed, the key that the message names, and what it says.
+# Shipped config, changes, key that the message names, and part of the message.
 CONTRADICTIONS = [
     # GRIT
     ("albef_toy", {"run.grit.search_space": 5000}, "run.grit.search_space", "more than run.grit.q"),
@@ -196,7 +196,7 @@ CONTRADICTIONS = [
 
 
 @functools.cache
-def right(path):
+def valid_config(path):
     """Return a shipped config as plain data, without problems."""
     config = making.plain(path, needed(path))
     assert complete(config, machine=False)[1] == []
@@ -204,9 +204,9 @@ def right(path):
 
 
 def config_of(name, changes):
-    """Return a shipped config with changes by dotted key; of two with a name, that for training."""
-    path = [path for path in SHIPPED if path.stem == name][-1]  # train comes after eval
-    config = copy.deepcopy(right(path))
+    """Return a shipped config with changes by dotted key; the training config if both exist."""
+    path = [path for path in SHIPPED if path.stem == name][-1]  # train is sorted after eval
+    config = copy.deepcopy(valid_config(path))
     for key, value in changes.items():
         *parents, leaf = key.split(".")
         node = config
@@ -220,29 +220,31 @@ def config_of(name, changes):
     return config
 
 
-def told(config, key, machine=False):
+def problems_at(config, key, machine=False):
     return [line for line in complete(config, machine)[1] if line.startswith(key)]
 
 
 @pytest.mark.parametrize(
-    "name, changes, key, says", CONTRADICTIONS, ids=lambda one: one if isinstance(one, str) else ""
+    "name, changes, key, message",
+    CONTRADICTIONS,
+    ids=lambda one: one if isinstance(one, str) else "",
 )
-def test_contradictions_are_refused(name, changes, key, says, injected):
-    lines = told(config_of(name, changes), key)
-    found = any(says in line for line in lines)
+def test_contradictions_are_rejected(name, changes, key, message, injected):
+    lines = problems_at(config_of(name, changes), key)
+    found = any(message in line for line in lines)
     injected("config: contradiction", survived=found)
     assert found, complete(config_of(name, changes), machine=False)[1]
 
 
-def test_no_contradiction_is_tested_twice():
+def test_every_contradiction_is_tested_once():
     assert len({json.dumps(case, default=str) for case in CONTRADICTIONS}) == len(CONTRADICTIONS)
 
 
-# Notes: what works, and has no effect or another than meant
+# Notes: valid settings without effect, or with an effect that is probably not intended
 
 
 @pytest.mark.parametrize(
-    "name, changes, key, says",
+    "name, changes, key, message",
     [
         ("albef_toy", {"run.max_steps": 10}, "run.warmup_steps", "init_lr is never reached"),
         ("albef_toy", {"run.keep_every_epochs": 9}, "run.keep_every_epochs", "no checkpoint"),
@@ -263,17 +265,17 @@ def test_no_contradiction_is_tested_twice():
         ("albef_toy", {"run.grit.start_epoch": 8}, "run.grit.start_epoch", "no epoch is grouped"),
     ],
 )
-def test_settings_without_effect_are_reported(name, changes, key, says):
+def test_settings_without_effect_are_reported(name, changes, key, message):
     _, problems, notes = complete(config_of(name, changes), machine=False)
     assert problems == []
-    assert any(note.startswith(f"{key}:") and says in note for note in notes), notes
+    assert any(note.startswith(f"{key}:") and message in note for note in notes), notes
     _, _, before = complete(config_of(name, {}), machine=False)
-    assert not any(note.startswith(f"{key}:") and says in note for note in before)
+    assert not any(note.startswith(f"{key}:") and message in note for note in before)
 
 
 # Files of this machine
 
-PLACES = {
+MISSING_FILE_MESSAGES = {
     "run.resume_ckpt_path": "no such file",
     "run.grit.first_order": "no such .npy file",
     "run.annotation_file": "no such file",
@@ -286,12 +288,16 @@ PLACES = {
 }
 
 
-@pytest.mark.parametrize("key", PLACES)
+@pytest.mark.parametrize("key", MISSING_FILE_MESSAGES)
 def test_missing_files_are_reported(key, injected, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     con_d = {f"{MAFA}.con_d": {"arch": "albef_mafa"}} if ".con_d." in key else {}
     config = config_of("albef_own_data", {**con_d, key: "./nowhere/at.all"})
-    lines = [line for line in told(config, f"{key}:", machine=True) if PLACES[key] in line]
+    lines = [
+        line
+        for line in problems_at(config, f"{key}:", machine=True)
+        if MISSING_FILE_MESSAGES[key] in line
+    ]
     injected("config: missing file", survived=bool(lines))
     assert lines and "./nowhere/at.all" in lines[0]
 
@@ -300,29 +306,29 @@ def test_missing_files_are_reported(key, injected, tmp_path, monkeypatch):
 def test_missing_checkpoints_are_reported(name, injected, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     asked = {f"model.load_{name}": True, f"model.{name}": "nowhere.pth"}
-    lines = told(config_of("albef_toy", asked), f"model.{name}:", machine=True)
+    lines = problems_at(config_of("albef_toy", asked), f"model.{name}:", machine=True)
     injected("config: missing file", survived=bool(lines))
     assert lines and "nowhere.pth" in lines[0]
 
 
 @pytest.mark.parametrize("key", ["run.output_dir", f"{MAFA}.con_d.keep_images"])
 @pytest.mark.parametrize("below", ["", "/below/it"])
-def test_folders_that_are_files(key, below, injected, tmp_path):
+def test_folders_that_are_files_are_rejected(key, below, injected, tmp_path):
     (tmp_path / "taken").touch()
     con_d = {"arch": "albef_retrieval", "model_type": "coco", "own_view": True}
     changes = {f"{MAFA}.con_d": con_d} if "con_d" in key else {}
     config = config_of("albef_toy", {**changes, key: f"{tmp_path}/taken{below}"})
-    lines = told(config, f"{key}:", machine=True)
+    lines = problems_at(config, f"{key}:", machine=True)
     injected("config: missing file", survived=bool(lines))
     assert lines == [f"{key}: {tmp_path}/taken is a file; name a folder"]
     free = config_of("albef_toy", {**changes, key: f"{tmp_path}/free{below}"})
-    assert told(free, f"{key}:", machine=True) == [] and not (tmp_path / "free").exists()
+    assert problems_at(free, f"{key}:", machine=True) == [] and not (tmp_path / "free").exists()
 
 
-def test_pictures_in_a_file(injected, tmp_path):
+def test_images_in_a_file_are_rejected(injected, tmp_path):
     (tmp_path / "images.zip").touch()
     key = f"{JSON}.build_info.images.storage"
     config = config_of("albef_own_data", {key: str(tmp_path / "images.zip")})
-    lines = told(config, f"{key}:", machine=True)
+    lines = problems_at(config, f"{key}:", machine=True)
     injected("config: missing file", survived=bool(lines))
     assert "is a file; expected a folder" in lines[0]

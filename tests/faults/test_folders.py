@@ -12,8 +12,8 @@ from runs import records, run_here
 from lavis_mafa.runners.folder import newest_checkpoint
 
 
-def spoil(path):
-    """Flip a bit in the middle of a file, as a disk may."""
+def damage(path):
+    """Flip a bit in the middle of a file, as a failing disk may."""
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
@@ -21,15 +21,15 @@ def spoil(path):
 
 def test_damaged_last_checkpoint_falls_back_to_previous(tmp_path, injected, caplog):
     changes = toy("albef", run__keep_every_epochs=1)
-    whole = run_here(tmp_path / "whole", **changes)
-    cut = tmp_path / "cut"
-    run_here(cut, **changes, run__max_steps=10)
-    spoil(cut / "job" / "checkpoint_last.pth")
-    runner = run_here(cut, **changes, run__resume_ckpt_path="auto")
+    full = run_here(tmp_path / "whole", **changes)
+    resumed_folder = tmp_path / "cut"
+    run_here(resumed_folder, **changes, run__max_steps=10)
+    damage(resumed_folder / "job" / "checkpoint_last.pth")
+    runner = run_here(resumed_folder, **changes, run__resume_ckpt_path="auto")
     assert "checkpoint_last.pth is damaged" in caplog.text
-    (resumed,) = records(cut, "resume")
+    (resumed,) = records(resumed_folder, "resume")
     assert resumed["file"].endswith("checkpoint_1.pth") and resumed["epoch"] == 2
-    states = [one._model.state_dict() for one in (runner, whole)]
+    states = [model_runner._model.state_dict() for model_runner in (runner, full)]
     same = all(torch.equal(states[0][key], states[1][key]) for key in states[1])
     injected("checkpoint spoilt on disk", same)
     assert same and runner.progress.global_step == 12
@@ -38,7 +38,7 @@ def test_damaged_last_checkpoint_falls_back_to_previous(tmp_path, injected, capl
 def test_only_damaged_checkpoints_are_an_error(tmp_path):
     run_here(tmp_path, **toy("albef"), run__max_steps=1)
     last = tmp_path / "job" / "checkpoint_last.pth"
-    spoil(last)
+    damage(last)
     for job in ({}, {"run__job_id": None}):
         with pytest.raises(ValueError, match="checkpoint_last.pth is damaged, and so is every"):
             run_here(tmp_path, **{**toy("albef"), **job}, run__resume_ckpt_path="auto")
@@ -58,28 +58,30 @@ def test_newest_job_is_resumed_and_partial_files_ignored(tmp_path):
 
 def test_partial_files_of_a_killed_run_are_removed(tmp_path):
     (tmp_path / "job").mkdir()
-    halves = [tmp_path / "job" / f".checkpoint_{name}.pth.0.tmp" for name in ("last", "best", 3)]
-    for half in halves:
-        half.write_bytes(b"half")
+    partial_files = [
+        tmp_path / "job" / f".checkpoint_{name}.pth.0.tmp" for name in ("last", "best", 3)
+    ]
+    for partial in partial_files:
+        partial.write_bytes(b"half")
     run_here(tmp_path, **toy("albef"), run__max_steps=1)
-    assert not any(half.exists() for half in halves)
+    assert not any(partial.exists() for partial in partial_files)
 
 
-def test_restart_before_first_checkpoint_starts_from_the_command(tmp_path, monkeypatch):
+def test_restart_before_the_first_checkpoint_repeats_the_command(tmp_path, monkeypatch):
     run_here(tmp_path / "one", **toy("albef"), run__max_steps=6)
     monkeypatch.setenv("SLURM_JOB_ID", "3")
     last = tmp_path / "one" / "job" / "checkpoint_last.pth"
     changes = {**toy("albef"), "run__job_id": None, "run__resume_ckpt_path": last}
-    lost = run_here(tmp_path / "two", **changes, run__max_steps=7)
-    for path in lost.output_dir.glob("checkpoint_*.pth"):
+    first = run_here(tmp_path / "two", **changes, run__max_steps=7)
+    for path in first.output_dir.glob("checkpoint_*.pth"):
         path.unlink()
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
-    again = run_here(tmp_path / "two", **changes, run__max_steps=7)
-    assert again.output_dir == lost.output_dir and again.progress.global_step == 7
-    assert len(records(tmp_path / "two", "step", job=again.output_dir.name)) == 1
+    restarted = run_here(tmp_path / "two", **changes, run__max_steps=7)
+    assert restarted.output_dir == first.output_dir and restarted.progress.global_step == 7
+    assert len(records(tmp_path / "two", "step", job=restarted.output_dir.name)) == 1
 
 
-def test_restart_keeps_the_earlier_checkpoint_chosen(tmp_path, monkeypatch):
+def test_restart_keeps_the_chosen_earlier_checkpoint(tmp_path, monkeypatch):
     changes = toy("albef", run__keep_every_epochs=1)
     run_here(tmp_path, **changes, run__max_steps=10)
     monkeypatch.setenv("SLURM_JOB_ID", "4")

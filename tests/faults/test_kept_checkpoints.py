@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 KEPT = Path(__file__).parent / "kept"
 STEPS, BATCH, SIZE = 9, 8, 74
 
-# The options by which all of them were made, less run.max_steps.
+# The common options by which all of them were created, except run.max_steps.
 SMALL = {
     "datasets.toy_scenes.build_info.train_size": SIZE,
     "datasets.toy_scenes.build_info.val_size": 6,
@@ -50,7 +50,7 @@ FNE = {
     "model.plain_epochs": 1,
     "model.posterior.minimum": 8,
 }
-# By file: arch, config, and the options of its own.
+# By file: arch, config, and individual options.
 FILES = {
     "format1_480ee55_albef.pth": ("albef_mafa", "albef_toy", {**ORACLE, "run.seed": 3}),
     "format1_ca9d03b_blip_momentum.pth": ("blip_mafa", "blip_toy", {**MOMENTUM, "run.seed": 4}),
@@ -62,7 +62,7 @@ NAMES = sorted(FILES)
 
 
 @pytest.fixture(autouse=True)
-def _beside_its_config(monkeypatch):
+def _run_in_the_folder_of_kept_files(monkeypatch):
     monkeypatch.chdir(KEPT)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -75,23 +75,23 @@ def read(name):
 
 
 def train(folder, name, **more):
-    _, config, own = FILES[name]
+    _, config, own_options = FILES[name]
     changes = {key.replace("__", "."): value for key, value in more.items()}
-    given = {**SMALL, **own, "run.output_dir": folder, "run.job_id": "job", **changes}
+    run_options = {**SMALL, **own_options, "run.output_dir": folder, "run.job_id": "job", **changes}
     path = str(ROOT / f"projects/mafa/train/{config}.yaml")
-    return run(path, [f"{key}={value}" for key, value in given.items()])
+    return run(path, [f"{key}={value}" for key, value in run_options.items()])
 
 
-def test_every_kept_file_is_tried():
+def test_every_kept_file_is_tested():
     assert {path.name for path in KEPT.glob("format*.pth")} == set(FILES)
     assert all(path.stat().st_size < 400_000 for path in KEPT.iterdir())
-    told = (KEPT / "README.md").read_text()
-    assert all(name in told for name in FILES)
+    readme = (KEPT / "README.md").read_text()
+    assert all(name in readme for name in FILES)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_kept_checkpoints_hold_the_expected_state(name):
-    """Otherwise the tests below would be meaningless."""
+def test_kept_checkpoints_contain_the_expected_state(name):
+    """A precondition of the tests below."""
     content = read(name)
     state = content["run"]["ranks"][0]["schedule"]
     assert content["run"]["format"] == int(name[len("format")]) and is_intact(KEPT / name)
@@ -108,54 +108,54 @@ def test_kept_checkpoints_hold_the_expected_state(name):
 @pytest.mark.strict_smoke
 @pytest.mark.parametrize("name", NAMES)
 def test_kept_checkpoints_load_by_name(name):
-    """The file and the model have the same weights."""
+    """The file and the model have equal weights."""
     model = lavis_mafa.load_model(FILES[name][0], checkpoint=str(KEPT / name))
     saved = {k: v for k, v in read(name)["model"].items() if not k.startswith(RUN_STATE_KEYS)}
     own = {k: v for k, v in model.state_dict().items() if not k.startswith(RUN_STATE_KEYS)}
-    # Some versions of transformers also save the numbers of positions.
-    neither = ("_m.", ".position_ids")
-    learnt = {key for key in saved if not any(part in key for part in neither)}
-    assert learnt == {key for key in own if not any(part in key for part in neither)}
+    # Some versions of transformers also save position ids.
+    ignored = ("_m.", ".position_ids")
+    learnt = {key for key in saved if not any(part in key for part in ignored)}
+    assert learnt == {key for key in own if not any(part in key for part in ignored)}
     assert all(torch.equal(own[key], saved[key]) for key in learnt)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_run_starts_with_kept_weights(name, tmp_path):
-    begun = []
+    initial_weights = []
 
-    def noted(self, *args):
-        begun.append({k: v.clone() for k, v in self._model.state_dict().items()})
-        return first(self, *args)
+    def record_weights(self, *args):
+        initial_weights.append({k: v.clone() for k, v in self._model.state_dict().items()})
+        return train_epoch(self, *args)
 
-    first = RunnerMafa.train_epoch
+    train_epoch = RunnerMafa.train_epoch
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(RunnerMafa, "train_epoch", noted)
-        given = {"model__load_pretrained": True, "model__pretrained": KEPT / name}
-        train(tmp_path, name, run__max_steps=1, **given)
+        patch.setattr(RunnerMafa, "train_epoch", record_weights)
+        pretrained = {"model__load_pretrained": True, "model__pretrained": KEPT / name}
+        train(tmp_path, name, run__max_steps=1, **pretrained)
     saved = {k: v for k, v in read(name)["model"].items() if not k.startswith(RUN_STATE_KEYS)}
-    assert all(torch.equal(begun[0][key], saved[key]) for key in saved)
+    assert all(torch.equal(initial_weights[0][key], saved[key]) for key in saved)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_kept_checkpoints_resume(name, tmp_path, monkeypatch, injected):
-    """The rest of the epoch is trained in the file's order, then a whole epoch."""
+    """The rest of the epoch is trained in the file's order, then a complete epoch."""
     read_indices: dict[int, list[int]] = {}
-    note = RunnerMafa._record_step
+    record_step = RunnerMafa._record_step
 
-    def recorded(self, output, losses, samples, bar):
+    def record(self, output, losses, samples, bar):
         read_indices.setdefault(samples["epoch"], []).extend(samples["index"].tolist())
-        note(self, output, losses, samples, bar)
+        record_step(self, output, losses, samples, bar)
 
-    monkeypatch.setattr(RunnerMafa, "_record_step", recorded)
+    monkeypatch.setattr(RunnerMafa, "_record_step", record)
     runner = train(tmp_path, name, run__resume_ckpt_path=KEPT / name)
     assert runner.progress.global_step == 3 * STEPS
     content = read(name)
     order = content["run"]["ranks"][0]["schedule"]["plan"]["order"].tolist()
-    done, end = content["run"]["step"] * BATCH, STEPS * BATCH
-    assert read_indices[1] == order[done:end]
+    trained, end = content["run"]["step"] * BATCH, STEPS * BATCH
+    assert read_indices[1] == order[trained:end]
     last = read_indices[2]
     assert sorted(read_indices) == [1, 2] and len(last) == len(set(last)) == end
-    # What an epoch leaves over comes in the next.
+    # The samples left over by an epoch come in the next one.
     assert set(order[end:]) <= set(last)
     lost = set(range(SIZE)) - set(order[:end]) - set(last)
     injected("checkpoint of an earlier version resumed", 1, lost=len(lost))
@@ -164,13 +164,13 @@ def test_kept_checkpoints_resume(name, tmp_path, monkeypatch, injected):
     after = torch.load(path, weights_only=True)
     assert after["run"]["format"] == FORMAT and after["run"]["epoch"] == 3
     assert after["model"].keys() >= content["model"].keys()
-    moved = [k for k, v in content["model"].items() if not torch.equal(v, after["model"][k])]
-    assert len(moved) > len(content["model"]) / 2
+    changed = [k for k, v in content["model"].items() if not torch.equal(v, after["model"][k])]
+    assert len(changed) > len(content["model"]) / 2
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_kept_optimizer_state_is_loaded(name, tmp_path):
-    """A further step updates the saved moments of AdamW, not zeros."""
+    """A further step updates the saved moments of AdamW instead of zeros."""
     after = train(tmp_path, name, run__resume_ckpt_path=KEPT / name, run__max_steps=15)
     before = read(name)["optimizer"]["state"]
     now = after.optimizer.state_dict()["state"]
@@ -184,7 +184,7 @@ def test_kept_optimizer_state_is_loaded(name, tmp_path):
     assert changed and 0 < torch.stack(changed).median() < 1
 
 
-def test_newer_format_is_refused(tmp_path):
+def test_newer_format_is_rejected(tmp_path):
     name = NAMES[0]
     content = read(name)
     content["run"]["format"] = FORMAT + 1

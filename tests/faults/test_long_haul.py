@@ -1,7 +1,7 @@
-"""Thousands of steps: memory, open files, threads and the run's folder stay as they are.
+"""Thousands of steps: memory, open files, threads and the run's folder do not grow.
 
-The real command as a process of its own, with workers that open real files, GRIT, checkpoints,
-validation and TensorBoard; a look from outside at the main process and its workers twice a second.
+The real command in its own process, with workers that read real files, GRIT, checkpoints,
+validation and TensorBoard; the main process and its workers are measured twice a second.
 """
 
 from __future__ import annotations
@@ -43,14 +43,15 @@ class Process:
         self.threads.append(threads)
 
     def growth(self) -> float:
-        """Return by how many MB memory grows over the second half, by a linear fit."""
+        """Return by how many MB memory grows in the second half, by a linear fit."""
         half = len(self.memory) // 2
         seconds, memory = self.seconds[half:], self.memory[half:]
         return float(np.polyfit(seconds, memory, 1)[0] * (seconds[-1] - seconds[0]))
 
     def more(self, counts: list[int]) -> float:
-        """By how much files or threads have become more from the second quarter to the last: what
-        there is at least, since mini-batches, grouping and validation come and go."""
+        """Return by how much the minimum number of files or threads grows from the second to the
+        last quarter; mini-batches, grouping and validation open some temporarily.
+        """
         quarter = len(counts) // 4
         early, late = counts[quarter : 2 * quarter], counts[-quarter:]
         return float(np.percentile(late, 10) - np.percentile(early, 10))
@@ -64,7 +65,9 @@ class Process:
 
 
 def write_config(folder: Path) -> Path:
-    """Random pictures as PNG files of some 10 KB, with captions of the toy world's words."""
+    """Write random images as PNG files of about 10 KB with captions of the toy world's words;
+    return the config.
+    """
     draw = np.random.default_rng(0)
     pairs = {"train": PAIRS, "val": 12}
     for split, count in pairs.items():
@@ -113,18 +116,18 @@ def test_memory_does_not_grow_over_thousands_of_steps(tmp_path, injected):
         "run__tensorboard": True,
     }
     process = start("train.py", tmp_path, **settings)
-    folder, began = tmp_path / "job", time.monotonic()
-    seen: dict[int, Process] = {}
+    folder, start_time = tmp_path / "job", time.monotonic()
+    measured: dict[int, Process] = {}
     entries: list[int] = []
     output = None
     while output is None:
-        now = time.monotonic() - began
+        now = time.monotonic() - start_time
         try:
             for pid in (process.pid, *children_of(process.pid)):
-                seen.setdefault(pid, Process()).look(pid, now)
+                measured.setdefault(pid, Process()).look(pid, now)
         except (FileNotFoundError, ProcessLookupError):
-            pass  # it ended while it was looked at
-        # Halves of a file that is being written come and go.
+            pass  # the process ended while it was measured
+        # Temporary files exist while a file is being written.
         names = [name for name in folder.rglob("*") if not name.name.startswith(".")]
         entries.append(len(names))
         try:
@@ -134,16 +137,20 @@ def test_memory_does_not_grow_over_thousands_of_steps(tmp_path, injected):
     assert process.returncode == 0, output[-4000:]
     steps = len(records(tmp_path, "step"))
     assert steps == EPOCHS * (PAIRS // BATCH) >= 3000
-    # Validation's workers live only as long as it takes.
-    lasting = {pid: p for pid, p in seen.items() if len(p.memory) > 0.8 * len(entries)}
+    # Validation's workers live only during validation.
+    lasting = {pid: p for pid, p in measured.items() if len(p.memory) > 0.8 * len(entries)}
     assert len(lasting) == 3, "the main process and two workers"
     grown = []
-    for pid, one in lasting.items():
+    for pid, measurements in lasting.items():
         who = "main process" if pid == process.pid else "worker"
-        print(f"{who}: {one}")
-        allowed = max(8.0, 0.01 * one.memory[0])
-        if one.growth() > allowed or one.more(one.files) > 2 or one.more(one.threads) > 0:
-            grown.append(f"{who}: {one}")
+        print(f"{who}: {measurements}")
+        allowed = max(8.0, 0.01 * measurements.memory[0])
+        if (
+            measurements.growth() > allowed
+            or measurements.more(measurements.files) > 2
+            or measurements.more(measurements.threads) > 0
+        ):
+            grown.append(f"{who}: {measurements}")
     half = len(entries) // 2
     if max(entries[half:]) > entries[half // 2]:
         grown.append(f"entries in the run's folder: {entries[half // 2]} to {max(entries[half:])}")

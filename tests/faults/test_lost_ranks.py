@@ -1,5 +1,6 @@
-"""One of two ranks is killed or hangs: the other ends with a message, and the launcher's restart
-goes on by itself."""
+"""One of two ranks is killed or hangs: the other ends with a message, and the run resumes when
+the launcher restarts it.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ import signal
 import time
 
 import pytest
-from faulty_runs import bits_differing, children_of, in_a_group, state, told, toy, wait_for
+from faulty_runs import bits_differing, children_of, log_lines, spawn_in_group, state, toy, wait_for
 from runs import ROOT, command, finish, launcher, options, records, spawn, start
 
 RUN = {**toy("albef"), "run__batch_size_train": 4, "run__max_epoch": 16}
@@ -17,32 +18,30 @@ KILL, STOP = signal.SIGKILL, signal.SIGSTOP
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory):
+def uninterrupted(tmp_path_factory):
     folder = tmp_path_factory.mktemp("two")
     finish(start("train.py", folder, **RUN, ranks=2))
     return folder
 
 
 def launch(folder, *extra, **changes):
-    """Return the launcher's command with further options."""
+    """Start the launcher with additional options."""
     arguments = {**RUN, **changes}
     config = arguments.pop("config")
-    head = [*launcher(2, *extra), ROOT / "train.py", "--cfg-path", config, "--options"]
-    return spawn(folder, [*head, *options(folder, **arguments)])
+    prefix = [*launcher(2, *extra), ROOT / "train.py", "--cfg-path", config, "--options"]
+    return spawn(folder, [*prefix, *options(folder, **arguments)])
 
 
 @pytest.mark.parametrize(
     "victim, kills",
     [(1, 1), *[pytest.param(victim, 3, marks=pytest.mark.faults) for victim in (0, 1)]],
 )
-def test_a_restarted_run_ends_like_an_undisturbed_one(
-    tmp_path, undisturbed, injected, victim, kills
-):
-    """The same command resumes in its folder, where otherwise it would create a new one."""
+def test_restarted_run_equals_uninterrupted_run(tmp_path, uninterrupted, injected, victim, kills):
+    """The same command resumes in its folder instead of creating a new one."""
     process = launch(tmp_path, f"--max-restarts={kills}", run__job_id=None)
     for kill in range(kills):
-        until = time.monotonic() + 120
-        while time.monotonic() < until and process.poll() is None:
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline and process.poll() is None:
             logs = list(tmp_path.glob("*/log.jsonl"))
             if logs and logs[0].read_text().count('"kind": "step"') >= 5 + 13 * kill:
                 break
@@ -51,43 +50,52 @@ def test_a_restarted_run_ends_like_an_undisturbed_one(
         before = children_of(process.pid)
         os.kill(before[victim], KILL)
         while children_of(process.pid) and set(children_of(process.pid)) & set(before):
-            assert time.monotonic() < until, "the other rank does not end"
+            assert time.monotonic() < deadline, "the other rank does not end"
             time.sleep(0.05)
     output = finish(process)
     assert output.count("restarted by the launcher: resuming") == kills, output[-3000:]
     (folder,) = [path for path in tmp_path.iterdir() if (path / "log.jsonl").is_file()]
     folder.rename(tmp_path / "job")
-    assert told(tmp_path) == told(undisturbed)
-    bits = bits_differing(state(tmp_path), state(undisturbed))
+    assert log_lines(tmp_path) == log_lines(uninterrupted)
+    bits = bits_differing(state(tmp_path), state(uninterrupted))
     injected("one of two ranks killed, restarted", kills * (bits == 0), bits=bits, times=kills)
     assert bits == 0
     assert (tmp_path / "job" / "log.jsonl.undone").is_file()
 
 
 @pytest.mark.faults
-def test_restarted_on_two_nodes(tmp_path, undisturbed, injected, free_port):
-    """Each node's launcher counts its own restarts: only that of the rank which was killed."""
-    meet = ["--nnodes=2", "--nproc_per_node=1", "--max-restarts=2", "--rdzv_id=nodes"]
-    meet += ["--rdzv_backend=c10d", f"--rdzv_endpoint=localhost:{free_port}"]
+def test_restart_on_two_nodes(tmp_path, uninterrupted, injected, free_port):
+    """Each node's launcher counts only the restarts of its own ranks."""
+    rendezvous = ["--nnodes=2", "--nproc_per_node=1", "--max-restarts=2", "--rdzv_id=nodes"]
+    rendezvous += ["--rdzv_backend=c10d", f"--rdzv_endpoint=localhost:{free_port}"]
     _, _, *arguments = command("train.py", tmp_path, **RUN)
-    listed = [*launcher(), "-m", "torch.distributed.run", *meet, ROOT / "train.py", *arguments]
-    nodes = [spawn(tmp_path, listed) for _ in range(2)]
+    launcher_command = [
+        *launcher(),
+        "-m",
+        "torch.distributed.run",
+        *rendezvous,
+        ROOT / "train.py",
+        *arguments,
+    ]
+    nodes = [spawn(tmp_path, launcher_command) for _ in range(2)]
     wait_for(tmp_path, 7, nodes[0])
     (victim,) = children_of(nodes[1].pid)
     os.kill(victim, KILL)
     outputs = [finish(node) for node in nodes]
     assert any("restarted by the launcher: resuming" in output for output in outputs)
-    assert told(tmp_path) == told(undisturbed)
-    bits = bits_differing(state(tmp_path), state(undisturbed))
+    assert log_lines(tmp_path) == log_lines(uninterrupted)
+    bits = bits_differing(state(tmp_path), state(uninterrupted))
     injected("a rank of one of two nodes killed, restarted", bits == 0, bits=bits)
     assert bits == 0
 
 
-def tasks(folder, port, **changes):
-    """Two ranks without a launcher, which would end the other one."""
-    listed = command("train.py", folder, **{**RUN, **changes})
-    place = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port), "SLURM_NTASKS": "2"}
-    return [in_a_group(folder, listed, **place, SLURM_PROCID=str(rank)) for rank in (0, 1)]
+def start_two_tasks(folder, port, **changes):
+    """Start two ranks without a launcher, which would end the other rank itself."""
+    arguments = command("train.py", folder, **{**RUN, **changes})
+    environment = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port), "SLURM_NTASKS": "2"}
+    return [
+        spawn_in_group(folder, arguments, **environment, SLURM_PROCID=str(rank)) for rank in (0, 1)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -99,15 +107,15 @@ def test_other_rank_ends_with_an_explanation(
     tmp_path, free_port, injected, number, minutes, victim
 ):
     """A killed rank is noticed at once, a hanging one after the timeout."""
-    processes = tasks(tmp_path, free_port, run__dist_timeout_minutes=minutes)
+    processes = start_two_tasks(tmp_path, free_port, run__dist_timeout_minutes=minutes)
     wait_for(tmp_path, 7, processes[0])
     os.killpg(processes[victim].pid, number)
-    begin = time.monotonic()
+    start_time = time.monotonic()
     output = finish(processes[1 - victim], status=1, seconds=60 * min(minutes, 1) + 60)
-    took = time.monotonic() - begin
+    seconds_taken = time.monotonic() - start_time
     assert "lost contact with another rank" in output and "dist_timeout_minutes" in output
     assert "Traceback" not in output, output[-3000:]
-    assert took < (60 if number == KILL else 60 * minutes + 30)
+    assert seconds_taken < (60 if number == KILL else 60 * minutes + 30)
     os.killpg(processes[victim].pid, KILL)
     processes[victim].communicate()
     assert len(records(tmp_path, "step")) >= 7

@@ -1,4 +1,4 @@
-"""A run resumes on more or fewer ranks: the mini-batches of all ranks together stay the same."""
+"""A run resumes on more or fewer ranks: the global mini-batches stay the same."""
 
 from __future__ import annotations
 
@@ -19,21 +19,26 @@ from lavis_mafa.runners.state import redistribute
 
 SCRIPT = Path(__file__).parents[1] / "runners" / "recording_run.py"
 LAST = "checkpoint_last.pth"
-# 4 steps an epoch of 8 pairs in all, 2 left over.
+# 4 steps per epoch with 8 pairs each, 2 left over.
 RUN = toy("albef", run__accum_grad_iters=3)
 
 
-def go(folder, ranks, **changes):
-    """Train on some ranks; return the ``(steps, 8)`` indices of every global mini-batch."""
+def train_on_ranks(folder, ranks, **changes):
+    """Train on a number of ranks; return the ``(steps, 8)`` indices of every global mini-batch."""
     folder.mkdir(exist_ok=True)
     changes = {**RUN, **changes, "run__batch_size_train": 8 // ranks}
     config = changes.pop("config")
-    listed = options(folder, **changes)
+    run_options = options(folder, **changes)
     finish(
-        spawn(folder, [*launcher(ranks if ranks > 1 else None), SCRIPT, folder, config, *listed])
+        spawn(
+            folder, [*launcher(ranks if ranks > 1 else None), SCRIPT, folder, config, *run_options]
+        )
     )
-    read = [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(ranks)]
-    return [sum((one[step]["index"] for one in read), []) for step in range(len(read[0]))]
+    by_rank = [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(ranks)]
+    return [
+        sum((steps_of_rank[step]["index"] for steps_of_rank in by_rank), [])
+        for step in range(len(by_rank[0]))
+    ]
 
 
 def orders_of(content):
@@ -60,31 +65,31 @@ def orders_of(content):
         ],
     ],
 )
-def test_the_same_global_mini_batches(tmp_path, injected, before, after, stop):
-    first = go(tmp_path / "run", before, run__max_steps=stop)
+def test_global_mini_batches_stay_the_same(tmp_path, injected, before, after, stop):
+    first = train_on_ranks(tmp_path / "run", before, run__max_steps=stop)
     content = torch.load(tmp_path / "run" / "job" / LAST, weights_only=True)
     epoch, step = content["run"]["epoch"], content["run"]["step"]
-    then = go(tmp_path / "run", after, run__resume_ckpt_path="auto")
+    second = train_on_ranks(tmp_path / "run", after, run__resume_ckpt_path="auto")
     ended = torch.load(tmp_path / "run" / "job" / LAST, weights_only=True)
-    assert ended["run"]["global_step"] == 12 and len(first) + len(then) == 12
-    # What was left of the epoch is as the checkpoint has it.
+    assert ended["run"]["global_step"] == 12 and len(first) + len(second) == 12
+    # The rest of the epoch follows the order in the checkpoint.
     (order,) = orders_of(content)
-    left = [order[8 * k : 8 * k + 8] for k in range(step, 4)]
-    same = then[: len(left)] == left
-    # Every epoch has every sample once, but for the two that come first in the next.
+    expected = [order[8 * k : 8 * k + 8] for k in range(step, 4)]
+    same = second[: len(expected)] == expected
+    # Every epoch has every sample once, except the two that come first in the next one.
     lost = 0
-    for place in range(3):
-        trained = sum((first + then)[4 * place : 4 * place + 4], [])
+    for epoch_number in range(3):
+        trained = sum((first + second)[4 * epoch_number : 4 * epoch_number + 4], [])
         lost += 32 - len(set(trained))
-        if place < 2:
-            assert set(range(34)) - set(trained) <= set((first + then)[4 * place + 4])
+        if epoch_number < 2:
+            assert set(range(34)) - set(trained) <= set((first + second)[4 * epoch_number + 4])
     injected(f"{before} ranks stopped, {after} go on", same and not lost, lost)
     assert same and lost == 0 and epoch < 3
     assert len(records(tmp_path / "run", "step")) == 12
 
 
 @pytest.mark.parametrize(
-    "before, now, told",
+    "before, after, message",
     [
         ((4, 2), (4, 1), "run.batch_size_train: 4 before, 4 now, on 2 rank.* 1 now: use 8"),
         ((3, 1), (3, 2), "3 pairs cannot be split evenly"),
@@ -93,20 +98,20 @@ def test_the_same_global_mini_batches(tmp_path, injected, before, after, stop):
         ((4, 2), (2, 4), None),
     ],
 )
-def test_other_global_batches_are_refused(before, now, told):
+def test_other_global_batch_sizes_are_rejected(before, after, message):
     def config(size):
         return {"run": {"batch_size_train": size}, "model": {}}
 
-    def check():
-        check_same_settings(config(before[0]), config(now[0]), "it", (before[1], now[1]))
+    def check_settings():
+        check_same_settings(config(before[0]), config(after[0]), "it", (before[1], after[1]))
 
-    if told is None:
-        return check()
-    with pytest.raises(ValueError, match=told):
-        check()
+    if message is None:
+        return check_settings()
+    with pytest.raises(ValueError, match=message):
+        check_settings()
 
 
-def filled(count, queue_size, rank=0):
+def filled_collector(count, queue_size, rank=0):
     """Return a collector with ``count`` pairs."""
     collector = GritCollector(queue_size, 3, 2, (0, rank), expected=count)
     generator = torch.Generator().manual_seed(rank)
@@ -117,20 +122,24 @@ def filled(count, queue_size, rank=0):
 
 @given(st.integers(1, 4), st.integers(1, 4), st.integers(0, 8), st.integers(3, 9))
 def test_redistributed_collectors_keep_every_pair(ranks, count, each, queue_size):
-    each *= count  # as many for every rank
-    states = [filled(each, queue_size, rank).state_dict() for rank in range(ranks)]
+    each *= count  # the same number on every rank
+    states = [filled_collector(each, queue_size, rank).state_dict() for rank in range(ranks)]
     shared = share_out(states, count)
     assert len(shared) == count
     for name in ("order", "indices"):
-        before, after = (torch.cat([s[name] for s in some]) for some in (states, shared))
+        before, after = (
+            torch.cat([s[name] for s in collectors]) for collectors in (states, shared)
+        )
         assert torch.equal(before, after)
     assert {len(s["order"]) + len(s["indices"]) for s in shared} == {ranks * each // count}
-    ended = []
+    indices_of_all = []
     for rank, state in enumerate(shared):
         collector = GritCollector(queue_size, 3, 2, (1, rank))
         collector.load_state_dict(state)
-        ended += collector.finish().tolist()
-    assert sorted(ended) == sorted(i + 1000 * rank for rank in range(ranks) for i in range(each))
+        indices_of_all += collector.finish().tolist()
+    assert sorted(indices_of_all) == sorted(
+        i + 1000 * rank for rank in range(ranks) for i in range(each)
+    )
     features = {
         int(index): (image, text)
         for state in states
@@ -139,9 +148,9 @@ def test_redistributed_collectors_keep_every_pair(ranks, count, each, queue_size
         )
     }
     for state in shared:
-        for place, index in enumerate(state["indices"].tolist()):
-            assert torch.equal(state["images"][place], features[index][0])
-            assert torch.equal(state["texts"][place], features[index][1])
+        for row, index in enumerate(state["indices"].tolist()):
+            assert torch.equal(state["images"][row], features[index][0])
+            assert torch.equal(state["texts"][row], features[index][1])
 
 
 def test_empty_collectors_stay_empty():
@@ -150,7 +159,7 @@ def test_empty_collectors_stay_empty():
 
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_redistribution_keeps_sums_and_mean_gradients(count):
-    def rank(place):
+    def rank_state(place):
         return {
             "random": {"of": place},
             "schedule": {"plan": "p", "next_plan": None, "collector": None},
@@ -162,25 +171,32 @@ def test_redistribution_keeps_sums_and_mean_gradients(count):
             },
         }
 
-    shared = redistribute([rank(0), rank(1)], count)
-    assert sum(one["unreadable"]["seen"] for one in shared) == 21
-    assert {k for one in shared for k in one["unreadable"]["bad"]} == {0, 1}
-    # Evenly: a rank stops the run by its own share.
-    assert max(one["unreadable"]["seen"] for one in shared) <= -(-21 // count)
-    assert max(len(one["unreadable"]["bad"]) for one in shared) == -(-2 // count)
-    sums = {name: sum(one["tally"][name] for one in shared) for name in shared[0]["tally"]}
+    shared = redistribute([rank_state(0), rank_state(1)], count)
+    assert sum(state_of_rank["unreadable"]["seen"] for state_of_rank in shared) == 21
+    assert {k for state_of_rank in shared for k in state_of_rank["unreadable"]["bad"]} == {0, 1}
+    # Evenly, because a rank stops the run by its own share of bad samples.
+    assert max(state_of_rank["unreadable"]["seen"] for state_of_rank in shared) <= -(-21 // count)
+    assert max(len(state_of_rank["unreadable"]["bad"]) for state_of_rank in shared) == -(
+        -2 // count
+    )
+    sums = {
+        name: sum(state_of_rank["tally"][name] for state_of_rank in shared)
+        for name in shared[0]["tally"]
+    }
     assert sums == {"steps": 6.0, "found": 2.0}
-    for one in shared:
-        assert torch.equal(one["gradients"]["w"], torch.full((2,), 0.5))
-        assert torch.equal(one["gradients"]["b"], torch.full((1,), 0.5))
-    assert [one["random"] for one in shared] == [{"of": 0}, {"of": 1}, None][:count]
+    for state_of_rank in shared:
+        assert torch.equal(state_of_rank["gradients"]["w"], torch.full((2,), 0.5))
+        assert torch.equal(state_of_rank["gradients"]["b"], torch.full((1,), 0.5))
+    assert [state_of_rank["random"] for state_of_rank in shared] == [{"of": 0}, {"of": 1}, None][
+        :count
+    ]
 
 
 @pytest.mark.faults
 def test_new_ranks_have_their_own_random_states(tmp_path):
     """Two ranks resumed from one have different random states."""
-    go(tmp_path / "run", 1, run__max_steps=2)
-    go(tmp_path / "run", 2, run__resume_ckpt_path="auto", run__max_steps=3)
+    train_on_ranks(tmp_path / "run", 1, run__max_steps=2)
+    train_on_ranks(tmp_path / "run", 2, run__resume_ckpt_path="auto", run__max_steps=3)
     content = torch.load(tmp_path / "run" / "job" / LAST, weights_only=True)
     states = [rank["random"]["torch"] for rank in content["run"]["ranks"]]
     assert bits_differing(*states) > 100

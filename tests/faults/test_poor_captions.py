@@ -20,12 +20,12 @@ from lavis_mafa.datasets.caption_reading import require_readable
 from lavis_mafa.models.families import backbone_of
 
 FAMILIES = ("albef_mafa", "blip_mafa", "blip2_mafa")
-LONGEST = 25  # tokens of the tiny ALBEF
+LONGEST = 25  # maximum number of tokens of the tiny ALBEF
 POOR = {
     "an unknown word": "\u732b",
     "one word": "red",
     "a sign": "?",
-    "nothing": "",  # the rule keeps it out; a model that is used otherwise survives it
+    "nothing": "",  # rejected as a caption, but a model used directly must cope with it
     "special tokens": "[PAD] [SEP] [MASK] [CLS]",
     "cut": "red circle " * 100,
 }
@@ -37,7 +37,7 @@ def tiny(family="albef_mafa"):
     return load_model(family, "tiny")
 
 
-def accepted(caption):
+def is_accepted(caption):
     try:
         require_readable(caption)
     except ValueError:
@@ -45,27 +45,29 @@ def accepted(caption):
     return True
 
 
-SAYS_LITTLE = "\u0301\u0e31\u200b\x00\x7f\ue000\u3000\ufffd\u2028?\U0001f408"
+POOR_CHARACTERS = "\u0301\u0e31\u200b\x00\x7f\ue000\u3000\ufffd\u2028?\U0001f408"
 
 
 @settings(deadline=None, max_examples=300)
-@given(st.text(st.characters(exclude_categories=()), max_size=5) | st.text(SAYS_LITTLE, max_size=3))
-def test_what_is_accepted_has_something_for_the_tokenizer(caption):
-    if accepted(caption):
+@given(
+    st.text(st.characters(exclude_categories=()), max_size=5) | st.text(POOR_CHARACTERS, max_size=3)
+)
+def test_accepted_captions_have_tokens(caption):
+    if is_accepted(caption):
         assert int(tokens_of(tiny().tokenizer, [caption], LONGEST).attention_mask.sum()) > 2
 
 
 @given(st.text(), st.sampled_from("a7\u732b\u05e9\U0001f408?\u0905"), st.text())
-def test_anything_beside_something_to_read_is_accepted(before, sign, after):
-    assert accepted(f"{before}{sign}{after}")
+def test_any_readable_character_makes_a_caption_acceptable(before, sign, after):
+    assert is_accepted(f"{before}{sign}{after}")
 
 
 @pytest.mark.faults
-def test_every_character_alone():
-    """Two versions of Unicode, Python's and the tokenizer's, may know different ones."""
+def test_every_single_character():
+    """The Unicode versions of Python and of the tokenizer may know different characters."""
     tokenizer = tiny().tokenizer
     for start in range(0, 0x110000, 4096):
-        block = [chr(code) for code in range(start, start + 4096) if accepted(chr(code))]
+        block = [chr(code) for code in range(start, start + 4096) if is_accepted(chr(code))]
         if block:
             lengths = tokens_of(tokenizer, block, LONGEST).attention_mask.sum(dim=1)
             nothing = [block[k] for k in torch.nonzero(lengths <= 2).flatten().tolist()]
@@ -73,7 +75,7 @@ def test_every_character_alone():
 
 
 def slow_counts(model, captions):
-    """Of every caption by itself: whether all its tokens are more than fit, or none is known."""
+    """Count the captions that are truncated, and those without a known token, one by one."""
     tokenizer, cut, unknown = model.tokenizer, 0, 0
     for caption in captions:
         words = tokenizer.tokenize(caption)
@@ -98,7 +100,7 @@ def test_counts_of_a_mini_batch(captions):
     assert torch.equal(tokens.input_ids, tokens_of(tiny().tokenizer, captions, LONGEST).input_ids)
 
 
-def test_counts_at_the_edge():
+def test_counts_at_the_maximum_length():
     fits = ["red " * (LONGEST - 2), "red " * (LONGEST - 1)]
     assert Tokenizer.of(tiny()).counted(fits)[1] == {CUT: 1, UNKNOWN: 0}
     from transformers import BertTokenizer
@@ -136,14 +138,15 @@ def assert_finite(model, loss):
     "family, labels",
     [*((family, "smoothed") for family in FAMILIES), ("albef_mafa", "tcl")],
 )
-def test_a_step_whose_every_caption_is_poor(injected, family, labels, kind):
+def test_step_with_only_poor_captions(injected, family, labels, kind):
     model = load_model(family, "tiny").train()
-    asked = (None,) if family != "albef_mafa" else (None, 0.0, 1.0)  # nothing, everything hidden
+    # nothing masked, everything masked
+    mask_shares = (None,) if family != "albef_mafa" else (None, 0.0, 1.0)
     momentum = None
     if labels == "tcl":
         momentum = Momentum(model, backbone_of, model.vision_proj.out_features, 8)
     for size in (1, 4):
-        for share in asked:
+        for share in mask_shares:
             if share is not None:
                 model.mlm_probability = share
             torch.manual_seed(size)
@@ -157,12 +160,12 @@ def test_a_step_whose_every_caption_is_poor(injected, family, labels, kind):
             assert_finite(model, output.loss)
             if share == 0.0:
                 assert float(output.loss_lm.detach()) == 0.0
-    times = 2 * len(asked)
+    times = 2 * len(mask_shares)
     injected(f"data: step, every caption {kind}", survived=times, times=times)
 
 
 @pytest.mark.parametrize("kind", POOR)
-def test_a_step_of_fne_whose_every_caption_is_poor(injected, kind):
+def test_fne_step_with_only_poor_captions(injected, kind):
     model = tiny("fne_retrieval").train()
     for size in (1, 4):
         samples = {
@@ -176,14 +179,14 @@ def test_a_step_of_fne_whose_every_caption_is_poor(injected, kind):
     injected(f"data: step, every caption {kind}", survived=2, times=2)
 
 
-def test_nothing_to_predict_is_no_loss():
+def test_loss_is_empty_if_nothing_is_predicted():
     hidden = torch.randn(3, 2, 4, requires_grad=True)
     head = torch.nn.Linear(4, 7)
-    alone = torch.tensor([[1, 0]]).expand(3, 2)
-    losses = next_token_losses(hidden, torch.zeros(3, 2, dtype=torch.int64), alone, head)
+    one_token = torch.tensor([[1, 0]]).expand(3, 2)
+    losses = next_token_losses(hidden, torch.zeros(3, 2, dtype=torch.int64), one_token, head)
     assert losses.shape == (0,)
     losses.sum().backward()
     assert torch.equal(hidden.grad, torch.zeros_like(hidden))
     ids = torch.tensor([[2, 0, 0]])
-    hid, targets = mask_tokens(ids, 1.0, 4, 7, special_ids=(0, 2))
-    assert torch.equal(hid, ids) and bool((targets == IGNORED).all())
+    masked, targets = mask_tokens(ids, 1.0, 4, 7, special_ids=(0, 2))
+    assert torch.equal(masked, ids) and bool((targets == IGNORED).all())

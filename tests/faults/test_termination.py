@@ -1,5 +1,6 @@
-"""SIGTERM and SIGUSR1, as Slurm and launchers send them: the state is saved, and the exit
-status requests a requeue."""
+"""SIGTERM and SIGUSR1, as sent by Slurm and launchers: the state is saved, and the exit status
+requests a requeue.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +14,9 @@ from faulty_runs import (
     RANDOM_AUGMENTATION,
     bits_differing,
     children_of,
-    in_a_group,
+    log_lines,
+    spawn_in_group,
     state,
-    told,
     toy,
     wait_for,
 )
@@ -24,12 +25,12 @@ from runs import ROOT, command, finish, launcher, records, run_here, spawn, star
 from lavis_mafa.runners.termination import REQUEUE
 
 RUN = toy("albef", RANDOM_AUGMENTATION, run__num_workers=2, run__valid_splits='["val"]')
-LONG = {"run__max_epoch": 16}  # of 4 steps: time enough to be told
+LONG = {"run__max_epoch": 16}  # 4 steps per epoch: enough time to receive a signal
 TERM, USR1 = signal.SIGTERM, signal.SIGUSR1
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory):
+def uninterrupted(tmp_path_factory):
     folder = tmp_path_factory.mktemp("undisturbed")
     run_here(folder, **{**RUN, **LONG})
     return folder
@@ -49,23 +50,25 @@ def undisturbed(tmp_path_factory):
     ],
 )
 def test_signal_saves_and_requeued_job_resumes(
-    tmp_path, undisturbed, injected, number, steps, to_all
+    tmp_path, uninterrupted, injected, number, steps, to_all
 ):
-    """Also where the cluster tells the workers of the data loader; then requeued, same command."""
+    """The signal may also reach the data loader's workers; then the job is requeued with the
+    same command.
+    """
     job = {"SLURM_JOB_ID": "77", "SLURM_NTASKS": "1"}
-    listed = command("train.py", tmp_path, **{**RUN, **LONG})
-    process = in_a_group(tmp_path, listed, **job)
+    arguments = command("train.py", tmp_path, **{**RUN, **LONG})
+    process = spawn_in_group(tmp_path, arguments, **job)
     wait_for(tmp_path, steps, process)
     (os.killpg if to_all else os.kill)(process.pid, number)
-    (os.killpg if to_all else os.kill)(process.pid, number)  # a launcher tells as well
+    (os.killpg if to_all else os.kill)(process.pid, number)  # launchers send a second signal
     output = finish(process, status=REQUEUE)
     assert f"terminated by {number.name}" in output and "Traceback" not in output, output
-    left = state(tmp_path)
-    assert left["run"]["global_step"] == len(records(tmp_path, "step")) >= steps
-    requeued = spawn(tmp_path, listed, **job, SLURM_RESTART_COUNT="1")
+    saved = state(tmp_path)
+    assert saved["run"]["global_step"] == len(records(tmp_path, "step")) >= steps
+    requeued = spawn(tmp_path, arguments, **job, SLURM_RESTART_COUNT="1")
     assert "resuming in" in finish(requeued)
-    bits = bits_differing(state(tmp_path), state(undisturbed))
-    assert told(tmp_path) == told(undisturbed)
+    bits = bits_differing(state(tmp_path), state(uninterrupted))
+    assert log_lines(tmp_path) == log_lines(uninterrupted)
     injected(f"terminated by {number.name}", bits == 0, bits=bits)
     assert bits == 0
 
@@ -91,20 +94,20 @@ def test_signal_inside_an_accumulation_window(tmp_path, injected):
     run_here(tmp_path / "whole", **changes)
     cut, steps = tmp_path / "cut", [4, 9, 24]
     cut.mkdir()
-    # In this process the signal comes at a known step, and is heeded after the next.
+    # In this process the signal arrives at a known step and is handled after the next one.
     from lavis_mafa.runners import RunnerMafa
     from lavis_mafa.runners.termination import Terminated
 
-    note = RunnerMafa._record_step
+    record_step = RunnerMafa._record_step
 
-    def noted(runner, *args):
-        note(runner, *args)
+    def record_and_signal(runner, *args):
+        record_step(runner, *args)
         if runner.progress.global_step in steps:
             steps.remove(runner.progress.global_step)
             os.kill(os.getpid(), USR1)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(RunnerMafa, "_record_step", noted)
+        patch.setattr(RunnerMafa, "_record_step", record_and_signal)
         for _ in range(3):
             with pytest.raises(Terminated, match="SIGUSR1"):
                 run_here(cut, **changes, run__resume_ckpt_path="auto")
@@ -115,29 +118,29 @@ def test_signal_inside_an_accumulation_window(tmp_path, injected):
     assert bits == 0
 
 
-def test_signal_during_validation_ends_at_once(tmp_path, monkeypatch, injected):
+def test_signal_during_validation_ends_the_run_at_once(tmp_path, monkeypatch, injected):
     from lavis_mafa.runners import RunnerMafa
     from lavis_mafa.runners.termination import Terminated
 
     changes = toy("albef", run__valid_splits='["val"]', run__keep_every_epochs=1)
     run_here(tmp_path / "whole", **changes)
     (tmp_path / "cut").mkdir()
-    epoch_of, once = RunnerMafa.eval_epoch, [1]
+    eval_epoch, once = RunnerMafa.eval_epoch, [1]
 
-    def told_inside(runner, split, epoch, **options):
+    def signal_once(runner, split, epoch, **options):
         if epoch in once:
             once.remove(epoch)
             os.kill(os.getpid(), TERM)
             time.sleep(30)
-            pytest.fail("it did not leave")
-        return epoch_of(runner, split, epoch, **options)
+            pytest.fail("the run did not end")
+        return eval_epoch(runner, split, epoch, **options)
 
-    monkeypatch.setattr(RunnerMafa, "eval_epoch", told_inside)
+    monkeypatch.setattr(RunnerMafa, "eval_epoch", signal_once)
     with pytest.raises(Terminated):
         run_here(tmp_path / "cut", **changes)
     assert len(records(tmp_path / "cut", "eval")) == 1
     run_here(tmp_path / "cut", **changes, run__resume_ckpt_path="auto")
-    assert told(tmp_path / "cut") == told(tmp_path / "whole")
+    assert log_lines(tmp_path / "cut") == log_lines(tmp_path / "whole")
     names = [f"checkpoint_{name}.pth" for name in ("best", "last", 0, 1, 2)]
     assert all((tmp_path / "cut" / "job" / name).is_file() for name in names)
     bits = bits_differing(state(tmp_path / "cut"), state(tmp_path / "whole"))
@@ -149,7 +152,7 @@ TWO = {**toy("albef"), "run__batch_size_train": 4, **LONG}
 
 
 @pytest.fixture(scope="module")
-def two_undisturbed(tmp_path_factory):
+def two_uninterrupted(tmp_path_factory):
     folder = tmp_path_factory.mktemp("two")
     finish(start("train.py", folder, **TWO, ranks=2))
     return folder
@@ -159,34 +162,35 @@ def two_undisturbed(tmp_path_factory):
     "number, who",
     [(USR1, "one rank"), pytest.param(TERM, "the launcher", marks=pytest.mark.faults)],
 )
-def test_two_ranks_under_a_launcher(tmp_path, two_undisturbed, injected, number, who):
+def test_signal_to_two_ranks_with_a_launcher(tmp_path, two_uninterrupted, injected, number, who):
     process = start("train.py", tmp_path, **TWO, ranks=2)
     wait_for(tmp_path, 5, process)
     os.kill(process.pid if who == "the launcher" else children_of(process.pid)[-1], number)
-    output = finish(process, status=1)  # the launcher makes 1 of every failure
+    output = finish(process, status=1)  # the launcher returns 1 for every failure
     assert f"exit status {REQUEUE}" in output, output[-3000:]
     if who == "one rank":
         assert f"exitcode  : {REQUEUE}" in output
-    left = state(tmp_path)
-    assert left["run"]["global_step"] == len(records(tmp_path, "step")) >= 5
+    saved = state(tmp_path)
+    assert saved["run"]["global_step"] == len(records(tmp_path, "step")) >= 5
     finish(start("train.py", tmp_path, **TWO, ranks=2, run__resume_ckpt_path="auto"))
-    bits = bits_differing(state(tmp_path), state(two_undisturbed))
-    assert told(tmp_path) == told(two_undisturbed)
+    bits = bits_differing(state(tmp_path), state(two_uninterrupted))
+    assert log_lines(tmp_path) == log_lines(two_uninterrupted)
     injected(f"two ranks, {number.name} to {who}", bits == 0, bits=bits)
     assert bits == 0
 
 
 @pytest.mark.faults
 @pytest.mark.parametrize("number", [TERM, USR1])
-def test_two_tasks_of_slurm(tmp_path, two_undisturbed, injected, free_port, number):
+def test_signal_to_two_slurm_tasks(tmp_path, two_uninterrupted, injected, free_port, number):
     """Without a launcher each task's own status reaches the cluster."""
     job = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(free_port)}
     job.update(SLURM_JOB_ID="78", SLURM_NTASKS="2")
-    listed = command("train.py", tmp_path, **TWO)
+    arguments = command("train.py", tmp_path, **TWO)
 
     def tasks(**more):
         return [
-            in_a_group(tmp_path, listed, **job, **more, SLURM_PROCID=str(rank)) for rank in (0, 1)
+            spawn_in_group(tmp_path, arguments, **job, **more, SLURM_PROCID=str(rank))
+            for rank in (0, 1)
         ]
 
     processes = tasks()
@@ -197,12 +201,12 @@ def test_two_tasks_of_slurm(tmp_path, two_undisturbed, injected, free_port, numb
         finish(process, status=REQUEUE)
     for process in tasks(SLURM_RESTART_COUNT="1"):
         finish(process)
-    bits = bits_differing(state(tmp_path), state(two_undisturbed))
+    bits = bits_differing(state(tmp_path), state(two_uninterrupted))
     injected(f"two tasks of Slurm, {number.name} to both", bits == 0, bits=bits)
     assert bits == 0
 
 
-# What the batch script asks of Slurm: a host, two tasks that get its signals, and requeueing.
+# Substitutes for Slurm's commands: a host, two tasks that receive its signals, and requeueing.
 SLURM = {
     "scontrol": """#!/bin/sh
 [ "$1" = requeue ] && echo "$2" >> requeued || echo localhost
@@ -221,7 +225,7 @@ exit "$status"
 }
 
 
-def test_the_batch_script_asks_for_requeue(tmp_path, two_undisturbed, injected, free_port):
+def test_batch_script_requests_requeue(tmp_path, two_uninterrupted, injected, free_port):
     for name, script in SLURM.items():
         (tmp_path / name).write_text(script)
         (tmp_path / name).chmod(0o755)
@@ -239,16 +243,16 @@ def test_the_batch_script_asks_for_requeue(tmp_path, two_undisturbed, injected, 
     assert (tmp_path / "requeued").read_text() == "79\n", output[-3000:]
     finish(spawn(tmp_path, script, **job, SLURM_RESTART_COUNT="1"))
     assert (tmp_path / "requeued").read_text() == "79\n"
-    bits = bits_differing(state(tmp_path), state(two_undisturbed))
-    assert told(tmp_path) == told(two_undisturbed)
+    bits = bits_differing(state(tmp_path), state(two_uninterrupted))
+    assert log_lines(tmp_path) == log_lines(two_uninterrupted)
     injected("two tasks of Slurm, SIGUSR1 to both", bits == 0, bits=bits)
     assert bits == 0
 
 
 @pytest.mark.faults
-def test_signal_during_evaluation_has_the_same_status(tmp_path, undisturbed):
+def test_signal_during_evaluation_has_the_same_status(tmp_path, uninterrupted):
     changes = {**toy("albef"), "run__test_splits": '["test"]', "model__load_finetuned": True}
-    changes["model__finetuned"] = undisturbed / "job" / "checkpoint_last.pth"
+    changes["model__finetuned"] = uninterrupted / "job" / "checkpoint_last.pth"
     changes["datasets__toy_scenes__build_info__test_size"] = 4000
     process = start("evaluate.py", tmp_path, **changes)
     wait_for(tmp_path, 1, process, "config")
@@ -262,15 +266,15 @@ def test_signal_handlers_are_restored_after_a_run(tmp_path):
     assert [signal.getsignal(number) for number in (TERM, USR1)] == before
 
 
-def test_another_command_of_the_job_gets_its_own_folder(tmp_path, monkeypatch):
-    """A requeued job's other runs are not mistaken for this one: their configs differ."""
+def test_other_command_of_the_job_gets_its_own_folder(tmp_path, monkeypatch):
+    """Other runs of a requeued job are recognised by their configs."""
     monkeypatch.setenv("SLURM_JOB_ID", "5")
     changes = {**toy("albef"), "run__job_id": None, "run__max_steps": 1}
     first = run_here(tmp_path, **changes)
     other = run_here(tmp_path, **changes, run__seed=1)
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
-    again = [run_here(tmp_path, **changes), run_here(tmp_path, **changes, run__seed=1)]
-    assert [one.output_dir for one in again] == [first.output_dir, other.output_dir]
+    requeued = [run_here(tmp_path, **changes), run_here(tmp_path, **changes, run__seed=1)]
+    assert [runner.output_dir for runner in requeued] == [first.output_dir, other.output_dir]
     third = run_here(tmp_path, **changes, run__seed=2)
     assert third.output_dir not in (first.output_dir, other.output_dir)
     assert launcher() and third.progress.global_step == 1

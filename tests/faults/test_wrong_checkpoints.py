@@ -1,4 +1,4 @@
-"""Wrong checkpoints are refused by the config, before anything is built, naming key and file."""
+"""Wrong checkpoints are rejected by the config, before anything is built, naming key and file."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ KEPT = Path(__file__).parent / "kept"
 TRAIN = ROOT / "projects/mafa/train"
 FAMILIES = {"albef_mafa": "albef_toy", "blip_mafa": "blip_toy", "blip2_mafa": "blip2_toy"}
 CON_D = {"model.mafa.con_d.arch": "albef_mafa", "model.mafa.con_d.model_type": "tiny"}
-# By key: what must be set for it to be read.
+# By key: settings with which the key is read.
 KEYS = {
     "model.pretrained": {"model.load_pretrained": True},
     "model.finetuned": {"model.load_finetuned": True},
@@ -35,7 +35,7 @@ ALL = sorted(KEYS)
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
-    """``saved(arch)``: a checkpoint as a run writes it, of the tiny model, less its optimizer."""
+    """``saved(arch)``: a checkpoint of the tiny model in the runner's format, without optimizer."""
     folder = tmp_path_factory.mktemp("saved")
 
     def path(arch, name=None, change=None, **settings):
@@ -60,8 +60,8 @@ def saved(tmp_path_factory):
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_built(monkeypatch):
-    """No model is made by a config that is refused."""
+def forbid_building(monkeypatch):
+    """A rejected config must not build a model."""
 
     def fail(*args, **kwargs):
         raise AssertionError("a model was built")
@@ -70,7 +70,7 @@ def nothing_is_built(monkeypatch):
 
 
 def problems(key, path, config="albef_toy", **more):
-    """What is said of ``key`` when it names a file; [] if the config is good."""
+    """Return the problems of ``key`` when it names a file; [] if the config is valid."""
     changes = {**KEYS.get(key, {}), **{k.replace("__", "."): v for k, v in more.items()}}
     given = [f"{name}={value}" for name, value in {**changes, key: path}.items()]
     try:
@@ -92,8 +92,8 @@ def test_valid_checkpoints_pass(saved, key):
 
 
 def altered(data):
-    place = data.index(b"PK\x03\x04", len(data) // 2) - 200
-    return data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :]
+    position = data.index(b"PK\x03\x04", len(data) // 2) - 200
+    return data[:position] + bytes([data[position] ^ 1]) + data[position + 1 :]
 
 
 BROKEN = {
@@ -107,12 +107,12 @@ BROKEN = {
 
 @pytest.mark.parametrize("what", BROKEN)
 @pytest.mark.parametrize("key", ALL)
-def test_damaged_files_are_refused(saved, tmp_path, injected, key, what):
-    change, told = BROKEN[what]
+def test_damaged_files_are_rejected(saved, tmp_path, injected, key, what):
+    change, message = BROKEN[what]
     path = tmp_path / "broken.pth"
     path.write_bytes(change(saved("albef_mafa").read_bytes()))
     found = problems(key, path)
-    assert len(found) == 1 and told in found[0], found
+    assert len(found) == 1 and message in found[0], found
     injected("wrong checkpoint named by a config", 1)
 
 
@@ -136,19 +136,19 @@ CONTENTS = {
 
 @pytest.mark.parametrize("what", CONTENTS)
 @pytest.mark.parametrize("key", ALL[:-1])
-def test_files_of_something_else(saved, tmp_path, injected, key, what):
-    make, told = CONTENTS[what]
+def test_files_with_other_content_are_rejected(saved, tmp_path, injected, key, what):
+    make, message = CONTENTS[what]
     path = tmp_path / "other.pth"
     torch.save(make(weights(saved("albef_mafa"))), path)
     found = problems(key, path)
-    assert len(found) == 1 and told in found[0], found
+    assert len(found) == 1 and message in found[0], found
     injected("wrong checkpoint named by a config", 1)
 
 
 @pytest.mark.parametrize("key", ALL)
 @pytest.mark.parametrize("given", FAMILIES)
 @pytest.mark.parametrize("arch", FAMILIES)
-def test_other_families(saved, injected, key, arch, given):
+def test_checkpoints_of_other_families_are_rejected(saved, injected, key, arch, given):
     if arch == given:
         return
     judge = {"model__mafa__con_d__arch": arch} if "con_d" in key else {}
@@ -158,11 +158,11 @@ def test_other_families(saved, injected, key, arch, given):
 
 
 @pytest.mark.parametrize("key", ALL)
-def test_another_stage(saved, injected, key):
-    def of_stage_2(content):
+def test_checkpoints_of_another_stage_are_rejected(saved, injected, key):
+    def set_stage_2_arch(content):
         content["config"]["model"]["arch"] = "blip2_opt_mafa"
 
-    path = saved("blip2_mafa", "stage_2", of_stage_2)
+    path = saved("blip2_mafa", "stage_2", set_stage_2_arch)
     judge = {"model__mafa__con_d__arch": "blip2_mafa"} if "con_d" in key else {}
     found = problems(key, path, "blip2_toy", **judge)
     assert len(found) == 1 and "which is of stage 2" in found[0]
@@ -184,38 +184,38 @@ SIZES = [
 ]
 
 
-def named(arch, settings):
+def file_stem(arch, settings):
     return re.sub(r"\W+", "_", f"{arch} {settings}")
 
 
 @pytest.mark.parametrize("key", [key for key in ALL if "con_d" not in key])
-@pytest.mark.parametrize("arch, settings, told", SIZES)
-def test_other_sizes(saved, injected, key, arch, settings, told):
-    path = saved(arch, named(arch, settings), **settings)
+@pytest.mark.parametrize("arch, settings, message", SIZES)
+def test_checkpoints_of_other_sizes_are_rejected(saved, injected, key, arch, settings, message):
+    path = saved(arch, file_stem(arch, settings), **settings)
     found = problems(key, path, FAMILIES[arch])
     assert len(found) == 1 and "was saved by a model of other sizes" in found[0], found
-    assert told in found[0], found
+    assert message in found[0], found
     injected("wrong checkpoint named by a config", 1)
 
 
-@pytest.mark.parametrize("arch, settings, told", SIZES)
-def test_those_sizes_would_have_been_refused_later(saved, arch, settings, told):
-    """Nothing is refused early that loading can handle."""
-    path = saved(arch, named(arch, settings), **settings)
+@pytest.mark.parametrize("arch, settings, message", SIZES)
+def test_loading_rejects_the_same_sizes(saved, arch, settings, message):
+    """The config check must not reject what loading can handle."""
+    path = saved(arch, file_stem(arch, settings), **settings)
     model = lavis_mafa.load_model(arch, "tiny")
     with pytest.raises(ValueError, match="other sizes"):
         model.load_checkpoint(str(path))
 
 
-def test_another_size_of_text(injected):
-    """By what the JSON of the text encoder says."""
+def test_other_size_of_the_text_encoder_is_rejected(injected):
+    """Read from the JSON of the text encoder."""
     found = problems("model.pretrained", KEPT / "format1_86eb3e7_albef.pth", model__embed_dim=4)
     assert len(found) == 1 and "hidden_size of med_config_path 8 in the file, 64 here" in found[0]
     injected("wrong checkpoint named by a config", 1)
 
 
 def test_con_d_takes_its_sizes_from_its_checkpoint(saved):
-    """And is refused only if `model` says otherwise."""
+    """It is rejected only if `model` contradicts the checkpoint."""
     key = "model.mafa.con_d.checkpoint"
     path = saved("albef_mafa", "narrow", embed_dim=48)
     assert problems(key, path) == []
@@ -228,13 +228,13 @@ def test_con_d_takes_its_sizes_from_its_checkpoint(saved):
 
 
 @pytest.mark.parametrize("recorded", ["${nowhere}", "${oc.env:NOWHERE}", [1], {"width": "x"}])
-def test_what_a_checkpoint_records_of_itself_may_be_nonsense(saved, recorded, injected):
-    """It is told or passed over, never an error of the check's own."""
+def test_invalid_recorded_config_is_reported_or_ignored(saved, recorded, injected):
+    """It must never crash the check."""
 
-    def nonsense(content):
+    def invalidate(content):
         content["config"]["model"]["vit"] = recorded
 
-    path = saved("albef_mafa", named("nonsense", recorded), nonsense)
+    path = saved("albef_mafa", file_stem("nonsense", recorded), invalidate)
     assert problems("model.pretrained", path) == []
     found = problems("model.mafa.con_d.checkpoint", path)
     assert all("contains a model config that cannot be read" in line for line in found)
@@ -246,7 +246,7 @@ def test_what_a_checkpoint_records_of_itself_may_be_nonsense(saved, recorded, in
     "settings", [{"image_size": 64}, {"vit": {**VIT, "width": 64, "depth": 2}}]
 )
 def test_differences_handled_by_loading_pass(saved, settings):
-    """Another image size is interpolated; layers that are missing are told."""
+    """Another image size is interpolated; missing layers are reported."""
     path = saved("albef_mafa", f"handled-{len(settings)}-{list(settings)[0]}", **settings)
     assert problems("model.pretrained", path) == []
     lavis_mafa.load_model("albef_mafa", "tiny").load_checkpoint(str(path))
@@ -264,8 +264,8 @@ def test_weights_without_run_state_cannot_be_resumed(saved, tmp_path, injected):
         injected("wrong checkpoint named by a config", 1)
 
 
-def test_a_run_of_lavis_runner(saved, tmp_path):
-    """It keeps other things; each runner wants its own."""
+def test_checkpoint_of_lavis_runner(saved, tmp_path):
+    """Its content differs; each runner needs its own."""
     theirs = {"run__runner": "runner_base", "run__grit__enabled": False}
     path = tmp_path / "theirs.pth"
     content = {"model": weights(saved("albef_mafa")), "optimizer": {}, "epoch": 3, "config": {}}
@@ -276,7 +276,7 @@ def test_a_run_of_lavis_runner(saved, tmp_path):
     assert len(problems("run.resume_ckpt_path", path, **theirs)) == 1
 
 
-def test_an_image_encoder(saved, tmp_path, injected):
+def test_checkpoint_for_an_image_encoder(saved, tmp_path, injected):
     key, config = "model.vit_weights", "blip2_toy"
     assert problems(key, saved("blip2_mafa"), config) == []
     path = tmp_path / "other.pth"
@@ -293,11 +293,11 @@ def test_all_problems_are_reported_together(saved, tmp_path):
     given |= {key: path for key in ALL if key != "model.finetuned"}
     with pytest.raises(ConfigError) as caught:
         load_config(TRAIN / "albef_toy.yaml", [f"{k}={v}" for k, v in given.items()])
-    named = {line.split(":")[0] for line in caught.value.problems}
-    assert named == {*ALL, "run.seed"} - {"model.finetuned"}
+    file_stem = {line.split(":")[0] for line in caught.value.problems}
+    assert file_stem == {*ALL, "run.seed"} - {"model.finetuned"}
 
 
-def test_a_config_for_another_machine_looks_at_no_file(tmp_path):
+def test_config_for_another_machine_reads_no_file(tmp_path):
     path = tmp_path / "broken.pth"
     path.write_bytes(b"weights" * 99)
     given = {**KEYS["model.pretrained"], **CON_D}
@@ -307,7 +307,7 @@ def test_a_config_for_another_machine_looks_at_no_file(tmp_path):
 
 
 def test_unused_checkpoints_are_not_checked(saved, tmp_path):
-    """`pretrained` beside a `finetuned` that is loaded; Con-D where nothing is trained."""
+    """`pretrained` if `finetuned` is loaded as well; Con-D if nothing is trained."""
     path = tmp_path / "broken.pth"
     path.write_bytes(b"weights" * 99)
     more = {"model__load_finetuned": True, "model__finetuned": saved("albef_mafa")}
@@ -324,11 +324,11 @@ def test_command_reports_the_problem(saved, tmp_path):
 
 
 def test_check_is_fast(tmp_path):
-    """A file of 256 MiB: tensors stay where they are."""
+    """A file of 256 MiB: tensors are not read into memory."""
     path = tmp_path / "large.pth"
     torch.save({"model": {f"w{k}": torch.zeros(1 << 22) for k in range(16)}}, path)
-    began = time.perf_counter()
+    start_time = time.perf_counter()
     read_checkpoint(str(path), mapped=True)
-    assert time.perf_counter() - began < 5
+    assert time.perf_counter() - start_time < 5
     content = copy.copy(read_checkpoint(str(path), mapped=True))
     assert content["model"]["w3"].shape == (1 << 22,)
