@@ -1,4 +1,4 @@
-"""Scores of captions against pycocoevalcap's own pipeline, with and without Java."""
+"""Caption scores compared with pycocoevalcap's own pipeline, with and without Java."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ DOMAINS = {1: "in", 2: "in", 3: "near", 4: "near", 5: "out", 6: "out"}
 
 
 def coco_file(path, references=REFERENCES, domains=None):
-    """References in COCO's format; ``domains``: what NoCaps adds to the images."""
+    """Write references in COCO's format; ``domains``: the image domains that NoCaps adds."""
     content = {
         "images": [{"id": i, **({"domain": domains[i]} if domains else {})} for i in references],
         "annotations": [
@@ -69,7 +69,7 @@ def coco_file(path, references=REFERENCES, domains=None):
 
 
 def fake_java(folder, script):
-    """A ``java`` of our own, the only one on the PATH it returns."""
+    """Create a fake ``java`` and return a PATH that contains only it."""
     program = folder / "java"
     program.write_text(f"#!/bin/sh\n{script}\n")
     program.chmod(program.stat().st_mode | stat.S_IEXEC)
@@ -97,7 +97,7 @@ def test_python_tokens(text, tokens):
 
 
 @needs_java
-def test_python_tokens_are_those_of_the_penn_treebank():
+def test_python_tokens_equal_those_of_the_penn_treebank():
     texts = [t for several in REFERENCES.values() for t in several]
     texts += [
         "A man's dog isn't big.",
@@ -110,25 +110,25 @@ def test_python_tokens_are_those_of_the_penn_treebank():
 
 
 @needs_java
-def test_a_line_separator_in_a_caption_shifts_no_other():
+def test_line_separator_in_a_caption_does_not_shift_others():
     texts = {1: ["a\u2028b", "c\rd"], 2: ["e\nf\x85g"], 3: ["h"]}
     assert tokens_of(texts, PTB) == {1: ["a b", "c d"], 2: ["e f g"], 3: ["h"]}
     assert tokens_of(texts, PYTHON) == tokens_of(texts, PTB)
 
 
 @given(st.text())
-def test_python_tokens_are_lower_case_words_without_listed_punctuation(text):
+def test_python_tokens_are_lower_case_without_punctuation(text):
     tokens = python_tokens(text).split(" ")
     assert not set(tokens) & (scoring._REMOVED | {"(", ")"})
     assert all(token == token.lower() for token in tokens)
     assert python_tokens(text) == python_tokens(f"  {text}\n")
 
 
-# Figures
+# Scores
 
 
 class NoMetric:
-    """In the place of a metric that the official pipeline shall leave out."""
+    """Replaces a metric that the official pipeline must skip."""
 
     def compute_score(self, truths, texts):
         return 0.0, [0.0] * len(truths)
@@ -137,75 +137,75 @@ class NoMetric:
         return "none"
 
 
-def official_figures(tmp_path, monkeypatch, without=("Meteor", "Spice"), which=None):
+def official_scores(tmp_path, monkeypatch, without=("Meteor", "Spice"), image_ids=None):
     for name in without:
         monkeypatch.setattr(official, name, NoMetric)
     truth = COCO(str(coco_file(tmp_path / "truth.json")))
-    found = truth.loadRes([{"image_id": i, "caption": c} for i, c in CAPTIONS.items()])
-    evaluator = official.COCOEvalCap(truth, found)
-    evaluator.params["image_id"] = which or list(CAPTIONS)
+    results = truth.loadRes([{"image_id": i, "caption": c} for i, c in CAPTIONS.items()])
+    evaluator = official.COCOEvalCap(truth, results)
+    evaluator.params["image_id"] = image_ids or list(CAPTIONS)
     evaluator.evaluate()
     return evaluator.eval
 
 
 @needs_java
-def test_figures_are_those_of_pycocoevalcap(tmp_path, monkeypatch):
-    expected = official_figures(tmp_path, monkeypatch)
+def test_scores_equal_pycocoevalcap(tmp_path, monkeypatch):
+    expected = official_scores(tmp_path, monkeypatch)
     tools = Tools(("bleu", "rouge", "cider"), PTB)
-    figures = score_captions(CAPTIONS, References(REFERENCES), tools)
+    scores = score_captions(CAPTIONS, References(REFERENCES), tools)
     names = {"Bleu_1", "Bleu_2", "Bleu_3", "Bleu_4", "ROUGE_L", "CIDEr"}
-    assert {name: figures[name] for name in names} == pytest.approx(
+    assert {name: scores[name] for name in names} == pytest.approx(
         {name: float(expected[name]) for name in names}, abs=1e-12
     )
-    assert figures["agg_metrics"] == figures["CIDEr"] + figures["Bleu_4"]
-    assert figures["tokenizer"] == "ptb"
-    assert figures.keys() == names | {"agg_metrics", "tokenizer"}
-    # These captions are plain enough for the stand-in.
+    assert scores["agg_metrics"] == scores["CIDEr"] + scores["Bleu_4"]
+    assert scores["tokenizer"] == "ptb"
+    assert scores.keys() == names | {"agg_metrics", "tokenizer"}
+    # For these simple captions the Python tokenizer gives the same tokens.
     in_python = score_captions(CAPTIONS, References(REFERENCES), IN_PYTHON)
-    assert in_python == {**figures, "tokenizer": "python"}
-    assert all(type(v) is float for k, v in figures.items() if k != "tokenizer")
+    assert in_python == {**scores, "tokenizer": "python"}
+    assert all(type(v) is float for k, v in scores.items() if k != "tokenizer")
 
 
 @pytest.mark.slow
 @needs_java
-def test_meteor_is_that_of_pycocoevalcap(tmp_path, monkeypatch):
+def test_meteor_equals_pycocoevalcap(tmp_path, monkeypatch):
     tools = Tools(("meteor",), PTB)
-    figures = score_captions(CAPTIONS, References(REFERENCES, DOMAINS), tools)
-    whole = official_figures(tmp_path, monkeypatch, ("Spice",))
-    part = official_figures(tmp_path, monkeypatch, ("Spice",), which=[3, 4])
-    assert figures["METEOR"] == pytest.approx(whole["METEOR"])
-    assert figures["METEOR_near"] == pytest.approx(part["METEOR"])
-    assert 0.0 < figures["METEOR"] < 1.0
+    scores = score_captions(CAPTIONS, References(REFERENCES, DOMAINS), tools)
+    all_images = official_scores(tmp_path, monkeypatch, ("Spice",))
+    one_domain = official_scores(tmp_path, monkeypatch, ("Spice",), image_ids=[3, 4])
+    assert scores["METEOR"] == pytest.approx(all_images["METEOR"])
+    assert scores["METEOR_near"] == pytest.approx(one_domain["METEOR"])
+    assert 0.0 < scores["METEOR"] < 1.0
 
 
-def test_a_domain_is_a_data_set_of_its_own():
-    figures = score_captions(CAPTIONS, References(REFERENCES, DOMAINS), IN_PYTHON)
-    alone = {}
+def test_every_domain_is_scored_like_a_separate_data_set():
+    scores = score_captions(CAPTIONS, References(REFERENCES, DOMAINS), IN_PYTHON)
+    separate = {}
     for ending, ids in (("", range(1, 7)), ("_in", (1, 2)), ("_near", (3, 4)), ("_out", (5, 6))):
         part = {i: REFERENCES[i] for i in ids}
-        found = score_captions({i: CAPTIONS[i] for i in ids}, References(part), IN_PYTHON)
-        alone.update({f"{name}{ending}": value for name, value in found.items()})
+        domain_scores = score_captions({i: CAPTIONS[i] for i in ids}, References(part), IN_PYTHON)
+        separate.update({f"{name}{ending}": value for name, value in domain_scores.items()})
     skipped = {"agg_metrics", "tokenizer"}
-    assert {n: v for n, v in figures.items() if n not in skipped} == {
-        n: v for n, v in alone.items() if not n.startswith(tuple(skipped))
+    assert {n: v for n, v in scores.items() if n not in skipped} == {
+        n: v for n, v in separate.items() if not n.startswith(tuple(skipped))
     }
-    assert figures["agg_metrics"] == figures["CIDEr"] + figures["Bleu_4"]
-    # Document frequencies of all images would give something else.
+    assert scores["agg_metrics"] == scores["CIDEr"] + scores["Bleu_4"]
+    # Document frequencies over all images would give a different score.
     tokens = [tokens_of({i: x[i] for i in x}, PYTHON) for x in (REFERENCES, _listed(CAPTIONS))]
     _, of_all = Cider().compute_score(*tokens)
-    assert abs(np.mean(of_all[:2]) - figures["CIDEr_in"]) > 0.01
+    assert abs(np.mean(of_all[:2]) - scores["CIDEr_in"]) > 0.01
 
 
 def _listed(captions):
     return {image: [caption] for image, caption in captions.items()}
 
 
-def test_identical_captions_score_highest():
+def test_identical_captions_have_the_maximum_score():
     truth = References({i: [text] for i, text in CAPTIONS.items()})
-    figures = score_captions(CAPTIONS, truth, IN_PYTHON)
-    assert figures["Bleu_4"] == pytest.approx(1.0, abs=1e-6)
-    assert figures["ROUGE_L"] == 1.0
-    assert figures["CIDEr"] == pytest.approx(10.0)
+    scores = score_captions(CAPTIONS, truth, IN_PYTHON)
+    assert scores["Bleu_4"] == pytest.approx(1.0, abs=1e-6)
+    assert scores["ROUGE_L"] == 1.0
+    assert scores["CIDEr"] == pytest.approx(10.0)
 
 
 def test_spice_is_averaged_over_each_domain(monkeypatch):
@@ -214,7 +214,7 @@ def test_spice_is_averaged_over_each_domain(monkeypatch):
     class FakeSpice:
         def compute_score(self, truths, texts):
             options.append(os.environ["JDK_JAVA_OPTIONS"])
-            # As the real one: in the order of sorted image ids, whatever that of the mapping is.
+            # Like the real one: ordered by sorted image ids, whatever the order of the mapping.
             scores = [{"All": {"f": len(texts[i][0]) / 100}} for i in sorted(truths)]
             return np.mean([s["All"]["f"] for s in scores]), scores
 
@@ -224,16 +224,16 @@ def test_spice_is_averaged_over_each_domain(monkeypatch):
     references = References(
         {i: ["x"] for i in captions}, {i: "in" if i <= 4 else "out" for i in captions}
     )
-    figures = score_captions(captions, references, Tools(("spice",), PYTHON))
-    assert figures["SPICE"] == pytest.approx(0.155)
-    assert figures["SPICE_in"] == pytest.approx(0.025)
-    assert figures["SPICE_out"] == pytest.approx(sum(range(5, 31)) / 26 / 100)
-    assert "agg_metrics" not in figures
+    scores_by_name = score_captions(captions, references, Tools(("spice",), PYTHON))
+    assert scores_by_name["SPICE"] == pytest.approx(0.155)
+    assert scores_by_name["SPICE_in"] == pytest.approx(0.025)
+    assert scores_by_name["SPICE_out"] == pytest.approx(sum(range(5, 31)) / 26 / 100)
+    assert "agg_metrics" not in scores_by_name
     assert options[0].startswith("-Xss8m --add-opens=java.base/java.lang=ALL-UNNAMED")
     assert os.environ["JDK_JAVA_OPTIONS"] == "-Xss8m"
 
 
-def test_a_metric_that_fails_loses_no_other(monkeypatch, caplog):
+def test_failing_metric_does_not_affect_others(monkeypatch, caplog):
     class NoMemory:
         def compute_score(self, truths, texts):
             raise MemoryError("Java heap space")
@@ -241,38 +241,38 @@ def test_a_metric_that_fails_loses_no_other(monkeypatch, caplog):
     monkeypatch.setattr(scoring.spice, "Spice", NoMemory)
     monkeypatch.delenv("JDK_JAVA_OPTIONS", raising=False)
     tools = Tools(("bleu", "spice", "cider"), PYTHON)
-    figures = score_captions(CAPTIONS, References(REFERENCES), tools)
-    assert "SPICE" not in figures and figures["CIDEr"] > 0 and figures["Bleu_1"] > 0
+    scores = score_captions(CAPTIONS, References(REFERENCES), tools)
+    assert "SPICE" not in scores and scores["CIDEr"] > 0 and scores["Bleu_1"] > 0
     assert "SPICE failed and is skipped: Java heap space" in caplog.text
     assert "JDK_JAVA_OPTIONS" not in os.environ
 
 
-def test_a_dying_java_neither_hangs_nor_loses_the_rest(tmp_path, monkeypatch, caplog):
+def test_failing_java_neither_hangs_nor_affects_the_rest(tmp_path, monkeypatch, caplog):
     monkeypatch.setenv("PATH", fake_java(tmp_path, "exit 1"))
-    figures = score_captions(CAPTIONS, References(REFERENCES), Tools(("meteor", "cider"), PTB))
-    assert figures["CIDEr"] > 0 and "METEOR" not in figures
-    assert figures["tokenizer"] == "python"
+    scores = score_captions(CAPTIONS, References(REFERENCES), Tools(("meteor", "cider"), PTB))
+    assert scores["CIDEr"] > 0 and "METEOR" not in scores
+    assert scores["tokenizer"] == "python"
     assert "METEOR failed" in caplog.text and "a Python tokenizer replaces it" in caplog.text
 
 
-# What this machine can score
+# Availability of metrics
 
 
-def test_metrics_have_the_names_of_the_config():
+def test_metric_names_equal_those_of_the_config():
     assert METRICS == CAPTION_METRICS
 
 
-def test_without_java_the_rest_is_scored_and_one_warning_says_what_is_missing(monkeypatch, caplog):
+def test_without_java_the_rest_is_scored_with_one_warning(monkeypatch, caplog):
     monkeypatch.setenv("PATH", "")
     assert find_tools() == Tools(("bleu", "rouge", "cider"), PYTHON)
     (warning,) = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
-    for told in ("METEOR", "SPICE", "tokenizer", "java is not on PATH", "install a Java runtime"):
-        assert told in warning
-    figures = score_captions(CAPTIONS, References(REFERENCES), find_tools(["cider"]))
-    assert figures["CIDEr"] > 0 and figures["tokenizer"] == "python"
+    for text in ("METEOR", "SPICE", "tokenizer", "java is not on PATH", "install a Java runtime"):
+        assert text in warning
+    scores = score_captions(CAPTIONS, References(REFERENCES), find_tools(["cider"]))
+    assert scores["CIDEr"] > 0 and scores["tokenizer"] == "python"
 
 
-def test_a_metric_asked_for_that_cannot_be_had_is_an_error(monkeypatch):
+def test_requested_but_unavailable_metric_is_an_error(monkeypatch):
     monkeypatch.setenv("PATH", "")
     with pytest.raises(ValueError, match=r"run\.metrics .*spice: java is not on PATH; inst"):
         find_tools(["cider", "spice"])
@@ -282,13 +282,13 @@ def test_a_metric_asked_for_that_cannot_be_had_is_an_error(monkeypatch):
         find_tools([])
 
 
-def test_a_java_that_does_not_run_is_told_from_none(tmp_path, monkeypatch, caplog):
+def test_broken_java_is_distinguished_from_missing_java(tmp_path, monkeypatch, caplog):
     monkeypatch.setenv("PATH", fake_java(tmp_path, "exit 3"))
     assert find_tools().tokenizer == PYTHON
     assert "java does not run" in caplog.text and "exit status 3" in caplog.text
 
 
-def test_spice_without_its_files_is_missing_from_the_start(tmp_path, monkeypatch, caplog):
+def test_spice_without_its_files_is_unavailable(tmp_path, monkeypatch, caplog):
     (tmp_path / "spice/lib").mkdir(parents=True)
     monkeypatch.setattr(scoring.spice, "__file__", str(tmp_path / "spice/spice.py"))
     monkeypatch.setattr(scoring, "_java_problem", lambda: None)
@@ -305,17 +305,17 @@ def test_spice_without_its_files_is_missing_from_the_start(tmp_path, monkeypatch
 # References
 
 
-def test_references_of_a_file(tmp_path):
+def test_references_are_read_from_a_file(tmp_path):
     names = {1: "in-domain", 2: "near-domain", 3: "out-domain", 4: "in-domain"}
-    some = {i: REFERENCES[i] for i in names}
-    found = read_references(coco_file(tmp_path / "truth.json", some, names))
-    assert found.captions == some
-    assert found.domains == {1: "in", 2: "near", 3: "out", 4: "in"}
-    assert read_references(coco_file(tmp_path / "truth.json", some)).domains == {}
+    subset = {i: REFERENCES[i] for i in names}
+    references = read_references(coco_file(tmp_path / "truth.json", subset, names))
+    assert references.captions == subset
+    assert references.domains == {1: "in", 2: "near", 3: "out", 4: "in"}
+    assert read_references(coco_file(tmp_path / "truth.json", subset)).domains == {}
 
 
 @pytest.mark.parametrize("content", [[], {}, {"annotations": [{"image_id": 3}]}])
-def test_references_of_another_format(tmp_path, content):
+def test_references_in_another_format_are_rejected(tmp_path, content):
     path = tmp_path / "truth.json"
     path.write_text(json.dumps(content))
     with pytest.raises(ValueError, match=r"truth\.json is not in COCO's caption format"):
@@ -323,21 +323,21 @@ def test_references_of_another_format(tmp_path, content):
 
 
 @pytest.mark.parametrize("content", [b"", b"a red circle\n", b"\xff\xfe{"])
-def test_references_that_are_not_json(tmp_path, content):
+def test_references_that_are_not_json_are_rejected(tmp_path, content):
     path = tmp_path / "truth.json"
     path.write_bytes(content)
     with pytest.raises(ValueError, match=r"truth\.json is not JSON"):
         read_references(path)
 
 
-def test_no_references_at_all(tmp_path):
+def test_file_without_references_is_rejected(tmp_path):
     path = tmp_path / "truth.json"
     path.write_text('{"images": [], "annotations": []}')
     with pytest.raises(ValueError, match=r"truth\.json has no captions"):
         read_references(path)
 
 
-def test_ids_are_numbers_where_they_are_numbers():
+def test_numeric_ids_become_numbers():
     assert [as_id(x) for x in ("000000391895", 7, "0", "d3e9", "²", "-1")] == [
         391895,
         7,
@@ -348,21 +348,21 @@ def test_ids_are_numbers_where_they_are_numbers():
     ]
 
 
-def test_other_images_than_the_references(caplog):
+def test_images_without_references(caplog):
     with pytest.raises(ValueError) as error:
         score_captions(
             {9: "a dog", 10: "a cat"}, References(REFERENCES, source="gt.json"), IN_PYTHON
         )
-    told = str(error.value)
-    assert "none of the 2 captioned images is among the 6 of gt.json" in told
-    assert "9, 10 here and 1, 2, 3 there" in told and "run.annotation_file" in told
+    message = str(error.value)
+    assert "none of the 2 captioned images is among the 6 of gt.json" in message
+    assert "9, 10 here and 1, 2, 3 there" in message and "run.annotation_file" in message
 
     part = {i: CAPTIONS[i] for i in (1, 2, 3)}
-    figures = score_captions({**part, 99: "a cat"}, References(REFERENCES), IN_PYTHON)
+    scores = score_captions({**part, 99: "a cat"}, References(REFERENCES), IN_PYTHON)
     assert "scored on 3 images: 1 of 4 captioned images have no references" in caplog.text
     assert "3 of its 6 images have no caption" in caplog.text
-    whole = References({i: REFERENCES[i] for i in part})
-    assert figures == score_captions(part, whole, IN_PYTHON)
+    references = References({i: REFERENCES[i] for i in part})
+    assert scores == score_captions(part, references, IN_PYTHON)
     caplog.clear()
-    score_captions(part, whole, IN_PYTHON)
+    score_captions(part, references, IN_PYTHON)
     assert "scored on" not in caplog.text

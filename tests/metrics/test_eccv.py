@@ -1,4 +1,4 @@
-"""ECCV Caption's, CxC's and COCO's figures: ids, ranking, scores by slow loops, the command."""
+"""Scores of ECCV Caption, CxC and COCO: ids, ranking, slow loops, the command."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def metrics():
 
 @pytest.fixture(scope="module")
 def test_split(metrics):
-    """Names and captions as of the real test split, some images with six captions."""
+    """Names and captions as in the real test split, some images with six captions."""
     rows = karpathy(metrics, six=(0, 17, 4999))
     return [row["image"] for row in rows], [row["caption"] for row in rows]
 
@@ -63,18 +63,20 @@ def ids_of(metrics, **options):
 def test_ids_of_the_real_test_split(metrics, test_split):
     names, captions = test_split
     image_ids, caption_ids = eccv.coco_ids(names, captions)
-    assert [file_name(one) for one in image_ids.tolist()] == names
+    assert [file_name(caption_id) for caption_id in image_ids.tolist()] == names
     assert names[0] == "val2014/COCO_val2014_000000391895.jpg"
-    texts = [text for own in captions for text in own]
+    texts = [text for of_image in captions for text in of_image]
     assert len(caption_ids) == len(texts) == 25003
-    for text, one in zip(texts, caption_ids.tolist(), strict=True):
-        assert (one == -1) == text.startswith("One more") and (one == -1 or str(one) in text)
+    for text, caption_id in zip(texts, caption_ids.tolist(), strict=True):
+        assert (caption_id == -1) == text.startswith("One more") and (
+            caption_id == -1 or str(caption_id) in text
+        )
     assert np.flatnonzero(caption_ids < 0).tolist() == [5, 91, 25002]
     assert set(caption_ids[caption_ids >= 0].tolist()) == set(metrics.coco_ids.tolist())
 
 
 @pytest.mark.strict_smoke
-def test_the_test_split_is_known_by_its_names(test_split):
+def test_test_split_is_recognised_by_its_file_names(test_split):
     names = test_split[0]
     assert eccv.is_coco_test(names)
     assert eccv.is_coco_test([name.split("_")[-1] for name in names[::-1]])  # 000000391895.jpg
@@ -86,17 +88,19 @@ def test_the_test_split_is_known_by_its_names(test_split):
     assert not eccv.is_coco_test([])
 
 
-def test_images_in_another_order_keep_their_ids(small):
+def test_reordered_images_keep_their_ids(small):
     rows = karpathy(small)
-    turned = rows[::-1]
-    told = eccv.coco_ids([r["image"] for r in turned], [r["caption"] for r in turned], None, small)
+    reversed_rows = rows[::-1]
+    reordered = eccv.coco_ids(
+        [r["image"] for r in reversed_rows], [r["caption"] for r in reversed_rows], None, small
+    )
     plain = ids_of(small)
-    assert told[0].tolist() == plain[0][::-1].tolist()
-    assert told[1].tolist() == plain[1].reshape(-1, 5)[::-1].ravel().tolist()
+    assert reordered[0].tolist() == plain[0][::-1].tolist()
+    assert reordered[1].tolist() == plain[1].reshape(-1, 5)[::-1].ravel().tolist()
 
 
 @pytest.mark.parametrize(
-    "change, told",
+    "change, message",
     [
         (lambda rows: rows.pop(), r"these 9 images are not COCO's test split .*; 1 are missing"),
         (lambda rows: rows[3].update(image="dog.jpg"), r"1 are others, such as 'dog.jpg'; 1"),
@@ -106,40 +110,40 @@ def test_images_in_another_order_keep_their_ids(small):
         (lambda rows: rows[3]["caption"].pop(), r"1 images have fewer than 5 .* with 4; expected"),
     ],
 )
-def test_other_data_are_refused(small, change, told):
+def test_other_data_are_rejected(small, change, message):
     rows = karpathy(small)
     change(rows)
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=message):
         eccv.coco_ids([r["image"] for r in rows], [r["caption"] for r in rows], None, small)
 
 
-def test_other_data_are_refused_by_the_real_ids():
+def test_other_data_are_rejected_with_the_real_ids():
     with pytest.raises(ValueError, match="these 2 images .* 5000 images .* 5000 are missing"):
         eccv.coco_ids(["a.jpg", "b.jpg"], [["x"] * 5] * 2)
     with pytest.raises(ValueError, match="captions of 1"):
         eccv.coco_ids([r["image"] for r in karpathy(eccv.load_metrics())], [["x"] * 5])
 
 
-def test_ids_by_text(small, tmp_path, caplog):
+def test_ids_are_found_by_text(small, tmp_path, caplog):
     caplog.set_level(logging.INFO)
     rows = karpathy(small, six=(2,))
     names, captions = [r["image"] for r in rows], [r["caption"] for r in rows]
     file = captions_json(tmp_path / "captions.json", small)
-    by_place = eccv.coco_ids(names, captions, None, small)
+    by_position = eccv.coco_ids(names, captions, None, small)
     by_text = eccv.coco_ids(names, captions, file, small)
-    assert by_text[1].tolist() == by_place[1].tolist() and "agree" in caplog.text
-    # Captions of an image in another order: the text is right, the place is not.
+    assert by_text[1].tolist() == by_position[1].tolist() and "agree" in caplog.text
+    # Captions of an image in another order: the text decides, not the position.
     captions[1][0], captions[1][3] = captions[1][3], captions[1][0]
-    turned = eccv.coco_ids(names, captions, file, small)[1]
-    assert turned[[5, 8]].tolist() == by_place[1][[8, 5]].tolist()
+    reordered = eccv.coco_ids(names, captions, file, small)[1]
+    assert reordered[[5, 8]].tolist() == by_position[1][[8, 5]].tolist()
     assert "2 captions have another id" in caplog.text and "the first is text 5" in caplog.text
-    # The one without id may stand anywhere.
+    # The caption without id may be at any position.
     captions[2] = captions[2][::-1]
-    turned = eccv.coco_ids(names, captions, file, small)[1]
-    assert turned[10] == -1 and turned[11:16].tolist() == by_place[1][10:15][::-1].tolist()
+    reordered = eccv.coco_ids(names, captions, file, small)[1]
+    assert reordered[10] == -1 and reordered[11:16].tolist() == by_position[1][10:15][::-1].tolist()
 
 
-def test_equal_captions_of_an_image_have_ids_of_their_own(small, tmp_path):
+def test_equal_captions_of_an_image_get_different_ids(small, tmp_path):
     rows = karpathy(small)
     first = small.coco_ids.tolist()[:2]
     rows[0]["caption"][0] = rows[0]["caption"][1] = "the same"
@@ -148,7 +152,7 @@ def test_equal_captions_of_an_image_have_ids_of_their_own(small, tmp_path):
     assert ids[:2].tolist() == first
 
 
-def test_captions_that_are_not_in_the_file(small, tmp_path):
+def test_captions_missing_in_the_file_are_rejected(small, tmp_path):
     rows = karpathy(small)
     names, captions = [r["image"] for r in rows], [r["caption"] for r in rows]
     lower = [[text.lower() for text in own] for own in captions]
@@ -178,7 +182,7 @@ def rankings(draw):
 
 @settings(max_examples=200, deadline=None)
 @given(rankings())
-def test_the_best_are_those_of_a_stable_sort(given_scores):
+def test_best_candidates_equal_a_stable_sort(given_scores):
     scores, rows, columns, k = given_scores
     best = eccv.best_candidates(scores, rows, columns, k)
     assert best.shape == (len(rows), min(k, len(columns)))
@@ -186,7 +190,7 @@ def test_the_best_are_those_of_a_stable_sort(given_scores):
         assert found == sorted(columns.tolist(), key=lambda c: (-scores[row, c], c))[:k]
 
 
-def test_a_score_that_is_not_a_number_is_refused():
+def test_nan_scores_are_rejected():
     scores = np.zeros((2, 3), np.float32)
     scores[1, 2] = np.nan
     with pytest.raises(ValueError, match="query 1 contain NaN"):
@@ -198,43 +202,43 @@ def test_a_score_that_is_not_a_number_is_refused():
 
 @settings(max_examples=25, deadline=None)
 @given(st.integers(0, 10**6), st.sampled_from([1, 4, 10**6]), st.sets(st.integers(0, 9)))
-def test_figures_are_those_of_the_slow_loop(seed, levels, six):
+def test_scores_equal_slow_loop(seed, levels, six):
     metrics = small_metrics(seed)
     image_ids, caption_ids = ids_of(metrics, six=sorted(six))
     rng = np.random.default_rng(seed)
     shape = (len(image_ids), len(caption_ids))
     i2t = rng.integers(0, levels, shape).astype(np.float32)
     t2i = rng.integers(0, levels, shape[::-1]).astype(np.float32)
-    figures = eccv.eccv_scores(i2t, t2i, image_ids, caption_ids, metrics)
-    assert figures == pytest.approx(slow_figures(i2t, t2i, image_ids, caption_ids, metrics))
-    # Neither scale nor the order of the images means anything.
+    scores = eccv.eccv_scores(i2t, t2i, image_ids, caption_ids, metrics)
+    assert scores == pytest.approx(slow_figures(i2t, t2i, image_ids, caption_ids, metrics))
+    # Neither the scale nor the order of the images matters.
     scaled = eccv.eccv_scores(2 * i2t - 7, t2i / 4, image_ids, caption_ids, metrics)
-    assert scaled == figures
+    assert scaled == scores
     if levels == 10**6:
         texts, images = rng.permutation(shape[1]), rng.permutation(shape[0])
-        i2t += np.arange(shape[1]) / shape[1]  # no ties
+        i2t += np.arange(shape[1]) / shape[1]  # avoids ties
         t2i += np.arange(shape[0]) / shape[0]
-        moved = eccv.eccv_scores(
+        permuted = eccv.eccv_scores(
             i2t[images][:, texts], t2i[texts][:, images], image_ids[images], caption_ids[texts],
             metrics,
         )  # fmt: skip
-        assert moved == pytest.approx(
+        assert permuted == pytest.approx(
             eccv.eccv_scores(i2t, t2i, image_ids, caption_ids, metrics), abs=1e-9
         )
 
 
-def test_a_caption_without_id_takes_no_place(small):
-    """However good its scores are."""
+def test_caption_without_id_is_ignored(small):
+    """However high its scores are."""
     rng = np.random.default_rng(3)
     i2t, t2i = rng.random((10, 50)), rng.random((50, 10))
     plain = eccv.eccv_scores(i2t, t2i, *ids_of(small), small)
-    place = 5  # of the sixth caption of the first image
-    more_i2t = np.insert(i2t, place, 9.0, axis=1)
-    more_t2i = np.insert(t2i, place, 9.0, axis=0)
+    position = 5  # of the sixth caption of the first image
+    more_i2t = np.insert(i2t, position, 9.0, axis=1)
+    more_t2i = np.insert(t2i, position, 9.0, axis=0)
     assert eccv.eccv_scores(more_i2t, more_t2i, *ids_of(small, six=(0,)), small) == plain
 
 
-def test_what_does_not_belong_together_is_refused(small):
+def test_mismatched_inputs_are_rejected(small):
     image_ids, caption_ids = ids_of(small)
     i2t, t2i = np.zeros((10, 50)), np.zeros((50, 10))
     with pytest.raises(ValueError, match=r"scores are \(50, 10\) and \(50, 10\); expected \(10, 5"):
@@ -247,10 +251,10 @@ def test_what_does_not_belong_together_is_refused(small):
 
 
 def scores_by_id(ids, i2t_of, t2i_of):
-    """Scores both ways, zero but for what is given: pairs of a truth and the score that it adds."""
+    """Return scores in both directions: zero, plus the given score for the pairs of each truth."""
     image_ids, caption_ids = ids
-    row = {one: n for n, one in enumerate(image_ids.tolist())}
-    column = {one: n for n, one in enumerate(caption_ids.tolist()) if one >= 0}
+    row = {id_: n for n, id_ in enumerate(image_ids.tolist())}
+    column = {id_: n for n, id_ in enumerate(caption_ids.tolist()) if id_ >= 0}
     i2t = np.zeros((len(image_ids), len(caption_ids)), np.float32)
     t2i = np.zeros((len(caption_ids), len(image_ids)), np.float32)
     for truth, score in i2t_of:
@@ -262,41 +266,47 @@ def scores_by_id(ids, i2t_of, t2i_of):
     return i2t, t2i
 
 
-def perfect(metrics, ids):
-    """All that ECCV Caption calls valid first, and of that what CxC and COCO call so too."""
+def imperfect_scores(metrics, ids):
+    """Rank ECCV Caption's positives first, ordered by agreement with CxC and COCO; return scores
+    below 100.
+    """
     truths = (metrics.eccv_gts, 4), (metrics.cxc_gts, 1), (metrics.coco_gts, 2)
     ways = [[(truth[way], score) for truth, score in truths] for way in ("i2t", "t2i")]
-    figures = eccv.eccv_scores(*scores_by_id(ids, *ways), *ids, metrics)
-    assert len(figures) == 24
-    return {key: value for key, value in figures.items() if value != 100}
+    scores = eccv.eccv_scores(*scores_by_id(ids, *ways), *ids, metrics)
+    assert len(scores) == 24
+    return {key: value for key, value in scores.items() if value != 100}
 
 
-def cxc_limit(metrics):
-    """CxC does not have the own image of some captions: COCO and CxC cannot both be first."""
+def maximum_cxc_recall(metrics):
+    """Return the highest reachable CxC R@1: CxC excludes the own image of some captions."""
     own, valid = metrics.coco_gts["t2i"], metrics.cxc_gts["t2i"]
     return 100 * float(np.mean([own[query][0] in valid[query] for query in valid]))
 
 
-def test_perfect_scores_on_a_part_of_the_real_data(metrics):
+def test_ideal_scores_on_a_part_of_the_real_data(metrics):
     part = part_of(metrics, 60)
     assert len(part.coco_ids) == 1500 and len(part.eccv_gts["i2t"]) > 50
     ids = ids_of(part, six=(3, 299))
-    assert perfect(part, ids) == pytest.approx(
-        {"cxc_img_r1": cxc_limit(part)} if cxc_limit(part) < 100 else {}
+    assert imperfect_scores(part, ids) == pytest.approx(
+        {"cxc_img_r1": maximum_cxc_recall(part)} if maximum_cxc_recall(part) < 100 else {}
     )
 
 
 @pytest.mark.slow
-def test_perfect_scores_on_all_of_the_real_data(metrics, test_split):
-    # Two queries have a valid caption that is none of the 25,000: place R = 19 and 13 are wrong.
+def test_ideal_scores_on_all_of_the_real_data(metrics, test_split):
+    # Two queries have a valid caption outside the 25,000: positions R = 19 and R = 13 are wrong.
     best = 100 * (1261 - 1 / 19 - 1 / 13) / 1261
-    assert perfect(metrics, eccv.coco_ids(*test_split)) == pytest.approx(
-        {"eccv_txt_r_precision": best, "eccv_txt_map_r": best, "cxc_img_r1": cxc_limit(metrics)}
+    assert imperfect_scores(metrics, eccv.coco_ids(*test_split)) == pytest.approx(
+        {
+            "eccv_txt_r_precision": best,
+            "eccv_txt_map_r": best,
+            "cxc_img_r1": maximum_cxc_recall(metrics),
+        }
     )
 
 
-def test_a_known_permutation(metrics):
-    """Every query finds first what belongs to the next image, and then its own."""
+def test_known_permutation(metrics):
+    """Every query ranks the captions or image of the next image first, then its own."""
     part = part_of(metrics, 40)
     own_i2t, own_t2i = part.coco_gts["i2t"], part.coco_gts["t2i"]
     ids = ids_of(part)
@@ -305,26 +315,26 @@ def test_a_known_permutation(metrics):
     next_i2t = {image: own_i2t[following[image]] for image in own_i2t}
     next_t2i = {caption: [following[image[0]]] for caption, image in own_t2i.items()}
     scores = scores_by_id(ids, [(next_i2t, 2), (own_i2t, 1)], [(next_t2i, 2), (own_t2i, 1)])
-    figures = eccv.eccv_scores(*scores, *ids, part)
-    # Own captions at places 6 to 10, the own image at place 2. In a fold the last image's next is
-    # of another fold: its own come first, for one of 40.
+    result = eccv.eccv_scores(*scores, *ids, part)
+    # Own captions are at ranks 6 to 10, the own image at rank 2. The next image of the last one in
+    # a fold is in another fold: there, for one of 40, its own come first.
     expected = {
         "coco5k_txt_r1": 0, "coco5k_txt_r5": 0, "coco5k_txt_r10": 100,
         "coco5k_img_r1": 0, "coco5k_img_r5": 100, "coco5k_img_r10": 100,
         "coco1k_txt_r1": 2.5, "coco1k_txt_r5": 2.5, "coco1k_txt_r10": 100,
         "coco1k_img_r1": 2.5, "coco1k_img_r5": 100, "coco1k_img_r10": 100,
     }  # fmt: skip
-    assert {key: figures[key] for key in expected} == pytest.approx(expected)
-    assert figures == pytest.approx(slow_figures(*scores, *ids, part))
-    assert 0 < figures["eccv_txt_map_r"] < 50 < figures["cxc_txt_r10"]
+    assert {key: result[key] for key in expected} == pytest.approx(expected)
+    assert result == pytest.approx(slow_figures(*scores, *ids, part))
+    assert 0 < result["eccv_txt_map_r"] < 50 < result["cxc_txt_r10"]
 
 
 # Files and the command
 
 
 @pytest.fixture
-def saved(small, tmp_path):
-    """A LAVIS data set as of COCO, and its scores."""
+def saved_scores(small, tmp_path):
+    """The scores of a LAVIS data set in COCO's format."""
     (tmp_path / "test.json").write_text(json.dumps(karpathy(small, six=(4,))))
     dataset = RetrievalEvalDataset(None, BlipCaptionProcessor(), "", [tmp_path / "test.json"])
     rng = np.random.default_rng(8)
@@ -332,22 +342,24 @@ def saved(small, tmp_path):
     return SavedScores.of(dataset, *scores)
 
 
-def test_scores_come_back_from_their_file(saved, small, tmp_path):
-    assert saved.captions_per_image() == [row["caption"] for row in karpathy(small, six=(4,))]
-    back = read_scores(save_scores(saved, tmp_path / "scores_test.npz"))
+def test_saved_scores_are_read_back(saved_scores, small, tmp_path):
+    assert saved_scores.captions_per_image() == [
+        row["caption"] for row in karpathy(small, six=(4,))
+    ]
+    read_back = read_scores(save_scores(saved_scores, tmp_path / "scores_test.npz"))
     for name in ("scores_i2t", "scores_t2i", "image_of"):
-        assert np.array_equal(getattr(back, name), getattr(saved, name))
-        assert getattr(back, name).dtype == getattr(saved, name).dtype
-    assert (back.images, back.captions) == (saved.images, saved.captions)
+        assert np.array_equal(getattr(read_back, name), getattr(saved_scores, name))
+        assert getattr(read_back, name).dtype == getattr(saved_scores, name).dtype
+    assert (read_back.images, read_back.captions) == (saved_scores.images, saved_scores.captions)
     assert [path.name for path in tmp_path.glob("scores*")] == ["scores_test.npz"]
 
 
-def test_captions_are_raw_where_the_data_set_keeps_them(toy):
+def test_captions_are_stored_unprocessed_if_available(toy):
     known = toy["val"]
     assert captions_of(known) == [[known.text[t] for t in known.img2txt[i]] for i in range(20)]
 
 
-def test_a_file_that_holds_no_scores(saved, tmp_path):
+def test_files_without_scores_are_rejected(saved_scores, tmp_path):
     with pytest.raises(FileNotFoundError, match="run.save_scores: True writes one"):
         read_scores(tmp_path / "scores.npz")
     path = tmp_path / "wrong.npz"
@@ -360,23 +372,23 @@ def test_a_file_that_holds_no_scores(saved, tmp_path):
     np.save(tmp_path / "one.npy", np.zeros(3))
     with pytest.raises(ValueError, match="is not a file of scores"):
         read_scores(tmp_path / "one.npy")
-    saved.captions.pop()
+    saved_scores.captions.pop()
     with pytest.raises(ValueError, match="10 images and 50 captions, but scores"):
-        read_scores(save_scores(saved, path))
+        read_scores(save_scores(saved_scores, path))
 
 
-def test_the_command_writes_and_prints_a_table(saved, small, tmp_path, monkeypatch, capsys):
+def test_command_writes_and_prints_a_table(saved_scores, small, tmp_path, monkeypatch, capsys):
     use_small(monkeypatch, small)
-    path = save_scores(saved, tmp_path / "scores_coco.test.npz")
+    path = save_scores(saved_scores, tmp_path / "scores_coco.test.npz")
     captions = captions_json(tmp_path / "captions.json", small)
     assert main(["eccv", str(path), "--captions", str(captions)]) == 0
-    told = capsys.readouterr().out
-    assert told == (tmp_path / "scores_coco.test_eccv.md").read_text()
-    figures = json.loads((tmp_path / "scores_coco.test_eccv.json").read_text())
+    table = capsys.readouterr().out
+    assert table == (tmp_path / "scores_coco.test_eccv.md").read_text()
+    written = json.loads((tmp_path / "scores_coco.test_eccv.json").read_text())
     ids = ids_of(small, six=(4,))
-    expected = eccv.eccv_scores(saved.scores_i2t, saved.scores_t2i, *ids, small)
-    assert figures == pytest.approx(expected, abs=1e-3)
-    lines = [re.sub(" +", " ", line) for line in told.splitlines()]
+    expected = eccv.eccv_scores(saved_scores.scores_i2t, saved_scores.scores_t2i, *ids, small)
+    assert written == pytest.approx(expected, abs=1e-3)
+    lines = [re.sub(" +", " ", line) for line in table.splitlines()]
     assert lines[0] == "| | COCO 1K | COCO 5K | CxC | ECCV |"
     cells = [f"{expected[f'{name}_img_r1']:.2f}" for name in ("coco1k", "coco5k", "cxc", "eccv")]
     assert f"| text to image, R@1 | {' | '.join(cells)} |" in lines
@@ -384,22 +396,22 @@ def test_the_command_writes_and_prints_a_table(saved, small, tmp_path, monkeypat
     assert len(lines) == 12
 
 
-def test_the_command_refuses_other_data(saved, tmp_path):
-    path = save_scores(saved, tmp_path / "scores_test.npz")
-    done = subprocess.run(
+def test_command_rejects_other_data(saved_scores, tmp_path):
+    path = save_scores(saved_scores, tmp_path / "scores_test.npz")
+    process = subprocess.run(
         [sys.executable, "-m", "lavis_mafa", "eccv", str(path)],
         capture_output=True,
         text=True,
         cwd=ROOT,
     )
-    assert done.returncode == 1 and "these 10 images are not COCO's test split" in done.stderr
-    assert "RuntimeWarning" not in done.stderr and "Traceback" not in done.stderr
+    assert process.returncode == 1 and "these 10 images are not COCO's test split" in process.stderr
+    assert "RuntimeWarning" not in process.stderr and "Traceback" not in process.stderr
     assert not list(tmp_path.glob("*_eccv*"))
 
 
-def test_how_to_get_the_package(monkeypatch, saved, tmp_path, caplog):
+def test_error_explains_how_to_install_the_package(monkeypatch, saved_scores, tmp_path, caplog):
     monkeypatch.setitem(sys.modules, "eccv_caption", None)
     with pytest.raises(ImportError, match="pip install eccv_caption==0.1.0"):
         eccv.load_metrics()
-    assert main(["eccv", str(save_scores(saved, tmp_path / "s.npz"))]) == 1
+    assert main(["eccv", str(save_scores(saved_scores, tmp_path / "s.npz"))]) == 1
     assert "pip install eccv_caption==0.1.0" in caplog.text

@@ -1,4 +1,4 @@
-"""Boxes, heat in them and the figures of visual grounding, against slow loops."""
+"""Boxes, heat inside them and the scores of visual grounding, compared with slow loops."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_iou_counts_pixels(one, other):
     assert float(iou(torch.tensor(other), torch.tensor(one))) == float(found)
 
 
-def test_iou_of_many_and_of_parts_of_pixels():
+def test_iou_broadcasts_and_handles_fractions_of_pixels():
     boxes = torch.tensor([[0, 0, 2, 2], [1, 0, 2, 2], [2, 0, 2, 2], [0.5, 0.5, 1, 1]])
     found = iou(boxes, torch.tensor([0.0, 0, 2, 2]))
     assert found.tolist() == pytest.approx([1, 1 / 3, 0, 1 / 4])
@@ -50,7 +50,7 @@ def test_iou_of_many_and_of_parts_of_pixels():
 
 
 def slow_score(heat, box, exponent):
-    """ALBEF's: the slice of whole pixels over the area as given."""
+    """ALBEF's score: heat in the slice of full pixels, divided by the exact area."""
     x, y, width, height = box
     total = 0.0
     for row in range(max(math.trunc(y), 0), min(math.trunc(y + height), heat.shape[0])):
@@ -65,7 +65,7 @@ def slow_score(heat, box, exponent):
     seed=st.integers(0, 99),
     exponent=st.sampled_from([0.0, 0.5, 1.0]),
 )
-def test_scores_are_the_slow_ones(boxes, seed, exponent):
+def test_box_scores_equal_slow_loop(boxes, seed, exponent):
     boxes = [box for box in boxes if box[2] * box[3] == 0 or box[2] * box[3] > 1e-6]
     heat = torch.randn(9, 11, generator=torch.Generator().manual_seed(seed))
     found = box_scores(heat, torch.tensor(boxes).reshape(-1, 4), exponent)
@@ -73,7 +73,7 @@ def test_scores_are_the_slow_ones(boxes, seed, exponent):
     assert found.tolist() == pytest.approx(expected, rel=1e-9, abs=1e-9)
 
 
-def test_the_exponent_weighs_sum_against_mean():
+def test_exponent_interpolates_between_sum_and_mean():
     heat = torch.zeros(8, 8)
     heat[2:4, 2:4] = 1.0
     boxes = torch.tensor([[2, 2, 1, 1], [2, 2, 2, 2], [0, 0, 8, 8]])
@@ -82,15 +82,15 @@ def test_the_exponent_weighs_sum_against_mean():
     assert box_scores(heat, boxes, 1).tolist() == pytest.approx([1, 1, 1 / 16])
 
 
-def test_a_map_takes_the_picture_s_size():
+def test_map_is_stretched_to_the_image_size():
     heat = torch.tensor([[0.0, 1.0], [0.0, 0.0]])
-    whole = stretch(heat, (6, 20))
-    assert whole.shape == (6, 20)
-    assert peak(whole)[0] >= 10 and peak(whole)[1] < 3
+    stretched = stretch(heat, (6, 20))
+    assert stretched.shape == (6, 20)
+    assert peak(stretched)[0] >= 10 and peak(stretched)[1] < 3
     assert torch.equal(stretch(heat, (2, 2)), heat)
 
 
-def test_choosing():
+def test_choice_of_a_box():
     assert choose(torch.tensor([0.5, 2.0, 2.0, 1.0])) == 1
     assert choose(torch.tensor([-1.0, 0.1])) == 1
     assert choose(torch.tensor([0.0, 0.0, -1.0])) is None
@@ -99,7 +99,7 @@ def test_choosing():
     assert choose(torch.tensor([])) is None
 
 
-def test_the_pointing_game():
+def test_pointing_game():
     heat = torch.zeros(4, 6)
     assert peak(heat) is None and not inside(None, [0, 0, 6, 4])
     heat[3, 1] = 2.0
@@ -113,10 +113,10 @@ def record(truth, boxes, box, point=None, split=None):
     return {"truth": truth, "boxes": boxes, "box": box, "peak": point, "split": split}
 
 
-def test_figures():
+def test_grounding_scores_of_hand_made_records():
     left, right, all_of_it = [0, 0, 4, 4], [4, 0, 4, 4], [0, 0, 8, 4]
-    half = [0, 0, 2, 4]  # IoU with left is exactly 0.5
-    figures = score_grounding(
+    half = [0, 0, 2, 4]  # its IoU with left is exactly 0.5
+    scores = score_grounding(
         [
             record(left, [left, right], left, (0, 0), "testA"),
             record(left, [left, half, right], half, (5, 0), "testA"),
@@ -124,8 +124,8 @@ def test_figures():
             record(left, [right], None, None, "testB"),
         ]
     )
-    assert figures.pop("agg_metrics") == figures["acc"]
-    assert figures == {
+    assert scores.pop("agg_metrics") == scores["acc"]
+    assert scores == {
         "acc": 50.0,
         "acc_testA": 100.0,
         "acc_testB": 0.0,
@@ -134,7 +134,7 @@ def test_figures():
         "possible": 75.0,
         "undecided": 25.0,
     }
-    # IoU 0.5 as well
+    # its IoU is also 0.5
     assert score_grounding([record(left, [all_of_it], all_of_it)])["acc"] == 100.0
 
 

@@ -1,4 +1,4 @@
-"""Recall against full truth, mAP@R and area under ROC, against slow loops and closed forms."""
+"""Recall with full truth, mAP@R and area under ROC, compared with slow loops and closed forms."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ KEYS |= {"txt_map_r", "img_map_r"}
 
 
 def slow_ranking(scores, relevant):
-    """Relevance from best to worst score; of equal scores the first candidate is the better."""
+    """Return relevance from best to worst score; ties in the order of candidates."""
     ranked = []
     for row, truth in zip(scores.tolist(), relevant.tolist(), strict=True):
         order = sorted(range(len(row)), key=lambda c: (-row[c], c))
@@ -34,15 +34,15 @@ def slow_recall(ranked, k):
 
 
 def slow_map_at_r(ranked):
-    """Musgrave et al., eq. 2 and 3: mean over places 1..R of the precision where there is a hit."""
+    """Musgrave et al., eq. 2 and 3: mean over positions 1..R of the precision at hits."""
     total = 0.0
     for row in ranked:
         r = sum(row)
         found, query = 0, 0.0
-        for place in range(1, r + 1):
-            if row[place - 1]:
+        for position in range(1, r + 1):
+            if row[position - 1]:
                 found += 1
-                query += found / place
+                query += found / position
         total += query / r
     return total / len(ranked)
 
@@ -59,7 +59,7 @@ def slow_area(scores, relevant):
 
 @st.composite
 def score_tables(draw):
-    """Scores both ways with many ties, and a truth with something valid in every row and column."""
+    """Draw scores in both directions with many ties, and a truth without empty rows or columns."""
     images, texts = draw(st.integers(1, 7)), draw(st.integers(1, 14))
     rng = np.random.default_rng(draw(st.integers(0, 10**6)))
     levels = draw(st.sampled_from([1, 3, 1000]))
@@ -73,34 +73,35 @@ def score_tables(draw):
 
 @settings(max_examples=150, deadline=None)
 @given(score_tables())
-def test_figures_are_those_of_slow_loops(tables):
+def test_scores_equal_slow_loops(tables):
     i2t, t2i, truth = tables
-    figures = retrieval_with_truth(i2t, t2i, truth)
-    assert figures.keys() == KEYS
+    result = retrieval_with_truth(i2t, t2i, truth)
+    assert result.keys() == KEYS
     for way, scores, relevant in (("txt", i2t, truth), ("img", t2i, truth.T)):
         ranked = slow_ranking(scores, relevant)
         assert ranked_truth(scores, relevant).tolist() == ranked
         for k in (1, 5, 10):
-            assert figures[f"valid_{way}_r{k}"] == pytest.approx(slow_recall(ranked, k))
-        assert figures[f"{way}_map_r"] == pytest.approx(100 * slow_map_at_r(ranked))
-        told = [figures[f"valid_{way}_r{k}"] for k in (1, 5, 10)]
-        assert told == sorted(told) and 0 <= figures[f"{way}_map_r"] <= 100
+            assert result[f"valid_{way}_r{k}"] == pytest.approx(slow_recall(ranked, k))
+        assert result[f"{way}_map_r"] == pytest.approx(100 * slow_map_at_r(ranked))
+        recalls = [result[f"valid_{way}_r{k}"] for k in (1, 5, 10)]
+        assert recalls == sorted(recalls) and 0 <= result[f"{way}_map_r"] <= 100
 
 
 @settings(max_examples=50, deadline=None)
 @given(score_tables(), st.integers(0, 1000))
-def test_more_truth_never_lowers_recall_and_scale_means_nothing(tables, seed):
+def test_more_truth_never_lowers_recall_and_scale_does_not_matter(tables, seed):
     i2t, t2i, truth = tables
-    figures = retrieval_with_truth(i2t, t2i, truth)
+    before = retrieval_with_truth(i2t, t2i, truth)
     more = truth | (np.random.default_rng(seed).random(truth.shape) < 0.3)
-    richer = retrieval_with_truth(i2t, t2i, more)
-    assert all(richer[key] >= figures[key] for key in KEYS if "_r1" in key or key.endswith("r5"))
-    assert retrieval_with_truth(2 * i2t + 5, 2 * t2i + 5, truth) == figures
+    after = retrieval_with_truth(i2t, t2i, more)
+    assert all(after[key] >= before[key] for key in KEYS if "_r1" in key or key.endswith("r5"))
+    assert retrieval_with_truth(2 * i2t + 5, 2 * t2i + 5, truth) == before
 
 
 @pytest.mark.strict_smoke
-def test_with_one_caption_an_image_recall_is_that_of_lavis(tmp_path, monkeypatch):
-    monkeypatch.setitem(registry.mapping["paths"], "output_dir", str(tmp_path))  # LAVIS writes it
+def test_recall_with_one_caption_per_image_equals_lavis(tmp_path, monkeypatch):
+    # LAVIS writes a file there
+    monkeypatch.setitem(registry.mapping["paths"], "output_dir", str(tmp_path))
     rng = np.random.default_rng(1)
     size = 40
     i2t, t2i = rng.random((size, size)), rng.random((size, size))
@@ -112,7 +113,7 @@ def test_with_one_caption_an_image_recall_is_that_of_lavis(tmp_path, monkeypatch
     for way in ("txt", "img"):
         for k in (1, 5, 10):
             assert ours[f"valid_{way}_r{k}"] == pytest.approx(theirs[f"{way}_r{k}"])
-        # With R = 1 a query's average precision is whether its first place is a hit.
+        # With R = 1 a query's average precision is 1 if its first candidate is a hit, else 0.
         assert ours[f"{way}_map_r"] == pytest.approx(theirs[f"{way}_r1"])
     assert theirs["txt_r1"] < theirs["txt_r10"] < 100
 
@@ -122,7 +123,7 @@ def test_with_one_caption_an_image_recall_is_that_of_lavis(tmp_path, monkeypatch
     "hits, expected",
     [
         ([1, 1, 1, 0, 0], 1.0),
-        ([0, 0, 1, 1], 0.0),  # hits behind place R do not count
+        ([0, 0, 1, 1], 0.0),  # hits after position R do not count
         ([1, 0, 1, 0], 1 / 2),  # R = 2: (1/1) / 2
         ([0, 1, 1, 0], 1 / 4),  # R = 2: (1/2) / 2
         ([1, 0, 1, 1], (1 + 2 / 3) / 3),
@@ -136,24 +137,24 @@ def test_map_at_r_in_closed_form(hits, expected):
 
 
 @pytest.mark.strict_smoke
-def test_what_is_true_but_of_another_pair_counts_as_found():
+def test_valid_candidates_of_other_pairs_count_as_hits():
     # Image 0 prefers the caption of image 1, which describes it just as well.
     i2t = np.array([[0.2, 0.9], [0.1, 0.8]])
     truth = np.array([[True, True], [False, True]])
-    figures = retrieval_with_truth(i2t, i2t.T, truth)
-    assert figures["valid_txt_r1"] == 100 and figures["txt_map_r"] == 100
-    # Both texts prefer image 0, right for both.
-    assert figures["valid_img_r1"] == 100
+    scores = retrieval_with_truth(i2t, i2t.T, truth)
+    assert scores["valid_txt_r1"] == 100 and scores["txt_map_r"] == 100
+    # Both texts prefer image 0, which is valid for both.
+    assert scores["valid_img_r1"] == 100
     assert retrieval_with_truth(i2t, i2t.T, np.eye(2, dtype=bool))["valid_txt_r1"] == 50
 
 
-def test_what_re_ranking_left_out_comes_last_in_order():
+def test_candidates_without_re_ranking_come_last_in_order():
     scores = np.array([[-100.0, -3.0, -100.0, 2.0]])
     relevant = np.array([[True, False, False, True]])
     assert ranked_truth(scores, relevant).tolist() == [[True, False, True, False]]
 
 
-def test_tables_that_do_not_belong_together():
+def test_mismatched_tables_are_rejected():
     truth = np.ones((2, 3), bool)
     with pytest.raises(ValueError, match=r"scores are \(3, 2\), truth is \(2, 3\)"):
         ranked_truth(np.zeros((3, 2)), truth)
@@ -179,7 +180,7 @@ scored = st.integers(2, 30).flatmap(
 
 @settings(max_examples=150, deadline=None)
 @given(scored)
-def test_area_is_that_of_the_slow_loop(given_pairs):
+def test_area_equals_slow_loop(given_pairs):
     scores, relevant = np.array(given_pairs[0], float), np.array(given_pairs[1])
     area = area_under_roc(scores, relevant)
     assert area == pytest.approx(slow_area(scores, relevant)) and 0 <= area <= 1
@@ -198,7 +199,7 @@ def test_area_in_closed_form():
     assert area_under_roc(np.arange(5.0), relevant) == pytest.approx(5 / 6)
 
 
-@pytest.mark.parametrize("truth, told", [(True, "5 and 0"), (False, "0 and 5")])
-def test_area_needs_both_kinds(truth, told):
-    with pytest.raises(ValueError, match=f"need relevant and irrelevant pairs, got {told}"):
+@pytest.mark.parametrize("truth, counts", [(True, "5 and 0"), (False, "0 and 5")])
+def test_area_needs_relevant_and_irrelevant_pairs(truth, counts):
+    with pytest.raises(ValueError, match=f"need relevant and irrelevant pairs, got {counts}"):
         area_under_roc(np.arange(5.0), np.full(5, truth))

@@ -1,7 +1,7 @@
-"""A model that generates without being trained, as a module and as a program.
+"""A model that generates without training, as a module and as a program.
 
-The program is ``evaluate.py`` with `Speaker` registered. With TRY_TOGETHER in the environment, a
-folder, its ranks also try there what ranks do together.
+The program is ``evaluate.py`` with `Speaker` registered. If TRY_TOGETHER in the environment names a
+folder, its ranks also test there what ranks do together.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ COLOURS = {"red": (255, 0, 0), "green": (0, 255, 0), "blue": (0, 0, 255), "white
 
 
 def colour_of(image):
-    """Name of the colour that fills an image, normalised as LAVIS's processors do."""
+    """Return the name of the colour that fills a normalised image."""
     high = (image.mean(dim=(1, 2)) > 0.5).tolist()
     return {tuple(v == 255 for v in rgb): name for name, rgb in COLOURS.items()}[tuple(high)]
 
@@ -40,7 +40,7 @@ class Speaker(BaseModel):
     def __init__(self):
         super().__init__()
         self.weight = nn.Linear(1, 1)
-        self.asked = []
+        self.calls = []
 
     @classmethod
     def from_config(cls, cfg):
@@ -62,7 +62,7 @@ class Speaker(BaseModel):
         length_penalty=1.0,
     ):
         prompt = samples["prompt"] if self.reads_prompt and "prompt" in samples.keys() else None
-        self.asked.append({k: v for k, v in locals().items() if k not in ("self", "samples")})
+        self.calls.append({k: v for k, v in locals().items() if k not in ("self", "samples")})
         return [f"a picture that is {colour_of(image)}" for image in samples["image"]]
 
     def predict_answers(
@@ -78,15 +78,15 @@ class Speaker(BaseModel):
         length_penalty=0,
         **kwargs,
     ):
-        self.asked.append({k: v for k, v in locals().items() if k not in ("self", "samples")})
+        self.calls.append({k: v for k, v in locals().items() if k not in ("self", "samples")})
         return [f"The {colour_of(image)}." for image in samples["image"]]
 
 
 def try_together(folder):
-    """Return what this rank gets from gathering three records and one, a value and a failure."""
+    """Write what this rank gets from gathering three records and one, a value and a failure."""
     rank = get_rank()
-    said = {"gathered": results.gather_records([{"id": (rank, i)} for i in range(3 - 2 * rank)])}
-    said["value"] = on_main_process(lambda: f"made on {rank}")
+    result = {"gathered": results.gather_records([{"id": (rank, i)} for i in range(3 - 2 * rank)])}
+    result["value"] = on_main_process(lambda: f"made on {rank}")
 
     def fail():
         raise ValueError(f"wrong on {rank}")
@@ -94,8 +94,8 @@ def try_together(folder):
     try:
         on_main_process(fail)
     except (ValueError, RuntimeError) as error:
-        said["error"] = f"{type(error).__name__}: {error}"
-    (Path(folder) / f"rank{rank}.json").write_text(json.dumps(said))
+        result["error"] = f"{type(error).__name__}: {error}"
+    (Path(folder) / f"rank{rank}.json").write_text(json.dumps(result))
 
 
 if __name__ == "__main__":

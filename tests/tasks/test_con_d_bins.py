@@ -18,14 +18,14 @@ from lavis_mafa.tasks.tally import Tally
 NAN = float("nan")
 
 
-def task(truth=None):
+def set_up_task(truth=None):
     told = MafaPretrainTask({})
     told.before_training(SimpleNamespace(con_d=None), SimpleNamespace(truth=truth))
     return told
 
 
-def found(probability):
-    """Every anchor but those with None picked the next one."""
+def connections_with(probability):
+    """Return connections in which every anchor except those with None picked the next one."""
     size = len(probability)
     hard = [NONE if p is None else (k + 1) % size for k, p in enumerate(probability)]
     p = torch.tensor([NAN if p is None else p for p in probability])
@@ -41,56 +41,56 @@ def output(i2t, t2i):
     return StepOutput(
         own=torch.arange(size),
         candidates=10 * torch.arange(size),
-        i2t=found(i2t),
-        t2i=found(t2i),
+        i2t=connections_with(i2t),
+        t2i=connections_with(t2i),
     )
 
 
-def filled(counts):
+def non_zero(counts):
     return {place: n for place, n in enumerate(counts) if n}
 
 
-def test_bins_are_above_their_lower_end_up_to_their_upper():
-    told, tally = task(), Tally()
+def test_bins_exclude_their_lower_and_include_their_upper_end():
+    told, tally = set_up_task(), Tally()
     tally.add(told.step_bins(output([0.0, 0.5, 0.8, 1.0], [0.80001, None, 0.01, 0.011])))
     tally.add(told.step_bins(output([0.5, None, None, NAN], [None] * 4)))
     histogram = told.epoch_histogram(tally)
     assert list(histogram) == ["bins", "i2t", "t2i"] and histogram["bins"] == HISTOGRAM_BINS == 100
-    assert filled(histogram["i2t"]["unknown"]) == {0: 1, 49: 2, 79: 1, 99: 1}
-    assert filled(histogram["t2i"]["unknown"]) == {80: 1, 0: 1, 1: 1}
+    assert non_zero(histogram["i2t"]["unknown"]) == {0: 1, 49: 2, 79: 1, 99: 1}
+    assert non_zero(histogram["t2i"]["unknown"]) == {80: 1, 0: 1, 1: 1}
     assert set(histogram["i2t"]) == {"unknown"}
 
 
-def test_by_truth_where_it_is_known():
-    # Valid: image 0 with text 10, and image 20 with text 10, as numbers in the data set.
+def test_histogram_is_split_by_truth_if_known():
+    # Valid: image 0 with text 10, and image 20 with text 10, as data set indices.
     valid = {(0, 10), (20, 10)}
 
     def truth(images, texts):
         return np.array([pair in valid for pair in zip(images.tolist(), texts.tolist())])  # noqa: B905
 
-    told = task(truth)
+    told = set_up_task(truth)
     histogram = told.epoch_histogram(
         Tally(told.step_bins(output([0.9, 0.2, 0.3], [0.7, 0.6, 0.1])))
     )
     # i2t: images 0, 10, 20 with texts 10, 20, 0; t2i: texts 0, 10, 20 with images 10, 20, 0.
-    assert filled(histogram["i2t"]["true"]) == {89: 1}
-    assert filled(histogram["i2t"]["false"]) == {19: 1, 29: 1}
-    assert filled(histogram["t2i"]["true"]) == {59: 1}
-    assert filled(histogram["t2i"]["false"]) == {69: 1, 9: 1}
+    assert non_zero(histogram["i2t"]["true"]) == {89: 1}
+    assert non_zero(histogram["i2t"]["false"]) == {19: 1, 29: 1}
+    assert non_zero(histogram["t2i"]["true"]) == {59: 1}
+    assert non_zero(histogram["t2i"]["false"]) == {69: 1, 9: 1}
 
 
 @pytest.mark.parametrize("truth", [None, lambda images, texts: np.zeros(len(images), bool)])
 def test_names_are_the_same_on_every_rank_and_step(truth):
-    told = task(truth)
-    something = told.step_bins(output([0.9, 0.2, 0.3], [0.7, 0.6, 0.1]))
-    nothing = told.step_bins(output([None] * 3, [None, NAN, None]))
-    assert set(something) == set(nothing) and not any(nothing.values())
-    assert told.epoch_histogram(Tally(nothing)) is None
+    told = set_up_task(truth)
+    judged = told.step_bins(output([0.9, 0.2, 0.3], [0.7, 0.6, 0.1]))
+    not_judged = told.step_bins(output([None] * 3, [None, NAN, None]))
+    assert set(judged) == set(not_judged) and not any(not_judged.values())
+    assert told.epoch_histogram(Tally(not_judged)) is None
     assert told.epoch_histogram(Tally()) is None
 
 
-def test_without_con_d_there_is_nothing_to_count():
+def test_histogram_is_empty_without_con_d():
     step = output([NAN] * 3, [NAN] * 3)
     for direction in (step.i2t, step.t2i):
         assert (direction.state == KEPT).all()
-    assert not any(task().step_bins(step).values())
+    assert not any(set_up_task().step_bins(step).values())

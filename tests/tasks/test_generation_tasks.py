@@ -46,7 +46,7 @@ def result_dir(tmp_path, monkeypatch):
 
 @pytest.fixture(autouse=True)
 def no_java(monkeypatch):
-    """Java takes its time; what it does is tested elsewhere."""
+    """Java is slow to start; its use is tested elsewhere."""
     monkeypatch.setenv("PATH", "")
 
 
@@ -59,7 +59,7 @@ def pictures(tmp_path):
 
 
 def settings(folder, name, files, kind="default"):
-    """A data set's config with local annotation files, ``{split: rows or path, or several}``."""
+    """Return a data set's config with local annotation files; ``files``: {split: contents}."""
     builder = registry.get_builder_class(name)
     cfg = load_dataset_config(builder.default_config_path(kind))
     annotations = {}
@@ -78,10 +78,10 @@ def settings(folder, name, files, kind="default"):
     return changed
 
 
-def set_up(kind, run, folder=None, **datasets):
-    """A task of a run config and its data sets by builder."""
-    made = {name: settings(folder, name, files) for name, files in datasets.items()}
-    cfg = SimpleNamespace(run_cfg=OmegaConf.create(run), datasets_cfg=OmegaConf.create(made))
+def set_up_task(kind, run, folder=None, **datasets):
+    """Return the task of a run config, and its data sets by builder."""
+    configs = {name: settings(folder, name, files) for name, files in datasets.items()}
+    cfg = SimpleNamespace(run_cfg=OmegaConf.create(run), datasets_cfg=OmegaConf.create(configs))
     task = kind.setup_task(cfg)
     return task, task.build_datasets(cfg) if datasets else {}
 
@@ -96,7 +96,7 @@ def evaluate(task, dataset, split="val", model=None, batch_size=3):
     return task.after_evaluation(val_result=records, split_name=split, epoch=2)
 
 
-def written(result_dir, name):
+def read_only_result(result_dir, name):
     assert [path.name for path in result_dir.iterdir()] == [name]
     return json.loads((result_dir / name).read_text())
 
@@ -131,14 +131,14 @@ def coco_truth(path, ids, captions=TRUE, domains=None):
     return str(path)
 
 
-def test_captions_of_the_data_set_itself_need_no_file(tmp_path, pictures, result_dir):
+def test_captions_of_the_data_set_need_no_annotation_file(tmp_path, pictures, result_dir):
     files = {"val": [caption_rows(pictures)]}
-    task, data = set_up(MafaCaptionTask, CAPTION_RUN, tmp_path, coco_caption=files)
+    task, data = set_up_task(MafaCaptionTask, CAPTION_RUN, tmp_path, coco_caption=files)
     model = Speaker()
-    figures = evaluate(task, data["coco_caption"]["val"], model=model)
-    assert set(figures) == {"CIDEr", "agg_metrics", "tokenizer"}
-    assert figures["CIDEr"] == figures["agg_metrics"] > 1
-    assert written(result_dir, "val_epoch2.json") == [
+    scores = evaluate(task, data["coco_caption"]["val"], model=model)
+    assert set(scores) == {"CIDEr", "agg_metrics", "tokenizer"}
+    assert scores["CIDEr"] == scores["agg_metrics"] > 1
+    assert read_only_result(result_dir, "val_epoch2.json") == [
         {"image_id": number + 7, "caption": f"a picture that is {name}"}
         for number, name in enumerate(NAMES)
     ]
@@ -154,55 +154,62 @@ def test_captions_of_the_data_set_itself_need_no_file(tmp_path, pictures, result
     }
 
 
-def test_rows_of_one_caption_each_are_one_image(tmp_path, pictures, result_dir):
+def test_rows_with_one_caption_each_are_merged_by_image(tmp_path, pictures, result_dir):
     rows = [
         {"image": picture, "caption": text}
-        for picture, several in zip(pictures, TRUE, strict=True)
-        for text in several
+        for picture, merged in zip(pictures, TRUE, strict=True)
+        for text in merged
     ]
-    task, data = set_up(MafaCaptionTask, CAPTION_RUN, tmp_path, coco_caption={"val": [rows]})
-    several = evaluate(task, data["coco_caption"]["val"])
-    assert len(written(result_dir, "val_epoch2.json")) == 4
+    task, data = set_up_task(MafaCaptionTask, CAPTION_RUN, tmp_path, coco_caption={"val": [rows]})
+    merged = evaluate(task, data["coco_caption"]["val"])
+    assert len(read_only_result(result_dir, "val_epoch2.json")) == 4
     files = {"val": [caption_rows(pictures)]}
-    task, data = set_up(MafaCaptionTask, CAPTION_RUN, tmp_path, coco_caption=files)
-    assert several == evaluate(task, data["coco_caption"]["val"])
+    task, data = set_up_task(MafaCaptionTask, CAPTION_RUN, tmp_path, coco_caption=files)
+    assert merged == evaluate(task, data["coco_caption"]["val"])
 
 
-def test_annotation_file_of_a_split_goes_first(tmp_path, pictures):
+def test_annotation_file_of_a_split_takes_precedence(tmp_path, pictures):
     wrong = [["something else"]] * 4
     files = {split: [caption_rows(pictures, wrong)] for split in ("val", "test")}
     path = coco_truth(tmp_path / "gt.json", range(7, 11))
     run = {**CAPTION_RUN, "annotation_file": {"test": path, "train": None}}
-    task, data = set_up(MafaCaptionTask, run, tmp_path, coco_caption=files)
+    task, data = set_up_task(MafaCaptionTask, run, tmp_path, coco_caption=files)
     assert evaluate(task, data["coco_caption"]["val"])["CIDEr"] == 0
     assert evaluate(task, data["coco_caption"]["test"], "test")["CIDEr"] > 1
     run["annotation_file"] = {"coco_caption.val": path}
-    task, data = set_up(MafaCaptionTask, run, tmp_path, coco_caption=files)
+    task, data = set_up_task(MafaCaptionTask, run, tmp_path, coco_caption=files)
     assert evaluate(task, data["coco_caption"]["val"], "coco_caption.val")["CIDEr"] > 1
 
 
-def test_nocaps_by_domain(tmp_path, pictures, result_dir):
+def test_nocaps_scores_by_domain(tmp_path, pictures, result_dir):
     rows = [{"image": p, "img_id": 30 + n} for n, p in enumerate(pictures)]
     domains = ["in-domain", "out-domain", "in-domain", "out-domain"]
     captions = [["a picture that is red"], ["a green wall"], ["it is blue"], ["that is white"]]
     path = coco_truth(tmp_path / "gt.json", range(30, 34), captions, domains)
     run = {**CAPTION_RUN, "annotation_file": path}
-    task, data = set_up(MafaCaptionTask, run, tmp_path, nocaps={"val": [rows]})
-    figures = evaluate(task, data["nocaps"]["val"])
-    assert set(figures) == {"CIDEr", "CIDEr_in", "CIDEr_out", "agg_metrics", "tokenizer"}
-    assert [r["image_id"] for r in written(result_dir, "val_epoch2.json")] == [30, 31, 32, 33]
-    assert figures["agg_metrics"] == figures["CIDEr"] != figures["CIDEr_in"] > 0
+    task, data = set_up_task(MafaCaptionTask, run, tmp_path, nocaps={"val": [rows]})
+    scores = evaluate(task, data["nocaps"]["val"])
+    assert set(scores) == {"CIDEr", "CIDEr_in", "CIDEr_out", "agg_metrics", "tokenizer"}
+    assert [r["image_id"] for r in read_only_result(result_dir, "val_epoch2.json")] == [
+        30,
+        31,
+        32,
+        33,
+    ]
+    assert scores["agg_metrics"] == scores["CIDEr"] != scores["CIDEr_in"] > 0
 
-    described = [
+    rows_with_references = [
         {**row, "caption": several, "domain": domain}
         for row, several, domain in zip(rows, captions, domains, strict=True)
     ]
-    task, data = set_up(MafaCaptionTask, CAPTION_RUN, tmp_path, nocaps={"val": [described]})
-    assert evaluate(task, data["nocaps"]["val"]) == figures
+    task, data = set_up_task(
+        MafaCaptionTask, CAPTION_RUN, tmp_path, nocaps={"val": [rows_with_references]}
+    )
+    assert evaluate(task, data["nocaps"]["val"]) == scores
 
 
-class OfRetrieval(torch.utils.data.Dataset):
-    """What retrieval sets have: ``index`` and texts by image."""
+class LikeRetrieval(torch.utils.data.Dataset):
+    """The interface of retrieval sets: ``index`` and texts by image."""
 
     text = [text for several in TRUE for text in several]
     img2txt = {n: [2 * n, 2 * n + 1] for n in range(4)}
@@ -215,7 +222,7 @@ class OfRetrieval(torch.utils.data.Dataset):
         return {"image": pixels, "index": index}
 
 
-class WithReferences(OfRetrieval):
+class WithReferences(LikeRetrieval):
     def references(self):
         return {f"000{n}": several for n, several in enumerate(TRUE)}
 
@@ -223,91 +230,91 @@ class WithReferences(OfRetrieval):
         return {"image": super().__getitem__(index)["image"], "image_id": f"{index:05d}"}
 
 
-@pytest.mark.parametrize("kind", [OfRetrieval, WithReferences])
+@pytest.mark.parametrize("kind", [LikeRetrieval, WithReferences])
 def test_references_of_other_data_sets(kind, result_dir):
-    task, _ = set_up(MafaCaptionTask, CAPTION_RUN)
+    task, _ = set_up_task(MafaCaptionTask, CAPTION_RUN)
     figures = evaluate(task, kind())
     assert figures["CIDEr"] > 1
-    assert [r["image_id"] for r in written(result_dir, "val_epoch2.json")] == [0, 1, 2, 3]
+    assert [r["image_id"] for r in read_only_result(result_dir, "val_epoch2.json")] == [0, 1, 2, 3]
 
 
-def test_no_references_is_an_error_before_generation(tmp_path, pictures, result_dir):
+def test_missing_references_are_an_error_before_generation(tmp_path, pictures, result_dir):
     rows = [{"image": p, "img_id": n} for n, p in enumerate(pictures)]
     run = dict(CAPTION_RUN)
-    task, data = set_up(MafaCaptionTask, run, tmp_path, nocaps={"test": [rows]})
+    task, data = set_up_task(MafaCaptionTask, run, tmp_path, nocaps={"test": [rows]})
     model = Speaker()
     with pytest.raises(ValueError, match=r"score test of nocaps .*run\.annotation_file.*False"):
         evaluate(task, data["nocaps"]["test"], "test", model)
     run["annotation_file"] = str(tmp_path / "none.json")
-    task, _ = set_up(MafaCaptionTask, run)
+    task, _ = set_up_task(MafaCaptionTask, run)
     with pytest.raises(FileNotFoundError, match=r"run\.annotation_file: no such .*none\.json"):
         evaluate(task, data["nocaps"]["test"], "test", model)
     assert not model.asked and not result_dir.exists()
 
     run["report_metric"] = False
-    task, _ = set_up(MafaCaptionTask, run)
+    task, _ = set_up_task(MafaCaptionTask, run)
     assert evaluate(task, data["nocaps"]["test"], "test", model) == {}
-    assert len(written(result_dir, "test_epoch2.json")) == 4
+    assert len(read_only_result(result_dir, "test_epoch2.json")) == 4
 
 
-def test_only_karpathys_split_is_downloaded(tmp_path, pictures, monkeypatch):
+def test_only_karpathy_split_is_downloaded(tmp_path, pictures, monkeypatch):
     from lavis_mafa.tasks import mafa_captioning
 
-    asked = []
+    requests = []
 
     def no_network(url, folder):
-        asked.append(url)
+        requests.append(url)
         raise OSError("no route to host")
 
     monkeypatch.setattr(mafa_captioning, "download_url", no_network)
     monkeypatch.setitem(registry.mapping["paths"], "cache_root", str(tmp_path))
     files = {"test": [caption_rows(pictures, None)]}
-    task, data = set_up(MafaCaptionTask, CAPTION_RUN, tmp_path, coco_caption=files)
+    task, data = set_up_task(MafaCaptionTask, CAPTION_RUN, tmp_path, coco_caption=files)
     with pytest.raises(ValueError, match=r"no route to host.*run\.annotation_file"):
         evaluate(task, data["coco_caption"]["test"], "test")
-    assert asked == [mafa_captioning.KARPATHY.format("test")]
+    assert requests == [mafa_captioning.KARPATHY.format("test")]
     (tmp_path / "coco_gt").mkdir()
     coco_truth(tmp_path / "coco_gt/coco_karpathy_test_gt.json", range(7, 11))
     assert evaluate(task, data["coco_caption"]["test"], "test")["CIDEr"] > 1
-    assert len(asked) == 1
+    assert len(requests) == 1
 
 
-def test_captions_of_other_images_are_refused_before_anything_is_generated(tmp_path, pictures):
+def test_captions_of_other_images_are_rejected_before_generation(tmp_path, pictures):
     path = coco_truth(tmp_path / "gt.json", range(100, 104))
     files = {"val": [caption_rows(pictures)]}
     run = {**CAPTION_RUN, "annotation_file": path}
-    task, data = set_up(MafaCaptionTask, run, tmp_path, coco_caption=files)
+    task, data = set_up_task(MafaCaptionTask, run, tmp_path, coco_caption=files)
     model = Speaker()
     with pytest.raises(ValueError, match=r"gt\.json has none of 4 .*, such as 7, 8, 9: give"):
         evaluate(task, data["coco_caption"]["val"], model=model)
     assert not model.asked
 
 
-def test_two_images_of_one_id(tmp_path):
+def test_two_images_with_the_same_id_are_rejected(tmp_path):
     for folder, name in (("a", "red"), ("b", "blue")):
         (tmp_path / folder).mkdir()
         Image.new("RGB", (8, 8), COLOURS[name]).save(tmp_path / folder / "1.png")
     rows = [{"image": f"{folder}/1.png", "caption": ["x"]} for folder in "ab"]
-    task, data = set_up(MafaCaptionTask, CAPTION_RUN, tmp_path, coco_caption={"val": [rows]})
+    task, data = set_up_task(MafaCaptionTask, CAPTION_RUN, tmp_path, coco_caption={"val": [rows]})
     with pytest.raises(ValueError, match=r"a/1\.png and b/1\.png have the same image id"):
         evaluate(task, data["coco_caption"]["val"])
 
 
-def test_options_of_generation_reach_the_model():
+def test_generation_options_reach_the_model():
     run = {**CAPTION_RUN, "length_penalty": -1.0, "repetition_penalty": 1.5, "prompt": "a photo of"}
-    task, _ = set_up(MafaCaptionTask, run)
+    task, _ = set_up_task(MafaCaptionTask, run)
     model = Speaker()
-    evaluate(task, OfRetrieval(), model=model)
-    asked = model.asked[0]
-    assert (asked["length_penalty"], asked["repetition_penalty"]) == (-1.0, 1.5)
-    assert (asked["prompt"], asked["use_nucleus_sampling"]) == ("a photo of", False)
-    task, _ = set_up(MafaCaptionTask, {**CAPTION_RUN, "top_p": 0.3})
-    evaluate(task, OfRetrieval(), model=model)
+    evaluate(task, LikeRetrieval(), model=model)
+    call = model.asked[0]
+    assert (call["length_penalty"], call["repetition_penalty"]) == (-1.0, 1.5)
+    assert (call["prompt"], call["use_nucleus_sampling"]) == ("a photo of", False)
+    task, _ = set_up_task(MafaCaptionTask, {**CAPTION_RUN, "top_p": 0.3})
+    evaluate(task, LikeRetrieval(), model=model)
     assert (model.asked[-1]["top_p"], model.asked[-1]["use_nucleus_sampling"]) == (0.3, True)
 
 
 class LikeBlip(Speaker):
-    """A model without length penalty that has a prompt of its own."""
+    """A model without length penalty and with its own prompt."""
 
     reads_prompt = False
 
@@ -318,34 +325,34 @@ class LikeBlip(Speaker):
         return super().predict_answers(samples, **kwargs)
 
 
-def test_an_option_that_a_model_does_not_take(caplog):
+def test_option_that_the_model_does_not_support_is_rejected(caplog):
     for kind, key in ((MafaCaptionTask, "repetition_penalty"), (MafaVQATask, "length_penalty")):
         run = {**CAPTION_RUN, "inference_method": "generate", key: 0.5}
-        task, _ = set_up(kind, run)
+        task, _ = set_up_task(kind, run)
         model = LikeBlip()
         with pytest.raises(ValueError, match=rf"run\.{key} is set, but LikeBlip\.\w+\(\) does not"):
-            evaluate(task, OfRetrieval(), model=model)
+            evaluate(task, LikeRetrieval(), model=model)
         assert not model.asked
     caplog.clear()
-    task, _ = set_up(MafaCaptionTask, {**CAPTION_RUN, "prompt": "a photo of"})
-    evaluate(task, OfRetrieval(), model=LikeBlip(), batch_size=1)
-    told = [w for w in warnings_of(caplog) if "run.prompt" in w]
-    assert len(told) == 1 and 'did not read samples["prompt"]' in told[0]
+    task, _ = set_up_task(MafaCaptionTask, {**CAPTION_RUN, "prompt": "a photo of"})
+    evaluate(task, LikeRetrieval(), model=LikeBlip(), batch_size=1)
+    warnings = [w for w in warnings_of(caplog) if "run.prompt" in w]
+    assert len(warnings) == 1 and 'did not read samples["prompt"]' in warnings[0]
 
 
 def test_unavailable_metrics_stop_the_run(caplog):
     with pytest.raises(ConfigError, match=r"run\.metrics .*meteor: java is not on PATH"):
-        set_up(MafaCaptionTask, {**CAPTION_RUN, "metrics": ["cider", "meteor"]})
+        set_up_task(MafaCaptionTask, {**CAPTION_RUN, "metrics": ["cider", "meteor"]})
     caplog.clear()
-    set_up(MafaCaptionTask, {**CAPTION_RUN, "metrics": None})
+    set_up_task(MafaCaptionTask, {**CAPTION_RUN, "metrics": None})
     assert ["METEOR" in w and "SPICE" in w for w in warnings_of(caplog)] == [True]
     caplog.clear()
-    set_up(MafaCaptionTask, {**CAPTION_RUN, "metrics": ["meteor"], "report_metric": False})
+    set_up_task(MafaCaptionTask, {**CAPTION_RUN, "metrics": ["meteor"], "report_metric": False})
     assert not warnings_of(caplog)
 
 
-def test_samples_without_ids_and_models_that_say_too_little(monkeypatch):
-    task, _ = set_up(MafaCaptionTask, CAPTION_RUN)
+def test_missing_ids_and_too_few_texts_are_rejected(monkeypatch):
+    task, _ = set_up_task(MafaCaptionTask, CAPTION_RUN)
     with pytest.raises(ValueError, match="needs image_id or index in a sample; it has image"):
         task.valid_step(Speaker(), {"image": torch.ones(2, 3, 8, 8)})
     monkeypatch.setattr(Speaker, "generate", lambda self, samples, **kwargs: ["one"])
@@ -372,33 +379,38 @@ QUESTIONS = [
 ]
 
 
-def of_ten(right, count):
+def ten_annotators(right, count):
     return [{"answer_id": i, "answer": right if i < count else f"no {i}"} for i in range(10)]
 
 
 def vqa_files(pictures, counts=(10, 10, 3, 1)):
-    """LAVIS's rows, candidate answers, and VQA's own questions and annotations."""
+    """Return LAVIS's rows, candidate answers, and VQA's own questions and annotations."""
     rows = [
         {"image": p, "question": "what colour is it?", "question_id": q, "dataset": "vqa"}
         for p, (q, _, _) in zip(pictures, QUESTIONS, strict=True)
     ]
     questions = {"questions": [{"question_id": q, "image_id": 1} for q, _, _ in QUESTIONS]}
     annotations = [
-        {"question_id": q, "image_id": 1, "answer_type": kind, "answers": of_ten(right, count)}
+        {
+            "question_id": q,
+            "image_id": 1,
+            "answer_type": kind,
+            "answers": ten_annotators(right, count),
+        }
         for (q, right, kind), count in zip(QUESTIONS, counts, strict=True)
     ]
     return rows, NAMES, questions, {"annotations": annotations}
 
 
 @pytest.mark.parametrize(("builder", "split"), [("coco_vqa", "val"), ("ok_vqa", "test")])
-def test_vqa_by_annotators(tmp_path, pictures, result_dir, builder, split):
+def test_vqa_accuracy_by_annotators(tmp_path, pictures, result_dir, builder, split):
     files = {split: vqa_files(pictures)}
-    task, data = set_up(MafaVQATask, VQA_RUN, tmp_path, **{builder: files})
+    task, data = set_up_task(MafaVQATask, VQA_RUN, tmp_path, **{builder: files})
     model = Speaker()
-    figures = evaluate(task, data[builder][split], split, model)
+    scores = evaluate(task, data[builder][split], split, model)
     # 10 of 10; 0 of 10; 3 of 10: (7 * 1 + 3 * 2/3) / 10; 1 of 10: (9 * 1/3 + 1 * 0) / 10.
-    assert figures == {"agg_metrics": 55.0, "acc": 55.0, "other": 73.33, "yes/no": 0.0}
-    assert written(result_dir, f"{split}_vqa_result.json")[0] == {
+    assert scores == {"agg_metrics": 55.0, "acc": 55.0, "other": 73.33, "yes/no": 0.0}
+    assert read_only_result(result_dir, f"{split}_vqa_result.json")[0] == {
         "question_id": 21,
         "answer": "The red.",
     }
@@ -413,31 +425,31 @@ def test_vqa_by_annotators(tmp_path, pictures, result_dir, builder, split):
         "length_penalty": -1.0,
         "kwargs": {},
     }
-    # A second validation reads the annotations anew.
-    assert evaluate(task, data[builder][split], split) == figures
+    # A second validation reads the annotations again.
+    assert evaluate(task, data[builder][split], split) == scores
 
 
-def test_vqa_on_a_part_of_the_questions(tmp_path, pictures, caplog):
+def test_vqa_on_a_subset_of_the_questions(tmp_path, pictures, caplog):
     rows, *others = vqa_files(pictures)
-    task, data = set_up(MafaVQATask, VQA_RUN, tmp_path, coco_vqa={"val": (rows[:1], *others)})
+    task, data = set_up_task(MafaVQATask, VQA_RUN, tmp_path, coco_vqa={"val": (rows[:1], *others)})
     assert evaluate(task, data["coco_vqa"]["val"])["acc"] == 100.0
     assert (
         "scored on 1 questions: 0 answers have no annotation, 3 annotations no answer"
         in caplog.text
     )
     rows = [{**row, "question_id": row["question_id"] + 100} for row in rows]
-    task, data = set_up(MafaVQATask, VQA_RUN, tmp_path, coco_vqa={"val": (rows, *others)})
+    task, data = set_up_task(MafaVQATask, VQA_RUN, tmp_path, coco_vqa={"val": (rows, *others)})
     with pytest.raises(ValueError, match=r"val_3\.json has none of 4 .*, such as 121, 122"):
         evaluate(task, data["coco_vqa"]["val"])
 
 
-def test_vqa_without_truth_writes_answers_and_says_so(tmp_path, pictures, result_dir, caplog):
+def test_vqa_without_truth_writes_answers_and_warns(tmp_path, pictures, result_dir, caplog):
     files = {"test": vqa_files(pictures)[:2]}
-    task, data = set_up(MafaVQATask, VQA_RUN, tmp_path, coco_vqa=files)
+    task, data = set_up_task(MafaVQATask, VQA_RUN, tmp_path, coco_vqa=files)
     assert evaluate(task, data["coco_vqa"]["test"], "test") == {}
-    told = warnings_of(caplog)
-    assert any("no right answers are known for test: nothing is scored" in w for w in told)
-    assert [r["question_id"] for r in written(result_dir, "test_vqa_result.json")] == [
+    warnings = warnings_of(caplog)
+    assert any("no right answers are known for test: nothing is scored" in w for w in warnings)
+    assert [r["question_id"] for r in read_only_result(result_dir, "test_vqa_result.json")] == [
         21,
         22,
         23,
@@ -445,9 +457,9 @@ def test_vqa_without_truth_writes_answers_and_says_so(tmp_path, pictures, result
     ]
 
 
-def test_vqa_files_of_another_format(tmp_path, pictures):
+def test_vqa_files_of_another_format_are_rejected(tmp_path, pictures):
     rows, names, questions, _ = vqa_files(pictures)
-    task, data = set_up(
+    task, data = set_up_task(
         MafaVQATask, VQA_RUN, tmp_path, coco_vqa={"val": (rows, names, questions, [])}
     )
     model = Speaker()
@@ -457,15 +469,15 @@ def test_vqa_files_of_another_format(tmp_path, pictures):
 
 
 @pytest.mark.parametrize("key", ["answers", "answer"])
-def test_answers_in_the_annotation(tmp_path, pictures, key):
+def test_answers_in_the_annotations(tmp_path, pictures, key):
     rows, names, *_ = vqa_files(pictures)
-    # One answer; the wrong one; two of three annotators; five of five.
-    given = [["Red"], ["no"], ["blue", "the blue", "sky"], ["white"] * 5]
+    # One answer; a wrong one; two of three annotators; five of five.
+    answers_of_rows = [["Red"], ["no"], ["blue", "the blue", "sky"], ["white"] * 5]
     rows = [
         {**row, key: answers, "answer_type": kind}
-        for row, answers, (_, _, kind) in zip(rows, given, QUESTIONS, strict=True)
+        for row, answers, (_, _, kind) in zip(rows, answers_of_rows, QUESTIONS, strict=True)
     ]
-    task, data = set_up(MafaVQATask, VQA_RUN, tmp_path, coco_vqa={"val": (rows, names)})
+    task, data = set_up_task(MafaVQATask, VQA_RUN, tmp_path, coco_vqa={"val": (rows, names)})
     figures = evaluate(task, data["coco_vqa"]["val"])
     assert figures == pytest.approx(
         {
@@ -477,34 +489,39 @@ def test_answers_in_the_annotation(tmp_path, pictures, key):
     )
 
 
-class Asking(OfRetrieval):
-    """Answers in the samples; Torch's own collater turns lists of them round."""
+class WithAnswers(LikeRetrieval):
+    """Answers in the samples; torch's own collater transposes lists of them."""
 
     answers = [["red"] * 3, ["no", "no", "green"], ["blue"] * 3, ["grey"] * 3]
 
     def __getitem__(self, index):
-        found = {"image": super().__getitem__(index)["image"], "question_id": f"q{index}"}
-        return {**found, "text_input": "?", "answers": self.answers[index], "answer_type": "other"}
+        sample_ = {"image": super().__getitem__(index)["image"], "question_id": f"q{index}"}
+        return {
+            **sample_,
+            "text_input": "?",
+            "answers": self.answers[index],
+            "answer_type": "other",
+        }
 
 
-class AskingLavis(Asking):
+class WithAnswersAndCollater(WithAnswers):
     def collater(self, samples):
         return results.collate_ragged(samples)
 
 
-@pytest.mark.parametrize("kind", [Asking, AskingLavis])
+@pytest.mark.parametrize("kind", [WithAnswers, WithAnswersAndCollater])
 @pytest.mark.parametrize("batch_size", [1, 3, 4])
 def test_answers_in_the_samples(kind, batch_size):
-    task, _ = set_up(MafaVQATask, VQA_RUN)
+    task, _ = set_up_task(MafaVQATask, VQA_RUN)
     figures = evaluate(task, kind(), batch_size=batch_size)
     expected = 100 * (1 + 1 / 3 + 1 + 0) / 4
     assert figures == pytest.approx(dict.fromkeys(("acc", "agg_metrics", "other"), expected))
 
 
 def test_ranking_needs_candidates():
-    task, _ = set_up(MafaVQATask, {**VQA_RUN, "inference_method": "rank"})
+    task, _ = set_up_task(MafaVQATask, {**VQA_RUN, "inference_method": "rank"})
     with pytest.raises(ValueError, match="inference_method is rank, but Asking has no list"):
-        evaluate(task, Asking())
+        evaluate(task, WithAnswers())
 
 
 def gqa_rows(pictures, answers):
@@ -514,54 +531,54 @@ def gqa_rows(pictures, answers):
     ]
 
 
-def test_gqa_by_exact_match(tmp_path, pictures, result_dir):
+def test_gqa_accuracy_by_exact_match(tmp_path, pictures, result_dir):
     rows = gqa_rows(pictures, [{"answer": a} for a in ("red", "Green", "blue", "grey")])
     rows[2]["answers"] = [rows[2].pop("answer")]
-    task, data = set_up(MafaGQATask, VQA_RUN, tmp_path, gqa={"val": [rows]})
-    # Only what is generated is normalised, as in LAVIS: "Green" stays as it is.
+    task, data = set_up_task(MafaGQATask, VQA_RUN, tmp_path, gqa={"val": [rows]})
+    # Only generated answers are normalised, as in LAVIS: "Green" keeps its capital.
     assert evaluate(task, data["gqa"]["val"]) == {"acc": 50.0, "agg_metrics": 50.0}
-    assert written(result_dir, "val_vqa_result.json")[1] == {
+    assert read_only_result(result_dir, "val_vqa_result.json")[1] == {
         "question_id": "0107",
         "pred_ans": "The green.",
         "gt_ans": "Green",
     }
 
 
-def test_gqa_has_one_answer_a_question(tmp_path, pictures):
+def test_gqa_rejects_several_answers_per_question(tmp_path, pictures):
     rows = gqa_rows(pictures, [{"answers": ["red", "blue"]}] * 4)
-    task, data = set_up(MafaGQATask, VQA_RUN, tmp_path, gqa={"val": [rows]})
+    task, data = set_up_task(MafaGQATask, VQA_RUN, tmp_path, gqa={"val": [rows]})
     with pytest.raises(ValueError, match=r"GQA has one answer a question, got .*use task mafa_vqa"):
         evaluate(task, data["gqa"]["val"])
 
 
-def test_gqa_without_answers(tmp_path, pictures, result_dir, caplog):
-    task, data = set_up(
+def test_gqa_without_answers_warns(tmp_path, pictures, result_dir, caplog):
+    task, data = set_up_task(
         MafaGQATask, VQA_RUN, tmp_path, gqa={"test": [gqa_rows(pictures, [{}] * 4)]}
     )
     assert evaluate(task, data["gqa"]["test"], "test") == {}
     assert "no right answers are known for test" in caplog.text
-    assert [r["gt_ans"] for r in written(result_dir, "test_vqa_result.json")] == [None] * 4
+    assert [r["gt_ans"] for r in read_only_result(result_dir, "test_vqa_result.json")] == [None] * 4
 
 
 words = st.sampled_from(["red", "a red", "2", "two", "blue sky", "it's", "no."])
 
 
 @given(words, st.lists(words, min_size=4, max_size=12))
-def test_accuracy_is_vqas_own(answer, truths):
-    """Of answers that are normal already; VQA's tool leaves some others as they are."""
+def test_accuracy_equals_the_official_vqa_tool(answer, truths):
+    """For normalised answers; VQA's tool leaves some others unchanged."""
     truths = [answering.normalise(t) for t in truths]
-    truth, mine = VQA(), VQA()
+    truth, result = VQA(), VQA()
     of_each = [{"answer_id": i, "answer": t} for i, t in enumerate(truths)]
     truth.qa = {1: {"answers": of_each, "question_type": "", "answer_type": "other"}}
-    mine.qa = {1: {"answer": answer}}
+    result.qa = {1: {"answer": answer}}
     tool = VQAEval(n=6)
-    tool.vqa, tool.vqaRes = truth, mine
+    tool.vqa, tool.vqaRes = truth, result
     with answering._silence():
         tool.evaluate([1])
     assert 100 * one_accuracy(answer, truths) == pytest.approx(tool.accuracy["overall"], abs=1e-5)
 
 
-def test_one_accuracy_of_few():
+def test_accuracy_with_fewer_than_ten_annotators():
     assert one_accuracy("a dog!", "dog") == 1.0
     assert one_accuracy("dog", ["dog"]) == 1.0
     assert one_accuracy("dog", ["dog", "dog", "cat"]) == pytest.approx(2 / 3)
@@ -569,7 +586,7 @@ def test_one_accuracy_of_few():
     assert one_accuracy("dog", ["dog"] * 3 + ["cat"]) == pytest.approx((3 * 2 / 3 + 1) / 4)
 
 
-# What tasks share
+# Shared by several tasks
 
 
 def test_ragged_columns_stay_lists():
@@ -586,10 +603,10 @@ def test_result_file_is_written_atomically(result_dir):
     assert json.loads(results.write_result([{"a": "é"}], "val").read_text("utf-8")) == [{"a": "é"}]
     with pytest.raises(TypeError):
         results.write_result([{"a": object()}], "val")
-    assert written(result_dir, "val.json") == [{"a": "é"}]
+    assert read_only_result(result_dir, "val.json") == [{"a": "é"}]
 
 
-# The whole program
+# End to end
 
 
 def write_config(folder, task, name, files, **run):
@@ -616,8 +633,8 @@ def write_config(folder, task, name, files, **run):
     return str(path)
 
 
-def test_two_ranks_write_and_score_what_one_does(tmp_path, pictures):
-    # Five images on two ranks: the sampler pads one share with an image of the other's.
+def test_two_ranks_write_and_score_the_same_as_one(tmp_path, pictures):
+    # Five images on two ranks: the sampler pads one share with an image of the other one.
     extra = tmp_path / "COCO_val2014_000000000055.jpg"
     Image.new("RGB", (8, 8), COLOURS["blue"]).save(extra)
     rows = caption_rows([*pictures, extra.name], [*TRUE, ["the blue"]])
@@ -625,7 +642,7 @@ def test_two_ranks_write_and_score_what_one_does(tmp_path, pictures):
     config = write_config(tmp_path, "mafa_captioning", "coco_caption", files)
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
     arguments = ["--cfg-path", config, "--options", f"run.output_dir={tmp_path / 'two'}"]
-    together = subprocess.run(
+    process = subprocess.run(
         [sys.executable, *launcher, str(SCRIPT), *arguments],
         capture_output=True,
         text=True,
@@ -638,19 +655,19 @@ def test_two_ranks_write_and_score_what_one_does(tmp_path, pictures):
         },
         cwd=tmp_path,
     )
-    assert together.returncode == 0, (together.stdout + together.stderr)[-4000:]
+    assert process.returncode == 0, (process.stdout + process.stderr)[-4000:]
     run(config, [f"run.output_dir={tmp_path / 'one'}"], evaluate=True)
-    written, logged = [], []
+    read_only_result, eval_records = [], []
     for name in ("one", "two"):
         job = tmp_path / name / "job"
-        written.append((job / "result/test_epochgiven.json").read_text())
+        read_only_result.append((job / "result/test_epochgiven.json").read_text())
         lines = map(json.loads, (job / "log.jsonl").read_text().splitlines())
         (record,) = (line for line in lines if line["kind"] == "eval")
-        logged.append({key: value for key, value in record.items() if key != "time"})
-    assert written[0] == written[1]
-    assert [record["image_id"] for record in json.loads(written[0])] == [7, 8, 9, 10, 55]
-    assert logged[0] == logged[1]
-    assert logged[0]["CIDEr"] > 1 and logged[0]["tokenizer"] == "python"
+        eval_records.append({key: value for key, value in record.items() if key != "time"})
+    assert read_only_result[0] == read_only_result[1]
+    assert [record["image_id"] for record in json.loads(read_only_result[0])] == [7, 8, 9, 10, 55]
+    assert eval_records[0] == eval_records[1]
+    assert eval_records[0]["CIDEr"] > 1 and eval_records[0]["tokenizer"] == "python"
 
     first, second = (json.loads((tmp_path / f"rank{r}.json").read_text()) for r in (0, 1))
     order = [[0, 0], [1, 0], [0, 1], [0, 2]]
@@ -661,7 +678,7 @@ def test_two_ranks_write_and_score_what_one_does(tmp_path, pictures):
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({"metrics": ["blue"]}, "run.metrics[0]: 'blue' is not one of bleu, meteor"),
         ({"metrics": []}, "run.metrics: is empty"),
@@ -675,11 +692,11 @@ def test_two_ranks_write_and_score_what_one_does(tmp_path, pictures):
         ({"gt_file": "x.json"}, "run.gt_file: unknown key; did you mean run.annotation_file?"),
     ],
 )
-def test_config_of_generation(tmp_path, pictures, changes, told):
+def test_config_of_generation_is_checked(tmp_path, pictures, changes, message):
     files = {"test": [caption_rows(pictures)]}
-    where = (tmp_path, "mafa_captioning", "coco_caption", files)
-    assert load_config(write_config(*where, output_dir="out")).run_cfg.metrics == ["cider"]
-    path = write_config(*where, **{"output_dir": "out", **changes})
+    arguments = (tmp_path, "mafa_captioning", "coco_caption", files)
+    assert load_config(write_config(*arguments, output_dir="out")).run_cfg.metrics == ["cider"]
+    path = write_config(*arguments, **{"output_dir": "out", **changes})
     with pytest.raises(ConfigError) as error:
         load_config(path)
-    assert told in str(error.value)
+    assert message in str(error.value)

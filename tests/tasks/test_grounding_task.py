@@ -1,4 +1,4 @@
-"""Task mafa_grounding: from heat maps to figures, files and overlays, on one and several ranks."""
+"""Task mafa_grounding: from heat maps to scores, files and overlays, on one and several ranks."""
 
 from __future__ import annotations
 
@@ -64,22 +64,24 @@ def evaluate(task, dataset, model, batch_size=4, split="test"):
     return task.after_evaluation(val_result=records, split_name=split, epoch=0)
 
 
-def points_at(monkeypatch, where):
-    """Heat maps (B, 2, 2) that have all heat in one cell, by a function of text and number."""
+def set_hot_cell(monkeypatch, cell_of):
+    """Replace heat maps by maps (B, 2, 2) with all heat in one cell, by a function of text and
+    image.
+    """
 
     def maps(backbone, images, captions, layer, tokens):
-        found = torch.zeros(len(captions), 2, 2)
+        heat = torch.zeros(len(captions), 2, 2)
         for number, caption in enumerate(captions):
-            cell = where(caption, images[number])
+            cell = cell_of(caption, images[number])
             if cell is not None:
-                found[number, cell // 2, cell % 2] = 1.0
-        return found
+                heat[number, cell // 2, cell % 2] = 1.0
+        return heat
 
     monkeypatch.setattr(mafa_grounding, "heat_maps", maps)
 
 
 def true_cells(dataset):
-    """Cell of the true box by text and picture."""
+    """Return the cell of the true box by text and image."""
     return {
         (row["text"], dataset[i]["image"].sum().item()): int(
             row["bbox"][1] // 16 * 2 + row["bbox"][0] // 16
@@ -88,12 +90,12 @@ def true_cells(dataset):
     }
 
 
-def test_maps_that_are_right_are_all_right(toy, model, monkeypatch, result_dir):
+def test_correct_maps_score_100_percent(toy, model, monkeypatch, result_dir):
     cells = true_cells(toy["test"])
-    points_at(monkeypatch, lambda text, image: cells[text, image.sum().item()])
-    figures = evaluate(MafaGroundingTask(), toy["test"], model)
+    set_hot_cell(monkeypatch, lambda text, image: cells[text, image.sum().item()])
+    scores = evaluate(MafaGroundingTask(), toy["test"], model)
     chance = np.mean([1 / len(row["boxes"]) for row in toy["test"].annotation])
-    assert figures == {
+    assert scores == {
         "agg_metrics": 100.0,
         "acc": 100.0,
         "pointing": 100.0,
@@ -103,32 +105,32 @@ def test_maps_that_are_right_are_all_right(toy, model, monkeypatch, result_dir):
     }
     (path,) = result_dir.iterdir()
     assert path.name == "test_grounding_result.json"
-    for row, told in zip(json.loads(path.read_text()), toy["test"].annotation, strict=True):
-        assert row["instance_id"] == told["instance_id"] and row["text"] == told["text"]
-        assert row["box"] == told["bbox"] and row["score"] > 0
+    for row, annotation in zip(json.loads(path.read_text()), toy["test"].annotation, strict=True):
+        assert row["instance_id"] == annotation["instance_id"] and row["text"] == annotation["text"]
+        assert row["box"] == annotation["bbox"] and row["score"] > 0
         assert set(row) == {"instance_id", "text", "box", "score", "peak"}
 
 
-def test_one_cell_for_all(toy, model, monkeypatch):
-    points_at(monkeypatch, lambda text, image: 0)
-    figures = evaluate(MafaGroundingTask(), toy["test"], model)
+def test_constant_map_scores_near_chance(toy, model, monkeypatch):
+    set_hot_cell(monkeypatch, lambda text, image: 0)
+    scores = evaluate(MafaGroundingTask(), toy["test"], model)
     first = np.mean([row["bbox"][:2] == [0, 0] for row in toy["test"].annotation])
-    assert figures["pointing"] == pytest.approx(100 * first)
-    # Where nothing stands in the cell, its neighbours share what little heat reaches them.
-    assert 100 * first <= figures["acc"] < 70
+    assert scores["pointing"] == pytest.approx(100 * first)
+    # If the cell is empty, its neighbours share the little heat that reaches them.
+    assert 100 * first <= scores["acc"] < 70
 
 
-def test_maps_without_heat_are_wrong(toy, model, monkeypatch, caplog, result_dir):
-    points_at(monkeypatch, lambda text, image: None)
-    figures = evaluate(MafaGroundingTask(), toy["test"], model)
-    assert (figures["acc"], figures["pointing"], figures["undecided"]) == (0, 0, 100)
+def test_maps_without_heat_count_as_wrong(toy, model, monkeypatch, caplog, result_dir):
+    set_hot_cell(monkeypatch, lambda text, image: None)
+    scores = evaluate(MafaGroundingTask(), toy["test"], model)
+    assert (scores["acc"], scores["pointing"], scores["undecided"]) == (0, 0, 100)
     assert "100 % of the maps are without heat" in caplog.text
     rows = json.loads((result_dir / "test_grounding_result.json").read_text())
     assert all(row["box"] is None for row in rows)
 
 
-def test_records_are_of_the_maps(toy, model):
-    """The choice is that of the heat in every box, whatever the mini-batch."""
+def test_records_follow_from_the_maps(toy, model):
+    """The chosen box has the most heat per root of its area, in any mini-batch."""
     task = MafaGroundingTask(layer=2, tokens="words", save_maps=3)
     task.before_evaluation(model=model, dataset=toy["test"])
     samples = collate_ragged([toy["test"][i] for i in range(5)])
@@ -136,34 +138,34 @@ def test_records_are_of_the_maps(toy, model):
         records = task.valid_step(model, samples)
     maps = heat_maps(backbone_of(model), samples["image"], samples["text_input"], 2, "words")
     for number, record in enumerate(records):
-        whole = stretch(maps[number], (32, 32))
+        stretched = stretch(maps[number], (32, 32))
         sums = [
-            float(whole[int(y) : int(y + h), int(x) : int(x + w)].sum()) / 16
+            float(stretched[int(y) : int(y + h), int(x) : int(x + w)].sum()) / 16
             for x, y, w, h in samples["boxes"][number]
         ]
         assert record["box"] == samples["boxes"][number][int(np.argmax(sums))]
         assert record["score"] == pytest.approx(max(sums), rel=1e-4)
         x, y = record["peak"]
-        assert float(whole[y, x]) == float(whole.max())
+        assert float(stretched[y, x]) == float(stretched.max())
         assert ("heat" in record) is (number < 3)
     assert not torch.allclose(
         maps, heat_maps(backbone_of(model), samples["image"], samples["text_input"])
     )
-    alone = evaluate(MafaGroundingTask(), toy["test"], model, batch_size=1)
-    assert alone == pytest.approx(evaluate(MafaGroundingTask(), toy["test"], model, batch_size=7))
+    single = evaluate(MafaGroundingTask(), toy["test"], model, batch_size=1)
+    assert single == pytest.approx(evaluate(MafaGroundingTask(), toy["test"], model, batch_size=7))
 
 
-def test_without_proposals(toy, model, monkeypatch):
+def test_only_pointing_is_scored_without_proposals(toy, model, monkeypatch):
     cells = true_cells(toy["val"])
-    points_at(monkeypatch, lambda text, image: cells[text, image.sum().item()])
+    set_hot_cell(monkeypatch, lambda text, image: cells[text, image.sum().item()])
     for row in toy["val"].annotation:
         monkeypatch.setitem(row, "boxes", None)
     assert evaluate(MafaGroundingTask(), toy["val"], model) == {"agg_metrics": 100, "pointing": 100}
 
 
-def test_overlays(toy, model, monkeypatch, result_dir):
+def test_overlays_of_heat_maps(toy, model, monkeypatch, result_dir):
     cells = true_cells(toy["test"])
-    points_at(monkeypatch, lambda text, image: 3 - cells[text, image.sum().item()])
+    set_hot_cell(monkeypatch, lambda text, image: 3 - cells[text, image.sum().item()])
     evaluate(MafaGroundingTask(save_maps=2), toy["test"], model)
     folder = result_dir / "test_maps"
     assert sorted(path.name for path in folder.iterdir()) == ["000000.png", "000001.png"]
@@ -177,7 +179,7 @@ def test_overlays(toy, model, monkeypatch, result_dir):
     frame = pixels[y : y + height, 256 + x : 256 + x + width]
     assert (frame == mafa_grounding.TRUE).all(axis=-1).any()
     assert (pixels[:, 256:] == mafa_grounding.CHOSEN).all(axis=-1).any()
-    # All heat is in the cell across.
+    # All heat is in the diagonally opposite cell.
     middles = {(i, j): (8 * (16 * i + 8), 8 * (16 * j + 8)) for i in (0, 1) for j in (0, 1)}
     changed = {}
     for (i, j), (py, px) in middles.items():
@@ -186,7 +188,7 @@ def test_overlays(toy, model, monkeypatch, result_dir):
     assert max(changed, key=changed.get) == (hot // 2, hot % 2)
 
 
-def test_models_without_maps_are_refused(toy, model):
+def test_models_without_maps_are_rejected(toy, model):
     task = MafaGroundingTask()
     with pytest.raises(TypeError, match="Blip2Mafa has no layer"):
         task.before_evaluation(model=load_model("blip2_mafa", "tiny"), dataset=toy["test"])
@@ -196,7 +198,7 @@ def test_models_without_maps_are_refused(toy, model):
         evaluate(MafaGroundingTask(layer=9), toy["val"], model)
 
 
-def test_settings_of_a_run():
+def test_settings_are_read_from_the_run_config():
     keys = {"block_num": 2, "gradcam_tokens": "words", "save_maps": 4}
     task = MafaGroundingTask.setup_task(SimpleNamespace(run_cfg=OmegaConf.create(keys)))
     assert (task.layer, task.tokens, task.save_maps) == (2, "words", 4)
@@ -206,8 +208,8 @@ def test_settings_of_a_run():
         load_config(TRAIN, ["run.gradcam_tokens=some"], machine=False)
 
 
-def test_the_paper_s_numbers():
-    """ALBEF's configuration of grounding; evaluation looks where training wrote."""
+def test_config_has_the_hyperparameters_of_albef():
+    """ALBEF's settings for grounding; evaluation loads the checkpoint of training."""
     cfg = load_config(PROJECTS / "train/grounding_ft.yaml", machine=False)
     run_cfg, model_cfg = cfg.run_cfg, cfg.model_cfg
     assert (run_cfg.batch_size_train, run_cfg.max_epoch) == (32, 5)
@@ -228,8 +230,8 @@ def test_the_paper_s_numbers():
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    """A short training by the shipped config; its folder and runner."""
+def trained_run(tmp_path_factory):
+    """A short training with the shipped config; its folder and runner."""
     folder = tmp_path_factory.mktemp("trained")
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -241,8 +243,8 @@ def trained(tmp_path_factory):
         torch.set_num_threads(before)
 
 
-def test_training_keeps_the_best_by_grounding(trained):
-    folder, runner = trained
+def test_best_checkpoint_is_chosen_by_grounding_accuracy(trained_run):
+    folder, runner = trained_run
     lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
     steps = [line for line in lines if line["kind"] == "step"]
     assert steps and all("loss_itm" in line and "loss_itc" in line for line in steps)
@@ -256,7 +258,7 @@ def test_training_keeps_the_best_by_grounding(trained):
     }
 
 
-def test_pairs_without_boxes_serve_pre_training(tmp_path):
+def test_toy_grounding_pairs_can_be_used_for_pre_training(tmp_path):
     settings = [*SIZES, "run.max_epoch=1", "run.batch_size_train=16", f"run.output_dir={tmp_path}"]
     settings += ["model.load_pretrained=False", "model.pretrained=null", "run.tensorboard=False"]
     settings += ["run.task=mafa_pretrain", "run.valid_splits=[]", "run.test_splits=[]"]
@@ -264,10 +266,10 @@ def test_pairs_without_boxes_serve_pre_training(tmp_path):
     assert run(str(TRAIN), settings).progress.global_step == 3
 
 
-def test_several_ranks_ground_like_one(trained, tmp_path):
-    """The real command, on one and on two ranks; 11 pictures do not divide evenly."""
-    folder, _ = trained
-    told = {}
+def test_several_ranks_score_like_one(trained_run, tmp_path):
+    """The real command on one and two ranks; 11 images do not divide evenly."""
+    folder, _ = trained_run
+    results = {}
     for ranks in (1, 2):
         launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
         options = [*SIZES, f"model.finetuned={folder}/checkpoint_last.pth", "run.batch_size_eval=3"]
@@ -280,7 +282,7 @@ def test_several_ranks_ground_like_one(trained, tmp_path):
             "--cfg-path",
             str(EVALUATE),
         ]
-        done = subprocess.run(
+        process = subprocess.run(
             [*command, "--options", *options],
             cwd=tmp_path,
             env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
@@ -288,29 +290,29 @@ def test_several_ranks_ground_like_one(trained, tmp_path):
             text=True,
             timeout=240,
         )
-        assert done.returncode == 0, done.stderr[-3000:]
+        assert process.returncode == 0, process.stderr[-3000:]
         job = tmp_path / str(ranks) / "job"
         (line,) = [
-            one
-            for one in map(json.loads, (job / "log.jsonl").read_text().splitlines())
-            if one["kind"] == "eval"
+            record
+            for record in map(json.loads, (job / "log.jsonl").read_text().splitlines())
+            if record["kind"] == "eval"
         ]
         rows = json.loads((job / "result/test_grounding_result.json").read_text())
         maps = sorted(path.name for path in (job / "result/test_maps").iterdir())
-        told[ranks] = (
+        results[ranks] = (
             line["acc"],
             line["pointing"],
             line["chance"],
             [r["box"] for r in rows],
             maps,
         )
-    assert len(told[1][4]) == 5 and len(told[1][3]) % 2
-    assert told[1] == told[2]
+    assert len(results[1][4]) == 5 and len(results[1][3]) % 2
+    assert results[1] == results[2]
 
 
 @pytest.mark.slow
-def test_the_toy_recipe_localises(tmp_path, monkeypatch):
-    """Both commands at the head of grounding_toy.yaml: far better than drawing an object."""
+def test_toy_recipe_learns_to_localise(tmp_path, monkeypatch):
+    """The two commands in the header of grounding_toy.yaml: far better than a random object."""
     monkeypatch.chdir(tmp_path)
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -321,6 +323,6 @@ def test_the_toy_recipe_localises(tmp_path, monkeypatch):
     finally:
         torch.set_num_threads(before)
     log = (tmp_path / "output/grounding_toy/run/log.jsonl").read_text().splitlines()
-    (figures,) = [one for one in map(json.loads, log) if one["kind"] == "eval"]
-    assert figures["split"] == "test" and 35 < figures["chance"] < 45
-    assert figures["acc"] > figures["chance"] + 30
+    (scores,) = [record for record in map(json.loads, log) if record["kind"] == "eval"]
+    assert scores["split"] == "test" and 35 < scores["chance"] < 45
+    assert scores["acc"] > scores["chance"] + 30

@@ -1,4 +1,4 @@
-"""Figures in addition to LAVIS's: COCO's test split, all valid pairs, saved scores."""
+"""Scores in addition to LAVIS's: COCO's test split, all valid pairs, saved scores."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def folders(tmp_path, monkeypatch):
     return tmp_path
 
 
-class Scores:
+class FixedScores:
     """A model with fixed scores."""
 
     def __init__(self, dataset):
@@ -51,27 +51,27 @@ class Scores:
         return self.tables
 
 
-def of_lavis(rows, folder):
-    """LAVIS's own evaluation set of an annotation file."""
+def lavis_dataset(rows, folder):
+    """Build LAVIS's own evaluation set of an annotation file."""
     path = folder / "karpathy.json"
     path.write_text(json.dumps(rows))
     return RetrievalEvalDataset(None, BlipCaptionProcessor(), str(folder), [str(path)])
 
 
-def evaluated(dataset, kind=MafaRetrievalTask, split="test", **cfg):
-    """The scores that a task got, its figures, and those of LAVIS's task."""
-    model, loader = Scores(dataset), SimpleNamespace(dataset=dataset)
+def evaluate_with_both(dataset, kind=MafaRetrievalTask, split="test", **cfg):
+    """Return the scores that a task got, its results, and those of LAVIS's task."""
+    model, loader = FixedScores(dataset), SimpleNamespace(dataset=dataset)
     task = kind({"k_test": 0, **cfg})
-    figures = task.after_evaluation(task.evaluation(model, loader), split_name=split, epoch=0)
-    return model.tables, figures, RetrievalTask({}).evaluation(model, loader)
+    result = task.after_evaluation(task.evaluation(model, loader), split_name=split, epoch=0)
+    return model.tables, result, RetrievalTask({}).evaluation(model, loader)
 
 
 @pytest.fixture
 def coco(monkeypatch, folders):
-    """A data set that is taken for COCO's test split, and the package's data of it."""
+    """A data set treated as COCO's test split, and the package's data for it."""
     metrics = small_metrics(5)
     use_small(monkeypatch, metrics)
-    return of_lavis(karpathy(metrics, six=(1, 8)), folders), metrics
+    return lavis_dataset(karpathy(metrics, six=(1, 8)), folders), metrics
 
 
 # COCO's test split
@@ -79,42 +79,42 @@ def coco(monkeypatch, folders):
 
 @pytest.mark.strict_smoke
 @pytest.mark.parametrize("kind", [MafaRetrievalTask, MafaPretrainTask])
-def test_figures_of_coco_stand_beside_those_of_lavis(coco, kind, folders):
+def test_coco_scores_are_added_to_those_of_lavis(coco, kind, folders):
     dataset, metrics = coco
-    scores, figures, theirs = evaluated(dataset, kind)
+    scores, figures, theirs = evaluate_with_both(dataset, kind)
     added = {key: value for key, value in figures.items() if key not in theirs}
     ids = eccv.coco_ids(
         dataset.image, [row["caption"] for row in dataset.annotation], None, metrics
     )
     assert added == eccv.eccv_scores(*scores, *ids, metrics) and len(added) == 24
     assert {key: figures[key] for key in theirs} == theirs
-    # LAVIS's line of the file stays as it is, ours is the next one.
+    # LAVIS's line in the file is unchanged, ours follows.
     lines = [json.loads(line) for line in (folders / "evaluate.txt").read_text().splitlines()]
     assert lines == [theirs, added, theirs]
 
 
-def test_other_images_have_no_such_figures(coco, folders):
+def test_other_images_get_no_coco_scores(coco, folders):
     dataset, metrics = coco
     rows = karpathy(metrics)
     rows[0]["image"] = "val2014/COCO_val2014_000000000001.jpg"
-    _, figures, theirs = evaluated(of_lavis(rows, folders))
+    _, figures, theirs = evaluate_with_both(lavis_dataset(rows, folders))
     assert figures == theirs
 
 
-def test_without_the_package_the_log_tells_how_to_get_it(coco, monkeypatch, caplog):
+def test_log_explains_how_to_install_the_missing_package(coco, monkeypatch, caplog):
     def missing():
         raise ImportError(f"COCO's further positives need a package: {eccv.INSTALL}")
 
     monkeypatch.setattr(eccv, "load_metrics", missing)
-    _, figures, theirs = evaluated(coco[0])
+    _, figures, theirs = evaluate_with_both(coco[0])
     assert figures == theirs
     assert [r.message for r in caplog.records if "pip install eccv_caption" in r.message] != []
 
 
-def test_captions_that_are_not_coco_s_cost_only_these_figures(coco, folders, caplog):
+def test_other_captions_skip_only_the_coco_scores(coco, folders, caplog):
     rows = karpathy(coco[1])
     rows[2]["caption"] = rows[2]["caption"][:1]
-    _, figures, theirs = evaluated(of_lavis(rows, folders))
+    _, figures, theirs = evaluate_with_both(lavis_dataset(rows, folders))
     assert figures == theirs and "1 images have fewer than 5 captions" in caplog.text
 
 
@@ -123,12 +123,12 @@ def test_re_ranking_depth_is_logged_once(coco, caplog):
     dataset = coco[0]
     task = MafaRetrievalTask({"k_test": 4})
     for _ in range(2):
-        task.evaluation(Scores(dataset), SimpleNamespace(dataset=dataset))
-    told = [r.message for r in caplog.records if "run.k_test" in r.message]
-    assert len(told) == 1 and "only the 4 best candidates" in told[0]
-    for k_test in (0, 52):  # nothing is re-ranked; everything is
+        task.evaluation(FixedScores(dataset), SimpleNamespace(dataset=dataset))
+    messages = [r.message for r in caplog.records if "run.k_test" in r.message]
+    assert len(messages) == 1 and "only the 4 best candidates" in messages[0]
+    for k_test in (0, 52):  # no re-ranking; everything is re-ranked
         caplog.clear()
-        evaluated(dataset, k_test=k_test)
+        evaluate_with_both(dataset, k_test=k_test)
         assert "run.k_test" not in caplog.text
 
 
@@ -136,7 +136,7 @@ def test_only_the_main_process_scores_and_saves(coco, monkeypatch, folders):
     monkeypatch.setattr("lavis_mafa.tasks.mafa_retrieval.is_main_process", lambda: False)
     task = MafaRetrievalTask({"k_test": 0, "save_scores": True})
     loader = SimpleNamespace(dataset=coco[0])
-    assert task.evaluation(Scores(coco[0]), loader) is None
+    assert task.evaluation(FixedScores(coco[0]), loader) is None
     assert not list(folders.glob("evaluate*")) and not list(folders.glob("scores*"))
 
 
@@ -144,24 +144,24 @@ def test_only_the_main_process_scores_and_saves(coco, monkeypatch, folders):
 
 
 @pytest.mark.strict_smoke
-def test_scores_are_saved_for_the_command(coco, folders):
+def test_scores_are_saved_for_the_eccv_command(coco, folders):
     dataset, metrics = coco
-    scores, figures, _ = evaluated(dataset, split="coco_retrieval.test", save_scores=True)
+    scores, figures, _ = evaluate_with_both(dataset, split="coco_retrieval.test", save_scores=True)
     path = folders / "scores_coco_retrieval.test.npz"
     saved = read_scores(path)
     assert np.array_equal(saved.scores_i2t, scores[0])
     assert np.array_equal(saved.scores_t2i, scores[1])
     assert saved.images == dataset.image
-    # Captions as people wrote them, not as the model read them.
+    # Original captions, not those processed for the model.
     assert saved.captions_per_image() == [row["caption"] for row in dataset.annotation]
     assert saved.captions[0] != dataset.text[0]
     assert main(["eccv", str(path)]) == 0
-    told = json.loads(path.with_name("scores_coco_retrieval.test_eccv.json").read_text())
-    assert told == {key: pytest.approx(figures[key], abs=1e-3) for key in told}
+    written = json.loads(path.with_name("scores_coco_retrieval.test_eccv.json").read_text())
+    assert written == {key: pytest.approx(figures[key], abs=1e-3) for key in written}
 
 
-def test_scores_are_saved_where_it_is_asked_for(coco, folders):
-    evaluated(coco[0])
+def test_scores_are_saved_only_on_request(coco, folders):
+    evaluate_with_both(coco[0])
     assert not list(folders.glob("scores*"))
 
 
@@ -187,59 +187,59 @@ ROWS = [
     [
         ([["b.jpg", "An animal"], ["a.jpg", "Grass"]], {(1, 1), (0, 4)}),
         ([[1, 1], [0, 4]], {(1, 1), (0, 4)}),
-        # Once processed, two captions are the same.
+        # These two captions are equal after processing.
         ([["b.jpg", "A dog running."]], {(1, 0), (1, 3)}),
         ([["b.jpg", "an  ANIMAL"], ["z.jpg", "Grass"], [7, 0]], {(1, 1)}),
         ([["a.jpg", "An animal"]], set()),  # an original pair
     ],
 )
-def test_further_pairs_by_name_and_by_number(folders, pairs, added):
-    dataset = of_lavis(ROWS, folders)
+def test_additional_pairs_by_name_and_by_index(folders, pairs, added):
+    dataset = lavis_dataset(ROWS, folders)
     plain = original_pairs(dataset)
     assert set(zip(*map(np.ndarray.tolist, np.nonzero(plain)), strict=True)) == {
         *((0, 0), (0, 1), (1, 2), (2, 3), (2, 4))
     }
-    found = truth_with(dataset, read_truth(truth_file(folders, pairs)))
-    new = found & ~plain
-    assert set(zip(*map(np.ndarray.tolist, np.nonzero(new)), strict=True)) == added
-    assert (found >= plain).all()
+    truth_matrix = truth_with(dataset, read_truth(truth_file(folders, pairs)))
+    additional = truth_matrix & ~plain
+    assert set(zip(*map(np.ndarray.tolist, np.nonzero(additional)), strict=True)) == added
+    assert (truth_matrix >= plain).all()
 
 
-def test_figures_against_truth_from_a_file(folders):
-    dataset = of_lavis(ROWS, folders)
+def test_scores_with_a_truth_file(folders):
+    dataset = lavis_dataset(ROWS, folders)
     path = truth_file(folders, [["b.jpg", "An animal"], ["a.jpg", "Grass"]])
-    scores, figures, theirs = evaluated(dataset, truth_file=path)
+    scores, figures, theirs = evaluate_with_both(dataset, truth_file=path)
     truth = original_pairs(dataset)
     truth[1, 1] = truth[0, 4] = True
     added = {key: value for key, value in figures.items() if key not in theirs}
     assert added == retrieval_with_truth(*scores, truth)
     assert {key: figures[key] for key in theirs} == theirs
     # Without a file nothing is added.
-    assert evaluated(dataset)[1] == theirs
+    assert evaluate_with_both(dataset)[1] == theirs
 
 
-def test_truth_from_a_file_adds_to_what_the_split_knows(toy, folders):
+def test_truth_file_extends_the_truth_of_the_split(toy, folders):
     known = toy["val"]
     image, text = np.argwhere(~known.truth_matrix())[0].tolist()
     path = truth_file(folders, [[image, text]])
-    scores, figures, _ = evaluated(known, truth_file=path)
-    richer = known.truth_matrix().copy()
-    richer[image, text] = True
-    expected = retrieval_with_truth(*scores, richer)
+    scores, figures, _ = evaluate_with_both(known, truth_file=path)
+    extended = known.truth_matrix().copy()
+    extended[image, text] = True
+    expected = retrieval_with_truth(*scores, extended)
     assert {key: figures[key] for key in expected} == expected
     assert expected["txt_map_r"] != retrieval_with_truth(*scores, known.truth_matrix())["txt_map_r"]
 
 
 def test_pairs_of_another_split_are_skipped_with_a_warning(folders, caplog):
-    dataset = of_lavis(ROWS, folders)
+    dataset = lavis_dataset(ROWS, folders)
     path = truth_file(folders, [["z.jpg", "Grass"], ["a.jpg", "a cow"]])
-    _, figures, theirs = evaluated(dataset, truth_file=path)
+    _, figures, theirs = evaluate_with_both(dataset, truth_file=path)
     assert figures == theirs
     assert "2 of 2 pairs are not in this split, the first is ['z.jpg', 'Grass']" in caplog.text
 
 
 @pytest.mark.parametrize(
-    "content, told",
+    "content, message",
     [
         ("{}", "expected a JSON list of further valid pairs"),
         ("[]", "expected a JSON list of further valid pairs"),
@@ -250,26 +250,26 @@ def test_pairs_of_another_split_are_skipped_with_a_warning(folders, caplog):
         ('["ab"]', "entry 0 is 'ab'"),
     ],
 )
-def test_invalid_truth_file_is_refused(folders, content, told):
+def test_invalid_truth_file_is_rejected(folders, content, message):
     path = folders / "truth.json"
     path.write_text(content)
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=message):
         MafaRetrievalTask({"truth_file": str(path)})
     with pytest.raises(FileNotFoundError, match="run.truth_file: no such file"):
         MafaRetrievalTask({"truth_file": str(folders / "none.json")})
 
 
-# The whole way
+# End to end
 
 
-def test_evaluate_gives_the_figures_of_the_demonstration(folders):
-    """And those of a file of truth and of saved scores, by the command's own config."""
+def test_evaluate_reproduces_the_measurement_of_the_demo(folders):
+    """Also with a truth file and saved scores, by the command's own config."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     torch.manual_seed(1)
     weights = load_model("albef_mafa", "tiny").state_dict()
-    of = {"model": {"arch": "albef_mafa", "model_type": "tiny"}}
-    torch.save({"model": weights, "config": of}, folders / "checkpoint_last.pth")
+    config = {"model": {"arch": "albef_mafa", "model_type": "tiny"}}
+    torch.save({"model": weights, "config": config}, folders / "checkpoint_last.pth")
     sizes = [f"datasets.toy_scenes.build_info.{n}" for n in ("train_size=30", "test_size=40")]
     trained = SimpleNamespace(
         config=str(ROOT / "projects/mafa/train/albef_toy.yaml"),
@@ -294,23 +294,23 @@ def test_evaluate_gives_the_figures_of_the_demonstration(folders):
     finally:
         torch.set_num_threads(threads)
     lines = (folders / "job" / "log.jsonl").read_text().splitlines()
-    told = next(r for r in map(json.loads, lines) if r["kind"] == "eval")
-    both = told.keys() & expected.keys()
-    assert {"txt_r1", "agg_metrics", "valid_txt_r1", "txt_map_r", "img_map_r"} <= both
-    assert {key: told[key] for key in both} == pytest.approx({k: expected[k] for k in both})
+    record = next(r for r in map(json.loads, lines) if r["kind"] == "eval")
+    common = record.keys() & expected.keys()
+    assert {"txt_r1", "agg_metrics", "valid_txt_r1", "txt_map_r", "img_map_r"} <= common
+    assert {key: record[key] for key in common} == pytest.approx({k: expected[k] for k in common})
     saved = read_scores(folders / "job" / "result" / "scores_test.npz")
-    again = retrieval_with_truth(saved.scores_i2t, saved.scores_t2i, test.truth_matrix())
-    assert again == pytest.approx({key: told[key] for key in again})
-    assert "eccv_caption" in sys.modules and not any(key.startswith("eccv") for key in told)
+    recomputed = retrieval_with_truth(saved.scores_i2t, saved.scores_t2i, test.truth_matrix())
+    assert recomputed == pytest.approx({key: record[key] for key in recomputed})
+    assert "eccv_caption" in sys.modules and not any(key.startswith("eccv") for key in record)
 
 
-def test_a_missing_file_of_truth_is_a_problem_of_the_config(folders):
+def test_missing_truth_file_is_a_config_problem(folders):
     options = [f"run.truth_file={folders / 'none.json'}", f"run.output_dir={folders}"]
     with pytest.raises(ConfigError, match="run.truth_file: no such file"):
         run(str(ROOT / "projects/mafa/eval/retrieval_toy.yaml"), options, evaluate=True)
 
 
-def test_pairs_of_another_split_leave_what_the_split_knows(toy, folders):
+def test_pairs_of_another_split_keep_the_truth_of_the_split(toy, folders):
     path = truth_file(folders, [["z.jpg", "Grass"]])
-    assert evaluated(toy["val"], truth_file=path)[1] == evaluated(toy["val"])[1]
-    assert "valid_txt_r1" in evaluated(toy["val"])[1]
+    assert evaluate_with_both(toy["val"], truth_file=path)[1] == evaluate_with_both(toy["val"])[1]
+    assert "valid_txt_r1" in evaluate_with_both(toy["val"])[1]

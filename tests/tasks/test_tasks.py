@@ -1,4 +1,4 @@
-"""The tasks' figures on hand-made connections with known truth."""
+"""The tasks' statistics on hand-made connections with known truth."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_tally_sums_by_name():
     assert tally.over_ranks(torch.device("cpu")) is tally
 
 
-def test_tally_has_no_rate_of_nothing():
+def test_ratio_with_zero_denominator_is_none():
     tally = Tally({"found": 2.0, "none": 0.0})
     assert tally.ratio("found", "none") is None
     assert tally.ratio("found", "never_heard_of") is None
@@ -62,25 +62,25 @@ figures = st.dictionaries(st.sampled_from("abc"), st.integers(-9, 9), max_size=3
 
 @given(st.lists(figures), st.integers(0, 9))
 def test_loaded_tally_continues(steps, cut):
-    whole, first = Tally(), Tally()
-    for one in steps:
-        whole.add(one)
-    for one in steps[:cut]:
-        first.add(one)
+    full, first = Tally(), Tally()
+    for step in steps:
+        full.add(step)
+    for step in steps[:cut]:
+        first.add(step)
     state = first.state_dict()
     assert type(state) is dict
     rest = Tally(state)
-    for one in steps[cut:]:
-        rest.add(one)
-    assert rest.state_dict() == whole.state_dict()
-    # What was saved is a copy.
+    for step in steps[cut:]:
+        rest.add(step)
+    assert rest.state_dict() == full.state_dict()
+    # The saved state is a copy.
     assert state == first.state_dict()
 
 
-# Figures of a step. Four rows hold samples 30, 10, 20, 40, so that rows and samples differ.
+# Statistics of a step. Four rows contain samples 30, 10, 20, 40, so that rows and samples differ.
 
 LOADED = torch.tensor([30, 10, 20, 40])
-# (image, text) of the valid ones among foreign pairs, most of them only one way round.
+# (image, text) of the valid pairs besides the own ones, most of them valid in one direction only.
 VALID = {(30, 10), (20, 40), (30, 20), (10, 40), (20, 30)}
 
 
@@ -109,10 +109,10 @@ def output():
         loss=torch.tensor(1.0),
         own=torch.arange(4),
         candidates=LOADED,
-        # Images 30, 10, 20 pick texts 10, 20, 40: valid, not, valid; image 40 picked none.
+        # Images 30, 10, 20 pick texts 10, 20, 40: valid, invalid, valid; image 40 picks none.
         i2t=connections([1, 2, 3, NONE], [POSITIVE, POSITIVE, KEPT, ABSENT], [0.9, 0.85, 0.1, NAN]),
-        # Texts 30, 10, 20, 40 pick images 10, 30, 30, 10: not, valid, valid, valid. In the places
-        # of the ambiguous ones, the first and the last, comes image 20, valid for both.
+        # Texts 30, 10, 20, 40 pick images 10, 30, 30, 10: invalid, valid, valid, valid. The
+        # ambiguous picks, first and last, are replaced by image 20, valid for both.
         t2i=connections(
             [1, 0, 0, 1],
             [AMBIGUOUS, POSITIVE, POSITIVE, AMBIGUOUS],
@@ -127,8 +127,8 @@ def output():
 SAMPLES = {"loaded_index": LOADED, "index": torch.arange(4)}
 
 
-def told_truth(**rule):
-    """Return the task with known truth, and the rule by which the model mines."""
+def task_with_truth(**rule):
+    """Return the task with known truth, for a model with this mining rule."""
     told = task()
     model = SimpleNamespace(con_d=None, settings=StepSettings(connections=MiningRule(**rule)))
     told.before_training(model, SimpleNamespace(truth=truth))
@@ -136,7 +136,7 @@ def told_truth(**rule):
 
 
 @pytest.mark.strict_smoke
-def test_figures_of_a_step_without_truth(output):
+def test_statistics_of_a_step_without_truth(output):
     counted = task().step_figures(output, SAMPLES)
     names = (*COUNTS, "con_d_probability")
     assert counted.keys() == {f"{n}_{d}" for n in names for d in ("i2t", "t2i")} | {"judged_pairs"}
@@ -150,9 +150,9 @@ def test_figures_of_a_step_without_truth(output):
 
 
 @pytest.mark.strict_smoke
-def test_figures_of_a_step_against_truth(output):
-    counted = told_truth().step_figures(output, SAMPLES)
-    # False negatives: picks that are valid; found: those of them that Con-D called positive.
+def test_statistics_of_a_step_with_truth(output):
+    counted = task_with_truth().step_figures(output, SAMPLES)
+    # False negatives: valid picks; true found: those that Con-D called positive.
     assert (counted["false_i2t"], counted["true_found_i2t"]) == (2, 1)
     assert (counted["false_t2i"], counted["true_found_t2i"]) == (3, 2)
 
@@ -160,36 +160,36 @@ def test_figures_of_a_step_against_truth(output):
 @pytest.mark.parametrize(
     "rule, i2t, t2i",
     [
-        ({}, (1, 1), (2, 2)),  # converted ones are left out, ambiguous ones replaced
+        ({}, (1, 1), (2, 2)),  # converted picks are omitted, ambiguous ones replaced
         ({"action": "drop"}, (1, 1), (2, 2)),
-        ({"action": "keep"}, (3, 2), (4, 3)),  # all that was picked
-        ({"resample": False}, (1, 1), (2, 1)),  # ambiguous ones stay
+        ({"action": "keep"}, (3, 2), (4, 3)),  # everything that was picked
+        ({"resample": False}, (1, 1), (2, 1)),  # ambiguous picks stay
         ({"use_in": ("itc", "lm")}, (3, 2), (4, 3)),
     ],
     ids=str,
 )
-def test_what_matching_learns_as_no_match(output, rule, i2t, t2i):
+def test_false_negatives_among_itm_negatives(output, rule, i2t, t2i):
     """Pairs given to ITM as negatives, and how many of them are valid."""
-    counted = told_truth(**rule).step_figures(output, SAMPLES)
+    counted = task_with_truth(**rule).step_figures(output, SAMPLES)
     assert (counted["negatives_in_itm_i2t"], counted["false_in_itm_i2t"]) == i2t
     assert (counted["negatives_in_itm_t2i"], counted["false_in_itm_t2i"]) == t2i
 
 
-def test_a_step_in_which_nothing_was_picked(output):
+def test_step_without_picks(output):
     nothing = connections([NONE] * 4, [ABSENT] * 4, [NAN] * 4)
     output.i2t = output.t2i = nothing
     output.counts, output.judged_pairs = torch.zeros(2, 6), 0
-    counted = told_truth().step_figures(output, SAMPLES)
-    # The mean of no probability is none; its name is there, since ranks add up the same names.
+    counted = task_with_truth().step_figures(output, SAMPLES)
+    # The mean of no probabilities is NaN; its key is present because all ranks need the same keys.
     means = {name: counted.pop(name) for name in list(counted) if "con_d_probability" in name}
     assert len(means) == 2 and all(math.isnan(mean) for mean in means.values())
     assert set(counted.values()) == {0.0}
-    rates = told_truth().epoch_figures(Tally(counted))
+    rates = task_with_truth().epoch_figures(Tally(counted))
     assert all(rate is None for rate in rates.values())
 
 
 def test_rates_of_an_epoch(output):
-    told = told_truth()
+    told = task_with_truth()
     tally = Tally()
     for _ in range(3):
         tally.add(told.step_figures(output, SAMPLES))
@@ -213,7 +213,7 @@ def test_rates_of_an_epoch(output):
     assert rates == pytest.approx(expected)
 
 
-def test_rates_name_only_what_is_known(output):
+def test_rates_contain_only_what_is_known(output):
     without_truth = task().epoch_figures(Tally(task().step_figures(output, SAMPLES)))
     assert not any("precision" in key or "recall" in key for key in without_truth)
     assert "false_negative_rate_i2t" not in without_truth
@@ -224,15 +224,15 @@ def test_rates_name_only_what_is_known(output):
         found.probability[:] = NAN
         found.state[found.state != ABSENT] = KEPT
     output.counts = torch.tensor([[3, 0, 0, 0, 3, 0.0], [4, 0, 0, 0, 4, 0.0]])
-    told = told_truth()
+    told = task_with_truth()
     without_con_d = told.epoch_figures(Tally(told.step_figures(output, SAMPLES)))
-    # All that was picked trains ITM as a negative.
+    # Everything that was picked trains ITM as a negative.
     names = ("false_negative_rate", "false_negative_rate_in_itm")
     expected = {f"{name}_i2t": 2 / 3 for name in names} | {f"{name}_t2i": 3 / 4 for name in names}
     assert without_con_d == pytest.approx(expected)
 
 
-def test_precision_of_nothing_converted_and_recall_of_nothing_false():
+def test_precision_and_recall_are_none_with_zero_denominators():
     sums = {"judged_i2t": 5, "picked_i2t": 5, "found_i2t": 0, "true_found_i2t": 0}
     rates = task().epoch_figures(Tally({**sums, "false_i2t": 2}))
     assert rates["con_d_precision_i2t"] is None and rates["con_d_recall_i2t"] == 0
@@ -244,7 +244,7 @@ def test_precision_of_nothing_converted_and_recall_of_nothing_false():
 
 
 def test_mined_pairs_by_sample_and_direction(output):
-    records = told_truth().mined(output, SAMPLES, 10)
+    records = task_with_truth().mined(output, SAMPLES, 10)
     keys = ("direction", "anchor_index", "mined_index", "probability", "state", "truth")
     assert all(tuple(record) == keys for record in records)
     assert [tuple(record.values()) for record in records] == [
@@ -259,9 +259,9 @@ def test_mined_pairs_by_sample_and_direction(output):
 
 
 @pytest.mark.parametrize("limit", range(7))
-def test_mined_pairs_are_no_more_than_wanted(output, limit):
+def test_number_of_mined_pairs_is_limited(output, limit):
     records = task().mined(output, SAMPLES, limit)
-    # Half from either side, of the two and four that there are.
+    # Half from each direction, out of the two and four that exist.
     half = (limit + 1) // 2
     assert len(records) == min(limit, min(2, half) + min(4, half))
     if limit > 1:
@@ -271,46 +271,46 @@ def test_mined_pairs_are_no_more_than_wanted(output, limit):
 # Truth and the oracle
 
 
-def test_the_oracle_gets_the_truth_of_the_training_data(toy_train):
+def test_oracle_gets_the_truth_of_the_training_data(toy_train):
     oracle = Oracle()
     task().before_training(SimpleNamespace(con_d=oracle), toy_train)
     samples = mini_batch(toy_train, range(12))
     pairs = torch.cartesian_prod(torch.arange(12), torch.arange(12))
-    told = oracle.judge(samples, pairs[:, 0], pairs[:, 1])
+    verdicts = oracle.judge(samples, pairs[:, 0], pairs[:, 1])
     expected = toy_train.truth(pairs[:, 0].numpy(), pairs[:, 1].numpy())
-    assert told.tolist() == expected.tolist() and 12 <= sum(expected) < 144
+    assert verdicts.tolist() == expected.tolist() and 12 <= sum(expected) < 144
 
 
 @pytest.mark.strict_smoke
-def test_the_oracle_is_refused_where_the_truth_is_unknown():
+def test_oracle_is_rejected_if_the_truth_is_unknown():
     unknown = SimpleNamespace(truth=None)
     with pytest.raises(ValueError, match="con_d.arch is oracle, but .* toy_scenes only"):
         task().before_training(SimpleNamespace(con_d=Oracle()), unknown)
     task().before_training(SimpleNamespace(con_d=None), unknown)
-    task().before_training(SimpleNamespace(), unknown)  # a model that knows no Con-D
+    task().before_training(SimpleNamespace(), unknown)  # a model without Con-D
 
 
-def test_counts_of_a_real_step_are_those_of_the_truth(tiny, toy_train):
-    """The oracle finds all there is: figures by Con-D and by truth agree, pair by pair."""
+def test_statistics_of_a_real_step_equal_the_truth(tiny, toy_train):
+    """The oracle finds every false negative, so statistics by Con-D and by truth agree."""
     tiny.con_d = Oracle()
-    told = task()
-    told.before_training(tiny, toy_train)
+    pretrain_task = task()
+    pretrain_task.before_training(tiny, toy_train)
     samples = mini_batch(toy_train, range(60, 100))
-    output = told.train_step(tiny, samples)
+    output = pretrain_task.train_step(tiny, samples)
     assert isinstance(output, StepOutput) and torch.isfinite(output["loss"])
-    counted = told.step_figures(output, samples)
+    counted = pretrain_task.step_figures(output, samples)
     for direction, found in (("i2t", output.i2t), ("t2i", output.t2i)):
         valid = 0
         for row, hard in enumerate(found.hard.tolist()):
             pair = (row, hard) if direction == "i2t" else (hard, row)
-            image, text = (int(samples["loaded_index"][one]) for one in pair)
+            image, text = (int(samples["loaded_index"][row_]) for row_ in pair)
             valid += bool(toy_train.truth(np.array([image]), np.array([text]))[0])
         assert counted[f"false_{direction}"] == valid > 0
         assert counted[f"true_found_{direction}"] == counted[f"found_{direction}"] == valid
-        # None of them is left for ITM to learn as a negative.
+        # None of them remains as a negative in ITM.
         assert counted[f"false_in_itm_{direction}"] == 0
         assert counted[f"negatives_in_itm_{direction}"] == 40 - valid
-    assert all(record["truth"] for record in told.mined(output, samples, 50))
+    assert all(record["truth"] for record in pretrain_task.mined(output, samples, 50))
 
 
 # Evaluation
@@ -318,12 +318,12 @@ def test_counts_of_a_real_step_are_those_of_the_truth(tiny, toy_train):
 
 @pytest.fixture
 def output_folder(tmp_path, monkeypatch):
-    """Where LAVIS's retrieval task writes its figures."""
+    """The folder for results of LAVIS's retrieval task."""
     monkeypatch.setitem(registry.mapping["paths"], "output_dir", str(tmp_path))
     return tmp_path
 
 
-class Scores:
+class FixedScores:
     """A model with fixed scores."""
 
     def __init__(self, size, texts):
@@ -337,22 +337,22 @@ class Scores:
 
 @pytest.mark.strict_smoke
 @pytest.mark.parametrize("kind", [MafaPretrainTask, MafaRetrievalTask])
-def test_evaluation_adds_figures_where_the_truth_is_known(toy, kind, output_folder):
+def test_evaluation_adds_scores_if_the_truth_is_known(toy, kind, output_folder):
     known = toy["val"]
-    model = Scores(len(known.image), len(known.text))
+    model = FixedScores(len(known.image), len(known.text))
     unknown = SimpleNamespace(txt2img=known.txt2img, img2txt=known.img2txt)
-    told = task(kind, k_test=7)
-    theirs = told.evaluation(model, SimpleNamespace(dataset=unknown))
+    evaluation_task = task(kind, k_test=7)
+    theirs = evaluation_task.evaluation(model, SimpleNamespace(dataset=unknown))
     assert model.asked["k_test"] == 7
     assert {f"{way}_r{k}" for way in ("txt", "img") for k in (1, 5, 10)} < theirs.keys()
     assert "agg_metrics" in theirs
     assert not any(key.startswith("valid_") or key.endswith("map_r") for key in theirs)
-    ours = told.evaluation(model, SimpleNamespace(dataset=known))
+    ours = evaluation_task.evaluation(model, SimpleNamespace(dataset=known))
     added = {key: value for key, value in ours.items() if key not in theirs}
     assert added == retrieval_with_truth(*model.tables, known.truth_matrix())
     assert {key: ours[key] for key in theirs} == theirs
     assert (output_folder / "evaluate.txt").is_file()
-    # In this world other captions are valid too.
+    # In the toy world other captions are valid too.
     assert ours["valid_txt_r10"] > ours["txt_r10"]
 
 
@@ -365,17 +365,17 @@ def test_evaluation_of_a_real_model(tiny, toy, output_folder):
     assert all(np.isfinite(value) for value in figures.values())
 
 
-def test_figures_come_from_the_main_process_alone(toy, monkeypatch):
+def test_only_the_main_process_returns_scores(toy, monkeypatch):
     monkeypatch.setattr("lavis_mafa.tasks.mafa_retrieval.is_main_process", lambda: False)
-    model = Scores(len(toy["val"].image), len(toy["val"].text))
+    model = FixedScores(len(toy["val"].image), len(toy["val"].text))
     assert task().evaluation(model, SimpleNamespace(dataset=toy["val"])) is None
-    assert hasattr(model, "asked")  # every process takes part in the scores
+    assert hasattr(model, "asked")  # every process takes part in the scoring
 
 
 @pytest.mark.strict_smoke
-def test_lavis_sets_the_tasks_up_by_name():
+def test_tasks_are_registered_with_lavis():
     run = {"k_test": 9, "task": ""}
     for name, kind in (("mafa_pretrain", MafaPretrainTask), ("mafa_retrieval", MafaRetrievalTask)):
-        made = registry.get_task_class(name).setup_task(SimpleNamespace(run_cfg=run))
-        assert type(made) is kind and made.cfg["k_test"] == 9
+        created = registry.get_task_class(name).setup_task(SimpleNamespace(run_cfg=run))
+        assert type(created) is kind and created.cfg["k_test"] == 9
     assert load_model("albef_mafa", "tiny").con_d is None

@@ -46,7 +46,7 @@ def build(tmp_path, **build_info):
     return ToyEntailmentBuilder(config).build_datasets()
 
 
-def scenes_with_two(config, n, seed):
+def scenes_with_several_objects(config, n, seed):
     rng = np.random.default_rng(seed)
     scenes = make_scenes(config, n, rng)
     scenes = scenes[(scenes["shape"] > 0).sum(axis=1) > 1]
@@ -54,15 +54,15 @@ def scenes_with_two(config, n, seed):
     return scenes, np.array(cells, dtype=np.int64), rng
 
 
-def label_in_words(text: str, scene, open_cell: int) -> str:
-    """The label, by taking the text of a sentence apart and trying every colour."""
+def label_from_words(text: str, scene, open_cell: int) -> str:
+    """Return the label by parsing the sentence and trying every colour for the open object."""
     words = [PLAIN[word] for word in text.split()]
     ground = words.pop() if "on" in words else None
-    said = set(words) - {"on"}
-    assert len(said & set(SHAPES)) == len(said & set(COLOURS)) == 1
-    true = []
+    described = set(words) - {"on"}
+    assert len(described & set(SHAPES)) == len(described & set(COLOURS)) == 1
+    true_for = []
     for colour in COLOURS:
-        things = [
+        objects = [
             {
                 SHAPES[scene["shape"][cell] - 1],
                 SIZES[scene["size"][cell] - 1],
@@ -70,9 +70,9 @@ def label_in_words(text: str, scene, open_cell: int) -> str:
             }
             for cell in np.flatnonzero(scene["shape"])
         ]
-        right = ground in (None, BACKGROUNDS[scene["background"] - 1])
-        true.append(right and any(said <= thing for thing in things))
-    return "entailment" if all(true) else "neutral" if any(true) else "contradiction"
+        background_fits = ground in (None, BACKGROUNDS[scene["background"] - 1])
+        true_for.append(background_fits and any(described <= thing for thing in objects))
+    return "entailment" if all(true_for) else "neutral" if any(true_for) else "contradiction"
 
 
 @settings(max_examples=15, deadline=None)
@@ -80,8 +80,8 @@ def label_in_words(text: str, scene, open_cell: int) -> str:
     seed=st.integers(0, 2**32 - 1),
     config=st.sampled_from([DENSE, CROWDED, ONE_KIND, WorldConfig.preset("sparse")]),
 )
-def test_every_label_is_right(seed, config):
-    scenes, cells, rng = scenes_with_two(config, 30, seed)
+def test_labels_are_correct(seed, config):
+    scenes, cells, rng = scenes_with_several_objects(config, 30, seed)
     if not len(scenes):
         return
     sentences = make_sentences(config, scenes, cells, rng)
@@ -96,38 +96,40 @@ def test_every_label_is_right(seed, config):
     assert (ground == ground[:, :1]).all()
 
 
-def test_texts_labels_and_pictures_belong_together(tmp_path):
+def test_sentences_labels_and_images_match(tmp_path):
     for split in build(tmp_path, test_size=80).values():
-        asked = split.annotation
-        assert len(split) == len(asked) == len(split.image_ids) > 0
+        annotations = split.annotation
+        assert len(split) == len(annotations) == len(split.image_ids) > 0
         by_image = defaultdict(list)
-        for told, image in zip(asked, split.image_ids.tolist(), strict=True):
+        for row, image in zip(annotations, split.image_ids.tolist(), strict=True):
             scene, cell = split.scenes[image], split.open_cells[image]
-            assert told["label"] == label_in_words(told["sentence"], scene, cell), told
-            assert told["image"] == split.image_names[image]
-            by_image[image].append(told["label"])
+            assert row["label"] == label_from_words(row["sentence"], scene, cell), row
+            assert row["image"] == split.image_names[image]
+            by_image[image].append(row["label"])
         assert all(sorted(labels) == sorted(CLASS_LABELS) for labels in by_image.values())
-        several = np.flatnonzero((split.scenes["shape"] > 0).sum(axis=1) > 1)
-        assert sorted(by_image) == several.tolist()
+        with_several_objects = np.flatnonzero((split.scenes["shape"] > 0).sum(axis=1) > 1)
+        assert sorted(by_image) == with_several_objects.tolist()
 
 
-def test_sentences_alone_tell_nothing():
-    """Who reads sentences and never sees a picture is right as often as by guessing."""
+def test_sentence_alone_does_not_reveal_the_label():
+    """A majority guess from the sentence alone is no better than chance."""
     labels, rows = [], []
     for seed in (1, 2):
-        scenes, cells, rng = scenes_with_two(DENSE, 4000, seed)
+        scenes, cells, rng = scenes_with_several_objects(DENSE, 4000, seed)
         sentences = make_sentences(DENSE, scenes, cells, rng)
-        one = np.stack([sentences[n][..., 0] for n in ("shape", "colour", "size")], axis=-1)
-        rows.append(np.concatenate([one, sentences["background"][..., None]], axis=-1))
+        attributes = np.stack([sentences[n][..., 0] for n in ("shape", "colour", "size")], axis=-1)
+        rows.append(np.concatenate([attributes, sentences["background"][..., None]], axis=-1))
         labels.append(np.broadcast_to(np.arange(3), sentences.shape))
-    seen: dict[tuple, Counter] = defaultdict(Counter)
+    counts: dict[tuple, Counter] = defaultdict(Counter)
     for row, label in zip(rows[0].reshape(-1, 4).tolist(), labels[0].ravel(), strict=True):
-        seen[tuple(row)][int(label)] += 1
+        counts[tuple(row)][int(label)] += 1
     pairs = zip(rows[1].reshape(-1, 4).tolist(), labels[1].ravel(), strict=True)
-    right = [
-        seen[tuple(row)].most_common(1)[0][0] == label for row, label in pairs if seen[tuple(row)]
+    correct = [
+        counts[tuple(row)].most_common(1)[0][0] == label
+        for row, label in pairs
+        if counts[tuple(row)]
     ]
-    assert len(right) > 9000 and np.mean(right) < 0.37
+    assert len(correct) > 9000 and np.mean(correct) < 0.37
     # By the shape, which is always named, and by the colour.
     for column in (0, 1):
         shares = np.array([np.bincount(rows[0][:, label, column]) for label in range(3)])
@@ -136,7 +138,7 @@ def test_sentences_alone_tell_nothing():
         )
 
 
-def test_one_colour_is_left_open_and_nothing_else_is_changed(tmp_path):
+def test_only_one_colour_per_image_is_hidden(tmp_path):
     config = load_dataset_config(ToyScenesBuilder.default_config_path())
     config.build_info.update(train_size=60, val_size=10, test_size=40, cache_dir=str(tmp_path))
     before = ToyScenesBuilder(config).build_datasets()["test"]
@@ -148,43 +150,43 @@ def test_one_colour_is_left_open_and_nothing_else_is_changed(tmp_path):
             top, left = 16 * (cell // 2), 16 * (cell % 2)
             inside[top : top + 16, left : left + 16] = True
             view = split.images[image][inside].astype(float)
-            was = before.images[image][inside].astype(float)
-            many = np.abs(view - was).max(axis=-1) > 60
-            assert many.sum() > 12
-            # Where the object was there are now colours of all kinds, on average none of them.
-            spread = view[many].std(axis=0)
+            original = before.images[image][inside].astype(float)
+            changed_pixels = np.abs(view - original).max(axis=-1) > 60
+            assert changed_pixels.sum() > 12
+            # The pixels of the object now have random colours of high variance.
+            spread = view[changed_pixels].std(axis=0)
             assert spread.max() > 60
         assert not changed[image][~inside].any()
     np.testing.assert_array_equal(split.scenes, before.scenes)
 
 
-def test_the_open_colour_cannot_be_seen(tmp_path):
-    """Scenes that differ in it alone become pictures that differ in noise alone."""
+def test_hidden_colour_cannot_be_recovered(tmp_path):
+    """Scenes that differ only in the hidden colour give images that differ only in noise."""
     split = build(tmp_path, test_size=400)["test"]
     sums = defaultdict(list)
     for image in np.flatnonzero(split.open_cells >= 0):
         cell, scene = split.open_cells[image], split.scenes[image]
         if SIZES[scene["size"][cell] - 1] == "big":
-            top, left = 16 * (cell // 2) + 6, 16 * (cell % 2) + 6  # its middle
+            top, left = 16 * (cell // 2) + 6, 16 * (cell % 2) + 6  # its centre
             sums[int(scene["colour"][cell])].append(
                 split.images[image][top : top + 4, left : left + 4].mean(axis=(0, 1))
             )
-    means = np.array([np.mean(found, axis=0) for found in sums.values()])
+    means = np.array([np.mean(pixels, axis=0) for pixels in sums.values()])
     assert len(means) == len(COLOURS) and np.ptp(means, axis=0).max() < 45  # colours differ by 200
 
 
-def test_samples(tmp_path):
+def test_samples_have_the_format_of_lavis(tmp_path):
     assert registry.get_builder_class("toy_ve") is ToyEntailmentBuilder
     split = build(tmp_path)["train"]
-    told, sample = split.annotation[7], split[7]
+    row, sample = split.annotation[7], split[7]
     assert set(sample) == {"image", "text_input", "label", "image_id", "instance_id"}
-    assert sample["image"].shape == (3, 32, 32) and sample["text_input"] == told["sentence"]
-    assert sample["label"] == CLASS_LABELS[told["label"]] == 7 % 3
+    assert sample["image"].shape == (3, 32, 32) and sample["text_input"] == row["sentence"]
+    assert sample["label"] == CLASS_LABELS[row["label"]] == 7 % 3
     assert sample["instance_id"] == "7" and sample["image_id"] == split.image_ids[7]
     picture, text = split.show(7)
     np.testing.assert_array_equal(np.asarray(picture), split.images[split.image_ids[7]])
-    assert text == f"{told['sentence']}: {told['label']}"
-    # LAVIS's numbers.
+    assert text == f"{row['sentence']}: {row['label']}"
+    # LAVIS's class numbers.
     assert split.class_labels == {"contradiction": 0, "neutral": 1, "entailment": 2}
     train = TrainingSet(split, seed=0)
     batch = train.collater([train[i, 0] for i in (0, 4, 5)])
@@ -192,7 +194,7 @@ def test_samples(tmp_path):
     assert batch["image_id"].tolist() == split.image_ids[[0, 4, 5]].tolist()
 
 
-def test_the_default_config_describes_the_same_world():
+def test_default_config_describes_the_world_of_toy_scenes():
     worlds = [
         builder.read_build_info(dict(load_dataset_config(cls.default_config_path()).build_info))
         for cls in (ToyEntailmentBuilder, ToyScenesBuilder)
@@ -200,15 +202,15 @@ def test_the_default_config_describes_the_same_world():
     assert worlds[0] == worlds[1]
 
 
-def test_a_seed_always_yields_the_same_data(tmp_path):
-    first, again, other = (build(tmp_path, seed=seed)["test"] for seed in (0, 0, 1))
-    assert first.annotation == again.annotation != other.annotation
-    np.testing.assert_array_equal(first.images, again.images)
-    text = "\n".join(f"{told['sentence']} {told['label']}" for told in first.annotation)
+def test_same_seed_gives_the_same_data(tmp_path):
+    first, repeated, other = (build(tmp_path, seed=seed)["test"] for seed in (0, 0, 1))
+    assert first.annotation == repeated.annotation != other.annotation
+    np.testing.assert_array_equal(first.images, repeated.images)
+    text = "\n".join(f"{row['sentence']} {row['label']}" for row in first.annotation)
     assert hashlib.sha256(text.encode()).hexdigest()[:16] == "f8193c99ed3a4c3d"
 
 
-def test_a_world_of_single_objects_is_refused(tmp_path):
+def test_world_of_single_objects_is_rejected(tmp_path):
     with pytest.raises(ValueError, match="two objects or more"):
         build(tmp_path, max_objects=1)
     with pytest.raises(ValueError, match="unknown key 'questions_per_image'"):

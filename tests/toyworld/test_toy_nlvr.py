@@ -1,4 +1,4 @@
-"""Statements about two pictures: the toy world's, and NLVR2's files."""
+"""Statements about two images: the toy world's, and NLVR2's files."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ DENSE = WorldConfig.preset("dense")
 CROWDED = WorldConfig.preset("dense", grid=3, max_objects=3, zipf=1.0)
 
 
-def told_of(scene):
-    """A scene in plain words: its background, and its objects as sets of words."""
+def describe(scene):
+    """Return a scene in words: its background, and its objects as sets of words."""
     objects = []
     for shape, colour, size in zip(scene["shape"], scene["colour"], scene["size"], strict=True):
         if shape:
@@ -43,8 +43,8 @@ def told_of(scene):
 
 
 def is_true(text, left, right):
-    """The truth of a statement, by its words alone."""
-    (left_ground, left_objects), (right_ground, right_objects) = told_of(left), told_of(right)
+    """Return the truth of a statement, derived from its words only."""
+    (left_ground, left_objects), (right_ground, right_objects) = describe(left), describe(right)
     if text == "both have the same background":
         return left_ground == right_ground
     more = re.fullmatch(r"the (left|right) has more (\w+)", text)
@@ -69,77 +69,83 @@ def is_true(text, left, right):
     return {**answers, "the left": has[0], "the right": has[1]}[who]
 
 
-def stated(config, pictures, number, seed=0):
+def make_scenes_and_statements(config, pictures, number, seed=0):
     scenes = make_scenes(config, pictures, np.random.default_rng(seed))
     return scenes, make_statements(scenes, number, np.random.default_rng(seed + 1))
 
 
 @pytest.mark.parametrize("config", [DENSE, CROWDED])
-def test_truth_is_what_the_words_say(config):
-    scenes, statements = stated(config, 120, 1500)
-    for one in statements:
-        assert one.left != one.right
-        assert is_true(one.text, scenes[one.left], scenes[one.right]) is one.label, one
-    assert len({one.text for one in statements}) > 150
+def test_truth_follows_from_the_words(config):
+    scenes, statements = make_scenes_and_statements(config, 120, 1500)
+    for statement in statements:
+        assert statement.left != statement.right
+        assert (
+            is_true(statement.text, scenes[statement.left], scenes[statement.right])
+            is statement.label
+        ), statement
+    assert len({statement.text for statement in statements}) > 150
 
 
-def test_every_kind_is_as_often_true_as_false():
-    _, statements = stated(DENSE, 60, 600)
-    counts = Counter((one.statement_type, one.label) for one in statements)
+def test_every_kind_is_balanced():
+    _, statements = make_scenes_and_statements(DENSE, 60, 600)
+    counts = Counter((statement.statement_type, statement.label) for statement in statements)
     assert counts == {(kind, label): 50 for kind in STATEMENT_TYPES for label in (True, False)}
-    _, statements = stated(DENSE, 60, 601)
-    counts = Counter((one.statement_type, one.label) for one in statements)
+    _, statements = make_scenes_and_statements(DENSE, 60, 601)
+    counts = Counter((statement.statement_type, statement.label) for statement in statements)
     assert set(counts.values()) == {50, 51}
-    kinds = [one.statement_type for one in statements[:60]]
+    kinds = [statement.statement_type for statement in statements[:60]]
     assert kinds != sorted(kinds) and len(set(kinds)) == len(STATEMENT_TYPES)
 
 
-def test_a_text_says_nothing_of_its_truth():
-    """The best guess from the text alone, learnt on one half, is no better than chance."""
-    _, statements = stated(DENSE, 300, 6000)
+def test_text_alone_does_not_reveal_the_truth():
+    """The majority vote per text, learnt on one half, is no better than chance."""
+    _, statements = make_scenes_and_statements(DENSE, 300, 6000)
     votes: dict[str, int] = defaultdict(int)
-    for one in statements[:3000]:
-        votes[one.text] += 1 if one.label else -1
-    known = [one for one in statements[3000:] if one.text in votes]
-    right = sum((votes[one.text] > 0) == one.label for one in known)
+    for statement in statements[:3000]:
+        votes[statement.text] += 1 if statement.label else -1
+    known = [statement for statement in statements[3000:] if statement.text in votes]
+    correct = sum((votes[statement.text] > 0) == statement.label for statement in known)
     assert len(known) > 2500
-    assert abs(right / len(known) - 0.5) < 4 * 0.5 / len(known) ** 0.5
+    assert abs(correct / len(known) - 0.5) < 4 * 0.5 / len(known) ** 0.5
 
 
-def test_all_ways_to_be_false_come():
-    scenes, statements = stated(DENSE, 100, 1500)
+def test_all_ways_to_be_false_occur():
+    scenes, statements = make_scenes_and_statements(DENSE, 100, 1500)
     ways = Counter()
-    for one in statements:
-        if one.text.startswith("both show") and not one.label:
-            words = one.text.removeprefix("both show a ")
-            alone = f"the left shows a {words}"
-            pair = scenes[one.left], scenes[one.right]
-            ways[is_true(alone, *pair), is_true(alone.replace("left", "right"), *pair)] += 1
+    for statement in statements:
+        if statement.text.startswith("both show") and not statement.label:
+            words = statement.text.removeprefix("both show a ")
+            left_statement = f"the left shows a {words}"
+            pair = scenes[statement.left], scenes[statement.right]
+            ways[
+                is_true(left_statement, *pair),
+                is_true(left_statement.replace("left", "right"), *pair),
+            ] += 1
     assert ways.keys() == {(True, False), (False, True), (False, False)}
     assert min(ways.values()) > 0.2 * sum(ways.values())
 
 
 @settings(deadline=None, max_examples=15)
 @given(st.integers(0, 10**6), st.integers(1, 30))
-def test_seeds(seed, number):
-    scenes, one = stated(DENSE, 40, number, seed)
-    again = make_statements(scenes, number, np.random.default_rng(seed + 1))
-    assert one == again and len(one) == number
-    labels = [statement.label for statement in one]
+def test_statements_depend_only_on_the_seed(seed, number):
+    scenes, first = make_scenes_and_statements(DENSE, 40, number, seed)
+    second = make_statements(scenes, number, np.random.default_rng(seed + 1))
+    assert first == second and len(first) == number
+    labels = [statement.label for statement in first]
     assert abs(2 * sum(labels) - number) <= 1
-    assert all(is_true(s.text, scenes[s.left], scenes[s.right]) is s.label for s in one)
+    assert all(is_true(s.text, scenes[s.left], scenes[s.right]) is s.label for s in first)
 
 
-def test_pictures_that_are_too_few_or_alike():
+def test_too_few_or_too_similar_images_are_rejected():
     for config, pictures in ((DENSE, 1), (WorldConfig.preset("dense", zipf=10), 2)):
         with pytest.raises(ValueError, match=f"{pictures} pictures are too few, or too similar"):
-            stated(config, pictures, 12)
+            make_scenes_and_statements(config, pictures, 12)
 
 
-def test_some_kinds_only():
+def test_kinds_of_statements_can_be_chosen():
     scenes = make_scenes(DENSE, 50, np.random.default_rng(0))
     found = make_statements(scenes, 40, np.random.default_rng(1), kinds=["one", "same"])
-    assert Counter(one.statement_type for one in found) == {"one": 20, "same": 20}
+    assert Counter(statement.statement_type for statement in found) == {"one": 20, "same": 20}
     for kinds in ([], ["same", "twice"]):
         with pytest.raises(ValueError, match="kinds of statements: .*, expected some of"):
             make_statements(scenes, 4, np.random.default_rng(1), kinds=kinds)
@@ -148,15 +154,15 @@ def test_some_kinds_only():
 # The builder
 
 
-def small(**changes):
+def small_config(**changes):
     cfg = load_dataset_config(ToyNlvrBuilder.default_config_path())
     sizes = {"train_size": 60, "val_size": 30, "test_size": 40}
     cfg.build_info.update({**sizes, "statements_per_image": 3, **changes})
     return cfg
 
 
-def test_samples_are_lavis_s():
-    splits = ToyNlvrBuilder(small()).build_datasets()
+def test_samples_have_the_format_of_lavis():
+    splits = ToyNlvrBuilder(small_config()).build_datasets()
     assert {name: len(data) for name, data in splits.items()} == {
         "train": 180,
         "val": 90,
@@ -183,27 +189,27 @@ def test_samples_are_lavis_s():
     assert len({row["instance_id"] for row in splits["val"].annotation}) == 90
 
 
-def test_pictures_are_those_of_toy_scenes():
-    cfg = small()
+def test_images_equal_those_of_toy_scenes():
+    cfg = small_config()
     splits = ToyNlvrBuilder(cfg.copy()).build_datasets()
     for name in ("statements_per_image", "statement_types"):
         del cfg.build_info[name]
     scenes = ToyScenesBuilder(cfg).build_datasets()
     for name, data in splits.items():
         assert np.array_equal(data.images, scenes[name].images)
-    again = ToyNlvrBuilder(small()).build_datasets()
-    assert all(splits[name].annotation == again[name].annotation for name in splits)
+    repeated = ToyNlvrBuilder(small_config()).build_datasets()
+    assert all(splits[name].annotation == repeated[name].annotation for name in splits)
 
 
-def test_the_config_names_kinds():
-    train = ToyNlvrBuilder(small(statement_types=["both"])).build_datasets()["train"]
+def test_config_can_choose_kinds():
+    train = ToyNlvrBuilder(small_config(statement_types=["both"])).build_datasets()["train"]
     assert {row["statement_type"] for row in train.annotation} == {"both"}
 
 
 @pytest.mark.parametrize("number", [0, -1, 1.5, True, "two"])
-def test_numbers_of_statements_that_are_none(number):
+def test_invalid_numbers_of_statements_are_rejected(number):
     with pytest.raises(ValueError, match="statements_per_image is .*, expected a whole number"):
-        ToyNlvrBuilder(small(statements_per_image=number)).build_datasets()
+        ToyNlvrBuilder(small_config(statements_per_image=number)).build_datasets()
 
 
 # NLVR2
@@ -220,12 +226,12 @@ def test_numbers_of_statements_that_are_none(number):
         ("there are two dogs", "there are two dogs"),
     ],
 )
-def test_mirrored_sentences(sentence, expected):
+def test_sentences_are_mirrored(sentence, expected):
     assert mirrored(sentence) == expected
     assert mirrored(expected) == sentence
 
 
-def test_the_test_split_is_not_the_dev_split():
+def test_test_split_differs_from_dev_split():
     annotations = load_dataset_config(NlvrMafaBuilder.default_config_path()).build_info.annotations
     for kind in ("url", "storage"):
         names = [annotations[split][kind] for split in ("train", "val", "test")]
@@ -234,7 +240,7 @@ def test_the_test_split_is_not_the_dev_split():
     assert annotations.val.url.endswith("/nlvr_dev.json")
 
 
-def test_local_files_are_read_where_they_are(tmp_path, monkeypatch):
+def test_local_files_are_read_in_place(tmp_path, monkeypatch):
     cfg = nlvr_files(tmp_path)
     monkeypatch.chdir(tmp_path)
     before = sorted(tmp_path.rglob("*"))
@@ -245,24 +251,25 @@ def test_local_files_are_read_where_they_are(tmp_path, monkeypatch):
         sample = splits[split][1]
         assert sample["text_input"] == f"the left image of {split} is bright red 1"
         assert (sample["label"], sample["image0"].shape) == (1, (3, 32, 32))
-        assert sample["image0"][0].mean() > sample["image1"][0].mean()  # red is on the left
-    (tmp_path / "test.json").write_text("[]")  # later edits are seen
+        # the red image is on the left
+        assert sample["image0"][0].mean() > sample["image1"][0].mean()
+    (tmp_path / "test.json").write_text("[]")  # later changes of the file are read
     assert len(NlvrMafaBuilder(nlvr_files(tmp_path, 3)).build_datasets()["test"]) == 3
 
 
-def test_training_mirrors_pictures_and_words_together(tmp_path, monkeypatch):
+def test_training_mirrors_images_and_words_together(tmp_path, monkeypatch):
     cfg = nlvr_files(tmp_path)
     monkeypatch.chdir(tmp_path)
     train = NlvrMafaBuilder(cfg).build_datasets()["train"]
     random.seed(1)
-    seen = Counter()
+    counts = Counter()
     for _ in range(200):
         sample = train[1]
         red_is_left = bool(sample["image0"][0].mean() > sample["image1"][0].mean())
         side = "left" if red_is_left else "right"
         assert sample["text_input"] == f"the {side} image of train is bright red 1"
         assert sample["label"] == 1
-        seen[red_is_left] += 1
-    assert min(seen.values()) > 70
+        counts[red_is_left] += 1
+    assert min(counts.values()) > 70
     flipped = {NLVRDataset._flip(dict(train[1]))["text_input"] for _ in range(40)}
-    assert any("bleft" in text for text in flipped)  # why LAVIS's is not used
+    assert any("bleft" in text for text in flipped)  # the reason for not using LAVIS's _flip

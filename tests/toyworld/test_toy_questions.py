@@ -37,8 +37,8 @@ CROWDED = WorldConfig.preset("dense", grid=3, max_objects=3, zipf=2.0)
 ONE_KIND = WorldConfig.preset("dense", zipf=10, grid=1, max_objects=1, cell_size=32)
 
 
-def answer_in_words(question: str, scene) -> str:
-    """The answer, by taking the text of the question apart; fails if there is not just one."""
+def answer_from_words(question: str, scene) -> str:
+    """Return the answer by parsing the question; fails if it is not unique."""
     objects = [
         {
             "shape": SHAPES[scene["shape"][cell] - 1],
@@ -49,7 +49,7 @@ def answer_in_words(question: str, scene) -> str:
         if scene["shape"][cell]
     ]
 
-    def those_that_are(words):
+    def matching_objects(words):
         words = [word for word in words if word != "object"]
         return [thing for thing in objects if set(words) <= set(thing.values())]
 
@@ -58,12 +58,12 @@ def answer_in_words(question: str, scene) -> str:
     if question == "what colour is the background?":
         return BACKGROUNDS[scene["background"] - 1]
     if words[:3] == ["is", "there", "a"]:
-        return "yes" if those_that_are(words[3:]) else "no"
+        return "yes" if matching_objects(words[3:]) else "no"
     if words[:2] == ["how", "many"] and words[3:] == ["are", "there"]:
         shape = {"objects": "object", "crosses": "cross"}.get(words[2], words[2].removesuffix("s"))
-        return str(len(those_that_are([shape])))
+        return str(len(matching_objects([shape])))
     assert words[0] == "what" and words[2:4] == ["is", "the"], question
-    (only,) = those_that_are(words[4:])
+    (only,) = matching_objects(words[4:])
     return only[words[1]]
 
 
@@ -79,17 +79,17 @@ def draw(config, n, seed, per_scene=6, **more):
     config=st.sampled_from([DENSE, CROWDED, ONE_KIND, WorldConfig.preset("sparse")]),
     per_scene=st.integers(1, 12),
 )
-def test_every_answer_is_right(seed, config, per_scene):
+def test_answers_are_correct(seed, config, per_scene):
     scenes, questions = draw(config, 30, seed, per_scene)
     assert [len(asked) for asked in questions] == [per_scene] * 30
     for scene, asked in zip(scenes, questions, strict=True):
         assert len({question.text for question in asked}) == per_scene
         for question in asked:
-            assert question.answer == answer_in_words(question.text, scene), question.text
+            assert question.answer == answer_from_words(question.text, scene), question.text
             assert question.answer in possible_answers()
 
 
-def test_kinds_are_what_they_say():
+def test_kinds_of_questions_have_the_expected_form():
     _, questions = draw(DENSE, 300, 1)
     begins = {
         "exists": "is there a ",
@@ -116,17 +116,17 @@ def test_kinds_are_what_they_say():
     }
 
 
-def test_all_kinds_take_turns():
+def test_kinds_of_questions_are_mixed():
     _, questions = draw(DENSE, 600, 2, per_scene=1)
-    seen = Counter(asked[0].question_type for asked in questions)
-    assert set(seen) == set(QUESTION_TYPES) and min(seen.values()) > 60
+    counts = Counter(asked[0].question_type for asked in questions)
+    assert set(counts) == set(QUESTION_TYPES) and min(counts.values()) > 60
     _, questions = draw(DENSE, 600, 2, 1, kinds=("exists", "exists", "colour"))
-    seen = Counter(asked[0].question_type for asked in questions)
-    assert set(seen) == {"exists", "colour"} and 330 < seen["exists"] < 470
+    counts = Counter(asked[0].question_type for asked in questions)
+    assert set(counts) == {"exists", "colour"} and 330 < counts["exists"] < 470
 
 
-def test_questions_do_not_give_their_answers_away():
-    """Who sees questions and never a picture is right hardly more often than by guessing."""
+def test_questions_do_not_reveal_their_answers():
+    """A majority guess from the question alone is hardly better than chance."""
     _, questions = draw(DENSE, 6000, 3, per_scene=2)
     by_text: dict[str, dict[str, Counter]] = defaultdict(lambda: defaultdict(Counter))
     for question in (q for asked in questions for q in asked):
@@ -140,7 +140,7 @@ def test_questions_do_not_give_their_answers_away():
         assert blind / sum(answers.total() for answers in texts) < ceiling, kind
 
 
-def test_an_attribute_is_asked_only_of_what_is_singled_out():
+def test_attributes_are_asked_only_of_identifiable_objects():
     twins = np.zeros(1, dtype=scene_dtype(4))
     twins["background"] = 1
     for name in ("shape", "colour", "size"):
@@ -164,14 +164,14 @@ def test_an_attribute_is_asked_only_of_what_is_singled_out():
     }
 
 
-def test_a_seed_always_yields_the_same_questions():
-    first, again, other = (draw(DENSE, 50, seed)[1] for seed in (0, 0, 1))
-    assert first == again and first != other
+def test_same_seed_gives_the_same_questions():
+    first, repeated, other = (draw(DENSE, 50, seed)[1] for seed in (0, 0, 1))
+    assert first == repeated and first != other
     text = "\n".join(f"{q.text} {q.answer}" for asked in first for q in asked)
     assert hashlib.sha256(text.encode()).hexdigest()[:16] == "3f2051078d67b9e1"
 
 
-def test_bad_arguments_are_refused():
+def test_invalid_arguments_are_rejected():
     scenes, rng = make_scenes(DENSE, 3, np.random.default_rng(0)), np.random.default_rng(0)
     for number in (0, 13):
         with pytest.raises(ValueError, match=f"{number}, expected a number from 1 to 12"):
@@ -192,7 +192,7 @@ def build(cls, tmp_path, **build_info):
     return cls(config).build_datasets()
 
 
-def test_lavis_finds_the_builders_and_their_configs_describe_the_same_world():
+def test_builders_are_registered_and_describe_the_same_world():
     worlds = []
     for name, cls in (("toy_vqa", ToyVqaBuilder), ("toy_caption", ToyCaptionBuilder)):
         assert registry.get_builder_class(name) is cls
@@ -203,7 +203,7 @@ def test_lavis_finds_the_builders_and_their_configs_describe_the_same_world():
     assert worlds == [builder.read_build_info(info)] * 2
 
 
-def test_pictures_and_cache_are_those_of_toy_scenes(tmp_path, monkeypatch):
+def test_images_and_cache_are_those_of_toy_scenes(tmp_path, monkeypatch):
     scenes = build(ToyScenesBuilder, tmp_path, captions_per_image=2)
 
     def refuse(*_):
@@ -211,9 +211,9 @@ def test_pictures_and_cache_are_those_of_toy_scenes(tmp_path, monkeypatch):
 
     monkeypatch.setattr(builder, "make_world", refuse)
     for cls in (ToyVqaBuilder, ToyCaptionBuilder):
-        made = build(cls, tmp_path, captions_per_image=2)
-        assert list(made) == ["train", "val", "test"]
-        for name, split in made.items():
+        splits = build(cls, tmp_path, captions_per_image=2)
+        assert list(splits) == ["train", "val", "test"]
+        for name, split in splits.items():
             np.testing.assert_array_equal(split.images, scenes[name].images)
             np.testing.assert_array_equal(split.scenes, scenes[name].scenes)
             assert split.image_names == scenes[name].image_names
@@ -230,7 +230,7 @@ def test_vqa_samples(tmp_path, name):
         image = index // 5
         assert asked["question_id"] == index and asked["instance_id"] == str(index)
         assert asked["image"] == f"{name}/{image:06d}.png"
-        assert asked["answer"] == answer_in_words(asked["question"], split.scenes[image])
+        assert asked["answer"] == answer_from_words(asked["question"], split.scenes[image])
         assert asked["answers"] == [asked["answer"]]
         assert asked["answer_type"] in ("yes/no", "number", "other")
 
@@ -255,9 +255,9 @@ def test_vqa_mini_batches(tmp_path):
     assert batch["answer_type"] == [asked["answer_type"] for asked in first]
     assert batch["instance_id"] == [str(i) for i in range(6)]
     assert torch.equal(batch["question_id"], torch.arange(6))
-    assert batch["question_id"][3].item() == 3  # what LAVIS's task asks for
+    assert batch["question_id"][3].item() == 3  # read by LAVIS's task
 
-    # What LAVIS's own training sets of VQA give, and nothing of it differs.
+    # Equal to the batches of LAVIS's own VQA training sets.
     theirs = VQADataset.collater(None, [split[i] for i in range(6)])
     for key in ("text_input", "answer"):
         assert batch[key] == theirs[key]
@@ -265,31 +265,31 @@ def test_vqa_mini_batches(tmp_path):
         assert torch.equal(batch[key], theirs[key]) and batch[key].dtype == theirs[key].dtype
 
 
-def test_vqa_is_trained_on_like_any_data_set(tmp_path):
+def test_vqa_data_can_be_trained_on(tmp_path):
     train = TrainingSet(build(ToyVqaBuilder, tmp_path)["train"], seed=0)
     batch = train.collater([train[i, 0] for i in (0, 5, 6)])
     assert batch["image_id"].tolist() == [0, 1, 1]
     assert len(batch["text_input"]) == len(batch["text_output"]) == 3
 
 
-def test_questions_have_a_stream_of_their_own(tmp_path):
+def test_questions_have_their_own_random_stream(tmp_path):
     few, many = (build(ToyVqaBuilder, tmp_path, questions_per_image=n) for n in (1, 12))
     np.testing.assert_array_equal(few["test"].images, many["test"].images)
     other = build(ToyVqaBuilder, tmp_path, seed=5)
     for number, (name, split) in enumerate(other.items()):
-        # 0 to 2 are the streams of scenes, captions and pixels.
+        # Streams 0 to 2 are those of scenes, captions and pixels.
         stream = np.random.default_rng([5, number, 3])
         expected = [q.text for asked in make_questions(split.scenes, 4, stream) for q in asked]
         assert [asked["question"] for asked in split.annotation] == expected, name
 
 
 @pytest.mark.parametrize("wrong", [0, 13, 2.5, True, "four"])
-def test_a_wrong_number_of_questions_is_refused(tmp_path, wrong):
+def test_invalid_number_of_questions_is_rejected(tmp_path, wrong):
     with pytest.raises(ValueError, match=f"questions_per_image is {wrong!r}, expected a whole"):
         build(ToyVqaBuilder, tmp_path, questions_per_image=wrong)
 
 
-def test_unknown_keys_are_still_refused(tmp_path):
+def test_unknown_keys_are_rejected(tmp_path):
     with pytest.raises(ValueError, match="'question_per_image'"):
         build(ToyVqaBuilder, tmp_path, question_per_image=1)
     with pytest.raises(ValueError, match="'questions_per_image'"):
@@ -297,14 +297,14 @@ def test_unknown_keys_are_still_refused(tmp_path):
 
 
 @pytest.mark.parametrize("per_image", [1, 3])
-def test_captioning(tmp_path, per_image):
+def test_captioning_samples_and_references(tmp_path, per_image):
     scenes = build(ToyScenesBuilder, tmp_path, captions_per_image=per_image)
-    made = build(ToyCaptionBuilder, tmp_path, captions_per_image=per_image)
-    train = made["train"][59]
+    splits = build(ToyCaptionBuilder, tmp_path, captions_per_image=per_image)
+    train = splits["train"][59]
     assert set(train) == {"image", "text_input", "image_id"}
     assert train["text_input"] == scenes["train"].texts[59]
     for name, pictures in (("val", 10), ("test", 12)):
-        split = made[name]
+        split = splits[name]
         assert len(split) == len(split.annotation) == pictures
         assert [split[i]["image_id"] for i in range(pictures)] == list(range(pictures))
         assert [split[i]["instance_id"] for i in range(pictures)] == list(map(str, range(pictures)))

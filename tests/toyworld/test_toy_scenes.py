@@ -36,7 +36,7 @@ from lavis_mafa.toyworld import (
 from lavis_mafa.toyworld.render import BACKGROUND_RGB, OBJECT_RGB
 from lavis_mafa.toyworld.world import caption_dtype, scene_dtype
 
-# Few attribute values are likely here, so that several assignments and counts compete.
+# Few attribute values are likely, so that several assignments and counts compete.
 CROWDED = WorldConfig.preset("dense", grid=3, max_objects=3, p_count=0.3, p_colour=0.6, zipf=2.0)
 
 
@@ -48,7 +48,7 @@ def draw(config: WorldConfig, n: int, seed: int):
 
 
 def scene(background: str, *objects: str, cells: int = 4):
-    """A scene from names, such as scene("grey", "small red circle")."""
+    """Build a scene from names, such as scene("grey", "small red circle")."""
     record = np.zeros(1, dtype=scene_dtype(cells))
     record["background"] = 1 + BACKGROUNDS.index(background)
     for cell, words in enumerate(objects):
@@ -59,8 +59,8 @@ def scene(background: str, *objects: str, cells: int = 4):
     return record
 
 
-def parse(text: str, mentions: int):
-    """A caption record from a text, by way of the published synonyms alone."""
+def parse_caption(text: str, mentions: int):
+    """Return the caption record of a text, using only the published synonyms."""
     plain = {word: key for key, words in SYNONYMS.items() for word in (key, *words)}
     numbers = {"one": 1, "two": 2, "three": 3}
     record = np.zeros(1, dtype=caption_dtype(mentions))
@@ -84,7 +84,7 @@ def parse(text: str, mentions: int):
 
 
 def slow_valid(caption, scene) -> bool:
-    """The definition in words: try every assignment of mentions to distinct objects."""
+    """The definition: try every assignment of mentions to distinct objects."""
     attributes = ("shape", "colour", "size")
     objects = [
         tuple(int(scene[a][cell]) for a in attributes)
@@ -115,7 +115,7 @@ def slow_valid(caption, scene) -> bool:
 
 @settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), zipf=st.sampled_from([0.0, 1.0, 3.0]))
-def test_truth_is_that_of_a_slow_loop(seed, zipf):
+def test_truth_equals_slow_loop(seed, zipf):
     config = WorldConfig.preset(
         "dense", grid=2, max_objects=3, p_count=0.3, p_colour=0.5, zipf=zipf
     )
@@ -139,12 +139,12 @@ def test_truth_between_worlds_with_different_numbers_of_objects():
         ("red circle", True),
         ("circle and circle", True),
         ("circle and circle and square", True),
-        ("red circle and red circle", False),  # only one red circle to go round
-        ("red circle and circle", True),  # the second must not take the red one
+        ("red circle and red circle", False),  # there is only one red circle
+        ("red circle and circle", True),  # the second mention must not take the red one
         ("circle and red circle", True),
         ("circle and red circle and circle", False),
         ("two circles", True),
-        ("one circle", False),  # exactly one
+        ("one circle", False),  # means exactly one
         ("one red circle", True),
         ("three circles", False),
         ("twin discs over gray", True),
@@ -155,12 +155,12 @@ def test_truth_between_worlds_with_different_numbers_of_objects():
         ("triangle", False),
     ],
 )
-def test_hand_made_captions(text, expected):
+def test_truth_of_hand_made_captions(text, expected):
     picture = scene("grey", "small red circle", "small blue circle", "big green square")
-    assert valid(parse(text, 3), picture).tolist() == [expected]
+    assert valid(parse_caption(text, 3), picture).tolist() == [expected]
 
 
-def test_elementwise_truth_is_the_matrix_gathered_and_shapes_must_fit():
+def test_elementwise_truth_equals_the_matrix_and_shapes_are_checked():
     scenes, captions, _ = draw(CROWDED, 300, 3)
     matrix = valid_matrix(scenes, captions)
     rng = np.random.default_rng(0)
@@ -193,36 +193,38 @@ def test_large_matrix_is_computed_in_parts():
         ]
     ),
 )
-def test_every_caption_is_valid_for_its_scene_and_says_what_its_record_says(seed, config):
+def test_captions_are_valid_and_their_texts_match_their_records(seed, config):
     scenes, captions, texts = draw(config, 60, seed)
     assert valid(captions, scenes).all()
-    parsed = np.concatenate([parse(text, config.max_objects) for text in texts])
+    parsed = np.concatenate([parse_caption(text, config.max_objects) for text in texts])
     np.testing.assert_array_equal(parsed, captions)
     assert {word for text in texts for word in text.split()} <= set(vocabulary())
 
 
 @pytest.mark.parametrize(("preset", "rate"), [("dense", 0.016), ("sparse", 0.004)])
-def test_random_pairs_are_valid_as_often_as_wanted(preset, rate):
+def test_random_pairs_are_valid_at_the_intended_rate(preset, rate):
     scenes, captions, _ = draw(WorldConfig.preset(preset), 4000, 5)
     pairs = valid_matrix(scenes, captions)
     np.fill_diagonal(pairs, False)
     assert pairs.sum() / (4000 * 3999) == pytest.approx(rate, rel=0.25)
 
 
-def test_probabilities_are_those_of_the_preset():
+def test_frequencies_match_the_preset():
     config = WorldConfig.preset("dense")
     scenes, captions, texts = draw(config, 20000, 6)
     plain = captions["count"] == 0
-    two = (scenes["shape"] > 0).sum(axis=1) == 2
-    told = (captions["shape"] > 0).sum(axis=1)
-    assert two.mean() == pytest.approx(0.8, abs=0.01)
-    assert (told[plain & two] == 2).mean() == pytest.approx(0.85, abs=0.01)
+    two_objects = (scenes["shape"] > 0).sum(axis=1) == 2
+    mention_count = (captions["shape"] > 0).sum(axis=1)
+    assert two_objects.mean() == pytest.approx(0.8, abs=0.01)
+    assert (mention_count[plain & two_objects] == 2).mean() == pytest.approx(0.85, abs=0.01)
     assert (captions["background"] > 0).mean() == pytest.approx(0.4, abs=0.015)
     assert (~plain).mean() == pytest.approx(0.02, abs=0.004)
     mentioned = captions["shape"][plain] > 0
     assert (captions["size"][plain][mentioned] > 0).mean() == pytest.approx(0.5, abs=0.01)
-    assert (captions["colour"][plain & (told == 2)] > 0).mean() == pytest.approx(0.95, abs=0.005)
-    assert (captions["colour"][plain & (told == 1), 0] > 0).mean() == pytest.approx(
+    assert (captions["colour"][plain & (mention_count == 2)] > 0).mean() == pytest.approx(
+        0.95, abs=0.005
+    )
+    assert (captions["colour"][plain & (mention_count == 1), 0] > 0).mean() == pytest.approx(
         0.9975, abs=0.002
     )
     words = [word for text in texts for word in text.split()]
@@ -233,11 +235,11 @@ def test_probabilities_are_those_of_the_preset():
         (scenes["background"], 4),
     ):
         zipf = np.arange(1, count + 1) ** -0.5
-        seen = np.bincount(values, minlength=count + 1)[1:] / len(values)
-        np.testing.assert_allclose(seen, zipf / zipf.sum(), atol=0.01)
+        frequencies = np.bincount(values, minlength=count + 1)[1:] / len(values)
+        np.testing.assert_allclose(frequencies, zipf / zipf.sum(), atol=0.01)
 
 
-def test_words_have_one_meaning_and_the_vocabulary_is_complete():
+def test_synonyms_are_unique_and_the_vocabulary_is_complete():
     words = [word for key, words in SYNONYMS.items() for word in (key, *words)]
     assert len(words) == len(set(words))
     assert all(SYNONYMS.values())
@@ -245,11 +247,11 @@ def test_words_have_one_meaning_and_the_vocabulary_is_complete():
     config = WorldConfig.preset(
         "dense", max_objects=3, p_count=0.5, synonym_rate=0.6, p_one_object=0
     )
-    seen = {word for text in draw(config, 20000, 7)[2] for word in text.split()}
-    assert seen == set(vocabulary())
+    used_words = {word for text in draw(config, 20000, 7)[2] for word in text.split()}
+    assert used_words == set(vocabulary())
 
 
-def test_cell_attributes_and_backgrounds_tell_the_scene():
+def test_cell_attributes_and_backgrounds_describe_the_scene():
     picture = scene("brown", "small red circle", "big cyan cross")
     expected = [[[1, 1, 1], [4, 6, 2], [0, 0, 0], [0, 0, 0]]]
     assert cell_attributes(picture).tolist() == expected
@@ -257,7 +259,7 @@ def test_cell_attributes_and_backgrounds_tell_the_scene():
     assert [BACKGROUNDS[i] for i in backgrounds(picture)] == ["brown"]
 
 
-def test_captions_need_scenes_of_their_own_world():
+def test_captions_need_scenes_of_the_same_world():
     scenes = make_scenes(CROWDED, 50, np.random.default_rng(0))
     with pytest.raises(ValueError, match="have 1 to 3 objects, expected 1 to 2"):
         make_captions(WorldConfig.preset("dense"), scenes, np.random.default_rng(0))
@@ -276,24 +278,24 @@ def test_captions_need_scenes_of_their_own_world():
         ({"p_count": float("nan")}, "p_count is nan"),
     ],
 )
-def test_bad_worlds_are_refused(changes, message):
+def test_invalid_worlds_are_rejected(changes, message):
     with pytest.raises(ValueError, match=message):
         WorldConfig.preset("dense", **changes)
 
 
-def test_a_seed_always_yields_the_same_world():
-    # A new digest means that cached data and old results no longer belong to their seeds: raise
-    # the cache's format version with it.
+def test_same_seed_gives_the_same_world():
+    # A changed digest invalidates cached data and earlier results: raise the cache's format version
+    # with it.
     scenes, captions, texts = draw(WorldConfig.preset("dense"), 500, 0)
     digest = hashlib.sha256(scenes.tobytes() + captions.tobytes() + "\n".join(texts).encode())
     assert digest.hexdigest()[:16] == "e74cd4cc84163b3e"
 
 
-# --- pictures
+# --- images
 
 
-def test_every_attribute_can_be_seen():
-    """The nearest among clean pictures of single objects recovers what every cell holds."""
+def test_every_attribute_is_visible():
+    """The nearest noise-free image of a single object recovers the content of every cell."""
     config = WorldConfig.preset("sparse")
     scenes = make_scenes(config, 400, np.random.default_rng(8))
     images = render(config, scenes, np.random.default_rng(9))
@@ -305,11 +307,13 @@ def test_every_attribute_can_be_seen():
     grounds = np.repeat(backgrounds(scenes), 4)
 
     edge = cells[:, :, [0, -1]].reshape(1600, -1, 3)
-    ground = np.median(edge, axis=1)
-    seen_ground = np.argmin(np.linalg.norm(ground[:, None] - BACKGROUND_RGB, axis=-1), axis=1)
-    assert (seen_ground == grounds).mean() > 0.999
+    background = np.median(edge, axis=1)
+    predicted_background = np.argmin(
+        np.linalg.norm(background[:, None] - BACKGROUND_RGB, axis=-1), axis=1
+    )
+    assert (predicted_background == grounds).mean() > 0.999
 
-    painted = np.linalg.norm(cells - ground[:, None, None], axis=-1)
+    painted = np.linalg.norm(cells - background[:, None, None], axis=-1)
     assert (((painted > 50).sum(axis=(1, 2)) > 8) == (truth[:, 0] > 0)).all()
     filled = np.flatnonzero(truth[:, 0])
     cover = painted[filled] / painted[filled, 7:9, 7:9].mean(axis=(1, 2))[:, None, None]
@@ -322,21 +326,25 @@ def test_every_attribute_can_be_seen():
     templates = render(clean, single, np.random.default_rng(0)).max(axis=-1).astype(float)
     templates = (templates - 22) / (250 - 22)
     distance = np.abs(cover.reshape(-1, 1, 256) - templates.reshape(1, -1, 256)).sum(axis=-1)
-    seen = kinds[distance.argmin(axis=1)]
-    assert (seen == truth[filled][:, [0, 2]]).all(axis=1).mean() > 0.995
+    predicted_kinds = kinds[distance.argmin(axis=1)]
+    assert (predicted_kinds == truth[filled][:, [0, 2]]).all(axis=1).mean() > 0.995
 
     inside = cells[filled][:, 7:10, 7:10].reshape(len(filled), -1, 3)
-    seen_colour = np.argmin(np.linalg.norm(np.median(inside, 1)[:, None] - OBJECT_RGB, axis=-1), 1)
-    assert (seen_colour + 1 == truth[filled, 1]).mean() > 0.999
+    predicted_colour = np.argmin(
+        np.linalg.norm(np.median(inside, 1)[:, None] - OBJECT_RGB, axis=-1), 1
+    )
+    assert (predicted_colour + 1 == truth[filled, 1]).mean() > 0.999
 
 
-def test_no_two_colours_meet_under_the_strongest_jitter():
-    both = np.concatenate([OBJECT_RGB, BACKGROUND_RGB])
-    apart = np.linalg.norm(both[:, None] - both, axis=-1)[np.triu_indices(len(both), 1)]
-    assert apart.min() > 2 * 20 * np.sqrt(3)
+def test_colours_stay_distinct_under_maximum_jitter():
+    colours = np.concatenate([OBJECT_RGB, BACKGROUND_RGB])
+    distances = np.linalg.norm(colours[:, None] - colours, axis=-1)[
+        np.triu_indices(len(colours), 1)
+    ]
+    assert distances.min() > 2 * 20 * np.sqrt(3)
 
 
-def test_shapes_stay_in_their_cells():
+def test_shapes_stay_inside_their_cells():
     config = WorldConfig.preset("dense", position_jitter=0.1, noise_sd=0, colour_jitter=0)
     scenes = np.repeat(scene("black", "big yellow circle"), 50)
     images = render(config, scenes, np.random.default_rng(0))
@@ -344,7 +352,7 @@ def test_shapes_stay_in_their_cells():
     assert (images[:, 16:] == 22).all() and (images[:, :, 16:] == 22).all()
 
 
-def test_pixel_noise_and_jitter_have_the_asked_size():
+def test_noise_and_jitter_have_the_configured_size():
     flat = WorldConfig.preset("dense", colour_jitter=0, noise_sd=5)
     images = render(
         flat, np.repeat(scene("grey", "small red circle"), 50), np.random.default_rng(0)
@@ -371,7 +379,7 @@ def build(tmp_path, config_name="dense", processors=None, **build_info):
     ).build_datasets()
 
 
-def test_lavis_finds_the_builder_and_its_configs():
+def test_builder_and_configs_are_registered():
     assert registry.get_builder_class("toy_scenes") is ToyScenesBuilder
     default = load_dataset_config(ToyScenesBuilder.default_config_path())
     worlds = {}
@@ -442,7 +450,7 @@ def test_retrieval_splits(tmp_path, captions_per_image):
     assert truth.shape == (12, len(test.text))
     assert all(truth[i, t] for t, i in test.txt2img.items())
     for t in range(len(test.text)):
-        record = parse(test.text[t], 2)[0]
+        record = parse_caption(test.text[t], 2)[0]
         assert truth[:, t].tolist() == [slow_valid(record, s) for s in test.scenes]
 
 
@@ -474,42 +482,42 @@ def test_configured_processors_are_used(tmp_path):
     assert eval_only["test"][0]["image"].size == (4, 4)
 
 
-def same(a, b) -> bool:
+def same_data(a, b) -> bool:
     return all(
         np.array_equal(a[split].images, b[split].images) and a[split].texts == b[split].texts
         for split in ("train", "val", "test")
     )
 
 
-def test_cache_is_used_and_each_world_has_its_own(tmp_path, monkeypatch):
+def test_cache_is_used_and_separate_for_each_world(tmp_path, monkeypatch):
     first = build(tmp_path)
-    assert len(list(tmp_path.rglob("*"))) == 2  # the folder and one file: nothing left behind
+    assert len(list(tmp_path.rglob("*"))) == 2  # the folder and one file: no temporary files
     other_seed, sparse = build(tmp_path, seed=1), build(tmp_path, "sparse")
-    assert not same(first, other_seed) and not same(first, sparse)
+    assert not same_data(first, other_seed) and not same_data(first, sparse)
     assert len(list(tmp_path.rglob("*.npz"))) == 3
 
     def refuse(*_):
         raise AssertionError("made again")
 
     monkeypatch.setattr(builder, "make_world", refuse)
-    assert same(build(tmp_path), first)
-    assert same(build(tmp_path, noise_sd=5.0), first)  # 5 in the file
+    assert same_data(build(tmp_path), first)
+    assert same_data(build(tmp_path, noise_sd=5.0), first)  # 5 as in the file
     with pytest.raises(AssertionError, match="made again"):
         build(tmp_path, noise_sd=4)
 
 
-def test_damaged_cache_is_replaced_and_unwritable_one_tolerated(tmp_path, caplog):
+def test_damaged_cache_is_replaced_and_unwritable_cache_tolerated(tmp_path, caplog):
     first = build(tmp_path)
     (path,) = tmp_path.rglob("*.npz")
     size = path.stat().st_size
     for damage in (b"", b"not an archive", path.read_bytes()[: size // 2]):
         path.write_bytes(damage)
-        assert same(build(tmp_path), first)
+        assert same_data(build(tmp_path), first)
         assert path.stat().st_size == size
     blocked = tmp_path / "file"
     blocked.write_text("in the way")
     with caplog.at_level(logging.WARNING):
-        assert same(build(blocked), first)
+        assert same_data(build(blocked), first)
     assert "not cached" in caplog.text
 
 
@@ -523,38 +531,38 @@ def test_cache_directory(tmp_path, monkeypatch):
 
 
 def test_other_ranks_wait_for_rank_0_and_then_read(tmp_path, monkeypatch):
-    made_here = []
+    made = []
     make = builder.make_world
-    monkeypatch.setattr(builder, "make_world", lambda *args: made_here.append(1) or make(*args))
+    monkeypatch.setattr(builder, "make_world", lambda *args: made.append(1) or make(*args))
     monkeypatch.setattr(processes, "get_world_size", lambda: 2)
     monkeypatch.setattr(processes, "is_main_process", lambda: False)
     world, data = builder.read_build_info({"train_size": 60, "val_size": 10, "test_size": 12})
 
-    def rank_0_is_done(message, src):
-        assert not made_here and not list(tmp_path.rglob("*.npz"))
+    def rank_0_finishes(message, src):
+        assert not made and not list(tmp_path.rglob("*.npz"))
         builder._save(builder.cache_path(world, data, tmp_path / "toy_scenes"), make(world, data))
 
-    monkeypatch.setattr(processes.dist, "broadcast_object_list", rank_0_is_done)
+    monkeypatch.setattr(processes.dist, "broadcast_object_list", rank_0_finishes)
     assert len(build(tmp_path)["train"]) == 60
-    assert not made_here
+    assert not made
 
-    # A rank 0 that fails tells so: all fail, and nobody waits for ever.
-    told = []
+    # A failing rank 0 sends its error: all ranks fail, and none waits forever.
+    messages = []
     monkeypatch.setattr(processes, "is_main_process", lambda: True)
-    monkeypatch.setattr(processes.dist, "broadcast_object_list", lambda m, src: told.extend(m))
+    monkeypatch.setattr(processes.dist, "broadcast_object_list", lambda m, src: messages.extend(m))
     monkeypatch.setattr(builder, "load_or_make", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         build(tmp_path)
-    assert told == ["on rank 0: ZeroDivisionError: division by zero"]
+    assert messages == ["on rank 0: ZeroDivisionError: division by zero"]
     monkeypatch.setattr(processes, "is_main_process", lambda: False)
     monkeypatch.setattr(
-        processes.dist, "broadcast_object_list", lambda m, src: m.__setitem__(0, told[0])
+        processes.dist, "broadcast_object_list", lambda m, src: m.__setitem__(0, messages[0])
     )
-    with pytest.raises(RuntimeError, match=told[0]):
+    with pytest.raises(RuntimeError, match=messages[0]):
         build(tmp_path)
 
 
-def test_splits_have_streams_of_their_own(tmp_path):
+def test_splits_have_separate_random_streams(tmp_path):
     small, large = build(tmp_path), build(tmp_path, train_size=90)
     np.testing.assert_array_equal(small["test"].images, large["test"].images)
     reworded = build(tmp_path, p_size=1.0)
@@ -565,7 +573,7 @@ def test_splits_have_streams_of_their_own(tmp_path):
     assert len(set(first)) == 3
 
 
-def test_wrong_build_info_is_reported_at_once(tmp_path, caplog):
+def test_invalid_build_info_is_reported_at_once(tmp_path, caplog):
     with pytest.raises(ValueError, match=r"'sed', did you mean seed.*train_size is 0, expected"):
         build(tmp_path, sed=1, train_size=0)
     with pytest.raises(ValueError, match="preset is 'thin', expected one of"):
