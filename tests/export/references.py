@@ -1,6 +1,7 @@
-"""python references.py FOLDER: tiny exported models and what LAVIS says of the same input.
+"""Write tiny exported models and LAVIS's outputs for fixed inputs.
 
-``newest_transformers.py`` compares, in an environment that has neither LAVIS nor this package.
+Usage: ``python references.py FOLDER``. ``newest_transformers.py`` compares with them in an
+environment that has neither LAVIS nor this package.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ STAGE1, STAGE2 = "stage1", ("opt", "t5")
 
 
 def make_checkpoints(folder: Path) -> None:
-    """``stage1.pth``, ``opt.pth``, ``t5.pth``, and below ``folder`` what they need."""
+    """Write ``stage1.pth``, ``opt.pth`` and ``t5.pth`` to ``folder``, with what they need."""
     tiny_blip2.Tiny.folder = folder
     torch.manual_seed(0)
     tiny_blip2.make_vocabulary(folder)
-    spoken = {"opt": tiny_blip2.make_opt, "t5": tiny_blip2.make_t5}
+    makers = {"opt": tiny_blip2.make_opt, "t5": tiny_blip2.make_t5}
     sizes = {"img_size": 32, "num_query_token": 8}
     model = tiny_blip2.TinyBlip2(**sizes)
     torch.save(model.visual_encoder.state_dict(), folder / "vit.pth")
@@ -41,7 +42,7 @@ def make_checkpoints(folder: Path) -> None:
     for name, model_cls in zip(
         STAGE2, (tiny_blip2.TinyBlip2Opt, tiny_blip2.TinyBlip2T5), strict=True
     ):
-        language = {f"{name}_model": str(spoken[name](folder / name))}
+        language = {f"{name}_model": str(makers[name](folder / name))}
         model = model_cls(**sizes, **language)
         tiny_blip2.randomise(getattr(model, f"{name}_proj"), 0.5)
         arch = f"tiny_blip2_{name}"
@@ -49,26 +50,26 @@ def make_checkpoints(folder: Path) -> None:
 
 
 def lavis_model(checkpoint: Path):
-    """The LAVIS model of a checkpoint, all weights in float32."""
+    """Return a checkpoint's LAVIS model with all weights in float32."""
     model, _ = build_model(str(checkpoint))
     round_weights(model, torch.float32)
     return model
 
 
-def pictures(count: int, seed: int = 1) -> torch.Tensor:
+def random_images(count: int, seed: int = 1) -> torch.Tensor:
     return torch.randn(count, 3, 32, 32, generator=torch.Generator().manual_seed(seed))
 
 
-def retrieval_by_lavis(model, pixels, captions) -> dict[str, torch.Tensor]:
-    """ITC features and similarities and the ITM head's "match", by LAVIS's own methods."""
+def retrieval_outputs(model, pixels, captions) -> dict[str, torch.Tensor]:
+    """Compute ITC features and similarities and ITM logits by LAVIS's own methods."""
     tokens = model.tokenizer(
         captions, padding="max_length", truncation=True, max_length=LENGTH, return_tensors="pt"
     )
     with torch.no_grad():
-        features, seen = model.forward_image(pixels)
+        features, image_embeds = model.forward_image(pixels)
         image = F.normalize(model.vision_proj(features), dim=-1)
         text = F.normalize(model.text_proj(model.forward_text(tokens)), dim=-1)
-        matched = model.compute_itm(seen, tokens.input_ids, tokens.attention_mask)
+        matched = model.compute_itm(image_embeds, tokens.input_ids, tokens.attention_mask)
     similarity = torch.einsum("iqd,td->iqt", image, text).amax(1)
     return {
         **{"ids": tokens.input_ids, "image": image, "text": text},
@@ -76,51 +77,53 @@ def retrieval_by_lavis(model, pixels, captions) -> dict[str, torch.Tensor]:
     }
 
 
-def said_by_lavis(model, pixels, prompt, **settings) -> torch.Tensor:
-    """New tokens of LAVIS's generate, caught on their way to its tokenizer."""
+def generated_tokens(model, pixels, prompt, **settings) -> torch.Tensor:
+    """Return the new tokens of LAVIS's ``generate``, caught before its tokenizer decodes them."""
     tokenizer = getattr(model, "opt_tokenizer", None) or model.t5_tokenizer
     with mock.patch.object(type(tokenizer), "batch_decode", return_value=[]) as decode:
         if not hasattr(model, "opt_model"):
             model.generate({"image": pixels, "prompt": prompt}, **settings)
         else:
-            # Blip2OPT repeats the queries for every beam, and so do later versions of generate.
+            # Blip2OPT repeats the queries for every beam, and later versions of generate do so too.
             generate, beams = model.opt_model.generate, settings.get("num_beams", 5)
             with mock.patch.object(
                 model.opt_model,
                 "generate",
-                lambda query_embeds, **more: generate(query_embeds=query_embeds[::beams], **more),
+                lambda query_embeds, **options: generate(
+                    query_embeds=query_embeds[::beams], **options
+                ),
             ):
                 model.generate({"image": pixels, "prompt": prompt}, **settings)
     return decode.call_args.args[0]
 
 
-def picture_file() -> np.ndarray:
-    """A photograph-like picture ``(H, W, 3)`` of bytes: smooth, not square."""
+def photograph() -> np.ndarray:
+    """Make a photograph-like image ``(H, W, 3)`` of bytes: smooth, not square."""
     y, x = np.mgrid[0:53, 0:71]
     waves = [np.sin(x / 9 + 2 * c) + np.cos(y / 7 - c) for c in range(3)]
     return np.uint8(np.stack(waves, -1) * 60 + 127)
 
 
 def write_references(folder: Path) -> None:
-    """``hf_NAME`` and ``NAME.npz`` for each of the three models."""
+    """Write ``hf_NAME`` and ``NAME.npz`` for each of the three models."""
     make_checkpoints(folder)
     for name in (STAGE1, *STAGE2):
         checkpoint = folder / f"{name}.pth"
         if main(["export", str(checkpoint), str(folder / f"hf_{name}"), "--to", "hf"]):
             raise SystemExit(f"{name} was not exported")
-        model, pixels = lavis_model(checkpoint), pictures(len(CAPTIONS))
-        told = {"pixels": pixels}
+        model, pixels = lavis_model(checkpoint), random_images(len(CAPTIONS))
+        outputs = {"pixels": pixels}
         if name == STAGE1:
-            told.update(retrieval_by_lavis(model, pixels, CAPTIONS))
+            outputs.update(retrieval_outputs(model, pixels, CAPTIONS))
         for number, prompt in enumerate(PROMPTS if name != STAGE1 else []):
             for beams in (1, BEAMS):
-                said = said_by_lavis(model, pixels, prompt, num_beams=beams, max_length=LENGTH)
-                told[f"said_{number}_{beams}"] = said
-        picture = picture_file()
-        told["picture"] = torch.from_numpy(picture)
-        told["processed"] = BlipImageEvalProcessor(32)(Image.fromarray(picture))
+                tokens = generated_tokens(model, pixels, prompt, num_beams=beams, max_length=LENGTH)
+                outputs[f"tokens_{number}_{beams}"] = tokens
+        image = photograph()
+        outputs["picture"] = torch.from_numpy(image)
+        outputs["processed"] = BlipImageEvalProcessor(32)(Image.fromarray(image))
         texts = {"captions": np.array(CAPTIONS), "prompts": np.array(PROMPTS)}
-        arrays = {key: value.numpy() for key, value in told.items()}
+        arrays = {key: value.numpy() for key, value in outputs.items()}
         np.savez(folder / f"{name}.npz", length=np.array(LENGTH), **texts, **arrays)
 
 

@@ -1,4 +1,4 @@
-"""The forms of ALBEF checkpoints; ``tests/runners/test_own_data.py`` loads them into LAVIS."""
+"""Check conversions of ALBEF checkpoints; ``test_own_data.py`` loads them into LAVIS."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_nlvr_doubles_the_fusion_layers(state):
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("wrapped", [True, False])
-def test_the_command(state, tmp_path, capsys, form, wrapped):
+def test_export_command_writes_each_form(state, tmp_path, capsys, form, wrapped):
     torch.save({"model": state} if wrapped else state, tmp_path / "in.pth")
     arguments = [str(tmp_path / "in.pth"), str(tmp_path / "out.pth"), "--to", form]
     assert main(["export", *arguments, "--fusion-layer", "2"]) == 0
@@ -57,11 +57,11 @@ def test_the_command(state, tmp_path, capsys, form, wrapped):
     assert f"{len(expected)} tensors for {form}" in capsys.readouterr().out
 
 
-def test_refusals(tmp_path, capsys):
+def test_wrong_arguments_are_rejected(tmp_path, capsys):
     out = str(tmp_path / "out.pth")
     assert main(["export", str(tmp_path / "none.pth"), out, "--to", "albef_vqa"]) == 1
     assert "no checkpoint at" in capsys.readouterr().err
-    for arguments, why in (
+    for arguments, message in (
         ([], "--to"),
         (["--to", "albef_caption"], "albef_nlvr"),
         (["--to", "albef_vqa", "--dtype", "float16"], "--fusion-layer"),
@@ -70,25 +70,25 @@ def test_refusals(tmp_path, capsys):
     ):
         with pytest.raises(SystemExit):
             main(["export", out, out, *arguments])
-        assert why in capsys.readouterr().err
+        assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    ("content", "why"),
+    ("content", "message"),
     [
         ({"model": {"itm_head.bias": torch.zeros(2)}}, "no weights below visual_encoder. and text"),
         ({"config": {"model": {"arch": "blip_mafa"}}}, "saved by blip_mafa, which is of another"),
     ],
 )
-def test_checkpoints_of_other_families(state, tmp_path, capsys, content, why):
+def test_checkpoint_of_another_family_is_rejected(state, tmp_path, capsys, content, message):
     torch.save({"model": state, **content}, tmp_path / "in.pth")
     arguments = [str(tmp_path / "in.pth"), str(tmp_path / "out.pth"), "--to", "albef_vqa"]
     assert main(["export", *arguments]) == 1
-    assert why in capsys.readouterr().err
+    assert message in capsys.readouterr().err
     assert not (tmp_path / "out.pth").exists()
 
 
-def test_nothing_is_overwritten(state, tmp_path, capsys):
+def test_existing_output_is_not_overwritten(state, tmp_path, capsys):
     torch.save(state, tmp_path / "in.pth")
     (tmp_path / "out.pth").write_text("mine")
     arguments = [str(tmp_path / "in.pth"), str(tmp_path / "out.pth"), "--to", "albef_vqa"]

@@ -1,4 +1,4 @@
-"""LAVIS's BLIP-2 classes at a size for tests, with tokenizers and language models made here."""
+"""Build LAVIS's BLIP-2 classes at test size, with tokenizers and language models."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CONFIG = str(Path(__file__).with_name("tiny_blip2.yaml"))
 
 
 def randomise(module: nn.Module, scale: float = 0.2) -> nn.Module:
-    """Weights and biases of all kinds away from 0 and 1, so that a wrong place shows."""
+    """Draw all parameters away from 0 and 1, so that a misplaced weight changes the output."""
     for value in module.parameters():
         nn.init.normal_(value, std=scale)
     for part in module.modules():
@@ -37,7 +37,7 @@ def randomise(module: nn.Module, scale: float = 0.2) -> nn.Module:
 
 
 class Tiny:
-    """Replaces what Blip2Base loads from the hub; ``folder`` holds what it loads instead."""
+    """Replace what Blip2Base loads from the hub by files of ``folder``."""
 
     PRETRAINED_MODEL_CONFIG_DICT = {"tiny": CONFIG}
     folder: Path
@@ -62,7 +62,8 @@ class Tiny:
         )
         randomise(encoder)
         for size in (encoder.pos_embed, encoder.cls_token):
-            nn.init.normal_(size, std=2.0)  # as in the real one, normalisation sees large values
+            # image position embeddings are as large in the released checkpoints
+            nn.init.normal_(size, std=2.0)
         if (cls.folder / "vit.pth").exists():
             encoder.load_state_dict(torch.load(cls.folder / "vit.pth", weights_only=True))
         return encoder, randomise(LayerNorm(64))
@@ -87,17 +88,17 @@ class Tiny:
 
 @registry.register_model("tiny_blip2")
 class TinyBlip2(Tiny, Blip2Qformer):
-    """Stage 1."""
+    """Stage 1 at test size."""
 
 
 @registry.register_model("tiny_blip2_opt")
 class TinyBlip2Opt(Tiny, Blip2OPT):
-    """Stage 2 with OPT."""
+    """Stage 2 with OPT at test size."""
 
 
 @registry.register_model("tiny_blip2_t5")
 class TinyBlip2T5(Tiny, Blip2T5):
-    """Stage 2 with T5."""
+    """Stage 2 with T5 at test size."""
 
 
 def make_vocabulary(folder: Path) -> None:
@@ -106,7 +107,7 @@ def make_vocabulary(folder: Path) -> None:
 
 
 def make_opt(folder: Path, spare_rows: int = 7) -> Path:
-    """A folder with a tiny OPT and its tokenizer, as the hub's look."""
+    """Write a tiny OPT and its tokenizer in the hub's folder layout."""
     from tokenizers import ByteLevelBPETokenizer
     from transformers import GPT2Tokenizer, OPTConfig, OPTForCausalLM
 
@@ -133,7 +134,7 @@ def make_opt(folder: Path, spare_rows: int = 7) -> Path:
         **{"pad_token_id": 1, "bos_token_id": 2, "eos_token_id": 2},
     )
     model = randomise(OPTForCausalLM(config), 0.4)
-    with torch.no_grad():  # does not say its last word again and again, and ends some lines
+    with torch.no_grad():  # avoids repeating the last token, and ends some lines
         model.model.decoder.final_layer_norm.weight.normal_()
         model.model.decoder.embed_positions.weight.normal_()
         model.lm_head.weight[tokenizer("\n", add_special_tokens=False).input_ids[0]] *= -2
@@ -142,7 +143,7 @@ def make_opt(folder: Path, spare_rows: int = 7) -> Path:
 
 
 def make_t5(folder: Path, spare_rows: int = 7) -> Path:
-    """A folder with a tiny Flan-T5 and its tokenizer, as the hub's look."""
+    """Write a tiny Flan-T5 and its tokenizer in the hub's folder layout."""
     import sentencepiece
     from tokenizers import pre_tokenizers
     from transformers import T5Config, T5ForConditionalGeneration, T5TokenizerFast
@@ -180,7 +181,7 @@ def make_t5(folder: Path, spare_rows: int = 7) -> Path:
 
 
 def save_checkpoint(model: nn.Module, path: Path, **config) -> Path:
-    """As runners save: trained weights alone, with the config."""
+    """Save as runners do: trained weights only, with the config."""
     names = model.named_parameters(remove_duplicate=False)
     frozen = {name for name, value in names if not value.requires_grad}
     state = {key: value for key, value in model.state_dict().items() if key not in frozen}
