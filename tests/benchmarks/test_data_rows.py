@@ -1,4 +1,4 @@
-"""The data benchmark at a tiny size: both sides read the same pairs, each in its own way."""
+"""Check the data benchmark at a tiny size: both sides read the same pairs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def sides(tmp_path):
     return data.Sides(root, annotations, tmp_path)
 
 
-def test_both_sides_make_a_batch_of_the_same_form(sides):
+def test_both_sides_make_equal_batches(sides):
     ours, theirs = sides.ours.collater(sides.read()), sides.batch_of_lavis()
     assert ours["text_input"] == theirs["text_input"] == sides.captions
     assert ours["image"].shape == theirs["image"].shape == (3, 3, data.SIDE, data.SIDE)
@@ -29,13 +29,13 @@ def test_both_sides_make_a_batch_of_the_same_form(sides):
     assert type(sides.ours.parts[0].vis_processor) is QuickAugmentation
 
 
-def test_lavis_runs_its_own_augmentation():
+def test_lavis_side_uses_its_own_augmentation():
     with data.augmentation_of_lavis():
         assert randaugment.func_dict["AutoContrast"] is randaugment.autocontrast_func
     assert randaugment.func_dict["AutoContrast"] is auto_contrast
 
 
-def test_rows(monkeypatch, photographs):
+def test_rows_of_both_image_sources(monkeypatch, photographs):
     monkeypatch.setattr(data, "PHOTOGRAPHS", photographs)
     rows = list(data.rows(Sizes("quick", repeats=1)))
     assert [row.target for row in rows] == [data.TARGET] * 6

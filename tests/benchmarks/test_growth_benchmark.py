@@ -1,4 +1,4 @@
-"""Grouping and growth are measured at all sizes' smallest, and the memory figure counts."""
+"""Check the benchmarks of grouping and of growth at their smallest size, and memory counts."""
 
 from __future__ import annotations
 
@@ -12,37 +12,37 @@ from lavis_mafa.algorithm.grit import GritSchedule, collector
 QUICK = Sizes("quick", repeats=1)
 
 
-def test_grouping_is_measured_against_its_product():
-    found = grouping.rows(QUICK)
-    assert [row.target for row in found] == ["<= 1.4", "", "<= 1.4"]
-    for row in found:
+def test_grouping_is_measured_against_the_product():
+    measured = grouping.rows(QUICK)
+    assert [row.target for row in measured] == ["<= 1.4", "", "<= 1.4"]
+    for row in measured:
         assert row.ours > 0 and row.reference > 0 and row.low <= row.ratio <= row.high
 
 
 def test_growth_is_measured():
-    found = list(growth.rows(QUICK))
-    assert [row.what.split(",")[0] for row in found] == [
+    measured = list(growth.rows(QUICK))
+    assert [row.what.split(",")[0] for row in measured] == [
         "a step's order and collecting",
         "grouping a sample",
         "grouping a sample",
         "bytes of indices a sample",
     ]
-    assert all(row.met is not None and row.low <= row.ratio <= row.high for row in found)
-    assert found[-1].met
+    assert all(row.met is not None and row.low <= row.ratio <= row.high for row in measured)
+    assert measured[-1].met
 
 
 def test_all_pairs_of_an_epoch_are_collected_and_grouped(monkeypatch):
-    seen = []
+    lengths = []
     monkeypatch.setattr(
-        growth, "_as_they_are", lambda i, *_: seen.append(len(i)) or np.arange(len(i))
+        growth, "_as_they_are", lambda i, *_: lengths.append(len(i)) or np.arange(len(i))
     )
     growth.index_bytes(10_000, queue=960, space=480)
-    # Of the second epoch, as the first is followed by a random one.
-    assert sum(seen) == 10_000 // growth.BATCH * growth.BATCH
+    # The second epoch is counted: the order of the first is random.
+    assert sum(lengths) == 10_000 // growth.BATCH * growth.BATCH
 
 
-def test_memory_in_bytes_a_sample():
-    """The order, the next and what takes it there; more samples do not change it."""
+def test_memory_a_sample_does_not_grow():
+    """Check that the bytes a sample hardly depend on the number of samples."""
     small, large = growth.index_bytes(300_000), growth.index_bytes(1_200_000)
     assert 12 < large <= 16
     assert small == pytest.approx(large, abs=0.5)
@@ -56,13 +56,13 @@ def test_memory_in_bytes_a_sample():
         (collector.GritCollector, "__init__", 8),
     ],
 )
-def test_one_more_array_is_seen(owner, name, extra, monkeypatch):
+def test_one_more_array_is_counted(owner, name, extra, monkeypatch):
     before = growth.index_bytes(400_000)
     original, kept = getattr(owner, name), []
 
-    def greedy(self, *given, **named):
+    def greedy(self, *arguments, **options):
         kept.append(np.empty(400_000, np.int64))
-        result = original(self, *given, **named)
+        result = original(self, *arguments, **options)
         if name == "end":
             kept.clear()
         return result
@@ -71,8 +71,8 @@ def test_one_more_array_is_seen(owner, name, extra, monkeypatch):
     assert growth.index_bytes(400_000) > before + extra - 3
 
 
-def test_the_exponent_is_that_of_the_times(monkeypatch):
-    """Time as M to the power of 1.5."""
+def test_exponent_is_fitted_to_the_times(monkeypatch):
+    """Set times proportional to M to the power of 1.5."""
     monkeypatch.setattr(
         growth,
         "_grouping",

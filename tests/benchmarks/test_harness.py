@@ -1,4 +1,4 @@
-"""The arithmetic under the benchmarks' figures, and the command that runs them."""
+"""Check the arithmetic of the benchmark harness and the command that runs the parts."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from benchmarks.harness import Row, in_turn, peak_memory, side_by_side
 from benchmarks.report import HEAD, cells, line, machine, markdown
 
 
-class Clock:
-    """Time that passes only when told."""
+class FakeClock:
+    """A clock that advances only by the actions' given times."""
 
     def __init__(self, monkeypatch):
         self.now = 0.0
         monkeypatch.setattr(harness, "clock", lambda: self.now)
 
-    def takes(self, *seconds):
-        """An action that takes these times, one after the other."""
+    def action_taking(self, *seconds):
+        """Return an action whose calls take these times in order."""
         left = iter(seconds)
 
         def action():
@@ -35,17 +35,19 @@ class Clock:
         return action
 
 
-def test_ratios_are_of_the_same_repeat(monkeypatch):
-    clock = Clock(monkeypatch)
-    # The first of each is the warm-up; the machine slows down tenfold in the last repeat.
-    timed = side_by_side(clock.takes(100, 1, 2, 30), clock.takes(1, 2, 2, 20), repeats=3)
+def test_ratio_is_computed_within_each_repeat(monkeypatch):
+    clock = FakeClock(monkeypatch)
+    # The first time of each is the warm-up; the machine slows down tenfold in the last repeat.
+    timed = side_by_side(
+        clock.action_taking(100, 1, 2, 30), clock.action_taking(1, 2, 2, 20), repeats=3
+    )
     assert timed.ratios == (0.5, 1.0, 1.5)
     assert (timed.ours, timed.reference, timed.ratio) == (2, 2, 1.0)
     row = timed.row("x", "<= 0.80", "n")
     assert (row.ratio, row.low, row.high, row.unit) == (1.0, 0.5, 1.5, "s")
 
 
-def test_sides_take_turns_and_change_places():
+def test_order_of_actions_is_reversed_each_repeat():
     calls = []
     actions = {name: partial(calls.append, name) for name in "abc"}
     times = in_turn(actions, repeats=3, warm_up=2)
@@ -67,19 +69,19 @@ def test_sides_take_turns_and_change_places():
         (1.0, "", None),
     ],
 )
-def test_a_target_is_met_or_not(ratio, target, met):
+def test_target_is_met_or_not(ratio, target, met):
     assert Row("x", 1.0, 1.0, ratio, ratio, ratio, target=target).met is met
 
 
-def test_peak_memory_is_of_the_action_alone():
-    """What this process holds, and what modules bring along, is no part of it."""
+def test_peak_memory_counts_only_the_action():
+    """Check that memory already held and memory of imported modules is not counted."""
     held = torch.ones(400 * 2**18)
-    # Freed as soon as it is made: only a peak.
+    # Freed as soon as it is made: only the peak shows it.
     assert 190 < peak_memory(partial(operator.mul, b"x", 200 * 2**20)) < 260
     assert len(held)
 
 
-def test_a_failed_measurement_says_so():
+def test_failed_measurement_is_reported():
     with pytest.raises(RuntimeError, match="status 3"):
         peak_memory(partial(sys.exit, 3))
 
@@ -90,7 +92,7 @@ ROWS = [
 ]
 
 
-def test_tables():
+def test_table_cells_and_markdown():
     assert cells(ROWS[0]) == ["a | b", "1 s", "-", "0.50", "0.40 to 0.60", "<= 0.80", "yes"]
     assert cells(ROWS[1])[-1] == "no"
     assert len({len(line(texts)) for texts in (HEAD, *map(cells, ROWS))}) == 1
@@ -100,62 +102,62 @@ def test_tables():
     assert machine()["torch"] == torch.__version__
 
 
-def part(monkeypatch, name, rows):
+def add_part(monkeypatch, name, rows):
     module = types.ModuleType(f"benchmarks.{name}")
     module.rows = rows
     monkeypatch.setitem(sys.modules, f"benchmarks.{name}", module)
     monkeypatch.setitem(run.PARTS, name, "a part for this test")
 
 
-def test_a_part_that_fails_is_told_and_the_others_run(monkeypatch, tmp_path, capsys):
+def test_failing_part_is_reported_and_the_others_run(monkeypatch, tmp_path, capsys):
     def broken(sizes):
         yield ROWS[0]
         raise ValueError(f"no luck with {sizes.name}")
 
-    part(monkeypatch, "broken", broken)
-    part(monkeypatch, "whole", lambda sizes: ROWS[1:])
+    add_part(monkeypatch, "broken", broken)
+    add_part(monkeypatch, "whole", lambda sizes: ROWS[1:])
     out, table = tmp_path / "out.json", tmp_path / "out.md"
     options = ["--out", str(out), "--markdown", str(table)]
     assert run.main(["--only", "broken", "whole", *options]) == 1
-    told = json.loads(out.read_text())
-    assert [row["what"] for row in told["rows"]] == ["a | b", "c"]
-    assert [row["met"] for row in told["rows"]] == [True, False]
-    assert told["failed"] == {"broken": "ValueError: no luck with cpu"}
-    assert told["sizes"]["repeats"] == harness.REPEATS["cpu"]
+    record = json.loads(out.read_text())
+    assert [row["what"] for row in record["rows"]] == ["a | b", "c"]
+    assert [row["met"] for row in record["rows"]] == [True, False]
+    assert record["failed"] == {"broken": "ValueError: no luck with cpu"}
+    assert record["sizes"]["repeats"] == harness.REPEATS["cpu"]
     assert "broken FAILED: ValueError: no luck" in capsys.readouterr().out
     assert table.read_text().count("\n") == 4
     assert run.main(["--only", "whole"]) == 0
 
 
-def test_figures_of_tiny_sizes_are_held_to_no_target(monkeypatch, tmp_path):
-    part(monkeypatch, "whole", lambda sizes: ROWS)
+def test_quick_rows_have_no_target(monkeypatch, tmp_path):
+    add_part(monkeypatch, "whole", lambda sizes: ROWS)
     out = tmp_path / "out.json"
     assert run.main(["--quick", "--only", "whole", "--repeats", "7", "--out", str(out)]) == 0
-    told = json.loads(out.read_text())
-    assert [row["met"] for row in told["rows"]] == [None, None]
-    assert (told["sizes"]["name"], told["sizes"]["repeats"]) == ("quick", 7)
+    record = json.loads(out.read_text())
+    assert [row["met"] for row in record["rows"]] == [None, None]
+    assert (record["sizes"]["name"], record["sizes"]["repeats"]) == ("quick", 7)
 
 
 @pytest.mark.parametrize("wrong", [["--only", "nothing"], ["--repeats", "0"], ["--gpu", "--quick"]])
-def test_wrong_options_are_refused(wrong, capsys):
+def test_wrong_options_are_rejected(wrong, capsys):
     with pytest.raises(SystemExit):
         run.main(wrong)
     assert capsys.readouterr().err
 
 
 @pytest.mark.slow
-def test_all_parts_run_as_a_command(tmp_path):
+def test_command_runs_all_parts(tmp_path):
     out, figure = tmp_path / "out.json", tmp_path / "figure.svg"
     command = [sys.executable, "benchmarks/run.py", "--quick", "--repeats", "1"]
-    done = subprocess.run(
+    process = subprocess.run(
         [*command, "--out", str(out), "--figure", str(figure)],
         cwd=ROOT,
         capture_output=True,
         text=True,
         timeout=280,
     )
-    assert done.returncode == 0, done.stderr
+    assert process.returncode == 0, process.stderr
     rows = json.loads(out.read_text())["rows"]
     assert len(rows) >= 30 and figure.is_file()
     assert all(row["low"] <= row["ratio"] <= row["high"] for row in rows)
-    assert all(row["what"] in done.stdout for row in rows)
+    assert all(row["what"] in process.stdout for row in rows)

@@ -1,4 +1,4 @@
-"""The slow reference step and the package's step are one step: same losses, same gradients."""
+"""Check that the reference step and the package's step have equal losses and gradients."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SIZE = 12
 
 
 def with_wide_head(model):
-    """Random verdicts near 0.5 would all fall between the same thresholds."""
+    """Scale the ITM head: random verdicts near 0.5 would all fall between the same thresholds."""
     with torch.no_grad():
         model.itm_head.weight.mul_(8.0)
     return model
@@ -27,7 +27,7 @@ def with_wide_head(model):
 
 @pytest.fixture(scope="module")
 def both():
-    """The model in training and Con-D, of the package and of LAVIS's plain modules."""
+    """Build model and Con-D, each from the package and from LAVIS's plain modules."""
     cfg = OmegaConf.load(AlbefMafa.default_config_path("tiny")).model
     torch.manual_seed(0)
     plain = [PlainAlbef(cfg).eval(), with_wide_head(PlainAlbef(cfg)).eval()]
@@ -39,56 +39,62 @@ def both():
     return ours, plain
 
 
-def test_the_reference_has_none_of_our_modules(both):
+def test_reference_uses_no_module_of_the_package(both):
     _, plain = both
-    ours = {type(part) for part in plain[0].modules() if "lavis_mafa" in type(part).__module__}
-    assert not ours
+    package_types = {
+        type(part) for part in plain[0].modules() if "lavis_mafa" in type(part).__module__
+    }
+    assert not package_types
 
 
 @pytest.mark.parametrize("share", [0.0, 0.25, 1.0])
-def test_same_losses_and_gradients(both, toy_train, share):
-    """Thresholds between the verdicts leave a share of them positive and some ambiguous."""
+def test_losses_and_gradients_equal_reference(both, toy_train, share):
+    """Set thresholds between the verdicts so that a share of them is positive."""
     (ours, con_d), (plain, plain_con_d) = both
     samples = mini_batch(toy_train, range(SIZE))
-    del samples["image_id"]  # Algorithm 1 knows of no other captions of an image
-    seen = []
+    del samples["image_id"]  # Algorithm 1 does not use other captions of an image
+    probabilities = []
 
-    def note(image_of, text_of, probability):
-        seen.append(probability)
+    def record(image_of, text_of, probability):
+        probabilities.append(probability)
         return probability
 
-    reference_step(plain, plain_con_d, samples, verdicts=note)
-    low, high = thresholds(torch.cat(seen), share)
+    reference_step(plain, plain_con_d, samples, verdicts=record)
+    low, high = thresholds(torch.cat(probabilities), share)
 
     torch.manual_seed(1)
-    told = reference_step(plain, plain_con_d, samples, low, high)
+    expected = reference_step(plain, plain_con_d, samples, low, high)
     rule = MiningRule(low=low, high=high)
     torch.manual_seed(1)
-    mine = run_step(
+    step_output = run_step(
         ours.backbone, samples, StepSettings(connections=rule), ModelDiscriminator(con_d)
     )
     for name in ("loss_itc", "loss_itm", "loss_lm", "loss"):
-        assert mine[name].item() == pytest.approx(told[name].item(), rel=1e-5), name
-    found = torch.stack([(each.state == POSITIVE).sum() for each in (mine.i2t, mine.t2i)])
-    assert torch.equal(found, told["found"])
+        assert step_output[name].item() == pytest.approx(expected[name].item(), rel=1e-5), name
+    found = torch.stack(
+        [(each.state == POSITIVE).sum() for each in (step_output.i2t, step_output.t2i)]
+    )
+    assert torch.equal(found, expected["found"])
     assert (found > 0).all() == (share > 0)
     if share == 0.25:
         assert (found < SIZE).all()
-        assert (mine.i2t.state == AMBIGUOUS).any() and (mine.t2i.state == AMBIGUOUS).any()
+        assert (step_output.i2t.state == AMBIGUOUS).any() and (
+            step_output.t2i.state == AMBIGUOUS
+        ).any()
 
-    for model, output in ((plain, told), (ours, mine)):
+    for model, output in ((plain, expected), (ours, step_output)):
         model.zero_grad()
         output["loss"].backward()
     assert_same_gradients(ours, plain)
 
 
 def thresholds(probabilities, share):
-    """Halfway between two verdicts, so that rounding cannot change what is above."""
+    """Return thresholds halfway between two verdicts, so that rounding changes no state."""
     values = probabilities.sort(descending=True).values
     if share == 0.0:
         return 1.0, 1.0
     if share == 1.0:
         return 0.0, 0.0
-    at = round(share * len(values)), round(2.5 * share * len(values))
-    high, low = (float(values[k - 1] + values[k]) / 2 for k in at)
+    ranks = round(share * len(values)), round(2.5 * share * len(values))
+    high, low = (float(values[k - 1] + values[k]) / 2 for k in ranks)
     return low, high

@@ -1,4 +1,4 @@
-"""The training-step benchmarks at tiny sizes: both sides do the same work, and it shows if not."""
+"""Check the training-step benchmarks at tiny sizes: both sides do the same work."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ QUICK = Sizes("quick", repeats=1)
 
 def test_a_quarter_of_the_pairs_match():
     pairs = torch.arange(16)
-    told = step_models.a_quarter(pairs, pairs, torch.rand(16))
-    assert told.sum() == 4 and told.dtype == torch.float32
-    again = step_models.some(pairs[8:], pairs[:8], torch.rand(8))
-    assert torch.equal(step_models.some(pairs, pairs.roll(8), torch.rand(16))[8:], again)
-    assert 0 < again.sum() < 8
+    verdicts = step_models.a_quarter(pairs, pairs, torch.rand(16))
+    assert verdicts.sum() == 4 and verdicts.dtype == torch.float32
+    second_half = step_models.some(pairs[8:], pairs[:8], torch.rand(8))
+    assert torch.equal(step_models.some(pairs, pairs.roll(8), torch.rand(16))[8:], second_half)
+    assert 0 < second_half.sum() < 8
 
 
-def test_albef_rows(tmp_path):
+def test_albef_rows_and_targets(tmp_path):
     rows = list(steps.albef_rows(QUICK, tmp_path))
-    of_grit, targets = ["<= 1.10", "", "<= 1.18", "", ""], ["<= 0.80", "<= 0.25"]
-    assert [row.target for row in rows] == of_grit + targets
-    assert all("; 0 of 16 anchors" in rows[place].note for place in (0, 1, 3))
+    grit_targets, targets = ["<= 1.10", "", "<= 1.18", "", ""], ["<= 0.80", "<= 0.25"]
+    assert [row.target for row in rows] == grit_targets + targets
+    assert all("; 0 of 16 anchors" in rows[index].note for index in (0, 1, 3))
     for row in (rows[2], rows[4]):
         assert any(f"; {found} of 16 anchors" in row.note for found in (3, 4, 5, 6))
 
 
-def test_rows_against_lavis(tmp_path):
+def test_rows_against_lavis_and_targets(tmp_path):
     with step_models.lavis_can_run():
         rows = [*steps.lavis_albef_rows(QUICK, tmp_path), *steps.blip2_rows(QUICK, tmp_path)]
     assert [row.target for row in rows] == ["<= 0.85", "<= 0.85", "<= 1.05"]
@@ -37,7 +37,7 @@ def test_rows_against_lavis(tmp_path):
 
 
 @pytest.mark.parametrize("family", [step_models.LavisAlbef, step_models.LavisBlip2])
-def test_what_ours_is_held_against_is_lavis_alone(tmp_path, family):
+def test_lavis_side_uses_no_module_of_the_package(tmp_path, family):
     config = {step_models.LavisAlbef: step_models.albef_config}.get(
         family, step_models.blip2_config
     )
@@ -46,9 +46,9 @@ def test_what_ours_is_held_against_is_lavis_alone(tmp_path, family):
 
 
 @pytest.mark.parametrize("name", ["cpu", "gpu"])
-def test_full_sizes_of_blip2_are_the_same_on_both_sides(tmp_path, monkeypatch, name):
-    """Built without memory for their weights: ViT-L and ViT-g."""
-    linspace = torch.linspace  # whose values LAVIS reads
+def test_full_blip2_sizes_are_equal_on_both_sides(tmp_path, monkeypatch, name):
+    """Compare weight shapes of ViT-L and ViT-g, built without memory for their weights."""
+    linspace = torch.linspace  # LAVIS reads its values
     monkeypatch.setattr(torch, "linspace", lambda *a, **k: linspace(*a, **{**k, "device": "cpu"}))
     cfg = step_models.blip2_config(Sizes(name), tmp_path, vit_precision="fp32")
     with torch.device("meta"):
@@ -58,7 +58,7 @@ def test_full_sizes_of_blip2_are_the_same_on_both_sides(tmp_path, monkeypatch, n
     assert sum(v.numel() for v in theirs.values()) > 400e6
 
 
-def test_other_work_is_refused(tmp_path):
+def test_different_work_is_rejected(tmp_path):
     cfg = step_models.albef_config(QUICK, tmp_path)
     samples = step_models.mini_batch(8, cfg, "cpu")
     model = steps.AlbefMafa.from_config(cfg)
@@ -72,7 +72,7 @@ def test_other_work_is_refused(tmp_path):
     assert model.training
 
 
-def test_a_vocabulary_as_large_as_berts(tmp_path):
+def test_vocabulary_has_the_size_of_berts(tmp_path):
     cfg = step_models.albef_config(Sizes("cpu"), tmp_path)
     tokenizer = step_models.build_tokenizer(cfg.tokenizer)
     assert len(tokenizer) == 30522

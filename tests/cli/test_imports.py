@@ -1,4 +1,4 @@
-"""Importing the package is cheap, and it registers with LAVIS whichever of the two comes first."""
+"""Check that importing is cheap and registers with LAVIS in either import order."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ assert "albef_mafa" in dict(model_zoo.model_zoo)
 LIGHT = "import sys\nassert not {'lavis', 'torch'} & set(sys.modules), 'LAVIS or torch is imported'"
 
 
-def python(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run Python in a process of its own."""
+def run_python(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run Python in a separate process."""
     return subprocess.run(
         [sys.executable, "-W", "ignore", *arguments],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
@@ -37,9 +37,9 @@ def python(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def succeed(*lines: str) -> None:
-    done = python("-c", "\n".join(lines))
-    assert done.returncode == 0, done.stderr[-3000:]
+def run_lines(*lines: str) -> None:
+    process = run_python("-c", "\n".join(lines))
+    assert process.returncode == 0, process.stderr[-3000:]
 
 
 @pytest.mark.parametrize(
@@ -56,13 +56,13 @@ def succeed(*lines: str) -> None:
         "import lavis_mafa; import lavis.tasks",
     ],
 )
-def test_registers_with_lavis(lines):
-    succeed(lines, REGISTERED)
+def test_package_registers_with_lavis(lines):
+    run_lines(lines, REGISTERED)
 
 
-def test_the_package_can_be_imported_a_second_time_before_lavis():
-    """Two finders that ask each other would recurse without end."""
-    succeed(
+def test_package_can_be_reimported_before_lavis():
+    """Check that the import hook does not recurse when it is installed twice."""
+    run_lines(
         "import sys, lavis_mafa",
         "for name in [one for one in sys.modules if one.split('.')[0] == 'lavis_mafa']:",
         "    del sys.modules[name]",
@@ -72,8 +72,8 @@ def test_the_package_can_be_imported_a_second_time_before_lavis():
 
 
 def test_a_failed_import_of_lavis_can_be_repeated():
-    """A missing dependency of LAVIS must not leave the package half registered."""
-    succeed(
+    """Check that a missing dependency of LAVIS does not leave the package partly registered."""
+    run_lines(
         "import sys, lavis_mafa",
         "sys.modules['omegaconf'] = None",
         "try:\n    import lavis\nexcept ImportError:\n    del sys.modules['omegaconf']",
@@ -81,7 +81,7 @@ def test_a_failed_import_of_lavis_can_be_repeated():
     )
 
 
-def test_installed_plugins_are_registered_too(tmp_path):
+def test_installed_plugins_are_registered(tmp_path):
     (tmp_path / "my_plugin.py").write_text(
         "from lavis.common.registry import registry\n"
         "from lavis_mafa.models import AlbefMafa\n"
@@ -92,7 +92,7 @@ def test_installed_plugins_are_registered_too(tmp_path):
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: my-plugin\nVersion: 1\n")
     (info / "entry_points.txt").write_text("[lavis_mafa.plugins]\nmine = my_plugin\n")
-    succeed(
+    run_lines(
         f"import sys; sys.path.insert(0, {str(tmp_path)!r})",
         "import lavis_mafa; from lavis.models import load_model, model_zoo",
         "assert 'albef_of_a_plugin' in dict(model_zoo.model_zoo)",
@@ -101,19 +101,19 @@ def test_installed_plugins_are_registered_too(tmp_path):
 
 
 def test_importing_the_package_imports_neither_lavis_nor_torch():
-    succeed("import lavis_mafa, lavis_mafa.cli, lavis_mafa.io.files", LIGHT)
+    run_lines("import lavis_mafa, lavis_mafa.cli, lavis_mafa.io.files", LIGHT)
 
 
-def test_the_algorithm_is_used_without_lavis():
-    succeed(
+def test_algorithm_is_used_without_lavis():
+    run_lines(
         "from lavis_mafa import GritSchedule, MiningRule, StepSettings, find_connections, run_step",
         "import sys",
         "assert 'lavis' not in sys.modules and 'torch' in sys.modules",
     )
 
 
-def test_type_checkers_know_every_name():
-    """`__getattr__` hides the names from them: the block under TYPE_CHECKING must repeat them."""
+def test_type_checking_block_declares_every_name():
+    """Compare the block under TYPE_CHECKING with the names that `__getattr__` resolves."""
     tree = ast.parse(Path(lavis_mafa.__file__).read_text(encoding="utf-8"))
     (block,) = (node for node in tree.body if isinstance(node, ast.If))
     imports = [node for node in block.body if isinstance(node, ast.ImportFrom)]
@@ -125,20 +125,20 @@ def test_type_checkers_know_every_name():
     }
 
 
-def test_every_public_name_is_there():
+def test_every_public_name_exists():
     assert set(lavis_mafa.__all__) <= set(dir(lavis_mafa))
     assert all(getattr(lavis_mafa, name) is not None for name in lavis_mafa.__all__)
     with pytest.raises(AttributeError, match="no_such_name"):
         _ = lavis_mafa.no_such_name  # type: ignore[attr-defined]
 
 
-def modules() -> list[str]:
+def module_names() -> list[str]:
     found = pkgutil.walk_packages(lavis_mafa.__path__, "lavis_mafa.")
     return [one.name for one in found if not one.name.endswith("__main__")]
 
 
 def test_every_module_can_be_imported_first():
-    """No circle of imports hides behind the order in which registration imports the package."""
+    """Check that no circular import is hidden by the order of registration."""
     code = """
 import os, sys, traceback
 import lavis.runners
@@ -159,10 +159,10 @@ for name in sys.argv[1:]:
         failed.append(name)
 sys.exit(f"cannot be imported first: {failed}" if failed else 0)
 """
-    names = modules()
+    names = module_names()
     assert len(names) > 100
-    done = python("-c", code, *names)
-    assert done.returncode == 0, done.stderr[-6000:]
+    process = run_python("-c", code, *names)
+    assert process.returncode == 0, process.stderr[-6000:]
 
 
 @pytest.mark.parametrize("command", ["", *COMMANDS])
@@ -173,6 +173,9 @@ def test_help_imports_neither_lavis_nor_torch(command):
         "except SystemExit as error:\n    assert not error.code",
         LIGHT,
     ]
-    done = python("-c", "\n".join(code))
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert f"usage: lavis-mafa {command}".rstrip() in done.stdout and len(done.stdout.split()) > 40
+    process = run_python("-c", "\n".join(code))
+    assert process.returncode == 0, process.stderr[-3000:]
+    assert (
+        f"usage: lavis-mafa {command}".rstrip() in process.stdout
+        and len(process.stdout.split()) > 40
+    )

@@ -1,4 +1,4 @@
-"""Every way to start a command: as a script, a module or a program, with and without a launcher."""
+"""Check every way to start a command: script, module or program, with and without a launcher."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ OPTIONS = (
     ],
     ids=["script", "module", "launched script", "launched module", "launched program"],
 )
-def test_a_command_can_be_started(command, tmp_path):
-    done = subprocess.run(
+def test_command_can_be_started(command, tmp_path):
+    process = subprocess.run(
         [*(str(ROOT / word) if word == "train.py" else word for word in command), *OPTIONS],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
     )
-    assert done.returncode == 0, done.stderr[:3000]
-    assert done.stdout.count("dry run: nothing is trained") == 1  # only the first rank prints
+    assert process.returncode == 0, process.stderr[:3000]
+    assert process.stdout.count("dry run: nothing is trained") == 1  # only the first rank prints

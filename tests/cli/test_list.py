@@ -1,4 +1,4 @@
-"""`lavis-mafa list` names what a config can name."""
+"""Check that `lavis-mafa list` shows the names that a config can use."""
 
 from __future__ import annotations
 
@@ -8,35 +8,35 @@ from lavis_mafa.algorithm.registry import first_sentence
 from lavis_mafa.cli import main
 
 
-def listed(capsys, *arguments: str) -> dict[str, list[str]]:
-    """By kind, the printed names."""
+def listed_names(capsys, *arguments: str) -> dict[str, list[str]]:
+    """Return the printed names by kind."""
     assert main(["list", *arguments]) == 0
-    found: dict[str, list[str]] = {}
+    by_kind: dict[str, list[str]] = {}
     for line in capsys.readouterr().out.splitlines():
         if not line.startswith(" "):
-            found[line.rstrip(":")] = names = []
+            by_kind[line.rstrip(":")] = names = []
         else:
             names.append(line.split()[0])
-    return found
+    return by_kind
 
 
-def test_all_kinds(capsys):
-    found = listed(capsys)
-    assert "albef_mafa" in found["models"] and "albef_pretrain" not in found["models"]
-    assert {"hardest", "sampled"} <= set(found["pickers"])
-    assert {"one_hot", "smoothed"} <= set(found["soft-labels"])
-    assert "toy_scenes" in found["datasets"] and "runner_mafa" in found["runners"]
-    assert "mafa/train/albef_toy" in found["configs"]
+def test_all_kinds_are_listed(capsys):
+    names = listed_names(capsys)
+    assert "albef_mafa" in names["models"] and "albef_pretrain" not in names["models"]
+    assert {"hardest", "sampled"} <= set(names["pickers"])
+    assert {"one_hot", "smoothed"} <= set(names["soft-labels"])
+    assert "toy_scenes" in names["datasets"] and "runner_mafa" in names["runners"]
+    assert "mafa/train/albef_toy" in names["configs"]
 
 
-def test_chosen_kinds_and_lavis_own(capsys):
-    found = listed(capsys, "models", "losses", "--all")
-    assert list(found) == ["models", "losses"]
-    assert {"albef_mafa", "albef_pretrain"} <= set(found["models"])
-    assert {"itc", "itm", "lm"} <= set(found["losses"])
+def test_selected_kinds_with_lavis_names(capsys):
+    names = listed_names(capsys, "models", "losses", "--all")
+    assert list(names) == ["models", "losses"]
+    assert {"albef_mafa", "albef_pretrain"} <= set(names["models"])
+    assert {"itc", "itm", "lm"} <= set(names["losses"])
 
 
-def test_lines_are_whole_sentences_without_markup(capsys):
+def test_lines_are_complete_sentences_without_markup(capsys):
     assert main(["list", "datasets"]) == 0
     lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
     assert "`" not in "".join(lines[name] for name in ("refcoco_plus", "toy_nlvr", "toy_scenes"))
@@ -53,7 +53,7 @@ def test_first_sentence():
     assert first_sentence(None) == ""
 
 
-def test_an_unknown_kind(capsys):
+def test_unknown_kind_is_rejected(capsys):
     with pytest.raises(SystemExit):
         main(["list", "loses"])
     assert "loses" in capsys.readouterr().err

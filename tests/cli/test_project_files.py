@@ -1,4 +1,4 @@
-"""Shipped configs are found by path and by name."""
+"""Check that shipped configs are found by path and by name."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ TOY = ROOT / "projects/mafa/train/albef_toy.yaml"
         "projects/mafa/train/albef_toy.yaml",
     ],
 )
-def test_a_shipped_file_is_found_from_any_folder(name, tmp_path, monkeypatch):
+def test_shipped_file_is_found_from_any_folder(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert project_file(name) == TOY
 
 
-def test_a_file_of_the_user_comes_first(tmp_path, monkeypatch):
+def test_user_file_takes_precedence(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("albef_toy").write_text("")
     assert project_file("albef_toy") == tmp_path / "albef_toy"
 
 
-def test_names():
+def test_shipped_names_and_suggestions():
     assert "mafa/blip2_stage1" in shipped_names()
     assert "mafa/train/albef_toy" in near_names("albef_toi")
     assert project_file("no/such") == ROOT / "no/such"

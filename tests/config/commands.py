@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from conftest import ROOT
-from shipped import needed
+from shipped import required_options
 
 from lavis_mafa.cli import COMMANDS
 from lavis_mafa.config import load_config
@@ -124,7 +124,7 @@ def problems_of(command: str) -> list[str]:
     if not path.is_file():
         return [*problems, f"no such config: {parsed.config}"]
     options = [option for option in parsed.options if option != "..."]
-    options_given = [*needed(path, options), *options]
+    options_given = [*required_options(path, options), *options]
     try:
         cfg = load_config(str(path), options_given, machine=False)
     except ValueError as error:

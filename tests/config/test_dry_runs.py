@@ -20,7 +20,7 @@ import torch
 from lavis.common.registry import registry
 from omegaconf import OmegaConf
 from PIL import Image
-from shipped import SHIPPED, loaded, needed
+from shipped import SHIPPED, loaded, required_options
 from small_language_models import tiny_opt, tiny_t5
 
 from lavis_mafa.cli import main
@@ -255,7 +255,7 @@ def options_for(path, folder, language_models, checkpoint, lavis_own):
     """Return all options that make a shipped config runnable on this machine."""
     cfg = loaded(path)
     model, ours = cfg.model_cfg, traits_of(cfg.model_cfg.arch).loads_with_our_loader
-    options = [*needed(path), *(f"{key}={value}" for key, value in SMALL.items())]
+    options = [*required_options(path), *(f"{key}={value}" for key, value in SMALL.items())]
     options += ["model.model_type=tiny"] if ours else lavis_own
     options += [f"model.image_size={SIZE}"]
     for builder, dataset in cfg.datasets_cfg.items():

@@ -17,8 +17,8 @@ from shipped import (
     head_of,
     last,
     loaded,
+    options_in_comments,
     step_of,
-    told_options,
 )
 
 from lavis_mafa.config import ConfigError
@@ -195,7 +195,9 @@ def test_prompts_without_a_placeholder_are_rejected(name, prompt):
 
 @pytest.mark.parametrize("name", ["vqav2_zeroshot", "okvqa_zeroshot", "gqa_zeroshot"])
 def test_t5_has_its_own_prompt(name):
-    t5_options = [options for options in told_options(EVAL / f"{name}.yaml") if "t5" in options[0]]
+    t5_options = [
+        options for options in options_in_comments(EVAL / f"{name}.yaml") if "t5" in options[0]
+    ]
     assert len(t5_options) == 1
     cfg = loaded(EVAL / f"{name}.yaml", *t5_options[0])
     assert cfg.run_cfg.prompt == "Question: {} Short answer:"
@@ -254,7 +256,7 @@ def test_published_weights_by_default_and_own_weights_by_option(name):
     # The best checkpoint if a split is validated.
     kind = "checkpoint_best.pth" if trained.run_cfg.valid_splits else "checkpoint_last.pth"
     own = f"model.finetuned={last(trained, kind)}"
-    options = [options for options in told_options(path) if own in options]
+    options = [options for options in options_in_comments(path) if own in options]
     assert len(options) == 1
     assert checkpoint_of(loaded(path, *options[0]).model_cfg) == own.partition("=")[2]
 

@@ -17,8 +17,8 @@ from shipped import (
     head_of,
     last,
     loaded,
+    options_in_comments,
     step_of,
-    told_options,
 )
 
 from lavis_mafa.config import load_config
@@ -68,7 +68,7 @@ def test_every_shipped_config_loads(path):
     assert list(cfg.datasets_cfg) == list(file_content.datasets)
 
 
-COMMENTS = [(path, options) for path in SHIPPED for options in told_options(path)]
+COMMENTS = [(path, options) for path in SHIPPED for options in options_in_comments(path)]
 
 
 @pytest.mark.parametrize("path, options", COMMENTS, ids=lambda one: getattr(one, "stem", None))

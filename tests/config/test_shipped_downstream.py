@@ -7,7 +7,7 @@ import re
 import pytest
 from lavis.common.registry import registry
 from omegaconf import OmegaConf
-from shipped import EVAL, TRAIN, head_of, last, loaded, told_options
+from shipped import EVAL, TRAIN, head_of, last, loaded, options_in_comments
 
 from lavis_mafa.models.mafa_model import checkpoint_of
 
@@ -41,7 +41,7 @@ def test_hyperparameters_of_the_papers(name, total, epochs, rate):
         assert model.alpha == 0.0
         return
     assert model.use_distill is False
-    distilled = [o for o in told_options(TRAIN / f"{name}.yaml") if "use_distill" in o[0]]
+    distilled = [o for o in options_in_comments(TRAIN / f"{name}.yaml") if "use_distill" in o[0]]
     assert loaded(TRAIN / f"{name}.yaml", *distilled[0]).model_cfg.use_distill is True
 
 
@@ -72,7 +72,7 @@ def test_zero_shot_retrieval_settings():
     pretrained = loaded(TRAIN / "albef_4m.yaml", "run.job_id=run")
     assert coco.model_cfg.finetuned == last(pretrained)
     assert (coco.model_cfg.arch, coco.model_cfg.image_size) == ("albef_mafa", 256)
-    own = told_options(EVAL / "retrieval_zeroshot_flickr.yaml")[-1]
+    own = options_in_comments(EVAL / "retrieval_zeroshot_flickr.yaml")[-1]
     model = loaded(EVAL / "retrieval_zeroshot_flickr.yaml", *own).model_cfg
     assert (model.arch, model.finetuned, model.image_size) == ("albef_mafa", last(pretrained), 256)
 
@@ -113,6 +113,6 @@ def test_evaluation_training_and_pre_training_are_chained(name):
         cfg = loaded(TRAIN / f"{name}.yaml", "model.load_pretrained=False", "model.pretrained=null")
         assert checkpoint_of(cfg.model_cfg) is None
     else:
-        published = told_options(EVAL / f"{name}.yaml")[-1]
+        published = options_in_comments(EVAL / f"{name}.yaml")[-1]
         cfg = loaded(EVAL / f"{name}.yaml", *published)
         assert "/LAVIS/models/ALBEF/albef_" in checkpoint_of(cfg.model_cfg)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from shipped import EVAL, FOUR_MILLION, TRAIN, head_of, last, loaded, told_options
+from shipped import EVAL, FOUR_MILLION, TRAIN, head_of, last, loaded, options_in_comments
 
 from lavis_mafa.config import ConfigError
 from lavis_mafa.models.mafa_model import checkpoint_of
@@ -44,7 +44,7 @@ def test_each_config_starts_from_the_previous_checkpoint(before, assign, tune):
     assert checkpoint_of(second.model_cfg) == begin
     assert checkpoint_of(third.model_cfg) == last(second)
     # The variant without text assignment.
-    assert [f"model.pretrained={begin}"] in told_options(TRAIN / f"{tune}.yaml")
+    assert [f"model.pretrained={begin}"] in options_in_comments(TRAIN / f"{tune}.yaml")
 
 
 def test_evaluation_of_published_and_own_weights():
@@ -56,7 +56,7 @@ def test_evaluation_of_published_and_own_weights():
     assert annotations.test.url != annotations.val.url
     own = last(loaded(TRAIN / "nlvr_ft.yaml"), "checkpoint_best.pth")
     images = "datasets.nlvr_mafa.build_info.images.storage=IMAGES"
-    assert told_options(path) == [[images], [f"model.finetuned={own}"]]
+    assert options_in_comments(path) == [[images], [f"model.finetuned={own}"]]
 
 
 @pytest.mark.parametrize("name", ["nlvr_pretrain", "nlvr_ft"])

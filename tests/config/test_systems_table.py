@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import ROOT
-from shipped import needed
+from shipped import required_options
 
 from lavis_mafa import load_model
 from lavis_mafa.config import load_config
@@ -115,7 +115,7 @@ def loaded(command):
     python, script, flag, path, *rest = shlex.split(command)
     assert (python, flag, rest[:1]) == ("python", "--cfg-path", ["--options"] if rest else [])
     assert script in ("train.py", "evaluate.py")
-    options = [*needed(ROOT / path, rest[1:]), *rest[1:]]
+    options = [*required_options(ROOT / path, rest[1:]), *rest[1:]]
     cfg = load_config(str(ROOT / path), options, machine=False)
     assert cfg.run_cfg.evaluate is (script == "evaluate.py")
     return cfg

@@ -82,7 +82,7 @@ def zeros(count: int) -> bytes:
 
 
 def readable() -> dict[str, bytes]:
-    """Return files that are trained on, by kind; `SHOWN` has the images expected."""
+    """Return files that are trained on, by kind; `EXPECTED_PIXEL` has the images expected."""
     plain, red = Image.new("RGB", (8, 6), (1, 2, 3)), Image.new("RGB", (8, 6), "red")
     frames = {"save_all": True, "append_images": [Image.new("RGB", (8, 6), "lime")]}
     turned = Image.new("RGB", (8, 6), (250, 250, 250))

@@ -13,7 +13,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from bad_pairs import CAPTIONS, CUT, REPLACED, SHOWN, UNKNOWN, Folder, encoded, png, zeros
+from bad_pairs import (
+    CAPTIONS,
+    CUT,
+    EXPECTED_PIXEL,
+    REPLACED,
+    UNKNOWN,
+    DefectivePairs,
+    encoded,
+    png,
+    zeros,
+)
 from faulty_runs import bits_differing, recording, state
 from lavis.datasets.datasets.caption_datasets import CaptionDataset
 from lavis.datasets.datasets.image_text_pair_datasets import ImageTextPairDataset
@@ -56,7 +66,7 @@ def folder_of(tmp_path_factory):
 
     def folder(builder):
         if builder not in folders:
-            folders[builder] = Folder(tmp_path_factory.mktemp(builder) / "data", builder)
+            folders[builder] = DefectivePairs(tmp_path_factory.mktemp(builder) / "data", builder)
         return folders[builder]
 
     return folder
@@ -88,7 +98,7 @@ def test_bad_samples_are_either_read_or_replaced(
     processed = BlipCaptionProcessor()
     samples = [train[index, 0] for index in range(len(train))]
     for kind, index in folder.images.items():
-        sample, pixel = samples[index], SHOWN.get(kind)
+        sample, pixel = samples[index], EXPECTED_PIXEL.get(kind)
         if pixel:
             assert sample["load_error"] == "" and sample["loaded_index"] == index, kind
             is_close = (sample["image"] - torch.tensor(pixel)).abs().max() <= 2
@@ -114,7 +124,7 @@ def test_bad_samples_are_either_read_or_replaced(
 
 
 def test_lavis_annotations_without_caption_affect_only_themselves(tmp_path, injected):
-    folder = Folder(tmp_path / "data", "sbu_caption")
+    folder = DefectivePairs(tmp_path / "data", "sbu_caption")
     without_caption = [k for k in range(len(folder.rows)) if k not in folder.bad][:3]
     for index, caption in zip(without_caption, (None, 7, ["red", "box"]), strict=True):
         folder.rows[index]["caption"] = caption
@@ -125,7 +135,7 @@ def test_lavis_annotations_without_caption_affect_only_themselves(tmp_path, inje
 
 
 def test_prompt_is_not_a_caption(tmp_path):
-    folder = Folder(tmp_path / "data", "coco_caption")
+    folder = DefectivePairs(tmp_path / "data", "coco_caption")
     train = train_set(folder)
     train.parts[0].text_processor.prompt = "a photo of "
     assert "no readable character" in train[folder.captions["empty"], 0]["load_error"]
@@ -134,7 +144,7 @@ def test_prompt_is_not_a_caption(tmp_path):
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
 def test_file_without_read_permission(tmp_path, injected):
-    folder = Folder(tmp_path / "data", "image_text_json")
+    folder = DefectivePairs(tmp_path / "data", "image_text_json")
     (folder.path / "images" / folder.rows[0]["image"]).chmod(0)
     assert "PermissionError" in train_set(folder)[0, 0]["load_error"]
     injected("data: no permission", survived=1)
@@ -341,7 +351,7 @@ def test_half_a_surrogate_pair_is_rejected_before_training(tmp_path, injected):
 @pytest.mark.faults
 def test_too_many_bad_samples_on_one_rank_of_two(tmp_path, injected):
     """Only rank 1 reads bad samples; both ranks stop and report its list."""
-    folder = Folder(tmp_path / "data", "image_text_json")
+    folder = DefectivePairs(tmp_path / "data", "image_text_json")
     good = encoded(Image.new("RGB", (8, 6), "green"), "PNG")
     # the samples of rank 1 in this order
     share = {k for k in range(len(folder.rows)) if k // 8 % 2}

@@ -17,7 +17,7 @@ import pytest
 from lavis_mafa.config.load import complete
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "config"))
-from shipped import SHIPPED, needed  # noqa: E402
+from shipped import SHIPPED, required_options  # noqa: E402
 
 MAFA, RULE = "model.mafa", "model.mafa.connections"
 ORACLE = {f"{MAFA}.con_d": {"arch": "oracle"}}
@@ -198,7 +198,7 @@ CONTRADICTIONS = [
 @functools.cache
 def valid_config(path):
     """Return a shipped config as plain data, without problems."""
-    config = making.plain(path, needed(path))
+    config = making.plain(path, required_options(path))
     assert complete(config, machine=False)[1] == []
     return config
 

@@ -24,7 +24,7 @@ from lavis_mafa.config.load import complete
 from lavis_mafa.runners import session
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "config"))
-from shipped import SHIPPED, needed, parse_default_yamls_once  # noqa: E402, F401
+from shipped import SHIPPED, parse_default_yamls_once, required_options  # noqa: E402, F401
 
 # What was expected, or what to do.
 REMEDY = re.compile(
@@ -39,7 +39,7 @@ KINDS += ["no such file"]
 @functools.cache
 def valid_config(path):
     """Return a shipped config as plain data, without problems."""
-    config = making.plain(path, needed(path))
+    config = making.plain(path, required_options(path))
     assert complete(config, machine=False)[1] == []
     return config
 

@@ -1,4 +1,4 @@
-"""Files are written atomically; JSON has no NaN and no infinity."""
+"""Check atomic writing of files, and JSON without NaN and infinity."""
 
 from __future__ import annotations
 

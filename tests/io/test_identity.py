@@ -1,4 +1,4 @@
-"""The identity file of a folder: recorded, checked, and read under its old name."""
+"""Check the identity file of a folder: recorded, checked, and read under its old name."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from lavis_mafa.io.identity import IDENTITY_FILE, OLD_IDENTITY_FILE, check_ident
 IDENTITY = {"model": "a", "data": "b"}
 
 
-def test_a_claimed_folder_is_accepted_again(tmp_path):
+def test_claimed_folder_is_accepted_again(tmp_path):
     claim_folder(tmp_path / "kept", IDENTITY)
     assert json.loads((tmp_path / "kept" / "identity.json").read_text()) == IDENTITY
     claim_folder(tmp_path / "kept", IDENTITY)
 
 
 @pytest.mark.parametrize("name", [IDENTITY_FILE, OLD_IDENTITY_FILE])
-def test_another_identity_is_refused_under_both_file_names(tmp_path, name):
+def test_another_identity_is_rejected_under_both_file_names(tmp_path, name):
     (tmp_path / name).write_text(json.dumps(IDENTITY))
     check_identity(tmp_path, IDENTITY)
     with pytest.raises(ValueError, match="something else .data: b recorded, c expected.*remove"):
@@ -28,7 +28,7 @@ def test_another_identity_is_refused_under_both_file_names(tmp_path, name):
         check_identity(tmp_path, IDENTITY)
 
 
-def test_the_new_file_is_read_before_an_old_one(tmp_path):
+def test_new_file_is_read_before_an_old_one(tmp_path):
     (tmp_path / OLD_IDENTITY_FILE).write_text(json.dumps({"model": "old"}))
     (tmp_path / IDENTITY_FILE).write_text(json.dumps(IDENTITY))
     check_identity(tmp_path, IDENTITY)

@@ -1,4 +1,4 @@
-"""The report is self-contained, escapes its input and shows the logged values."""
+"""Check that the report is self-contained, escapes its input and shows the logged values."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ VOID = {"meta", "input", "img", "br", "link"}
 
 
 class Page(HTMLParser):
-    """The elements of a page, and the text in its scripts; fails where tags are not balanced."""
+    """Collect a page's elements, texts and scripts; fail where tags are not balanced."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -69,17 +69,17 @@ class Page(HTMLParser):
         return json.loads(self.scripts[0])
 
 
-def image(seed: int, size: tuple[int, int] = (24, 16)) -> Image.Image:
+def random_image(seed: int, size: tuple[int, int] = (24, 16)) -> Image.Image:
     pixels = np.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
     return Image.fromarray(pixels)
 
 
-def mined(**changes) -> Mined:
-    given = {
+def make_mined(**changes) -> Mined:
+    defaults = {
         "direction": "i2t",
-        "anchor_image": image(1),
+        "anchor_image": random_image(1),
         "anchor_caption": "a dog",
-        "mined_image": image(2),
+        "mined_image": random_image(2),
         "mined_caption": "a small dog",
         "probability": 0.9,
         "truth": True,
@@ -88,37 +88,37 @@ def mined(**changes) -> Mined:
         "anchor_index": 11,
         "mined_index": 22,
     }
-    return Mined(**{**given, **changes})
+    return Mined(**{**defaults, **changes})
 
 
-def written(tmp_path: Path, **parts) -> Page:
+def write_page(tmp_path: Path, **parts) -> Page:
     path = write_report(tmp_path / "report.html", **{"title": "A run", **parts})
     return Page(path.read_text(encoding="utf-8"))
 
 
-def everything(text: str) -> dict:
-    """A report in which every string that a caller can give is ``text``."""
+def report_arguments(text: str) -> dict:
+    """Return arguments in which every caller-given string is ``text``."""
     table = Table(text, [text, "n"], [[text, 1.0], [text, 2.0]], text, {"n": "max"})
     curve = Curve(text, text, text, [Series(text, [1, 2], [1.0, None])], text)
-    one = mined(anchor_caption=text, mined_caption=text, run=text)
+    mined = make_mined(anchor_caption=text, mined_caption=text, run=text)
     return {
         "title": text,
         "intro": text,
         "tables": [table],
         "curves": [curve, Curve(text)],
-        "connections": [one],
+        "connections": [mined],
         "judged": [Judgements(text, [0.5])],
         "notes": [text],
         "settings": {text: {text: text}},
     }
 
 
-# What a caller gives stays text
+# Escaping
 
 
-def test_nothing_given_becomes_markup(tmp_path):
-    harmless = written(tmp_path, **everything("a caption"))
-    attacked = written(tmp_path, **everything(EVIL))
+def test_given_strings_do_not_become_markup(tmp_path):
+    harmless = write_page(tmp_path, **report_arguments("a caption"))
+    attacked = write_page(tmp_path, **report_arguments(EVIL))
     assert [tag for tag, _ in attacked.tags] == [tag for tag, _ in harmless.tags]
     assert [list(names) for _, names in attacked.tags] == [list(n) for _, n in harmless.tags]
     assert len(attacked.scripts) == 2 and "<" not in attacked.scripts[0]
@@ -130,19 +130,19 @@ def test_nothing_given_becomes_markup(tmp_path):
 
 @settings(max_examples=30, deadline=None)
 @given(st.text(st.characters(exclude_categories=["Cs"]), max_size=30))
-def test_any_caption_survives(tmp_path_factory, caption):
-    page = written(tmp_path_factory.mktemp("r"), connections=[mined(mined_caption=caption)])
+def test_any_caption_is_kept_in_the_data(tmp_path_factory, caption):
+    page = write_page(tmp_path_factory.mktemp("r"), connections=[make_mined(mined_caption=caption)])
     assert page.data["cards"][0]["mined"][1] == caption
     assert len(page.scripts) == 2
 
 
-def test_odd_file_names_do_not_stop_the_report(tmp_path):
-    page = written(tmp_path, settings={"path": "data/\udcff.jpg"}, notes=["\udcff"])
+def test_undecodable_file_names_are_replaced(tmp_path):
+    page = write_page(tmp_path, settings={"path": "data/\udcff.jpg"}, notes=["\udcff"])
     assert "data/?.jpg" in page.cells
 
 
-def test_the_page_asks_for_nothing_outside_itself(tmp_path):
-    page = written(tmp_path, **everything("x"))
+def test_page_loads_nothing_external(tmp_path):
+    page = write_page(tmp_path, **report_arguments("x"))
     for tag, attributes in page.tags:
         assert tag not in ("link", "iframe", "object", "embed", "base")
         for name, value in attributes.items():
@@ -158,18 +158,18 @@ def test_the_page_asks_for_nothing_outside_itself(tmp_path):
 # Writing
 
 
-def test_a_title_is_enough(tmp_path):
-    page = written(tmp_path / "new" / "folder")
+def test_title_is_sufficient(tmp_path):
+    page = write_page(tmp_path / "new" / "folder")
     assert page.texts.count("A run") == 2  # the title element and the heading
     shown = {a["id"] for tag, a in page.tags if tag == "section" and "hidden" not in a}
     assert shown == set() and not any(tag == "a" for tag, _ in page.tags)
-    page = written(tmp_path, notes=["one"], settings={"a": 1})
+    page = write_page(tmp_path, notes=["one"], settings={"a": 1})
     shown = {a["id"] for tag, a in page.tags if tag == "section" and "hidden" not in a}
     links = [a["href"] for tag, a in page.tags if tag == "a"]
     assert shown == {"notes", "settings"} and links == ["#notes", "#settings"]
 
 
-def test_the_old_report_stays_until_the_new_one_is_whole(tmp_path, monkeypatch):
+def test_failed_write_keeps_the_old_report(tmp_path, monkeypatch):
     path = write_report(tmp_path / "report.html", title="old")
     before = path.read_bytes()
 
@@ -182,20 +182,20 @@ def test_the_old_report_stays_until_the_new_one_is_whole(tmp_path, monkeypatch):
             write_report(path, title="new")
     assert path.read_bytes() == before
     assert [p.name for p in tmp_path.iterdir()] == ["report.html"]
-    # The old file is left behind whole, not written over.
+    # The old file is replaced, not overwritten: another link to it keeps its bytes.
     os.link(path, tmp_path / "open in a reader")
     assert write_report(str(path), title="new") == path
     assert path.read_bytes() != before == (tmp_path / "open in a reader").read_bytes()
 
 
-def test_the_same_report_has_the_same_bytes(tmp_path):
-    one = write_report(tmp_path / "one.html", **everything("x")).read_bytes()
-    assert write_report(tmp_path / "two.html", **everything("x")).read_bytes() == one
+def test_same_report_has_same_bytes(tmp_path):
+    first = write_report(tmp_path / "one.html", **report_arguments("x")).read_bytes()
+    assert write_report(tmp_path / "two.html", **report_arguments("x")).read_bytes() == first
 
 
 def test_settings_are_flattened(tmp_path):
-    given = {"run": {"grit": {"queue_size": 48000}, "lr": 1e-4}, "warm": None, "none": {}}
-    page = written(tmp_path, settings=given)
+    settings_tree = {"run": {"grit": {"queue_size": 48000}, "lr": 1e-4}, "warm": None, "none": {}}
+    page = write_page(tmp_path, settings=settings_tree)
     assert page.cells[2:] == [
         *("run.grit.queue_size", "48000"),
         *("run.lr", "0.0001"),
@@ -224,7 +224,7 @@ def test_format_number(value, text):
 def test_format_number_keeps_three_digits(value):
     text = format_number(value).replace(",", "")
     assert len(text) <= 10
-    if abs(value) > 1e-300:  # below, a float has fewer digits itself
+    if abs(value) > 1e-300:  # a smaller float has fewer digits itself
         assert float(text) == pytest.approx(value, rel=0.0051)
 
 
@@ -232,19 +232,19 @@ def best_cells(page: Page) -> int:
     return sum("best" in (a.get("class") or "") for tag, a in page.tags if tag == "td")
 
 
-def test_the_best_of_a_column_is_marked(tmp_path):
+def test_best_of_a_column_is_marked(tmp_path):
     rows = [["a", 1.0, math.nan], ["b", 3.0, 9.0], ["c", 3, None], ["d", None, 2.0]]
     best = {"recall": "max", "loss": "min"}
-    page = written(tmp_path, tables=[Table("t", ["m", "recall", "loss"], rows, "", best)])
+    page = write_page(tmp_path, tables=[Table("t", ["m", "recall", "loss"], rows, "", best)])
     marked = [cell for cell in page.cells if cell.startswith("★")]
     assert marked == ["★ 3.00", "★ 3", "★ 2.00"] and best_cells(page) == 3
     labels = [a.get("aria-label") for tag, a in page.tags if tag == "span" and "role" in a]
     assert labels.count("best") == 3
 
 
-def test_one_value_alone_is_not_the_best(tmp_path):
+def test_single_value_is_not_marked_best(tmp_path):
     table = Table("t", ["m", "r"], [["a", 1.0], ["b", None]], "", {"r": "max"})
-    assert best_cells(written(tmp_path, tables=[table])) == 0
+    assert best_cells(write_page(tmp_path, tables=[table])) == 0
 
 
 @pytest.mark.parametrize(
@@ -255,24 +255,24 @@ def test_one_value_alone_is_not_the_best(tmp_path):
         (Table("t", ["a"], [[1]], "", {"a": "most"}), "'most', expected one of max, min"),
     ],
 )
-def test_a_table_that_does_not_fit_is_refused(tmp_path, table, message):
+def test_wrong_table_is_rejected(tmp_path, table, message):
     with pytest.raises(ValueError, match=message):
-        written(tmp_path, tables=[table])
+        write_page(tmp_path, tables=[table])
     assert not list(tmp_path.iterdir())
 
 
 # Curves
 
 
-def lines(page: Page) -> list[str]:
-    found = [a for tag, a in page.tags if tag == "path" and "line" in (a.get("class") or "")]
-    return [a["d"] for a in found if a["d"] != "M2 4H22"]  # the legend's keys aside
+def line_paths(page: Page) -> list[str]:
+    elements = [a for tag, a in page.tags if tag == "path" and "line" in (a.get("class") or "")]
+    return [a["d"] for a in elements if a["d"] != "M2 4H22"]  # without the legend's keys
 
 
-def test_a_gap_parts_a_line(tmp_path):
+def test_missing_value_interrupts_a_line(tmp_path):
     series = Series("loss", [0, 1, 2, 3, 4], [4.0, 3.0, None, math.nan, 0.0])
-    page = written(tmp_path, curves=[Curve("c", "step", "loss", [series])])
-    (path,) = lines(page)
+    page = write_page(tmp_path, curves=[Curve("c", "step", "loss", [series])])
+    (path,) = line_paths(page)
     assert [path.count(pen) for pen in "MLh"] == [2, 1, 2]
     points = re.findall(r"[ML](\S+) ([\d.]+)", path)
     (x0, y0), (x1, y1), (x4, y4) = [(float(x), float(y)) for x, y in points]
@@ -282,34 +282,34 @@ def test_a_gap_parts_a_line(tmp_path):
     assert page.cells[-10:] == ["0", "4.00", "1", "3.00", "2", "–", "3", "nan", "4", "0"]
 
 
-def test_a_log_axis_spaces_decades_evenly(tmp_path):
+def test_log_axis_spaces_decades_evenly(tmp_path):
     series = Series("loss", [0, 1, 2, 3], [100.0, 10.0, 1.0, 0.0])
-    page = written(tmp_path, curves=[Curve("c", series=[series], log_y=True)])
-    heights = [float(y) for _, y in re.findall(r"[ML](\S+) ([\d.]+)", lines(page)[0])]
+    page = write_page(tmp_path, curves=[Curve("c", series=[series], log_y=True)])
+    heights = [float(y) for _, y in re.findall(r"[ML](\S+) ([\d.]+)", line_paths(page)[0])]
     assert len(heights) == 3
     assert heights[2] - heights[1] == pytest.approx(heights[1] - heights[0], abs=0.2)
     assert heights[0] < heights[1]  # SVG counts downwards
     assert {"1", "10", "100"} <= set(page.texts)
 
 
-def test_a_curve_without_values_says_so(tmp_path):
+def test_curve_without_values_shows_a_note(tmp_path):
     empty = [Curve("c"), Curve("c", series=[Series("s", [1], [None])])]
-    page = written(tmp_path, curves=empty)
-    assert page.texts.count("No values to draw.") == 2 and lines(page) == []
+    page = write_page(tmp_path, curves=empty)
+    assert page.texts.count("No values to draw.") == 2 and line_paths(page) == []
 
 
-def test_a_long_series_is_thinned_to_its_end(tmp_path):
+def test_long_series_is_thinned_and_keeps_its_end(tmp_path):
     series = Series("s", list(range(100_001)), [float(x) for x in range(100_001)])
-    page = written(tmp_path, curves=[Curve("c", series=[series])])
-    (path,) = lines(page)
+    page = write_page(tmp_path, curves=[Curve("c", series=[series])])
+    (path,) = line_paths(page)
     assert 300 < path.count("L") <= 600 and path.endswith("L464.0 30.0")  # the top right corner
     assert page.cells == []  # too many for a table
 
 
-def test_series_of_unequal_length_are_refused(tmp_path):
+def test_series_of_unequal_length_are_rejected(tmp_path):
     curve = Curve("Loss", series=[Series("ITC", [1, 2], [1.0])])
     with pytest.raises(ValueError, match="'Loss', series 'ITC': x has 2 values and y has 1"):
-        written(tmp_path, curves=[curve])
+        write_page(tmp_path, curves=[curve])
 
 
 numbers = st.floats(width=64) | st.integers(-(10**6), 10**6) | st.none()
@@ -322,7 +322,7 @@ numbers = st.floats(width=64) | st.integers(-(10**6), 10**6) | st.none()
 )
 @example([(math.inf, 1.0), (math.nan, 1.0), (0.0, 2.0)], False)
 @example([(0.0, math.inf), (1.0, 1e300), (2.0, 1e-300), (2.0, -1.0)], True)
-def test_any_values_are_drawn_inside_the_chart(points, log_y):
+def test_all_points_are_inside_the_chart(points, log_y):
     series = Series("s", [x for x, _ in points], [y for _, y in points])
     page = Page(charts.curve_html(Curve("c", series=[series], log_y=log_y)))
     for tag, attributes in page.tags:
@@ -343,36 +343,36 @@ def test_ticks_enclose_the_values(a, b, least_step):
 
 
 def test_each_distinct_image_is_embedded_once(tmp_path):
-    same = image(3)
-    same_bytes = Image.frombytes("RGB", (16, 24), same.tobytes())
-    judged = [
-        mined(anchor_image=same, mined_image=image(4)),
-        mined(anchor_image=same.copy(), mined_image=same),
-        mined(anchor_image=image(4), mined_image=same_bytes),
+    shared = random_image(3)
+    same_bytes = Image.frombytes("RGB", (16, 24), shared.tobytes())
+    cards = [
+        make_mined(anchor_image=shared, mined_image=random_image(4)),
+        make_mined(anchor_image=shared.copy(), mined_image=shared),
+        make_mined(anchor_image=random_image(4), mined_image=same_bytes),
     ]
-    data = written(tmp_path, connections=(one for one in judged)).data
+    data = write_page(tmp_path, connections=(card for card in cards)).data
     assert len(data["images"]) == len(set(data["images"])) == 3
-    places = [(card["anchor"][0], card["mined"][0]) for card in data["cards"]]
-    assert places == [(0, 1), (0, 0), (1, 2)]
+    indices = [(card["anchor"][0], card["mined"][0]) for card in data["cards"]]
+    assert indices == [(0, 1), (0, 0), (1, 2)]
 
 
-def decoded(uri: str) -> Image.Image:
+def decode_image(uri: str) -> Image.Image:
     return Image.open(io.BytesIO(base64.b64decode(uri.split(",")[1])))
 
 
 def test_thumbnails_are_small_and_drawings_exact(tmp_path):
     drawing = Image.new("RGBA", (40, 30), (250, 0, 0, 255))
-    photograph = image(5, (700, 350)).resize((1400, 700))
-    one = mined(anchor_image=drawing, mined_image=photograph)
-    first, second = map(decoded, written(tmp_path, connections=[one]).data["images"])
+    photograph = random_image(5, (700, 350)).resize((1400, 700))
+    card = make_mined(anchor_image=drawing, mined_image=photograph)
+    first, second = map(decode_image, write_page(tmp_path, connections=[card]).data["images"])
     assert first.format == "PNG" and first.size == (40, 30)
     assert first.getpixel((3, 3)) == (250, 0, 0)
     assert second.format == "JPEG" and second.size == (192, 96)
-    assert photograph.size == (1400, 700)  # the caller's image is left as it was
+    assert photograph.size == (1400, 700)  # the caller's image is not changed
 
 
-def test_a_card_holds_what_was_judged(tmp_path):
-    one = mined(
+def test_card_holds_the_mined_pair(tmp_path):
+    mined = make_mined(
         direction="t2i",
         probability=np.float32(0.25),
         truth=np.bool_(False),
@@ -380,7 +380,7 @@ def test_a_card_holds_what_was_judged(tmp_path):
         epoch=np.int64(3),
         run="MAFA",
     )
-    (card,) = written(tmp_path, connections=[one]).data["cards"]
+    (card,) = write_page(tmp_path, connections=[mined]).data["cards"]
     assert card == {
         "direction": "t2i",
         "state": "negative",
@@ -402,13 +402,13 @@ def test_a_card_holds_what_was_judged(tmp_path):
         ({"probability": math.nan}, "is nan, expected 0 to 1"),
     ],
 )
-def test_a_wrong_connection_is_refused(wrong, message):
+def test_wrong_mined_pair_is_rejected(wrong, message):
     with pytest.raises(ValueError, match=message):
-        mined(**wrong)
+        make_mined(**wrong)
 
 
-def test_a_connection_without_a_picture(tmp_path):
-    data = written(tmp_path, connections=[mined(anchor_image=None)]).data
+def test_mined_pair_without_an_image(tmp_path):
+    data = write_page(tmp_path, connections=[make_mined(anchor_image=None)]).data
     assert data["cards"][0]["anchor"] == [-1, "a dog", 11] and len(data["images"]) == 1
 
 
@@ -425,25 +425,27 @@ THRESHOLDS = st.integers(0, 1000).map(lambda k: k / 1000)
     st.sampled_from([np.float32, np.float64]),
 )
 @example([0.8, 0.5, 0.0, 1.0], 0.5, 0.8, np.float32)
-def test_counts_above_a_threshold_are_those_of_training(values, one, other, kind):
-    low, high = max(min(one, other), 0.001), max(one, other, 0.001)
-    p = np.array(values, kind)
+def test_counts_above_a_threshold_equal_the_mining_rule(values, first, second, dtype):
+    low, high = max(min(first, second), 0.001), max(first, second, 0.001)
+    p = np.array(values, dtype)
     truth = np.arange(len(p)) % 3 - 1
     counts = Judgements("d", p, truth).counts
     assert counts.shape == (3, 1000)
     states = MiningRule(low=low, high=high).states(torch.from_numpy(p)).numpy()
     cuts = [0, round(low * 1000), round(high * 1000), 1000]
     for row, value in enumerate((1, 0, -1)):
-        told = [counts[row, a:b].sum() for a, b in zip(cuts, cuts[1:], strict=False)]
-        in_training = [
+        page_counts = [counts[row, a:b].sum() for a, b in zip(cuts, cuts[1:], strict=False)]
+        rule_counts = [
             ((states == s) & (truth == value)).sum() for s in (KEPT, AMBIGUOUS, POSITIVE)
         ]
-        assert told == in_training
+        assert page_counts == rule_counts
 
 
-def test_what_was_not_judged_is_not_counted():
-    given = Judgements("d", [0.9, math.nan, 0.9, 0.9], [True, True, None, False])
-    assert given.counts.sum(axis=1).tolist() == [1, 1, 1] and given.counts[:, 899].sum() == 3
+def test_missing_judgements_are_not_counted():
+    judgements = Judgements("d", [0.9, math.nan, 0.9, 0.9], [True, True, None, False])
+    assert (
+        judgements.counts.sum(axis=1).tolist() == [1, 1, 1] and judgements.counts[:, 899].sum() == 3
+    )
     assert Judgements("d", [0.1]).counts[2].sum() == 1
     assert Judgements("d", [], []).counts.sum() == 0
     oracle = Judgements("d", [0, 1, 1], [False, True, True]).counts
@@ -458,28 +460,28 @@ def test_what_was_not_judged_is_not_counted():
         ({"counts": [[1, 2]]}, "shape \\(1, 2\\), expected \\(3, bins\\)"),
     ],
 )
-def test_judgements_that_do_not_fit_are_refused(arguments, message):
+def test_wrong_judgements_are_rejected(arguments, message):
     with pytest.raises(ValueError, match=message):
         Judgements("d", **arguments)
 
 
-def test_the_page_holds_the_judgements(tmp_path):
-    given = [Judgements("d", counts=[[1, 2], [3, 4], [0, 0]])]
-    page = written(tmp_path, judged=given, thresholds=(0.25, 0.75))
+def test_page_holds_the_judgements(tmp_path):
+    judgements = [Judgements("d", counts=[[1, 2], [3, 4], [0, 0]])]
+    page = write_page(tmp_path, judged=judgements, thresholds=(0.25, 0.75))
     assert page.data["judged"] == [{"name": "d", "counts": [[1, 2], [3, 4], [0, 0]]}]
     assert page.data["thresholds"] == [0.25, 0.75]
     shown = {a["id"] for tag, a in page.tags if tag == "section" and "hidden" not in a}
     assert shown == {"probabilities"}
     with pytest.raises(ValueError, match="expected 0 <= low <= high <= 1"):
-        written(tmp_path, thresholds=(0.8, 0.5))
+        write_page(tmp_path, thresholds=(0.8, 0.5))
 
 
-def places(page, axis):
-    """Positions along an axis of a chart's dots."""
+def dot_positions(page, axis):
+    """Return the positions of a chart's dots along an axis."""
     return [float(a[f"c{axis}"]) for tag, a in page.tags if tag == "circle"]
 
 
-def page_of(tmp_path, **options):
+def chart_page(tmp_path, **options):
     series = [Series("a", [64.0, 640.0, 6400.0], options.pop("y", [1.0, 2.0, 3.0]))]
     path = write_report(
         tmp_path / "r.html", title="t", curves=[Curve("c", series=series, **options)]
@@ -487,20 +489,21 @@ def page_of(tmp_path, **options):
     return Page(path.read_text())
 
 
-def test_a_log_axis_of_x_spaces_factors_evenly(tmp_path):
-    first, second, third = places(page_of(tmp_path, log_x=True), "x")
+def test_log_x_axis_spaces_factors_evenly(tmp_path):
+    first, second, third = dot_positions(chart_page(tmp_path, log_x=True), "x")
     assert second - first == pytest.approx(third - second, abs=0.2) and second > first
-    labels = page_of(tmp_path, log_x=True).texts
+    labels = chart_page(tmp_path, log_x=True).texts
     assert "640" in labels and "6,400" in labels
 
 
-def test_shares_have_no_ticks_beyond_what_they_can_be(tmp_path):
+def test_ticks_of_bounded_values_stay_in_bounds(tmp_path):
     for y in ([0.0, 0.0, 0.0], [1.0, 1.0, 1.0], [0.2, 0.4, 0.9]):
-        page = page_of(tmp_path, y=y, bounds=(0.0, 1.0))
-        chart = page.texts[: page.texts.index("Numbers")]  # not those of x, which begin at 64
+        page = chart_page(tmp_path, y=y, bounds=(0.0, 1.0))
+        # without the labels of x, which begin at 64
+        chart = page.texts[: page.texts.index("Numbers")]
         ticks = [float(t) for t in chart if re.fullmatch(r"-?\d\.?\d*", t)]
         assert ticks and 0 <= min(ticks) and max(ticks) <= 1
         grid = [
             float(a["d"].split()[1].split("H")[0]) for t, a in page.tags if a.get("class") == "grid"
         ]
-        assert all(min(grid) <= y <= max(grid) for y in places(page, "y"))
+        assert all(min(grid) <= y <= max(grid) for y in dot_positions(page, "y"))

@@ -1,4 +1,4 @@
-"""Tables in Markdown: what a cell holds can break no table."""
+"""Check Markdown tables: no cell content can break a table."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from lavis_mafa.pages.tables import markdown_section, markdown_table
 TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\\"), max_size=8)
 
 
-def cells_of(line: str) -> list[str]:
+def split_cells(line: str) -> list[str]:
     return [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
 
 
 @given(st.data(), st.integers(1, 4))
-def test_every_row_is_a_line_with_all_its_cells(data, width):
+def test_every_row_is_one_line_with_all_cells(data, width):
     row = st.lists(TEXTS | st.integers() | st.none(), min_size=width, max_size=width)
     columns = data.draw(st.lists(TEXTS, min_size=width, max_size=width))
     rows = data.draw(st.lists(row, max_size=3))
     lines = markdown_table(Table("", columns, rows)).split("\n")
     assert len(lines) == 2 + len(rows) and len({len(line) for line in lines}) == 1
-    assert all(set(cell) == {"-"} for cell in cells_of(lines[1]))
+    assert all(set(cell) == {"-"} for cell in split_cells(lines[1]))
     for line, cells in zip([lines[0], *lines[2:]], [columns, *rows], strict=True):
-        told = ["–" if cell is None else " ".join(str(cell).split()) for cell in cells]
-        assert [cell.replace("\\|", "|") for cell in cells_of(line)] == told
+        expected = ["–" if cell is None else " ".join(str(cell).split()) for cell in cells]
+        assert [cell.replace("\\|", "|") for cell in split_cells(line)] == expected
 
 
 @pytest.mark.parametrize("note", ["", "As measured."])
-def test_a_section_has_its_title_above_and_its_note_below(note):
+def test_section_has_title_above_and_note_below(note):
     table = Table("One\ntitle", ["a"], [[1]], note)
     parts = markdown_section(table).split("\n\n")
     assert parts == ["## One title", markdown_table(table), *([note] if note else [])]

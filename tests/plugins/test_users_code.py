@@ -1,7 +1,7 @@
-"""Code of a user, outside of the package: checked with its own keys, listed, built and trained.
+"""Check a user's code outside the package: its keys are checked, listed, built and trained.
 
-`users_code/` adds one of each thing by `run.plugins`. Every check runs in a process of its own, so
-that nothing stays registered for other tests.
+`users_code/` adds one component of each kind by `run.plugins`. Every check runs in a separate
+process, so that nothing stays registered for other tests.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ OWN_FAMILY = {
 }
 
 
-def changed(config, **values):
-    """A copy of a config with other values, by dotted path with `__` for dots."""
+def changed_config(config, **values):
+    """Copy a config with changed values, by dotted path with `__` for dots."""
     config = yaml.safe_load(yaml.safe_dump(config))
     for path, value in values.items():
         *parents, last = path.split("__")
@@ -70,24 +70,24 @@ def changed(config, **values):
     return config
 
 
-def command(tmp_path, *arguments):
-    """Run one command of the program in a folder, and return its status and what it printed."""
+def run_python(tmp_path, *arguments):
+    """Run Python in a folder and return its status and output."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, *map(str, arguments)],
         **{"cwd": tmp_path, "env": environment, "text": True, "timeout": 300},
         **{"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT},
     )
-    return done.returncode, done.stdout
+    return process.returncode, process.stdout
 
 
-def train(tmp_path, config, *more):
+def train(tmp_path, config, *options):
     path = tmp_path / "config.yaml"
     path.write_text(yaml.safe_dump(config), encoding="utf-8")
-    return command(tmp_path, ROOT / "train.py", "--cfg-path", path, *more)
+    return run_python(tmp_path, ROOT / "train.py", "--cfg-path", path, *options)
 
 
-def test_two_steps_are_trained_with_all_of_it(tmp_path):
+def test_training_uses_every_added_component(tmp_path):
     status, printed = train(tmp_path, ADDED)
     assert status == 0, printed
     assert "welcome welcome" in printed
@@ -98,7 +98,7 @@ def test_two_steps_are_trained_with_all_of_it(tmp_path):
     assert any("mean_rank" in text for text in evaluated), evaluated
 
 
-def test_a_family_of_ones_own_is_trained(tmp_path):
+def test_added_family_is_trained(tmp_path):
     status, printed = train(tmp_path, OWN_FAMILY)
     assert status == 0, printed
     log = (tmp_path / "output" / "log.jsonl").read_text(encoding="utf-8")
@@ -133,12 +133,12 @@ for config in yaml.safe_load_all(open(sys.argv[1])):
 
 @pytest.fixture(scope="module")
 def problems(tmp_path_factory):
-    """The problems of several configs, found in one process that has loaded both plugins."""
+    """Return a function that finds the problems of several configs in one process."""
 
     def check(configs):
         folder = tmp_path_factory.mktemp("checked")
         (folder / "configs.yaml").write_text(yaml.safe_dump_all(configs), encoding="utf-8")
-        status, printed = command(folder, "-c", CHECK, "configs.yaml", ADDITIONS, FAMILY)
+        status, printed = run_python(folder, "-c", CHECK, "configs.yaml", ADDITIONS, FAMILY)
         assert status == 0, printed
         parts = printed.split("==\n")[1:]
         assert len(parts) == len(configs), printed
@@ -147,32 +147,32 @@ def problems(tmp_path_factory):
     return check
 
 
-def test_wrong_values_of_own_keys_are_refused_by_name(problems):
-    configs = [changed(ADDED, **{k.replace(".", "__"): v}) for k, (v, _) in WRONG.items()]
-    for (key, (_, says)), found in zip(WRONG.items(), problems(configs), strict=True):
-        assert any(line.startswith(key) and says in line for line in found), (key, found)
+def test_wrong_values_of_added_keys_are_rejected(problems):
+    configs = [changed_config(ADDED, **{k.replace(".", "__"): v}) for k, (v, _) in WRONG.items()]
+    for (key, (_, message)), messages in zip(WRONG.items(), problems(configs), strict=True):
+        assert any(line.startswith(key) and message in line for line in messages), (key, messages)
 
 
-def test_own_classes_are_asked_and_foreign_keys_left_alone(problems):
-    good, odd, preset, narrow, lost, plain = problems(
+def test_added_classes_check_their_keys(problems):
+    unchanged, odd_count, unknown_preset, no_channels, other_task, without_con_d = problems(
         [
             OWN_FAMILY,  # its `margin: strict` and `preset: slow` have names of ours
-            changed(OWN_FAMILY, datasets__squares__build_info={"count": 33}),
-            changed(OWN_FAMILY, datasets__squares__build_info={"preset": "dense"}),
-            changed(OWN_FAMILY, model__channels=0),
-            changed(OWN_FAMILY, run__greeting="hello"),  # of another task
-            changed(ADDED, model__mafa__con_d=None, model__mafa__negatives="hardest"),
+            changed_config(OWN_FAMILY, datasets__squares__build_info={"count": 33}),
+            changed_config(OWN_FAMILY, datasets__squares__build_info={"preset": "dense"}),
+            changed_config(OWN_FAMILY, model__channels=0),
+            changed_config(OWN_FAMILY, run__greeting="hello"),  # a key of another task
+            changed_config(ADDED, model__mafa__con_d=None, model__mafa__negatives="hardest"),
         ]
     )
-    assert good == [] and plain == []
-    assert odd == ["datasets.squares.build_info.count: 33 is odd; use 34"]
-    assert "'dense' is not one of slow, fast" in preset[0] and len(preset) == 1
-    assert narrow == ["model.channels: 0 is out of range; expected a whole number >= 1"]
-    assert len(lost) == 1 and lost[0].startswith("run.greeting: unknown key")
+    assert unchanged == [] and without_con_d == []
+    assert odd_count == ["datasets.squares.build_info.count: 33 is odd; use 34"]
+    assert "'dense' is not one of slow, fast" in unknown_preset[0] and len(unknown_preset) == 1
+    assert no_channels == ["model.channels: 0 is out of range; expected a whole number >= 1"]
+    assert len(other_task) == 1 and other_task[0].startswith("run.greeting: unknown key")
 
 
-def test_everything_is_listed(tmp_path):
-    status, printed = command(
+def test_added_components_are_listed(tmp_path):
+    status, printed = run_python(
         tmp_path, "-m", "lavis_mafa", "list", "--plugin", ADDITIONS, "--plugin", FAMILY
     )
     assert status == 0, printed
@@ -195,7 +195,7 @@ def test_everything_is_listed(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("content", "says"),
+    ("content", "message"),
     [
         (None, "no such file: 'mine.py' (relative paths start at "),
         ("value = undefined_name", "importing mine.py failed: NameError: name 'undefined_name'"),
@@ -203,7 +203,7 @@ def test_everything_is_listed(tmp_path):
         ("import no_such_module", "importing mine.py failed: ModuleNotFoundError"),
     ],
 )
-def test_a_plugin_that_cannot_be_imported(tmp_path, monkeypatch, content, says):
+def test_failing_plugin_import_is_reported(tmp_path, monkeypatch, content, message):
     from lavis_mafa.plugins import PluginError, load_plugins
 
     monkeypatch.chdir(tmp_path)
@@ -211,12 +211,12 @@ def test_a_plugin_that_cannot_be_imported(tmp_path, monkeypatch, content, says):
         Path("mine.py").write_text(content, encoding="utf-8")
     with pytest.raises(PluginError) as caught:
         load_plugins(["mine.py"])
-    assert says in str(caught.value)
+    assert message in str(caught.value)
     if content == "value = undefined_name":
         assert "mine.py, line 1" in str(caught.value)
 
 
-def test_a_file_is_imported_once_and_a_module_by_its_name(tmp_path, monkeypatch):
+def test_file_is_imported_once_and_module_by_name(tmp_path, monkeypatch):
     from lavis_mafa.plugins import PluginError, load_plugins
 
     monkeypatch.setattr(sys, "ran", [], raising=False)
@@ -232,7 +232,7 @@ def test_a_file_is_imported_once_and_a_module_by_its_name(tmp_path, monkeypatch)
         load_plugins(["as_modul"])
 
 
-def test_a_file_imports_its_neighbours(tmp_path, monkeypatch):
+def test_file_imports_its_neighbours(tmp_path, monkeypatch):
     from lavis_mafa.plugins import load_plugins
 
     monkeypatch.delitem(sys.modules, "neighbour_of_a_plugin", raising=False)
@@ -246,7 +246,9 @@ def test_a_file_imports_its_neighbours(tmp_path, monkeypatch):
     sys.modules.pop("neighbour_of_a_plugin")
 
 
-def test_a_plugin_that_fails_is_a_problem_of_the_config(tmp_path):
-    status, printed = train(tmp_path, changed(ADDED, run__plugins=["nowhere.py"]), "--dry-run")
+def test_failing_plugin_is_a_config_problem(tmp_path):
+    status, printed = train(
+        tmp_path, changed_config(ADDED, run__plugins=["nowhere.py"]), "--dry-run"
+    )
     assert status == 2, printed
     assert "run.plugins: no such file: 'nowhere.py'" in printed

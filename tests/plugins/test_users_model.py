@@ -1,4 +1,4 @@
-"""A user's subclass of one of our models, under a name of its own, is treated as its parent."""
+"""Check that a user's subclass of a package model, under another name, is treated as its parent."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def albef_mine():
     del registry.mapping["model_name_mapping"]["albef_mine"]
 
 
-def config(tmp_path, **model):
+def make_config(tmp_path, **model):
     mafa = {"con_d": None, **model.pop("mafa", {})}
     return {
         "run": {
@@ -47,23 +47,23 @@ def config(tmp_path, **model):
     }
 
 
-def checkpoint(path, arch, **more):
+def save_model(path, arch, **config):
     model = load_model(arch, "tiny")
-    record = {"model": {"arch": arch, "model_type": "tiny", **more}}
+    record = {"model": {"arch": arch, "model_type": "tiny", **config}}
     torch.save({"model": model.state_dict(), "config": record, "family": "albef"}, path)
     return model
 
 
-def test_it_inherits_its_parents_traits(albef_mine):
+def test_subclass_inherits_its_parents_traits(albef_mine):
     assert traits_of("albef_mine") == traits_of(albef_mine) == traits_of("albef_mafa")
     assert traits_of("albef_mine").trains_by_step and "albef_mine" in judges()
     assert same_model("albef_mine", "albef_mafa") and not same_model("albef_mine", "albef_ve_mafa")
     assert registered_name(albef_mine) == "albef_mine"
 
 
-def test_users_classes_without_ours_have_what_their_bases_have():
+def test_foreign_subclasses_have_their_bases_traits():
     class Theirs(AlbefRetrieval):
-        patch_size = property(lambda self: 8)  # a name of ours with a meaning of its own
+        patch_size = property(lambda self: 8)  # the package uses this name with another meaning
 
     class Own(BaseModel):
         family = "own"
@@ -73,39 +73,41 @@ def test_users_classes_without_ours_have_what_their_bases_have():
     assert traits_of("no such model") == traits_of(BaseModel) == Traits()
 
 
-def test_the_config_check_takes_it(albef_mine, tmp_path):
-    assert complete(config(tmp_path))[1] == []
+def test_config_check_accepts_a_subclass(albef_mine, tmp_path):
+    assert complete(make_config(tmp_path))[1] == []
     lmi = {"soft_labels": {"type": "momentum"}, "loss_weights": {"lmi": 1.0, "imc": 1.0}}
-    assert complete(config(tmp_path, mafa=lmi, queue_size=64))[1] == []
-    found = complete(config(tmp_path, image_size=65))[1]
-    assert found == ["model.image_size: 65 is not a multiple of model.vit.patch_size 16"]
-    assert complete(config(tmp_path, mafa={"negatives": "hard"}))[1]
+    assert complete(make_config(tmp_path, mafa=lmi, queue_size=64))[1] == []
+    problems = complete(make_config(tmp_path, image_size=65))[1]
+    assert problems == ["model.image_size: 65 is not a multiple of model.vit.patch_size 16"]
+    assert complete(make_config(tmp_path, mafa={"negatives": "hard"}))[1]
 
 
-def test_its_checkpoints_and_its_parents_load_into_each_other(albef_mine, tmp_path):
+def test_subclass_and_parent_load_each_others_checkpoints(albef_mine, tmp_path):
     for saved, loaded in (("albef_mine", "albef_mafa"), ("albef_mafa", "albef_mine")):
         path = str(tmp_path / f"{saved}.pth")
-        model = checkpoint(path, saved, max_txt_len=17)
-        found = complete(config(tmp_path, arch=loaded, load_pretrained=True, pretrained=path))[1]
-        assert found == []
+        model = save_model(path, saved, max_txt_len=17)
+        problems = complete(
+            make_config(tmp_path, arch=loaded, load_pretrained=True, pretrained=path)
+        )[1]
+        assert problems == []
         other = load_model(loaded, checkpoint=path)
         assert registered_name(type(other)) == loaded
         assert other.max_txt_len == 17, "sizes that the checkpoint records"
         assert all(torch.equal(v, other.state_dict()[k]) for k, v in model.state_dict().items())
 
 
-def test_it_judges(albef_mine, tmp_path):
+def test_subclass_is_used_as_discriminator(albef_mine, tmp_path):
     path = str(tmp_path / "judge.pth")
-    model = checkpoint(path, "albef_mafa")
+    model = save_model(path, "albef_mafa")
     con_d = {"arch": "albef_mine", "model_type": "tiny", "checkpoint": path}
     assert check_con_d(con_d)[1] == []
-    assert complete(config(tmp_path, arch="albef_mafa", mafa={"con_d": con_d}))[1] == []
+    assert complete(make_config(tmp_path, arch="albef_mafa", mafa={"con_d": con_d}))[1] == []
     judge = build_discriminator(con_d)
     assert isinstance(judge.model, albef_mine)
     assert torch.equal(judge.model.itm_head.weight, model.itm_head.weight)
 
 
-def test_a_checkpoint_of_an_unregistered_model_is_known_by_its_recorded_family():
+def test_unregistered_model_is_known_by_its_recorded_family():
     content = {"config": {"model": {"arch": "albef_of_somebody"}}}
     assert problem_of_origin(content, "albef_mafa", "x.pth") is None
     assert problem_of_origin({**content, "family": "albef"}, "albef_mafa", "x.pth") is None

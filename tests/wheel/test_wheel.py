@@ -1,4 +1,4 @@
-"""The wheel, installed in an environment outside the checkout: its program, its configs, a demo."""
+"""Check the wheel in an environment outside the checkout: its program, its configs, a demo."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from conftest import ROOT
 from PIL import Image
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
-# What a wheel is built from; not build/, which setuptools reuses.
+# What a wheel is built from; without build/, which setuptools reuses.
 SOURCES = ("lavis_mafa", "projects", "setup.py", "pyproject.toml", "MANIFEST.in", "README.md")
 BUILDERS = {
     "coco_caption": ("train", "val", "test"),
@@ -28,22 +28,22 @@ SIZE = 32
 
 
 def run(folder: Path, *command: object) -> str:
-    """Run a command in a folder, without the checkout on its path; it must succeed."""
+    """Run a command in a folder, without the checkout on its path, and require success."""
     variables = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    done = subprocess.run(
+    process = subprocess.run(
         list(map(str, command)),
         cwd=folder,
         env={**variables, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
     )
-    assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
-    return done.stdout
+    assert process.returncode == 0, f"{process.stdout[-2000:]}\n{process.stderr[-4000:]}"
+    return process.stdout
 
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory):
-    """The path of `lavis-mafa` in an environment with the wheel and the packages installed here."""
+    """Return `lavis-mafa` of an environment with the wheel and the packages installed here."""
     folder = tmp_path_factory.mktemp("wheel")
     source = folder / "source"
     source.mkdir()
@@ -56,24 +56,24 @@ def program(tmp_path_factory):
     venv.create(folder / "env", symlinks=True, with_pip=False)
     python = folder / "env/bin/python"
     (site,) = (folder / "env").glob("lib/python*/site-packages")
-    # The .pth files of that folder, such as that of an editable installation, are not followed.
+    # .pth files in the linked folder, such as an editable installation's, are not processed.
     (site / "shared.pth").write_text(sysconfig.get_paths()["purelib"])
     install = ("-m", "pip", "install", "--no-deps", "--no-index", "--ignore-installed", wheel)
     run(folder, python, *install)
-    found = run(folder, python, "-c", "import lavis_mafa; print(lavis_mafa.__file__)")
-    assert Path(found.strip()).is_relative_to(folder)
+    module_file = run(folder, python, "-c", "import lavis_mafa; print(lavis_mafa.__file__)")
+    assert Path(module_file.strip()).is_relative_to(folder)
     return folder / "env/bin/lavis-mafa"
 
 
-def test_help(program, tmp_path):
+def test_help_is_printed(program, tmp_path):
     assert "train" in run(tmp_path, program, "--help")
     assert "--cfg-path" in run(
         tmp_path, program.with_name("python"), "-m", "lavis_mafa", "train", "-h"
     )
 
 
-def test_a_dry_run_by_the_name_of_a_config(program, tmp_path):
-    """The shipped config of BLIP-2's stage 1, on files of its data sets and with a tiny model."""
+def test_dry_run_by_config_name(program, tmp_path):
+    """Run the shipped config of BLIP-2's stage 1 on generated files with a tiny model."""
     images = tmp_path / "images"
     images.mkdir()
     rows = []
@@ -94,11 +94,11 @@ def test_a_dry_run_by_the_name_of_a_config(program, tmp_path):
         options += [f"{info}.annotations.{split}.storage={file}" for split in splits]
         options += [f"datasets.{builder}.vis_processor.train.image_size={SIZE}"]
     command = (program, "train", "--cfg-path", "blip2_stage1", "--dry-run", "--options", *options)
-    said = run(tmp_path, *command)
-    assert "dry run: nothing is trained" in said and "one mini-batch:" in said
+    output = run(tmp_path, *command)
+    assert "dry run: nothing is trained" in output and "one mini-batch:" in output
 
 
-def test_the_demo(program, tmp_path):
+def test_demo_writes_summary_and_report(program, tmp_path):
     sizes = ("--epochs=2", "--warm-up-epochs=1", "--train-size=256", "--test-size=40")
     run(tmp_path, program, "demo", *sizes, "--start-steps=10", "--at-once=2")
     assert {"summary.json", "report.html"} <= {path.name for path in tmp_path.glob("output/demo/*")}

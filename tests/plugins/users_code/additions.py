@@ -1,4 +1,4 @@
-"""A user's own code: one of each thing that can be added to the step, the metrics and the tasks."""
+"""A user's plugin with one component of each kind for the step, the metrics and the tasks."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ class SpreadSettings:
 @LOSSES.register("spread", settings=SpreadSettings, source="tests")
 def spread(step, own):
     """Return the mean squared similarity of the mini-batch's features."""
-    of = step.batch.own_images if own.modality == "images" else step.batch.own_texts
-    return (of.features @ of.features.t()).square().mean()
+    samples = step.batch.own_images if own.modality == "images" else step.batch.own_texts
+    return (samples.features @ samples.features.t()).square().mean()
 
 
 @dataclass(frozen=True)
@@ -101,11 +101,11 @@ class GreetingTask(MafaPretrainTask):
     run_options = GreetingOptions
 
     def before_training(self, model, train_set):
-        """Greet, then do what pre-training does."""
+        """Print the greeting, then run the base class's preparation."""
         super().before_training(model, train_set)
         print(" ".join([self.cfg.greeting] * self.cfg.times))
 
 
 @registry.register_model("albef_mine")
 class AlbefMine(AlbefMafa):
-    """ALBEF under a name of its own."""
+    """ALBEF under another name."""

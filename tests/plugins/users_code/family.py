@@ -1,4 +1,4 @@
-"""A user's own family (a driver and a model that is none of ours) and a data set for it."""
+"""A user's family (a driver and a model of its own) and a data set for it."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class AveragesDriver:
         return image_features @ text_features.t()
 
     def grit_vectors(self, images, texts):
-        """Return what GRIT groups by."""
+        """Return the vectors that GRIT groups by."""
         return images.features.detach(), texts.features.detach()
 
     def match(self, images, texts, image_of, text_of):
@@ -73,8 +73,8 @@ class AveragesDriver:
         return self.model.itm_head(images.embeds[image_of, 0] * texts.features[text_of])
 
     def language_losses(self, images, texts, image_of, text_of, teacher=None):
-        """Return the loss of guessing each word from the image."""
-        logits = self.model.speaker(images.embeds[image_of, 0])[:, None]
+        """Return the loss of predicting each word from the image."""
+        logits = self.model.word_head(images.embeds[image_of, 0])[:, None]
         ids = texts.ids[text_of]
         logits = logits.expand(-1, ids.shape[1], -1).flatten(0, 1)
         return F.cross_entropy(logits, ids.flatten(), reduction="none")
@@ -100,7 +100,7 @@ class Averages(MafaModel, BaseModel):
         self.tokenizer, self.max_txt_len = tokenizer, 12
         self.pixel_encoder = nn.Linear(3, channels)
         self.words = nn.Embedding(len(tokenizer), channels)
-        self.itm_head, self.speaker = nn.Linear(channels, 2), nn.Linear(channels, len(tokenizer))
+        self.itm_head, self.word_head = nn.Linear(channels, 2), nn.Linear(channels, len(tokenizer))
         self.temp = nn.Parameter(torch.tensor(0.07))
         self.attach_step(AveragesDriver(self), settings, con_d)
 
@@ -144,12 +144,12 @@ class SquaresBuilder(BaseDatasetBuilder):
 
     @classmethod
     def problems_of(cls, cfg):
-        """Refuse an odd number of pairs."""
+        """Reject an odd number of pairs."""
         key = f"{cfg.section}.build_info.count"
         if cfg[key] is not None and cfg[key] % 2:
             yield Problem(key, f"{cfg[key]} is odd; use {cfg[key] + 1}")
 
     def build_datasets(self):
-        """Make the only split."""
+        """Build the only split."""
         info = self.config.build_info
         return {"train": Squares(info.count, 1 if info.preset == "slow" else 3)}
