@@ -156,11 +156,11 @@ def test_check_data_finds_the_samples_that_training_replaces(folder_of):
         folder = folder_of(builder)
         root = folder.path / "images"
         report = check([folder.annotations()], root, workers=2)["problems"]
-        expected = {folder.rows[k]["image"] for k in folder.bad if k not in folder.fates}
+        expected = {folder.rows[k]["image"] for k in folder.bad if k not in folder.handling}
         found = [*report["missing_files"], *report["unreadable_images"]]
         malformed = report["malformed_rows"]
         assert len(found) + sum("ud83d.jpg" in line for line in malformed) == len(expected)
-        captions = [k for k in folder.bad if folder.fates.get(k) == REPLACED]
+        captions = [k for k in folder.bad if folder.handling.get(k) == REPLACED]
         assert len(report["empty_captions"]) == len(captions) >= 7
         assert len(malformed) == (2 if builder == "sbu_caption" else 0)
     headers = check([folder.annotations()], root, decode=False)["problems"]["unreadable_images"]
@@ -298,7 +298,7 @@ def test_run_replaces_only_bad_samples(folder_of, tmp_path, injected, builder, w
         assert not folder.bad & {*loaded.values()}
         epoch_record = records(full, "epoch")[epoch]
         trained_on = [loaded.get(index, index) for index in range(count)]
-        fates = [folder.fates.get(index) for index in trained_on]
+        fates = [folder.handling.get(index) for index in trained_on]
         assert epoch_record["samples_replaced"] == len(bad)
         assert epoch_record["captions_cut"] == fates.count(CUT) >= 1
         assert epoch_record["captions_unknown"] == fates.count(UNKNOWN) >= 4

@@ -142,7 +142,7 @@ def test_captions_of_the_data_set_need_no_annotation_file(tmp_path, pictures, re
         {"image_id": number + 7, "caption": f"a picture that is {name}"}
         for number, name in enumerate(NAMES)
     ]
-    assert model.asked[0] == {
+    assert model.calls[0] == {
         "use_nucleus_sampling": False,
         "num_beams": 5,
         "max_length": 30,
@@ -249,7 +249,7 @@ def test_missing_references_are_an_error_before_generation(tmp_path, pictures, r
     task, _ = set_up_task(MafaCaptionTask, run)
     with pytest.raises(FileNotFoundError, match=r"run\.annotation_file: no such .*none\.json"):
         evaluate(task, data["nocaps"]["test"], "test", model)
-    assert not model.asked and not result_dir.exists()
+    assert not model.calls and not result_dir.exists()
 
     run["report_metric"] = False
     task, _ = set_up_task(MafaCaptionTask, run)
@@ -287,7 +287,7 @@ def test_captions_of_other_images_are_rejected_before_generation(tmp_path, pictu
     model = Speaker()
     with pytest.raises(ValueError, match=r"gt\.json has none of 4 .*, such as 7, 8, 9: give"):
         evaluate(task, data["coco_caption"]["val"], model=model)
-    assert not model.asked
+    assert not model.calls
 
 
 def test_two_images_with_the_same_id_are_rejected(tmp_path):
@@ -305,12 +305,12 @@ def test_generation_options_reach_the_model():
     task, _ = set_up_task(MafaCaptionTask, run)
     model = Speaker()
     evaluate(task, LikeRetrieval(), model=model)
-    call = model.asked[0]
+    call = model.calls[0]
     assert (call["length_penalty"], call["repetition_penalty"]) == (-1.0, 1.5)
     assert (call["prompt"], call["use_nucleus_sampling"]) == ("a photo of", False)
     task, _ = set_up_task(MafaCaptionTask, {**CAPTION_RUN, "top_p": 0.3})
     evaluate(task, LikeRetrieval(), model=model)
-    assert (model.asked[-1]["top_p"], model.asked[-1]["use_nucleus_sampling"]) == (0.3, True)
+    assert (model.calls[-1]["top_p"], model.calls[-1]["use_nucleus_sampling"]) == (0.3, True)
 
 
 class LikeBlip(Speaker):
@@ -332,7 +332,7 @@ def test_option_that_the_model_does_not_support_is_rejected(caplog):
         model = LikeBlip()
         with pytest.raises(ValueError, match=rf"run\.{key} is set, but LikeBlip\.\w+\(\) does not"):
             evaluate(task, LikeRetrieval(), model=model)
-        assert not model.asked
+        assert not model.calls
     caplog.clear()
     task, _ = set_up_task(MafaCaptionTask, {**CAPTION_RUN, "prompt": "a photo of"})
     evaluate(task, LikeRetrieval(), model=LikeBlip(), batch_size=1)
@@ -414,7 +414,7 @@ def test_vqa_accuracy_by_annotators(tmp_path, pictures, result_dir, builder, spl
         "question_id": 21,
         "answer": "The red.",
     }
-    assert model.asked[0] == {
+    assert model.calls[0] == {
         "num_beams": 5,
         "inference_method": "generate",
         "max_len": 10,
@@ -465,7 +465,7 @@ def test_vqa_files_of_another_format_are_rejected(tmp_path, pictures):
     model = Speaker()
     with pytest.raises(ValueError, match=r"val_2\.json and .*val_3\.json are not in the"):
         evaluate(task, data["coco_vqa"]["val"], model=model)
-    assert not model.asked
+    assert not model.calls
 
 
 @pytest.mark.parametrize("key", ["answers", "answer"])

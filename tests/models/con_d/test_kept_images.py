@@ -67,7 +67,7 @@ class CacheClient:
             computed.extend(requested.tolist())
             return rows_of(requested)
 
-        rows = self.kept.computed_ids(torch.tensor(ids, dtype=torch.int64), compute)
+        rows = self.kept.get(torch.tensor(ids, dtype=torch.int64), compute)
         expected = rows_of(ids, self.kept.dtype)
         assert rows.dtype == expected.dtype and torch.equal(rows, expected)
         return computed
