@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -16,7 +17,7 @@ from lavis.processors.blip_processors import (
 )
 from lavis.processors.gpt_processors import GPTVideoFeatureProcessor
 
-from lavis_mafa.config.check import Report, Settings, ask_class, is_url, listed
+from lavis_mafa.config.check import Report, Settings, ask_class, is_url, listed, suggest
 from lavis_mafa.config.lavis_classes import declared
 from lavis_mafa.config.run import evaluates_nothing
 from lavis_mafa.config.schema import SPLITS
@@ -66,8 +67,14 @@ def _check_splits(s: Settings, report: Report, training: bool) -> None:
             report.add(
                 "run.test_splits", "is empty and so is run.valid_splits; name a split to evaluate"
             )
+    # Builders of the data may have further splits, such as other captions of the test images.
+    more = [declared("builder", name, "splits", ()) for name in s["datasets"] or {}]
+    known = list(dict.fromkeys([*SPLITS, *itertools.chain(*more)]))
     for key, splits in chosen.items():
         for i, split in enumerate(splits):
+            if isinstance(split, str) and split not in known:
+                why = f"{split!r} is not one of {', '.join(known)}; {suggest(split, known)}"
+                report.add(f"run.{key}[{i}]", why)
             if split in splits[:i]:
                 report.add(f"run.{key}[{i}]", f"{split!r} is named twice; name it once")
     available: set[str] = set()

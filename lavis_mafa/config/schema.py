@@ -23,8 +23,8 @@ TRAINING = ("training",)
 GENERATION = ("captioning", "mafa_captioning", "dialogue")
 
 
-def _splits(doc: str) -> Key:
-    return Key("list", doc, default=[], items=Key("str", choices=SPLITS))
+def _splits(doc: str, choices: tuple[str, ...] = ()) -> Key:
+    return Key("list", doc, default=[], items=Key("str", choices=choices))
 
 
 GRIT = keys_of(GritSettings)
@@ -34,7 +34,7 @@ RUN = {
     "task": Key("str", "what to train or evaluate", registered="task", needed=ALWAYS),
     "runner": Key("str", "the training loop (runner_mafa if absent)", registered="runner"),
     "evaluate": Key("bool", "evaluate only, no training", default=False),
-    "train_splits": _splits("splits to train on"),
+    "train_splits": _splits("splits to train on", SPLITS),
     "valid_splits": _splits("splits evaluated after every epoch"),
     "test_splits": _splits("splits evaluated at the end"),
     "output_dir": Key("str", "folder of checkpoints, logs and results", needed=ALWAYS,

@@ -16,7 +16,8 @@ A study file is YAML. What several studies share is in a base: the file that ``b
 - ``options``: of everything that has a config. ``settings``: options by name, for ``uses``.
 - ``rows``: a list of ``{name, marks, source, uses, options, stages, run}``. ``marks`` are cells of
   the table (true: a check mark), ``stages`` holds options of other stages; ``run`` names a shared
-  run that the row shows, instead of stages of its own. ``vary``: values by key; every row is run
+  run that the row shows instead of stages of its own, or of which it shows a variant, if it has
+  ``uses`` or ``options``. ``vary``: values by key; every row is run
   with their full product. ``titles``: names of keys in tables.
 - ``columns``: by name, ``{title, key, stage, kind, split, scale, digits, best}``: figures of a
   stage's ``log.jsonl`` (the mean, if there are several keys). Kind ``measured``: figures that the
@@ -26,6 +27,8 @@ A study file is YAML. What several studies share is in a base: the file that ``b
   shared runs that ``judges`` names (default: the same runs), it yields each run with its figures.
 - ``figure``: ``{x, y}``: a key of ``vary`` or ``row``, and names of columns.
 - ``curves``: a list of ``{title, key, kind, lines}``: a logged figure over steps or epochs.
+- ``headline``: ``module:function`` that words the result; it is called with the mean of what was
+  measured over seeds, by the name of the shared run, ``name`` being that of its row.
 - ``gallery``: the shared run whose mined connections the page shows.
 - ``reference``: ``{row, columns}``: a table of the differences to this row, seed by seed.
 - ``paper``: ``{about, columns, rows}``: the paper's numbers for the rows of the file, in their

@@ -12,7 +12,15 @@ from pathlib import Path
 from typing import Any
 
 FAMILIES = ("albef", "blip", "blip2")
-PARAMETERS = ("epochs", "warm_up_epochs", "train_size", "test_size", "start_steps")
+PARAMETERS = (
+    "epochs",
+    "warm_up_epochs",
+    "con_d_epochs",
+    "train_size",
+    "annotated_size",
+    "test_size",
+    "start_steps",
+)
 STAGE_2 = ("base", "mafa", "blind")  # names of its rows in stage2.json
 
 
@@ -25,10 +33,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--output", type=Path, help="default: output/demo for albef, else output/demo_FAMILY"
     )
     parser.add_argument("--seed", type=int, default=42)
-    parser.add_argument("--epochs", type=int, default=6, help="of every compared system")
-    parser.add_argument("--warm-up-epochs", type=int, default=8, help="of the shared warm-up")
-    parser.add_argument("--train-size", type=int, default=4000, help="training pairs")
-    parser.add_argument("--test-size", type=int, default=500, help="test images")
+    parser.add_argument("--epochs", type=int, default=5, help="of every compared system")
+    parser.add_argument("--warm-up-epochs", type=int, default=6, help="of the shared warm-up")
+    parser.add_argument("--con-d-epochs", type=int, default=8, help="of Con-D's fine-tuning")
+    parser.add_argument("--train-size", type=int, default=4096, help="training pairs")
+    parser.add_argument("--annotated-size", type=int, default=2048, help="Con-D's training pairs")
+    parser.add_argument("--test-size", type=int, default=600, help="test images")
     parser.add_argument("--start-steps", type=int, default=400, help="of the image encoder's start")
     parser.add_argument("--opt-steps", type=int, help="of the tiny OPT's training, for stage2")
     parser.add_argument(

@@ -8,7 +8,7 @@ from typing import Any
 from lavis_mafa.config.check import suggest
 
 TOP: dict[str, Any] = {
-    **dict.fromkeys(("title", "source", "about", "base", "folders", "gallery"), str),
+    **dict.fromkeys(("title", "source", "about", "base", "folders", "gallery", "headline"), str),
     **dict.fromkeys(("notes", "rows", "shows", "seeds", "curves"), list),
     **dict.fromkeys(("options", "settings", "shared", "stages", "vary", "titles"), dict),
     **dict.fromkeys(("parameters", "columns", "tables", "reference", "measure"), dict),

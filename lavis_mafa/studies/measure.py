@@ -22,13 +22,43 @@ def function_of(plan: Plan) -> Callable[..., Any] | None:
     Raises:
         StudyError: if it cannot be imported.
     """
-    if plan.study.measure is None:
-        return None
-    module, _, name = plan.study.measure[0].partition(":")
+    return (
+        _imported(plan, "measure.function", plan.study.measure[0]) if plan.study.measure else None
+    )
+
+
+def headline_of(plan: Plan) -> str:
+    """Return the study's headline of what was measured so far; "" if it has none.
+
+    Raises:
+        StudyError: if its function cannot be imported.
+    """
+    if not plan.study.headline:
+        return ""
+    figures: dict[str, dict[str, Any]] = {}
+    for row in plan.study.rows:
+        jobs = [plan.of[row.name][seed][""] for seed in plan.seeds] if row.run else []
+        shown = [
+            found for job in jobs if job.name.startswith(f"{row.run}/") and (found := measured(job))
+        ]
+        if shown:
+            means = {key: _mean([one.get(key) for one in shown]) for key in shown[0]}
+            figures[row.run] = {**means, "name": row.name}
+    text: str = _imported(plan, "headline", plan.study.headline)(figures)
+    return text
+
+
+def _mean(values: list[Any]) -> float | None:
+    known = [value for value in values if isinstance(value, (int, float))]
+    return sum(known) / len(known) if known else None
+
+
+def _imported(plan: Plan, key: str, given: str) -> Callable[..., Any]:
+    module, _, name = given.partition(":")
     try:
         function: Callable[..., Any] = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
-        problem = f"measure.function: {plan.study.measure[0]!r}: {error}; expected module:function"
+        problem = f"{key}: {given!r}: {error}; expected module:function"
         raise StudyError(plan.study.path, [problem]) from None
     return function
 

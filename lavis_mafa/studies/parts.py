@@ -71,9 +71,10 @@ class Row:
         cells: the cells before its figures, by the title of the column.
         base: its name without the values that vary.
         values: of the keys that vary.
-        options: what it sets beyond the first stage's options; of a row with ``run``, what that run
-            sets beyond what all rows have.
-        run: the shared run that it shows; "": it has runs of its own, one for each stage.
+        options: what it sets beyond the first stage's options; of a row with ``run``, what it sets
+            beyond what all rows have.
+        run: the shared run that it shows, or whose options its own override; "": it has runs of its
+            own, one for each stage.
         stages: by name, what it sets beyond the options of this stage.
         source: where a paper has the system.
     """
@@ -160,6 +161,7 @@ class Study:
     measure: tuple[str, Sequence[str]] | None  # a function, and the shared runs that it judges by
     curves: Sequence[LogCurve]
     gallery: str  # the shared run whose mined connections are shown
+    headline: str  # a function that words the result
     x: str
     y: Sequence[str]
     paper: Paper | None

@@ -138,18 +138,9 @@ class _Maker:
         self.plan, self.seed = plan, seed
 
     def row(self, row: Row) -> dict[str, Job]:
-        """Return the jobs of the stages that columns need, and of the stages that these need.
-
-        Raises:
-            StudyError: for a row that shows a given checkpoint, which has no logs.
-        """
+        """Return the jobs of the stages that columns need, and of the stages that these need."""
         if row.run:
-            job = self.shared(row.run)
-            if isinstance(job, str):
-                why = f"row {row.name}: {row.run} was replaced by --given and has no results"
-                cure = "exclude this row with --rows"
-                raise StudyError(self.plan.study.path, [f"{why}; {cure}"])
-            return {"": job}
+            return {"": self._run_of(row)}
         stages = self.plan.study.stages
         first = next(iter(stages))
         own = {**stages, first: _with(stages[first], row.options)}
@@ -158,6 +149,24 @@ class _Maker:
         for column in self.plan.study.columns:
             self._stage(column.stage, own, made, row.name)
         return made
+
+    def _run_of(self, row: Row) -> Job:
+        """Return the shared run that a row shows, or its own if it sets other options.
+
+        Raises:
+            StudyError: for a row that shows a given checkpoint, which has no logs.
+        """
+        step = self.plan.study.shared[row.run]
+        own = _with(step, row.options)
+        if own == step:
+            job = self.shared(row.run)
+        else:
+            job = self._job(own, {name: self.shared(name) for name in self._needed(own)}, row.name)
+        if isinstance(job, str):
+            why = f"row {row.name}: {row.run} was replaced by --given and has no results"
+            cure = "exclude this row with --rows"
+            raise StudyError(self.plan.study.path, [f"{why}; {cure}"])
+        return job
 
     def _stage(self, name: str, stages: Mapping[str, Step], made: dict[str, Job], row: str) -> Job:
         if name not in made:

@@ -249,6 +249,7 @@ class _Reader:
             measure=measure,
             curves=curves,
             gallery=c.get("gallery") or "",
+            headline=c.get("headline") or "",
             x=x,
             y=y,
             paper=None,
@@ -308,18 +309,22 @@ class _Reader:
     def _with_runs(
         self, rows: Sequence[Row], shared: Mapping[str, Step], stages: Mapping[str, Step]
     ) -> list[Row]:
-        """Give rows that show a shared run what is peculiar to this run as their options."""
+        """Give rows that show a shared run what is peculiar to them as their options."""
         for row in rows:
             if row.run:
                 self._known(f"row {row.name}: run", "shared run", [row.run], shared)
-            if row.run and (stages or row.options or row.stages):
-                why = "a row with run has no options or stages of its own"
+            if row.run and (stages or row.stages):
+                why = "a row with run has no stages of its own"
                 self.problems.append(f"row {row.name}: {why}")
             for name, options in row.stages.items():
                 self._known(f"row {row.name}: stages", "stage", [name], stages)
                 if not isinstance(options, dict):
                     self.problems.append(f"row {row.name}: stages.{name}: expected a mapping")
-        shown = {row.name: shared[row.run].options for row in rows if row.run in shared}
+        shown = {
+            row.name: {**shared[row.run].options, **row.options}
+            for row in rows
+            if row.run in shared
+        }
         common = [
             key
             for key, value in next(iter(shown.values()), {}).items()
@@ -411,9 +416,10 @@ class _Reader:
         for kind, steps in (("shared", shared), ("stages", stages)):
             for place, step in enumerate(steps.values()):
                 self._check_names(f"{kind}.{step.name}", step.names, earlier)
-                for row in rows if kind == "stages" and not place else ():
-                    values = [*row.options.values()]
-                    self._check_names(f"row {row.name}", placeholders(values), earlier)
+                for row in rows:
+                    if row.run == step.name if kind == "shared" else not place:
+                        values = [*row.options.values()]
+                        self._check_names(f"row {row.name}", placeholders(values), earlier)
                 earlier[step.name] = step
 
     def _check_names(self, where: str, names: set[str], earlier: Mapping[str, Step]) -> None:

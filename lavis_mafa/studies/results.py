@@ -18,7 +18,7 @@ from lavis_mafa.pages.report import Mined, write_report
 from lavis_mafa.pages.tables import markdown_section
 from lavis_mafa.runners.run_log import LOG, read_log
 from lavis_mafa.studies.figure import curve_of, log_curve
-from lavis_mafa.studies.measure import measured
+from lavis_mafa.studies.measure import headline_of, measured
 from lavis_mafa.studies.parts import MEASURED, Column, Row
 from lavis_mafa.studies.plan import Job, Plan
 from lavis_mafa.studies.runs import about, written
@@ -187,12 +187,13 @@ def write_all(plan: Plan, figures: Figures, path: Path | None = None) -> Path:
     several = any(len(by_seed) > 1 for by_seed in done.values())
     notes = [*([note_on_spread(done)] if several else []), *study.notes]
     drawn = picture.name if svg is not None else ""
-    write_text(path, _markdown(plan, tables, notes, origin, drawn))
+    intro = "\n\n".join(text for text in (headline_of(plan), study.about) if text)
+    write_text(path, _markdown(plan, tables, notes, origin, drawn, intro))
     write_json(path.with_suffix(".json"), {**origin, **_content(plan, figures, spreads)})
     write_report(
         plan.results / PAGE,
         title=study.title,
-        intro=study.about,
+        intro=intro,
         tables=[*tables_of(plan, figures, mark_best=True), _rows_table(plan)],
         curves=[*curves, *(log_curve(plan, curve) for curve in study.curves)],
         connections=_gallery(plan),
@@ -217,6 +218,7 @@ def _markdown(
     notes: Sequence[str],
     origin: Mapping[str, str],
     drawn: str,
+    intro: str,
 ) -> str:
     study = plan.study
     source = f"{study.source}. " if study.source else ""
@@ -225,7 +227,7 @@ def _markdown(
         f"# {study.title}",
         f"{source}lavis_mafa {origin['version']}, torch {origin['torch']}, {origin['date']}:",
         f"```bash\n{origin['command']}\n```",
-        *([study.about] if study.about else []),
+        *([intro] if intro else []),
     ]
     for table in tables:
         parts.append(markdown_section(table))

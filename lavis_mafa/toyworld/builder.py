@@ -31,6 +31,7 @@ from lavis_mafa.io.processes import on_main_process
 from lavis_mafa.problems import ConfigView, Problem
 from lavis_mafa.toyworld.render import render
 from lavis_mafa.toyworld.world import (
+    PRESETS,
     Structured,
     WorldConfig,
     make_captions,
@@ -47,9 +48,18 @@ IMAGE_MEAN = np.array((0.48145466, 0.4578275, 0.40821073), dtype=np.float32)
 IMAGE_STD = np.array((0.26862954, 0.26130258, 0.27577711), dtype=np.float32)
 
 SPLITS = ("train", "val", "test")
+DETAILED = "test_detailed"  # the images of `test` with captions that mention everything
 FORMAT_VERSION = 1  # part of the cache key: increment it when the data of a seed change
-_DATA_KEYS = {"seed": 0, "train_size": 1, "val_size": 1, "test_size": 1, "captions_per_image": 1}
-_DEFAULTS = {"seed": 0, "train_size": 4000, "val_size": 200, "test_size": 500}
+# Least value and default of the whole numbers that determine the data of a world.
+_DATA_KEYS = {
+    "seed": (0, 0),
+    "train_size": (1, 4000),
+    "val_size": (1, 200),
+    "test_size": (1, 500),
+    "captions_per_image": (1, 1),
+    "train_topics": (0, 0),
+    "test_topics": (0, 0),
+}
 
 
 class ToyPictures(BaseDataset):  # type: ignore[misc]
@@ -195,7 +205,9 @@ class ToyOptions:
     """Options of toy builders with a range; the defaults are in their YAMLs."""
 
     preset: str | None = option(
-        doc="dense: many false negatives; sparse: few", choices=("dense", "sparse")
+        doc="dense: many false negatives; sparse: few; clustered: few between random pairs, many "
+        "between similar ones",
+        choices=tuple(PRESETS),
     )
     cache_dir: str | None = option(
         doc="folder of generated data; null: $LAVIS_MAFA_CACHE, else ~/.cache/lavis_mafa"
@@ -209,6 +221,7 @@ class ToyBuilder(BaseDatasetBuilder):  # type: ignore[misc]
     data sets and overrides `content`, and `take_own` if it has options of its own.
 
     Attributes:
+        splits: names that a run may evaluate; `DETAILED` is there in a world with topics.
         stream: number of the random stream of `content`; 0 to 2 are those of `make_world`.
         world, own: what `build_info` gives, and what `take_own` returned; set while building.
     """
@@ -217,6 +230,7 @@ class ToyBuilder(BaseDatasetBuilder):  # type: ignore[misc]
     eval_dataset_cls: type[ToyPictures]
     build_options = ToyOptions
     holds = "captions"
+    splits = (*SPLITS, DETAILED)
     stream = 4
     world: WorldConfig
     own: dict[str, Any]
@@ -237,11 +251,9 @@ class ToyBuilder(BaseDatasetBuilder):  # type: ignore[misc]
                 why = f"{image}, but pictures of {name} are {size} pixels wide"
                 yield Problem("model.image_size", f"{why}; use that, or give a vis_processor")
         yield from _refused(cls.take_own, info, path, given)  # removes its keys
-        sizes = {key: info.pop(key) for key in _DATA_KEYS if key in info}
-        world = ("preset", *(field.name for field in dataclasses.fields(WorldConfig)))
-        yield from _refused(read_build_info, sizes, path, given)
-        rest = {key: value for key, value in info.items() if key in world}
-        yield from _refused(read_build_info, rest, path, given)
+        known = ("preset", *_DATA_KEYS, *(field.name for field in dataclasses.fields(WorldConfig)))
+        of_world = {key: value for key, value in info.items() if key in known}
+        yield from _refused(read_build_info, of_world, path, given)
 
     def build_datasets(self) -> dict[str, BaseDataset]:
         """Generate or load the data; under torch.distributed rank 0 does so first.
@@ -254,7 +266,7 @@ class ToyBuilder(BaseDatasetBuilder):  # type: ignore[misc]
         world, data = read_build_info(info)
         self.world = world
         kind = self.config.get("type", "default")
-        if kind in ("dense", "sparse") and kind != info.get("preset", kind):
+        if kind in PRESETS and kind != info.get("preset", kind):
             logging.warning(
                 "toy_scenes: type is %s but build_info.preset is %s; the preset is used",
                 kind,
@@ -267,7 +279,7 @@ class ToyBuilder(BaseDatasetBuilder):  # type: ignore[misc]
 
         self.build_processors()
         datasets = {}
-        for number, name in enumerate(SPLITS):
+        for number, name in enumerate(splits):
             rng = np.random.default_rng([data["seed"], number, self.stream])
             content = self.content(splits[name]["scenes"], rng)
             train = name == "train"
@@ -333,6 +345,7 @@ class ToyScenesBuilder(ToyBuilder):
         "default": str(CONFIGS / "datasets/toy_scenes/dense.yaml"),
         "dense": str(CONFIGS / "datasets/toy_scenes/dense.yaml"),
         "sparse": str(CONFIGS / "datasets/toy_scenes/sparse.yaml"),
+        "clustered": str(CONFIGS / "datasets/toy_scenes/clustered.yaml"),
     }
 
 
@@ -340,7 +353,7 @@ def read_build_info(info: Mapping[str, Any]) -> tuple[WorldConfig, dict[str, int
     """Return the world of a `build_info`, and its seed and sizes; null means the default.
 
     Returns:
-        The world and {seed, train_size, val_size, test_size, captions_per_image}.
+        The world and the numbers of `_DATA_KEYS`.
 
     Raises:
         ValueError: for unknown keys, naming the nearest known one, and for values out of range.
@@ -354,15 +367,24 @@ def read_build_info(info: Mapping[str, Any]) -> tuple[WorldConfig, dict[str, int
             hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
             problems.append(f"unknown key {key!r}, {hint}")
     data = {}
-    for key, lowest in _DATA_KEYS.items():
+    for key, (lowest, default) in _DATA_KEYS.items():
         try:
-            data[key] = whole_number(key, info.get(key), _DEFAULTS.get(key, 1), lowest)
+            data[key] = whole_number(key, info.get(key), default, lowest)
         except ValueError as error:
             problems.append(str(error))
+    changes = {key: info[key] for key in world_keys if info.get(key) is not None}
+    try:
+        world = WorldConfig.preset(info.get("preset") or "dense", **changes)
+    except ValueError as error:
+        raise ValueError("; ".join([*problems, str(error)])) from error
+    for key in ("train_topics", "test_topics"):
+        if data.get(key, 0) > world.topics:
+            problems.append(
+                f"{key} is {data[key]}, expected at most the world's topics, {world.topics}"
+            )
     if problems:
         raise ValueError("toy_scenes build_info: " + "; ".join(problems))
-    changes = {key: info[key] for key in world_keys if info.get(key) is not None}
-    return WorldConfig.preset(info.get("preset") or "dense", **changes), data
+    return world, data
 
 
 def whole_number(
@@ -397,15 +419,21 @@ def make_world(world: WorldConfig, data: Mapping[str, int]) -> dict[str, Arrays]
     The training split has `train_size` pairs (its last image may have fewer captions than the
     others); the other splits have that many images with all their captions. Splits, captions and
     pixels have separate random streams, so that a change to one does not affect the others.
+
+    In a world with topics, the training images show the first ``train_topics`` of them and those of
+    the other splits the last ``test_topics`` (0: all), so that both can be kept apart. Such a world
+    has the split `DETAILED`, too.
     """
     per_image = data["captions_per_image"]
+    last = range(world.topics - data["test_topics"], world.topics)
+    topics = {"train": range(data["train_topics"]), "val": last, "test": last}
     splits = {}
     for number, name in enumerate(SPLITS):
         size = data[f"{name}_size"]
         pairs = size if name == "train" else size * per_image
         image_ids = np.arange(pairs, dtype=np.int64) // per_image
         streams = [np.random.default_rng([data["seed"], number, stream]) for stream in range(3)]
-        scenes = make_scenes(world, int(image_ids[-1]) + 1, streams[0])
+        scenes = make_scenes(world, int(image_ids[-1]) + 1, streams[0], topics[name] or None)
         captions, texts = make_captions(world, scenes[image_ids], streams[1])
         splits[name] = {
             "images": render(world, scenes, streams[2]),
@@ -414,6 +442,11 @@ def make_world(world: WorldConfig, data: Mapping[str, int]) -> dict[str, Arrays]
             "texts": np.array(texts),
             "image_ids": image_ids,
         }
+    if world.topics:
+        test, rng = splits["test"], np.random.default_rng([data["seed"], SPLITS.index("test"), 3])
+        scenes = test["scenes"][test["image_ids"]]
+        captions, texts = make_captions(world.detailed(), scenes, rng)
+        splits[DETAILED] = {**test, "captions": captions, "texts": np.array(texts)}
     return splits
 
 
@@ -455,7 +488,8 @@ def load_or_make(world: WorldConfig, data: Mapping[str, int], directory: Path) -
 def _load(path: Path) -> dict[str, Arrays]:
     keys = ("images", "scenes", "captions", "texts", "image_ids")
     with np.load(path, allow_pickle=False) as stored:
-        return {split: {key: stored[f"{split}.{key}"] for key in keys} for split in SPLITS}
+        splits = dict.fromkeys(name.partition(".")[0] for name in stored.files)
+        return {split: {key: stored[f"{split}.{key}"] for key in keys} for split in splits}
 
 
 def _save(path: Path, splits: Mapping[str, Arrays]) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,11 +39,22 @@ from lavis_mafa.toyworld.builder import IMAGE_MEAN, IMAGE_STD
 LR = 5e-3
 BATCH = 128
 SEED = 1_000_003  # of the scenes; no data set uses it
-CLASSES = (len(SHAPES) + 1, len(COLOURS) + 1, len(SIZES) + 1)
+# Number of classes of an attribute of a cell, in the order of `cell_attributes`; 0: an empty cell.
+CLASSES = {"shape": len(SHAPES) + 1, "colour": len(COLOURS) + 1, "size": len(SIZES) + 1}
 
 
-def make_image_start(arch: str, world: WorldConfig, steps: int, seed: int, path: Path) -> float:
+def make_image_start(
+    arch: str,
+    world: WorldConfig,
+    steps: int,
+    seed: int,
+    path: Path,
+    attributes: Sequence[str] = tuple(CLASSES),
+) -> float:
     """Train the image encoder of the tiny model of ``arch`` from random weights and save it.
+
+    Args:
+        attributes: as of `train_image_start`.
 
     Returns:
         As `train_image_start`.
@@ -55,8 +67,10 @@ def make_image_start(arch: str, world: WorldConfig, steps: int, seed: int, path:
     return right
 
 
-def train_image_start(encoder: Any, world: WorldConfig, steps: int) -> float:
-    """Train a ViT to predict shape, colour and size in every cell, and the background.
+def train_image_start(
+    encoder: Any, world: WorldConfig, steps: int, attributes: Sequence[str] = tuple(CLASSES)
+) -> float:
+    """Train a ViT to predict attributes of the object in every cell, and the background.
 
     A cell is predicted from the patches that cover it, and all cells from [CLS], which ITC uses.
 
@@ -64,6 +78,7 @@ def train_image_start(encoder: Any, world: WorldConfig, steps: int) -> float:
         encoder: a ViT of LAVIS (ALBEF's, BLIP's, BLIP-2's); patches must tile cells evenly.
         world: what scenes look like.
         steps: mini-batches of `BATCH` new scenes.
+        attributes: names in `CLASSES` that are learned.
 
     Returns:
         Accuracy on attributes of occupied cells from [CLS], 0 to 1, over the last tenth of steps.
@@ -71,8 +86,10 @@ def train_image_start(encoder: Any, world: WorldConfig, steps: int) -> float:
     rng = np.random.default_rng(SEED)
     cells = world.grid**2
     width = encoder.embed_dim
-    local = nn.Linear(width, sum(CLASSES))
-    overall = nn.Linear(width, cells * sum(CLASSES) + len(BACKGROUNDS))
+    columns = [list(CLASSES).index(name) for name in attributes]
+    classes = [CLASSES[name] for name in attributes]
+    local = nn.Linear(width, sum(classes))
+    overall = nn.Linear(width, cells * sum(classes) + len(BACKGROUNDS))
     parameters = [*encoder.parameters(), *local.parameters(), *overall.parameters()]
     optimizer = torch.optim.AdamW(parameters, lr=LR, weight_decay=0.02)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, LR, total_steps=steps)
@@ -82,12 +99,14 @@ def train_image_start(encoder: Any, world: WorldConfig, steps: int) -> float:
     for step in bar:
         scenes = make_scenes(world, BATCH, rng)
         images = _normalised(render(world, scenes, rng))
-        cell_labels = torch.from_numpy(cell_attributes(scenes))
+        cell_labels = torch.from_numpy(cell_attributes(scenes)[..., columns])
         ground = torch.from_numpy(backgrounds(scenes))
         tokens = encoder.forward_features(images)
         by_cell = local(_pool_cells(tokens[:, 1:], world.grid))
         from_cls = overall(tokens[:, 0])
-        cls_cells = from_cls[:, : -len(BACKGROUNDS)].reshape(BATCH, cells, sum(CLASSES))
+        by_cell = by_cell.split(classes, dim=-1)
+        cls_cells = from_cls[:, : -len(BACKGROUNDS)].reshape(BATCH, cells, -1)
+        cls_cells = cls_cells.split(classes, dim=-1)
         loss = _attribute_loss(by_cell, cell_labels) + _attribute_loss(cls_cells, cell_labels)
         loss = loss + F.cross_entropy(from_cls[:, -len(BACKGROUNDS) :], ground)
         optimizer.zero_grad()
@@ -115,18 +134,17 @@ def _pool_cells(tokens: Tensor, grid: int) -> Tensor:
     return shaped.mean(dim=(2, 4)).flatten(1, 2)
 
 
-def _attribute_loss(logits: Tensor, labels: Tensor) -> Tensor:
-    parts = logits.split(CLASSES, dim=-1)
+def _attribute_loss(logits: Sequence[Tensor], labels: Tensor) -> Tensor:
     losses = [
         F.cross_entropy(part.flatten(0, 1), labels[..., k].flatten())
-        for k, part in enumerate(parts)
+        for k, part in enumerate(logits)
     ]
     return torch.stack(losses).sum()
 
 
-def _accuracy(logits: Tensor, labels: Tensor) -> float:
-    occupied = labels[..., 0] > 0
-    predicted = torch.stack([part.argmax(-1) for part in logits.split(CLASSES, dim=-1)], dim=-1)
+def _accuracy(logits: Sequence[Tensor], labels: Tensor) -> float:
+    occupied = (labels > 0).all(dim=-1)
+    predicted = torch.stack([part.argmax(-1) for part in logits], dim=-1)
     return float((predicted == labels)[occupied].float().mean())
 
 
@@ -136,13 +154,16 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--arch", default="albef_mafa", help="whose image encoder")
     parser.add_argument("--preset", default="dense", help="what scenes look like")
     parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument(
+        "--attributes", nargs="+", choices=list(CLASSES), default=list(CLASSES), help="to predict"
+    )
     parser.add_argument("--seed", type=int, default=42, help="of the encoder's random weights")
     args = parser.parse_args(argv)
     args.output.parent.mkdir(parents=True, exist_ok=True)
     # Several threads wait for each other longer than they help a model of this size.
     torch.set_num_threads(1)
     world = WorldConfig.preset(args.preset)
-    right = make_image_start(args.arch, world, args.steps, args.seed, args.output)
+    right = make_image_start(args.arch, world, args.steps, args.seed, args.output, args.attributes)
     write_json(args.output.with_suffix(".json"), {"accuracy": right})
     print(f"predicts {100 * right:.0f} % of the attributes of objects; saved as {args.output}")
     return 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -19,13 +19,16 @@ from lavis_mafa.algorithm.backbone import Images, Texts
 from lavis_mafa.config import load_config
 from lavis_mafa.metrics.binary import area_under_roc
 from lavis_mafa.metrics.recall import ranked_truth, retrieval_with_truth
-from lavis_mafa.models.inference.rerank import compute_sim_matrix, encode_split, itm_scores
+from lavis_mafa.models.inference.many_pairs import ManyPairs
+from lavis_mafa.models.inference.rerank import compute_sim_matrix, encode_split
 from lavis_mafa.runners.run_log import read_log
 from lavis_mafa.toyworld import ToyScenesBuilder, ToyScenesEval
+from lavis_mafa.toyworld.builder import DETAILED
 
 K_TEST = 32
 SHORTLIST = 16  # texts for each image in the pairs that ITM's AUC is taken on
 DIRECTIONS = ("i2t", "t2i")
+ANY_PAIR = ("valid_txt", "valid_img", "detailed_valid_txt", "detailed_valid_img")
 RATES = ("false_negative_rate", "false_negative_rate_in_itm", "con_d_precision", "con_d_recall")
 
 
@@ -68,10 +71,10 @@ class Examined:
         return cls(model.backbone, images, texts, similarity)
 
 
-def toy_world(train_size: int, test_size: int) -> dict[str, Any]:
-    """Return the splits of the toy world."""
-    cfg = load_dataset_config(ToyScenesBuilder.default_config_path())
-    cfg.build_info.train_size, cfg.build_info.test_size = train_size, test_size
+def toy_world(build_info: Mapping[str, Any], kind: str = "default") -> dict[str, Any]:
+    """Return the splits of `toy_scenes` with this type and ``build_info``."""
+    cfg = load_dataset_config(ToyScenesBuilder.default_config_path(kind))
+    cfg.build_info.update(build_info)
     return ToyScenesBuilder(cfg).build_datasets()
 
 
@@ -79,39 +82,58 @@ def measure(runs: Sequence[Run], judges: Sequence[Run]) -> Iterator[tuple[Run, d
     """Measure retrieval, ITM and hard negatives of runs, on the test images of their data.
 
     Args:
-        runs: all with the same data.
+        runs: all with the same test images.
         judges: ITM's AUC is taken on the pairs that these runs together find most similar. All
             runs share them: a model with a weak ITC would choose easy pairs for itself.
 
     Yields:
         Each run with its figures: percentages of retrieval against original pairs and full truth,
-        ``itm_auc`` (0 to 1), and `negatives_of`.
+        in a world with topics also those of detailed captions (``detailed_*``), ``any_r1``, the
+        mean of R@1 against the full truth over all of them, ``itm_auc`` (0 to 1), and
+        `negatives_of`.
     """
     # Several threads wait for each other longer than they help models of this size.
     torch.set_num_threads(1)
-    data = load_config(runs[0].config, list(runs[0].options), machine=False).datasets_cfg
-    sizes = data.toy_scenes.build_info
-    test: ToyScenesEval = toy_world(sizes.train_size, sizes.test_size)["test"]
-    loader: Any = DataLoader(test, batch_size=250, collate_fn=test.collater)
+    data = load_config(judges[0].config, list(judges[0].options), machine=False).datasets_cfg
+    world = toy_world(data.toy_scenes.build_info, data.toy_scenes.get("type", "default"))
+    test = world["test"]
     truth = test.truth_matrix()
-    examined = {id(judge): Examined.of(judge, loader) for judge in judges}
+    examined = {id(judge): Examined.of(judge, _loader(test)) for judge in judges}
     image_of, text_of = _shortlist([one.similarity for one in examined.values()])
     valid = truth[image_of, text_of]
     pairs = torch.from_numpy(image_of), torch.from_numpy(text_of)
     for run in runs:
-        one = examined.get(id(run)) or Examined.of(run, loader)
+        one = examined.get(id(run)) or Examined.of(run, _loader(test))
         for name in ("output_dir", "result_dir"):  # where LAVIS's report of metrics writes
             registry.mapping["paths"][name] = str(run.folder)
-        scores = compute_sim_matrix(one.backbone, loader, K_TEST)
-        figures: Any = RetrievalTask._report_metrics(*scores, test.txt2img, test.img2txt)
-        figures.update(retrieval_with_truth(*scores, truth))
-        figures["itc_valid_txt_r1"] = 100.0 * float(
-            ranked_truth(one.similarity, truth)[:, 0].mean()
-        )
+        figures = _retrieval(one.backbone, test)
+        figures["itc_valid_txt_r1"] = _r1(one.similarity, truth)
+        figures["itc_valid_img_r1"] = _r1(one.similarity.T, truth.T)
+        if DETAILED in world:
+            detailed = _retrieval(one.backbone, world[DETAILED])
+            figures.update({f"detailed_{name}": value for name, value in detailed.items()})
+        figures["any_r1"] = _mean([figures.get(f"{k}_r1") for k in ANY_PAIR])
         with torch.inference_mode():
-            logits = itm_scores(one.backbone, one.images, one.texts, *pairs)
-        figures["itm_auc"] = area_under_roc(logits.numpy(), valid)
+            logits = ManyPairs(one.backbone).match(one.images, one.texts, *pairs)
+        # From P(match): one logit alone says nothing about the other class's.
+        figures["itm_auc"] = area_under_roc(logits.softmax(dim=1)[:, 1].numpy(), valid)
         yield run, {**figures, **negatives_of(run.folder)}
+
+
+def _loader(test: ToyScenesEval) -> Any:
+    return DataLoader(test, batch_size=250, collate_fn=test.collater)
+
+
+def _retrieval(backbone: Any, test: ToyScenesEval) -> dict[str, Any]:
+    """Return the percentages of retrieval, re-ranked by ITM, of one set of captions."""
+    scores = compute_sim_matrix(backbone, _loader(test), K_TEST)
+    figures: Any = RetrievalTask._report_metrics(*scores, test.txt2img, test.img2txt)
+    return {**figures, **retrieval_with_truth(*scores, test.truth_matrix())}
+
+
+def _r1(similarity: np.ndarray, truth: np.ndarray) -> float:
+    """Return the percentage of queries whose most similar candidate is valid."""
+    return 100.0 * float(ranked_truth(similarity, truth)[:, 0].mean())
 
 
 def _shortlist(similarities: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
@@ -136,3 +158,39 @@ def negatives_of(folder: Path) -> dict[str, float | None]:
 def _mean(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else None
+
+
+def headline(figures: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return in words what mining did to false negatives and what that changed.
+
+    Args:
+        figures: of `measure`, by the name of the run: ``grit`` groups, ``mafa`` mines as well; with
+            ``name``, what the run is called.
+
+    Returns:
+        The sentences; those for which a figure is missing are left out.
+    """
+    grit, mafa = figures.get("grit", {}), figures.get("mafa", {})
+    sentences = []
+    without, left = (one.get("false_negative_rate_in_itm") for one in (grit, mafa))
+    if without is not None and left is not None:
+        effect = f"lowers that to {left:.0%}" if left < without else f"does not: {left:.0%}"
+        sentences.append(
+            f"Of the hard negatives that {grit['name']} teaches as 'no match', {without:.0%} do "
+            f"match; {mafa['name']} {effect}."
+        )
+    for key, what, unit in (
+        ("itm_auc", "ITM's AUC", ".3f"),
+        ("any_r1", "R@1 against any valid pair", ".1f"),
+    ):
+        before, after = grit.get(key), mafa.get(key)
+        if before is not None and after is not None:
+            verdict = _verdict(before, after, unit)
+            sentences.append(f"{what} is {after:{unit}} instead of {before:{unit}}, {verdict}.")
+    return " ".join(sentences).replace("%", " %")
+
+
+def _verdict(before: float, after: float, unit: str) -> str:
+    """Return how two figures compare as they are written."""
+    before, after = float(f"{before:{unit}}"), float(f"{after:{unit}}")
+    return "better" if after > before else "worse" if after < before else "no different"

@@ -1,9 +1,10 @@
 """A small world of coloured shapes, with captions and the exact truth of every pair.
 
-A scene is a grid of cells, one to three of them holding an object, on a coloured background. A
-caption mentions all or some of the objects. It is *valid* for a scene if the objects it mentions
-can be assigned to distinct objects of the scene (for an exact count: if exactly that many objects
-fit) and the background, where mentioned, agrees.
+A scene is a grid of cells, one to three of them holding an object, on a coloured background. Its
+objects are independent, or given by one of several topics, as pictures on the web come in clusters
+(`WorldConfig.topics`). A caption mentions all or some of the objects. It is *valid* for a scene if
+the objects it mentions can be assigned to distinct objects of the scene (for an exact count: if
+exactly that many objects fit) and the background, where mentioned, agrees.
 
 Scenes and captions are NumPy structured arrays, one record each, so that they can be indexed,
 repeated and saved like any array. Attributes are small integers: k means the k-th of `SHAPES`,
@@ -33,6 +34,8 @@ SIZES = ("small", "big")
 BACKGROUNDS = ("black", "white", "grey", "brown")
 MAX_OBJECTS = 3
 MAX_IMAGE_SIZE = 64
+MAX_TOPICS = 100_000
+TOPIC_SEED = 7  # of the topics, which are the same in all splits and for all seeds of the data
 
 # Every word of a caption has synonyms, and no word has two meanings.
 SYNONYMS: dict[str, tuple[str, ...]] = {
@@ -70,9 +73,12 @@ PLURALS = {"circle": "circles", "square": "squares", "triangle": "triangles", "c
 class WorldConfig:
     """The appearance of the world, and how captions describe it.
 
-    The defaults are the preset `dense`. `p_*` are probabilities in [0, 1]; an attribute's value has
-    probability proportional to rank ** -zipf (0: uniform) for shape, colour and background, and
-    sizes are uniform. Raises ValueError, naming every field that is out of range.
+    The defaults are the preset `dense`. With `topics` every scene has `max_objects` objects and
+    belongs to a topic, which fixes the background, the colour of every object and the shape of all
+    but the last; that shape, all sizes and the cells are free. `p_*` are probabilities in [0, 1];
+    an attribute's value has probability proportional to rank ** -zipf (0: uniform) for shape,
+    colour and background, and sizes are uniform. Raises ValueError, naming every field that is out
+    of range.
     """
 
     cell_size: int = 16  # pixels
@@ -89,6 +95,8 @@ class WorldConfig:
     position_jitter: float = 0.06  # uniform, +- this part of a cell
     colour_jitter: float = 16.0  # uniform, +- this much of 255 per channel
     noise_sd: float = 5.0  # pixel noise, standard deviation of 255
+    topics: int = 0  # kinds of scenes, equally frequent; 0: none, objects are independent
+    p_brief: float = 0.0  # the caption mentions no size
 
     def __post_init__(self) -> None:
         problems = []
@@ -112,6 +120,8 @@ class WorldConfig:
         for name in ("p_one_object", "p_size", "p_colour", "p_background", "p_all_objects"):
             require(name, 0, 1)
         require("p_count", 0, 1)
+        require("p_brief", 0, 1)
+        require("topics", 0, MAX_TOPICS, whole=True)
         require("synonym_rate", 0, 1)
         require("zipf", 0, 10)
         require("position_jitter", 0, 0.1)  # above it a big shape would leave its cell
@@ -122,7 +132,7 @@ class WorldConfig:
 
     @classmethod
     def preset(cls, name: str, **changes: Any) -> WorldConfig:
-        """The preset `dense` or `sparse`, with some fields changed.
+        """The preset `dense`, `sparse` or `clustered`, with some fields changed.
 
         Raises ValueError for an unknown preset, TypeError for an unknown field.
         """
@@ -139,11 +149,27 @@ class WorldConfig:
         """Side of an image in pixels."""
         return self.cell_size * self.grid
 
+    def detailed(self) -> WorldConfig:
+        """This world with captions that mention everything in a scene."""
+        told: dict[str, float] = dict.fromkeys(("p_size", "p_colour", "p_background"), 1.0)
+        return dataclasses.replace(self, **told, p_all_objects=1.0, p_count=0.0, p_brief=0.0)
+
 
 PRESETS = {
     "dense": WorldConfig(),
     "sparse": WorldConfig(
         p_size=0.9, p_colour=1.0, p_background=0.8, p_all_objects=0.95, p_count=0.01, zipf=0.0
+    ),
+    "clustered": WorldConfig(
+        topics=512,
+        max_objects=3,
+        p_brief=0.2,
+        p_size=0.8,
+        p_colour=1.0,
+        p_background=0.5,
+        p_all_objects=1.0,
+        p_count=0.0,
+        zipf=0.0,
     ),
 }
 
@@ -160,24 +186,52 @@ def caption_dtype(mentions: int) -> np.dtype[np.void]:
     return np.dtype([("background", "i1"), ("count", "i1"), *per_mention])
 
 
-def make_scenes(config: WorldConfig, n: int, rng: np.random.Generator) -> Structured:
-    """Draw n scenes, (n,), fields as in `scene_dtype`. Objects are drawn independently."""
+def make_scenes(
+    config: WorldConfig, n: int, rng: np.random.Generator, topics: range | None = None
+) -> Structured:
+    """Draw n scenes, (n,), fields as in `scene_dtype`.
+
+    Args:
+        topics: the topics that scenes are drawn from; None: all of the config.
+    """
     slots = config.max_objects
     more = 1 + (rng.random(n) * max(slots - 1, 1)).astype(np.int64)  # 1 .. slots - 1 further ones
     objects = np.where((rng.random(n) < config.p_one_object) | (slots == 1), 1, 1 + more)
     where = np.argsort(rng.random((n, config.cells)), axis=1, kind="stable")[:, :slots]
+    drawn = _draw_objects(config, (n, slots), rng)
+    background = _draw_attribute(len(BACKGROUNDS), config.zipf, (n,), rng)
+    if config.topics:
+        chosen = rng.choice(np.arange(config.topics) if topics is None else topics, n)
+        fixed, background = _topics(config)
+        background = background[chosen]
+        drawn["colour"] = fixed["colour"][chosen]
+        drawn["shape"][:, :-1] = fixed["shape"][chosen, :-1]
+        objects[:] = slots
     present = np.arange(slots) < objects[:, None]
 
     scenes = np.zeros(n, dtype=scene_dtype(config.cells))
-    for name, values, zipf in (
-        ("shape", len(SHAPES), config.zipf),
-        ("colour", len(COLOURS), config.zipf),
-        ("size", len(SIZES), 0.0),
-    ):
-        drawn = _draw_attribute(values, zipf, (n, slots), rng)
-        np.put_along_axis(scenes[name], where, np.where(present, drawn, 0).astype("i1"), axis=1)
-    scenes["background"] = _draw_attribute(len(BACKGROUNDS), config.zipf, (n,), rng)
+    for name, values in drawn.items():
+        np.put_along_axis(scenes[name], where, np.where(present, values, 0).astype("i1"), axis=1)
+    scenes["background"] = background
     return scenes
+
+
+def _topics(config: WorldConfig) -> tuple[dict[str, npt.NDArray[np.int64]], npt.NDArray[np.int64]]:
+    """Return the objects, each (topics, max_objects), and backgrounds, (topics,), of all topics."""
+    rng = np.random.default_rng(TOPIC_SEED)
+    objects = _draw_objects(config, (config.topics, config.max_objects), rng)
+    return objects, _draw_attribute(len(BACKGROUNDS), config.zipf, (config.topics,), rng)
+
+
+def _draw_objects(
+    config: WorldConfig, shape: tuple[int, int], rng: np.random.Generator
+) -> dict[str, npt.NDArray[np.int64]]:
+    """Draw shape, colour and size of objects, independently."""
+    return {
+        "shape": _draw_attribute(len(SHAPES), config.zipf, shape, rng),
+        "colour": _draw_attribute(len(COLOURS), config.zipf, shape, rng),
+        "size": _draw_attribute(len(SIZES), 0.0, shape, rng),
+    }
 
 
 def _draw_attribute(
@@ -228,7 +282,10 @@ def make_captions(
     captions["shape"] = np.where(mentioned, np.take_along_axis(scenes["shape"], order, axis=1), 0)
     alone = (mentioned.sum(axis=1) == 1) & (captions["count"] <= 1)
     p_colour = np.where(alone, 1 - (1 - config.p_colour) ** 2, config.p_colour)
-    for name, p in (("size", np.full(n, config.p_size)), ("colour", p_colour)):
+    # Nothing is drawn where no caption is brief: the data of those worlds stay what they were.
+    brief = rng.random(n) < config.p_brief if config.p_brief else np.zeros(n, np.bool_)
+    p_size = np.where(brief, 0.0, config.p_size)
+    for name, p in (("size", p_size), ("colour", p_colour)):
         shared = np.all(~group | (scenes[name] == first[name]), axis=1)
         named = mentioned & (rng.random((n, slots)) < p[:, None]) & (~counts | shared)[:, None]
         captions[name] = np.where(named, np.take_along_axis(scenes[name], order, axis=1), 0)

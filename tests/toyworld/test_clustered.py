@@ -1,0 +1,175 @@
+"""The clustered toy world: topics, brief and detailed captions, and splits by topic."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections import defaultdict
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lavis_mafa.config import load_config
+from lavis_mafa.toyworld import ToyScenesBuilder, WorldConfig, make_captions, make_scenes, valid
+from lavis_mafa.toyworld.builder import DETAILED, make_world, read_build_info
+from lavis_mafa.toyworld.measure import toy_world
+from lavis_mafa.toyworld.world import SHAPES, valid_matrix
+
+CLUSTERED = WorldConfig.preset("clustered")
+
+
+def objects_of(scene):
+    """The objects of a scene as sorted triples of shape, colour and size."""
+    cells = np.flatnonzero(scene["shape"])
+    return sorted(tuple(int(scene[k][c]) for k in ("shape", "colour", "size")) for c in cells)
+
+
+def all_topics(world):
+    """Every topic, found from scenes that show one topic alone."""
+    found = []
+    for number in range(world.topics):
+        scenes = make_scenes(world, 12, np.random.default_rng(number), range(number, number + 1))
+        pairs = [[one[:2] for one in objects_of(scene)] for scene in scenes]
+        backgrounds = {int(scene["background"]) for scene in scenes}
+        assert len(backgrounds) == 1
+        shared = [one for one in pairs[0] if all(one in other for other in pairs[1:])]
+        found.append((backgrounds.pop(), pairs, shared))
+    return found
+
+
+def test_a_topic_fixes_background_colours_and_all_shapes_but_one():
+    world = dataclasses.replace(CLUSTERED, topics=20)
+    for _, scenes, shared in all_topics(world):
+        colours = {tuple(sorted(colour for _, colour in scene)) for scene in scenes}
+        assert len(colours) == 1 and all(len(scene) == 3 for scene in scenes)
+        assert len(shared) >= 2
+    every = make_scenes(world, 400, np.random.default_rng(0))
+    assert {len(objects_of(scene)) for scene in every} == {3}
+
+
+def test_what_a_topic_leaves_free_is_drawn_anew():
+    scenes = make_scenes(CLUSTERED, 300, np.random.default_rng(0), range(5, 6))
+    sizes = np.array([[one[2] for one in objects_of(scene)] for scene in scenes])
+    assert 0.4 < (sizes == 1).mean() < 0.6
+    kinds = {tuple(sorted(one[0] for one in objects_of(scene))) for scene in scenes}
+    assert len(kinds) == len(SHAPES)  # the last object's shape
+    assert len({tuple(np.flatnonzero(scene["shape"])) for scene in scenes}) == 4  # of C(4, 3)
+
+
+def test_topics_are_the_same_for_all_seeds_and_equally_frequent():
+    world = dataclasses.replace(CLUSTERED, topics=8)
+    of = defaultdict(set)
+    for seed in (0, 1):
+        scenes = make_scenes(world, 4000, np.random.default_rng(seed))
+        keys = [(int(s["background"]), *sorted(int(c) for c in s["colour"] if c)) for s in scenes]
+        names, counts = np.unique([str(key) for key in keys], return_counts=True)
+        of[seed] = set(names)
+        assert len(names) <= 8 and counts.min() > 350
+    assert of[0] == of[1]
+
+
+def test_brief_captions_mention_no_size_and_detailed_ones_everything():
+    scenes = make_scenes(CLUSTERED, 3000, np.random.default_rng(1))
+    captions, _ = make_captions(CLUSTERED, scenes, np.random.default_rng(2))
+    assert (captions["shape"] > 0).all() and (captions["colour"] > 0).all()
+    silent = (captions["size"] == 0).all(axis=1).mean()
+    assert abs(silent - (0.2 + 0.8 * 0.2**3)) < 0.03
+    assert abs((captions["background"] > 0).mean() - 0.5) < 0.03
+    told, _ = make_captions(CLUSTERED.detailed(), scenes, np.random.default_rng(2))
+    assert all((told[key] > 0).all() for key in ("shape", "colour", "size", "background"))
+    assert valid(told, scenes).all()
+
+
+def test_the_measured_shares_of_valid_pairs():
+    """Random pairs match in about 0.03 %, pairs of one topic in about a tenth."""
+    scenes = make_scenes(CLUSTERED, 2000, np.random.default_rng(3))
+    captions, _ = make_captions(CLUSTERED, scenes, np.random.default_rng(4))
+    truth = valid_matrix(scenes, captions)
+    np.fill_diagonal(truth, False)
+    assert 1e-4 < truth.mean() < 5e-4
+    one = make_scenes(CLUSTERED, 600, np.random.default_rng(5), range(9, 10))
+    captions, _ = make_captions(CLUSTERED, one, np.random.default_rng(6))
+    truth = valid_matrix(one, captions)
+    np.fill_diagonal(truth, False)
+    assert 0.05 < truth.mean() < 0.2
+
+
+@settings(max_examples=15, deadline=None)
+@given(topics=st.integers(1, 40), objects=st.integers(1, 3), seed=st.integers(0, 99))
+def test_every_caption_is_valid_for_its_own_scene(topics, objects, seed):
+    world = dataclasses.replace(CLUSTERED, topics=topics, max_objects=objects)
+    scenes = make_scenes(world, 20, np.random.default_rng(seed))
+    for one in (world, world.detailed()):
+        captions, _ = make_captions(one, scenes, np.random.default_rng(seed + 1))
+        assert valid(captions, scenes).all()
+
+
+def test_splits_show_their_own_topics():
+    info = {"preset": "clustered", "topics": 10, "train_topics": 4, "test_topics": 3}
+    sizes = {"train_size": 300, "val_size": 60, "test_size": 60}
+    world, data = read_build_info({**info, **sizes})
+    splits = make_world(world, data)
+    alone = {
+        name: {key(s) for s in make_scenes(world, 500, np.random.default_rng(0), topics)}
+        for name, topics in (("train", range(4)), ("test", range(7, 10)))
+    }
+    assert {key(s) for s in splits["train"]["scenes"]} <= alone["train"]
+    for name in ("val", "test", DETAILED):
+        assert {key(s) for s in splits[name]["scenes"]} <= alone["test"]
+    assert not alone["train"] & alone["test"]
+
+
+def key(scene):
+    return (int(scene["background"]), *sorted(int(c) for c in scene["colour"] if c))
+
+
+def test_detailed_captions_are_of_the_same_test_images(tmp_path):
+    sizes = {"train_size": 8, "val_size": 2, "test_size": 9, "cache_dir": str(tmp_path)}
+    for _ in range(2):  # generated, then read from the cache
+        splits = toy_world(sizes, "clustered")
+        assert list(splits) == ["train", "val", "test", DETAILED]
+        test, detailed = splits["test"], splits[DETAILED]
+        assert (test.images == detailed.images).all() and test.texts != detailed.texts
+        assert detailed.truth_matrix().diagonal().all()
+    assert list(toy_world(sizes, "dense")) == ["train", "val", "test"]
+
+
+def test_a_run_can_be_evaluated_on_detailed_captions():
+    options = ["datasets.toy_scenes.type=clustered", f"run.test_splits=[test,{DETAILED}]"]
+    cfg = load_config("projects/mafa/train/albef_toy.yaml", options, machine=False)
+    assert cfg.run_cfg.test_splits == ["test", DETAILED]
+    assert cfg.datasets_cfg.toy_scenes.build_info.preset == "clustered"
+
+
+@pytest.mark.parametrize(
+    "given, message",
+    [
+        ({"preset": "dense", "test_topics": 3}, "test_topics is 3, expected at most .* topics, 0"),
+        ({"preset": "clustered", "train_topics": 600}, "train_topics is 600, expected at most"),
+        ({"preset": "clustered", "topics": -1}, "topics is -1, expected a whole number"),
+        ({"preset": "clustered", "p_brief": 2}, "p_brief is 2, expected a number from 0 to 1"),
+        ({"preset": "clusters"}, "preset is 'clusters', expected one of"),
+    ],
+)
+def test_wrong_settings_are_refused(given, message):
+    with pytest.raises(ValueError, match=message):
+        read_build_info(given)
+    cfg = ToyScenesBuilder.default_config_path("clustered")
+    assert cfg.endswith("clustered.yaml")
+
+
+@pytest.mark.parametrize(
+    "preset, digest",
+    [("dense", "0a20f6b2dd29ed1f"), ("sparse", "430302aa18899c4f")],
+)
+def test_worlds_without_topics_keep_their_data(preset, digest):
+    world, data = read_build_info({"preset": preset, "train_size": 50, "test_size": 20})
+    splits = make_world(world, data)
+    content = hashlib.sha256()
+    for split in splits.values():
+        for name in ("images", "scenes", "captions", "image_ids"):
+            content.update(split[name].tobytes())
+        content.update("\n".join(split["texts"].tolist()).encode())
+    assert content.hexdigest()[:16] == digest
