@@ -61,7 +61,7 @@ def make_image_start(
     """
     torch.manual_seed(seed)
     encoder = load_model(arch, "tiny").visual_encoder
-    right = train_image_start(encoder, world, steps)
+    right = train_image_start(encoder, world, steps, attributes)
     state = {f"visual_encoder.{key}": value for key, value in encoder.state_dict().items()}
     save_atomically({"model": state}, path)
     return right
