@@ -7,6 +7,7 @@ one study or in several with one output folder, are run once.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -78,13 +79,17 @@ def narrowed(
     """Return the study with only some rows and columns, and given checkpoints for shared runs.
 
     Args:
-        rows: names of rows, or of the shared runs that rows show.
+        rows: names of rows, or of the shared runs that rows show as they are.
 
     Raises:
         StudyError: for unknown names.
     """
     problems = []
-    known = {"--rows": [name for row in study.rows for name in (row.name, row.run) if name]}
+    called = {
+        row.name: {row.name, *([row.run] if _shows_shared(study, row) else [])}
+        for row in study.rows
+    }
+    known = {"--rows": list(itertools.chain(*called.values()))}
     known |= {"--given": list(study.shared), "--columns": list(study.catalogue)}
     chosen = {"--rows": rows, "--columns": shows, "--given": given}
     for option, names in chosen.items():
@@ -97,9 +102,15 @@ def narrowed(
     return replace(
         study,
         shared={**study.shared, **places},
-        rows=[row for row in study.rows if rows is None or {row.name, row.run} & {*rows}],
+        rows=[row for row in study.rows if rows is None or called[row.name] & {*rows}],
         columns=study.columns if shows is None else [study.catalogue[name] for name in shows],
     )
+
+
+def _shows_shared(study: Study, row: Row) -> bool:
+    """Return whether a row shows a shared run as it is, not a variant of it."""
+    step = study.shared.get(row.run)
+    return step is not None and _with(step, row.options) == step
 
 
 def make_plan(study: Study, output: Path, seeds: Sequence[int]) -> Plan:
@@ -157,10 +168,10 @@ class _Maker:
             StudyError: for a row that shows a given checkpoint, which has no logs.
         """
         step = self.plan.study.shared[row.run]
-        own = _with(step, row.options)
-        if own == step:
+        if _shows_shared(self.plan.study, row):
             job = self.shared(row.run)
         else:
+            own = _with(step, row.options)
             job = self._job(own, {name: self.shared(name) for name in self._needed(own)}, row.name)
         if isinstance(job, str):
             why = f"row {row.name}: {row.run} was replaced by --given and has no results"

@@ -30,16 +30,13 @@ from lavis_mafa.studies.results import figures_of, tables_of, write_all
 from lavis_mafa.studies.runs import Run, exclusive, refuse_other_commands, run_all
 from lavis_mafa.studies.spread import Spread, differences_to
 
-EPOCHS_OF = {"warm_up": 8, "con_d": 3, "grit_twice": 12, "mafa_twice": 12}  # the others: 6
-WITH_CON_D = {
-    *("ecm", "mafa", "ecm_e", "mafa_top_3", "mafa_probability", "random_ecm", "mafa_twice")
-}
-FOLDER = Path("/nowhere")  # plans write nothing
-SYSTEMS = [
-    *("warm_up", "momentum", "base", "grit", "s_itc", "con_d", "ecm", "mafa", "mafa_oracle"),
-    *("ecm_e", "mafa_top_3", "mafa_probability", "fne", "random_ecm", "random_s_itc"),
-    *("grit_fixed", "s_itc_fixed", "grit_twice", "mafa_twice"),
+SHARED = [
+    *("warm_up", "con_d", "con_d_unverified", "momentum", "base", "grit", "s_itc", "ecm", "mafa"),
+    *("random_ecm", "random_s_itc"),
 ]
+WITH_CON_D = {"ecm", "mafa", "random_ecm"}
+EPOCHS_OF = {"warm_up": 6, "con_d": 8, "con_d_unverified": 8}  # the others: 5
+FOLDER = Path("/nowhere")  # plans write nothing
 
 
 def plan_for(folder, **changes):
@@ -65,28 +62,46 @@ def config_of(run):
 # The systems
 
 
-def test_all_systems_are_rows(plan):
-    assert [row.run for row in plan.study.rows] == SYSTEMS
+def job_of(plan, name, seed=3):
+    """The run that a row shows; a row may be named by the shared run that it shows."""
+    jobs = plan.jobs
+    return jobs[f"{name}/{seed}"] if f"{name}/{seed}" in jobs else plan.of[name][seed][""]
 
 
-@pytest.mark.parametrize("name", SYSTEMS)
+def test_every_shared_system_is_a_row(plan):
+    shown = {plan.of[row.name][3][""].name for row in plan.study.rows}
+    assert {f"{name}/3" for name in SHARED} <= shown
+    assert len(shown) == len(plan.study.rows), "no row shows the run of another"
+
+
+@pytest.mark.parametrize("name", SHARED)
 def test_every_system_is_accepted(runs, name):
     run = runs[f"{name}/5"]
     cfg = config_of(run)
-    assert (cfg.run_cfg.seed, cfg.run_cfg.max_epoch) == (5, EPOCHS_OF.get(name, 6))
+    assert (cfg.run_cfg.seed, cfg.run_cfg.max_epoch) == (5, EPOCHS_OF.get(name, 5))
     assert run.command[-1] == RESUME and cfg.run_cfg.resume_ckpt_path == "auto"
     con_d = cfg.model_cfg.mafa.con_d
-    expected = {"mafa_oracle": "oracle", **dict.fromkeys(WITH_CON_D, "albef_mafa")}
+    expected = {"con_d": "oracle", **dict.fromkeys(WITH_CON_D, "albef_mafa")}
     assert (con_d.arch if con_d else "") == expected.get(name, "")
     if name in WITH_CON_D:
         assert con_d.checkpoint == str(runs["con_d/5"].checkpoint)
-    start = {"warm_up": "image_start", "con_d": "s_itc"}.get(name, "warm_up")
-    assert cfg.model_cfg.pretrained == str(runs[f"{start}/5"].checkpoint)
+    starts = {"warm_up": "image_start", **dict.fromkeys(("con_d", "con_d_unverified"), "warm_up")}
+    assert cfg.model_cfg.pretrained == str(runs[f"{starts.get(name, 'con_d')}/5"].checkpoint)
 
 
-def settings(runs, name):
-    found = config_of(runs[f"{name}/3"]).to_dict()
-    del found["run"]["job_id"]
+def test_con_d_learns_from_other_pictures_than_those_compared(runs):
+    data = {
+        name: config_of(runs[f"{name}/3"]).datasets_cfg.toy_scenes for name in ("con_d", "grit")
+    }
+    assert data["con_d"].type == data["grit"].type == "clustered"
+    info = {name: one.build_info for name, one in data.items()}
+    assert info["con_d"].seed != info["grit"].seed
+    assert info["con_d"].train_topics + info["grit"].test_topics <= 512, "of other topics"
+
+
+def settings(plan, name):
+    found = config_of(job_of(plan, name)).to_dict()
+    del found["run"]["job_id"], found["run"]["output_dir"]
     return found
 
 
@@ -100,62 +115,89 @@ def differing_paths(one, other, path=""):
 
 
 SOFT = {"model.mafa.soft_labels.type", "model.mafa.soft_labels.start_epoch"}
+START = {"model.pretrained", "run.max_epoch"}
+CON_D = "model.mafa.con_d"
 
 
 @pytest.mark.parametrize(
     "one, other, keys",
     [
-        ("grit", "s_itc", SOFT),
-        ("grit", "ecm", {"model.mafa.con_d"}),
-        ("s_itc", "mafa", {"model.mafa.con_d"}),
-        ("mafa", "ecm_e", {"model.mafa.connections.action"}),
-        ("mafa", "mafa_twice", {"run.max_epoch"}),
-        ("grit", "grit_twice", {"run.max_epoch"}),
-        ("grit", "fne", {"model.mafa.negatives"}),
-        ("base", "random_ecm", {"model.mafa.con_d"}),
+        ("grit", "s_itc", {"model.mafa.soft_labels.type"}),
+        ("grit", "ecm", {CON_D}),
+        ("s_itc", "mafa", {CON_D}),
+        ("con_d", "con_d_unverified", {CON_D}),
+        ("mafa", "MAFA with ECM-E", {"model.mafa.connections.action"}),
+        ("mafa", "MAFA, twice the epochs", {"run.max_epoch"}),
+        ("mafa", "MAFA, three candidates judged", {"model.mafa.connections.top_k"}),
+        ("mafa", "MAFA, alpha .5", {"model.mafa.soft_labels.alpha"}),
+        ("grit", "GRIT-VLP, negatives picked as FNE does", {"model.mafa.negatives"}),
+        ("grit", "GRIT-VLP, M = train / 8", {"run.grit.search_space"}),
+        ("grit", "GRIT-VLP, from the warm-up", START),
+        ("ecm", "ECM, from the warm-up", START),
+        ("grit", "GRIT-VLP, from Con-D of unverified labels", {"model.pretrained"}),
+        ("base", "random_ecm", {CON_D}),
         ("base", "random_s_itc", SOFT),
         ("base", "momentum", {"model.mafa.soft_labels.type"}),
-        ("s_itc", "s_itc_fixed", {"model.mafa.learn_temperature"}),
-        ("grit", "grit_fixed", {"model.mafa.learn_temperature"}),
     ],
 )
-def test_systems_differ_only_in_the_named_setting(runs, one, other, keys):
+def test_systems_differ_only_in_the_named_setting(plan, one, other, keys):
     """Two systems that a table compares are equal in all other keys."""
-    differ = differing_paths(settings(runs, one), settings(runs, other))
-    assert differ == keys
+    assert differing_paths(settings(plan, one), settings(plan, other)) == keys
 
 
-def test_runs_are_ordered_after_their_dependencies(runs):
+def test_systems_from_the_warm_up_take_about_as_many_steps_in_all(plan):
+    through_con_d = job_of(plan, "con_d").steps + job_of(plan, "grit").steps
+    alone = job_of(plan, "GRIT-VLP, from the warm-up").steps
+    assert alone == pytest.approx(through_con_d, rel=0.01)
+
+
+@pytest.mark.parametrize("at", ["dense", "blip", "blip2"])
+def test_the_comparison_is_accepted_elsewhere(at):
+    rows = ["base", "grit", "ecm", "mafa"]
+    plan = plan_for(FOLDER, at=at, seeds=[3], rows=rows)
+    check(plan)
+    data = config_of(job_of(plan, "mafa")).datasets_cfg.toy_scenes
+    assert data.build_info.preset == ("dense" if at == "dense" else "clustered")
+
+
+def test_runs_are_ordered_after_their_dependencies(plan, runs):
     done = set()
     for name, run in runs.items():
         assert run.needs <= done, name
         assert all(other.endswith(name[-2:]) for other in run.needs), "of its own seed"
         done.add(name)
-    assert len(runs) == len({run.folder for run in runs.values()}) == 2 * (len(SYSTEMS) + 1)
+    rows = len(plan.study.rows)
+    assert len(runs) == len({run.folder for run in runs.values()}) == 2 * (rows + 1)
     assert all(run.steps > 0 for run in runs.values() if run.config)
     # The runs that most others depend on start first, and the first seed before the second.
-    longest = ["image_start", "warm_up", "s_itc", "con_d"]
-    assert [name for name in runs if name.endswith("/3")][:4] == [f"{n}/3" for n in longest]
+    longest = ["image_start", "warm_up", "con_d"]
+    assert [name for name in runs if name.endswith("/3")][:3] == [f"{n}/3" for n in longest]
     assert list(runs)[: len(runs) // 2] == [name for name in runs if name.endswith("/3")]
 
 
-NEEDS = {
-    "warm_up": {"image_start"},
-    "con_d": {"s_itc", "warm_up"},
-    **{name: {"con_d", "warm_up"} for name in WITH_CON_D},
-}
+NEEDS = {"warm_up": {"image_start"}, **dict.fromkeys(("con_d", "con_d_unverified"), {"warm_up"})}
 
 
 @settings_of_hypothesis(max_examples=25, deadline=None)
-@given(st.sets(st.sampled_from(SYSTEMS), min_size=1))
+@given(st.sets(st.sampled_from(SHARED), min_size=1))
 def test_dependencies_are_added_and_nothing_else(names):
     planned = {name.split("/")[0] for name in plan_for(FOLDER, seeds=[3], rows=sorted(names)).jobs}
     expected = {*names, "warm_up"}  # every run is measured with the shortlist of the warm-up
-    while added := {n for name in expected for n in NEEDS.get(name, {"warm_up"})} - expected:
-        expected |= added - {"image_start"}
-        if added == {"image_start"}:
-            break
+    while (
+        added := set().union(*(NEEDS.get(n, {"con_d"}) for n in expected))
+        - expected
+        - {"image_start"}
+    ):
+        expected |= added
     assert planned == {*expected, "image_start"}
+
+
+def test_a_row_that_changes_a_shared_run_has_a_run_of_its_own():
+    plan = plan_for(FOLDER, seeds=[3], rows=["grit", "GRIT-VLP, M = train / 8"])
+    own, shared = plan.of["GRIT-VLP, M = train / 8"][3][""], plan.of["GRIT-VLP"][3][""]
+    assert shared.folder == FOLDER / "seed_3" / "grit" and own.folder.parent.parent.name == "runs"
+    assert config_of(own).run_cfg.grit.search_space == 4096 // 8
+    assert {row.name for row in plan.study.rows} == {"GRIT-VLP", "GRIT-VLP, M = train / 8"}
 
 
 def run_command(*argv):
