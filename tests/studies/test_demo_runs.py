@@ -44,23 +44,27 @@ def training_runs(plan):
 def test_every_training_run_of_the_demo_is_valid(family):
     branches = training_runs(plan_of(family))
     configs = {name: load_job_config(branch) for name, branch in branches.items()}
-    assert set(configs) == {"warm_up", "s_itc", "grit", "con_d", "mafa", "base"}
+    assert set(configs) == {"warm_up", "con_d", "base", "grit", "ecm", "mafa"}
+    judges = {"con_d": "oracle", "ecm": f"{family}_mafa", "mafa": f"{family}_mafa"}
     for name, cfg in configs.items():
         assert cfg.model_cfg.arch == f"{family}_mafa"
         assert cfg.run_cfg.job_id == name and Path(cfg.run_cfg.output_dir) == Path("demo").resolve()
-        assert (cfg.model_cfg.mafa.con_d is not None) == (name == "mafa")
-        assert cfg.run_cfg.grit.enabled == (name in ("s_itc", "grit", "mafa"))
+        con_d = cfg.model_cfg.mafa.con_d
+        assert (con_d and con_d.arch) == judges.get(name)
+        assert cfg.run_cfg.grit.enabled == (name not in ("warm_up", "base"))
+        assert cfg.datasets_cfg.toy_scenes.build_info.preset == "clustered"
         if family == "blip2":
             assert cfg.model_cfg.freeze_vit and cfg.model_cfg.vit_weights.endswith("start.pth")
-    mafa, s_itc = configs["mafa"].to_dict(), configs["s_itc"].to_dict()
-    mafa["model"]["mafa"]["con_d"] = None
-    for config in (mafa, s_itc):
+        if name not in ("warm_up", "con_d"):
+            assert cfg.model_cfg.pretrained == str(branches["con_d"].checkpoint)
+    ecm, grit = configs["ecm"].to_dict(), configs["grit"].to_dict()
+    ecm["model"]["mafa"]["con_d"] = None
+    for config in (ecm, grit):
         del config["run"]["job_id"]
-    assert mafa == s_itc, "MAFA is S-ITC and Con-D, nothing else"
+    assert ecm == grit, "ECM is GRIT-VLP and Con-D, nothing else"
     kind = configs["grit"].model_cfg.mafa.soft_labels.type
     assert kind == ("consistency" if family == "albef" else "one_hot")
-    start = "base" if family == "blip2" else "s_itc"
-    assert configs["con_d"].model_cfg.pretrained == str(branches[start].checkpoint)
+    assert configs["con_d"].model_cfg.pretrained == str(branches["warm_up"].checkpoint)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -140,6 +144,7 @@ def test_blip2_demo_from_stage_1_to_answers(tmp_path):
     world.
     """
     sizes = ["--epochs=2", "--warm-up-epochs=1", "--train-size=256", "--test-size=40"]
+    sizes += ["--con-d-epochs=1", "--annotated-size=128"]
     process = subprocess.run(
         [sys.executable, "-m", "lavis_mafa", "demo", "stage2", *sizes]
         + ["--start-steps=10", "--opt-steps=30"],

@@ -388,7 +388,13 @@ def test_builder_and_configs_are_registered():
         worlds[name], data = builder.read_build_info(OmegaConf.to_container(config.build_info))
         assert worlds[name] == WorldConfig.preset(name)
         assert data == dict(
-            seed=0, train_size=4000, val_size=200, test_size=500, captions_per_image=1
+            seed=0,
+            train_size=4000,
+            val_size=200,
+            test_size=500,
+            captions_per_image=1,
+            train_topics=0,
+            test_topics=0,
         )
     assert default.build_info.preset == "dense" and worlds["dense"] != worlds["sparse"]
 
