@@ -216,7 +216,8 @@ def test_error_of_an_unknown_system_suggests_names(capsys):
 def test_list_option(capsys):
     assert run_command("--list", "--rows", "mafa", "base", "--set", "epochs=3") == 0
     output = capsys.readouterr().out
-    assert "  mafa: MAFA (MAFA Table 4, row 4)\n    run.max_epoch=3 run.warmup_steps=30" in output
+    assert "  mafa: MAFA (MAFA Table 4, row 4)\n    datasets." in output
+    assert " run.max_epoch=3 run.batch_size_train=32 " in output
     assert "run.grit.enabled=false" in output and "s_itc:" not in output and "  epochs=3" in output
 
 
@@ -283,9 +284,9 @@ def test_tables_contain_means_and_spreads(tmp_path):
             assert row[1] == (3 if row[0] == "MAFA" and not table.title.startswith("Diff") else 2)
             for column, cell in zip(table.columns[2:], row[2:], strict=True):
                 cells[table.title.split()[0], row[0], column] = cell
-    assert cells["Hard", "GRIT-VLP", "false negatives"] == "37.5 ± 17.7"
-    assert cells["Hard", "MAFA", "Con-D recall"] == "12.5"
-    assert cells["Hard", "GRIT-VLP", "Con-D recall"] is None
+    assert cells["False", "GRIT-VLP", "false negatives"] == "37.5 ± 17.7"
+    assert cells["False", "MAFA", "Con-D recall"] == "12.5"
+    assert cells["False", "GRIT-VLP", "Con-D recall"] is None
     assert cells["Retrieval", "MAFA", "TR@1"] == "44.0 ± 47.8"
     assert cells["Retrieval", "GRIT-VLP", "ITM AUC"] == "0.625 ± 0.177"
     assert cells["Difference", "MAFA", "TR@1"] == "+1.5 ± 0.7"
