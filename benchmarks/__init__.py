@@ -1,1 +1,1 @@
-"""What the project's speed claims rest on: each figure is a ratio, both sides timed in one run."""
+"""Benchmarks behind the project's speed claims: every ratio compares two sides timed in one run."""

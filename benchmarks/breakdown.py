@@ -38,7 +38,7 @@ Action = Callable[[], Any]
 
 
 def rows(sizes: Sizes) -> list[Row]:
-    """One row a part, and one of their sum; times are those of both sides in turn."""
+    """Time every part and their sum; the two sides take turns."""
     with tempfile.TemporaryDirectory() as folder:
         cfg = albef_config(sizes, Path(folder))
         size = sizes.batch or BATCH[sizes.name]
@@ -75,7 +75,7 @@ def rows(sizes: Sizes) -> list[Row]:
 
 
 def _pairs(size: int, device: str) -> tuple[Tensor, Tensor]:
-    """Every anchor's pair with one other, of both directions: 2B images and texts."""
+    """Return every anchor's pair with one other caption and one other image, 2 B pairs."""
     own = torch.arange(size, device=device)
     other = (own + 1) % size
     return torch.cat([own, other]), torch.cat([other, own])
@@ -147,7 +147,7 @@ def _parts_of_ours(
     texts = Texts(encoded.ids, encoded.mask, _leaf(encoded.embeds))
 
     def mlm() -> Tensor:
-        # In a step ITM has made keys and values of the images already.
+        # In a step, ITM has already computed keys and values of the images.
         images = Images(embeds, memory={key: (*map(_leaf, kv), None) for key, kv in kept.items()})
         return backbone.language_losses(images, texts, own, own)
 
@@ -169,7 +169,7 @@ def _parts_of_ours(
 def _judge(
     con_d: ModelDiscriminator, samples: dict[str, Any], pairs: tuple[Tensor, Tensor]
 ) -> dict[str, Action]:
-    """Con-D's work in two: encoding, which it does before it is given pairs, and the rest."""
+    """Split Con-D's work into encoding, which needs no pairs, and judging the pairs."""
     nothing = pairs[0][:0], pairs[1][:0]
     device = samples["image"].device.type
     encoded: list[Any] = []
@@ -201,11 +201,11 @@ def _judge(
 
 
 def _nothing(result: Any) -> None:
-    """Of what has no backward pass."""
+    """Discard the result of a part without a backward pass."""
 
 
 def draw(path: Path, found: Sequence[Row]) -> None:
-    """Both sides as bars of their parts, as SVG; the reference's sum is 100 %."""
+    """Draw the parts of both sides as stacked bars in an SVG; the reference's sum is 100 %."""
     parts = [row for row in found if row.what in PARTS]
     whole_step = sum(row.reference or 0.0 for row in parts)
     with rc_context({"svg.hashsalt": path.stem, "svg.fonttype": "none"}):

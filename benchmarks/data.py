@@ -1,4 +1,4 @@
-"""Captions tokenised and images decoded and augmented, against LAVIS's data set and tokenizer.
+"""Compare tokenising, decoding and augmentation with LAVIS's data set and tokenizer.
 
 Both sides do the work of one worker, in this process.
 """
@@ -57,7 +57,7 @@ class Sides:
     Args:
         root: folder of the images.
         annotations: LAVIS's annotation file.
-        folder: for what ours converts.
+        folder: for converted files of this package.
     """
 
     def __init__(self, root: Path, annotations: Path, folder: Path) -> None:
@@ -74,7 +74,7 @@ class Sides:
         self.epochs = count()
 
     def rows(self, repeats: int, kind: str) -> Iterator[Row]:
-        """Three rows; times are of all samples."""
+        """Yield three rows; times are of all samples."""
         size = len(self.captions)
         note = f"{size} samples, {VOCABULARY}; seconds for all of them"
         yield side_by_side(
@@ -88,24 +88,25 @@ class Sides:
         ).row(f"both and collate, {kind} / LAVIS", TARGET, note)
 
     def read(self) -> list[dict[str, Any]]:
-        """All samples of ours, augmented in another way every time."""
+        """Read all samples of this package's data set, with new augmentations each time."""
         epoch = next(self.epochs)
-        # Outside a worker it would also keep and restore the process's random generators.
+        # Outside a worker, the data set would also save and restore the process's random
+        # generators.
         with patch.object(training_set, "get_worker_info", return_value=self):
             return [self.ours[index, epoch] for index in range(len(self.captions))]
 
     def read_by_lavis(self) -> list[dict[str, Any]]:
-        """All samples of LAVIS's data set."""
+        """Read all samples of LAVIS's data set."""
         with augmentation_of_lavis():
             return [self.theirs[index] for index in range(len(self.captions))]
 
     def batch_of_lavis(self) -> dict[str, Any]:
-        """A mini-batch of LAVIS's, and the tokens that its model makes of it in ``forward``."""
+        """Collate LAVIS's samples and tokenise them as its model does in ``forward``."""
         batch = self.theirs.collater(self.read_by_lavis())
         return {**batch, TOKENS: self.tokenised(batch["text_input"])}
 
     def tokenised(self, captions: list[str]) -> Any:
-        """As ``albef_pretrain`` has it."""
+        """Tokenise as ``albef_pretrain`` does."""
         return self.slow(
             captions,
             padding="max_length",
@@ -117,7 +118,7 @@ class Sides:
 
 @contextmanager
 def augmentation_of_lavis() -> Iterator[None]:
-    """Replace this package's corrected operation by LAVIS's original one."""
+    """Use LAVIS's original AutoContrast in place of this package's corrected one."""
     ours = randaugment.func_dict["AutoContrast"]
     randaugment.func_dict["AutoContrast"] = randaugment.autocontrast_func
     try:
@@ -145,7 +146,7 @@ def generated(folder: Path, size: int) -> tuple[Path, Path]:
 
 
 def photographs(root: Path, folder: Path, size: int) -> tuple[Path, Path]:
-    """The first photographs of ``root``, one caption of each."""
+    """Select the first photographs of ``root``, with one caption each."""
     found: dict[str, Any] = {}
     for pair in json.loads((root / "train.json").read_text()):
         found.setdefault(pair["image"], pair)

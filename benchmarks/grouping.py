@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ DIM, BATCH, CAPTIONS = 256, 96, 5
 
 
 def features(size: int, dim: int = DIM, device: str = "cpu") -> tuple[Tensor, Tensor]:
-    """``(size, dim)`` of images and of captions that resemble them, normalised."""
+    """Draw normalised features ``(size, dim)`` of images and of captions near them."""
     generator = torch.Generator().manual_seed(0)
     images = torch.randn(size, dim, generator=generator)
     texts = images + torch.randn(size, dim, generator=generator)
@@ -46,8 +47,8 @@ def rows(sizes: Sizes) -> list[Row]:
     try:
         return [
             side_by_side(
-                lambda apart=apart: group(images, texts, space // 2, *apart),
-                lambda out=out: torch.mm(images, texts.t(), out=out),
+                partial(group, images, texts, space // 2, *apart),
+                partial(torch.mm, images, texts.t(), out=out),
                 max(sizes.repeats, 1 if sizes.quick else 9),
                 device=sizes.device,
             ).row(

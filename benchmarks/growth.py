@@ -1,10 +1,11 @@
-"""How grouping grows with the data (N), the queue (L) and the search space (M)."""
+"""Measure how grouping grows with the data (N), the queue (L) and the search space (M)."""
 
 from __future__ import annotations
 
 import time
 import tracemalloc
 from collections.abc import Iterator
+from functools import partial
 from itertools import islice
 from unittest import mock
 
@@ -20,7 +21,7 @@ CHAIN = "lavis_mafa.algorithm.grit.collector.group"
 
 
 def rows(sizes: Sizes) -> Iterator[Row]:
-    """Time of a training step, time of grouping a sample, memory of indices."""
+    """Time a training step, time grouping a sample, and count the bytes of indices."""
     if sizes.quick:
         yield from steps([10_000, 40_000], sizes.repeats, queue=2400, space=240)
         yield from queues([240, 960], 120, sizes)
@@ -36,14 +37,13 @@ def rows(sizes: Sizes) -> Iterator[Row]:
 def steps(
     data: list[int], repeats: int, queue: int = QUEUE, space: int = SPACE, dim: int = 8
 ) -> Iterator[Row]:
-    """Reading and collecting the mini-batches of a queue at the end of an epoch, for each N."""
-    places = features(queue, dim)
-    runs = {size: _late(size, queue, space, places) for size in data}
+    """Time reading and collecting a queue of mini-batches at the end of an epoch, for each N."""
+    queue_features = features(queue, dim)
+    runs = {size: _schedule_near_end(size, queue, space, queue_features) for size in data}
     actions = {
-        str(size): lambda run=run, places=places: _queue_of_steps(*run, *places)
-        for size, run in runs.items()
+        str(size): partial(_queue_of_steps, *run, *queue_features) for size, run in runs.items()
     }
-    with mock.patch(CHAIN, _as_they_are):
+    with mock.patch(CHAIN, _given_order):
         times = in_turn(actions, repeats)
     least = data[0]
     for size in data[1:]:
@@ -55,16 +55,16 @@ def steps(
         )
 
 
-def _late(
-    size: int, queue: int, space: int, places: tuple[torch.Tensor, torch.Tensor]
+def _schedule_near_end(
+    size: int, queue: int, space: int, queue_features: tuple[torch.Tensor, torch.Tensor]
 ) -> tuple[GritSchedule, EpochBatches]:
-    """A schedule near the end of an epoch, and the mini-batches that are left."""
+    """Return a schedule near the end of an epoch, with the remaining mini-batches."""
     schedule = _schedule(size, queue, space)
     plan = schedule.begin(0)
     left = -(-queue // BATCH)
     first = max(0, plan.steps - left)
-    with mock.patch(CHAIN, _as_they_are):
-        _collect(schedule, 0, first, places)
+    with mock.patch(CHAIN, _given_order):
+        _collect(schedule, 0, first, queue_features)
     return schedule, EpochBatches(plan, 0, 0, first)
 
 
@@ -78,7 +78,7 @@ def _queue_of_steps(
 
 
 def queues(lengths: list[int], space: int, sizes: Sizes) -> Iterator[Row]:
-    """Grouping a sample for each L, with one M."""
+    """Time grouping a sample for each L, with one M."""
     times = _grouping(lengths, [space] * len(lengths), sizes)
     for length in lengths[1:]:
         timed = Timed.of(times[length, space], times[lengths[0], space])
@@ -88,7 +88,7 @@ def queues(lengths: list[int], space: int, sizes: Sizes) -> Iterator[Row]:
 
 
 def spaces(spaces: list[int], length: int, sizes: Sizes) -> Row:
-    """The exponent of M in the time of grouping a sample: 1 if it is linear."""
+    """Fit the exponent of M in the time of grouping a sample: 1 if it is linear."""
     times = _grouping([length] * len(spaces), spaces, sizes)
     small, large = times[length, spaces[0]], times[length, spaces[-1]]
     slopes = [
@@ -111,9 +111,9 @@ def spaces(spaces: list[int], length: int, sizes: Sizes) -> Row:
 def _grouping(
     lengths: list[int], spaces: list[int], sizes: Sizes
 ) -> dict[tuple[int, int], list[float]]:
-    """Seconds a sample of every repeat, by L and M; as many samples as the largest L."""
+    """Return each repeat's seconds a sample by L and M; every case groups as many samples."""
 
-    def one(length: int, space: int) -> None:
+    def group_all(length: int, space: int) -> None:
         collector = GritCollector(length, space, BATCH, seed=0)
         collector.collect(torch.arange(total), images, texts)
         collector.finish()
@@ -122,7 +122,7 @@ def _grouping(
     images, texts = features(total, DIM, sizes.device)
     cases = list(zip(lengths, spaces, strict=True))
     times = in_turn(
-        {str(case): lambda case=case: one(*case) for case in cases},
+        {str(case): partial(group_all, *case) for case in cases},
         sizes.repeats,
         device=sizes.device,
     )
@@ -130,7 +130,7 @@ def _grouping(
 
 
 def memory(data: list[int]) -> Iterator[Row]:
-    """Bytes of indices a sample for each N, the peak over the epochs of a run."""
+    """Count the bytes of indices a sample for each N, at the peak over the epochs of a run."""
     for size in data:
         begin = time.perf_counter()
         used = index_bytes(size)
@@ -152,15 +152,17 @@ def memory(data: list[int]) -> Iterator[Row]:
 
 
 def index_bytes(size: int, queue: int = QUEUE, space: int = SPACE, epochs: int = 2) -> float:
-    """Peak bytes a sample that a `GritSchedule` takes over whole epochs, all of NumPy's memory."""
-    places = torch.zeros(queue, 1), torch.zeros(queue, 1)
+    """Return the peak of NumPy's memory that a `GritSchedule` uses over epochs, in bytes a
+    sample.
+    """
+    queue_features = torch.zeros(queue, 1), torch.zeros(queue, 1)
     tracing = tracemalloc.is_tracing()
     tracemalloc.start()
     try:
         before = tracemalloc.get_traced_memory()[0]
         tracemalloc.reset_peak()
-        with mock.patch(CHAIN, _as_they_are):
-            _epochs(size, queue, space, epochs, places)
+        with mock.patch(CHAIN, _given_order):
+            _epochs(size, queue, space, epochs, queue_features)
         return (tracemalloc.get_traced_memory()[1] - before) / size
     finally:
         if not tracing:
@@ -168,13 +170,17 @@ def index_bytes(size: int, queue: int = QUEUE, space: int = SPACE, epochs: int =
 
 
 def _epochs(
-    size: int, queue: int, space: int, epochs: int, places: tuple[torch.Tensor, torch.Tensor]
+    size: int,
+    queue: int,
+    space: int,
+    epochs: int,
+    queue_features: tuple[torch.Tensor, torch.Tensor],
 ) -> None:
-    """The first two epochs are random, the others grouped."""
+    """Run epochs: the first two are random, the others grouped."""
     schedule = _schedule(size, queue, space, start_epoch=2, apart=False)
     for epoch in range(epochs):
         steps = schedule.begin(epoch).steps
-        _collect(schedule, 0, steps, places)
+        _collect(schedule, 0, steps, queue_features)
         schedule.state_dict()
         schedule.end(epoch)
 
@@ -194,24 +200,24 @@ def _schedule(
 
 
 def _collect(
-    schedule: GritSchedule, first: int, last: int, places: tuple[torch.Tensor, torch.Tensor]
+    schedule: GritSchedule, first: int, last: int, queue_features: tuple[torch.Tensor, torch.Tensor]
 ) -> None:
-    """Collect steps of the epoch, many at a time."""
+    """Collect the given steps of the epoch, many at a time."""
     assert schedule.plan is not None
     batches = schedule.plan.mini_batches(0)[first:last]
-    at_once = max(1, len(places[0]) // BATCH)
+    at_once = max(1, len(queue_features[0]) // BATCH)
     for begin in range(0, len(batches), at_once):
         index = torch.from_numpy(batches[begin : begin + at_once].reshape(-1))
-        schedule.collect(index, *(part[: len(index)] for part in places))
+        schedule.collect(index, *(part[: len(index)] for part in queue_features))
         _wait(schedule)
 
 
 def _wait(schedule: GritSchedule) -> None:
-    """Until what was collected is grouped, as no training takes time here."""
+    """Wait until what was collected is grouped: here no training runs meanwhile."""
     collector = schedule.collector
     if collector is not None and collector._pending:
         collector._pending[-1].result()
 
 
-def _as_they_are(images: torch.Tensor, *_: object) -> np.ndarray:
+def _given_order(images: torch.Tensor, *_: object) -> np.ndarray:
     return np.arange(len(images))

@@ -1,6 +1,6 @@
-"""Two sides in turn, and the peak of memory.
+"""Time two sides in turn, and measure peak memory.
 
-Times vary by tens of percent from run to run: only ratios of sides that took turns mean anything.
+Times vary by tens of percent from run to run: only ratios of sides that took turns are meaningful.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ clock = time.perf_counter  # or time.process_time: seconds that this process had
 
 @dataclass(frozen=True)
 class Sizes:
-    """What a part should measure.
+    """The sizes of a benchmark run.
 
     Attributes:
-        name: ``quick``: tiny, and the figures mean nothing; ``cpu``: what two cores do in minutes;
+        name: ``quick``: tiny, without meaningful results; ``cpu``: for two cores, in minutes;
             ``gpu``: the sizes of the papers, in bf16.
         repeats: of every measurement.
         device: ``cpu`` or ``cuda``.
-        batch: pairs in a mini-batch; None: what a part has for the sizes' name.
+        batch: pairs in a mini-batch; None: the part's default for ``name``.
     """
 
     name: str = "cpu"
@@ -46,16 +46,16 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table.
+    """A row of the table.
 
     Attributes:
-        what: what was measured, ours / the reference.
-        ours, reference: medians in ``unit``; None where there is no such figure.
-        ratio: ours to the reference (median of the repeats), unless ``what`` says otherwise.
+        what: the measured comparison, ours / the reference.
+        ours, reference: medians in ``unit``; None if not measured.
+        ratio: ours to the reference (median of the repeats), unless ``what`` states another.
         low, high: smallest and largest ratio of the repeats.
         unit: ``s``, ``MiB``, ...
-        target: what the ratio should be, such as ``<= 0.80``; empty where there is none.
-        note: sizes, what the two sides did, and what they did not do alike.
+        target: the limit of the ratio, such as ``<= 0.80``; empty if there is none.
+        note: sizes, the work of both sides, and its differences.
     """
 
     what: str
@@ -70,7 +70,7 @@ class Row:
 
     @property
     def met(self) -> bool | None:
-        """Whether the ratio is as wanted; None if there is no target."""
+        """Whether the ratio meets the target; None if there is no target."""
         wanted = re.match(r"\s*(<=|>=)\s*([0-9.]+)", self.target)
         if wanted is None:
             return None
@@ -80,7 +80,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Timed:
-    """Median seconds of both sides, and each repeat's ratio of them."""
+    """Median seconds of both sides, and each repeat's ratio."""
 
     ours: float
     reference: float
@@ -88,7 +88,7 @@ class Timed:
 
     @classmethod
     def of(cls, ours: Sequence[float], reference: Sequence[float]) -> Timed:
-        """From the figures of the repeats, which belong together one by one."""
+        """Combine the times of the repeats; equal positions belong to one repeat."""
         ratios = tuple(a / b for a, b in zip(ours, reference, strict=True))
         return cls(statistics.median(ours), statistics.median(reference), ratios)
 
@@ -105,22 +105,24 @@ def in_turn(
     warm_up: int = 1,
     device: str | torch.device | None = None,
 ) -> dict[str, list[float]]:
-    """Seconds of every repeat of each action: A B C, C B A, A B C, ...
+    """Return each action's seconds of every repeat; the order is A B C, C B A, A B C, ...
 
     Args:
+        actions: actions by name.
         repeats: at least 1.
-        warm_up: rounds before that are not counted.
-        device: what to wait for after each action, if that is a GPU.
+        warm_up: uncounted rounds at the beginning.
+        device: synchronised after each action, if it is a GPU.
 
     Raises:
-        ValueError: if nothing is to be measured.
+        ValueError: if there is nothing to measure.
     """
     if not actions or repeats < 1:
         raise ValueError(f"need actions and at least 1 repeat, got {len(actions)} and {repeats}")
     times: dict[str, list[float]] = {name: [] for name in actions}
+    names = list(actions)
     gc.collect()
     for turn in range(-warm_up, repeats):
-        order = list(actions) if turn % 2 == 0 else list(reversed(actions))
+        order = names if turn % 2 == 0 else names[::-1]
         for name in order:
             _wait(device)
             begin = clock()
@@ -133,7 +135,7 @@ def in_turn(
 
 
 def _wait(device: str | torch.device | None) -> bool:
-    """Wait for a GPU; False if there is none to wait for."""
+    """Wait for a GPU; return False if the device is none."""
     if device is None or torch.device(device).type != "cuda":
         return False
     torch.cuda.synchronize()
@@ -153,14 +155,14 @@ def side_by_side(
 
 
 def peak_memory(action: Callable[[], Any], device: str | torch.device | None = None) -> float:
-    """MiB that an action needs at its peak, above what was held before it.
+    """Return the MiB that an action needs at its peak, above what was allocated before it.
 
-    On a GPU it is PyTorch's own count. On a CPU the action runs in a fresh process, whose resident
-    memory is read; there it must be a function of a module, or a `functools.partial` of one, and
-    what its module imports is no part of the figure.
+    On a GPU it is PyTorch's count. On a CPU the action runs in a new process, whose resident
+    memory is read; there it must be a function of a module, or a `functools.partial` of one.
+    Memory of the modules that it imports is not counted.
 
     Raises:
-        RuntimeError: if the fresh process fails.
+        RuntimeError: if the new process fails.
     """
     gc.collect()
     if _wait(device):
@@ -170,7 +172,7 @@ def peak_memory(action: Callable[[], Any], device: str | torch.device | None = N
         return (torch.cuda.max_memory_allocated() - before) / 2**20
     spawn = multiprocessing.get_context("spawn")
     receive, send = spawn.Pipe(duplex=False)
-    child = spawn.Process(target=_measured, args=(send, action, torch.get_num_threads()))
+    child = spawn.Process(target=_send_peak, args=(send, action, torch.get_num_threads()))
     child.start()
     send.close()
     try:
@@ -182,7 +184,7 @@ def peak_memory(action: Callable[[], Any], device: str | torch.device | None = N
         child.join()
 
 
-def _measured(send: Any, action: Callable[[], Any], threads: int) -> None:
+def _send_peak(send: Any, action: Callable[[], Any], threads: int) -> None:
     torch.set_num_threads(threads)
     before = _resident()
     action()
@@ -190,15 +192,15 @@ def _measured(send: Any, action: Callable[[], Any], threads: int) -> None:
 
 
 def _resident(peak: bool = False) -> int:
-    """Bytes of resident memory, now or at the peak."""
+    """Return the bytes of resident memory, now or at the peak."""
     status = Path("/proc/self/status")
     if not status.exists():  # macOS, which reports only the peak
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    # Not getrusage: it counts also what the parent held when it started this process.
-    found = re.findall(rf"{'VmHWM' if peak else 'VmRSS'}:\s*(\d+) kB", status.read_text())
-    return 1024 * int(found[0])
+    # getrusage would also count what the parent held when it started this process.
+    sizes = re.findall(rf"{'VmHWM' if peak else 'VmRSS'}:\s*(\d+) kB", status.read_text())
+    return 1024 * int(sizes[0])
 
 
 def progress(text: str) -> None:
-    """A line about the run itself, on stderr."""
+    """Print a line about the progress to stderr."""
     print(f"  ... {text}", file=sys.stderr, flush=True)

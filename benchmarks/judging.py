@@ -1,8 +1,8 @@
-"""Judging offline (`lavis_mafa.analysis`) against judging in the training loop.
+"""Compare judging offline (`lavis_mafa.analysis`) with judging in the training loop.
 
-The same discriminator and the same nominations, of five captions an image in random mini-batches.
-In the loop, Con-D encodes every mini-batch's images and captions and judges its nominations;
-offline, an image is encoded once for all that its samples and captions nominated.
+Both use the same discriminator and the same nominations, of five captions an image in random
+mini-batches. In the loop, Con-D encodes every mini-batch's images and captions and judges its
+nominations; offline, an image is encoded once for all that its samples and captions nominated.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from omegaconf import OmegaConf
 
 from benchmarks.harness import Row, Sizes, Timed, side_by_side
-from benchmarks.retrieval import CAPTIONS, WIDTH, captions, sized
+from benchmarks.retrieval import CAPTIONS, WIDTH, captions, sized_config
 from lavis_mafa.analysis.corpus import Corpus
 from lavis_mafa.analysis.features import Features
 from lavis_mafa.analysis.hard_negatives import HardNegatives, Sampling, hardest_negatives, order_of
@@ -29,13 +29,13 @@ from lavis_mafa.datasets.training_set import TrainingSet
 from lavis_mafa.models import AlbefMafa
 from lavis_mafa.models.con_d.discriminator import ModelDiscriminator
 
-# Images, mini-batch size, mini-batches that the loop's side does.
+# Images, mini-batch size, mini-batches judged in the loop.
 WORK = {"quick": (8, 8, 5), "cpu": (10, 8, 1), "gpu": (1000, 96, 20)}
 SAME = 1e-3  # largest difference of probabilities that are equal in fp32
 
 
 def rows(sizes: Sizes) -> Iterator[Row]:
-    """Seconds for a thousand judged pairs; one row for each number of nominations."""
+    """Measure the seconds for a thousand judged pairs; one row for each number of nominations."""
     images, batch, batches = WORK[sizes.name]
     with tempfile.TemporaryDirectory() as folder:
         opened, features, in_loop, offline = parts(sizes, images, Path(folder))
@@ -45,27 +45,27 @@ def rows(sizes: Sizes) -> Iterator[Row]:
 
 def _row(
     sizes: Sizes,
-    opened: ModelAndData,
+    model_and_data: ModelAndData,
     features: Features,
     in_loop: ModelDiscriminator,
     offline: ModelDiscriminator,
     work: tuple[int, int, int],
 ) -> Row:
     batch, batches, top_k = work
-    ids = opened.data.image_ids
+    ids = model_and_data.data.image_ids
     order = order_of(Sampling("random", batch), features.vectors, features.texts, 0)
-    found = hardest_negatives(order, batch, features, lambda a, b: a @ b.t(), ids, top_k)
-    keys = pair_keys(found.image, found.text, len(features))
-    distinct = np.unique(keys)  # as `judge` gets them
-    shares = [found.batch == number for number in range(batches)]
+    nominations = hardest_negatives(order, batch, features, lambda a, b: a @ b.t(), ids, top_k)
+    keys = pair_keys(nominations.image, nominations.text, len(features))
+    distinct = np.unique(keys)  # `judge` is given distinct pairs
+    shares = [nominations.batch == number for number in range(batches)]
     loaded = [
-        opened.data.pairs.collater([opened.data.pairs[int(n), 0] for n in places])
+        model_and_data.data.pairs.collater([model_and_data.data.pairs[int(n), 0] for n in places])
         for places in order.reshape(-1, batch)[:batches]
     ]
 
     def loop() -> np.ndarray:
         parts = [
-            _in_loop(in_loop, samples, found, share, opened.device)
+            _in_loop(in_loop, samples, nominations, share, model_and_data.device)
             for samples, share in zip(loaded, shares, strict=True)
         ]
         return torch.cat(parts).cpu().numpy()
@@ -73,14 +73,16 @@ def _row(
     def offline_run() -> np.ndarray:
         with tempfile.TemporaryDirectory() as folder:
             pairs = distinct // len(features), distinct % len(features)
-            return judge(opened, features, *pairs, offline, Path(folder))
+            return judge(model_and_data, features, *pairs, offline, Path(folder))
 
-    done = np.any(shares, axis=0)
-    differ = np.abs(offline_run()[np.searchsorted(distinct, keys[done])] - loop()).max()
-    if differ > (0.05 if sizes.gpu else SAME):
-        raise AssertionError(f"probabilities differ by {differ:.2g}")
+    in_loop_pairs = np.any(shares, axis=0)
+    difference = np.abs(
+        offline_run()[np.searchsorted(distinct, keys[in_loop_pairs])] - loop()
+    ).max()
+    if difference > (0.05 if sizes.gpu else SAME):
+        raise AssertionError(f"probabilities differ by {difference:.2g}")
     timed = side_by_side(offline_run, loop, sizes.repeats, 0, sizes.device)
-    in_the_loop = len(np.unique(keys[done]))
+    in_the_loop = len(np.unique(keys[in_loop_pairs]))
     per_pair = Timed(
         1000 * timed.ours / len(distinct),
         1000 * timed.reference / in_the_loop,
@@ -101,26 +103,26 @@ def _row(
 def _in_loop(
     con_d: ModelDiscriminator,
     samples: dict[str, Any],
-    found: HardNegatives,
+    nominations: HardNegatives,
     share: np.ndarray,
     device: torch.device,
 ) -> torch.Tensor:
-    place = {int(number): k for k, number in enumerate(samples["index"])}
-    pair = (
-        torch.tensor([place[int(n)] for n in column[share]], device=device)
-        for column in (found.image, found.text)
+    row_of = {int(number): k for k, number in enumerate(samples["index"])}
+    image_of, text_of = (
+        torch.tensor([row_of[int(n)] for n in column[share]], device=device)
+        for column in (nominations.image, nominations.text)
     )
-    given = {"image": samples["image"].to(device), "text_input": samples["text_input"]}
-    return con_d.judge(given, *pair)
+    inputs = {"image": samples["image"].to(device), "text_input": samples["text_input"]}
+    return con_d.judge(inputs, image_of, text_of)
 
 
 def parts(
     sizes: Sizes, images: int, folder: Path
 ) -> tuple[ModelAndData, Features, ModelDiscriminator, ModelDiscriminator]:
-    """Data with features, and a discriminator for the loop and for offline."""
+    """Build the data with features, and the discriminators of the loop and of the offline run."""
     cfg = OmegaConf.load(AlbefMafa.default_config_path("tiny")).model
     if not sizes.quick:
-        cfg = OmegaConf.merge(cfg, sized(WIDTH[sizes.name], folder))
+        cfg = OmegaConf.merge(cfg, sized_config(WIDTH[sizes.name], folder))
     torch.manual_seed(0)
     model = AlbefMafa.from_config(cfg)
     precision = "bf16" if sizes.gpu else "fp32"
@@ -129,17 +131,19 @@ def parts(
     data = TrainingSet(_Pairs(images, cfg.image_size))
     device = torch.device(sizes.device)
     model.to(device)
-    opened = ModelAndData(None, model, Corpus(data, None), device)
-    # Captions are near their image, as a trained model has them.
+    model_and_data = ModelAndData(None, model, Corpus(data, None), device)
+    # Captions are near their image, as with a trained model.
     centre = torch.randn(images, 256).repeat_interleave(CAPTIONS, dim=0)
-    near = [F.normalize(centre + torch.randn_like(centre), dim=1) for _ in range(2)]
+    feature_pair = [F.normalize(centre + torch.randn_like(centre), dim=1) for _ in range(2)]
     numbers = np.arange(len(data))
-    features = Features(numbers, near[0], near[1], near[0], data.dataset.texts, [])
-    return opened, features, in_loop, offline
+    features = Features(
+        numbers, feature_pair[0], feature_pair[1], feature_pair[0], data.dataset.texts, []
+    )
+    return model_and_data, features, in_loop, offline
 
 
 class _Pairs:
-    """Random pictures with captions, in memory."""
+    """Random images with captions, in memory."""
 
     deterministic = True
 

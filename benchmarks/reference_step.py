@@ -1,14 +1,14 @@
-"""MAFA's training step in the order of Algorithm 1, on LAVIS's plain modules: the slow reference.
+"""MAFA's training step in the order of Algorithm 1, on LAVIS's plain modules: the reference.
 
-Written from the paper (MAFA S.M., Algorithm 1) and kept simple. Its modules are LAVIS's, with
-attention written out; of the package it uses what reads a config, and the masking of MLM, so that
-both sides can be given the same draws.
+Written from the paper (MAFA S.M., Algorithm 1), for simplicity and not for speed. Its modules are
+LAVIS's, with explicit attention. From the package it uses the functions that read a config, and the
+masking of MLM, so that both sides can be given the same random draws.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -22,13 +22,12 @@ from lavis_mafa.io.checkpoints import find_config
 from lavis_mafa.models.parts.tokenizers import build_tokenizer
 from lavis_mafa.models.parts.vit import build_vit
 
-# Puts other probabilities (P,) in the place of Con-D's for the pairs (image_of[p], text_of[p]).
+# Replaces Con-D's probabilities (P,) of the pairs (image_of[p], text_of[p]).
 Verdicts = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 class PlainAlbef(AlbefBase):
-    """ALBEF of LAVIS's modules with random weights; its state dict has the keys of
-    ``albef_mafa``.
+    """ALBEF of LAVIS's modules with random weights and the state dict keys of ``albef_mafa``.
 
     Args:
         cfg: a ``model`` config of ``albef_mafa``.
@@ -36,7 +35,7 @@ class PlainAlbef(AlbefBase):
 
     def __init__(self, cfg: Any) -> None:
         super().__init__()
-        self.tokenizer = build_tokenizer(cfg.tokenizer)
+        self.tokenizer = cast(Any, build_tokenizer(cfg.tokenizer))
         config = BertConfig.from_json_file(find_config(cfg.med_config_path))
         config.vocab_size = max(config.vocab_size, len(self.tokenizer))
         self.visual_encoder = build_vit(cfg, from_pretrained=False)
@@ -58,8 +57,10 @@ def reference_step(
     alpha: float = 0.5,
     verdicts: Verdicts | None = None,
 ) -> dict[str, Tensor]:
-    """One MAFA step of a grouped mini-batch; the caller goes backward, and sets the precision
-    (``torch.autocast``) of both models.
+    """Compute the losses of one MAFA step of a grouped mini-batch.
+
+    The caller runs the backward pass and sets the precision (``torch.autocast``) of both
+    models.
 
     Args:
         model: in training.
@@ -67,11 +68,11 @@ def reference_step(
         samples: ``image`` ``(B, 3, H, W)`` and ``text_input``, B captions; B is at least 3.
         low, high: thresholds of Con-D.
         alpha: of S-ITC.
-        verdicts: what to take for Con-D's probabilities, which are computed all the same.
+        verdicts: replaces Con-D's probabilities, which are computed nevertheless.
 
     Returns:
-        ``loss``, ``loss_itc``, ``loss_itm``, ``loss_lm`` (scalars), and ``found`` ``(2,)``, how
-        many anchors of i2t and t2i got a positive.
+        ``loss``, ``loss_itc``, ``loss_itm``, ``loss_lm`` (scalars), and ``found`` ``(2,)``, the
+        number of anchors of i2t and t2i with a mined positive.
     """
     images = samples["image"]
     own = torch.arange(len(images), device=images.device)
@@ -79,19 +80,19 @@ def reference_step(
         model.temp.clamp_(0.001, 0.5)
     image_embeds, text_embeds, text = encode(model, samples)
 
-    # ITC, before its labels are known.
+    # ITC similarities; the labels follow from Con-D.
     image_features = F.normalize(model.vision_proj(image_embeds[:, 0]), dim=-1)
     text_features = F.normalize(model.text_proj(text_embeds[:, 0]), dim=-1)
     sim_i2t = image_features @ text_features.detach().t() / model.temp
     sim_t2i = text_features @ image_features.detach().t() / model.temp
 
-    # Con-D sees the mini-batch in full, and judges the two directions in a pass each.
+    # Con-D encodes the whole mini-batch and judges each direction in a separate pass.
     with torch.no_grad():
-        judge = _Judge(con_d, samples, verdicts)
-        hard_text, label_text, found_text = pick(
+        judge = _PairJudge(con_d, samples, verdicts)
+        hard_text, label_text, found_text = judge_hardest(
             sim_i2t, lambda text_of: judge(own, text_of), low, high
         )
-        hard_image, label_image, found_image = pick(
+        hard_image, label_image, found_image = judge_hardest(
             sim_t2i, lambda image_of: judge(image_of, own), low, high
         )
 
@@ -111,7 +112,7 @@ def reference_step(
     labels = torch.cat([torch.ones_like(own), label_image, label_text])
     loss_itm = F.cross_entropy(torch.cat([positives, negatives]), labels)
 
-    # MLM of the mini-batch's pairs and the set of those found.
+    # MLM of the mini-batch's pairs and of the distinct mined pairs.
     pairs = [(b, b) for b in own.tolist()]
     pairs += list(zip(*torch.nonzero(found_text).t().tolist(), strict=True))
     for b, image in torch.nonzero(found_image).tolist():
@@ -129,7 +130,7 @@ def reference_step(
 
 
 def encode(model: PlainAlbef, samples: dict[str, Any]) -> tuple[Tensor, Tensor, Any]:
-    """Images ``(B, S, D)``, captions ``(B, L, D)``, and their tokens."""
+    """Return images ``(B, S, D)``, captions ``(B, L, D)``, and their tokens."""
     text = model.tokenizer(
         samples["text_input"],
         padding="longest",
@@ -151,21 +152,21 @@ def fuse(
     image_of: Tensor,
     text_of: Tensor,
 ) -> Tensor:
-    """ITM's logits ``(P, 2)`` of pairs."""
-    looked_at = image_embeds[image_of]
+    """Return ITM logits ``(P, 2)`` of pairs."""
+    image_states = image_embeds[image_of]
     states = model.text_encoder.bert(
         encoder_embeds=text_embeds[text_of],
         attention_mask=text_mask[text_of],
-        encoder_hidden_states=looked_at,
-        encoder_attention_mask=_all_visible(looked_at),
+        encoder_hidden_states=image_states,
+        encoder_attention_mask=_all_visible(image_states),
         return_dict=True,
         mode="fusion",
     ).last_hidden_state
     return model.itm_head(states[:, 0])
 
 
-class _Judge:
-    """Con-D's probabilities of pairs of one mini-batch."""
+class _PairJudge:
+    """Computes Con-D's probabilities of pairs of one mini-batch."""
 
     def __init__(self, con_d: PlainAlbef, samples: dict[str, Any], verdicts: Verdicts | None):
         self.con_d, self.verdicts = con_d, verdicts
@@ -178,18 +179,19 @@ class _Judge:
         return self.verdicts(image_of, text_of, probability) if self.verdicts else probability
 
 
-def pick(
+def judge_hardest(
     sim: Tensor, judge: Callable[[Tensor], Tensor], low: float, high: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The hardest of every anchor, judged (Algorithm 1, lines 9 to 18).
+    """Pick and judge the hardest candidate of every anchor (Algorithm 1, lines 9 to 18).
 
     Args:
         sim: ``(B, B)``.
         judge: from candidates ``(B,)`` to probabilities ``(B,)``.
+        low, high: thresholds of Con-D.
 
     Returns:
-        The candidates ``(B,)`` and labels ``(B,)`` for ITM, where the second hardest stands for one
-        that is ambiguous; and ``(B, B)`` bool, the positives found.
+        The candidates ``(B,)`` and labels ``(B,)`` for ITM, where the second hardest replaces an
+        ambiguous one; and ``(B, B)`` bool, the mined positives.
     """
     rows = torch.arange(len(sim), device=sim.device)
     others = sim.detach().float().clone().fill_diagonal_(float("-inf"))
@@ -204,15 +206,17 @@ def pick(
 
 
 def smoothed_itc(sim: Tensor, found: Tensor, alpha: float) -> Tensor:
-    """S-ITC of one direction (MAFA eq. 5), with the positives found (Algorithm 1, lines 13, 20)."""
+    """Compute S-ITC of one direction (MAFA eq. 5) with mined positives (Algorithm 1, lines 13,
+    20).
+    """
     labels = torch.eye(len(sim), device=sim.device) + found.float()
     labels = labels / labels.sum(dim=1, keepdim=True)
     labels = (1 - alpha) * labels + alpha / len(sim)
     return -(labels * F.log_softmax(sim.float(), dim=1)).sum(dim=1).mean()
 
 
-def masked_language(model: PlainAlbef, looked_at: Tensor, text: Any, text_of: Tensor) -> Tensor:
-    """MLM of pairs: images repeated pair by pair, the head at all positions."""
+def masked_language(model: PlainAlbef, image_states: Tensor, text: Any, text_of: Tensor) -> Tensor:
+    """Compute MLM of pairs: images repeated pair by pair, the head at all positions."""
     ids, targets = mask_tokens(
         text.input_ids[text_of],
         model.mlm_probability,
@@ -223,8 +227,8 @@ def masked_language(model: PlainAlbef, looked_at: Tensor, text: Any, text_of: Te
     logits = model.text_encoder(
         ids,
         attention_mask=text.attention_mask[text_of],
-        encoder_hidden_states=looked_at,
-        encoder_attention_mask=_all_visible(looked_at),
+        encoder_hidden_states=image_states,
+        encoder_attention_mask=_all_visible(image_states),
         return_dict=True,
     ).logits
     return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED)

@@ -1,4 +1,4 @@
-"""Tables of what was measured, and the file that keeps it."""
+"""Tables of measured rows, and their JSON file."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WIDTHS = (76, 12, 12, 6, 14, 8, 3)
 
 
 def cells(row: Row) -> list[str]:
-    """What the table says of a row, without its note."""
+    """Return the cells of a row, without its note."""
     both = ["-" if x is None else f"{x:.3g} {row.unit}" for x in (row.ours, row.reference)]
     spread = f"{row.low:.2f} to {row.high:.2f}"
     met = {None: "", True: "yes", False: "no"}[row.met]
@@ -32,15 +32,15 @@ def cells(row: Row) -> list[str]:
 
 
 def line(values: Iterable[str]) -> str:
-    """One line of the plain table, aligned."""
+    """Return a line of the plain table, aligned."""
     return " | ".join(f"{text:<{width}}" for text, width in zip(values, WIDTHS, strict=True))
 
 
 def markdown(rows: Iterable[Row]) -> str:
-    """The table with its notes, in Markdown."""
+    """Return the table with its notes in Markdown."""
     lines = [(*HEAD, "note"), *[("---",) * (len(HEAD) + 1)]]
     lines += [(*cells(row), row.note) for row in rows]
-    # A bar within a cell would end it.
+    # A bar within a cell would end the cell.
     return "".join(
         "| " + " | ".join(text.replace("|", "\\|") for text in texts) + " |\n" for texts in lines
     )
@@ -50,8 +50,8 @@ def machine() -> dict[str, Any]:
     """Return the facts about the machine and software that a figure depends on."""
     name = platform.processor()
     try:
-        found = re.search(r"model name\s*:\s*(.*)", Path("/proc/cpuinfo").read_text())
-        name = found[1] if found else name
+        match = re.search(r"model name\s*:\s*(.*)", Path("/proc/cpuinfo").read_text())
+        name = match[1] if match else name
     except OSError:
         pass
     return {
@@ -70,7 +70,7 @@ def machine() -> dict[str, Any]:
 
 
 def save(path: str, sizes: Sizes, rows: Iterable[Row], failed: Mapping[str, str]) -> None:
-    """Write what was measured, when, on what, and which parts failed, as JSON."""
+    """Write rows, date, machine, sizes and failed parts as JSON."""
     content = {
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "machine": machine(),

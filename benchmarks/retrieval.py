@@ -1,8 +1,8 @@
-"""Retrieval with re-ranking: this package against LAVIS's ``compute_sim_matrix``.
+"""Compare retrieval with re-ranking with LAVIS's ``compute_sim_matrix``.
 
 LAVIS's side is its own function over its own modules, with the same weights, images and captions.
-What is timed is the re-ranking; images and captions are encoded before, for both sides, which is a
-small part of an evaluation's time.
+Only re-ranking is timed; images and captions are encoded before, for both sides, which is a small
+part of an evaluation's time.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from lavis_mafa.models import AlbefMafa
 from lavis_mafa.models.inference import rerank as ours_module
 from lavis_mafa.models.inference.rerank import UNRANKED, encode_split, itm_scores, rerank
 
-CAPTIONS = 5  # of an image
+CAPTIONS = 5  # an image
 SAME = 1e-3  # largest difference of scores that are equal in fp32
 
 
 @dataclass(frozen=True)
 class Job:
-    """A whole evaluation, and the share of it that is timed.
+    """An evaluation, and the share of it that is timed.
 
     Attributes:
-        images: there are `CAPTIONS` captions of each.
+        images: each has `CAPTIONS` captions.
         k: candidates of a query.
         ours, lavis: each side does the work of the first of so many ranks.
     """
@@ -53,12 +53,14 @@ class Job:
     lavis: int = 1
 
     @property
-    def asked_of_ours(self) -> float:
-        """Pairs that the queries of the share ask for, one that both its sides ask for twice."""
+    def pairs_of_ours(self) -> float:
+        """The pairs requested by the share's queries; a pair requested in both directions counts
+        twice.
+        """
         return self.k * self.images * (1 + CAPTIONS) / self.ours
 
     @property
-    def asked_of_lavis(self) -> int:
+    def pairs_of_lavis(self) -> int:
         share = [min(n, n // self.lavis + 1) for n in (self.images, self.images * CAPTIONS)]
         return self.k * sum(share)
 
@@ -72,7 +74,7 @@ WIDTH = {"cpu": 384, "gpu": 768}  # of both encoders; 12 layers, 64 a head
 
 
 def rows(sizes: Sizes) -> Iterator[Row]:
-    """One row: seconds for a thousand pairs that queries ask for, both directions."""
+    """Measure the seconds for a thousand requested pairs, of both directions."""
     job = JOBS[sizes.name]
     with tempfile.TemporaryDirectory() as folder:
         ours, lavis = both_models(sizes, Path(folder))
@@ -93,13 +95,13 @@ def rows(sizes: Sizes) -> Iterator[Row]:
             with _tf32(sizes.gpu):
                 timed = side_by_side(our_share, lavis_share, sizes.repeats, 0, sizes.device)
     per_pair = Timed(
-        1000 * timed.ours / job.asked_of_ours,
-        1000 * timed.reference / job.asked_of_lavis,
-        tuple(r * job.asked_of_lavis / job.asked_of_ours for r in timed.ratios),
+        1000 * timed.ours / job.pairs_of_ours,
+        1000 * timed.reference / job.pairs_of_lavis,
+        tuple(r * job.pairs_of_lavis / job.pairs_of_ours for r in timed.ratios),
     )
     width = WIDTH.get(sizes.name, "tiny")
     what = f"re-ranking {job.images} x {CAPTIONS}, k = {job.k}, width {width}: 1000 pairs asked for"
-    done = f"ours 1/{job.ours} of the pairs, LAVIS {job.asked_of_lavis // job.k} of the queries; "
+    done = f"ours 1/{job.ours} of the pairs, LAVIS {job.pairs_of_lavis // job.k} of the queries; "
     note = (
         "LAVIS's compute_sim_matrix of albef_retrieval, same weights, scores equal within "
         f"{SAME:g}; {done if job.ours > 1 else ''}captions of {CAPTION_WORDS[0]:g} words; "
@@ -109,10 +111,10 @@ def rows(sizes: Sizes) -> Iterator[Row]:
 
 
 def both_models(sizes: Sizes, folder: Path) -> tuple[Any, Any]:
-    """``albef_mafa``, and LAVIS's modules as ``albef_retrieval`` has them, of equal weights."""
+    """Build ``albef_mafa`` and the modules of LAVIS's ``albef_retrieval`` with equal weights."""
     cfg = OmegaConf.load(AlbefMafa.default_config_path("tiny")).model
     if not sizes.quick:
-        cfg = OmegaConf.merge(cfg, sized(WIDTH[sizes.name], folder))
+        cfg = OmegaConf.merge(cfg, sized_config(WIDTH[sizes.name], folder))
     torch.manual_seed(0)
     lavis = PlainAlbef(cfg).eval()
     lavis.itm_head.weight.data.mul_(50.0)  # scores that differ by more than rounding
@@ -126,23 +128,23 @@ def both_models(sizes: Sizes, folder: Path) -> tuple[Any, Any]:
 
 
 def lavis_scores_of(model: Any, loader: Any, k: int, ranks: int) -> tuple[np.ndarray, np.ndarray]:
-    """What LAVIS's function returns on the first of so many ranks."""
+    """Return the scores of LAVIS's function on the first of so many ranks."""
     world = mock.patch("lavis.common.dist_utils.get_world_size", lambda: ranks)
     with world, open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
         return lavis_scores(model, loader, k_test=k)
 
 
 def states_of(model: Any) -> tuple[int, int]:
-    """``(S, D)`` of an encoded image."""
+    """Return ``(S, D)`` of an encoded image."""
     encoder = model.visual_encoder
     return encoder.patch_embed.num_patches + 1, encoder.vision_width
 
 
 def random_split(images: int, states: tuple[int, int], device: str, seed: int = 0) -> Any:
-    """A loader of states that stand for encoded images ``(N, S, D)``, and of captions."""
-    made = torch.randn(images, *states, generator=torch.Generator().manual_seed(seed))
+    """Return a loader of random encoded images ``(N, S, D)``, with captions."""
+    encoded = torch.randn(images, *states, generator=torch.Generator().manual_seed(seed))
     data = SimpleNamespace(text=captions(images * CAPTIONS, seed), image=range(images))
-    return _Loader(data, [{"image": part} for part in made.split(50)])
+    return _Loader(data, [{"image": part} for part in encoded.split(50)])
 
 
 class _Loader(list):
@@ -166,7 +168,7 @@ class _KnownTexts(XBertEncoder):
 
 @contextlib.contextmanager
 def _first_rank(ranks: int) -> Iterator[None]:
-    """Within, re-ranking does what rank 0 of so many does, and waits for no other."""
+    """Re-rank as rank 0 of ``ranks`` does, without waiting for the others."""
     with mock.patch.multiple(
         ours_module, get_world_size=lambda: ranks, get_rank=lambda: 0, dist=mock.Mock()
     ):
@@ -184,22 +186,23 @@ def _tf32(wanted: bool) -> Iterator[None]:
 
 
 def _require_equal(backbone: Any, images: Any, texts: Any, lavis: tuple[Any, Any]) -> None:
-    """Scores of the pairs that LAVIS has matched."""
+    """Compare the scores of pairs that LAVIS has matched."""
     sim = backbone.similarity(images.features, texts.features).cpu()
-    for expected, one, of_images in zip(lavis, (sim, sim.t()), (True, False), strict=True):
+    for expected, similarity, of_images in zip(lavis, (sim, sim.t()), (True, False), strict=True):
         pair = (torch.from_numpy(expected) > UNRANKED).nonzero()[: 4 * 64]
         assert len(pair)
         image, text = pair.t() if of_images else pair.t().flip(0)
         scores = (
-            itm_scores(backbone, images, texts, image, text).cpu() + one[pair[:, 0], pair[:, 1]]
+            itm_scores(backbone, images, texts, image, text).cpu()
+            + similarity[pair[:, 0], pair[:, 1]]
         )
         difference = (scores - torch.from_numpy(expected)[pair[:, 0], pair[:, 1]]).abs().max()
         if difference > SAME * max(1.0, float(scores.abs().max())):
             raise AssertionError(f"scores differ from LAVIS's by {float(difference):.2g}")
 
 
-def sized(width: int, folder: Path) -> dict[str, Any]:
-    """ALBEF base's sizes but for the width."""
+def sized_config(width: int, folder: Path) -> dict[str, Any]:
+    """Return the sizes of ALBEF base with another width."""
     bert = json.loads(Path(find_config("configs/models/med_config_albef.json")).read_text())
     bert |= {
         "hidden_size": width,

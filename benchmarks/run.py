@@ -1,4 +1,4 @@
-"""Measure: ``python benchmarks/run.py``, see ``--help``.
+"""Run the benchmarks: ``python benchmarks/run.py``, see ``--help``.
 
 Each part is a function of a module of this folder, ``rows(sizes) -> Iterable[Row]``.
 """
@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-if not __package__:  # started as a file: its folder is the first place to import from
+if not __package__:  # started as a file: import the package from its parent folder
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 import torch
@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     if options.threads:
         torch.set_num_threads(options.threads)
-        os.environ["OMP_NUM_THREADS"] = str(options.threads)  # of processes started from here
+        os.environ["OMP_NUM_THREADS"] = str(options.threads)  # for processes started from here
     name = "gpu" if options.gpu else "quick" if options.quick else "cpu"
     device = "cuda" if options.gpu else "cpu"
     sizes = Sizes(name, options.repeats or REPEATS[name], device, options.batch)
@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             for row in _rows_of(part)(sizes):
                 if sizes.quick:
-                    row = replace(row, target="")  # its figures mean nothing
+                    row = replace(row, target="")  # its ratios are not meaningful
                 rows.append(row)
                 print(line(cells(row)), flush=True)
         except Exception as error:

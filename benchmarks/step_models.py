@@ -1,4 +1,4 @@
-"""Models and mini-batches of the training-step benchmarks, LAVIS's own among them."""
+"""Models and mini-batches of the training-step benchmarks, including LAVIS's models."""
 
 from __future__ import annotations
 
@@ -31,18 +31,20 @@ from lavis_mafa.models import AlbefMafa, Blip2Mafa
 from lavis_mafa.models.families.blip2.blip2_parts import build_image_encoder
 from lavis_mafa.models.parts.tokenizers import add_dec_token, build_tokenizer
 
-WORDS = 30522  # of BERT's vocabulary
-CAPTION_WORDS = (10.5, 2.4)  # of COCO, mean and standard deviation
+WORDS = 30522  # the size of BERT's vocabulary
+CAPTION_WORDS = (10.5, 2.4)  # of COCO: mean and standard deviation
 
 
 def albef_config(sizes: Sizes, folder: Path, **changes: Any) -> Any:
-    """ALBEF base (ViT-B/16 at 256 px, BERT of 6 + 6 layers), or tiny; random weights."""
+    """Return ALBEF base (ViT-B/16 at 256 px, BERT of 6 + 6 layers), or tiny; random weights."""
     return _config(AlbefMafa, "tiny" if sizes.quick else "base", sizes, folder, changes)
 
 
 def blip2_config(sizes: Sizes, folder: Path, **changes: Any) -> Any:
-    """BLIP-2 stage 1 with a frozen image encoder: ViT-g on a GPU, CLIP's ViT-L on a CPU, or tiny;
-    random weights."""
+    """Return BLIP-2 stage 1 with a frozen image encoder and random weights.
+
+    The encoder is ViT-g on a GPU, CLIP's ViT-L on a CPU, or tiny.
+    """
     name = {"quick": "tiny", "cpu": "pretrain_vitL", "gpu": "pretrain"}[sizes.name]
     changes = {"freeze_vit": True, "vit_weights": None, "bert_weights": None, **changes}
     if not sizes.gpu:
@@ -59,8 +61,10 @@ def _config(cls: Any, name: str, sizes: Sizes, folder: Path, changes: dict[str, 
 
 
 def _vocabulary(folder: Path) -> str:
-    """A vocabulary as large as BERT's, so that language heads cost what they cost: that of the tiny
-    models, filled up."""
+    """Write a vocabulary of BERT's size, so that language heads have their real cost.
+
+    It is the vocabulary of the tiny models, filled with unused tokens.
+    """
     file = folder / "vocab.txt"
     if not file.exists():
         tokens = Path(find_config("tiny_vocab.txt")).read_text("utf-8").split()
@@ -70,7 +74,7 @@ def _vocabulary(folder: Path) -> str:
 
 
 def mini_batch(size: int, cfg: Any, device: str, seed: int = 0) -> dict[str, Any]:
-    """Random images, and captions of random words."""
+    """Return random images, and captions of random words."""
     images = torch.randn(
         size, 3, cfg.image_size, cfg.image_size, generator=torch.Generator().manual_seed(seed)
     )
@@ -78,7 +82,7 @@ def mini_batch(size: int, cfg: Any, device: str, seed: int = 0) -> dict[str, Any
 
 
 def captions(count: int, seed: int = 0) -> list[str]:
-    """Of random words, about as many as in captions of COCO."""
+    """Return captions of random words, with lengths as in COCO."""
     draw = random.Random(seed)
     vocabulary = Path(find_config("tiny_vocab.txt")).read_text("utf-8").split()
     words = [word for word in vocabulary if word.isalpha() and len(word) > 1]
@@ -86,46 +90,46 @@ def captions(count: int, seed: int = 0) -> list[str]:
     return [" ".join(draw.choices(words, k=length)) for length in lengths]
 
 
-def a_quarter(image_of: Tensor, text_of: Tensor, probability: Tensor) -> Tensor:
-    """Verdicts by which the first quarter of the pairs match, whatever Con-D thinks."""
+def first_quarter(image_of: Tensor, text_of: Tensor, probability: Tensor) -> Tensor:
+    """Return verdicts by which the first quarter of the pairs match."""
     return (torch.arange(len(probability)) < round(len(probability) / 4)).to(probability)
 
 
-def some(image_of: Tensor, text_of: Tensor, probability: Tensor) -> Tensor:
+def verdicts_by_pair(image_of: Tensor, text_of: Tensor, probability: Tensor) -> Tensor:
     """Return verdicts that depend only on the pair, so that all ranks and variants agree."""
     return ((7 * image_of + 3 * text_of) % 4 == 0).to(probability)
 
 
-class Judged:
-    """A discriminator that does its work, and whose verdicts are then replaced.
+class FixedVerdicts:
+    """A discriminator that does its work, but whose verdicts are replaced.
 
     Args:
         con_d: does the work.
-        verdicts: `a_quarter` or `some`.
+        verdicts: `first_quarter` or `verdicts_by_pair`.
     """
 
-    def __init__(self, con_d: Any, verdicts: Verdicts = a_quarter) -> None:
+    def __init__(self, con_d: Any, verdicts: Verdicts = first_quarter) -> None:
         self.con_d, self.verdicts = con_d, verdicts
 
     def judge(
-        self, samples: Any, image_of: Tensor, text_of: Tensor, *rest: Any, **more: Any
+        self, samples: Any, image_of: Tensor, text_of: Tensor, *rest: Any, **options: Any
     ) -> Any:
-        probability = self.con_d.judge(samples, image_of, text_of, *rest, **more)
+        probability = self.con_d.judge(samples, image_of, text_of, *rest, **options)
         return self.verdicts(image_of, text_of, probability)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.con_d, name)
 
 
-class _Told(nn.Module):
-    """Gives the same answer to everything."""
+class _Constant(nn.Module):
+    """Return the same output for every input."""
 
-    def __init__(self, answer: Any) -> None:
+    def __init__(self, output: Any) -> None:
         super().__init__()
-        self.answer = answer
+        self.output = output
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self.answer
+        return self.output
 
 
 class _WithoutTeacher(BertForMaskedLM):
@@ -134,10 +138,10 @@ class _WithoutTeacher(BertForMaskedLM):
 
 
 class LavisAlbef(AlbefPretrain):
-    """LAVIS's ``albef_pretrain`` and its forward pass, without the work of momentum encoders.
+    """LAVIS's ``albef_pretrain`` with its forward pass, without the work of momentum encoders.
 
-    What they give to ITC is computed once, by the encoders themselves, for one mini-batch. There is
-    no queue and no distillation of MLM.
+    Their outputs for ITC are computed once, by the encoders themselves, for one mini-batch. There
+    is no queue and no distillation of MLM.
 
     Args:
         cfg: a ``model`` config of ``albef_mafa``.
@@ -161,14 +165,14 @@ class LavisAlbef(AlbefPretrain):
         return build_tokenizer(self.vocabulary)
 
     @torch.no_grad()
-    def remember(self, samples: dict[str, Any]) -> None:
-        """Put answers for this mini-batch in the place of the momentum encoders."""
+    def set_momentum_outputs(self, samples: dict[str, Any]) -> None:
+        """Replace the momentum encoders by constant outputs for this mini-batch."""
         was_training = self.training
         images, texts, _ = encode(self.eval(), samples)
         self.train(was_training)
-        self.visual_encoder_m = _Told(images)
-        self.text_encoder_m = _Told(torch.zeros(1, 1, 1))  # the teacher of MLM: no one listens
-        self.text_encoder_m.bert = _Told(SimpleNamespace(last_hidden_state=texts))
+        self.visual_encoder_m = _Constant(images)
+        self.text_encoder_m = _Constant(torch.zeros(1, 1, 1))  # the teacher of MLM is not used
+        self.text_encoder_m.bert = _Constant(SimpleNamespace(last_hidden_state=texts))
         self.vision_proj_m.load_state_dict(self.vision_proj.state_dict())
         self.text_proj_m.load_state_dict(self.text_proj.state_dict())
 
@@ -178,14 +182,16 @@ class LavisAlbef(AlbefPretrain):
     def _dequeue_and_enqueue(self, *args: Any) -> None:
         pass
 
-    def mask(self, ids: Tensor, vocabulary: int, device: Any, targets: Tensor, **more: Any) -> Any:
-        # LAVIS draws on the CPU, and uses the draws as an index of what lies on the device.
-        drawn = super().mask(ids.cpu(), vocabulary, "cpu", targets=targets.cpu(), **more)
+    def mask(
+        self, ids: Tensor, vocabulary: int, device: Any, targets: Tensor, **options: Any
+    ) -> Any:
+        # LAVIS draws on the CPU and uses the draws as an index on the device.
+        drawn = super().mask(ids.cpu(), vocabulary, "cpu", targets=targets.cpu(), **options)
         return tuple(tensor.to(device) for tensor in drawn)
 
 
 class LavisBlip2(Blip2Qformer):
-    """LAVIS's ``blip2`` and its forward pass, of LAVIS's modules, without downloads.
+    """LAVIS's ``blip2`` with its forward pass and modules, without downloads.
 
     Args:
         cfg: a ``model`` config of ``blip2_mafa``.
@@ -226,8 +232,7 @@ class LavisBlip2(Blip2Qformer):
 
 @contextmanager
 def lavis_can_run(device: str = "cpu") -> Iterator[None]:
-    """A process group of one, which LAVIS's BLIP-2 asks for its rank, and NumPy 1's name that its
-    ALBEF uses."""
+    """Provide LAVIS's requirements: a process group of one for BLIP-2, ``np.Inf`` for ALBEF."""
     backend = "nccl" if device == "cuda" else "gloo"
     with tempfile.TemporaryDirectory() as folder:
         store = f"file://{folder}/store"
@@ -240,9 +245,11 @@ def lavis_can_run(device: str = "cpu") -> Iterator[None]:
 
 
 @contextmanager
-def drawn_alike() -> Iterator[None]:
-    """Within, negatives that are drawn are the likeliest, and MLM masks every word: LAVIS's draws
-    come in another order and of other shapes."""
+def deterministic_draws() -> Iterator[None]:
+    """Make random draws deterministic, because LAVIS draws in another order and other shapes.
+
+    The most probable negative is drawn, and MLM masks every word.
+    """
     with ExitStack() as stack:
         for name, draw in (
             ("multinomial", lambda weights, count: weights.argmax(dim=-1, keepdim=True)),

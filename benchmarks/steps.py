@@ -1,4 +1,4 @@
-"""Measure training steps: MAFA against GRIT-VLP, and both against implementations without us.
+"""Measure training steps: MAFA against GRIT-VLP, and both against independent implementations.
 
 A step is the forward and the backward pass of the whole loss, in training mode; the optimiser's
 update, which is the same on both sides, is not measured. Before timing, each comparison checks that
@@ -20,16 +20,16 @@ import torch
 from benchmarks.harness import Row, Sizes, Timed, in_turn, peak_memory, progress
 from benchmarks.reference_step import PlainAlbef, reference_step
 from benchmarks.step_models import (
-    Judged,
+    FixedVerdicts,
     LavisAlbef,
     LavisBlip2,
-    a_quarter,
     albef_config,
     blip2_config,
-    drawn_alike,
+    deterministic_draws,
+    first_quarter,
     lavis_can_run,
     mini_batch,
-    some,
+    verdicts_by_pair,
 )
 from lavis_mafa.algorithm.labels import SoftLabels
 from lavis_mafa.algorithm.mining import MiningRule
@@ -43,7 +43,7 @@ from lavis_mafa.models.con_d.kept_rows import KeptRows
 BATCH = {"quick": 8, "cpu": 3, "gpu": 96}
 BLIP2_BATCH = {**BATCH, "cpu": 2}
 MEMORY_BATCH = {**BATCH, "cpu": 4}
-NOTHING = MiningRule(low=1.0, high=1.0)  # judged in full, and no verdict is above
+NOTHING = MiningRule(low=1.0, high=1.0)  # all pairs are judged, no probability is above
 GRIT_VLP = StepSettings(soft_labels=SoftLabels("consistency"))
 MAFA = StepSettings()
 MAFA_FINDS_NOTHING = StepSettings(connections=NOTHING)
@@ -64,11 +64,11 @@ SAME = 1e-4  # relative difference of losses that are the same in fp32
 
 @dataclass
 class Step:
-    """Forward and backward pass of ``forward()["loss"]``.
+    """Run the forward and backward pass of ``forward()["loss"]``.
 
     Attributes:
         bf16: under autocast to bf16.
-        found: anchors that got a positive in the last step.
+        found: anchors with a mined positive in the last step.
     """
 
     model: torch.nn.Module
@@ -89,29 +89,29 @@ class Step:
 
 
 def rows(sizes: Sizes) -> Iterator[Row]:
-    """ALBEF with and without Con-D, and against the authors' order."""
+    """Measure ALBEF with and without Con-D, and against the authors' order of work."""
     with tempfile.TemporaryDirectory() as folder:
         yield from albef_rows(sizes, Path(folder))
 
 
 def lavis_rows(sizes: Sizes) -> Iterator[Row]:
-    """ALBEF and BLIP-2 against LAVIS's; BLIP-2 with and without Con-D."""
+    """Measure ALBEF and BLIP-2 against LAVIS's, and BLIP-2 with and without Con-D."""
     with tempfile.TemporaryDirectory() as folder, lavis_can_run(sizes.device):
         yield from lavis_albef_rows(sizes, Path(folder))
         yield from blip2_rows(sizes, Path(folder))
 
 
 def albef_rows(sizes: Sizes, folder: Path) -> Iterator[Row]:
-    """MAFA against GRIT-VLP, both ours; and against the authors' order of work."""
+    """Measure MAFA against GRIT-VLP, both ours, and against the authors' order of work."""
     cfg = albef_config(sizes, folder)
     size, bf16 = sizes.batch or BATCH[sizes.name], sizes.gpu
     samples = mini_batch(size, cfg, sizes.device)
-    setting = f"ALBEF {described(cfg)}, B={size}, {'bf16' if bf16 else 'fp32'}"
+    setting = f"ALBEF {vit_name(cfg)}, B={size}, {'bf16' if bf16 else 'fp32'}"
     torch.manual_seed(0)
     model = AlbefMafa.from_config(cfg).to(sizes.device).train()
     judge = AlbefMafa.from_config(cfg)
-    con_d = {name: copy_for_judging(judge, cfg, name, sizes) for name in ("fp32", "bf16")}
-    keeping = copy_for_judging(judge, cfg, "bf16", sizes)
+    con_d = {name: con_d_copy(judge, cfg, name, sizes) for name in ("fp32", "bf16")}
+    keeping = con_d_copy(judge, cfg, "bf16", sizes)
     samples["image_id"] = torch.arange(size, device=sizes.device)
     with torch.no_grad():
         _, tokens, width = model.backbone.image_tokens(samples["image"][:1]).shape
@@ -127,9 +127,9 @@ def albef_rows(sizes: Sizes, folder: Path) -> Iterator[Row]:
         "grit": ours(GRIT_VLP),
         "none": ours(MAFA_FINDS_NOTHING, con_d["bf16"]),
         "none, fp32": ours(MAFA_FINDS_NOTHING, con_d["fp32"]),
-        "quarter": ours(MAFA, Judged(con_d["bf16"])),
+        "quarter": ours(MAFA, FixedVerdicts(con_d["bf16"])),
         "none, kept": ours(MAFA_FINDS_NOTHING, keeping),
-        "quarter, kept": ours(MAFA, Judged(keeping)),
+        "quarter, kept": ours(MAFA, FixedVerdicts(keeping)),
     }
     times = in_turn(steps, sizes.repeats, device=sizes.device)
     keeping.kept.close()
@@ -147,7 +147,7 @@ def albef_rows(sizes: Sizes, folder: Path) -> Iterator[Row]:
     yield against_grit("none", "nothing converted, Con-D bf16", "<= 1.10")
     yield against_grit("none, fp32", "nothing converted, Con-D fp32")
     yield against_grit("quarter", "25 % converted, Con-D bf16", "<= 1.18")
-    # No targets: these are of the un-augmented view, and not of an image's first time.
+    # No targets: the images are un-augmented, and their first encoding is not timed.
     yield against_grit("none, kept", f"nothing converted, {KEPT}")
     yield against_grit("quarter, kept", f"25 % converted, {KEPT}")
 
@@ -155,25 +155,27 @@ def albef_rows(sizes: Sizes, folder: Path) -> Iterator[Row]:
     plain_judge = PlainAlbef(cfg).to(sizes.device).eval().requires_grad_(False)
     plain.load_state_dict(model.state_dict())
     plain_judge.load_state_dict(judge.state_dict())
-    require_same(
+    require_equal_losses(
         "the authors' order",
         model,
-        partial(run_step, model.backbone, samples, MAFA, Judged(con_d["fp32"], some)),
+        partial(
+            run_step, model.backbone, samples, MAFA, FixedVerdicts(con_d["fp32"], verdicts_by_pair)
+        ),
         plain,
-        partial(reference_step, plain, plain_judge, samples, verdicts=some),
+        partial(reference_step, plain, plain_judge, samples, verdicts=verdicts_by_pair),
     )
-    theirs = partial(reference_step, plain, plain_judge, samples, verdicts=a_quarter)
+    theirs = partial(reference_step, plain, plain_judge, samples, verdicts=first_quarter)
     progress("MAFA and the authors' order")
     steps = {
         "reference": Step(plain, theirs, sizes.device, False),
-        "ours": ours(MAFA, Judged(con_d["fp32"]), False),
-        "ours, bf16": ours(MAFA, Judged(con_d["bf16"]), True),
+        "ours": ours(MAFA, FixedVerdicts(con_d["fp32"]), False),
+        "ours, bf16": ours(MAFA, FixedVerdicts(con_d["bf16"]), True),
     }
     if bf16:
         steps["reference, bf16"] = Step(plain, theirs, sizes.device, True)
     times = in_turn(steps, sizes.repeats, device=sizes.device)
     note = (
-        f"ALBEF {described(cfg)}, B={size}, 25 % converted ({steps['ours'].found} of {2 * size} "
+        f"ALBEF {vit_name(cfg)}, B={size}, 25 % converted ({steps['ours'].found} of {2 * size} "
         f"anchors, in the reference {steps['reference'].found}); equal losses at equal weights; "
         "the reference tokenises with the same fast tokenizer"
     )
@@ -188,7 +190,7 @@ def albef_rows(sizes: Sizes, folder: Path) -> Iterator[Row]:
 
 
 def lavis_albef_rows(sizes: Sizes, folder: Path) -> Iterator[Row]:
-    """ALBEF-base against LAVIS's ``albef_pretrain`` less the work of momentum encoders."""
+    """Measure ALBEF-base against LAVIS's ``albef_pretrain`` without momentum encoders."""
     cfg = albef_config(sizes, folder, mlm_mask_prob=0.15)
     size = sizes.batch or BATCH[sizes.name]
     samples = mini_batch(size, cfg, sizes.device)
@@ -198,7 +200,7 @@ def lavis_albef_rows(sizes: Sizes, folder: Path) -> Iterator[Row]:
     ours = AlbefMafa.from_config(cfg).train()
     state = theirs.state_dict()
     ours.load_state_dict({key: state[key] for key in ours.state_dict()})
-    theirs.to(sizes.device).remember(samples)
+    theirs.to(sizes.device).set_momentum_outputs(samples)
     ours.to(sizes.device)
     yield against_lavis(
         ours,
@@ -206,15 +208,17 @@ def lavis_albef_rows(sizes: Sizes, folder: Path) -> Iterator[Row]:
         theirs,
         partial(theirs, samples),
         f"ALBEF-base step / LAVIS albef_pretrain, B={size}",
-        f"{described(cfg)}; no momentum encoders, queue and distillation on both sides; LAVIS pads "
+        f"{vit_name(cfg)}; no momentum encoders, queue and distillation on both sides; LAVIS pads "
         f"to {cfg.max_txt_len} tokens; its slow tokenizer is left out (the same fast one on both)",
         sizes,
     )
 
 
 def blip2_rows(sizes: Sizes, folder: Path) -> Iterator[Row]:
-    """BLIP-2's stage 1 against LAVIS's; and MAFA against GRIT-VLP where Con-D shares the frozen
-    image encoder."""
+    """Measure BLIP-2's stage 1 against LAVIS's, and MAFA against GRIT-VLP.
+
+    For MAFA, Con-D shares the frozen image encoder.
+    """
     cfg = blip2_config(sizes, folder)
     size = sizes.batch or BLIP2_BATCH[sizes.name]
     samples = mini_batch(size, cfg, sizes.device)
@@ -228,7 +232,7 @@ def blip2_rows(sizes: Sizes, folder: Path) -> Iterator[Row]:
         theirs,
         partial(theirs, samples),
         f"BLIP-2 stage 1 step / LAVIS blip2, B={size}",
-        f"{described(cfg)}, image encoder frozen; LAVIS pads to {cfg.max_txt_len} tokens; its slow "
+        f"{vit_name(cfg)}, image encoder frozen; LAVIS pads to {cfg.max_txt_len} tokens; its slow "
         "tokenizer is left out (the same fast one on both)",
         sizes,
     )
@@ -255,7 +259,7 @@ def blip2_rows(sizes: Sizes, folder: Path) -> Iterator[Row]:
     yield Timed.of(times["mafa"], times["grit"]).row(
         "BLIP-2: MAFA / GRIT-VLP step, shared frozen encoder",
         "<= 1.05",
-        f"{described(cfg)}, B={size}, {'bf16' if sizes.gpu else 'fp32'}; nothing converted, Con-D "
+        f"{vit_name(cfg)}, B={size}, {'bf16' if sizes.gpu else 'fp32'}; nothing converted, Con-D "
         "bf16",
     )
 
@@ -269,9 +273,9 @@ def against_lavis(
     note: str,
     sizes: Sizes,
 ) -> Row:
-    """Time two models of equal weights, after a look at whether their losses are equal."""
-    with drawn_alike():
-        require_same("LAVIS", ours, our_forward, theirs, their_forward, half=sizes.gpu)
+    """Time two models of equal weights, after checking that their losses are equal."""
+    with deterministic_draws():
+        require_equal_losses("LAVIS", ours, our_forward, theirs, their_forward, half=sizes.gpu)
     progress(what)
     steps = {
         "ours": Step(ours, our_forward, sizes.device, sizes.gpu),
@@ -285,7 +289,7 @@ def against_lavis(
 
 
 @torch.no_grad()
-def require_same(
+def require_equal_losses(
     name: str,
     ours: torch.nn.Module,
     our_forward: Callable[[], Any],
@@ -296,7 +300,12 @@ def require_same(
     """Compare the losses of both sides in evaluation mode, for the same draws.
 
     Args:
-        half: in bf16, where rounding may change a negative that is drawn.
+        name: the reference, for the message.
+        ours: this package's model.
+        our_forward: its forward pass.
+        theirs: the reference's model.
+        their_forward: its forward pass.
+        half: in bf16, where rounding may change which negative is drawn.
 
     Raises:
         AssertionError: if a loss differs.
@@ -312,7 +321,8 @@ def require_same(
         model.train(was_training)
         language = "loss_mlm" if "loss_mlm" in output else "loss_lm"
         losses.append([float(output[key]) for key in ("loss_itc", "loss_itm", language)])
-    close = torch.isclose(*(torch.tensor(x) for x in losses), rtol=5e-2 if half else SAME)
+    our_losses, their_losses = (torch.tensor(values) for values in losses)
+    close = torch.isclose(our_losses, their_losses, rtol=5e-2 if half else SAME)
     if not bool(close.all()):
         raise AssertionError(
             f"not the same work as {name}: losses ITC, ITM, language {losses[0]} and {losses[1]}"
@@ -320,7 +330,7 @@ def require_same(
 
 
 def memory_rows(sizes: Sizes) -> Iterator[Row]:
-    """Peak memory of a step with Con-D against one without, with weights and gradients."""
+    """Measure the peak memory of a step with Con-D against one without."""
     size = sizes.batch or MEMORY_BATCH[sizes.name]
     progress("peak memory")
 
@@ -331,7 +341,7 @@ def memory_rows(sizes: Sizes) -> Iterator[Row]:
     for system in ("nothing converted", "25 % converted"):
         yield Timed.of([peak(system)], [grit]).row(
             f"peak memory of a step, MAFA / GRIT-VLP, {system}, B={size}",
-            # Con-D's weights are a constant, and much of what a small mini-batch needs.
+            # Con-D's weights are constant: in a small mini-batch they are a large share.
             "<= 1.08" if size >= BATCH["gpu"] else "",
             f"ALBEF in {'bf16' if sizes.gpu else 'fp32'}; weights, gradients and activations, and "
             "Con-D in bf16; without the optimiser's state, which both sides have; one run of each; "
@@ -341,32 +351,33 @@ def memory_rows(sizes: Sizes) -> Iterator[Row]:
 
 
 def one_step(sizes: Sizes, system: str, size: int) -> None:
-    """Build ALBEF, and Con-D if the system has it, and do one step."""
+    """Build ALBEF, and Con-D if the system has it, and run one step."""
     with tempfile.TemporaryDirectory() as folder:
         cfg = albef_config(sizes, Path(folder))
         samples = mini_batch(size, cfg, sizes.device)
         torch.manual_seed(0)
-        settings, con_d = GRIT_VLP, None
+        settings = GRIT_VLP
+        con_d: Any = None
         if system != "GRIT-VLP":
             judge = AlbefMafa.from_config(cfg)
             con_d = ModelDiscriminator(judge.to(sizes.device), precision="bf16")
             settings = MAFA_FINDS_NOTHING
         if system == "25 % converted":
-            settings, con_d = MAFA, Judged(con_d)
+            settings, con_d = MAFA, FixedVerdicts(con_d)
         model = AlbefMafa.from_config(cfg).to(sizes.device).train()
         forward = partial(run_step, model.backbone, samples, settings, con_d)
         Step(model, forward, sizes.device, sizes.gpu)()
 
 
-def copy_for_judging(model: Any, cfg: Any, precision: str, sizes: Sizes) -> ModelDiscriminator:
-    """Con-D of the same weights, with a model of its own: its precision may change it."""
+def con_d_copy(model: Any, cfg: Any, precision: str, sizes: Sizes) -> ModelDiscriminator:
+    """Return Con-D with a copy of the model's weights, because its precision may change them."""
     own = AlbefMafa.from_config(cfg)
     own.load_state_dict(model.state_dict())
     return ModelDiscriminator(own.to(sizes.device), precision=precision)
 
 
-def described(cfg: Any) -> str:
-    """The image encoder of a config, in words."""
+def vit_name(cfg: Any) -> str:
+    """Describe the image encoder of a config."""
     if cfg.get("vit"):
         name = f"ViT of {cfg.vit.depth} layers, width {cfg.vit.width}"
     else:

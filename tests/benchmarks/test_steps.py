@@ -11,12 +11,14 @@ from benchmarks.harness import Sizes
 QUICK = Sizes("quick", repeats=1)
 
 
-def test_a_quarter_of_the_pairs_match():
+def test_first_quarter_of_the_pairs_matches():
     pairs = torch.arange(16)
-    verdicts = step_models.a_quarter(pairs, pairs, torch.rand(16))
+    verdicts = step_models.first_quarter(pairs, pairs, torch.rand(16))
     assert verdicts.sum() == 4 and verdicts.dtype == torch.float32
-    second_half = step_models.some(pairs[8:], pairs[:8], torch.rand(8))
-    assert torch.equal(step_models.some(pairs, pairs.roll(8), torch.rand(16))[8:], second_half)
+    second_half = step_models.verdicts_by_pair(pairs[8:], pairs[:8], torch.rand(8))
+    assert torch.equal(
+        step_models.verdicts_by_pair(pairs, pairs.roll(8), torch.rand(16))[8:], second_half
+    )
     assert 0 < second_half.sum() < 8
 
 
@@ -58,7 +60,7 @@ def test_full_blip2_sizes_are_equal_on_both_sides(tmp_path, monkeypatch, name):
     assert sum(v.numel() for v in theirs.values()) > 400e6
 
 
-def test_different_work_is_rejected(tmp_path):
+def test_different_losses_are_rejected(tmp_path):
     cfg = step_models.albef_config(QUICK, tmp_path)
     samples = step_models.mini_batch(8, cfg, "cpu")
     model = steps.AlbefMafa.from_config(cfg)
@@ -66,9 +68,11 @@ def test_different_work_is_rejected(tmp_path):
     def forward(settings):
         return lambda: steps.run_step(model.backbone, samples, settings)
 
-    steps.require_same("itself", model, forward(steps.MAFA), model, forward(steps.MAFA))
+    steps.require_equal_losses("itself", model, forward(steps.MAFA), model, forward(steps.MAFA))
     with pytest.raises(AssertionError, match="not the same work as another"):
-        steps.require_same("another", model, forward(steps.MAFA), model, forward(steps.GRIT_VLP))
+        steps.require_equal_losses(
+            "another", model, forward(steps.MAFA), model, forward(steps.GRIT_VLP)
+        )
     assert model.training
 
 
