@@ -9,7 +9,7 @@ from lavis_mafa.config.check import suggest
 
 TOP: dict[str, Any] = {
     **dict.fromkeys(("title", "source", "about", "base", "folders", "gallery", "headline"), str),
-    **dict.fromkeys(("notes", "rows", "shows", "seeds", "curves"), list),
+    **dict.fromkeys(("notes", "rows", "shows", "seeds", "curves", "claims"), list),
     **dict.fromkeys(("options", "settings", "shared", "stages", "vary", "titles"), dict),
     **dict.fromkeys(("parameters", "columns", "tables", "reference", "measure"), dict),
     **dict.fromkeys(("figure", "paper", "at"), dict),
@@ -28,6 +28,7 @@ COLUMN: dict[str, Any] = {
 }
 FIGURE = {"x": str, "y": list}
 CURVE = {"title": str, "key": str, "kind": str, "lines": list}
+CLAIM = dict.fromkeys(("claim", "source", "row", "than", "column", "better"), str)
 MEASURE = {"function": str, "judges": list}
 REFERENCE = {"row": str, "columns": list}
 PAPER = {"about": str, "columns": list, "rows": (list, dict)}

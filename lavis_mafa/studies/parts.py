@@ -109,6 +109,25 @@ class Column:
 
 
 @dataclass(frozen=True)
+class Claim:
+    """A statement that one row is better than another in a figure, with the same seed.
+
+    Attributes:
+        claim, source: what is stated, and where.
+        row, than: names of rows.
+        column: of the figure.
+        better: "higher" or "lower".
+    """
+
+    claim: str
+    source: str
+    row: str
+    than: str
+    column: Column
+    better: str = "higher"
+
+
+@dataclass(frozen=True)
 class LogCurve:
     """A figure of the logs drawn over ``step`` or ``epoch``, a line for each row of ``lines``."""
 
@@ -158,6 +177,7 @@ class Study:
     catalogue: Mapping[str, Column]
     tables: Mapping[str, Sequence[str]]  # names of columns, by the title of their table
     reference: tuple[str, Sequence[str]] | None  # a row, and columns whose differences are shown
+    claims: Sequence[Claim]
     measure: tuple[str, Sequence[str]] | None  # a function, and the shared runs that it judges by
     curves: Sequence[LogCurve]
     gallery: str  # the shared run whose mined connections are shown

@@ -99,10 +99,13 @@ def narrowed(
     if problems:
         raise StudyError(study.path, problems)
     places = {name: Step(name, given=path) for name, path in (given or {}).items()}
+    kept = [row for row in study.rows if rows is None or called[row.name] & {*rows}]
+    shown = {row.name for row in kept}
     return replace(
         study,
         shared={**study.shared, **places},
-        rows=[row for row in study.rows if rows is None or called[row.name] & {*rows}],
+        rows=kept,
+        claims=[claim for claim in study.claims if {claim.row, claim.than} <= shown],
         columns=study.columns if shows is None else [study.catalogue[name] for name in shows],
     )
 

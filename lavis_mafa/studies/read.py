@@ -17,6 +17,7 @@ from lavis_mafa.config.check import suggest
 from lavis_mafa.io.project_files import PROJECTS, project_file
 from lavis_mafa.runners.checkpoint import LAST
 from lavis_mafa.studies.keys import (
+    CLAIM,
     COLUMN,
     CONFIG,
     CURVE,
@@ -33,6 +34,7 @@ from lavis_mafa.studies.keys import (
 from lavis_mafa.studies.parts import (
     MEASURED,
     ROW,
+    Claim,
     Column,
     LogCurve,
     Paper,
@@ -49,6 +51,7 @@ OWN = ("seed", "folder")  # placeholders that stand for no checkpoint
 SCRIPTS = ("train.py", "evaluate.py")
 SHARED = "shared/seed_{seed}/{name}"  # where shared runs write, below the output folder
 KINDS = ("step", "epoch")
+BETTER = ("higher", "lower")
 
 
 def read_study(
@@ -246,6 +249,7 @@ class _Reader:
             catalogue=columns,
             tables=tables,
             reference=reference,
+            claims=self._claims(rows, columns),
             measure=measure,
             curves=curves,
             gallery=c.get("gallery") or "",
@@ -352,6 +356,25 @@ class _Reader:
         self._known("reference.row", "row", [row], [one.name for one in rows])
         self._known("reference.columns", "column", shown, columns)
         return row, shown
+
+    def _claims(self, rows: Sequence[Row], columns: Mapping[str, Column]) -> list[Claim]:
+        found, names = [], [row.name for row in rows]
+        for place, one in enumerate(self.content.get("claims") or []):
+            where = f"claims.{place}"
+            given = typed(one, CLAIM, where, self.problems)
+            lacking = [key for key in ("claim", "row", "than", "column") if key not in given]
+            if lacking or given.get("better", "higher") not in BETTER:
+                known = " or ".join(BETTER)
+                self.problems.append(
+                    f"{where}: expected claim, row, than and column, and better: {known}"
+                )
+                continue
+            self._known(where, "row", [given["row"], given["than"]], names)
+            self._known(where, "column", [given["column"]], columns)
+            if given["column"] in columns:
+                column = columns[given.pop("column")]
+                found.append(Claim(**{"source": "", **given}, column=column))
+        return found
 
     def _curves(self, rows: Sequence[Row]) -> list[LogCurve]:
         """Return the curves of logs; a line is called as its row."""

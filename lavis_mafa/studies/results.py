@@ -22,10 +22,17 @@ from lavis_mafa.studies.measure import headline_of, measured
 from lavis_mafa.studies.parts import MEASURED, Column, Row
 from lavis_mafa.studies.plan import Job, Plan
 from lavis_mafa.studies.runs import about, written
-from lavis_mafa.studies.spread import Figures, Spread, differences_to, note_on_spread, spreads_of
+from lavis_mafa.studies.spread import (
+    Figures,
+    Spread,
+    differences_to,
+    gains_of,
+    note_on_spread,
+    spreads_of,
+)
 
 RESULTS, FIGURE, PAGE = "results.md", "figure.svg", "report.html"
-OURS, ROWS = "Results", "The rows"
+OURS, ROWS, CLAIMS = "Results", "The rows", "Claims"
 GALLERY = 400  # the last connections of a run
 
 
@@ -87,7 +94,42 @@ def tables_of(plan: Plan, figures: Figures, mark_best: bool = False) -> list[Tab
         title = f"Difference to {row} with the same seed"
         shown = [study.catalogue[name] for name in names]
         tables.append(_table(plan, title, shown, differences_to(figures, row), sign="+"))
-    return [*tables, *_paper_table(plan)]
+    return [*tables, *_claims_table(plan, figures), *_paper_table(plan)]
+
+
+def _claims_table(plan: Plan, figures: Figures) -> list[Table]:
+    """Return for every claim the paired difference, its 95 % interval and a verdict."""
+    columns = ["claim", "source", "figure", "gain", "95 % interval", "seeds", "verdict"]
+    table = Table(CLAIMS, columns)
+    for claim in plan.study.claims:
+        column, lower = claim.column, claim.better == "lower"
+        gains = gains_of(figures, claim.row, claim.than, column.name, lower)
+        spread = Spread.of(gains)
+        if spread is None:
+            continue
+        interval = spread.interval
+        shown = (
+            f"{interval[0]:+.{column.digits}f} to {interval[1]:+.{column.digits}f}"
+            if interval
+            else None
+        )
+        right = f"{sum(gain > 0 for gain in gains)} of {len(gains)}"
+        mean = f"{spread.mean:+.{column.digits}f}"
+        table.rows.append(
+            [claim.claim, claim.source or None, column.title, mean, shown, right, verdict(interval)]
+        )
+    table.note = (
+        "Gain: difference with the same seed, positive if the claim is right. It holds if the "
+        "interval is above zero and does not hold if it is below; otherwise it is open."
+    )
+    return [table] if table.rows else []
+
+
+def verdict(interval: tuple[float, float] | None) -> str:
+    """Return whether a claim holds, by the 95 % interval of the gain."""
+    if interval is None or interval[0] <= 0 <= interval[1]:
+        return "open"
+    return "holds" if interval[0] > 0 else "does not hold"
 
 
 def _table(

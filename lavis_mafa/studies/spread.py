@@ -10,7 +10,7 @@ from dataclasses import dataclass
 Figures = Mapping[str, Mapping[int, Mapping[str, float | None]]]
 
 # Student's t over the square root of n: half a 95 % interval of a mean, in standard deviations.
-HALF_INTERVALS = {2: 8.98, 3: 2.48, 4: 1.59, 5: 1.24, 6: 1.05, 8: 0.84, 10: 0.72}
+HALF_INTERVALS = {2: 8.98, 3: 2.48, 4: 1.59, 5: 1.24, 6: 1.05, 7: 0.92, 8: 0.84, 9: 0.77, 10: 0.72}
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,14 @@ class Spread:
             return None
         sd = statistics.stdev(known) if len(known) > 1 else None
         return cls(statistics.fmean(known), sd, len(known))
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """Return the 95 % interval of the mean, for normally distributed figures; None for one."""
+        if self.sd is None or self.n not in HALF_INTERVALS:
+            return None
+        half = HALF_INTERVALS[self.n] * self.sd
+        return self.mean - half, self.mean + half
 
     def text(self, digits: int, sign: str = "") -> str:
         """Return ``mean ± sd`` with ``digits`` decimals; sign "+": with a sign."""
@@ -63,6 +71,20 @@ def note_on_spread(figures: Figures) -> str:
             "deviations to either side, if seeds are normally distributed."
         )
     return text
+
+
+def gains_of(
+    figures: Figures, row: str, than: str, column: str, lower: bool = False
+) -> list[float]:
+    """Return by how much ``row`` is better than ``than`` in a figure, seed by seed.
+
+    Args:
+        lower: whether lower figures are better.
+    """
+    mine, theirs = figures.get(row, {}), figures.get(than, {})
+    pairs = [(mine[seed].get(column), theirs[seed].get(column)) for seed in mine if seed in theirs]
+    sign = -1.0 if lower else 1.0
+    return [sign * (a - b) for a, b in pairs if a is not None and b is not None]
 
 
 def _over_seeds(records: Sequence[Mapping[str, float | None]]) -> dict[str, Spread]:

@@ -13,7 +13,9 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
+import scipy.stats
 from conftest import ROOT
 from hypothesis import given
 from hypothesis import settings as settings_of_hypothesis
@@ -26,9 +28,9 @@ from lavis_mafa.studies import runs as runs_module
 from lavis_mafa.studies.engine import Request, prepare
 from lavis_mafa.studies.measure import measure_all, measured
 from lavis_mafa.studies.plan import RESUME, check
-from lavis_mafa.studies.results import figures_of, tables_of, write_all
+from lavis_mafa.studies.results import figures_of, tables_of, verdict, write_all
 from lavis_mafa.studies.runs import Run, exclusive, refuse_other_commands, run_all
-from lavis_mafa.studies.spread import Spread, differences_to
+from lavis_mafa.studies.spread import Spread, differences_to, gains_of
 
 SHARED = [
     *("warm_up", "con_d", "con_d_unverified", "momentum", "base", "grit", "s_itc", "ecm", "mafa"),
@@ -500,3 +502,48 @@ def test_killed_comparison_gives_the_same_results_as_an_uninterrupted_one(tmp_pa
     assert uninterrupted.returncode == 0, output_text[-3000:]
     expected = json.loads((output / "results.json").read_text())
     assert killed["rows"]["GRIT-VLP"]["seeds"] == expected["rows"]["GRIT-VLP"]["seeds"]
+
+
+# Claims
+
+
+@given(st.lists(st.floats(-5, 5), min_size=2, max_size=6), st.booleans())
+def test_gain_is_the_paired_difference_in_the_claimed_direction(gains, lower):
+    figures = {
+        "a": {
+            seed: {"x": 10.0 - gain if lower else 10.0 + gain} for seed, gain in enumerate(gains)
+        },
+        "b": {seed: {"x": 10.0} for seed in range(len(gains) + 1)},
+    }
+    assert gains_of(figures, "a", "b", "x", lower) == pytest.approx(gains, abs=1e-9)
+    figures["a"][0]["x"] = None
+    assert len(gains_of(figures, "a", "b", "x", lower)) == len(gains) - 1
+
+
+@pytest.mark.parametrize("n", [2, 3, 5, 10])
+def test_interval_of_a_mean_is_students(n):
+    values = np.random.default_rng(n).normal(size=n)
+    low, high = Spread.of(values.tolist()).interval
+    half = scipy.stats.t.ppf(0.975, n - 1) * scipy.stats.sem(values)
+    assert (low, high) == pytest.approx((values.mean() - half, values.mean() + half), abs=0.01)
+    assert Spread.of([1.0]).interval is None
+
+
+def test_claims_hold_do_not_hold_or_are_open(tmp_path):
+    plan = plan_for(tmp_path, seeds=[0, 1, 2], rows=["grit", "ecm", "base"])
+    gains = {"GRIT-VLP": [10.0, 20.0, 30.0], "ECM": [15.1, 25.0, 34.9], "ALBEF-base": [1, 50, 1]}
+    figures = {
+        row: {
+            seed: {"any_r1": value, "false_negative_rate_in_itm": value}
+            for seed, value in enumerate(values)
+        }
+        for row, values in gains.items()
+    }
+    (table,) = [one for one in tables_of(plan, figures) if one.title == "Claims"]
+    found = {row[0]: row[3:] for row in table.rows}
+    assert found["ECM improves retrieval"] == ["+5.0", "+4.8 to +5.2", "3 of 3", "holds"]
+    in_itm = found["ECM takes false negatives out of ITM"]
+    assert in_itm[0] == "-5.0" and in_itm[2:] == ["0 of 3", "does not hold"]
+    assert found["Grouping improves retrieval"][2:] == ["2 of 3", "open"]
+    assert "MAFA improves retrieval over GRIT" not in found, "its rows are not shown"
+    assert verdict(None) == "open"
