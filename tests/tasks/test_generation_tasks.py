@@ -520,7 +520,7 @@ def test_answers_in_the_samples(kind, batch_size):
 
 def test_ranking_needs_candidates():
     task, _ = set_up_task(MafaVQATask, {**VQA_RUN, "inference_method": "rank"})
-    with pytest.raises(ValueError, match="inference_method is rank, but Asking has no list"):
+    with pytest.raises(ValueError, match="inference_method is rank, but WithAnswers has no list"):
         evaluate(task, WithAnswers())
 
 

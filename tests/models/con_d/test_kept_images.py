@@ -527,7 +527,7 @@ def test_run_encodes_every_image_once(image_folder, losses_without_cache, tmp_pa
 
 
 def test_resumed_run_uses_the_cache(image_folder, losses_without_cache, tmp_path, monkeypatch):
-    kept = {"keep": tmp_path / "kept"}
+    kept = {"cache_folder": tmp_path / "kept"}
     stopped = build_small_runner(tmp_path / "a", image_folder, **kept, **{"run.max_steps": 4})
     stopped.train()
     resume = {"run.resume_ckpt_path": "auto"}
