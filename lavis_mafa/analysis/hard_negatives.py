@@ -76,6 +76,7 @@ def order_of(
     seed: int,
     image_ids: NDArray[Any] | None = None,
     queue_size: int = GritSettings.queue_size,
+    hardness: float = GritSettings.hardness,
 ) -> NDArray[Any]:
     """Return the order of S samples in one epoch, without an incomplete last mini-batch.
 
@@ -87,6 +88,7 @@ def order_of(
         seed: of the random order, and of shuffling and start samples of the grouping.
         image_ids: ``(S,)``; if given, a grouped mini-batch gets at most one caption of an image.
         queue_size: L.
+        hardness: q, see `lavis_mafa.algorithm.grit.grouping.group`.
 
     Returns:
         ``(n * B,)`` positions, 0 to S - 1.
@@ -106,7 +108,12 @@ def order_of(
         space = sampling.search_space
         assert space is not None
         collector = GritCollector(
-            max(queue_size, space), space, batch, (seed, 1), image_ids=image_ids
+            max(queue_size, space),
+            space,
+            batch,
+            (seed, 1),
+            image_ids=image_ids,
+            hardness=hardness,
         )
         for begin in range(0, size, space):
             part = torch.from_numpy(order[begin : begin + space])
@@ -223,6 +230,7 @@ def hard_negatives_of(
         seed,
         ids if grit.same_image == "apart" else None,
         int(grit.queue_size),
+        float(grit.hardness),
     )
     mafa = loaded.cfg.model_cfg.get("mafa") or {}
     positive = images_apart or mafa.get("same_image", "positive") == "positive"

@@ -181,8 +181,11 @@ def _streams(loaded: ModelAndData, args: argparse.Namespace, batch: int) -> dict
     streams = {}
     for kind in dict.fromkeys(args.sampling):
         sampling = Sampling(kind, batch, min(space, len(features)) if kind == "grit" else None)
-        length = int(grit.queue_size)
-        order = order_of(sampling, features.vectors, features.texts, args.seed, apart, length)
+        order = order_of(
+            *(sampling, features.vectors, features.texts, args.seed, apart),
+            int(grit.queue_size),
+            float(grit.hardness),
+        )
         if kind == "grit":
             # As in training: the order of grouped mini-batches is shuffled, not their content.
             none, rng = np.empty(0, np.int64), np.random.default_rng((args.seed, 2))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from lavis_mafa.algorithm.grit import GritSettings
 from lavis_mafa.io.files import atomic_write
 
 FORMAT = 2  # format 1, without "skipped", "finished_epochs" and "logs", is read as well
@@ -75,10 +77,10 @@ def check_same_settings(
     old, new = before.get("run", {}), now.get("run", {})
     names = ("accum_grad_iters", "seed", "amp", "amp_dtype")
     pairs = [(f"run.{name}", old.get(name), new.get(name)) for name in names]
+    # What an older checkpoint does not know had its default.
+    grit_before = {**asdict(GritSettings()), **old.get("grit", {})}
     grit = [name for name in new.get("grit", {}) if name not in ("save_order", "first_order")]
-    pairs += [
-        (f"run.grit.{name}", old.get("grit", {}).get(name), new["grit"][name]) for name in grit
-    ]
+    pairs += [(f"run.grit.{name}", grit_before.get(name), new["grit"][name]) for name in grit]
     pairs.append(("model.arch", before["model"].get("arch"), now["model"].get("arch")))
     changed = [f"{name}: {was} before, {now_} now" for name, was, now_ in pairs if was != now_]
     changed += _batch_problem(int(old["batch_size_train"]), int(new["batch_size_train"]), *ranks)

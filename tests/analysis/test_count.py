@@ -16,7 +16,13 @@ from small_world import CONFIG, SIZE, arguments, call, call_ranks, con_d, save_m
 from lavis_mafa.analysis import count as counting
 from lavis_mafa.analysis import judging
 from lavis_mafa.analysis.features import Features, make_features
-from lavis_mafa.analysis.hard_negatives import Sampling, hardest_negatives, order_of, samplings
+from lavis_mafa.analysis.hard_negatives import (
+    Sampling,
+    hard_negatives_of,
+    hardest_negatives,
+    order_of,
+    samplings,
+)
 from lavis_mafa.analysis.judged_pairs import Judged
 from lavis_mafa.analysis.loading import load_model_and_data
 from lavis_mafa.analysis.quality.correction import CORRECTION, Correction
@@ -214,6 +220,25 @@ def test_counts_equal_judging_in_the_mini_batches(counted, models, tmp_path):
     }
     assert counts == {"image": hits[True], "text": hits[False]}
     assert 10 < hits[True] < len(order) - 10
+
+
+def test_mini_batches_have_the_hardness_of_the_config(models, tmp_path):
+    opened = opened_with(models[0])
+    features = make_features(opened, np.arange(SIZE), tmp_path)
+    sampling, ids = Sampling("grit", 16, 48), opened.data.image_ids
+    grit = opened.cfg.run_cfg.grit
+    orders = {}
+    for hardness in (1.0, 0.6):
+        grit.hardness = hardness
+        found = hard_negatives_of(opened, features, sampling, 0)
+        orders[hardness] = order_of(
+            sampling, features.vectors, features.texts, 0, ids, int(grit.queue_size), hardness
+        )
+        similarity = opened.model.backbone.similarity
+        expected = hardest_negatives(orders[hardness], 16, features, similarity, ids)
+        assert found.image.tolist() == expected.image.tolist()
+        assert found.text.tolist() == expected.text.tolist()
+    assert orders[1.0].tolist() != orders[0.6].tolist()
 
 
 def test_judged_pairs_are_saved_for_other_commands(counted):

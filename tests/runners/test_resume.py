@@ -9,7 +9,7 @@ import pytest
 import torch
 from runs import records, run_here, same_weights, weights
 
-from lavis_mafa.runners.checkpoint import load_trained_state, trained_state
+from lavis_mafa.runners.checkpoint import check_same_settings, load_trained_state, trained_state
 from lavis_mafa.runners.launch import random_states, set_random_states
 from lavis_mafa.runners.state import BestFigure
 
@@ -93,6 +93,7 @@ def test_random_states_are_restored():
     [
         ({"run__batch_size_train": 4}, "run.batch_size_train: 8 before, 4 now"),
         ({"run__grit__search_space": 8}, "run.grit.search_space: 16 before, 8 now"),
+        ({"run__grit__hardness": 0.9}, "run.grit.hardness: 1.0 before, 0.9 now"),
         ({"run__accum_grad_iters": 2}, "run.accum_grad_iters"),
     ],
 )
@@ -100,6 +101,16 @@ def test_resuming_with_other_settings_is_rejected(uninterrupted, tmp_path, chang
     path = uninterrupted / "job" / "checkpoint_last.pth"
     with pytest.raises(ValueError, match=message):
         run_here(tmp_path, run__resume_ckpt_path=path, **changes)
+
+
+def test_setting_absent_from_a_checkpoint_had_its_default():
+    def config(**grit):
+        return {"run": {"batch_size_train": 8, "grit": grit}, "model": {}}
+
+    old = {"enabled": True, "search_space": 16}
+    check_same_settings(config(**old), config(**old, hardness=1.0), "it")
+    with pytest.raises(ValueError, match="run.grit.hardness: 1.0 before, 0.9 now"):
+        check_same_settings(config(**old), config(**old, hardness=0.9), "it")
 
 
 def test_weight_decay_is_taken_from_the_config(tmp_path):

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lavis_mafa.algorithm.grit.grouping import Indices, group
+from lavis_mafa.algorithm.grit.grouping import Indices, check_hardness, group
 
 Pairs: TypeAlias = tuple[Tensor, Tensor, Tensor]  # indices, image features, text features
 
@@ -36,6 +36,8 @@ class GritCollector:
         dtype: of the order; int32 takes half the memory where it holds all indices.
         expected: number of pairs until `finish`, to allocate their order at once; there may be
             more.
+        hardness: q of every chain, above 0 and at most 1; see
+            `lavis_mafa.algorithm.grit.grouping.group`.
     """
 
     def __init__(
@@ -48,7 +50,9 @@ class GritCollector:
         image_ids: Indices | None = None,
         dtype: np.dtype[Any] | type = np.int64,
         expected: int = 0,
+        hardness: float = 1.0,
     ) -> None:
+        check_hardness(hardness)
         if not 1 <= search_space <= queue_size:
             raise ValueError(
                 f"search_space must be from 1 to queue_size ({queue_size}), got {search_space}"
@@ -58,6 +62,7 @@ class GritCollector:
         self.batch_size = batch_size
         self.shuffle = shuffle
         self.image_ids = image_ids
+        self.hardness = hardness
         self._rng = np.random.default_rng(seed)
         self._queue: list[Pairs] = []
         self._queued = 0
@@ -129,7 +134,9 @@ class GritCollector:
                 ids = taken = None
                 if self.image_ids is not None:
                     ids, taken = self.image_ids[part], self.image_ids[self._open_mini_batch()]
-                chain = group(images[own], texts[own], start, ids, self.batch_size, taken)
+                chain = group(
+                    images[own], texts[own], start, ids, self.batch_size, taken, self.hardness
+                )
                 self._place(part[chain])
 
     def _place(self, grouped: Indices) -> None:

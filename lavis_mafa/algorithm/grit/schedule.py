@@ -93,6 +93,7 @@ class GritSchedule:
             self.image_ids,
             index_dtype(self.size),
             self.plan.steps * self.batch_size,
+            settings.hardness,
         )
 
     def collect(self, index: Tensor, image_features: Tensor, text_features: Tensor) -> None:

@@ -33,6 +33,14 @@ class GritSettings:
         low=1,
         also=("M",),
     )
+    hardness: float = option(
+        1.0,
+        "quantile q of the similarities that follows in a chain; 1: the most similar, as in the "
+        "paper",
+        low=0,
+        above=True,
+        high=1,
+    )
     start_epoch: int = option(
         1,
         "random epochs before the first grouped one; 0 only with naive",

@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lavis_mafa.algorithm.grit.grouping import group
+from lavis_mafa.algorithm.grit import GritCollector
+from lavis_mafa.algorithm.grit.grouping import STRIDE, _hard, group
 
 
 def features(size: int, dim: int, seed: int, spread: float = 1.0):
@@ -23,6 +24,12 @@ def integer_features(size: int, dim: int, seed: int):
     """Return features with exact products in any order of summation, many of them equal."""
     rng = np.random.default_rng(seed)
     return (torch.from_numpy(rng.integers(-2, 3, (size, dim))).float() for _ in range(2))
+
+
+def quantile(candidates, scores, hardness):
+    """The one of rank round((1 - q) * (n - 1)), 0 the most similar and of equal ones the first."""
+    ranked = sorted(candidates, key=lambda other: (-scores[other], other))
+    return ranked[round((1 - hardness) * (len(ranked) - 1))]
 
 
 def slow_grouping(images, texts, start):
@@ -44,7 +51,7 @@ def slow_grouping(images, texts, start):
     return order
 
 
-def slow_grouping_apart(images, texts, start, ids, batch_size, taken):
+def slow_grouping_apart(images, texts, start, ids, batch_size, taken, hardness=1.0):
     """As above, but repeat an image of the mini-batch only if no other image is left."""
     sim = (images.float() @ texts.float().t()).tolist()
     size, order, in_batch = len(sim), [], list(taken)
@@ -59,8 +66,8 @@ def slow_grouping_apart(images, texts, start, ids, batch_size, taken):
             best = best if ids[start] in in_batch else start
         else:
             current, i2t = order[-1], position % 2 == 1
-            scores = [sim[current][other] if i2t else sim[other][current] for other in allowed]
-            best = allowed[scores.index(max(scores))]
+            scores = [sim[current][other] if i2t else sim[other][current] for other in range(size)]
+            best = quantile(allowed, scores, hardness)
         order.append(best)
         in_batch.append(ids[best])
     return order
@@ -104,18 +111,73 @@ def test_order_equals_slow_loop_with_ties_and_any_memory_layout(size, dim, seed,
     images=st.integers(1, 12),
     batch_size=st.integers(1, 9),
     taken=st.integers(0, 8),
+    hardness=st.sampled_from([1.0, 0.95, 0.5, 0.1]),
     seed=st.integers(0, 10**6),
 )
-def test_keeping_images_apart_equals_slow_loop(size, images, batch_size, taken, seed):
+def test_keeping_images_apart_equals_slow_loop(size, images, batch_size, taken, hardness, seed):
     rng = np.random.default_rng(seed)
     ids = rng.integers(images, size=size)
     taken_ids = rng.integers(images, size=min(taken, batch_size - 1))
     image_features, text_features = integer_features(size, 4, seed)
     start = int(rng.integers(size))
-    expected = slow_grouping_apart(image_features, text_features, start, ids, batch_size, taken_ids)
-    assert (
-        group(image_features, text_features, start, ids, batch_size, taken_ids).tolist() == expected
-    )
+    given = (image_features, text_features, start, ids, batch_size, taken_ids, hardness)
+    assert group(*given).tolist() == slow_grouping_apart(*given)
+
+
+def slow_grouping_at(images, texts, start, hardness):
+    sim = (images @ texts.t()).tolist()
+    order = [start]
+    while len(order) < len(sim):
+        current, i2t = order[-1], len(order) % 2 == 1
+        scores = sim[current] if i2t else [row[current] for row in sim]
+        left = [other for other in range(len(sim)) if other not in order]
+        order.append(quantile(left, scores, hardness))
+    return order
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    size=st.integers(1, 120),
+    dim=st.integers(1, 6),
+    hardness=st.floats(0, 1, exclude_min=True),
+    seed=st.integers(0, 10**6),
+)
+def test_chain_of_quantiles_equals_slow_loop(size, dim, hardness, seed):
+    images, texts = integer_features(size, dim, seed)
+    start = seed % size
+    order = group(images, texts, start, hardness=hardness).tolist()
+    assert order == slow_grouping_at(images, texts, start, hardness)
+    assert sorted(order) == list(range(size))
+    hardest = group(images, texts, start).tolist()
+    assert group(images, texts, start, hardness=1.0).tolist() == hardest
+    if hardness > 1 - 0.5 / size:  # rank 0 for any number of pairs that are left
+        assert order == hardest
+
+
+@pytest.mark.parametrize("hardness", [0.999, 0.95, 0.5, 0.05])
+@pytest.mark.parametrize("form", ["spread", "sorted", "few_values"])
+def test_quantiles_of_many_scores(hardness, form):
+    """Many more scores than the estimate of the bound needs, in orders that mislead it."""
+    rng = np.random.default_rng(0)
+    for size in (1, 15, 16, 17, 400, 1500):
+        scores = rng.standard_normal(size).astype(np.float32)
+        scores = {"spread": scores, "sorted": np.sort(scores), "few_values": scores.round()}[form]
+        if form == "sorted":
+            scores[::STRIDE] += 100.0  # the part that is looked at is the largest
+        visited = rng.permutation(size)[: size // 3]
+        scores[visited] = -np.inf
+        left = np.setdiff1d(np.arange(size), visited).tolist()
+        assert _hard(scores, hardness) == quantile(left, scores.tolist(), hardness)
+
+
+def test_less_hardness_gives_less_similar_neighbours():
+    images, texts = features(400, 16, 5)
+    sim = images @ texts.t()
+    means = []
+    for hardness in (1.0, 0.95, 0.8, 0.5):
+        order = group(images, texts, 0, hardness=hardness)
+        means.append(float(sim[order[:-1], order[1:]].mean()))
+    assert means == sorted(means, reverse=True) and means[0] > means[-1] + 0.2
 
 
 def test_grouping_is_independent_of_earlier_calls_and_of_threads():
@@ -199,6 +261,14 @@ def test_start_out_of_range_is_rejected(start):
     images, texts = features(4, 3, 0)
     with pytest.raises(ValueError, match="start"):
         group(images, texts, start)
+
+
+@pytest.mark.parametrize("hardness", [0.0, -0.1, 1.01, float("nan")])
+def test_a_hardness_out_of_range_is_refused(hardness):
+    with pytest.raises(ValueError, match="hardness must be above 0 and at most 1"):
+        group(*features(4, 3, 0), 0, hardness=hardness)
+    with pytest.raises(ValueError, match="hardness must be above 0 and at most 1"):
+        GritCollector(4, 2, 2, seed=0, hardness=hardness)
 
 
 @pytest.mark.parametrize("number", ["nan", "inf", "-inf"])

@@ -62,10 +62,11 @@ def end_epoch_on_all_ranks(schedules, epoch, monkeypatch):
     space=st.integers(1, 60),
     across=st.booleans(),
     shuffle=st.booleans(),
+    hardness=st.sampled_from([1.0, 0.9, 0.3]),
     seed=st.integers(0, 1000),
 )
 def test_every_epoch_is_a_permutation_that_starts_with_the_leftover(
-    size, batch, world, queue, space, across, shuffle, seed
+    size, batch, world, queue, space, across, shuffle, hardness, seed
 ):
     if size < batch * world:
         return
@@ -74,6 +75,7 @@ def test_every_epoch_is_a_permutation_that_starts_with_the_leftover(
         search_space=min(space, queue),
         shuffle=shuffle,
         shuffle_across_ranks=across,
+        hardness=hardness,
     )
     with pytest.MonkeyPatch.context() as patch:
         schedules = [GritSchedule(size, batch, cfg, r, world, seed) for r in range(world)]
@@ -189,10 +191,13 @@ def test_without_shuffling_the_order_is_the_grouping_order():
     step=st.integers(1, 70),
     expected=st.integers(0, 200),
     apart=st.booleans(),
+    hardness=st.sampled_from([1.0, 0.8]),
     stop=st.integers(0, 150),
     seed=st.integers(0, 1000),
 )
-def test_collecting_equals_slow_loop(size, queue, space, batch, step, expected, apart, stop, seed):
+def test_collecting_equals_slow_loop(
+    size, queue, space, batch, step, expected, apart, hardness, stop, seed
+):
     """Queues may end inside a mini-batch; saving and loading in between changes nothing."""
     space = min(space, queue)
     samples = torch.from_numpy(np.random.default_rng(seed).permutation(size))
@@ -210,11 +215,12 @@ def test_collecting_equals_slow_loop(size, queue, space, batch, step, expected, 
                 if apart
                 else ()
             )
-            chain = group(feature_of(sub_queue), feature_of(sub_queue).flip(1), start, *kept_apart)
+            both = feature_of(sub_queue), feature_of(sub_queue).flip(1)
+            chain = group(*both, start, *kept_apart, hardness=hardness)
             slow += sub_queue[torch.from_numpy(chain)].tolist()
 
     def new_collector(seed):
-        return GritCollector(queue, space, batch, seed, True, ids, np.int32, expected)
+        return GritCollector(queue, space, batch, seed, True, ids, np.int32, expected, hardness)
 
     collector = new_collector(seed + 1)
     for number, sub_queue in enumerate(samples.split(step)):
@@ -299,9 +305,20 @@ def test_captions_of_an_image_rarely_share_a_mini_batch_across_sub_queues():
     assert batches_with_repeated_images(ids) < batches_with_repeated_images(None) / 3
 
 
+def test_the_schedule_groups_with_its_hardness():
+    orders = {}
+    for hardness in (1.0, 0.5):
+        schedule = GritSchedule(96, 8, grit_settings(hardness=hardness), seed=2)
+        collect_epoch([schedule], schedule.begin(0))
+        schedule.end(0)
+        orders[hardness] = schedule.next_plan.order.tolist()
+    assert orders[1.0] != orders[0.5]
+
+
 @pytest.mark.parametrize("stop", [0, 1, 5, 11, 12])
-def test_resumed_schedule_equals_uninterrupted_schedule(stop, tmp_path):
-    cfg = grit_settings(queue_size=20, search_space=8)
+@pytest.mark.parametrize("hardness", [1.0, 0.7])
+def test_resumed_schedule_equals_uninterrupted_schedule(stop, hardness, tmp_path):
+    cfg = grit_settings(queue_size=20, search_space=8, hardness=hardness)
 
     def run(schedule, epochs, first_step=0):
         orders = []
