@@ -223,7 +223,7 @@ def test_counts_equal_judging_in_the_mini_batches(counted, models, tmp_path):
 
 
 def test_mini_batches_have_the_hardness_of_the_config(models, tmp_path):
-    opened = opened_with(models[0])
+    opened = open_model(models[0])
     features = make_features(opened, np.arange(SIZE), tmp_path)
     sampling, ids = Sampling("grit", 16, 48), opened.data.image_ids
     grit = opened.cfg.run_cfg.grit
