@@ -180,6 +180,7 @@ MAFA = Section(
     (
         *("negatives", "detach_other", "same_image", "all_ranks", "loss_weights", "soft_labels"),
         *("connections", "own", "con_d", "learn_temperature"),
+        *("warm_up_negatives", "warm_up_epochs"),
     ),
 )
 

@@ -10,7 +10,7 @@ from typing import Any
 from lavis_mafa.algorithm.labels import SOFT_LABELS, SoftLabels
 from lavis_mafa.algorithm.mining import MiningRule
 from lavis_mafa.algorithm.options import check_options, option
-from lavis_mafa.algorithm.pickers import PICKERS, Picker
+from lavis_mafa.algorithm.pickers import PICKERS, Picker, PickerByEpoch
 from lavis_mafa.algorithm.posterior import PosteriorRule
 from lavis_mafa.algorithm.registry import LOSSES, Entry
 
@@ -41,10 +41,16 @@ class StepSettings:
 
     negatives: str = option(
         "hardest",
-        "hard negatives: the hardest in the mini-batch, sampled by similarity (ALBEF), or sampled "
-        "by the posterior that they are false (FNE)",
+        "hard negatives: the hardest in the mini-batch, sampled by similarity (ALBEF), drawn with "
+        "equal probabilities (lavis_mafa), or sampled by the posterior that they are false (FNE)",
         source="MAFA 4.1, ALBEF 3.2, FNE",
         choices=PICKERS,
+    )
+    warm_up_epochs: int = option(
+        0, "first epochs, which use warm_up_negatives instead of negatives", low=0
+    )
+    warm_up_negatives: str | None = option(
+        None, "negatives of the first warm_up_epochs epochs, such as uniform", choices=PICKERS
     )
     posterior: PosteriorRule = option(
         factory=PosteriorRule, doc="settings of negatives: posterior", source="FNE"
@@ -73,11 +79,17 @@ class StepSettings:
 
     def __post_init__(self) -> None:
         check_options(self)
+        if (self.warm_up_negatives is None) != (self.warm_up_epochs == 0):
+            raise ValueError(
+                "warm_up_negatives and warm_up_epochs go together, got "
+                f"{self.warm_up_negatives} for {self.warm_up_epochs} epochs"
+            )
 
     @classmethod
     def from_config(cls, cfg: Mapping[str, Any], all_ranks: bool = False) -> StepSettings:
         """Build from ``model.mafa`` and ``model.negative_all_rank``; missing keys keep defaults."""
-        known = {key: cfg[key] for key in ("negatives", "detach_other", "same_image") if key in cfg}
+        simple = ("negatives", "warm_up_epochs", "warm_up_negatives", "detach_other", "same_image")
+        known = {key: cfg[key] for key in simple if key in cfg}
         rule = dict(cfg.get("connections") or {})
         if "use_in" in rule:
             rule["use_in"] = tuple(rule["use_in"])
@@ -108,17 +120,35 @@ class StepSettings:
 
 
 def build_picker(settings: StepSettings) -> Any:
-    """Build the picker that ``settings.negatives`` names, if it is a class; None for a function."""
-    entry = PICKERS.entry(settings.negatives)
-    if not isinstance(entry.value, type):
-        return None
-    return entry.value() if entry.settings is None else entry.value(settings.own_of(entry))
+    """Build the settings' picker of hard negatives, if it is an object; None for a function.
+
+    It is one where ``settings.negatives`` names a class or ``settings.warm_up_epochs`` is not 0.
+    """
+    if settings.warm_up_epochs and settings.warm_up_negatives is not None:
+        first, later = settings.warm_up_negatives, settings.negatives
+        return PickerByEpoch(
+            _picker(settings, first), _picker(settings, later), settings.warm_up_epochs
+        )
+    return None if function_of(settings) is not None else _picker(settings, settings.negatives)
+
+
+def needs_object(settings: StepSettings) -> bool:
+    """Return whether the step needs what `build_picker` builds."""
+    return bool(settings.warm_up_epochs) or function_of(settings) is None
 
 
 def function_of(settings: StepSettings) -> Picker | None:
     """Return the function that ``settings.negatives`` names; None for a class."""
-    entry = PICKERS.entry(settings.negatives)
-    if isinstance(entry.value, type):
+    if isinstance(PICKERS.entry(settings.negatives).value, type):
         return None
+    function: Picker = _picker(settings, settings.negatives)
+    return function
+
+
+def _picker(settings: StepSettings, name: str) -> Any:
+    """Return a registered picker with its own settings: a function or a new object."""
+    entry = PICKERS.entry(name)
     own = settings.own_of(entry)
+    if isinstance(entry.value, type):
+        return entry.value() if own is None else entry.value(own)
     return entry.value if own is None else partial(entry.value, own=own)

@@ -26,7 +26,7 @@ from lavis_mafa.algorithm.mining import Judge, find_connections
 from lavis_mafa.algorithm.momentum import Momentum
 from lavis_mafa.algorithm.output import StepOutput, counts_of
 from lavis_mafa.algorithm.pickers import Picker, WithPreparation
-from lavis_mafa.algorithm.settings import StepSettings, function_of
+from lavis_mafa.algorithm.settings import StepSettings, function_of, needs_object
 
 
 def run_step(
@@ -51,8 +51,8 @@ def run_step(
         settings: see `StepSettings`.
         con_d: the discriminator; None leaves every hard negative a negative (GRIT-VLP, ALBEF).
         momentum: momentum encoders and queue, for soft labels that need them, such as ``momentum``.
-        picker: made by `lavis_mafa.algorithm.settings.build_picker`, where ``settings.negatives``
-            names a class; it may hold state from step to step.
+        picker: made by `lavis_mafa.algorithm.settings.build_picker`, where that builds one; it may
+            hold state from step to step.
 
     Raises:
         ValueError: if all losses are off, or ``momentum`` or ``picker`` does not fit the settings.
@@ -105,10 +105,11 @@ def _check_parts(settings: StepSettings, momentum: Momentum | None, picker: Any)
         )
     if momentum is None and any(settings.loss_weights.get(name) for name in ("imc", "lmi")):
         raise ValueError("loss_weights imc and lmi (TCL) need soft_labels.type: momentum")
-    if (function_of(settings) is None) != (picker is not None):
+    if needs_object(settings) != (picker is not None):
+        name = settings.negatives + (" after a warm-up" if settings.warm_up_epochs else "")
         raise ValueError(
-            f"negatives: {settings.negatives} {'needs a' if picker is None else 'takes no'} picker "
-            "built from its class; give run_step what build_picker(settings) returns"
+            f"negatives: {name} {'needs a' if picker is None else 'takes no'} picker built from "
+            "the settings; give run_step what build_picker(settings) returns"
         )
 
 

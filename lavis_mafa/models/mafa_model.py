@@ -15,7 +15,7 @@ from lavis_mafa.algorithm.backbone import Backbone
 from lavis_mafa.algorithm.discriminator import Discriminator
 from lavis_mafa.algorithm.momentum import Momentum
 from lavis_mafa.algorithm.output import StepOutput
-from lavis_mafa.algorithm.settings import StepSettings, build_picker, function_of
+from lavis_mafa.algorithm.settings import StepSettings, build_picker, needs_object
 from lavis_mafa.algorithm.step import run_step
 from lavis_mafa.io.checkpoints import read_checkpoint, weights_of
 from lavis_mafa.models.checkpoints import (
@@ -67,7 +67,7 @@ class MafaModel:
         # A discriminator is no submodule, so that it is neither trained nor saved.
         self.con_d = con_d
         self.momentum_encoders: Momentum | None = None
-        picker, name = build_picker(self.settings), self.settings.negatives
+        picker, name = build_picker(self.settings), self._picker_name
         if picker is not None:
             if hasattr(self, name):
                 raise ValueError(
@@ -93,8 +93,12 @@ class MafaModel:
     @property
     def step_picker(self) -> Any:
         """The picker of hard negatives where it is an object, such as FNE's; else None."""
-        is_function = function_of(self.settings) is not None
-        return None if is_function else getattr(self, self.settings.negatives)
+        return getattr(self, self._picker_name) if needs_object(self.settings) else None
+
+    @property
+    def _picker_name(self) -> str:
+        """The attribute that holds the picker, and the first word of its keys in checkpoints."""
+        return "picker_by_epoch" if self.settings.warm_up_epochs else self.settings.negatives
 
     @property
     def has_unused_parameters(self) -> bool:

@@ -23,6 +23,7 @@ def problems_of_step(cls: Any, cfg: ConfigView) -> Iterator[Problem]:
     weights = cfg[WEIGHTS] or {}
     if training and weights and not any(cfg[f"{WEIGHTS}.{name}"] != 0 for name in weights):
         yield Problem(WEIGHTS, "all are 0: nothing to train; set one of them to 1")
+    yield from _warm_up(cfg)
     temp = cfg["model.temp"]
     if traits_of(cls).trains_by_step and temp and not 0.001 <= temp <= 0.5:
         yield Problem(
@@ -52,6 +53,23 @@ def problems_of_step(cls: Any, cfg: ConfigView) -> Iterator[Problem]:
     if cfg[f"{WEIGHTS}.lmi"] and not traits_of(cls).keeps_word_states:
         why = f"needs hidden states of words, which {arch} does not keep; use albef_mafa"
         yield Problem(f"{WEIGHTS}.lmi", why)
+
+
+def _warm_up(cfg: ConfigView) -> Iterator[Problem]:
+    """Yield contradictions between the pickers of the first epochs and of the later ones."""
+    key = "model.mafa.warm_up_epochs"
+    name, epochs, end = cfg["model.mafa.warm_up_negatives"], cfg[key], cfg["run.max_epoch"]
+    if name and epochs == 0:
+        why = f"is 0, but warm_up_negatives is {name}; give the number of first epochs that use it"
+        yield Problem(key, f"{why}, or remove it")
+    elif epochs and name is None and "model.mafa.warm_up_negatives" not in cfg.wrong:
+        why = f"is {epochs}, but no warm_up_negatives is named; name a picker, such as uniform"
+        yield Problem(key, why)
+    elif epochs and name == cfg["model.mafa.negatives"]:
+        yield Problem(key, f"has no effect: negatives is {name} as well", is_note=True)
+    elif cfg.training and None not in (epochs, end) and epochs >= end > 0:
+        why = f"{epochs} is not below max_epoch: no epoch uses model.mafa.negatives"
+        yield Problem(key, why, is_note=True)
 
 
 def _con_d(cfg: ConfigView) -> Iterator[Problem]:

@@ -15,7 +15,7 @@ from lavis_mafa.algorithm.mining import (
     pick,
     unique_pairs,
 )
-from lavis_mafa.algorithm.pickers import NONE, hardest, sampled
+from lavis_mafa.algorithm.pickers import NONE, hardest, sampled, uniform
 
 pytestmark = pytest.mark.strict_smoke
 RULE = MiningRule()
@@ -162,7 +162,9 @@ def test_pairs_of_one_image_are_never_nominated():
 
 @settings(deadline=None)
 @given(
-    size=st.integers(1, 9), seed=st.integers(0, 9999), picker=st.sampled_from([hardest, sampled])
+    size=st.integers(1, 9),
+    seed=st.integers(0, 9999),
+    picker=st.sampled_from([hardest, sampled, uniform]),
 )
 def test_picks_are_never_positives_and_second_choice_differs(size, seed, picker):
     g = torch.Generator().manual_seed(seed)
@@ -187,6 +189,23 @@ def test_sampling_follows_the_softmax_of_similarities():
     own[:, 0] = True
     drawn = torch.bincount(sampled(sim, own), minlength=4).float() / 4000
     assert torch.allclose(drawn[1:], torch.softmax(sim[0, 1:], 0), atol=0.03) and drawn[0] == 0
+
+
+def test_uniform_draws_ignore_the_similarities():
+    torch.manual_seed(0)
+    sim = torch.tensor([[5.0, 9.0, float("nan"), -2.0, 800.0]]).repeat(4000, 1)
+    positives = torch.zeros(4000, 5, dtype=torch.bool)
+    positives[:, [0, 4]] = True
+    drawn = torch.bincount(uniform(sim, positives), minlength=5).float() / 4000
+    assert torch.allclose(drawn, torch.tensor([0, 1, 1, 1, 0]) / 3, atol=0.03)
+    assert drawn[0] == 0 and drawn[4] == 0
+    # As many random numbers as a draw by similarity, so that what follows in a step is the same.
+    after = []
+    for picker in (sampled, uniform):
+        torch.manual_seed(1)
+        picker(sim, positives)
+        after.append(torch.rand(1))
+    assert after[0] == after[1]
 
 
 def test_invalid_rules_are_rejected():

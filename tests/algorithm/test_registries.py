@@ -114,6 +114,49 @@ def test_user_picker_with_state_is_part_of_the_model(registered, tiny, samples):
     assert int(model.state_dict()["every_other.steps"]) == 1
 
 
+def test_a_warm_up_has_its_own_picker(registered, tiny, samples):
+    settings = config(negatives="hardest", warm_up_negatives="easiest", warm_up_epochs=2)
+    picker = build_picker(settings)
+    for epoch, name in enumerate(("easiest", "easiest", "hardest", "hardest")):
+        given = {**samples, "epoch": epoch}
+        output = run_step(tiny.backbone, given, settings, picker=picker)
+        alone = run_step(tiny.backbone, given, config(negatives=name))
+        assert torch.equal(output.i2t.hard, alone.i2t.hard)
+        assert torch.equal(output.t2i.hard, alone.t2i.hard)
+    without_epoch = {key: value for key, value in samples.items() if key != "epoch"}
+    with pytest.raises(ValueError, match="need the epoch"):
+        run_step(tiny.backbone, without_epoch, settings, picker=picker)
+    with pytest.raises(ValueError, match="hardest after a warm-up needs a picker"):
+        run_step(tiny.backbone, {**samples, "epoch": 0}, settings)
+
+
+def test_both_pickers_of_a_warm_up_have_settings_and_state(registered, tiny, samples):
+    from lavis_mafa.models import AlbefMafa
+
+    given = {"negatives": "posterior", "posterior": {"minimum": 7}, "every_other": {"power": 3.0}}
+    given |= {"warm_up_negatives": "every_other", "warm_up_epochs": 1}
+    picker = build_picker(config(**given))
+    assert picker.first.own == Sharpness(3.0) and picker.later.rule.minimum == 7
+
+    from omegaconf import OmegaConf
+
+    cfg = OmegaConf.load(AlbefMafa.default_config_path("tiny")).model
+    model = AlbefMafa.from_config(OmegaConf.merge(cfg, {"mafa": given}))
+    for epoch in (0, 0, 1):
+        model({**samples, "epoch": epoch})
+    state = model.state_dict()
+    assert int(state["picker_by_epoch.first.steps"]) == 2
+    assert int(state["picker_by_epoch.later.epoch"]) == 1
+
+
+@pytest.mark.parametrize(
+    "given", [{"warm_up_epochs": 1}, {"warm_up_negatives": "uniform"}, {"warm_up_epochs": -1}]
+)
+def test_half_a_warm_up_is_refused(given):
+    with pytest.raises(ValueError, match="warm_up_epochs"):
+        StepSettings(**given)
+
+
 def test_user_soft_label_equals_slow_loop(registered, tiny, samples):
     torch.manual_seed(0)
     settings = config(
@@ -156,7 +199,9 @@ def test_user_loss_is_added_with_its_weight(registered, tiny, samples):
 
 
 def test_unknown_names_are_rejected_with_the_known_ones(tiny, samples):
-    with pytest.raises(ValueError, match="negatives must be hardest, sampled or posterior"):
+    with pytest.raises(
+        ValueError, match="negatives must be hardest, sampled, uniform or posterior"
+    ):
         StepSettings(negatives="hard")
     with pytest.raises(ValueError, match="type must be one_hot, .* or momentum"):
         SoftLabels("soft")

@@ -58,6 +58,19 @@ CONTRADICTIONS = [
     ("albef_toy", {"model.vit_layer_norm_epsilon": -1}, "model.vit_layer_norm_epsilon", "below 0"),
     ("albef_4m", {"model.vit_layer_norm_epsilon": -0.1}, "model.vit_layer_norm_epsilon", "below 0"),
     # the step
+    (
+        "albef_toy",
+        {f"{MAFA}.warm_up_negatives": "uniform"},
+        f"{MAFA}.warm_up_epochs",
+        "give the number of first epochs",
+    ),
+    ("albef_toy", {f"{MAFA}.warm_up_epochs": 2}, f"{MAFA}.warm_up_epochs", "name a picker"),
+    (
+        "albef_toy",
+        {f"{MAFA}.warm_up_epochs": 2, f"{MAFA}.warm_up_negatives": "even"},
+        f"{MAFA}.warm_up_negatives",
+        "uniform",
+    ),
     ("albef_toy", {"model.temp": 0.7}, "model.temp", "clamped to [0.001, 0.5]"),
     ("albef_toy", {"model.mlm_mask_prob": 0}, "model.mlm_mask_prob", "nothing to predict"),
     (

@@ -103,6 +103,24 @@ def test_resuming_with_other_settings_is_rejected(uninterrupted, tmp_path, chang
         run_here(tmp_path, run__resume_ckpt_path=path, **changes)
 
 
+@pytest.mark.parametrize("stop", [7, 13])
+def test_negatives_that_change_by_epoch_resume(tmp_path, stop):
+    """Stopped in the warm-up and after it; the later picker has state and random draws."""
+    changes = {
+        "model__mafa__warm_up_negatives": "uniform",
+        "model__mafa__warm_up_epochs": 1,
+        "model__mafa__negatives": "posterior",
+        "model__mafa__posterior__minimum": 3,
+        "run__max_epoch": 2,
+    }
+    run_here(tmp_path / "whole", **changes)
+    run_here(tmp_path / "cut", run__max_steps=stop, **changes)
+    run_here(tmp_path / "cut", run__resume_ckpt_path="auto", **changes)
+    whole = weights(tmp_path / "whole")
+    assert same_weights(whole, weights(tmp_path / "cut"))
+    assert int(whole["picker_by_epoch.later.epoch"]) == 1
+
+
 def test_setting_absent_from_a_checkpoint_had_its_default():
     def config(**grit):
         return {"run": {"batch_size_train": 8, "grit": grit}, "model": {}}
