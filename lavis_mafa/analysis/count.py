@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -25,8 +25,10 @@ from lavis_mafa.analysis.loading import (
     require_range,
 )
 from lavis_mafa.analysis.quality.correction import Correction, read_correction
+from lavis_mafa.analysis.self_check import check_judges
 from lavis_mafa.io.files import write_json, write_text
 from lavis_mafa.metrics.intervals import clustered
+from lavis_mafa.models.con_d.self_check import SelfCheck
 from lavis_mafa.pages.charts import Curve, Series, Table
 from lavis_mafa.pages.tables import markdown_table
 
@@ -68,11 +70,17 @@ def count_false_negatives(args: argparse.Namespace) -> None:
     refuse_to_drop_counts(args.output, wanted, judge_names)
     # Built first: a missing checkpoint is reported before hours are spent on features.
     judges = {name: build_judge(con_d) for name, con_d in con_ds.items()}
+    checks = check_judges(loaded, judges, con_ds, (args.threshold,), args)
     numbers = sample_of(len(loaded.data), args.sample, wanted, args.seed)
     features = make_features(loaded, numbers, args.output / "features")
     negatives = {one: hard_negatives_of(loaded, features, one, args.seed) for one in wanted}
     judged = judge_all(loaded, features, list(negatives.values()), judges, args.output)
-    judged.about = data_source(args, low=args.threshold, high=args.threshold)
+    judged.about = data_source(
+        args,
+        low=args.threshold,
+        high=args.threshold,
+        self_check={name: check.content() for name, check in checks.items()},
+    )
     counts = [
         count
         for one, found in negatives.items()
@@ -80,7 +88,7 @@ def count_false_negatives(args: argparse.Namespace) -> None:
     ]
     if is_main_process():
         judged.save(args.output / FILE)
-        write_results(args, counts, correction, loaded, features, judged)
+        write_results(args, counts, correction, loaded, features, judged, checks)
 
 
 def refuse_to_drop_counts(output: Path, wanted: Sequence[Sampling], judges: Sequence[str]) -> None:
@@ -205,6 +213,7 @@ def write_results(
     loaded: ModelAndData,
     features: Features,
     judged: Judged,
+    checks: Mapping[str, SelfCheck],
 ) -> None:
     """Write the counts as JSON, Markdown and an HTML page, and print the table."""
     content = {
@@ -216,11 +225,13 @@ def write_results(
         "threshold": args.threshold,
         "seed": args.seed,
         "correction": None if correction is None else asdict(correction),
+        "self_check": judged.about["self_check"],
         "counts": [asdict(count) for count in counts],
     }
     write_json(args.output / "counts.json", content)
     table = count_table(counts, correction)
     notes = _notes(args, loaded, features, counts, correction)
+    notes += [f"{check.line}. {check.warning}".strip() for check in checks.values()]
     parts = [f"# {table.title}", *notes, markdown_table(table)]
     write_text(args.output / "counts.md", "\n\n".join(parts) + "\n")
     page = report_of_judged(
@@ -231,9 +242,11 @@ def write_results(
         tables=[table],
         curves=curves_of(counts),
         notes=notes,
-        settings={key: value for key, value in content.items() if key != "counts"},
+        settings={k: v for k, v in content.items() if k not in ("counts", "self_check")},
     )
     print(markdown_table(table))
+    for check in checks.values():
+        print("\n".join(filter(None, [check.line, check.warning])))
     print(f"written: {args.output / 'counts.json'}, counts.md, {FILE}, {page.name}")
 
 

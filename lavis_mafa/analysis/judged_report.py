@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from lavis_mafa.algorithm.mining import DIRECTIONS, STATE_NAMES, MiningRule
 from lavis_mafa.analysis.gallery import Show, evenly
 from lavis_mafa.analysis.judged_pairs import INVALID, UNKNOWN, VALID, Judged
+from lavis_mafa.analysis.self_check import self_check_tables
 from lavis_mafa.pages.charts import Curve, Table
 from lavis_mafa.pages.report import Judgements, Mined, write_report
 
@@ -49,12 +50,13 @@ def report_of_judged(
         limit: maximum number of pairs in the gallery, of all discriminators together.
     """
     low, high = judged.thresholds
+    about = {key: value for key, value in judged.about.items() if key != "self_check"}
     several = len(judged.names) > 1
     each = limit // max(1, len(judged.names))
     return write_report(
         path,
         title=title,
-        tables=tables,
+        tables=[*tables, *self_check_tables(judged.about.get("self_check") or {})],
         curves=curves,
         connections=(
             one
@@ -68,7 +70,7 @@ def report_of_judged(
             f"The gallery shows up to {limit:,} of the {len(judged):,} judged pairs: the most "
             "probable ones, those closest to a threshold, ambiguous ones, and the least probable.",
         ],
-        settings=judged.about if settings is None else settings,
+        settings=about if settings is None else settings,
     )
 
 

@@ -25,10 +25,12 @@ from lavis_mafa.analysis.judged_pairs import FILE, UNKNOWN, VALID, Judged
 from lavis_mafa.analysis.judged_report import report_of_judged
 from lavis_mafa.analysis.judging import build_judge, discriminators_of, judge_all
 from lavis_mafa.analysis.loading import data_source, load_model_and_data, require_range
+from lavis_mafa.analysis.self_check import check_judges
 from lavis_mafa.datasets.image_reading import as_png
 from lavis_mafa.datasets.shards import IMAGE_SUFFIXES, finished, write_shards
 from lavis_mafa.io.files import atomic_write, write_json, write_text
 from lavis_mafa.io.identity import check_identity, digest, write_identity
+from lavis_mafa.metrics.binary import lift
 from lavis_mafa.metrics.intervals import wilson
 from lavis_mafa.models.con_d.build import ORACLE
 from lavis_mafa.pages.charts import Table
@@ -88,6 +90,7 @@ def mine_connections(args: argparse.Namespace) -> None:
     )
     # Built first: a missing checkpoint is reported before hours are spent on features.
     judges = {name: build_judge(con_d) for name, con_d in con_ds.items()}
+    checks = check_judges(loaded, judges, con_ds, (min(rule.low, high), high), args)
     features = make_features(loaded, np.arange(len(loaded.data)), args.output / "features")
     top_k = args.top_k or rule.top_k
     negatives = [
@@ -97,7 +100,12 @@ def mine_connections(args: argparse.Namespace) -> None:
     judged = judge_all(loaded, features, negatives, judges, args.output)
     if by_truth:
         judged.probability[ORACLE] = (judged.truth == VALID).astype(np.float32)
-    judged.about = data_source(args, low=min(rule.low, high), high=high)
+    judged.about = data_source(
+        args,
+        low=min(rule.low, high),
+        high=high,
+        self_check={name: check.content() for name, check in checks.items()},
+    )
     if not is_main_process():
         return
     judged.save(args.output / FILE)
@@ -201,15 +209,20 @@ def write_all(
     )
     write_text(args.output / "dataset.yaml", writer.dataset_yaml())
     summary: dict[str, Any] = {"threshold": judged.about["high"], **mined.counts}
+    summary["self-check"] = judged.about.get("self_check", {})
     truth = _truth_of(judged, mined)
     if truth is not None:
         summary["valid by truth"] = int(truth.sum())
         summary["precision"] = float(truth.mean()) if len(truth) else None
         summary["precision, 95 %"] = wilson(truth.sum(), len(truth)) if len(truth) else None
+        base_rate = float((judged.truth == VALID).mean()) if len(judged) else None
+        summary["base rate"] = base_rate
+        summary["lift"] = lift(summary["precision"], base_rate)
     write_json(args.output / "mine.json", summary)
     print("\n".join(f"{value:>10}  {name}" for name, value in mined.counts.items()))
     if truth is not None and len(truth):
         print(f"{100 * truth.mean():>9.1f}%  of the new pairs are valid by the ground truth")
+        print(f"{100 * (judged.truth == VALID).mean():>9.1f}%  of all judged pairs are (base rate)")
     rows: list[list[Cell]] = [[name, value] for name, value in mined.counts.items()]
     report_of_judged(
         judged,

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lavis_mafa.algorithm.mining import DIRECTIONS
+from lavis_mafa.runners.con_d_check import RECORD
 from lavis_mafa.runners.run_log import CONNECTIONS, LOG, read_json_lines
 
 COUNTS = ("false", "picked", "found", "judged")
@@ -34,6 +35,7 @@ class RunRecords:
         histograms: of Con-D's probabilities by epoch.
         evaluations: figures by split and epoch (a number, or a string such as "best").
         connections: the logged records.
+        self_check: figures of Con-D's self-check by its name; {} if there was none.
         first, last: seconds since 1970 of the first and the last record.
     """
 
@@ -44,6 +46,7 @@ class RunRecords:
     histograms: dict[int, dict[str, Any]] = field(default_factory=dict)
     evaluations: dict[tuple[str, Any], dict[str, Any]] = field(default_factory=dict)
     connections: list[dict[str, Any]] = field(default_factory=list)
+    self_check: dict[str, dict[str, Any]] = field(default_factory=dict)
     first: float | None = None
     last: float | None = None
 
@@ -75,6 +78,8 @@ def read_run(folder: Path) -> RunRecords:
             _add_step(run, columns, record)
         elif kind == "epoch":
             run.epochs[epoch] = _figures(record)
+        elif kind == RECORD:
+            run.self_check = {str(record.get("name")): record}
         elif kind == "con_d_histogram":
             run.histograms[epoch] = record
         elif kind == "eval":

@@ -17,6 +17,7 @@ from lavis_mafa.analysis.judged_pairs import FILE, Judged
 from lavis_mafa.analysis.judged_report import report_of_judged
 from lavis_mafa.analysis.loading import load_data, recorded_data
 from lavis_mafa.analysis.run_records import RunRecords, read_run
+from lavis_mafa.analysis.self_check import self_check_tables
 from lavis_mafa.pages.charts import Curve, Series, Table
 from lavis_mafa.pages.report import Cell, Judgements, write_report
 from lavis_mafa.runners.run_log import LOG
@@ -27,6 +28,7 @@ SHARE = (0.0, 1.0)
 POINTS = 300  # of a curve over steps; each point is the mean of consecutive steps
 SHARE_POINTS = 60  # of a share over steps: fewer, since a mini-batch has few hard negatives
 EPOCHS = 40  # number of last epochs with a histogram of their own
+LIFT = "Con-D's lift: precision divided by the base rate"
 RATES = {
     "False negatives among the hard negatives": {
         "false_negative_rate": "by truth",
@@ -36,7 +38,9 @@ RATES = {
     "Con-D's precision and recall": {
         "con_d_precision": "precision",
         "con_d_recall": "recall",
+        "con_d_base_rate": "base rate",
     },
+    LIFT: {"con_d_lift": "lift"},
     "Ambiguous hard negatives": {"ambiguous_rate": "ambiguous"},
     "Con-D's mean probability": {"con_d_probability": "mean"},
 }
@@ -113,7 +117,11 @@ def report_of_run(
     return write_report(
         path,
         title=f"Training run: {records.folder.resolve().name}",
-        tables=[_about(records), *_evaluations(records)],
+        tables=[
+            _about(records),
+            *self_check_tables(records.self_check),
+            *_evaluations(records),
+        ],
         curves=[*_over_steps(records), *_over_epochs(records), *_scores(records)],
         connections=cards,
         judged=_judgements(records.histograms),
@@ -213,7 +221,10 @@ def _over_epochs(records: RunRecords) -> Iterable[Curve]:
             for name, text in names.items()
             for d, arrow in DIRECTIONS.items()
         ]
-        yield from _drawn(Curve(title, "epoch", "share", series, bounds=SHARE))
+        if title == LIFT:  # 1: no better than chance
+            yield from _drawn(Curve(title, "epoch", "lift", series))
+        else:
+            yield from _drawn(Curve(title, "epoch", "share", series, bounds=SHARE))
 
 
 def _by_epoch(epochs: Mapping[int, Mapping[str, Any]], name: str, text: str) -> Series:

@@ -40,7 +40,7 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_con_d_argument(parser: argparse.ArgumentParser) -> None:
-    """Add ``--con-d``."""
+    """Add ``--con-d`` and ``--self-check``."""
     parser.add_argument(
         "--con-d",
         nargs="+",
@@ -49,4 +49,10 @@ def add_con_d_argument(parser: argparse.ArgumentParser) -> None:
         help="discriminators by name, with the keys of model.mafa.con_d, such as "
         "blip.arch=blip_retrieval blip.model_type=coco mine.arch=albef_mafa mine.checkpoint=PATH "
         "(default: model.mafa.con_d of the config)",
+    )
+    parser.add_argument(
+        "--self-check",
+        choices=["warn", "refuse", "skip"],
+        help="judge own and random pairs first, in seconds: warn of a discriminator that cannot "
+        "separate them, refuse it, or skip the check (default: its self_check, which is warn)",
     )

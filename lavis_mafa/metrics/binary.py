@@ -204,6 +204,22 @@ def figures_at(
     )
 
 
+def lift(precision: float | None, base_rate: float | None) -> float | None:
+    """Return how many times more often a pair classified as a match is one than any judged pair.
+
+    1 is a classifier that does not discriminate, whatever its precision; below 1 it is worse than
+    chance. The highest value is 1 / base rate.
+
+    Args:
+        precision: share of true matches among pairs classified as a match, 0 to 1.
+        base_rate: share of true matches among all judged pairs, 0 to 1.
+
+    Returns:
+        ``precision / base_rate``; None if one of them is unknown, or no pair matches.
+    """
+    return None if precision is None or not base_rate else precision / base_rate
+
+
 def weighted_share(
     hit: NDArray[Any], weight: NDArray[Any] | None = None
 ) -> tuple[float | None, float, float]:

@@ -21,9 +21,12 @@ def dry_run(runner: RunnerMafa) -> list[str]:
     """Run one mini-batch through the model and describe what training would do.
 
     Returns:
-        The lines to print: data, order, steps, parameters, the loss of the mini-batch, and an
-        estimate of the memory per rank: weights, gradients, AdamW's two moments, and the
-        activations that the forward pass saves for the backward pass.
+        The lines to print: data, order, steps, Con-D's self-check, parameters, the loss of the
+        mini-batch, and an estimate of the memory per rank: weights, gradients, AdamW's two moments,
+        and the activations that the forward pass saves for the backward pass.
+
+    Raises:
+        PoorDiscriminatorError: as training would, if Con-D fails its self-check.
     """
     lines = [f"device {runner.device}, {runner.world_size} rank(s)"]
     if runner.train_set is None:
@@ -31,6 +34,7 @@ def dry_run(runner: RunnerMafa) -> list[str]:
         return [*lines, f"evaluation only; samples per split: {splits}"]
     if hasattr(runner.task, "before_training"):
         runner.task.before_training(runner._model, runner.train_set)
+    found = runner.check_con_d()
     plan = runner.schedule.begin(0)
     run, grit = runner.run_cfg, runner.run_cfg.grit
     window = runner.accum_grad_iters
@@ -47,6 +51,7 @@ def dry_run(runner: RunnerMafa) -> list[str]:
     ]
     keeping = kept_images(runner.config.model_cfg, runner._model, runner.train_set, runner.device)
     lines += [keeping.summary] if keeping is not None else []
+    lines += [found.line, *([found.warning] if found.warning else [])] if found else []
     batch = next(iter(runner.loaders.train(plan, 0, 0)))
     samples = runner.loaders.to_device(batch)
     samples.update(epoch=0, num_iters_per_epoch=plan.steps, iters=0, grouped=plan.grouped)

@@ -22,10 +22,12 @@ from lavis_mafa.algorithm.tokens import captions_of
 from lavis_mafa.io.processes import any_rank, barrier
 from lavis_mafa.models.con_d.kept_images import keep_images
 from lavis_mafa.models.con_d.kept_rows import KeptRows
+from lavis_mafa.models.con_d.self_check import SelfCheck
 from lavis_mafa.problems import ConfigView, Problem
 from lavis_mafa.runners import loaders
 from lavis_mafa.runners.checkpoint import BEST, LAST
 from lavis_mafa.runners.checkpoint_schedule import CheckpointSchedule
+from lavis_mafa.runners.con_d_check import check_con_d, log_check
 from lavis_mafa.runners.evaluation import EvaluatingRunner, matching_splits
 from lavis_mafa.runners.figures import Figures
 from lavis_mafa.runners.guard import NonFiniteGuard, UnreadableSamples
@@ -162,8 +164,13 @@ class RunnerMafa(EvaluatingRunner):
         began = time.time()
         if hasattr(self.task, "before_training"):
             self.task.before_training(self._model, self.train_set)
+        # Before the cache is opened, so that it holds what training itself computes, and before
+        # `self.model` compiles Con-D, which the check's mini-batches would do for other shapes.
+        found = None if self.resume_ckpt_path else self.check_con_d()
         self.kept = keep_images(self.config.model_cfg, self._model, self.train_set, self.device)
         self.checkpoints.begin(self.resume_ckpt_path and str(self.resume_ckpt_path))
+        if found is not None:
+            log_check(self.log, found)
         if self._max_steps_done():
             return
         first = self.progress.epoch
@@ -180,6 +187,13 @@ class RunnerMafa(EvaluatingRunner):
             self.evaluate(cur_epoch="best" if self.valid_splits else self.max_epoch - 1)
         self.checkpoints.retry_unsaved()
         logging.info("finished in %.0f s; results in %s", time.time() - began, self.output_dir)
+
+    def check_con_d(self) -> SelfCheck | None:
+        """Check that Con-D tells own from random pairs; see `con_d_check.check_con_d`."""
+        assert self.train_set is not None
+        return check_con_d(
+            self.config.model_cfg, self.run_cfg, self._model, self.train_set, self.device
+        )
 
     @contextmanager
     def _interruptible(self) -> Iterator[None]:

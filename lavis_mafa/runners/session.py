@@ -20,6 +20,7 @@ from lavis.models.base_model import SharedQueueMixin
 from lavis_mafa.config import ConfigError, load_config
 from lavis_mafa.io.processes import LostContactError, explain_lost_rank
 from lavis_mafa.models.checkpoints import init_momentum
+from lavis_mafa.models.con_d.self_check import PoorDiscriminatorError
 from lavis_mafa.plugins import PluginError
 from lavis_mafa.runners.checkpoint_schedule import NotSavedError
 from lavis_mafa.runners.dry_run import dry_run
@@ -35,6 +36,7 @@ CLEAR_ERRORS = (
     NotSavedError,
     UnreadableError,
     LostContactError,
+    PoorDiscriminatorError,
 )
 USER_ERRORS = (*CLEAR_ERRORS, FileNotFoundError, ValueError)
 

@@ -21,7 +21,7 @@ from lavis_mafa.algorithm.mining import (
 )
 from lavis_mafa.algorithm.output import COUNTS, StepOutput
 from lavis_mafa.algorithm.tokens import COUNTS as CAPTION_COUNTS
-from lavis_mafa.metrics.binary import bin_of
+from lavis_mafa.metrics.binary import bin_of, lift
 from lavis_mafa.models.con_d.discriminator import Oracle
 from lavis_mafa.models.traits import traits_of
 from lavis_mafa.problems import ConfigView, Problem
@@ -154,8 +154,9 @@ class MafaPretrainTask(MafaRetrievalTask):
     def epoch_figures(self, tally: Tally) -> dict[str, float | None]:
         """Return the figures of an epoch over all ranks.
 
-        Rates of false negatives by Con-D and by truth, precision and recall of Con-D, and numbers
-        of samples replaced and of captions truncated or without a known word.
+        Rates of false negatives by Con-D and by truth, precision and recall of Con-D, the base rate
+        (share of valid pairs among those judged) and lift that precision must be compared with, and
+        numbers of samples replaced and of captions truncated or without a known word.
         """
         figures: dict[str, float | None] = {
             name: int(tally.sums[name])
@@ -180,6 +181,10 @@ class MafaPretrainTask(MafaRetrievalTask):
             if f"true_found_{d}" in tally.sums and tally.sums.get(f"judged_{d}"):
                 figures[f"con_d_precision_{d}"] = tally.ratio(f"true_found_{d}", f"found_{d}")
                 figures[f"con_d_recall_{d}"] = tally.ratio(f"true_found_{d}", f"false_{d}")
+                # Every hard negative is judged, so these are the valid pairs among the judged.
+                base_rate = tally.ratio(f"false_{d}", f"judged_{d}")
+                figures[f"con_d_base_rate_{d}"] = base_rate
+                figures[f"con_d_lift_{d}"] = lift(figures[f"con_d_precision_{d}"], base_rate)
         return figures
 
     def mined(

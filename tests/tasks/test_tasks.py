@@ -202,6 +202,8 @@ def test_rates_of_an_epoch(output):
         "false_negative_rate_in_itm_i2t": 1 / 1,
         "con_d_precision_i2t": 1 / 2,
         "con_d_recall_i2t": 1 / 2,
+        "con_d_base_rate_i2t": 2 / 3,
+        "con_d_lift_i2t": (1 / 2) / (2 / 3),
         "false_negative_rate_by_con_d_t2i": 2 / 4,
         "ambiguous_rate_t2i": 2 / 4,
         "con_d_probability_t2i": 3.06 / 4,
@@ -209,13 +211,16 @@ def test_rates_of_an_epoch(output):
         "false_negative_rate_in_itm_t2i": 2 / 2,
         "con_d_precision_t2i": 2 / 2,
         "con_d_recall_t2i": 2 / 3,
+        "con_d_base_rate_t2i": 3 / 4,
+        "con_d_lift_t2i": 1 / (3 / 4),
     }
     assert rates == pytest.approx(expected)
 
 
 def test_rates_contain_only_what_is_known(output):
     without_truth = task().epoch_figures(Tally(task().step_figures(output, SAMPLES)))
-    assert not any("precision" in key or "recall" in key for key in without_truth)
+    of_truth = ("precision", "recall", "base_rate", "lift")
+    assert not any(name in key for key in without_truth for name in of_truth)
     assert "false_negative_rate_i2t" not in without_truth
     assert without_truth["false_negative_rate_by_con_d_t2i"] == 0.5
 
@@ -236,8 +241,10 @@ def test_precision_and_recall_are_none_with_zero_denominators():
     sums = {"judged_i2t": 5, "picked_i2t": 5, "found_i2t": 0, "true_found_i2t": 0}
     rates = task().epoch_figures(Tally({**sums, "false_i2t": 2}))
     assert rates["con_d_precision_i2t"] is None and rates["con_d_recall_i2t"] == 0
+    assert rates["con_d_base_rate_i2t"] == 2 / 5 and rates["con_d_lift_i2t"] is None
     rates = task().epoch_figures(Tally({**sums, "false_i2t": 0, "found_i2t": 3}))
     assert rates["con_d_precision_i2t"] == 0 and rates["con_d_recall_i2t"] is None
+    assert rates["con_d_base_rate_i2t"] == 0 and rates["con_d_lift_i2t"] is None
 
 
 # Mined pairs

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lavis_mafa.analysis.quality.compare import Compared, Scored
-from lavis_mafa.metrics.binary import TENTHS, Calibration, Figures
+from lavis_mafa.metrics.binary import TENTHS, Calibration, Figures, lift
 from lavis_mafa.pages.charts import Curve, Series, Table
 
 POINTS = 1000  # approximate number of points of a curve in the JSON file
@@ -42,6 +42,8 @@ def quality_tables(tests: Iterable[Scored]) -> list[Table]:
             "classified as match %",
             "precision %",
             "95 %",
+            "base rate %",
+            "lift",
             "recall %",
             "95 %",
             "F1",
@@ -72,6 +74,8 @@ def _threshold_rows(test: Scored) -> Iterable[tuple[Any, ...]]:
             _percent(f.called),
             _percent(f.precision),
             _range(f.precision_low, f.precision_high),
+            _percent(test.valid),
+            _lift(lift(f.precision, test.valid)),
             _percent(f.recall),
             _range(f.recall_low, f.recall_high),
             _round(f.f1),
@@ -209,6 +213,10 @@ def _percent(share: float | None) -> str | None:
 
 def _range(low: float, high: float) -> str:
     return f"{100 * low:.1f}–{100 * high:.1f}"
+
+
+def _lift(value: float | None) -> str | None:
+    return None if value is None else f"{value:.2f}"
 
 
 def _round(value: float | None) -> str | None:

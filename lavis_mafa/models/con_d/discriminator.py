@@ -184,6 +184,8 @@ def _forget_momentum(model: Any) -> None:
 class Oracle:
     """A Con-D that returns the ground truth of a data set that has it, such as ``toy_scenes``."""
 
+    needs_self_check = False  # the truth about random pairs needs no check
+
     def __init__(self) -> None:
         self.truth: Truth | None = None
 

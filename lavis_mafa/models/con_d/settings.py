@@ -39,6 +39,15 @@ class ConDSettings:
         "folder for the outputs of its image encoder, which then runs once per image; needs "
         "own_view: True",
     )
+    self_check: str = option(
+        "warn",
+        "before training and analyses, judge own and random pairs: warn of a Con-D that cannot "
+        "separate them, refuse it, or skip the check",
+        choices=("warn", "refuse", "skip"),
+    )
+    self_check_pairs: int = option(
+        256, "number of own pairs, and of random pairs, that the self-check judges", low=8
+    )
     model: Mapping[str, Any] = option(
         factory=dict, doc="further keys of its `model` config, such as tokenizer"
     )
