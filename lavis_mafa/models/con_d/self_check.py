@@ -136,7 +136,6 @@ class SelfCheck:
                 for threshold, own, random in self.above
             ],
             "problems": self.problems,
-            "seconds": round(self.seconds, 3),
         }
 
     def scalars(self) -> dict[str, float]:
