@@ -8,8 +8,9 @@ import random
 import numpy as np
 import pytest
 import torch
-from runs import finish, records, run_here, same_weights, start, weights
+from runs import CONFIG, finish, options, records, run_here, same_weights, start, weights
 
+from lavis_mafa.cli import main
 from lavis_mafa.models.con_d.discriminator import ModelDiscriminator
 from lavis_mafa.runners.con_d_check import RECORD
 
@@ -121,15 +122,21 @@ def test_a_good_discriminator_of_a_user_passes(tmp_path, plugin):
     assert b"con_d_self_check/auc" in board and b"con_d_self_check/random_above_0.8" in board
 
 
-def test_a_swapped_head_is_refused_and_shown_by_the_dry_run(tmp_path, plugin):
+def test_a_swapped_head_is_refused(tmp_path, plugin):
     changes = {**plugin, "model__mafa__con_d__arch": "swapped"}
     output = finish(start("train.py", tmp_path, **changes), status=1)
     assert "(AUC) of only 0.00" in output and "Traceback" not in output
-    dry = {"script": "train.py", "extra": ["--dry-run"]}
-    assert "(AUC) of only 0.00" in finish(start(folder=tmp_path, **dry, **changes), status=1)
-    changes["model__mafa__con_d__self_check"] = "warn"
-    output = finish(start(folder=tmp_path, **dry, **changes))
-    printed = output[output.index("dry run: nothing is trained") :]
-    assert "Con-D self-check of swapped: AUC 0.000 of 74" in printed
-    assert "Con-D (swapped) fails its self-check" in printed
     assert not (tmp_path / "job" / "log.jsonl").exists()
+
+
+@pytest.mark.parametrize("mode", ["warn", "refuse"])
+def test_the_dry_run_shows_it(tmp_path, untrained, capsys, caplog, mode):
+    given = options(tmp_path, **untrained, model__mafa__con_d__self_check=mode)
+    status = main(["train", "--cfg-path", CONFIG, "--dry-run", "--options", *given])
+    printed = capsys.readouterr().out
+    assert not (tmp_path / "job" / "log.jsonl").exists()
+    if mode == "refuse":
+        assert status == 1 and "fails its self-check" in caplog.records[-1].getMessage()
+        return
+    assert status == 0 and "Con-D self-check of albef_mafa: AUC 0." in printed
+    assert "Con-D (albef_mafa) fails its self-check" in printed
