@@ -77,7 +77,11 @@ class SelfCheck:
     def above(self) -> list[tuple[float, float, float]]:
         """Each threshold with the shares of own and of random pairs above it, 0 to 1."""
         return [
-            (threshold, *(float((one > threshold).mean()) for one in (self.own, self.random)))
+            (
+                threshold,
+                float((self.own > threshold).mean()),
+                float((self.random > threshold).mean()),
+            )
             for threshold in (self.thresholds if len(self.own) else ())
         ]
 
@@ -233,9 +237,12 @@ def self_check(
             continue
         image_of, text_of = np.concatenate([rows, rows]), np.concatenate([rows, partners])
         device = samples["image"].device
-        numbers = (torch.from_numpy(one).to(device) for one in (image_of, text_of))
         with torch.no_grad():
-            probability = con_d.judge(dict(samples), *numbers)
+            probability = con_d.judge(
+                dict(samples),
+                torch.from_numpy(image_of).to(device),
+                torch.from_numpy(text_of).to(device),
+            )
         parts.append(probability.float().cpu().numpy().reshape(2, -1))
     own, random = np.concatenate(parts, axis=1)
     used = tuple(sorted({float(threshold) for threshold in thresholds}))
