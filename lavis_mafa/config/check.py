@@ -23,6 +23,7 @@ from lavis.models.base_model import SharedQueueMixin
 
 from lavis_mafa.config.key import NUMBERS, UNSET, Key, describe, known_keys
 from lavis_mafa.io.checkpoints import find_config
+from lavis_mafa.models.parts.vit import problem_of_stem
 from lavis_mafa.models.traits import Traits, traits_of
 from lavis_mafa.problems import ConfigView, Problem
 
@@ -341,6 +342,12 @@ def _check_sizes(s: Settings, report: Report) -> None:
             report.add(
                 "model.image_size", f"{image} is not a multiple of the ViT's patch size {patch}"
             )
+    if s["model.vit.stem"] == "conv":
+        why = problem_of_stem(patch, width) if patch and width else None
+        if not s.traits.takes_conv_stem:
+            why = f"{s['model.arch']} has no convolutional stem; use patch"
+        if why:
+            report.add("model.vit.stem", why)
     epsilon = s["model.vit_layer_norm_epsilon"]
     if epsilon is not None and epsilon < 0 and (epsilon != -1 or s["model.vit"]):
         usual = "1e-6" if s["model.vit"] else "1e-6, or -1 for the ViT's default"

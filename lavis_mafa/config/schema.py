@@ -14,6 +14,7 @@ from lavis_mafa.algorithm.settings import StepSettings
 from lavis_mafa.config.key import ALWAYS, Key, keys_of
 from lavis_mafa.metrics import METRICS
 from lavis_mafa.models.con_d.settings import ConDSettings
+from lavis_mafa.models.parts.vit import STEMS
 
 OURS = "lavis_mafa"
 SPLITS = ("train", "val", "test")
@@ -219,6 +220,8 @@ MODEL_MAFA = {
         "width": Key("int", "width, a multiple of heads", OURS, low=1),
         "depth": Key("int", "layers", OURS, low=1),
         "heads": Key("int", "attention heads", OURS, low=1),
+        "stem": Key("str", "how patches become tokens; conv: by small convolutions",
+                    "Xiao et al. 2021", default="patch", choices=STEMS),
     }),
     "mafa": Key("mapping", "the training step", "MAFA 4", default={}, keys=MAFA),
 }  # fmt: skip

@@ -35,10 +35,12 @@ CON_D = "model.mafa.con_d"
 FILES = ("pretrained", "finetuned", "vit_weights", "q_former_model", "checkpoint")
 FOLDERS, INSIDE = ("bert_weights", "opt_model", "t5_model"), "pytorch_model*.bin"
 WIDTHS = {"base": 768, "large": 1024, "eva_clip_g": 1408, "clip_L": 1024}
+PATCHES = "visual_encoder.patch_embed.proj.weight"
+CONVOLUTIONS = "visual_encoder.patch_embed.convs.0.weight"
 # (weight, axis, key of ``model`` that gives the size of this axis)
 SIZES = (
-    ("visual_encoder.patch_embed.proj.weight", 0, "width of the ViT"),
-    ("visual_encoder.patch_embed.proj.weight", 2, "vit.patch_size"),
+    (PATCHES, 0, "width of the ViT"),
+    (PATCHES, 2, "vit.patch_size"),
     ("ln_vision.weight", 0, "width of the ViT"),
     ("vision_proj.weight", 0, "embed_dim"),
     ("query_tokens", 1, "num_query_token"),
@@ -181,9 +183,16 @@ def _check_state(
         if isinstance(tensor, Tensor) and tensor.ndim > axis and isinstance(size, int):
             if tensor.shape[axis] != size:
                 wrong[name] = f"{name} {tensor.shape[axis]} in the file, {size} here"
+    stem = (model.get("vit") or {}).get("stem") or "patch"
+    if model and PATCHES in state and stem != _stem_of(state):
+        wrong["vit.patch_size"] = f"vit.stem {_stem_of(state)} in the file, {stem} here"
     if wrong:
         why = "; ".join(wrong.values())
         report.add(key, f"{path} was saved by a model of other sizes: {why}")
+
+
+def _stem_of(state: Mapping[str, Any]) -> str:
+    return "conv" if CONVOLUTIONS in state else "patch"
 
 
 def _sizes_of(model: Mapping[str, Any]) -> dict[str, Any]:
@@ -191,9 +200,9 @@ def _sizes_of(model: Mapping[str, Any]) -> dict[str, Any]:
     sizes = {name: model.get(name) for name in ("embed_dim", "num_query_token")}
     vit = model.get("vit")
     if isinstance(vit, Mapping):
-        sizes.update(
-            {"width of the ViT": vit.get("width"), "vit.patch_size": vit.get("patch_size")}
-        )
+        sizes["width of the ViT"] = vit.get("width")
+        # The last convolution of a stem has one pixel.
+        sizes["vit.patch_size"] = 1 if vit.get("stem") == "conv" else vit.get("patch_size")
     else:
         sizes["width of the ViT"] = WIDTHS.get(str(model.get("vit_type") or model.get("vit_model")))
     try:

@@ -20,7 +20,7 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +78,11 @@ class PairTable:
     def caption(self, index: int) -> str:
         """Return the caption of pair `index`, as in the annotation file."""
         return str(self._open()[1][int(index)].as_py())
+
+    def captions(self) -> Iterator[str]:
+        """Yield the captions of all pairs, in order."""
+        for chunk in self._open()[1].chunks:
+            yield from chunk.to_pylist()
 
     def _open(self) -> tuple[pa.ChunkedArray, pa.ChunkedArray]:
         if self._columns is None:

@@ -12,6 +12,7 @@ from omegaconf import OmegaConf
 from torch.utils.data import Dataset
 
 from lavis_mafa.algorithm.options import option
+from lavis_mafa.datasets.caption_truth import SAME_CAPTION, truth_reader
 from lavis_mafa.io.processes import on_main_process
 
 SPLITS = ("train", "val", "test")
@@ -36,6 +37,12 @@ class ConvertedFiles:
 
     cache_dir: str | None = option(
         doc="folder of converted data; null: $LAVIS_MAFA_CACHE, else ~/.cache/lavis_mafa"
+    )
+    truth: str | None = option(
+        doc="valid pairs beside the pairs themselves; same_caption: an image with every caption "
+        "that has the text of one of its own; a file: also those it lists, as run.truth_file does",
+        path="file",
+        words=(SAME_CAPTION,),
     )
     drop_empty: bool = option(doc="drop samples with an empty caption; False: refuse them")
 
@@ -70,6 +77,7 @@ class ConvertingBuilder(LocalBuilder, ABC):
         info = self.config.build_info
         annotations = named_splits(self.name, info.annotations)
         options = self.dataset_options(info)
+        make_truth = truth_reader(info.truth)
         self.build_processors()
         datasets: dict[str, Dataset[Any]] = {}
         for split, files in annotations.items():
@@ -81,12 +89,15 @@ class ConvertingBuilder(LocalBuilder, ABC):
                 )
             kind = "train" if split == "train" else "eval"
             dataset_cls = self.train_dataset_cls if split == "train" else self.eval_dataset_cls
-            datasets[split] = dataset_cls(
+            dataset = dataset_cls(
                 vis_processor=self.vis_processors[kind],
                 text_processor=self.text_processors[kind],
                 ann_paths=[storage] if isinstance(storage, str) else list(storage),
                 **options,
             )
+            if make_truth is not None:
+                dataset.know(make_truth(dataset.table))
+            datasets[split] = dataset
         return datasets
 
 

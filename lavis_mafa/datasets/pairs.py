@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from torch.utils.data import Dataset
 from torch.utils.data.dataloader import default_collate
 
 from lavis_mafa.datasets.arrow_table import PairTable, describe_conflict
+from lavis_mafa.datasets.caption_truth import CaptionTruth, PairTruth
 
 
 class Pairs(Dataset[dict[str, Any]], ABC):
@@ -49,6 +51,9 @@ class Pairs(Dataset[dict[str, Any]], ABC):
         self.vis_processor = vis_processor
         self.text_processor = text_processor
 
+    def know(self, truth: PairTruth) -> None:
+        """Take over which pairs of the table are valid."""
+
     def collater(self, samples: list[dict[str, Any]]) -> dict[str, Any]:
         return default_collate(samples)
 
@@ -58,7 +63,14 @@ class TrainPairs(Pairs):
 
     An item is `{"image": tensor, "text_input": str, "image_id": int}`; pairs with the same
     `image_id` show the same image. An unreadable image raises OSError naming it.
+
+    Attributes:
+        truth: `PairTruth.valid` of the pairs; None if it is not known.
+        known: `known` of a truth that does not know every pair, else None.
     """
+
+    truth: Callable[..., Any] | None = None
+    known: Callable[..., Any] | None = None
 
     # Because of the random augmentation.
     deterministic = False
@@ -72,6 +84,9 @@ class TrainPairs(Pairs):
             "text_input": self.text_processor(self.table.caption(index)),
             "image_id": int(self.image_ids[index]),
         }
+
+    def know(self, truth: PairTruth) -> None:
+        self.truth, self.known = truth.valid, getattr(truth, "known", None)
 
     @property
     def image_ids(self) -> npt.NDArray[np.int64]:
@@ -95,6 +110,8 @@ class EvalPairs(Pairs):
         image: names of the images in the table, in order of first appearance.
         txt2img: index of a caption -> index of its image.
         img2txt: index of an image -> indices of its captions.
+        truth_matrix: returns which captions are valid for which images, bool ``(I, T)``; absent if
+            only the pairs themselves are known.
 
     An item is `{"image": tensor, "index": int}`.
 
@@ -116,7 +133,8 @@ class EvalPairs(Pairs):
         self.img2txt: dict[int, list[int]] = {}
         self._rows: list[int] = []
         image_ids = np.asarray(self.table.image_ids)
-        for row in np.argsort(image_ids, kind="stable").tolist():
+        self._row_of_text = np.argsort(image_ids, kind="stable")
+        for row in self._row_of_text.tolist():
             image = int(image_ids[row])
             if image == len(self.image):
                 self.image.append(self.table.image(row))
@@ -131,6 +149,10 @@ class EvalPairs(Pairs):
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         return {"image": self.vis_processor(self.show_image(index)), "index": index}
+
+    def know(self, truth: PairTruth) -> None:
+        if isinstance(truth, CaptionTruth):
+            self.truth_matrix = partial(truth.matrix, self._row_of_text)
 
     def show_image(self, index: int) -> Image.Image:
         """Return the unprocessed image `index` (RGB)."""

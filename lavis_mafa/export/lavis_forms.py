@@ -74,6 +74,8 @@ def export_lavis(checkpoint: str, out: Path, form: str, fusion_layer: int = 6) -
         raise ValueError(
             f"{checkpoint} has no weights below {' and '.join(lost)}: it is not one of ALBEF"
         )
+    if any(str(key).startswith(f"{PARTS[0]}patch_embed.convs.") for key in weights):
+        raise ValueError(f"{checkpoint} has a convolutional stem, which LAVIS's models lack")
     state = in_form(weights, form, fusion_layer)
     save_atomically({"model": state}, out)
     return len(state)

@@ -21,23 +21,27 @@ EXPECTED = (
 )
 
 
-def read_truth(path: str | os.PathLike[str]) -> list[Pair]:
+def read_truth(path: str | os.PathLike[str], key: str = "run.truth_file") -> list[Pair]:
     """Read a file of valid pairs: ``[[image name, caption], ...]`` or ``[[image, text], ...]``.
+
+    Args:
+        path: of the file.
+        key: of the config that names it, for errors.
 
     Raises:
         FileNotFoundError: if there is no such file.
         ValueError: if it has another form.
     """
     if not os.path.isfile(path):
-        raise FileNotFoundError(f"run.truth_file: no such file: {path}")
+        raise FileNotFoundError(f"{key}: no such file: {path}")
     rows = read_json(path)
     if not isinstance(rows, list) or not rows:
-        raise ValueError(f"run.truth_file: {path}: {EXPECTED}")
+        raise ValueError(f"{key}: {path}: {EXPECTED}")
     pairs: list[Pair] = []
     for place, row in enumerate(rows):
         kinds = [type(one) for one in row] if isinstance(row, list) else []
         if kinds not in ([str, str], [int, int]):
-            raise ValueError(f"run.truth_file: {path}: entry {place} is {row!r}; {EXPECTED}")
+            raise ValueError(f"{key}: {path}: entry {place} is {row!r}; {EXPECTED}")
         pairs.append((row[0], row[1]))
     return pairs
 

@@ -29,6 +29,7 @@ class Traits:
         trains_by_step: trains by `run_step`: reads ``model.mafa`` and yields features for GRIT.
         can_judge: can serve as Con-D; None if only a built model can tell.
         patch_size: side of the ViT's patches where no config states it.
+        takes_conv_stem: reads ``vit.stem``.
         keeps_word_states: keeps a state of every word, as TCL's local loss needs.
         attends_from_text: has text layers that attend to the image, of which heat maps are drawn.
         images_per_sample: 2 for models that read pairs of images; None if unknown.
@@ -45,6 +46,7 @@ class Traits:
     trains_by_step: bool = False
     can_judge: bool | None = None
     patch_size: int = 16
+    takes_conv_stem: bool = False
     keeps_word_states: bool = False
     attends_from_text: bool = True
     images_per_sample: int | None = None

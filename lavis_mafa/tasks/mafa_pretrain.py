@@ -81,7 +81,8 @@ class MafaPretrainTask(MafaRetrievalTask):
             if self._truth is None:
                 raise ValueError(
                     "model.mafa.con_d.arch is oracle, but the training data do not say which "
-                    "pairs are valid; train on toy_scenes only, or give a model as Con-D"
+                    "pairs are valid; set build_info.truth of image_text_json or "
+                    "image_text_shards, train on toy_scenes, or give a model as Con-D"
                 )
             con_d.truth = self._truth
 

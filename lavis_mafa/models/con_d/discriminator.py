@@ -199,8 +199,8 @@ class Oracle:
     ) -> Tensor:
         if self.truth is None:
             raise RuntimeError(
-                "the oracle needs a training set whose truth is known (toy_scenes); use a model as "
-                "model.mafa.con_d, or train on such data"
+                "the oracle needs a training set whose truth is known (toy_scenes, or a local "
+                "builder with build_info.truth); use a model as model.mafa.con_d, or such data"
             )
         numbers = samples["loaded_index"].cpu().numpy()
         valid = self.truth(numbers[image_of.cpu().numpy()], numbers[text_of.cpu().numpy()])

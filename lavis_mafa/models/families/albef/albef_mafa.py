@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,6 +21,7 @@ from lavis_mafa.models.families import AlbefBackbone
 from lavis_mafa.models.mafa_model import MafaModel, checkpoint_of, momentum_of, step_parts
 from lavis_mafa.models.parts.tokenizers import BERT, build_tokenizer, from_hub
 from lavis_mafa.models.parts.vit import build_vit
+from lavis_mafa.problems import ConfigView, Problem
 
 
 @registry.register_model("albef_mafa")
@@ -38,7 +42,19 @@ class AlbefMafa(MafaModel, AlbefBase):
 
     family = "albef"
     keeps_word_states = True
+    takes_conv_stem = True
     PRETRAINED_MODEL_CONFIG_DICT = model_yamls("albef_mafa", "base", "tiny")
+
+    @classmethod
+    def problems_of(cls, cfg: ConfigView) -> Iterator[Problem]:
+        """Yield contradictions in a config; see `lavis_mafa.problems`."""
+        yield from super().problems_of(cfg)
+        try:
+            problem = problem_of_fusion(cfg["model"]) if cfg["model.med_config_path"] else None
+        except (OSError, ValueError, AttributeError):
+            return  # reported elsewhere
+        if problem:
+            yield Problem("model.med_config_path", problem)
 
     def __init__(
         self,
@@ -93,7 +109,31 @@ class AlbefMafa(MafaModel, AlbefBase):
         return model
 
 
+def problem_of_fusion(cfg: Any) -> str | None:
+    """Return why the text encoder's JSON config has no fusion layers; None if it has.
+
+    Args:
+        cfg: a ``model`` config.
+
+    Raises:
+        OSError, ValueError: if the file cannot be read.
+    """
+    path = cfg.get("med_config_path")
+    sizes = json.loads(Path(find_config(path)).read_text(encoding="utf-8"))
+    first, layers = sizes.get("fusion_layer"), sizes.get("num_hidden_layers", 12)
+    if isinstance(first, int) and 0 <= first < layers:
+        return None
+    given = f'"fusion_layer": {first!r}' if "fusion_layer" in sizes else 'no "fusion_layer"'
+    return (
+        f"{path} has {given}; ALBEF needs the number of the first layer that fuses text with the "
+        f'image, 0 to {layers - 1}, such as "fusion_layer": {layers // 2}'
+    )
+
+
 def _text_encoder(cfg: Any, from_pretrained: bool, tokenizer: Any) -> BertForMaskedLM:
+    problem = problem_of_fusion(cfg)
+    if problem:
+        raise ValueError(f"model.med_config_path: {problem}")
     config = BertConfig.from_json_file(find_config(cfg.get("med_config_path")))
     if from_pretrained:
         return from_hub(BertForMaskedLM.from_pretrained, BERT, config=config)

@@ -47,6 +47,7 @@ class BlipMafa(MafaModel, BlipBase):
     """
 
     family = "blip"
+    takes_conv_stem = True
     PRETRAINED_MODEL_CONFIG_DICT = model_yamls("blip_mafa", "base", "large", "tiny")
 
     def __init__(

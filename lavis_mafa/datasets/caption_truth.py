@@ -1,0 +1,170 @@
+"""Valid pairs of one's own data beside the pairs themselves: `build_info.truth` of a builder.
+
+A caption is valid for every image that has a caption of the same text, see `normalised`. A file of
+further valid pairs, in the format of `run.truth_file`, adds to that: with ``["dog.jpg", "an
+animal"]`` in it, every caption "An animal." is valid for dog.jpg.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import unicodedata
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from lavis_mafa.datasets.arrow_table import PairTable, dense_ids
+from lavis_mafa.metrics.known_truth import read_truth
+
+SAME_CAPTION = "same_caption"
+KEY = "build_info.truth"
+DIGEST = np.dtype([("high", "<u8"), ("low", "<u8")])
+
+Mask = npt.NDArray[np.bool_]
+Numbers = npt.NDArray[np.int64]
+
+
+class PairTruth(Protocol):
+    """What is known of the pairs of a table.
+
+    An object that does not know every pair has a second method ``known`` with the arguments and
+    the result of ``valid``.
+    """
+
+    def valid(self, image_of: npt.ArrayLike, text_of: npt.ArrayLike) -> Mask:
+        """Return whether the captions of pairs ``text_of`` fit the images of pairs ``image_of``.
+
+        Both are row numbers in the table; their shapes broadcast to the shape of the result.
+        """
+        ...
+
+
+class _WithoutPunctuation(dict[int, str | int]):
+    """A table for `str.translate`: punctuation (Unicode's categories P) becomes a blank."""
+
+    def __missing__(self, code: int) -> str | int:
+        self[code] = " " if unicodedata.category(chr(code)).startswith("P") else code
+        return self[code]
+
+
+_without_punctuation = _WithoutPunctuation()
+
+
+def normalised(caption: str) -> str:
+    """Return a caption as it is compared with others: NFKC, without case and punctuation, single
+    spaces. A caption of punctuation alone keeps it."""
+    text = unicodedata.normalize("NFKC", caption).casefold()
+    return " ".join((text.translate(_without_punctuation).strip() or text).split())
+
+
+class CaptionTruth:
+    """The truth of a table by the text of its captions; see the module.
+
+    It needs 16 bytes for each pair of the table, and a search among the pairs for each question.
+
+    Args:
+        table: the pairs.
+        further: further valid pairs, ``(image name in the table, caption)``; those whose image or
+            caption is not in the table are skipped, and their number is logged.
+    """
+
+    def __init__(self, table: PairTable, further: Sequence[tuple[str, str]] = ()) -> None:
+        self.image_ids = table.image_ids
+        # Captions of the further pairs come last, so that those of the table are numbered from 0.
+        both = _numbers(chain(table.captions(), (caption for _, caption in further)))
+        self.caption_ids, others = both[: len(table)], both[len(table) :]
+        self.n_captions = int(self.caption_ids.max()) + 1
+        keys = self._key(np.asarray(self.image_ids), self.caption_ids)
+        if further:
+            keys = np.concatenate([keys, self._of_further(table, further, others)])
+        self.keys = np.unique(keys)
+
+    def valid(self, image_of: npt.ArrayLike, text_of: npt.ArrayLike) -> Mask:
+        """As `PairTruth.valid`.
+
+        Raises:
+            IndexError: for a number outside 0 .. N - 1.
+        """
+        images = self.image_ids[self._rows("image_of", image_of)]
+        keys = self._key(images, self.caption_ids[self._rows("text_of", text_of)])
+        places = np.minimum(np.searchsorted(self.keys, keys), len(self.keys) - 1)
+        return np.asarray(self.keys[places] == keys)
+
+    def matrix(self, rows: Numbers) -> Mask:
+        """Return which of the captions of ``rows (T,)`` are valid for which image, ``(I, T)``."""
+        shape = int(self.image_ids.max()) + 1, self.n_captions
+        table = np.zeros(shape, np.bool_)
+        table.reshape(-1)[self.keys] = True
+        return np.asarray(table[:, self.caption_ids[rows]])
+
+    def _key(self, images: Numbers, captions: Numbers) -> Numbers:
+        return np.asarray(images * self.n_captions + captions)
+
+    def _rows(self, name: str, given: npt.ArrayLike) -> Numbers:
+        rows, count = np.asarray(given, dtype=np.int64), len(self.caption_ids)
+        if rows.size and not (rows.min() >= 0 and rows.max() < count):
+            why = f"has values from {rows.min()} to {rows.max()}"
+            raise IndexError(f"{name} {why}, expected numbers of pairs from 0 to {count - 1}")
+        return rows
+
+    def _of_further(
+        self, table: PairTable, further: Sequence[tuple[str, str]], captions: Numbers
+    ) -> Numbers:
+        wanted = {image for image, _ in further}
+        images: dict[str, set[int]] = {}
+        for row in np.unique(self.image_ids, return_index=True)[1].tolist():
+            name = table.image(row)
+            if name in wanted:
+                images.setdefault(name, set()).add(int(self.image_ids[row]))
+        keys, foreign = [], []
+        for pair, caption in zip(further, captions.tolist(), strict=True):
+            found = images.get(pair[0], set()) if caption < self.n_captions else set()
+            if not found:
+                foreign.append(pair)
+            keys += [image * self.n_captions + caption for image in found]
+        if foreign:
+            logging.warning(
+                "%s: %d of %d pairs are not in %s, the first is %s",
+                *(KEY, len(foreign), len(further), table.folder, list(foreign[0])),
+            )
+        return np.array(keys, np.int64)
+
+
+def truth_reader(given: str | None) -> Callable[[PairTable], PairTruth] | None:
+    """Return what makes the truth of a table from `build_info.truth`; None for null.
+
+    Args:
+        given: ``same_caption``, or a file of further valid pairs by name and caption.
+
+    Raises:
+        FileNotFoundError, ValueError: for a file as `read_truth` refuses it, and for one that
+            lists numbers: they would mean something else in every split.
+    """
+    if given is None:
+        return None
+    if given == SAME_CAPTION:
+        return CaptionTruth
+    further: list[tuple[str, str]] = []
+    for image, text in read_truth(given, KEY):
+        if not (isinstance(image, str) and isinstance(text, str)):
+            raise ValueError(
+                f"{KEY}: {given} lists pairs by number, such as {[image, text]}, which mean other "
+                'pairs in every split; list them by name, such as ["dog.jpg", "an animal"], or '
+                "give the file as run.truth_file for one test split"
+            )
+        further.append((image, text))
+    return lambda table: CaptionTruth(table, further)
+
+
+def _numbers(captions: Iterator[str]) -> Numbers:
+    """Number different captions as compared, in order of first appearance: ``(N,)`` int64."""
+    stored = bytearray()
+    for caption in captions:
+        text = normalised(caption).encode("utf-8", "surrogatepass")
+        stored += hashlib.blake2b(text, digest_size=16).digest()
+    digests = np.frombuffer(stored, DIGEST)
+    return dense_ids(digests["high"], digests["low"])[0]
