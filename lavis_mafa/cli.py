@@ -42,6 +42,10 @@ COMMANDS = {
     "vision": ("lavis_mafa.commands.vision", "accuracy of MLM with and without the image"),
     "check-data": ("lavis_mafa.commands.check_data", "check your own image-text pairs"),
     "make-vocab": ("lavis_mafa.commands.make_vocab", "train a vocabulary from your own captions"),
+    "image-start": (
+        "lavis_mafa.commands.image_start",
+        "train a start for a small model's image encoder from labels of images",
+    ),
     "export": ("lavis_mafa.commands.export", "write a checkpoint in the format of another program"),
     "config": ("lavis_mafa.commands.config", "print a config with all defaults, or all keys"),
     "list": ("lavis_mafa.commands.list", "list what a config can name, and the shipped configs"),

@@ -29,13 +29,13 @@ Numbers = npt.NDArray[np.int64]
 
 
 class PairTruth(Protocol):
-    """What is known of the pairs of a table.
+    """What is known of the pairs of a table: the ``truth`` of its data set.
 
-    An object that does not know every pair has a second method ``known`` with the arguments and
-    the result of ``valid``.
+    An object that does not know every pair, such as judgements by people, has a method ``known``
+    with the same arguments that tells which it knows.
     """
 
-    def valid(self, image_of: npt.ArrayLike, text_of: npt.ArrayLike) -> Mask:
+    def __call__(self, image_of: npt.ArrayLike, text_of: npt.ArrayLike) -> Mask:
         """Return whether the captions of pairs ``text_of`` fit the images of pairs ``image_of``.
 
         Both are row numbers in the table; their shapes broadcast to the shape of the result.
@@ -83,8 +83,8 @@ class CaptionTruth:
             keys = np.concatenate([keys, self._of_further(table, further, others)])
         self.keys = np.unique(keys)
 
-    def valid(self, image_of: npt.ArrayLike, text_of: npt.ArrayLike) -> Mask:
-        """As `PairTruth.valid`.
+    def __call__(self, image_of: npt.ArrayLike, text_of: npt.ArrayLike) -> Mask:
+        """As `PairTruth`.
 
         Raises:
             IndexError: for a number outside 0 .. N - 1.

@@ -65,12 +65,10 @@ class TrainPairs(Pairs):
     `image_id` show the same image. An unreadable image raises OSError naming it.
 
     Attributes:
-        truth: `PairTruth.valid` of the pairs; None if it is not known.
-        known: `known` of a truth that does not know every pair, else None.
+        truth: which of the pairs are valid; None if it is not known.
     """
 
-    truth: Callable[..., Any] | None = None
-    known: Callable[..., Any] | None = None
+    truth: PairTruth | None = None
 
     # Because of the random augmentation.
     deterministic = False
@@ -86,7 +84,7 @@ class TrainPairs(Pairs):
         }
 
     def know(self, truth: PairTruth) -> None:
-        self.truth, self.known = truth.valid, getattr(truth, "known", None)
+        self.truth = truth
 
     @property
     def image_ids(self) -> npt.NDArray[np.int64]:

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 import torch.nn.functional as F
+from lavis.common.registry import registry
 from lavis.processors import randaugment
 from lavis.processors.blip_processors import Blip2ImageTrainProcessor, BlipImageTrainProcessor
 from PIL import Image
@@ -18,7 +19,7 @@ from torchvision import transforms
 # On other CPUs PyTorch resizes 8-bit images more slowly than Pillow.
 FAST_RESIZE = torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
 
-# The steps of LAVIS's training processors, except for an optional RandAugment in the middle.
+# The steps of training processors, except for those of `OPTIONAL` in the middle.
 STEPS = [
     transforms.RandomResizedCrop,
     transforms.RandomHorizontalFlip,
@@ -39,6 +40,33 @@ def auto_contrast(image: npt.NDArray[Any], cutoff: float = 0) -> npt.NDArray[np.
 
 
 randaugment.func_dict["AutoContrast"] = auto_contrast
+
+
+class RandomTurn:
+    """Turn a picture by 0, 90, 180 or 270 degrees, each with probability 1/4.
+
+    It takes an image of Pillow, or an array ``(H, W, 3)``.
+    """
+
+    def __call__(self, picture: Any) -> Any:
+        turns = int(torch.randint(4, (1,)))
+        turned = np.ascontiguousarray(np.rot90(np.asarray(picture), turns))
+        return Image.fromarray(turned) if isinstance(picture, Image.Image) else turned
+
+
+@registry.register_processor("turned_image_train")
+class TurnedImageTrainProcessor(Blip2ImageTrainProcessor):  # type: ignore[misc]
+    """``blip2_image_train`` (crop and flip) and a `RandomTurn`, for pictures without an up side,
+    such as aerial photographs. It has the same parameters."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        crop, flip, *rest = self.transform.transforms
+        self.transform = transforms.Compose([crop, flip, RandomTurn(), *rest])
+
+
+QUICK = (BlipImageTrainProcessor, Blip2ImageTrainProcessor, TurnedImageTrainProcessor)
+OPTIONAL = (randaugment.RandomAugment, RandomTurn)  # steps between the flip and the tensor
 
 
 class QuickAugmentation:
@@ -80,11 +108,11 @@ class QuickAugmentation:
 
 
 def quick(processor: Any) -> Any:
-    """Return a faster ``blip_image_train`` or ``blip2_image_train``; other processors unchanged."""
-    if type(processor) not in (BlipImageTrainProcessor, Blip2ImageTrainProcessor):
+    """Return a faster processor in place of one of `QUICK`; other processors unchanged."""
+    if type(processor) not in QUICK:
         return processor
     steps = processor.transform.transforms
-    kinds = [type(step) for step in steps if not isinstance(step, randaugment.RandomAugment)]
+    kinds = [type(step) for step in steps if not isinstance(step, OPTIONAL)]
     if kinds != STEPS or steps[0].interpolation != transforms.InterpolationMode.BICUBIC:
         return processor
     return QuickAugmentation(processor)

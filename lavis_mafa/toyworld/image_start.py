@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,10 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from tqdm import tqdm
 
 from lavis_mafa import load_model
 from lavis_mafa.io.files import write_json
-from lavis_mafa.runners.checkpoint import save_atomically
+from lavis_mafa.runners.image_start import save_encoder, train_encoder
 from lavis_mafa.toyworld import (
     BACKGROUNDS,
     COLOURS,
@@ -35,6 +34,7 @@ from lavis_mafa.toyworld import (
     render,
 )
 from lavis_mafa.toyworld.builder import IMAGE_MEAN, IMAGE_STD
+from lavis_mafa.toyworld.world import Structured
 
 LR = 5e-3
 BATCH = 128
@@ -62,8 +62,7 @@ def make_image_start(
     torch.manual_seed(seed)
     encoder = load_model(arch, "tiny").visual_encoder
     right = train_image_start(encoder, world, steps, attributes)
-    state = {f"visual_encoder.{key}": value for key, value in encoder.state_dict().items()}
-    save_atomically({"model": state}, path)
+    save_encoder(encoder, path)
     return right
 
 
@@ -90,14 +89,8 @@ def train_image_start(
     classes = [CLASSES[name] for name in attributes]
     local = nn.Linear(width, sum(classes))
     overall = nn.Linear(width, cells * sum(classes) + len(BACKGROUNDS))
-    parameters = [*encoder.parameters(), *local.parameters(), *overall.parameters()]
-    optimizer = torch.optim.AdamW(parameters, lr=LR, weight_decay=0.02)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, LR, total_steps=steps)
-    right: list[float] = []
-    encoder.train()
-    bar = tqdm(range(steps), desc="image encoder's start", mininterval=1.0)
-    for step in bar:
-        scenes = make_scenes(world, BATCH, rng)
+
+    def loss_of(scenes: Structured) -> tuple[Tensor, Callable[[], float]]:
         images = _normalised(render(world, scenes, rng))
         cell_labels = torch.from_numpy(cell_attributes(scenes)[..., columns])
         ground = torch.from_numpy(backgrounds(scenes))
@@ -109,14 +102,10 @@ def train_image_start(
         cls_cells = cls_cells.split(classes, dim=-1)
         loss = _attribute_loss(by_cell, cell_labels) + _attribute_loss(cls_cells, cell_labels)
         loss = loss + F.cross_entropy(from_cls[:, -len(BACKGROUNDS) :], ground)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        schedule.step()
-        if step >= steps * 9 // 10:
-            right.append(_accuracy(cls_cells, cell_labels))
-        bar.set_postfix(loss=f"{float(loss.detach()):.3f}", refresh=False)
-    return float(np.mean(right))
+        return loss, lambda: _accuracy(cls_cells, cell_labels)
+
+    scenes = (make_scenes(world, BATCH, rng) for _ in range(steps))
+    return train_encoder(encoder, [local, overall], scenes, loss_of, steps, LR)
 
 
 def _normalised(images: np.ndarray) -> Tensor:

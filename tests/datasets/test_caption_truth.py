@@ -73,7 +73,7 @@ SOME_PAIRS = st.lists(
 def test_every_pair_as_a_slow_loop_says(pairs, further):
     truth = CaptionTruth(Table(pairs), further)
     rows = np.arange(len(pairs))
-    found = truth.valid(rows[:, None], rows)
+    found = truth(rows[:, None], rows)
     expected = [[slow_valid(pairs, further, i, t) for t in rows] for i in rows]
     assert found.dtype == bool and found.tolist() == expected
     by_image = truth.matrix(rows)
@@ -100,7 +100,7 @@ def test_rows_outside_the_table_are_refused():
     truth = CaptionTruth(Table(TRAIN))
     for wrong in (-1, len(TRAIN)):
         with pytest.raises(IndexError, match=f"image_of.*from {wrong}.*from 0 to 5"):
-            truth.valid([wrong], [0])
+            truth([wrong], [0])
 
 
 def test_memory_grows_with_the_pairs_and_not_with_their_square():
@@ -110,7 +110,7 @@ def test_memory_grows_with_the_pairs_and_not_with_their_square():
     assert stored <= 24 * len(pairs)
     rows = np.random.default_rng(0).integers(0, len(pairs), (2, 300))
     expected = [slow_valid(pairs, [], i, t) for i, t in rows[:, :20].T.tolist()]
-    assert truth.valid(*rows)[:20].tolist() == expected
+    assert truth(*rows)[:20].tolist() == expected
 
 
 @pytest.fixture
@@ -143,7 +143,7 @@ def test_a_builder_gives_it_to_training_and_evaluation(mine):
 
 def test_without_the_key_nothing_is_known(mine):
     data = build()
-    assert TrainingSet(data["train"]).truth is None and data["train"].known is None
+    assert TrainingSet(data["train"]).truth is None
     assert not hasattr(data["test"], "truth_matrix")
 
 

@@ -34,6 +34,7 @@ class AlbefMafa(MafaModel, AlbefBase):
     Supported model types:
         - base: ViT-B/16 and BERT with 6 text and 6 fusion layers, the settings of the paper.
         - tiny: built only from its config, for small images and tests.
+        - small: the same for pictures of 96 pixels, with a convolutional stem.
 
     Usage:
         >>> from lavis_mafa import load_model
@@ -43,7 +44,7 @@ class AlbefMafa(MafaModel, AlbefBase):
     family = "albef"
     keeps_word_states = True
     takes_conv_stem = True
-    PRETRAINED_MODEL_CONFIG_DICT = model_yamls("albef_mafa", "base", "tiny")
+    PRETRAINED_MODEL_CONFIG_DICT = model_yamls("albef_mafa", "base", "tiny", "small")
 
     @classmethod
     def problems_of(cls, cfg: ConfigView) -> Iterator[Problem]:

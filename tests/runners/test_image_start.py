@@ -1,0 +1,86 @@
+"""A start for an image encoder from labels of images, by the real command."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from runs import ROOT
+
+from lavis_mafa import load_model
+from lavis_mafa.cli import main
+from lavis_mafa.runners.image_start import read_labels
+
+OWN = str(ROOT / "projects/mafa/train/albef_small_own_data.yaml")
+SMALL = ["model.model_type=tiny", "model.image_size=32"]
+
+
+@pytest.fixture
+def pictures(tmp_path):
+    """48 pictures of three colours, with the colour as label."""
+    rng = np.random.default_rng(0)
+    labels = {}
+    for number in range(48):
+        pixels = rng.integers(0, 90, (40, 40, 3)).astype(np.uint8)
+        pixels[..., number % 3] += np.uint8(150)
+        Image.fromarray(pixels).save(tmp_path / f"{number}.png")
+        labels[f"{number}.png"] = ["red", "green", "blue"][number % 3]
+    (tmp_path / "labels.json").write_text(json.dumps(labels))
+    return tmp_path
+
+
+def start(folder, *more):
+    info = "datasets.image_text_json.build_info"
+    files = [f"{info}.annotations.{split}.storage=x.json" for split in ("train", "test")]
+    given = ["--images", str(folder), "--labels", str(folder / "labels.json")]
+    options = ["--options", *SMALL, *files, f"{info}.images.storage={folder}"]
+    out = ["--output", str(folder / "start.pth")]
+    return main(["image-start", "--cfg-path", OWN, *given, *out, *more, *options])
+
+
+def test_a_trained_start_tells_the_labels_apart_and_is_taken_as_pretrained(pictures):
+    threads = torch.get_num_threads()
+    try:
+        assert start(pictures, "--epochs", "10", "--batch-size", "16", "--lr", "4e-3") == 0
+    finally:
+        torch.set_num_threads(threads)
+    assert json.loads((pictures / "start.json").read_text())["accuracy"] > 0.8
+    saved = torch.load(pictures / "start.pth", weights_only=True)["model"]
+    fresh = load_model("albef_mafa", "tiny")
+    loaded = fresh.load_checkpoint(str(pictures / "start.pth"))
+    assert not loaded.unexpected_keys and {key.split(".")[0] for key in saved} == {"visual_encoder"}
+    assert all(torch.equal(fresh.state_dict()[key], value) for key, value in saved.items())
+
+
+def test_seeds_decide_the_start(pictures):
+    weights = []
+    for seed in ("1", "1", "2"):
+        assert start(pictures, "--epochs", "1", "--seed", seed) == 0
+        weights.append(torch.load(pictures / "start.pth", weights_only=True)["model"])
+    key = "visual_encoder.pos_embed"
+    assert torch.equal(weights[0][key], weights[1][key])
+    assert not torch.equal(weights[0][key], weights[2][key])
+
+
+@pytest.mark.parametrize(
+    "content, message",
+    [
+        ({"a.png": "x", "b.png": "x"}, "1 different labels, expected 2 or more"),
+        ([["a.png"]], r"entry 0 is \['a.png'\]; expected a JSON object"),
+        ("a.png", "expected a JSON object"),
+    ],
+)
+def test_labels_in_another_form_are_refused(tmp_path, content, message):
+    (tmp_path / "labels.json").write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=rf"labels\.json: .*{message}"):
+        read_labels(tmp_path / "labels.json")
+
+
+def test_a_missing_image_ends_the_command_with_its_name(pictures, capsys):
+    (pictures / "labels.json").write_text(json.dumps({"0.png": "a", "gone.png": "b"}))
+    with pytest.raises(SystemExit):
+        start(pictures, "--epochs", "1")
+    assert "gone.png" in capsys.readouterr().err
