@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader
 from lavis_mafa.config import load_config
 from lavis_mafa.datasets.image_text_json import ImageTextEval, ImageTextJsonBuilder
 from lavis_mafa.datasets.split_as_pairs import SplitAsPairs
+from lavis_mafa.datasets.training_set import TrainingSet
 from lavis_mafa.metrics.binary import area_under_roc
 from lavis_mafa.metrics.known_truth import original_pairs
 from lavis_mafa.metrics.recall import retrieval_with_truth
@@ -27,7 +28,6 @@ from lavis_mafa.realworld.prepare import class_of, classes_of
 from lavis_mafa.toyworld.measure import Examined, Run, negatives_of
 
 JUDGEMENTS = "judgements.json"
-K_TEST = 64
 PAIRS = 3000  # of a kind that ITM's AUC is taken on, at most
 THRESHOLD = 0.8  # of P(match), as `connections.high`
 SEED = 0  # of the choice of pairs
@@ -44,6 +44,7 @@ class TestSet:
         truth: ``(I, T)`` bool, whether the image has a caption with the text of caption t.
         same_class: ``(I, T)`` bool, whether image and caption are of one class; None if classes
             are not known.
+        k_test: candidates of a query that are re-ranked, ``run.k_test``.
         judged: pairs that people judged, and their verdicts ``(P,)`` bool; None if there are none.
     """
 
@@ -51,17 +52,16 @@ class TestSet:
     own: npt.NDArray[np.bool_]
     truth: npt.NDArray[np.bool_]
     same_class: npt.NDArray[np.bool_] | None
+    k_test: int
     judged: tuple[Pairs, npt.NDArray[np.bool_]] | None
 
     @classmethod
     def of(cls, run: Run) -> TestSet:
         """Return the test set of a run's config."""
-        cfg: Any = load_config(run.config, list(run.options), machine=False).datasets_cfg
-        config = OmegaConf.create(OmegaConf.to_container(cfg.image_text_json, resolve=True))
-        files = config.build_info.annotations
-        config.build_info.annotations = {"test": files.test}
-        config.build_info.truth = config.build_info.get("truth") or "same_caption"
-        data = ImageTextJsonBuilder(config).build_datasets()["test"]
+        cfg = load_config(run.config, list(run.options), machine=False)
+        given = cfg.datasets_cfg.image_text_json
+        config: Any = OmegaConf.create(OmegaConf.to_container(given, resolve=True))
+        data = _test_split(config, config.build_info.get("truth") or "same_caption")
         folder = Path(config.build_info.images.storage)
         own, classes = original_pairs(data), classes_of(folder)
         same = None
@@ -69,7 +69,15 @@ class TestSet:
             of_image = np.array([class_of(image, classes) or image for image in data.image])
             of_text = of_image[[data.txt2img[text] for text in range(len(data.text))]]
             same = of_image[:, None] == of_text
-        return cls(data, own, data.truth_matrix(), same, judged_pairs(data, folder))
+        # Judgements are for data that know of no valid pairs but those of the file.
+        judged = judged_pairs(_test_split(config, None), folder)
+        return cls(data, own, data.truth_matrix(), same, cfg.run_cfg.k_test, judged)
+
+
+def _test_split(config: Any, truth: str | None) -> Any:
+    config = OmegaConf.merge(config, {"build_info": {"truth": truth}})
+    config.build_info.annotations = {"test": config.build_info.annotations.test}
+    return ImageTextJsonBuilder(config).build_datasets()["test"]
 
 
 def judged_pairs(data: ImageTextEval, folder: Path) -> tuple[Pairs, npt.NDArray[np.bool_]] | None:
@@ -80,7 +88,7 @@ def judged_pairs(data: ImageTextEval, folder: Path) -> tuple[Pairs, npt.NDArray[
     from lavis_mafa.datasets.judged_truth import truth_by_people
     from lavis_mafa.datasets.judgements import read_judgements
 
-    samples = SplitAsPairs(data)
+    samples = TrainingSet(SplitAsPairs(data))
     truth = truth_by_people(samples, read_judgements(path))
     images, texts = truth.pairs()
     return (samples.image_ids[images], texts), truth(images, texts)
@@ -106,7 +114,7 @@ def measure(runs: Sequence[Run], judges: Sequence[Run]) -> Iterator[tuple[Run, d
         one = Examined.of(run, loader)
         for name in ("output_dir", "result_dir"):  # where LAVIS's report of metrics writes
             registry.mapping["paths"][name] = str(run.folder)
-        scores = rerank(one.backbone, one.images, one.texts, K_TEST)
+        scores = rerank(one.backbone, one.images, one.texts, test.k_test)
         figures: Any = RetrievalTask._report_metrics(*scores, test.data.txt2img, test.data.img2txt)
         figures.update(retrieval_with_truth(*scores, test.truth))
         figures.update(ceilings(test.own, test.truth))
