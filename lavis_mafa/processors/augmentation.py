@@ -61,8 +61,9 @@ class TurnedImageTrainProcessor(Blip2ImageTrainProcessor):  # type: ignore[misc]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        crop, flip, *rest = self.transform.transforms
-        self.transform = transforms.Compose([crop, flip, RandomTurn(), *rest])
+        plain: Any = self.transform
+        crop, flip, *rest = plain.transforms
+        self.transform: Any = transforms.Compose([crop, flip, RandomTurn(), *rest])
 
 
 QUICK = (BlipImageTrainProcessor, Blip2ImageTrainProcessor, TurnedImageTrainProcessor)

@@ -170,7 +170,7 @@ def start_from_labels(
     torch.manual_seed(settings.seed)
     np.random.seed(settings.seed)
     model_cls = registry.get_model_class(cfg.model_cfg.arch)
-    encoder = getattr(model_cls.from_config(cfg.model_cfg), "visual_encoder", None)
+    encoder: Any = getattr(model_cls.from_config(cfg.model_cfg), "visual_encoder", None)
     if not hasattr(encoder, "forward_features"):
         raise ValueError(
             f"model.arch: {cfg.model_cfg.arch} has no image encoder that can be started from "
