@@ -36,7 +36,7 @@ Pairs = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
 
 
 @dataclass
-class TestSet:
+class KnownSplit:
     """Test images with what is known of their pairs.
 
     Attributes:
@@ -56,8 +56,8 @@ class TestSet:
     judged: tuple[Pairs, npt.NDArray[np.bool_]] | None
 
     @classmethod
-    def of(cls, run: Run) -> TestSet:
-        """Return the test set of a run's config."""
+    def of(cls, run: Run) -> KnownSplit:
+        """Return the test images of a run's config."""
         cfg = load_config(run.config, list(run.options), machine=False)
         given = cfg.datasets_cfg.image_text_json
         config: Any = OmegaConf.create(OmegaConf.to_container(given, resolve=True))
@@ -108,7 +108,7 @@ def measure(runs: Sequence[Run], judges: Sequence[Run]) -> Iterator[tuple[Run, d
     """
     # Several threads wait for each other longer than they help models of this size.
     torch.set_num_threads(1)
-    test = TestSet.of(runs[0])
+    test = KnownSplit.of(runs[0])
     loader: Any = DataLoader(test.data, batch_size=64, collate_fn=test.data.collater)
     for run in runs:
         one = Examined.of(run, loader)
@@ -135,7 +135,7 @@ def ceilings(own: npt.NDArray[np.bool_], truth: npt.NDArray[np.bool_]) -> dict[s
     return {"ceiling_txt_r1": images, "ceiling_img_r1": texts}
 
 
-def itm_figures(one: Examined, test: TestSet) -> dict[str, float | None]:
+def itm_figures(one: Examined, test: KnownSplit) -> dict[str, float | None]:
     """Return how well ITM tells valid pairs that are not original from invalid ones.
 
     Returns:
@@ -151,7 +151,7 @@ def itm_figures(one: Examined, test: TestSet) -> dict[str, float | None]:
     return {"itm_auc_same": _auc(valid, near), "itm_auc_far": _auc(valid, far)}
 
 
-def figures_of_judgements(one: Examined, test: TestSet) -> dict[str, float | None]:
+def figures_of_judgements(one: Examined, test: KnownSplit) -> dict[str, float | None]:
     """Return how well ITC and ITM agree with people on pairs that people judged.
 
     Returns:

@@ -32,6 +32,7 @@ def paper():
 def test_shipped_files():
     assert {path.stem for path in TRAIN.iterdir()} == {
         *("albef_4m", "albef_own_data", "albef_shards", "albef_toy", "blip_4m", "blip_toy"),
+        "albef_small_own_data",
         *("blip2_own_data", "blip2_toy", "blip2_cond_pretrain", "blip2_retrieval_ft"),
         *("blip2_retrieval_ft_flickr", "blip2_caption_ft"),
         *("blip2_stage2_opt", "blip2_stage2_t5", "blip2_stage2_toy"),
