@@ -16,7 +16,6 @@ from lavis_mafa.realworld.measure import KnownSplit, ceilings, itm_figures, meas
 from lavis_mafa.realworld.prepare import labels_of, main, verified_rows
 
 
-
 @pytest.fixture
 def folder(tmp_path):
     """40 pictures of two classes in the layout of the studies; captions are shared in a class."""
