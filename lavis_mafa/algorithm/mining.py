@@ -44,6 +44,11 @@ class MiningRule:
         high=1,
         also=("threshold", "tau"),
     )
+    calibration: str | None = option(
+        None,
+        "calibration.json of `lavis-mafa threshold`, whose high (and low) replace the config's",
+        path="file",
+    )
     action: str = option(
         "convert",
         "false negatives become positives, are dropped from the losses, or are only counted",

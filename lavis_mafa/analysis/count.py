@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from lavis_mafa.analysis.features import Features, make_features
 from lavis_mafa.analysis.hard_negatives import HardNegatives, Sampling, hard_negatives_of, samplings
-from lavis_mafa.analysis.judged_pairs import FILE, INVALID, UNKNOWN, Judged
+from lavis_mafa.analysis.judged_pairs import FILE, INVALID, JUDGEMENTS, UNKNOWN, Judged
 from lavis_mafa.analysis.judged_report import report_of_judged
 from lavis_mafa.analysis.judging import TRUTH, build_judge, discriminators_of, judge_all
 from lavis_mafa.analysis.loading import (
@@ -24,8 +24,14 @@ from lavis_mafa.analysis.loading import (
     load_model_and_data,
     require_range,
 )
-from lavis_mafa.analysis.quality.correction import Correction, read_correction
+from lavis_mafa.analysis.quality.correction import (
+    Correction,
+    correction_by_judgements,
+    read_correction,
+)
 from lavis_mafa.analysis.self_check import check_judges
+from lavis_mafa.datasets.judged_truth import truth_by_people
+from lavis_mafa.datasets.judgements import read_judgements
 from lavis_mafa.io.files import write_json, write_text
 from lavis_mafa.metrics.intervals import clustered
 from lavis_mafa.models.con_d.self_check import SelfCheck
@@ -42,7 +48,12 @@ def count_false_negatives(args: argparse.Namespace) -> None:
         ValueError: for arguments that are out of range or do not fit together.
     """
     require_range(args, threshold=(0.0, 1.0), batch_sizes=(2,), search_spaces=(1,), sample=(2,))
+    if args.correction is not None and args.judgements is not None:
+        raise ValueError(
+            "--judgements corrects the shares itself: give only one of --correction, --judgements"
+        )
     correction = None if args.correction is None else read_correction(args.correction)
+    judgements = None if args.judgements is None else read_judgements(args.judgements)
     con_ds = discriminators_of(args)
     if correction and correction.name not in con_ds:
         raise ValueError(
@@ -56,6 +67,9 @@ def count_false_negatives(args: argparse.Namespace) -> None:
             f"{args.threshold:g}: give --threshold {correction.above:g}"
         )
     loaded = load_model_and_data(args)
+    more = None
+    if judgements is not None:
+        more = truth_by_people(loaded.data.pairs, judgements).pairs()
     run_cfg = loaded.cfg.run_cfg
     sizes = args.batch_sizes or [int(run_cfg.batch_size_train)]
     spaces = args.search_spaces or [int(run_cfg.grit.search_space)]
@@ -64,9 +78,10 @@ def count_false_negatives(args: argparse.Namespace) -> None:
         raise ValueError(
             "nothing can judge the pairs: there is no discriminator, and the data set does not "
             "know which pairs match. Give a discriminator, such as "
-            "--con-d blip.arch=blip_retrieval blip.model_type=coco"
+            "--con-d blip.arch=blip_retrieval blip.model_type=coco, or --judgements by people"
         )
-    judge_names = [*con_ds, *([] if loaded.data.truth is None else [TRUTH])]
+    truth_name = TRUTH if judgements is None else JUDGEMENTS
+    judge_names = [*con_ds, *([] if loaded.data.truth is None else [truth_name])]
     refuse_to_drop_counts(args.output, wanted, judge_names)
     # Built first: a missing checkpoint is reported before hours are spent on features.
     judges = {name: build_judge(con_d) for name, con_d in con_ds.items()}
@@ -74,13 +89,18 @@ def count_false_negatives(args: argparse.Namespace) -> None:
     numbers = sample_of(len(loaded.data), args.sample, wanted, args.seed)
     features = make_features(loaded, numbers, args.output / "features")
     negatives = {one: hard_negatives_of(loaded, features, one, args.seed) for one in wanted}
-    judged = judge_all(loaded, features, list(negatives.values()), judges, args.output)
+    judged = judge_all(loaded, features, list(negatives.values()), judges, args.output, more)
     judged.about = data_source(
         args,
         low=args.threshold,
         high=args.threshold,
         self_check={name: check.content() for name, check in checks.items()},
     )
+    corrections = [] if correction is None else [correction]
+    if judgements is not None:
+        judged.about[JUDGEMENTS] = judgements.path
+        by_name = [correction_by_judgements(judged, name, args.threshold) for name in con_ds]
+        corrections = [one for one in by_name if one is not None]
     counts = [
         count
         for one, found in negatives.items()
@@ -88,7 +108,7 @@ def count_false_negatives(args: argparse.Namespace) -> None:
     ]
     if is_main_process():
         judged.save(args.output / FILE)
-        write_results(args, counts, correction, loaded, features, judged, checks)
+        write_results(args, counts, corrections, loaded, features, judged, checks)
 
 
 def refuse_to_drop_counts(output: Path, wanted: Sequence[Sampling], judges: Sequence[str]) -> None:
@@ -118,7 +138,7 @@ class Count:
     """False negatives among the hard negatives of one sampling, by one judge.
 
     Attributes:
-        judge: the discriminator, or `TRUTH`.
+        judge: the discriminator, `TRUTH`, or `JUDGEMENTS` by people.
         anchors: modality of the anchors, ``image`` or ``text``.
         found: false negatives among the ``judged`` hard negatives.
         share: ``found / judged``, 0 to 1; ``low`` and ``high`` are its 95 % interval, which treats
@@ -185,7 +205,8 @@ def count_one(
         calls[name] = (own > threshold, ~np.isnan(own))
     if (judged.truth != UNKNOWN).any():
         truth = judged.truth[row]
-        calls[TRUTH] = (truth > INVALID, truth != UNKNOWN)
+        by_people = judged.truth_from == JUDGEMENTS
+        calls[JUDGEMENTS if by_people else TRUTH] = (truth > INVALID, truth != UNKNOWN)
     counts = []
     for name, (called, known) in calls.items():
         for anchors, from_image in ANCHORS.items():
@@ -209,7 +230,7 @@ def count_one(
 def write_results(
     args: argparse.Namespace,
     counts: Sequence[Count],
-    correction: Correction | None,
+    corrections: Sequence[Correction],
     loaded: ModelAndData,
     features: Features,
     judged: Judged,
@@ -224,13 +245,16 @@ def write_results(
         "unreadable": [number for number, _ in features.unreadable],
         "threshold": args.threshold,
         "seed": args.seed,
-        "correction": None if correction is None else asdict(correction),
+        "judgements": judged.about.get(JUDGEMENTS),
+        "corrections": [asdict(one) for one in corrections],
         "self_check": judged.about["self_check"],
         "counts": [asdict(count) for count in counts],
     }
     write_json(args.output / "counts.json", content)
-    table = count_table(counts, correction)
-    notes = _notes(args, loaded, features, counts, correction)
+    table = count_table(counts, corrections)
+    notes = _notes(args, loaded, features, counts, corrections)
+    if judged.truth_from == JUDGEMENTS:
+        notes.append(judgements_note(judged, corrections))
     notes += [f"{check.line}. {check.warning}".strip() for check in checks.values()]
     parts = [f"# {table.title}", *notes, markdown_table(table)]
     write_text(args.output / "counts.md", "\n\n".join(parts) + "\n")
@@ -250,20 +274,34 @@ def write_results(
     print(f"written: {args.output / 'counts.json'}, counts.md, {FILE}, {page.name}")
 
 
-def count_table(counts: Sequence[Count], correction: Correction | None = None) -> Table:
+def judgements_note(judged: Judged, corrections: Sequence[Correction]) -> str:
+    """Return what the judgements by people say about the judged pairs."""
+    known = int((judged.truth != UNKNOWN).sum())
+    text = (
+        f"{judged.about[JUDGEMENTS]}: people judged {known:,} of the {len(judged):,} pairs, "
+        f"{int((judged.truth > INVALID).sum()):,} of them valid. Their shares refer to the judged "
+        "pairs, which are no random sample of the hard negatives."
+    )
+    if missing := [name for name in judged.names if name not in {one.name for one in corrections}]:
+        text += f" No match of {', '.join(missing)} was judged by people: there is no correction."
+    return text
+
+
+def count_table(counts: Sequence[Count], corrections: Sequence[Correction] = ()) -> Table:
     """Return a table like MAFA's Tables 1 and 9, with a row for each judge and sampling."""
     columns = ["judge", "sampling", "B", "M"]
     for side in ANCHORS:
         columns += [f"FN w.r.t. {side}", f"{side} %", f"{side} % (95 %)"]
-        columns += [f"{side} % corrected"] if correction else []
+        columns += [f"{side} % corrected"] if corrections else []
+    factors = {one.name: one.factor for one in corrections}
     rows: dict[tuple[Any, ...], list[Any]] = {}
     for count in counts:
         key = (count.judge, count.sampling, count.batch_size, count.search_space)
         row = rows.setdefault(key, list(key))
         row += [f"{count.estimated:,}", f"{100 * count.share:.2f}"]
         row += [f"{100 * count.low:.2f}–{100 * count.high:.2f}"]
-        if correction:
-            factor = correction.factor if count.judge == correction.name else None
+        if corrections:
+            factor = factors.get(count.judge)
             row += [None if factor is None else f"{100 * count.share * factor:.2f}"]
     return Table("False negatives among hard negatives", columns, list(rows.values()))
 
@@ -304,7 +342,7 @@ def _notes(
     loaded: ModelAndData,
     features: Features,
     counts: Sequence[Count],
-    correction: Correction | None,
+    corrections: Sequence[Correction],
 ) -> list[str]:
     size, seen = len(loaded.data), len(features)
     part = "all analyzed"
@@ -319,8 +357,7 @@ def _notes(
         notes.append(f"M = {space:,} exceeds the number of samples; {seen:,} was used.")
     if features.unreadable:
         notes.append(f"{len(features.unreadable)} samples could not be read and were skipped.")
-    if correction:
-        one = correction
+    for one in corrections:
         notes.append(
             f"Annotators confirmed {100 * one.factor:.1f} % "
             f"({100 * one.low:.1f}–{100 * one.high:.1f}) of the matches of {one.name} above "

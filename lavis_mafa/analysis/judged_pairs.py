@@ -15,9 +15,12 @@ from numpy.typing import NDArray
 
 from lavis_mafa.algorithm.mining import MiningRule
 from lavis_mafa.io.files import atomic_write
+from lavis_mafa.metrics.known_truth import INVALID as INVALID
+from lavis_mafa.metrics.known_truth import UNKNOWN as UNKNOWN
+from lavis_mafa.metrics.known_truth import VALID as VALID
 
 FILE = "judged.npz"
-UNKNOWN, INVALID, VALID = -1, 0, 1  # ground truth of a pair
+JUDGEMENTS = "judgements"  # key of `Judged.about`
 _PREFIX = "probability_"  # of the array of a discriminator in the file
 
 
@@ -33,7 +36,8 @@ class Judged:
         probability: ``(P,)`` float32 by name of the discriminator, 0 to 1; NaN where it could not
             judge the pair.
         truth: ``(P,)`` int8, `VALID`, `INVALID` or `UNKNOWN`.
-        about: origin of the pairs, as plain values: ``cfg_path``, ``options``, ``low``, ``high``.
+        about: origin of the pairs, as plain values: ``cfg_path``, ``options``, ``low``, ``high``,
+            and `JUDGEMENTS`, the file that ``truth`` comes from, if not from the data set.
     """
 
     image: NDArray[Any]
@@ -65,6 +69,11 @@ class Judged:
         rule = MiningRule()
         low, high = self.about.get("low", rule.low), self.about.get("high", rule.high)
         return float(low), float(high)
+
+    @property
+    def truth_from(self) -> str:
+        """Origin of ``truth``: `JUDGEMENTS` by people, or ``data``."""
+        return JUDGEMENTS if self.about.get(JUDGEMENTS) else "data"
 
     @property
     def names(self) -> list[str]:

@@ -18,12 +18,14 @@ from tqdm import tqdm
 from lavis_mafa.analysis.corpus import Corpus
 from lavis_mafa.analysis.features import Features
 from lavis_mafa.analysis.hard_negatives import HardNegatives
-from lavis_mafa.analysis.judged_pairs import UNKNOWN, Judged, pair_keys
+from lavis_mafa.analysis.judged_pairs import JUDGEMENTS, UNKNOWN, Judged, pair_keys
 from lavis_mafa.analysis.loading import ModelAndData, log_on_main, options_of
 from lavis_mafa.config import ConfigError, load_config
 from lavis_mafa.config.con_d import check_con_d
+from lavis_mafa.datasets.training_set import TrainingSet
 from lavis_mafa.io.identity import claim_folder, fingerprint
 from lavis_mafa.io.processes import barrier
+from lavis_mafa.metrics.known_truth import known_pairs
 from lavis_mafa.models.con_d.build import ORACLE, build_discriminator
 from lavis_mafa.models.con_d.discriminator import ModelDiscriminator
 from lavis_mafa.models.inference.many_pairs import ManyPairs
@@ -48,10 +50,10 @@ def discriminators_of(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
     given: Any = OmegaConf.to_container(OmegaConf.from_dotlist(list(args.con_d)))
     found, problems = {}, []
     for name, one in given.items():
-        if name == TRUTH or not str(name).isidentifier() or not isinstance(one, dict):
+        if name in (TRUTH, JUDGEMENTS) or not str(name).isidentifier() or not isinstance(one, dict):
             problems.append(
                 f"--con-d: {name!r}: write NAME.key=value with a name of letters, digits and _, "
-                f"other than {TRUTH}"
+                f"other than {TRUTH} and {JUDGEMENTS}"
             )
             continue
         found[name], wrong = check_con_d(one)
@@ -87,17 +89,21 @@ def judge_all(
     negatives: Sequence[HardNegatives],
     judges: Mapping[str, ModelDiscriminator],
     folder: Path,
+    more: tuple[NDArray[Any], NDArray[Any]] | None = None,
 ) -> Judged:
     """Judge all distinct pairs of hard negatives; all ranks must call this function.
 
     Args:
         judges: discriminators by name.
         folder: where verdicts are saved; a rerun resumes from them.
+        more: images and texts of further pairs to judge, which are no hard negatives.
     """
     size = len(loaded.data)
     keys = np.concatenate([pair_keys(one.image, one.text, size) for one in negatives])
     sides = np.concatenate([one.from_image for one in negatives])
-    pairs, row = np.unique(keys, return_inverse=True)
+    others = np.empty(0, np.int64) if more is None else pair_keys(*more, size)
+    pairs, row = np.unique(np.concatenate([keys, others]), return_inverse=True)
+    row = row[: len(keys)]
     by_image, by_text = (
         np.bincount(row, weights=side, minlength=len(pairs)) > 0 for side in (sides, ~sides)
     )
@@ -260,8 +266,9 @@ def _read(folder: Path) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
     return records["image"], records["text"], records["probability"]
 
 
-def truth_of(data: Corpus, image: NDArray[Any], text: NDArray[Any]) -> NDArray[Any]:
-    """Return the ground truth ``(P,)`` int8 of pairs; `UNKNOWN` if the data do not know it."""
+def truth_of(data: Corpus | TrainingSet, image: NDArray[Any], text: NDArray[Any]) -> NDArray[Any]:
+    """Return the ground truth ``(P,)`` int8 of pairs; `UNKNOWN` where the data do not know it."""
     if data.truth is None:
         return np.full(len(image), UNKNOWN, np.int8)
-    return np.asarray(data.truth(image, text)).astype(np.int8)
+    truth = np.asarray(data.truth(image, text)).astype(np.int8)
+    return np.where(known_pairs(data.truth, image, text), truth, UNKNOWN).astype(np.int8)

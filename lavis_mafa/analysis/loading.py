@@ -8,6 +8,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +17,7 @@ from lavis.common.dist_utils import is_main_process
 from omegaconf import OmegaConf
 
 from lavis_mafa.analysis.corpus import Corpus
+from lavis_mafa.analysis.judged_pairs import Judged
 from lavis_mafa.config import load_config
 from lavis_mafa.config.check import is_url
 from lavis_mafa.datasets.split_as_pairs import SplitAsPairs
@@ -106,6 +108,36 @@ def load_data(cfg_path: str, options: Sequence[str] = (), split: str = "train") 
     # The page may be written on a machine without the GPU that the config asks for.
     cfg = load_config(cfg_path, [*options, *NO_SPLITS], machine=False)
     return _build_pairs(cfg, split)[1]
+
+
+def data_of_judged(
+    judged: Judged,
+    path: Path,
+    cfg_path: str | None = None,
+    options: Sequence[str] | None = None,
+) -> TrainingSet:
+    """Build the data that a file of judged pairs is about.
+
+    Args:
+        judged: the pairs, read from ``path``.
+        cfg_path, options: used instead of those that the file records.
+
+    Raises:
+        ValueError: if the file records no config, or the data do not have all its samples.
+        ConfigError: as in `load_model_and_data`.
+    """
+    cfg_path = cfg_path or judged.about.get("cfg_path")
+    if not cfg_path:
+        raise ValueError(f"{path} does not record its config: give it by --cfg-path")
+    options = judged.about.get("options", []) if options is None else options
+    data = load_data(str(cfg_path), list(options), judged.about.get("split", "train"))
+    highest = int(max(judged.image.max(initial=-1), judged.text.max(initial=-1)))
+    if highest >= len(data):
+        raise ValueError(
+            f"{path} has a pair with sample {highest}, but the data of {cfg_path} have only "
+            f"{len(data)} samples: give the config that was judged by --cfg-path and --options"
+        )
+    return data
 
 
 def recorded_data(config: Mapping[str, Any] | None) -> TrainingSet:

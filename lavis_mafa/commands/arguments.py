@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 
 def add_options(parser: argparse.ArgumentParser, required: bool = True) -> None:
@@ -36,6 +37,30 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> None:
     add_data_arguments(parser)
     parser.add_argument(
         "--checkpoint", help="weights of the model (default: the weights that the config names)"
+    )
+
+
+def add_recorded_data_arguments(parser: argparse.ArgumentParser, when: str = "") -> None:
+    """Add ``--cfg-path`` and ``--options`` of a command that reads judged pairs."""
+    parser.add_argument(
+        "--cfg-path", help=f"{when}config of the data (default: the config recorded in JUDGED)"
+    )
+    parser.add_argument(
+        "--options",
+        nargs="+",
+        metavar="key=value",
+        help=f"{when}override config keys (default: recorded)",
+    )
+
+
+def add_judgements_argument(parser: argparse.ArgumentParser, use: str) -> None:
+    """Add ``--judgements``; ``use`` says what the command does with them."""
+    parser.add_argument(
+        "--judgements",
+        type=Path,
+        metavar="FILE",
+        help="ratings or votes of people on pairs (docs/analysis.md), for data that do not know "
+        f"which pairs match: {use}",
     )
 
 

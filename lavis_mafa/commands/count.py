@@ -12,7 +12,11 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from lavis_mafa.commands.arguments import add_con_d_argument, add_config_arguments
+from lavis_mafa.commands.arguments import (
+    add_con_d_argument,
+    add_config_arguments,
+    add_judgements_argument,
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,6 +53,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         help="output of `lavis-mafa label correct`: also print the shares multiplied by the share "
         "of matches that annotators confirmed",
+    )
+    add_judgements_argument(
+        parser,
+        "they count as the ground truth, their pairs are judged too, and shares are also printed "
+        "multiplied by the share of matches that people confirmed",
     )
     parser.add_argument(
         "--seed", type=int, default=0, help="of the sample and the mini-batches (default: 0)"

@@ -11,6 +11,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from lavis_mafa.commands.arguments import add_recorded_data_arguments
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
@@ -44,12 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=640,
         help="longest side of the images in pixels (default: 640)",
     )
-    page.add_argument(
-        "--cfg-path", help="config of the data (default: the config recorded in JUDGED)"
-    )
-    page.add_argument(
-        "--options", nargs="+", metavar="key=value", help="override config keys (default: recorded)"
-    )
+    add_recorded_data_arguments(page)
     text = "compute the share of matches that annotators confirm"
     correct = parts.add_parser("correct", help=text, description=text)
     correct.add_argument(

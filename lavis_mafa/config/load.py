@@ -22,6 +22,7 @@ from lavis.common.registry import registry
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from lavis_mafa.config.calibration import take_thresholds
 from lavis_mafa.config.check import Report, check_together, suggest, walk
 from lavis_mafa.config.con_d import BUILD_KEYS, check_kept_images, check_weights
 from lavis_mafa.config.data import check_data
@@ -191,6 +192,7 @@ def complete(
     # Values of the default YAMLs that the user did not change are not checked.
     trusted = {name: shipped[name] for name in ("model", "datasets") if name in shipped}
     config = walk(_merge(trusted, user), schema, "", report, trusted)
+    take_thresholds(config, report)
     run = config.get("run")
     fill(config, schema, names_of("task", run.get("task")) if isinstance(run, dict) else [])
     check_together(config, report)

@@ -19,7 +19,7 @@ import json
 import os
 from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 IMAGE_KEYS = ("image", "image_path", "filename", "filepath", "file_name", "path")
 CAPTION_KEYS = ("caption", "text", "title", "captions")
@@ -47,6 +47,19 @@ class Problem(NamedTuple):
 
 # A format's reader yields the place of a record and its unchecked content.
 _Raw = tuple[str, Any] | Problem
+
+
+class Columns(Protocol):
+    """What the formats ask of a kind of table.
+
+    Attributes:
+        image_key: column of the image path; None until it is chosen.
+    """
+
+    image_key: str | None
+
+    def choose(self, names: Collection[str]) -> str | None:
+        """Choose columns by their names; return what is missing, None if nothing is."""
 
 
 def require_files(files: Collection[str | os.PathLike[str]]) -> list[Path]:
@@ -88,7 +101,7 @@ def read_rows(
         a `Row`, or a `Problem` for a record that cannot be used.
     """
     columns = _Columns(image_key, caption_key)
-    for raw in _raw_records(Path(path), columns):
+    for raw in raw_records(Path(path), columns):
         if isinstance(raw, Problem):
             yield raw
         else:
@@ -114,7 +127,7 @@ class _Columns:
             wanted = known if key is None else (key,)
             name = next((name for name in wanted if name in names), None)
             if name is None:
-                found = ", ".join(map(_short, list(names)[:10])) or "nothing"
+                found = ", ".join(map(short, list(names)[:10])) or "nothing"
                 return (
                     f"no {kind} column: expected {' or '.join(wanted)}, found {found}; "
                     f"set {kind}_key to its name"
@@ -126,7 +139,7 @@ class _Columns:
     def row(self, record: Any) -> tuple[str, list[str], str | None] | str:
         """Return (image path, captions, image id) of a record, or what is wrong with it."""
         if not isinstance(record, dict):
-            return f"expected an object with an image and a caption, got {_short(record)}"
+            return f"expected an object with an image and a caption, got {short(record)}"
         image_key, caption_key = self.image_key, self.caption_key
         if image_key not in record or caption_key not in record:
             missing = self.choose(record)
@@ -137,23 +150,28 @@ class _Columns:
         image_id = record.get("image_id")
 
         if not isinstance(image, str) or not image.strip():
-            return f"{image_key!r}: expected the path of an image, got {_short(image)}"
+            return f"{image_key!r}: expected the path of an image, got {short(image)}"
         if not isinstance(captions, list):
             captions = [captions]
         captions = ["" if caption is None else caption for caption in captions] or [""]
         if not all(isinstance(caption, str) for caption in captions):
-            return f"{caption_key!r}: expected a string or strings, got {_short(captions)}"
+            return f"{caption_key!r}: expected a string or strings, got {short(captions)}"
         if isinstance(image_id, bool) or not isinstance(image_id, (str, int, type(None))):
-            return f"'image_id': expected a string or an integer, got {_short(image_id)}"
+            return f"'image_id': expected a string or an integer, got {short(image_id)}"
         identity = None if image_id in (None, "") else str(image_id)
         try:
             "".join((image, identity or "", *captions)).encode("utf-8")
         except UnicodeEncodeError:
-            return f"text is not valid UTF-8: {_short(image)}, {_short(captions)}"
+            return f"text is not valid UTF-8: {short(image)}, {short(captions)}"
         return image, captions, identity
 
 
-def _raw_records(path: Path, columns: _Columns) -> Iterator[_Raw]:
+def raw_records(path: Path, columns: Columns) -> Iterator[_Raw]:
+    """Yield the place and the unchecked content of every record, or a `Problem`.
+
+    Args:
+        columns: its ``choose`` is called with the header of a CSV or TSV file.
+    """
     suffix = path.suffix.lower()
     if suffix in DELIMITERS:
         return _delimited(path, DELIMITERS[suffix], columns)
@@ -177,7 +195,7 @@ def _json_lines(path: Path) -> Iterator[_Raw]:
                 yield f"line {number}", record
 
 
-def _json(path: Path, columns: _Columns) -> Iterator[_Raw]:
+def _json(path: Path, columns: Columns) -> Iterator[_Raw]:
     """Read a whole JSON document, or JSON-lines in a file named .json."""
     if _begins_like_json_lines(path):
         yield from _json_lines(path)
@@ -196,7 +214,7 @@ def _json(path: Path, columns: _Columns) -> Iterator[_Raw]:
         yield Problem(
             "whole file",
             "expected an array of records, or a COCO caption object with the lists 'images' and "
-            f"'annotations', got {_short(document)}",
+            f"'annotations', got {short(document)}",
         )
 
 
@@ -220,7 +238,7 @@ def _is_coco(document: Any) -> bool:
     )
 
 
-def _coco(images: list[Any], annotations: list[Any], columns: _Columns) -> Iterator[_Raw]:
+def _coco(images: list[Any], annotations: list[Any], columns: Columns) -> Iterator[_Raw]:
     """Read COCO annotations as flat records with the file name of their image."""
     image_key = columns.image_key
     if image_key is None:
@@ -232,20 +250,20 @@ def _coco(images: list[Any], annotations: list[Any], columns: _Columns) -> Itera
         if isinstance(image, dict) and isinstance(image.get("id"), (int, str)):
             file_names[image["id"]] = image.get(image_key)
         else:
-            yield Problem(f"image {number}", f"expected an object with 'id', got {_short(image)}")
+            yield Problem(f"image {number}", f"expected an object with 'id', got {short(image)}")
     for number, annotation in enumerate(annotations, 1):
         where = f"annotation {number}"
         if not isinstance(annotation, dict):
-            yield Problem(where, f"expected an object, got {_short(annotation)}")
+            yield Problem(where, f"expected an object, got {short(annotation)}")
             continue
         image_id = annotation.get("image_id")
         if isinstance(image_id, (int, str)) and image_id in file_names:
             yield where, {**annotation, image_key: file_names[image_id]}
         else:
-            yield Problem(where, f"'image_id' {_short(image_id)} is not the 'id' of any image")
+            yield Problem(where, f"'image_id' {short(image_id)} is not the 'id' of any image")
 
 
-def _delimited(path: Path, delimiter: str, columns: _Columns) -> Iterator[_Raw]:
+def _delimited(path: Path, delimiter: str, columns: Columns) -> Iterator[_Raw]:
     # Invalid UTF-8 becomes lone surrogates, so that the check of the row reports it with its line
     # number; a strict decoder would fail anywhere in the block that is read ahead.
     with open(path, encoding="utf-8-sig", errors="surrogateescape", newline="") as stream:
@@ -278,7 +296,7 @@ def _delimited(path: Path, delimiter: str, columns: _Columns) -> Iterator[_Raw]:
                 yield where, dict(zip(header, cells, strict=True))
 
 
-def _short(value: Any) -> str:
+def short(value: Any) -> str:
     """Return a value for a message, shortened and printable."""
     text = ascii(value) if isinstance(value, str) and not value.isprintable() else repr(value)
     text = text.encode("ascii", "backslashreplace").decode() if not text.isprintable() else text

@@ -83,6 +83,30 @@ class Sweep:
         best = int(np.argmax(np.where(allowed, self.f1, -1.0)))
         return float(self.threshold[best]), float(self.f1[best])
 
+    def threshold_for(self, precision: float) -> float | None:
+        """Return the smallest threshold (at least 0) above which the precision is ``precision``.
+
+        Precision need not rise with the threshold: between this one and a higher one it may be
+        lower. The smallest has the highest recall.
+
+        Returns:
+            None if no threshold reaches it.
+        """
+        reached = (self.precision >= precision) & (self.threshold >= 0)
+        return float(self.threshold[reached][-1]) if reached.any() else None
+
+    def best_precision(self) -> float | None:
+        """Return the threshold (at least 0) with the highest precision, the smallest of several.
+
+        Returns:
+            None if there are no pairs above a threshold of 0.
+        """
+        allowed = np.flatnonzero(self.threshold >= 0)
+        if not len(allowed):
+            return None
+        own = self.precision[allowed]
+        return float(self.threshold[allowed[own == own.max()][-1]])
+
 
 def sweep(
     probability: NDArray[Any], valid: NDArray[Any], weight: NDArray[Any] | None = None

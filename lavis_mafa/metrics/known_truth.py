@@ -1,4 +1,4 @@
-"""Ground truth of a split: which captions are valid for which images, not only its own pairs."""
+"""Ground truth of pairs: which captions are valid for which images, not only their own pairs."""
 
 from __future__ import annotations
 
@@ -14,11 +14,25 @@ from lavis_mafa.metrics.captions import read_json, single_spaced
 
 logger = logging.getLogger(__name__)
 
+UNKNOWN, INVALID, VALID = -1, 0, 1  # truth of a pair
 Pair = tuple[str, str] | tuple[int, int]  # image and caption, by name and text or by number
 EXPECTED = (
     'expected a JSON list of further valid pairs: [["dog.jpg", "an animal"], ...] by name and '
     "caption, or [[0, 17], ...] by the numbers of image and caption in the split, from 0"
 )
+
+
+def known_pairs(truth: Any, images: NDArray[Any], texts: NDArray[Any]) -> NDArray[np.bool_]:
+    """Return of which pairs ``(P,)`` of sample numbers a data set knows whether they match.
+
+    Args:
+        truth: ``truth(images, texts)`` of a data set, which returns ``(P,)`` bool. If it has a
+            method ``known`` of the same arguments, only the pairs that this returns are known.
+    """
+    known = getattr(truth, "known", None)
+    if known is None:
+        return np.ones(np.broadcast_shapes(np.shape(images), np.shape(texts)), np.bool_)
+    return np.asarray(known(images, texts), np.bool_)
 
 
 def read_truth(path: str | os.PathLike[str], key: str = "run.truth_file") -> list[Pair]:

@@ -22,6 +22,7 @@ from lavis_mafa.algorithm.mining import (
 from lavis_mafa.algorithm.output import COUNTS, StepOutput
 from lavis_mafa.algorithm.tokens import COUNTS as CAPTION_COUNTS
 from lavis_mafa.metrics.binary import bin_of, lift
+from lavis_mafa.metrics.known_truth import known_pairs
 from lavis_mafa.models.con_d.discriminator import Oracle
 from lavis_mafa.models.traits import traits_of
 from lavis_mafa.problems import ConfigView, Problem
@@ -45,7 +46,8 @@ class MafaPretrainTask(MafaRetrievalTask):
     """Trains a ``*_mafa`` model and evaluates retrieval without fine-tuning.
 
     Where the valid pairs of the training data are known, it also counts the false negatives among
-    the hard negatives, and Con-D's precision and recall in detecting them.
+    the hard negatives, and Con-D's precision and recall in detecting them. Pairs whose truth is
+    unknown (`lavis_mafa.metrics.known_truth.known_pairs`) are left out of these rates.
     """
 
     needs = None  # any pairs of an image and a text, such as expressions with their boxes
@@ -128,8 +130,10 @@ class MafaPretrainTask(MafaRetrievalTask):
             place = bin_of(probability, HISTOGRAM_BINS)
             parts = {"unknown": place}
             if self._truth is not None:
-                valid = np.asarray(self._truth(*self._nominated(output, direction, rows)), bool)
-                parts = {"true": place[valid], "false": place[~valid]}
+                valid, known = self._truth_of(*self._nominated(output, direction, rows))
+                parts = {"true": place[valid], "false": place[known & ~valid]}
+                if hasattr(self._truth, "known"):
+                    parts["unknown"] = place[~known]
             for truth, places in parts.items():
                 counts = np.bincount(places, minlength=HISTOGRAM_BINS).tolist()
                 bins.update(zip(_NAMES[direction, truth], counts, strict=True))
@@ -139,7 +143,7 @@ class MafaPretrainTask(MafaRetrievalTask):
         """Return the bins of an epoch, None if nothing was judged.
 
         ``{"bins": 100, "i2t": {"true": [...], "false": [...]}, "t2i": ...}``; without known truth
-        ``{"unknown": [...]}`` for each direction.
+        ``{"unknown": [...]}`` for each direction, and all three if some of it is known.
         """
         histogram: dict[str, Any] = {}
         for direction in DIRECTIONS:
@@ -175,15 +179,15 @@ class MafaPretrainTask(MafaRetrievalTask):
                     f"probability_sum_{d}", f"judged_{d}"
                 )
             if f"false_{d}" in tally.sums:
-                figures[f"false_negative_rate_{d}"] = tally.ratio(f"false_{d}", f"picked_{d}")
+                figures[f"false_negative_rate_{d}"] = _ratio(tally, "false", "picked", d)
                 figures[f"false_negative_rate_in_itm_{d}"] = tally.ratio(
                     f"false_in_itm_{d}", f"negatives_in_itm_{d}"
                 )
             if f"true_found_{d}" in tally.sums and tally.sums.get(f"judged_{d}"):
-                figures[f"con_d_precision_{d}"] = tally.ratio(f"true_found_{d}", f"found_{d}")
+                figures[f"con_d_precision_{d}"] = _ratio(tally, "true_found", "found", d)
                 figures[f"con_d_recall_{d}"] = tally.ratio(f"true_found_{d}", f"false_{d}")
                 # Every hard negative is judged, so these are the valid pairs among the judged.
-                base_rate = tally.ratio(f"false_{d}", f"judged_{d}")
+                base_rate = _ratio(tally, "false", "judged", d)
                 figures[f"con_d_base_rate_{d}"] = base_rate
                 figures[f"con_d_lift_{d}"] = lift(figures[f"con_d_precision_{d}"], base_rate)
         return figures
@@ -212,9 +216,17 @@ class MafaPretrainTask(MafaRetrievalTask):
                     "truth": None,
                 }
                 if self._truth is not None:
-                    record["truth"] = bool(self._truth(np.array([image]), np.array([text]))[0])
+                    valid, known = self._truth_of(np.array([image]), np.array([text]))
+                    record["truth"] = bool(valid[0]) if known[0] else None
                 records.append(record)
         return records[:limit]
+
+    def _truth_of(
+        self, images: npt.NDArray[Any], texts: npt.NDArray[Any]
+    ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+        """Return which pairs ``(P,)`` are known to match, and of which the truth is known."""
+        known = known_pairs(self._truth, images, texts)
+        return np.asarray(self._truth(images, texts), bool) & known, known
 
     def _nominated(
         self, output: StepOutput, direction: str, rows: npt.NDArray[Any]
@@ -231,20 +243,34 @@ class MafaPretrainTask(MafaRetrievalTask):
     ) -> dict[str, float]:
         found = output[direction]
         present = torch.nonzero(found.state != ABSENT).flatten().cpu().numpy()
-        valid = np.asarray(self._truth(*self._nominated(output, direction, present)))
+        valid, known = self._truth_of(*self._nominated(output, direction, present))
         called = (found.state.cpu().numpy() == POSITIVE)[present]
         # ITM's negatives: without converted and dropped candidates, with re-sampled ones.
         rows, taken, labels = (x.cpu().numpy() for x in found.itm_pairs(self._rule))
         negative = 1.0 - labels  # soft labels count in part
         loaded, own = _loaded(output)
         anchors, taken = loaded[own[rows]], loaded[taken]
-        in_itm = self._truth(*((anchors, taken) if direction == "i2t" else (taken, anchors)))
-        return {
-            f"negatives_in_itm_{direction}": float(negative.sum()),
-            f"false_in_itm_{direction}": float((negative * np.asarray(in_itm)).sum()),
+        pairs = (anchors, taken) if direction == "i2t" else (taken, anchors)
+        in_itm, known_in_itm = self._truth_of(*pairs)
+        figures = {
+            f"negatives_in_itm_{direction}": float((negative * known_in_itm).sum()),
+            f"false_in_itm_{direction}": float((negative * in_itm).sum()),
             f"false_{direction}": float(valid.sum()),
             f"true_found_{direction}": float((valid & called).sum()),
         }
+        if hasattr(self._truth, "known"):
+            figures[f"picked_unknown_{direction}"] = float((~known).sum())
+            judged = found.judged.cpu().numpy()[present]
+            figures[f"judged_unknown_{direction}"] = float((~known & judged).sum())
+            figures[f"found_unknown_{direction}"] = float((~known & called).sum())
+        return figures
+
+
+def _ratio(tally: Tally, part: str, whole: str, direction: str) -> float | None:
+    """Return ``part / whole``, without the pairs of ``whole`` whose truth is unknown."""
+    total = tally.sums.get(f"{whole}_{direction}", 0.0)
+    total -= tally.sums.get(f"{whole}_unknown_{direction}", 0.0)
+    return tally.sums[f"{part}_{direction}"] / total if total else None
 
 
 def _loaded(output: StepOutput) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:

@@ -348,7 +348,7 @@ def test_correction_applies_to_its_discriminator_only():
         for judge in ("a", "b", "truth")
         for side in ("image", "text")
     ]
-    table = counting.count_table(counts, Correction(0.83, 0.77, 0.87, 200, "a", 0.5))
+    table = counting.count_table(counts, [Correction(0.83, 0.77, 0.87, 200, "a", 0.5)])
     corrected = [table.columns.index(name) for name in table.columns if "corrected" in name]
     assert [[row[column] for column in corrected] for row in table.rows] == [
         ["16.60", "16.60"],

@@ -327,7 +327,14 @@ def test_command_loads_the_judged_data(tmp_path):
 def test_page_needs_the_config_of_the_data(tmp_path):
     judged_file([0.9]).save(tmp_path / "judged.npz")
     args = argparse.Namespace(
-        part="page", judged=tmp_path, all=False, above=None, count=1, image_size=99, cfg_path=None
+        part="page",
+        judged=tmp_path,
+        all=False,
+        above=None,
+        count=1,
+        image_size=99,
+        cfg_path=None,
+        options=None,
     )
     with pytest.raises(ValueError, match="--cfg-path"):
         command.run(args)

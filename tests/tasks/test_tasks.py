@@ -217,6 +217,56 @@ def test_rates_of_an_epoch(output):
     assert rates == pytest.approx(expected)
 
 
+class PartlyKnown:
+    """The truth of all pairs but those of text 20."""
+
+    def __call__(self, images, texts):
+        return truth(images, texts) & self.known(images, texts)
+
+    def known(self, images, texts):
+        return texts != 20
+
+
+def test_pairs_of_unknown_truth_are_left_out_of_rates(output):
+    told = task_with_truth(action="keep")
+    told.before_training(SimpleNamespace(con_d=None), SimpleNamespace(truth=PartlyKnown()))
+    rates = told.epoch_figures(Tally(told.step_figures(output, SAMPLES)))
+    # i2t: texts 10 (valid, found), 20 (unknown, found), 40 (valid, kept). t2i: texts 30 (not),
+    # 10 (valid, found), 20 (unknown, found), 40 (valid).
+    expected = {
+        "false_negative_rate_by_con_d_i2t": 2 / 3,  # Con-D's own, of all pairs
+        "false_negative_rate_i2t": 2 / 2,
+        "false_negative_rate_in_itm_i2t": 2 / 2,
+        "con_d_precision_i2t": 1 / 1,
+        "con_d_recall_i2t": 1 / 2,
+        "con_d_base_rate_i2t": 2 / 2,
+        "con_d_base_rate_t2i": 2 / 3,
+        "false_negative_rate_t2i": 2 / 3,
+        "false_negative_rate_in_itm_t2i": 2 / 3,
+        "con_d_precision_t2i": 1 / 1,
+        "con_d_recall_t2i": 1 / 2,
+    }
+    assert {name: rates[name] for name in expected} == pytest.approx(expected)
+    records = told.mined(output, SAMPLES, 10)
+    assert {(r["mined_index"], r["truth"]) for r in records if r["direction"] == "i2t"} == {
+        (10, True),
+        (20, None),
+    }
+    histogram = told.epoch_histogram(Tally(told.step_bins(output)))
+    sums = {name: sum(counts) for name, counts in histogram["i2t"].items()}
+    assert sums == {"true": 2, "false": 0, "unknown": 1}
+
+
+def test_no_known_pair_has_no_rate(output):
+    told = task_with_truth()
+    nothing = PartlyKnown()
+    nothing.known = lambda images, texts: np.zeros(len(images), bool)
+    told.before_training(SimpleNamespace(con_d=None), SimpleNamespace(truth=nothing))
+    rates = told.epoch_figures(Tally(told.step_figures(output, SAMPLES)))
+    assert rates["false_negative_rate_i2t"] is rates["con_d_precision_i2t"] is None
+    assert rates["con_d_recall_i2t"] is rates["false_negative_rate_in_itm_i2t"] is None
+
+
 def test_rates_contain_only_what_is_known(output):
     without_truth = task().epoch_figures(Tally(task().step_figures(output, SAMPLES)))
     of_truth = ("precision", "recall", "base_rate", "lift")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -55,10 +55,12 @@ class Scored:
     """Metrics of a discriminator against the ground truth.
 
     Attributes:
-        truth: origin of the ground truth: "data" or "people".
+        truth: origin of the ground truth: "data"; "judgements" (a file of judgements by people); or
+            "people" (labels of annotators).
         pairs: number of pairs with ground truth and probability; valid: weighted share of matches.
         grid: at the thresholds of `GRID`; own: at the run's ``low`` and ``high``.
         best: at the threshold with the highest F1; None if no pair matches.
+        measure: returns the metrics at a threshold.
         ambiguous: share of pairs above ``low`` up to ``high``; ambiguous_valid: share of matches
             among them, None if there are none.
     """
@@ -77,6 +79,12 @@ class Scored:
     ambiguous: float
     ambiguous_valid: float | None
     note: str = ""
+    measure: Callable[[float], Figures] = field(repr=False, kw_only=True)
+
+    def reaches(self, precision: float) -> Figures | None:
+        """Return the metrics at the smallest threshold that reaches a precision, None if none."""
+        threshold = self.sweep.threshold_for(precision)
+        return None if threshold is None else self.measure(threshold)
 
 
 def tests_of(sources: Sequence[Source], labels: Sequence[Labels]) -> list[Scored]:
@@ -88,7 +96,8 @@ def tests_of(sources: Sequence[Source], labels: Sequence[Labels]) -> list[Scored
     tests = []
     for source in sources:
         known = np.flatnonzero(source.judged.truth != UNKNOWN)
-        tests += _test(source, "data", known, source.judged.truth[known] == VALID, None)
+        valid = source.judged.truth[known] == VALID
+        tests += _test(source, source.judged.truth_from, known, valid, None)
     digests = {id(source.judged): source.judged.digest for source in sources if labels}
     for one in labels:
         if one.judged not in digests.values():
@@ -150,6 +159,7 @@ def _test(
             ambiguous=float(inside / every.total),
             ambiguous_valid=float((weight * valid)[between].sum() / inside) if inside else None,
             note=note,
+            measure=at,
         )
     ]
 

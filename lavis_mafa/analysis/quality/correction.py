@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from lavis_mafa.analysis.judged_pairs import Judged
+from lavis_mafa.analysis.judged_pairs import UNKNOWN, VALID, Judged
 from lavis_mafa.analysis.quality.agreement import agreement
 from lavis_mafa.analysis.quality.labels import (
     LABELS,
@@ -77,6 +77,24 @@ def correction_of(labels: Sequence[Labels], judged: Judged | None = None) -> Cor
     if factor is None:
         raise ValueError("no match was answered yes or no")
     return Correction(factor, low, high, len(hits), first.name, above)
+
+
+def correction_by_judgements(judged: Judged, name: str, above: float) -> Correction | None:
+    """Compute the correction of a discriminator from the judgements in ``judged.truth``.
+
+    Only hard negatives count: other pairs in the file were chosen by those who collected the
+    judgements.
+
+    Args:
+        above: threshold for a match.
+
+    Returns:
+        None if no match among the hard negatives has a judgement.
+    """
+    matches = (judged.probability_by(name) > above) & (judged.from_image | judged.from_text)
+    truth = judged.truth[matches & (judged.truth != UNKNOWN)]
+    factor, low, high = weighted_share(truth == VALID)
+    return None if factor is None else Correction(factor, low, high, len(truth), name, above)
 
 
 def read_correction(path: str | os.PathLike[str]) -> Correction:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lavis_mafa.analysis.judged_pairs import Judged
-from lavis_mafa.analysis.loading import load_data
+from lavis_mafa.analysis.loading import data_of_judged
 from lavis_mafa.analysis.quality.labels import LABELS, VERSION, draw
 from lavis_mafa.datasets.training_set import UNREADABLE
 from lavis_mafa.pages.html import data_uri, fill, script_json, write_page
@@ -32,17 +32,7 @@ def label_page(args: argparse.Namespace) -> None:
             f"--count {args.count} --image-size {args.image_size}: expected at least 1 and 16"
         )
     above = args.above if args.above is not None else judged.thresholds[0]
-    cfg_path = args.cfg_path or judged.about.get("cfg_path")
-    if not cfg_path:
-        raise ValueError(f"{args.judged} does not record its config: give it by --cfg-path")
-    options = judged.about.get("options", []) if args.options is None else args.options
-    data = load_data(str(cfg_path), list(options), judged.about.get("split", "train"))
-    highest = int(max(judged.image.max(initial=-1), judged.text.max(initial=-1)))
-    if highest >= len(data):
-        raise ValueError(
-            f"{args.judged} has a pair with sample {highest}, but the data of {cfg_path} have only "
-            f"{len(data)} samples: give the config that was judged by --cfg-path and --options"
-        )
+    data = data_of_judged(judged, args.judged, args.cfg_path, args.options)
     name = args.name or next(iter(judged.names), None)
     shown = write_label_page(
         args.output,

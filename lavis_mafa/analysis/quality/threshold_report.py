@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lavis_mafa.analysis.quality.compare import Compared, Scored
-from lavis_mafa.metrics.binary import TENTHS, Calibration, Figures, lift
+from lavis_mafa.analysis.quality.compare import Compared, Scored, Source
+from lavis_mafa.metrics.binary import TENTHS, Calibration, Figures, bin_of, lift
+from lavis_mafa.models.con_d.calibration import CalibratedThresholds
 from lavis_mafa.pages.charts import Curve, Series, Table
 
 POINTS = 1000  # approximate number of points of a curve in the JSON file
@@ -80,6 +81,35 @@ def _threshold_rows(test: Scored) -> Iterable[tuple[Any, ...]]:
             _range(f.recall_low, f.recall_high),
             _round(f.f1),
         )
+
+
+def calibration_table(calibrated: Iterable[CalibratedThresholds | None], precision: float) -> Table:
+    """Return a table of the thresholds that reach a precision."""
+    columns = ["discriminator", "truth by", "threshold", "precision %", "95 %", "recall %"]
+    columns += ["pairs above", "pairs", "base rate %", "low"]
+    rows: list[list[Any]] = [
+        [c.name, c.truth, f"{c.high:.4g}", _percent(c.precision)]
+        + [_range(c.precision_from, c.precision_to), _percent(c.recall), c.pairs_above, c.pairs]
+        + [_percent(c.base_rate), None if c.low is None else f"{c.low:.4g}"]
+        for c in calibrated
+        if c is not None
+    ]
+    return Table(
+        f"Threshold for a precision of {100 * precision:g} %",
+        columns,
+        rows,
+        "The smallest threshold with this precision on the pairs. It was chosen on the same pairs: "
+        "the precision on others is rather lower, the more so the wider the interval.",
+    )
+
+
+def histogram_table(sources: Iterable[Source]) -> Table:
+    """Return the number of pairs by tenth of the probability, a column for each discriminator."""
+    sources = list(sources)
+    judged = [one.probability[~np.isnan(one.probability)] for one in sources]
+    counts = [np.bincount(bin_of(p), minlength=TENTHS).tolist() for p in judged]
+    rows: list[list[Any]] = [[TENTH_NAMES[k], *(own[k] for own in counts)] for k in range(TENTHS)]
+    return Table("Pairs by probability", ["probability", *(one.name for one in sources)], rows)
 
 
 def agreement_tables(compared: Iterable[Compared]) -> list[Table]:
