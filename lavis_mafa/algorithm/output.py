@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -56,6 +57,7 @@ class StepOutput(Mapping[str, Any]):
             return self.losses.get(short)
         raise AttributeError(f"a StepOutput has no attribute {name!r}")
 
+    @cached_property
     def _entries(self) -> dict[str, Any]:
         entries: dict[str, Any] = {}
         for one in fields(self):
@@ -67,13 +69,13 @@ class StepOutput(Mapping[str, Any]):
         return entries
 
     def __getitem__(self, key: str) -> Any:
-        return self._entries()[key]
+        return self._entries[key]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._entries())
+        return iter(self._entries)
 
     def __len__(self) -> int:
-        return len(self._entries())
+        return len(self._entries)
 
 
 def _from_entries(values: Any, keys: list[str]) -> StepOutput:

@@ -21,7 +21,15 @@ from lavis_mafa.config.check import is_url
 from lavis_mafa.config.defaults import default_yaml
 from lavis_mafa.config.key import UNSET, Key, describe, known_keys
 from lavis_mafa.config.registered import dataset_keys, options_of_class
-from lavis_mafa.config.schema import CON_D, DATASET, MODEL, MODEL_MAFA, MODEL_PARTS, RUN
+from lavis_mafa.config.schema import (
+    ARGUMENTS,
+    CON_D,
+    DATASET,
+    MODEL,
+    MODEL_MAFA,
+    MODEL_PARTS,
+    RUN,
+)
 from lavis_mafa.io.files import ROOT
 from lavis_mafa.models.traits import LAVIS_MODELS, judges
 
@@ -61,35 +69,6 @@ The default YAMLs of this package's models and datasets. They take precedence ov
 the tables above. `preprocess`, which LAVIS's `load_preprocess` reads, is omitted; training and
 evaluation read `datasets.BUILDER.vis_processor` and `text_processor`.
 """
-AS_PRESET = "null: the preset's value"
-# Docs of keys that neither the schema nor a comment in their YAML explains, by the end of the path.
-DOCS = {
-    "vis_processor.train.image_size": "image side in pixels",
-    "vis_processor.eval.image_size": "image side in pixels",
-    "max_words": "maximum number of words of a caption; the rest is cut",
-    "detections.storage": "proposals by image; null: only the pointing game is scored",
-    "references.storage": "true boxes and parts (testA, testB) by ref_id; null: in every row",
-    "instances.storage": "true boxes in COCO's file of instances; null: in every row",
-    "build_info.seed": "seed of the world",
-    "train_size": "pairs to train on",
-    "val_size": "images of the validation split",
-    "test_size": "images of the test split",
-    "captions_per_image": "captions of every image",
-    "max_objects": "maximum number of objects in a picture, 1 to 3",
-    "position_jitter": "maximum shift of objects, as a share of a cell",
-    "colour_jitter": "variation of colours, out of 255",
-    "noise_sd": "standard deviation of the pixels' noise, out of 255",
-    "cell_size": "side of a cell in pixels; cell_size * grid is the image size, at most 64",
-    "p_one_object": f"probability that a picture has one object; {AS_PRESET}",
-    "p_size": f"probability that a size is mentioned; {AS_PRESET}",
-    "p_colour": f"probability that a colour is mentioned; {AS_PRESET}",
-    "p_background": f"probability that the background is mentioned; {AS_PRESET}",
-    "p_all_objects": f"probability that all objects are mentioned; {AS_PRESET}",
-    "p_count": f"probability that a caption is an exact count; {AS_PRESET}",
-    "zipf": f"exponent of the distribution of values, 0: uniform; {AS_PRESET}",
-    "questions_per_image": "questions about every image, 1 to 12",
-    "statements_per_image": "number of statements per image of a split",
-}
 COLUMNS = ("key", "type and range", "default", "source", "what it does")
 # Texts for the values of `Key.path`.
 PATHS = {
@@ -217,12 +196,11 @@ def _yamls_of(name: str, cls: Any, section: str) -> str:
 
 
 def _doc(key: str, known: Mapping[str, Key], yamls: Sequence[Yaml]) -> str:
-    """Return the doc of a key from `DOCS`, the schema or the YAMLs' comments; "" if none has it."""
-    names = key.split(".")
-    docs = (DOCS.get(".".join(names[i:])) for i in range(len(names)))
+    """Return the doc of a key from the schema or the YAMLs' comments; "" if none has it."""
+    # Arguments of processors are known by their last name only: a config chooses the processor.
+    own = known.get(key) or ARGUMENTS.get(key.rpartition(".")[2])
     commented = (yaml.comments.get(key) for yaml in yamls)
-    own = known[key].doc if key in known else None
-    return next((text for text in (*docs, own, *commented) if text), "")
+    return next((text for text in (own and own.doc, *commented) if text), "")
 
 
 def _keys_of(section: str, cls: Any) -> dict[str, Key]:

@@ -12,13 +12,12 @@ from dataclasses import replace
 from lavis_mafa.algorithm.grit.settings import GritSettings
 from lavis_mafa.algorithm.settings import StepSettings
 from lavis_mafa.config.key import ALWAYS, Key, keys_of
-from lavis_mafa.metrics import METRICS
+from lavis_mafa.metrics import MetricNames
 from lavis_mafa.models.con_d.settings import ConDSettings
 from lavis_mafa.models.parts.vit import STEMS
 
 OURS = "lavis_mafa"
 SPLITS = ("train", "val", "test")
-CAPTION_METRICS = ("bleu", "meteor", "rouge", "cider", "spice")
 ANY = Key("any", "passed on unchanged")
 TRAINING = ("training",)
 GENERATION = ("captioning", "mafa_captioning", "dialogue")
@@ -110,9 +109,9 @@ RUN = {
     "plugins": Key("list", "Python files or modules with your own code, imported before the "
                    "config is checked", OURS, default=[], items=Key("str")),
     "retrieval_metrics": Key("list", "mafa_retrieval: further registered metrics to report", OURS,
-                             default=[], items=Key("str", choices=METRICS)),
-    "metrics": Key("list", "caption metrics; null: all whose tools are installed", OURS,
-                   nullable=True, items=Key("str", choices=CAPTION_METRICS)),
+                             default=[], items=Key("str", choices=MetricNames("retrieval"))),
+    "metrics": Key("list", "caption metrics; null: the standard ones whose tools are installed",
+                   OURS, nullable=True, items=Key("str", choices=MetricNames("caption"))),
     "gradcam_tokens": Key("str", "mafa_grounding: tokens over which a heat map is averaged",
                           "ALBEF 6.4", choices=("all", "words")),
     "save_scores": Key("bool", "retrieval: write scores_<split>.npz into the result folder", OURS),

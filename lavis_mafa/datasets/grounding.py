@@ -141,7 +141,7 @@ class GroundingEval(_Expressions):
 
 @dataclass(frozen=True)
 class _File:
-    storage: str | tuple[str, ...] | None = option(doc="file, or a list of files; null: none")
+    storage: str | tuple[str, ...] | None = option()  # the YAML says what is in it
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,9 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +27,13 @@ from pycocoevalcap.rouge.rouge import Rouge
 from pycocoevalcap.spice import spice
 from pycocoevalcap.tokenizer.ptbtokenizer import PUNCTUATIONS, PTBTokenizer
 
+from lavis_mafa.metrics import METRICS, CaptionMetric, MetricNames
+
 logger = logging.getLogger(__name__)
 
 Id = int | str
 Tokens = dict[int, list[str]]
-METRICS = ("bleu", "meteor", "rouge", "cider", "spice")
+STANDARD = ("bleu", "meteor", "rouge", "cider", "spice")
 JAVA_METRICS = ("meteor", "spice")
 PTB, PYTHON = "ptb", "python"
 
@@ -63,7 +64,7 @@ class References:
 
 @dataclass(frozen=True)
 class Tools:
-    """The installed tools: metrics out of `METRICS`, and the tokenizer."""
+    """The installed tools: registered metrics of captions, and the tokenizer."""
 
     metrics: tuple[str, ...]
     tokenizer: str
@@ -128,18 +129,19 @@ def find_tools(requested: Sequence[str] | None = None) -> Tools:
     """Find the metrics that this machine can run, and log a warning about the others.
 
     Args:
-        requested: metrics; None: all that are available.
+        requested: metrics; None: all of `STANDARD` that are available.
 
     Raises:
         ValueError: if a requested metric is not available.
     """
     unavailable = missing_tools()
-    lost = {name: why for name, why in unavailable.items() if name in METRICS}
-    wanted = tuple(requested) if requested is not None else METRICS
-    unknown = [name for name in wanted if name not in METRICS]
+    known = tuple(MetricNames("caption"))
+    lost = {name: why for name, why in unavailable.items() if name in known}
+    wanted = tuple(requested) if requested is not None else STANDARD
+    unknown = [name for name in wanted if name not in known]
     if unknown or not wanted:
         given = ", ".join(unknown) or "an empty list"
-        raise ValueError(f"run.metrics: got {given}; expected some of {', '.join(METRICS)}")
+        raise ValueError(f"run.metrics: got {given}; expected some of {', '.join(known)}")
     if requested is not None and any(name in lost for name in wanted):
         problems = "; ".join(f"{name}: {lost[name]}" for name in wanted if name in lost)
         raise ValueError(
@@ -153,7 +155,7 @@ def find_tools(requested: Sequence[str] | None = None) -> Tools:
             reasons.setdefault(why, []).append(_MISSING.get(name, name.upper()))
         problems = "; ".join(f"{', '.join(names)}: {why}" for why, names in reasons.items())
         logger.warning("caption metrics that will be missing or differ: %s", problems)
-    metrics = tuple(name for name in METRICS if name in wanted and name not in lost)
+    metrics = tuple(name for name in known if name in wanted and name not in lost)
     return Tools(metrics, PYTHON if PTB in unavailable else PTB)
 
 
@@ -242,11 +244,11 @@ def score_captions(
     figures: dict[str, Any] = {}
     for metric in tools.metrics:
         try:
-            scored = _SCORERS[metric](truth_tokens, tokens, groups)
+            scored = _score_groups(METRICS[metric], truth_tokens, tokens, groups)
         except Exception as error:  # a metric or its Java program may raise anything
             logger.exception("%s failed and is skipped: %s", metric.upper(), error)
             continue
-        figures.update({name: float(value) for name, value in scored.items()})
+        figures.update(scored)
         logger.info("%s", "  ".join(f"{name} {value:.4f}" for name, value in scored.items()))
     parts = [figures[name] for name in ("CIDEr", "Bleu_4") if name in figures]
     if parts:
@@ -317,50 +319,69 @@ def python_tokens(text: str) -> str:
     return " ".join(_BRACKETS.get(word, word) for word in words)
 
 
-# Metrics: (references, captions, groups) -> values. A group has the images of a domain; "": all.
-
-Groups = Mapping[str, Sequence[int]]
-Scorer = Callable[[Tokens, Tokens, Groups], dict[str, float]]
-Compute = Callable[[Tokens, Tokens], Any]
+# Metrics
 
 
-def _corpus_scorer(names: Sequence[str], begin: Callable[[], Compute]) -> Scorer:
-    """Return the scorer of a metric that is not a mean over images: each group is scored."""
+def _score_groups(
+    metric: CaptionMetric, truths: Tokens, texts: Tokens, groups: Mapping[str, Sequence[int]]
+) -> dict[str, float]:
+    """Score all images, under the ending "", and each domain.
 
-    def score(truths: Tokens, texts: Tokens, groups: Groups) -> dict[str, float]:
-        compute, figures = begin(), {}
-        for ending, members in groups.items():
-            found = compute({i: truths[i] for i in members}, {i: texts[i] for i in members})[0]
-            values = found if isinstance(found, list) else [found]
-            figures.update({f"{n}{ending}": v for n, v in zip(names, values, strict=True)})
-        return figures
+    Where a metric gives one value for each image, a domain's is their mean. Any other metric scores
+    a domain like a data set of its own: CIDEr's weights, for one, depend on the other images.
+    """
+    whole, figures = metric(truths, texts), {}
+    by_image = all(np.ndim(values) for values in whole.values())
+    for ending, members in groups.items():
+        found: Mapping[str, Any] = whole
+        if by_image:
+            found = {name: np.asarray(each)[list(members)].mean() for name, each in whole.items()}
+        elif ending:
+            found = metric({i: truths[i] for i in members}, {i: texts[i] for i in members})
+        figures.update({f"{name}{ending}": float(value) for name, value in found.items()})
+    return figures
 
-    return score
+
+@METRICS.register("bleu", kind="caption", source="pycocoevalcap")
+def _bleu(truths: Tokens, texts: Tokens) -> dict[str, float]:
+    """BLEU of captions, of n-grams up to 4 words."""
+    scores, _ = Bleu(4).compute_score(truths, texts, verbose=0)
+    return {f"Bleu_{n}": score for n, score in enumerate(scores, 1)}
 
 
-def _begin_meteor() -> Compute:
+@METRICS.register("meteor", kind="caption", source="pycocoevalcap")
+def _meteor(truths: Tokens, texts: Tokens) -> dict[str, float]:
+    """METEOR of captions; needs Java."""
     scorer = meteor.Meteor()
-
-    def compute(truths: Tokens, texts: Tokens) -> Any:
-        try:
-            return scorer.compute_score(truths, texts)
-        except Exception:
-            # It still holds its lock, and its destructor would wait for the lock forever.
-            if scorer.lock.locked():
-                scorer.lock.release()
-            with suppress(OSError):
-                scorer.meteor_p.stdin.close()
-            raise
-
-    return compute
+    try:
+        return {"METEOR": scorer.compute_score(truths, texts)[0]}
+    except Exception:
+        # It still holds its lock, and its destructor would wait for the lock forever.
+        if scorer.lock.locked():
+            scorer.lock.release()
+        with suppress(OSError):
+            scorer.meteor_p.stdin.close()
+        raise
 
 
-def _spice_scorer(truths: Tokens, texts: Tokens, groups: Groups) -> dict[str, float]:
-    """Score SPICE once for all images: it is a mean over images, also within a domain."""
+@METRICS.register("rouge", kind="caption", source="pycocoevalcap")
+def _rouge(truths: Tokens, texts: Tokens) -> dict[str, float]:
+    """ROUGE-L of captions."""
+    return {"ROUGE_L": Rouge().compute_score(truths, texts)[0]}
+
+
+@METRICS.register("cider", kind="caption", source="pycocoevalcap")
+def _cider(truths: Tokens, texts: Tokens) -> dict[str, float]:
+    """CIDEr of captions, 0 to 10."""
+    return {"CIDEr": Cider().compute_score(truths, texts)[0]}
+
+
+@METRICS.register("spice", kind="caption", source="pycocoevalcap")
+def _spice(truths: Tokens, texts: Tokens) -> dict[str, list[float]]:
+    """SPICE of captions; needs Java."""
     with _opened_java():
         _, scores = spice.Spice().compute_score(truths, texts)
-    values = np.array([score["All"]["f"] for score in scores])  # in the order of sorted keys
-    return {f"SPICE{ending}": values[list(members)].mean() for ending, members in groups.items()}
+    return {"SPICE": [score["All"]["f"] for score in scores]}  # in the order of sorted numbers
 
 
 @contextmanager
@@ -375,15 +396,3 @@ def _opened_java() -> Iterator[None]:
             del os.environ["JDK_JAVA_OPTIONS"]
         else:
             os.environ["JDK_JAVA_OPTIONS"] = before
-
-
-_SCORERS: dict[str, Scorer] = {
-    "bleu": _corpus_scorer(
-        ("Bleu_1", "Bleu_2", "Bleu_3", "Bleu_4"),
-        lambda: partial(Bleu(4).compute_score, verbose=0),
-    ),
-    "meteor": _corpus_scorer(("METEOR",), _begin_meteor),
-    "rouge": _corpus_scorer(("ROUGE_L",), lambda: Rouge().compute_score),
-    "cider": _corpus_scorer(("CIDEr",), lambda: Cider().compute_score),
-    "spice": _spice_scorer,
-}

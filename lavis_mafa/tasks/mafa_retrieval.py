@@ -29,7 +29,7 @@ class MafaRetrievalTask(RetrievalTask):
       where the split has ``truth_matrix()`` (``toy_scenes``) or ``run.truth_file`` lists pairs;
     - ECCV Caption's, CxC's and COCO 1K's figures (`lavis_mafa.metrics.eccv.eccv_scores`) of
       COCO's test split, where ``eccv_caption`` is installed;
-    - the metrics of `lavis_mafa.metrics.METRICS` that ``run.retrieval_metrics`` names.
+    - the registered metrics (`lavis_mafa.metrics.METRICS`) that ``run.retrieval_metrics`` names.
 
     With ``run.save_scores`` the scores go to ``scores_<split>.npz`` in the result folder.
     """

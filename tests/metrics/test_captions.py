@@ -16,12 +16,13 @@ from hypothesis import strategies as st
 from pycocoevalcap.cider.cider import Cider
 from pycocotools.coco import COCO
 
-from lavis_mafa.config.schema import CAPTION_METRICS
+from lavis_mafa.config.schema import RUN
+from lavis_mafa.metrics import METRICS as REGISTERED
 from lavis_mafa.metrics import captions as scoring
 from lavis_mafa.metrics.captions import (
-    METRICS,
     PTB,
     PYTHON,
+    STANDARD,
     References,
     Tools,
     as_id,
@@ -259,7 +260,12 @@ def test_failing_java_neither_hangs_nor_affects_the_rest(tmp_path, monkeypatch, 
 
 
 def test_metric_names_equal_those_of_the_config():
-    assert METRICS == CAPTION_METRICS
+    assert tuple(RUN["metrics"].items.choices) == STANDARD
+
+
+def test_a_metric_of_an_unknown_kind_is_refused():
+    with pytest.raises(ValueError, match="expected retrieval or caption, got 'text'"):
+        REGISTERED.register("mine", kind="text")
 
 
 def test_without_java_the_rest_is_scored_with_one_warning(monkeypatch, caplog):
@@ -298,7 +304,7 @@ def test_spice_without_its_files_is_unavailable(tmp_path, monkeypatch, caplog):
     for name in scoring.SPICE_JARS:
         (tmp_path / "spice/lib" / name).touch()
     caplog.clear()
-    assert find_tools().metrics == METRICS
+    assert find_tools().metrics == STANDARD
     assert not caplog.records
 
 

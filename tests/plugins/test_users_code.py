@@ -6,6 +6,7 @@ process, so that nothing stays registered for other tests.
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -57,6 +58,19 @@ OWN_FAMILY = {
     "datasets": {"squares": {"build_info": {"count": 32}}},
 }
 
+CAPTIONING = {
+    "run": {
+        **{"plugins": [ADDITIONS], "task": "mafa_captioning", "evaluate": True, "seed": 1},
+        **{"num_beams": 1, "max_len": 6, "min_len": 1, "metrics": ["rouge", "words"]},
+        **{"batch_size_eval": 8, "num_workers": 0, "device": "cpu", "test_splits": ["test"]},
+        **{"output_dir": "output", "job_id": "", "tensorboard": False},
+    },
+    "model": {"arch": "blip_mafa", "model_type": "tiny"},
+    "datasets": {
+        "toy_caption": {"build_info": {"train_size": 16, "val_size": 8, "test_size": 8}},
+    },
+}
+
 
 def changed_config(config, **values):
     """Copy a config with changed values, by dotted path with `__` for dots."""
@@ -105,6 +119,17 @@ def test_added_family_is_trained(tmp_path):
     assert "loss_itm" in log and "loss_lm" in log
 
 
+def test_a_caption_metric_of_ones_own_is_reported(tmp_path):
+    status, printed = train(tmp_path, CAPTIONING)
+    assert status == 0, printed
+    log = [json.loads(line) for line in open(tmp_path / "output" / "log.jsonl", encoding="utf-8")]
+    (figures,) = [record for record in log if record["kind"] == "eval"]
+    written = json.loads(next(tmp_path.rglob("test_epoch*.json")).read_text(encoding="utf-8"))
+    assert len(written) == 8 and "ROUGE_L" in figures and "CIDEr" not in figures
+    assert figures["Words"] == sum(len(one["caption"].split()) for one in written) / 8
+    assert figures["Most"] >= 8
+
+
 WRONG = {
     "model.mafa.nearest_to.target": (2, "2 is out of range; expected a number from -1 to 1"),
     "model.mafa.self_taught.power": ("high", "'high' is not a number >= 1"),
@@ -117,6 +142,7 @@ WRONG = {
     "model.mafa.con_d.coin.probability": (1.5, "out of range; expected a number from 0 to 1"),
     "model.mafa.con_d.arch": ("coins", "did you mean coin?"),
     "run.retrieval_metrics": (["mean_rnk"], "did you mean mean_rank?"),
+    "run.metrics": (["wrds"], "did you mean words?"),
     "run.greeting": (3, "3 is not a string"),
     "run.times": (9, "9 is out of range; expected a whole number from 1 to 3"),
 }

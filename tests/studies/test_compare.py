@@ -459,9 +459,9 @@ SHORT += ["start_steps=5", "--seeds", "0", "1", "--rows", "grit", "--at-once=1"]
 
 def compare(folder, output):
     return subprocess.Popen(
-        ["bash", str(ROOT / "run_scripts/mafa/compare.sh"), *SHORT, "--output", str(output)],
+        [sys.executable, "-m", "lavis_mafa", "study", "compare", *SHORT, "--output", str(output)],
         cwd=folder,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHON": sys.executable},
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

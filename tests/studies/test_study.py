@@ -762,11 +762,11 @@ def test_killed_study_is_resumed_to_the_same_table(tmp_path):
     output = tmp_path / "out"
 
     def start():
-        words = [str(ROOT / "run_scripts/mafa/study.sh"), str(tmp_path / "two.yaml")]
+        words = [sys.executable, "-m", "lavis_mafa", "study", str(tmp_path / "two.yaml")]
         return subprocess.Popen(
-            ["bash", *words, "--at", "tiny", "--seeds", "0", "--output", str(output)],
+            [*words, "--at", "tiny", "--seeds", "0", "--output", str(output)],
             cwd=tmp_path,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHON": sys.executable},
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

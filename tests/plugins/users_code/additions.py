@@ -86,6 +86,13 @@ def mean_rank(scores_i2t, scores_t2i, dataset):
     return {"mean_rank": float((scores_t2i >= own[:, None]).sum(axis=1).mean())}
 
 
+@METRICS.register("words", kind="caption", source="tests")
+def words(references, captions):
+    """Return the number of words of each caption, and how many references all have together."""
+    counts = [len(captions[image][0].split()) for image in sorted(captions)]
+    return {"Words": counts, "Most": [sum(map(len, references.values()))] * len(counts)}
+
+
 @dataclass(frozen=True)
 class GreetingOptions:
     """Keys of `run` that the task reads."""
