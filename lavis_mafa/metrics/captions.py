@@ -334,11 +334,11 @@ def _score_groups(
     by_image = all(np.ndim(values) for values in whole.values())
     for ending, members in groups.items():
         found: Mapping[str, Any] = whole
-        if by_image:
-            found = {name: np.asarray(each)[list(members)].mean() for name, each in whole.items()}
+        if ending and by_image:
+            found = {name: np.asarray(values)[list(members)] for name, values in whole.items()}
         elif ending:
             found = metric({i: truths[i] for i in members}, {i: texts[i] for i in members})
-        figures.update({f"{name}{ending}": float(value) for name, value in found.items()})
+        figures.update({f"{name}{ending}": float(np.mean(value)) for name, value in found.items()})
     return figures
 
 
