@@ -113,7 +113,6 @@ class MafaCaptionTask(results.InBatches, CaptionTask):
 
     def build_datasets(self, cfg: Any) -> Any:
         self._built = super().build_datasets(cfg)
-        results.allow_ragged_columns(self._built)
         return self._built
 
     def before_evaluation(self, model: Any, dataset: Any, **kwargs: Any) -> None:

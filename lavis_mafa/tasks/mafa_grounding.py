@@ -21,8 +21,7 @@ from lavis_mafa.models.inference.gradcam import TOKENS, default_layer, heat_maps
 from lavis_mafa.models.traits import traits_of
 from lavis_mafa.problems import ConfigView, Problem
 from lavis_mafa.tasks import results
-from lavis_mafa.tasks.mafa_pretrain import MafaPretrainTask
-from lavis_mafa.tasks.tally import Tally
+from lavis_mafa.tasks.mafa_pretrain import StepFigures
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +31,7 @@ RESULT_KEYS = ("instance_id", "ref_id", "text", "split", "box", "score", "peak")
 
 
 @registry.register_task("mafa_grounding")
-class MafaGroundingTask(results.InBatches, BaseTask):
+class MafaGroundingTask(results.InBatches, StepFigures, BaseTask):
     """Locates what an expression refers to by the heat map of the ITM head (ALBEF 6.4, appendix A).
 
     Proposals are ranked by the heat inside over the square root of the area; a choice is right if
@@ -51,7 +50,6 @@ class MafaGroundingTask(results.InBatches, BaseTask):
         layer: BERT's layer, from 0 (``run.block_num``); None: the third with cross-attention.
         tokens: see `heat_maps` (``run.gradcam_tokens``).
         save_maps: number of expressions for which an overlay is written (``run.save_maps``).
-        cfg: the run's config, for training.
     """
 
     doing = "grounding"
@@ -78,17 +76,10 @@ class MafaGroundingTask(results.InBatches, BaseTask):
             yield Problem("run.block_num", f"{why}: {first} to {layers - 1}")
 
     def __init__(
-        self,
-        layer: int | None = None,
-        tokens: str = TOKENS[0],
-        save_maps: int = 0,
-        cfg: Any = None,
+        self, layer: int | None = None, tokens: str = TOKENS[0], save_maps: int = 0
     ) -> None:
         super().__init__()
-        self.layer = layer
-        self.tokens = tokens
-        self.save_maps = save_maps
-        self._training = MafaPretrainTask(cfg)
+        self.layer, self.tokens, self.save_maps = layer, tokens, save_maps
         self._dataset: Any = None
 
     @classmethod
@@ -98,44 +89,7 @@ class MafaGroundingTask(results.InBatches, BaseTask):
             layer=run.get("block_num"),
             tokens=run.get("gradcam_tokens") or TOKENS[0],
             save_maps=int(run.get("save_maps") or 0),
-            cfg=run,
         )
-
-    def build_datasets(self, cfg: Any) -> Any:
-        datasets = super().build_datasets(cfg)
-        results.allow_ragged_columns(datasets)
-        return datasets
-
-    # Training
-
-    def before_training(self, model: Any, train_set: Any) -> None:
-        self._training.before_training(model, train_set)
-
-    def train_step(self, model: Any, samples: dict[str, Any]) -> Any:
-        """Return the model's whole output."""
-        return model(samples)
-
-    def step_figures(self, output: Any, samples: dict[str, Any]) -> dict[str, float]:
-        """Return the counts of `MafaPretrainTask`; none of models that do not use `run_step`."""
-        if output.get("counts") is None:
-            return {}
-        return self._training.step_figures(output, samples)
-
-    def step_bins(self, output: Any) -> dict[str, float]:
-        return {} if output.get("counts") is None else self._training.step_bins(output)
-
-    def epoch_figures(self, tally: Tally) -> dict[str, float | None]:
-        return self._training.epoch_figures(tally)
-
-    def epoch_histogram(self, tally: Tally) -> dict[str, Any] | None:
-        return self._training.epoch_histogram(tally)
-
-    def mined(self, output: Any, samples: dict[str, Any], limit: int) -> list[dict[str, Any]]:
-        if output.get("counts") is None:
-            return []
-        return self._training.mined(output, samples, limit)
-
-    # Evaluation
 
     def before_evaluation(self, model: Any, dataset: Any, **kwargs: Any) -> None:
         """Check before anything is computed that model and data fit.

@@ -29,6 +29,8 @@ from lavis_mafa.problems import ConfigView, Problem
 from lavis_mafa.tasks.mafa_retrieval import MafaRetrievalTask
 from lavis_mafa.tasks.tally import Tally
 
+Array = npt.NDArray[Any]
+
 REPLACED = "samples_replaced"  # unreadable, another one was read instead
 TRUTHS = ("true", "false", "unknown")
 HISTOGRAM_BINS = 100  # of Con-D's probabilities
@@ -41,33 +43,16 @@ _NAMES = {
 }
 
 
-@registry.register_task("mafa_pretrain")
-class MafaPretrainTask(MafaRetrievalTask):
-    """Trains a ``*_mafa`` model and evaluates retrieval without fine-tuning.
+class StepFigures:
+    """Mixin: training by a model's whole output, with figures of models that use `run_step`.
 
     Where the valid pairs of the training data are known, it also counts the false negatives among
     the hard negatives, and Con-D's precision and recall in detecting them. Pairs whose truth is
     unknown (`lavis_mafa.metrics.known_truth.known_pairs`) are left out of these rates.
     """
 
-    needs = None  # any pairs of an image and a text, such as expressions with their boxes
-
-    @classmethod
-    def problems_of(cls, cfg: ConfigView) -> Iterator[Problem]:
-        """Yield contradictions in a config; see `lavis_mafa.problems`."""
-        arch = cfg["model.arch"]
-        if not arch or not cfg.training or traits_of(arch).trains_by_step:
-            return
-        if traits_of(arch).llm_key is not None:
-            why = f"trains by ITC and ITM; {arch} compares no pairs; use image_text_pretrain"
-        else:
-            why = f"trains by the step, {arch} does not; use mafa_retrieval or the task of its own"
-        yield Problem("run.task", f"mafa_pretrain needs a model that {why}")
-
-    def __init__(self, cfg: Any) -> None:
-        super().__init__(cfg)
-        self._truth: Any = None
-        self._rule = MiningRule()
+    _truth: Any = None  # whether pairs are valid, if the training data know it
+    _rule = MiningRule()
 
     def before_training(self, model: Any, train_set: Any) -> None:
         """Take the valid pairs of the training data, if known, for the figures and the oracle.
@@ -88,15 +73,18 @@ class MafaPretrainTask(MafaRetrievalTask):
                 )
             con_d.truth = self._truth
 
-    def train_step(self, model: Any, samples: dict[str, Any]) -> StepOutput:
+    def train_step(self, model: Any, samples: dict[str, Any]) -> Any:
         """Return the model's whole output; ``output["loss"]`` is LAVIS's loss."""
-        output: StepOutput = model(samples)
-        return output
+        return model(samples)
 
-    def step_figures(self, output: StepOutput, samples: dict[str, Any]) -> dict[str, float]:
+    def step_figures(self, output: Any, samples: dict[str, Any]) -> dict[str, float]:
         """Return the counts of one step for log and tally: ``<name>_i2t`` and ``<name>_t2i``,
-        `REPLACED` samples, and captions by the names of `lavis_mafa.algorithm.tokens.COUNTS`."""
-        assert output.counts is not None
+        `REPLACED` samples, and captions by the names of `lavis_mafa.algorithm.tokens.COUNTS`.
+
+        None of models that do not use `run_step`.
+        """
+        if output.get("counts") is None:
+            return {}
         counts = output.counts.tolist()
         figures = {
             f"{name}_{direction}": value
@@ -113,24 +101,24 @@ class MafaPretrainTask(MafaRetrievalTask):
             figures[REPLACED] = float(sum(map(bool, samples["load_error"])))
         if self._truth is not None:
             for direction in DIRECTIONS:
-                figures.update(self._against_truth(output, samples, direction))
+                figures.update(self._against_truth(output, direction))
         return figures
 
-    def step_bins(self, output: StepOutput) -> dict[str, float]:
+    def step_bins(self, output: Any) -> dict[str, float]:
         """Count Con-D's probabilities of one step in each bin, for the tally.
 
         For the bins see `lavis_mafa.metrics.binary.bin_of`. Names are the same on
         every rank and step: by direction and, where the truth is known, by truth.
         """
         bins: dict[str, float] = {}
-        for direction in DIRECTIONS:
+        for direction in DIRECTIONS if output.get("i2t") is not None else ():
             found = output[direction]
             rows = np.nonzero(found.judged.cpu().numpy())[0]
             probability = found.probability.float().cpu().numpy()[rows]
             place = bin_of(probability, HISTOGRAM_BINS)
             parts = {"unknown": place}
             if self._truth is not None:
-                valid, known = self._truth_of(*self._nominated(output, direction, rows))
+                valid, known = self._truth_of(*_nominated(output, direction, rows))
                 parts = {"true": place[valid], "false": place[known & ~valid]}
                 if hasattr(self._truth, "known"):
                     parts["unknown"] = place[~known]
@@ -168,8 +156,7 @@ class MafaPretrainTask(MafaRetrievalTask):
             for name in (REPLACED, *CAPTION_COUNTS)
             if name in tally.sums
         }
-        for direction in DIRECTIONS:
-            d = direction
+        for d in DIRECTIONS:
             if tally.sums.get(f"judged_{d}"):
                 figures[f"false_negative_rate_by_con_d_{d}"] = tally.ratio(
                     f"found_{d}", f"judged_{d}"
@@ -192,66 +179,46 @@ class MafaPretrainTask(MafaRetrievalTask):
                 figures[f"con_d_lift_{d}"] = lift(figures[f"con_d_precision_{d}"], base_rate)
         return figures
 
-    def mined(
-        self, output: StepOutput, samples: dict[str, Any], limit: int
-    ) -> list[dict[str, Any]]:
+    def mined(self, output: Any, samples: dict[str, Any], limit: int) -> list[dict[str, Any]]:
         """Return up to ``limit`` pairs of this step not judged negative by Con-D, as records."""
         records = []
-        loaded, own = _loaded(output)
-        for direction in DIRECTIONS:
+        for direction in DIRECTIONS if output.get("i2t") is not None else ():
             found = output[direction]
             shown = torch.nonzero((found.state == POSITIVE) | (found.state == AMBIGUOUS)).flatten()
-            for row in shown[: -(-limit // 2)].tolist():
-                anchor, mined = (
-                    int(loaded[own[int(found.anchor[row])]]),
-                    int(loaded[int(found.hard[row])]),
+            rows = shown[: -(-limit // 2)].cpu().numpy()
+            pairs = _nominated(output, direction, rows)
+            truths: list[bool | None] = [None] * len(rows)
+            if self._truth is not None:
+                valid, known = self._truth_of(*pairs)
+                truths = [bool(v) if k else None for v, k in zip(valid, known, strict=True)]
+            anchors, mined = pairs if direction == "i2t" else pairs[::-1]
+            for row, anchor, other, truth in zip(rows, anchors, mined, truths, strict=True):
+                records.append(
+                    {
+                        "direction": direction,
+                        "anchor_index": int(anchor),
+                        "mined_index": int(other),
+                        "probability": round(float(found.probability[row]), 7),
+                        "state": STATE_NAMES[int(found.state[row])],
+                        "truth": truth,
+                    }
                 )
-                image, text = (anchor, mined) if direction == "i2t" else (mined, anchor)
-                record = {
-                    "direction": direction,
-                    "anchor_index": anchor,
-                    "mined_index": mined,
-                    "probability": round(float(found.probability[row]), 7),
-                    "state": STATE_NAMES[int(found.state[row])],
-                    "truth": None,
-                }
-                if self._truth is not None:
-                    valid, known = self._truth_of(np.array([image]), np.array([text]))
-                    record["truth"] = bool(valid[0]) if known[0] else None
-                records.append(record)
         return records[:limit]
 
-    def _truth_of(
-        self, images: npt.NDArray[Any], texts: npt.NDArray[Any]
-    ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+    def _truth_of(self, images: Array, texts: Array) -> tuple[Array, Array]:
         """Return which pairs ``(P,)`` are known to match, and of which the truth is known."""
         known = known_pairs(self._truth, images, texts)
         return np.asarray(self._truth(images, texts), bool) & known, known
 
-    def _nominated(
-        self, output: StepOutput, direction: str, rows: npt.NDArray[Any]
-    ) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-        """Return the sample indices of the images and texts of some candidates."""
-        found = output[direction]
-        loaded, own = _loaded(output)
-        anchors = loaded[own[found.anchor.cpu().numpy()[rows]]]
-        picked = loaded[found.hard.cpu().numpy()[rows]]
-        return (anchors, picked) if direction == "i2t" else (picked, anchors)
-
-    def _against_truth(
-        self, output: StepOutput, samples: dict[str, Any], direction: str
-    ) -> dict[str, float]:
+    def _against_truth(self, output: StepOutput, direction: str) -> dict[str, float]:
         found = output[direction]
         present = torch.nonzero(found.state != ABSENT).flatten().cpu().numpy()
-        valid, known = self._truth_of(*self._nominated(output, direction, present))
+        valid, known = self._truth_of(*_nominated(output, direction, present))
         called = (found.state.cpu().numpy() == POSITIVE)[present]
         # ITM's negatives: without converted and dropped candidates, with re-sampled ones.
-        rows, taken, labels = (x.cpu().numpy() for x in found.itm_pairs(self._rule))
+        anchors, taken, labels = (x.cpu().numpy() for x in found.itm_pairs(self._rule))
         negative = 1.0 - labels  # soft labels count in part
-        loaded, own = _loaded(output)
-        anchors, taken = loaded[own[rows]], loaded[taken]
-        pairs = (anchors, taken) if direction == "i2t" else (taken, anchors)
-        in_itm, known_in_itm = self._truth_of(*pairs)
+        in_itm, known_in_itm = self._truth_of(*_samples_of(output, direction, anchors, taken))
         figures = {
             f"negatives_in_itm_{direction}": float((negative * known_in_itm).sum()),
             f"false_in_itm_{direction}": float((negative * in_itm).sum()),
@@ -273,7 +240,37 @@ def _ratio(tally: Tally, part: str, whole: str, direction: str) -> float | None:
     return tally.sums[f"{part}_{direction}"] / total if total else None
 
 
-def _loaded(output: StepOutput) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-    """Return the sample indices of all candidates, and which of these are the mini-batch's own."""
+@registry.register_task("mafa_pretrain")
+class MafaPretrainTask(StepFigures, MafaRetrievalTask):
+    """Trains a ``*_mafa`` model and evaluates retrieval without fine-tuning."""
+
+    needs = None  # any pairs of an image and a text, such as expressions with their boxes
+
+    @classmethod
+    def problems_of(cls, cfg: ConfigView) -> Iterator[Problem]:
+        """Yield contradictions in a config; see `lavis_mafa.problems`."""
+        arch = cfg["model.arch"]
+        if not arch or not cfg.training or traits_of(arch).trains_by_step:
+            return
+        if traits_of(arch).llm_key is not None:
+            why = f"trains by ITC and ITM; {arch} compares no pairs; use image_text_pretrain"
+        else:
+            why = f"trains by the step, {arch} does not; use mafa_retrieval or the task of its own"
+        yield Problem("run.task", f"mafa_pretrain needs a model that {why}")
+
+
+def _nominated(output: StepOutput, direction: str, rows: Array) -> tuple[Array, Array]:
+    """Return the sample indices of the images and texts of some rows of a direction."""
+    found = output[direction]
+    anchors, picked = (numbers.cpu().numpy()[rows] for numbers in (found.anchor, found.hard))
+    return _samples_of(output, direction, anchors, picked)
+
+
+def _samples_of(
+    output: StepOutput, direction: str, anchors: Array, candidates: Array
+) -> tuple[Array, Array]:
+    """Return the sample indices of the images and texts of pairs of an anchor and a candidate."""
     assert output.candidates is not None and output.own is not None
-    return output.candidates.cpu().numpy(), output.own.cpu().numpy()
+    loaded, own = output.candidates.cpu().numpy(), output.own.cpu().numpy()
+    anchor, picked = loaded[own[anchors]], loaded[candidates]
+    return (anchor, picked) if direction == "i2t" else (picked, anchor)

@@ -83,11 +83,6 @@ class MafaVQATask(results.InBatches, VQATask):
         task.length_penalty = cfg.run_cfg.get("length_penalty")
         return task
 
-    def build_datasets(self, cfg: Any) -> Any:
-        datasets = super().build_datasets(cfg)
-        results.allow_ragged_columns(datasets)
-        return datasets
-
     def before_evaluation(self, model: Any, dataset: Any, **kwargs: Any) -> None:
         """Read the right answers and the candidates before any question is answered.
 

@@ -37,6 +37,13 @@ class InBatches:
     doing: str
     valid_step: Callable[[Any, Any], list[Record]]
 
+    def build_datasets(self, cfg: Any) -> Any:
+        """Build the data sets, which may have answers or boxes that are missing or ragged."""
+        task: Any = super()
+        datasets = task.build_datasets(cfg)
+        allow_ragged_columns(datasets)
+        return datasets
+
     @torch.no_grad()
     def evaluation(
         self, model: Any, data_loader: Any, cuda_enabled: bool = True, **kwargs: Any
