@@ -49,13 +49,11 @@ def choose_folder(cfg: Any) -> str:
         dist.broadcast_object_list(chosen, src=0, device=torch.device(run_cfg.device))
     job_id, run_cfg.resume_ckpt_path = str(chosen[0]), chosen[1]
     if not (run_cfg.resume_ckpt_path or run_cfg.evaluate) and (root / job_id / LAST).exists():
-        raise ConfigError(
-            str(cfg.args.cfg_path),
-            [
-                f"run.job_id: {root / job_id} holds another run's checkpoint; resume it with "
-                "run.resume_ckpt_path=auto, choose another job_id, or remove the folder"
-            ],
+        problem = (
+            f"run.job_id: {root / job_id} holds another run's checkpoint; resume it with "
+            "run.resume_ckpt_path=auto, choose another job_id, or remove the folder"
         )
+        raise ConfigError(str(cfg.args.cfg_path), [problem])
     return job_id
 
 

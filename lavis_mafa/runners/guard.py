@@ -146,11 +146,7 @@ class NonFiniteGuard:
 
     def _describe_step(self) -> str:
         """Describe what is wrong with the current step, on all ranks."""
-        mine = [
-            f"loss {batch.bad} is not finite; {batch.indices}"
-            for batch in self._window
-            if batch.bad
-        ]
+        mine = [f"loss {b.bad} is not finite; {b.indices}" for b in self._window if b.bad]
         if not self.bad_step:  # all losses are finite, so it must be a gradient
             mine = self._trace_gradients()
         by_rank = enumerate(all_gather_objects(mine))

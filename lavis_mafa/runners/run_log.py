@@ -172,9 +172,18 @@ class RunLog:
             logging.error("TensorBoard's file cannot be written, starting a new one: %s", error)
             self._board = None
 
-    def progress(self, steps: Iterable[int], name: str, done: int, total: int) -> Bar:
-        """Return a progress bar with rate and time left."""
-        return Bar(steps, name, done, total, self.active)
+    def progress(self, steps: Iterable[int], name: str, done: int, total: int) -> Any:
+        """Return a progress bar over steps, with rate and time left."""
+        return tqdm(
+            steps,
+            desc=name,
+            initial=done,
+            total=total,
+            disable=not self.active,
+            # Seconds between updates: a log file should not fill with bars.
+            mininterval=0.2 if sys.stderr.isatty() else 20.0,
+            dynamic_ncols=True,
+        )
 
     def close(self) -> None:
         """Flush all files."""
@@ -190,35 +199,6 @@ class RunLog:
             except OSError as error:
                 logging.error("TensorBoard's file cannot be written: %s", error)
             self._board = None
-
-
-class Bar:
-    """Iterates over steps and shows the progress."""
-
-    def __init__(
-        self, steps: Iterable[int], name: str, done: int, total: int, active: bool
-    ) -> None:
-        # Seconds between updates: a log file should not fill with bars.
-        interval = 0.2 if sys.stderr.isatty() else 20.0
-        self._bar = tqdm(
-            steps,
-            desc=name,
-            initial=done,
-            total=total,
-            disable=not active,
-            mininterval=interval,
-            dynamic_ncols=True,
-        )
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._bar)
-
-    def show(self, **figures: float) -> None:
-        """Show figures after the bar."""
-        self._bar.set_postfix({k: f"{v:.3g}" for k, v in figures.items()}, refresh=False)
-
-    def close(self) -> None:
-        self._bar.close()
 
 
 def _rank_of(path: Path) -> int:

@@ -32,7 +32,7 @@ from lavis_mafa.runners.evaluation import EvaluatingRunner, matching_splits
 from lavis_mafa.runners.figures import Figures
 from lavis_mafa.runners.guard import NonFiniteGuard, UnreadableSamples
 from lavis_mafa.runners.problems import problems_of_runner
-from lavis_mafa.runners.run_log import Bar, RunLog
+from lavis_mafa.runners.run_log import RunLog
 from lavis_mafa.runners.state import RunState
 from lavis_mafa.runners.termination import Termination
 from lavis_mafa.runners.training_step import CON_D, loss_terms, optimizer_step, read_values
@@ -408,7 +408,7 @@ class RunnerMafa(EvaluatingRunner):
             self.log.write("skipped", global_step=step, where=where, told=skipped)
 
     def _record_step(
-        self, output: Any, losses: dict[str, float], samples: dict[str, Any], bar: Bar
+        self, output: Any, losses: dict[str, float], samples: dict[str, Any], bar: Any
     ) -> None:
         """Collect a mini-batch's features for GRIT, and log its figures."""
         bad = self.guard.bad_batch
@@ -419,5 +419,5 @@ class RunnerMafa(EvaluatingRunner):
             self.schedule.collect(samples["index"], *features)
         lr = self.optimizer.param_groups[0]["lr"]
         if not bad:
-            bar.show(loss=losses["loss"], lr=lr)
+            bar.set_postfix(loss=losses["loss"], lr=lr, refresh=False)
         self.figures.record_step(output, samples, losses, lr, self.progress.global_step, bad)

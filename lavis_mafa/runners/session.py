@@ -168,25 +168,20 @@ def _check_size(cfg: Any, datasets: Any) -> None:
     run_cfg = cfg.run_cfg
     if run_cfg.evaluate:
         return
-    queue = cfg.model_cfg.get("queue_size")
+    together = int(run_cfg.batch_size_train) * int(run_cfg.world_size)
+    queue, problem = cfg.model_cfg.get("queue_size"), None
     momentum = issubclass(registry.get_model_class(cfg.model_cfg.arch), SharedQueueMixin)
-    if momentum and queue:
-        together = int(run_cfg.batch_size_train) * int(run_cfg.world_size)
-        if queue % together:
-            raise ConfigError(
-                str(cfg.args.cfg_path),
-                [
-                    f"model.queue_size: {queue} must be a multiple of the global batch size "
-                    f"{together}; change model.queue_size or run.batch_size_train"
-                ],
-            )
-    sizes = [len(parts["train"]) for parts in datasets.values() if "train" in parts]
-    needed = int(run_cfg.batch_size_train) * int(run_cfg.world_size)
-    if sum(sizes) < needed:
-        raise ConfigError(
-            str(cfg.args.cfg_path),
-            [
-                f"run.batch_size_train: {run_cfg.batch_size_train} on {run_cfg.world_size} rank(s) "
-                f"needs at least {needed} training pairs, the data have {sum(sizes)}"
-            ],
+    pairs = sum(len(parts["train"]) for parts in datasets.values() if "train" in parts)
+    # LAVIS's models assert it at the first step; only here is the number of ranks known.
+    if momentum and queue and queue % together:
+        problem = (
+            f"model.queue_size: {queue} must be a multiple of the global batch size {together}; "
+            "change model.queue_size or run.batch_size_train"
         )
+    elif pairs < together:
+        problem = (
+            f"run.batch_size_train: {run_cfg.batch_size_train} on {run_cfg.world_size} rank(s) "
+            f"needs at least {together} training pairs, the data have {pairs}"
+        )
+    if problem:
+        raise ConfigError(str(cfg.args.cfg_path), [problem])
