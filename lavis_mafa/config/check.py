@@ -7,12 +7,10 @@ checks constraints between keys, such as device and precision, or image size and
 from __future__ import annotations
 
 import functools
-import json
 import math
 import os
 from collections.abc import Collection, Mapping
 from difflib import SequenceMatcher
-from pathlib import Path
 from typing import Any
 
 import lavis.common.optims  # noqa: F401  registers the learning rate schedules
@@ -22,7 +20,7 @@ from lavis.common.registry import registry
 from lavis.models.base_model import SharedQueueMixin
 
 from lavis_mafa.config.key import NUMBERS, UNSET, Key, describe, known_keys
-from lavis_mafa.io.checkpoints import find_config
+from lavis_mafa.io.checkpoints import find_config, read_config
 from lavis_mafa.models.parts.vit import problem_of_stem
 from lavis_mafa.models.traits import Traits, traits_of
 from lavis_mafa.problems import ConfigView, Problem
@@ -370,21 +368,12 @@ def _check_text_encoder(s: Settings, report: Report) -> None:
     """Check max_txt_len against the positions in the text encoder's JSON config."""
     names = ("med_config_path", "q_former_config", "bert_config")
     key = next((f"model.{name}" for name in names if s[f"model.{name}"]), None)
-    sizes = _json_of(s[key]) if key else {}
+    sizes = read_config(s[key]) if key else {}
     longest, most = s["model.max_txt_len"], sizes.get("max_position_embeddings")
     reads_itself = s.traits.llm_key is None  # otherwise a language model reads the text
     if longest and most and longest > most and reads_itself:
         why = f"{longest} is more than the {most} positions of the text encoder in {key}"
         report.add("model.max_txt_len", f"{why}; use at most {most}")
-
-
-def _json_of(path: str) -> dict[str, Any]:
-    """Return the content of a model's config file; {} if it cannot be read."""
-    try:
-        content = json.loads(Path(find_config(path)).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
 
 
 def listed(value: Any) -> list[Any]:

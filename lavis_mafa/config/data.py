@@ -32,13 +32,12 @@ OTHER_FILES = ("detections", "references", "instances")
 def check_data(config: Mapping[str, Any], report: Report) -> None:
     """Check ``datasets`` and the splits in ``run``, after single keys are checked."""
     s = Settings(config, report)
-    training = s["run.evaluate"] is False
-    _check_splits(s, report, training)
-    _check_image_sizes(s, report, training)
+    _check_splits(s, report)
+    _check_image_sizes(s, report)
     for name in s["datasets"] or {}:
         _check_samples(name, s, report)
         ask_class(registry.get_builder_class(name), f"datasets.{name}", config, report)
-        _check_processors(name, s, report, training)
+        _check_processors(name, s, report)
         _check_files(name, s, report)
 
 
@@ -49,15 +48,15 @@ def _splits_of(name: str, s: Settings) -> list[str]:
     return [*map(str, [*splits, *listed(s[f"{info}.splits"])])]
 
 
-def _used_splits(s: Settings, training: bool) -> set[str]:
+def _used_splits(s: Settings) -> set[str]:
     """Return the splits that a run reads."""
-    names = [*(["train_splits"] if training else []), "valid_splits", "test_splits"]
+    names = [*(["train_splits"] if s.training else []), "valid_splits", "test_splits"]
     named = [split for name in names for split in listed(s[f"run.{name}"])]
     return {split for split in named if isinstance(split, str)}
 
 
-def _check_splits(s: Settings, report: Report, training: bool) -> None:
-    if training and s["run.train_splits"] == []:
+def _check_splits(s: Settings, report: Report) -> None:
+    if s.training and s["run.train_splits"] == []:
         report.add("run.train_splits", "is empty; name one (train), or set run.evaluate: True")
     names = ("train_splits", "valid_splits", "test_splits")
     chosen = {name: s[f"run.{name}"] or [] for name in names}
@@ -90,13 +89,13 @@ def _check_splits(s: Settings, report: Report, training: bool) -> None:
                 report.add(f"run.{key}[{i}]", f"no dataset has a split {split!r}; they have {have}")
 
 
-def _check_image_sizes(s: Settings, report: Report, training: bool) -> None:
+def _check_image_sizes(s: Settings, report: Report) -> None:
     image = s["model.image_size"]
     for name in s["datasets"] or {}:
         for part in ("train", "eval") if s.traits.loads_with_our_loader else ():
             key = f"datasets.{name}.vis_processor.{part}.image_size"
             size = s[key]
-            if image and size and size != image and not (part == "train" and not training):
+            if image and size and size != image and (part == "eval" or s.training):
                 report.add(key, f"{size} differs from model.image_size {image}")
 
 
@@ -105,7 +104,8 @@ def _check_samples(name: str, s: Settings, report: Report) -> None:
     path, task = f"datasets.{name}", s["run.task"]
     holds, needed = declared("builder", name, "holds"), declared("task", task, "needs")
     if holds and needed and holds != needed:
-        able = [one for one in registry.list_datasets() if _holds(one) == needed]
+        known = registry.list_datasets()
+        able = [one for one in known if declared("builder", one, "holds") == needed]
         why = f"holds {holds}, and task {task} needs {needed}; use one of {', '.join(able)}"
         report.add(path, why)
     seen, shown = s.traits.images_per_sample, declared("builder", name, "images_per_sample", 1)
@@ -119,11 +119,7 @@ def _check_samples(name: str, s: Settings, report: Report) -> None:
         report.add("model.num_classes", f"{why}; use {classes}")
 
 
-def _holds(builder: str) -> Any:
-    return declared("builder", builder, "holds")
-
-
-def _check_processors(name: str, s: Settings, report: Report, training: bool) -> None:
+def _check_processors(name: str, s: Settings, report: Report) -> None:
     """Check that images read from files have a processor in every phase of the run."""
     path, builder = f"datasets.{name}", registry.get_builder_class(name)
     for phase in ("train", "eval"):
@@ -142,7 +138,7 @@ def _check_processors(name: str, s: Settings, report: Report, training: bool) ->
     if not pictures or builder is None:
         return
     splits = _splits_of(name, s)
-    phases = {PHASES[split] for split in _used_splits(s, training) & set(splits) & set(PHASES)}
+    phases = {PHASES[split] for split in _used_splits(s) & set(splits) & set(PHASES)}
     if evaluates_nothing(s["run.task"]):
         phases.discard("eval")
     for phase in sorted(phases):

@@ -20,10 +20,11 @@ LARGEST_SEED = 2**32 - 2**16  # NumPy's limit is 2**32 - 1, and the rank is adde
 def check_run(config: Mapping[str, Any], report: Report) -> None:
     """Check constraints between keys of ``run``, after single keys are checked and filled."""
     s = Settings(config, report)
-    training = s["run.evaluate"] is False
-    _check_loop(s, report, training)
-    _check_task(s, report, training)
-    if training:
+    by_steps = s["run.runner"] == "runner_iter" and s["run.max_iters"] is not None
+    if s.training and s["run.max_epoch"] is None and not by_steps:
+        report.missing("run.max_epoch", "expected a whole number >= 1 (epochs to train)")
+    _check_task(s, report)
+    if s.training:
         _check_schedule(s, report)
     _check_texts(s, report)
     ask_class(registry.get_task_class(s["run.task"] or ""), "run", config, report)
@@ -32,13 +33,7 @@ def check_run(config: Mapping[str, Any], report: Report) -> None:
         report.add("run.seed", f"{s['run.seed']} is too large; expected at most {LARGEST_SEED}")
 
 
-def _check_loop(s: Settings, report: Report, training: bool) -> None:
-    by_steps = s["run.runner"] == "runner_iter" and s["run.max_iters"] is not None
-    if training and s["run.max_epoch"] is None and not by_steps:
-        report.missing("run.max_epoch", "expected a whole number >= 1 (epochs to train)")
-
-
-def _check_task(s: Settings, report: Report, training: bool) -> None:
+def _check_task(s: Settings, report: Report) -> None:
     """Check that the model has the method that the task evaluates by."""
     task, name = s["run.task"], s["model.arch"]
     arch = registry.get_model_class(name or "")

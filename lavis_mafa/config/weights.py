@@ -6,7 +6,6 @@ checksums reads the whole file once.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -20,10 +19,10 @@ from torch import Tensor
 
 from lavis_mafa.config.check import Report, Settings, is_url
 from lavis_mafa.io.checkpoints import (
-    find_config,
     not_resumable_message,
     problem_of_state,
     read_checkpoint,
+    read_config,
     weights_of,
 )
 from lavis_mafa.models.checkpoints import config_of, problem_of_origin
@@ -205,12 +204,8 @@ def _sizes_of(model: Mapping[str, Any]) -> dict[str, Any]:
         sizes["vit.patch_size"] = 1 if vit.get("stem") == "conv" else vit.get("patch_size")
     else:
         sizes["width of the ViT"] = WIDTHS.get(str(model.get("vit_type") or model.get("vit_model")))
-    try:
-        text = json.loads(Path(find_config(model["med_config_path"])).read_text(encoding="utf-8"))
-        sizes["hidden_size of med_config_path"] = text.get("hidden_size")
-    except (LookupError, TypeError, AttributeError, OSError, ValueError):
-        pass  # no text encoder, or reported elsewhere
-    return sizes
+    text = read_config(str(model.get("med_config_path")))  # {} without a text encoder
+    return {**sizes, "hidden_size of med_config_path": text.get("hidden_size")}
 
 
 def _check_resumed(path: str, s: Settings, report: Report) -> None:

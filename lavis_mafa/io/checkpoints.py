@@ -40,6 +40,15 @@ def find_config(path: str) -> str:
     )
 
 
+def read_config(path: str) -> dict[str, Any]:
+    """Return the content of a model's JSON config; {} if it cannot be found or read."""
+    try:
+        content = json.loads(Path(find_config(path)).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
 def read_checkpoint(url_or_filename: str, mapped: bool = False) -> dict[str, Any]:
     """Load a checkpoint file or URL to the CPU, tensors and plain values only.
 

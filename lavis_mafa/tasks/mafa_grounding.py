@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -14,7 +13,7 @@ from lavis.common.registry import registry
 from lavis.tasks.base_task import BaseTask
 from PIL import Image, ImageDraw
 
-from lavis_mafa.io.checkpoints import find_config
+from lavis_mafa.io.checkpoints import read_config
 from lavis_mafa.metrics import grounding
 from lavis_mafa.models.families import backbone_of
 from lavis_mafa.models.inference.gradcam import TOKENS, default_layer, heat_maps
@@ -66,10 +65,7 @@ class MafaGroundingTask(results.InBatches, StepFigures, BaseTask):
         layer, path = cfg["run.block_num"], cfg[key]
         if layer is None or not path:
             return
-        try:
-            sizes = json.loads(Path(find_config(path)).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return  # reported elsewhere
+        sizes = read_config(path)
         first, layers = sizes.get("fusion_layer", 0), sizes.get("num_hidden_layers")
         if layers and not first <= layer < layers:
             why = f"layer {layer} does not attend to images; layers of {key} that do"
