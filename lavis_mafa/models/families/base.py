@@ -19,8 +19,8 @@ from lavis_mafa.models.families.attention import fuse_attention
 FAMILIES: Registry[Any] = Registry("family")
 
 
-class FromFirstTokens:
-    """Base of ALBEF's and BLIP's drivers: features of the first tokens, compared by dot product."""
+class ModelDriver:
+    """Base of the drivers of ALBEF, BLIP and BLIP-2: their model, and features of captions."""
 
     def __init__(self, model: Any) -> None:
         fuse_attention(model)
@@ -30,6 +30,27 @@ class FromFirstTokens:
     def temperature(self) -> Tensor:
         temperature: Tensor = self.model.temp
         return temperature
+
+    def text_features(self, embeds: Tensor) -> Tensor:
+        """Return features ``(N, E)`` of captions encoded as ``(N, L, D)``."""
+        return F.normalize(self.model.text_proj(embeds[:, 0]).float(), dim=-1)
+
+    def text_tokens(self, tokens: Tokens) -> Tensor:
+        """Return the encoder's states ``(N, L, D)`` of tokenised captions."""
+        raise NotImplementedError
+
+    def encode_texts(
+        self, captions: Captions, max_length: int | None = None, for_matching: bool = False
+    ) -> Texts:
+        # BLIP and BLIP-2 match a pair from its ids: what ITC has encoded is of no use to ITM.
+        ids, mask = tokens = tokenize(self.model, captions, max_length)
+        if for_matching:
+            return Texts(ids, mask)
+        return Texts(ids, mask, features=self.text_features(self.text_tokens(tokens)))
+
+
+class FromFirstTokens(ModelDriver):
+    """Base of ALBEF's and BLIP's drivers: features of the first tokens, compared by dot product."""
 
     def image_tokens(self, images: Tensor) -> Tensor:
         tokens: Tensor = self.model.visual_encoder.forward_features(images)
@@ -43,10 +64,6 @@ class FromFirstTokens:
             return Images(embeds)
         features = F.normalize(self.model.vision_proj(embeds[:, 0]).float(), dim=-1)
         return Images(embeds, features, seen=embeds)
-
-    def text_features(self, embeds: Tensor) -> Tensor:
-        """Return features ``(N, E)`` of captions encoded as ``(N, L, D)``."""
-        return F.normalize(self.model.text_proj(embeds[:, 0]).float(), dim=-1)
 
     def similarity(self, image_features: Tensor, text_features: Tensor) -> Tensor:
         # In fp32 also under autocast: the temperature's gradient would lose precision otherwise.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -82,7 +81,8 @@ def encode_split(backbone: Backbone, data_loader: Any) -> tuple[Images, Texts]:
     """Encode a whole evaluation split; embeddings of images stay on the CPU."""
     texts = ManyPairs(backbone).encode_texts(data_loader.dataset.text, max_length=MAX_TOKENS)
     embeds, features = [], []
-    for samples in _progress(data_loader, "encoding images"):
+    hidden = not is_main_process()
+    for samples in tqdm(data_loader, "encoding images", disable=hidden, leave=False, mininterval=1):
         one = backbone.encode_images(samples["image"].to(texts.ids.device))
         assert one.features is not None
         embeds.append(one.embeds.cpu())
@@ -158,10 +158,3 @@ def _scores(candidates: int, ranked: Tensor, scores: Tensor) -> Scores:
     table = torch.full((len(ranked), candidates), UNRANKED)
     filled: Scores = table.scatter_(1, ranked, scores).numpy()
     return filled
-
-
-def _progress(what: Iterable[Any], name: str) -> Iterable[Any]:
-    bar: Iterable[Any] = tqdm(
-        what, desc=name, disable=not is_main_process(), leave=False, mininterval=1.0
-    )
-    return bar

@@ -8,9 +8,9 @@ from torch import Tensor
 
 from lavis_mafa.algorithm.backbone import Images, Teacher, Texts
 from lavis_mafa.algorithm.losses.language import next_token_losses
-from lavis_mafa.algorithm.tokens import Captions
+from lavis_mafa.algorithm.tokens import Tokens
 from lavis_mafa.models.families.attention import PairedImages, first_token_after
-from lavis_mafa.models.families.base import FAMILIES, FromFirstTokens, begin_with, tokenize
+from lavis_mafa.models.families.base import FAMILIES, FromFirstTokens, begin_with
 
 
 @FAMILIES.register("blip")
@@ -32,15 +32,9 @@ class BlipBackbone(FromFirstTokens):
         has_encoder = hasattr(getattr(model, "text_encoder", None), "config")
         return hasattr(model, "itm_head") and has_enc and has_encoder
 
-    def encode_texts(
-        self, captions: Captions, max_length: int | None = None, for_matching: bool = False
-    ) -> Texts:
-        tokens = tokenize(self.model, captions, max_length)
-        if for_matching:
-            return Texts(tokens.input_ids, tokens.attention_mask)
-        embeds = self.model.text_encoder.forward_text(tokens).last_hidden_state
-        features = self.text_features(embeds)
-        return Texts(tokens.input_ids, tokens.attention_mask, features=features)
+    def text_tokens(self, tokens: Tokens) -> Tensor:
+        states: Tensor = self.model.text_encoder.forward_text(tokens).last_hidden_state
+        return states
 
     def match(self, images: Images, texts: Texts, image_of: Tensor, text_of: Tensor) -> Tensor:
         encoder = self.model.text_encoder

@@ -14,12 +14,12 @@ from lavis.models.blip2_models.blip2 import Blip2Base
 from torch import Tensor, nn
 
 from lavis_mafa.io.checkpoints import read_checkpoint
-from lavis_mafa.models.checkpoints import check_origin, load_state
+from lavis_mafa.models.checkpoints import check_origin, load_state, registered_name
 from lavis_mafa.models.families import Blip2Backbone
 from lavis_mafa.models.families.attention import fuse_attention
 from lavis_mafa.models.families.base import all_visible
 from lavis_mafa.models.families.blip2.blip2_parts import SIZES, Blip2Parts, Parts
-from lavis_mafa.models.mafa_model import checkpoint_of, registered_name
+from lavis_mafa.models.mafa_model import checkpoint_of
 from lavis_mafa.models.parts.prompts import problem_of_prompt
 from lavis_mafa.models.parts.tokenizers import from_hub
 from lavis_mafa.models.problems import problems_of_language_model
@@ -268,7 +268,7 @@ def check_prompt(prompt: str) -> None:
         raise ValueError(f"prompt: {problem}")
 
 
-def load_language_part(load: Callable[..., Any], key: str, name: str | None, **options: Any) -> Any:
+def load_language_part(load: Callable[..., Any], key: str, name: str | None) -> Any:
     """Load a tokenizer or a language model from a folder, the cache or the hub.
 
     Args:
@@ -286,7 +286,7 @@ def load_language_part(load: Callable[..., Any], key: str, name: str | None, **o
     if not folder and (name.startswith((".", "/", "~")) or name.count("/") > 1):
         raise OSError(f"model.{key}: no such folder: {name!r}; {expected}")
     try:
-        return from_hub(load, name, **options)
+        return from_hub(load, name)
     except (OSError, ValueError) as error:
         nowhere = "it is no folder, not in the Hugging Face cache, and cannot be downloaded"
         why = " ".join(str(error).split()) if folder else nowhere

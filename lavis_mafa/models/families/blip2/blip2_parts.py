@@ -27,6 +27,8 @@ VIT_WEIGHTS = {
     "clip_L": f"{PUBLISHED}clip_vit_L.pth",
 }
 PREFIX = "visual_encoder."
+# As in LAVIS, whose own function of this encoder downloads its weights.
+EVA_CLIP_G = {"patch_size": 14, "width": 1408, "depth": 39, "heads": 16, "mlp_ratio": 4.3637}
 
 # LAVIS's constructor arguments that a ``model`` config gives under the same name.
 SIZES = (
@@ -170,35 +172,7 @@ def build_image_encoder(
     Raises:
         ValueError: for an unknown ``vit_model``.
     """
-    if sizes is not None:
-        encoder = eva_vit.VisionTransformer(
-            img_size=image_size,
-            patch_size=sizes["patch_size"],
-            embed_dim=sizes["width"],
-            depth=sizes["depth"],
-            num_heads=sizes["heads"],
-            qkv_bias=True,
-            drop_path_rate=drop_path_rate,
-            norm_layer=partial(nn.LayerNorm, eps=1e-6),
-            use_checkpoint=use_grad_checkpoint,
-        )
-        begin_narrow(encoder)
-        return encoder
-    if vit_model == "eva_clip_g":
-        return eva_vit.VisionTransformer(
-            img_size=image_size,
-            patch_size=14,
-            use_mean_pooling=False,
-            embed_dim=1408,
-            depth=39,
-            num_heads=16,
-            mlp_ratio=4.3637,
-            qkv_bias=True,
-            drop_path_rate=drop_path_rate,
-            norm_layer=partial(nn.LayerNorm, eps=1e-6),
-            use_checkpoint=use_grad_checkpoint,
-        )
-    if vit_model == "clip_L":
+    if sizes is None and vit_model == "clip_L":
         return clip_vit.VisionTransformer(
             input_resolution=image_size,
             patch_size=14,
@@ -207,7 +181,24 @@ def build_image_encoder(
             heads=16,
             use_grad_checkpointing=use_grad_checkpoint,
         )
-    raise ValueError(f"model.vit_model is {vit_model!r}; known: {', '.join(VIT_WEIGHTS)}")
+    if sizes is None and vit_model not in VIT_WEIGHTS:
+        raise ValueError(f"model.vit_model is {vit_model!r}; known: {', '.join(VIT_WEIGHTS)}")
+    eva = EVA_CLIP_G if sizes is None else sizes
+    encoder = eva_vit.VisionTransformer(
+        img_size=image_size,
+        patch_size=eva["patch_size"],
+        embed_dim=eva["width"],
+        depth=eva["depth"],
+        num_heads=eva["heads"],
+        mlp_ratio=eva.get("mlp_ratio", 4.0),
+        qkv_bias=True,
+        drop_path_rate=drop_path_rate,
+        norm_layer=partial(nn.LayerNorm, eps=1e-6),
+        use_checkpoint=use_grad_checkpoint,
+    )
+    if sizes is not None:
+        begin_narrow(encoder)
+    return encoder
 
 
 def load_image_encoder(encoder: nn.Module, url_or_filename: str) -> None:

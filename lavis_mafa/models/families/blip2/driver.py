@@ -13,16 +13,16 @@ from torch import Tensor
 
 from lavis_mafa.algorithm.backbone import Images, Teacher, Texts
 from lavis_mafa.algorithm.losses.language import next_token_losses
-from lavis_mafa.algorithm.tokens import Captions
-from lavis_mafa.models.families.attention import PairedImages, fuse_attention, take
-from lavis_mafa.models.families.base import FAMILIES, all_visible, begin_with, tokenize
+from lavis_mafa.algorithm.tokens import Tokens
+from lavis_mafa.models.families.attention import PairedImages, take
+from lavis_mafa.models.families.base import FAMILIES, ModelDriver, all_visible, begin_with
 
 # Maximum number of elements of a similarity tensor; more images are processed in chunks.
 MAX_SIMILARITIES = 2**26
 
 
 @FAMILIES.register("blip2")
-class Blip2Backbone:
+class Blip2Backbone(ModelDriver):
     """Drive any LAVIS Q-Former of stage 1.
 
     They are ``blip2_mafa``, ``blip2`` and ``blip2_image_text_matching``.
@@ -37,15 +37,6 @@ class Blip2Backbone:
     def drives(cls, model: Any) -> bool:
         """Return whether a model has an ITM head and a Q-Former."""
         return hasattr(model, "itm_head") and hasattr(model, "Qformer")
-
-    def __init__(self, model: Any) -> None:
-        fuse_attention(model)
-        self.model = model
-
-    @property
-    def temperature(self) -> Tensor:
-        temperature: Tensor = self.model.temp
-        return temperature
 
     def image_tokens(self, images: Tensor) -> Tensor:
         encoder = self.model.visual_encoder
@@ -75,17 +66,11 @@ class Blip2Backbone:
         features = F.normalize(self.model.vision_proj(output.last_hidden_state).float(), dim=-1)
         return replace(images_seen, features=features, cache=output.past_key_values)
 
-    def encode_texts(
-        self, captions: Captions, max_length: int | None = None, for_matching: bool = False
-    ) -> Texts:
-        tokens = tokenize(self.model, captions, max_length)
-        if for_matching:
-            return Texts(tokens.input_ids, tokens.attention_mask)
-        embeds = self.model.Qformer.bert(
+    def text_tokens(self, tokens: Tokens) -> Tensor:
+        states: Tensor = self.model.Qformer.bert(
             tokens.input_ids, attention_mask=tokens.attention_mask, return_dict=True
         ).last_hidden_state
-        features = F.normalize(self.model.text_proj(embeds[:, 0]).float(), dim=-1)
-        return Texts(tokens.input_ids, tokens.attention_mask, features=features)
+        return states
 
     def similarity(self, image_features: Tensor, text_features: Tensor) -> Tensor:
         """Return the similarity of each image's best query (BLIP-2 3.1)."""
