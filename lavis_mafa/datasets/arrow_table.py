@@ -59,13 +59,8 @@ class PairTable:
         return int(self.meta["pairs"])
 
     @property
-    def n_images(self) -> int:
-        """Number of different images."""
-        return int(self.meta["images"])
-
-    @property
     def image_ids(self) -> npt.NDArray[np.int64]:
-        """The image of each pair, numbered 0..n_images-1 in order of first appearance: (N,) int64,
+        """The image of each pair, numbered 0, 1, ... in order of first appearance: (N,) int64,
         memory-mapped."""
         if self._image_ids is None:
             self._image_ids = np.load(self.folder / "image_ids.npy", mmap_mode="r")

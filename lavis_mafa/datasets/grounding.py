@@ -50,8 +50,8 @@ from PIL import Image
 from lavis_mafa.algorithm.options import option
 from lavis_mafa.datasets.image_reading import read_rgb
 from lavis_mafa.datasets.local_builder import LocalBuilder, named_splits
+from lavis_mafa.io.checkpoints import dataset_yamls
 
-DEFAULT_CONFIG = Path(__file__).parents[1] / "configs/datasets/refcoco_plus/default.yaml"
 LISTED_PROBLEMS = 5
 
 Processor = Callable[[Any], Any]
@@ -164,7 +164,7 @@ class RefCocoPlusBuilder(LocalBuilder):
     build_options = BoxFiles
     train_dataset_cls = GroundingTrain
     eval_dataset_cls = GroundingEval
-    DATASET_CONFIG_DICT = {"default": str(DEFAULT_CONFIG)}
+    DATASET_CONFIG_DICT = dataset_yamls("refcoco_plus")
 
     def build_datasets(self) -> dict[str, BaseDataset]:
         """Return {split: data set}; every rank reads the files itself.

@@ -52,9 +52,9 @@ from lavis_mafa.datasets.local_builder import ConvertingBuilder
 from lavis_mafa.datasets.pairs import EvalPairs, Pairs, TrainPairs
 from lavis_mafa.datasets.shard_samples import Stored, read_samples
 from lavis_mafa.datasets.shards import Shard, files_named, find_shards
+from lavis_mafa.io.checkpoints import dataset_yamls
 from lavis_mafa.io.files import write_json
 
-DEFAULT_CONFIG = Path(__file__).parents[1] / "configs/datasets/image_text_shards/default.yaml"
 FORMAT_VERSION = 1
 OPEN_SHARDS = 32  # files that a process keeps open
 DIGEST = np.dtype([("high", "<u8"), ("low", "<u8")])
@@ -271,7 +271,7 @@ class ImageTextShardsBuilder(ConvertingBuilder):
     name = "image_text_shards"
     train_dataset_cls = ImageTextShardsTrain
     eval_dataset_cls = ImageTextShardsEval
-    DATASET_CONFIG_DICT = {"default": str(DEFAULT_CONFIG)}
+    DATASET_CONFIG_DICT = dataset_yamls("image_text_shards")
     files_named = staticmethod(files_named)
 
     def dataset_options(self, info: Any) -> dict[str, Any]:

@@ -5,16 +5,14 @@ from __future__ import annotations
 import os
 import random
 import re
-from pathlib import Path
 from typing import Any
 
 from lavis.common.registry import registry
 from lavis.datasets.builders.classification_builder import NLVRBuilder
 from lavis.datasets.datasets.nlvr_datasets import NLVRDataset
 
-_CONFIG = (
-    Path(__file__).resolve().parents[1] / "configs" / "datasets" / "nlvr_mafa" / "default.yaml"
-)
+from lavis_mafa.io.checkpoints import dataset_yamls
+
 # At the beginning of a word only: in "leftmost", but not in "bright".
 _SIDE = re.compile(r"\b(left|right)")
 _OPPOSITE = {"left": "right", "right": "left"}
@@ -51,7 +49,7 @@ class NlvrMafaBuilder(NLVRBuilder):  # type: ignore[misc]
     """
 
     train_dataset_cls = NlvrTrain
-    DATASET_CONFIG_DICT = {"default": str(_CONFIG)}
+    DATASET_CONFIG_DICT = dataset_yamls("nlvr_mafa")
 
     def build_datasets(self) -> Any:
         info = self.config.build_info

@@ -32,7 +32,7 @@ from typing import Any, NamedTuple
 from braceexpand import braceexpand
 from webdataset import TarWriter
 
-from lavis_mafa.io.files import fsync_folder, write_text
+from lavis_mafa.io.files import atomic_write, remove_partial_files, write_text
 
 KIND = "wids-shard-index-v1"
 IMAGE_SUFFIXES = ("jpg", "jpeg", "png", "webp")
@@ -82,6 +82,7 @@ def write_shards(
             f"{folder} contains {len(done)} shards {name!r} with {finished(folder, name)} samples; "
             "write into another folder, or skip that many samples and use resume=True"
         )
+    remove_partial_files(folder, f"{name}-*.tar")  # of a run killed inside a shard
     folder.mkdir(parents=True, exist_ok=True)
     journal = folder / f"{name}.unfinished.jsonl"
     rest = iter(samples)
@@ -91,13 +92,13 @@ def write_shards(
         with open(journal, "a", encoding="utf-8") as file:
             # On a new line, in case a killed run left the last one incomplete.
             file.write(f"\n{json.dumps(done[-1])}\n")
-            _to_disk(file)
+            file.flush()
+            os.fsync(file.fileno())
     if not done:
         raise ValueError(f"no sample to write into {folder}")
     index = folder / f"{name}.json"
     content = {"__kind__": KIND, "wids_version": 1, "name": name, "shardlist": done}
     write_text(index, json.dumps(content))
-    fsync_folder(folder)
     journal.unlink(missing_ok=True)
     return index
 
@@ -137,22 +138,16 @@ def _write_shard(
     path: Path, samples: Iterable[tuple[str, bytes, str, str, Mapping[str, Any]]]
 ) -> dict[str, Any]:
     """Write one shard atomically and return its entry in the index."""
-    part = path.with_name(f"{path.name}.part")
     keys: set[str] = set()
-    try:
-        with open(part, "wb") as file:
-            stream = _Digested(file)
-            with TarWriter(stream, encoder=False, mtime=0) as tar:
-                for key, image, suffix, caption, extra in samples:
-                    if key in keys:
-                        raise ValueError(f"sample {key!r}: its key occurs twice in {path.name}")
-                    keys.add(key)
-                    tar.write(_members(key, image, suffix, caption, extra))
-            _to_disk(file)
-        size = part.stat().st_size
-        _rename(part, path)
-    finally:
-        part.unlink(missing_ok=True)
+    with atomic_write(path) as file:
+        stream = _Digested(file)
+        with TarWriter(stream, encoder=False, mtime=0) as tar:
+            for key, image, suffix, caption, extra in samples:
+                if key in keys:
+                    raise ValueError(f"sample {key!r}: its key occurs twice in {path.name}")
+                keys.add(key)
+                tar.write(_members(key, image, suffix, caption, extra))
+        size = file.tell()
     md5 = stream.md5.hexdigest()
     return {"url": path.name, "md5sum": md5, "nsamples": len(keys), "filesize": size}
 
@@ -193,16 +188,6 @@ class _Digested:
     def write(self, data: bytes) -> int:
         self.md5.update(data)
         return int(self.file.write(data))
-
-
-def _to_disk(file: Any) -> None:
-    file.flush()
-    os.fsync(file.fileno())
-
-
-def _rename(part: Path, path: Path) -> None:
-    os.replace(part, path)
-    fsync_folder(path.parent)
 
 
 # Finding

@@ -30,6 +30,7 @@ class SplitAsPairs(Dataset[dict[str, Any]]):
     """
 
     deterministic = False
+    collater = staticmethod(default_collate)
 
     def __init__(self, dataset: Any) -> None:
         if not all(hasattr(dataset, name) for name in ("text", "image", "txt2img")):
@@ -81,6 +82,3 @@ class SplitAsPairs(Dataset[dict[str, Any]]):
         if path is None:
             return self.dataset.show_image(int(self.image_ids[number])), self.caption(number)
         return read_rgb(path), self.caption(number)
-
-    def collater(self, samples: list[dict[str, Any]]) -> dict[str, Any]:
-        return default_collate(samples)

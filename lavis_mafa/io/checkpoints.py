@@ -29,6 +29,11 @@ def model_yamls(arch: str, *types: str) -> dict[str, str]:
     return {name: str(CONFIGS / "models" / f"{arch}_{name}.yaml") for name in types}
 
 
+def dataset_yamls(builder: str) -> dict[str, str]:
+    """Return the `DATASET_CONFIG_DICT` of a builder that has one YAML."""
+    return {"default": str(CONFIGS / "datasets" / builder / "default.yaml")}
+
+
 def find_config(path: str) -> str:
     """Return the path of a model's config file, looked up in this package, as a path, in LAVIS."""
     for candidate in (CONFIGS / "models" / path, Path(path), Path(get_abs_path(path))):

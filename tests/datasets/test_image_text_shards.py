@@ -154,7 +154,7 @@ def test_interrupted_writing_is_resumed(stop: int, work_folder: Path) -> None:
     # A kill while the journal or a shard was being written.
     with open("a/pairs.unfinished.jsonl", "a") as journal:
         journal.write('{"url": "pairs-00000')
-    Path(f"a/pairs-{stop // 2:06d}.tar.part").write_bytes(b"half")
+    Path(f"a/.pairs-{stop // 2:06d}.tar.0.tmp").write_bytes(b"half")
     before = finished("a")
     with pytest.raises(Killed):
         write_shards("a", interrupted_samples(before + 3, before), per_shard=2, resume=True)
