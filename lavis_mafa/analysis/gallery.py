@@ -13,6 +13,11 @@ from lavis_mafa.pages.report import THUMBNAIL, Mined
 
 Show = Callable[[int], tuple[Image.Image | None, str]]
 T = TypeVar("T")
+# What a record of ``connections.jsonl`` and a card of the gallery both have, under the same names.
+RECORDED = (
+    *("direction", "probability", "truth", "epoch", "state"),
+    *("anchor_index", "mined_index"),
+)
 
 
 class SampleViewer:
@@ -77,18 +82,12 @@ def connections_of(
         anchor_image, anchor_caption = show(record["anchor_index"])
         mined_image, mined_caption = show(record["mined_index"])
         yield Mined(
-            direction=record["direction"],
             anchor_image=anchor_image,
             anchor_caption=anchor_caption,
             mined_image=mined_image,
             mined_caption=mined_caption,
-            probability=record["probability"],
-            truth=record["truth"],
-            epoch=record["epoch"],
-            state=record["state"],
-            anchor_index=record["anchor_index"],
-            mined_index=record["mined_index"],
             run=run,
+            **{name: record[name] for name in RECORDED},
         )
 
 

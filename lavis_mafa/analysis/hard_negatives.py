@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -162,50 +162,26 @@ def hardest_negatives(
         top_k: number of hardest negatives of each anchor.
         quiet: whether to hide the progress bar.
     """
-    parts: list[tuple[NDArray[Any], NDArray[Any], bool, int]] = []
+    none = np.empty(0, np.int64)
+    parts = [(none, none, none.astype(bool), none)]  # so that there is something to concatenate
     batches = order.reshape(-1, batch_size)
     for number, positions in enumerate(tqdm(batches, desc="hard negatives", disable=quiet)):
-        for image, text, from_image in _of_batch(
-            positions, features, similarity, image_ids, top_k, device
-        ):
-            parts.append((image, text, from_image, number))
-    if not parts:
-        none = np.empty(0, np.int64)
-        return HardNegatives(none, none, none.astype(bool), none)
-    images, texts, sides, numbers = zip(*parts, strict=True)
-    lengths = [len(image) for image in images]
-    return HardNegatives(
-        np.concatenate(images),
-        np.concatenate(texts),
-        np.repeat(np.array(sides, bool), lengths),
-        np.repeat(np.array(numbers, np.int64), lengths),
-    )
-
-
-def _of_batch(
-    positions: NDArray[Any],
-    features: Features,
-    similarity: Similarity,
-    image_ids: NDArray[Any] | None,
-    top_k: int,
-    device: torch.device | str,
-) -> Iterator[tuple[NDArray[Any], NDArray[Any], bool]]:
-    """Yield images, texts and whether the image is the anchor, for both directions."""
-    rows = torch.from_numpy(positions)
-    images, texts = features.images[rows].to(device).float(), features.texts[rows].to(device)
-    sim = similarity(images, texts)
-    own = torch.arange(len(positions), device=sim.device)
-    numbers = {}
-    if image_ids is not None:
-        numbers["image_id"] = torch.from_numpy(image_ids[positions]).to(sim.device)
-    positives = known_positives(numbers, own, len(positions), "positive")
-    for from_image, one in ((True, sim), (False, sim.t())):
-        hardest_first, _ = pick(one, positives, hardest, second_choice=False, top_k=top_k)
-        picked = hardest_first.cpu().numpy()
-        found = picked != NONE
-        anchors = np.tile(positions, top_k)[found]
-        negatives = positions[picked[found]]
-        yield (anchors, negatives, True) if from_image else (negatives, anchors, False)
+        rows = torch.from_numpy(positions)
+        images, texts = features.images[rows].to(device).float(), features.texts[rows].to(device)
+        sim = similarity(images, texts)
+        own = torch.arange(len(positions), device=sim.device)
+        ids = {}
+        if image_ids is not None:
+            ids["image_id"] = torch.from_numpy(image_ids[positions]).to(sim.device)
+        positives = known_positives(ids, own, len(positions), "positive")
+        for from_image, one in ((True, sim), (False, sim.t())):
+            hardest_first, _ = pick(one, positives, hardest, second_choice=False, top_k=top_k)
+            picked = hardest_first.cpu().numpy()
+            found = picked != NONE
+            anchors, negatives = np.tile(positions, top_k)[found], positions[picked[found]]
+            pair = (anchors, negatives) if from_image else (negatives, anchors)
+            parts.append((*pair, np.full(len(anchors), from_image), np.full(len(anchors), number)))
+    return HardNegatives(*map(np.concatenate, zip(*parts, strict=True)))
 
 
 def hard_negatives_of(

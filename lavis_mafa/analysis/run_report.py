@@ -18,8 +18,8 @@ from lavis_mafa.analysis.judged_report import report_of_judged
 from lavis_mafa.analysis.loading import load_data, recorded_data
 from lavis_mafa.analysis.run_records import RunRecords, read_run
 from lavis_mafa.analysis.self_check import self_check_tables
-from lavis_mafa.pages.charts import Curve, Series, Table
-from lavis_mafa.pages.report import Cell, Judgements, write_report
+from lavis_mafa.pages.charts import Cell, Curve, Series, Table, as_number
+from lavis_mafa.pages.report import Judgements, write_report
 from lavis_mafa.runners.run_log import LOG
 
 # Not the same name: `count` and `mine` write a report.html themselves.
@@ -229,11 +229,7 @@ def _over_epochs(records: RunRecords) -> Iterable[Curve]:
 
 def _by_epoch(epochs: Mapping[int, Mapping[str, Any]], name: str, text: str) -> Series:
     at = sorted(epochs)
-    return Series(text, list(map(float, at)), [_number(epochs[epoch].get(name)) for epoch in at])
-
-
-def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+    return Series(text, list(map(float, at)), [as_number(epochs[epoch].get(name)) for epoch in at])
 
 
 # Evaluations
@@ -256,7 +252,7 @@ def _scores(records: RunRecords) -> Iterable[Curve]:
 
 def _names(figures: Iterable[Mapping[str, Any]]) -> list[str]:
     """Return the names of all figures with a numeric value."""
-    named = (name for one in figures for name, value in one.items() if _number(value) is not None)
+    named = (name for one in figures for name, value in one.items() if as_number(value) is not None)
     return list(dict.fromkeys(named))
 
 
@@ -269,13 +265,13 @@ def _evaluations(records: RunRecords) -> Iterable[Table]:
     for split in dict.fromkeys(split for split, _ in records.evaluations):
         figures_of = {e: f for (own, e), f in records.evaluations.items() if own == split}
         epochs = list(figures_of)[-6:]
-        ranked = {e: _number(f.get("agg_metrics")) for e, f in figures_of.items()}
+        ranked = {e: as_number(f.get("agg_metrics")) for e, f in figures_of.items()}
         scores = {e: score for e, score in ranked.items() if score is not None}
         best = max(scores, key=lambda epoch: scores[epoch]) if len(scores) > 1 else None
         if best is not None and best not in epochs:
             epochs = [best, *epochs]
         rows: list[list[Cell]] = [
-            [name, *(_number(figures_of[epoch].get(name)) for epoch in epochs)]
+            [name, *(as_number(figures_of[epoch].get(name)) for epoch in epochs)]
             for name in _names(figures_of.values())
         ]
         head = [f"epoch {epoch}" if isinstance(epoch, int) else str(epoch) for epoch in epochs]

@@ -81,3 +81,24 @@ def add_con_d_argument(parser: argparse.ArgumentParser) -> None:
         help="judge own and random pairs first, in seconds: warn of a discriminator that cannot "
         "separate them, refuse it, or skip the check (default: its self_check, which is warn)",
     )
+
+
+def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add ``--sampling``, of one kind or several, and ``--seed``."""
+    parser.add_argument(
+        "--sampling",
+        nargs="+",
+        choices=["random", "grit"],
+        default=["random", "grit"],
+        help="how mini-batches are formed (default: both)",
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, help="of the sample and the mini-batches (default: 0)"
+    )
+
+
+def add_column_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the annotation files, ``--image-key`` and ``--caption-key``."""
+    parser.add_argument("files", nargs="+", metavar="FILES", help=".json, .jsonl, .csv or .tsv")
+    parser.add_argument("--image-key", help="column of the image path; default: detected")
+    parser.add_argument("--caption-key", help="column of the caption(s); default: detected")

@@ -13,13 +13,13 @@ import argparse
 import os
 from pathlib import Path
 
+from lavis_mafa.commands.arguments import add_column_arguments
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``lavis-mafa check-data``."""
-    parser.add_argument("files", nargs="+", metavar="FILES", help=".json, .jsonl, .csv or .tsv")
+    add_column_arguments(parser)
     parser.add_argument("--image-root", required=True, help="folder of the image paths")
-    parser.add_argument("--image-key", help="column of the image path; default: detected")
-    parser.add_argument("--caption-key", help="column of the caption(s); default: detected")
     parser.add_argument(
         "--workers",
         type=int,

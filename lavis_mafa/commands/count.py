@@ -16,6 +16,7 @@ from lavis_mafa.commands.arguments import (
     add_con_d_argument,
     add_config_arguments,
     add_judgements_argument,
+    add_sampling_arguments,
 )
 
 
@@ -24,13 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_config_arguments(parser)
     add_con_d_argument(parser)
     parser.add_argument("--output", type=Path, required=True, help="folder for the results")
-    parser.add_argument(
-        "--sampling",
-        nargs="+",
-        choices=["random", "grit"],
-        default=["random", "grit"],
-        help="how mini-batches are formed (default: both)",
-    )
+    add_sampling_arguments(parser)
     parser.add_argument(
         "--batch-sizes", nargs="+", type=int, metavar="B", help="(default: the config's)"
     )
@@ -58,9 +53,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser,
         "they count as the ground truth, their pairs are judged too, and shares are also printed "
         "multiplied by the share of matches that people confirmed",
-    )
-    parser.add_argument(
-        "--seed", type=int, default=0, help="of the sample and the mini-batches (default: 0)"
     )
 
 

@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import argparse
 
+from lavis_mafa.commands.arguments import add_column_arguments
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``lavis-mafa make-vocab``."""
-    parser.add_argument("files", nargs="+", metavar="FILES", help=".json, .jsonl, .csv or .tsv")
+    add_column_arguments(parser)
     parser.add_argument("--out", required=True, help="file to write")
     parser.add_argument("--size", type=int, default=8000, help="number of tokens (8000)")
     parser.add_argument("--min-count", type=int, default=2, help="rarest word piece kept (2)")
-    parser.add_argument("--image-key", help="column of the image path; default: detected")
-    parser.add_argument("--caption-key", help="column of the caption(s); default: detected")
 
 
 def run(args: argparse.Namespace) -> None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from lavis_mafa.commands.arguments import add_config_arguments
+from lavis_mafa.commands.arguments import add_config_arguments, add_sampling_arguments
 
 KINDS = ("one_hot", "smoothed", "consistency", "momentum")
 
@@ -34,13 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="weight of the soft part of the labels (default: soft_labels.alpha, "
         "soft_labels.weight or model.alpha of the config)",
     )
-    parser.add_argument(
-        "--sampling",
-        nargs="+",
-        choices=("random", "grit"),
-        default=["random", "grit"],
-        help="how mini-batches are formed (default: both)",
-    )
+    add_sampling_arguments(parser)
     parser.add_argument(
         "--mini-batches", type=int, default=50, help="number to measure (default: 50)"
     )
@@ -51,9 +45,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--convert",
         action="store_true",
         help="let the config's Con-D convert false negatives, as in training",
-    )
-    parser.add_argument(
-        "--seed", type=int, default=0, help="of the sample and the mini-batches (default: 0)"
     )
     parser.add_argument("--output", required=True, type=Path, help="folder for the results")
 

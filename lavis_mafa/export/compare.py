@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lavis_mafa.export.source import image_size, language_model
+from lavis_mafa.export.source import language_model
+from lavis_mafa.models.families.base import image_size_of
 
 # Relative to the largest output of a kind; the float32 noise of a deep model is well below it.
 TOLERANCE = 1e-4
@@ -32,7 +33,7 @@ def compare(model: Any, folder: Path, batch: int = 2, length: int = 9, seed: int
     from transformers import Blip2Config
 
     generator = torch.Generator().manual_seed(seed)
-    size = image_size(model)
+    size: Any = image_size_of(model)
     pixels = torch.randn(batch, 3, size, size, generator=generator)
     mask = torch.ones(batch, length, dtype=torch.long)
     stage_1 = language_model(model) is None

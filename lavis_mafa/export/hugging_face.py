@@ -22,7 +22,8 @@ from lavis.processors.blip_processors import BlipImageBaseProcessor
 from torch import Tensor, nn
 
 from lavis_mafa.export.compare import compare
-from lavis_mafa.export.source import build_model, image_size, language_model
+from lavis_mafa.export.source import build_model, language_model
+from lavis_mafa.models.families.base import image_size_of
 
 # LAVIS's defaults of Blip2OPT.generate and Blip2T5.generate.
 GENERATION = {"num_beams": 5, "max_new_tokens": 30, "length_penalty": 1.0, "do_sample": False}
@@ -222,7 +223,7 @@ def to_hf_config(model: Any, image_token: int | None) -> Any:
         "intermediate_size": block.mlp.fc1.out_features,
         "num_hidden_layers": len(vit.blocks),
         "num_attention_heads": block.attn.num_heads,
-        "image_size": image_size(model),
+        "image_size": image_size_of(model),
         "patch_size": vit.patch_embed.patch_size[0],
         "hidden_act": "gelu",
         "layer_norm_eps": block.norm1.eps,
@@ -305,7 +306,7 @@ def _make_room(state: dict[str, Tensor], config: Any) -> None:
 def _processor(model: Any, tokenizer: Any) -> Any:
     from transformers import Blip2Processor, BlipImageProcessor
 
-    size, normalize = image_size(model), BlipImageBaseProcessor().normalize
+    size, normalize = image_size_of(model), BlipImageBaseProcessor().normalize
     images = BlipImageProcessor(
         size={"height": size, "width": size},
         image_mean=list(normalize.mean),

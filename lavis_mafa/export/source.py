@@ -126,8 +126,3 @@ def _refuse_clip(vit_model: str) -> None:
 def language_model(model: Any) -> Any:
     """Return OPT or T5 of stage 2; None for stage 1."""
     return getattr(model, "opt_model", None) or getattr(model, "t5_model", None)
-
-
-def image_size(model: Any) -> int:
-    """Return the side of the square input images of a model, in pixels."""
-    return int(model.visual_encoder.patch_embed.img_size[0])

@@ -84,7 +84,7 @@ def esc(text: object) -> str:
     return html.escape(str(text), quote=True)
 
 
-def _number(value: object) -> float | int | None:
+def as_number(value: object) -> float | int | None:
     """Return the value as a Python number if it is one (NumPy's and 0-d tensors too), else None."""
     if hasattr(value, "item"):
         value = value.item()
@@ -93,7 +93,7 @@ def _number(value: object) -> float | int | None:
 
 def format_number(value: object) -> str:
     """Return a cell's text: floats with three significant digits, all of integers, None as "–"."""
-    number = _number(value)
+    number = as_number(value)
     if number is None:
         return "–" if value is None else str(value)
     if isinstance(number, int):
@@ -130,13 +130,13 @@ def table_html(table: Table) -> str:
         require(column, table.columns, f"table {table.title!r}: a column of highlight_best")
         require(which, ("max", "min"), f"table {table.title!r}: highlight_best[{column!r}]")
         place = table.columns.index(column)
-        cells = (_number(row[place]) for row in table.rows)
+        cells = (as_number(row[place]) for row in table.rows)
         numbers = [n for n in cells if n is not None and math.isfinite(n)]
         if len(numbers) > 1:  # a single value has nothing to beat
             best[place] = max(numbers) if which == "max" else min(numbers)
 
     def cell(place: int, value: Cell) -> str:
-        text, number = esc(format_number(value)), _number(value)
+        text, number = esc(format_number(value)), as_number(value)
         if number is not None and number == best.get(place):
             return f'<td class="n best"><span role="img" aria-label="best">★</span> {text}</td>'
         is_text = number is None and value is not None
@@ -177,7 +177,7 @@ class _Point:
 
 def _points(series: Series, curve: Curve) -> list[_Point]:
     step = math.ceil(len(series.x) / MAX_POINTS) or 1
-    ys: list[float | None] = [_number(y) for y in series.y]
+    ys: list[float | None] = [as_number(y) for y in series.y]
     spreads = series.spread or [None] * len(ys)
     given = list(zip(map(float, series.x), ys, spreads, strict=True))
     points = []
