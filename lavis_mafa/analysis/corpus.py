@@ -98,6 +98,7 @@ class Corpus:
         loader: Any = DataLoader(
             _Numbered(self.pairs),
             batch_sampler=[[int(i) for i in batch] for batch in batches],
+            # Starting workers takes longer than reading a single mini-batch.
             num_workers=self.workers if len(batches) > 1 else 0,
             collate_fn=self.pairs.collater,
             generator=torch.Generator(),  # must not draw from the global random stream

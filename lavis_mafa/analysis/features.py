@@ -65,6 +65,7 @@ def make_features(loaded: ModelAndData, numbers: NDArray[Any], folder: Path) -> 
     Raises:
         ValueError: if ``folder`` holds the features of another model, data set or sample.
     """
+    # The identity of the folder hashes the bytes of the numbers, so their type must be fixed.
     numbers = np.asarray(numbers, np.int64)
     folder.mkdir(parents=True, exist_ok=True)
     claim_folder(folder, _identity(loaded, numbers))
@@ -174,7 +175,7 @@ def _packed(texts: Sequence[str]) -> NDArray[Any]:
 
 
 def _unpacked(packed: NDArray[Any]) -> list[str]:
-    return json.loads(packed.tobytes().decode())
+    return list(json.loads(packed.tobytes().decode()))
 
 
 def _identity(loaded: ModelAndData, numbers: NDArray[Any]) -> dict[str, str]:

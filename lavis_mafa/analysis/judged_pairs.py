@@ -60,6 +60,7 @@ class Judged:
     @property
     def digest(self) -> str:
         """SHA-256 of the pairs in their order; labels record it to identify the file."""
+        # The same bytes on every machine: labels made on another one must find their file.
         pairs = np.stack([self.image, self.text]).astype("<i8")
         return hashlib.sha256(pairs.tobytes()).hexdigest()
 

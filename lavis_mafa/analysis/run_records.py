@@ -67,6 +67,7 @@ def read_run(folder: Path) -> RunRecords:
     if not path.is_file():
         raise FileNotFoundError(f"no run in {folder}: log.jsonl does not exist")
     run = RunRecords(folder)
+    # Arrays: lists of floats of a run of millions of steps would take gigabytes.
     columns: dict[str, array[float]] = {"global_step": array("d")}
     for record in read_json_lines(path):
         kind, epoch = record.get("kind"), record.get("epoch", -1)

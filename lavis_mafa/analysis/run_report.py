@@ -264,6 +264,7 @@ def _evaluations(records: RunRecords) -> Iterable[Table]:
     """
     for split in dict.fromkeys(split for split, _ in records.evaluations):
         figures_of = {e: f for (own, e), f in records.evaluations.items() if own == split}
+        # More columns do not fit the page; curves show all epochs.
         epochs = list(figures_of)[-6:]
         ranked = {e: as_number(f.get("agg_metrics")) for e, f in figures_of.items()}
         scores = {e: score for e, score in ranked.items() if score is not None}

@@ -68,6 +68,7 @@ def measure_vision(args: argparse.Namespace, intro: str) -> None:
     for name in named or ["the config's"]:
         if named:
             lacking = load_weights(loaded.model, named[name])
+            # What a checkpoint lacks would silently keep the weights of the one loaded before it.
             if missing not in (None, lacking):
                 raise ValueError(
                     f"{named[name]} and {first} contain different parts of the model: give "

@@ -8,7 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lavis_mafa.config.load import ConfigError, MafaConfig, format_config, load_config
+    from lavis_mafa.config.load import MafaConfig, format_config, load_config
+    from lavis_mafa.problems import ConfigError
 
 __all__ = ["ConfigError", "MafaConfig", "format_config", "load_config"]
 

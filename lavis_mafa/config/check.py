@@ -40,6 +40,7 @@ def suggest(word: str, names: Collection[str]) -> str:
     return f"known: {', '.join(sorted(names))}"
 
 
+# A misspelt key is compared with every known key, several times over.
 @functools.lru_cache(maxsize=8192)
 def _alike(a: str, b: str) -> float:
     a, b = (name.lower().replace("-", "_") for name in (a, b))
@@ -115,6 +116,8 @@ class Report:
         def near(known: str) -> float:
             above = known.split(".")[:-1]
             shared = len(os.path.commonprefix([parents, above]))
+            # Among equally similar names the same section wins, then the nearest, then the
+            # shortest.
             return alike(known) + 0.1 * (above == parents) + 0.03 * shared - 0.01 * len(above)
 
         scores = {known: near(known) for known in sorted(self.known) if likely(known)}
@@ -132,6 +135,7 @@ def walk(value: Any, key: Key, path: str, report: Report, shipped: Any = UNSET) 
     """
     if key.kind == "mapping" and value is not None:
         return _walk_mapping(value, key, path, report, shipped)
+    # The type as well: True == 1 in Python.
     if shipped is not UNSET and type(value) is type(shipped) and value == shipped:
         return value
     if value is None:

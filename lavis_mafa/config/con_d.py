@@ -27,6 +27,7 @@ def check_con_d(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """
     con_d = replace(mafa_key().keys["con_d"], nullable=False)
     schema = Key("mapping")
+    # Put where it stands in a whole config: problems then name its keys by their full path.
     for name in ("con_d", "mafa", "model"):
         schema = Key("mapping", keys={name: con_d if name == "con_d" else schema})
     report = Report(schema)

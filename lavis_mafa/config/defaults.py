@@ -54,6 +54,7 @@ def default_yaml(cls: Any, which: str | None) -> dict[str, Any]:
 def default_or_report(path: str, cls: Any, which: Any, report: Report) -> dict[str, Any]:
     """Return the default YAML of ``cls``; if it has none, report ``path`` and return {}."""
     try:
+        # A type that looks like a number, such as 224, is one to YAML.
         return default_yaml(cls, which if which is None else str(which))
     except (LookupError, OSError) as error:
         report.add(path, str(error))

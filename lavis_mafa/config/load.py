@@ -167,6 +167,7 @@ def _read_options(options: list[str], problems: list[str]) -> DictConfig:
             problems.append(f"--options: {option!r} is not of the form key=value")
             continue
         try:
+            # One by one, so that a bad option does not hide what is wrong with the others.
             merged.merge_with(OmegaConf.from_dotlist([option]))
         except (yaml.YAMLError, OmegaConfBaseException) as error:
             problems.append(f"{key}: {option!r} cannot be read ({_one_line(error)})")
@@ -188,6 +189,7 @@ def complete(
     early = Report(SCHEMA)  # problems of the names that determine the schema, such as model.arch
     user, schema, shipped = schema_of(user, early)
     report = Report(schema, _active(user.get("run")), machine)
+    # A wrong name is reported once, not again by each check that depends on it.
     report.bad |= early.bad
     # Values of the default YAMLs that the user did not change are not checked.
     trusted = {name: shipped[name] for name in ("model", "datasets") if name in shipped}
@@ -213,6 +215,7 @@ def schema_of(
 
     Problems of the names that determine the schema, such as ``model.arch``, go into ``report``.
     """
+    # A key that looks like a number is one to YAML.
     user = {str(name): value for name, value in user.items()}
     user = _without_con_d(user)
     shipped: dict[str, Any] = {}

@@ -133,6 +133,7 @@ def _check_folder(s: Settings, report: Report) -> None:
 
 def _problem_of_folder(folder: Path) -> str | None:
     """Return why nothing can be written to a folder, which need not exist yet; None if it can."""
+    # A folder that does not exist yet is made where its nearest parent can be written to.
     nearest = next((one for one in (folder, *folder.parents) if one.exists()), folder)
     if not nearest.is_dir():
         return f"{nearest} is a file; name a folder"

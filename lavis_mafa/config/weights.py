@@ -217,6 +217,7 @@ def _check_resumed(path: str, s: Settings, report: Report) -> None:
     if content is None:
         return
     ours, runner = (registry.get_runner_class(n) for n in ("runner_mafa", s["run.runner"] or ""))
+    # LAVIS's runners save less, and read what ours saves.
     if runner is None or (ours is not None and issubclass(runner, ours)):
         state = content.get("run")
         whole = isinstance(state, Mapping) and isinstance(state.get("ranks"), list)

@@ -189,6 +189,7 @@ def _json_lines(path: Path) -> Iterator[_Raw]:
                 continue
             try:
                 record = json.loads(line.decode("utf-8"))
+            # RecursionError: json gives up on thousands of nested brackets.
             except (ValueError, RecursionError) as error:
                 yield Problem(f"line {number}", f"expected one JSON object a line: {error}")
             else:

@@ -53,6 +53,7 @@ class PairTable:
         self._image_ids: npt.NDArray[np.int64] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
+        # Pickled for workers: each maps the files itself instead of receiving a copy.
         return {**self.__dict__, "_columns": None, "_image_ids": None}
 
     def __len__(self) -> int:

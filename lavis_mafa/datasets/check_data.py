@@ -53,7 +53,7 @@ class _Rows:
 
     problems: dict[str, list[str]]
     pairs: int = 0
-    words: array = field(default_factory=lambda: array("q"))
+    words: array[int] = field(default_factory=lambda: array("q"))
     captions_of: dict[str, int] = field(default_factory=dict)
     _seen: set[bytes] = field(default_factory=set)
     _links: set[tuple[str, str]] = field(default_factory=set)
@@ -250,7 +250,7 @@ def _read_image(path: str, decode: bool) -> _ImageFacts:
         return _ImageFacts(error=f"{type(error).__name__}: {error}")
 
 
-def _distribution(values: Sequence[int] | array) -> dict[str, float] | None:
+def _distribution(values: Sequence[int] | array[int]) -> dict[str, float] | None:
     """Return min, median, 95 % quantile and max; None if there are no values."""
     if not len(values):
         return None

@@ -264,6 +264,7 @@ def _box_problem(box: Any, with_area: bool = True) -> str | None:
     """Return what is wrong with a box ``[x, y, width, height, ...]``, None if it is valid."""
     numbers = list(box[:4]) if isinstance(box, list) else []
     fits = len(numbers) == 4 and all(
+        # A bool is an int in Python, and JSON files of Python hold NaN.
         isinstance(n, (int, float)) and not isinstance(n, bool) and math.isfinite(n)
         for n in numbers
     )

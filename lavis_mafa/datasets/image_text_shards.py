@@ -100,6 +100,7 @@ class _Opened:
         self.number = -1
         self.number = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
+    # A default argument, since at the end of the interpreter `os` may be gone.
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
         if self.number >= 0:
             close(self.number)

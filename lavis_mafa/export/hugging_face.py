@@ -139,6 +139,7 @@ def write_folder(model: Any, folder: Path, dtype: torch.dtype = torch.float32) -
     config = to_hf_config(model, None if language_model(model) is None else image_token)
     if config.image_token_index is not None:
         _make_room(state, config)
+    # Without memory: `assign` then takes over the tensors themselves.
     with torch.device("meta"):
         hf_model = model_cls(config)
     hf_model.load_state_dict(state, strict=True, assign=True)
@@ -146,12 +147,13 @@ def write_folder(model: Any, folder: Path, dtype: torch.dtype = torch.float32) -
     if hf_model.can_generate():
         hf_model.generation_config = _generation(config.text_config)
     hf_model.save_pretrained(folder)
+    # save_pretrained records the type of one weight, which may be one kept in float32.
     hf_model.config.torch_dtype = dtype
     hf_model.config.save_pretrained(folder)
     _processor(model, tokenizer).save_pretrained(folder)
     for file in folder.glob("*.safetensors"):  # some versions make them readable only by the owner
         file.chmod((folder / "config.json").stat().st_mode)
-    return model_cls.__name__
+    return str(model_cls.__name__)
 
 
 def round_weights(model: nn.Module, dtype: torch.dtype) -> None:
@@ -251,7 +253,7 @@ def to_hf_config(model: Any, image_token: int | None) -> Any:
 
 def _text_config(model: Any, spoken: Any) -> dict[str, Any]:
     """Return the config of OPT or T5 with LAVIS's begin and end tokens of a text."""
-    config = copy.deepcopy(spoken.config).to_dict()
+    config: dict[str, Any] = copy.deepcopy(spoken.config).to_dict()
     for key in ("_name_or_path", "architectures", "torch_dtype", "transformers_version"):
         config.pop(key, None)
     if hasattr(model, "opt_model"):

@@ -42,6 +42,7 @@ def build_model(
     content = read_checkpoint(checkpoint)
     state = content.get("model", content)
     model_cls, cfg = _model_config(content, checkpoint, arch, model_type, options)
+    # Before gigabytes are loaded for nothing.
     _refuse_clip(str(cfg.get("vit_model", "")))
     model = _build(model_cls, cfg, state, checkpoint, seed=0)
     own = model.state_dict()
@@ -103,7 +104,7 @@ def _build(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:
-            model = model_cls.from_config(cfg)
+            model: nn.Module = model_cls.from_config(cfg)
             model.load_state_dict(state, strict=False)  # replaces whatever from_config loaded
         except RuntimeError as error:
             raise ValueError(f"{origin} does not fit {model_cls.__name__}: {error}") from error

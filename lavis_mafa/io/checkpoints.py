@@ -85,6 +85,7 @@ def read_checkpoint(url_or_filename: str, mapped: bool = False) -> dict[str, Any
     in_file = mapped and can_be_mapped(path)
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=in_file)
+    # A damaged file makes torch raise nearly anything.
     except Exception as error:
         # torch says "unsupported" of objects that it refuses as unsafe, and of nothing else.
         if "unsupported" not in str(error).lower() and not ends_as_zip(path):

@@ -39,6 +39,7 @@ def digest(*arrays: npt.NDArray[Any]) -> str:
     """Return a short hash of the content of arrays."""
     found = hashlib.sha256()
     for array in arrays:
+        # Contiguous first: the bytes of a view would depend on how it was cut.
         found.update(np.ascontiguousarray(array).tobytes())
     return found.hexdigest()[:16]
 

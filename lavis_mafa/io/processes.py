@@ -109,6 +109,7 @@ def any_rank(flags: Sequence[bool], device: torch.device) -> list[bool]:
     """Return for each flag whether any rank has set it; all ranks must pass equally many."""
     if get_world_size() == 1:
         return list(flags)
+    # On the device of the model: NCCL has no collectives of CPU tensors.
     merged = torch.tensor([int(flag) for flag in flags], device=device)
     dist.all_reduce(merged, op=dist.ReduceOp.MAX)
     return [bool(flag) for flag in merged.tolist()]

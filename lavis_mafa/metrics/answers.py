@@ -25,7 +25,7 @@ def normalise(answer: str) -> str:
     """Normalise an answer as VQA's evaluation: punctuation, articles and number words."""
     tool = VQAEval()
     plain = answer.replace("\n", " ").replace("\t", " ").strip()
-    return tool.processDigitArticle(tool.processPunctuation(plain))
+    return str(tool.processDigitArticle(tool.processPunctuation(plain)))
 
 
 def read_questions(questions_file: str, annotations_file: str) -> VQA:
@@ -72,6 +72,7 @@ def accuracy_by_annotators(answers: Mapping[Any, str], truth: VQA) -> dict[str, 
     _check_shared(len(shared), len(given), len(known))
     mine = VQA()
     mine.qa = {known[question]: {"answer": given[question]} for question in shared}
+    # As LAVIS's task does: percentages rounded to two digits.
     tool = VQAEval(truth, mine, n=2)
     with contextlib.redirect_stdout(io.StringIO()):
         tool.evaluate(list(mine.qa))

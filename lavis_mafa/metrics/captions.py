@@ -198,6 +198,7 @@ def _java_problem() -> str | None:
     if shutil.which("java") is None:
         return f"java is not on PATH; {INSTALL_JAVA}"
     try:
+        # Two minutes: a first start on a busy machine with a network disk takes its time.
         subprocess.run(["java", "-version"], check=True, capture_output=True, timeout=120)
     except (OSError, subprocess.SubprocessError) as error:
         return f"java does not run ({error}); {INSTALL_JAVA}"
@@ -288,7 +289,7 @@ def tokens_of(texts: Mapping[int, Sequence[str]], tokenizer: str) -> Tokens:
     clean = {i: [single_spaced(text) for text in several] for i, several in texts.items()}
     if tokenizer == PYTHON:
         return {i: [python_tokens(text) for text in several] for i, several in clean.items()}
-    found = PTBTokenizer().tokenize(
+    found: Tokens = PTBTokenizer().tokenize(
         {i: [{"caption": text} for text in several] for i, several in clean.items()}
     )
     if any(len(found.get(i, ())) != len(several) for i, several in clean.items()):

@@ -60,6 +60,7 @@ def box_scores(heat: Tensor, boxes: Tensor, exponent: float = AREA_EXPONENT) -> 
     inside = sums[lower, right] - sums[upper, right] - sums[lower, left] + sums[upper, left]
     areas = boxes[:, 2:].clamp(min=0).prod(dim=1)
     valid = (areas > 0) & (right > left) & (lower > upper)
+    # Clamped, because `where` computes both branches.
     return torch.where(valid, inside / areas.clamp(min=1e-12) ** exponent, 0.0)
 
 

@@ -27,6 +27,7 @@ def wilson(hits: float, count: float) -> tuple[float, float]:
     centre = share + spread / 2
     half = math.sqrt(max(0.0, spread * (share * (1.0 - share) + spread / 4)))
     low, high = ((centre + sign * half) / (1.0 + spread) for sign in (-1.0, 1.0))
+    # Rounding must not leave the share outside of its own interval.
     return max(0.0, min(low, share)), min(1.0, max(high, share))
 
 
@@ -69,4 +70,4 @@ def _variance(hits: NDArray[Any], counts: NDArray[Any]) -> float:
     """Return the variance of the ratio over clusters (Cochran, Sampling Techniques, 6.3)."""
     total, clusters = counts.sum(), int((counts > 0).sum())
     residuals = hits - hits.sum() / total * counts
-    return clusters / max(1, clusters - 1) * float((residuals**2).sum()) / total**2
+    return float(clusters / max(1, clusters - 1) * (residuals**2).sum() / total**2)

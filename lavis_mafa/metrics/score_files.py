@@ -61,6 +61,7 @@ def captions_of(dataset: Any) -> list[list[str]]:
     own = [dataset.img2txt[image] for image in range(len(dataset.image))]
     if [text for texts in own for text in texts] != list(range(len(dataset.text))):
         raise ValueError("captions of this data set are not grouped by image")
+    # Other benchmarks find a caption's id by its text, which processing would have changed.
     raw = [one.get("caption") for one in getattr(dataset, "annotation", None) or ()]
     if [len(c) if isinstance(c, list) else 0 for c in raw] == [len(texts) for texts in own]:
         return raw

@@ -43,6 +43,7 @@ def recorded_model(content: dict[str, Any], arch: str) -> dict[str, Any]:
         return {}
     if saved_by != arch:
         model["arch"] = arch
+        # A user's subclass may have types of its own, which its parent does not know.
         types = registry.get_model_class(arch).PRETRAINED_MODEL_CONFIG_DICT
         if model.get("model_type") not in types:
             model.pop("model_type", None)
@@ -235,6 +236,7 @@ def init_momentum(model: Any, checkpoint: str | None) -> bool:
     if hasattr(model, "idx_queue"):
         model.idx_queue.fill_(NO_IMAGE)  # ids of other data could match ours
     state = read_checkpoint(checkpoint)
+    # Pre-training models have BERT one level deeper than retrieval models.
     saved = {key.replace("bert.", "") for key in state.get("model", state)}
     names = [name.replace("bert.", "") for name, _ in model.named_parameters() if "_m." in name]
     if all(name in saved for name in names):

@@ -43,6 +43,7 @@ def load_model(
         model_type = recorded.get("model_type", types[0])
     if model_type not in types:
         raise ValueError(f"{name} has no type {model_type!r}; known: {', '.join(types)}")
+    # Sizes recorded for another type would contradict the one that is asked for.
     if not checkpoint or recorded.get("model_type") != model_type:
         return lavis.models.load_model(name, model_type, is_eval, device, checkpoint)
     model = model_cls.from_config(config_of(name, model_type, checkpoint, content))

@@ -34,6 +34,7 @@ from lavis_mafa.models.inference.rerank import compute_sim_matrix
 from lavis_mafa.models.problems import problems_of_step
 from lavis_mafa.problems import ConfigView, Problem
 
+# As LAVIS's ALBEF and BLIP clamp it at every step.
 TEMPERATURE_RANGE = (0.001, 0.5)
 
 

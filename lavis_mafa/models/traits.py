@@ -110,6 +110,7 @@ def traits_of(model: Any) -> Traits:
     if model is None:
         return UNKNOWN
     cls = model if isinstance(model, type) else type(model)
+    # By class, so that a name under which a user registers a subclass finds its parent's traits.
     table = {registry.get_model_class(name): traits for name, traits in LAVIS_MODELS.items()}
     traits = next((table[base] for base in cls.__mro__ if base in table), UNKNOWN)
     declared = {field.name: getattr(cls, field.name, None) for field in fields(Traits)}

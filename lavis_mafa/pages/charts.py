@@ -148,6 +148,7 @@ def table_html(table: Table) -> str:
         head += f'<th scope="col"{"" if has_text else " class=n"}>{esc(name)}</th>'
     for row in table.rows:
         body += f"<tr>{''.join(cell(place, value) for place, value in enumerate(row))}</tr>"
+    # A wide table scrolls; without tabindex the keyboard could not scroll it.
     region = f'tabindex="0" role="region" aria-label="{esc(table.title or "table")}"'
     body = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
     body = f'<div class="scroll" {region}>{body}</div>'
@@ -160,6 +161,7 @@ def ticks(low: float, high: float, least_step: float = 0.0) -> list[float]:
         low, high = low - (abs(low) * 0.1 or 0.5), high + (abs(high) * 0.1 or 0.5)
     rough = (high - low) / 5
     power = 10.0 ** math.floor(math.log10(rough))
+    # 0.999: rounding must not pass over a step that fits exactly.
     step = max(least_step, next(m * power for m in (1, 2, 5, 10) if m * power >= rough * 0.999))
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     return [k * step for k in range(first, max(last, first + 1) + 1)]

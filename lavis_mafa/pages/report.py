@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image
 
 from lavis_mafa.algorithm.mining import DIRECTIONS, STATE_NAMES
@@ -109,7 +110,7 @@ class Judgements:
             )
 
 
-def _binned(name: str, probability: np.ndarray, truth: Any) -> np.ndarray:
+def _binned(name: str, probability: NDArray[Any], truth: Any) -> NDArray[Any]:
     if probability.dtype.kind != "f":
         probability = probability.astype(np.float64)
     known = np.full(probability.shape, -1) if truth is None else np.asarray(truth)
@@ -164,6 +165,7 @@ def write_report(
         raise ValueError(f"thresholds are {thresholds}, expected 0 <= low <= high <= 1")
     cards, images = _gallery(connections)
     rows = list(_flat(settings or {}))
+    # Bodies that the template's script makes are only marked as present here.
     sections = {
         "tables": ("Tables", "".join(map(table_html, tables))),
         "curves": ("Curves", "".join(map(curve_html, curves))),

@@ -26,6 +26,7 @@ class AnyDeviceRunner(RunnerBase):
     """
 
     def __init__(self, cfg: Any, task: Any, model: nn.Module, datasets: Any, job_id: str) -> None:
+        # Before LAVIS's constructor, which calls `setup_output_dir`.
         self.run_cfg = cfg.run_cfg
         self.output_dir: Path
         self.result_dir: Path
@@ -51,6 +52,7 @@ class AnyDeviceRunner(RunnerBase):
     def device(self) -> torch.device:
         if self._device is None:
             device = torch.device(self.run_cfg.device)
+            # DDP asks for a number, and a bare "cuda" would be GPU 0 on every rank.
             if device.type == "cuda" and device.index is None:
                 device = torch.device("cuda", int(self.run_cfg.get("gpu", 0)))
             self._device = device

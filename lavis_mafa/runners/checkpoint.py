@@ -57,6 +57,7 @@ def load_trained_state(model: nn.Module, state: dict[str, torch.Tensor], origin:
             f"{origin} was saved by another model. Missing: {sorted(missing)[:5] or 'none'}; "
             f"unknown: {sorted(unknown)[:5] or 'none'}"
         )
+    # Not strictly: that would demand the frozen weights, which no checkpoint has.
     model.load_state_dict(state, strict=False)
 
 
@@ -75,10 +76,12 @@ def check_same_settings(
         ValueError: naming every such setting with both values.
     """
     old, new = before.get("run", {}), now.get("run", {})
+    # The seed orders the samples; the others say what saved gradients and loss scales mean.
     names = ("accum_grad_iters", "seed", "amp", "amp_dtype")
     pairs = [(f"run.{name}", old.get(name), new.get(name)) for name in names]
     # What an older checkpoint does not know had its default.
     grit_before = {**asdict(GritSettings()), **old.get("grit", {})}
+    # `save_order` changes nothing, and `first_order` only where the first epoch began.
     grit = [name for name in new.get("grit", {}) if name not in ("save_order", "first_order")]
     pairs += [(f"run.grit.{name}", grit_before.get(name), new["grit"][name]) for name in grit]
     pairs.append(("model.arch", before["model"].get("arch"), now["model"].get("arch")))

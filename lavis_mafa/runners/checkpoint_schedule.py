@@ -75,6 +75,7 @@ class CheckpointSchedule:
             # PyTorch's zip writer raises RuntimeError where a file would raise OSError.
             except (OSError, RuntimeError) as error:
                 problem = f"{type(error).__name__}: {error}"
+        # Only rank 0 writes, but all ranks go on or stop together.
         if not any(any_rank([problem is not None], self.state.device)):
             self.failed, self.unsaved = 0, None
             return True
@@ -126,6 +127,7 @@ class CheckpointSchedule:
             self.resume(resume_from)
         else:
             log.rewind({})  # logs of a run in this folder that ended before its first checkpoint
+        # No rank may append to a log that rank 0 is still cutting.
         barrier()
         log.write("config", config=self.state.config)
         if resume_from:

@@ -55,6 +55,7 @@ def dry_run(runner: RunnerMafa) -> list[str]:
     batch = next(iter(runner.loaders.train(plan, 0, 0)))
     samples = runner.loaders.to_device(batch)
     samples.update(epoch=0, num_iters_per_epoch=plan.steps, iters=0, grouped=plan.grouped)
+    # Not `runner.model`, which would compile, and wait for other ranks.
     runner._model.to(runner.device).train()
     saved: dict[int, int] = {}  # bytes by address: tensors may share their storage
 
@@ -79,6 +80,7 @@ def dry_run(runner: RunnerMafa) -> list[str]:
     of_con_d = _bytes([p for p in judging if p.untyped_storage().data_ptr() not in sizes])
     # The forward pass saves parameters as well, which are no activations.
     activations = sum(size for pointer, size in saved.items() if pointer not in sizes)
+    # A gradient and both of AdamW's moments are as large as the weights they belong to.
     total = weights + 3 * of_training + of_con_d + activations
     losses = {name: round(value.item(), 4) for name, value in loss_terms(output).items()}
     return [

@@ -71,6 +71,7 @@ class EvaluatingRunner(AnyDeviceRunner):
             Its figures on rank 0, None on others.
         """
         loader = self.loaders.evaluation(split_name)
+        # Unwrapped: tasks call methods such as `generate`, which DDP does not pass on.
         model = self.unwrap_dist_model(self.model)
         model.eval()
         self.task.before_evaluation(model=model, dataset=loader.dataset)

@@ -119,6 +119,7 @@ class Figures:
         self.log.write("con_d_histogram", epoch=epoch, global_step=global_step, **histogram)
         for direction in DIRECTIONS:
             by_truth = histogram.get(direction, {}).values()
+            # TensorBoard's histograms have no classes: pairs that match and others are added up.
             counts = [sum(column) for column in zip(*by_truth, strict=True)]
             if counts:
                 self.log.histogram(f"con_d_probability/{direction}", counts, epoch)

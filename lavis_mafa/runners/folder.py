@@ -66,6 +66,7 @@ def _choose(
         logging.info("restarted by the launcher: resuming in %s", own)
         # Without a checkpoint it starts again from where its command says.
         start = None if resume == "auto" else resume
+        # The job id '' stands for output_dir itself.
         return ("" if own == root else own.name), str(newest) if newest else start
     if resume == "auto":
         folder = root if job_id is None else root / job_id

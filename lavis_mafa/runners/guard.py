@@ -137,6 +137,7 @@ class NonFiniteGuard:
         state = self.model.state_dict()
         with torch.no_grad():
             for name, value in self._before.items():
+                # In place: the optimizer, DDP and the model's parts hold these very tensors.
                 state[name].copy_(value)
         return description
 
@@ -234,6 +235,7 @@ class UnreadableSamples:
 
     def __init__(self, allowed: float, enough: int = 10) -> None:
         self.allowed = allowed
+        # One bad file among the first few is a large share, and says nothing of the rest.
         self.enough = enough
         self.seen = 0
         self.bad: dict[int, str] = {}
@@ -274,6 +276,7 @@ class UnreadableSamples:
         Raises:
             UnreadableError: always.
         """
+        # A few of each rank: the files list all, and thousands of lines would hide the advice.
         listed = [f"{index}: {error}" for index, error in sorted(self.bad.items())[:50]]
         count = f"rank {get_rank()}: {len(self.bad)} of {self.seen} samples read"
         mine = "\n  ".join([count, *listed]) if listed else ""

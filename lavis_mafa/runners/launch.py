@@ -120,6 +120,7 @@ def seed_everything(seed: int) -> None:
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)
+    # The fastest kernel of a benchmark may be another one in the next run.
     torch.backends.cudnn.benchmark = False
     torch.backends.cudnn.deterministic = True
     # cuDNN's attention builds a plan for every shape, and shapes change at every step.
@@ -132,6 +133,7 @@ def random_states() -> dict[str, Any]:
     numpy: Any = np.random.get_state()
     return {
         "python": [python[0], list(python[1]), python[2]],
+        # As int64: older versions of torch have no uint32.
         "numpy": [numpy[0], torch.from_numpy(numpy[1].astype(np.int64)), *numpy[2:]],
         "torch": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state() if torch.cuda.is_available() else None,

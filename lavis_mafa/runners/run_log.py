@@ -65,6 +65,7 @@ class RunLog:
         lines = self._waiting[name].encode("utf-8", "backslashreplace")
         end = None
         try:
+            # Unbuffered: what a full disk refused must not be written later, by closing the file.
             with open(self.folder / name, "ab", buffering=0) as file:
                 end = file.tell()
                 written = file.write(lines)
@@ -76,7 +77,9 @@ class RunLog:
         except OSError as error:
             problem = error
         if end is not None:
+            # Half a line would make the next one unreadable too.
             os.truncate(self.folder / name, end)
+        # Said once when the disk fills up, not for every line that has to wait.
         if len(self._waiting[name].splitlines()) == 1:
             logging.error(
                 "%s cannot be written, its lines are kept in memory: %s",

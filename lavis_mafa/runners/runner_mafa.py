@@ -179,6 +179,7 @@ class RunnerMafa(EvaluatingRunner):
         for epoch in range(first, self.max_epoch):
             if not self.train_epoch(epoch):
                 return
+            # Before validation, so that a run killed there repeats only that.
             self.checkpoints.save(epoch + 1, 0)
             self._finish_epoch(epoch)
         if self.kept is not None:
@@ -358,6 +359,7 @@ class RunnerMafa(EvaluatingRunner):
             loss = output["loss"] / window_size
             (self.scaler.scale(loss) if self.scaler else loss).backward()
         losses = read_values(output, self.device)
+        # One collective for all three: each costs a round trip at every step.
         bad, too_many, self._terminating = any_rank(
             [
                 self.guard.check(losses),
@@ -369,6 +371,7 @@ class RunnerMafa(EvaluatingRunner):
         if too_many:
             self.unreadable.stop(where)
         self.guard.merge(bad)
+        # No loss: it was read only to be checked for NaN with them.
         losses.pop(CON_D, None)
         if ends_window:
             self._update(where)

@@ -29,6 +29,7 @@ from lavis_mafa.runners.guard import NonFiniteError, UnreadableError
 from lavis_mafa.runners.launch import init_distributed, seed_everything
 from lavis_mafa.runners.termination import REQUEUE, Terminated, ignore_signals
 
+# Their messages say what to do: a traceback above them would only hide it.
 CLEAR_ERRORS = (
     PluginError,
     ConfigError,
@@ -127,6 +128,7 @@ def begin(cfg_path: str, options: Sequence[str], evaluate: bool = False) -> Any:
     init_distributed(cfg.run_cfg)
     seed_everything(int(cfg.run_cfg.seed))
     if not is_main_process():
+        # Otherwise every rank would log the same lines.
         logging.getLogger().setLevel(logging.WARNING)
     return cfg
 

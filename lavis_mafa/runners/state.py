@@ -197,6 +197,7 @@ class RunState:
         """A seed for ranks without a saved random state; another one at every step."""
         seed = int(self.config["run"]["seed"])
         words = np.random.SeedSequence([seed, self.progress.global_step])
+        # Halved, since the rank is added to a seed, which must stay below 2**32.
         return int(words.generate_state(1)[0] >> 1)
 
 

@@ -63,6 +63,7 @@ def optimizer_step(
     trained = [p for p in parameters if p.grad is not None]
     if scaler:
         scaler.unscale_(optimizer)
+    # Computed once, for the check and for clipping.
     norm = torch.nn.utils.get_total_norm([p.grad for p in trained if p.grad is not None])
     finite = bool(torch.isfinite(norm))  # averaged over ranks, so the same on all of them
     # With fp16 an infinite gradient is usual: the scaler skips the step and lowers its scale.

@@ -92,6 +92,8 @@ class MafaCaptionTask(results.InBatches, CaptionTask):
         if run.get("report_metric", True):
             metric_names = run.get("metrics")
             try:
+                # Only rank 0 scores, and asking Java takes a second: the config check does not do
+                # it.
                 tools = on_main_process(
                     lambda: find_tools(None if metric_names is None else list(metric_names))
                 )
@@ -139,6 +141,7 @@ class MafaCaptionTask(results.InBatches, CaptionTask):
         """
         ids = results.required_column(samples, *ID_KEYS)
         places = results.column(samples, "instance_id", "index") or [None] * len(ids)
+        # Some of LAVIS's models ignore samples["prompt"], which shows only when they run.
         given = _RecordingDict(samples, prompt=self.prompt) if self.prompt else samples
         captions = model.generate(
             given,

@@ -147,6 +147,7 @@ class MafaGroundingTask(results.InBatches, StepFigures, BaseTask):
         logger.info("boxes of %d expressions of %s are in %s", len(plain), split_name, path)
         self._write_maps(records, path.parent / f"{split_name}_maps")
         figures = grounding.score_grounding(records)
+        # A trained head leaves hardly any map without heat in the layers that work.
         if figures.get("undecided", 0) > 50:
             logger.warning(
                 "%.0f %% of the maps are without heat: run.block_num may be the last layer with "
@@ -178,6 +179,7 @@ def overlay(picture: Image.Image, record: Mapping[str, Any]) -> Image.Image:
     shown = picture.convert("RGB").resize(size, Image.Resampling.NEAREST)
     strength = grounding.stretch(heat, (size[1], size[0])).clamp(min=0)
     strength = strength / strength.max().clamp(min=1e-12)
+    # Not 255: the picture stays visible where it is hottest.
     mask = Image.fromarray((strength * 200).byte().numpy())
     hot = Image.composite(Image.new("RGB", size, (255, 90, 0)), shown, mask)
     draw = ImageDraw.Draw(hot)

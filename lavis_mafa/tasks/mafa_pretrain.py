@@ -33,6 +33,7 @@ Array = npt.NDArray[Any]
 
 REPLACED = "samples_replaced"  # unreadable, another one was read instead
 TRUTHS = ("true", "false", "unknown")
+# So many that thresholds with two digits are edges of bins.
 HISTOGRAM_BINS = 100  # of Con-D's probabilities
 _NAMES = {
     (direction, truth): [

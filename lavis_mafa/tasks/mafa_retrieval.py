@@ -64,6 +64,7 @@ class MafaRetrievalTask(RetrievalTask):
             more.update(METRICS[name](scores_i2t, scores_t2i, dataset))
         if more:
             self._log_depth(*scores_i2t.shape)
+            # Appended as LAVIS appends its own: a run evaluates several splits and epochs.
             with open(Path(registry.get_path("output_dir")) / "evaluate.txt", "a") as file:
                 file.write(json.dumps(more) + "\n")
         if self.cfg.get("save_scores"):

@@ -104,6 +104,7 @@ class MafaVQATask(results.InBatches, VQATask):
                 "answers to rank; use run.inference_method: generate"
             )
         self._annotation = getattr(dataset, "annotation", ())
+        # Read again for every evaluation: LAVIS's tool changes the annotations that it scores by.
         self._questions = on_main_process(lambda: self._read_questions(dataset))
 
     def _read_questions(self, dataset: Any) -> VQA | None:

@@ -21,6 +21,7 @@ from lavis_mafa.io.files import write_text
 from lavis_mafa.io.processes import gather_objects
 from lavis_mafa.metrics.captions import as_id
 
+# By it `allow_ragged_columns` tells LAVIS's data sets from those that collate themselves.
 LAVIS_COLLATER = BaseDataset.collater
 PROBES = 16  # samples checked for whether an annotation file is of the data set
 

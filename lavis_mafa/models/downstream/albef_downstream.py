@@ -134,6 +134,7 @@ class AlbefDownstream:
         model: Any = self
         check_origin(content, registered_name(type(self)), model.tokenizer, origin)
         state = weights_of(content)
+        # Anything else is refused by `load_state`, with a message.
         if pretrained and isinstance(state, dict):
             state = self.convert_pretrained(state, origin)
         loaded = load_state(model, state, origin)

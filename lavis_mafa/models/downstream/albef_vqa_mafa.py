@@ -49,6 +49,7 @@ class AlbefVqaMafa(AlbefDownstream, AlbefVQA):
         decoder = deepcopy(config)
         decoder.num_hidden_layers = config.num_hidden_layers - config.fusion_layer
         decoder.fusion_layer = 0  # every layer attends to the question
+        # It attends to the states of the question, not to those of the image.
         decoder.encoder_width = config.hidden_size
         return {**super().language_parts(config), "text_decoder": BertLMHeadModel(config=decoder)}
 

@@ -188,6 +188,7 @@ def fuse_attention(model: Any) -> None:
     attention already. Activation checkpointing is replaced by PyTorch's too, see `Recomputed`.
     """
     for module in model.modules():
+        # By exact type: a subclass may compute something else.
         fused = FUSED.get(type(module))
         if fused is not None:
             module.__class__ = fused

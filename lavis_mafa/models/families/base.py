@@ -109,6 +109,7 @@ def all_visible(embeds: Tensor) -> Tensor:
 def image_size_of(model: Any) -> int | None:
     """Return the image size of a LAVIS model's image encoder in pixels, None if unknown."""
     encoder = getattr(model, "visual_encoder", None)
+    # LAVIS's ViTs do not record their image size, their patch embedding does.
     size = getattr(getattr(encoder, "patch_embed", None), "img_size", None)
     if size is not None:
         return int(size[0])

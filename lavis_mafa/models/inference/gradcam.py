@@ -52,6 +52,7 @@ def heat_maps(
         raise ValueError(f"tokens is {tokens!r}, expected one of {', '.join(TOKENS)}")
     model: Any = getattr(backbone, "model", None)
     attention = _cross_attention(model, layer)
+    # Evaluation may run in inference mode, whose tensors no gradient can pass.
     with torch.inference_mode(False), _in_eval_mode(model):
         with torch.no_grad():
             seen = backbone.encode_images(images, for_matching=True)

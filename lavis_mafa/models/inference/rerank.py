@@ -17,6 +17,7 @@ from lavis_mafa.models.inference.many_pairs import ManyPairs
 
 MAX_TOKENS = 35  # LAVIS's length for retrieval captions
 QUERIES = 1024  # queries whose candidates are searched at once
+# LAVIS's, below every similarity plus logit.
 UNRANKED = -100.0
 
 Scores = npt.NDArray[np.float32]

@@ -35,6 +35,7 @@ def build_tokenizer(name: str | None) -> BertTokenizerFast:
 
 def add_dec_token(tokenizer: Any) -> Any:
     """Add [DEC], the first token of LM in BLIP and BLIP-2."""
+    # The order of additions decides the ids: published weights have [DEC] before [ENC].
     tokenizer.add_special_tokens({"bos_token": "[DEC]"})
     return tokenizer
 

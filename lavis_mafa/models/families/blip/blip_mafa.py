@@ -68,6 +68,7 @@ class BlipMafa(MafaModel, BlipBase):
         for part in (text_encoder, text_decoder):
             part.resize_token_embeddings(len(tokenizer))
         with contextlib.redirect_stdout(io.StringIO()):  # it prints every weight
+            # All but self-attention is shared (BLIP 3.2).
             tie_encoder_decoder_weights(text_encoder, text_decoder.bert, "", "/attention")
         self.visual_encoder = image_encoder
         self.text_encoder = text_encoder

@@ -231,6 +231,7 @@ class Blip2Llm(Blip2Parts):
         for name, child in model.named_children():
             if name != self.llm_key and (name in in_file or name not in optional):
                 wanted.add_module(name, child)
+        # Constants that transformers saves in some versions only.
         needed = [key for key in wanted.state_dict() if "position_ids" not in key]
         missing = sorted(set(needed).difference(keys))
         if missing:

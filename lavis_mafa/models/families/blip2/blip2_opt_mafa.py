@@ -87,11 +87,12 @@ class Blip2OptMafa(Blip2Llm, Blip2OPT):
             partial(PromptedOPT.from_pretrained, torch_dtype=PRECISIONS[llm_precision]),
             **vision,
         )
+        # LAVIS trains OPT to end a caption by a line break.
         self.eos_token_id = self._ids("\n", add_special_tokens=False)[0]
         self.prompt_length = len(self._ids(prompt))
 
     def _ids(self, text: str, **options: Any) -> list[int]:
-        return self.opt_tokenizer(text, **options).input_ids
+        return list(self.opt_tokenizer(text, **options).input_ids)
 
     def _tokens(self, texts: Sequence[str], side: str, **options: Any) -> Any:
         self.opt_tokenizer.padding_side = side
@@ -261,6 +262,7 @@ class Blip2OptMafa(Blip2Llm, Blip2OPT):
         kept = tokens.input_ids.shape[1] if as_given else 1
         before = self.opt_model.get_input_embeddings()(tokens.input_ids[:, :-kept])
         if options.get("num_beams") == 1:
+            # It belongs to beams; transformers warns of it without them.
             del options["length_penalty"]
         with self.llm_autocast():
             written = self.opt_model.generate(

@@ -140,21 +140,21 @@ class Blip2T5Mafa(Blip2Llm, Blip2T5):
     @wraps(Blip2T5.generate)
     def generate(self, samples: dict[str, Any], *args: Any, **options: Any) -> list[str]:
         self.settle_precision()
-        return super().generate(samples, *args, **options)
+        return list(super().generate(samples, *args, **options))
 
     @torch.no_grad()
     @wraps(Blip2T5.predict_answers)
     def predict_answers(self, samples: dict[str, Any], *args: Any, **options: Any) -> list[str]:
         check_prompt(options.get("prompt", ""))
         self.settle_precision()
-        return super().predict_answers(dict(samples), *args, **options)
+        return list(super().predict_answers(dict(samples), *args, **options))
 
 
 def _load_t5(name: str, **options: Any) -> CachedT5:
     config = T5Config.from_pretrained(name, **options)
     config.dense_act_fn = "gelu"  # as in LAVIS
-    model: CachedT5 = CachedT5.from_pretrained(name, config=config, **options)
-    return model.to(torch.bfloat16)
+    model: CachedT5 = CachedT5.from_pretrained(name, config=config, **options).to(torch.bfloat16)
+    return model
 
 
 def split_caption(caption: str, place: float) -> tuple[str, str]:
