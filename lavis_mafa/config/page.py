@@ -120,13 +120,12 @@ def _section(title: str, keys: Mapping[str, Key]) -> str:
     prefix = title.partition(",")[0]
     intro = INTROS.get(title, "")
     intro += f" The keys begin with `{prefix}.`"
-    rows = [_row(path, key) for path, key in known_keys(Key("mapping", keys=keys))]
+    rows = [
+        (f"`{path}`", _takes(key), _default(key), key.source, key.doc)
+        for path, key in known_keys(Key("mapping", keys=keys))
+    ]
     name = f"`{prefix}`{title[len(prefix) :]}"
     return f"## {name}\n\n{intro.strip()}\n\n{_table(COLUMNS, rows)}"
-
-
-def _row(path: str, key: Key) -> tuple[str, ...]:
-    return (f"`{path}`", _takes(key), _default(key), key.source, key.doc)
 
 
 def _takes(key: Key) -> str:

@@ -127,7 +127,7 @@ def converted(
     def convert(temporary: Path) -> None:
         _convert(paths, temporary, settings)
         if _key(paths, settings) != folder.name:
-            raise RuntimeError(f"{_names(paths)} changed while being read; start again")
+            raise RuntimeError(f"{names_of(paths)} changed while being read; start again")
 
     make_once(folder, convert)
     table = PairTable(folder)
@@ -224,7 +224,7 @@ def _key(paths: list[Path], settings: dict[str, Any]) -> str:
 
 def _convert(paths: list[Path], folder: Path, settings: dict[str, Any]) -> None:
     """Write the three files of a table into `folder`."""
-    logging.info("Converting %s into a memory-mapped table", _names(paths))
+    logging.info("Converting %s into a memory-mapped table", names_of(paths))
     writer = _PairWriter(folder)
     refused = Refusals()
     records = empty = 0
@@ -246,7 +246,7 @@ def _convert(paths: list[Path], folder: Path, settings: dict[str, Any]) -> None:
         writer.close()
     refused.end(f"{refused.count} of {records} records")
     if not writer.pairs:
-        raise ValueError(f"no image-text pair in {_names(paths)} ({empty} empty captions)")
+        raise ValueError(f"no image-text pair in {names_of(paths)} ({empty} empty captions)")
 
     digests, ids, first = numbered_images(folder, DIGEST)
     conflicts = np.flatnonzero(digests["path"] != digests["path"][first][ids])
@@ -313,17 +313,18 @@ def _make_folder(folder: Path) -> None:
         ) from error
 
 
-def _names(paths: list[Path]) -> str:
+def names_of(paths: Collection[str | os.PathLike[str]]) -> str:
+    """Return paths in one line, for messages."""
     return ", ".join(map(os.fspath, paths))
 
 
 def _log(paths: list[Path], table: PairTable) -> None:
     meta = table.meta
-    logging.info("%s: %d pairs, %d images", _names(paths), meta["pairs"], meta["images"])
+    logging.info("%s: %d pairs, %d images", names_of(paths), meta["pairs"], meta["images"])
     if meta["empty_dropped"]:
-        logging.warning("%s: dropped %d empty captions", _names(paths), meta["empty_dropped"])
+        logging.warning("%s: dropped %d empty captions", names_of(paths), meta["empty_dropped"])
     if meta["id_conflicts"]:
-        logging.warning("%s: %s", _names(paths), describe_conflict(table))
+        logging.warning("%s: %s", names_of(paths), describe_conflict(table))
 
 
 def describe_conflict(table: PairTable) -> str:

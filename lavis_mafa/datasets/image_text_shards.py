@@ -45,6 +45,7 @@ from lavis_mafa.datasets.arrow_table import (
     Refusals,
     cache_root,
     make_once,
+    names_of,
     numbered_images,
 )
 from lavis_mafa.datasets.image_reading import read_rgb
@@ -142,20 +143,16 @@ def listed(
     def convert(temporary: Path) -> None:
         _make(shards, temporary, drop_empty)
         if _key(find_shards(list(storage)), drop_empty) != folder.name:
-            raise RuntimeError(f"{_names(storage)} changed while being read; start again")
+            raise RuntimeError(f"{names_of(storage)} changed while being read; start again")
 
     make_once(folder, convert)
     table = ShardTable(folder)
     counts = table.meta["pairs"], len(shards), table.meta["images"]
-    logging.info("%s: %d samples in %d shards, %d images", _names(storage), *counts)
+    logging.info("%s: %d samples in %d shards, %d images", names_of(storage), *counts)
     if table.meta["empty_dropped"]:
         empty = table.meta["empty_dropped"]
-        logging.warning("%s: dropped %d empty captions", _names(storage), empty)
+        logging.warning("%s: dropped %d empty captions", names_of(storage), empty)
     return table
-
-
-def _names(storage: Collection[str | os.PathLike[str]]) -> str:
-    return ", ".join(os.fspath(one) for one in storage)
 
 
 def _key(shards: list[Shard], drop_empty: bool) -> str:

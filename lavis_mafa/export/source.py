@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from lavis_mafa.config.check import suggest
 from lavis_mafa.config.defaults import default_yaml
-from lavis_mafa.io.checkpoints import read_checkpoint
+from lavis_mafa.io.checkpoints import model_config, read_checkpoint
 from lavis_mafa.models.checkpoints import config_of
 
 # Elements to compare: a few are enough to tell a random tensor from a loaded one.
@@ -68,7 +68,7 @@ def _model_config(
     model_type: str | None,
     options: Sequence[str],
 ) -> tuple[Any, DictConfig]:
-    recorded = (content.get("config") or {}).get("model") or {}
+    recorded = model_config(content)
     arch = arch or recorded.get("arch")
     if not arch:
         raise ValueError(

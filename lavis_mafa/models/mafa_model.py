@@ -17,7 +17,7 @@ from lavis_mafa.algorithm.momentum import Momentum
 from lavis_mafa.algorithm.output import StepOutput
 from lavis_mafa.algorithm.settings import StepSettings, build_picker, needs_object
 from lavis_mafa.algorithm.step import run_step
-from lavis_mafa.io.checkpoints import read_checkpoint, weights_of
+from lavis_mafa.io.checkpoints import model_config, read_checkpoint, weights_of
 from lavis_mafa.models.checkpoints import (
     MATCHING_PARTS,
     PROJECTION_PARTS,
@@ -172,8 +172,7 @@ class MafaModel:
             "model.load_finetuned: False to train the missing weights. A missing frozen image "
             "encoder can be named as model.vit_weights",
         )
-        recorded = (content.get("config") or {}).get("model") or {}
-        then, now = recorded.get("image_size"), image_size_of(self)
+        then, now = model_config(content).get("image_size"), image_size_of(self)
         if then and now and then != now:
             logging.warning(
                 "%s was trained at model.image_size %s, but this model has %s: position embeddings "

@@ -46,7 +46,10 @@ def problems_of_step(cls: Any, cfg: ConfigView) -> Iterator[Problem]:
     if cfg["model.mlm_mask_prob"] == 0 and cfg[f"{WEIGHTS}.lm"] and training:
         why = "0 hides no token: nothing to predict; use 0.15, or loss_weights.lm: 0"
         yield Problem("model.mlm_mask_prob", why)
-    yield from _con_d(cfg)
+    task = registry.get_task_class(cfg["run.task"] or "")
+    if cfg["model.mafa.con_d.arch"] == "oracle" and not hasattr(task, "before_training"):
+        why = "oracle needs run.task: mafa_pretrain, which provides the ground truth"
+        yield Problem("model.mafa.con_d.arch", why)
     low, high = cfg[f"{RULE}.low"], cfg[f"{RULE}.high"]
     if None not in (low, high) and low > high:
         yield Problem(f"{RULE}.low", f"{low} is more than {RULE}.high {high}; use at most {high}")
@@ -70,13 +73,6 @@ def _warm_up(cfg: ConfigView) -> Iterator[Problem]:
     elif cfg.training and None not in (epochs, end) and epochs >= end > 0:
         why = f"{epochs} is not below max_epoch: no epoch uses model.mafa.negatives"
         yield Problem(key, why, is_note=True)
-
-
-def _con_d(cfg: ConfigView) -> Iterator[Problem]:
-    task = registry.get_task_class(cfg["run.task"] or "")
-    if cfg["model.mafa.con_d.arch"] == "oracle" and not hasattr(task, "before_training"):
-        why = "oracle needs run.task: mafa_pretrain, which provides the ground truth"
-        yield Problem("model.mafa.con_d.arch", why)
 
 
 def _soft_labels(cls: Any, cfg: ConfigView) -> Iterator[Problem]:

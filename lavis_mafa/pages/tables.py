@@ -16,14 +16,13 @@ def markdown_section(table: Table) -> str:
 def markdown_table(table: Table) -> str:
     """Return a table in Markdown with aligned columns; None is "–", and a cell is one line."""
     given: list[Sequence[Cell]] = [table.columns, *table.rows]
-    rows = [[_escaped(cell) for cell in row] for row in given]
+    rows = [
+        ["–" if cell is None else _one_line(str(cell)).replace("|", "\\|") for cell in row]
+        for row in given
+    ]
     widths = [max(1, *(len(row[place]) for row in rows)) for place in range(len(rows[0]))]
     lines = [_line(row, widths) for row in rows]
     return "\n".join([lines[0], _line(["-" * width for width in widths], widths), *lines[1:]])
-
-
-def _escaped(cell: Cell) -> str:
-    return "–" if cell is None else _one_line(str(cell)).replace("|", "\\|")
 
 
 def _one_line(text: str) -> str:

@@ -106,6 +106,11 @@ class Loaders:
         self.rank, self.device, self.share_evaluation = rank, device, share_evaluation
         self._batches: EpochBatches | None = None
         self._train: DataLoader[Any] | None = None
+        self._common: dict[str, Any] = {
+            "num_workers": int(run_cfg.num_workers),
+            "pin_memory": device.type == "cuda",
+            "worker_init_fn": ignore_signals_to_job,
+        }
 
     def train(self, plan: EpochPlan, epoch: int, first_step: int) -> DataLoader[Any]:
         """Return a loader of this rank's mini-batches of a plan, from ``first_step`` on.
@@ -115,17 +120,14 @@ class Loaders:
         if self._batches is None or self._train is None:
             assert self.train_set is not None
             self._batches = EpochBatches(plan, self.rank, epoch, first_step)
-            workers = int(self.run_cfg.num_workers)
             self._train = DataLoader(
                 self.train_set,
                 batch_sampler=self._batches,
-                num_workers=workers,
                 collate_fn=self.train_set.collater,
-                pin_memory=self.device.type == "cuda",
-                persistent_workers=workers > 0,
-                worker_init_fn=ignore_signals_to_job,
+                persistent_workers=self._common["num_workers"] > 0,
                 # A generator of its own, since drawing from the global one would change training.
                 generator=torch.Generator(),
+                **self._common,
             )
         self._batches.plan, self._batches.epoch = plan, epoch
         self._batches.first_step = first_step
@@ -145,12 +147,10 @@ class Loaders:
         return DataLoader(
             dataset,
             batch_size=int(self.run_cfg.batch_size_eval),
-            num_workers=int(self.run_cfg.num_workers),
             sampler=DistributedSampler(dataset, shuffle=False) if self.share_evaluation else None,
             collate_fn=getattr(dataset, "collater", None),
-            pin_memory=self.device.type == "cuda",
-            worker_init_fn=ignore_signals_to_job,
             generator=torch.Generator(),
+            **self._common,
         )
 
     def to_device(self, samples: Mapping[str, Any]) -> dict[str, Any]:

@@ -44,20 +44,18 @@ class RunLog:
         """Append one line to ``log.jsonl``."""
         self.append(LOG, {"kind": kind, "time": round(time.time(), 3), **figures})
 
-    def append(self, name: str, record: Mapping[str, Any]) -> None:
-        """Append one JSON object to a file of the run."""
-        if self.active:
-            self._append(name, record)
+    def append(self, name: str, record: Mapping[str, Any], rank: int = 0) -> None:
+        """Append one JSON object to a file of the run, on the main process.
 
-    def append_from_rank(self, name: str, rank: int, record: Mapping[str, Any]) -> None:
-        """Append to ``name``, on ranks other than 0 to ``<stem>_rank<rank>.<ending>`` instead."""
-        stem, dot, ending = name.rpartition(".")
-        self._append(f"{stem}_rank{rank}{dot}{ending}" if rank else name, record)
-
-    def _append(self, name: str, record: Mapping[str, Any]) -> None:
-        self._waiting[name] = self._waiting.get(name, "") + (
-            json.dumps(plain(record), ensure_ascii=False) + "\n"
-        )
+        With a ``rank`` above 0 that rank appends, to ``<stem>_rank<rank>.<ending>``.
+        """
+        if rank:
+            stem, dot, ending = name.rpartition(".")
+            name = f"{stem}_rank{rank}{dot}{ending}"
+        elif not self.active:
+            return
+        line = json.dumps(plain(record), ensure_ascii=False) + "\n"
+        self._waiting[name] = self._waiting.get(name, "") + line
         self._write(name)
 
     def _write(self, name: str) -> None:

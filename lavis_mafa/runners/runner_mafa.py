@@ -335,7 +335,7 @@ class RunnerMafa(EvaluatingRunner):
         for index, loaded, error in self.unreadable.count(batch):
             logging.warning("sample %d is unreadable, %d replaces it: %s", index, loaded, error)
             record = {"epoch": epoch, "step": step, "index": index, "read": loaded, "error": error}
-            self.log.append_from_rank("unreadable.jsonl", self.rank, record)
+            self.log.append("unreadable.jsonl", record, self.rank)
         samples = self.loaders.to_device(batch)
         samples.update(
             epoch=epoch, num_iters_per_epoch=plan.steps, iters=step, grouped=plan.grouped

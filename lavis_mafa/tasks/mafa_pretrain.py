@@ -35,6 +35,21 @@ REPLACED = "samples_replaced"  # unreadable, another one was read instead
 TRUTHS = ("true", "false", "unknown")
 # So many that thresholds with two digits are edges of bins.
 HISTOGRAM_BINS = 100  # of Con-D's probabilities
+# Rates of an epoch: the sums of which they are the ratio.
+BY_CON_D = {
+    "false_negative_rate_by_con_d": ("found", "judged"),
+    "ambiguous_rate": ("ambiguous", "judged"),
+    "con_d_probability": ("probability_sum", "judged"),
+}
+BY_TRUTH = {
+    "false_negative_rate": ("false", "picked"),
+    "false_negative_rate_in_itm": ("false_in_itm", "negatives_in_itm"),
+}
+OF_CON_D = {
+    "con_d_precision": ("true_found", "found"),
+    "con_d_recall": ("true_found", "false"),
+    "con_d_base_rate": ("false", "judged"),  # every hard negative is judged
+}
 _NAMES = {
     (direction, truth): [
         f"con_d_bin_{direction}_{truth}_{place}" for place in range(HISTOGRAM_BINS)
@@ -86,14 +101,11 @@ class StepFigures:
         """
         if output.get("counts") is None:
             return {}
-        counts = output.counts.tolist()
-        figures = {
-            f"{name}_{direction}": value
-            for direction, row in zip(DIRECTIONS, counts, strict=True)
-            for name, value in zip(COUNTS, row, strict=True)
-        }
-        for direction, row in zip(DIRECTIONS, counts, strict=True):
-            judged, total = row[COUNTS.index("judged")], row[COUNTS.index("probability_sum")]
+        figures: dict[str, float] = {}
+        for direction, row in zip(DIRECTIONS, output.counts.tolist(), strict=True):
+            counts = dict(zip(COUNTS, row, strict=True))
+            figures.update({f"{name}_{direction}": value for name, value in counts.items()})
+            judged, total = counts["judged"], counts["probability_sum"]
             # NaN rather than missing where nothing was judged: ranks must sum the same names.
             figures[f"con_d_probability_{direction}"] = total / judged if judged else math.nan
         figures["judged_pairs"] = float(output.judged_pairs or 0)
@@ -158,26 +170,17 @@ class StepFigures:
             if name in tally.sums
         }
         for d in DIRECTIONS:
-            if tally.sums.get(f"judged_{d}"):
-                figures[f"false_negative_rate_by_con_d_{d}"] = tally.ratio(
-                    f"found_{d}", f"judged_{d}"
-                )
-                figures[f"ambiguous_rate_{d}"] = tally.ratio(f"ambiguous_{d}", f"judged_{d}")
-                figures[f"con_d_probability_{d}"] = tally.ratio(
-                    f"probability_sum_{d}", f"judged_{d}"
-                )
-            if f"false_{d}" in tally.sums:
-                figures[f"false_negative_rate_{d}"] = _ratio(tally, "false", "picked", d)
-                figures[f"false_negative_rate_in_itm_{d}"] = tally.ratio(
-                    f"false_in_itm_{d}", f"negatives_in_itm_{d}"
-                )
-            if f"true_found_{d}" in tally.sums and tally.sums.get(f"judged_{d}"):
-                figures[f"con_d_precision_{d}"] = _ratio(tally, "true_found", "found", d)
-                figures[f"con_d_recall_{d}"] = tally.ratio(f"true_found_{d}", f"false_{d}")
-                # Every hard negative is judged, so these are the valid pairs among the judged.
-                base_rate = _ratio(tally, "false", "judged", d)
-                figures[f"con_d_base_rate_{d}"] = base_rate
-                figures[f"con_d_lift_{d}"] = lift(figures[f"con_d_precision_{d}"], base_rate)
+            judged = bool(tally.sums.get(f"judged_{d}"))
+            for name, (part, whole) in BY_CON_D.items() if judged else ():
+                figures[f"{name}_{d}"] = tally.ratio(f"{part}_{d}", f"{whole}_{d}")
+            of_con_d = judged and f"true_found_{d}" in tally.sums
+            rates = {**BY_TRUTH} if f"false_{d}" in tally.sums else {}
+            rates |= OF_CON_D if of_con_d else {}
+            for name, (part, whole) in rates.items():
+                figures[f"{name}_{d}"] = _ratio(tally, part, whole, d)
+            if of_con_d:
+                precision, base_rate = (figures[f"con_d_{n}_{d}"] for n in ("precision", "base_rate"))
+                figures[f"con_d_lift_{d}"] = lift(precision, base_rate)
         return figures
 
     def mined(self, output: Any, samples: dict[str, Any], limit: int) -> list[dict[str, Any]]:

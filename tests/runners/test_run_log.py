@@ -78,7 +78,7 @@ def test_rewind_moves_only_lines_of_this_package(tmp_path):
     """Also lines of ranks that no longer exist; the user's own files are kept."""
     log = RunLog(tmp_path, active=True, tensorboard=False)
     (tmp_path / "mine.jsonl").write_text("{}\n")
-    log.append_from_rank("unreadable.jsonl", 3, {"index": 1})
+    log.append("unreadable.jsonl", {"index": 1}, 3)
     log.write("step", global_step=1)
     sizes = log.sizes(rank=0)
     log.write("step", global_step=2)
