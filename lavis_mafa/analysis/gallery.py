@@ -9,15 +9,11 @@ from typing import Any, TypeVar
 from PIL import Image
 
 from lavis_mafa.datasets.training_set import TrainingSet
-from lavis_mafa.pages.report import THUMBNAIL, Mined
+from lavis_mafa.pages.report import THUMBNAIL, Mined, Show
 
-Show = Callable[[int], tuple[Image.Image | None, str]]
 T = TypeVar("T")
 # What a record of ``connections.jsonl`` and a card of the gallery both have, under the same names.
-RECORDED = (
-    *("direction", "probability", "truth", "epoch", "state"),
-    *("anchor_index", "mined_index"),
-)
+RECORDED = ("direction", "probability", "truth", "epoch", "state")
 
 
 class SampleViewer:
@@ -79,16 +75,8 @@ def connections_of(
 ) -> Iterator[Mined]:
     """Yield the records of ``connections.jsonl`` with images and captions."""
     for record in records:
-        anchor_image, anchor_caption = show(record["anchor_index"])
-        mined_image, mined_caption = show(record["mined_index"])
-        yield Mined(
-            anchor_image=anchor_image,
-            anchor_caption=anchor_caption,
-            mined_image=mined_image,
-            mined_caption=mined_caption,
-            run=run,
-            **{name: record[name] for name in RECORDED},
-        )
+        facts = {name: record[name] for name in RECORDED}
+        yield Mined.shown(show, record["anchor_index"], record["mined_index"], run=run, **facts)
 
 
 def evenly(items: Sequence[T], limit: int) -> list[T]:

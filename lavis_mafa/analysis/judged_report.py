@@ -12,11 +12,11 @@ import torch
 from numpy.typing import NDArray
 
 from lavis_mafa.algorithm.mining import DIRECTIONS, STATE_NAMES, MiningRule
-from lavis_mafa.analysis.gallery import Show, evenly
+from lavis_mafa.analysis.gallery import evenly
 from lavis_mafa.analysis.judged_pairs import INVALID, UNKNOWN, VALID, Judged
 from lavis_mafa.analysis.self_check import self_check_tables
 from lavis_mafa.pages.charts import Curve, Table
-from lavis_mafa.pages.report import Judgements, Mined, write_report
+from lavis_mafa.pages.report import Judgements, Mined, Show, write_report
 
 TRUTH_VALUES = {VALID: True, INVALID: False, UNKNOWN: None}
 
@@ -98,19 +98,15 @@ def _mined(
         i2t = bool(judged.from_image[pair])
         image, text = int(judged.image[pair]), int(judged.text[pair])
         anchor, other = (image, text) if i2t else (text, image)
-        (anchor_image, anchor_caption), (mined_image, mined_caption) = show(anchor), show(other)
-        yield Mined(
+        yield Mined.shown(
+            show,
+            anchor,
+            other,
             direction="i2t" if i2t else "t2i",
-            anchor_image=anchor_image,
-            anchor_caption=anchor_caption,
-            mined_image=mined_image,
-            mined_caption=mined_caption,
             probability=float(probability[pair]),
             truth=TRUTH_VALUES[int(judged.truth[pair])],
             epoch=None,
             state=STATE_NAMES[states[pair]],
-            anchor_index=anchor,
-            mined_index=other,
             run=run,
         )
 

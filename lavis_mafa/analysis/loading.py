@@ -155,11 +155,7 @@ def recorded_data(config: Mapping[str, Any] | None) -> TrainingSet:
 
 
 def _build_pairs(cfg: Any, split: str) -> tuple[Any, TrainingSet]:
-    """Build the task and the pairs of a split.
-
-    Raises:
-        ValueError: if the data have no such split.
-    """
+    """Build the task and the pairs of a split."""
     task, datasets = build_data(cfg)
     seed = int(cfg.run_cfg.seed)
     pairs = None

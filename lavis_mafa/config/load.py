@@ -101,11 +101,7 @@ def format_config(cfg: Config) -> str:
 
 
 def _find(cfg_path: str | Path) -> str:
-    """Return the path of a config given by path or by the name of a shipped one.
-
-    Raises:
-        ConfigError: if no config or several configs have the name.
-    """
+    """Return the path of a config given by path or by the name of a shipped one."""
     if os.path.lexists(cfg_path):
         return str(cfg_path)
     try:

@@ -59,14 +59,7 @@ Row = dict[str, Any]
 
 
 class _Expressions(BaseDataset):  # type: ignore[misc]
-    """The base of training and evaluation sets: rows, images, processors.
-
-    Args:
-        vis_processor: PIL image (RGB) -> tensor.
-        text_processor: expression -> expression.
-        vis_root: folder that image paths are relative to.
-        rows: see the module's docstring; every one has ``image`` and ``text``.
-    """
+    """The base of training and evaluation sets: rows (see the module), images, processors."""
 
     def __init__(
         self,
@@ -342,11 +335,7 @@ def _with_boxes(
     truth: Mapping[Any, Row] | None,
     proposals: Mapping[str, list[list[float]]] | None,
 ) -> list[Row]:
-    """Return rows with their true box, split and proposals.
-
-    Raises:
-        ValueError: listing rows without a box, and images without proposals.
-    """
+    """Return rows with their true box, split and proposals; refuse them if one lacks any."""
     found, problems = [], []
     for number, row in enumerate(rows):
         known = (truth or {}).get(row.get("ref_id"), {})

@@ -221,15 +221,7 @@ def _identity(shard: int, sample: Stored) -> bytes:
 
 
 class _Shards(Pairs):
-    """Pairs from shards.
-
-    Args:
-        ann_paths: index files, tar files, globs and brace lists, read as one.
-        table_options: `drop_empty`, `cache_dir` of `listed`.
-
-    Raises:
-        FileNotFoundError, ValueError: see `listed`.
-    """
+    """Pairs from the shards that `listed` finds by ``ann_paths``."""
 
     table: ShardTable
 

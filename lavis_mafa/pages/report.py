@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,8 @@ from lavis_mafa.algorithm.mining import DIRECTIONS, STATE_NAMES
 from lavis_mafa.metrics.binary import bin_of
 from lavis_mafa.pages.charts import Cell, Curve, Table, curve_html, esc, require, table_html
 from lavis_mafa.pages.html import data_uri, fill, script_json, write_page
+
+Show = Callable[[int], tuple[Image.Image | None, str]]  # image and caption of a sample
 
 THUMBNAIL = 192  # longest side of an embedded image, pixels
 PROBABILITY_BINS = 1000  # of probabilities that are given one by one
@@ -70,6 +72,20 @@ class Mined:
                 f"probability of a mined connection is {self.probability}, expected 0 to 1: "
                 "Con-D's softmax output for the class 'match', not its logit"
             )
+
+    @classmethod
+    def shown(cls, show: Show, anchor: int, mined: int, **facts: Any) -> Mined:
+        """Return a connection with the images and captions of the pairs at two places."""
+        (anchor_image, anchor_caption), (mined_image, mined_caption) = show(anchor), show(mined)
+        return cls(
+            anchor_image=anchor_image,
+            anchor_caption=anchor_caption,
+            mined_image=mined_image,
+            mined_caption=mined_caption,
+            anchor_index=anchor,
+            mined_index=mined,
+            **facts,
+        )
 
 
 class Judgements:

@@ -345,11 +345,8 @@ class RunnerMafa(EvaluatingRunner):
     def _train_step(
         self, samples: dict[str, Any], window_size: int, ends_window: bool
     ) -> tuple[Any, dict[str, float]]:
-        """Forward and backward pass of a mini-batch; an optimizer step if it ends its window.
-
-        Returns:
-            The output of the model, and its loss terms by name.
-        """
+        """Pass a mini-batch forward and back, end its window if it is the last one; return the
+        model's output and loss terms."""
         where = f"epoch {samples['epoch']}, step {samples['iters']}"
         self.guard.begin(samples)
         # Average gradients over ranks once a window rather than after every mini-batch.
