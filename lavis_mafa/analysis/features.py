@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from lavis.common.dist_utils import get_rank, get_world_size, is_main_process
+from lavis.common.dist_utils import get_rank, get_world_size
 from numpy.typing import NDArray
 from torch import Tensor
 from tqdm import tqdm
@@ -18,7 +18,7 @@ from tqdm import tqdm
 from lavis_mafa.analysis.loading import ModelAndData, log_on_main
 from lavis_mafa.io.files import atomic_write
 from lavis_mafa.io.identity import claim_folder, digest, fingerprint
-from lavis_mafa.io.processes import barrier
+from lavis_mafa.io.processes import barrier, progress
 from lavis_mafa.models.families import backbone_of
 from lavis_mafa.runners.loaders import to_device
 
@@ -77,11 +77,10 @@ def make_features(loaded: ModelAndData, numbers: NDArray[Any], folder: Path) -> 
     if total:
         log_on_main("encoding %d of %d samples", total, len(numbers))
     size = int(loaded.cfg.run_cfg.batch_size_eval)
-    bar = tqdm(total=total, unit=" samples", desc="features", disable=not is_main_process())
-    for k in missing:
-        batches = [blocks[k][i : i + size] for i in range(0, len(blocks[k]), size)]
-        _save(paths[k], _encode(loaded, batches, bar))
-    bar.close()
+    with progress(desc="features", total=total, unit=" samples") as bar:
+        for k in missing:
+            batches = [blocks[k][i : i + size] for i in range(0, len(blocks[k]), size)]
+            _save(paths[k], _encode(loaded, batches, bar))
     barrier()
     return _load(paths, numbers)
 

@@ -8,8 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
-from lavis.common.dist_utils import get_world_size
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -20,6 +18,7 @@ from lavis_mafa.algorithm.losses.contrastive import itc_labels
 from lavis_mafa.algorithm.mining import Connections
 from lavis_mafa.algorithm.settings import StepSettings
 from lavis_mafa.analysis.features import Features
+from lavis_mafa.io.processes import sum_over_ranks
 
 
 class LabelProfile:
@@ -62,14 +61,10 @@ class LabelProfile:
 
     def reduce(self, device: torch.device | str = "cpu") -> None:
         """Sum the labels of all ranks; every rank must call this method."""
-        if get_world_size() == 1:
-            return
         count = torch.tensor([self.anchors], dtype=torch.float64)
-        state = torch.cat([count, self._total, self._squares]).to(device)
-        dist.all_reduce(state)
-        count, self._total, self._squares = state.cpu().split(
-            [1, len(self._total), len(self._squares)]
-        )
+        state = sum_over_ranks(torch.cat([count, self._total, self._squares]), device)
+        sizes = [1, len(self._total), len(self._squares)]
+        count, self._total, self._squares = torch.split(state, sizes)
         self.anchors = int(count)
 
     @property

@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from lavis.common.dist_utils import get_rank, get_world_size, is_main_process
 from numpy.typing import NDArray
-from tqdm import tqdm
 
 from lavis_mafa.algorithm.backbone import Backbone
 from lavis_mafa.algorithm.grit import grouped_plan
@@ -22,6 +21,7 @@ from lavis_mafa.analysis.hard_negatives import Sampling, order_of
 from lavis_mafa.analysis.label_profile import LabelProfile, Stream, labels_of
 from lavis_mafa.analysis.loading import ModelAndData, data_source, load_model_and_data, log_on_main
 from lavis_mafa.io.files import write_json, write_text
+from lavis_mafa.io.processes import progress
 from lavis_mafa.models.con_d.build import build_discriminator
 from lavis_mafa.models.con_d.discriminator import Oracle
 from lavis_mafa.models.families import backbone_of
@@ -112,8 +112,7 @@ def measure(loaded: ModelAndData, args: argparse.Namespace, batch: int) -> list[
         mine = list(steps)[get_rank() :: get_world_size()]
         judged = [stream.features.numbers[stream.mini_batch(s)] for s in mine]
         judges = iter(judge_of(judged)) if judge_of else None
-        bar = tqdm(mine, f"labels, {sampling}", unit=" mini-batches", disable=not is_main_process())
-        for step in bar:
+        for step in progress(mine, f"labels, {sampling}", unit=" mini-batches"):
             judge = next(judges) if judges else None
             _add(own_rows, step, stream, backbone, settings, judge, device)
         rows += own_rows

@@ -9,14 +9,13 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from lavis.common.dist_utils import get_rank, get_world_size, is_main_process
 from numpy.typing import NDArray
-from tqdm import tqdm
 
 from lavis_mafa.analysis.loading import ModelAndData, data_source, load_model_and_data, log_on_main
 from lavis_mafa.analysis.token_prediction import COUNTS, TokenPredictor, share_of
 from lavis_mafa.io.files import write_json, write_text
+from lavis_mafa.io.processes import progress, sum_over_ranks
 from lavis_mafa.metrics.intervals import clustered, ratio
 from lavis_mafa.models.checkpoints import random_weights
 from lavis_mafa.pages.charts import Curve, Series, Table
@@ -139,8 +138,7 @@ def measure(
     batches = [numbers[i : i + size] for i in range(0, len(numbers), size)]
     mine = batches[get_rank() :: get_world_size()]
     counts = torch.zeros(len(rates), len(COUNTS), len(numbers), dtype=torch.int64)
-    quiet = not is_main_process()
-    bar = tqdm(total=sum(map(len, mine)), unit=" samples", desc=name, disable=quiet)
+    bar = progress(desc=name, total=sum(map(len, mine)), unit=" samples")
     for batch in loaded.data.batches(mine):
         index = np.asarray(batch["index"])
         samples = to_device(batch, loaded.device)
@@ -150,11 +148,7 @@ def measure(
         counts[..., torch.from_numpy(np.searchsorted(numbers, index))] = found.cpu() * readable
         bar.update(len(index))
     bar.close()
-    if get_world_size() > 1:
-        summed = counts.to(loaded.device)
-        dist.all_reduce(summed)
-        counts = summed.cpu()
-    return counts.numpy()
+    return sum_over_ranks(counts, loaded.device).numpy()
 
 
 def figures_of(counts: NDArray[Any], clusters: NDArray[Any]) -> dict[str, Any]:

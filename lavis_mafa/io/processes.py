@@ -1,4 +1,4 @@
-"""Coordinate the ranks of a run: wait, agree, act on rank 0 for all, exchange Python objects."""
+"""Coordinate the ranks of a run: wait, agree, act on rank 0 for all, exchange objects and sums."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from lavis.common.dist_utils import (
     is_dist_avail_and_initialized,
     is_main_process,
 )
+from tqdm import tqdm
 
 T = TypeVar("T")
 # Parts of the messages by which gloo, NCCL and the store report a peer that has ended or hangs.
@@ -113,3 +114,17 @@ def any_rank(flags: Sequence[bool], device: torch.device) -> list[bool]:
     merged = torch.tensor([int(flag) for flag in flags], device=device)
     dist.all_reduce(merged, op=dist.ReduceOp.MAX)
     return [bool(flag) for flag in merged.tolist()]
+
+
+def sum_over_ranks(values: torch.Tensor, device: torch.device | str) -> torch.Tensor:
+    """Return the sum of a CPU tensor over all ranks, which must all pass one of equal shape."""
+    if get_world_size() == 1:
+        return values
+    total = values.to(device)
+    dist.all_reduce(total)
+    return total.cpu()
+
+
+def progress(*args: Any, **options: Any) -> Any:
+    """Return tqdm's progress bar, which only the main process shows; arguments as tqdm's."""
+    return tqdm(*args, disable=not is_main_process(), mininterval=1.0, **options)

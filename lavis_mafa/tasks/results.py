@@ -10,15 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lavis.common.dist_utils import is_main_process
 from lavis.common.registry import registry
 from lavis.datasets.data_utils import prepare_sample
 from lavis.datasets.datasets.base_dataset import BaseDataset
 from torch.utils.data.dataloader import default_collate
-from tqdm import tqdm
 
 from lavis_mafa.io.files import write_text
-from lavis_mafa.io.processes import gather_objects
+from lavis_mafa.io.processes import gather_objects, progress
 from lavis_mafa.metrics.captions import as_id
 
 # By it `allow_ragged_columns` tells LAVIS's data sets from those that collate themselves.
@@ -57,10 +55,7 @@ class InBatches:
             `without_duplicates`.
         """
         records: list[Record] = []
-        hidden = not is_main_process()
-        for samples in tqdm(
-            data_loader, desc=self.doing, disable=hidden, leave=False, mininterval=1.0
-        ):
+        for samples in progress(data_loader, desc=self.doing, leave=False):
             records += self.valid_step(model, prepare_sample(samples, cuda_enabled=cuda_enabled))
         return gather_records(records)
 

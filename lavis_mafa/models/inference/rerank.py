@@ -8,11 +8,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 import torch.distributed as dist
-from lavis.common.dist_utils import get_rank, get_world_size, is_main_process
+from lavis.common.dist_utils import get_rank, get_world_size
 from torch import Tensor
-from tqdm import tqdm
 
 from lavis_mafa.algorithm.backbone import Backbone, Images, Texts
+from lavis_mafa.io.processes import progress
 from lavis_mafa.models.inference.many_pairs import ManyPairs
 
 MAX_TOKENS = 35  # LAVIS's length for retrieval captions
@@ -82,8 +82,7 @@ def encode_split(backbone: Backbone, data_loader: Any) -> tuple[Images, Texts]:
     """Encode a whole evaluation split; embeddings of images stay on the CPU."""
     texts = ManyPairs(backbone).encode_texts(data_loader.dataset.text, max_length=MAX_TOKENS)
     embeds, features = [], []
-    hidden = not is_main_process()
-    for samples in tqdm(data_loader, "encoding images", disable=hidden, leave=False, mininterval=1):
+    for samples in progress(data_loader, "encoding images", leave=False):
         one = backbone.encode_images(samples["image"].to(texts.ids.device))
         assert one.features is not None
         embeds.append(one.embeds.cpu())
@@ -106,14 +105,7 @@ def itm_scores(
     pairs_per_pass: int | None = None,
 ) -> Tensor:
     """Return the ITM logits of class 1 ``(P,)`` of the given pairs, and show a progress bar."""
-    with tqdm(
-        total=len(image_of),
-        desc="re-ranking",
-        unit=" pairs",
-        disable=not is_main_process(),
-        leave=False,
-        mininterval=1.0,
-    ) as bar:
+    with progress(desc="re-ranking", total=len(image_of), unit=" pairs", leave=False) as bar:
         matching = ManyPairs(backbone, pairs_per_pass, bar.update)
         return matching.match(images, texts, image_of, text_of)[:, 1]
 
