@@ -35,6 +35,7 @@ from webdataset import TarWriter
 from lavis_mafa.io.files import atomic_write, remove_partial_files, write_text
 
 KIND = "wids-shard-index-v1"
+NAME = "pairs"  # of the shards written here, and of their index
 IMAGE_SUFFIXES = ("jpg", "jpeg", "png", "webp")
 KEY = re.compile(r"[^./]+(/[^./]+)*")
 LONGEST_KEY = tarfile.LENGTH_NAME - len(".json")  # bytes; limit of a plain tar header
@@ -47,11 +48,10 @@ def write_shards(
     folder: str | os.PathLike[str],
     samples: Iterable[tuple[str, bytes, str, str, Mapping[str, Any]]],
     per_shard: int = 10_000,
-    name: str = "pairs",
     *,
     resume: bool = False,
 ) -> Path:
-    """Write samples into shards `<name>-000000.tar`, ... and their index `<name>.json`.
+    """Write samples into shards `pairs-000000.tar`, ... and their index `pairs.json`.
 
     Equal samples give equal bytes. Shards are written atomically, so that `resume` can continue
     after an error or a kill. Only one process may write into a folder at a time.
@@ -62,32 +62,30 @@ def write_shards(
             shard. Samples with an equal `image_id` among the further values show the same image.
         per_shard: samples per shard.
         resume: continue after the existing shards; `samples` must then start after the first
-            `finished(folder, name)` samples.
+            `finished(folder)` samples.
 
     Returns:
         The path of the index.
 
     Raises:
-        FileExistsError: if the folder has shards of this name and `resume` is false.
+        FileExistsError: if the folder has such shards and `resume` is false.
         ValueError: for a sample that cannot be stored, or no sample at all.
     """
     folder = Path(os.path.abspath(os.path.expanduser(folder)))
     if per_shard < 1:
         raise ValueError(f"per_shard: expected a whole number >= 1, got {per_shard}")
-    if not re.fullmatch(r"\w[\w-]*", name, re.ASCII):
-        raise ValueError(f"name: expected letters, digits, '_' and '-', got {name!r}")
-    done = _whole_shards(folder, name)
+    done = _whole_shards(folder)
     if done and not resume:
         raise FileExistsError(
-            f"{folder} contains {len(done)} shards {name!r} with {finished(folder, name)} samples; "
+            f"{folder} contains {len(done)} shards {NAME!r} with {finished(folder)} samples; "
             "write into another folder, or skip that many samples and use resume=True"
         )
-    remove_partial_files(folder, f"{name}-*.tar")  # of a run killed inside a shard
+    remove_partial_files(folder, f"{NAME}-*.tar")  # of a run killed inside a shard
     folder.mkdir(parents=True, exist_ok=True)
-    journal = folder / f"{name}.unfinished.jsonl"
+    journal = folder / f"{NAME}.unfinished.jsonl"
     rest = iter(samples)
     for first in rest:
-        path = folder / _shard_name(name, len(done))
+        path = folder / _shard_name(len(done))
         done.append(_write_shard(path, chain([first], islice(rest, per_shard - 1))))
         with open(journal, "a", encoding="utf-8") as file:
             # On a new line, in case a killed run left the last one incomplete.
@@ -96,22 +94,22 @@ def write_shards(
             os.fsync(file.fileno())
     if not done:
         raise ValueError(f"no sample to write into {folder}")
-    index = folder / f"{name}.json"
-    content = {"__kind__": KIND, "wids_version": 1, "name": name, "shardlist": done}
+    index = folder / f"{NAME}.json"
+    content = {"__kind__": KIND, "wids_version": 1, "name": NAME, "shardlist": done}
     write_text(index, json.dumps(content))
     journal.unlink(missing_ok=True)
     return index
 
 
-def finished(folder: str | os.PathLike[str], name: str = "pairs") -> int:
+def finished(folder: str | os.PathLike[str]) -> int:
     """Return the number of samples in the complete shards of `folder`."""
-    return sum(shard["nsamples"] for shard in _whole_shards(Path(folder).expanduser(), name))
+    return sum(shard["nsamples"] for shard in _whole_shards(Path(folder).expanduser()))
 
 
-def _whole_shards(folder: Path, name: str) -> list[dict[str, Any]]:
+def _whole_shards(folder: Path) -> list[dict[str, Any]]:
     """Return the index entries of the shards 0, 1, ... that are complete."""
     listed: dict[str, dict[str, Any]] = {}
-    index, journal = folder / f"{name}.json", folder / f"{name}.unfinished.jsonl"
+    index, journal = folder / f"{NAME}.json", folder / f"{NAME}.unfinished.jsonl"
     if index.is_file():
         listed.update((shard["url"], shard) for shard in _index(index))
     if journal.is_file():
@@ -122,7 +120,7 @@ def _whole_shards(folder: Path, name: str) -> list[dict[str, Any]]:
             except (ValueError, TypeError, KeyError):
                 continue  # blank, or cut short: its shard is written again
     whole: list[dict[str, Any]] = []
-    while (found := listed.get(_shard_name(name, len(whole)))) is not None:
+    while (found := listed.get(_shard_name(len(whole)))) is not None:
         path = folder / found["url"]
         if not path.is_file() or path.stat().st_size != found["filesize"]:
             break
@@ -130,8 +128,8 @@ def _whole_shards(folder: Path, name: str) -> list[dict[str, Any]]:
     return whole
 
 
-def _shard_name(name: str, number: int) -> str:
-    return f"{name}-{number:06d}.tar"
+def _shard_name(number: int) -> str:
+    return f"{NAME}-{number:06d}.tar"
 
 
 def _write_shard(

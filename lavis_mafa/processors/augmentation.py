@@ -30,12 +30,12 @@ STEPS = [
 _auto_contrast = randaugment.func_dict["AutoContrast"]
 
 
-def auto_contrast(image: npt.NDArray[Any], cutoff: float = 0) -> npt.NDArray[np.uint8]:
+def auto_contrast(image: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
     """Stretch each channel of ``(H, W, 3)`` uint8 to 0..255, as Pillow's ``autocontrast``.
 
     LAVIS negates a uint8, which wraps around: a channel without a 0 would become white.
     """
-    stretched: Any = _auto_contrast(image.astype(np.int32), cutoff)
+    stretched: Any = _auto_contrast(image.astype(np.int32))
     return np.asarray(stretched).astype(np.uint8)
 
 

@@ -212,9 +212,8 @@ def test_samples_that_cannot_be_stored_are_rejected(
 def test_writer_rejects_no_samples_and_invalid_options(work_folder: Path) -> None:
     with pytest.raises(ValueError, match="no sample"):
         write_shards("a", [])
-    for wrong in ({"per_shard": 0}, {"name": "../a"}, {"name": "a.b"}):
-        with pytest.raises(ValueError, match=next(iter(wrong))):
-            write_shards("a", [sample(0)], **wrong)
+    with pytest.raises(ValueError, match="per_shard"):
+        write_shards("a", [sample(0)], per_shard=0)
 
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
