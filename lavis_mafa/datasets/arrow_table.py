@@ -315,7 +315,7 @@ def _make_folder(folder: Path) -> None:
 
 def names_of(paths: Collection[str | os.PathLike[str]]) -> str:
     """Return paths in one line, for messages."""
-    return ", ".join(map(os.fspath, paths))
+    return ", ".join(os.fspath(path) for path in paths)
 
 
 def _log(paths: list[Path], table: PairTable) -> None:

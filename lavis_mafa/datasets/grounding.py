@@ -58,7 +58,7 @@ Processor = Callable[[Any], Any]
 Row = dict[str, Any]
 
 
-class _Expressions(BaseDataset):  # type: ignore[misc]
+class _Expressions(BaseDataset):
     """The base of training and evaluation sets: rows (see the module), images, processors."""
 
     def __init__(

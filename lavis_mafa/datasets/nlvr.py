@@ -23,7 +23,7 @@ def mirrored(sentence: str) -> str:
     return _SIDE.sub(lambda match: _OPPOSITE[match[1]], sentence)
 
 
-class NlvrTrain(NLVRDataset):  # type: ignore[misc]
+class NlvrTrain(NLVRDataset):
     """LAVIS's training set, which exchanges the two images of half of its samples.
 
     For these LAVIS also replaces "right" inside words: "bright" becomes "bleft".
@@ -42,7 +42,7 @@ class NlvrTrain(NLVRDataset):  # type: ignore[misc]
 
 
 @registry.register_builder("nlvr_mafa")
-class NlvrMafaBuilder(NLVRBuilder):  # type: ignore[misc]
+class NlvrMafaBuilder(NLVRBuilder):
     """LAVIS's ``nlvr`` with test-P as ``test``, for which LAVIS loads the dev split again.
 
     Annotation files and an image folder that exist locally are not copied.
