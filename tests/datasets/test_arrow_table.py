@@ -76,7 +76,7 @@ def test_every_format_gives_the_same_pairs(name: str, tmp_path: Path) -> None:
     table = converted([tmp_path / name], cache_dir=tmp_path)
     assert pairs_of(table) == PAIRS
     assert table.image_ids.tolist() == [0, 1, 0]
-    assert table.n_images == 2
+    assert table.meta["images"] == 2
 
 
 # Any text except lone surrogates; NUL is invalid in CSV before Python 3.11.

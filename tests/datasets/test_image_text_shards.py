@@ -248,7 +248,7 @@ def test_every_written_sample_is_listed_once(tmp_path_factory, given_samples, pe
             sample_[4] == other[4] and (sample_ is other or sample_[4] != {}) for other in expected
         ]
         assert (ids == ids[i]).tolist() == same
-    assert sorted(set(ids.tolist())) == list(range(table.n_images))
+    assert sorted(set(ids.tolist())) == list(range(table.meta["images"]))
 
 
 # Shards written by other programs
