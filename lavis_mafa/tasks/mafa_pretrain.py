@@ -179,7 +179,10 @@ class StepFigures:
             for name, (part, whole) in rates.items():
                 figures[f"{name}_{d}"] = _ratio(tally, part, whole, d)
             if of_con_d:
-                precision, base_rate = (figures[f"con_d_{n}_{d}"] for n in ("precision", "base_rate"))
+                precision, base_rate = (
+                    figures[f"con_d_precision_{d}"],
+                    figures[f"con_d_base_rate_{d}"],
+                )
                 figures[f"con_d_lift_{d}"] = lift(precision, base_rate)
         return figures
 
