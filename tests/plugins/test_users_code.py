@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from lavis_mafa.metrics.captions import tokens_of
+
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent / "users_code"
 ADDITIONS, FAMILY = str(HERE / "additions.py"), str(HERE / "family.py")
@@ -126,8 +128,9 @@ def test_a_caption_metric_of_ones_own_is_reported(tmp_path):
     (figures,) = [record for record in log if record["kind"] == "eval"]
     written = json.loads(next(tmp_path.rglob("test_epoch*.json")).read_text(encoding="utf-8"))
     assert len(written) == 8 and "ROUGE_L" in figures and "CIDEr" not in figures
-    texts = " ".join(one["caption"] for one in written).split()
-    assert figures["Words"] == sum(any(map(str.isalnum, word)) for word in texts) / 8
+    captions = {number: [one["caption"]] for number, one in enumerate(written)}
+    tokens = tokens_of(captions, figures["tokenizer"])  # which a metric is given
+    assert figures["Words"] == sum(len(text.split()) for (text,) in tokens.values()) / 8
     assert figures["Images"] == 8
 
 
