@@ -106,9 +106,12 @@ class Loaders:
         self.rank, self.device, self.share_evaluation = rank, device, share_evaluation
         self._batches: EpochBatches | None = None
         self._train: DataLoader[Any] | None = None
-        self._common: dict[str, Any] = {
-            "num_workers": int(run_cfg.num_workers),
-            "pin_memory": device.type == "cuda",
+
+    @property
+    def _common(self) -> dict[str, Any]:
+        return {
+            "num_workers": int(self.run_cfg.num_workers),
+            "pin_memory": self.device.type == "cuda",
             "worker_init_fn": ignore_signals_to_job,
         }
 
@@ -124,7 +127,7 @@ class Loaders:
                 self.train_set,
                 batch_sampler=self._batches,
                 collate_fn=self.train_set.collater,
-                persistent_workers=self._common["num_workers"] > 0,
+                persistent_workers=int(self.run_cfg.num_workers) > 0,
                 # A generator of its own, since drawing from the global one would change training.
                 generator=torch.Generator(),
                 **self._common,
