@@ -151,8 +151,10 @@ class WorldConfig:
 
     def detailed(self) -> WorldConfig:
         """This world with captions that mention everything in a scene."""
-        told: dict[str, float] = dict.fromkeys(("p_size", "p_colour", "p_background"), 1.0)
-        return dataclasses.replace(self, **told, p_all_objects=1.0, p_count=0.0, p_brief=0.0)
+        everything: dict[str, Any] = dict.fromkeys(
+            ("p_size", "p_colour", "p_background", "p_all_objects"), 1.0
+        )
+        return dataclasses.replace(self, **everything, p_count=0.0, p_brief=0.0)
 
 
 PRESETS = {
