@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,6 +18,15 @@ from PIL import Image
 from lavis_mafa.realworld import measure as module
 from lavis_mafa.realworld.measure import KnownSplit, ceilings, itm_figures, measure
 from lavis_mafa.realworld.prepare import labels_of, main, verified_rows
+from lavis_mafa.studies.engine import Request, prepare, verify
+
+UCM = Path(os.environ.get("LAVIS_MAFA_UCM", ROOT.parent / "shared" / "ucm-captions"))
+STUDIES = ROOT / "projects/mafa/studies"
+TINY = {"start_epochs": 1, "warm_up_epochs": 1, "uniform_epochs": 1, "epochs": 1} | {
+    "con_d_epochs": 1,
+    "batch": 8,
+    "search_space": 16,
+}
 
 
 @pytest.fixture
@@ -126,3 +139,44 @@ def test_a_model_is_measured_on_the_test_images(folder, tmp_path):
     assert figures["valid_txt_r1"] >= figures["txt_r1"] and 0 <= figures["itm_auc_same"] <= 1
     assert figures["itm_auc_far"] is not None and "judged_auc_itm" not in figures
     assert figures["false_negative_rate"] is None  # no log of training
+
+
+@pytest.mark.parametrize("name", ["ucm", "flickr8k"])
+def test_all_runs_of_the_studies_have_valid_configs(name, folder, tmp_path):
+    request = Request(STUDIES / f"{name}.yaml", parameters={"data": str(folder)}, output=tmp_path)
+    plan = prepare(request)
+    verify(plan)
+    uses = {job.name.split("/")[0]: " ".join(job.command) for job in plan.jobs.values()}
+    assert f"{folder}/train.json" in uses["base"] and "negatives=uniform" in uses["warm_up"]
+    oracles = [run for run, command in uses.items() if "con_d.arch=oracle" in command]
+    if name == "ucm":
+        assert "verified.jsonl" in uses["con_d"] and "con_d" in oracles and len(oracles) == 5
+    else:
+        assert not oracles and "image_start" not in uses
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not UCM.is_dir(), reason=f"UCM-Captions is not in {UCM} (LAVIS_MAFA_UCM)")
+def test_a_study_of_60_pictures_from_end_to_end(tmp_path):
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "images").symlink_to(UCM / "images")
+    rows = json.loads((UCM / "train.json").read_text())
+    images = sorted({row["image"] for row in rows})[:: 1669 // 45][:45]
+    train = [row for row in rows if row["image"] in images]
+    test = json.loads((UCM / "test.json").read_text())
+    test = test[:8] + test[50:57]  # of few classes, which share captions
+    for name, content in (("train", train), ("test", test)):
+        (data / f"{name}.json").write_text(json.dumps(content))
+    (data / "meta.json").write_bytes((UCM / "meta.json").read_bytes())
+    values = [f"{key}={value}" for key, value in {**TINY, "data": data}.items()]
+    command = [sys.executable, "-m", "lavis_mafa", "study", str(STUDIES / "ucm.yaml")]
+    command += ["--set", *values, "--seeds", "0", "--output", str(tmp_path / "out")]
+    command += ["--rows", "warm_up", "con_d", "grit", "ecm", "fixed_oracle"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-3000:]
+    found = json.loads((tmp_path / "out/results.json").read_text())["rows"]
+    figures = {name: row["seeds"]["0"] for name, row in found.items()}
+    assert figures["fixed hardness + ECM, oracle"]["false_negative_rate_in_itm"] == 0
+    assert figures["GRIT-VLP"]["false_negative_rate_in_itm"] > 0
+    assert figures["Con-D"]["itm_auc_far"] is not None
