@@ -17,6 +17,8 @@ from torch.utils.data import DataLoader
 
 from lavis_mafa.config import load_config
 from lavis_mafa.datasets.image_text_json import ImageTextEval, ImageTextJsonBuilder
+from lavis_mafa.datasets.judged_truth import truth_by_people
+from lavis_mafa.datasets.judgements import read_judgements
 from lavis_mafa.datasets.split_as_pairs import SplitAsPairs
 from lavis_mafa.datasets.training_set import TrainingSet
 from lavis_mafa.metrics.binary import area_under_roc
@@ -85,9 +87,6 @@ def judged_pairs(data: ImageTextEval, folder: Path) -> tuple[Pairs, npt.NDArray[
     path = folder / JUDGEMENTS
     if not path.is_file():
         return None
-    from lavis_mafa.datasets.judged_truth import truth_by_people
-    from lavis_mafa.datasets.judgements import read_judgements
-
     samples = TrainingSet(SplitAsPairs(data))
     truth = truth_by_people(samples, read_judgements(path))
     images, texts = truth.pairs()
