@@ -252,11 +252,11 @@ def test_joined_rows_are_the_same_pairs(data):
         data.draw(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 9)), unique=True))
         for _ in range(2)
     ]
-    write_judged_files = [
+    judged_files = [
         judged_file([i for i, _ in pairs_of_file], [t for _, t in pairs_of_file])
         for pairs_of_file in pair_lists
     ]
-    rows, others = joined(*write_judged_files)
+    rows, others = joined(*judged_files)
     pairs = [pair_lists[0][row] for row in rows]
     assert (
         pairs
