@@ -27,6 +27,10 @@ COMMANDS = {
         "lavis_mafa.commands.count",
         "count false negatives under random and grouped mini-batches",
     ),
+    "advise": (
+        "lavis_mafa.commands.advise",
+        "advise whether to group and to mine on your data, with which settings",
+    ),
     "mine": ("lavis_mafa.commands.mine", "write the pairs that Con-D finds as new training data"),
     "report": ("lavis_mafa.commands.report", "write a page about a run, or what was counted"),
     "eccv": ("lavis_mafa.commands.eccv", "score saved COCO retrieval by ECCV Caption and CxC"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -41,8 +41,16 @@ from lavis_mafa.pages.tables import markdown_table
 ANCHORS = {"image": True, "text": False}  # modality of the anchor: whether it is an image
 
 
-def count_false_negatives(args: argparse.Namespace) -> None:
+def count_false_negatives(
+    args: argparse.Namespace,
+    complete: Callable[[argparse.Namespace, ModelAndData], None] | None = None,
+) -> None:
     """Count and write ``counts.json``, ``counts.md``, ``report.html`` and ``judged.npz``.
+
+    Args:
+        args: those of `lavis_mafa.commands.count`.
+        complete: sets the arguments that are not given, by the loaded data; None: the defaults of
+            the command.
 
     Raises:
         ValueError: for arguments that are out of range or do not fit together.
@@ -70,6 +78,8 @@ def count_false_negatives(args: argparse.Namespace) -> None:
     more = None
     if judgements is not None:
         more = truth_by_people(loaded.data.pairs, judgements).pairs()
+    if complete is not None:
+        complete(args, loaded)
     run_cfg = loaded.cfg.run_cfg
     sizes = args.batch_sizes or [int(run_cfg.batch_size_train)]
     spaces = args.search_spaces or [int(run_cfg.grit.search_space)]
@@ -94,6 +104,7 @@ def count_false_negatives(args: argparse.Namespace) -> None:
         args,
         low=args.threshold,
         high=args.threshold,
+        con_d=con_ds,
         self_check={name: check.content() for name, check in checks.items()},
     )
     corrections = [] if correction is None else [correction]
@@ -101,6 +112,7 @@ def count_false_negatives(args: argparse.Namespace) -> None:
         judged.about[JUDGEMENTS] = judgements.path
         by_name = [correction_by_judgements(judged, name, args.threshold) for name in con_ds]
         corrections = [one for one in by_name if one is not None]
+    judged.samplings = {one.name: _is_in(judged, found) for one, found in negatives.items()}
     counts = [
         count
         for one, found in negatives.items()
@@ -109,6 +121,13 @@ def count_false_negatives(args: argparse.Namespace) -> None:
     if is_main_process():
         judged.save(args.output / FILE)
         write_results(args, counts, corrections, loaded, features, judged, checks)
+
+
+def _is_in(judged: Judged, negatives: HardNegatives) -> NDArray[Any]:
+    """Return ``(P,)`` bool, whether each judged pair is among hard negatives."""
+    found = np.zeros(len(judged), bool)
+    found[judged.rows_of(negatives.image, negatives.text)] = True
+    return found
 
 
 def refuse_to_drop_counts(output: Path, wanted: Sequence[Sampling], judges: Sequence[str]) -> None:

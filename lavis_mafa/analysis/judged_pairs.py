@@ -21,7 +21,8 @@ from lavis_mafa.metrics.known_truth import VALID as VALID
 
 FILE = "judged.npz"
 JUDGEMENTS = "judgements"  # key of `Judged.about`
-_PREFIX = "probability_"  # of the array of a discriminator in the file
+# Of the arrays of a discriminator and of a sampling in the file.
+_PREFIX, _SAMPLING = "probability_", "sampling_"
 
 
 @dataclass
@@ -38,6 +39,8 @@ class Judged:
         truth: ``(P,)`` int8, `VALID`, `INVALID` or `UNKNOWN`.
         about: origin of the pairs, as plain values: ``cfg_path``, ``options``, ``low``, ``high``,
             and `JUDGEMENTS`, the file that ``truth`` comes from, if not from the data set.
+        samplings: ``(P,)`` bool by `hard_negatives.Sampling.name`, whether the pair is a hard
+            negative in its mini-batches; {} in files of `mine` and of earlier versions.
     """
 
     image: NDArray[Any]
@@ -47,9 +50,11 @@ class Judged:
     probability: dict[str, NDArray[Any]]
     truth: NDArray[Any]
     about: dict[str, Any] = field(default_factory=dict)
+    samplings: dict[str, NDArray[Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         arrays = {name: getattr(self, name) for name in _COLUMNS} | self.probability
+        arrays |= self.samplings
         wrong = {name: a.shape for name, a in arrays.items() if a.shape != self.image.shape}
         if wrong or self.image.ndim != 1:
             raise ValueError(f"expected arrays ({len(self.image)},), got {wrong or 'a matrix'}")
@@ -110,10 +115,20 @@ class Judged:
         rows = order[np.minimum(place, len(keys) - 1)]
         return np.where(keys[rows] == wanted, rows, -1)
 
+    def select(self, rows: NDArray[Any]) -> Judged:
+        """Return only some pairs, by ``rows``: numbers or a mask ``(P,)``."""
+        return Judged(
+            **{name: getattr(self, name)[rows] for name in _COLUMNS},
+            probability={name: one[rows] for name, one in self.probability.items()},
+            about=self.about,
+            samplings={name: one[rows] for name, one in self.samplings.items()},
+        )
+
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write an ``.npz`` file atomically."""
         columns = {name: getattr(self, name) for name in _COLUMNS}
         columns |= {_PREFIX + name: values for name, values in self.probability.items()}
+        columns |= {_SAMPLING + name: values for name, values in self.samplings.items()}
         with atomic_write(path) as file:
             np.savez(file, about=np.array(json.dumps(self.about)), **columns)
         return Path(path)
@@ -136,14 +151,20 @@ class Judged:
         try:
             with np.load(path, allow_pickle=False) as stored:
                 columns: Mapping[str, NDArray[Any]] = dict(stored)
-            probability = {
-                name.removeprefix(_PREFIX): values
-                for name, values in columns.items()
-                if name.startswith(_PREFIX)
-            }
+            probability, samplings = (
+                {
+                    name.removeprefix(prefix): values
+                    for name, values in columns.items()
+                    if name.startswith(prefix)
+                }
+                for prefix in (_PREFIX, _SAMPLING)
+            )
             about = json.loads(str(columns["about"]))
             return cls(
-                **{name: columns[name] for name in _COLUMNS}, probability=probability, about=about
+                **{name: columns[name] for name in _COLUMNS},
+                probability=probability,
+                about=about,
+                samplings=samplings,
             )
         except (KeyError, ValueError, OSError) as error:
             raise ValueError(f"{path} is not a file of judged pairs: {error}") from error

@@ -20,22 +20,32 @@ from lavis_mafa.commands.arguments import (
 )
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of the command."""
+def add_arguments(
+    parser: argparse.ArgumentParser,
+    batch_sizes: str = "the config's",
+    search_spaces: str = "the config's",
+    sample: str = "all",
+) -> None:
+    """Add the arguments of the command; the others describe their defaults in ``--help``."""
     add_config_arguments(parser)
     add_con_d_argument(parser)
     parser.add_argument("--output", type=Path, required=True, help="folder for the results")
     add_sampling_arguments(parser)
     parser.add_argument(
-        "--batch-sizes", nargs="+", type=int, metavar="B", help="(default: the config's)"
+        "--batch-sizes", nargs="+", type=int, metavar="B", help=f"(default: {batch_sizes})"
     )
     parser.add_argument(
-        "--search-spaces", nargs="+", type=int, metavar="M", help="(default: the config's)"
+        "--search-spaces",
+        nargs="+",
+        type=int,
+        metavar="M",
+        help=f"(default: {search_spaces})",
     )
     parser.add_argument(
         "--sample",
         type=int,
-        help="draw this many samples at random, at least the largest search space (default: all)",
+        help="draw this many samples at random, at least the largest search space "
+        f"(default: {sample})",
     )
     parser.add_argument(
         "--threshold",

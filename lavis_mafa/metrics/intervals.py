@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -64,6 +65,30 @@ def ratio(hits: NDArray[Any], counts: NDArray[Any]) -> tuple[float, float]:
     half = Z * math.sqrt(_variance(hits, counts))
     share = float(hits.sum() / counts.sum())
     return share - half, share + half
+
+
+def share_ratio(share: Sequence[float], base: Sequence[float]) -> tuple[float, float, float]:
+    """Return the ratio of two shares above 0 and its 95 % interval, such as a lift.
+
+    The errors of the logarithms are added as if the shares were independent (the method of variance
+    estimates recovery, Zou and Donner 2008). That is conservative for shares of overlapping pairs.
+
+    Args:
+        share, base: value, low and high of each; the value of ``base`` is above 0.
+
+    Returns:
+        Ratio, low, high.
+    """
+    (p, p_low, p_high), (b, b_low, b_high) = share, base
+    up = p_high / b_low if b_low > 0 else math.inf
+    if p <= 0:
+        return 0.0, 0.0, up
+    ratio, low = p / b, 0.0
+    if p_low > 0:
+        low = ratio * math.exp(-math.hypot(math.log(p / p_low), math.log(b_high / b)))
+    if b_low > 0:
+        up = ratio * math.exp(math.hypot(math.log(p_high / p), math.log(b / b_low)))
+    return ratio, low, up
 
 
 def _variance(hits: NDArray[Any], counts: NDArray[Any]) -> float:

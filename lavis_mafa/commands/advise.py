@@ -1,0 +1,45 @@
+"""Advise whether to group mini-batches (GRIT) and to mine (Con-D, ECM) on your data.
+
+Counts false negatives as `lavis-mafa count` does, in random and grouped mini-batches, and compares
+the figures with bounds. Every recommendation comes with its figures and is clear or uncertain. The
+bounds were found on toy worlds: treat the advice as a hypothesis about other data. Finished counts
+in --output are reused.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from lavis_mafa.commands import count
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
+    count.add_arguments(
+        parser,
+        batch_sizes="those already counted in --output, else the config's and half of it",
+        search_spaces="those already counted, else M of the config, M/4 and 4 M, at most the data",
+        sample="that of the counts in --output, else the largest search space",
+    )
+    parser.add_argument(
+        "--labels",
+        nargs="+",
+        type=Path,
+        default=[],
+        metavar="FILE",
+        help="labels.json of one or several annotators, about pairs counted in --output",
+    )
+    parser.add_argument(
+        "--run",
+        type=Path,
+        metavar="FOLDER",
+        help="run with random mini-batches: does ITM's loss still fall?",
+    )
+
+
+def run(args: argparse.Namespace) -> None:
+    """Write ``advice.json``, ``advice.md`` and ``advice.html``, and print the advice."""
+    from lavis_mafa.analysis.advice_report import advise
+
+    advise(args)
