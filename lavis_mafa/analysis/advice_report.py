@@ -128,6 +128,9 @@ def complete(args: argparse.Namespace, loaded: ModelAndData) -> None:
 
     What was counted before in ``--output`` is counted again, with its saved verdicts, since a count
     never drops earlier results.
+
+    Raises:
+        ValueError: if the counts in ``--output`` are of a sample that is too small.
     """
     path = args.output / COUNTS
     counts = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
@@ -137,8 +140,14 @@ def complete(args: argparse.Namespace, loaded: ModelAndData) -> None:
     sizes += args.batch_sizes or ([] if sizes else [batch, max(2, batch // 2)])
     spaces += args.search_spaces or ([] if spaces else search_spaces(space, max(sizes), total))
     args.batch_sizes, args.search_spaces = sorted(set(sizes)), sorted(set(spaces))
+    largest = min(total, max(*sizes, *spaces))
     if args.sample is None:
-        args.sample = _sample(counts) if counts else min(total, max(*sizes, *spaces))
+        args.sample = _sample(counts) if counts else largest
+    if counts and args.sample == _sample(counts) and args.sample < largest:
+        raise ValueError(
+            f"{args.output} has counts of a sample of {args.sample:,}, too small for B or M of "
+            f"{largest:,}: give another --output, or at most {args.sample:,}"
+        )
 
 
 def search_spaces(space: int, batch_size: int, total: int) -> list[int]:

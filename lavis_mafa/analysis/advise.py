@@ -372,8 +372,8 @@ def _high(evidence: Evidence) -> list[Advice]:
 
 def _alpha(evidence: Evidence) -> Advice:
     reason = (
-        "A cautious default; no figure here decides it. An alpha of .5 is strong where a mini-batch "
-        "holds few valid strangers."
+        "A cautious default; no figure here decides it. An alpha of .5 is strong where a "
+        "mini-batch holds few valid strangers."
     )
     return Advice("model.mafa.soft_labels.alpha", ALPHA, reason, UNCERTAIN)
 
@@ -516,8 +516,8 @@ def quality_of(
 ) -> Quality | None:
     """Return the accuracy of a discriminator on grouped hard negatives; None if it is unknown.
 
-    The truth of the data is used if it is known, else the labels, else judgements. Intervals treat pairs as
-    independent.
+    The truth of the data is used if it is known, else the labels, else judgements. Intervals
+    treat pairs as independent.
 
     Args:
         grouped: ``(P,)`` bool.

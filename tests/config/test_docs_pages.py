@@ -65,7 +65,16 @@ def test_commands_are_found():
     scripts = {file for command in COMMANDS for file in docs.parse(command).files}
     assert {"train.py", "evaluate.py", "run_scripts/demo.sh"} <= scripts
     subcommands = {name for command in COMMANDS for name in docs.parse(command).subcommands}
-    assert {"count", "mine", "report", "threshold", "label", "profile", "vision"} <= subcommands
+    assert {
+        "count",
+        "advise",
+        "mine",
+        "report",
+        "threshold",
+        "label",
+        "profile",
+        "vision",
+    } <= subcommands
     with_config = [command for command in COMMANDS if docs.parse(command).config]
     assert len(with_config) > 40
     assert any("--nproc_per_node" in command for command in with_config)

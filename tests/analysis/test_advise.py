@@ -1,0 +1,498 @@
+"""Advice: every rule against evidence written by hand, and the command on toy worlds."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from small_world import arguments, call, call_ranks, con_d, save_model
+
+from lavis_mafa.analysis.advice_report import fall_of_run, search_spaces, write_advice
+from lavis_mafa.analysis.advise import (
+    ALPHA,
+    CLEAR,
+    LABELS,
+    UNCERTAIN,
+    Config,
+    Estimate,
+    Evidence,
+    Fall,
+    Quality,
+    advice_of,
+    evidence_of,
+    fall_of,
+    nearest,
+    options_line,
+    quality_of,
+    shares_of,
+)
+from lavis_mafa.analysis.judged_pairs import INVALID, JUDGEMENTS, UNKNOWN, VALID, Judged
+from lavis_mafa.analysis.judging import TRUTH
+from lavis_mafa.analysis.quality import labels as label_files
+from lavis_mafa.analysis.quality.correction import Correction
+from lavis_mafa.cli import main
+from lavis_mafa.metrics.binary import figures_at, weighted_share
+from lavis_mafa.metrics.intervals import share_ratio
+
+ENABLED, SPACE, QUEUE = (f"run.grit.{key}" for key in ("enabled", "search_space", "queue_size"))
+ACTION, HIGH, LOW = (f"model.mafa.connections.{key}" for key in ("action", "high", "low"))
+FEW, MANY = Estimate(0.005, 0.003, 0.008), Estimate(0.26, 0.24, 0.28)
+SOME, MOST = Estimate(0.28, 0.26, 0.3), Estimate(0.57, 0.55, 0.6)
+GOOD = Quality(
+    TRUTH,
+    pairs=900,
+    above=300,
+    precision=Estimate(0.67, 0.62, 0.72),
+    base_rate=Estimate(0.3, 0.28, 0.32),
+    lift=Estimate(2.4, 2.1, 2.8),
+    reaching=(0.9, Estimate(0.84, 0.81, 0.87)),
+)
+POOR = dataclasses.replace(GOOD, lift=Estimate(1.3, 1.1, 1.5), reaching=None)
+FALLS = Fall(4, 0.4, 0.3, Estimate(0.25, 0.2, 0.3))
+IS_FLAT = Fall(4, 0.4, 0.398, Estimate(0.005, -0.01, 0.02))
+
+
+def evidence(**changes):
+    """Return evidence that favours grouping and mining, with some changes."""
+    grouped = {(32, 256): Estimate(0.1, 0.09, 0.11), (32, 1024): SOME, (32, 4096): MOST}
+    base = {
+        **{"judge": TRUTH, "batch_size": 32, "search_space": 1024, "queue_size": 4096},
+        **{"random": {32: FEW}, "grouped": grouped, "itm": IS_FLAT},
+        **{"con_d": "own", "problems": (), "quality": GOOD},
+    }
+    return Evidence(**{**base, **changes})
+
+
+def by_option(found):
+    return {one.option: (one.value, one.certainty) for one in advice_of(found)}
+
+
+def wide(share):
+    """Return the share with an interval that crosses all bounds."""
+    return Estimate(share.value, 0.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    "changes, expected",
+    [
+        pytest.param({}, (True, CLEAR), id="group"),
+        pytest.param({"itm": None}, (True, CLEAR), id="group without a run"),
+        pytest.param({"random": {32: wide(FEW)}}, (True, UNCERTAIN), id="wide random"),
+        pytest.param({"random": {32: MANY}}, (False, CLEAR), id="dense"),
+        pytest.param({"random": {32: wide(MANY)}}, (False, UNCERTAIN), id="wide dense"),
+        pytest.param({"grouped": {(32, 256): MOST}}, (False, CLEAR), id="grouped too many"),
+        pytest.param({"grouped": {(32, 256): wide(MOST)}}, (False, UNCERTAIN), id="wide grouped"),
+        pytest.param({"itm": FALLS}, (False, CLEAR), id="random still teaches"),
+        pytest.param(
+            {"itm": Fall(1, 0.4, 0.37, Estimate(0.075, -0.1, 0.2))},
+            (False, UNCERTAIN),
+            id="falls within its noise",
+        ),
+        pytest.param(
+            {"random": {32: wide(MANY)}, "itm": FALLS}, (False, CLEAR), id="one clear failure"
+        ),
+        pytest.param({"judge": "own"}, (True, UNCERTAIN), id="untested judge"),
+        pytest.param({"judge": "own", "corrected": True}, (True, CLEAR), id="corrected judge"),
+        pytest.param(
+            {"judge": "own", "corrected": True, "problems": ("poor",)},
+            (True, UNCERTAIN),
+            id="poor judge",
+        ),
+        pytest.param({"judge": JUDGEMENTS}, (True, UNCERTAIN), id="judgements"),
+        pytest.param({"untrained": True}, (True, UNCERTAIN), id="random weights"),
+    ],
+)
+def test_grouping(changes, expected):
+    found = by_option(evidence(**changes))
+    assert found[ENABLED] == expected
+    assert (SPACE in found) == expected[0]
+
+
+@pytest.mark.parametrize(
+    "shares, queue, expected",
+    [
+        ({256: FEW, 1024: SOME, 4096: MOST}, 4096, {SPACE: (1024, CLEAR)}),
+        ({256: FEW, 1024: SOME}, 512, {SPACE: (1024, CLEAR), QUEUE: (1024, CLEAR)}),
+        ({256: SOME, 1024: wide(SOME), 4096: MOST}, 4096, {SPACE: (1024, UNCERTAIN)}),
+        ({256: SOME, 1024: MOST, 4096: SOME}, 4096, {SPACE: (4096, CLEAR)}),
+    ],
+)
+def test_search_space_is_the_largest_allowed(shares, queue, expected):
+    grouped = {(32, m): share for m, share in shares.items()} | {(16, 8192): FEW}
+    found = by_option(evidence(grouped=grouped, queue_size=queue))
+    assert {key: value for key, value in found.items() if key in (SPACE, QUEUE)} == expected
+
+
+@pytest.mark.parametrize(
+    "changes, action, high, steps",
+    [
+        pytest.param({}, ("convert", CLEAR), (0.9, CLEAR), 0, id="good"),
+        pytest.param({"quality": POOR}, ("keep", CLEAR), (0.8, UNCERTAIN), 0, id="poor"),
+        pytest.param(
+            {"quality": dataclasses.replace(GOOD, lift=Estimate(2.4, 1.5, 3.0))},
+            ("convert", UNCERTAIN),
+            (0.9, CLEAR),
+            0,
+            id="perhaps good",
+        ),
+        pytest.param(
+            {"quality": dataclasses.replace(POOR, lift=Estimate(1.6, 1.2, 2.5))},
+            ("keep", UNCERTAIN),
+            (0.8, UNCERTAIN),
+            0,
+            id="perhaps poor",
+        ),
+        pytest.param({"problems": None}, ("convert", UNCERTAIN), (0.9, CLEAR), 0, id="unchecked"),
+        pytest.param(
+            {"quality": dataclasses.replace(GOOD, source=JUDGEMENTS)},
+            ("convert", UNCERTAIN),
+            (0.9, CLEAR),
+            0,
+            id="no random sample",
+        ),
+        pytest.param({"problems": ("AUC",)}, ("keep", CLEAR), None, 0, id="fails its self-check"),
+        pytest.param({"quality": None}, ("keep", UNCERTAIN), (0.8, UNCERTAIN), 1, id="unknown"),
+        pytest.param(
+            {"quality": dataclasses.replace(GOOD, base_rate=None, lift=None)},
+            ("keep", UNCERTAIN),
+            (0.9, CLEAR),
+            1,
+            id="no base rate",
+        ),
+        pytest.param(
+            {"quality": Quality(TRUTH, 90, 0, None, FEW)},
+            ("keep", UNCERTAIN),
+            (0.8, UNCERTAIN),
+            0,
+            id="finds nothing",
+        ),
+        pytest.param(
+            {"quality": Quality(TRUTH, 90, 5, Estimate(0, 0, 0.4), Estimate(0, 0, 0.1))},
+            ("keep", UNCERTAIN),
+            (0.8, UNCERTAIN),
+            0,
+            id="nothing to find",
+        ),
+        pytest.param(
+            {"quality": dataclasses.replace(GOOD, reaching=(0.85, Estimate(0.82, 0.7, 0.9)))},
+            ("convert", CLEAR),
+            (0.85, UNCERTAIN),
+            0,
+            id="threshold of few pairs",
+        ),
+    ],
+)
+def test_mining(changes, action, high, steps):
+    found = advice_of(evidence(**changes))
+    options = {one.option: (one.value, one.certainty) for one in found}
+    assert options[ACTION] == action and options.get(HIGH) == high and LOW not in options
+    labeling = [one.reason for one in found if one.option is None]
+    assert len(labeling) == steps and all("lavis-mafa label page" in one for one in labeling)
+
+
+def test_low_follows_high():
+    found = by_option(evidence(quality=dataclasses.replace(GOOD, reaching=(0.25, SOME)), low=0.5))
+    assert found[HIGH] == (0.25, UNCERTAIN) and found[LOW] == (0.25, CLEAR)
+
+
+def test_without_con_d_the_page_says_how_to_get_one():
+    found = advice_of(evidence(con_d=None, quality=None))
+    assert "docs/con_d.md" in found[-1].reason and found[-1].option is None
+    assert not any("connections" in (one.option or "") for one in found)
+
+
+def test_options_are_a_line_that_the_config_check_accepts():
+    from lavis_mafa.config import load_config
+
+    line = options_line(advice_of(evidence(queue_size=512)))
+    assert line == (
+        f"{ENABLED}=True {SPACE}=1024 {QUEUE}=1024 {ACTION}=convert {HIGH}=0.9 "
+        f"model.mafa.soft_labels.alpha={ALPHA:g}"
+    )
+    cfg = load_config("albef_toy", [*line.split(), "model.mafa.con_d.arch=oracle"])
+    assert cfg.run_cfg.grit.enabled is True and cfg.model_cfg.mafa.connections.high == 0.9
+
+
+def test_reasons_have_the_figures():
+    text = " ".join(one.reason for one in advice_of(evidence(random={32: MANY, 16: FEW})))
+    assert "26 % (24 to 28) of the hard negatives in random mini-batches of 32" in text
+    assert "With random mini-batches of 16 it is 0.5 %" in text
+    assert "a lift of 2.4 (2.1 to 2.8)" in text and "28 % (26 to 30)" in text
+    assert "still teach" in advice_of(evidence(itm=FALLS))[0].reason
+    half = dataclasses.replace(POOR, base_rate=Estimate(0.6, 0.5, 0.7))
+    assert "no Con-D can reach" in str(advice_of(evidence(quality=half)))
+
+
+SHARES = st.floats(0, 1)
+
+
+@st.composite
+def estimates(draw):
+    low, value, high = sorted(draw(st.tuples(SHARES, SHARES, SHARES)))
+    return Estimate(value, low, high)
+
+
+@given(
+    first=estimates(),
+    second=estimates(),
+    grouped=estimates(),
+    itm=st.sampled_from([None, FALLS, IS_FLAT]),
+)
+@settings(max_examples=200, deadline=None)
+def test_more_false_negatives_never_turn_grouping_on(first, second, grouped, itm):
+    fewer, more = sorted([first, second])
+    same = {"grouped": {(32, 256): grouped}, "itm": itm}
+    before, after = (by_option(evidence(random={32: one}, **same)) for one in (fewer, more))
+    assert before[ENABLED][0] or not after[ENABLED][0]
+
+
+# Evidence
+
+
+def count(judge, batch_size, space, share, low, high, judged=100):
+    sampling = {"sampling": "grit" if space else "random", "batch_size": batch_size}
+    found = {"judged": judged, "share": share, "low": low, "high": high}
+    return {"judge": judge, **sampling, "search_space": space, **found}
+
+
+def test_shares_are_means_of_both_directions_and_corrected():
+    rows = [count("a", 8, None, 0.2, 0.1, 0.4), count("a", 8, None, 0.4, 0.3, 0.6)]
+    rows += [count("b", 8, None, 0.9, 0.9, 0.9), count("a", 8, 16, 0.0, 0.0, 1.0, judged=0)]
+    found = shares_of(rows, "a")
+    assert found.keys() == {(8, None)}
+    assert found[8, None] == pytest.approx((0.3, 0.2, 0.5))
+    corrected = shares_of(rows, "a", Correction(0.5, 0.4, 0.6, 50, "a", 0.5))
+    assert corrected[8, None] == pytest.approx((0.15, 0.08, 0.3))
+
+
+def test_nearest_counted_value():
+    assert [nearest({8, 32, 64}, wanted) for wanted in (32, 40, 99, 4)] == [32, 32, 64, 8]
+
+
+def judged_pairs(truth_known=True, size=200):
+    """Return pairs in which only the grouped half is judged well, and the grouped rows."""
+    rng = np.random.default_rng(0)
+    valid, grouped = rng.random(size) < 0.4, np.arange(size) % 2 == 0
+    p = np.where(grouped, 0.5 * valid, 0.5 * ~valid) + 0.5 * rng.random(size)
+    truth = np.where(valid, VALID, INVALID) if truth_known else np.full(size, UNKNOWN)
+    numbers = np.arange(size)
+    flags = np.ones(size, bool)
+    found = Judged(numbers, numbers + 1, flags, flags, {"a": p.astype(np.float32)}, truth)
+    found.samplings = {"grit_B8_M16": grouped, "grit_B8_M64": ~grouped}
+    return found, valid, grouped
+
+
+def labels_of(judged, valid, above=None, count=120):
+    """Return labels by an annotator who knows ``valid``."""
+    rows, strata = label_files.draw(judged.probability["a"], count, above, 0)
+    pairs = {(int(judged.image[r]), int(judged.text[r])): "yes" if valid[r] else "no" for r in rows}
+    return label_files.Labels("page", judged.digest, "a", above, strata, pairs), rows
+
+
+def test_quality_by_truth_uses_grouped_pairs_only():
+    judged, valid, grouped = judged_pairs()
+    found = quality_of(judged, grouped, "a", 0.7)
+    p, valid = judged.probability["a"][grouped], valid[grouped]
+    at = figures_at(0.7, p, valid)
+    assert found.source == TRUTH and (found.pairs, found.above) == (100, at.pairs)
+    assert found.precision == (at.precision, at.precision_low, at.precision_high)
+    assert found.base_rate == weighted_share(valid)
+    assert found.lift.value == pytest.approx(at.precision / valid.mean())
+    threshold, precision = found.reaching
+    grid = (t for t in np.linspace(0, p.max() - 1e-3, 1000) if valid[p > t].mean() >= 0.8)
+    assert next(grid) == pytest.approx(threshold, abs=0.02) and precision.value >= 0.8
+    assert quality_of(judged, grouped, None, 0.7) is None
+    assert quality_of(judged_pairs(False)[0], grouped, "a", 0.7) is None
+
+
+@pytest.mark.parametrize("only_grouped", [False, True])
+def test_quality_by_labels_of_all_or_of_the_grouped_pairs(only_grouped):
+    judged, valid, grouped = judged_pairs(truth_known=False)
+    of, known = (judged.select(grouped), valid[grouped]) if only_grouped else (judged, valid)
+    labels, rows = labels_of(of, known)
+    found = quality_of(judged, grouped, "a", 0.7, [labels])
+    assert found.source == LABELS
+    assert found.pairs == (len(rows) if only_grouped else int(grouped[rows].sum()))
+    truth = quality_of(judged_pairs()[0], grouped, "a", 0.7)
+    assert found.precision.low <= truth.precision.value <= found.precision.high
+    assert found.base_rate.low <= truth.base_rate.value <= found.base_rate.high
+    with pytest.raises(ValueError, match="about other pairs"):
+        quality_of(judged, ~grouped, "a", 0.7, [dataclasses.replace(labels, judged="x")])
+
+
+def test_labels_of_matches_give_no_base_rate():
+    judged, valid, grouped = judged_pairs(truth_known=False)
+    labels, _ = labels_of(judged, valid, above=0.6)
+    found = quality_of(judged, grouped, "a", 0.7, [labels])
+    assert found.base_rate is None and found.lift is None and found.precision is not None
+    assert found.reaching[0] >= 0.6, "pairs up to 0.6 have no label"
+    assert quality_of(judged, grouped, "a", 0.5, [labels]).precision is None
+
+
+def test_evidence_of_counts():
+    judged, valid, grouped = judged_pairs()
+    rows = [
+        count(judge, 8, space, share, share / 2, 2 * share)
+        for judge, factor in (("a", 1), (TRUTH, 0.1))
+        for space, share in ((None, 0.1 * factor), (16, 0.2 * factor), (64, 0.4 * factor))
+    ]
+    content = {"counts": rows, "self_check": {"a": {"problems": ["AUC"]}}}
+    found = evidence_of(content, judged, Config(16, 32, 100, 0.4, 0.7))
+    assert (found.judge, found.batch_size, found.search_space) == (TRUTH, 8, 16)
+    assert found.random[8].value == pytest.approx(0.01) and found.problems == ("AUC",)
+    assert found.quality == quality_of(judged, grouped, "a", 0.7)
+    assert (found.queue_size, found.low, found.high, found.corrected) == (100, 0.4, 0.7, False)
+    by_con_d = {**content, "counts": rows[:3]}
+    blind = judged_pairs(truth_known=False)[0]
+    correction = Correction(0.5, 0.4, 0.6, 50, "a", 0.5)
+    found = evidence_of(by_con_d, blind, Config(8, 64), correction=correction)
+    assert (found.judge, found.corrected, found.quality) == ("a", True, None)
+    assert found.random[8].value == pytest.approx(0.05) and found.search_space == 64
+    with pytest.raises(ValueError, match="both random and grouped"):
+        evidence_of({"counts": rows[:1]}, blind, Config(8, 16))
+    blind.samplings = {}
+    with pytest.raises(ValueError, match="count` again"):
+        evidence_of(by_con_d, blind, Config(8, 16))
+
+
+def test_lift_interval_covers_the_ratio():
+    """The interval contains the true ratio in at least about 95 % of draws."""
+    rng = np.random.default_rng(0)
+    inside = 0
+    for _ in range(400):
+        hits = [rng.random(60) < 0.6, rng.random(200) < 0.3]
+        ratio, low, high = share_ratio(*(weighted_share(one) for one in hits))
+        assert low <= ratio <= high
+        inside += low <= 2.0 <= high
+    assert inside / 400 > 0.92
+    assert share_ratio((0.0, 0.0, 0.4), (0.2, 0.1, 0.3)) == (0.0, 0.0, pytest.approx(4.0))
+
+
+# A run's log
+
+
+def write_log(folder, losses, **grit):
+    """Write the log of a run with four steps an epoch."""
+    folder.mkdir(parents=True, exist_ok=True)
+    records = [{"kind": "config", "config": {"run": {"grit": grit}}}]
+    for epoch, loss in enumerate(losses):
+        for step, noise in enumerate((-0.01, 0.01, -0.01, 0.01)):
+            at = {"epoch": epoch, "global_step": 4 * epoch + step + 1}
+            records.append({"kind": "step", **at, "loss_itm": loss + noise})
+        records.append({"kind": "epoch", "epoch": epoch, "loss_itm": loss})
+    text = "".join(json.dumps(record) + "\n" for record in records)
+    (folder / "log.jsonl").write_text(text + '{"kind": "ste')
+    return folder
+
+
+def test_fall_of_itm_in_a_log(tmp_path):
+    found = fall_of_run(write_log(tmp_path / "a", [0.7, 0.5, 0.4], enabled=False))
+    assert (found.epoch, found.before, found.after) == (2, 0.5, 0.4)
+    error = np.std([-0.01, 0.01, -0.01, 0.01], ddof=1) / 2
+    half = 1.959964 * math.hypot(error, 0.8 * error) / 0.5
+    assert found.share == pytest.approx((0.2, 0.2 - half, 0.2 + half))
+    grouped = fall_of_run(write_log(tmp_path / "b", [0.7, 0.5, 0.4], enabled=True, start_epoch=2))
+    assert (grouped.epoch, grouped.after) == (1, 0.5), "grouped epochs do not count"
+    with pytest.raises(ValueError, match="has 1 finished epochs with random mini-batches"):
+        fall_of_run(write_log(tmp_path / "c", [0.7, 0.5], enabled=True, start_epoch=1))
+    with pytest.raises(FileNotFoundError, match="no run in"):
+        fall_of_run(tmp_path)
+
+
+def test_fall_without_steps_is_uncertain():
+    epochs = [{"epoch": epoch, "loss_itm": 0.5} for epoch in (0, 1)]
+    found = fall_of(None, epochs, [])
+    assert found.share == (0.0, -math.inf, math.inf)
+    assert by_option(evidence(itm=found))[ENABLED] == (True, UNCERTAIN)
+
+
+# The command
+
+
+@pytest.mark.parametrize(
+    "space, batch, total, expected",
+    [
+        (4800, 96, 10**6, [1200, 4800, 19200]),
+        (4800, 96, 6000, [1200, 4800, 6000]),
+        (4800, 96, 3000, [1200, 3000]),
+        (64, 32, 1000, [64, 256]),
+        (32, 64, 50, [32]),
+    ],
+)
+def test_search_spaces_fit_the_data(space, batch, total, expected):
+    assert search_spaces(space, batch, total) == expected
+
+
+def test_page_escapes_paths(tmp_path, capsys):
+    path = "<script>alert(1)</script>|`x`"
+    found = evidence(quality=None, label=f"lavis-mafa label page '{path}'")
+    counts = {"cfg_path": path, "options": [path], "split": "train", "checkpoint": path}
+    write_advice(tmp_path, found, advice_of(found), counts)
+    page = (tmp_path / "advice.html").read_text()
+    assert path not in page and "&lt;script&gt;alert(1)" in page
+    assert "toy worlds" in page and "hypothesis" in page
+    assert path in capsys.readouterr().out
+    assert json.loads((tmp_path / "advice.json").read_text())["counts"]["checkpoint"] == path
+
+
+SIZES = ("run.batch_size_train=32", "run.grit.search_space=64", "run.grit.queue_size=128")
+WORLD = "datasets.toy_scenes.build_info"
+DENSE = [f"{WORLD}.{key}=0.0" for key in ("p_size", "p_colour", "p_background")]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory, toy_train):
+    return save_model(tmp_path_factory.mktemp("model") / "model.pth", toy_train, 0)
+
+
+def test_a_dense_world_is_not_grouped(tmp_path, model):
+    """In another process, with captions such as "a circle", which many images match."""
+    options = [*SIZES, *DENSE]
+    printed = call_ranks(1, *arguments("advise", tmp_path, model, options=options, size=256))
+    content = json.loads((tmp_path / "advice.json").read_text())
+    assert f"{ENABLED}=False (clear)" in printed and content["options"] in printed
+    assert content["options"].startswith(f"{ENABLED}=False model.mafa")
+    assert "hypothesis" in printed
+    shares = {(one["batch_size"], one["search_space"]) for one in content["evidence"]["shares"]}
+    assert shares == {(b, m) for b in (16, 32) for m in (None, 64, 256)}
+    counts = json.loads((tmp_path / "counts.json").read_text())["counts"]
+    (own, other) = (c for c in counts if (c["batch_size"], c["sampling"]) == (32, "random"))
+    assert content["evidence"]["shares"][1]["share"]["value"] == pytest.approx(
+        (own["share"] + other["share"]) / 2
+    )
+    assert "bound: 3 %" in (tmp_path / "advice.md").read_text()
+
+
+def test_a_clustered_world_is_grouped_and_counts_are_reused(
+    tmp_path, model, capsys, caplog, monkeypatch
+):
+    options = (*SIZES, f"{WORLD}.preset=clustered")
+    judge = ("--con-d", *con_d("own", model), "own.self_check_pairs=20")
+    words = arguments("advise", tmp_path, model, *judge, options=options, size=256)
+    call(*words, "--batch-sizes", 32, "--search-spaces", 64)
+    printed = capsys.readouterr().out
+    assert f"{ENABLED}=True" in printed and f"{SPACE}=64" in printed
+    assert f"{ACTION}=keep (clear)" in printed, "a random Con-D fails its self-check"
+    grouped, judged = Judged.load(tmp_path / "grouped"), Judged.load(tmp_path)
+    assert 0 < len(grouped) < len(judged) and grouped.samplings["grit_B32_M64"].all()
+    assert judged.samplings["random_B32"].sum() <= 2 * 256
+
+    monkeypatch.setattr("lavis_mafa.analysis.advice_report.count_false_negatives", None)
+    log = write_log(tmp_path / "run", [0.7, 0.5], enabled=False)
+    call(*words, "--run", log)
+    printed = capsys.readouterr().out
+    assert "reused" in printed and "still teach" in printed and f"{ENABLED}=False" in printed
+    assert main([*words, "--run", str(tmp_path)]) == 1
+    monkeypatch.undo()
+    assert main([*words, "--search-spaces", "128"]) == 1
+    assert "sample of 64, too small" in caplog.records[-1].getMessage()
+    call(*words, "--search-spaces", 48)
+    content = json.loads((tmp_path / "counts.json").read_text())
+    spaces = {one["search_space"] for one in content["counts"]}
+    assert spaces == {None, 48, 64}, "earlier counts stay"
+    assert "reused" not in capsys.readouterr().out
