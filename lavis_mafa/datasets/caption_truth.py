@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import chain
 from typing import Protocol
 
@@ -18,6 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 from lavis_mafa.datasets.arrow_table import PairTable, dense_ids
+from lavis_mafa.datasets.judged_truth import JudgedTruth
+from lavis_mafa.datasets.judgements import Judgements, has_judgements, read_judgements
 from lavis_mafa.metrics.known_truth import read_truth
 
 SAME_CAPTION = "same_caption"
@@ -138,16 +142,19 @@ def truth_reader(given: str | None) -> Callable[[PairTable], PairTruth] | None:
     """Return what makes the truth of a table from `build_info.truth`; None for null.
 
     Args:
-        given: ``same_caption``, or a file of further valid pairs by name and caption.
+        given: ``same_caption``, a file of further valid pairs by name and caption, or a file of
+            `judgements`, which may be about some of the splits only.
 
     Raises:
-        FileNotFoundError, ValueError: for a file as `read_truth` refuses it, and for one that
-            lists numbers: they would mean something else in every split.
+        FileNotFoundError, ValueError: for a file as `read_truth` or `read_judgements` refuses it,
+            and for one that lists numbers: they would mean something else in every split.
     """
     if given is None:
         return None
     if given == SAME_CAPTION:
         return CaptionTruth
+    if os.path.isfile(given) and has_judgements(given):
+        return partial(_judged, read_judgements(given))
     further: list[tuple[str, str]] = []
     for image, text in read_truth(given, KEY):
         if not (isinstance(image, str) and isinstance(text, str)):
@@ -158,6 +165,12 @@ def truth_reader(given: str | None) -> Callable[[PairTable], PairTruth] | None:
             )
         further.append((image, text))
     return lambda table: CaptionTruth(table, further)
+
+
+def _judged(judgements: Judgements, table: PairTable) -> PairTruth:
+    """Return what judgements say of a table."""
+    sources = zip(map(table.image, range(len(table))), table.captions(), strict=True)
+    return JudgedTruth(judgements, np.asarray(table.image_ids), sources, required=False)
 
 
 def _numbers(captions: Iterator[str]) -> Numbers:

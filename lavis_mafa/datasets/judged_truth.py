@@ -34,6 +34,7 @@ class JudgedTruth:
         image_ids: ``(N,)``, equal for samples of one image.
         sources: the file of the image and the caption of each of the N samples, in order.
         processor: the text processor of the captions in ``sources``, where they are processed.
+        required: refuse judgements of which none is about the data; otherwise a warning is logged.
 
     Attributes:
         counts: number of distinct judged pairs by verdict: ``valid``, ``invalid``, ``undecided``;
@@ -50,6 +51,7 @@ class JudgedTruth:
         image_ids: npt.NDArray[Any],
         sources: Iterable[tuple[str | None, str]],
         processor: Callable[[str], str] | None = None,
+        required: bool = True,
     ) -> None:
         self._image_ids = image_ids
         samples = _Samples(judgements, image_ids, list(sources), processor)
@@ -65,11 +67,14 @@ class JudgedTruth:
         refuse(judgements.path, samples.problems, len(judgements.rows))
         if not pooled:
             rows = judgements.rows
-            raise ValueError(
+            message = (
                 f"{judgements.path}: none of its {len(rows)} judgements is about an image and a "
                 f"caption of the data; the first is about {rows[0].image!r}, the data have "
                 f"{samples.example}"
             )
+            if required:
+                raise ValueError(message)
+            logger.warning("%s", message)
         verdicts = {pair: judgements.rule.verdict(answers) for pair, answers in pooled.items()}
         values = list(verdicts.values())
         self.counts = {

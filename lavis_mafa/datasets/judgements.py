@@ -22,6 +22,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import statistics
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
@@ -31,6 +32,7 @@ from typing import Any, NamedTuple
 from lavis_mafa.algorithm.options import check_options, option
 from lavis_mafa.datasets.annotation_files import (
     BYTE_ORDER_MARK,
+    SUFFIXES,
     Problem,
     raw_records,
     require_files,
@@ -155,6 +157,17 @@ def read_judgements(path: str | os.PathLike[str]) -> Judgements:
     if not rows:
         raise ValueError(f"{file} has no judgements")
     return Judgements(str(file), rows, rule)
+
+
+def has_judgements(path: str | os.PathLike[str]) -> bool:
+    """Return whether a file has the form of judgements: not a JSON list of lists, as
+    ``run.truth_file`` names."""
+    file = Path(path)
+    if file.suffix.lower() != ".json":
+        return file.suffix.lower() in SUFFIXES
+    with open(file, "rb") as stream:
+        start = stream.read(1024).removeprefix(BYTE_ORDER_MARK)
+    return re.match(rb"\s*(\[\s*)?\{", start) is not None
 
 
 def refuse(path: str, problems: Collection[Problem], total: int) -> None:

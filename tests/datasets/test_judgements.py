@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import pickle
 import statistics
 
 import numpy as np
@@ -11,9 +12,19 @@ import pytest
 from conftest import PHOTOGRAPHS
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from omegaconf import OmegaConf
+from PIL import Image
 
+from lavis_mafa.datasets import TrainingSet
+from lavis_mafa.datasets.image_text_json import ImageTextJsonBuilder
 from lavis_mafa.datasets.judged_truth import JudgedTruth
-from lavis_mafa.datasets.judgements import Answers, JudgementRule, Judgements, read_judgements
+from lavis_mafa.datasets.judgements import (
+    Answers,
+    JudgementRule,
+    Judgements,
+    has_judgements,
+    read_judgements,
+)
 from lavis_mafa.metrics.known_truth import INVALID, UNKNOWN, VALID, known_pairs
 
 FLICKR8K = PHOTOGRAPHS.parent / "flickr8k"
@@ -262,6 +273,49 @@ def test_the_judgements_of_flickr8k(flickr8k):
     assert truth.counts["not in the data"] == 0
     images, texts = truth.pairs()
     assert len(images) > 31_000 and (truth.states(images, texts) != UNKNOWN).all()
+
+
+def test_a_builder_takes_judgements_as_the_truth_of_training(tmp_path):
+    """Of a split that they are about; of another one nothing is known but its own pairs."""
+    pairs = [{"image": path, "caption": caption} for path, caption in SOURCES]
+    for path, _ in SOURCES:
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8)).save(tmp_path / path)
+    rows = [
+        GOOD,
+        {"image": "cat.jpg", "caption_of": "dog.jpg", "caption_index": 1, "yes": 0, "no": 3},
+    ]
+    info = {
+        "annotations": {"train": {"storage": str(write(tmp_path / "train.json", pairs))}},
+        "images": {"storage": str(tmp_path)},
+        "cache_dir": str(tmp_path / "cache"),
+        "truth": str(write(tmp_path / "judgements.json", rows)),
+    }
+    built = ImageTextJsonBuilder(OmegaConf.create({"build_info": info})).build_datasets()
+    truth = TrainingSet(built["train"]).truth
+    images, texts = np.array([0, 2, 2, 0, 4]), np.array([2, 1, 0, 1, 2])
+    assert truth(images, texts).tolist() == [True, False, False, True, False]
+    assert known_pairs(truth, images, texts).tolist() == [True, True, False, True, False]
+    copy = pickle.loads(pickle.dumps(truth))
+    assert np.array_equal(copy.states(images, texts), truth.states(images, texts))
+    write(tmp_path / "judgements.json", [{**GOOD, "image": "horse.jpg"}])
+    built = ImageTextJsonBuilder(OmegaConf.create({"build_info": info})).build_datasets()
+    assert known_pairs(built["train"].truth, images, texts).tolist() == [False] * 3 + [True, False]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    [
+        ("a.json", '\ufeff [ {"image"', True),
+        ("a.json", '{"expert": []}', True),
+        ("a.json", '[["dog.jpg", "a"]]', False),
+        ("a.csv", "image", True),
+        ("a.txt", "x", False),
+    ],
+)
+def test_a_file_of_judgements_is_told_from_one_of_valid_pairs(tmp_path, name, text, expected):
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    assert has_judgements(tmp_path / name) == expected
 
 
 def test_a_rule_needs_room_between_valid_and_invalid():
