@@ -154,7 +154,10 @@ def truth_reader(given: str | None) -> Callable[[PairTable], PairTruth] | None:
     if given == SAME_CAPTION:
         return CaptionTruth
     if os.path.isfile(given) and has_judgements(given):
-        return partial(_judged, read_judgements(given))
+        try:
+            return partial(_judged, read_judgements(given))
+        except ValueError as error:
+            raise ValueError(f"{KEY}: {error}") from error
     further: list[tuple[str, str]] = []
     for image, text in read_truth(given, KEY):
         if not (isinstance(image, str) and isinstance(text, str)):
