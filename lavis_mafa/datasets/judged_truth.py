@@ -94,22 +94,22 @@ class JudgedTruth:
         self._keys = np.array([key for key, _ in decided], np.int64)
         self._verdicts = np.array([verdict for _, verdict in decided], np.int8)
 
-    def __call__(self, images: npt.NDArray[Any], texts: npt.NDArray[Any]) -> Bools:
+    def __call__(self, image_of: npt.ArrayLike, text_of: npt.ArrayLike) -> Bools:
         """Return which pairs ``(P,)`` are known to match."""
-        valid: Bools = self.states(images, texts) == VALID
+        valid: Bools = self.states(image_of, text_of) == VALID
         return valid
 
-    def known(self, images: npt.NDArray[Any], texts: npt.NDArray[Any]) -> Bools:
+    def known(self, image_of: npt.ArrayLike, text_of: npt.ArrayLike) -> Bools:
         """Return of which pairs ``(P,)`` it is known whether they match."""
-        known: Bools = self.states(images, texts) != UNKNOWN
+        known: Bools = self.states(image_of, text_of) != UNKNOWN
         return known
 
-    def states(self, images: npt.NDArray[Any], texts: npt.NDArray[Any]) -> npt.NDArray[np.int8]:
+    def states(self, image_of: npt.ArrayLike, text_of: npt.ArrayLike) -> npt.NDArray[np.int8]:
         """Return `VALID`, `INVALID` or `UNKNOWN` for pairs of sample numbers, ``(P,)`` int8.
 
         The shapes of both arguments broadcast to that of the result.
         """
-        images, texts = np.broadcast_arrays(images, texts)
+        images, texts = np.broadcast_arrays(image_of, text_of)
         image, word = self._image_ids[images].astype(np.int64), self._wording[texts]
         states = np.full(image.shape, UNKNOWN, np.int8)
         if len(self._keys):

@@ -170,7 +170,12 @@ def test_the_truth_file_of_evaluation_adds_to_it(mine):
 
 @pytest.mark.parametrize(
     "content, error",
-    [([[0, 1]], "by number"), ([], "JSON list"), ({"a": 1}, "cannot be used"), (None, "no such file")],
+    [
+        ([[0, 1]], "by number"),
+        ([], "JSON list"),
+        ({"a": 1}, "cannot be used"),
+        (None, "no such file"),
+    ],
 )
 def test_a_file_that_cannot_be_used_is_refused(mine, content, error):
     if content is not None:
