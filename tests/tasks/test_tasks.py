@@ -341,7 +341,7 @@ def test_oracle_gets_the_truth_of_the_training_data(toy_train):
 @pytest.mark.strict_smoke
 def test_oracle_is_rejected_if_the_truth_is_unknown():
     unknown = SimpleNamespace(truth=None)
-    with pytest.raises(ValueError, match="con_d.arch is oracle, but .* toy_scenes only"):
+    with pytest.raises(ValueError, match="con_d.arch is oracle, but .* train on toy_scenes"):
         task().before_training(SimpleNamespace(con_d=Oracle()), unknown)
     task().before_training(SimpleNamespace(con_d=None), unknown)
     task().before_training(SimpleNamespace(), unknown)  # a model without Con-D
