@@ -201,7 +201,14 @@ def _grouping(evidence: Evidence) -> list[Advice]:
     deciding = [check for check in checks if check.holds == group]
     # All conditions must hold to group; a single one that clearly fails is enough not to.
     clear = (all if group else any)(check.clear for check in deciding)
-    reason = " ".join([*(check.text for check in checks), *_remarks(evidence, group)])
+    remarks = _remarks(evidence, group)
+    if group and spaces[space].low <= evidence.random[size].value:
+        clear = False
+        remarks.append(
+            "Grouping finds no more false negatives than random mini-batches have: the checkpoint "
+            "may have seen too little to group what is alike. Train it longer and ask again."
+        )
+    reason = " ".join([*(check.text for check in checks), *remarks])
     certainty = CLEAR if clear and evidence.reliable else UNCERTAIN
     found = [Advice(f"{GRIT}.enabled", group, reason, certainty)]
     if group:

@@ -96,6 +96,7 @@ def wide(share):
         pytest.param(
             {"random": {32: wide(MANY)}, "itm": FALLS}, (False, CLEAR), id="one clear failure"
         ),
+        pytest.param({"grouped": {(32, 256): FEW}}, (True, UNCERTAIN), id="groups nothing alike"),
         pytest.param({"judge": "own"}, (True, UNCERTAIN), id="untested judge"),
         pytest.param({"judge": "own", "corrected": True}, (True, CLEAR), id="corrected judge"),
         pytest.param(
