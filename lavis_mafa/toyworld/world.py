@@ -104,7 +104,11 @@ class WorldConfig:
         def require(name: str, low: float, high: float, whole: bool = False) -> None:
             value = getattr(self, name)
             is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-            if not is_number or (whole and value != int(value)) or not low <= value <= high:
+            if (
+                not is_number
+                or (whole and not float(value).is_integer())
+                or not low <= value <= high
+            ):
                 kind = "a whole number" if whole else "a number"
                 problems.append(f"{name} is {value!r}, expected {kind} from {low} to {high}")
 

@@ -76,7 +76,7 @@ print(model_zoo)
     )
     assert process.returncode == 0, process.stderr[-2000:]
     listed = {line.split(None, 1)[0]: line for line in process.stdout.splitlines() if " " in line}
-    assert listed["albef_mafa"].split(None, 1)[1] == "base, tiny"
+    assert listed["albef_mafa"].split(None, 1)[1] == "base, tiny, small"
     assert "albef_pretrain" in listed
 
 
@@ -180,9 +180,9 @@ def test_lavis_functions_know_the_model(tmp_path, tiny):
     for phase in ("train", "eval"):
         assert vis[phase](picture).shape == (3, 32, 32)
         assert text[phase]("A Red!  Circle") == "a red circle"
-    assert ("albef_mafa", ["base", "tiny"]) in list(model_zoo)
+    assert ("albef_mafa", ["base", "tiny", "small"]) in list(model_zoo)
     line = next(line for line in str(model_zoo).splitlines() if line.startswith("albef_mafa "))
-    assert line.split(None, 1)[1] == "base, tiny"
+    assert line.split(None, 1)[1] == "base, tiny, small"
 
 
 @pytest.mark.strict_smoke

@@ -132,7 +132,9 @@ def expected_quality(p, truth, high) -> str:
     above = p > np.float32(high)
     precision = (truth[above] == 1).sum() / (truth[above] >= 0).sum()
     recall = (above & (truth == 1)).sum() / (truth == 1).sum()
-    return f"precision {100 * precision:.1f} %, recall {100 * recall:.1f} %"
+    base_rate = (truth == 1).sum() / (truth >= 0).sum()
+    rates = f"precision {100 * precision:.1f} %, base rate {100 * base_rate:.1f} %"
+    return f"{rates}, recall {100 * recall:.1f} %"
 
 
 def centre_of(page, selector: str) -> tuple[float, float]:

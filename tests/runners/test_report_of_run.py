@@ -98,7 +98,8 @@ def test_numbers_in_the_page_equal_the_log(run):
     epochs = records(run, "epoch")
     head, *rows = table_of(text, "Con-D&#x27;s precision and recall")
     for row, epoch in zip(rows, epochs, strict=True):
-        names = [f"con_d_{kind}_{d}" for kind in ("precision", "recall") for d in DIRECTIONS]
+        kinds = ("precision", "recall", "base_rate")
+        names = [f"con_d_{kind}_{d}" for kind in kinds for d in DIRECTIONS]
         assert row == [format_number(value) for value in (epoch["epoch"], *map(epoch.get, names))]
     val = [r["txt_r5"] for r in records(run, "eval")]
     rows = {row[0]: row[1:] for row in table_of(text, "Evaluation of val")}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import logging
 import os
@@ -573,7 +575,7 @@ def test_accuracy_equals_the_official_vqa_tool(answer, truths):
     result.qa = {1: {"answer": answer}}
     tool = VQAEval(n=6)
     tool.vqa, tool.vqaRes = truth, result
-    with answering._silence():
+    with contextlib.redirect_stdout(io.StringIO()):
         tool.evaluate([1])
     assert 100 * one_accuracy(answer, truths) == pytest.approx(tool.accuracy["overall"], abs=1e-5)
 

@@ -473,6 +473,7 @@ def build_small_runner(folder, image_folder, cache_folder=None, **overrides):
         f"{con_d}.model_type": "tiny",
         f"{con_d}.checkpoint": image_folder / "con_d.pth",
         f"{con_d}.own_view": True,
+        f"{con_d}.self_check": "skip",  # it would encode images that are not counted here
         f"{con_d}.keep_images": "null" if cache_folder is None else cache_folder,
         "model.mafa.connections": "{low: 0.45, high: 0.5}",
         "model.model_type": "tiny",
