@@ -37,7 +37,7 @@ def test_shipped_files():
         *("blip2_retrieval_ft_flickr", "blip2_caption_ft"),
         *("blip2_stage2_opt", "blip2_stage2_t5", "blip2_stage2_toy"),
         *("blip2_stage2_mined", "blip2_stage2_mined_toy"),
-        *("cond_pretrain", "cond_retrieval_ft"),
+        *("cond_pretrain", "cond_retrieval_ft", "cond_own_data"),
         *("fne_coco", "fne_flickr", "fne_toy"),
         *("retrieval_ft_coco", "retrieval_ft_flickr", "retrieval_ft_toy", "retrieval_ft_own_data"),
         *("vqa_ft", "vqa_ft_toy", "ve_ft", "ve_ft_toy"),
@@ -190,3 +190,13 @@ def test_evaluation_uses_the_checkpoint_of_training():
     assert evaluate.model_cfg.finetuned.startswith(train.run_cfg.output_dir + "/")
     assert evaluate.model_cfg.image_size == train.model_cfg.image_size == 256
     assert evaluate.model_cfg.load_finetuned is True
+
+
+def test_con_d_on_own_data_learns_grouped_hard_negatives_with_the_truth():
+    cfg = loaded(TRAIN / "cond_own_data.yaml")
+    assert cfg.model_cfg.mafa.con_d.arch == "oracle"
+    assert cfg.datasets_cfg.image_text_json.build_info.truth == "same_caption"
+    grit, step = cfg.run_cfg.grit, step_of(cfg)
+    assert grit.enabled and grit.naive and grit.start_epoch == 0, "grouped from the first epoch on"
+    assert step.loss_weights["lm"] == 0 and step.negatives == "hardest"
+    assert cfg.model_cfg.pretrained == last(loaded(TRAIN / "albef_own_data.yaml", "run.job_id=run"))
