@@ -52,6 +52,10 @@ def test_summary_contains_the_measured_values(finished):
     rates = [last[f"false_negative_rate_{d}"] for d in ("i2t", "t2i")]
     assert math.isclose(mafa["false_negative_rate"], sum(rates) / 2)
     assert summary["systems"]["base"]["con_d_precision"] is None
+    for name in ("con_d_precision", "con_d_base_rate", "con_d_recall"):
+        logged = [last.get(f"{name}_{d}") for d in ("i2t", "t2i")]
+        known = [value for value in logged if value is not None]
+        assert mafa[name] == (sum(known) / len(known) if known else None)
 
 
 def test_all_systems_took_the_same_number_of_steps(finished):
