@@ -454,7 +454,17 @@ def test_folder_is_locked_by_one_command(tmp_path):
 
 
 SHORT = ["--set", "epochs=2", "warm_up_epochs=1", "train_size=1024", "test_size=40"]
-SHORT += ["start_steps=5", "--seeds", "0", "1", "--rows", "grit", "--at-once=1"]
+SHORT += [
+    "con_d_epochs=1",
+    "annotated_size=128",
+    "start_steps=5",
+    "--seeds",
+    "0",
+    "1",
+    "--rows",
+    "grit",
+    "--at-once=1",
+]
 
 
 def compare(folder, output):
@@ -485,12 +495,12 @@ def test_killed_comparison_gives_the_same_results_as_an_uninterrupted_one(tmp_pa
     assert (output / "seed_1" / "grit" / "checkpoint_last.pth").is_file()
     assert not (output / "seed_1" / "grit" / "done").exists()
     finished = {path: path.stat().st_mtime_ns for path in output.glob("*/*/done")}
-    assert len(finished) == 5  # seed 0: start, warm-up, grit; seed 1: start, warm-up
+    assert len(finished) == 7  # seed 0: start, warm-up, Con-D, grit; seed 1: all but grit
 
     rerun = compare(tmp_path, output)
     output_text, _ = rerun.communicate(timeout=300)
     assert rerun.returncode == 0, output_text[-3000:]
-    assert "6 runs, 1 to do" in output_text and "| GRIT-VLP | 2 |" in output_text
+    assert "8 runs, 1 to do" in output_text and "| GRIT-VLP | 2 |" in output_text
     assert {path: path.stat().st_mtime_ns for path in finished} == finished
     starts = [line for line in log.read_text().splitlines() if '"kind": "config"' in line]
     assert len(starts) == 2 and "<svg" in (output / "report.html").read_text()
