@@ -35,8 +35,8 @@ Numbers = npt.NDArray[np.int64]
 class PairTruth(Protocol):
     """What is known of the pairs of a table: the ``truth`` of its data set.
 
-    An object that does not know every pair, such as judgements by people, has a method ``known``
-    with the same arguments that tells which it knows.
+    An object that does not know every pair, such as judgements by people, has a method ``known``,
+    which takes the same arguments and returns which pairs it knows.
     """
 
     def __call__(self, image_of: npt.ArrayLike, text_of: npt.ArrayLike) -> Mask:

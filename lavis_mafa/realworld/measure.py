@@ -10,8 +10,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from lavis.common.registry import registry
-from lavis.tasks.retrieval import RetrievalTask
 from omegaconf import OmegaConf
 from torch.utils.data import DataLoader
 
@@ -23,9 +21,6 @@ from lavis_mafa.datasets.split_as_pairs import SplitAsPairs
 from lavis_mafa.datasets.training_set import TrainingSet
 from lavis_mafa.metrics.binary import area_under_roc
 from lavis_mafa.metrics.known_truth import original_pairs
-from lavis_mafa.metrics.recall import retrieval_with_truth
-from lavis_mafa.models.inference.many_pairs import ManyPairs
-from lavis_mafa.models.inference.rerank import rerank
 from lavis_mafa.realworld.prepare import class_of, classes_of
 from lavis_mafa.toyworld.measure import Examined, Run, negatives_of
 
@@ -111,11 +106,7 @@ def measure(runs: Sequence[Run], judges: Sequence[Run]) -> Iterator[tuple[Run, d
     loader: Any = DataLoader(test.data, batch_size=64, collate_fn=test.data.collater)
     for run in runs:
         one = Examined.of(run, loader)
-        for name in ("output_dir", "result_dir"):  # where LAVIS's report of metrics writes
-            registry.mapping["paths"][name] = str(run.folder)
-        scores = rerank(one.backbone, one.images, one.texts, test.k_test)
-        figures: Any = RetrievalTask._report_metrics(*scores, test.data.txt2img, test.data.img2txt)
-        figures.update(retrieval_with_truth(*scores, test.truth))
+        figures = one.retrieval(test.data, test.truth, test.k_test, run.folder)
         figures.update(ceilings(test.own, test.truth))
         figures.update(itm_figures(one, test))
         figures.update(figures_of_judgements(one, test))
@@ -146,7 +137,7 @@ def itm_figures(one: Examined, test: KnownSplit) -> dict[str, float | None]:
     same = np.zeros_like(test.truth) if test.same_class is None else test.same_class
     kinds = (test.truth & ~test.own, ~test.truth & same, ~test.truth & ~same)
     chosen = [_choose(kind, rng) for kind in kinds]
-    valid, near, far = (probability_of_match(one, *pairs) for pairs in chosen)
+    valid, near, far = (one.probability_of_match(*pairs) for pairs in chosen)
     return {"itm_auc_same": _auc(valid, near), "itm_auc_far": _auc(valid, far)}
 
 
@@ -161,7 +152,7 @@ def figures_of_judgements(one: Examined, test: KnownSplit) -> dict[str, float | 
     if test.judged is None:
         return {}
     (images, texts), valid = test.judged
-    match = probability_of_match(one, images, texts)
+    match = one.probability_of_match(images, texts)
     called = match > THRESHOLD
     return {
         "judged_auc_itc": area_under_roc(one.similarity[images, texts], valid),
@@ -170,16 +161,6 @@ def figures_of_judgements(one: Examined, test: KnownSplit) -> dict[str, float | 
         "judged_recall": float(called[valid].mean()),
         "judged_base_rate": float(valid.mean()),
     }
-
-
-@torch.inference_mode()
-def probability_of_match(
-    one: Examined, images: npt.NDArray[np.int64], texts: npt.NDArray[np.int64]
-) -> npt.NDArray[np.float32]:
-    """Return ITM's P(match) of pairs ``(P,)``."""
-    pairs = torch.from_numpy(images), torch.from_numpy(texts)
-    logits = ManyPairs(one.backbone).match(one.images, one.texts, *pairs)
-    return np.asarray(logits.softmax(dim=1)[:, 1].numpy())
 
 
 def _choose(kind: npt.NDArray[np.bool_], rng: np.random.Generator) -> Pairs:

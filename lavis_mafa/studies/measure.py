@@ -11,7 +11,8 @@ from typing import Any
 
 from lavis_mafa.io.files import write_json
 from lavis_mafa.studies.parts import StudyError
-from lavis_mafa.studies.plan import Job, Plan
+from lavis_mafa.studies.plan import Job, Plan, shows_shared
+from lavis_mafa.studies.spread import over_seeds
 
 FIGURES = "figures.json"
 
@@ -37,20 +38,13 @@ def headline_of(plan: Plan) -> str:
         return ""
     figures: dict[str, dict[str, Any]] = {}
     for row in plan.study.rows:
-        jobs = [plan.of[row.name][seed][""] for seed in plan.seeds] if row.run else []
-        shown = [
-            found for job in jobs if job.name.startswith(f"{row.run}/") and (found := measured(job))
-        ]
-        if shown:
-            means = {key: _mean([one.get(key) for one in shown]) for key in shown[0]}
+        jobs = plan.of[row.name] if shows_shared(plan.study, row) else {}
+        shown = [found for seed in jobs if (found := measured(jobs[seed][""]))]
+        means = {key: spread.mean for key, spread in over_seeds(shown).items()}
+        if means:
             figures[row.run] = {**means, "name": row.name}
     text: str = _imported(plan, "headline", plan.study.headline)(figures)
     return text
-
-
-def _mean(values: list[Any]) -> float | None:
-    known = [value for value in values if isinstance(value, (int, float))]
-    return sum(known) / len(known) if known else None
 
 
 def _imported(plan: Plan, key: str, given: str) -> Callable[..., Any]:

@@ -86,8 +86,7 @@ def narrowed(
     """
     problems = []
     called = {
-        row.name: {row.name, *([row.run] if _shows_shared(study, row) else [])}
-        for row in study.rows
+        row.name: {row.name, *([row.run] if shows_shared(study, row) else [])} for row in study.rows
     }
     known = {"--rows": list(itertools.chain(*called.values()))}
     known |= {"--given": list(study.shared), "--columns": list(study.catalogue)}
@@ -110,7 +109,7 @@ def narrowed(
     )
 
 
-def _shows_shared(study: Study, row: Row) -> bool:
+def shows_shared(study: Study, row: Row) -> bool:
     """Return whether a row shows a shared run as it is, not a variant of it."""
     step = study.shared.get(row.run)
     return step is not None and _with(step, row.options) == step
@@ -171,7 +170,7 @@ class _Maker:
             StudyError: for a row that shows a given checkpoint, which has no logs.
         """
         step = self.plan.study.shared[row.run]
-        if _shows_shared(self.plan.study, row):
+        if shows_shared(self.plan.study, row):
             job = self.shared(row.run)
         else:
             own = _with(step, row.options)

@@ -439,10 +439,11 @@ class _Reader:
         for kind, steps in (("shared", shared), ("stages", stages)):
             for place, step in enumerate(steps.values()):
                 self._check_names(f"{kind}.{step.name}", step.names, earlier)
-                for row in rows:
-                    if row.run == step.name if kind == "shared" else not place:
-                        values = [*row.options.values()]
-                        self._check_names(f"row {row.name}", placeholders(values), earlier)
+                of_first_stage = [] if place else list(rows)
+                shown = [row for row in rows if row.run == step.name]
+                for row in shown if kind == "shared" else of_first_stage:
+                    values = [*row.options.values()]
+                    self._check_names(f"row {row.name}", placeholders(values), earlier)
                 earlier[step.name] = step
 
     def _check_names(self, where: str, names: set[str], earlier: Mapping[str, Step]) -> None:

@@ -46,7 +46,7 @@ class Spread:
 
 def spreads_of(figures: Figures) -> dict[str, dict[str, Spread]]:
     """Return the spread over seeds by row and name of the figure."""
-    return {row: _over_seeds(list(own.values())) for row, own in figures.items() if own}
+    return {row: over_seeds(list(own.values())) for row, own in figures.items() if own}
 
 
 def differences_to(figures: Figures, reference: str) -> dict[str, dict[str, Spread]]:
@@ -55,7 +55,7 @@ def differences_to(figures: Figures, reference: str) -> dict[str, dict[str, Spre
     for row, by_seed in figures.items():
         shared = [seed for seed in by_seed if seed in figures[reference]]
         if row != reference and shared:
-            found[row] = _over_seeds(
+            found[row] = over_seeds(
                 [_minus(by_seed[seed], figures[reference][seed]) for seed in shared]
             )
     return found
@@ -87,7 +87,8 @@ def gains_of(
     return [sign * (a - b) for a, b in pairs if a is not None and b is not None]
 
 
-def _over_seeds(records: Sequence[Mapping[str, float | None]]) -> dict[str, Spread]:
+def over_seeds(records: Sequence[Mapping[str, float | None]]) -> dict[str, Spread]:
+    """Return the spread of the figures that some record has, by their name."""
     names = dict.fromkeys(name for record in records for name in record)
     spreads = {name: Spread.of(record.get(name) for record in records) for name in names}
     return {name: spread for name, spread in spreads.items() if spread is not None}

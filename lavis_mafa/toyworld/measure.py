@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -20,7 +20,7 @@ from lavis_mafa.config import load_config
 from lavis_mafa.metrics.binary import area_under_roc
 from lavis_mafa.metrics.recall import ranked_truth, retrieval_with_truth
 from lavis_mafa.models.inference.many_pairs import ManyPairs
-from lavis_mafa.models.inference.rerank import compute_sim_matrix, encode_split
+from lavis_mafa.models.inference.rerank import MAX_TOKENS, encode_split, rerank
 from lavis_mafa.runners.run_log import read_log
 from lavis_mafa.toyworld import ToyScenesBuilder, ToyScenesEval
 from lavis_mafa.toyworld.builder import DETAILED
@@ -73,6 +73,30 @@ class Examined:
             similarity = model.backbone.similarity(images.features, texts.features).numpy()
         return cls(model.backbone, images, texts, similarity)
 
+    def retrieval(self, test: Any, truth: np.ndarray, k_test: int, folder: Path) -> dict[str, Any]:
+        """Return percentages of retrieval, re-ranked by ITM, against original pairs and the truth.
+
+        Args:
+            test: the data set that was encoded.
+            truth: ``(I, T)`` bool, all its valid pairs.
+            folder: where LAVIS's report of metrics writes.
+        """
+        for name in ("output_dir", "result_dir"):
+            registry.mapping["paths"][name] = str(folder)
+        scores = rerank(self.backbone, self.images, self.texts, k_test)
+        figures: Any = RetrievalTask._report_metrics(*scores, test.txt2img, test.img2txt)
+        return {**figures, **retrieval_with_truth(*scores, truth)}
+
+    @torch.inference_mode()
+    def probability_of_match(self, images: np.ndarray, texts: np.ndarray) -> np.ndarray:
+        """Return ITM's P(match) of pairs ``(P,)`` of image and text numbers.
+
+        One logit alone says nothing about the other class's.
+        """
+        pairs = torch.from_numpy(images), torch.from_numpy(texts)
+        logits = ManyPairs(self.backbone).match(self.images, self.texts, *pairs)
+        return np.asarray(logits.softmax(dim=1)[:, 1].numpy())
+
 
 def toy_world(build_info: Mapping[str, Any], kind: str = "default") -> dict[str, Any]:
     """Return the splits of `toy_scenes` with this type and ``build_info``."""
@@ -101,37 +125,29 @@ def measure(runs: Sequence[Run], judges: Sequence[Run]) -> Iterator[tuple[Run, d
     world = toy_world(data.toy_scenes.build_info, data.toy_scenes.get("type", "default"))
     test = world["test"]
     truth = test.truth_matrix()
+    detailed = [(one, one.truth_matrix()) for one in [world.get(DETAILED)] if one is not None]
     examined = {id(judge): Examined.of(judge, _loader(test)) for judge in judges}
     image_of, text_of = _shortlist([one.similarity for one in examined.values()])
     valid = truth[image_of, text_of]
-    pairs = torch.from_numpy(image_of), torch.from_numpy(text_of)
     for run in runs:
         one = examined.get(id(run)) or Examined.of(run, _loader(test))
-        for name in ("output_dir", "result_dir"):  # where LAVIS's report of metrics writes
-            registry.mapping["paths"][name] = str(run.folder)
-        figures = _retrieval(one.backbone, test)
+        figures = one.retrieval(test, truth, K_TEST, run.folder)
         figures["itc_valid_txt_r1"] = _r1(one.similarity, truth)
         figures["itc_valid_img_r1"] = _r1(one.similarity.T, truth.T)
-        if DETAILED in world:
-            detailed = _retrieval(one.backbone, world[DETAILED])
-            figures.update({f"detailed_{name}": value for name, value in detailed.items()})
+        for captions, valid_captions in detailed:
+            # Only the captions differ: the images are encoded already.
+            with torch.inference_mode():
+                texts = ManyPairs(one.backbone).encode_texts(captions.text, max_length=MAX_TOKENS)
+            other = replace(one, texts=texts)
+            more = other.retrieval(captions, valid_captions, K_TEST, run.folder)
+            figures.update({f"detailed_{name}": value for name, value in more.items()})
         figures["any_r1"] = _mean([figures.get(f"{k}_r1") for k in ANY_PAIR])
-        with torch.inference_mode():
-            logits = ManyPairs(one.backbone).match(one.images, one.texts, *pairs)
-        # From P(match): one logit alone says nothing about the other class's.
-        figures["itm_auc"] = area_under_roc(logits.softmax(dim=1)[:, 1].numpy(), valid)
+        figures["itm_auc"] = area_under_roc(one.probability_of_match(image_of, text_of), valid)
         yield run, {**figures, **negatives_of(run.folder)}
 
 
 def _loader(test: ToyScenesEval) -> Any:
     return DataLoader(test, batch_size=250, collate_fn=test.collater)
-
-
-def _retrieval(backbone: Any, test: ToyScenesEval) -> dict[str, Any]:
-    """Return the percentages of retrieval, re-ranked by ITM, of one set of captions."""
-    scores = compute_sim_matrix(backbone, _loader(test), K_TEST)
-    figures: Any = RetrievalTask._report_metrics(*scores, test.txt2img, test.img2txt)
-    return {**figures, **retrieval_with_truth(*scores, test.truth_matrix())}
 
 
 def _r1(similarity: np.ndarray, truth: np.ndarray) -> float:

@@ -86,7 +86,7 @@ def test_ceilings_are_what_a_random_order_of_the_valid_reaches():
     assert [found["ceiling_txt_r1"], found["ceiling_img_r1"]] == pytest.approx(expected, abs=2)
 
 
-def test_itm_is_measured_on_valid_strangers_against_two_kinds_of_invalid_pairs(monkeypatch):
+def test_itm_is_measured_on_valid_strangers_against_two_kinds_of_invalid_pairs():
     own = np.eye(4, dtype=bool)
     truth = own.copy()
     truth[0, 1] = truth[1, 0] = True
@@ -95,15 +95,15 @@ def test_itm_is_measured_on_valid_strangers_against_two_kinds_of_invalid_pairs(m
     match[0, 2] = 0.5
     seen = []
 
-    def probability(one, images, texts):
+    def probability(images, texts):
         seen.append(set(zip(images.tolist(), texts.tolist(), strict=True)))
         return match[images, texts]
 
-    monkeypatch.setattr(module, "probability_of_match", probability)
-    found = itm_figures(None, KnownSplit(None, own, truth, same, 0, None))
+    one = SimpleNamespace(probability_of_match=probability)
+    found = itm_figures(one, KnownSplit(None, own, truth, same, 0, None))
     assert seen[0] == {(0, 1), (1, 0)}
     assert found == {"itm_auc_same": 0.25, "itm_auc_far": 1.0}
-    found = itm_figures(None, KnownSplit(None, own, truth, None, 0, None))
+    found = itm_figures(one, KnownSplit(None, own, truth, None, 0, None))
     assert found["itm_auc_same"] is None and 0 < found["itm_auc_far"] < 1
 
 
