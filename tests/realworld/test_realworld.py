@@ -15,7 +15,6 @@ import torch
 from conftest import ROOT
 from PIL import Image
 
-from lavis_mafa.realworld import measure as module
 from lavis_mafa.realworld.measure import KnownSplit, ceilings, itm_figures, measure
 from lavis_mafa.realworld.prepare import labels_of, main, verified_rows
 from lavis_mafa.studies.engine import Request, prepare, verify
