@@ -66,7 +66,42 @@ class TurnedImageTrainProcessor(Blip2ImageTrainProcessor):  # type: ignore[misc]
         self.transform: Any = transforms.Compose([crop, flip, RandomTurn(), *rest])
 
 
-QUICK = (BlipImageTrainProcessor, Blip2ImageTrainProcessor, TurnedImageTrainProcessor)
+@registry.register_processor("albef_image_train")
+class AlbefImageTrainProcessor(BlipImageTrainProcessor):  # type: ignore[misc]
+    """``blip_image_train`` with the RandAugment of ALBEF, GRIT-VLP, MAFA and FNE: two operations at
+    level 7 of 10, LAVIS's are at level 5. It has the same parameters.
+
+    At level 5 the factor of Brightness and Sharpness is 1, so that both leave an image as it is.
+    For evaluation, ``blip_image_eval`` equals the authors' processing.
+    """
+
+    # In the authors' order, which random draws refer to; LAVIS has the same ones in another order.
+    operations = (
+        *("Identity", "AutoContrast", "Equalize", "Brightness", "Sharpness"),
+        *("ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate"),
+    )
+
+    def __init__(
+        self,
+        image_size: int = 384,
+        mean: Any = None,
+        std: Any = None,
+        min_scale: float = 0.5,
+        max_scale: float = 1.0,
+    ) -> None:
+        super().__init__(image_size, mean, std, min_scale, max_scale)
+        plain: Any = self.transform
+        crop, flip, _, *rest = plain.transforms
+        augment = randaugment.RandomAugment(2, 7, isPIL=True, augs=list(self.operations))
+        self.transform: Any = transforms.Compose([crop, flip, augment, *rest])
+
+
+QUICK = (
+    BlipImageTrainProcessor,
+    Blip2ImageTrainProcessor,
+    AlbefImageTrainProcessor,
+    TurnedImageTrainProcessor,
+)
 OPTIONAL = (randaugment.RandomAugment, RandomTurn)  # steps between the flip and the tensor
 
 

@@ -22,9 +22,13 @@ from torchvision import transforms
 from lavis_mafa.datasets import TrainingSet
 from lavis_mafa.datasets.image_reading import read_rgb
 from lavis_mafa.processors import augmentation
-from lavis_mafa.processors.augmentation import QuickAugmentation, quick
+from lavis_mafa.processors.augmentation import (
+    AlbefImageTrainProcessor,
+    QuickAugmentation,
+    quick,
+)
 
-PROCESSORS = [BlipImageTrainProcessor, Blip2ImageTrainProcessor]
+PROCESSORS = [BlipImageTrainProcessor, Blip2ImageTrainProcessor, AlbefImageTrainProcessor]
 
 
 def sample_images(count=8):
