@@ -114,7 +114,43 @@ def test_mini_batch_settings_of_the_paper(paper):
     assert list(paper.datasets_cfg) == FOUR_MILLION
     for data in paper.datasets_cfg.values():
         train = data.vis_processor.train
-        assert (train.name, train.image_size) == ("blip_image_train", 256)
+        assert (train.name, train.image_size) == ("albef_image_train", 256)
+        assert (train.min_scale, data.text_processor.train.name) == (0.2, "albef_caption")
+
+
+def authors_configs():
+    """Return the configs of ALBEF and FNE at full size, but not those of own data."""
+    for path in SHIPPED:
+        cfg = OmegaConf.load(path)
+        small = cfg.model.model_type in ("tiny", "small")
+        own = any(name.startswith("image_text_") for name in cfg.datasets)
+        if cfg.model.arch.startswith(("albef", "fne")) and not small and not own:
+            yield path
+
+
+@pytest.mark.parametrize(
+    "path", authors_configs(), ids=lambda path: f"{path.parent.name}-{path.stem}"
+)
+def test_configs_of_albef_and_fne_process_as_the_authors(path):
+    cfg = loaded(path)
+    # LAVIS's published weights were fine-tuned on texts of LAVIS's processor.
+    published = "/LAVIS/" in str(cfg.model_cfg.finetuned) and cfg.model_cfg.load_finetuned
+    words = "blip" if published else "albef"
+    for data in OmegaConf.load(path).datasets.values():
+        kind = "question" if cfg.run_cfg.task == "mafa_vqa" else "caption"
+        expected = {
+            "vis_processor": {"train": "albef_image_train", "eval": "blip_image_eval"},
+            "text_processor": dict.fromkeys(("train", "eval"), f"{words}_{kind}"),
+        }
+        for processor, names in expected.items():
+            for phase, given in data[processor].items():
+                assert given.name == names[phase], (processor, phase)
+    other = {"albef": "blip", "blip": "albef"}[words]
+    for options in options_in_comments(path):  # weights of the other kind come with its processor
+        weights = str(loaded(path, *options).model_cfg.finetuned)
+        if "finetuned=" in " ".join(options) and published != ("/LAVIS/" in weights):
+            (data,) = loaded(path, *options).datasets_cfg.values()
+            assert data.text_processor.eval.name.startswith(f"{other}_")
 
 
 def test_model_and_step_settings_of_the_paper(paper):
