@@ -40,6 +40,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Write ``advice.json``, ``advice.md`` and ``advice.html``, and print the advice."""
-    from lavis_mafa.analysis.advice_report import advise
+    from lavis_mafa.analysis.advice.report import advise
 
     advise(args)

@@ -152,7 +152,8 @@ def table_html(table: Table) -> str:
     region = f'tabindex="0" role="region" aria-label="{esc(table.title or "table")}"'
     body = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
     body = f'<div class="scroll" {region}>{body}</div>'
-    return _figure("table", table.title, body, table.note)
+    notes = [table.note, "★: the best of its column." if best else ""]
+    return _figure("table", table.title, body, " ".join(note for note in notes if note))
 
 
 def ticks(low: float, high: float, least_step: float = 0.0) -> list[float]:

@@ -9,7 +9,7 @@ from lavis_mafa.pages.charts import Curve, Series
 from lavis_mafa.runners.run_log import read_log
 from lavis_mafa.studies.parts import ROW, Column, LogCurve, Row, Study
 from lavis_mafa.studies.plan import Plan
-from lavis_mafa.studies.spread import Spread
+from lavis_mafa.studies.spread import Spread, mean_of
 
 WIDE = 10.0  # values of which one is that many times another get a logarithmic axis
 LOG_X = {"step": "global_step", "epoch": "epoch"}  # by kind of record, its place on the x axis
@@ -62,7 +62,7 @@ def log_curve(plan: Plan, curve: LogCurve) -> Curve:
         by_x: dict[int, list[float | None]] = {}
         for folder in _folders(plan, name):
             for record in read_log(folder, curve.kind, once=x_key):
-                by_x.setdefault(record[x_key], []).append(record.get(curve.key))
+                by_x.setdefault(record[x_key], []).append(mean_of(record, curve.keys))
         means = {x: Spread.of(values) for x, values in sorted(by_x.items())}
         known = {x: spread.mean for x, spread in means.items() if spread}
         if known:

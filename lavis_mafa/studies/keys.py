@@ -27,7 +27,7 @@ COLUMN: dict[str, Any] = {
     **{"scale": (int, float), "digits": int, "best": str},
 }
 FIGURE = {"x": str, "y": list}
-CURVE = {"title": str, "key": str, "kind": str, "lines": list}
+CURVE = {"title": str, "key": (str, list), "kind": str, "lines": list}
 CLAIM = dict.fromkeys(("claim", "source", "row", "than", "column", "better"), str)
 MEASURE = {"function": str, "judges": list}
 REFERENCE = {"row": str, "columns": list}

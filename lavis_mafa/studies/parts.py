@@ -129,10 +129,10 @@ class Claim:
 
 @dataclass(frozen=True)
 class LogCurve:
-    """A figure of the logs drawn over ``step`` or ``epoch``, a line for each row of ``lines``."""
+    """The mean of logged figures over ``step`` or ``epoch``, a line for each row of ``lines``."""
 
     title: str
-    key: str
+    keys: tuple[str, ...]
     kind: str
     lines: Sequence[str]
 

@@ -183,6 +183,12 @@ def _cell(value: Any) -> str:
     return "" if value is None else str(value)
 
 
+def _keys(given: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the names of logged figures that ``key`` gives, as one text or a list."""
+    key = given.get("key", [])
+    return tuple(map(str, key if isinstance(key, list) else [key]))
+
+
 class _Reader:
     """Build the parts of a study from its content; errors are added to ``problems``."""
 
@@ -382,11 +388,12 @@ class _Reader:
         for place, one in enumerate(self.content.get("curves") or []):
             where = f"curves.{place}"
             given = typed(one, CURVE, where, self.problems)
-            key, kind, lines = given.get("key", ""), given.get("kind", "epoch"), given.get("lines")
-            if not key or kind not in KINDS:
+            keys, kind, lines = _keys(given), given.get("kind", "epoch"), given.get("lines")
+            if not keys or kind not in KINDS:
                 self.problems.append(f"{where}: expected a key, and a kind: {' or '.join(KINDS)}")
             self._known(f"{where}.lines", "row", lines or [], names)
-            found.append(LogCurve(given.get("title", key), key, kind, lines or names))
+            title = given.get("title", ", ".join(keys))
+            found.append(LogCurve(title, keys, kind, lines or names))
         return found
 
     def _mapping(self, key: str) -> dict[str, Any]:
@@ -459,8 +466,7 @@ class _Reader:
         found, known = {}, list(stages) or [""]
         for name, given in self._mapping("columns").items():
             one = typed(given, COLUMN, f"columns.{name}", self.problems)
-            key, stage = one.get("key", name), one.get("stage") or known[-1]
-            keys = tuple(map(str, key if isinstance(key, list) else [key]))
+            keys, stage = _keys(one) or (name,), one.get("stage") or known[-1]
             self._known(f"columns.{name}.stage", "stage", [stage], known)
             if one.get("best", "max") not in ("max", "min"):
                 self.problems.append(f"columns.{name}.best: is {one['best']}, expected max or min")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from lavis_mafa.studies.spread import (
     Spread,
     differences_to,
     gains_of,
+    mean_of,
     note_on_spread,
     spreads_of,
 )
@@ -71,9 +71,8 @@ def read_figure(job: Job, column: Column) -> float | None:
         if column.kind == "eval":
             records = [record for record in records if record.get("split") == column.split]
         last = records[-1] if records else {}
-    values = [last.get(key) for key in column.keys]
-    known = [float(v) for v in values if isinstance(v, int | float) and math.isfinite(v)]
-    return column.scale * sum(known) / len(known) if known else None
+    mean = mean_of(last, column.keys)
+    return None if mean is None else column.scale * mean
 
 
 def tables_of(plan: Plan, figures: Figures, mark_best: bool = False) -> list[Table]:
@@ -228,6 +227,11 @@ def write_all(plan: Plan, figures: Figures, path: Path | None = None) -> Path:
     done = {row: by_seed for row, by_seed in figures.items() if by_seed}
     several = any(len(by_seed) > 1 for by_seed in done.values())
     notes = [*([note_on_spread(done)] if several else []), *study.notes]
+    if study.gallery:
+        notes.append(
+            f"The histogram and the gallery of pairs show the last {GALLERY} judged pairs that the "
+            f"log of run {study.gallery} has. They are a sample: the tables count all pairs."
+        )
     drawn = picture.name if svg is not None else ""
     intro = "\n\n".join(text for text in (headline_of(plan), study.about) if text)
     write_text(path, _markdown(plan, tables, notes, origin, drawn, intro))

@@ -12,25 +12,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_world import arguments, call, call_ranks, con_d, save_model
 
-from lavis_mafa.analysis.advice_report import fall_of_run, search_spaces, write_advice
-from lavis_mafa.analysis.advise import (
-    ALPHA,
-    CLEAR,
+from lavis_mafa.analysis.advice.evidence import (
     LABELS,
-    UNCERTAIN,
     Config,
     Estimate,
     Evidence,
     Fall,
     Quality,
-    advice_of,
     evidence_of,
     fall_of,
     nearest,
-    options_line,
     quality_of,
     shares_of,
 )
+from lavis_mafa.analysis.advice.report import fall_of_run, search_spaces, write_advice
+from lavis_mafa.analysis.advice.rules import ALPHA, CLEAR, UNCERTAIN, advice_of, options_line
 from lavis_mafa.analysis.judged_pairs import INVALID, JUDGEMENTS, UNKNOWN, VALID, Judged
 from lavis_mafa.analysis.judging import TRUTH
 from lavis_mafa.analysis.quality import labels as label_files
@@ -483,7 +479,7 @@ def test_a_clustered_world_is_grouped_and_counts_are_reused(
     assert 0 < len(grouped) < len(judged) and grouped.samplings["grit_B32_M64"].all()
     assert judged.samplings["random_B32"].sum() <= 2 * 256
 
-    monkeypatch.setattr("lavis_mafa.analysis.advice_report.count_false_negatives", None)
+    monkeypatch.setattr("lavis_mafa.analysis.advice.report.count_false_negatives", None)
     log = write_log(tmp_path / "run", [0.7, 0.5], enabled=False)
     call(*words, "--run", log)
     printed = capsys.readouterr().out

@@ -240,11 +240,13 @@ def test_best_of_a_column_is_marked(tmp_path):
     assert marked == ["★ 3.00", "★ 3", "★ 2.00"] and best_cells(page) == 3
     labels = [a.get("aria-label") for tag, a in page.tags if tag == "span" and "role" in a]
     assert labels.count("best") == 3
+    assert "★: the best of its column." in " ".join(page.texts)
 
 
 def test_single_value_is_not_marked_best(tmp_path):
     table = Table("t", ["m", "r"], [["a", 1.0], ["b", None]], "", {"r": "max"})
-    assert best_cells(write_page(tmp_path, tables=[table])) == 0
+    page = write_page(tmp_path, tables=[table])
+    assert best_cells(page) == 0 and "★" not in " ".join(page.texts)
 
 
 @pytest.mark.parametrize(

@@ -34,10 +34,10 @@ from lavis_mafa.studies.spread import Spread, differences_to, gains_of
 
 SHARED = [
     *("warm_up", "con_d", "con_d_unverified", "momentum", "base", "grit", "s_itc", "ecm", "mafa"),
-    *("random_ecm", "random_s_itc"),
+    *("random_ecm", "random_s_itc", "fine_tuned"),
 ]
 WITH_CON_D = {"ecm", "mafa", "random_ecm"}
-EPOCHS_OF = {"warm_up": 6, "con_d": 8, "con_d_unverified": 8}  # the others: 5
+EPOCHS_OF = {"warm_up": 6, "con_d": 8, "con_d_unverified": 8, "fine_tuned": 4}  # the others: 5
 FOLDER = Path("/nowhere")  # plans write nothing
 
 
@@ -151,6 +151,16 @@ def test_systems_from_the_warm_up_take_about_as_many_steps_in_all(plan):
     through_con_d = job_of(plan, "con_d").steps + job_of(plan, "grit").steps
     alone = job_of(plan, "GRIT-VLP, from the warm-up").steps
     assert alone == pytest.approx(through_con_d, rel=0.01)
+
+
+@pytest.mark.parametrize("name", ["base", "grit", "ecm", "mafa"])
+def test_fine_tuning_differs_only_in_the_checkpoint_that_it_starts_from(plan, name):
+    start = f"{{{name}}}"
+    row = next(one for one in plan.study.rows if one.options.get("model.pretrained") == start)
+    own, plain = settings(plan, row.name), settings(plan, "fine_tuned")
+    assert differing_paths(own, plain) == {"model.pretrained"}
+    assert own["model"]["pretrained"] == str(job_of(plan, name).checkpoint)
+    assert own["datasets"]["toy_scenes"]["build_info"]["seed"] not in (0, 1), "other pictures"
 
 
 @pytest.mark.parametrize("at", ["dense", "blip", "blip2"])

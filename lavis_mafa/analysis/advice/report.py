@@ -14,21 +14,23 @@ from lavis.common.dist_utils import is_main_process
 from numpy.typing import NDArray
 
 from lavis_mafa.algorithm.mining import MiningRule
-from lavis_mafa.analysis.advise import (
-    LEAST_LIFT,
-    MOST_GROUPED,
-    MOST_RANDOM,
-    Advice,
+from lavis_mafa.analysis.advice.evidence import (
     Config,
     Estimate,
     Evidence,
     Fall,
-    advice_of,
     con_d_of,
     evidence_of,
     fall_of,
     grouped_pairs,
     labeled_pairs,
+)
+from lavis_mafa.analysis.advice.rules import (
+    LEAST_LIFT,
+    MOST_GROUPED,
+    MOST_RANDOM,
+    Advice,
+    advice_of,
     options_line,
 )
 from lavis_mafa.analysis.count import count_false_negatives

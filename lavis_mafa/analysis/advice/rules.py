@@ -1,0 +1,289 @@
+"""Apply rules to what was measured of a data set: whether to group and to mine.
+
+The bounds come from experiments on two toy worlds (docs/analysis.md, Advise).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from lavis_mafa.algorithm.mining import MiningRule
+from lavis_mafa.analysis.advice.evidence import PRECISION, Estimate, Evidence, Fall, Quality
+from lavis_mafa.analysis.judged_pairs import JUDGEMENTS
+from lavis_mafa.analysis.judging import TRUTH
+
+# Share of random hard negatives that are false, above which grouping is not advised. In the
+# clustered toy world, where grouping helps, it was .4 to .8 % (2.5 % in MAFA's Table 1); in the
+# dense one, where grouping harms, 26 %. Nothing between 3 and 26 % was tried.
+MOST_RANDOM = 0.03
+# The same of grouped hard negatives: 28 to 34 % where grouping helped, 57 % where it harmed.
+MOST_GROUPED = 1 / 3
+# Relative fall of ITM's loss over an epoch of random mini-batches, below which it counts as flat.
+# Where random mini-batches still teach, harder ones won little.
+FLAT = 0.05
+# Precision of Con-D at ``high``, divided by the base rate. Where mining helped it was .67 / .30; a
+# Con-D that hardly separated grouped pairs (AUC .6) made the trained model worse.
+LEAST_LIFT = 2.0
+# Of S-ITC. The papers use .5 (ALBEF) and .2 (BLIP-2); with few valid strangers in a mini-batch .5
+# lost, and .2 about equalled one-hot labels.
+ALPHA = 0.2
+PAIRS_TO_LABEL = 200  # as in MAFA's Appendix B
+
+CLEAR, UNCERTAIN = "clear", "uncertain"
+
+GRIT, CONNECTIONS = "run.grit", "model.mafa.connections"
+
+
+@dataclass(frozen=True)
+class Advice:
+    """One recommendation.
+
+    Attributes:
+        option: config key; None: a step for the user.
+        value: for the key.
+        reason: one or more sentences, with the figures.
+        certainty: `CLEAR` or `UNCERTAIN`.
+    """
+
+    option: str | None
+    value: Any
+    reason: str
+    certainty: str
+
+    @property
+    def title(self) -> str:
+        """Return ``key=value``; for a step "next step"."""
+        return "next step" if self.option is None else f"{self.option}={_plain(self.value)}"
+
+
+def options_line(advice: Iterable[Advice]) -> str:
+    """Return the advised settings as they are written after ``--options``."""
+    return " ".join(one.title for one in advice if one.option is not None)
+
+
+def advice_of(evidence: Evidence) -> list[Advice]:
+    """Apply the rules to the evidence; settings come first, then further steps."""
+    advice = [*_grouping(evidence), *_mining(evidence), _alpha(evidence)]
+    return sorted(advice, key=lambda one: one.option is None)
+
+
+class _Check(NamedTuple):
+    """A condition, whether its interval lies on one side of the bound, and the figures."""
+
+    holds: bool
+    clear: bool
+    text: str
+
+
+def _grouping(evidence: Evidence) -> list[Advice]:
+    size = evidence.batch_size
+    spaces = {m: share for (b, m), share in evidence.grouped.items() if b == size}
+    allowed = [m for m, share in spaces.items() if share.value <= MOST_GROUPED]
+    space = max(allowed) if allowed else min(spaces, key=lambda m: (spaces[m].value, m))
+    checks = [
+        _at_most(evidence.random[size], MOST_RANDOM, f"in random mini-batches of {size}"),
+        _at_most(spaces[space], MOST_GROUPED, f"in mini-batches grouped with M = {space}"),
+    ]
+    if evidence.itm is not None:
+        checks.append(_flat(evidence.itm))
+    group = all(check.holds for check in checks)
+    deciding = [check for check in checks if check.holds == group]
+    # All conditions must hold to group; a single one that clearly fails is enough not to.
+    clear = (all if group else any)(check.clear for check in deciding)
+    remarks = _remarks(evidence, group)
+    if group and spaces[space].low <= evidence.random[size].value:
+        clear = False
+        remarks.append(
+            "Grouping finds no more false negatives than random mini-batches have: the checkpoint "
+            "may have seen too little to group what is alike. Train it longer and ask again."
+        )
+    reason = " ".join([*(check.text for check in checks), *remarks])
+    certainty = CLEAR if clear and evidence.reliable else UNCERTAIN
+    found = [Advice(f"{GRIT}.enabled", group, reason, certainty)]
+    if group:
+        found += _search_space(evidence, spaces, space)
+    return found
+
+
+def _at_most(share: Estimate, bound: float, where: str) -> _Check:
+    text = (
+        f"{_percent(share)} of the hard negatives {where} are false (bound: {100 * bound:.3g} %)."
+    )
+    return _Check(share.value <= bound, not share.crosses(bound), text)
+
+
+def _flat(itm: Fall) -> _Check:
+    flat = itm.share.value < FLAT
+    text = (
+        f"ITM's loss on random mini-batches fell by {_percent(itm.share)} in epoch {itm.epoch} "
+        f"({itm.before:.4g} to {itm.after:.4g}; bound: {100 * FLAT:g} %)"
+    )
+    text += "." if flat else ": random mini-batches still teach, so train on with them first."
+    return _Check(flat, not itm.share.crosses(FLAT), text)
+
+
+def _remarks(evidence: Evidence, group: bool) -> list[str]:
+    """Return sentences about what the figures do not say."""
+    found = []
+    if evidence.untrained:
+        found.append(
+            "The model has random weights, so its hard negatives are hardly harder than random "
+            "pairs: give --checkpoint, after a warm-up with random mini-batches."
+        )
+    if evidence.itm is None and group:
+        found.append("Whether ITM's loss on random mini-batches is flat is unknown: give --run.")
+    smaller = [
+        b
+        for b, share in evidence.random.items()
+        if b < evidence.batch_size and share.value <= MOST_RANDOM
+    ]
+    if smaller and evidence.random[evidence.batch_size].value > MOST_RANDOM:
+        share = evidence.random[max(smaller)]
+        found.append(f"With random mini-batches of {max(smaller)} it is {_percent(share)}.")
+    if evidence.judge == JUDGEMENTS:
+        found.append("Only pairs with judgements by people count; they are no random sample.")
+    elif evidence.judge != TRUTH:
+        found.append(f"The judge is {evidence.judge}, {_trust(evidence)}.")
+    return found
+
+
+def _trust(evidence: Evidence) -> str:
+    if evidence.problems:
+        return "which fails its self-check, so its shares mean little"
+    if evidence.corrected:
+        return (
+            "corrected by the share of its matches that people confirmed; matches that it misses "
+            "are not counted"
+        )
+    return "whose matches no one has confirmed"
+
+
+def _search_space(evidence: Evidence, spaces: Mapping[int, Estimate], space: int) -> list[Advice]:
+    share = spaces[space]
+    larger = sorted(m for m in spaces if m > space)
+    reason = f"The largest counted M whose share stays at most a third: {_percent(share)}"
+    reason += f"; with M = {larger[0]} it is {_percent(spaces[larger[0]])}." if larger else "."
+    clear = evidence.reliable and not share.crosses(MOST_GROUPED)
+    found = [Advice(f"{GRIT}.search_space", space, reason, CLEAR if clear else UNCERTAIN)]
+    if evidence.queue_size is not None and evidence.queue_size < space:
+        reason = f"The queue must hold a search space; it is {evidence.queue_size} in the config."
+        found.append(Advice(f"{GRIT}.queue_size", space, reason, CLEAR))
+    return found
+
+
+def _mining(evidence: Evidence) -> list[Advice]:
+    name, quality = evidence.con_d, evidence.quality
+    if name is None:
+        reason = (
+            "No Con-D judged the pairs, so none can be mined. docs/con_d.md describes how to get "
+            "one: a matching model of your domain, best fine-tuned on grouped hard negatives. "
+            "Then repeat this command with it in --con-d."
+        )
+        return [Advice(None, None, reason, CLEAR)]
+    if evidence.problems:
+        reason = (
+            f"{name} fails its self-check ({'; '.join(evidence.problems)}): its matches would "
+            "replace right labels by wrong ones. See docs/con_d.md."
+        )
+        return [_action("keep", reason, CLEAR)]
+    checked = "" if evidence.problems is not None else " Its self-check was skipped."
+    if quality is None or (quality.above and quality.base_rate is None):
+        return [*_first_run(evidence, checked), *_high(evidence)]
+    if quality.lift is None:
+        return [
+            _action("keep", _nothing_to_mine(name, quality, evidence), UNCERTAIN),
+            *_high(evidence),
+        ]
+    convert = quality.lift.value >= LEAST_LIFT
+    reason = (
+        f"{_found(name, quality, evidence)}: a lift of {_figure(quality.lift)} "
+        f"(bound: {LEAST_LIFT:g}).{checked}"
+    )
+    if not convert and quality.base_rate and quality.base_rate.value > 1 / LEAST_LIFT:
+        reason += f" With this base rate no Con-D can reach a lift of {LEAST_LIFT:g}."
+    certain = not checked and not quality.lift.crosses(LEAST_LIFT)
+    certain = certain and quality.source != JUDGEMENTS
+    action = _action("convert" if convert else "keep", reason, CLEAR if certain else UNCERTAIN)
+    return [action, *_high(evidence)]
+
+
+def _action(value: str, reason: str, certainty: str) -> Advice:
+    return Advice(f"{CONNECTIONS}.action", value, reason, certainty)
+
+
+def _first_run(evidence: Evidence, checked: str) -> list[Advice]:
+    reason = (
+        f"How much better than chance {evidence.con_d} is on grouped hard negatives is unknown: "
+        f"in a first run only count its connections.{checked}"
+    )
+    step = (
+        f"Label about {PAIRS_TO_LABEL} grouped hard negatives (`{evidence.label}`), then repeat "
+        "this command with --labels and the saved file."
+    )
+    return [_action("keep", reason, UNCERTAIN), Advice(None, None, step, CLEAR)]
+
+
+def _nothing_to_mine(name: str, quality: Quality, evidence: Evidence) -> str:
+    if not quality.above:
+        return (
+            f"{name} gives none of the {quality.pairs} grouped hard negatives with a known truth a "
+            f"probability above {evidence.high:g}: there is nothing to convert."
+        )
+    return (
+        f"None of the {quality.pairs} grouped hard negatives with a known truth matches: whatever "
+        f"{name} converts is wrong."
+    )
+
+
+def _found(name: str, quality: Quality, evidence: Evidence) -> str:
+    assert quality.precision is not None and quality.base_rate is not None
+    by = "the truth of the data" if quality.source == TRUTH else quality.source
+    return (
+        f"Of {quality.pairs} grouped hard negatives {_percent(quality.base_rate)} match by {by}, "
+        f"of the {quality.above} with a probability above {evidence.high:g} by {name} "
+        f"{_percent(quality.precision)}"
+    )
+
+
+def _high(evidence: Evidence) -> list[Advice]:
+    key, wanted = f"{CONNECTIONS}.high", f"{100 * PRECISION:g} %"
+    quality = evidence.quality
+    if quality is None:
+        reason = "The paper's value; no grouped hard negative has a known truth to choose it by."
+        return [Advice(key, MiningRule.high, reason, UNCERTAIN)]
+    if quality.reaching is None:
+        reason = f"The paper's value; at no threshold are {wanted} of the pairs above it matches."
+        return [Advice(key, MiningRule.high, reason, UNCERTAIN)]
+    threshold, precision = quality.reaching
+    reason = (
+        f"The smallest threshold above which {wanted} of the grouped hard negatives with a known "
+        f"truth match: {_percent(precision)}."
+    )
+    found = [Advice(key, threshold, reason, CLEAR if precision.low >= PRECISION else UNCERTAIN)]
+    if threshold < evidence.low:
+        reason = f"Must not be above high; it is {evidence.low:g} in the config."
+        found.append(Advice(f"{CONNECTIONS}.low", threshold, reason, CLEAR))
+    return found
+
+
+def _alpha(evidence: Evidence) -> Advice:
+    reason = (
+        "A cautious default; no figure here decides it. An alpha of .5 is strong where a "
+        "mini-batch holds few valid strangers."
+    )
+    return Advice("model.mafa.soft_labels.alpha", ALPHA, reason, UNCERTAIN)
+
+
+def _plain(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _percent(share: Estimate) -> str:
+    value, low, high = (f"{100 * one:.3g}" for one in share)
+    return f"{value} % ({low} to {high})"
+
+
+def _figure(figure: Estimate) -> str:
+    return f"{figure.value:.3g} ({figure.low:.3g} to {figure.high:.3g})"
