@@ -14,7 +14,7 @@ from pathlib import Path
 from torch import Tensor
 
 from lavis_mafa.io.checkpoints import read_checkpoint
-from lavis_mafa.models.checkpoints import check_origin
+from lavis_mafa.models.checkpoints import check_origin, fold_token_types
 from lavis_mafa.models.downstream.two_images import double_fusion_layers
 from lavis_mafa.runners.checkpoint import save_atomically
 
@@ -76,6 +76,6 @@ def export_lavis(checkpoint: str, out: Path, form: str, fusion_layer: int = 6) -
         )
     if any(str(key).startswith(f"{PARTS[0]}patch_embed.convs.") for key in weights):
         raise ValueError(f"{checkpoint} has a convolutional stem, which LAVIS's models lack")
-    state = in_form(weights, form, fusion_layer)
+    state = in_form(fold_token_types(weights, ()), form, fusion_layer)
     save_atomically({"model": state}, out)
     return len(state)

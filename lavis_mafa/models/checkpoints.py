@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Container, Mapping
 from typing import Any
 
 import torch
@@ -14,7 +14,13 @@ from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
 from lavis_mafa.algorithm.momentum import NO_IMAGE
-from lavis_mafa.io.checkpoints import model_config, problem_of_state, read_checkpoint, vocabulary_of
+from lavis_mafa.io.checkpoints import (
+    model_config,
+    problem_of_state,
+    read_checkpoint,
+    vocabulary_of,
+    weights_of,
+)
 from lavis_mafa.models.traits import same_model, traits_of
 
 # Parts that image-text matching needs; momentum encoders and language heads are not among them.
@@ -28,6 +34,7 @@ MATCHING_PARTS = (
 )
 PROJECTION_PARTS = ("vision_proj.", "text_proj.")
 LANGUAGE_HEADS = ("text_encoder.cls.", "Qformer.cls.")
+TOKEN_TYPES, POSITIONS = "token_type_embeddings.weight", "position_embeddings.weight"
 
 
 def recorded_model(content: dict[str, Any], arch: str) -> dict[str, Any]:
@@ -129,11 +136,72 @@ def problem_of_origin(content: dict[str, Any], arch: str, origin: str) -> str | 
     return None
 
 
-def load_state(model: torch.nn.Module, state: dict[str, Tensor], origin: str) -> Any:
+def fold_token_types(state: dict[str, Tensor], own: Container[str]) -> dict[str, Tensor]:
+    """Add the first token type to the positions wherever a model has no token types.
+
+    The published ALBEF, GRIT-VLP and MAFA add the embedding of token type 0 to every token; LAVIS's
+    BERT has no token types. Its sums stay the same if the positions contain that row.
+
+    Args:
+        state: weights under the names of the file.
+        own: the names of the model's weights; empty: it has no token types anywhere.
+
+    Returns:
+        A copy of ``state`` without the token types that were added.
+
+    Raises:
+        ValueError: if token types do not fit the positions beside them.
+    """
+    folded = dict(state)
+    for key in state:
+        beside = key.removesuffix(TOKEN_TYPES) + POSITIONS
+        if not key.endswith(TOKEN_TYPES) or _own_name(key, own) in own or beside not in state:
+            continue
+        positions, types = state[beside], folded.pop(key)
+        if types.ndim != 2 or not len(types) or types.shape[1:] != positions.shape[1:]:
+            raise ValueError(
+                f"{key} has shape {tuple(types.shape)}, which does not fit {beside} with "
+                f"{tuple(positions.shape)}: expected (types, {positions.shape[-1]})"
+            )
+        dtype = torch.promote_types(positions.dtype, torch.float32)
+        folded[beside] = positions.to(dtype) + types[0].to(dtype)
+    return folded
+
+
+def fold_after_lavis(model: torch.nn.Module, checkpoint: str | None) -> None:
+    """Fold token types into the positions of a model whose checkpoint LAVIS's code has loaded.
+
+    Models of this package do it while loading, see `load_state`. Only positions that still equal
+    those of the file change, so a second call has no effect. What the model lacks is logged.
+    """
+    if not checkpoint or traits_of(model).loads_with_our_loader:
+        return
+    if traits_of(model).family != "albef":
+        return
+    state, own = weights_of(read_checkpoint(checkpoint, mapped=True)), model.state_dict()
+    if problem_of_state(state, checkpoint):
+        return  # LAVIS has loaded something of it
+    folded = fold_token_types(state, own)
+    keys = {_own_name(key, own): key for key in state}
+    for name, value in own.items():
+        # LAVIS's decoder of answers starts as a copy of the text encoder.
+        key = keys.get(name) or keys.get(name.replace("text_decoder", "text_encoder", 1))
+        if key and name.endswith(POSITIONS) and torch.equal(value.cpu(), state[key]):
+            value.copy_(folded[key])
+    _say_dropped(model, [key for key in folded if _own_name(key, own) not in own], checkpoint)
+
+
+def load_state(
+    model: torch.nn.Module, state: dict[str, Tensor], origin: str, say_dropped: bool = True
+) -> Any:
     """Load the weights that fit, with position embeddings resized to the model's image size.
 
     ALBEF's pre-training models have BERT under ``text_encoder.bert.``, its retrieval models under
-    ``text_encoder.``; both are understood.
+    ``text_encoder.``; both are understood. Token types that the model lacks become part of its
+    positions, see `fold_token_types`.
+
+    Args:
+        say_dropped: log the weights of the file that the model lacks.
 
     Returns:
         Missing and unexpected keys, as returned by ``load_state_dict``.
@@ -145,6 +213,7 @@ def load_state(model: torch.nn.Module, state: dict[str, Tensor], origin: str) ->
     problem = problem_of_state(state, origin)
     if problem:
         raise ValueError(problem)
+    state = fold_token_types(state, own)
     state = {_own_name(key, own): value for key, value in state.items()}
     for name in ("visual_encoder", "visual_encoder_m"):
         encoder, prefix = getattr(model, name, None), f"{name}."
@@ -174,7 +243,28 @@ def load_state(model: torch.nn.Module, state: dict[str, Tensor], origin: str) ->
             origin,
             missing[0],
         )
+    if say_dropped:
+        _say_dropped(model, result.unexpected_keys, origin)
     return result
+
+
+def _say_dropped(model: Any, keys: Collection[str], origin: str) -> None:
+    """Log the weights of a file that a model lacks, by their first word."""
+    groups: dict[str, list[str]] = {}
+    for key in keys:
+        if not key.endswith("position_ids"):  # a constant that some versions save
+            groups.setdefault(key.split(".")[0], []).append(key)
+    if groups:
+        logging.warning(
+            "%d weights of %s are dropped, because %s lacks them: %s",
+            sum(map(len, groups.values())),
+            origin,
+            type(model).__name__,
+            "; ".join(
+                f"{name} ({len(one)}, such as {one[0]})" if one != [name] else name
+                for name, one in groups.items()
+            ),
+        )
 
 
 def random_weights(model: Any, missing: Collection[str]) -> list[str]:
@@ -246,7 +336,7 @@ def init_momentum(model: Any, checkpoint: str | None) -> bool:
     return True
 
 
-def _own_name(key: str, own: dict[str, Tensor]) -> str:
+def _own_name(key: str, own: Container[str]) -> str:
     part = key.split(".", 1)[0] + "."
     if key in own or part not in ("text_encoder.", "text_encoder_m."):
         return key

@@ -8,7 +8,7 @@ import lavis.models
 from lavis.common.registry import registry
 
 from lavis_mafa.io.checkpoints import read_checkpoint
-from lavis_mafa.models.checkpoints import config_of, recorded_model
+from lavis_mafa.models.checkpoints import config_of, fold_after_lavis, recorded_model
 
 
 def load_model(
@@ -45,6 +45,8 @@ def load_model(
         raise ValueError(f"{name} has no type {model_type!r}; known: {', '.join(types)}")
     # Sizes recorded for another type would contradict the one that is asked for.
     if not checkpoint or recorded.get("model_type") != model_type:
-        return lavis.models.load_model(name, model_type, is_eval, device, checkpoint)
+        model = lavis.models.load_model(name, model_type, is_eval, device, checkpoint)
+        fold_after_lavis(model, checkpoint)
+        return model
     model = model_cls.from_config(config_of(name, model_type, checkpoint, content))
     return (model.eval() if is_eval else model).to(device)

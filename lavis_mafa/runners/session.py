@@ -19,7 +19,7 @@ from lavis.models.base_model import SharedQueueMixin
 
 from lavis_mafa.config import ConfigError, load_config
 from lavis_mafa.io.processes import LostContactError, explain_lost_rank
-from lavis_mafa.models.checkpoints import init_momentum
+from lavis_mafa.models.checkpoints import fold_after_lavis, init_momentum
 from lavis_mafa.models.con_d.self_check import PoorDiscriminatorError
 from lavis_mafa.plugins import PluginError
 from lavis_mafa.runners.checkpoint_schedule import NotSavedError
@@ -55,6 +55,7 @@ def build_model(cfg: Any, task: Any) -> Any:
     """Build the model of a config."""
     model = task.build_model(cfg)
     given = "finetuned" if cfg.model_cfg.get("load_finetuned", True) else "pretrained"
+    fold_after_lavis(model, cfg.model_cfg.get(given))
     init_momentum(model, cfg.model_cfg.get(given))
     return model
 

@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 from torch import Tensor
 
 from lavis_mafa.algorithm.discriminator import Discriminator
-from lavis_mafa.io.checkpoints import read_checkpoint
+from lavis_mafa.io.checkpoints import read_checkpoint, weights_of
 from lavis_mafa.models.checkpoints import (
     MATCHING_PARTS,
     check_origin,
@@ -21,6 +21,7 @@ from lavis_mafa.models.checkpoints import (
 )
 from lavis_mafa.models.con_d.discriminator import DISCRIMINATORS, ModelDiscriminator
 from lavis_mafa.models.families.base import image_size_of
+from lavis_mafa.models.traits import traits_of
 
 ORACLE = "oracle"
 
@@ -92,9 +93,11 @@ def view_of(arch: str, model_type: str | None, model: Any) -> Callable[[Any], Te
 
 def _require_weights(model: Any, content: dict[str, Any], checkpoint: str) -> None:
     """Load the weights that LAVIS's loading may have skipped, and refuse a partly random Con-D."""
+    said = traits_of(model).loads_with_our_loader  # as the model was built
+    loaded = load_state(model, weights_of(content), checkpoint, say_dropped=not said)
     require_weights(
         model,
-        load_state(model, content.get("model", content), checkpoint).missing_keys,
+        loaded.missing_keys,
         MATCHING_PARTS,
         f"model.mafa.con_d.checkpoint: to judge with {type(model).__name__}, {checkpoint}",
         "Name a checkpoint of a model with an ITM head and of the same sizes",

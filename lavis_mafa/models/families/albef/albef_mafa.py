@@ -137,6 +137,23 @@ def _text_encoder(cfg: Any, from_pretrained: bool, tokenizer: Any) -> BertForMas
         raise ValueError(f"model.med_config_path: {problem}")
     config = BertConfig.from_json_file(find_config(cfg.get("med_config_path")))
     if from_pretrained:
-        return from_hub(BertForMaskedLM.from_pretrained, BERT, config=config)
+        return _published_bert(config)
     config.vocab_size = max(config.vocab_size, len(tokenizer))
     return BertForMaskedLM(config=config)
+
+
+def _published_bert(config: BertConfig) -> BertForMaskedLM:
+    """Build BERT with its published weights; token type 0 becomes part of the positions."""
+    config.add_type_embeddings, config.type_vocab_size = True, 2
+    encoder: BertForMaskedLM
+    encoder, found = from_hub(
+        BertForMaskedLM.from_pretrained, BERT, config=config, output_loading_info=True
+    )
+    embeddings = encoder.bert.embeddings
+    if not any("token_type_embeddings" in str(key) for key in found["missing_keys"]):
+        with torch.no_grad():
+            types = embeddings.token_type_embeddings.weight
+            embeddings.position_embeddings.weight += types[0]
+    del embeddings.token_type_embeddings
+    config.add_type_embeddings = False
+    return encoder
