@@ -5,6 +5,7 @@ from lavis_mafa.datasets.image_text_json import ImageTextJsonBuilder
 from lavis_mafa.datasets.image_text_shards import ImageTextShardsBuilder
 from lavis_mafa.datasets.nlvr import NlvrMafaBuilder
 from lavis_mafa.datasets.training_set import TrainingSet
+from lavis_mafa.datasets.vg_vqa import VgVqaMafaBuilder
 
 __all__ = [
     "ImageTextJsonBuilder",
@@ -12,4 +13,5 @@ __all__ = [
     "RefCocoPlusBuilder",
     "NlvrMafaBuilder",
     "TrainingSet",
+    "VgVqaMafaBuilder",
 ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import re
 from typing import Any
@@ -11,6 +10,7 @@ from lavis.common.registry import registry
 from lavis.datasets.builders.classification_builder import NLVRBuilder
 from lavis.datasets.datasets.nlvr_datasets import NLVRDataset
 
+from lavis_mafa.datasets.local_files import UseLocalFiles
 from lavis_mafa.io.checkpoints import dataset_yamls
 
 # At the beginning of a word only: in "leftmost", but not in "bright".
@@ -42,7 +42,7 @@ class NlvrTrain(NLVRDataset):
 
 
 @registry.register_builder("nlvr_mafa")
-class NlvrMafaBuilder(NLVRBuilder):
+class NlvrMafaBuilder(UseLocalFiles, NLVRBuilder):
     """LAVIS's ``nlvr`` with test-P as ``test``, for which LAVIS loads the dev split again.
 
     Annotation files and an image folder that exist locally are not copied.
@@ -50,15 +50,3 @@ class NlvrMafaBuilder(NLVRBuilder):
 
     train_dataset_cls = NlvrTrain
     DATASET_CONFIG_DICT = dataset_yamls("nlvr_mafa")
-
-    def build_datasets(self) -> Any:
-        info = self.config.build_info
-        for split in info.annotations.values():
-            for found in (split.get("url"), split.storage):
-                if isinstance(found, str) and os.path.isfile(found):
-                    # LAVIS would copy it once and ignore later edits.
-                    split.url = split.storage = os.path.abspath(found)
-                    break
-        if os.path.isdir(info.images.storage):
-            info.images.storage = os.path.abspath(info.images.storage)
-        return super().build_datasets()

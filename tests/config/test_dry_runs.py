@@ -68,7 +68,7 @@ def row(builder, split, number):
     question = {"image": photo, "question": "how many circles?", "question_id": number}
     if builder in ("coco_vqa", "ok_vqa"):
         return {**question, "answer": ["two", "two", "three"], "dataset": "vqa"}
-    if builder in ("gqa", "vg_vqa"):
+    if builder in ("gqa", "vg_vqa_mafa"):
         return {**question, "answer": "two"}
     if builder == "snli_ve":
         label = ("contradiction", "neutral", "entailment")[number % 3]

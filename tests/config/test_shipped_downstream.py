@@ -85,10 +85,28 @@ def test_vqa_ranks_a_list_of_answers():
             assert run.num_ans_candidates == 128
     data = loaded(TRAIN / "vqa_ft.yaml").datasets_cfg
     # Training and validation split, and Visual Genome.
-    assert list(data) == ["coco_vqa", "vg_vqa"]
+    assert list(data) == ["coco_vqa", "vg_vqa_mafa"]
     used = data.coco_vqa.build_info.annotations.train.storage
     assert [file.rsplit("/")[-1] for file in used] == ["vqa_train.json", "vqa_val.json"]
-    assert data.vg_vqa.vis_processor.get("eval") is None
+    assert data.vg_vqa_mafa.vis_processor.get("eval") is None
+
+
+def test_vqa_settings_of_albef():
+    """Loss, weights of answers and warm-up of ALBEF's code; LAVIS's by an option of the header."""
+    train, evaluate = loaded(TRAIN / "vqa_ft.yaml"), loaded(EVAL / "vqa_ft.yaml")
+    model, run = train.model_cfg, train.run_cfg
+    assert (model.label_smoothing, model.answer_sep_tokens) == (0.0, 2)
+    assert evaluate.model_cfg.answer_sep_tokens == 2
+    assert train.datasets_cfg.vg_vqa_mafa.build_info.answer_weight == 0.5
+    assert (run.warmup_lr, run.warmup_steps, run.init_lr) == (1e-5, 400, 2e-5)
+    assert train.datasets_cfg.coco_vqa.text_processor.train.get("max_words", 30) == 30
+    assert evaluate.datasets_cfg.coco_vqa.text_processor.eval.max_words == 50
+    lavis = options_in_comments(TRAIN / "vqa_ft.yaml")[-1]
+    cfg = loaded(TRAIN / "vqa_ft.yaml", *lavis)
+    assert (cfg.model_cfg.label_smoothing, cfg.model_cfg.answer_sep_tokens) == (0.1, 1)
+    assert cfg.datasets_cfg.vg_vqa_mafa.build_info.answer_weight == 0.2
+    published = options_in_comments(EVAL / "vqa_ft.yaml")[-1]
+    assert loaded(EVAL / "vqa_ft.yaml", *published).model_cfg.answer_sep_tokens == 1
 
 
 def test_entailment_settings():

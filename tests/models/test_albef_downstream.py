@@ -106,6 +106,63 @@ def test_vqa_loss_equals_lavis(distilled):
         assert not any("_m." in name for name in ours.state_dict())
 
 
+def slow_vqa_loss(model, samples, smoothing, sep_tokens):
+    """Return the loss answer by answer and token by token; padding enters nowhere."""
+    pad, number, total = model.tokenizer.sep_token_id, 0, 0.0
+    teachers = (model.visual_encoder_m, model.text_encoder_m, model.text_decoder_m)
+    students = (model.visual_encoder, model.text_encoder, model.text_decoder)
+    for row, count in enumerate(samples["n_answers"].tolist()):
+        question = model.tokenizer([samples["text_input"][row]], return_tensors="pt")
+        states = [
+            encoder.forward_automask(question, vision(samples["image"][row : row + 1]))
+            for vision, encoder, _ in (students, teachers)
+        ]
+        for _ in range(count):
+            ids = model.tokenizer(samples["answer"][number], return_tensors="pt").input_ids[0]
+            ids = torch.cat([ids, torch.tensor([pad] * (sep_tokens - 1), dtype=torch.int64)])
+            of_answer = 0.0
+            for place in range(1, len(ids)):
+                log_p, log_q = (
+                    decoder(
+                        ids[None, :place],
+                        encoder_hidden_states=state.last_hidden_state,
+                        encoder_attention_mask=question.attention_mask,
+                        return_dict=True,
+                    )
+                    .logits[0, -1]
+                    .log_softmax(-1)
+                    for (_, _, decoder), state in zip((students, teachers), states, strict=True)
+                )
+                label = torch.full_like(log_p, smoothing / len(log_p))
+                label[ids[place]] += 1 - smoothing
+                target = (1 - model.alpha) * label + model.alpha * log_q.exp()
+                of_answer = of_answer - (target * log_p).sum()
+            total = total + samples["weight"][number] * of_answer
+            number += 1
+    return total / len(samples["n_answers"])
+
+
+@pytest.mark.parametrize("smoothing, sep_tokens", [(0.0, 2), (0.0, 1), (0.1, 1), (0.3, 2)])
+def test_vqa_loss_equals_a_slow_loop(smoothing, sep_tokens):
+    """ALBEF's code: no smoothing and two [SEP]; LAVIS's: 0.1 and one."""
+    model = build(AlbefVqaMafa, label_smoothing=smoothing, answer_sep_tokens=sep_tokens).double()
+    model.eval()  # no dropout
+    perturb_copies(model)
+    model.momentum = 1.0  # the step's update would change the copies before they are used
+    samples = questions()
+    samples["image"] = samples["image"].double()
+    with torch.no_grad():
+        expected = slow_vqa_loss(model, samples, smoothing, sep_tokens).item()
+        assert model(dict(samples)).loss.item() == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("wrong", [{"label_smoothing": 1.5}, {"answer_sep_tokens": 3}])
+def test_options_of_answers_are_checked(wrong):
+    (name,) = wrong
+    with pytest.raises(ValueError, match=name):
+        build(AlbefVqaMafa, **wrong)
+
+
 @pytest.mark.parametrize("distilled", [True, False])
 def test_entailment_loss_equals_lavis(distilled):
     ours = build(AlbefVeMafa, use_distill=distilled)
@@ -233,6 +290,17 @@ def test_load_model(name):
 
 
 ANSWERS = ["yes", "no", "circle", "2", "red circle", "red", "big red circle on white"]
+
+
+@pytest.mark.parametrize("sep_tokens", [1, 2])
+def test_answers_end_with_as_many_separators_in_ranking(sep_tokens):
+    model = build(AlbefVqaMafa, answer_sep_tokens=sep_tokens).eval()
+    read = []
+    model._log_likelihood = lambda ids, mask, *_: read.append((ids, mask)) or ids[:, 0].float()
+    model.predict_answers(questions(), ["red circle", "2"])
+    ((ids, mask),) = read
+    assert ((ids == model.tokenizer.sep_token_id).sum(1) == sep_tokens).all()
+    assert set(mask.sum(1).tolist()) == {1 + 2 + sep_tokens, 1 + 1 + sep_tokens}
 
 
 def slow_answer(model, samples, row):

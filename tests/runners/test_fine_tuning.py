@@ -238,10 +238,10 @@ def test_vqa_with_lavis_coco_and_visual_genome_builders(pictures, checkpoint, tm
             *(paths["official"], paths["truth"]),
         ),
         **annotation_options("coco_vqa", "test", paths["evaluated"], paths["candidates"]),
-        **annotation_options("vg_vqa", "train", paths["genome"]),
+        **annotation_options("vg_vqa_mafa", "train", paths["genome"]),
         **{
             f"datasets.{data}.build_info.images.storage": pictures
-            for data in ("coco_vqa", "vg_vqa")
+            for data in ("coco_vqa", "vg_vqa_mafa")
         },
         **{"run.valid_splits": '["val"]'},
     )

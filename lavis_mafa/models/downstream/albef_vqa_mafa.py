@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import deepcopy
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,12 +15,36 @@ from lavis.models.med import BertLMHeadModel
 from torch import Tensor
 from transformers.models.bert.configuration_bert import BertConfig
 
-from lavis_mafa.algorithm.losses.language import IGNORED
+from lavis_mafa.algorithm.losses.language import IGNORED, LM_SMOOTHING
+from lavis_mafa.algorithm.options import check_options, option
 from lavis_mafa.io.checkpoints import model_yamls
 from lavis_mafa.models.downstream.albef_downstream import AlbefDownstream, decoder_from_fusion
 
 # Pairs of a question and an answer at once; their logits over the vocabulary are large.
 PAIRS_PER_PASS = 512
+
+
+@dataclass(frozen=True)
+class AnswerOptions:
+    """How answers enter the loss and the ranking.
+
+    Raises:
+        ValueError: if a value is out of range.
+    """
+
+    label_smoothing: float = option(
+        LM_SMOOTHING,
+        "share of an answer's tokens that is spread over the vocabulary in the loss; ALBEF: 0",
+        source="LAVIS",
+        low=0,
+        high=1,
+    )
+    answer_sep_tokens: int = option(
+        1, "number of [SEP] at the end of an answer; ALBEF's code: 2", source="LAVIS", low=1, high=2
+    )
+
+    def __post_init__(self) -> None:
+        check_options(self)
 
 
 @registry.register_model("albef_vqa_mafa")
@@ -28,8 +53,8 @@ class AlbefVqaMafa(AlbefDownstream, AlbefVQA):
 
     Unlike LAVIS's model it starts from a checkpoint without momentum encoders, also trains without
     distillation (``use_distill: False``), and does not update its momentum encoders in evaluation.
-    Its losses are LAVIS's. It ranks answers by their log-likelihood, LAVIS by the label-smoothed
-    loss.
+    By default its losses are LAVIS's; ``label_smoothing`` and ``answer_sep_tokens`` select those of
+    ALBEF's code. It ranks answers by their log-likelihood, LAVIS by the label-smoothed loss.
 
     Supported model types:
         - vqav2: ViT-B/16 at 384 px; by default with LAVIS's published weights for VQA v2.
@@ -41,8 +66,26 @@ class AlbefVqaMafa(AlbefDownstream, AlbefVQA):
     """
 
     PRETRAINED_MODEL_CONFIG_DICT = model_yamls("albef_vqa_mafa", "vqav2", "tiny")
-    options = ("use_distill", "momentum", "alpha", "max_txt_len")
+    model_options = AnswerOptions
+    options = (
+        *("use_distill", "momentum", "alpha", "max_txt_len"),
+        *("label_smoothing", "answer_sep_tokens"),
+    )
     heads = ("text_decoder.",)
+
+    def __init__(
+        self,
+        label_smoothing: float = AnswerOptions.label_smoothing,
+        answer_sep_tokens: int = AnswerOptions.answer_sep_tokens,
+        **arguments: Any,
+    ) -> None:
+        """
+        Args:
+            label_smoothing, answer_sep_tokens: see `AnswerOptions`.
+            arguments: of `AlbefDownstream` and of LAVIS's class.
+        """
+        super().__init__(**arguments)
+        self.answer_options = AnswerOptions(label_smoothing, answer_sep_tokens)
 
     @classmethod
     def language_parts(cls, config: BertConfig) -> dict[str, Any]:
@@ -60,7 +103,10 @@ class AlbefVqaMafa(AlbefDownstream, AlbefVQA):
     def forward_decoder(
         self, samples: dict[str, Any], encoder_out: tuple[Any, Any], **_: Any
     ) -> tuple[Tensor, Any, Tensor]:
-        """Compute the loss of all answers to B questions.
+        """Compute the loss of all answers to B questions (ALBEF 4.2: VQA).
+
+        An answer's loss is the sum of its tokens' cross-entropies, the first token excepted. With
+        distillation a share of it is the cross-entropy to the momentum decoder's probabilities.
 
         Args:
             samples: ``answer``, the A answers to all questions; ``weight`` ``(A,)``; ``n_answers``
@@ -73,13 +119,11 @@ class AlbefVqaMafa(AlbefDownstream, AlbefVQA):
             targets.
         """
         states, states_m = encoder_out
-        answers = self.tokenizer(samples["answer"], padding="longest", return_tensors="pt")
-        answers = answers.to(self.device)
+        answers = self._tokenized_answers(samples["answer"])
         targets = answers.input_ids.masked_fill(answers.attention_mask == 0, IGNORED)
         question_mask = samples["tokenized_text"].attention_mask
         question_of = torch.arange(len(question_mask), device=self.device)
         question_of = question_of.repeat_interleave(samples["n_answers"].to(self.device))
-        distillation: dict[str, Any] = {}
         if self.use_distill:
             with torch.no_grad():
                 logits_m = self.text_decoder_m(
@@ -89,20 +133,30 @@ class AlbefVqaMafa(AlbefDownstream, AlbefVQA):
                     encoder_attention_mask=question_mask[question_of],
                     return_logits=True,
                 )
-            ramp = self._rampup_factor(
-                samples["epoch"], samples["iters"], samples["num_iters_per_epoch"]
-            )
-            distillation = {"soft_labels": F.softmax(logits_m, dim=-1), "alpha": self.alpha * ramp}
         output = self.text_decoder(
             answers.input_ids,
             attention_mask=answers.attention_mask,
             encoder_hidden_states=states.last_hidden_state[question_of],
             encoder_attention_mask=question_mask[question_of],
-            labels=targets,
+            use_cache=False,
             return_dict=True,
-            reduction="none",
-            **distillation,
         )
+        logits, following = output.logits[:, :-1], targets[:, 1:]
+        losses = F.cross_entropy(
+            logits.flatten(0, 1),
+            following.flatten(),
+            reduction="none",
+            label_smoothing=self.answer_options.label_smoothing,
+        )
+        losses = losses.view_as(following).sum(dim=1)
+        if self.use_distill:
+            soft = -(F.log_softmax(logits, dim=-1) * F.softmax(logits_m, dim=-1)).sum(dim=-1)
+            soft = (soft * (following != IGNORED)).sum(dim=1)
+            ramp = self._rampup_factor(
+                samples["epoch"], samples["iters"], samples["num_iters_per_epoch"]
+            )
+            losses = (1 - self.alpha * ramp) * losses + self.alpha * ramp * soft
+        output.loss = losses
         loss = (samples["weight"] * output.loss).sum() / len(question_mask)
         return loss, output, targets
 
@@ -139,8 +193,7 @@ class AlbefVqaMafa(AlbefDownstream, AlbefVQA):
         self, samples: dict[str, Any], answer_list: list[str], num_ans_candidates: int
     ) -> list[str]:
         """Rank candidates as in `predict_answers`, at most as many as the list has."""
-        answers = self.tokenizer(answer_list, padding="longest", return_tensors="pt")
-        answers = answers.to(self.device)
+        answers = self._tokenized_answers(answer_list)
         states, mask = self._encode_questions(samples)
         start = answers.input_ids[:1, :1].expand(len(states), -1)
         first = self._decode(start, torch.ones_like(start), states, mask)[:, 0]
@@ -162,6 +215,13 @@ class AlbefVqaMafa(AlbefDownstream, AlbefVQA):
         ]
         best = torch.cat(scores).view_as(picked).argmax(dim=1, keepdim=True)
         return [answer_list[number] for number in picked.gather(1, best).flatten().tolist()]
+
+    def _tokenized_answers(self, answers: Sequence[str]) -> Any:
+        """Return the tokens of A answers, ``input_ids`` and ``attention_mask`` ``(A, L)``."""
+        # The tokenizer adds one [SEP].
+        more = self.tokenizer.sep_token * (self.answer_options.answer_sep_tokens - 1)
+        ended = [f"{answer}{more}" for answer in answers]
+        return self.tokenizer(ended, padding="longest", return_tensors="pt").to(self.device)
 
     def _encode_questions(self, samples: dict[str, Any]) -> tuple[Tensor, Tensor]:
         """Return the states ``(B, L, D)`` of questions fused with their images, and their mask."""
