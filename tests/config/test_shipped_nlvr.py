@@ -56,7 +56,8 @@ def test_evaluation_of_published_and_own_weights():
     assert annotations.test.url != annotations.val.url
     own = last(loaded(TRAIN / "nlvr_ft.yaml"), "checkpoint_best.pth")
     images = "datasets.nlvr_mafa.build_info.images.storage=IMAGES"
-    assert options_in_comments(path) == [[images], [f"model.finetuned={own}"]]
+    texts = "datasets.nlvr_mafa.text_processor.eval.name=albef_caption"  # as in training
+    assert options_in_comments(path) == [[images], [f"model.finetuned={own}", texts]]
 
 
 @pytest.mark.parametrize("name", ["nlvr_pretrain", "nlvr_ft"])
