@@ -56,6 +56,7 @@ def report_of_judged(
     return write_report(
         path,
         title=title,
+        headline=outcome(judged),
         tables=[*tables, *self_check_tables(judged.about.get("self_check") or {})],
         curves=curves,
         connections=(
@@ -72,6 +73,22 @@ def report_of_judged(
         ],
         settings=about if settings is None else settings,
     )
+
+
+def outcome(judged: Judged) -> str:
+    """Return in words how many pairs each discriminator calls a match, and how many are one."""
+    _, high = judged.thresholds
+    sentences = []
+    for name in judged.names:
+        of = ~np.isnan(judged.probability[name])
+        above = of & (judged.probability[name] > high)
+        text = f"{name} calls {above.sum():,} of {of.sum():,} pairs a match (above {high:g})"
+        known = [(rows & (judged.truth != UNKNOWN), rows) for rows in (above, of)]
+        shares = [float((judged.truth[rows] == VALID).mean()) for rows, _ in known if rows.any()]
+        if len(shares) == len(known):
+            text += "; of those with a known truth {:.0%} match, of all {:.0%}".format(*shares)
+        sentences.append(f"{text}.".replace("%", " %"))
+    return " ".join(sentences)
 
 
 def judgements_of(judged: Judged) -> Iterator[Judgements]:

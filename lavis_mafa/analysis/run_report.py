@@ -117,6 +117,7 @@ def report_of_run(
     return write_report(
         path,
         title=f"Training run: {records.folder.resolve().name}",
+        headline=outcome(records),
         tables=[
             _about(records),
             *self_check_tables(records.self_check),
@@ -129,6 +130,41 @@ def report_of_run(
         notes=notes,
         settings=config,
     )
+
+
+def outcome(records: RunRecords) -> str:
+    """Return in words what the last epoch and the last evaluation of a run came to."""
+    if not records.epochs:
+        return f"No epoch is complete; {records.steps:,} steps are done."
+    numbers = sorted(records.epochs)
+    first, last = (records.epochs[number] for number in (numbers[0], numbers[-1]))
+    sentences = []
+    if "loss" in last:
+        change = f" ({first['loss']:.3g} in epoch {numbers[0]})" if len(numbers) > 1 else ""
+        sentences.append(f"The loss of epoch {numbers[-1]} is {last['loss']:.3g}{change}.")
+    for judge in ("", "_by_con_d"):
+        rate, left = (
+            _both_directions(last, name)
+            for name in (f"false_negative_rate{judge}", "false_negative_rate_in_itm")
+        )
+        if rate is not None:
+            said = "Con-D calls {:.1%} of its hard negatives" if judge else "{:.1%} of its hard"
+            said += " a match" if judge else " negatives are false"
+            kept = (
+                f", and {left:.1%} of those that ITM learned as no match"
+                if left and not judge
+                else ""
+            )
+            sentences.append(f"{said.format(rate)}{kept}.".replace("%", " %"))
+    for (split, epoch), figures in list(records.evaluations.items())[-1:]:
+        if (score := figures.get("agg_metrics")) is not None:
+            sentences.append(f"The last evaluation ({split}, epoch {epoch}) scored {score:.3g}.")
+    return " ".join(sentences) or f"{len(numbers)} epochs are complete."
+
+
+def _both_directions(figures: Mapping[str, Any], name: str) -> float | None:
+    known = [figures[f"{name}_{d}"] for d in DIRECTIONS if figures.get(f"{name}_{d}") is not None]
+    return sum(known) / len(known) if known else None
 
 
 def _about(records: RunRecords) -> Table:

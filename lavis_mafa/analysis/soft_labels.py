@@ -259,12 +259,26 @@ def _write(args: argparse.Namespace, batch: int, rows: list[Row], intro: str) ->
     path = write_report(
         args.output / "report.html",
         title="Soft labels of ITC",
+        headline=_outcome(rows, args.top),
         intro=intro,
         tables=[table, paper],
         curves=curves,
         settings=settings,
     )
     log_on_main("written: %s", path)
+
+
+def _outcome(rows: list[Row], top: int) -> str:
+    """Return in words between which shares of a label its largest entries get."""
+    shares = {_called(row): row.profile.groups()[0][0] for row in rows}
+    names = sorted(shares, key=shares.__getitem__)
+    ends = [f"{shares[name]:.2f} ({name})" for name in (names[0], names[-1])]
+    return f"The {top} largest entries of a label sum to {ends[0]} to {ends[1]} on average."
+
+
+def _called(row: Row) -> str:
+    alpha = "" if row.alpha is None else f", alpha {row.alpha:g}"
+    return f"{NAMES[row.kind]}{alpha}, {row.sampling}"
 
 
 def _curve(sampling: str, rows: list[Row], batch: int) -> Curve:

@@ -193,6 +193,7 @@ def write(
     page = write_report(
         args.output / "report.html",
         title="Usage of vision",
+        headline=_outcome(rows),
         intro=intro,
         tables=[table],
         curves=[_curve(key, rows) for key in FIGURES if rows[0]["rate"] is not None],
@@ -200,6 +201,22 @@ def write(
     )
     print(text)
     log_on_main("written: %s", page)
+
+
+def _outcome(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return in words how much each model's prediction of tokens owes to the image."""
+    return " ".join(
+        f"{row['model']} predicts {_share(row['accuracy_1'])} of the tokens "
+        f"({_rate(row['rate'])} masked), and {_share(row['without_1'])} without the image."
+        if row["rate"] is not None
+        else f"{row['model']} predicts {_share(row['accuracy_1'])} of the next tokens, and "
+        f"{_share(row['without_1'])} without the image."
+        for row in rows
+    )
+
+
+def _share(figure: Mapping[str, float]) -> str:
+    return f"{100 * figure['share']:.1f} %"
 
 
 def _rate(rate: float | None) -> str:

@@ -152,6 +152,7 @@ def write_report(
     path: str | os.PathLike[str],
     *,
     title: str,
+    headline: str,
     intro: str = "",
     tables: Iterable[Table] = (),
     curves: Iterable[Curve] = (),
@@ -163,8 +164,9 @@ def write_report(
 ) -> Path:
     """Write the report to ``path``, creating its folder, and return the path.
 
-    An existing report is replaced in one step, so a reader never sees a partial file. ``intro`` is
-    plain text whose blank lines separate paragraphs. ``connections`` may be a generator: its images
+    An existing report is replaced in one step, so a reader never sees a partial file. ``headline``
+    says what came out, in sentences made of the page's own figures; ``intro`` explains it, in plain
+    text whose blank lines separate paragraphs. ``connections`` may be a generator: its images
     are read one at a time. Each distinct image is embedded once, at most 192 px wide and high (some
     5 to 10 kB for a photograph). Nested ``settings`` are shown with dotted names.
 
@@ -193,7 +195,8 @@ def write_report(
     template = Path(__file__).with_name("report_template.html").read_text(encoding="utf-8")
     parts = {
         "title": esc(title),
-        "intro": "".join(f"<p>{esc(p)}</p>" for p in re.split(r"\n\s*\n", intro) if p.strip()),
+        "intro": (f'<p class="headline">{esc(headline)}</p>' if headline else "")
+        + "".join(f"<p>{esc(p)}</p>" for p in re.split(r"\n\s*\n", intro) if p.strip()),
         "nav": "",
         "data": script_json(
             {

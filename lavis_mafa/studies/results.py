@@ -33,6 +33,7 @@ from lavis_mafa.studies.spread import (
 
 RESULTS, FIGURE, PAGE = "results.md", "figure.svg", "report.html"
 OURS, ROWS, CLAIMS = "Results", "The rows", "Claims"
+VERDICTS = {"holds": "hold", "does not hold": "do not hold", "open": "are open"}
 GALLERY = 400  # the last connections of a run
 
 
@@ -96,10 +97,39 @@ def tables_of(plan: Plan, figures: Figures, mark_best: bool = False) -> list[Tab
     return [*tables, *_claims_table(plan, figures), *_paper_table(plan)]
 
 
+def outcome(plan: Plan, figures: Figures) -> str:
+    """Return in words how many of the claims hold; without claims, the best and the last row.
+
+    The row is that of the first column whose best value is defined, else of the first column.
+    """
+    claims = [row[-1] for row in _claims_rows(plan, figures)]
+    if claims:
+        found = [f"{claims.count(word)} {words}" for word, words in VERDICTS.items()]
+        return f"Of {len(claims)} claims, {found[0]}, {found[1]}, and {found[2]}."
+    spreads = spreads_of(figures)
+    for column in sorted(plan.study.columns, key=lambda one: not one.best):
+        means = {r: own[column.name].mean for r, own in spreads.items() if column.name in own}
+        if means:
+            ends = [max(means, key=means.__getitem__), min(means, key=means.__getitem__)]
+            texts = [f"{means[row]:.{column.digits}f} ({row})" for row in ends]
+            if len(means) == 1:
+                return f"{column.title}: {texts[0]}."
+            return f"{column.title} is highest with {texts[0]} and lowest with {texts[1]}."
+    return "No run is complete yet."
+
+
 def _claims_table(plan: Plan, figures: Figures) -> list[Table]:
     """Return for every claim the paired difference, its 95 % interval and a verdict."""
     columns = ["claim", "source", "figure", "gain", "95 % interval", "seeds", "verdict"]
-    table = Table(CLAIMS, columns)
+    table = Table(CLAIMS, columns, list(_claims_rows(plan, figures)))
+    table.note = (
+        "Gain: difference with the same seed, positive if the claim is right. It holds if the "
+        "interval is above zero and does not hold if it is below; otherwise it is open."
+    )
+    return [table] if table.rows else []
+
+
+def _claims_rows(plan: Plan, figures: Figures) -> Iterator[list[Cell]]:
     for claim in plan.study.claims:
         column, lower = claim.column, claim.better == "lower"
         gains = gains_of(figures, claim.row, claim.than, column.name, lower)
@@ -114,14 +144,8 @@ def _claims_table(plan: Plan, figures: Figures) -> list[Table]:
         )
         right = f"{sum(gain > 0 for gain in gains)} of {len(gains)}"
         mean = f"{spread.mean:+.{column.digits}f}"
-        table.rows.append(
-            [claim.claim, claim.source or None, column.title, mean, shown, right, verdict(interval)]
-        )
-    table.note = (
-        "Gain: difference with the same seed, positive if the claim is right. It holds if the "
-        "interval is above zero and does not hold if it is below; otherwise it is open."
-    )
-    return [table] if table.rows else []
+        named: list[Cell] = [claim.claim, claim.source or None, column.title]
+        yield [*named, mean, shown, right, verdict(interval)]
 
 
 def verdict(interval: tuple[float, float] | None) -> str:
@@ -233,13 +257,15 @@ def write_all(plan: Plan, figures: Figures, path: Path | None = None) -> Path:
             f"log of run {study.gallery} has. They are a sample: the tables count all pairs."
         )
     drawn = picture.name if svg is not None else ""
-    intro = "\n\n".join(text for text in (headline_of(plan), study.about) if text)
+    headline = headline_of(plan) or outcome(plan, figures)
+    intro = "\n\n".join(text for text in (headline, study.about) if text)
     write_text(path, _markdown(plan, tables, notes, origin, drawn, intro))
     write_json(path.with_suffix(".json"), {**origin, **_content(plan, figures, spreads)})
     write_report(
         plan.results / PAGE,
         title=study.title,
-        intro=intro,
+        headline=headline,
+        intro=study.about,
         tables=[*tables_of(plan, figures, mark_best=True), _rows_table(plan)],
         curves=[*curves, *(log_curve(plan, curve) for curve in study.curves)],
         connections=_gallery(plan),

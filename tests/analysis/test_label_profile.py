@@ -256,6 +256,11 @@ def test_command_on_the_toy_world_with_one_and_two_ranks(tmp_path, checkpoint):
         0.8 + 0.2 * 3 / 16
     )
     page = (tmp_path / "one" / "report.html").read_text()
+    least = min(row["groups"][0]["sum"] for row in one_rank.values())
+    said = (
+        f"The 3 largest entries of a label sum to {least:.2f} (momentum distillation, alpha 0.5, "
+    )
+    assert said in page and "to 1.00 (one-hot, " in page
     assert "0.9822" in page and "Mean sorted labels, grit" in page
     assert "momentum distillation" in (tmp_path / "one" / "profile.md").read_text()
 

@@ -15,8 +15,10 @@ from small_world import arguments, call, con_d, save_model
 from lavis_mafa.analysis.gallery import SampleViewer, evenly
 from lavis_mafa.analysis.judged_pairs import INVALID, UNKNOWN, VALID, Judged
 from lavis_mafa.analysis.judged_report import choose, report_of_judged
+from lavis_mafa.analysis.judged_report import outcome as outcome_of_judged
 from lavis_mafa.analysis.run_records import read_run
 from lavis_mafa.analysis.run_report import POINTS, report_of_run
+from lavis_mafa.analysis.run_report import outcome as outcome_of_run
 from lavis_mafa.cli import main
 
 CONFIG = {"run": {"max_epoch": 2}, "model": {"arch": "albef_mafa"}, "datasets": {"toy_scenes": {}}}
@@ -81,6 +83,27 @@ def test_report_of_a_running_training(tmp_path):
     ).read_text(encoding="utf-8")
     with pytest.raises(FileNotFoundError, match="log.jsonl does not exist"):
         read_run(tmp_path / "nowhere")
+
+
+def test_headline_of_a_run_follows_from_its_last_epoch(tmp_path):
+    rates = {"false_negative_rate_i2t": 0.2, "false_negative_rate_t2i": 0.3}
+    left = {"false_negative_rate_in_itm_i2t": 0.1, "false_negative_rate_in_itm_t2i": 0.0}
+    folder = write_log(
+        tmp_path,
+        {"kind": "epoch", "epoch": 0, "global_step": 1, "loss": 8.5},
+        {"kind": "epoch", "epoch": 1, "global_step": 2, "loss": 6.5, **rates, **left},
+        {"kind": "eval", "split": "val", "epoch": 1, "agg_metrics": 41.26},
+    )
+    assert outcome_of_run(read_run(folder)) == (
+        "The loss of epoch 1 is 6.5 (8.5 in epoch 0). 25.0 % of its hard negatives are false, and "
+        "5.0 % of those that ITM learned as no match. The last evaluation (val, epoch 1) scored "
+        "41.3."
+    )
+    by_con_d = {"kind": "epoch", "epoch": 0, "false_negative_rate_by_con_d_i2t": 0.125}
+    folder = write_log(tmp_path / "con_d", by_con_d)
+    assert outcome_of_run(read_run(folder)) == ("Con-D calls 12.5 % of its hard negatives a match.")
+    folder = write_log(tmp_path / "new", step(0, 0, 1, 2.5))
+    assert outcome_of_run(read_run(folder)) == "No epoch is complete; 1 steps are done."
 
 
 def test_connections_logged_twice_count_once(tmp_path):
@@ -186,6 +209,15 @@ def judged_pairs():
         },
         truth=np.array([VALID, INVALID, UNKNOWN, VALID], np.int8),
         about={"low": 0.25, "high": 0.75},
+    )
+
+
+def test_headline_of_judged_pairs():
+    """Above .75: pair 0 of "one", which matches, and pair 3 of "two"; two of three known match."""
+    assert outcome_of_judged(judged_pairs()) == (
+        "one calls 1 of 3 pairs a match (above 0.75); of those with a known truth 100 % match, of "
+        "all 50 %. two calls 1 of 4 pairs a match (above 0.75); of those with a known truth 100 % "
+        "match, of all 67 %."
     )
 
 

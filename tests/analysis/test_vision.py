@@ -309,6 +309,10 @@ def test_command_with_two_ranks_and_other_mini_batches_gives_the_same(tmp_path, 
     assert on_one_rank["a", 0.5] | {"model": 0} != on_one_rank["other", 0.5] | {"model": 0}
     page = (tmp_path / "one" / "report.html").read_text()
     assert page.count("<figcaption>") == 7 and "accuracy@1 without the image" in page
+    seen, blind = (on_one_rank["a", 0.5][f"{name}_1"]["share"] for name in ("accuracy", "without"))
+    assert (
+        f"a predicts {100 * seen:.1f} % of the tokens (50 % masked), and {100 * blind:.1f}" in page
+    )
     assert "| other" in (tmp_path / "one" / "vision.md").read_text()
 
 

@@ -92,7 +92,9 @@ def make_mined(**changes) -> Mined:
 
 
 def write_page(tmp_path: Path, **parts) -> Page:
-    path = write_report(tmp_path / "report.html", **{"title": "A run", **parts})
+    path = write_report(
+        tmp_path / "report.html", **{"title": "A run", "headline": "It ran.", **parts}
+    )
     return Page(path.read_text(encoding="utf-8"))
 
 
@@ -103,6 +105,7 @@ def report_arguments(text: str) -> dict:
     mined = make_mined(anchor_caption=text, mined_caption=text, run=text)
     return {
         "title": text,
+        "headline": text,
         "intro": text,
         "tables": [table],
         "curves": [curve, Curve(text)],
@@ -170,7 +173,7 @@ def test_title_is_sufficient(tmp_path):
 
 
 def test_failed_write_keeps_the_old_report(tmp_path, monkeypatch):
-    path = write_report(tmp_path / "report.html", title="old")
+    path = write_report(tmp_path / "report.html", title="old", headline="")
     before = path.read_bytes()
 
     def full_disk(handle):
@@ -179,12 +182,12 @@ def test_failed_write_keeps_the_old_report(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(report.os, "fsync", full_disk)
         with pytest.raises(OSError, match="no space"):
-            write_report(path, title="new")
+            write_report(path, title="new", headline="")
     assert path.read_bytes() == before
     assert [p.name for p in tmp_path.iterdir()] == ["report.html"]
     # The old file is replaced, not overwritten: another link to it keeps its bytes.
     os.link(path, tmp_path / "open in a reader")
-    assert write_report(str(path), title="new") == path
+    assert write_report(str(path), title="new", headline="") == path
     assert path.read_bytes() != before == (tmp_path / "open in a reader").read_bytes()
 
 
@@ -486,7 +489,7 @@ def dot_positions(page, axis):
 def chart_page(tmp_path, **options):
     series = [Series("a", [64.0, 640.0, 6400.0], options.pop("y", [1.0, 2.0, 3.0]))]
     path = write_report(
-        tmp_path / "r.html", title="t", curves=[Curve("c", series=series, **options)]
+        tmp_path / "r.html", title="t", headline="", curves=[Curve("c", series=series, **options)]
     )
     return Page(path.read_text())
 

@@ -68,6 +68,7 @@ def make_report(folder, judged=True):
     return write_report(
         folder / "report.html",
         title="A run",
+        headline="It ran.",
         tables=[
             Table(
                 "Figures",

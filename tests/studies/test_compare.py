@@ -28,7 +28,7 @@ from lavis_mafa.studies import runs as runs_module
 from lavis_mafa.studies.engine import Request, prepare
 from lavis_mafa.studies.measure import measure_all, measured
 from lavis_mafa.studies.plan import RESUME, check
-from lavis_mafa.studies.results import figures_of, tables_of, verdict, write_all
+from lavis_mafa.studies.results import figures_of, outcome, tables_of, verdict, write_all
 from lavis_mafa.studies.runs import Run, exclusive, refuse_other_commands, run_all
 from lavis_mafa.studies.spread import Spread, differences_to, gains_of
 
@@ -549,6 +549,19 @@ def test_interval_of_a_mean_is_students(n):
     assert Spread.of([1.0]).interval is None
 
 
+def test_headline_without_claims_names_the_best_and_the_last_row(tmp_path):
+    plan = plan_for(tmp_path, seeds=[0, 1], rows=["grit", "base"])
+    assert outcome(plan, {}) == "No run is complete yet."
+    values = {"GRIT-VLP": (10.0, 20.0), "ALBEF-base": (1.0, 3.0)}
+    figures = {
+        row: {seed: {"temperature": 9.0, "txt_r1": value} for seed, value in enumerate(own)}
+        for row, own in values.items()
+    }
+    said = "TR@1 is highest with 15.0 (GRIT-VLP) and lowest with 2.0 (ALBEF-base)."
+    assert outcome(plan, figures) == said
+    assert outcome(plan, {"ALBEF-base": figures["ALBEF-base"]}) == "TR@1: 2.0 (ALBEF-base)."
+
+
 def test_claims_hold_do_not_hold_or_are_open(tmp_path):
     plan = plan_for(tmp_path, seeds=[0, 1, 2], rows=["grit", "ecm", "base"])
     gains = {"GRIT-VLP": [10.0, 20.0, 30.0], "ECM": [15.1, 25.0, 34.9], "ALBEF-base": [1, 50, 1]}
@@ -566,4 +579,9 @@ def test_claims_hold_do_not_hold_or_are_open(tmp_path):
     assert in_itm[0] == "-5.0" and in_itm[2:] == ["0 of 3", "does not hold"]
     assert found["Grouping improves retrieval"][2:] == ["2 of 3", "open"]
     assert "MAFA improves retrieval over GRIT" not in found, "its rows are not shown"
+    verdicts = [row[-1] for row in found.values()]
+    assert outcome(plan, figures) == (
+        f"Of {len(found)} claims, {verdicts.count('holds')} hold, "
+        f"{verdicts.count('does not hold')} do not hold, and {verdicts.count('open')} are open."
+    )
     assert verdict(None) == "open"

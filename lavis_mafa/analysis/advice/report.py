@@ -260,9 +260,11 @@ def write_advice(
     parts = [f"# Advice\n\n{HYPOTHESIS}", markdown_table(table), f"    --options {options}"]
     parts += [markdown_section(one) for one in tables[1:]]
     write_text(output / "advice.md", "\n\n".join(parts) + "\n")
+    advised = [f"{one.title} ({one.certainty})" for one in advice]
     page = write_report(
         output / "advice.html",
         title="Advice",
+        headline=f"Advised for these data: {', '.join(advised)}.",
         intro=f"{HYPOTHESIS}\n\n--options {options}",
         tables=tables,
         notes=["Intervals are 95 %. The counts are in counts.json, counts.md and report.html."],

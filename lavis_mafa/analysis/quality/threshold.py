@@ -30,6 +30,7 @@ from lavis_mafa.analysis.quality.threshold_report import (
     content_of,
     curves_of,
     histogram_table,
+    outcome,
     quality_tables,
 )
 from lavis_mafa.datasets.judged_truth import truth_by_people
@@ -86,6 +87,7 @@ def report_thresholds(args: argparse.Namespace) -> None:
     write_report(
         output / "report.html",
         title="Thresholds and agreement",
+        headline=outcome(tests, compared),
         tables=tables,
         curves=curves_of(tests),
         notes=notes,

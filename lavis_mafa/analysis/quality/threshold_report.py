@@ -19,6 +19,27 @@ DRAWN = 500  # the same on the page
 TENTH_NAMES = [f"{k / TENTHS:g}–{(k + 1) / TENTHS:g}" for k in range(TENTHS)]
 
 
+def outcome(tests: Iterable[Scored], compared: Iterable[Compared]) -> str:
+    """Return in words how accurate each discriminator is at the run's own threshold."""
+    sentences = []
+    for t in tests:
+        at = t.own[-1]
+        if at.precision is None or at.recall is None:
+            sentences.append(f"{t.name} calls no pair a match above {at.threshold:g}.")
+            continue
+        sentences.append(
+            f"Of the pairs that {t.name} calls a match (above {at.threshold:g}), "
+            f"{_percent(at.precision)} % are one, of all pairs {_percent(t.valid)} %; it finds "
+            f"{_percent(at.recall)} % of the matches."
+        )
+    for c in compared:
+        for threshold, a in list(c.at.items())[-1:]:
+            if a.agreed is not None:
+                agreed = f"agree on {_percent(a.agreed)} % of {a.pairs:,} pairs"
+                sentences.append(f"Above {threshold:g}, {c.first} and {c.second} {agreed}.")
+    return " ".join(sentences) or "No pair has a known truth: label some pairs (see the notes)."
+
+
 def quality_tables(tests: Iterable[Scored]) -> list[Table]:
     """Return a summary table, and for each test a table of thresholds and one of calibration."""
     tests = list(tests)
