@@ -56,6 +56,11 @@ def _check_task(s: Settings, report: Report) -> None:
     if s["run.k_test"] == 0 and not s.traits.ranks_without_itm:
         why = f"0 (ITC only) is supported by models of lavis_mafa; {name} needs >= 1"
         report.add("run.k_test", why)
+    if evaluates and not s.traits.ranks_without_itm:
+        for key, given in (("rerank_by", "sum"), ("retrieval_max_txt_len", 35)):
+            if s[f"run.{key}"] != given and f"run.{key}" not in report.bad:
+                why = f"is read by models of lavis_mafa; {name} uses {given}: remove it"
+                report.add(f"run.{key}", f"{s[f'run.{key}']} {why}, or use albef_mafa")
     if s["run.k_test"] is None and s.traits.reranks and declared("task", task, "requires_k_test"):
         report.missing("run.k_test", f"task {task} needs it; use for example 128")
 

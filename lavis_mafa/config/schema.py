@@ -146,6 +146,11 @@ RUN = {
                                 default=30.0, low=0, high=1e6, above=True),
     "find_unused_parameters": Key("bool", "passed to DDP; null: chosen by the model", OURS,
                                   default=None, nullable=True),
+    "rerank_by": Key("str", "retrieval: order the k_test candidates by the sum of ITC similarity "
+                     "and ITM logit, or by the ITM logit alone", "LAVIS, MAFA F", default="sum",
+                     choices=("sum", "itm")),
+    "retrieval_max_txt_len": Key("int", "retrieval: tokens at which captions are cut in evaluation",
+                                 "LAVIS", default=35, low=2),
     "pairs_per_pass": Key("int", "pairs in one forward pass of re-ranking; null: set by the device",
                           OURS, default=None, nullable=True, low=1),
     "compile": Key("bool", "torch.compile the image encoders: minutes at the start, then fewer "

@@ -30,7 +30,7 @@ from lavis_mafa.models.con_d.build import build_discriminator
 from lavis_mafa.models.con_d.discriminator import ModelDiscriminator
 from lavis_mafa.models.families import backbone_of
 from lavis_mafa.models.families.base import image_size_of
-from lavis_mafa.models.inference.rerank import compute_sim_matrix
+from lavis_mafa.models.inference.rerank import MAX_TOKENS, compute_sim_matrix
 from lavis_mafa.models.problems import problems_of_step
 from lavis_mafa.problems import ConfigView, Problem
 
@@ -109,10 +109,16 @@ class MafaModel:
     def compute_sim_matrix(
         self, data_loader: Any, task_cfg: Any
     ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-        """Return retrieval scores; ``task_cfg.k_test`` candidates are re-ranked by ITM,
-        ``task_cfg.pairs_per_pass`` pairs at a time."""
-        k_test, pairs_per_pass = task_cfg.get("k_test", 128), task_cfg.get("pairs_per_pass")
-        return compute_sim_matrix(self.backbone, data_loader, k_test, pairs_per_pass)
+        """Return retrieval scores by ``k_test``, ``pairs_per_pass``, ``rerank_by`` and
+        ``retrieval_max_txt_len`` of section ``run``."""
+        return compute_sim_matrix(
+            self.backbone,
+            data_loader,
+            task_cfg.get("k_test", 128),
+            task_cfg.get("pairs_per_pass"),
+            task_cfg.get("rerank_by", "sum"),
+            task_cfg.get("retrieval_max_txt_len", MAX_TOKENS),
+        )
 
     def load_checkpoint(self, url_or_filename: str, content: dict[str, Any] | None = None) -> Any:
         """Load the weights of a checkpoint of this family.

@@ -655,6 +655,18 @@ def test_lavis_models_need_a_queue_and_re_ranking(save):
     assert any(line.startswith("run.k_test: 0 (ITC only)") for line in lines), lines
 
 
+def test_lavis_models_re_rank_by_the_sum_only(save):
+    retrieval = put(put(LAVIS_PRETRAIN, "run.task", "mafa_retrieval"), "run.k_test", 8)
+    retrieval = put(retrieval, "run.valid_splits", ["val"])
+    assert not any("rerank_by" in line for line in problems(retrieval))
+    lines = problems(put(retrieval, "run.rerank_by", "itm"))
+    assert any(line.startswith("run.rerank_by: itm is read by models of") for line in lines), lines
+    lines = problems(put(retrieval, "run.retrieval_max_txt_len", 30))
+    assert any(line.startswith("run.retrieval_max_txt_len: 30 is read") for line in lines), lines
+    lines = problems(put(GOOD, "run.rerank_by", "product"))
+    assert any(line.startswith("run.rerank_by:") for line in lines), lines
+
+
 def test_settings_without_effect_are_noted(save, caplog):
     with caplog.at_level(logging.WARNING):
         load_config(save(put(GOOD, "model.mafa.connections.top_k", 3)))

@@ -16,6 +16,9 @@ from lavis_mafa.io.processes import progress
 from lavis_mafa.models.inference.many_pairs import ManyPairs
 
 MAX_TOKENS = 35  # LAVIS's length for retrieval captions
+# What orders the best candidates: similarity plus ITM logit (LAVIS, BLIP), or the ITM logit alone
+# (ALBEF, GRIT-VLP, MAFA F).
+RERANK_BY = ("sum", "itm")
 QUERIES = 1024  # queries whose candidates are searched at once
 # LAVIS's, below every similarity plus logit.
 UNRANKED = -100.0
@@ -25,23 +28,31 @@ Scores = npt.NDArray[np.float32]
 
 @torch.inference_mode()
 def compute_sim_matrix(
-    backbone: Backbone, data_loader: Any, k_test: int, pairs_per_pass: int | None = None
+    backbone: Backbone,
+    data_loader: Any,
+    k_test: int,
+    pairs_per_pass: int | None = None,
+    by: str = "sum",
+    max_tokens: int = MAX_TOKENS,
 ) -> tuple[Scores, Scores]:
     """Return the scores of every text for every image and vice versa, for LAVIS's retrieval task.
 
     For each query the ``k_test`` candidates of highest ITC similarity get similarity plus ITM
-    logit, all others `UNRANKED`. With 0 the scores are ITC similarities. Several ranks share the
+    logit, or the ITM logit alone, all others `UNRANKED`. With 0 the scores are ITC similarities. Several ranks share the
     pairs; each must read the whole split.
 
     Args:
         data_loader: over a LAVIS retrieval evaluation set (``text``, ``image``).
         k_test: candidates to re-rank; clipped to their number.
         pairs_per_pass: pairs per pass of the fusion encoder; None: a number that suits the device.
+        by: one of `RERANK_BY`.
+        max_tokens: captions are cut at this length.
 
     Returns:
         ``(num_images, num_texts)`` and ``(num_texts, num_images)`` float32, on all ranks.
     """
-    return rerank(backbone, *encode_split(backbone, data_loader), k_test, pairs_per_pass)
+    images, texts = encode_split(backbone, data_loader, max_tokens)
+    return rerank(backbone, images, texts, k_test, pairs_per_pass, by)
 
 
 @torch.inference_mode()
@@ -51,11 +62,17 @@ def rerank(
     texts: Texts,
     k_test: int,
     pairs_per_pass: int | None = None,
+    by: str = "sum",
 ) -> tuple[Scores, Scores]:
     """Return the scores of `compute_sim_matrix` for encoded images and texts.
 
     A pair among the candidates of both its image and its text is matched once.
+
+    Raises:
+        ValueError: if ``by`` is none of `RERANK_BY`.
     """
+    if by not in RERANK_BY:
+        raise ValueError(f"rerank_by is {by!r}, expected one of {', '.join(RERANK_BY)}")
     assert images.features is not None and texts.features is not None
     sim = backbone.similarity(images.features, texts.features).float()
     if k_test == 0:
@@ -72,15 +89,18 @@ def rerank(
     )
     logits = _shared_logits(backbone, images, texts, pairs, pairs_per_pass)[row]
     i2t, t2i = torch.split(logits, [text_of.numel(), image_of.numel()])
+    weight = 1.0 if by == "sum" else 0.0
     return (
-        _scores(size[1], text_of, i2t.view_as(sim_i2t) + sim_i2t),
-        _scores(size[0], image_of, t2i.view_as(sim_t2i) + sim_t2i),
+        _scores(size[1], text_of, i2t.view_as(sim_i2t) + weight * sim_i2t),
+        _scores(size[0], image_of, t2i.view_as(sim_t2i) + weight * sim_t2i),
     )
 
 
-def encode_split(backbone: Backbone, data_loader: Any) -> tuple[Images, Texts]:
+def encode_split(
+    backbone: Backbone, data_loader: Any, max_tokens: int = MAX_TOKENS
+) -> tuple[Images, Texts]:
     """Encode a whole evaluation split; embeddings of images stay on the CPU."""
-    texts = ManyPairs(backbone).encode_texts(data_loader.dataset.text, max_length=MAX_TOKENS)
+    texts = ManyPairs(backbone).encode_texts(data_loader.dataset.text, max_length=max_tokens)
     embeds, features = [], []
     for samples in progress(data_loader, "encoding images", leave=False):
         one = backbone.encode_images(samples["image"].to(texts.ids.device))

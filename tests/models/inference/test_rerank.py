@@ -82,12 +82,12 @@ def family(request):
 
 
 @torch.inference_mode()
-def all_scores(backbone, loader):
+def all_scores(backbone, loader, length=35):
     """Return similarity plus logit ``(I, T)``, computed pair by pair."""
     images = backbone.encode_images(torch.cat([batch["image"] for batch in loader]))
     zero, columns = torch.zeros(1, dtype=torch.long), []
     for caption in loader.dataset.text:
-        text = backbone.encode_texts([caption], max_length=35)
+        text = backbone.encode_texts([caption], max_length=length)
         logits = [
             backbone.match(type(images)(images.embeds[i : i + 1]), text, zero, zero)[0, 1]
             for i in range(len(images.embeds))
@@ -115,6 +115,30 @@ def test_scores_equal_lavis(ours_and_lavis, k, at_once):
     assert_scores_close(measured, expected)
     assert [((scores != UNRANKED).sum(1) == k).all() for scores in measured] == [True, True]
     assert measured[0][measured[0] != UNRANKED].std() > 0.1
+
+
+def test_itm_alone_ranks_the_candidates_as_in_albef(family):
+    """ALBEF: the k best by similarity are ranked by the logit; captions have 30 tokens."""
+    loader, k = Loader(6, 9, lengths=(3, 40, 8)), 4
+    cfg = OmegaConf.create({"k_test": k, "rerank_by": "itm", "retrieval_max_txt_len": 30})
+    measured = family.compute_sim_matrix(loader, cfg)
+    both = all_scores(family.backbone, loader, length=30)
+    with torch.inference_mode():
+        images = family.backbone.encode_images(torch.cat([one["image"] for one in loader]))
+        texts = family.backbone.encode_texts(loader.dataset.text, max_length=30)
+        sims = family.backbone.similarity(images.features, texts.features).numpy()
+    assert texts.ids.shape[1] == 30
+    for scores, logit, sim in zip(measured, (both - sims, (both - sims).T), (sims, sims.T)):
+        for query in range(len(scores)):
+            best = np.argsort(-sim[query])[:k]
+            assert set(np.flatnonzero(scores[query] != UNRANKED)) == set(best)
+            assert abs(scores[query, best] - logit[query, best]).max() < 1e-4
+    assert abs(measured[0][measured[0] != UNRANKED]).max() > 1  # no similarity is that large
+
+
+def test_unknown_order_of_candidates_is_refused(ours_and_lavis):
+    with pytest.raises(ValueError, match="rerank_by is 'product', expected one of sum, itm"):
+        compute_sim_matrix(ours_and_lavis[0].backbone, Loader(2, 4), 1, by="product")
 
 
 @pytest.mark.slow

@@ -29,7 +29,7 @@ from lavis_mafa.algorithm.ranks import Ranks
 from lavis_mafa.algorithm.tokens import captions_of
 from lavis_mafa.io.checkpoints import find_config, model_yamls
 from lavis_mafa.models.families.dual.driver import DualBackbone
-from lavis_mafa.models.inference.rerank import compute_sim_matrix
+from lavis_mafa.models.inference.rerank import MAX_TOKENS, compute_sim_matrix
 from lavis_mafa.models.mafa_model import MafaModel, checkpoint_of
 from lavis_mafa.models.parts.tokenizers import build_tokenizer, from_hub
 from lavis_mafa.models.parts.vit import build_vit
@@ -283,7 +283,8 @@ class FneRetrieval(MafaModel, BaseModel):
         self, data_loader: Any, task_cfg: Any
     ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
         """Return cosine similarities ``(num_images, num_texts)`` and their transpose, float32."""
-        return compute_sim_matrix(self.backbone, data_loader, k_test=0)
+        length = task_cfg.get("retrieval_max_txt_len", MAX_TOKENS)
+        return compute_sim_matrix(self.backbone, data_loader, k_test=0, max_tokens=length)
 
 
 @dataclass
