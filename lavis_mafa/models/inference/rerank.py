@@ -38,8 +38,8 @@ def compute_sim_matrix(
     """Return the scores of every text for every image and vice versa, for LAVIS's retrieval task.
 
     For each query the ``k_test`` candidates of highest ITC similarity get similarity plus ITM
-    logit, or the ITM logit alone, all others `UNRANKED`. With 0 the scores are ITC similarities. Several ranks share the
-    pairs; each must read the whole split.
+    logit, or the ITM logit alone, all others `UNRANKED`. With 0 the scores are ITC similarities.
+    Several ranks share the pairs; each must read the whole split.
 
     Args:
         data_loader: over a LAVIS retrieval evaluation set (``text``, ``image``).

@@ -128,7 +128,9 @@ def test_itm_alone_ranks_the_candidates_as_in_albef(family):
         texts = family.backbone.encode_texts(loader.dataset.text, max_length=30)
         sims = family.backbone.similarity(images.features, texts.features).numpy()
     assert texts.ids.shape[1] == 30
-    for scores, logit, sim in zip(measured, (both - sims, (both - sims).T), (sims, sims.T)):
+    logits = both - sims
+    directions = (measured[0], logits, sims), (measured[1], logits.T, sims.T)
+    for scores, logit, sim in directions:
         for query in range(len(scores)):
             best = np.argsort(-sim[query])[:k]
             assert set(np.flatnonzero(scores[query] != UNRANKED)) == set(best)
