@@ -11,7 +11,11 @@ import torch
 import torch.nn.functional as F
 from lavis.common.registry import registry
 from lavis.processors import randaugment
-from lavis.processors.blip_processors import Blip2ImageTrainProcessor, BlipImageTrainProcessor
+from lavis.processors.blip_processors import (
+    Blip2ImageTrainProcessor,
+    BlipImageEvalProcessor,
+    BlipImageTrainProcessor,
+)
 from PIL import Image
 from torch import Tensor
 from torchvision import transforms
@@ -72,7 +76,7 @@ class AlbefImageTrainProcessor(BlipImageTrainProcessor):  # type: ignore[misc]
     level 7 of 10, LAVIS's are at level 5. It has the same parameters.
 
     At level 5 the factor of Brightness and Sharpness is 1, so that both leave an image as it is.
-    For evaluation, ``blip_image_eval`` equals the authors' processing.
+    Its counterpart in evaluation, ``albef_image_eval``, is LAVIS's ``blip_image_eval``.
     """
 
     # In the authors' order, which random draws refer to; LAVIS has the same ones in another order.
@@ -95,6 +99,8 @@ class AlbefImageTrainProcessor(BlipImageTrainProcessor):  # type: ignore[misc]
         augment = randaugment.RandomAugment(2, 7, isPIL=True, augs=list(self.operations))
         self.transform: Any = transforms.Compose([crop, flip, augment, *rest])
 
+
+registry.register_processor("albef_image_eval")(BlipImageEvalProcessor)
 
 QUICK = (
     BlipImageTrainProcessor,

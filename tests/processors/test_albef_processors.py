@@ -11,11 +11,14 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from lavis.common.registry import registry
 from lavis.processors import load_processor, randaugment
-from lavis.processors.blip_processors import BlipImageTrainProcessor
+from lavis.processors.blip_processors import BlipImageEvalProcessor, BlipImageTrainProcessor
 from omegaconf import OmegaConf
 from PIL import Image
 
+from lavis_mafa import load_model
 from lavis_mafa.datasets import TrainingSet
+from lavis_mafa.models import AlbefMafa
+from lavis_mafa.models.con_d.build import view_of
 from lavis_mafa.processors.augmentation import AlbefImageTrainProcessor, QuickAugmentation
 from lavis_mafa.processors.texts import AlbefCaptionProcessor, AlbefQuestionProcessor
 
@@ -168,6 +171,18 @@ def test_its_keys_are_those_of_lavis():
         for cls in (AlbefImageTrainProcessor, BlipImageTrainProcessor)
     )
     assert [(one.name, one.default) for one in ours] == [(one.name, one.default) for one in theirs]
+
+
+def test_a_con_d_that_names_only_training_images_has_a_view(tmp_path, monkeypatch):
+    """`view_of` puts ``_eval`` in place of ``_train`` in the default YAML of a model type."""
+    path = tmp_path / "type.yaml"
+    train = {"name": "albef_image_train", "image_size": 24}
+    OmegaConf.save({"preprocess": {"vis_processor": {"train": train}}}, path)
+    model = load_model("albef_mafa", "tiny")
+    monkeypatch.setattr(AlbefMafa, "default_config_path", classmethod(lambda cls, kind: path))
+    view = view_of("albef_mafa", "tiny", model)
+    expected = BlipImageEvalProcessor(image_size=32)(Image.fromarray(noise()))
+    assert torch.equal(view(Image.fromarray(noise())), expected)
 
 
 class Pairs(torch.utils.data.Dataset):
