@@ -250,6 +250,7 @@ ARGUMENTS = {
                      above=True),
     "max_scale": Key("float", "maximum share of the image's area that a crop covers", low=0, high=1,
                      above=True),
+    "crop": Key("bool", "False: images are resized to a square, not cropped", OURS),
     "prompt": Key("str", "text before every caption", blank=True),
     "mean": Key("list", "mean of the colours; null: CLIP's", nullable=True, items=Key("float")),
     "std": Key("list", "standard deviation of the colours; null: CLIP's", nullable=True,

@@ -73,10 +73,14 @@ class TurnedImageTrainProcessor(Blip2ImageTrainProcessor):  # type: ignore[misc]
 @registry.register_processor("albef_image_train")
 class AlbefImageTrainProcessor(BlipImageTrainProcessor):  # type: ignore[misc]
     """``blip_image_train`` with the RandAugment of ALBEF, GRIT-VLP, MAFA and FNE: two operations at
-    level 7 of 10, LAVIS's are at level 5. It has the same parameters.
+    level 7 of 10, LAVIS's are at level 5.
 
     At level 5 the factor of Brightness and Sharpness is 1, so that both leave an image as it is.
     Its counterpart in evaluation, ``albef_image_eval``, is LAVIS's ``blip_image_eval``.
+
+    Args:
+        crop: False: images are resized to a square and not cropped, as ALBEF trains grounding.
+        Others: those of ``blip_image_train``.
     """
 
     # In the authors' order, which random draws refer to; LAVIS has the same ones in another order.
@@ -92,12 +96,23 @@ class AlbefImageTrainProcessor(BlipImageTrainProcessor):  # type: ignore[misc]
         std: Any = None,
         min_scale: float = 0.5,
         max_scale: float = 1.0,
+        crop: bool = True,
     ) -> None:
         super().__init__(image_size, mean, std, min_scale, max_scale)
         plain: Any = self.transform
-        crop, flip, _, *rest = plain.transforms
+        part, flip, _, *rest = plain.transforms
+        if not crop:
+            part = transforms.Resize(
+                (image_size, image_size), interpolation=transforms.InterpolationMode.BICUBIC
+            )
         augment = randaugment.RandomAugment(2, 7, isPIL=True, augs=list(self.operations))
-        self.transform: Any = transforms.Compose([crop, flip, augment, *rest])
+        self.transform: Any = transforms.Compose([part, flip, augment, *rest])
+
+    @classmethod
+    def from_config(cls, cfg: Any = None) -> AlbefImageTrainProcessor:
+        """Build from a config with any of the arguments."""
+        names = ("image_size", "mean", "std", "min_scale", "max_scale", "crop")
+        return cls(**{name: cfg[name] for name in names if cfg is not None and name in cfg})
 
 
 registry.register_processor("albef_image_eval")(BlipImageEvalProcessor)

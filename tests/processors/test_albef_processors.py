@@ -19,7 +19,7 @@ from lavis_mafa import load_model
 from lavis_mafa.datasets import TrainingSet
 from lavis_mafa.models import AlbefMafa
 from lavis_mafa.models.con_d.build import view_of
-from lavis_mafa.processors.augmentation import AlbefImageTrainProcessor, QuickAugmentation
+from lavis_mafa.processors.augmentation import AlbefImageTrainProcessor, QuickAugmentation, quick
 from lavis_mafa.processors.texts import AlbefCaptionProcessor, AlbefQuestionProcessor
 
 REMOVED = [",", ".", "'", "!", "?", '"', "(", ")", "*", "#", ":", ";", "~"]
@@ -165,12 +165,27 @@ def test_all_but_the_augmentation_is_that_of_lavis(monkeypatch):
     assert torch.equal(*made)
 
 
-def test_its_keys_are_those_of_lavis():
+def test_its_keys_are_those_of_lavis_and_crop():
     ours, theirs = (
-        list(inspect.signature(cls.__init__).parameters.values())
+        {one.name: one.default for one in inspect.signature(cls.__init__).parameters.values()}
         for cls in (AlbefImageTrainProcessor, BlipImageTrainProcessor)
     )
-    assert [(one.name, one.default) for one in ours] == [(one.name, one.default) for one in theirs]
+    assert ours == {**theirs, "crop": True}
+
+
+def test_without_a_crop_images_are_resized_and_flipped(monkeypatch):
+    monkeypatch.setattr(randaugment.RandomAugment, "__call__", lambda self, image: image)
+    config = OmegaConf.create({"image_size": 24, "crop": False})
+    processor = AlbefImageTrainProcessor.from_config(config)
+    image = Image.fromarray(noise(30, 90))
+    expected = BlipImageEvalProcessor(image_size=24)(image)
+    found = [quick(processor)(image) for _ in range(20)]
+    flipped = [torch.equal(one, expected.flip(2)) for one in found]
+    assert all(
+        torch.equal(one, expected) or is_flipped
+        for one, is_flipped in zip(found, flipped, strict=True)
+    )
+    assert 0 < sum(flipped) < 20
 
 
 def test_a_con_d_that_names_only_training_images_has_a_view(tmp_path, monkeypatch):
