@@ -94,7 +94,7 @@ def count_false_negatives(
     judge_names = [*con_ds, *([] if loaded.data.truth is None else [truth_name])]
     refuse_to_drop_counts(args.output, wanted, judge_names)
     # Built first: a missing checkpoint is reported before hours are spent on features.
-    judges = {name: build_judge(con_d) for name, con_d in con_ds.items()}
+    judges = {name: build_judge(con_d, loaded.cfg.model_cfg) for name, con_d in con_ds.items()}
     checks = check_judges(loaded, judges, con_ds, (args.threshold,), args)
     numbers = sample_of(len(loaded.data), args.sample, wanted, args.seed)
     features = make_features(loaded, numbers, args.output / "features")

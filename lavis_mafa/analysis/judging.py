@@ -69,9 +69,13 @@ def discriminators_of(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
     return found
 
 
-def build_judge(con_d: Mapping[str, Any]) -> ModelDiscriminator:
-    """Build a discriminator from a config like ``model.mafa.con_d``, other than the oracle."""
-    judge = build_discriminator(con_d)
+def build_judge(con_d: Mapping[str, Any], known: Mapping[str, Any]) -> ModelDiscriminator:
+    """Build a discriminator from a config like ``model.mafa.con_d``, other than the oracle.
+
+    Args:
+        known: the ``model`` config of the command, as for `build_discriminator`.
+    """
+    judge = build_discriminator(con_d, known)
     assert isinstance(judge, ModelDiscriminator)
     return matching_offline(judge)
 

@@ -89,7 +89,7 @@ def mine_connections(args: argparse.Namespace) -> None:
         space if args.sampling == "grit" else None,
     )
     # Built first: a missing checkpoint is reported before hours are spent on features.
-    judges = {name: build_judge(con_d) for name, con_d in con_ds.items()}
+    judges = {name: build_judge(con_d, loaded.cfg.model_cfg) for name, con_d in con_ds.items()}
     checks = check_judges(loaded, judges, con_ds, (min(rule.low, high), high), args)
     features = make_features(loaded, np.arange(len(loaded.data)), args.output / "features")
     top_k = args.top_k or rule.top_k

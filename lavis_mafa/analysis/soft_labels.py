@@ -196,7 +196,7 @@ def _streams(loaded: ModelAndData, args: argparse.Namespace, batch: int) -> dict
 def _judges(loaded: ModelAndData) -> Any:
     """Return a function from mini-batches (sample numbers) to an iterator of their judges."""
     mafa = loaded.cfg.model_cfg.get("mafa") or {}
-    con_d: Any = build_discriminator(mafa.get("con_d"))
+    con_d: Any = build_discriminator(mafa.get("con_d"), loaded.cfg.model_cfg)
     if con_d is None:
         raise ValueError("--convert needs a Con-D: set model.mafa.con_d in the config")
     if isinstance(con_d, Oracle):

@@ -101,12 +101,14 @@ def check_con_d_file(config: Mapping[str, Any], report: Report) -> None:
             report.add(key, problem)
             continue
         try:
-            own = config_of(s[f"{CON_D}.arch"], model_type, path, content)
-            model = OmegaConf.merge(own, s[f"{CON_D}.model"] or {})
+            model = config_of(
+                *(s[f"{CON_D}.arch"], model_type, path, content),
+                given=s[f"{CON_D}.model"] or {},
+                known=s["model"] or {},
+            )
             built: Any = OmegaConf.to_container(model, resolve=True)
         except (OmegaConfBaseException, ValueError) as error:
-            why = str(error).splitlines()[0]
-            report.add(key, f"{path} contains a model config that cannot be read: {why}")
+            report.add(key, f"{str(error).splitlines()[0]} ({CON_D}.model)")
             continue
         _check_state(key, path, content, built, report)
 

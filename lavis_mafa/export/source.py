@@ -27,8 +27,9 @@ def build_model(
 ) -> tuple[nn.Module, list[str]]:
     """Build the model of a checkpoint, with its weights.
 
-    The config in the checkpoint gives the model and its sizes; ``arch`` and ``model_type`` are for
-    checkpoints without a config, and ``options`` (``key=value``) override single settings.
+    The config in the checkpoint gives the model and its sizes, and no files; ``arch`` and
+    ``model_type`` are for checkpoints without a config, and ``options`` (``key=value``) override
+    single settings.
 
     Returns:
         The model, and the names of its random weights: those that are neither in the checkpoint
@@ -69,7 +70,7 @@ def _model_config(
     options: Sequence[str],
 ) -> tuple[Any, DictConfig]:
     recorded = model_config(content)
-    arch = arch or recorded.get("arch")
+    arch = arch or (recorded["arch"] if isinstance(recorded.get("arch"), str) else None)
     if not arch:
         raise ValueError(
             f"{checkpoint} contains no config that names its model: give --arch and --model-type, "
@@ -88,13 +89,13 @@ def _model_config(
     wrong = [option for option in options if "=" not in option]
     if wrong:
         raise ValueError(f"--options {' '.join(wrong)}: expected KEY=VALUE")
-    cfg = config_of(arch, str(model_type), checkpoint, content)
-    keys = set(cfg).union(*(default_yaml(model_cls, one)["model"] for one in known))
+    given: Any = OmegaConf.to_container(OmegaConf.from_dotlist(list(options)))
+    cfg = config_of(arch, str(model_type), checkpoint, content, given)
+    keys: set[str] = set().union(*(default_yaml(model_cls, one)["model"] for one in known))
     unread = [option for option in options if option.partition("=")[0].split(".")[0] not in keys]
     if unread:
         problems = "; ".join(f"{one}: {suggest(one.partition('=')[0], keys)}" for one in unread)
         raise ValueError(f"--options: {arch} has no such setting: {problems}")
-    cfg.merge_with(OmegaConf.from_dotlist(list(options)))
     return model_cls, cfg
 
 

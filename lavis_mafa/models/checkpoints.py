@@ -21,7 +21,8 @@ from lavis_mafa.io.checkpoints import (
     vocabulary_of,
     weights_of,
 )
-from lavis_mafa.models.traits import same_model, traits_of
+from lavis_mafa.models.recorded import check_patches, recorded_model
+from lavis_mafa.models.traits import traits_of
 
 # Parts that image-text matching needs; momentum encoders and language heads are not among them.
 MATCHING_PARTS = (
@@ -37,39 +38,36 @@ LANGUAGE_HEADS = ("text_encoder.cls.", "Qformer.cls.")
 TOKEN_TYPES, POSITIONS = "token_type_embeddings.weight", "position_embeddings.weight"
 
 
-def recorded_model(content: dict[str, Any], arch: str) -> dict[str, Any]:
-    """Return the ``model`` config recorded in a checkpoint, without keys of its training.
-
-    Empty if the checkpoint records no config, or one of a model other than ``arch``. A class and
-    its subclass count as one model, so that users' variants and ours load each other's checkpoints.
-    """
-
-    model = dict(model_config(content))
-    saved_by = model.get("arch")
-    if not saved_by or not same_model(saved_by, arch):
-        return {}
-    if saved_by != arch:
-        model["arch"] = arch
-        # A user's subclass may have types of its own, which its parent does not know.
-        types = registry.get_model_class(arch).PRETRAINED_MODEL_CONFIG_DICT
-        if model.get("model_type") not in types:
-            model.pop("model_type", None)
-    for key in ("mafa", "pretrained", "finetuned", "load_pretrained", "load_finetuned"):
-        model.pop(key, None)
-    return model
-
-
-def config_of(arch: str, model_type: str, checkpoint: str, content: dict[str, Any]) -> DictConfig:
+def config_of(
+    arch: str,
+    model_type: str,
+    checkpoint: str,
+    content: dict[str, Any],
+    given: Mapping[str, Any] | None = None,
+    known: Mapping[str, Any] | None = None,
+) -> DictConfig:
     """Return the ``model`` config that builds a checkpoint's model and loads its weights.
 
-    The keys recorded in the checkpoint override the default YAML of the type.
+    The sizes recorded in the checkpoint override the default YAML of the type, and ``given``
+    overrides both.
+
+    Args:
+        given: keys that the user set for this model.
+        known: the ``model`` config of the user's run, see `recorded_model`.
+
+    Raises:
+        ValueError: as `recorded_model`.
     """
     model_cls = registry.get_model_class(arch)
     shipped = OmegaConf.load(model_cls.default_config_path(model_type)).model
-    cfg = OmegaConf.merge(shipped, recorded_model(content, arch))
+    recorded = recorded_model(content, arch, checkpoint, given, known)
+    cfg = OmegaConf.merge(shipped, recorded)
     assert isinstance(cfg, DictConfig)
+    if recorded:
+        check_patches(cfg, checkpoint)
     cfg.update(load_pretrained=False, load_finetuned=True, finetuned=checkpoint)
     cfg.pop("mafa", None)  # settings of training, including a Con-D that need not exist here
+    cfg.merge_with(OmegaConf.create(dict(given or {})))
     return cfg
 
 

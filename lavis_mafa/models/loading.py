@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import lavis.models
 from lavis.common.registry import registry
+from omegaconf import OmegaConf
 
 from lavis_mafa.io.checkpoints import read_checkpoint
-from lavis_mafa.models.checkpoints import config_of, fold_after_lavis, recorded_model
+from lavis_mafa.models.checkpoints import config_of, fold_after_lavis
+from lavis_mafa.models.recorded import recorded_type_of
 
 
 def load_model(
@@ -17,11 +20,13 @@ def load_model(
     is_eval: bool = False,
     device: str = "cpu",
     checkpoint: str | None = None,
+    model: Mapping[str, Any] | None = None,
 ) -> Any:
     """Load a model as LAVIS's ``load_model`` does; the model type may be omitted.
 
-    A checkpoint saved by this package's runner records the sizes of its model, and where its
-    tokenizer and frozen parts come from.
+    A checkpoint saved by this package's runner records the sizes of its model. Paths, URLs and
+    names that it records are not followed: a tokenizer or frozen part of your own is given in
+    ``model``.
 
     Args:
         name: a registered model, such as ``albef_mafa``.
@@ -29,24 +34,32 @@ def load_model(
         is_eval: put the model into evaluation mode.
         device: where to put it.
         checkpoint: path or URL of weights to load.
+        model: keys of the ``model`` config that replace those of the type and the checkpoint, such
+            as ``{"tokenizer": "vocab.txt"}``.
 
     Raises:
-        ValueError: for an unknown name or type, with the known ones.
+        ValueError: for an unknown name or type, with the known ones, or for a checkpoint whose
+            recorded config has sizes out of range or names files that ``model`` does not replace.
     """
     model_cls = registry.get_model_class(name)
     if model_cls is None:
         raise ValueError(f"no model named {name!r}; known: {', '.join(registry.list_models())}")
     types = list(model_cls.PRETRAINED_MODEL_CONFIG_DICT)
     content = read_checkpoint(checkpoint) if checkpoint else {}
-    recorded = recorded_model(content, name)
-    if model_type is None:
-        model_type = recorded.get("model_type", types[0])
+    recorded_type = recorded_type_of(content, name)
+    model_type = model_type or recorded_type or types[0]
     if model_type not in types:
         raise ValueError(f"{name} has no type {model_type!r}; known: {', '.join(types)}")
     # Sizes recorded for another type would contradict the one that is asked for.
-    if not checkpoint or recorded.get("model_type") != model_type:
-        model = lavis.models.load_model(name, model_type, is_eval, device, checkpoint)
-        fold_after_lavis(model, checkpoint)
-        return model
-    model = model_cls.from_config(config_of(name, model_type, checkpoint, content))
-    return (model.eval() if is_eval else model).to(device)
+    content = content if recorded_type == model_type else {}
+    if not content and not model:
+        built = lavis.models.load_model(name, model_type, is_eval, device, checkpoint)
+        fold_after_lavis(built, checkpoint)
+        return built
+    if checkpoint:
+        cfg: Any = config_of(name, model_type, checkpoint, content, model)
+    else:
+        shipped = OmegaConf.load(model_cls.default_config_path(model_type)).model
+        cfg = OmegaConf.merge(shipped, dict(model or {}))
+    built = model_cls.from_config(cfg)
+    return (built.eval() if is_eval else built).to(device)

@@ -242,7 +242,7 @@ def step_parts(cfg: Any) -> dict[str, Any]:
     settings = StepSettings.from_config(mafa, all_ranks=everywhere)
     # Forked, so that a model starts from the same random weights with and without Con-D.
     with torch.random.fork_rng(devices=[]):
-        return {"settings": settings, "con_d": build_discriminator(mafa.get("con_d"))}
+        return {"settings": settings, "con_d": build_discriminator(mafa.get("con_d"), cfg)}
 
 
 def momentum_of(model: Any, cfg: Any, settings: StepSettings) -> Momentum | None:

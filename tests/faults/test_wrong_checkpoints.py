@@ -238,7 +238,7 @@ def test_invalid_recorded_config_is_reported_or_ignored(saved, recorded, injecte
     assert problems("model.pretrained", path) == []
     found = problems("model.mafa.con_d.checkpoint", path)
     assert all("contains a model config that cannot be read" in line for line in found)
-    assert len(found) == isinstance(recorded, (str, list))
+    assert len(found) == 1 and "model.vit" in found[0]
     injected("wrong checkpoint named by a config", 1)
 
 

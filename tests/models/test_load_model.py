@@ -414,13 +414,19 @@ def discriminator(tmp_path, vocabulary):
     return path, model
 
 
+def own_words(path):
+    return {"model": {"tokenizer": str(path.parent / "vocab.txt")}}
+
+
 def con_d_config(path, **more):
     return {"arch": "albef_mafa", "model_type": "tiny", "checkpoint": str(path), **more}
 
 
-def test_con_d_has_sizes_and_tokenizer_of_its_checkpoint(discriminator):
+def test_con_d_has_the_sizes_of_its_checkpoint_and_a_tokenizer_that_the_user_named(
+    discriminator, vocabulary
+):
     path, model = discriminator
-    con_d = build_discriminator(con_d_config(path))
+    con_d = build_discriminator(con_d_config(path), {"tokenizer": str(vocabulary)})
     assert same_weights(con_d.model.state_dict(), model.state_dict())
     assert con_d.model.vision_proj.weight.shape == (48, 64)
     assert len(con_d.model.visual_encoder.blocks) == 2 and con_d.image_size == 48
@@ -432,7 +438,7 @@ def test_con_d_has_sizes_and_tokenizer_of_its_checkpoint(discriminator):
 
 def test_con_d_may_have_another_image_size(discriminator, toy_train):
     path, _ = discriminator
-    con_d = build_discriminator(con_d_config(path, image_size=64))
+    con_d = build_discriminator(con_d_config(path, image_size=64, **own_words(path)))
     assert con_d.image_size == 64
     assert con_d.model.visual_encoder.pos_embed.shape == (1, 17, 64)
     rows = torch.tensor([0, 1, 3])
@@ -443,7 +449,9 @@ def test_con_d_may_have_another_image_size(discriminator, toy_train):
 def test_con_d_is_not_a_submodule_of_the_model(discriminator, toy_train):
     path, _ = discriminator
     torch.manual_seed(0)
-    model = AlbefMafa.from_config(tiny_config(mafa={"con_d": con_d_config(path)}))
+    model = AlbefMafa.from_config(
+        tiny_config(mafa={"con_d": con_d_config(path, **own_words(path))})
+    )
     assert isinstance(model.con_d, ModelDiscriminator)
     without_con_d = lavis_mafa.load_model("albef_mafa", "tiny")
     assert model.state_dict().keys() == without_con_d.state_dict().keys()

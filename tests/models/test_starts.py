@@ -100,14 +100,17 @@ def test_relative_paths_are_stored_as_absolute_paths(tmp_path, monkeypatch):
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     monkeypatch.chdir(elsewhere)
-    reloaded = load_model("blip2_mafa", checkpoint=str(tmp_path / "trained.pth"))
+    checkpoint, given = str(tmp_path / "trained.pth"), {"vit_weights": str(tmp_path / "vit.pth")}
+    reloaded = load_model("blip2_mafa", checkpoint=checkpoint, model=given)
     assert all(torch.equal(reloaded.state_dict()[key], value) for key, value in frozen.items())
     # A checkpoint that contains the image encoder needs no other file.
     (tmp_path / "vit.pth").unlink()
     torch.save({"model": model.state_dict(), "config": cfg.to_dict()}, tmp_path / "whole.pth")
     assert load_model("blip2_mafa", checkpoint=str(tmp_path / "whole.pth")) is not None
     with pytest.raises(FileNotFoundError, match="vit.pth"):
-        load_model("blip2_mafa", checkpoint=str(tmp_path / "trained.pth"))
+        load_model("blip2_mafa", checkpoint=checkpoint, model=given)
+    with pytest.raises(ValueError, match="vit_weights is .*vit.pth.*not followed"):
+        load_model("blip2_mafa", checkpoint=checkpoint)
 
 
 def test_config_for_evaluation_needs_no_con_d():

