@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lavis_mafa.metrics.finite import require_finite
 from lavis_mafa.metrics.intervals import wilson
 
 TENTHS = 10
@@ -144,8 +145,9 @@ def area_under_roc(scores: NDArray[Any], relevant: NDArray[Any]) -> float:
         scores, relevant: ``(P,)``; scores may be any finite numbers.
 
     Raises:
-        ValueError: unless there are relevant and irrelevant pairs.
+        ValueError: unless there are relevant and irrelevant pairs, or if a score is not finite.
     """
+    require_finite("scores", np.asarray(scores))
     relevant = np.asarray(relevant, bool)
     positives, negatives = int(relevant.sum()), int((~relevant).sum())
     if not positives or not negatives:

@@ -9,6 +9,7 @@ from lavis.common.registry import registry
 from lavis.tasks.image_text_pretrain import ImageTextPretrainTask
 from lavis.tasks.multimodal_classification import MultimodalClassificationTask
 
+from lavis_mafa.metrics.finite import require_finite
 from lavis_mafa.tasks import results
 from lavis_mafa.tasks.tally import Tally
 
@@ -57,11 +58,12 @@ class MafaClassificationTask(results.InBatches, CountsCorrect, MultimodalClassif
         """Classify a mini-batch.
 
         Raises:
-            ValueError: if samples have no ``instance_id``.
+            ValueError: if samples have no ``instance_id``, or a prediction is not finite.
         """
         ids = results.required_column(samples, self.inst_id_key)
         types = results.column(samples, "statement_type") or [None] * len(ids)
         outputs = model.predict(samples)
+        require_finite("predictions of classes", outputs["predictions"].float().cpu().numpy())
         predictions = outputs["predictions"].argmax(dim=1).tolist()
         names = (self.inst_id_key, "prediction", "target", "statement_type")
         rows = zip(ids, predictions, outputs["targets"].tolist(), types, strict=True)

@@ -7,6 +7,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 import torch
 from lavis.common.dist_utils import is_main_process
@@ -14,8 +15,9 @@ from lavis.common.registry import registry
 from lavis.tasks.retrieval import RetrievalTask
 
 from lavis_mafa.metrics import METRICS
+from lavis_mafa.metrics.finite import require_finite
 from lavis_mafa.metrics.known_truth import read_truth, truth_with
-from lavis_mafa.metrics.recall import retrieval_with_truth
+from lavis_mafa.metrics.recall import retrieval_of_own_pairs, retrieval_with_truth
 from lavis_mafa.metrics.score_files import SavedScores, captions_of, save_scores
 
 
@@ -50,8 +52,14 @@ class MafaRetrievalTask(RetrievalTask):
         """Return LAVIS's figures (``txt_r1`` ... ``agg_metrics``) and those of all valid pairs.
 
         On rank 0; None on others.
+
+        Raises:
+            ValueError: if a score is not finite; on all ranks.
         """
         scores_i2t, scores_t2i = model.compute_sim_matrix(data_loader, task_cfg=self.cfg)
+        # On every rank, since all have all scores: none may wait for one that has stopped.
+        for scores in (scores_i2t, scores_t2i):
+            require_finite("retrieval scores", np.asarray(scores))
         if not is_main_process():
             return None
         dataset = data_loader.dataset
@@ -71,6 +79,16 @@ class MafaRetrievalTask(RetrievalTask):
             # Saved in after_evaluation, which is given the name of the split.
             self._scores = SavedScores.of(dataset, scores_i2t, scores_t2i)
         return {**figures, **more}
+
+    @staticmethod
+    def _report_metrics(
+        scores_i2t: npt.NDArray[Any], scores_t2i: npt.NDArray[Any], txt2img: Any, img2txt: Any
+    ) -> dict[str, float]:
+        """Return LAVIS's figures and write them to ``evaluate.txt``, as LAVIS does."""
+        figures = retrieval_of_own_pairs(scores_i2t, scores_t2i, txt2img, img2txt)
+        with open(Path(registry.get_path("output_dir")) / "evaluate.txt", "a") as file:
+            file.write(json.dumps(figures) + "\n")
+        return figures
 
     def after_evaluation(
         self, val_result: Any, split_name: str = "evaluation", **kwargs: Any

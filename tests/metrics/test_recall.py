@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -11,8 +13,10 @@ from lavis.tasks.retrieval import RetrievalTask
 
 from lavis_mafa.metrics.binary import area_under_roc
 from lavis_mafa.metrics.recall import (
+    Ranking,
     mean_average_precision_at_r,
     ranked_truth,
+    retrieval_of_own_pairs,
     retrieval_with_truth,
 )
 
@@ -20,13 +24,19 @@ KEYS = {f"valid_{way}_r{k}" for way in ("txt", "img") for k in (1, 5, 10)}
 KEYS |= {"txt_map_r", "img_map_r"}
 
 
-def slow_ranking(scores, relevant):
-    """Return relevance from best to worst score; ties in the order of candidates."""
+def slow_ranking(scores, relevant, candidates=None):
+    """Return relevance from best to worst score; ties in the order of ``candidates``."""
     ranked = []
     for row, truth in zip(scores.tolist(), relevant.tolist(), strict=True):
-        order = sorted(range(len(row)), key=lambda c: (-row[c], c))
+        order = sorted(candidates or range(len(row)), key=lambda c: -row[c])
         ranked.append([truth[c] for c in order])
     return ranked
+
+
+def slow_rankings(scores, relevant):
+    """Return the rankings of every order in which tied candidates may be."""
+    orders = itertools.permutations(range(scores.shape[1]))
+    return [slow_ranking(scores, relevant, order) for order in orders]
 
 
 def slow_recall(ranked, k):
@@ -60,7 +70,7 @@ def slow_area(scores, relevant):
 @st.composite
 def score_tables(draw):
     """Draw scores in both directions with many ties, and a truth without empty rows or columns."""
-    images, texts = draw(st.integers(1, 7)), draw(st.integers(1, 14))
+    images, texts = draw(st.integers(1, 4)), draw(st.integers(1, 5))
     rng = np.random.default_rng(draw(st.integers(0, 10**6)))
     levels = draw(st.sampled_from([1, 3, 1000]))
     i2t = rng.integers(0, levels, (images, texts)).astype(np.float32)
@@ -71,18 +81,23 @@ def score_tables(draw):
     return i2t, t2i, truth
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(score_tables())
 def test_scores_equal_slow_loops(tables):
     i2t, t2i, truth = tables
     result = retrieval_with_truth(i2t, t2i, truth)
     assert result.keys() == KEYS
     for way, scores, relevant in (("txt", i2t, truth), ("img", t2i, truth.T)):
-        ranked = slow_ranking(scores, relevant)
-        assert ranked_truth(scores, relevant).tolist() == ranked
-        for k in (1, 5, 10):
-            assert result[f"valid_{way}_r{k}"] == pytest.approx(slow_recall(ranked, k))
-        assert result[f"{way}_map_r"] == pytest.approx(100 * slow_map_at_r(ranked))
+        assert ranked_truth(scores, relevant).tolist() == slow_ranking(scores, relevant)
+        rankings = slow_rankings(scores, relevant)
+        ranking = Ranking.of(scores, relevant)
+        for k in (1, 2, 3, 5, 10):
+            expected = np.mean([slow_recall(one, k) for one in rankings])
+            assert 100 * ranking.recall(k).mean() == pytest.approx(expected)
+            if k in (1, 5, 10):
+                assert result[f"valid_{way}_r{k}"] == pytest.approx(expected)
+        expected = np.mean([100 * slow_map_at_r(one) for one in rankings])
+        assert result[f"{way}_map_r"] == pytest.approx(expected)
         recalls = [result[f"valid_{way}_r{k}"] for k in (1, 5, 10)]
         assert recalls == sorted(recalls) and 0 <= result[f"{way}_map_r"] <= 100
 
@@ -146,6 +161,68 @@ def test_valid_candidates_of_other_pairs_count_as_hits():
     # Both texts prefer image 0, which is valid for both.
     assert scores["valid_img_r1"] == 100
     assert retrieval_with_truth(i2t, i2t.T, np.eye(2, dtype=bool))["valid_txt_r1"] == 50
+
+
+def captions_of(images, texts):
+    """Return LAVIS's tables of the pairs of ``texts`` captions, which images have in turn."""
+    txt2img = {text: text % images for text in range(texts)}
+    own = {image: [t for t in range(texts) if t % images == image] for image in range(images)}
+    return txt2img, own
+
+
+@pytest.mark.parametrize("images, texts", [(7, 7), (6, 20), (300, 900)])
+def test_own_pairs_equal_lavis_where_no_scores_tie(tmp_path, monkeypatch, images, texts):
+    monkeypatch.setitem(registry.mapping["paths"], "output_dir", str(tmp_path))
+    rng = np.random.default_rng(images)
+    i2t, t2i = rng.random((images, texts)), rng.random((texts, images))
+    for text in range(texts):
+        i2t[text % images, text] += 0.3
+        t2i[text, text % images] += 0.3
+    tables = captions_of(images, texts)
+    assert retrieval_of_own_pairs(i2t, t2i, *tables) == RetrievalTask._report_metrics(
+        i2t, t2i, *tables
+    )
+
+
+@pytest.mark.parametrize("images, texts", [(12, 12), (12, 36)])
+def test_a_collapsed_model_is_at_chance_in_any_order_of_the_data(images, texts):
+    rng = np.random.default_rng(0)
+    truth = np.zeros((images, texts), bool)
+    truth[np.arange(texts) % images, np.arange(texts)] = True
+    # Nearly all images match the first and the last caption, as in data sorted by frequency.
+    truth[:, [0, -1]] = True
+    equal = np.zeros((images, texts))
+    figures = retrieval_with_truth(equal, equal.T, truth)
+    mean = np.mean(
+        [
+            list(retrieval_with_truth(drawn, drawn.T, truth).values())
+            for drawn in rng.random((400, images, texts))
+        ],
+        axis=0,
+    )
+    assert list(figures.values()) == pytest.approx(mean, rel=0.05)
+    assert figures["valid_txt_r1"] == pytest.approx(100 * truth.mean(axis=1).mean())
+    tables = captions_of(images, texts)
+    own = retrieval_of_own_pairs(equal, equal.T, *tables)
+    assert own["txt_r1"] == pytest.approx(100 / images)
+    assert own["img_r10"] == pytest.approx(1000 / images)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_scores_that_are_not_finite_are_refused(bad):
+    scores = np.eye(4)
+    scores[2, 3] = bad
+    truth, tables = np.eye(4, dtype=bool), captions_of(4, 4)
+    for evaluate in (
+        lambda: retrieval_with_truth(scores, np.eye(4), truth),
+        lambda: retrieval_with_truth(np.eye(4), scores, truth),
+        lambda: retrieval_of_own_pairs(scores, np.eye(4), *tables),
+        lambda: retrieval_of_own_pairs(np.eye(4), scores, *tables),
+        lambda: ranked_truth(scores, truth),
+        lambda: area_under_roc(scores.ravel(), truth.ravel()),
+    ):
+        with pytest.raises(ValueError, match="1 of 16 .*scores are NaN or infinite, the first at"):
+            evaluate()
 
 
 def test_candidates_without_re_ranking_come_last_in_order():

@@ -1,0 +1,79 @@
+"""A model that computes NaN is not evaluated, and one that scores all pairs alike is at chance."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from lavis.common.registry import registry
+from omegaconf import OmegaConf
+from torch.utils.data import DataLoader
+
+from lavis_mafa.tasks.mafa_classification import MafaClassificationTask
+from lavis_mafa.tasks.mafa_retrieval import MafaRetrievalTask
+
+
+@pytest.fixture
+def evaluated(toy, tmp_path, monkeypatch):
+    """``evaluated(model, k_test)``: its figures on the toy world's test images."""
+    monkeypatch.setitem(registry.mapping["paths"], "output_dir", str(tmp_path))
+
+    def figures(model, k_test):
+        task = MafaRetrievalTask(cfg=OmegaConf.create({"k_test": k_test}))
+        loader = DataLoader(toy["test"], batch_size=20, collate_fn=toy["test"].collater)
+        return task.evaluation(model.eval(), loader)
+
+    return figures
+
+
+@pytest.mark.parametrize("k_test", [0, 4])
+@pytest.mark.parametrize("part", ["one image", "all"])
+def test_nan_stops_an_evaluation(tiny, evaluated, injected, tmp_path, k_test, part):
+    if part == "all":
+        with torch.no_grad():
+            tiny.vision_proj.weight[0, 0] = torch.nan
+    else:
+        # The features of the first image only: the others' scores are as usual.
+        before, calls = tiny.backbone.encode_images, []
+
+        def encode(images):
+            found = before(images)
+            if not calls:
+                found.features[0] = torch.nan
+            calls.append(1)
+            return found
+
+        tiny.backbone.encode_images = encode
+    with pytest.raises(
+        ValueError, match="retrieval scores are NaN or infinite.*weights or features"
+    ):
+        evaluated(tiny, k_test)
+    assert not (tmp_path / "evaluate.txt").exists()
+    injected("scores that are NaN", 1)
+
+
+def test_a_collapsed_model_is_at_chance(tiny, evaluated, toy, injected):
+    with torch.no_grad():
+        for projection in (tiny.vision_proj, tiny.text_proj):
+            projection.weight.zero_()
+            projection.bias.fill_(0.3)
+    figures = evaluated(tiny, 0)
+    test = toy["test"]
+    truth = test.truth_matrix()
+    assert figures["txt_r1"] == pytest.approx(100 / len(test.image))
+    assert figures["img_r5"] == pytest.approx(500 / len(test.image))
+    assert figures["valid_txt_r1"] == pytest.approx(100 * truth.mean())
+    assert figures["valid_img_r1"] == pytest.approx(100 * truth.mean())
+    injected("collapsed model", 1)
+
+
+def test_nan_stops_a_classification(injected):
+    class Model:
+        def predict(self, samples):
+            logits = torch.tensor([[0.0, 1.0], [torch.nan, 0.0]])
+            return {"predictions": logits, "targets": torch.tensor([1, 0])}
+
+    task = MafaClassificationTask()
+    task.inst_id_key = "instance_id"
+    with pytest.raises(ValueError, match="1 of 4 predictions of classes are NaN"):
+        task.valid_step(Model(), {"instance_id": ["a", "b"]})
+    injected("scores that are NaN", 1)
