@@ -1,13 +1,15 @@
-"""Read an image file of any format as 8-bit RGB, or fail with an OSError that names it.
+"""Read an image file as 8-bit RGB, or fail with an OSError that names it.
 
-Accepted, as a viewer shows them: all sizes from 1 x 1; grey, palette, CMYK, transparent, 16-bit;
-the first frame of an animation; files with broken EXIF data; files whose suffix is not that of
-their format.
+Formats: those of `FORMATS`, recognised by content. Accepted, as a viewer shows them: all sizes from
+1 x 1; grey, palette, CMYK, transparent, 16-bit; the first frame of an animation; files with broken
+EXIF data; files whose suffix is not that of their format.
 
 Refused: missing or empty files, folders, pipes and devices; files that are no image; images that
-are damaged or cut short, even by their last bytes only; more pixels than Pillow's
+are damaged or cut short, as far as their format lets it be noticed; more pixels than Pillow's
 ``MAX_IMAGE_PIXELS`` (89,478,485), however small the file; text or profiles that unpack to more than
-Pillow allows; pixels without a defined range; PostScript, which is a program.
+Pillow allows; pixels without a defined range; JPEGs of more than `MOST_SCANS` scans, each of which
+costs as much as a whole picture; every other format, because some of Pillow's readers open what a
+file contains: PostScript, which is a program, or a picture whose size nothing has checked.
 """
 
 from __future__ import annotations
@@ -15,21 +17,32 @@ from __future__ import annotations
 import errno
 import io
 import os
+import re
 import stat
 import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 
 import numpy as np
-from PIL import Image, ImageFile, ImageOps, UnidentifiedImageError
+from PIL import EpsImagePlugin, Image, ImageFile, ImageOps, UnidentifiedImageError
+
+FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")
+MOST_SCANS = 100  # of a JPEG; progressive ones have about ten
 
 WHITE = (255, 255, 255, 255)
+START_OF_SCAN, END_OF_IMAGE = b"\xff\xda", 0xD9  # marks of a JPEG
+MARK = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]", re.DOTALL)  # the next one after pixels
 STRIP = 2**22  # pixels to convert at a time
 
 # Pillow warns of conditions that this module handles: broken metadata are ignored, decompression
 # bombs are refused. Its texts differ by file, so that every worker would log every one.
 warnings.filterwarnings("ignore", module=r"PIL\.")
+
+# LAVIS's other data sets open pictures by Pillow itself: without this switch, PostScript among them
+# would be run by Ghostscript.
+EpsImagePlugin.gs_binary = False
 
 _strict_lock = threading.Lock()
 _strict_readers = 0
@@ -51,6 +64,7 @@ def read_rgb(path: str | os.PathLike[str], data: bytes | None = None) -> Image.I
         OSError: naming the path, for everything that the module's docstring lists as refused.
     """
     with _named(path), _opened(path, data) as image:
+        _check_scans(image)
         image.load()
         return _to_rgb(_upright(image))
 
@@ -90,7 +104,9 @@ def _named(path: str | os.PathLike[str]) -> Iterator[None]:
     except MemoryError:
         raise
     except UnidentifiedImageError as error:  # for bytes Pillow reports their memory address
-        raise UnidentifiedImageError(f"cannot identify image file {os.fspath(path)!r}") from error
+        raise UnidentifiedImageError(
+            f"cannot identify image file {os.fspath(path)!r} as {', '.join(FORMATS)}"
+        ) from error
     except OSError as error:
         if os.fspath(path) in str(error):
             raise
@@ -107,14 +123,53 @@ def _opened(path: str | os.PathLike[str], data: bytes | None = None) -> Iterator
         require_file(path)
     with (
         _truncated_is_an_error(),
-        Image.open(path if data is None else io.BytesIO(data)) as image,
+        Image.open(path if data is None else io.BytesIO(data), formats=_formats()) as image,
     ):
         pixels, most = image.width * image.height, Image.MAX_IMAGE_PIXELS
         if most is not None and pixels > most:  # below twice as many Pillow only warns
             raise Image.DecompressionBombError(f"{pixels} pixels, more than the {most} allowed")
-        if image.format == "EPS":  # Pillow would let Ghostscript run it
-            raise ValueError("PostScript is a program, not a picture")
         yield image
+
+
+@cache
+def _formats() -> tuple[str, ...]:
+    """Return those of `FORMATS` that this Pillow can read: older ones have no AVIF."""
+    Image.init()
+    return tuple(name for name in FORMATS if name in Image.OPEN)
+
+
+def _check_scans(image: Image.Image) -> None:
+    """Refuse a JPEG of hundreds of scans: a megabyte of them takes minutes to decode."""
+    file = getattr(image, "fp", None)
+    if image.format not in ("JPEG", "MPO") or file is None:
+        return
+    place = file.tell()
+    file.seek(0)
+    content = file.read()
+    file.seek(place)
+    # The two bytes may also occur by chance, in metadata or behind the picture, but then rarely.
+    if content.count(START_OF_SCAN) > MOST_SCANS and scans_of(content) > MOST_SCANS:
+        raise ValueError(f"more than {MOST_SCANS} scans, expected about ten in a progressive JPEG")
+
+
+def scans_of(content: bytes) -> int:
+    """Return the number of scans of a JPEG, up to its end mark or the first damage."""
+    count, place = 0, 2
+    while place + 4 <= len(content) and content[place] == 0xFF:
+        mark = content[place + 1]
+        if mark == END_OF_IMAGE:
+            break
+        if mark == 0xFF or mark == 1 or 0xD0 <= mark <= 0xD8:  # fill bytes, marks without content
+            place += 1 if mark == 0xFF else 2
+            continue
+        place += 2 + int.from_bytes(content[place + 2 : place + 4], "big")
+        if mark == START_OF_SCAN[1]:
+            count += 1
+            following = MARK.search(content, place)
+            if following is None:
+                break
+            place = following.start()
+    return count
 
 
 @contextmanager

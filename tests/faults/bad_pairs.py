@@ -81,6 +81,35 @@ def zeros(count: int) -> bytes:
     return b"".join(blocks) + packer.flush()
 
 
+POSTSCRIPT = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n{} loop\n"
+
+
+def iptc(content: bytes) -> bytes:
+    """Return an IPTC file with another picture inside, which Pillow's reader of IPTC opens."""
+
+    def field(record: int, number: int, value: bytes) -> bytes:
+        return struct.pack(">BBBH", 0x1C, record, number, len(value)) + value
+
+    head = field(3, 60, b"\1\0") + field(3, 20, b"\0\x09") + field(3, 30, b"\0\x09")
+    head += field(3, 120, b"\0\5")
+    parts = [content[k : k + 30_000] for k in range(0, len(content), 30_000)]
+    return head + b"".join(field(8, 10, part) for part in parts)
+
+
+def with_scans(count: int) -> bytes:
+    """Return a progressive JPEG whose last scan is repeated."""
+    content = encoded(Image.fromarray(PIXELS), "JPEG", progressive=True)
+    last = content.rindex(b"\xff\xda")
+    return content[:last] + content[last:-2] * count + content[-2:]
+
+
+def gif_bomb(width: int, height: int) -> bytes:
+    """Return a GIF of one pixel by its header, whose first frame is larger."""
+    small = encoded(Image.new("L", (1, 1)), "GIF")
+    place = small.index(b",\0\0\0\0") + 5
+    return small[:place] + struct.pack("<HH", width, height) + small[place + 4 :]
+
+
 def readable() -> dict[str, bytes]:
     """Return files that are trained on, by kind; `EXPECTED_PIXEL` has the images expected."""
     plain, red = Image.new("RGB", (8, 6), (1, 2, 3)), Image.new("RGB", (8, 6), "red")
@@ -121,7 +150,12 @@ def unreadable() -> dict[str, bytes]:
         "PNG with a fraction of its pixels": png(9000, 9000, zeros(9000)),
         "zero bytes": b"",
         "text": b"<html>404 Not Found</html>",
-        "PostScript": b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n{} loop\n",
+        "PostScript inside IPTC": iptc(POSTSCRIPT),
+        "bomb inside IPTC": iptc(png(12_000, 12_000, zeros(12_000 * 1501), bits=1)),
+        "icon": encoded(Image.new("RGB", (16, 16), "red"), "ICO"),
+        "JPEG of 400 scans": with_scans(400),
+        "GIF whose first frame is a bomb": gif_bomb(12_000, 9_000),
+        "PostScript": POSTSCRIPT,
         "32-bit float": encoded(Image.new("F", (8, 6), 0.5), "TIFF"),
         "bomb of 144 megapixels": png(12_000, 12_000, zeros(12_000 * 1501), bits=1),
         "bomb of 900 megapixels": png(30_000, 30_000, pixels, bits=1),

@@ -53,7 +53,12 @@ QUICK = (("image_text_json", 0), ("image_text_shards", 0), ("flickr30k", 2))
 EXPECTED_ERROR = {
     "pipe": "is a pipe",
     "folder": "Is a directory",
-    "PostScript": "PostScript is a program",
+    "PostScript": "cannot identify image file",
+    "PostScript inside IPTC": "cannot identify image file",
+    "bomb inside IPTC": "cannot identify image file",
+    "icon": "cannot identify image file",
+    "JPEG of 400 scans": "more than 100 scans",
+    "GIF whose first frame is a bomb": "pixels, more than the 89478485 allowed",
     "bomb of 144 megapixels": "144000000 pixels, more than the 89478485 allowed",
     "text-chunk bomb": "MAX_TEXT_CHUNK",
     "truncated JPEG": "truncated",
