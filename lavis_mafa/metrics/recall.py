@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -108,9 +109,7 @@ def retrieval_with_truth(
     for name, scores, relevant in (("txt", scores_i2t, truth), ("img", scores_t2i, truth.T)):
         _require_relevant(scores, relevant)
         sums = np.zeros(4)
-        for ranking in _rankings(
-            scores, lambda rows, table=relevant: table[rows.start : rows.stop]
-        ):
+        for ranking in _rankings(scores, partial(_rows, relevant)):
             recalls = [ranking.recall(k).sum() for k in RECALLS]
             sums += [*recalls, ranking.average_precision_at_r().sum()]
         names = [*(f"valid_{name}_r{k}" for k in RECALLS), f"{name}_map_r"]
@@ -166,6 +165,10 @@ def retrieval_of_own_pairs(
     figures["r_mean"] = (figures["txt_r_mean"] + figures["img_r_mean"]) / 2
     figures["agg_metrics"] = figures["txt_r_mean"]
     return figures
+
+
+def _rows(table: NDArray[Any], rows: range) -> NDArray[Any]:
+    return table[rows.start : rows.stop]
 
 
 def _rankings(scores: NDArray[Any], relevant: Callable[[range], NDArray[Any]]) -> Iterator[Ranking]:
