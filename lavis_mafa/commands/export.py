@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     hf.add_argument("--model-type", help="its type; default: the one in the checkpoint's config")
     hf.add_argument(
         "--options",
-        nargs="+",
+        nargs="*",
         default=[],
         metavar="KEY=VALUE",
         help="settings of the model, such as image_size=364 or opt_model=FOLDER",

@@ -49,9 +49,15 @@ def make_checkpoints(folder: Path) -> None:
         tiny_blip2.save_checkpoint(model, folder / f"{name}.pth", arch=arch, **language)
 
 
+def language_options(checkpoint: Path) -> list[str]:
+    """Return ``--options`` of a checkpoint: its language model, whose path in it is not followed."""
+    name = checkpoint.stem
+    return [f"{name}_model={checkpoint.parent / name}"] if name in STAGE2 else []
+
+
 def lavis_model(checkpoint: Path):
     """Return a checkpoint's LAVIS model with all weights in float32."""
-    model, _ = build_model(str(checkpoint))
+    model, _ = build_model(str(checkpoint), options=language_options(checkpoint))
     round_weights(model, torch.float32)
     return model
 
@@ -109,7 +115,8 @@ def write_references(folder: Path) -> None:
     make_checkpoints(folder)
     for name in (STAGE1, *STAGE2):
         checkpoint = folder / f"{name}.pth"
-        if main(["export", str(checkpoint), str(folder / f"hf_{name}"), "--to", "hf"]):
+        arguments = [str(checkpoint), str(folder / f"hf_{name}"), "--to", "hf"]
+        if main(["export", *arguments, "--options", *language_options(checkpoint)]):
             raise SystemExit(f"{name} was not exported")
         model, pixels = lavis_model(checkpoint), random_images(len(CAPTIONS))
         outputs = {"pixels": pixels}

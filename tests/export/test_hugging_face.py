@@ -161,10 +161,9 @@ def test_other_version_check_passes_and_detects_difference(work_folder, tmp_path
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_export_in_half_precision(work_folder, tmp_path, dtype):
     out = tmp_path / "half"
-    assert (
-        main(["export", str(work_folder / "opt.pth"), str(out), "--to", "hf", "--dtype", dtype])
-        == 0
-    )
+    arguments = [str(work_folder / "opt.pth"), str(out), "--to", "hf", "--dtype", dtype]
+    options = references.language_options(work_folder / "opt.pth")
+    assert main(["export", *arguments, "--options", *options]) == 0
     state = load_file(out / "model.safetensors")
     expected = getattr(torch, dtype)
     for key, value in state.items():
@@ -341,7 +340,8 @@ def test_blip2_mafa_language_model_export_equals_generate(mafa_model, work_folde
     model = model_cls.from_config(OmegaConf.create(cfg)).eval()
     path, out = save_mafa(model, cfg, tmp_path / "2.pth"), tmp_path / "hf"
     assert not any(key.startswith(f"{name}_model") for key in read_content(tmp_path, "2")["model"])
-    assert main(["export", str(path), str(out), "--to", "hf"]) == 0
+    options = [f"{key}={value}" for key, value in weights.items()]
+    assert main(["export", str(path), str(out), "--to", "hf", "--options", *options]) == 0
     hf_model = transformers.Blip2ForConditionalGeneration.from_pretrained(out).eval()
     processor = transformers.AutoProcessor.from_pretrained(out)
     pixels = random_images(3)
@@ -357,4 +357,5 @@ def test_blip2_mafa_language_model_export_equals_generate(mafa_model, work_folde
     assert [text.strip() for text in texts] == [text.strip() for text in expected]
     # Without the checkpoint that holds the image encoder, its weights would be random.
     alone = save_mafa(model, {**cfg, "vit_weights": None}, tmp_path / "blind.pth")
-    assert main(["export", str(alone), str(tmp_path / "other"), "--to", "hf"]) == 1
+    arguments = [str(alone), str(tmp_path / "other"), "--to", "hf", "--options", options[1]]
+    assert main(["export", *arguments]) == 1
