@@ -50,7 +50,7 @@ def make_checkpoints(folder: Path) -> None:
 
 
 def language_options(checkpoint: Path) -> list[str]:
-    """Return ``--options`` of a checkpoint: its language model, whose path in it is not followed."""
+    """Return the options that name a checkpoint's language model: its own path is not followed."""
     name = checkpoint.stem
     return [f"{name}_model={checkpoint.parent / name}"] if name in STAGE2 else []
 
