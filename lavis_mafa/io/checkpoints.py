@@ -17,6 +17,9 @@ from torch import Tensor
 from lavis_mafa.io.checksums import can_be_mapped, damage_of, ends_as_zip
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
+# Types of weights.
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+FLOAT_NAMES = "float16, bfloat16, float32 or float64"
 # State of a run rather than weights (queues, statistics): used by run.resume_ckpt_path only.
 RUN_STATE_KEYS = (
     *("image_queue", "text_queue", "idx_queue", "queue_ptr"),
@@ -64,7 +67,8 @@ def read_checkpoint(url_or_filename: str, mapped: bool = False) -> dict[str, Any
     Raises:
         FileNotFoundError: if the file does not exist.
         ValueError: if the file is not a checkpoint, is damaged or altered, or holds pickled
-            objects, which could run code when loaded.
+            objects, which could run code when loaded, or weights that are no dense floating-point
+            numbers of 16 to 64 bits.
     """
     path = str(url_or_filename)
     if is_url(path):
@@ -98,7 +102,48 @@ def read_checkpoint(url_or_filename: str, mapped: bool = False) -> dict[str, Any
         ) from error
     if not isinstance(checkpoint, dict):
         raise ValueError(f"{path} holds a {type(checkpoint).__name__}, expected a dictionary")
+    problem = problem_of_tensors(checkpoint.get("model", checkpoint))
+    if problem:
+        raise ValueError(f"{path} cannot be loaded: {problem}")
     return checkpoint
+
+
+def problem_of_tensors(state: Any) -> str | None:
+    """Say which weight of a state dict has a form that no model of ours is saved in.
+
+    Such tensors would be converted silently to numbers that mean nothing, or fail deep inside
+    torch. Integers are fine for buffers, such as a queue's pointer, but not for weights.
+
+    Returns:
+        None if all weights are plain, or ``state`` is no dictionary.
+    """
+    for key, value in state.items() if isinstance(state, dict) else ():
+        if not isinstance(value, Tensor):
+            continue
+        name = str(value.dtype).removeprefix("torch.")
+        if value.is_meta:
+            return f"{key} is a meta tensor, which has no numbers. Save the model after loading it"
+        if value.layout is not torch.strided:
+            layout = str(value.layout).removeprefix("torch.")
+            return f"{key} is a tensor of layout {layout}, expected a dense one (Tensor.to_dense())"
+        whole = not (value.is_floating_point() or value.is_complex() or value.is_quantized)
+        weight = str(key).endswith((".weight", ".bias"))
+        if value.dtype not in FLOATS and (weight or not whole):
+            return f"{key} is of type {name}, expected {FLOAT_NAMES} (Tensor.float())"
+    return None
+
+
+def problem_of_types(state: dict[str, Tensor], own: dict[str, Tensor]) -> str | None:
+    """Say which number of a state dict is no floating-point one although the model's is.
+
+    Args:
+        own: the model's state dict.
+    """
+    for key, value in state.items():
+        if key in own and own[key].dtype in FLOATS and value.dtype not in FLOATS:
+            name = str(value.dtype).removeprefix("torch.")
+            return f"{key} is of type {name}, expected {FLOAT_NAMES} (Tensor.float())"
+    return None
 
 
 def weights_of(content: dict[str, Any]) -> Any:

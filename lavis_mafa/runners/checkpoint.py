@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ import torch
 from torch import nn
 
 from lavis_mafa.algorithm.grit import GritSettings
+from lavis_mafa.io.checkpoints import problem_of_types
 from lavis_mafa.io.files import atomic_write
 
 FORMAT = 2  # format 1, without "skipped", "finished_epochs" and "logs", is read as well
@@ -43,7 +46,8 @@ def load_trained_state(model: nn.Module, state: dict[str, torch.Tensor], origin:
     """Load what `trained_state` returned; only frozen weights may be missing.
 
     Raises:
-        ValueError: naming the keys that are missing, or unknown to the model.
+        ValueError: naming the keys that are missing, unknown to the model, or no floating-point
+            numbers although the model's are.
     """
     # Old checkpoints lack the queue's image ids: all its entries then count as other images.
     expected = set(trained_state(model)) - {"idx_queue"}
@@ -57,6 +61,9 @@ def load_trained_state(model: nn.Module, state: dict[str, torch.Tensor], origin:
             f"{origin} was saved by another model. Missing: {sorted(missing)[:5] or 'none'}; "
             f"unknown: {sorted(unknown)[:5] or 'none'}"
         )
+    problem = problem_of_types(state, model.state_dict())
+    if problem:
+        raise ValueError(f"{origin} cannot be resumed from: {problem}")
     # Not strictly: that would demand the frozen weights, which no checkpoint has.
     model.load_state_dict(state, strict=False)
 
@@ -92,6 +99,35 @@ def check_same_settings(
             f"{origin} cannot be resumed with other settings:\n  "
             + "\n  ".join(changed)
             + "\nRestore these settings, or start a new run from its weights by model.pretrained."
+        )
+
+
+def check_same_data(before: Mapping[str, Any], now: Mapping[str, Any], origin: str) -> None:
+    """Refuse to resume on other images or another order of samples, to which saved orders refer.
+
+    Other captions of the same images only cause a warning: a typo may have been mended.
+
+    Args:
+        before, now: a `DataIdentity` as plain values, of the checkpoint and of this run.
+
+    Raises:
+        ValueError: if a sample has another image.
+    """
+    if before.get("image_rows") != now["image_rows"]:
+        sizes = [
+            f"{one.get('samples')} samples of {one.get('images')} images" for one in (before, now)
+        ]
+        raise ValueError(
+            f"{origin} was saved with other training data: {sizes[0]} before, {sizes[1]} now, with "
+            "other images or in another order. Its grouped order and its counts refer to the "
+            "samples by number. Restore the annotation files (or shards), or start a new run from "
+            "its weights by model.pretrained."
+        )
+    if before.get("caption_rows") != now["caption_rows"]:
+        logging.warning(
+            "%s was saved with other captions of the same images: the run resumes with those of "
+            "today, and does not equal an uninterrupted one",
+            origin,
         )
 
 
