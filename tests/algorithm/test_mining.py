@@ -273,3 +273,17 @@ def test_several_nominations_equal_slow_loop(size, seed, top_k, labels, resample
     assert set(zip(*(x.tolist() for x in found.mined(rule)), strict=True)) == lm
     targets, dropped = found.itc_targets(rule)
     assert torch.equal(targets.float(), weights) and dropped is None
+
+
+@pytest.mark.parametrize("rows", [[1], [0, 1, 2]])
+def test_sampled_draws_in_spite_of_nan(rows):
+    """The loss is checked later, and names the samples; a failure here would not."""
+    torch.manual_seed(0)
+    sim, own = torch.randn(3, 5), torch.eye(3, 5, dtype=torch.bool)
+    sim[rows, 3] = torch.nan
+    for _ in range(20):
+        drawn = sampled(sim, own)
+        assert ((drawn >= 0) & (drawn < 5)).all() and not own[torch.arange(3), drawn].any()
+    sim[rows] = torch.nan
+    drawn = sampled(sim, own)
+    assert ((drawn >= 0) & (drawn < 5)).all() and not own[torch.arange(3), drawn].any()

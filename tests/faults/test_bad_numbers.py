@@ -110,6 +110,22 @@ def test_entire_accumulation_window_is_skipped(tmp_path, monkeypatch, injected):
     injected("loss_itm not finite: skipped", 1, 24)
 
 
+@pytest.mark.parametrize("bad", [1, 2])
+def test_skipped_window_leaves_momentum_and_queue_as_before_it(
+    tmp_path, monkeypatch, injected, bad
+):
+    """They change in every mini-batch of a window, also in those before the bad one."""
+    poison = {"what": "loss_itm", "value": NAN, "steps": [bad]}
+    changes = {**MOMENTUM, "run__accum_grad_iters": 3, "run__skip_bad_steps": 1}
+    injector, train = poisoned_run(tmp_path, poison, monkeypatch, **changes)
+    train()
+    assert "image_queue" in injector.before[0] and "vision_proj_m.weight" in injector.before[0]
+    assert bits_differing(injector.before[0], injector.before[1]) > 0
+    bits = bits_differing(injector.before[0], injector.before[3])
+    injected("loss_itm not finite: skipped", bits == 0, 24, bits)
+    assert bits == 0
+
+
 def test_bad_gradient_is_traced_to_its_mini_batch(tmp_path, monkeypatch):
     poison = {"what": WEIGHT, "value": INF, "steps": [1]}
     injector, train_poisoned = poisoned_run(tmp_path, poison, monkeypatch, run__accum_grad_iters=3)

@@ -86,6 +86,25 @@ def test_checkpoint_never_saved_is_an_error_at_the_end(tmp_path, monkeypatch):
     assert len(log_lines(tmp_path)) == 12 + 3, "all epochs are trained before"
 
 
+@pytest.mark.parametrize("allowed", [0, 2])
+def test_number_of_failed_saves_is_limited(tmp_path, monkeypatch, allowed):
+    """A run survives as many failures in a row as allowed, and not one more."""
+    from lavis_mafa.runners import checkpoint
+
+    tried, save = [], checkpoint.save_atomically
+
+    def fail(content, path):
+        tried.append(content["run"]["step"])
+        if len(tried) > 1:  # one save between failures begins to count anew
+            raise OSError(28, "No space left on device")
+        save(content, path)
+
+    monkeypatch.setattr(checkpoint, "save_atomically", fail)
+    with pytest.raises(NotSavedError, match=f"as run.max_failed_saves = {allowed}"):
+        run_here(tmp_path, **toy("albef"), run__max_failed_saves=allowed, run__save_every_steps=1)
+    assert len(tried) == 1 + allowed + 1
+
+
 def test_failed_best_checkpoint_is_not_recorded_as_best(tmp_path, monkeypatch):
     from lavis_mafa.runners import checkpoint
 

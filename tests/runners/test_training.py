@@ -214,3 +214,17 @@ def test_evaluate_includes_validation_splits(tmp_path):
     splits = {"run__valid_splits": '["val"]', "run__test_splits": '["test"]'}
     run_here(tmp_path, run__evaluate=True, model__mafa__con_d__arch=None, **splits)
     assert [r["split"] for r in records(tmp_path, "eval")] == ["val", "test"]
+
+
+def test_no_unreadable_sample_is_allowed_and_none_is_there():
+    guard = UnreadableSamples(allowed=0.0, enough=1)
+    assert not guard.exceeded and not guard.too_many
+    guard.count({"load_error": ["", ""], "index": [0, 1], "loaded_index": [0, 1]})
+    assert guard.seen == 2 and not guard.exceeded and not guard.too_many
+    guard.count({"load_error": ["OSError"], "index": [2], "loaded_index": [7]})
+    assert guard.exceeded and guard.too_many
+
+
+def test_clean_run_that_allows_no_unreadable_sample(tmp_path):
+    runner = run_here(tmp_path, run__max_unreadable=0, run__max_epoch=1)
+    assert runner.progress.finished_epochs == 1

@@ -377,3 +377,33 @@ def test_saved_order_must_be_a_permutation(tmp_path):
         np.save(tmp_path / "wrong.npy", np.array(wrong))
         with pytest.raises(ValueError, match="permutation"):
             read_order(str(tmp_path / "wrong.npy"), 3)
+
+
+def test_random_orders_differ_by_epoch():
+    cfg = grit_settings(enabled=False)
+    schedule, orders = GritSchedule(64, 8, cfg), []
+    for epoch in range(5):
+        orders.append(tuple(schedule.begin(epoch).order.tolist()))
+        schedule.end(epoch)
+    assert len(set(orders)) == 5
+    # Also where an epoch has no order from the one before it.
+    first = {tuple(GritSchedule(64, 8, cfg).begin(epoch).order.tolist()) for epoch in range(5)}
+    assert len(first) == 5
+
+
+def test_grouping_and_its_shuffling_differ_by_epoch():
+    """Of the same pairs, collected in the same order: each draws from a seed of its epoch."""
+    groups, shuffled = [], []
+    for epoch in range(4):
+        schedule = GritSchedule(64, 8, grit_settings(start_epoch=0))
+        schedule.begin(0)
+        schedule.start_collecting(epoch)
+        for batch in np.arange(64).reshape(8, 8):
+            index = torch.from_numpy(batch)
+            schedule.collect(index, feature_of(index), feature_of(index).flip(1))
+        groups.append(frozenset(schedule.collector.finish().tolist()[k] for k in range(8)))
+        schedule.collector.finish = lambda: np.arange(64)
+        schedule.end(epoch)
+        shuffled.append(tuple(schedule.next_plan.order.tolist()))
+    assert len(set(groups)) == 4
+    assert len(set(shuffled)) == 4
