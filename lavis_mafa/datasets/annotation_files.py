@@ -249,7 +249,11 @@ def _coco(images: list[Any], annotations: list[Any], columns: Columns) -> Iterat
     file_names: dict[Any, Any] = {}
     for number, image in enumerate(images, 1):
         if isinstance(image, dict) and isinstance(image.get("id"), (int, str)):
-            file_names[image["id"]] = image.get(image_key)
+            known = file_names.setdefault(image["id"], image.get(image_key))
+            if known != image.get(image_key):
+                names = f"{short(known)} and {short(image.get(image_key))}"
+                why = f"'id' {short(image['id'])} is of two files, {names}; give each its own"
+                yield Problem(f"image {number}", why)
         else:
             yield Problem(f"image {number}", f"expected an object with 'id', got {short(image)}")
     for number, annotation in enumerate(annotations, 1):
@@ -283,7 +287,7 @@ def _delimited(path: Path, delimiter: str, columns: Columns) -> Iterator[_Raw]:
                 continue
             if header is None:
                 header = [name.strip() for name in cells]
-                missing = columns.choose(header)
+                missing = columns.choose(header) or _doubled(header, columns)
                 if missing:
                     yield Problem(where, f"header: {missing}")
                     return
@@ -295,6 +299,15 @@ def _delimited(path: Path, delimiter: str, columns: Columns) -> Iterator[_Raw]:
                 )
             else:
                 yield where, dict(zip(header, cells, strict=True))
+
+
+def _doubled(header: list[str], columns: Columns) -> str | None:
+    """Say that a column that is read occurs twice: only the last one would count."""
+    read = {columns.image_key, getattr(columns, "caption_key", None), "image_id"}
+    twice = [name for name in dict.fromkeys(header) if name in read and header.count(name) > 1]
+    if not twice:
+        return None
+    return f"column {short(twice[0])} occurs {header.count(twice[0])} times; rename or remove one"
 
 
 def short(value: Any) -> str:

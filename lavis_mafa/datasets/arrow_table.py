@@ -8,16 +8,18 @@ about 65 bytes per pair to number the images. A converted table is a folder
     <cache>/image_text/<key>/image_ids.npy   int64 (N,), dense numbers of the images
     <cache>/image_text/<key>/meta.json       counts and sources
 
-whose key hashes each source's path, size and modification time and the settings: a changed source
-gets a new table, and the old one stays for runs that still use it.
+whose key hashes each source's path, size, modification and change time and the settings: a changed
+source gets a new table, and the old one stays for runs that still use it.
 """
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import json
 import logging
 import os
+import platform
 import shutil
 import tempfile
 from collections.abc import Callable, Collection, Iterator
@@ -31,9 +33,10 @@ import pyarrow as pa
 from lavis_mafa.datasets.annotation_files import Problem, Row, read_rows, require_files
 from lavis_mafa.io.files import write_json
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 BATCH_ROWS = 65_536
 LISTED_PROBLEMS = 20
+TEMPORARY = ".tmp-"  # in the name of a folder that is being made
 SCHEMA = pa.schema([("image", pa.string()), ("caption", pa.string())])
 # 128 bits identify an image with practically no collision; 64 bits of the path only feed a warning.
 DIGEST = np.dtype([("high", "<u8"), ("low", "<u8"), ("path", "<u8")])
@@ -79,6 +82,12 @@ class PairTable:
         """Yield the captions of all pairs, in order."""
         for chunk in self._open()[1].chunks:
             yield from chunk.to_pylist()
+
+    def identity(self) -> Iterator[tuple[Any, Any]]:
+        """Yield, in order, buffers that identify the image paths and the captions of all pairs."""
+        for images, captions in zip(*(column.chunks for column in self._open()), strict=True):
+            # Lengths and text of each column as the file has them: no string is made of them.
+            yield from zip(images.buffers()[1:], captions.buffers()[1:], strict=True)
 
     def _open(self) -> tuple[pa.ChunkedArray, pa.ChunkedArray]:
         if self._columns is None:
@@ -144,7 +153,9 @@ def make_once(folder: Path, make: Callable[[Path], None]) -> None:
     if folder.is_dir():
         return
     _make_folder(folder.parent)
-    temporary = Path(tempfile.mkdtemp(prefix=f"{folder.name}.tmp-", dir=folder.parent))
+    _remove_leftovers(folder.parent)
+    prefix = f"{folder.name}{TEMPORARY}{platform.node()}-{os.getpid()}-"
+    temporary = Path(tempfile.mkdtemp(prefix=prefix, dir=folder.parent))
     try:
         make(temporary)
         temporary.chmod(0o755)  # mkdtemp's 0700 would lock out others who share the cache
@@ -155,6 +166,25 @@ def make_once(folder: Path, make: Callable[[Path], None]) -> None:
                 raise
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _remove_leftovers(parent: Path) -> None:
+    """Remove what killed conversions of this machine have left: perhaps as much as a table."""
+    for left in parent.glob(f"*{TEMPORARY}{glob.escape(platform.node())}-*"):
+        maker = left.name.rpartition(f"{TEMPORARY}{platform.node()}-")[2].split("-")[0]
+        if maker.isdigit() and not _is_running(int(maker)):
+            logging.info("removing %s, which a killed conversion has left", left)
+            shutil.rmtree(left, ignore_errors=True)
+
+
+def _is_running(number: int) -> bool:
+    try:
+        os.kill(number, 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):  # another user's, or no number of a process
+        return True
+    return True
 
 
 def cache_root(cache_dir: str | os.PathLike[str] | None = None) -> Path:
@@ -217,7 +247,10 @@ def numbered_images(folder: Path, dtype: np.dtype[Any]) -> tuple[Digests, Ids, I
 
 
 def _key(paths: list[Path], settings: dict[str, Any]) -> str:
-    sources = [(os.fspath(path), path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
+    # The change time (ctime) too: `cp -p`, tar and rsync set the modification time of what they put
+    # back, and a file of equal size would be taken for the converted one.
+    stats = [(os.fspath(path), path.stat()) for path in paths]
+    sources = [(path, one.st_size, one.st_mtime_ns, one.st_ctime_ns) for path, one in stats]
     text = json.dumps([FORMAT_VERSION, sources, settings], sort_keys=True)
     return hashlib.sha256(text.encode("ascii")).hexdigest()[:32]
 

@@ -26,7 +26,7 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack
 from functools import lru_cache
 from pathlib import Path
@@ -56,7 +56,7 @@ from lavis_mafa.datasets.shards import Shard, files_named, find_shards
 from lavis_mafa.io.checkpoints import dataset_yamls
 from lavis_mafa.io.files import write_json
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 OPEN_SHARDS = 32  # files that a process keeps open
 DIGEST = np.dtype([("high", "<u8"), ("low", "<u8")])
 
@@ -79,18 +79,31 @@ class ShardTable(PairTable):
         """Return the image file of pair `index`.
 
         Raises:
-            OSError: if the shard is gone, or has changed since it was listed.
+            OSError: if the shard is gone, or has changed since it was listed, also in place.
         """
         (path, size, mtime_ns), start, count = self._place(index)
-        data = os.pread(_opened(path, size, mtime_ns).number, count, start)
+        number = _opened(path, size, mtime_ns).number
+        data = os.pread(number, count, start)
+        # Afterwards: what is written in place until the read ends has changed the time by then, and
+        # the bytes may be another picture than the caption's.
+        _require_unchanged(path, number, size, mtime_ns)
         if len(data) < count:
             raise OSError(f"{self.image(index)}: the shard is cut short")
         return data
 
-    def _place(self, index: int) -> tuple[list[Any], int, int]:
+    def identity(self) -> Iterator[tuple[Any, Any]]:
+        """Yield, in order, buffers that identify the images, by name and place, and captions."""
+        yield from super().identity()
+        for rows in np.array_split(self._all_places(), 1 + len(self) // 2**20):
+            yield np.ascontiguousarray(rows).data, b""
+
+    def _all_places(self) -> npt.NDArray[np.int64]:
         if self._places is None:
             self._places = np.load(self.folder / "places.npy", mmap_mode="r")
-        shard, start, count = self._places[index].tolist()
+        return self._places
+
+    def _place(self, index: int) -> tuple[list[Any], int, int]:
+        shard, start, count = self._all_places()[index].tolist()
         return self.meta["shards"][shard], start, count
 
 
@@ -111,10 +124,14 @@ class _Opened:
 def _opened(path: str, size: int, mtime_ns: int) -> _Opened:
     """Open a shard, to be read by `os.pread`: forked workers would share a file position."""
     file = _Opened(path)
-    found = os.fstat(file.number)
+    _require_unchanged(path, file.number, size, mtime_ns)
+    return file
+
+
+def _require_unchanged(path: str, number: int, size: int, mtime_ns: int) -> None:
+    found = os.fstat(number)
     if (found.st_size, found.st_mtime_ns) != (size, mtime_ns):
         raise OSError(f"shard {path} has changed since its samples were listed; start again")
-    return file
 
 
 def listed(

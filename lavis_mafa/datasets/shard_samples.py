@@ -15,6 +15,7 @@ from lavis_mafa.datasets.annotation_files import Problem
 from lavis_mafa.datasets.shards import IMAGE_SUFFIXES
 
 CAPTION_SUFFIXES = ("txt", "caption")
+READ_BYTES = 2**20  # bytes read at a time behind the end
 TEXT_SUFFIXES = (*CAPTION_SUFFIXES, "json")
 
 
@@ -52,7 +53,8 @@ def read_samples(path: str | os.PathLike[str]) -> Iterator[Stored | Problem]:
                     last = f"sample {key}"
                     if sample is not None:
                         yield sample
-        except (tarfile.TarError, ValueError, EOFError) as error:
+        # OverflowError: of sizes and places that no file can have.
+        except (tarfile.TarError, ValueError, EOFError, OverflowError) as error:
             size = os.fstat(file.fileno()).st_size
             yield Problem(
                 f"after {last}",
@@ -63,14 +65,31 @@ def read_samples(path: str | os.PathLike[str]) -> Iterator[Stored | Problem]:
 
 def _listed(file: Any) -> Iterator[_Member]:
     """Yield the plain files of a tar, and require its end-of-archive block."""
+    size = os.fstat(file.fileno()).st_size
     with tarfile.open(fileobj=file, mode="r:") as tar:
         while (member := tar.next()) is not None:
             tar.members.clear()  # type: ignore[attr-defined]  # it would collect all of them
             if member.isreg() and not member.issparse():
+                # A PAX header may state any size, up to 2^63.
+                if not 0 <= member.size <= size - member.offset_data:
+                    name = f"{member.name!r:.80}"
+                    raise tarfile.ReadError(f"{name} has {member.size} bytes by its header")
                 yield _Member(member.name, member.offset_data, member.size)
         # tarfile takes a damaged or missing header for the end of the archive.
         if os.pread(file.fileno(), tarfile.BLOCKSIZE, tar.offset) != bytes(tarfile.BLOCKSIZE):
             raise tarfile.ReadError(f"no member and no end at byte {tar.offset}")
+        _require_end(file, tar.offset, size)
+
+
+def _require_end(file: Any, end: int, size: int) -> None:
+    """Refuse anything but zeros behind the end mark: readers would stop there without a word."""
+    for place in range(end, size, READ_BYTES):
+        block = os.pread(file.fileno(), READ_BYTES, place)
+        if block.strip(b"\0"):
+            raise tarfile.ReadError(
+                f"its end mark is at byte {end}, but more follows, as when tar files are joined by "
+                "cat: give the files one by one, or join them by tar --concatenate"
+            )
 
 
 def _sample(key: str, parts: list[tuple[str, _Member]], text: Any) -> Stored | Problem | None:

@@ -192,11 +192,13 @@ class _Digested:
 
 
 class Shard(NamedTuple):
-    """A tar file: absolute path, bytes, modification time, and samples if an index lists it."""
+    """A tar file: absolute path, bytes, times of modification and change, and samples if an index
+    lists it."""
 
     path: str
     size: int
     mtime_ns: int
+    ctime_ns: int
     samples: int | None
 
 
@@ -285,7 +287,8 @@ def _shard(path: Path, entry: Mapping[str, Any], source: Path) -> Shard:
             f"shard {path} has {found.st_size} bytes, but {source} says {entry['filesize']}: it is "
             "cut short, or not the listed one; copy or write it again"
         )
-    return Shard(os.path.abspath(path), found.st_size, found.st_mtime_ns, entry.get("nsamples"))
+    times = found.st_mtime_ns, found.st_ctime_ns
+    return Shard(os.path.abspath(path), found.st_size, *times, entry.get("nsamples"))
 
 
 def _require(path: Path, source: Path) -> None:

@@ -110,6 +110,7 @@ class RunnerMafa(EvaluatingRunner):
     def checkpoints(self) -> CheckpointSchedule:
         """Saves and resumes the state of training."""
         if self._checkpoints is None:
+            assert self.train_set is not None
             state = RunState(
                 config=self.config.to_dict(),
                 progress=self.progress,
@@ -120,6 +121,7 @@ class RunnerMafa(EvaluatingRunner):
                 guard=self.guard,
                 unreadable=self.unreadable,
                 tally=self.figures.tally,
+                train_set=self.train_set,
                 log=self.log,
                 rank=self.rank,
                 world_size=self.world_size,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -13,11 +14,14 @@ from torch.amp.grad_scaler import GradScaler
 
 from lavis_mafa.algorithm.grit import GritSchedule
 from lavis_mafa.algorithm.grit.collector import share_out
+from lavis_mafa.datasets.data_identity import DataIdentity
+from lavis_mafa.datasets.training_set import TrainingSet
 from lavis_mafa.io.checkpoints import not_resumable_message, vocabulary_of
-from lavis_mafa.io.processes import gather_objects
+from lavis_mafa.io.processes import gather_objects, on_main_process
 from lavis_mafa.models.traits import traits_of
 from lavis_mafa.runners.checkpoint import (
     FORMAT,
+    check_same_data,
     check_same_settings,
     load_trained_state,
     trained_state,
@@ -72,6 +76,7 @@ class RunState:
         schedule: GRIT's orders of this and the next epoch and the pairs collected for it.
         guard, unreadable: counts of skipped steps and of unreadable samples.
         tally: sums of this epoch's figures.
+        train_set: whose samples the orders of `schedule` refer to.
         log: whose files are cut back to the checkpoint when a run resumes.
         rank, world_size: of this process.
         device: of the model.
@@ -86,6 +91,7 @@ class RunState:
     guard: NonFiniteGuard
     unreadable: UnreadableSamples
     tally: Tally
+    train_set: TrainingSet
     log: RunLog
     rank: int
     world_size: int
@@ -117,9 +123,14 @@ class RunState:
                 "best": asdict(progress.best),
                 "finished_epochs": progress.finished_epochs,
                 "skipped": self.guard.skipped,
+                "data": asdict(self._data),
                 "ranks": ranks,
             },
         }
+
+    @cached_property
+    def _data(self) -> DataIdentity:
+        return DataIdentity.of(self.train_set)
 
     def _own_part(self) -> RankState:
         return {
@@ -157,6 +168,8 @@ class RunState:
         ranks = run["ranks"]
         sizes = len(ranks), self.world_size
         check_same_settings(content["config"], self.config, origin, sizes)
+        if "data" in run:  # which older versions did not save
+            on_main_process(lambda: check_same_data(run["data"], asdict(self._data), origin))
         load_trained_state(self.model, content["model"], origin)
         self._load_optimizer(content["optimizer"])
         if self.scaler and content["scaler"]:

@@ -73,12 +73,24 @@ def test_checkpoint_with_weights_only_cannot_be_resumed(tmp_path, tiny):
 
 
 def test_resuming_with_other_data_is_rejected(uninterrupted, tmp_path):
-    with pytest.raises(ValueError, match="74 samples"):
+    with pytest.raises(
+        ValueError, match="saved with other training data: 74 samples of .* before, 80 samples"
+    ):
         run_here(
             tmp_path,
             run__resume_ckpt_path=uninterrupted / "job" / "checkpoint_last.pth",
             datasets__toy_scenes__build_info__train_size=80,
         )
+
+
+def test_settings_of_adamw_come_from_the_config(tmp_path):
+    """The checkpoint holds them too, as the optimizer's state."""
+    run_here(tmp_path, run__max_steps=2)
+    changes = {"run__beta2": 0.9, "run__weight_decay": 0.3, "run__max_steps": 3}
+    runner = run_here(tmp_path, **changes, run__resume_ckpt_path="auto")
+    groups = runner.optimizer.param_groups
+    assert {group["betas"] for group in groups} == {(0.9, 0.9)}
+    assert {group["weight_decay"] for group in groups} == {0, 0.3}
 
 
 def test_random_states_are_restored():

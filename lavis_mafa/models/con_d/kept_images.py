@@ -9,18 +9,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from lavis.common.dist_utils import get_rank
 from torch import Tensor
 
 from lavis_mafa.algorithm.discriminator import VIEW
+from lavis_mafa.datasets.data_identity import DataIdentity
 from lavis_mafa.datasets.training_set import TrainingSet
-from lavis_mafa.io.identity import digest, fingerprint
+from lavis_mafa.io.identity import fingerprint
 from lavis_mafa.models.con_d.discriminator import ModelDiscriminator
 from lavis_mafa.models.con_d.kept_rows import KEY, KeptRows
-
-IDENTITY_SAMPLE = 64  # images whose file names enter the identity of the data
 
 
 def keep_images(
@@ -76,7 +74,7 @@ def kept_images(
         "image encoder": fingerprint(con_d.model.visual_encoder),
         "view": f"{con_d.image_size or image.shape[-1]} px, {view}",
         "rows": f"{' x '.join(map(str, row.shape))} {str(dtype).removeprefix('torch.')}",
-        "data": _name_of(train_set),
+        "data": identity_of_data(train_set),
     }
     folder = Path(os.path.abspath(os.path.expanduser(given["keep_images"])))
     shape = (row.shape[0], row.shape[1])
@@ -108,19 +106,7 @@ def _described(processor: Any) -> str:
     return re.sub(r" at 0x[0-9a-f]+", "", text)
 
 
-def _name_of(train_set: TrainingSet) -> str:
-    """Return an identity of the images, from all ids and some file names."""
-    ids = np.asarray(train_set.image_ids, np.int64)
-    some = np.unique(np.linspace(0, len(ids) - 1, IDENTITY_SAMPLE).astype(np.int64))
-    names = b"\n".join(_image_name(train_set, int(number)) for number in some)
-    name = digest(ids, np.frombuffer(names, np.uint8))
-    return f"{len(ids)} samples of {len(np.unique(ids))} images, {name}"
-
-
-def _image_name(train_set: TrainingSet, number: int) -> bytes:
-    """Return the name of a sample's image file, without its folder; without a file, its bytes."""
-    try:
-        path, _ = train_set.source(number)
-        return os.path.basename(path).encode() if path else train_set.image_bytes(number)[0]
-    except (OSError, KeyError, AttributeError):  # data with nothing but ids
-        return b""
+def identity_of_data(train_set: TrainingSet) -> str:
+    """Return an identity of the images of all samples, in order."""
+    data = DataIdentity.of(train_set)
+    return f"{data.samples} samples of {data.images} images, {data.image_rows}"

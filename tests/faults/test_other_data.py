@@ -1,0 +1,183 @@
+"""Other training data under the same name are noticed: by a resumed run, and by kept images."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from faulty_runs import run_here
+from PIL import Image
+from runs import CONFIG
+
+from lavis_mafa.datasets import TrainingSet
+from lavis_mafa.datasets.data_identity import SAMPLED, DataIdentity
+from lavis_mafa.datasets.image_text_json import ImageTextTrain
+from lavis_mafa.datasets.image_text_shards import ImageTextShardsTrain
+from lavis_mafa.datasets.shards import write_shards
+from lavis_mafa.io.checkpoints import read_checkpoint
+from lavis_mafa.models.con_d import kept_images as of_con_d
+
+ROWS = 4 * SAMPLED + 1
+
+
+def rows_of(count=ROWS):
+    return [
+        {"image": f"{k:04d}.png", "caption": f"a circle {k}", "image_id": k} for k in range(count)
+    ]
+
+
+def train_set(folder, rows):
+    path = folder / "rows.json"
+    path.write_text(json.dumps(rows))
+    return TrainingSet(ImageTextTrain(None, None, folder, [path], cache_dir=folder / "cache"))
+
+
+class Listed:
+    """A data set with LAVIS's ``annotation``."""
+
+    def __init__(self, rows):
+        self.annotation, self.vis_root = rows, "images"
+
+    def __len__(self):
+        return len(self.annotation)
+
+
+def exchanged(rows, one, other):
+    changed = list(rows)
+    changed[one], changed[other] = changed[other], changed[one]
+    return changed
+
+
+@pytest.mark.parametrize("kind", ["table", "list"])
+def test_identity_covers_every_row(tmp_path, injected, kind):
+    def identity(rows):
+        made = train_set(tmp_path, rows) if kind == "table" else TrainingSet(Listed(rows))
+        return DataIdentity.of(made)
+
+    rows = rows_of()
+    before = identity(rows)
+    assert (before.samples, before.images) == (ROWS, ROWS) and identity(list(rows)) == before
+    for number in (0, 1, 2, 3, ROWS // 2, ROWS - 1):
+        other_image = [dict(row) for row in rows]
+        other_image[number]["image"] = f"x{number:03d}.png"
+        assert identity(other_image).image_rows != before.image_rows
+        other_caption = [dict(row) for row in rows]
+        other_caption[number]["caption"] = "a square"
+        found = identity(other_caption)
+        assert found.caption_rows != before.caption_rows
+        assert found.image_rows == before.image_rows
+        injected("other training data", 2, times=2)
+    assert identity(exchanged(rows, 5, 6)).image_rows != before.image_rows
+    # Neither letter moves from one name to the next unnoticed.
+    glued = [dict(row) for row in rows]
+    glued[7]["image"], glued[8]["image"] = "0007.png0", "008.png"
+    assert identity(glued).image_rows != before.image_rows
+
+
+def test_identity_of_shards_covers_every_image(tmp_path):
+    """Other pictures under the same keys, as shards have that are written again."""
+
+    def identity(name, sizes):
+        samples = (
+            (f"{k:03d}", bytes(size), "jpg", f"a circle {k}", {}) for k, size in enumerate(sizes)
+        )
+        index = write_shards(tmp_path / name, samples, per_shard=30)
+        part = ImageTextShardsTrain(None, None, [index], cache_dir=tmp_path / "cache")
+        return DataIdentity.of(TrainingSet(part))
+
+    sizes = [2000] * 100
+    before = identity("one", sizes)
+    assert identity("moved", sizes) == before
+    other = identity("other", [*sizes[:71], 2001, *sizes[72:]])
+    assert other.image_rows != before.image_rows and other.caption_rows == before.caption_rows
+
+
+def test_images_kept_for_other_data_are_refused(tmp_path, injected):
+    """The names that a sample of 64 rows would compare are equal."""
+    rows = rows_of()
+    compared = set(np.linspace(0, ROWS - 1, SAMPLED).astype(int))
+    other = [
+        row if k in compared else {**row, "image": f"other{k}.png"} for k, row in enumerate(rows)
+    ]
+    identities = [of_con_d.identity_of_data(train_set(tmp_path, one)) for one in (rows, other)]
+    assert identities[0] != identities[1]
+    assert identities[0] == of_con_d.identity_of_data(train_set(tmp_path, rows))
+    injected("kept images of other data", 1)
+
+
+# Resuming
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory):
+    """A run on own pairs that was stopped, its annotation file, and how to start it again."""
+    folder = tmp_path_factory.mktemp("data")
+    rows = rows_of(24)
+    for k, row in enumerate(rows):
+        Image.new("RGB", (8, 6), (10 * k, 90, 200)).save(folder / row["image"])
+    annotations = folder / "train.json"
+    annotations.write_text(json.dumps(rows))
+    toy = Path(CONFIG).read_text()
+    data = {
+        "vis_processor": {
+            phase: {"name": "blip_image_eval", "image_size": 32} for phase in ("train", "eval")
+        },
+        "text_processor": {"train": {"name": "blip_caption"}},
+        "build_info": {
+            "annotations": {"train": {"storage": str(annotations)}, "val": None, "test": None},
+            "images": {"storage": str(folder)},
+            "cache_dir": str(folder / "cache"),
+        },
+    }
+    text = json.dumps({"datasets": {"image_text_json": data}})[1:-1]  # JSON is YAML
+    config = folder / "config.yaml"
+    begin, end = toy.index("datasets:"), toy.index("run:")
+    config.write_text(f"{toy[:begin]}{text}\n\n{toy[end:]}")
+    changes = {
+        **{f"datasets__toy_scenes__build_info__{k}_size": None for k in ("train", "val", "test")},
+        **{"model__mafa__con_d__arch": None, "run__max_epoch": 2, "config": str(config)},
+    }
+    run_here(folder / "run", **changes, run__max_steps=2)
+    return folder, annotations, rows, changes
+
+
+def checkpoint_of(folder):
+    return folder / "run" / "job" / "checkpoint_last.pth"
+
+
+@pytest.mark.parametrize("change", ["reordered", "other image"])
+def test_resuming_on_other_data_of_equal_length_is_refused(stopped, injected, tmp_path, change):
+    folder, annotations, rows, changes = stopped
+    other = exchanged(rows, 3, 4)
+    if change == "other image":
+        other = [*rows[:-1], {**rows[-1], "image": rows[0]["image"]}]
+    annotations.write_text(json.dumps(other))
+    try:
+        with pytest.raises(ValueError, match="saved with other training data: 24 samples.*Restore"):
+            run_here(tmp_path, **changes, run__resume_ckpt_path=checkpoint_of(folder))
+    finally:
+        annotations.write_text(json.dumps(rows))
+    injected("resumed on other training data", 1)
+
+
+def test_mended_caption_is_reported(stopped, injected, tmp_path, caplog):
+    folder, annotations, rows, changes = stopped
+    annotations.write_text(json.dumps([{**rows[0], "caption": "a triangle"}, *rows[1:]]))
+    try:
+        run_here(tmp_path, **changes, run__resume_ckpt_path=checkpoint_of(folder), run__max_steps=3)
+    finally:
+        annotations.write_text(json.dumps(rows))
+    assert "saved with other captions of the same images" in caplog.text
+    injected("resumed on other training data", 1)
+
+
+def test_checkpoint_of_an_older_version_resumes_without_the_check(stopped, tmp_path):
+    import torch
+
+    folder, annotations, rows, changes = stopped
+    content = read_checkpoint(str(checkpoint_of(folder)))
+    del content["run"]["data"]
+    torch.save(content, tmp_path / "old.pth")
+    run_here(tmp_path, **changes, run__resume_ckpt_path=tmp_path / "old.pth", run__max_steps=3)
