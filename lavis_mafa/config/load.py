@@ -33,6 +33,7 @@ from lavis_mafa.config.run import check_run
 from lavis_mafa.config.schema import ANY, ARGUMENTS, MODEL, MODEL_MAFA, MODEL_PARTS, SCHEMA
 from lavis_mafa.config.weights import check_weight_files
 from lavis_mafa.io.project_files import near_names, project_file
+from lavis_mafa.io.yaml_files import check_yaml, check_yaml_file
 from lavis_mafa.models.traits import traits_of
 from lavis_mafa.plugins import PluginError, load_plugins
 from lavis_mafa.problems import ConfigError
@@ -132,6 +133,7 @@ def _read(cfg_path: str, options: Sequence[str] | None, problems: list[str]) -> 
     """Merge file and options into plain data; return None if they cannot be read."""
     chosen = _read_options(list(options or []), problems)
     try:
+        check_yaml_file(cfg_path)
         loaded = OmegaConf.load(cfg_path)
         if not isinstance(loaded, DictConfig):
             problems.append(f"{cfg_path}: is not a mapping of run, model and datasets")
@@ -163,6 +165,7 @@ def _read_options(options: list[str], problems: list[str]) -> DictConfig:
             problems.append(f"--options: {option!r} is not of the form key=value")
             continue
         try:
+            check_yaml(option.partition("=")[2])
             # One by one, so that a bad option does not hide what is wrong with the others.
             merged.merge_with(OmegaConf.from_dotlist([option]))
         except (yaml.YAMLError, OmegaConfBaseException) as error:

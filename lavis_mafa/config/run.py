@@ -14,6 +14,8 @@ from lavis_mafa.config.check import Report, Settings, ask_class
 from lavis_mafa.config.lavis_classes import declared
 from lavis_mafa.models.traits import traits_of
 
+LONGEST_NAME = 255  # bytes of a file's or folder's name, on nearly all file systems
+
 LARGEST_SEED = 2**32 - 2**16  # NumPy's limit is 2**32 - 1, and the rank is added to the seed
 
 
@@ -127,11 +129,16 @@ def _check_folder(s: Settings, report: Report) -> None:
     if job and (job in (".", "..") or {"/", "\\", "\0"} & set(job)):
         why = f"{job!r} is not the name of one folder; put its parents into run.output_dir"
         report.add("run.job_id", why)
+    elif job and len(os.fsencode(job)) > LONGEST_NAME:
+        report.add("run.job_id", f"{len(os.fsencode(job))} bytes, expected at most {LONGEST_NAME}")
     folders = {"run.output_dir": s["run.output_dir"]}
     folders["model.mafa.con_d.keep_images"] = s["model.mafa.con_d.keep_images"]
     for key, folder in folders.items():
         if folder and report.machine:
-            problem = _problem_of_folder(Path(os.path.abspath(os.path.expanduser(folder))))
+            try:
+                problem = _problem_of_folder(Path(os.path.abspath(os.path.expanduser(folder))))
+            except (OSError, ValueError) as error:  # a name that is too long, or with NUL
+                problem = f"{folder!r:.80} cannot be a folder: {error}"
             if problem:
                 report.add(key, problem)
 

@@ -20,7 +20,6 @@ caption_of, caption_index, yes, no]``.
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 import statistics
@@ -38,6 +37,7 @@ from lavis_mafa.datasets.annotation_files import (
     require_files,
     short,
 )
+from lavis_mafa.io.files import is_number
 from lavis_mafa.metrics.known_truth import INVALID, UNKNOWN, VALID
 
 LISTS = ("expert", "crowd")  # of the file of Flickr8k
@@ -199,7 +199,7 @@ def _rule(document: Mapping[str, Any], path: Path) -> JudgementRule:
         raise ValueError(
             f"{path}: rule: expected an object with some of {', '.join(known)}, got {short(given)}"
         )
-    wrong = [name for name, value in given.items() if not _is_number(value)]
+    wrong = [name for name, value in given.items() if not is_number(value)]
     if wrong:
         raise ValueError(f"{path}: rule.{wrong[0]}: {short(given[wrong[0]])}, expected a number")
     try:
@@ -279,7 +279,7 @@ def _answers(given: Mapping[str, Any], rule: JudgementRule) -> Answers:
     if isinstance(ratings, str):
         ratings = [_number(one) for one in ratings.split()]
     inside = isinstance(ratings, list) and all(
-        _is_number(one) and rule.lowest <= one <= rule.highest for one in ratings
+        is_number(one) and rule.lowest <= one <= rule.highest for one in ratings
     )
     if not inside:
         raise ValueError(
@@ -302,7 +302,7 @@ def _text(given: Mapping[str, Any], key: str) -> str:
 
 def _count(given: Mapping[str, Any], key: str) -> int:
     value = _number(given[key])
-    if not _is_number(value) or value < 0 or value != int(value):
+    if not is_number(value) or value < 0 or value != int(value):
         raise ValueError(f"{key!r}: {short(given[key])}, expected a whole number from 0")
     return int(value)
 
@@ -313,7 +313,3 @@ def _number(value: Any) -> Any:
         return float(value) if isinstance(value, str) else value
     except ValueError:
         return value
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

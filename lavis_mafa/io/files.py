@@ -72,6 +72,17 @@ def write_json(path: str | os.PathLike[str], content: Any) -> None:
         file.write((text + "\n").encode("utf-8", "backslashreplace"))
 
 
+def is_number(value: Any) -> bool:
+    """Return whether a value read from a file is a finite number; integers may be of any size in
+    JSON, but those beyond float64 are none."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False
+
+
 def plain(value: Any) -> Any:
     """Replace NaN and infinity, which JSON does not have, with None at any depth."""
     if isinstance(value, Mapping):

@@ -7,7 +7,6 @@ size of millions would fill its memory before the weights are looked at.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,6 +15,7 @@ from omegaconf import OmegaConf
 
 from lavis_mafa.algorithm.options import Option, options_of
 from lavis_mafa.io.checkpoints import CONFIGS, model_config, weights_of
+from lavis_mafa.io.files import is_number
 from lavis_mafa.models.traits import same_model
 
 # Smallest and largest sizes that are used: beyond those of all published models, and a model of all
@@ -105,7 +105,7 @@ def recorded_model(
                 )
         elif name in SIZES:
             found[name] = _size(f"model.{name}", value, SIZES[name], problems)
-        elif name in RATES and _is_number(value) and RATES[name][0] <= value <= RATES[name][1]:
+        elif name in RATES and is_number(value) and RATES[name][0] <= value <= RATES[name][1]:
             found[name] = value
         elif name in FLAGS and isinstance(value, bool):
             found[name] = value
@@ -182,11 +182,6 @@ def _size(name: str, value: Any, limits: tuple[int, int], problems: list[str]) -
     return value
 
 
-def _is_number(value: Any) -> bool:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    return number and math.isfinite(value)
-
-
 def _is_safe_place(name: str, value: Any, model_cls: Any) -> bool:
     if value is None:
         return True
@@ -212,7 +207,7 @@ def _is_plain(value: Any, option: Option) -> bool:
         return bool(option.choices) and option.allows(value)
     if isinstance(value, bool):
         return True
-    return _is_number(value) and abs(value) <= 2**16 and option.allows(value)
+    return is_number(value) and abs(value) <= 2**16 and option.allows(value)
 
 
 def _short(value: Any) -> str:

@@ -153,5 +153,19 @@ def _folder_of_launch(cfg: Any, root: Path) -> Path | None:
     if wanted is None:
         return None
     found = [path for path in (root / LAUNCH, *root.glob(f"*/{LAUNCH}")) if path.is_file()]
-    ours = [path for path in found if json.loads(path.read_text(encoding="utf-8")) == wanted]
+    ours = [path for path in found if _launch_in(path) == wanted]
     return max(ours, key=_age).parent if ours else None
+
+
+def _launch_in(path: Path) -> Any:
+    """Return the content of a `LAUNCH` file; None, with a warning, if it cannot be read."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        logging.warning(
+            "%s is damaged (%s): its folder is not taken for one of this launch. To resume the run "
+            "in it, set run.job_id and run.resume_ckpt_path=auto",
+            path,
+            str(error)[:200],
+        )
+        return None

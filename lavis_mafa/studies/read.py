@@ -15,6 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from lavis_mafa.config.check import suggest
 from lavis_mafa.io.project_files import PROJECTS, project_file
+from lavis_mafa.io.yaml_files import check_yaml_file
 from lavis_mafa.runners.checkpoint import LAST
 from lavis_mafa.studies.keys import (
     CLAIM,
@@ -117,6 +118,7 @@ def read_study(
 
 def _load(path: Path, problems: list[str]) -> dict[str, Any]:
     try:
+        check_yaml_file(path)
         loaded = OmegaConf.load(path)
     except OSError as error:
         problems.append(f"{path}: cannot be read ({error.strerror or error})")

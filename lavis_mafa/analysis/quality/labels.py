@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lavis_mafa.analysis.judged_pairs import Judged
+from lavis_mafa.io.files import is_number
 from lavis_mafa.metrics.binary import TENTHS, interval_of
 
 LABELS = "lavis_mafa labels"  # kind of the file
@@ -115,7 +115,7 @@ def read_labels(path: str | os.PathLike[str]) -> Labels:
             page=checked(str, content["page"]),
             judged=checked(str, content["judged"]),
             name=checked(str, content["name"]),
-            above=None if above is None else float(above),
+            above=None if above is None else finite(above),
             strata=[
                 {
                     **{k: finite(one[k]) for k in ("low", "high")},
@@ -125,6 +125,11 @@ def read_labels(path: str | os.PathLike[str]) -> Labels:
             ],
             answers={},
         )
+        if labels.above is not None and not 0 <= labels.above < 1:
+            raise ValueError(f"above: {labels.above:g}, expected at least 0 and below 1")
+        edges = [one["low"] for one in labels.strata] + [one["high"] for one in labels.strata[-1:]]
+        if len(edges) < 2 or edges != sorted(set(edges)):
+            raise ValueError(f"strata: {edges}, expected ascending limits of at least one")
         for label in content["labels"]:
             pair = (checked(int, label["image"]), checked(int, label["text"]))
             if label["answer"] not in ANSWERS:
@@ -211,7 +216,7 @@ def read_content(path: str | os.PathLike[str]) -> Mapping[str, Any]:
         )
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not JSON: {error}") from error
     return content if isinstance(content, dict) else {}
 
@@ -225,14 +230,15 @@ def require_kind(content: Mapping[str, Any], kind: str, path: str | os.PathLike[
 
 
 def checked(kind: Any, value: Any) -> Any:
-    """Return a value of a type, for int at least 0; refuse any other."""
-    if not isinstance(value, kind) or isinstance(value, bool) or (kind is int and value < 0):
-        raise ValueError(f"{value!r}, expected {kind.__name__}")
+    """Return a value of a type, for int from 0 and of 63 bits; refuse any other."""
+    number = kind is not int or isinstance(value, int) and 0 <= value < 2**63
+    if not isinstance(value, kind) or isinstance(value, bool) or not number:
+        raise ValueError(f"{value!r:.80}, expected {kind.__name__}")
     return value
 
 
 def finite(value: Any) -> float:
     """Return a finite number; refuse any other value."""
-    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
-        raise ValueError(f"{value!r}, expected a number")
+    if not is_number(value):
+        raise ValueError(f"{value!r:.80}, expected a number")
     return float(value)

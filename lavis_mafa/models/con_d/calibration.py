@@ -7,13 +7,12 @@ names it.
 from __future__ import annotations
 
 import json
-import math
 import os
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from lavis_mafa.io.files import write_json
+from lavis_mafa.io.files import is_number, write_json
 
 KIND = "lavis_mafa calibration"
 VERSION = 1
@@ -103,5 +102,4 @@ class CalibratedThresholds:
 
 
 def _is_share(value: Any) -> bool:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    return number and math.isfinite(value) and 0 <= value <= 1
+    return is_number(value) and 0 <= value <= 1

@@ -1,0 +1,362 @@
+"""Odd files of every kind end in a message that names them, soon and without taking much memory."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import platform
+import subprocess
+import sys
+import tarfile
+import time
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from faulty_runs import run_here, toy
+from PIL import Image
+
+from lavis_mafa.analysis.quality.correction import read_correction
+from lavis_mafa.analysis.quality.labels import LABELS, VERSION, read_labels
+from lavis_mafa.config import ConfigError, load_config
+from lavis_mafa.datasets import arrow_table
+from lavis_mafa.datasets.annotation_files import Problem, Row, read_rows
+from lavis_mafa.datasets.arrow_table import converted
+from lavis_mafa.datasets.image_text_shards import ImageTextShardsTrain, listed
+from lavis_mafa.datasets.judgements import read_judgements
+from lavis_mafa.datasets.shards import write_shards
+from lavis_mafa.io.checkpoints import read_checkpoint
+from lavis_mafa.io.yaml_files import MOST_NODES, check_yaml
+from lavis_mafa.models.con_d.calibration import CalibratedThresholds
+
+ROOT = Path(__file__).resolve().parents[2]
+TOY = ROOT / "projects/mafa/train/albef_toy.yaml"
+LONG = "x" * 300  # bytes; names may have 255
+DEEP = "[" * 3000 + "]" * 3000
+
+
+# YAML
+
+
+def laughs(levels):
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{k}: &a{k} [{', '.join([f'*a{k - 1}'] * 10)}]" for k in range(1, levels)]
+    return "\n".join(lines) + "\n"
+
+
+YAML = {
+    "an alias contains itself, line 1": "run: &a\n  x: *a\n",
+    "an alias contains itself": "run:\n  x: &a [1, [*a]]\n",
+    "with its aliases written out it has": laughs(30),
+    "it is nested too deeply": f"run: {DEEP}\n",
+}
+
+
+@pytest.mark.parametrize("message", YAML)
+def test_yaml_that_grows_is_refused(tmp_path, injected, message):
+    path = tmp_path / "config.yaml"
+    path.write_text(YAML[message] + "model: {}\ndatasets: {}\n")
+    began = time.perf_counter()
+    with pytest.raises(ConfigError, match=f"config.yaml: is not YAML .{message}"):
+        load_config(path)
+    assert time.perf_counter() - began < 5
+    injected("odd YAML", 1)
+
+
+@pytest.mark.parametrize("value", ["&a [*a]", DEEP])
+def test_options_that_grow_are_refused(injected, value):
+    with pytest.raises(ConfigError, match="run.seed: .*cannot be read"):
+        load_config(TOY, [f"run.seed={value}"])
+    injected("odd YAML", 1)
+
+
+def test_anchors_of_usual_files_are_read():
+    check_yaml("a: &a {x: 1, y: [1, 2]}\nb: *a\nc: [*a, *a]\n")
+    check_yaml("a: [" + ", ".join(["x"] * (MOST_NODES - 5)) + "]")
+    with pytest.raises(yaml.YAMLError, match="expected at most"):
+        check_yaml("a: [" + ", ".join(["x"] * (MOST_NODES + 5)) + "]")
+    for path in (ROOT / "projects").rglob("*.yaml"):
+        check_yaml(path.read_text())
+
+
+# Names
+
+
+@pytest.mark.parametrize("key", ["run.job_id", "run.output_dir", "model.mafa.con_d.keep_images"])
+@pytest.mark.parametrize("name", [LONG, "ü" * 140])
+def test_names_that_are_too_long_are_problems_of_a_config(injected, tmp_path, key, name):
+    value = name if key == "run.job_id" else tmp_path / name
+    with pytest.raises(ConfigError) as caught:
+        load_config(TOY, [f"{key}={value}"])
+    assert any(line.startswith(f"{key}: ") for line in caught.value.problems), caught.value
+    injected("name of more than 255 bytes", 1)
+
+
+@pytest.mark.parametrize(
+    "key", ["model.pretrained", "model.tokenizer", "run.resume_ckpt_path", "run.grit.first_order"]
+)
+def test_files_whose_names_are_too_long_do_not_exist(injected, key):
+    suffix = {"model.tokenizer": ".txt", "run.grit.first_order": ".npy"}.get(key, ".pth")
+    with pytest.raises(ConfigError, match=key):
+        load_config(TOY, [f"{key}=./{LONG}{suffix}", "model.load_pretrained=True"])
+    injected("name of more than 255 bytes", 1)
+
+
+# launch.json
+
+
+@pytest.mark.parametrize("content", ["{", DEEP, '{"launch": 3}', "\udcff"])
+def test_damaged_record_of_a_launch_stops_no_restart(tmp_path, monkeypatch, injected, content):
+    changes = {**toy("albef"), "run__job_id": None, "run__max_steps": 1}
+    for name in ("damaged", "also"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "launch.json").write_bytes(content.encode(errors="surrogateescape"))
+    monkeypatch.setenv("SLURM_JOB_ID", "4")
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    runner = run_here(tmp_path, **changes)
+    assert runner.progress.global_step == 1
+    assert runner.output_dir.name not in ("damaged", "also")
+    injected("damaged record of a launch", 1)
+
+
+# Tar files
+
+
+def sample(number, size=(4, 4)):
+    stream = io.BytesIO()
+    Image.new("RGB", size, (number, 0, 0)).save(stream, "PNG")
+    return f"{number:03d}", stream.getvalue(), "png", f"a circle {number}", {}
+
+
+def shard_of(folder, numbers):
+    write_shards(folder, map(sample, numbers))
+    return folder / "pairs-000000.tar"
+
+
+def test_joined_tar_files_are_refused(tmp_path, injected):
+    """A reader of tar files stops at the first end mark: the other samples would be lost."""
+    one, other = (shard_of(tmp_path / name, range(k, k + 3)) for name, k in (("a", 0), ("b", 3)))
+    joined = tmp_path / "joined.tar"
+    joined.write_bytes(one.read_bytes() + other.read_bytes())
+    with pytest.raises(ValueError, match="joined.tar, after sample 002: .*joined by cat"):
+        listed([joined], cache_dir=tmp_path / "cache")
+    assert len(listed([one, other], cache_dir=tmp_path / "cache")) == 6
+    padded = tmp_path / "padded.tar"
+    padded.write_bytes(one.read_bytes() + bytes(3 * 2**20))
+    assert len(listed([padded], cache_dir=tmp_path / "cache")) == 3
+    injected("odd tar file", 1)
+
+
+@pytest.mark.parametrize("size", [2**62, 2**63 - 1, 2**63, 2**70, 10**6])
+@pytest.mark.parametrize("suffix", ["json", "txt", "png"])
+def test_sizes_beyond_the_file_are_refused(tmp_path, injected, size, suffix):
+    path = tmp_path / "huge.tar"
+    _, image, _, _, _ = sample(0)
+    with tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as tar:
+        for name, content in (("0.png", image), ("0.txt", b"a circle"), ("0.json", b"{}")):
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            if name.endswith(suffix):
+                member.pax_headers = {"size": str(size)}
+            tar.addfile(member, io.BytesIO(content))
+    with pytest.raises(ValueError, match="huge.tar, after its beginning: .*damaged or cut short"):
+        listed([path], cache_dir=tmp_path / "cache")
+    injected("odd tar file", 1)
+
+
+# Shards and sources that change
+
+
+def test_shard_overwritten_while_open_gives_no_other_picture(tmp_path, injected):
+    one, other = (shard_of(tmp_path / name, range(k, k + 3)) for name, k in (("a", 0), ("b", 3)))
+    assert one.stat().st_size == other.stat().st_size
+    dataset = ImageTextShardsTrain(None, None, [one], cache_dir=tmp_path / "cache")
+    before = dataset.image_bytes(1)
+    with open(one, "r+b") as file:
+        file.write(other.read_bytes())
+    with pytest.raises(OSError, match="has changed since its samples were listed"):
+        dataset.image_bytes(1)
+    # Renamed into its place instead: the open file is still the one that was listed.
+    again = shard_of(tmp_path / "c", range(3))
+    dataset = ImageTextShardsTrain(None, None, [again], cache_dir=tmp_path / "cache")
+    assert dataset.image_bytes(1) == before
+    os.replace(other, again)
+    assert dataset.image_bytes(1) == before
+    injected("shard changed while open", 2, times=2)
+
+
+@pytest.mark.parametrize("kind", ["csv", "tar"])
+def test_source_put_back_with_its_times_is_read_again(tmp_path, injected, kind):
+    """As `cp -p`, tar and rsync do; size and modification time are equal."""
+    if kind == "csv":
+        path = tmp_path / "pairs.csv"
+        contents = [f"image,caption\na.png,a {word}\n".encode() for word in ("circle", "square")]
+
+        def caption():
+            return converted([path], cache_dir=tmp_path / "cache").caption(0)
+    else:
+        path = tmp_path / "pairs.tar"
+        contents = []
+        for word in ("circle", "square"):
+            write_shards(tmp_path / word, [("0", sample(0)[1], "png", f"a {word}", {})])
+            contents.append((tmp_path / word / "pairs-000000.tar").read_bytes())
+
+        def caption():
+            return listed([path], cache_dir=tmp_path / "cache").caption(0)
+
+    path.write_bytes(contents[0])
+    os.utime(path, ns=(10**18, 10**18))
+    assert caption() == "a circle"
+    path.write_bytes(contents[1])
+    os.utime(path, ns=(10**18, 10**18))
+    assert caption() == "a square"
+    injected("source put back with its times", 1)
+
+
+def test_leftovers_of_a_killed_conversion_are_removed(tmp_path, injected):
+    path = tmp_path / "pairs.csv"
+    path.write_text("image,caption\na.png,a circle\n")
+    script = (
+        "import os, sys\n"
+        "from lavis_mafa.datasets import arrow_table\n"
+        "arrow_table.numbered_images = lambda *_: os.kill(os.getpid(), 9)\n"
+        "arrow_table.converted([sys.argv[1]], cache_dir=sys.argv[2])\n"
+    )
+    cache = tmp_path / "cache"
+    command = [sys.executable, "-W", "ignore", "-c", script, path, cache]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    assert subprocess.run(command, env=environment).returncode == -9
+    tables = cache / "image_text"
+    (left,) = tables.iterdir()
+    # One that is being made now, and one of another machine, stay.
+    name = f"abc{arrow_table.TEMPORARY}"
+    others = [tables / f"{name}{platform.node()}-{os.getpid()}-x", tables / f"{name}else-1-x"]
+    for other in others:
+        other.mkdir()
+    table = converted([path], cache_dir=cache)
+    assert not left.exists() and set(tables.iterdir()) == {table.folder, *others}
+    injected("killed conversion", 1)
+
+
+# Annotations
+
+
+def test_image_id_of_two_files_in_a_coco_file_is_a_problem(tmp_path, injected):
+    images = [{"id": k % 3, "file_name": f"{k % 3}.png"} for k in range(6)]
+    annotations = [{"image_id": k, "caption": f"a circle {k}"} for k in range(3)]
+    path = tmp_path / "captions.json"
+
+    def rows():
+        path.write_text(json.dumps({"images": images, "annotations": annotations}))
+        return list(read_rows(path))
+
+    assert all(isinstance(row, Row) for row in rows())  # listed twice, but alike
+    images[4]["file_name"] = "other.png"
+    (problem,) = [row for row in rows() if isinstance(row, Problem)]
+    assert problem.where == "image 5"
+    assert problem.message == "'id' 1 is of two files, '1.png' and 'other.png'; give each its own"
+    injected("odd annotations", 1)
+
+
+@pytest.mark.parametrize("column", ["image", "caption", "image_id"])
+def test_column_that_occurs_twice_is_a_problem(tmp_path, injected, column):
+    path = tmp_path / "pairs.csv"
+    path.write_text(f"image,caption,image_id,{column}\na.png,a circle,1,b\n")
+    (problem,) = read_rows(path)
+    assert problem == Problem(
+        "line 1", f"header: column '{column}' occurs 2 times; rename or remove one"
+    )
+    path.write_text("image,caption,note,note\na.png,a circle,1,b\n")
+    assert [row.captions for row in read_rows(path)] == [["a circle"]]
+    injected("odd annotations", 1)
+
+
+# Checkpoints
+
+
+def test_checkpoint_that_unpacks_to_gigabytes_is_refused_at_once(tmp_path, injected):
+    torch.save({"model": {"weight": torch.zeros(2**26)}}, tmp_path / "plain.pth")
+    path = tmp_path / "bomb.pth"
+    with (
+        zipfile.ZipFile(tmp_path / "plain.pth") as plain,
+        zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as packed,
+    ):
+        for record in plain.infolist():
+            packed.writestr(record.filename, plain.read(record))
+    (tmp_path / "plain.pth").unlink()
+    assert path.stat().st_size < 3_000_000
+    began = time.perf_counter()
+    with pytest.raises(ValueError, match="bomb.pth cannot be loaded: its .* bytes unpack to 2684"):
+        read_checkpoint(str(path))
+    assert time.perf_counter() - began < 0.1
+    injected("checkpoint that unpacks to gigabytes", 1)
+
+
+# Labels
+
+
+def labels(**changes):
+    strata = [{"low": 0.5, "high": 1.0, "pairs": 3}]
+    answers = [{"image": 0, "text": 1, "answer": "yes"}]
+    content = {"kind": LABELS, "version": VERSION, "page": "p", "judged": "j", "name": "con_d"}
+    content |= {"drawn": {"above": 0.5, "strata": strata}, "labels": answers}
+    return {**content, **changes}
+
+
+def drawn(above=0.5, **stratum):
+    strata = [{"low": 0.5, "high": 1.0, "pairs": 3, **stratum}]
+    return {"drawn": {"above": above, "strata": strata}}
+
+
+ODD_LABELS = {
+    "above is NaN": json.dumps(labels(**drawn(float("nan")))),
+    "above is infinite": json.dumps(labels(**drawn(float("inf")))),
+    "above is text": json.dumps(labels(**drawn("0.5"))),
+    "above is 1": json.dumps(labels(**drawn(1))),
+    "a limit is NaN": json.dumps(labels(**drawn(low=float("nan")))),
+    "a limit of 400 digits": json.dumps(labels(**drawn(high=10**400))),
+    "limits in the wrong order": json.dumps(labels(**drawn(low=1.0, high=0.5))),
+    "no stratum": json.dumps(labels(drawn={"above": None, "strata": []})),
+    "a number of 100 digits": json.dumps(
+        labels(labels=[{"image": 10**100, "text": 1, "answer": "yes"}])
+    ),
+    "an answer that is a list": json.dumps(
+        labels(labels=[{"image": 0, "text": 1, "answer": ["yes"]}])
+    ),
+    "labels that are text": json.dumps(labels(labels="yes")),
+    "deeply nested": DEEP,
+    "a list": "[]",
+    "a number": "3",
+    "null": "null",
+    "empty": "",
+    "no UTF-8": "\udcff",
+}
+
+
+@pytest.mark.parametrize("what", ODD_LABELS)
+def test_odd_labels_are_refused(tmp_path, injected, what):
+    path = tmp_path / "labels.json"
+    path.write_bytes(ODD_LABELS[what].encode(errors="surrogateescape"))
+    for read in (read_labels, read_correction):
+        with pytest.raises(ValueError, match="labels.json"):
+            read(path)
+        injected("odd labels", 1)
+    path.write_text(json.dumps(labels()))
+    assert read_labels(path).above == 0.5
+
+
+def test_numbers_of_400_digits_are_refused(tmp_path, injected):
+    rows = [{"image": "a.png", "caption": "a circle", "yes": 10**400, "no": 1}]
+    path = tmp_path / "judgements.json"
+    path.write_text(json.dumps(rows))
+    with pytest.raises(ValueError, match="judgements.json"):
+        read_judgements(path)
+    path.write_text(json.dumps({"rule": {"share": 10**400}, "judgements": []}))
+    with pytest.raises(ValueError, match="judgements.json"):
+        read_judgements(path)
+    with pytest.raises(ValueError, match="high: .*expected a number from 0 to 1"):
+        CalibratedThresholds(10**400, None, 0.9, None, 0.9, 0.8, 1.0, 0.5, 10, 20, 0.3, "a", "b")
+    injected("odd labels", 3, times=3)
