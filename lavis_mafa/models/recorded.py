@@ -122,6 +122,11 @@ def recorded_model(
     return found
 
 
+def places_in(model: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the files, folders and names on a hub that a user's ``model`` config names."""
+    return {name: model[name] for name in sorted(PLACES) if model.get(name)}
+
+
 def recorded_type_of(content: dict[str, Any], arch: str) -> str | None:
     """Return the model type that a checkpoint records; None if it is none of the model's.
 

@@ -21,6 +21,7 @@ from lavis_mafa.metrics.binary import area_under_roc
 from lavis_mafa.metrics.recall import ranked_truth, retrieval_with_truth
 from lavis_mafa.models.inference.many_pairs import ManyPairs
 from lavis_mafa.models.inference.rerank import MAX_TOKENS, encode_split, rerank
+from lavis_mafa.models.recorded import places_in
 from lavis_mafa.runners.run_log import read_log
 from lavis_mafa.toyworld import ToyScenesBuilder, ToyScenesEval
 from lavis_mafa.toyworld.builder import DETAILED
@@ -65,8 +66,10 @@ class Examined:
 
     @classmethod
     def of(cls, run: Trained, loader: Any) -> Examined:
-        arch = load_config(run.config, list(run.options), machine=False).model_cfg.arch
-        model = load_model(arch, is_eval=True, checkpoint=str(run.checkpoint))
+        cfg = load_config(run.config, list(run.options), machine=False).model_cfg
+        # A checkpoint's own paths are not followed, those of the run's config are.
+        own, checkpoint = places_in(cfg), str(run.checkpoint)
+        model = load_model(cfg.arch, is_eval=True, checkpoint=checkpoint, model=own)
         with torch.inference_mode():
             images, texts = encode_split(model.backbone, loader)
             assert images.features is not None and texts.features is not None
