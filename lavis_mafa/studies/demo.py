@@ -55,6 +55,7 @@ def run(args: argparse.Namespace) -> int:
     from lavis_mafa.io.files import write_json
     from lavis_mafa.studies.engine import conduct, verify
     from lavis_mafa.studies.measure import measured
+    from lavis_mafa.studies.runs import about
 
     began = time.time()
     try:
@@ -70,9 +71,18 @@ def run(args: argparse.Namespace) -> int:
         return status
     jobs = {row.run: plan.of[row.name][args.seed][""] for row in plan.study.rows}
     start = plan.jobs[f"image_start/{args.seed}"].checkpoint
+    scales = {k: column.scale for column in plan.study.catalogue.values() for k in column.keys}
     summary = {
-        "systems": {name: measured(job) for name, job in jobs.items()},
-        "image_start_accuracy": _read(start.with_suffix(".json"))["accuracy"],
+        **about(plan.command),
+        "unit": "percent, except for areas under curves (auc), which are from 0 to 1",
+        "systems": {
+            name: {
+                key: value if value is None else value * scales.get(key, 1.0)
+                for key, value in measured(job).items()
+            }
+            for name, job in jobs.items()
+        },
+        "image_start_accuracy": 100.0 * _read(start.with_suffix(".json"))["accuracy"],
         "settings": {key: str(value) for key, value in vars(args).items()},
         "seconds": round(time.time() - began, 1),
     }

@@ -37,7 +37,7 @@ def test_shipped_files():
         *("blip2_retrieval_ft_flickr", "blip2_caption_ft"),
         *("blip2_stage2_opt", "blip2_stage2_t5", "blip2_stage2_toy"),
         *("blip2_stage2_mined", "blip2_stage2_mined_toy"),
-        *("cond_pretrain", "cond_retrieval_ft", "cond_own_data"),
+        *("cond_pretrain", "cond_retrieval_ft", "cond_own_data", "ecm_own_data"),
         *("fne_coco", "fne_flickr", "fne_toy"),
         *("retrieval_ft_coco", "retrieval_ft_flickr", "retrieval_ft_toy", "retrieval_ft_own_data"),
         *("vqa_ft", "vqa_ft_toy", "ve_ft", "ve_ft_toy"),

@@ -43,19 +43,21 @@ def test_summary_contains_the_measured_values(finished):
     for figures in summary["systems"].values():
         for key in ("txt_r1", "img_r10", "valid_txt_r1", "valid_img_r10", "txt_map_r"):
             assert 0 <= figures[key] <= 100
-        assert 0 <= figures["itm_auc"] <= 1 and 0 <= figures["false_negative_rate"] < 1
+        assert 0 <= figures["itm_auc"] <= 1 and 0 <= figures["false_negative_rate"] < 100
         # A valid pair is ranked at least as early as the original pair.
         assert figures["valid_txt_r5"] >= figures["txt_r5"]
     mafa = summary["systems"]["mafa"]
     log = [json.loads(line) for line in open(folder / "mafa" / "log.jsonl")]
     last = [r for r in log if r["kind"] == "epoch"][-1]
     rates = [last[f"false_negative_rate_{d}"] for d in ("i2t", "t2i")]
-    assert math.isclose(mafa["false_negative_rate"], sum(rates) / 2)
+    assert math.isclose(mafa["false_negative_rate"], 100 * sum(rates) / 2)
     assert summary["systems"]["base"]["con_d_precision"] is None
     for name in ("con_d_precision", "con_d_base_rate", "con_d_recall"):
         logged = [last.get(f"{name}_{d}") for d in ("i2t", "t2i")]
         known = [value for value in logged if value is not None]
-        assert mafa[name] == (sum(known) / len(known) if known else None)
+        expected = pytest.approx(100 * sum(known) / len(known)) if known else None
+        assert mafa[name] == expected
+    assert summary["version"] and summary["date"] and "percent" in summary["unit"]
 
 
 def test_all_systems_took_the_same_number_of_steps(finished):
@@ -122,9 +124,9 @@ def test_headline_follows_from_the_figures_whoever_wins(mafa, words):
 
 def test_page_and_table_lead_with_the_headline(finished):
     folder, output = finished
-    summary = json.loads((folder / "summary.json").read_text())["systems"]
     named = {"grit": "GRIT-VLP", "mafa": "MAFA"}
-    expected = headline({run: {**summary[run], "name": name} for run, name in named.items()})
+    of = {run: json.loads((folder / run / "figures.json").read_text()) for run in named}
+    expected = headline({r: {**of[r]["figures"], "name": name} for r, name in named.items()})
     page = (folder / "report.html").read_text()
     for text in (output, page):
         assert html.escape(expected) in text or expected in text
