@@ -187,7 +187,7 @@ def test_other_systems_of_the_paper():
     assert not cfgs["ALBEF-base"].run_cfg.grit.enabled
     assert steps["ALBEF-base"].soft_labels.type == "one_hot"
     assert steps["ALBEF-base"].negatives == "sampled"
-    assert cfgs["ECM-E"].model_cfg.mafa.con_d.arch == "albef_retrieval"
+    assert cfgs["ECM-E"].model_cfg.mafa.con_d.arch == "albef_mafa"
     assert steps["ECM-E"].connections.action == "drop"
     weights = steps["TCL"].loss_weights
     assert weights["itc"] == weights["imc"] == weights["lmi"] == pytest.approx(1 / 3)
@@ -201,10 +201,12 @@ def test_each_config_starts_from_the_checkpoint_of_the_previous_one(paper):
     assert tune.model_cfg.load_finetuned is False
     con_d = paper.model_cfg.mafa.con_d
     assert con_d.checkpoint == last(tune)
-    assert (con_d.arch, con_d.model_type) == (tune.model_cfg.arch, tune.model_cfg.model_type)
-    assert con_d.image_size == tune.model_cfg.image_size == 384
+    # The authors' Con-D judges the model's own images and tokens: see configs/filter.yaml there.
+    assert (con_d.arch, con_d.model_type) == (paper.model_cfg.arch, paper.model_cfg.model_type)
+    assert con_d.own_view is False
+    assert con_d.image_size == tune.model_cfg.image_size == paper.model_cfg.image_size == 256
     for data in tune.datasets_cfg.values():
-        assert data.vis_processor.train.image_size == data.vis_processor.eval.image_size == 384
+        assert data.vis_processor.train.image_size == data.vis_processor.eval.image_size == 256
 
 
 def test_con_d_pre_training_equals_mafa_without_con_d(paper):

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
+from omegaconf import OmegaConf
 
+from lavis_mafa.algorithm.tokens import Tokenizer
+from lavis_mafa.models import AlbefMafa
 from lavis_mafa.models.con_d.build import build_discriminator
 from lavis_mafa.models.con_d.discriminator import Oracle
 
@@ -99,3 +103,17 @@ def test_sizes_in_the_checkpoint_override_the_model_type(tmp_path):
 def test_unknown_model_is_named():
     with pytest.raises(ValueError, match="albef_mfa"):
         build_discriminator({"arch": "albef_mfa"})
+
+
+def test_con_d_fine_tuned_at_another_size_can_judge_the_models_images_and_tokens(tiny, tmp_path):
+    """As in albef_4m.yaml: positions are resized, and images and tokens are those of the model."""
+    cfg = OmegaConf.load(AlbefMafa.default_config_path("tiny")).model
+    large = AlbefMafa.from_config(OmegaConf.merge(cfg, {"image_size": 64}))
+    path = save(large, tmp_path / "large.pth", config={"model": {"image_size": 64}})
+    built = build_discriminator(con_d(path, image_size=32, own_view=False))
+    grid = large.visual_encoder.pos_embed.detach()[:, 1:].transpose(1, 2).reshape(1, 64, 4, 4)
+    smaller = F.interpolate(grid, size=(2, 2), mode="bicubic", align_corners=False)
+    expected = smaller.flatten(2).transpose(1, 2)
+    assert torch.allclose(built.model.visual_encoder.pos_embed[:, 1:], expected)
+    assert not built.wants_view(tiny)
+    assert Tokenizer.of(tiny).agrees_with(Tokenizer.of(built.model))
