@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import random
 import re
+from dataclasses import dataclass
 from typing import Any
 
 from lavis.common.registry import registry
 from lavis.datasets.builders.classification_builder import NLVRBuilder
 from lavis.datasets.datasets.nlvr_datasets import NLVRDataset
 
+from lavis_mafa.algorithm.options import option
 from lavis_mafa.datasets.local_files import UseLocalFiles
 from lavis_mafa.io.checkpoints import dataset_yamls
 
@@ -23,15 +25,28 @@ def mirrored(sentence: str) -> str:
     return _SIDE.sub(lambda match: _OPPOSITE[match[1]], sentence)
 
 
+@dataclass(frozen=True)
+class ExchangeOptions:
+    """Config keys of ``build_info``."""
+
+    exchange_images: bool = option(
+        True,
+        "exchange the two images of half of the training samples, and left and right in their "
+        "sentences; ALBEF, GRIT-VLP and MAFA: False",
+        source="LAVIS",
+    )
+
+
 class NlvrTrain(NLVRDataset):
     """LAVIS's training set, which exchanges the two images of half of its samples.
 
     For these LAVIS also replaces "right" inside words: "bright" becomes "bleft".
     """
 
-    @staticmethod
-    def _flip(samples: dict[str, Any]) -> dict[str, Any]:
-        if random.random() < 0.5:
+    exchange_images = ExchangeOptions.exchange_images
+
+    def _flip(self, samples: dict[str, Any]) -> dict[str, Any]:
+        if not self.exchange_images or random.random() < 0.5:
             return samples
         return {
             **samples,
@@ -49,4 +64,12 @@ class NlvrMafaBuilder(UseLocalFiles, NLVRBuilder):
     """
 
     train_dataset_cls = NlvrTrain
+    build_options = ExchangeOptions
     DATASET_CONFIG_DICT = dataset_yamls("nlvr_mafa")
+
+    def build(self) -> Any:
+        datasets = super().build()
+        given = self.config.build_info.get("exchange_images", ExchangeOptions.exchange_images)
+        if "train" in datasets:
+            datasets["train"].exchange_images = bool(given)
+        return datasets

@@ -115,6 +115,8 @@ def test_entailment_settings():
             cfg = loaded(path / f"{name}.yaml")
             assert (cfg.run_cfg.task, list(cfg.datasets_cfg)) == ("mafa_classification", [data])
             assert (cfg.model_cfg.arch, cfg.model_cfg.num_classes) == ("albef_ve_mafa", 3)
+    run = loaded(TRAIN / "ve_ft.yaml").run_cfg
+    assert (run.warmup_lr, run.warmup_steps) == (1e-5, 100)  # ALBEF's code
 
 
 @pytest.mark.parametrize("name", [*FULL, *TOYS])

@@ -30,6 +30,7 @@ def test_fine_tuning_settings_of_the_paper():
     assert (run.init_lr, run.weight_decay) == (2e-5, 0.02)
     assert (model.image_size, model.use_distill, model.num_classes) == (384, False, 2)
     assert list(run.test_splits) == ["val", "test"]
+    assert cfg.datasets_cfg.nlvr_mafa.build_info.exchange_images is False
     processors = cfg.datasets_cfg.nlvr_mafa.vis_processor
     assert processors.train.image_size == processors.eval.image_size == 384
 

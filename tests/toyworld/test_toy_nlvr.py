@@ -273,3 +273,14 @@ def test_training_mirrors_images_and_words_together(tmp_path, monkeypatch):
     assert min(counts.values()) > 70
     flipped = {NLVRDataset._flip(dict(train[1]))["text_input"] for _ in range(40)}
     assert any("bleft" in text for text in flipped)  # the reason for not using LAVIS's _flip
+
+
+def test_images_keep_their_order_if_the_config_says_so(tmp_path, monkeypatch):
+    cfg = nlvr_files(tmp_path)
+    cfg.build_info.exchange_images = False
+    monkeypatch.chdir(tmp_path)
+    train = NlvrMafaBuilder(cfg).build_datasets()["train"]
+    for _ in range(30):
+        sample = train[1]
+        assert sample["text_input"] == "the left image of train is bright red 1"
+        assert sample["image0"][0].mean() > sample["image1"][0].mean()
