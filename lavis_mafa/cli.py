@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Sequence
 
 from lavis_mafa._version import __version__
+from lavis_mafa.io.launcher import end_with_launcher
 
 # By name: the module of a command and its help. A module has ``add_arguments(parser)`` and
 # ``run(args)``, which returns the exit status or None for 0; ``--help`` prints its docstring. It
@@ -58,6 +59,7 @@ COMMANDS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit status."""
+    end_with_launcher()
     given = list(sys.argv[1:] if argv is None else argv)
     parser = argparse.ArgumentParser(
         prog="lavis-mafa",

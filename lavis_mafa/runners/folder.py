@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import datetime
 import hashlib
+import itertools
 import json
 import logging
 import os
 import socket
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from lavis.common.dist_utils import is_main_process
 from lavis_mafa.config import ConfigError
 from lavis_mafa.io.checksums import is_intact
 from lavis_mafa.io.files import write_json
+from lavis_mafa.io.folder_lock import FolderInUseError, lock_folder, release_folders
 from lavis_mafa.io.processes import any_rank, on_main_process
 from lavis_mafa.runners.checkpoint import EVERY, LAST
 
@@ -30,11 +33,12 @@ def choose_folder(cfg: Any) -> str:
     """Choose a run's job id, and set ``run.resume_ckpt_path``; the same on all ranks.
 
     A run that resumes keeps its folder. A new run gets a folder named by the time, as in LAVIS,
-    with seconds, since two runs may start at once. A run restarted by the launcher or the cluster
-    resumes from its newest checkpoint, whatever its command says.
+    with seconds. A run restarted by the launcher or the cluster resumes from its newest checkpoint,
+    whatever its command says. Rank 0 makes the folder and locks it; see `release_folders`.
 
     Raises:
-        ConfigError: if ``run.job_id`` names a folder with another run's checkpoint.
+        ConfigError: if ``run.job_id`` names a folder with another run's checkpoint, or another run
+            is writing into the folder.
         ValueError: if all checkpoints to resume from are damaged.
     """
     run_cfg = cfg.run_cfg
@@ -43,18 +47,32 @@ def choose_folder(cfg: Any) -> str:
     restarted = _is_restart(torch.device(run_cfg.device))
     # Rank 0 chooses for all: ranks may see a shared disk, and the clock, differently.
     chosen: list[Any] = list(
-        on_main_process(lambda: _choose(cfg, root, restarted, *given)) or given
+        on_main_process(lambda: _choose_and_lock(cfg, root, restarted, *given)) or given
     )
     if dist.is_initialized():
         dist.broadcast_object_list(chosen, src=0, device=torch.device(run_cfg.device))
     job_id, run_cfg.resume_ckpt_path = str(chosen[0]), chosen[1]
     if not (run_cfg.resume_ckpt_path or run_cfg.evaluate) and (root / job_id / LAST).exists():
+        release_folders()
         problem = (
             f"run.job_id: {root / job_id} holds another run's checkpoint; resume it with "
             "run.resume_ckpt_path=auto, choose another job_id, or remove the folder"
         )
         raise ConfigError(str(cfg.args.cfg_path), [problem])
     return job_id
+
+
+def _choose_and_lock(
+    cfg: Any, root: Path, restarted: bool, *given: str | None
+) -> tuple[str, str | None]:
+    while True:
+        job_id, resume = _choose(cfg, root, restarted, *given)
+        try:
+            if not lock_folder(root / job_id):
+                return job_id, resume
+        except FolderInUseError as error:
+            raise ConfigError(str(cfg.args.cfg_path), [f"run.job_id: {error}"]) from None
+        # Choose again: the process that left the folder may have saved a newer checkpoint.
 
 
 def _choose(
@@ -77,10 +95,20 @@ def _choose(
         elif job_id is None:
             job_id = "" if newest.parent == root else newest.parent.name
     if job_id is None:
-        stamp = datetime.datetime.now().strftime("%Y%m%d%H%M%S")
-        names = [stamp, *(f"{stamp}-{k}" for k in range(2, 1000))]
-        job_id = next(name for name in names if not (root / name).exists())
+        job_id = _make_folder(root)
     return str(job_id), resume
+
+
+def _make_folder(root: Path) -> str:
+    """Make a folder named by the time, which no other run can get; return its name."""
+    root.mkdir(parents=True, exist_ok=True)
+    stamp = datetime.datetime.now().strftime("%Y%m%d%H%M%S")
+    for name in itertools.chain([stamp], (f"{stamp}-{k}" for k in itertools.count(2))):
+        # Made at once rather than tested: another run may start in the same second.
+        with suppress(FileExistsError):
+            (root / name).mkdir()
+            return name
+    raise AssertionError("unreachable")
 
 
 def newest_checkpoint(folder: Path, below: bool = True) -> Path | None:

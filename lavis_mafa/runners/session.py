@@ -18,6 +18,8 @@ from lavis.datasets.builders.base_dataset_builder import BaseDatasetBuilder
 from lavis.models.base_model import SharedQueueMixin
 
 from lavis_mafa.config import ConfigError, load_config
+from lavis_mafa.io.folder_lock import release_folders
+from lavis_mafa.io.launcher import end_with_launcher
 from lavis_mafa.io.processes import LostContactError, explain_lost_rank
 from lavis_mafa.models.checkpoints import fold_after_lavis, init_momentum
 from lavis_mafa.models.con_d.self_check import PoorDiscriminatorError
@@ -73,9 +75,12 @@ def run(cfg_path: str, options: Sequence[str] = (), evaluate: bool = False) -> A
     """Train, or only evaluate, by a config; return the runner."""
     cfg = begin(cfg_path, options, evaluate)
     launch = launch_identity(cfg)
-    runner = build_runner(cfg)
-    record_launch(launch, runner.output_dir)
-    runner.train()
+    try:
+        runner = build_runner(cfg)
+        record_launch(launch, runner.output_dir)
+        runner.train()
+    finally:
+        release_folders()
     return runner
 
 
@@ -123,6 +128,7 @@ def _is_clear(error: Exception) -> bool:
 
 def begin(cfg_path: str, options: Sequence[str], evaluate: bool = False) -> Any:
     """Load and check a config, join the process group and seed the generators."""
+    end_with_launcher()
     # Tokenizers warn in every worker that is forked after their first use.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     cfg = load_config(cfg_path, [*options, "run.evaluate=True"] if evaluate else list(options))
@@ -136,13 +142,13 @@ def begin(cfg_path: str, options: Sequence[str], evaluate: bool = False) -> Any:
 
 def check_only(cfg_path: str, options: Sequence[str] = (), evaluate: bool = False) -> None:
     """Build and check everything, take one mini-batch forward, and print what would run."""
-    runner = build_runner(begin(cfg_path, options, evaluate))
-    lines = dry_run(runner)
+    cfg = begin(cfg_path, options, evaluate)
+    try:
+        lines = dry_run(build_runner(cfg))
+    finally:
+        release_folders()
     if is_main_process():
         print("\n".join(["dry run: nothing is trained", *lines]))
-        for folder in (runner.result_dir, runner.output_dir):  # made for a run
-            if not any(folder.iterdir()):
-                folder.rmdir()
 
 
 def _find_annotations(cfg: Any) -> None:

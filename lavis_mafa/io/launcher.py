@@ -1,0 +1,42 @@
+"""End a rank when the launcher that started it has ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+
+POLL_SECONDS = 0.5
+# As long as torch.distributed.run itself waits between SIGTERM and SIGKILL.
+GRACE_SECONDS = 30.0
+
+_watching: set[int] = set()  # the process that watches: a forked one has no such thread
+
+
+def end_with_launcher() -> None:
+    """Watch the launcher of this rank, and end the rank if the launcher has gone.
+
+    ``torch.distributed.run`` ends its ranks when it ends, unless it is killed (SIGKILL, out of
+    memory): its ranks would train on next to those of a relaunch, or wait for each other. Such a
+    rank receives SIGTERM, upon which it saves if it can, and is killed after `GRACE_SECONDS`. Does
+    nothing in a process without a launcher. Call it early: a launcher that ended before is not
+    noticed.
+    """
+    if "TORCHELASTIC_RUN_ID" not in os.environ or os.getpid() in _watching:
+        return
+    _watching.add(os.getpid())
+    # A thread also runs while the main thread waits in C++, as for the store or in a collective.
+    threading.Thread(target=_watch, args=(os.getppid(),), daemon=True).start()
+
+
+def _watch(launcher: int) -> None:
+    while os.getppid() == launcher:
+        time.sleep(POLL_SECONDS)
+    # Not by `logging`, whose lock the main thread may hold.
+    sys.stderr.write(f"process {os.getpid()} ends, since its launcher {launcher} has ended\n")
+    sys.stderr.flush()
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(GRACE_SECONDS)
+    os.kill(os.getpid(), signal.SIGKILL)
