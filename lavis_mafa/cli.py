@@ -60,6 +60,14 @@ COMMANDS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit status."""
     end_with_launcher()
+    try:
+        return _run(argv)
+    except KeyboardInterrupt:  # during the imports; `exit_status` handles it later
+        print("interrupted", file=sys.stderr)
+        return 130
+
+
+def _run(argv: Sequence[str] | None) -> int:
     given = list(sys.argv[1:] if argv is None else argv)
     parser = argparse.ArgumentParser(
         prog="lavis-mafa",

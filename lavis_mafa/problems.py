@@ -75,7 +75,10 @@ class ConfigError(ValueError):
 
     Attributes:
         problems: one line each, ``key: what is wrong and how to fix it``.
+        exit_status: of a command with such a config.
     """
+
+    exit_status = 2
 
     def __init__(self, cfg_path: str, problems: Sequence[str]) -> None:
         self.problems = list(problems)

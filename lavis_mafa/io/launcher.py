@@ -1,12 +1,14 @@
-"""End a rank when the launcher that started it has ended."""
+"""What a rank and the launcher that started it must know of each other."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
 import threading
 import time
+from contextlib import suppress
 
 POLL_SECONDS = 0.5
 # As long as torch.distributed.run itself waits between SIGTERM and SIGKILL.
@@ -40,3 +42,21 @@ def _watch(launcher: int) -> None:
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(GRACE_SECONDS)
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def rank_in_environment() -> int:
+    """Return this process's rank by the variables of its launcher or of Slurm; 0 without them."""
+    for name in ("RANK", "SLURM_PROCID"):
+        if os.environ.get(name, "").isdigit():
+            return int(os.environ[name])
+    return 0
+
+
+def report_to_launcher(message: str) -> None:
+    """Give ``torch.distributed.run`` an error's message, which its summary then ends with."""
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if not path:
+        return
+    extra = {"py_callstack": message, "timestamp": str(int(time.time()))}
+    with suppress(OSError), open(path, "w", encoding="utf-8") as file:
+        json.dump({"message": {"message": message, "extraInfo": extra}}, file)

@@ -29,6 +29,18 @@ class LostContactError(RuntimeError):
     """Another rank has ended or does not answer."""
 
 
+class MainProcessError(RuntimeError):
+    """An action on the main process has failed, which reports the error itself.
+
+    Attributes:
+        exit_status: that of the main process.
+    """
+
+    def __init__(self, message: str, exit_status: int = 1) -> None:
+        super().__init__(message)
+        self.exit_status = exit_status
+
+
 @contextmanager
 def explain_lost_rank() -> Iterator[None]:
     """Translate the errors by which gloo and NCCL report a lost rank.
@@ -64,7 +76,7 @@ def on_main_process(action: Callable[[], T]) -> T | None:
     """Run ``action`` on the main process while the others wait.
 
     All ranks must call it. If it fails, all ranks fail, so that none waits for ever: the others
-    raise a RuntimeError with its message.
+    raise a `MainProcessError` with its message.
 
     Returns:
         The value of ``action`` on the main process, None on others.
@@ -76,10 +88,11 @@ def on_main_process(action: Callable[[], T]) -> T | None:
         except Exception as error:
             failure = error
     if get_world_size() > 1:
-        message = [failure and f"on rank 0: {type(failure).__name__}: {failure}"]
+        text = failure and f"on rank 0: {type(failure).__name__}: {failure}"
+        message = [text, getattr(failure, "exit_status", 1)]
         dist.broadcast_object_list(message, src=0)
         if failure is None and message[0] is not None:
-            raise RuntimeError(message[0])
+            raise MainProcessError(*message)
     if failure is not None:
         raise failure
     return value

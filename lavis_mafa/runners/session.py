@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,8 +21,8 @@ from lavis.models.base_model import SharedQueueMixin
 
 from lavis_mafa.config import ConfigError, load_config
 from lavis_mafa.io.folder_lock import release_folders
-from lavis_mafa.io.launcher import end_with_launcher
-from lavis_mafa.io.processes import LostContactError, explain_lost_rank
+from lavis_mafa.io.launcher import end_with_launcher, rank_in_environment, report_to_launcher
+from lavis_mafa.io.processes import LostContactError, MainProcessError, explain_lost_rank
 from lavis_mafa.models.checkpoints import fold_after_lavis, init_momentum
 from lavis_mafa.models.con_d.self_check import PoorDiscriminatorError
 from lavis_mafa.plugins import PluginError
@@ -41,6 +43,8 @@ CLEAR_ERRORS = (
     LostContactError,
     PoorDiscriminatorError,
 )
+INTERRUPTED = 128 + signal.SIGINT  # the exit status that a shell reports after Ctrl-C
+FIRST_RANK_SECONDS = 20.0
 USER_ERRORS = (*CLEAR_ERRORS, FileNotFoundError, ValueError)
 
 
@@ -88,8 +92,8 @@ def exit_status(action: Callable[[], int | None]) -> int:
     """Run an action and return the exit status of the process, logging a user's errors.
 
     The status is the action's (None: 0), 2 for a wrong config, 1 for other errors a user can cause,
-    and `REQUEUE` (75) after a termination signal. One of several ranks does not return: its process
-    exits here.
+    `REQUEUE` (75) after a termination signal, and 130 after Ctrl-C where nothing could be saved.
+    One of several ranks does not return: its process exits here.
     """
     try:
         with explain_lost_rank():
@@ -97,10 +101,22 @@ def exit_status(action: Callable[[], int | None]) -> int:
     except Terminated as termination:
         ignore_signals()
         logging.warning("%s", termination)
+        report_to_launcher(str(termination))
         status = REQUEUE
+    except KeyboardInterrupt:
+        ignore_signals()
+        logging.warning("interrupted; nothing more is saved")
+        status = INTERRUPTED
+    except MainProcessError as error:
+        status = error.exit_status
+        _wait_for_first_rank()
     except USER_ERRORS as error:
-        logging.error("%s", error, exc_info=not _is_clear(error))
-        status = 2 if isinstance(error, ConfigError) else 1
+        clear, status = _is_clear(error), getattr(error, "exit_status", 1)
+        if clear:
+            report_to_launcher(str(error))
+        if isinstance(error, ConfigError):
+            _wait_for_first_rank()
+        logging.error("%s", error, exc_info=not clear)
     if not dist.is_initialized():
         return status
     several = dist.get_world_size() > 1
@@ -116,6 +132,16 @@ def exit_status(action: Callable[[], int | None]) -> int:
         sys.stderr.flush()
         os._exit(status)
     return status
+
+
+def _wait_for_first_rank() -> None:
+    """Give rank 0 the time to report an error that all ranks have.
+
+    The launcher ends all ranks as soon as one has ended. A rank that is still alive afterwards has
+    an error of its own.
+    """
+    if rank_in_environment():
+        time.sleep(FIRST_RANK_SECONDS)
 
 
 def _is_clear(error: Exception) -> bool:

@@ -1,16 +1,20 @@
-"""End a run on SIGTERM or SIGUSR1, which Slurm and launchers send before they kill it."""
+"""End a run on Ctrl-C, and on SIGTERM or SIGUSR1, which Slurm and launchers send before they kill
+it."""
 
 from __future__ import annotations
 
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+# The terminal and the launcher may both pass on one Ctrl-C.
+ONE_KEYSTROKE_SECONDS = 1.0
 REQUEUE = os.EX_TEMPFAIL  # 75, "try again": the exit status by which a job script requeues the run
 
 
@@ -22,7 +26,9 @@ class Terminated(BaseException):
 
 
 class Termination:
-    """Records SIGTERM or SIGUSR1; the training loop checks it after every step.
+    """Records SIGTERM, SIGUSR1 or Ctrl-C; the training loop checks it after every step.
+
+    A second Ctrl-C ends the process at once.
 
     A context manager: handlers are installed inside. Outside the main thread, where Python does
     not allow that, signals keep their usual effect.
@@ -38,6 +44,7 @@ class Termination:
         self.saves = saves
         self.signal_name: str | None = None
         self._raise_at_once = False
+        self._interrupted: float | None = None  # when Ctrl-C was first pressed
         self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> Termination:
@@ -54,9 +61,22 @@ class Termination:
         # The launcher and the cluster may both send one; only the first may raise, for a second
         # could interrupt the clean-up after the first.
         first = self.signal_name is None
+        if number == signal.SIGINT:
+            self._count_interruption()
         self.signal_name = signal.Signals(number).name
         if self._raise_at_once and first:
             raise self.exception()
+
+    def _count_interruption(self) -> None:
+        # os.write and os._exit: a handler may run in the midst of a write to stderr.
+        now = time.monotonic()
+        if self._interrupted is None:
+            self._interrupted = now
+            if self.saves and not self._raise_at_once:
+                os.write(2, b"\ninterrupted: saving after this step; Ctrl-C again ends at once\n")
+        elif now - self._interrupted > ONE_KEYSTROKE_SECONDS:
+            os.write(2, b"\ninterrupted again: ended without saving\n")
+            os._exit(128 + signal.SIGINT)
 
     def exception(self) -> Terminated:
         """Return the exception to raise, with a message for the log."""
@@ -95,6 +115,7 @@ def ignore_signals_to_job(_: int = 0) -> None:
 
     The main process still needs its workers until it has saved. A DataLoader's ``worker_init_fn``.
     """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to workers as well
     if not hasattr(signal, "sigwaitinfo"):  # as on macOS
         return
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)

@@ -676,7 +676,7 @@ def test_two_ranks_write_and_score_the_same_as_one(tmp_path, pictures):
     assert first["gathered"] == [{"id": i} for i in order] and second["gathered"] is None
     assert (first["value"], second["value"]) == ("made on 0", None)
     assert first["error"] == "ValueError: wrong on 0"
-    assert second["error"] == "RuntimeError: on rank 0: ValueError: wrong on 0"
+    assert second["error"] == "MainProcessError: on rank 0: ValueError: wrong on 0"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,98 @@
+"""Ctrl-C saves and ends a run, and a wrong config under a launcher is reported once and last."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+
+import pytest
+from faulty_runs import spawn_in_group, state, toy, wait_for
+from runs import command, finish, records, spawn, start
+
+from lavis_mafa.runners.session import INTERRUPTED
+from lavis_mafa.runners.termination import REQUEUE
+
+TRAIN = toy("albef", run__num_workers=2, run__max_epoch=200)
+INT = signal.SIGINT
+# Prints what the handler leaves of a process that is interrupted at the given seconds.
+INTERRUPTED_AT = """
+import os, signal, sys, threading, time
+from lavis_mafa.runners.termination import Termination
+times = [float(word) for word in sys.argv[1:]]
+def press():
+    for pause in times:
+        time.sleep(pause)
+        os.kill(os.getpid(), signal.SIGINT)
+with Termination() as termination:
+    threading.Thread(target=press).start()
+    until = time.monotonic() + sum(times) + 0.5
+    while time.monotonic() < until:
+        time.sleep(0.01)
+    print("saved", termination.signal_name, flush=True)
+"""
+
+
+def test_ctrl_c_saves_and_exits(tmp_path, injected):
+    """As from a terminal, which sends it to the data loader's workers as well."""
+    process = spawn_in_group(tmp_path, command("train.py", tmp_path, **TRAIN))
+    wait_for(tmp_path, 3, process)
+    os.killpg(process.pid, INT)
+    output = finish(process, status=REQUEUE)
+    assert "saving after this step" in output and "terminated by SIGINT" in output, output
+    assert "Traceback" not in output and "resume_ckpt_path=auto" in output, output
+    assert state(tmp_path)["run"]["global_step"] == len(records(tmp_path, "step")) >= 3
+    injected("interrupted by Ctrl-C: saved", 1)
+
+
+@pytest.mark.parametrize(
+    "times, ending",
+    [((0.1,), "saved SIGINT"), ((0.1, 0.05), "saved SIGINT"), ((0.1, 1.2), "without saving")],
+)
+def test_second_ctrl_c_ends_at_once(tmp_path, times, ending):
+    process = spawn(tmp_path, [sys.executable, "-c", INTERRUPTED_AT, *times])
+    output = finish(process, status=0 if ending.startswith("saved") else INTERRUPTED)
+    assert output.strip().endswith(ending), output
+
+
+def test_ctrl_c_before_training_needs_no_traceback(tmp_path):
+    process = start("train.py", tmp_path, **TRAIN)
+    time.sleep(1.0)  # during the imports
+    process.send_signal(INT)
+    output = finish(process, status=INTERRUPTED)
+    assert "interrupted" in output and "Traceback" not in output, output
+
+
+def test_ctrl_c_to_a_launcher(tmp_path, injected):
+    changes = {**TRAIN, "run__batch_size_train": 4}
+    process = start("train.py", tmp_path, **changes, ranks=2)
+    wait_for(tmp_path, 3, process)
+    process.send_signal(INT)
+    output = finish(process, status=1)
+    assert state(tmp_path)["run"]["global_step"] == len(records(tmp_path, "step")) >= 3
+    assert output.count("KeyboardInterrupt") == 0, output
+    assert output.count("Traceback") <= 1, output  # the launcher's own
+    injected("two ranks, interrupted by Ctrl-C: saved", 1)
+
+
+def test_wrong_config_under_a_launcher_is_reported_once_and_last(tmp_path):
+    changes = {**TRAIN, "run__max_epoch": "many"}
+    output = finish(start("train.py", tmp_path, **changes, ranks=2), status=1)
+    mistake = "run.max_epoch: 'many'"
+    by_rank = [line for line in output.splitlines() if "ERROR 1 problem" in line]
+    assert len(by_rank) == 1, output
+    # Once by rank 0, and once at the end of the launcher's own report.
+    assert output.count(mistake) == 2, output
+    last_lines = output.strip().splitlines()[-4:]
+    assert any(mistake in line for line in last_lines), output
+
+
+def test_error_of_the_first_rank_alone_is_not_repeated(tmp_path):
+    """A folder with another run's checkpoint is an error that only rank 0 can see."""
+    (tmp_path / "job").mkdir()
+    (tmp_path / "job" / "checkpoint_last.pth").write_bytes(b"damaged")
+    changes = {**TRAIN, "run__batch_size_train": 4, "run__resume_ckpt_path": "auto"}
+    output = finish(start("train.py", tmp_path, **changes, ranks=2), status=1)
+    assert output.count("ERROR") - output.count("is damaged: trying") <= 1, output
+    assert "MainProcessError" not in output, output
