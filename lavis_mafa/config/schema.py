@@ -122,6 +122,9 @@ RUN = {
     "amp_dtype": Key("str", "number format of amp", OURS, default="fp16", choices=("fp16", "bf16")),
     "max_grad_norm": Key("float", "clip gradients to this norm; null: no clipping", OURS,
                          default=None, nullable=True, low=0, above=True, also=("clip_grad",)),
+    "warmup_share": Key("float", "longest warm-up as a share of all steps, for data of any size; "
+                        "null: warmup_steps alone counts", OURS, default=None, nullable=True,
+                        low=0, high=1),
     "lr_horizon": Key("int", "epochs that the cosine spans; null: max_epoch", "GRIT-VLP 5.1",
                       default=None, nullable=True, low=1),
     "max_steps": Key("int", "stop after this many steps of the whole run", OURS, default=None,

@@ -101,6 +101,19 @@ class AnyDeviceRunner(RunnerBase):
         return self._scaler
 
     @property
+    def warmup_steps(self) -> int:
+        """``run.warmup_steps``, at most the share ``run.warmup_share`` of all steps."""
+        steps, share = int(self.run_cfg.get("warmup_steps", 0)), self.run_cfg.get("warmup_share")
+        if share is None:
+            return steps
+        return min(steps, int(float(share) * self.steps_per_epoch * self.max_epoch))
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Mini-batches of a rank in an epoch."""
+        raise NotImplementedError
+
+    @property
     def lr_scheduler(self) -> Any:
         if self._lr_sched is None:
             run = self.run_cfg
@@ -111,12 +124,12 @@ class AnyDeviceRunner(RunnerBase):
                 init_lr=self.init_lr,
                 decay_rate=run.get("lr_decay_rate"),
                 warmup_start_lr=float(run.get("warmup_lr", -1)),
-                warmup_steps=int(run.get("warmup_steps", 0)),
+                warmup_steps=self.warmup_steps,
             )
         return self._lr_sched
 
     def set_learning_rate(self, epoch: int, global_step: int) -> None:
         """Apply LAVIS's scheduler; the warm-up may last longer than the first epoch."""
         # LAVIS's schedulers warm up by the step in epoch 0 only, and ignore the step afterwards.
-        warming_up = global_step < int(self.run_cfg.get("warmup_steps", 0))
+        warming_up = global_step < self.warmup_steps
         self.lr_scheduler.step(cur_epoch=0 if warming_up else epoch, cur_step=global_step)

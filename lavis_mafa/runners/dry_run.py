@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from lavis_mafa.models.con_d.kept_images import kept_images
+from lavis_mafa.runners.forecast import forecast
 from lavis_mafa.runners.training_step import loss_terms
 
 if TYPE_CHECKING:
@@ -21,9 +22,10 @@ def dry_run(runner: RunnerMafa) -> list[str]:
     """Run one mini-batch through the model and describe what training would do.
 
     Returns:
-        The lines to print: data, order, steps, Con-D's self-check, parameters, the loss of the
-        mini-batch, and an estimate of the memory per rank: weights, gradients, AdamW's two moments,
-        and the activations that the forward pass saves for the backward pass.
+        The lines to print: data, order, steps, settings that do not fit the data, Con-D's
+        self-check, parameters, the loss of the mini-batch, and an estimate of the memory per rank:
+        weights, gradients, AdamW's two moments, and the activations that the forward pass saves for
+        the backward pass.
 
     Raises:
         PoorDiscriminatorError: as training would, if Con-D fails its self-check.
@@ -49,6 +51,8 @@ def dry_run(runner: RunnerMafa) -> list[str]:
         if grit.enabled
         else "GRIT: off, random mini-batches",
     ]
+    expected = forecast(runner)
+    lines += [*expected.notes, *(f"WARNING: {warning}" for warning in expected.warnings)]
     keeping = kept_images(runner.config.model_cfg, runner._model, runner.train_set, runner.device)
     lines += [keeping.summary] if keeping is not None else []
     lines += [found.line, *([found.warning] if found.warning else [])] if found else []

@@ -30,6 +30,7 @@ from lavis_mafa.runners.checkpoint_schedule import CheckpointSchedule
 from lavis_mafa.runners.con_d_check import check_con_d, log_check
 from lavis_mafa.runners.evaluation import EvaluatingRunner, matching_splits
 from lavis_mafa.runners.figures import Figures
+from lavis_mafa.runners.forecast import forecast
 from lavis_mafa.runners.guard import NonFiniteGuard, UnreadableSamples
 from lavis_mafa.runners.problems import problems_of_runner
 from lavis_mafa.runners.run_log import RunLog
@@ -89,6 +90,11 @@ class RunnerMafa(EvaluatingRunner):
         self._terminating = False  # a signal has arrived on any rank
         self._schedule: GritSchedule | None = None
         self._checkpoints: CheckpointSchedule | None = None
+
+    @property
+    def steps_per_epoch(self) -> int:
+        assert self.train_set is not None
+        return len(self.train_set) // (int(self.run_cfg.batch_size_train) * self.world_size)
 
     @property
     def schedule(self) -> GritSchedule:
@@ -164,6 +170,12 @@ class RunnerMafa(EvaluatingRunner):
 
     def _train(self) -> None:
         began = time.time()
+        if is_main_process():
+            expected = forecast(self)
+            for warning in expected.warnings:
+                logging.warning("%s", warning)
+            for note in expected.notes:
+                logging.info("%s", note)
         if hasattr(self.task, "before_training"):
             self.task.before_training(self._model, self.train_set)
         # Before the cache is opened, so that it holds what training itself computes, and before
