@@ -26,6 +26,7 @@ from lavis_mafa.models.con_d.build import view_of
 from lavis_mafa.models.mafa_model import checkpoint_of
 from lavis_mafa.runners.launch import amp_dtype_of
 from lavis_mafa.runners.loaders import evaluation_sets, training_set
+from lavis_mafa.runners.prefetch import require_sources
 from lavis_mafa.runners.session import begin, build_data, build_model
 
 CPU = torch.device("cpu")
@@ -78,6 +79,7 @@ def load_model_and_data(args: argparse.Namespace) -> ModelAndData:
         ValueError: if the data have no such split.
     """
     cfg = begin(args.cfg_path, options_of(args))
+    require_sources(cfg)
     task, train = _build_pairs(cfg, args.split)
     # The commands that need discriminators build them: here they would take memory for nothing.
     mafa = cfg.model_cfg.get("mafa")
@@ -156,7 +158,7 @@ def recorded_data(config: Mapping[str, Any] | None) -> TrainingSet:
 
 def _build_pairs(cfg: Any, split: str) -> tuple[Any, TrainingSet]:
     """Build the task and the pairs of a split."""
-    task, datasets = build_data(cfg)
+    task, datasets = build_data(cfg, [split])
     seed = int(cfg.run_cfg.seed)
     pairs = None
     if split == "train":

@@ -11,9 +11,16 @@ from lavis_mafa.commands.arguments import add_options
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add LAVIS's arguments and ``--dry-run``."""
+    """Add LAVIS's arguments, ``--dry-run`` and ``--prefetch``."""
     add_options(parser)
-    parser.add_argument(
+    only = parser.add_mutually_exclusive_group()
+    only.add_argument(
+        "--prefetch",
+        action="store_true",
+        help="download all weights, tokenizers and annotations that the config needs, list them "
+        "with their sizes and paths, and do nothing else",
+    )
+    only.add_argument(
         "--dry-run",
         action="store_true",
         help="build and check everything, take one mini-batch forward, print what would run",
@@ -25,4 +32,5 @@ def run(args: argparse.Namespace) -> None:
     from lavis_mafa.runners import session
 
     action = session.check_only if args.dry_run else session.run
+    action = session.fetch_only if args.prefetch else action
     action(args.cfg_path, args.options, args.command == "evaluate")

@@ -180,7 +180,10 @@ def _check_files(name: str, s: Settings, report: Report) -> None:
     annotations = s[f"{path}.annotations"]
     if annotations == {}:
         report.add(f"{path}.annotations", "is empty; name a split: train: {storage: ...}")
+    used = _used_splits(s)
     for split in annotations or ():
+        if split in PHASES and split not in used and used & set(annotations):
+            continue  # `drop_unused_annotations` drops it
         where = f"{path}.annotations.{split}"
         storage, url = listed(s[f"{where}.storage"]), listed(s[f"{where}.url"])
         if storage and url and len(storage) != len(url):

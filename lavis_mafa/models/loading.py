@@ -21,6 +21,7 @@ def load_model(
     device: str = "cpu",
     checkpoint: str | None = None,
     model: Mapping[str, Any] | None = None,
+    random_weights: bool = False,
 ) -> Any:
     """Load a model as LAVIS's ``load_model`` does; the model type may be omitted.
 
@@ -36,10 +37,13 @@ def load_model(
         checkpoint: path or URL of weights to load.
         model: keys of the ``model`` config that replace those of the type and the checkpoint, such
             as ``{"tokenizer": "vocab.txt"}``.
+        random_weights: build a type of this package with random weights instead of its published
+            ones, which then need not be downloaded.
 
     Raises:
         ValueError: for an unknown name or type, with the known ones, or for a checkpoint whose
             recorded config has sizes out of range or names files that ``model`` does not replace.
+        OSError: if weights or tokenizer are neither in the cache nor can be downloaded.
     """
     model_cls = registry.get_model_class(name)
     if model_cls is None:
@@ -50,6 +54,11 @@ def load_model(
     model_type = model_type or recorded_type or types[0]
     if model_type not in types:
         raise ValueError(f"{name} has no type {model_type!r}; known: {', '.join(types)}")
+    if random_weights:
+        if checkpoint or model or not hasattr(model_cls, "without_downloads"):
+            raise ValueError("random_weights: only for models of lavis_mafa, without a checkpoint")
+        random = model_cls.from_pretrained(model_type, random_weights=True)
+        return (random.eval() if is_eval else random).to(device)
     # Sizes recorded for another type would contradict the one that is asked for.
     content = content if recorded_type == model_type else {}
     if not content and not model:

@@ -18,6 +18,7 @@ from lavis_mafa.algorithm.output import StepOutput
 from lavis_mafa.algorithm.settings import StepSettings, build_picker, needs_object
 from lavis_mafa.algorithm.step import run_step
 from lavis_mafa.io.checkpoints import model_config, read_checkpoint, weights_of
+from lavis_mafa.io.downloads import HubFiles, UrlFile
 from lavis_mafa.models.checkpoints import (
     MATCHING_PARTS,
     PROJECTION_PARTS,
@@ -31,6 +32,8 @@ from lavis_mafa.models.con_d.discriminator import ModelDiscriminator
 from lavis_mafa.models.families import backbone_of
 from lavis_mafa.models.families.base import image_size_of
 from lavis_mafa.models.inference.rerank import MAX_TOKENS, compute_sim_matrix
+from lavis_mafa.models.parts.tokenizers import BERT
+from lavis_mafa.models.parts.vit import DEIT
 from lavis_mafa.models.problems import problems_of_step
 from lavis_mafa.problems import ConfigView, Problem
 
@@ -187,32 +190,50 @@ class MafaModel:
             )
 
     @classmethod
-    def from_pretrained(cls, model_type: str) -> Any:
+    def from_pretrained(cls, model_type: str, random_weights: bool = False) -> Any:
         """Build a model type from its default config.
 
-        Without a network and without cached starting weights and tokenizer, the model is built
-        without them, with a warning.
+        Args:
+            random_weights: build it with random weights and without a download; its tokenizer is a
+                small built-in one unless the type's is in the cache.
+
+        Raises:
+            OSError: if its weights or tokenizer are neither in the cache nor can be downloaded.
         """
         model_cls: Any = cls
         cfg = OmegaConf.load(model_cls.default_config_path(model_type)).model
-        try:
-            return model_cls.from_config(cfg)
-        except OSError as error:
-            logging.warning(
-                "%s %s is built WITHOUT its starting weights: they are not in the cache and cannot "
-                "be downloaded (%s). Its weights are random, and unless its tokenizer is in the "
-                "cache captions are tokenised by a small built-in vocabulary. Load a checkpoint "
-                "and set model.tokenizer before using it.",
-                registered_name(cls),
-                model_type,
-                str(error).splitlines()[0],
-            )
+        name = f"{registered_name(cls)} {model_type}"
+        if not random_weights:
+            try:
+                return model_cls.from_config(cfg)
+            except OSError as error:
+                raise OSError(
+                    f"{name} cannot be built: its weights or tokenizer are not in the cache and "
+                    f"cannot be downloaded ({str(error).splitlines()[0]}). Load it once with a "
+                    "network, or ask for random weights: load_model(..., random_weights=True)"
+                ) from error
+        logging.warning("%s is built with random weights, as asked for", name)
         model_cls.without_downloads(cfg)
         try:
             return model_cls.from_config(cfg)
         except OSError:
             cfg.tokenizer = "tiny_vocab.txt"
             return model_cls.from_config(cfg)
+
+    @classmethod
+    def published_parts(cls, cfg: Any, checkpoint: str | None, key: str) -> Iterator[Any]:
+        """Yield the published weights that the parts of a model start from without a checkpoint.
+
+        Args:
+            cfg: a ``model`` config.
+            checkpoint: the one that it loads.
+            key: place of ``cfg`` in the whole config.
+        """
+        if checkpoint or not cfg.get("load_pretrained", True):
+            return
+        if cfg.get("vit") is None and cfg.get("vit_type", "base") == "base":
+            yield UrlFile(f"{key}.vit_type", DEIT)
+        yield HubFiles(f"{key}.load_pretrained", BERT, weights=True)
 
     @staticmethod
     def without_downloads(cfg: Any) -> None:

@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from lavis.datasets.builders.base_dataset_builder import BaseDatasetBuilder
 from lavis.models.base_model import SharedQueueMixin
 
 from lavis_mafa.config import ConfigError, load_config
+from lavis_mafa.io.downloads import OfflineError
 from lavis_mafa.io.folder_lock import release_folders
 from lavis_mafa.io.launcher import end_with_launcher, rank_in_environment, report_to_launcher
 from lavis_mafa.io.processes import LostContactError, MainProcessError, explain_lost_rank
@@ -31,6 +32,12 @@ from lavis_mafa.runners.dry_run import dry_run
 from lavis_mafa.runners.folder import choose_folder, launch_identity, record_launch
 from lavis_mafa.runners.guard import NonFiniteError, UnreadableError
 from lavis_mafa.runners.launch import init_distributed, seed_everything
+from lavis_mafa.runners.prefetch import (
+    drop_unused_annotations,
+    prefetch,
+    require_sources,
+    used_splits,
+)
 from lavis_mafa.runners.termination import REQUEUE, Terminated, ignore_signals
 
 # Their messages say what to do: a traceback above them would only hide it.
@@ -39,6 +46,7 @@ CLEAR_ERRORS = (
     ConfigError,
     NonFiniteError,
     NotSavedError,
+    OfflineError,
     UnreadableError,
     LostContactError,
     PoorDiscriminatorError,
@@ -48,9 +56,14 @@ FIRST_RANK_SECONDS = 20.0
 USER_ERRORS = (*CLEAR_ERRORS, FileNotFoundError, ValueError)
 
 
-def build_data(cfg: Any) -> tuple[Any, Any]:
-    """Build the task and the data sets of a config; the process group must exist already."""
+def build_data(cfg: Any, splits: Collection[str] | None = None) -> tuple[Any, Any]:
+    """Build the task and the data sets of a config; the process group must exist already.
+
+    Args:
+        splits: those to build, where the config names their files; None: those that the run reads.
+    """
     task = tasks.setup_task(cfg)
+    drop_unused_annotations(cfg, used_splits(cfg.run_cfg) if splits is None else set(splits))
     _find_annotations(cfg)
     datasets = task.build_datasets(cfg)
     _check_size(cfg, datasets)
@@ -68,6 +81,7 @@ def build_model(cfg: Any, task: Any) -> Any:
 
 def build_runner(cfg: Any) -> Any:
     """Build the runner of a config and all it needs; the process group must exist already."""
+    require_sources(cfg)
     job_id = choose_folder(cfg)
     task, datasets = build_data(cfg)
     model = build_model(cfg, task)
@@ -175,6 +189,14 @@ def check_only(cfg_path: str, options: Sequence[str] = (), evaluate: bool = Fals
         release_folders()
     if is_main_process():
         print("\n".join(["dry run: nothing is trained", *lines]))
+
+
+def fetch_only(cfg_path: str, options: Sequence[str] = (), evaluate: bool = False) -> None:
+    """Download everything that a config fetches from elsewhere, and print where it is."""
+    # The machine that fetches need not be the one that trains: its files and GPUs do not count.
+    given = [*options, "run.evaluate=True"] if evaluate else list(options)
+    cfg = load_config(cfg_path, given, machine=False)
+    print("\n".join(prefetch(cfg)))
 
 
 def _find_annotations(cfg: Any) -> None:

@@ -9,6 +9,8 @@ import torch.nn.functional as F
 from lavis.models.vit import VisionTransformerEncoder
 from torch import Tensor, nn
 
+# ImageNet's weights of LAVIS's ViT-B/16.
+DEIT = "https://dl.fbaipublicfiles.com/deit/deit_base_patch16_224-b5f2ef4d.pth"
 STEMS = ("patch", "conv")
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import logging
+import os
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
+from lavis.common.utils import is_url
 from lavis.models import clip_vit, eva_vit
 from lavis.models.blip2_models.blip2 import LayerNorm
 from lavis.models.blip2_models.Qformer import BertLMHeadModel
@@ -16,10 +19,12 @@ from transformers import BertTokenizerFast
 from transformers.models.bert.configuration_bert import BertConfig
 
 from lavis_mafa.io.checkpoints import find_config, problem_of_types, read_checkpoint
+from lavis_mafa.io.downloads import HubFiles, UrlFile
 from lavis_mafa.models.checkpoints import resize_positions
 from lavis_mafa.models.parts.beams import OneRowPerBeam
 from lavis_mafa.models.parts.tokenizers import add_dec_token, build_tokenizer, from_hub
 from lavis_mafa.models.parts.vit import begin_narrow
+from lavis_mafa.models.traits import traits_of
 
 PUBLISHED = "https://storage.googleapis.com/sfr-vision-language-research/LAVIS/models/BLIP2/"
 VIT_WEIGHTS = {
@@ -101,6 +106,28 @@ class Blip2Parts:
     starts_from_parts = True
     ranks_without_itm = True
     parts: Parts
+
+    @classmethod
+    def published_parts(cls, cfg: Any, checkpoint: str | None, key: str) -> Iterator[Any]:
+        """Yield the published weights of image encoder, Q-Former and language model."""
+        parts = Parts.from_config(cfg)
+        if checkpoint and os.path.isfile(checkpoint):
+            parts = parts.without(read_checkpoint(checkpoint, mapped=True))
+        elif checkpoint:  # LAVIS's published ones hold the Q-Former, and no image encoder
+            parts = replace(parts, bert_weights=None)
+        weights = parts.vit_weights
+        if weights == "published":
+            weights = VIT_WEIGHTS[cfg.get("vit_model", "eva_clip_g")] if parts.vit is None else None
+        if weights and is_url(weights):
+            yield UrlFile(f"{key}.vit_weights", weights)
+        former = parts.bert_weights
+        if former and not os.path.isdir(former):
+            yield HubFiles(f"{key}.bert_weights", former, weights=True)
+        llm_key = traits_of(cls).llm_key
+        name = llm_key and cfg.get(llm_key)
+        if name and not os.path.isdir(name):
+            yield HubFiles(f"{key}.{llm_key}", name)
+            yield HubFiles(f"{key}.{llm_key}", name, weights=True)
 
     def init_tokenizer(self) -> BertTokenizerFast:
         return add_dec_token(build_tokenizer(self.parts.tokenizer))

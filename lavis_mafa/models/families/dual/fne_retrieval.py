@@ -6,7 +6,8 @@ not Be True Negative", ACM MM 2023).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -28,11 +29,12 @@ from lavis_mafa.algorithm.posterior import PosteriorPicker, PosteriorRule, draw
 from lavis_mafa.algorithm.ranks import Ranks
 from lavis_mafa.algorithm.tokens import captions_of
 from lavis_mafa.io.checkpoints import find_config, model_yamls
+from lavis_mafa.io.downloads import HubFiles, UrlFile
 from lavis_mafa.models.families.dual.driver import DualBackbone
 from lavis_mafa.models.inference.rerank import MAX_TOKENS, compute_sim_matrix
 from lavis_mafa.models.mafa_model import MafaModel, checkpoint_of
 from lavis_mafa.models.parts.tokenizers import build_tokenizer, from_hub
-from lavis_mafa.models.parts.vit import build_vit
+from lavis_mafa.models.parts.vit import DEIT, build_vit
 
 PARTS = ("visual_encoder", "text_encoder")
 NEGATIVES = ("posterior", "hardest")
@@ -220,6 +222,17 @@ class FneRetrieval(MafaModel, BaseModel):
         )
         model.load_and_share(cfg)
         return model
+
+    @classmethod
+    def published_parts(cls, cfg: Any, checkpoint: str | None, key: str) -> Iterator[Any]:
+        """Yield the published weights of both encoders, which a checkpoint replaces."""
+        if checkpoint:
+            return
+        if cfg.get("vit_weights") is not None and cfg.get("vit") is None:
+            yield UrlFile(f"{key}.vit_weights", DEIT)
+        bert = cfg.get("bert_weights")
+        if bert and not os.path.isdir(bert):
+            yield HubFiles(f"{key}.bert_weights", bert, weights=True)
 
     @staticmethod
     def without_downloads(cfg: Any) -> None:

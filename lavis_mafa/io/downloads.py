@@ -1,0 +1,176 @@
+"""Files that a config has to fetch from elsewhere: whether they are there, their size, fetching."""
+
+from __future__ import annotations
+
+import functools
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import requests
+import torch
+from huggingface_hub import snapshot_download
+from lavis.common.utils import download_url
+from timm.models import hub as timm_hub
+from transformers.utils import cached_file
+
+TIMEOUT = 5.0  # seconds in which a server must answer
+# One file of a group is enough: formats of the same content.
+TOKENIZER = ("tokenizer.json", "vocab.txt", "spiece.model", "vocab.json")
+WEIGHTS = tuple(
+    f"{stem}{ending}"
+    for stem in ("model.safetensors", "pytorch_model.bin")
+    for ending in ("", ".index.json")
+)
+
+
+class OfflineError(OSError):
+    """Files are missing that cannot be fetched; the message lists all of them."""
+
+
+@dataclass(frozen=True)
+class UrlFile:
+    """A file behind a URL.
+
+    Attributes:
+        key: the config key that needs it.
+        origin: its URL.
+        stored: where it is kept; None: in torch's cache, as LAVIS does.
+    """
+
+    key: str
+    origin: str
+    stored: Path | None = None
+
+    @property
+    def path(self) -> Path:
+        if self.stored is not None:
+            return self.stored
+        return Path(timm_hub.get_cache_dir()) / os.path.basename(urlsplit(self.origin).path)
+
+    @property
+    def is_there(self) -> bool:
+        return self.path.is_file()
+
+    @property
+    def server(self) -> str:
+        parts = urlsplit(self.origin)
+        return f"{parts.scheme}://{parts.netloc}"
+
+    def size(self) -> int | None:
+        """Return its size in bytes, by the server where it is missing; None if unknown."""
+        if self.is_there:
+            return self.path.stat().st_size
+        return _length(self.origin) if answers(self.server) else None
+
+    def fetch(self) -> None:
+        """Download it; a partial file is never left under its name."""
+        path = self.path
+        if self.stored is None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            torch.hub.download_url_to_file(self.origin, str(path), progress=True)
+        else:
+            download_url(self.origin, str(path.parent), path.name)
+
+
+@dataclass(frozen=True)
+class HubFiles:
+    """A tokenizer, or a model with its config, of the Hugging Face hub.
+
+    Attributes:
+        key: the config key that needs it.
+        origin: its name on the hub, or a folder.
+        weights: the weights are needed, not the tokenizer.
+    """
+
+    key: str
+    origin: str
+    weights: bool = False
+
+    @property
+    def path(self) -> Path:
+        found = self._found()
+        if found is not None:
+            return found
+        from huggingface_hub.constants import HF_HUB_CACHE
+
+        return Path(HF_HUB_CACHE) / f"models--{self.origin.replace('/', '--')}"
+
+    @property
+    def is_there(self) -> bool:
+        return os.path.isdir(self.origin) or self._found() is not None
+
+    @property
+    def server(self) -> str:
+        return os.environ.get("HF_ENDPOINT", "https://huggingface.co")
+
+    def _found(self) -> Path | None:
+        for name in WEIGHTS if self.weights else TOKENIZER:
+            try:
+                found = cached_file(self.origin, name, local_files_only=True)
+            except (OSError, ValueError):
+                continue
+            if found:
+                return Path(found)
+        return None
+
+    def size(self) -> int | None:
+        """Return the size in bytes of the cached file; None if it is missing."""
+        found = self._found()
+        return None if found is None else found.stat().st_size
+
+    def fetch(self) -> None:
+        """Download what is needed of it into the cache."""
+        small = ["*.json", "*.txt", "*.model"]
+        if not self.weights:
+            snapshot_download(self.origin, allow_patterns=small)
+            return
+        snapshot_download(self.origin, allow_patterns=[*small, "*.safetensors"])
+        if not self.is_there:
+            snapshot_download(self.origin, allow_patterns=[*small, "*.bin"])
+
+
+@functools.lru_cache
+def answers(server: str) -> bool:
+    """Return whether a server can be reached, within seconds; ``HF_HUB_OFFLINE`` counts for the
+    Hugging Face hub."""
+    offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
+    if offline and server == os.environ.get("HF_ENDPOINT", "https://huggingface.co"):
+        return False
+    try:
+        requests.head(server, timeout=TIMEOUT)
+    except requests.RequestException:
+        return False
+    return True
+
+
+def _length(url: str) -> int | None:
+    try:
+        answer = requests.head(url, timeout=TIMEOUT, allow_redirects=True)
+        return int(answer.headers["Content-Length"]) if answer.ok else None
+    except (requests.RequestException, KeyError, ValueError):
+        return None
+
+
+def listing(sources: list[UrlFile | HubFiles]) -> list[str]:
+    """Return a line for every file: whether it is there, its size, its config key and path."""
+    lines = []
+    for source in sources:
+        size = source.size()
+        shown = "size unknown" if size is None else _shown(size)
+        state = "there  " if source.is_there else "MISSING"
+        what = ""
+        if isinstance(source, HubFiles):
+            what = " (weights)" if source.weights else " (tokenizer)"
+        lines.append(f"{state} {shown:>12}  {source.key}: {source.origin}{what} -> {source.path}")
+    return lines
+
+
+def _shown(size: int) -> str:
+    value, unit = float(size), "B"
+    for larger in ("kB", "MB", "GB"):
+        if value < 1000:
+            break
+        value, unit = value / 1000, larger
+    return f"{value:.3g} {unit}"

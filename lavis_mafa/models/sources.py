@@ -1,0 +1,77 @@
+"""Which weights and tokenizers a model's config fetches from elsewhere."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeAlias
+
+from lavis.common.registry import registry
+from lavis.common.utils import is_url
+from omegaconf import OmegaConf
+
+from lavis_mafa.io.checkpoints import read_checkpoint
+from lavis_mafa.io.downloads import HubFiles, UrlFile
+from lavis_mafa.models.checkpoints import config_of
+from lavis_mafa.models.con_d.discriminator import DISCRIMINATORS
+from lavis_mafa.models.parts.tokenizers import BERT
+from lavis_mafa.models.traits import traits_of
+
+Source: TypeAlias = UrlFile | HubFiles
+# LAVIS's models of these families have BERT's tokenizer, by name.
+WITH_BERT = ("albef", "blip", "blip2")
+
+
+def sources_of_model(cfg: Any, key: str = "model") -> Iterator[Source]:
+    """Yield what building a ``model`` config fetches, if it is not there already.
+
+    Args:
+        cfg: a ``model`` config.
+        key: its place in the whole config.
+    """
+    cls = registry.get_model_class(cfg.arch)
+    traits = traits_of(cls)
+    finetuned = cfg.get("finetuned") if cfg.get("load_finetuned", False) else None
+    pretrained = cfg.get("pretrained") if cfg.get("load_pretrained", True) else None
+    if traits.loads_with_our_loader:
+        yield from tokenizer_source(f"{key}.tokenizer", cfg.get("tokenizer"))
+        checkpoint = finetuned or pretrained
+        if checkpoint and is_url(checkpoint):
+            yield UrlFile(f"{key}.{'finetuned' if finetuned else 'pretrained'}", checkpoint)
+        published: Any = getattr(cls, "published_parts", None)
+        if published is not None:
+            yield from published(cfg, checkpoint, key)
+    else:
+        if traits.family in WITH_BERT:
+            yield from tokenizer_source(f"{key}.arch", None)
+        # LAVIS's own classes load the fine-tuned weights by default.
+        chosen = "finetuned" if cfg.get("load_finetuned", True) else "pretrained"
+        url = cfg.get("finetuned") if cfg.get("load_finetuned", True) else pretrained
+        if isinstance(url, str) and is_url(url):
+            yield UrlFile(f"{key}.{chosen}", url)
+    con_d = (cfg.get("mafa") or {}).get("con_d")
+    if con_d:
+        yield from sources_of_con_d(con_d, f"{key}.mafa.con_d")
+
+
+def sources_of_con_d(cfg: Mapping[str, Any], key: str) -> Iterator[Source]:
+    """Yield what building Con-D fetches; `lavis_mafa.models.con_d.build` builds it."""
+    arch, checkpoint = cfg.get("arch"), cfg.get("checkpoint")
+    cls = None if arch in DISCRIMINATORS else registry.get_model_class(arch or "")
+    if cls is None:
+        return
+    model_type = cfg.get("model_type") or next(iter(cls.PRETRAINED_MODEL_CONFIG_DICT))
+    model = OmegaConf.load(cls.default_config_path(model_type)).model
+    if checkpoint and is_url(checkpoint):
+        yield UrlFile(f"{key}.checkpoint", checkpoint)
+        return  # only its content says what else it needs
+    if checkpoint:
+        model = config_of(arch, model_type, checkpoint, read_checkpoint(checkpoint, mapped=True))
+    yield from sources_of_model(OmegaConf.merge(model, cfg.get("model") or {}), key)
+
+
+def tokenizer_source(key: str, name: str | None) -> Iterator[Source]:
+    """Yield a tokenizer of the hub; nothing for a ``vocab.txt`` or a folder."""
+    if not (name and (name.endswith(".txt") or os.path.isdir(name))):
+        yield HubFiles(key, name or BERT)
+

@@ -1,0 +1,160 @@
+"""What a config fetches is listed at once, refused offline at once, and fetched by --prefetch."""
+
+from __future__ import annotations
+
+import functools
+import http.server
+import json
+import threading
+import time
+
+import pytest
+import torch
+from lavis.common.registry import registry
+from runs import ROOT
+
+import lavis_mafa
+from lavis_mafa.cli import main
+from lavis_mafa.config import load_config
+from lavis_mafa.io import downloads
+from lavis_mafa.runners import prefetch as prefetching
+from lavis_mafa.runners.prefetch import OfflineError, require_sources, sources_of, used_splits
+
+TRAIN = ROOT / "projects/mafa/train"
+EVAL = ROOT / "projects/mafa/eval"
+
+
+@pytest.fixture(autouse=True)
+def empty_caches(tmp_path, monkeypatch):
+    """No file is there, and no server answers."""
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
+    monkeypatch.setattr(torch.hub, "_hub_dir", None, raising=False)
+    monkeypatch.setitem(registry.mapping["paths"], "cache_root", str(tmp_path / "lavis"))
+    monkeypatch.setattr(prefetching, "answers", lambda server: False)
+    monkeypatch.setattr(downloads, "answers", lambda server: False)
+    monkeypatch.setattr(downloads, "cached_file", lambda *_, **__: None)
+    monkeypatch.chdir(tmp_path)
+
+
+def origins(path, *options):
+    cfg = load_config(path, list(options), machine=False)
+    return {(one.key, one.origin.rpartition("/")[2]) for one in sources_of(cfg)}
+
+
+def test_all_that_a_config_fetches_is_named():
+    found = origins(TRAIN / "albef_4m.yaml", "model.mafa.con_d.checkpoint=null")
+    names = {name for _, name in found}
+    assert {"bert-base-uncased", "deit_base_patch16_224-b5f2ef4d.pth"} <= names
+    assert "albef_coco_retrieval_lavis.pt" in names  # Con-D's published weights
+    assert "coco_karpathy_train.json" in names and "vg_caption.json" in names
+    assert not {"coco_karpathy_val.json", "coco_karpathy_test.json"} & names  # not read
+    assert len([one for one in found if one[1] == "bert-base-uncased"]) == 2
+
+
+def test_stages_of_blip2():
+    names = {name for _, name in origins(TRAIN / "blip2_own_data.yaml")}
+    assert names == {"bert-base-uncased", "eva_vit_g.pth"}
+    loaded = {name for _, name in origins(TRAIN / "blip2_own_data.yaml", "model.load_pretrained=1")}
+    assert loaded == {"bert-base-uncased", "eva_vit_g.pth", "blip2_pretrained.pth"}
+    second = {key for key, _ in origins(TRAIN / "blip2_stage2_opt.yaml")}
+    assert "model.opt_model" in second
+
+
+def test_toy_configs_fetch_nothing():
+    for path in sorted(TRAIN.glob("*_toy.yaml")):
+        cfg = load_config(path, ["model.mafa.con_d.checkpoint=x.pth"] * 0, machine=False)
+        assert [one.key for one in sources_of(cfg) if "con_d" not in one.key] == [], path
+
+
+def test_offline_run_is_refused_at_once_with_a_list(tmp_path, caplog):
+    began = time.monotonic()
+    cfg = load_config(EVAL / "retrieval_coco.yaml", ["run.device=cpu"], machine=False)
+    cfg.args.cfg_path = "retrieval_coco"
+    with pytest.raises(OfflineError, match="cannot be downloaded now") as error:
+        require_sources(cfg)
+    text = str(error.value)
+    assert time.monotonic() - began < 20
+    assert text.count("MISSING") >= 2 and "--prefetch" in text and str(tmp_path) in text, text
+    assert "coco_karpathy_test.json" in text and "coco_karpathy_train.json" not in text, text
+
+
+def test_the_command_prints_the_list_without_a_traceback(caplog, capfd):
+    status = main(["train", "--cfg-path", str(TRAIN / "albef_own_data.yaml"), "--prefetch"])
+    assert status == 1
+    assert "deit_base_patch16_224-b5f2ef4d.pth" in caplog.text and "Traceback" not in caplog.text
+
+
+@pytest.fixture
+def server(tmp_path):
+    """A server on this machine, with its folder."""
+    folder = tmp_path / "served"
+    folder.mkdir()
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(folder))
+    one = http.server.ThreadingHTTPServer(("localhost", 0), handler)
+    threading.Thread(target=one.serve_forever, daemon=True).start()
+    yield folder, f"http://localhost:{one.server_port}"
+    one.shutdown()
+
+
+def test_prefetch_downloads_what_is_missing(server, monkeypatch, capsys, tmp_path):
+    folder, address = server
+    (folder / "weights.pth").write_bytes(b"w" * 2500)
+    (folder / "train.json").write_text(json.dumps([{"image": "a.jpg", "caption": "a"}]))
+    monkeypatch.setattr(prefetching, "answers", lambda name: name == address)
+    monkeypatch.setattr(downloads, "answers", lambda name: name == address)
+    info = "datasets.coco_caption.build_info"
+    options = [
+        f"{info}.annotations.train.url=[{address}/train.json]",
+        f"{info}.annotations.train.storage=[coco/train.json]",
+        f"model.pretrained={address}/weights.pth",
+        "model.load_pretrained=True",
+        "model.tokenizer=tiny_vocab.txt",
+        "run.valid_splits=[]",
+        "run.test_splits=[]",
+    ]
+    path = tmp_path / "one.yaml"
+    path.write_text((TRAIN / "albef_4m.yaml").read_text())
+    from omegaconf import OmegaConf
+
+    content = OmegaConf.load(path)
+    content.datasets = {"coco_caption": content.datasets.coco_caption}
+    content.model.mafa.con_d = None
+    OmegaConf.save(content, path)
+    assert main(["train", "--cfg-path", str(path), "--prefetch", "--options", *options]) == 0
+    lines = capsys.readouterr().out
+    assert lines.count("there ") == 2 and "MISSING" not in lines and "2.5 kB" in lines, lines
+    assert (tmp_path / "torch/hub/checkpoints/weights.pth").stat().st_size == 2500
+    assert (tmp_path / "lavis/coco/train.json").is_file()
+
+
+def test_used_splits():
+    assert used_splits({"evaluate": True, "test_splits": ["test"]}) == {"test"}
+    assert used_splits({"valid_splits": ["val"], "test_splits": None}) == {"train", "val"}
+
+
+def test_missing_files_of_unused_splits_are_no_problem(tmp_path):
+    (tmp_path / "train.json").write_text(json.dumps([{"image": "a.jpg", "caption": "a"}]))
+    info = "datasets.image_text_json.build_info"
+    options = [
+        "run.device=cpu",
+        f"{info}.images.storage={tmp_path}",
+        f"{info}.annotations.train.storage={tmp_path / 'train.json'}",
+        f"{info}.annotations.val.storage=nowhere.json",
+        f"{info}.annotations.test.storage=nowhere.json",
+    ]
+    path = TRAIN / "albef_own_data.yaml"
+    load_config(path, [*options, "run.valid_splits=[]", "run.test_splits=[]"])
+    with pytest.raises(ValueError, match="nowhere.json"):
+        load_config(path, options)
+
+
+@pytest.mark.parametrize("name, kind", [("blip2_mafa", "coco"), ("albef_mafa", "base")])
+def test_published_weights_are_never_silently_random(monkeypatch, name, kind):
+    cls = registry.get_model_class(name)
+
+    def fail(cfg):
+        raise OSError("no network")
+
+    monkeypatch.setattr(cls, "from_config", fail)
+    with pytest.raises(OSError, match="random_weights=True"):
+        lavis_mafa.load_model(name, kind)
