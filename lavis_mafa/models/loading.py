@@ -62,9 +62,14 @@ def load_model(
     # Sizes recorded for another type would contradict the one that is asked for.
     content = content if recorded_type == model_type else {}
     if not content and not model:
-        built = lavis.models.load_model(name, model_type, is_eval, device, checkpoint)
-        fold_after_lavis(built, checkpoint)
-        return built
+        try:
+            built = lavis.models.load_model(name, model_type, is_eval, device, checkpoint)
+            fold_after_lavis(built, checkpoint)
+            return built
+        except OSError:
+            # Without a network a whole checkpoint serves instead of the published weights.
+            if not checkpoint or not hasattr(model_cls, "without_downloads"):
+                raise
     if checkpoint:
         cfg: Any = config_of(name, model_type, checkpoint, content, model)
     else:

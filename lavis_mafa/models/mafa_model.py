@@ -217,6 +217,10 @@ class MafaModel:
         try:
             return model_cls.from_config(cfg)
         except OSError:
+            logging.warning(
+                "its tokenizer is not in the cache: captions are tokenised by a small built-in "
+                "vocabulary; set model.tokenizer before using it"
+            )
             cfg.tokenizer = "tiny_vocab.txt"
             return model_cls.from_config(cfg)
 

@@ -101,7 +101,7 @@ def base_model():
         patch.setattr("lavis_mafa.models.parts.tokenizers.BERT", "nobody/has-this-tokenizer")
         logging.getLogger().addHandler(listener)
         try:
-            model = lavis_mafa.load_model("albef_mafa")
+            model = lavis_mafa.load_model("albef_mafa", random_weights=True)
         finally:
             logging.getLogger().removeHandler(listener)
     return model, logged, connections
@@ -123,17 +123,16 @@ def test_default_type_is_the_base_model_of_the_paper(base_model):
     assert texts.features.norm(dim=1).tolist() == pytest.approx([1.0, 1.0], abs=1e-4)
 
 
-def test_warning_about_missing_starting_weights(base_model):
+def test_random_weights_are_warned_about(base_model):
     _, logged, connections = base_model
     warnings = [r.getMessage() for r in logged if r.levelno == logging.WARNING]
-    assert len(warnings) == 1
-    for part in ("albef_mafa base", "WITHOUT its starting weights", "random", "checkpoint"):
-        assert part in warnings[0]
+    assert "albef_mafa base is built with random weights" in warnings[0]
+    assert "small built-in vocabulary" in warnings[1]
     assert connections == []
 
 
-def test_loading_falls_back_step_by_step_without_network(monkeypatch):
-    """No weights: random ones with the real tokenizer; no tokenizer either: a small one."""
+def test_random_weights_only_if_asked_for(monkeypatch):
+    """They come with the real tokenizer, or a small one if that is not in the cache."""
     attempts = []
 
     def build(cfg):
@@ -144,12 +143,16 @@ def test_loading_falls_back_step_by_step_without_network(monkeypatch):
 
     monkeypatch.setattr(AlbefMafa, "from_config", build)
     tokenizer_is_there = True
-    assert AlbefMafa.from_pretrained("base") == "model"
-    assert attempts == [(True, None), (False, None)]
+    with pytest.raises(OSError, match=r"albef_mafa base cannot be built.*random_weights=True"):
+        AlbefMafa.from_pretrained("base")
+    assert attempts == [(True, None)]
+    attempts.clear()
+    assert AlbefMafa.from_pretrained("base", random_weights=True) == "model"
+    assert attempts == [(False, None)]
     attempts.clear()
     tokenizer_is_there = False
-    assert AlbefMafa.from_pretrained("base") == "model"
-    assert attempts == [(True, None), (False, None), (False, "tiny_vocab.txt")]
+    assert AlbefMafa.from_pretrained("base", random_weights=True) == "model"
+    assert attempts == [(False, None), (False, "tiny_vocab.txt")]
 
 
 @pytest.mark.strict_smoke

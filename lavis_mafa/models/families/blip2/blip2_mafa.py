@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from lavis.common.registry import registry
@@ -83,6 +84,11 @@ class Blip2Mafa(MafaModel, Blip2Parts, Blip2Qformer):
         super()._after_loading(missing)
         if not any(name.startswith(PREFIX) for name in missing):
             self.random_parts = ()
+
+    @classmethod
+    def published_parts(cls, cfg: Any, checkpoint: str | None, key: str) -> Iterator[Any]:
+        """Yield the published weights of image encoder and Q-Former."""
+        return Blip2Parts.published_parts.__func__(cls, cfg, checkpoint, key)  # type: ignore[no-any-return, attr-defined]
 
     @staticmethod
     def without_downloads(cfg: Any) -> None:
