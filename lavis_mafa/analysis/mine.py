@@ -6,7 +6,7 @@ import argparse
 import json
 import logging
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -256,6 +256,7 @@ class _RecordWriter:
         self.written = output / IMAGES
         roots = [getattr(part, "vis_root", None) or self.written for part in data.pairs.parts]
         self.root = os.path.commonpath([os.path.abspath(root) for root in roots])
+        self.ids = _ids_of_images(data)
 
     def records(self, numbers: Iterable[int]) -> Iterator[dict[str, Any]]:
         """Yield the records of samples with their own captions."""
@@ -264,11 +265,19 @@ class _RecordWriter:
     def record(self, image: int, text: int) -> dict[str, Any]:
         """Return the record of the image of one sample with the caption of another."""
         path, caption = self.data.pairs.source(image)
-        return {
-            "image": os.path.relpath(path or self._write_once(image), self.root),
-            "caption": caption if text == image else self.data.caption(text),
-            "image_id": int(self.data.image_ids[image]),
-        }
+        shown = caption if text == image else self.data.caption(text)
+        record: dict[str, Any] = {"image": self._relative(path, image), "caption": shown}
+        own = self.ids(image) if self.ids else None
+        if own is not None:
+            record["image_id"] = own
+        elif self.ids is None or not path:
+            record["image_id"] = int(self.data.image_ids[image])
+        return record  # without image_id its path identifies an image, as in the user's own file
+
+    def _relative(self, path: str | None, number: int) -> str:
+        if path and path.startswith(self.root + os.sep):
+            return path[len(self.root) + 1 :]  # as the user spelt it: it may identify the image
+        return os.path.relpath(path or self._write_once(number), self.root)
 
     def _write_once(self, number: int) -> Path:
         """Return the file of an image that has none in the data; write it if needed."""
@@ -297,6 +306,31 @@ class _RecordWriter:
         )
 
 
+def _ids_of_images(data: Corpus) -> Callable[[int], str | int | None] | None:
+    """Return a function from a sample to the ``image_id`` in its annotation file, None without one.
+
+    None instead of a function if these ids do not tell the images of the data apart, as where two
+    data sets use the same ones: the records then need numbers of their own.
+    """
+    number_of: dict[str | None, int] = {}
+    id_of: dict[int, str | None] = {}
+    for sample in range(len(data)):
+        own, number = data.pairs.own_image_id(sample), int(data.image_ids[sample])
+        name = None if own is None else str(own)
+        if id_of.setdefault(number, name) != name:
+            return None
+        if name is not None and number_of.setdefault(name, number) != number:
+            return None
+    return lambda sample: _typed(data.pairs.own_image_id(sample))
+
+
+def _typed(own: str | int | None) -> str | int | None:
+    """Return an id that looks like a whole number as one: the table holds only text."""
+    if isinstance(own, str) and own.isascii() and own.isdigit() and str(int(own)) == own:
+        return int(own)
+    return own
+
+
 def _write_records(path: Path, records: Iterable[dict[str, Any]]) -> None:
     """Write a JSON array atomically, one record a line."""
     with atomic_write(path) as file:
@@ -311,7 +345,7 @@ def _write_shards(
     args: argparse.Namespace, data: Corpus, mined: MinedPairs, unreadable: Sequence[int]
 ) -> Path:
     """Write the augmented data as tar shards, with unchanged image files where possible."""
-    folder = args.output / "shards"
+    folder, ids = args.output / "shards", _ids_of_images(data)
     pairs = f"{len(mined)} mined, {digest(mined.image, mined.text, mined.score)}"
     own = np.setdiff1d(np.arange(len(data)), np.asarray(unreadable, np.int64))
     identity = {
@@ -333,7 +367,8 @@ def _write_shards(
             content, kind = data.pairs.image_bytes(image)
             if kind not in IMAGE_SUFFIXES:  # readers of shards know no other formats
                 content, kind = as_png(data.show(image)[0])
-            metadata = {"image_id": int(data.image_ids[image]), **extra}
+            named = ids(image) if ids else None
+            metadata = {"image_id": int(data.image_ids[image]) if named is None else named, **extra}
             yield f"{place:09d}", content, kind, data.caption(text), metadata
 
     return write_shards(folder, samples(), args.per_shard, resume=done > 0)

@@ -4,7 +4,8 @@ All processes of a machine share the pages of the map, so 100 million pairs cost
 DataLoader worker. The conversion streams: it needs the memory of one batch of rows and, at its end,
 about 65 bytes per pair to number the images. A converted table is a folder
 
-    <cache>/image_text/<key>/pairs.arrow     image path and caption of every pair, in file order
+    <cache>/image_text/<key>/pairs.arrow     image path, caption and `image_id` of every pair, in
+                                             file order
     <cache>/image_text/<key>/image_ids.npy   int64 (N,), dense numbers of the images
     <cache>/image_text/<key>/meta.json       counts and sources
 
@@ -33,11 +34,11 @@ import pyarrow as pa
 from lavis_mafa.datasets.annotation_files import Problem, Row, read_rows, require_files
 from lavis_mafa.io.files import write_json
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 BATCH_ROWS = 65_536
 LISTED_PROBLEMS = 20
 TEMPORARY = ".tmp-"  # in the name of a folder that is being made
-SCHEMA = pa.schema([("image", pa.string()), ("caption", pa.string())])
+SCHEMA = pa.schema([(name, pa.string()) for name in ("image", "caption", "image_id")])
 # 128 bits identify an image with practically no collision; 64 bits of the path only feed a warning.
 DIGEST = np.dtype([("high", "<u8"), ("low", "<u8"), ("path", "<u8")])
 
@@ -52,7 +53,7 @@ class PairTable:
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)
         self.meta: dict[str, Any] = json.loads((self.folder / "meta.json").read_text("utf-8"))
-        self._columns: tuple[pa.ChunkedArray, pa.ChunkedArray] | None = None
+        self._columns: tuple[pa.ChunkedArray, ...] | None = None
         self._image_ids: npt.NDArray[np.int64] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -78,6 +79,11 @@ class PairTable:
         """Return the caption of pair `index`, as in the annotation file."""
         return str(self._open()[1][int(index)].as_py())
 
+    def own_image_id(self, index: int) -> str | None:
+        """Return the `image_id` that the annotation file gives pair `index`; None without one."""
+        found: str | None = self._open()[2][int(index)].as_py()
+        return found
+
     def captions(self) -> Iterator[str]:
         """Yield the captions of all pairs, in order."""
         for chunk in self._open()[1].chunks:
@@ -85,11 +91,11 @@ class PairTable:
 
     def identity(self) -> Iterator[tuple[Any, Any]]:
         """Yield, in order, buffers that identify the image paths and the captions of all pairs."""
-        for images, captions in zip(*(column.chunks for column in self._open()), strict=True):
+        for images, captions in zip(*(column.chunks for column in self._open()[:2]), strict=True):
             # Lengths and text of each column as the file has them: no string is made of them.
             yield from zip(images.buffers()[1:], captions.buffers()[1:], strict=True)
 
-    def _open(self) -> tuple[pa.ChunkedArray, pa.ChunkedArray]:
+    def _open(self) -> tuple[pa.ChunkedArray, ...]:
         if self._columns is None:
             try:
                 with pa.memory_map(os.fspath(self.folder / "pairs.arrow")) as source:
@@ -99,7 +105,7 @@ class PairTable:
                     f"converted table {self.folder} is damaged ({error}); delete the folder, it is "
                     "converted again from the annotation files"
                 ) from error
-            self._columns = table.column("image"), table.column("caption")
+            self._columns = tuple(table.column(name) for name in SCHEMA.names)
         return self._columns
 
 
@@ -302,6 +308,7 @@ class _PairWriter:
         self.pairs = 0
         self._images: list[str] = []
         self._captions: list[str] = []
+        self._ids: list[str | None] = []
         self._digests = open(folder / "digests", "wb")
         self._sink = pa.OSFile(os.fspath(folder / "pairs.arrow"), "wb")
         self._writer = pa.ipc.new_file(self._sink, SCHEMA)
@@ -318,6 +325,7 @@ class _PairWriter:
         for caption in captions:
             self._images.append(row.image)
             self._captions.append(caption)
+            self._ids.append(row.image_id)
             self._digests.write(digest)
         if len(self._images) >= BATCH_ROWS:
             self._flush()
@@ -330,10 +338,11 @@ class _PairWriter:
 
     def _flush(self) -> None:
         if self._images:
-            columns = [pa.array(self._images, pa.string()), pa.array(self._captions, pa.string())]
-            self._writer.write_batch(pa.record_batch(columns, schema=SCHEMA))
+            columns = (self._images, self._captions, self._ids)
+            arrays = [pa.array(column, pa.string()) for column in columns]
+            self._writer.write_batch(pa.record_batch(arrays, schema=SCHEMA))
         self.pairs += len(self._images)
-        self._images, self._captions = [], []
+        self._images, self._captions, self._ids = [], [], []
 
 
 def _make_folder(folder: Path) -> None:

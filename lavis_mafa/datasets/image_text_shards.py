@@ -208,7 +208,11 @@ def _make(shards: list[Shard], folder: Path, drop_empty: bool) -> None:
             refused.add(*wrong)
             if not kept:
                 continue
-            columns = [[s.image for s in kept], [s.caption for s in kept]]
+            columns: list[list[str | None]] = [
+                [s.image for s in kept],
+                [s.caption for s in kept],
+                [s.image_id for s in kept],
+            ]
             arrays = [pa.array(column, pa.string()) for column in columns]
             writer.write_batch(pa.record_batch(arrays, schema=SCHEMA))
             digests.write(b"".join(_identity(number, sample) for sample in kept))

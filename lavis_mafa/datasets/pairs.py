@@ -91,6 +91,10 @@ class TrainPairs(Pairs):
         """The image of each pair, a number from 0 to n_images - 1: (N,) int64, memory-mapped."""
         return self.table.image_ids
 
+    def own_image_id(self, index: int) -> str | None:
+        """Return the `image_id` that pair `index` has in its file; None without one."""
+        return self.table.own_image_id(index)
+
     def caption(self, index: int) -> str:
         """Return the unprocessed caption of pair `index`."""
         return self.table.caption(index)

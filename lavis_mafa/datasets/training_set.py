@@ -171,6 +171,19 @@ class TrainingSet(Dataset[dict[str, Any]]):
         annotation = dataset.annotation[local]
         return os.path.join(dataset.vis_root, annotation["image"]), str(annotation["caption"])
 
+    def own_image_id(self, index: int) -> str | int | None:
+        """Return the ``image_id`` that a sample has in its annotation file; None without one.
+
+        A data set provides it by ``own_image_id(i)``, or by LAVIS's ``annotation``.
+        """
+        dataset, local = self._part_of(index)
+        if hasattr(dataset, "own_image_id"):
+            own: str | int | None = dataset.own_image_id(local)
+            return own
+        annotation = getattr(dataset, "annotation", None)
+        found = annotation[local].get("image_id") if annotation else None
+        return found if isinstance(found, (str, int)) else None
+
     def image_bytes(self, index: int) -> tuple[bytes, str]:
         """Return a sample's image file and its suffix, such as ``jpg``; a PNG if it has no file."""
         dataset, local = self._part_of(index)
