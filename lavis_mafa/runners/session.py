@@ -126,10 +126,10 @@ def exit_status(action: Callable[[], int | None]) -> int:
         _wait_for_first_rank()
     except USER_ERRORS as error:
         clear, status = _is_clear(error), getattr(error, "exit_status", 1)
-        if clear:
-            report_to_launcher(str(error))
         if isinstance(error, ConfigError):
             _wait_for_first_rank()
+        if clear:
+            report_to_launcher(str(error))
         logging.error("%s", error, exc_info=not clear)
     if not dist.is_initialized():
         return status
