@@ -97,10 +97,12 @@ def _run(argv: Sequence[str] | None) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     # LAVIS's dependencies warn about each other at every start.
     warnings.filterwarnings("ignore", category=FutureWarning)
+    from lavis_mafa.commands.arguments import take_run
     from lavis_mafa.plugins import load_plugins
     from lavis_mafa.runners.session import exit_status
 
     def action() -> int | None:
+        take_run(args)
         load_plugins(args.plugin)
         status: int | None = run(args)
         return status

@@ -12,6 +12,7 @@ import argparse
 from pathlib import Path
 
 from lavis_mafa.commands import count
+from lavis_mafa.commands.arguments import RUN_HELP
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,6 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         batch_sizes="those already counted in --output, else the config's and half of it",
         search_spaces="those already counted, else M of the config, M/4 and 4 M, at most the data",
         sample="that of the counts in --output, else the largest search space",
+        run=f"{RUN_HELP}. Of a run with random mini-batches: does ITM's loss still fall?",
     )
     parser.add_argument(
         "--labels",
@@ -29,12 +31,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="FILE",
         help="labels.json of one or several annotators, about pairs counted in --output",
-    )
-    parser.add_argument(
-        "--run",
-        type=Path,
-        metavar="FOLDER",
-        help="run with random mini-batches: does ITM's loss still fall?",
     )
 
 

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import argparse
+import logging
 from pathlib import Path
 
 
-def add_options(parser: argparse.ArgumentParser, required: bool = True) -> None:
-    """Add LAVIS's ``--cfg-path`` and ``--options``."""
+CHECKPOINTS = {"best": "checkpoint_best.pth", "last": "checkpoint_last.pth"}
+
+
+def add_options(
+    parser: argparse.ArgumentParser, required: bool = True, run: str | None = None
+) -> None:
+    """Add LAVIS's ``--cfg-path`` and ``--options``, and ``--run`` if ``run`` says its use."""
     parser.add_argument(
         "--cfg-path",
-        required=required,
+        required=required and run is None,
         help="config: a YAML file, or the name of a shipped one, such as albef_toy",
     )
+    if run is not None:
+        parser.add_argument("--run", type=Path, metavar="FOLDER", help=run)
     parser.add_argument(
         "--options",
         nargs="+",
@@ -22,9 +30,50 @@ def add_options(parser: argparse.ArgumentParser, required: bool = True) -> None:
     )
 
 
-def add_data_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add ``--cfg-path``, ``--options`` and ``--split``."""
-    add_options(parser)
+RUN_HELP = (
+    "folder of a run, instead of --cfg-path: its config, with its best checkpoint, else its last "
+    "one; --checkpoint best or last chooses"
+)
+
+
+def take_run(args: argparse.Namespace) -> None:
+    """Let ``--run`` stand for the config and the checkpoint of a run; ``--options`` still win.
+
+    Raises:
+        FileNotFoundError: if the folder is not that of a run, or has no checkpoint.
+    """
+    folder: Path | None = getattr(args, "run", None)
+    if folder is None:
+        if hasattr(args, "run") and args.cfg_path is None:
+            args.error("give --cfg-path, or --run with the folder of a run")
+        return
+    if args.cfg_path is not None:
+        if args.command != "advise":  # there --run has a use of its own
+            args.error("give either --cfg-path or --run")
+        return
+    if not (folder / "log.jsonl").is_file():
+        raise FileNotFoundError(f"--run: {folder} is not the folder of a run: it has no log.jsonl")
+    args.cfg_path, args.run_is_source = str(folder), True
+    given = getattr(args, "checkpoint", None)
+    if any(option.startswith("model.finetuned=") for option in args.options):
+        return
+    names = [given] if given in CHECKPOINTS else list(CHECKPOINTS)
+    if not given or given in CHECKPOINTS:
+        found = [folder / CHECKPOINTS[n] for n in names if (folder / CHECKPOINTS[n]).is_file()]
+        if not found:
+            missing = " nor ".join(CHECKPOINTS[name] for name in names)
+            raise FileNotFoundError(f"--run: {folder} has no {missing}: name --checkpoint")
+        given = str(found[0])
+        logging.info("--run: config and %s of %s", found[0].name, folder)
+    if isinstance(given, list):  # several to compare
+        return
+    args.options = ["model.load_finetuned=True", f"model.finetuned={given}", *args.options]
+    args.checkpoint = [] if isinstance(getattr(args, "checkpoint", None), list) else None
+
+
+def add_data_arguments(parser: argparse.ArgumentParser, run: str = RUN_HELP) -> None:
+    """Add ``--cfg-path``, ``--run``, ``--options`` and ``--split``."""
+    add_options(parser, run=run)
     parser.add_argument(
         "--split",
         default="train",
@@ -32,11 +81,18 @@ def add_data_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_config_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add ``--cfg-path``, ``--options``, ``--split`` and ``--checkpoint``."""
-    add_data_arguments(parser)
+def add_config_arguments(parser: argparse.ArgumentParser, run: str = RUN_HELP) -> None:
+    """Add ``--cfg-path``, ``--run``, ``--options``, ``--split`` and ``--checkpoint``."""
+    add_data_arguments(parser, run)
+    add_checkpoint_argument(parser)
+
+
+def add_checkpoint_argument(parser: argparse.ArgumentParser) -> None:
+    """Add ``--checkpoint``."""
     parser.add_argument(
-        "--checkpoint", help="weights of the model (default: the weights that the config names)"
+        "--checkpoint",
+        help="weights of the model: a file, or with --run best or last (default: the weights that "
+        "the config names; with --run the best)",
     )
 
 

@@ -13,6 +13,7 @@ import argparse
 from pathlib import Path
 
 from lavis_mafa.commands.arguments import (
+    RUN_HELP,
     add_con_d_argument,
     add_config_arguments,
     add_judgements_argument,
@@ -25,9 +26,10 @@ def add_arguments(
     batch_sizes: str = "the config's",
     search_spaces: str = "the config's",
     sample: str = "all",
+    run: str = RUN_HELP,
 ) -> None:
     """Add the arguments of the command; the others describe their defaults in ``--help``."""
-    add_config_arguments(parser)
+    add_config_arguments(parser, run)
     add_con_d_argument(parser)
     parser.add_argument("--output", type=Path, required=True, help="folder for the results")
     add_sampling_arguments(parser)

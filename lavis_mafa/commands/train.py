@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import argparse
 
-from lavis_mafa.commands.arguments import add_options
+from lavis_mafa.commands.arguments import RUN_HELP, add_checkpoint_argument, add_options
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add LAVIS's arguments, ``--dry-run`` and ``--prefetch``."""
-    add_options(parser)
+    if parser.prog.endswith("evaluate"):
+        add_options(parser, run=f"{RUN_HELP}. Results go to FOLDER/evaluate")
+        add_checkpoint_argument(parser)
+    else:
+        add_options(parser)
     only = parser.add_mutually_exclusive_group()
     only.add_argument(
         "--prefetch",
@@ -33,4 +37,9 @@ def run(args: argparse.Namespace) -> None:
 
     action = session.check_only if args.dry_run else session.run
     action = session.fetch_only if args.prefetch else action
-    action(args.cfg_path, args.options, args.command == "evaluate")
+    options = args.options
+    if getattr(args, "checkpoint", None):
+        options = [*options, "model.load_finetuned=True", f"model.finetuned={args.checkpoint}"]
+    if getattr(args, "run", None):
+        options = [f"run.output_dir={args.run / 'evaluate'}", *options]
+    action(args.cfg_path, options, args.command == "evaluate")

@@ -28,6 +28,7 @@ from lavis_mafa.config.con_d import BUILD_KEYS, check_kept_images, check_weights
 from lavis_mafa.config.data import check_data
 from lavis_mafa.config.defaults import default_or_report, default_yaml, fill
 from lavis_mafa.config.key import Key
+from lavis_mafa.config.recorded import is_run, recorded_config
 from lavis_mafa.config.registered import dataset_keys, mafa_key, names_of, options_of_class, run_key
 from lavis_mafa.config.run import check_run
 from lavis_mafa.config.schema import ANY, ARGUMENTS, MODEL, MODEL_MAFA, MODEL_PARTS, SCHEMA
@@ -80,7 +81,8 @@ def load_config(
     """Load and check a config.
 
     Args:
-        cfg_path: YAML file with ``run``, ``model`` and ``datasets``, or the name of a shipped one.
+        cfg_path: YAML file with ``run``, ``model`` and ``datasets``, the name of a shipped one, or
+            the folder of a run, which has recorded its config.
         options: ``["run.seed=7", ...]``, or LAVIS's older ``["run.seed", "7", ...]``.
         machine: also check that files and devices exist.
 
@@ -133,6 +135,8 @@ def _read(cfg_path: str, options: Sequence[str] | None, problems: list[str]) -> 
     """Merge file and options into plain data; return None if they cannot be read."""
     chosen = _read_options(list(options or []), problems)
     try:
+        if is_run(cfg_path):
+            return _merge(recorded_config(cfg_path), OmegaConf.to_container(chosen, resolve=True))
         check_yaml_file(cfg_path)
         loaded = OmegaConf.load(cfg_path)
         if not isinstance(loaded, DictConfig):
@@ -146,6 +150,8 @@ def _read(cfg_path: str, options: Sequence[str] | None, problems: list[str]) -> 
         problems.append(f"{cfg_path}: is not YAML ({_one_line(error)})")
     except OmegaConfBaseException as error:
         problems.append(f"{error.full_key or cfg_path}: {str(error).splitlines()[0]}")
+    except ValueError as error:
+        problems.append(str(error))
     return None
 
 

@@ -56,7 +56,7 @@ from lavis_mafa.datasets.shards import Shard, files_named, find_shards
 from lavis_mafa.io.checkpoints import dataset_yamls
 from lavis_mafa.io.files import write_json
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 OPEN_SHARDS = 32  # files that a process keeps open
 DIGEST = np.dtype([("high", "<u8"), ("low", "<u8")])
 

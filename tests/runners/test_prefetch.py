@@ -21,6 +21,9 @@ from lavis_mafa.runners import prefetch as prefetching
 from lavis_mafa.runners.prefetch import OfflineError, require_sources, sources_of, used_splits
 
 TRAIN = ROOT / "projects/mafa/train"
+INFO = "datasets.image_text_json.build_info"
+OWN = [f"{INFO}.images.storage=pictures", f"{INFO}.annotations.train.storage=train.json"]
+OWN += ["run.valid_splits=[]", "run.test_splits=[]"]
 EVAL = ROOT / "projects/mafa/eval"
 
 
@@ -52,18 +55,19 @@ def test_all_that_a_config_fetches_is_named():
 
 
 def test_stages_of_blip2():
-    names = {name for _, name in origins(TRAIN / "blip2_own_data.yaml")}
+    names = {name for _, name in origins(TRAIN / "blip2_own_data.yaml", *OWN)}
     assert names == {"bert-base-uncased", "eva_vit_g.pth"}
-    loaded = {name for _, name in origins(TRAIN / "blip2_own_data.yaml", "model.load_pretrained=1")}
+    loading = [*OWN, "model.load_pretrained=True"]
+    loaded = {name for _, name in origins(TRAIN / "blip2_own_data.yaml", *loading)}
     assert loaded == {"bert-base-uncased", "eva_vit_g.pth", "blip2_pretrained.pth"}
     second = {key for key, _ in origins(TRAIN / "blip2_stage2_opt.yaml")}
     assert "model.opt_model" in second
 
 
 def test_toy_configs_fetch_nothing():
-    for path in sorted(TRAIN.glob("*_toy.yaml")):
-        cfg = load_config(path, machine=False)
-        assert [one.key for one in sources_of(cfg) if "con_d" not in one.key] == [], path
+    for name in ("albef_toy", "blip_toy", "blip2_toy", "fne_toy"):
+        cfg = load_config(TRAIN / f"{name}.yaml", machine=False)
+        assert [one.key for one in sources_of(cfg) if "con_d" not in one.key] == [], name
 
 
 def test_offline_run_is_refused_at_once_with_a_list(tmp_path, caplog):
@@ -79,7 +83,8 @@ def test_offline_run_is_refused_at_once_with_a_list(tmp_path, caplog):
 
 
 def test_the_command_prints_the_list_without_a_traceback(caplog, capfd):
-    status = main(["train", "--cfg-path", str(TRAIN / "albef_own_data.yaml"), "--prefetch"])
+    config = ["--cfg-path", str(TRAIN / "albef_own_data.yaml")]
+    status = main(["train", *config, "--prefetch", "--options", *OWN])
     assert status == 1
     assert "deit_base_patch16_224-b5f2ef4d.pth" in caplog.text and "Traceback" not in caplog.text
 

@@ -68,7 +68,12 @@ def advise(args: argparse.Namespace) -> None:
     if set(args.sampling) != {"random", "grit"}:
         raise ValueError("the advice compares --sampling random and grit: leave out --sampling")
     # Read first: damaged files are reported before hours are spent on counts.
-    itm = None if args.run is None else fall_of_run(args.run)
+    try:
+        itm = None if args.run is None else fall_of_run(args.run)
+    except ValueError:
+        if not getattr(args, "run_is_source", False):
+            raise
+        itm = None  # the run is only the source of model and data
     labels = [read_labels(path) for path in args.labels]
     if labels:
         consistent(labels)

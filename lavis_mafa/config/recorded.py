@@ -1,0 +1,57 @@
+"""The config that a run has recorded in its folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+LOG = "log.jsonl"
+# Keys of `run` that say where and how this one run was started.
+OF_ONE_START = (
+    *("rank", "world_size", "gpu", "distributed", "dist_url", "resume_ckpt_path", "job_id"),
+    "max_steps",
+)
+
+
+def is_run(folder: str | Path) -> bool:
+    """Return whether a folder is that of a run: it has a log."""
+    return (Path(folder) / LOG).is_file()
+
+
+def recorded_config(folder: str | Path) -> dict[str, Any]:
+    """Return the last config in a run's log as plain data, without keys of one start.
+
+    Raises:
+        ValueError: if the log has no config, or one that was not written by a run.
+    """
+    path, found = Path(folder) / LOG, None
+    with open(path, encoding="utf-8", errors="replace") as file:
+        for line in file:
+            if '"kind": "config"' in line:
+                try:
+                    found = json.loads(line).get("config")
+                except ValueError:  # a line of a killed run
+                    continue
+    if not isinstance(found, dict) or not isinstance(found.get("run"), dict):
+        raise ValueError(f"{path} records no config: give --cfg-path")
+    # A run records its config with all values resolved: what looks like an interpolation was put
+    # there by someone else, and could read environment variables.
+    if any("${" in text for text in _texts(found)):
+        raise ValueError(f"{path} was not written by a run: its config has interpolations")
+    config = {name: found[name] for name in ("run", "model", "datasets") if name in found}
+    config["run"] = {k: v for k, v in found["run"].items() if k not in OF_ONE_START}
+    return config
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            yield str(name)
+            yield from _texts(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _texts(inner)
+    elif isinstance(value, str):
+        yield value

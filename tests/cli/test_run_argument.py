@@ -1,0 +1,110 @@
+"""``--run FOLDER`` takes data, model and checkpoint from a run's folder."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import ROOT
+
+from lavis_mafa.cli import main
+from lavis_mafa.config import ConfigError, load_config
+
+sys.path.append(str(ROOT / "tests" / "runners"))
+from runs import run_here  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """The folder of a short run with a best and a last checkpoint, whose weights differ."""
+    folder = tmp_path_factory.mktemp("trained")
+    run_here(folder, run__valid_splits='["val"]', run__test_splits='["test"]', run__max_epoch=2)
+    return folder / "job"
+
+
+def figures(folder):
+    (log,) = Path(folder, "evaluate").glob("*/log.jsonl")
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    (found,) = (one for one in lines if one["kind"] == "eval" and one["split"] == "test")
+    config = next(one["config"] for one in lines if one["kind"] == "config")
+    return found, config
+
+
+@pytest.mark.parametrize("choice, file", [((), "best"), (("--checkpoint", "last"), "last")])
+def test_evaluation_of_a_run(run, tmp_path, caplog, choice, file):
+    caplog.set_level("INFO")
+    folder = tmp_path / "moved"
+    shutil.copytree(run, folder)
+    assert main(["evaluate", "--run", str(folder), *choice, "--options", "run.k_test=2"]) == 0
+    found, config = figures(folder)
+    assert config["model"]["finetuned"] == str(folder / f"checkpoint_{file}.pth")
+    assert config["run"]["k_test"] == 2  # options win
+    assert config["datasets"]["toy_scenes"]["build_info"]["train_size"] == 74
+    assert f"config and checkpoint_{file}.pth of {folder}" in caplog.text
+    assert 0 <= found["r_mean"] <= 100
+    log = (folder / "log.jsonl").read_text()
+    assert log == (run / "log.jsonl").read_text()  # the run itself is untouched
+
+
+def test_last_checkpoint_serves_where_there_is_no_best(run, tmp_path, caplog):
+    caplog.set_level("INFO")
+    folder = tmp_path / "moved"
+    shutil.copytree(run, folder)
+    (folder / "checkpoint_best.pth").unlink()
+    assert main(["evaluate", "--run", str(folder)]) == 0
+    assert "config and checkpoint_last.pth of" in caplog.text
+
+
+def test_options_choose_another_checkpoint(run, tmp_path):
+    other = tmp_path / "other.pth"
+    content = torch.load(run / "checkpoint_last.pth", weights_only=True)
+    torch.save({"model": content["model"], "config": content["config"]}, other)
+    folder = tmp_path / "moved"
+    shutil.copytree(run, folder)
+    given = ["model.load_finetuned=True", f"model.finetuned={other}"]
+    assert main(["evaluate", "--run", str(folder), "--options", *given]) == 0
+    assert figures(folder)[1]["model"]["finetuned"] == str(other)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["count", "--batch-sizes", "8", "--search-spaces", "16"],
+        ["mine", "--batch-size", "8", "--search-space", "16"],
+        ["profile", "--mini-batches", "2", "--labels", "smoothed", "--alpha", "0.5"],
+        ["vision", "--samples", "10", "--rates", "0.5"],
+    ],
+    ids=lambda command: command[0],
+)
+def test_analyses_of_a_run(run, tmp_path, command):
+    name, *more = command
+    assert main([name, "--run", str(run), "--output", str(tmp_path / "out"), *more]) == 0
+    assert list((tmp_path / "out").iterdir())
+
+
+def test_wrong_folders_are_named(run, tmp_path, capsys, caplog):
+    assert main(["evaluate", "--run", str(tmp_path)]) == 1
+    assert f"{tmp_path} is not the folder of a run" in caplog.text
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    shutil.copy(run / "log.jsonl", bare)
+    assert main(["evaluate", "--run", str(bare)]) == 1
+    assert "has no checkpoint_best.pth nor checkpoint_last.pth" in caplog.text
+    for arguments in ([], ["--run", str(run), "--cfg-path", "albef_toy"]):
+        with pytest.raises(SystemExit):
+            main(["evaluate", *arguments])
+    assert "--cfg-path" in capsys.readouterr().err
+
+
+def test_recorded_config_cannot_read_the_environment(run, tmp_path, monkeypatch):
+    monkeypatch.setenv("SECRET", "token")
+    lines = (run / "log.jsonl").read_text().splitlines()
+    (tmp_path / "log.jsonl").write_text(
+        "\n".join(lines).replace('"tiny"', '"${oc.env:SECRET}"', 1) + "\n"
+    )
+    with pytest.raises(ConfigError, match="was not written by a run"):
+        load_config(tmp_path)
