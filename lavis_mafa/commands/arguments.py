@@ -6,7 +6,6 @@ import argparse
 import logging
 from pathlib import Path
 
-
 CHECKPOINTS = {"best": "checkpoint_best.pth", "last": "checkpoint_last.pth"}
 
 

@@ -74,4 +74,3 @@ def tokenizer_source(key: str, name: str | None) -> Iterator[Source]:
     """Yield a tokenizer of the hub; nothing for a ``vocab.txt`` or a folder."""
     if not (name and (name.endswith(".txt") or os.path.isdir(name))):
         yield HubFiles(key, name or BERT)
-

@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from lavis.common.registry import registry
 from lavis.common.utils import get_cache_path, is_url
 from lavis.datasets.builders.base_dataset_builder import BaseDatasetBuilder
-from pathlib import Path
 
 from lavis_mafa.io.downloads import OfflineError, UrlFile, answers, listing
 from lavis_mafa.io.processes import on_main_process
@@ -49,8 +49,10 @@ def sources_of_data(cfg: Any) -> Iterator[Source]:
         for split, info in annotations.items():
             if info is None or (split in SPLITS and split not in splits):
                 continue
-            urls, stored = ([one] if isinstance(one, str) else list(one or [])
-                            for one in (info.get("url"), info.get("storage")))
+            urls, stored = (
+                [one] if isinstance(one, str) else list(one or [])
+                for one in (info.get("url"), info.get("storage"))
+            )
             for url, path in zip(urls, stored, strict=False):
                 if is_url(url):
                     key = f"datasets.{name}.build_info.annotations.{split}"

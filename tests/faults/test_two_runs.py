@@ -169,5 +169,3 @@ def test_rank_waiting_for_the_store_ends_with_its_launcher(tmp_path, free_port, 
     wait_until_ended([rank], 10)
     process.stdout.close()
     injected("the launcher killed while a rank waits: it ends", 1)
-
-
