@@ -11,7 +11,6 @@ import torch
 from lavis.common.dist_utils import is_main_process
 from numpy.typing import NDArray
 from torch import Tensor
-from tqdm import tqdm
 
 from lavis_mafa.algorithm.context import known_positives
 from lavis_mafa.algorithm.grit import GritCollector, GritSettings
@@ -20,6 +19,7 @@ from lavis_mafa.algorithm.mining import pick
 from lavis_mafa.algorithm.pickers import NONE, hardest
 from lavis_mafa.analysis.features import Features
 from lavis_mafa.analysis.loading import ModelAndData, log_on_main
+from lavis_mafa.io.processes import progress
 from lavis_mafa.models.families import backbone_of
 
 Similarity = Callable[[Tensor, Tensor], Tensor]
@@ -165,7 +165,9 @@ def hardest_negatives(
     none = np.empty(0, np.int64)
     parts = [(none, none, none.astype(bool), none)]  # so that there is something to concatenate
     batches = order.reshape(-1, batch_size)
-    for number, positions in enumerate(tqdm(batches, desc="hard negatives", disable=quiet)):
+    for number, positions in enumerate(
+        progress(batches, desc="hard negatives", **({"disable": True} if quiet else {}))
+    ):
         rows = torch.from_numpy(positions)
         images, texts = features.images[rows].to(device).float(), features.texts[rows].to(device)
         sim = similarity(images, texts)

@@ -9,11 +9,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from lavis.common.dist_utils import get_rank, get_world_size, is_main_process
+from lavis.common.dist_utils import get_rank, get_world_size
 from numpy.typing import NDArray
 from omegaconf import OmegaConf
 from torch import Tensor
-from tqdm import tqdm
 
 from lavis_mafa.analysis.corpus import Corpus
 from lavis_mafa.analysis.features import Features
@@ -24,7 +23,7 @@ from lavis_mafa.config import ConfigError, load_config
 from lavis_mafa.config.con_d import check_con_d
 from lavis_mafa.datasets.training_set import TrainingSet
 from lavis_mafa.io.identity import claim_folder, fingerprint
-from lavis_mafa.io.processes import barrier
+from lavis_mafa.io.processes import barrier, progress
 from lavis_mafa.metrics.known_truth import known_pairs
 from lavis_mafa.models.con_d.build import ORACLE, build_discriminator
 from lavis_mafa.models.con_d.discriminator import ModelDiscriminator
@@ -159,7 +158,7 @@ def judge(
     with open(folder / f"verdicts_rank{rank}.bin", "ab") as file:
         # An interruption may have left an incomplete record at the end.
         file.truncate(file.tell() // RECORD.itemsize * RECORD.itemsize)
-        bar = tqdm(total=len(mine), unit=" pairs", desc="judging", disable=not is_main_process())
+        bar = progress(total=len(mine), unit=" pairs", desc="judging")
         chunks = list(chunks_of(mine // size, mine % size, features))
         verdicts = _verdicts(loaded, features, discriminator, chunks)
         for chunk, probability in zip(chunks, verdicts, strict=True):

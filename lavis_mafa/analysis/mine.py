@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 from lavis.common.dist_utils import is_main_process
 from numpy.typing import NDArray
-from tqdm import tqdm
 
 from lavis_mafa.algorithm.settings import StepSettings
 from lavis_mafa.analysis.corpus import Corpus
@@ -30,6 +29,7 @@ from lavis_mafa.datasets.image_reading import as_png
 from lavis_mafa.datasets.shards import IMAGE_SUFFIXES, finished, write_shards
 from lavis_mafa.io.files import atomic_write, write_json, write_text
 from lavis_mafa.io.identity import check_identity, digest, write_identity
+from lavis_mafa.io.processes import progress
 from lavis_mafa.metrics.binary import lift
 from lavis_mafa.metrics.intervals import wilson
 from lavis_mafa.models.con_d.build import ORACLE
@@ -357,7 +357,7 @@ def _write_shards(
     done, count = finished(folder), len(own)
 
     def samples() -> Iterator[tuple[str, bytes, str, str, dict[str, Any]]]:
-        for place in tqdm(range(done, count + len(mined)), unit=" samples", desc="shards"):
+        for place in progress(range(done, count + len(mined)), unit=" samples", desc="shards"):
             extra: dict[str, Any] = {}
             if (k := place - count) < 0:
                 image = text = int(own[place])

@@ -54,18 +54,18 @@ def take_run(args: argparse.Namespace) -> None:
         raise FileNotFoundError(f"--run: {folder} is not the folder of a run: it has no log.jsonl")
     args.cfg_path, args.run_is_source = str(folder), True
     given = getattr(args, "checkpoint", None)
+    if isinstance(given, list) and given:
+        return  # several to compare
     if any(option.startswith("model.finetuned=") for option in args.options):
         return
-    names = [given] if given in CHECKPOINTS else list(CHECKPOINTS)
     if not given or given in CHECKPOINTS:
+        names = [given] if given else list(CHECKPOINTS)
         found = [folder / CHECKPOINTS[n] for n in names if (folder / CHECKPOINTS[n]).is_file()]
         if not found:
             missing = " nor ".join(CHECKPOINTS[name] for name in names)
             raise FileNotFoundError(f"--run: {folder} has no {missing}: name --checkpoint")
         given = str(found[0])
         logging.info("--run: config and %s of %s", found[0].name, folder)
-    if isinstance(given, list):  # several to compare
-        return
     args.options = ["model.load_finetuned=True", f"model.finetuned={given}", *args.options]
     args.checkpoint = [] if isinstance(getattr(args, "checkpoint", None), list) else None
 

@@ -18,11 +18,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from lavis.processors.blip_processors import BlipCaptionProcessor
-from tqdm import tqdm
 
 from lavis_mafa.datasets.annotation_files import Problem, read_rows, require_files
 from lavis_mafa.datasets.caption_reading import require_readable
 from lavis_mafa.datasets.image_reading import read_rgb, read_size, require_file
+from lavis_mafa.io.processes import progress
 
 MIN_SIDE = 32  # pixels; smaller images are reported as tiny
 MAX_ASPECT = 5.0  # longer to shorter side; more is reported as extreme
@@ -115,8 +115,8 @@ def check(
 
     Returns:
         `pairs`, `images` and `images_with_several_captions` (counts), `caption_words`, `width` and
-        `height` (min, median, 95 %, max; None where there is nothing to measure), and `problems`:
-        by key of `PROBLEMS` the list of findings.
+        `height` (min, median, 95 %, max; None where there is nothing to measure), `looked_in` (the
+        folder of the images), and `problems`: by key of `PROBLEMS` the list of findings.
 
     Raises:
         FileNotFoundError: a file or the root is missing.
@@ -124,7 +124,9 @@ def check(
     """
     paths = require_files(files)
     if not os.path.isdir(image_root):
-        raise FileNotFoundError(f"image root {os.fspath(image_root)} is not a folder")
+        raise FileNotFoundError(
+            f"image root {os.path.abspath(image_root)} is not a folder (--image-root)"
+        )
     if workers < 1 or (limit is not None and limit < 1):
         raise ValueError(f"expected workers and limit of at least 1, got {workers} and {limit}")
     problems: dict[str, list[str]] = {key: [] for key in PROBLEMS}
@@ -139,6 +141,7 @@ def check(
         "caption_words": _distribution(rows.words),
         "width": _distribution([width for width, _ in sizes]),
         "height": _distribution([height for _, height in sizes]),
+        "looked_in": os.path.abspath(image_root),
         "problems": problems,
     }
 
@@ -149,7 +152,14 @@ def render(report: dict[str, Any]) -> str:
     lines = [
         f"pairs   {report['pairs']}",
         f"images  {report['images']}, {several} of them with several captions",
+        f"images were looked for in {report['looked_in']}",
     ]
+    missing = report["problems"]["missing_files"]
+    if missing and len(missing) == report["images"]:
+        lines.append(
+            "not one of them is there: --image-root must be the folder to which the paths in the "
+            f"annotation files are relative, such as {missing[0]}"
+        )
     for key, name in (
         ("caption_words", "words in a caption"),
         ("width", "image width in pixels"),
@@ -176,7 +186,7 @@ def _read_annotations(
     rows: _Rows,
 ) -> None:
     """Add up to `limit` pairs to `rows`, with a progress bar."""
-    with tqdm(desc="pairs", unit=" pairs") as bar:
+    with progress(desc="pairs", unit=" pairs") as bar:
         for path in paths:
             for row in read_rows(path, image_key, caption_key):
                 place = f"{path}, {row.where}"
@@ -202,7 +212,7 @@ def _read_images(
     first_with: dict[bytes, str] = {}
     facts = _in_threads([os.path.join(root, image) for image in images], workers, decode)
     for image, fact in zip(
-        images, tqdm(facts, "images", total=len(images), unit=" images"), strict=True
+        images, progress(facts, "images", total=len(images), unit=" images"), strict=True
     ):
         if fact.missing:
             problems["missing_files"].append(repr(image))

@@ -6,10 +6,9 @@ import os
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from tqdm import tqdm
-
 from lavis_mafa.datasets.annotation_files import Problem, read_rows, require_files
 from lavis_mafa.io.files import write_text
+from lavis_mafa.io.processes import progress
 
 SPECIAL_TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
@@ -67,7 +66,7 @@ def make_vocab(
 
 def _captions(paths: list[Path], image_key: str | None, caption_key: str | None) -> Iterator[str]:
     for path in paths:
-        for row in tqdm(read_rows(path, image_key, caption_key), path.name, unit=" rows"):
+        for row in progress(read_rows(path, image_key, caption_key), path.name, unit=" rows"):
             if isinstance(row, Problem):
                 raise ValueError(f"{path}, {row.where}: {row.message}")
             yield from row.captions

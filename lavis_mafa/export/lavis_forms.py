@@ -13,9 +13,10 @@ from pathlib import Path
 
 from torch import Tensor
 
-from lavis_mafa.io.checkpoints import read_checkpoint
+from lavis_mafa.io.checkpoints import model_config, read_checkpoint
 from lavis_mafa.models.checkpoints import check_origin, fold_token_types
 from lavis_mafa.models.downstream.two_images import double_fusion_layers
+from lavis_mafa.models.traits import traits_of
 from lavis_mafa.runners.checkpoint import save_atomically
 
 State = dict[str, Tensor]
@@ -67,12 +68,21 @@ def export_lavis(checkpoint: str, out: Path, form: str, fusion_layer: int = 6) -
     if out.exists():
         raise FileExistsError(f"{out} exists already")
     content = read_checkpoint(checkpoint)
+    saved_by = model_config(content).get("arch")
+    family = traits_of(saved_by).family if saved_by else "albef"
+    if family not in ("", "albef"):
+        forms = "; --to hf takes those of BLIP-2" if family == "blip2" else ""
+        raise ValueError(
+            f"{checkpoint} was saved by {saved_by}, which is of another family than {form}: --to "
+            f"{form} takes checkpoints of ALBEF only{forms}"
+        )
     check_origin(content, form, None, checkpoint)
     weights = content.get("model", content)
     lost = [part for part in PARTS if not any(str(key).startswith(part) for key in weights)]
     if lost:
         raise ValueError(
-            f"{checkpoint} has no weights below {' and '.join(lost)}: it is not one of ALBEF"
+            f"{checkpoint} has no weights below {' and '.join(lost)}: it is not one of ALBEF, and --to hf "
+            "takes those of BLIP-2"
         )
     if any(str(key).startswith(f"{PARTS[0]}patch_embed.convs.") for key in weights):
         raise ValueError(f"{checkpoint} has a convolutional stem, which LAVIS's models lack")

@@ -102,7 +102,12 @@ def read_checkpoint(url_or_filename: str, mapped: bool = False) -> dict[str, Any
         if "unsupported" not in str(error).lower() and not ends_as_zip(path):
             raise ValueError(cut) from error
         called = re.search(r"GLOBAL (\S+)", str(error))
-        why = f"it refers to {called[1]}, which is code" if called else str(error).strip()
+        # torch's own message advises to switch off `weights_only`, which would run the code.
+        why = "it holds objects other than tensors and plain values"
+        if called:
+            why = f"it refers to {called[1]}, which is code"
+        elif "weights_only" not in str(error):
+            why = str(error).strip()
         raise ValueError(
             f"{path} cannot be loaded as tensors and plain values: {why}. If you trust its "
             "origin, load it elsewhere and save only its state dict, as {'model': state_dict}."

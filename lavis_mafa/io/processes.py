@@ -139,5 +139,10 @@ def sum_over_ranks(values: torch.Tensor, device: torch.device | str) -> torch.Te
 
 
 def progress(*args: Any, **options: Any) -> Any:
-    """Return tqdm's progress bar, which only the main process shows; arguments as tqdm's."""
-    return tqdm(*args, disable=not is_main_process(), mininterval=1.0, **options)
+    """Return tqdm's progress bar; arguments as tqdm's.
+
+    Only the main process shows it, and only on a terminal: bars would fill a file or a pipe.
+    """
+    # None: disabled unless the output is a terminal.
+    hidden = None if is_main_process() else True
+    return tqdm(*args, **{"disable": hidden, "mininterval": 1.0, **options})

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from lavis_mafa.io.checkpoints import read_checkpoint
+from lavis_mafa.metrics.chance import chance_of_recall
 from lavis_mafa.runners.base import AnyDeviceRunner
 from lavis_mafa.runners.checkpoint import BEST, load_trained_state
 from lavis_mafa.runners.loaders import Loaders, evaluation_sets
@@ -85,8 +86,20 @@ class EvaluatingRunner(AnyDeviceRunner):
         if isinstance(figures, dict):
             self.log.write("eval", split=split_name, epoch=cur_epoch, **figures)
             self.log.scalars(f"eval_{split_name}", figures, self.progress.global_step)
-            logging.info("%s: %s", split_name, figures)
+            chance = chance_of_recall(loader.dataset)
+            logging.info("%s: %s", split_name, shown_figures(figures, chance))
         return figures
+
+
+def shown_figures(figures: Mapping[str, Any], chance: Mapping[str, float]) -> str:
+    """Return rounded figures for a terminal, each with the value of a random order if known."""
+    parts = []
+    for name, value in figures.items():
+        if value is None or isinstance(value, (Mapping, list, tuple)):
+            continue
+        text = f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"
+        parts.append(f"{text} (chance {chance[name]:.2g})" if name in chance else text)
+    return "  ".join(parts)
 
 
 def matching_splits(eval_sets: Mapping[str, Any], splits: Iterable[str]) -> list[str]:

@@ -19,9 +19,9 @@ import torch.nn.functional as F
 from lavis.common.registry import registry
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
-from tqdm import tqdm
 
 from lavis_mafa.datasets.image_reading import read_rgb
+from lavis_mafa.io.processes import progress
 from lavis_mafa.processors.augmentation import quick
 from lavis_mafa.runners.checkpoint import save_atomically
 
@@ -76,7 +76,7 @@ def train_encoder(
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, total_steps=steps)
     right: list[float] = []
     encoder.train()
-    bar = tqdm(range(steps), desc="image encoder's start", mininterval=1.0)
+    bar = progress(range(steps), desc="image encoder's start")
     for step, batch in zip(bar, batches, strict=False):
         loss, accuracy = loss_of(batch)
         optimizer.zero_grad()

@@ -6,7 +6,6 @@ import json
 import logging
 import os
 import re
-import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -15,9 +14,9 @@ from typing import Any
 import numpy as np
 from lavis.common.dist_utils import get_world_size
 from PIL import Image
-from tqdm import tqdm
 
 from lavis_mafa.io.files import plain
+from lavis_mafa.io.processes import progress
 
 LOG, CONNECTIONS = "log.jsonl", "connections.jsonl"
 JSON_LINES_FILES = (LOG, CONNECTIONS, "unreadable.jsonl", "unreadable_rank*.jsonl")
@@ -175,15 +174,8 @@ class RunLog:
 
     def progress(self, steps: Iterable[int], name: str, done: int, total: int) -> Any:
         """Return a progress bar over steps, with rate and time left."""
-        return tqdm(
-            steps,
-            desc=name,
-            initial=done,
-            total=total,
-            disable=not self.active,
-            # Seconds between updates: a log file should not fill with bars.
-            mininterval=0.2 if sys.stderr.isatty() else 20.0,
-            dynamic_ncols=True,
+        return progress(
+            steps, desc=name, initial=done, total=total, mininterval=0.2, dynamic_ncols=True
         )
 
     def close(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shlex
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -36,7 +37,10 @@ from lavis_mafa.runners.problems import problems_of_runner
 from lavis_mafa.runners.run_log import RunLog
 from lavis_mafa.runners.state import RunState
 from lavis_mafa.runners.termination import Termination
+from lavis_mafa.runners.time_left import TimeLeft, duration
 from lavis_mafa.runners.training_step import CON_D, loss_terms, optimizer_step, read_values
+
+SECONDS_BETWEEN_LINES = 60.0  # about the progress of training, where no bar is shown
 
 
 @registry.register_runner("runner_mafa")
@@ -87,6 +91,7 @@ class RunnerMafa(EvaluatingRunner):
         self.termination = Termination(saves=not self.evaluate_only)
         self.figures = Figures(task, self.log, self.log_freq, int(run.get("log_connections", 64)))
         self.kept: KeptRows | None = None
+        self.time_left: TimeLeft | None = None  # since training began
         self._terminating = False  # a signal has arrived on any rank
         self._schedule: GritSchedule | None = None
         self._checkpoints: CheckpointSchedule | None = None
@@ -95,6 +100,12 @@ class RunnerMafa(EvaluatingRunner):
     def steps_per_epoch(self) -> int:
         assert self.train_set is not None
         return len(self.train_set) // (int(self.run_cfg.batch_size_train) * self.world_size)
+
+    @property
+    def total_steps(self) -> int:
+        """Mini-batches of a rank in the whole run."""
+        steps = self.steps_per_epoch * self.max_epoch
+        return min(steps, int(self.run_cfg.get("max_steps") or steps))
 
     @property
     def schedule(self) -> GritSchedule:
@@ -187,6 +198,7 @@ class RunnerMafa(EvaluatingRunner):
             log_check(self.log, found)
         if self._max_steps_done():
             return
+        self.time_left = TimeLeft(self.total_steps, self.progress.global_step)
         first = self.progress.epoch
         if self.progress.step == 0 and self.progress.finished_epochs < first:
             self._finish_epoch(first - 1)  # the run stopped between its last step and here
@@ -201,7 +213,11 @@ class RunnerMafa(EvaluatingRunner):
         with self._interruptible():
             self.evaluate(cur_epoch="best" if self.valid_splits else self.max_epoch - 1)
         self.checkpoints.retry_unsaved()
-        logging.info("finished in %.0f s; results in %s", time.time() - began, self.output_dir)
+        logging.info(
+            "finished in %s; results in %s\nnext: lavis-mafa report %s\n"
+            "      lavis-mafa evaluate --run %s",
+            *(duration(time.time() - began), *[shlex.quote(str(self.output_dir))] * 3),
+        )
 
     def check_con_d(self) -> SelfCheck | None:
         """Check that Con-D tells own from random pairs; see `con_d_check.check_con_d`."""
@@ -432,6 +448,15 @@ class RunnerMafa(EvaluatingRunner):
                 features = [torch.nan_to_num(one) for one in features]
             self.schedule.collect(samples["index"], *features)
         lr = self.optimizer.param_groups[0]["lr"]
+        assert self.time_left is not None
+        left = self.time_left.after(self.progress.global_step)
         if not bad:
-            bar.set_postfix(loss=losses["loss"], lr=lr, refresh=False)
+            bar.set_postfix(loss=f"{losses['loss']:.3f}", lr=f"{lr:.1e}", left=left, refresh=False)
+        if bar.disable and is_main_process() and self.time_left.is_due(SECONDS_BETWEEN_LINES):
+            # Instead of a bar, which only a terminal shows.
+            logging.info(
+                "epoch %d, step %d of %d: loss %.3f, %s left of the run",
+                *(samples["epoch"], samples["iters"] + 1, samples["num_iters_per_epoch"]),
+                *(losses["loss"], left),
+            )
         self.figures.record_step(output, samples, losses, lr, self.progress.global_step, bad)

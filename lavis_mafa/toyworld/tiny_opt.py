@@ -22,9 +22,9 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from tqdm import tqdm
 
 from lavis_mafa.io.files import write_json
+from lavis_mafa.io.processes import progress
 from lavis_mafa.toyworld import (
     PRESETS,
     WorldConfig,
@@ -285,7 +285,7 @@ def _train(model: Any, batches: list[list[Encoded]]) -> float:
     schedules = [torch.optim.lr_scheduler.LambdaLR(each, rate) for each in optimizers]
     losses = []
     model.train()
-    for batch in tqdm(batches, desc="language model", mininterval=1.0):
+    for batch in progress(batches, desc="language model"):
         loss = _loss(model, early, batch)
         for optimizer in optimizers:
             optimizer.zero_grad()

@@ -1,0 +1,140 @@
+"""What a run shows on a terminal, and what it leaves out in a file or a pipe."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import logging
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from runs import run_here
+
+from lavis_mafa.cli import main
+from lavis_mafa.io.checkpoints import read_checkpoint
+from lavis_mafa.io.processes import progress
+from lavis_mafa.metrics.chance import chance_of_recall, random_recall
+from lavis_mafa.runners import runner_mafa, time_left
+from lavis_mafa.runners.evaluation import shown_figures
+from lavis_mafa.runners.session import exit_status
+from lavis_mafa.runners.time_left import TimeLeft, duration
+
+
+def test_chance_by_counting_all_orders():
+    """Of 5 candidates, 1, 2 or 4 are relevant: count the orders with one among the first k."""
+    for k in (1, 2, 3, 10):
+        expected = []
+        for relevant in (1, 2, 4):
+            orders = list(itertools.permutations(range(5)))
+            expected.append(sum(min(order[:k]) < relevant for order in orders) / len(orders))
+        assert random_recall(np.array([1, 2, 4]), 5, k) == pytest.approx(100 * np.mean(expected))
+
+
+def test_chance_of_an_evaluation_set():
+    class Split:
+        img2txt = {0: [0, 1], 1: [2], 2: [3]}
+        txt2img = {0: 0, 1: 0, 2: 1, 3: 2}
+
+    chance = chance_of_recall(Split())
+    assert chance["txt_r1"] == pytest.approx(100 * (2 / 4 + 1 / 4 + 1 / 4) / 3)
+    assert chance["img_r1"] == pytest.approx(100 / 3) and chance["img_r5"] == 100
+    assert chance_of_recall(object()) == {}
+
+
+def test_figures_are_rounded_with_chance_beside_them():
+    text = shown_figures({"txt_r1": 12.345678, "n": 3, "none": None}, {"txt_r1": 1.23456})
+    assert text == "txt_r1 12.35 (chance 1.2)  n 3"
+
+
+def test_time_left_is_of_the_whole_run(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(time_left.time, "monotonic", lambda: now[0])
+    left = TimeLeft(total=110, done=10)
+    now[0] += 20  # 10 steps in 20 s, 90 to go
+    assert left.after(20) == "0:03:00"
+    assert left.is_due(20) and not left.is_due(20)
+    assert duration(3723) == "1:02:03" and left.after(110) == "0:00:00"
+
+
+def test_no_bars_in_a_pipe(capfd):
+    assert list(progress(range(3), desc="counting")) == [0, 1, 2]
+    captured = capfd.readouterr()
+    assert "counting" not in captured.err + captured.out
+
+
+def test_bars_on_a_terminal():
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    screen = Terminal()
+    assert list(progress(range(3), desc="counting", file=screen)) == [0, 1, 2]
+    assert "counting" in screen.getvalue()
+
+
+def test_lines_of_a_run(tmp_path, caplog, capfd, monkeypatch):
+    """Progress with the time left where no bar is shown, rounded figures, and what to run next."""
+    monkeypatch.setattr(runner_mafa, "SECONDS_BETWEEN_LINES", 0.0)
+    caplog.set_level(logging.INFO)
+    run_here(tmp_path, run__max_epoch=1, run__test_splits='["test"]')
+    text = caplog.text
+    assert "epoch 0, step 3 of 9: loss " in text and " left of the run" in text
+    assert f"next: lavis-mafa report {tmp_path / 'job'}" in text
+    assert f"lavis-mafa evaluate --run {tmp_path / 'job'}" in text
+    (line,) = (line for line in text.splitlines() if " test: " in line)
+    assert "(chance " in line
+    numbers = [word for word in line.split(" test: ")[1].split() if word[0].isdigit()]
+    assert numbers and all(len(number) <= 9 for number in numbers), line
+    assert "%|" not in capfd.readouterr().err
+
+
+def test_check_data_says_where_it_looked(tmp_path, capsys):
+    (tmp_path / "train.json").write_text('[{"image": "a.jpg", "caption": "a dog"}]')
+    wrong = tmp_path / "pictures"
+    wrong.mkdir()
+    main(["check-data", str(tmp_path / "train.json"), "--image-root", str(wrong)])
+    output = capsys.readouterr().out
+    assert f"looked for in {wrong}" in output and "not one of them is there" in output
+
+
+@pytest.mark.parametrize(
+    "arch, form, message",
+    [
+        ("albef_mafa", "hf", "--to albef_* takes checkpoints of ALBEF"),
+        ("blip_mafa", "hf", "of the family blip: --to hf takes checkpoints of BLIP-2 only"),
+        ("blip2_mafa", "albef_vqa", "--to hf takes those of BLIP-2"),
+    ],
+)
+def test_export_names_the_family_that_can(tmp_path, capsys, arch, form, message):
+    config = {"model": {"arch": arch, "model_type": "tiny"}}
+    torch.save({"model": {"a": torch.ones(2)}, "config": config}, tmp_path / "one.pth")
+    status = main(["export", str(tmp_path / "one.pth"), str(tmp_path / "out"), "--to", form])
+    assert status == 1 and message in capsys.readouterr().err
+
+
+class Code:
+    """Pickles as a call, which loading must refuse."""
+
+    def __reduce__(self):
+        return (print, ("run",))
+
+
+def test_torchs_advice_never_reaches_the_user(tmp_path, caplog):
+    torch.save({"model": Code()}, tmp_path / "code.pth")
+    with pytest.raises(ValueError, match="which is code") as error:
+        read_checkpoint(str(tmp_path / "code.pth"))
+    assert "weights_only" not in str(error.value)
+
+    def as_lavis_loads():
+        torch.load(tmp_path / "code.pth", weights_only=True)
+
+    assert exit_status(as_lavis_loads) == 1
+    assert "which is code" in caplog.text
+    assert "weights_only" not in caplog.text and "Traceback" not in caplog.text
+
+    def of_another_kind():
+        raise pickle.UnpicklingError("set weights_only=False if you trust the source")
+
+    assert exit_status(of_another_kind) == 1 and "weights_only" not in caplog.text
