@@ -166,7 +166,7 @@ def hardest_negatives(
     parts = [(none, none, none.astype(bool), none)]  # so that there is something to concatenate
     batches = order.reshape(-1, batch_size)
     for number, positions in enumerate(
-        progress(batches, desc="hard negatives", **({"disable": True} if quiet else {}))
+        batches if quiet else progress(batches, desc="hard negatives")
     ):
         rows = torch.from_numpy(positions)
         images, texts = features.images[rows].to(device).float(), features.texts[rows].to(device)

@@ -81,8 +81,8 @@ def export_lavis(checkpoint: str, out: Path, form: str, fusion_layer: int = 6) -
     lost = [part for part in PARTS if not any(str(key).startswith(part) for key in weights)]
     if lost:
         raise ValueError(
-            f"{checkpoint} has no weights below {' and '.join(lost)}: it is not one of ALBEF, and --to hf "
-            "takes those of BLIP-2"
+            f"{checkpoint} has no weights below {' and '.join(lost)}: it is not one of ALBEF, "
+            "and --to hf takes those of BLIP-2"
         )
     if any(str(key).startswith(f"{PARTS[0]}patch_embed.convs.") for key in weights):
         raise ValueError(f"{checkpoint} has a convolutional stem, which LAVIS's models lack")
