@@ -89,7 +89,7 @@ def on_main_process(action: Callable[[], T]) -> T | None:
             failure = error
     if get_world_size() > 1:
         text = failure and f"on rank 0: {type(failure).__name__}: {failure}"
-        message = [text, getattr(failure, "exit_status", 1)]
+        message: list[Any] = [text, getattr(failure, "exit_status", 1)]
         dist.broadcast_object_list(message, src=0)
         if failure is None and message[0] is not None:
             raise MainProcessError(*message)

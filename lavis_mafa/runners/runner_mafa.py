@@ -198,7 +198,6 @@ class RunnerMafa(EvaluatingRunner):
             log_check(self.log, found)
         if self._max_steps_done():
             return
-        self.time_left = TimeLeft(self.total_steps, self.progress.global_step)
         first = self.progress.epoch
         if self.progress.step == 0 and self.progress.finished_epochs < first:
             self._finish_epoch(first - 1)  # the run stopped between its last step and here
@@ -268,6 +267,8 @@ class RunnerMafa(EvaluatingRunner):
             Whether the run continues; not if ``run.max_steps`` is reached.
         """
         first_step, self.progress.step = self.progress.step, 0
+        if self.time_left is None:
+            self.time_left = TimeLeft(self.total_steps, self.progress.global_step)
         if first_step == 0:
             self._begin_epoch(epoch)
         plan = self.schedule.plan
