@@ -183,7 +183,7 @@ def _check_files(name: str, s: Settings, report: Report) -> None:
     used = _used_splits(s)
     for split in annotations or ():
         if split in PHASES and split not in used and used & set(annotations):
-            continue  # `drop_unused_annotations` drops it
+            continue  # `only_splits` hides it
         where = f"{path}.annotations.{split}"
         storage, url = listed(s[f"{where}.storage"]), listed(s[f"{where}.url"])
         if storage and url and len(storage) != len(url):

@@ -74,7 +74,13 @@ def read_checkpoint(url_or_filename: str, mapped: bool = False) -> dict[str, Any
     """
     path = str(url_or_filename)
     if is_url(path):
-        path = download_cached_file(path, check_hash=False, progress=True)
+        try:
+            path = download_cached_file(path, check_hash=False, progress=True)
+        except OSError as error:
+            raise OSError(
+                f"{path} is not in the cache and cannot be downloaded ({error}): give a local file "
+                "instead, or run once with a network"
+            ) from error
     if not os.path.isfile(path):
         raise FileNotFoundError(f"no checkpoint at {path} (seen from {os.getcwd()})")
     cut = (

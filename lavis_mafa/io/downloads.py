@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import huggingface_hub
 import requests
 import torch
 from huggingface_hub import snapshot_download
@@ -143,6 +144,12 @@ def answers(server: str) -> bool:
     except requests.RequestException:
         return False
     return True
+
+
+def go_offline() -> None:
+    """Let Hugging Face's libraries use their cache without asking the hub, in this process."""
+    os.environ["HF_HUB_OFFLINE"] = "1"  # of worker processes
+    huggingface_hub.constants.HF_HUB_OFFLINE = True
 
 
 def _length(url: str) -> int | None:

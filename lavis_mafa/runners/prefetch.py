@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from lavis.common.registry import registry
 from lavis.common.utils import get_cache_path, is_url
 from lavis.datasets.builders.base_dataset_builder import BaseDatasetBuilder
 
-from lavis_mafa.io.downloads import OfflineError, UrlFile, answers, listing
+from lavis_mafa.io.downloads import OfflineError, UrlFile, answers, go_offline, listing
 from lavis_mafa.io.processes import on_main_process
 from lavis_mafa.models.sources import Source, sources_of_model
 
@@ -25,17 +26,24 @@ def used_splits(run_cfg: Any) -> set[str]:
     return {*training, *(run_cfg.get("valid_splits") or []), *(run_cfg.get("test_splits") or [])}
 
 
-def drop_unused_annotations(cfg: Any, splits: set[str]) -> None:
-    """Remove the annotation files of other splits from the data sets of a config, in place.
+@contextmanager
+def only_splits(cfg: Any, splits: set[str]) -> Iterator[None]:
+    """Hide the annotation files of other splits from the builders of a config's data sets.
 
     They would be fetched and read for nothing. A data set with none of the splits is left as it is.
     """
+    hidden: list[tuple[Any, str, Any]] = []
     for dataset in cfg.datasets_cfg.values():
         annotations = dataset.get("build_info", {}).get("annotations") or {}
         if not splits & set(annotations):
             continue
         for split in [one for one in annotations if one in SPLITS and one not in splits]:
-            del annotations[split]
+            hidden.append((annotations, split, annotations.pop(split)))
+    try:
+        yield
+    finally:
+        for annotations, split, info in hidden:  # the run records its whole config
+            annotations[split] = info
 
 
 def sources_of_data(cfg: Any) -> Iterator[Source]:
@@ -76,6 +84,10 @@ def require_sources(cfg: Any) -> None:
     def check() -> None:
         sources = sources_of(cfg)
         missing = [one for one in sources if not one.is_there]
+        # LAVIS's own models ask the hub even for cached files, which takes minutes without it.
+        by_lavis = [one for one in sources if one.key.endswith(".arch")]
+        if by_lavis and not missing and not answers(by_lavis[0].server):
+            go_offline()
         if not missing:
             return
         lines = "\n".join(listing(sources))

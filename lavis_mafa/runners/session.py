@@ -35,7 +35,7 @@ from lavis_mafa.runners.folder import choose_folder, launch_identity, record_lau
 from lavis_mafa.runners.guard import NonFiniteError, UnreadableError
 from lavis_mafa.runners.launch import init_distributed, seed_everything
 from lavis_mafa.runners.prefetch import (
-    drop_unused_annotations,
+    only_splits,
     prefetch,
     require_sources,
     used_splits,
@@ -65,9 +65,9 @@ def build_data(cfg: Any, splits: Collection[str] | None = None) -> tuple[Any, An
         splits: those to build, where the config names their files; None: those that the run reads.
     """
     task = tasks.setup_task(cfg)
-    drop_unused_annotations(cfg, used_splits(cfg.run_cfg) if splits is None else set(splits))
-    _find_annotations(cfg)
-    datasets = task.build_datasets(cfg)
+    with only_splits(cfg, used_splits(cfg.run_cfg) if splits is None else set(splits)):
+        _find_annotations(cfg)
+        datasets = task.build_datasets(cfg)
     _check_size(cfg, datasets)
     return task, datasets
 

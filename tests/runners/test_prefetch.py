@@ -132,6 +132,30 @@ def test_prefetch_downloads_what_is_missing(server, monkeypatch, capsys, tmp_pat
     assert (tmp_path / "lavis/coco/train.json").is_file()
 
 
+def test_recorded_config_keeps_the_files_of_unused_splits():
+    from omegaconf import OmegaConf
+
+    files = {split: {"storage": f"{split}.json"} for split in ("train", "val", "test", "other")}
+    built = OmegaConf.create({"mine": {"build_info": {"annotations": files}}})
+    cfg = type("Cfg", (), {"datasets_cfg": built})
+    with prefetching.only_splits(cfg, {"train", "val"}):
+        assert list(built.mine.build_info.annotations) == ["train", "val", "other"]
+    assert OmegaConf.to_container(built.mine.build_info.annotations) == files
+
+
+def test_a_url_without_network_is_explained(monkeypatch):
+    from urllib.error import URLError
+
+    from lavis_mafa.io import checkpoints
+
+    def fail(*_, **__):
+        raise URLError("no route to host")
+
+    monkeypatch.setattr(checkpoints, "download_cached_file", fail)
+    with pytest.raises(OSError, match="is not in the cache and cannot be downloaded"):
+        checkpoints.read_checkpoint("https://nowhere.invalid/weights.pth")
+
+
 def test_used_splits():
     assert used_splits({"evaluate": True, "test_splits": ["test"]}) == {"test"}
     assert used_splits({"valid_splits": ["val"], "test_splits": None}) == {"train", "val"}
