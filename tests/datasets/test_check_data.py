@@ -60,6 +60,7 @@ def test_clean_data_pass(clean: Path, capsys) -> None:
         "caption_words": {"min": 1, "median": 2, "95 %": pytest.approx(2.9), "max": 3},
         "width": {"min": 64, "median": 72, "95 %": pytest.approx(79.2), "max": 80},
         "height": {"min": 48, "median": 54, "95 %": pytest.approx(59.4), "max": 60},
+        "looked_in": str(clean),
         "problems": {key: [] for key in PROBLEMS},
     }
     printed = capsys.readouterr().out

@@ -591,7 +591,7 @@ def test_no_rank_waits_forever_if_rank_0_fails(work_folder: Path) -> None:
     (_, error_0, message_0), (_, error_1, message_1) = answers_of_two(
         build_on_rank, "gone.tar", True
     )
-    assert (error_0, error_1) == ("FileNotFoundError", "RuntimeError")
+    assert (error_0, error_1) == ("FileNotFoundError", "MainProcessError")
     assert "gone.tar" in message_0 and message_0 in message_1
 
 
