@@ -75,9 +75,9 @@ def lock_folder(folder: Path, wait: float = WAIT_SECONDS) -> bool:
     _held[folder] = file
     started = datetime.datetime.now().astimezone().isoformat(" ", "seconds")
     content = {"host": socket.gethostname(), "pid": os.getpid(), "started": started}
-    file.truncate(0)
-    file.write(json.dumps(content).encode() + b"\n")
-    file.flush()
+    with suppress(OSError):  # on a full disk the lock holds without its description
+        os.ftruncate(file.fileno(), 0)
+        os.pwrite(file.fileno(), json.dumps(content).encode() + b"\n", 0)
     return waited
 
 
