@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 LOCK = "run.lock"
+RESULTS = "result"  # a subfolder that LAVIS makes for every run
 # A process that was told to end may still be saving when its successor starts.
 WAIT_SECONDS = 5.0
 POLL_SECONDS = 0.1
@@ -90,9 +91,10 @@ def release_folders() -> None:
             if _is_at(file, path):
                 path.unlink()  # before the lock ends: afterwards it may be another process's
         file.close()
-        for empty in (folder / "result", folder):
-            with suppress(OSError):  # not empty, or removed already
-                empty.rmdir()
+        with suppress(OSError):  # not empty, or removed already
+            if set(os.listdir(folder)) == {RESULTS}:
+                (folder / RESULTS).rmdir()
+            folder.rmdir()
 
 
 def _is_at(file: BinaryIO, path: Path) -> bool:
