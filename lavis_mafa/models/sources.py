@@ -66,7 +66,7 @@ def sources_of_con_d(cfg: Mapping[str, Any], key: str) -> Iterator[Source]:
         yield UrlFile(f"{key}.checkpoint", checkpoint)
         return  # only its content says what else it needs
     if checkpoint:
-        model = config_of(arch, model_type, checkpoint, read_checkpoint(checkpoint, mapped=True))
+        model = config_of(str(arch), model_type, checkpoint, read_checkpoint(checkpoint, True))
     yield from sources_of_model(OmegaConf.merge(model, cfg.get("model") or {}), key)
 
 
