@@ -65,6 +65,8 @@ def sources_of_con_d(cfg: Mapping[str, Any], key: str) -> Iterator[Source]:
     if checkpoint and is_url(checkpoint):
         yield UrlFile(f"{key}.checkpoint", checkpoint)
         return  # only its content says what else it needs
+    if checkpoint and not os.path.isfile(checkpoint):
+        return  # the config check reports it
     if checkpoint:
         model = config_of(str(arch), model_type, checkpoint, read_checkpoint(checkpoint, True))
     yield from sources_of_model(OmegaConf.merge(model, cfg.get("model") or {}), key)

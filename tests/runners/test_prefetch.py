@@ -54,6 +54,11 @@ def test_all_that_a_config_fetches_is_named():
     assert len([one for one in found if one[1] == "bert-base-uncased"]) == 2
 
 
+def test_missing_local_checkpoint_of_con_d_is_left_to_the_config_check():
+    names = {name for _, name in origins(TRAIN / "albef_4m.yaml")}
+    assert "bert-base-uncased" in names and "albef_coco_retrieval_lavis.pt" not in names
+
+
 def test_stages_of_blip2():
     names = {name for _, name in origins(TRAIN / "blip2_own_data.yaml", *OWN)}
     assert names == {"bert-base-uncased", "eva_vit_g.pth"}
