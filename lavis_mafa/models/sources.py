@@ -51,11 +51,15 @@ def sources_of_model(cfg: Any, key: str = "model") -> Iterator[Source]:
             yield UrlFile(f"{key}.{chosen}", url)
     con_d = (cfg.get("mafa") or {}).get("con_d")
     if con_d:
-        yield from sources_of_con_d(con_d, f"{key}.mafa.con_d")
+        yield from sources_of_con_d(con_d, f"{key}.mafa.con_d", cfg)
 
 
-def sources_of_con_d(cfg: Mapping[str, Any], key: str) -> Iterator[Source]:
-    """Yield what building Con-D fetches; `lavis_mafa.models.con_d.build` builds it."""
+def sources_of_con_d(cfg: Mapping[str, Any], key: str, known: Any) -> Iterator[Source]:
+    """Yield what building Con-D fetches; `lavis_mafa.models.con_d.build` builds it.
+
+    Args:
+        known: the ``model`` config that it belongs to.
+    """
     arch, checkpoint = cfg.get("arch"), cfg.get("checkpoint")
     cls = None if arch in DISCRIMINATORS else registry.get_model_class(arch or "")
     if cls is None:
@@ -67,9 +71,14 @@ def sources_of_con_d(cfg: Mapping[str, Any], key: str) -> Iterator[Source]:
         return  # only its content says what else it needs
     if checkpoint and not os.path.isfile(checkpoint):
         return  # the config check reports it
+    given = cfg.get("model") or {}
     if checkpoint:
-        model = config_of(str(arch), model_type, checkpoint, read_checkpoint(checkpoint, True))
-    yield from sources_of_model(OmegaConf.merge(model, cfg.get("model") or {}), key)
+        try:
+            content = read_checkpoint(checkpoint, mapped=True)
+            model = config_of(str(arch), model_type, checkpoint, content, given, known)
+        except ValueError:
+            return  # the config check reports it, or building it
+    yield from sources_of_model(OmegaConf.merge(model, given), key)
 
 
 def tokenizer_source(key: str, name: str | None) -> Iterator[Source]:
