@@ -45,7 +45,9 @@ def origins(path, *options):
 
 
 def test_all_that_a_config_fetches_is_named():
-    found = origins(TRAIN / "albef_4m.yaml", "model.mafa.con_d.checkpoint=null")
+    judge = [f"model.mafa.con_d.{key}" for key in ("arch=albef_retrieval", "model_type=coco")]
+    judge += ["model.mafa.con_d.checkpoint=null", "model.mafa.con_d.image_size=null"]
+    found = origins(TRAIN / "albef_4m.yaml", *judge)
     names = {name for _, name in found}
     assert {"bert-base-uncased", "deit_base_patch16_224-b5f2ef4d.pth"} <= names
     assert "albef_coco_retrieval_lavis.pt" in names  # Con-D's published weights
