@@ -33,6 +33,8 @@ RATES = {
     "vit_layer_norm_epsilon": (-1, 1),
 }
 MOST_PATCHES = 2**14  # each has a position embedding
+MOST_OF_OTHERS = 2**12  # of numbers that only a user's own model has
+UNUSED = {"mafa", "pretrained", "finetuned", "load_pretrained", "load_finetuned"}
 FLAGS = {"negative_all_rank", "freeze_vit", "vit_grad_ckpt", "use_grad_checkpoint", "use_distill"}
 FLAGS |= {"apply_lemmatizer"}
 CHOICES: dict[str, tuple[str, ...]] = {
@@ -87,16 +89,22 @@ def recorded_model(
     if model_type:
         found["model_type"] = model_type
     problems: list[str] = []
-    options = _options_of(model_cls)
+    weights, options = weights_of(content), _options_of(model_cls)
+    weights = weights if isinstance(weights, dict) else {}
+    shipped = OmegaConf.load(
+        model_cls.default_config_path(model_type or next(iter(_types_of(model_cls))))
+    ).model
     for name, value in recorded.items():
-        if name in given:
+        if name in UNUSED or (
+            name in given and name != "vit"
+        ):  # of a ViT, single sizes may be given
             continue
         if name == "vit":
             found[name] = _vit(value, problems)
         elif name in PLACES:
-            if _is_safe_place(name, value, model_cls) or value == known.get(name):
+            if _is_safe_place(name, value, model_cls) or _is_same(value, known.get(name)):
                 found[name] = value
-            elif any(str(key).startswith(STARTS.get(name, ())) for key in weights_of(content)):
+            elif any(str(key).startswith(STARTS.get(name, ())) for key in weights):
                 found[name] = None
             else:
                 problems.append(
@@ -114,6 +122,8 @@ def recorded_model(
         elif name == "prompt" and isinstance(value, str) and "${" not in value:
             found[name] = value
         elif name in options and _is_plain(value, options[name]):
+            found[name] = value
+        elif type(shipped.get(name)) is type(value) and _is_small(value):  # a user's own model's
             found[name] = value
     if problems:
         raise ValueError(
@@ -136,8 +146,7 @@ def recorded_type_of(content: dict[str, Any], arch: str) -> str | None:
     model_type = recorded.get("model_type")
     if not isinstance(model_type, str) or not _is_of(recorded, arch):
         return None
-    known = registry.get_model_class(arch).PRETRAINED_MODEL_CONFIG_DICT
-    return model_type if model_type in known else None
+    return model_type if model_type in _types_of(registry.get_model_class(arch)) else None
 
 
 def check_patches(model: Mapping[str, Any], origin: str) -> None:
@@ -155,6 +164,11 @@ def check_patches(model: Mapping[str, Any], origin: str) -> None:
             f"{origin} contains a model config that cannot be read: an image of {size} px has "
             f"{(size // patch) ** 2} patches of {patch} px, expected at most {MOST_PATCHES}"
         )
+
+
+def _types_of(model_cls: Any) -> Mapping[str, Any]:
+    types: Mapping[str, Any] = model_cls.PRETRAINED_MODEL_CONFIG_DICT
+    return types
 
 
 def _is_of(recorded: Mapping[str, Any], arch: str) -> bool:
@@ -192,7 +206,7 @@ def _is_safe_place(name: str, value: Any, model_cls: Any) -> bool:
         return True
     if not isinstance(value, str):
         return False
-    for model_type in model_cls.PRETRAINED_MODEL_CONFIG_DICT:
+    for model_type in _types_of(model_cls):
         if OmegaConf.load(model_cls.default_config_path(model_type)).model.get(name) == value:
             return True
     # A bare name is looked up in this package first, and so never leaves it.
@@ -213,6 +227,15 @@ def _is_plain(value: Any, option: Option) -> bool:
     if isinstance(value, bool):
         return True
     return is_number(value) and abs(value) <= 2**16 and option.allows(value)
+
+
+def _is_same(value: Any, named: Any) -> bool:
+    return isinstance(value, str) and value == named
+
+
+def _is_small(value: Any) -> bool:
+    """Return whether a value is a flag, or a number that is no danger as a size."""
+    return isinstance(value, bool) or (is_number(value) and abs(value) <= MOST_OF_OTHERS)
 
 
 def _short(value: Any) -> str:

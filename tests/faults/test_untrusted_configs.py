@@ -18,6 +18,8 @@ from omegaconf import OmegaConf
 import lavis_mafa
 from lavis_mafa.config.con_d import check_con_d
 from lavis_mafa.export.source import build_model
+from lavis_mafa.io.checkpoints import read_checkpoint
+from lavis_mafa.models.checkpoints import config_of
 from lavis_mafa.models.con_d.build import build_discriminator
 from lavis_mafa.models.recorded import MOST_PATCHES, recorded_model
 
@@ -189,6 +191,33 @@ def test_sizes_out_of_range_are_refused(content, tmp_path, injected, monkeypatch
         injected("checkpoint of impossible sizes", 1)
     # The user's own value replaces it, and is what counts.
     recorded_model(content, "albef_mafa", given={key: value})
+
+
+def test_single_sizes_may_be_given(content, tmp_path):
+    """The others of an image encoder are those that the checkpoint records."""
+    vit = {"patch_size": 8, "width": 32, "depth": 1, "heads": 2}
+    path = saved(content, tmp_path / "c.pth", vit=vit)
+    read = read_checkpoint(str(path))
+    cfg = config_of("albef_mafa", "tiny", str(path), read, {"vit": {"depth": 2}})
+    assert cfg.vit == {**vit, "depth": 2}
+
+
+def test_number_of_a_users_own_model_is_used_if_small(content, tmp_path, monkeypatch):
+    """A key that only its default YAML has."""
+    shipped = OmegaConf.load(lavis_mafa.models.AlbefMafa.default_config_path("tiny"))
+    shipped.model.update(own_width=8, own_flag=False, own_name="a")
+    OmegaConf.save(shipped, tmp_path / "own.yaml")
+    types = {"tiny": str(tmp_path / "own.yaml")}
+    monkeypatch.setattr(lavis_mafa.models.AlbefMafa, "PRETRAINED_MODEL_CONFIG_DICT", types)
+
+    def found(**model):
+        changed = copy.deepcopy(content["config"])
+        changed["model"].update(model)
+        recorded = recorded_model({**content, "config": changed}, "albef_mafa")
+        return {name: recorded[name] for name in model if name in recorded}
+
+    assert found(own_width=16, own_flag=True) == {"own_width": 16, "own_flag": True}
+    assert found(own_width=10**6, own_flag="yes", own_name="b", else_=3) == {}
 
 
 def test_position_embeddings_are_limited(content, tmp_path, injected):
