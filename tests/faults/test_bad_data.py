@@ -17,10 +17,12 @@ from bad_pairs import (
     CAPTIONS,
     CUT,
     EXPECTED_PIXEL,
+    POSTSCRIPT,
     REPLACED,
     UNKNOWN,
     DefectivePairs,
     encoded,
+    iptc,
     png,
     zeros,
 )
@@ -34,6 +36,7 @@ from runs import CONFIG, ROOT, finish, records, run_here, start
 
 from lavis_mafa.datasets import TrainingSet
 from lavis_mafa.datasets.check_data import check
+from lavis_mafa.datasets.image_reading import read_rgb
 from lavis_mafa.datasets.image_text_json import ImageTextTrain
 from lavis_mafa.datasets.image_text_shards import ImageTextShardsTrain
 from lavis_mafa.runners.guard import UnreadableError
@@ -153,6 +156,22 @@ def test_file_without_read_permission(tmp_path, injected):
     (folder.path / "images" / folder.rows[0]["image"]).chmod(0)
     assert "PermissionError" in train_set(folder)[0, 0]["load_error"]
     injected("data: no permission", survived=1)
+
+
+@pytest.mark.parametrize("content", [POSTSCRIPT, iptc(POSTSCRIPT)], ids=["plain", "inside IPTC"])
+def test_postscript_is_never_run(tmp_path, monkeypatch, injected, content):
+    """Neither by our reader nor by Pillow's own, by which LAVIS's other data sets read."""
+    mark, program = tmp_path / "it_ran", tmp_path / "gs"
+    program.write_text(f"#!/bin/sh\ntouch {mark}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    (tmp_path / "a.jpg").write_bytes(content)
+    with pytest.raises(OSError, match="a.jpg"):
+        read_rgb(tmp_path / "a.jpg")
+    with pytest.raises(OSError, match="Ghostscript"):
+        Image.open(tmp_path / "a.jpg").convert("RGB")
+    assert not mark.exists()
+    injected("PostScript", 2, times=2)
 
 
 def test_check_data_finds_the_samples_that_training_replaces(folder_of):
