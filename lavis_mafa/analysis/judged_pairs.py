@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import zipfile
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -160,13 +162,19 @@ class Judged:
                 for prefix in (_PREFIX, _SAMPLING)
             )
             about = json.loads(str(columns["about"]))
+            if not isinstance(about, dict):
+                raise ValueError(f"about is a {type(about).__name__}, expected an object")
             return cls(
                 **{name: columns[name] for name in _COLUMNS},
                 probability=probability,
                 about=about,
                 samplings=samplings,
             )
-        except (KeyError, ValueError, OSError) as error:
+        # A damaged zip or odd JSON inside makes NumPy and json raise classes of their own.
+        except (
+            *(KeyError, ValueError, OSError, EOFError, RecursionError),
+            *(zipfile.BadZipFile, zlib.error),
+        ) as error:
             raise ValueError(f"{path} is not a file of judged pairs: {error}") from error
 
 

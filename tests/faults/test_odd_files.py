@@ -12,12 +12,14 @@ import time
 import zipfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import yaml
 from faulty_runs import run_here, toy
 from PIL import Image
 
+from lavis_mafa.analysis.judged_pairs import Judged
 from lavis_mafa.analysis.quality.correction import read_correction
 from lavis_mafa.analysis.quality.labels import LABELS, VERSION, read_labels
 from lavis_mafa.config import ConfigError, load_config
@@ -345,6 +347,27 @@ def test_odd_labels_are_refused(tmp_path, injected, what):
         injected("odd labels", 1)
     path.write_text(json.dumps(labels()))
     assert read_labels(path).above == 0.5
+
+
+@pytest.mark.parametrize("about", ["[]", "3", "null", DEEP, "{", ""])
+def test_odd_description_of_judged_pairs_is_refused(tmp_path, injected, about):
+    path, none = tmp_path / "judged.npz", np.zeros(0)
+    columns = dict.fromkeys(("image", "text", "from_image", "from_text", "truth"), none)
+    np.savez(path, about=np.array(about), **columns, probability_a=none)
+    with pytest.raises(ValueError, match="judged.npz is not a file of judged pairs"):
+        Judged.load(path)
+    injected("odd labels", 1)
+
+
+@pytest.mark.parametrize("part", [0.0, 0.3, 0.9])
+def test_truncated_judged_pairs_are_refused(tmp_path, injected, part):
+    path = tmp_path / "judged.npz"
+    np.savez(path, about=np.array("{}"), image=np.zeros(1000))
+    content = path.read_bytes()
+    path.write_bytes(content[: int(part * len(content))])
+    with pytest.raises(ValueError, match="judged.npz is not a file of judged pairs"):
+        Judged.load(path)
+    injected("odd labels", 1)
 
 
 def test_numbers_of_400_digits_are_refused(tmp_path, injected):
