@@ -136,7 +136,7 @@ def problems_of(command: str) -> list[str]:
 
 def errors_of_parser(name: str, words: list[str]) -> list[str]:
     """Return the error of the subcommand's own parser, [] if it accepts the command."""
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(prog=f"lavis-mafa {name}")
     importlib.import_module(COMMANDS[name][0]).add_arguments(parser)
     parser.add_argument("--plugin", action="append")  # valid for every command
     error = io.StringIO()
