@@ -18,7 +18,7 @@ from lavis_mafa.algorithm.tokens import captions_of
 PARTS = ("visual_encoder", "text_encoder", "vision_proj", "text_proj")
 SECOND_VIEW = "image_view2"  # key of other augmentations of a mini-batch's images
 NO_IMAGE = -100  # image id of empty places in the queue, as in LAVIS
-RAMP_EPOCHS = 2  # over which the weight of the soft labels grows to alpha
+RAMP_EPOCHS = 2.0  # over which the weight of the soft labels grows to alpha, as in LAVIS
 
 
 class Momentum(MovingCopies):
@@ -35,6 +35,8 @@ class Momentum(MovingCopies):
             queue, only momentum features of the mini-batch (MDNQ, MAFA Table 17).
         rate: share of a copy that is kept at each step, 0 to 1 (0.995).
         alpha: weight of the soft labels, 0 to 1 (0.4).
+        ramp_epochs: first epochs over which their weight grows from 0 to alpha: 1 in ALBEF's
+            pre-training, 2 in LAVIS and BLIP; 0: it is alpha from the start.
     """
 
     def __init__(
@@ -45,9 +47,10 @@ class Momentum(MovingCopies):
         queue_size: int,
         rate: float = 0.995,
         alpha: float = 0.4,
+        ramp_epochs: float = RAMP_EPOCHS,
     ) -> None:
         super().__init__(model, PARTS, rate)
-        self.alpha, self.queue_size = alpha, queue_size
+        self.alpha, self.queue_size, self.ramp_epochs = alpha, queue_size, ramp_epochs
         for name in ("image_queue", "text_queue"):
             model.register_buffer(name, F.normalize(torch.randn(width, queue_size), dim=0))
         model.register_buffer("queue_ptr", torch.zeros(1, dtype=torch.long))
@@ -135,10 +138,11 @@ class Momentum(MovingCopies):
         )
 
     def weight(self, samples: Mapping[str, Any]) -> float:
-        """Return the weight of the soft labels; it grows to alpha over the first two epochs."""
+        """Return the weight of the soft labels; it grows to alpha over ``ramp_epochs``."""
         steps: int = samples.get("num_iters_per_epoch", 1)
         done: int = samples.get("epoch", 0) * steps + samples.get("iters", 0)
-        return self.alpha * min(1.0, done / (RAMP_EPOCHS * steps))
+        ramp = self.ramp_epochs * steps
+        return self.alpha * (min(1.0, done / ramp) if ramp else 1.0)
 
 
 class _Copies:

@@ -42,6 +42,9 @@ class PosteriorRule:
         source="FNE",
         low=0,
     )
+    cut_down: bool = option(
+        True, "whether easy negatives are excluded by that margin", source="FNE"
+    )
     minimum: int = option(
         200, "positives to observe before the posterior is used", source="FNE", low=0
     )
@@ -300,7 +303,8 @@ class PosteriorPicker(nn.Module):
         """Return `sampling_weights` ``(B, N)`` with the distributions observed so far."""
         rule = self.rule
         known = posterior(sim, self.positive, self.negative, rule.prior) if self.ready else None
-        mean = self.positive.mean if bool(self.positive.count > 0) else None
+        known_mean = rule.cut_down and bool(self.positive.count > 0)
+        mean = self.positive.mean if known_mean else None
         return sampling_weights(
             sim, own_sim, known, positives, mean, rule.margin, rule.sharpness, rule.suspicion
         )

@@ -190,6 +190,8 @@ MODEL = {
     "embed_dim": Key("int", "width of the ITC features", low=1),
     "momentum": Key("float", "momentum of the momentum encoders", low=0, high=1),
     "alpha": Key("float", "weight of momentum distillation", low=0, high=1),
+    "ramp_epochs": Key("float", "epochs over which this weight grows from 0: ALBEF's pre-training "
+                       "1, LAVIS and BLIP 2; 0: none", "ALBEF, LAVIS", low=0),
     "temp": Key("float", "initial ITC temperature", low=0, above=True, also=("temperature",)),
     "max_txt_len": Key("int", "maximum caption length in tokens", low=3, also=("max_words",)),
     "mlm_mask_prob": Key("float", "share of masked tokens", low=0, high=1,

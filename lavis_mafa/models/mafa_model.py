@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 
 from lavis_mafa.algorithm.backbone import Backbone
 from lavis_mafa.algorithm.discriminator import Discriminator
-from lavis_mafa.algorithm.momentum import Momentum
+from lavis_mafa.algorithm.momentum import RAMP_EPOCHS, Momentum
 from lavis_mafa.algorithm.output import StepOutput
 from lavis_mafa.algorithm.settings import StepSettings, build_picker, needs_object
 from lavis_mafa.algorithm.step import run_step
@@ -281,4 +281,5 @@ def momentum_of(model: Any, cfg: Any, settings: StepSettings) -> Momentum | None
         int(cfg.get("queue_size", 57600)),
         float(cfg.get("momentum", 0.995)),
         float(cfg.get("alpha", 0.4)),
+        float(cfg.get("ramp_epochs", RAMP_EPOCHS)),
     )

@@ -30,7 +30,7 @@ VIT = {"patch_size": (1, 64), "width": (1, 2048), "depth": (1, 48), "heads": (1,
 RATES = {
     **{"temp": (0, 100), "momentum": (0, 1), "alpha": (0, 1), "mlm_mask_prob": (0, 1)},
     **{"vit_drop_path_rate": (0, 0.99), "drop_path_rate": (0, 0.99), "margin": (0, 100)},
-    "vit_layer_norm_epsilon": (-1, 1),
+    **{"vit_layer_norm_epsilon": (-1, 1), "ramp_epochs": (0, 1000)},
 }
 MOST_PATCHES = 2**14  # each has a position embedding
 MOST_OF_OTHERS = 2**12  # of numbers that only a user's own model has

@@ -207,6 +207,19 @@ def test_margin_removes_only_easy_negatives():
 # Draws
 
 
+def test_cut_down_can_be_switched_off_alone():
+    """The margin stays that of the loss, and easy negatives keep their weight."""
+    sim, positives = torch.tensor([[0.9, 0.6, -0.5]]), torch.tensor([[True, False, False]])
+    weights = {}
+    for cut_down in (True, False):
+        picker = PosteriorPicker(PosteriorRule(cut_down=cut_down, minimum=1000))
+        picker.positive.observe(torch.tensor([0.8, 0.9]), together=False)
+        weights[cut_down] = picker.weights(sim, positives, sim[:, 0])[0]
+    expected = torch.exp(-0.5 * (sim[0].double() - sim[0, 0].double()) ** 2)
+    assert torch.allclose(weights[False], torch.tensor([0.0, *expected[1:]]).double())
+    assert weights[True].tolist() == [0.0, 0.0, 0.0]  # 0.6 is below 0.85 - 0.2
+
+
 def test_draws_are_proportional_to_the_weights():
     """Chi-square over 20,000 draws; 16.27 is the 99.9th percentile for 3 degrees of freedom."""
     torch.manual_seed(0)

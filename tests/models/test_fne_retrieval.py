@@ -190,11 +190,31 @@ def test_invalid_settings_are_rejected(batches):
         ({"plain_epochs": -1}, "model.plain_epochs must be at least 0, got -1"),
         ({"posterior": {"prior": 2.0}}, "model.posterior: prior must be above 0"),
         ({"posterior": {"priors": 0.1}}, "model.posterior: .*priors"),
-        ({"vit_weights": "some/file"}, "model.vit_weights must be published or null"),
         ({"vit": {"patch_size": 16, "width": 32, "depth": 1, "heads": 2}}, "width 32 and texts 64"),
     ):
         with pytest.raises(ValueError, match=message):
             model_of(**wrong)
+
+
+def test_image_encoder_starts_from_a_file_in_the_names_of_timm(tmp_path):
+    """As FNE starts from Google's ViT; the file's classifier is not used."""
+    source = model_of(image_size=64).visual_encoder.state_dict()
+    state = {**source, "head.weight": torch.zeros(1000, 64), "head.bias": torch.zeros(1000)}
+    torch.save(state, tmp_path / "vit.pth")
+    encoder = model_of(vit_weights=str(tmp_path / "vit.pth")).visual_encoder
+    loaded = encoder.state_dict()
+    for key, value in loaded.items():
+        if key != "pos_embed":
+            assert torch.equal(value, source[key]), key
+    grid = source["pos_embed"][:, 1:].transpose(1, 2).reshape(1, 64, 4, 4)
+    smaller = torch.nn.functional.interpolate(grid, (2, 2), mode="bicubic", align_corners=False)
+    assert torch.allclose(loaded["pos_embed"][:, 1:], smaller.flatten(2).transpose(1, 2))
+    with pytest.raises(FileNotFoundError, match="no checkpoint at some/file"):
+        model_of(vit_weights="some/file")
+    del state["norm.weight"]
+    torch.save(state, tmp_path / "part.pth")
+    with pytest.raises(ValueError, match="does not fit this image encoder"):
+        model_of(vit_weights=str(tmp_path / "part.pth"))
 
 
 def test_base_config_has_the_hyperparameters_of_fne():

@@ -30,6 +30,7 @@ from lavis_mafa.algorithm.ranks import Ranks
 from lavis_mafa.algorithm.tokens import captions_of
 from lavis_mafa.io.checkpoints import find_config, model_yamls
 from lavis_mafa.io.downloads import HubFiles, UrlFile
+from lavis_mafa.models.families.blip2.blip2_parts import load_image_encoder
 from lavis_mafa.models.families.dual.driver import DualBackbone
 from lavis_mafa.models.inference.rerank import MAX_TOKENS, compute_sim_matrix
 from lavis_mafa.models.mafa_model import MafaModel, checkpoint_of
@@ -205,16 +206,17 @@ class FneRetrieval(MafaModel, BaseModel):
 
         Raises:
             OSError: if weights or a tokenizer must be downloaded and cannot be.
-            ValueError: for invalid settings.
+            ValueError: for invalid settings, or if a file of weights does not fit.
         """
         settings = FneSettings.from_config(cfg)
         in_parts = not checkpoint_of(cfg)
-        vit_weights = cfg.get("vit_weights")
-        if vit_weights not in (None, "published"):
-            raise ValueError(f"model.vit_weights must be published or null, got {vit_weights!r}")
+        vit_weights = cfg.get("vit_weights") if in_parts else None
         tokenizer = build_tokenizer(cfg.get("tokenizer"))
+        encoder = build_vit(cfg, from_pretrained=vit_weights == "published")
+        if vit_weights not in (None, "published"):
+            load_image_encoder(encoder, vit_weights)
         model = cls(
-            image_encoder=build_vit(cfg, from_pretrained=in_parts and vit_weights is not None),
+            image_encoder=encoder,
             text_encoder=_text_encoder(cfg, in_parts, tokenizer),
             tokenizer=tokenizer,
             max_txt_len=cfg.get("max_txt_len", 30),
@@ -228,7 +230,7 @@ class FneRetrieval(MafaModel, BaseModel):
         """Yield the published weights of both encoders, which a checkpoint replaces."""
         if checkpoint:
             return
-        if cfg.get("vit_weights") is not None and cfg.get("vit") is None:
+        if cfg.get("vit_weights") == "published" and cfg.get("vit") is None:
             yield UrlFile(f"{key}.vit_weights", DEIT)
         bert = cfg.get("bert_weights")
         if bert and not os.path.isdir(bert):
