@@ -63,10 +63,12 @@ class Examined:
     images: Images
     texts: Texts
     similarity: np.ndarray
+    rerank_by: str = "sum"
 
     @classmethod
     def of(cls, run: Trained, loader: Any) -> Examined:
-        cfg = load_config(run.config, list(run.options), machine=False).model_cfg
+        whole = load_config(run.config, list(run.options), machine=False)
+        cfg = whole.model_cfg
         # A checkpoint's own paths are not followed, those of the run's config are.
         own, checkpoint = places_in(cfg), str(run.checkpoint)
         model = load_model(cfg.arch, is_eval=True, checkpoint=checkpoint, model=own)
@@ -74,7 +76,8 @@ class Examined:
             images, texts = encode_split(model.backbone, loader)
             assert images.features is not None and texts.features is not None
             similarity = model.backbone.similarity(images.features, texts.features).numpy()
-        return cls(model.backbone, images, texts, similarity)
+        by = whole.run_cfg.get("rerank_by", "sum")
+        return cls(model.backbone, images, texts, similarity, by)
 
     def retrieval(self, test: Any, truth: np.ndarray, k_test: int, folder: Path) -> dict[str, Any]:
         """Return percentages of retrieval, re-ranked by ITM, against original pairs and the truth.
@@ -86,7 +89,7 @@ class Examined:
         """
         for name in ("output_dir", "result_dir"):
             registry.mapping["paths"][name] = str(folder)
-        scores = rerank(self.backbone, self.images, self.texts, k_test)
+        scores = rerank(self.backbone, self.images, self.texts, k_test, by=self.rerank_by)
         figures: Any = RetrievalTask._report_metrics(*scores, test.txt2img, test.img2txt)
         return {**figures, **retrieval_with_truth(*scores, truth)}
 
