@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from lavis.common.registry import registry
@@ -137,7 +137,7 @@ def _text_encoder(cfg: Any, from_pretrained: bool, tokenizer: Any) -> BertForMas
         raise ValueError(f"model.med_config_path: {problem}")
     config = BertConfig.from_json_file(find_config(cfg.get("med_config_path")))
     if from_pretrained:
-        return _published_bert(config)
+        return _published_bert(cast(BertConfig, config))
     config.vocab_size = max(config.vocab_size, len(tokenizer))
     return BertForMaskedLM(config=config)
 
