@@ -9,9 +9,14 @@ from __future__ import annotations
 import argparse
 import importlib
 import logging
+import os
+import signal
 import sys
+import threading
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
 
 from lavis_mafa._version import __version__
 from lavis_mafa.io.launcher import end_with_launcher
@@ -60,14 +65,36 @@ COMMANDS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit status."""
     end_with_launcher()
+    with _ended_by_ctrl_c():
+        action = _prepare(argv)
+        from lavis_mafa.runners.session import exit_status
+    return exit_status(action)
+
+
+@contextmanager
+def _ended_by_ctrl_c() -> Iterator[None]:
+    """Let Ctrl-C end the process while modules are imported; `exit_status` handles it later.
+
+    A KeyboardInterrupt could be lost there: what is raised in a callback of a C extension is
+    printed and ignored.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    previous = signal.signal(signal.SIGINT, _end)
     try:
-        return _run(argv)
-    except KeyboardInterrupt:  # during the imports; `exit_status` handles it later
-        print("interrupted", file=sys.stderr)
-        return 130
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)
 
 
-def _run(argv: Sequence[str] | None) -> int:
+def _end(number: int, frame: FrameType | None) -> None:
+    os.write(2, b"interrupted\n")
+    os._exit(130)
+
+
+def _prepare(argv: Sequence[str] | None) -> Callable[[], int | None]:
+    """Parse the arguments and import the command; return what runs it."""
     given = list(sys.argv[1:] if argv is None else argv)
     parser = argparse.ArgumentParser(
         prog="lavis-mafa",
@@ -99,7 +126,6 @@ def _run(argv: Sequence[str] | None) -> int:
     warnings.filterwarnings("ignore", category=FutureWarning)
     from lavis_mafa.commands.arguments import take_run
     from lavis_mafa.plugins import load_plugins
-    from lavis_mafa.runners.session import exit_status
 
     def action() -> int | None:
         take_run(args)
@@ -107,4 +133,4 @@ def _run(argv: Sequence[str] | None) -> int:
         status: int | None = run(args)
         return status
 
-    return exit_status(action)
+    return action

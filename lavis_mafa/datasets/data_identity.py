@@ -64,7 +64,6 @@ def _rows_of(part: Any, train_set: TrainingSet, begin: int) -> Iterator[tuple[An
     annotation = getattr(part, "annotation", None)
     if annotation and isinstance(annotation[0], dict):
         for row in annotation:
-            # The ends of the names, since names may be of any length.
             yield (
                 f"{row.get('image')!r}\n".encode(errors="replace"),
                 (f"{sorted(row.items(), key=str)!r}\n".encode(errors="replace")),
@@ -80,5 +79,5 @@ def _content(train_set: TrainingSet, number: int) -> bytes:
     try:
         path, _ = train_set.source(number)
         return os.path.basename(path).encode() if path else train_set.image_bytes(number)[0]
-    except (OSError, KeyError, AttributeError):  # data with nothing but ids
+    except (OSError, LookupError, AttributeError, AssertionError):  # data with nothing but ids
         return b""

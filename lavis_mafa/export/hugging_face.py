@@ -17,13 +17,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from lavis.common.registry import registry
 from lavis.models.eva_vit import VisionTransformer
 from lavis.processors.blip_processors import BlipImageBaseProcessor
 from torch import Tensor, nn
 
 from lavis_mafa.export.compare import compare
 from lavis_mafa.export.source import build_model, language_model
+from lavis_mafa.io.checkpoints import model_config, read_checkpoint
 from lavis_mafa.models.families.base import image_size_of
+from lavis_mafa.models.traits import traits_of
 
 # LAVIS's defaults of Blip2OPT.generate and Blip2T5.generate.
 GENERATION = {"num_beams": 5, "max_new_tokens": 30, "length_penalty": 1.0, "do_sample": False}
@@ -87,10 +90,10 @@ def export_hugging_face(
             the outputs differ; no files remain then.
         ImportError: if transformers is too old.
     """
-
     _require_transformers()
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise FileExistsError(f"{out} exists and is not an empty folder")
+    _require_blip2(checkpoint, arch)
     model, random = build_model(checkpoint, arch, model_type, options)
     random = [name for name in random if not name.startswith(DROPPED)]
     if random:
@@ -317,6 +320,19 @@ def _processor(model: Any, tokenizer: Any) -> Any:
     # In stage 1 captions go to the Q-Former without placeholder tokens for the image.
     queries = 0 if language_model(model) is None else model.query_tokens.shape[1]
     return Blip2Processor(images, tokenizer, num_query_tokens=queries)
+
+
+def _require_blip2(checkpoint: str, arch: str | None) -> None:
+    """Refuse a checkpoint of another family before its model is built."""
+    arch = arch or model_config(read_checkpoint(checkpoint, mapped=True)).get("arch")
+    model_cls = registry.get_model_class(arch) if isinstance(arch, str) else None
+    family = traits_of(model_cls).family if model_cls else ""
+    if family and family != "blip2":
+        forms = "; --to albef_* takes checkpoints of ALBEF" if family == "albef" else ""
+        raise ValueError(
+            f"{checkpoint} is of {arch}, of the family {family}: --to hf takes checkpoints of "
+            f"BLIP-2 only{forms}"
+        )
 
 
 def _require_transformers() -> None:

@@ -14,7 +14,6 @@ from lavis_mafa.config.check import suggest
 from lavis_mafa.config.defaults import default_yaml
 from lavis_mafa.io.checkpoints import model_config, problem_of_types, read_checkpoint
 from lavis_mafa.models.checkpoints import config_of
-from lavis_mafa.models.traits import traits_of
 
 # Elements to compare: a few are enough to tell a random tensor from a loaded one.
 SAMPLE = 64
@@ -80,13 +79,6 @@ def _model_config(
     model_cls = registry.get_model_class(arch)
     if model_cls is None:
         raise ValueError(f"no model named {arch!r}; known: {', '.join(registry.list_models())}")
-    family = traits_of(model_cls).family
-    if family and family != "blip2":
-        forms = "; --to albef_* takes checkpoints of ALBEF" if family == "albef" else ""
-        raise ValueError(
-            f"{checkpoint} is of {arch}, of the family {family}: --to hf takes checkpoints of "
-            f"BLIP-2 only{forms}"
-        )
     known = list(model_cls.PRETRAINED_MODEL_CONFIG_DICT)
     if not model_type and recorded.get("arch") == arch:
         model_type = recorded.get("model_type")

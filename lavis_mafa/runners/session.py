@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import pickle
 import re
 import signal
 import sys
@@ -12,6 +11,7 @@ import time
 import traceback
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch.distributed as dist
@@ -126,7 +126,7 @@ def exit_status(action: Callable[[], int | None]) -> int:
     except MainProcessError as error:
         status = error.exit_status
         _wait_for_first_rank()
-    except pickle.UnpicklingError as error:  # of LAVIS's own loading
+    except UnpicklingError as error:  # of LAVIS's own loading
         # Without torch's advice to switch off `weights_only`, which would run the file's code.
         code = re.search(r"GLOBAL (\S+)", str(error))
         logging.error(

@@ -66,7 +66,7 @@ def test_probabilities_equal_those_of_single_pairs(world, pairs, tmp_path, monke
     opened, features, cfg = world
     monkeypatch.setattr(judging, "CHUNK_IMAGES", 6)
     monkeypatch.setattr(judging, "CHUNK_PAIRS", 200)
-    con_d, reads, encoded, texts = build_judge(cfg), Counter(), [], []
+    con_d, reads, encoded, texts = build_judge(cfg, {}), Counter(), [], []
     real_batches, backbone = opened.data.batches, con_d.backbone.backbone
     real_images, real_texts = backbone.encode_images, backbone.encode_texts
 
@@ -106,7 +106,7 @@ def test_probabilities_equal_those_of_single_pairs(world, pairs, tmp_path, monke
 def test_verdicts_of_another_sample_of_the_image_are_used(world, pairs, tmp_path):
     """A folder may contain the verdict of an image under another of its samples."""
     opened, features, cfg = world
-    con_d = build_judge(cfg)
+    con_d = build_judge(cfg, {})
     judge(opened, features, np.array([0, 0]), np.array([30, 40]), con_d, tmp_path)
     ledger = tmp_path / "verdicts_rank0.bin"
     record = np.frombuffer(ledger.read_bytes(), judging.RECORD).copy()

@@ -446,7 +446,7 @@ def unsafe_loads(text: str) -> list[str]:
         elif isinstance(node, ast.ImportFrom):
             names.update({a.asname or a.name: f"{node.module}.{a.name}" for a in node.names})
     for name in names.values():
-        if name.split(".")[0] in UNSAFE:
+        if name.split(".")[0] in UNSAFE and name != "pickle.UnpicklingError":
             found.append(f"import {name}")
     for node in ast.walk(tree):
         if not isinstance(node, ast.Call):

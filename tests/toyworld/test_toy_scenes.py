@@ -559,7 +559,7 @@ def test_other_ranks_wait_for_rank_0_and_then_read(tmp_path, monkeypatch):
     monkeypatch.setattr(builder, "load_or_make", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         build(tmp_path)
-    assert messages == ["on rank 0: ZeroDivisionError: division by zero"]
+    assert messages == ["on rank 0: ZeroDivisionError: division by zero", 1]  # the exit status
     monkeypatch.setattr(processes, "is_main_process", lambda: False)
     monkeypatch.setattr(
         processes.dist, "broadcast_object_list", lambda m, src: m.__setitem__(0, messages[0])
