@@ -17,6 +17,9 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
+from lavis_mafa.compat.adoption import adopt
+from lavis_mafa.compat.names import lent_names
+
 PACKAGE = "lavis_mafa"
 # Importing these registers what they define, in this order.
 ROOMS = ("datasets", "models", "processors", "runners", "tasks", "toyworld")
@@ -115,7 +118,9 @@ class _Finder:
         if module.__name__ == "lavis":
             # A dependency of LAVIS warns at every start.
             warnings.filterwarnings("ignore", category=FutureWarning, module="fairscale")
-            execute(module)
+            with lent_names():
+                execute(module)
+            adopt()
             self.imported = True  # although the import system has not marked it so yet
         else:
             self.depth += 1

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Callable
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import requests
@@ -27,10 +29,21 @@ def build_tokenizer(name: str | None) -> BertTokenizerFast:
     """
     if name and name.endswith(".txt"):
         build: Any = BertTokenizerFast  # its constructor has no types
-        tokenizer: BertTokenizerFast = build(vocab_file=find_config(name), do_lower_case=True)
+        tokenizer: BertTokenizerFast = build(**_vocabulary(find_config(name)), do_lower_case=True)
     else:
         tokenizer = from_hub(BertTokenizerFast.from_pretrained, name or BERT)
     return tokenizer
+
+
+def _vocabulary(path: str) -> dict[str, Any]:
+    """Return a file's vocabulary as an argument of the tokenizer.
+
+    From version 5 on, transformers ignores ``vocab_file`` without a word: every word is unknown.
+    """
+    if "vocab" not in inspect.signature(BertTokenizerFast.__init__).parameters:
+        return {"vocab_file": path}
+    lines = Path(path).read_text(encoding="utf-8").splitlines()
+    return {"vocab": {token: number for number, token in enumerate(lines)}}
 
 
 def add_dec_token(tokenizer: Any) -> Any:

@@ -1,0 +1,28 @@
+"""Give LAVIS's models a base class that has what newer versions of transformers lack."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+# The classes of LAVIS that derive from PreTrainedModel, by module.
+HEIRS = {
+    "lavis.models.med": "BertPreTrainedModel",
+    "lavis.models.blip2_models.Qformer": "BertPreTrainedModel",
+    "lavis.models.blip_models.nlvr_encoder": "BertPreTrainedModel",
+    "lavis.models.blip2_models.modeling_opt": "OPTPreTrainedModel",
+    "lavis.models.blip2_models.modeling_t5": "T5PreTrainedModel",
+}
+
+
+def adopt() -> None:
+    """Replace the base class of LAVIS's models, after their import, if they need another one."""
+    modeling_utils = importlib.import_module("transformers.modeling_utils")
+    if hasattr(modeling_utils.PreTrainedModel, "get_head_mask"):
+        return
+    from lavis_mafa.compat.base_class import LavisPreTrainedModel
+
+    for module, name in HEIRS.items():
+        heir: Any = getattr(importlib.import_module(module), name)
+        if modeling_utils.PreTrainedModel in heir.__bases__:
+            heir.__bases__ = (LavisPreTrainedModel,)

@@ -1,0 +1,95 @@
+"""A base class for LAVIS's models with what transformers' `PreTrainedModel` once had."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import modeling_utils
+from transformers.generation.utils import GenerationMixin
+
+# Keys that LAVIS's models read from every config, which had them by default.
+CONFIG_DEFAULTS = {
+    "is_decoder": False,
+    "add_cross_attention": False,
+    "chunk_size_feed_forward": 0,
+    "use_return_dict": True,
+    "output_attentions": False,
+    "output_hidden_states": False,
+    "pruned_heads": {},
+    "tie_word_embeddings": True,
+    "use_cache": True,
+}
+
+
+class LavisPreTrainedModel(GenerationMixin, modeling_utils.PreTrainedModel):
+    """`PreTrainedModel` as LAVIS expects it."""
+
+    def __init__(self, config: Any, *inputs: Any, **keywords: Any) -> None:
+        for name, value in CONFIG_DEFAULTS.items():
+            if not hasattr(config, name):
+                setattr(config, name, value)
+        super().__init__(config, *inputs, **keywords)
+
+    @classmethod
+    def can_generate(cls) -> bool:
+        """Return whether the class prepares inputs for generation itself."""
+        return "prepare_inputs_for_generation" in {
+            name for one in cls.__mro__ if one is not GenerationMixin for name in vars(one)
+        }
+
+    def init_weights(self) -> None:
+        """Initialise and tie the weights; LAVIS's BERT calls it where others call `post_init`."""
+        if hasattr(self, "all_tied_weights_keys"):  # `post_init` has begun
+            super().init_weights()
+        else:
+            self.post_init()
+
+    def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
+        """Return the name of the input embeddings by that of the output embeddings.
+
+        Newer versions tie what `_tied_weights_keys` names, which LAVIS's models lack: without this,
+        their heads would silently be weights of their own.
+        """
+        if all_submodels:
+            found: dict[str, str] = super().get_expanded_tied_weights_keys(all_submodels=True)
+            return found
+        output = self.get_output_embeddings()
+        if output is None or not getattr(self.config, "tie_word_embeddings", True):
+            return {}
+        names = {id(module): name for name, module in self.named_modules()}
+        return {f"{names[id(output)]}.weight": f"{names[id(self.get_input_embeddings())]}.weight"}
+
+    def get_output_embeddings(self) -> Any:
+        """Return the head that predicts tokens; None: the model has none."""
+        return None
+
+    def invert_attention_mask(self, mask: Tensor) -> Tensor:
+        """Return ``(B, 1, 1 or L, L)`` to add to logits: 0 where the mask is 1, else the minimum."""
+        extended = mask[:, None, :, :] if mask.ndim == 3 else mask[:, None, None, :]
+        return (1.0 - extended.to(self.dtype)) * torch.finfo(self.dtype).min
+
+    def get_extended_attention_mask(
+        self, attention_mask: Tensor, input_shape: Any, device: Any = None, dtype: Any = None
+    ) -> Tensor:
+        """Return the mask to add to the logits of self-attention, causal in a decoder."""
+        dtype = dtype or self.dtype
+        mask = attention_mask[:, None, :, :] if attention_mask.ndim == 3 else None
+        if mask is None:
+            mask = attention_mask[:, None, None, :]
+            if self.config.is_decoder:
+                length, width = input_shape[1], attention_mask.shape[1]
+                causal = torch.ones(length, width, device=attention_mask.device, dtype=dtype)
+                mask = causal.tril(width - length)[None, None] * mask
+        return (1.0 - mask.to(dtype)) * torch.finfo(dtype).min
+
+    def get_head_mask(
+        self, head_mask: Tensor | None, num_hidden_layers: int, is_attention_chunked: bool = False
+    ) -> Any:
+        """Return a mask for each layer; without a given one, None for each."""
+        if head_mask is not None:
+            raise NotImplementedError(
+                "head_mask is not supported with this version of transformers"
+            )
+        return [None] * num_hidden_layers

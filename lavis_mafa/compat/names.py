@@ -1,0 +1,63 @@
+"""Names that LAVIS imports and newer versions of transformers lack."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+PARALLEL = "transformers.utils.model_parallel_utils"
+
+
+def _unsupported(name: str) -> Callable[..., Any]:
+    def unsupported(*_: Any, **__: Any) -> Any:
+        raise NotImplementedError(
+            f"{name} is not part of this version of transformers; LAVIS needs it to prune heads or "
+            "to spread T5 over devices. Install transformers 4.51.3 for that"
+        )
+
+    unsupported.__name__ = name
+    return unsupported
+
+
+def _missing() -> dict[str, dict[str, Any]]:
+    """Return what to lend, by module and name."""
+    utilities = importlib.import_module("transformers.pytorch_utils")
+    lent: dict[str, dict[str, Any]] = {}
+    for name in (
+        "apply_chunking_to_forward",
+        "find_pruneable_heads_and_indices",
+        "prune_linear_layer",
+    ):
+        found = getattr(utilities, name, None) or _unsupported(name)
+        lent.setdefault("transformers.modeling_utils", {})[name] = found
+        lent.setdefault("transformers.pytorch_utils", {})[name] = found
+    lent[PARALLEL] = {n: _unsupported(n) for n in ("assert_device_map", "get_device_map")}
+    return lent
+
+
+@contextmanager
+def lent_names() -> Iterator[None]:
+    """Provide the names that LAVIS imports while it is imported, and take them back afterwards."""
+    given: list[tuple[ModuleType, str]] = []
+    modules: list[str] = []
+    for module_name, names in _missing().items():
+        try:
+            module = importlib.import_module(module_name)
+        except ImportError:
+            module = sys.modules[module_name] = ModuleType(module_name)
+            modules.append(module_name)
+        for name, value in names.items():
+            if not hasattr(module, name):
+                setattr(module, name, value)
+                given.append((module, name))
+    try:
+        yield
+    finally:
+        for module, name in given:
+            delattr(module, name)
+        for module_name in modules:
+            del sys.modules[module_name]
