@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import modeling_utils
 from transformers.generation.utils import GenerationMixin
 
@@ -66,7 +66,7 @@ class LavisPreTrainedModel(GenerationMixin, modeling_utils.PreTrainedModel):
         return None
 
     def invert_attention_mask(self, mask: Tensor) -> Tensor:
-        """Return ``(B, 1, 1 or L, L)`` to add to logits: 0 where the mask is 1, else the minimum."""
+        """Return what to add to logits ``(B, 1, 1 or L, L)``: 0 where the mask is 1."""
         extended = mask[:, None, :, :] if mask.ndim == 3 else mask[:, None, None, :]
         return (1.0 - extended.to(self.dtype)) * torch.finfo(self.dtype).min
 
