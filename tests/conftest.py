@@ -14,6 +14,9 @@ from faults_table import (  # noqa: F401
     pytest_terminal_summary,
 )
 
+# First: the newest transformers lack names that LAVIS imports, and this package lends them.
+import lavis_mafa  # noqa: F401
+
 ROOT = Path(__file__).resolve().parents[1]
 # A small set of photographs with captions in the format of LAVIS's `flickr30k`, if present.
 PHOTOGRAPHS = Path(

@@ -23,7 +23,13 @@ CONFIG_DEFAULTS = {
 }
 
 
-class LavisPreTrainedModel(GenerationMixin, modeling_utils.PreTrainedModel):
+# Models of older versions can all generate.
+BASES: tuple[Any, ...] = (GenerationMixin, modeling_utils.PreTrainedModel)
+if issubclass(modeling_utils.PreTrainedModel, GenerationMixin):
+    BASES = (modeling_utils.PreTrainedModel,)
+
+
+class LavisPreTrainedModel(*BASES):  # type: ignore[misc]
     """`PreTrainedModel` as LAVIS expects it."""
 
     def __init__(self, config: Any, *inputs: Any, **keywords: Any) -> None:

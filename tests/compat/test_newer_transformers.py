@@ -1,0 +1,100 @@
+"""What LAVIS needs of transformers and newer versions lack, compared with what this version has."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+import pytest
+import torch
+from lavis.models import med
+from transformers import BertConfig, modeling_utils, pytorch_utils
+
+from lavis_mafa.compat import adoption
+from lavis_mafa.compat.base_class import LavisPreTrainedModel
+from lavis_mafa.compat.names import PARALLEL, lent_names
+
+NAMES = ("apply_chunking_to_forward", "find_pruneable_heads_and_indices", "prune_linear_layer")
+
+
+def bert(**changes):
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = BertConfig(vocab_size=11, intermediate_size=16, **sizes, **changes)
+    config.encoder_width, config.fusion_layer, config.add_type_embeddings = 16, 0, False
+    return med.BertForMaskedLM(config)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return bert()
+
+
+def test_missing_names_are_lent_and_taken_back(monkeypatch):
+    for name in NAMES:
+        monkeypatch.delattr(modeling_utils, name, raising=False)
+    monkeypatch.setitem(sys.modules, PARALLEL, None)  # importing it is an error
+    with lent_names():
+        chunked = modeling_utils.apply_chunking_to_forward
+        assert torch.equal(chunked(lambda x: -x, 0, 1, torch.ones(2)), -torch.ones(2))
+        lent = importlib.import_module(PARALLEL)
+        with pytest.raises(NotImplementedError, match=r"get_device_map .* Install transformers"):
+            lent.get_device_map(1, [0])
+    assert not any(hasattr(modeling_utils, name) for name in NAMES)
+    assert PARALLEL not in sys.modules
+
+
+def test_nothing_is_lent_that_is_there():
+    def found():
+        return [vars(module).copy() for module in (modeling_utils, pytorch_utils)]
+
+    if not all(hasattr(modeling_utils, name) for name in NAMES):
+        pytest.skip("this version of transformers lacks them")
+    before = found()
+    with lent_names():
+        assert found() == before
+    assert found() == before
+
+
+def test_models_that_need_no_other_base_class_keep_theirs():
+    if not hasattr(modeling_utils.PreTrainedModel, "get_head_mask"):
+        pytest.skip("models need another base class in this version of transformers")
+    bases = med.BertPreTrainedModel.__bases__
+    adoption.adopt()
+    assert med.BertPreTrainedModel.__bases__ == bases
+
+
+@pytest.mark.parametrize("shape", [(2, 5), (2, 3, 5)])
+def test_inverted_mask_equals_that_of_transformers(model, shape):
+    mask = torch.randint(2, shape)
+    ours = LavisPreTrainedModel.invert_attention_mask(model, mask)
+    assert torch.equal(ours, model.invert_attention_mask(mask)) and ours.ndim == 4
+
+
+@pytest.mark.parametrize("is_decoder", [False, True])
+@pytest.mark.parametrize("shape, length", [((2, 5), 5), ((2, 5), 2), ((2, 5, 5), 5)])
+def test_extended_mask_equals_that_of_transformers(is_decoder, shape, length):
+    """Also with fewer tokens than the mask has: the others' keys and values are kept."""
+    model = bert(is_decoder=is_decoder)
+    mask = torch.randint(2, shape)
+    theirs = getattr(modeling_utils.PreTrainedModel, "get_extended_attention_mask", None)
+    if theirs is None:
+        pytest.skip("not in this version of transformers")
+    ours = LavisPreTrainedModel.get_extended_attention_mask(model, mask, (2, length))
+    expected = theirs(model, mask, (2, length))
+    assert torch.equal(ours, expected.expand_as(ours))
+
+
+def test_head_masks_are_none_for_each_layer(model):
+    assert LavisPreTrainedModel.get_head_mask(model, None, 3) == [None] * 3
+    with pytest.raises(NotImplementedError, match="head_mask"):
+        LavisPreTrainedModel.get_head_mask(model, torch.ones(2), 3)
+
+
+def test_output_embeddings_are_tied_to_input_embeddings(model):
+    expected = {"cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight"}
+    assert LavisPreTrainedModel.get_expanded_tied_weights_keys(model) == expected
+    output, given = model.get_output_embeddings(), model.get_input_embeddings()
+    assert output.weight is given.weight, "in every version of transformers"
+    assert LavisPreTrainedModel.get_expanded_tied_weights_keys(model.bert) == {}
+    untied = bert(tie_word_embeddings=False)
+    assert LavisPreTrainedModel.get_expanded_tied_weights_keys(untied) == {}
