@@ -38,6 +38,8 @@ from lavis_mafa.pages.report import Cell
 
 IMAGES = "images"  # folder in --output for images that have no file of their own
 
+OwnIds = Callable[[int], str | int | None]  # of a sample, its `image_id` in the annotation file
+
 
 @dataclass
 class MinedPairs:
@@ -233,7 +235,7 @@ def write_all(
     )
     print(f"written: {args.output / 'mined.json'}, augmented.json, repeated.json, dataset.yaml")
     if args.shards:
-        print(f"written: {_write_shards(args, data, mined, unreadable)}")
+        print(f"written: {_write_shards(args, data, mined, unreadable, writer.ids)}")
 
 
 def _truth_of(judged: Judged, mined: MinedPairs) -> NDArray[Any] | None:
@@ -306,7 +308,7 @@ class _RecordWriter:
         )
 
 
-def _ids_of_images(data: Corpus) -> Callable[[int], str | int | None] | None:
+def _ids_of_images(data: Corpus) -> OwnIds | None:
     """Return a function from a sample to the ``image_id`` in its annotation file, None without one.
 
     None instead of a function if these ids do not tell the images of the data apart, as where two
@@ -342,10 +344,14 @@ def _write_records(path: Path, records: Iterable[dict[str, Any]]) -> None:
 
 
 def _write_shards(
-    args: argparse.Namespace, data: Corpus, mined: MinedPairs, unreadable: Sequence[int]
+    args: argparse.Namespace,
+    data: Corpus,
+    mined: MinedPairs,
+    unreadable: Sequence[int],
+    ids: OwnIds | None,
 ) -> Path:
     """Write the augmented data as tar shards, with unchanged image files where possible."""
-    folder, ids = args.output / "shards", _ids_of_images(data)
+    folder = args.output / "shards"
     pairs = f"{len(mined)} mined, {digest(mined.image, mined.text, mined.score)}"
     own = np.setdiff1d(np.arange(len(data)), np.asarray(unreadable, np.int64))
     identity = {

@@ -20,7 +20,7 @@ from lavis_mafa.analysis.run_records import RunRecords, read_run
 from lavis_mafa.analysis.self_check import self_check_tables
 from lavis_mafa.pages.charts import Cell, Curve, Series, Table, as_number
 from lavis_mafa.pages.report import Judgements, write_report
-from lavis_mafa.runners.run_log import LOG
+from lavis_mafa.runners.run_log import LOG, mean_of
 
 # Not the same name: `count` and `mine` write a report.html themselves.
 RUN_PAGE, JUDGED_PAGE = "report.html", "judged.html"
@@ -142,29 +142,23 @@ def outcome(records: RunRecords) -> str:
     if "loss" in last:
         change = f" ({first['loss']:.3g} in epoch {numbers[0]})" if len(numbers) > 1 else ""
         sentences.append(f"The loss of epoch {numbers[-1]} is {last['loss']:.3g}{change}.")
-    for judge in ("", "_by_con_d"):
-        rate, left = (
-            _both_directions(last, name)
-            for name in (f"false_negative_rate{judge}", "false_negative_rate_in_itm")
+    false, left, found = (
+        mean_of(last, [f"{name}_{d}" for d in DIRECTIONS])
+        for name in (
+            *("false_negative_rate", "false_negative_rate_in_itm"),
+            "false_negative_rate_by_con_d",
         )
-        if rate is not None:
-            said = "Con-D calls {:.1%} of its hard negatives" if judge else "{:.1%} of its hard"
-            said += " a match" if judge else " negatives are false"
-            kept = (
-                f", and {left:.1%} of those that ITM learned as no match"
-                if left and not judge
-                else ""
-            )
-            sentences.append(f"{said.format(rate)}{kept}.".replace("%", " %"))
+    )
+    if false is not None:
+        learned = f", and {left:.1%} of those that ITM learned as no match" if left else ""
+        sentences.append(f"{false:.1%} of its hard negatives are false{learned}.")
+    if found is not None:
+        sentences.append(f"Con-D calls {found:.1%} of its hard negatives a match.")
+    sentences = [sentence.replace("%", " %") for sentence in sentences]
     for (split, epoch), figures in list(records.evaluations.items())[-1:]:
         if (score := figures.get("agg_metrics")) is not None:
             sentences.append(f"The last evaluation ({split}, epoch {epoch}) scored {score:.3g}.")
     return " ".join(sentences) or f"{len(numbers)} epochs are complete."
-
-
-def _both_directions(figures: Mapping[str, Any], name: str) -> float | None:
-    known = [figures[f"{name}_{d}"] for d in DIRECTIONS if figures.get(f"{name}_{d}") is not None]
-    return sum(known) / len(known) if known else None
 
 
 def _about(records: RunRecords) -> Table:

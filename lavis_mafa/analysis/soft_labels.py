@@ -269,7 +269,7 @@ def _write(args: argparse.Namespace, batch: int, rows: list[Row], intro: str) ->
 
 
 def _outcome(rows: list[Row], top: int) -> str:
-    """Return in words between which shares of a label its largest entries get."""
+    """Return a sentence on the smallest and largest share of a label that its top entries get."""
     shares = {_called(row): row.profile.groups()[0][0] for row in rows}
     names = sorted(shares, key=shares.__getitem__)
     ends = [f"{shares[name]:.2f} ({name})" for name in (names[0], names[-1])]

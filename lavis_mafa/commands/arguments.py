@@ -6,8 +6,6 @@ import argparse
 import logging
 from pathlib import Path
 
-CHECKPOINTS = {"best": "checkpoint_best.pth", "last": "checkpoint_last.pth"}
-
 
 def add_options(
     parser: argparse.ArgumentParser, required: bool = True, run: str | None = None
@@ -50,19 +48,23 @@ def take_run(args: argparse.Namespace) -> None:
         if args.command != "advise":  # there --run has a use of its own
             args.error("give either --cfg-path or --run")
         return
-    if not (folder / "log.jsonl").is_file():
-        raise FileNotFoundError(f"--run: {folder} is not the folder of a run: it has no log.jsonl")
+    from lavis_mafa.config.recorded import LOG, is_run
+    from lavis_mafa.runners.checkpoint import BEST, LAST
+
+    if not is_run(folder):
+        raise FileNotFoundError(f"--run: {folder} is not the folder of a run: it has no {LOG}")
     args.cfg_path, args.run_is_source = str(folder), True
     given = getattr(args, "checkpoint", None)
     if isinstance(given, list) and given:
         return  # several to compare
     if any(option.startswith("model.finetuned=") for option in args.options):
         return
-    if not given or given in CHECKPOINTS:
-        names = [given] if given else list(CHECKPOINTS)
-        found = [folder / CHECKPOINTS[n] for n in names if (folder / CHECKPOINTS[n]).is_file()]
+    checkpoints = {"best": BEST, "last": LAST}
+    if not given or given in checkpoints:
+        names = [checkpoints[given]] if given else [BEST, LAST]
+        found = [folder / name for name in names if (folder / name).is_file()]
         if not found:
-            missing = " nor ".join(CHECKPOINTS[name] for name in names)
+            missing = " nor ".join(names)
             raise FileNotFoundError(f"--run: {folder} has no {missing}: name --checkpoint")
         given = str(found[0])
         logging.info("--run: config and %s of %s", found[0].name, folder)

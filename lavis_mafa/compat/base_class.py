@@ -9,20 +9,6 @@ from torch import Tensor
 from transformers import modeling_utils
 from transformers.generation.utils import GenerationMixin
 
-# Keys that LAVIS's models read from every config, which had them by default.
-CONFIG_DEFAULTS = {
-    "is_decoder": False,
-    "add_cross_attention": False,
-    "chunk_size_feed_forward": 0,
-    "use_return_dict": True,
-    "output_attentions": False,
-    "output_hidden_states": False,
-    "pruned_heads": {},
-    "tie_word_embeddings": True,
-    "use_cache": True,
-}
-
-
 # Models of older versions can all generate.
 BASES: tuple[Any, ...] = (GenerationMixin, modeling_utils.PreTrainedModel)
 if issubclass(modeling_utils.PreTrainedModel, GenerationMixin):
@@ -31,12 +17,6 @@ if issubclass(modeling_utils.PreTrainedModel, GenerationMixin):
 
 class LavisPreTrainedModel(*BASES):  # type: ignore[misc]
     """`PreTrainedModel` as LAVIS expects it."""
-
-    def __init__(self, config: Any, *inputs: Any, **keywords: Any) -> None:
-        for name, value in CONFIG_DEFAULTS.items():
-            if not hasattr(config, name):
-                setattr(config, name, value)
-        super().__init__(config, *inputs, **keywords)
 
     @classmethod
     def can_generate(cls) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from lavis.common.registry import registry
@@ -48,11 +48,14 @@ def _splits_of(name: str, s: Settings) -> list[str]:
     return [*map(str, [*splits, *listed(s[f"{info}.splits"])])]
 
 
+def used_splits(get: Callable[[str], Any]) -> set[str]:
+    """Return the splits that a run reads; ``get`` returns a key of ``run``, or None."""
+    names = [*([] if get("evaluate") else ["train_splits"]), "valid_splits", "test_splits"]
+    return {split for name in names for split in get(name) or () if isinstance(split, str)}
+
+
 def _used_splits(s: Settings) -> set[str]:
-    """Return the splits that a run reads."""
-    names = [*(["train_splits"] if s.training else []), "valid_splits", "test_splits"]
-    named = [split for name in names for split in listed(s[f"run.{name}"])]
-    return {split for split in named if isinstance(split, str)}
+    return used_splits(lambda key: s[f"run.{key}"])
 
 
 def _check_splits(s: Settings, report: Report) -> None:

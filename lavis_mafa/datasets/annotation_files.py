@@ -302,7 +302,7 @@ def _delimited(path: Path, delimiter: str, columns: Columns) -> Iterator[_Raw]:
 
 
 def _doubled(header: list[str], columns: Columns) -> str | None:
-    """Say that a column that is read occurs twice: only the last one would count."""
+    """Return a message if a column that is read occurs twice, since only the last would count."""
     read = {columns.image_key, getattr(columns, "caption_key", None), "image_id"}
     twice = [name for name in dict.fromkeys(header) if name in read and header.count(name) > 1]
     if not twice:

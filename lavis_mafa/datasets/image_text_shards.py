@@ -84,8 +84,8 @@ class ShardTable(PairTable):
         (path, size, mtime_ns), start, count = self._place(index)
         number = _opened(path, size, mtime_ns).number
         data = os.pread(number, count, start)
-        # Afterwards: what is written in place until the read ends has changed the time by then, and
-        # the bytes may be another picture than the caption's.
+        # After the read: a write in place before it ended has changed the modification time, and
+        # the bytes may belong to another picture than the caption.
         _require_unchanged(path, number, size, mtime_ns)
         if len(data) < count:
             raise OSError(f"{self.image(index)}: the shard is cut short")

@@ -12,7 +12,7 @@ from lavis.datasets.builders.classification_builder import NLVRBuilder
 from lavis.datasets.datasets.nlvr_datasets import NLVRDataset
 
 from lavis_mafa.algorithm.options import option
-from lavis_mafa.datasets.local_files import UseLocalFiles
+from lavis_mafa.datasets.local_files import SetsOptions, UseLocalFiles
 from lavis_mafa.io.checkpoints import dataset_yamls
 
 # At the beginning of a word only: in "leftmost", but not in "bright".
@@ -57,7 +57,7 @@ class NlvrTrain(NLVRDataset):
 
 
 @registry.register_builder("nlvr_mafa")
-class NlvrMafaBuilder(UseLocalFiles, NLVRBuilder):
+class NlvrMafaBuilder(UseLocalFiles, SetsOptions, NLVRBuilder):
     """LAVIS's ``nlvr`` with test-P as ``test``, for which LAVIS loads the dev split again.
 
     Annotation files and an image folder that exist locally are not copied.
@@ -66,10 +66,3 @@ class NlvrMafaBuilder(UseLocalFiles, NLVRBuilder):
     train_dataset_cls = NlvrTrain
     build_options = ExchangeOptions
     DATASET_CONFIG_DICT = dataset_yamls("nlvr_mafa")
-
-    def build(self) -> Any:
-        datasets = super().build()
-        given = self.config.build_info.get("exchange_images", ExchangeOptions.exchange_images)
-        if "train" in datasets:
-            datasets["train"].exchange_images = bool(given)
-        return datasets

@@ -10,7 +10,7 @@ from lavis.datasets.builders.vqa_builder import VGVQABuilder
 from lavis.datasets.datasets.vg_vqa_datasets import VGVQADataset
 
 from lavis_mafa.algorithm.options import option
-from lavis_mafa.datasets.local_files import UseLocalFiles
+from lavis_mafa.datasets.local_files import SetsOptions, UseLocalFiles
 from lavis_mafa.io.checkpoints import dataset_yamls
 
 
@@ -37,7 +37,7 @@ class VgVqaTrain(VGVQADataset):
 
 
 @registry.register_builder("vg_vqa_mafa")
-class VgVqaMafaBuilder(UseLocalFiles, VGVQABuilder):
+class VgVqaMafaBuilder(UseLocalFiles, SetsOptions, VGVQABuilder):
     """LAVIS's ``vg_vqa`` with the weight of an answer as a key.
 
     Annotation files and an image folder that exist locally are not copied.
@@ -46,12 +46,3 @@ class VgVqaMafaBuilder(UseLocalFiles, VGVQABuilder):
     train_dataset_cls = VgVqaTrain
     build_options = VgVqaOptions
     DATASET_CONFIG_DICT = dataset_yamls("vg_vqa_mafa")
-
-    def build(self) -> Any:
-        datasets = super().build()
-        options = VgVqaOptions(
-            self.config.build_info.get("answer_weight", VgVqaOptions.answer_weight)
-        )
-        for dataset in datasets.values():
-            dataset.answer_weight = float(options.answer_weight)
-        return datasets

@@ -127,7 +127,7 @@ def read_checkpoint(url_or_filename: str, mapped: bool = False) -> dict[str, Any
 
 
 def problem_of_tensors(state: Any) -> str | None:
-    """Say which weight of a state dict has a form that no model of ours is saved in.
+    """Return a message about the first weight in a form that this package never saves.
 
     Such tensors would be converted silently to numbers that mean nothing, or fail deep inside
     torch. Integers are fine for buffers, such as a queue's pointer, but not for weights.
@@ -152,7 +152,7 @@ def problem_of_tensors(state: Any) -> str | None:
 
 
 def problem_of_types(state: dict[str, Tensor], own: dict[str, Tensor]) -> str | None:
-    """Say which number of a state dict is no floating-point one although the model's is.
+    """Return a message about the first weight that is not floating-point but is in the model.
 
     Args:
         own: the model's state dict.

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 
 LOCK = "run.lock"
 RESULTS = "result"  # a subfolder that LAVIS makes for every run
-# A process that was told to end may still be saving when its successor starts.
+# A process that received a termination signal may still be saving when the next one starts.
 WAIT_SECONDS = 5.0
 POLL_SECONDS = 0.1
 

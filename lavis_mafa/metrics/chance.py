@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-DEPTHS = (1, 5, 10)
+from lavis_mafa.metrics.recall import RECALLS, chance_of_none
 
 
 def chance_of_recall(dataset: Any) -> dict[str, float]:
@@ -35,7 +35,7 @@ def chance_of_recall(dataset: Any) -> dict[str, float]:
 
 
 def _named(name: str, relevant: NDArray[Any], candidates: int) -> dict[str, float]:
-    return {f"{name}_r{k}": random_recall(relevant, candidates, k) for k in DEPTHS}
+    return {f"{name}_r{k}": random_recall(relevant, candidates, k) for k in RECALLS}
 
 
 def random_recall(relevant: NDArray[Any], candidates: int, k: int) -> float:
@@ -44,7 +44,5 @@ def random_recall(relevant: NDArray[Any], candidates: int, k: int) -> float:
     Args:
         relevant: ``(Q,)``, relevant candidates of each query, out of ``candidates``.
     """
-    missed = np.ones(len(relevant))
-    for place in range(min(k, candidates)):
-        missed *= np.maximum(candidates - relevant - place, 0) / (candidates - place)
-    return float(100.0 * (1.0 - missed).mean())
+    group, drawn = (np.full(len(relevant), n) for n in (candidates, min(k, candidates)))
+    return float(100.0 * (1.0 - chance_of_none(group, relevant, drawn)).mean())

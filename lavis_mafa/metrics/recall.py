@@ -52,9 +52,8 @@ class Ranking:
     def recall(self, k: int) -> NDArray[Any]:
         """Return the probability ``(Q,)`` that a relevant candidate is among the first ``k``.
 
-        Of the candidates that tie at place k, with G in total and R relevant, the last places up to
-        k are a draw of m without replacement: none is relevant with probability
-        ``(G - R)! (G - m)! / ((G - R - m)! G!)``.
+        Of the candidates that tie at place k, the last places up to k are a draw without
+        replacement, see `chance_of_none`.
         """
         k = min(k, self.hits.shape[1])
         rows = np.arange(len(self.hits))
@@ -62,10 +61,7 @@ class Ranking:
         found = np.concatenate([np.zeros((len(rows), 1), int), self.hits.cumsum(axis=1)], axis=1)
         before = found[rows, first]
         group, right = last - first + 1, found[rows, last + 1] - before
-        none = np.ones(len(rows))
-        for drawn in range(k):
-            share = np.clip(group - right - drawn, 0, None) / np.maximum(group - drawn, 1)
-            none *= np.where(drawn < k - first, share, 1.0)
+        none = chance_of_none(group, right, k - first)
         return np.where(before > 0, 1.0, 1.0 - none)
 
     def average_precision_at_r(self) -> NDArray[Any]:
@@ -84,6 +80,23 @@ class Ranking:
         others = (places - self.first) * (right - 1) / np.maximum(group - 1, 1)
         precision = right / group * (before + 1 + others) / (places + 1)
         return (precision * (places < r[:, None])).sum(axis=1) / r
+
+
+def chance_of_none(
+    group: NDArray[Any], relevant: NDArray[Any], drawn: NDArray[Any]
+) -> NDArray[Any]:
+    """Return the probability ``(Q,)`` that none of m draws without replacement is relevant.
+
+    Of G candidates, R of them relevant, it is ``(G - R)! (G - m)! / ((G - R - m)! G!)``.
+
+    Args:
+        group, relevant, drawn: G, R and m of each query, ``(Q,)``.
+    """
+    none = np.ones(len(group))
+    for place in range(int(drawn.max(initial=0))):
+        share = np.clip(group - relevant - place, 0, None) / np.maximum(group - place, 1)
+        none *= np.where(place < drawn, share, 1.0)
+    return none
 
 
 def retrieval_with_truth(
@@ -172,7 +185,7 @@ def _rows(table: NDArray[Any], rows: range) -> NDArray[Any]:
 
 
 def _rankings(scores: NDArray[Any], relevant: Callable[[range], NDArray[Any]]) -> Iterator[Ranking]:
-    """Yield the rankings of some queries after others, given the relevance of a range of them."""
+    """Yield rankings of `CHUNK` queries each; ``relevant`` returns the truth of a range of them."""
     for begin in range(0, len(scores), CHUNK):
         rows = range(begin, min(begin + CHUNK, len(scores)))
         yield Ranking.of(scores[begin : rows.stop], relevant(rows))

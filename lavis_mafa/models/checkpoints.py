@@ -149,7 +149,7 @@ def fold_token_types(state: dict[str, Tensor], own: Container[str]) -> dict[str,
         A copy of ``state`` without the token types that were added.
 
     Raises:
-        ValueError: if token types do not fit the positions beside them.
+        ValueError: if the shapes of token type and position embeddings do not match.
     """
     folded = dict(state)
     for key in state:
@@ -179,7 +179,7 @@ def fold_after_lavis(model: torch.nn.Module, checkpoint: str | None) -> None:
         return
     state, own = weights_of(read_checkpoint(checkpoint, mapped=True)), model.state_dict()
     if problem_of_state(state, checkpoint):
-        return  # LAVIS has loaded something of it
+        return  # LAVIS loaded the part that fits
     folded = fold_token_types(state, own)
     keys = {_own_name(key, own): key for key in state}
     for name, value in own.items():

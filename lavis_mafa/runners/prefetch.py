@@ -11,19 +11,13 @@ from typing import Any
 
 from lavis.common.registry import registry
 from lavis.common.utils import get_cache_path, is_url
-from lavis.datasets.builders.base_dataset_builder import BaseDatasetBuilder
 
+from lavis_mafa.config.data import used_splits
+from lavis_mafa.config.schema import SPLITS
+from lavis_mafa.datasets.local_files import reads_as_lavis
 from lavis_mafa.io.downloads import OfflineError, UrlFile, answers, go_offline, listing
 from lavis_mafa.io.processes import on_main_process
 from lavis_mafa.models.sources import Source, sources_of_model
-
-SPLITS = ("train", "val", "test")
-
-
-def used_splits(run_cfg: Any) -> set[str]:
-    """Return the splits that a run reads."""
-    training = [] if run_cfg.get("evaluate") else ["train"]
-    return {*training, *(run_cfg.get("valid_splits") or []), *(run_cfg.get("test_splits") or [])}
 
 
 @contextmanager
@@ -48,10 +42,9 @@ def only_splits(cfg: Any, splits: set[str]) -> Iterator[None]:
 
 def sources_of_data(cfg: Any) -> Iterator[Source]:
     """Yield the annotation files that LAVIS's builders download."""
-    splits = used_splits(cfg.run_cfg)
+    splits = used_splits(cfg.run_cfg.get)
     for name, dataset in cfg.datasets_cfg.items():
-        builder = registry.get_builder_class(name)
-        if builder.build_datasets is not BaseDatasetBuilder.build_datasets:
+        if not reads_as_lavis(registry.get_builder_class(name)):
             continue
         annotations = dataset.get("build_info", {}).get("annotations") or {}
         for split, info in annotations.items():
@@ -64,7 +57,8 @@ def sources_of_data(cfg: Any) -> Iterator[Source]:
             for url, path in zip(urls, stored, strict=False):
                 if is_url(url):
                     key = f"datasets.{name}.build_info.annotations.{split}"
-                    yield UrlFile(key, url, Path(os.path.abspath(get_cache_path(path))))
+                    place = path if os.path.isfile(path) else get_cache_path(path)
+                    yield UrlFile(key, url, Path(os.path.abspath(place)))
 
 
 def sources_of(cfg: Any) -> list[Source]:

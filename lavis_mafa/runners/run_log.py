@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import re
 import time
@@ -15,10 +16,11 @@ import numpy as np
 from lavis.common.dist_utils import get_world_size
 from PIL import Image
 
+from lavis_mafa.config.recorded import LOG
 from lavis_mafa.io.files import plain
 from lavis_mafa.io.processes import progress
 
-LOG, CONNECTIONS = "log.jsonl", "connections.jsonl"
+CONNECTIONS = "connections.jsonl"
 JSON_LINES_FILES = (LOG, CONNECTIONS, "unreadable.jsonl", "unreadable_rank*.jsonl")
 UNDONE = ".undone"  # suffix of files with lines that a resumed run writes again
 
@@ -216,6 +218,13 @@ def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
                 continue
             if isinstance(record, dict):
                 yield record
+
+
+def mean_of(record: Mapping[str, Any], names: Iterable[str]) -> float | None:
+    """Return the mean of those of the figures that a record has; None if it has none."""
+    values = [record.get(name) for name in names]
+    known = [float(v) for v in values if isinstance(v, int | float) and math.isfinite(v)]
+    return sum(known) / len(known) if known else None
 
 
 def read_log(folder: Path, kind: str, once: str | None = None) -> list[dict[str, Any]]:

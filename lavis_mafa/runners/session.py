@@ -18,10 +18,11 @@ import torch.distributed as dist
 from lavis import tasks
 from lavis.common.dist_utils import is_main_process
 from lavis.common.registry import registry
-from lavis.datasets.builders.base_dataset_builder import BaseDatasetBuilder
 from lavis.models.base_model import SharedQueueMixin
 
 from lavis_mafa.config import ConfigError, load_config
+from lavis_mafa.config.data import used_splits
+from lavis_mafa.datasets.local_files import read_in_place, reads_as_lavis
 from lavis_mafa.io.downloads import OfflineError
 from lavis_mafa.io.folder_lock import release_folders
 from lavis_mafa.io.launcher import end_with_launcher, rank_in_environment, report_to_launcher
@@ -34,12 +35,7 @@ from lavis_mafa.runners.dry_run import dry_run
 from lavis_mafa.runners.folder import choose_folder, launch_identity, record_launch
 from lavis_mafa.runners.guard import NonFiniteError, UnreadableError
 from lavis_mafa.runners.launch import init_distributed, seed_everything
-from lavis_mafa.runners.prefetch import (
-    only_splits,
-    prefetch,
-    require_sources,
-    used_splits,
-)
+from lavis_mafa.runners.prefetch import only_splits, prefetch, require_sources
 from lavis_mafa.runners.termination import REQUEUE, Terminated, ignore_signals
 
 # Their messages say what to do: a traceback above them would only hide it.
@@ -65,7 +61,7 @@ def build_data(cfg: Any, splits: Collection[str] | None = None) -> tuple[Any, An
         splits: those to build, where the config names their files; None: those that the run reads.
     """
     task = tasks.setup_task(cfg)
-    with only_splits(cfg, used_splits(cfg.run_cfg) if splits is None else set(splits)):
+    with only_splits(cfg, used_splits(cfg.run_cfg.get) if splits is None else set(splits)):
         _find_annotations(cfg)
         datasets = task.build_datasets(cfg)
     _check_size(cfg, datasets)
@@ -211,24 +207,10 @@ def fetch_only(cfg_path: str, options: Sequence[str] = (), evaluate: bool = Fals
 
 
 def _find_annotations(cfg: Any) -> None:
-    """Let LAVIS's builders read local annotation files in place.
-
-    They require a ``url`` even if ``storage`` exists, and copy a local file once, so that later
-    edits of it have no effect.
-    """
+    """Let LAVIS's builders read local annotation files in place."""
     for name, dataset in cfg.datasets_cfg.items():
-        builder = registry.get_builder_class(name)
-        if builder.build_datasets is not BaseDatasetBuilder.build_datasets:
-            continue
-        for info in (dataset.build_info.get("annotations") or {}).values():
-            if info is None:
-                continue
-            if info.get("url") is None:
-                info.url = info.storage
-            urls = [info.url] if isinstance(info.url, str) else list(info.url)
-            if all(os.path.isfile(url) for url in urls):
-                info.storage = [os.path.abspath(url) for url in urls]
-                info.url = info.storage
+        if reads_as_lavis(registry.get_builder_class(name)):
+            read_in_place(dataset.build_info.get("annotations"))
 
 
 def _check_size(cfg: Any, datasets: Any) -> None:

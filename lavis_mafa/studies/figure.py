@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lavis_mafa.pages.charts import Curve, Series
-from lavis_mafa.runners.run_log import read_log
+from lavis_mafa.runners.run_log import mean_of, read_log
 from lavis_mafa.studies.parts import ROW, Column, LogCurve, Row, Study
 from lavis_mafa.studies.plan import Plan
-from lavis_mafa.studies.spread import Spread, mean_of
+from lavis_mafa.studies.spread import Spread
 
 WIDE = 10.0  # values of which one is that many times another get a logarithmic axis
 LOG_X = {"step": "global_step", "epoch": "epoch"}  # by kind of record, its place on the x axis

@@ -15,7 +15,7 @@ from lavis_mafa.io.files import write_json, write_text
 from lavis_mafa.pages.charts import Cell, Table, curves_svg
 from lavis_mafa.pages.report import Mined, write_report
 from lavis_mafa.pages.tables import markdown_section
-from lavis_mafa.runners.run_log import LOG, read_log
+from lavis_mafa.runners.run_log import LOG, mean_of, read_log
 from lavis_mafa.studies.figure import curve_of, log_curve
 from lavis_mafa.studies.measure import headline_of, measured
 from lavis_mafa.studies.parts import MEASURED, Column, Row
@@ -26,7 +26,6 @@ from lavis_mafa.studies.spread import (
     Spread,
     differences_to,
     gains_of,
-    mean_of,
     note_on_spread,
     spreads_of,
 )

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 # By row, seed and name of the figure; None: the run has no such figure.
 Figures = Mapping[str, Mapping[int, Mapping[str, float | None]]]
@@ -44,13 +42,6 @@ class Spread:
         """Return ``mean ± sd`` with ``digits`` decimals; sign "+": with a sign."""
         text = f"{self.mean:{sign}.{digits}f}"
         return text if self.sd is None else f"{text} ± {self.sd:.{digits}f}"
-
-
-def mean_of(record: Mapping[str, Any], names: Iterable[str]) -> float | None:
-    """Return the mean of those of the figures that a record has; None if it has none."""
-    values = [record.get(name) for name in names]
-    known = [float(v) for v in values if isinstance(v, int | float) and math.isfinite(v)]
-    return statistics.fmean(known) if known else None
 
 
 def spreads_of(figures: Figures) -> dict[str, dict[str, Spread]]:

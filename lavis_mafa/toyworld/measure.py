@@ -22,7 +22,7 @@ from lavis_mafa.metrics.recall import ranked_truth, retrieval_with_truth
 from lavis_mafa.models.inference.many_pairs import ManyPairs
 from lavis_mafa.models.inference.rerank import MAX_TOKENS, encode_split, rerank
 from lavis_mafa.models.recorded import places_in
-from lavis_mafa.runners.run_log import read_log
+from lavis_mafa.runners.run_log import mean_of, read_log
 from lavis_mafa.toyworld import ToyScenesBuilder, ToyScenesEval
 from lavis_mafa.toyworld.builder import DETAILED
 
@@ -147,7 +147,7 @@ def measure(runs: Sequence[Run], judges: Sequence[Run]) -> Iterator[tuple[Run, d
             other = replace(one, texts=texts)
             more = other.retrieval(captions, valid_captions, K_TEST, run.folder)
             figures.update({f"detailed_{name}": value for name, value in more.items()})
-        figures["any_r1"] = _mean([figures.get(f"{k}_r1") for k in ANY_PAIR])
+        figures["any_r1"] = mean_of(figures, [f"{k}_r1" for k in ANY_PAIR])
         figures["itm_auc"] = area_under_roc(one.probability_of_match(image_of, text_of), valid)
         yield run, {**figures, **negatives_of(run.folder)}
 
@@ -177,12 +177,7 @@ def negatives_of(folder: Path) -> dict[str, float | None]:
     """
     epochs = read_log(folder, "epoch")
     last = epochs[-1] if epochs else {}
-    return {name: _mean([last.get(f"{name}_{d}") for d in DIRECTIONS]) for name in RATES}
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None
+    return {name: mean_of(last, [f"{name}_{d}" for d in DIRECTIONS]) for name in RATES}
 
 
 def headline(figures: Mapping[str, Mapping[str, Any]]) -> str:

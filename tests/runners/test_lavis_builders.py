@@ -11,6 +11,8 @@ import yaml
 from runs import records, run_here, weights
 
 from lavis_mafa.runners import RunnerMafa
+from lavis_mafa.runners.loaders import evaluation_sets
+from lavis_mafa.runners.session import build_data
 
 WITH_FILE_LISTS = ("sbu_caption",)  # LAVIS's default is a list of files for these builders
 # Builders with val and test splits.
@@ -136,10 +138,12 @@ def test_several_builders_train_together(
         len(rows_of(name, captions_by_path)) for name in names
     ]
     assert all(type(part).__module__.startswith("lavis.") for part in runner.train_set.parts)
+    assert not runner.eval_sets  # the run evaluates on none
+    _, data = build_data(runner.config, splits=("train", "val", "test"))
     owners = [name for name in names if name in WITH_EVALUATION]
     prefixes = [f"{name}." for name in owners] if len(owners) > 1 else [""]
     expected = {f"{prefix}{split}" for prefix in prefixes for split in ("val", "test")}
-    assert runner.eval_sets.keys() == expected
+    assert evaluation_sets(data).keys() == expected
     epochs = records(tmp_path / "out", "epoch")
     assert len(epochs) == 2 and all(0 < record["loss"] < 30 for record in epochs)
     assert not (tmp_path / "out" / "job" / "unreadable.jsonl").exists()

@@ -16,9 +16,10 @@ from runs import ROOT
 import lavis_mafa
 from lavis_mafa.cli import main
 from lavis_mafa.config import load_config
+from lavis_mafa.config.data import used_splits
 from lavis_mafa.io import downloads
 from lavis_mafa.runners import prefetch as prefetching
-from lavis_mafa.runners.prefetch import OfflineError, require_sources, sources_of, used_splits
+from lavis_mafa.runners.prefetch import OfflineError, require_sources, sources_of
 
 TRAIN = ROOT / "projects/mafa/train"
 INFO = "datasets.image_text_json.build_info"
@@ -54,6 +55,11 @@ def test_all_that_a_config_fetches_is_named():
     assert "coco_karpathy_train.json" in names and "vg_caption.json" in names
     assert not {"coco_karpathy_val.json", "coco_karpathy_test.json"} & names  # not read
     assert len([one for one in found if one[1] == "bert-base-uncased"]) == 2
+
+
+def test_files_of_our_variants_of_builders_are_named_too():
+    assert {"nlvr_dev.json", "nlvr_test.json"} <= {name for _, name in origins(EVAL / "nlvr.yaml")}
+    assert "vg_qa.json" in {name for _, name in origins(TRAIN / "vqa_ft.yaml")}
 
 
 def test_missing_local_checkpoint_of_con_d_is_left_to_the_config_check():
@@ -164,8 +170,9 @@ def test_a_url_without_network_is_explained(monkeypatch):
 
 
 def test_used_splits():
-    assert used_splits({"evaluate": True, "test_splits": ["test"]}) == {"test"}
-    assert used_splits({"valid_splits": ["val"], "test_splits": None}) == {"train", "val"}
+    splits = {"train_splits": ["train"], "valid_splits": ["val"], "test_splits": None}
+    assert used_splits(splits.get) == {"train", "val"}
+    assert used_splits({**splits, "evaluate": True, "test_splits": ["test"]}.get) == {"val", "test"}
 
 
 def test_missing_files_of_unused_splits_are_no_problem(tmp_path):
