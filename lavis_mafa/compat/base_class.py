@@ -14,9 +14,18 @@ BASES: tuple[Any, ...] = (GenerationMixin, modeling_utils.PreTrainedModel)
 if issubclass(modeling_utils.PreTrainedModel, GenerationMixin):
     BASES = (modeling_utils.PreTrainedModel,)
 
+# T5Config of transformers 5 sets `tie_word_embeddings` to True, ties all weights that a file has
+# once, and keeps the file's value under this name. LAVIS's T5 scales its logits by the file's.
+SCALES = "scale_decoder_outputs"
+
 
 class LavisPreTrainedModel(*BASES):  # type: ignore[misc]
     """`PreTrainedModel` as LAVIS expects it."""
+
+    def __init__(self, config: Any, *inputs: Any, **kwargs: Any) -> None:
+        if hasattr(config, SCALES):
+            config.tie_word_embeddings = getattr(config, SCALES)
+        super().__init__(config, *inputs, **kwargs)
 
     @classmethod
     def can_generate(cls) -> bool:
@@ -41,8 +50,10 @@ class LavisPreTrainedModel(*BASES):  # type: ignore[misc]
         if all_submodels:
             found: dict[str, str] = super().get_expanded_tied_weights_keys(all_submodels=True)
             return found
-        output = self.get_output_embeddings()
-        if output is None or not getattr(self.config, "tie_word_embeddings", True):
+        output, config = self.get_output_embeddings(), self.config
+        # Transformers unties what a file has separately, as Flan-T5's has.
+        tied = getattr(config, "tie_word_embeddings", True) or hasattr(config, SCALES)
+        if output is None or not tied:
             return {}
         names = {id(module): name for name, module in self.named_modules()}
         return {f"{names[id(output)]}.weight": f"{names[id(self.get_input_embeddings())]}.weight"}

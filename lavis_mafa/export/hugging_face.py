@@ -9,6 +9,7 @@ does not clean captions like LAVIS's ``blip_caption`` (no punctuation, at most 5
 from __future__ import annotations
 
 import copy
+import inspect
 import os
 import shutil
 import tempfile
@@ -146,17 +147,30 @@ def write_folder(model: Any, folder: Path, dtype: torch.dtype = torch.float32) -
     with torch.device("meta"):
         hf_model = model_cls(config)
     hf_model.load_state_dict(state, strict=True, assign=True)
-    hf_model.tie_weights()
+    _tie(hf_model)
     if hf_model.can_generate():
         hf_model.generation_config = _generation(config.text_config)
     hf_model.save_pretrained(folder)
     # save_pretrained records the type of one weight, which may be one kept in float32.
     hf_model.config.torch_dtype = dtype
+    if hasattr(config.text_config, "scale_decoder_outputs"):
+        # Of T5, older versions read this from the name that newer ones always set to True.
+        hf_model.config.text_config.tie_word_embeddings = config.text_config.scale_decoder_outputs
     hf_model.config.save_pretrained(folder)
     _processor(model, tokenizer).save_pretrained(folder)
     for file in folder.glob("*.safetensors"):  # some versions make them readable only by the owner
         file.chmod((folder / "config.json").stat().st_mode)
     return str(model_cls.__name__)
+
+
+def _tie(hf_model: Any) -> None:
+    """Share the weights that Hugging Face's class shares."""
+    if "missing_keys" in inspect.signature(hf_model.tie_weights).parameters:
+        # Newer versions would overwrite an output layer of its own, such as Flan-T5's; with this
+        # argument they share only equal weights.
+        hf_model.tie_weights(missing_keys=set())
+    else:
+        hf_model.tie_weights()
 
 
 def round_weights(model: nn.Module, dtype: torch.dtype) -> None:
@@ -271,7 +285,8 @@ def _generation(text_config: Any) -> Any:
     from transformers import GenerationConfig
 
     keys = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
-    return GenerationConfig(**{key: getattr(text_config, key) for key in keys}, **GENERATION)
+    known = {key: getattr(text_config, key, None) for key in keys}
+    return GenerationConfig(**known, **GENERATION)
 
 
 def _tokenizer(model: Any) -> tuple[Any, int]:

@@ -110,15 +110,20 @@ def photograph() -> np.ndarray:
     return np.uint8(np.stack(waves, -1) * 60 + 127)
 
 
-def write_references(folder: Path) -> None:
-    """Write ``hf_NAME`` and ``NAME.npz`` for each of the three models."""
+def write_folders(folder: Path) -> None:
+    """Write the three checkpoints and export each, as ``hf_NAME``."""
     make_checkpoints(folder)
     for name in (STAGE1, *STAGE2):
         checkpoint = folder / f"{name}.pth"
         arguments = [str(checkpoint), str(folder / f"hf_{name}"), "--to", "hf"]
         if main(["export", *arguments, "--options", *language_options(checkpoint)]):
             raise SystemExit(f"{name} was not exported")
-        model, pixels = lavis_model(checkpoint), random_images(len(CAPTIONS))
+
+
+def write_outputs(folder: Path) -> None:
+    """Write LAVIS's outputs of each model in ``folder`` to ``NAME.npz``."""
+    for name in (STAGE1, *STAGE2):
+        model, pixels = lavis_model(folder / f"{name}.pth"), random_images(len(CAPTIONS))
         outputs = {"pixels": pixels}
         if name == STAGE1:
             outputs.update(retrieval_outputs(model, pixels, CAPTIONS))
@@ -135,4 +140,5 @@ def write_references(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    write_references(Path(sys.argv[1]))
+    write_folders(Path(sys.argv[1]))
+    write_outputs(Path(sys.argv[1]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import partial
 from pathlib import Path
 
@@ -157,7 +158,7 @@ def make_t5(folder: Path, spare_rows: int = 7) -> Path:
         **{"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1},
         minloglevel=2,
     )
-    tokenizer = T5TokenizerFast(str(folder / "spiece.model"), extra_ids=4)
+    tokenizer = T5TokenizerFast.from_pretrained(folder, extra_ids=4)  # reads spiece.model
     tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace(prepend_scheme="always")]
     )  # as in the tokenizers of T5 on the hub
@@ -174,9 +175,13 @@ def make_t5(folder: Path, spare_rows: int = 7) -> Path:
         decoder_start_token_id=0,
     )
     model = randomise(T5ForConditionalGeneration(config), 0.3)
+    # Newer versions share it with the input, which Flan-T5's file on the hub does not.
+    model.lm_head.weight = nn.Parameter(torch.randn(config.vocab_size, 32) * 0.3)
     with torch.no_grad():
-        model.lm_head.weight[config.eos_token_id] *= 3  # ends some texts
+        model.lm_head.weight[config.eos_token_id] *= 2  # ends some texts
     model.save_pretrained(folder)
+    written = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**written, "tie_word_embeddings": False}))
     return folder
 
 
