@@ -179,7 +179,7 @@ MAFA = Section(
     "model.mafa",
     (
         *("negatives", "detach_other", "same_image", "all_ranks", "loss_weights", "soft_labels"),
-        *("connections", "own", "con_d", "learn_temperature"),
+        *("connections", "own", "con_d", "negatives_encoder", "learn_temperature"),
         *("warm_up_negatives", "warm_up_epochs"),
     ),
 )

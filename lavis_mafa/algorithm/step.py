@@ -24,6 +24,7 @@ from lavis_mafa.algorithm.discriminator import Discriminator
 from lavis_mafa.algorithm.losses import LOSSES
 from lavis_mafa.algorithm.mining import Judge, find_connections
 from lavis_mafa.algorithm.momentum import Momentum
+from lavis_mafa.algorithm.negatives_encoder import EncodedByFrozen, NegativesEncoder
 from lavis_mafa.algorithm.output import StepOutput, counts_of
 from lavis_mafa.algorithm.pickers import Picker, WithPreparation
 from lavis_mafa.algorithm.settings import StepSettings, function_of, needs_object
@@ -36,6 +37,7 @@ def run_step(
     con_d: Discriminator | None = None,
     momentum: Momentum | None = None,
     picker: Any = None,
+    negatives_encoder: NegativesEncoder | None = None,
 ) -> StepOutput:
     """Encode, compare, pick, judge, mine and compute the losses of one mini-batch (MAFA Figure 3).
 
@@ -53,6 +55,8 @@ def run_step(
         momentum: momentum encoders and queue, for soft labels that need them, such as ``momentum``.
         picker: made by `lavis_mafa.algorithm.settings.build_picker`, where that builds one; it may
             hold state from step to step.
+        negatives_encoder: a frozen model whose similarities hard negatives are picked by, and whose
+            features GRIT groups by; None: those of ``backbone``.
 
     Raises:
         ValueError: if all losses are off, or ``momentum`` or ``picker`` does not fit the settings.
@@ -64,12 +68,17 @@ def run_step(
     with torch.no_grad():
         # Only candidates of mini-batches: the queue holds features without an image or a text
         # that ITM could match.
-        sims = compared.i2t[:, : batch.count], compared.t2i[:, : batch.count]
+        frozen = _encoded_by_frozen(batch, negatives_encoder)
+        if frozen is None:
+            sims = compared.i2t[:, : batch.count], compared.t2i[:, : batch.count]
+        else:
+            sims = frozen.i2t, frozen.t2i
+        temperature = batch.temperature if frozen is None else frozen.temperature
         i2t, t2i, judged = find_connections(
             *sims,
             batch.positives,
             batch.own,
-            _pickers(batch, sims, picker),
+            _pickers(batch, sims, temperature, picker),
             settings.connections,
             _judge(batch, con_d),
             judge_none=batch.ranks.world > 1,
@@ -77,7 +86,11 @@ def run_step(
     losses = _losses(StepContext(batch, compared, i2t, t2i))
     weights = settings.loss_weights
     loss = torch.stack([weights[name] * value for name, value in losses.items()]).sum()
-    image_features, text_features = backbone.grit_vectors(batch.own_images, batch.own_texts)
+    if frozen is None:
+        image_features, text_features = backbone.grit_vectors(batch.own_images, batch.own_texts)
+    else:
+        # Grouping looks for mini-batches with hard negatives: by what picks them.
+        image_features, text_features = frozen.image_vectors, frozen.text_vectors
     return StepOutput(
         loss=loss + batch.zero_of_gathered(),
         losses=losses,
@@ -113,11 +126,22 @@ def _check_parts(settings: StepSettings, momentum: Momentum | None, picker: Any)
         )
 
 
-def _pickers(batch: MiniBatch, sims: tuple[Tensor, Tensor], picker: Any) -> tuple[Picker, Picker]:
+def _encoded_by_frozen(
+    batch: MiniBatch, encoder: NegativesEncoder | None
+) -> EncodedByFrozen | None:
+    """Return the mini-batch as the frozen encoder sees it; None without one."""
+    if encoder is None:
+        return None
+    return encoder.compare(dict(batch.samples), batch.ranks, batch.own_images.seen)
+
+
+def _pickers(
+    batch: MiniBatch, sims: tuple[Tensor, Tensor], temperature: Tensor, picker: Any
+) -> tuple[Picker, Picker]:
     """Return the pickers of images and of texts for this mini-batch."""
     if isinstance(picker, WithPreparation):
         epoch = batch.samples.get("epoch")
-        return picker.prepare(*sims, batch.positives, batch.own, batch.temperature, epoch)
+        return picker.prepare(*sims, batch.positives, batch.own, temperature, epoch)
     chosen: Any = function_of(batch.settings) if picker is None else picker
     return chosen, chosen
 

@@ -23,6 +23,7 @@ from lavis_mafa.config.check import is_url
 from lavis_mafa.datasets.split_as_pairs import SplitAsPairs
 from lavis_mafa.datasets.training_set import TrainingSet
 from lavis_mafa.models.con_d.build import view_of
+from lavis_mafa.models.con_d.frozen import FROZEN_MODELS
 from lavis_mafa.models.mafa_model import checkpoint_of
 from lavis_mafa.runners.launch import amp_dtype_of
 from lavis_mafa.runners.loaders import evaluation_sets, training_set
@@ -81,14 +82,14 @@ def load_model_and_data(args: argparse.Namespace) -> ModelAndData:
     cfg = begin(args.cfg_path, options_of(args))
     require_sources(cfg)
     task, train = _build_pairs(cfg, args.split)
-    # The commands that need discriminators build them: here they would take memory for nothing.
+    # The commands that need frozen models build them: here they would take memory for nothing.
     mafa = cfg.model_cfg.get("mafa")
-    con_d = mafa.get("con_d") if mafa else None
+    frozen = {name: mafa.get(name) for name in FROZEN_MODELS} if mafa else {}
     if mafa:
-        mafa.con_d = None
+        mafa.update(dict.fromkeys(FROZEN_MODELS))
     model = build_model(cfg, task)
     if mafa:
-        mafa.con_d = con_d
+        mafa.update(frozen)
     if checkpoint_of(cfg.model_cfg) is None:
         logging.warning(
             "the weights of %s are random, and so are its similarities: give --checkpoint",

@@ -1,4 +1,4 @@
-"""Check Con-D: whether it can judge pairs and has weights."""
+"""Check frozen models, Con-D and the encoder of negatives: what they can do, and their weights."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lavis_mafa.config.check import Report, Settings, is_url, suggest, walk
 from lavis_mafa.config.defaults import default_or_report, fill
 from lavis_mafa.config.key import Key
 from lavis_mafa.config.registered import mafa_key
-from lavis_mafa.config.weights import check_con_d_file
+from lavis_mafa.config.weights import CON_D, FROZEN, check_frozen_files
 from lavis_mafa.models.con_d.discriminator import DISCRIMINATORS
 from lavis_mafa.models.traits import judges, traits_of
 
@@ -34,7 +34,7 @@ def check_con_d(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     config = walk({"model": {"mafa": {"con_d": dict(given)}}}, schema, "", report)
     fill(config, schema, [])
     check_weights(config, report)
-    check_con_d_file(config, report)
+    check_frozen_files(config, report)
     check_kept_images(config, report)
     return config["model"]["mafa"]["con_d"], report.problems
 
@@ -54,15 +54,21 @@ def check_kept_images(config: Mapping[str, Any], report: Report) -> None:
 
 
 def check_weights(config: Mapping[str, Any], report: Report) -> None:
-    """Check that Con-D has weights: a checkpoint, or published weights of its model type."""
-    s = Settings(config, report)
-    path = "model.mafa.con_d"
+    """Check that frozen models have weights: a checkpoint, or published weights of their type."""
+    for path in FROZEN:
+        _check_weights_of(path, Settings(config, report), report)
+
+
+def _check_weights_of(path: str, s: Settings, report: Report) -> None:
     arch, model_type = s[f"{path}.arch"], s[f"{path}.model_type"]
     if arch is None or arch in DISCRIMINATORS or f"{path}.model_type" in report.bad:
         return
     # None: a user's class, which can only be checked once it is built; see `backbone_of`.
     if traits_of(arch).can_judge is False:
-        report.add(f"{path}.arch", f"{arch} cannot judge pairs; use one of {', '.join(judges())}")
+        # The drivers of all families need a model of ITM too: those that judge are those that
+        # compare.
+        why = "cannot judge pairs" if path == CON_D else "has no features of ITC that we can use"
+        report.add(f"{path}.arch", f"{arch} {why}; use one of {', '.join(judges())}")
         return
     shipped = default_or_report(
         f"{path}.model_type", registry.get_model_class(arch), model_type, report
@@ -81,5 +87,6 @@ def check_weights(config: Mapping[str, Any], report: Report) -> None:
             f"{path}.image_size", f"{size} is not a multiple of its ViT's patch size {patch}"
         )
     if shipped and not s[f"{path}.checkpoint"] and not downloads:
-        why = f"{arch} has no published weights of that type; name the checkpoint of a Con-D"
+        what = "a Con-D" if path == CON_D else "a model that was trained with ITC"
+        why = f"{arch} has no published weights of that type; name the checkpoint of {what}"
         report.missing(f"{path}.checkpoint", why)

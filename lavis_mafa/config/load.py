@@ -35,6 +35,7 @@ from lavis_mafa.config.schema import ANY, ARGUMENTS, MODEL, MODEL_MAFA, MODEL_PA
 from lavis_mafa.config.weights import check_weight_files
 from lavis_mafa.io.project_files import near_names, project_file
 from lavis_mafa.io.yaml_files import check_yaml, check_yaml_file
+from lavis_mafa.models.con_d.frozen import FROZEN_MODELS
 from lavis_mafa.models.traits import traits_of
 from lavis_mafa.plugins import PluginError, load_plugins
 from lavis_mafa.problems import ConfigError
@@ -222,7 +223,7 @@ def schema_of(
     """
     # A key that looks like a number is one to YAML.
     user = {str(name): value for name, value in user.items()}
-    user = _without_con_d(user)
+    user = _without_frozen(user)
     shipped: dict[str, Any] = {}
     keys = {**SCHEMA.keys, "run": run_key(user.get("run"))}
     if isinstance(user.get("model"), dict):
@@ -236,14 +237,15 @@ def schema_of(
     return user, replace(SCHEMA, keys=keys), shipped
 
 
-def _without_con_d(user: dict[str, Any]) -> dict[str, Any]:
-    """Disable Con-D in an evaluation-only config; mining happens only in training."""
+def _without_frozen(user: dict[str, Any]) -> dict[str, Any]:
+    """Disable the frozen models of an evaluation-only config, which only training uses."""
     run, model = user.get("run"), user.get("model")
     mafa = model.get("mafa") if isinstance(model, dict) else None
     only_evaluates = isinstance(run, dict) and run.get("evaluate") is True
-    if not only_evaluates or not isinstance(mafa, dict) or not mafa.get("con_d"):
+    if not only_evaluates or not isinstance(mafa, dict):
         return user
-    return {**user, "model": {**user["model"], "mafa": {**mafa, "con_d": None}}}
+    off = {name: None for name in FROZEN_MODELS if mafa.get(name)}
+    return {**user, "model": {**user["model"], "mafa": {**mafa, **off}}} if off else user
 
 
 def _active(run: Any) -> list[str]:

@@ -60,6 +60,7 @@ INTROS = {
     "model.mafa": "The training step. [The terms are explained here](concepts.md).",
     "model.mafa.connections": "[What connections are](concepts.md#con-d-and-connections).",
     "model.mafa.con_d": "[How to get a Con-D](con_d.md).",
+    "model.mafa.negatives_encoder": "[What it is for](concepts.md#hard-negatives).",
     "datasets.BUILDER": "For each builder. Processors accept the arguments of their constructors "
     "as further keys; builders accept the keys of their default YAML.",
 }
@@ -86,6 +87,9 @@ def page() -> str:
     known = tuple(name for name in judges() if name in LAVIS_MODELS or name in dict(ours("model")))
     judge = replace(CON_D["arch"], registered="", choices=known, words=("oracle",))
     mafa["con_d"] = replace(mafa["con_d"], keys={**CON_D, "arch": judge})
+    encoder = mafa["negatives_encoder"]
+    compares = replace(judge, doc=encoder.keys["arch"].doc, source=encoder.source, words=())
+    mafa["negatives_encoder"] = replace(encoder, keys={**encoder.keys, "arch": compares})
     parts = [
         HEAD,
         _section("run", _closed(RUN)),

@@ -13,7 +13,7 @@ from lavis_mafa.algorithm.grit.settings import GritSettings
 from lavis_mafa.algorithm.settings import StepSettings
 from lavis_mafa.config.key import ALWAYS, Key, keys_of
 from lavis_mafa.metrics import MetricNames
-from lavis_mafa.models.con_d.settings import ConDSettings
+from lavis_mafa.models.con_d.settings import ConDSettings, FrozenSettings
 from lavis_mafa.models.parts.vit import STEMS
 
 OURS = "lavis_mafa"
@@ -163,6 +163,8 @@ RUN = {
 
 _CON_D = keys_of(ConDSettings)
 CON_D = {**_CON_D, "arch": replace(_CON_D["arch"], registered="model")}
+_ENCODER = keys_of(FrozenSettings)
+NEGATIVES_ENCODER = {**_ENCODER, "arch": replace(_ENCODER["arch"], registered="model")}
 
 MAFA = {
     **keys_of(StepSettings),
@@ -170,6 +172,10 @@ MAFA = {
                              "saved in checkpoints", OURS, default=True),
     "con_d": Key("mapping", "connection discriminator; null: no mining", "MAFA 4.1", default=None,
                  nullable=True, keys=CON_D),
+    "negatives_encoder": Key("mapping", "frozen model by whose similarities negatives are picked "
+                             "and mini-batches grouped; null: the model in training",
+                             "GRIT-VLP Table 1", default=None, nullable=True,
+                             keys=NEGATIVES_ENCODER),
 }  # fmt: skip
 
 MODEL = {

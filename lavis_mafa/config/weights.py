@@ -27,8 +27,9 @@ from lavis_mafa.io.checkpoints import (
 )
 from lavis_mafa.models.checkpoints import config_of, problem_of_origin
 from lavis_mafa.models.con_d.discriminator import DISCRIMINATORS
+from lavis_mafa.models.con_d.frozen import FROZEN_MODELS
 
-CON_D = "model.mafa.con_d"
+CON_D, _ = FROZEN = tuple(f"model.mafa.{name}" for name in FROZEN_MODELS)
 # Keys at any depth below ``model`` that name a weight file, and keys that name a folder in which
 # transformers looks for INSIDE.
 FILES = ("pretrained", "finetuned", "vit_weights", "q_former_model", "checkpoint")
@@ -64,14 +65,14 @@ def check_weight_files(config: Mapping[str, Any], report: Report) -> None:
         unread = s[f"{key.rpartition('.')[0]}.load_{name}"] is False
         # Our loader reads only one of `pretrained` and `finetuned`.
         unread |= ours and key == "model.pretrained" and s["model.load_finetuned"] is True
-        if unread or key in report.bad or key.startswith(f"{CON_D}."):
+        if unread or key in report.bad or key.startswith(tuple(f"{one}." for one in FROZEN)):
             continue
         content = _read(key, path, report)
         if content is not None and ours and key in ("model.pretrained", "model.finetuned"):
             _check_model(key, path, content, arch, s["model"], report)
         elif content is not None and ours and key == "model.vit_weights":
             _check_state(key, path, content, {}, report)
-    check_con_d_file(config, report)
+    check_frozen_files(config, report)
     path = s["run.resume_ckpt_path"]
     if s["run.evaluate"] is False and path not in (None, "auto"):
         _check_resumed(path, s, report)
@@ -83,32 +84,38 @@ def check_weight_files(config: Mapping[str, Any], report: Report) -> None:
             report.add("run.grit.first_order", f"{order} is not a readable .npy file: {error}")
 
 
-def check_con_d_file(config: Mapping[str, Any], report: Report) -> None:
-    """Check the checkpoint of Con-D, and the weight files below its ``model``."""
-    s = Settings(config, report)
-    if s[f"{CON_D}.arch"] in DISCRIMINATORS:
+def check_frozen_files(config: Mapping[str, Any], report: Report) -> None:
+    """Check the checkpoints of Con-D and of the encoder of hard negatives, and the weight files
+    below their ``model``."""
+    for place in FROZEN:
+        _check_frozen(place, Settings(config, report), report)
+
+
+def _check_frozen(place: str, s: Settings, report: Report) -> None:
+    arch = s[f"{place}.arch"]
+    if arch in DISCRIMINATORS:
         return  # not a model, so it has no weights
-    for key, path in _files(s[CON_D] or {}, CON_D):
+    for key, path in _files(s[place] or {}, place):
         content = None if key in report.bad else _read(key, path, report)
-        cls = registry.get_model_class(s[f"{CON_D}.arch"] or "")
-        if content is None or cls is None or key != f"{CON_D}.checkpoint":
+        cls = registry.get_model_class(arch or "")
+        if content is None or cls is None or key != f"{place}.checkpoint":
             continue
-        model_type = s[f"{CON_D}.model_type"] or next(iter(cls.PRETRAINED_MODEL_CONFIG_DICT))
+        model_type = s[f"{place}.model_type"] or next(iter(cls.PRETRAINED_MODEL_CONFIG_DICT))
         if model_type not in cls.PRETRAINED_MODEL_CONFIG_DICT:
             continue  # reported elsewhere
-        problem = problem_of_origin(content, s[f"{CON_D}.arch"], path)
+        problem = problem_of_origin(content, arch, path)
         if problem:
             report.add(key, problem)
             continue
         try:
             model = config_of(
-                *(s[f"{CON_D}.arch"], model_type, path, content),
-                given=s[f"{CON_D}.model"] or {},
+                *(arch, model_type, path, content),
+                given=s[f"{place}.model"] or {},
                 known=s["model"] or {},
             )
             built: Any = OmegaConf.to_container(model, resolve=True)
         except (OmegaConfBaseException, ValueError) as error:
-            report.add(key, f"{str(error).splitlines()[0]} ({CON_D}.model)")
+            report.add(key, f"{str(error).splitlines()[0]} ({place}.model)")
             continue
         _check_state(key, path, content, built, report)
 

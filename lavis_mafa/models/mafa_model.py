@@ -14,6 +14,7 @@ from omegaconf import OmegaConf
 from lavis_mafa.algorithm.backbone import Backbone
 from lavis_mafa.algorithm.discriminator import Discriminator
 from lavis_mafa.algorithm.momentum import RAMP_EPOCHS, Momentum
+from lavis_mafa.algorithm.negatives_encoder import NegativesEncoder
 from lavis_mafa.algorithm.output import StepOutput
 from lavis_mafa.algorithm.settings import StepSettings, build_picker, needs_object
 from lavis_mafa.algorithm.step import run_step
@@ -27,8 +28,8 @@ from lavis_mafa.models.checkpoints import (
     registered_name,
     require_weights,
 )
-from lavis_mafa.models.con_d.build import build_discriminator
-from lavis_mafa.models.con_d.discriminator import ModelDiscriminator
+from lavis_mafa.models.con_d.build import build_discriminator, build_negatives_encoder
+from lavis_mafa.models.con_d.frozen import frozen_models
 from lavis_mafa.models.families import backbone_of
 from lavis_mafa.models.families.base import image_size_of
 from lavis_mafa.models.inference.rerank import MAX_TOKENS, compute_sim_matrix
@@ -63,13 +64,18 @@ class MafaModel:
         yield from problems_of_step(cls, cfg)
 
     def attach_step(
-        self, backbone: Backbone, settings: StepSettings | None, con_d: Discriminator | None
+        self,
+        backbone: Backbone,
+        settings: StepSettings | None,
+        con_d: Discriminator | None,
+        negatives_encoder: NegativesEncoder | None = None,
     ) -> None:
         """Set what the step needs in addition to the family's modules."""
         self.backbone = backbone
         self.settings = settings or StepSettings()
-        # A discriminator is no submodule, so that it is neither trained nor saved.
+        # Frozen models are no submodules, so that they are neither trained nor saved.
         self.con_d = con_d
+        self.negatives_encoder = negatives_encoder
         self.momentum_encoders: Momentum | None = None
         picker, name = build_picker(self.settings), self._picker_name
         if picker is not None:
@@ -92,6 +98,7 @@ class MafaModel:
             self.con_d,
             self.momentum_encoders,
             self.step_picker,
+            self.negatives_encoder,
         )
 
     @property
@@ -148,7 +155,7 @@ class MafaModel:
 
     def load_and_share(self, cfg: Any, content: dict[str, Any] | None = None) -> Any:
         """Load the checkpoint of a ``model`` config, if it names one, and share a frozen image
-        encoder with Con-D.
+        encoder with Con-D and the encoder of hard negatives.
 
         Args:
             content: of the file, if it has been read already.
@@ -165,8 +172,11 @@ class MafaModel:
                 self._require_finetuned(checkpoint, content, loaded.missing_keys)
         if not (cfg.get("mafa") or {}).get("learn_temperature", True):
             self.temp.requires_grad_(False).fill_(cfg.get("temp", 0.07))
-        if isinstance(self.con_d, ModelDiscriminator) and self.con_d.share_encoder(self):
-            logging.info("Con-D shares the frozen image encoder: it runs once per mini-batch")
+        for one in frozen_models(self):
+            if one.share_encoder(self):
+                logging.info(
+                    "%s shares the frozen image encoder: it runs once per mini-batch", one.title
+                )
         return self
 
     def _require_finetuned(
@@ -261,13 +271,16 @@ def checkpoint_of(cfg: Any) -> str | None:
 
 
 def step_parts(cfg: Any) -> dict[str, Any]:
-    """Build ``settings`` and ``con_d`` of a ``model`` config."""
+    """Build ``settings`` and ``con_d`` of a ``model`` config, and ``negatives_encoder`` if it has
+    one: a user's model may not take it, and must not ignore it."""
     mafa: Any = OmegaConf.to_container(OmegaConf.create(cfg.get("mafa") or {}), resolve=True)
     everywhere = bool(cfg.get("negative_all_rank", False))
     settings = StepSettings.from_config(mafa, all_ranks=everywhere)
-    # Forked, so that a model starts from the same random weights with and without Con-D.
+    # Forked, so that a model starts from the same random weights with and without frozen models.
     with torch.random.fork_rng(devices=[]):
-        return {"settings": settings, "con_d": build_discriminator(mafa.get("con_d"), cfg)}
+        parts = {"settings": settings, "con_d": build_discriminator(mafa.get("con_d"), cfg)}
+        encoder = build_negatives_encoder(mafa.get("negatives_encoder"), cfg)
+    return parts if encoder is None else {**parts, "negatives_encoder": encoder}
 
 
 def momentum_of(model: Any, cfg: Any, settings: StepSettings) -> Momentum | None:

@@ -14,6 +14,7 @@ from lavis_mafa.io.checkpoints import read_checkpoint
 from lavis_mafa.io.downloads import HubFiles, UrlFile
 from lavis_mafa.models.checkpoints import config_of
 from lavis_mafa.models.con_d.discriminator import DISCRIMINATORS
+from lavis_mafa.models.con_d.frozen import FROZEN_MODELS
 from lavis_mafa.models.parts.tokenizers import BERT
 from lavis_mafa.models.traits import traits_of
 
@@ -49,13 +50,16 @@ def sources_of_model(cfg: Any, key: str = "model") -> Iterator[Source]:
         url = cfg.get("finetuned") if cfg.get("load_finetuned", True) else pretrained
         if isinstance(url, str) and is_url(url):
             yield UrlFile(f"{key}.{chosen}", url)
-    con_d = (cfg.get("mafa") or {}).get("con_d")
-    if con_d:
-        yield from sources_of_con_d(con_d, f"{key}.mafa.con_d", cfg)
+    mafa = cfg.get("mafa") or {}
+    for name in FROZEN_MODELS:
+        if mafa.get(name):
+            yield from sources_of_frozen(mafa[name], f"{key}.mafa.{name}", cfg)
 
 
-def sources_of_con_d(cfg: Mapping[str, Any], key: str, known: Any) -> Iterator[Source]:
-    """Yield what building Con-D fetches; `lavis_mafa.models.con_d.build` builds it.
+def sources_of_frozen(cfg: Mapping[str, Any], key: str, known: Any) -> Iterator[Source]:
+    """Yield what building Con-D or the encoder of hard negatives fetches.
+
+    `lavis_mafa.models.con_d.build` builds them.
 
     Args:
         known: the ``model`` config that it belongs to.

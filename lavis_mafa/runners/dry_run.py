@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lavis_mafa.models.con_d.frozen import frozen_models
 from lavis_mafa.models.con_d.kept_images import kept_images
 from lavis_mafa.runners.forecast import forecast
 from lavis_mafa.runners.training_step import loss_terms
@@ -73,29 +74,36 @@ def dry_run(runner: RunnerMafa) -> list[str]:
         output = runner._model(samples)
     trained = [p for p in runner._model.parameters() if p.requires_grad]
     frozen = [p for p in runner._model.parameters() if not p.requires_grad]
-    con_d = getattr(getattr(runner._model, "con_d", None), "model", None)
-    judging = list(con_d.parameters()) if con_d else []
+    beside = {one: list(one.model.parameters()) for one in frozen_models(runner._model)}
     sizes = {
         parameter.untyped_storage().data_ptr(): parameter.untyped_storage().nbytes()
         for parameter in [*trained, *frozen]
     }
     weights, of_training = sum(sizes.values()), _bytes(trained)
-    # An image encoder that Con-D shares with the model is counted with the model.
-    of_con_d = _bytes([p for p in judging if p.untyped_storage().data_ptr() not in sizes])
+    # An image encoder that a frozen model shares with the model is counted with the model.
+    own = {
+        one: _bytes([p for p in held if p.untyped_storage().data_ptr() not in sizes])
+        for one, held in beside.items()
+    }
+    of_frozen = sum(own.values())
     # The forward pass saves parameters as well, which are no activations.
     activations = sum(size for pointer, size in saved.items() if pointer not in sizes)
     # A gradient and both of AdamW's moments are as large as the weights they belong to.
-    total = weights + 3 * of_training + of_con_d + activations
+    total = weights + 3 * of_training + of_frozen + activations
     losses = {name: round(value.item(), 4) for name, value in loss_terms(output).items()}
     return [
         *lines,
         f"model: {_millions(trained)} trainable and {_millions(frozen)} frozen parameters"
-        + (f"; Con-D: {_millions(judging)}" if con_d else "")
-        + (", which shares the model's image encoder" if of_con_d < _bytes(judging) else ""),
+        + "".join(
+            f"; {one.title}: {_millions(held)}"
+            + (", which shares the model's image encoder" if own[one] < _bytes(held) else "")
+            for one, held in beside.items()
+        ),
         f"one mini-batch: {losses}",
         f"memory per rank, estimated: {total / MIB:.0f} MiB (weights {weights / MIB:.0f}, "
         f"gradients {of_training / MIB:.0f}, AdamW {2 * of_training / MIB:.0f}, "
-        f"Con-D {of_con_d / MIB:.0f}, activations {activations / MIB:.0f})",
+        f"{' and '.join(one.title for one in own) or 'Con-D'} {of_frozen / MIB:.0f}, "
+        f"activations {activations / MIB:.0f})",
     ]
 
 

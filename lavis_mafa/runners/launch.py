@@ -16,6 +16,8 @@ from lavis.common.dist_utils import get_rank, setup_for_distributed
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
+from lavis_mafa.models.con_d.frozen import frozen_models
+
 
 def init_distributed(run_cfg: Any) -> None:
     """Join the process group that the launcher describes in the environment, if any.
@@ -91,15 +93,15 @@ def amp_dtype_of(run_cfg: Any) -> torch.dtype | None:
 
 
 def compile_image_encoders(model: Any) -> None:
-    """Compile the blocks of the image encoders of a model and of its Con-D by ``torch.compile``.
+    """Compile the blocks of the image encoders of a model and of its frozen models.
 
     Block by block: equal blocks share one compilation, and weights keep their names.
 
     Raises:
         ValueError: if no image encoder consists of blocks.
     """
-    judge = getattr(getattr(model, "con_d", None), "model", None)
-    encoders = [getattr(one, "visual_encoder", None) for one in (model, judge)]
+    models = [model, *(one.model for one in frozen_models(model))]
+    encoders = [getattr(one, "visual_encoder", None) for one in models]
     blocks = {id(block): block for encoder in encoders for block in _blocks(encoder)}
     if not blocks:
         raise ValueError(f"run.compile: {type(model).__name__} has no image encoder to compile")

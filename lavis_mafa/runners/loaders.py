@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 from lavis.datasets.data_utils import concat_datasets, reorg_datasets_by_split
 from torch.utils.data import DataLoader, DistributedSampler
 
-from lavis_mafa.algorithm.discriminator import VIEW
 from lavis_mafa.algorithm.grit import EpochBatches, EpochPlan
 from lavis_mafa.algorithm.momentum import SECOND_VIEW
-from lavis_mafa.algorithm.tokens import CON_D_TOKENS, TOKENS, Tokenizer, Tokens
+from lavis_mafa.algorithm.tokens import TOKENS, Tokenizer, Tokens
 from lavis_mafa.datasets.training_set import TrainingSet
-from lavis_mafa.models.con_d.discriminator import ModelDiscriminator
+from lavis_mafa.models.con_d.frozen import FrozenModel
 from lavis_mafa.runners.termination import ignore_signals_to_job
 
 
@@ -40,14 +39,17 @@ def training_set(datasets: Mapping[str, Mapping[str, Any]], seed: int) -> Traini
     return TrainingSet(concat_datasets(reorg_datasets_by_split(train))["train"], int(seed))
 
 
-def add_views(train_set: TrainingSet, model: Any, con_d: Any) -> None:
-    """Let a training set also load the images as Con-D and the momentum encoders need them."""
-    if isinstance(con_d, ModelDiscriminator) and con_d.wants_view(model):
-        assert con_d.processor is not None
-        if not train_set.add_view(VIEW, con_d.processor):
+def add_views(train_set: TrainingSet, model: Any, frozen: Iterable[FrozenModel]) -> None:
+    """Let a training set also load the images as frozen models and momentum encoders need them."""
+    for one in frozen:
+        if not one.wants_view(model):
+            continue
+        assert one.processor is not None
+        if not train_set.add_view(one.view, one.processor):
             logging.info(
-                "the data sets load their images without a processor of ours: Con-D gets the "
-                "model's images, resized"
+                "the data sets load their images without a processor of ours: %s gets the model's "
+                "images, resized",
+                one.title,
             )
     weights = getattr(getattr(model, "settings", None), "loss_weights", {})
     if (weights.get("imc") or weights.get("lmi")) and not train_set.add_view(SECOND_VIEW):
@@ -57,8 +59,8 @@ def add_views(train_set: TrainingSet, model: Any, con_d: Any) -> None:
         )
 
 
-def add_tokens(train_set: TrainingSet, model: Any, con_d: Any) -> None:
-    """Let a training set tokenise captions, for a model of ours and for its Con-D.
+def add_tokens(train_set: TrainingSet, model: Any, frozen: Iterable[FrozenModel]) -> None:
+    """Let a training set tokenise captions, for a model of ours and for its frozen models.
 
     A model without a backbone is LAVIS's own and tokenises captions itself.
     """
@@ -66,10 +68,10 @@ def add_tokens(train_set: TrainingSet, model: Any, con_d: Any) -> None:
         return
     own = Tokenizer.of(model)
     train_set.add_tokens(TOKENS, own)
-    if isinstance(con_d, ModelDiscriminator):
-        of_con_d = Tokenizer.of(con_d.model)
+    for one in frozen:
+        theirs = Tokenizer.of(one.model)
         # The same object where they agree: the training set then tokenises once for both.
-        train_set.add_tokens(CON_D_TOKENS, own if own.agrees_with(of_con_d) else of_con_d)
+        train_set.add_tokens(one.tokens, own if own.agrees_with(theirs) else theirs)
 
 
 def to_device(samples: Mapping[str, Any], device: torch.device) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from lavis_mafa.algorithm.grit import EpochPlan, GritSchedule, GritSettings
 from lavis_mafa.algorithm.tokens import captions_of
 from lavis_mafa.io.processes import any_rank, barrier
+from lavis_mafa.models.con_d.frozen import frozen_models
 from lavis_mafa.models.con_d.kept_images import keep_images
 from lavis_mafa.models.con_d.kept_rows import KeptRows
 from lavis_mafa.models.con_d.self_check import SelfCheck
@@ -72,9 +73,9 @@ class RunnerMafa(EvaluatingRunner):
         self.log = RunLog(self.output_dir, is_main_process(), bool(run.get("tensorboard", True)))
         self.train_set = None if self.evaluate_only else loaders.training_set(datasets, run.seed)
         if self.train_set is not None:
-            con_d = getattr(model, "con_d", None)
-            loaders.add_views(self.train_set, model, con_d)
-            loaders.add_tokens(self.train_set, model, con_d)
+            frozen = frozen_models(model)
+            loaders.add_views(self.train_set, model, frozen)
+            loaders.add_tokens(self.train_set, model, frozen)
         # Retrieval ranks all candidates of a split, so that no rank can evaluate a share of it.
         share = not isinstance(task, RetrievalTask) and self.use_dist_eval_sampler
         self.loaders = loaders.Loaders(
@@ -315,10 +316,19 @@ class RunnerMafa(EvaluatingRunner):
         for _, batch in zip(bar, self.loaders.train(plan, epoch, 0), strict=True):
             samples = self.loaders.to_device(batch)
             with self.autocast():
-                images = model.backbone.encode_images(samples["image"])
-                texts = model.backbone.encode_texts(captions_of(samples))
-            yield (samples["index"], *model.backbone.grit_vectors(images, texts))
+                vectors = self._vectors_of(model, samples)
+            yield (samples["index"], *vectors)
         bar.close()
+
+    def _vectors_of(self, model: Any, samples: dict[str, Any]) -> tuple[Tensor, Tensor]:
+        encoder = getattr(model, "negatives_encoder", None)
+        if encoder is not None:
+            found = encoder.compare(samples)
+            return found.image_vectors, found.text_vectors
+        images = model.backbone.encode_images(samples["image"])
+        texts = model.backbone.encode_texts(captions_of(samples))
+        vectors: tuple[Tensor, Tensor] = model.backbone.grit_vectors(images, texts)
+        return vectors
 
     def _end_epoch(self, epoch: int) -> None:
         if self.unreadable.allowed < 1.0 and any(any_rank([self.unreadable.exceeded], self.device)):

@@ -30,6 +30,7 @@ PAPER_SIZE, TOY_WORLD = "# at the paper's size", "# on the toy world"
 # The names of systems and tasks start with these.
 SYSTEMS = ["ALBEF", "ALBEF-base", "ALBEF-base + momentum without a queue (MDNQ)", "GRIT-VLP"]
 SYSTEMS += ["GRIT-VLP, naive", "GRIT-VLP, warm start", "ITC only", "FNE"]
+SYSTEMS += ["ALBEF-base without ITC, frozen encoders"]
 SYSTEMS += ["GRIT-VLP with FNE's picker", "TCL + GRIT", "S-ITC", "ECM", "ECM-E", "MAFA"]
 SYSTEMS += ["MAFA + oracle", "BLIP + MAFA", "BLIP-2 + MAFA", "MAFA, three candidates judged"]
 SYSTEMS += ["MAFA, probability as label"]

@@ -90,7 +90,7 @@ def equal_tokens(tokens, other):
 @pytest.mark.parametrize("captions", [CAPTIONS, CAPTIONS[1:3], CAPTIONS[3:4]])
 def test_workers_make_the_tokens_of_forward(model, captions, workers):
     train_set = TrainingSet(Captions(captions))
-    add_tokens(train_set, model, None)
+    add_tokens(train_set, model, [])
     (batch,) = loader(train_set, workers)
     expected = expected_tokens(model, captions)
     assert isinstance(batch[TOKENS], Tokens) and batch["text_input"] == captions
@@ -122,7 +122,7 @@ def test_replaced_samples_have_the_tokens_of_their_replacement(tmp_path):
     model = load_model("albef_mafa", "tiny")
     data = ImageTextTrain(lambda image: torch.zeros(3, 2, 2), str, tmp_path, [tmp_path / "a.json"])
     train_set = TrainingSet(data)
-    add_tokens(train_set, model, None)
+    add_tokens(train_set, model, [])
     (batch,) = loader(train_set, 0)
     loaded = batch["loaded_index"].tolist()
     assert loaded[:3] == [0, 1, 2] and loaded[3] != 3
@@ -137,7 +137,7 @@ def test_con_d_has_separate_tokens_only_if_its_tokenizer_differs():
     for name, judge in (("same", copy.deepcopy(albef)), ("shorter", shorter), ("blip", blip)):
         train_set = TrainingSet(Captions(CAPTIONS))
         tokenize(judge, CAPTIONS[:2], 4)  # sets a length in its tokenizer
-        add_tokens(train_set, albef, ModelDiscriminator(judge))
+        add_tokens(train_set, albef, [ModelDiscriminator(judge)])
         (batch,) = loader(train_set, 0)
         assert equal_tokens(batch[CON_D_TOKENS], expected_tokens(judge, CAPTIONS))
         assert equal_tokens(batch[TOKENS], expected_tokens(albef, CAPTIONS))
@@ -147,7 +147,7 @@ def test_con_d_has_separate_tokens_only_if_its_tokenizer_differs():
 
 def test_models_that_tokenise_themselves_get_no_tokens():
     train_set = TrainingSet(Captions(CAPTIONS))
-    add_tokens(train_set, torch.nn.Linear(1, 1), None)
+    add_tokens(train_set, torch.nn.Linear(1, 1), [])
     (batch,) = loader(train_set, 0)
     assert TOKENS not in batch
 
@@ -186,7 +186,7 @@ def test_step_with_tokens_equals_step_with_captions(toy, family):
         momentum = Momentum(model, backbone_of, model.vision_proj.out_features, 16)
         settings = StepSettings(soft_labels=SoftLabels("momentum"))
     train_set = TrainingSet(toy["train"])
-    add_tokens(train_set, model, con_d)
+    add_tokens(train_set, model, [con_d])
     batch = train_set.collater([train_set[index, 0] for index in range(8)])
     batch.update(epoch=1, iters=0, num_iters_per_epoch=10)
     plain = {key: value for key, value in batch.items() if key not in (TOKENS, CON_D_TOKENS)}
@@ -212,7 +212,7 @@ def test_fne_uses_tokens(toy):
     torch.manual_seed(0)
     model = load_model("fne_retrieval", "tiny")
     train_set = TrainingSet(toy["train"])
-    add_tokens(train_set, model, None)
+    add_tokens(train_set, model, [])
     batch = train_set.collater([train_set[index, 0] for index in range(8)])
     batch["epoch"] = 1
     other = copy.deepcopy(model.eval())
@@ -250,7 +250,7 @@ def test_forked_workers_neither_hang_nor_warn(monkeypatch, capfd, parallelism):
     if parallelism is None:
         monkeypatch.delenv("TOKENIZERS_PARALLELISM")
     train_set = TrainingSet(Captions(CAPTIONS * 20))
-    add_tokens(train_set, model, None)
+    add_tokens(train_set, model, [])
     (batch,) = loader(train_set, 2, multiprocessing_context="fork")
     assert equal_tokens(batch[TOKENS], expected_tokens(model, CAPTIONS * 20))
     assert "forked" not in capfd.readouterr().err

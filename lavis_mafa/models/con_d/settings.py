@@ -1,4 +1,4 @@
-"""Settings of Con-D: ``model.mafa.con_d`` of a config."""
+"""Settings of frozen models: ``model.mafa.con_d`` and ``model.mafa.negatives_encoder``."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from lavis_mafa.algorithm.options import option
 
 
 @dataclass(frozen=True)
-class ConDSettings:
-    """How Con-D is built; see `lavis_mafa.models.con_d.build.build_discriminator`."""
+class FrozenSettings:
+    """How a frozen model is built; see `lavis_mafa.models.con_d.build.build_frozen`."""
 
     arch: str = option(
-        doc="model that judges; oracle: the truth that the data set knows",
-        source="MAFA 4.1",
+        doc="registered name of a model of ITC and ITM: ALBEF, BLIP or BLIP-2",
+        source="GRIT-VLP Table 1",
         needed=True,
     )
     model_type: str | None = option(
@@ -27,12 +27,26 @@ class ConDSettings:
         source="MAFA 4.1",
         path="file or URL",
     )
-    precision: str = option("fp32", "number format that it judges in", choices=("fp32", "bf16"))
+    precision: str = option("fp32", "number format that it computes in", choices=("fp32", "bf16"))
     image_size: int | None = option(
         None, "its image size in pixels; null: that of its model type", low=1
     )
     own_view: bool | None = option(
         None, "its own transform of the decoded picture; null: if the image sizes differ"
+    )
+    model: Mapping[str, Any] = option(
+        factory=dict, doc="further keys of its `model` config, such as tokenizer"
+    )
+
+
+@dataclass(frozen=True)
+class ConDSettings(FrozenSettings):
+    """How Con-D is built; see `lavis_mafa.models.con_d.build.build_discriminator`."""
+
+    arch: str = option(
+        doc="model that judges; oracle: the truth that the data set knows",
+        source="MAFA 4.1",
+        needed=True,
     )
     keep_images: str | None = option(
         None,
@@ -47,7 +61,4 @@ class ConDSettings:
     )
     self_check_pairs: int = option(
         256, "number of own pairs, and of random pairs, that the self-check judges", low=8
-    )
-    model: Mapping[str, Any] = option(
-        factory=dict, doc="further keys of its `model` config, such as tokenizer"
     )

@@ -15,6 +15,7 @@ from torch import nn
 from transformers.models.bert.configuration_bert import BertConfig
 
 from lavis_mafa.algorithm.discriminator import Discriminator
+from lavis_mafa.algorithm.negatives_encoder import NegativesEncoder
 from lavis_mafa.algorithm.settings import StepSettings
 from lavis_mafa.io.checkpoints import find_config, model_yamls
 from lavis_mafa.models.families import AlbefBackbone
@@ -68,6 +69,7 @@ class AlbefMafa(MafaModel, AlbefBase):
         max_txt_len: int = 25,
         settings: StepSettings | None = None,
         con_d: Discriminator | None = None,
+        negatives_encoder: NegativesEncoder | None = None,
     ) -> None:
         super().__init__()
         self.tokenizer = tokenizer
@@ -80,7 +82,7 @@ class AlbefMafa(MafaModel, AlbefBase):
         self.temp = nn.Parameter(temp * torch.ones([]))
         self.mlm_probability = mlm_mask_prob
         self.max_txt_len = max_txt_len
-        self.attach_step(AlbefBackbone(self), settings, con_d)
+        self.attach_step(AlbefBackbone(self), settings, con_d, negatives_encoder)
 
     @classmethod
     def from_config(cls, cfg: Any = None) -> AlbefMafa:

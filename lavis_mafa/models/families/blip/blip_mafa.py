@@ -15,6 +15,7 @@ from torch import nn
 from transformers.models.bert.configuration_bert import BertConfig
 
 from lavis_mafa.algorithm.discriminator import Discriminator
+from lavis_mafa.algorithm.negatives_encoder import NegativesEncoder
 from lavis_mafa.algorithm.settings import StepSettings
 from lavis_mafa.io.checkpoints import find_config, model_yamls
 from lavis_mafa.models.families import BlipBackbone
@@ -62,6 +63,7 @@ class BlipMafa(MafaModel, BlipBase):
         prompt: str = "",
         settings: StepSettings | None = None,
         con_d: Discriminator | None = None,
+        negatives_encoder: NegativesEncoder | None = None,
     ) -> None:
         super().__init__()
         self.tokenizer = tokenizer
@@ -80,7 +82,7 @@ class BlipMafa(MafaModel, BlipBase):
         self.temp = nn.Parameter(temp * torch.ones([]))
         self.max_txt_len = max_txt_len
         self.prompt = prompt
-        self.attach_step(BlipBackbone(self), settings, con_d)
+        self.attach_step(BlipBackbone(self), settings, con_d, negatives_encoder)
 
     @torch.no_grad()
     def generate(

@@ -9,6 +9,7 @@ from lavis.common.registry import registry
 from lavis.models.blip2_models.blip2_qformer import Blip2Qformer
 
 from lavis_mafa.algorithm.discriminator import Discriminator
+from lavis_mafa.algorithm.negatives_encoder import NegativesEncoder
 from lavis_mafa.algorithm.settings import StepSettings
 from lavis_mafa.io.checkpoints import model_yamls, read_checkpoint
 from lavis_mafa.models.families import Blip2Backbone
@@ -44,6 +45,7 @@ class Blip2Mafa(MafaModel, Blip2Parts, Blip2Qformer):
         parts: Parts | None = None,
         settings: StepSettings | None = None,
         con_d: Discriminator | None = None,
+        negatives_encoder: NegativesEncoder | None = None,
         **sizes: Any,
     ) -> None:
         """
@@ -51,11 +53,12 @@ class Blip2Mafa(MafaModel, Blip2Parts, Blip2Qformer):
             parts: sources of the image encoder, the Q-Former and the tokenizer.
             settings: of the step.
             con_d: the discriminator.
+            negatives_encoder: the frozen model that hard negatives are picked by.
             sizes: LAVIS's arguments (``vit_model``, ``img_size``, ``freeze_vit``, ...).
         """
         self.parts = parts or Parts()
         Blip2Qformer.__init__(self, **sizes)
-        self.attach_step(Blip2Backbone(self), settings, con_d)
+        self.attach_step(Blip2Backbone(self), settings, con_d, negatives_encoder)
 
     @classmethod
     def from_config(cls, cfg: Any = None) -> Blip2Mafa:

@@ -1,0 +1,45 @@
+"""Runs whose hard negatives are picked by a frozen encoder, without ITC (GRIT-VLP, Table 1)."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from runs import CONFIG, options, run_here, same_weights, weights
+
+from lavis_mafa import load_model
+from lavis_mafa.cli import main
+
+
+@pytest.fixture(scope="module")
+def changes(tmp_path_factory):
+    torch.manual_seed(23)
+    path = tmp_path_factory.mktemp("encoder") / "itc.pth"
+    torch.save({"model": load_model("albef_mafa", "tiny").state_dict()}, path)
+    chosen = {"arch": "albef_mafa", "model_type": "tiny", "checkpoint": path}
+    given = {f"model__mafa__negatives_encoder__{key}": value for key, value in chosen.items()}
+    return {
+        **given,
+        "model__mafa__loss_weights__itc": 0.0,
+        "model__mafa__soft_labels__type": "one_hot",
+        "model__mafa__con_d__arch": None,
+    }
+
+
+@pytest.mark.parametrize("naive", [False, True])
+def test_run_with_a_frozen_encoder_resumes_bit_for_bit(tmp_path, changes, naive):
+    """With GRIT, whose order follows the frozen encoder."""
+    changes = {**changes, "run__grit__naive": naive}
+    run_here(tmp_path / "whole", **changes)
+    run_here(tmp_path / "parts", **changes, run__max_steps=13)
+    run_here(tmp_path / "parts", **changes, run__resume_ckpt_path="auto")
+    whole = weights(tmp_path / "whole")
+    assert same_weights(whole, weights(tmp_path / "parts"))
+    assert whole.keys() == load_model("albef_mafa", "tiny").state_dict().keys()
+
+
+def test_dry_run_says_what_the_frozen_encoder_costs(tmp_path, changes, capsys):
+    given = options(tmp_path, **changes)
+    assert main(["train", "--cfg-path", CONFIG, "--dry-run", "--options", *given]) == 0
+    output = capsys.readouterr().out
+    assert "; negatives_encoder: " in output and "negatives_encoder 0," not in output
+    assert "Con-D: " not in output and "'loss_itm'" in output and "'loss_itc'" not in output
