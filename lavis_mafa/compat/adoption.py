@@ -1,4 +1,4 @@
-"""Give LAVIS's models a base class that has what newer versions of transformers lack."""
+"""Give LAVIS's models a base class and a tokenizer with what newer transformers lack."""
 
 from __future__ import annotations
 
@@ -13,16 +13,25 @@ HEIRS = {
     "lavis.models.blip2_models.modeling_opt": "OPTPreTrainedModel",
     "lavis.models.blip2_models.modeling_t5": "T5PreTrainedModel",
 }
+# The modules of LAVIS that load BERT's tokenizer.
+READERS = (
+    "lavis.models.albef_models",
+    "lavis.models.blip_models.blip",
+    "lavis.models.blip2_models.blip2",
+)
 
 
 def adopt() -> None:
-    """Replace the base class of LAVIS's models, after their import, if they need another one."""
+    """Replace the base class and the tokenizer of LAVIS's models, after their import, if needed."""
     modeling_utils = importlib.import_module("transformers.modeling_utils")
     if hasattr(modeling_utils.PreTrainedModel, "get_head_mask"):
         return
     from lavis_mafa.compat.base_class import LavisPreTrainedModel
+    from lavis_mafa.compat.tokenizers import LavisBertTokenizer
 
     for module, name in HEIRS.items():
         heir: Any = getattr(importlib.import_module(module), name)
         if modeling_utils.PreTrainedModel in heir.__bases__:
             heir.__bases__ = (LavisPreTrainedModel,)
+    for module in READERS:
+        importlib.import_module(module).BertTokenizer = LavisBertTokenizer  # type: ignore[attr-defined]

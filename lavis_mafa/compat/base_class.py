@@ -34,6 +34,26 @@ class LavisPreTrainedModel(*BASES):  # type: ignore[misc]
             name for one in cls.__mro__ if one is not GenerationMixin for name in vars(one)
         }
 
+    def _supports_default_dynamic_cache(self) -> bool:
+        """Keep earlier keys and values as the tuples that LAVIS's models return and index."""
+        return False
+
+    def _prepare_cache_for_generation(
+        self, generation_config: Any, model_kwargs: Any, mode: Any, batch_size: int, *others: Any
+    ) -> Any:
+        """Restore the attention mask ``(rows, L)`` that `generate` drops when it has only ones.
+
+        LAVIS's OPT would make one without the soft prompts before the text.
+        """
+        length = getattr(generation_config, "_mask_length", None)
+        if length and model_kwargs.get("attention_mask", False) is None:
+            per_image = max(generation_config.num_beams, generation_config.num_return_sequences)
+            mask = torch.ones(batch_size * per_image, length, dtype=torch.long, device=self.device)
+            model_kwargs["attention_mask"] = mask
+        return super()._prepare_cache_for_generation(
+            generation_config, model_kwargs, mode, batch_size, *others
+        )
+
     def init_weights(self) -> None:
         """Initialise and tie the weights; LAVIS's BERT calls it where others call `post_init`."""
         if hasattr(self, "all_tied_weights_keys"):  # `post_init` has begun

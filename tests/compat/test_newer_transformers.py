@@ -8,11 +8,13 @@ import sys
 import pytest
 import torch
 from lavis.models import med
+from lavis.models.blip_models import blip
 from transformers import BertConfig, modeling_utils, pytorch_utils
 
 from lavis_mafa.compat import adoption
 from lavis_mafa.compat.base_class import LavisPreTrainedModel
 from lavis_mafa.compat.names import PARALLEL, lent_names
+from lavis_mafa.models.parts.tokenizers import build_tokenizer
 
 NAMES = ("apply_chunking_to_forward", "find_pruneable_heads_and_indices", "prune_linear_layer")
 
@@ -98,3 +100,32 @@ def test_output_embeddings_are_tied_to_input_embeddings(model):
     assert LavisPreTrainedModel.get_expanded_tied_weights_keys(model.bert) == {}
     untied = bert(tie_word_embeddings=False)
     assert LavisPreTrainedModel.get_expanded_tied_weights_keys(untied) == {}
+
+
+def test_tokenizer_without_vocabulary_is_refused(tmp_path):
+    """Newer versions return one to which every word is unknown."""
+    with pytest.raises(OSError, match="vocabulary|Can.t load"):
+        build_tokenizer(str(tmp_path))
+    if hasattr(modeling_utils.PreTrainedModel, "get_head_mask"):
+        return
+    with pytest.raises(OSError, match="has no vocabulary"):
+        blip.BertTokenizer.from_pretrained(str(tmp_path))
+
+
+def test_a_folder_gives_its_own_tokens(tmp_path):
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "circle", "red", "##s"]
+    (tmp_path / "vocab.txt").write_text("\n".join(words) + "\n")
+    for source in (tmp_path, tmp_path / "vocab.txt"):
+        found = build_tokenizer(str(source))
+        assert found.tokenize("Red circles") == ["red", "circle", "##s"]
+        assert found("red circles").input_ids == [2, 6, 5, 7, 3]
+
+
+def test_lavis_finds_the_tokens_it_adds(tmp_path, monkeypatch):
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "circle"]
+    (tmp_path / "bert-base-uncased").mkdir()
+    (tmp_path / "bert-base-uncased/vocab.txt").write_text("\n".join(words) + "\n")
+    monkeypatch.chdir(tmp_path)
+    tokenizer = blip.BlipBase.init_tokenizer()
+    assert tokenizer.convert_ids_to_tokens([tokenizer.bos_token_id]) == ["[DEC]"]
+    assert tokenizer.convert_ids_to_tokens([tokenizer.enc_token_id]) == ["[ENC]"]

@@ -10,6 +10,9 @@ import sys
 from pathlib import Path
 from unittest import mock
 
+import lavis_mafa  # noqa: F401  before LAVIS, which lacks names of newer transformers
+
+# isort: split
 import numpy as np
 import tiny_blip2
 import torch

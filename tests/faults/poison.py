@@ -13,6 +13,9 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import lavis_mafa  # noqa: F401  before LAVIS, which lacks names of newer transformers
+
+# isort: split
 import torch
 from lavis.common.dist_utils import get_rank
 

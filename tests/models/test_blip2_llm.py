@@ -17,6 +17,7 @@ from lavis.models.blip2_models.blip2_t5 import Blip2T5
 from omegaconf import OmegaConf
 from packaging import version
 from small_language_models import tiny_opt, tiny_t5
+from transformers import OPTForCausalLM, T5ForConditionalGeneration
 
 from lavis_mafa import load_model
 from lavis_mafa.models import Blip2Mafa, Blip2OptMafa, Blip2T5Mafa
@@ -388,6 +389,25 @@ def test_invalid_questions_are_rejected(opt):
         opt.predict_answers(samples(QUESTIONS), inference_method="rank")
     with pytest.raises(ValueError, match="2 prompts for 3 images"):
         opt.generate(samples(prompt=["a", "b"]))
+
+
+def test_language_models_equal_those_of_transformers(folders):
+    """Flan-T5's head is its own and its output is not scaled, in every version of transformers."""
+    ids = torch.tensor([[5, 9, 30, 1]])
+    for cls, ours, theirs, options in (
+        (Blip2OptMafa, "opt_model", OPTForCausalLM, {}),
+        (Blip2T5Mafa, "t5_model", T5ForConditionalGeneration, {"decoder_input_ids": ids}),
+    ):
+        inner = getattr(build(cls, folders), ours).float()
+        # LAVIS gives Flan-T5 another activation function than its file says, and rounds weights.
+        reference = theirs.from_pretrained(folders[ours], config=inner.config).float().eval()
+        loaded = dict(reference.named_parameters())
+        for name, weight in inner.named_parameters():
+            assert torch.allclose(weight, loaded[name], atol=0.02), name
+        reference.load_state_dict(inner.state_dict())
+        expected = reference(input_ids=ids, **options).logits
+        assert torch.allclose(inner(input_ids=ids, **options).logits, expected, atol=1e-4), cls
+    assert inner.lm_head.weight is not inner.shared.weight
 
 
 @pytest.mark.parametrize("beams", [1, 5])

@@ -6,6 +6,9 @@ import json
 import sys
 from pathlib import Path
 
+import lavis_mafa  # noqa: F401  before LAVIS, which lacks names of newer transformers
+
+# isort: split
 from lavis.common.dist_utils import get_rank
 
 from lavis_mafa.runners import RunnerMafa

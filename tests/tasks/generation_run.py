@@ -11,6 +11,9 @@ import os
 import sys
 from pathlib import Path
 
+import lavis_mafa  # noqa: F401  before LAVIS, which lacks names of newer transformers
+
+# isort: split
 import torch
 from lavis.common.dist_utils import get_rank
 from lavis.common.registry import registry

@@ -12,6 +12,7 @@ from typing import Any
 import requests
 from transformers import BertTokenizerFast
 
+from lavis_mafa.compat.tokenizers import with_vocabulary
 from lavis_mafa.io.checkpoints import find_config
 
 BERT = "bert-base-uncased"
@@ -68,7 +69,7 @@ def from_hub(load: Callable[..., Any], name: str, **options: Any) -> Any:
         OSError: if ``name`` is found in none of them.
     """
     try:
-        return load(name, local_files_only=True, **options)
+        return with_vocabulary(load(name, local_files_only=True, **options), name)
     except (OSError, AttributeError):  # transformers 4.51 raises the latter for missing weights
         if os.path.isdir(name):
             raise
@@ -78,7 +79,7 @@ def from_hub(load: Callable[..., Any], name: str, **options: Any) -> Any:
             "be reached. Give model.tokenizer a vocab.txt and set model.load_pretrained: False (or "
             "model.pretrained: a checkpoint), or run once with a network."
         )
-    return load(name, **options)
+    return with_vocabulary(load(name, **options), name)
 
 
 @lru_cache
