@@ -6,7 +6,6 @@ from typing import Any
 
 from transformers import BertTokenizer, PreTrainedTokenizerBase
 
-
 Parent: Any = BertTokenizer  # its methods have no types
 
 
