@@ -184,6 +184,8 @@ def _check_files(name: str, s: Settings, report: Report) -> None:
     if annotations == {}:
         report.add(f"{path}.annotations", "is empty; name a split: train: {storage: ...}")
     used = _used_splits(s)
+    read: dict[str, list[str]] = {}  # files of the splits that the run reads
+    lost: set[str] = set()  # splits of which files are missing
     for split in annotations or ():
         if split in PHASES and split not in used and used & set(annotations):
             continue  # `only_splits` hides it
@@ -195,9 +197,17 @@ def _check_files(name: str, s: Settings, report: Report) -> None:
         for i, file in enumerate(storage):
             source = url[i] if url else ""
             found = is_url(source) or os.path.isfile(source) or exists(file)
+            read.setdefault(split, []).append(os.path.join(root, file))
             if report.machine and not found:
-                lost = f"neither url {source!r} nor storage {file!r}" if source else repr(file)
-                report.add(f"{where}.storage", f"no such file: {lost}")
+                given = f"neither url {source!r} nor storage {file!r}" if source else repr(file)
+                report.add(f"{where}.storage", f"no such file: {given}")
+                lost.add(split)
+    if report.machine and hasattr(builder, "check_files"):
+        for split in read.keys() - lost:
+            try:
+                builder.check_files(read[split], split, s[path])
+            except (OSError, ValueError) as error:
+                report.add(f"{path}.annotations.{split}.storage", str(error))
     for key, folder in _named(path, FOLDERS, s):
         if report.machine and not exists(folder):
             report.add(key, f"no such folder: {folder!r}")
@@ -212,7 +222,8 @@ def _check_files(name: str, s: Settings, report: Report) -> None:
         why = f"{kind}, but {path} has {' and '.join(folders)}"
         report.add(f"datasets.{name}.data_type", f"{why}; use {folders[0]}")
     elif kind in folders and s[f"{path}.{kind}.storage"] is None:
-        if annotations:
+        needed = getattr(builder, "needs_folder", lambda files, split, info: True)
+        if annotations and (not read or any(needed(read[one], one, s[path]) for one in read)):
             why = f"expected the folder that paths of {kind} are relative to"
             report.missing(f"{path}.{kind}.storage", why)
 

@@ -1,4 +1,4 @@
-"""Read image-text pairs row by row from JSON, JSON-lines, CSV, TSV and COCO caption files.
+"""Read image-text pairs row by row from annotation files.
 
 Formats, distinguished by suffix and content:
 
@@ -7,6 +7,7 @@ Formats, distinguished by suffix and content:
   An array and a COCO object are loaded whole, so their memory grows with the file.
 - `.jsonl`, `.ndjson`, `.jsonlines`: one record per line, streamed.
 - `.csv`, `.tsv`: a header and one row per pair, quoted as by Python's csv module, streamed.
+- `.parquet`, `.arrow`: see `columnar_files`; images may be in the file.
 
 A record has an image path, a caption (a string, or a list of strings except in CSV and TSV) and
 optionally an `image_id` (string or integer). Text is UTF-8, with or without a byte order mark.
@@ -19,151 +20,88 @@ import json
 import os
 from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
-IMAGE_KEYS = ("image", "image_path", "filename", "filepath", "file_name", "path")
-CAPTION_KEYS = ("caption", "text", "title", "captions")
+from lavis_mafa.datasets.annotation_rows import (
+    IMAGE_KEYS,
+    Columns,
+    PairColumns,
+    Problem,
+    Row,
+    short,
+)
+from lavis_mafa.datasets.columnar_files import COLUMNAR_SUFFIXES, is_columnar, raw_rows
+from lavis_mafa.datasets.data_folders import files_of
+
 JSON_LINES_SUFFIXES = (".jsonl", ".ndjson", ".jsonlines")
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
-SUFFIXES = (".json", *JSON_LINES_SUFFIXES, *DELIMITERS)
+TEXT_SUFFIXES = (".json", *JSON_LINES_SUFFIXES, *DELIMITERS)
+SUFFIXES = (*TEXT_SUFFIXES, *COLUMNAR_SUFFIXES)
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-
-
-class Row(NamedTuple):
-    """One record. `captions` has at least one entry; an absent caption is an empty string."""
-
-    where: str
-    image: str
-    captions: list[str]
-    image_id: str | None
-
-
-class Problem(NamedTuple):
-    """A record that cannot be used: its place in the file and what was expected."""
-
-    where: str
-    message: str
 
 
 # A format's reader yields the place of a record and its unchecked content.
 _Raw = tuple[str, Any] | Problem
 
 
-class Columns(Protocol):
-    """What the formats ask of a kind of table.
-
-    Attributes:
-        image_key: column of the image path; None until it is chosen.
-    """
-
-    image_key: str | None
-
-    def choose(self, names: Collection[str]) -> str | None:
-        """Choose columns by their names; return what is missing, None if nothing is."""
-
-
-def require_files(files: Collection[str | os.PathLike[str]]) -> list[Path]:
+def require_files(
+    files: Collection[str | os.PathLike[str]],
+    split: str | None = None,
+    suffixes: tuple[str, ...] = SUFFIXES,
+) -> list[Path]:
     """Return the absolute paths of existing files in a known format.
 
+    Args:
+        files: files, globs and folders; see `data_folders`.
+        split: train, val or test: of folders, only the files of this split; None: all.
+        suffixes: of the formats that are accepted.
+
     Raises:
-        ValueError: if no file is given, or one has an unknown suffix.
+        ValueError: if no file is given, or one has an unknown suffix; see also `files_of`.
         FileNotFoundError: if one does not exist.
     """
     if not files:
-        raise ValueError("no annotation file given: give at least one JSON, JSONL, CSV or TSV file")
-    paths = [Path(os.path.abspath(os.path.expanduser(file))) for file in files]
+        raise ValueError(f"no annotation file given: give at least one of {', '.join(suffixes)}")
+    paths = [path for file in files for path in files_of(file, split)]
     for path in paths:
-        if path.suffix.lower() not in SUFFIXES:
+        if path.suffix.lower() not in suffixes:
             raise ValueError(
                 f"annotation file {path}: unknown suffix {path.suffix!r}, expected one of "
-                f"{', '.join(SUFFIXES)}; rename the file by its format"
+                f"{', '.join(suffixes)}; rename the file by its format"
             )
         if not path.is_file():
             raise FileNotFoundError(
-                f"annotation file {path} does not exist (looked for a JSON, JSONL, CSV or TSV "
-                f"file; relative paths start at {os.getcwd()}). It is not downloaded: put the file "
-                "there, or correct the path"
+                f"annotation file {path} does not exist (looked for a JSON, JSONL, CSV, TSV, "
+                f"parquet or Arrow file; relative paths start at {os.getcwd()}). It is not "
+                "downloaded: put the file there, or correct the path"
             )
     return paths
 
 
 def read_rows(
-    path: str | os.PathLike[str], image_key: str | None = None, caption_key: str | None = None
+    path: str | os.PathLike[str],
+    image_key: str | None = None,
+    caption_key: str | None = None,
+    image_id_key: str | None = None,
+    *,
+    images: bool = True,
 ) -> Iterator[Row | Problem]:
     """Read every record of one annotation file, in order.
 
     Args:
         path: the file; its suffix must be one of `SUFFIXES`.
-        image_key, caption_key: names of the columns; None: the first of `IMAGE_KEYS` and of
-            `CAPTION_KEYS` in the file's first record (CSV: in the header).
+        image_key, caption_key, image_id_key: names of the columns; None: those of `PairColumns`,
+            in the file's first record (CSV: in the header, parquet and Arrow: in the schema).
+        images: False: leave out the images in parquet and Arrow files; `Row.image` names them.
 
     Yields:
         a `Row`, or a `Problem` for a record that cannot be used.
     """
-    columns = _Columns(image_key, caption_key)
-    for raw in raw_records(Path(path), columns):
-        if isinstance(raw, Problem):
-            yield raw
-        else:
-            where, record = raw
-            row = columns.row(record)
-            yield Problem(where, row) if isinstance(row, str) else Row(where, *row)
-
-
-class _Columns:
-    """Names of the image and caption columns, and the check of a record against them."""
-
-    def __init__(self, image_key: str | None, caption_key: str | None) -> None:
-        self.image_key = image_key
-        self.caption_key = caption_key
-
-    def choose(self, names: Collection[str]) -> str | None:
-        """Choose the names that are not given; return what is missing if `names` lacks one."""
-        chosen = []
-        for kind, key, known in (
-            ("image", self.image_key, IMAGE_KEYS),
-            ("caption", self.caption_key, CAPTION_KEYS),
-        ):
-            wanted = known if key is None else (key,)
-            name = next((name for name in wanted if name in names), None)
-            if name is None:
-                found = ", ".join(map(short, list(names)[:10])) or "nothing"
-                return (
-                    f"no {kind} column: expected {' or '.join(wanted)}, found {found}; "
-                    f"set {kind}_key to its name"
-                )
-            chosen.append(name)
-        self.image_key, self.caption_key = chosen
-        return None
-
-    def row(self, record: Any) -> tuple[str, list[str], str | None] | str:
-        """Return (image path, captions, image id) of a record, or what is wrong with it."""
-        if not isinstance(record, dict):
-            return f"expected an object with an image and a caption, got {short(record)}"
-        image_key, caption_key = self.image_key, self.caption_key
-        if image_key not in record or caption_key not in record:
-            missing = self.choose(record)
-            if missing:
-                return missing
-            image_key, caption_key = self.image_key, self.caption_key
-        image, captions = record[image_key], record[caption_key]
-        image_id = record.get("image_id")
-
-        if not isinstance(image, str) or not image.strip():
-            return f"{image_key!r}: expected the path of an image, got {short(image)}"
-        if not isinstance(captions, list):
-            captions = [captions]
-        captions = ["" if caption is None else caption for caption in captions] or [""]
-        if not all(isinstance(caption, str) for caption in captions):
-            return f"{caption_key!r}: expected a string or strings, got {short(captions)}"
-        if isinstance(image_id, bool) or not isinstance(image_id, (str, int, type(None))):
-            return f"'image_id': expected a string or an integer, got {short(image_id)}"
-        identity = None if image_id in (None, "") else str(image_id)
-        try:
-            "".join((image, identity or "", *captions)).encode("utf-8")
-        except UnicodeEncodeError:
-            return f"text is not valid UTF-8: {short(image)}, {short(captions)}"
-        return image, captions, identity
+    columns = PairColumns(image_key, caption_key, image_id_key)
+    path = Path(path)
+    found = raw_rows(path, columns, images) if is_columnar(path) else raw_records(path, columns)
+    for raw in found:
+        yield raw if isinstance(raw, Problem) else columns.row(*raw)
 
 
 def raw_records(path: Path, columns: Columns) -> Iterator[_Raw]:
@@ -303,15 +241,9 @@ def _delimited(path: Path, delimiter: str, columns: Columns) -> Iterator[_Raw]:
 
 def _doubled(header: list[str], columns: Columns) -> str | None:
     """Return a message if a column that is read occurs twice, since only the last would count."""
-    read = {columns.image_key, getattr(columns, "caption_key", None), "image_id"}
+    read = {columns.image_key, getattr(columns, "caption_key", None)}
+    read.add(getattr(columns, "image_id_key", "image_id"))
     twice = [name for name in dict.fromkeys(header) if name in read and header.count(name) > 1]
     if not twice:
         return None
     return f"column {short(twice[0])} occurs {header.count(twice[0])} times; rename or remove one"
-
-
-def short(value: Any) -> str:
-    """Return a value for a message, shortened and printable."""
-    text = ascii(value) if isinstance(value, str) and not value.isprintable() else repr(value)
-    text = text.encode("ascii", "backslashreplace").decode() if not text.isprintable() else text
-    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -9,12 +9,22 @@ about 65 bytes per pair to number the images. A converted table is a folder
     <cache>/image_text/<key>/image_ids.npy   int64 (N,), dense numbers of the images
     <cache>/image_text/<key>/meta.json       counts and sources
 
+and, if images lie in parquet or Arrow files,
+
+    <cache>/image_text/<key>/places.npy      see `stored_images`; file -1: the image has a path
+    <cache>/image_text/<key>/rows.npy        int64 (N,), number of the record, over all files
+    <cache>/image_text/<key>/contents.npy    uint64 (N, 2), digests of images; 0 without one
+    <cache>/image_text/<key>/images.bin      images copied from parquet and compressed Arrow files,
+                                             which cannot be read by place; equal ones mostly once
+
+
 whose key hashes each source's path, size, modification and change time and the settings: a changed
 source gets a new table, and the old one stays for runs that still use it.
 """
 
 from __future__ import annotations
 
+import bisect
 import glob
 import hashlib
 import json
@@ -22,25 +32,41 @@ import logging
 import os
 import platform
 import shutil
+import struct
 import tempfile
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from lavis_mafa.datasets.annotation_files import Problem, Row, read_rows, require_files
+from lavis_mafa.datasets.annotation_files import read_rows, require_files
+from lavis_mafa.datasets.annotation_rows import Problem, Row, StoredImage
+from lavis_mafa.datasets.columnar_files import (
+    BYTES,
+    FILES,
+    PARQUET,
+    require_same_columns,
+    rows_stated,
+)
+from lavis_mafa.datasets.stored_images import PLACES, StoredImages
 from lavis_mafa.io.files import write_json
+from lavis_mafa.io.processes import progress
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 BATCH_ROWS = 65_536
 LISTED_PROBLEMS = 20
 TEMPORARY = ".tmp-"  # in the name of a folder that is being made
 SCHEMA = pa.schema([(name, pa.string()) for name in ("image", "caption", "image_id")])
 # 128 bits identify an image with practically no collision; 64 bits of the path only feed a warning.
 DIGEST = np.dtype([("high", "<u8"), ("low", "<u8"), ("path", "<u8")])
+# Of each pair: file, first byte and size of its image, number of its record, digest of the image.
+PLACE = np.dtype([("place", "<i8", 3), ("record", "<i8"), ("content", "<u8", 2)])
+PACKED_PLACE = struct.Struct("<4q16s")
+COPIES = "images.bin"
+KNOWN_COPIES = 2**16
 
 
 Digests = npt.NDArray[Any]
@@ -53,12 +79,15 @@ class PairTable:
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)
         self.meta: dict[str, Any] = json.loads((self.folder / "meta.json").read_text("utf-8"))
+        files = self.meta.get("files")
+        self.images = StoredImages(self.folder, files, "file") if files else None
         self._columns: tuple[pa.ChunkedArray, ...] | None = None
         self._image_ids: npt.NDArray[np.int64] | None = None
+        self._rows: npt.NDArray[np.int64] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         # Pickled for workers: each maps the files itself instead of receiving a copy.
-        return {**self.__dict__, "_columns": None, "_image_ids": None}
+        return {**self.__dict__, "_columns": None, "_image_ids": None, "_rows": None}
 
     def __len__(self) -> int:
         return int(self.meta["pairs"])
@@ -74,6 +103,41 @@ class PairTable:
     def image(self, index: int) -> str:
         """Return the image path of pair `index`, as in the annotation file."""
         return str(self._open()[0][int(index)].as_py())
+
+    def has_path(self, index: int) -> bool:
+        """Return whether the image of pair `index` is a file of its own."""
+        return self.images is None or self.images.file(index) is None
+
+    @property
+    def with_paths(self) -> int:
+        """The number of pairs whose image is a file of its own."""
+        return int(self.meta["pairs"] if self.images is None else self.meta["with_paths"])
+
+    @property
+    def first_path(self) -> str:
+        """The first path of an image that is a file of its own; there must be one."""
+        return next(self.image(row) for row in range(len(self)) if self.has_path(row))
+
+    def image_bytes(self, index: int) -> bytes | None:
+        """Return the image file of pair `index`; None if it has a path.
+
+        Raises:
+            OSError: if the file that contains it is gone or has changed.
+        """
+        if self.images is None or self.has_path(index):
+            return None
+        return self.images.read(index, self.place(index))
+
+    def place(self, index: int) -> str:
+        """Return where the image of pair `index` comes from: a path, or file and row."""
+        if self.has_path(index):
+            return self.image(index)
+        if self._rows is None:
+            self._rows = np.load(self.folder / "rows.npy", mmap_mode="r")
+        row, ends = int(self._rows[index]), self.meta["record_ends"]
+        source = bisect.bisect_right(ends, row)
+        row -= ends[source - 1] if source else 0
+        return f"{self.meta['sources'][source]}, row {row} ({self.image(index)})"
 
     def caption(self, index: int) -> str:
         """Return the caption of pair `index`, as in the annotation file."""
@@ -94,6 +158,10 @@ class PairTable:
         for images, captions in zip(*(column.chunks for column in self._open()[:2]), strict=True):
             # Lengths and text of each column as the file has them: no string is made of them.
             yield from zip(images.buffers()[1:], captions.buffers()[1:], strict=True)
+        if "files" in self.meta:
+            contents = np.load(self.folder / "contents.npy", mmap_mode="r")
+            for rows in np.array_split(contents, 1 + len(self) // 2**20):
+                yield np.ascontiguousarray(rows).data, b""
 
     def _open(self) -> tuple[pa.ChunkedArray, ...]:
         if self._columns is None:
@@ -114,33 +182,38 @@ def converted(
     *,
     image_key: str | None = None,
     caption_key: str | None = None,
+    image_id_key: str | None = None,
+    split: str | None = None,
     drop_empty: bool = True,
     cache_dir: str | os.PathLike[str] | None = None,
 ) -> PairTable:
     """Return the table of the pairs in `files`; convert them unless their current state is cached.
 
     A list of captions becomes several pairs; every pair is kept, in order, even if it is listed
-    twice. Pairs with the same `image_id`, or without one the same path, share an image. Several
-    processes may convert the same files at once.
+    twice. Pairs with the same `image_id`, or without one the same path or the same bytes, share an
+    image. Several processes may convert the same files at once.
 
     Args:
-        files: annotation files (formats: `annotation_files`), read as one.
-        image_key, caption_key: column names, None to find them.
+        files: annotation files (formats: `annotation_files`), globs and folders, read as one.
+        image_key, caption_key, image_id_key: column names, None to find them.
+        split: see `require_files`.
         drop_empty: drop empty captions (counted and logged) instead of refusing them.
         cache_dir: folder of all tables; None: $LAVIS_MAFA_CACHE, else ~/.cache/lavis_mafa.
 
     Raises:
         FileNotFoundError: if a file is missing.
         ValueError: for rows that cannot be used (the first 20 are listed), no pair at all, or an
-            unknown suffix.
+            unknown suffix; for parquet and Arrow files of different columns.
+        OSError: if the cache has no room for images that must be copied.
         RuntimeError: if a file changed while it was read.
     """
-    paths = require_files(files)
-    settings = {"image_key": image_key, "caption_key": caption_key, "drop_empty": bool(drop_empty)}
+    paths = require_files(files, split)
+    keys = {"image_key": image_key, "caption_key": caption_key, "image_id_key": image_id_key}
+    settings = {**keys, "drop_empty": bool(drop_empty)}
     folder = cache_root(cache_dir) / "image_text" / _key(paths, settings)
 
     def convert(temporary: Path) -> None:
-        _convert(paths, temporary, settings)
+        _convert(paths, temporary, keys, bool(drop_empty))
         if _key(paths, settings) != folder.name:
             raise RuntimeError(f"{names_of(paths)} changed while being read; start again")
 
@@ -261,26 +334,37 @@ def _key(paths: list[Path], settings: dict[str, Any]) -> str:
     return hashlib.sha256(text.encode("ascii")).hexdigest()[:32]
 
 
-def _convert(paths: list[Path], folder: Path, settings: dict[str, Any]) -> None:
-    """Write the three files of a table into `folder`."""
+def _convert(paths: list[Path], folder: Path, keys: dict[str, Any], drop_empty: bool) -> None:
+    """Write the files of a table into `folder`."""
     logging.info("Converting %s into a memory-mapped table", names_of(paths))
-    writer = _PairWriter(folder)
+    columns = require_same_columns(paths, **keys)
+    if any(column.kind in (BYTES, FILES) for column in columns):
+        _announce_copies([path for path in paths if path.suffix.lower() == PARQUET], folder)
+    writer = _PairWriter(folder, bool(columns))
     refused = Refusals()
     records = empty = 0
+    record_ends = []
     try:
         for path in paths:
-            for row in read_rows(path, settings["image_key"], settings["caption_key"]):
-                records += 1
+            writer.begin(path)
+            for row in progress(
+                read_rows(path, **keys),
+                path.name,
+                total=rows_stated(path),
+                unit=" rows",
+            ):
                 message = row.message if isinstance(row, Problem) else None
                 if isinstance(row, Row):
                     captions = [caption for caption in row.captions if caption.strip()]
                     if len(captions) < len(row.captions):
                         empty += len(row.captions) - len(captions)
-                        if not settings["drop_empty"]:
+                        if not drop_empty:
                             message = "empty caption; fill it in, or set drop_empty: true"
-                    writer.add(row, captions)
+                    writer.add(row, captions, records)
+                records += 1
                 if message is not None:
                     refused.add(f"{path}, {row.where}: {message}")
+            record_ends.append(records)
     finally:
         writer.close()
     refused.end(f"{refused.count} of {records} records")
@@ -298,14 +382,41 @@ def _convert(paths: list[Path], folder: Path, settings: dict[str, Any]) -> None:
         "first_conflict": [[int(row), int(first[ids[row]])] for row in conflicts[:1]],
         "sources": [os.fspath(path) for path in paths],
     }
+    if writer.images is not None and writer.images.end():
+        meta.update(files=writer.images.files, record_ends=record_ends)
+        meta["with_paths"] = writer.images.with_paths
     write_json(folder / "meta.json", meta)
 
 
-class _PairWriter:
-    """Collects pairs and writes them in record batches, with the digests of their images."""
+def _announce_copies(paths: list[Path], folder: Path) -> None:
+    """Log the disk space that images copied from parquet files need, and require it."""
+    needed = sum(path.stat().st_size for path in paths)
+    free = shutil.disk_usage(folder).free
+    if needed > free:
+        raise OSError(
+            f"{folder.parents[1]} has {free / 1e9:.1f} GB free, and the images of "
+            f"{names_of(paths)} need about {needed / 1e9:.1f} GB: parquet cannot be read at "
+            "random, so that they are copied; set cache_dir or LAVIS_MAFA_CACHE to a folder with "
+            "more room, or save the data as Arrow files (save_to_disk), which are read in place"
+        )
+    if needed:
+        logging.info(
+            "Copying the images of %d parquet files, about %.2f GB, into %s: parquet cannot be "
+            "read at random; this happens once",
+            *(len(paths), needed / 1e9, folder.parent),
+        )
 
-    def __init__(self, folder: Path) -> None:
+
+class _PairWriter:
+    """Collects pairs and writes them in record batches, with the digests of their images.
+
+    Args:
+        stores: whether rows may have their images in the files that are read.
+    """
+
+    def __init__(self, folder: Path, stores: bool) -> None:
         self.pairs = 0
+        self.images = _ImageWriter(folder) if stores else None
         self._images: list[str] = []
         self._captions: list[str] = []
         self._ids: list[str | None] = []
@@ -313,20 +424,33 @@ class _PairWriter:
         self._sink = pa.OSFile(os.fspath(folder / "pairs.arrow"), "wb")
         self._writer = pa.ipc.new_file(self._sink, SCHEMA)
 
-    def add(self, row: Row, captions: list[str]) -> None:
-        path = row.image.encode("utf-8")
+    def begin(self, path: Path) -> None:
+        """Note the file that the next rows come from."""
+        if self.images is not None:
+            self.images.begin(path)
+
+    def add(self, row: Row, captions: list[str], record: int) -> None:
+        """Add the pairs of a row.
+
+        Args:
+            record: number of the row among those of all files.
+        """
+        if not captions:
+            return
+        content = None if row.stored is None else _digest(b"c", row.stored.content)
+        image = content or _digest(b"p", row.image.encode("utf-8"))
         # The letters distinguish an image_id from a path of the same spelling.
         if row.image_id is None:
-            digest = hashlib.blake2b(b"p" + path, digest_size=16).digest()
-            digest += digest[:8]
+            digest = image + image[:8]
         else:
-            digest = hashlib.blake2b(b"i" + row.image_id.encode("utf-8"), digest_size=16).digest()
-            digest += hashlib.blake2b(path, digest_size=8).digest()
+            digest = _digest(b"i", row.image_id.encode("utf-8")) + image[:8]
         for caption in captions:
             self._images.append(row.image)
             self._captions.append(caption)
             self._ids.append(row.image_id)
             self._digests.write(digest)
+        if self.images is not None:
+            self.images.add(row.stored, content, record, len(captions))
         if len(self._images) >= BATCH_ROWS:
             self._flush()
 
@@ -335,6 +459,8 @@ class _PairWriter:
         self._writer.close()
         self._sink.close()
         self._digests.close()
+        if self.images is not None:
+            self.images.close()
 
     def _flush(self) -> None:
         if self._images:
@@ -343,6 +469,92 @@ class _PairWriter:
             self._writer.write_batch(pa.record_batch(arrays, schema=SCHEMA))
         self.pairs += len(self._images)
         self._images, self._captions, self._ids = [], [], []
+
+
+class _ImageWriter:
+    """Writes the places of images in parquet and Arrow files; copies those without a place.
+
+    Attributes:
+        files: the `SourceFile`s with images, as lists.
+        with_paths: number of pairs whose image is a file of its own.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.with_paths = 0
+        self.files: list[list[Any]] = []
+        self._path = folder
+        self._number: int | None = None  # of the current file among `files`
+        self._copies: int | None = None  # number of the file of copies
+        self._size = 0  # of the file of copies
+        # Places of the images copied last: a row for each caption would copy an image repeatedly.
+        self._known: dict[bytes, int] = {}
+        self._table = open(folder / "places", "wb")
+        self._bin: BinaryIO | None = None
+
+    def begin(self, path: Path) -> None:
+        self._path, self._number = path, None
+
+    def add(
+        self, image: StoredImage | None, content: bytes | None, record: int, times: int
+    ) -> None:
+        """Write the place of an image for as many pairs as it has captions; see `PLACE`."""
+        place = (-1, 0, 0)
+        if image is None or content is None:
+            self.with_paths += times
+        else:
+            size = image.content.size
+            if image.start is None:
+                place = (*self._copy(image.content, content), size)
+            else:
+                place = (self._current(), image.start, size)
+        self._table.write(PACKED_PLACE.pack(*place, record, content or b"") * times)
+
+    def _current(self) -> int:
+        if self._number is None:
+            stat = self._path.stat()
+            self._number = len(self.files)
+            self.files.append([os.fspath(self._path), stat.st_size, stat.st_mtime_ns])
+        return self._number
+
+    def _copy(self, image: pa.Buffer, content: bytes) -> tuple[int, int]:
+        if self._bin is None:
+            self._bin = open(self.folder / COPIES, "wb")
+            self._copies = len(self.files)
+            self.files.append([COPIES, 0, None])
+        assert self._copies is not None
+        start = self._known.get(content)
+        if start is None:
+            start = self._known[content] = self._size
+            if len(self._known) > KNOWN_COPIES:
+                del self._known[next(iter(self._known))]
+            self._bin.write(image)
+            self._size += image.size
+        return self._copies, start
+
+    def close(self) -> None:
+        self._table.close()
+        if self._bin is not None:
+            self._bin.close()
+
+    def end(self) -> bool:
+        """Write the arrays of the table; return whether there is any image."""
+        if self.files:
+            table = np.memmap(self.folder / "places", PLACE, "r")
+            np.save(self.folder / PLACES, table["place"])
+            np.save(self.folder / "rows.npy", table["record"])
+            np.save(self.folder / "contents.npy", table["content"])
+            del table
+        if self._copies is not None:
+            self.files[self._copies][1] = self._size
+        os.remove(self.folder / "places")
+        return bool(self.files)
+
+
+def _digest(letter: bytes, content: Any) -> bytes:
+    found = hashlib.blake2b(letter, digest_size=16)
+    found.update(content)
+    return found.digest()
 
 
 def _make_folder(folder: Path) -> None:

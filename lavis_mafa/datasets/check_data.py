@@ -19,7 +19,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from lavis.processors.blip_processors import BlipCaptionProcessor
 
-from lavis_mafa.datasets.annotation_files import Problem, read_rows, require_files
+from lavis_mafa.datasets.annotation_files import read_rows, require_files
+from lavis_mafa.datasets.annotation_rows import Problem
 from lavis_mafa.datasets.caption_reading import require_readable
 from lavis_mafa.datasets.image_reading import read_rgb, read_size, require_file
 from lavis_mafa.io.processes import progress

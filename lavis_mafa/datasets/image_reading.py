@@ -29,6 +29,10 @@ import numpy as np
 from PIL import EpsImagePlugin, Image, ImageFile, ImageOps, UnidentifiedImageError
 
 FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")
+SUFFIXES = {
+    **{name: name.lower() for name in FORMATS},
+    **{"JPEG": "jpg", "MPO": "jpg", "JPEG2000": "jp2", "TIFF": "tif"},
+}
 MOST_SCANS = 100  # of a JPEG; progressive ones have about ten
 
 WHITE = (255, 255, 255, 255)
@@ -87,6 +91,21 @@ def require_file(path: str | os.PathLike[str]) -> None:
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
     if not stat.S_ISREG(mode):
         raise OSError(f"{os.fspath(path)} is a pipe, a socket or a device, not a file")
+
+
+def suffix_of(data: bytes) -> str | None:
+    """Return the usual suffix of an image file, such as ``jpg``, by its content; None if its format
+    is none of `FORMATS`."""
+    try:
+        with _opened("", data) as image:
+            return SUFFIXES.get(image.format or "")
+    except Exception:  # Pillow fails on broken files with almost any class
+        return None
+
+
+def image_suffix(path: str | os.PathLike[str]) -> str:
+    """Return the suffix of a file name, such as ``jpg``; that if it has none."""
+    return os.path.splitext(path)[1].lower().lstrip(".") or "jpg"
 
 
 def as_png(image: Image.Image) -> tuple[bytes, str]:

@@ -1,4 +1,5 @@
-"""`image_text_json`: a user's image-text pairs from JSON, JSON-lines, CSV, TSV or COCO files.
+"""`image_text_json`: a user's image-text pairs from JSON, JSON-lines, CSV, TSV, COCO, parquet or
+Arrow files, or from a folder of Hugging Face's ``datasets``.
 
 A dataset configuration:
 
@@ -8,7 +9,7 @@ A dataset configuration:
           annotations:
             train: {storage: mine/train.jsonl}
             val: {storage: mine/val.json}
-          images: {storage: mine/images}
+          images: {storage: mine/images}  # not needed if the images are in parquet or Arrow files
 """
 
 from __future__ import annotations
@@ -23,8 +24,16 @@ from lavis.common.registry import registry
 from PIL import Image
 
 from lavis_mafa.algorithm.options import option
+from lavis_mafa.datasets.annotation_files import TEXT_SUFFIXES, require_files
+from lavis_mafa.datasets.annotation_rows import CAPTION_KEYS, IMAGE_KEYS
 from lavis_mafa.datasets.arrow_table import converted
-from lavis_mafa.datasets.image_reading import read_rgb
+from lavis_mafa.datasets.columnar_files import (
+    TEXT,
+    UsedColumn,
+    require_same_columns,
+)
+from lavis_mafa.datasets.data_folders import files_named
+from lavis_mafa.datasets.image_reading import image_suffix, read_rgb, suffix_of
 from lavis_mafa.datasets.local_builder import ConvertedFiles, ConvertingBuilder
 from lavis_mafa.datasets.pairs import EvalPairs, Pairs, TrainPairs
 
@@ -32,47 +41,72 @@ DEFAULT_CONFIG = Path(__file__).parents[1] / "configs/datasets/image_text_json/d
 
 
 class _Files(Pairs):
-    """Pairs from annotation files, whose images are files in a folder.
+    """Pairs from annotation files, whose images are files in a folder, or inside those files.
 
     Args:
-        vis_root: folder that the image paths are relative to.
-        ann_paths: annotation files, read as one.
-        table_options: `image_key`, `caption_key`, `drop_empty`, `cache_dir` of `converted`.
+        vis_root: folder that the image paths are relative to; None if there are no paths.
+        ann_paths: annotation files, globs and folders, read as one.
+        table_options: `image_key`, `caption_key`, `image_id_key`, `drop_empty`, `cache_dir` and
+            `split` of `converted`.
 
     Raises:
         FileNotFoundError: if the image root or an annotation file does not exist.
-        ValueError: if the annotation files have rows that cannot be used.
+        ValueError: if the annotation files have rows that cannot be used, or image paths without an
+            image root.
     """
 
     def __init__(
         self,
         vis_processor: Callable[[Image.Image], Any],
         text_processor: Callable[[str], str],
-        vis_root: str | os.PathLike[str],
+        vis_root: str | os.PathLike[str] | None,
         ann_paths: Collection[str | os.PathLike[str]],
         **table_options: Any,
     ) -> None:
-        self.vis_root = _require_folder(vis_root)
+        self.vis_root = None if vis_root is None else _require_folder(vis_root)
         super().__init__(converted(ann_paths, **table_options), vis_processor, text_processor)
+        if self.vis_root is None and self.table.with_paths:
+            raise ValueError(
+                f"{', '.join(self.table.meta['sources'])}: {self.table.with_paths} pairs give the "
+                f"path of their image, such as {self.table.first_path!r}; set "
+                "build_info.images.storage to the folder that the paths are relative to"
+            )
 
     def picture(self, row: int) -> Image.Image:
-        return read_rgb(os.path.join(self.vis_root, self.table.image(row)))
+        data = self.table.image_bytes(row)
+        if data is not None:
+            return read_rgb(self.table.place(row), data)
+        return read_rgb(self.path_of(row))
+
+    def path_of(self, row: int) -> str:
+        """Return the path of the image of a row of the table, including the image root."""
+        return os.path.join(self.vis_root or "", self.table.image(row))
 
 
 class ImageTextTrain(_Files, TrainPairs):
     """One sample per pair, in the order of the annotation files; see `TrainPairs`."""
 
-    def path(self, index: int) -> str:
-        """Return the path of pair `index`'s image, including the image root."""
-        return os.path.join(self.vis_root, self.table.image(index))
+    def path(self, index: int) -> str | None:
+        """Return the path of pair `index`'s image, including the image root; None if the image
+        lies in an annotation file."""
+        return self.path_of(index) if self.table.has_path(index) else None
+
+    def image_bytes(self, index: int) -> tuple[bytes, str]:
+        """Return the image file of pair `index`, and its suffix."""
+        data = self.table.image_bytes(index)
+        if data is not None:
+            return data, suffix_of(data) or image_suffix(self.table.image(index))
+        path = self.path_of(index)
+        return Path(path).read_bytes(), image_suffix(path)
 
 
 class ImageTextEval(_Files, EvalPairs):
     """One sample per image, with all its captions; see `EvalPairs`."""
 
-    def path(self, index: int) -> str:
-        """Return the path of image `index`, including the image root."""
-        return os.path.join(self.vis_root, self.image[index])
+    def path(self, index: int) -> str | None:
+        """Return the path of image `index`, as `ImageTextTrain.path`."""
+        row = self._rows[index]
+        return self.path_of(row) if self.table.has_path(row) else None
 
 
 @dataclass(frozen=True)
@@ -80,10 +114,15 @@ class AnnotationColumns(ConvertedFiles):
     """Options of ``image_text_json``; the defaults are in its YAML."""
 
     image_key: str | None = option(
-        doc="column of the image path; null: image, image_path, filename, filepath, file_name, path"
+        doc=f"column of the image; null: the first of {', '.join(IMAGE_KEYS)}; in parquet and "
+        "Arrow files the first that holds image files"
     )
     caption_key: str | None = option(
-        doc="column of the caption; null: caption, text, title or captions"
+        doc=f"column of the caption; null: the first of {', '.join(CAPTION_KEYS)}"
+    )
+    image_id_key: str | None = option(
+        doc="column of a string or an integer, equal for all rows of one image; null: image_id, if "
+        "it exists"
     )
 
 
@@ -97,20 +136,51 @@ class ImageTextJsonBuilder(ConvertingBuilder):
     eval_dataset_cls = ImageTextEval
     DATASET_CONFIG_DICT = {"default": str(DEFAULT_CONFIG)}
 
+    # Expands a glob, for the check of the config.
+    files_named = staticmethod(files_named)
+
+    @staticmethod
+    def used_columns_of(storage: Collection[str], split: str, info: Any) -> list[UsedColumn]:
+        """Return the columns of parquet and Arrow files of a split; [] if there are none.
+
+        Raises:
+            FileNotFoundError, ValueError: see `require_files` and `require_same_columns`.
+        """
+        keys = {key: info.get(key) for key in ("image_key", "caption_key", "image_id_key")}
+        return require_same_columns(require_files(storage, split), **keys)
+
+    @classmethod
+    def check_files(cls, storage: Collection[str], split: str, info: Any) -> None:
+        """Check for the config whether the files of a split can be read, by what they state.
+
+        Raises:
+            FileNotFoundError, ValueError: as `used_columns_of`.
+        """
+        cls.used_columns_of(storage, split, info)
+
+    @classmethod
+    def needs_folder(cls, storage: Collection[str], split: str, info: Any) -> bool:
+        """Return whether images of a split are files, so that their folder must be named."""
+        if any(Path(file).suffix.lower() in TEXT_SUFFIXES for file in storage):
+            return True
+        try:
+            columns = cls.used_columns_of(storage, split, info)
+        except (OSError, ValueError):  # reported by `check_files`
+            return False
+        return any(column.role == "image" and column.kind == TEXT for column in columns)
+
     def dataset_options(self, info: Any) -> dict[str, Any]:
-        root = info.get(self.data_type).storage
-        if not root:
-            raise ValueError(
-                f"image_text_json: set build_info.{self.data_type}.storage to the folder that the "
-                "image paths are relative to"
-            )
         return {
-            "vis_root": root,
+            "vis_root": info.get(self.data_type).storage or None,
             "image_key": info.image_key,
             "caption_key": info.caption_key,
+            "image_id_key": info.image_id_key,
             "drop_empty": info.drop_empty,
             "cache_dir": info.cache_dir,
         }
+
+    def options_of_split(self, split: str) -> dict[str, Any]:
+        return {"split": split}
 
 
 def _require_folder(root: str | os.PathLike[str]) -> str:

@@ -28,17 +28,15 @@ import logging
 import os
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 from lavis.common.registry import registry
 from PIL import Image
 
-from lavis_mafa.datasets.annotation_files import Problem
+from lavis_mafa.datasets.annotation_rows import Problem
 from lavis_mafa.datasets.arrow_table import (
     SCHEMA,
     PairTable,
@@ -53,27 +51,28 @@ from lavis_mafa.datasets.local_builder import ConvertingBuilder
 from lavis_mafa.datasets.pairs import EvalPairs, Pairs, TrainPairs
 from lavis_mafa.datasets.shard_samples import Stored, read_samples
 from lavis_mafa.datasets.shards import Shard, files_named, find_shards
+from lavis_mafa.datasets.stored_images import PLACES, StoredImages
 from lavis_mafa.io.checkpoints import dataset_yamls
 from lavis_mafa.io.files import write_json
 
 FORMAT_VERSION = 3
-OPEN_SHARDS = 32  # files that a process keeps open
 DIGEST = np.dtype([("high", "<u8"), ("low", "<u8")])
 
 
 class ShardTable(PairTable):
     """A table of pairs with the place of each image in the shards."""
 
+    images: StoredImages
+
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         super().__init__(folder)
-        self._places: npt.NDArray[np.int64] | None = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_places": None}
+        self.images = StoredImages(self.folder, self.meta["shards"], "shard")
 
     def image(self, index: int) -> str:
         """Return `<shard>/<member>` of the image of pair `index`."""
-        return f"{self._place(index)[0][0]}/{super().image(index)}"
+        shard = self.images.file(index)
+        assert shard is not None
+        return f"{shard.path}/{super().image(index)}"
 
     def image_bytes(self, index: int) -> bytes:
         """Return the image file of pair `index`.
@@ -81,57 +80,13 @@ class ShardTable(PairTable):
         Raises:
             OSError: if the shard is gone, or has changed since it was listed, also in place.
         """
-        (path, size, mtime_ns), start, count = self._place(index)
-        number = _opened(path, size, mtime_ns).number
-        data = os.pread(number, count, start)
-        # After the read: a write in place before it ended has changed the modification time, and
-        # the bytes may belong to another picture than the caption.
-        _require_unchanged(path, number, size, mtime_ns)
-        if len(data) < count:
-            raise OSError(f"{self.image(index)}: the shard is cut short")
-        return data
+        return self.images.read(index, self.image(index))
 
     def identity(self) -> Iterator[tuple[Any, Any]]:
         """Yield, in order, buffers that identify the images, by name and place, and captions."""
         yield from super().identity()
-        for rows in np.array_split(self._all_places(), 1 + len(self) // 2**20):
+        for rows in np.array_split(self.images.places, 1 + len(self) // 2**20):
             yield np.ascontiguousarray(rows).data, b""
-
-    def _all_places(self) -> npt.NDArray[np.int64]:
-        if self._places is None:
-            self._places = np.load(self.folder / "places.npy", mmap_mode="r")
-        return self._places
-
-    def _place(self, index: int) -> tuple[list[Any], int, int]:
-        shard, start, count = self._all_places()[index].tolist()
-        return self.meta["shards"][shard], start, count
-
-
-class _Opened:
-    """A file open for reading, closed at garbage collection."""
-
-    def __init__(self, path: str) -> None:
-        self.number = -1
-        self.number = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-
-    # A default argument, since at the end of the interpreter `os` may be gone.
-    def __del__(self, close: Callable[[int], None] = os.close) -> None:
-        if self.number >= 0:
-            close(self.number)
-
-
-@lru_cache(OPEN_SHARDS)
-def _opened(path: str, size: int, mtime_ns: int) -> _Opened:
-    """Open a shard, to be read by `os.pread`: forked workers would share a file position."""
-    file = _Opened(path)
-    _require_unchanged(path, file.number, size, mtime_ns)
-    return file
-
-
-def _require_unchanged(path: str, number: int, size: int, mtime_ns: int) -> None:
-    found = os.fstat(number)
-    if (found.st_size, found.st_mtime_ns) != (size, mtime_ns):
-        raise OSError(f"shard {path} has changed since its samples were listed; start again")
 
 
 def listed(
@@ -223,7 +178,7 @@ def _make(shards: list[Shard], folder: Path, drop_empty: bool) -> None:
     if not pairs:
         raise ValueError(f"no image-text pair in {len(shards)} shards ({empty} empty captions)")
     _, _, first = numbered_images(folder, DIGEST)
-    np.save(folder / "places.npy", np.fromfile(folder / "places", np.int64).reshape(-1, 3))
+    np.save(folder / PLACES, np.fromfile(folder / "places", np.int64).reshape(-1, 3))
     os.remove(folder / "places")
     meta = {
         "pairs": pairs,

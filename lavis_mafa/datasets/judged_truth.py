@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lavis_mafa.datasets.annotation_files import Problem
+from lavis_mafa.datasets.annotation_rows import Problem
 from lavis_mafa.datasets.judgements import Answers, Judgement, Judgements, refuse
 from lavis_mafa.metrics.captions import single_spaced
 from lavis_mafa.metrics.known_truth import INVALID, UNKNOWN, VALID

@@ -31,12 +31,11 @@ from typing import Any, NamedTuple
 from lavis_mafa.algorithm.options import check_options, option
 from lavis_mafa.datasets.annotation_files import (
     BYTE_ORDER_MARK,
-    SUFFIXES,
-    Problem,
+    TEXT_SUFFIXES,
     raw_records,
     require_files,
-    short,
 )
+from lavis_mafa.datasets.annotation_rows import Problem, short
 from lavis_mafa.io.files import is_number
 from lavis_mafa.metrics.known_truth import INVALID, UNKNOWN, VALID
 
@@ -138,7 +137,7 @@ def read_judgements(path: str | os.PathLike[str]) -> Judgements:
         FileNotFoundError: if there is no such file.
         ValueError: naming the rows that cannot be used and why; or if there is no row.
     """
-    file = require_files([path])[0]
+    file = require_files([path], suffixes=TEXT_SUFFIXES)[0]
     document = _object(file)
     if document is None:
         columns, rule = _Columns(), JudgementRule()
@@ -164,7 +163,7 @@ def has_judgements(path: str | os.PathLike[str]) -> bool:
     ``run.truth_file`` names."""
     file = Path(path)
     if file.suffix.lower() != ".json":
-        return file.suffix.lower() in SUFFIXES
+        return file.suffix.lower() in TEXT_SUFFIXES
     with open(file, "rb") as stream:
         start = stream.read(1024).removeprefix(BYTE_ORDER_MARK)
     return re.match(rb"\s*(\[\s*)?\{", start) is not None

@@ -63,6 +63,10 @@ class ConvertingBuilder(LocalBuilder, ABC):
     def dataset_options(self, info: Any) -> dict[str, Any]:
         """Read further constructor arguments of all splits' data sets from `build_info`."""
 
+    def options_of_split(self, split: str) -> dict[str, Any]:
+        """Return further constructor arguments of the data set of one split."""
+        return {}
+
     def build_datasets(self) -> dict[str, Dataset[Any]]:
         """Return {split: data set}; under torch.distributed rank 0 converts while the others wait.
 
@@ -95,6 +99,7 @@ class ConvertingBuilder(LocalBuilder, ABC):
                 text_processor=self.text_processors[kind],
                 ann_paths=[storage] if isinstance(storage, str) else list(storage),
                 **options,
+                **self.options_of_split(split),
             )
             if make_truth is not None:
                 dataset.know(make_truth(dataset.table))

@@ -6,7 +6,8 @@ import os
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from lavis_mafa.datasets.annotation_files import Problem, read_rows, require_files
+from lavis_mafa.datasets.annotation_files import read_rows, require_files
+from lavis_mafa.datasets.annotation_rows import Problem
 from lavis_mafa.io.files import write_text
 from lavis_mafa.io.processes import progress
 

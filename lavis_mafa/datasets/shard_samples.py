@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from webdataset.tariterators import base_plus_ext
 
-from lavis_mafa.datasets.annotation_files import Problem
+from lavis_mafa.datasets.annotation_rows import Problem
 from lavis_mafa.datasets.shards import IMAGE_SUFFIXES
 
 CAPTION_SUFFIXES = ("txt", "caption")

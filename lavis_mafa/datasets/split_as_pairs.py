@@ -73,7 +73,11 @@ class SplitAsPairs(Dataset[dict[str, Any]]):
 
     def path(self, number: int) -> str | None:
         """Return the file of a sample's image; None if the set has no files."""
-        image = self.dataset.image[int(self.image_ids[number])]
+        index = int(self.image_ids[number])
+        if hasattr(self.dataset, "path"):
+            path: str | None = self.dataset.path(index)
+            return path
+        image = self.dataset.image[index]
         return None if self.vis_root is None else os.path.join(self.vis_root, image)
 
     def show(self, number: int) -> tuple[Image.Image, str]:

@@ -25,7 +25,7 @@ from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from lavis_mafa.algorithm.tokens import TOKENS, Tokenizer, Tokens
 from lavis_mafa.datasets.caption_reading import require_readable
-from lavis_mafa.datasets.image_reading import as_png, read_rgb
+from lavis_mafa.datasets.image_reading import as_png, image_suffix, read_rgb
 from lavis_mafa.datasets.lavis_pairs import read_sample
 from lavis_mafa.processors.augmentation import quick
 
@@ -192,7 +192,7 @@ class TrainingSet(Dataset[dict[str, Any]]):
             return stored
         path, _ = self.source(index)
         if path is not None:
-            return Path(path).read_bytes(), os.path.splitext(path)[1].lower().lstrip(".") or "jpg"
+            return Path(path).read_bytes(), image_suffix(path)
         return as_png(self.show(index)[0])
 
     def _part_of(self, index: int) -> tuple[Any, int]:

@@ -17,7 +17,8 @@ from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from lavis_mafa.datasets.annotation_files import Row, read_rows, require_files
+from lavis_mafa.datasets.annotation_files import read_rows, require_files
+from lavis_mafa.datasets.annotation_rows import Row
 from lavis_mafa.io.files import write_json, write_text
 
 TRAIN, CLASSES = "train.json", "meta.json"

@@ -16,7 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lavis_mafa.datasets import arrow_table
-from lavis_mafa.datasets.annotation_files import Problem, read_rows
+from lavis_mafa.datasets.annotation_files import read_rows
+from lavis_mafa.datasets.annotation_rows import Problem
 from lavis_mafa.datasets.arrow_table import PairTable, converted, dense_ids
 
 PAIRS = [("a.jpg", "a dog"), ("b.jpg", 'says "hi",\nthen\tleaves'), ("a.jpg", "ein Bär – 犬 🐕")]
@@ -229,9 +230,9 @@ def test_empty_captions_are_dropped_and_counted_or_rejected(tmp_path: Path, capl
 def test_unusable_files_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"gone\.json does not exist.*not downloaded"):
         converted([tmp_path / "gone.json"], cache_dir=tmp_path)
-    (tmp_path / "a.parquet").touch()
-    with pytest.raises(ValueError, match=r"suffix '\.parquet', expected one of \.json"):
-        converted([tmp_path / "a.parquet"], cache_dir=tmp_path)
+    (tmp_path / "a.txt").touch()
+    with pytest.raises(ValueError, match=r"suffix '\.txt', expected one of \.json"):
+        converted([tmp_path / "a.txt"], cache_dir=tmp_path)
     with pytest.raises(ValueError, match="no annotation file"):
         converted([], cache_dir=tmp_path)
     (tmp_path / "a.csv").write_text("image,caption\n")

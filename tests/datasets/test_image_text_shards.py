@@ -27,15 +27,15 @@ from torchvision.transforms.functional import to_tensor
 from two_forks import answers_of_two
 
 from lavis_mafa.config import load_config
-from lavis_mafa.datasets import TrainingSet, image_text_shards
+from lavis_mafa.datasets import TrainingSet, image_text_shards, stored_images
 from lavis_mafa.datasets.image_text_shards import (
-    OPEN_SHARDS,
     ImageTextShardsBuilder,
     ImageTextShardsEval,
     ImageTextShardsTrain,
     listed,
 )
 from lavis_mafa.datasets.shards import LONGEST_KEY, files_named, finished, write_shards
+from lavis_mafa.datasets.stored_images import OPEN_FILES
 
 
 def small(image: Image.Image) -> torch.Tensor:
@@ -494,15 +494,15 @@ def test_workers_open_files_themselves(work_folder: Path) -> None:
 
 
 def test_number_of_open_files_is_limited(work_folder: Path) -> None:
-    shards = 3 * OPEN_SHARDS
+    shards = 3 * OPEN_FILES
     dataset = train(write_shards("a", map(sample, range(shards)), per_shard=1))
     before = len(os.listdir("/proc/self/fd"))
     order = random.Random(0).choices(range(shards), k=4 * shards)
     for i in order:
         assert dataset.image_bytes(i) == (image_data(i), "png")
         # the memory maps of the table
-        assert len(os.listdir("/proc/self/fd")) <= before + OPEN_SHARDS + 2
-    image_text_shards._opened.cache_clear()
+        assert len(os.listdir("/proc/self/fd")) <= before + OPEN_FILES + 2
+    stored_images._opened.cache_clear()
     assert len(os.listdir("/proc/self/fd")) <= before + 2
 
 
@@ -520,7 +520,7 @@ def test_samples_are_listed_once_and_again_after_a_change(work_folder: Path, mon
         dataset[0]
     assert len(train(index)) == 3 and len(listings) == 1
     os.remove(work_folder / "a/pairs-000000.tar")
-    image_text_shards._opened.cache_clear()
+    stored_images._opened.cache_clear()
     with pytest.raises(OSError, match="pairs-000000.tar"):
         dataset[0]
 

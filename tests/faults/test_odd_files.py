@@ -24,7 +24,8 @@ from lavis_mafa.analysis.quality.correction import read_correction
 from lavis_mafa.analysis.quality.labels import LABELS, VERSION, read_labels
 from lavis_mafa.config import ConfigError, load_config
 from lavis_mafa.datasets import arrow_table
-from lavis_mafa.datasets.annotation_files import Problem, Row, read_rows
+from lavis_mafa.datasets.annotation_files import read_rows
+from lavis_mafa.datasets.annotation_rows import Problem, Row
 from lavis_mafa.datasets.arrow_table import converted
 from lavis_mafa.datasets.image_text_shards import ImageTextShardsTrain, listed
 from lavis_mafa.datasets.judgements import read_judgements

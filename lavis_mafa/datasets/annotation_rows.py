@@ -1,0 +1,145 @@
+"""One record of an annotation file: its columns, its check, and what is wrong with it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any, NamedTuple, Protocol
+
+import pyarrow as pa
+
+IMAGE_KEYS = (
+    *("image", "image_path", "filename", "filepath", "file_name", "path"),
+    *("img", "jpg", "jpeg", "png", "webp"),
+)
+CAPTION_KEYS = ("caption", "text", "title", "captions", "sentence", "sentences", "txt")
+IMAGE_ID_KEY = "image_id"
+
+
+class StoredImage(NamedTuple):
+    """An image inside a parquet or Arrow file.
+
+    Attributes:
+        name: the path that the row gives with the bytes, else file and row.
+        content: the bytes of the image file.
+        start: first byte of ``content`` in the file; None if they lie nowhere in it as they are.
+        row: number of the row in the file, from 0.
+    """
+
+    name: str
+    content: pa.Buffer
+    start: int | None
+    row: int
+
+
+class Row(NamedTuple):
+    """One record. `captions` has at least one entry; an absent caption is an empty string."""
+
+    where: str
+    image: str
+    captions: list[str]
+    image_id: str | None
+    stored: StoredImage | None = None  # None: `image` is the path of a file
+
+
+class Problem(NamedTuple):
+    """A record that cannot be used: its place in the file and what was expected."""
+
+    where: str
+    message: str
+
+
+class Columns(Protocol):
+    """What the formats ask of a kind of table.
+
+    Attributes:
+        image_key: column of the image path; None until it is chosen.
+    """
+
+    image_key: str | None
+
+    def choose(self, names: Collection[str]) -> str | None:
+        """Choose columns by their names; return what is missing, None if nothing is."""
+
+
+class PairColumns:
+    """Names of the columns of image, caption and image id, and the check of a record against them.
+
+    Args:
+        image_key, caption_key: None: the first of `IMAGE_KEYS` and of `CAPTION_KEYS` that exists.
+        image_id_key: None: `IMAGE_ID_KEY`, if it exists.
+    """
+
+    def __init__(
+        self,
+        image_key: str | None = None,
+        caption_key: str | None = None,
+        image_id_key: str | None = None,
+    ) -> None:
+        self.image_key = image_key
+        self.caption_key = caption_key
+        self.image_id_key = image_id_key or IMAGE_ID_KEY
+        self._needs_id = image_id_key is not None
+
+    def choose(self, names: Collection[str]) -> str | None:
+        """Choose the names that are not given; return what is missing if `names` lacks one."""
+        chosen = []
+        for kind, key, known in (
+            ("image", self.image_key, IMAGE_KEYS),
+            ("caption", self.caption_key, CAPTION_KEYS),
+            ("image_id", self.image_id_key, ()),
+        ):
+            wanted = known if key is None else (key,)
+            name = next((name for name in wanted if name in names), None)
+            if name is None and (kind != "image_id" or self._needs_id):
+                found = ", ".join(map(short, list(names)[:10])) or "nothing"
+                return (
+                    f"no {kind} column: expected {' or '.join(wanted)}, found {found}; "
+                    f"set {kind}_key to its name"
+                )
+            chosen.append(name)
+        self.image_key, self.caption_key = chosen[:2]
+        return None
+
+    def row(self, where: str, record: Any) -> Row | Problem:
+        """Return the checked content of a record, or what is wrong with it."""
+        if not isinstance(record, dict):
+            return Problem(
+                where, f"expected an object with an image and a caption, got {short(record)}"
+            )
+        needed = {self.image_key, self.caption_key, *([self.image_id_key] * self._needs_id)}
+        if not needed <= record.keys():
+            missing = self.choose(record)
+            if missing:
+                return Problem(where, missing)
+        image_key, caption_key, id_key = self.image_key, self.caption_key, self.image_id_key
+        image, captions, image_id = record[image_key], record[caption_key], record.get(id_key)
+
+        stored = image if isinstance(image, StoredImage) else None
+        name = stored.name if stored else image
+        if not isinstance(name, str) or not name.strip():
+            return Problem(
+                where, f"{image_key!r}: expected the path of an image, got {short(name)}"
+            )
+        if not isinstance(captions, list):
+            captions = [captions]
+        captions = ["" if caption is None else caption for caption in captions] or [""]
+        if not all(isinstance(caption, str) for caption in captions):
+            why = f"expected a string or strings, got {short(captions)}"
+            return Problem(where, f"{caption_key!r}: {why}")
+        if isinstance(image_id, bool) or not isinstance(image_id, (str, int, type(None))):
+            why = f"expected a string or an integer, got {short(image_id)}"
+            return Problem(where, f"{id_key!r}: {why}")
+        identity = None if image_id in (None, "") else str(image_id)
+        try:
+            "".join((name, identity or "", *captions)).encode("utf-8")
+        except UnicodeEncodeError:
+            why = f"text is not valid UTF-8: {short(name)}, {short(captions)}"
+            return Problem(where, why if identity is None else f"{why}, {short(identity)}")
+        return Row(where, name, captions, identity, stored)
+
+
+def short(value: Any) -> str:
+    """Return a value for a message, shortened and printable."""
+    text = ascii(value) if isinstance(value, str) and not value.isprintable() else repr(value)
+    text = text.encode("ascii", "backslashreplace").decode() if not text.isprintable() else text
+    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -1,0 +1,320 @@
+"""Pairs in parquet and Arrow files: the same captions, ids and pictures as from JSON and files."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import multiprocessing
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from torch.utils.data import DataLoader
+
+from lavis_mafa.datasets import TrainingSet, arrow_table, columnar_files
+from lavis_mafa.datasets.annotation_files import read_rows
+from lavis_mafa.datasets.annotation_rows import Problem
+from lavis_mafa.datasets.data_identity import DataIdentity
+from lavis_mafa.datasets.image_text_json import ImageTextEval, ImageTextTrain
+
+IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+
+
+def picture(number: int, kind: str = "PNG") -> bytes:
+    stream = io.BytesIO()
+    Image.new("RGB", (6, 5), (number % 256, number // 256, 77)).save(stream, kind)
+    return stream.getvalue()
+
+
+def write_json(folder: Path, rows: list[dict[str, Any]]) -> Path:
+    """Write the pairs as JSON and image files; ``image`` of a row is the number of its picture."""
+    for row in rows:
+        (folder / f"{row['image']}.png").write_bytes(picture(row["image"]))
+    path = folder / "pairs.json"
+    path.write_text(json.dumps([{**row, "image": f"{row['image']}.png"} for row in rows]))
+    return path
+
+
+def table_of(rows: list[dict[str, Any]], image: str = "struct", text: Any = None) -> pa.Table:
+    """Return the same pairs as a table; ``image`` names the form of the column."""
+    text = text or pa.string()
+    names = [f"{row['image']}.png" for row in rows]
+    stored = [picture(row["image"]) for row in rows]
+    forms = {
+        "struct": lambda: pa.array(
+            [{"bytes": one, "path": name} for one, name in zip(stored, names, strict=True)], IMAGE
+        ),
+        "bytes": lambda: pa.array(stored, pa.binary()),
+        "large bytes": lambda: pa.array(stored, pa.large_binary()),
+        "paths": lambda: pa.array(names, pa.string()),
+        "paths in a dictionary": lambda: pa.array(names).dictionary_encode(),
+        "struct of paths": lambda: pa.array([{"bytes": None, "path": n} for n in names], IMAGE),
+    }
+    captions = [row["caption"] for row in rows]
+    kind = pa.list_(text) if isinstance(captions[0], list) else text
+    columns = {
+        "note": pa.array([[1.5]] * len(rows)),
+        "image": forms[image](),
+        "caption": pa.array(captions, kind),
+    }
+    if "image_id" in rows[0]:
+        columns["image_id"] = pa.array([row["image_id"] for row in rows])
+    return pa.table(columns)
+
+
+def write_stream(table: pa.Table, path: Path, rows: int = 3, **options: Any) -> None:
+    with pa.OSFile(os.fspath(path), "wb") as sink:
+        settings = {"options": pa.ipc.IpcWriteOptions(**options)}
+        with pa.ipc.new_stream(sink, table.schema, **settings) as writer:
+            writer.write_table(table, rows)
+
+
+def write_ipc(table: pa.Table, path: Path) -> None:
+    with pa.OSFile(os.fspath(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table, 3)
+
+
+def write_parquet(table: pa.Table, path: Path, **options: Any) -> None:
+    pq.write_table(table, path, row_group_size=4, **options)
+
+
+WRITERS = {
+    "a.parquet": write_parquet,
+    "stream.arrow": write_stream,
+    "file.arrow": write_ipc,
+}
+
+
+def train_set(folder: Path, *files: Path, root: Path | None = None, **options: Any) -> Any:
+    return ImageTextTrain(np.asarray, str, root, files, cache_dir=folder / "cache", **options)
+
+
+def content(data: Any) -> list[tuple[str, int, str | None, bytes]]:
+    """Return caption, number of the image, own id and pixels of all pairs."""
+    return [
+        (
+            data.caption(k),
+            int(data.image_ids[k]),
+            data.own_image_id(k),
+            np.asarray(data.show(k)[0]).tobytes(),
+        )
+        for k in range(len(data))
+    ]
+
+
+WORD = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=9).map("x{}".format)
+ID = st.one_of(st.integers(0, 3), st.integers(-(2**63), 2**63 - 1))
+
+
+@st.composite
+def pairs(draw: Any) -> list[dict[str, Any]]:
+    """Rows of pictures 0..3, with a caption or a list of captions, and perhaps with ids."""
+    caption = draw(st.sampled_from([WORD, st.lists(WORD, min_size=1, max_size=3)]))
+    row = {"image": st.integers(0, 3), "caption": caption}
+    ids = draw(st.sampled_from([None, ID, st.sampled_from(["a", "b/c", "7"])]))
+    if ids is not None:
+        row["image_id"] = ids
+    return draw(st.lists(st.fixed_dictionaries(row), min_size=1, max_size=12))
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    rows=pairs(),
+    image=st.sampled_from(["struct", "bytes", "large bytes", "paths", "struct of paths"]),
+    name=st.sampled_from(list(WRITERS)),
+)
+def test_same_pairs_as_from_json(rows, image, name, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("pairs")
+    expected = train_set(folder, write_json(folder, rows), root=folder)
+    WRITERS[name](table_of(rows, image), folder / name)
+    root = folder if "paths" in image else None
+    found = train_set(folder, folder / name, root=root)
+    assert content(found) == content(expected)
+    for data_set in (expected, found):
+        data_set.table.meta["id_conflicts"] = 0  # an id of several pictures: only training reads it
+    for k in range(len(found)):
+        data, suffix = found.image_bytes(k)
+        assert (data, suffix) == expected.image_bytes(k)
+        assert found.path(k) == (None if root is None else expected.path(k))
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_eval_split_as_from_json(name, tmp_path):
+    rows = [{"image": k % 3, "caption": [f"a {k}", f"b {k}"]} for k in range(7)]
+    expected = ImageTextEval(
+        np.asarray, str, tmp_path, [write_json(tmp_path, rows)], cache_dir=tmp_path / "cache"
+    )
+    WRITERS[name](table_of(rows), tmp_path / name)
+    found = ImageTextEval(np.asarray, str, None, [tmp_path / name], cache_dir=tmp_path / "cache")
+    for attribute in ("text", "image", "txt2img", "img2txt"):
+        assert getattr(found, attribute) == getattr(expected, attribute)
+    assert all((found[k]["image"] == expected[k]["image"]).all() for k in range(3))
+
+
+def test_rows_of_a_sliced_and_dictionary_encoded_file(tmp_path):
+    rows = [{"image": k % 2, "caption": [f"word {k}"] * (k % 3 + 1)} for k in range(20)]
+    table = table_of(rows, "paths in a dictionary")
+    texts = pa.array([row["caption"][0] for row in rows]).dictionary_encode()
+    table = table.set_column(2, "caption", texts).slice(5, 11)
+    write_stream(table, tmp_path / "a.arrow", rows=4)
+    write_json(tmp_path, rows)
+    found = train_set(tmp_path, tmp_path / "a.arrow", root=tmp_path)
+    assert [found.caption(k) for k in range(11)] == [f"word {k}" for k in range(5, 16)]
+    assert [found.path(k) for k in range(2)] == [str(tmp_path / f"{k}.png") for k in (1, 0)]
+
+
+@pytest.mark.parametrize(
+    "image, caption, image_id",
+    [
+        ("jpg", "txt", None),
+        ("img", "sentences", "imgid"),
+        ("image", "sentence", None),
+        ("picture", "words", "group"),
+    ],
+)
+def test_columns_are_found_or_named(tmp_path, image, caption, image_id):
+    rows = [{"image": k, "caption": [f"a {k}"], "image_id": 5 + k // 2} for k in range(4)]
+    table = table_of(rows, "bytes").rename_columns(["filename", image, caption, image_id or "x"])
+    table = table.set_column(0, "filename", pa.array(["no"] * 4))
+    write_parquet(table, tmp_path / "a.parquet")
+    keys = {"image_id_key": image_id}
+    if image == "picture":
+        keys.update(image_key=image, caption_key=caption)
+    found = train_set(tmp_path, tmp_path / "a.parquet", **keys)
+    assert [row[0] for row in content(found)] == [f"a {k}" for k in range(4)]
+    assert found.image_ids.tolist() == ([0, 0, 1, 1] if image_id else [0, 1, 2, 3])
+
+
+def test_rows_with_bytes_and_rows_with_paths(tmp_path):
+    rows = [{"image": k, "caption": f"a {k}"} for k in range(5)]
+    write_json(tmp_path, rows)
+    images = table_of(rows)["image"].to_pylist()
+    images[1]["bytes"] = images[3]["bytes"] = None
+    images[2]["path"] = None
+    table = pa.table({"image": pa.array(images, IMAGE), "text": [f"a {k}" for k in range(5)]})
+    write_parquet(table, tmp_path / "a.parquet")
+    with pytest.raises(ValueError, match=r"2 pairs give the path.*'1\.png'.*images\.storage"):
+        train_set(tmp_path, tmp_path / "a.parquet")
+    found = train_set(tmp_path, tmp_path / "a.parquet", root=tmp_path)
+    assert [found.show(k)[0].getpixel((0, 0))[0] for k in range(5)] == list(range(5))
+    assert [found.path(k) is None for k in range(5)] == [True, False, True, False, True]
+    assert [found.table.image(k) for k in (0, 2)] == ["0.png", "a.parquet/2"]
+
+
+# Access
+
+
+@pytest.mark.parametrize(
+    "method, name",
+    [
+        *(("fork", name) for name in WRITERS),
+        pytest.param("spawn", "a.parquet", marks=pytest.mark.slow),
+    ],
+)
+def test_workers_read_the_same(tmp_path, name, method):
+    rows = [{"image": k, "caption": f"a {k}"} for k in range(20)]
+    WRITERS[name](table_of(rows), tmp_path / name)
+    data = train_set(tmp_path, tmp_path / name)
+    expected = [data[k]["image"].tobytes() for k in range(20)]  # opened before it is sent
+    assert len(pickle.dumps(data)) < 3000
+    assert pickle.loads(pickle.dumps(data))[7]["image"].tobytes() == expected[7]
+    loader = DataLoader(
+        data,
+        2,
+        num_workers=2,
+        collate_fn=list,
+        multiprocessing_context=multiprocessing.get_context(method),
+    )
+    assert [one["image"].tobytes() for batch in loader for one in batch] == expected
+
+
+def test_arrow_is_read_in_place_and_parquet_is_copied_once(tmp_path, caplog):
+    rows = [{"image": k % 4, "caption": f"a {k}"} for k in range(16)]
+    for name, write in WRITERS.items():
+        write(table_of(rows), tmp_path / name)
+    write_stream(table_of(rows), tmp_path / "packed.arrow", compression="lz4")
+    size = sum(len(picture(k)) for k in range(4))
+    with caplog.at_level(logging.INFO):
+        sizes = {
+            name: [
+                path.stat().st_size
+                for path in train_set(tmp_path, tmp_path / name).table.folder.glob("images.bin")
+            ]
+            for name in (*WRITERS, "packed.arrow")
+        }
+    assert sizes == {
+        "a.parquet": [size],
+        "stream.arrow": [],
+        "file.arrow": [],
+        "packed.arrow": [size],
+    }
+    assert "Copying the images of 1 parquet files, about 0.00 GB" in caplog.text
+
+
+def test_no_room_for_copies_is_reported_before_they_are_made(tmp_path, monkeypatch):
+    write_parquet(table_of([{"image": 1, "caption": "a"}]), tmp_path / "a.parquet")
+    usage = arrow_table.shutil._ntuple_diskusage(10, 9, 1)
+    monkeypatch.setattr(arrow_table.shutil, "disk_usage", lambda folder: usage)
+    with pytest.raises(OSError, match=r"a\.parquet need about.*set cache_dir"):
+        train_set(tmp_path, tmp_path / "a.parquet")
+    monkeypatch.undo()
+    assert len(train_set(tmp_path, tmp_path / "a.parquet")) == 1
+
+
+def test_changed_arrow_file_is_noticed_during_a_run(tmp_path):
+    rows = [{"image": k, "caption": f"a {k}"} for k in range(6)]
+    write_stream(table_of(rows), tmp_path / "a.arrow")
+    data = train_set(tmp_path, tmp_path / "a.arrow")
+    data[0]
+    rows[3]["image"] = 9
+    write_stream(table_of(rows), tmp_path / "a.arrow")
+    with pytest.raises(OSError, match=r"a\.arrow has changed"):
+        data[3]
+    again = train_set(tmp_path, tmp_path / "a.arrow")
+    assert again.table.folder != data.table.folder
+    assert again.show(3)[0].getpixel((0, 0))[0] == 9
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_identity_covers_every_image_and_caption(tmp_path, name):
+    """Another picture under the same name and size, as in a file that is written again."""
+
+    def identity(rows: list[dict[str, Any]]) -> DataIdentity:
+        WRITERS[name](table_of(rows, "bytes"), tmp_path / name)
+        return DataIdentity.of(TrainingSet(train_set(tmp_path, tmp_path / name)))
+
+    rows = [{"image": k, "caption": f"a {k}", "image_id": k} for k in range(30)]
+    before = identity(rows)
+    assert identity(rows) == before
+    for number in (0, 13, 29):
+        other = [dict(row) for row in rows]
+        other[number]["image"] = 100
+        assert len(picture(100)) == len(picture(number))
+        found = identity(other)
+        assert found.image_rows != before.image_rows
+        assert found.caption_rows == before.caption_rows
+        other = [dict(row) for row in rows]
+        other[number]["caption"] = "b"
+        assert identity(other).caption_rows != before.caption_rows
+
+
+def test_captions_are_read_without_images(tmp_path, monkeypatch):
+    rows = [{"image": k, "caption": f"a {k}"} for k in range(3)]
+    write_parquet(table_of(rows), tmp_path / "a.parquet")
+    monkeypatch.delattr(columnar_files, "_images")
+    found = list(read_rows(tmp_path / "a.parquet", images=False))
+    assert [row.captions for row in found] == [["a 0"], ["a 1"], ["a 2"]]
+    assert [(row.image, row.stored) for row in found][1] == ("a.parquet/1", None)
+
+
+def problems_in(path: Path, **keys: Any) -> list[Problem]:
+    return [row for row in read_rows(path, **keys) if isinstance(row, Problem)]
