@@ -20,6 +20,7 @@ REGISTRIES = {
     "losses": "lavis_mafa.algorithm.losses:LOSSES",
     "discriminators": "lavis_mafa.models.con_d.discriminator:DISCRIMINATORS",
     "metrics": "lavis_mafa.metrics:METRICS",
+    "loggers": "lavis_mafa.loggers:LOGGERS",
     "families": "lavis_mafa.models.families.base:FAMILIES",
 }
 TABLES = {
@@ -29,6 +30,8 @@ TABLES = {
     "runners": "runner_name_mapping",
     "processors": "processor_name_mapping",
 }
+# Config section of the settings of a registry's entries, where it is not model.mafa.
+SECTIONS = {"discriminators": "model.mafa.con_d", "loggers": "run.logger_options"}
 # Attribute with the settings class of a registered class, and the config section of its keys.
 OPTIONS = {
     "models": ("model_options", "model"),
@@ -80,7 +83,7 @@ def _entries(kind: str, everything: bool) -> Iterator[tuple[str, str, Mapping[st
     elif kind in REGISTRIES:
         module, name = REGISTRIES[kind].split(":")
         known = getattr(importlib.import_module(module), name)
-        section = "model.mafa.con_d" if kind == "discriminators" else "model.mafa"
+        section = SECTIONS.get(kind, "model.mafa")
         for entry in known.entries().values():
             keys = {} if entry.settings is None else keys_of(entry.settings)
             text = f"{entry.doc} ({entry.source})"

@@ -20,7 +20,7 @@ from lavis.common.registry import registry
 from lavis_mafa.config.check import is_url
 from lavis_mafa.config.defaults import default_yaml
 from lavis_mafa.config.key import UNSET, Key, describe, known_keys
-from lavis_mafa.config.registered import dataset_keys, options_of_class
+from lavis_mafa.config.registered import dataset_keys, options_of_class, own_keys
 from lavis_mafa.config.schema import (
     ARGUMENTS,
     CON_D,
@@ -31,6 +31,7 @@ from lavis_mafa.config.schema import (
     RUN,
 )
 from lavis_mafa.io.files import ROOT
+from lavis_mafa.loggers import LOGGERS
 from lavis_mafa.models.traits import LAVIS_MODELS, judges
 
 COMMAND = "lavis-mafa config --write docs/config.md"
@@ -52,6 +53,8 @@ INTROS = {
     "run": "What to run and how.",
     "run.grit": "Grouped mini-batches, for models that train by the step: those with `model.mafa`. "
     "[What they are](concepts.md#grit).",
+    "run.logger_options": "Settings of the loggers in `run.loggers`. "
+    "[What they log](quick_start.md#loggers).",
     "model": "Models of this package and users' subclasses of them accept the first six and those "
     "in one of their default YAMLs ([below](#default-yamls)); LAVIS's models accept all.",
     "model, of this package": "`tokenizer` and `vit`: models of this package and users' subclasses "
@@ -94,6 +97,7 @@ def page() -> str:
         HEAD,
         _section("run", _closed(RUN)),
         _section("run.grit", RUN["grit"].keys),
+        _section("run.logger_options", _loggers()),
         _section("model", MODEL),
         _section("model, of this package", {**_closed(MODEL_MAFA, "mafa"), **MODEL_PARTS}),
         _section("model.mafa", _closed(mafa)),
@@ -110,6 +114,16 @@ def ours(table: str) -> list[tuple[str, Any]]:
     """Return this package's names and classes in a table of LAVIS's registry, sorted by name."""
     names = registry.mapping[f"{table}_name_mapping"]
     return sorted((n, c) for n, c in names.items() if c.__module__.startswith("lavis_mafa."))
+
+
+def _loggers() -> dict[str, Key]:
+    """Return the settings of this package's loggers."""
+    keys = own_keys(LOGGERS)
+    return {
+        name: keys[name]
+        for name, cls in LOGGERS.items()
+        if name in keys and getattr(cls, "__module__", "").startswith("lavis_mafa.")
+    }
 
 
 def _closed(keys: Mapping[str, Key], *names: str) -> dict[str, Key]:

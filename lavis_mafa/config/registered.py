@@ -13,8 +13,9 @@ from lavis_mafa.algorithm.losses import LOSSES
 from lavis_mafa.algorithm.pickers import PICKERS
 from lavis_mafa.algorithm.registry import Registry
 from lavis_mafa.algorithm.settings import StepSettings
-from lavis_mafa.config.key import Key, keys_of
+from lavis_mafa.config.key import UNSET, Key, keys_of
 from lavis_mafa.config.schema import DATASET, RUN, SCHEMA
+from lavis_mafa.loggers import LOGGERS
 from lavis_mafa.models.con_d.discriminator import DISCRIMINATORS
 
 STEP_REGISTRIES: tuple[Registry[Any], ...] = (PICKERS, SOFT_LABELS, LOSSES)
@@ -76,10 +77,14 @@ def dataset_keys(builder: Any) -> dict[str, Key]:
 
 
 def run_key(run: Any) -> Key:
-    """Return the key ``run`` with the options of the config's task."""
+    """Return the key ``run`` with the options of the config's task and of all loggers."""
     task = run.get("task") if isinstance(run, Mapping) else None
     cls = registry.get_task_class(task) if isinstance(task, str) else None
-    return replace(SCHEMA.keys["run"], keys={**options_of_class(cls, "run_options"), **RUN})
+    # Not filled in: every config would list the settings of loggers that it does not name.
+    of_loggers = {name: replace(key, default=UNSET) for name, key in own_keys(LOGGERS).items()}
+    options = replace(RUN["logger_options"], keys=of_loggers)
+    keys = {**options_of_class(cls, "run_options"), **RUN, "logger_options": options}
+    return replace(SCHEMA.keys["run"], keys=keys)
 
 
 def names_of(kind: str, name: Any) -> list[str]:

@@ -12,6 +12,7 @@ from lavis.tasks.image_text_pretrain import ImageTextPretrainTask
 
 from lavis_mafa.config.check import Report, Settings, ask_class
 from lavis_mafa.config.lavis_classes import declared
+from lavis_mafa.loggers import LOGGERS, names_of_loggers
 from lavis_mafa.models.traits import traits_of
 
 LONGEST_NAME = 255  # bytes of a file's or folder's name, on nearly all file systems
@@ -30,6 +31,7 @@ def check_run(config: Mapping[str, Any], report: Report) -> None:
         _check_schedule(s, report)
     _check_texts(s, report)
     ask_class(registry.get_task_class(s["run.task"] or ""), "run", config, report)
+    _check_loggers(config, report)
     _check_folder(s, report)
     if (s["run.seed"] or 0) > LARGEST_SEED:
         report.add("run.seed", f"{s['run.seed']} is too large; expected at most {LARGEST_SEED}")
@@ -122,6 +124,15 @@ def _check_texts(s: Settings, report: Report) -> None:
             report.add("run.annotation_file", why)
         elif path is not None and report.machine and not os.path.isfile(path):
             report.add("run.annotation_file", f"{where}no such file: {path!r}")
+
+
+def _check_loggers(config: Mapping[str, Any], report: Report) -> None:
+    """Ask the loggers that a config names whether they can work."""
+    run = config.get("run")
+    if isinstance(run, Mapping) and "run.loggers" not in report.bad:
+        for name in names_of_loggers(run):
+            if name in LOGGERS:  # otherwise reported already
+                ask_class(LOGGERS[name], "run", config, report)
 
 
 def _check_folder(s: Settings, report: Report) -> None:

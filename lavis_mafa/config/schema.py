@@ -12,6 +12,7 @@ from dataclasses import replace
 from lavis_mafa.algorithm.grit.settings import GritSettings
 from lavis_mafa.algorithm.settings import StepSettings
 from lavis_mafa.config.key import ALWAYS, Key, keys_of
+from lavis_mafa.loggers import LOGGERS
 from lavis_mafa.metrics import MetricNames
 from lavis_mafa.models.con_d.settings import ConDSettings, FrozenSettings
 from lavis_mafa.models.parts.vit import STEMS
@@ -78,7 +79,7 @@ RUN = {
     "rank": Key("int", "set by the launcher", low=0),
     "gpu": Key("int", "set by the launcher", low=0),
     "use_dist_eval_sampler": Key("bool", "split evaluation over the ranks", default=True),
-    "log_freq": Key("int", "steps between TensorBoard points", default=50, low=1),
+    "log_freq": Key("int", "steps between points of the loggers", default=50, low=1),
     # LAVIS: tasks
     "report_metric": Key("bool", "score the generated texts (default True)"),
     "annotation_file": Key("any", "reference captions, JSON in COCO's format: a path, or a "
@@ -144,7 +145,11 @@ RUN = {
                           "by rank and epoch", OURS, default=0.01, low=0, high=1),
     "log_connections": Key("int", "number of mined connections to log per epoch", OURS,
                            default=64, low=0),
-    "tensorboard": Key("bool", "write TensorBoard event files", OURS, default=True),
+    "loggers": Key("list", "where figures and pictures go besides log.jsonl", OURS,
+                   default=["tensorboard"], items=Key("str", choices=LOGGERS)),
+    "logger_options": Key("mapping", "settings of loggers, by their names", OURS, default={}),
+    "tensorboard": Key("bool", "False: no TensorBoard, whatever run.loggers names", OURS,
+                       default=True),
     "dist_timeout_minutes": Key("float", "how long ranks wait for each other", OURS,
                                 default=30.0, low=0, high=1e6, above=True),
     "find_unused_parameters": Key("bool", "passed to DDP; null: chosen by the model", OURS,

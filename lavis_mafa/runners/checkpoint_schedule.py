@@ -129,7 +129,7 @@ class CheckpointSchedule:
             log.rewind({})  # logs of a run in this folder that ended before its first checkpoint
         # No rank may append to a log that rank 0 is still cutting.
         barrier()
-        log.write("config", config=self.state.config)
+        log.begin(self.state.config)
         if resume_from:
             file = os.path.abspath(resume_from)
             log.write("resume", file=file, epoch=progress.epoch, step=progress.step)

@@ -24,7 +24,7 @@ from lavis_mafa.runners.loaders import to_device
 from lavis_mafa.runners.run_log import RunLog
 from lavis_mafa.runners.termination import ignore_signals_to_job
 
-RECORD = "con_d_self_check"  # kind of its line in the run's log, and its prefix in TensorBoard
+RECORD = "con_d_self_check"  # kind of its line in the run's log, and its prefix in loggers
 
 
 def check_con_d(
@@ -76,7 +76,7 @@ def check_con_d(
 
 
 def log_check(log: RunLog, found: SelfCheck) -> None:
-    """Write the figures to a run's JSON lines and to TensorBoard."""
+    """Write the figures to a run's JSON lines and to its loggers."""
     log.write(RECORD, name=found.name, **found.content())
     log.scalars(RECORD, found.scalars(), 0)
 

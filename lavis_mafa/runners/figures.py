@@ -10,6 +10,7 @@ import torch
 from lavis.common.dist_utils import is_main_process
 
 from lavis_mafa.algorithm.mining import DIRECTIONS
+from lavis_mafa.loggers import EPOCH
 from lavis_mafa.runners.pictures import Show, show_connections
 from lavis_mafa.runners.run_log import CONNECTIONS, RunLog
 from lavis_mafa.tasks.tally import Tally
@@ -24,7 +25,7 @@ class Figures:
     Args:
         task: of the run.
         log: of the run.
-        log_freq: steps between two points of TensorBoard.
+        log_freq: steps between two points of the loggers.
         connections: about how many mined pairs an epoch are logged (``run.log_connections``).
 
     Attributes:
@@ -38,7 +39,8 @@ class Figures:
         self._connections: list[dict[str, Any]] = []  # logged in this epoch
 
     def begin_epoch(self) -> None:
-        """Start the sums of an epoch at zero."""
+        """Start the sums of an epoch at zero, and switch loggers on again that failed."""
+        self.log.loggers.retry()
         self.tally.reset()
         self._connections = []
 
@@ -105,7 +107,7 @@ class Figures:
         if hasattr(self.task, "epoch_figures"):
             figures.update(self.task.epoch_figures(total))
         self.log.write("epoch", epoch=epoch, global_step=global_step, **figures)
-        self.log.scalars("epoch", figures, epoch)
+        self.log.scalars("epoch", figures, epoch, EPOCH)
         self._log_histogram(total, epoch, global_step)
         show_connections(self.log, self._connections, show, epoch)
         shown = "  ".join(f"{k} {v:.4g}" for k, v in figures.items() if v is not None)
@@ -119,7 +121,7 @@ class Figures:
         self.log.write("con_d_histogram", epoch=epoch, global_step=global_step, **histogram)
         for direction in DIRECTIONS:
             by_truth = histogram.get(direction, {}).values()
-            # TensorBoard's histograms have no classes: pairs that match and others are added up.
+            # Histograms of loggers have no classes: pairs that match and others are added up.
             counts = [sum(column) for column in zip(*by_truth, strict=True)]
             if counts:
-                self.log.histogram(f"con_d_probability/{direction}", counts, epoch)
+                self.log.loggers.histogram(f"con_d_probability/{direction}", counts, epoch, EPOCH)

@@ -1,8 +1,7 @@
-"""Draw mined connections for TensorBoard."""
+"""Draw mined connections for the loggers."""
 
 from __future__ import annotations
 
-import html
 import logging
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
@@ -12,10 +11,12 @@ from typing import Any
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 
 from lavis_mafa.algorithm.mining import DIRECTIONS
+from lavis_mafa.loggers import EPOCH
 from lavis_mafa.runners.run_log import RunLog
 
 Show = Callable[[int], tuple[Image.Image, str]]
 
+COLUMNS = ("pairs", "Con-D", "state", "truth", "anchor", "mined")
 PER_EPOCH = 8  # connections drawn
 SIDE, GAP, LINE = 224, 12, 18  # pixels: side of a picture, margin, height of a line of text
 LETTERS, LINES = 32, 5  # letters in a line and lines of a caption
@@ -26,32 +27,32 @@ BLUE, BLACK, GREY, WHITE = "#0b62a8", "#1b1f24", "#57606a", "#ffffff"
 def show_connections(
     log: RunLog, records: Sequence[Mapping[str, Any]], show: Show, epoch: int
 ) -> None:
-    """Send pictures and a table of an epoch's connections, evenly spread, to TensorBoard.
+    """Send pictures and a table of an epoch's connections, evenly spread, to the loggers.
 
     A connection that cannot be drawn is skipped with a warning, since logging must not stop a run.
 
     Args:
-        log: of the run; nothing is drawn if it writes no TensorBoard files.
+        log: of the run; nothing is drawn if it has no loggers.
         records: lines of ``connections.jsonl``.
         show: returns picture and caption of a sample by its index.
-        epoch: TensorBoard's step.
+        epoch: of the connections.
     """
-    if not log.has_board or not records:
+    if not log.loggers or not records:
         return
     count = min(PER_EPOCH, len(records))
-    lines = ["| pairs | Con-D | state | truth | anchor | mined |", "|" + " --- |" * 6]
+    rows = []
     for place in range(count):
         record = records[place * len(records) // count]
         try:
             pairs = [show(int(record[name])) for name in ("anchor_index", "mined_index")]
-            log.image(f"connections/{place}", draw_connection(record, *pairs), epoch)
+            picture = draw_connection(record, *pairs)
         except Exception as error:
             logging.warning("a connection cannot be shown: %s: %s", type(error).__name__, error)
             continue
+        log.loggers.picture(f"connections/{place}", picture, epoch, EPOCH)
         about = [_arrow(record), f"{record['probability']:.3f}", record["state"]]
-        cells = [*about, TRUTHS[record["truth"]], *(caption for _, caption in pairs)]
-        lines.append("| " + " | ".join(map(_cell, cells)) + " |")
-    log.text("connections", "\n".join(lines), epoch)
+        rows.append([*about, TRUTHS[record["truth"]], *(caption for _, caption in pairs)])
+    log.loggers.table("connections", COLUMNS, rows, epoch, EPOCH)
 
 
 def draw_connection(
@@ -85,11 +86,6 @@ def draw_connection(
 
 def _arrow(record: Mapping[str, Any]) -> str:
     return DIRECTIONS[record["direction"]]
-
-
-def _cell(text: object) -> str:
-    """Escape text for a cell of a Markdown table."""
-    return html.escape(" ".join(str(text).split())).replace("|", "&#124;")
 
 
 def _font() -> Any:

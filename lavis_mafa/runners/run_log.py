@@ -1,4 +1,4 @@
-"""The logs of a run: a progress bar, JSON lines and TensorBoard."""
+"""The logs of a run: a progress bar, JSON lines, and loggers such as TensorBoard."""
 
 from __future__ import annotations
 
@@ -8,17 +8,16 @@ import math
 import os
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from lavis.common.dist_utils import get_world_size
-from PIL import Image
 
 from lavis_mafa.config.recorded import LOG
 from lavis_mafa.io.files import plain
 from lavis_mafa.io.processes import progress
+from lavis_mafa.loggers import STEP, GuardedLoggers, Logger
 
 CONNECTIONS = "connections.jsonl"
 JSON_LINES_FILES = (LOG, CONNECTIONS, "unreadable.jsonl", "unreadable_rank*.jsonl")
@@ -29,17 +28,33 @@ class RunLog:
     """Write figures on the main process; do nothing on others.
 
     Files in ``folder``: ``log.jsonl``, one object a line with its ``kind`` (``config``, ``step``,
-    ``epoch``, ``con_d_histogram``, ``eval``, ``skipped``, ...), and ``tensorboard/``. While a disk
-    is full, lines are kept in memory and written later; TensorBoard then loses some points.
+    ``epoch``, ``con_d_histogram``, ``eval``, ``skipped``, ...), and what loggers write. While a
+    disk is full, lines are kept in memory and written later; TensorBoard then loses some points.
+
+    Args:
+        folder: of the run.
+        active: whether this is the main process.
+        loggers: where figures, pictures and tables go as well, by name.
+
+    Attributes:
+        loggers: none on other processes.
     """
 
-    def __init__(self, folder: Path, active: bool, tensorboard: bool = True) -> None:
+    def __init__(
+        self, folder: Path, active: bool, loggers: Mapping[str, Logger] | None = None
+    ) -> None:
         self.folder = folder
         self.active = active
-        self._board: Any = None
-        self._wants_board = tensorboard
-        self._purge_step: int | None = None
+        self.loggers = GuardedLoggers(folder, (loggers or {}) if active else {})
+        # Of the loggers: they continue what is in the folder, unless `rewind` says otherwise.
+        self._resumed = True
+        self._first_step: int | None = None
         self._waiting: dict[str, str] = {}  # lines not written yet, by file
+
+    def begin(self, config: Mapping[str, Any]) -> None:
+        """Log the config and start the loggers; call `rewind` before, if the run trains."""
+        self.write("config", config=config)
+        self.loggers.begin(config, self._resumed, self._first_step)
 
     def write(self, kind: str, **figures: Any) -> None:
         """Append one line to ``log.jsonl``."""
@@ -102,12 +117,14 @@ class RunLog:
     def rewind(self, sizes: Mapping[str, int], step: int = 0) -> None:
         """Cut all ranks' files back to `sizes`, when a run resumes from ``step``.
 
+        Without sizes the run is a new one, also for the loggers.
+
         Lines written since then are moved to ``<name>.undone``: the run repeats those steps and
         logs them again. The main process does it for all ranks.
         """
         if not self.active:
             return
-        self._purge_step = step + 1
+        self._resumed, self._first_step = bool(sizes), step + 1
         for path in self._files():
             kept = min(sizes.get(path.name, 0), path.stat().st_size)
             with open(path, "r+b") as file:
@@ -121,58 +138,19 @@ class RunLog:
     def _files(self) -> list[Path]:
         return sorted(path for name in JSON_LINES_FILES for path in self.folder.glob(name))
 
-    def scalars(self, prefix: str, figures: Mapping[str, Any], step: int) -> None:
-        """Send numbers to TensorBoard."""
-        for name, value in figures.items():
-            if isinstance(value, (int, float)) and not isinstance(value, bool):
-                self._to_board("add_scalar", f"{prefix}/{name}", value, step)
+    def scalars(self, prefix: str, figures: Mapping[str, Any], step: int, axis: str = STEP) -> None:
+        """Send the numbers among figures to the loggers, as ``<prefix>/<name>``.
 
-    def histogram(self, name: str, counts: Sequence[float], step: int) -> None:
-        """Send the counts of values in equal bins from 0 to 1 to TensorBoard."""
-        count = len(counts)
-        middles = [(place + 0.5) / count for place in range(count)]
-        self._to_board(
-            "add_histogram_raw",
-            name,
-            min=0.0,
-            max=1.0,
-            num=sum(counts),
-            sum=sum(n * x for n, x in zip(counts, middles, strict=True)),
-            sum_squares=sum(n * x * x for n, x in zip(counts, middles, strict=True)),
-            bucket_limits=[(place + 1) / count for place in range(count)],
-            bucket_counts=list(counts),
-            global_step=step,
-        )
-
-    def image(self, name: str, picture: Image.Image, step: int) -> None:
-        """Send an RGB image to TensorBoard."""
-        self._to_board("add_image", name, np.asarray(picture), step, dataformats="HWC")
-
-    def text(self, name: str, text: str, step: int) -> None:
-        """Send Markdown to TensorBoard."""
-        self._to_board("add_text", name, text, step)
-
-    @property
-    def has_board(self) -> bool:
-        """Return whether this process writes TensorBoard files."""
-        return self.active and self._wants_board
-
-    def _to_board(self, method: str, *args: Any, **kwargs: Any) -> None:
-        if not self.has_board:
-            return
-        try:
-            if self._board is None:
-                from torch.utils.tensorboard import SummaryWriter
-
-                # Hide points of later steps, which the resumed run writes again.
-                self._board = SummaryWriter(
-                    str(self.folder / "tensorboard"), purge_step=self._purge_step
-                )
-                self._purge_step = None  # a second writer must not hide this process's own points
-            getattr(self._board, method)(*args, **kwargs)
-        except OSError as error:  # raised by the writer's thread, which has ended
-            logging.error("TensorBoard's file cannot be written, starting a new one: %s", error)
-            self._board = None
+        Args:
+            step: number of the point.
+            axis: what it counts: `STEP` or `EPOCH`.
+        """
+        numbers = {
+            name: value
+            for name, value in figures.items()
+            if isinstance(value, (int, float)) and not isinstance(value, bool)
+        }
+        self.loggers.figures(prefix, numbers, step, axis)
 
     def progress(self, steps: Iterable[int], name: str, done: int, total: int) -> Any:
         """Return a progress bar over steps, with rate and time left."""
@@ -180,20 +158,19 @@ class RunLog:
             steps, desc=name, initial=done, total=total, mininterval=0.2, dynamic_ncols=True
         )
 
-    def close(self) -> None:
-        """Flush all files."""
+    def close(self, status: str = "finished") -> None:
+        """Flush all files and end the loggers.
+
+        Args:
+            status: ``finished``, ``stopped`` or ``failed``.
+        """
         for name in list(self._waiting):
             self._write(name)
             if name in self._waiting:
                 logging.error(
                     "these lines of %s could not be written:\n%s", name, self._waiting[name]
                 )
-        if self._board is not None:
-            try:
-                self._board.close()
-            except OSError as error:
-                logging.error("TensorBoard's file cannot be written: %s", error)
-            self._board = None
+        self.loggers.end(status)
 
 
 def _rank_of(path: Path) -> int:

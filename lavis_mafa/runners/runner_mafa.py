@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import shlex
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from lavis_mafa.algorithm.grit import EpochPlan, GritSchedule, GritSettings
 from lavis_mafa.algorithm.tokens import captions_of
 from lavis_mafa.io.processes import any_rank, barrier
+from lavis_mafa.loggers import STEP, loggers_of
 from lavis_mafa.models.con_d.frozen import frozen_models
 from lavis_mafa.models.con_d.kept_images import keep_images
 from lavis_mafa.models.con_d.kept_rows import KeptRows
@@ -37,7 +38,7 @@ from lavis_mafa.runners.guard import NonFiniteGuard, UnreadableSamples
 from lavis_mafa.runners.problems import problems_of_runner
 from lavis_mafa.runners.run_log import RunLog
 from lavis_mafa.runners.state import RunState
-from lavis_mafa.runners.termination import Termination
+from lavis_mafa.runners.termination import Terminated, Termination
 from lavis_mafa.runners.time_left import TimeLeft, duration
 from lavis_mafa.runners.training_step import CON_D, loss_terms, optimizer_step, read_values
 
@@ -70,7 +71,8 @@ class RunnerMafa(EvaluatingRunner):
     def __init__(self, cfg: Any, task: Any, model: nn.Module, datasets: Any, job_id: str) -> None:
         super().__init__(cfg, task, model, datasets, job_id)
         run = self.run_cfg
-        self.log = RunLog(self.output_dir, is_main_process(), bool(run.get("tensorboard", True)))
+        loggers = loggers_of(run) if is_main_process() else {}
+        self.log = RunLog(self.output_dir, is_main_process(), loggers)
         self.train_set = None if self.evaluate_only else loaders.training_set(datasets, run.seed)
         if self.train_set is not None:
             frozen = frozen_models(model)
@@ -163,22 +165,30 @@ class RunnerMafa(EvaluatingRunner):
         Raises:
             Terminated: if SIGTERM or SIGUSR1 arrived on any rank, once the state is saved.
         """
+        status = "failed"
         with self.termination:
             try:
                 if self.evaluate_only:
                     self._evaluate_only()
                 else:
                     self._train()
+                status = "finished"
+            except (Terminated, KeyboardInterrupt):
+                status = "stopped"
+                raise
             finally:
                 self.loaders.close()
-                self.log.close()
+                self.log.close(status)
 
     def _evaluate_only(self) -> None:
-        self.log.write("config", config=self.config.to_dict())
+        self.log.begin(self.config.to_dict())
         with self._interruptible():
             splits = [*self.valid_splits, *self.test_splits]
-            for split in matching_splits(self.eval_sets, splits):
-                self.eval_epoch(split, "given")
+            found = {
+                split: self.eval_epoch(split, "given")
+                for split in matching_splits(self.eval_sets, splits)
+            }
+        self._log_results(found)
 
     def _train(self) -> None:
         began = time.time()
@@ -211,13 +221,26 @@ class RunnerMafa(EvaluatingRunner):
         if self.kept is not None:
             self.kept.close()
         with self._interruptible():
-            self.evaluate(cur_epoch="best" if self.valid_splits else self.max_epoch - 1)
+            results = self.evaluate(cur_epoch="best" if self.valid_splits else self.max_epoch - 1)
+        self._log_results(results)
         self.checkpoints.retry_unsaved()
         logging.info(
             "finished in %s; results in %s\nnext: lavis-mafa report %s\n"
             "      lavis-mafa evaluate --run %s",
             *(duration(time.time() - began), *[shlex.quote(str(self.output_dir))] * 3),
         )
+
+    def _log_results(self, found: Mapping[str, Any]) -> None:
+        """Send the figures of the final evaluation, by split, to the loggers as one table."""
+        rows = [
+            [split, name, f"{value:.6g}"]
+            for split, figures in found.items()
+            for name, value in (figures.items() if isinstance(figures, dict) else ())
+            if isinstance(value, int | float)
+        ]
+        if rows:
+            columns = ("split", "metric", "value")
+            self.log.loggers.table("results", columns, rows, self.progress.global_step, STEP)
 
     def check_con_d(self) -> SelfCheck | None:
         """Check that Con-D tells own from random pairs; see `con_d_check.check_con_d`."""
@@ -348,7 +371,7 @@ class RunnerMafa(EvaluatingRunner):
         """Save before the run ends early; raise if it ends because of a signal."""
         self.checkpoints.save(epoch, step + 1, last=True)
         if self._terminating:
-            self.log.close()
+            self.log.close("stopped")
             barrier()  # the launcher ends all ranks once the first one has ended
             raise self.termination.exception()
 

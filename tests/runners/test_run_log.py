@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from lavis_mafa.loggers.tensorboard import TensorBoardLogger
 from lavis_mafa.runners.run_log import LOG, RunLog, read_json_lines, read_log
 from lavis_mafa.studies.figure import log_curve
 from lavis_mafa.studies.parts import LogCurve
@@ -85,7 +86,7 @@ def test_curve_of_both_directions_is_their_mean(tmp_path):
 
 def test_rewind_moves_only_lines_of_this_package(tmp_path):
     """Also lines of ranks that no longer exist; the user's own files are kept."""
-    log = RunLog(tmp_path, active=True, tensorboard=False)
+    log = RunLog(tmp_path, active=True)
     (tmp_path / "mine.jsonl").write_text("{}\n")
     log.append("unreadable.jsonl", {"index": 1}, 3)
     log.write("step", global_step=1)
@@ -103,7 +104,7 @@ def test_rewind_moves_only_lines_of_this_package(tmp_path):
 @pytest.mark.parametrize("fails_at", ["write", "close"])
 def test_lines_are_kept_while_the_disk_is_full(tmp_path, monkeypatch, fails_at):
     """Network file systems may report a full disk only when a file is closed."""
-    log = RunLog(tmp_path, active=True, tensorboard=False)
+    log = RunLog(tmp_path, active=True)
     log.write("step", global_step=1)
     written_sizes = []
 
@@ -134,7 +135,7 @@ def test_lines_are_kept_while_the_disk_is_full(tmp_path, monkeypatch, fails_at):
 def test_tensorboard_failure_does_not_stop_the_run(tmp_path, monkeypatch, caplog):
     import torch.utils.tensorboard as board
 
-    log = RunLog(tmp_path, active=True)
+    log = RunLog(tmp_path, active=True, loggers={"tensorboard": TensorBoardLogger()})
     purged = []
 
     def open_writer(folder, purge_step=None):
@@ -145,6 +146,7 @@ def test_tensorboard_failure_does_not_stop_the_run(tmp_path, monkeypatch, caplog
 
     monkeypatch.setattr(board, "SummaryWriter", open_writer)
     log.rewind({}, step=7)
+    log.begin({})
     for step_ in range(4):
         log.scalars("train", {"loss": 1.0}, step_)
     assert purged == [8, 8, 8] and "No space left" in caplog.text

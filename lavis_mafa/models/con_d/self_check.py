@@ -143,7 +143,7 @@ class SelfCheck:
         }
 
     def scalars(self) -> dict[str, float]:
-        """Return the figures by name, for TensorBoard."""
+        """Return the figures by name, for the loggers."""
         found = {} if self.auc is None else {"auc": self.auc}
         for threshold, own, random in self.above:
             found |= {f"own_above_{threshold:g}": own, f"random_above_{threshold:g}": random}

@@ -1,0 +1,113 @@
+"""What a logger is, and the registry of loggers that a config can name."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from lavis_mafa.algorithm.registry import Registry, Section
+from lavis_mafa.problems import ConfigView, Problem
+
+KEY, OPTIONS = "run.loggers", "run.logger_options"
+STEP, EPOCH = "global_step", "epoch"  # what the number of a point counts
+
+
+@dataclass
+class LoggedRun:
+    """What a logger gets to know of the run that it logs.
+
+    Attributes:
+        folder: of the run.
+        config: the whole config as plain data, without secrets.
+        resumed: whether the run continues one that was logged in this folder before.
+        first_step: number of the first step that a resumed or new run logs; None: unknown. A
+            backend that can hide points should hide those from here on.
+        memory: plain values that the logger keeps in the run's folder, such as the id of the run
+            in its backend; empty for a new run. What the logger puts here during `Logger.begin`
+            it finds again when the run resumes.
+    """
+
+    folder: Path
+    config: dict[str, Any]
+    resumed: bool
+    first_step: int | None
+    memory: dict[str, Any]
+
+
+class Logger:
+    """Sends what a run logs to one backend; subclasses override what the backend supports.
+
+    It lives on the main process only. Any exception switches it off until the next epoch, with one
+    warning; then `begin` is called again. Import the backend's package in `begin`, not at the top.
+
+    Points have a ``step``, which counts what ``axis`` says: `STEP` or `EPOCH`. Names have the form
+    ``<group>/<name>``, such as ``train/loss_itc``.
+
+    Attributes:
+        package: module that it needs; "": none.
+        install: what ``pip install`` gets it by.
+        hides_points: whether the backend hides the points from `LoggedRun.first_step` on. If not,
+            points that were sent before are not sent again by a resumed run.
+    """
+
+    package = ""
+    install = ""
+    hides_points = False
+
+    @classmethod
+    def problems_of(cls, cfg: ConfigView) -> Iterator[Problem]:
+        """Yield what is wrong with a config that names it; see `lavis_mafa.problems`."""
+        if cls.package and cfg.machine and not is_installed(cls.package):
+            cure = f'pip install "{cls.install or cls.package}", or remove it from the list'
+            yield Problem(KEY, f"the package {cls.package} is not installed; {cure}")
+
+    def begin(self, run: LoggedRun) -> None:
+        """Start or continue the logged run; called before anything else."""
+
+    def figures(self, figures: Mapping[str, float], step: int, axis: str) -> None:
+        """Log numbers, which may be NaN or infinite, by name."""
+
+    def histogram(self, name: str, counts: Sequence[float], step: int, axis: str) -> None:
+        """Log the counts of values in equal bins from 0 to 1."""
+
+    def picture(self, name: str, picture: Image.Image, step: int, axis: str) -> None:
+        """Log an RGB image."""
+
+    def table(
+        self, name: str, columns: Sequence[str], rows: Sequence[Sequence[str]], step: int, axis: str
+    ) -> None:
+        """Log a table of texts, which are not escaped."""
+
+    def end(self, status: str) -> None:
+        """Flush and close; ``status`` is ``finished``, ``stopped`` or ``failed``."""
+
+
+LOGGERS: Registry[Callable[..., Logger]] = Registry("logger", Section(OPTIONS, ()))
+
+
+def is_installed(package: str) -> bool:
+    """Return whether a package can be imported."""
+    spec = find_spec(package)
+    # A folder such as wandb/, in which Weights & Biases writes, is found as a namespace package.
+    return spec is not None and spec.loader is not None and spec.origin is not None
+
+
+def bin_edges(count: int) -> list[float]:
+    """Return the ``count + 1`` edges of equal bins from 0 to 1."""
+    return [place / count for place in range(count + 1)]
+
+
+def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a Markdown table of texts, which are escaped."""
+    lines = [columns, ["---"] * len(columns), *([_cell(text) for text in row] for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _cell(text: object) -> str:
+    return html.escape(" ".join(str(text).split())).replace("|", "&#124;")

@@ -1,0 +1,210 @@
+"""The loggers of a run, which can neither stop nor change its training."""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from omegaconf import OmegaConf
+from PIL import Image
+
+from lavis_mafa.algorithm.options import options_of
+from lavis_mafa.io.files import write_json
+from lavis_mafa.loggers.base import KEY, LOGGERS, LoggedRun, Logger
+from lavis_mafa.loggers.redact import redact
+
+MEMORY = "loggers.json"  # what loggers keep in the run's folder, by the logger's name
+LAST = "last"  # key in a logger's memory: number of the last point sent, by group of names
+DEFAULT = ("tensorboard",)
+
+
+def names_of_loggers(run_cfg: Mapping[str, Any]) -> list[str]:
+    """Return the names in ``run.loggers``, without TensorBoard if ``run.tensorboard`` is False."""
+    names = dict.fromkeys(run_cfg.get("loggers", DEFAULT) or ())
+    if not run_cfg.get("tensorboard", True):
+        names.pop("tensorboard", None)
+    return list(names)
+
+
+def loggers_of(run_cfg: Mapping[str, Any]) -> dict[str, Logger]:
+    """Construct the loggers of a ``run`` config with their settings, by name.
+
+    Raises:
+        KeyError: for a name that is not registered; the config check reports it earlier.
+    """
+    found = {}
+    for name in names_of_loggers(run_cfg):
+        entry = LOGGERS.entry(name)
+        given: Any = (run_cfg.get("logger_options") or {}).get(name) or {}
+        given = OmegaConf.to_container(given) if OmegaConf.is_config(given) else given
+        if entry.settings is None:
+            found[name] = entry.value()
+        else:
+            known = options_of(entry.settings)
+            found[name] = entry.value(
+                entry.settings(**{key: given[key] for key in known if key in given})
+            )
+    return found
+
+
+class GuardedLoggers:
+    """Passes what a run logs to several loggers and survives their failures.
+
+    A logger that raises is switched off with one warning, until `retry`. Random streams are left
+    as they were. A logger whose backend cannot hide points gets no point again that it got before
+    the run resumed: a resumed run repeats the steps after its checkpoint, with equal figures.
+
+    Args:
+        folder: of the run.
+        loggers: by name.
+    """
+
+    def __init__(self, folder: Path, loggers: Mapping[str, Logger]) -> None:
+        self.folder, self.loggers = folder, dict(loggers)
+        self._config: dict[str, Any] = {}
+        self._resumed = True
+        self._first_step: int | None = None
+        self._open: set[str] = set()
+        self._begun: set[str] = set()  # at least once in this process
+        self._off: set[str] = set()
+        self._memory: dict[str, Any] = {}
+        # Numbers of points sent before the run resumed, by logger and group.
+        self._before: dict[str, dict[str, int]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self.loggers)
+
+    def begin(self, config: Mapping[str, Any], resumed: bool, first_step: int | None) -> None:
+        """Start the loggers, or continue what they logged in this folder.
+
+        Args:
+            config: of the run; secrets are removed.
+            resumed: whether to continue; otherwise what loggers kept in the folder is forgotten.
+            first_step: see `LoggedRun`.
+        """
+        if not self.loggers:
+            return
+        self._config, self._resumed, self._first_step = redact(config), resumed, first_step
+        self._memory = _read(self.folder / MEMORY) if resumed else {}
+        self._before = {
+            name: {group: int(step) for group, step in (kept.get(LAST) or {}).items()}
+            for name, kept in self._memory.items()
+        }
+        for name in self.loggers:
+            self._call(name, None)
+
+    def figures(self, group: str, figures: Mapping[str, float], step: int, axis: str) -> None:
+        """Log numbers as ``<group>/<name>``."""
+        named = {f"{group}/{name}": value for name, value in figures.items()}
+        if named:
+            self._send("figures", group, step, axis, named)
+
+    def histogram(self, name: str, counts: Sequence[float], step: int, axis: str) -> None:
+        """Log the counts of values in equal bins from 0 to 1."""
+        self._send("histogram", name, step, axis, name, counts)
+
+    def picture(self, name: str, picture: Image.Image, step: int, axis: str) -> None:
+        """Log an RGB image."""
+        self._send("picture", name, step, axis, name, picture)
+
+    def table(
+        self, name: str, columns: Sequence[str], rows: Sequence[Sequence[str]], step: int, axis: str
+    ) -> None:
+        """Log a table of texts."""
+        self._send("table", name, step, axis, name, columns, rows)
+
+    def retry(self) -> None:
+        """Switch the loggers on again that failed."""
+        self._off.clear()
+
+    def end(self, status: str) -> None:
+        """Close all loggers; a later point opens them again.
+
+        Args:
+            status: see `Logger.end`.
+        """
+        for name in list(self._open):
+            self._call(name, "end", status)
+            self._open.discard(name)
+
+    def _send(self, method: str, point: str, step: int, axis: str, *args: Any) -> None:
+        group = point.partition("/")[0] if method == "figures" else point
+        for name, logger in self.loggers.items():
+            if not logger.hides_points and step <= self._before.get(name, {}).get(group, -1):
+                continue
+            if self._call(name, method, *args, step, axis) and not logger.hides_points:
+                last = self._memory.setdefault(name, {}).setdefault(LAST, {})
+                last[group] = max(step, last.get(group, -1))
+                self._save()
+
+    def _call(self, name: str, method: str | None, *args: Any) -> bool:
+        """Call a logger's method, after `Logger.begin` where needed; return whether it worked."""
+        if name in self._off:
+            return False
+        try:
+            with _unchanged_random_streams():
+                self._begin(name)
+                if method is not None:
+                    getattr(self.loggers[name], method)(*args)
+        except Exception as error:
+            logging.warning(
+                "the logger %s fails and is switched off until the next epoch (training is not "
+                "affected; without it: remove it from %s): %s: %s",
+                *(name, KEY, type(error).__name__, " ".join(str(error).split())[:500]),
+            )
+            self._off.add(name)
+            self._open.discard(name)
+            return False
+        return True
+
+    def _begin(self, name: str) -> None:
+        if name in self._open:
+            return
+        memory = self._memory.setdefault(name, {})
+        again = name in self._begun
+        # Opened again, a backend must not hide the points of this process.
+        first = None if again else self._first_step
+        run = LoggedRun(self.folder, self._config, self._resumed or again, first, memory)
+        self.loggers[name].begin(run)
+        self._open.add(name)
+        self._begun.add(name)
+        if memory:
+            self._save()
+
+    def _save(self) -> None:
+        try:
+            write_json(self.folder / MEMORY, {k: v for k, v in self._memory.items() if v})
+        except OSError as error:  # a full disk must not switch the loggers off
+            logging.debug("%s cannot be written: %s", self.folder / MEMORY, error)
+
+
+@contextmanager
+def _unchanged_random_streams() -> Iterator[None]:
+    """Restore the random streams that training draws from, since clients draw from them too."""
+    before = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    try:
+        yield
+    finally:
+        random.setstate(before[0])
+        np.random.set_state(before[1])
+        torch.set_rng_state(before[2])
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """Return what the loggers kept in a folder; nothing if it cannot be read."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, RecursionError) as error:
+        logging.warning("%s is damaged, loggers start new runs: %s", path, str(error)[:200])
+        return {}
+    kept = content if isinstance(content, dict) else {}
+    return {name: own for name, own in kept.items() if isinstance(own, dict)}
