@@ -31,17 +31,22 @@ RUN_HELP = (
     "folder of a run, instead of --cfg-path: its config, with its best checkpoint, else its last "
     "one; --checkpoint best or last chooses"
 )
+RUN_CONFIG_HELP = "folder of a run, instead of --cfg-path: its config"
 
 
 def take_run(args: argparse.Namespace) -> None:
     """Let ``--run`` stand for the config and the checkpoint of a run; ``--options`` still win.
 
+    A parser's default ``run_gives`` says what a command takes: ``model``, the config with a
+    checkpoint; ``config``, the config; ``data``, the config if one is given at all.
+
     Raises:
         FileNotFoundError: if the folder is not that of a run, or has no checkpoint.
     """
     folder: Path | None = getattr(args, "run", None)
+    gives = getattr(args, "run_gives", "model")
     if folder is None:
-        if hasattr(args, "run") and args.cfg_path is None:
+        if hasattr(args, "run") and args.cfg_path is None and gives != "data":
             args.error("give --cfg-path, or --run with the folder of a run")
         return
     if args.cfg_path is not None:
@@ -54,6 +59,8 @@ def take_run(args: argparse.Namespace) -> None:
     if not is_run(folder):
         raise FileNotFoundError(f"--run: {folder} is not the folder of a run: it has no {LOG}")
     args.cfg_path, args.run_is_source = str(folder), True
+    if gives != "model":
+        return
     given = getattr(args, "checkpoint", None)
     if isinstance(given, list) and given:
         return  # several to compare
@@ -98,10 +105,14 @@ def add_checkpoint_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def add_recorded_data_arguments(parser: argparse.ArgumentParser, when: str = "") -> None:
-    """Add ``--cfg-path`` and ``--options`` of a command that reads judged pairs."""
+    """Add ``--cfg-path``, ``--run`` and ``--options`` of a command that reads judged pairs."""
     parser.add_argument(
         "--cfg-path", help=f"{when}config of the data (default: the config recorded in JUDGED)"
     )
+    parser.add_argument(
+        "--run", type=Path, metavar="FOLDER", help=f"{when}{RUN_CONFIG_HELP} of the data"
+    )
+    parser.set_defaults(run_gives="data")
     parser.add_argument(
         "--options",
         nargs="+",

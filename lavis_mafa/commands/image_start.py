@@ -12,12 +12,13 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from lavis_mafa.commands.arguments import add_options
+from lavis_mafa.commands.arguments import RUN_CONFIG_HELP, add_options
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``lavis-mafa image-start``."""
-    add_options(parser)
+    add_options(parser, run=RUN_CONFIG_HELP)
+    parser.set_defaults(run_gives="config")
     parser.add_argument("--labels", required=True, help="JSON file of image paths and labels")
     parser.add_argument("--images", required=True, help="folder that the paths are relative to")
     parser.add_argument("--output", type=Path, required=True, help="checkpoint to write")

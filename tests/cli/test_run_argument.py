@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import ROOT
+from PIL import Image
 
 from lavis_mafa.cli import main
 from lavis_mafa.config import ConfigError, load_config
@@ -108,3 +109,65 @@ def test_recorded_config_cannot_read_the_environment(run, tmp_path, monkeypatch)
     )
     with pytest.raises(ConfigError, match="was not written by a run"):
         load_config(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def judged(run, tmp_path_factory):
+    """A copy of the run, and a folder of pairs judged by it where its own folder was elsewhere."""
+    folder = tmp_path_factory.mktemp("judged")
+    before, after = folder / "before", folder / "after"
+    shutil.copytree(run, before)
+    command = ["mine", "--batch-size", "8", "--search-space", "16"]
+    assert main([*command, "--run", str(before), "--output", str(folder / "pairs")]) == 0
+    shutil.move(before, after)
+    return after, folder / "pairs"
+
+
+def test_labels_of_a_run_that_was_moved(judged, tmp_path, caplog):
+    folder, pairs = judged
+    command = ["label", "page", str(pairs), "--all", "--count", "5", "--output"]
+    assert main([*command, str(tmp_path / "a.html")]) == 2, "its own config is not there any more"
+    caplog.clear()
+    assert main([*command, str(tmp_path / "b.html"), "--run", str(folder)]) == 0
+    assert "data:image" in (tmp_path / "b.html").read_text()
+    assert main([*command, str(tmp_path / "c.html"), "--run", str(tmp_path)]) == 1
+    assert f"{tmp_path} is not the folder of a run" in caplog.text
+    with pytest.raises(SystemExit):
+        main([*command, "c.html", "--run", str(folder), "--cfg-path", "albef_toy"])
+
+
+def test_threshold_reads_the_data_of_a_run(judged, tmp_path, caplog):
+    """Judgements are about data, here of a world that knows the truth itself."""
+    folder, pairs = judged
+    people = tmp_path / "people.csv"
+    people.write_text("image,caption,ratings\na.jpg,b,1\n")
+    command = ["threshold", str(pairs), "--judgements", str(people)]
+    assert main(["threshold", str(pairs)]) == 0, "the config is not needed"
+    assert main(command) == 2 and "no such file or shipped config" in caplog.text
+    caplog.clear()
+    assert main([*command, "--run", str(folder)]) != 0
+    assert "knows which pairs match" in caplog.text
+
+
+def test_image_encoder_of_the_model_of_a_run_is_started(tmp_path):
+    """It needs no checkpoint of the run."""
+    processors = {"name": "albef_image_train", "image_size": 32}
+    folder = tmp_path / "job"
+    run_here(
+        tmp_path,
+        run__max_steps=1,
+        **{f"datasets__toy_scenes__vis_processor__train__{k}": v for k, v in processors.items()},
+    )
+    for path in folder.glob("*.pth"):
+        path.unlink()
+    for number in range(4):
+        Image.new("RGB", (40, 40), (60 * number, 0, 90)).save(tmp_path / f"{number}.png")
+    labels = tmp_path / "labels.json"
+    labels.write_text(json.dumps({f"{number}.png": number % 2 for number in range(4)}))
+    command = ["image-start", "--run", str(folder), "--labels", str(labels), "--epochs", "1"]
+    output = tmp_path / "start.pth"
+    assert main([*command, "--images", str(tmp_path), "--output", str(output)]) == 0
+    state = torch.load(output, weights_only=True)["model"]
+    assert state and all(name.startswith("visual_encoder.") for name in state)
+    with pytest.raises(SystemExit):
+        main(["image-start", *command[3:], "--images", str(tmp_path), "--output", str(output)])
