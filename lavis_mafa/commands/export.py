@@ -1,8 +1,10 @@
 """Write a checkpoint in the format of another program.
 
---to hf       a folder for Hugging Face transformers: Blip2ForImageTextRetrieval from a BLIP-2
-              checkpoint of stage 1, Blip2ForConditionalGeneration from one of stage 2
---to albef_*  a checkpoint for LAVIS's ALBEF model of that name: albef_vqa, albef_nlvr, ...
+--to hf             a folder for Hugging Face transformers: BlipForImageTextRetrieval from a BLIP
+                    checkpoint, Blip2ForImageTextRetrieval from a BLIP-2 checkpoint of stage 1,
+                    Blip2ForConditionalGeneration from one of stage 2
+--to hf_captioning  the same for BLIP's decoder of captions: BlipForConditionalGeneration
+--to albef_*        a checkpoint for LAVIS's ALBEF model of that name: albef_vqa, albef_nlvr, ...
 """
 
 from __future__ import annotations
@@ -11,18 +13,16 @@ import argparse
 import sys
 from pathlib import Path
 
-HUGGING_FACE = "hf"
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``lavis-mafa export``."""
     parser.usage = "%(prog)s CHECKPOINT OUT --to FORMAT [options of the format]"
     parser.add_argument("checkpoint", help="file or URL")
-    parser.add_argument("out", type=Path, help="folder (hf) or file (albef_*) to write")
-    parser.add_argument("--to", required=True, metavar="FORMAT", help="hf or albef_*")
+    parser.add_argument("out", type=Path, help="folder (hf*) or file (albef_*) to write")
+    parser.add_argument("--to", required=True, metavar="FORMAT", help="hf, hf_captioning or albef_*")
     albef = parser.add_argument_group("albef_*")
     albef.add_argument("--fusion-layer", type=int, help="first fusion layer of BERT; default: 6")
-    hf = parser.add_argument_group("hf")
+    hf = parser.add_argument_group("hf*")
     hf.add_argument("--arch", help="LAVIS model; default: the one in the checkpoint's config")
     hf.add_argument("--model-type", help="its type; default: the one in the checkpoint's config")
     hf.add_argument(
@@ -42,25 +42,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Export and return the exit status: 1 if it failed, after printing why."""
+    from lavis_mafa.export.hugging_face import TARGETS, export_hugging_face
     from lavis_mafa.export.lavis_forms import FORMS, export_lavis
 
-    if args.to not in (HUGGING_FACE, *FORMS):
-        args.error(f"--to {args.to}: expected one of {', '.join((HUGGING_FACE, *FORMS))}")
+    if args.to not in (*TARGETS, *FORMS):
+        args.error(f"--to {args.to}: expected one of {', '.join((*TARGETS, *FORMS))}")
     given = args.arch or args.model_type or args.options or args.no_check
-    if args.to != HUGGING_FACE and (given or args.dtype != "float32"):
-        args.error(f"--to {args.to} takes one option, --fusion-layer; the others are for hf")
-    if args.to == HUGGING_FACE and args.fusion_layer is not None:
+    if args.to not in TARGETS and (given or args.dtype != "float32"):
+        args.error(f"--to {args.to} takes one option, --fusion-layer; the others are for hf*")
+    if args.to in TARGETS and args.fusion_layer is not None:
         args.error("--fusion-layer is an option of albef_*")
     try:
-        if args.to != HUGGING_FACE:
+        if args.to not in TARGETS:
             count = export_lavis(args.checkpoint, args.out, args.to, args.fusion_layer or 6)
             print(f"wrote {args.out}: {count} tensors for {args.to}")
             return 0
-        from lavis_mafa.export.hugging_face import export_hugging_face
-
         message = export_hugging_face(
             args.checkpoint,
             args.out,
+            to=args.to,
             arch=args.arch,
             model_type=args.model_type,
             options=args.options,

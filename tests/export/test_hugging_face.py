@@ -25,6 +25,7 @@ from safetensors.torch import load_file
 from lavis_mafa import load_model
 from lavis_mafa.cli import main
 from lavis_mafa.export import hugging_face
+from lavis_mafa.io import hub_names
 from lavis_mafa.runners.checkpoint import trained_state
 
 PROMPTS = ["", "a red ball"]
@@ -214,15 +215,15 @@ def export_error(arguments, out, capsys):
 
 @pytest.mark.parametrize("wrong", ["q_bias and v_bias", "layer norms", "itm_head"])
 def test_wrong_conversion_is_detected(work_folder, tmp_path, capsys, monkeypatch, wrong):
-    to_hf_state = hugging_face.to_hf_state
+    state_to_hub = hub_names.HubNames.state_to_hub
 
-    def convert(state):
+    def convert(names, state, dropped=()):
         if wrong == "q_bias and v_bias":
-            names = {"q_bias": "v_bias", "v_bias": "q_bias"}
+            swap = {"q_bias": "v_bias", "v_bias": "q_bias"}
             state = {
-                key[:-6] + names.get(key[-6:], key[-6:]): value for key, value in state.items()
+                key[:-6] + swap.get(key[-6:], key[-6:]): value for key, value in state.items()
             }
-        converted = to_hf_state(state)
+        converted = state_to_hub(names, state, dropped)
         if wrong == "layer norms":
             key = "vision_model.encoder.layers.1.layer_norm{}.weight"
             converted[key.format(1)], converted[key.format(2)] = (
@@ -233,7 +234,7 @@ def test_wrong_conversion_is_detected(work_folder, tmp_path, capsys, monkeypatch
             converted["itm_head.weight"] = converted["itm_head.weight"].flip(0)
         return converted
 
-    monkeypatch.setattr(hugging_face, "to_hf_state", convert)
+    monkeypatch.setattr(hub_names.HubNames, "state_to_hub", convert)
     assert "differ by" in export_error([str(work_folder / "stage1.pth")], tmp_path / "out", capsys)
     assert (
         main(
@@ -295,7 +296,8 @@ def test_unsupported_exports_are_rejected(work_folder, tmp_path, capsys, monkeyp
 
 def test_unsupported_weights_are_rejected():
     with pytest.raises(ValueError, match="cannot express 1 weights, such as con_d.weight"):
-        hugging_face.to_hf_state({"con_d.weight": torch.zeros(1), "temp": torch.zeros(1)})
+        state = {"con_d.weight": torch.zeros(1), "temp": torch.zeros(1)}
+        hub_names.BLIP2.state_to_hub(state, dropped=("temp",))
 
 
 @pytest.fixture(scope="module")
