@@ -19,7 +19,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "%(prog)s CHECKPOINT OUT --to FORMAT [options of the format]"
     parser.add_argument("checkpoint", help="file or URL")
     parser.add_argument("out", type=Path, help="folder (hf*) or file (albef_*) to write")
-    parser.add_argument("--to", required=True, metavar="FORMAT", help="hf, hf_captioning or albef_*")
+    parser.add_argument(
+        "--to", required=True, metavar="FORMAT", help="hf, hf_captioning or albef_*"
+    )
     albef = parser.add_argument_group("albef_*")
     albef.add_argument("--fusion-layer", type=int, help="first fusion layer of BERT; default: 6")
     hf = parser.add_argument_group("hf*")

@@ -112,9 +112,7 @@ class Blip2Retrieval(Blip2Form):
         from transformers import Blip2Processor
 
         # Captions go to the Q-Former without placeholder tokens for the image.
-        return Blip2Processor(
-            self.image_processor(), tokenizer_of(self.model), num_query_tokens=0
-        )
+        return Blip2Processor(self.image_processor(), tokenizer_of(self.model), num_query_tokens=0)
 
     def inputs(self, count: int, length: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
         pixels, ids, mask = super().inputs(count, length, seed)

@@ -123,9 +123,7 @@ class BlipRetrieval(BlipForm):
         }
 
     def theirs(self, model: Any, pixels: Tensor, ids: Tensor, mask: Tensor) -> Outputs:
-        itc = model(
-            input_ids=ids, pixel_values=pixels, attention_mask=mask, use_itm_head=False
-        )
+        itc = model(input_ids=ids, pixel_values=pixels, attention_mask=mask, use_itm_head=False)
         itm = model(input_ids=self.begun(ids), pixel_values=pixels, attention_mask=mask)
         return {
             "image tokens": itc.last_hidden_state,

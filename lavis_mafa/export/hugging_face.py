@@ -134,9 +134,7 @@ def write_folder(form: HubForm, folder: Path, dtype: torch.dtype = torch.float32
         file.chmod((folder / "config.json").stat().st_mode)
 
 
-def round_weights(
-    model: nn.Module, dtype: torch.dtype, in_float32: tuple[str, ...] = ()
-) -> None:
+def round_weights(model: nn.Module, dtype: torch.dtype, in_float32: tuple[str, ...] = ()) -> None:
     """Bring all weights to float32, rounded to what ``dtype`` can hold.
 
     Args:

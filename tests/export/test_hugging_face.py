@@ -220,9 +220,7 @@ def test_wrong_conversion_is_detected(work_folder, tmp_path, capsys, monkeypatch
     def convert(names, state, dropped=()):
         if wrong == "q_bias and v_bias":
             swap = {"q_bias": "v_bias", "v_bias": "q_bias"}
-            state = {
-                key[:-6] + swap.get(key[-6:], key[-6:]): value for key, value in state.items()
-            }
+            state = {key[:-6] + swap.get(key[-6:], key[-6:]): value for key, value in state.items()}
         converted = state_to_hub(names, state, dropped)
         if wrong == "layer norms":
             key = "vision_model.encoder.layers.1.layer_norm{}.weight"
