@@ -166,7 +166,14 @@ def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_column_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the annotation files, ``--image-key`` and ``--caption-key``."""
-    parser.add_argument("files", nargs="+", metavar="FILES", help=".json, .jsonl, .csv or .tsv")
+    """Add the annotation files, ``--image-key``, ``--caption-key`` and ``--image-id-key``."""
+    parser.add_argument(
+        "files",
+        nargs="+",
+        metavar="FILES",
+        help=".json, .jsonl, .csv, .tsv, .parquet or .arrow, or a folder of parquet files or of "
+        "Hugging Face's datasets",
+    )
     parser.add_argument("--image-key", help="column of the image path; default: detected")
     parser.add_argument("--caption-key", help="column of the caption(s); default: detected")
+    parser.add_argument("--image-id-key", help="column of image ids; default: image_id")

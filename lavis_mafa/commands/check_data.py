@@ -1,6 +1,7 @@
 """Check your own image-text pairs before training on them.
 
     lavis-mafa check-data train.json --image-root images/
+    lavis-mafa check-data hub_folder/ --split train
 
 Reads every annotation row and every image, and reports what training would skip or refuse: missing
 and unreadable images, duplicates, captions without a word, malformed rows.
@@ -19,7 +20,14 @@ from lavis_mafa.commands.arguments import add_column_arguments
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``lavis-mafa check-data``."""
     add_column_arguments(parser)
-    parser.add_argument("--image-root", required=True, help="folder of the image paths")
+    parser.add_argument(
+        "--image-root", help="folder of the image paths; not needed if the images are in the files"
+    )
+    parser.add_argument(
+        "--split",
+        choices=["train", "val", "test"],
+        help="of folders, read only the files of this split (default: all)",
+    )
     parser.add_argument(
         "--workers",
         type=int,
@@ -56,6 +64,8 @@ def run(args: argparse.Namespace) -> int:
             args.image_root,
             image_key=args.image_key,
             caption_key=args.caption_key,
+            image_id_key=args.image_id_key,
+            split=args.split,
             workers=args.workers,
             limit=args.limit,
             decode=args.decode,

@@ -33,6 +33,7 @@ def run(args: argparse.Namespace) -> None:
             min_count=args.min_count,
             image_key=args.image_key,
             caption_key=args.caption_key,
+            image_id_key=args.image_id_key,
         )
     except (OSError, ValueError) as error:
         args.error(str(error))

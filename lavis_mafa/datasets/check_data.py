@@ -20,14 +20,16 @@ import numpy as np
 from lavis.processors.blip_processors import BlipCaptionProcessor
 
 from lavis_mafa.datasets.annotation_files import read_rows, require_files
-from lavis_mafa.datasets.annotation_rows import Problem
+from lavis_mafa.datasets.annotation_rows import Problem, Row, StoredImage
 from lavis_mafa.datasets.caption_reading import require_readable
+from lavis_mafa.datasets.columnar_files import require_same_columns
 from lavis_mafa.datasets.image_reading import read_rgb, read_size, require_file
 from lavis_mafa.io.processes import progress
 
 MIN_SIDE = 32  # pixels; smaller images are reported as tiny
 MAX_ASPECT = 5.0  # longer to shorter side; more is reported as extreme
-BLOCK = 1024  # images handed to the worker threads at a time
+BLOCK = 1024  # image files handed to the worker threads at a time
+BLOCK_BYTES = 2**26  # of images inside annotation files, handed to them at a time
 PRINTED = 10  # examples of each problem in the printed summary
 
 PROBLEMS = {
@@ -60,6 +62,20 @@ class _Rows:
     _links: set[tuple[str, str]] = field(default_factory=set)
     _id_of: dict[str, str] = field(default_factory=dict)
     _file_of: dict[str, str] = field(default_factory=dict)
+    _place_of: dict[bytes, str] = field(default_factory=dict)
+
+    @property
+    def files(self) -> list[str]:
+        """The paths of all images that are files of their own."""
+        stored = set(self._place_of.values())
+        return [image for image in self.captions_of if image not in stored]
+
+    def name_of(self, path: Path, row: Row) -> str:
+        """Return the name of a row's image: its path, or the first place of its content."""
+        if row.stored is None:
+            return row.image
+        content = hashlib.blake2b(row.stored.content, digest_size=16).digest()
+        return self._place_of.setdefault(content, f"{path}, {row.where}")
 
     def add(self, place: str, image: str, caption: str, image_id: str | None) -> None:
         self.pairs += 1
@@ -96,10 +112,12 @@ class _ImageFacts(NamedTuple):
 
 def check(
     files: Collection[str | os.PathLike[str]],
-    image_root: str | os.PathLike[str],
+    image_root: str | os.PathLike[str] | None = None,
     *,
     image_key: str | None = None,
     caption_key: str | None = None,
+    image_id_key: str | None = None,
+    split: str | None = None,
     workers: int = 4,
     limit: int | None = None,
     decode: bool = True,
@@ -107,9 +125,10 @@ def check(
     """Read all pairs and images and return what is wrong with them.
 
     Args:
-        files: annotation files (formats: `datasets.annotation_files`).
-        image_root: folder that the image paths are relative to.
-        image_key, caption_key: column names; None: detected.
+        files: annotation files (formats: `datasets.annotation_files`), globs and folders.
+        image_root: folder that the image paths are relative to; None if there are no paths.
+        image_key, caption_key, image_id_key: column names; None: detected.
+        split: train, val or test: of folders, only the files of this split; None: all.
         workers: threads that read images, at least 1.
         limit: stop after this many pairs.
         decode: decode all pixels as training does; False reads files and image headers only.
@@ -117,14 +136,18 @@ def check(
     Returns:
         `pairs`, `images` and `images_with_several_captions` (counts), `caption_words`, `width` and
         `height` (min, median, 95 %, max; None where there is nothing to measure), `looked_in` (the
-        folder of the images), and `problems`: by key of `PROBLEMS` the list of findings.
+        folder of the images; None without one), and `problems`: by key of `PROBLEMS` the findings.
 
     Raises:
         FileNotFoundError: a file or the root is missing.
-        ValueError: an argument is out of range, or a file has an unknown suffix.
+        ValueError: an argument is out of range, a file has an unknown suffix, parquet or Arrow
+            files have other columns than expected or than each other, or the image root is not
+            given.
     """
-    paths = require_files(files)
-    if not os.path.isdir(image_root):
+    paths = require_files(files, split)
+    keys = {"image_key": image_key, "caption_key": caption_key, "image_id_key": image_id_key}
+    require_same_columns(paths, **keys)
+    if image_root is not None and not os.path.isdir(image_root):
         raise FileNotFoundError(
             f"image root {os.path.abspath(image_root)} is not a folder (--image-root)"
         )
@@ -132,17 +155,27 @@ def check(
         raise ValueError(f"expected workers and limit of at least 1, got {workers} and {limit}")
     problems: dict[str, list[str]] = {key: [] for key in PROBLEMS}
     rows = _Rows(problems)
-    _read_annotations(paths, image_key, caption_key, limit, rows)
-    sizes = _read_images(list(rows.captions_of), os.fspath(image_root), workers, decode, problems)
+    with ThreadPool(workers) as pool:
+        images = _Images(pool, decode, problems)
+        for path, row, name in _rows_of(paths, keys, limit, rows):
+            if row.stored is not None:
+                images.add(name, row.stored)
+            elif image_root is None:
+                raise ValueError(
+                    f"{path}, {row.where} has the path of an image, {row.image!r}: give the folder "
+                    "that paths are relative to (--image-root)"
+                )
+        images.read_added()
+        images.read_files(rows.files, os.fspath(image_root or ""))
     several = sum(count > 1 for count in rows.captions_of.values())
     return {
         "pairs": rows.pairs,
         "images": len(rows.captions_of),
         "images_with_several_captions": several,
         "caption_words": _distribution(rows.words),
-        "width": _distribution([width for width, _ in sizes]),
-        "height": _distribution([height for _, height in sizes]),
-        "looked_in": os.path.abspath(image_root),
+        "width": _distribution([width for width, _ in images.sizes]),
+        "height": _distribution([height for _, height in images.sizes]),
+        "looked_in": None if image_root is None else os.path.abspath(image_root),
         "problems": problems,
     }
 
@@ -153,8 +186,9 @@ def render(report: dict[str, Any]) -> str:
     lines = [
         f"pairs   {report['pairs']}",
         f"images  {report['images']}, {several} of them with several captions",
-        f"images were looked for in {report['looked_in']}",
     ]
+    if report["looked_in"]:
+        lines.append(f"images were looked for in {report['looked_in']}")
     missing = report["problems"]["missing_files"]
     if missing and len(missing) == report["images"]:
         lines.append(
@@ -179,82 +213,106 @@ def render(report: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _read_annotations(
-    paths: list[Path],
-    image_key: str | None,
-    caption_key: str | None,
-    limit: int | None,
-    rows: _Rows,
-) -> None:
-    """Add up to `limit` pairs to `rows`, with a progress bar."""
+def _rows_of(
+    paths: list[Path], keys: dict[str, Any], limit: int | None, rows: _Rows
+) -> Iterator[tuple[Path, Row, str]]:
+    """Add up to `limit` pairs to `rows`, with a progress bar, and yield each row that can be used
+    with its file and the name of its image."""
     with progress(desc="pairs", unit=" pairs") as bar:
         for path in paths:
-            for row in read_rows(path, image_key, caption_key):
+            for row in read_rows(path, **keys):
                 place = f"{path}, {row.where}"
                 if isinstance(row, Problem):
                     rows.problems["malformed_rows"].append(f"{place}: {row.message}")
                     continue
-                for caption in row.captions:
-                    if rows.pairs == limit:
-                        return
-                    rows.add(place, row.image, caption, row.image_id)
+                if rows.pairs == limit:
+                    return
+                name = rows.name_of(path, row)
+                for caption in row.captions[: None if limit is None else limit - rows.pairs]:
+                    rows.add(place, name, caption, row.image_id)
                     bar.update()
+                yield path, row, name
 
 
-def _read_images(
-    images: list[str],
-    root: str,
-    workers: int,
-    decode: bool,
-    problems: dict[str, list[str]],
-) -> list[tuple[int, int]]:
-    """Read every image, with a progress bar, and return the sizes of the readable ones."""
-    sizes = []
-    first_with: dict[bytes, str] = {}
-    facts = _in_threads([os.path.join(root, image) for image in images], workers, decode)
-    for image, fact in zip(
-        images, progress(facts, "images", total=len(images), unit=" images"), strict=True
-    ):
+class _Images:
+    """Reads images in threads and collects what is wrong with them.
+
+    Threads suffice: decoding and hashing release the GIL.
+
+    Attributes:
+        sizes: width and height of the readable images.
+    """
+
+    def __init__(self, pool: ThreadPool, decode: bool, problems: dict[str, list[str]]) -> None:
+        self.pool, self.decode, self.problems = pool, decode, problems
+        self.sizes: list[tuple[int, int]] = []
+        self._first_with: dict[bytes, str] = {}
+        self._seen: set[str] = set()
+        self._waiting: list[tuple[str, bytes]] = []
+        self._waiting_bytes = 0
+
+    def add(self, name: str, stored: StoredImage) -> None:
+        """Read an image inside an annotation file, soon; one that has been read is skipped."""
+        if name in self._seen:
+            return
+        self._seen.add(name)
+        self._waiting.append((name, stored.content.to_pybytes()))
+        self._waiting_bytes += stored.content.size
+        if self._waiting_bytes > BLOCK_BYTES:
+            self.read_added()
+
+    def read_added(self) -> None:
+        """Read the images that wait."""
+        facts = self.pool.imap(lambda one: _facts(*one, self.decode), self._waiting)
+        for (name, _), fact in zip(self._waiting, facts, strict=True):
+            self._note(name, fact)
+        self._waiting, self._waiting_bytes = [], 0
+
+    def read_files(self, names: list[str], root: str) -> None:
+        """Read image files, with a progress bar."""
+        for name, fact in progress(
+            self._facts_of(names, root), "images", total=len(names), unit=" images"
+        ):
+            self._note(name, fact)
+
+    def _facts_of(self, names: list[str], root: str) -> Iterator[tuple[str, _ImageFacts]]:
+        for start in range(0, len(names), BLOCK):
+            block = names[start : start + BLOCK]
+            paths = [os.path.join(root, name) for name in block]
+            facts = self.pool.imap(lambda path: _facts(path, None, self.decode), paths)
+            yield from zip(block, facts, strict=True)
+
+    def _note(self, image: str, fact: _ImageFacts) -> None:
+        problems = self.problems
         if fact.missing:
             problems["missing_files"].append(repr(image))
-            continue
+            return
         if fact.error is not None:
             problems["unreadable_images"].append(f"{image!r}: {fact.error}")
         if fact.size is not None:
-            twin = first_with.setdefault(fact.digest, image)
+            twin = self._first_with.setdefault(fact.digest, image)
             if twin != image:
                 problems["duplicate_images"].append(f"{image!r} has the content of {twin!r}")
-            sizes.append(fact.size)
+            self.sizes.append(fact.size)
             short, long = sorted(fact.size)
             finding = f"{image!r}: {fact.size[0]} x {fact.size[1]} pixels"
             if short < MIN_SIDE:
                 problems["tiny_images"].append(f"{finding}, shorter side below {MIN_SIDE}")
             if long > MAX_ASPECT * short:
                 problems["extreme_images"].append(f"{finding}, aspect above {MAX_ASPECT:g}")
-    return sizes
 
 
-def _in_threads(paths: list[str], workers: int, decode: bool) -> Iterator[_ImageFacts]:
-    """Read images in threads and yield their facts in order.
-
-    Threads suffice: decoding and hashing release the GIL.
-    """
-    with ThreadPool(workers) as pool:
-        for start in range(0, len(paths), BLOCK):
-            block = paths[start : start + BLOCK]
-            yield from pool.imap(lambda path: _read_image(path, decode), block)
-
-
-def _read_image(path: str, decode: bool) -> _ImageFacts:
+def _facts(path: str, data: bytes | None, decode: bool) -> _ImageFacts:
+    """Read an image file, or its content under a name."""
     try:
-        digest = hashlib.sha256()
-        require_file(path)
-        with open(path, "rb") as stream:
-            while block := stream.read(1 << 20):
-                digest.update(block)
-        if decode:
-            return _ImageFacts(digest.digest(), read_rgb(path).size)
-        return _ImageFacts(digest.digest(), read_size(path))
+        digest = hashlib.sha256(data or b"")
+        if data is None:
+            require_file(path)
+            with open(path, "rb") as stream:
+                while block := stream.read(1 << 20):
+                    digest.update(block)
+        size = read_rgb(path, data).size if decode else read_size(path, data)
+        return _ImageFacts(digest.digest(), size)
     except FileNotFoundError:
         return _ImageFacts(missing=True)
     except (OSError, ValueError) as error:  # ValueError: a null byte in the path

@@ -73,13 +73,16 @@ def read_rgb(path: str | os.PathLike[str], data: bytes | None = None) -> Image.I
         return _to_rgb(_upright(image))
 
 
-def read_size(path: str | os.PathLike[str]) -> tuple[int, int]:
+def read_size(path: str | os.PathLike[str], data: bytes | None = None) -> tuple[int, int]:
     """Return the stored width and height of a picture, from its header only.
+
+    Args:
+        path, data: as in `read_rgb`.
 
     Raises:
         OSError: naming the path, for refused files that are recognised without decoding.
     """
-    with _named(path), _opened(path) as image:
+    with _named(path), _opened(path, data) as image:
         return image.size
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Iterator
 from pathlib import Path
+from typing import Any
 
 from lavis_mafa.datasets.annotation_files import read_rows, require_files
 from lavis_mafa.datasets.annotation_rows import Problem
+from lavis_mafa.datasets.columnar_files import require_same_columns
 from lavis_mafa.io.files import write_text
 from lavis_mafa.io.processes import progress
 
@@ -22,6 +24,7 @@ def make_vocab(
     min_count: int = 2,
     image_key: str | None = None,
     caption_key: str | None = None,
+    image_id_key: str | None = None,
 ) -> list[str]:
     """Train on all captions of `files`, write the vocabulary to `out` and return its tokens.
 
@@ -42,11 +45,13 @@ def make_vocab(
             f"at least 1, got {size} and {min_count}"
         )
     paths = require_files(files)
+    keys = {"image_key": image_key, "caption_key": caption_key, "image_id_key": image_id_key}
+    require_same_columns(paths, **keys)
 
     def train(first_tokens: list[str], size: int) -> list[str]:
         tokenizer = BertWordPieceTokenizer(lowercase=True)
         tokenizer.train_from_iterator(
-            _captions(paths, image_key, caption_key),
+            _captions(paths, keys),
             vocab_size=size,
             min_frequency=min_count,
             special_tokens=first_tokens,
@@ -65,9 +70,9 @@ def make_vocab(
     return tokens
 
 
-def _captions(paths: list[Path], image_key: str | None, caption_key: str | None) -> Iterator[str]:
+def _captions(paths: list[Path], keys: dict[str, Any]) -> Iterator[str]:
     for path in paths:
-        for row in progress(read_rows(path, image_key, caption_key), path.name, unit=" rows"):
+        for row in progress(read_rows(path, **keys, images=False), path.name, unit=" rows"):
             if isinstance(row, Problem):
                 raise ValueError(f"{path}, {row.where}: {row.message}")
             yield from row.captions

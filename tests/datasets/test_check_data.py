@@ -6,12 +6,15 @@ import json
 import os
 import runpy
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
-from conftest import PHOTOGRAPHS
+from conftest import PHOTOGRAPHS, ROOT
 from PIL import Image
 
 from lavis_mafa.cli import main
@@ -215,3 +218,79 @@ def test_make_vocab_rejects_invalid_input(tmp_path: Path, capsys) -> None:
         assert stop.value.code == 2
         assert message in capsys.readouterr().err
     assert not (tmp_path / "v.txt").exists()
+
+
+# Images inside parquet and Arrow files
+
+
+def stored_rows(clean: Path, rows: list[tuple[bytes | None, str, int]]) -> Path:
+    """Write rows of image, caption and id into a folder of parquet files of two splits."""
+    table = pa.table(
+        dict(zip(("image", "caption", "image_id"), zip(*rows, strict=True), strict=True))
+    )
+    (clean / "hub").mkdir(exist_ok=True)
+    pq.write_table(table, clean / "hub/train-00000-of-00001.parquet")
+    pq.write_table(table.slice(0, 1), clean / "hub/test-00000-of-00001.parquet")
+    return clean / "hub"
+
+
+def test_images_inside_files_are_checked(clean: Path) -> None:
+    a, b = ((clean / f"{name}.png").read_bytes() for name in "ab")
+    save_noise_image(clean / "tiny.png", (31, 40))
+    tiny = (clean / "tiny.png").read_bytes()
+    rows = [(a, "one", 1), (b, "two", 2), (a, "three", 1), (a, "one", 1), (b, "...", 2)]
+    rows += [(b[: len(b) // 2], "half", 3), (b"", "none", 4), (tiny, "small", 1), (None, "x", 5)]
+    folder = stored_rows(clean, rows)
+    path = folder / "train-00000-of-00001.parquet"
+    report = check([folder], split="train", workers=2)
+    found = {key: list_ for key, list_ in report["problems"].items() if list_}
+    assert (report["pairs"], report["images"], report["images_with_several_captions"]) == (8, 5, 2)
+    assert report["looked_in"] is None and report["width"]["max"] == 80
+    assert [text.split("': ")[0] for text in found.pop("unreadable_images")] == [
+        f"'{path}, row {row}" for row in (5, 6)
+    ]
+    assert found == {
+        "malformed_rows": [f"{path}, row 8: 'image': expected the path of an image, got None"],
+        "empty_captions": [f"{path}, row 4: '{path}, row 1' '...'"],
+        "duplicate_pairs": [f"{path}, row 3: '{path}, row 0' 'one'"],
+        "tiny_images": [f"'{path}, row 7': 31 x 40 pixels, shorter side below 32"],
+        "shared_image_ids": [f"'1': '{path}, row 0', '{path}, row 7'"],
+    }
+    headers = check([folder], split="train", workers=2, decode=False, limit=7)
+    assert headers["pairs"] == 7 and len(headers["problems"]["unreadable_images"]) == 1
+    assert check([folder])["pairs"] == 9  # both splits
+
+
+def test_command_checks_a_folder_of_parquet_files(clean: Path) -> None:
+    folder = stored_rows(clean, [((clean / "a.png").read_bytes(), "one", 1)])
+
+    def command(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "lavis_mafa", "check-data", *arguments],
+            capture_output=True,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            cwd=clean,
+        )
+
+    done = command("hub", "--split", "test", "--json", "out.json")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("pairs   1\nimages  1") and "looked for" not in done.stdout
+    assert json.loads((clean / "out.json").read_text())["problems"]["unreadable_images"] == []
+    pq.write_table(pa.table({"url": ["x"], "alt": ["y"]}), folder / "train-1.parquet")
+    done = command("hub")
+    assert done.returncode == 2 and "no image column" in done.stderr and "'alt'" in done.stderr
+
+
+def test_make_vocab_reads_parquet(tmp_path: Path) -> None:
+    captions = [["a dog runs", "two dogs run"], ["a dog"]]
+    table = pa.table({"image": [b"unread", b"x"], "sentences": captions})
+    pq.write_table(table, tmp_path / "a.parquet")
+    (tmp_path / "a.json").write_text(
+        json.dumps([{"image": "a", "caption": one} for one in captions])
+    )
+    found = [
+        make_vocab([tmp_path / name], tmp_path / "v.txt", size=40, min_count=1)
+        for name in ("a.parquet", "a.json")
+    ]
+    assert found[0] == found[1] and "dog" in found[0]

@@ -8,6 +8,7 @@ import logging
 import multiprocessing
 import os
 import pickle
+import re
 from pathlib import Path
 from typing import Any
 
@@ -318,3 +319,134 @@ def test_captions_are_read_without_images(tmp_path, monkeypatch):
 
 def problems_in(path: Path, **keys: Any) -> list[Problem]:
     return [row for row in read_rows(path, **keys) if isinstance(row, Problem)]
+
+
+# Errors
+
+CAPTION = pa.array(["a", "b", "c"])
+STORED = pa.array([picture(k) for k in range(3)])
+
+
+def bad_utf8(kind: Any) -> pa.Array:
+    """Return strings of which the second is not UTF-8."""
+    return pa.array([b"a", b"\xff\xfe", b"c"], pa.binary()).view(kind)
+
+
+ROWS = {
+    "no image": (
+        pa.array([{"bytes": b"x", "path": None}, {"bytes": None, "path": None}] * 2, IMAGE),
+        pa.array(["a"] * 4),
+        [1, 3],
+        "'image': expected the path of an image, got None",
+    ),
+    "null": (pa.array(["a.jpg", None, " "]), CAPTION, [1, 2], "expected the path of an image"),
+    "text": (STORED, bad_utf8(pa.string()), [1], r"text is not valid UTF-8: .*udcff"),
+    "path": (bad_utf8(pa.string()), CAPTION, [1], "text is not valid UTF-8"),
+    "list": (
+        STORED,
+        pa.ListArray.from_arrays([0, 1, 3, 3], bad_utf8(pa.string())),
+        [1],
+        "text is not valid UTF-8",
+    ),
+    "words": (
+        STORED,
+        pa.DictionaryArray.from_arrays([2, 1, 0], bad_utf8(pa.string()).filter([True] * 3)),
+        [1],
+        "text is not valid UTF-8",
+    ),
+}
+
+
+# pyarrow checks the dictionary of a parquet column by itself, and refuses the file.
+@pytest.mark.parametrize(
+    "case, name",
+    [(case, name) for case in ROWS for name in WRITERS if (case, name) != ("words", "a.parquet")],
+)
+def test_errors_name_the_rows(tmp_path, case, name):
+    image, caption, wrong, message = ROWS[case]
+    WRITERS[name](pa.table({"image": image, "caption": caption}), tmp_path / name)
+    found = problems_in(tmp_path / name)
+    assert [one.where for one in found] == [f"row {row}" for row in wrong]
+    assert all(re.search(message, one.message) for one in found)
+    with pytest.raises(ValueError, match=rf"{name}, row {wrong[0]}: .*") as caught:
+        train_set(tmp_path, tmp_path / name, root=tmp_path)
+    assert f"{len(wrong)} of {len(image)} records cannot be used" in str(caught.value)
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_null_captions_are_empty(tmp_path, name):
+    table = pa.table(
+        {"image": STORED, "caption": pa.array([None, ["b", None], []], pa.list_(pa.string()))}
+    )
+    WRITERS[name](table, tmp_path / name)
+    found = train_set(tmp_path, tmp_path / name)
+    assert [found.caption(k) for k in range(len(found))] == ["b"]
+    assert found.table.meta["empty_dropped"] == 3 and found.table.place(0).startswith(
+        f"{tmp_path / name}, row 1"
+    )
+    with pytest.raises(ValueError, match="row 0: empty caption"):
+        train_set(tmp_path, tmp_path / name, drop_empty=False)
+    nothing = pa.table({"image": STORED, "caption": pa.nulls(3)})
+    WRITERS[name](nothing, tmp_path / name)
+    with pytest.raises(ValueError, match=r"no image-text pair in .* \(3 empty captions\)"):
+        train_set(tmp_path, tmp_path / name)
+
+
+@pytest.mark.parametrize("name", WRITERS)
+@pytest.mark.parametrize(
+    "columns, message",
+    [
+        ({"picture": STORED, "caption": CAPTION}, "no image column.*found 'picture', 'caption'"),
+        ({"image": STORED, "alt": CAPTION}, "no caption column.*found 'image', 'alt'"),
+        ({"image": [1.0, 2, 3], "caption": CAPTION}, "'image' of type 'double': expected bytes"),
+        ({"image": STORED, "caption": [1, 2, 3]}, "'caption' of type 'int64': expected strings"),
+        (
+            {"image": STORED, "caption": CAPTION, "image_id": [1.0, None, 3]},
+            "'image_id' of type 'double'.*use Int64",
+        ),
+        ({"image": [[1], [2], [3]], "caption": CAPTION}, r"'image' of type 'list<"),
+        ({"image": [{"a": 1}] * 3, "caption": CAPTION}, r"'image' of type 'struct<a: int64>'"),
+        ({"image": pa.nulls(3), "caption": CAPTION}, "'image' of type 'null'"),
+    ],
+)
+def test_columns_of_another_kind_are_refused(tmp_path, name, columns, message):
+    WRITERS[name](pa.table(columns), tmp_path / name)
+    with pytest.raises(ValueError, match=message) as caught:
+        train_set(tmp_path, tmp_path / name)
+    assert str(tmp_path / name) in str(caught.value)
+
+
+def test_columns_that_are_named_must_exist(tmp_path):
+    write_parquet(pa.table({"image": STORED, "caption": CAPTION}), tmp_path / "a.parquet")
+    for role in ("image", "caption", "image_id"):
+        key = f"{role}_key"
+        with pytest.raises(ValueError, match=f"no {role} column: expected gone.*set {key}"):
+            train_set(tmp_path, tmp_path / "a.parquet", **{key: "gone"})
+
+
+def test_column_that_occurs_twice_is_refused(tmp_path):
+    table = pa.table([STORED, CAPTION, CAPTION], names=["image", "caption", "caption"])
+    write_stream(table, tmp_path / "a.arrow")
+    with pytest.raises(ValueError, match="column 'caption' occurs 2 times"):
+        train_set(tmp_path, tmp_path / "a.arrow")
+
+
+def test_files_of_different_columns_are_refused(tmp_path):
+    rows = [{"image": k, "caption": f"a {k}"} for k in range(3)]
+    others = {
+        "paths": table_of(rows, "paths"),
+        "lists": table_of([{**row, "caption": ["a"]} for row in rows]),
+        "ids": table_of([{**row, "image_id": 1} for row in rows]),
+        "names": table_of(rows).rename_columns(["note", "image", "text"]),
+    }
+    write_parquet(table_of(rows), tmp_path / "one.parquet")
+    for name, table in others.items():
+        write_stream(table, tmp_path / f"{name}.arrow")
+        with pytest.raises(ValueError, match=rf"{name}\.arrow has image.*one\.parquet has image"):
+            train_set(tmp_path, tmp_path / "one.parquet", tmp_path / f"{name}.arrow")
+    table = table_of(rows).set_column(2, "caption", pa.nulls(3))
+    write_parquet(table.drop_columns("note"), tmp_path / "nulls.parquet")
+    large = table_of(rows, text=pa.large_string())
+    write_stream(large, tmp_path / "large.arrow")
+    files = [tmp_path / name for name in ("one.parquet", "nulls.parquet", "large.arrow")]
+    assert len(train_set(tmp_path, *files)) == 6
