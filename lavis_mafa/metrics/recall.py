@@ -37,7 +37,7 @@ class Ranking:
     @classmethod
     def of(cls, scores: NDArray[Any], relevant: NDArray[Any]) -> Ranking:
         """Rank the candidates ``(Q, C)`` of each query."""
-        order = np.argsort(-scores, axis=1, kind="stable")
+        order = _best_first(scores)
         sorted_scores = np.take_along_axis(scores, order, axis=1)
         places = np.broadcast_to(np.arange(scores.shape[1]), scores.shape)
         new = np.ones(scores.shape, bool)
@@ -200,7 +200,12 @@ def ranked_truth(scores: NDArray[Any], relevant: NDArray[Any]) -> NDArray[Any]:
         ValueError: if a score is not finite, shapes differ or a query has no relevant candidate.
     """
     _require_relevant(scores, relevant)
-    return Ranking.of(scores, relevant).hits
+    return np.take_along_axis(relevant, _best_first(scores), axis=1)
+
+
+def _best_first(scores: NDArray[Any]) -> NDArray[Any]:
+    """Return the candidates ``(Q, C)`` from best to worst score, tied ones in their own order."""
+    return np.argsort(-scores, axis=1, kind="stable")
 
 
 def _require_relevant(scores: NDArray[Any], relevant: NDArray[Any]) -> None:

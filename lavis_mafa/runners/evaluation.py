@@ -36,6 +36,7 @@ class EvaluatingRunner(AnyDeviceRunner):
         super().__init__(cfg, task, model, datasets, job_id)
         self.eval_sets = evaluation_sets(datasets)
         self.progress = Progress()
+        self._chance: dict[str, dict[str, float]] = {}  # by split: it counts all valid pairs
 
     def evaluate(self, cur_epoch: Any = "best", skip_reload: bool = False) -> dict[str, Any]:
         """Evaluate the test splits, with the best checkpoint's weights if there is one."""
@@ -86,8 +87,10 @@ class EvaluatingRunner(AnyDeviceRunner):
         if isinstance(figures, dict):
             self.log.write("eval", split=split_name, epoch=cur_epoch, **figures)
             self.log.scalars(f"eval_{split_name}", figures, self.progress.global_step)
-            chance = chance_of_recall(loader.dataset)
-            logging.info("%s: %s", split_name, shown_figures(figures, chance))
+            if split_name not in self._chance:
+                self._chance[split_name] = chance_of_recall(loader.dataset)
+            shown = shown_figures(figures, self._chance[split_name])
+            logging.info("%s: %s", split_name, shown)
         return figures
 
 

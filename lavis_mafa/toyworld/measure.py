@@ -9,16 +9,18 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
-from lavis.common.registry import registry
 from lavis.datasets.builders.base_dataset_builder import load_dataset_config
-from lavis.tasks.retrieval import RetrievalTask
 from torch.utils.data import DataLoader
 
 from lavis_mafa import load_model
 from lavis_mafa.algorithm.backbone import Images, Texts
 from lavis_mafa.config import load_config
 from lavis_mafa.metrics.binary import area_under_roc
-from lavis_mafa.metrics.recall import ranked_truth, retrieval_with_truth
+from lavis_mafa.metrics.recall import (
+    ranked_truth,
+    retrieval_of_own_pairs,
+    retrieval_with_truth,
+)
 from lavis_mafa.models.inference.many_pairs import ManyPairs
 from lavis_mafa.models.inference.rerank import MAX_TOKENS, encode_split, rerank
 from lavis_mafa.models.recorded import places_in
@@ -79,18 +81,15 @@ class Examined:
         by = whole.run_cfg.get("rerank_by", "sum")
         return cls(model.backbone, images, texts, similarity, by)
 
-    def retrieval(self, test: Any, truth: np.ndarray, k_test: int, folder: Path) -> dict[str, Any]:
+    def retrieval(self, test: Any, truth: np.ndarray, k_test: int) -> dict[str, Any]:
         """Return percentages of retrieval, re-ranked by ITM, against original pairs and the truth.
 
         Args:
             test: the data set that was encoded.
             truth: ``(I, T)`` bool, all its valid pairs.
-            folder: where LAVIS's report of metrics writes.
         """
-        for name in ("output_dir", "result_dir"):
-            registry.mapping["paths"][name] = str(folder)
         scores = rerank(self.backbone, self.images, self.texts, k_test, by=self.rerank_by)
-        figures: Any = RetrievalTask._report_metrics(*scores, test.txt2img, test.img2txt)
+        figures = retrieval_of_own_pairs(*scores, test.txt2img, test.img2txt)
         return {**figures, **retrieval_with_truth(*scores, truth)}
 
     @torch.inference_mode()
@@ -137,7 +136,7 @@ def measure(runs: Sequence[Run], judges: Sequence[Run]) -> Iterator[tuple[Run, d
     valid = truth[image_of, text_of]
     for run in runs:
         one = examined.get(id(run)) or Examined.of(run, _loader(test))
-        figures = one.retrieval(test, truth, K_TEST, run.folder)
+        figures = one.retrieval(test, truth, K_TEST)
         figures["itc_valid_txt_r1"] = _r1(one.similarity, truth)
         figures["itc_valid_img_r1"] = _r1(one.similarity.T, truth.T)
         for captions, valid_captions in detailed:
@@ -145,7 +144,7 @@ def measure(runs: Sequence[Run], judges: Sequence[Run]) -> Iterator[tuple[Run, d
             with torch.inference_mode():
                 texts = ManyPairs(one.backbone).encode_texts(captions.text, max_length=MAX_TOKENS)
             other = replace(one, texts=texts)
-            more = other.retrieval(captions, valid_captions, K_TEST, run.folder)
+            more = other.retrieval(captions, valid_captions, K_TEST)
             figures.update({f"detailed_{name}": value for name, value in more.items()})
         figures["any_r1"] = mean_of(figures, [f"{k}_r1" for k in ANY_PAIR])
         figures["itm_auc"] = area_under_roc(one.probability_of_match(image_of, text_of), valid)

@@ -8,6 +8,7 @@ import math
 
 import numpy as np
 import pytest
+from conftest import ROOT
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_world import arguments, call, call_ranks, con_d, save_model
@@ -190,6 +191,24 @@ def test_mining(changes, action, high, steps):
     assert options[ACTION] == action and options.get(HIGH) == high and LOW not in options
     labeling = [one.reason for one in found if one.option is None]
     assert len(labeling) == steps and all("lavis-mafa label page" in one for one in labeling)
+
+
+def test_mining_names_dropping_as_an_alternative_with_the_measured_figures():
+    """Those of the study's page, which is written by a command."""
+    (action,) = (one for one in advice_of(evidence()) if one.option == ACTION)
+    page = (ROOT / "docs" / "results" / "compare_clustered.md").read_text()
+    claim = next(line for line in page.splitlines() if "Converting is better than dropping" in line)
+    gain, interval, seeds = (cell.strip() for cell in claim.split("|")[4:7])
+    low, high = (-float(one) for one in interval.split(" to "))
+    assert -float(gain) > 0, "the page says something else than the recommendation"
+    wanted = (
+        f"{-float(gain):g} points higher than with converting (95 % interval {high:g} to {low:g}"
+    )
+    assert f"{wanted}, {seeds.split()[-1]} seeds)" in action.reason
+    assert "open: compare short runs of both" in action.reason
+    for quality in (POOR, None):
+        found = advice_of(evidence(quality=quality))
+        assert not any("action: drop" in one.reason for one in found), "nothing to convert or drop"
 
 
 def test_low_follows_high():

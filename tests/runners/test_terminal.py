@@ -10,7 +10,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from runs import run_here
+from runs import records, run_here
 
 from lavis_mafa.cli import main
 from lavis_mafa.io.checkpoints import read_checkpoint
@@ -138,3 +138,18 @@ def test_torchs_advice_never_reaches_the_user(tmp_path, caplog):
         raise pickle.UnpicklingError("set weights_only=False if you trust the source")
 
     assert exit_status(of_another_kind) == 1 and "weights_only" not in caplog.text
+
+
+def test_chance_is_computed_once_for_a_split(tmp_path, monkeypatch):
+    """It counts all valid pairs of the split, which do not change from epoch to epoch."""
+    counted = []
+
+    def counting(dataset):
+        counted.append(dataset)
+        return chance_of_recall(dataset)
+
+    monkeypatch.setattr("lavis_mafa.runners.evaluation.chance_of_recall", counting)
+    splits = {"run__valid_splits": '["val"]', "run__test_splits": '["test"]'}
+    run_here(tmp_path, run__max_epoch=2, **splits)
+    assert len(records(tmp_path, "eval")) == 3 and len(counted) == 2
+    assert counted[0] is not counted[1]

@@ -51,6 +51,6 @@ def test_measuring_reranks_as_the_config_of_the_run_says(tmp_path, monkeypatch, 
         return seen[0]
 
     monkeypatch.setattr(measuring, "rerank", recording)
-    one.retrieval(test, test.truth_matrix(), len(test.text), tmp_path)
+    one.retrieval(test, test.truth_matrix(), len(test.text))
     expected = logits.reshape(6, -1).numpy() + (one.similarity if by == "sum" else 0.0)
     np.testing.assert_allclose(seen[0][0], expected, rtol=0, atol=1e-4)

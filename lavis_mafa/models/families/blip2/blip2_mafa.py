@@ -91,7 +91,8 @@ class Blip2Mafa(MafaModel, Blip2Parts, Blip2Qformer):
     @classmethod
     def published_parts(cls, cfg: Any, checkpoint: str | None, key: str) -> Iterator[Any]:
         """Yield the published weights of image encoder and Q-Former."""
-        return Blip2Parts.published_parts.__func__(cls, cfg, checkpoint, key)  # type: ignore[no-any-return, attr-defined]
+        # Those of `Blip2Parts`, which comes after `MafaModel`: it has no DeiT and no BERT.
+        return super(MafaModel, cls).published_parts(cfg, checkpoint, key)
 
     @staticmethod
     def without_downloads(cfg: Any) -> None:
