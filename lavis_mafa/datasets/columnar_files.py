@@ -36,8 +36,8 @@ from lavis_mafa.datasets.annotation_rows import (
 
 PARQUET, ARROW = ".parquet", ".arrow"
 COLUMNAR_SUFFIXES = (PARQUET, ARROW)
-BATCH_BYTES = 2**25  # stored bytes of a batch of parquet rows, about
-MOST_ROWS = 8192  # in a batch
+BATCH_BYTES = 2**25  # of a batch of parquet rows with images, unless a single row has more
+TEXT_ROWS = 1024  # in a batch of parquet rows without images
 PAGE_BYTES = 2**20  # read at a time: a column of a row group may be larger than the memory
 STREAM_END = b"\xff\xff\xff\xff\0\0\0\0"
 IPC_FILE = b"ARROW1"
@@ -129,7 +129,9 @@ def raw_rows(path: Path, columns: PairColumns, images: bool = True) -> Iterator[
             image_key = used["image"].name
             if not images and used["image"].kind in (BYTES, FILES):
                 del used["image"]
-            for batch in file.batches([column.name for column in used.values()]):
+            names = [column.name for column in used.values()]
+            stores = "image" in used and used["image"].kind in (BYTES, FILES)
+            for batch in file.batches(names, stores):
                 yield from _rows_of(batch, used, image_key, number, path.name, file.base)
                 number += batch.num_rows
             file.require_end()
@@ -189,14 +191,15 @@ class _File(NamedTuple):
     Attributes:
         rows: the number that the file states; None if it states none.
         base: address of the memory map; None if the file is not mapped.
-        batches: yields record batches of the named columns.
+        batches: yields record batches of the named columns; the flag says whether these may hold
+            images.
         require_end: raises ValueError if the file is cut short behind its last batch.
     """
 
     schema: pa.Schema
     rows: int | None
     base: pa.Buffer | None
-    batches: Callable[[list[str]], Iterator[pa.RecordBatch]]
+    batches: Callable[[list[str], bool], Iterator[pa.RecordBatch]]
     require_end: Callable[[], None]
 
 
@@ -211,12 +214,16 @@ def _opened(path: Path) -> Iterator[_File]:
 
 
 def _parquet(file: pq.ParquetFile) -> _File:
-    def batches(names: list[str]) -> Iterator[pa.RecordBatch]:
-        rows = max(1, file.metadata.num_rows)
-        size = sum(file.metadata.row_group(k).total_byte_size for k in range(file.num_row_groups))
-        # Only a guess, since the file may state anything.
-        count = min(MOST_ROWS, max(1, BATCH_BYTES * rows // max(1, size)))
-        yield from file.iter_batches(count, columns=names, use_threads=False)
+    def batches(names: list[str], images: bool) -> Iterator[pa.RecordBatch]:
+        rows = TEXT_ROWS
+        if images:
+            # In a dictionary a megabyte may be thousands of rows of a megabyte each, so that every
+            # row may be as large as its whole group. Nothing more is asked of the metadata of
+            # columns: of damaged ones pyarrow aborts the process.
+            groups = map(file.metadata.row_group, range(file.num_row_groups))
+            largest = max((group.total_byte_size for group in groups), default=1)
+            rows = min(TEXT_ROWS, max(1, BATCH_BYTES // max(1, largest)))
+        yield from file.iter_batches(rows, columns=names, use_threads=False)
 
     return _File(file.schema_arrow, file.metadata.num_rows, None, batches, lambda: None)
 
@@ -231,7 +238,7 @@ def _arrow(source: pa.MemoryMappedFile) -> _File:
     # is read from the memory map.
     reader = (pa.ipc.open_file if is_file else pa.ipc.open_stream)(source)
 
-    def batches(names: list[str]) -> Iterator[pa.RecordBatch]:
+    def batches(names: list[str], images: bool) -> Iterator[pa.RecordBatch]:
         if is_file:
             yield from map(reader.get_batch, range(reader.num_record_batches))
         else:
