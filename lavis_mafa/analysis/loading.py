@@ -60,7 +60,7 @@ def options_of(args: argparse.Namespace) -> list[str]:
     """Return ``--options`` and the config keys that ``--checkpoint`` stands for."""
     if not args.checkpoint:
         return [*args.options, *NO_SPLITS]
-    if not is_url(args.checkpoint) and not os.path.isfile(args.checkpoint):
+    if not is_url(args.checkpoint) and not os.path.exists(args.checkpoint):
         raise FileNotFoundError(f"--checkpoint: no such file: {args.checkpoint}")
     given = ["model.load_finetuned=True", f"model.finetuned={args.checkpoint}"]
     return [*args.options, *NO_SPLITS, *given]

@@ -4,6 +4,7 @@
                     checkpoint, Blip2ForImageTextRetrieval from a BLIP-2 checkpoint of stage 1,
                     Blip2ForConditionalGeneration from one of stage 2
 --to hf_captioning  the same for BLIP's decoder of captions: BlipForConditionalGeneration
+--to safetensors    the weights of any checkpoint as they are, without pickle; this package loads it
 --to albef_*        a checkpoint for LAVIS's ALBEF model of that name: albef_vqa, albef_nlvr, ...
 """
 
@@ -14,13 +15,16 @@ import sys
 from pathlib import Path
 
 
+SAFETENSORS = "safetensors"
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``lavis-mafa export``."""
     parser.usage = "%(prog)s CHECKPOINT OUT --to FORMAT [options of the format]"
-    parser.add_argument("checkpoint", help="file or URL")
-    parser.add_argument("out", type=Path, help="folder (hf*) or file (albef_*) to write")
+    parser.add_argument("checkpoint", help="file, URL, or folder of transformers")
+    parser.add_argument("out", type=Path, help="folder (hf*) or file to write")
     parser.add_argument(
-        "--to", required=True, metavar="FORMAT", help="hf, hf_captioning or albef_*"
+        "--to", required=True, metavar="FORMAT", help="hf, hf_captioning, safetensors or albef_*"
     )
     albef = parser.add_argument_group("albef_*")
     albef.add_argument("--fusion-layer", type=int, help="first fusion layer of BERT; default: 6")
@@ -46,15 +50,21 @@ def run(args: argparse.Namespace) -> int:
     """Export and return the exit status: 1 if it failed, after printing why."""
     from lavis_mafa.export.hugging_face import TARGETS, export_hugging_face
     from lavis_mafa.export.lavis_forms import FORMS, export_lavis
+    from lavis_mafa.export.weights_file import export_safetensors
 
-    if args.to not in (*TARGETS, *FORMS):
-        args.error(f"--to {args.to}: expected one of {', '.join((*TARGETS, *FORMS))}")
+    known = (*TARGETS, SAFETENSORS, *FORMS)
+    if args.to not in known:
+        args.error(f"--to {args.to}: expected one of {', '.join(known)}")
     given = args.arch or args.model_type or args.options or args.no_check
     if args.to not in TARGETS and (given or args.dtype != "float32"):
-        args.error(f"--to {args.to} takes one option, --fusion-layer; the others are for hf*")
-    if args.to in TARGETS and args.fusion_layer is not None:
+        takes = "no option" if args.to == SAFETENSORS else "one option, --fusion-layer"
+        args.error(f"--to {args.to} takes {takes}; the others are for hf*")
+    if args.to not in FORMS and args.fusion_layer is not None:
         args.error("--fusion-layer is an option of albef_*")
     try:
+        if args.to == SAFETENSORS:
+            print(f"wrote {args.out}: {export_safetensors(args.checkpoint, args.out)} tensors")
+            return 0
         if args.to not in TARGETS:
             count = export_lavis(args.checkpoint, args.out, args.to, args.fusion_layer or 6)
             print(f"wrote {args.out}: {count} tensors for {args.to}")

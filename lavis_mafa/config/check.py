@@ -27,6 +27,8 @@ from lavis_mafa.problems import ConfigView, Problem
 
 CLOSE = 0.6  # names at least this similar are suggested
 VERY_CLOSE = 0.75  # the same for short names, and for keys of another section
+# What is missing, of kinds of paths whose name does not say it.
+MISSING = {"path or name": "path", "checkpoint": "file, folder or URL"}
 LARGEST_INT, LARGEST_FLOAT = 2**63 - 1, 3e38  # limits of int64 and float32 tensors
 
 
@@ -226,14 +228,16 @@ def _check_name(value: str, key: Key, path: str, report: Report) -> None:
             kind = key.registered.replace("_", " ")
             report.add(path, f"no {kind} {value!r} is registered; {suggest(value, names)}")
     if report.machine and key.path and not _exists(value, key.path):
-        report.add(path, f"no such {key.path.replace('path or name', 'path')}: {value!r}")
+        report.add(path, f"no such {MISSING.get(key.path, key.path)}: {value!r}")
     elif key.path == ".npy file" and not value.endswith(".npy"):
         report.add(path, f"{value!r} is not an index file; expected a path that ends in .npy")
 
 
 def _exists(value: str, kind: str) -> bool:
-    if kind == "file or URL" and is_url(value):
+    if kind in ("file or URL", "checkpoint") and is_url(value):
         return True
+    if kind == "checkpoint":
+        return os.path.exists(value)
     if kind == "path or name":
         # A name on the hub has at most one slash; .txt and .json are vocabulary files.
         by_hub = not value.startswith((".", "/", "~")) and value.count("/") < 2

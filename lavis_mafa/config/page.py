@@ -78,6 +78,7 @@ COLUMNS = ("key", "type and range", "default", "source", "what it does")
 PATHS = {
     "file": "a file",
     "file or URL": "a file or URL",
+    "checkpoint": "a file, URL, or folder of Hugging Face transformers",
     ".npy file": "a .npy file",
     "library file": "a file, also relative to LAVIS's package or `configs/models/` of this one",
     "path or name": "a path or a name on the hub",

@@ -70,6 +70,10 @@ def check_weight_files(config: Mapping[str, Any], report: Report) -> None:
         content = _read(key, path, report)
         if content is not None and ours and key in ("model.pretrained", "model.finetuned"):
             _check_model(key, path, content, arch, s["model"], report)
+        elif content is not None and key in ("model.pretrained", "model.finetuned"):
+            if os.path.isdir(path) or path.endswith(".safetensors"):
+                why = f"{arch} is LAVIS's, which reads files of torch.save only"
+                report.add(key, f"{path}: {why}; use an arch of this package")
         elif content is not None and ours and key == "model.vit_weights":
             _check_state(key, path, content, {}, report)
     check_frozen_files(config, report)
@@ -139,7 +143,7 @@ def _check_named(s: Settings, report: Report) -> None:
         elif path and wanted is False and ours and not is_url(path):
             report.add(key, f"is given, but model.load_{name} is False: nothing is loaded")
         elif path and wanted is not False and report.machine:
-            if not is_url(path) and not os.path.isfile(path):
+            if not is_url(path) and not os.path.exists(path):
                 report.add(key, f"no such file: {path!r}; {hint}")
 
 
@@ -149,7 +153,7 @@ def _files(mapping: Mapping[str, Any], above: str) -> Iterator[tuple[str, str]]:
         key = f"{above}.{name}"
         if isinstance(value, Mapping):
             yield from _files(value, key)
-        elif name in FILES and isinstance(value, str) and os.path.isfile(value):
+        elif name in FILES and isinstance(value, str) and os.path.exists(value):
             yield key, value
         elif name in FOLDERS and isinstance(value, str) and os.path.isdir(value):
             yield from ((key, str(path)) for path in sorted(Path(value).glob(INSIDE)))
@@ -158,7 +162,7 @@ def _files(mapping: Mapping[str, Any], above: str) -> Iterator[tuple[str, str]]:
 def _read(key: str, path: str, report: Report) -> dict[str, Any] | None:
     try:
         return read_checkpoint(path, mapped=True)
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, ImportError) as error:
         report.add(key, str(error))
         return None
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from lavis.common.registry import registry
+from omegaconf import OmegaConf
 from torch import nn
 
 from lavis_mafa.export.blip2_form import Blip2Generation, Blip2Retrieval
@@ -22,7 +23,11 @@ from lavis_mafa.export.blip_form import BlipCaptioning, BlipRetrieval
 from lavis_mafa.export.compare import compare
 from lavis_mafa.export.hub_form import HubForm
 from lavis_mafa.export.source import build_model
-from lavis_mafa.io.checkpoints import model_config, read_checkpoint
+from lavis_mafa.io.checkpoints import model_config, read_checkpoint, vocabulary_of
+from lavis_mafa.io.files import write_text
+from lavis_mafa.io.hub_folders import VOCABULARY, write_record
+from lavis_mafa.models.checkpoints import registered_name
+from lavis_mafa.models.recorded import shareable_model
 from lavis_mafa.models.traits import traits_of
 
 # The first that takes a model applies.
@@ -66,7 +71,7 @@ def export_hugging_face(
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise FileExistsError(f"{out} exists and is not an empty folder")
     _require_form(checkpoint, arch, to)
-    model, random = build_model(checkpoint, arch, model_type, options)
+    model, random, cfg = build_model(checkpoint, arch, model_type, options)
     form = form_of(model, to)
     random = [name for name in random if not name.startswith(form.dropped)]
     if random:
@@ -80,6 +85,7 @@ def export_hugging_face(
     unfinished.mkdir()
     try:
         write_folder(form, unfinished, getattr(torch, dtype))
+        write_record(record_of(model, cfg), unfinished)
         lines = [f"wrote {out}: {form.class_name}, {dtype}"]
         if check:
             lines.append(compare(form, unfinished))
@@ -89,6 +95,18 @@ def export_hugging_face(
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
     return "\n".join(lines)
+
+
+def record_of(model: Any, cfg: Any) -> dict[str, Any]:
+    """Return what transformers has no place for, and with which this package reads the folder."""
+    arch = registered_name(type(model))
+    record: dict[str, Any] = {
+        "family": traits_of(model).family,
+        "vocabulary": vocabulary_of(getattr(model, "tokenizer", None)),
+        "config": {"model": shareable_model(OmegaConf.to_container(cfg), arch)},
+    }
+    temperature = getattr(model, "temp", None)
+    return record if temperature is None else {**record, "temp": temperature.item()}
 
 
 def form_of(model: Any, to: str = "hf") -> HubForm:
@@ -129,7 +147,10 @@ def write_folder(form: HubForm, folder: Path, dtype: torch.dtype = torch.float32
         # Of T5, older versions read this from the name that newer ones always set to True.
         text_config.tie_word_embeddings = text_config.scale_decoder_outputs
     hf_model.config.save_pretrained(folder)
-    form.processor().save_pretrained(folder)
+    processor = form.processor()
+    processor.save_pretrained(folder)
+    if not hasattr(form.model, "opt_model") and not hasattr(form.model, "t5_model"):
+        _write_vocabulary(processor.tokenizer, folder / VOCABULARY)
     for file in folder.glob("*.safetensors"):  # some versions make them readable only by the owner
         file.chmod((folder / "config.json").stat().st_mode)
 
@@ -144,6 +165,14 @@ def round_weights(model: nn.Module, dtype: torch.dtype, in_float32: tuple[str, .
         if value.is_floating_point():
             rounded = value.data if name.startswith(in_float32) else value.data.to(dtype)
             value.data = rounded.float()
+
+
+def _write_vocabulary(tokenizer: Any, file: Path) -> None:
+    """Write BERT's words without the tokens that BLIPs add; newer versions do not."""
+    words = {number: word for word, number in tokenizer.get_vocab().items()}
+    lines = [words.get(number, "") for number in range(tokenizer.vocab_size)]
+    if all(lines) and getattr(tokenizer, "do_lower_case", True):
+        write_text(file, "\n".join(lines) + "\n")
 
 
 def _tie(hf_model: Any) -> None:

@@ -24,7 +24,7 @@ def build_model(
     arch: str | None = None,
     model_type: str | None = None,
     options: Sequence[str] = (),
-) -> tuple[nn.Module, list[str]]:
+) -> tuple[nn.Module, list[str], DictConfig]:
     """Build the model of a checkpoint, with its weights.
 
     The config in the checkpoint gives the model and its sizes, and no files; ``arch`` and
@@ -32,8 +32,8 @@ def build_model(
     single settings.
 
     Returns:
-        The model, and the names of its random weights: those that are neither in the checkpoint
-        nor loaded from elsewhere.
+        The model; the names of its random weights: those that are neither in the checkpoint nor
+        loaded from elsewhere; the ``model`` config that it was built by.
 
     Raises:
         FileNotFoundError: if there is no such checkpoint.
@@ -59,7 +59,7 @@ def build_model(
         model = _build(model_cls, cfg, state, checkpoint, seed=1)
         own = model.state_dict()
         random |= {name for name in frozen if not torch.equal(before[name], _sample(own[name]))}
-    return model.eval(), sorted(random)
+    return model.eval(), sorted(random), cfg
 
 
 def _model_config(

@@ -15,6 +15,7 @@ from lavis.common.utils import get_abs_path, is_url
 from torch import Tensor
 
 from lavis_mafa.io.checksums import can_be_mapped, damage_of, ends_as_zip, unpacks_to
+from lavis_mafa.io.hub_folders import read_hub_folder, read_safetensors
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 # Types of weights.
@@ -60,9 +61,11 @@ def read_config(path: str) -> dict[str, Any]:
 
 
 def read_checkpoint(url_or_filename: str, mapped: bool = False) -> dict[str, Any]:
-    """Load a checkpoint file or URL to the CPU, tensors and plain values only.
+    """Load a checkpoint to the CPU, tensors and plain values only.
 
     Args:
+        url_or_filename: a file of ``torch.save`` or safetensors, its URL, or a folder of Hugging
+            Face transformers, see `lavis_mafa.io.hub_folders`.
         mapped: map tensors from the file and read them only when used; fast where only names,
             shapes and plain values are needed. The file must not be written to meanwhile.
 
@@ -81,8 +84,21 @@ def read_checkpoint(url_or_filename: str, mapped: bool = False) -> dict[str, Any
                 f"{path} is not in the cache and cannot be downloaded ({error}): give a local file "
                 "instead, or run once with a network"
             ) from error
-    if not os.path.isfile(path):
+    if not os.path.exists(path):
         raise FileNotFoundError(f"no checkpoint at {path} (seen from {os.getcwd()})")
+    if os.path.isdir(path):
+        checkpoint = read_hub_folder(path)
+    elif path.endswith(".safetensors"):
+        checkpoint = read_safetensors(path)
+    else:
+        checkpoint = _read_torch_file(path, mapped)
+    problem = problem_of_tensors(checkpoint.get("model", checkpoint))
+    if problem:
+        raise ValueError(f"{path} cannot be loaded: {problem}")
+    return checkpoint
+
+
+def _read_torch_file(path: str, mapped: bool) -> dict[str, Any]:
     cut = (
         f"{path} cannot be loaded: its {os.path.getsize(path)} bytes are cut short, "
         "damaged, or not a checkpoint. Compare its size with the original and copy it again"
@@ -120,9 +136,6 @@ def read_checkpoint(url_or_filename: str, mapped: bool = False) -> dict[str, Any
         ) from error
     if not isinstance(checkpoint, dict):
         raise ValueError(f"{path} holds a {type(checkpoint).__name__}, expected a dictionary")
-    problem = problem_of_tensors(checkpoint.get("model", checkpoint))
-    if problem:
-        raise ValueError(f"{path} cannot be loaded: {problem}")
     return checkpoint
 
 

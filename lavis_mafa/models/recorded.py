@@ -16,6 +16,7 @@ from omegaconf import OmegaConf
 from lavis_mafa.algorithm.options import Option, options_of
 from lavis_mafa.io.checkpoints import CONFIGS, model_config, weights_of
 from lavis_mafa.io.files import is_number
+from lavis_mafa.io.hub_folders import vocabulary_in
 from lavis_mafa.models.traits import same_model
 
 # Smallest and largest sizes that are used: beyond those of all published models, and a model of all
@@ -102,7 +103,10 @@ def recorded_model(
         if name == "vit":
             found[name] = _vit(value, problems)
         elif name in PLACES:
-            if _is_safe_place(name, value, model_cls) or _is_same(value, known.get(name)):
+            # A folder's own vocabulary is as good as its weights; see `read_hub_folder`.
+            within = name == "tokenizer" and _is_same(value, vocabulary_in(origin))
+            safe = within or _is_safe_place(name, value, model_cls)
+            if safe or _is_same(value, known.get(name)):
                 found[name] = value
             elif any(str(key).startswith(STARTS.get(name, ())) for key in weights):
                 found[name] = None
@@ -130,6 +134,23 @@ def recorded_model(
             f"{origin} contains a model config that cannot be read: {'; '.join(problems)}"
         )
     return found
+
+
+def shareable_model(model: Mapping[str, Any], arch: str) -> dict[str, Any]:
+    """Return of a ``model`` config what a checkpoint for others may record: no files of this
+    machine.
+
+    Args:
+        model: with which the model was built.
+        arch: registered name of the model.
+    """
+    model_cls = registry.get_model_class(arch)
+    kept = {
+        name: value
+        for name, value in model.items()
+        if name not in PLACES or _is_safe_place(name, value, model_cls)
+    }
+    return recorded_model({"config": {"model": {**kept, "arch": arch}}, "model": {}}, arch)
 
 
 def places_in(model: Mapping[str, Any]) -> dict[str, Any]:

@@ -73,14 +73,14 @@ def sources_of_frozen(cfg: Mapping[str, Any], key: str, known: Any) -> Iterator[
     if checkpoint and is_url(checkpoint):
         yield UrlFile(f"{key}.checkpoint", checkpoint)
         return  # only its content says what else it needs
-    if checkpoint and not os.path.isfile(checkpoint):
+    if checkpoint and not os.path.exists(checkpoint):
         return  # the config check reports it
     given = cfg.get("model") or {}
     if checkpoint:
         try:
             content = read_checkpoint(checkpoint, mapped=True)
             model = config_of(str(arch), model_type, checkpoint, content, given, known)
-        except ValueError:
+        except (ValueError, ImportError):
             return  # the config check reports it, or building it
     yield from sources_of_model(OmegaConf.merge(model, given), key)
 

@@ -425,7 +425,7 @@ def test_con_d_needs_weights(tmp_path):
         assert problems(put(GOOD, "model.mafa.con_d", arch)) == []
     weights.unlink()
     lines = problems(put(GOOD, "model.mafa.con_d", {**con_d, "checkpoint": str(weights)}))
-    assert lines == [f"model.mafa.con_d.checkpoint: no such file or URL: {str(weights)!r}"]
+    assert lines == [f"model.mafa.con_d.checkpoint: no such file, folder or URL: {str(weights)!r}"]
     lines = problems(put(GOOD, "model.mafa.con_d", {**con_d, "model_type": "tinny"}))
     assert "did you mean tiny?" in problems_at(lines, "model.mafa.con_d.model_type")[0]
 

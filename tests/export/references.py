@@ -60,7 +60,7 @@ def language_options(checkpoint: Path) -> list[str]:
 
 def lavis_model(checkpoint: Path):
     """Return a checkpoint's LAVIS model with all weights in float32."""
-    model, _ = build_model(str(checkpoint), options=language_options(checkpoint))
+    model, _, _ = build_model(str(checkpoint), options=language_options(checkpoint))
     round_weights(model, torch.float32)
     return model
 

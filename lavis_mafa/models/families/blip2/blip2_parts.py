@@ -111,7 +111,7 @@ class Blip2Parts:
     def published_parts(cls, cfg: Any, checkpoint: str | None, key: str) -> Iterator[Any]:
         """Yield the published weights of image encoder, Q-Former and language model."""
         parts = Parts.from_config(cfg)
-        if checkpoint and os.path.isfile(checkpoint):
+        if checkpoint and os.path.exists(checkpoint):
             parts = parts.without(read_checkpoint(checkpoint, mapped=True))
         elif checkpoint:  # LAVIS's published ones hold the Q-Former, and no image encoder
             parts = replace(parts, bert_weights=None)

@@ -1,0 +1,221 @@
+"""Read weights in safetensors: single files, and folders of Hugging Face transformers.
+
+A folder of transformers has no place for some of what this package's checkpoints hold: it is in
+`RECORD`, and a safetensors file has the same in its header. Other folders of transformers are read
+too: their config tells the family and the image size, and the rest are the defaults of our model.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lavis_mafa.io.files import is_number, write_json
+from lavis_mafa.io.hub_names import BLIP, BLIP2, HubNames, State
+
+RECORD = "lavis_mafa.json"
+HEADER = "lavis_mafa"  # the same in the header of a safetensors file
+VOCABULARY = "vocab.txt"
+CONFIG = "config.json"
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+LARGEST_JSON = 2**24  # bytes; an index of a model with 100,000 weights is smaller
+LARGE_VIT = 1024  # width of the image encoder of BLIP's model type `large`
+# By the ``model_type`` of transformers.
+NAMES: dict[str, HubNames] = {"blip": BLIP, "blip-2": BLIP2}
+
+
+def vocabulary_in(origin: str) -> str | None:
+    """Return the path of the vocabulary in a folder of transformers; None if it has none."""
+    path = os.path.join(origin, VOCABULARY)
+    return path if os.path.isdir(origin) and os.path.isfile(path) else None
+
+
+def read_safetensors(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Read a file written by `write_safetensors`, or any other with the names of LAVIS's weights.
+
+    Returns:
+        A checkpoint's content: ``model``, and ``config``, ``vocabulary`` and ``family`` if known.
+
+    Raises:
+        ValueError: if it is damaged or no such file.
+        ImportError: without safetensors.
+    """
+    with ExitStack() as stack:
+        file = _opened(path, stack)
+        state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
+        text = (file.metadata() or {}).get(HEADER, "{}")
+    record = _record(text, str(path))
+    for name, other in (record.pop("shared", None) or {}).items():
+        if isinstance(other, str) and other in state:
+            state[str(name)] = state[other]
+    return {"model": state, **record}
+
+
+def write_safetensors(
+    state: Mapping[str, Tensor], record: Mapping[str, Any], path: str | os.PathLike[str]
+) -> None:
+    """Write weights to a safetensors file, each shared one once.
+
+    Args:
+        record: ``config``, ``vocabulary`` and ``family`` of the checkpoint, as plain values.
+    """
+    save_file = _library().torch.save_file
+    kept: dict[tuple[Any, ...], str] = {}
+    shared: dict[str, str] = {}
+    written: State = {}
+    for name, value in state.items():
+        place = (value.data_ptr(), value.shape, value.stride(), value.dtype)
+        if value.numel() and place in kept:
+            shared[name] = kept[place]
+            continue
+        kept[place] = name
+        written[name] = value.detach().clone().contiguous()  # views share memory partly
+    header = json.dumps({**record, "shared": shared})
+    save_file(written, str(path), metadata={"format": "pt", HEADER: header})
+
+
+def write_record(record: Mapping[str, Any], folder: Path) -> None:
+    """Write what transformers has no place for into its folder."""
+    write_json(folder / RECORD, dict(record))
+
+
+def read_hub_folder(folder: str | os.PathLike[str]) -> dict[str, Any]:
+    """Read a folder of transformers as a checkpoint with LAVIS's names.
+
+    The weights of a language model are left out: the models of stage 2 load it by themselves.
+
+    Returns:
+        ``model``; ``config`` with the sizes of the model, of which only those in the allow-list of
+        `lavis_mafa.models.recorded` are used; ``family``; ``vocabulary`` if known.
+
+    Raises:
+        ValueError: if it is no such folder, of another family, damaged, or without safetensors.
+        ImportError: without safetensors.
+    """
+    folder = Path(folder)
+    if not (folder / CONFIG).is_file():
+        raise ValueError(
+            f"{folder} is a folder without {CONFIG}: expected a checkpoint file, or a folder of "
+            "Hugging Face transformers such as `lavis-mafa export --to hf` writes"
+        )
+    config = _json(folder / CONFIG)
+    kind = config.get("model_type")
+    names = NAMES.get(kind) if isinstance(kind, str) else None
+    if names is None:
+        raise ValueError(
+            f"{folder} holds a model of type {str(kind)[:40]!r}; those of BLIP (blip) and BLIP-2 "
+            "(blip-2) can be loaded"
+        )
+    theirs = _weights(folder)
+    spoken = "language_projection.weight" in theirs
+    state = names.state_from_hub(
+        {name: value for name, value in theirs.items() if not name.startswith("language_model.")}
+    )
+    with_t5 = spoken and _of(config, "text_config").get("model_type") == "t5"
+    if with_t5:  # its projection has the name of OPT's
+        state = {name.replace("opt_proj.", "t5_proj.", 1): value for name, value in state.items()}
+    known = folder / RECORD
+    record = _record(known.read_text("utf-8"), str(known)) if known.is_file() else {}
+    temperature = record.pop("temp", None)
+    if is_number(temperature) and not spoken:
+        state["temp"] = torch.tensor(float(temperature))
+    if not _of(record, "config"):
+        record["config"] = {"model": _sizes(config, kind, spoken, with_t5)}
+    model, vocabulary = record["config"]["model"], vocabulary_in(str(folder))
+    if vocabulary and not spoken:
+        model["tokenizer"] = vocabulary
+    return {"family": "blip2" if names is BLIP2 else "blip", **record, "model": state}
+
+
+def _sizes(config: dict[str, Any], kind: Any, spoken: bool, with_t5: bool) -> dict[str, Any]:
+    """Return a ``model`` config by the config of a folder that this package did not write."""
+    vision = _of(config, "vision_config")
+    arch = "blip_mafa" if kind == "blip" else "blip2_mafa"
+    if spoken:
+        arch = "blip2_t5_mafa" if with_t5 else "blip2_opt_mafa"
+    model: dict[str, Any] = {"arch": arch}
+    if kind == "blip":
+        model["model_type"] = "large" if vision.get("hidden_size") == LARGE_VIT else "base"
+    if "image_size" in vision:
+        model["image_size"] = vision["image_size"]
+    return model
+
+
+def _weights(folder: Path) -> State:
+    files = [WEIGHTS]
+    if not (folder / WEIGHTS).is_file():
+        if not (folder / INDEX).is_file():
+            raise ValueError(
+                f"{folder} has no {WEIGHTS}; other files of weights (.bin) are not read, because "
+                "they may run code. Save it again by save_pretrained(..., safe_serialization=True)"
+            )
+        files = sorted(set(map(str, _of(_json(folder / INDEX), "weight_map").values())))
+        # A name with folders could lead anywhere.
+        wrong = [name for name in files if Path(name).name != name or not name.endswith(WEIGHTS[5:])]
+        if wrong:
+            raise ValueError(f"{folder / INDEX} names {wrong[0][:80]!r}, expected a file in its folder")
+    state: State = {}
+    with ExitStack() as stack:
+        for name in files:
+            file = _opened(folder / name, stack)
+            state.update({key: file.get_tensor(key) for key in file.keys()})  # noqa: SIM118
+    return state
+
+
+def _opened(path: str | os.PathLike[str], stack: ExitStack) -> Any:
+    library = _library()
+    try:
+        return stack.enter_context(library.safe_open(str(path), framework="pt", device="cpu"))
+    except (library.SafetensorError, OSError) as error:
+        raise ValueError(
+            f"{path} cannot be loaded: it is cut short, damaged, or no safetensors file ({error}). "
+            "Copy it again"
+        ) from error
+
+
+def _library() -> Any:
+    try:
+        import safetensors
+        import safetensors.torch
+    except ImportError as error:
+        raise ImportError(
+            "safetensors is needed to read and write *.safetensors: pip install safetensors"
+        ) from error
+    return safetensors
+
+
+def _json(path: Path) -> dict[str, Any]:
+    if path.stat().st_size > LARGEST_JSON:
+        raise ValueError(f"{path} has {path.stat().st_size} bytes, expected a config")
+    try:
+        content = json.loads(path.read_text("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not valid JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} holds a {type(content).__name__}, expected a mapping")
+    return content
+
+
+def _record(text: str, origin: str) -> dict[str, Any]:
+    """Return the entries that `write_record` writes, if they are of the right kinds."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{origin} is not valid JSON: {error}") from error
+    kinds = {"vocabulary": str, "family": str, "temp": float, "shared": dict}
+    found = found if isinstance(found, dict) else {}
+    record = {name: found[name] for name, kind in kinds.items() if isinstance(found.get(name), kind)}
+    model = _of(_of(found, "config"), "model")
+    return {**record, "config": {"model": model}} if model else record
+
+
+def _of(mapping: Mapping[str, Any], name: str) -> dict[str, Any]:
+    found = mapping.get(name)
+    return found if isinstance(found, dict) else {}

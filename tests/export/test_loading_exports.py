@@ -1,0 +1,256 @@
+"""Check that exported weights load back and give the outputs of the checkpoint they came from."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+pytest.importorskip("safetensors")
+import transformers
+
+if not hasattr(transformers, "Blip2ForImageTextRetrieval"):
+    pytest.skip("transformers is too old for this export", allow_module_level=True)
+
+import tiny_blip2
+from omegaconf import OmegaConf
+from references import random_images
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from lavis_mafa import load_model
+from lavis_mafa.cli import main
+from lavis_mafa.config.con_d import check_con_d
+from lavis_mafa.config.load import complete
+from lavis_mafa.io.checkpoints import read_checkpoint, vocabulary_of
+from lavis_mafa.io.hub_folders import RECORD
+from lavis_mafa.models.con_d.build import build_discriminator
+from lavis_mafa.runners.checkpoint import trained_state
+
+WORDS = "[PAD] [UNK] [CLS] [SEP] [MASK] a red ball blue box two dogs of left"
+CAPTIONS = ["a red ball left of a blue box", "two dogs", "a blue ball"]
+RUN = {
+    **{"task": "mafa_pretrain", "runner": "runner_mafa", "lr_sched": "linear_warmup_cosine_lr"},
+    **{"init_lr": 1e-3, "min_lr": 1e-4, "weight_decay": 0.02, "max_epoch": 1, "num_workers": 0},
+    **{"batch_size_train": 8, "batch_size_eval": 8, "output_dir": "output", "device": "cpu"},
+    **{"grit": {"enabled": False}, "train_splits": ["train"]},
+}
+
+
+def save(model, folder, arch, **changes):
+    """Save as the runner does; return the path."""
+    cfg = OmegaConf.load(model.default_config_path("tiny")).model
+    path = folder / f"{arch}.pth"
+    content = {
+        "model": trained_state(model),
+        "config": {"model": {**OmegaConf.to_container(cfg), **changes}},
+        "vocabulary": vocabulary_of(model.tokenizer),
+    }
+    torch.save(content, path)
+    return path
+
+
+@pytest.fixture(scope="module", params=["blip_mafa", "blip2_mafa"])
+def exported(tmp_path_factory, request):
+    """Return a model with a vocabulary and a size of its own, its arch and its exported folder."""
+    arch, folder = request.param, tmp_path_factory.mktemp("exported")
+    (folder / "vocab.txt").write_text("\n".join(WORDS.split()))
+    own = {"tokenizer": str(folder / "vocab.txt"), "embed_dim": 32, "image_size": 48}
+    torch.manual_seed(1)
+    model = tiny_blip2.randomise(load_model(arch, "tiny", is_eval=True, model=own), 0.1)
+    path = save(model, folder, arch, **own)
+    options = ["--options", f"tokenizer={own['tokenizer']}"]
+    assert main(["export", str(path), str(folder / "hf"), "--to", "hf", *options]) == 0
+    (folder / "vocab.txt").unlink()  # the exported folder has its own
+    return model, arch, folder / "hf"
+
+
+def outputs(model):
+    """Return ITC features and ITM logits by the family's driver."""
+    pixels = torch.nn.functional.interpolate(random_images(3), size=48)
+    backbone, number = model.backbone, torch.arange(3)
+    with torch.no_grad():
+        images, texts = backbone.encode_images(pixels), backbone.encode_texts(CAPTIONS)
+        return images.features, texts.features, backbone.match(images, texts, number, number)
+
+
+def test_exported_folder_loads_with_equal_outputs(exported):
+    model, arch, folder = exported
+    loaded = load_model(arch, checkpoint=str(folder), is_eval=True)
+    for ours, theirs in zip(outputs(model), outputs(loaded), strict=True):
+        assert torch.equal(ours, theirs)
+    assert torch.equal(model.temp, loaded.temp)
+    assert loaded.tokenizer(CAPTIONS).input_ids == model.tokenizer(CAPTIONS).input_ids
+
+
+def test_exported_folder_names_no_file_of_this_machine(exported):
+    _, _, folder = exported
+    for file in [*folder.glob("*.json"), *folder.glob("*.md")]:
+        assert str(folder.parent) not in file.read_text("utf-8"), file
+    with safe_open(folder / "model.safetensors", framework="pt") as file:
+        assert str(folder.parent) not in str(file.metadata())
+
+
+def test_exported_folder_is_a_discriminator(exported):
+    model, arch, folder = exported
+    con_d = build_discriminator({"arch": arch, "checkpoint": str(folder)})
+    judge = con_d.model.state_dict()
+    for name, value in load_model(arch, checkpoint=str(folder)).state_dict().items():
+        assert name.startswith(("text_decoder.", "Qformer.cls.")) or torch.equal(judge[name], value)
+    for ours, theirs in zip(outputs(model), outputs(con_d.model), strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=0)
+    assert check_con_d({"arch": arch, "checkpoint": str(folder)})[1] == []
+    _, problems = check_con_d({"arch": "albef_mafa", "checkpoint": str(folder)})
+    assert len(problems) == 1 and "of another family" in problems[0]
+
+
+def problems_with(pretrained, arch, **model):
+    model = {"arch": arch, "model_type": "tiny", "load_pretrained": True, **model}
+    model["pretrained"] = str(pretrained)
+    config = {"model": model, "datasets": {"toy_scenes": {"type": "dense"}}, "run": RUN}
+    return complete(config)[1]
+
+
+def test_exported_folder_starts_a_run(exported):
+    _, arch, folder = exported
+    own = {"tokenizer": str(folder / "vocab.txt"), "embed_dim": 32}
+    assert not [one for one in problems_with(folder, arch, **own) if "model." in one]
+    found = problems_with(folder, arch, tokenizer=own["tokenizer"])
+    assert len(found) == 1 and "embed_dim 32 in the file, 64 here" in found[0]
+    found = problems_with(folder, "albef_mafa")
+    assert len(found) == 1 and "of another family" in found[0]
+
+
+def test_lavis_models_cannot_start_from_a_folder(exported):
+    found = problems_with(exported[2], "blip_pretrain", model_type="base")
+    assert any("LAVIS's, which reads files of torch.save only" in one for one in found)
+
+
+def test_folder_without_record_loads_with_the_type_that_is_given(exported, tmp_path):
+    model, arch, folder = exported
+    for file in folder.iterdir():
+        (tmp_path / file.name).symlink_to(file)
+    (tmp_path / RECORD).unlink()
+    own = {"tokenizer": str(folder / "vocab.txt"), "embed_dim": 32, "image_size": 48}
+    loaded = load_model(arch, "tiny", True, checkpoint=str(tmp_path), model=own)
+    for ours, theirs in zip(outputs(model), outputs(loaded), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("config.json", None, "a folder without config.json"),
+        ("config.json", {"model_type": "clip"}, "holds a model of type 'clip'; those of BLIP"),
+        ("config.json", [1], "expected a mapping"),
+        ("model.safetensors", None, "no model.safetensors; other files of weights .* may run code"),
+        ("model.safetensors", b"x" * 99, "cut short, damaged, or no safetensors file"),
+        (RECORD, b"{", "not valid JSON"),
+    ],
+)
+def test_other_folders_are_refused(exported, tmp_path, file, content, message):
+    _, arch, folder = exported
+    for one in folder.iterdir():
+        if one.name != file:
+            (tmp_path / one.name).symlink_to(one)
+    if content is not None:
+        data = content if isinstance(content, bytes) else json.dumps(content).encode()
+        (tmp_path / file).write_bytes(data)
+    torch.save(load_file(folder / "model.safetensors"), tmp_path / "pytorch_model.bin")
+    with pytest.raises(ValueError, match=message):
+        read_checkpoint(str(tmp_path))
+    problems = problems_with(tmp_path, arch)
+    assert len([one for one in problems if "model.pretrained" in one]) == 1
+
+
+def test_index_leads_nowhere_else(exported, tmp_path):
+    _, _, folder = exported
+    (tmp_path / "inside").mkdir()
+    (tmp_path / "inside" / "config.json").symlink_to(folder / "config.json")
+    (tmp_path / "model.safetensors").symlink_to(folder / "model.safetensors")
+    index = {"weight_map": {"itm_head.bias": "../model.safetensors"}}
+    (tmp_path / "inside" / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(ValueError, match="expected a file in its folder"):
+        read_checkpoint(str(tmp_path / "inside"))
+
+
+def test_recorded_sizes_and_paths_of_a_folder_are_checked(exported, tmp_path):
+    _, arch, folder = exported
+    for one in folder.iterdir():
+        if one.name not in (RECORD, "vocab.txt"):
+            (tmp_path / one.name).symlink_to(one)
+    record = json.loads((folder / RECORD).read_text())
+    for name, value in (("embed_dim", 10**9), ("tokenizer", "/etc/passwd")):
+        model = {**record["config"]["model"], name: value}
+        (tmp_path / RECORD).write_text(json.dumps({**record, "config": {"model": model}}))
+        with pytest.raises(ValueError, match=f"model.{name} is "):
+            load_model(arch, checkpoint=str(tmp_path))
+
+
+def test_folder_in_several_files_loads(exported, tmp_path):
+    model, arch, folder = exported
+    state = load_file(folder / "model.safetensors")
+    names = {key: f"{number % 2}.safetensors" for number, key in enumerate(state)}
+    for name in set(names.values()):
+        save_file({k: v for k, v in state.items() if names[k] == name}, tmp_path / name)
+    for one in folder.iterdir():
+        if one.name != "model.safetensors":
+            (tmp_path / one.name).symlink_to(one)
+    index = {"weight_map": names}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    loaded = load_model(arch, checkpoint=str(tmp_path), is_eval=True)
+    for ours, theirs in zip(outputs(model), outputs(loaded), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_stage_2_folder_loads_with_equal_soft_prompts(tmp_path):
+    language = {"opt_model": str(tiny_blip2.make_opt(tmp_path / "opt"))}
+    torch.manual_seed(0)
+    model = load_model("blip2_opt_mafa", "tiny", is_eval=True, model=language).float()
+    tiny_blip2.randomise(model.opt_proj, 0.5)
+    content = {
+        "model": {k: v for k, v in model.state_dict().items() if not k.startswith("opt_model.")},
+        "config": {"model": {"arch": "blip2_opt_mafa", "model_type": "tiny"}},
+    }
+    torch.save(content, tmp_path / "2.pth")
+    options = ["--options", f"opt_model={language['opt_model']}"]
+    arguments = [str(tmp_path / "2.pth"), str(tmp_path / "hf"), "--to", "hf"]
+    assert main(["export", *arguments, *options]) == 0
+    loaded = load_model(
+        "blip2_opt_mafa", checkpoint=str(tmp_path / "hf"), is_eval=True, model=language
+    ).float()
+    with torch.no_grad():
+        prompts, expected = (one.soft_prompts(random_images(2))[0] for one in (loaded, model))
+    assert torch.equal(prompts, expected)
+
+
+@pytest.mark.parametrize("arch", ["albef_mafa", "blip_mafa", "blip2_mafa"])
+def test_weights_file_equals_the_checkpoint(tmp_path, arch):
+    torch.manual_seed(0)
+    model = load_model(arch, "tiny", is_eval=True, model={"embed_dim": 48})
+    path = save(model, tmp_path, arch, embed_dim=48, pretrained="/home/me/start.pth")
+    out = tmp_path / "weights.safetensors"
+    assert main(["export", str(path), str(out), "--to", "safetensors"]) == 0
+    assert main(["export", str(path), str(out), "--to", "safetensors"]) == 1  # it exists
+    assert b"/home/me" not in out.read_bytes()
+    loaded = load_model(arch, checkpoint=str(out), is_eval=True)
+    expected = model.state_dict()
+    assert loaded.state_dict().keys() == expected.keys()
+    for name, value in loaded.state_dict().items():
+        assert torch.equal(value, expected[name]), name
+    if arch == "blip_mafa":  # encoder and decoder share weights
+        assert out.stat().st_size < 0.8 * sum(v.numel() * 4 for v in expected.values())
+
+
+def test_damaged_or_pickled_weights_files_are_refused(tmp_path, capsys):
+    out = tmp_path / "weights.safetensors"
+    torch.save({"model": {"a": torch.zeros(2)}}, out)
+    with pytest.raises(ValueError, match="damaged, or no safetensors file"):
+        read_checkpoint(str(out))
+    torch.save({"model": {"a": torch.zeros(2)}}, tmp_path / "a.pth")
+    arguments = [str(tmp_path / "a.pth"), str(tmp_path / "b.pth"), "--to", "safetensors"]
+    assert main(["export", *arguments]) == 1
+    assert "ends in .safetensors" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["export", *arguments, "--dtype", "float16"])
