@@ -100,10 +100,11 @@ def export_hugging_face(
 def record_of(model: Any, cfg: Any) -> dict[str, Any]:
     """Return what transformers has no place for, and with which this package reads the folder."""
     arch = registered_name(type(model))
+    built: Any = OmegaConf.to_container(cfg)
     record: dict[str, Any] = {
         "family": traits_of(model).family,
         "vocabulary": vocabulary_of(getattr(model, "tokenizer", None)),
-        "config": {"model": shareable_model(OmegaConf.to_container(cfg), arch)},
+        "config": {"model": shareable_model(built, arch)},
     }
     temperature = getattr(model, "temp", None)
     return record if temperature is None else {**record, "temp": temperature.item()}

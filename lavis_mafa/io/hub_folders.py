@@ -96,13 +96,14 @@ def read_hub_folder(folder: str | os.PathLike[str]) -> dict[str, Any]:
         `lavis_mafa.models.recorded` are used; ``family``; ``vocabulary`` if known.
 
     Raises:
-        ValueError: if it is no such folder, of another family, damaged, or without safetensors.
+        FileNotFoundError: if it has no config.
+        ValueError: if it is of another family, damaged, or without safetensors.
         ImportError: without safetensors.
     """
     folder = Path(folder)
     if not (folder / CONFIG).is_file():
-        raise ValueError(
-            f"{folder} is a folder without {CONFIG}: expected a checkpoint file, or a folder of "
+        raise FileNotFoundError(
+            f"no checkpoint at {folder}, a folder without {CONFIG}: expected a checkpoint file, or a folder of "
             "Hugging Face transformers such as `lavis-mafa export --to hf` writes"
         )
     config = _json(folder / CONFIG)
