@@ -14,7 +14,6 @@ import argparse
 import sys
 from pathlib import Path
 
-
 SAFETENSORS = "safetensors"
 
 

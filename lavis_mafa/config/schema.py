@@ -187,9 +187,11 @@ MODEL = {
     "arch": Key("str", "registered name of the model", registered="model", needed=ALWAYS),
     "model_type": Key("str", "name of the arch's default YAML", needed=ALWAYS),
     "load_pretrained": Key("bool", "start from `pretrained`"),
-    "pretrained": Key("str", "pre-trained checkpoint: file, URL, or folder of transformers", nullable=True, blank=True),
+    "pretrained": Key("str", "pre-trained checkpoint: file, URL, or folder of transformers",
+                      nullable=True, blank=True),
     "load_finetuned": Key("bool", "start from `finetuned`"),
-    "finetuned": Key("str", "fine-tuned checkpoint: file, URL, or folder of transformers", nullable=True, blank=True),
+    "finetuned": Key("str", "fine-tuned checkpoint: file, URL, or folder of transformers",
+                      nullable=True, blank=True),
     "image_size": Key("int", "image side in pixels", low=1, also=("img_size", "resolution")),
     "vit_type": Key("str", "size of the ViT", choices=("base", "large")),
     "vit_ckpt_layer": Key("int", "layers with activation checkpointing", low=0),
@@ -249,7 +251,7 @@ MODEL_MAFA = {
 # Only for archs that have the key in their default YAML.
 MODEL_PARTS = {
     "vit_weights": Key("str", "weights of the image encoder; null: random", OURS, nullable=True,
-                       path="file or URL", words=("published",)),
+                       path="checkpoint", words=("published",)),
     "bert_weights": Key("str", "BERT to initialise the Q-Former or text encoder from; null: random",
                         OURS, nullable=True, path="path or name"),
     "q_former_config": Key("str", "JSON of the Q-Former's sizes; null: BERT-base's", OURS,

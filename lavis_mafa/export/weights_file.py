@@ -27,7 +27,7 @@ def export_safetensors(checkpoint: str, out: Path) -> int:
 
     Raises:
         FileExistsError: if ``out`` exists.
-        FileNotFoundError, ValueError: from reading the checkpoint, or for a name without ``SUFFIX``.
+        FileNotFoundError, ValueError: from reading the checkpoint, or for another suffix.
         ImportError: without safetensors.
     """
     if out.exists():

@@ -103,8 +103,8 @@ def read_hub_folder(folder: str | os.PathLike[str]) -> dict[str, Any]:
     folder = Path(folder)
     if not (folder / CONFIG).is_file():
         raise FileNotFoundError(
-            f"no checkpoint at {folder}, a folder without {CONFIG}: expected a checkpoint file, or a folder of "
-            "Hugging Face transformers such as `lavis-mafa export --to hf` writes"
+            f"no checkpoint at {folder}, a folder without {CONFIG}: expected a checkpoint file, or "
+            "a folder of Hugging Face transformers such as `lavis-mafa export --to hf` writes"
         )
     config = _json(folder / CONFIG)
     kind = config.get("model_type")
@@ -159,9 +159,13 @@ def _weights(folder: Path) -> State:
             )
         files = sorted(set(map(str, _of(_json(folder / INDEX), "weight_map").values())))
         # A name with folders could lead anywhere.
-        wrong = [name for name in files if Path(name).name != name or not name.endswith(WEIGHTS[5:])]
+        wrong = [
+            name for name in files if Path(name).name != name or not name.endswith(WEIGHTS[5:])
+        ]
         if wrong:
-            raise ValueError(f"{folder / INDEX} names {wrong[0][:80]!r}, expected a file in its folder")
+            raise ValueError(
+                f"{folder / INDEX} names {wrong[0][:80]!r}, expected a file in its folder"
+            )
     state: State = {}
     with ExitStack() as stack:
         for name in files:
@@ -212,7 +216,9 @@ def _record(text: str, origin: str) -> dict[str, Any]:
         raise ValueError(f"{origin} is not valid JSON: {error}") from error
     kinds = {"vocabulary": str, "family": str, "temp": float, "shared": dict}
     found = found if isinstance(found, dict) else {}
-    record = {name: found[name] for name, kind in kinds.items() if isinstance(found.get(name), kind)}
+    record = {
+        name: found[name] for name, kind in kinds.items() if isinstance(found.get(name), kind)
+    }
     model = _of(_of(found, "config"), "model")
     return {**record, "config": {"model": model}} if model else record
 
