@@ -27,8 +27,10 @@ from lavis_mafa.io.processes import barrier, progress
 from lavis_mafa.metrics.known_truth import known_pairs
 from lavis_mafa.models.con_d.build import ORACLE, build_discriminator
 from lavis_mafa.models.con_d.discriminator import ModelDiscriminator
+from lavis_mafa.models.con_d.pair_reader import PairReader
 from lavis_mafa.models.inference.many_pairs import ManyPairs
 
+AnyJudge = ModelDiscriminator | PairReader
 TRUTH = "truth"  # name of the ground truth among the judges
 CHUNK_IMAGES, CHUNK_PAIRS = 64, 4096  # of a chunk, after which verdicts are saved
 RECORD = np.dtype([("image", "<i8"), ("text", "<i8"), ("probability", "<f4")])
@@ -68,14 +70,23 @@ def discriminators_of(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
     return found
 
 
-def build_judge(con_d: Mapping[str, Any], known: Mapping[str, Any]) -> ModelDiscriminator:
+def build_judge(con_d: Mapping[str, Any], known: Mapping[str, Any]) -> AnyJudge:
     """Build a discriminator from a config like ``model.mafa.con_d``, other than the oracle.
 
     Args:
         known: the ``model`` config of the command, as for `build_discriminator`.
+
+    Raises:
+        ValueError: for a user's discriminator, whose weights nobody knows.
     """
     judge = build_discriminator(con_d, known)
-    assert isinstance(judge, ModelDiscriminator)
+    if isinstance(judge, PairReader):
+        return judge
+    if not isinstance(judge, ModelDiscriminator):
+        raise ValueError(
+            f"{con_d['arch']} judges only in training, because its verdicts cannot be identified; "
+            "name a model"
+        )
     return matching_offline(judge)
 
 
@@ -90,7 +101,7 @@ def judge_all(
     loaded: ModelAndData,
     features: Features,
     negatives: Sequence[HardNegatives],
-    judges: Mapping[str, ModelDiscriminator],
+    judges: Mapping[str, AnyJudge],
     folder: Path,
     more: tuple[NDArray[Any], NDArray[Any]] | None = None,
 ) -> Judged:
@@ -123,7 +134,7 @@ def judge(
     features: Features,
     image: NDArray[Any],
     text: NDArray[Any],
-    discriminator: ModelDiscriminator,
+    discriminator: AnyJudge,
     folder: Path,
 ) -> NDArray[Any]:
     """Return the probabilities ``(P,)`` float32 that pairs match; NaN if an image is unreadable.
@@ -143,9 +154,7 @@ def judge(
     shown_by = first_readable(loaded.data.image_ids, features.numbers)
     keys = pair_keys(shown_by[image], text, size)
     folder.mkdir(parents=True, exist_ok=True)
-    tokens = getattr(discriminator.model, "max_txt_len", None)
-    seen_as = f"{discriminator.image_size} px, {discriminator.precision}, {tokens} tokens"
-    name = f"{fingerprint(discriminator.model)}, {seen_as}"
+    name = f"{fingerprint(discriminator.model)}, {discriminator.seen_as}"
     data = f"{size} samples, {loaded.data.fingerprint(discriminator.processor)}"
     claim_folder(folder, {"discriminator": name, "data": data})
     images, texts, _ = _read(folder)
@@ -236,7 +245,7 @@ def _similarity_order(vectors: Tensor) -> NDArray[Any]:
 def _verdicts(
     loaded: ModelAndData,
     features: Features,
-    discriminator: ModelDiscriminator,
+    discriminator: AnyJudge,
     chunks: Sequence[tuple[NDArray[Any], NDArray[Any]]],
 ) -> Iterator[NDArray[Any]]:
     """Yield the probabilities of each chunk."""

@@ -10,6 +10,7 @@ from typing import Any
 from lavis_mafa.analysis.loading import ModelAndData
 from lavis_mafa.datasets.training_set import TrainingSet
 from lavis_mafa.models.con_d.discriminator import ModelDiscriminator
+from lavis_mafa.models.con_d.pair_reader import PairReader
 from lavis_mafa.models.con_d.self_check import (
     LEAST_AUC,
     SKIP,
@@ -32,7 +33,7 @@ NOTE = (
 
 def check_judges(
     loaded: ModelAndData,
-    judges: Mapping[str, ModelDiscriminator],
+    judges: Mapping[str, ModelDiscriminator | PairReader],
     configs: Mapping[str, Mapping[str, Any]],
     thresholds: Sequence[float],
     args: argparse.Namespace,

@@ -8,7 +8,7 @@ from typing import Any
 
 from lavis.common.registry import registry
 
-from lavis_mafa.config.check import Report, Settings, is_url, suggest, walk
+from lavis_mafa.config.check import Report, Settings, ask_class, is_url, suggest, walk
 from lavis_mafa.config.defaults import default_or_report, fill
 from lavis_mafa.config.key import Key
 from lavis_mafa.config.registered import mafa_key
@@ -25,7 +25,7 @@ def check_con_d(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     Returns:
         The config with all defaults, and the problems (empty if it is valid).
     """
-    con_d = replace(mafa_key().keys["con_d"], nullable=False)
+    con_d = replace(mafa_key(given).keys["con_d"], nullable=False)
     schema = Key("mapping")
     # Put where it stands in a whole config: problems then name its keys by their full path.
     for name in ("con_d", "mafa", "model"):
@@ -57,6 +57,9 @@ def check_weights(config: Mapping[str, Any], report: Report) -> None:
     """Check that frozen models have weights: a checkpoint, or published weights of their type."""
     for path in FROZEN:
         _check_weights_of(path, Settings(config, report), report)
+    arch = Settings(config, report)[f"{CON_D}.arch"]
+    if arch in DISCRIMINATORS:
+        ask_class(DISCRIMINATORS[arch], "model", config, report)
 
 
 def _check_weights_of(path: str, s: Settings, report: Report) -> None:

@@ -261,7 +261,9 @@ def _active(run: Any) -> list[str]:
 def _model_keys(user: dict[str, Any], report: Report) -> tuple[dict[str, Any], Key]:
     """Return the default YAML of the model and the keys that its arch accepts."""
     arch, model_type = user.get("arch"), user.get("model_type")
-    ours = {**MODEL_MAFA, "mafa": mafa_key(), **MODEL_PARTS}
+    mafa = user.get("mafa")
+    con_d = mafa.get("con_d") if isinstance(mafa, dict) else None
+    ours = {**MODEL_MAFA, "mafa": mafa_key(con_d), **MODEL_PARTS}
     key = replace(SCHEMA.keys["model"], keys={**MODEL, **ours})
     cls = registry.get_model_class(arch) if isinstance(arch, str) else None
     if cls is None:

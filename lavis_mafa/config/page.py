@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from lavis.common.registry import registry
 
+from lavis_mafa.algorithm.registry import Registry
 from lavis_mafa.config.check import is_url
 from lavis_mafa.config.defaults import default_yaml
 from lavis_mafa.config.key import UNSET, Key, describe, known_keys
@@ -32,6 +33,7 @@ from lavis_mafa.config.schema import (
 )
 from lavis_mafa.io.files import ROOT
 from lavis_mafa.loggers import LOGGERS
+from lavis_mafa.models.con_d.discriminator import DISCRIMINATORS
 from lavis_mafa.models.traits import LAVIS_MODELS, judges
 
 COMMAND = "lavis-mafa config --write docs/config.md"
@@ -89,8 +91,10 @@ def page() -> str:
     """Return the whole page as Markdown that ends in a line feed."""
     mafa = dict(MODEL_MAFA["mafa"].keys)
     known = tuple(name for name in judges() if name in LAVIS_MODELS or name in dict(ours("model")))
-    judge = replace(CON_D["arch"], registered="", choices=known, words=("oracle",))
-    mafa["con_d"] = replace(mafa["con_d"], keys={**CON_D, "arch": judge})
+    words = tuple(name for name, value in DISCRIMINATORS.items() if _is_ours(value))
+    judge = replace(CON_D["arch"], registered="", choices=known, words=words)
+    keys = {**CON_D, **_own_keys(DISCRIMINATORS), "arch": judge}
+    mafa["con_d"] = replace(mafa["con_d"], keys=keys)
     encoder = mafa["negatives_encoder"]
     compares = replace(judge, doc=encoder.keys["arch"].doc, source=encoder.source, words=())
     mafa["negatives_encoder"] = replace(encoder, keys={**encoder.keys, "arch": compares})
@@ -98,7 +102,7 @@ def page() -> str:
         HEAD,
         _section("run", _closed(RUN)),
         _section("run.grit", RUN["grit"].keys),
-        _section("run.logger_options", _loggers()),
+        _section("run.logger_options", _own_keys(LOGGERS)),
         _section("model", MODEL),
         _section("model, of this package", {**_closed(MODEL_MAFA, "mafa"), **MODEL_PARTS}),
         _section("model.mafa", _closed(mafa)),
@@ -117,14 +121,13 @@ def ours(table: str) -> list[tuple[str, Any]]:
     return sorted((n, c) for n, c in names.items() if c.__module__.startswith("lavis_mafa."))
 
 
-def _loggers() -> dict[str, Key]:
-    """Return the settings of this package's loggers."""
-    keys = own_keys(LOGGERS)
-    return {
-        name: keys[name]
-        for name, cls in LOGGERS.items()
-        if name in keys and getattr(cls, "__module__", "").startswith("lavis_mafa.")
-    }
+def _own_keys(one: Registry[Any]) -> dict[str, Key]:
+    """Return the settings of this package's entries of a registry, by the entry's name."""
+    return {name: key for name, key in own_keys(one).items() if _is_ours(one[name])}
+
+
+def _is_ours(value: Any) -> bool:
+    return str(getattr(value, "__module__", "")).startswith("lavis_mafa.")
 
 
 def _closed(keys: Mapping[str, Key], *names: str) -> dict[str, Key]:

@@ -21,8 +21,12 @@ from lavis_mafa.models.con_d.discriminator import DISCRIMINATORS
 STEP_REGISTRIES: tuple[Registry[Any], ...] = (PICKERS, SOFT_LABELS, LOSSES)
 
 
-def mafa_key() -> Key:
-    """Return the key ``model.mafa`` with the settings of all entries registered so far."""
+def mafa_key(con_d_given: Any = None) -> Key:
+    """Return the key ``model.mafa`` with the settings of all entries registered so far.
+
+    Args:
+        con_d_given: the section ``con_d`` as the user wrote it.
+    """
     mafa = SCHEMA.keys["model"].keys["mafa"]
     weights, con_d = mafa.keys["loss_weights"], mafa.keys["con_d"]
     further = {
@@ -31,10 +35,21 @@ def mafa_key() -> Key:
         if name not in weights.keys
     }
     arch = replace(con_d.keys["arch"], words=tuple(DISCRIMINATORS))
+    checkpoint = con_d.keys["checkpoint"]
+    chosen = con_d_given.get("arch") if isinstance(con_d_given, Mapping) else None
+    if isinstance(chosen, str) and chosen in DISCRIMINATORS:
+        path = getattr(DISCRIMINATORS[chosen], "checkpoint_path", checkpoint.path)
+        checkpoint = replace(checkpoint, path=path)
+    # The settings of other discriminators are not filled in: they would be recorded for nothing.
+    settings = {
+        name: key if name == chosen else replace(key, default=UNSET)
+        for name, key in own_keys(DISCRIMINATORS).items()
+    }
+    of_con_d = {**con_d.keys, **settings, "arch": arch, "checkpoint": checkpoint}
     keys = {
         **mafa.keys,
         "loss_weights": replace(weights, keys={**weights.keys, **further}),
-        "con_d": replace(con_d, keys={**con_d.keys, **own_keys(DISCRIMINATORS), "arch": arch}),
+        "con_d": replace(con_d, keys=of_con_d),
     }
     # `posterior` is a registered label and also a field of the step's settings.
     built_in = {field.name for field in fields(StepSettings)}

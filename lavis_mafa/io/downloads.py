@@ -123,7 +123,7 @@ class HubFiles:
 
     def fetch(self) -> None:
         """Download what is needed of it into the cache."""
-        small = ["*.json", "*.txt", "*.model"]
+        small = ["*.json", "*.txt", "*.model", "*.jinja"]
         if not self.weights:
             snapshot_download(self.origin, allow_patterns=small)
             return

@@ -65,7 +65,14 @@ def sources_of_frozen(cfg: Mapping[str, Any], key: str, known: Any) -> Iterator[
         known: the ``model`` config that it belongs to.
     """
     arch, checkpoint = cfg.get("arch"), cfg.get("checkpoint")
-    cls = None if arch in DISCRIMINATORS else registry.get_model_class(arch or "")
+    if arch in DISCRIMINATORS:
+        if (
+            checkpoint
+            and getattr(DISCRIMINATORS[str(arch)], "checkpoint_path", "") == "path or name"
+        ):
+            yield HubFiles(f"{key}.checkpoint", str(checkpoint), weights=True)
+        return
+    cls = registry.get_model_class(arch or "")
     if cls is None:
         return
     model_type = cfg.get("model_type") or next(iter(cls.PRETRAINED_MODEL_CONFIG_DICT))

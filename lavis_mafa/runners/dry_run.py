@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lavis_mafa.models.con_d.frozen import frozen_models
+from lavis_mafa.models.con_d.frozen import models_beside
 from lavis_mafa.models.con_d.kept_images import kept_images
 from lavis_mafa.runners.forecast import forecast
 from lavis_mafa.runners.training_step import loss_terms
@@ -74,7 +74,7 @@ def dry_run(runner: RunnerMafa) -> list[str]:
         output = runner._model(samples)
     trained = [p for p in runner._model.parameters() if p.requires_grad]
     frozen = [p for p in runner._model.parameters() if not p.requires_grad]
-    beside = {one: list(one.model.parameters()) for one in frozen_models(runner._model)}
+    beside = {one: list(one.model.parameters()) for one in models_beside(runner._model)}
     sizes = {
         parameter.untyped_storage().data_ptr(): parameter.untyped_storage().nbytes()
         for parameter in [*trained, *frozen]

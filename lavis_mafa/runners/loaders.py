@@ -14,7 +14,8 @@ from lavis_mafa.algorithm.grit import EpochBatches, EpochPlan
 from lavis_mafa.algorithm.momentum import SECOND_VIEW
 from lavis_mafa.algorithm.tokens import TOKENS, Tokenizer, Tokens
 from lavis_mafa.datasets.training_set import TrainingSet
-from lavis_mafa.models.con_d.frozen import FrozenModel
+from lavis_mafa.models.con_d.frozen import FrozenModel, ModelBeside
+from lavis_mafa.models.con_d.pair_reader import no_pictures
 from lavis_mafa.runners.termination import ignore_signals_to_job
 
 
@@ -39,13 +40,20 @@ def training_set(datasets: Mapping[str, Mapping[str, Any]], seed: int) -> Traini
     return TrainingSet(concat_datasets(reorg_datasets_by_split(train))["train"], int(seed))
 
 
-def add_views(train_set: TrainingSet, model: Any, frozen: Iterable[FrozenModel]) -> None:
-    """Let a training set also load the images as frozen models and momentum encoders need them."""
-    for one in frozen:
+def add_views(train_set: TrainingSet, model: Any, beside: Iterable[ModelBeside]) -> None:
+    """Let a training set also load the images as the models beside the model in training and its
+    momentum encoders need them.
+
+    Raises:
+        ValueError: if the data cannot give a model the pictures that it needs.
+    """
+    for one in beside:
         if not one.wants_view(model):
             continue
         assert one.processor is not None
         if not train_set.add_view(one.view, one.processor):
+            if one.needs_view:
+                raise ValueError(no_pictures(one.title))
             logging.info(
                 "the data sets load their images without a processor of ours: %s gets the model's "
                 "images, resized",

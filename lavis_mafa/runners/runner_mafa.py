@@ -22,7 +22,7 @@ from lavis_mafa.algorithm.grit import EpochPlan, GritSchedule, GritSettings
 from lavis_mafa.algorithm.tokens import captions_of
 from lavis_mafa.io.processes import any_rank, barrier
 from lavis_mafa.loggers import STEP, loggers_of
-from lavis_mafa.models.con_d.frozen import frozen_models
+from lavis_mafa.models.con_d.frozen import frozen_models, models_beside
 from lavis_mafa.models.con_d.kept_images import keep_images
 from lavis_mafa.models.con_d.kept_rows import KeptRows
 from lavis_mafa.models.con_d.self_check import SelfCheck
@@ -75,9 +75,8 @@ class RunnerMafa(EvaluatingRunner):
         self.log = RunLog(self.output_dir, is_main_process(), loggers)
         self.train_set = None if self.evaluate_only else loaders.training_set(datasets, run.seed)
         if self.train_set is not None:
-            frozen = frozen_models(model)
-            loaders.add_views(self.train_set, model, frozen)
-            loaders.add_tokens(self.train_set, model, frozen)
+            loaders.add_views(self.train_set, model, models_beside(model))
+            loaders.add_tokens(self.train_set, model, frozen_models(model))
         # Retrieval ranks all candidates of a split, so that no rank can evaluate a share of it.
         share = not isinstance(task, RetrievalTask) and self.use_dist_eval_sampler
         self.loaders = loaders.Loaders(

@@ -18,6 +18,7 @@ from lavis_mafa.models.checkpoints import (
     load_state,
     require_weights,
 )
+from lavis_mafa.models.con_d import cross_encoder, yes_no  # noqa: F401  registers them
 from lavis_mafa.models.con_d.discriminator import DISCRIMINATORS, ModelDiscriminator
 from lavis_mafa.models.con_d.frozen import FrozenModel
 from lavis_mafa.models.con_d.negatives_encoder import ModelNegativesEncoder
@@ -48,7 +49,10 @@ def build_discriminator(
         entry = DISCRIMINATORS.entry(cfg["arch"])
         if entry.settings is None:
             return entry.value()
-        return entry.value(entry.settings(**(cfg.get(entry.name) or {})))
+        own = entry.settings(**(cfg.get(entry.name) or {}))
+        # Those with weights also read the keys of a model: checkpoint, precision, image_size.
+        from_config = getattr(entry.value, "from_config", None)
+        return entry.value(own) if from_config is None else from_config(cfg, own)
     return build_frozen(ModelDiscriminator, cfg, known)
 
 

@@ -61,6 +61,12 @@ class ModelDiscriminator(FrozenModel):
         super().__init__(model, precision, processor, own_view)
         self.kept: Kept | None = None
 
+    @property
+    def seen_as(self) -> str:
+        """What probabilities depend on besides the weights; part of the identity of verdicts."""
+        tokens = getattr(self.model, "max_txt_len", None)
+        return f"{self.image_size} px, {self.precision}, {tokens} tokens"
+
     def judge(
         self,
         samples: dict[str, Any],

@@ -15,7 +15,37 @@ from lavis_mafa.models.families.base import image_size_of
 FROZEN_MODELS = ("con_d", "negatives_encoder")  # keys of ``model.mafa``, attributes of a model
 
 
-class FrozenModel:
+class ModelBeside:
+    """A model beside the one in training, which is neither trained nor saved with it.
+
+    Attributes:
+        key: its place in a config.
+        title: for messages.
+        view: key of a mini-batch's images made for this model.
+        needs_view: whether it cannot use the images of the model in training.
+        model: its weights.
+        precision: ``fp32`` or ``bf16``.
+        processor: creates its input from a picture; None: it has no view of its own.
+    """
+
+    key: ClassVar[str]
+    title: ClassVar[str]
+    view: ClassVar[str]
+    needs_view: ClassVar[bool] = False
+    model: Any
+    precision: str
+    processor: Callable[[Any], Tensor] | None
+
+    def wants_view(self, model: Any) -> bool:
+        """Return whether mini-batches of the model in training need images in this one's view."""
+        raise NotImplementedError
+
+    def autocast(self, device: torch.device) -> torch.autocast:
+        """Return the mixed precision that the model computes in."""
+        return torch.autocast(device.type, torch.bfloat16, enabled=self.precision == "bf16")
+
+
+class FrozenModel(ModelBeside):
     """A LAVIS model in evaluation mode whose weights get no gradients.
 
     The model keeps its own tokenizer and image size; if a mini-batch has no images of that size,
@@ -31,23 +61,18 @@ class FrozenModel:
             model has another image size.
 
     Attributes:
-        key: its place in a config.
-        title: for messages.
         parts: prefixes of the weights that a checkpoint of it must have.
         purpose, trained: what the model does, and what it must have for that, for messages.
-        view, tokens: keys of a mini-batch's images and captions made for this model.
+        tokens: key of a mini-batch's captions made for this model.
         shares_encoder: whether its image encoder is the training model's, see `share_encoder`.
 
     Raises:
         TypeError: if no backbone can drive the model.
     """
 
-    key: ClassVar[str]
-    title: ClassVar[str]
     parts: ClassVar[tuple[str, ...]]
     purpose: ClassVar[str]
     trained: ClassVar[str]
-    view: ClassVar[str]
     tokens: ClassVar[str]
 
     def __init__(
@@ -66,7 +91,7 @@ class FrozenModel:
         self.shares_encoder = False
         _forget_momentum(model)
         if precision == "bf16":
-            _keep_in_bf16(model)
+            keep_in_bf16(model)
 
     def wants_view(self, model: Any) -> bool:
         """Return whether mini-batches of the model in training need images in this one's view."""
@@ -126,15 +151,16 @@ class FrozenModel:
             )
         return images, seen
 
-    def autocast(self, device: torch.device) -> torch.autocast:
-        """Return the mixed precision that the model computes in."""
-        return torch.autocast(device.type, torch.bfloat16, enabled=self.precision == "bf16")
+
+def models_beside(model: Any) -> list[ModelBeside]:
+    """Return all models that a model in training has beside it."""
+    named = (getattr(model, name, None) for name in FROZEN_MODELS)
+    return [one for one in named if isinstance(one, ModelBeside)]
 
 
 def frozen_models(model: Any) -> list[FrozenModel]:
-    """Return the frozen models that a model in training has beside it."""
-    named = (getattr(model, name, None) for name in FROZEN_MODELS)
-    return [one for one in named if isinstance(one, FrozenModel)]
+    """Return the LAVIS models that a model in training has beside it."""
+    return [one for one in models_beside(model) if isinstance(one, FrozenModel)]
 
 
 def _equal(own: Tensor, theirs: Tensor) -> bool:
@@ -143,7 +169,7 @@ def _equal(own: Tensor, theirs: Tensor) -> bool:
     return own.dtype == theirs.dtype and torch.equal(own, theirs)
 
 
-def _keep_in_bf16(part: nn.Module) -> None:
+def keep_in_bf16(part: nn.Module) -> None:
     """Store in bf16 the weights that autocast would convert at every step anyway."""
     # Except a language head's that are an embedding's too, which autocast does not convert.
     embedded = {id(m.weight) for m in part.modules() if isinstance(m, nn.Embedding)}

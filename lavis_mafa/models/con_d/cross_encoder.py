@@ -1,0 +1,140 @@
+"""Con-D as a cross-encoder of sentence-transformers for images and text."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from torch import Tensor, nn
+
+from lavis_mafa.algorithm.options import option
+from lavis_mafa.models.con_d.discriminator import DISCRIMINATORS
+from lavis_mafa.models.con_d.pair_reader import (
+    PLACE,
+    Pair,
+    PairReader,
+    described,
+    first_line,
+    problems_of_reader,
+)
+from lavis_mafa.models.con_d.yes_no import NOT_LOADED
+from lavis_mafa.problems import ConfigView, Problem
+
+NAME, PACKAGE, LEAST = "cross_encoder", "sentence-transformers", (5, 4)
+INSTALL = 'pip install "lavis_mafa[cross-encoder]"'
+PROCESSORS = ("processor_config.json", "preprocessor_config.json")
+
+
+@dataclass(frozen=True)
+class CrossEncoderSettings:
+    """Settings of `CrossEncoderDiscriminator`."""
+
+    prompt: str | None = option(None, "instruction to the model; null: its own")
+    batch_size: int = option(16, "pairs in one forward pass", low=1)
+
+
+@DISCRIMINATORS.register(NAME, settings=CrossEncoderSettings, source="lavis_mafa")
+class CrossEncoderDiscriminator(PairReader):
+    """Any CrossEncoder of sentence-transformers that reads an image and a text.
+
+    The probability is the sigmoid of its score, or with two scores the softmax's second.
+
+    Args:
+        encoder: the CrossEncoder.
+        settings: prompt and batch size.
+        precision, longest: see `PairReader`.
+
+    Raises:
+        ValueError: if it reads no images, or has more than two scores.
+    """
+
+    def __init__(
+        self,
+        encoder: Any,
+        settings: CrossEncoderSettings,
+        precision: str = "fp32",
+        longest: int | None = None,
+    ) -> None:
+        if not encoder.supports("image"):
+            raise ValueError(
+                f"the cross-encoder reads {', '.join(map(str, encoder.modalities))} but no "
+                "images, or has no image processor; name a multimodal one"
+            )
+        if encoder.num_labels > 2:
+            raise ValueError(
+                f"the cross-encoder has {encoder.num_labels} scores, expected one, or two of "
+                "which the second means match"
+            )
+        super().__init__(
+            encoder, precision, longest, settings.batch_size, described(asdict(settings))
+        )
+        self.settings = settings
+
+    @classmethod
+    def from_config(
+        cls, cfg: Mapping[str, Any], settings: CrossEncoderSettings
+    ) -> CrossEncoderDiscriminator:
+        """Load the cross-encoder of a ``model.mafa.con_d`` config; no code of it is run.
+
+        Raises:
+            ValueError: if it cannot be loaded.
+        """
+        from sentence_transformers import CrossEncoder
+
+        path = cfg["checkpoint"]
+        try:
+            encoder = CrossEncoder(path, device="cpu", trust_remote_code=False)
+        except NOT_LOADED as error:
+            raise ValueError(
+                f"{PLACE}.checkpoint: {path} is no cross-encoder that {PACKAGE} can load "
+                f"({first_line(error)})"
+            ) from error
+        try:
+            return cls(encoder, settings, cfg.get("precision", "fp32"), cfg.get("image_size"))
+        except ValueError as error:
+            raise ValueError(f"{PLACE}.checkpoint: {path}: {error}") from error
+
+    @classmethod
+    def problems_of(cls, cfg: ConfigView) -> Iterator[Problem]:
+        """Yield what is wrong with a config, without loading the model."""
+        yield from problems_of_reader(cfg, NAME)
+        if cfg.machine:
+            problem = _problem_of_package()
+            if problem:
+                yield Problem(f"{PLACE}.arch", problem)
+        path = cfg[f"{PLACE}.checkpoint"]
+        if path and os.path.isdir(path):
+            if not any(os.path.isfile(os.path.join(path, name)) for name in PROCESSORS):
+                why = f"{path} has no image processor ({' or '.join(PROCESSORS)})"
+                yield Problem(f"{PLACE}.checkpoint", f"{why}; name a multimodal cross-encoder")
+
+    def probabilities(self, pairs: Sequence[Pair]) -> Tensor:
+        """Return the probabilities ``(P,)`` of the pairs."""
+        encoder: Any = self.model
+        two = encoder.num_labels == 2
+        scores: Tensor = encoder.predict(
+            list(pairs),
+            prompt=self.settings.prompt,
+            batch_size=self.batch_size,
+            show_progress_bar=False,
+            # Not its own, which leaves the scores of some models as they are.
+            activation_fn=nn.Softmax(dim=1) if two else nn.Sigmoid(),
+            convert_to_tensor=True,
+            device=str(next(encoder.parameters()).device),
+        )
+        return scores[:, 1] if two else scores.reshape(-1)
+
+
+def _problem_of_package() -> str | None:
+    try:
+        found = version(PACKAGE)
+    except PackageNotFoundError:
+        return f"{NAME} needs the package {PACKAGE}, which is not installed; {INSTALL}"
+    numbers = tuple(int(part) for part in found.split(".")[:2] if part.isdigit())
+    if numbers < LEAST:
+        least = ".".join(map(str, LEAST))
+        return f"{NAME} needs {PACKAGE} >= {least} for images, this is {found}; {INSTALL}"
+    return None

@@ -1,0 +1,432 @@
+"""Con-D as a vision-language model with a Yes/No answer, and as a cross-encoder."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from conftest import ROOT, toy_config
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from small_vlm import WORDS, save_vlm
+from two_forks import answers_of_two
+
+from lavis_mafa.algorithm.ranks import Ranks
+from lavis_mafa.analysis import judging
+from lavis_mafa.analysis.corpus import Corpus
+from lavis_mafa.analysis.features import Features
+from lavis_mafa.analysis.judging import build_judge
+from lavis_mafa.analysis.loading import ModelAndData
+from lavis_mafa.config import ConfigError, load_config
+from lavis_mafa.config.con_d import check_con_d
+from lavis_mafa.datasets import TrainingSet
+from lavis_mafa.models.con_d.build import build_discriminator
+from lavis_mafa.models.con_d.pictures import WholePicture, picture_of
+from lavis_mafa.models.con_d.yes_no import YesNo
+from lavis_mafa.toyworld import ToyScenesBuilder
+
+sys.path.append(str(ROOT / "tests" / "runners"))
+from runs import CONFIG, options, records, run_here  # noqa: E402
+
+pytest.importorskip("transformers", minversion="4.46")
+QUESTION = 'Does the caption "{caption}" of the image ?'
+VIEW = {
+    f"datasets__toy_scenes__vis_processor__train__{key}": value
+    for key, value in {"name": "blip_image_eval", "image_size": 32}.items()
+}
+
+
+@pytest.fixture(scope="module")
+def vlm(tmp_path_factory):
+    return save_vlm(tmp_path_factory.mktemp("vlm"))
+
+
+def config(path, **more):
+    found, problems = check_con_d(
+        {"arch": "yes_no", "checkpoint": path, "yes_no": {"question": QUESTION}, **more}
+    )
+    assert problems == []
+    return found
+
+
+def one_by_one(path, pairs, question=QUESTION):
+    """Return P(Yes) of each pair, by transformers' own classes: one pair a pass, no padding."""
+    from transformers import AutoProcessor, LlavaForConditionalGeneration
+
+    from lavis_mafa.compat.old_timm import without_old_timm
+
+    with without_old_timm():
+        model = LlavaForConditionalGeneration.from_pretrained(path).eval()
+        reader = AutoProcessor.from_pretrained(path)
+    found = []
+    for picture, caption in pairs:
+        text = f"<image> {question.replace('{caption}', caption)} ASSISTANT :"
+        inputs = reader(text=text, images=picture, return_tensors="pt")
+        with torch.no_grad():
+            logits = model(**inputs).logits[0, -1]
+        yes, no = logits[WORDS.index("Yes")], logits[WORDS.index("No")]
+        found.append(float(1 / (1 + torch.exp(no - yes))))
+    return found
+
+
+def drawn_pictures(count, seed=0):
+    generator = np.random.default_rng(seed)
+    sizes = generator.integers(20, 90, (count, 2))
+    return [
+        Image.fromarray(generator.integers(0, 256, (height, width, 3)).astype(np.uint8))
+        for width, height in sizes
+    ]
+
+
+# Pictures
+
+
+@given(st.integers(1, 40), st.integers(1, 40), st.integers(1, 50), st.integers(0, 9))
+@settings(max_examples=50, deadline=None)
+def test_picture_comes_back_with_its_proportions(width, height, longest, seed):
+    pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3)).astype(np.uint8)
+    back = picture_of(WholePicture(longest)(Image.fromarray(pixels)))
+    if max(width, height) <= longest:
+        assert np.array_equal(np.asarray(back), pixels)
+    else:
+        scale = longest / max(width, height)
+        assert max(back.size) == longest
+        assert back.size == tuple(max(1, round(side * scale)) for side in (width, height))
+
+
+# Yes or No
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 16])
+def test_yes_no_equals_the_loop_over_pairs(vlm, batch_size):
+    """Captions of different lengths are padded, pictures of different sizes are not cut."""
+    con_d = build_discriminator(
+        config(vlm, yes_no={"question": QUESTION, "batch_size": batch_size}, image_size=96)
+    )
+    pictures = drawn_pictures(4)
+    captions = ["a red circle", "blue", "the small {question} and a large green square", "?"]
+    samples = {
+        "image": torch.stack([con_d.processor(one) for one in pictures]),
+        "text_input": captions,
+    }
+    image_of, text_of = torch.tensor([0, 1, 2, 3, 0, 3]), torch.tensor([0, 1, 2, 3, 2, 0])
+    found = con_d.judge(samples, image_of, text_of)
+    pairs = [(pictures[i], captions[t]) for i, t in zip(image_of, text_of, strict=True)]
+    assert found.tolist() == pytest.approx(one_by_one(vlm, pairs), abs=1e-5)
+    assert found.std() > 0.01  # pictures and captions matter
+    assert con_d.judge(samples, image_of[:0], text_of[:0]).shape == (0,)
+    assert not found.requires_grad and not found.is_inference()
+
+
+def test_bf16_is_near_fp32_and_smaller(vlm):
+    exact, rounded = (build_discriminator(config(vlm, precision=p)) for p in ("fp32", "bf16"))
+    pictures = drawn_pictures(2)
+    samples = {
+        "image": torch.stack([exact.processor(one) for one in pictures]),
+        "text_input": ["a red circle", "a blue square"],
+    }
+    own = torch.arange(2)
+    with torch.autocast("cpu", torch.bfloat16):  # training's mixed precision is not Con-D's
+        found = exact.judge(samples, own, own)
+    assert torch.equal(found, exact.judge(samples, own, own))
+    assert rounded.judge(samples, own, own).tolist() == pytest.approx(found.tolist(), abs=0.1)
+    sizes = [sum(w.nbytes for w in one.model.parameters()) for one in (exact, rounded)]
+    assert sizes[1] < 0.7 * sizes[0]
+
+
+def test_own_prompt_replaces_the_chat_template(tmp_path):
+    path = save_vlm(tmp_path, template=None)
+    prompt = "<image> {question} ASSISTANT :"
+    own = {"question": QUESTION, "prompt": prompt}
+    con_d = build_discriminator(config(path, yes_no=own))
+    (picture,) = drawn_pictures(1)
+    samples = {"image": con_d.processor(picture)[None], "text_input": ["a red circle"]}
+    zero = torch.zeros(1, dtype=torch.long)
+    expected = one_by_one(path, [(picture, "a red circle")])
+    assert con_d.judge(samples, zero, zero).tolist() == pytest.approx(expected, abs=1e-5)
+
+
+# Several ranks
+
+
+def judge_on_rank(rank, file, path, results):
+    """Judge all pairs of both ranks' candidates, and compare with a loop over the pairs."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=2)
+    con_d = build_discriminator(config(path))
+    pictures, captions = drawn_pictures(4), ["a red circle", "blue", "a green square", "left of"]
+    own = slice(2 * rank, 2 * rank + 2)
+    samples = {
+        "image": torch.stack([con_d.processor(one) for one in pictures[own]]),
+        "text_input": captions[own],
+    }
+    numbers = torch.arange(4)
+    image_of, text_of = torch.cartesian_prod(numbers, numbers).unbind(1)
+    found = con_d.judge(samples, image_of, text_of, Ranks(together=True))
+    none = con_d.judge(samples, image_of[:0], text_of[:0], Ranks(together=True))
+    dist.destroy_process_group()
+    pairs = [(pictures[i], captions[t]) for i, t in zip(image_of, text_of, strict=True)]
+    difference = (found - torch.tensor(one_by_one(path, pairs))).abs().max().item()
+    results.put((rank, difference < 1e-5, len(none)))
+
+
+def test_candidates_of_two_ranks(tmp_path, vlm):
+    assert answers_of_two(judge_on_rank, tmp_path / "meet", vlm) == [(0, True, 0), (1, True, 0)]
+
+
+# Analyses
+
+
+def test_saved_verdicts_are_reused(tmp_path, vlm, monkeypatch):
+    """As in `lavis-mafa count` and `mine`; another question is another discriminator."""
+    data = ToyScenesBuilder(toy_config(train_size=12)).build_datasets()["train"]
+    data.vis_processor = lambda picture: picture
+    data = TrainingSet(data, seed=0)
+    captions = [data.source(number)[1] for number in range(12)]
+    vectors = torch.nn.functional.normalize(torch.randn(12, 4), dim=1)
+    features = Features(np.arange(12), vectors, vectors, vectors, captions, [])
+    opened = ModelAndData(None, None, Corpus(data, None), torch.device("cpu"))
+    image, text = np.divmod(np.random.default_rng(0).permutation(144)[:30], 12)
+    judge = build_judge(config(vlm), {})
+    found = judging.judge(opened, features, image, text, judge, tmp_path)
+    pictures = [data.show(number)[0] for number in range(12)]
+    pairs = [(pictures[i], captions[t]) for i, t in zip(image, text, strict=True)]
+    assert found.tolist() == pytest.approx(one_by_one(vlm, pairs), abs=1e-5)
+    monkeypatch.setattr(YesNo, "probabilities", None)  # nothing is left to judge
+    again = judging.judge(opened, features, image, text, judge, tmp_path)
+    assert np.array_equal(again, found)
+    other = build_judge(config(vlm, yes_no={"question": "{caption} ?"}), {})
+    with pytest.raises(ValueError, match="discriminator"):
+        judging.judge(opened, features, image, text, other, tmp_path)
+
+
+# Training
+
+
+def test_training_converts_by_its_verdicts(tmp_path, vlm, monkeypatch):
+    judged, judge = [], YesNo.judge
+
+    def recorded(self, samples, image_of, text_of, ranks=None, seen=None):
+        found = judge(self, samples, image_of, text_of, ranks, seen)
+        judged.append((samples, image_of, text_of, found))
+        return found
+
+    monkeypatch.setattr(YesNo, "judge", recorded)
+    run_here(
+        tmp_path,
+        **VIEW,
+        run__max_epoch=1,
+        run__max_steps=3,
+        model__mafa__con_d__arch="yes_no",
+        model__mafa__con_d__checkpoint=vlm,
+        model__mafa__con_d__yes_no__question="a {caption} ?",
+        model__mafa__con_d__self_check_pairs=16,
+        model__mafa__connections__low=0.5,
+        model__mafa__connections__high=0.5,
+        model__mafa__connections__action="convert",
+    )
+    (check,) = records(tmp_path, "con_d_self_check")
+    assert check["pairs"] == 16 and 0 <= check["auc"] <= 1
+    steps = records(tmp_path, "step")
+    of_steps = [one for one in judged if "con_d_image" in one[0] and len(one[1]) <= 16][-3:]
+    assert len(steps) == len(of_steps) == 3
+    for samples, image_of, text_of, found in of_steps:
+        pictures = [picture_of(one) for one in samples["con_d_image"]]
+        pairs = [
+            (pictures[i], samples["text_input"][t]) for i, t in zip(image_of, text_of, strict=True)
+        ]
+        assert found.tolist() == pytest.approx(one_by_one(vlm, pairs, "a {caption} ?"), abs=1e-4)
+    converted = sum(step["found_i2t"] + step["found_t2i"] for step in steps)
+    kept = sum(step["kept_i2t"] + step["kept_t2i"] for step in steps)
+    assert converted > 0 and kept > 0
+    assert converted >= sum(int((one[3] > 0.5).sum()) for one in of_steps)
+
+
+def test_data_without_a_picture_are_refused(tmp_path, vlm):
+    """The toy world draws tensors unless it is given a processor."""
+    with pytest.raises(ValueError, match="set vis_processor of the data set"):
+        run_here(tmp_path, model__mafa__con_d__arch="yes_no", model__mafa__con_d__checkpoint=vlm)
+
+
+# Bad input
+
+
+def problems(folder, path, **changes):
+    changes = {"model__mafa__con_d__arch": "yes_no", **changes}
+    if path is not None:
+        changes["model__mafa__con_d__checkpoint"] = path
+    with pytest.raises(ConfigError) as caught:
+        load_config(CONFIG, options(folder, **changes))
+    return caught.value.problems
+
+
+def without(source, folder, *names):
+    shutil.copytree(source, folder)
+    for name in names:
+        (folder / name).unlink(missing_ok=True)
+    return folder
+
+
+PROCESSOR = ("processor_config.json", "preprocessor_config.json")
+
+
+def test_wrong_configs_are_refused_before_a_model_is_built(tmp_path, vlm):
+    (one,) = problems(tmp_path, None)
+    assert one.startswith("model.mafa.con_d.checkpoint: missing; yes_no needs a folder")
+    (one,) = problems(tmp_path, vlm, model__mafa__con_d__own_view=True)
+    assert "own_view: is not read by yes_no; remove it" in one
+    (one,) = problems(tmp_path, vlm, model__mafa__con_d__yes_no__question="Match?")
+    assert "yes_no.question: has no {caption}" in one
+    (one,) = problems(tmp_path, vlm, model__mafa__con_d__yes_no__prompt="<image>")
+    assert "yes_no.prompt: has no {question}" in one
+    (one,) = problems(tmp_path, vlm, model__mafa__con_d__keep_images=str(tmp_path))
+    assert "is not a model with an image encoder" in one
+    (one,) = problems(tmp_path, vlm, model__mafa__con_d__yes_no__yes="Yes indeed")
+    assert "makes 2 tokens of the answer 'Yes indeed'" in one and "yes_no.yes" in one
+    (one,) = problems(tmp_path, vlm, model__mafa__con_d__yes_no__no="Never")
+    assert "its token of unknown words of the answer 'Never'" in one
+    (one,) = problems(tmp_path, vlm, model__mafa__con_d__yes_no__no="'Yes'")
+    assert "are the same token" in one
+    (one,) = problems(tmp_path, vlm, model__mafa__con_d__yes_no__no="No")  # a truth value in YAML
+    assert "yes_no.no: False is not a string" in one
+    (one,) = problems(tmp_path, without(vlm, tmp_path / "no_processor", *PROCESSOR))
+    assert "model.mafa.con_d.checkpoint" in one and "name a vision-language model" in one
+    (one,) = problems(tmp_path, save_vlm(tmp_path / "plain", template=None))
+    assert "has no chat template" in one and "yes_no.prompt" in one
+
+
+def test_missing_weights_are_refused(tmp_path, vlm):
+    from safetensors.torch import load_file, save_file
+
+    folder = without(vlm, tmp_path / "partly")
+    weights = load_file(folder / "model.safetensors")
+    (name,) = [one for one in weights if one.endswith("layers.0.mlp.down_proj.weight")]
+    del weights[name]
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ValueError, match=r"lacks weights of .*down_proj"):
+        build_discriminator(config(str(folder)))
+
+
+def test_code_beside_a_model_is_never_run(tmp_path, vlm):
+    folder, proof = without(vlm, tmp_path / "code"), tmp_path / "ran"
+    (folder / "evil.py").write_text(f"open({str(proof)!r}, 'w').close()\nclass Evil: pass\n")
+    content = json.loads((folder / "config.json").read_text())
+    content["model_type"] = "never_heard_of"
+    content["auto_map"] = dict.fromkeys(
+        ("AutoConfig", "AutoModelForImageTextToText", "AutoProcessor"), "evil.Evil"
+    )
+    (folder / "config.json").write_text(json.dumps(content))
+    with pytest.raises((ValueError, AssertionError)):
+        build_discriminator(config(str(folder)))
+    assert not proof.exists()
+
+
+def test_old_transformers_are_refused(tmp_path, vlm, monkeypatch):
+    import transformers
+
+    class Old:
+        __version__ = "4.26.1"
+
+    monkeypatch.setitem(sys.modules, "transformers", Old())
+    found = [one.message for one in YesNo.problems_of(_View())]
+    monkeypatch.setitem(sys.modules, "transformers", transformers)
+    assert len(found) == 1 and "needs transformers >= 4.46, this is 4.26.1" in found[0]
+
+
+class _View(dict):
+    machine = True
+
+    def __getitem__(self, path):
+        return {"model.mafa.con_d.checkpoint": "org/name"}.get(path)
+
+
+# Cross-encoders
+
+
+def test_missing_sentence_transformers_is_refused(tmp_path, vlm, monkeypatch):
+    from lavis_mafa.models.con_d import cross_encoder
+
+    def absent(name):
+        raise cross_encoder.PackageNotFoundError(name)
+
+    for version, expected in ((absent, "is not installed"), (lambda _: "5.3.0", "this is 5.3.0")):
+        monkeypatch.setattr(cross_encoder, "version", version)
+        (one,) = problems(tmp_path, vlm, model__mafa__con_d__arch="cross_encoder")
+        assert expected in one and 'pip install "lavis_mafa[cross-encoder]"' in one
+
+
+def test_cross_encoder_without_an_image_processor_is_refused(tmp_path, vlm, monkeypatch):
+    from lavis_mafa.models.con_d import cross_encoder
+
+    monkeypatch.setattr(cross_encoder, "version", lambda _: "6.0.0")
+    path = without(vlm, tmp_path / "text", *PROCESSOR)
+    (one,) = problems(tmp_path, path, model__mafa__con_d__arch="cross_encoder")
+    assert "has no image processor" in one
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory, vlm):
+    """A folder with a CrossEncoder: the tiny model, and the log-odds of Yes as its score."""
+    pytest.importorskip("sentence_transformers", minversion="5.4")
+    from sentence_transformers import CrossEncoder
+    from sentence_transformers.base.modules import Transformer
+    from sentence_transformers.cross_encoder.modules import LogitScore
+
+    folder = str(tmp_path_factory.mktemp("encoder"))
+    score = LogitScore(WORDS.index("Yes"), WORDS.index("No"))
+    CrossEncoder(modules=[Transformer(vlm, transformer_task="any-to-any"), score]).save_pretrained(
+        folder
+    )
+    return folder
+
+
+def cross_encoder_config(path, **more):
+    found, wrong = check_con_d({"arch": "cross_encoder", "checkpoint": path, **more})
+    assert wrong == []
+    return found
+
+
+@pytest.mark.parametrize("batch_size", [1, 4])
+def test_cross_encoder_equals_its_own_loop(encoder, batch_size):
+    from sentence_transformers import CrossEncoder
+
+    con_d = build_discriminator(
+        cross_encoder_config(encoder, cross_encoder={"batch_size": batch_size})
+    )
+    pictures, captions = drawn_pictures(3), ["a red circle", "blue", "a small large green square"]
+    samples = {
+        "image": torch.stack([con_d.processor(one) for one in pictures]),
+        "text_input": captions,
+    }
+    image_of, text_of = torch.tensor([0, 1, 2, 0, 2]), torch.tensor([0, 1, 2, 2, 0])
+    found = con_d.judge(samples, image_of, text_of)
+    theirs = CrossEncoder(encoder, device="cpu")
+    scores = [
+        float(theirs.predict((pictures[i], captions[t]), activation_fn=torch.nn.Identity()))
+        for i, t in zip(image_of.tolist(), text_of.tolist(), strict=True)
+    ]
+    expected = torch.sigmoid(torch.tensor(scores))
+    assert torch.allclose(found, expected, atol=1e-5) and found.std() > 0.01
+
+
+def test_training_with_a_cross_encoder(tmp_path, encoder):
+    run_here(
+        tmp_path,
+        **VIEW,
+        run__max_epoch=1,
+        run__max_steps=3,
+        model__mafa__con_d__arch="cross_encoder",
+        model__mafa__con_d__checkpoint=encoder,
+        model__mafa__con_d__self_check_pairs=16,
+        model__mafa__connections__low=0.5,
+        model__mafa__connections__high=0.5,
+    )
+    steps = records(tmp_path, "step")
+    assert sum(step["judged_pairs"] for step in steps) > 0
+    assert records(tmp_path, "con_d_self_check")[0]["pairs"] == 16
