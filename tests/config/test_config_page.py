@@ -44,7 +44,7 @@ def test_every_key_of_the_schema_has_a_row(generated):
             own = [row for row in found if row.partition(".")[0] in DISCRIMINATORS]
             assert [row for row in found if row not in own] == list(key.keys)
             assert ("yes_no.question" in own) == (name == "con_d")
-    assert rows(generated, "## `model.mafa.con_d`") == list(CON_D)
+    assert rows(generated, "## `model.mafa.con_d`")[: len(CON_D)] == list(CON_D)
 
 
 def test_every_row_describes_its_key(generated):

@@ -57,7 +57,7 @@ def test_bf16_verdicts_are_close_to_autocast_and_fp32(tiny, tmp_path, monkeypatc
     path = save(tiny, tmp_path / "c.pth")
     ours = build_discriminator(con_d(path, precision="bf16"))
     fp32 = build_discriminator(con_d(path)).judge(samples, *pairs)
-    monkeypatch.setattr("lavis_mafa.models.con_d.frozen._keep_in_bf16", lambda part: None)
+    monkeypatch.setattr("lavis_mafa.models.con_d.frozen.keep_in_bf16", lambda part: None)
     autocast = build_discriminator(con_d(path, precision="bf16")).judge(samples, *pairs)
     verdicts = ours.judge(samples, *pairs)
     torch.testing.assert_close(verdicts, autocast, atol=0.01, rtol=0)
