@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import json
 import logging
-import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -24,10 +22,12 @@ from lavis_mafa.analysis.judged_pairs import FILE, UNKNOWN, VALID, Judged
 from lavis_mafa.analysis.judged_report import report_of_judged
 from lavis_mafa.analysis.judging import build_judge, discriminators_of, judge_all
 from lavis_mafa.analysis.loading import data_source, load_model_and_data, require_range
+from lavis_mafa.analysis.pair_records import OwnIds, PairRecords, ParquetRecords
 from lavis_mafa.analysis.self_check import check_judges
+from lavis_mafa.datasets.columnar_files import PARQUET
 from lavis_mafa.datasets.image_reading import as_png
 from lavis_mafa.datasets.shards import IMAGE_SUFFIXES, finished, write_shards
-from lavis_mafa.io.files import atomic_write, write_json, write_text
+from lavis_mafa.io.files import write_json, write_text
 from lavis_mafa.io.identity import check_identity, digest, write_identity
 from lavis_mafa.io.processes import progress
 from lavis_mafa.metrics.binary import lift
@@ -36,9 +36,7 @@ from lavis_mafa.models.con_d.build import ORACLE
 from lavis_mafa.pages.charts import Table
 from lavis_mafa.pages.report import Cell
 
-IMAGES = "images"  # folder in --output for images that have no file of their own
-
-OwnIds = Callable[[int], str | int | None]  # of a sample, its `image_id` in the annotation file
+FILES = ("mined", "augmented", "repeated")  # annotation files in --output
 
 
 @dataclass
@@ -72,6 +70,9 @@ def mine_connections(args: argparse.Namespace) -> None:
     least = {"batch_size": 2, "search_space": 1, "passes": 1, "top_k": 1, "limit": 0}
     bounds = {name: (low,) for name, low in least.items()}
     require_range(args, threshold=(0.0, 1.0), per_shard=(1,), **bounds)
+    pairs_file: Path | None = None
+    if args.output.suffix.lower() == PARQUET and not args.output.is_dir():
+        pairs_file, args.output = args.output, args.output.with_suffix("")
     con_ds = discriminators_of(args)
     loaded = load_model_and_data(args)
     mafa = loaded.cfg.model_cfg.get("mafa") or {}
@@ -118,7 +119,8 @@ def mine_connections(args: argparse.Namespace) -> None:
             "no new pairs: lower --threshold, or use another Con-D",
             *(high, float(np.nanmax(judged.probability_by(None), initial=0.0))),
         )
-    write_all(args, loaded.data, judged, mined, [number for number, _ in features.unreadable])
+    unreadable = [number for number, _ in features.unreadable]
+    write_all(args, loaded.data, judged, mined, unreadable, pairs_file)
 
 
 def select_pairs(
@@ -182,14 +184,18 @@ def write_all(
     judged: Judged,
     mined: MinedPairs,
     unreadable: Sequence[int] = (),
+    pairs_file: Path | None = None,
 ) -> None:
     """Write all files and print a summary.
 
     Args:
+        pairs_file: parquet file for the new pairs; None: all pairs are written as JSON.
         unreadable: samples whose images cannot be read. Annotation files keep them; shards, which
             contain the images, omit them.
     """
-    writer = _RecordWriter(data, args.output)
+    writer = (PairRecords if pairs_file is None else ParquetRecords)(data, args.output)
+    names = {name: args.output / f"{name}{writer.suffix}" for name in FILES}
+    names["mined"] = pairs_file or names["mined"]
     new = [
         {
             **writer.record(int(i), int(t)),
@@ -200,13 +206,13 @@ def write_all(
             *(mined.image, mined.text, mined.score, mined.from_image, mined.from_text), strict=True
         )
     ]
-    _write_records(args.output / "mined.json", new)
-    _write_records(args.output / "augmented.json", chain(writer.records(range(len(data))), new))
+    writer.write(names["mined"], new)
+    writer.write(names["augmented"], chain(writer.records(range(len(data))), new))
     again = np.random.default_rng((args.seed, 4)).choice(
         len(data), len(new), replace=len(new) > len(data)
     )
-    _write_records(
-        args.output / "repeated.json",
+    writer.write(
+        names["repeated"],
         chain(writer.records(range(len(data))), writer.records(again.tolist())),
     )
     write_text(args.output / "dataset.yaml", writer.dataset_yaml())
@@ -233,7 +239,8 @@ def write_all(
         "Mined connections",
         tables=[Table("Judged pairs", ["rule", "pairs"], rows)],
     )
-    print(f"written: {args.output / 'mined.json'}, augmented.json, repeated.json, dataset.yaml")
+    others = f"{names['augmented']}, {names['repeated'].name}, dataset.yaml"
+    print(f"written: {names['mined']}, {others}")
     if args.shards:
         print(f"written: {_write_shards(args, data, mined, unreadable, writer.ids)}")
 
@@ -243,104 +250,6 @@ def _truth_of(judged: Judged, mined: MinedPairs) -> NDArray[Any] | None:
     if (judged.truth == UNKNOWN).any():
         return None
     return judged.truth[judged.rows_of(mined.image, mined.text)] == VALID
-
-
-class _RecordWriter:
-    """Make annotation records of pairs, with image paths relative to a common root.
-
-    An image that has no file of its own (generated data, tar shards) is written below the output,
-    once.
-    """
-
-    def __init__(self, data: Corpus, output: Path) -> None:
-        self.data = data
-        self.output = output
-        self.written = output / IMAGES
-        roots = [getattr(part, "vis_root", None) or self.written for part in data.pairs.parts]
-        self.root = os.path.commonpath([os.path.abspath(root) for root in roots])
-        self.ids = _ids_of_images(data)
-
-    def records(self, numbers: Iterable[int]) -> Iterator[dict[str, Any]]:
-        """Yield the records of samples with their own captions."""
-        return (self.record(number, number) for number in numbers)
-
-    def record(self, image: int, text: int) -> dict[str, Any]:
-        """Return the record of the image of one sample with the caption of another."""
-        path, caption = self.data.pairs.source(image)
-        shown = caption if text == image else self.data.caption(text)
-        record: dict[str, Any] = {"image": self._relative(path, image), "caption": shown}
-        own = self.ids(image) if self.ids else None
-        if own is not None:
-            record["image_id"] = own
-        elif self.ids is None or not path:
-            record["image_id"] = int(self.data.image_ids[image])
-        return record  # without image_id its path identifies an image, as in the user's own file
-
-    def _relative(self, path: str | None, number: int) -> str:
-        if path and path.startswith(self.root + os.sep):
-            return path[len(self.root) + 1 :]  # as the user spelt it: it may identify the image
-        return os.path.relpath(path or self._write_once(number), self.root)
-
-    def _write_once(self, number: int) -> Path:
-        """Return the file of an image that has none in the data; write it if needed."""
-        name = f"{int(self.data.image_ids[number]):09d}"
-        for kind in IMAGE_SUFFIXES:
-            if (path := self.written / f"{name}.{kind}").is_file():
-                return path
-        content, kind = self.data.pairs.image_bytes(number)
-        path = self.written / f"{name}.{kind}"
-        with atomic_write(path) as file:
-            file.write(content)
-        return path
-
-    def dataset_yaml(self) -> str:
-        """Return the part of a config that trains on the augmented data."""
-        images, file = json.dumps(self.root), self.output / "augmented.json"
-        return (
-            "# The data and the new pairs. Alternatives: only the new pairs (mined.json), or the\n"
-            "# control (repeated.json). Copy processors and other splits from your config.\n"
-            "datasets:\n"
-            "  image_text_json:\n"
-            "    build_info:\n"
-            "      annotations:\n"
-            f"        train: {{storage: {json.dumps(str(file.resolve()))}}}\n"
-            f"      images: {{storage: {images}}}\n"
-        )
-
-
-def _ids_of_images(data: Corpus) -> OwnIds | None:
-    """Return a function from a sample to the ``image_id`` in its annotation file, None without one.
-
-    None instead of a function if these ids do not tell the images of the data apart, as where two
-    data sets use the same ones: the records then need numbers of their own.
-    """
-    number_of: dict[str | None, int] = {}
-    id_of: dict[int, str | None] = {}
-    for sample in range(len(data)):
-        own, number = data.pairs.own_image_id(sample), int(data.image_ids[sample])
-        name = None if own is None else str(own)
-        if id_of.setdefault(number, name) != name:
-            return None
-        if name is not None and number_of.setdefault(name, number) != number:
-            return None
-    return lambda sample: _typed(data.pairs.own_image_id(sample))
-
-
-def _typed(own: str | int | None) -> str | int | None:
-    """Return an id that looks like a whole number as one: the table holds only text."""
-    if isinstance(own, str) and own.isascii() and own.isdigit() and str(int(own)) == own:
-        return int(own)
-    return own
-
-
-def _write_records(path: Path, records: Iterable[dict[str, Any]]) -> None:
-    """Write a JSON array atomically, one record a line."""
-    with atomic_write(path) as file:
-        between = "[\n"
-        for record in records:
-            file.write((between + json.dumps(record, ensure_ascii=False)).encode())
-            between = ",\n"
-        file.write(b"[]\n" if between == "[\n" else b"\n]\n")
 
 
 def _write_shards(

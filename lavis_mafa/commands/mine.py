@@ -6,6 +6,10 @@ and the hardest negatives of every image and text are judged by Con-D. Every pai
 above the threshold becomes a new pair. Nothing is trained. Rerun the command with the same --output
 to resume; under torch.distributed.run the ranks share the work.
 
+With --output NAME.parquet the new pairs are written there as parquet, and everything else into the
+folder NAME, with augmented.parquet and repeated.parquet; images without a file of their own lie
+inside these files.
+
 Files in --output: mined.json (the new pairs with their scores), augmented.json (the data and the
 new pairs: ECM-6M), repeated.json (control: the data and as many of its own pairs, repeated),
 dataset.yaml (config to train on them), mine.json (counts of each filter), judged.npz, report.html;
@@ -24,7 +28,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
     add_config_arguments(parser)
     add_con_d_argument(parser)
-    parser.add_argument("--output", type=Path, required=True, help="folder for the results")
+    parser.add_argument(
+        "--output",
+        type=Path,
+        required=True,
+        help="folder for the results; NAME.parquet: the new pairs as parquet, and the folder NAME",
+    )
     parser.add_argument(
         "--sampling",
         choices=["grit", "random"],

@@ -321,11 +321,12 @@ def _is_view(kind: pa.DataType, of: str) -> bool:
 
 
 def _agree(one: list[UsedColumn], other: list[UsedColumn]) -> bool:
+    """Return whether two files can be read as one: with the same names, and both with or both
+    without the images. All kinds of captions, and all of ids, mean the same."""
     if [column[:2] for column in one] != [column[:2] for column in other]:
         return False
-    pairs = zip(one, other, strict=True)
-    # A file in which nothing has a caption or an id has no type for them.
-    return all(a.kind == b.kind or EMPTY in (a.kind, b.kind) for a, b in pairs)
+    images = [column.kind for column in (*one, *other) if column.role == "image"]
+    return TEXT not in images or set(images) == {TEXT}
 
 
 def _described(used: list[UsedColumn]) -> str:

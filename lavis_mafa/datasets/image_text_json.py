@@ -86,6 +86,8 @@ class _Files(Pairs):
 class ImageTextTrain(_Files, TrainPairs):
     """One sample per pair, in the order of the annotation files; see `TrainPairs`."""
 
+    images_by_content = True  # those inside the annotation files
+
     def path(self, index: int) -> str | None:
         """Return the path of pair `index`'s image, including the image root; None if the image
         lies in an annotation file."""

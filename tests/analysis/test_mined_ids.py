@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
 from lavis_mafa.analysis.corpus import Corpus
-from lavis_mafa.analysis.mine import _ids_of_images, _RecordWriter
+from lavis_mafa.analysis.pair_records import PairRecords, ParquetRecords, ids_of_images
 from lavis_mafa.datasets import TrainingSet
 from lavis_mafa.datasets.image_text_json import ImageTextTrain
 
@@ -46,7 +48,7 @@ def test_mined_and_original_files_are_read_together(tmp_path, ids):
     (tmp_path / "train.json").write_text(json.dumps(rows_with(ids)))
     original = data_set(tmp_path, "train.json")
     corpus = Corpus(TrainingSet(original), None)
-    writer = _RecordWriter(corpus, tmp_path / "out")
+    writer = PairRecords(corpus, tmp_path / "out")
     mined = [writer.record(0, 5), writer.record(2, 1), writer.record(4, 0)]
     (tmp_path / "mined.json").write_text(json.dumps(mined))
     together = data_set(tmp_path, "train.json", "mined.json")
@@ -55,6 +57,56 @@ def test_mined_and_original_files_are_read_together(tmp_path, ids):
         given = rows_with(ids)[number]
         assert str(record.get("image_id")) == str(given.get("image_id"))
         assert record["image"] == given["image"]
+
+
+@pytest.mark.parametrize("stored", [False, True])
+@pytest.mark.parametrize(
+    "ids",
+    [
+        ["coco_7", "coco_7", "coco_5", "coco_5", "x", "x"],
+        [391895, 391895, 3, 3, 0, 0],
+        ["007", "007", "7", "7", "8", "8"],
+        ["7", "7", "5", "5", str(2**70), str(2**70)],
+        [None] * 6,
+        [1, 1, None, None, 2, 2],
+    ],
+)
+def test_mined_and_original_parquet_files_are_read_together(tmp_path, ids, stored):
+    for number, name in enumerate("abc"):
+        Image.new("RGB", (8, 8), (number, 0, 0)).save(tmp_path / f"{name}.png")
+    rows = rows_with(ids)
+    images = [row["image"] for row in rows]
+    if stored:
+        images = [(tmp_path / name).read_bytes() for name in images]
+    columns = {"image": images, "caption": [[row["caption"]] for row in rows]}
+    if any(one is not None for one in ids):
+        columns["image_id"] = ids
+    pq.write_table(pa.table(columns), tmp_path / "train.parquet")
+    original = data_set(tmp_path, "train.parquet")
+    corpus = Corpus(TrainingSet(original), None)
+    writer = ParquetRecords(corpus, tmp_path / "out")
+    new = [{**writer.record(0, 5), "score": 0.9, "direction": "i2t"}, writer.record(2, 1)]
+    writer.write(tmp_path / "mined.parquet", [*new, *writer.records([4])])
+    assert not (tmp_path / "out").exists()
+    together = data_set(tmp_path, "train.parquet", "mined.parquet")
+    assert list(together.image_ids) == [0, 0, 1, 1, 2, 2, 0, 1, 2]
+    assert [together.caption(k) for k in (6, 7, 8)] == ["caption 5", "caption 1", "caption 4"]
+    for place, number in ((6, 0), (7, 2), (8, 4)):
+        assert together.own_image_id(place) == (None if ids[number] is None else str(ids[number]))
+        assert together.show(place)[0].getpixel((0, 0)) == (number // 2, 0, 0)
+    found = pq.read_table(tmp_path / "mined.parquet")
+    assert found["score"].to_pylist() == [0.9, None, None]
+    whole = all(isinstance(one, int) for one in ids) or ids == [1, 1, None, None, 2, 2]
+    if "image_id" in found.column_names:
+        assert (found.schema.field("image_id").type == pa.int64()) == whole
+    datasets = pytest.importorskip("datasets")
+    shown = datasets.Dataset.from_parquet(
+        str(tmp_path / "mined.parquet"), cache_dir=str(tmp_path / "hf")
+    )
+    assert shown["caption"][0] == "caption 5"
+    assert shown.features["image"] == (datasets.Image() if stored else datasets.Value("string"))
+    if stored:
+        assert shown[0]["image"].size == (8, 8)
 
 
 def test_ids_that_do_not_tell_images_apart_are_replaced():
@@ -78,9 +130,9 @@ def test_ids_that_do_not_tell_images_apart_are_replaced():
         def __len__(self):
             return len(self.pairs)
 
-    assert _ids_of_images(Data(["5", "6", "5"], [0, 1, 2])) is None
-    assert _ids_of_images(Data(["5", None], [0, 0])) is None
-    assert _ids_of_images(Data(["5", "5", None], [0, 0, 1]))(0) == 5
+    assert ids_of_images(Data(["5", "6", "5"], [0, 1, 2])) is None
+    assert ids_of_images(Data(["5", None], [0, 0])) is None
+    assert ids_of_images(Data(["5", "5", None], [0, 0, 1]))(0) == 5
 
 
 def test_ids_of_lavis_annotations_are_kept():
