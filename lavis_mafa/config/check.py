@@ -21,6 +21,7 @@ from lavis.models.base_model import SharedQueueMixin
 
 from lavis_mafa.config.key import NUMBERS, UNSET, Key, describe, known_keys
 from lavis_mafa.io.checkpoints import find_config, read_config
+from lavis_mafa.io.downloads import is_timm_name
 from lavis_mafa.models.parts.vit import problem_of_stem
 from lavis_mafa.models.traits import Traits, traits_of
 from lavis_mafa.problems import ConfigView, Problem
@@ -28,7 +29,11 @@ from lavis_mafa.problems import ConfigView, Problem
 CLOSE = 0.6  # names at least this similar are suggested
 VERY_CLOSE = 0.75  # the same for short names, and for keys of another section
 # What is missing, of kinds of paths whose name does not say it.
-MISSING = {"path or name": "path", "checkpoint": "file, folder or URL"}
+MISSING = {
+    "path or name": "path",
+    "checkpoint": "file, folder or URL",
+    "checkpoint or timm name": "file, folder, URL or timm/NAME",
+}
 LARGEST_INT, LARGEST_FLOAT = 2**63 - 1, 3e38  # limits of int64 and float32 tensors
 
 
@@ -234,6 +239,8 @@ def _check_name(value: str, key: Key, path: str, report: Report) -> None:
 
 
 def _exists(value: str, kind: str) -> bool:
+    if kind == "checkpoint or timm name":
+        return is_timm_name(value) or _exists(value, "checkpoint")
     if kind in ("file or URL", "checkpoint") and is_url(value):
         return True
     if kind == "checkpoint":

@@ -44,9 +44,9 @@ class Key:
             and runners.
         by_task: defaults that differ for some tasks.
         path: the value names something that must exist: ``file``, ``file or URL``, ``.npy file``,
-            ``checkpoint`` (a file, URL, or folder of Hugging Face transformers), ``library file``
-            (relative to LAVIS's package), ``path or name`` (a name on the hub unless it looks like
-            a path).
+            ``checkpoint`` (a file, URL, or folder of Hugging Face transformers), ``checkpoint or
+            timm name`` (``timm/NAME`` on the hub as well), ``library file`` (relative to LAVIS's
+            package), ``path or name`` (a name on the hub unless it looks like a path).
         words: special values of a path, such as ``auto``.
         blank: '' is permitted.
         also: names of the key in other projects, for suggestions.

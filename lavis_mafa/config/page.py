@@ -81,6 +81,8 @@ PATHS = {
     "file": "a file",
     "file or URL": "a file or URL",
     "checkpoint": "a file, URL, or folder of Hugging Face transformers",
+    "checkpoint or timm name": "a file, URL, folder of Hugging Face transformers, or timm's name "
+    "of a model on the hub, `timm/NAME`",
     ".npy file": "a .npy file",
     "library file": "a file, also relative to LAVIS's package or `configs/models/` of this one",
     "path or name": "a path or a name on the hub",

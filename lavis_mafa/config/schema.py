@@ -251,7 +251,7 @@ MODEL_MAFA = {
 # Only for archs that have the key in their default YAML.
 MODEL_PARTS = {
     "vit_weights": Key("str", "weights of the image encoder; null: random", OURS, nullable=True,
-                       path="checkpoint", words=("published",)),
+                       path="checkpoint or timm name", words=("published",)),
     "bert_weights": Key("str", "BERT to initialise the Q-Former or text encoder from; null: random",
                         OURS, nullable=True, path="path or name"),
     "q_former_config": Key("str", "JSON of the Q-Former's sizes; null: BERT-base's", OURS,

@@ -16,6 +16,7 @@ from lavis.common.utils import download_url
 from timm.models import hub as timm_hub
 from transformers.utils import cached_file
 
+TIMM = "timm/"  # begins the names of timm's models on the Hugging Face hub
 TIMEOUT = 5.0  # seconds in which a server must answer
 # One file of a group is enough: formats of the same content.
 TOKENIZER = ("tokenizer.json", "vocab.txt", "spiece.model", "vocab.json")
@@ -144,6 +145,31 @@ def answers(server: str) -> bool:
     except requests.RequestException:
         return False
     return True
+
+
+def is_timm_name(value: str) -> bool:
+    """Return whether a value names a model of timm on the Hugging Face hub, and no file."""
+    return value.startswith(TIMM) and value.count("/") == 1 and not os.path.exists(value)
+
+
+def weights_on_hub(name: str, key: str) -> str:
+    """Return the file of the weights of a model on the Hugging Face hub, downloaded if needed.
+
+    Args:
+        key: the config key that needs them, for messages.
+
+    Raises:
+        OSError: if they are neither in the cache nor can be downloaded.
+    """
+    files = HubFiles(key, name, weights=True)
+    if not files.is_there:
+        if not answers(files.server):
+            raise OSError(
+                f"{key}: {name} is not in the Hugging Face cache, and the hub cannot be reached: "
+                "give a local file instead, or run once with a network"
+            )
+        files.fetch()
+    return str(files.path)
 
 
 def go_offline() -> None:

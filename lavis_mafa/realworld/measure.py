@@ -106,7 +106,7 @@ def measure(runs: Sequence[Run], judges: Sequence[Run]) -> Iterator[tuple[Run, d
     loader: Any = DataLoader(test.data, batch_size=64, collate_fn=test.data.collater)
     for run in runs:
         one = Examined.of(run, loader)
-        figures = one.retrieval(test.data, test.truth, test.k_test, run.folder)
+        figures = one.retrieval(test.data, test.truth, test.k_test)
         figures.update(ceilings(test.own, test.truth))
         figures.update(itm_figures(one, test))
         figures.update(figures_of_judgements(one, test))

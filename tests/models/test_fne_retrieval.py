@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 
 import pytest
 import torch
@@ -15,8 +16,12 @@ from torch.nn.parallel import DistributedDataParallel
 import lavis_mafa
 from lavis_mafa.algorithm.pair_memory import EMPTY
 from lavis_mafa.algorithm.posterior import PosteriorRule
+from lavis_mafa.config import ConfigError, load_config
 from lavis_mafa.datasets import TrainingSet
+from lavis_mafa.io import downloads
+from lavis_mafa.io.downloads import HubFiles
 from lavis_mafa.models.families.dual.fne_retrieval import FneRetrieval, FneSettings
+from lavis_mafa.models.sources import sources_of_model
 from lavis_mafa.toyworld import ToyScenesBuilder
 
 BATCH = 6
@@ -215,6 +220,48 @@ def test_image_encoder_starts_from_a_file_in_the_names_of_timm(tmp_path):
     torch.save(state, tmp_path / "part.pth")
     with pytest.raises(ValueError, match="does not fit this image encoder"):
         model_of(vit_weights=str(tmp_path / "part.pth"))
+
+
+TIMM = "timm/vit_tiny.for_tests"
+
+
+@pytest.fixture
+def hub_cache(tmp_path, monkeypatch):
+    """The folder of `TIMM` in a cache of the Hugging Face hub, without files."""
+    folder = tmp_path / f"models--{TIMM.replace('/', '--')}"
+    snapshot = folder / "snapshots" / "0123"
+    snapshot.mkdir(parents=True)
+    (folder / "refs").mkdir()
+    (folder / "refs" / "main").write_text("0123")
+    cached = functools.partial(downloads.cached_file, cache_dir=str(tmp_path))
+    monkeypatch.setattr(downloads, "cached_file", cached)
+    return snapshot
+
+
+def test_image_encoder_starts_from_a_name_of_timm(hub_cache):
+    """From the cache of the hub; without it, a run says before it starts what is missing."""
+    save_file = pytest.importorskip("safetensors.torch").save_file
+    options = [f"model.vit_weights={TIMM}"]
+    cfg = load_config("projects/mafa/train/fne_toy.yaml", options)
+    wanted = HubFiles("model.vit_weights", TIMM, weights=True)
+    assert wanted in list(sources_of_model(cfg.model_cfg)) and not wanted.is_there
+    with pytest.raises(OSError, match=f"vit_weights: {TIMM} is not in the Hugging Face cache"):
+        model_of(vit_weights=TIMM)
+    source = model_of().visual_encoder.state_dict()
+    state = {key: torch.randn_like(value) for key, value in source.items()}
+    save_file({**state, "head.weight": torch.zeros(10, 64)}, hub_cache / "model.safetensors")
+    assert wanted.is_there
+    loaded = model_of(vit_weights=TIMM).visual_encoder.state_dict()
+    assert all(torch.equal(value, state[key]) for key, value in loaded.items())
+    (hub_cache / "model.safetensors").write_bytes(b"no weights")
+    with pytest.raises(ValueError, match="model.safetensors"):
+        model_of(vit_weights=TIMM)
+
+
+def test_only_names_of_timm_need_no_file():
+    for wrong in ("vit_base_patch16_384", "timm/vit/base", "other/vit"):
+        with pytest.raises(ConfigError, match="no such file, folder, URL or timm/NAME"):
+            load_config("projects/mafa/train/fne_toy.yaml", [f"model.vit_weights={wrong}"])
 
 
 def test_base_config_has_the_hyperparameters_of_fne():

@@ -19,7 +19,7 @@ from transformers import BertTokenizerFast
 from transformers.models.bert.configuration_bert import BertConfig
 
 from lavis_mafa.io.checkpoints import find_config, problem_of_types, read_checkpoint
-from lavis_mafa.io.downloads import HubFiles, UrlFile
+from lavis_mafa.io.downloads import HubFiles, UrlFile, is_timm_name, weights_on_hub
 from lavis_mafa.models.checkpoints import resize_positions
 from lavis_mafa.models.parts.beams import OneRowPerBeam
 from lavis_mafa.models.parts.tokenizers import add_dec_token, build_tokenizer, from_hub
@@ -57,7 +57,8 @@ class Parts:
         vit: sizes of an EVA ViT (``patch_size``, ``width``, ``depth``, ``heads``); None: those of
             ``vit_model``.
         vit_weights: a checkpoint or URL of the image encoder, or of a model that contains one as
-            ``visual_encoder``; ``published``: LAVIS's for ``vit_model``; None: random.
+            ``visual_encoder``; ``timm/NAME``: timm's on the hub; ``published``: LAVIS's for
+            ``vit_model``; None: random.
         bert_weights: a folder or a name on the hub that the Q-Former starts from; None: random.
         q_former_config: JSON of the Q-Former's sizes; None: BERT-base's.
     """
@@ -120,6 +121,8 @@ class Blip2Parts:
             weights = VIT_WEIGHTS[cfg.get("vit_model", "eva_clip_g")] if parts.vit is None else None
         if weights and is_url(weights):
             yield UrlFile(f"{key}.vit_weights", weights)
+        elif weights and is_timm_name(weights):
+            yield HubFiles(f"{key}.vit_weights", weights, weights=True)
         former = parts.bert_weights
         if former and not os.path.isdir(former):
             yield HubFiles(f"{key}.bert_weights", former, weights=True)
@@ -231,11 +234,18 @@ def build_image_encoder(
 def load_image_encoder(encoder: nn.Module, url_or_filename: str) -> None:
     """Load an image encoder's weights, with position embeddings resized to its image size.
 
+    Args:
+        url_or_filename: or the name of a model of timm, such as
+            ``timm/vit_base_patch16_384.augreg_in21k_ft_in1k``.
+
     Raises:
         FileNotFoundError, OSError: if they cannot be loaded.
         ValueError: if they lack some of the encoder's weights.
     """
-    state = read_checkpoint(url_or_filename)
+    path = url_or_filename
+    if is_timm_name(path):
+        path = weights_on_hub(path, "model.vit_weights")
+    state = read_checkpoint(path)
     state = state.get("model", state)
     if any(key.startswith(PREFIX) for key in state):
         state = {key[len(PREFIX) :]: v for key, v in state.items() if key.startswith(PREFIX)}

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from lavis.common.registry import registry
+from lavis.common.utils import is_url
 from lavis.models.base_model import BaseModel
 from torch import Tensor
 from transformers import BertModel
@@ -29,7 +30,7 @@ from lavis_mafa.algorithm.posterior import PosteriorPicker, PosteriorRule, draw
 from lavis_mafa.algorithm.ranks import Ranks
 from lavis_mafa.algorithm.tokens import captions_of
 from lavis_mafa.io.checkpoints import find_config, model_yamls
-from lavis_mafa.io.downloads import HubFiles, UrlFile
+from lavis_mafa.io.downloads import HubFiles, UrlFile, is_timm_name
 from lavis_mafa.models.families.blip2.blip2_parts import load_image_encoder
 from lavis_mafa.models.families.dual.driver import DualBackbone
 from lavis_mafa.models.inference.rerank import MAX_TOKENS, compute_sim_matrix
@@ -230,8 +231,13 @@ class FneRetrieval(MafaModel, BaseModel):
         """Yield the published weights of both encoders, which a checkpoint replaces."""
         if checkpoint:
             return
-        if cfg.get("vit_weights") == "published" and cfg.get("vit") is None:
+        weights = cfg.get("vit_weights") or ""
+        if weights == "published" and cfg.get("vit") is None:
             yield UrlFile(f"{key}.vit_weights", DEIT)
+        elif is_url(weights):
+            yield UrlFile(f"{key}.vit_weights", weights)
+        elif is_timm_name(weights):
+            yield HubFiles(f"{key}.vit_weights", weights, weights=True)
         bert = cfg.get("bert_weights")
         if bert and not os.path.isdir(bert):
             yield HubFiles(f"{key}.bert_weights", bert, weights=True)
