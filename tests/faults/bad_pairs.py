@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 from PIL import Image
 
 # The expected (red, green, blue) of the top left pixel of images that are trained on.
@@ -163,7 +165,9 @@ def unreadable() -> dict[str, bytes]:
     }
 
 
-# Defects that cannot occur in a shard.
+# `image_text_parquet` stands for image_text_json with a parquet file that contains the images.
+PACKED = ("image_text_shards", "image_text_parquet")  # builders without image files
+# Defects that cannot occur in these.
 PATH_DEFECTS = (
     "missing file",
     "folder",
@@ -198,7 +202,7 @@ class DefectivePairs:
             self.images[kind] = self._add(content, "red circle and big box")
             if kind not in EXPECTED_PIXEL:
                 self.bad.add(self.images[kind])
-        if builder != "image_text_shards":
+        if builder not in PACKED:
             self._places()
         for kind, (caption, fate) in CAPTIONS.items():
             if self._never_read(caption):
@@ -242,6 +246,11 @@ class DefectivePairs:
 
     def annotations(self) -> Path:
         """Write the annotation file or shards of the builder; return the path."""
+        if self.builder == "image_text_parquet":
+            contents = [(self.path / "images" / row["image"]).read_bytes() for row in self.rows]
+            columns = {"jpg": contents, "txt": [row["caption"] for row in self.rows]}
+            pq.write_table(pa.table(columns), self.path / "pairs.parquet")
+            return self.path / "pairs.parquet"
         if self.builder != "image_text_shards":
             (self.path / "pairs.json").write_text(json.dumps(self.rows))
             return self.path / "pairs.json"

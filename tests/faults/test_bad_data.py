@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from bad_pairs import (
     CAPTIONS,
     CUT,
     EXPECTED_PIXEL,
+    PACKED,
     POSTSCRIPT,
     REPLACED,
     UNKNOWN,
@@ -44,6 +46,7 @@ from lavis_mafa.runners.guard import UnreadableError
 SETS = {
     "image_text_json": ImageTextTrain,
     "image_text_shards": ImageTextShardsTrain,
+    "image_text_parquet": partial(ImageTextTrain, vis_root=None),
     "coco_caption": CaptionDataset,
     "flickr30k": RetrievalDataset,
     "sbu_caption": ImageTextPairDataset,
@@ -52,7 +55,10 @@ pytestmark = [
     pytest.mark.timeout(280),  # opening a pipe blocks
     pytest.mark.filterwarnings("ignore:::PIL"),  # pytest replaces our own warning filter
 ]
-QUICK = (("image_text_json", 0), ("image_text_shards", 0), ("flickr30k", 2))
+QUICK = (
+    *(("image_text_json", 0), ("image_text_shards", 0)),
+    *(("image_text_parquet", 0), ("flickr30k", 2)),
+)
 EXPECTED_ERROR = {
     "pipe": "is a pipe",
     "folder": "Is a directory",
@@ -87,8 +93,10 @@ def first_pixel(image):
 def train_set(folder, processor=first_pixel):
     processors = processor, BlipCaptionProcessor()
     files = [str(folder.annotations())]
-    root = [] if folder.builder == "image_text_shards" else [str(folder.path / "images")]
-    return TrainingSet(SETS[folder.builder](*processors, *root, files), seed=3)
+    if folder.builder in PACKED:
+        return TrainingSet(SETS[folder.builder](*processors, ann_paths=files), seed=3)
+    root = str(folder.path / "images")
+    return TrainingSet(SETS[folder.builder](*processors, root, files), seed=3)
 
 
 # What is read, and what is replaced
@@ -272,11 +280,12 @@ def config_of(folder, path):
     if folder.builder.startswith("image_text"):
         for files in settings_["build_info"]["annotations"].values():
             del files["url"]
-    if folder.builder == "image_text_shards":
+    if folder.builder in PACKED:
         del settings_["build_info"]["images"]
     toy = Path(CONFIG).read_text()
     start, end = toy.index("datasets:"), toy.index("run:")
-    data = json.dumps({"datasets": {folder.builder: settings_}})  # JSON is YAML
+    name = folder.builder.replace("parquet", "json")
+    data = json.dumps({"datasets": {name: settings_}})  # JSON is YAML
     (path / "config.yaml").write_text(f"{toy[:start]}{data[1:-1]}\n\n{toy[end:]}")
     return str(path / "config.yaml")
 
