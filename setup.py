@@ -1,10 +1,13 @@
 """Installation of lavis_mafa.
 
-Two sets of packages are supported (README, "Install"):
+Three sets of packages are supported (README, "Install"):
 
+- *today*: `run_scripts/requirements/today.txt`, the newest versions, Python 3.11 to 3.14.
+- *modern*: `run_scripts/requirements/modern.txt`, older ones, Python 3.10 to 3.13.
 - *strict*: what plain `pip install .` resolves from here, with the pins LAVIS itself makes. Those
   pins have no wheels above Python 3.11, so it exists for Python 3.10 and 3.11.
-- *modern*: `run_scripts/requirements/modern.txt`, then LAVIS and this package with `--no-deps`.
+
+LAVIS and this package are installed with `--no-deps` into the first two.
 """
 
 from __future__ import annotations
@@ -19,33 +22,53 @@ from setuptools.command.build_py import build_py
 ROOT = Path(__file__).resolve().parent
 STRICT_PYTHONS = ((3, 10), (3, 11))
 
-STRICT_REQUIREMENTS = [
+REQUIREMENTS = [
+    # What the plugin builds on. LAVIS pins fairscale and, by `transformers<4.27`, an old release;
+    # `lavis_mafa.compat.versions` states what works.
     "salesforce-lavis==1.0.2",
-    "torch==2.11.0",
-    "torchvision==0.26.0",
-    "numpy<2",
-    # LAVIS imports these without listing them, or this package does.
+    "torch>=2.0",
+    "transformers>=4.25,<6",
+    "timm>=0.4.12",
+    "omegaconf>=2.1,<3",
+    "fairscale>=0.4.4",
+    # What the code imports besides, and what LAVIS imports without listing it.
     "braceexpand",
     "eccv_caption==0.1.0",
+    "huggingface_hub",
     "matplotlib",
+    "numpy",
+    "opencv-python-headless",
+    "packaging",
     "pillow>=9.4",
     "pyarrow>=15",
+    "pycocoevalcap",
+    "pycocotools",
     "pyyaml",
     "regex",
     "requests",
     "scipy",
     "tensorboard>=2.14",
+    "tokenizers",
+    "torchvision>=0.15",
     "tqdm",
     "webdataset",
 ]
 
+# Optional packages, by what they are for.
+EXTRAS = {
+    "wandb": ["wandb>=0.17"],
+    "mlflow": ["mlflow>=2.9"],
+    "cross-encoder": ["sentence-transformers>=5.4"],
+}
+EXTRAS["all"] = sorted({package for packages in EXTRAS.values() for package in packages})
+
 STRICT_SET_ERROR = """
 lavis_mafa: `pip install` with dependencies works on Python 3.10 and 3.11 only.
 LAVIS 1.0.2 pins packages (transformers < 4.27, opencv 4.5.5.64) that Python {python} does not have.
-Use the other, modern set of packages (Python 3.10 to 3.13), from the root of this repository:
+Use the today set of packages (Python 3.11 to 3.14), from the root of this repository:
     bash run_scripts/setup_env.sh          # makes .venv with everything in it
 or, into your own environment:
-    pip install -r run_scripts/requirements/modern.txt
+    pip install -r run_scripts/requirements/today.txt
     pip install --no-deps salesforce-lavis==1.0.2
     pip install --no-deps .
 """
@@ -108,7 +131,8 @@ setup(
     },
     cmdclass={"build_py": BuildWithProjects},
     entry_points={"console_scripts": ["lavis-mafa = lavis_mafa.cli:main"]},
-    install_requires=STRICT_REQUIREMENTS,
+    install_requires=REQUIREMENTS,
+    extras_require=EXTRAS,
     classifiers=[
         "Intended Audience :: Science/Research",
         "Operating System :: POSIX :: Linux",
@@ -116,6 +140,7 @@ setup(
         "Programming Language :: Python :: 3.11",
         "Programming Language :: Python :: 3.12",
         "Programming Language :: Python :: 3.13",
+        "Programming Language :: Python :: 3.14",
         "Topic :: Scientific/Engineering :: Artificial Intelligence",
     ],
 )

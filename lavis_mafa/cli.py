@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 from lavis_mafa._version import __version__
+from lavis_mafa.compat.versions import UnsupportedVersionError
 from lavis_mafa.io.launcher import end_with_launcher
 
 # By name: the module of a command and its help. A module has ``add_arguments(parser)`` and
@@ -65,9 +66,13 @@ COMMANDS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit status."""
     end_with_launcher()
-    with _ended_by_ctrl_c():
-        action = _prepare(argv)
-        from lavis_mafa.runners.session import exit_status
+    try:
+        with _ended_by_ctrl_c():
+            action = _prepare(argv)
+            from lavis_mafa.runners.session import exit_status
+    except UnsupportedVersionError as error:
+        print(f"lavis-mafa: {error}", file=sys.stderr)
+        return 1
     return exit_status(action)
 
 

@@ -19,6 +19,7 @@ from typing import Any
 
 from lavis_mafa.compat.adoption import adopt
 from lavis_mafa.compat.names import lent_names
+from lavis_mafa.compat.versions import check_versions
 
 PACKAGE = "lavis_mafa"
 # Importing these registers what they define, in this order.
@@ -97,6 +98,8 @@ class _Finder:
             if spec is not None:
                 self._watch(spec)
                 return spec
+        if name == "lavis":
+            check_versions()  # says what to install
         return None
 
     def _watch(self, spec: ModuleSpec) -> None:
@@ -116,6 +119,7 @@ class _Finder:
 
     def _load(self, execute: Any, module: ModuleType) -> None:
         if module.__name__ == "lavis":
+            check_versions()
             # A dependency of LAVIS warns at every start.
             warnings.filterwarnings("ignore", category=FutureWarning, module="fairscale")
             with lent_names():

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Create a virtual environment in this repository and install lavis_mafa into it.
 #
-#   bash run_scripts/setup_env.sh            .venv: the modern set of packages, Python 3.10 to 3.13
+#   bash run_scripts/setup_env.sh            .venv: the today set of packages, Python 3.11 to 3.14
+#   bash run_scripts/setup_env.sh --modern   .venv-modern: an older one, Python 3.10 to 3.13
 #   bash run_scripts/setup_env.sh --strict   .venv-strict: LAVIS's own pins, Python 3.10 or 3.11
 #   bash run_scripts/setup_env.sh --dev      also what the tests and linters need
 #
@@ -13,21 +14,24 @@ LAVIS="salesforce-lavis==1.0.2"
 ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 REQUIREMENTS="$ROOT/run_scripts/requirements"
 
-strict=false
+set_name=today
 dev=false
 for argument in "$@"; do
   case "$argument" in
-    --strict) strict=true ;;
+    --modern | --strict) set_name="${argument#--}" ;;
     --dev) dev=true ;;
-    *) echo "setup_env.sh: unknown option '$argument' (known: --strict, --dev)" >&2; exit 2 ;;
+    *)
+      echo "setup_env.sh: unknown option '$argument' (known: --modern, --strict, --dev)" >&2
+      exit 2
+      ;;
   esac
 done
-if $strict; then
-  venv="$ROOT/.venv-strict" set_name="strict" range="3.10 or 3.11" versions=(3.11 3.10)
-else
-  venv="$ROOT/.venv" set_name="modern" range="3.10 to 3.13"
-  versions=(3.12 3.11 3.13 3.10) # in order of preference
-fi
+venv="$ROOT/.venv-$set_name"
+case "$set_name" in # versions: in order of preference
+  today) venv="$ROOT/.venv" range="3.11 to 3.14" versions=(3.12 3.13 3.11 3.14) ;;
+  modern) range="3.10 to 3.13" versions=(3.12 3.11 3.13 3.10) ;;
+  strict) range="3.10 or 3.11" versions=(3.11 3.10) ;;
+esac
 python="$venv/bin/python"
 log="$venv/install.log"
 
@@ -106,18 +110,17 @@ once() {
   echo "$wanted" >"$stamp"
 }
 
-install_modern() {
-  stage "packages of the modern set (several GB, a few minutes)" \
-    pip -r "$REQUIREMENTS/modern.txt"
-  stage "$LAVIS" pip --no-deps "$LAVIS"
-  stage "lavis_mafa" pip --no-deps --no-build-isolation -e "$ROOT"
-  stage "import of LAVIS" "$python" -c "import lavis.models, lavis.tasks, lavis.runners"
-}
-
-install_strict() {
-  stage "lavis_mafa with the strict set (several GB, a few minutes)" \
-    pip -c "$REQUIREMENTS/strict.txt" -e "$ROOT"
-  stage "import of LAVIS" "$python" -c "import lavis.models, lavis.tasks, lavis.runners"
+install_packages() {
+  local packages="packages of the $set_name set (several GB, a few minutes)"
+  if [ "$set_name" = strict ]; then
+    stage "$packages" pip -c "$REQUIREMENTS/strict.txt" -e "$ROOT"
+  else
+    stage "$packages" pip -r "$REQUIREMENTS/$set_name.txt"
+    stage "$LAVIS" pip --no-deps "$LAVIS"
+    stage "lavis_mafa" pip --no-deps --no-build-isolation -e "$ROOT"
+  fi
+  stage "import of LAVIS" "$python" -W ignore -c \
+    "import lavis_mafa, lavis.models, lavis.tasks, lavis.runners"
 }
 
 install_dev() { stage "test tools and linters" pip -r "$REQUIREMENTS/dev.txt"; }
@@ -138,11 +141,7 @@ elif ! usable "$python"; then
     "Remove that folder and run this again."
 fi
 
-if $strict; then
-  once strict "$ROOT/setup.py" "$REQUIREMENTS/strict.txt" -- install_strict
-else
-  once modern "$ROOT/setup.py" "$REQUIREMENTS/modern.txt" -- install_modern
-fi
+once "$set_name" "$ROOT/setup.py" "$REQUIREMENTS/$set_name.txt" -- install_packages
 if $dev; then
   once dev "$REQUIREMENTS/dev.txt" -- install_dev
 fi

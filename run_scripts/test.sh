@@ -2,6 +2,7 @@
 # Create the environment if needed, then run the formatter, the linter, the type checker and the
 # tests. A failure does not stop the others; the exit status is 0 if all passed.
 #
+#   --modern   the tests only, in the modern set of packages (.venv-modern)
 #   --strict   the tests only, in the strict set of packages (.venv-strict)
 #   --fast     the tests only
 #   --slow     also the tests marked slow
@@ -18,7 +19,7 @@ export=false
 pytest_options=()
 for argument in "$@"; do
   case "$argument" in
-    --strict) venv=.venv-strict setup_options+=(--strict) linters=false ;;
+    --modern | --strict) venv=".venv-${argument#--}" setup_options+=("$argument") linters=false ;;
     --fast) linters=false ;;
     --export) export=true ;;
     --slow) pytest_options+=(-m "not faults") ;; # overrides the "not slow" of pyproject.toml
@@ -36,7 +37,7 @@ if $export; then
   # The same torch, the newest transformers, neither LAVIS nor this package.
   [ -x .venv-export/bin/python ] || "$python" -m venv .venv-export
   echo "updating .venv-export (several GB when it is new)"
-  grep -E '^(torch|torchvision|pillow)==' run_scripts/requirements/modern.txt |
+  grep -E '^(torch|torchvision|pillow)==' run_scripts/requirements/today.txt |
     .venv-export/bin/python -m pip install --quiet --no-input --upgrade -r /dev/stdin transformers
   folder="$(mktemp -d)"
   trap 'rm -rf "$folder"' EXIT

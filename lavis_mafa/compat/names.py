@@ -1,4 +1,4 @@
-"""Names that LAVIS imports and newer versions of transformers lack."""
+"""Names that LAVIS imports, and newer versions of transformers or some machines lack."""
 
 from __future__ import annotations
 
@@ -10,14 +10,24 @@ from types import ModuleType
 from typing import Any
 
 PARALLEL = "transformers.utils.model_parallel_utils"
+OLDER = (
+    "this version of transformers; LAVIS needs it to prune heads or to spread T5 over devices. "
+    "Install transformers 4.51.3 for that"
+)
+NO_VIDEO = "this environment: LAVIS reads videos with decord, which is not installed"
 
 
-def _unsupported(name: str) -> Callable[..., Any]:
+class _NoBridge:
+    """Stands for ``decord.bridge``; LAVIS chooses the type of frames when it is imported."""
+
+    @staticmethod
+    def set_bridge(name: str) -> None:
+        pass
+
+
+def _unsupported(name: str, why: str) -> Callable[..., Any]:
     def unsupported(*_: Any, **__: Any) -> Any:
-        raise NotImplementedError(
-            f"{name} is not part of this version of transformers; LAVIS needs it to prune heads or "
-            "to spread T5 over devices. Install transformers 4.51.3 for that"
-        )
+        raise NotImplementedError(f"{name} is not part of {why}")
 
     unsupported.__name__ = name
     return unsupported
@@ -32,10 +42,12 @@ def _missing() -> dict[str, dict[str, Any]]:
         "find_pruneable_heads_and_indices",
         "prune_linear_layer",
     ):
-        found = getattr(utilities, name, None) or _unsupported(name)
+        found = getattr(utilities, name, None) or _unsupported(name, OLDER)
         lent.setdefault("transformers.modeling_utils", {})[name] = found
         lent.setdefault("transformers.pytorch_utils", {})[name] = found
-    lent[PARALLEL] = {n: _unsupported(n) for n in ("assert_device_map", "get_device_map")}
+    lent[PARALLEL] = {n: _unsupported(n, OLDER) for n in ("assert_device_map", "get_device_map")}
+    # decord has wheels for x86-64 only.
+    lent["decord"] = {"bridge": _NoBridge, "VideoReader": _unsupported("VideoReader", NO_VIDEO)}
     return lent
 
 

@@ -45,6 +45,17 @@ def test_missing_names_are_lent_and_taken_back(monkeypatch):
     assert PARALLEL not in sys.modules
 
 
+def test_lavis_is_imported_without_decord(monkeypatch):
+    monkeypatch.setitem(sys.modules, "decord", None)
+    for name in [n for n in sys.modules if n == "lavis.datasets.data_utils"]:
+        monkeypatch.delitem(sys.modules, name)
+    with lent_names():
+        without = importlib.import_module("lavis.datasets.data_utils")
+    assert "decord" not in sys.modules or sys.modules["decord"] is None
+    with pytest.raises(NotImplementedError, match="LAVIS reads videos with decord"):
+        without.VideoReader("a.mp4")
+
+
 def test_nothing_is_lent_that_is_there():
     def found():
         return [vars(module).copy() for module in (modeling_utils, pytorch_utils)]
