@@ -7,10 +7,12 @@ import os
 import pkgutil
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 from conftest import ROOT
+from packaging.version import Version
 
 import lavis_mafa
 from lavis_mafa.cli import COMMANDS
@@ -46,7 +48,14 @@ def run_lines(*lines: str) -> None:
     "lines",
     [
         "import lavis_mafa; from lavis.models import load_model; load_model('albef_mafa', 'tiny')",
-        "from lavis.models import load_model; import lavis_mafa; load_model('albef_mafa', 'tiny')",
+        pytest.param(
+            "from lavis.models import load_model; import lavis_mafa; "
+            "load_model('albef_mafa', 'tiny')",
+            marks=pytest.mark.skipif(
+                Version(version("transformers")) >= Version("4.53"),
+                reason="LAVIS alone cannot be imported with this version of transformers",
+            ),
+        ),
         "import lavis_mafa.models",
         "import lavis_mafa.config",
         "from lavis_mafa.toyworld import ToyScenesBuilder",
@@ -141,8 +150,12 @@ def test_every_module_can_be_imported_first():
     """Check that no circular import is hidden by the order of registration."""
     code = """
 import os, sys, traceback
+from lavis_mafa import registration
+registration._finder.registered = True  # so that nothing is registered
 import lavis.runners
-sys.modules["lavis"].__spec__._initializing = True  # so that nothing is registered
+sys.modules["lavis"].__spec__._initializing = True
+for name in [one for one in sys.modules if one.split(".")[0] == "lavis_mafa"]:
+    del sys.modules[name]
 import lavis_mafa
 failed = []
 for name in sys.argv[1:]:
