@@ -123,7 +123,11 @@ install_packages() {
     "import lavis_mafa, lavis.models, lavis.tasks, lavis.runners"
 }
 
-install_dev() { stage "test tools and linters" pip -r "$REQUIREMENTS/dev.txt"; }
+install_dev() {
+  stage "test tools and linters" pip -r "$REQUIREMENTS/dev.txt"
+  [ "$set_name" != today ] || stage "optional packages, for their tests" \
+    pip -c "$REQUIREMENTS/today.txt" -r "$REQUIREMENTS/integrations.txt"
+}
 
 if command -v flock >/dev/null; then # commands started at the same time take turns
   exec 9<"${BASH_SOURCE[0]}"
@@ -143,7 +147,7 @@ fi
 
 once "$set_name" "$ROOT/setup.py" "$REQUIREMENTS/$set_name.txt" -- install_packages
 if $dev; then
-  once dev "$REQUIREMENTS/dev.txt" -- install_dev
+  once dev "$REQUIREMENTS/dev.txt" "$REQUIREMENTS/integrations.txt" -- install_dev
 fi
 echo "environment ready: $venv ($("$python" --version), $set_name set, ${SECONDS} s)"
 # The caller may have activated it already, and a script may not care.

@@ -65,9 +65,8 @@ class Ranks:
         if self.world == 1:
             return tensor
         if with_grad and tensor.requires_grad and torch.is_grad_enabled():
-            rows: tuple[Tensor, ...] = _GatherWithGradient.apply(  # type: ignore[no-untyped-call]
-                tensor.contiguous()
-            )
+            apply: Any = _GatherWithGradient.apply
+            rows: tuple[Tensor, ...] = apply(tensor.contiguous())
             return torch.cat(rows)
         tensor = tensor.detach().contiguous()
         gathered = [torch.empty_like(tensor) for _ in range(self.world)]

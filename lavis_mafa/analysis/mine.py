@@ -141,7 +141,7 @@ def select_pairs(
     rows = rows[np.lexsort((judged.text[rows], judged.image[rows], -probability[rows]))]
     ids = data.image_ids
     known = {
-        (int(ids[number]), _normalized(data.caption(number)))
+        (int(ids[number]), _normalized(data.caption(int(number))))
         for number in np.flatnonzero(np.isin(ids, ids[judged.image[rows]]))
     }
     kept, already, twice, seen = [], 0, 0, set()

@@ -127,7 +127,8 @@ class HubForm:
         """Return the processor of LAVIS's ``blip_image_eval``."""
         from transformers import BlipImageProcessor
 
-        size, normalize = image_size_of(self.model), BlipImageBaseProcessor().normalize
+        size: Any = image_size_of(self.model)
+        normalize = BlipImageBaseProcessor().normalize
         return BlipImageProcessor(
             size={"height": size, "width": size},
             image_mean=list(normalize.mean),

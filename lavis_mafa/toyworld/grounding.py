@@ -46,7 +46,7 @@ def make_expressions(
     """
     rows, image_ids, cells = [], [], []
     for image, scene in enumerate(scenes):
-        occupied = np.flatnonzero(scene["shape"])
+        occupied = np.flatnonzero(scene["shape"]).tolist()
         if len(occupied) < 2:
             continue
         for cell in occupied:
@@ -125,7 +125,9 @@ class ToyGroundingEval(ToyPictures):
                 "image": self.image_names[image],
                 "text": text,
                 "bbox": self._box(cell),
-                "boxes": [self._box(one) for one in np.flatnonzero(self.scenes[image]["shape"])],
+                "boxes": [
+                    self._box(int(one)) for one in np.flatnonzero(self.scenes[image]["shape"])
+                ],
             }
             for image, text, cell in zip(
                 self.image_ids, expressions["texts"], expressions["cells"], strict=True

@@ -158,6 +158,8 @@ def test_python_tokenizer_agrees_only_with_itself():
     from lavis_mafa.io.checkpoints import find_config
 
     slow = BertTokenizer(find_config("tiny_vocab.txt"), do_lower_case=True)
+    if slow.is_fast:
+        pytest.skip("this version of transformers has no tokenizer in Python for BERT")
     assert Tokenizer(slow, 9).agrees_with(Tokenizer(slow, 9))
     assert not Tokenizer(slow, 9).agrees_with(Tokenizer(copy.deepcopy(slow), 9))
 

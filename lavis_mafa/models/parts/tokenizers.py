@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import requests
-from transformers import BertTokenizerFast
+from transformers import BertTokenizerFast  # type: ignore[attr-defined]
 
 from lavis_mafa.compat.tokenizers import with_vocabulary
 from lavis_mafa.io.checkpoints import find_config

@@ -15,7 +15,7 @@ from lavis.models import clip_vit, eva_vit
 from lavis.models.blip2_models.blip2 import LayerNorm
 from lavis.models.blip2_models.Qformer import BertLMHeadModel
 from torch import nn
-from transformers import BertTokenizerFast
+from transformers import BertTokenizerFast  # type: ignore[attr-defined]
 from transformers.models.bert.configuration_bert import BertConfig
 
 from lavis_mafa.io.checkpoints import find_config, problem_of_types, read_checkpoint

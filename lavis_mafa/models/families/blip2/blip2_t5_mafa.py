@@ -11,7 +11,7 @@ from lavis.common.registry import registry
 from lavis.models.blip2_models.blip2_t5 import Blip2T5
 from lavis.models.blip2_models.modeling_t5 import T5ForConditionalGeneration
 from torch import Tensor
-from transformers import T5TokenizerFast
+from transformers import T5TokenizerFast  # type: ignore[attr-defined]
 from transformers.models.t5.configuration_t5 import T5Config
 
 from lavis_mafa.algorithm.losses.language import IGNORED
