@@ -32,6 +32,7 @@ ADDED = {
         **{"train_splits": ["train"], "test_splits": ["test"], "output_dir": "output"},
         **{"job_id": "", "tensorboard": False, "log_freq": 1, "k_test": 4},
         "retrieval_metrics": ["mean_rank"],
+        **{"loggers": ["notebook"], "logger_options": {"notebook": {"file": "mine.txt"}}},
         "grit": {"queue_size": 32, "search_space": 16},
     },
     "model": {
@@ -54,6 +55,7 @@ OWN_FAMILY = {
     "run": {
         **{key: value for key, value in ADDED["run"].items() if key not in ("greeting", "times")},
         **{"plugins": [FAMILY], "task": "mafa_pretrain", "test_splits": []},
+        **{"loggers": [], "logger_options": {}},
         "retrieval_metrics": [],
     },
     "model": {"arch": "averages_tiny", "model_type": "tiny", "channels": 8},
@@ -112,6 +114,9 @@ def test_training_uses_every_added_component(tmp_path):
     assert '"found_i2t": 8.0' in log  # the discriminator's probability is above the threshold
     evaluated = [path.read_text(encoding="utf-8") for path in tmp_path.rglob("evaluate.txt")]
     assert any("mean_rank" in text for text in evaluated), evaluated
+    logged = (tmp_path / "output" / "mine.txt").read_text(encoding="utf-8").splitlines()
+    assert {"global_step 1 train/loss_spread", "epoch 0 epoch/loss"} <= set(logged)
+    assert logged[-1] == "finished"
 
 
 def test_added_family_is_trained(tmp_path):
@@ -135,6 +140,10 @@ def test_a_caption_metric_of_ones_own_is_reported(tmp_path):
 
 
 WRONG = {
+    "run.logger_options.notebook.fil": (
+        "a.txt",
+        "unknown key; did you mean run.logger_options.notebook.file?",
+    ),
     "model.mafa.nearest_to.target": (2, "2 is out of range; expected a number from -1 to 1"),
     "model.mafa.self_taught.power": ("high", "'high' is not a number >= 1"),
     "model.mafa.self_taught.powr": (2, "unknown key; did you mean model.mafa.self_taught.power?"),

@@ -12,6 +12,7 @@ from lavis_mafa.algorithm.labels import SOFT_LABELS
 from lavis_mafa.algorithm.losses import LOSSES
 from lavis_mafa.algorithm.options import option
 from lavis_mafa.algorithm.pickers import NONE, PICKERS
+from lavis_mafa.loggers import LOGGERS, Logger
 from lavis_mafa.metrics import METRICS
 from lavis_mafa.models.con_d.discriminator import DISCRIMINATORS
 from lavis_mafa.models.families.albef.albef_mafa import AlbefMafa
@@ -91,6 +92,34 @@ def words(references, captions):
     """Return the number of words of each caption, and that of the images."""
     counts = [len(captions[image][0].split()) for image in sorted(captions)]
     return {"Words": counts, "Images": len(references)}
+
+
+@dataclass(frozen=True)
+class NotebookSettings:
+    """Settings of the logger."""
+
+    file: str = option("notebook.txt", "file in the run's folder")
+
+
+@LOGGERS.register("notebook", settings=NotebookSettings, source="tests")
+class Notebook(Logger):
+    """A logger that writes the names of figures into a file."""
+
+    def __init__(self, settings: NotebookSettings) -> None:
+        self.settings = settings
+
+    def begin(self, run):
+        """Open the file."""
+        self.file = open(run.folder / self.settings.file, "a", encoding="utf-8")
+
+    def figures(self, figures, step, axis):
+        """Write one line for each figure."""
+        self.file.writelines(f"{axis} {step} {name}\n" for name in figures)
+
+    def end(self, status):
+        """Write how the run ended."""
+        self.file.write(status)
+        self.file.close()
 
 
 @dataclass(frozen=True)
