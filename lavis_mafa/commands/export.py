@@ -38,6 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="settings of the model, such as image_size=364 or opt_model=FOLDER",
     )
     hf.add_argument("--dtype", default="float32", choices=["float32", "float16", "bfloat16"])
+    hf.add_argument("--license", help="for the model card, such as bsd-3-clause; default: unknown")
     hf.add_argument(
         "--no-check",
         action="store_true",
@@ -54,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     known = (*TARGETS, SAFETENSORS, *FORMS)
     if args.to not in known:
         args.error(f"--to {args.to}: expected one of {', '.join(known)}")
-    given = args.arch or args.model_type or args.options or args.no_check
+    given = args.arch or args.model_type or args.options or args.no_check or args.license
     if args.to not in TARGETS and (given or args.dtype != "float32"):
         takes = "no option" if args.to == SAFETENSORS else "one option, --fusion-layer"
         args.error(f"--to {args.to} takes {takes}; the others are for hf*")
@@ -77,6 +78,7 @@ def run(args: argparse.Namespace) -> int:
             options=args.options,
             dtype=args.dtype,
             check=not args.no_check,
+            licence=args.license,
         )
     except (OSError, ValueError, ImportError) as error:
         print(f"export failed: {error}", file=sys.stderr)

@@ -22,6 +22,7 @@ from lavis_mafa.export.blip2_form import Blip2Generation, Blip2Retrieval
 from lavis_mafa.export.blip_form import BlipCaptioning, BlipRetrieval
 from lavis_mafa.export.compare import compare
 from lavis_mafa.export.hub_form import HubForm
+from lavis_mafa.export.model_card import CARD, facts_of, model_card
 from lavis_mafa.export.source import build_model
 from lavis_mafa.io.checkpoints import model_config, read_checkpoint, vocabulary_of
 from lavis_mafa.io.files import write_text
@@ -50,8 +51,9 @@ def export_hugging_face(
     options: Sequence[str] = (),
     dtype: str = "float32",
     check: bool = True,
+    licence: str | None = None,
 ) -> str:
-    """Write the folder ``out``: config, weights, tokenizer and image processor.
+    """Write the folder ``out``: config, weights, tokenizer, image processor and model card.
 
     Args:
         checkpoint: file or URL of a BLIP or BLIP-2 of LAVIS or of this package.
@@ -59,6 +61,7 @@ def export_hugging_face(
         arch, model_type, options: see `lavis_mafa.export.source.build_model`.
         dtype: of the saved weights; a Q-Former's stay float32.
         check: load the folder again and compare its outputs with LAVIS's.
+        licence: for the model card.
 
     Returns:
         A text that says what was written and how far outputs differ.
@@ -79,6 +82,8 @@ def export_hugging_face(
             f"{len(random)} weights of {type(model).__name__}, such as {random[0]}, are neither in "
             f"{checkpoint} nor loaded from elsewhere: random weights are not exported"
         )
+    facts = facts_of(read_checkpoint(checkpoint, mapped=True), checkpoint)
+    card = model_card(form, facts, licence)
     round_weights(model, getattr(torch, dtype), form.in_float32)
     out.parent.mkdir(parents=True, exist_ok=True)
     unfinished = out.with_name(f".{out.name}.{os.getpid()}.tmp")
@@ -86,6 +91,7 @@ def export_hugging_face(
     try:
         write_folder(form, unfinished, getattr(torch, dtype))
         write_record(record_of(model, cfg), unfinished)
+        write_text(unfinished / CARD, card)
         lines = [f"wrote {out}: {form.class_name}, {dtype}"]
         if check:
             lines.append(compare(form, unfinished))
