@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -102,7 +102,7 @@ class RunFacts:
 
 
 def facts_of(content: Mapping[str, Any], checkpoint: str) -> RunFacts:
-    """Collect what a checkpoint, and the log in the run's folder if it lies there, have recorded."""
+    """Collect what a checkpoint has recorded, and the log beside it if it lies in a run's folder."""
     config, run = _mapping(content.get("config")), _mapping(content.get("run"))
     check: dict[str, Any] = {}
     evaluations: dict[str, dict[str, Any]] = {}
@@ -285,7 +285,7 @@ def _citation(form: HubForm, grit: bool) -> str:
     return f"## Citation\n\n```bibtex\n{text}\n```"
 
 
-def _table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+def _table(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
     lines = [header, tuple("---" for _ in header), *rows]
     return "\n".join(f"| {' | '.join(cell.replace('|', '') for cell in row)} |" for row in lines)
 

@@ -130,8 +130,8 @@ anything = st.recursive(
         st.lists(inner, max_size=2)
         | st.dictionaries(
             st.sampled_from(
-                "model run datasets mafa grit con_d arch negatives soft_labels type connections low "
-                "use_in data samples images auc above pairs threshold own random val txt_r1".split()
+                "model run datasets mafa grit con_d arch negatives soft_labels type connections "
+                "low use_in data samples images auc above pairs threshold own random txt_r1".split()
             ),
             inner,
             max_size=4,
