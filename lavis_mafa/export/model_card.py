@@ -102,7 +102,7 @@ class RunFacts:
 
 
 def facts_of(content: Mapping[str, Any], checkpoint: str) -> RunFacts:
-    """Collect what a checkpoint has recorded, and the log beside it if it lies in a run's folder."""
+    """Collect what a checkpoint has recorded, and the log if it lies in the folder of a run."""
     config, run = _mapping(content.get("config")), _mapping(content.get("run"))
     check: dict[str, Any] = {}
     evaluations: dict[str, dict[str, Any]] = {}
