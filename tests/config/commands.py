@@ -25,6 +25,7 @@ ASSIGNED = re.compile(r'^(\w+)="([^"]*)"$', re.MULTILINE)
 SPAN = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
 PROGRAMS = ("python", "bash", "sbatch", "lavis-mafa")
 EVAL_SCRIPT = "run_scripts/mafa/eval.sh"  # followed by the name of a config
+READERS_CONFIG = "CONFIG"  # stands for a file of the reader's, as CHECKPOINT does
 EVALUATES = ("evaluate.py", "run_scripts/mafa/evaluate.sh")
 
 
@@ -118,7 +119,7 @@ def problems_of(command: str) -> list[str]:
         problems += [
             f"no such study: {option}" for option in studies if not (ROOT / option).is_file()
         ]
-    if parsed.config is None:
+    if parsed.config in (None, READERS_CONFIG):
         return problems
     path = project_file(parsed.config)
     if not path.is_file():
