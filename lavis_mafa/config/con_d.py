@@ -14,7 +14,7 @@ from lavis_mafa.config.key import Key
 from lavis_mafa.config.registered import mafa_key
 from lavis_mafa.config.weights import CON_D, FROZEN, check_frozen_files
 from lavis_mafa.models.con_d.discriminator import DISCRIMINATORS
-from lavis_mafa.models.traits import judges, traits_of
+from lavis_mafa.models.traits import judges, negatives_encoders, traits_of
 
 BUILD_KEYS = ("arch", "model_type", "load_pretrained", "pretrained", "load_finetuned", "finetuned")
 
@@ -66,12 +66,15 @@ def _check_weights_of(path: str, s: Settings, report: Report) -> None:
     arch, model_type = s[f"{path}.arch"], s[f"{path}.model_type"]
     if arch is None or arch in DISCRIMINATORS or f"{path}.model_type" in report.bad:
         return
+    usable = judges if path == CON_D else negatives_encoders
     # None: a user's class, which can only be checked once it is built; see `backbone_of`.
     if traits_of(arch).can_judge is False:
-        # The drivers of all families need a model of ITM too: those that judge are those that
-        # compare.
         why = "cannot judge pairs" if path == CON_D else "has no features of ITC that we can use"
-        report.add(f"{path}.arch", f"{arch} {why}; use one of {', '.join(judges())}")
+        report.add(f"{path}.arch", f"{arch} {why}; use one of {', '.join(usable())}")
+        return
+    if path != CON_D and not traits_of(arch).has_temperature:
+        why = "has no temperature of ITC"
+        report.add(f"{path}.arch", f"{arch} {why}; use one of {', '.join(usable())}")
         return
     shipped = default_or_report(
         f"{path}.model_type", registry.get_model_class(arch), model_type, report

@@ -34,7 +34,7 @@ from lavis_mafa.config.schema import (
 from lavis_mafa.io.files import ROOT
 from lavis_mafa.loggers import LOGGERS
 from lavis_mafa.models.con_d.discriminator import DISCRIMINATORS
-from lavis_mafa.models.traits import LAVIS_MODELS, judges
+from lavis_mafa.models.traits import LAVIS_MODELS, judges, negatives_encoders
 
 COMMAND = "lavis-mafa config --write docs/config.md"
 DASH = "–"
@@ -98,8 +98,9 @@ def page() -> str:
     keys = {**CON_D, **_own_keys(DISCRIMINATORS), "arch": judge}
     mafa["con_d"] = replace(mafa["con_d"], keys=keys)
     encoder = mafa["negatives_encoder"]
-    compares = replace(judge, doc=encoder.keys["arch"].doc, source=encoder.source, words=())
-    mafa["negatives_encoder"] = replace(encoder, keys={**encoder.keys, "arch": compares})
+    compares = tuple(name for name in negatives_encoders() if name in known)
+    compared = replace(encoder.keys["arch"], registered="", choices=compares)
+    mafa["negatives_encoder"] = replace(encoder, keys={**encoder.keys, "arch": compared})
     parts = [
         HEAD,
         _section("run", _closed(RUN)),

@@ -28,6 +28,8 @@ class Traits:
             encoders have published weights of their own.
         trains_by_step: trains by `run_step`: reads ``model.mafa`` and yields features for GRIT.
         can_judge: can serve as Con-D; None if only a built model can tell.
+        has_temperature: has the temperature of ITC, so that one that can judge can also serve as
+            the encoder of hard negatives.
         patch_size: side of the ViT's patches where no config states it.
         takes_conv_stem: reads ``vit.stem``.
         keeps_word_states: keeps a state of every word, as TCL's local loss needs.
@@ -45,6 +47,7 @@ class Traits:
     starts_from_parts: bool = False
     trains_by_step: bool = False
     can_judge: bool | None = None
+    has_temperature: bool = True
     patch_size: int = 16
     takes_conv_stem: bool = False
     keeps_word_states: bool = False
@@ -81,7 +84,7 @@ LAVIS_MODELS = {
     "blip_caption": _BLIP,
     "blip_classification": _BLIP,
     "blip_feature_extractor": _BLIP,
-    "blip_image_text_matching": replace(_BLIP, can_judge=True),
+    "blip_image_text_matching": replace(_BLIP, can_judge=True, has_temperature=False),
     "blip_nlvr": replace(_BLIP, images_per_sample=2),
     "blip_pretrain": replace(_BLIP, can_judge=True),
     "blip_retrieval": replace(_BLIP, can_judge=True),
@@ -129,6 +132,11 @@ def judges() -> Iterator[str]:
         if traits_of(cls).can_judge and cls not in classes:
             classes.add(cls)
             yield name
+
+
+def negatives_encoders() -> Iterator[str]:
+    """Yield the models that can serve as the encoder of hard negatives, as `judges` does."""
+    yield from (name for name in judges() if traits_of(name).has_temperature)
 
 
 def same_model(one: Any, other: Any) -> bool:

@@ -372,6 +372,21 @@ def test_every_shipped_file_is_valid_with_both_bases(plans, path):
         assert all(job.steps > 0 for job in jobs) or at == "paper"
 
 
+@pytest.mark.parametrize(("at", "stage"), [("toy", "train"), ("paper", "pretrain")])
+def test_hard_negatives_without_itc_are_picked_by_encoders_of_itc_alone(plans, at, stage):
+    """GRIT-VLP, Table 1: "MLM + ITMhard"."""
+    plan = plans["table_grit_vlp_1", at]
+    rows = [row for row in plan.study.rows if row.name.startswith("MLM + ITMhard")]
+    itc = plan.jobs["itc/7"]
+    weights = config_of(itc).model_cfg.mafa.loss_weights
+    assert (weights.itc, weights.itm, weights.lm) == (1, 0, 0) and len(rows) == 2
+    for row in rows:
+        job = plan.of[row.name][7][stage]
+        mafa = config_of(job).model_cfg.mafa
+        assert mafa.negatives_encoder.checkpoint == str(itc.checkpoint) and "itc/7" in job.needs
+        assert mafa.loss_weights.itc == 0 and mafa.negatives == "sampled" and mafa.con_d is None
+
+
 def settings_of_step(job):
     """Return what a row sets in the training step, independent of its size."""
     cfg = config_of(job)

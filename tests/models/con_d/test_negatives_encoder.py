@@ -231,6 +231,8 @@ def test_config_without_weights_or_features_is_refused(tmp_path):
     assert f"{TRAIN}.checkpoint" in told and "that was trained with ITC" in told
     told = problems(tmp_path, arch="albef_vqa")
     assert "albef_vqa has no features of ITC" in told and "albef_retrieval" in told
+    told = problems(tmp_path, arch="blip_image_text_matching")
+    assert "has no temperature of ITC; use one of" in told and "blip_retrieval" in told
     told = problems(tmp_path, arch="albef_mafa", model_type="tiny", checkpoint="nowhere.pth")
     assert "nowhere.pth" in told
     blip2 = tmp_path / "blip2.pth"
