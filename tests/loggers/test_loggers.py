@@ -16,6 +16,7 @@ from lavis_mafa.config import ConfigError, load_config
 from lavis_mafa.loggers import LOGGERS, Logger
 from lavis_mafa.loggers.guarded import MEMORY, GuardedLoggers
 from lavis_mafa.loggers.redact import HIDDEN, redact
+from lavis_mafa.runners.figures import Figures
 
 sys.path.append(str(ROOT / "tests" / "runners"))
 from runs import CONFIG, options, records, run_here, same_weights, weights  # noqa: E402
@@ -118,6 +119,19 @@ def test_evaluation_is_logged(tmp_path, recorders):
     )
     kinds = [call[0] for call in recorders[-1].calls]
     assert kinds == ["figures", "table", "end"]
+
+
+@pytest.mark.parametrize(
+    ("error", "status"), [(RuntimeError("broken"), "failed"), (KeyboardInterrupt(), "stopped")]
+)
+def test_loggers_learn_how_a_run_ended(tmp_path, recorders, monkeypatch, error, status):
+    def fail(*_):
+        raise error
+
+    monkeypatch.setattr(Figures, "record_epoch", fail)
+    with pytest.raises(type(error)):
+        run_here(tmp_path, run__loggers="[recorder]", run__max_epoch=1)
+    assert recorders[0].calls[-1] == ("end", status)
 
 
 # Failures
