@@ -68,6 +68,12 @@ class Corpus:
             found = hashlib.sha256(np.ascontiguousarray(self.image_ids).tobytes())
             for number in range(len(self)):
                 found.update(json.dumps(self.pairs.source(number), default=str).encode())
+            for part in self.pairs.parts:
+                # Images inside annotation files have no path that would tell them apart.
+                table = getattr(part, "table", None)
+                if getattr(part, "images_by_content", False) and table.images is not None:
+                    for images, _ in table.identity():
+                        found.update(images)
             self._sources = found.hexdigest()
         found = hashlib.sha256(self._sources.encode())
         some = np.arange(0, len(self), max(1, len(self) // 16))

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from torch.utils.data import DataLoader
 
+from lavis_mafa.analysis.corpus import Corpus
 from lavis_mafa.datasets import TrainingSet, arrow_table, columnar_files
 from lavis_mafa.datasets.annotation_files import read_rows
 from lavis_mafa.datasets.annotation_rows import Problem
@@ -286,12 +287,18 @@ def test_changed_arrow_file_is_noticed_during_a_run(tmp_path):
 
 
 @pytest.mark.parametrize("name", WRITERS)
-def test_identity_covers_every_image_and_caption(tmp_path, name):
+def test_identity_covers_every_image_and_caption(tmp_path, monkeypatch, name):
     """Another picture under the same name and size, as in a file that is written again."""
 
     def identity(rows: list[dict[str, Any]]) -> DataIdentity:
         WRITERS[name](table_of(rows, "bytes"), tmp_path / name)
-        return DataIdentity.of(TrainingSet(train_set(tmp_path, tmp_path / name)))
+        data = TrainingSet(train_set(tmp_path, tmp_path / name))
+        corpus = Corpus(data, None)
+        monkeypatch.setattr(corpus, "batches", lambda *given: [])  # of some samples only
+        fingerprints.append(corpus.fingerprint())
+        return DataIdentity.of(data)
+
+    fingerprints: list[str] = []
 
     rows = [{"image": k, "caption": f"a {k}", "image_id": k} for k in range(30)]
     before = identity(rows)
@@ -306,6 +313,7 @@ def test_identity_covers_every_image_and_caption(tmp_path, name):
         other = [dict(row) for row in rows]
         other[number]["caption"] = "b"
         assert identity(other).caption_rows != before.caption_rows
+    assert fingerprints[0] == fingerprints[1] and len(set(fingerprints)) == len(fingerprints) - 1
 
 
 def test_captions_are_read_without_images(tmp_path, monkeypatch):
