@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from conftest import mini_batch
 from runs import CONFIG, options, run_here, same_weights, weights
 
 from lavis_mafa import load_model
@@ -43,3 +44,13 @@ def test_dry_run_says_what_the_frozen_encoder_costs(tmp_path, changes, capsys):
     output = capsys.readouterr().out
     assert "; negatives_encoder: " in output and "negatives_encoder 0," not in output
     assert "Con-D: " not in output and "'loss_itm'" in output and "'loss_itc'" not in output
+
+
+def test_a_separate_pass_collects_the_features_of_the_frozen_encoder(tmp_path, changes):
+    """`run.grit.naive`: those that the step would have collected."""
+    runner = run_here(tmp_path, **changes, run__grit__naive=True, run__max_steps=1)
+    samples, encoder = mini_batch(runner.train_set, range(6)), runner._model.negatives_encoder
+    expected = encoder.compare(samples)
+    vectors = runner._vectors_of(runner._model, samples)
+    assert torch.equal(vectors[0], expected.image_vectors)
+    assert torch.equal(vectors[1], expected.text_vectors)
