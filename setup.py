@@ -56,8 +56,8 @@ REQUIREMENTS = [
 
 # Optional packages, by what they are for.
 EXTRAS = {
-    "wandb": ["wandb>=0.17"],
-    "mlflow": ["mlflow>=2.9"],
+    "wandb": ["wandb>=0.19.10"],
+    "mlflow": ["mlflow>=2.16"],
     "cross-encoder": ["sentence-transformers>=5.4"],
 }
 EXTRAS["all"] = sorted({package for packages in EXTRAS.values() for package in packages})

@@ -232,5 +232,5 @@ def _problem_of_transformers() -> str | None:
         return None
     return (
         f"{NAME} needs transformers >= 4.46, this is {transformers.__version__}; install the "
-        "modern set of packages (README, Install)"
+        "today or modern set of packages (README, Install)"
     )
