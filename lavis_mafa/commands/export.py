@@ -39,6 +39,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     hf.add_argument("--dtype", default="float32", choices=["float32", "float16", "bfloat16"])
     hf.add_argument("--license", help="for the model card, such as bsd-3-clause; default: unknown")
+    hf.add_argument("--push", metavar="USER/NAME", help="upload the folder to this repository")
+    hf.add_argument("--private", action="store_true", help="make a new repository private")
     hf.add_argument(
         "--no-check",
         action="store_true",
@@ -48,6 +50,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Export and return the exit status: 1 if it failed, after printing why."""
+    if args.private and not args.push:
+        args.error("--private is an option of --push")
+    try:
+        if args.push:  # before anything that takes long
+            from lavis_mafa.export.push import require_hub
+
+            require_hub(args.push)
+        message = _export(args)
+    except (OSError, ValueError, ImportError) as error:
+        print(f"export failed: {error}", file=sys.stderr)
+        return 1
+    print(message)
+    return _push(args) if args.push else 0
+
+
+def _export(args: argparse.Namespace) -> str:
+    """Export; return what was written."""
     from lavis_mafa.export.hugging_face import TARGETS, export_hugging_face
     from lavis_mafa.export.lavis_forms import FORMS, export_lavis
     from lavis_mafa.export.weights_file import export_safetensors
@@ -55,33 +74,40 @@ def run(args: argparse.Namespace) -> int:
     known = (*TARGETS, SAFETENSORS, *FORMS)
     if args.to not in known:
         args.error(f"--to {args.to}: expected one of {', '.join(known)}")
-    given = args.arch or args.model_type or args.options or args.no_check or args.license
-    if args.to not in TARGETS and (given or args.dtype != "float32"):
+    given = (args.arch, args.model_type, args.options, args.no_check, args.license, args.push)
+    if args.to not in TARGETS and (any(given) or args.dtype != "float32"):
         takes = "no option" if args.to == SAFETENSORS else "one option, --fusion-layer"
         args.error(f"--to {args.to} takes {takes}; the others are for hf*")
     if args.to not in FORMS and args.fusion_layer is not None:
         args.error("--fusion-layer is an option of albef_*")
+    if args.to == SAFETENSORS:
+        return f"wrote {args.out}: {export_safetensors(args.checkpoint, args.out)} tensors"
+    if args.to in FORMS:
+        count = export_lavis(args.checkpoint, args.out, args.to, args.fusion_layer or 6)
+        return f"wrote {args.out}: {count} tensors for {args.to}"
+    return export_hugging_face(
+        args.checkpoint,
+        args.out,
+        to=args.to,
+        arch=args.arch,
+        model_type=args.model_type,
+        options=args.options,
+        dtype=args.dtype,
+        check=not args.no_check,
+        licence=args.license,
+    )
+
+
+def _push(args: argparse.Namespace) -> int:
+    from lavis_mafa.export.push import PushError, push_folder
+
     try:
-        if args.to == SAFETENSORS:
-            print(f"wrote {args.out}: {export_safetensors(args.checkpoint, args.out)} tensors")
-            return 0
-        if args.to not in TARGETS:
-            count = export_lavis(args.checkpoint, args.out, args.to, args.fusion_layer or 6)
-            print(f"wrote {args.out}: {count} tensors for {args.to}")
-            return 0
-        message = export_hugging_face(
-            args.checkpoint,
-            args.out,
-            to=args.to,
-            arch=args.arch,
-            model_type=args.model_type,
-            options=args.options,
-            dtype=args.dtype,
-            check=not args.no_check,
-            licence=args.license,
+        print(f"pushed to {push_folder(args.out, args.push, args.private)}")
+    except PushError as error:
+        print(
+            f"push failed, {args.out} is complete: {error}; retry with "
+            f"`hf upload {args.push} {args.out}`",
+            file=sys.stderr,
         )
-    except (OSError, ValueError, ImportError) as error:
-        print(f"export failed: {error}", file=sys.stderr)
         return 1
-    print(message)
     return 0
