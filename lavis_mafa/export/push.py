@@ -34,7 +34,8 @@ def require_hub(repository: str) -> None:
         raise PushError(f"--push {repository}: expected USER/NAME of a repository on the hub")
     if huggingface_hub.get_token() is None:
         raise PushError(
-            f"--push {repository}: no token of the hub was found; run `hf auth login` or set HF_TOKEN"
+            f"--push {repository}: no token of the hub was found; run `hf auth login` or set "
+            "HF_TOKEN"
         )
     with _explained(repository):
         huggingface_hub.HfApi().whoami()
