@@ -54,6 +54,16 @@ class LavisPreTrainedModel(*BASES):  # type: ignore[misc]
             generation_config, model_kwargs, mode, batch_size, *others
         )
 
+    def save_pretrained(self, folder: Any, *others: Any, **options: Any) -> Any:
+        """Save a shared weight once, under the first of its names.
+
+        Newer versions refuse to guess, since LAVIS's models do not declare what they share.
+        """
+        given = options.pop("state_dict", None) or self.state_dict()
+        repeated = _repeated_names(self)
+        kept = {name: weight for name, weight in given.items() if name not in repeated}
+        return super().save_pretrained(folder, *others, state_dict=kept, **options)
+
     def init_weights(self) -> None:
         """Initialise and tie the weights; LAVIS's BERT calls it where others call `post_init`."""
         if hasattr(self, "all_tied_weights_keys"):  # `post_init` has begun
@@ -62,21 +72,24 @@ class LavisPreTrainedModel(*BASES):  # type: ignore[misc]
             self.post_init()
 
     def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
-        """Return the name of the input embeddings by that of the output embeddings.
+        """Return what shared weights are tied to: a first name by each further name.
 
         Newer versions tie what `_tied_weights_keys` names, which LAVIS's models lack: without this,
         their heads would silently be weights of their own.
         """
         if all_submodels:
-            found: dict[str, str] = super().get_expanded_tied_weights_keys(all_submodels=True)
-            return found
+            of_parts: dict[str, str] = super().get_expanded_tied_weights_keys(all_submodels=True)
+            return of_parts
+        # A head's bias has two names: a file has one, and what seems missing would become zero.
+        found = _repeated_names(self)
         output, config = self.get_output_embeddings(), self.config
         # Transformers unties what a file has separately, as Flan-T5's has.
         tied = getattr(config, "tie_word_embeddings", True) or hasattr(config, SCALES)
         if output is None or not tied:
-            return {}
+            return found
         names = {id(module): name for name, module in self.named_modules()}
-        return {f"{names[id(output)]}.weight": f"{names[id(self.get_input_embeddings())]}.weight"}
+        tied_to = f"{names[id(self.get_input_embeddings())]}.weight"
+        return {**found, f"{names[id(output)]}.weight": tied_to}
 
     def get_output_embeddings(self) -> Any:
         """Return the head that predicts tokens; None: the model has none."""
@@ -110,3 +123,10 @@ class LavisPreTrainedModel(*BASES):  # type: ignore[misc]
                 "head_mask is not supported with this version of transformers"
             )
         return [None] * num_hidden_layers
+
+
+def _repeated_names(model: Any) -> dict[str, str]:
+    """Return the first name of each parameter by its further names."""
+    named = list(model.named_parameters(remove_duplicate=False))
+    first = {id(weight): name for name, weight in reversed(named)}
+    return {name: first[id(weight)] for name, weight in named if first[id(weight)] != name}

@@ -104,13 +104,30 @@ def test_head_masks_are_none_for_each_layer(model):
 
 
 def test_output_embeddings_are_tied_to_input_embeddings(model):
-    expected = {"cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight"}
+    bias = {"cls.predictions.decoder.bias": "cls.predictions.bias"}
+    expected = {"cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight", **bias}
     assert LavisPreTrainedModel.get_expanded_tied_weights_keys(model) == expected
     output, given = model.get_output_embeddings(), model.get_input_embeddings()
     assert output.weight is given.weight, "in every version of transformers"
     assert LavisPreTrainedModel.get_expanded_tied_weights_keys(model.bert) == {}
     untied = bert(tie_word_embeddings=False)
-    assert LavisPreTrainedModel.get_expanded_tied_weights_keys(untied) == {}
+    assert LavisPreTrainedModel.get_expanded_tied_weights_keys(untied) == bias
+
+
+def test_saved_models_keep_shared_weights(tmp_path):
+    """Of a head, published files have the bias under one of its two names."""
+    saved = bert()
+    with torch.no_grad():
+        for weight in saved.parameters():
+            weight.normal_()
+    saved.save_pretrained(tmp_path, safe_serialization=False)
+    loaded = med.BertForMaskedLM.from_pretrained(tmp_path, config=saved.config)
+    assert loaded.state_dict().keys() == saved.state_dict().keys()
+    for name, weight in saved.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], weight), name
+    head = loaded.cls.predictions
+    assert head.decoder.weight is loaded.get_input_embeddings().weight
+    assert torch.equal(head.decoder.bias, head.bias) and head.bias.any()
 
 
 def test_tokenizer_without_vocabulary_is_refused(tmp_path):
