@@ -458,3 +458,18 @@ def test_files_of_different_columns_are_refused(tmp_path):
     write_ipc(table_of([{**row, "caption": ["a", "b"]} for row in rows]), tmp_path / "lists.arrow")
     names = ("one.parquet", "nulls.parquet", "large.arrow", "lists.arrow")
     assert len(train_set(tmp_path, *(tmp_path / name for name in names))) == 12
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_every_cut_is_noticed(tmp_path, name):
+    """Also one between two batches of a stream, which a reader takes for its end."""
+    rows = [{"image": k, "caption": f"a {k}"} for k in range(7)]
+    WRITERS[name](table_of(rows), tmp_path / name)
+    content = (tmp_path / name).read_bytes()
+    for size in (*range(0, len(content), 40), *range(len(content) - 9, len(content))):
+        (tmp_path / name).write_bytes(content[:size])
+        found = problems_in(tmp_path / name)
+        assert len(found) == 1 and "damaged or cut short" in found[0].message, size
+    (tmp_path / name).write_bytes(content[:-8])
+    with pytest.raises(ValueError, match=rf"{name}.*damaged or cut short"):
+        train_set(tmp_path, tmp_path / name)
