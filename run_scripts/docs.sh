@@ -8,7 +8,7 @@ python="${PYTHON:-.venv/bin/python}"
 [ -x "$python" ] || python=python
 
 "$python" -c "import material, mkdocstrings_handlers.python" 2>/dev/null || {
-  echo 'docs.sh: the generator is missing: pip install "mkdocs-material>=9.5" "mkdocstrings[python]>=0.26"' >&2
+  echo 'docs.sh: the generator is missing: pip install "mkdocs-material>=9.7" "mkdocstrings-python>=2.0"' >&2
   exit 1
 }
 if [ "${1:-build}" = build ]; then
