@@ -46,6 +46,7 @@ REQUIREMENTS = [
     "pyyaml",
     "regex",
     "requests",
+    "safetensors",
     "scipy",
     "tensorboard>=2.14",
     "tokenizers",

@@ -70,7 +70,7 @@ class Corpus:
                 found.update(json.dumps(self.pairs.source(number), default=str).encode())
             for part in self.pairs.parts:
                 # Images inside annotation files have no path that would tell them apart.
-                table = getattr(part, "table", None)
+                table: Any = getattr(part, "table", None)
                 if getattr(part, "images_by_content", False) and table.images is not None:
                     for images, _ in table.identity():
                         found.update(images)

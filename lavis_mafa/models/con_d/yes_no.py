@@ -201,11 +201,10 @@ def check_processor(processor: Any, settings: YesNoSettings) -> tuple[int, int]:
 def _load_model(path: str) -> Any:
     from transformers import AutoModelForImageTextToText
 
+    load: Any = AutoModelForImageTextToText.from_pretrained  # its types lack the second result
     try:
         with without_old_timm():
-            model, about = AutoModelForImageTextToText.from_pretrained(
-                path, trust_remote_code=False, output_loading_info=True
-            )
+            model, about = load(path, trust_remote_code=False, output_loading_info=True)
     except NOT_LOADED as error:
         raise ValueError(
             f"{PLACE}.checkpoint: {path} is no vision-language model that transformers can load "
