@@ -35,7 +35,7 @@ class MlflowLogger(Logger):
     """An MLflow tracking server, or a local store of MLflow."""
 
     package = "mlflow"
-    install = "lavis_mafa[mlflow]"
+    install = "mlflow>=2.16"
 
     def __init__(self, settings: MlflowSettings) -> None:
         self.settings = settings

@@ -35,7 +35,7 @@ class WandbLogger(Logger):
     """Weights & Biases, online or offline as ``WANDB_MODE`` says."""
 
     package = "wandb"
-    install = "lavis_mafa[wandb]"
+    install = "wandb>=0.19.10"
 
     def __init__(self, settings: WandbSettings) -> None:
         self.settings = settings

@@ -24,7 +24,7 @@ from lavis_mafa.models.con_d.yes_no import NOT_LOADED
 from lavis_mafa.problems import ConfigView, Problem
 
 NAME, PACKAGE, LEAST = "cross_encoder", "sentence-transformers", (5, 4)
-INSTALL = 'pip install "lavis_mafa[cross-encoder]"'
+INSTALL = 'pip install "sentence-transformers>=5.4"'
 PROCESSORS = ("processor_config.json", "preprocessor_config.json")
 
 

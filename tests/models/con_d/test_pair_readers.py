@@ -358,7 +358,7 @@ def test_missing_sentence_transformers_is_refused(tmp_path, vlm, monkeypatch):
     for version, expected in ((absent, "is not installed"), (lambda _: "5.3.0", "this is 5.3.0")):
         monkeypatch.setattr(cross_encoder, "version", version)
         (one,) = problems(tmp_path, vlm, model__mafa__con_d__arch="cross_encoder")
-        assert expected in one and 'pip install "lavis_mafa[cross-encoder]"' in one
+        assert expected in one and 'pip install "sentence-transformers>=5.4"' in one
 
 
 def test_cross_encoder_without_an_image_processor_is_refused(tmp_path, vlm, monkeypatch):
