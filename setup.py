@@ -55,8 +55,8 @@ REQUIREMENTS = [
     "webdataset",
 ]
 
-# Optional packages, by what they are for. `pip install ".[wandb]"` resolves LAVIS's pins as well: in
-# the other sets install the package itself, as the messages of the program say.
+# Optional packages, by what they are for. `pip install ".[wandb]"` resolves LAVIS's pins; in the
+# other sets install the package itself, as the program's messages say.
 EXTRAS = {
     "wandb": ["wandb>=0.19.10"],
     "mlflow": ["mlflow>=2.16"],
