@@ -120,8 +120,9 @@ class _Finder:
     def _load(self, execute: Any, module: ModuleType) -> None:
         if module.__name__ == "lavis":
             check_versions()
-            # A dependency of LAVIS warns at every start.
-            warnings.filterwarnings("ignore", category=FutureWarning, module="fairscale")
+            # LAVIS's imports from old places warn at every start.
+            for module_name in ("fairscale", "timm", r"torch\.jit"):
+                warnings.filterwarnings("ignore", category=FutureWarning, module=module_name)
             with lent_names():
                 execute(module)
             adopt()

@@ -27,7 +27,8 @@ DEFAULT = ("tensorboard",)
 
 def names_of_loggers(run_cfg: Mapping[str, Any]) -> list[str]:
     """Return the names in ``run.loggers``, without TensorBoard if ``run.tensorboard`` is False."""
-    names = dict.fromkeys(run_cfg.get("loggers", DEFAULT) or ())
+    given = run_cfg.get("loggers", DEFAULT) or ()
+    names = dict.fromkeys(name for name in given if isinstance(name, str))
     if not run_cfg.get("tensorboard", True):
         names.pop("tensorboard", None)
     return list(names)

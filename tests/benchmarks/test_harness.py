@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import operator
+import os
 import subprocess
 import sys
 import types
@@ -83,7 +84,7 @@ def test_peak_memory_counts_only_the_action():
 
 def test_failed_measurement_is_reported():
     with pytest.raises(RuntimeError, match="status 3"):
-        peak_memory(partial(sys.exit, 3))
+        peak_memory(partial(os._exit, 3))
 
 
 ROWS = [

@@ -96,5 +96,12 @@ def thresholds(probabilities, share):
     if share == 1.0:
         return 0.0, 0.0
     ranks = round(share * len(values)), round(2.5 * share * len(values))
-    high, low = (float(values[k - 1] + values[k]) / 2 for k in ranks)
+    high, low = (between(values, k) for k in ranks)
     return low, high
+
+
+def between(values, k):
+    """Return a number after about k of the values; a pair judged from both sides has one value."""
+    while values[k - 1] - values[k] < 1e-3:
+        k += 1
+    return float(values[k - 1] + values[k]) / 2

@@ -9,6 +9,7 @@ Each rank writes what it trained and its final weights to FOLDER as ``rank<r>.pt
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -91,6 +92,8 @@ def main(folder: str, poison: str, config: str, *options: str) -> int:
             before(runner)
         finally:
             record = {"read": poison_.read, "before": poison_.before, "after": poison_.after}
+            # A launcher whose other rank has failed ends this one.
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
             torch.save(record, Path(folder) / f"rank{get_rank()}.pt")
 
     RunnerMafa.train = save_record

@@ -205,7 +205,7 @@ def test_same_seed_gives_the_same_folder(tmp_path):
     saved = {}
     for name, seed in (("first", 0), ("again", 0), ("other", 1)):
         make_tiny_opt(tmp_path / name, WORLD, steps=2, batch_size=4, seed=seed, examined=1)
-        state = torch.load(tmp_path / name / "pytorch_model.bin", weights_only=True)
+        state = OPTForCausalLM.from_pretrained(tmp_path / name).state_dict()
         assert {value.dtype for value in state.values()} == {torch.float32}
         texts = [
             (tmp_path / name / file).read_text()
