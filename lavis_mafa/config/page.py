@@ -31,7 +31,7 @@ from lavis_mafa.config.schema import (
     MODEL_PARTS,
     RUN,
 )
-from lavis_mafa.io.files import ROOT
+from lavis_mafa.io.files import ROOT, flat
 from lavis_mafa.loggers import LOGGERS
 from lavis_mafa.models.con_d.discriminator import DISCRIMINATORS
 from lavis_mafa.models.traits import LAVIS_MODELS, judges, negatives_encoders
@@ -243,7 +243,7 @@ def _read(name: str, cls: Any, section: str) -> Iterator[Yaml]:
         path = Path(file)
         content = default_yaml(cls, kind.split(", ")[0])[section]
         prefix = section if section == "model" else f"{section}.{name}"
-        values = dict(_flat(content if section == "model" else content[name]))
+        values = dict(flat(content if section == "model" else content[name]))
         text = path.read_text(encoding="utf-8")
         docs = {
             key[len(prefix) + 1 :]: comment
@@ -251,15 +251,6 @@ def _read(name: str, cls: Any, section: str) -> Iterator[Yaml]:
             if key.startswith(prefix + ".")
         }
         yield Yaml(kind, path.resolve().relative_to(ROOT).as_posix(), values, docs)
-
-
-def _flat(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, child in value.items():
-        path = f"{prefix}{name}"
-        if isinstance(child, Mapping) and child:
-            yield from _flat(child, f"{path}.")
-        else:
-            yield path, child
 
 
 def comments(text: str) -> dict[str, str]:

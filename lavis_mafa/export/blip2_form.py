@@ -154,6 +154,7 @@ class Blip2Generation(Blip2Form):
 
     class_name = "Blip2ForConditionalGeneration"
     generates = True
+    generation_defaults = GENERATION
 
     @classmethod
     def takes(cls, model: Any) -> bool:
@@ -191,13 +192,6 @@ class Blip2Generation(Blip2Form):
 
         queries = self.model.query_tokens.shape[1]
         return Blip2Processor(self.image_processor(), self.tokenizer, num_query_tokens=queries)
-
-    def generation(self, config: Any) -> Any:
-        from transformers import GenerationConfig
-
-        keys = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
-        known = {key: getattr(config.text_config, key, None) for key in keys}
-        return GenerationConfig(**known, **GENERATION)
 
     def adapt(self, state: State, config: Any) -> None:
         """Add a row for ``<image>`` to the language model if its vocabulary has no unused row.

@@ -140,6 +140,7 @@ class BlipCaptioning(BlipForm):
     dropped = (*MATCHING, "temp", *MOMENTUM, *RUN_STATE_KEYS)
     needs = ("text_decoder",)
     generates = True
+    generation_defaults = GENERATION
 
     def bert(self) -> Any:
         return self.model.text_decoder.bert
@@ -150,13 +151,6 @@ class BlipCaptioning(BlipForm):
             "equivalent of LAVIS's generate(): model.generate(**processor(images=..., "
             f"text={prompt!r}), generation_config=model.generation_config)"
         )
-
-    def generation(self, config: Any) -> Any:
-        from transformers import GenerationConfig
-
-        keys = ("bos_token_id", "eos_token_id", "pad_token_id")
-        known = {key: getattr(config.text_config, key) for key in keys}
-        return GenerationConfig(**known, **GENERATION)
 
     def ours(self, pixels: Tensor, ids: Tensor, mask: Tensor) -> Outputs:
         image = self.image_tokens(pixels)

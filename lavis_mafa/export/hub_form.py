@@ -31,6 +31,7 @@ class HubForm:
             precision of the others.
         needs: attributes of a LAVIS model without which it has no such form.
         generates: it generates texts.
+        generation_defaults: those of LAVIS's ``generate``.
     """
 
     to: ClassVar[str] = "hf"
@@ -41,6 +42,7 @@ class HubForm:
     in_float32: ClassVar[tuple[str, ...]] = ()
     needs: ClassVar[tuple[str, ...]] = ()
     generates: ClassVar[bool] = False
+    generation_defaults: ClassVar[dict[str, Any]] = {}
 
     @classmethod
     def takes(cls, model: Any) -> bool:
@@ -90,7 +92,11 @@ class HubForm:
 
     def generation(self, config: Any) -> Any:
         """Return the settings of generation with which it equals LAVIS's ``generate``."""
-        raise NotImplementedError
+        from transformers import GenerationConfig
+
+        names = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
+        known = {name: getattr(config.text_config, name, None) for name in names}
+        return GenerationConfig(**known, **self.generation_defaults)
 
     def adapt(self, state: State, config: Any) -> None:
         """Change weights and config in place where they depend on each other."""

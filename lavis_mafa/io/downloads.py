@@ -105,7 +105,7 @@ class HubFiles:
 
     @property
     def server(self) -> str:
-        return os.environ.get("HF_ENDPOINT", "https://huggingface.co")
+        return hub()
 
     def _found(self) -> Path | None:
         for name in WEIGHTS if self.weights else TOKENIZER:
@@ -133,12 +133,17 @@ class HubFiles:
             snapshot_download(self.origin, allow_patterns=[*small, "*.bin"])
 
 
+def hub() -> str:
+    """Return the address of the Hugging Face hub, or of the one that HF_ENDPOINT names."""
+    return os.environ.get("HF_ENDPOINT", "https://huggingface.co")
+
+
 @functools.lru_cache
 def answers(server: str) -> bool:
     """Return whether a server can be reached, within seconds; ``HF_HUB_OFFLINE`` counts for the
     Hugging Face hub."""
     offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
-    if offline and server == os.environ.get("HF_ENDPOINT", "https://huggingface.co"):
+    if offline and server == hub():
         return False
     try:
         requests.head(server, timeout=TIMEOUT)

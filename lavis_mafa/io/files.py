@@ -83,6 +83,15 @@ def is_number(value: Any) -> bool:
         return False
 
 
+def flat(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the values of nested mappings by dotted key; an empty mapping is a value."""
+    for name, item in value.items():
+        if isinstance(item, Mapping) and item:
+            yield from flat(item, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", item
+
+
 def plain(value: Any) -> Any:
     """Replace NaN and infinity, which JSON does not have, with None at any depth."""
     if isinstance(value, Mapping):

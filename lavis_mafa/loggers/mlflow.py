@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from PIL import Image
 
 from lavis_mafa.algorithm.options import option
+from lavis_mafa.io.files import flat
 from lavis_mafa.loggers.base import LOGGERS, LoggedRun, Logger, bin_edges, markdown_table
 
 PARAMETERS = 100  # of one request
@@ -71,7 +72,7 @@ class MlflowLogger(Logger):
         """Log the config by dotted key; only once, for MLflow's parameters cannot change."""
         from mlflow.entities import Param
 
-        found = [Param(_name(key), str(value)[:LONGEST]) for key, value in _flat(config)]
+        found = [Param(_name(key), str(value)[:LONGEST]) for key, value in flat(config)]
         for place in range(0, len(found), PARAMETERS):
             self._client.log_batch(self._run_id, params=found[place : place + PARAMETERS])
 
@@ -109,12 +110,3 @@ class MlflowLogger(Logger):
 def _name(name: str) -> str:
     """Replace the letters that MLflow does not allow in names."""
     return re.sub(r"[^\w\-. /]", "_", name, flags=re.ASCII)
-
-
-def _flat(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, item in value.items():
-        path = f"{prefix}{name}"
-        if isinstance(item, Mapping) and item:
-            yield from _flat(item, f"{path}.")
-        else:
-            yield path, item

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from lavis_mafa.algorithm.mining import DIRECTIONS, STATE_NAMES
+from lavis_mafa.io.files import flat
 from lavis_mafa.metrics.binary import bin_of
 from lavis_mafa.pages.charts import Cell, Curve, Table, curve_html, esc, require, table_html
 from lavis_mafa.pages.html import data_uri, fill, script_json, write_page
@@ -182,7 +183,9 @@ def write_report(
     if not 0.0 <= low <= high <= 1.0:
         raise ValueError(f"thresholds are {thresholds}, expected 0 <= low <= high <= 1")
     cards, images = _gallery(connections)
-    rows = list(_flat(settings or {}))
+    rows: list[list[Cell]] = [
+        [key, "–" if value is None else str(value)] for key, value in flat(settings or {})
+    ]
     # Bodies that the template's script makes are only marked as present here.
     sections = {
         "tables": ("Tables", "".join(map(table_html, tables))),
@@ -211,14 +214,6 @@ def write_report(
         parts["nav"] += f'<a href="#{key}">{name}</a>' if body else ""
         parts[key], parts[f"{key}_hidden"] = body, "" if body else " hidden"
     return write_page(Path(path), fill(template, parts))
-
-
-def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterable[list[Cell]]:
-    for key, value in settings.items():
-        if isinstance(value, Mapping) and value:
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield [f"{prefix}{key}", "–" if value is None else str(value)]
 
 
 def _gallery(connections: Iterable[Mined]) -> tuple[list[dict[str, Any]], list[str]]:

@@ -28,7 +28,7 @@ TWO_EPOCHS = {"run__max_epoch": 2, "run__valid_splits": "[val]", "run__test_spli
 
 
 class Recorder(Logger):
-    """Records all calls; raises where it is told to."""
+    """Record all calls; raise in the methods named in ``fails``."""
 
     def __init__(self):
         self.calls, self.runs, self.fails = [], [], set()

@@ -50,16 +50,7 @@ class ModelDiscriminator(FrozenModel):
 
     key, title, view, tokens = "model.mafa.con_d", "Con-D", VIEW, CON_D_TOKENS
     parts, purpose, trained = MATCHING_PARTS, "judge", "an ITM head"
-
-    def __init__(
-        self,
-        model: Any,
-        precision: str = "fp32",
-        processor: Callable[[Any], Tensor] | None = None,
-        own_view: bool | None = None,
-    ) -> None:
-        super().__init__(model, precision, processor, own_view)
-        self.kept: Kept | None = None
+    kept: Kept | None = None
 
     @property
     def seen_as(self) -> str:

@@ -153,13 +153,13 @@ class FrozenModel(ModelBeside):
 
 
 def models_beside(model: Any) -> list[ModelBeside]:
-    """Return all models that a model in training has beside it."""
+    """Return the frozen models of every kind that a model in training uses."""
     named = (getattr(model, name, None) for name in FROZEN_MODELS)
     return [one for one in named if isinstance(one, ModelBeside)]
 
 
 def frozen_models(model: Any) -> list[FrozenModel]:
-    """Return the LAVIS models that a model in training has beside it."""
+    """Return the frozen LAVIS models that a model in training uses."""
     return [one for one in models_beside(model) if isinstance(one, FrozenModel)]
 
 

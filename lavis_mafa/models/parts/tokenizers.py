@@ -5,15 +5,14 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import requests
 from transformers import BertTokenizerFast  # type: ignore[attr-defined]
 
 from lavis_mafa.compat.tokenizers import with_vocabulary
 from lavis_mafa.io.checkpoints import find_config
+from lavis_mafa.io.downloads import answers, hub
 
 BERT = "bert-base-uncased"
 
@@ -73,22 +72,10 @@ def from_hub(load: Callable[..., Any], name: str, **options: Any) -> Any:
     except (OSError, AttributeError):  # transformers 4.51 raises the latter for missing weights
         if os.path.isdir(name):
             raise
-    if not hub_answers():
+    if not answers(hub()):
         raise OSError(
             f"{name} is neither a directory nor in the Hugging Face cache, and the hub cannot "
             "be reached. Give model.tokenizer a vocab.txt and set model.load_pretrained: False (or "
             "model.pretrained: a checkpoint), or run once with a network."
         )
     return with_vocabulary(load(name, **options), name)
-
-
-@lru_cache
-def hub_answers() -> bool:
-    """Return whether the Hugging Face hub can be reached; its own client retries for minutes."""
-    if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
-        return False
-    try:
-        requests.head(os.environ.get("HF_ENDPOINT", "https://huggingface.co"), timeout=5)
-    except requests.RequestException:
-        return False
-    return True
