@@ -30,7 +30,8 @@ A study file is YAML. What several studies share is in a base: the file that ``b
 - ``headline``: ``module:function`` that words the result; it is called with the mean of what was
   measured over seeds, by the name of the shared run, ``name`` being that of its row.
 - ``gallery``: the shared run whose mined connections the page shows.
-- ``reference``: ``{row, columns}``: a table of the differences to this row, seed by seed.
+- ``reference``: ``{row, columns}``: a table of the differences to this row, seed by seed, and which
+  of them are significant.
 - ``claims``: a list of ``{claim, source, row, than, column, better}``: that one row is better than
   another in a figure (``better``: higher, the default, or lower). A table has the mean difference
   with the same seed, its 95 % interval, in how many seeds it is right, and a verdict.

@@ -22,8 +22,10 @@ from lavis_mafa.studies.parts import MEASURED, Column, Row
 from lavis_mafa.studies.plan import Job, Plan
 from lavis_mafa.studies.runs import about, written
 from lavis_mafa.studies.spread import (
+    LEVEL,
     Figures,
     Spread,
+    corrected_p_values,
     differences_to,
     gains_of,
     note_on_spread,
@@ -92,7 +94,7 @@ def tables_of(plan: Plan, figures: Figures, mark_best: bool = False) -> list[Tab
         row, names = study.reference
         title = f"Difference to {row} with the same seed"
         shown = [study.catalogue[name] for name in names]
-        tables.append(_table(plan, title, shown, differences_to(figures, row), sign="+"))
+        tables.append(_differences_table(plan, title, shown, differences_to(figures, row)))
     return [*tables, *_claims_table(plan, figures), *_paper_table(plan)]
 
 
@@ -179,6 +181,35 @@ def _table(
             cells.append(float(text) if text and column.title in best else text)
         table.rows.append(cells)
     return table
+
+
+def _differences_table(
+    plan: Plan,
+    title: str,
+    columns: Sequence[Column],
+    differences: Mapping[str, Mapping[str, Spread]],
+) -> Table:
+    """Return the differences to a row; the last columns name those that are significant."""
+    table = _table(plan, title, columns, differences, sign="+")
+    corrected = {one.name: corrected_p_values(differences, one.name) for one in columns}
+    if not any(corrected.values()):
+        return table
+    table.columns += ["significant alone", "significant among all rows"]
+    shown = [row.name for row in plan.study.rows if differences.get(row.name)]
+    for cells, row in zip(table.rows, shown, strict=True):
+        alone = [one for one in columns if _p_value(differences[row], one.name) <= LEVEL]
+        among = [one for one in alone if corrected[one.name][row] <= LEVEL]
+        cells += [", ".join(one.title for one in found) or None for found in (alone, among)]
+    table.note = (
+        "Significant: the difference is not 0 by a two-sided paired t-test at 5 %, for the row "
+        f"alone and, by Holm's correction, for the {len(shown)} rows of a column together."
+    )
+    return table
+
+
+def _p_value(differences: Mapping[str, Spread], column: str) -> float:
+    known = differences[column].p_value if column in differences else None
+    return 1.0 if known is None else known
 
 
 def _paper_table(plan: Plan) -> list[Table]:

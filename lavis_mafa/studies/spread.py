@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from scipy.stats import t as student
+
 # By row, seed and name of the figure; None: the run has no such figure.
 Figures = Mapping[str, Mapping[int, Mapping[str, float | None]]]
 
-# Student's t over the square root of n: half a 95 % interval of a mean, in standard deviations.
-HALF_INTERVALS = {2: 8.98, 3: 2.48, 4: 1.59, 5: 1.24, 6: 1.05, 7: 0.92, 8: 0.84, 9: 0.77, 10: 0.72}
+LEVEL = 0.05  # of significance, and 1 - LEVEL of intervals
 
 
 @dataclass(frozen=True)
@@ -33,15 +35,59 @@ class Spread:
     @property
     def interval(self) -> tuple[float, float] | None:
         """Return the 95 % interval of the mean, for normally distributed figures; None for one."""
-        if self.sd is None or self.n not in HALF_INTERVALS:
+        if self.sd is None:
             return None
-        half = HALF_INTERVALS[self.n] * self.sd
+        half = half_interval(self.n) * self.sd
         return self.mean - half, self.mean + half
+
+    @property
+    def p_value(self) -> float | None:
+        """Return the probability of a mean at least as far from 0 if the true mean is 0.
+
+        It is that of a two-sided t-test; None for one figure.
+        """
+        if self.sd is None:
+            return None
+        if self.sd == 0.0:
+            return 1.0 if self.mean == 0.0 else 0.0
+        distance = abs(self.mean) / self.sd * math.sqrt(self.n)
+        return float(2.0 * student.sf(distance, self.n - 1))
 
     def text(self, digits: int, sign: str = "") -> str:
         """Return ``mean ± sd`` with ``digits`` decimals; sign "+": with a sign."""
         text = f"{self.mean:{sign}.{digits}f}"
         return text if self.sd is None else f"{text} ± {self.sd:.{digits}f}"
+
+
+def half_interval(n: int) -> float:
+    """Return half a 95 % interval of the mean of n figures, in standard deviations."""
+    return float(student.ppf(1.0 - LEVEL / 2.0, n - 1) / math.sqrt(n))
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Return p-values corrected for their number (Holm 1979), in the same order.
+
+    Those at most `LEVEL` are significant together: the probability of a single false one is at most
+    `LEVEL`.
+    """
+    corrected, so_far = [0.0] * len(p_values), 0.0
+    for rank, place in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
+        so_far = max(so_far, min(1.0, (len(p_values) - rank) * p_values[place]))
+        corrected[place] = so_far
+    return corrected
+
+
+def corrected_p_values(
+    differences: Mapping[str, Mapping[str, Spread]], column: str
+) -> dict[str, float]:
+    """Return each row's p-value of a difference, corrected for the number of rows (`holm`)."""
+    found = {
+        row: own[column].p_value
+        for row, own in differences.items()
+        if column in own and own[column].p_value is not None
+    }
+    known = {row: value for row, value in found.items() if value is not None}
+    return dict(zip(known, holm(list(known.values())), strict=True))
 
 
 def spreads_of(figures: Figures) -> dict[str, dict[str, Spread]]:
@@ -65,9 +111,9 @@ def note_on_spread(figures: Figures) -> str:
     """Return a note on what ± means, and how accurate a mean is."""
     counts = {len(by_seed) for by_seed in figures.values()}
     text = "±: standard deviation over n seeds."
-    if len(counts) == 1 and (n := counts.pop()) in HALF_INTERVALS:
+    if len(counts) == 1 and (n := counts.pop()) > 1:
         text += (
-            f" With n = {n} a mean's 95 % interval reaches {HALF_INTERVALS[n]:.1f} standard "
+            f" With n = {n} a mean's 95 % interval reaches {half_interval(n):.1f} standard "
             "deviations to either side, if seeds are normally distributed."
         )
     return text

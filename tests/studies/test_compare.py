@@ -30,7 +30,7 @@ from lavis_mafa.studies.measure import measure_all, measured
 from lavis_mafa.studies.plan import RESUME, check
 from lavis_mafa.studies.results import figures_of, outcome, tables_of, verdict, write_all
 from lavis_mafa.studies.runs import Run, exclusive, refuse_other_commands, run_all
-from lavis_mafa.studies.spread import Spread, differences_to, gains_of
+from lavis_mafa.studies.spread import Spread, differences_to, gains_of, holm
 
 SHARED = [
     *("warm_up", "con_d", "con_d_unverified", "momentum", "base", "grit", "s_itc", "ecm", "mafa"),
@@ -547,6 +547,52 @@ def test_interval_of_a_mean_is_students(n):
     half = scipy.stats.t.ppf(0.975, n - 1) * scipy.stats.sem(values)
     assert (low, high) == pytest.approx((values.mean() - half, values.mean() + half), abs=0.01)
     assert Spread.of([1.0]).interval is None
+
+
+@given(st.lists(st.floats(-5, 5), min_size=3, max_size=6, unique=True))
+def test_p_value_is_that_of_a_t_test(values):
+    expected = scipy.stats.ttest_1samp(values, 0.0).pvalue
+    assert Spread.of(values).p_value == pytest.approx(expected, abs=1e-6)
+
+
+def test_p_value_of_equal_figures_and_of_one():
+    assert Spread.of([1.0, 1.0]).p_value == 0.0 and Spread.of([0.0, 0.0]).p_value == 1.0
+    assert Spread.of([1.0]).p_value is None
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=8))
+def test_holm_rejects_as_its_steps_do(p_values):
+    rejected = set()
+    for rank, place in enumerate(sorted(range(len(p_values)), key=lambda k: p_values[k])):
+        if p_values[place] * (len(p_values) - rank) > 0.05:
+            break  # this and all larger ones are kept
+        rejected.add(place)
+    found = {place for place, value in enumerate(holm(p_values)) if value <= 0.05}
+    assert found == rejected
+
+
+def test_significant_differences_are_named(tmp_path):
+    plan = plan_for(tmp_path, seeds=[0, 1, 2], rows=["grit", "mafa", "ecm"])
+    own = {
+        "GRIT-VLP": [(10.0, 0.5), (11.0, 0.5), (12.0, 0.5)],
+        "MAFA": [(20.0, 0.5), (21.1, 0.6), (21.9, 0.4)],  # gains of 10, 10.1 and 9.9; none
+        "ECM": [(11.0, 0.5), (12.3, 0.5), (13.6, 0.5)],  # gains of 1, 1.3 and 1.6; equal
+    }
+    figures = {
+        row: {seed: {"txt_r1": r, "itm_auc": auc} for seed, (r, auc) in enumerate(values)}
+        for row, values in own.items()
+    }
+    table = next(t for t in tables_of(plan, figures) if t.title.startswith("Difference"))
+    assert table.columns[-2:] == ["significant alone", "significant among all rows"]
+    named = {row[0]: row[-2:] for row in table.rows}
+    assert named["MAFA"] == ["TR@1", "TR@1"]
+    assert named["ECM"] == ["TR@1", "TR@1"], "p is .017, of two rows"
+    gains = (1.0, 1.3, 1.9)
+    assert 0.025 < scipy.stats.ttest_1samp(gains, 0.0).pvalue < 0.05
+    for row in ("MAFA", "ECM"):
+        figures[row] = {seed: {"txt_r1": 10.0 + seed + gain} for seed, gain in enumerate(gains)}
+    table = next(t for t in tables_of(plan, figures) if t.title.startswith("Difference"))
+    assert {tuple(row[-2:]) for row in table.rows} == {("TR@1", None)}
 
 
 def test_headline_without_claims_names_the_best_and_the_last_row(tmp_path):
