@@ -204,25 +204,62 @@ def test_folder_in_several_files_loads(exported, tmp_path):
         assert torch.equal(ours, theirs)
 
 
-def test_stage_2_folder_loads_with_equal_soft_prompts(tmp_path):
-    language = {"opt_model": str(tiny_blip2.make_opt(tmp_path / "opt"))}
+@pytest.fixture(scope="module", params=["opt", "t5"])
+def stage_2(tmp_path_factory, request):
+    """Return a model of stage 2, its arch, the option that names its language model, and its
+    exported folder."""
+    folder, key = tmp_path_factory.mktemp("stage2"), f"{request.param}_model"
+    make = {"opt": tiny_blip2.make_opt, "t5": tiny_blip2.make_t5}[request.param]
+    arch, language = f"blip2_{request.param}_mafa", {key: str(make(folder / "language"))}
     torch.manual_seed(0)
-    model = load_model("blip2_opt_mafa", "tiny", is_eval=True, model=language).float()
-    tiny_blip2.randomise(model.opt_proj, 0.5)
+    model = load_model(arch, "tiny", is_eval=True, model=language).float()
+    tiny_blip2.randomise(getattr(model, model.llm_proj), 0.5)
     content = {
-        "model": {k: v for k, v in model.state_dict().items() if not k.startswith("opt_model.")},
-        "config": {"model": {"arch": "blip2_opt_mafa", "model_type": "tiny"}},
+        "model": {k: v for k, v in model.state_dict().items() if not k.startswith(f"{key}.")},
+        "config": {"model": {"arch": arch, "model_type": "tiny"}},
     }
-    torch.save(content, tmp_path / "2.pth")
-    options = ["--options", f"opt_model={language['opt_model']}"]
-    arguments = [str(tmp_path / "2.pth"), str(tmp_path / "hf"), "--to", "hf"]
+    torch.save(content, folder / "2.pth")
+    options = ["--options", f"{key}={language[key]}"]
+    arguments = [str(folder / "2.pth"), str(folder / "hf"), "--to", "hf"]
     assert main(["export", *arguments, *options]) == 0
-    loaded = load_model(
-        "blip2_opt_mafa", checkpoint=str(tmp_path / "hf"), is_eval=True, model=language
-    ).float()
+    return model, arch, language, folder / "hf"
+
+
+def assert_equal_stage_2(loaded, model):
+    """Both give the same soft prompts and the same captions, which depend on the images."""
+    images = random_images(3)
     with torch.no_grad():
-        prompts, expected = (one.soft_prompts(random_images(2))[0] for one in (loaded, model))
+        prompts, expected = (one.soft_prompts(images)[0] for one in (loaded, model))
     assert torch.equal(prompts, expected)
+    captions = model.generate({"image": images}, num_beams=1, max_length=8)
+    assert loaded.generate({"image": images}, num_beams=1, max_length=8) == captions
+    assert len(set(captions)) > 1, captions
+
+
+def test_stage_2_folder_loads_with_equal_captions(stage_2):
+    model, arch, language, folder = stage_2
+    loaded = load_model(arch, checkpoint=str(folder), is_eval=True, model=language).float()
+    assert_equal_stage_2(loaded, model)
+
+
+def test_stage_2_folder_without_record_is_told_by_its_language_model(stage_2, tmp_path):
+    """As of a folder of the hub; its record is this package's own."""
+    model, arch, language, folder = stage_2
+    for file in folder.iterdir():
+        if file.name != RECORD:
+            (tmp_path / file.name).symlink_to(file)
+    assert read_checkpoint(str(tmp_path))["config"]["model"]["arch"] == arch
+    loaded = load_model(arch, "tiny", True, checkpoint=str(tmp_path), model=language).float()
+    assert_equal_stage_2(loaded, model)
+
+
+def test_stage_2_starts_from_a_folder(stage_2):
+    """As `model.pretrained` of a run."""
+    model, arch, language, folder = stage_2
+    given = {**language, "load_pretrained": True, "pretrained": str(folder)}
+    cfg = OmegaConf.merge(OmegaConf.load(model.default_config_path("tiny")).model, given)
+    assert_equal_stage_2(type(model).from_config(cfg).float().eval(), model)
+    assert not [one for one in problems_with(folder, arch, **language) if "pretrained" in one]
 
 
 @pytest.mark.parametrize("arch", ["albef_mafa", "blip_mafa", "blip2_mafa"])
