@@ -158,6 +158,7 @@ def test_model_and_step_settings_of_the_paper(paper):
     assert (model.arch, model.model_type, model.load_pretrained) == ("albef_mafa", "base", True)
     assert (model.image_size, model.max_txt_len, model.temp) == (256, 25, 0.07)
     assert (model.mlm_mask_prob, model.embed_dim) == (0.5, 256)
+    assert model.ramp_epochs == 1  # of momentum distillation, as in ALBEF's code; LAVIS: 2
     step = step_of(paper)
     assert step.negatives == "hardest" and step.detach_other is True
     assert {k: w for k, w in step.loss_weights.items() if w} == {"itc": 1, "itm": 1, "lm": 1}
@@ -192,6 +193,19 @@ def test_other_systems_of_the_paper():
     weights = steps["TCL"].loss_weights
     assert weights["itc"] == weights["imc"] == weights["lmi"] == pytest.approx(1 / 3)
     assert steps["TCL"].soft_labels.type == "momentum" and steps["TCL"].negatives == "sampled"
+
+
+@pytest.mark.parametrize(
+    "path", [TRAIN / "albef_4m.yaml", TRAIN / "cond_pretrain.yaml", STAGE_1], ids=lambda p: p.stem
+)
+def test_captions_of_one_image_can_be_treated_as_in_the_authors_code(path):
+    """The header names both options, which differ from the authors' code by default."""
+    options = ("model.mafa.same_image=negative", "run.grit.same_image=together")
+    assert " ".join(options) in head_of(path)
+    ours, authors = loaded(path), loaded(path, *options)
+    assert (step_of(ours).same_image, ours.run_cfg.grit.same_image) == ("positive", "apart")
+    assert step_of(authors).same_image == "negative"
+    assert authors.run_cfg.grit.same_image == "together"
 
 
 def test_each_config_starts_from_the_checkpoint_of_the_previous_one(paper):

@@ -28,6 +28,7 @@ def test_fine_tuning_settings_of_the_paper():
     assert 4 * run.batch_size_train * run.accum_grad_iters == 64
     assert "--nproc_per_node=4" in head_of(TRAIN / "nlvr_ft.yaml")
     assert (run.init_lr, run.weight_decay) == (2e-5, 0.02)
+    assert (run.warmup_lr, run.warmup_steps) == (1e-5, 100)  # ALBEF's code
     assert (model.image_size, model.use_distill, model.num_classes) == (384, False, 2)
     assert list(run.test_splits) == ["val", "test"]
     assert cfg.datasets_cfg.nlvr_mafa.build_info.exchange_images is False
