@@ -89,11 +89,7 @@ class Sides:
 
     def read(self) -> list[dict[str, Any]]:
         """Read all samples of this package's data set, with new augmentations each time."""
-        epoch = next(self.epochs)
-        # Outside a worker, the data set would also save and restore the process's random
-        # generators.
-        with patch.object(training_set, "get_worker_info", return_value=self):
-            return [self.ours[index, epoch] for index in range(len(self.captions))]
+        return read_as_worker(self.ours, next(self.epochs))
 
     def read_by_lavis(self) -> list[dict[str, Any]]:
         """Read all samples of LAVIS's data set."""
@@ -114,6 +110,13 @@ class Sides:
             max_length=MAX_LENGTH,
             return_tensors="pt",
         )
+
+
+def read_as_worker(samples: TrainingSet, epoch: int) -> list[dict[str, Any]]:
+    """Read all samples of an epoch as a worker does."""
+    # Outside a worker, the data set would also save and restore the process's random generators.
+    with patch.object(training_set, "get_worker_info", return_value=samples):
+        return [samples[index, epoch] for index in range(len(samples))]
 
 
 @contextmanager

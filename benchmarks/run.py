@@ -35,6 +35,7 @@ PARTS = {
     "retrieval": "retrieval with re-ranking, against LAVIS",
     "judging": "judging offline against judging in the loop",
     "data": "captions tokenised, images decoded",
+    "parquet": "images inside parquet against image files; sizes of row groups",
 }
 FUNCTIONS = {"lavis": ("steps", "lavis_rows"), "memory": ("steps", "memory_rows")}
 
