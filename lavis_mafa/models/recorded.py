@@ -117,8 +117,9 @@ def recorded_model(
                 )
         elif name in SIZES:
             found[name] = _size(f"model.{name}", value, SIZES[name], problems)
-        elif name in RATES and is_number(value) and RATES[name][0] <= value <= RATES[name][1]:
-            found[name] = value
+        elif name in RATES:
+            if is_number(value) and RATES[name][0] <= value <= RATES[name][1]:
+                found[name] = value
         elif name in FLAGS and isinstance(value, bool):
             found[name] = value
         elif name in CHOICES and isinstance(value, str) and value in CHOICES[name]:

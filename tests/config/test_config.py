@@ -176,6 +176,7 @@ WRONG = [
     ("model.model_type", DELETE, "albef_mafa has base, tiny"),
     ("model.model_type", "tinny", "did you mean tiny?"),
     ("model.model_type", ["tiny"], "is not a type"),
+    ("model.ramp_epochs", -1, "expected a number >= 0"),
     ("model.tokenizer", "nowhere/vocab.txt", "no such path"),
     ("model.med_config_path", "nowhere.json", "no such library file"),
     (

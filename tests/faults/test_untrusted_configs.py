@@ -202,6 +202,18 @@ def test_single_sizes_may_be_given(content, tmp_path):
     assert cfg.vit == {**vit, "depth": 2}
 
 
+def test_rates_within_their_range_are_used(content):
+    def found(**model):
+        config = {"model": {**content["config"]["model"], **model}}
+        recorded = recorded_model({**content, "config": config}, "albef_mafa")
+        return {name: recorded.get(name) for name in model}
+
+    for ramp in (0, 0.5, 1):  # the default YAML has 2
+        assert found(ramp_epochs=ramp, alpha=0.25) == {"ramp_epochs": ramp, "alpha": 0.25}
+    unused = {"ramp_epochs": None, "alpha": None}
+    assert found(ramp_epochs=-0.5, alpha=1.5) == found(ramp_epochs=1e9, alpha=-0.5) == unused
+
+
 def test_number_of_a_users_own_model_is_used_if_small(content, tmp_path, monkeypatch):
     """A key that only its default YAML has."""
     shipped = OmegaConf.load(lavis_mafa.models.AlbefMafa.default_config_path("tiny"))
