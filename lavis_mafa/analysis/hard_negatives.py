@@ -69,6 +69,17 @@ def samplings(
     return list(dict.fromkeys(found))
 
 
+def hardness_of(run: Any) -> tuple[float, int]:
+    """Return ``grit.hardness`` (q) of a run's last epoch, and ``grit.skip`` (p).
+
+    Args:
+        run: the section ``run`` of a config.
+    """
+    settings = GritSettings.from_config(run.grit)
+    last = int(run.get("max_epoch") or 1) - 1
+    return settings.build_schedule().at(settings.grouped_before(last)), settings.skip
+
+
 def order_of(
     sampling: Sampling,
     vectors: Tensor,
@@ -77,6 +88,7 @@ def order_of(
     image_ids: NDArray[Any] | None = None,
     queue_size: int = GritSettings.queue_size,
     hardness: float = GritSettings.hardness,
+    skip: int = GritSettings.skip,
 ) -> NDArray[Any]:
     """Return the order of S samples in one epoch, without an incomplete last mini-batch.
 
@@ -88,7 +100,7 @@ def order_of(
         seed: of the random order, and of shuffling and start samples of the grouping.
         image_ids: ``(S,)``; if given, a grouped mini-batch gets at most one caption of an image.
         queue_size: L.
-        hardness: q, see `lavis_mafa.algorithm.grit.grouping.group`.
+        hardness, skip: q and p, see `lavis_mafa.algorithm.grit.grouping.group`.
 
     Returns:
         ``(n * B,)`` positions, 0 to S - 1.
@@ -114,6 +126,7 @@ def order_of(
             (seed, 1),
             image_ids=image_ids,
             hardness=hardness,
+            skip=skip,
         )
         for begin in range(0, size, space):
             part = torch.from_numpy(order[begin : begin + space])
@@ -208,7 +221,7 @@ def hard_negatives_of(
         seed,
         ids if grit.same_image == "apart" else None,
         int(grit.queue_size),
-        float(grit.hardness),
+        *hardness_of(loaded.cfg.run_cfg),
     )
     mafa = loaded.cfg.model_cfg.get("mafa") or {}
     positive = images_apart or mafa.get("same_image", "positive") == "positive"

@@ -17,7 +17,7 @@ from lavis_mafa.algorithm.mining import Judge, find_connections
 from lavis_mafa.algorithm.pickers import hardest
 from lavis_mafa.algorithm.settings import StepSettings, function_of
 from lavis_mafa.analysis.features import make_features
-from lavis_mafa.analysis.hard_negatives import Sampling, order_of
+from lavis_mafa.analysis.hard_negatives import Sampling, hardness_of, order_of
 from lavis_mafa.analysis.label_profile import LabelProfile, Stream, labels_of
 from lavis_mafa.analysis.loading import ModelAndData, data_source, load_model_and_data, log_on_main
 from lavis_mafa.io.files import write_json, write_text
@@ -183,7 +183,7 @@ def _streams(loaded: ModelAndData, args: argparse.Namespace, batch: int) -> dict
         order = order_of(
             *(sampling, features.vectors, features.texts, args.seed, apart),
             int(grit.queue_size),
-            float(grit.hardness),
+            *hardness_of(loaded.cfg.run_cfg),
         )
         if kind == "grit":
             # As in training: the order of grouped mini-batches is shuffled, not their content.

@@ -21,6 +21,7 @@ REGISTRIES = {
     "discriminators": "lavis_mafa.models.con_d.discriminator:DISCRIMINATORS",
     "metrics": "lavis_mafa.metrics:METRICS",
     "loggers": "lavis_mafa.loggers:LOGGERS",
+    "hardness-schedules": "lavis_mafa.algorithm.grit:HARDNESS",
     "families": "lavis_mafa.models.families.base:FAMILIES",
 }
 TABLES = {
@@ -31,7 +32,11 @@ TABLES = {
     "processors": "processor_name_mapping",
 }
 # Config section of the settings of a registry's entries, where it is not model.mafa.
-SECTIONS = {"discriminators": "model.mafa.con_d", "loggers": "run.logger_options"}
+SECTIONS = {
+    "discriminators": "model.mafa.con_d",
+    "loggers": "run.logger_options",
+    "hardness-schedules": "run.grit",
+}
 # Attribute with the settings class of a registered class, and the config section of its keys.
 OPTIONS = {
     "models": ("model_options", "model"),

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from lavis.common.registry import registry
 
+from lavis_mafa.algorithm.grit import HARDNESS
 from lavis_mafa.algorithm.registry import Registry
 from lavis_mafa.config.check import is_url
 from lavis_mafa.config.defaults import default_yaml
@@ -104,7 +105,7 @@ def page() -> str:
     parts = [
         HEAD,
         _section("run", _closed(RUN)),
-        _section("run.grit", RUN["grit"].keys),
+        _section("run.grit", {**RUN["grit"].keys, **_own_keys(HARDNESS)}),
         _section("run.logger_options", _own_keys(LOGGERS)),
         _section("model", MODEL),
         _section("model, of this package", {**_closed(MODEL_MAFA, "mafa"), **MODEL_PARTS}),

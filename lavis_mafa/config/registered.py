@@ -8,6 +8,7 @@ from typing import Any
 
 from lavis.common.registry import registry
 
+from lavis_mafa.algorithm.grit import HARDNESS
 from lavis_mafa.algorithm.labels import SOFT_LABELS
 from lavis_mafa.algorithm.losses import LOSSES
 from lavis_mafa.algorithm.pickers import PICKERS
@@ -92,14 +93,35 @@ def dataset_keys(builder: Any) -> dict[str, Key]:
 
 
 def run_key(run: Any) -> Key:
-    """Return the key ``run`` with the options of the config's task and of all loggers."""
+    """Return the key ``run`` with the options of the config's task, of all loggers and of all
+    hardness schedules."""
     task = run.get("task") if isinstance(run, Mapping) else None
     cls = registry.get_task_class(task) if isinstance(task, str) else None
     # Not filled in: every config would list the settings of loggers that it does not name.
     of_loggers = {name: replace(key, default=UNSET) for name, key in own_keys(LOGGERS).items()}
     options = replace(RUN["logger_options"], keys=of_loggers)
-    keys = {**options_of_class(cls, "run_options"), **RUN, "logger_options": options}
+    keys = {
+        **options_of_class(cls, "run_options"),
+        **RUN,
+        "logger_options": options,
+        "grit": grit_key(run.get("grit") if isinstance(run, Mapping) else None),
+    }
     return replace(SCHEMA.keys["run"], keys=keys)
+
+
+def grit_key(given: Any = None) -> Key:
+    """Return the key ``run.grit`` with the settings of all registered hardness schedules.
+
+    Args:
+        given: the section as the user wrote it.
+    """
+    chosen = given.get("schedule") if isinstance(given, Mapping) else None
+    # The settings of other schedules are not filled in: they would be recorded for nothing.
+    settings = {
+        name: key if name == chosen else replace(key, default=UNSET)
+        for name, key in own_keys(HARDNESS).items()
+    }
+    return replace(RUN["grit"], keys={**RUN["grit"].keys, **settings})
 
 
 def names_of(kind: str, name: Any) -> list[str]:

@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from lavis_mafa.config.key import UNSET, Key
-from lavis_mafa.config.registered import mafa_key
-from lavis_mafa.config.schema import GRIT
+from lavis_mafa.config.registered import grit_key, mafa_key
 from lavis_mafa.export.hub_form import HubForm
 from lavis_mafa.io.checkpoints import model_config
 from lavis_mafa.io.files import is_number
@@ -199,7 +198,7 @@ def _data(facts: RunFacts) -> Iterator[str]:
 def _settings(facts: RunFacts) -> Iterator[str]:
     rows = [
         *_changed("model.mafa", _mapping(facts.model.get("mafa")), mafa_key().keys),
-        *_changed("run.grit", facts.grit, GRIT),
+        *_changed("run.grit", facts.grit, grit_key(facts.grit).keys),
     ]
     if rows:
         table = _table(("setting", "value"), rows)

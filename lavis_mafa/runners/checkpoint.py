@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from lavis_mafa.algorithm.grit import GritSettings
+from lavis_mafa.algorithm.grit import HARDNESS, GritSettings
 from lavis_mafa.io.checkpoints import problem_of_types
 from lavis_mafa.io.files import atomic_write
 
@@ -89,7 +89,10 @@ def check_same_settings(
     # What an older checkpoint does not know had its default.
     grit_before = {**asdict(GritSettings()), **old.get("grit", {})}
     # `save_order` changes nothing, and `first_order` only where the first epoch began.
-    grit = [name for name in new.get("grit", {}) if name not in ("save_order", "first_order")]
+    skipped = {"save_order", "first_order"}
+    # Settings of a hardness schedule that is not chosen have no effect.
+    skipped |= set(HARDNESS) - {new.get("grit", {}).get("schedule")}
+    grit = [name for name in new.get("grit", {}) if name not in skipped]
     pairs += [(f"run.grit.{name}", grit_before.get(name), new["grit"][name]) for name in grit]
     pairs.append(("model.arch", before["model"].get("arch"), now["model"].get("arch")))
     changed = [f"{name}: {was} before, {now_} now" for name, was, now_ in pairs if was != now_]

@@ -47,7 +47,8 @@ def dry_run(runner: RunnerMafa) -> list[str]:
         f"mini-batches: {run.batch_size_train} x {runner.world_size} rank(s) x {window} "
         f"accumulated; {plan.steps:,} steps an epoch, {runner.max_epoch} epochs, "
         f"{len(plan.leftover)} samples left over for the next epoch",
-        f"GRIT: L = {grit.queue_size:,}, M = {grit.search_space:,}, hardness {grit.hardness:g}, "
+        f"GRIT: L = {grit.queue_size:,}, M = {grit.search_space:,}, "
+        f"{runner.schedule.describe_hardness(runner.max_epoch)}, "
         f"grouped from epoch {grit.start_epoch} on"
         if grit.enabled
         else "GRIT: off, random mini-batches",

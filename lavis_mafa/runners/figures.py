@@ -94,11 +94,19 @@ class Figures:
             self._connections.append(record)
             self.log.append(CONNECTIONS, record)
 
-    def record_epoch(self, epoch: int, global_step: int, device: torch.device, show: Show) -> None:
+    def record_epoch(
+        self,
+        epoch: int,
+        global_step: int,
+        device: torch.device,
+        show: Show,
+        hardness: float | None = None,
+    ) -> None:
         """Log an epoch's figures over all ranks, which must all call it.
 
         Args:
             show: picture and caption of a training sample, by its index.
+            hardness: q by which the epoch's mini-batches were grouped; None: they were not.
         """
         total = self.tally.over_ranks(device)
         figures: dict[str, Any] = {
@@ -106,6 +114,8 @@ class Figures:
         }
         if hasattr(self.task, "epoch_figures"):
             figures.update(self.task.epoch_figures(total))
+        if hardness is not None:
+            figures["hardness"] = hardness
         self.log.write("epoch", epoch=epoch, global_step=global_step, **figures)
         self.log.scalars("epoch", figures, epoch, EPOCH)
         self._log_histogram(total, epoch, global_step)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from lavis_mafa.algorithm.grit import HARDNESS
 from lavis_mafa.problems import ConfigView, Problem
 
 
@@ -41,6 +42,10 @@ def _grouped(cfg: ConfigView) -> Iterator[Problem]:
         yield Problem(key, f"{search} is {why}", is_note=True)
     elif None not in (batch, search) and search == batch:
         yield Problem(key, "equals run.batch_size_train: nothing is grouped", is_note=True)
+    skip = cfg["run.grit.skip"]
+    if None not in (skip, search) and skip >= search:
+        why = f"{skip} is not below run.grit.search_space {search}: every pair would be skipped"
+        yield Problem("run.grit.skip", f"{why}; use a small number, such as 30")
     start = cfg["run.grit.start_epoch"]
     if None not in (start, epochs) and start >= epochs:
         why = f"{start} is not below max_epoch: no epoch is grouped"
@@ -48,3 +53,7 @@ def _grouped(cfg: ConfigView) -> Iterator[Problem]:
     if start == 0 and not cfg["run.grit.naive"]:
         why = "is 0, but epoch 0 has no features to group by; use 1 or naive: True"
         yield Problem("run.grit.start_epoch", why)
+    entry = HARDNESS.entries().get(cfg["run.grit.schedule"] or "")
+    for owner in () if entry is None else (entry.value, entry.settings):
+        for problem in getattr(owner, "problems_of", lambda cfg: ())(cfg):
+            yield Problem(*problem)

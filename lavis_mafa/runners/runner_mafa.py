@@ -355,6 +355,7 @@ class RunnerMafa(EvaluatingRunner):
     def _end_epoch(self, epoch: int) -> None:
         if self.unreadable.allowed < 1.0 and any(any_rank([self.unreadable.exceeded], self.device)):
             self.unreadable.stop(f"epoch {epoch}")
+        plan = self.schedule.plan
         self.schedule.end(epoch)
         following = self.schedule.next_plan
         assert following is not None and self.train_set is not None
@@ -363,7 +364,11 @@ class RunnerMafa(EvaluatingRunner):
                 "grit_order.npy", lambda file: np.save(file, following.order)
             )
         self.figures.record_epoch(
-            epoch, self.progress.global_step, self.device, self.train_set.show
+            epoch,
+            self.progress.global_step,
+            self.device,
+            self.train_set.show,
+            hardness=None if plan is None else plan.hardness,
         )
 
     def _stop_after(self, epoch: int, step: int) -> None:

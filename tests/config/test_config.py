@@ -171,6 +171,12 @@ WRONG = [
     ("run.grit.same_image", "appart", "did you mean apart?"),
     ("run.grit.search_space", 3841, "more than run.grit.queue_size 3840"),
     ("run.grit.search_space", 63, None),
+    ("run.grit.schedule", "linaer", "did you mean linear?"),
+    ("run.grit.linear", {"strat": 0.5}, "did you mean run.grit.linear.start?"),
+    ("run.grit.cosine", {"start": 0}, "expected a number > 0"),
+    ("run.grit.linear", {"epochs": 0}, "expected a whole number >= 1"),
+    ("run.grit.skip", -1, ">= 0"),
+    ("run.grit.skip", 1280, "is not below run.grit.search_space 1280"),
     ("model.arch", "albef_maffa", "did you mean albef_mafa?"),
     ("model.arch", DELETE, "missing"),
     ("model.model_type", DELETE, "albef_mafa has base, tiny"),
@@ -396,6 +402,16 @@ def test_grit_is_checked_only_if_enabled():
     assert complete(config)[2] == [
         "run.grit.search_space: equals run.batch_size_train: nothing is grouped"
     ]
+
+
+def test_settings_of_the_chosen_hardness_schedule_are_filled_in():
+    config, found, notes = complete(put(GOOD, "run.grit.schedule", "linear"))
+    grit = config["run"]["grit"]
+    assert found == [] and grit["linear"] == {"start": 0.5, "epochs": 10} and "cosine" not in grit
+    assert [note.partition(":")[0] for note in notes] == ["run.grit.linear.epochs"]
+    assert "10 grouped epochs from epoch 1 on are not over before run.max_epoch" in notes[0]
+    shorter = put(put(GOOD, "run.grit.schedule", "cosine"), "run.grit.cosine", {"epochs": 1})
+    assert complete(put(shorter, "run.max_epoch", 3))[1:] == ([], [])
 
 
 def test_device_and_precision(monkeypatch):

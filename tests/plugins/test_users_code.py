@@ -27,13 +27,16 @@ ADDED = {
         "task": "greeting_pretrain",
         **{"greeting": "welcome", "times": 2},
         **{"runner": "runner_mafa", "lr_sched": "linear_warmup_cosine_lr", "seed": 1},
-        **{"init_lr": 1e-3, "min_lr": 1e-4, "weight_decay": 0.02, "max_epoch": 1},
+        **{"init_lr": 1e-3, "min_lr": 1e-4, "weight_decay": 0.02, "max_epoch": 3},
         **{"batch_size_train": 8, "batch_size_eval": 8, "num_workers": 0, "device": "cpu"},
         **{"train_splits": ["train"], "test_splits": ["test"], "output_dir": "output"},
         **{"job_id": "", "tensorboard": False, "log_freq": 1, "k_test": 4},
         "retrieval_metrics": ["mean_rank"],
         **{"loggers": ["notebook"], "logger_options": {"notebook": {"file": "mine.txt"}}},
-        "grit": {"queue_size": 32, "search_space": 16},
+        "grit": {
+            **{"queue_size": 32, "search_space": 16},
+            **{"hardness": 0.9, "schedule": "swing", "swing": {"low": 0.25}},
+        },
     },
     "model": {
         **{"arch": "albef_mine", "model_type": "tiny"},
@@ -55,8 +58,9 @@ OWN_FAMILY = {
     "run": {
         **{key: value for key, value in ADDED["run"].items() if key not in ("greeting", "times")},
         **{"plugins": [FAMILY], "task": "mafa_pretrain", "test_splits": []},
-        **{"loggers": [], "logger_options": {}},
+        **{"loggers": [], "logger_options": {}, "max_epoch": 1},
         "retrieval_metrics": [],
+        "grit": {"queue_size": 32, "search_space": 16},
     },
     "model": {"arch": "averages_tiny", "model_type": "tiny", "channels": 8},
     "datasets": {"squares": {"build_info": {"count": 32}}},
@@ -110,7 +114,9 @@ def test_training_uses_every_added_component(tmp_path):
     assert status == 0, printed
     assert "welcome welcome" in printed
     log = (tmp_path / "output" / "log.jsonl").read_text(encoding="utf-8")
-    assert log.count('"kind": "step"') == 2 and "loss_spread" in log
+    assert log.count('"kind": "step"') == 6 and "loss_spread" in log
+    epochs = [json.loads(line) for line in log.splitlines() if '"kind": "epoch"' in line]
+    assert [epoch.get("hardness") for epoch in epochs] == [None, 0.9, 0.25]
     assert '"found_i2t": 8.0' in log  # the discriminator's probability is above the threshold
     evaluated = [path.read_text(encoding="utf-8") for path in tmp_path.rglob("evaluate.txt")]
     assert any("mean_rank" in text for text in evaluated), evaluated
@@ -154,6 +160,8 @@ WRONG = {
     "model.mafa.spread.modality": ("both", "is not one of images, texts"),
     "model.mafa.con_d.coin.probability": (1.5, "out of range; expected a number from 0 to 1"),
     "model.mafa.con_d.arch": ("coins", "did you mean coin?"),
+    "run.grit.schedule": ("swim", "did you mean swing?"),
+    "run.grit.swing.low": (0, "0 is out of range; expected a number > 0"),
     "run.retrieval_metrics": (["mean_rnk"], "did you mean mean_rank?"),
     "run.metrics": (["wrds"], "did you mean words?"),
     "run.greeting": (3, "3 is not a string"),
@@ -221,6 +229,8 @@ def test_added_components_are_listed(tmp_path):
         "Return half the model's own distribution, sharpened (tests)",
         "model.mafa.spread.modality: one of images, texts, default 'images'; whose features",
         "model.mafa.con_d.coin.probability: a number from 0 to 1, default 0.5",
+        "Change between two hardnesses from epoch to epoch (tests)",
+        "run.grit.swing.low: a number > 0 and <= 1, default 0.5; hardness of every other epoch",
         "mean_rank",
         "Drives models that average pixels and words (tests)",
         "averages_tiny",

@@ -141,6 +141,14 @@ def test_setting_absent_from_a_checkpoint_had_its_default():
     check_same_settings(config(**old), config(**old, hardness=1.0), "it")
     with pytest.raises(ValueError, match="run.grit.hardness: 1.0 before, 0.9 now"):
         check_same_settings(config(**old), config(**old, hardness=0.9), "it")
+    ramp = {"schedule": "linear", "linear": {"start": 0.5, "epochs": 4}}
+    check_same_settings(config(**old, **ramp), config(**old, **ramp), "it")
+    check_same_settings(config(**old), config(**old, linear={"epochs": 4}), "it")  # not chosen
+    with pytest.raises(ValueError, match="run.grit.schedule: constant before, linear now"):
+        check_same_settings(config(**old), config(**old, **ramp), "it")
+    slower = {**ramp, "linear": {"start": 0.5, "epochs": 9}}
+    with pytest.raises(ValueError, match="run.grit.linear: .*'epochs': 4.* before, .* 9.* now"):
+        check_same_settings(config(**old, **ramp), config(**old, **slower), "it")
 
 
 def test_weight_decay_is_taken_from_the_config(tmp_path):

@@ -151,7 +151,7 @@ def test_saved_order_starts_another_run(tmp_path):
 
 def test_dry_run_reports_and_trains_nothing(tmp_path):
     output = finish(start("train.py", tmp_path, extra=["--dry-run"]))
-    for text in ("74 pairs", "9 steps", "L = 32", "M = 16", "0.46 M trainable", "memory"):
+    for text in ("74 pairs", "9 steps", "L = 32", "M = 16", "hardness 1,", "0.46 M", "memory"):
         assert text in output, output[-2000:]
     assert not (tmp_path / "job").exists()
 

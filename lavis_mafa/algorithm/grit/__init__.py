@@ -2,16 +2,19 @@
 
 from lavis_mafa.algorithm.grit.collector import GritCollector
 from lavis_mafa.algorithm.grit.grouping import group
+from lavis_mafa.algorithm.grit.hardness import HARDNESS, HardnessSchedule
 from lavis_mafa.algorithm.grit.sampler import EpochBatches, EpochPlan, grouped_plan, random_plan
 from lavis_mafa.algorithm.grit.schedule import GritSchedule
 from lavis_mafa.algorithm.grit.settings import GritSettings
 
 __all__ = [
+    "HARDNESS",
     "EpochBatches",
     "EpochPlan",
     "GritCollector",
     "GritSchedule",
     "GritSettings",
+    "HardnessSchedule",
     "group",
     "grouped_plan",
     "random_plan",

@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lavis_mafa.algorithm.grit.grouping import Indices, check_hardness, group
+from lavis_mafa.algorithm.grit.grouping import Indices, group
+from lavis_mafa.algorithm.grit.hardness import check_hardness
 
 Pairs: TypeAlias = tuple[Tensor, Tensor, Tensor]  # indices, image features, text features
 
@@ -38,6 +39,7 @@ class GritCollector:
             more.
         hardness: q of every chain, above 0 and at most 1; see
             `lavis_mafa.algorithm.grit.grouping.group`.
+        skip: p of every chain.
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class GritCollector:
         dtype: np.dtype[Any] | type = np.int64,
         expected: int = 0,
         hardness: float = 1.0,
+        skip: int = 0,
     ) -> None:
         check_hardness(hardness)
         if not 1 <= search_space <= queue_size:
@@ -63,6 +66,7 @@ class GritCollector:
         self.shuffle = shuffle
         self.image_ids = image_ids
         self.hardness = hardness
+        self.skip = skip
         self._rng = np.random.default_rng(seed)
         self._queue: list[Pairs] = []
         self._queued = 0
@@ -135,7 +139,9 @@ class GritCollector:
                 if self.image_ids is not None:
                     ids, taken = self.image_ids[part], self.image_ids[self._open_mini_batch()]
                 chain = group(
-                    images[own], texts[own], start, ids, self.batch_size, taken, self.hardness
+                    *(images[own], texts[own], start, ids, self.batch_size, taken),
+                    hardness=self.hardness,
+                    skip=self.skip,
                 )
                 self._place(part[chain])
 

@@ -12,6 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from lavis_mafa.algorithm.grit.hardness import check_hardness
+
 Indices: TypeAlias = NDArray[np.integer[Any]]  # positions, sample indices or image ids
 Floats: TypeAlias = NDArray[np.float32]
 STRIDE = 16  # `_hard` estimates a quantile from every 16th score
@@ -53,6 +55,7 @@ def group(
     batch_size: int = 0,
     taken_ids: Indices | None = None,
     hardness: float = 1.0,
+    skip: int = 0,
 ) -> Indices:
     """Order a sub-queue of M pairs so that neighbours are similar.
 
@@ -65,6 +68,9 @@ def group(
     maximum: of the n pairs that may come next the one of rank ``round((1 - q) * (n - 1))``, where
     rank 0 is the most similar one and, of equal ones, that of the lower position.
 
+    With a ``skip`` p the p most similar ones are passed over first (B3, NeurIPS 2025): the rank is
+    ``s + round((1 - q) * (n - 1 - s))`` with ``s = min(p, n - 1)``.
+
     Args:
         image_features, text_features: ``(M, D)``, normalised.
         start: position of the first pair, ``0 <= start < M``.
@@ -74,13 +80,14 @@ def group(
         batch_size: size of a mini-batch; needed with ``image_ids``.
         taken_ids: image ids of the pairs that the first mini-batch already holds.
         hardness: q, above 0 and at most 1.
+        skip: p, at least 0.
 
     Returns:
         ``(M,)`` int64, a permutation of ``range(M)``.
 
     Raises:
-        ValueError: for an empty sub-queue, unequal shapes, a ``start`` or ``hardness`` out of
-            range, or features that are not finite (those have no order).
+        ValueError: for an empty sub-queue, unequal shapes, a ``start``, ``hardness`` or ``skip``
+            out of range, or features that are not finite (those have no order).
     """
     size = len(image_features)
     if size == 0 or image_features.shape != text_features.shape:
@@ -91,6 +98,8 @@ def group(
     if not 0 <= start < size:
         raise ValueError(f"start must be in [0, {size}), got {start}")
     check_hardness(hardness)
+    if skip < 0:
+        raise ValueError(f"skip must be at least 0, got {skip}")
     for features in (image_features, text_features):
         # NaN and Inf both show in the extremes: one pass, no mask in memory.
         if not torch.isfinite(torch.stack(torch.aminmax(features.detach()))).all():
@@ -102,17 +111,7 @@ def group(
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1 with image_ids, got {batch_size}")
         apart = _Apart.of(np.asarray(image_ids), batch_size, taken_ids)
-    return _chain(rows, start, apart, hardness)
-
-
-def check_hardness(hardness: float) -> None:
-    """Refuse a hardness that is not above 0 and at most 1.
-
-    Raises:
-        ValueError: naming the value.
-    """
-    if not 0.0 < hardness <= 1.0:
-        raise ValueError(f"hardness must be above 0 and at most 1, got {hardness}")
+    return _chain(rows, start, apart, hardness, skip)
 
 
 def _similarities(images: Tensor, texts: Tensor, both: Tensor) -> tuple[Floats, Floats]:
@@ -133,7 +132,7 @@ def _similarities(images: Tensor, texts: Tensor, both: Tensor) -> tuple[Floats, 
 
 
 def _chain(
-    rows: tuple[Floats, Floats], start: int, apart: _Apart | None, hardness: float
+    rows: tuple[Floats, Floats], start: int, apart: _Apart | None, hardness: float, skip: int
 ) -> Indices:
     size = len(rows[0])
     order = np.empty(size, np.int64)
@@ -149,12 +148,12 @@ def _chain(
                 penalty.fill(0.0)
                 penalty[order[:place]] = -np.inf
             np.add(row, penalty, out=score)
-            current = _hard(score, hardness)
+            current = _hard(score, hardness, skip)
             if apart is not None and penalty[current] < 0:
                 # Every pair left shares an image with this mini-batch: one of them.
                 np.copyto(score, row)
                 score[order[:place]] = -np.inf
-                current = _hard(score, hardness)
+                current = _hard(score, hardness, skip)
         order[place] = current
         penalty[current] = -np.inf
         if apart is not None and current in apart.mates:
@@ -162,17 +161,19 @@ def _chain(
     return order
 
 
-def _hard(score: Floats, hardness: float) -> int:
+def _hard(score: Floats, hardness: float, skip: int = 0) -> int:
     """Return the position of the ``hardness``-quantile of the scores ``(M,)`` above -inf.
 
-    Without such a score it is position 0.
+    The ``skip`` largest are left out of the quantile, but never all. Without a score above -inf it
+    is position 0.
     """
-    if hardness == 1.0:
+    if hardness == 1.0 and not skip:
         return int(score.argmax())
-    candidates = np.count_nonzero(score > -np.inf)
+    candidates = int(np.count_nonzero(score > -np.inf))
     if not candidates:
         return 0
-    rank = round((1.0 - hardness) * (candidates - 1))
+    skipped = min(skip, candidates - 1)
+    rank = skipped + round((1.0 - hardness) * (candidates - 1 - skipped))
     # Only the largest scores matter. A bound below them, estimated from a part of the scores, makes
     # this three times as fast as partitioning all; the result does not depend on it.
     near = (score >= _bound(score[::STRIDE].copy(), rank / STRIDE)).nonzero()[0]

@@ -28,12 +28,14 @@ class EpochPlan:
         batch_size: B, per rank.
         world_size: W.
         grouped: whether mini-batches were grouped by similarity.
+        hardness: q of the chains that they were cut from; None: unknown, or not grouped.
     """
 
     order: Indices
     batch_size: int
     world_size: int
     grouped: bool = False
+    hardness: float | None = None
 
     def __post_init__(self) -> None:
         if self.steps < 1:
@@ -80,6 +82,7 @@ def grouped_plan(
     rng: np.random.Generator,
     shuffle: bool = True,
     across_ranks: bool = False,
+    hardness: float | None = None,
 ) -> EpochPlan:
     """Return the next epoch's plan from every rank's grouped order (GRIT-VLP 4.1 phase 4).
 
@@ -94,6 +97,7 @@ def grouped_plan(
         leftover: fewer samples than a global batch, which the orders do not contain.
         shuffle: mini-batch-level shuffling; off for the paper's ablation (Table 4).
         across_ranks: allow a mini-batch to move to another rank.
+        hardness: to be recorded in the plan.
     """
     world_size = len(grouped)
     lengths = {len(order) for order in grouped}
@@ -127,7 +131,7 @@ def grouped_plan(
     # With mode="raise", the default, `take` would write to a temporary copy of its output.
     np.take(batches, rows[:kept], 0, order[begin:end].reshape(kept, batch_size), mode="clip")
     order[end:] = pushed_out[filler:]
-    return EpochPlan(order, batch_size, world_size, grouped=True)
+    return EpochPlan(order, batch_size, world_size, True, hardness)
 
 
 class EpochBatches(Sampler[list[tuple[int, int]]]):

@@ -64,6 +64,7 @@ class GritSchedule:
         self.world_size = world_size
         self.seed = seed
         self.image_ids = image_ids if settings.same_image == "apart" else None
+        self.hardness: Any = settings.build_schedule()
         self.plan: EpochPlan | None = None
         self.next_plan: EpochPlan | None = None
         self.collector: GritCollector | None = None
@@ -71,6 +72,18 @@ class GritSchedule:
     def wants_grouped(self, epoch: int) -> bool:
         """Return whether mini-batches of ``epoch`` are to be grouped."""
         return bool(self.settings.enabled) and epoch >= self.settings.start_epoch
+
+    def hardness_at(self, epoch: int) -> float:
+        """Return q of the chains from which the mini-batches of a grouped ``epoch`` are cut."""
+        q: float = self.hardness.at(self.settings.grouped_before(epoch))
+        return q
+
+    def describe_hardness(self, epochs: int) -> str:
+        """Return which similarities chains move to in a run of ``epochs`` epochs, in words."""
+        first = self.settings.start_epoch
+        text: str = self.hardness.describe(first, max(first, epochs - 1))
+        skip = self.settings.skip
+        return f"{text}, most similar {skip:,} skipped" if skip else text
 
     def begin(self, epoch: int) -> EpochPlan:
         """Return the order of ``epoch``, and start collecting for the next one."""
@@ -84,6 +97,8 @@ class GritSchedule:
         """Start with an empty queue, seeded by epoch and rank."""
         assert self.plan is not None
         settings = self.settings
+        # The naive variant collects for the epoch itself, all others for the one after it.
+        q = self.hardness_at(epoch if settings.naive else epoch + 1)
         self.collector = GritCollector(
             settings.queue_size,
             settings.search_space,
@@ -93,7 +108,8 @@ class GritSchedule:
             self.image_ids,
             index_dtype(self.size),
             self.plan.steps * self.batch_size,
-            settings.hardness,
+            q,
+            settings.skip,
         )
 
     def collect(self, index: Tensor, image_features: Tensor, text_features: Tensor) -> None:
@@ -109,7 +125,7 @@ class GritSchedule:
         if self.collector is None:
             self.next_plan = random_plan(self.size, self.batch_size, self.world_size, rng, leftover)
             return
-        order = self.collector.finish()
+        order, q = self.collector.finish(), self.collector.hardness
         self.collector = None
         expected = self.plan.steps * self.batch_size
         if len(order) != expected:
@@ -126,6 +142,7 @@ class GritSchedule:
             rng,
             settings.shuffle,
             settings.shuffle_across_ranks,
+            q,
         )
 
     @torch.no_grad()
@@ -191,7 +208,9 @@ class GritSchedule:
                 f"the checkpoint orders {len(order)} samples, the training set has {self.size}: "
                 "resume with the data that the run started with"
             )
-        return EpochPlan(order, self.batch_size, self.world_size, state["grouped"])
+        # Older checkpoints do not record the hardness.
+        q = state.get("hardness")
+        return EpochPlan(order, self.batch_size, self.world_size, state["grouped"], q)
 
 
 def read_order(path: str, size: int) -> Indices:
@@ -217,7 +236,8 @@ def read_order(path: str, size: int) -> Indices:
 def _plan_state(plan: EpochPlan | None) -> dict[str, Any] | None:
     if plan is None:
         return None
-    return {"order": torch.from_numpy(plan.order), "grouped": plan.grouped}
+    order = torch.from_numpy(plan.order)
+    return {"order": order, "grouped": plan.grouped, "hardness": plan.hardness}
 
 
 def _gather_orders(order: Indices, world_size: int) -> Indices:

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
+from lavis_mafa.algorithm.grit.hardness import HARDNESS, build_schedule
 from lavis_mafa.algorithm.options import check_options, option
 
 
 @dataclass(frozen=True)
 class GritSettings:
-    """Settings of GRIT; see `lavis_mafa.algorithm.grit.schedule.GritSchedule`."""
+    """Settings of GRIT; see `lavis_mafa.algorithm.grit.schedule.GritSchedule`.
+
+    Attributes:
+        own: settings of the registered hardness schedules that have some, by the schedule's name;
+            one that is not listed has its defaults.
+    """
 
     enabled: bool = option(
         False,
@@ -36,10 +42,24 @@ class GritSettings:
     hardness: float = option(
         1.0,
         "quantile q of the similarities that follows in a chain; 1: the most similar, as in the "
-        "paper",
+        "paper; with another schedule than constant, q of the last epochs",
         low=0,
         above=True,
         high=1,
+    )
+    schedule: str = option(
+        "constant",
+        "hardness of every epoch: always the same, or from another one to it in equal steps or "
+        "along a cosine",
+        source="lavis_mafa, FALCON",
+        choices=HARDNESS,
+    )
+    skip: int = option(
+        0,
+        "p: the most similar pairs that are passed over at every step of a chain, before the "
+        "quantile",
+        source="B3",
+        low=0,
     )
     start_epoch: int = option(
         1,
@@ -69,6 +89,7 @@ class GritSettings:
     save_order: bool = option(
         False, "save the newest grouped order in grit_order.npy, for first_order"
     )
+    own: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -76,4 +97,18 @@ class GritSettings:
     @classmethod
     def from_config(cls, cfg: Mapping[str, Any]) -> GritSettings:
         """Build from ``run.grit``; missing keys keep their defaults."""
-        return cls(**{one.name: cfg[one.name] for one in fields(cls) if one.name in cfg})
+        own = {
+            name: entry.settings(**cfg[name])
+            for name, entry in HARDNESS.entries().items()
+            if entry.settings is not None and cfg.get(name)
+        }
+        given = {one.name: cfg[one.name] for one in fields(cls) if one.name in cfg}
+        return cls(**{**given, "own": own})
+
+    def build_schedule(self) -> Any:
+        """Build the schedule of the hardness; see `lavis_mafa.algorithm.grit.hardness`."""
+        return build_schedule(self.schedule, self.hardness, self.own.get(self.schedule))
+
+    def grouped_before(self, epoch: int) -> int:
+        """Return how many epochs before ``epoch`` are grouped."""
+        return max(0, epoch - self.start_epoch)

@@ -26,9 +26,11 @@ def integer_features(size: int, dim: int, seed: int):
     return (torch.from_numpy(rng.integers(-2, 3, (size, dim))).float() for _ in range(2))
 
 
-def quantile(candidates, scores, hardness):
-    """The one of rank round((1 - q) * (n - 1)), 0 the most similar and of equal ones the first."""
+def quantile(candidates, scores, hardness, skip=0):
+    """The one of rank round((1 - q) * (n - 1)), 0 the most similar and of equal ones the first,
+    of those that are left when the `skip` most similar are taken away, but never the last."""
     ranked = sorted(candidates, key=lambda other: (-scores[other], other))
+    ranked = ranked[skip:] or ranked[-1:]
     return ranked[round((1 - hardness) * (len(ranked) - 1))]
 
 
@@ -51,7 +53,7 @@ def slow_grouping(images, texts, start):
     return order
 
 
-def slow_grouping_apart(images, texts, start, ids, batch_size, taken, hardness=1.0):
+def slow_grouping_apart(images, texts, start, ids, batch_size, taken, hardness=1.0, skip=0):
     """As above, but repeat an image of the mini-batch only if no other image is left."""
     sim = (images.float() @ texts.float().t()).tolist()
     size, order, in_batch = len(sim), [], list(taken)
@@ -67,7 +69,7 @@ def slow_grouping_apart(images, texts, start, ids, batch_size, taken, hardness=1
         else:
             current, i2t = order[-1], position % 2 == 1
             scores = [sim[current][other] if i2t else sim[other][current] for other in range(size)]
-            best = quantile(allowed, scores, hardness)
+            best = quantile(allowed, scores, hardness, skip)
         order.append(best)
         in_batch.append(ids[best])
     return order
@@ -112,26 +114,29 @@ def test_order_equals_slow_loop_with_ties_and_any_memory_layout(size, dim, seed,
     batch_size=st.integers(1, 9),
     taken=st.integers(0, 8),
     hardness=st.sampled_from([1.0, 0.95, 0.5, 0.1]),
+    skip=st.sampled_from([0, 0, 1, 3, 50]),
     seed=st.integers(0, 10**6),
 )
-def test_keeping_images_apart_equals_slow_loop(size, images, batch_size, taken, hardness, seed):
+def test_keeping_images_apart_equals_slow_loop(
+    size, images, batch_size, taken, hardness, skip, seed
+):
     rng = np.random.default_rng(seed)
     ids = rng.integers(images, size=size)
     taken_ids = rng.integers(images, size=min(taken, batch_size - 1))
     image_features, text_features = integer_features(size, 4, seed)
     start = int(rng.integers(size))
-    given = (image_features, text_features, start, ids, batch_size, taken_ids, hardness)
+    given = (image_features, text_features, start, ids, batch_size, taken_ids, hardness, skip)
     assert group(*given).tolist() == slow_grouping_apart(*given)
 
 
-def slow_grouping_at(images, texts, start, hardness):
+def slow_grouping_at(images, texts, start, hardness, skip=0):
     sim = (images @ texts.t()).tolist()
     order = [start]
     while len(order) < len(sim):
         current, i2t = order[-1], len(order) % 2 == 1
         scores = sim[current] if i2t else [row[current] for row in sim]
         left = [other for other in range(len(sim)) if other not in order]
-        order.append(quantile(left, scores, hardness))
+        order.append(quantile(left, scores, hardness, skip))
     return order
 
 
@@ -154,9 +159,38 @@ def test_chain_of_quantiles_equals_slow_loop(size, dim, hardness, seed):
         assert order == hardest
 
 
-@pytest.mark.parametrize("hardness", [0.999, 0.95, 0.5, 0.05])
+@settings(max_examples=80, deadline=None)
+@given(
+    size=st.integers(1, 90),
+    dim=st.integers(1, 6),
+    hardness=st.sampled_from([1.0, 0.9, 0.3]),
+    skip=st.integers(0, 100),
+    seed=st.integers(0, 10**6),
+)
+def test_skipping_the_most_similar_equals_slow_loop(size, dim, hardness, skip, seed):
+    images, texts = integer_features(size, dim, seed)
+    start = seed % size
+    order = group(images, texts, start, hardness=hardness, skip=skip).tolist()
+    assert sorted(order) == list(range(size))
+    assert order == slow_grouping_at(images, texts, start, hardness, skip)
+    if skip == 0:
+        assert order == group(images, texts, start, hardness=hardness).tolist()
+    if skip >= size - 2 >= 0:  # always the least similar of those that are left
+        assert order == slow_grouping_at(images, texts, start, 0.0)
+
+
+def test_skipping_without_a_quantile_takes_the_pair_of_that_rank():
+    images, texts = features(40, 8, 0)
+    sim = images @ texts.t()
+    sim[7, 7] = -2.0  # the start itself
+    order = group(images, texts, 7, skip=3)
+    assert order[1] == sim[7].argsort(descending=True)[3]
+
+
+@pytest.mark.parametrize("hardness", [1.0, 0.999, 0.95, 0.5, 0.05])
+@pytest.mark.parametrize("skip", [0, 1, 30, 2000])
 @pytest.mark.parametrize("form", ["spread", "sorted", "few_values"])
-def test_quantiles_of_many_scores(hardness, form):
+def test_quantiles_of_many_scores(hardness, skip, form):
     """Many more scores than the estimate of the bound needs, in orders that mislead it."""
     rng = np.random.default_rng(0)
     for size in (1, 15, 16, 17, 400, 1500):
@@ -167,7 +201,8 @@ def test_quantiles_of_many_scores(hardness, form):
         visited = rng.permutation(size)[: size // 3]
         scores[visited] = -np.inf
         left = np.setdiff1d(np.arange(size), visited).tolist()
-        assert _hard(scores, hardness) == quantile(left, scores.tolist(), hardness)
+        expected = quantile(left, scores.tolist(), hardness, skip)
+        assert _hard(scores, hardness, skip) == expected
 
 
 def test_less_hardness_gives_less_similar_neighbours():
@@ -269,6 +304,11 @@ def test_a_hardness_out_of_range_is_refused(hardness):
         group(*features(4, 3, 0), 0, hardness=hardness)
     with pytest.raises(ValueError, match="hardness must be above 0 and at most 1"):
         GritCollector(4, 2, 2, seed=0, hardness=hardness)
+
+
+def test_a_negative_skip_is_refused():
+    with pytest.raises(ValueError, match="skip must be at least 0, got -1"):
+        group(*features(4, 3, 0), 0, skip=-1)
 
 
 @pytest.mark.parametrize("number", ["nan", "inf", "-inf"])

@@ -63,10 +63,12 @@ def end_epoch_on_all_ranks(schedules, epoch, monkeypatch):
     across=st.booleans(),
     shuffle=st.booleans(),
     hardness=st.sampled_from([1.0, 0.9, 0.3]),
+    schedule=st.sampled_from(["constant", "linear", "cosine"]),
+    skip=st.integers(0, 5),
     seed=st.integers(0, 1000),
 )
 def test_every_epoch_is_a_permutation_that_starts_with_the_leftover(
-    size, batch, world, queue, space, across, shuffle, hardness, seed
+    size, batch, world, queue, space, across, shuffle, hardness, schedule, skip, seed
 ):
     if size < batch * world:
         return
@@ -76,6 +78,8 @@ def test_every_epoch_is_a_permutation_that_starts_with_the_leftover(
         shuffle=shuffle,
         shuffle_across_ranks=across,
         hardness=hardness,
+        schedule=schedule,
+        skip=skip,
     )
     with pytest.MonkeyPatch.context() as patch:
         schedules = [GritSchedule(size, batch, cfg, r, world, seed) for r in range(world)]

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from lavis.common.registry import registry
 
+from lavis_mafa.algorithm.grit import HARDNESS
 from lavis_mafa.algorithm.labels import SOFT_LABELS
 from lavis_mafa.algorithm.losses import LOSSES
 from lavis_mafa.algorithm.options import option
@@ -92,6 +93,19 @@ def words(references, captions):
     """Return the number of words of each caption, and that of the images."""
     counts = [len(captions[image][0].split()) for image in sorted(captions)]
     return {"Words": counts, "Images": len(references)}
+
+
+@dataclass(frozen=True)
+class SwingSettings:
+    """Settings of the hardness schedule."""
+
+    low: float = option(0.5, "hardness of every other epoch", low=0, above=True, high=1)
+
+
+@HARDNESS.register("swing", settings=SwingSettings, source="tests")
+def swing(grouped_epochs, hardness, own):
+    """Change between two hardnesses from epoch to epoch."""
+    return own.low if grouped_epochs % 2 else hardness
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,159 @@
+"""Hardness schedules: the quantile q that GRIT's chain moves to, in every epoch.
+
+A schedule is a function ``(grouped_epochs, hardness) -> q``, or a class whose instance has settings
+or state (`HardnessSchedule`); register it in `HARDNESS` to use its name as ``run.grit.schedule``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from lavis_mafa.algorithm.options import check_options, option
+from lavis_mafa.algorithm.registry import Registry, Section
+
+# Its keys are listed here because the class that has them, `GritSettings`, names the schedules.
+GRIT = Section(
+    "run.grit",
+    (
+        *("enabled", "queue_size", "search_space", "hardness", "schedule", "skip", "start_epoch"),
+        *("first_order", "shuffle", "shuffle_across_ranks", "naive", "same_image", "save_order"),
+        "own",
+    ),
+)
+# Functions, and classes whose instances are a `HardnessSchedule`.
+HARDNESS: Registry[Callable[..., Any]] = Registry("hardness schedule", GRIT)
+
+
+class HardnessSchedule:
+    """A schedule whose q depends on the number of grouped epochs only.
+
+    Args:
+        of_epoch: from the number of grouped epochs before an epoch, 0 for the first, to its q.
+    """
+
+    def __init__(self, of_epoch: Callable[[int], float]) -> None:
+        self.of_epoch = of_epoch
+
+    def at(self, grouped_epochs: int) -> float:
+        """Return q of an epoch.
+
+        Raises:
+            ValueError: if the schedule's q is not above 0 and at most 1.
+        """
+        q = float(self.of_epoch(grouped_epochs))
+        check_hardness(q)
+        return q
+
+    def describe(self, first: int, last: int) -> str:
+        """Return q of the grouped epochs ``first`` to ``last`` in words.
+
+        Args:
+            first, last: numbers of epochs of the run.
+        """
+        begin, end = self.at(0), self.at(max(0, last - first))
+        if begin == end:
+            return f"hardness {begin:g}"
+        return f"hardness {begin:g} in epoch {first} to {end:g} in epoch {last}"
+
+
+def check_hardness(hardness: float) -> None:
+    """Refuse a hardness that is not above 0 and at most 1.
+
+    Raises:
+        ValueError: naming the value.
+    """
+    if not 0.0 < hardness <= 1.0:
+        raise ValueError(f"hardness must be above 0 and at most 1, got {hardness}")
+
+
+def build_schedule(name: str, hardness: float, own: Any = None) -> Any:
+    """Build the schedule registered as ``name``.
+
+    Args:
+        hardness: ``run.grit.hardness``.
+        own: the schedule's own settings; None: their defaults.
+    """
+    entry = HARDNESS.entry(name)
+    more = {}
+    if entry.settings is not None:
+        more = {"own": entry.settings() if own is None else own}
+    if isinstance(entry.value, type):
+        return entry.value(hardness, **more)
+    return HardnessSchedule(partial(entry.value, hardness=hardness, **more))
+
+
+@HARDNESS.register("constant", source="lavis_mafa")
+def constant(grouped_epochs: int, hardness: float) -> float:
+    """Use the same hardness in every epoch.
+
+    Args:
+        grouped_epochs: number of grouped epochs before this one.
+        hardness: ``run.grit.hardness``.
+
+    Returns:
+        q, above 0 and at most 1.
+    """
+    return hardness
+
+
+@dataclass(frozen=True)
+class Ramp:
+    """Settings of the schedules that move from one hardness to another."""
+
+    start: float = option(
+        0.5,
+        "q of the first grouped epoch: below run.grit.hardness mini-batches become harder, above "
+        "it softer",
+        source="FALCON, baselines",
+        low=0,
+        above=True,
+        high=1,
+    )
+    epochs: int = option(
+        10, "grouped epochs until q is run.grit.hardness", source="FALCON, baselines", low=1
+    )
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+    @classmethod
+    def problems_of(cls, cfg: Any) -> Iterator[tuple[str, str, bool]]:
+        """Yield contradictions in a config; see `lavis_mafa.problems`."""
+        key = f"run.grit.{cfg['run.grit.schedule']}.epochs"
+        start, epochs, last = cfg["run.grit.start_epoch"], cfg[key], cfg["run.max_epoch"]
+        if None not in (start, epochs, last) and start < last <= start + epochs:
+            why = (
+                f"{epochs} grouped epochs from epoch {start} on are not over before run.max_epoch "
+                f"{last}: the hardness does not reach run.grit.hardness"
+            )
+            yield key, why, True
+
+
+@HARDNESS.register("linear", settings=Ramp, source="FALCON, baselines")
+def linear(grouped_epochs: int, hardness: float, own: Ramp) -> float:
+    """Move from one hardness to another in equal steps.
+
+    FALCON compares with such progressive hardening (``start`` below ``hardness``) and softening.
+
+    Args and returns as `constant`.
+    """
+    return _between(own.start, hardness, grouped_epochs / own.epochs)
+
+
+@HARDNESS.register("cosine", settings=Ramp, source="lavis_mafa")
+def cosine(grouped_epochs: int, hardness: float, own: Ramp) -> float:
+    """Move from one hardness to another along half a cosine: slowly at both ends.
+
+    Args and returns as `constant`.
+    """
+    share = min(1.0, grouped_epochs / own.epochs)
+    return _between(own.start, hardness, 0.5 - 0.5 * math.cos(math.pi * share))
+
+
+def _between(start: float, end: float, share: float) -> float:
+    # Rounding must not let the final hardness differ from the one that the config names.
+    return end if share >= 1.0 else start + (end - start) * share
