@@ -387,6 +387,26 @@ def test_hard_negatives_without_itc_are_picked_by_encoders_of_itc_alone(plans, a
         assert mafa.loss_weights.itc == 0 and mafa.negatives == "sampled" and mafa.con_d is None
 
 
+@pytest.mark.parametrize(("at", "stage"), [("toy", "train"), ("paper", "pretrain")])
+def test_rows_of_grit_vlps_first_table_are_those_of_the_paper(plans, at, stage):
+    plan = plans["table_grit_vlp_1", at]
+    rows = {}
+    for row in plan.study.rows:
+        cfg = config_of(plan.of[row.name][7][stage])
+        mafa = cfg.model_cfg.mafa
+        assert cfg.model_cfg.mlm_mask_prob == 0.15 and mafa.soft_labels.type == "one_hot"
+        assert not cfg.run_cfg.grit.enabled and mafa.con_d is None
+        weights = mafa.loss_weights
+        assert (weights.itm, weights.lm) == (1, 1)
+        rows[row.name.split(",")[0]] = (mafa.negatives, weights.itc)
+    assert rows == {
+        "MLM + ITMrand": ("uniform", 0),
+        "MLM + ITMrand + ITC": ("uniform", 1),
+        "MLM + ITMhard": ("sampled", 0),
+        "ALBEF-base": ("sampled", 1),
+    }
+
+
 def settings_of_step(job):
     """Return what a row sets in the training step, independent of its size."""
     cfg = config_of(job)

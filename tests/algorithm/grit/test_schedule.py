@@ -309,6 +309,27 @@ def test_captions_of_an_image_rarely_share_a_mini_batch_across_sub_queues():
     assert batches_with_repeated_images(ids) < batches_with_repeated_images(None) / 3
 
 
+def test_captions_of_an_image_are_kept_apart_or_ignored_by_the_setting():
+    """``together``, the papers' setting: the order of data without image ids."""
+    ids = np.arange(96) // 2  # the captions of an image are each other's most similar
+
+    def grouped(image_ids, **changes):
+        settings = grit_settings(queue_size=96, search_space=96, **changes)
+        schedule = GritSchedule(96, 8, settings, seed=2, image_ids=image_ids)
+        for batch in schedule.begin(0).mini_batches(0):
+            feature = feature_of(ids[batch])
+            schedule.collect(torch.from_numpy(batch.copy()), feature, feature)
+        schedule.end(0)
+        return schedule.next_plan.order
+
+    def repeats(order):
+        return sum(8 - len(set(batch)) for batch in ids[order].reshape(-1, 8).tolist())
+
+    together = grouped(ids, same_image="together")
+    assert together.tolist() == grouped(None).tolist()
+    assert repeats(grouped(ids)) < repeats(together) / 5
+
+
 def test_the_schedule_groups_with_its_hardness():
     orders = {}
     for hardness in (1.0, 0.5):
