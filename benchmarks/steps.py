@@ -31,6 +31,7 @@ from benchmarks.step_models import (
     mini_batch,
     verdicts_by_pair,
 )
+from lavis_mafa.algorithm.cached_batch import CachedBatch
 from lavis_mafa.algorithm.labels import SoftLabels
 from lavis_mafa.algorithm.mining import MiningRule
 from lavis_mafa.algorithm.output import COUNTS
@@ -122,9 +123,14 @@ def albef_rows(sizes: Sizes, folder: Path) -> Iterator[Row]:
         forward = partial(run_step, model.backbone, samples, settings, discriminator)
         return Step(model, forward, sizes.device, half)
 
+    chunks = CachedBatch(model.backbone, max(1, size // 3))
+
     progress("MAFA and GRIT-VLP")
     steps = {
         "grit": ours(GRIT_VLP),
+        "grit, chunks": Step(
+            model, partial(run_step, chunks, samples, GRIT_VLP), sizes.device, bf16
+        ),
         "none": ours(MAFA_FINDS_NOTHING, con_d["bf16"]),
         "none, fp32": ours(MAFA_FINDS_NOTHING, con_d["fp32"]),
         "quarter": ours(MAFA, FixedVerdicts(con_d["bf16"])),
@@ -144,6 +150,11 @@ def albef_rows(sizes: Sizes, folder: Path) -> Iterator[Row]:
         timed = Timed.of(times[name], times["grit"])
         return timed.row(f"MAFA / GRIT-VLP step, {what}", target, note)
 
+    yield Timed.of(times["grit, chunks"], times["grit"]).row(
+        "GRIT-VLP step in chunks / whole mini-batch",
+        "",
+        f"run.cached_batch: {chunks.size}; {setting}",
+    )
     yield against_grit("none", "nothing converted, Con-D bf16", "<= 1.10")
     yield against_grit("none, fp32", "nothing converted, Con-D fp32")
     yield against_grit("quarter", "25 % converted, Con-D bf16", "<= 1.18")
@@ -348,10 +359,22 @@ def memory_rows(sizes: Sizes) -> Iterator[Row]:
             f"the target is of B={BATCH['gpu']}",
             "MiB",
         )
+    many, chunk = 4 * size, size
+    whole, chunks = (
+        peak_memory(partial(one_step, sizes, "GRIT-VLP", many, at_once), sizes.device)
+        for at_once in (None, chunk)
+    )
+    yield Timed.of([chunks], [whole]).row(
+        f"peak memory of a step in chunks of {chunk} / whole mini-batch, B={many}",
+        "",
+        f"run.cached_batch; ALBEF in {'bf16' if sizes.gpu else 'fp32'}, weights and gradients "
+        "included; one run of each",
+        "MiB",
+    )
 
 
-def one_step(sizes: Sizes, system: str, size: int) -> None:
-    """Build ALBEF, and Con-D if the system has it, and run one step."""
+def one_step(sizes: Sizes, system: str, size: int, cached_batch: int | None = None) -> None:
+    """Build ALBEF, and Con-D if the system has it, and run one step, in chunks if wanted."""
     with tempfile.TemporaryDirectory() as folder:
         cfg = albef_config(sizes, Path(folder))
         samples = mini_batch(size, cfg, sizes.device)
@@ -365,7 +388,8 @@ def one_step(sizes: Sizes, system: str, size: int) -> None:
         if system == "25 % converted":
             settings, con_d = MAFA, FixedVerdicts(con_d)
         model = AlbefMafa.from_config(cfg).to(sizes.device).train()
-        forward = partial(run_step, model.backbone, samples, settings, con_d)
+        model.cached_batch = cached_batch
+        forward = partial(run_step, model.step_backbone, samples, settings, con_d)
         Step(model, forward, sizes.device, sizes.gpu)()
 
 

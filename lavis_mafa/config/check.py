@@ -295,6 +295,7 @@ def check_together(config: Mapping[str, Any], report: Report) -> None:
     _check_grit(settings, report)
     ask_class(_runner_of(settings), "run", config, report)
     _check_compile(settings, report)
+    _check_cached_batch(settings, report)
     _check_sizes(settings, report)
     ask_class(registry.get_model_class(settings["model.arch"] or ""), "model", config, report)
 
@@ -336,10 +337,22 @@ def _check_grit(s: Settings, report: Report) -> None:
 
 
 def _check_compile(s: Settings, report: Report) -> None:
-    for key in ("model.vit_grad_ckpt", "model.use_grad_checkpoint"):
+    for key in ("model.vit_grad_ckpt", "model.use_grad_checkpoint", "run.cached_batch"):
         if s["run.compile"] and s[key]:
-            why = f"is True, and {key} too: compiled blocks cannot be recomputed; set one to False"
+            why = f"is True, and {key} is set: compiled blocks cannot be recomputed; switch one off"
             report.add("run.compile", why)
+
+
+def _check_cached_batch(s: Settings, report: Report) -> None:
+    key, size = "run.cached_batch", s["run.cached_batch"]
+    if not s.training or size is None:
+        return
+    if s["model.arch"] and not s.traits.trains_by_step:
+        why = f"{s['model.arch']} does not train by the step that can recompute; set it to null"
+        report.add(key, why)
+    elif s["run.batch_size_train"] and size >= s["run.batch_size_train"]:
+        why = f"{size} is not below run.batch_size_train: activations are only computed twice"
+        report.note(key, why)
 
 
 def _check_sizes(s: Settings, report: Report) -> None:

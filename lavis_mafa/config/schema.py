@@ -163,6 +163,10 @@ RUN = {
                           OURS, default=None, nullable=True, low=1),
     "compile": Key("bool", "torch.compile the image encoders: minutes at the start, then fewer "
                    "kernels on a GPU; not with activation checkpointing", OURS, default=False),
+    "cached_batch": Key("int", "pairs whose activations are stored at a time, below "
+                        "batch_size_train; the others are recomputed in the backward pass; null: "
+                        "all are stored", "GradCache", default=None, nullable=True, low=1,
+                        also=("grad_cache", "gc_chunk_size", "mini_batch_size")),
     "grit": Key("mapping", "grouped mini-batch sampling", "GRIT-VLP 4.1", default={}, keys=GRIT),
 }  # fmt: skip
 

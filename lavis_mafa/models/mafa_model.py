@@ -12,6 +12,7 @@ import torch
 from omegaconf import OmegaConf
 
 from lavis_mafa.algorithm.backbone import Backbone
+from lavis_mafa.algorithm.cached_batch import CachedBatch
 from lavis_mafa.algorithm.discriminator import Discriminator
 from lavis_mafa.algorithm.momentum import RAMP_EPOCHS, Momentum
 from lavis_mafa.algorithm.negatives_encoder import NegativesEncoder
@@ -57,6 +58,7 @@ class MafaModel:
     ranks_without_itm = True
     backbone: Backbone
     temp: Any
+    cached_batch: int | None = None  # pairs whose activations are stored at a time; None: all
 
     @classmethod
     def problems_of(cls, cfg: ConfigView) -> Iterator[Problem]:
@@ -92,7 +94,7 @@ class MafaModel:
         with torch.no_grad():
             self.temp.clamp_(*TEMPERATURE_RANGE)
         return run_step(
-            self.backbone,
+            self.step_backbone,
             samples,
             self.settings,
             self.con_d,
@@ -100,6 +102,11 @@ class MafaModel:
             self.step_picker,
             self.negatives_encoder,
         )
+
+    @property
+    def step_backbone(self) -> Backbone:
+        """The backbone, in chunks of ``cached_batch`` pairs if that is set."""
+        return CachedBatch(self.backbone, self.cached_batch) if self.cached_batch else self.backbone
 
     @property
     def step_picker(self) -> Any:

@@ -37,6 +37,8 @@ class AnyDeviceRunner(RunnerBase):
         self._lr_sched: Any
         self._static_graph = False
         super().__init__(cfg, task, model, datasets, job_id)
+        if self.run_cfg.get("cached_batch"):
+            self._model.cached_batch = int(self.run_cfg.cached_batch)
         self.rank, self.world_size = get_rank(), get_world_size()
 
     def setup_output_dir(self) -> None:

@@ -104,7 +104,12 @@ def dry_run(runner: RunnerMafa) -> list[str]:
         f"memory per rank, estimated: {total / MIB:.0f} MiB (weights {weights / MIB:.0f}, "
         f"gradients {of_training / MIB:.0f}, AdamW {2 * of_training / MIB:.0f}, "
         f"{' and '.join(one.title for one in own) or 'Con-D'} {of_frozen / MIB:.0f}, "
-        f"activations {activations / MIB:.0f})",
+        f"activations {activations / MIB:.0f})"
+        + (
+            f", and the activations of {run.cached_batch} pairs, recomputed"
+            if run.get("cached_batch")
+            else ""
+        ),
     ]
 
 

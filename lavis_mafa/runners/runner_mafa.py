@@ -347,9 +347,10 @@ class RunnerMafa(EvaluatingRunner):
         if encoder is not None:
             found = encoder.compare(samples)
             return found.image_vectors, found.text_vectors
-        images = model.backbone.encode_images(samples["image"])
-        texts = model.backbone.encode_texts(captions_of(samples))
-        vectors: tuple[Tensor, Tensor] = model.backbone.grit_vectors(images, texts)
+        backbone = model.step_backbone
+        images = backbone.encode_images(samples["image"])
+        texts = backbone.encode_texts(captions_of(samples))
+        vectors: tuple[Tensor, Tensor] = backbone.grit_vectors(images, texts)
         return vectors
 
     def _end_epoch(self, epoch: int) -> None:

@@ -61,6 +61,8 @@ def settings(**changes):
     return StepSettings(all_ranks=True, **changes)
 
 
+# Cases whose ranks compute in chunks of so many pairs; the single process does not.
+CHUNKS = {"blip2, in chunks": 2, "blip2, in chunks, without LM": 3}
 ONLY_LM = {"itc": 1.0, "itm": 0.0, "lm": 1.0}
 
 
@@ -79,6 +81,12 @@ CASES = {
         FirstRankTextsMatch,
     ),
     "blip2 as the paper": ("blip2_mafa", settings(), TableConD),
+    "blip2, in chunks": ("blip2_mafa", settings(connections=EVERYTHING), TableConD),
+    "blip2, in chunks, without LM": (
+        "blip2_mafa",
+        settings(detach_other=False, loss_weights={"itc": 1.0, "itm": 1.0, "lm": 0.0}),
+        TableConD,
+    ),
     "blip2, LM from other ranks": ("blip2_mafa", settings(connections=EVERYTHING), TableConD),
     "blip2, dropping": ("blip2_mafa", settings(connections=MiningRule(action="drop")), TableConD),
     "blip2, gradients to candidates": ("blip2_mafa", settings(detach_other=False), TableConD),
@@ -177,6 +185,7 @@ def run_rank(rank, file, folder):
     results = {}
     for name, (family, chosen, con_d) in CASES.items():
         model = model_of(family, chosen, con_d)
+        model.cached_batch = CHUNKS.get(name)
         unused = not all(model.settings.loss_weights.values())
         wrapped = DistributedDataParallel(model, find_unused_parameters=unused)
         with fixed_masks():

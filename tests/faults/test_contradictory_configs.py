@@ -45,8 +45,10 @@ CONTRADICTIONS = [
         "blip2_stage1",
         {"run.compile": True, "model.use_grad_checkpoint": True},
         "run.compile",
-        "set one to False",
+        "switch one off",
     ),
+    ("albef_toy", {"run.compile": True, "run.cached_batch": 8}, "run.compile", "cached_batch"),
+    ("fne_toy", {"run.cached_batch": 8}, "run.cached_batch", "does not train by the step"),
     # sizes
     ("albef_toy", {"model.image_size": 40}, "model.image_size", "multiple of model.vit.patch_size"),
     ("albef_4m", {"model.image_size": 250}, "model.image_size", "multiple of the ViT's patch size"),

@@ -228,3 +228,22 @@ def test_no_unreadable_sample_is_allowed_and_none_is_there():
 def test_clean_run_that_allows_no_unreadable_sample(tmp_path):
     runner = run_here(tmp_path, run__max_unreadable=0, run__max_epoch=1)
     assert runner.progress.finished_epochs == 1
+
+
+def test_run_in_chunks_trains_as_a_run_of_whole_mini_batches(tmp_path):
+    """BLIP on the toy world has no random draws in its forward pass, so that chunks change nothing.
+
+    Mini-batches are grouped by a pass of its own, which also computes in chunks.
+    """
+    config = CONFIG.replace("albef_toy", "blip_toy")
+    naive = {"run__max_epoch": 1, "run__grit__naive": True, "run__grit__start_epoch": 0}
+    whole = run_here(tmp_path / "whole", config, **naive)
+    for module in whole._model.modules():
+        assert not isinstance(module, torch.nn.Dropout) or module.p == 0.0
+    chunks = run_here(tmp_path / "chunks", config, **naive, run__cached_batch=3)
+    assert chunks._model.cached_batch == 3 and whole._model.cached_batch is None
+    expected, found = (
+        [record["loss"] for record in records(tmp_path / name, "step")]
+        for name in ("whole", "chunks")
+    )
+    assert len(found) == 9 and found == pytest.approx(expected, rel=1e-4)

@@ -1,0 +1,168 @@
+"""Mini-batches larger than memory, by recomputing activations (GradCache, Gao et al. 2021).
+
+Every anchor is compared with the whole mini-batch, but an encoder's activations are stored for no
+pair: the backward pass recomputes them, chunk by chunk, when the gradient of the features is known.
+GradCache does so in two passes over the mini-batch. PyTorch's activation checkpointing of a whole
+encoder does the same within one backward pass, so that losses, mining and optimizer need not know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils import _pytree
+from torch.utils.checkpoint import checkpoint
+
+from lavis_mafa.algorithm.backbone import Backbone, Images, Teacher, Texts
+from lavis_mafa.algorithm.tokens import Captions, Tokens
+
+
+class CachedBatch:
+    """A backbone that encodes, matches and predicts text in chunks, and recomputes activations.
+
+    Losses and gradients are those of the backbone up to rounding, if it draws no random numbers;
+    dropout and MLM's masks are drawn for every chunk by itself. Encoded images and texts of the
+    whole mini-batch stay in memory, and everything is computed twice.
+
+    Args:
+        backbone: computes the chunks.
+        size: pairs in a chunk, at least 1.
+    """
+
+    def __init__(self, backbone: Backbone, size: int) -> None:
+        if size < 1:
+            raise ValueError(f"a chunk has at least 1 pair, got {size}")
+        self.backbone, self.size = backbone, size
+
+    def __getattr__(self, name: str) -> Any:
+        # What needs no chunks, and what only some families have, such as `regions`.
+        return getattr(self.backbone, name)
+
+    @property
+    def temperature(self) -> Tensor:
+        return self.backbone.temperature
+
+    def image_tokens(self, images: Tensor) -> Tensor:
+        return torch.cat([recomputed(self.backbone.image_tokens, x) for x in self._split(images)])
+
+    def encode_images(
+        self, images: Tensor, seen: Tensor | None = None, for_matching: bool = False
+    ) -> Images:
+        parts = [
+            recomputed(
+                self.backbone.encode_images,
+                images[rows],
+                None if seen is None else seen[rows],
+                for_matching,
+            )
+            for rows in self._chunks(len(images))
+        ]
+        return Images(
+            torch.cat([part.embeds for part in parts]),
+            _joined([part.features for part in parts]),
+            _joined([part.seen for part in parts]),
+            _joined([part.cache for part in parts]),
+        )
+
+    def encode_texts(
+        self, captions: Captions, max_length: int | None = None, for_matching: bool = False
+    ) -> Texts:
+        parts = [
+            recomputed(self.backbone.encode_texts, some, max_length, for_matching)
+            for some in self._captions(captions)
+        ]
+        longest = max(part.ids.shape[1] for part in parts)
+        parts = [_padded(part, longest) for part in parts]
+        return Texts(
+            torch.cat([part.ids for part in parts]),
+            torch.cat([part.mask for part in parts]),
+            _joined([part.embeds for part in parts]),
+            _joined([part.features for part in parts]),
+        )
+
+    def similarity(self, image_features: Tensor, text_features: Tensor) -> Tensor:
+        return self.backbone.similarity(image_features, text_features)
+
+    def grit_vectors(self, images: Images, texts: Texts) -> tuple[Tensor, Tensor]:
+        return self.backbone.grit_vectors(images, texts)
+
+    def match(self, images: Images, texts: Texts, image_of: Tensor, text_of: Tensor) -> Tensor:
+        if len(image_of) <= self.size:
+            logits: Tensor = recomputed(self._match, images, texts, image_of, text_of)
+            return logits
+        # Pairs of one image in one chunk: its keys and values are computed once there.
+        order = torch.argsort(image_of, stable=True)
+        parts = [
+            recomputed(self._match, images, texts, image_of[rows], text_of[rows])
+            for rows in self._split(order)
+        ]
+        return torch.cat(parts)[torch.argsort(order)]
+
+    def _match(self, images: Images, texts: Texts, image_of: Tensor, text_of: Tensor) -> Tensor:
+        # Keys and values that a chunk kept would be those of the first computation in the second.
+        return self.backbone.match(replace(images, memory={}), texts, image_of, text_of)
+
+    def language_losses(
+        self,
+        images: Images,
+        texts: Texts,
+        image_of: Tensor,
+        text_of: Tensor,
+        teacher: Teacher | None = None,
+    ) -> Tensor:
+        def losses(rows: slice) -> Tensor:
+            fresh = replace(images, memory={})  # as in `_match`
+            return self.backbone.language_losses(
+                fresh, texts, image_of[rows], text_of[rows], teacher
+            )
+
+        return torch.cat([recomputed(losses, rows) for rows in self._chunks(len(image_of))])
+
+    def _captions(self, captions: Captions) -> Iterator[Captions]:
+        if isinstance(captions, Tokens):
+            for ids, mask in zip(*map(self._split, captions), strict=True):
+                yield Tokens(ids, mask)
+        else:
+            for rows in self._chunks(len(captions)):
+                yield captions[rows]
+
+    def _chunks(self, count: int) -> Iterator[slice]:
+        for begin in range(0, max(1, count), self.size):
+            yield slice(begin, begin + self.size)
+
+    def _split(self, tensor: Tensor) -> Sequence[Tensor]:
+        return torch.split(tensor, self.size)
+
+
+def recomputed(function: Callable[..., Any], *args: Any) -> Any:
+    """Call a function without storing activations; a backward pass calls it again for them."""
+    if not torch.is_grad_enabled():
+        return function(*args)
+    return checkpoint(function, *args, use_reentrant=False)
+
+
+def _joined(parts: list[Any]) -> Any:
+    """Concatenate tensors, or equally nested tuples of tensors; None stays None."""
+    if parts[0] is None:
+        return None
+    leaves, structure = zip(*(_pytree.tree_flatten(part) for part in parts), strict=True)
+    together = [torch.cat(tensors) for tensors in zip(*leaves, strict=True)]
+    return _pytree.tree_unflatten(together, structure[0])
+
+
+def _padded(texts: Texts, length: int) -> Texts:
+    """Return captions padded to a number of tokens."""
+    missing = length - texts.ids.shape[1]
+    if not missing:
+        return texts
+    return replace(
+        texts,
+        ids=F.pad(texts.ids, (0, missing)),
+        mask=F.pad(texts.mask, (0, missing)),
+        embeds=None if texts.embeds is None else F.pad(texts.embeds, (0, 0, 0, missing)),
+    )
