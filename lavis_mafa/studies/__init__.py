@@ -8,7 +8,7 @@ A study file is YAML. What several studies share is in a base: the file that ``b
 
 - ``title``, ``source`` (where a paper has the table), ``about``, ``notes``: text.
 - ``parameters``: values by name, which ``--set NAME=VALUE`` overrides. In any text of the file
-  ``{name}`` stands for the value, ``{name*2}`` and ``{name/2}`` for multiples (at least 1).
+  ``{name}`` stands for the value; ``{name*2}``, ``{name/2}`` and ``{name-2}`` compute with it.
 - ``shared``: runs by name that rows share: a training, ``{config, options, uses}``; a module of
   this package, ``{module, arguments, writes}``; or an existing ``{checkpoint}``.
 - ``stages``: by name, what is run for each row: ``{script (train.py), config, options, uses}``. A

@@ -46,7 +46,7 @@ from lavis_mafa.studies.parts import (
     placeholders,
 )
 
-PARAMETER = re.compile(r"(?<!\$)\{(\w+)(?:([*/])(\d+))?\}")
+PARAMETER = re.compile(r"(?<!\$)\{(\w+)(?:([*/-])(\d+))?\}")
 STUDIES = PROJECTS / "mafa" / "studies"
 OWN = ("seed", "folder")  # placeholders that stand for no checkpoint
 SCRIPTS = ("train.py", "evaluate.py")
@@ -157,8 +157,8 @@ def _base_of(
 def _replaced(value: Any, parameters: Mapping[str, Any]) -> Any:
     """Return a value with the parameters' values in the places of their names, at any depth.
 
-    A text that is one placeholder becomes the value itself, with its type. ``{name*2}`` and
-    ``{name/2}`` multiply and divide, the latter rounded down to a whole number of at least 1.
+    A text that is one placeholder becomes the value itself, with its type. ``{name*2}``,
+    ``{name/2}`` and ``{name-2}`` compute a value; the last two give a whole number of at least 1.
     """
     if isinstance(value, dict):
         return {key: _replaced(item, parameters) for key, item in value.items()}
@@ -172,7 +172,9 @@ def _replaced(value: Any, parameters: Mapping[str, Any]) -> Any:
         one = parameters.get(name, found[0])
         if name not in parameters or not sign:
             return one
-        return one * int(number) if sign == "*" else max(1, one // int(number))
+        if sign == "*":
+            return one * int(number)
+        return max(1, one // int(number) if sign == "/" else one - int(number))
 
     found = PARAMETER.fullmatch(value)
     return of(found) if found else PARAMETER.sub(lambda found: str(of(found)), value)

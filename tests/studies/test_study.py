@@ -840,3 +840,26 @@ def test_killed_study_is_resumed_to_the_same_table(tmp_path):
         assert content["rows"][row]["seeds"]["0"]["false"] >= 0.0
     assert content["rows"]["MAFA (oracle)"]["seeds"]["0"]["false"] == 0.0, "the oracle finds all"
     assert (output / "two/figure.svg").is_file() and (output / "two/report.html").is_file()
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("{epochs}", 5),
+        ("{epochs*2}", 10),
+        ("{epochs/2}", 2),
+        ("{epochs/8}", 1),
+        ("{epochs-1}", 4),
+        ("{epochs-9}", 1),
+        ("for {epochs-1} epochs", "for 4 epochs"),
+        ("${epochs-1}", "${epochs-1}"),
+        ("{other-1}", "{other-1}"),
+    ],
+)
+def test_parameters_are_computed_with(tmp_path, text, value):
+    path = tmp_path / "study.yaml"
+    rows = [{"name": "one", "options": {"run.max_epoch": text}}]
+    stages, columns = {"train": {"config": TOY}}, {"loss": {"kind": "epoch"}}
+    given = {"rows": rows, "stages": stages, "columns": columns, "parameters": {"epochs": 5}}
+    path.write_text(yaml.safe_dump(given))
+    assert read_study(path).rows[0].options["run.max_epoch"] == value
