@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from faulty_runs import run_here
 from PIL import Image
@@ -18,6 +20,7 @@ from lavis_mafa.datasets.image_text_shards import ImageTextShardsTrain
 from lavis_mafa.datasets.shards import write_shards
 from lavis_mafa.io.checkpoints import read_checkpoint
 from lavis_mafa.models.con_d import kept_images as of_con_d
+from lavis_mafa.problems import ConfigError
 
 ROWS = 4 * SAMPLED + 1
 
@@ -110,15 +113,34 @@ def test_images_kept_for_other_data_are_refused(tmp_path, injected):
 # Resuming
 
 
-@pytest.fixture(scope="module")
-def stopped(tmp_path_factory):
-    """A run on own pairs that was stopped, its annotation file, and how to start it again."""
+def write_json(path, rows):
+    path.write_text(json.dumps(rows))
+
+
+def write_parquet(path, rows, **more):
+    """Write pairs with the images inside, and further columns."""
+    images = [(path.parent / row["image"]).read_bytes() for row in rows]
+    columns = {key: [row[key] for row in rows] for key in ("caption", "image_id")}
+    pq.write_table(pa.table({"image": images, **columns, **more}), path, row_group_size=5)
+
+
+WRITE = {"json": write_json, "parquet": write_parquet}
+
+
+@pytest.fixture(scope="module", params=WRITE)
+def stopped(tmp_path_factory, request):
+    """A run on own pairs that was stopped, a function that writes its annotation file, its rows,
+    and how to start it again."""
     folder = tmp_path_factory.mktemp("data")
     rows = rows_of(24)
     for k, row in enumerate(rows):
         Image.new("RGB", (8, 6), (10 * k, 90, 200)).save(folder / row["image"])
-    annotations = folder / "train.json"
-    annotations.write_text(json.dumps(rows))
+    annotations = folder / f"train.{request.param}"
+
+    def write(rows, **more):
+        WRITE[request.param](annotations, rows, **more)
+
+    write(rows)
     toy = Path(CONFIG).read_text()
     data = {
         "vis_processor": {
@@ -140,7 +162,7 @@ def stopped(tmp_path_factory):
         **{"model__mafa__con_d__arch": None, "run__max_epoch": 2, "config": str(config)},
     }
     run_here(folder / "run", **changes, run__max_steps=2)
-    return folder, annotations, rows, changes
+    return folder, write, rows, changes
 
 
 def checkpoint_of(folder):
@@ -149,34 +171,57 @@ def checkpoint_of(folder):
 
 @pytest.mark.parametrize("change", ["reordered", "other image"])
 def test_resuming_on_other_data_of_equal_length_is_refused(stopped, injected, tmp_path, change):
-    folder, annotations, rows, changes = stopped
+    folder, write, rows, changes = stopped
     other = exchanged(rows, 3, 4)
     if change == "other image":
         other = [*rows[:-1], {**rows[-1], "image": rows[0]["image"]}]
-    annotations.write_text(json.dumps(other))
+    write(other)
     try:
         with pytest.raises(ValueError, match="saved with other training data: 24 samples.*Restore"):
             run_here(tmp_path, **changes, run__resume_ckpt_path=checkpoint_of(folder))
     finally:
-        annotations.write_text(json.dumps(rows))
+        write(rows)
     injected("resumed on other training data", 1)
 
 
 def test_mended_caption_is_reported(stopped, injected, tmp_path, caplog):
-    folder, annotations, rows, changes = stopped
-    annotations.write_text(json.dumps([{**rows[0], "caption": "a triangle"}, *rows[1:]]))
+    folder, write, rows, changes = stopped
+    write([{**rows[0], "caption": "a triangle"}, *rows[1:]])
     try:
         run_here(tmp_path, **changes, run__resume_ckpt_path=checkpoint_of(folder), run__max_steps=3)
     finally:
-        annotations.write_text(json.dumps(rows))
+        write(rows)
     assert "saved with other captions of the same images" in caplog.text
     injected("resumed on other training data", 1)
 
 
+@pytest.mark.parametrize("stopped", ["parquet"], indirect=True)
+def test_resuming_on_altered_columns(stopped, injected, tmp_path, caplog):
+    """A column that is not read changes nothing; other ids or no captions are refused."""
+    folder, write, rows, changes = stopped
+    resume = {**changes, "run__resume_ckpt_path": checkpoint_of(folder)}
+    try:
+        write(rows, width=[8] * len(rows))
+        run_here(tmp_path / "more", **resume, run__max_steps=3)
+        assert "saved with other" not in caplog.text
+        write([{**row, "image_id": row["image_id"] // 2} for row in rows])
+        with pytest.raises(ValueError, match="saved with other training data: 24 samples.*Restore"):
+            run_here(tmp_path / "ids", **resume)
+        write([{**row, "caption": [1, 2]} for row in rows])
+        with pytest.raises(
+            ConfigError, match="column 'caption' of type 'list<.*>': expected strings"
+        ):
+            run_here(tmp_path / "numbers", **resume)
+    finally:
+        write(rows)
+    injected("resumed on altered columns", 3, times=3)
+
+
+@pytest.mark.parametrize("stopped", ["json"], indirect=True)
 def test_checkpoint_of_an_older_version_resumes_without_the_check(stopped, tmp_path):
     import torch
 
-    folder, annotations, rows, changes = stopped
+    folder, _, _, changes = stopped
     content = read_checkpoint(str(checkpoint_of(folder)))
     del content["run"]["data"]
     torch.save(content, tmp_path / "old.pth")
