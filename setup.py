@@ -61,6 +61,7 @@ EXTRAS = {
     "wandb": ["wandb>=0.19.10"],
     "mlflow": ["mlflow>=2.16"],
     "cross-encoder": ["sentence-transformers>=5.4"],
+    "faiss": ["faiss-cpu>=1.8"],
     "docs": ["mkdocs-material>=9.7", "mkdocstrings-python>=2.0"],
 }
 EXTRAS["all"] = sorted({package for packages in EXTRAS.values() for package in packages})

@@ -24,11 +24,22 @@ from lavis_mafa.analysis.loading import (
     load_model_and_data,
     require_range,
 )
+from lavis_mafa.analysis.neighbours import (
+    WholeCorpus,
+    check_arguments,
+    content_of,
+    find_neighbours,
+    image_labels,
+    name_of,
+    notes_of,
+    whole_corpus,
+)
 from lavis_mafa.analysis.quality.correction import (
     Correction,
     correction_by_judgements,
     read_correction,
 )
+from lavis_mafa.analysis.search_spaces import ALL
 from lavis_mafa.analysis.self_check import check_judges
 from lavis_mafa.datasets.judged_truth import truth_by_people
 from lavis_mafa.datasets.judgements import read_judgements
@@ -38,6 +49,7 @@ from lavis_mafa.models.con_d.self_check import SelfCheck
 from lavis_mafa.pages.charts import Curve, Series, Table
 from lavis_mafa.pages.tables import markdown_table
 
+AnySampling = Sampling | WholeCorpus
 ANCHORS = {"image": True, "text": False}  # modality of the anchor: whether it is an image
 
 
@@ -55,6 +67,10 @@ def count_false_negatives(
     Raises:
         ValueError: for arguments that are out of range or do not fit together.
     """
+    in_all = ALL in (args.search_spaces or ())
+    if in_all:
+        args.search_spaces = [space for space in args.search_spaces if space != ALL]
+    check_arguments(args, in_all)
     require_range(args, threshold=(0.0, 1.0), batch_sizes=(2,), search_spaces=(1,), sample=(2,))
     if args.correction is not None and args.judgements is not None:
         raise ValueError(
@@ -82,8 +98,11 @@ def count_false_negatives(
         complete(args, loaded)
     run_cfg = loaded.cfg.run_cfg
     sizes = args.batch_sizes or [int(run_cfg.batch_size_train)]
-    spaces = args.search_spaces or [int(run_cfg.grit.search_space)]
+    spaces = args.search_spaces
+    if spaces is None:
+        spaces = [int(run_cfg.grit.search_space)]
     wanted = samplings(args.sampling, sizes, spaces)
+    whole = whole_corpus(args, 1) if in_all else None
     if not con_ds and loaded.data.truth is None:
         raise ValueError(
             "nothing can judge the pairs: there is no discriminator, and the data set does not "
@@ -92,13 +111,25 @@ def count_false_negatives(
         )
     truth_name = TRUTH if judgements is None else JUDGEMENTS
     judge_names = [*con_ds, *([] if loaded.data.truth is None else [truth_name])]
-    refuse_to_drop_counts(args.output, wanted, judge_names)
+    everything: list[AnySampling] = [*wanted, *([] if whole is None else [whole])]
+    refuse_to_drop_counts(args.output, everything, judge_names)
     # Built first: a missing checkpoint is reported before hours are spent on features.
     judges = {name: build_judge(con_d, loaded.cfg.model_cfg) for name, con_d in con_ds.items()}
     checks = check_judges(loaded, judges, con_ds, (args.threshold,), args)
-    numbers = sample_of(len(loaded.data), args.sample, wanted, args.seed)
+    numbers = sample_of(len(loaded.data), args.sample, everything, args.seed)
     features = make_features(loaded, numbers, args.output / "features")
-    negatives = {one: hard_negatives_of(loaded, features, one, args.seed) for one in wanted}
+    negatives: dict[AnySampling, HardNegatives] = {
+        one: hard_negatives_of(loaded, features, one, args.seed) for one in wanted
+    }
+    found = None
+    if whole is not None:
+        mafa = loaded.cfg.model_cfg.get("mafa") or {}
+        positive = mafa.get("same_image", "positive") == "positive"
+        labels = [image_labels(loaded, features)] if positive else []
+        found = find_neighbours(
+            loaded, features, whole, args.output / "neighbours", labels, args.seed
+        )
+        negatives[whole] = found.negatives
     judged = judge_all(loaded, features, list(negatives.values()), judges, args.output, more)
     judged.about = data_source(
         args,
@@ -107,20 +138,23 @@ def count_false_negatives(
         con_d=con_ds,
         self_check={name: check.content() for name, check in checks.items()},
     )
+    notes = []
+    if whole is not None and found is not None:
+        judged.about["neighbours"], notes = content_of(whole, found), notes_of(whole, found)
     corrections = [] if correction is None else [correction]
     if judgements is not None:
         judged.about[JUDGEMENTS] = judgements.path
         by_name = [correction_by_judgements(judged, name, args.threshold) for name in con_ds]
         corrections = [one for one in by_name if one is not None]
-    judged.samplings = {one.name: _is_in(judged, found) for one, found in negatives.items()}
+    judged.samplings = {one.name: _is_in(judged, picked) for one, picked in negatives.items()}
     counts = [
         count
-        for one, found in negatives.items()
-        for count in count_one(one, found, judged, args.threshold, len(loaded.data))
+        for one, picked in negatives.items()
+        for count in count_one(one, picked, judged, args.threshold, len(loaded.data))
     ]
     if is_main_process():
         judged.save(args.output / FILE)
-        write_results(args, counts, corrections, loaded, features, judged, checks)
+        write_results(args, counts, corrections, loaded, features, judged, checks, notes)
 
 
 def _is_in(judged: Judged, negatives: HardNegatives) -> NDArray[Any]:
@@ -130,7 +164,9 @@ def _is_in(judged: Judged, negatives: HardNegatives) -> NDArray[Any]:
     return found
 
 
-def refuse_to_drop_counts(output: Path, wanted: Sequence[Sampling], judges: Sequence[str]) -> None:
+def refuse_to_drop_counts(
+    output: Path, wanted: Sequence[AnySampling], judges: Sequence[str]
+) -> None:
     """Refuse to overwrite counts with a result that lacks some of them.
 
     Raises:
@@ -140,16 +176,21 @@ def refuse_to_drop_counts(output: Path, wanted: Sequence[Sampling], judges: Sequ
     if not path.is_file():
         return
     new = {(judge, one.name) for judge in judges for one in wanted}
-    old = {
-        (one["judge"], Sampling(one["sampling"], one["batch_size"], one["search_space"]).name)
-        for one in json.loads(path.read_text(encoding="utf-8"))["counts"]
-    }
+    content = json.loads(path.read_text(encoding="utf-8"))
+    old = {(one["judge"], _name_of(one)) for one in content["counts"]}
     if lost := sorted(old - new):
         names = ", ".join(f"{judge}: {name}" for judge, name in lost[:6])
         raise ValueError(
             f"{output} has counts that this command would drop ({names}{', ...' * (len(lost) > 6)})"
             ": request them too (their verdicts are reused), or give another --output"
         )
+
+
+def _name_of(count: Mapping[str, Any]) -> str:
+    """Return the name of the sampling of a count in ``counts.json``."""
+    if count.get("neighbours") is not None:
+        return name_of(count["sampling"], count["neighbours"])
+    return Sampling(count["sampling"], count["batch_size"], count["search_space"]).name
 
 
 @dataclass
@@ -162,12 +203,15 @@ class Count:
         found: false negatives among the ``judged`` hard negatives.
         share: ``found / judged``, 0 to 1; ``low`` and ``high`` are its 95 % interval, which treats
             mini-batches as independent.
-        estimated: estimated number in an epoch over all samples.
+        estimated: estimated number in an epoch over all samples; with ``neighbours``, among the
+            K candidates of all anchors.
+        batch_size, search_space: None where there are no mini-batches or no grouping.
+        neighbours: K, if the search space is the whole data set.
     """
 
     judge: str
     sampling: str
-    batch_size: int
+    batch_size: int | None
     search_space: int | None
     anchors: str
     found: int
@@ -176,10 +220,11 @@ class Count:
     low: float
     high: float
     estimated: int
+    neighbours: int | None = None
 
 
 def sample_of(
-    size: int, requested: int | None, wanted: Sequence[Sampling], seed: int
+    size: int, requested: int | None, wanted: Sequence[AnySampling], seed: int
 ) -> NDArray[Any]:
     """Draw the samples to analyze, ``(S,)`` ascending numbers.
 
@@ -193,9 +238,10 @@ def sample_of(
     Raises:
         ValueError: if the sample is smaller than a search space or mini-batch.
     """
-    largest = max((one.search_space or one.batch_size) for one in wanted)
     if requested is None or requested >= size:
         return np.arange(size)
+    # The neighbours in a sample are less similar than those in the whole data set.
+    largest = max((one.search_space or one.batch_size or size) for one in wanted)
     if requested < largest:
         raise ValueError(
             f"--sample {requested} is smaller than the search space (or mini-batch) of {largest}: "
@@ -205,7 +251,7 @@ def sample_of(
 
 
 def count_one(
-    sampling: Sampling,
+    sampling: AnySampling,
     negatives: HardNegatives,
     judged: Judged,
     threshold: float,
@@ -226,6 +272,7 @@ def count_one(
         truth = judged.truth[row]
         by_people = judged.truth_from == JUDGEMENTS
         calls[JUDGEMENTS if by_people else TRUTH] = (truth > INVALID, truth != UNKNOWN)
+    neighbours = sampling.neighbours if isinstance(sampling, WholeCorpus) else None
     counts = []
     for name, (called, known) in calls.items():
         for anchors, from_image in ANCHORS.items():
@@ -240,7 +287,8 @@ def count_one(
                 Count(
                     *(name, sampling.kind, sampling.batch_size, sampling.search_space, anchors),
                     *(found, number, share, low, high),
-                    round(share * size),
+                    round(share * size * (neighbours or 1)),
+                    neighbours,
                 )
             )
     return counts
@@ -254,6 +302,7 @@ def write_results(
     features: Features,
     judged: Judged,
     checks: Mapping[str, SelfCheck],
+    more_notes: Sequence[str] = (),
 ) -> None:
     """Write the counts as JSON, Markdown and an HTML page, and print the table."""
     content = {
@@ -267,11 +316,12 @@ def write_results(
         "judgements": judged.about.get(JUDGEMENTS),
         "corrections": [asdict(one) for one in corrections],
         "self_check": judged.about["self_check"],
+        "neighbours": judged.about.get("neighbours"),
         "counts": [asdict(count) for count in counts],
     }
     write_json(args.output / "counts.json", content)
     table = count_table(counts, corrections)
-    notes = _notes(args, loaded, features, counts, corrections)
+    notes = [*_notes(args, loaded, features, counts, corrections), *more_notes]
     if judged.truth_from == JUDGEMENTS:
         notes.append(judgements_note(judged, corrections))
     notes += [f"{check.line}. {check.warning}".strip() for check in checks.values()]
@@ -315,7 +365,8 @@ def count_table(counts: Sequence[Count], corrections: Sequence[Correction] = ())
     factors = {one.name: one.factor for one in corrections}
     rows: dict[tuple[Any, ...], list[Any]] = {}
     for count in counts:
-        key = (count.judge, count.sampling, count.batch_size, count.search_space)
+        space = f"{ALL}, K = {count.neighbours}" if count.neighbours else count.search_space
+        key = (count.judge, count.sampling, count.batch_size, space)
         row = rows.setdefault(key, list(key))
         row += [f"{count.estimated:,}", f"{100 * count.share:.2f}"]
         row += [f"{100 * count.low:.2f}–{100 * count.high:.2f}"]
@@ -334,6 +385,8 @@ def curves_of(counts: Sequence[Count]) -> list[Curve]:
     by_size: dict[str, dict[float, list[float]]] = {}
     several = len({count.batch_size for count in counts}) > 1
     for count in counts:
+        if count.batch_size is None:
+            continue  # no mini-batches: not on the axis of any curve
         percent = 100 * count.share
         if count.search_space is not None:
             name = f"{count.judge}, B = {count.batch_size}" if several else count.judge

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 from tqdm import tqdm
 
+from lavis_mafa.analysis.feature_files import (
+    is_complete,
+    join_blocks,
+    packed,
+    read_arrays,
+    read_captions,
+    read_numbers,
+    read_unreadable,
+)
 from lavis_mafa.analysis.loading import ModelAndData, log_on_main
 from lavis_mafa.io.files import atomic_write
 from lavis_mafa.io.identity import claim_folder, digest, fingerprint
@@ -29,6 +37,8 @@ BLOCK = 2048  # samples in a file: an interruption loses at most this many
 class Features:
     """Features of S samples; positions 0 to S - 1 index them here.
 
+    Those of `make_features` are memory-mapped files: a slice is read when it is used.
+
     Attributes:
         numbers: ``(S,)`` int64, ascending, the sample numbers in the training set.
         images, texts: normalised features ``(S, E)``; images ``(S, Q, E)`` in half precision if
@@ -36,6 +46,7 @@ class Features:
         vectors: ``(S, E)``, the single vector of each image that GRIT groups by.
         captions: S processed captions.
         unreadable: number and error of each requested sample that could not be read.
+        identity: model, data and samples that the features were made from.
     """
 
     numbers: NDArray[Any]
@@ -44,6 +55,7 @@ class Features:
     vectors: Tensor
     captions: Sequence[str]
     unreadable: list[tuple[int, str]]
+    identity: Mapping[str, str] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -56,7 +68,8 @@ class Features:
 def make_features(loaded: ModelAndData, numbers: NDArray[Any], folder: Path) -> Features:
     """Encode samples; blocks that are in ``folder`` already are not encoded again.
 
-    All ranks must call this function; they share the work through ``folder``.
+    All ranks must call this function; they share the work through ``folder``, and each maps the
+    files of all features into memory instead of holding them.
 
     Args:
         numbers: ``(S,)`` ascending sample numbers.
@@ -68,21 +81,31 @@ def make_features(loaded: ModelAndData, numbers: NDArray[Any], folder: Path) -> 
     # The identity of the folder hashes the bytes of the numbers, so their type must be fixed.
     numbers = np.asarray(numbers, np.int64)
     folder.mkdir(parents=True, exist_ok=True)
-    claim_folder(folder, _identity(loaded, numbers))
-    blocks = [numbers[i : i + BLOCK] for i in range(0, len(numbers), BLOCK)]
-    paths = [folder / f"block_{k:06d}.npz" for k in range(len(blocks))]
+    identity = _identity(loaded, numbers)
+    claim_folder(folder, identity)
+    if not is_complete(folder):
+        blocks = [numbers[i : i + BLOCK] for i in range(0, len(numbers), BLOCK)]
+        paths = [folder / f"block_{k:06d}.npz" for k in range(len(blocks))]
+        _encode_missing(loaded, blocks, paths)
+        barrier()
+        join_blocks(paths, numbers, folder)
+    return _load(folder, numbers, identity)
+
+
+def _encode_missing(
+    loaded: ModelAndData, blocks: Sequence[NDArray[Any]], paths: Sequence[Path]
+) -> None:
+    """Encode this rank's share of the blocks that have no file yet."""
     rank, world = get_rank(), get_world_size()
     missing = [k for k in range(rank, len(blocks), world) if not paths[k].is_file()]
     total = sum(len(blocks[k]) for k in missing)
     if total:
-        log_on_main("encoding %d of %d samples", total, len(numbers))
+        log_on_main("encoding %d of %d samples", total, sum(map(len, blocks)))
     size = int(loaded.cfg.run_cfg.batch_size_eval)
     with progress(desc="features", total=total, unit=" samples") as bar:
         for k in missing:
             batches = [blocks[k][i : i + size] for i in range(0, len(blocks[k]), size)]
             _save(paths[k], _encode(loaded, batches, bar))
-    barrier()
-    return _load(paths, numbers)
 
 
 def _encode(
@@ -109,7 +132,7 @@ def _encode(
         errors += list(batch["load_error"])
         bar.update(len(batch["index"]))
     stored = {name: np.concatenate(values) for name, values in parts.items() if values}
-    return {**stored, "captions": _packed(captions), "errors": _packed(errors)}
+    return {**stored, "captions": packed(captions), "errors": packed(errors)}
 
 
 def _require_finite(numbers: Tensor, *vectors: Tensor) -> None:
@@ -126,55 +149,23 @@ def _save(path: Path, arrays: dict[str, NDArray[Any]]) -> None:
         np.savez(file, **arrays)  # type: ignore[arg-type]
 
 
-def _load(paths: list[Path], numbers: NDArray[Any]) -> Features:
-    # Filled in place: memory need not hold a second copy of millions of features.
-    filled: dict[str, NDArray[Any]] = {}
-    captions: list[str] = []
-    errors: list[str] = []
-    count = 0
-    for path in paths:
-        with np.load(path, allow_pickle=False) as stored:
-            block_errors = _unpacked(stored["errors"])
-            good = np.array([not error for error in block_errors], bool)
-            for name in {"images", "texts", "vectors"} & set(stored):
-                block = stored[name][good]
-                if name not in filled:
-                    filled[name] = np.empty((len(numbers), *block.shape[1:]), block.dtype)
-                filled[name][count : count + len(block)] = block
-            captions += _unpacked(stored["captions"])
-            errors += block_errors
-            count += int(good.sum())
-    readable = np.array([not error for error in errors], bool)
-    arrays = {name: torch.from_numpy(values[:count]) for name, values in filled.items()}
-    unreadable = [
-        (int(number), error) for number, error in zip(numbers, errors, strict=True) if error
-    ]
+def _load(folder: Path, numbers: NDArray[Any], identity: Mapping[str, str]) -> Features:
+    arrays, unreadable = read_arrays(folder), read_unreadable(folder)
     if unreadable:
         log_on_main(
             "%d of %d samples cannot be read and are skipped, the first: %d (%s). If they have "
             "been repaired, delete %s to read them again",
-            *(len(unreadable), len(numbers), *unreadable[0], paths[0].parent),
+            *(len(unreadable), len(numbers), *unreadable[0], folder),
         )
     return Features(
-        numbers[readable],
+        read_numbers(folder),
         arrays.get("images", arrays["vectors"]),
         arrays["texts"],
         arrays["vectors"],
-        [caption for caption, good in zip(captions, readable, strict=True) if good],
+        read_captions(folder),
         unreadable,
+        identity,
     )
-
-
-def _packed(texts: Sequence[str]) -> NDArray[Any]:
-    """Encode strings as the bytes of JSON.
-
-    An array of strings would use the width of the longest string for each of them.
-    """
-    return np.frombuffer(json.dumps(list(texts)).encode(), np.uint8)
-
-
-def _unpacked(packed: NDArray[Any]) -> list[str]:
-    return list(json.loads(packed.tobytes().decode()))
 
 
 def _identity(loaded: ModelAndData, numbers: NDArray[Any]) -> dict[str, str]:

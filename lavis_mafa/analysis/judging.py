@@ -216,7 +216,7 @@ def chunks_of(
     """
     images, own = np.unique(image, return_inverse=True)
     position = np.empty(len(images), np.int64)
-    similar_order = _similarity_order(features.vectors[features.positions(images)])
+    similar_order = _similarity_order(features.vectors, features.positions(images))
     position[similar_order] = np.arange(len(images))
     order = np.lexsort((text, position[own.reshape(-1)]))
     image, text = image[order], text[order]
@@ -230,15 +230,17 @@ def chunks_of(
         yield from zip(np.split(image, cuts), np.split(text, cuts), strict=True)
 
 
-def _similarity_order(vectors: Tensor) -> NDArray[Any]:
-    """Return an order of N vectors ``(N, E)`` that places similar ones near each other.
+def _similarity_order(vectors: Tensor, rows: NDArray[Any]) -> NDArray[Any]:
+    """Return an order ``(N,)`` of N rows of ``vectors`` that places similar ones near each other.
 
     About sqrt(N) of the vectors are centers; vectors with the same nearest center are adjacent.
     """
-    if not len(vectors):
+    if not len(rows):
         return np.empty(0, np.int64)
-    centers = vectors[:: max(1, round(len(vectors) ** 0.5))]
-    nearest = torch.cat([(part @ centers.t()).argmax(dim=1) for part in vectors.split(4096)])
+    chosen = torch.from_numpy(rows)
+    centers = vectors[chosen[:: max(1, round(len(rows) ** 0.5))]]
+    # In parts: the vectors may be a mapped file that is larger than the memory.
+    nearest = torch.cat([(vectors[p] @ centers.t()).argmax(dim=1) for p in chosen.split(4096)])
     return nearest.argsort(stable=True).numpy()
 
 

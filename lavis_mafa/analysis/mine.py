@@ -22,7 +22,18 @@ from lavis_mafa.analysis.judged_pairs import FILE, UNKNOWN, VALID, Judged
 from lavis_mafa.analysis.judged_report import report_of_judged
 from lavis_mafa.analysis.judging import build_judge, discriminators_of, judge_all
 from lavis_mafa.analysis.loading import data_source, load_model_and_data, require_range
+from lavis_mafa.analysis.neighbours import (
+    check_arguments,
+    content_of,
+    find_neighbours,
+    image_labels,
+    normalized,
+    notes_of,
+    whole_corpus,
+    wording_labels,
+)
 from lavis_mafa.analysis.pair_records import OwnIds, PairRecords, ParquetRecords
+from lavis_mafa.analysis.search_spaces import ALL
 from lavis_mafa.analysis.self_check import check_judges
 from lavis_mafa.datasets.columnar_files import PARQUET
 from lavis_mafa.datasets.image_reading import as_png
@@ -69,7 +80,12 @@ def mine_connections(args: argparse.Namespace) -> None:
     """
     least = {"batch_size": 2, "search_space": 1, "passes": 1, "top_k": 1, "limit": 0}
     bounds = {name: (low,) for name, low in least.items()}
+    in_all = args.search_space == ALL
+    if in_all:
+        args.search_space = None
+        refuse_mini_batches(args)
     require_range(args, threshold=(0.0, 1.0), per_shard=(1,), **bounds)
+    check_arguments(args, in_all)
     pairs_file: Path | None = None
     if args.output.suffix.lower() == PARQUET and not args.output.is_dir():
         pairs_file, args.output = args.output, args.output.with_suffix("")
@@ -96,10 +112,21 @@ def mine_connections(args: argparse.Namespace) -> None:
     checks = check_judges(loaded, judges, con_ds, (min(rule.low, high), high), args)
     features = make_features(loaded, np.arange(len(loaded.data)), args.output / "features")
     top_k = args.top_k or rule.top_k
-    negatives = [
-        hard_negatives_of(loaded, features, sampling, args.seed + k, top_k, images_apart=True)
-        for k in range(args.passes)
-    ]
+    neighbours, notes = None, []
+    if in_all:
+        whole = whole_corpus(args, top_k)
+        # A caption of the anchor's own wording would not be a new pair of it.
+        labels = [image_labels(loaded, features), wording_labels(loaded.data, features.numbers)]
+        found = find_neighbours(
+            loaded, features, whole, args.output / "neighbours", labels, args.seed
+        )
+        negatives = [found.negatives]
+        neighbours, notes = content_of(whole, found), notes_of(whole, found)
+    else:
+        negatives = [
+            hard_negatives_of(loaded, features, sampling, args.seed + k, top_k, images_apart=True)
+            for k in range(args.passes)
+        ]
     judged = judge_all(loaded, features, negatives, judges, args.output)
     if by_truth:
         judged.probability[ORACLE] = (judged.truth == VALID).astype(np.float32)
@@ -108,6 +135,7 @@ def mine_connections(args: argparse.Namespace) -> None:
         low=min(rule.low, high),
         high=high,
         self_check={name: check.content() for name, check in checks.items()},
+        **({} if neighbours is None else {"neighbours": neighbours}),
     )
     if not is_main_process():
         return
@@ -120,7 +148,20 @@ def mine_connections(args: argparse.Namespace) -> None:
             *(high, float(np.nanmax(judged.probability_by(None), initial=0.0))),
         )
     unreadable = [number for number, _ in features.unreadable]
-    write_all(args, loaded.data, judged, mined, unreadable, pairs_file)
+    write_all(args, loaded.data, judged, mined, unreadable, pairs_file, notes)
+
+
+def refuse_mini_batches(args: argparse.Namespace) -> None:
+    """Refuse arguments about mini-batches with the whole data set as the search space.
+
+    Raises:
+        ValueError: naming them.
+    """
+    wrong = [f"--passes {args.passes}"] if args.passes != 1 else []
+    wrong += [f"--sampling {args.sampling}"] if args.sampling != "grit" else []
+    wrong += [f"--batch-size {args.batch_size}"] if args.batch_size is not None else []
+    if wrong:
+        raise ValueError(f"--search-space {ALL} has no mini-batches: leave out {', '.join(wrong)}")
 
 
 def select_pairs(
@@ -141,12 +182,12 @@ def select_pairs(
     rows = rows[np.lexsort((judged.text[rows], judged.image[rows], -probability[rows]))]
     ids = data.image_ids
     known = {
-        (int(ids[number]), _normalized(data.caption(int(number))))
+        (int(ids[number]), normalized(data.caption(int(number))))
         for number in np.flatnonzero(np.isin(ids, ids[judged.image[rows]]))
     }
     kept, already, twice, seen = [], 0, 0, set()
     for row in rows.tolist():
-        key = (int(ids[judged.image[row]]), _normalized(data.caption(int(judged.text[row]))))
+        key = (int(ids[judged.image[row]]), normalized(data.caption(int(judged.text[row]))))
         if key in known:
             already += 1
         elif key in seen:
@@ -174,10 +215,6 @@ def select_pairs(
     )
 
 
-def _normalized(caption: str) -> str:
-    return " ".join(caption.lower().split())
-
-
 def write_all(
     args: argparse.Namespace,
     data: Corpus,
@@ -185,6 +222,7 @@ def write_all(
     mined: MinedPairs,
     unreadable: Sequence[int] = (),
     pairs_file: Path | None = None,
+    notes: Sequence[str] = (),
 ) -> None:
     """Write all files and print a summary.
 
@@ -192,6 +230,7 @@ def write_all(
         pairs_file: parquet file for the new pairs; None: all pairs are written as JSON.
         unreadable: samples whose images cannot be read. Annotation files keep them; shards, which
             contain the images, omit them.
+        notes: further ones of the page.
     """
     writer = (PairRecords if pairs_file is None else ParquetRecords)(data, args.output)
     names = {name: args.output / f"{name}{writer.suffix}" for name in FILES}
@@ -218,6 +257,8 @@ def write_all(
     write_text(args.output / "dataset.yaml", writer.dataset_yaml())
     summary: dict[str, Any] = {"threshold": judged.about["high"], **mined.counts}
     summary["self-check"] = judged.about.get("self_check", {})
+    if "neighbours" in judged.about:
+        summary["neighbours"] = judged.about["neighbours"]
     truth = _truth_of(judged, mined)
     if truth is not None:
         summary["valid by truth"] = int(truth.sum())
@@ -238,6 +279,7 @@ def write_all(
         args.output / "report.html",
         "Mined connections",
         tables=[Table("Judged pairs", ["rule", "pairs"], rows)],
+        notes=notes,
     )
     others = f"{names['augmented']}, {names['repeated'].name}, dataset.yaml"
     print(f"written: {names['mined']}, {others}")

@@ -6,6 +6,8 @@ import argparse
 import logging
 from pathlib import Path
 
+from lavis_mafa.analysis.search_spaces import ALL, EXACT, FAISS, PROBES
+
 
 def add_options(
     parser: argparse.ArgumentParser, required: bool = True, run: str | None = None
@@ -162,6 +164,42 @@ def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--seed", type=int, default=0, help="of the sample and the mini-batches (default: 0)"
+    )
+
+
+def search_space(text: str) -> int | str:
+    """Parse a search space: a number of pairs, or `ALL`."""
+    try:
+        return text if text == ALL else int(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"expected a number or {ALL}, got {text!r}") from error
+
+
+def add_neighbour_arguments(parser: argparse.ArgumentParser, default: str) -> None:
+    """Add ``--neighbours``, ``--index`` and ``--probes``, for `ALL` as a search space.
+
+    Args:
+        default: of ``--neighbours``, in words.
+    """
+    parser.add_argument(
+        "--neighbours",
+        type=int,
+        metavar="K",
+        help=f"with search space {ALL}: most similar candidates of an anchor to judge (default: "
+        f"{default})",
+    )
+    parser.add_argument(
+        "--index",
+        choices=[EXACT, FAISS],
+        help=f"with search space {ALL}: compare every anchor with every candidate, or use an "
+        f"approximate index, whose recall is measured (default: {EXACT})",
+    )
+    parser.add_argument(
+        "--probes",
+        type=int,
+        metavar="P",
+        help="lists of the index that a query reads: more find more, "
+        f"in more time (default: {PROBES})",
     )
 
 

@@ -17,7 +17,9 @@ from lavis_mafa.commands.arguments import (
     add_con_d_argument,
     add_config_arguments,
     add_judgements_argument,
+    add_neighbour_arguments,
     add_sampling_arguments,
+    search_space,
 )
 
 
@@ -39,10 +41,12 @@ def add_arguments(
     parser.add_argument(
         "--search-spaces",
         nargs="+",
-        type=int,
+        type=search_space,
         metavar="M",
-        help=f"(default: {search_spaces})",
+        help=f"(default: {search_spaces}); all: also the most similar candidates of every anchor "
+        "in the whole data set",
     )
+    add_neighbour_arguments(parser, "1")
     parser.add_argument(
         "--sample",
         type=int,

@@ -3,8 +3,9 @@ the recipe "ECM-6M" of Table 20).
 
 One pass over the data: samples are encoded by a checkpoint and grouped into mini-batches (GRIT),
 and the hardest negatives of every image and text are judged by Con-D. Every pair with a probability
-above the threshold becomes a new pair. Nothing is trained. Rerun the command with the same --output
-to resume; under torch.distributed.run the ranks share the work.
+above the threshold becomes a new pair. With --search-space all, the most similar candidates of
+every image and text in the whole data set are judged instead. Nothing is trained. Rerun the command
+with the same --output to resume; under torch.distributed.run the ranks share the work.
 
 With --output NAME.parquet the new pairs are written there as parquet, and everything else into the
 folder NAME, with augmented.parquet and repeated.parquet; images without a file of their own lie
@@ -21,7 +22,12 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from lavis_mafa.commands.arguments import add_con_d_argument, add_config_arguments
+from lavis_mafa.commands.arguments import (
+    add_con_d_argument,
+    add_config_arguments,
+    add_neighbour_arguments,
+    search_space,
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,7 +47,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="how mini-batches are formed (default: grit)",
     )
     parser.add_argument("--batch-size", type=int, metavar="B", help="(default: the config's)")
-    parser.add_argument("--search-space", type=int, metavar="M", help="(default: the config's)")
+    parser.add_argument(
+        "--search-space",
+        type=search_space,
+        metavar="M",
+        help="pairs in which mini-batches are grouped (default: the config's); all: no "
+        "mini-batches, but the most similar candidates of every anchor in the whole data set",
+    )
+    add_neighbour_arguments(parser, "--top-k")
     parser.add_argument("--passes", type=int, default=1, help="epochs of mini-batches (default: 1)")
     parser.add_argument(
         "--top-k", type=int, help="candidates of an anchor to judge (default: the config's)"

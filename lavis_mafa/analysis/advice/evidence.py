@@ -207,7 +207,8 @@ def shares_of(
     """
     found: dict[tuple[int, int | None], list[list[float]]] = {}
     for one in counts:
-        if one["judge"] == judge and one["judged"]:
+        # Without a size of mini-batches: neighbours in the whole data set, about which no rule is.
+        if one["judge"] == judge and one["judged"] and one["batch_size"] is not None:
             key = (one["batch_size"], one["search_space"])
             found.setdefault(key, []).append([one["share"], one["low"], one["high"]])
     factors = [1.0, 1.0, 1.0]

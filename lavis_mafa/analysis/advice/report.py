@@ -40,6 +40,7 @@ from lavis_mafa.analysis.judging import discriminators_of
 from lavis_mafa.analysis.loading import ModelAndData, data_source, options_of
 from lavis_mafa.analysis.quality.correction import Correction, correction_of
 from lavis_mafa.analysis.quality.labels import Labels, consistent, pooled, read_labels
+from lavis_mafa.analysis.search_spaces import ALL
 from lavis_mafa.analysis.self_check import self_check_tables
 from lavis_mafa.config import load_config
 from lavis_mafa.io.files import write_json, write_text
@@ -67,6 +68,8 @@ def advise(args: argparse.Namespace) -> None:
     """
     if set(args.sampling) != {"random", "grit"}:
         raise ValueError("the advice compares --sampling random and grit: leave out --sampling")
+    if ALL in (args.search_spaces or ()):
+        raise ValueError(f"the advice is about mini-batches: leave {ALL} out of --search-spaces")
     # Read first: damaged files are reported before hours are spent on counts.
     try:
         itm = None if args.run is None else fall_of_run(args.run)
@@ -171,7 +174,7 @@ def search_spaces(space: int, batch_size: int, total: int) -> list[int]:
 
 def _counted(counts: Mapping[str, Any]) -> tuple[list[int], list[int]]:
     """Return all B and all M of ``counts.json``, ascending."""
-    sizes = {one["batch_size"] for one in counts["counts"]}
+    sizes = {one["batch_size"] for one in counts["counts"]} - {None}
     spaces = {one["search_space"] for one in counts["counts"]} - {None}
     return sorted(sizes), sorted(spaces)
 
