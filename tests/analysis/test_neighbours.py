@@ -16,6 +16,7 @@ from small_world import SIZE, arguments, call, call_ranks, con_d, save_model
 
 from lavis_mafa.algorithm.pickers import NONE
 from lavis_mafa.analysis import approximate_search, neighbour_search, neighbours
+from lavis_mafa.analysis.corpus import Corpus
 from lavis_mafa.analysis.features import Features
 from lavis_mafa.analysis.judged_pairs import Judged
 from lavis_mafa.analysis.neighbour_search import ExactSearch, largest
@@ -173,6 +174,16 @@ def test_mine_judges_the_neighbours_of_all_anchors(mined):
     assert "3 candidates most similar to every anchor in the whole data set" in page
     pairs = read(mined, MINED)
     assert len(pairs) > 20 and {"image", "caption", "image_id", "score"} <= pairs[0].keys()
+
+
+def test_candidates_with_the_wording_of_the_anchor_are_not_judged(models, tmp_path, monkeypatch):
+    captions = ["A  dog", "a dog", *(f"caption {n}" for n in range(8))]
+    monkeypatch.setattr(Corpus, "caption", lambda self, number: captions[number % 10])
+    call(*arguments("mine", tmp_path, models[0], *MINING, options=[ORACLE]))
+    judged = Judged.load(tmp_path)
+    image, text = (np.maximum(numbers % 10, 1) for numbers in (judged.image, judged.text))
+    assert len(judged) > SIZE and (image != text).all()
+    assert read(tmp_path, "mine.json")["in the data already"] == 0
 
 
 def chunks_in(folder):
