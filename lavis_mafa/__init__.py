@@ -53,7 +53,12 @@ if TYPE_CHECKING:  # for type checkers; at run time `__getattr__` below imports 
     from lavis_mafa.algorithm.posterior import PosteriorPicker, PosteriorRule
     from lavis_mafa.algorithm.ranks import Ranks
     from lavis_mafa.algorithm.registry import Registry
-    from lavis_mafa.algorithm.settings import LossWeights, StepSettings, build_picker
+    from lavis_mafa.algorithm.settings import (
+        LossWeights,
+        StepSettings,
+        build_objects,
+        build_picker,
+    )
     from lavis_mafa.algorithm.step import run_step
     from lavis_mafa.models.loading import load_model
 

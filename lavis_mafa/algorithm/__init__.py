@@ -10,7 +10,7 @@ from typing import Any
 
 _MODULES = {
     "step": ("run_step",),
-    "settings": ("LossWeights", "StepSettings", "build_picker"),
+    "settings": ("LossWeights", "StepSettings", "build_objects", "build_picker"),
     "output": ("StepOutput",),
     "context": ("MiniBatch", "StepContext", "known_positives"),
     "mining": ("Connections", "MiningRule", "find_connections"),

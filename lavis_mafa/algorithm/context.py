@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from lavis_mafa.algorithm.backbone import Backbone, Images, Teacher, Texts
 from lavis_mafa.algorithm.mining import Connections
 from lavis_mafa.algorithm.ranks import Ranks
-from lavis_mafa.algorithm.settings import StepSettings
+from lavis_mafa.algorithm.registry import Entry
+from lavis_mafa.algorithm.settings import StepSettings, function_or_object
 from lavis_mafa.algorithm.tokens import captions_of
 
 
@@ -107,6 +109,24 @@ class MiniBatch:
         assert images is not None and texts is not None, "encoded for matching only"
         return images, texts
 
+    @cached_property
+    def vectors(self) -> tuple[Tensor, Tensor]:
+        """One vector ``(B, E)`` per image and per caption of this rank, detached."""
+        return self.backbone.grit_vectors(self.own_images, self.own_texts)
+
+    @cached_property
+    def intra_modal(self) -> tuple[Tensor, Tensor]:
+        """Cosine similarities ``(B, C)`` of this rank's images to the images of all candidates,
+        and of its texts to their texts; detached.
+
+        An image with several query features (BLIP-2) is represented by the one most similar to its
+        own text, as in GRIT. The first access gathers over ranks: all ranks must make it at the
+        same place.
+        """
+        with torch.no_grad():
+            images, texts = (F.normalize(one.float(), dim=-1) for one in self.vectors)
+            return images @ self.ranks.gather(images).t(), texts @ self.ranks.gather(texts).t()
+
     def compare(self) -> Compared:
         """Compare this rank's images and texts with all candidates."""
         images, texts = self.features()
@@ -187,12 +207,18 @@ class StepContext:
         batch: the mini-batch after encoding.
         compared: similarities.
         i2t, t2i: hard negatives of images and of texts, with Con-D's verdicts.
+        objects: objects of registered classes by name, see `lavis_mafa.algorithm.settings`.
     """
 
     batch: MiniBatch
     compared: Compared
     i2t: Connections
     t2i: Connections
+    objects: Mapping[str, Any] = field(default_factory=dict)
+
+    def function_or_object(self, entry: Entry[Any]) -> Callable[..., Any]:
+        """Return what an entry names, ready to be called, see `settings.function_or_object`."""
+        return function_or_object(entry, self.settings, self.objects)
 
     @property
     def settings(self) -> StepSettings:

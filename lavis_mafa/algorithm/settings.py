@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from functools import partial
 from typing import Any
@@ -12,7 +12,7 @@ from lavis_mafa.algorithm.mining import MiningRule
 from lavis_mafa.algorithm.options import check_options, option
 from lavis_mafa.algorithm.pickers import PICKERS, Picker, PickerByEpoch
 from lavis_mafa.algorithm.posterior import PosteriorRule
-from lavis_mafa.algorithm.registry import LOSSES, Entry
+from lavis_mafa.algorithm.registry import LOSSES, MAFA, Entry
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class StepSettings:
         built_in = {one.name for one in fields(cls)}
         own = {
             name: entry.settings(**(cfg.get(name) or {}))
-            for registry in (PICKERS, SOFT_LABELS, LOSSES)
+            for registry in MAFA.registries
             for name, entry in registry.entries().items()
             if entry.settings is not None and name not in built_in
         }
@@ -117,6 +117,92 @@ class StepSettings:
         # The settings of `posterior` are a field of `StepSettings`, not an entry of `own`.
         given = self.own.get(entry.name, getattr(self, entry.name, None))
         return given if isinstance(given, entry.settings) else entry.settings()
+
+
+def classes_in_use(settings: StepSettings) -> dict[str, Entry[Any]]:
+    """Return the registered classes, other than pickers, that the settings name.
+
+    Raises:
+        ValueError: if two of them have the same name.
+    """
+    named: list[Entry[Any]] = [SOFT_LABELS.entry(settings.soft_labels.type)]
+    named += [LOSSES.entry(one) for one, weight in settings.loss_weights.items() if weight]
+    found: dict[str, Entry[Any]] = {}
+    for entry in named:
+        if not isinstance(entry.value, type):
+            continue
+        if found.setdefault(entry.name, entry) is not entry:
+            raise ValueError(
+                f"two classes that the step needs are registered as {entry.name!r}, "
+                f"{found[entry.name].value.__qualname__} and {entry.value.__qualname__}; "
+                "register one of them under another name"
+            )
+    return found
+
+
+def build_objects(settings: StepSettings) -> dict[str, Any]:
+    """Build the objects that the step needs: one of every registered class that is in use.
+
+    Each is constructed from its own settings, or without arguments if it has none. Parameters and
+    state of those that are modules belong in the checkpoints of the model that is trained.
+
+    Returns:
+        Objects by registered name; `picker_name` is that of the picker.
+
+    Raises:
+        ValueError: if two objects have the same name.
+    """
+    objects = {
+        name: _construct(entry, settings) for name, entry in classes_in_use(settings).items()
+    }
+    if needs_object(settings):
+        if picker_name(settings) in objects:
+            raise ValueError(
+                f"negatives: {picker_name(settings)} is also the name of "
+                f"{type(objects[picker_name(settings)]).__qualname__}, which the step needs as "
+                "well; register one of them under another name"
+            )
+        objects[picker_name(settings)] = build_picker(settings)
+    return objects
+
+
+def object_names(settings: StepSettings) -> list[str]:
+    """Return the names of what `build_objects` builds."""
+    names = list(classes_in_use(settings))
+    return [*names, picker_name(settings)] if needs_object(settings) else names
+
+
+def function_or_object(
+    entry: Entry[Any], settings: StepSettings, objects: Mapping[str, Any]
+) -> Callable[..., Any]:
+    """Return what an entry names, ready to be called.
+
+    This is a function with its own settings bound, or the object of a class.
+
+    Args:
+        entry: of a soft label, a loss or the like.
+        settings: of the step.
+        objects: see `build_objects`.
+
+    Raises:
+        ValueError: if the entry is a class, but there is no object of it.
+    """
+    if isinstance(entry.value, type):
+        if entry.name not in objects:
+            raise ValueError(
+                f"{entry.name} is a class, and no object of it is given; give run_step "
+                "objects=build_objects(settings), built once before training"
+            )
+        made: Callable[..., Any] = objects[entry.name]
+        return made
+    own = settings.own_of(entry)
+    function: Callable[..., Any] = entry.value
+    return function if own is None else partial(function, own=own)
+
+
+def picker_name(settings: StepSettings) -> str:
+    """Return the name of the picker among the objects of the step, and in checkpoints."""
+    return "picker_by_epoch" if settings.warm_up_epochs else settings.negatives
 
 
 def build_picker(settings: StepSettings) -> Any:
@@ -148,7 +234,11 @@ def function_of(settings: StepSettings) -> Picker | None:
 def _picker(settings: StepSettings, name: str) -> Any:
     """Return a registered picker with its own settings: a function or a new object."""
     entry = PICKERS.entry(name)
-    own = settings.own_of(entry)
     if isinstance(entry.value, type):
-        return entry.value() if own is None else entry.value(own)
-    return entry.value if own is None else partial(entry.value, own=own)
+        return _construct(entry, settings)
+    return function_or_object(entry, settings, {})
+
+
+def _construct(entry: Entry[Any], settings: StepSettings) -> Any:
+    own = settings.own_of(entry)
+    return entry.value() if own is None else entry.value(own)

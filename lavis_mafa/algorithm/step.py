@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lavis_mafa.algorithm.backbone import Backbone
 from lavis_mafa.algorithm.context import MiniBatch, StepContext
@@ -27,7 +27,13 @@ from lavis_mafa.algorithm.momentum import Momentum
 from lavis_mafa.algorithm.negatives_encoder import EncodedByFrozen, NegativesEncoder
 from lavis_mafa.algorithm.output import StepOutput, counts_of
 from lavis_mafa.algorithm.pickers import Picker, WithPreparation
-from lavis_mafa.algorithm.settings import StepSettings, function_of, needs_object
+from lavis_mafa.algorithm.settings import (
+    StepSettings,
+    function_of,
+    needs_object,
+    object_names,
+    picker_name,
+)
 
 
 def run_step(
@@ -38,6 +44,7 @@ def run_step(
     momentum: Momentum | None = None,
     picker: Any = None,
     negatives_encoder: NegativesEncoder | None = None,
+    objects: Mapping[str, Any] | None = None,
 ) -> StepOutput:
     """Encode, compare, pick, judge, mine and compute the losses of one mini-batch (MAFA Figure 3).
 
@@ -54,15 +61,21 @@ def run_step(
         con_d: the discriminator; None leaves every hard negative a negative (GRIT-VLP, ALBEF).
         momentum: momentum encoders and queue, for soft labels that need them, such as ``momentum``.
         picker: made by `lavis_mafa.algorithm.settings.build_picker`, where that builds one; it may
-            hold state from step to step.
+            hold state from step to step. None: that of ``objects``.
         negatives_encoder: a frozen model whose similarities hard negatives are picked by, and whose
             features GRIT groups by; None: those of ``backbone``.
+        objects: made by `lavis_mafa.algorithm.settings.build_objects`, which builds the picker as
+            well; they may hold parameters and state. Not needed where the settings name functions
+            only.
 
     Raises:
-        ValueError: if all losses are off, or ``momentum`` or ``picker`` does not fit the settings.
+        ValueError: if all losses are off, or ``momentum``, ``picker`` or ``objects`` does not fit
+            the settings.
         KeyError: if a loss with a weight is not registered.
     """
-    _check_parts(settings, momentum, picker)
+    objects = objects or {}
+    picker = objects.get(picker_name(settings)) if picker is None else picker
+    _check_parts(settings, momentum, picker, objects)
     batch = MiniBatch.encode(backbone, samples, settings)
     compared = batch.compare() if momentum is None else momentum.compare(batch)
     with torch.no_grad():
@@ -83,16 +96,16 @@ def run_step(
             _judge(batch, con_d),
             judge_none=batch.ranks.world > 1,
         )
-    losses = _losses(StepContext(batch, compared, i2t, t2i))
+    losses = _losses(StepContext(batch, compared, i2t, t2i, objects))
     weights = settings.loss_weights
     loss = torch.stack([weights[name] * value for name, value in losses.items()]).sum()
     if frozen is None:
-        image_features, text_features = backbone.grit_vectors(batch.own_images, batch.own_texts)
+        image_features, text_features = batch.vectors
     else:
         # Grouping looks for mini-batches with hard negatives: by what picks them.
         image_features, text_features = frozen.image_vectors, frozen.text_vectors
     return StepOutput(
-        loss=loss + batch.zero_of_gathered(),
+        loss=loss + batch.zero_of_gathered() + _zero_of(objects),
         losses=losses,
         temperature=backbone.temperature.detach(),
         image_features=image_features,
@@ -106,7 +119,9 @@ def run_step(
     )
 
 
-def _check_parts(settings: StepSettings, momentum: Momentum | None, picker: Any) -> None:
+def _check_parts(
+    settings: StepSettings, momentum: Momentum | None, picker: Any, objects: Mapping[str, Any]
+) -> None:
     """Refuse settings and parts that do not fit each other."""
     for name, weight in settings.loss_weights.items():
         if weight:
@@ -124,6 +139,22 @@ def _check_parts(settings: StepSettings, momentum: Momentum | None, picker: Any)
             f"negatives: {name} {'needs a' if picker is None else 'takes no'} picker built from "
             "the settings; give run_step what build_picker(settings) returns"
         )
+    needed = {name for name in object_names(settings) if name != picker_name(settings)}
+    if missing := sorted(needed - objects.keys()):
+        raise ValueError(
+            f"the settings name classes of which no object is given: {', '.join(missing)}; give "
+            "run_step objects=build_objects(settings), built once before training"
+        )
+
+
+def _zero_of(objects: Mapping[str, Any]) -> Tensor | float:
+    """Return 0 that depends on all trained parameters of the objects.
+
+    DDP waits for the gradients of all parameters, also of soft labels that have not begun.
+    """
+    modules = [one for one in objects.values() if isinstance(one, nn.Module)]
+    trained = [p for one in modules for p in one.parameters() if p.requires_grad]
+    return sum((0.0 * p.float().sum() for p in trained), start=0.0)
 
 
 def _encoded_by_frozen(
@@ -161,8 +192,7 @@ def _losses(step: StepContext) -> dict[str, Tensor]:
     for name, entry in LOSSES.entries().items():
         if not step.settings.loss_weights.get(name):
             continue
-        own = {} if entry.settings is None else {"own": step.settings.own_of(entry)}
-        value = entry.value(step, **own)
+        value = step.function_or_object(entry)(step)
         if value is not None:
             losses[name] = value
     if not losses:

@@ -9,17 +9,13 @@ from typing import Any
 from lavis.common.registry import registry
 
 from lavis_mafa.algorithm.grit import HARDNESS
-from lavis_mafa.algorithm.labels import SOFT_LABELS
 from lavis_mafa.algorithm.losses import LOSSES
-from lavis_mafa.algorithm.pickers import PICKERS
-from lavis_mafa.algorithm.registry import Registry
+from lavis_mafa.algorithm.registry import MAFA, Registry
 from lavis_mafa.algorithm.settings import StepSettings
 from lavis_mafa.config.key import UNSET, Key, keys_of
 from lavis_mafa.config.schema import DATASET, RUN, SCHEMA
 from lavis_mafa.loggers import LOGGERS
 from lavis_mafa.models.con_d.discriminator import DISCRIMINATORS
-
-STEP_REGISTRIES: tuple[Registry[Any], ...] = (PICKERS, SOFT_LABELS, LOSSES)
 
 
 def mafa_key(con_d_given: Any = None) -> Key:
@@ -54,7 +50,7 @@ def mafa_key(con_d_given: Any = None) -> Key:
     }
     # `posterior` is a registered label and also a field of the step's settings.
     built_in = {field.name for field in fields(StepSettings)}
-    for one in STEP_REGISTRIES:
+    for one in sorted(MAFA.registries, key=lambda one: one.kind):
         keys.update({name: key for name, key in own_keys(one).items() if name not in built_in})
     return replace(mafa, keys=keys)
 

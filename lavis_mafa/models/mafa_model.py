@@ -17,7 +17,7 @@ from lavis_mafa.algorithm.discriminator import Discriminator
 from lavis_mafa.algorithm.momentum import RAMP_EPOCHS, Momentum
 from lavis_mafa.algorithm.negatives_encoder import NegativesEncoder
 from lavis_mafa.algorithm.output import StepOutput
-from lavis_mafa.algorithm.settings import StepSettings, build_picker, needs_object
+from lavis_mafa.algorithm.settings import StepSettings, build_objects, object_names
 from lavis_mafa.algorithm.step import run_step
 from lavis_mafa.io.checkpoints import model_config, read_checkpoint, weights_of
 from lavis_mafa.io.downloads import HubFiles, UrlFile
@@ -79,15 +79,15 @@ class MafaModel:
         self.con_d = con_d
         self.negatives_encoder = negatives_encoder
         self.momentum_encoders: Momentum | None = None
-        picker, name = build_picker(self.settings), self._picker_name
-        if picker is not None:
+        for name, one in build_objects(self.settings).items():
             if hasattr(self, name):
                 raise ValueError(
-                    f"model.mafa.negatives: {name} is an attribute of {type(self).__name__}; "
-                    "register the picker under another name"
+                    f"model.mafa: {name} is an attribute of {type(self).__name__}; register "
+                    f"{type(one).__name__} under another name"
                 )
-            # A submodule, if it is a module: checkpoints hold its state under the picker's name.
-            setattr(self, name, picker)
+            # A submodule, if it is a module: the optimizer trains its parameters, and checkpoints
+            # hold its state under the registered name.
+            setattr(self, name, one)
 
     def forward(self, samples: dict[str, Any]) -> StepOutput:
         """Compute one step on a mini-batch, as in `lavis_mafa.algorithm.step.run_step`."""
@@ -99,8 +99,8 @@ class MafaModel:
             self.settings,
             self.con_d,
             self.momentum_encoders,
-            self.step_picker,
-            self.negatives_encoder,
+            negatives_encoder=self.negatives_encoder,
+            objects=self.step_objects,
         )
 
     @property
@@ -109,14 +109,19 @@ class MafaModel:
         return CachedBatch(self.backbone, self.cached_batch) if self.cached_batch else self.backbone
 
     @property
-    def step_picker(self) -> Any:
-        """The picker of hard negatives where it is an object, such as FNE's; else None."""
-        return getattr(self, self._picker_name) if needs_object(self.settings) else None
+    def step_objects(self) -> dict[str, Any]:
+        """Objects of registered classes that the settings name, such as FNE's picker."""
+        return {name: getattr(self, name) for name in object_names(self.settings)}
 
-    @property
-    def _picker_name(self) -> str:
-        """The attribute that holds the picker, and the first word of its keys in checkpoints."""
-        return "picker_by_epoch" if self.settings.warm_up_epochs else self.settings.negatives
+    def allocate(self, size: int) -> None:
+        """Prepare the step's objects for training data of a size, before state is resumed.
+
+        Objects with state for each sample have a method ``allocate(size)``, which registers buffers
+        (not parameters, which the optimizer would miss) for ``loaded_index`` from 0 to size - 1.
+        """
+        for one in self.step_objects.values():
+            if hasattr(one, "allocate"):
+                one.allocate(size)
 
     @property
     def has_unused_parameters(self) -> bool:
@@ -147,7 +152,15 @@ class MafaModel:
         content = content or read_checkpoint(origin)
         model: Any = self
         check_origin(content, registered_name(type(self)), model.tokenizer, origin)
-        loaded = load_state(model, weights_of(content), origin)
+        weights = weights_of(content)
+        of_run = tuple(
+            f"{name}."
+            for name, one in self.step_objects.items()
+            if getattr(one, "state_of_run", False)
+        )
+        if of_run and isinstance(weights, dict):
+            weights = {key: v for key, v in weights.items() if not str(key).startswith(of_run)}
+        loaded = load_state(model, weights, origin)
         self._after_loading(loaded.missing_keys)
         return loaded
 

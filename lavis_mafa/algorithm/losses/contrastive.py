@@ -6,7 +6,7 @@ divided by the temperature already. Labels are ``(B, N)`` distributions over the
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from typing import Any
 
 import torch.nn.functional as F
@@ -15,8 +15,7 @@ from torch import Tensor
 from lavis_mafa.algorithm.context import Compared, StepContext
 from lavis_mafa.algorithm.labels import SOFT_LABELS, ItcSide, over_all, without
 from lavis_mafa.algorithm.mining import Connections
-from lavis_mafa.algorithm.registry import Entry
-from lavis_mafa.algorithm.settings import StepSettings
+from lavis_mafa.algorithm.settings import StepSettings, function_or_object
 
 
 def contrastive_loss(sim: Tensor, labels: Tensor, dropped: Tensor | None = None) -> Tensor:
@@ -67,19 +66,17 @@ def _side(
     )
 
 
-def labels_of(side: ItcSide, settings: StepSettings, active: bool) -> Tensor:
-    """Return the labels ``(B, N)`` of one direction; one-hot until soft labels are ``active``."""
-    entry = SOFT_LABELS.entry(settings.soft_labels.type if active else "one_hot")
-    return _call(entry.value, entry, side, settings)
-
-
-def _call(
-    function: Callable[..., Tensor], entry: Entry[Any], side: ItcSide, settings: StepSettings
+def labels_of(
+    side: ItcSide, settings: StepSettings, active: bool, objects: Mapping[str, Any] | None = None
 ) -> Tensor:
-    """Call a function of a soft label's entry, with the entry's own settings if it has some."""
-    if entry.settings is None:
-        return function(side, settings.soft_labels)
-    return function(side, settings.soft_labels, own=settings.own_of(entry))
+    """Return the labels ``(B, N)`` of one direction; one-hot until soft labels are ``active``.
+
+    Args:
+        objects: see `lavis_mafa.algorithm.settings.build_objects`.
+    """
+    entry = SOFT_LABELS.entry(settings.soft_labels.type if active else "one_hot")
+    labels: Tensor = function_or_object(entry, settings, objects or {})(side, settings.soft_labels)
+    return labels
 
 
 def itc_labels(
@@ -104,8 +101,9 @@ def itc(step: StepContext) -> Tensor:
     extra_loss = entry.traits.extra_loss
     total = step.compared.i2t.new_zeros(())
     for side in itc_sides(step.compared, step.i2t, step.t2i, step.settings):
-        labels = labels_of(side, step.settings, active)
+        labels = labels_of(side, step.settings, active, step.objects)
         total = total + contrastive_loss(side.sim, labels, side.dropped) / 2
         if active and extra_loss is not None:
-            total = total + _call(extra_loss, entry, side, step.settings) / 2
+            own = {} if entry.settings is None else {"own": step.settings.own_of(entry)}
+            total = total + extra_loss(side, step.settings.soft_labels, **own) / 2
     return total
