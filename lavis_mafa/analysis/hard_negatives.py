@@ -72,12 +72,22 @@ def samplings(
 def hardness_of(run: Any) -> tuple[float, int]:
     """Return ``grit.hardness`` (q) of a run's last epoch, and ``grit.skip`` (p).
 
+    A learned hardness is not known without the run's training state: ``grit.hardness`` stands for
+    it, and a warning says so.
+
     Args:
         run: the section ``run`` of a config.
     """
     settings = GritSettings.from_config(run.grit)
     last = int(run.get("max_epoch") or 1) - 1
-    return settings.build_schedule().at(settings.grouped_before(last)), settings.skip
+    schedule = settings.build_schedule()
+    if schedule.learns:
+        log_on_main(
+            "run.grit.schedule is learned: mini-batches are formed with run.grit.hardness %g",
+            settings.hardness,
+        )
+        return settings.hardness, settings.skip
+    return schedule.at(settings.grouped_before(last)), settings.skip
 
 
 def order_of(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import shlex
 import time
 from collections.abc import Iterator, Mapping
@@ -18,7 +19,7 @@ from lavis.tasks.base_task import BaseTask
 from lavis.tasks.retrieval import RetrievalTask
 from torch import Tensor, nn
 
-from lavis_mafa.algorithm.grit import EpochPlan, GritSchedule, GritSettings
+from lavis_mafa.algorithm.grit import EpochPlan, GritSchedule, GritSettings, language_loss
 from lavis_mafa.algorithm.tokens import captions_of
 from lavis_mafa.io.processes import any_rank, barrier
 from lavis_mafa.loggers import STEP, loggers_of
@@ -42,6 +43,7 @@ from lavis_mafa.runners.termination import Terminated, Termination
 from lavis_mafa.runners.time_left import TimeLeft, duration
 from lavis_mafa.runners.training_step import CON_D, loss_terms, optimizer_step, read_values
 
+FALL = "fall_of_lm"  # logged at steps that a learned hardness is rewarded for
 SECONDS_BETWEEN_LINES = 60.0  # about the progress of training, where no bar is shown
 
 
@@ -418,6 +420,9 @@ class RunnerMafa(EvaluatingRunner):
         model's output and loss terms."""
         where = f"epoch {samples['epoch']}, step {samples['iters']}"
         self.guard.begin(samples)
+        before = None
+        if ends_window and self.schedule.wants_reward(self._update_number):
+            before = self._language_loss(samples)
         # Average gradients over ranks once a window rather than after every mini-batch.
         local = self.use_distributed and not ends_window and not self._static_graph
         with self.model.no_sync() if local else nullcontext():
@@ -440,8 +445,25 @@ class RunnerMafa(EvaluatingRunner):
         # No loss: it was read only to be checked for NaN with them.
         losses.pop(CON_D, None)
         if ends_window:
-            self._update(where)
+            taken = self._update(where)
+            if before is not None:
+                fall = before - self._language_loss(samples) if taken else math.nan
+                self.schedule.learn(samples["index"], fall)
+                losses[FALL] = fall if math.isfinite(fall) else 0.0
         return output, losses
+
+    @property
+    def _update_number(self) -> int:
+        """The number of the optimizer step that the current mini-batch belongs to."""
+        return self.progress.global_step // self.accum_grad_iters
+
+    def _language_loss(self, samples: dict[str, Any]) -> float:
+        """Return the language loss of a mini-batch's own pairs, from which a learned hardness gets
+        its reward."""
+        model: Any = self.unwrap_dist_model(self.model)
+        with self.autocast():
+            # The step's number as the seed: before and after it the same words are hidden.
+            return language_loss(model, model.backbone, samples, self.progress.global_step).item()
 
     def _forward(self, model: Any, samples: dict[str, Any]) -> Any:
         with self.autocast():
@@ -459,8 +481,9 @@ class RunnerMafa(EvaluatingRunner):
         # The sum adds nothing to its terms, unless it has none.
         return {name: v for name, v in terms.items() if name != "loss" or len(terms) == 1}
 
-    def _update(self, where: str) -> None:
-        """Take an optimizer step, or skip it and log which and why."""
+    def _update(self, where: str) -> bool:
+        """Take an optimizer step, or skip it and log which and why; return whether it was taken."""
+        scale = self.scaler.get_scale() if self.scaler else 0.0
         limit = self.run_cfg.get("max_grad_norm")
         skipped = optimizer_step(
             self._model.parameters(),
@@ -475,6 +498,8 @@ class RunnerMafa(EvaluatingRunner):
             logging.error("%s: step skipped, %d more may be skipped.\n  %s", where, left, skipped)
             step = self.progress.global_step
             self.log.write("skipped", global_step=step, where=where, told=skipped)
+        # The scaler of fp16 has skipped the step if it lowered its scale.
+        return skipped is None and (not self.scaler or self.scaler.get_scale() >= scale)
 
     def _record_step(
         self, output: Any, losses: dict[str, float], samples: dict[str, Any], bar: Any

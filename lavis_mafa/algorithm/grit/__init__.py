@@ -3,6 +3,8 @@
 from lavis_mafa.algorithm.grit.collector import GritCollector
 from lavis_mafa.algorithm.grit.grouping import group
 from lavis_mafa.algorithm.grit.hardness import HARDNESS, HardnessSchedule
+from lavis_mafa.algorithm.grit.learned_hardness import LearnedHardness
+from lavis_mafa.algorithm.grit.reward import language_loss
 from lavis_mafa.algorithm.grit.sampler import EpochBatches, EpochPlan, grouped_plan, random_plan
 from lavis_mafa.algorithm.grit.schedule import GritSchedule
 from lavis_mafa.algorithm.grit.settings import GritSettings
@@ -15,7 +17,9 @@ __all__ = [
     "GritSchedule",
     "GritSettings",
     "HardnessSchedule",
+    "LearnedHardness",
     "group",
+    "language_loss",
     "grouped_plan",
     "random_plan",
 ]

@@ -14,6 +14,13 @@ from torch import Tensor
 
 from lavis_mafa.algorithm.grit.grouping import Indices, group
 from lavis_mafa.algorithm.grit.hardness import check_hardness
+from lavis_mafa.algorithm.grit.learned_hardness import (
+    Choices,
+    Draw,
+    LearnedHardness,
+    as_bytes,
+    from_bytes,
+)
 
 Pairs: TypeAlias = tuple[Tensor, Tensor, Tensor]  # indices, image features, text features
 
@@ -38,7 +45,8 @@ class GritCollector:
         expected: number of pairs until `finish`, to allocate their order at once; there may be
             more.
         hardness: q of every chain, above 0 and at most 1; see
-            `lavis_mafa.algorithm.grit.grouping.group`.
+            `lavis_mafa.algorithm.grit.grouping.group`. Or what draws one for every anchor, as it
+            is when a queue becomes full.
         skip: p of every chain.
     """
 
@@ -52,10 +60,11 @@ class GritCollector:
         image_ids: Indices | None = None,
         dtype: np.dtype[Any] | type = np.int64,
         expected: int = 0,
-        hardness: float = 1.0,
+        hardness: float | LearnedHardness = 1.0,
         skip: int = 0,
     ) -> None:
-        check_hardness(hardness)
+        if not isinstance(hardness, LearnedHardness):
+            check_hardness(hardness)
         if not 1 <= search_space <= queue_size:
             raise ValueError(
                 f"search_space must be from 1 to queue_size ({queue_size}), got {search_space}"
@@ -72,6 +81,10 @@ class GritCollector:
         self._queued = 0
         # The first `_placed` entries are set. While work is pending only the thread uses them.
         self._order = np.empty(expected, dtype)
+        # Of each pair in the order, the choice of q that led to it, where q is drawn.
+        self._choices: Choices | None = None
+        if isinstance(hardness, LearnedHardness):
+            self._choices = hardness.no_choices(expected)
         self._placed = 0
         self._pending: list[Future[None]] = []
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grit")
@@ -114,11 +127,15 @@ class GritCollector:
         bounds = list(range(0, count, self.search_space)) + [count]
         spans = list(zip(bounds[:-1], bounds[1:], strict=True))
         starts = [int(self._rng.integers(end - begin)) for begin, end in spans]
+        draws: list[Draw] = []
+        if isinstance(self.hardness, LearnedHardness):
+            # A copy of the network, too: training changes it while the thread groups.
+            draws = self.hardness.draws([int(self._rng.integers(2**63)) for _ in spans])
         device = queue[0][1].device
         # The grouping stream must wait until training has computed the queued features.
         ready = torch.cuda.current_stream(device).record_event() if device.type == "cuda" else None
         self._pending.append(
-            self._thread.submit(self._group_queue, queue, shuffled, spans, starts, ready)
+            self._thread.submit(self._group_queue, queue, shuffled, spans, starts, draws, ready)
         )
 
     def _group_queue(
@@ -127,29 +144,37 @@ class GritCollector:
         shuffled: Indices,
         spans: list[tuple[int, int]],
         starts: list[int],
+        draws: list[Draw],
         ready: torch.cuda.Event | None,
     ) -> None:
         with _beside_training(queue[0][1].device, ready):
             places = torch.from_numpy(shuffled).to(queue[0][1].device)
             indices, images, texts = (torch.cat(parts) for parts in zip(*queue, strict=True))
             numbers = indices[places].cpu().numpy()
-            for (begin, end), start in zip(spans, starts, strict=True):
+            for number, ((begin, end), start) in enumerate(zip(spans, starts, strict=True)):
                 part, own = numbers[begin:end], places[begin:end]
                 ids = taken = None
                 if self.image_ids is not None:
                     ids, taken = self.image_ids[part], self.image_ids[self._open_mini_batch()]
+                draw = draws[number] if draws else None
                 chain = group(
                     *(images[own], texts[own], start, ids, self.batch_size, taken),
-                    hardness=self.hardness,
+                    hardness=draw or self.hardness,  # type: ignore[arg-type]
                     skip=self.skip,
+                    sum_directions=draw is not None,
                 )
-                self._place(part[chain])
+                self._place(part[chain], None if draw is None else draw.along(chain))
 
-    def _place(self, grouped: Indices) -> None:
+    def _place(self, grouped: Indices, choices: Choices | None = None) -> None:
         end = self._placed + len(grouped)
         if end > len(self._order):
             more = np.empty(max(end, 2 * self._placed) - self._placed, self._order.dtype)
             self._order = np.concatenate([self._order[: self._placed], more])
+            if self._choices is not None:
+                more = np.empty(len(more), self._choices.dtype)
+                self._choices = np.concatenate([self._choices[: self._placed], more])
+        if self._choices is not None and choices is not None:
+            self._choices[self._placed : end] = choices
         self._order[self._placed : end] = grouped
         self._placed = end
 
@@ -164,12 +189,21 @@ class GritCollector:
         self._pending = []
         return self._order[: self._placed]
 
+    @property
+    def choices(self) -> Choices | None:
+        """Of each pair that `finish` returned the choice of q that led to it; None if q was not
+        drawn."""
+        return None if self._choices is None else self._choices[: self._placed]
+
     def state_dict(self) -> dict[str, Any]:
         """Wait for pending grouping and return the whole state as plain tensors and numbers."""
+        grouped: dict[str, Tensor] = {"order": torch.from_numpy(self._grouped())}
+        if self.choices is not None:
+            grouped["choices"] = as_bytes(self.choices)
         none = (torch.empty(0, dtype=torch.int64), torch.empty(0), torch.empty(0))
         queue = [torch.cat(parts).cpu() for parts in zip(*self._queue, strict=True)] or none
         return {
-            "order": torch.from_numpy(self._grouped()),
+            **grouped,
             "images": queue[1],
             "texts": queue[2],
             "indices": queue[0],
@@ -179,7 +213,10 @@ class GritCollector:
     def load_state_dict(self, state: dict[str, Any], device: torch.device | str = "cpu") -> None:
         """Restore a state; queued features go to ``device``."""
         self._placed = 0
-        self._place(state["order"].numpy())
+        choices = None
+        if isinstance(self.hardness, LearnedHardness):
+            choices = from_bytes(state["choices"], self.hardness.kind)
+        self._place(state["order"].numpy(), choices)
         if state["rng"] is not None:
             self._rng.bit_generator.state = _numbers(state["rng"])
         self._queue, self._queued = [], 0
@@ -196,17 +233,22 @@ def share_out(states: Sequence[dict[str, Any] | None], count: int) -> list[dict[
     given = [state for state in states if state is not None]
     if not given:
         return [None] * count
-    orders = torch.cat([state["order"] for state in given])
+    names: list[str] = [name for name in ("order", "choices") if name in given[0]]
+    orders: dict[str, Tensor] = {
+        name: torch.cat([state[name] for state in given]) for name in names
+    }
+    placed = len(orders["order"])
     queues = {
         name: torch.cat([state[name] for state in given]) for name in ("indices", "images", "texts")
     }
-    share = (len(orders) + len(queues["indices"])) // count
+    share = (placed + len(queues["indices"])) // count
     shared: list[dict[str, Any] | None] = []
     for begin in (place * share for place in range(count)):
-        grouped = slice(min(begin, len(orders)), min(begin + share, len(orders)))
-        waiting = slice(max(0, begin - len(orders)), max(0, begin + share - len(orders)))
-        own = {name: queue[waiting] for name, queue in queues.items()}
-        shared.append({"order": orders[grouped], **own, "rng": None})
+        grouped = slice(min(begin, placed), min(begin + share, placed))
+        waiting = slice(max(0, begin - placed), max(0, begin + share - placed))
+        own = {name: order[grouped] for name, order in orders.items()}
+        own |= {name: queue[waiting] for name, queue in queues.items()}
+        shared.append({**own, "rng": None})
     return shared
 
 

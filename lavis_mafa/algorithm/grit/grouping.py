@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -16,6 +16,8 @@ from lavis_mafa.algorithm.grit.hardness import check_hardness
 
 Indices: TypeAlias = NDArray[np.integer[Any]]  # positions, sample indices or image ids
 Floats: TypeAlias = NDArray[np.float32]
+# From the similarities (M, M) of images to texts and of texts to images to q (M,) of each anchor.
+Quantiles: TypeAlias = Callable[[Floats, Floats], Floats]
 STRIDE = 16  # `_hard` estimates a quantile from every 16th score
 LOWEST = np.finfo(np.float32).min
 
@@ -54,8 +56,9 @@ def group(
     image_ids: Indices | None = None,
     batch_size: int = 0,
     taken_ids: Indices | None = None,
-    hardness: float = 1.0,
+    hardness: float | Quantiles = 1.0,
     skip: int = 0,
+    sum_directions: bool = False,
 ) -> Indices:
     """Order a sub-queue of M pairs so that neighbours are similar.
 
@@ -79,8 +82,11 @@ def group(
             of each other.
         batch_size: size of a mini-batch; needed with ``image_ids``.
         taken_ids: image ids of the pairs that the first mini-batch already holds.
-        hardness: q, above 0 and at most 1.
+        hardness: q, above 0 and at most 1; or a function that gives each pair, as the anchor from
+            which the chain moves on, its own q from 0 to 1.
         skip: p, at least 0.
+        sum_directions: compare pairs by the sum of both directions' similarities at every step, as
+            in FALCON, instead of by one direction in turn.
 
     Returns:
         ``(M,)`` int64, a permutation of ``range(M)``.
@@ -97,7 +103,8 @@ def group(
         )
     if not 0 <= start < size:
         raise ValueError(f"start must be in [0, {size}), got {start}")
-    check_hardness(hardness)
+    if not callable(hardness):
+        check_hardness(hardness)
     if skip < 0:
         raise ValueError(f"skip must be at least 0, got {skip}")
     for features in (image_features, text_features):
@@ -106,12 +113,27 @@ def group(
             raise ValueError("grouping needs finite features, got NaN or Inf")
     both = _workspace.matrices(size, pinned=image_features.is_cuda)
     rows = _similarities(image_features.detach().float(), text_features.detach().float(), both)
+    if sum_directions:
+        rows = (np.add(*rows, out=rows[0]),) * 2
     apart = None
     if image_ids is not None:
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1 with image_ids, got {batch_size}")
         apart = _Apart.of(np.asarray(image_ids), batch_size, taken_ids)
-    return _chain(rows, start, apart, hardness, skip)
+    if not callable(hardness):
+        return _chain(rows, start, apart, hardness, skip)
+    return _chain(rows, start, apart, _of_anchors(hardness(*rows), size), skip)
+
+
+def _of_anchors(quantiles: Floats, size: int) -> Floats:
+    found = np.asarray(quantiles, np.float32)
+    if found.shape != (size,) or not ((found >= 0.0) & (found <= 1.0)).all():
+        raise ValueError(
+            f"a function as hardness must return {size} numbers from 0 to 1, one for each pair; "
+            f"got an array of shape {found.shape}"
+            + (f", from {found.min()} to {found.max()}" if found.size else "")
+        )
+    return found
 
 
 def _similarities(images: Tensor, texts: Tensor, both: Tensor) -> tuple[Floats, Floats]:
@@ -132,7 +154,11 @@ def _similarities(images: Tensor, texts: Tensor, both: Tensor) -> tuple[Floats, 
 
 
 def _chain(
-    rows: tuple[Floats, Floats], start: int, apart: _Apart | None, hardness: float, skip: int
+    rows: tuple[Floats, Floats],
+    start: int,
+    apart: _Apart | None,
+    hardness: float | Floats,
+    skip: int,
 ) -> Indices:
     size = len(rows[0])
     order = np.empty(size, np.int64)
@@ -141,19 +167,22 @@ def _chain(
     penalty = np.zeros(size, np.float32)
     score = np.empty(size, np.float32)
     current = start if apart is None else apart.first(start, penalty)
+    q = hardness if isinstance(hardness, float | int) else 1.0
     for place in range(size):
         if place:
+            if isinstance(hardness, np.ndarray):
+                q = float(hardness[current])
             row = rows[(place - 1) % 2][current]
             if apart is not None and (apart.offset + place) % apart.batch_size == 0:
                 penalty.fill(0.0)
                 penalty[order[:place]] = -np.inf
             np.add(row, penalty, out=score)
-            current = _hard(score, hardness, skip)
+            current = _hard(score, q, skip)
             if apart is not None and penalty[current] < 0:
                 # Every pair left shares an image with this mini-batch: one of them.
                 np.copyto(score, row)
                 score[order[:place]] = -np.inf
-                current = _hard(score, hardness, skip)
+                current = _hard(score, q, skip)
         order[place] = current
         penalty[current] = -np.inf
         if apart is not None and current in apart.mates:

@@ -33,7 +33,13 @@ class HardnessSchedule:
 
     Args:
         of_epoch: from the number of grouped epochs before an epoch, 0 for the first, to its q.
+
+    Attributes:
+        learns: whether it learns from rewards; see
+            `lavis_mafa.algorithm.grit.learned_hardness.LearnedHardness`.
     """
+
+    learns = False
 
     def __init__(self, of_epoch: Callable[[int], float]) -> None:
         self.of_epoch = of_epoch

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from lavis_mafa.algorithm.grit.collector import GritCollector
 from lavis_mafa.algorithm.grit.grouping import Indices
+from lavis_mafa.algorithm.grit.learned_hardness import Choices, as_bytes, from_bytes
 from lavis_mafa.algorithm.grit.sampler import EpochPlan, grouped_plan, index_dtype, random_plan
 from lavis_mafa.algorithm.grit.settings import GritSettings
 
@@ -73,10 +75,33 @@ class GritSchedule:
         """Return whether mini-batches of ``epoch`` are to be grouped."""
         return bool(self.settings.enabled) and epoch >= self.settings.start_epoch
 
-    def hardness_at(self, epoch: int) -> float:
-        """Return q of the chains from which the mini-batches of a grouped ``epoch`` are cut."""
-        q: float = self.hardness.at(self.settings.grouped_before(epoch))
-        return q
+    def hardness_at(self, epoch: int) -> Any:
+        """Return q of the chains from which the mini-batches of a grouped ``epoch`` are cut; or
+        what draws it for every anchor, see `lavis_mafa.algorithm.grit.learned_hardness`."""
+        return self.hardness.at(self.settings.grouped_before(epoch))
+
+    def wants_reward(self, update: int = 0) -> bool:
+        """Return whether the hardness learns from the mini-batches of an optimizer step.
+
+        Args:
+            update: number of the optimizer step, from 0 on.
+        """
+        if not self.hardness.learns or self.plan is None or not self.plan.grouped:
+            return False
+        wanted: bool = update % self.hardness.settings.every == 0
+        return wanted
+
+    def learn(self, index: Tensor, reward: float) -> None:
+        """Let the hardness learn from a mini-batch; all ranks must call it.
+
+        Call it after an optimizer step for which `wants_reward` is true.
+
+        Args:
+            index: ``(B,)`` sample indices.
+            reward: by how much the step has lowered the mini-batch's language loss; see
+                `lavis_mafa.algorithm.grit.reward.language_loss`.
+        """
+        self.hardness.learn(index.cpu().numpy(), reward, together=self.world_size > 1)
 
     def describe_hardness(self, epochs: int) -> str:
         """Return which similarities chains move to in a run of ``epochs`` epochs, in words."""
@@ -125,7 +150,8 @@ class GritSchedule:
         if self.collector is None:
             self.next_plan = random_plan(self.size, self.batch_size, self.world_size, rng, leftover)
             return
-        order, q = self.collector.finish(), self.collector.hardness
+        order = self.collector.finish()
+        q, choices = self.collector.hardness, self.collector.choices
         self.collector = None
         expected = self.plan.steps * self.batch_size
         if len(order) != expected:
@@ -142,8 +168,12 @@ class GritSchedule:
             rng,
             settings.shuffle,
             settings.shuffle_across_ranks,
-            q,
+            q if isinstance(q, float) else None,
         )
+        if choices is not None:
+            drawn = _gather_choices(choices, self.world_size)
+            mean = self.hardness.remember(self.next_plan, len(leftover), orders, drawn)
+            self.next_plan = replace(self.next_plan, hardness=mean)
 
     @torch.no_grad()
     def collect_first(self, epoch: int, vectors: Vectors) -> None:
@@ -185,6 +215,8 @@ class GritSchedule:
             "plan": _plan_state(current) if plans else None,
             "next_plan": _plan_state(self.next_plan) if plans else None,
             "collector": None if self.collector is None else self.collector.state_dict(),
+            # The same on all ranks, too.
+            "hardness": self.hardness.state_dict() if plans and self.hardness.learns else None,
         }
 
     def load_state_dict(
@@ -193,6 +225,8 @@ class GritSchedule:
         """Restore the state saved in ``epoch``; queued features go to ``device``."""
         self.plan = self._plan_from(state["plan"])
         self.next_plan = self._plan_from(state["next_plan"])
+        if self.hardness.learns:
+            self.hardness.load_state_dict(state["hardness"])
         self.collector = None
         if state["collector"] is not None:
             self.start_collecting(epoch)
@@ -241,16 +275,25 @@ def _plan_state(plan: EpochPlan | None) -> dict[str, Any] | None:
 
 
 def _gather_orders(order: Indices, world_size: int) -> Indices:
-    """Gather the orders of all ranks, of equal length, as ``(W, n)``; all ranks must call it."""
+    """Gather the orders ``(n, ...)`` of all ranks, of equal length, as ``(W, n, ...)``; all ranks
+    must call it."""
     if world_size == 1:
         return order[None]
     device = torch.device("cuda" if dist.get_backend() == dist.Backend.NCCL else "cpu")
-    orders = np.empty((world_size, len(order)), order.dtype)
+    orders = np.empty((world_size, *order.shape), order.dtype)
     # In pieces: next to a model there is little room on a GPU.
-    for begin in range(0, len(order), INDICES_PER_EXCHANGE):
-        piece = torch.from_numpy(order[begin : begin + INDICES_PER_EXCHANGE]).to(device)
+    rows = max(1, INDICES_PER_EXCHANGE // max(1, int(np.prod(order.shape[1:]))))
+    for begin in range(0, len(order), rows):
+        piece = torch.from_numpy(order[begin : begin + rows]).to(device)
         pieces = [torch.empty_like(piece) for _ in range(world_size)]
         dist.all_gather(pieces, piece)
         for row, gathered in zip(orders, pieces, strict=True):
-            row[begin : begin + INDICES_PER_EXCHANGE] = gathered.cpu().numpy()
+            row[begin : begin + rows] = gathered.cpu().numpy()
     return orders
+
+
+def _gather_choices(choices: Choices, world_size: int) -> Choices:
+    """Gather the choices of all ranks as ``(W, n)``; all ranks must call it."""
+    rows = torch.from_numpy(_gather_orders(as_bytes(choices).numpy(), world_size))
+    found: Choices = from_bytes(rows, choices.dtype).reshape(world_size, -1)
+    return found

@@ -49,8 +49,8 @@ class GritSettings:
     )
     schedule: str = option(
         "constant",
-        "hardness of every epoch: always the same, or from another one to it in equal steps or "
-        "along a cosine",
+        "hardness of every epoch: always the same, from another one to it in equal steps or "
+        "along a cosine, or learned for every anchor (FALCON)",
         source="lavis_mafa, FALCON",
         choices=HARDNESS,
     )

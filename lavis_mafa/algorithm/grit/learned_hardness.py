@@ -1,0 +1,385 @@
+"""A hardness that is learned for every anchor (FALCON; Kim, Shim, Lee; arXiv 2505.11192).
+
+While a mini-batch is formed, a small network reads how the anchor's similarities to the pairs of
+its search space are distributed and gives a Beta distribution over the quantile q, from which q is
+drawn; the q-quantile of the pairs left comes next. The network learns by policy gradient: choices
+that formed a mini-batch become likelier if training on it lowered its language loss by more than
+usual. ``docs/concepts.md`` says where this follows the paper and where the paper leaves it open.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from lavis_mafa.algorithm.grit.grouping import Floats, Indices
+from lavis_mafa.algorithm.grit.hardness import HARDNESS
+from lavis_mafa.algorithm.grit.sampler import EpochPlan
+from lavis_mafa.algorithm.options import check_options, option
+
+ROWS_AT_A_TIME = 256  # whose similarities are sorted together
+EDGE = 1e-6  # q stays this far from 0 and 1, where the density's logarithm may be infinite
+FIRST_REWARDS = 10  # set the baseline before the network learns
+LARGEST_ADVANTAGE = 5.0  # in standard deviations of the rewards
+# One choice for each sample of an epoch; q is NaN where there was none.
+Choices = NDArray[np.void]
+
+
+@dataclass(frozen=True)
+class LearnedSettings:
+    """Settings of `LearnedHardness`."""
+
+    quantiles: int = option(
+        16, "m: quantiles of an anchor's similarities that the network reads", low=2, high=256
+    )
+    width: int = option(64, "width of the network's hidden layers", low=1)
+    lr: float = option(0.001, "learning rate of the network (Adam)", low=0, above=True)
+    decay: float = option(
+        0.99, "decay of the running mean and variance of rewards", low=0, high=0.9999
+    )
+    clip: float = option(
+        0.2,
+        "how far, as a share, the density of a choice may move from that at its draw before it is "
+        "no longer learned from",
+        source="PPO",
+        low=0,
+        above=True,
+    )
+    every: int = option(
+        1,
+        "optimizer steps between rewards; each costs two forward passes of the language loss",
+        low=1,
+    )
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+
+class QuantileNetwork(nn.Module):
+    """From an anchor's similarities to a Beta distribution over q: four layers, two of them
+    residual.
+
+    Args:
+        quantiles: m.
+        width: of the hidden layers.
+    """
+
+    def __init__(self, quantiles: int, width: int) -> None:
+        super().__init__()
+        self.first = nn.Linear(quantiles, width)
+        self.hidden = nn.ModuleList([nn.Linear(width, width) for _ in range(2)])
+        self.last = nn.Linear(width, 2)
+
+    def forward(self, quantiles: Tensor) -> tuple[Tensor, Tensor]:
+        """Return alpha and beta ``(A,)``, above 1, of A anchors.
+
+        Args:
+            quantiles: ``(A, m)`` of the anchors' similarities, in ascending order.
+        """
+        # Row-wise softmax as in the paper; times m, so that the inputs are about 1 for any m.
+        seen = quantiles.softmax(dim=1) * quantiles.shape[1]
+        hidden = F.gelu(self.first(seen))
+        for layer in self.hidden:
+            hidden = hidden + F.gelu(layer(hidden))
+        # Above 1 the density is bounded and has one peak.
+        alpha, beta = (1.0 + F.softplus(self.last(hidden))).unbind(dim=1)
+        return alpha, beta
+
+
+def similarity_quantiles(sims: Floats, count: int) -> NDArray[np.float16]:
+    """Return evenly spaced quantiles of every anchor's similarities to all others.
+
+    Args:
+        sims: ``(M, M)``; the diagonal, an anchor's own pair, is left out.
+        count: m.
+
+    Returns:
+        ``(M, m)`` ascending: the values of rank ``round(i / (m - 1) * (M - 2))``, i from 0 to
+        m - 1; zeros if M is 1.
+    """
+    size = len(sims)
+    found = np.zeros((size, count), np.float16)
+    if size == 1:
+        return found
+    # The own pair becomes the smallest, at place 0.
+    places = 1 + np.rint(np.linspace(0, size - 2, count)).astype(np.int64)
+    for begin in range(0, size, ROWS_AT_A_TIME):
+        rows = sims[begin : begin + ROWS_AT_A_TIME].copy()
+        rows[np.arange(len(rows)), np.arange(begin, begin + len(rows))] = -np.inf
+        rows.sort(axis=1)
+        found[begin : begin + len(rows)] = rows[:, places]
+    return found
+
+
+class Draw:
+    """Draw q for every anchor of a sub-queue; a ``hardness`` of `lavis_mafa.algorithm.grit.group`.
+
+    Args:
+        network: which no one else changes.
+        kind: of `choices`.
+        quantiles: m.
+        seed: of the draw.
+    """
+
+    def __init__(
+        self, network: QuantileNetwork, kind: np.dtype[Any], quantiles: int, seed: int
+    ) -> None:
+        self.network, self.kind, self.quantiles, self.seed = network, kind, quantiles, seed
+        self.choices: Choices = np.empty(0, kind)
+
+    @torch.no_grad()
+    def __call__(self, i2t: Floats, t2i: Floats) -> Floats:
+        """Return q ``(M,)``, and keep with what they were drawn from.
+
+        Args:
+            i2t, t2i: ``(M, M)`` similarities, both the sum of the two directions.
+        """
+        seen = similarity_quantiles(i2t, self.quantiles)
+        alpha, beta = self.network(torch.from_numpy(seen).float())
+        rng = np.random.default_rng(self.seed)
+        drawn = rng.beta(alpha.double().numpy(), beta.double().numpy())
+        self.choices = np.empty(len(seen), self.kind)
+        self.choices["q"] = np.clip(drawn, EDGE, 1.0 - EDGE)
+        self.choices["seen"] = seen
+        self.choices["density"] = log_densities(self.network, self.choices).numpy()
+        found: Floats = self.choices["q"].copy()
+        return found
+
+    def along(self, chain: Indices) -> Choices:
+        """Return the choice that led to each pair of a chain ``(M,)``; none led to the first."""
+        found = self.choices[np.roll(chain, 1)]
+        found["q"][0] = np.nan
+        return found
+
+
+@HARDNESS.register("learned", settings=LearnedSettings, source="FALCON")
+class LearnedHardness:
+    """Draw the hardness for every anchor from a network that learns by policy gradient.
+
+    Args:
+        hardness: not used: q is drawn.
+        own: see `LearnedSettings`.
+
+    Attributes:
+        network, optimizer: the same on all ranks.
+        table: ``(N,)`` for each sample of the epoch the choice that put it into its mini-batch;
+            None before the first grouped epoch.
+    """
+
+    learns = True
+    sum_directions = True
+
+    def __init__(self, hardness: float, own: LearnedSettings) -> None:
+        self.settings = own
+        # q, log pi(q) when it was drawn, and what the network read then.
+        self.kind = np.dtype(
+            [
+                ("q", np.float32),
+                ("density", np.float32),
+                ("seen", np.float16, (own.quantiles,)),
+            ]
+        )
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)  # the same on all ranks, and other random draws stay as they are
+            self.network = QuantileNetwork(own.quantiles, own.width)
+        self.optimizer = torch.optim.Adam(self.network.parameters(), lr=own.lr)
+        self.table: Choices | None = None
+        # Weighted sums of the rewards, of their squares and of 1.
+        self._rewards = [0.0, 0.0, 0.0]
+        self._updates = 0
+
+    @classmethod
+    def problems_of(cls, cfg: Any) -> Iterator[tuple[str, str, bool]]:
+        """Yield contradictions in a config; see `lavis_mafa.problems`."""
+        key = "run.grit.schedule"
+        if cfg["model.mafa.loss_weights.lm"] == 0:
+            why = (
+                "learned needs the language loss, whose fall is the reward, but "
+                "model.mafa.loss_weights.lm is 0; set it above 0, or use another schedule"
+            )
+            yield key, why, False
+        start, last = cfg["run.grit.start_epoch"], cfg["run.max_epoch"]
+        if None not in (start, last) and start < last <= start + 1 and not cfg["run.grit.naive"]:
+            why = (
+                f"learned has no effect: with run.max_epoch {last} only one epoch is grouped, by "
+                "an untrained network"
+            )
+            yield key, why, True
+        if cfg["run.grit.hardness"] not in (None, 1.0):
+            yield "run.grit.hardness", "has no effect: run.grit.schedule is learned", True
+
+    def at(self, grouped_epochs: int) -> LearnedHardness:
+        """Return what draws q: this object, in every epoch."""
+        return self
+
+    def describe(self, first: int, last: int) -> str:
+        """Return in words how q is found."""
+        every, own = self.settings.every, self.settings
+        when = "every optimizer step" if every == 1 else f"every {every} optimizer steps"
+        return (
+            f"hardness learned from {own.quantiles} quantiles, two more forward passes of the "
+            f"language loss at {when} of grouped epochs"
+        )
+
+    def draws(self, seeds: list[int]) -> list[Draw]:
+        """Return a `Draw` for each seed, which later learning does not change."""
+        network = copy.deepcopy(self.network)
+        return [Draw(network, self.kind, self.settings.quantiles, seed) for seed in seeds]
+
+    def no_choices(self, count: int) -> Choices:
+        """Return ``(count,)`` choices, none of them made."""
+        found = np.zeros(count, self.kind)
+        found["q"] = np.nan
+        return found
+
+    def remember(
+        self, plan: EpochPlan, leftover: int, orders: Indices, choices: Choices
+    ) -> float | None:
+        """Keep the choices that formed an epoch's mini-batches.
+
+        Args:
+            plan: of the epoch.
+            leftover: number of samples at its beginning that were not grouped.
+            orders: ``(W, n)`` samples in grouped order, of all ranks.
+            choices: ``(W, n)`` that led to them.
+
+        Returns:
+            The mean of q; None if nothing was chosen.
+        """
+        batch = plan.batch_size
+        # Which mini-batch a pair is in does not depend on how it was chosen if it is the first.
+        choices["q"].reshape(-1, batch)[:, 0] = np.nan
+        self.table = self.no_choices(len(plan.order))
+        self.table[np.ravel(orders)] = choices.reshape(-1)
+        # The last of the mini-batches that leftover samples begin is filled with pairs of others.
+        self.table["q"][plan.order[: -(-leftover // batch) * batch]] = np.nan
+        q = self.table["q"][~np.isnan(self.table["q"])]
+        return float(q.mean(dtype=np.float64)) if len(q) else None
+
+    def learn(self, index: Indices, reward: float, together: bool = False) -> None:
+        """Take a step towards what lowered the language loss, and away from what did not.
+
+        The gradient is the mean, over all choices of all ranks, of ``(r - b) / s`` times that of
+        log pi(q): REINFORCE with the running mean b and standard deviation s of the rewards. But
+        choices were drawn up to an epoch ago, by an earlier network: without a bound, what was
+        worse than usual would be pushed away for ever, to q = 0 or 1. So, as in PPO (eq. 7), the
+        ratio of the densities now and at the draw takes the place of log pi(q), which has the same
+        gradient where they are equal, and is held within 1 - clip and 1 + clip.
+
+        Args:
+            index: ``(B,)`` samples of this rank's mini-batch.
+            reward: r, by how much training on it has lowered its language loss; a reward that is
+                not finite is left out.
+            together: average over all ranks, which must all call it.
+        """
+        count, mean, deviation = self._baseline()
+        used = self._choices_of(index) if math.isfinite(reward) and count >= FIRST_REWARDS else None
+        advantage = (reward - mean) / max(deviation, 1e-12) if used is not None else 0.0
+        advantage = min(LARGEST_ADVANTAGE, max(-LARGEST_ADVANTAGE, advantage))
+        parts = [torch.zeros(sum(p.numel() for p in self.network.parameters()))]
+        if used is not None and len(used):
+            self.network.zero_grad()
+            self._objective(used, advantage).neg().backward()  # type: ignore[no-untyped-call]
+            parts = [p.grad.reshape(-1) for p in self.network.parameters() if p.grad is not None]
+        finite = math.isfinite(reward)
+        r = reward if finite else 0.0
+        figures = [0.0 if used is None else float(len(used)), r, r * r, float(finite)]
+        total = torch.cat([*(part.double() for part in parts), torch.tensor(figures).double()])
+        if together:
+            total = _sum_over_ranks(total)
+        choices, *rewards = total[-4:].tolist()
+        if choices:
+            self._step(total[:-4] / choices)
+        if rewards[2]:
+            decay, number = self.settings.decay, rewards[2]
+            means = [one / number for one in rewards]
+            self._rewards = [
+                decay * old + (1.0 - decay) * new
+                for old, new in zip(self._rewards, means, strict=True)
+            ]
+            self._updates += 1
+
+    def _objective(self, choices: Choices, advantage: float) -> Tensor:
+        """Return PPO's clipped objective of choices with one advantage, their sum (scalar)."""
+        at_draw = torch.from_numpy(choices["density"].copy())
+        ratio = (log_densities(self.network, choices) - at_draw).exp()
+        held = ratio.clamp(1.0 - self.settings.clip, 1.0 + self.settings.clip)
+        return torch.minimum(advantage * ratio, advantage * held).sum()
+
+    def _choices_of(self, index: Indices) -> Choices:
+        if self.table is None:
+            return np.empty(0, self.kind)
+        found = self.table[index]
+        return found[~np.isnan(found["q"])]
+
+    def _baseline(self) -> tuple[int, float, float]:
+        """Return how often rewards came, their running mean and their standard deviation."""
+        total, squares, weight = self._rewards
+        if not weight:
+            return 0, 0.0, 0.0
+        mean = total / weight
+        return self._updates, mean, math.sqrt(max(0.0, squares / weight - mean * mean))
+
+    def _step(self, gradient: Tensor) -> None:
+        begin = 0
+        for parameter in self.network.parameters():
+            part = gradient[begin : begin + parameter.numel()]
+            parameter.grad = part.to(parameter.dtype).view_as(parameter)
+            begin += parameter.numel()
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the network, what it learns with and the choices, as plain tensors and numbers."""
+        return {
+            "network": copy.deepcopy(self.network.state_dict()),
+            "optimizer": copy.deepcopy(self.optimizer.state_dict()),
+            "rewards": list(self._rewards),
+            "updates": self._updates,
+            "table": None if self.table is None else as_bytes(self.table),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore a state."""
+        self.network.load_state_dict(state["network"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self._rewards, self._updates = list(state["rewards"]), state["updates"]
+        table = state["table"]
+        self.table = None if table is None else from_bytes(table, self.kind)
+
+
+def log_densities(network: QuantileNetwork, choices: Choices) -> Tensor:
+    """Return log pi(q) ``(A,)`` of choices under a network."""
+    alpha, beta = network(torch.from_numpy(choices["seen"].astype(np.float32)))
+    density: Any = torch.distributions.Beta(alpha, beta)
+    found: Tensor = density.log_prob(torch.from_numpy(choices["q"].copy()))
+    return found
+
+
+def as_bytes(choices: Choices) -> Tensor:
+    """Return choices ``(n,)`` as uint8 ``(n, bytes of one)``: tensors have no records."""
+    rows = np.ascontiguousarray(choices).view(np.uint8)
+    return torch.from_numpy(rows.reshape(len(choices), choices.dtype.itemsize).copy())
+
+
+def from_bytes(rows: Tensor, kind: np.dtype[Any]) -> Choices:
+    """Undo `as_bytes`."""
+    found: Choices = rows.contiguous().numpy().copy().reshape(-1).view(kind)
+    return found
+
+
+def _sum_over_ranks(values: Tensor) -> Tensor:
+    device = torch.device("cuda" if dist.get_backend() == dist.Backend.NCCL else "cpu")
+    values = values.to(device)
+    dist.all_reduce(values)
+    return values.cpu()

@@ -1,0 +1,511 @@
+"""FALCON's learned hardness: what the network reads, draws and learns, on one rank and on two."""
+
+import copy
+import math
+import threading
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_grouping import integer_features, quantile
+
+from lavis_mafa.algorithm.grit import GritCollector, GritSchedule, GritSettings, LearnedHardness
+from lavis_mafa.algorithm.grit import collector as collector_module
+from lavis_mafa.algorithm.grit.collector import share_out
+from lavis_mafa.algorithm.grit.grouping import group
+from lavis_mafa.algorithm.grit.learned_hardness import (
+    FIRST_REWARDS,
+    LearnedSettings,
+    from_bytes,
+    log_densities,
+    similarity_quantiles,
+)
+
+SIZE, BATCH, M = 96, 8, 24
+OWN = LearnedSettings(quantiles=5, width=12, lr=0.01)
+
+
+def grit_settings(own=OWN, **changes):
+    given = {"enabled": True, "queue_size": 48, "search_space": M, "schedule": "learned"}
+    return GritSettings(**{**given, "own": {"learned": own}, **changes})
+
+
+def features_of(index):
+    g = torch.Generator().manual_seed(0)
+    table = F.normalize(torch.randn(4 * SIZE, 6, generator=g), dim=1)
+    return table[index], table[index].flip(1)
+
+
+def collect(schedule, batch):
+    index = torch.from_numpy(batch.copy())
+    schedule.collect(index, *features_of(index))
+
+
+def reward_of(index):
+    """A reward that depends on the samples of the mini-batch only."""
+    return float(np.sin(np.asarray(index)).sum())
+
+
+def train(schedule, epochs, first=0, rank=0, stop=None, first_step=0):
+    """Train on every mini-batch, which rewards the hardness where it wants that; return orders."""
+    orders = []
+    for epoch in range(first, epochs):
+        if not first_step:
+            if schedule.settings.naive and schedule.wants_grouped(epoch):
+                schedule.collect_first(epoch, vectors)
+            schedule.begin(epoch)
+        orders.append(schedule.plan.order.tolist())
+        for step, batch in enumerate(schedule.plan.mini_batches(rank)):
+            if step < first_step:
+                continue
+            if (epoch, step) == stop:
+                return orders
+            if schedule.wants_reward(step):
+                schedule.learn(torch.from_numpy(batch.copy()), reward_of(batch))
+            collect(schedule, batch)
+        first_step = 0
+        schedule.end(epoch)
+    return orders
+
+
+def vectors(plan):
+    for batch in plan.mini_batches(0):
+        index = torch.from_numpy(batch.copy())
+        yield (index, *features_of(index))
+
+
+# What the network reads
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    size=st.sampled_from([1, 2, 3, 7, 40, 257, 300]),
+    count=st.integers(2, 20),
+    seed=st.integers(0, 1000),
+)
+def test_quantiles_equal_slow_loop(size, count, seed):
+    sims = np.random.default_rng(seed).uniform(-2, 2, (size, size)).astype(np.float32)
+    np.fill_diagonal(sims, 9.0)  # an own pair must not show
+    given = sims.copy()
+    found = similarity_quantiles(sims, count)
+    assert found.shape == (size, count) and np.array_equal(sims, given)
+    for anchor in range(size):
+        others = sorted(sims[anchor, other] for other in range(size) if other != anchor)
+        for place in range(count):
+            expected = 0.0
+            if others:
+                expected = others[round(place / (count - 1) * (len(others) - 1))]
+            assert found[anchor, place] == np.float16(expected)
+
+
+def test_network_equals_its_equations():
+    network = LearnedHardness(1.0, OWN).network
+    seen = np.random.default_rng(0).uniform(-2, 2, (7, 5)).astype(np.float32)
+    weights = {name: value.numpy() for name, value in network.state_dict().items()}
+
+    def layer(name, inputs):
+        return weights[f"{name}.weight"] @ inputs + weights[f"{name}.bias"]
+
+    def gelu(values):
+        return np.array([0.5 * v * (1 + math.erf(v / math.sqrt(2))) for v in values])
+
+    alpha, beta = network(torch.from_numpy(seen))
+    for row, *found in zip(seen, alpha.tolist(), beta.tolist(), strict=True):
+        softmax = np.exp(row) / np.exp(row).sum()
+        hidden = gelu(layer("first", 5 * softmax))
+        for number in (0, 1):
+            hidden = hidden + gelu(layer(f"hidden.{number}", hidden))
+        expected = 1 + np.log1p(np.exp(layer("last", hidden)))
+        assert found == pytest.approx(expected.tolist(), rel=1e-5)
+
+
+# The chain
+
+
+def slow_chain_of_sums(images, texts, start, quantiles, skip):
+    one = images @ texts.t()
+    sums = (one + one.t()).tolist()
+    order = [start]
+    while len(order) < len(sums):
+        current = order[-1]
+        left = [other for other in range(len(sums)) if other not in order]
+        order.append(quantile(left, sums[current], float(quantiles[current]), skip))
+    return order
+
+
+@settings(max_examples=60, deadline=None)
+@given(size=st.integers(1, 60), skip=st.sampled_from([0, 2]), seed=st.integers(0, 10**6))
+def test_chain_of_sums_with_a_hardness_for_each_anchor_equals_slow_loop(size, skip, seed):
+    images, texts = integer_features(size, 4, seed)
+    drawn = np.random.default_rng(seed).uniform(0, 1, size).astype(np.float32)
+    given = []
+
+    def hardness(i2t, t2i):
+        given.extend([i2t.copy(), t2i.copy()])
+        return drawn
+
+    order = group(images, texts, seed % size, hardness=hardness, skip=skip, sum_directions=True)
+    assert sorted(order.tolist()) == list(range(size))
+    assert order.tolist() == slow_chain_of_sums(images, texts, seed % size, drawn, skip)
+    one = (images @ texts.t()).numpy()
+    assert all(np.array_equal(sims, one + one.T) for sims in given)
+
+
+def test_without_the_sum_a_function_gets_both_directions():
+    images, texts = integer_features(30, 4, 0)
+    half = group(images, texts, 0, hardness=lambda i2t, t2i: np.full(30, 0.5))
+    assert half.tolist() == group(images, texts, 0, hardness=0.5).tolist()
+    harder = group(images, texts, 0, hardness=lambda i2t, t2i: (i2t != t2i.T).any() + np.ones(30))
+    assert harder.tolist() == group(images, texts, 0).tolist()
+
+
+@pytest.mark.parametrize(
+    "wrong", [np.ones(3), np.full(4, 1.1), np.full(4, -0.1), np.full(4, np.nan)]
+)
+def test_wrong_quantiles_are_refused(wrong):
+    images, texts = integer_features(4, 3, 0)
+    with pytest.raises(ValueError, match="must return 4 numbers from 0 to 1"):
+        group(images, texts, 0, hardness=lambda i2t, t2i: wrong)
+
+
+# What is drawn, and what it is kept with
+
+
+def test_choices_are_those_that_led_to_the_pairs():
+    """From the collected choices alone the order follows, by a slow loop."""
+    learned = LearnedHardness(1.0, OWN)
+    collector = GritCollector(M, M, BATCH, seed=3, shuffle=False, hardness=learned)
+    samples = torch.arange(M)
+    collector.collect(samples, *features_of(samples))
+    order = collector.finish().tolist()
+    images, texts = features_of(samples)
+    one = images @ texts.t()
+    sums = (one + one.t()).numpy()
+    seen, chosen = similarity_quantiles(sums, 5), collector.choices
+    assert np.isnan(chosen["q"][0]) and not np.isnan(chosen["q"][1:]).any()
+    for place in range(1, M):
+        anchor, q = order[place - 1], float(chosen["q"][place])
+        assert 0 < q < 1
+        assert np.array_equal(chosen["seen"][place], seen[anchor])
+        left = [other for other in range(M) if other not in order[:place]]
+        assert order[place] == quantile(left, sums[anchor].tolist(), q)
+    assert len(set(chosen["q"][1:].tolist())) == M - 1
+
+
+def test_draws_follow_the_beta_distribution_of_the_network():
+    learned = LearnedHardness(1.0, OWN)
+    with torch.no_grad():
+        learned.network.last.weight.zero_()
+        learned.network.last.bias.copy_(torch.tensor([3.0, -1.0]))
+    alpha, beta = (float(1 + F.softplus(torch.tensor(b))) for b in (3.0, -1.0))
+    sims = np.random.default_rng(0).uniform(-1, 1, (2000, 2000)).astype(np.float32)
+    drawn = learned.draws([7])[0](sims, sims)
+    assert drawn.mean() == pytest.approx(alpha / (alpha + beta), abs=0.02)
+    variance = alpha * beta / ((alpha + beta) ** 2 * (alpha + beta + 1))
+    assert drawn.var() == pytest.approx(variance, rel=0.15)
+    assert np.array_equal(drawn, learned.draws([7])[0](sims, sims))
+    assert not np.array_equal(drawn, learned.draws([8])[0](sims, sims))
+
+
+def test_only_choices_inside_a_mini_batch_are_kept():
+    schedule = GritSchedule(SIZE + 5, BATCH, grit_settings(), seed=1)
+    train(schedule, 2)
+    plan, table = schedule.next_plan, schedule.hardness.table
+    assert len(schedule.plan.leftover) == 5
+    batches = plan.mini_batches(0)
+    kept = ~np.isnan(table["q"])
+    # The first mini-batch begins with the leftover samples; the first pair of a chain was not
+    # chosen, nor does the first of a mini-batch depend on how.
+    assert not kept[batches[0]].any() and not kept[batches[:, 0]].any()
+    assert kept[batches[1:, 1:]].all()
+    assert plan.hardness == pytest.approx(table["q"][kept].astype(float).mean())
+
+
+# Learning
+
+
+def filled(own=OWN, rewards=FIRST_REWARDS):
+    """Return a hardness with a table of random choices and a baseline."""
+    learned = LearnedHardness(1.0, own)
+    rng = np.random.default_rng(0)
+    learned.table = learned.no_choices(SIZE)
+    learned.table["seen"] = np.sort(rng.uniform(-2, 2, (SIZE, own.quantiles)), axis=1)
+    learned.table["q"] = rng.uniform(0.01, 0.99, SIZE)
+    with torch.no_grad():
+        learned.table["density"] = log_densities(learned.network, learned.table).numpy()
+    learned.table["q"][::9] = np.nan
+    for number in range(rewards):
+        learned.learn(np.arange(BATCH), math.cos(number))
+    return learned
+
+
+def slow_log_density(network, choice):
+    """log of q^(a-1) (1-q)^(b-1) / B(a, b)."""
+    seen = torch.from_numpy(choice["seen"].astype(np.float32))[None]
+    alpha, beta = (one.squeeze() for one in network(seen))
+    q = torch.tensor(float(choice["q"]))
+    log_b = torch.lgamma(alpha) + torch.lgamma(beta) - torch.lgamma(alpha + beta)
+    return (alpha - 1) * q.log() + (beta - 1) * (1 - q).log() - log_b
+
+
+def slow_objective(network, choice, advantage, clip=OWN.clip):
+    ratio = slow_log_density(network, choice).exp() / math.exp(choice["density"])
+    if advantage > 0 and ratio > 1 + clip or advantage < 0 and ratio < 1 - clip:
+        return torch.tensor(0.0)  # it has moved far enough: no gradient
+    return advantage * ratio
+
+
+def weighted(rewards, decay=OWN.decay):
+    """Pair the rewards with their weights in a running mean."""
+    ages = reversed(range(len(rewards)))
+    return [((1 - decay) * decay**age, reward) for age, reward in zip(ages, rewards, strict=True)]
+
+
+def slow_update(network, optimizer, table, mini_batches, rewards, earlier, decay):
+    """One policy gradient step of several ranks, choice by choice."""
+    total = sum(w for w, _ in weighted(earlier, decay))
+    mean = sum(w * r for w, r in weighted(earlier, decay)) / total
+    square = sum(w * r * r for w, r in weighted(earlier, decay)) / total
+    deviation = math.sqrt(square - mean**2)
+    terms = []
+    for index, reward in zip(mini_batches, rewards, strict=True):
+        for sample in index:
+            if not math.isnan(table["q"][sample]):
+                advantage = min(5.0, max(-5.0, (reward - mean) / deviation))
+                terms.append(slow_objective(network, table[sample], advantage))
+    optimizer.zero_grad()
+    (-sum(terms) / len(terms)).backward()
+    optimizer.step()
+
+
+@pytest.mark.parametrize("reward", [0.3, -7.0, 40.0])
+def test_a_step_equals_a_slow_loop(reward):
+    learned = filled()
+    network = copy.deepcopy(learned.network)
+    optimizer = torch.optim.Adam(network.parameters(), lr=OWN.lr)
+    earlier = [math.cos(number) for number in range(FIRST_REWARDS)]
+    for index in (np.arange(10, 18), np.arange(50, 60)):
+        slow_update(network, optimizer, learned.table, [index], [reward], earlier, OWN.decay)
+        earlier.append(reward)
+        learned.learn(index, reward)
+        for found, expected in zip(learned.network.parameters(), network.parameters(), strict=True):
+            assert torch.allclose(found, expected, atol=2e-6)
+
+
+def test_first_rewards_and_those_that_are_not_finite_change_nothing():
+    start = LearnedHardness(1.0, OWN).network.state_dict()
+    learned = filled()
+    same = [torch.equal(start[name], value) for name, value in learned.network.state_dict().items()]
+    assert all(same)
+    before = copy.deepcopy(learned.state_dict())
+    for bad in (math.nan, math.inf):
+        learned.learn(np.arange(BATCH), bad)
+    after = learned.state_dict()
+    assert after["rewards"] == before["rewards"] and after["updates"] == FIRST_REWARDS
+    assert all(torch.equal(before["network"][k], v) for k, v in after["network"].items())
+    learned.learn(np.arange(BATCH), 0.5)
+    assert not torch.equal(start["first.weight"], learned.network.state_dict()["first.weight"])
+
+
+def mean_of_policy(learned, seen):
+    with torch.no_grad():
+        alpha, beta = learned.network(torch.from_numpy(seen.astype(np.float32)))
+    return (alpha / (alpha + beta)).numpy()
+
+
+@pytest.mark.parametrize("best", [0.15, 0.85])
+def test_the_hardness_moves_to_where_the_reward_is_highest(best):
+    """A bandit: in every round q is drawn for 256 anchors, and 16 mini-batches are rewarded."""
+    learned = LearnedHardness(1.0, LearnedSettings(quantiles=5, width=24, lr=0.003, decay=0.9))
+    sims = np.random.default_rng(0).uniform(-1, 1, (256, 256)).astype(np.float32)
+    start = mean_of_policy(learned, similarity_quantiles(sims, 5)).mean()
+    for seed in range(20):
+        draw = learned.draws([seed])[0]
+        draw(sims, sims)
+        learned.table = draw.choices
+        for index in np.arange(256).reshape(16, 16):
+            learned.learn(index, -float(np.abs(draw.choices["q"][index] - best).mean()))
+    end = mean_of_policy(learned, similarity_quantiles(sims, 5)).mean()
+    assert abs(start - best) > 0.25 and abs(end - best) < 0.08
+
+
+def test_choices_that_have_become_much_likelier_are_not_learned_from_again():
+    """Choices of an epoch stay those of its beginning, while the network moves on."""
+    learned = filled()
+    learned.table["density"] -= 1.0  # they were less likely when they were drawn
+    before = copy.deepcopy(learned.network.state_dict())
+    learned.learn(np.arange(BATCH), 3.0)
+    assert same_state(before, learned.network.state_dict())
+    learned.learn(np.arange(BATCH), -3.0)  # but what turns out worse is left again
+    assert not same_state(before, learned.network.state_dict())
+
+
+def test_anchors_get_a_hardness_of_their_own():
+    """Anchors of many similar pairs are rewarded for softness, the others for hardness."""
+    learned = LearnedHardness(1.0, LearnedSettings(quantiles=5, width=24, lr=0.003, decay=0.9))
+    rng = np.random.default_rng(0)
+    sims = rng.uniform(-1, 0, (256, 256)).astype(np.float32)
+    sims[:128, ::2] += 1.8  # a bimodal row
+    seen = similarity_quantiles(sims, 5)
+    for seed in range(20):
+        draw = learned.draws([seed])[0]
+        q = draw(sims, sims)
+        learned.table = draw.choices
+        for index in rng.permutation(256).reshape(32, 8):
+            best = np.where(index < 128, 0.2, 0.8)
+            learned.learn(index, -float(np.abs(q[index] - best).mean()))
+    found = mean_of_policy(learned, seen)
+    assert found[:128].mean() < 0.4 < 0.6 < found[128:].mean()
+
+
+# Threads, resumption, ranks
+
+
+def test_an_order_does_not_depend_on_when_it_is_grouped(monkeypatch):
+    """The thread may group before or after the network learns in the meantime."""
+    go = threading.Event()
+    orders = []
+    for late in (False, True):
+        learned = filled()
+
+        def waiting(*given, late=late, **more):
+            if late:
+                assert go.wait(20)
+            return group(*given, **more)
+
+        monkeypatch.setattr(collector_module, "group", waiting)
+        collector = GritCollector(M, M, BATCH, seed=3, hardness=learned)
+        samples = torch.arange(M)
+        collector.collect(samples, *features_of(samples))
+        if not late:
+            collector._grouped()
+        learned.learn(np.arange(BATCH), 30.0)
+        go.set()
+        orders.append(collector.finish().tolist())
+    assert orders[0] == orders[1]
+
+
+def same_state(state, other):
+    if isinstance(state, dict):
+        return state.keys() == other.keys() and all(same_state(state[k], other[k]) for k in state)
+    if isinstance(state, list | tuple):
+        return len(state) == len(other) and all(map(same_state, state, other))
+    return torch.equal(state, other) if isinstance(state, torch.Tensor) else state == other
+
+
+@pytest.mark.parametrize("naive", [False, True])
+@pytest.mark.parametrize("stop", [(1, 0), (2, 5), (3, 11)])
+def test_resumed_equals_uninterrupted(tmp_path, stop, naive):
+    cfg = grit_settings(naive=naive, queue_size=40)
+    size = SIZE + 3
+    whole = GritSchedule(size, BATCH, cfg, seed=4)
+    orders = train(whole, 5)
+    assert whole.hardness._updates > FIRST_REWARDS and whole.plan.hardness is not None
+    stopped = GritSchedule(size, BATCH, cfg, seed=4)
+    train(stopped, 5, stop=stop)
+    state = stopped.state_dict()
+    torch.save(state, tmp_path / "state.pth")
+    for batch in stopped.plan.mini_batches(0)[stop[1] :]:  # which must not change what was saved
+        stopped.hardness.learn(batch, reward_of(batch) + 1.0)
+    assert same_state(state, torch.load(tmp_path / "state.pth", weights_only=True))
+    resumed = GritSchedule(size, BATCH, cfg, seed=4)
+    saved = torch.load(tmp_path / "state.pth", weights_only=True)
+    resumed.load_state_dict(saved, epoch=stop[0])
+    # `first_step` 0 would begin the epoch again.
+    if stop[1]:
+        found = train(resumed, 5, first=stop[0], first_step=stop[1])
+        assert found == orders[stop[0] :]
+    else:
+        rest = resumed.plan.mini_batches(0)
+        for step, batch in enumerate(rest):
+            if resumed.wants_reward(step):
+                resumed.learn(torch.from_numpy(batch.copy()), reward_of(batch))
+            collect(resumed, batch)
+        resumed.end(stop[0])
+        assert train(resumed, 5, first=stop[0] + 1) == orders[stop[0] + 1 :]
+    assert same_state(resumed.state_dict(), whole.state_dict())
+
+
+def test_choices_of_several_ranks_are_shared_out_with_their_pairs():
+    states, known = [], {}
+    for rank in range(2):
+        learned = LearnedHardness(1.0, OWN)
+        collector = GritCollector(M, M, BATCH, seed=rank, hardness=learned)
+        samples = torch.arange(30) + 100 * rank
+        collector.collect(samples, *features_of(samples))
+        states.append(collector.state_dict())
+        choices = from_bytes(states[-1]["choices"], learned.kind)
+        known.update(zip(states[-1]["order"].tolist(), choices.tolist(), strict=True))
+    shared = share_out(states, 3)
+    for state in shared:
+        choices = from_bytes(state["choices"], learned.kind)
+        assert len(choices) == len(state["order"])
+        for sample, choice in zip(state["order"].tolist(), choices, strict=True):
+            assert str(known[sample]) == str(choice.tolist())
+    assert sum(len(state["order"]) for state in shared) == 48
+
+
+def two_ranks(rank, folder):
+    """Train on one of two ranks; save the states of both."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    schedule = GritSchedule(2 * SIZE + 5, BATCH, grit_settings(), rank, 2, seed=4)
+    train(schedule, 4, rank=rank)
+    torch.save(schedule.state_dict(), f"{folder}/rank{rank}.pth")
+    learned = filled()
+    learned.learn(np.arange(BATCH) + 40 * rank, [0.7, -0.2][rank], together=True)
+    learned.learn(np.arange(BATCH) + 20 * rank, [math.nan, 0.4][rank], together=True)
+    torch.save(learned.state_dict(), f"{folder}/step{rank}.pth")
+    dist.destroy_process_group()
+
+
+def test_two_ranks_learn_the_same_from_different_mini_batches(tmp_path):
+    mp.spawn(two_ranks, args=(str(tmp_path),), nprocs=2)
+    states = [torch.load(tmp_path / f"rank{rank}.pth", weights_only=True) for rank in range(2)]
+    assert same_state(states[0]["hardness"], states[1]["hardness"])
+    assert same_state(states[0]["next_plan"], states[1]["next_plan"])
+    start = LearnedHardness(1.0, OWN).network.state_dict()
+    learnt = states[0]["hardness"]["network"]
+    assert not torch.equal(start["last.bias"], learnt["last.bias"])
+    # One step against the loop over the choices of both ranks, in one process.
+    steps = [torch.load(tmp_path / f"step{rank}.pth", weights_only=True) for rank in range(2)]
+    assert same_state(steps[0], steps[1])
+    learned = filled()
+    network = copy.deepcopy(learned.network)
+    optimizer = torch.optim.Adam(network.parameters(), lr=OWN.lr)
+    earlier = [math.cos(number) for number in range(FIRST_REWARDS)]
+    of_ranks = [np.arange(BATCH), np.arange(BATCH) + 40]
+    slow_update(network, optimizer, learned.table, of_ranks, [0.7, -0.2], earlier, OWN.decay)
+    # The baseline moves by the mean over ranks; a rank without a reward does not count.
+    sums = [sum(w * r**p for w, r in weighted(earlier)) for p in (0, 1, 2)]
+    more = [(0.7**p + (-0.2) ** p) / 2 for p in (0, 1, 2)]
+    decay = OWN.decay
+    weight, *rest = (decay * s + (1 - decay) * m for s, m in zip(sums, more, strict=True))
+    mean = rest[0] / weight
+    advantage = (0.4 - mean) / math.sqrt(rest[1] / weight - mean**2)
+    samples = [s for s in np.arange(BATCH) + 20 if not math.isnan(learned.table["q"][s])]
+    terms = [slow_objective(network, learned.table[s], advantage) for s in samples]
+    optimizer.zero_grad()
+    (-sum(terms) / len(terms)).backward()
+    optimizer.step()
+    for name, value in network.state_dict().items():
+        assert torch.allclose(steps[0]["network"][name], value, atol=2e-6), name
+
+
+def test_rewards_are_wanted_in_grouped_epochs_at_every_nth_step():
+    schedule = GritSchedule(SIZE, BATCH, grit_settings(LearnedSettings(every=3)))
+    schedule.begin(0)
+    assert not schedule.wants_reward(0)
+    schedule = GritSchedule(SIZE, BATCH, grit_settings(LearnedSettings(every=3)))
+    train(schedule, 1)
+    schedule.begin(1)
+    assert [schedule.wants_reward(step) for step in range(7)] == [True, False, False] * 2 + [True]
+    constant = GritSchedule(SIZE, BATCH, grit_settings(schedule="constant"))
+    train(constant, 1)
+    constant.begin(1)
+    assert not constant.wants_reward(0)
