@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
 from lavis_mafa.metrics.captions import tokens_of
@@ -123,6 +124,20 @@ def test_training_uses_every_added_component(tmp_path):
     logged = (tmp_path / "output" / "mine.txt").read_text(encoding="utf-8").splitlines()
     assert {"global_step 1 train/loss_spread", "epoch 0 epoch/loss"} <= set(logged)
     assert logged[-1] == "finished"
+
+
+def test_a_learned_hardness_of_ones_own_is_trained(tmp_path):
+    name = "learned_by_one_layer"
+    grit = {"queue_size": 16, "search_space": 16, "schedule": name, name: {"quantiles": 4}}
+    changed = {"run__grit": grit, "run__test_splits": [], "run__batch_size_train": 4}
+    status, printed = train(tmp_path, changed_config(ADDED, **changed))
+    assert status == 0, printed
+    log = [json.loads(line) for line in open(tmp_path / "output" / "log.jsonl", encoding="utf-8")]
+    falls = [record.get("fall_of_lm") for record in log if record["kind"] == "step"]
+    assert len(falls) == 12 and [fall is None for fall in falls] == [True] * 4 + [False] * 8
+    content = torch.load(tmp_path / "output" / "checkpoint_last.pth", weights_only=True)
+    network = content["run"]["ranks"][0]["schedule"]["hardness"]["network"]
+    assert network["layer.weight"].shape == (2, 4)
 
 
 def test_added_family_is_trained(tmp_path):

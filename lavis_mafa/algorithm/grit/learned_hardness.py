@@ -131,9 +131,7 @@ class Draw:
         seed: of the draw.
     """
 
-    def __init__(
-        self, network: QuantileNetwork, kind: np.dtype[Any], quantiles: int, seed: int
-    ) -> None:
+    def __init__(self, network: nn.Module, kind: np.dtype[Any], quantiles: int, seed: int) -> None:
         self.network, self.kind, self.quantiles, self.seed = network, kind, quantiles, seed
         self.choices: Choices = np.empty(0, kind)
 
@@ -191,12 +189,16 @@ class LearnedHardness:
         )
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)  # the same on all ranks, and other random draws stay as they are
-            self.network = QuantileNetwork(own.quantiles, own.width)
+            self.network = self.build_network()
         self.optimizer = torch.optim.Adam(self.network.parameters(), lr=own.lr)
         self.table: Choices | None = None
         # Weighted sums of the rewards, of their squares and of 1.
         self._rewards = [0.0, 0.0, 0.0]
         self._updates = 0
+
+    def build_network(self) -> nn.Module:
+        """Return a new network, from quantiles ``(A, m)`` to alpha and beta ``(A,)``."""
+        return QuantileNetwork(self.settings.quantiles, self.settings.width)
 
     @classmethod
     def problems_of(cls, cfg: Any) -> Iterator[tuple[str, str, bool]]:
@@ -358,7 +360,7 @@ class LearnedHardness:
         self.table = None if table is None else from_bytes(table, self.kind)
 
 
-def log_densities(network: QuantileNetwork, choices: Choices) -> Tensor:
+def log_densities(network: nn.Module, choices: Choices) -> Tensor:
     """Return log pi(q) ``(A,)`` of choices under a network."""
     alpha, beta = network(torch.from_numpy(choices["seen"].astype(np.float32)))
     density: Any = torch.distributions.Beta(alpha, beta)

@@ -157,6 +157,15 @@ def test_analyses_use_the_hardness_of_the_last_epoch():
         assert hardness_of(run) == (pytest.approx(expected), 3)
 
 
+def test_analyses_replace_a_learned_hardness_and_say_so(caplog):
+    run = OmegaConf.create({"grit": {"schedule": "learned", "hardness": 0.8}, "max_epoch": 9})
+    with caplog.at_level("INFO"):
+        assert hardness_of(run) == (0.8, 0)
+    assert "run.grit.schedule is learned: mini-batches are formed with run.grit.hardness 0.8" in (
+        caplog.text
+    )
+
+
 def test_description_names_both_ends():
     settings = grit_settings(
         schedule="linear", hardness=0.9, own={"linear": Ramp(0.5, 4)}, start_epoch=2, skip=1200
