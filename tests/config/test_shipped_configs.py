@@ -153,6 +153,24 @@ def test_configs_of_albef_and_fne_process_as_the_authors(path):
             assert data.text_processor.eval.name.startswith(f"{other}_")
 
 
+RETRIEVAL = [
+    *(TRAIN / f"retrieval_ft_{data}.yaml" for data in ("coco", "flickr")),
+    *(EVAL / f"retrieval_{kind}_{data}.yaml" for kind in ("ft", "zeroshot")
+      for data in ("coco", "flickr")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("path", RETRIEVAL, ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_retrieval_of_albef_ranks_as_the_authors(path):
+    """By the ITM score alone (MAFA F) of captions of 30 tokens; LAVIS's weights by its sum."""
+    run = loaded(path).run_cfg
+    assert (run.rerank_by, run.retrieval_max_txt_len) == ("itm", 30)
+    for options in options_in_comments(path):
+        if any("/LAVIS/" in option for option in options):
+            run = loaded(path, *options).run_cfg
+            assert (run.rerank_by, run.retrieval_max_txt_len) == ("sum", 35)
+
+
 def test_model_and_step_settings_of_the_paper(paper):
     model = paper.model_cfg
     assert (model.arch, model.model_type, model.load_pretrained) == ("albef_mafa", "base", True)
