@@ -22,6 +22,7 @@ if TYPE_CHECKING:  # for type checkers; at run time `__getattr__` below imports 
     from lavis_mafa import datasets, models, processors, runners, tasks, toyworld
     from lavis_mafa.algorithm.context import MiniBatch, StepContext, known_positives
     from lavis_mafa.algorithm.grit import (
+        HARDNESS,
         EpochBatches,
         EpochPlan,
         GritCollector,
