@@ -30,6 +30,7 @@ if TYPE_CHECKING:  # for type checkers; at run time `__getattr__` below imports 
         GritSettings,
         group,
     )
+    from lavis_mafa.algorithm.itc_forms import ITC_LOSSES
     from lavis_mafa.algorithm.labels import (
         SOFT_LABELS,
         SoftLabels,

@@ -24,6 +24,7 @@ _MODULES = {
         "mix",
         "smooth",
     ),
+    "itc_forms": ("ITC_LOSSES",),
     "losses": ("LOSSES", "consistency_loss", "contrastive_loss", "matching_losses"),
     "losses.language": ("mask_tokens",),
     "grit": (

@@ -107,6 +107,9 @@ class ItcSide:
         dropped: ``(B, N)`` bool, candidates left out of the loss; None: none.
         soft_sim: ``(B, N)`` similarities of momentum encoders; None without them.
         momentum_weight: share of labels from momentum encoders, as it has grown so far.
+        temperature: of the similarities.
+        intra_modal_of: returns similarities ``(B, C)`` of the anchors to samples of their own
+            modality, see `intra_modal`; None: unknown.
     """
 
     sim: Tensor
@@ -115,6 +118,24 @@ class ItcSide:
     dropped: Tensor | None = None
     soft_sim: Tensor | None = None
     momentum_weight: float = 0.0
+    temperature: Tensor | float = 1.0
+    intra_modal_of: Callable[[], Tensor] | None = None
+
+    def intra_modal(self) -> Tensor:
+        """Return cosine similarities ``(B, C)`` of the anchors to samples of their own modality.
+
+        Column c is the image (or text) of the pair whose text (or image) is candidate c. There is
+        none for the momentum queue. The first call of a step gathers over ranks.
+
+        Raises:
+            ValueError: if they are unknown, as where labels are listed without a model.
+        """
+        if self.intra_modal_of is None:
+            raise ValueError(
+                "these labels need intra-modal similarities, which are known in a training step "
+                "only (run_step)"
+            )
+        return self.intra_modal_of()
 
     def one_hot(self) -> Tensor:
         """Return labels ``(B, N)`` spread evenly over each anchor's positives."""

@@ -178,7 +178,15 @@ def _origin(value: Any) -> str:
 MAFA = Section(
     "model.mafa",
     (
-        *("negatives", "detach_other", "same_image", "all_ranks", "loss_weights", "soft_labels"),
+        *(
+            "negatives",
+            "detach_other",
+            "same_image",
+            "itc_loss",
+            "all_ranks",
+            "loss_weights",
+            "soft_labels",
+        ),
         *("connections", "own", "con_d", "negatives_encoder", "learn_temperature"),
         *("warm_up_negatives", "warm_up_epochs"),
     ),

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field, fields
 from functools import partial
 from typing import Any
 
+from lavis_mafa.algorithm.itc_forms import ITC_LOSSES
 from lavis_mafa.algorithm.labels import SOFT_LABELS, SoftLabels
 from lavis_mafa.algorithm.mining import MiningRule
 from lavis_mafa.algorithm.options import check_options, option
@@ -63,6 +64,13 @@ class StepSettings:
         "captions of one image: positives of each other, or negatives as in the papers",
         choices=("positive", "negative"),
     )
+    itc_loss: str = option(
+        "softmax",
+        "form of ITC: InfoNCE, SigLIP's sigmoid, debiased (DCL), or robust to false positives "
+        "(RINCE)",
+        source="MAFA eq. 1, SigLIP, DCL, RINCE",
+        choices=ITC_LOSSES,
+    )
     all_ranks: bool = False
     loss_weights: Mapping[str, float] = option(
         factory=lambda: asdict(LossWeights()), doc="weights of the losses; 0: off", keys=LossWeights
@@ -88,7 +96,10 @@ class StepSettings:
     @classmethod
     def from_config(cls, cfg: Mapping[str, Any], all_ranks: bool = False) -> StepSettings:
         """Build from ``model.mafa`` and ``model.negative_all_rank``; missing keys keep defaults."""
-        simple = ("negatives", "warm_up_epochs", "warm_up_negatives", "detach_other", "same_image")
+        simple = (
+            *("negatives", "warm_up_epochs", "warm_up_negatives"),
+            *("detach_other", "same_image", "itc_loss"),
+        )
         known = {key: cfg[key] for key in simple if key in cfg}
         rule = dict(cfg.get("connections") or {})
         if "use_in" in rule:
@@ -126,6 +137,8 @@ def classes_in_use(settings: StepSettings) -> dict[str, Entry[Any]]:
         ValueError: if two of them have the same name.
     """
     named: list[Entry[Any]] = [SOFT_LABELS.entry(settings.soft_labels.type)]
+    if settings.loss_weights.get("itc"):
+        named.append(ITC_LOSSES.entry(settings.itc_loss))
     named += [LOSSES.entry(one) for one, weight in settings.loss_weights.items() if weight]
     found: dict[str, Entry[Any]] = {}
     for entry in named:

@@ -7,6 +7,7 @@ from typing import Any
 
 from lavis.common.registry import registry
 
+from lavis_mafa.algorithm.itc_forms import ITC_LOSSES
 from lavis_mafa.algorithm.labels import SOFT_LABELS
 from lavis_mafa.models.traits import traits_of
 from lavis_mafa.problems import ConfigView, Problem
@@ -20,6 +21,7 @@ def problems_of_step(cls: Any, cfg: ConfigView) -> Iterator[Problem]:
     """Yield contradictions between ``model.mafa`` and the keys that it depends on."""
     arch, training = cfg["model.arch"], cfg.training
     yield from _soft_labels(cls, cfg)
+    yield from _form_of_itc(cfg)
     weights = cfg[WEIGHTS] or {}
     if training and weights and not any(cfg[f"{WEIGHTS}.{name}"] != 0 for name in weights):
         yield Problem(WEIGHTS, "all are 0: nothing to train; set one of them to 1")
@@ -73,6 +75,32 @@ def _warm_up(cfg: ConfigView) -> Iterator[Problem]:
     elif cfg.training and None not in (epochs, end) and epochs >= end > 0:
         why = f"{epochs} is not below max_epoch: no epoch uses model.mafa.negatives"
         yield Problem(key, why, is_note=True)
+
+
+def _form_of_itc(cfg: ConfigView) -> Iterator[Problem]:
+    """Yield contradictions between the form of ITC, its labels and the temperature."""
+    key = "model.mafa.itc_loss"
+    form, kind = cfg[key], cfg[f"{SOFT}.type"]
+    if form not in ITC_LOSSES:
+        return
+    if cfg[f"{WEIGHTS}.itc"] == 0:
+        if form != "softmax":
+            yield Problem(key, "has no effect: loss_weights.itc is 0", is_note=True)
+        return
+    traits = ITC_LOSSES.entry(form).traits
+    with_momentum = kind in SOFT_LABELS and SOFT_LABELS.entry(kind).traits.needs_momentum
+    if with_momentum and not traits.queue and cfg["model.queue_size"]:
+        why = f"{form} cannot use the candidates of the momentum queue, which {SOFT}.type: {kind}"
+        yield Problem(key, f"{why} has; use softmax, other labels, or model.queue_size: 0")
+    smoothing = kind == "one_hot" and cfg[f"{SOFT}.label_smoothing"]
+    if not traits.soft_labels and (kind not in (None, "one_hot") or smoothing):
+        given = f"{SOFT}.label_smoothing is {smoothing}" if smoothing else f"{SOFT}.type is {kind}"
+        why = f"{form} ignores soft labels, but {given}; use type: one_hot without label_smoothing"
+        yield Problem(key, why)
+    if traits.fixed_temperature and cfg.training:
+        if cfg["model.mafa.learn_temperature"] is not False:
+            why = f"must be False with itc_loss: {form}, which has no best temperature"
+            yield Problem("model.mafa.learn_temperature", why)
 
 
 def _soft_labels(cls: Any, cfg: ConfigView) -> Iterator[Problem]:

@@ -62,6 +62,18 @@ CONTRADICTIONS = [
     # the step
     (
         "albef_toy",
+        {f"{MAFA}.itc_loss": "rince"},
+        f"{MAFA}.learn_temperature",
+        "must be False with itc_loss: rince",
+    ),
+    (
+        "albef_toy",
+        {f"{MAFA}.itc_loss": "sigmoid", f"{MAFA}.soft_labels.type": "momentum"},
+        f"{MAFA}.itc_loss",
+        "cannot use the candidates of the momentum queue",
+    ),
+    (
+        "albef_toy",
         {f"{MAFA}.warm_up_negatives": "uniform"},
         f"{MAFA}.warm_up_epochs",
         "give the number of first epochs",

@@ -7,36 +7,33 @@ divided by the temperature already. Labels are ``(B, N)`` distributions over the
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-import torch.nn.functional as F
 from torch import Tensor
 
-from lavis_mafa.algorithm.context import Compared, StepContext
-from lavis_mafa.algorithm.labels import SOFT_LABELS, ItcSide, over_all, without
+from lavis_mafa.algorithm.context import Compared, MiniBatch, StepContext
+from lavis_mafa.algorithm.itc_forms import ITC_LOSSES, contrastive_loss
+from lavis_mafa.algorithm.labels import SOFT_LABELS, ItcSide, over_all
 from lavis_mafa.algorithm.mining import Connections
 from lavis_mafa.algorithm.settings import StepSettings, function_or_object
 
-
-def contrastive_loss(sim: Tensor, labels: Tensor, dropped: Tensor | None = None) -> Tensor:
-    """Return the mean cross-entropy of ``softmax(sim)`` with soft labels (MAFA eq. 1).
-
-    Args:
-        sim: ``(B, N)``, divided by the temperature.
-        labels: ``(B, N)``, rows sum to 1, 0 where dropped.
-        dropped: ``(B, N)`` bool, candidates left out of the softmax.
-    """
-    log_p = F.log_softmax(without(sim, dropped), dim=1)
-    if dropped is not None:
-        # 0 * -inf would be NaN.
-        log_p = log_p.masked_fill(dropped, 0.0)
-    return -(labels * log_p).sum(dim=1).mean()
+__all__ = ["contrastive_loss", "itc", "itc_labels", "itc_sides", "labels_of"]
 
 
 def itc_sides(
-    compared: Compared, i2t: Connections, t2i: Connections, settings: StepSettings
+    compared: Compared,
+    i2t: Connections,
+    t2i: Connections,
+    settings: StepSettings,
+    batch: MiniBatch | None = None,
 ) -> tuple[ItcSide, ItcSide]:
-    """Return both directions of ITC, with what mining made of their candidates."""
+    """Return both directions of ITC, with what mining made of their candidates.
+
+    Args:
+        batch: the mini-batch that was compared; None: intra-modal similarities and the temperature
+            are unknown.
+    """
     images, texts = (
         _side(compared, found, settings, *sims)
         for found, sims in (
@@ -44,7 +41,12 @@ def itc_sides(
             (t2i, (compared.t2i, compared.i2t, compared.soft_t2i)),
         )
     )
-    return images, texts
+    if batch is None:
+        return images, texts
+    return (
+        replace(images, temperature=batch.temperature, intra_modal_of=lambda: batch.intra_modal[0]),
+        replace(texts, temperature=batch.temperature, intra_modal_of=lambda: batch.intra_modal[1]),
+    )
 
 
 def _side(
@@ -95,14 +97,15 @@ def itc_labels(
 
 
 def itc(step: StepContext) -> Tensor:
-    """Return ITC with the labels that the settings name, mean of both directions."""
+    """Return ITC in the form and with the labels of the settings, mean of both directions."""
     active = step.soft_labels_active
     entry = SOFT_LABELS.entry(step.settings.soft_labels.type)
     extra_loss = entry.traits.extra_loss
+    form = step.function_or_object(ITC_LOSSES.entry(step.settings.itc_loss))
     total = step.compared.i2t.new_zeros(())
-    for side in itc_sides(step.compared, step.i2t, step.t2i, step.settings):
+    for side in itc_sides(step.compared, step.i2t, step.t2i, step.settings, step.batch):
         labels = labels_of(side, step.settings, active, step.objects)
-        total = total + contrastive_loss(side.sim, labels, side.dropped) / 2
+        total = total + form(side, labels) / 2
         if active and extra_loss is not None:
             own = {} if entry.settings is None else {"own": step.settings.own_of(entry)}
             total = total + extra_loss(side, step.settings.soft_labels, **own) / 2

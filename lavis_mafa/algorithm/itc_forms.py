@@ -1,0 +1,245 @@
+"""Forms of the image-text contrastive loss (ITC): softmax, sigmoid, debiased and noise-robust.
+
+A form is a function ``(side, labels) -> scalar`` of one direction of ITC and its labels ``(B, N)``,
+or a class whose objects are called like it; register it in `ITC_LOSSES` to use its name as
+``model.mafa.itc_loss``. ITC is the mean of both directions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lavis_mafa.algorithm.labels import ItcSide, without
+from lavis_mafa.algorithm.options import check_options, option
+from lavis_mafa.algorithm.registry import MAFA, Registry
+
+SMALLEST = 1e-30  # sums below it have no normal float32 reciprocal
+LARGEST_EXPONENT = 10.0  # its exponential is still a float16
+
+
+@dataclass(frozen=True)
+class ItcTraits:
+    """What the config check must know of a form of ITC; keyword arguments of ``register``.
+
+    Attributes:
+        soft_labels: it can use labels other than those of the positives.
+        queue: it can use the candidates of the momentum queue.
+        fixed_temperature: its minimum over the temperature is no useful temperature.
+    """
+
+    soft_labels: bool = True
+    queue: bool = True
+    fixed_temperature: bool = False
+
+
+ITC_LOSSES: Registry[Callable[..., Any]] = Registry("form of ITC", MAFA, ItcTraits)
+
+
+def contrastive_loss(sim: Tensor, labels: Tensor, dropped: Tensor | None = None) -> Tensor:
+    """Return the mean cross-entropy of ``softmax(sim)`` with soft labels (MAFA eq. 1).
+
+    Args:
+        sim: ``(B, N)``, divided by the temperature.
+        labels: ``(B, N)``, rows sum to 1, 0 where dropped.
+        dropped: ``(B, N)`` bool, candidates left out of the softmax.
+    """
+    log_p = F.log_softmax(without(sim, dropped), dim=1)
+    if dropped is not None:
+        # 0 * -inf would be NaN.
+        log_p = log_p.masked_fill(dropped, 0.0)
+    return -(labels * log_p).sum(dim=1).mean()
+
+
+def degrees(labels: Tensor) -> Tensor:
+    """Return the degree ``(B, N)`` from 0 to 1 to which every candidate counts as a positive.
+
+    It is a candidate's label relative to the largest one of its anchor: 1 for every positive of
+    one-hot labels however many there are, and Con-D's probability for a judged pair with
+    ``connections.labels: probability``.
+
+    Args:
+        labels: ``(B, N)``, rows sum to 1.
+    """
+    return labels / labels.amax(dim=1, keepdim=True)
+
+
+@ITC_LOSSES.register("softmax", source="MAFA eq. 1")
+def softmax(side: ItcSide, labels: Tensor) -> Tensor:
+    """Compare an anchor with all candidates by cross-entropy (InfoNCE)."""
+    return contrastive_loss(side.sim, labels, side.dropped)
+
+
+@dataclass(frozen=True)
+class SigmoidRule:
+    """Settings of the sigmoid form."""
+
+    bias: float = option(-10.0, "initial value of the learned bias", source="SigLIP 3.2")
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+
+def sigmoid_loss(
+    sim: Tensor, targets: Tensor, bias: Tensor | float, dropped: Tensor | None = None
+) -> Tensor:
+    """Return the binary cross-entropy of all pairs, summed over candidates, mean over anchors.
+
+    ``-1 / B * sum_ij [y_ij log s(l_ij) + (1 - y_ij) log s(-l_ij)]`` with ``l = sim + bias`` and the
+    sigmoid s; targets of 0 and 1 make it SigLIP's eq. 1.
+
+    Args:
+        sim: ``(B, N)``, divided by the temperature.
+        targets: ``(B, N)`` probabilities that the pairs match.
+        bias: scalar, added to all similarities.
+        dropped: ``(B, N)`` bool, pairs left out.
+    """
+    losses = F.binary_cross_entropy_with_logits(sim.float() + bias, targets, reduction="none")
+    if dropped is not None:
+        losses = losses.masked_fill(dropped, 0.0)
+    return losses.sum(dim=1).mean()
+
+
+# A queue's negatives, thousands for every anchor, would outweigh its positives in the sum.
+@ITC_LOSSES.register("sigmoid", settings=SigmoidRule, source="SigLIP eq. 1, FFF", queue=False)
+class SigmoidForm(nn.Module):
+    """Decide for every pair by itself whether it matches, by a sigmoid with a learned bias.
+
+    An anchor may have any number of positives, each with a target of its own, see `degrees`.
+
+    The mean of both directions counts every pair once: it is the paper's loss, and so are its
+    gradients with ``detach_other: False``. The temperature differs from the paper's: it is the
+    model's, a divisor that starts at ``model.temp`` (0.07; SigLIP: 1 / 10) and is clamped, while
+    SigLIP learns the logarithm of a factor without limits.
+    """
+
+    def __init__(self, own: SigmoidRule | None = None) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.tensor((own or SigmoidRule()).bias))
+
+    def forward(self, side: ItcSide, labels: Tensor) -> Tensor:
+        """Return the loss of one direction."""
+        return sigmoid_loss(side.sim, degrees(labels), self.bias, side.dropped)
+
+
+@dataclass(frozen=True)
+class DebiasedRule:
+    """Settings of the debiased form."""
+
+    prior: float = option(
+        0.1,
+        "tau+, share of false negatives among the candidates",
+        source="DCL",
+        low=0,
+        high=0.99,
+    )
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+
+@ITC_LOSSES.register("debiased", settings=DebiasedRule, source="DCL")
+def debiased(side: ItcSide, labels: Tensor, own: DebiasedRule) -> Tensor:
+    """Subtract the false negatives expected among the negatives (DCL).
+
+    Chuang et al., NeurIPS 2020. The loss of a positive p is ``-log e^p / (e^p + K g)`` with ``g =
+    max((mean_k e^k - prior * mean_p e^p) / (1 - prior), e^(-1 / temperature))`` over the K
+    negatives k and all positives of the anchor. Here candidates are positives to a degree d (see
+    `degrees`) and negatives to 1 - d, which are the weights of both means, K is the sum of 1 - d,
+    and an anchor's loss is the mean over its positives by their labels. With prior 0 and one
+    positive it is InfoNCE.
+
+    Args:
+        side: a direction of ITC.
+        labels: ``(B, N)``, rows sum to 1.
+        own: settings.
+    """
+    sim, negative, degree = side.sim.float(), _negatives(side, labels), degrees(labels)
+    # Sums are of e^(similarity - top); the estimate is a difference, so no logarithms before it.
+    top = without(sim, side.dropped).amax(dim=1, keepdim=True).detach()
+    scaled = torch.exp(without(sim, side.dropped) - top)
+    count = negative.sum(dim=1, keepdim=True)
+    mean_negative = (scaled * negative).sum(dim=1, keepdim=True) / count.clamp(min=SMALLEST)
+    mean_positive = (scaled * degree).sum(dim=1, keepdim=True) / degree.sum(dim=1, keepdim=True)
+    estimate = (mean_negative - own.prior * mean_positive) / (1.0 - own.prior)
+    log_least = -1.0 / _constant(side.temperature, sim) - top
+    above = estimate > log_least.exp().clamp(min=SMALLEST)
+    log_estimate = torch.where(above, torch.where(above, estimate, 1.0).log(), log_least)
+    losses = F.softplus(top + log_estimate + count.log() - sim)
+    return (labels * losses).sum(dim=1).mean()
+
+
+@dataclass(frozen=True)
+class RinceRule:
+    """Settings of the noise-robust form."""
+
+    q: float = option(
+        0.5,
+        "robustness to false positives: near 0 InfoNCE, 1 a symmetric loss",
+        source="RINCE",
+        low=0,
+        high=1,
+        above=True,
+    )
+    weight: float = option(
+        0.01,
+        "lambda, weight of the term with the negatives",
+        source="RINCE",
+        low=0,
+        high=1,
+        above=True,
+        also=("lambda",),
+    )
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+
+@ITC_LOSSES.register("rince", settings=RinceRule, source="RINCE", fixed_temperature=True)
+def rince(side: ItcSide, labels: Tensor, own: RinceRule) -> Tensor:
+    """Bound the influence of false positives (RINCE).
+
+    Chuang et al., CVPR 2022. The loss of a positive p is ``-e^(q p) / q + (lambda (e^p + sum_k
+    e^k))^q / q`` over its negatives k; as q approaches 0 it becomes InfoNCE + log lambda, and at q
+    = 1 it is symmetric. Degrees (see `degrees`) weight the negatives by 1 - d, and an anchor's loss
+    is the mean over its positives by their labels.
+
+    The loss falls without bound with the temperature, which must therefore be fixed. Where ``q /
+    temperature`` is above 10 the exponentials would overflow in fp16: the loss is then multiplied
+    by ``e^(10 - q / temperature)``, the same for all pairs.
+
+    Args:
+        side: a direction of ITC.
+        labels: ``(B, N)``, rows sum to 1.
+        own: settings.
+    """
+    sim, negative = side.sim.float(), _negatives(side, labels)
+    top = without(sim, side.dropped).amax(dim=1, keepdim=True).detach()
+    scaled = torch.exp(without(sim, side.dropped) - top)
+    among = scaled + (scaled * negative).sum(dim=1, keepdim=True)
+    # A positive far below another one underflows beside it; 0 would have an infinite logarithm.
+    log_sum = top + among.clamp(min=SMALLEST).log() + math.log(own.weight)
+    largest = 1.0 / _constant(side.temperature, sim)
+    shift = (largest - LARGEST_EXPONENT / own.q).clamp(min=0.0)
+    # expm1, because the difference of two exponentials near 1 loses its digits for a small q.
+    second, first = (torch.expm1(own.q * (one - shift)) for one in (log_sum, sim))
+    losses = (second - first) / own.q
+    if side.dropped is not None:
+        losses = losses.masked_fill(side.dropped, 0.0)
+    return (labels * losses).sum(dim=1).mean()
+
+
+def _negatives(side: ItcSide, labels: Tensor) -> Tensor:
+    """Return the weight ``(B, N)`` of every candidate as a negative, 0 where it is dropped."""
+    negative = 1.0 - degrees(labels)
+    return negative if side.dropped is None else negative.masked_fill(side.dropped, 0.0)
+
+
+def _constant(temperature: Tensor | float, like: Tensor) -> Tensor:
+    return torch.as_tensor(temperature, dtype=like.dtype, device=like.device).detach()

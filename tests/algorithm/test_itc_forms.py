@@ -1,0 +1,267 @@
+"""Forms of ITC against slow loops of their equations, extremes, and what each is meant to learn."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lavis_mafa.algorithm.itc_forms import (
+    ITC_LOSSES,
+    DebiasedRule,
+    RinceRule,
+    SigmoidForm,
+    SigmoidRule,
+    contrastive_loss,
+    debiased,
+    degrees,
+    rince,
+)
+from lavis_mafa.algorithm.labels import ItcSide, labels_from_positives, smooth
+
+TEMPERATURE = 0.2
+
+
+def form_of(name, **own):
+    entry = ITC_LOSSES.entry(name)
+    if entry.settings is None:
+        return entry.value
+    rule = entry.settings(**own)
+    if isinstance(entry.value, type):
+        return entry.value(rule)
+    return lambda side, labels: entry.value(side, labels, own=rule)
+
+
+def side_of(seed=0, anchors=5, candidates=7, temperature=TEMPERATURE, positives=None, dropped=None):
+    generator = torch.Generator().manual_seed(seed)
+    images = F.normalize(torch.randn(anchors, 4, generator=generator), dim=-1)
+    texts = F.normalize(torch.randn(candidates, 4, generator=generator), dim=-1)
+    cosines = (images @ texts.t()).requires_grad_()
+    if positives is None:
+        positives = torch.eye(anchors, candidates, dtype=torch.bool)
+        positives[1, 3] = positives[2, 6] = True
+    side = ItcSide(cosines / temperature, cosines, positives, dropped, temperature=temperature)
+    return cosines, side
+
+
+def random_drop():
+    dropped = torch.zeros(5, 7, dtype=torch.bool)
+    dropped[0, 5] = dropped[2, 3] = dropped[2, 4] = True
+    return dropped
+
+
+# Kinds of labels: positives, smoothed, and Con-D's probabilities.
+LABELS = {
+    "one_hot": lambda side: side.one_hot(),
+    "smoothed": lambda side: side.smoothed(0.4),
+    "probability": lambda side: labels_from_positives(
+        side.positives.float()
+        .clamp(min=0.3)
+        .masked_fill(
+            torch.zeros_like(side.positives) if side.dropped is None else side.dropped, 0.0
+        )
+    ),
+}
+
+
+def slow_sigmoid(sim, degree, label, keep, bias):
+    return sum(
+        -d * math.log(1 / (1 + math.exp(-s - bias)))
+        - (1 - d) * math.log(1 / (1 + math.exp(s + bias)))
+        for s, d, k in zip(sim, degree, keep, strict=True)
+        if k
+    )
+
+
+def slow_debiased(sim, degree, label, keep, prior):
+    kept = [place for place, k in enumerate(keep) if k]
+    count = sum(1 - degree[k] for k in kept)
+    mean_negative = sum((1 - degree[k]) * math.exp(sim[k]) for k in kept) / count
+    mean_positive = sum(degree[k] * math.exp(sim[k]) for k in kept) / sum(degree)
+    g = max((mean_negative - prior * mean_positive) / (1 - prior), math.exp(-1 / TEMPERATURE))
+    return sum(
+        -label[p] * math.log(math.exp(sim[p]) / (math.exp(sim[p]) + count * g)) for p in kept
+    )
+
+
+def slow_rince(sim, degree, label, keep, q, weight):
+    kept = [place for place, k in enumerate(keep) if k]
+    negatives = sum((1 - degree[k]) * math.exp(sim[k]) for k in kept)
+    return sum(
+        label[p] * (-math.exp(q * sim[p]) / q + (weight * (math.exp(sim[p]) + negatives)) ** q / q)
+        for p in kept
+    )
+
+
+SLOW = {
+    "sigmoid": (slow_sigmoid, {"bias": -3.0}),
+    "debiased": (slow_debiased, {"prior": 0.25}),
+    "rince": (slow_rince, {"q": 0.5, "weight": 0.2}),
+}
+
+
+@pytest.mark.parametrize("name", SLOW)
+@pytest.mark.parametrize("kind", LABELS)
+@pytest.mark.parametrize("with_dropped", [False, True])
+def test_a_form_equals_the_loop_of_its_equation(name, kind, with_dropped):
+    slow, own = SLOW[name]
+    _, side = side_of(dropped=random_drop() if with_dropped else None)
+    labels = LABELS[kind](side)
+    found = form_of(name, **own)(side, labels)
+    keep = torch.ones_like(side.positives) if side.dropped is None else ~side.dropped
+    rows = zip(side.sim, degrees(labels), labels, keep, strict=True)
+    # The constants of the form's own exponentials: expm1 leaves out -1 in both terms.
+    expected = sum(slow(*(one.tolist() for one in row), **own) for row in rows) / 5
+    assert found.item() == pytest.approx(expected, rel=1e-4)
+
+
+def test_the_estimate_of_debiased_is_clipped():
+    """Where the positive alone explains the negatives, g is its smallest possible value."""
+    sim = torch.tensor([[5.0, -4.0, -4.5]])
+    side = ItcSide(sim, sim, torch.tensor([[True, False, False]]), temperature=TEMPERATURE)
+    found = debiased(side, side.one_hot(), DebiasedRule(0.3))
+    least = 2 * math.exp(-1 / TEMPERATURE)
+    assert found.item() == pytest.approx(math.log(1 + least / math.exp(5.0)), rel=1e-4)
+
+
+@given(st.integers(0, 10_000))
+def test_extremes_are_infonce(seed):
+    _, side = side_of(seed, positives=torch.eye(5, 7, dtype=torch.bool))
+    labels = side.one_hot()
+    infonce = contrastive_loss(side.sim, labels).item()
+    assert form_of("softmax")(side, labels).item() == infonce
+    assert debiased(side, labels, DebiasedRule(0.0)).item() == pytest.approx(infonce, rel=1e-4)
+    near = rince(side, labels, RinceRule(1e-4, 1.0)).item()
+    assert near == pytest.approx(infonce, rel=5e-3, abs=1e-3)
+
+
+def test_rince_at_q_1_is_symmetric():
+    """Exchanging the positive of an anchor changes the loss by the similarities alone."""
+    _, side = side_of(positives=torch.eye(5, 7, dtype=torch.bool))
+    cosines, own = side.sim.detach(), RinceRule(1.0, 0.2)
+    for wrong in range(1, 7):
+        other = torch.zeros(5, 7)
+        other[torch.arange(5), (torch.arange(5) + wrong) % 7] = 1.0
+        difference = rince(side, side.one_hot(), own) - rince(side, other, own)
+        expected = (cosines.exp() * (other - side.one_hot())).sum(dim=1).mean()
+        assert difference.item() == pytest.approx(expected.item(), rel=1e-4, abs=1e-5)
+
+
+def test_sigmoid_of_both_directions_counts_a_pair_once():
+    _, side = side_of(candidates=5, positives=torch.eye(5, dtype=torch.bool))
+    form = SigmoidForm(SigmoidRule(-2.0))
+    other = ItcSide(side.sim.t(), side.sim, side.positives.t())
+    both = (form(side, side.one_hot()) + form(other, other.one_hot())) / 2
+    z = 2 * torch.eye(5) - 1
+    siglip = -F.logsigmoid(z * (side.sim - 2.0)).sum() / 5
+    assert both.item() == pytest.approx(siglip.item(), rel=1e-6)
+    both.backward()
+    expected = torch.autograd.grad(siglip, side.sim)[0].sum()
+    assert form.bias.grad.item() == pytest.approx(expected.item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ITC_LOSSES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("kind", LABELS)
+@pytest.mark.parametrize("temperature", [0.001, 0.07, 0.5])
+def test_gradients_are_finite_at_every_temperature(name, dtype, kind, temperature):
+    cosines, side = side_of(1)
+    sim = (cosines.detach() / temperature).to(dtype).requires_grad_()
+    scale = torch.tensor(temperature, requires_grad=True)
+    side = ItcSide(sim, sim, side.positives, random_drop(), temperature=scale)
+    with torch.autocast("cpu", dtype, enabled=dtype is not torch.float32):
+        loss = form_of(name)(side, LABELS[kind](side))
+    loss.backward()
+    assert loss.isfinite() and sim.grad.isfinite().all()
+    # RINCE at q / temperature = 500 has no gradient where all similarities are far below 1.
+    assert sim.grad.any() or (name == "rince" and temperature == 0.001)
+    assert scale.grad is None  # it is trained through the similarities only
+
+
+def test_without_negatives_a_form_is_finite():
+    sim = torch.randn(3, 3, requires_grad=True)
+    side = ItcSide(sim, sim, torch.ones(3, 3, dtype=torch.bool), temperature=TEMPERATURE)
+    for name in ITC_LOSSES:
+        sim.grad = None
+        form_of(name)(side, side.one_hot()).backward()
+        assert sim.grad.isfinite().all()
+
+
+def optimise(features, texts, form, labels, train=(), temperature=0.1, steps=150):
+    """Train unit features, one for every anchor, against texts; return their cosines."""
+    parameters = [features, *train]
+    optimizer = torch.optim.Adam(parameters, lr=0.05)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        cosines = F.normalize(features, dim=-1) @ F.normalize(texts, dim=-1).t()
+        side = ItcSide(cosines / temperature, cosines, labels > 0, temperature=temperature)
+        form(side, labels).backward()
+        optimizer.step()
+    return (F.normalize(features, dim=-1) @ F.normalize(texts, dim=-1).t()).detach()
+
+
+def test_rince_ends_nearer_to_the_clean_solution():
+    """Each class has samples with a common feature; 4 of 10 are labelled as the next class."""
+    classes, samples = 6, 10
+    texts, found = torch.eye(classes), {}
+    labels = torch.zeros(classes * samples, classes)
+    for row in range(classes * samples):
+        wrong = row % samples < 4
+        labels[row, (row // samples + wrong) % classes] = 1.0
+    of_class = torch.arange(classes * samples) // samples
+    for name, own in (("softmax", {}), ("rince", {"q": 1.0, "weight": 0.01})):
+        torch.manual_seed(0)
+        features = (
+            torch.ones(classes, classes) + 0.01 * torch.randn(classes, classes)
+        ).requires_grad_()
+        form = form_of(name, **own)
+        optimizer = torch.optim.Adam([features], lr=0.05)
+        for _ in range(150):
+            cosines = F.normalize(features, dim=-1)[of_class] @ texts.t()
+            side = ItcSide(cosines / 0.2, cosines, labels > 0, temperature=0.2)
+            optimizer.zero_grad()
+            form(side, labels).backward()
+            optimizer.step()
+        found[name] = F.normalize(features.detach(), dim=-1).diagonal().mean().item()
+    assert found["rince"] > found["softmax"] + 0.05, found
+
+
+def test_debiased_pushes_false_negatives_away_less():
+    """Two pairs of each class: the other pair of the class is a false negative."""
+    found = {}
+    for prior in (0.0, 0.3):
+        torch.manual_seed(0)
+        centres = torch.eye(4, 6).repeat(2, 1)
+        features = (centres + 0.1 * torch.randn(8, 6)).requires_grad_()
+        texts = (centres + 0.1 * torch.randn(8, 6)).requires_grad_()
+        form = form_of("debiased", prior=prior)
+        cosines = optimise(features, texts, form, torch.eye(8), train=[texts])
+        found[prior] = cosines[torch.arange(8), (torch.arange(8) + 4) % 8].mean().item()
+    assert found[0.3] > found[0.0] + 0.1, found
+
+
+def test_sigmoid_brings_every_positive_near():
+    """An anchor with two positives gets near to both, and its targets are 1 each."""
+    labels = labels_from_positives(torch.eye(6, dtype=torch.bool) | torch.eye(6).roll(1, 1).bool())
+    torch.manual_seed(0)
+    features = torch.randn(6, 6, requires_grad=True)
+    form = SigmoidForm(SigmoidRule(-5.0))
+    cosines = optimise(features, torch.eye(6), form, labels, train=list(form.parameters()))
+    assert cosines[labels > 0].min() > 0.5 > 0.25 > cosines[labels == 0].max()
+    alone = optimise(
+        torch.randn(6, 6, requires_grad=True), torch.eye(6), SigmoidForm(), torch.eye(6)
+    )
+    assert alone[torch.eye(6).roll(1, 1).bool()].max() < 0.2
+
+
+def test_smoothed_labels_have_small_degrees():
+    labels = smooth(labels_from_positives(torch.tensor([[True, True, False, False]])), 0.4)
+    assert torch.allclose(degrees(labels), torch.tensor([[1.0, 1.0, 0.25, 0.25]]))
+    with pytest.raises(ValueError, match="q must be above 0 and at most 1"):
+        RinceRule(q=0.0)
+    with pytest.raises(ValueError, match=r"prior must be at least 0 and at most 0.99"):
+        DebiasedRule(1.0)
