@@ -463,7 +463,8 @@ class RunnerMafa(EvaluatingRunner):
         model: Any = self.unwrap_dist_model(self.model)
         with self.autocast():
             # The step's number as the seed: before and after it the same words are hidden.
-            return language_loss(model, model.backbone, samples, self.progress.global_step).item()
+            seed = self.progress.global_step
+            return language_loss(model, model.step_backbone, samples, seed).item()
 
     def _forward(self, model: Any, samples: dict[str, Any]) -> Any:
         with self.autocast():

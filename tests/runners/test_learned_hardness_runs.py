@@ -7,6 +7,7 @@ import torch
 from runs import finish, records, run_here, same_weights, start, weights
 
 from lavis_mafa.cli import main
+from lavis_mafa.models.families.albef.driver import AlbefBackbone
 from lavis_mafa.runners import runner_mafa
 
 LEARNED = {"run__grit__schedule": "learned", "run__grit__learned__lr": 0.01}
@@ -97,6 +98,22 @@ def test_a_skipped_step_gives_no_reward(tmp_path, monkeypatch):
     run_here(tmp_path, run__max_epoch=2, **LEARNED)
     assert [math.isnan(reward) for reward in rewards] == [step == 3 for step in range(9)]
     assert [s.get("fall_of_lm") for s in records(tmp_path, "step")][9 + 3] == 0.0
+
+
+def test_a_mini_batch_larger_than_memory_is_measured_in_chunks(tmp_path, monkeypatch):
+    sizes = []
+    real = AlbefBackbone.encode_images
+
+    def recorded(backbone, images, *more, **options):
+        if not torch.is_grad_enabled() and backbone.model.training is False:
+            sizes.append(len(images))
+        return real(backbone, images, *more, **options)
+
+    monkeypatch.setattr(AlbefBackbone, "encode_images", recorded)
+    run_here(tmp_path, run__max_epoch=2, run__cached_batch=3, **LEARNED)
+    assert sizes == [3, 3, 2] * 2 * 9
+    falls = [step["fall_of_lm"] for step in records(tmp_path, "step")[9:]]
+    assert len(set(falls)) == 9
 
 
 def test_other_schedules_measure_no_reward(tmp_path, monkeypatch):

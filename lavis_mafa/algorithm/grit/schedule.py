@@ -88,8 +88,9 @@ class GritSchedule:
         """
         if not self.hardness.learns or self.plan is None or not self.plan.grouped:
             return False
-        wanted: bool = update % self.hardness.settings.every == 0
-        return wanted
+        # An order from a file (`first_order`) was not formed by its choices.
+        wanted: bool = self.hardness.table is not None
+        return wanted and update % self.hardness.settings.every == 0
 
     def learn(self, index: Tensor, reward: float) -> None:
         """Let the hardness learn from a mini-batch; all ranks must call it.

@@ -497,7 +497,7 @@ def test_two_ranks_learn_the_same_from_different_mini_batches(tmp_path):
         assert torch.allclose(steps[0]["network"][name], value, atol=2e-6), name
 
 
-def test_rewards_are_wanted_in_grouped_epochs_at_every_nth_step():
+def test_rewards_are_wanted_in_grouped_epochs_at_every_nth_step(tmp_path):
     schedule = GritSchedule(SIZE, BATCH, grit_settings(LearnedSettings(every=3)))
     schedule.begin(0)
     assert not schedule.wants_reward(0)
@@ -505,6 +505,9 @@ def test_rewards_are_wanted_in_grouped_epochs_at_every_nth_step():
     train(schedule, 1)
     schedule.begin(1)
     assert [schedule.wants_reward(step) for step in range(7)] == [True, False, False] * 2 + [True]
+    np.save(tmp_path / "order.npy", np.arange(SIZE))
+    given = GritSchedule(SIZE, BATCH, grit_settings(first_order=str(tmp_path / "order.npy")))
+    assert given.begin(0).grouped and not given.wants_reward(0)
     constant = GritSchedule(SIZE, BATCH, grit_settings(schedule="constant"))
     train(constant, 1)
     constant.begin(1)
