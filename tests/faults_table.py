@@ -62,6 +62,7 @@ def injected():
     """
 
     def add(fault: str, survived: int, lost: int = 0, bits: int = 0, times: int = 1) -> None:
+        assert 0 <= survived <= times, f"{fault}: {survived} of {times} survived"
         add_row(fault, times, survived, lost, bits)
 
     return add

@@ -126,7 +126,7 @@ def test_altered_files_neither_crash_nor_take_memory(tmp_path, injected):
     assert counts["refused"] > 3 * COPIES  # of six files
     assert counts["cut and not noticed"] == 0
     assert memory < MOST_MEMORY
-    injected("altered parquet or Arrow file", 6 * COPIES)
+    injected("altered parquet or Arrow file", 6 * COPIES, times=6 * COPIES)
 
 
 def test_dictionary_bomb_takes_little_memory(tmp_path, injected):
