@@ -721,5 +721,5 @@ def test_compiled_blocks_cannot_be_checkpointed(arch, key):
         all_problems = problems(put(config, "run.compile", compiled), machine=False)
         return [line for line in all_problems if line.startswith("run.compile")]
 
-    assert len(compile_problems(True)) == 1 and f"model.{key} too" in compile_problems(True)[0]
+    assert len(compile_problems(True)) == 1 and f"model.{key} is set" in compile_problems(True)[0]
     assert compile_problems(False) == []
