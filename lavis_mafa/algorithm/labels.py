@@ -177,8 +177,9 @@ class SoftLabels:
 
     type: str = option(
         "smoothed",
-        "one-hot labels, S-ITC, GRIT-VLP's consistency loss or momentum distillation",
-        source="MAFA 4.2, GRIT-VLP 4.2, ALBEF 3.4",
+        "one-hot labels, S-ITC, GRIT-VLP's consistency loss, pseudo-positives (PCME++), "
+        "intra-modal similarities (SoftCLIP) or momentum distillation",
+        source="MAFA 4.2, GRIT-VLP 4.2, PCME++, SoftCLIP, ALBEF 3.4",
         choices=SOFT_LABELS,
     )
     alpha: float = option(
@@ -238,6 +239,87 @@ def _weighted_consistency(side: ItcSide, soft: SoftLabels) -> Tensor:
 def consistency(side: ItcSide, soft: SoftLabels) -> Tensor:
     """Use one-hot labels; ITC adds the consistency loss as a term of its own."""
     return side.smoothed(soft.label_smoothing)
+
+
+@dataclass(frozen=True)
+class PseudoPositives:
+    """Settings of the pseudo-positives."""
+
+    weight: float = option(
+        0.1,
+        "label of a pseudo-positive relative to a positive's",
+        source="PCME++ 2.3",
+        low=0,
+        high=1,
+        also=("alpha",),
+    )
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+
+@SOFT_LABELS.register("pseudo_positives", settings=PseudoPositives, source="PCME++ 2.3")
+def pseudo_positives(side: ItcSide, soft: SoftLabels, own: PseudoPositives) -> Tensor:
+    """Give a label to candidates at least as similar to an anchor as one of its positives.
+
+    Chun, ICLR 2024, compares distances of probabilistic embeddings and adds a loss on
+    pseudo-positives; here similarities of the model itself are compared, and the weight of that
+    loss is the pseudo-positives' label relative to the positives'. A positive is a candidate of the
+    largest weight; with ``connections.labels: probability`` a judged candidate keeps its own, if
+    that is larger.
+
+    Args:
+        side: a direction of ITC.
+        soft: settings; of them ``label_smoothing`` is used.
+        own: settings.
+    """
+    weights = side.positives.float()
+    full = weights == weights.amax(dim=1, keepdim=True)
+    sim = side.sim.detach().float()
+    least = sim.masked_fill(~full, float("inf")).amin(dim=1, keepdim=True)
+    near = sim >= least
+    if side.dropped is not None:
+        near = near & ~side.dropped
+    labels = labels_from_positives(torch.maximum(weights, own.weight * near))
+    share = soft.label_smoothing
+    return smooth(labels, share, side.dropped) if share else labels
+
+
+@dataclass(frozen=True)
+class SoftClip:
+    """Settings of the labels from intra-modal similarities."""
+
+    weight: float = option(
+        0.5, "share of the intra-modal distribution in the labels", source="SoftCLIP", low=0, high=1
+    )
+    temperature: float = option(
+        0.07, "of the intra-modal similarities", source="lavis_mafa", low=0, above=True
+    )
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+
+@SOFT_LABELS.register("softclip", settings=SoftClip, source="SoftCLIP")
+def softclip(side: ItcSide, soft: SoftLabels, own: SoftClip) -> Tensor:
+    """Mix one-hot labels with the anchors' similarities within their own modality.
+
+    Gao et al., AAAI 2024: the labels of image i over texts j are ``softmax_j(image_i . image_j /
+    temperature)``, those of text i over images j the same of texts. Similarities are those of the
+    model in training, where the paper has features of detected objects and of attribute tags;
+    its re-weighting of the negatives and its symmetric KL divergence are left out. Candidates of a
+    momentum queue get no share.
+
+    Args:
+        side: a direction of ITC.
+        soft: settings; of them ``label_smoothing`` is used.
+        own: settings.
+    """
+    similar = side.intra_modal().detach().float() / own.temperature
+    missing = side.sim.shape[1] - similar.shape[1]
+    similar = F.pad(similar, (0, missing), value=float("-inf"))
+    distribution = torch.softmax(without(similar, side.dropped), dim=1)
+    return mix(side.smoothed(soft.label_smoothing), distribution, own.weight)
 
 
 @SOFT_LABELS.register("momentum", source="ALBEF eq. 6", needs_momentum=True)

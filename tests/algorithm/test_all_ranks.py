@@ -18,7 +18,7 @@ from lavis_mafa.algorithm.labels import SoftLabels
 from lavis_mafa.algorithm.mining import MiningRule
 from lavis_mafa.algorithm.momentum import Momentum
 from lavis_mafa.algorithm.ranks import Ranks
-from lavis_mafa.algorithm.settings import StepSettings
+from lavis_mafa.algorithm.settings import StepSettings, build_objects
 from lavis_mafa.datasets import TrainingSet
 from lavis_mafa.models.con_d.discriminator import ModelDiscriminator, Oracle
 from lavis_mafa.models.con_d.negatives_encoder import ModelNegativesEncoder
@@ -122,6 +122,21 @@ CASES = {
         settings(connections=MiningRule(labels="probability")),
         TableConD,
     ),
+    "blip2, sigmoid and labels from images and texts alone": (
+        "blip2_mafa",
+        settings(itc_loss="sigmoid", soft_labels=SoftLabels("softclip"), detach_other=False),
+        TableConD,
+    ),
+    "blip, debiased with pseudo-positives": (
+        "blip_mafa",
+        settings(itc_loss="debiased", soft_labels=SoftLabels("pseudo_positives")),
+        TableConD,
+    ),
+    "blip, robust and dropping": (
+        "blip_mafa",
+        settings(itc_loss="rince", connections=MiningRule(action="drop")),
+        TableConD,
+    ),
     "albef, distilled MLM": (
         "albef_mafa",
         settings(soft_labels=SoftLabels("momentum"), connections=EVERYTHING),
@@ -151,6 +166,8 @@ def model_of(family, chosen, con_d):
     torch.manual_seed(3)
     model = load_model(family, "tiny")
     model.settings, model.con_d = chosen, con_d()
+    for name, one in build_objects(chosen).items():
+        setattr(model, name, one)
     if isinstance(model.con_d, ModelNegativesEncoder):
         model.con_d, model.negatives_encoder = None, model.con_d
     if isinstance(model.con_d, Oracle):

@@ -1,0 +1,124 @@
+"""Every form of ITC with every soft label and every use of Con-D trains, or is refused clearly."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from conftest import mini_batch
+
+from lavis_mafa import load_model
+from lavis_mafa.algorithm.itc_forms import ITC_LOSSES
+from lavis_mafa.algorithm.labels import SOFT_LABELS, SoftLabels
+from lavis_mafa.algorithm.mining import MiningRule
+from lavis_mafa.algorithm.momentum import Momentum
+from lavis_mafa.algorithm.settings import StepSettings, build_objects
+from lavis_mafa.algorithm.step import run_step
+from lavis_mafa.models.families import backbone_of
+from lavis_mafa.models.problems import problems_of_step
+
+BATCH = 5
+ITC_ONLY = {"itc": 1.0, "itm": 0.0, "lm": 0.0}
+CONNECTIONS = {
+    "no Con-D": None,
+    "convert": MiningRule(low=0.3, high=0.5),
+    "drop": MiningRule(low=0.3, high=0.5, action="drop"),
+    "probability": MiningRule(low=0.3, high=0.5, labels="probability"),
+}
+
+
+class Verdicts:
+    """Con-D by a fixed rule, so that every verdict occurs."""
+
+    def judge(self, samples, image_of, text_of, ranks=None, seen=None):
+        return ((image_of * 7 + text_of * 3) % 11) / 10
+
+
+class View(dict):
+    """A config as checks see it; missing keys read as None."""
+
+    training, wrong = True, ()
+
+    def __missing__(self, key):
+        return None
+
+
+def refusals(form, label, queue):
+    found = View(
+        {
+            "model.arch": "albef_mafa",
+            "model.mafa.itc_loss": form,
+            "model.mafa.soft_labels.type": label,
+            "model.mafa.learn_temperature": False,
+            "model.queue_size": queue,
+        }
+    )
+    problems = problems_of_step(type(load_tiny("albef_mafa")), found)
+    return [one for one in problems if one.key == "model.mafa.itc_loss" and not one.is_note]
+
+
+MODELS = {}
+
+
+def load_tiny(family):
+    if family not in MODELS:
+        torch.manual_seed(0)
+        MODELS[family] = load_model(family, "tiny")
+    return MODELS[family]
+
+
+def step(model, samples, form, label, connections, weights=ITC_ONLY):
+    settings = StepSettings(
+        itc_loss=form,
+        soft_labels=SoftLabels(label),
+        loss_weights=weights,
+        connections=CONNECTIONS[connections] or MiningRule(),
+    )
+    objects, momentum = torch.nn.ModuleDict(build_objects(settings)), None
+    if settings.soft_labels.needs_momentum:
+        momentum = Momentum(model, backbone_of, 64, queue_size=8)
+    con_d = Verdicts() if CONNECTIONS[connections] else None
+    model.zero_grad()
+    output = run_step(
+        model.backbone, samples, settings, con_d, momentum, objects=dict(objects.items())
+    )
+    output.loss.backward()
+    gradients = [p.grad for p in (*model.parameters(), *objects.parameters()) if p.grad is not None]
+    return output, gradients
+
+
+@pytest.mark.parametrize(("form", "label"), list(itertools.product(ITC_LOSSES, SOFT_LABELS)))
+def test_albef_trains_or_is_refused(toy_train, form, label):
+    samples = mini_batch(toy_train, range(BATCH), epoch=1)
+    if refused := refusals(form, label, queue=8):
+        assert "use softmax, other labels, or model.queue_size: 0" in str(refused[0])
+        assert (form, label) == ("sigmoid", "momentum")
+        assert not refusals(form, label, queue=0)
+        return
+    model = load_tiny("albef_mafa")
+    seen = set()
+    for connections in CONNECTIONS:
+        torch.manual_seed(0)
+        output, gradients = step(model, samples, form, label, connections)
+        assert output.loss.isfinite(), connections
+        assert all(one.isfinite().all() for one in gradients), connections
+        assert any(one.any() for one in gradients), connections
+        seen.add(round(output.loss_itc.item(), 5))
+    assert len(seen) >= 3, "Con-D changes the loss"
+
+
+@pytest.mark.parametrize(
+    ("family", "form", "label"),
+    [
+        ("albef_mafa", "debiased", "pseudo_positives"),
+        ("blip_mafa", "rince", "momentum"),
+        ("blip2_mafa", "sigmoid", "softclip"),
+    ],
+)
+def test_each_family_trains_with_all_losses(toy_train, family, form, label):
+    weights = {"itc": 1.0, "itm": 1.0, "lm": 1.0}
+    samples = mini_batch(toy_train, range(BATCH), epoch=1)
+    output, gradients = step(load_tiny(family), samples, form, label, "convert", weights)
+    assert output.loss.isfinite() and all(one.isfinite().all() for one in gradients)
+    assert set(output.losses) == {"itc", "itm", "lm"}
