@@ -8,13 +8,13 @@ from functools import cached_property
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from lavis_mafa.algorithm.backbone import Backbone, Images, Teacher, Texts
 from lavis_mafa.algorithm.mining import Connections
 from lavis_mafa.algorithm.ranks import Ranks
 from lavis_mafa.algorithm.registry import Entry
+from lavis_mafa.algorithm.scores import within_modalities
 from lavis_mafa.algorithm.settings import StepSettings, function_or_object
 from lavis_mafa.algorithm.tokens import captions_of
 
@@ -123,9 +123,7 @@ class MiniBatch:
         own text, as in GRIT. The first access gathers over ranks: all ranks must make it at the
         same place.
         """
-        with torch.no_grad():
-            images, texts = (F.normalize(one.float(), dim=-1) for one in self.vectors)
-            return images @ self.ranks.gather(images).t(), texts @ self.ranks.gather(texts).t()
+        return within_modalities(*self.vectors, self.ranks)
 
     def compare(self) -> Compared:
         """Compare this rank's images and texts with all candidates."""

@@ -8,24 +8,36 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from lavis_mafa.algorithm.options import check_options, option
 from lavis_mafa.algorithm.pickers import NONE, Picker
+from lavis_mafa.algorithm.rules import (
+    ABSENT,
+    AMBIGUOUS,
+    KEPT,
+    POSITIVE,
+    RULES,
+    Rule,
+    ScoredPairs,
+)
+from lavis_mafa.algorithm.scores import CON_D, JUDGES, is_probability
 
 # The directions of retrieval and of mining, and their names for people.
 DIRECTIONS = {"i2t": "image → text", "t2i": "text → image"}
-KEPT, AMBIGUOUS, POSITIVE, ABSENT = 0, 1, 2, 3
 Judge = Callable[[Tensor, Tensor], Tensor]
 CONNECTED = ("itc", "itm", "lm")  # losses that connections can change
+ALL = 0  # of ``top_k``: all candidates
 STATE_NAMES = {KEPT: "negative", AMBIGUOUS: "ambiguous", POSITIVE: "positive"}
 
 
 @dataclass(frozen=True)
 class MiningRule:
-    """Rule for a hard negative that Con-D judged.
+    """Rule for a hard negative that Con-D, or another score, judged.
 
     With ``top_k`` from 2 on, ITM gets all positives found and the hardest candidate that is neither
     positive nor ambiguous. With ``labels: probability``, Con-D's probability is a judged pair's
@@ -59,7 +71,22 @@ class MiningRule:
     use_in: tuple[str, ...] = option(
         CONNECTED, "losses that use connections", source="MAFA Table 14", choices=CONNECTED
     )
-    top_k: int = option(1, "hardest candidates of every anchor that Con-D judges", low=1)
+    top_k: int = option(
+        1, "hardest candidates of every anchor that are judged; 0: all of the mini-batch", low=0
+    )
+    score: str = option(
+        CON_D,
+        "what judges them: Con-D's probability, or a score of all candidates, which needs no Con-D "
+        "and has no probability; low and high (0 to 1) are compared with it",
+        source="MAFA 4.1, GISTEmbed, FFF",
+        choices=JUDGES,
+    )
+    rule: str = option(
+        "thresholds",
+        "how a score becomes a verdict: by low and high, or by the own pair's score",
+        source="MAFA 4.1, GISTEmbed, NV-Retriever",
+        choices=RULES,
+    )
     labels: str = option(
         "hard",
         "labels of judged pairs: 0 and 1 by the thresholds, or Con-D's probability",
@@ -72,6 +99,16 @@ class MiningRule:
             raise ValueError(f"need low <= high, got low={self.low}, high={self.high}")
         if self.labels == "probability" and self.action != "convert":
             raise ValueError(f"labels: probability needs action: convert, got {self.action!r}")
+        if self.labels == "probability" and not is_probability(self.score):
+            raise ValueError(
+                f"labels: probability needs a score that is a probability, got {self.score!r}; "
+                f"use score: {CON_D}, or labels: hard"
+            )
+
+    @property
+    def by_con_d(self) -> bool:
+        """Whether Con-D judges, rather than a score of all candidates."""
+        return self.score == CON_D
 
     def uses(self, loss: str) -> bool:
         """Return whether connections change the labels or pairs of a loss."""
@@ -100,7 +137,8 @@ class Connections:
         positives: ``(B, N)`` bool, positives that are known without Con-D.
         hard: ``(R,)`` nominated candidates, `NONE` where there is none.
         second: ``(B,)`` the hardest that was not nominated, `NONE` where there is none.
-        probability: ``(R,)`` Con-D's probability that anchor and ``hard`` match; NaN if not judged.
+        probability: ``(R,)`` Con-D's probability that anchor and ``hard`` match, or the score in
+            its place (a cosine, say); NaN if not judged.
         state: ``(R,)`` `KEPT`, `AMBIGUOUS`, `POSITIVE`, or `ABSENT` where ``hard`` is `NONE`.
     """
 
@@ -189,10 +227,14 @@ def pick(
     """Nominate ``top_k`` candidates per anchor, and a second choice, in one direction.
 
     Where no candidate is left they are `NONE`; without ``second_choice`` all second choices are.
+    With ``top_k`` `ALL` the picker's candidate comes first, then all others from the most to the
+    least similar; no second choice is left.
 
     Returns:
         ``hard`` ``(K * B,)`` and ``second`` ``(B,)``, see `Connections`.
     """
+    if top_k == ALL:
+        return _all_by_hardness(sim, positives, picker(sim, positives))
     excluded = positives
     nominated = []
     for _ in range(top_k + second_choice):
@@ -203,6 +245,18 @@ def pick(
         excluded[rows, hard[rows]] = True
     second = nominated.pop() if second_choice else torch.full_like(nominated[0], NONE)
     return torch.cat(nominated), second
+
+
+def _all_by_hardness(sim: Tensor, positives: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
+    """Return all candidates that are no positives, ``first`` ``(B,)`` of them first, as `pick`."""
+    hardness = sim.nan_to_num().masked_fill(positives, float("-inf"))
+    rows = torch.nonzero(first != NONE).flatten()
+    hardness[rows, first[rows]] = float("inf")
+    order = hardness.argsort(dim=1, descending=True, stable=True)
+    order = torch.where(positives.gather(1, order), NONE, order)
+    # Every anchor has a positive, its own pair. Equal on all ranks, as gathering needs it.
+    order = order[:, : max(1, sim.shape[1] - 1)]
+    return order.t().flatten(), torch.full_like(first, NONE)
 
 
 def unique_pairs(
@@ -235,24 +289,35 @@ def connect(
     positives: Tensor,
     hard: Tensor,
     second: Tensor,
-    probability: Tensor | None,
+    score: Tensor | None,
     row: Tensor,
     rule: MiningRule,
+    own_score: Tensor | None = None,
+    verdict: Rule | None = None,
+    direction: str = "i2t",
 ) -> Connections:
-    """Assign verdicts on distinct pairs to the nominations of one direction.
+    """Assign verdicts on pairs to the nominations of one direction.
 
     Args:
         positives: ``(B, N)`` bool.
-        hard, second, row: ``(R,)``, ``(B,)`` and ``(R,)`` from `pick` and `unique_pairs`.
-        probability: ``(P,)`` of the distinct pairs; None without Con-D: every negative is kept.
+        hard, second: ``(R,)`` and ``(B,)`` from `pick`.
+        score: ``(P,)`` of pairs; None: nothing judges, and every negative is kept.
+        row: ``(R,)`` number of each nomination's pair among them.
+        own_score: ``(B,)`` of the own pairs, where the rule needs it.
+        verdict: makes states of scores, see `rule_of`; None: with default settings.
+        direction: ``i2t`` or ``t2i``.
     """
     absent = hard == NONE
     judged = torch.full(hard.shape, float("nan"), device=hard.device)
-    if probability is not None:
-        judged[~absent] = probability[row[~absent]].to(judged.dtype)
-    # NaN is above no threshold: pairs that were not judged are kept.
-    state = rule.states(judged)
-    return Connections(positives, hard, second, judged, state.masked_fill(absent, ABSENT))
+    found = Connections(positives, hard, second, judged, torch.full_like(hard, KEPT))
+    if score is not None:
+        judged[~absent] = score[row[~absent]].to(judged.dtype)
+        anchor = found.anchor
+        own = None if own_score is None else own_score.to(judged.dtype)[anchor]
+        pairs = ScoredPairs(direction, judged, own, anchor)
+        found.state = (verdict or rule_of(rule))(pairs, rule)
+    found.state = found.state.masked_fill(absent, ABSENT)
+    return found
 
 
 def find_connections(
@@ -264,6 +329,8 @@ def find_connections(
     rule: MiningRule,
     judge: Judge | None = None,
     judge_none: bool = False,
+    scores: tuple[Tensor, Tensor] | None = None,
+    verdict: Rule | None = None,
 ) -> tuple[Connections, Connections, int]:
     """Pick, judge and connect, both directions (MAFA Algorithm 1).
 
@@ -274,20 +341,83 @@ def find_connections(
         pickers: of images and of texts, such as `lavis_mafa.algorithm.pickers.hardest`.
         rule: what follows from a verdict.
         judge: Con-D: from numbers of images and texts ``(P,)`` to probabilities ``(P,)``; None
-            leaves every hard negative a negative.
+            without ``scores`` leaves every hard negative a negative.
         judge_none: call it even if no pair was picked, as other ranks may wait for this one.
+        scores: ``(B, C)`` of both directions, which judge in place of Con-D.
+        verdict: the rule of `RULES` with its settings; None: ``rule.rule`` with its defaults.
 
     Returns:
-        Connections of images and of texts, and how many pairs were judged.
+        Connections of images and of texts, and how many pairs Con-D judged.
     """
-    resample = judge is not None and rule.resample
-    top_k = rule.top_k if judge is not None else 1
+    judges = judge is not None or scores is not None
+    resample = judges and rule.resample
+    top_k = rule.top_k if judges else 1
     hard_i2t, second_i2t = pick(sim_i2t, positives, pickers[0], resample, top_k)
     hard_t2i, second_t2i = pick(sim_t2i, positives, pickers[1], resample, top_k)
-    image_of, text_of, row_i2t, row_t2i = unique_pairs(hard_i2t, hard_t2i, own)
-    verdict = None
-    if judge is not None and (len(image_of) or judge_none):
-        verdict = judge(image_of, text_of)
-    i2t = connect(positives, hard_i2t, second_i2t, verdict, row_i2t, rule)
-    t2i = connect(positives, hard_t2i, second_t2i, verdict, row_t2i, rule)
-    return i2t, t2i, 0 if verdict is None else len(verdict)
+    found: tuple[Tensor | None, ...]
+    own_scores: tuple[Tensor | None, ...]
+    if scores is not None:
+        rows, found, own_scores = _looked_up(scores, (hard_i2t, hard_t2i), own)
+        judged = 0
+    else:
+        needs_own = bool(RULES.entry(rule.rule).traits.needs_own)
+        rows, found, own_scores, judged = _by_con_d(
+            judge, (hard_i2t, hard_t2i), own, needs_own, judge_none
+        )
+    sides = zip(
+        DIRECTIONS,
+        ((hard_i2t, second_i2t), (hard_t2i, second_t2i)),
+        zip(found, rows, strict=True),
+        own_scores,
+        strict=True,
+    )
+    i2t, t2i = (
+        connect(positives, *picked, *of_pairs, rule, own_score, verdict, direction)
+        for direction, picked, of_pairs, own_score in sides
+    )
+    return i2t, t2i, judged
+
+
+def rule_of(rule: MiningRule, own: Any = None) -> Rule:
+    """Return the verdicts of ``rule.rule`` as a function ``(pairs, rule) -> states``.
+
+    Args:
+        own: its own settings; None: their defaults.
+    """
+    entry = RULES.entry(rule.rule)
+    if entry.settings is None:
+        return entry.value
+    return partial(entry.value, own=entry.settings() if own is None else own)
+
+
+Both = tuple[Tensor, Tensor]  # of images and of texts as anchors
+
+
+def _looked_up(scores: Both, hard: Both, own: Tensor) -> tuple[Both, Both, Both]:
+    """Return the nominations' rows ``(R,)``, scores ``(B * C,)`` and own pairs' scores ``(B,)``."""
+
+    def row_of(candidates: Tensor) -> Tensor:
+        anchor = torch.arange(len(candidates), device=own.device) % max(1, len(own))
+        return anchor * scores[0].shape[1] + candidates
+
+    def own_of(score: Tensor) -> Tensor:
+        return score.gather(1, own[:, None]).squeeze(1)
+
+    rows = row_of(hard[0]), row_of(hard[1])
+    flat = scores[0].flatten(), scores[1].flatten()
+    return rows, flat, (own_of(scores[0]), own_of(scores[1]))
+
+
+def _by_con_d(
+    judge: Judge | None, hard: Both, own: Tensor, needs_own: bool, judge_none: bool
+) -> tuple[Both, tuple[Tensor | None, ...], tuple[Tensor | None, ...], int]:
+    """Return what `_looked_up` does, of distinct pairs, and how many of them Con-D judged."""
+    image_of, text_of, *rows = unique_pairs(*hard, own)
+    pairs, both = len(image_of), (rows[0], rows[1])
+    if needs_own:
+        image_of, text_of = torch.cat([image_of, own]), torch.cat([text_of, own])
+    if judge is None or not (len(image_of) or judge_none):
+        return both, (None, None), (None, None), 0
+    probability = judge(image_of, text_of)
+    own_score = probability[pairs:] if needs_own else None
+    return both, (probability[:pairs],) * 2, (own_score, own_score), len(probability)

@@ -7,7 +7,7 @@ config keys and the defaults of a run are read from the same fields.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,6 +69,22 @@ class Option:
         if self.low is not None and not (value > self.low if self.above else value >= self.low):
             return False
         return self.high is None or value <= self.high
+
+
+class FirstAnd(Collection[str]):
+    """A choice of its own, then the names of a registry, also of entries registered later."""
+
+    def __init__(self, first: str, others: Collection[str]) -> None:
+        self.first, self.others = first, others
+
+    def __contains__(self, name: object) -> bool:
+        return name == self.first or name in self.others
+
+    def __iter__(self) -> Iterator[str]:
+        return iter((self.first, *self.others))
+
+    def __len__(self) -> int:
+        return 1 + len(self.others)
 
 
 def option(

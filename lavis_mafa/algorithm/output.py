@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.utils import _pytree
 
 from lavis_mafa.algorithm.losses import LOSSES
-from lavis_mafa.algorithm.mining import ABSENT, AMBIGUOUS, POSITIVE, Connections
+from lavis_mafa.algorithm.mining import Connections
+from lavis_mafa.algorithm.rules import ABSENT, AMBIGUOUS, POSITIVE
 
 # Figures of `StepOutput.counts`. "found": judged positive, whether or not it is used.
 COUNTS = ("picked", "judged", "found", "ambiguous", "kept", "probability_sum")
@@ -35,8 +36,10 @@ class StepOutput(Mapping[str, Any]):
         own: ``(B,)``, numbers of the mini-batch's pairs among the C candidates.
         candidates: ``(C,)``, ``loaded_index`` of the candidates' samples; None if unknown.
         i2t, t2i: the hard negatives of both directions and their verdicts.
-        counts: ``(2, 6)``, per direction (i2t, t2i) the figures named in `COUNTS`.
-        judged_pairs: number of distinct pairs that Con-D judged.
+        counts: ``(2, 6)``, per direction (i2t, t2i) the figures named in `COUNTS`; with a score in
+            place of Con-D, ``probability_sum`` is the sum of scores.
+        judged_pairs: number of distinct pairs that Con-D judged; own pairs that a rule asks for are
+            among them. 0 with a score in Con-D's place.
     """
 
     loss: Tensor | None = None
@@ -98,7 +101,7 @@ def counts_of(found: Connections, judged: bool) -> Tensor:
 
     Args:
         found: of one direction.
-        judged: whether there is a Con-D.
+        judged: whether Con-D or a score judges.
     """
     present = found.state != ABSENT
     positive = found.state == POSITIVE

@@ -187,7 +187,7 @@ MAFA = Section(
             "loss_weights",
             "soft_labels",
         ),
-        *("connections", "own", "con_d", "negatives_encoder", "learn_temperature"),
+        *("connections", "own", "con_d", "negatives_encoder", "learn_temperature", "negatives_by"),
         *("warm_up_negatives", "warm_up_epochs"),
     ),
 )

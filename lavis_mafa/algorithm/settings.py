@@ -14,6 +14,8 @@ from lavis_mafa.algorithm.options import check_options, option
 from lavis_mafa.algorithm.pickers import PICKERS, Picker, PickerByEpoch
 from lavis_mafa.algorithm.posterior import PosteriorRule
 from lavis_mafa.algorithm.registry import LOSSES, MAFA, Entry
+from lavis_mafa.algorithm.rules import RULES
+from lavis_mafa.algorithm.scores import SCORES, SIMILARITY
 
 
 @dataclass(frozen=True)
@@ -36,8 +38,8 @@ class StepSettings:
     Attributes:
         all_ranks: candidates come from the mini-batches of all ranks, as in BLIP-2, instead of only
             the rank's own; ``model.negative_all_rank`` of a config.
-        own: settings of registered pickers, soft labels and losses that have some, by the entry's
-            name; an entry that is not listed has its defaults.
+        own: settings of registered pickers, soft labels, losses, scores and rules that have some,
+            by the entry's name; an entry that is not listed has its defaults.
     """
 
     negatives: str = option(
@@ -52,6 +54,11 @@ class StepSettings:
     )
     warm_up_negatives: str | None = option(
         None, "negatives of the first warm_up_epochs epochs, such as uniform", choices=PICKERS
+    )
+    negatives_by: str = option(
+        SIMILARITY,
+        "score by which hard negatives are picked: similarity of images and texts, or within each",
+        choices=SCORES,
     )
     posterior: PosteriorRule = option(
         factory=PosteriorRule, doc="settings of negatives: posterior", source="FNE"
@@ -97,7 +104,7 @@ class StepSettings:
     def from_config(cls, cfg: Mapping[str, Any], all_ranks: bool = False) -> StepSettings:
         """Build from ``model.mafa`` and ``model.negative_all_rank``; missing keys keep defaults."""
         simple = (
-            *("negatives", "warm_up_epochs", "warm_up_negatives"),
+            *("negatives", "warm_up_epochs", "warm_up_negatives", "negatives_by"),
             *("detach_other", "same_image", "itc_loss"),
         )
         known = {key: cfg[key] for key in simple if key in cfg}
@@ -140,6 +147,9 @@ def classes_in_use(settings: StepSettings) -> dict[str, Entry[Any]]:
     if settings.loss_weights.get("itc"):
         named.append(ITC_LOSSES.entry(settings.itc_loss))
     named += [LOSSES.entry(one) for one, weight in settings.loss_weights.items() if weight]
+    rule = settings.connections
+    named += [SCORES.entry(settings.negatives_by), RULES.entry(rule.rule)]
+    named += [] if rule.by_con_d else [SCORES.entry(rule.score)]
     found: dict[str, Entry[Any]] = {}
     for entry in named:
         if not isinstance(entry.value, type):

@@ -27,9 +27,12 @@ from lavis_mafa.algorithm.momentum import Momentum
 from lavis_mafa.algorithm.negatives_encoder import EncodedByFrozen, NegativesEncoder
 from lavis_mafa.algorithm.output import StepOutput, counts_of
 from lavis_mafa.algorithm.pickers import Picker, WithPreparation
+from lavis_mafa.algorithm.rules import RULES
+from lavis_mafa.algorithm.scores import SCORES, SIMILARITY, PairView, Score
 from lavis_mafa.algorithm.settings import (
     StepSettings,
     function_of,
+    function_or_object,
     needs_object,
     object_names,
     picker_name,
@@ -58,7 +61,8 @@ def run_step(
             ``settings.all_ranks`` B must be the same on all ranks, and optional keys must be
             present on all ranks or on none.
         settings: see `StepSettings`.
-        con_d: the discriminator; None leaves every hard negative a negative (GRIT-VLP, ALBEF).
+        con_d: the discriminator; None leaves every hard negative a negative (GRIT-VLP, ALBEF),
+            unless ``settings.connections.score`` judges them. With such a score it is not used.
         momentum: momentum encoders and queue, for soft labels that need them, such as ``momentum``.
         picker: made by `lavis_mafa.algorithm.settings.build_picker`, where that builds one; it may
             hold state from step to step. None: that of ``objects``.
@@ -87,34 +91,43 @@ def run_step(
         else:
             sims = frozen.i2t, frozen.t2i
         temperature = batch.temperature if frozen is None else frozen.temperature
+        view = _view(batch, sims, temperature, frozen)
+
+        def score_of(name: str) -> Score:
+            return function_or_object(SCORES.entry(name), settings, objects)
+
+        by = sims
+        if settings.negatives_by != SIMILARITY:
+            by_i2t, by_t2i = score_of(settings.negatives_by)(view)
+            by = by_i2t / temperature, by_t2i / temperature
+        rule = settings.connections
         i2t, t2i, judged = find_connections(
-            *sims,
+            *by,
             batch.positives,
             batch.own,
-            _pickers(batch, sims, temperature, picker),
-            settings.connections,
-            _judge(batch, con_d),
+            _pickers(batch, by, temperature, picker),
+            rule,
+            _judge(batch, con_d) if rule.by_con_d else None,
             judge_none=batch.ranks.world > 1,
+            scores=None if rule.by_con_d else score_of(rule.score)(view),
+            verdict=function_or_object(RULES.entry(rule.rule), settings, objects),
         )
+    judges = con_d is not None or not rule.by_con_d
     losses = _losses(StepContext(batch, compared, i2t, t2i, objects))
     weights = settings.loss_weights
     loss = torch.stack([weights[name] * value for name, value in losses.items()]).sum()
-    if frozen is None:
-        image_features, text_features = batch.vectors
-    else:
-        # Grouping looks for mini-batches with hard negatives: by what picks them.
-        image_features, text_features = frozen.image_vectors, frozen.text_vectors
     return StepOutput(
         loss=loss + batch.zero_of_gathered() + _zero_of(objects),
         losses=losses,
         temperature=backbone.temperature.detach(),
-        image_features=image_features,
-        text_features=text_features,
+        # Grouping looks for mini-batches with hard negatives: by the model that picks them.
+        image_features=view.image_vectors,
+        text_features=view.text_vectors,
         own=batch.own,
         candidates=batch.numbers.get("loaded_index"),
         i2t=i2t,
         t2i=t2i,
-        counts=torch.stack([counts_of(found, con_d is not None) for found in (i2t, t2i)]),
+        counts=torch.stack([counts_of(found, judges) for found in (i2t, t2i)]),
         judged_pairs=judged,
     )
 
@@ -164,6 +177,21 @@ def _encoded_by_frozen(
     if encoder is None:
         return None
     return encoder.compare(dict(batch.samples), batch.ranks, batch.own_images.seen)
+
+
+def _view(
+    batch: MiniBatch,
+    sims: tuple[Tensor, Tensor],
+    temperature: Tensor,
+    frozen: EncodedByFrozen | None,
+) -> PairView:
+    """Return the mini-batch as scores see it."""
+    if frozen is None:
+        vectors = batch.vectors
+    else:
+        vectors = frozen.image_vectors, frozen.text_vectors
+    i2t, t2i = (sim.detach() * temperature for sim in sims)
+    return PairView(i2t, t2i, *vectors, batch)
 
 
 def _pickers(

@@ -16,6 +16,7 @@ import torch
 from lavis.common.dist_utils import is_main_process
 from omegaconf import OmegaConf
 
+from lavis_mafa.algorithm.mining import MiningRule
 from lavis_mafa.analysis.corpus import Corpus
 from lavis_mafa.analysis.judged_pairs import Judged
 from lavis_mafa.config import load_config
@@ -82,8 +83,9 @@ def load_model_and_data(args: argparse.Namespace) -> ModelAndData:
     cfg = begin(args.cfg_path, options_of(args))
     require_sources(cfg)
     task, train = _build_pairs(cfg, args.split)
-    # The commands that need frozen models build them: here they would take memory for nothing.
     mafa = cfg.model_cfg.get("mafa")
+    _note_other_verdicts((mafa or {}).get("connections") or {})
+    # The commands that need frozen models build them: here they would take memory for nothing.
     frozen = {name: mafa.get(name) for name in FROZEN_MODELS} if mafa else {}
     if mafa:
         mafa.update(dict.fromkeys(FROZEN_MODELS))
@@ -100,6 +102,22 @@ def load_model_and_data(args: argparse.Namespace) -> ModelAndData:
     view = view_of(cfg.model_cfg.arch, cfg.model_cfg.get("model_type"), model)
     data = Corpus(train, view, int(run.num_workers))
     return ModelAndData(cfg, model.to(device).eval(), data, device)
+
+
+def _note_other_verdicts(connections: Mapping[str, Any]) -> None:
+    """Warn that analyses judge by Con-D and two thresholds where the config trains otherwise."""
+    default = MiningRule()
+    other = [
+        f"{name}: {connections[name]}"
+        for name in ("score", "rule")
+        if connections.get(name) not in (None, getattr(default, name))
+    ]
+    if other:
+        logging.warning(
+            "the config trains with connections.%s; this command does not: it judges by Con-D, "
+            "with the thresholds low and high",
+            " and ".join(other),
+        )
 
 
 def load_data(cfg_path: str, options: Sequence[str] = (), split: str = "train") -> TrainingSet:

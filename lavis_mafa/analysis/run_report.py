@@ -33,6 +33,7 @@ RATES = {
     "False negatives among the hard negatives": {
         "false_negative_rate": "by truth",
         "false_negative_rate_by_con_d": "by Con-D",
+        "false_negative_rate_by_score": "by score",
     },
     "False negatives with the ITM label no match": {"false_negative_rate_in_itm": "by truth"},
     "Con-D's precision and recall": {
@@ -41,8 +42,14 @@ RATES = {
         "con_d_base_rate": "base rate",
     },
     LIFT: {"con_d_lift": "lift"},
+    "Precision and recall of the score": {
+        "score_precision": "precision",
+        "score_recall": "recall",
+        "score_base_rate": "base rate",
+    },
     "Ambiguous hard negatives": {"ambiguous_rate": "ambiguous"},
     "Con-D's mean probability": {"con_d_probability": "mean"},
+    "Mean score": {"score": "mean"},
 }
 SCORES = {
     "retrieval": re.compile(r"(txt|img)_r\d+$"),

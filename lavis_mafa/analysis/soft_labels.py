@@ -15,6 +15,7 @@ from lavis_mafa.algorithm.backbone import Backbone
 from lavis_mafa.algorithm.grit import grouped_plan
 from lavis_mafa.algorithm.mining import Judge, find_connections
 from lavis_mafa.algorithm.pickers import hardest
+from lavis_mafa.algorithm.scores import CON_D
 from lavis_mafa.algorithm.settings import StepSettings, function_of
 from lavis_mafa.analysis.features import make_features
 from lavis_mafa.analysis.hard_negatives import Sampling, hardness_of, order_of
@@ -139,10 +140,12 @@ def _add(
         compared, positives = stream.compare(step, backbone, settings.same_image, momentum, device)
         own = torch.arange(len(positives), device=device)
         torch.manual_seed(step)  # a random picker must draw the same for any number of ranks
+        # A score of the model in training would differ from the one that made these features.
+        by_thresholds = replace(settings.connections, score=CON_D, rule="thresholds")
         i2t, t2i, _ = find_connections(
             compared.i2t[:, : len(own)],
             compared.t2i[:, : len(own)],
-            *(positives, own, [picker, picker], settings.connections, judge),
+            *(positives, own, [picker, picker], by_thresholds, judge),
         )
         for row in selected:
             row.profile.add(labels_of(row.kind, row.alpha or 0.0, compared, i2t, t2i, settings))

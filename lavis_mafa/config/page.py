@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from lavis.common.registry import registry
 
 from lavis_mafa.algorithm.grit import HARDNESS
-from lavis_mafa.algorithm.registry import Registry
+from lavis_mafa.algorithm.registry import MAFA, Registry
 from lavis_mafa.config.check import is_url
 from lavis_mafa.config.defaults import default_yaml
 from lavis_mafa.config.key import UNSET, Key, describe, known_keys
@@ -102,6 +102,9 @@ def page() -> str:
     compares = tuple(name for name in negatives_encoders() if name in known)
     compared = replace(encoder.keys["arch"], registered="", choices=compares)
     mafa["negatives_encoder"] = replace(encoder, keys={**encoder.keys, "arch": compared})
+    for one in sorted(MAFA.registries, key=lambda one: one.kind):
+        new = {name: key for name, key in _own_keys(one).items() if name not in mafa}
+        mafa = {**new, **mafa}
     parts = [
         HEAD,
         _section("run", _closed(RUN)),

@@ -9,6 +9,9 @@ from lavis.common.registry import registry
 
 from lavis_mafa.algorithm.itc_forms import ITC_LOSSES
 from lavis_mafa.algorithm.labels import SOFT_LABELS
+from lavis_mafa.algorithm.mining import ALL, MiningRule
+from lavis_mafa.algorithm.rules import RULES
+from lavis_mafa.algorithm.scores import CON_D, SCORES, is_probability
 from lavis_mafa.models.traits import traits_of
 from lavis_mafa.problems import ConfigView, Problem
 
@@ -36,13 +39,11 @@ def problems_of_step(cls: Any, cfg: ConfigView) -> Iterator[Problem]:
         yield Problem("run.k_test", why, is_note=True)
     if cfg[f"{RULE}.labels"] == "probability" and cfg[f"{RULE}.action"] in ("drop", "keep"):
         yield Problem(f"{RULE}.labels", "probability needs action: convert")
-    several = (cfg[f"{RULE}.top_k"] or 1) > 1
-    if cfg["model.mafa.con_d"] is None and (several or cfg[f"{RULE}.labels"] == "probability"):
-        why = "top_k and labels have no effect without model.mafa.con_d"
-        yield Problem(RULE, why, is_note=True)
+    yield from _verdicts(cfg)
     used = [one for one in cfg[f"{RULE}.use_in"] or () if cfg[f"{WEIGHTS}.{one}"] != 0]
     excused = f"{RULE}.use_in" in cfg.wrong or cfg[f"{RULE}.action"] == "keep"
-    if cfg["model.mafa.con_d"] and training and not used and not excused:
+    judged = cfg["model.mafa.con_d"] or cfg[f"{RULE}.score"] in SCORES
+    if judged and training and not used and not excused:
         why = "no loss with a weight uses connections; name one, or set action: keep"
         yield Problem(f"{RULE}.use_in", why)
     if cfg["model.mlm_mask_prob"] == 0 and cfg[f"{WEIGHTS}.lm"] and training:
@@ -58,6 +59,45 @@ def problems_of_step(cls: Any, cfg: ConfigView) -> Iterator[Problem]:
     if cfg[f"{WEIGHTS}.lmi"] and not traits_of(cls).keeps_word_states:
         why = f"needs hidden states of words, which {arch} does not keep; use albef_mafa"
         yield Problem(f"{WEIGHTS}.lmi", why)
+
+
+def _verdicts(cfg: ConfigView) -> Iterator[Problem]:
+    """Yield contradictions between what judges hard negatives and what is made of its scores."""
+    score, rule, con_d = cfg[f"{RULE}.score"], cfg[f"{RULE}.rule"], cfg["model.mafa.con_d"]
+    by_score = score in SCORES
+    traits = RULES.entry(rule).traits if rule in RULES else None
+    if by_score and con_d:
+        why = f"{score} judges in Con-D's place; remove model.mafa.con_d, or use score: {CON_D}"
+        yield Problem(f"{RULE}.score", why)
+    if by_score and cfg[f"{RULE}.labels"] == "probability" and not is_probability(score):
+        yield Problem(f"{RULE}.labels", f"{score} is no probability; use labels: hard")
+    if con_d is None and not by_score:
+        usual = MiningRule()
+        given = [
+            name
+            for name in ("top_k", "labels", "rule")
+            if cfg[f"{RULE}.{name}"] not in (None, getattr(usual, name))
+        ]
+        if given:
+            why = "top_k and labels have no effect without model.mafa.con_d"
+            if "rule" in given:
+                why = f"rule: {rule} has no effect without model.mafa.con_d or another score"
+            yield Problem(RULE, why, is_note=True)
+    if con_d and cfg[f"{RULE}.top_k"] == ALL and not by_score:
+        why = "0: Con-D judges every pair of every mini-batch; give a number, or another score"
+        yield Problem(f"{RULE}.top_k", why, is_note=True)
+    limits = (cfg[f"{RULE}.low"], cfg[f"{RULE}.high"])
+    if by_score and traits is not None and traits.uses_thresholds:
+        if not is_probability(score) and limits == (MiningRule.low, MiningRule.high):
+            why = f"are those of Con-D's probabilities; {score} has another scale: set both to fit"
+            yield Problem(f"{RULE}.high", f"low and high {why}", is_note=True)
+    if traits is not None and not traits.uses_thresholds and cfg[f"{RULE}.calibration"]:
+        why = f"calibrates low and high, which rule: {rule} does not use; remove it"
+        yield Problem(f"{RULE}.calibration", why)
+    by, pickers = cfg["model.mafa.negatives_by"], cfg["model.mafa.negatives"]
+    if by in SCORES and pickers == "posterior" and not SCORES.entry(by).traits.compares_own:
+        why = f"{by}: posterior needs similarities of own pairs, which are all 1 by it"
+        yield Problem("model.mafa.negatives_by", f"{why}; use another picker, or similarity")
 
 
 def _warm_up(cfg: ConfigView) -> Iterator[Problem]:

@@ -65,6 +65,8 @@ def forecast(runner: RunnerMafa) -> Forecast:
             "rank in an epoch: neighbours are sought among all of them"
         )
     model = runner._model
-    if isinstance(getattr(model, "settings", None), StepSettings) and model.con_d is None:
+    settings = getattr(model, "settings", None)
+    judged = isinstance(settings, StepSettings) and not settings.connections.by_con_d
+    if isinstance(settings, StepSettings) and model.con_d is None and not judged:
         found.notes.append("no Con-D (model.mafa.con_d is not set): nothing is mined")
     return found

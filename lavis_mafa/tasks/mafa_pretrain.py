@@ -12,14 +12,12 @@ import torch
 from lavis.common.registry import registry
 
 from lavis_mafa.algorithm.mining import (
-    ABSENT,
-    AMBIGUOUS,
     DIRECTIONS,
-    POSITIVE,
     STATE_NAMES,
     MiningRule,
 )
 from lavis_mafa.algorithm.output import COUNTS, StepOutput
+from lavis_mafa.algorithm.rules import ABSENT, AMBIGUOUS, POSITIVE
 from lavis_mafa.algorithm.tokens import COUNTS as CAPTION_COUNTS
 from lavis_mafa.metrics.binary import bin_of, lift
 from lavis_mafa.metrics.known_truth import known_pairs
@@ -111,7 +109,8 @@ class StepFigures:
             figures.update({f"{name}_{direction}": value for name, value in counts.items()})
             judged, total = counts["judged"], counts["probability_sum"]
             # NaN rather than missing where nothing was judged: ranks must sum the same names.
-            figures[f"con_d_probability_{direction}"] = total / judged if judged else math.nan
+            name = self._named(f"con_d_probability_{direction}")
+            figures[name] = total / judged if judged else math.nan
         figures["judged_pairs"] = float(output.judged_pairs or 0)
         figures.update({name: float(samples[name]) for name in CAPTION_COUNTS if name in samples})
         if "load_error" in samples:
@@ -121,13 +120,22 @@ class StepFigures:
                 figures.update(self._against_truth(output, direction))
         return figures
 
+    def _named(self, name: str) -> str:
+        """Return the name of a figure: a score's figures must not be taken for Con-D's."""
+        if self._rule.by_con_d:
+            return name
+        return name.replace("con_d_probability", "score").replace("con_d", "score")
+
     def step_bins(self, output: Any) -> dict[str, float]:
         """Count Con-D's probabilities of one step in each bin, for the tally.
 
         For the bins see `lavis_mafa.metrics.binary.bin_of`. Names are the same on
-        every rank and step: by direction and, where the truth is known, by truth.
+        every rank and step: by direction and, where the truth is known, by truth. There is none for
+        a score in Con-D's place, which need not be from 0 to 1.
         """
         bins: dict[str, float] = {}
+        if not self._rule.by_con_d:
+            return bins
         for direction in DIRECTIONS if output.get("i2t") is not None else ():
             found = output[direction]
             rows = np.nonzero(found.judged.cpu().numpy())[0]
@@ -166,7 +174,8 @@ class StepFigures:
 
         Rates of false negatives by Con-D and by truth, precision and recall of Con-D, the base rate
         (share of valid pairs among those judged) and lift that precision must be compared with, and
-        numbers of samples replaced and of captions truncated or without a known word.
+        numbers of samples replaced and of captions truncated or without a known word. With a score
+        in Con-D's place, names have ``score`` instead of ``con_d`` or ``con_d_probability``.
         """
         figures: dict[str, float | None] = {
             name: int(tally.sums[name])
@@ -188,7 +197,7 @@ class StepFigures:
                     figures[f"con_d_base_rate_{d}"],
                 )
                 figures[f"con_d_lift_{d}"] = lift(precision, base_rate)
-        return figures
+        return {self._named(name): value for name, value in figures.items()}
 
     def mined(self, output: Any, samples: dict[str, Any], limit: int) -> list[dict[str, Any]]:
         """Return up to ``limit`` pairs of this step not judged negative by Con-D, as records."""

@@ -214,7 +214,7 @@ def test_invalid_rules_are_rejected():
     with pytest.raises(ValueError, match="convert"):
         MiningRule(action="convrt")
     with pytest.raises(ValueError, match="top_k"):
-        MiningRule(top_k=0)
+        MiningRule(top_k=-1)
     with pytest.raises(ValueError, match="hard or probability"):
         MiningRule(labels="soft")
     with pytest.raises(ValueError, match="needs action: convert"):

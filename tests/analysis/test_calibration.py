@@ -244,3 +244,16 @@ def test_without_truth_the_page_shows_the_histogram_and_the_commands(tmp_path, c
 def test_precisions_out_of_range_are_refused(tmp_path, caplog, given, message):
     assert main(["threshold", str(tmp_path), *given]) == 1
     assert message in caplog.text
+
+
+def test_thresholds_that_the_rule_does_not_use_are_refused(tmp_path):
+    rule = {"rule": "margin", "score": "similarity", "calibration": str(saved(tmp_path))}
+    config = {
+        "model": {"arch": "albef_mafa", "model_type": "tiny", "mafa": {"connections": rule}},
+        "datasets": {"toy_scenes": {}},
+        "run": {"task": "mafa_pretrain", "runner": "runner_mafa"},
+    }
+    path = tmp_path / "config.yaml"
+    path.write_text(json.dumps(config), encoding="utf-8")
+    with pytest.raises(ValueError, match="which rule: margin does not use; remove it"):
+        load_config(str(path))

@@ -8,12 +8,10 @@ from pathlib import Path
 import commands as docs
 import lavis
 import pytest
-import torch
 from conftest import ROOT
 from omegaconf import OmegaConf
 from shipped import required_options
 
-from lavis_mafa.algorithm.pickers import NONE, PICKERS
 from lavis_mafa.config import ConfigError, load_config
 
 FROM_LAVIS = (ROOT / "docs/from_lavis.md").read_text(encoding="utf-8")
@@ -26,7 +24,7 @@ LAVIS_CONFIGS = {
     "blip2/train/pretrain_stage1.yaml": ("blip2", "blip2_mafa"),
 }
 # Sections that the pages name without what comes before them.
-SHORT = ("connections", "con_d", "soft_labels", "loss_weights", "posterior")
+SHORT = ("connections", "con_d", "soft_labels", "loss_weights", "posterior", "margin")
 
 
 def lavis_blocks():
@@ -96,22 +94,3 @@ def test_keys_of_the_pages_exist(page):
     full = {f"run.{s}" if s.startswith("grit.") else s for s in full}
     assert len(full) > 10
     assert sorted(full - config_keys()) == []
-
-
-def test_margin_picker_equals_a_loop():
-    text = FROM_SENTENCE_TRANSFORMERS.read_text(encoding="utf-8")
-    (code,) = docs.blocks(text, "python")
-    names: dict = {"__name__": "margin"}
-    try:
-        exec(compile(code, "margin.py", "exec", dont_inherit=True), names)
-    finally:
-        PICKERS._entries.pop("relative_margin", None)  # other tests list what is registered
-    sim = torch.rand(6, 6, generator=torch.Generator().manual_seed(1)) * 10
-    positives = torch.eye(6, dtype=torch.bool)
-    positives[0, 1] = True
-    picked = names["relative_margin"](sim, positives, names["Margin"](0.3)).tolist()
-    for anchor, row in enumerate(sim.tolist()):
-        own = max(v for v, known in zip(row, positives[anchor].tolist(), strict=True) if known)
-        left = {c: v for c, v in enumerate(row) if not positives[anchor, c] and v <= 0.7 * own}
-        assert picked[anchor] == (max(left, key=left.get) if left else NONE)
-    assert NONE in picked and len(set(picked)) > 2

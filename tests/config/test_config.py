@@ -6,6 +6,7 @@ import copy
 import json
 import logging
 import socket
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -203,7 +204,7 @@ WRONG = [
     ("model.mafa.con_d", {"arch": "blip_vqa"}, "cannot judge"),
     ("model.mafa.loss_weights", {"itc": 0, "itm": 0, "lm": 0}, "all are 0"),
     ("model.mafa.loss_weights.imc", 0.5, "needs momentum encoders"),
-    ("model.mafa.connections.top_k", 0, ">= 1"),
+    ("model.mafa.connections.top_k", -1, ">= 0"),
     ("model.mafa.connections.labels", "soft", "one of hard, probability"),
     ("model.mafa.posterior.prior", 0, "> 0"),
     ("model.mafa.negatives", "hard", "did you mean hardest?"),
@@ -380,7 +381,9 @@ def test_defaults_are_filled_in():
     assert run["resume_ckpt_path"] is None and run["job_id"] is None
     assert "k_test" not in run  # LAVIS has no default for it
     assert config["model"]["mafa"]["con_d"] is None
-    assert StepSettings.from_config(config["model"]["mafa"]) == StepSettings()
+    found = StepSettings.from_config(config["model"]["mafa"])
+    assert replace(found, own={}) == StepSettings()
+    assert all(own == type(own)() for own in found.own.values())
     lavis_own = complete(LAVIS_PRETRAIN, machine=False)[0]
     assert lavis_own["run"]["grit"]["enabled"] is False
     assert "mafa" not in lavis_own["model"]
@@ -709,6 +712,49 @@ def test_settings_without_effect_are_noted(save, caplog):
         load_config(save(put(put(GOOD, "model.mafa.loss_weights.itm", 0), "run.k_test", 8)))
     assert "top_k and labels have no effect without model.mafa.con_d" in caplog.text
     assert "re-ranks by an ITM head that" in caplog.text
+
+
+RULE = "model.mafa.connections"
+
+
+@pytest.mark.parametrize(
+    ("values", "path", "text"),
+    [
+        ({f"{RULE}.score": "similarity", "model.mafa.con_d": {"arch": "oracle"}}, f"{RULE}.score",
+         "judges in Con-D's place; remove model.mafa.con_d"),
+        ({f"{RULE}.score": "similarity", f"{RULE}.labels": "probability"}, f"{RULE}.labels",
+         "is no probability; use labels: hard"),
+        ({"model.mafa.negatives": "posterior", "model.mafa.negatives_by": "intra_modal"},
+         "model.mafa.negatives_by", "which are all 1 by it"),
+        ({f"{RULE}.score": "similarty"}, f"{RULE}.score", "similarity"),
+        ({f"{RULE}.rule": "margin", "model.mafa.margin": {"kind": "share"}},
+         "model.mafa.margin.kind", "not one of absolute, relative"),
+        ({f"{RULE}.score": "similarity", f"{RULE}.use_in": []}, f"{RULE}.use_in",
+         "no loss with a weight uses connections"),
+    ],
+)  # fmt: skip
+def test_scores_and_rules_that_do_not_go_together(values, path, text):
+    config = GOOD
+    for key, value in values.items():
+        config = put(config, key, value)
+    found = problems_at(problems(config), path)
+    assert found and any(text in line for line in found), (found, problems(config))
+
+
+def test_scores_and_rules_without_effect_are_noted(save, caplog):
+    with caplog.at_level(logging.WARNING):
+        load_config(save(put(GOOD, f"{RULE}.rule", "margin")))
+        load_config(save(put(GOOD, f"{RULE}.score", "similarity")))
+        oracle = put(GOOD, "model.mafa.con_d", {"arch": "oracle"})
+        load_config(save(put(oracle, f"{RULE}.top_k", 0)))
+    assert "rule: margin has no effect without model.mafa.con_d or another score" in caplog.text
+    assert "low and high are those of Con-D's probabilities" in caplog.text
+    assert "Con-D judges every pair of every mini-batch" in caplog.text
+    caplog.clear()
+    with caplog.at_level(logging.WARNING):
+        margin = put(put(GOOD, f"{RULE}.rule", "margin"), f"{RULE}.score", "similarity")
+        load_config(save(put(margin, "model.mafa.margin", {"margin": 0.1, "kind": "relative"})))
+    assert "connections" not in caplog.text
 
 
 @pytest.mark.parametrize(

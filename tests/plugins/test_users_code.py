@@ -140,6 +140,28 @@ def test_a_learned_hardness_of_ones_own_is_trained(tmp_path):
     assert network["layer.weight"].shape == (2, 4)
 
 
+def test_added_score_and_rule_judge(tmp_path):
+    connections = {"score": "length", "rule": "share_of_own", "low": 0.0, "high": 0.0}
+    connections["top_k"] = 3
+    config = changed_config(
+        ADDED,
+        model__mafa__con_d=None,
+        model__mafa__connections=connections,
+        model__mafa__length={"scale": 5},
+        run__max_epoch=1,
+    )
+    status, printed = train(tmp_path, config)
+    assert status == 0, printed
+    log = (tmp_path / "output" / "log.jsonl").read_text(encoding="utf-8").splitlines()
+    steps = [json.loads(line) for line in log if '"kind": "step"' in line]
+    assert all(step["found_i2t"] == step["picked_i2t"] == 24 for step in steps)
+    assert all(0 < step["score_i2t"] <= 1 and "con_d_probability_i2t" not in step for step in steps)
+    (epoch,) = (json.loads(line) for line in log if '"kind": "epoch"' in line)
+    assert epoch["false_negative_rate_by_score_i2t"] == 1.0
+    status, printed = train(tmp_path, changed_config(config, model__mafa__length={"scal": 5}))
+    assert status != 0 and "model.mafa.length.scal" in printed
+
+
 def test_added_family_is_trained(tmp_path):
     status, printed = train(tmp_path, OWN_FAMILY)
     assert status == 0, printed

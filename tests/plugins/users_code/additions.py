@@ -14,6 +14,8 @@ from lavis_mafa.algorithm.labels import SOFT_LABELS
 from lavis_mafa.algorithm.losses import LOSSES
 from lavis_mafa.algorithm.options import option
 from lavis_mafa.algorithm.pickers import NONE, PICKERS
+from lavis_mafa.algorithm.rules import KEPT, POSITIVE, RULES
+from lavis_mafa.algorithm.scores import SCORES
 from lavis_mafa.loggers import LOGGERS, Logger
 from lavis_mafa.metrics import METRICS
 from lavis_mafa.models.con_d.discriminator import DISCRIMINATORS
@@ -61,6 +63,27 @@ def spread(step, own):
     """Return the mean squared similarity of the mini-batch's features."""
     samples = step.batch.own_images if own.modality == "images" else step.batch.own_texts
     return (samples.features @ samples.features.t()).square().mean()
+
+
+@dataclass(frozen=True)
+class LengthSettings:
+    """Settings of the score."""
+
+    scale: float = option(10.0, "difference of length at which the score is 1 / e", low=1)
+
+
+@SCORES.register("length", settings=LengthSettings, source="tests", probability=True)
+def length(view, own):
+    """Score candidates by how much the lengths of their captions differ."""
+    words = torch.tensor([float(len(text)) for text in view.batch.samples["text_input"]])
+    scores = torch.exp(-(words[:, None] - words[None]).abs() / own.scale)
+    return scores, scores
+
+
+@RULES.register("share_of_own", source="tests", needs_own=True)
+def share_of_own(pairs, rule):
+    """Call a pair positive from a share ``high`` of the own pair's score on."""
+    return torch.where(pairs.score >= rule.high * pairs.own_score, POSITIVE, KEPT)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,121 @@
+"""Scores of all candidates: by what hard negatives are picked, and false negatives found.
+
+A score is a function ``(view) -> (i2t, t2i)`` of an encoded mini-batch, `PairView`; register it in
+`SCORES` to use its name as ``model.mafa.connections.score`` or ``model.mafa.negatives_by``. Con-D
+is no such score: it judges single pairs, and each costs a forward pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lavis_mafa.algorithm.options import FirstAnd, check_options, option
+from lavis_mafa.algorithm.registry import MAFA, Registry
+
+if TYPE_CHECKING:
+    from lavis_mafa.algorithm.context import MiniBatch
+    from lavis_mafa.algorithm.ranks import Ranks
+
+CON_D = "con_d"  # of ``connections.score``: Con-D judges the nominated pairs
+SIMILARITY = "similarity"
+
+
+@dataclass(frozen=True)
+class PairView:
+    """A mini-batch after encoding, as a score sees it; nothing of it passes gradients.
+
+    Attributes:
+        i2t, t2i: ``(B, C)`` cosine similarities of images to texts and of texts to images, of the
+            model in training or of the frozen ``negatives_encoder`` where there is one.
+        image_vectors, text_vectors: ``(B, E)`` of this rank's pairs, normalised, of the same model.
+        batch: everything else.
+    """
+
+    i2t: Tensor
+    t2i: Tensor
+    image_vectors: Tensor
+    text_vectors: Tensor
+    batch: MiniBatch
+
+    def intra_modal(self) -> tuple[Tensor, Tensor]:
+        """Return cosine similarities ``(B, C)`` of this rank's images, and of its texts, to those
+        of all candidates. All ranks of ``batch.ranks`` must call it."""
+        return within_modalities(self.image_vectors, self.text_vectors, self.batch.ranks)
+
+
+@torch.no_grad()
+def within_modalities(images: Tensor, texts: Tensor, ranks: Ranks) -> tuple[Tensor, Tensor]:
+    """Return cosine similarities ``(B, C)`` of images to images and of texts to texts, float32.
+
+    Args:
+        images, texts: ``(B, E)`` vectors of this rank.
+        ranks: whose vectors are the candidates; all of them must call it.
+    """
+    images, texts = (F.normalize(one.float(), dim=-1) for one in (images, texts))
+    return images @ ranks.gather(images).t(), texts @ ranks.gather(texts).t()
+
+
+@dataclass(frozen=True)
+class ScoreTraits:
+    """What the step must know of a score; keyword arguments of ``register``.
+
+    Attributes:
+        probability: scores are probabilities that pairs match, so that they can be labels.
+        compares_own: the own pair's score says how well it matches. Image-image and text-text
+            similarities do not: they compare the pair with itself, and give 1.
+    """
+
+    probability: bool = False
+    compares_own: bool = True
+
+
+Score = Callable[..., tuple[Tensor, Tensor]]  # (view) or (view, own=settings)
+SCORES: Registry[Score] = Registry("score", MAFA, ScoreTraits)
+JUDGES = FirstAnd(CON_D, SCORES)  # values of ``connections.score``
+
+
+def is_probability(score: str) -> bool:
+    """Return whether a value of ``connections.score`` gives probabilities."""
+    return score == CON_D or bool(SCORES.entry(score).traits.probability)
+
+
+@SCORES.register(SIMILARITY, source="GISTEmbed (Solatorio 2024)")
+def similarity(view: PairView) -> tuple[Tensor, Tensor]:
+    """Compare images with texts, by the model in training or by ``negatives_encoder``."""
+    return view.i2t, view.t2i
+
+
+@dataclass(frozen=True)
+class IntraModal:
+    """How image-image and text-text similarity make one score."""
+
+    combine: str = option(
+        "max",
+        "the larger (either is enough), the smaller (both are needed) or their mean",
+        choices=("max", "min", "mean"),
+    )
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+
+@SCORES.register("intra_modal", settings=IntraModal, source="FFF (CVPR 2024)", compares_own=False)
+def intra_modal(view: PairView, own: IntraModal) -> tuple[Tensor, Tensor]:
+    """Compare images with images and texts with texts: near duplicates match each other's partner.
+
+    By default the larger of both counts, as FFF finds positives by either: a caption of an equal
+    image describes the image, and so does an equal caption of another image. Both directions have
+    the same scores.
+    """
+    images, texts = view.intra_modal()
+    if own.combine == "mean":
+        together = (images + texts) / 2
+    else:
+        together = (torch.maximum if own.combine == "max" else torch.minimum)(images, texts)
+    return together, together
