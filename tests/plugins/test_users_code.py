@@ -126,6 +126,28 @@ def test_training_uses_every_added_component(tmp_path):
     assert logged[-1] == "finished"
 
 
+def test_a_form_of_itc_with_a_parameter_is_trained_saved_and_resumed(tmp_path):
+    changed = {
+        **{"run__test_splits": [], "run__max_epoch": 2, "run__amp": False},
+        **{"model__mafa__itc_loss": "sharpened", "model__mafa__sharpened": {"start": 1.5}},
+    }
+    config, found = changed_config(ADDED, **changed), {}
+    for name, runs in {"whole": [()], "cut": [("run.max_steps=1",), ()]}.items():
+        (tmp_path / name).mkdir()
+        for options in runs:
+            given = ["run.resume_ckpt_path=auto", *options]
+            status, printed = train(tmp_path / name, config, "--options", *given)
+            assert status == 0, printed
+        path = tmp_path / name / "output" / "checkpoint_last.pth"
+        found[name] = torch.load(path, weights_only=True)["model"]
+    whole, cut = found["whole"], found["cut"]
+    assert whole["sharpened.factor"].item() != 1.5
+    assert int(whole["sharpened.calls"]) == 8  # 4 steps, both directions
+    assert len(whole["sharpened.of_samples"]) == 16
+    assert whole.keys() == cut.keys()
+    assert all(torch.equal(whole[key], cut[key]) for key in whole)
+
+
 def test_a_learned_hardness_of_ones_own_is_trained(tmp_path):
     name = "learned_by_one_layer"
     grit = {"queue_size": 16, "search_space": 16, "schedule": name, name: {"quantiles": 4}}

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from lavis.common.registry import registry
+from torch import nn
 
 from lavis_mafa.algorithm.grit import HARDNESS, LearnedHardness
 from lavis_mafa.algorithm.grit.learned_hardness import LearnedSettings
+from lavis_mafa.algorithm.itc_forms import ITC_LOSSES, contrastive_loss
 from lavis_mafa.algorithm.labels import SOFT_LABELS
 from lavis_mafa.algorithm.losses import LOSSES
 from lavis_mafa.algorithm.options import option
@@ -49,6 +51,32 @@ def self_taught(side, soft, own):
     """Return half the model's own distribution, sharpened."""
     taught = torch.softmax(own.power * side.sim.detach(), dim=1)
     return (1 - soft.alpha) * side.one_hot() + soft.alpha * taught
+
+
+@dataclass(frozen=True)
+class SharpenedSettings:
+    """Settings of the form of ITC."""
+
+    start: float = option(1.0, "initial factor of the similarities", low=0, above=True)
+
+
+@ITC_LOSSES.register("sharpened", settings=SharpenedSettings, source="tests")
+class Sharpened(nn.Module):
+    """InfoNCE with a trained factor, which counts its calls and knows the number of samples."""
+
+    def __init__(self, own):
+        super().__init__()
+        self.factor = nn.Parameter(torch.tensor(own.start))
+        self.register_buffer("calls", torch.tensor(0))
+
+    def allocate(self, size):
+        """Prepare for a number of training samples."""
+        self.register_buffer("of_samples", torch.zeros(size))
+
+    def forward(self, side, labels):
+        """Return the loss of one direction."""
+        self.calls += 1
+        return contrastive_loss(self.factor * side.sim, labels, side.dropped)
 
 
 @dataclass(frozen=True)
