@@ -31,6 +31,7 @@ PARTS = {
     "memory": "peak memory of a step",
     "breakdown": "where a step's time goes, in our order of work and the authors'",
     "grouping": "grouping of mini-batches by similarity",
+    "methods": "steps of the methods against false negatives, against GRIT-VLP's",
     "growth": "how cost and memory grow with the data",
     "retrieval": "retrieval with re-ranking, against LAVIS",
     "judging": "judging offline against judging in the loop",
