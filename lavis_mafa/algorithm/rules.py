@@ -47,10 +47,14 @@ class RuleTraits:
     Attributes:
         needs_own: it reads ``own_score``. With Con-D, which then judges the own pairs as well, that
             is one more pair per anchor.
+        needs_all: it learns from the scores of all candidates, which Con-D does not give. Its class
+            has a method ``observe(scores, positives, index, epoch)``, which the step calls before
+            the verdicts, on all ranks.
         uses_thresholds: it reads ``low`` and ``high`` of `MiningRule`.
     """
 
     needs_own: bool = False
+    needs_all: bool = False
     uses_thresholds: bool = False
 
 

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lavis_mafa.algorithm import global_threshold  # noqa: F401  registers its rule
 from lavis_mafa.algorithm.backbone import Backbone
 from lavis_mafa.algorithm.context import MiniBatch, StepContext
 from lavis_mafa.algorithm.discriminator import Discriminator
@@ -101,6 +102,10 @@ def run_step(
             by_i2t, by_t2i = score_of(settings.negatives_by)(view)
             by = by_i2t / temperature, by_t2i / temperature
         rule = settings.connections
+        scores = None if rule.by_con_d else score_of(rule.score)(view)
+        verdict = function_or_object(RULES.entry(rule.rule), settings, objects)
+        if RULES.entry(rule.rule).traits.needs_all:
+            _observe(verdict, scores, batch)
         i2t, t2i, judged = find_connections(
             *by,
             batch.positives,
@@ -109,8 +114,8 @@ def run_step(
             rule,
             _judge(batch, con_d) if rule.by_con_d else None,
             judge_none=batch.ranks.world > 1,
-            scores=None if rule.by_con_d else score_of(rule.score)(view),
-            verdict=function_or_object(RULES.entry(rule.rule), settings, objects),
+            scores=scores,
+            verdict=verdict,
         )
     judges = con_d is not None or not rule.by_con_d
     losses = _losses(StepContext(batch, compared, i2t, t2i, objects))
@@ -177,6 +182,17 @@ def _encoded_by_frozen(
     if encoder is None:
         return None
     return encoder.compare(dict(batch.samples), batch.ranks, batch.own_images.seen)
+
+
+def _observe(rule: Any, scores: tuple[Tensor, Tensor] | None, batch: MiniBatch) -> None:
+    """Let a rule learn from the scores of all candidates."""
+    if scores is None:
+        raise ValueError(
+            f"connections.rule: {batch.settings.connections.rule} needs the scores of all "
+            "candidates, and Con-D judges only some; use score: similarity"
+        )
+    index, epoch = batch.numbers.get("loaded_index"), batch.samples.get("epoch")
+    rule.observe(scores, batch.positives, None if index is None else index[batch.own], epoch)
 
 
 def _view(

@@ -86,6 +86,9 @@ def _verdicts(cfg: ConfigView) -> Iterator[Problem]:
     if con_d and cfg[f"{RULE}.top_k"] == ALL and not by_score:
         why = "0: Con-D judges every pair of every mini-batch; give a number, or another score"
         yield Problem(f"{RULE}.top_k", why, is_note=True)
+    if traits is not None and traits.needs_all and not by_score:
+        why = f"{rule} needs scores of all candidates; use connections.score: similarity"
+        yield Problem(f"{RULE}.rule", why)
     limits = (cfg[f"{RULE}.low"], cfg[f"{RULE}.high"])
     if by_score and traits is not None and traits.uses_thresholds:
         if not is_probability(score) and limits == (MiningRule.low, MiningRule.high):

@@ -726,6 +726,7 @@ RULE = "model.mafa.connections"
          "is no probability; use labels: hard"),
         ({"model.mafa.negatives": "posterior", "model.mafa.negatives_by": "intra_modal"},
          "model.mafa.negatives_by", "which are all 1 by it"),
+        ({f"{RULE}.rule": "global_threshold"}, f"{RULE}.rule", "needs scores of all candidates"),
         ({f"{RULE}.score": "similarty"}, f"{RULE}.score", "similarity"),
         ({f"{RULE}.rule": "margin", "model.mafa.margin": {"kind": "share"}},
          "model.mafa.margin.kind", "not one of absolute, relative"),
