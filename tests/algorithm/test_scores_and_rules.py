@@ -189,7 +189,7 @@ def test_a_mini_batch_without_negatives_is_judged():
 def test_probabilities_as_labels_need_a_probability():
     with pytest.raises(ValueError, match="score that is a probability"):
         MiningRule(score="intra_modal", labels="probability")
-    with pytest.raises(ValueError, match="rule must be thresholds or margin"):
+    with pytest.raises(ValueError, match="rule must be thresholds, margin"):
         MiningRule(rule="margn")
     with pytest.raises(ValueError, match="score must be con_d, similarity"):
         MiningRule(score="similarty")
