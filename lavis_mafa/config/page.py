@@ -104,7 +104,7 @@ def page() -> str:
     mafa["negatives_encoder"] = replace(encoder, keys={**encoder.keys, "arch": compared})
     for one in sorted(MAFA.registries, key=lambda one: one.kind):
         new = {name: key for name, key in _own_keys(one).items() if name not in mafa}
-        mafa = {**new, **mafa}
+        mafa = {**mafa, **new}
     parts = [
         HEAD,
         _section("run", _closed(RUN)),

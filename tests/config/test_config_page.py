@@ -9,8 +9,10 @@ import pytest
 from conftest import ROOT
 
 from lavis_mafa.algorithm.grit import HARDNESS
+from lavis_mafa.algorithm.registry import MAFA as STEP
 from lavis_mafa.cli import main
 from lavis_mafa.config.page import COMMAND, comments, ours, page, plain
+from lavis_mafa.config.registered import own_keys
 from lavis_mafa.config.schema import CON_D, GRIT, MAFA, MODEL, MODEL_MAFA, MODEL_PARTS, RUN
 from lavis_mafa.models.con_d.discriminator import DISCRIMINATORS
 
@@ -38,7 +40,10 @@ def test_every_key_of_the_schema_has_a_row(generated):
     assert [row for row in of_grit if row.partition(".")[0] not in HARDNESS] == list(GRIT)
     assert {"linear.start", "cosine.epochs"} < set(of_grit)
     assert rows(generated, "## `model`") == list(MODEL)
-    assert rows(generated, "## `model.mafa`") == list(MAFA)
+    of_mafa = rows(generated, "## `model.mafa`")
+    registered = {name for one in STEP.registries for name in own_keys(one)} - MAFA.keys()
+    assert [row for row in of_mafa if row not in registered] == list(MAFA)
+    assert {"sigmoid", "softclip"} < registered <= set(of_mafa)
     of_this_package = rows(generated, "## `model`, of this package")
     assert {*MODEL_MAFA, *MODEL_PARTS} == {name for name in of_this_package if "." not in name}
     for name, key in MAFA.items():
