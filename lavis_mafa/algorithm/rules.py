@@ -87,7 +87,7 @@ class Margin:
     )  # fmt: skip
     kind: str = option(
         "absolute",
-        "false above own - margin, or above own - margin * |own|",
+        "false above own - margin, or above own - margin * abs(own)",
         source="sentence-transformers (GISTEmbedLoss, margin_strategy)",
         choices=("absolute", "relative"),
     )
