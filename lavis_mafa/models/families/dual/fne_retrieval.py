@@ -198,6 +198,11 @@ class FneRetrieval(MafaModel, BaseModel):
         self.memory = PairMemory(self.fne.memory_size, width)
         self.picker = PosteriorPicker(self.fne.rule)
 
+    @property
+    def step_objects(self) -> dict[str, Any]:
+        """None: it does not train by the step that uses them."""
+        return {}
+
     @classmethod
     def from_config(cls, cfg: Any = None) -> FneRetrieval:
         """Build from a ``model`` config.
