@@ -219,5 +219,5 @@ def _wait(schedule: GritSchedule) -> None:
         collector._pending[-1].result()
 
 
-def _given_order(images: torch.Tensor, *_: object) -> np.ndarray:
+def _given_order(images: torch.Tensor, *_: object, **__: object) -> np.ndarray:
     return np.arange(len(images))

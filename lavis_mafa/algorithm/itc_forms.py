@@ -179,13 +179,14 @@ def debiased(side: ItcSide, labels: Tensor, own: DebiasedRule) -> Tensor:
 class RinceRule:
     """Settings of the noise-robust form."""
 
-    q: float = option(
+    exponent: float = option(
         0.5,
-        "robustness to false positives: near 0 InfoNCE, 1 a symmetric loss",
+        "q, robustness to false positives: near 0 InfoNCE, 1 a symmetric loss",
         source="RINCE",
         low=0,
         high=1,
         above=True,
+        also=("q",),
     )
     weight: float = option(
         0.01,
@@ -226,10 +227,10 @@ def rince(side: ItcSide, labels: Tensor, own: RinceRule) -> Tensor:
     # A positive far below another one underflows beside it; 0 would have an infinite logarithm.
     log_sum = top + among.clamp(min=SMALLEST).log() + math.log(own.weight)
     largest = 1.0 / _constant(side.temperature, sim)
-    shift = (largest - LARGEST_EXPONENT / own.q).clamp(min=0.0)
+    shift = (largest - LARGEST_EXPONENT / own.exponent).clamp(min=0.0)
     # expm1, because the difference of two exponentials near 1 loses its digits for a small q.
-    second, first = (torch.expm1(own.q * (one - shift)) for one in (log_sum, sim))
-    losses = (second - first) / own.q
+    second, first = (torch.expm1(own.exponent * (one - shift)) for one in (log_sum, sim))
+    losses = (second - first) / own.exponent
     if side.dropped is not None:
         losses = losses.masked_fill(side.dropped, 0.0)
     return (labels * losses).sum(dim=1).mean()

@@ -251,7 +251,6 @@ class PseudoPositives:
         source="PCME++ 2.3",
         low=0,
         high=1,
-        also=("alpha",),
     )
 
     def __post_init__(self) -> None:

@@ -88,7 +88,8 @@ def slow_debiased(sim, degree, label, keep, prior):
     )
 
 
-def slow_rince(sim, degree, label, keep, q, weight):
+def slow_rince(sim, degree, label, keep, exponent, weight):
+    q = exponent
     kept = [place for place, k in enumerate(keep) if k]
     negatives = sum((1 - degree[k]) * math.exp(sim[k]) for k in kept)
     return sum(
@@ -100,7 +101,7 @@ def slow_rince(sim, degree, label, keep, q, weight):
 SLOW = {
     "sigmoid": (slow_sigmoid, {"bias": -3.0}),
     "debiased": (slow_debiased, {"prior": 0.25}),
-    "rince": (slow_rince, {"q": 0.5, "weight": 0.2}),
+    "rince": (slow_rince, {"exponent": 0.5, "weight": 0.2}),
 }
 
 
@@ -213,7 +214,7 @@ def test_rince_ends_nearer_to_the_clean_solution():
         wrong = row % samples < 4
         labels[row, (row // samples + wrong) % classes] = 1.0
     of_class = torch.arange(classes * samples) // samples
-    for name, own in (("softmax", {}), ("rince", {"q": 1.0, "weight": 0.01})):
+    for name, own in (("softmax", {}), ("rince", {"exponent": 1.0, "weight": 0.01})):
         torch.manual_seed(0)
         features = (
             torch.ones(classes, classes) + 0.01 * torch.randn(classes, classes)
@@ -261,7 +262,7 @@ def test_sigmoid_brings_every_positive_near():
 def test_smoothed_labels_have_small_degrees():
     labels = smooth(labels_from_positives(torch.tensor([[True, True, False, False]])), 0.4)
     assert torch.allclose(degrees(labels), torch.tensor([[1.0, 1.0, 0.25, 0.25]]))
-    with pytest.raises(ValueError, match="q must be above 0 and at most 1"):
-        RinceRule(q=0.0)
+    with pytest.raises(ValueError, match="exponent must be above 0 and at most 1"):
+        RinceRule(exponent=0.0)
     with pytest.raises(ValueError, match=r"prior must be at least 0 and at most 0.99"):
         DebiasedRule(1.0)

@@ -34,7 +34,7 @@ def test_growth_is_measured():
 def test_all_pairs_of_an_epoch_are_collected_and_grouped(monkeypatch):
     lengths = []
     monkeypatch.setattr(
-        growth, "_given_order", lambda i, *_: lengths.append(len(i)) or np.arange(len(i))
+        growth, "_given_order", lambda i, *_, **__: lengths.append(len(i)) or np.arange(len(i))
     )
     growth.index_bytes(10_000, queue=960, space=480)
     # The second epoch is counted: the order of the first is random.

@@ -126,7 +126,7 @@ def test_evaluation_is_logged(tmp_path, recorders):
     ("error", "status"), [(RuntimeError("broken"), "failed"), (KeyboardInterrupt(), "stopped")]
 )
 def test_loggers_learn_how_a_run_ended(tmp_path, recorders, monkeypatch, error, status):
-    def fail(*_):
+    def fail(*_, **__):
         raise error
 
     monkeypatch.setattr(Figures, "record_epoch", fail)
