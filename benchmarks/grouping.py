@@ -56,7 +56,7 @@ def rows(sizes: Sizes) -> list[Row]:
                 device=sizes.device,
             ).row(
                 f"grouping M = {space:,} / {how}",
-                "<= 1.4" if out is None and not sizes.gpu else "",
+                "" if sizes.gpu else "<= 1.25",
                 f"{note}; {'the copy to the host is in it' if sizes.gpu else 'one thread'}",
             )
             for how, (apart, out, note) in variants.items()

@@ -135,16 +135,12 @@ def memory(data: list[int]) -> Iterator[Row]:
         begin = time.perf_counter()
         used = index_bytes(size)
         progress(f"indices of {size:,} samples: {time.perf_counter() - begin:.0f} s")
-        yield Row(
+        yield Row.alone(
             f"bytes of indices a sample, N = {size:,}",
             used,
-            None,
-            used,
-            used,
-            used,
-            unit="B",
-            target="<= 16",
-            note="ratio: bytes; NumPy's, by tracemalloc, at the peak of two epochs, from random to "
+            "B",
+            "<= 16",
+            "ratio: bytes; NumPy's, by tracemalloc, at the peak of two epochs, from random to "
             "random and from random to grouped order (grouping leaves pairs as they are), each "
             "with a checkpoint before its end; a data set's image numbers, 8 bytes a sample in "
             "memory or in a file, are not in it",

@@ -68,6 +68,11 @@ class Row:
     target: str = ""
     note: str = ""
 
+    @classmethod
+    def alone(cls, what: str, value: float, unit: str, target: str = "", note: str = "") -> Row:
+        """Return the row of a value that is compared with nothing."""
+        return cls(what, value, None, value, value, value, unit, target, note)
+
     @property
     def met(self) -> bool | None:
         """Whether the ratio meets the target; None if there is no target."""
@@ -104,6 +109,7 @@ def in_turn(
     repeats: int,
     warm_up: int = 1,
     device: str | torch.device | None = None,
+    timer: Callable[[], float] | None = None,
 ) -> dict[str, list[float]]:
     """Return each action's seconds of every repeat; the order is A B C, C B A, A B C, ...
 
@@ -112,6 +118,7 @@ def in_turn(
         repeats: at least 1.
         warm_up: uncounted rounds at the beginning.
         device: synchronised after each action, if it is a GPU.
+        timer: gives the seconds; None: `clock`.
 
     Raises:
         ValueError: if there is nothing to measure.
@@ -120,16 +127,17 @@ def in_turn(
         raise ValueError(f"need actions and at least 1 repeat, got {len(actions)} and {repeats}")
     times: dict[str, list[float]] = {name: [] for name in actions}
     names = list(actions)
+    read = timer or clock
     gc.collect()
     for turn in range(-warm_up, repeats):
         order = names if turn % 2 == 0 else names[::-1]
         for name in order:
             _wait(device)
-            begin = clock()
+            begin = read()
             actions[name]()
             _wait(device)
             if turn >= 0:
-                times[name].append(clock() - begin)
+                times[name].append(read() - begin)
         progress(f"round {turn + 1} of {repeats}" if turn >= 0 else "warm-up")
     return times
 

@@ -44,7 +44,7 @@ class Stores:
 
     def __init__(self, folder: Path, size: int) -> None:
         self.folder, self.size = folder, size
-        self.root, self.annotations = generated(folder, size)
+        self.root, self.annotations = generated(folder, size, 640, 480)
         self.files = self.data(self.annotations, self.root)
         self.large, self.single = (self.parquet(rows) for rows in (size, 1))
         self.of_large, self.of_single = self.data(self.large), self.data(self.single)

@@ -33,10 +33,12 @@ PARTS = {
     "grouping": "grouping of mini-batches by similarity",
     "methods": "steps of the methods against false negatives, against GRIT-VLP's",
     "growth": "how cost and memory grow with the data",
+    "shard_tables": "how listing and reading tar shards grow with the data; up to 12 GB of disk",
     "retrieval": "retrieval with re-ranking, against LAVIS",
     "judging": "judging offline against judging in the loop",
     "data": "captions tokenised, images decoded",
     "parquet": "images inside parquet against image files; sizes of row groups",
+    "start": "start of a training, of a config check and of --help, against LAVIS's import",
 }
 FUNCTIONS = {"lavis": ("steps", "lavis_rows"), "memory": ("steps", "memory_rows")}
 

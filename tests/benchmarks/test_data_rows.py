@@ -14,12 +14,12 @@ from lavis_mafa.processors.augmentation import QuickAugmentation, auto_contrast
 
 @pytest.fixture
 def sides(tmp_path):
-    root, annotations = data.generated(tmp_path, 3)
+    root, annotations = data.generated(tmp_path, 3, 640, 480)
     return data.Sides(root, annotations, tmp_path)
 
 
 def test_both_sides_make_equal_batches(sides):
-    ours, theirs = sides.ours.collater(sides.read()), sides.batch_of_lavis()
+    ours, theirs = sides.batch(), sides.batch_of_lavis()
     assert ours["text_input"] == theirs["text_input"] == sides.captions
     assert ours["image"].shape == theirs["image"].shape == (3, 3, data.SIDE, data.SIDE)
     ids = theirs[TOKENS].input_ids
@@ -38,6 +38,7 @@ def test_lavis_side_uses_its_own_augmentation():
 def test_rows_of_both_image_sources(monkeypatch, photographs):
     monkeypatch.setattr(data, "PHOTOGRAPHS", photographs)
     rows = list(data.rows(Sizes("quick", repeats=1)))
-    assert [row.target for row in rows] == [data.TARGET] * 6
-    assert [row.what.split()[0] for row in rows] == ["tokenise", "decode", "both"] * 2
+    of_a_kind = ["tokenise", "decode", "both"]
+    assert [row.target for row in rows] == [data.TARGET] * 10
+    assert [row.what.split()[0] for row in rows] == [*of_a_kind * 2, "decode", *of_a_kind]
     assert all(row.ours > 0 and row.reference > 0 for row in rows)

@@ -14,7 +14,7 @@ QUICK = Sizes("quick", repeats=1)
 
 def test_grouping_is_measured_against_the_product():
     measured = grouping.rows(QUICK)
-    assert [row.target for row in measured] == ["<= 1.4", "", "<= 1.4", ""]
+    assert [row.target for row in measured] == ["<= 1.25", "<= 1.25", "<= 1.25", ""]
     for row in measured:
         assert row.ours > 0 and row.reference > 0 and row.low <= row.ratio <= row.high
 

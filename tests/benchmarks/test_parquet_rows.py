@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -20,7 +22,8 @@ def stores(tmp_path):
 def test_all_stores_give_the_same_images(stores):
     groups = [pq.ParquetFile(path).num_row_groups for path in (stores.single, stores.large)]
     assert groups == [SIZE, 1]
-    expected = [(stores.root / f"{number}.jpg").read_bytes() for number in stores.order]
+    pairs = json.loads(stores.annotations.read_text())
+    expected = [(stores.root / pairs[number]["image"]).read_bytes() for number in stores.order]
     assert sorted(stores.order) == list(range(SIZE))
     for data in (stores.files, stores.of_large, stores.of_single):
         assert stores.bytes_of(data, rounds=1) == expected
