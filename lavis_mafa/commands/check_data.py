@@ -11,15 +11,16 @@ Exit status: 0 no problems, 1 problems found, 2 unusable arguments.
 from __future__ import annotations
 
 import argparse
-import os
 from pathlib import Path
 
 from lavis_mafa.commands.arguments import add_column_arguments
+from lavis_mafa.io.launcher import usable_cores
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``lavis-mafa check-data``."""
     add_column_arguments(parser)
+    parser.add_argument("--group-id-key", help="column of group ids; default: no groups")
     parser.add_argument(
         "--image-root", help="folder of the image paths; not needed if the images are in the files"
     )
@@ -31,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--workers",
         type=int,
-        default=min(8, os.cpu_count() or 1),
+        default=min(8, usable_cores()),
         metavar="N",
         help="threads that read images (default: %(default)s)",
     )
@@ -65,6 +66,7 @@ def run(args: argparse.Namespace) -> int:
             image_key=args.image_key,
             caption_key=args.caption_key,
             image_id_key=args.image_id_key,
+            group_id_key=args.group_id_key,
             split=args.split,
             workers=args.workers,
             limit=args.limit,

@@ -10,7 +10,8 @@ Formats, distinguished by suffix and content:
 - `.parquet`, `.arrow`: see `columnar_files`; images may be in the file.
 
 A record has an image path, a caption (a string, or a list of strings except in CSV and TSV) and
-optionally an `image_id` (string or integer). Text is UTF-8, with or without a byte order mark.
+optionally an `image_id` and the id of a group (string or integer). Text is UTF-8, with or without a
+byte order mark.
 """
 
 from __future__ import annotations
@@ -83,6 +84,7 @@ def read_rows(
     image_key: str | None = None,
     caption_key: str | None = None,
     image_id_key: str | None = None,
+    group_id_key: str | None = None,
     *,
     images: bool = True,
 ) -> Iterator[Row | Problem]:
@@ -90,18 +92,22 @@ def read_rows(
 
     Args:
         path: the file; its suffix must be one of `SUFFIXES`.
-        image_key, caption_key, image_id_key: names of the columns; None: those of `PairColumns`,
-            in the file's first record (CSV: in the header, parquet and Arrow: in the schema).
+        image_key, caption_key, image_id_key, group_id_key: names of the columns; None: those of
+            `PairColumns`, in the file's first record (CSV: in the header, parquet and Arrow: in
+            the schema).
         images: False: leave out the images in parquet and Arrow files; `Row.image` names them.
 
     Yields:
         a `Row`, or a `Problem` for a record that cannot be used.
     """
-    columns = PairColumns(image_key, caption_key, image_id_key)
+    columns = PairColumns(image_key, caption_key, image_id_key, group_id_key)
     path = Path(path)
     found = raw_rows(path, columns, images) if is_columnar(path) else raw_records(path, columns)
     for raw in found:
         yield raw if isinstance(raw, Problem) else columns.row(*raw)
+    missing = columns.missing_at_end()
+    if missing is not None:
+        yield Problem("whole file", missing)
 
 
 def raw_records(path: Path, columns: Columns) -> Iterator[_Raw]:
@@ -242,7 +248,7 @@ def _delimited(path: Path, delimiter: str, columns: Columns) -> Iterator[_Raw]:
 def _doubled(header: list[str], columns: Columns) -> str | None:
     """Return a message if a column that is read occurs twice, since only the last would count."""
     read = {columns.image_key, getattr(columns, "caption_key", None)}
-    read.add(getattr(columns, "image_id_key", "image_id"))
+    read |= {getattr(columns, "image_id_key", "image_id"), getattr(columns, "group_id_key", None)}
     twice = [name for name in dict.fromkeys(header) if name in read and header.count(name) > 1]
     if not twice:
         return None

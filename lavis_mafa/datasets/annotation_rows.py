@@ -39,6 +39,7 @@ class Row(NamedTuple):
     captions: list[str]
     image_id: str | None
     stored: StoredImage | None = None  # None: `image` is the path of a file
+    group_id: str | None = None
 
 
 class Problem(NamedTuple):
@@ -62,11 +63,12 @@ class Columns(Protocol):
 
 
 class PairColumns:
-    """Names of the columns of image, caption and image id, and the check of a record against them.
+    """Names of the columns of image, caption and ids, and the check of a record against them.
 
     Args:
         image_key, caption_key: None: the first of `IMAGE_KEYS` and of `CAPTION_KEYS` that exists.
         image_id_key: None: `IMAGE_ID_KEY`, if it exists.
+        group_id_key: None: there are no groups.
     """
 
     def __init__(
@@ -74,14 +76,35 @@ class PairColumns:
         image_key: str | None = None,
         caption_key: str | None = None,
         image_id_key: str | None = None,
+        group_id_key: str | None = None,
     ) -> None:
         self.image_key = image_key
         self.caption_key = caption_key
         self.image_id_key = image_id_key or IMAGE_ID_KEY
+        self.group_id_key = group_id_key
         self._needs_id = image_id_key is not None
+        self._records = self._with_group = 0
 
     def choose(self, names: Collection[str]) -> str | None:
         """Choose the names that are not given; return what is missing if `names` lacks one."""
+        missing = self._choose(names)
+        if missing is None and self.group_id_key not in (None, *names):
+            return _no_column("group_id", (str(self.group_id_key),), names)
+        return missing
+
+    def missing_at_end(self) -> str | None:
+        """Return what is missing if no record had the column of groups; call it after the last.
+
+        A single JSON record may lack it: its sample is in no group.
+        """
+        if self.group_id_key is None or self._with_group or not self._records:
+            return None
+        return (
+            f"no group_id column: {short(self.group_id_key)} is in none of {self._records} "
+            "records; set group_id_key to its name"
+        )
+
+    def _choose(self, names: Collection[str]) -> str | None:
         chosen = []
         for kind, key, known in (
             ("image", self.image_key, IMAGE_KEYS),
@@ -91,11 +114,7 @@ class PairColumns:
             wanted = known if key is None else (key,)
             name = next((name for name in wanted if name in names), None)
             if name is None and (kind != "image_id" or self._needs_id):
-                found = ", ".join(map(short, list(names)[:10])) or "nothing"
-                return (
-                    f"no {kind} column: expected {' or '.join(wanted)}, found {found}; "
-                    f"set {kind}_key to its name"
-                )
+                return _no_column(kind, wanted, names)
             chosen.append(name)
         self.image_key, self.caption_key = chosen[:2]
         return None
@@ -108,11 +127,15 @@ class PairColumns:
             )
         needed = {self.image_key, self.caption_key, *([self.image_id_key] * self._needs_id)}
         if not needed <= record.keys():
-            missing = self.choose(record)
+            missing = self._choose(record)
             if missing:
                 return Problem(where, missing)
-        image_key, caption_key, id_key = self.image_key, self.caption_key, self.image_id_key
-        image, captions, image_id = record[image_key], record[caption_key], record.get(id_key)
+        image_key, caption_key = self.image_key, self.caption_key
+        image, captions = record[image_key], record[caption_key]
+        self._records += 1
+        self._with_group += self.group_id_key in record
+        id_keys = self.image_id_key, self.group_id_key
+        ids = [None if key is None else record.get(key) for key in id_keys]
 
         stored = image if isinstance(image, StoredImage) else None
         name = stored.name if stored else image
@@ -126,16 +149,36 @@ class PairColumns:
         if not all(isinstance(caption, str) for caption in captions):
             why = f"expected a string or strings, got {short(captions)}"
             return Problem(where, f"{caption_key!r}: {why}")
-        if isinstance(image_id, bool) or not isinstance(image_id, (str, int, type(None))):
-            why = f"expected a string or an integer, got {short(image_id)}"
-            return Problem(where, f"{id_key!r}: {why}")
-        identity = None if image_id in (None, "") else str(image_id)
+        for key, value in zip(id_keys, ids, strict=True):
+            if not is_id(value):
+                why = f"expected a string or an integer, got {short(value)}"
+                return Problem(where, f"{key!r}: {why}")
+        image_id, group_id = map(as_id, ids)
         try:
-            "".join((name, identity or "", *captions)).encode("utf-8")
+            "".join((name, image_id or "", group_id or "", *captions)).encode("utf-8")
         except UnicodeEncodeError:
             why = f"text is not valid UTF-8: {short(name)}, {short(captions)}"
-            return Problem(where, why if identity is None else f"{why}, {short(identity)}")
-        return Row(where, name, captions, identity, stored)
+            known = [short(one) for one in (image_id, group_id) if one is not None]
+            return Problem(where, ", ".join([why, *known]))
+        return Row(where, name, captions, image_id, stored, group_id)
+
+
+def is_id(value: Any) -> bool:
+    """Return whether a value can be the id of an image or a group, or says that there is none."""
+    return not isinstance(value, bool) and isinstance(value, (str, int, type(None)))
+
+
+def as_id(value: str | int | None) -> str | None:
+    """Return an id as text, None for none: 7 and "7" are equal, as CSV cannot tell them apart."""
+    return None if value in (None, "") else str(value)
+
+
+def _no_column(kind: str, wanted: Collection[str], names: Collection[str]) -> str:
+    found = ", ".join(map(short, list(names)[:10])) or "nothing"
+    return (
+        f"no {kind} column: expected {' or '.join(wanted)}, found {found}; "
+        f"set {kind}_key to its name"
+    )
 
 
 def short(value: Any) -> str:

@@ -4,10 +4,14 @@ All processes of a machine share the pages of the map, so 100 million pairs cost
 DataLoader worker. The conversion streams: it needs the memory of one batch of rows and, at its end,
 about 65 bytes per pair to number the images. A converted table is a folder
 
-    <cache>/image_text/<key>/pairs.arrow     image path, caption and `image_id` of every pair, in
-                                             file order
+    <cache>/image_text/<key>/pairs.arrow     image path, caption, `image_id` and with groups the id
+                                             of the group of every pair, in file order
     <cache>/image_text/<key>/image_ids.npy   int64 (N,), dense numbers of the images
     <cache>/image_text/<key>/meta.json       counts and sources
+
+with groups,
+
+    <cache>/image_text/<key>/group_ids.npy   int64 (N,), dense numbers of the groups, -1: in none
 
 and, if images lie in parquet or Arrow files,
 
@@ -42,6 +46,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from lavis_mafa.algorithm.context import NO_GROUP
 from lavis_mafa.datasets.annotation_files import read_rows, require_files
 from lavis_mafa.datasets.annotation_rows import Problem, Row, StoredImage
 from lavis_mafa.datasets.columnar_files import (
@@ -60,11 +65,13 @@ BATCH_ROWS = 65_536
 LISTED_PROBLEMS = 20
 TEMPORARY = ".tmp-"  # in the name of a folder that is being made
 SCHEMA = pa.schema([(name, pa.string()) for name in ("image", "caption", "image_id")])
+GROUPED = SCHEMA.append(pa.field("group_id", pa.string()))
 # 128 bits identify an image with practically no collision; 64 bits of the path only feed a warning.
 DIGEST = np.dtype([("high", "<u8"), ("low", "<u8"), ("path", "<u8")])
 # Of each pair: file, first byte and size of its image, number of its record, digest of the image.
 PLACE = np.dtype([("place", "<i8", 3), ("record", "<i8"), ("content", "<u8", 2)])
 PACKED_PLACE = struct.Struct("<4q16s")
+GROUP_DIGEST = np.dtype([("high", "<u8"), ("low", "<u8")])
 COPIES = "images.bin"
 KNOWN_COPIES = 2**16
 
@@ -83,11 +90,13 @@ class PairTable:
         self.images = StoredImages(self.folder, files, "file") if files else None
         self._columns: tuple[pa.ChunkedArray, ...] | None = None
         self._image_ids: npt.NDArray[np.int64] | None = None
+        self._group_ids: npt.NDArray[np.int64] | None = None
         self._rows: npt.NDArray[np.int64] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         # Pickled for workers: each maps the files itself instead of receiving a copy.
-        return {**self.__dict__, "_columns": None, "_image_ids": None, "_rows": None}
+        opened = dict.fromkeys(("_columns", "_image_ids", "_group_ids", "_rows"))
+        return {**self.__dict__, **opened}
 
     def __len__(self) -> int:
         return int(self.meta["pairs"])
@@ -99,6 +108,14 @@ class PairTable:
         if self._image_ids is None:
             self._image_ids = np.load(self.folder / "image_ids.npy", mmap_mode="r")
         return self._image_ids
+
+    @property
+    def group_ids(self) -> npt.NDArray[np.int64] | None:
+        """The group of each pair, numbered 0, 1, ... in order of first appearance, `NO_GROUP` for
+        none: (N,) int64, memory-mapped. None if the table was converted without groups."""
+        if self._group_ids is None and "groups" in self.meta:
+            self._group_ids = np.load(self.folder / "group_ids.npy", mmap_mode="r")
+        return self._group_ids
 
     def image(self, index: int) -> str:
         """Return the image path of pair `index`, as in the annotation file."""
@@ -148,6 +165,13 @@ class PairTable:
         found: str | None = self._open()[2][int(index)].as_py()
         return found
 
+    def own_group_id(self, index: int) -> str | None:
+        """Return the id that the annotation file gives the group of pair `index`; None without
+        one, or in a table that was converted before these ids were kept."""
+        columns = self._open()
+        found: str | None = columns[3][int(index)].as_py() if len(columns) > 3 else None
+        return found
+
     def captions(self) -> Iterator[str]:
         """Yield the captions of all pairs, in order."""
         for chunk in self._open()[1].chunks:
@@ -173,7 +197,8 @@ class PairTable:
                     f"converted table {self.folder} is damaged ({error}); delete the folder, it is "
                     "converted again from the annotation files"
                 ) from error
-            self._columns = tuple(table.column(name) for name in SCHEMA.names)
+            names = [name for name in GROUPED.names if name in table.column_names]
+            self._columns = tuple(table.column(name) for name in names)
         return self._columns
 
 
@@ -183,6 +208,7 @@ def converted(
     image_key: str | None = None,
     caption_key: str | None = None,
     image_id_key: str | None = None,
+    group_id_key: str | None = None,
     split: str | None = None,
     drop_empty: bool = True,
     cache_dir: str | os.PathLike[str] | None = None,
@@ -196,6 +222,7 @@ def converted(
     Args:
         files: annotation files (formats: `annotation_files`), globs and folders, read as one.
         image_key, caption_key, image_id_key: column names, None to find them.
+        group_id_key: name of the column of groups; None: no groups.
         split: see `require_files`.
         drop_empty: drop empty captions (counted and logged) instead of refusing them.
         cache_dir: folder of all tables; None: $LAVIS_MAFA_CACHE, else ~/.cache/lavis_mafa.
@@ -209,6 +236,10 @@ def converted(
     """
     paths = require_files(files, split)
     keys = {"image_key": image_key, "caption_key": caption_key, "image_id_key": image_id_key}
+    if (
+        group_id_key is not None
+    ):  # else the key is that of tables converted before there were groups
+        keys["group_id_key"] = group_id_key
     settings = {**keys, "drop_empty": bool(drop_empty)}
     folder = cache_root(cache_dir) / "image_text" / _key(paths, settings)
 
@@ -325,6 +356,37 @@ def numbered_images(folder: Path, dtype: np.dtype[Any]) -> tuple[Digests, Ids, I
     return digests, ids, first
 
 
+def group_digest(group_id: str | None) -> bytes:
+    """Return the digest of a group's id for `numbered_groups`, zeros for none."""
+    return bytes(16) if group_id is None else _digest(b"g", group_id.encode("utf-8"))
+
+
+def numbered_groups(folder: Path) -> dict[str, int]:
+    """Write ``group_ids.npy`` from the digests in the file ``groups``, and remove that file.
+
+    Returns:
+        The counts of ``meta.json``: groups, and pairs that are in one.
+    """
+    digests = np.fromfile(folder / "groups", GROUP_DIGEST)
+    os.remove(folder / "groups")
+    grouped = np.flatnonzero((digests["high"] != 0) | (digests["low"] != 0))
+    ids = np.full(len(digests), NO_GROUP, np.int64)
+    count = 0
+    if len(grouped):
+        own = digests[grouped]
+        ids[grouped], first = dense_ids(own["high"], own["low"])
+        count = len(first)
+    np.save(folder / "group_ids.npy", ids)
+    return {"groups": count, "pairs_in_groups": len(grouped)}
+
+
+def describe_groups(meta: dict[str, Any]) -> str:
+    """Return the counts of `numbered_groups` for people, "" without groups."""
+    if "groups" not in meta:
+        return ""
+    return f", {meta['groups']} groups of {meta['pairs_in_groups']} pairs"
+
+
 def _key(paths: list[Path], settings: dict[str, Any]) -> str:
     # The change time (ctime) too: `cp -p`, tar and rsync set the modification time of what they put
     # back, and a file of equal size would be taken for the converted one.
@@ -340,7 +402,8 @@ def _convert(paths: list[Path], folder: Path, keys: dict[str, Any], drop_empty: 
     columns = require_same_columns(paths, **keys)
     if any(column.kind in (BYTES, FILES) for column in columns):
         _announce_copies([path for path in paths if path.suffix.lower() == PARQUET], folder)
-    writer = _PairWriter(folder, bool(columns))
+    groups = keys.get("group_id_key") is not None
+    writer = _PairWriter(folder, bool(columns), groups)
     refused = Refusals()
     records = empty = 0
     record_ends = []
@@ -382,6 +445,8 @@ def _convert(paths: list[Path], folder: Path, keys: dict[str, Any], drop_empty: 
         "first_conflict": [[int(row), int(first[ids[row]])] for row in conflicts[:1]],
         "sources": [os.fspath(path) for path in paths],
     }
+    if groups:
+        meta.update(numbered_groups(folder))
     if writer.images is not None and writer.images.end():
         meta.update(files=writer.images.files, record_ends=record_ends)
         meta["with_paths"] = writer.images.with_paths
@@ -412,17 +477,21 @@ class _PairWriter:
 
     Args:
         stores: whether rows may have their images in the files that are read.
+        groups: whether to write the ids of their groups, and digests of these, as well.
     """
 
-    def __init__(self, folder: Path, stores: bool) -> None:
+    def __init__(self, folder: Path, stores: bool, groups: bool = False) -> None:
         self.pairs = 0
         self.images = _ImageWriter(folder) if stores else None
+        self._groups = open(folder / "groups", "wb") if groups else None
         self._images: list[str] = []
         self._captions: list[str] = []
         self._ids: list[str | None] = []
+        self._group_ids: list[str | None] = []
         self._digests = open(folder / "digests", "wb")
         self._sink = pa.OSFile(os.fspath(folder / "pairs.arrow"), "wb")
-        self._writer = pa.ipc.new_file(self._sink, SCHEMA)
+        self._schema = GROUPED if groups else SCHEMA
+        self._writer = pa.ipc.new_file(self._sink, self._schema)
 
     def begin(self, path: Path) -> None:
         """Note the file that the next rows come from."""
@@ -448,7 +517,10 @@ class _PairWriter:
             self._images.append(row.image)
             self._captions.append(caption)
             self._ids.append(row.image_id)
+            self._group_ids.append(row.group_id)
             self._digests.write(digest)
+        if self._groups is not None:
+            self._groups.write(group_digest(row.group_id) * len(captions))
         if self.images is not None:
             self.images.add(row.stored, content, record, len(captions))
         if len(self._images) >= BATCH_ROWS:
@@ -459,16 +531,18 @@ class _PairWriter:
         self._writer.close()
         self._sink.close()
         self._digests.close()
+        if self._groups is not None:
+            self._groups.close()
         if self.images is not None:
             self.images.close()
 
     def _flush(self) -> None:
         if self._images:
-            columns = (self._images, self._captions, self._ids)
-            arrays = [pa.array(column, pa.string()) for column in columns]
-            self._writer.write_batch(pa.record_batch(arrays, schema=SCHEMA))
+            columns = (self._images, self._captions, self._ids, self._group_ids)
+            arrays = [pa.array(column, pa.string()) for column in columns[: len(self._schema)]]
+            self._writer.write_batch(pa.record_batch(arrays, schema=self._schema))
         self.pairs += len(self._images)
-        self._images, self._captions, self._ids = [], [], []
+        self._images, self._captions, self._ids, self._group_ids = [], [], [], []
 
 
 class _ImageWriter:
@@ -574,7 +648,8 @@ def names_of(paths: Collection[str | os.PathLike[str]]) -> str:
 
 def _log(paths: list[Path], table: PairTable) -> None:
     meta = table.meta
-    logging.info("%s: %d pairs, %d images", names_of(paths), meta["pairs"], meta["images"])
+    counts = meta["pairs"], meta["images"], describe_groups(meta)
+    logging.info("%s: %d pairs, %d images%s", names_of(paths), *counts)
     if meta["empty_dropped"]:
         logging.warning("%s: dropped %d empty captions", names_of(paths), meta["empty_dropped"])
     if meta["id_conflicts"]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 from array import array
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.pool import ThreadPool
@@ -43,11 +44,56 @@ PROBLEMS = {
     "extreme_images": "images of extreme aspect",
     "shared_image_ids": "image_ids that stand for several files",
     "split_image_ids": "files with several image_ids",
+    "groups": "groups that are of no use",
 }
 
 
 # The default processor of our builders. It removes some characters: of "..." nothing is left.
 _processed = BlipCaptionProcessor()
+
+
+@dataclass
+class _Groups:
+    """Sizes of the groups, in pairs, and which of them have several images."""
+
+    sizes: Counter[str] = field(default_factory=Counter)
+    with_several: set[str] = field(default_factory=set)
+    _first_image: dict[str, str] = field(default_factory=dict)
+
+    def add(self, group: str, image: str) -> None:
+        self.sizes[group] += 1
+        if self._first_image.setdefault(group, image) != image:
+            self.with_several.add(group)
+
+    def report(self, pairs: int) -> dict[str, Any]:
+        """Return the counts: groups, their pairs, and the largest."""
+        size = max(self.sizes.values(), default=0)
+        largest = next((group for group, count in self.sizes.items() if count == size), None)
+        return {
+            "groups": len(self.sizes),
+            "groups_with_several_images": len(self.with_several),
+            "pairs": self.sizes.total(),
+            "share": self.sizes.total() / pairs if pairs else 0.0,
+            "largest": size,
+            "largest_group": largest,
+        }
+
+    def problems(self, pairs: int) -> list[str]:
+        """Return what makes the groups useless, or most pairs lack negatives."""
+        found = self.report(pairs)
+        wrong = []
+        if not self.with_several:
+            wrong.append(
+                "no group has two images, so that groups change nothing: give the column whose "
+                "values are equal for samples that belong together (--group-id-key)"
+            )
+        if found["largest"] > pairs / 2:
+            wrong.append(
+                f"group {found['largest_group']!r} has {found['largest']} of {pairs} pairs, which "
+                "are no negatives of each other, so that most pairs have few: leave its value "
+                "empty if it means none, or give another column (--group-id-key)"
+            )
+        return wrong
 
 
 @dataclass
@@ -58,6 +104,7 @@ class _Rows:
     pairs: int = 0
     words: array[int] = field(default_factory=lambda: array("q"))
     captions_of: dict[str, int] = field(default_factory=dict)
+    groups: _Groups = field(default_factory=_Groups)
     _seen: set[bytes] = field(default_factory=set)
     _links: set[tuple[str, str]] = field(default_factory=set)
     _id_of: dict[str, str] = field(default_factory=dict)
@@ -77,8 +124,11 @@ class _Rows:
         content = hashlib.blake2b(row.stored.content, digest_size=16).digest()
         return self._place_of.setdefault(content, f"{path}, {row.where}")
 
-    def add(self, place: str, image: str, caption: str, image_id: str | None) -> None:
+    def add(self, place: str, image: str, caption: str, row: Row) -> None:
+        image_id = row.image_id
         self.pairs += 1
+        if row.group_id is not None:
+            self.groups.add(row.group_id, image)
         self.captions_of[image] = self.captions_of.get(image, 0) + 1
         self.words.append(len(caption.split()))
         try:
@@ -117,6 +167,7 @@ def check(
     image_key: str | None = None,
     caption_key: str | None = None,
     image_id_key: str | None = None,
+    group_id_key: str | None = None,
     split: str | None = None,
     workers: int = 4,
     limit: int | None = None,
@@ -128,6 +179,7 @@ def check(
         files: annotation files (formats: `datasets.annotation_files`), globs and folders.
         image_root: folder that the image paths are relative to; None if there are no paths.
         image_key, caption_key, image_id_key: column names; None: detected.
+        group_id_key: name of the column of groups; None: no groups.
         split: train, val or test: of folders, only the files of this split; None: all.
         workers: threads that read images, at least 1.
         limit: stop after this many pairs.
@@ -136,7 +188,10 @@ def check(
     Returns:
         `pairs`, `images` and `images_with_several_captions` (counts), `caption_words`, `width` and
         `height` (min, median, 95 %, max; None where there is nothing to measure), `looked_in` (the
-        folder of the images; None without one), and `problems`: by key of `PROBLEMS` the findings.
+        folder of the images; None without one), `groups` (only with ``group_id_key``:
+        numbers of `groups`, of `groups_with_several_images`, of `pairs` in groups and their
+        `share`, 0 to 1, and the `largest_group` with its size, `largest`), and `problems`: by key
+        of `PROBLEMS` the findings.
 
     Raises:
         FileNotFoundError: a file or the root is missing.
@@ -145,7 +200,10 @@ def check(
             given.
     """
     paths = require_files(files, split)
-    keys = {"image_key": image_key, "caption_key": caption_key, "image_id_key": image_id_key}
+    keys = {
+        **{"image_key": image_key, "caption_key": caption_key},
+        **{"image_id_key": image_id_key, "group_id_key": group_id_key},
+    }
     require_same_columns(paths, **keys)
     if image_root is not None and not os.path.isdir(image_root):
         raise FileNotFoundError(
@@ -167,6 +225,8 @@ def check(
                 )
         images.read_added()
         images.read_files(rows.files, os.fspath(image_root or ""))
+    if group_id_key is not None and rows.pairs:
+        problems["groups"] += rows.groups.problems(rows.pairs)
     several = sum(count > 1 for count in rows.captions_of.values())
     return {
         "pairs": rows.pairs,
@@ -176,6 +236,7 @@ def check(
         "width": _distribution([width for width, _ in images.sizes]),
         "height": _distribution([height for _, height in images.sizes]),
         "looked_in": None if image_root is None else os.path.abspath(image_root),
+        **({} if group_id_key is None else {"groups": rows.groups.report(rows.pairs)}),
         "problems": problems,
     }
 
@@ -187,6 +248,14 @@ def render(report: dict[str, Any]) -> str:
         f"pairs   {report['pairs']}",
         f"images  {report['images']}, {several} of them with several captions",
     ]
+    if "groups" in report:
+        found = report["groups"]
+        largest = f", the largest, {found['largest_group']!r}, of {found['largest']}"
+        several = found["groups_with_several_images"]
+        lines.append(
+            f"groups  {found['groups']} of {found['pairs']} pairs ({found['share']:.1%} of all), "
+            f"{several} of several images{largest * bool(found['pairs'])}"
+        )
     if report["looked_in"]:
         lines.append(f"images were looked for in {report['looked_in']}")
     missing = report["problems"]["missing_files"]
@@ -229,7 +298,7 @@ def _rows_of(
                     return
                 name = rows.name_of(path, row)
                 for caption in row.captions[: None if limit is None else limit - rows.pairs]:
-                    rows.add(place, name, caption, row.image_id)
+                    rows.add(place, name, caption, row)
                     bar.update()
                 yield path, row, name
 

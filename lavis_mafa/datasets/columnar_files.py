@@ -6,7 +6,8 @@
 
 The image column has paths (strings), image files (binary), or both (the struct ``bytes``, ``path``
 of Hugging Face's ``Image``: the path counts where there are no bytes). The caption column has
-strings or lists of strings, the column of image ids strings or integers. Other columns are ignored.
+strings or lists of strings, the columns of image ids and of group ids strings or integers. Other
+columns are ignored.
 
 The content of a file is not trusted: offsets, indices and text are checked before they are used.
 """
@@ -50,11 +51,14 @@ EXPECTED = {
     "image": (BYTES, FILES, TEXT),
     "caption": (TEXT, TEXTS, EMPTY),
     "image_id": (TEXT, INTEGER, EMPTY),
+    "group_id": (TEXT, INTEGER, EMPTY),
 }
+OF_IDS = "store strings or integers (pandas makes floats of integers with gaps: use Int64)"
 HINTS = {
     "image": "store the bytes of image files, or their paths",
     "caption": "store strings or lists of strings",
-    "image_id": "store strings or integers (pandas makes floats of integers with gaps: use Int64)",
+    "image_id": OF_IDS,
+    "group_id": OF_IDS,
 }
 # pyarrow reports damaged files by its own classes, by OSError and by those of Python's decoders.
 DAMAGE = (pa.ArrowException, OSError, ValueError, OverflowError, MemoryError)
@@ -78,6 +82,7 @@ def used_columns(
     image_key: str | None = None,
     caption_key: str | None = None,
     image_id_key: str | None = None,
+    group_id_key: str | None = None,
 ) -> list[UsedColumn]:
     """Return the columns of a file that hold the pairs; only its schema is read.
 
@@ -86,7 +91,8 @@ def used_columns(
             for a file that cannot be read.
     """
     with _naming(path), _opened(Path(path)) as file:
-        return _used(file.schema, PairColumns(image_key, caption_key, image_id_key))
+        columns = PairColumns(image_key, caption_key, image_id_key, group_id_key)
+        return _used(file.schema, columns)
 
 
 def require_same_columns(
@@ -94,6 +100,7 @@ def require_same_columns(
     image_key: str | None = None,
     caption_key: str | None = None,
     image_id_key: str | None = None,
+    group_id_key: str | None = None,
 ) -> list[UsedColumn]:
     """Return the columns of the parquet and Arrow files among `paths`; [] if there are none.
 
@@ -102,7 +109,7 @@ def require_same_columns(
     """
     first: tuple[Path, list[UsedColumn]] | None = None
     for path in filter(is_columnar, paths):
-        found = used_columns(path, image_key, caption_key, image_id_key)
+        found = used_columns(path, image_key, caption_key, image_id_key, group_id_key)
         first = first or (path, found)
         if not _agree(first[1], found):
             raise ValueError(
@@ -268,6 +275,7 @@ def _used(schema: pa.Schema, columns: PairColumns) -> list[UsedColumn]:
         "image": columns.image_key,
         "caption": columns.caption_key,
         "image_id": columns.image_id_key,
+        "group_id": columns.group_id_key,
     }
     used = [
         UsedColumn(role, name, kinds[name])

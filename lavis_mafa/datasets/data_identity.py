@@ -27,7 +27,8 @@ class DataIdentity:
         image_rows: digest of the image id and the image's name of every sample. Of shards also of
             the place and size of every image file. Of data that list no names, such as rendered
             ones, the content of some samples.
-        caption_rows: digest of the captions, or of whatever else an annotation has.
+        caption_rows: digest of the captions, or of whatever else an annotation has; and of the
+            groups, if there are any.
     """
 
     samples: int
@@ -41,6 +42,8 @@ class DataIdentity:
         images, captions = _hash(), _hash()
         ids = np.asarray(train_set.image_ids, np.int64)
         images.update(np.ascontiguousarray(ids).data)
+        if train_set.group_ids is not None:
+            captions.update(np.ascontiguousarray(train_set.group_ids, np.int64).data)
         begin = 0
         for part in train_set.parts:
             for image, caption in _rows_of(part, train_set, begin):

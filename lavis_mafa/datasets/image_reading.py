@@ -23,6 +23,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
 
 import numpy as np
@@ -33,6 +34,7 @@ SUFFIXES = {
     **{name: name.lower() for name in FORMATS},
     **{"JPEG": "jpg", "MPO": "jpg", "JPEG2000": "jp2", "TIFF": "tif"},
 }
+JPEG_FACTORS = (1, 2, 4, 8)  # by which a JPEG's decoder can reduce it
 MOST_SCANS = 100  # of a JPEG; progressive ones have about ten
 
 WHITE = (255, 255, 255, 255)
@@ -47,6 +49,10 @@ warnings.filterwarnings("ignore", module=r"PIL\.")
 # LAVIS's other data sets open pictures by Pillow itself: without this switch, PostScript among them
 # would be run by Ghostscript.
 EpsImagePlugin.gs_binary = False
+
+# Return by how much a JPEG of a width and a height may be reduced.
+Reduction = Callable[[int, int], int]
+_reduction: ContextVar[Reduction | None] = ContextVar("reduction", default=None)
 
 _strict_lock = threading.Lock()
 _strict_readers = 0
@@ -69,8 +75,33 @@ def read_rgb(path: str | os.PathLike[str], data: bytes | None = None) -> Image.I
     """
     with _named(path), _opened(path, data) as image:
         _check_scans(image)
+        _reduce(image)
         image.load()
         return _to_rgb(_upright(image))
+
+
+@contextmanager
+def reduced_jpegs(reduction: Reduction) -> Iterator[None]:
+    """Let `read_rgb` decode JPEGs at 1/2, 1/4 or 1/8 of their size inside, which is several times
+    as fast as in full.
+
+    Args:
+        reduction: returns the largest allowed factor for a stored ``(width, height)``; 1: none.
+    """
+    token = _reduction.set(reduction)
+    try:
+        yield
+    finally:
+        _reduction.reset(token)
+
+
+def _reduce(image: Image.Image) -> None:
+    reduction = _reduction.get()
+    if reduction is None or image.format != "JPEG":
+        return
+    factor = max(one for one in JPEG_FACTORS if one <= max(1, reduction(*image.size)))
+    if factor > 1:
+        image.draft(None, (image.width // factor, image.height // factor))
 
 
 def read_size(path: str | os.PathLike[str], data: bytes | None = None) -> tuple[int, int]:

@@ -34,7 +34,12 @@ from lavis_mafa.datasets.columnar_files import (
 )
 from lavis_mafa.datasets.data_folders import files_named
 from lavis_mafa.datasets.image_reading import image_suffix, read_rgb, suffix_of
-from lavis_mafa.datasets.local_builder import ConvertedFiles, ConvertingBuilder
+from lavis_mafa.datasets.local_builder import (
+    ConvertedFiles,
+    ConvertingBuilder,
+    group_id_option,
+    of_training,
+)
 from lavis_mafa.datasets.pairs import EvalPairs, Pairs, TrainPairs
 
 DEFAULT_CONFIG = Path(__file__).parents[1] / "configs/datasets/image_text_json/default.yaml"
@@ -46,8 +51,8 @@ class _Files(Pairs):
     Args:
         vis_root: folder that the image paths are relative to; None if there are no paths.
         ann_paths: annotation files, globs and folders, read as one.
-        table_options: `image_key`, `caption_key`, `image_id_key`, `drop_empty`, `cache_dir` and
-            `split` of `converted`.
+        table_options: `image_key`, `caption_key`, `image_id_key`, `group_id_key`, `drop_empty`,
+            `cache_dir` and `split` of `converted`.
 
     Raises:
         FileNotFoundError: if the image root or an annotation file does not exist.
@@ -126,6 +131,7 @@ class AnnotationColumns(ConvertedFiles):
         doc="column of a string or an integer, equal for all rows of one image; null: image_id, if "
         "it exists"
     )
+    group_id_key: str | None = group_id_option("column of the training split")
 
 
 @registry.register_builder("image_text_json")
@@ -148,7 +154,8 @@ class ImageTextJsonBuilder(ConvertingBuilder):
         Raises:
             FileNotFoundError, ValueError: see `require_files` and `require_same_columns`.
         """
-        keys = {key: info.get(key) for key in ("image_key", "caption_key", "image_id_key")}
+        names = ("image_key", "caption_key", "image_id_key", *of_training(split))
+        keys = {key: info.get(key) for key in names}
         return require_same_columns(require_files(storage, split), **keys)
 
     @classmethod
@@ -182,7 +189,8 @@ class ImageTextJsonBuilder(ConvertingBuilder):
         }
 
     def options_of_split(self, split: str) -> dict[str, Any]:
-        return {"split": split}
+        info = self.config.build_info
+        return {"split": split, **{key: info[key] for key in of_training(split)}}
 
 
 def _require_folder(root: str | os.PathLike[str]) -> str:

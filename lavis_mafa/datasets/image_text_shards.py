@@ -26,15 +26,18 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import torch
 from lavis.common.registry import registry
 from PIL import Image
+from torch.utils.data import DataLoader, Dataset
 
 from lavis_mafa.datasets.annotation_rows import Problem
 from lavis_mafa.datasets.arrow_table import (
@@ -42,20 +45,31 @@ from lavis_mafa.datasets.arrow_table import (
     PairTable,
     Refusals,
     cache_root,
+    describe_groups,
+    group_digest,
     make_once,
     names_of,
+    numbered_groups,
     numbered_images,
 )
 from lavis_mafa.datasets.image_reading import read_rgb
-from lavis_mafa.datasets.local_builder import ConvertingBuilder
+from lavis_mafa.datasets.local_builder import (
+    ConvertedFiles,
+    ConvertingBuilder,
+    group_id_option,
+    of_training,
+)
 from lavis_mafa.datasets.pairs import EvalPairs, Pairs, TrainPairs
 from lavis_mafa.datasets.shard_samples import Stored, read_samples
 from lavis_mafa.datasets.shards import Shard, files_named, find_shards
 from lavis_mafa.datasets.stored_images import PLACES, StoredImages
 from lavis_mafa.io.checkpoints import dataset_yamls
 from lavis_mafa.io.files import write_json
+from lavis_mafa.io.launcher import usable_cores
+from lavis_mafa.io.processes import progress
 
 FORMAT_VERSION = 3
+SHARDS_PER_WORKER = 4  # at least; a shard takes a second, a process a part of one
 DIGEST = np.dtype([("high", "<u8"), ("low", "<u8")])
 
 
@@ -93,6 +107,7 @@ def listed(
     storage: Collection[str | os.PathLike[str]],
     *,
     drop_empty: bool = True,
+    group_id_key: str | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
 ) -> ShardTable:
     """Return the table of the samples in `storage`; create it unless it is cached for these shards.
@@ -102,6 +117,7 @@ def listed(
     Args:
         storage: index files, tar files, globs and brace lists; see `find_shards`.
         drop_empty: drop samples with an empty caption instead of refusing them.
+        group_id_key: of the id of a sample's group in its `.json`; None: no groups.
         cache_dir: folder of all tables; None: $LAVIS_MAFA_CACHE, else ~/.cache/lavis_mafa.
 
     Raises:
@@ -110,44 +126,50 @@ def listed(
         RuntimeError: if a shard changed while it was listed.
     """
     shards = find_shards(list(storage))
-    folder = cache_root(cache_dir) / "image_text_shards" / _key(shards, drop_empty)
+    options = drop_empty, group_id_key
+    folder = cache_root(cache_dir) / "image_text_shards" / _key(shards, *options)
 
     def convert(temporary: Path) -> None:
-        _make(shards, temporary, drop_empty)
-        if _key(find_shards(list(storage)), drop_empty) != folder.name:
+        _make(shards, temporary, *options)
+        if _key(find_shards(list(storage)), *options) != folder.name:
             raise RuntimeError(f"{names_of(storage)} changed while being read; start again")
 
     make_once(folder, convert)
     table = ShardTable(folder)
     counts = table.meta["pairs"], len(shards), table.meta["images"]
-    logging.info("%s: %d samples in %d shards, %d images", names_of(storage), *counts)
+    groups = describe_groups(table.meta)
+    logging.info("%s: %d samples in %d shards, %d images%s", names_of(storage), *counts, groups)
     if table.meta["empty_dropped"]:
         empty = table.meta["empty_dropped"]
         logging.warning("%s: dropped %d empty captions", names_of(storage), empty)
     return table
 
 
-def _key(shards: list[Shard], drop_empty: bool) -> str:
-    text = json.dumps([FORMAT_VERSION, shards, bool(drop_empty)])
+def _key(shards: list[Shard], drop_empty: bool, group_id_key: str | None) -> str:
+    # Without groups the key is that of tables listed before there were any.
+    groups = [] if group_id_key is None else [group_id_key]
+    text = json.dumps([FORMAT_VERSION, shards, bool(drop_empty), *groups])
     return hashlib.sha256(text.encode("ascii")).hexdigest()[:32]
 
 
-def _make(shards: list[Shard], folder: Path, drop_empty: bool) -> None:
+def _make(shards: list[Shard], folder: Path, drop_empty: bool, group_id_key: str | None) -> None:
     """Write the files of a table into `folder`, a shard at a time."""
     logging.info("Listing the samples of %d shards", len(shards))
+    samples_of = _samples_by_shard(shards, group_id_key)
     refused = Refusals()
-    pairs = empty = 0
+    pairs = empty = with_group = 0
     with ExitStack() as stack:
+        groups = stack.enter_context(open(folder / "groups", "wb"))
         digests = stack.enter_context(open(folder / "digests", "wb"))
         places = stack.enter_context(open(folder / "places", "wb"))
         sink = stack.enter_context(pa.OSFile(os.fspath(folder / "pairs.arrow"), "wb"))
         writer = stack.enter_context(pa.ipc.new_file(sink, SCHEMA))
-        for number, shard in enumerate(shards):
+        for number, (shard, samples) in enumerate(zip(shards, samples_of, strict=True)):
             kept: list[Stored] = []
             wrong: list[str] = []
-            found = 0
-            for sample in read_samples(shard.path):
-                found += 1
+            found = len(samples)
+            for sample in samples:
+                with_group += isinstance(sample, Stored) and sample.has_group
                 if isinstance(sample, Problem):
                     wrong.append(f"{shard.path}, {sample.where}: {sample.message}")
                 elif sample.caption.strip():
@@ -171,9 +193,15 @@ def _make(shards: list[Shard], folder: Path, drop_empty: bool) -> None:
             arrays = [pa.array(column, pa.string()) for column in columns]
             writer.write_batch(pa.record_batch(arrays, schema=SCHEMA))
             digests.write(b"".join(_identity(number, sample) for sample in kept))
+            groups.write(b"".join(group_digest(sample.group_id) for sample in kept))
             rows = [(number, sample.start, sample.size) for sample in kept]
             places.write(np.array(rows, np.int64).tobytes())
             pairs += len(kept)
+    if group_id_key is not None and not with_group and not refused.count:
+        refused.add(
+            f"no group_id: {group_id_key!r} is in the .json of no sample; set group_id_key to its "
+            "name"
+        )
     refused.end(f"{refused.count} samples or shards")
     if not pairs:
         raise ValueError(f"no image-text pair in {len(shards)} shards ({empty} empty captions)")
@@ -185,9 +213,39 @@ def _make(shards: list[Shard], folder: Path, drop_empty: bool) -> None:
         "images": len(first),
         "empty_dropped": empty,
         "id_conflicts": 0,  # every sample has its own copy of the image
+        **({} if group_id_key is None else numbered_groups(folder)),
         "shards": [[shard.path, shard.size, shard.mtime_ns] for shard in shards],
     }
+    (folder / "groups").unlink(missing_ok=True)
     write_json(folder / "meta.json", meta)
+
+
+class _Listing(Dataset[list[Stored | Problem]]):
+    """The samples of each shard."""
+
+    def __init__(self, shards: list[Shard], group_id_key: str | None) -> None:
+        self.paths = [shard.path for shard in shards]
+        self.group_id_key = group_id_key
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, number: int) -> list[Stored | Problem]:
+        return list(read_samples(self.paths[number], self.group_id_key))
+
+
+def _samples_by_shard(shards: list[Shard], group_id_key: str | None) -> Iterable[list[Any]]:
+    """Return the samples of each shard, in order; several processes list many shards."""
+    workers = min(usable_cores(), len(shards) // SHARDS_PER_WORKER)
+    loader = DataLoader(
+        _Listing(shards, group_id_key),
+        batch_size=None,
+        collate_fn=list,  # the default would look for arrays in every sample
+        num_workers=workers if workers > 1 else 0,
+        generator=torch.Generator(),  # else it draws from the one that gives models their weights
+    )
+    listed_shards: Iterable[list[Any]] = progress(loader, "shards", unit=" shards")
+    return listed_shards
 
 
 def _identity(shard: int, sample: Stored) -> bytes:
@@ -230,6 +288,13 @@ class ImageTextShardsEval(_Shards, EvalPairs):
     """
 
 
+@dataclass(frozen=True)
+class ShardOptions(ConvertedFiles):
+    """Options of ``image_text_shards``; the defaults are in its YAML."""
+
+    group_id_key: str | None = group_id_option("key in the .json of the training samples")
+
+
 @registry.register_builder("image_text_shards")
 class ImageTextShardsBuilder(ConvertingBuilder):
     """Build the splits that `build_info.annotations` names, from tar shards."""
@@ -238,7 +303,11 @@ class ImageTextShardsBuilder(ConvertingBuilder):
     train_dataset_cls = ImageTextShardsTrain
     eval_dataset_cls = ImageTextShardsEval
     DATASET_CONFIG_DICT = dataset_yamls("image_text_shards")
+    build_options = ShardOptions
     files_named = staticmethod(files_named)
 
     def dataset_options(self, info: Any) -> dict[str, Any]:
         return {"drop_empty": info.drop_empty, "cache_dir": info.cache_dir}
+
+    def options_of_split(self, split: str) -> dict[str, Any]:
+        return {key: self.config.build_info[key] for key in of_training(split)}

@@ -19,6 +19,11 @@ _REPLACED = (
 )
 
 
+def read_here(dataset: Any) -> bool:
+    """Return whether `read_sample` reads a data set's images itself."""
+    return type(dataset).__getitem__ in _REPLACED
+
+
 def read_sample(dataset: Any, index: int) -> dict[str, Any]:
     """Return ``dataset[index]``; in LAVIS's image-caption sets the image is read by `read_rgb`.
 
@@ -31,7 +36,7 @@ def read_sample(dataset: Any, index: int) -> dict[str, Any]:
         OSError: see `read_rgb`.
         Others: those of ``dataset[index]`` for any other data set.
     """
-    if type(dataset).__getitem__ not in _REPLACED:
+    if not read_here(dataset):
         return dataset[index]
     row = dataset.annotation[index]
     for key in ("image", "caption"):

@@ -48,6 +48,25 @@ class ConvertedFiles:
     drop_empty: bool = option(doc="drop samples with an empty caption; False: refuse them")
 
 
+def group_id_option(where: str) -> Any:
+    """Return the field ``group_id_key`` of the options of a builder.
+
+    Args:
+        where: what holds it, such as a column.
+    """
+    return option(
+        doc=f"{where} with a string or an integer, equal for samples that are never negatives of "
+        "each other (same product, patient or query); missing or empty: in no group; null: no "
+        "groups; see model.mafa.same_group",
+    )
+
+
+def of_training(split: str) -> tuple[str, ...]:
+    """Return the options that only the data set of the training split has: groups are of no use to
+    the others, whose files need not have that column."""
+    return ("group_id_key",) if split == "train" else ()
+
+
 class ConvertingBuilder(LocalBuilder, ABC):
     """Build the splits that `build_info.annotations` names, from files that are converted once.
 

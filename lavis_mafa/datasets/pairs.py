@@ -91,9 +91,19 @@ class TrainPairs(Pairs):
         """The image of each pair, a number from 0 to n_images - 1: (N,) int64, memory-mapped."""
         return self.table.image_ids
 
+    @property
+    def group_ids(self) -> npt.NDArray[np.int64] | None:
+        """The group of each pair, a number from 0 on, -1 for none: (N,) int64, memory-mapped; None
+        if the data have no groups."""
+        return self.table.group_ids
+
     def own_image_id(self, index: int) -> str | None:
         """Return the `image_id` that pair `index` has in its file; None without one."""
         return self.table.own_image_id(index)
+
+    def own_group_id(self, index: int) -> str | None:
+        """Return the id that the group of pair `index` has in its file; None if it is unknown."""
+        return self.table.own_group_id(index)
 
     def caption(self, index: int) -> str:
         """Return the unprocessed caption of pair `index`."""

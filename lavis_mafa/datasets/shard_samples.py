@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from webdataset.tariterators import base_plus_ext
 
-from lavis_mafa.datasets.annotation_rows import Problem
+from lavis_mafa.datasets.annotation_rows import Problem, as_id, is_id, short
 from lavis_mafa.datasets.shards import IMAGE_SUFFIXES
 
 CAPTION_SUFFIXES = ("txt", "caption")
@@ -21,13 +21,16 @@ TEXT_SUFFIXES = (*CAPTION_SUFFIXES, "json")
 
 class Stored(NamedTuple):
     """A sample in a shard: name, first byte and size of its image's member, its caption ("" if it
-    is null) and its `image_id`."""
+    is null), its `image_id` and the id of its group. ``has_group``: whether its `.json` has the key
+    of groups."""
 
     image: str
     start: int
     size: int
     caption: str
     image_id: str | None
+    group_id: str | None = None
+    has_group: bool = False
 
 
 class _Member(NamedTuple):
@@ -36,8 +39,14 @@ class _Member(NamedTuple):
     size: int
 
 
-def read_samples(path: str | os.PathLike[str]) -> Iterator[Stored | Problem]:
-    """Yield every sample of a shard, without reading images; a Problem ends a damaged shard."""
+def read_samples(
+    path: str | os.PathLike[str], group_id_key: str | None = None
+) -> Iterator[Stored | Problem]:
+    """Yield every sample of a shard, without reading images; a Problem ends a damaged shard.
+
+    Args:
+        group_id_key: of the id of a sample's group in its `.json`; None: no groups.
+    """
     last = "its beginning"
     with open(path, "rb") as file:
 
@@ -49,7 +58,7 @@ def read_samples(path: str | os.PathLike[str]) -> Iterator[Stored | Problem]:
             for key, run in groupby(named, lambda item: item[0][0]):
                 parts = [(str(suffix).lower(), member) for (_, suffix), member in run]
                 if key is not None:
-                    sample = _sample(key, parts, text)
+                    sample = _sample(key, parts, text, group_id_key)
                     last = f"sample {key}"
                     if sample is not None:
                         yield sample
@@ -92,7 +101,9 @@ def _require_end(file: Any, end: int, size: int) -> None:
             )
 
 
-def _sample(key: str, parts: list[tuple[str, _Member]], text: Any) -> Stored | Problem | None:
+def _sample(
+    key: str, parts: list[tuple[str, _Member]], text: Any, group_id_key: str | None = None
+) -> Stored | Problem | None:
     """Return the sample of the members `key`.*; None if none has a known suffix."""
     images = [member for suffix, member in parts if suffix in IMAGE_SUFFIXES]
     found = {s: m for s, m in parts if s in TEXT_SUFFIXES}
@@ -121,9 +132,18 @@ def _sample(key: str, parts: list[tuple[str, _Member]], text: Any) -> Stored | P
     if not isinstance(caption, str):
         wanted = ", ".join(f".{suffix}" for suffix in CAPTION_SUFFIXES)
         return Problem(where, f"no caption; expected {wanted}, or a string 'caption' in .json")
-    image_id = values.get("image_id")
-    if isinstance(image_id, bool) or not isinstance(image_id, (str, int, type(None))):
-        return Problem(where, f"'image_id': expected a string or an integer, got {image_id!r:.60}")
-    identity = None if image_id in (None, "") else str(image_id)
+    ids = {"image_id": values.get("image_id")}
+    if group_id_key is not None:
+        ids[group_id_key] = values.get(group_id_key)
+    for key, value in ids.items():
+        if not is_id(value):
+            return Problem(where, f"{key!r}: expected a string or an integer, got {short(value)}")
+    image_id = as_id(ids["image_id"])
+    group_id = None if group_id_key is None else as_id(ids[group_id_key])
+    try:
+        (group_id or "").encode()
+    except UnicodeEncodeError:
+        return Problem(where, f"{group_id_key!r}: text is not valid UTF-8: {short(group_id)}")
     name = images[0].name.encode("utf-8", "replace").decode()
-    return Stored(name, images[0].start, images[0].size, caption, identity)
+    start, size = images[0].start, images[0].size
+    return Stored(name, start, size, caption, image_id, group_id, group_id_key in values)

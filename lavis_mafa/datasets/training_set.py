@@ -12,22 +12,25 @@ import random
 import struct
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from lavis.datasets.datasets.base_dataset import BaseDataset
 from PIL import Image, ImageFile
 from torch.utils.data import ConcatDataset as TorchConcatDataset
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
+from lavis_mafa.algorithm.context import NO_GROUP
 from lavis_mafa.algorithm.tokens import TOKENS, Tokenizer, Tokens
 from lavis_mafa.datasets.caption_reading import require_readable
-from lavis_mafa.datasets.image_reading import as_png, image_suffix, read_rgb
-from lavis_mafa.datasets.lavis_pairs import read_sample
-from lavis_mafa.processors.augmentation import quick
+from lavis_mafa.datasets.image_reading import as_png, image_suffix, read_rgb, reduced_jpegs
+from lavis_mafa.datasets.lavis_pairs import read_here, read_sample
+from lavis_mafa.datasets.pairs import TrainPairs
+from lavis_mafa.processors.augmentation import ImageBytes, QuickAugmentation, quick
 
 UNREADABLE = (
     OSError,
@@ -40,7 +43,8 @@ UNREADABLE = (
 )
 Processor = Callable[[Any], Any]
 ATTEMPTS = 20
-OWN_KEYS = ("index", "loaded_index", "image_id", "load_error")
+NUMBERS = ("index", "loaded_index", "image_id", "group_id")
+OWN_KEYS = (*NUMBERS, "load_error")
 
 
 class TrainingSet(Dataset[dict[str, Any]]):
@@ -48,17 +52,20 @@ class TrainingSet(Dataset[dict[str, Any]]):
 
     ``self[index, epoch]`` is the sample of the wrapped set plus ``index``, ``loaded_index`` (of the
     sample that was read: another one if ``index`` is unreadable), ``image_id`` (equal for samples
-    of one image) and ``load_error`` (a message, empty without an error). Augmentation draws from
-    generators seeded by (seed, epoch, index), so that it depends neither on the number of workers
-    nor on where a run was resumed.
+    of one image), ``group_id`` (only if the data have groups: equal for samples of one group, -1
+    for a sample in none) and ``load_error`` (a message, empty without an error). Augmentation draws
+    from generators seeded by (seed, epoch, index), so that it depends neither on the number of
+    workers nor on where a run was resumed.
 
     Args:
         dataset: a map-style data set whose items have ``image`` and ``text_input``, such as LAVIS's
             concatenation of several.
         seed: of augmentation and replacement.
+        reduce_jpegs: decode large JPEGs at 1/2, 1/4 or 1/8 of their size, as far as a
+            `QuickAugmentation` has no use for more.
     """
 
-    def __init__(self, dataset: Any, seed: int = 0) -> None:
+    def __init__(self, dataset: Any, seed: int = 0, reduce_jpegs: bool = False) -> None:
         if isinstance(dataset, (tuple, list)) or isinstance(dataset, IterableDataset):
             raise TypeError(
                 "training needs map-style data sets; webdataset pipelines (laion2B_multi) have no "
@@ -67,10 +74,12 @@ class TrainingSet(Dataset[dict[str, Any]]):
             )
         self.dataset = dataset
         self.seed = seed
+        self.reduce_jpegs = reduce_jpegs
         parts: list[Any] = (
             dataset.datasets if isinstance(dataset, TorchConcatDataset) else [dataset]
         )
         self.image_ids = image_ids_of(parts)
+        self.group_ids = group_ids_of(parts)
         self._deterministic = all(getattr(part, "deterministic", False) for part in parts)
         only = parts[0] if len(parts) == 1 else None
         self.truth = getattr(only, "truth", None)
@@ -80,6 +89,7 @@ class TrainingSet(Dataset[dict[str, Any]]):
                 part.vis_processor = quick(part.vis_processor)
         self._ends = np.cumsum([len(part) for part in parts])
         self._tokenizers: dict[str, Tokenizer] = {}
+        self._sent_as_bytes: dict[str, QuickAugmentation] = {}  # by the images' names
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -99,13 +109,10 @@ class TrainingSet(Dataset[dict[str, Any]]):
             raise OSError(
                 f"sample {index} and {ATTEMPTS - 1} in its place cannot be read; first: {error}"
             )
-        return {
-            **sample,
-            "index": index,
-            "loaded_index": loaded,
-            "image_id": int(self.image_ids[loaded]),
-            "load_error": error,
-        }
+        own = {"index": index, "loaded_index": loaded, "image_id": int(self.image_ids[loaded])}
+        if self.group_ids is not None:
+            own["group_id"] = int(self.group_ids[loaded])
+        return {**sample, **own, "load_error": error}
 
     def _read(self, index: int, epoch: int) -> dict[str, Any]:
         part, local = self._part_of(index)
@@ -114,7 +121,7 @@ class TrainingSet(Dataset[dict[str, Any]]):
         else:
             # LAVIS lets PIL fill truncated images with grey; here they count as unreadable.
             ImageFile.LOAD_TRUNCATED_IMAGES = False
-            with _seeded([self.seed, epoch, index]):
+            with _seeded([self.seed, epoch, index]), self._reduced(part):
                 sample = read_sample(part, local)
         if sample is None:
             raise OSError(f"sample {index} is empty")
@@ -124,6 +131,16 @@ class TrainingSet(Dataset[dict[str, Any]]):
         if isinstance(sample.get("image"), dict):  # of `_Views`
             return {**sample, **sample["image"]}
         return sample
+
+    def _reduced(self, part: Any) -> AbstractContextManager[None]:
+        """Return the context in which a sample of a part is read."""
+        if not self.reduce_jpegs:
+            return nullcontext()
+        made = _processors_of(getattr(part, "vis_processor", None)).values()
+        known = [one for one in made if isinstance(one, QuickAugmentation)]
+        if len(known) < len(made):
+            return nullcontext()
+        return reduced_jpegs(lambda *size: min(one.reduction(*size) for one in known))
 
     def add_view(self, name: str, processor: Processor | None = None) -> bool:
         """Add another image ``name`` to every sample: its decoded picture after ``processor``.
@@ -141,6 +158,22 @@ class TrainingSet(Dataset[dict[str, Any]]):
             views = own if isinstance(own, _Views) else _Views(own)
             part.vis_processor = views.with_one_more(name, processor or views.processor)
         return True
+
+    def send_bytes(self) -> None:
+        """Let mini-batches have `ImageBytes` where normalising can wait until they are on a device.
+
+        These are the images of data sets that leave them as a `QuickAugmentation` has made them.
+        Call it after `add_view`.
+        """
+        if not all(_leaves_images(one) for one in self.parts):
+            return
+        made = [_processors_of(part.vis_processor) for part in self.parts]
+        for name, first in made[0].items():
+            alike = [own[name] for own in made]
+            if all(isinstance(one, QuickAugmentation) and one.scales_as(first) for one in alike):
+                for one in alike:
+                    one.as_bytes = True
+                self._sent_as_bytes[name] = first
 
     def add_tokens(self, name: str, tokenizer: Tokenizer) -> None:
         """Add the `Tokens` of the captions to every mini-batch as ``name``, computed by the data
@@ -184,6 +217,15 @@ class TrainingSet(Dataset[dict[str, Any]]):
         found = annotation[local].get("image_id") if annotation else None
         return found if isinstance(found, (str, int)) else None
 
+    def own_group_id(self, index: int) -> str | int | None:
+        """Return the id that a sample's group has in its annotation file; None if it is unknown.
+
+        A data set provides it by ``own_group_id(i)``.
+        """
+        dataset, local = self._part_of(index)
+        found: str | int | None = getattr(dataset, "own_group_id", lambda _: None)(local)
+        return found
+
     def image_bytes(self, index: int) -> tuple[bytes, str]:
         """Return a sample's image file and its suffix, such as ``jpg``; a PNG if it has no file."""
         dataset, local = self._part_of(index)
@@ -213,7 +255,10 @@ class TrainingSet(Dataset[dict[str, Any]]):
         theirs = [{k: v for k, v in s.items() if k not in OWN_KEYS} for s in samples]
         collate = getattr(self.dataset, "collater", None) or torch.utils.data.default_collate
         batch = collate(theirs)
-        for key in ("index", "loaded_index", "image_id"):
+        for name, processor in self._sent_as_bytes.items():
+            batch[name] = ImageBytes(batch[name], processor.mean, processor.std)
+        # A data set's own `group_id`, which may be text, is not that of a sample.
+        for key in NUMBERS if self.group_ids is not None else NUMBERS[:-1]:
             batch[key] = torch.tensor([s[key] for s in samples], dtype=torch.int64)
         batch["load_error"] = [s["load_error"] for s in samples]
         made: dict[int, Tokens] = {}  # shared by models with the same tokenizer
@@ -249,6 +294,21 @@ class _Views:
         return {"image": image, **{name: other(picture) for name, other in self.others.items()}}
 
 
+def _processors_of(processor: Any) -> dict[str, Any]:
+    """Return the processors of a data set's images by the images' names."""
+    if isinstance(processor, _Views):
+        return {"image": processor.processor, **processor.others}
+    return {"image": processor}
+
+
+def _leaves_images(dataset: Any) -> bool:
+    """Return whether a data set returns images as its processor has made them, and stacks them."""
+    kind = type(dataset)
+    if getattr(kind, "collater", None) not in (TrainPairs.collater, BaseDataset.collater):
+        return False
+    return read_here(dataset) or kind.__getitem__ is TrainPairs.__getitem__
+
+
 def image_ids_of(parts: list[Any]) -> npt.NDArray[np.int64]:
     """Return ``(N,)`` int64 over concatenated data sets, equal for samples of one image.
 
@@ -275,6 +335,47 @@ def image_ids_of(parts: list[Any]) -> npt.NDArray[np.int64]:
         ids.append(own)
         first_free = max(first_free + len(part), int(own.max(initial=0)) + 1)
     return np.concatenate(ids)
+
+
+def group_ids_of(parts: list[Any]) -> npt.NDArray[np.int64] | None:
+    """Return ``(N,)`` int64 over concatenated data sets, equal for samples of one group.
+
+    A part provides them by ``group_ids``, `NO_GROUP` for samples in none. Groups of different parts
+    are different groups, whatever they are called in their files.
+
+    Returns:
+        None if no sample is in a group.
+
+    Raises:
+        ValueError: if a part's ``group_ids`` are not ``(N,)`` integers from `NO_GROUP` on.
+    """
+    given = [_group_ids_of_part(part) for part in parts]
+    if all(one is None or int(one.max(initial=NO_GROUP)) == NO_GROUP for one in given):
+        return None
+    if len(parts) == 1:
+        return given[0]  # not copied, because it may be a memory map
+    ids, first_free = [], 0
+    for part, numbers in zip(parts, given, strict=True):
+        if numbers is None:
+            ids.append(np.full(len(part), NO_GROUP, np.int64))
+            continue
+        ids.append(np.where(numbers == NO_GROUP, NO_GROUP, numbers + first_free))
+        first_free += int(numbers.max(initial=NO_GROUP)) + 1
+    return np.concatenate(ids)
+
+
+def _group_ids_of_part(part: Any) -> npt.NDArray[np.int64] | None:
+    given = getattr(part, "group_ids", None)
+    if given is None:
+        return None
+    ids = np.asarray(given)
+    wanted = ids.shape == (len(part),) and np.issubdtype(ids.dtype, np.integer)
+    if not wanted or ids.min(initial=NO_GROUP) < NO_GROUP:
+        raise ValueError(
+            f"group_ids of {type(part).__name__}: expected {len(part)} integers, {NO_GROUP} for no "
+            f"group and others from 0 on, got {ids.dtype} of shape {ids.shape}"
+        )
+    return ids.astype(np.int64, copy=False)
 
 
 @contextmanager

@@ -37,6 +37,8 @@ from lavis_mafa.datasets.image_text_shards import (
 from lavis_mafa.datasets.shards import LONGEST_KEY, files_named, finished, write_shards
 from lavis_mafa.datasets.stored_images import OPEN_FILES
 
+FIRST_DRAWS = torch.rand(3, generator=torch.Generator().manual_seed(0))
+
 
 def small(image: Image.Image) -> torch.Tensor:
     return to_tensor(image)[:, :1, :1]
@@ -578,6 +580,36 @@ def build_on_rank(rank: int, storage: str, together: bool, results) -> None:
 def test_rank_0_lists_while_other_ranks_wait(work_folder: Path) -> None:
     index = os.fspath(write_shards("a", map(sample, range(5)), per_shard=2))
     assert answers_of_two(build_on_rank, index, True) == [(0, 1, "caption 4"), (1, 0, "caption 4")]
+
+
+def test_many_shards_are_listed_by_several_processes(work_folder: Path, monkeypatch) -> None:
+    samples = [sample(i, image_id=i % 5, group=i % 3) for i in range(11)]
+    index = write_shards("shards", samples, per_shard=2)
+    processes = set()
+    real = image_text_shards.read_samples
+
+    def recorded(*args):
+        (work_folder / f"by_{os.getpid()}").touch()
+        return real(*args)
+
+    monkeypatch.setattr(image_text_shards, "read_samples", recorded)
+    tables = []
+    for cores in (1, 2):
+        monkeypatch.setattr(image_text_shards, "usable_cores", lambda cores=cores: cores)
+        monkeypatch.setattr(image_text_shards, "SHARDS_PER_WORKER", 1)
+        torch.manual_seed(0)
+        tables.append(listed([index], group_id_key="group", cache_dir=f"cache_{cores}"))
+        assert torch.initial_seed() == 0 and torch.equal(torch.rand(3), FIRST_DRAWS)
+        processes.add(len(list(work_folder.glob("by_*"))))
+    assert processes == {1, 3}
+    one, several = (sorted(table.folder.iterdir()) for table in tables)
+    assert [file.name for file in one] == [file.name for file in several]
+    for mine, other in zip(one, several, strict=True):
+        assert mine.read_bytes() == other.read_bytes()
+    (work_folder / "shards/pairs-000003.tar").write_bytes(b"no tar")
+    index.unlink()
+    with pytest.raises(ValueError, match=r"pairs-000003.tar, .*damaged or cut short"):
+        listed(["shards/*.tar"])
 
 
 def test_concurrent_runs_list_the_same_shards(work_folder: Path) -> None:

@@ -9,13 +9,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from PIL import Image
-from runs import ROOT, finish, records, run_here, same_weights, start, weights
+from runs import INFO, OWN, TOY, finish, records, run_here, same_weights, start, weights
 
 from lavis_mafa.config import ConfigError, load_config
 
-OWN = str(ROOT / "projects/mafa/train/albef_own_data.yaml")
-INFO = "datasets__image_text_json__build_info"
-TOY = {f"datasets__toy_scenes__build_info__{key}_size": None for key in ("train", "val", "test")}
 COUNT = 40
 
 
