@@ -11,7 +11,7 @@ reported together.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 
@@ -29,6 +29,17 @@ class Problem(NamedTuple):
     message: str
     is_note: bool = False
     is_missing: bool = False
+
+
+def problems_of_entry(entry: Any, cfg: ConfigView) -> Iterator[Problem]:
+    """Yield what a registered class, or the class of its settings, says of a config.
+
+    Args:
+        entry: of a `lavis_mafa.algorithm.registry.Registry`; None: nothing.
+    """
+    for owner in () if entry is None else (entry.value, entry.settings):
+        for problem in getattr(owner, "problems_of", lambda cfg: ())(cfg):
+            yield Problem(*problem)
 
 
 class ConfigView:

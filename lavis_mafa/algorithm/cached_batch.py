@@ -48,13 +48,14 @@ class CachedBatch:
         return self.backbone.temperature
 
     def image_tokens(self, images: Tensor) -> Tensor:
-        return torch.cat([recomputed(self.backbone.image_tokens, x) for x in self._split(images)])
+        compute = self.backbone.image_tokens
+        return torch.cat([self._recomputed(compute, x) for x in self._split(images)])
 
     def encode_images(
         self, images: Tensor, seen: Tensor | None = None, for_matching: bool = False
     ) -> Images:
         parts = [
-            recomputed(
+            self._recomputed(
                 self.backbone.encode_images,
                 images[rows],
                 None if seen is None else seen[rows],
@@ -73,7 +74,7 @@ class CachedBatch:
         self, captions: Captions, max_length: int | None = None, for_matching: bool = False
     ) -> Texts:
         parts = [
-            recomputed(self.backbone.encode_texts, some, max_length, for_matching)
+            self._recomputed(self.backbone.encode_texts, some, max_length, for_matching)
             for some in self._captions(captions)
         ]
         longest = max(part.ids.shape[1] for part in parts)
@@ -93,12 +94,12 @@ class CachedBatch:
 
     def match(self, images: Images, texts: Texts, image_of: Tensor, text_of: Tensor) -> Tensor:
         if len(image_of) <= self.size:
-            logits: Tensor = recomputed(self._match, images, texts, image_of, text_of)
+            logits: Tensor = self._recomputed(self._match, images, texts, image_of, text_of)
             return logits
         # Pairs of one image in one chunk: its keys and values are computed once there.
         order = torch.argsort(image_of, stable=True)
         parts = [
-            recomputed(self._match, images, texts, image_of[rows], text_of[rows])
+            self._recomputed(self._match, images, texts, image_of[rows], text_of[rows])
             for rows in self._split(order)
         ]
         return torch.cat(parts)[torch.argsort(order)]
@@ -121,7 +122,17 @@ class CachedBatch:
                 fresh, texts, image_of[rows], text_of[rows], teacher
             )
 
-        return torch.cat([recomputed(losses, rows) for rows in self._chunks(len(image_of))])
+        chunks = self._chunks(len(image_of))
+        return torch.cat([self._recomputed(losses, rows) for rows in chunks])
+
+    def _recomputed(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Call a function without storing activations; a backward pass calls it again for them."""
+        if not torch.is_grad_enabled():
+            return function(*args)
+        # The random states that the second call begins with are those of the devices of tensors
+        # among the arguments, and neither captions nor slices of a mini-batch say where it is.
+        place = self.backbone.temperature.detach()
+        return checkpoint(lambda _, *given: function(*given), place, *args, use_reentrant=False)
 
     def _captions(self, captions: Captions) -> Iterator[Captions]:
         if isinstance(captions, Tokens):
@@ -139,11 +150,9 @@ class CachedBatch:
         return torch.split(tensor, self.size)
 
 
-def recomputed(function: Callable[..., Any], *args: Any) -> Any:
-    """Call a function without storing activations; a backward pass calls it again for them."""
-    if not torch.is_grad_enabled():
-        return function(*args)
-    return checkpoint(function, *args, use_reentrant=False)
+def in_chunks(backbone: Backbone, size: int | None) -> Backbone:
+    """Return a backbone that computes in chunks of ``size`` pairs, or the given one without."""
+    return CachedBatch(backbone, size) if size else backbone
 
 
 def _joined(parts: list[Any]) -> Any:

@@ -18,25 +18,44 @@ from lavis_mafa.algorithm.scores import within_modalities
 from lavis_mafa.algorithm.settings import StepSettings, function_or_object
 from lavis_mafa.algorithm.tokens import captions_of
 
+NO_GROUP = -1  # ``group_id`` of a pair that is in no group
+
 
 def known_positives(
-    numbers: Mapping[str, Tensor], own: Tensor, count: int, same_image: str = "positive"
+    numbers: Mapping[str, Tensor],
+    own: Tensor,
+    count: int,
+    same_image: str = "positive",
+    same_group: str = "dropped",
 ) -> Tensor:
     """Return which candidates ``(B, C)`` bool are known to match each anchor.
 
-    These are its own pair and, with ``same_image: positive``, all pairs of its image.
+    These are its own pair; with ``same_image: positive`` all pairs of its image; and with
+    ``same_group: positive`` all pairs of its group.
 
     Args:
-        numbers: of the C candidates; ``image_id`` ``(C,)`` where it is known.
+        numbers: of the C candidates; ``image_id`` and ``group_id`` ``(C,)`` where they are known.
         own: ``(B,)``, the anchors' numbers among the candidates.
         count: C.
-        same_image: see `StepSettings`.
+        same_image, same_group: see `StepSettings`.
     """
     positives = own[:, None] == torch.arange(count, device=own.device)
     if same_image == "positive" and "image_id" in numbers:
         ids = numbers["image_id"]
         positives = positives | (ids[own][:, None] == ids[None, :])
+    if same_group == "positive" and "group_id" in numbers:
+        positives = positives | of_one_group(numbers["group_id"][own], numbers["group_id"])
     return positives
+
+
+def of_one_group(groups: Tensor, others: Tensor) -> Tensor:
+    """Return which of N pairs ``(B, N)`` bool are of the anchors' groups.
+
+    Args:
+        groups: ``(B,)`` int64 of the anchors, `NO_GROUP` for none, which is not a group either.
+        others: ``(N,)`` of the pairs.
+    """
+    return (groups[:, None] == others[None, :]) & (groups != NO_GROUP)[:, None]
 
 
 @dataclass
@@ -49,7 +68,8 @@ class MiniBatch:
         samples: as the data loader gave them.
         ranks: whose mini-batches the candidates are.
         own: ``(B,)`` numbers of this rank's pairs among the candidates.
-        numbers: ``image_id`` and ``loaded_index`` ``(C,)`` of the candidates, where known.
+        numbers: ``image_id``, ``loaded_index`` and ``group_id`` ``(C,)`` of the candidates, where
+            known.
         own_images, own_texts: encoded, of this rank; gradients flow through all of them.
         images, texts: encoded, of all candidates; with ``settings.detach_other`` their features are
             detached.
@@ -96,7 +116,28 @@ class MiniBatch:
     @cached_property
     def positives(self) -> Tensor:
         """`known_positives` ``(B, C)`` of this rank's pairs."""
-        return known_positives(self.numbers, self.own, self.count, self.settings.same_image)
+        same_image, same_group = self.settings.same_image, self.settings.same_group
+        return known_positives(self.numbers, self.own, self.count, same_image, same_group)
+
+    @cached_property
+    def own_groups(self) -> Tensor | None:
+        """Groups ``(B,)`` of this rank's pairs; None if there are none, or they have no effect."""
+        if self.settings.same_group == "negative" or "group_id" not in self.numbers:
+            return None
+        return self.numbers["group_id"][self.own]
+
+    @cached_property
+    def dropped(self) -> Tensor | None:
+        """Candidates ``(B, C)`` bool of the anchors' groups that are no positives, and are left out
+        of all losses; None if there are no groups, or they are not dropped."""
+        if self.own_groups is None or self.settings.same_group != "dropped":
+            return None
+        return of_one_group(self.own_groups, self.numbers["group_id"]) & ~self.positives
+
+    @cached_property
+    def never_negative(self) -> Tensor:
+        """Candidates ``(B, C)`` bool that are no negatives: known positives, and dropped ones."""
+        return self.positives if self.dropped is None else self.positives | self.dropped
 
     @property
     def temperature(self) -> Tensor:
@@ -147,8 +188,8 @@ class MiniBatch:
 
 
 def _numbers(samples: Mapping[str, Any], ranks: Ranks, device: torch.device) -> dict[str, Tensor]:
-    """Gather ``image_id`` and ``loaded_index`` of all candidates, where samples have them."""
-    known = [name for name in ("image_id", "loaded_index") if name in samples]
+    """Gather the ids and ``loaded_index`` of all candidates, where samples have them."""
+    known = [name for name in ("image_id", "loaded_index", "group_id") if name in samples]
     if not known:
         return {}
     own = torch.stack([torch.as_tensor(samples[name]).to(device) for name in known], dim=1)
@@ -186,6 +227,7 @@ class Compared:
         alpha: weight of these labels.
         queued_positives: ``(B, Q)`` bool, which of the queue shows an anchor's image.
         momentum: what the momentum encoders gave.
+        queued_dropped: ``(B, Q)`` bool, which of the queue are left out, as `MiniBatch.dropped`.
     """
 
     i2t: Tensor
@@ -195,6 +237,7 @@ class Compared:
     alpha: float = 0.0
     queued_positives: Tensor | None = None
     momentum: MomentumView | None = None
+    queued_dropped: Tensor | None = None
 
 
 @dataclass

@@ -11,7 +11,9 @@ scores with all candidates of the data set. Every mini-batch gives an unbiased e
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +22,8 @@ from lavis_mafa.algorithm.mining import DIRECTIONS, MiningRule
 from lavis_mafa.algorithm.options import check_options, option
 from lavis_mafa.algorithm.ranks import Ranks
 from lavis_mafa.algorithm.rules import KEPT, POSITIVE, RULES, ScoredPairs
+
+MOST_SORTED = 2**22  # scores at a time
 
 
 @dataclass(frozen=True)
@@ -68,6 +72,22 @@ class GlobalThresholds(nn.Module):
         self._bounds: dict[str, Tensor] = {}
         self.allocate(0)
 
+    @classmethod
+    def problems_of(cls, cfg: Any) -> Iterator[tuple[str, str, bool]]:
+        """Yield what a config says of itself that may not be meant; see `lavis_mafa.problems`."""
+        key = "model.mafa.global_threshold.share"
+        share, size = cfg[key], cfg["run.batch_size_train"]
+        if share is None or not size or cfg["model.negative_all_rank"] or not cfg.training:
+            return
+        if 1 < size and share * (size - 1) < 1:
+            why = (
+                f"{share:g} of a mini-batch of {size} is less than one candidate: the first "
+                "thresholds lie at the most similar one, and as each is moved once an epoch, by "
+                "model.mafa.global_threshold.rate, up to one candidate of every anchor is called "
+                f"false for many epochs ({1 / (size - 1):.2g} of them)"
+            )
+            yield key, why, True
+
     def allocate(self, size: int) -> None:
         """Prepare for the samples 0 to ``size`` - 1; NaN: not seen yet."""
         for name in DIRECTIONS:
@@ -104,8 +124,10 @@ class GlobalThresholds(nn.Module):
         for name, score in zip(DIRECTIONS, scores, strict=True):
             known: Tensor = getattr(self, name)
             score = score.float().masked_fill(positives, float("nan"))
-            first = score.nanquantile(1 - self.own.share, dim=1)
-            before = torch.where(known[index].isnan(), first, known[index])
+            before = known[index]
+            unseen = before.isnan()
+            if bool(unseen.any()):
+                before[unseen] = _quantiles(score[unseen], 1 - self.own.share)
             above = (score > before[:, None]).sum(dim=1) / (~positives).sum(dim=1)
             after = before - self.own.rate * (self.own.share - above)
             # An anchor without a negative learns nothing: 0 / 0 above.
@@ -122,3 +144,10 @@ class GlobalThresholds(nn.Module):
         # Nothing is above NaN.
         found = pairs.score > self._bounds[pairs.direction][pairs.anchor]
         return torch.where(found, POSITIVE, KEPT)
+
+
+def _quantiles(rows: Tensor, share: float) -> Tensor:
+    """Return the quantile of every row ``(R, C)`` without its NaN; NaN of a row without numbers."""
+    # Several versions of torch refuse more than 16 million numbers at a time.
+    parts = torch.split(rows, max(1, MOST_SORTED // max(1, rows.shape[1])))
+    return torch.cat([part.nanquantile(share, dim=1) for part in parts])

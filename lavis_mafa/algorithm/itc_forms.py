@@ -80,27 +80,28 @@ def softmax(side: ItcSide, labels: Tensor) -> Tensor:
 class SigmoidRule:
     """Settings of the sigmoid form."""
 
-    bias: float = option(-10.0, "initial value of the learned bias", source="SigLIP 3.2")
+    relative_bias: float = option(
+        1.0,
+        "initial value of the learned cosine at which a pair has even odds",
+        source="SigLIP 3.2: 10 / 10",
+    )
 
     def __post_init__(self) -> None:
         check_options(self)
 
 
-def sigmoid_loss(
-    sim: Tensor, targets: Tensor, bias: Tensor | float, dropped: Tensor | None = None
-) -> Tensor:
+def sigmoid_loss(logits: Tensor, targets: Tensor, dropped: Tensor | None = None) -> Tensor:
     """Return the binary cross-entropy of all pairs, summed over candidates, mean over anchors.
 
-    ``-1 / B * sum_ij [y_ij log s(l_ij) + (1 - y_ij) log s(-l_ij)]`` with ``l = sim + bias`` and the
+    ``-1 / B * sum_ij [y_ij log s(l_ij) + (1 - y_ij) log s(-l_ij)]`` with the logits l and the
     sigmoid s; targets of 0 and 1 make it SigLIP's eq. 1.
 
     Args:
-        sim: ``(B, N)``, divided by the temperature.
+        logits: ``(B, N)``, similarities divided by the temperature, plus a bias.
         targets: ``(B, N)`` probabilities that the pairs match.
-        bias: scalar, added to all similarities.
         dropped: ``(B, N)`` bool, pairs left out.
     """
-    losses = F.binary_cross_entropy_with_logits(sim.float() + bias, targets, reduction="none")
+    losses = F.binary_cross_entropy_with_logits(logits.float(), targets, reduction="none")
     if dropped is not None:
         losses = losses.masked_fill(dropped, 0.0)
     return losses.sum(dim=1).mean()
@@ -113,6 +114,12 @@ class SigmoidForm(nn.Module):
 
     An anchor may have any number of positives, each with a target of its own, see `degrees`.
 
+    The logit of a pair is ``(cosine - r) / temperature`` with a learned relative bias r. SigLIP
+    learns the bias ``b = -r / temperature`` instead and starts at -10 with a temperature of 1 / 10,
+    which is r = 1: equal vectors have even odds, all other pairs less. A fixed b would not carry
+    over to the temperature of a trained model: at 0.01 and b = -10 every pair with a cosine above
+    0.1 is a match.
+
     The mean of both directions counts every pair once: it is the paper's loss, and so are its
     gradients with ``detach_other: False``. The temperature differs from the paper's: it is the
     model's, a divisor that starts at ``model.temp`` (0.07; SigLIP: 1 / 10) and is clamped, while
@@ -121,11 +128,12 @@ class SigmoidForm(nn.Module):
 
     def __init__(self, own: SigmoidRule | None = None) -> None:
         super().__init__()
-        self.bias = nn.Parameter(torch.tensor((own or SigmoidRule()).bias))
+        self.relative_bias = nn.Parameter(torch.tensor((own or SigmoidRule()).relative_bias))
 
     def forward(self, side: ItcSide, labels: Tensor) -> Tensor:
         """Return the loss of one direction."""
-        return sigmoid_loss(side.sim, degrees(labels), self.bias, side.dropped)
+        logits = side.sim - self.relative_bias / side.temperature
+        return sigmoid_loss(logits, degrees(labels), side.dropped)
 
 
 @dataclass(frozen=True)
@@ -224,7 +232,7 @@ def rince(side: ItcSide, labels: Tensor, own: RinceRule) -> Tensor:
     top = without(sim, side.dropped).amax(dim=1, keepdim=True).detach()
     scaled = torch.exp(without(sim, side.dropped) - top)
     among = scaled + (scaled * negative).sum(dim=1, keepdim=True)
-    # A positive far below another one underflows beside it; 0 would have an infinite logarithm.
+    # The sum can underflow to 0, whose logarithm is infinite.
     log_sum = top + among.clamp(min=SMALLEST).log() + math.log(own.weight)
     largest = 1.0 / _constant(side.temperature, sim)
     shift = (largest - LARGEST_EXPONENT / own.exponent).clamp(min=0.0)

@@ -140,6 +140,8 @@ class Connections:
         probability: ``(R,)`` Con-D's probability that anchor and ``hard`` match, or the score in
             its place (a cosine, say); NaN if not judged.
         state: ``(R,)`` `KEPT`, `AMBIGUOUS`, `POSITIVE`, or `ABSENT` where ``hard`` is `NONE`.
+        dropped: ``(B, N)`` bool, candidates that are known to be no negatives and are left out of
+            ITC; none of them is nominated. None: none.
     """
 
     positives: Tensor
@@ -147,6 +149,7 @@ class Connections:
     second: Tensor
     probability: Tensor
     state: Tensor
+    dropped: Tensor | None = None
 
     @property
     def anchor(self) -> Tensor:
@@ -172,14 +175,16 @@ class Connections:
             weights = self.positives.to(self.probability.dtype)
             rows = torch.nonzero(self.judged).flatten()
             weights[self.anchor[rows], self.hard[rows]] = self.probability[rows]
-            return weights, None
+            return weights, self.dropped
         found = self.found(rule, "itc")
         mark = torch.zeros_like(self.positives)
         rows = torch.nonzero(found).flatten()
         mark[self.anchor[rows], self.hard[rows]] = True
         if rule.action == "drop":
+            if self.dropped is not None:
+                return self.positives, mark | self.dropped
             return self.positives, mark if len(rows) else None
-        return self.positives | mark, None
+        return self.positives | mark, self.dropped
 
     def itm_pairs(self, rule: MiningRule) -> tuple[Tensor, Tensor, Tensor]:
         """Return anchors, candidates and labels of the nominated pairs for ITM.
@@ -295,6 +300,7 @@ def connect(
     own_score: Tensor | None = None,
     verdict: Rule | None = None,
     direction: str = "i2t",
+    dropped: Tensor | None = None,
 ) -> Connections:
     """Assign verdicts on pairs to the nominations of one direction.
 
@@ -306,16 +312,24 @@ def connect(
         own_score: ``(B,)`` of the own pairs, where the rule needs it.
         verdict: makes states of scores, see `rule_of`; None: with default settings.
         direction: ``i2t`` or ``t2i``.
+        dropped: ``(B, N)`` bool, see `Connections`.
     """
     absent = hard == NONE
     judged = torch.full(hard.shape, float("nan"), device=hard.device)
-    found = Connections(positives, hard, second, judged, torch.full_like(hard, KEPT))
+    found = Connections(positives, hard, second, judged, torch.full_like(hard, KEPT), dropped)
     if score is not None:
         judged[~absent] = score[row[~absent]].to(judged.dtype)
         anchor = found.anchor
         own = None if own_score is None else own_score.to(judged.dtype)[anchor]
         pairs = ScoredPairs(direction, judged, own, anchor)
         found.state = (verdict or rule_of(rule))(pairs, rule)
+        # Of bool, True would mean "ambiguous".
+        if found.state.shape != judged.shape or found.state.dtype not in (torch.int32, torch.int64):
+            raise ValueError(
+                f"rule {rule.rule} returned an array {tuple(found.state.shape)} of "
+                f"{str(found.state.dtype).removeprefix('torch.')}, expected {tuple(judged.shape)} "
+                "integers: KEPT, AMBIGUOUS or POSITIVE for every nomination"
+            )
     found.state = found.state.masked_fill(absent, ABSENT)
     return found
 
@@ -331,6 +345,7 @@ def find_connections(
     judge_none: bool = False,
     scores: tuple[Tensor, Tensor] | None = None,
     verdict: Rule | None = None,
+    dropped: Tensor | None = None,
 ) -> tuple[Connections, Connections, int]:
     """Pick, judge and connect, both directions (MAFA Algorithm 1).
 
@@ -345,6 +360,8 @@ def find_connections(
         judge_none: call it even if no pair was picked, as other ranks may wait for this one.
         scores: ``(B, C)`` of both directions, which judge in place of Con-D.
         verdict: the rule of `RULES` with its settings; None: ``rule.rule`` with its defaults.
+        dropped: ``(B, C)`` bool, candidates that are neither picked nor negatives of ITC, see
+            `lavis_mafa.algorithm.context.MiniBatch.dropped`; None: none.
 
     Returns:
         Connections of images and of texts, and how many pairs Con-D judged.
@@ -352,8 +369,9 @@ def find_connections(
     judges = judge is not None or scores is not None
     resample = judges and rule.resample
     top_k = rule.top_k if judges else 1
-    hard_i2t, second_i2t = pick(sim_i2t, positives, pickers[0], resample, top_k)
-    hard_t2i, second_t2i = pick(sim_t2i, positives, pickers[1], resample, top_k)
+    excluded = positives if dropped is None else positives | dropped
+    hard_i2t, second_i2t = pick(sim_i2t, excluded, pickers[0], resample, top_k)
+    hard_t2i, second_t2i = pick(sim_t2i, excluded, pickers[1], resample, top_k)
     found: tuple[Tensor | None, ...]
     own_scores: tuple[Tensor | None, ...]
     if scores is not None:
@@ -372,7 +390,7 @@ def find_connections(
         strict=True,
     )
     i2t, t2i = (
-        connect(positives, *picked, *of_pairs, rule, own_score, verdict, direction)
+        connect(positives, *picked, *of_pairs, rule, own_score, verdict, direction, dropped)
         for direction, picked, of_pairs, own_score in sides
     )
     return i2t, t2i, judged

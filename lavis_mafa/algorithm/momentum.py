@@ -10,7 +10,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lavis_mafa.algorithm.backbone import Backbone, Images, Teacher, Texts
-from lavis_mafa.algorithm.context import Compared, MiniBatch, MomentumView
+from lavis_mafa.algorithm.cached_batch import in_chunks
+from lavis_mafa.algorithm.context import (
+    NO_GROUP,
+    Compared,
+    MiniBatch,
+    MomentumView,
+    of_one_group,
+)
 from lavis_mafa.algorithm.pair_memory import MovingCopies, ring_places
 from lavis_mafa.algorithm.ranks import Ranks
 from lavis_mafa.algorithm.tokens import captions_of
@@ -18,6 +25,7 @@ from lavis_mafa.algorithm.tokens import captions_of
 PARTS = ("visual_encoder", "text_encoder", "vision_proj", "text_proj")
 SECOND_VIEW = "image_view2"  # key of other augmentations of a mini-batch's images
 NO_IMAGE = -100  # image id of empty places in the queue, as in LAVIS
+GROUP_QUEUE = "group_queue"  # buffer of the queue's groups, which LAVIS does not have
 RAMP_EPOCHS = 2.0  # over which the weight of the soft labels grows to alpha, as in LAVIS
 
 
@@ -25,7 +33,8 @@ class Momentum(MovingCopies):
     """Exponential moving averages of a model's encoders, and a queue of their features.
 
     The copies and the queue are parts of the model, under LAVIS's names (``visual_encoder_m``, ...,
-    ``image_queue``, ``text_queue``, ``idx_queue``, ``queue_ptr``), and are saved with it.
+    ``image_queue``, ``text_queue``, ``idx_queue``, ``queue_ptr``), and are saved with it. Where
+    the data have groups the model has a buffer ``group_queue`` as well.
 
     Args:
         model: has `PARTS`.
@@ -37,7 +46,12 @@ class Momentum(MovingCopies):
         alpha: weight of the soft labels, 0 to 1 (0.4).
         ramp_epochs: first epochs over which their weight grows from 0 to alpha: 1 in ALBEF's
             pre-training, 2 in LAVIS and BLIP; 0: it is alpha from the start.
+
+    Attributes:
+        cached_batch: pairs that the copies encode at a time; None: all of a mini-batch.
     """
+
+    cached_batch: int | None = None
 
     def __init__(
         self,
@@ -57,12 +71,19 @@ class Momentum(MovingCopies):
         model.register_buffer("idx_queue", torch.full((1, queue_size), NO_IMAGE))
         self.backbone: Backbone = drive(_Copies(model))
 
+    def queue_groups(self) -> None:
+        """Queue the groups of pairs as well; those queued before count as pairs of no group."""
+        if not hasattr(self.model, GROUP_QUEUE):
+            groups = torch.full_like(self.model.idx_queue, NO_GROUP)
+            self.model.register_buffer(GROUP_QUEUE, groups)
+
     @torch.no_grad()
     def encode(self, samples: Mapping[str, Any]) -> tuple[Images, Texts]:
         """Update the copies, then encode images and captions with them."""
         self.move()
-        images = self.backbone.encode_images(samples["image"])
-        return images, self.backbone.encode_texts(captions_of(samples))
+        backbone = in_chunks(self.backbone, self.cached_batch)
+        images = backbone.encode_images(samples["image"])
+        return images, backbone.encode_texts(captions_of(samples))
 
     def queued(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return features ``(Q, E)`` of earlier images and captions, and ``(Q,)`` image ids."""
@@ -74,15 +95,26 @@ class Momentum(MovingCopies):
             model.idx_queue[0].clone(),
         )
 
+    def queued_groups(self) -> Tensor | None:
+        """Return the groups ``(Q,)`` of what `queued` returns; None if they are unknown."""
+        groups: Tensor | None = getattr(self.model, GROUP_QUEUE, None)
+        return None if groups is None else groups[0].clone()
+
     @torch.no_grad()
-    def enqueue(self, images: Tensor, texts: Tensor, image_ids: Tensor | None = None) -> None:
+    def enqueue(
+        self,
+        images: Tensor,
+        texts: Tensor,
+        image_ids: Tensor | None = None,
+        group_ids: Tensor | None = None,
+    ) -> None:
         """Replace the oldest features in the queue with those of all ranks.
 
         There is one queue for all ranks, whether or not candidates come from all of them.
 
         Args:
             images, texts: ``(B, E)`` of this rank.
-            image_ids: ``(B,)``; None if unknown.
+            image_ids, group_ids: ``(B,)``; None if unknown.
         """
         if not self.queue_size:
             return
@@ -92,11 +124,17 @@ class Momentum(MovingCopies):
             image_ids = torch.full((len(images),), NO_IMAGE, device=images.device)
         else:
             image_ids = ranks.gather(image_ids)
+        if group_ids is not None:
+            self.queue_groups()
+            group_ids = ranks.gather(group_ids)
         model, count = self.model, min(len(images), self.queue_size)
         places, following = ring_places(int(model.queue_ptr), count, self.queue_size, images.device)
         model.image_queue[:, places] = images[:count].t().to(model.image_queue.dtype)
         model.text_queue[:, places] = texts[:count].t().to(model.text_queue.dtype)
         model.idx_queue[0, places] = image_ids[:count]
+        if hasattr(model, GROUP_QUEUE):
+            groups = getattr(model, GROUP_QUEUE)
+            groups[0, places] = NO_GROUP if group_ids is None else group_ids[:count]
         model.queue_ptr[0] = following
 
     def compare(self, batch: MiniBatch) -> Compared:
@@ -122,7 +160,11 @@ class Momentum(MovingCopies):
             if batch.settings.same_image == "positive" and "image_id" in batch.numbers:
                 own_ids = batch.numbers["image_id"][batch.own]
                 queued_positives = own_ids[:, None] == queued_ids[None]
-            self.enqueue(own_images, own_texts, own_ids)
+            groups = batch.own_groups
+            queued_positives, queued_dropped = self._with_groups(
+                queued_positives, groups, batch.settings.same_group
+            )
+            self.enqueue(own_images, own_texts, own_ids, groups)
             soft_i2t = similarity(own_images, all_texts) / temperature
             soft_t2i = similarity(all_images, own_texts).t() / temperature
         return Compared(
@@ -135,7 +177,26 @@ class Momentum(MovingCopies):
             MomentumView(
                 self.backbone, copied_images, copied_texts, all_images, all_texts, teacher
             ),
+            queued_dropped,
         )
+
+    def _with_groups(
+        self, positives: Tensor | None, groups: Tensor | None, same_group: str
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """Return which of the queue ``(B, Q)`` are positives, and which are dropped.
+
+        Args:
+            positives: ``(B, Q)`` by image; None if images are unknown.
+            groups: ``(B,)`` of the anchors; None if they have no effect.
+            same_group: see `lavis_mafa.algorithm.settings.StepSettings`.
+        """
+        queued = self.queued_groups()
+        if groups is None or queued is None:
+            return positives, None
+        mates = of_one_group(groups, queued)
+        if same_group == "positive":
+            return mates if positives is None else positives | mates, None
+        return positives, mates if positives is None else mates & ~positives
 
     def weight(self, samples: Mapping[str, Any]) -> float:
         """Return the weight of the soft labels; it grows to alpha over ``ramp_epochs``."""

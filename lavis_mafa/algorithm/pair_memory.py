@@ -74,6 +74,7 @@ class PairMemory(nn.Module):
         indices: ``(M,)`` numbers of the samples in their data set, `EMPTY` in empty places.
     """
 
+    state_of_run = True  # features of a run's data, by its weights
     images: Tensor
     texts: Tensor
     image_ids: Tensor

@@ -238,6 +238,7 @@ class PosteriorPicker(nn.Module):
         rule: see `PosteriorRule`.
     """
 
+    state_of_run = True  # of a run's similarities, which another model's differ from
     epoch: Tensor
 
     def __init__(self, rule: PosteriorRule | None = None) -> None:

@@ -182,6 +182,7 @@ MAFA = Section(
             "negatives",
             "detach_other",
             "same_image",
+            "same_group",
             "itc_loss",
             "all_ranks",
             "loss_weights",

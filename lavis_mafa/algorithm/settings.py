@@ -71,6 +71,13 @@ class StepSettings:
         "captions of one image: positives of each other, or negatives as in the papers",
         choices=("positive", "negative"),
     )
+    same_group: str = option(
+        "dropped",
+        "pairs of one group of the data (group_id_key): left out of each other's losses, positives "
+        "of each other, or negatives as without groups; never picked in the first two",
+        source="NVIDIA TAO, SigLIP",
+        choices=("dropped", "positive", "negative"),
+    )
     itc_loss: str = option(
         "softmax",
         "form of ITC: InfoNCE, SigLIP's sigmoid, debiased (DCL), or robust to false positives "
@@ -105,7 +112,7 @@ class StepSettings:
         """Build from ``model.mafa`` and ``model.negative_all_rank``; missing keys keep defaults."""
         simple = (
             *("negatives", "warm_up_epochs", "warm_up_negatives", "negatives_by"),
-            *("detach_other", "same_image", "itc_loss"),
+            *("detach_other", "same_image", "same_group", "itc_loss"),
         )
         known = {key: cfg[key] for key in simple if key in cfg}
         rule = dict(cfg.get("connections") or {})

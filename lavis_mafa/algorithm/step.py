@@ -12,7 +12,7 @@ both need (pickers, the posterior, ranks, memories) are the same modules.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -55,12 +55,13 @@ def run_step(
     Args:
         backbone: the model in training.
         samples: ``image`` ``(B, 3, H, W)``, ``text_input`` (B captions); optional ``image_id``
-            ``(B,)`` (equal for captions of one image), ``loaded_index`` ``(B,)`` (numbers of the
-            samples in their data set), `TOKENS` (the captions tokenised), `SECOND_VIEW`
-            ``(B, 3, H, W)`` (input of momentum encoders, instead of ``image``), ``epoch`` (int)
-            and ``grouped`` (bool, whether the mini-batch was grouped by similarity). With
-            ``settings.all_ranks`` B must be the same on all ranks, and optional keys must be
-            present on all ranks or on none.
+            ``(B,)`` (equal for captions of one image), ``group_id`` ``(B,)`` (equal for pairs that
+            are never negatives of each other, -1 for a pair in no group), ``loaded_index`` ``(B,)``
+            (numbers of the samples in their data set), `TOKENS` (the captions tokenised),
+            `SECOND_VIEW` ``(B, 3, H, W)`` (input of momentum encoders, instead of ``image``),
+            ``epoch`` (int) and ``grouped`` (bool, whether the mini-batch was grouped by
+            similarity). With ``settings.all_ranks`` B must be the same on all ranks, and optional
+            keys must be present on all ranks or on none.
         settings: see `StepSettings`.
         con_d: the discriminator; None leaves every hard negative a negative (GRIT-VLP, ALBEF),
             unless ``settings.connections.score`` judges them. With such a score it is not used.
@@ -92,19 +93,26 @@ def run_step(
         else:
             sims = frozen.i2t, frozen.t2i
         temperature = batch.temperature if frozen is None else frozen.temperature
-        view = _view(batch, sims, temperature, frozen)
+        vectors = batch.vectors if frozen is None else (frozen.image_vectors, frozen.text_vectors)
 
-        def score_of(name: str) -> Score:
-            return function_or_object(SCORES.entry(name), settings, objects)
+        @cache  # one score may both pick and judge; it may gather over ranks, or hold state
+        def scores_of(name: str) -> tuple[Tensor, Tensor]:
+            i2t, t2i = (sim.detach() * temperature for sim in sims)
+            view = PairView(i2t, t2i, *vectors, batch)
+            score: Score = function_or_object(SCORES.entry(name), settings, objects)
+            found = score(view)
+            _check_scores(name, found, batch)
+            return found
 
         by = sims
         if settings.negatives_by != SIMILARITY:
-            by_i2t, by_t2i = score_of(settings.negatives_by)(view)
+            by_i2t, by_t2i = scores_of(settings.negatives_by)
             by = by_i2t / temperature, by_t2i / temperature
         rule = settings.connections
-        scores = None if rule.by_con_d else score_of(rule.score)(view)
-        verdict = function_or_object(RULES.entry(rule.rule), settings, objects)
-        if RULES.entry(rule.rule).traits.needs_all:
+        scores = None if rule.by_con_d else scores_of(rule.score)
+        entry = RULES.entry(rule.rule)
+        verdict = function_or_object(entry, settings, objects)
+        if entry.traits.needs_all:
             _observe(verdict, scores, batch)
         i2t, t2i, judged = find_connections(
             *by,
@@ -116,6 +124,7 @@ def run_step(
             judge_none=batch.ranks.world > 1,
             scores=scores,
             verdict=verdict,
+            dropped=batch.dropped,
         )
     judges = con_d is not None or not rule.by_con_d
     losses = _losses(StepContext(batch, compared, i2t, t2i, objects))
@@ -126,8 +135,8 @@ def run_step(
         losses=losses,
         temperature=backbone.temperature.detach(),
         # Grouping looks for mini-batches with hard negatives: by the model that picks them.
-        image_features=view.image_vectors,
-        text_features=view.text_vectors,
+        image_features=vectors[0],
+        text_features=vectors[1],
         own=batch.own,
         candidates=batch.numbers.get("loaded_index"),
         i2t=i2t,
@@ -184,6 +193,17 @@ def _encoded_by_frozen(
     return encoder.compare(dict(batch.samples), batch.ranks, batch.own_images.seen)
 
 
+def _check_scores(name: str, scores: tuple[Tensor, Tensor], batch: MiniBatch) -> None:
+    expected = (len(batch.own), batch.count)
+    for given in scores:
+        if given.shape != expected:
+            raise ValueError(
+                f"score {name} returned an array of shape {tuple(given.shape)}, expected "
+                f"{expected}: this rank's {expected[0]} anchors, the {expected[1]} candidates of "
+                "the mini-batches of all ranks"
+            )
+
+
 def _observe(rule: Any, scores: tuple[Tensor, Tensor] | None, batch: MiniBatch) -> None:
     """Let a rule learn from the scores of all candidates."""
     if scores is None:
@@ -192,22 +212,7 @@ def _observe(rule: Any, scores: tuple[Tensor, Tensor] | None, batch: MiniBatch) 
             "candidates, and Con-D judges only some; use score: similarity"
         )
     index, epoch = batch.numbers.get("loaded_index"), batch.samples.get("epoch")
-    rule.observe(scores, batch.positives, None if index is None else index[batch.own], epoch)
-
-
-def _view(
-    batch: MiniBatch,
-    sims: tuple[Tensor, Tensor],
-    temperature: Tensor,
-    frozen: EncodedByFrozen | None,
-) -> PairView:
-    """Return the mini-batch as scores see it."""
-    if frozen is None:
-        vectors = batch.vectors
-    else:
-        vectors = frozen.image_vectors, frozen.text_vectors
-    i2t, t2i = (sim.detach() * temperature for sim in sims)
-    return PairView(i2t, t2i, *vectors, batch)
+    rule.observe(scores, batch.never_negative, None if index is None else index[batch.own], epoch)
 
 
 def _pickers(
@@ -216,7 +221,7 @@ def _pickers(
     """Return the pickers of images and of texts for this mini-batch."""
     if isinstance(picker, WithPreparation):
         epoch = batch.samples.get("epoch")
-        return picker.prepare(*sims, batch.positives, batch.own, temperature, epoch)
+        return picker.prepare(*sims, batch.never_negative, batch.own, temperature, epoch)
     chosen: Any = function_of(batch.settings) if picker is None else picker
     return chosen, chosen
 

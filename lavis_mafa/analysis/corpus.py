@@ -43,6 +43,16 @@ class Corpus:
         return self.pairs.image_ids
 
     @property
+    def group_ids(self) -> NDArray[Any] | None:
+        """Group of each sample, ``(N,)`` int64, -1 for a sample in none; None without groups."""
+        return getattr(self.pairs, "group_ids", None)
+
+    def group_id(self, number: int) -> int | None:
+        """Return the group of a sample; None if it is in none."""
+        groups = self.group_ids
+        return None if groups is None or groups[number] < 0 else int(groups[number])
+
+    @property
     def truth(self) -> Callable[[NDArray[Any], NDArray[Any]], NDArray[Any]] | None:
         """Function that says whether images and texts of samples match; None if unknown."""
         return self.pairs.truth

@@ -29,6 +29,7 @@ from lavis_mafa.analysis.neighbours import (
     check_arguments,
     content_of,
     find_neighbours,
+    group_labels,
     image_labels,
     name_of,
     notes_of,
@@ -126,6 +127,7 @@ def count_false_negatives(
         mafa = loaded.cfg.model_cfg.get("mafa") or {}
         positive = mafa.get("same_image", "positive") == "positive"
         labels = [image_labels(loaded, features)] if positive else []
+        labels += group_labels(loaded, features)
         found = find_neighbours(
             loaded, features, whole, args.output / "neighbours", labels, args.seed
         )

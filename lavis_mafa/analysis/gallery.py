@@ -71,12 +71,17 @@ def view_data(load: Callable[[], TrainingSet], images: bool, notes: list[str]) -
 
 
 def connections_of(
-    records: Iterable[Mapping[str, Any]], show: Show, run: str = ""
+    records: Iterable[Mapping[str, Any]], show: Show, run: str = "", score: str = ""
 ) -> Iterator[Mined]:
-    """Yield the records of ``connections.jsonl`` with images and captions."""
+    """Yield the records of ``connections.jsonl`` with images and captions.
+
+    Args:
+        score: what judged them in Con-D's place; empty: Con-D.
+    """
     for record in records:
         facts = {name: record[name] for name in RECORDED}
-        yield Mined.shown(show, record["anchor_index"], record["mined_index"], run=run, **facts)
+        facts.update(run=run, score=score)
+        yield Mined.shown(show, record["anchor_index"], record["mined_index"], **facts)
 
 
 def evenly(items: Sequence[T], limit: int) -> list[T]:

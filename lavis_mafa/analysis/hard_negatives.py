@@ -99,6 +99,7 @@ def order_of(
     queue_size: int = GritSettings.queue_size,
     hardness: float = GritSettings.hardness,
     skip: int = GritSettings.skip,
+    group_ids: NDArray[Any] | None = None,
 ) -> NDArray[Any]:
     """Return the order of S samples in one epoch, without an incomplete last mini-batch.
 
@@ -111,6 +112,7 @@ def order_of(
         image_ids: ``(S,)``; if given, a grouped mini-batch gets at most one caption of an image.
         queue_size: L.
         hardness, skip: q and p, see `lavis_mafa.algorithm.grit.grouping.group`.
+        group_ids: ``(S,)``, kept apart as images are, if these are given.
 
     Returns:
         ``(n * B,)`` positions, 0 to S - 1.
@@ -137,6 +139,7 @@ def order_of(
             image_ids=image_ids,
             hardness=hardness,
             skip=skip,
+            group_ids=None if image_ids is None else group_ids,
         )
         for begin in range(0, size, space):
             part = torch.from_numpy(order[begin : begin + space])
@@ -173,6 +176,7 @@ def hardest_negatives(
     top_k: int = 1,
     device: torch.device | str = "cpu",
     quiet: bool = True,
+    group_ids: NDArray[Any] | None = None,
 ) -> HardNegatives:
     """Return the hardest negatives of every anchor in its mini-batch, in both directions (MAFA
     Algorithm 1).
@@ -184,6 +188,7 @@ def hardest_negatives(
             anchor's own pair is a positive.
         top_k: number of hardest negatives of each anchor.
         quiet: whether to hide the progress bar.
+        group_ids: ``(S,)``, -1 for none; pairs of one group are no negatives of each other.
     """
     none = np.empty(0, np.int64)
     parts = [(none, none, none.astype(bool), none)]  # so that there is something to concatenate
@@ -198,7 +203,9 @@ def hardest_negatives(
         ids = {}
         if image_ids is not None:
             ids["image_id"] = torch.from_numpy(image_ids[positions]).to(sim.device)
-        positives = known_positives(ids, own, len(positions), "positive")
+        if group_ids is not None:
+            ids["group_id"] = torch.from_numpy(group_ids[positions]).to(sim.device)
+        positives = known_positives(ids, own, len(positions), "positive", "positive")
         for from_image, one in ((True, sim), (False, sim.t())):
             hardest_first, _ = pick(one, positives, hardest, second_choice=False, top_k=top_k)
             picked = hardest_first.cpu().numpy()
@@ -207,6 +214,16 @@ def hardest_negatives(
             pair = (anchors, negatives) if from_image else (negatives, anchors)
             parts.append((*pair, np.full(len(anchors), from_image), np.full(len(anchors), number)))
     return HardNegatives(*map(np.concatenate, zip(*parts, strict=True)))
+
+
+def groups_of(loaded: ModelAndData, features: Features) -> NDArray[Any] | None:
+    """Return the groups ``(S,)`` of the samples in memory, -1 for none; None if there are none, or
+    their pairs are negatives of each other (``model.mafa.same_group``)."""
+    mafa = loaded.cfg.model_cfg.get("mafa") or {}
+    groups = loaded.data.group_ids
+    if groups is None or mafa.get("same_group") == "negative":
+        return None
+    return np.asarray(groups[features.numbers])
 
 
 def hard_negatives_of(
@@ -223,7 +240,7 @@ def hard_negatives_of(
         images_apart: never pick another caption of the same image, whatever the config says.
     """
     grit = loaded.cfg.run_cfg.grit
-    ids = loaded.data.image_ids[features.numbers]
+    ids, groups = loaded.data.image_ids[features.numbers], groups_of(loaded, features)
     order = order_of(
         sampling,
         features.vectors,
@@ -232,6 +249,7 @@ def hard_negatives_of(
         ids if grit.same_image == "apart" else None,
         int(grit.queue_size),
         *hardness_of(loaded.cfg.run_cfg),
+        groups,
     )
     mafa = loaded.cfg.model_cfg.get("mafa") or {}
     positive = images_apart or mafa.get("same_image", "positive") == "positive"
@@ -245,6 +263,7 @@ def hard_negatives_of(
         top_k,
         loaded.device,
         quiet=not is_main_process(),
+        group_ids=groups,
     )
     found.image, found.text = features.numbers[found.image], features.numbers[found.text]
     return found

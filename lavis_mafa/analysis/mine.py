@@ -26,13 +26,14 @@ from lavis_mafa.analysis.neighbours import (
     check_arguments,
     content_of,
     find_neighbours,
+    group_labels,
     image_labels,
     normalized,
     notes_of,
     whole_corpus,
     wording_labels,
 )
-from lavis_mafa.analysis.pair_records import OwnIds, PairRecords, ParquetRecords
+from lavis_mafa.analysis.pair_records import GROUP_ID, PairRecords, ParquetRecords
 from lavis_mafa.analysis.search_spaces import ALL
 from lavis_mafa.analysis.self_check import check_judges
 from lavis_mafa.datasets.columnar_files import PARQUET
@@ -117,6 +118,7 @@ def mine_connections(args: argparse.Namespace) -> None:
         whole = whole_corpus(args, top_k)
         # A caption of the anchor's own wording would not be a new pair of it.
         labels = [image_labels(loaded, features), wording_labels(loaded.data, features.numbers)]
+        labels += group_labels(loaded, features)
         found = find_neighbours(
             loaded, features, whole, args.output / "neighbours", labels, args.seed
         )
@@ -284,7 +286,7 @@ def write_all(
     others = f"{names['augmented']}, {names['repeated'].name}, dataset.yaml"
     print(f"written: {names['mined']}, {others}")
     if args.shards:
-        print(f"written: {_write_shards(args, data, mined, unreadable, writer.ids)}")
+        print(f"written: {_write_shards(args, data, mined, unreadable, writer)}")
 
 
 def _truth_of(judged: Judged, mined: MinedPairs) -> NDArray[Any] | None:
@@ -299,7 +301,7 @@ def _write_shards(
     data: Corpus,
     mined: MinedPairs,
     unreadable: Sequence[int],
-    ids: OwnIds | None,
+    records: PairRecords,
 ) -> Path:
     """Write the augmented data as tar shards, with unchanged image files where possible."""
     folder = args.output / "shards"
@@ -324,8 +326,10 @@ def _write_shards(
             content, kind = data.pairs.image_bytes(image)
             if kind not in IMAGE_SUFFIXES:  # readers of shards know no other formats
                 content, kind = as_png(data.show(image)[0])
-            named = ids(image) if ids else None
+            named = records.ids(image) if records.ids else None
             metadata = {"image_id": int(data.image_ids[image]) if named is None else named, **extra}
+            if records.group_id(image) is not None:
+                metadata[GROUP_ID] = records.group_id(image)
             yield f"{place:09d}", content, kind, data.caption(text), metadata
 
     return write_shards(folder, samples(), args.per_shard, resume=done > 0)

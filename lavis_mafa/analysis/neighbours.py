@@ -18,7 +18,7 @@ from lavis_mafa.algorithm.pickers import NONE
 from lavis_mafa.analysis.approximate_search import FaissSearch, recall, require_faiss
 from lavis_mafa.analysis.corpus import Corpus
 from lavis_mafa.analysis.features import Features
-from lavis_mafa.analysis.hard_negatives import HardNegatives
+from lavis_mafa.analysis.hard_negatives import HardNegatives, groups_of
 from lavis_mafa.analysis.loading import ModelAndData, log_on_main, require_range
 from lavis_mafa.analysis.neighbour_search import ExactSearch, Found, Search
 from lavis_mafa.analysis.search_spaces import ALL, EXACT, FAISS, PROBES
@@ -204,6 +204,13 @@ def measure_recall(exact: Search, search: Search, size: int, k: int, seed: int) 
         hits, total = np.sum(all_gather_objects(own), axis=0).tolist()
         shares[direction] = hits / total if total else 1.0
     return shares
+
+
+def group_labels(loaded: ModelAndData, features: Features) -> list[NDArray[Any]]:
+    """Return the groups ``(S,)`` of the samples in memory, each sample in none with a number of its
+    own; an empty list if groups have no effect."""
+    groups = groups_of(loaded, features)
+    return [] if groups is None else [np.where(groups < 0, -1 - np.arange(len(groups)), groups)]
 
 
 def wording_labels(data: Corpus, numbers: NDArray[Any]) -> NDArray[Any]:

@@ -18,6 +18,7 @@ from lavis_mafa.datasets.shards import IMAGE_SUFFIXES
 from lavis_mafa.io.files import atomic_write
 
 IMAGES = "images"  # folder in the output for images that have no file of their own
+GROUP_ID = "group_id"  # column of the group, if the data have groups
 ROWS = 100  # in a row group of parquet, which is held in memory
 
 OwnIds = Callable[[int], str | int | None]  # of a sample, its `image_id` in the annotation file
@@ -43,6 +44,7 @@ class PairRecords:
         roots = [getattr(part, "vis_root", None) or self.written for part in data.pairs.parts]
         self.root = os.path.commonpath([os.path.abspath(root) for root in roots])
         self.ids = ids_of_images(data)
+        self.group_id = ids_of_groups(data)
         self.has_paths = True
 
     def records(self, numbers: Iterable[int]) -> Iterator[dict[str, Any]]:
@@ -57,6 +59,10 @@ class PairRecords:
         image_id = self.image_id(path, image)
         if image_id is not None:
             record["image_id"] = image_id
+        # A new pair is of its image's group: its caption was not of that group so far.
+        # None is written, too: a file without the key would be refused.
+        if self.data.group_ids is not None:
+            record[GROUP_ID] = self.group_id(image)
         return record
 
     def image_id(self, path: str | None, number: int) -> str | int | None:
@@ -108,7 +114,9 @@ class PairRecords:
             "  image_text_json:\n"
             "    build_info:\n"
             "      annotations:\n"
-            f"        train: {{storage: {json.dumps(str(file.resolve()))}}}\n" + images
+            f"        train: {{storage: {json.dumps(str(file.resolve()))}}}\n"
+            + images
+            + (f"      group_id_key: {GROUP_ID}\n" if self.data.group_ids is not None else "")
         )
 
 
@@ -116,8 +124,8 @@ class ParquetRecords(PairRecords):
     """The same in parquet files: an image that has no file of its own lies in them.
 
     Rows have the columns `image` (paths; with images inside the files the struct `bytes`, `path` of
-    Hugging Face's ``datasets``), `caption`, `image_id` if any image has one, and those of new
-    pairs.
+    Hugging Face's ``datasets``), `caption`, `image_id` if any image has one, `group_id` if the data
+    have groups, and those of new pairs.
     """
 
     suffix = PARQUET
@@ -127,14 +135,16 @@ class ParquetRecords(PairRecords):
         paths = [data.pairs.source(number)[0] for number in range(len(data))]
         ids = {self.image_id(path, number) for number, path in enumerate(paths)} - {None}
         self.has_paths, self.embeds = any(paths), not all(paths)
-        whole = all(isinstance(one, int) and abs(one) < 2**63 for one in ids)
         image = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
         columns: dict[str, pa.DataType] = {"image": image if self.embeds else pa.string()}
         columns["caption"] = pa.string()
         if ids:
-            columns["image_id"] = pa.int64() if whole else pa.string()
+            columns["image_id"] = pa.int64() if _whole(ids) else pa.string()
+        if data.group_ids is not None:
+            own = {self.group_id(number) for number in range(len(data))} - {None}
+            columns[GROUP_ID] = pa.int64() if _whole(own) else pa.string()
         columns |= {"score": pa.float64(), "direction": pa.string()}
-        self._text_ids = bool(ids) and not whole
+        self._texts = [name for name in ("image_id", GROUP_ID) if columns.get(name) == pa.string()]
         self.schema = pa.schema(columns).with_metadata(_features(columns))
 
     def image_id(self, path: str | None, number: int) -> str | int | None:
@@ -154,9 +164,14 @@ class ParquetRecords(PairRecords):
         rest = iter(records)
         with atomic_write(path) as file, pq.ParquetWriter(file, self.schema) as writer:
             while rows := list(islice(rest, ROWS)):
-                if self._text_ids:
-                    rows = [{**row, "image_id": _text(row.get("image_id"))} for row in rows]
+                for name in self._texts:
+                    rows = [{**row, name: _text(row.get(name))} for row in rows]
                 writer.write_table(pa.Table.from_pylist(rows, self.schema))
+
+
+def _whole(ids: Iterable[Any]) -> bool:
+    """Return whether all ids fit into a column of integers."""
+    return all(isinstance(one, int) and abs(one) < 2**63 for one in ids)
 
 
 def _text(value: Any) -> str | None:
@@ -194,6 +209,23 @@ def ids_of_images(data: Corpus) -> OwnIds | None:
         if name is not None and number_of.setdefault(name, number) != number:
             return None
     return lambda sample: _typed(data.pairs.own_image_id(sample))
+
+
+def ids_of_groups(data: Corpus) -> OwnIds:
+    """Return a function from a sample to the id of its group, None if it is in none.
+
+    It is the id in the annotation file; or a number, where these are unknown or do not tell the
+    groups of the data apart, as where two data sets use the same ones.
+    """
+    number_of: dict[str, int] = {}
+    for sample in range(len(data)):
+        number = data.group_id(sample)
+        if number is None:
+            continue
+        own = data.pairs.own_group_id(sample)
+        if own is None or number_of.setdefault(str(own), number) != number:
+            return data.group_id
+    return lambda sample: _typed(data.pairs.own_group_id(sample))
 
 
 def _typed(own: str | int | None) -> str | int | None:

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lavis_mafa.algorithm.mining import DIRECTIONS
+from lavis_mafa.algorithm.scores import CON_D
 from lavis_mafa.runners.con_d_check import RECORD
 from lavis_mafa.runners.run_log import CONNECTIONS, LOG, read_json_lines
 
@@ -55,6 +56,13 @@ class RunRecords:
         """Number of steps done."""
         done = self.columns.get("global_step")
         return int(done[-1]) if done is not None and len(done) else 0
+
+    @property
+    def score(self) -> str:
+        """The score that judged hard negatives in Con-D's place; empty: Con-D."""
+        mafa = ((self.config or {}).get("model") or {}).get("mafa") or {}
+        score = (mafa.get("connections") or {}).get("score") or CON_D
+        return "" if score == CON_D else str(score)
 
 
 def read_run(folder: Path) -> RunRecords:

@@ -113,11 +113,11 @@ def report_of_run(
     cards = []
     if chosen:
         show = view_data(lambda: recorded_data(records.config), images, notes)
-        cards = list(connections_of(chosen, show))
+        cards = list(connections_of(chosen, show, score=records.score))
         notes.append(
             f"The gallery shows {len(chosen):,} of the {len(records.connections):,} connections "
             "that the run logged: positive and ambiguous ones, up to run.log_connections in an "
-            "epoch. The histogram contains every probability."
+            + ("epoch." if records.score else "epoch. The histogram contains every probability.")
         )
         if show.missing:
             notes.append(f"{show.missing} images could not be read; the first: {show.problem}")

@@ -120,6 +120,8 @@ RUN = {
                       "original ones; null: none", OURS, nullable=True, path="file"),
     "save_maps": Key("int", "mafa_grounding: number of heat maps to write as images", OURS,
                      low=0),
+    "reduce_jpegs": Key("bool", "decode JPEGs of training at 1/2, 1/4 or 1/8 of their size where "
+                        "every crop still has the model's image size", OURS, default=False),
     "amp_dtype": Key("str", "number format of amp", OURS, default="fp16", choices=("fp16", "bf16")),
     "max_grad_norm": Key("float", "clip gradients to this norm; null: no clipping", OURS,
                          default=None, nullable=True, low=0, above=True, also=("clip_grad",)),
@@ -163,6 +165,9 @@ RUN = {
                           OURS, default=None, nullable=True, low=1),
     "compile": Key("bool", "torch.compile the image encoders: minutes at the start, then fewer "
                    "kernels on a GPU; not with activation checkpointing", OURS, default=False),
+    "fsdp": Key("str", "frozen: divide the blocks of frozen image encoders and language models "
+                "over the ranks (FSDP2); null: every rank holds all weights", OURS, default=None,
+                nullable=True, choices=("frozen",), also=("shard", "shard_frozen", "zero")),
     "cached_batch": Key("int", "pairs whose activations are stored at a time, below "
                         "batch_size_train; the others are recomputed in the backward pass; null: "
                         "all are stored", "GradCache", default=None, nullable=True, low=1,

@@ -6,13 +6,14 @@ import hashlib
 import json
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from lavis.common.dist_utils import download_cached_file
 from lavis.common.utils import get_abs_path, is_url
-from torch import Tensor
+from torch import Tensor, nn
 
 from lavis_mafa.io.checksums import can_be_mapped, damage_of, ends_as_zip, unpacks_to
 from lavis_mafa.io.hub_folders import read_hub_folder, read_safetensors
@@ -23,11 +24,14 @@ FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 FLOAT_NAMES = "float16, bfloat16, float32 or float64"
 # Bytes in memory per byte of a checkpoint's file, at most: weights hardly compress.
 MOST_UNPACKED = 20
-# State of a run rather than weights (queues, statistics): used by run.resume_ckpt_path only.
+# State of a run rather than weights (queues, statistics): used by run.resume_ckpt_path only. These
+# are buffers of models, and parts as older checkpoints have them, which do not list their own.
 RUN_STATE_KEYS = (
-    *("image_queue", "text_queue", "idx_queue", "queue_ptr"),
-    *("posterior.", "memory.", "picker."),
+    *("image_queue", "text_queue", "idx_queue", "group_queue", "queue_ptr"),
+    *("posterior.", "memory.", "picker.", "global_threshold."),
 )
+# Class attribute of modules whose whole state is of that kind; and a checkpoint's list of them.
+STATE_OF_RUN = "state_of_run"
 
 
 def model_yamls(arch: str, *types: str) -> dict[str, str]:
@@ -177,15 +181,32 @@ def problem_of_types(state: dict[str, Tensor], own: dict[str, Tensor]) -> str | 
     return None
 
 
-def weights_of(content: dict[str, Any]) -> Any:
+def run_state_of(model: nn.Module) -> list[str]:
+    """Return the prefixes of the names of a model's weights that are state of a run.
+
+    They are those of its modules, however deep, with a true attribute ``state_of_run``.
+    """
+    modules = model.named_modules()
+    return [f"{name}." for name, one in modules if name and getattr(one, STATE_OF_RUN, False)]
+
+
+def weights_of(content: dict[str, Any], of_run: Sequence[str] = ()) -> Any:
     """Return the weights of a checkpoint, without the state of the run that saved them.
 
     Anything other than a state dict is returned unchanged, for `load_state` to refuse.
+
+    Args:
+        content: of the file.
+        of_run: prefixes of further names to leave out, see `run_state_of`; those that the
+            checkpoint lists are left out in any case.
     """
     state = content.get("model", content)
     if not isinstance(state, dict):
         return state
-    return {key: value for key, value in state.items() if not str(key).startswith(RUN_STATE_KEYS)}
+    listed = content.get(STATE_OF_RUN)
+    listed = [one for one in listed if isinstance(one, str)] if isinstance(listed, list) else []
+    left_out = (*RUN_STATE_KEYS, *listed, *of_run)
+    return {key: value for key, value in state.items() if not str(key).startswith(left_out)}
 
 
 def vocabulary_of(tokenizer: Any) -> str | None:

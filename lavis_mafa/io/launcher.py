@@ -1,4 +1,4 @@
-"""What a rank and the launcher that started it must know of each other."""
+"""What a process knows of its start: the launcher of a rank, and the cores that it may use."""
 
 from __future__ import annotations
 
@@ -60,3 +60,10 @@ def report_to_launcher(message: str) -> None:
     extra = {"py_callstack": message, "timestamp": str(int(time.time()))}
     with suppress(OSError), open(path, "w", encoding="utf-8") as file:
         json.dump({"message": {"message": message, "extraInfo": extra}}, file)
+
+
+def usable_cores() -> int:
+    """Return how many CPU cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

@@ -12,14 +12,14 @@ import torch
 from omegaconf import OmegaConf
 
 from lavis_mafa.algorithm.backbone import Backbone
-from lavis_mafa.algorithm.cached_batch import CachedBatch
+from lavis_mafa.algorithm.cached_batch import in_chunks
 from lavis_mafa.algorithm.discriminator import Discriminator
 from lavis_mafa.algorithm.momentum import RAMP_EPOCHS, Momentum
 from lavis_mafa.algorithm.negatives_encoder import NegativesEncoder
 from lavis_mafa.algorithm.output import StepOutput
 from lavis_mafa.algorithm.settings import StepSettings, build_objects, object_names
 from lavis_mafa.algorithm.step import run_step
-from lavis_mafa.io.checkpoints import model_config, read_checkpoint, weights_of
+from lavis_mafa.io.checkpoints import model_config, read_checkpoint, run_state_of, weights_of
 from lavis_mafa.io.downloads import HubFiles, UrlFile
 from lavis_mafa.models.checkpoints import (
     MATCHING_PARTS,
@@ -106,7 +106,7 @@ class MafaModel:
     @property
     def step_backbone(self) -> Backbone:
         """The backbone, in chunks of ``cached_batch`` pairs if that is set."""
-        return CachedBatch(self.backbone, self.cached_batch) if self.cached_batch else self.backbone
+        return in_chunks(self.backbone, self.cached_batch)
 
     @property
     def step_objects(self) -> dict[str, Any]:
@@ -122,6 +122,11 @@ class MafaModel:
         for one in self.step_objects.values():
             if hasattr(one, "allocate"):
                 one.allocate(size)
+
+    def expect_groups(self) -> None:
+        """Prepare for training data with groups, before state is resumed."""
+        if self.momentum_encoders is not None and self.settings.same_group != "negative":
+            self.momentum_encoders.queue_groups()
 
     @property
     def has_unused_parameters(self) -> bool:
@@ -152,15 +157,7 @@ class MafaModel:
         content = content or read_checkpoint(origin)
         model: Any = self
         check_origin(content, registered_name(type(self)), model.tokenizer, origin)
-        weights = weights_of(content)
-        of_run = tuple(
-            f"{name}."
-            for name, one in self.step_objects.items()
-            if getattr(one, "state_of_run", False)
-        )
-        if of_run and isinstance(weights, dict):
-            weights = {key: v for key, v in weights.items() if not str(key).startswith(of_run)}
-        loaded = load_state(model, weights, origin)
+        loaded = load_state(model, weights_of(content, run_state_of(model)), origin)
         self._after_loading(loaded.missing_keys)
         return loaded
 

@@ -10,10 +10,12 @@ from lavis.common.registry import registry
 from lavis_mafa.algorithm.itc_forms import ITC_LOSSES
 from lavis_mafa.algorithm.labels import SOFT_LABELS
 from lavis_mafa.algorithm.mining import ALL, MiningRule
+from lavis_mafa.algorithm.pickers import PICKERS
+from lavis_mafa.algorithm.registry import LOSSES, Registry
 from lavis_mafa.algorithm.rules import RULES
 from lavis_mafa.algorithm.scores import CON_D, SCORES, is_probability
 from lavis_mafa.models.traits import traits_of
-from lavis_mafa.problems import ConfigView, Problem
+from lavis_mafa.problems import ConfigView, Problem, problems_of_entry
 
 SOFT, RULE, WEIGHTS = (
     f"model.mafa.{name}" for name in ("soft_labels", "connections", "loss_weights")
@@ -40,6 +42,7 @@ def problems_of_step(cls: Any, cfg: ConfigView) -> Iterator[Problem]:
     if cfg[f"{RULE}.labels"] == "probability" and cfg[f"{RULE}.action"] in ("drop", "keep"):
         yield Problem(f"{RULE}.labels", "probability needs action: convert")
     yield from _verdicts(cfg)
+    yield from _of_named(cfg)
     used = [one for one in cfg[f"{RULE}.use_in"] or () if cfg[f"{WEIGHTS}.{one}"] != 0]
     excused = f"{RULE}.use_in" in cfg.wrong or cfg[f"{RULE}.action"] == "keep"
     judged = cfg["model.mafa.con_d"] or cfg[f"{RULE}.score"] in SCORES
@@ -101,6 +104,22 @@ def _verdicts(cfg: ConfigView) -> Iterator[Problem]:
     if by in SCORES and pickers == "posterior" and not SCORES.entry(by).traits.compares_own:
         why = f"{by}: posterior needs similarities of own pairs, which are all 1 by it"
         yield Problem("model.mafa.negatives_by", f"{why}; use another picker, or similarity")
+
+
+def _of_named(cfg: ConfigView) -> Iterator[Problem]:
+    """Yield what the registered entries that the step is to use say of the config."""
+    named: list[tuple[Registry[Any], str]] = [
+        (PICKERS, "model.mafa.negatives"),
+        (SOFT_LABELS, f"{SOFT}.type"),
+        (ITC_LOSSES, "model.mafa.itc_loss"),
+        (SCORES, "model.mafa.negatives_by"),
+        (SCORES, f"{RULE}.score"),
+        (RULES, f"{RULE}.rule"),
+    ]
+    entries = [known.entries().get(cfg[key] or "") for known, key in named]
+    entries += [LOSSES.entry(name) for name in LOSSES if cfg[f"{WEIGHTS}.{name}"]]
+    for entry in {id(one): one for one in entries}.values():
+        yield from problems_of_entry(entry, cfg)
 
 
 def _warm_up(cfg: ConfigView) -> Iterator[Problem]:

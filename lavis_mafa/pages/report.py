@@ -9,6 +9,7 @@ no script run but the one in ``report_template.html``.
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -41,13 +42,14 @@ class Mined:
         anchor_image, anchor_caption: the anchor's own pair.
         mined_image, mined_caption: the own pair of what was mined. An image is None if it cannot
             be read.
-        probability: Con-D's match probability, 0 to 1.
+        probability: Con-D's match probability, 0 to 1; or a value of the score in its place.
         truth: whether the judged image and caption really match; None if unknown.
         epoch: when it was mined; None if it was not mined in training.
         state: the decision about it: "positive", "ambiguous" or "negative". The page shows it until
             its reader moves the thresholds.
         anchor_index, mined_index: the pairs' places in the data set.
         run: the run or the discriminator it comes from, where a report shows several.
+        score: the score that judged in Con-D's place, such as ``similarity``; empty: Con-D.
     """
 
     direction: str
@@ -62,13 +64,17 @@ class Mined:
     anchor_index: int
     mined_index: int
     run: str = ""
+    score: str = ""
 
     def __post_init__(self) -> None:
         self.probability = float(self.probability)
         self.truth = None if self.truth is None else bool(self.truth)
         require(self.direction, list(DIRECTIONS), "direction of a mined connection")
         require(self.state, list(STATE_NAMES.values()), "state of a mined connection")
-        if not 0.0 <= self.probability <= 1.0:
+        if self.score:
+            if not math.isfinite(self.probability):
+                raise ValueError(f"{self.score} of a mined connection is {self.probability}")
+        elif not 0.0 <= self.probability <= 1.0:
             raise ValueError(
                 f"probability of a mined connection is {self.probability}, expected 0 to 1: "
                 "Con-D's softmax output for the class 'match', not its logit"
@@ -173,7 +179,8 @@ def write_report(
 
     The histogram of match probabilities shows one of ``judged``, or the connections that the reader
     has chosen. Its thresholds, ``(low, high)``, begin as the run's own and can be moved; counts,
-    precision, recall and the connections' states follow.
+    precision, recall and the connections' states follow. Connections that another score judged are
+    no part of it, and keep their states.
 
     Raises:
         ValueError: for a table whose rows or ``highlight_best`` do not fit its columns, a series
@@ -183,6 +190,7 @@ def write_report(
     if not 0.0 <= low <= high <= 1.0:
         raise ValueError(f"thresholds are {thresholds}, expected 0 <= low <= high <= 1")
     cards, images = _gallery(connections)
+    probabilities = bool(judged) or not all(card["score"] for card in cards)
     rows: list[list[Cell]] = [
         [key, "–" if value is None else str(value)] for key, value in flat(settings or {})
     ]
@@ -190,7 +198,7 @@ def write_report(
     sections = {
         "tables": ("Tables", "".join(map(table_html, tables))),
         "curves": ("Curves", "".join(map(curve_html, curves))),
-        "probabilities": ("Con-D's probabilities", "in the template" if cards or judged else ""),
+        "probabilities": ("Con-D's probabilities", "in the template" if probabilities else ""),
         "connections": ("Judged pairs", "in the template" if cards else ""),
         "notes": ("Notes", "".join(f"<li>{esc(note)}</li>" for note in notes)),
         "settings": ("Settings", table_html(Table("", ["setting", "value"], rows)) if rows else ""),
@@ -238,6 +246,7 @@ def _gallery(connections: Iterable[Mined]) -> tuple[list[dict[str, Any]], list[s
             "truth": one.truth,
             "epoch": None if one.epoch is None else int(one.epoch),
             "run": str(one.run),
+            "score": str(one.score),
             "p": round(one.probability, 7),  # enough digits to compare a float32 with a threshold
             "anchor": [place(one.anchor_image), one.anchor_caption, int(one.anchor_index)],
             "mined": [place(one.mined_image), one.mined_caption, int(one.mined_index)],

@@ -13,7 +13,9 @@ from torch import nn
 from torch.amp.grad_scaler import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 
+from lavis_mafa.models.con_d.frozen import frozen_models
 from lavis_mafa.runners.launch import amp_dtype_of, compile_image_encoders
+from lavis_mafa.runners.sharding import shard_frozen
 
 # Keys of `model` by which LAVIS's models recompute activations in the backward pass.
 RECOMPUTATION_KEYS = ("use_grad_checkpoint", "vit_grad_ckpt")
@@ -38,7 +40,10 @@ class AnyDeviceRunner(RunnerBase):
         self._static_graph = False
         super().__init__(cfg, task, model, datasets, job_id)
         if self.run_cfg.get("cached_batch"):
-            self._model.cached_batch = int(self.run_cfg.cached_batch)
+            copies = getattr(self._model, "momentum_encoders", None)
+            for one in (self._model, *frozen_models(self._model), copies):
+                if one is not None:
+                    one.cached_batch = int(self.run_cfg.cached_batch)
         self.rank, self.world_size = get_rank(), get_world_size()
 
     def setup_output_dir(self) -> None:
@@ -62,13 +67,21 @@ class AnyDeviceRunner(RunnerBase):
 
     @property
     def model(self) -> Any:
-        """The model on the device, compiled and wrapped for several ranks as the config says."""
+        """The model on the device, compiled, sharded and wrapped for several ranks as the config
+        says."""
         if self._wrapped_model is None:
+            if self.shards:
+                shard_frozen(self._model, self.device)
             self._model = self._model.to(self.device)
             if self.run_cfg.get("compile"):
                 compile_image_encoders(self._model)
             self._wrapped_model = self._distributed() if self.use_distributed else self._model
         return self._wrapped_model
+
+    @property
+    def shards(self) -> bool:
+        """Whether frozen weights are divided over the ranks (``run.fsdp``)."""
+        return bool(self.run_cfg.get("fsdp") and self.use_distributed and not self.evaluate_only)
 
     def _distributed(self) -> DistributedDataParallel:
         unused = self.run_cfg.get("find_unused_parameters")

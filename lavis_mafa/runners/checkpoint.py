@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from lavis_mafa.algorithm.grit import HARDNESS, GritSettings
+from lavis_mafa.algorithm.momentum import GROUP_QUEUE
 from lavis_mafa.io.checkpoints import problem_of_types
 from lavis_mafa.io.files import atomic_write
 
@@ -49,9 +50,11 @@ def load_trained_state(model: nn.Module, state: dict[str, torch.Tensor], origin:
         ValueError: naming the keys that are missing, unknown to the model, or no floating-point
             numbers although the model's are.
     """
-    # Old checkpoints lack the queue's image ids: all its entries then count as other images.
-    expected = set(trained_state(model)) - {"idx_queue"}
+    # Without the queue's ids, which old checkpoints and data without groups lack, all its entries
+    # count as other images and groups.
+    expected = set(trained_state(model)) - {"idx_queue", GROUP_QUEUE}
     missing, unknown = expected - state.keys(), state.keys() - model.state_dict().keys()
+    unknown -= {GROUP_QUEUE}  # of data that had groups then and have none now
     # Constants that transformers' BERT saves in some versions only.
     missing, unknown = (
         {key for key in keys if not key.endswith(".position_ids")} for keys in (missing, unknown)
@@ -108,7 +111,7 @@ def check_same_settings(
 def check_same_data(before: Mapping[str, Any], now: Mapping[str, Any], origin: str) -> None:
     """Refuse to resume on other images or another order of samples, to which saved orders refer.
 
-    Other captions of the same images only cause a warning: a typo may have been mended.
+    Other captions or groups of the same images only cause a warning: a typo may have been mended.
 
     Args:
         before, now: a `DataIdentity` as plain values, of the checkpoint and of this run.
@@ -128,8 +131,8 @@ def check_same_data(before: Mapping[str, Any], now: Mapping[str, Any], origin: s
         )
     if before.get("caption_rows") != now["caption_rows"]:
         logging.warning(
-            "%s was saved with other captions of the same images: the run resumes with those of "
-            "today, and does not equal an uninterrupted one",
+            "%s was saved with other captions of the same images, or other groups: the run resumes "
+            "with those of today, and does not equal an uninterrupted one",
             origin,
         )
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from lavis_mafa.models.con_d.frozen import models_beside
 from lavis_mafa.models.con_d.kept_images import kept_images
 from lavis_mafa.runners.forecast import forecast
+from lavis_mafa.runners.sharding import bytes_of, frozen_blocks
 from lavis_mafa.runners.training_step import loss_terms
 
 if TYPE_CHECKING:
@@ -35,8 +36,7 @@ def dry_run(runner: RunnerMafa) -> list[str]:
     if runner.train_set is None:
         splits = {name: len(data) for name, data in runner.eval_sets.items()}
         return [*lines, f"evaluation only; samples per split: {splits}"]
-    if hasattr(runner.task, "before_training"):
-        runner.task.before_training(runner._model, runner.train_set)
+    runner.prepare()
     found = runner.check_con_d()
     plan = runner.schedule.begin(0)
     run, grit = runner.run_cfg, runner.run_cfg.grit
@@ -44,6 +44,7 @@ def dry_run(runner: RunnerMafa) -> list[str]:
     images = len(np.unique(runner.train_set.image_ids))
     lines += [
         f"training data: {len(runner.train_set):,} pairs of {images:,} images",
+        *_groups_line(runner),
         f"mini-batches: {run.batch_size_train} x {runner.world_size} rank(s) x {window} "
         f"accumulated; {plan.steps:,} steps an epoch, {runner.max_epoch} epochs, "
         f"{len(plan.leftover)} samples left over for the next epoch",
@@ -109,7 +110,31 @@ def dry_run(runner: RunnerMafa) -> list[str]:
             f", and the activations of {run.cached_batch} pairs, recomputed"
             if run.get("cached_batch")
             else ""
+        )
+        + (
+            f"; training divides {bytes_of(frozen_blocks(runner._model)) / MIB:.0f} MiB of the "
+            "weights by the number of ranks (run.fsdp)"
+            if run.get("fsdp")
+            else ""
         ),
+    ]
+
+
+def _groups_line(runner: RunnerMafa) -> list[str]:
+    """Return a line about the groups of the training data; [] if there are none."""
+    groups = runner.train_set.group_ids if runner.train_set is not None else None
+    if groups is None:
+        return []
+    # Not by bincount: a data set of a user's own may have any numbers.
+    sizes = np.unique(groups[groups >= 0], return_counts=True)[1]
+    return [
+        f"groups: {len(sizes):,} of {sizes.sum():,} pairs "
+        f"({sizes.sum() / len(groups):.0%}), the largest of {sizes.max():,}; "
+        + (
+            f"model.mafa.same_group: {runner.same_group}"
+            if runner.same_group
+            else f"{type(runner._model).__name__} makes no use of them"
+        )
     ]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from lavis_mafa.runners.base import AnyDeviceRunner
 from lavis_mafa.runners.checkpoint import BEST, load_trained_state
 from lavis_mafa.runners.loaders import Loaders, evaluation_sets
 from lavis_mafa.runners.run_log import RunLog
+from lavis_mafa.runners.sharding import whole_weights
 from lavis_mafa.runners.state import BestFigure, Progress
 
 
@@ -77,7 +78,8 @@ class EvaluatingRunner(AnyDeviceRunner):
         model = self.unwrap_dist_model(self.model)
         model.eval()
         self.task.before_evaluation(model=model, dataset=loader.dataset)
-        with limited_k_test(self.run_cfg, model, loader.dataset):
+        whole = whole_weights(model) if self.shards else nullcontext()
+        with whole, limited_k_test(self.run_cfg, model, loader.dataset):
             results = self.task.evaluation(model, loader, cuda_enabled=self.cuda_enabled)
         if results is None:
             return None

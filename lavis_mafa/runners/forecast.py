@@ -64,6 +64,8 @@ def forecast(runner: RunnerMafa) -> Forecast:
             f"run.grit.search_space: {grit.search_space:,} is more than the {share:,} pairs of a "
             "rank in an epoch: neighbours are sought among all of them"
         )
+    if run.get("fsdp") and runner.world_size == 1:
+        found.warnings.append("run.fsdp: has no effect on one rank, which holds all weights")
     model = runner._model
     settings = getattr(model, "settings", None)
     judged = isinstance(settings, StepSettings) and not settings.connections.by_con_d

@@ -16,6 +16,7 @@ from lavis_mafa.algorithm.tokens import TOKENS, Tokenizer, Tokens
 from lavis_mafa.datasets.training_set import TrainingSet
 from lavis_mafa.models.con_d.frozen import FrozenModel, ModelBeside
 from lavis_mafa.models.con_d.pair_reader import no_pictures
+from lavis_mafa.processors.augmentation import ImageBytes
 from lavis_mafa.runners.termination import ignore_signals_to_job
 
 
@@ -32,12 +33,15 @@ def evaluation_sets(datasets: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]
     return found
 
 
-def training_set(datasets: Mapping[str, Mapping[str, Any]], seed: int) -> TrainingSet | None:
-    """Return all training sets joined into one, None if there is none."""
+def training_set(
+    datasets: Mapping[str, Mapping[str, Any]], seed: int, reduce_jpegs: bool = False
+) -> TrainingSet | None:
+    """Return all training sets joined into one, None if there is none; see `TrainingSet`."""
     train = {name: {"train": own["train"]} for name, own in datasets.items() if "train" in own}
     if not train:
         return None
-    return TrainingSet(concat_datasets(reorg_datasets_by_split(train))["train"], int(seed))
+    joined = concat_datasets(reorg_datasets_by_split(train))["train"]
+    return TrainingSet(joined, int(seed), reduce_jpegs)
 
 
 def add_views(train_set: TrainingSet, model: Any, beside: Iterable[ModelBeside]) -> None:
@@ -83,8 +87,8 @@ def add_tokens(train_set: TrainingSet, model: Any, frozen: Iterable[FrozenModel]
 
 
 def to_device(samples: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
-    """Return a mini-batch with its tensors and tokens on a device."""
-    movable = (torch.Tensor, Tokens)
+    """Return a mini-batch with its tensors, tokens and images on a device."""
+    movable = (torch.Tensor, Tokens, ImageBytes)
     return {
         key: value.to(device, non_blocking=True) if isinstance(value, movable) else value
         for key, value in samples.items()
@@ -132,6 +136,7 @@ class Loaders:
         """
         if self._batches is None or self._train is None:
             assert self.train_set is not None
+            self.train_set.send_bytes()
             self._batches = EpochBatches(plan, self.rank, epoch, first_step)
             self._train = DataLoader(
                 self.train_set,
@@ -167,7 +172,7 @@ class Loaders:
         )
 
     def to_device(self, samples: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a mini-batch with its tensors and tokens on this rank's device."""
+        """Return a mini-batch with its tensors, tokens and images on this rank's device."""
         return to_device(samples, self.device)
 
     def close(self) -> None:

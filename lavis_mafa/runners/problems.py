@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from lavis_mafa.algorithm.grit import HARDNESS
-from lavis_mafa.problems import ConfigView, Problem
+from lavis_mafa.problems import ConfigView, Problem, problems_of_entry
+from lavis_mafa.runners.sharding import problem_of_torch
 
 
 def problems_of_runner(cfg: ConfigView) -> Iterator[Problem]:
     """Yield contradictions between keys of ``run`` that would break or silently change training."""
+    yield from _sharded(cfg)
     if not cfg.training:
         return
     if cfg["run.grit.enabled"]:
@@ -28,6 +30,25 @@ def problems_of_runner(cfg: ConfigView) -> Iterator[Problem]:
         if cfg[f"datasets.{name}.sample_ratio"] is not None:
             why = "has no effect: runner_mafa uses every sample once per epoch; remove it"
             yield Problem(f"datasets.{name}.sample_ratio", why, is_note=True)
+
+
+def _sharded(cfg: ConfigView) -> Iterator[Problem]:
+    key = "run.fsdp"
+    if not cfg[key]:
+        return
+    if not cfg.training:
+        yield Problem(key, "has no effect: the run only evaluates, with whole weights", True)
+        return
+    problem = problem_of_torch()
+    if problem:
+        yield Problem(key, problem)
+    # Blocks gather their weights in hooks, which compiled blocks break, and free them after a
+    # forward pass only outside of the backward pass.
+    for other in ("run.compile", "run.cached_batch"):
+        if not problem and cfg[other]:
+            yield Problem(key, f"is not supported together with {other}; remove one of them")
+    if cfg["run.distributed"] is False:
+        yield Problem(key, "has no effect: run.distributed is False; remove one of them", True)
 
 
 def _grouped(cfg: ConfigView) -> Iterator[Problem]:
@@ -53,7 +74,4 @@ def _grouped(cfg: ConfigView) -> Iterator[Problem]:
     if start == 0 and not cfg["run.grit.naive"]:
         why = "is 0, but epoch 0 has no features to group by; use 1 or naive: True"
         yield Problem("run.grit.start_epoch", why)
-    entry = HARDNESS.entries().get(cfg["run.grit.schedule"] or "")
-    for owner in () if entry is None else (entry.value, entry.settings):
-        for problem in getattr(owner, "problems_of", lambda cfg: ())(cfg):
-            yield Problem(*problem)
+    yield from problems_of_entry(HARDNESS.entries().get(cfg["run.grit.schedule"] or ""), cfg)

@@ -75,7 +75,10 @@ class RunnerMafa(EvaluatingRunner):
         run = self.run_cfg
         loggers = loggers_of(run) if is_main_process() else {}
         self.log = RunLog(self.output_dir, is_main_process(), loggers)
-        self.train_set = None if self.evaluate_only else loaders.training_set(datasets, run.seed)
+        self.train_set = None
+        if not self.evaluate_only:
+            reduce_jpegs = bool(run.get("reduce_jpegs", False))
+            self.train_set = loaders.training_set(datasets, run.seed, reduce_jpegs)
         if self.train_set is not None:
             loaders.add_views(self.train_set, model, models_beside(model))
             loaders.add_tokens(self.train_set, model, frozen_models(model))
@@ -112,6 +115,19 @@ class RunnerMafa(EvaluatingRunner):
         return min(steps, int(self.run_cfg.get("max_steps") or steps))
 
     @property
+    def same_group(self) -> str | None:
+        """``model.mafa.same_group``; None if the model does not train by the step, and so makes no
+        use of groups."""
+        return getattr(getattr(self._model, "settings", None), "same_group", None)
+
+    def _groups_apart(self) -> Any:
+        """Return the group ``(N,)`` of every sample, which grouping keeps apart; None where pairs
+        of one group are negatives, or the model makes no use of groups."""
+        if self.same_group in (None, "negative"):
+            return None
+        return getattr(self.train_set, "group_ids", None)
+
+    @property
     def schedule(self) -> GritSchedule:
         """The orders of the epochs."""
         if self._schedule is None:
@@ -124,6 +140,7 @@ class RunnerMafa(EvaluatingRunner):
                 self.world_size,
                 int(self.run_cfg.seed),
                 self.train_set.image_ids,
+                self._groups_apart(),
             )
         return self._schedule
 
@@ -199,8 +216,7 @@ class RunnerMafa(EvaluatingRunner):
                 logging.warning("%s", warning)
             for note in expected.notes:
                 logging.info("%s", note)
-        if hasattr(self.task, "before_training"):
-            self.task.before_training(self._model, self.train_set)
+        self.prepare()
         # Before the cache is opened, so that it holds what training itself computes, and before
         # `self.model` compiles Con-D, which the check's mini-batches would do for other shapes.
         found = None if self.resume_ckpt_path else self.check_con_d()
@@ -242,6 +258,22 @@ class RunnerMafa(EvaluatingRunner):
         if rows:
             columns = ("split", "metric", "value")
             self.log.loggers.table("results", columns, rows, self.progress.global_step, STEP)
+
+    def prepare(self) -> None:
+        """Give model and task what they need of the training data, before state is resumed."""
+        assert self.train_set is not None
+        if hasattr(self._model, "allocate"):
+            self._model.allocate(len(self.train_set))
+        if self.train_set.group_ids is not None:
+            if self.same_group is None:
+                logging.warning(
+                    "the training data have groups (group_id_key), of which %s makes no use",
+                    type(self._model).__name__,
+                )
+            elif hasattr(self._model, "expect_groups"):
+                self._model.expect_groups()
+        if hasattr(self.task, "before_training"):
+            self.task.before_training(self._model, self.train_set)
 
     def check_con_d(self) -> SelfCheck | None:
         """Check that Con-D tells own from random pairs; see `con_d_check.check_con_d`."""
@@ -445,8 +477,12 @@ class RunnerMafa(EvaluatingRunner):
         # No loss: it was read only to be checked for NaN with them.
         losses.pop(CON_D, None)
         if ends_window:
+            # Reading the scale waits for the GPU: only where a reward depends on it.
+            scale = self._loss_scale() if before is not None else 0.0
             taken = self._update(where)
             if before is not None:
+                # fp16's scaler has skipped the step if it lowered its scale.
+                taken = taken and self._loss_scale() >= scale
                 fall = before - self._language_loss(samples) if taken else math.nan
                 self.schedule.learn(samples["index"], fall)
                 losses[FALL] = fall if math.isfinite(fall) else 0.0
@@ -483,8 +519,11 @@ class RunnerMafa(EvaluatingRunner):
         return {name: v for name, v in terms.items() if name != "loss" or len(terms) == 1}
 
     def _update(self, where: str) -> bool:
-        """Take an optimizer step, or skip it and log which and why; return whether it was taken."""
-        scale = self.scaler.get_scale() if self.scaler else 0.0
+        """Take an optimizer step, or skip it and log which and why.
+
+        Returns:
+            False if it was skipped; what fp16's scaler skips by itself counts as taken.
+        """
         limit = self.run_cfg.get("max_grad_norm")
         skipped = optimizer_step(
             self._model.parameters(),
@@ -499,8 +538,11 @@ class RunnerMafa(EvaluatingRunner):
             logging.error("%s: step skipped, %d more may be skipped.\n  %s", where, left, skipped)
             step = self.progress.global_step
             self.log.write("skipped", global_step=step, where=where, told=skipped)
-        # The scaler of fp16 has skipped the step if it lowered its scale.
-        return skipped is None and (not self.scaler or self.scaler.get_scale() >= scale)
+        return skipped is None
+
+    def _loss_scale(self) -> float:
+        """Return the scale of fp16's loss scaler; 0 without one."""
+        return self.scaler.get_scale() if self.scaler else 0.0
 
     def _record_step(
         self, output: Any, losses: dict[str, float], samples: dict[str, Any], bar: Any

@@ -16,7 +16,12 @@ from lavis_mafa.algorithm.grit import GritSchedule
 from lavis_mafa.algorithm.grit.collector import share_out
 from lavis_mafa.datasets.data_identity import DataIdentity
 from lavis_mafa.datasets.training_set import TrainingSet
-from lavis_mafa.io.checkpoints import not_resumable_message, vocabulary_of
+from lavis_mafa.io.checkpoints import (
+    STATE_OF_RUN,
+    not_resumable_message,
+    run_state_of,
+    vocabulary_of,
+)
 from lavis_mafa.io.processes import gather_objects, on_main_process
 from lavis_mafa.models.traits import traits_of
 from lavis_mafa.runners.checkpoint import (
@@ -114,6 +119,7 @@ class RunState:
             "config": self.config,
             "vocabulary": vocabulary_of(getattr(self.model, "tokenizer", None)),
             "family": traits_of(self.model).family,
+            STATE_OF_RUN: run_state_of(self.model),
             "epoch": epoch - 1,  # in LAVIS, the last epoch that is complete
             "run": {
                 "format": FORMAT,

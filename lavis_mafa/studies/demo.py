@@ -6,10 +6,11 @@
 from __future__ import annotations
 
 import argparse
-import os
 import time
 from pathlib import Path
 from typing import Any
+
+from lavis_mafa.io.launcher import usable_cores
 
 FAMILIES = ("albef", "blip", "blip2")
 PARAMETERS = (
@@ -44,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--at-once",
         type=int,
-        default=max(1, min(2, len(os.sched_getaffinity(0)))),
+        default=min(2, usable_cores()),
         help="number of runs at the same time, one thread each",
     )
 

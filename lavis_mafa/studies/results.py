@@ -311,7 +311,8 @@ def _gallery(plan: Plan) -> Iterator[Mined]:
     if job is not None and job.done and (job.folder / LOG).is_file():
         records = read_run(job.folder)
         show = view_data(lambda: recorded_data(records.config), True, [])
-        yield from connections_of(records.connections[-GALLERY:], show, plan.study.gallery)
+        last, run = records.connections[-GALLERY:], plan.study.gallery
+        yield from connections_of(last, show, run, records.score)
 
 
 def _markdown(

@@ -71,14 +71,10 @@ class StepFigures:
     def before_training(self, model: Any, train_set: Any) -> None:
         """Take the valid pairs of the training data, if known, for the figures and the oracle.
 
-        The model's objects with state for each sample get the number of samples.
-
         Raises:
             ValueError: if Con-D is the oracle and the valid pairs are not known.
         """
         self._truth = train_set.truth
-        if hasattr(model, "allocate"):
-            model.allocate(len(train_set))
         if hasattr(model, "settings"):
             self._rule = model.settings.connections
         con_d = getattr(model, "con_d", None)

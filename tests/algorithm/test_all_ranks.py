@@ -14,10 +14,12 @@ from conftest import mini_batch, toy_config
 from torch.nn.parallel import DistributedDataParallel
 
 from lavis_mafa import load_model
+from lavis_mafa.algorithm.global_threshold import GlobalThreshold
 from lavis_mafa.algorithm.labels import SoftLabels
 from lavis_mafa.algorithm.mining import MiningRule
 from lavis_mafa.algorithm.momentum import Momentum
 from lavis_mafa.algorithm.ranks import Ranks
+from lavis_mafa.algorithm.rules import ABSENT, Margin
 from lavis_mafa.algorithm.settings import StepSettings, build_objects
 from lavis_mafa.datasets import TrainingSet
 from lavis_mafa.models.con_d.discriminator import ModelDiscriminator, Oracle
@@ -27,6 +29,8 @@ from lavis_mafa.toyworld import ToyScenesBuilder
 
 BATCH = 5
 START = 20
+SAMPLES = 240
+LOW, HIGH = 0.9, 0.95  # of similarities within modalities
 EVERYTHING = MiningRule(low=0.3, high=0.5)
 
 
@@ -55,6 +59,10 @@ def encoder_from(family):
     """Return an untrained model as the encoder of hard negatives; it takes the place of Con-D."""
     torch.manual_seed(7)
     return ModelNegativesEncoder(load_model(family, "tiny"))
+
+
+def no_con_d():
+    return None
 
 
 def settings(**changes):
@@ -137,6 +145,30 @@ CASES = {
         settings(itc_loss="rince", connections=MiningRule(action="drop")),
         TableConD,
     ),
+    "blip2, false by similarity within modalities": (
+        "blip2_mafa",
+        settings(
+            negatives_by="intra_modal",
+            connections=MiningRule(score="intra_modal", low=LOW, high=HIGH, action="drop", top_k=0),
+        ),
+        no_con_d,
+    ),
+    "albef, false by a margin of similarity": (
+        "albef_mafa",
+        settings(
+            connections=MiningRule(score="similarity", rule="margin", top_k=3),
+            own={"margin": Margin(margin=0.0)},
+        ),
+        no_con_d,
+    ),
+    "blip, false by thresholds of samples": (
+        "blip_mafa",
+        settings(
+            connections=MiningRule(score="similarity", rule="global_threshold", top_k=0),
+            own={"global_threshold": GlobalThreshold(share=0.3)},
+        ),
+        no_con_d,
+    ),
     "albef, distilled MLM": (
         "albef_mafa",
         settings(soft_labels=SoftLabels("momentum"), connections=EVERYTHING),
@@ -168,6 +200,7 @@ def model_of(family, chosen, con_d):
     model.settings, model.con_d = chosen, con_d()
     for name, one in build_objects(chosen).items():
         setattr(model, name, one)
+    model.allocate(SAMPLES)
     if isinstance(model.con_d, ModelNegativesEncoder):
         model.con_d, model.negatives_encoder = None, model.con_d
     if isinstance(model.con_d, Oracle):
@@ -268,8 +301,9 @@ def test_two_ranks_equal_one_process_on_the_joined_batch(rank_results, toy_train
     assert torch.equal(torch.cat([one["states"], other["states"]], dim=-1), states)
     from_other_rank = (hard[..., :BATCH] >= BATCH).any() and (hard[..., BATCH:] < BATCH).any()
     assert from_other_rank, "no negative of another rank was picked"
-    judged = model.con_d is not None
-    assert len(set(states.flatten().tolist())) > judged, "Con-D must not call all alike"
+    judged = model.con_d is not None or not chosen.connections.by_con_d
+    present = states[states != ABSENT].tolist()
+    assert len(set(present)) > judged, "what judges must not call all alike"
     for rank in (one, other):
         assert torch.equal(rank["candidates"], samples["loaded_index"])
         for loss, value in losses.items():

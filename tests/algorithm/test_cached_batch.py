@@ -7,11 +7,18 @@ import torch
 from conftest import mini_batch
 from slow_families import SLOW
 from test_step import TableConD
+from torch.utils import _pytree
+from torch.utils.checkpoint import checkpoint
 
 from lavis_mafa import load_model
+from lavis_mafa.algorithm import cached_batch
 from lavis_mafa.algorithm.cached_batch import CachedBatch
+from lavis_mafa.algorithm.momentum import Momentum
 from lavis_mafa.algorithm.settings import StepSettings
 from lavis_mafa.algorithm.step import run_step
+from lavis_mafa.models.con_d.discriminator import ModelDiscriminator
+from lavis_mafa.models.con_d.negatives_encoder import ModelNegativesEncoder
+from lavis_mafa.models.families import backbone_of
 
 BATCH = 10
 
@@ -43,6 +50,50 @@ def test_chunks_give_the_losses_and_gradients_of_the_whole(toy_train, family, si
     assert gradients.keys() == expected.keys()
     for name, gradient in gradients.items():
         assert torch.allclose(gradient, expected[name], rtol=1e-4, atol=1e-6), name
+
+
+@pytest.mark.parametrize("family", ["albef_mafa", "blip_mafa", "blip2_mafa"])
+def test_frozen_models_compute_in_chunks(toy_train, family, monkeypatch):
+    torch.manual_seed(0)
+    model = load_model(family, "tiny")
+    con_d, encoder = ModelDiscriminator(model), ModelNegativesEncoder(model)
+    samples = mini_batch(toy_train, range(BATCH))
+    image_of = torch.arange(BATCH).repeat_interleave(2)
+    text_of = (image_of + torch.arange(2 * BATCH) % 3) % BATCH
+
+    def results():
+        compared = encoder.compare(samples)
+        return con_d.judge(samples, image_of, text_of), compared.i2t, compared.image_vectors
+
+    whole, sizes = results(), []
+    tokens = con_d.backbone.image_tokens
+    monkeypatch.setattr(
+        type(con_d.backbone),
+        "image_tokens",
+        lambda self, images: sizes.append(len(images)) or tokens(images),
+    )
+    con_d.cached_batch = encoder.cached_batch = 4
+    for found, expected in zip(results(), whole, strict=True):
+        assert torch.allclose(found, expected, atol=1e-6)
+    assert sizes == [4, 4, 2] * 2
+
+
+def test_momentum_encoders_compute_in_chunks(toy_train, monkeypatch):
+    torch.manual_seed(0)
+    model = load_model("albef_mafa", "tiny").eval()
+    momentum = Momentum(model, backbone_of, 64, queue_size=0, rate=1.0)
+    samples = mini_batch(toy_train, range(BATCH))
+    whole, sizes = momentum.encode(samples), []
+    tokens = momentum.backbone.image_tokens
+    monkeypatch.setattr(
+        type(momentum.backbone),
+        "image_tokens",
+        lambda self, images: sizes.append(len(images)) or tokens(images),
+    )
+    momentum.cached_batch = 4
+    for found, expected in zip(momentum.encode(samples), whole, strict=True):
+        assert torch.allclose(found.features, expected.features, atol=1e-6)
+    assert sizes == [4, 4, 2]
 
 
 def test_chunks_store_few_activations(toy_train):
@@ -81,6 +132,21 @@ def test_second_computation_drops_the_same_units(toy_train, family):
     _, gradients = step_of(model, CachedBatch(model.backbone, BATCH * 3), samples, None)
     for name, gradient in gradients.items():
         assert torch.allclose(gradient, expected[name], rtol=1e-4, atol=1e-6), name
+
+
+@pytest.mark.parametrize("family", SLOW)
+def test_second_computation_knows_whose_random_states_to_restore(toy_train, family, monkeypatch):
+    """`checkpoint` keeps those of a GPU only if a tensor among the arguments is on it."""
+    calls = []
+
+    def recording(function, *args, **options):
+        calls.append(any(isinstance(leaf, torch.Tensor) for leaf in _pytree.tree_leaves(args)))
+        return checkpoint(function, *args, **options)
+
+    monkeypatch.setattr(cached_batch, "checkpoint", recording)
+    model = load_model(family, "tiny")
+    step_of(model, CachedBatch(model.backbone, 4), mini_batch(toy_train, range(BATCH)), None)
+    assert len(calls) > 6 and all(calls)
 
 
 def test_captions_of_several_lengths_are_padded(tiny, toy_train):

@@ -9,6 +9,7 @@ import torch.multiprocessing as mp
 from conftest import mini_batch
 
 from lavis_mafa import load_model
+from lavis_mafa.algorithm import global_threshold
 from lavis_mafa.algorithm.global_threshold import GlobalThreshold, GlobalThresholds
 from lavis_mafa.algorithm.mining import ALL, MiningRule
 from lavis_mafa.algorithm.rules import POSITIVE
@@ -31,7 +32,10 @@ def seen(rule, table, index, epoch=0):
     rule.observe((part, part.t()), torch.eye(len(index), dtype=torch.bool), index, epoch)
 
 
-def test_steps_equal_a_loop():
+@pytest.mark.parametrize("at_a_time", [2**22, 1, 3 * BATCH])
+def test_steps_equal_a_loop(monkeypatch, at_a_time):
+    """Also where a mini-batch is sorted in parts, as large ones are."""
+    monkeypatch.setattr(global_threshold, "MOST_SORTED", at_a_time)
     share, rate = 0.2, 0.07
     rule, table = thresholds(share=share, rate=rate), torch.rand(SIZE, SIZE)
     slow = [{}, {}]

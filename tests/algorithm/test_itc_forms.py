@@ -20,6 +20,7 @@ from lavis_mafa.algorithm.itc_forms import (
     debiased,
     degrees,
     rince,
+    sigmoid_loss,
 )
 from lavis_mafa.algorithm.labels import ItcSide, labels_from_positives, smooth
 
@@ -68,7 +69,8 @@ LABELS = {
 }
 
 
-def slow_sigmoid(sim, degree, label, keep, bias):
+def slow_sigmoid(sim, degree, label, keep, relative_bias):
+    bias = -relative_bias / TEMPERATURE
     return sum(
         -d * math.log(1 / (1 + math.exp(-s - bias)))
         - (1 - d) * math.log(1 / (1 + math.exp(s + bias)))
@@ -99,7 +101,7 @@ def slow_rince(sim, degree, label, keep, exponent, weight):
 
 
 SLOW = {
-    "sigmoid": (slow_sigmoid, {"bias": -3.0}),
+    "sigmoid": (slow_sigmoid, {"relative_bias": 0.6}),
     "debiased": (slow_debiased, {"prior": 0.25}),
     "rince": (slow_rince, {"exponent": 0.5, "weight": 0.2}),
 }
@@ -153,16 +155,30 @@ def test_rince_at_q_1_is_symmetric():
 
 
 def test_sigmoid_of_both_directions_counts_a_pair_once():
-    _, side = side_of(candidates=5, positives=torch.eye(5, dtype=torch.bool))
-    form = SigmoidForm(SigmoidRule(-2.0))
-    other = ItcSide(side.sim.t(), side.sim, side.positives.t())
-    both = (form(side, side.one_hot()) + form(other, other.one_hot())) / 2
+    cosines, side = side_of(candidates=5, positives=torch.eye(5, dtype=torch.bool))
+    form = SigmoidForm(SigmoidRule(0.4))
+    transposed = ItcSide(side.sim.t(), side.sim, side.positives.t(), temperature=TEMPERATURE)
+    both = (form(side, side.one_hot()) + form(transposed, transposed.one_hot())) / 2
     z = 2 * torch.eye(5) - 1
-    siglip = -F.logsigmoid(z * (side.sim - 2.0)).sum() / 5
+    bias = torch.tensor(-0.4 / TEMPERATURE, requires_grad=True)
+    siglip = -F.logsigmoid(z * (cosines / TEMPERATURE + bias)).sum() / 5
     assert both.item() == pytest.approx(siglip.item(), rel=1e-6)
     both.backward()
-    expected = torch.autograd.grad(siglip, side.sim)[0].sum()
-    assert form.bias.grad.item() == pytest.approx(expected.item(), rel=1e-5)
+    of_cosines, of_bias = torch.autograd.grad(siglip, [cosines, bias])
+    assert torch.allclose(cosines.grad, of_cosines, rtol=1e-4, atol=1e-6)
+    assert form.relative_bias.grad.item() == pytest.approx(-of_bias.item() / TEMPERATURE, rel=1e-5)
+
+
+def test_sigmoid_starts_as_in_its_paper_at_any_temperature():
+    """At 1 / 10 its bias is -10; equal vectors have even odds, however cold a trained model is."""
+    _, side = side_of(temperature=0.1, positives=torch.eye(5, 7, dtype=torch.bool))
+    targets = side.one_hot()
+    found = SigmoidForm()(side, targets).item()
+    assert found == pytest.approx(sigmoid_loss(side.sim - 10.0, targets).item(), rel=1e-6)
+    for temperature in (0.01, 0.1, 0.5):
+        sim = torch.ones(1, 1) / temperature
+        pair = ItcSide(sim, sim, sim > 0, temperature=temperature)
+        assert SigmoidForm()(pair, torch.ones(1, 1)).item() == pytest.approx(math.log(2), rel=1e-4)
 
 
 @pytest.mark.parametrize("name", ITC_LOSSES)
@@ -180,7 +196,8 @@ def test_gradients_are_finite_at_every_temperature(name, dtype, kind, temperatur
     assert loss.isfinite() and sim.grad.isfinite().all()
     # RINCE at q / temperature = 500 has no gradient where all similarities are far below 1.
     assert sim.grad.any() or (name == "rince" and temperature == 0.001)
-    assert scale.grad is None  # it is trained through the similarities only
+    # Others train it through the similarities only; the sigmoid's even odds move with it.
+    assert scale.grad.isfinite() if name == "sigmoid" else scale.grad is None
 
 
 def test_without_negatives_a_form_is_finite():
@@ -250,8 +267,9 @@ def test_sigmoid_brings_every_positive_near():
     labels = labels_from_positives(torch.eye(6, dtype=torch.bool) | torch.eye(6).roll(1, 1).bool())
     torch.manual_seed(0)
     features = torch.randn(6, 6, requires_grad=True)
-    form = SigmoidForm(SigmoidRule(-5.0))
-    cosines = optimise(features, torch.eye(6), form, labels, train=list(form.parameters()))
+    form = SigmoidForm(SigmoidRule(0.5))
+    learned = list(form.parameters())
+    cosines = optimise(features, torch.eye(6), form, labels, train=learned, steps=400)
     assert cosines[labels > 0].min() > 0.5 > 0.25 > cosines[labels == 0].max()
     alone = optimise(
         torch.randn(6, 6, requires_grad=True), torch.eye(6), SigmoidForm(), torch.eye(6)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -24,6 +23,7 @@ from lavis_mafa.algorithm.pickers import PICKERS
 from lavis_mafa.algorithm.ranks import Ranks
 from lavis_mafa.algorithm.settings import StepSettings, build_objects, build_picker
 from lavis_mafa.algorithm.step import run_step
+from lavis_mafa.io.checkpoints import run_state_of, weights_of
 from lavis_mafa.runners.checkpoint import load_trained_state, trained_state
 
 BATCH = 6
@@ -164,14 +164,20 @@ def test_a_checkpoint_without_parameters_and_one_of_other_data_load(registered, 
     plain.load_checkpoint(str(new))
 
 
-def test_the_task_allocates_before_training(registered, toy_train):
-    from lavis_mafa.tasks.mafa_pretrain import MafaPretrainTask
-
-    model = model_with(**MAFA)
-    task = MafaPretrainTask.__new__(MafaPretrainTask)
-    task.before_training(model, toy_train)
-    assert len(model.scaled.seen) == len(toy_train)
-    task.before_training(SimpleNamespace(), toy_train)
+def test_state_of_a_run_is_found_at_any_depth_and_listed_in_its_checkpoints(registered, samples):
+    model = model_with(negatives="posterior", warm_up_epochs=1, warm_up_negatives="uniform", **MAFA)
+    model.allocate(5000)
+    listed = run_state_of(model)
+    assert sorted(listed) == ["picker_by_epoch.later.", "scaled."]
+    model(samples)
+    state = trained_state(model)
+    assert state["picker_by_epoch.later.positive.count"] >= 0.0
+    kept = weights_of({"model": state, "state_of_run": listed})
+    assert kept.keys() == {key for key in state if not key.startswith(tuple(listed))} < state.keys()
+    assert weights_of({"model": state}, listed).keys() == kept.keys()
+    # Of a file that may be anybody's.
+    for odd in (7, "scaled.", [7, None], {"scaled.": 1}):
+        assert weights_of({"model": state, "state_of_run": odd}).keys() == state.keys()
 
 
 def test_missing_objects_and_taken_names_are_refused(registered, tiny, samples):

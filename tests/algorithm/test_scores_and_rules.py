@@ -294,6 +294,37 @@ def test_settings_by_default_need_no_score(model, samples):
     assert torch.isnan(plain.i2t.probability).all() and (plain.counts[:, 1] == 0).all()
 
 
+@pytest.fixture
+def registered(monkeypatch):
+    for registry in (SCORES, RULES):
+        monkeypatch.setattr(registry, "_entries", registry.entries())
+
+
+def test_a_score_that_picks_and_judges_is_computed_once(model, samples, registered):
+    calls = []
+
+    @SCORES.register("counted")
+    def counted(view):
+        calls.append(view)
+        return view.i2t, view.t2i
+
+    rule = MiningRule(score="counted", rule="margin")
+    step(model, samples, negatives_by="counted", connections=rule)
+    assert len(calls) == 1
+
+
+def test_scores_and_verdicts_of_another_form_are_refused(model, samples, registered):
+    SCORES.register("narrow")(lambda view: (view.i2t, view.t2i[:, 1:]))
+    with pytest.raises(ValueError, match=r"narrow returned .* \(8, 7\), expected \(8, 8\)"):
+        step(model, samples, connections=MiningRule(score="narrow"))
+    RULES.register("truth")(lambda pairs, rule: pairs.score > 0.0)
+    with pytest.raises(ValueError, match=r"truth returned an array \(8,\) of bool"):
+        step(model, samples, connections=MiningRule(score="similarity", rule="truth"))
+    RULES.register("one")(lambda pairs, rule: torch.tensor(POSITIVE))
+    with pytest.raises(ValueError, match=r"one returned an array \(\) of int64, expected \(8,\)"):
+        step(model, samples, connections=MiningRule(score="similarity", rule="one"))
+
+
 def test_near_duplicates_are_not_pushed_apart(model, samples):
     """Two samples with one picture and caption, not known to be the same: dropping leaves ITC as if
     the duplicate were absent, converting makes it a positive."""

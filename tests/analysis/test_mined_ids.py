@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from PIL import Image
+from torch.utils.data import ConcatDataset
 
 from lavis_mafa.analysis.corpus import Corpus
 from lavis_mafa.analysis.pair_records import PairRecords, ParquetRecords, ids_of_images
@@ -26,10 +27,9 @@ def rows_with(ids):
     return rows
 
 
-def data_set(folder, *names):
-    return ImageTextTrain(
-        np.asarray, str, folder, [folder / name for name in names], cache_dir=folder / "cache"
-    )
+def data_set(folder, *names, **options):
+    files = [folder / name for name in names]
+    return ImageTextTrain(np.asarray, str, folder, files, cache_dir=folder / "cache", **options)
 
 
 @pytest.mark.parametrize(
@@ -107,6 +107,44 @@ def test_mined_and_original_parquet_files_are_read_together(tmp_path, ids, store
     assert shown.features["image"] == (datasets.Image() if stored else datasets.Value("string"))
     if stored:
         assert shown[0]["image"].size == (8, 8)
+
+
+@pytest.mark.parametrize("kind", ["json", "parquet"])
+@pytest.mark.parametrize(
+    "groups",
+    [
+        ["shoe", "shoe", "cup", None, "cup", "hat"],
+        [2, 2, 1, None, 1, 0],  # numbers in order of appearance are other ones
+        ["007", "007", "7", None, "7", "5"],
+    ],
+)
+def test_mined_pairs_are_of_the_groups_of_the_original_files(tmp_path, groups, kind):
+    for name in "abc":
+        Image.new("RGB", (8, 8)).save(tmp_path / f"{name}.png")
+    rows = [
+        {**row, "group_id": own} for row, own in zip(rows_with([None] * 6), groups, strict=True)
+    ]
+    grouped = {"group_id_key": "group_id"}
+    names = f"train.{kind}", f"mined.{kind}"
+    if kind == "json":
+        (tmp_path / names[0]).write_text(json.dumps(rows))
+    else:
+        pq.write_table(pa.Table.from_pylist(rows), tmp_path / names[0])
+    corpus = Corpus(TrainingSet(data_set(tmp_path, names[0], **grouped)), None)
+    writer = (PairRecords if kind == "json" else ParquetRecords)(corpus, tmp_path / "out")
+    mined = [writer.record(0, 5), writer.record(2, 1), writer.record(3, 0), writer.record(5, 0)]
+    writer.write(tmp_path / names[1], mined)
+    together = data_set(tmp_path, *names, **grouped)
+    assert list(together.group_ids) == [0, 0, 1, -1, 1, 2, 0, 1, -1, 2]
+    # A file of pairs in no group is read as well.
+    writer.write(tmp_path / f"none.{kind}", [writer.record(3, 0)])
+    assert list(data_set(tmp_path, f"none.{kind}", **grouped).group_ids) == [-1]
+    # Of two data sets with the same names in different groups the groups get numbers.
+    two = [data_set(tmp_path, name, **grouped) for name in names]
+    both = Corpus(TrainingSet(ConcatDataset(two)), None)
+    assert [PairRecords(both, tmp_path).record(k, k).get("group_id") for k in (0, 3, 6)] == [
+        *(0, None, 3),
+    ]
 
 
 def test_ids_that_do_not_tell_images_apart_are_replaced():

@@ -26,7 +26,16 @@ assert registry.get_runner_class("runner_mafa") and registry.get_task_class("maf
 assert registry.get_builder_class("toy_scenes")
 assert "albef_mafa" in dict(model_zoo.model_zoo)
 """
-LIGHT = "import sys\nassert not {'lavis', 'torch'} & set(sys.modules), 'LAVIS or torch is imported'"
+LIGHT = """
+import sys
+heavy = {"lavis", "torch", "transformers", "numpy"} & set(sys.modules)
+assert not heavy, heavy
+"""
+# What a plain training has no use for, though LAVIS or what it imports may have.
+UNUSED = (
+    *("datasets", "faiss", "matplotlib", "mlflow", "pandas", "sentence_transformers", "spacy"),
+    "wandb",
+)
 
 
 def run_python(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -107,6 +116,23 @@ def test_installed_plugins_are_registered(tmp_path):
         "assert 'albef_of_a_plugin' in dict(model_zoo.model_zoo)",
         "load_model('albef_of_a_plugin', 'tiny')",
     )
+
+
+def test_a_plain_training_imports_no_package_that_it_does_not_use(tmp_path):
+    size = {"train_size": 64, "val_size": 32, "test_size": 32}
+    options = [
+        *(f"datasets.toy_scenes.build_info.{key}={value}" for key, value in size.items()),
+        *("run.max_epoch=2", "run.batch_size_train=32", "run.grit.start_epoch=1"),
+        *("run.grit.queue_size=64", "run.grit.search_space=64", f"run.output_dir={tmp_path}"),
+    ]
+    run_lines(
+        "import sys",
+        "from lavis_mafa.cli import main",
+        f"assert not main(['train', '--cfg-path', 'albef_toy', '--options', *{options}])",
+        f"unused = set({UNUSED}) & set(sys.modules)",
+        "assert not unused, unused",
+    )
+    assert list(tmp_path.glob("*/checkpoint_last.pth"))
 
 
 def test_importing_the_package_imports_neither_lavis_nor_torch():
@@ -192,3 +218,17 @@ def test_help_imports_neither_lavis_nor_torch(command):
         f"usage: lavis-mafa {command}".rstrip() in process.stdout
         and len(process.stdout.split()) > 40
     )
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_the_collector_is_as_it_was_after_the_imports(enabled):
+    """Check that imports are spared, that the collector runs on, and that the exit is silent."""
+    process = run_python(
+        "-c",
+        f"import gc, sys\n{'gc.enable()' if enabled else 'gc.disable()'}\n"
+        "from lavis_mafa.cli import main\n"
+        "assert main(['list', 'losses']) == 0\n"
+        f"assert gc.isenabled() is {enabled}\n"
+        f"assert (gc.get_freeze_count() > 10**5) is {enabled}\n",
+    )
+    assert process.returncode == 0 and not process.stderr, process.stderr[-3000:]

@@ -758,6 +758,17 @@ def test_scores_and_rules_without_effect_are_noted(save, caplog):
     assert "connections" not in caplog.text
 
 
+def test_a_share_below_one_candidate_of_a_mini_batch_is_noted(save, caplog):
+    config = put(put(GOOD, f"{RULE}.score", "similarity"), f"{RULE}.rule", "global_threshold")
+    size = config["run"]["batch_size_train"]
+    for share, noted in ((0.5 / (size - 1), True), (1.0 / (size - 1), False)):
+        caplog.clear()
+        with caplog.at_level(logging.WARNING):
+            load_config(save(put(config, "model.mafa.global_threshold", {"share": share})))
+        assert (f"of a mini-batch of {size} is less than one candidate" in caplog.text) == noted
+    assert f"{RULE}" not in caplog.text, "thresholds are not compared with low and high"
+
+
 @pytest.mark.parametrize(
     ("arch", "key"), [("albef_mafa", "vit_grad_ckpt"), ("blip2_mafa", "use_grad_checkpoint")]
 )

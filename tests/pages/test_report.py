@@ -392,6 +392,7 @@ def test_card_holds_the_mined_pair(tmp_path):
         "truth": False,
         "epoch": 3,
         "run": "MAFA",
+        "score": "",
         "p": 0.25,
         "anchor": [0, "a dog", 11],
         "mined": [1, "a small dog", 22],
@@ -405,11 +406,28 @@ def test_card_holds_the_mined_pair(tmp_path):
         ({"state": "kept"}, "state .* is 'kept', expected one of negative, ambiguous, positive"),
         ({"probability": 3.2}, "is 3.2, expected 0 to 1"),
         ({"probability": math.nan}, "is nan, expected 0 to 1"),
+        ({"probability": math.nan, "score": "similarity"}, "similarity .* is nan"),
     ],
 )
 def test_wrong_mined_pair_is_rejected(wrong, message):
     with pytest.raises(ValueError, match=message):
         make_mined(**wrong)
+
+
+def sections_of(page):
+    """Return the sections that are shown."""
+    sections = [attributes for tag, attributes in page.tags if tag == "section"]
+    return {attributes["id"] for attributes in sections if "hidden" not in attributes}
+
+
+def test_pairs_that_another_score_judged_have_any_value_and_no_probabilities(tmp_path):
+    mined = make_mined(probability=-0.25, score="similarity")
+    page = write_page(tmp_path, connections=[mined])
+    (card,) = page.data["cards"]
+    assert (card["p"], card["score"]) == (-0.25, "similarity")
+    assert sections_of(page) == {"connections"}
+    both = write_page(tmp_path, connections=[mined, make_mined()])
+    assert sections_of(both) == {"connections", "probabilities"}
 
 
 def test_mined_pair_without_an_image(tmp_path):

@@ -31,6 +31,10 @@ SMALL = {
     "run.k_test": 4,
     "model.mafa.con_d.arch": "oracle",
 }
+# A run on files of one's own in place of the toy world.
+OWN = str(ROOT / "projects/mafa/train/albef_own_data.yaml")
+INFO = "datasets__image_text_json__build_info"
+TOY = {f"datasets__toy_scenes__build_info__{key}_size": None for key in ("train", "val", "test")}
 
 
 def options(folder, **changes):

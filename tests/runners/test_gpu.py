@@ -7,8 +7,10 @@ import re
 import pytest
 import torch
 from runs import ROOT, finish, records, run_here, start, weights
+from test_global_threshold_runs import GLOFND, NAMES
 
 from lavis_mafa import load_model
+from lavis_mafa.algorithm.itc_forms import ITC_LOSSES
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 ON_GPU = {"run__device": "cuda"}
@@ -85,3 +87,71 @@ def test_blip2_on_gpu_equals_cpu(tmp_path):
     run_here(tmp_path / "cpu", **BLIP2, run__max_epoch=2)
     gpu, cpu = ([r["loss"] for r in records(tmp_path / d, "step")] for d in ("gpu", "cpu"))
     assert gpu == pytest.approx(cpu, rel=0.02)
+
+
+def losses(folder, **changes):
+    run_here(folder, **ON_GPU, run__max_epoch=1, **changes)
+    return [r["loss"] for r in records(folder, "step")]
+
+
+@pytest.mark.parametrize("amp_dtype", ["fp16", "bf16"])
+@pytest.mark.parametrize("config", [{}, BLIP2])
+def test_cached_batch_in_mixed_precision_is_close_to_the_whole_one(tmp_path, amp_dtype, config):
+    mixed = {**config, "run__amp": True, "run__amp_dtype": amp_dtype}
+    whole = losses(tmp_path / "whole", **mixed)
+    # Not closer: every chunk draws its own dropout and masks.
+    cached = losses(tmp_path / "cached", **mixed, run__cached_batch=3)
+    assert cached == pytest.approx(whole, rel=0.15)
+
+
+@pytest.mark.parametrize("form", sorted(ITC_LOSSES))
+def test_form_of_itc_equals_cpu_and_is_finite_in_mixed_precision(tmp_path, form):
+    given = {"model__mafa__itc_loss": form, "model__mafa__learn_temperature": form != "rince"}
+    on_gpu = losses(tmp_path / "gpu", **given)
+    run_here(tmp_path / "cpu", **given, run__max_epoch=1)
+    assert on_gpu == pytest.approx([r["loss"] for r in records(tmp_path / "cpu", "step")], rel=0.1)
+    for amp_dtype in ("fp16", "bf16"):
+        mixed = losses(tmp_path / amp_dtype, **given, run__amp=True, run__amp_dtype=amp_dtype)
+        assert mixed == pytest.approx(on_gpu, rel=0.1)
+
+
+@pytest.mark.parametrize("config", [{}, BLIP2])
+def test_compiled_image_encoders_give_equal_losses(tmp_path, config):
+    plain, compiled = (
+        losses(tmp_path / str(on), **config, run__compile=on) for on in (False, True)
+    )
+    assert compiled == pytest.approx(plain, rel=0.02)
+
+
+def test_thresholds_of_anchors_equal_those_on_a_cpu(tmp_path):
+    losses(tmp_path / "gpu", **GLOFND)
+    run_here(tmp_path / "cpu", **GLOFND, run__max_epoch=1)
+    gpu, cpu = (weights(tmp_path / device) for device in ("gpu", "cpu"))
+    for name in NAMES:
+        assert torch.equal(gpu[name].isnan(), cpu[name].isnan()) and not gpu[name].isnan().all()
+        torch.testing.assert_close(gpu[name].cpu(), cpu[name], atol=0.05, rtol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("amp_dtype", ["fp16", "bf16"])
+def test_frozen_weights_divided_by_nccl_give_the_losses_of_ddp(tmp_path, amp_dtype):
+    """On two GPUs, or on one that holds all: an image encoder with weights of two types."""
+    torch.save({"model": load_model("blip2_mafa", "tiny").state_dict()}, tmp_path / "vit.pth")
+    changes = {
+        **BLIP2,
+        **ON_GPU,
+        "ranks": min(2, torch.cuda.device_count()),
+        "model__freeze_vit": True,
+        "model__vit_precision": "fp16",
+        "model__vit_weights": tmp_path / "vit.pth",
+        "run__amp": True,
+        "run__amp_dtype": amp_dtype,
+        "run__max_epoch": 2,
+        "run__batch_size_train": 4,
+        "run__valid_splits": '["val"]',
+    }
+    found = []
+    for name, fsdp in (("ddp", "null"), ("fsdp", "frozen")):
+        (tmp_path / name).mkdir()
+        finish(start("train.py", tmp_path / name, **changes, run__fsdp=fsdp))
+        found.append([r["loss"] for r in records(tmp_path / name, "step")])
+    assert found[1] == pytest.approx(found[0], rel=0.02)

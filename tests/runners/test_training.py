@@ -9,6 +9,7 @@ import pytest
 import torch
 from runs import CONFIG, finish, records, run_here, start
 
+from lavis_mafa.models.con_d.frozen import frozen_models
 from lavis_mafa.runners.guard import UnreadableSamples
 
 ONE_EPOCH = {"run__max_epoch": 1, "run__grit__enabled": False}
@@ -237,13 +238,23 @@ def test_run_in_chunks_trains_as_a_run_of_whole_mini_batches(tmp_path):
     """
     config = CONFIG.replace("albef_toy", "blip_toy")
     naive = {"run__max_epoch": 1, "run__grit__naive": True, "run__grit__start_epoch": 0}
+    run_here(tmp_path / "con_d", config, **naive)
+    naive |= {"model__mafa__con_d__arch": "blip_mafa", "model__mafa__con_d__model_type": "tiny"}
+    naive["model__mafa__con_d__checkpoint"] = tmp_path / "con_d/job/checkpoint_last.pth"
     whole = run_here(tmp_path / "whole", config, **naive)
     for module in whole._model.modules():
         assert not isinstance(module, torch.nn.Dropout) or module.p == 0.0
     chunks = run_here(tmp_path / "chunks", config, **naive, run__cached_batch=3)
     assert chunks._model.cached_batch == 3 and whole._model.cached_batch is None
+    assert [one.cached_batch for one in frozen_models(chunks._model)] == [3]  # Con-D
     expected, found = (
         [record["loss"] for record in records(tmp_path / name, "step")]
         for name in ("whole", "chunks")
     )
     assert len(found) == 9 and found == pytest.approx(expected, rel=1e-4)
+
+
+def test_momentum_encoders_get_the_size_of_chunks(tmp_path):
+    momentum = {"model__mafa__soft_labels__type": "momentum", "model__queue_size": 16}
+    runner = run_here(tmp_path, **momentum, run__cached_batch=3, run__max_steps=1)
+    assert runner._model.momentum_encoders.cached_batch == 3

@@ -41,6 +41,8 @@ class GritCollector:
         shuffle: example-level shuffling (phase 2); off for the paper's ablation (Table 4).
         image_ids: ``(N,)`` image of every sample of the data set, to put captions of one image into
             different mini-batches; None allows them in one.
+        group_ids: ``(N,)`` group of every sample, -1 for none, kept apart like images; None: there
+            are none. It needs ``image_ids``.
         dtype: of the order; int32 takes half the memory where it holds all indices.
         expected: number of pairs until `finish`, to allocate their order at once; there may be
             more.
@@ -62,6 +64,7 @@ class GritCollector:
         expected: int = 0,
         hardness: float | LearnedHardness = 1.0,
         skip: int = 0,
+        group_ids: Indices | None = None,
     ) -> None:
         if not isinstance(hardness, LearnedHardness):
             check_hardness(hardness)
@@ -74,6 +77,7 @@ class GritCollector:
         self.batch_size = batch_size
         self.shuffle = shuffle
         self.image_ids = image_ids
+        self.group_ids = group_ids
         self.hardness = hardness
         self.skip = skip
         self._rng = np.random.default_rng(seed)
@@ -155,7 +159,7 @@ class GritCollector:
                 part, own = numbers[begin:end], places[begin:end]
                 ids = taken = None
                 if self.image_ids is not None:
-                    ids, taken = self.image_ids[part], self.image_ids[self._open_mini_batch()]
+                    ids, taken = self._ids(part), self._ids(self._open_mini_batch())
                 draw = draws[number] if draws else None
                 chain = group(
                     *(images[own], texts[own], start, ids, self.batch_size, taken),
@@ -177,6 +181,14 @@ class GritCollector:
             self._choices[self._placed : end] = choices
         self._order[self._placed : end] = grouped
         self._placed = end
+
+    def _ids(self, samples: Indices) -> Indices:
+        """Return what keeps samples apart: their images ``(S,)``, or with groups ``(S, 2)``."""
+        assert self.image_ids is not None
+        ids = self.image_ids[samples]
+        if self.group_ids is None:
+            return ids
+        return np.stack([ids, self.group_ids[samples]], axis=1)
 
     def _open_mini_batch(self) -> Indices:
         """Return the indices already in the mini-batch that the next chain continues."""

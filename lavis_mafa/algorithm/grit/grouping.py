@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -77,11 +77,12 @@ def group(
     Args:
         image_features, text_features: ``(M, D)``, normalised.
         start: position of the first pair, ``0 <= start < M``.
-        image_ids: ``(M,)`` integers. If given, a mini-batch of ``batch_size`` has no two pairs of
-            one image as long as another pair is left: two captions of one image are not negatives
-            of each other.
+        image_ids: ``(M,)`` integers from 0 on. If given, a mini-batch of ``batch_size`` has no two
+            pairs of one image as long as another pair is left: two captions of one image are not
+            negatives of each other. Or ``(M, K)``: no two pairs with the same id in any of K
+            columns, such as images and groups; below 0: no id.
         batch_size: size of a mini-batch; needed with ``image_ids``.
-        taken_ids: image ids of the pairs that the first mini-batch already holds.
+        taken_ids: ``(T,)`` or ``(T, K)`` ids of the pairs that the first mini-batch already holds.
         hardness: q, above 0 and at most 1; or a function that gives each pair, as the anchor from
             which the chain moves on, its own q from 0 to 1.
         skip: p, at least 0.
@@ -163,7 +164,7 @@ def _chain(
     size = len(rows[0])
     order = np.empty(size, np.int64)
     # Added to a row before its arg-max: -inf for visited positions, and for those that share an
-    # image with the current mini-batch.
+    # id with the current mini-batch.
     penalty = np.zeros(size, np.float32)
     score = np.empty(size, np.float32)
     current = start if apart is None else apart.first(start, penalty)
@@ -179,14 +180,15 @@ def _chain(
             np.add(row, penalty, out=score)
             current = _hard(score, q, skip)
             if apart is not None and penalty[current] < 0:
-                # Every pair left shares an image with this mini-batch: one of them.
+                # Every pair left shares an id with this mini-batch: one of them.
                 np.copyto(score, row)
                 score[order[:place]] = -np.inf
                 current = _hard(score, q, skip)
         order[place] = current
         penalty[current] = -np.inf
-        if apart is not None and current in apart.mates:
-            penalty[apart.mates[current]] = -np.inf
+        for mates in () if apart is None else apart.mates:
+            if current in mates:
+                penalty[mates[current]] = -np.inf
     return order
 
 
@@ -231,34 +233,39 @@ def _from_the_top(scores: Floats, rank: int) -> np.float32:
     return np.float32(scores[place])
 
 
+def _mates(ids: Indices) -> dict[int, Indices]:
+    """Return for each position of an id with several positions all of these."""
+    known = np.flatnonzero(ids >= 0)
+    _, inverse, counts = np.unique(ids[known], return_inverse=True, return_counts=True)
+    by_id = np.split(known[np.argsort(inverse, kind="stable")], np.cumsum(counts)[:-1])
+    return {int(one): positions for positions in by_id if len(positions) > 1 for one in positions}
+
+
 @dataclass
 class _Apart:
     """Which positions may not share a mini-batch.
 
     Attributes:
-        mates: for every position of an image with several positions, all of these.
+        mates: of every column of ids, for each position of an id with several, all of these.
         batch_size: of a mini-batch.
         offset: number of pairs that the first mini-batch already holds.
-        blocked_first: ``(M,)`` bool, positions that share an image with those.
+        blocked_first: ``(M,)`` bool, positions that share an id with those.
     """
 
-    mates: Mapping[int, Indices]
+    mates: Sequence[Mapping[int, Indices]]
     batch_size: int
     offset: int
     blocked_first: NDArray[np.bool_]
 
     @classmethod
-    def of(cls, image_ids: Indices, batch_size: int, taken_ids: Indices | None) -> _Apart:
-        _, inverse, counts = np.unique(image_ids, return_inverse=True, return_counts=True)
-        by_image = np.split(np.argsort(inverse, kind="stable"), np.cumsum(counts)[:-1])
-        mates = {
-            int(position): positions
-            for positions in by_image
-            if len(positions) > 1
-            for position in positions
-        }
+    def of(cls, ids: Indices, batch_size: int, taken_ids: Indices | None) -> _Apart:
+        columns = ids.reshape(len(ids), -1).T
         taken = np.empty(0, np.int64) if taken_ids is None else np.asarray(taken_ids)
-        return cls(mates, batch_size, len(taken), np.isin(image_ids, taken))
+        taken_columns = taken.reshape(len(taken), len(columns)).T
+        blocked = np.zeros(len(ids), bool)
+        for column, of_taken in zip(columns, taken_columns, strict=True):
+            blocked |= (column >= 0) & np.isin(column, of_taken)
+        return cls([_mates(column) for column in columns], batch_size, len(taken), blocked)
 
     def first(self, start: int, penalty: Floats) -> int:
         """Return the first permitted position from ``start`` on; set the penalty of the blocked."""

@@ -45,7 +45,7 @@ class GritSchedule:
             are never collected: a queue larger than N is grouped once, at the end of the epoch.
         rank, world_size: this process and how many there are.
         seed: of all orders; the same on all ranks.
-        image_ids: ``(N,)``; see `lavis_mafa.algorithm.grit.grouping.group`.
+        image_ids, group_ids: ``(N,)``; see `lavis_mafa.algorithm.grit.collector.GritCollector`.
     """
 
     def __init__(
@@ -57,6 +57,7 @@ class GritSchedule:
         world_size: int = 1,
         seed: int = 0,
         image_ids: Indices | None = None,
+        group_ids: Indices | None = None,
     ) -> None:
         settings = GritSettings(enabled=True) if settings is None else settings
         self.settings = settings
@@ -66,6 +67,7 @@ class GritSchedule:
         self.world_size = world_size
         self.seed = seed
         self.image_ids = image_ids if settings.same_image == "apart" else None
+        self.group_ids = None if self.image_ids is None else group_ids
         self.hardness: Any = settings.build_schedule()
         self.plan: EpochPlan | None = None
         self.next_plan: EpochPlan | None = None
@@ -136,6 +138,7 @@ class GritSchedule:
             self.plan.steps * self.batch_size,
             q,
             settings.skip,
+            self.group_ids,
         )
 
     def collect(self, index: Tensor, image_features: Tensor, text_features: Tensor) -> None:

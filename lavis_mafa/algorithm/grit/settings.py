@@ -83,7 +83,8 @@ class GritSettings:
     )
     same_image: str = option(
         "apart",
-        "captions of one image: into different mini-batches or anywhere",
+        "captions of one image, and pairs of one group unless model.mafa.same_group is negative: "
+        "into different mini-batches or anywhere",
         choices=("apart", "together"),
     )
     save_order: bool = option(

@@ -62,7 +62,7 @@ def _side(
         sim,
         other,
         over_all(positives, sim, compared.queued_positives),
-        None if dropped is None else over_all(dropped, sim),
+        None if dropped is None else over_all(dropped, sim, compared.queued_dropped),
         soft_sim,
         compared.alpha,
     )

@@ -24,7 +24,11 @@ from lavis_mafa.algorithm.losses.contrastive import contrastive_loss
 
 
 def intra_modal_loss(
-    features: Tensor, targets: Tensor, positives: Tensor, temperature: Tensor | float
+    features: Tensor,
+    targets: Tensor,
+    positives: Tensor,
+    temperature: Tensor | float,
+    dropped: Tensor | None = None,
 ) -> Tensor:
     """Return IMC (L_imc): match a feature with momentum features of its sample's other view.
 
@@ -38,6 +42,7 @@ def intra_modal_loss(
         positives: ``(B, C)`` bool, which candidates show an anchor's own sample; several share the
             label evenly. Queued targets beyond C are negatives.
         temperature: divides similarities, > 0; trained if it requires a gradient.
+        dropped: ``(B, N)`` bool, targets that are left out; None: none.
 
     Raises:
         ValueError: if there are fewer targets than candidates, or an anchor has no positive.
@@ -49,7 +54,7 @@ def intra_modal_loss(
             "rows; give the candidates' momentum features first, then the queue's"
         )
     labels = labels_from_positives(F.pad(positives, (0, queued)))
-    return contrastive_loss(_similarity(features, targets, temperature), labels)
+    return contrastive_loss(_similarity(features, targets, temperature), labels, dropped)
 
 
 def local_loss(
@@ -152,9 +157,13 @@ def imc(step: StepContext) -> Tensor:
     """Return TCL's intra-modal loss, mean of this rank's images and texts."""
     batch, view = step.batch, _view(step)
     images, texts = batch.features()
-    positives = over_all(batch.positives, step.compared.i2t, step.compared.queued_positives)
-    of_images = intra_modal_loss(images, view.all_images, positives, batch.temperature)
-    of_texts = intra_modal_loss(texts, view.all_texts, positives, batch.temperature)
+    compared, dropped = step.compared, batch.dropped
+    positives = over_all(batch.positives, compared.i2t, compared.queued_positives)
+    if dropped is not None:
+        dropped = over_all(dropped, compared.i2t, compared.queued_dropped)
+    rest = positives, batch.temperature, dropped
+    of_images = intra_modal_loss(images, view.all_images, *rest)
+    of_texts = intra_modal_loss(texts, view.all_texts, *rest)
     return (of_images + of_texts) / 2
 
 
@@ -165,7 +174,7 @@ def lmi(step: StepContext) -> Tensor:
     assert isinstance(view.backbone, WithRegions), "every family with momentum encoders has regions"
     with torch.no_grad():
         regions, words = view.backbone.regions(view.images, view.texts)
-    same = batch.positives[:, batch.own]
+    same = batch.never_negative[:, batch.own]
     of_images = local_loss(images, regions, batch.temperature, same=same)
     of_texts = local_loss(texts, words, batch.temperature, view.texts.mask[:, 1:], same)
     return (of_images + of_texts) / 2

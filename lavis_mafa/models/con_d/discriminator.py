@@ -68,17 +68,16 @@ class ModelDiscriminator(FrozenModel):
     ) -> Tensor:
         ranks = ranks or Ranks(together=False)
         images, seen = self.inputs(samples, seen)
+        backbone = self.step_backbone
         with torch.inference_mode():
             with self.autocast(images.device):
                 if seen is None and self.kept is not None and "image_id" in samples:
                     own = ranks.own(len(images), images.device)  # image_id is that of all ranks
                     ids = samples["image_id"][own]
-                    seen = self.kept.get(
-                        ids, lambda which: self.backbone.image_tokens(images[which])
-                    )
-                encoded = self.backbone.encode_images(images, seen, for_matching=True)
+                    seen = self.kept.get(ids, lambda which: backbone.image_tokens(images[which]))
+                encoded = backbone.encode_images(images, seen, for_matching=True)
                 captions = captions_of(samples, self.tokens)
-                texts = self.backbone.encode_texts(captions, for_matching=True)
+                texts = backbone.encode_texts(captions, for_matching=True)
                 encoded, texts = ranks.images(encoded), ranks.texts(texts)
                 logits = self._match(encoded, texts, image_of, text_of)
         # Cloned outside, because autograd cannot save tensors of inference mode.
@@ -87,7 +86,7 @@ class ModelDiscriminator(FrozenModel):
     def _match(self, images: Images, texts: Texts, image_of: Tensor, text_of: Tensor) -> Tensor:
         if not len(image_of):
             return images.embeds.new_zeros(0, 2)
-        return self.backbone.match(images, texts, image_of, text_of)
+        return self.step_backbone.match(images, texts, image_of, text_of)
 
 
 @DISCRIMINATORS.register("oracle", source="lavis_mafa")

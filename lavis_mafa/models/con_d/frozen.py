@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lavis_mafa.algorithm.backbone import Backbone
+from lavis_mafa.algorithm.cached_batch import in_chunks
 from lavis_mafa.models.families import backbone_of
 from lavis_mafa.models.families.base import image_size_of
 
@@ -65,6 +67,7 @@ class FrozenModel(ModelBeside):
         purpose, trained: what the model does, and what it must have for that, for messages.
         tokens: key of a mini-batch's captions made for this model.
         shares_encoder: whether its image encoder is the training model's, see `share_encoder`.
+        cached_batch: pairs that it computes at a time; None: all of a mini-batch.
 
     Raises:
         TypeError: if no backbone can drive the model.
@@ -74,6 +77,7 @@ class FrozenModel(ModelBeside):
     purpose: ClassVar[str]
     trained: ClassVar[str]
     tokens: ClassVar[str]
+    cached_batch: int | None = None
 
     def __init__(
         self,
@@ -92,6 +96,11 @@ class FrozenModel(ModelBeside):
         _forget_momentum(model)
         if precision == "bf16":
             keep_in_bf16(model)
+
+    @property
+    def step_backbone(self) -> Backbone:
+        """The backbone, in chunks of ``cached_batch`` pairs if that is set."""
+        return in_chunks(self.backbone, self.cached_batch)
 
     def wants_view(self, model: Any) -> bool:
         """Return whether mini-batches of the model in training need images in this one's view."""
@@ -183,6 +192,13 @@ def _forget_momentum(model: Any) -> None:
     """Delete momentum encoders and queues, half of a retrieval model, unused when judging."""
     for name in [name for name, _ in model.named_children() if name.endswith("_m")]:
         delattr(model, name)
-    for name in ("image_queue", "text_queue", "idx_queue", "queue_ptr", "model_pairs"):
+    for name in (
+        "image_queue",
+        "text_queue",
+        "idx_queue",
+        "group_queue",
+        "queue_ptr",
+        "model_pairs",
+    ):
         if hasattr(model, name):
             delattr(model, name)

@@ -49,7 +49,7 @@ class ModelNegativesEncoder(FrozenModel):
     ) -> EncodedByFrozen:
         ranks = ranks or Ranks(together=False)
         images, seen = self.inputs(samples, seen)
-        backbone = self.backbone
+        backbone = self.step_backbone
         with torch.inference_mode():
             with self.autocast(images.device):
                 own_images = backbone.encode_images(images, seen)

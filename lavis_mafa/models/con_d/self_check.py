@@ -193,17 +193,20 @@ def drawn_samples(size: int, cfg: Mapping[str, Any], seed: int) -> list[NDArray[
 
 
 def random_partners(
-    image_ids: NDArray[Any], generator: np.random.Generator
+    image_ids: NDArray[Any], generator: np.random.Generator, group_ids: NDArray[Any] | None = None
 ) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Draw for each of B samples another one with a different image, uniformly.
+    """Draw for each of B samples another one with a different image and group, uniformly.
 
     Args:
         image_ids: ``(B,)``.
+        group_ids: ``(B,)``, -1 for a sample in no group; None: there are none.
 
     Returns:
         Rows of the samples that have such a partner, and rows of their partners.
     """
     other = np.asarray(image_ids)[:, None] != np.asarray(image_ids)[None, :]
+    if group_ids is not None:  # their pairs may well match
+        other &= (group_ids[:, None] != group_ids[None, :]) | (group_ids < 0)[:, None]
     # The highest of independent uniform numbers is each candidate with equal probability.
     drawn = np.where(other, generator.random(other.shape), -1.0).argmax(axis=1)
     rows = np.flatnonzero(other.any(axis=1))
@@ -232,7 +235,10 @@ def self_check(
     parts: list[NDArray[Any]] = [np.empty((2, 0))]
     for samples in batches:
         ids = torch.as_tensor(samples["image_id"]).cpu().numpy()
-        rows, partners = random_partners(ids, generator)
+        groups = samples.get("group_id")
+        if groups is not None:
+            groups = torch.as_tensor(groups).cpu().numpy()
+        rows, partners = random_partners(ids, generator, groups)
         if not len(rows):
             continue
         image_of, text_of = np.concatenate([rows, rows]), np.concatenate([rows, partners])

@@ -54,18 +54,25 @@ def slow_grouping(images, texts, start):
 
 
 def slow_grouping_apart(images, texts, start, ids, batch_size, taken, hardness=1.0, skip=0):
-    """As above, but repeat an image of the mini-batch only if no other image is left."""
+    """As above, but repeat an image (or a group) of the mini-batch only if no other is left."""
     sim = (images.float() @ texts.float().t()).tolist()
+    ids, taken = (
+        np.reshape(one, (len(one), -1 if len(one) else 1)).tolist() for one in (ids, taken)
+    )
+
+    def shares(one, others):
+        return any(a == b and a >= 0 for other in others for a, b in zip(one, other, strict=True))
+
     size, order, in_batch = len(sim), [], list(taken)
     for position in range(size):
         if len(in_batch) == batch_size:
             in_batch = []
         unvisited = [other for other in range(size) if other not in order]
-        allowed = [other for other in unvisited if ids[other] not in in_batch] or unvisited
+        allowed = [other for other in unvisited if not shares(ids[other], in_batch)] or unvisited
         if position == 0:
             from_start = [(start + step) % size for step in range(size)]
             best = next((other for other in from_start if other in allowed), start)
-            best = best if ids[start] in in_batch else start
+            best = best if shares(ids[start], in_batch) else start
         else:
             current, i2t = order[-1], position % 2 == 1
             scores = [sim[current][other] if i2t else sim[other][current] for other in range(size)]
@@ -127,6 +134,17 @@ def test_keeping_images_apart_equals_slow_loop(
     start = int(rng.integers(size))
     given = (image_features, text_features, start, ids, batch_size, taken_ids, hardness, skip)
     assert group(*given).tolist() == slow_grouping_apart(*given)
+    # Groups as well, -1 for none.
+    both = np.stack([ids, rng.integers(-1, images, size=size)], axis=1)
+    taken_both = np.stack([taken_ids, rng.integers(-1, images, size=len(taken_ids))], axis=1)
+    given = (image_features, text_features, start, both, batch_size, taken_both, hardness, skip)
+    assert group(*given).tolist() == slow_grouping_apart(*given)
+    alone = np.stack([ids, np.full(size, -1)], axis=1), np.stack([taken_ids] * 2, axis=1)
+    given = (image_features, text_features, start, alone[0], batch_size, alone[1], hardness, skip)
+    assert (
+        group(*given).tolist()
+        == group(*given[:3], ids, batch_size, taken_ids, hardness, skip).tolist()
+    )
 
 
 def slow_grouping_at(images, texts, start, hardness, skip=0):

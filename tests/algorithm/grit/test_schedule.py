@@ -330,6 +330,30 @@ def test_captions_of_an_image_are_kept_apart_or_ignored_by_the_setting():
     assert repeats(grouped(ids)) < repeats(together) / 5
 
 
+def test_groups_are_kept_apart_like_images():
+    groups = np.where(np.arange(96) < 80, np.arange(96) // 4, -1)
+
+    def grouped(group_ids, **changes):
+        settings = grit_settings(queue_size=96, search_space=96, **changes)
+        images = np.arange(96)
+        schedule = GritSchedule(96, 8, settings, seed=2, image_ids=images, group_ids=group_ids)
+        for batch in schedule.begin(0).mini_batches(0):
+            feature = feature_of(groups[batch])
+            schedule.collect(torch.from_numpy(batch.copy()), feature, feature)
+        schedule.end(0)
+        return schedule.next_plan.order
+
+    def mates(order):
+        of_batches = groups[order].reshape(-1, 8).tolist()
+        known = [[one for one in batch if one >= 0] for batch in of_batches]
+        return sum(len(batch) - len(set(batch)) for batch in known)
+
+    assert mates(grouped(groups)) < mates(grouped(None)) / 5
+    assert grouped(groups, same_image="together").tolist() == grouped(None).tolist()
+    nobody = np.full(96, -1)
+    assert grouped(nobody).tolist() == grouped(None).tolist()
+
+
 def test_the_schedule_groups_with_its_hardness():
     orders = {}
     for hardness in (1.0, 0.5):

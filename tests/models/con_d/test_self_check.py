@@ -93,6 +93,33 @@ def test_partners_show_other_images(ids, seed):
     assert all(ids[row] != ids[partner] for row, partner in zip(rows, partners, strict=True))
 
 
+@given(st.lists(st.integers(-1, 2), min_size=1, max_size=12), st.integers(0, 100))
+@settings(max_examples=80, deadline=None)
+def test_partners_are_of_other_groups(groups, seed):
+    size = len(groups)
+    ids, generator = np.arange(size), np.random.default_rng(seed)
+    rows, partners = random_partners(ids, generator, np.array(groups))
+    allowed = {
+        (a, b) for a in ids for b in ids if a != b and (groups[a] != groups[b] or groups[a] < 0)
+    }
+    assert rows.tolist() == sorted({a for a, _ in allowed})
+    assert set(zip(rows.tolist(), partners.tolist(), strict=True)) <= allowed
+
+
+def test_random_pairs_are_of_other_groups(toy_train):
+    class Asked:
+        """A discriminator that notes what it is asked."""
+
+        def judge(self, samples, image_of, text_of, ranks=None, seen=None):
+            asked.append(groups[image_of] == groups[text_of])
+            return torch.full((len(image_of),), 0.5)
+
+    asked, groups = [], torch.arange(16) % 2
+    batch = next(iter(batches_of(toy_train, 16)))
+    self_check(Asked(), [{**batch, "group_id": groups}], (0.5,), "a")
+    assert asked[0][:16].all() and not asked[0][16:].any()
+
+
 def test_every_other_image_is_an_equally_likely_partner():
     ids, generator = np.array([0, 0, 1, 2, 3]), np.random.default_rng(0)
     drawn = np.array([random_partners(ids, generator)[1] for _ in range(3000)])
