@@ -2,9 +2,10 @@
 
     lavis-mafa study projects/mafa/studies/table_4.yaml --at toy
 
-A study file is YAML. What several studies share is in a base: the file that ``base`` names, or
-``base_NAME.yaml``, chosen by ``--at NAME``. A file overrides its base, and its section
-``at: {NAME: ...}`` overrides both; mappings are merged key by key, lists are replaced. Keys:
+A study file is YAML. What several studies share is in a base: the file that ``base`` names, next to
+the study or among those of this project, or ``base_NAME.yaml``, chosen by ``--at NAME``. A file
+overrides its base, and its section ``at: {NAME: ...}`` overrides both; mappings are merged key by
+key, lists are replaced. Keys:
 
 - ``title``, ``source`` (where a paper has the table), ``about``, ``notes``: text.
 - ``parameters``: values by name, which ``--set NAME=VALUE`` overrides. In any text of the file

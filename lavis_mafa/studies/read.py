@@ -81,7 +81,7 @@ def read_study(
     while base is not None:
         content = _load(base, problems)
         files.append((base, content))
-        base = base.parent / str(content["base"]) if "base" in content else None
+        base = _next_to(base, str(content["base"])) if "base" in content else None
     sections_known = {section for _, content in files for section in content.get("at") or {}}
     if "base" in own and name not in {"", *sections_known}:
         problems.append(f"--at {at}: there is no section {at}; {suggest(name, sections_known)}")
@@ -138,7 +138,7 @@ def _base_of(
 ) -> Path | None:
     """Return the path of a file's base; None if it needs none."""
     if "base" in own:
-        return path.parent / str(own["base"])
+        return _next_to(path, str(own["base"]))
     rows = own.get("rows") or []
     complete = "stages" in own or any(isinstance(row, dict) and "run" in row for row in rows)
     if at is None and complete:
@@ -152,6 +152,12 @@ def _base_of(
         known = sorted({p.stem[5:] for folder in folders for p in folder.glob("base_*.yaml")})
         problems.append(f"--at {at}: there is no base_{at}.yaml; {suggest(at, known)}")
     return found[0] if found else None
+
+
+def _next_to(path: Path, base: str) -> Path:
+    """Return the path of a base next to a file, or of this project's study of that name."""
+    beside, shipped = path.parent / base, STUDIES / base
+    return shipped if shipped.is_file() and not beside.is_file() else beside
 
 
 def _replaced(value: Any, parameters: Mapping[str, Any]) -> Any:
