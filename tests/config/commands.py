@@ -6,8 +6,11 @@ import argparse
 import contextlib
 import importlib.util
 import io
+import json
 import re
 import shlex
+import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,7 +64,8 @@ def program_of(command: str) -> str:
 
 @dataclass
 class Command:
-    """The parts of a command: files, modules, subcommands of lavis-mafa, config, options."""
+    """The parts of a command: files, modules, subcommands of lavis-mafa, config, options, plugins
+    that this project ships."""
 
     files: list[str]
     modules: list[str]
@@ -69,6 +73,7 @@ class Command:
     config: str | None
     options: list[str]
     evaluates: bool
+    plugins: list[str]
 
 
 def parse(command: str) -> Command:
@@ -80,12 +85,13 @@ def parse(command: str) -> Command:
         subcommands = words[following : following + 1] or [""]
     else:
         subcommands = []
-    # A plugin is the reader's file.
-    plugins = {
+    plugins = [
         following for word, following in zip(words, words[1:], strict=False) if word == "--plugin"
-    }
+    ]
     files = [word for word in words if re.fullmatch(r"[\w./-]+\.(py|sh)", word)]
     files = [file for file in files if file not in plugins]
+    # Other plugins are files of the reader.
+    plugins = [plugin for plugin in plugins if plugin.startswith("examples/")]
     config = next(
         (following for w, following in zip(words, words[1:], strict=False) if w == "--cfg-path"), ""
     )
@@ -99,7 +105,7 @@ def parse(command: str) -> Command:
     if EVAL_SCRIPT in files:
         name = words[words.index(EVAL_SCRIPT) + 1]
         config, evaluates = f"projects/mafa/eval/{name}.yaml", True
-    return Command(files, modules, subcommands, config or None, options, evaluates)
+    return Command(files, modules, subcommands, config or None, options, evaluates, plugins)
 
 
 def problems_of(command: str) -> list[str]:
@@ -126,6 +132,8 @@ def problems_of(command: str) -> list[str]:
         return [*problems, f"no such config: {parsed.config}"]
     options = [option for option in parsed.options if option != "..."]
     options_given = [*required_options(path, options), *options]
+    if parsed.plugins:
+        return [*problems, *_problems_with_plugins(path, options_given, parsed.plugins)]
     try:
         cfg = load_config(str(path), options_given, machine=False)
     except ValueError as error:
@@ -133,6 +141,19 @@ def problems_of(command: str) -> list[str]:
     if bool(cfg.run_cfg.evaluate) is not parsed.evaluates:
         problems.append(f"{parsed.config} is for {'evaluate' if cfg.run_cfg.evaluate else 'train'}")
     return problems
+
+
+def _problems_with_plugins(path: Path, options: list[str], plugins: list[str]) -> list[str]:
+    """Check a config in another process, so that what plugins register stays there."""
+    given = json.dumps([str(path), [*options, f"run.plugins={json.dumps(plugins)}"]])
+    program = (
+        "import json, sys; from lavis_mafa.config import load_config; "
+        "load_config(*json.loads(sys.argv[1]), machine=False)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, given], cwd=ROOT, capture_output=True, text=True
+    )
+    return [done.stderr] if done.returncode else []
 
 
 def errors_of_parser(name: str, words: list[str]) -> list[str]:
