@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from slow_families import SLOW
 
 from lavis_mafa import load_model
+from lavis_mafa.algorithm.backbone import Images, Texts
 from lavis_mafa.algorithm.context import NO_GROUP
 from lavis_mafa.algorithm.itc_forms import ITC_LOSSES
 from lavis_mafa.algorithm.labels import SOFT_LABELS, SoftLabels
@@ -147,6 +148,55 @@ def test_losses_with_groups_equal_slow_loop(tiny, toy_train, same_group, form):
         itc, itm = slow_losses(tiny, samples, GROUPS, same_group, form)
     assert output.loss_itc.item() == pytest.approx(itc, rel=2e-4)
     assert output.loss_itm.item() == pytest.approx(itm, rel=1e-4)
+
+
+class Vectors(torch.nn.Module):
+    """A backbone without encoders: image and text b have vectors of their own."""
+
+    def __init__(self, vectors):
+        super().__init__()
+        self.images, self.texts = (
+            torch.nn.Parameter(vectors + 0.3 * torch.randn(vectors.shape)) for _ in range(2)
+        )
+        self.temperature = torch.tensor(0.1)
+
+    def encode_images(self, images):
+        features = F.normalize(self.images, dim=1)
+        return Images(features[:, None], features)
+
+    def encode_texts(self, captions):
+        ids = torch.arange(len(captions))[:, None]
+        return Texts(ids, torch.ones_like(ids), None, F.normalize(self.texts, dim=1))
+
+    def similarity(self, image_features, text_features):
+        return image_features @ text_features.t()
+
+    def grit_vectors(self, images, texts):
+        return images.features.detach(), texts.features.detach()
+
+
+def test_training_brings_groups_together_or_leaves_them():
+    """Cosines of images to the other captions of their group, near which they begin."""
+    groups = [k % 4 for k in range(12)]
+    count, found = len(groups), {}
+    samples = {"image": torch.empty(count), "text_input": [""] * count, "epoch": 1}
+    samples["group_id"] = torch.tensor(groups)
+    pairs = torch.tensor([(b, k) for b in range(count) for k in mates(groups, b)]).t()
+    for same_group in VALUES:
+        torch.manual_seed(0)
+        backbone = Vectors(torch.eye(4)[groups])
+        settings = StepSettings(
+            loss_weights=ITC_ONLY, same_group=same_group, soft_labels=SoftLabels("one_hot")
+        )
+        optimizer = torch.optim.Adam(backbone.parameters(), lr=0.05)
+        for _ in range(60):
+            output = run_step(backbone, samples, settings)
+            optimizer.zero_grad()
+            output.loss.backward()
+            optimizer.step()
+        cosines = (output.image_features @ output.text_features.t()).detach()
+        found[same_group] = cosines[pairs[0], pairs[1]].mean().item()
+    assert found["positive"] - 0.05 > found["dropped"] > found["negative"] + 0.3, found
 
 
 def test_the_three_values_differ_and_dropped_is_the_default(tiny, toy_train):
