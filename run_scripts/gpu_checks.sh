@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Run the tests that need a GPU: mixed precision (also of run.cached_batch and of every form of ITC),
-# no launcher, resuming, the memory estimate, run.compile, run.fsdp over NCCL, thresholds of anchors,
-# and grouping on its own stream. All options are passed to pytest.
+# Run the tests that need a GPU: mixed precision (also of run.cached_batch, of every form of ITC and
+# of every soft label), no launcher, resuming, the memory estimate, run.compile, run.fsdp over NCCL,
+# group ids, thresholds of anchors, a learned hardness, what ranks exchange for both, and grouping on
+# its own stream. All options are passed to pytest.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 bash run_scripts/setup_env.sh --dev

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 import pytest
 import torch
-from runs import ROOT, finish, records, run_here, start, weights
+from runs import OWN, ROOT, finish, records, run_here, start, weights
 from test_global_threshold_runs import GLOFND, NAMES
+from test_groups_runs import QUEUE, changes, write_groups
+from test_learned_hardness_runs import LEARNED, hardness_state
 
 from lavis_mafa import load_model
 from lavis_mafa.algorithm.itc_forms import ITC_LOSSES
+from lavis_mafa.algorithm.labels import SOFT_LABELS
+from lavis_mafa.algorithm.momentum import GROUP_QUEUE
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 ON_GPU = {"run__device": "cuda"}
@@ -130,6 +135,67 @@ def test_thresholds_of_anchors_equal_those_on_a_cpu(tmp_path):
     for name in NAMES:
         assert torch.equal(gpu[name].isnan(), cpu[name].isnan()) and not gpu[name].isnan().all()
         torch.testing.assert_close(gpu[name].cpu(), cpu[name], atol=0.05, rtol=0, equal_nan=True)
+
+
+def equal_to_cpu(gpu, cpu):
+    """Whether the losses of two runs are close in the first epoch, whose order is that of the seed;
+    later ones are grouped by features, of which rounding may change the order."""
+    of = [
+        [record["loss"] for record in records(path, "step") if record["epoch"] == 0]
+        for path in (gpu, cpu)
+    ]
+    return len(of[0]) > 0 and of[0] == pytest.approx(of[1], rel=0.1)
+
+
+@pytest.mark.parametrize("label", sorted(SOFT_LABELS))
+def test_soft_label_equals_cpu_and_is_finite_in_mixed_precision(tmp_path, label):
+    given = {
+        "model__mafa__soft_labels__type": label,
+        "model__mafa__soft_labels__start_epoch": 0,
+        "model__queue_size": 16 if label == "momentum" else 0,
+    }
+    on_gpu = losses(tmp_path / "gpu", **given)
+    run_here(tmp_path / "cpu", **given, run__max_epoch=1)
+    assert equal_to_cpu(tmp_path / "gpu", tmp_path / "cpu")
+    for amp_dtype in ("fp16", "bf16"):
+        mixed = losses(tmp_path / amp_dtype, **given, run__amp=True, run__amp_dtype=amp_dtype)
+        assert mixed == pytest.approx(on_gpu, rel=0.1)
+
+
+@pytest.mark.parametrize("same_group", ["dropped", "positive"])
+def test_groups_equal_those_on_a_cpu(tmp_path, same_group):
+    """In the mini-batch, in the momentum queue, and kept apart in grouped mini-batches."""
+    given = {**changes(write_groups(tmp_path), **QUEUE), "model__mafa__same_group": same_group}
+    run_here(tmp_path / "gpu", OWN, **{**given, **ON_GPU})
+    run_here(tmp_path / "cpu", OWN, **given)
+    assert equal_to_cpu(tmp_path / "gpu", tmp_path / "cpu")
+    assert all(math.isfinite(record["loss"]) for record in records(tmp_path / "gpu", "step"))
+    assert (weights(tmp_path / "gpu")[GROUP_QUEUE] >= 0).any()
+
+
+@pytest.mark.parametrize("amp_dtype", ["fp16", "bf16", None])
+def test_hardness_is_learned_from_rewards_on_a_gpu(tmp_path, amp_dtype):
+    """The language loss is measured on the GPU, the network learns on the CPU."""
+    mixed = {"run__amp": amp_dtype is not None, "run__amp_dtype": amp_dtype or "fp16"}
+    run_here(tmp_path, **ON_GPU, **mixed, **LEARNED)
+    falls = [record.get("fall_of_lm") for record in records(tmp_path, "step")]
+    assert falls[:9] == [None] * 9 and all(math.isfinite(fall) for fall in falls[9:])
+    state = hardness_state(tmp_path)
+    assert state["updates"] == 18
+    assert all(weight.device.type == "cpu" for weight in state["network"].values())
+
+
+@pytest.mark.parametrize("what", ["choices and rewards", "thresholds", "groups"])
+def test_ranks_exchange_by_nccl(tmp_path, what):
+    """On two GPUs, or on one: what FALCON and GloFND learn, and groups of all candidates."""
+    given = {"choices and rewards": LEARNED, "thresholds": GLOFND}.get(what)
+    if given is None:
+        given = {**changes(write_groups(tmp_path), model__negative_all_rank=True), "config": OWN}
+    small = {"run__batch_size_train": 4, "run__max_epoch": 2}
+    ranks = min(2, torch.cuda.device_count())
+    finish(start("train.py", tmp_path, **{**given, **ON_GPU, **small, "ranks": ranks}))
+    found = [record["loss"] for record in records(tmp_path, "step")]
+    assert found and all(math.isfinite(loss) for loss in found)
 
 
 @pytest.mark.parametrize("amp_dtype", ["fp16", "bf16"])

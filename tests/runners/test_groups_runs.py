@@ -19,12 +19,16 @@ from lavis_mafa.runners.dry_run import _groups_line
 from lavis_mafa.toyworld import ToyScenesBuilder
 
 COUNT = 40
+QUEUE = {"model__mafa__soft_labels__type": "momentum", "model__queue_size": 16}
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Pictures and captions of the toy world; groups of 5, and every fifth pair in none."""
-    folder = tmp_path_factory.mktemp("data")
+    return write_groups(tmp_path_factory.mktemp("data"))
+
+
+def write_groups(folder):
+    """Write pictures and captions of the toy world; groups of 5, and every fifth pair in none."""
     toy = TrainingSet(ToyScenesBuilder(toy_config()).build_datasets()["train"])
     rows = []
     for k in range(COUNT):
@@ -109,12 +113,7 @@ def test_wrong_value_is_refused_before_training(folder, tmp_path):
 
 
 def test_run_with_a_queue_resumes_with_its_groups(folder, tmp_path):
-    momentum = {
-        "model__mafa__soft_labels__type": "momentum",
-        "model__queue_size": 16,
-        "model__mafa__same_group": "positive",
-    }
-    settings = changes(folder, **momentum)
+    settings = changes(folder, **QUEUE, model__mafa__same_group="positive")
     run_here(tmp_path / "whole", OWN, **settings)
     run_here(tmp_path / "cut", OWN, **settings, run__max_steps=3)
     saved = weights(tmp_path / "cut")
