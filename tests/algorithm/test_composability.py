@@ -9,10 +9,14 @@ import torch
 from conftest import mini_batch
 
 from lavis_mafa import load_model
+from lavis_mafa.algorithm.cached_batch import CachedBatch
+from lavis_mafa.algorithm.global_threshold import GlobalThreshold
 from lavis_mafa.algorithm.itc_forms import ITC_LOSSES
 from lavis_mafa.algorithm.labels import SOFT_LABELS, SoftLabels
-from lavis_mafa.algorithm.mining import MiningRule
+from lavis_mafa.algorithm.mining import ALL, MiningRule
 from lavis_mafa.algorithm.momentum import Momentum
+from lavis_mafa.algorithm.rules import RULES, Margin
+from lavis_mafa.algorithm.scores import SCORES
 from lavis_mafa.algorithm.settings import StepSettings, build_objects
 from lavis_mafa.algorithm.step import run_step
 from lavis_mafa.models.families import backbone_of
@@ -122,3 +126,52 @@ def test_each_family_trains_with_all_losses(toy_train, family, form, label):
     output, gradients = step(load_tiny(family), samples, form, label, "convert", weights)
     assert output.loss.isfinite() and all(one.isfinite().all() for one in gradients)
     assert set(output.losses) == {"itc", "itm", "lm"}
+
+
+JUDGED = [
+    (score, rule)
+    for score, rule in itertools.product(("con_d", *SCORES), RULES)
+    # Con-D judges too few pairs for thresholds of the whole data; the config check refuses it.
+    if not (score == "con_d" and RULES.entry(rule).traits.needs_all)
+]
+
+
+@pytest.mark.parametrize("family", ["albef_mafa", "blip_mafa", "blip2_mafa"])
+@pytest.mark.parametrize(("score", "rule"), JUDGED)
+def test_each_family_trains_with_every_score_and_rule(toy_train, family, score, rule):
+    """Also in chunks, which give the same verdicts and the same loss."""
+    model = load_tiny(family).eval()
+    samples = mini_batch(toy_train, range(BATCH), epoch=1)
+    samples["group_id"] = torch.tensor([1, 1, 2, -1, 2])
+    chunks = CachedBatch(model.backbone, 2)
+    found = []
+    for action, same_group, backbone in (
+        ("convert", "dropped", model.backbone),
+        ("convert", "dropped", chunks),
+        ("drop", "positive", model.backbone),
+    ):
+        settings = StepSettings(
+            soft_labels=SoftLabels("one_hot"),
+            loss_weights=ITC_ONLY,
+            same_group=same_group,
+            connections=MiningRule(
+                low=0.3, high=0.5, score=score, rule=rule, action=action, top_k=ALL
+            ),
+            own={"global_threshold": GlobalThreshold(share=0.4), "margin": Margin(0.3)},
+        )
+        objects = build_objects(settings)
+        for one in objects.values():
+            one.allocate(len(toy_train))
+        con_d = Verdicts() if score == "con_d" else None
+        model.zero_grad()
+        output = run_step(backbone, samples, settings, con_d, objects=objects)
+        output.loss.backward()
+        gradients = [p.grad for p in model.parameters() if p.grad is not None]
+        assert output.loss.isfinite() and all(one.isfinite().all() for one in gradients)
+        # Where all other candidates are dropped there is nothing to learn.
+        assert action == "drop" or any(one.any() for one in gradients)
+        assert output.i2t.probability.isfinite().any(), "candidates were judged"
+        found.append(output)
+    whole, in_chunks, _ = found
+    assert torch.equal(whole.i2t.state, in_chunks.i2t.state)
+    assert in_chunks.loss.item() == pytest.approx(whole.loss.item(), rel=1e-5)
