@@ -149,7 +149,8 @@ def captions(folder):
 def test_training_equals_ddp(trained):
     folder, _ = trained
     assert len(losses(folder / "ddp")) == 6
-    assert losses(folder / "fsdp") == pytest.approx(losses(folder / "ddp"), abs=1e-6)
+    # Losses near 12 in single precision: neighbouring numbers are 1e-6 apart.
+    assert losses(folder / "fsdp") == pytest.approx(losses(folder / "ddp"), rel=1e-6)
     whole, sharded = weights(folder / "ddp"), weights(folder / "fsdp")
     assert_close(sharded, whole)
     assert {type(value) for value in sharded.values()} == {torch.Tensor}
@@ -187,7 +188,7 @@ def test_resumed_with_and_without_sharding(trained, name):
     assert_close(resumed, whole)
     start = losses(folder / RUNS[name]["resumes"])
     assert len(start) == 4
-    assert start + losses(folder / name) == pytest.approx(losses(folder / unbroken), abs=1e-6)
+    assert start + losses(folder / name) == pytest.approx(losses(folder / unbroken), rel=1e-6)
 
 
 def test_a_bad_gradient_is_traced_through_sharded_blocks(trained):
