@@ -12,6 +12,7 @@ import gc
 import importlib
 import logging
 import os
+import select
 import signal
 import sys
 import threading
@@ -115,6 +116,22 @@ def _modules_not_collected() -> Iterator[None]:
             atexit.register(gc.unfreeze)  # extension modules complain of objects left at the end
 
 
+@contextmanager
+def _ended_by_closed_output() -> Iterator[None]:
+    """End without a traceback when nobody reads the output any more, as after ``| head``."""
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:
+        output = select.poll()
+        output.register(sys.stdout.fileno(), 0)
+        if not output.poll(0):  # another pipe broke
+            raise
+        # What is left in the buffer must go somewhere when the interpreter ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(128 + signal.SIGPIPE) from None
+
+
 def _end(number: int, frame: FrameType | None) -> None:
     os.write(2, b"interrupted\n")
     os._exit(130)
@@ -157,7 +174,8 @@ def _prepare(argv: Sequence[str] | None) -> Callable[[], int | None]:
     def action() -> int | None:
         take_run(args)
         load_plugins(args.plugin)
-        status: int | None = run(args)
+        with _ended_by_closed_output():
+            status: int | None = run(args)
         return status
 
     return action

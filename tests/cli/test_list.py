@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from lavis_mafa.algorithm.registry import first_sentence
@@ -57,3 +60,12 @@ def test_unknown_kind_is_rejected(capsys):
     with pytest.raises(SystemExit):
         main(["list", "loses"])
     assert "loses" in capsys.readouterr().err
+
+
+def test_reader_that_leaves_early_is_no_error():
+    """As with ``| head -1``: no traceback, and the status that a shell gives to SIGPIPE."""
+    command = [sys.executable, "-m", "lavis_mafa", "list"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdout.close()
+        told = process.stderr.read().decode()
+    assert (process.returncode, told) == (141, "")
