@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import runpy
 
 import pytest
 from conftest import ROOT
@@ -60,6 +61,11 @@ def test_claims_are_those_of_the_recorded_runs(table):
 
 def test_main_pages_have_marked_tables():
     assert {"README.md", "results.md"} <= {table[0].name for table in marked()}
+
+
+def test_figure_of_three_data_sets_is_that_of_the_recorded_runs():
+    drawn = runpy.run_path(str(ROOT / "docs/figures/three_data_sets.py"))["svg"]()
+    assert drawn == (ROOT / "docs/figures/three_data_sets.svg").read_text(encoding="utf-8")
 
 
 def test_demo_says_how_often_its_order_held():
