@@ -46,8 +46,9 @@ def test_resumed_run_on_gpu_equals_uninterrupted_run(tmp_path):
     run_here(tmp_path / "whole", **mixed)
     run_here(tmp_path / "cut", **mixed, run__max_steps=14)
     run_here(tmp_path / "cut", **mixed, run__resume_ckpt_path="auto")
-    full, resumed = weights(tmp_path / "whole"), weights(tmp_path / "cut")
-    assert all(torch.allclose(full[k], resumed[k], atol=1e-3) for k in full)
+    # Not the weights: sums in any order move those without a gradient, such as the keys' biases.
+    whole, cut = ([r["loss"] for r in records(tmp_path / f, "step")] for f in ("whole", "cut"))
+    assert cut == pytest.approx(whole, rel=5e-3)  # other masks or pairs: 5 % in some step
 
 
 def test_memory_estimate_is_close_to_the_memory_used(tmp_path):
@@ -129,8 +130,9 @@ def test_compiled_image_encoders_give_equal_losses(tmp_path, config):
 
 
 def test_thresholds_of_anchors_equal_those_on_a_cpu(tmp_path):
-    losses(tmp_path / "gpu", **GLOFND)
-    run_here(tmp_path / "cpu", **GLOFND, run__max_epoch=1)
+    given = {**GLOFND, "model__mafa__loss_weights__lm": 0.0}  # MLM's masks are drawn on the device
+    losses(tmp_path / "gpu", **given)
+    run_here(tmp_path / "cpu", **given, run__max_epoch=1)
     gpu, cpu = (weights(tmp_path / device) for device in ("gpu", "cpu"))
     for name in NAMES:
         assert torch.equal(gpu[name].isnan(), cpu[name].isnan()) and not gpu[name].isnan().all()
