@@ -27,7 +27,14 @@ from lavis_mafa.analysis.advice.evidence import (
     shares_of,
 )
 from lavis_mafa.analysis.advice.report import fall_of_run, search_spaces, write_advice
-from lavis_mafa.analysis.advice.rules import ALPHA, CLEAR, UNCERTAIN, advice_of, options_line
+from lavis_mafa.analysis.advice.rules import (
+    ALPHA,
+    CLEAR,
+    UNCERTAIN,
+    advice_of,
+    least_lift,
+    options_line,
+)
 from lavis_mafa.analysis.judged_pairs import INVALID, JUDGEMENTS, UNKNOWN, VALID, Judged
 from lavis_mafa.analysis.judging import TRUTH
 from lavis_mafa.analysis.quality import labels as label_files
@@ -139,7 +146,7 @@ def test_search_space_is_the_largest_allowed(shares, queue, expected):
             id="perhaps good",
         ),
         pytest.param(
-            {"quality": dataclasses.replace(POOR, lift=Estimate(1.6, 1.2, 2.5))},
+            {"quality": dataclasses.replace(POOR, lift=Estimate(1.4, 1.2, 2.5))},
             ("keep", UNCERTAIN),
             (0.8, UNCERTAIN),
             0,
@@ -240,8 +247,52 @@ def test_reasons_have_the_figures():
     assert "With random mini-batches of 16 it is 0.5 %" in text
     assert "a lift of 2.4 (2.1 to 2.8)" in text and "28 % (26 to 30)" in text
     assert "still teach" in advice_of(evidence(itm=FALLS))[0].reason
-    half = dataclasses.replace(POOR, base_rate=Estimate(0.6, 0.5, 0.7))
-    assert "no Con-D can reach" in str(advice_of(evidence(quality=half)))
+    assert "(bound: 1.54, where matching pairs are above it 2 times as often as others)" in text
+    assert "Mine in random mini-batches" in text
+    grouping = " ".join(one.reason for one in advice_of(evidence()))
+    assert "Mine in random mini-batches" not in grouping and "action: drop" in grouping
+
+
+@given(base=st.floats(0.01, 0.99), others=st.floats(0.01, 0.5))
+def test_bound_of_the_lift_is_a_likelihood_ratio(base, others):
+    """A Con-D that calls matching pairs a match twice as often as others is at the bound."""
+    precision = 2 * others * base / (2 * others * base + others * (1 - base))
+    assert precision / base == pytest.approx(least_lift(base))
+    assert least_lift(base) < 1 / base
+
+
+@pytest.mark.parametrize(
+    "study, mined, retrieval",
+    [
+        ("methods_clustered", "ALBEF-base + ECM", "any_r1"),
+        ("methods_dense", "ALBEF-base + ECM", "any_r1"),
+        ("methods_ucm", "random + ECM", "img_map_r"),
+    ],
+)
+def test_rules_agree_with_the_recorded_comparisons(study, mined, retrieval):
+    """Grouping is advised where GRIT-VLP retrieves better, ECM where it leaves fewer false ones."""
+    recorded = json.loads((ROOT / f"docs/results/{study}.json").read_text(encoding="utf-8"))
+
+    def mean(row, column):
+        spread = recorded["rows"][row]["spread"][column]
+        return spread["mean"] / (1 if column == retrieval else 100)
+
+    def action_of(row):
+        precision, base = mean(row, "con_d_precision"), mean(row, "false_negative_rate")
+        lift = Estimate(*[precision / base] * 3)
+        share = Estimate(*[precision] * 3), Estimate(*[base] * 3)
+        return by_option(evidence(quality=Quality(TRUTH, 900, 300, *share, lift)))[ACTION][0]
+
+    shares = [mean(row, "false_negative_rate") for row in ("ALBEF-base", "GRIT-VLP")]
+    random, grouped = (Estimate(*[share] * 3) for share in shares)
+    group = by_option(evidence(random={32: random}, grouped={(32, 1024): grouped}))[ENABLED][0]
+    assert group == (mean("GRIT-VLP", retrieval) > mean("ALBEF-base", retrieval))
+    left = "false_negative_rate_in_itm"
+    for row, than in (("ECM", "GRIT-VLP"), (mined, "ALBEF-base")):
+        assert mean(row, left) < mean(than, left) and action_of(row) == "convert"
+    if study == "methods_ucm":
+        row = "random + ECM, margin of Con-D"
+        assert mean(row, retrieval) < mean(mined, retrieval) and action_of(row) == "keep"
 
 
 SHARES = st.floats(0, 1)
