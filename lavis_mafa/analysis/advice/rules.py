@@ -26,8 +26,8 @@ MOST_GROUPED = 1 / 3
 FLAT = 0.05
 # Likelihood ratio of Con-D at ``high``: how many times as often a pair that matches is above it as
 # one that does not. In grouped mini-batches of the two toy worlds and of UCM-Captions it was 3.0 to
-# 6.8 where mining improved ITM on every seed. At 1.4 (a margin rule on UCM-Captions) retrieval fell,
-# and a Con-D that hardly separated grouped pairs (AUC .6) made the trained model worse.
+# 6.8 where mining improved ITM on every seed. At 1.4 (a margin rule on UCM-Captions) retrieval
+# fell, and a Con-D that hardly separated grouped pairs (AUC .6) made the trained model worse.
 LEAST_RATIO = 2.0
 # Gain of dropping found false negatives over converting them, in R@1 against any valid pair
 # (percentage points) with the 95 % interval over seeds: the claim "Converting is better than
