@@ -160,7 +160,19 @@ def test_search_space_is_the_largest_allowed(shares, queue, expected):
             0,
             id="no random sample",
         ),
-        pytest.param({"problems": ("AUC",)}, ("keep", CLEAR), None, 0, id="fails its self-check"),
+        pytest.param(
+            {"problems": ("AUC",), "quality": None}, ("keep", CLEAR), None, 0, id="fails its check"
+        ),
+        pytest.param(
+            {"problems": ("AUC",)}, ("convert", UNCERTAIN), (0.9, CLEAR), 0, id="fails, but is good"
+        ),
+        pytest.param(
+            {"problems": ("AUC",), "quality": POOR},
+            ("keep", UNCERTAIN),
+            (0.8, UNCERTAIN),
+            0,
+            id="fails and is poor",
+        ),
         pytest.param({"quality": None}, ("keep", UNCERTAIN), (0.8, UNCERTAIN), 1, id="unknown"),
         pytest.param(
             {"quality": dataclasses.replace(GOOD, base_rate=None, lift=None)},

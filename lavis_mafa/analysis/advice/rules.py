@@ -47,9 +47,8 @@ DROPPING = (
 )
 
 WITHOUT_GROUPING = (
-    "Mine in random mini-batches, where hard negatives are easier to judge than the grouped ones "
-    "that this figure is of: in the dense toy world and on UCM-Captions that kept retrieval and "
-    "improved ITM."
+    "Mine in random mini-batches (the lift is of grouped ones): in the dense toy world and on "
+    "UCM-Captions that kept retrieval and improved ITM."
 )
 
 CLEAR, UNCERTAIN = "clear", "uncertain"
@@ -213,13 +212,21 @@ def _mining(evidence: Evidence, group: bool) -> list[Advice]:
             "Then repeat this command with it in --con-d."
         )
         return [Advice(None, None, reason, CLEAR)]
-    if evidence.problems:
+    measured = quality is not None and quality.lift is not None
+    if evidence.problems and not measured:
         reason = (
             f"{name} fails its self-check ({'; '.join(evidence.problems)}): its matches would "
             "replace right labels by wrong ones. See docs/con_d.md."
         )
         return [_action("keep", reason, CLEAR)]
-    checked = "" if evidence.problems is not None else " Its self-check was skipped."
+    checked = ""
+    if evidence.problems is None:
+        checked = " Its self-check was skipped."
+    elif evidence.problems:
+        checked = (
+            f" It fails its self-check, which knows no truth ({'; '.join(evidence.problems)}); the "
+            "pairs with a known truth decide here."
+        )
     if quality is None or (quality.above and quality.base_rate is None):
         return [*_first_run(evidence, checked), *_high(evidence)]
     if quality.lift is None or quality.base_rate is None:

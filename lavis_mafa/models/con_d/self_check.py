@@ -35,7 +35,7 @@ LEAST_AUC = 0.75
 MOST_RANDOM = 1 / 3
 IMAGES = 32  # of a mini-batch that is judged at once
 MEANING = (
-    "It cannot tell matching pairs from others, so it would relabel true negatives as positives. "
+    "It hardly tells matching pairs from others, so it may relabel true negatives as positives. "
     "Check that its checkpoint, image size, image processor and tokenizer are those it was trained "
     "with, and fine-tune it for retrieval, best on grouped hard negatives (docs/con_d.md, "
     "Self-check)"
