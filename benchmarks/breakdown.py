@@ -47,7 +47,7 @@ def rows(sizes: Sizes) -> list[Row]:
         plain_con_d.eval().requires_grad_(False)
         ours = AlbefMafa.from_config(cfg).to(sizes.device).train()
         con_d = ModelDiscriminator(
-            AlbefMafa.from_config(cfg).to(sizes.device), "fp32" if sizes.quick else "bf16"
+            AlbefMafa.from_config(cfg).to(sizes.device), "bf16" if sizes.gpu else "fp32"
         )
         samples = mini_batch(size, cfg, sizes.device)
         reader = Tokenizer.of(ours)
@@ -64,8 +64,7 @@ def rows(sizes: Sizes) -> list[Row]:
             actions = {side: _run(both[side][part], sizes) for side in both}
             for side, seconds in in_turn(actions, sizes.repeats, device=sizes.device).items():
                 times[side][part] = seconds
-    precision = "bf16" if sizes.gpu else "fp32"
-    note = f"B = {size}, both {precision}; our Con-D {con_d.precision}; ours read tokens"
+    note = f"B = {size}, both {con_d.precision}; ours read tokens"
     found = [Timed.of(times["ours"][p], times["reference"][p]).row(p, note=note) for p in PARTS]
     sums = {
         side: [sum(turn) for turn in zip(*parts.values(), strict=True)]
