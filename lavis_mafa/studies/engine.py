@@ -84,7 +84,8 @@ def conduct(plan: Plan, results: Path | None = None) -> tuple[Figures, int]:
         jobs, at_once = plan.jobs, plan.study.at_once
         left = sum(not job.done for job in jobs.values())
         print(f"{len(jobs)} runs, {left} to do, {at_once} at the same time", flush=True)
-        failed = run_all(jobs, at_once)
+        # Measured beside the runs that are left: no core waits, and a stopped study has figures.
+        failed = run_all(jobs, at_once, after=lambda: measure_all(plan, complete=False))
         measure_all(plan)
         figures, problems = figures_of(plan)
         path = write_all(plan, figures, results)

@@ -57,21 +57,24 @@ def _imported(plan: Plan, key: str, given: str) -> Callable[..., Any]:
     return function
 
 
-def measure_all(plan: Plan) -> None:
+def measure_all(plan: Plan, complete: bool = True) -> None:
     """Measure every completed run of the rows that was not measured yet.
 
     The function is called for each seed with the runs and those that they are judged by: the runs
     that the study names, otherwise all runs of this seed.
+
+    Args:
+        complete: no other run will be done: judge by those that are, if the study names none.
     """
     function = function_of(plan)
     for seed in plan.seeds if function else ():
         found = {job.name: job for own in plan.of.values() for job in own[seed].values()}
         runs = [job for job in found.values() if job.done]
-        judges = plan.judges[seed] or runs
+        judges = plan.judges[seed] or (runs if complete else list(found.values()))
         todo = [job for job in runs if not measured(job, judges)]
         if not todo or not all(judge.done for judge in judges):
             continue
-        print(f"measuring {len(todo)} runs of seed {seed}", flush=True)
+        print(f"           measuring {'; '.join(job.title for job in todo)}", flush=True)
         with redirect_stderr(io.StringIO()):  # progress bars of every model
             for job, figures in function(todo, judges):  # type: ignore[misc]
                 write_json(job.folder / FIGURES, {"judges": _names(judges), "figures": figures})

@@ -10,7 +10,7 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +24,7 @@ from lavis_mafa.io.project_files import base_folder, project_file
 from lavis_mafa.runners.checkpoint import LAST
 from lavis_mafa.runners.run_log import read_log
 
-POLL_SECONDS = 2.0
+POLL_SECONDS = 0.25
 PRINT_SECONDS = 15.0
 COMMAND, DONE = "command.txt", "done"
 
@@ -124,7 +124,9 @@ def exclusive(folder: Path) -> Iterator[None]:
         yield
 
 
-def run_all(runs: Mapping[str, Run], at_once: int) -> dict[str, str]:
+def run_all(
+    runs: Mapping[str, Run], at_once: int, after: Callable[[], None] | None = None
+) -> dict[str, str]:
     """Run everything that is not done, each run after those that it needs, and print progress.
 
     A run that fails does not stop the others; those that need it are not started.
@@ -132,6 +134,8 @@ def run_all(runs: Mapping[str, Run], at_once: int) -> dict[str, str]:
     Args:
         runs: by name, in the order in which they should start.
         at_once: how many run at the same time.
+        after: called whenever a run is done and the next ones have started, but not after the last
+            one. What it raises stops all runs.
 
     Returns:
         By name, why runs failed or were not started.
@@ -141,6 +145,7 @@ def run_all(runs: Mapping[str, Run], at_once: int) -> dict[str, str]:
     running: dict[str, subprocess.Popen[bytes]] = {}
     failed: dict[str, str] = {}
     progress = Progress(runs, done)
+    new = False
     try:
         while waiting or running:
             for name in list(waiting):
@@ -152,6 +157,9 @@ def run_all(runs: Mapping[str, Run], at_once: int) -> dict[str, str]:
                     progress.print(f"begins: {runs[name].title}")
                     running[name] = _start(runs[name])
                     waiting.remove(name)
+            if new and after is not None:
+                after()
+            new = False
             time.sleep(POLL_SECONDS)
             for name in [n for n, process in running.items() if process.poll() is not None]:
                 why = _end(runs[name], running.pop(name))
@@ -160,6 +168,7 @@ def run_all(runs: Mapping[str, Run], at_once: int) -> dict[str, str]:
                     progress.print(f"FAILED: {runs[name].title}")
                 else:
                     done.add(name)
+                    new = True
             progress.print_if_due(done, running)
     finally:
         for process in running.values():

@@ -347,7 +347,9 @@ def test_runs_are_measured_once_unless_their_judges_change(tmp_path, monkeypatch
     measure_all(plan)
     assert calls == [(["grit/3"], ["warm_up/3"])]
     assert measured(plan.jobs["grit/3"]) == {"txt_r1": 1.0} and not measured(plan.jobs["mafa/3"])
-    plan.judges[3] = []  # all runs judge together, as in the demo
+    plan.judges[3] = []  # all runs judge together
+    measure_all(plan, complete=False)
+    assert len(calls) == 1, "another run is still to judge"
     measure_all(plan)
     assert calls[1:] == [(["grit/3"], ["grit/3"])]
 
@@ -432,6 +434,37 @@ def test_killed_study_is_resumed_by_the_same_command(tmp_path, short_polling, ca
     assert all(run.done for run in runs.values())
     output = capsys.readouterr().out
     assert "/15 steps" in output and " a second, " in output and " left   b: epoch 0" in output
+
+
+def test_completed_runs_are_handled_while_the_next_ones_run(tmp_path, short_polling):
+    runs = counting_runs(tmp_path, steps=5, pause=0.3)
+    done = []
+
+    def note():
+        begun = [name for name, run in runs.items() if run.folder.is_dir()]
+        done.append((begun, [name for name, run in runs.items() if run.done]))
+
+    run_all(runs, 1, after=note)
+    assert done == [(["a", "b"], ["a"]), (["a", "b", "c"], ["a", "b"])]
+
+
+def test_failure_to_handle_a_completed_run_stops_the_others(tmp_path, short_polling):
+    runs = counting_runs(tmp_path, steps=50, pause=0.3)
+    (tmp_path / "short").mkdir()
+    short = counting_runs(tmp_path / "short")["a"]
+    log = tmp_path / "a" / "log.jsonl"
+
+    def fail():
+        while not log.is_file():
+            time.sleep(0.02)
+        raise RuntimeError("no figures")
+
+    with pytest.raises(RuntimeError, match="no figures"):
+        run_all({"short": short, **runs}, 2, after=fail)
+    steps = log.read_text()
+    time.sleep(0.7)
+    assert log.read_text() == steps, "stopped"
+    assert not runs["a"].done and not (tmp_path / "b").exists()
 
 
 def test_folder_of_another_command_is_rejected(tmp_path, short_polling):

@@ -651,7 +651,7 @@ def fake_runs(monkeypatch):
     """
     started, fails = [], set()
 
-    def run_all(jobs, at_once):
+    def run_all(jobs, at_once, after):
         failed = {}
         for name, job in jobs.items():
             if job.done:
