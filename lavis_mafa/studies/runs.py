@@ -144,7 +144,7 @@ def run_all(
     waiting = [name for name in runs if name not in done]
     running: dict[str, subprocess.Popen[bytes]] = {}
     failed: dict[str, str] = {}
-    progress = Progress(runs, done)
+    progress = Progress(runs, done, at_once)
     new = False
     try:
         while waiting or running:
@@ -179,12 +179,17 @@ def run_all(
 
 
 class Progress:
-    """Lines about the progress of runs, their speed and the time left."""
+    """Lines about the progress of runs, their speed and the time left.
 
-    def __init__(self, runs: Mapping[str, Run], done: Collection[str]) -> None:
-        self.runs = runs
+    The time left assumes that ``at_once`` runs train, each as fast as runs did so far, start-up
+    included: at first, when the others wait for one, the steps of all say little.
+    """
+
+    def __init__(self, runs: Mapping[str, Run], done: Collection[str], at_once: int) -> None:
+        self.runs, self.at_once = runs, at_once
         self.total = sum(run.steps for run in runs.values())
-        self.began = self.printed = time.time()
+        self.began = self.printed = self.seen = time.time()
+        self.busy = 0.0  # seconds of training, summed over runs
         self.before = self._steps(done)
 
     def print(self, text: str) -> None:
@@ -192,12 +197,16 @@ class Progress:
 
     def print_if_due(self, done: Collection[str], running: Collection[str]) -> None:
         """Print a line every `PRINT_SECONDS` while something is running."""
-        if time.time() - self.printed <= PRINT_SECONDS or not running:
+        now = time.time()
+        training = sum(self.runs[name].steps > 0 for name in running)
+        self.busy += training * (now - self.seen)
+        self.seen = now
+        if now - self.printed <= PRINT_SECONDS or not running:
             return
-        self.printed = time.time()
+        self.printed = now
         parts = [f"{len(done)}/{len(self.runs)} runs"]
         if self.total:
-            parts.append(self._pace(self._steps(done)))
+            parts.append(self._pace(self._steps(done), training))
         parts += [f"{name}: {_progress(self.runs[name])}" for name in running]
         self.print("   ".join(parts))
 
@@ -208,13 +217,13 @@ class Progress:
             for name, run in self.runs.items()
         )
 
-    def _pace(self, steps: int) -> str:
-        rate = (steps - self.before) / (self.printed - self.began)
-        text = f"{steps:,}/{self.total:,} steps, {rate:.1f} a second"
-        if rate <= 0:
+    def _pace(self, steps: int, training: int) -> str:
+        each = (steps - self.before) / self.busy if self.busy else 0.0
+        text = f"{steps:,}/{self.total:,} steps"
+        if each <= 0.0 or not training:
             return text
-        left = (self.total - steps) / rate
-        return f"{text}, {_duration(left)} left"
+        left = (self.total - steps) / (each * self.at_once)
+        return f"{text}, {each * training:.1f} a second, {_duration(left)} left"
 
 
 def _duration(seconds: float) -> str:

@@ -385,6 +385,12 @@ def counting_runs(tmp_path, steps=4, pause=0.0, fails=False):
     return made
 
 
+def write_log_of(run, steps):
+    run.folder.mkdir()
+    record = {"kind": "step", "epoch": 0, "step": steps - 1, "global_step": steps, "loss": 1.0}
+    (run.folder / "log.jsonl").write_text(json.dumps(record) + "\n")
+
+
 def starts_of(tmp_path, name):
     return (tmp_path / name / "began").read_text().split()
 
@@ -434,6 +440,24 @@ def test_killed_study_is_resumed_by_the_same_command(tmp_path, short_polling, ca
     assert all(run.done for run in runs.values())
     output = capsys.readouterr().out
     assert "/15 steps" in output and " a second, " in output and " left   b: epoch 0" in output
+
+
+def test_time_left_is_that_of_runs_at_once(tmp_path, monkeypatch, capsys):
+    """A run without steps and a single first run do not count as the speed of all."""
+    now = [100.0]
+    monkeypatch.setattr(runs_module.time, "time", lambda: now[0])
+    made = counting_runs(tmp_path, steps=60)
+    made["start"] = Run("start", "start", [], tmp_path / "start")
+    progress = runs_module.Progress(made, {"c"}, 2)
+    for seconds, done, running, steps in ((40, {"c"}, ["start"], 0), (20, {"c"}, ["a"], 40)):
+        if steps:
+            write_log_of(made["a"], steps)
+        now[0] += seconds
+        progress.print_if_due(done, running)
+    first, second = capsys.readouterr().out.splitlines()
+    assert "60/180 steps   start: starting" in first
+    # 40 steps in 20 s of one run; 80 more with two runs take 20 s.
+    assert "100/180 steps, 2.0 a second, 20 s left" in second
 
 
 def test_completed_runs_are_handled_while_the_next_ones_run(tmp_path, short_polling):
