@@ -21,6 +21,10 @@ from lavis_mafa.analysis.judging import TRUTH
 MOST_RANDOM = 0.03
 # The same of grouped hard negatives: 28 to 34 % where grouping helped, 43 to 63 % where it harmed.
 MOST_GROUPED = 1 / 3
+# The same, up to which the largest search space is advised. In the clustered toy world M of an
+# eighth, a half and all of the data gave 10, 24 to 26 and 30 to 34 %: the first was best without
+# mining, the second with ECM (docs/results.md, Which settings matter?).
+BEST_GROUPED, BEST_MINED = 0.15, 0.28
 # Relative fall of ITM's loss over an epoch of random mini-batches, below which it counts as flat.
 # Where random mini-batches still teach, harder ones won little.
 FLAT = 0.05
@@ -47,13 +51,14 @@ DROPPING = (
 )
 
 WITHOUT_GROUPING = (
-    "Mine in random mini-batches (the lift is of grouped ones): in the dense toy world and on "
-    "UCM-Captions that kept retrieval and improved ITM."
+    "Mine in random mini-batches: in the dense toy world and on UCM-Captions that kept retrieval "
+    "and improved ITM."
 )
 
 CLEAR, UNCERTAIN = "clear", "uncertain"
 
 GRIT, CONNECTIONS = "run.grit", "model.mafa.connections"
+CONVERT = "convert"
 
 
 @dataclass(frozen=True)
@@ -85,9 +90,9 @@ def options_line(advice: Iterable[Advice]) -> str:
 
 def advice_of(evidence: Evidence) -> list[Advice]:
     """Apply the rules to the evidence; settings come first, then further steps."""
-    grouping = _grouping(evidence)
-    group = grouping[0].value
-    advice = [*grouping, *_mining(evidence, group), _alpha(evidence)]
+    mining = _mining(evidence)
+    mines = any(one.value == CONVERT for one in mining)
+    advice = [*_grouping(evidence, mines), *mining, _alpha(evidence)]
     return sorted(advice, key=lambda one: one.option is None)
 
 
@@ -107,10 +112,11 @@ class _Check(NamedTuple):
     text: str
 
 
-def _grouping(evidence: Evidence) -> list[Advice]:
+def _grouping(evidence: Evidence, mines: bool) -> list[Advice]:
     size = evidence.batch_size
     spaces = {m: share for (b, m), share in evidence.grouped.items() if b == size}
-    allowed = [m for m, share in spaces.items() if share.value <= MOST_GROUPED]
+    best = BEST_MINED if mines else BEST_GROUPED
+    allowed = [m for m, share in spaces.items() if share.value <= best]
     space = max(allowed) if allowed else min(spaces, key=lambda m: (spaces[m].value, m))
     checks = [
         _at_most(evidence.random[size], MOST_RANDOM, f"in random mini-batches of {size}"),
@@ -123,6 +129,8 @@ def _grouping(evidence: Evidence) -> list[Advice]:
     # All conditions must hold to group; a single one that clearly fails is enough not to.
     clear = (all if group else any)(check.clear for check in deciding)
     remarks = _remarks(evidence, group)
+    if mines and not group:
+        remarks.append(WITHOUT_GROUPING)
     if group and spaces[space].low <= evidence.random[size].value:
         clear = False
         remarks.append(
@@ -133,7 +141,7 @@ def _grouping(evidence: Evidence) -> list[Advice]:
     certainty = CLEAR if clear and evidence.reliable else UNCERTAIN
     found = [Advice(f"{GRIT}.enabled", group, reason, certainty)]
     if group:
-        found += _search_space(evidence, spaces, space)
+        found += _search_space(evidence, spaces, space, mines)
     return found
 
 
@@ -190,20 +198,26 @@ def _trust(evidence: Evidence) -> str:
     return "whose matches no one has confirmed"
 
 
-def _search_space(evidence: Evidence, spaces: Mapping[int, Estimate], space: int) -> list[Advice]:
-    share = spaces[space]
+def _search_space(
+    evidence: Evidence, spaces: Mapping[int, Estimate], space: int, mines: bool
+) -> list[Advice]:
+    share, best = spaces[space], BEST_MINED if mines else BEST_GROUPED
     larger = sorted(m for m in spaces if m > space)
-    reason = f"The largest counted M whose share stays at most a third: {_percent(share)}"
-    reason += f"; with M = {larger[0]} it is {_percent(spaces[larger[0]])}." if larger else "."
-    clear = evidence.reliable and not share.crosses(MOST_GROUPED)
-    found = [Advice(f"{GRIT}.search_space", space, reason, CLEAR if clear else UNCERTAIN)]
+    wanted = f"share of false negatives is at most {100 * best:g} %"
+    reason = f"The largest counted M whose {wanted}: {_percent(share)}"
+    if share.value > best:
+        reason = f"At no counted M the {wanted}; it is lowest here: {_percent(share)}"
+    reason += f"; with M = {larger[0]} it is {_percent(spaces[larger[0]])}. " if larger else ". "
+    reason += "With mining a larger one is better than without; both bounds are from one toy world."
+    # Several search spaces were compared in one world only.
+    found = [Advice(f"{GRIT}.search_space", space, reason, UNCERTAIN)]
     if evidence.queue_size is not None and evidence.queue_size < space:
         reason = f"The queue must hold a search space; it is {evidence.queue_size} in the config."
         found.append(Advice(f"{GRIT}.queue_size", space, reason, CLEAR))
     return found
 
 
-def _mining(evidence: Evidence, group: bool) -> list[Advice]:
+def _mining(evidence: Evidence) -> list[Advice]:
     name, quality = evidence.con_d, evidence.quality
     if name is None:
         reason = (
@@ -242,10 +256,10 @@ def _mining(evidence: Evidence, group: bool) -> list[Advice]:
         f"others).{checked}"
     )
     if convert:
-        reason += f" {DROPPING}" if group else f" {WITHOUT_GROUPING} {DROPPING}"
+        reason += f" {DROPPING}"
     certain = not checked and not quality.lift.crosses(bound)
     certain = certain and quality.source != JUDGEMENTS
-    action = _action("convert" if convert else "keep", reason, CLEAR if certain else UNCERTAIN)
+    action = _action(CONVERT if convert else "keep", reason, CLEAR if certain else UNCERTAIN)
     return [action, *_high(evidence)]
 
 
