@@ -23,7 +23,7 @@ MOST_RANDOM = 0.03
 MOST_GROUPED = 1 / 3
 # The same, up to which the largest search space is advised. In the clustered toy world M of an
 # eighth, a half and all of the data gave 10, 24 to 26 and 30 to 34 %: the first was best without
-# mining, the second with ECM (docs/results.md, Which settings matter?).
+# mining, the second with ECM (docs/results.md, How large should the search space be?).
 BEST_GROUPED, BEST_MINED = 0.15, 0.28
 # Relative fall of ITM's loss over an epoch of random mini-batches, below which it counts as flat.
 # Where random mini-batches still teach, harder ones won little.
