@@ -35,7 +35,7 @@ class DataSet:
 
 DATA_SETS = (
     DataSet("toy world: clustered", "compare_clustered", ("any_r1",)),
-    DataSet("toy world: dense", "methods_dense", ("any_r1",)),
+    DataSet("toy world: dense", "compare_dense", ("any_r1",)),
     DataSet(
         "aerial photographs: UCM-Captions",
         "ucm",
