@@ -5,8 +5,9 @@ from __future__ import annotations
 import importlib
 import io
 import json
-from collections.abc import Callable
-from contextlib import redirect_stderr
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr
 from typing import Any
 
 from lavis_mafa.io.files import write_json
@@ -75,9 +76,21 @@ def measure_all(plan: Plan, complete: bool = True) -> None:
         if not todo or not all(judge.done for judge in judges):
             continue
         print(f"           measuring {'; '.join(job.title for job in todo)}", flush=True)
-        with redirect_stderr(io.StringIO()):  # progress bars of every model
+        with _quiet():
             for job, figures in function(todo, judges):  # type: ignore[misc]
                 write_json(job.folder / FIGURES, {"judges": _names(judges), "figures": figures})
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Hide the progress bars and INFO lines of every model; warnings are still logged."""
+    before = logging.root.manager.disable
+    logging.disable(logging.INFO)
+    try:
+        with redirect_stderr(io.StringIO()):
+            yield
+    finally:
+        logging.disable(before)
 
 
 def measured(job: Job, judges: list[Job] | None = None) -> dict[str, Any]:

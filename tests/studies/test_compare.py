@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import os
 import shutil
 import signal
@@ -352,6 +353,24 @@ def test_runs_are_measured_once_unless_their_judges_change(tmp_path, monkeypatch
     assert len(calls) == 1, "another run is still to judge"
     measure_all(plan)
     assert calls[1:] == [(["grit/3"], ["grit/3"])]
+
+
+def test_measuring_logs_only_warnings(tmp_path, monkeypatch, caplog):
+    def log_and_measure(runs, judges):
+        logging.info("loaded a checkpoint")
+        logging.warning("a checkpoint lacks weights")
+        for run in runs:
+            yield run, {"txt_r1": 1.0}
+
+    monkeypatch.setattr("lavis_mafa.toyworld.measure.measure", log_and_measure)
+    caplog.set_level(logging.INFO)
+    plan = plan_for(tmp_path, seeds=[3], rows=["grit"])
+    for name in ("grit/3", "warm_up/3"):
+        plan.jobs[name].folder.mkdir(parents=True)
+        (plan.jobs[name].folder / "done").touch()
+    measure_all(plan)
+    logging.info("measured")
+    assert caplog.messages == ["a checkpoint lacks weights", "measured"]
 
 
 # Resuming
