@@ -229,8 +229,8 @@ def _mining(evidence: Evidence) -> list[Advice]:
     measured = quality is not None and quality.lift is not None
     if evidence.problems and not measured:
         reason = (
-            f"{name} fails its self-check ({'; '.join(evidence.problems)}): its matches would "
-            "replace right labels by wrong ones. See docs/con_d.md."
+            f"{name} fails its self-check ({'; '.join(evidence.problems)}), so its verdicts must "
+            "not change labels. See docs/con_d.md."
         )
         return [_action("keep", reason, CLEAR)]
     checked = ""

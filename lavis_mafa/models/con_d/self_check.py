@@ -33,9 +33,12 @@ LEAST_AUC = 0.75
 # Of random to own pairs above the highest threshold. Nearly all own and nearly no random pairs are
 # valid, so this is about the rate of wrong labels in that of right ones.
 MOST_RANDOM = 1 / 3
+# Of own pairs above the highest threshold. What matches must be above it to be found, so this is
+# about the share of the false negatives that it can find at best.
+LEAST_FOUND = 0.05
 IMAGES = 32  # of a mini-batch that is judged at once
 MEANING = (
-    "It hardly tells matching pairs from others, so it may relabel true negatives as positives. "
+    "It may relabel true negatives as positives, or find hardly any false negative. "
     "Check that its checkpoint, image size, image processor and tokenizer are those it was trained "
     "with, and fine-tune it for retrieval, best on grouped hard negatives (docs/con_d.md, "
     "Self-check)"
@@ -99,12 +102,18 @@ class SelfCheck:
                 f"{self.auc:.2f}, expected at least {LEAST_AUC:g} (chance: 0.5)"
             )
         threshold, own, random = self.above[-1]
-        # The lower end of the interval: a single random pair of few positives is no evidence.
+        # The ends of the intervals: a single pair of few is no evidence.
         low, _ = wilson(random * len(self.random), len(self.random))
+        _, most_own = wilson(own * len(self.own), len(self.own))
         if low > own * MOST_RANDOM:
             found.append(
                 f"{random:.1%} of random pairs are above {threshold:g}, more than a third of the "
                 f"{own:.1%} of own pairs"
+            )
+        if most_own < LEAST_FOUND:
+            found.append(
+                f"only {own:.1%} of own pairs are above {threshold:g}, expected at least "
+                f"{LEAST_FOUND:.0%}: what matches is not found"
             )
         return found
 

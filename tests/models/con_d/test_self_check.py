@@ -168,17 +168,22 @@ def test_a_poor_discriminator_is_warned_of_or_refused(toy_train, caplog, con_d, 
 
 
 def test_the_bounds():
-    """AUC of .75; a third of the own pairs' share, beyond what chance explains."""
+    """AUC of .75; a third of the own pairs' share, and 5 % of own pairs, beyond what chance
+    explains."""
     scores = np.linspace(0.81, 0.99, 100)
     assert not checked(scores, scores - 0.8).problems
     # 100 values each, shifted: the share of couples that are in order crosses .75.
     for shift, fails in ((0.02, True), (0.09, False)):
-        found = checked((scores - 0.8) / 2 + shift, (scores - 0.8) / 2)
+        found = checked((scores - 0.8) / 2 + shift, (scores - 0.8) / 2, low=0.1, high=0.1)
         assert (found.auc < 0.75) == fails and bool(found.problems) == fails
     few = checked([0.9] * 3 + [0.6] * 97, [0.81] * 2 + [0.1] * 98)
     assert few.above[-1] == (0.8, 0.03, 0.02) and not few.problems
     many = checked([0.9] * 60 + [0.6] * 40, [0.81] * 30 + [0.1] * 70)
     assert many.auc > 0.75 and len(many.problems) == 1
+    # 1 of 100 may be 5 of 100 by chance, 1 of 200 hardly.
+    assert not checked([0.9] + [0.6] * 99, [0.1] * 100).problems
+    (said,) = checked([0.9] + [0.6] * 199, [0.1] * 200).problems
+    assert said.startswith("only 0.5% of own pairs are above 0.8, expected at least 5%")
 
 
 def _checked_on_a_rank(rank, folder, batches, results):
