@@ -34,7 +34,7 @@ DIRECTIONS = ("i2t", "t2i")
 ANY_PAIR = ("valid_txt", "valid_img", "detailed_valid_txt", "detailed_valid_img")
 RATES = (
     *("false_negative_rate", "false_negative_rate_in_itm"),
-    *("con_d_precision", "con_d_base_rate", "con_d_recall"),
+    *("con_d_precision", "con_d_base_rate", "con_d_lift", "con_d_recall"),
 )
 
 
@@ -169,10 +169,11 @@ def _shortlist(similarities: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def negatives_of(folder: Path) -> dict[str, float | None]:
-    """Return rates of a run's last epoch, 0 to 1, the mean of both directions.
+    """Return rates of a run's last epoch, the mean of both directions.
 
-    ``false_negative_rate``: share of valid pairs among the hard negatives that were picked;
-    ``false_negative_rate_in_itm``: among the pairs that ITM then learned as "no match".
+    ``false_negative_rate``: share of valid pairs among the hard negatives that were picked, 0 to 1;
+    ``false_negative_rate_in_itm``: among the pairs that ITM then learned as "no match"; those of
+    Con-D as in the log (``con_d_lift`` is its precision divided by the base rate).
     """
     epochs = read_log(folder, "epoch")
     last = epochs[-1] if epochs else {}
