@@ -35,6 +35,9 @@ class JudgedTruth:
         sources: the file of the image and the caption of each of the N samples, in order.
         processor: the text processor of the captions in ``sources``, where they are processed.
         required: refuse judgements of which none is about the data; otherwise a warning is logged.
+        names: the name of the image of each sample in its annotation file, where ``sources`` have
+            longer paths. A judgement that gives an image's whole name or path is about that image,
+            even if other paths end with it.
 
     Attributes:
         counts: number of distinct judged pairs by verdict: ``valid``, ``invalid``, ``undecided``;
@@ -52,9 +55,10 @@ class JudgedTruth:
         sources: Iterable[tuple[str | None, str]],
         processor: Callable[[str], str] | None = None,
         required: bool = True,
+        names: Iterable[str | None] | None = None,
     ) -> None:
         self._image_ids = image_ids
-        samples = _Samples(judgements, image_ids, list(sources), processor)
+        samples = _Samples(judgements, image_ids, list(sources), processor, names)
         pooled: dict[tuple[int, str], Answers] = {}
         foreign = 0
         for row in judgements.rows:
@@ -144,6 +148,7 @@ class _Samples:
         image_ids: npt.NDArray[Any],
         sources: list[tuple[str | None, str]],
         processor: Callable[[str], str] | None,
+        names: Iterable[str | None] | None = None,
     ) -> None:
         rows, self._processor = judgements.rows, processor
         self.wordings = [single_spaced(caption) for _, caption in sources]
@@ -155,22 +160,32 @@ class _Samples:
         named = {_parts(row.image)[-1] for row in rows}
         named |= {_parts(row.caption_of)[-1] for row in rows if row.caption_of is not None}
         self._samples: dict[str, list[tuple[int, tuple[str, ...]]]] = {}
-        for number, (path, _) in enumerate(sources):
+        self._whole: dict[tuple[str, ...], list[tuple[int, tuple[str, ...]]]] = {}
+        own = [path for path, _ in sources] if names is None else names
+        for number, ((path, _), name) in enumerate(zip(sources, own, strict=True)):
             parts = _parts(path or "")
-            if parts and parts[-1] in named:
+            if parts[-1] in named:
                 self._samples.setdefault(parts[-1], []).append((number, parts))
+                for whole in {parts, _parts(name or "")}:
+                    self._whole.setdefault(whole, []).append((number, parts))
         self._found: dict[str, list[int]] = {}
 
     def samples_of(self, name: str) -> list[int]:
-        """Return the samples whose image has a path that ends with ``name``, in order.
+        """Return the samples whose image is called ``name``, in order.
+
+        That is the image with this name in its annotation file or with this path; otherwise the one
+        whose path ends with ``name``.
 
         Raises:
             ValueError: if they show several images.
         """
         if name not in self._found:
             wanted = _parts(name)
-            near = self._samples.get(wanted[-1], [])
-            found = [(k, parts) for k, parts in near if parts[-len(wanted) :] == wanted]
+            found = self._whole.get(wanted) or [
+                (k, parts)
+                for k, parts in self._samples.get(wanted[-1], [])
+                if parts[-len(wanted) :] == wanted
+            ]
             images = {int(self._image_ids[k]): "/".join(parts) for k, parts in found}
             if len(images) > 1:
                 some = ", ".join(sorted(images.values())[:3])
@@ -230,8 +245,13 @@ def truth_by_people(data: Any, judgements: Judgements) -> JudgedTruth:
     part = data.parts[0] if len(data.parts) == 1 else None
     own = getattr(part, "dataset", part)  # `SplitAsPairs` has the processed captions of its set
     processor = getattr(own, "text_processor", None)
-    sources = (data.source(number) for number in range(len(data)))
-    truth = JudgedTruth(judgements, data.image_ids, sources, processor)
+    names = [data.annotated(number)[0] for number in range(len(data))]
+    # An image inside a tar shard or a parquet file has a name, but no path.
+    sources = (
+        (path or name, caption)
+        for (path, caption), name in zip(map(data.source, range(len(data))), names, strict=True)
+    )
+    truth = JudgedTruth(judgements, data.image_ids, sources, processor, names=names)
     found = ", ".join(f"{count:,} {name}" for name, count in truth.counts.items())
     logger.info("judgements of %s: %s", judgements.path, found)
     data.truth = truth

@@ -40,6 +40,7 @@ from lavis_mafa.io.files import is_number
 from lavis_mafa.metrics.known_truth import INVALID, UNKNOWN, VALID
 
 LISTS = ("expert", "crowd")  # of the file of Flickr8k
+LABELS = "lavis_mafa labels"  # kind of the file that the labelling page saves
 SHOWN = 5  # problems in an error message
 
 
@@ -187,6 +188,12 @@ def _object(path: Path) -> dict[str, Any] | None:
         content = json.loads(path.read_bytes().removeprefix(BYTE_ORDER_MARK))
     except (ValueError, RecursionError):
         return None  # the reader of records says what is wrong
+    if isinstance(content, dict) and content.get("kind") == LABELS:
+        raise ValueError(
+            f"{path} has the answers of a labelling page, which name samples by number; expected "
+            "judgements, which name image files and captions: convert it with "
+            "`lavis-mafa label judgements`"
+        )
     lists = {"judgements", *LISTS}
     return content if isinstance(content, dict) and lists.intersection(content) else None
 

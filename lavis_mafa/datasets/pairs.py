@@ -105,6 +105,10 @@ class TrainPairs(Pairs):
         """Return the id that the group of pair `index` has in its file; None if it is unknown."""
         return self.table.own_group_id(index)
 
+    def annotated(self, index: int) -> tuple[str, str]:
+        """Return the name of the image of pair `index` in the table, and its caption."""
+        return self.table.image(index), self.table.caption(index)
+
     def caption(self, index: int) -> str:
         """Return the unprocessed caption of pair `index`."""
         return self.table.caption(index)
@@ -165,6 +169,11 @@ class EvalPairs(Pairs):
     def know(self, truth: PairTruth) -> None:
         if isinstance(truth, CaptionTruth):
             self.truth_matrix = partial(truth.matrix, self._row_of_text)
+
+    def annotated(self, number: int) -> tuple[str, str]:
+        """Return the image's name and the caption that the table has for caption `number`."""
+        row = int(self._row_of_text[number])
+        return self.table.image(row), self.table.caption(row)
 
     def show_image(self, index: int) -> Image.Image:
         """Return the unprocessed image `index` (RGB)."""

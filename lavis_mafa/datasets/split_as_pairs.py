@@ -80,6 +80,15 @@ class SplitAsPairs(Dataset[dict[str, Any]]):
         image = self.dataset.image[index]
         return None if self.vis_root is None else os.path.join(self.vis_root, image)
 
+    def annotated(self, number: int) -> tuple[str | None, str]:
+        """Return the name of a sample's image (None: it has no file) and its caption, as in the
+        annotation file if the set has ``annotated``, else with the processed caption."""
+        if hasattr(self.dataset, "annotated"):
+            given: tuple[str, str] = self.dataset.annotated(number)
+            return given
+        name = self.dataset.image[int(self.image_ids[number])]
+        return (None if self.vis_root is None else name), self.caption(number)
+
     def show(self, number: int) -> tuple[Image.Image, str]:
         """Return the unprocessed image (RGB) and the caption."""
         path = self.path(number)

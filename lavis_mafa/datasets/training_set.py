@@ -204,6 +204,21 @@ class TrainingSet(Dataset[dict[str, Any]]):
         annotation = dataset.annotation[local]
         return os.path.join(dataset.vis_root, annotation["image"]), str(annotation["caption"])
 
+    def annotated(self, index: int) -> tuple[str | None, str]:
+        """Return the name of a sample's image (None: it has no name) and the caption, as in the
+        annotation file.
+
+        A data set provides them by ``annotated(i)``, or by LAVIS's ``annotation``; the name of an
+        image is otherwise its path.
+        """
+        dataset, local = self._part_of(index)
+        if hasattr(dataset, "annotated"):
+            given: tuple[str | None, str] = dataset.annotated(local)
+            return given
+        path, caption = self.source(index)
+        annotation = getattr(dataset, "annotation", None)
+        return (annotation[local]["image"] if annotation else path), caption
+
     def own_image_id(self, index: int) -> str | int | None:
         """Return the ``image_id`` that a sample has in its annotation file; None without one.
 

@@ -64,7 +64,8 @@ def build_data(cfg: Any, splits: Collection[str] | None = None) -> tuple[Any, An
     with only_splits(cfg, used_splits(cfg.run_cfg.get) if splits is None else set(splits)):
         _find_annotations(cfg)
         datasets = task.build_datasets(cfg)
-    _check_size(cfg, datasets)
+    if splits is None or "train" in splits:  # else there are no training pairs
+        _check_size(cfg, datasets)
     return task, datasets
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lavis_mafa.analysis.judged_pairs import Judged
+from lavis_mafa.datasets.judgements import LABELS as LABELS
 from lavis_mafa.io.files import is_number
 from lavis_mafa.metrics.binary import TENTHS, interval_of
 
-LABELS = "lavis_mafa labels"  # kind of the file
 VERSION = 1
 ANSWERS = ("yes", "no", "unsure")
 
@@ -159,15 +159,9 @@ def weights(
         ValueError: if the labels are about another judged file.
     """
     first = consistent(labels)
-    if first.judged != judged.digest:
-        raise ValueError("these labels are about the pairs of another judged file")
+    require_about(first, judged)
     answers = pooled(labels)
-    pairs = np.array(list(answers), np.int64).reshape(-1, 2)
-    rows = judged.rows_of(pairs[:, 0], pairs[:, 1])
-    unknown = rows < 0
-    if unknown.any():
-        image, text = pairs[unknown][0]
-        raise ValueError(f"image {image} and text {text} have an answer, but were not judged")
+    rows = rows_of_pairs(answers, judged)
     edges = [s["low"] for s in first.strata] + [first.strata[-1]["high"]]
     if first.above is None:
         edges[0] = -1.0  # the lowest tenth includes a probability of 0
@@ -177,6 +171,35 @@ def weights(
     sizes = np.array([s["pairs"] for s in first.strata], float)
     answered = np.bincount(stratum, minlength=len(sizes))
     return rows, np.array(list(answers.values())), sizes[stratum] / answered[stratum]
+
+
+def require_about(labels: Labels, judged: Judged) -> None:
+    """Check that the page of the labels was drawn from a file of judged pairs.
+
+    Raises:
+        ValueError: if it was drawn from another file.
+    """
+    if labels.judged != judged.digest:
+        raise ValueError(
+            f"the labels are about the pairs of another judged file, with digest "
+            f"{labels.judged[:12]}; expected {judged.digest[:12]}: give the file that "
+            "`lavis-mafa label page` read"
+        )
+
+
+def rows_of_pairs(pairs: Collection[tuple[int, int]], judged: Judged) -> NDArray[Any]:
+    """Return the rows ``(L,)`` of labeled pairs in a file of judged pairs.
+
+    Raises:
+        ValueError: if a pair is not in the file.
+    """
+    numbers = np.array(list(pairs), np.int64).reshape(-1, 2)
+    rows = judged.rows_of(numbers[:, 0], numbers[:, 1])
+    unknown = rows < 0
+    if unknown.any():
+        image, text = numbers[unknown][0]
+        raise ValueError(f"image {image} and text {text} have an answer, but were not judged")
+    return rows
 
 
 def consistent(labels: Sequence[Labels]) -> Labels:

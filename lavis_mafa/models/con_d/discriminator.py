@@ -91,7 +91,12 @@ class ModelDiscriminator(FrozenModel):
 
 @DISCRIMINATORS.register("oracle", source="lavis_mafa")
 class Oracle:
-    """A Con-D that returns the ground truth of a data set that has it, such as ``toy_scenes``."""
+    """A Con-D that returns the ground truth of a data set that has it, such as ``toy_scenes``.
+
+    P(match) is 1 for pairs that the data set knows to be valid, and 0 for all others. If it knows
+    only some pairs, such as those that people judged, the unknown pairs also have 0, and so remain
+    negatives in training.
+    """
 
     needs_self_check = False  # the truth about random pairs needs no check
 
