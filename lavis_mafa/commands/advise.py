@@ -2,9 +2,9 @@
 
 Counts false negatives as `lavis-mafa count` does, in random and grouped mini-batches, and compares
 the figures with bounds. Every recommendation comes with its figures and is clear or uncertain. The
-advised settings are those of systems that were compared over several seeds. The bounds were found
-on two toy worlds and agree with one data set of photographs: treat the advice as a hypothesis about
-other data. Finished counts in --output are reused.
+advised grouping, labels and negatives are those of systems that were compared over several seeds,
+with ALBEF. The bounds were found on two toy worlds and agree with one data set of photographs:
+treat the advice as a hypothesis about other data. Finished counts in --output are reused.
 """
 
 from __future__ import annotations

@@ -47,11 +47,8 @@ class Gain:
     def __str__(self) -> str:
         value, low, high = (f"{one:+.{self.digits}f}" for one in (self.value, self.low, self.high))
         unit = "" if self.column == "itm_auc" else " points"
-        verdict = ", open" if self.open else ""
-        return (
-            f"{value}{unit} (95 % interval {low} to {high}, gain on {self.ahead} of {self.seeds} "
-            f"seeds{verdict})"
-        )
+        seeds = f"better on {self.ahead} of {self.seeds} seeds"
+        return f"{value}{unit} ({low} to {high}, {seeds}{', open' if self.open else ''})"
 
 
 # S-ITC (alpha .2) instead of the consistency loss, with mini-batches of 32 and of 16.

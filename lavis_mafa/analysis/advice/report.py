@@ -62,6 +62,7 @@ HYPOTHESIS = (
     "the fall of ITM's loss was compared with no recorded run. The rules are a hypothesis about "
     "other data: compare short runs with and without the advised settings before a long one."
 )
+INTERVALS = "Intervals are 95 %; a difference is open if its interval contains 0."
 # Pairs up to which parts of the data are counted by default: a larger search space takes longer to
 # encode and to judge.
 QUICK = 10_000
@@ -285,7 +286,8 @@ def write_advice(
     table = advice_table(advice)
     checks = self_check_tables(counts.get("self_check") or {})
     tables = [table, *evidence_tables(evidence), *checks]
-    parts = [f"# Advice\n\n{HYPOTHESIS}", markdown_table(table), f"    --options {options}"]
+    parts = [f"# Advice\n\n{HYPOTHESIS}", markdown_table(table), INTERVALS]
+    parts += [f"    --options {options}"]
     parts += [markdown_section(one) for one in tables[1:]]
     write_text(output / "advice.md", "\n\n".join(parts) + "\n")
     advised = [f"{one.title} ({one.certainty})" for one in advice]
@@ -295,12 +297,12 @@ def write_advice(
         headline=f"Advised for these data: {', '.join(advised)}.",
         intro=f"{HYPOTHESIS}\n\n--options {options}",
         tables=tables,
-        notes=["Intervals are 95 %. The counts are in counts.json, counts.md and report.html."],
+        notes=[INTERVALS, "The counts are in counts.json, counts.md and report.html."],
         settings=source,
     )
     for one in advice:
         print(f"\n{one.title} ({one.certainty})\n  {one.reason}")
-    print(f"\nTo use it:\n  --options {options}\n\n{HYPOTHESIS}")
+    print(f"\n{INTERVALS}\n\nTo use it:\n  --options {options}\n\n{HYPOTHESIS}")
     print(f"\nwritten: {output / 'advice.json'}, advice.md, {page.name}")
 
 

@@ -2,7 +2,7 @@
 
 The bounds come from experiments on two toy worlds, and were compared with one data set of
 photographs (docs/analysis.md, Advise). The advised grouping, labels and negatives are together
-those of a system that was compared over several seeds (docs/results).
+those of a system that was compared over several seeds, with ALBEF (docs/results).
 """
 
 from __future__ import annotations
