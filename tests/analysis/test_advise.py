@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from small_world import arguments, call, call_ranks, con_d, save_model
 
 from lavis_mafa.algorithm.settings import StepSettings
-from lavis_mafa.analysis.advice import measured
+from lavis_mafa.analysis.advice import measured, reasons
 from lavis_mafa.analysis.advice.evidence import (
     LABELS,
     Config,
@@ -31,6 +31,7 @@ from lavis_mafa.analysis.advice.evidence import (
 )
 from lavis_mafa.analysis.advice.report import (
     HYPOTHESIS,
+    QUICK,
     config_of,
     fall_of_run,
     search_spaces,
@@ -274,11 +275,26 @@ def test_cited_gains_are_the_recorded_ones(gain):
 
 
 def test_gains_are_written_with_interval_and_seeds():
-    assert str(measured.SAMPLED) == (
-        "+5.2 points (95 % interval +3.7 to +6.7, gain on 5 of 5 seeds)"
-    )
-    assert str(measured.SAMPLED_ECM).endswith("to +11.4, gain on 5 of 5 seeds, open)")
-    assert str(measured.RANDOM_ECM_DENSE_ITM).startswith("+0.045 (95 % interval +0.018 to")
+    assert str(measured.SAMPLED) == "+5.2 points (+3.7 to +6.7, better on 5 of 5 seeds)"
+    assert str(measured.SAMPLED_ECM).endswith("to +11.4, better on 5 of 5 seeds, open)")
+    assert str(measured.RANDOM_ECM_DENSE_ITM).startswith("+0.045 (+0.018 to")
+
+
+def test_docs_cite_the_measured_figures():
+    page = " ".join((ROOT / "docs/analysis.md").read_text(encoding="utf-8").split())
+    value = {name: abs(one.value) for name, one in vars(measured).items() if hasattr(one, "ahead")}
+    alphas = [abs(measured.ALPHAS[alpha].value) for alpha in (0.1, 0.2, 0.5)]
+    for phrase in (
+        f"ITC alone is {value['S_ITC']} points lower with S-ITC",
+        f"and {value['S_ITC_16']} points lower in those of 16",
+        f"it is {value['S_ITC_RERANKED']} and {value['S_ITC_RERANKED_16']} points lower (open)",
+        "by {} points with .1 (open), {} with .2 and {} with .5".format(*alphas),
+        f"by {value['SAMPLED']} points on five of five seeds",
+        f"hardest negatives by {value['EIGHTH']}.",
+        f"dropping was {value['DROP_MAFA']} points better than converting",
+        f"converting was {value['CONVERT_HALF']} points better (open)",
+    ):
+        assert phrase in page
 
 
 @pytest.mark.parametrize(
@@ -511,6 +527,9 @@ def test_reasons_agree_with_the_comparisons_that_they_do_not_cite_in_figures():
         _, spread = gain_of(*one)
         assert spread.n == 3 and spread.interval[0] < 0 < spread.interval[1]
     assert gain_of(ucm, "random + ECM", "ALBEF-base", "itm_auc_same")[1].interval[0] > 0
+    assert "no compared labels were clearly better" in reasons.CONSISTENCY
+    assert "there was no clear difference (three seeds)" in reasons.DROPPING
+    assert "did not change clearly, and ITM improved (three seeds)" in reasons.WITHOUT_GROUPING
 
 
 def test_page_says_what_the_rules_were_tested_on():
@@ -740,6 +759,13 @@ def test_search_spaces_fit_the_data(space, batch, total, expected):
     assert search_spaces(space, batch, total) == expected
 
 
+def test_help_names_the_default_search_spaces(capsys):
+    with pytest.raises(SystemExit):
+        main(["advise", "--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    assert f"an eighth, half and all of the data up to {QUICK:,} pairs or 4 M" in text
+
+
 def test_page_escapes_paths(tmp_path, capsys):
     path = "<script>alert(1)</script>|`x`"
     found = evidence(quality=None, label=f"lavis-mafa label page '{path}'")
@@ -748,7 +774,10 @@ def test_page_escapes_paths(tmp_path, capsys):
     page = (tmp_path / "advice.html").read_text()
     assert path not in page and "&lt;script&gt;alert(1)" in page
     assert "toy worlds" in page and "hypothesis" in page
-    assert path in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert path in printed
+    for text in printed, page, (tmp_path / "advice.md").read_text():
+        assert "Intervals are 95 %; a difference is open if its interval contains 0" in text
     assert json.loads((tmp_path / "advice.json").read_text())["counts"]["checkpoint"] == path
 
 
