@@ -56,7 +56,7 @@ S_ITC = Gain("compare_clustered", "S-ITC", "GRIT-VLP", -4.2, -4.7, -3.7, 0, colu
 S_ITC_16 = Gain("compare_16", "S-ITC", "GRIT-VLP", -1.9, -3.4, -0.4, 0, column="itc_r1")
 S_ITC_RERANKED = Gain("compare_clustered", "S-ITC", "GRIT-VLP", -0.8, -2.6, 1.1, 2)
 S_ITC_RERANKED_16 = Gain("compare_16", "S-ITC", "GRIT-VLP", -1.0, -4.6, 2.5, 2)
-# The same with ECM and an alpha of .5.
+# The same in the dense toy world, with ECM and an alpha of .5.
 S_ITC_DENSE = Gain("compare_dense", "MAFA", "ECM", -11.8, -14.6, -9.1, 0, column="itc_r1")
 S_ITC_RERANKED_DENSE = Gain("compare_dense", "MAFA", "ECM", -2.2, -3.2, -1.1, 0)
 # S-ITC (alpha .2) instead of one-hot labels in random mini-batches.

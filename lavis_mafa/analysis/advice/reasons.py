@@ -81,7 +81,8 @@ WITH_S_ITC = (
     "The advised labels replace S-ITC. To keep S-ITC, use an alpha of .1 to .2 (the papers: .5 for "
     "ALBEF, .2 for BLIP-2). With grouping, in the clustered toy world, S-ITC instead of the "
     f"consistency loss changed R@1 of ITC alone by {_by_alpha(measured.ALPHAS)}, and R@1 after "
-    f"re-ranking by {_by_alpha(measured.ALPHAS_RERANKED)}. Uncertain: this was measured in one toy world."
+    f"re-ranking by {_by_alpha(measured.ALPHAS_RERANKED)}. Uncertain: this was measured in one toy "
+    "world."
 )
 
 ONE_WORLD = "Uncertain: search spaces were compared over several seeds in one toy world only."
