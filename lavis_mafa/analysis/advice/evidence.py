@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from lavis_mafa.algorithm.labels import SoftLabels
 from lavis_mafa.algorithm.mining import MiningRule
 from lavis_mafa.analysis.hard_negatives import Sampling
 from lavis_mafa.analysis.judged_pairs import JUDGEMENTS, UNKNOWN, VALID, Judged
@@ -85,7 +86,8 @@ class Evidence:
         random: shares of false negatives in random mini-batches by B.
         grouped: in grouped mini-batches by (B, M).
         corrected: whether the shares are multiplied by the share that people confirmed.
-        queue_size, low, high: of the config.
+        queue_size, low, high, labels: of the config, see `Config`.
+        consistency: whether the config is of the kind with which the consistency loss was compared.
         con_d: name of the discriminator; None if there is none.
         problems: found by its self-check; None if it was not checked.
         quality: of the discriminator; None if no grouped hard negative has a known truth.
@@ -103,6 +105,8 @@ class Evidence:
     queue_size: int | None = None
     low: float = MiningRule.low
     high: float = MiningRule.high
+    labels: str = SoftLabels.type
+    consistency: bool = True
     con_d: str | None = None
     problems: Sequence[str] | None = None
     quality: Quality | None = None
@@ -120,13 +124,20 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Config:
-    """Settings of a config that the evidence refers to."""
+    """Settings of a config that the evidence refers to.
+
+    Attributes:
+        labels: ``soft_labels.type``.
+        consistency: see `Evidence`.
+    """
 
     batch_size: int
     search_space: int
     queue_size: int | None = None
     low: float = MiningRule.low
     high: float = MiningRule.high
+    labels: str = SoftLabels.type
+    consistency: bool = True
 
 
 def evidence_of(
@@ -176,6 +187,8 @@ def evidence_of(
         queue_size=config.queue_size,
         low=config.low,
         high=config.high,
+        labels=config.labels,
+        consistency=config.consistency,
         con_d=con_d,
         problems=None if check is None else tuple(check["problems"]),
         quality=quality_of(judged, grouped, con_d, config.high, labels),

@@ -1,7 +1,8 @@
-"""Apply rules to what was measured of a data set: whether to group and to mine.
+"""Apply rules to what was measured of a data set: whether to group and to mine, and how.
 
 The bounds come from experiments on two toy worlds, and were compared with one data set of
-photographs (docs/analysis.md, Advise).
+photographs (docs/analysis.md, Advise). The advised grouping, labels and negatives are together
+those of a system that was compared over several seeds, with ALBEF (docs/results).
 """
 
 from __future__ import annotations
@@ -11,53 +12,38 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from lavis_mafa.algorithm.mining import MiningRule
+from lavis_mafa.analysis.advice import reasons
 from lavis_mafa.analysis.advice.evidence import PRECISION, Estimate, Evidence, Fall, Quality
 from lavis_mafa.analysis.judged_pairs import JUDGEMENTS
 from lavis_mafa.analysis.judging import TRUTH
 
 # Share of random hard negatives that are false, above which grouping is not advised. In the
-# clustered toy world, where grouping helps, it was .4 to .8 % (2.5 % in MAFA's Table 1); in the
-# dense one and on UCM-Captions, where grouping harms, 26 to 28 %. Nothing between was tried.
+# clustered toy world, where grouping helps, it was .4 to 1 % (2.5 % in MAFA's Table 1); in the
+# dense one and on UCM-Captions, where grouping harms, 28 %. Nothing between was tried.
 MOST_RANDOM = 0.03
-# The same of grouped hard negatives: 28 to 34 % where grouping helped, 43 to 63 % where it harmed.
+# The same of grouped hard negatives with GRIT-VLP: up to 31 % where grouping helped, 43 to 63 %
+# where it harmed.
 MOST_GROUPED = 1 / 3
 # The same, up to which the largest search space is advised. In the clustered toy world M of an
 # eighth, a half and all of the data gave 10, 24 to 26 and 30 to 34 %: the first was best without
 # mining, the second with ECM (docs/results.md, How large should the search space be?).
 BEST_GROUPED, BEST_MINED = 0.15, 0.28
 # Relative fall of ITM's loss over an epoch of random mini-batches, below which it counts as flat.
-# Where random mini-batches still teach, harder ones won little.
+# A guess: no recorded run was compared with it.
 FLAT = 0.05
 # Likelihood ratio of Con-D at ``high``: how many times as often a pair that matches is above it as
-# one that does not. In grouped mini-batches of the two toy worlds and of UCM-Captions it was 3.0 to
-# 6.8 where mining improved ITM on every seed. At 1.4 (a margin rule on UCM-Captions) retrieval
-# fell, and a Con-D that hardly separated grouped pairs (AUC .6) made the trained model worse.
+# one that does not. In grouped mini-batches of the two toy worlds and of UCM-Captions it was 2.8 to
+# 6.9 where mining improved ITM. At 1.4 (a margin rule on UCM-Captions) retrieval fell, and a Con-D
+# that hardly separated grouped pairs (AUC .6) made the trained model worse.
 LEAST_RATIO = 2.0
-# Gain of dropping found false negatives over converting them, in R@1 against any valid pair
-# (percentage points) with the 95 % interval over seeds: the claim "Converting is better than
-# dropping" of docs/results/compare_clustered.md with the sign reversed.
-DROP_GAIN, DROP_SEEDS = Estimate(2.7, 0.5, 5.0), 5
-# Of S-ITC. The papers use .5 (ALBEF) and .2 (BLIP-2); with few valid strangers in a mini-batch .5
-# lost, and .2 about equalled one-hot labels.
-ALPHA = 0.2
+# Alpha of S-ITC for configs that use it: the smallest one that was measured (`measured.ALPHAS`).
+ALPHA = 0.1
 PAIRS_TO_LABEL = 200  # as in MAFA's Appendix B
-
-DROPPING = (
-    "Dropping is an alternative (action: drop only leaves out what Con-D finds): in the clustered "
-    f"toy world, with S-ITC, R@1 against any valid pair was {DROP_GAIN.value:g} points higher than "
-    f"with converting (95 % interval {DROP_GAIN.low:g} to {DROP_GAIN.high:g}, {DROP_SEEDS} seeds); "
-    "in the dense one and on UCM-Captions there was no clear difference (three seeds), and in "
-    "MAFA's Table 5 it was lower. Which is better on your data is open: compare short runs of both."
-)
-
-WITHOUT_GROUPING = (
-    "Mine in random mini-batches: in the dense toy world and on UCM-Captions that kept retrieval "
-    "and improved ITM."
-)
 
 CLEAR, UNCERTAIN = "clear", "uncertain"
 
 GRIT, CONNECTIONS = "run.grit", "model.mafa.connections"
+LABELS, NEGATIVES = "model.mafa.soft_labels", "model.mafa.negatives"
 CONVERT = "convert"
 
 
@@ -70,30 +56,40 @@ class Advice:
         value: for the key.
         reason: one or more sentences, with the figures.
         certainty: `CLEAR` or `UNCERTAIN`.
+        condition: when the setting applies, if it is not one of the advised settings.
     """
 
     option: str | None
     value: Any
     reason: str
     certainty: str
+    condition: str | None = None
+
+    @property
+    def is_setting(self) -> bool:
+        """Return whether this is an advised setting, not a step or a conditional one."""
+        return self.option is not None and self.condition is None
 
     @property
     def title(self) -> str:
-        """Return ``key=value``; for a step "next step"."""
-        return "next step" if self.option is None else f"{self.option}={_plain(self.value)}"
+        """Return ``key=value``, after its condition if there is one; for a step "next step"."""
+        if self.option is None:
+            return "next step"
+        setting = f"{self.option}={_plain(self.value)}"
+        return setting if self.condition is None else f"{self.condition}: {setting}"
 
 
 def options_line(advice: Iterable[Advice]) -> str:
     """Return the advised settings as they are written after ``--options``."""
-    return " ".join(one.title for one in advice if one.option is not None)
+    return " ".join(one.title for one in advice if one.is_setting)
 
 
 def advice_of(evidence: Evidence) -> list[Advice]:
-    """Apply the rules to the evidence; settings come first, then further steps."""
+    """Apply the rules to the evidence; settings come first, conditional ones and steps last."""
     mining = _mining(evidence)
     mines = any(one.value == CONVERT for one in mining)
-    advice = [*_grouping(evidence, mines), *mining, _alpha(evidence)]
-    return sorted(advice, key=lambda one: one.option is None)
+    advice = [*_grouping(evidence, mines), *mining, *_alpha(evidence)]
+    return sorted(advice, key=lambda one: (one.option is None, not one.is_setting))
 
 
 def least_lift(base_rate: float) -> float:
@@ -130,7 +126,7 @@ def _grouping(evidence: Evidence, mines: bool) -> list[Advice]:
     clear = (all if group else any)(check.clear for check in deciding)
     remarks = _remarks(evidence, group)
     if mines and not group:
-        remarks.append(WITHOUT_GROUPING)
+        remarks.append(reasons.WITHOUT_GROUPING)
     if group and spaces[space].low <= evidence.random[size].value:
         clear = False
         remarks.append(
@@ -142,7 +138,8 @@ def _grouping(evidence: Evidence, mines: bool) -> list[Advice]:
     found = [Advice(f"{GRIT}.enabled", group, reason, certainty)]
     if group:
         found += _search_space(evidence, spaces, space, mines)
-    return found
+    few = spaces[space].value <= BEST_GROUPED
+    return [*found, _labels(evidence, group), _negatives(group, mines, few)]
 
 
 def _at_most(share: Estimate, bound: float, where: str) -> _Check:
@@ -156,10 +153,12 @@ def _flat(itm: Fall) -> _Check:
     flat = itm.share.value < FLAT
     text = (
         f"ITM's loss on random mini-batches fell by {_percent(itm.share)} in epoch {itm.epoch} "
-        f"({itm.before:.4g} to {itm.after:.4g}; bound: {100 * FLAT:g} %)"
+        f"({itm.before:.4g} to {itm.after:.4g}; bound: {100 * FLAT:g} %, a guess that no recorded "
+        "run was compared with)"
     )
     text += "." if flat else ": random mini-batches still teach, so train on with them first."
-    return _Check(flat, not itm.share.crosses(FLAT), text)
+    # A fall above an untested bound alone is no clear reason against grouping.
+    return _Check(flat, flat and not itm.share.crosses(FLAT), text)
 
 
 def _remarks(evidence: Evidence, group: bool) -> list[str]:
@@ -208,13 +207,37 @@ def _search_space(
     if share.value > best:
         reason = f"At no counted M the {wanted}; it is lowest here: {_percent(share)}"
     reason += f"; with M = {larger[0]} it is {_percent(spaces[larger[0]])}. " if larger else ". "
-    reason += "With mining a larger one is better than without; both bounds are from one toy world."
+    reason += reasons.HALF if mines else reasons.EIGHTH
     # Several search spaces were compared in one world only.
     found = [Advice(f"{GRIT}.search_space", space, reason, UNCERTAIN)]
     if evidence.queue_size is not None and evidence.queue_size < space:
         reason = f"The queue must hold a search space; it is {evidence.queue_size} in the config."
         found.append(Advice(f"{GRIT}.queue_size", space, reason, CLEAR))
     return found
+
+
+def _labels(evidence: Evidence, group: bool) -> Advice:
+    key = f"{LABELS}.type"
+    if not group:
+        return Advice(key, "one_hot", reasons.ONE_HOT_RANDOM, UNCERTAIN)
+    if evidence.consistency:
+        return Advice(key, "consistency", reasons.CONSISTENCY, UNCERTAIN)
+    return Advice(key, "one_hot", reasons.ONE_HOT_GROUPED, UNCERTAIN)
+
+
+def _negatives(group: bool, mines: bool, few: bool) -> Advice:
+    """Return how to pick hard negatives.
+
+    Args:
+        few: whether at most `BEST_GROUPED` of those in the advised search space are false.
+    """
+    if not group:
+        return Advice(NEGATIVES, "sampled", reasons.SAMPLED_RANDOM, UNCERTAIN)
+    if mines:
+        return Advice(NEGATIVES, "hardest", reasons.HARDEST_MINED, UNCERTAIN)
+    if few:
+        return Advice(NEGATIVES, "hardest", reasons.HARDEST, UNCERTAIN)
+    return Advice(NEGATIVES, "sampled", reasons.SAMPLED, UNCERTAIN)
 
 
 def _mining(evidence: Evidence) -> list[Advice]:
@@ -256,7 +279,7 @@ def _mining(evidence: Evidence) -> list[Advice]:
         f"others).{checked}"
     )
     if convert:
-        reason += f" {DROPPING}"
+        reason += f" {reasons.DROPPING}"
     certain = not checked and not quality.lift.crosses(bound)
     certain = certain and quality.source != JUDGEMENTS
     action = _action(CONVERT if convert else "keep", reason, CLEAR if certain else UNCERTAIN)
@@ -322,12 +345,12 @@ def _high(evidence: Evidence) -> list[Advice]:
     return found
 
 
-def _alpha(evidence: Evidence) -> Advice:
-    reason = (
-        "A cautious default; no figure here decides it. An alpha of .5 is strong where a "
-        "mini-batch holds few valid strangers."
-    )
-    return Advice("model.mafa.soft_labels.alpha", ALPHA, reason, UNCERTAIN)
+def _alpha(evidence: Evidence) -> list[Advice]:
+    """Return the alpha of S-ITC, as the advised labels are others, for configs that use S-ITC."""
+    if evidence.labels != "smoothed":
+        return []
+    condition = "if you use S-ITC"
+    return [Advice(f"{LABELS}.alpha", ALPHA, reasons.WITH_S_ITC, UNCERTAIN, condition)]
 
 
 def _plain(value: Any) -> str:

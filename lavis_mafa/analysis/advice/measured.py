@@ -1,0 +1,108 @@
+"""Gains of the recorded comparisons that the recommendations cite.
+
+The files in docs/results are not part of the installed package, so the figures are repeated here.
+tests/analysis/test_advise.py recomputes every one of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Gain:
+    """Difference between two systems that were trained with the same seeds.
+
+    Attributes:
+        study: file in docs/results without its suffix.
+        row, than: names of the systems; the gain is that of ``row`` over ``than``.
+        value: mean over the seeds: percentage points of R@1, or AUC (0 to 1) for ``itm_auc``.
+        low, high: 95 % interval of the mean.
+        ahead: number of seeds on which ``row`` is better.
+        seeds: number of seeds.
+        column: the figure; ``any_r1`` is R@1 against any valid pair after re-ranking with ITM,
+            ``itc_r1`` that of ITC alone.
+    """
+
+    study: str
+    row: str
+    than: str
+    value: float
+    low: float
+    high: float
+    ahead: int
+    seeds: int = 5
+    column: str = "any_r1"
+
+    @property
+    def digits(self) -> int:
+        """Return the number of decimals of the figures."""
+        return 3 if self.column == "itm_auc" else 1
+
+    @property
+    def open(self) -> bool:
+        """Return whether the interval contains 0."""
+        return self.low <= 0.0 <= self.high
+
+    def __str__(self) -> str:
+        value, low, high = (f"{one:+.{self.digits}f}" for one in (self.value, self.low, self.high))
+        unit = "" if self.column == "itm_auc" else " points"
+        seeds = f"better on {self.ahead} of {self.seeds} seeds"
+        return f"{value}{unit} ({low} to {high}, {seeds}{', open' if self.open else ''})"
+
+
+# S-ITC (alpha .2) instead of the consistency loss, with mini-batches of 32 and of 16.
+S_ITC = Gain("compare_clustered", "S-ITC", "GRIT-VLP", -4.2, -4.7, -3.7, 0, column="itc_r1")
+S_ITC_16 = Gain("compare_16", "S-ITC", "GRIT-VLP", -1.9, -3.4, -0.4, 0, column="itc_r1")
+S_ITC_RERANKED = Gain("compare_clustered", "S-ITC", "GRIT-VLP", -0.8, -2.6, 1.1, 2)
+S_ITC_RERANKED_16 = Gain("compare_16", "S-ITC", "GRIT-VLP", -1.0, -4.6, 2.5, 2)
+# The same in the dense toy world, with ECM and an alpha of .5.
+S_ITC_DENSE = Gain("compare_dense", "MAFA", "ECM", -11.8, -14.6, -9.1, 0, column="itc_r1")
+S_ITC_RERANKED_DENSE = Gain("compare_dense", "MAFA", "ECM", -2.2, -3.2, -1.1, 0)
+# S-ITC (alpha .2) instead of one-hot labels in random mini-batches.
+S_ITC_RANDOM = Gain("compare_settings", "ALBEF-base + S-ITC", "ALBEF-base", -0.9, -2.7, 0.9, 2)
+
+# S-ITC instead of the consistency loss, by alpha.
+ALPHAS = {
+    0.1: Gain("compare_settings", "S-ITC, alpha .1", "GRIT-VLP", -0.8, -3.0, 1.3, 3, 5, "itc_r1"),
+    0.2: Gain("compare_settings", "S-ITC", "GRIT-VLP", -3.4, -5.7, -1.2, 0, 5, "itc_r1"),
+    0.5: Gain("compare_settings", "S-ITC, alpha .5", "GRIT-VLP", -8.3, -10.6, -5.9, 0, 5, "itc_r1"),
+}
+ALPHAS_RERANKED = {
+    0.1: Gain("compare_settings", "S-ITC, alpha .1", "GRIT-VLP", 1.6, -0.2, 3.4, 5),
+    0.2: Gain("compare_settings", "S-ITC", "GRIT-VLP", -0.7, -4.0, 2.6, 3),
+    0.5: Gain("compare_settings", "S-ITC, alpha .5", "GRIT-VLP", 0.0, -1.0, 1.0, 3),
+}
+
+# Hard negatives sampled in proportion to their similarity instead of the hardest ones.
+SAMPLED = Gain("compare_settings", "GRIT-VLP, negatives sampled", "GRIT-VLP", 5.2, 3.7, 6.7, 5)
+SAMPLED_ECM = Gain("compare_settings", "ECM, negatives sampled", "ECM", 5.3, -0.8, 11.4, 5)
+SAMPLED_ECM_HALF = Gain(
+    "compare_settings",
+    "ECM, M = train / 2, negatives sampled",
+    "ECM, M = train / 2",
+    -1.8,
+    -4.5,
+    0.9,
+    1,
+)
+
+# Parts of the data instead of all of them as search space.
+EIGHTH = Gain("compare_settings", "GRIT-VLP, M = train / 8", "GRIT-VLP", 6.6, 4.6, 8.6, 5)
+HALF_ECM = Gain("compare_settings", "ECM, M = train / 2", "ECM", 6.7, 0.4, 13.1, 5)
+HALF_ECM_OVER_EIGHTH = Gain(
+    "compare_settings", "ECM, M = train / 2", "ECM, M = train / 8", 2.8, -0.1, 5.7, 5
+)
+
+# Dropping instead of converting, and converting instead of dropping.
+DROP_MAFA = Gain("compare_clustered", "MAFA with ECM-E", "MAFA", 2.7, 0.5, 5.0, 5)
+CONVERT_HALF = Gain(
+    "compare_settings", "ECM, M = train / 2", "ECM, M = train / 2, dropped", 1.7, -1.8, 5.1, 3
+)
+
+# Mining in random mini-batches.
+RANDOM_ECM = Gain("compare_clustered", "ALBEF-base + ECM", "ALBEF-base", 2.0, 0.3, 3.7, 5)
+RANDOM_ECM_DENSE = Gain("compare_dense", "ALBEF-base + ECM", "ALBEF-base", -1.0, -5.9, 3.8, 3)
+RANDOM_ECM_DENSE_ITM = Gain(
+    "compare_dense", "ALBEF-base + ECM", "ALBEF-base", 0.045, 0.018, 0.071, 5, column="itm_auc"
+)
