@@ -21,6 +21,7 @@ from lavis_mafa.studies.measure import headline_of, measured
 from lavis_mafa.studies.parts import MEASURED, Column, Row
 from lavis_mafa.studies.plan import Job, Plan
 from lavis_mafa.studies.runs import about, written
+from lavis_mafa.studies.self_checks import Checks, self_checks_of, self_checks_table
 from lavis_mafa.studies.spread import (
     LEVEL,
     Figures,
@@ -287,7 +288,9 @@ def write_all(plan: Plan, figures: Figures, path: Path | None = None) -> Path:
         picture.unlink(missing_ok=True)
     else:
         write_text(picture, svg)
-    tables = tables_of(plan, figures)
+    checks = self_checks_of(plan)
+    checks_table = self_checks_table(checks)
+    tables = [*tables_of(plan, figures), *checks_table]
     origin = about(plan.command)
     done = {row: by_seed for row, by_seed in figures.items() if by_seed}
     several = any(len(by_seed) > 1 for by_seed in done.values())
@@ -301,13 +304,13 @@ def write_all(plan: Plan, figures: Figures, path: Path | None = None) -> Path:
     headline = headline_of(plan) or outcome(plan, figures)
     intro = "\n\n".join(text for text in (headline, study.about) if text)
     write_text(path, _markdown(plan, tables, notes, origin, drawn, intro))
-    write_json(path.with_suffix(".json"), {**origin, **_content(plan, figures, spreads)})
+    write_json(path.with_suffix(".json"), {**origin, **_content(plan, figures, spreads, checks)})
     write_report(
         plan.results / PAGE,
         title=study.title,
         headline=headline,
         intro=study.about,
-        tables=[*tables_of(plan, figures, mark_best=True), _rows_table(plan)],
+        tables=[*tables_of(plan, figures, mark_best=True), *checks_table, _rows_table(plan)],
         curves=[*curves, *(log_curve(plan, curve) for curve in study.curves)],
         connections=_gallery(plan),
         notes=notes,
@@ -352,7 +355,10 @@ def _markdown(
 
 
 def _content(
-    plan: Plan, figures: Figures, spreads: Mapping[str, Mapping[str, Spread]]
+    plan: Plan,
+    figures: Figures,
+    spreads: Mapping[str, Mapping[str, Spread]],
+    checks: Checks,
 ) -> dict[str, Any]:
     study = plan.study
     rows = {}
@@ -369,6 +375,7 @@ def _content(
             },
             "seeds": {str(seed): dict(own) for seed, own in figures[row.name].items()},
             "spread": {k: dataclasses.asdict(v) for k, v in spreads.get(row.name, {}).items()},
+            "self_check": {str(seed): own for seed, own in checks.get(row.name, {}).items()},
         }
     paper = study.paper and dataclasses.asdict(study.paper)
     columns = {column.name: dataclasses.asdict(column) for column in study.columns}
