@@ -13,6 +13,7 @@ from lavis_mafa.models.con_d.discriminator import ModelDiscriminator
 from lavis_mafa.models.con_d.pair_reader import PairReader
 from lavis_mafa.models.con_d.self_check import (
     LEAST_AUC,
+    LEAST_FOUND,
     SKIP,
     SelfCheck,
     drawn_samples,
@@ -23,12 +24,15 @@ from lavis_mafa.models.con_d.self_check import (
 from lavis_mafa.pages.charts import Cell, Table
 
 OPTION = "--self-check"
+TITLE = "Con-D self-check"
 NOTE = (
     "Own pairs are images with their own captions, random pairs images with the captions of other "
-    f"images, without labels. An AUC below {LEAST_AUC:g}, or random pairs above the threshold at "
-    "more than a third of the rate of own pairs, means that the discriminator cannot tell matching "
-    "pairs from others. Passing is no proof of the opposite: hard negatives are harder."
-)
+    f"images, without labels. An AUC below {LEAST_AUC:g}, or random pairs above the highest "
+    "threshold at more than a third of the rate of own pairs, means that the discriminator cannot "
+    f"tell matching pairs from others. Fewer than {LEAST_FOUND:.0%} of own pairs above it mean "
+    "that the discriminator finds hardly any false negative. Passing is no proof of the opposite: "
+    "hard negatives are harder."
+).replace("%", " %")
 
 
 def check_judges(
@@ -97,10 +101,19 @@ def self_check_tables(checks: Mapping[str, Mapping[str, Any]]) -> list[Table]:
     columns += ["own above %", "random above %", "verdict"]
     rows: list[list[Cell]] = []
     for name, check in checks.items():
-        verdict = "; ".join(check["problems"]) or ("passed" if check["above"] else "not possible")
+        verdict = verdict_of(check)
         auc = None if check["auc"] is None else f"{check['auc']:.3f}"
         for at in check["above"] or [{}]:
             shares = (at.get(key) for key in ("own", "random"))
             percent = [None if share is None else f"{100 * share:.1f}" for share in shares]
             rows.append([name, check["pairs"], auc, at.get("threshold"), *percent, verdict])
-    return [Table("Con-D self-check", columns, rows, NOTE)]
+    return [Table(TITLE, columns, rows, NOTE)]
+
+
+def verdict_of(check: Mapping[str, Any]) -> str:
+    """Return the problems that a self-check found, or that there are none.
+
+    Args:
+        check: `SelfCheck.content`.
+    """
+    return "; ".join(check["problems"]) or ("passed" if check["above"] else "not possible")

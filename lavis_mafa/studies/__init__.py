@@ -31,8 +31,9 @@ key, lists are replaced. Keys:
 - ``headline``: ``module:function`` that words the result; it is called with the mean of what was
   measured over seeds, by the name of the shared run, ``name`` being that of its row.
 - ``gallery``: the shared run whose mined connections the page shows.
-- ``reference``: ``{row, columns}``: a table of the differences to this row, seed by seed, and which
-  of them are significant.
+- ``reference``: ``{row, columns, after}``: a table of the mean differences to this row with the
+  same seed, their 95 % intervals, and which of them are significant. It follows the table whose
+  title is ``after``; default: all tables of ``tables``.
 - ``claims``: a list of ``{claim, source, row, than, column, better}``: that one row is better than
   another in a figure (``better``: higher, the default, or lower). A table has the mean difference
   with the same seed, its 95 % interval, in how many seeds it is right, and a verdict.

@@ -42,6 +42,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=PATH",
         help="use a checkpoint instead of a shared run, such as con_d=PATH",
     )
+    parser.add_argument(
+        "--recorded",
+        nargs="+",
+        type=Path,
+        default=[],
+        metavar="JSON",
+        help="run nothing: pool the seeds of the results in these JSON files, such as those of "
+        "several machines",
+    )
     parser.add_argument("--at-once", type=_at_least_1, help="number of runs at the same time")
     parser.add_argument(
         "--processes", type=_at_least_1, help="processes of each training: one for each GPU"
@@ -80,6 +89,7 @@ def run(args: argparse.Namespace) -> int:
         commands_of,
         conduct,
         listed,
+        pool,
         prepare,
         refuse_missing,
         verify,
@@ -96,11 +106,15 @@ def run(args: argparse.Namespace) -> int:
         given={n: p if is_url(p) else str(Path(p).resolve()) for n, p in args.given},
         at_once=args.at_once,
         processes=args.processes,
+        recorded=args.recorded,
     )
     try:
         plan = prepare(request)
         if args.list:
             print("\n".join(listed(plan.study)))
+            return 0
+        if args.recorded:
+            pool(plan, args.recorded, args.results)
             return 0
         verify(plan)
         if args.dry_run:

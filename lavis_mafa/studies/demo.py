@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
     scales = {k: column.scale for column in plan.study.catalogue.values() for k in column.keys}
     summary = {
         **about(plan.command),
-        "unit": "percent, except for areas under curves (auc), which are from 0 to 1",
+        "unit": "percent; areas under curves (auc) are from 0 to 1, and a lift is a ratio",
         "systems": {
             name: {
                 key: value if value is None else value * scales.get(key, 1.0)

@@ -17,6 +17,7 @@ from lavis_mafa.studies.measure import function_of, measure_all
 from lavis_mafa.studies.parts import Study, StudyError
 from lavis_mafa.studies.plan import Plan, check, make_plan, narrowed
 from lavis_mafa.studies.read import read_study
+from lavis_mafa.studies.recorded import notes_on, pooled_figures, read_recorded, seeds_of
 from lavis_mafa.studies.results import PAGE, figures_of, shown_options, write_all
 from lavis_mafa.studies.runs import exclusive, refuse_other_commands, run_all, shown_command
 from lavis_mafa.studies.spread import Figures
@@ -31,6 +32,7 @@ class Request:
         output: the folder of all runs; default: ``output/study/`` and the name of base or file.
         rows, columns, given: as `narrowed` takes them.
         results: the Markdown file to write.
+        recorded: JSON files of results whose figures are pooled; nothing is run.
     """
 
     file: str | Path
@@ -44,6 +46,7 @@ class Request:
     at_once: int | None = None
     processes: int | None = None
     results: Path | None = None
+    recorded: Sequence[Path] = ()
 
 
 def prepare(request: Request) -> Plan:
@@ -51,12 +54,18 @@ def prepare(request: Request) -> Plan:
 
     Raises:
         StudyError: with all problems.
+        ValueError: if recorded results cannot be read, or seeds are given as well.
     """
+    if request.recorded and request.seeds:
+        raise ValueError(
+            "--seeds and --recorded: the seeds are those of the files; give one of both"
+        )
     study = read_study(request.file, request.at, request.parameters)
     processes, at_once = request.processes or study.processes, request.at_once or study.at_once
     study = replace(study, processes=processes, at_once=at_once)
     study = narrowed(study, request.rows, request.columns, request.given)
-    seeds = list(dict.fromkeys(request.seeds or study.seeds))
+    recorded = seeds_of(read_recorded(request.recorded))
+    seeds = list(dict.fromkeys(request.seeds or recorded or study.seeds))
     output = request.output or Path("output/study") / (study.at or study.path.stem)
     plan = make_plan(study, output.resolve(), seeds)
     if study.at == "":  # no other study shares the folder
@@ -98,6 +107,21 @@ def conduct(plan: Plan, results: Path | None = None) -> tuple[Figures, int]:
     return figures, 1 if failed or problems else 0
 
 
+def pool(plan: Plan, recorded: Sequence[Path], results: Path | None = None) -> None:
+    """Report the pooled figures of recorded results, instead of running the study.
+
+    Raises:
+        ValueError: if the files do not fit together or the study.
+    """
+    found = read_recorded(recorded)
+    figures = pooled_figures(plan.study, found)
+    notes = [*notes_on(found), *plan.study.notes]
+    plan.study = replace(plan.study, notes=notes)
+    path = write_all(plan, figures, results)
+    print(path.read_text(encoding="utf-8"))
+    print(f"written: {path}, {plan.results / PAGE}")
+
+
 def command_of(request: Request, study: Study, seeds: Sequence[int]) -> str:
     """Return the command that reproduces the figures, without output folder and speed."""
     path = study.path.resolve()
@@ -106,7 +130,10 @@ def command_of(request: Request, study: Study, seeds: Sequence[int]) -> str:
         shown = f"projects/{path.relative_to(PROJECTS)}"
     words = ["lavis-mafa", "study", shown]
     words += ["--at", study.at] if study.at else []
-    words += ["--seeds", *map(str, seeds)]
+    if request.recorded:
+        words += ["--recorded", *map(str, request.recorded)]
+    else:
+        words += ["--seeds", *map(str, seeds)]
     words += ["--rows", *request.rows] if request.rows else []
     words += ["--columns", *request.columns] if request.columns else []
     if request.parameters:

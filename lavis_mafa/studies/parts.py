@@ -128,6 +128,21 @@ class Claim:
 
 
 @dataclass(frozen=True)
+class Reference:
+    """A row to which a table shows the differences of the others, with the same seed.
+
+    Attributes:
+        row: its name.
+        columns: names of the columns whose differences are shown.
+        after: title of the table that the differences follow; "": they follow all tables.
+    """
+
+    row: str
+    columns: Sequence[str]
+    after: str = ""
+
+
+@dataclass(frozen=True)
 class LogCurve:
     """The mean of logged figures over ``step`` or ``epoch``, a line for each row of ``lines``."""
 
@@ -176,7 +191,7 @@ class Study:
     columns: Sequence[Column]  # those shown
     catalogue: Mapping[str, Column]
     tables: Mapping[str, Sequence[str]]  # names of columns, by the title of their table
-    reference: tuple[str, Sequence[str]] | None  # a row, and columns whose differences are shown
+    reference: Reference | None
     claims: Sequence[Claim]
     measure: tuple[str, Sequence[str]] | None  # a function, and the shared runs that it judges by
     curves: Sequence[LogCurve]

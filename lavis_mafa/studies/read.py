@@ -39,6 +39,7 @@ from lavis_mafa.studies.parts import (
     Column,
     LogCurve,
     Paper,
+    Reference,
     Row,
     Step,
     Study,
@@ -230,7 +231,8 @@ class _Reader:
         self._known("shows", "column", shown, columns)
         hidden = [name for name in y if name not in shown]
         self.problems += [f"figure.y: {name} is not among the columns shown" for name in hidden]
-        reference, measure, curves = self._reference(rows, columns), None, self._curves(rows)
+        reference, measure = self._reference(rows, columns, tables), None
+        curves = self._curves(rows)
         if given := typed(self._mapping("measure"), MEASURE, "measure", self.problems):
             measure = (given.get("function", ""), given.get("judges", []))
             self._known("measure.judges", "shared run", measure[1], shared)
@@ -363,15 +365,17 @@ class _Reader:
                 self.problems.append(f"{where}: no {what} {name}; {suggest(name, known)}")
 
     def _reference(
-        self, rows: Sequence[Row], columns: Mapping[str, Column]
-    ) -> tuple[str, Sequence[str]] | None:
+        self, rows: Sequence[Row], columns: Mapping[str, Column], tables: Collection[str]
+    ) -> Reference | None:
         given = typed(self._mapping("reference"), REFERENCE, "reference", self.problems)
         row, shown = given.get("row", ""), [str(one) for one in given.get("columns", [])]
+        after = given.get("after", "")
         if not shown:
             return None
         self._known("reference.row", "row", [row], [one.name for one in rows])
         self._known("reference.columns", "column", shown, columns)
-        return row, shown
+        self._known("reference.after", "table", [after] if after else [], tables)
+        return Reference(row, shown, after)
 
     def _claims(self, rows: Sequence[Row], columns: Mapping[str, Column]) -> list[Claim]:
         found, names = [], [row.name for row in rows]

@@ -21,6 +21,7 @@ from lavis_mafa.studies.measure import headline_of, measured
 from lavis_mafa.studies.parts import MEASURED, Column, Row
 from lavis_mafa.studies.plan import Job, Plan
 from lavis_mafa.studies.runs import about, written
+from lavis_mafa.studies.self_checks import Checks, self_checks_of, self_checks_table
 from lavis_mafa.studies.spread import (
     LEVEL,
     Figures,
@@ -80,6 +81,8 @@ def read_figure(job: Job, column: Column) -> float | None:
 def tables_of(plan: Plan, figures: Figures, mark_best: bool = False) -> list[Table]:
     """Return our tables, ``mean ± sd`` over seeds, the differences to a row, and the paper's.
 
+    Differences have the 95 % interval of the mean instead of its standard deviation.
+
     Args:
         mark_best: where there is one seed, figures are numbers of which the best are marked.
     """
@@ -90,11 +93,10 @@ def tables_of(plan: Plan, figures: Figures, mark_best: bool = False) -> list[Tab
         columns = [column for column in study.columns if column.name in names]
         if columns:
             tables.append(_table(plan, title, columns, spreads, mark_best=mark_best))
-    if study.reference and figures.get(study.reference[0]):
-        row, names = study.reference
-        title = f"Difference to {row} with the same seed"
-        shown = [study.catalogue[name] for name in names]
-        tables.append(_differences_table(plan, title, shown, differences_to(figures, row)))
+        if study.reference and title == study.reference.after:
+            tables += _reference_table(plan, figures)
+    if study.reference and not study.reference.after:
+        tables += _reference_table(plan, figures)
     return [*tables, *_claims_table(plan, figures), *_paper_table(plan)]
 
 
@@ -137,16 +139,11 @@ def _claims_rows(plan: Plan, figures: Figures) -> Iterator[list[Cell]]:
         spread = Spread.of(gains)
         if spread is None:
             continue
-        interval = spread.interval
-        shown = (
-            f"{interval[0]:+.{column.digits}f} to {interval[1]:+.{column.digits}f}"
-            if interval
-            else None
-        )
+        shown = spread.interval_text(column.digits)
         right = f"{sum(gain > 0 for gain in gains)} of {len(gains)}"
         mean = f"{spread.mean:+.{column.digits}f}"
         named: list[Cell] = [claim.claim, claim.source or None, column.title]
-        yield [*named, mean, shown, right, verdict(interval)]
+        yield [*named, mean, shown, right, verdict(spread.interval)]
 
 
 def verdict(interval: tuple[float, float] | None) -> str:
@@ -161,7 +158,7 @@ def _table(
     title: str,
     columns: Sequence[Column],
     spreads: Mapping[str, Mapping[str, Spread]],
-    sign: str = "",
+    differences: bool = False,
     mark_best: bool = False,
 ) -> Table:
     titles = _titles([row.cells for row in plan.study.rows])
@@ -171,16 +168,30 @@ def _table(
     table.highlight_best = best
     for row in plan.study.rows:
         own = spreads.get(row.name, {})
-        if sign and not own:
+        if differences and not own:
             continue
         count = max((spread.n for spread in own.values()), default=0)
         cells: list[Cell] = [*(row.cells.get(title, "") for title in titles), count]
         for column in columns:
             spread = own.get(column.name)
-            text = spread.text(column.digits, sign) if spread else None
+            text = _text(spread, column.digits, differences) if spread else None
             cells.append(float(text) if text and column.title in best else text)
         table.rows.append(cells)
     return table
+
+
+def _text(spread: Spread, digits: int, difference: bool) -> str:
+    return spread.difference_text(digits) if difference else spread.text(digits)
+
+
+def _reference_table(plan: Plan, figures: Figures) -> list[Table]:
+    """Return the table of the differences to the study's reference; [] if it has no figures."""
+    reference = plan.study.reference
+    if reference is None or not figures.get(reference.row):
+        return []
+    title = f"Difference to {reference.row} with the same seed"
+    columns = [plan.study.catalogue[name] for name in reference.columns]
+    return [_differences_table(plan, title, columns, differences_to(figures, reference.row))]
 
 
 def _differences_table(
@@ -190,7 +201,7 @@ def _differences_table(
     differences: Mapping[str, Mapping[str, Spread]],
 ) -> Table:
     """Return the differences to a row; the last columns name those that are significant."""
-    table = _table(plan, title, columns, differences, sign="+")
+    table = _table(plan, title, columns, differences, differences=True)
     corrected = {one.name: corrected_p_values(differences, one.name) for one in columns}
     if not any(corrected.values()):
         return table
@@ -201,8 +212,9 @@ def _differences_table(
         among = [one for one in alone if corrected[one.name][row] <= LEVEL]
         cells += [", ".join(one.title for one in found) or None for found in (alone, among)]
     table.note = (
-        "Significant: the difference is not 0 by a two-sided paired t-test at 5 %, for the row "
-        f"alone and, by Holm's correction, for the {len(shown)} rows of a column together."
+        "Mean difference, and in parentheses its 95 % interval. Significant alone: the interval "
+        "excludes 0, which is a two-sided paired t-test at 5 %. Significant among all rows: also "
+        f"by Holm's correction for the {len(shown)} rows of a column."
     )
     return table
 
@@ -276,7 +288,9 @@ def write_all(plan: Plan, figures: Figures, path: Path | None = None) -> Path:
         picture.unlink(missing_ok=True)
     else:
         write_text(picture, svg)
-    tables = tables_of(plan, figures)
+    checks = self_checks_of(plan)
+    checks_table = self_checks_table(checks)
+    tables = [*tables_of(plan, figures), *checks_table]
     origin = about(plan.command)
     done = {row: by_seed for row, by_seed in figures.items() if by_seed}
     several = any(len(by_seed) > 1 for by_seed in done.values())
@@ -290,13 +304,13 @@ def write_all(plan: Plan, figures: Figures, path: Path | None = None) -> Path:
     headline = headline_of(plan) or outcome(plan, figures)
     intro = "\n\n".join(text for text in (headline, study.about) if text)
     write_text(path, _markdown(plan, tables, notes, origin, drawn, intro))
-    write_json(path.with_suffix(".json"), {**origin, **_content(plan, figures, spreads)})
+    write_json(path.with_suffix(".json"), {**origin, **_content(plan, figures, spreads, checks)})
     write_report(
         plan.results / PAGE,
         title=study.title,
         headline=headline,
         intro=study.about,
-        tables=[*tables_of(plan, figures, mark_best=True), _rows_table(plan)],
+        tables=[*tables_of(plan, figures, mark_best=True), *checks_table, _rows_table(plan)],
         curves=[*curves, *(log_curve(plan, curve) for curve in study.curves)],
         connections=_gallery(plan),
         notes=notes,
@@ -341,7 +355,10 @@ def _markdown(
 
 
 def _content(
-    plan: Plan, figures: Figures, spreads: Mapping[str, Mapping[str, Spread]]
+    plan: Plan,
+    figures: Figures,
+    spreads: Mapping[str, Mapping[str, Spread]],
+    checks: Checks,
 ) -> dict[str, Any]:
     study = plan.study
     rows = {}
@@ -358,6 +375,7 @@ def _content(
             },
             "seeds": {str(seed): dict(own) for seed, own in figures[row.name].items()},
             "spread": {k: dataclasses.asdict(v) for k, v in spreads.get(row.name, {}).items()},
+            "self_check": {str(seed): own for seed, own in checks.get(row.name, {}).items()},
         }
     paper = study.paper and dataclasses.asdict(study.paper)
     columns = {column.name: dataclasses.asdict(column) for column in study.columns}

@@ -53,10 +53,22 @@ class Spread:
         distance = abs(self.mean) / self.sd * math.sqrt(self.n)
         return float(2.0 * student.sf(distance, self.n - 1))
 
-    def text(self, digits: int, sign: str = "") -> str:
-        """Return ``mean ± sd`` with ``digits`` decimals; sign "+": with a sign."""
-        text = f"{self.mean:{sign}.{digits}f}"
+    def text(self, digits: int) -> str:
+        """Return ``mean ± sd`` with ``digits`` decimals."""
+        text = f"{self.mean:.{digits}f}"
         return text if self.sd is None else f"{text} ± {self.sd:.{digits}f}"
+
+    def interval_text(self, digits: int) -> str | None:
+        """Return the ends of `interval` with their signs; None for one figure."""
+        if self.interval is None:
+            return None
+        low, high = self.interval
+        return f"{low:+.{digits}f} to {high:+.{digits}f}"
+
+    def difference_text(self, digits: int) -> str:
+        """Return the mean with its sign, and `interval_text` in parentheses."""
+        text, interval = f"{self.mean:+.{digits}f}", self.interval_text(digits)
+        return text if interval is None else f"{text} ({interval})"
 
 
 def half_interval(n: int) -> float:

@@ -55,6 +55,7 @@ class Trained(Protocol):
 
 
 Run = TypeVar("Run", bound=Trained)
+System = Mapping[str, Any]  # what was measured of a run, and its ``name``
 
 
 @dataclass
@@ -181,36 +182,65 @@ def negatives_of(folder: Path) -> dict[str, float | None]:
 
 
 def headline(figures: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return in words what mining did to false negatives and what that changed.
+    """Return in words what mining did to false negatives, and how grouping and mining compare.
 
     Args:
-        figures: of `measure`, by the name of the run: ``grit`` groups, ``mafa`` mines as well; with
-            ``name``, what the run is called.
+        figures: of `measure`, by the name of the run: ``base`` draws mini-batches at random,
+            ``grit`` groups, ``ecm`` and ``mafa`` mine as well; with ``name``, what the run is
+            called.
 
     Returns:
-        The sentences; those for which a figure is missing are left out.
+        At most four sentences; those for which a figure is missing are left out.
     """
-    grit, mafa = figures.get("grit", {}), figures.get("mafa", {})
-    sentences = []
-    without, left = (one.get("false_negative_rate_in_itm") for one in (grit, mafa))
-    if without is not None and left is not None:
-        effect = f"lowers that to {left:.0%}" if left < without else f"does not: {left:.0%}"
-        sentences.append(
-            f"Of the hard negatives that {grit['name']} teaches as 'no match', {without:.0%} do "
-            f"match; {mafa['name']} {effect}."
-        )
-    for key, what, unit in (
-        ("itm_auc", "ITM's AUC", ".3f"),
-        ("any_r1", "R@1 against any valid pair", ".1f"),
-    ):
-        before, after = grit.get(key), mafa.get(key)
-        if before is not None and after is not None:
-            verdict = _verdict(before, after, unit)
-            sentences.append(f"{what} is {after:{unit}} instead of {before:{unit}}, {verdict}.")
-    return " ".join(sentences).replace("%", " %")
+    base, grit, ecm, mafa = (figures.get(run, {}) for run in ("base", "grit", "ecm", "mafa"))
+    retrieval = ("R@1 against any valid pair", "any_r1", ".1f")
+    sentences = [
+        _false_negatives(grit, mafa),
+        _change("With grouping alone", *retrieval, base, grit),
+        _mining(*retrieval, grit, mafa, ecm),
+        _mining("ITM's AUC", "itm_auc", ".3f", grit, mafa, ecm),
+    ]
+    return " ".join(f"{sentence}." for sentence in sentences if sentence)
 
 
-def _verdict(before: float, after: float, unit: str) -> str:
-    """Return how two figures compare as they are written."""
-    before, after = float(f"{before:{unit}}"), float(f"{after:{unit}}")
-    return "better" if after > before else "worse" if after < before else "no different"
+def _false_negatives(grit: System, mafa: System) -> str:
+    before, after = (one.get("false_negative_rate_in_itm") for one in (grit, mafa))
+    if before is None or after is None:
+        return ""
+    order = _order(before, after, ".0%")
+    effect = f"{'raises' if order > 0 else 'lowers'} that to {after:.0%}"
+    return (
+        f"Of the hard negatives that {grit['name']} teaches as 'no match', {before:.0%} do match; "
+        f"{mafa['name']} {effect if order else 'does not change that'}"
+    ).replace("%", " %")
+
+
+def _mining(title: str, key: str, digits: str, grit: System, mafa: System, ecm: System) -> str:
+    """Return what MAFA changed, and ECM as well where it is better than MAFA or alone."""
+    before, own, theirs = (one.get(key) for one in (grit, mafa, ecm))
+    if own is None:
+        return _change("With mining", title, key, digits, grit, ecm)
+    text = _change("With mining", title, key, digits, grit, mafa)
+    if not text or theirs is None or _order(own, theirs, digits) <= 0:
+        return text
+    verdict = ("no different from", "better than", "worse than")[_order(before, theirs, digits)]
+    better = f"{ecm['name']} is above {mafa['name']} with {theirs:{digits}}"
+    return f"{text}; {better}, {verdict} {grit['name']}"
+
+
+def _change(how: str, title: str, key: str, digits: str, before: System, after: System) -> str:
+    """Return how a figure changed of which higher values are better; "" if it is missing."""
+    first, second = before.get(key), after.get(key)
+    if first is None or second is None:
+        return ""
+    verdict = ("no different", "better", "worse")[_order(first, second, digits)]
+    return (
+        f"{how}, {title} is {second:{digits}} ({after['name']}) instead of {first:{digits}} "
+        f"({before['name']}), {verdict}"
+    )
+
+
+def _order(first: float, second: float, digits: str) -> int:
+    """Return 1 if the second figure is higher, -1 if it is lower, 0 if both are written equally."""
+    one, other = (float(f"{value:{digits}}".rstrip("%")) for value in (first, second))
+    return (other > one) - (other < one)

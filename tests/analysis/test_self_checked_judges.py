@@ -81,6 +81,8 @@ def test_the_table_and_a_run_s_page(tmp_path):
     assert table.rows == [["mine", 8, "0.625", 0.5, "75.0", "50.0", "<b>poor</b>"]]
     (table,) = self_check_tables({"mine": {"pairs": 0, "auc": None, "above": [], "problems": []}})
     assert table.rows == [["mine", 0, None, None, None, None, "not possible"]]
+    for bound in ("AUC below 0.75", "more than a third", "Fewer than 5 % of own pairs"):
+        assert bound in table.note
     assert self_check_tables({}) == []
     lines = [{"kind": "config", "time": 1}, {"kind": RECORD, "time": 2, "name": "mine", **check}]
     lines += [

@@ -353,6 +353,36 @@ def test_command_output_equals_direct_computation(tmp_path, capsys):
     assert "Precision and recall" in page and "Calibration" in page
 
 
+def test_self_checks_recorded_with_the_pairs_are_shown(tmp_path, capsys):
+    """Two files have a discriminator of the same name; that of a third was not checked."""
+    files = []
+    for folder, auc in (("one", 0.987), ("two", 0.432), ("three", None)):
+        above = [{"threshold": 0.8, "own": 0.5, "random": 0.25}]
+        problems = ["it is poor"] if folder == "two" else []
+        check = {"pairs": 32, "auc": auc, "above": above, "problems": problems}
+        about = {"cfg_path": "a.yaml", "low": 0.5, "high": 0.8}
+        about |= {"self_check": {"con_d": check}} if auc else {}
+        judged_file([0, 1], [1, 0], [VALID, INVALID], about, con_d=[0.9, 0.1]).save(
+            tmp_path / folder / "judged.npz"
+        )
+        files.append(tmp_path / folder)
+    command.run(arguments(judged=files, output=tmp_path / "out"))
+    printed, out = capsys.readouterr().out, tmp_path / "out"
+    section = printed.split("## Con-D self-check")[1]
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in section.splitlines()]
+    assert [row for row in rows if "con_d" in "".join(row)] == [
+        [f"{files[0]}/con_d", "32", "0.987", "0.8", "50.0", "25.0", "passed"],
+        [f"{files[1]}/con_d", "32", "0.432", "0.8", "50.0", "25.0", "it is poor"],
+    ]
+    content = json.loads((out / "thresholds.json").read_text())["self_check"]
+    assert {name: check["auc"] for name, check in content.items()} == {
+        f"{files[0]}/con_d": 0.987,
+        f"{files[1]}/con_d": 0.432,
+    }
+    for name in ("thresholds.md", "report.html"):
+        assert "Con-D self-check" in (out / name).read_text()
+
+
 def labels_file(path, judged_file, name, above, answers, strata):
     content = {
         "kind": LABELS,

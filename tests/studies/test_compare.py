@@ -250,7 +250,8 @@ def test_spread_of_one_value_and_of_none():
     assert Spread.of([2.0]) == Spread(2.0, None, 1) and Spread.of([None]) is None
     assert Spread(2.04, None, 1).text(1) == "2.0"
     assert Spread(50.0, 3.12, 3).text(1) == "50.0 ± 3.1"
-    assert Spread(1.0, 0.5, 2).text(2, sign="+") == "+1.00 ± 0.50"
+    assert Spread(1.0, None, 1).difference_text(2) == "+1.00"
+    assert Spread(-0.5, 0.1, 4).difference_text(2) == "-0.50 (-0.66 to -0.34)"
 
 
 FIGURES = {
@@ -290,7 +291,8 @@ def test_tables_contain_means_and_spreads(tmp_path):
     plan = plan_with_results(tmp_path)
     figures, problems = figures_of(plan)
     assert len(problems) == 1 and "temperature in its records of kind step" in problems[0]
-    tables = tables_of(plan, figures)
+    *tables, claims = tables_of(plan, figures)
+    assert claims.title == "Claims"
     cells = {}
     for table in tables:
         for row in table.rows:
@@ -302,7 +304,10 @@ def test_tables_contain_means_and_spreads(tmp_path):
     assert cells["False", "GRIT-VLP", "Con-D recall"] is None
     assert cells["Retrieval", "MAFA", "TR@1"] == "44.0 ± 47.8"
     assert cells["Retrieval", "GRIT-VLP", "ITM AUC"] == "0.625 ± 0.177"
-    assert cells["Difference", "MAFA", "TR@1"] == "+1.5 ± 0.7"
+    # The interval of the mean of gains of 1 and 2: t of one degree of freedom is 12.7.
+    assert cells["Difference", "MAFA", "TR@1"] == "+1.5 (-4.9 to +7.9)"
+    titles = [table.title.split()[0] for table in tables]
+    assert titles == ["False", "Retrieval", "Difference", "Retrieval", "ITC"]  # `after`
     text = markdown_table(tables[0]).splitlines()
     assert text[0].startswith("| row      | n |") and len({len(line) for line in text}) == 1
 
@@ -662,6 +667,7 @@ def test_significant_differences_are_named(tmp_path):
     }
     table = next(t for t in tables_of(plan, figures) if t.title.startswith("Difference"))
     assert table.columns[-2:] == ["significant alone", "significant among all rows"]
+    assert "in parentheses its 95 % interval" in table.note
     named = {row[0]: row[-2:] for row in table.rows}
     assert named["MAFA"] == ["TR@1", "TR@1"]
     assert named["ECM"] == ["TR@1", "TR@1"], "p is .017, of two rows"

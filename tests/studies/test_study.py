@@ -271,6 +271,7 @@ def test_all_problems_of_a_file_are_reported_together(tmp_path):
             at_once=0,
             figure={"x": "run.lr", "y": ["tr1"]},
             at={"large": {"row": []}},
+            reference={"row": "a", "columns": ["tr1"], "after": "Recall"},
             vary={SPACE: 3},
             settings={"random": 3},
         )
@@ -281,6 +282,7 @@ def test_all_problems_of_a_file_are_reported_together(tmp_path):
         *("there are two called 'a'", "{test} is not an earlier run", "rows.2.name: missing"),
         *("options.run.grit: is a mapping", "shows: no column tr;", "tr1 is not among the"),
         *("seeds: are ['x']", "at_once: is 0", "figure.x: run.lr does not vary"),
+        "reference.after: no table Recall",
         *("search_space: is 3, expected a list", "settings.random: is 3, expected a mapping"),
     ]
     for text in expected:
@@ -590,6 +592,72 @@ def test_written_results_equal_the_logs(tmp_path):
     assert content["paper"]["rows"][0] == [76.6, 59.6]
     page = (path.parent / "report.html").read_text()
     assert "11.5 ± 2.1" in page and "76.60" in page and "<svg" in page
+
+
+def self_check(auc, own, random, problems=()):
+    """Return a record as a run logs it; shares are those above the highest threshold, .8."""
+    above = [
+        {"threshold": 0.5, "own": 1.0, "random": 0.5},
+        {"threshold": 0.8, "own": own, "random": random},
+    ]
+    record = {"name": "albef_mafa", "pairs": 256, "auc": auc, "above": above}
+    return {**record, "problems": list(problems)}
+
+
+def test_results_show_the_self_checks_of_con_d(tmp_path):
+    """Plain rows have no Con-D; of a restarted run the last check counts."""
+    plan = study_with_results(tmp_path)
+    poor = "only 1.0% of own pairs are above 0.8"
+    checks = {
+        ("mined, M=128", 3): self_check(0.5, 0.5, 0.5, ["not complete: not shown"]),
+        ("mined, M=128", 5): self_check(0.7, 0.01, 0.0, [poor]),
+        ("mined, M=256", 3): self_check(0.9, 0.25, 0.0),
+        ("mined, M=256", 5): self_check(0.7, 0.01, 0.125, [poor]),
+    }
+    for (row, seed), found in checks.items():
+        line = {"kind": "con_d_self_check", "time": 1, **found}
+        write_job_log(plan.of[row][seed]["train"], {**line, "auc": 0.1}, line)
+    (plan.of["mined, M=128"][3]["train"].folder / "done").unlink()
+    path = write_all(plan, figures_of(plan)[0])
+    text, page = path.read_text(), (path.parent / "report.html").read_text()
+    section = text.split("## Con-D self-check")[1].split("## The rows")[0]
+    lines = [line for line in section.splitlines() if line.startswith("|")]
+    cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
+    assert cells[0] == [
+        *("row", "n", "AUC", "threshold", "own above %", "random above %", "verdict")
+    ]
+    assert cells[2:] == [
+        ["mined, M=128", "1", "0.700", "0.8", "1.0", "0.0", "fails"],
+        [
+            *("mined, M=256", "2", "0.800 ± 0.141", "0.8", "13.0 ± 17.0", "6.2 ± 8.8"),
+            "fails with seed 5",
+        ],
+    ]
+    warning = (
+        "Warning: Con-D of mined, M=128 and mined, M=256 fails its self-check: "
+        f"with seed 5, {poor}."
+    )
+    assert warning in section and section.count("Warning") == 1
+    assert warning in page and "0.800 ± 0.141" in page
+    rows = json.loads(path.with_suffix(".json").read_text())["rows"]
+    assert rows["plain, M=128"]["self_check"] == {} and rows["mined, M=128"][
+        "self_check"
+    ].keys() == {"5"}
+    for seed in (3, 5):
+        assert rows["mined, M=256"]["self_check"][str(seed)] == checks["mined, M=256", seed]
+
+
+def test_self_checks_that_pass_have_no_warning(tmp_path):
+    plan = study_with_results(tmp_path)
+    path = write_all(plan, figures_of(plan)[0])
+    assert "self-check" not in path.read_text(), "no run has a Con-D"
+    write_job_log(
+        plan.of["mined, M=256"][5]["train"],
+        {"kind": "con_d_self_check", "time": 1, **self_check(0.99, 0.5, 0.0)},
+    )
+    text = write_all(plan, figures_of(plan)[0]).read_text()
+    assert "| 0.990 | 0.8       | 50.0        | 0.0            | passed  |" in text
+    assert "Warning" not in text
 
 
 def test_figure_has_a_line_per_row(tmp_path):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,11 +26,15 @@ GRID = (*(k / 10 for k in range(1, 10)), 0.95)
 
 @dataclass
 class Source:
-    """A discriminator in a file of judged pairs; ``name`` is unique among all sources."""
+    """A discriminator in a file of judged pairs; ``name`` is unique among all sources.
+
+    ``self_check`` holds the figures of its self-check; None if the file records none.
+    """
 
     name: str
     judged: Judged
     probability: NDArray[Any]
+    self_check: Mapping[str, Any] | None = None
 
     @property
     def thresholds(self) -> tuple[float, float]:
@@ -46,7 +50,8 @@ def sources_of(paths: Sequence[Path], files: Sequence[Judged]) -> list[Source]:
         for name, probability in judged.probability.items():
             folder = path.parent if path.suffix == ".npz" else path
             full = name if names.count(name) == 1 else f"{folder}/{name}"
-            sources.append(Source(full, judged, probability))
+            checks = judged.about.get("self_check") or {}
+            sources.append(Source(full, judged, probability, checks.get(name)))
     return sources
 
 

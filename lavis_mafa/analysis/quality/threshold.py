@@ -33,6 +33,7 @@ from lavis_mafa.analysis.quality.threshold_report import (
     outcome,
     quality_tables,
 )
+from lavis_mafa.analysis.self_check import self_check_tables
 from lavis_mafa.datasets.judged_truth import truth_by_people
 from lavis_mafa.datasets.judgements import Judgements, read_judgements
 from lavis_mafa.io.files import write_json, write_text
@@ -77,11 +78,15 @@ def report_thresholds(args: argparse.Namespace) -> None:
     if not tests:
         tables.insert(0, histogram_table(sources))
         notes += labelling_commands(files, args.precision)
+    checks = {one.name: one.self_check for one in sources if one.self_check is not None}
+    tables += self_check_tables(checks)
     text = "\n\n".join([*notes, *map(markdown_section, tables)])
     print(text)
     if output is None:
         return
-    write_json(output / "thresholds.json", content_of(tests, compared, notes))
+    write_json(
+        output / "thresholds.json", {**content_of(tests, compared, notes), "self_check": checks}
+    )
     written = write_calibrations(output, tests, calibrated) if calibrated else []
     write_text(output / "thresholds.md", f"# Thresholds and agreement\n\n{text}\n")
     write_report(
