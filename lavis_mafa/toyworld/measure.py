@@ -221,7 +221,7 @@ def _mining(title: str, key: str, digits: str, grit: System, mafa: System, ecm: 
     if own is None:
         return _change("With mining", title, key, digits, grit, ecm)
     text = _change("With mining", title, key, digits, grit, mafa)
-    if not text or theirs is None or _order(own, theirs, digits) <= 0:
+    if before is None or theirs is None or _order(own, theirs, digits) <= 0:
         return text
     verdict = ("no different from", "better than", "worse than")[_order(before, theirs, digits)]
     better = f"{ecm['name']} is above {mafa['name']} with {theirs:{digits}}"
