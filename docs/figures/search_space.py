@@ -1,4 +1,4 @@
-"""Draw search_space.svg from the recorded results: GRIT-VLP, ECM and MAFA over the search space M."""
+"""Draw search_space.svg from the recorded results: three systems over the search space M."""
 
 from __future__ import annotations
 

@@ -29,8 +29,8 @@ def rows_of(text):
 def marked():
     """Return page, kind, sources and rows of every marked table.
 
-    A mark names a file of results and, for figures, the column of each cell after the first. Several
-    files, one after another, are separated by " + ".
+    A mark names a file of results and, for figures, the column of each cell after the first.
+    Several files, one after another, are separated by " + ".
     """
     return [
         (page, kind, [part.split() for part in sources.split(" + ")], rows_of(table))
