@@ -25,16 +25,30 @@ class DataSet:
     Attributes:
         retrieval: names of its figures of R@1 with any valid pair, to be averaged.
         random_ecm: the name that its table gives to ALBEF-base + ECM.
+        random_ecm_file: the results that have this row, if others than ``file``.
     """
 
     name: str
     file: str
     retrieval: tuple[str, ...]
     random_ecm: str = RANDOM_ECM
+    random_ecm_file: str = ""
+
+    def rows_of(self, system: str) -> dict[str, Any]:
+        """Return the recorded rows that include a system, by name."""
+        file = self.random_ecm_file if system == RANDOM_ECM else ""
+        text = (HERE.parent / f"results/{file or self.file}.json").read_text("utf-8")
+        rows: dict[str, Any] = json.loads(text)["rows"]
+        return rows
 
 
 DATA_SETS = (
-    DataSet("toy world: clustered", "compare_clustered", ("any_r1",)),
+    DataSet(
+        "toy world: clustered",
+        "compare_ten",
+        ("any_r1",),
+        random_ecm_file="compare_ten_more",
+    ),
     DataSet("toy world: dense", "compare_dense", ("any_r1",)),
     DataSet(
         "aerial photographs: UCM-Captions",
@@ -50,15 +64,15 @@ def svg() -> str:
     left = Curve("", y_label="false negatives in ITM (percent)", places=SYSTEMS)
     right = Curve("", y_label="R@1, any valid pair, minus ALBEF-base's", places=SYSTEMS)
     for number, data_set in enumerate(DATA_SETS):
-        rows = json.loads((HERE.parent / f"results/{data_set.file}.json").read_text("utf-8"))[
-            "rows"
-        ]
         shift = APART * (number - (len(DATA_SETS) - 1) / 2)
         x = [place + shift for place in range(1, len(SYSTEMS) + 1)]
-        names = [data_set.random_ecm if name == RANDOM_ECM else name for name in SYSTEMS]
-        base = rows[BASE]["seeds"]
-        false = [_spread({s: f[FALSE] for s, f in rows[n]["seeds"].items()}) for n in names]
-        gains = [_spread(_gains(rows[n]["seeds"], base, data_set.retrieval)) for n in names]
+        false, gains = [], []
+        for system in SYSTEMS:
+            rows = data_set.rows_of(system)
+            name = data_set.random_ecm if system == RANDOM_ECM else system
+            seeds, base = rows[name]["seeds"], rows[BASE]["seeds"]
+            false.append(_spread({seed: own[FALSE] for seed, own in seeds.items()}))
+            gains.append(_spread(_gains(seeds, base, data_set.retrieval)))
         for curve, spreads in ((left, false), (right, gains)):
             means: list[float | None] = [spread.mean for spread in spreads]
             curve.series.append(Series(data_set.name, x, means, [one.sd for one in spreads]))
