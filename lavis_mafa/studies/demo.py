@@ -84,7 +84,8 @@ def run(args: argparse.Namespace) -> int:
             for name, job in jobs.items()
         },
         "image_start_accuracy": 100.0 * _read(start.with_suffix(".json"))["accuracy"],
-        "settings": {key: str(value) for key, value in vars(args).items()},
+        # The program adds functions of its own to the arguments.
+        "settings": {k: str(value) for k, value in vars(args).items() if not callable(value)},
         "seconds": round(time.time() - began, 1),
     }
     write_json(plan.output / "summary.json", summary)
