@@ -87,6 +87,7 @@ def test_summary_contains_the_measured_values(finished):
         expected = pytest.approx(scale * sum(known) / len(known)) if known else None
         assert mafa[name] == expected
     assert summary["version"] and summary["date"]
+    assert not [value for value in summary["settings"].values() if " at 0x" in value]
     assert "percent" in summary["unit"] and "a lift is a ratio" in summary["unit"]
 
 
