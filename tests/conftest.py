@@ -40,12 +40,12 @@ def _private_cache(tmp_path_factory):
 
 
 def toy_config(**build_info):
-    """Return a config of the toy world with a few hundred pairs."""
+    """Return a config of the toy world `dense` with a few hundred pairs."""
     from lavis.datasets.builders.base_dataset_builder import load_dataset_config
 
     from lavis_mafa.toyworld import ToyScenesBuilder
 
-    cfg = load_dataset_config(ToyScenesBuilder.default_config_path())
+    cfg = load_dataset_config(ToyScenesBuilder.default_config_path("dense"))
     sizes = {"train_size": 240, "val_size": 20, "test_size": 40, **build_info}
     cfg.build_info.update(sizes)
     return cfg

@@ -342,10 +342,10 @@ class ToyScenesBuilder(ToyBuilder):
     train_dataset_cls = ToyScenesTrain
     eval_dataset_cls = ToyScenesEval
     DATASET_CONFIG_DICT = {
-        "default": str(CONFIGS / "datasets/toy_scenes/dense.yaml"),
+        "default": str(CONFIGS / "datasets/toy_scenes/clustered.yaml"),
+        "clustered": str(CONFIGS / "datasets/toy_scenes/clustered.yaml"),
         "dense": str(CONFIGS / "datasets/toy_scenes/dense.yaml"),
         "sparse": str(CONFIGS / "datasets/toy_scenes/sparse.yaml"),
-        "clustered": str(CONFIGS / "datasets/toy_scenes/clustered.yaml"),
     }
 
 
@@ -379,8 +379,9 @@ def read_build_info(info: Mapping[str, Any]) -> tuple[WorldConfig, dict[str, int
         raise ValueError("; ".join([*problems, str(error)])) from error
     for key in ("train_topics", "test_topics"):
         if data.get(key, 0) > world.topics:
+            remedy = "" if world.topics else ": set it to 0, or select this world by type"
             problems.append(
-                f"{key} is {data[key]}, expected at most the world's topics, {world.topics}"
+                f"{key} is {data[key]}, expected at most the world's topics, {world.topics}{remedy}"
             )
     if problems:
         raise ValueError("toy_scenes build_info: " + "; ".join(problems))

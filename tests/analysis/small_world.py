@@ -15,6 +15,8 @@ from lavis_mafa.models.con_d.discriminator import ModelDiscriminator
 
 CONFIG = str(ROOT / "projects/mafa/train/albef_toy.yaml")
 SIZE = 150
+# This world has matching captions of other images even in so few pairs.
+DENSE = "datasets.toy_scenes.type=dense"
 
 
 def save_model(path, train_set, seed):
@@ -36,7 +38,7 @@ def arguments(command, output, model, *more, options=(), size=SIZE):
     """Return the command's arguments for ``size`` pairs of the toy world."""
     return [
         *(command, "--cfg-path", CONFIG, "--output", str(output), "--checkpoint", str(model)),
-        *("--options", f"datasets.toy_scenes.build_info.train_size={size}", *options),
+        *("--options", DENSE, f"datasets.toy_scenes.build_info.train_size={size}", *options),
         *map(str, more),
     ]
 

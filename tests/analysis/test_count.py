@@ -11,7 +11,7 @@ import torch
 from conftest import toy_config
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_world import CONFIG, SIZE, arguments, call, call_ranks, con_d, save_model
+from small_world import CONFIG, DENSE, SIZE, arguments, call, call_ranks, con_d, save_model
 
 from lavis_mafa.analysis import count as counting
 from lavis_mafa.analysis import judging
@@ -159,7 +159,7 @@ def read(folder):
 def open_model(model):
     args = argparse.Namespace(
         cfg_path=CONFIG,
-        options=[f"datasets.toy_scenes.build_info.train_size={SIZE}"],
+        options=[DENSE, f"datasets.toy_scenes.build_info.train_size={SIZE}"],
         checkpoint=model,
         split="train",
     )

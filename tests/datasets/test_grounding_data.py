@@ -109,7 +109,8 @@ def toy(tmp_path_factory):
 
 
 def build_toy(cache, cls=ToyGroundingBuilder, **build_info):
-    config = load_dataset_config(cls.default_config_path())
+    kind = "dense" if cls is ToyScenesBuilder else "default"
+    config = load_dataset_config(cls.default_config_path(kind))
     small = {"train_size": 60, "val_size": 10, "test_size": 12, "cache_dir": str(cache)}
     config.build_info.update({**small, "max_objects": 3, "p_one_object": 0.0, **build_info})
     return cls(config).build_datasets()

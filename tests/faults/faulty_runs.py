@@ -23,7 +23,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "runners"))
 
-from runs import ROOT, records, run_here, spawn  # noqa: E402
+from runs import ROOT, TOY, records, run_here, spawn  # noqa: E402
 
 TRAIN = ROOT / "projects/mafa/train"
 STEPS, EPOCHS = 4, 3
@@ -59,8 +59,8 @@ def downstream(name: str, data: str, train_size: int, **changes: Any) -> dict[st
     """Return the arguments for a downstream task, starting from random weights."""
     sizes = {"train_size": train_size, "val_size": 6, "test_size": 10}
     data_sizes = {f"datasets__{data}__build_info__{key}": value for key, value in sizes.items()}
-    no_toy_scenes = {f"datasets__toy_scenes__build_info__{key}": None for key in sizes}
     random_weights = {"model__load_pretrained": False, "model__pretrained": "null"}
+    no_toy_scenes = {} if data == "toy_scenes" else TOY
     return toy(name, PLAIN, no_toy_scenes, data_sizes, random_weights, changes)
 
 

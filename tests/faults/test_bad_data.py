@@ -34,7 +34,7 @@ from lavis.datasets.datasets.image_text_pair_datasets import ImageTextPairDatase
 from lavis.datasets.datasets.retrieval_datasets import RetrievalDataset
 from lavis.processors.blip_processors import BlipCaptionProcessor
 from PIL import Image, ImageFile
-from runs import CONFIG, ROOT, finish, records, run_here, start
+from runs import CONFIG, ROOT, TOY, finish, records, run_here, start
 
 from lavis_mafa.datasets import TrainingSet
 from lavis_mafa.datasets.check_data import check
@@ -291,7 +291,7 @@ def config_of(folder, path):
 
 
 WITHOUT_TOY = {
-    **{f"datasets__toy_scenes__build_info__{k}_size": None for k in ("train", "val", "test")},
+    **TOY,
     "model__mafa__con_d__arch": None,
     "run__max_epoch": 2,
     "run__grit__start_epoch": 1,

@@ -20,6 +20,7 @@ STEPS, BATCH, SIZE = 9, 8, 74
 
 # The common options by which all of them were created, except run.max_steps.
 SMALL = {
+    "datasets.toy_scenes.type": "dense",
     "datasets.toy_scenes.build_info.train_size": SIZE,
     "datasets.toy_scenes.build_info.val_size": 6,
     "datasets.toy_scenes.build_info.test_size": 10,

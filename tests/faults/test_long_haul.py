@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from faulty_runs import NO_GRIT, children_of
 from PIL import Image
-from runs import CONFIG, records, start
+from runs import CONFIG, TOY, records, start
 
 PAIRS, BATCH, EPOCHS = 600, 4, 21
 PAGE = os.sysconf("SC_PAGE_SIZE") / 2**20  # in MB
@@ -97,13 +97,9 @@ def write_config(folder: Path) -> Path:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_memory_does_not_grow_over_thousands_of_steps(tmp_path, injected):
-    toy = {
-        f"datasets__toy_scenes__build_info__{split}_size": None
-        for split in ("train", "val", "test")
-    }
     settings = {
         **NO_GRIT,
-        **toy,
+        **TOY,
         "config": str(write_config(tmp_path)),
         "model__mafa__con_d__arch": None,
         "run__grit__queue_size": 256,

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from faulty_runs import run_here
 from PIL import Image
-from runs import CONFIG
+from runs import CONFIG, TOY
 
 from lavis_mafa.datasets import TrainingSet
 from lavis_mafa.datasets.data_identity import SAMPLED, DataIdentity
@@ -158,7 +158,7 @@ def stopped(tmp_path_factory, request):
     begin, end = toy.index("datasets:"), toy.index("run:")
     config.write_text(f"{toy[:begin]}{text}\n\n{toy[end:]}")
     changes = {
-        **{f"datasets__toy_scenes__build_info__{k}_size": None for k in ("train", "val", "test")},
+        **TOY,
         **{"model__mafa__con_d__arch": None, "run__max_epoch": 2, "config": str(config)},
     }
     run_here(folder / "run", **changes, run__max_steps=2)

@@ -14,7 +14,9 @@ ROOT = Path(__file__).resolve().parents[2]
 CONFIG = str(ROOT / "projects/mafa/train/albef_toy.yaml")
 
 # 74 pairs, mini-batches of 8: 9 steps an epoch with 2 pairs left over; grouped from epoch 1 on.
+# `dense` has matching captions of other images even in so few pairs.
 SMALL = {
+    "datasets.toy_scenes.type": "dense",
     "datasets.toy_scenes.build_info.train_size": 74,
     "datasets.toy_scenes.build_info.val_size": 6,
     "datasets.toy_scenes.build_info.test_size": 10,
@@ -34,7 +36,10 @@ SMALL = {
 # A run on files of one's own in place of the toy world.
 OWN = str(ROOT / "projects/mafa/train/albef_own_data.yaml")
 INFO = "datasets__image_text_json__build_info"
-TOY = {f"datasets__toy_scenes__build_info__{key}_size": None for key in ("train", "val", "test")}
+TOY = {
+    "datasets__toy_scenes__type": None,
+    **{f"datasets__toy_scenes__build_info__{key}_size": None for key in ("train", "val", "test")},
+}
 
 
 def options(folder, **changes):

@@ -9,7 +9,7 @@ import json
 import pytest
 import torch
 from omegaconf import OmegaConf
-from runs import ROOT, finish, records, run_here, start, weights
+from runs import ROOT, TOY, finish, records, run_here, start, weights
 
 from lavis_mafa.models import AlbefMafa
 from lavis_mafa.runners.session import run
@@ -27,7 +27,7 @@ SIZES = {"train_size": 60, "val_size": 8, "test_size": 12}
 def settings(name, checkpoint, data, **more):
     """Return the config file and the options of a small run."""
     info = {f"datasets.{data}.build_info.{key}": value for key, value in SIZES.items()}
-    no_pretraining_data = {f"datasets.toy_scenes.build_info.{key}": None for key in SIZES}
+    no_pretraining_data = {key.replace("__", "."): None for key in TOY}
     options = {
         **dict.fromkeys(PRETRAINING_KEYS),
         **(no_pretraining_data if data != "toy_scenes" else {}),
@@ -82,6 +82,7 @@ def test_train_then_evaluate(name, data, metric, checkpoint, tmp_path):
         [
             *(f"datasets.{data}.build_info.{key}={value}" for key, value in SIZES.items()),
             *([f"{QUESTIONS}=2"] if data == "toy_vqa" else []),
+            *(["datasets.toy_scenes.type=dense"] if data == "toy_scenes" else []),
             f"model.finetuned={tmp_path}/job/checkpoint_best.pth",
             *("run.job_id=job", f"run.output_dir={evaluated}", "run.tensorboard=False"),
         ],

@@ -7,6 +7,7 @@ import json
 import pytest
 import torch
 from runs import ROOT, records, run_here, weights
+from runs import TOY as TOY_KEYS
 from test_lavis_builders import write_config
 
 from lavis_mafa.config import load_config
@@ -17,9 +18,6 @@ TOY = str(ROOT / "projects/mafa/train/fne_toy.yaml")
 KEYS_WITHOUT_FNE = {
     f"run__grit__{name}": None for name in ("queue_size", "search_space", "start_epoch")
 } | {"model__mafa__con_d__arch": None, "run__k_test": None}
-TOY_SIZES = {
-    f"datasets__toy_scenes__build_info__{split}_size": None for split in ("train", "val", "test")
-}
 # A plain epoch of 9 steps, then two with a memory that fills up quickly.
 SMALL = {
     **KEYS_WITHOUT_FNE,
@@ -91,7 +89,7 @@ def test_fne_trains_on_own_pairs_and_lavis_flickr30k(tmp_path, photographs):
         run_here(
             folder,
             config=config,
-            **{**SMALL, **TOY_SIZES, **options},
+            **{**SMALL, **TOY_KEYS, **options},
             run__max_epoch=2,
             run__test_splits='["test"]',
         )

@@ -8,7 +8,7 @@ import shutil
 import pytest
 import torch
 import yaml
-from runs import records, run_here, weights
+from runs import TOY, records, run_here, weights
 
 from lavis_mafa.runners import RunnerMafa
 from lavis_mafa.runners.loaders import evaluation_sets
@@ -18,7 +18,7 @@ WITH_FILE_LISTS = ("sbu_caption",)  # LAVIS's default is a list of files for the
 # Builders with val and test splits.
 WITH_EVALUATION = ("coco_caption", "coco_retrieval", "flickr30k")
 UNUSED_TOY_KEYS = {
-    **{f"datasets__toy_scenes__build_info__{key}_size": None for key in ("train", "val", "test")},
+    **TOY,
     "model__mafa__con_d__arch": None,
 }
 # The photographs and captions that each builder reads; they overlap.

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 import torch
-from runs import ROOT, finish, records, same_weights, start, weights
+from runs import ROOT, TOY, finish, records, same_weights, start, weights
 
 OWN = str(ROOT / "projects/mafa/train/albef_own_data.yaml")
 EVALUATE = str(ROOT / "projects/mafa/eval/retrieval_own_data.yaml")
@@ -44,9 +44,8 @@ def changes(data_folder, photographs, **more):
         f"{BUILD_INFO}__annotations__{split}__storage": data_folder / f"{split}.json"
         for split in ("train", "val", "test")
     }
-    toy = {f"datasets__toy_scenes__build_info__{k}_size": None for k in ("train", "val", "test")}
     return {
-        **toy,
+        **TOY,
         **splits,
         f"{BUILD_INFO}__images__storage": photographs,
         "model__mafa__con_d__arch": None,

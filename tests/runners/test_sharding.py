@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import yaml
-from runs import ROOT, options, records, same_weights, weights
+from runs import ROOT, TOY, options, records, same_weights, weights
 from small_language_models import tiny_opt, tiny_t5
 from torch import nn
 from two_forks import answers_of_two
@@ -47,7 +47,7 @@ SIZES = {"train_size": 50, "val_size": 5, "test_size": 4}  # 6 steps; rank 0 eva
 UNUSED = (
     *(f"run__grit__{key}" for key in ("queue_size", "search_space", "start_epoch")),
     *("run__k_test", "model__mafa__con_d__arch", "run__max_epoch", "run__batch_size_train"),
-    *(f"datasets__toy_scenes__build_info__{key}" for key in SIZES),
+    *TOY,
     *("run__warmup_steps", "run__tensorboard"),
 )
 # name: changes, and the run that it goes on from

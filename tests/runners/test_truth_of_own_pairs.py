@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 from PIL import Image
-from runs import ROOT, records, run_here
+from runs import ROOT, TOY, records, run_here
 
 OWN = str(ROOT / "projects/mafa/train/albef_own_data.yaml")
 INFO = "datasets__image_text_json__build_info"
@@ -28,10 +28,9 @@ def own(tmp_path):
 
 
 def settings_of(own, **more):
-    toy = {f"datasets__toy_scenes__build_info__{k}_size": None for k in ("train", "val", "test")}
     files = {f"{INFO}__annotations__{s}__storage": own / f"{s}.json" for s in ("train", "test")}
     return {
-        **toy,
+        **TOY,
         **files,
         f"{INFO}__images__storage": own,
         f"{INFO}__truth": "same_caption",

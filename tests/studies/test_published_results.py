@@ -83,6 +83,22 @@ def test_main_pages_have_marked_tables():
     assert {"README.md", "results.md"} <= {page.name for page, *_ in marked()}
 
 
+def test_shares_of_the_toy_worlds_are_those_of_the_recorded_runs():
+    """The table has a column for each world, so it cannot be marked as the others are."""
+    lines = (ROOT / "docs/toy_world.md").read_text(encoding="utf-8").splitlines()
+    (head,) = (cells_of(line) for line in lines if "| `clustered` |" in line)
+    systems = {"random mini-batches": "ALBEF-base", "grouped mini-batches": "GRIT-VLP"}
+    shares = [cells_of(line) for line in lines if line.startswith("| false among")]
+    assert len(shares) == len(systems)
+    for label, *cells in shares:
+        for world, cell in zip(head[1:], cells, strict=True):
+            if cell:
+                path = ROOT / f"docs/results/compare_{world.strip('`')}.json"
+                rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
+                spread = rows[systems[label.partition(", ")[2]]]["spread"]["false_negative_rate"]
+                assert cell == f"{spread['mean']:.1f} %"
+
+
 def test_figure_of_three_data_sets_is_that_of_the_recorded_runs():
     drawn = runpy.run_path(str(ROOT / "docs/figures/three_data_sets.py"))["svg"]()
     assert drawn == (ROOT / "docs/figures/three_data_sets.svg").read_text(encoding="utf-8")

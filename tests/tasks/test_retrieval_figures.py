@@ -277,7 +277,7 @@ def test_evaluate_reproduces_the_measurement_of_the_demo(folders):
         folder=folders,
         checkpoint=folders / "checkpoint_last.pth",
     )
-    test = toy_world({"train_size": 30, "test_size": 40})["test"]
+    test = toy_world({"train_size": 30, "test_size": 40}, "clustered")["test"]
     ((_, expected),) = measure([trained], [trained])
     path = truth_file(folders, [[test.image[0], test.text[0]]])
     options = [

@@ -139,7 +139,7 @@ def test_sentence_alone_does_not_reveal_the_label():
 
 
 def test_only_one_colour_per_image_is_hidden(tmp_path):
-    config = load_dataset_config(ToyScenesBuilder.default_config_path())
+    config = load_dataset_config(ToyScenesBuilder.default_config_path("dense"))
     config.build_info.update(train_size=60, val_size=10, test_size=40, cache_dir=str(tmp_path))
     before = ToyScenesBuilder(config).build_datasets()["test"]
     split = build(tmp_path, test_size=40)["test"]
@@ -196,8 +196,11 @@ def test_samples_have_the_format_of_lavis(tmp_path):
 
 def test_default_config_describes_the_world_of_toy_scenes():
     worlds = [
-        builder.read_build_info(dict(load_dataset_config(cls.default_config_path()).build_info))
-        for cls in (ToyEntailmentBuilder, ToyScenesBuilder)
+        builder.read_build_info(dict(load_dataset_config(path).build_info))
+        for path in (
+            ToyEntailmentBuilder.default_config_path(),
+            ToyScenesBuilder.default_config_path("dense"),
+        )
     ]
     assert worlds[0] == worlds[1]
 

@@ -186,7 +186,8 @@ def test_invalid_arguments_are_rejected():
 
 
 def build(cls, tmp_path, **build_info):
-    config = load_dataset_config(cls.default_config_path())
+    kind = "dense" if cls is ToyScenesBuilder else "default"
+    config = load_dataset_config(cls.default_config_path(kind))
     small = {"train_size": 60, "val_size": 10, "test_size": 12, "cache_dir": str(tmp_path)}
     config.build_info.update({**small, **build_info})
     return cls(config).build_datasets()
@@ -199,7 +200,7 @@ def test_builders_are_registered_and_describe_the_same_world():
         info = dict(load_dataset_config(cls.default_config_path()).build_info)
         assert info.pop("questions_per_image", 4) == 4
         worlds.append(builder.read_build_info(info))
-    info = dict(load_dataset_config(ToyScenesBuilder.default_config_path()).build_info)
+    info = dict(load_dataset_config(ToyScenesBuilder.default_config_path("dense")).build_info)
     assert worlds == [builder.read_build_info(info)] * 2
 
 

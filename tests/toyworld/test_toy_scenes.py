@@ -396,7 +396,7 @@ def test_builder_and_configs_are_registered():
             train_topics=0,
             test_topics=0,
         )
-    assert default.build_info.preset == "dense" and worlds["dense"] != worlds["sparse"]
+    assert default.build_info.preset == "clustered" and worlds["dense"] != worlds["sparse"]
 
 
 @pytest.mark.parametrize("captions_per_image", [1, 7])
