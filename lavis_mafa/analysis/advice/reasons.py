@@ -13,9 +13,9 @@ DROPPING = (
     "Dropping is an alternative (action: drop only leaves out what Con-D finds). In the clustered "
     "toy world its gain in R@1 against any valid pair over converting was "
     f"{measured.DROP_MAFA} for MAFA with all of the data as search space. For ECM with half of the "
-    f"data, converting gained {measured.CONVERT_HALF} over dropping. In the dense world and on "
-    "UCM-Captions there was no clear difference (three seeds), and in MAFA's Table 5 dropping was "
-    "worse. Which is better on your data is open: compare short runs of both."
+    f"data, converting instead of dropping changed it by {measured.CONVERT_HALF}. In the dense "
+    "world and on UCM-Captions there was no clear difference (three seeds), and in MAFA's Table 5 "
+    "dropping was worse. Which is better on your data is open: compare short runs of both."
 )
 
 WITHOUT_GROUPING = (

@@ -56,7 +56,7 @@ COUNTS, GROUPED = "counts.json", "grouped"
 HYPOTHESIS = (
     "These rules were found on two toy worlds: a clustered one, where grouping and mining help, "
     "and a dense one, where grouping harms. UCM-Captions, aerial photographs, agrees with the "
-    "second. In the recorded comparisons of these three (three to five seeds) neither the advised "
+    "second. In the recorded comparisons of these three (three to ten seeds) neither the advised "
     "grouping nor the advised mining retrieves significantly worse than its opposite. This is no "
     "independent test, since the bounds were chosen with these results in view, and the bound on "
     "the fall of ITM's loss was compared with no recorded run. The rules are a hypothesis about "
