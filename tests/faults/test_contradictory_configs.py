@@ -33,7 +33,7 @@ CONTRADICTIONS = [
     ("vqa_ft_toy", {"run.grit.enabled": True}, "run.grit.enabled", "provides no features"),
     # schedule
     ("albef_toy", {"run.min_lr": 0.1}, "run.min_lr", "more than run.init_lr"),
-    ("albef_toy", {"run.lr_horizon": 3}, "run.lr_horizon", "less than run.max_epoch 8"),
+    ("albef_toy", {"run.lr_horizon": 3}, "run.lr_horizon", "less than run.max_epoch 10"),
     ("albef_toy", {"run.lr_sched": "linear_warmup_step_lr"}, "run.lr_decay_rate", "missing"),
     ("albef_toy", {"run.max_epoch": making.ABSENT}, "run.max_epoch", "missing"),
     ("albef_toy", {"run.seed": 2**32}, "run.seed", "too large"),
@@ -274,7 +274,7 @@ def test_every_contradiction_is_tested_once():
     "name, changes, key, message",
     [
         ("albef_toy", {"run.max_steps": 10}, "run.warmup_steps", "init_lr is never reached"),
-        ("albef_toy", {"run.keep_every_epochs": 9}, "run.keep_every_epochs", "no checkpoint"),
+        ("albef_toy", {"run.keep_every_epochs": 11}, "run.keep_every_epochs", "no checkpoint"),
         (
             "albef_toy",
             {"run.grit": {"enabled": False, "naive": True}},
@@ -289,7 +289,7 @@ def test_every_contradiction_is_tested_once():
             "model.load_finetuned",
             "random weights are evaluated",
         ),
-        ("albef_toy", {"run.grit.start_epoch": 8}, "run.grit.start_epoch", "no epoch is grouped"),
+        ("albef_toy", {"run.grit.start_epoch": 10}, "run.grit.start_epoch", "no epoch is grouped"),
     ],
 )
 def test_settings_without_effect_are_reported(name, changes, key, message):
