@@ -9,18 +9,37 @@ from argparse import Namespace
 
 import numpy as np
 import pytest
-from conftest import ROOT
+from advice_cases import (
+    ACTION,
+    ENABLED,
+    FALLS,
+    FEW,
+    GOOD,
+    HIGH,
+    IS_FLAT,
+    LOW,
+    MANY,
+    MOST,
+    NEGATIVES,
+    POOR,
+    QUEUE,
+    SOFT_ALPHA,
+    SOME,
+    SPACE,
+    THIRD,
+    TYPE,
+    by_option,
+    evidence,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_world import arguments, call, call_ranks, con_d, save_model
 
-from lavis_mafa.algorithm.settings import StepSettings
-from lavis_mafa.analysis.advice import measured, reasons
+from lavis_mafa.analysis.advice import measured
 from lavis_mafa.analysis.advice.evidence import (
     LABELS,
     Config,
     Estimate,
-    Evidence,
     Fall,
     Quality,
     evidence_of,
@@ -30,7 +49,6 @@ from lavis_mafa.analysis.advice.evidence import (
     shares_of,
 )
 from lavis_mafa.analysis.advice.report import (
-    HYPOTHESIS,
     QUICK,
     config_of,
     fall_of_run,
@@ -52,42 +70,6 @@ from lavis_mafa.analysis.quality.correction import Correction
 from lavis_mafa.cli import main
 from lavis_mafa.metrics.binary import figures_at, weighted_share
 from lavis_mafa.metrics.intervals import share_ratio
-from lavis_mafa.studies.spread import Spread, gains_of
-
-ENABLED, SPACE, QUEUE = (f"run.grit.{key}" for key in ("enabled", "search_space", "queue_size"))
-ACTION, HIGH, LOW = (f"model.mafa.connections.{key}" for key in ("action", "high", "low"))
-TYPE, SOFT_ALPHA = (f"model.mafa.soft_labels.{key}" for key in ("type", "alpha"))
-NEGATIVES = "model.mafa.negatives"
-FEW, MANY = Estimate(0.005, 0.003, 0.008), Estimate(0.26, 0.24, 0.28)
-SOME, MOST = Estimate(0.24, 0.22, 0.26), Estimate(0.57, 0.55, 0.6)
-THIRD = Estimate(0.32, 0.31, 0.325)
-GOOD = Quality(
-    TRUTH,
-    pairs=900,
-    above=300,
-    precision=Estimate(0.67, 0.62, 0.72),
-    base_rate=Estimate(0.3, 0.28, 0.32),
-    lift=Estimate(2.4, 2.1, 2.8),
-    reaching=(0.9, Estimate(0.84, 0.81, 0.87)),
-)
-POOR = dataclasses.replace(GOOD, lift=Estimate(1.3, 1.1, 1.5), reaching=None)
-FALLS = Fall(4, 0.4, 0.3, Estimate(0.25, 0.2, 0.3))
-IS_FLAT = Fall(4, 0.4, 0.398, Estimate(0.005, -0.01, 0.02))
-
-
-def evidence(**changes):
-    """Return evidence that favours grouping and mining, with some changes."""
-    grouped = {(32, 256): Estimate(0.1, 0.09, 0.11), (32, 1024): SOME, (32, 4096): MOST}
-    base = {
-        **{"judge": TRUTH, "batch_size": 32, "search_space": 1024, "queue_size": 4096},
-        **{"random": {32: FEW}, "grouped": grouped, "itm": IS_FLAT},
-        **{"con_d": "own", "problems": (), "quality": GOOD},
-    }
-    return Evidence(**{**base, **changes})
-
-
-def by_option(found):
-    return {one.option: (one.value, one.certainty) for one in advice_of(found)}
 
 
 def wide(share):
@@ -246,90 +228,6 @@ def test_mining_names_dropping_as_an_alternative():
         assert not any("action: drop" in one.reason for one in found), "nothing to convert or drop"
 
 
-def recorded(study):
-    """Return the rows of a recorded comparison."""
-    text = (ROOT / f"docs/results/{study}.json").read_text(encoding="utf-8")
-    return json.loads(text)["rows"]
-
-
-def gain_of(rows, row, than, column):
-    """Return the gains seed by seed, and their spread."""
-    gains = gains_of({name: one["seeds"] for name, one in rows.items()}, row, than, column)
-    return gains, Spread.of(gains)
-
-
-def measured_gains():
-    """Return all gains that the recommendations cite."""
-    groups = [one.values() if isinstance(one, dict) else [one] for one in vars(measured).values()]
-    return [one for group in groups for one in group if isinstance(one, measured.Gain)]
-
-
-@pytest.mark.parametrize("gain", measured_gains(), ids=lambda one: f"{one.row} - {one.than}")
-def test_cited_gains_are_the_recorded_ones(gain):
-    gains, spread = gain_of(recorded(gain.study), gain.row, gain.than, gain.column)
-    figures = [round(one, gain.digits) for one in (spread.mean, *spread.interval)]
-    assert [gain.value, gain.low, gain.high] == figures
-    assert (gain.ahead, gain.seeds) == (sum(one > 0 for one in gains), len(gains))
-    low, high = spread.interval
-    assert gain.open == (low <= 0 <= high), "rounding must not change the verdict"
-
-
-def test_gains_are_written_with_interval_and_seeds():
-    assert str(measured.SAMPLED) == "+5.9 points (+4.7 to +7.1, better on 10 of 10 seeds)"
-    assert str(measured.SAMPLED_ECM).endswith("to +11.4, better on 5 of 5 seeds, open)")
-    assert str(measured.RANDOM_ECM_DENSE_ITM).startswith("+0.045 (+0.018 to")
-
-
-def test_docs_cite_the_measured_figures():
-    page = " ".join((ROOT / "docs/analysis.md").read_text(encoding="utf-8").split())
-    value = {name: abs(one.value) for name, one in vars(measured).items() if hasattr(one, "ahead")}
-    alphas = [abs(measured.ALPHAS[alpha].value) for alpha in (0.1, 0.2, 0.5)]
-    for phrase in (
-        f"ITC alone is {value['S_ITC']} points lower with S-ITC",
-        f"and {value['S_ITC_16']} points lower in those of 16",
-        f"it is {value['S_ITC_RERANKED']} and {value['S_ITC_RERANKED_16']} points lower (open)",
-        "by {} points with .1 (open), {} with .2 and {} with .5".format(*alphas),
-        f"by {value['SAMPLED']} points on ten of ten seeds",
-        f"hardest negatives by {value['EIGHTH']}.",
-        f"dropping was {value['DROP_MAFA']} points better than converting",
-        f"For ECM with half of the data, it was {value['CONVERT_HALF']} points better (open)",
-    ):
-        assert phrase in page
-
-
-@pytest.mark.parametrize(
-    "changes, study, row",
-    [
-        pytest.param({}, "compare_settings", "ECM, M = train / 2", id="group and mine"),
-        pytest.param(
-            {"quality": POOR}, "compare_settings", "GRIT-VLP, M = train / 8", id="group only"
-        ),
-        pytest.param(
-            {"quality": POOR, "grouped": {(32, 4096): THIRD}},
-            *("compare_settings", "GRIT-VLP, negatives sampled"),
-            id="group only, no small search space",
-        ),
-        pytest.param(
-            {"random": {32: MANY}}, "compare_clustered", "ALBEF-base + ECM", id="mine only"
-        ),
-        pytest.param(
-            {"random": {32: MANY}, "con_d": None, "quality": None},
-            *("compare_clustered", "ALBEF-base"),
-            id="neither",
-        ),
-    ],
-)
-def test_advised_settings_are_those_of_a_compared_system(changes, study, row):
-    advised = {one.option: one.value for one in advice_of(evidence(**changes)) if one.is_setting}
-    options = recorded(study)[row]["options"]
-    assert advised[ENABLED] == options.get(ENABLED, True)
-    assert advised[TYPE] == options[TYPE]
-    assert advised[NEGATIVES] == options.get(NEGATIVES, StepSettings.negatives)
-    mines = "model.mafa.con_d.arch" in options
-    assert (advised.get(ACTION) == "convert") == mines and ACTION not in options
-    assert SOFT_ALPHA not in advised
-
-
 def test_without_mining_the_reason_names_sampled_negatives():
     """With it they are open, and the reason says so."""
     for changes in {"quality": POOR}, {"quality": POOR, "grouped": {(32, 4096): THIRD}}:
@@ -430,131 +328,6 @@ def test_bound_of_the_lift_is_a_likelihood_ratio(base, others):
     precision = 2 * others * base / (2 * others * base + others * (1 - base))
     assert precision / base == pytest.approx(least_lift(base))
     assert least_lift(base) < 1 / base
-
-
-COMPARISONS = (
-    "compare_clustered",
-    "compare_settings",
-    "compare_16",
-    "compare_fresh",
-    "compare_ten_more",
-    "compare_dense",
-    "methods_clustered",
-    "methods_dense",
-    "methods_ucm",
-)
-FALSE, PRECISION = "false_negative_rate", "con_d_precision"
-
-
-def advised_by(rows, mined):
-    """Return what the rules advise about the shares and the Con-D of a recorded comparison.
-
-    Args:
-        mined: the row whose Con-D is used.
-
-    Returns:
-        whether to group, and whether to mine.
-    """
-
-    def share(row, column):
-        return Estimate(*[rows[row]["spread"][column]["mean"] / 100] * 3)
-
-    precision, base = share(mined, PRECISION), share(mined, FALSE)
-    lift = Estimate(*[precision.value / base.value] * 3)
-    found = by_option(
-        evidence(
-            random={32: share("ALBEF-base", FALSE)},
-            grouped={(32, 1024): share("GRIT-VLP", FALSE)},
-            quality=Quality(TRUTH, 900, 300, precision, base, lift),
-        )
-    )
-    return found[ENABLED][0], found[ACTION][0] == "convert"
-
-
-@pytest.mark.parametrize("study", COMPARISONS)
-def test_rules_agree_with_the_recorded_comparisons(study):
-    """Neither advised choice retrieves significantly worse than its opposite or than no method."""
-    rows, ucm = recorded(study), study == "methods_ucm"
-    column = "img_map_r" if ucm else "any_r1"
-    systems = {
-        (False, False): "ALBEF-base",
-        (True, False): "GRIT-VLP",
-        (False, True): "random + ECM" if ucm else "ALBEF-base + ECM",
-        (True, True): "ECM",
-    }
-    group, mine = advised_by(rows, "ECM")
-    compared = 0
-    for other in (not group, mine), (group, not mine), (False, False):
-        names = systems[group, mine], systems[other]
-        if other == (group, mine) or not set(names) <= rows.keys():
-            continue
-        _, spread = gain_of(rows, *names, column)
-        assert spread.interval[1] >= 0, f"{names[0]} is worse than {names[1]}"
-        compared += 1
-    assert compared >= 2
-
-
-@pytest.mark.parametrize("study", COMPARISONS)
-def test_mining_is_advised_where_it_leaves_fewer_false_negatives(study):
-    rows = recorded(study)
-    pairs = [
-        ("ECM", "GRIT-VLP"),
-        ("ALBEF-base + ECM", "ALBEF-base"),
-        ("random + ECM", "ALBEF-base"),
-    ]
-    for row, than in pairs:
-        if row in rows:
-            gains, _ = gain_of(rows, than, row, "false_negative_rate_in_itm")
-            assert min(gains) > 0 and advised_by(rows, row)[1]
-    if study == "methods_ucm":
-        row = "random + ECM, margin of Con-D"
-        assert gain_of(rows, row, "random + ECM", "img_map_r")[1].mean < 0
-        assert not advised_by(rows, row)[1]
-
-
-def test_reasons_agree_with_the_comparisons_that_they_do_not_cite_in_figures():
-    """No labels clearly above the consistency loss; dropping and mining with three seeds."""
-    for study in COMPARISONS[:-1]:
-        rows = recorded(study)
-        for row in {"S-ITC", "pseudo-positives", "intra-modal targets"} & rows.keys():
-            for column in "any_r1", "itc_r1":
-                assert gain_of(rows, row, "GRIT-VLP", column)[1].interval[0] <= 0
-    dense, ucm = recorded("methods_dense"), recorded("methods_ucm")
-    open_ones = [
-        (dense, "ECM", "ECM, dropped", "any_r1"),
-        (ucm, "ECM", "ECM, dropped", "img_map_r"),
-        (ucm, "random + ECM", "ALBEF-base", "img_map_r"),
-    ]
-    for one in open_ones:
-        _, spread = gain_of(*one)
-        assert spread.n == 3 and spread.interval[0] < 0 < spread.interval[1]
-    assert gain_of(ucm, "random + ECM", "ALBEF-base", "itm_auc_same")[1].interval[0] > 0
-    assert "no compared labels were clearly better" in reasons.CONSISTENCY
-    assert "there was no clear difference (three seeds)" in reasons.DROPPING
-    assert "did not change clearly, and ITM improved (three seeds)" in reasons.WITHOUT_GROUPING
-
-
-def test_page_says_what_the_rules_were_tested_on():
-    """As many seeds as the comparisons have, and no run for the bound on ITM's loss."""
-    seeds = {one["n"] for s in COMPARISONS for one in [recorded(s)["ECM"]["spread"][FALSE]]}
-    assert (min(seeds), max(seeds)) == (3, 10) and "(three to ten seeds)" in HYPOTHESIS
-    untested = "the bound on the fall of ITM's loss was compared with no recorded run"
-    assert untested in HYPOTHESIS
-    for itm in FALLS, IS_FLAT:
-        assert "no recorded run" in advice_of(evidence(itm=itm))[0].reason
-
-
-@pytest.mark.parametrize("system, quality", [("GRIT-VLP", POOR), ("ECM", GOOD)])
-def test_search_space_agrees_with_the_recorded_comparison(system, quality):
-    """The advised one has the best retrieval of those recorded."""
-    names = {512: f"{system}, M = train / 8", 2048: f"{system}, M = train / 2", 4096: system}
-    rows = recorded("compare_settings")
-    spread = {m: rows[name]["spread"] for m, name in names.items()}
-    best = max(names, key=lambda m: spread[m]["any_r1"]["mean"])
-    assert best in search_spaces(1280, 32, 4096), "the best one is counted by default"
-    shares = {m: one["false_negative_rate"]["mean"] / 100 for m, one in spread.items()}
-    grouped = {(32, m): Estimate(*[share] * 3) for m, share in shares.items()}
-    assert by_option(evidence(grouped=grouped, quality=quality))[SPACE] == (best, UNCERTAIN)
 
 
 SHARES = st.floats(0, 1)

@@ -1,7 +1,7 @@
 """Gains of the recorded comparisons that the recommendations cite.
 
 The files in docs/results are not part of the installed package, so the figures are repeated here.
-tests/analysis/test_advise.py recomputes every one of them.
+tests/analysis/test_advice_results.py recomputes every one of them.
 """
 
 from __future__ import annotations
