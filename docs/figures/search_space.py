@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 from lavis_mafa.io.files import write_text
 from lavis_mafa.pages.charts import Curve, Series, curves_svg
@@ -24,14 +23,14 @@ FIGURES = {
 def svg() -> str:
     """Return the figure: false negatives and retrieval for each search space, mean and spread."""
     recorded = json.loads(RECORDED.read_text("utf-8"))
-    pairs = recorded["parameters"]["train_size"]
+    pairs, rows = recorded["parameters"]["train_size"], recorded["rows"]
     curves = []
     for column, label in FIGURES.items():
         curve = Curve("", x_label="search space M (pairs)", y_label=label, log_x=True)
         for system in SYSTEMS:
             series = Series(system)
             for divisor, end in PARTS.items():
-                spread = Spread(**_spread(recorded, system + end, column))
+                spread = Spread(**rows[system + end]["spread"][column])
                 series.x.append(pairs // divisor)
                 series.y.append(spread.mean)
                 series.spread.append(spread.sd)
@@ -40,11 +39,6 @@ def svg() -> str:
     drawn = curves_svg(curves)
     assert drawn is not None
     return drawn
-
-
-def _spread(recorded: dict[str, Any], row: str, column: str) -> dict[str, Any]:
-    found: dict[str, Any] = recorded["rows"][row]["spread"][column]
-    return found
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,14 @@ BASE, RANDOM_ECM = "ALBEF-base", "ALBEF-base + ECM"
 SYSTEMS = [BASE, RANDOM_ECM, "GRIT-VLP", "ECM", "MAFA"]
 FALSE = "false_negative_rate_in_itm"
 APART = 0.16  # of the data sets' marks in one system's place
+
+
+@cache
+def recorded_rows(file: str) -> dict[str, Any]:
+    """Return the rows of recorded results, by name."""
+    text = (HERE.parent / f"results/{file}.json").read_text("utf-8")
+    rows: dict[str, Any] = json.loads(text)["rows"]
+    return rows
 
 
 @dataclass(frozen=True)
@@ -37,9 +46,7 @@ class DataSet:
     def rows_of(self, system: str) -> dict[str, Any]:
         """Return the recorded rows that include a system, by name."""
         file = self.random_ecm_file if system == RANDOM_ECM else ""
-        text = (HERE.parent / f"results/{file or self.file}.json").read_text("utf-8")
-        rows: dict[str, Any] = json.loads(text)["rows"]
-        return rows
+        return recorded_rows(file or self.file)
 
 
 DATA_SETS = (

@@ -113,8 +113,8 @@ def run(args: argparse.Namespace) -> int:
         if args.list:
             print("\n".join(listed(plan.study)))
             return 0
-        if args.recorded:
-            pool(plan, args.recorded, args.results)
+        if plan.recorded:
+            pool(plan, args.results)
             return 0
         verify(plan)
         if args.dry_run:

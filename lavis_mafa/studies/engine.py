@@ -64,13 +64,13 @@ def prepare(request: Request) -> Plan:
     processes, at_once = request.processes or study.processes, request.at_once or study.at_once
     study = replace(study, processes=processes, at_once=at_once)
     study = narrowed(study, request.rows, request.columns, request.given)
-    recorded = seeds_of(read_recorded(request.recorded))
-    seeds = list(dict.fromkeys(request.seeds or recorded or study.seeds))
+    recorded = read_recorded(request.recorded)
+    seeds = list(dict.fromkeys(request.seeds or seeds_of(recorded) or study.seeds))
     output = request.output or Path("output/study") / (study.at or study.path.stem)
     plan = make_plan(study, output.resolve(), seeds)
     if study.at == "":  # no other study shares the folder
         plan.results = plan.output
-    plan.command = command_of(request, study, seeds)
+    plan.command, plan.recorded = command_of(request, study, seeds), recorded
     return plan
 
 
@@ -98,8 +98,7 @@ def conduct(plan: Plan, results: Path | None = None) -> tuple[Figures, int]:
         measure_all(plan)
         figures, problems = figures_of(plan)
         path = write_all(plan, figures, results)
-    print(path.read_text(encoding="utf-8"))
-    print(f"written: {path}, {plan.results / PAGE}")
+    _show(plan, path)
     for problem in problems:
         print(f"\n{problem}")
     for name, why in failed.items():
@@ -107,17 +106,18 @@ def conduct(plan: Plan, results: Path | None = None) -> tuple[Figures, int]:
     return figures, 1 if failed or problems else 0
 
 
-def pool(plan: Plan, recorded: Sequence[Path], results: Path | None = None) -> None:
-    """Report the pooled figures of recorded results, instead of running the study.
+def pool(plan: Plan, results: Path | None = None) -> None:
+    """Report the pooled figures of the plan's recorded results, instead of running the study.
 
     Raises:
-        ValueError: if the files do not fit together or the study.
+        StudyError: if they do not fit together or the study.
     """
-    found = read_recorded(recorded)
-    figures = pooled_figures(plan.study, found)
-    notes = [*notes_on(found), *plan.study.notes]
-    plan.study = replace(plan.study, notes=notes)
-    path = write_all(plan, figures, results)
+    figures = pooled_figures(plan.study, plan.recorded)
+    plan.study = replace(plan.study, notes=[*notes_on(plan.recorded), *plan.study.notes])
+    _show(plan, write_all(plan, figures, results))
+
+
+def _show(plan: Plan, path: Path) -> None:
     print(path.read_text(encoding="utf-8"))
     print(f"written: {path}, {plan.results / PAGE}")
 

@@ -57,6 +57,7 @@ class Plan:
         given: existing checkpoints that replace shared runs, by name.
         command: reproduces the study.
         results: where the report is written.
+        recorded: recorded results to pool instead of running, by path (`recorded.read_recorded`).
     """
 
     study: Study
@@ -68,6 +69,7 @@ class Plan:
     judges: dict[int, list[Job]] = field(default_factory=dict)
     given: dict[str, str] = field(default_factory=dict)
     command: str = ""
+    recorded: Mapping[Path, Mapping[str, Any]] = field(default_factory=dict)
 
 
 def narrowed(

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lavis_mafa.analysis.judged_pairs import Judged
-from lavis_mafa.datasets.judgements import LABELS as LABELS
+from lavis_mafa.datasets.judgements import LABELS
 from lavis_mafa.io.files import is_number
 from lavis_mafa.metrics.binary import TENTHS, interval_of
 
