@@ -57,7 +57,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--list", action="store_true", help="print rows and columns, and exit")
     parser.add_argument(
-        "--dry-run", action="store_true", help="check everything, print all runs, and exit"
+        "--dry-run",
+        action="store_true",
+        help="check everything, print what would be done, and exit",
     )
 
 
@@ -113,12 +115,12 @@ def run(args: argparse.Namespace) -> int:
         if args.list:
             print("\n".join(listed(plan.study)))
             return 0
-        if plan.recorded:
-            pool(plan, args.results)
-            return 0
         verify(plan)
         if args.dry_run:
             print("\n".join(commands_of(plan)))
+        elif plan.recorded:
+            pool(plan, args.results)
+            return 0
         refuse_missing(plan)
     except ValueError as error:
         print(error)

@@ -80,6 +80,9 @@ def verify(plan: Plan) -> None:
     Raises:
         ValueError: naming all problems of one kind.
     """
+    if plan.recorded:
+        pooled_figures(plan.study, plan.recorded)
+        return
     check(plan)
     function_of(plan)
     refuse_other_commands(plan.jobs.values())
@@ -157,7 +160,10 @@ def listed(study: Study) -> list[str]:
 
 
 def commands_of(plan: Plan) -> list[str]:
-    """Return lines that list all runs, their state and their commands."""
+    """Return lines that say what would be done: all runs, their state and their commands."""
+    if plan.recorded:
+        rows, seeds = len(plan.study.rows), len(plan.seeds)
+        return [f"{rows} rows of {seeds} seeds would be pooled; nothing was written"]
     lines = []
     for job in plan.jobs.values():
         state = "done" if job.done else "begun" if job.folder.is_dir() else "to do"

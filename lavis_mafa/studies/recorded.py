@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lavis_mafa.studies.parts import Study, StudyError
+from lavis_mafa.studies.self_checks import CONTENT, Checks
 
 Pooled = dict[str, dict[int, dict[str, float | None]]]
 
@@ -23,7 +24,12 @@ def read_recorded(paths: Sequence[Path]) -> dict[Path, Mapping[str, Any]]:
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
             seeds = [row["seeds"] for row in content["rows"].values()]
-            known = isinstance(content["parameters"], dict) and all(map(_are_seeds, seeds))
+            checks = [row.get("self_check", {}) for row in content["rows"].values()]
+            known = isinstance(content["parameters"], dict)
+            known = known and all(map(_are_seeds, [*seeds, *checks]))
+            known = known and all(
+                set(CONTENT) <= set(one) for own in checks for one in own.values()
+            )
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(_not_results(path, f"{type(error).__name__}: {error}")) from None
         if not known:
@@ -78,6 +84,16 @@ def pooled_figures(study: Study, recorded: Mapping[Path, Mapping[str, Any]]) -> 
                 pooled[row.name][int(seed)] = {name: own.get(name) for name in names}
     if problems:
         raise StudyError(study.path, problems)
+    return pooled
+
+
+def pooled_checks(study: Study, recorded: Mapping[Path, Mapping[str, Any]]) -> Checks:
+    """Return Con-D's self-checks by row and seed. Rows that a file has no check of are left out."""
+    pooled: dict[str, dict[int, Mapping[str, Any]]] = {}
+    for row in study.rows:
+        parts = [content["rows"][row.name].get("self_check", {}) for content in recorded.values()]
+        if all(parts):
+            pooled[row.name] = {int(seed): own for part in parts for seed, own in part.items()}
     return pooled
 
 

@@ -20,6 +20,7 @@ from lavis_mafa.studies.figure import curve_of, log_curve
 from lavis_mafa.studies.measure import headline_of, measured
 from lavis_mafa.studies.parts import MEASURED, Column, Row
 from lavis_mafa.studies.plan import Job, Plan
+from lavis_mafa.studies.recorded import pooled_checks
 from lavis_mafa.studies.runs import about, written
 from lavis_mafa.studies.self_checks import Checks, self_checks_of, self_checks_table
 from lavis_mafa.studies.spread import (
@@ -253,15 +254,17 @@ def _number(value: Any, digits: int) -> str | None:
 
 
 def _rows_table(plan: Plan) -> Table:
-    """Return what each row sets, and where its first seed was run."""
+    """Return what each row sets, and where its first seed was run, unless it was run elsewhere."""
     rows = plan.study.rows
     sources = ["source"] if any(row.source for row in rows) else []
-    table = Table(ROWS, ["row", *sources, "options", "folders"])
+    table = Table(ROWS, ["row", *sources, "options", *([] if plan.recorded else ["folders"])])
     for row in rows:
-        jobs = plan.of[row.name][plan.seeds[0]].values()
-        folders = " ".join(str(job.folder.relative_to(plan.output)) for job in jobs)
-        source: list[Cell] = [row.source or None] if sources else []
-        table.rows.append([row.name, *source, shown_options(row), folders])
+        cells: list[Cell] = [row.source or None] if sources else []
+        cells.append(shown_options(row))
+        if not plan.recorded:
+            jobs = plan.of[row.name][plan.seeds[0]].values()
+            cells.append(" ".join(str(job.folder.relative_to(plan.output)) for job in jobs))
+        table.rows.append([row.name, *cells])
     return table
 
 
@@ -288,7 +291,8 @@ def write_all(plan: Plan, figures: Figures, path: Path | None = None) -> Path:
         picture.unlink(missing_ok=True)
     else:
         write_text(picture, svg)
-    checks = self_checks_of(plan)
+    recorded = plan.recorded
+    checks = pooled_checks(study, recorded) if recorded else self_checks_of(plan)
     checks_table = self_checks_table(checks)
     tables = [*tables_of(plan, figures), *checks_table]
     origin = about(plan.command)
@@ -363,7 +367,7 @@ def _content(
     study = plan.study
     rows = {}
     for row in study.rows:
-        jobs = plan.of[row.name]
+        jobs = {} if plan.recorded else plan.of[row.name]
         rows[row.name] = {
             "cells": dict(row.cells),
             "run": row.run,

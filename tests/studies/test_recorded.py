@@ -104,7 +104,14 @@ def test_results_that_do_not_fit_together_are_refused(tmp_path, capsys, seeds, c
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", "{}", '{"rows": {"ECM": {"seeds": {"x": {}}}}, "parameters": {}}']
+    "text",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"rows": {"ECM": {"seeds": {"x": {}}}}, "parameters": {}}',
+        '{"rows": {"ECM": {"seeds": {}, "self_check": {"0": {"auc": 1}}}}, "parameters": {}}',
+    ],
 )
 def test_other_files_are_refused(tmp_path, capsys, text):
     path = tmp_path / "other.json"
@@ -117,3 +124,59 @@ def test_other_files_are_refused(tmp_path, capsys, text):
 def test_seeds_are_those_of_the_files(tmp_path, capsys):
     assert pool(tmp_path, part(tmp_path / "a.json", {0}), more=["--seeds", "1"])[0] == 2
     assert "--seeds and --recorded" in capsys.readouterr().out
+
+
+def checked(auc):
+    """Give every row the self-check of a Con-D with this AUC, for each of its seeds."""
+    above = [{"threshold": 0.8, "own": 0.9, "random": 0.01}]
+    check = {"name": "Con-D", "pairs": 256, "auc": auc, "above": above, "problems": []}
+
+    def change(content):
+        for row in content["rows"].values():
+            row["self_check"] = dict.fromkeys(row["seeds"], check)
+
+    return change
+
+
+def test_self_checks_are_pooled(tmp_path):
+    files = [
+        part(tmp_path / f"{auc}.json", {seed}, checked(auc)) for seed, auc in enumerate((0.8, 0.9))
+    ]
+    status, out = pool(tmp_path, *files)
+    assert not status
+    rows = json.loads(out.with_suffix(".json").read_text(encoding="utf-8"))["rows"]
+    assert {seed: own["auc"] for seed, own in rows["ECM"]["self_check"].items()} == {
+        "0": 0.8,
+        "1": 0.9,
+    }
+    line = next(one for one in out.read_text(encoding="utf-8").splitlines() if "0.850 ± " in one)
+    assert words(line)[:5] == ["ALBEF-base", "2", "0.850", "±", "0.071"]
+
+
+def test_rows_without_a_self_check_in_one_file_have_none(tmp_path):
+    """A mean over some of the seeds only would stand beside figures of all."""
+    files = part(tmp_path / "a.json", {0}, checked(0.8)), part(tmp_path / "b.json", {1})
+    status, out = pool(tmp_path, *files)
+    assert not status
+    rows = json.loads(out.with_suffix(".json").read_text(encoding="utf-8"))["rows"]
+    assert not any(row["self_check"] for row in rows.values())
+
+
+def test_pooled_results_name_no_folders_of_runs(tmp_path):
+    """The runs may have been anywhere."""
+    status, out = pool(tmp_path, part(tmp_path / "a.json", {0}))
+    assert not status and "| folders |" not in out.read_text(encoding="utf-8")
+    rows = json.loads(out.with_suffix(".json").read_text(encoding="utf-8"))["rows"]
+    assert not any(row["folders"] for row in rows.values())
+
+
+def test_dry_run_writes_nothing(tmp_path, capsys):
+    status, out = pool(tmp_path, part(tmp_path / "a.json", {0, 1}), more=["--dry-run"])
+    assert not status and not out.exists() and not (tmp_path / "output").exists()
+    assert "3 rows of 2 seeds would be pooled; nothing was written" in capsys.readouterr().out
+
+
+def test_dry_run_refuses_what_does_not_fit(tmp_path, capsys):
+    files = part(tmp_path / "a.json", {0}), part(tmp_path / "b.json", {0})
+    assert pool(tmp_path, *files, more=["--dry-run"])[0] == 2
+    assert "another file has seed 0 too" in capsys.readouterr().out
