@@ -27,6 +27,7 @@ GOOD = Quality(
 POOR = dataclasses.replace(GOOD, lift=Estimate(1.3, 1.1, 1.5), reaching=None)
 FALLS = Fall(4, 0.4, 0.3, Estimate(0.25, 0.2, 0.3))
 IS_FLAT = Fall(4, 0.4, 0.398, Estimate(0.005, -0.01, 0.02))
+ON_PLATEAU = Fall(4, 0.637, 0.634, Estimate(0.005, 0.004, 0.006))
 
 
 def evidence(**changes):
@@ -41,4 +42,5 @@ def evidence(**changes):
 
 
 def by_option(found):
-    return {one.option: (one.value, one.certainty) for one in advice_of(found)}
+    """Return the advised value and its certainty by option, without conditional settings."""
+    return {one.option: (one.value, one.certainty) for one in advice_of(found) if not one.condition}

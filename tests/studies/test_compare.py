@@ -164,13 +164,13 @@ def test_fine_tuning_differs_only_in_the_checkpoint_that_it_starts_from(plan, na
     assert own["datasets"]["toy_scenes"]["build_info"]["seed"] not in (0, 1), "other pictures"
 
 
-@pytest.mark.parametrize("at", ["dense", "blip", "blip2"])
+@pytest.mark.parametrize("at", ["dense", "sparse", "blip", "blip2"])
 def test_the_comparison_is_accepted_elsewhere(at):
     rows = ["base", "grit", "ecm", "mafa"]
     plan = plan_for(FOLDER, at=at, seeds=[3], rows=rows)
     check(plan)
     data = config_of(job_of(plan, "mafa")).datasets_cfg.toy_scenes
-    assert data.build_info.preset == ("dense" if at == "dense" else "clustered")
+    assert data.build_info.preset == (at if at in ("dense", "sparse") else "clustered")
 
 
 def test_runs_are_ordered_after_their_dependencies(plan, runs):

@@ -25,6 +25,20 @@ WITHOUT_GROUPING = (
     "change clearly, and ITM improved (three seeds)."
 )
 
+ON_PLATEAU = (
+    "ITM has learned next to nothing from them, because it knows too little yet or because too "
+    "many of them match. Train on with random mini-batches first, and with uniform negatives "
+    "(warm_up_negatives) if that does not help: on UCM-Captions its loss was "
+    f"{measured.ITM_SAMPLED.value:.3f} after six epochs of sampled negatives, a quarter of them "
+    f"false, and {measured.ITM_UNIFORM.value:.3f} where the last two had uniform ones."
+)
+STILL_FALLS = (
+    "That it still falls is no reason against grouping: in the clustered toy world it fell from "
+    f"{measured.ITM_WARM_UP.value:.3f} after the warm-up to {measured.ITM_RANDOM.value:.3f} with "
+    "further random mini-batches, and grouping instead gained "
+    f"{measured.GROUPING} in R@1 against any valid pair."
+)
+
 CONSISTENCY = (
     "With grouping, no compared labels were clearly better than GRIT-VLP's consistency loss. S-ITC "
     "(alpha .2) instead of it changed R@1 of ITC alone in the clustered toy world by "
@@ -83,6 +97,14 @@ WITH_S_ITC = (
     f"consistency loss changed R@1 of ITC alone by {_by_alpha(measured.ALPHAS)}, and R@1 after "
     f"re-ranking by {_by_alpha(measured.ALPHAS_RERANKED)}. Uncertain: this was measured in one toy "
     "world."
+)
+
+SAME_HIGH = (
+    "The value at which matching pairs are above it sufficiently more often than others. A high "
+    "precision is not needed: in the clustered toy world Con-D's was "
+    f"{measured.PRECISION.value:.3g} % at a base rate of {measured.BASE_RATE.value:.3g} % and a "
+    "threshold of 0.8, and a perfect Con-D instead of it changed R@1 of ECM by "
+    f"{measured.ORACLE}. Uncertain: thresholds were not compared."
 )
 
 ONE_WORLD = "Uncertain: search spaces were compared over several seeds in one toy world only."

@@ -59,8 +59,8 @@ HYPOTHESIS = (
     "second. In the recorded comparisons of these three (three to ten seeds) neither the advised "
     "grouping nor the advised mining retrieves significantly worse than its opposite. This is no "
     "independent test, since the bounds were chosen with these results in view, and the bound on "
-    "the fall of ITM's loss was compared with no recorded run. The rules are a hypothesis about "
-    "other data: compare short runs with and without the advised settings before a long one."
+    "ITM's loss is a guess. The rules are a hypothesis about other data: compare short runs with "
+    "and without the advised settings before a long one."
 )
 INTERVALS = "Intervals are 95 %; a difference is open if its interval contains 0."
 # Pairs up to which parts of the data are counted by default: a larger search space takes longer to

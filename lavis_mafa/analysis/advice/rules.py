@@ -7,6 +7,8 @@ those of a system that was compared over several seeds, with ALBEF (docs/results
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -28,9 +30,12 @@ MOST_GROUPED = 1 / 3
 # eighth, a half and all of the data gave 10, 24 to 26 and 30 to 34 %: the first was best without
 # mining, the second with ECM (docs/results.md, How large should the search space be?).
 BEST_GROUPED, BEST_MINED = 0.15, 0.28
-# Relative fall of ITM's loss over an epoch of random mini-batches, below which it counts as flat.
-# A guess: no recorded run was compared with it.
-FLAT = 0.05
+# ITM's loss if every pair gets the same probability: of an anchor's three pairs, one matches.
+PLATEAU = math.log(3) - 2 / 3 * math.log(2)
+# Share of it above which ITM counts as not having left it. A guess: where grouping was compared,
+# ITM had either left it (a third of it in the clustered toy world, where grouping helped) or the
+# loss was not recorded.
+LEFT = 0.9
 # Likelihood ratio of Con-D at ``high``: how many times as often a pair that matches is above it as
 # one that does not. In grouped mini-batches of the two toy worlds and of UCM-Captions it was 2.8 to
 # 6.9 where mining improved ITM. At 1.4 (a margin rule on UCM-Captions) retrieval fell, and a Con-D
@@ -119,7 +124,7 @@ def _grouping(evidence: Evidence, mines: bool) -> list[Advice]:
         _at_most(spaces[space], MOST_GROUPED, f"in mini-batches grouped with M = {space}"),
     ]
     if evidence.itm is not None:
-        checks.append(_flat(evidence.itm))
+        checks.append(_left_plateau(evidence.itm))
     group = all(check.holds for check in checks)
     deciding = [check for check in checks if check.holds == group]
     # All conditions must hold to group; a single one that clearly fails is enough not to.
@@ -149,16 +154,18 @@ def _at_most(share: Estimate, bound: float, where: str) -> _Check:
     return _Check(share.value <= bound, not share.crosses(bound), text)
 
 
-def _flat(itm: Fall) -> _Check:
-    flat = itm.share.value < FLAT
+def _left_plateau(itm: Fall) -> _Check:
+    left = itm.after < LEFT * PLATEAU
     text = (
-        f"ITM's loss on random mini-batches fell by {_percent(itm.share)} in epoch {itm.epoch} "
-        f"({itm.before:.4g} to {itm.after:.4g}; bound: {100 * FLAT:g} %, a guess that no recorded "
-        "run was compared with)"
+        f"ITM's loss on random mini-batches is {itm.after:.4g} in epoch {itm.epoch}, and was "
+        f"{itm.before:.4g} in the epoch before; a model that knows nothing has {PLATEAU:.3g} "
+        f"(bound: {LEFT * PLATEAU:.3g}, a guess)."
     )
-    text += "." if flat else ": random mini-batches still teach, so train on with them first."
-    # A fall above an untested bound alone is no clear reason against grouping.
-    return _Check(flat, flat and not itm.share.crosses(FLAT), text)
+    if not left:
+        # An untested bound alone is no clear reason against grouping.
+        return _Check(False, False, f"{text} {reasons.ON_PLATEAU}")
+    falls = itm.share.low > 0
+    return _Check(True, True, f"{text} {reasons.STILL_FALLS}" if falls else text)
 
 
 def _remarks(evidence: Evidence, group: bool) -> list[str]:
@@ -170,7 +177,7 @@ def _remarks(evidence: Evidence, group: bool) -> list[str]:
             "pairs: give --checkpoint, after a warm-up with random mini-batches."
         )
     if evidence.itm is None and group:
-        found.append("Whether ITM's loss on random mini-batches is flat is unknown: give --run.")
+        found.append("Whether ITM has left its plateau is unknown: give --run.")
     smaller = [
         b
         for b, share in evidence.random.items()
@@ -283,7 +290,7 @@ def _mining(evidence: Evidence) -> list[Advice]:
     certain = not checked and not quality.lift.crosses(bound)
     certain = certain and quality.source != JUDGEMENTS
     action = _action(CONVERT if convert else "keep", reason, CLEAR if certain else UNCERTAIN)
-    return [action, *_high(evidence)]
+    return [action, *(_same_high(evidence) if convert else _high(evidence))]
 
 
 def _action(value: str, reason: str, certainty: str) -> Advice:
@@ -322,6 +329,15 @@ def _found(name: str, quality: Quality, evidence: Evidence) -> str:
         f"of the {quality.above} with a probability above {evidence.high:g} by {name} "
         f"{_percent(quality.precision)}"
     )
+
+
+def _same_high(evidence: Evidence) -> list[Advice]:
+    """Return ``high`` of the config, at which the lift suffices, and the one for a precision."""
+    found = [Advice(f"{CONNECTIONS}.high", evidence.high, reasons.SAME_HIGH, UNCERTAIN)]
+    if evidence.quality is None or evidence.quality.reaching is None:
+        return found
+    condition = f"for a precision of {100 * PRECISION:g} %"
+    return [*found, *(dataclasses.replace(one, condition=condition) for one in _high(evidence))]
 
 
 def _high(evidence: Evidence) -> list[Advice]:
