@@ -17,7 +17,13 @@ from lavis_mafa.studies.measure import function_of, measure_all
 from lavis_mafa.studies.parts import Study, StudyError
 from lavis_mafa.studies.plan import Plan, check, make_plan, narrowed
 from lavis_mafa.studies.read import read_study
-from lavis_mafa.studies.recorded import notes_on, pooled_figures, read_recorded, seeds_of
+from lavis_mafa.studies.recorded import (
+    notes_on,
+    pooled_figures,
+    read_recorded,
+    seeds_of,
+    shared_columns,
+)
 from lavis_mafa.studies.results import PAGE, figures_of, shown_options, write_all
 from lavis_mafa.studies.runs import exclusive, refuse_other_commands, run_all, shown_command
 from lavis_mafa.studies.spread import Figures
@@ -116,7 +122,11 @@ def pool(plan: Plan, results: Path | None = None) -> None:
         StudyError: if they do not fit together or the study.
     """
     figures = pooled_figures(plan.study, plan.recorded)
-    plan.study = replace(plan.study, notes=[*notes_on(plan.recorded), *plan.study.notes])
+    plan.study = replace(
+        plan.study,
+        columns=shared_columns(plan.study, plan.recorded),
+        notes=[*notes_on(plan.recorded), *plan.study.notes],
+    )
     _show(plan, write_all(plan, figures, results))
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lavis_mafa.studies.parts import Study, StudyError
+from lavis_mafa.studies.parts import Column, Study, StudyError
 from lavis_mafa.studies.self_checks import CONTENT, Checks
 
 Pooled = dict[str, dict[int, dict[str, float | None]]]
@@ -54,18 +54,20 @@ def seeds_of(recorded: Mapping[Path, Mapping[str, Any]]) -> list[int]:
     return sorted({int(seed) for row in rows for seed in row["seeds"]})
 
 
+def shared_columns(study: Study, recorded: Mapping[Path, Mapping[str, Any]]) -> list[Column]:
+    """Return the study's columns that all files have."""
+    files = recorded.values()
+    return [one for one in study.columns if all(one.name in file["columns"] for file in files)]
+
+
 def pooled_figures(study: Study, recorded: Mapping[Path, Mapping[str, Any]]) -> Pooled:
-    """Return figures by row, seed and column. Columns that one of the files lacks are left out.
+    """Return figures by row, seed and column of `shared_columns`.
 
     Raises:
         StudyError: if a file has other parameters, lacks a row of the study or has other options
             for it, or if two files have the same seed of a row.
     """
-    names = [
-        column.name
-        for column in study.columns
-        if all(column.name in content["columns"] for content in recorded.values())
-    ]
+    names = [column.name for column in shared_columns(study, recorded)]
     problems: list[str] = []
     pooled: Pooled = {row.name: {} for row in study.rows}
     for path, content in recorded.items():

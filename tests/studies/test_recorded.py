@@ -72,6 +72,8 @@ def test_column_that_a_file_lacks_is_left_out(tmp_path):
     assert not status
     rows = json.loads(out.with_suffix(".json").read_text(encoding="utf-8"))["rows"]
     assert all("itm_auc" not in row["spread"] for row in rows.values())
+    table = out.read_text(encoding="utf-8").split("## Retrieval and ITM")[1].split("##")[0]
+    assert "any R@1" in table and "ITM AUC" not in table
     assert rows["ECM"]["spread"]["any_r1"]["n"] == 3
 
 
