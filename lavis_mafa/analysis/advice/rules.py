@@ -1,8 +1,8 @@
 """Apply rules to what was measured of a data set: whether to group and to mine, and how.
 
 The bounds come from experiments on two toy worlds, and were compared with a third one and with one
-data set of photographs (docs/analysis.md, Advise). The advised grouping, labels and negatives are together
-those of a system that was compared over several seeds, with ALBEF (docs/results).
+data set of photographs (docs/analysis.md, Advise). The advised grouping, labels and negatives are
+together those of a system that was compared over several seeds, with ALBEF (docs/results).
 """
 
 from __future__ import annotations
@@ -39,8 +39,9 @@ PLATEAU = math.log(3) - 2 / 3 * math.log(2)
 LEFT = 0.9
 # Likelihood ratio of Con-D at ``high``: how many times as often a pair that matches is above it as
 # one that does not. In grouped mini-batches of two toy worlds and of UCM-Captions it was 2.8 to
-# 6.9 where mining improved ITM; in the sparse toy world it was 2.5, and the gain is open. At 1.4 (a margin rule on UCM-Captions) retrieval fell, and a Con-D
-# that hardly separated grouped pairs (AUC .6) made the trained model worse.
+# 6.9 where mining improved ITM; in the sparse toy world it was 2.5, and the gain is open. At 1.4 (a
+# margin rule on UCM-Captions) retrieval fell, and a Con-D that hardly separated grouped pairs (AUC
+# .6) made the trained model worse.
 LEAST_RATIO = 2.0
 # Alpha of S-ITC for configs that use it: the smallest one that was measured (`measured.ALPHAS`).
 ALPHA = 0.1
