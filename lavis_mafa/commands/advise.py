@@ -3,8 +3,9 @@
 Counts false negatives as `lavis-mafa count` does, in random and grouped mini-batches, and compares
 the figures with bounds. Every recommendation comes with its figures and is clear or uncertain. The
 advised grouping, labels and negatives are those of systems that were compared over several seeds,
-with ALBEF. The bounds were found on two toy worlds and agree with one data set of photographs:
-treat the advice as a hypothesis about other data. Finished counts in --output are reused.
+with ALBEF. The bounds were found on two toy worlds and agree with a third one and with one data set
+of photographs: treat the advice as a hypothesis about other data. Finished counts in --output are
+reused.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         search_spaces="those already counted, else M of the config and an eighth, half and all of "
         "the data up to 10,000 pairs or 4 M; if half of the data is more, M/4 and 4 M too",
         sample="that of the counts in --output, else the largest search space",
-        run=f"{RUN_HELP}. Of a run with random mini-batches: does ITM's loss still fall?",
+        run=f"{RUN_HELP}. Of a run with random mini-batches, also: has ITM left its plateau?",
     )
     parser.add_argument(
         "--labels",

@@ -125,6 +125,10 @@ def pool(plan: Plan, results: Path | None = None) -> None:
     plan.study = replace(
         plan.study,
         columns=shared_columns(plan.study, plan.recorded),
+        # They would come from runs in the output folder, which may be others.
+        curves=[],
+        gallery="",
+        headline="",
         notes=[*notes_on(plan.recorded), *plan.study.notes],
     )
     _show(plan, write_all(plan, figures, results))

@@ -23,19 +23,24 @@ def read_recorded(paths: Sequence[Path]) -> dict[Path, Mapping[str, Any]]:
     for path in paths:
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
-            seeds = [row["seeds"] for row in content["rows"].values()]
-            checks = [row.get("self_check", {}) for row in content["rows"].values()]
-            known = isinstance(content["parameters"], dict)
-            known = known and all(map(_are_seeds, [*seeds, *checks]))
-            known = known and all(
-                set(CONTENT) <= set(one) for own in checks for one in own.values()
-            )
+            known = _are_results(content)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(_not_results(path, f"{type(error).__name__}: {error}")) from None
         if not known:
             raise ValueError(_not_results(path, "its rows have no figures by seed"))
         found[path] = content
     return found
+
+
+def _are_results(content: Any) -> bool:
+    rows = content["rows"].values()
+    objects = [content["parameters"], content["columns"], *(row["options"] for row in rows)]
+    seeds, checks = [row["seeds"] for row in rows], [row.get("self_check", {}) for row in rows]
+    return (
+        all(isinstance(one, dict) for one in objects)
+        and all(map(_are_seeds, [*seeds, *checks]))
+        and all(set(CONTENT) <= set(check) for own in checks for check in own.values())
+    )
 
 
 def _not_results(path: Path, why: str) -> str:
@@ -90,12 +95,13 @@ def pooled_figures(study: Study, recorded: Mapping[Path, Mapping[str, Any]]) -> 
 
 
 def pooled_checks(study: Study, recorded: Mapping[Path, Mapping[str, Any]]) -> Checks:
-    """Return Con-D's self-checks by row and seed. Rows that a file has no check of are left out."""
+    """Return Con-D's self-checks by row and seed, of rows with one for every seed."""
     pooled: dict[str, dict[int, Mapping[str, Any]]] = {}
     for row in study.rows:
-        parts = [content["rows"][row.name].get("self_check", {}) for content in recorded.values()]
-        if all(parts):
-            pooled[row.name] = {int(seed): own for part in parts for seed, own in part.items()}
+        parts = [content["rows"][row.name] for content in recorded.values()]
+        checks = {int(s): own for part in parts for s, own in part.get("self_check", {}).items()}
+        if checks and checks.keys() == {int(seed) for part in parts for seed in part["seeds"]}:
+            pooled[row.name] = checks
     return pooled
 
 

@@ -191,7 +191,8 @@ def _reference_table(plan: Plan, figures: Figures) -> list[Table]:
     if reference is None or not figures.get(reference.row):
         return []
     title = f"Difference to {reference.row} with the same seed"
-    columns = [plan.study.catalogue[name] for name in reference.columns]
+    shown = {column.name: column for column in plan.study.columns}
+    columns = [shown[name] for name in reference.columns if name in shown]
     return [_differences_table(plan, title, columns, differences_to(figures, reference.row))]
 
 

@@ -630,7 +630,11 @@ def test_a_clustered_world_is_grouped_and_counts_are_reused(
     log = write_log(tmp_path / "run", [0.7, 0.63], enabled=False)
     call(*words, "--run", log)
     printed = capsys.readouterr().out
-    assert "reused" in printed and "next to nothing" in printed and f"{ENABLED}=False" in printed
+    assert (
+        "reused" in printed
+        and "too many of the picked negatives match" in printed
+        and f"{ENABLED}=False" in printed
+    )
     assert main([*words, "--run", str(tmp_path)]) == 1
     monkeypatch.undo()
     assert main([*words, "--search-spaces", "128"]) == 1

@@ -72,8 +72,10 @@ def test_column_that_a_file_lacks_is_left_out(tmp_path):
     assert not status
     rows = json.loads(out.with_suffix(".json").read_text(encoding="utf-8"))["rows"]
     assert all("itm_auc" not in row["spread"] for row in rows.values())
-    table = out.read_text(encoding="utf-8").split("## Retrieval and ITM")[1].split("##")[0]
-    assert "any R@1" in table and "ITM AUC" not in table
+    page = out.read_text(encoding="utf-8")
+    for title in "## Retrieval and ITM against", "## Difference to GRIT-VLP":
+        table = page.split(title)[1].split("\n## ")[0]
+        assert "any R@1" in table and "ITM AUC" not in table.split("\n\n")[1]
     assert rows["ECM"]["spread"]["any_r1"]["n"] == 3
 
 
@@ -112,7 +114,10 @@ def test_results_that_do_not_fit_together_are_refused(tmp_path, capsys, seeds, c
         "[]",
         "{}",
         '{"rows": {"ECM": {"seeds": {"x": {}}}}, "parameters": {}}',
-        '{"rows": {"ECM": {"seeds": {}, "self_check": {"0": {"auc": 1}}}}, "parameters": {}}',
+        '{"rows": {}, "parameters": {}}',
+        '{"rows": {"ECM": {"seeds": {}}}, "parameters": {}, "columns": {}}',
+        '{"rows": {"ECM": {"seeds": {}, "options": {}, "self_check": {"0": {"auc": 1}}}}, '
+        '"parameters": {}, "columns": {}}',
     ],
 )
 def test_other_files_are_refused(tmp_path, capsys, text):
@@ -155,9 +160,22 @@ def test_self_checks_are_pooled(tmp_path):
     assert words(line)[:5] == ["ALBEF-base", "2", "0.850", "±", "0.071"]
 
 
-def test_rows_without_a_self_check_in_one_file_have_none(tmp_path):
+def without_seed_2(content):
+    checked(0.8)(content)
+    for row in content["rows"].values():
+        del row["self_check"]["2"]
+
+
+@pytest.mark.parametrize(
+    "seeds, change",
+    [
+        pytest.param({1}, lambda content: None, id="no check"),
+        pytest.param({1, 2}, without_seed_2, id="not of every seed"),
+    ],
+)
+def test_rows_without_a_self_check_of_every_seed_have_none(tmp_path, seeds, change):
     """A mean over some of the seeds only would stand beside figures of all."""
-    files = part(tmp_path / "a.json", {0}, checked(0.8)), part(tmp_path / "b.json", {1})
+    files = part(tmp_path / "a.json", {0}, checked(0.8)), part(tmp_path / "b.json", seeds, change)
     status, out = pool(tmp_path, *files)
     assert not status
     rows = json.loads(out.with_suffix(".json").read_text(encoding="utf-8"))["rows"]
@@ -170,6 +188,22 @@ def test_pooled_results_name_no_folders_of_runs(tmp_path):
     assert not status and "| folders |" not in out.read_text(encoding="utf-8")
     rows = json.loads(out.with_suffix(".json").read_text(encoding="utf-8"))["rows"]
     assert not any(row["folders"] for row in rows.values())
+
+
+def test_pooled_results_show_nothing_of_local_runs(tmp_path):
+    """Runs in the output folder need not be those whose figures are pooled."""
+    status, out = pool(tmp_path, part(tmp_path / "a.json", {0}))
+    assert not status and "gallery" not in out.read_text(encoding="utf-8")
+    page = (tmp_path / "output/report.html").read_text(encoding="utf-8")
+    assert "ITM loss" not in page.split('id="curves"')[-1].split("</section>")[0]
+
+
+def test_file_whose_row_has_no_seed_yet_leaves_the_checks_of_others(tmp_path):
+    files = part(tmp_path / "a.json", {0, 1}, checked(0.8)), part(tmp_path / "b.json", set())
+    status, out = pool(tmp_path, *files)
+    assert not status
+    rows = json.loads(out.with_suffix(".json").read_text(encoding="utf-8"))["rows"]
+    assert set(rows["ECM"]["self_check"]) == {"0", "1"}
 
 
 def test_dry_run_writes_nothing(tmp_path, capsys):

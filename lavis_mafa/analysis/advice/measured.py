@@ -63,19 +63,27 @@ class Level:
     @property
     def digits(self) -> int:
         """Return the number of decimals of the figure."""
-        return 3 if self.column == "itm_loss" else 1
+        return 3 if self.column.startswith("itm_") else 1
 
 
-# Grouping, and ITM's loss without it: at the end of the warm-up and of ALBEF-base.
+# Grouping, from Con-D's weights and from the warm-up, and ITM's loss at the end of the warm-up.
 GROUPING = Gain("compare_ten", "GRIT-VLP", "ALBEF-base", 3.8, 1.3, 6.3, 9, 10)
 GROUPING_SPARSE = Gain("compare_sparse", "GRIT-VLP", "ALBEF-base", -9.6, -13.2, -5.9, 0)
+GROUPING_WARM_UP = Gain(
+    "compare_clustered",
+    "GRIT-VLP, from the warm-up",
+    "ALBEF-base, from the warm-up",
+    8.9,
+    7.2,
+    10.5,
+    5,
+)
 ITM_WARM_UP = Level("compare_fresh", "warm-up, random mini-batches", "itm_loss", 0.217)
-ITM_RANDOM = Level("compare_fresh", "ALBEF-base", "itm_loss", 0.117)
 
-# ITM's loss on UCM-Captions, where many of the picked negatives are false, after six epochs of
-# sampled negatives, and after four of them and two of uniform ones.
-ITM_SAMPLED = Level("ucm_pickers", "warm-up, sampled negatives", "itm_loss", 0.633)
-ITM_UNIFORM = Level("ucm_pickers", "shared warm-up", "itm_loss", 0.212)
+# ITM's AUC on UCM-Captions, where many of the picked negatives are false, by the warm-up's picker.
+ITM_SAMPLED = Level("ucm_pickers", "warm-up, sampled negatives", "itm_auc_far", 0.798)
+ITM_UNIFORM_FIRST = Level("ucm_pickers", "warm-up, uniform negatives first", "itm_auc_far", 0.912)
+ITM_UNIFORM_LAST = Level("ucm_pickers", "shared warm-up", "itm_auc_far", 0.922)
 
 # S-ITC (alpha .2) instead of the consistency loss, with mini-batches of 32 and of 16.
 S_ITC = Gain("compare_ten", "S-ITC", "GRIT-VLP", -3.4, -4.5, -2.3, 0, 10, "itc_r1")
@@ -134,6 +142,7 @@ RANDOM_ECM_DENSE_ITM = Gain(
 )
 
 # Con-D of the compared ECM, and a perfect one instead of it.
-PRECISION = Level("compare_fresh", "ECM", "con_d_precision", 64.1)
-BASE_RATE = Level("compare_fresh", "ECM", "con_d_base_rate", 33.4)
+CON_D_PRECISION = Level("compare_fresh", "ECM", "con_d_precision", 64.1)
+CON_D_BASE_RATE = Level("compare_fresh", "ECM", "con_d_base_rate", 33.4)
 ORACLE = Gain("compare_ten_more", "ECM, oracle as Con-D", "ECM", -1.5, -3.0, -0.1, 1, 10)
+ORACLE_DENSE = Gain("compare_dense", "ECM, oracle as Con-D", "ECM", 2.5, 1.0, 4.0, 5)
