@@ -290,7 +290,9 @@ def plan_with_results(folder, **changes):
 def test_tables_contain_means_and_spreads(tmp_path):
     plan = plan_with_results(tmp_path)
     figures, problems = figures_of(plan)
-    assert len(problems) == 1 and "temperature in its records of kind step" in problems[0]
+    temperature, itm_loss = problems
+    assert "temperature in its records of kind step" in temperature
+    assert "loss_itm in its records of kind epoch" in itm_loss
     *tables, claims = tables_of(plan, figures)
     assert claims.title == "Claims"
     cells = {}
