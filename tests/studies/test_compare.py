@@ -309,7 +309,7 @@ def test_tables_contain_means_and_spreads(tmp_path):
     # The interval of the mean of gains of 1 and 2: t of one degree of freedom is 12.7.
     assert cells["Difference", "MAFA", "TR@1"] == "+1.5 (-4.9 to +7.9)"
     titles = [table.title.split()[0] for table in tables]
-    assert titles == ["False", "Retrieval", "Difference", "Retrieval", "ITC"]  # `after`
+    assert titles == ["False", "Retrieval", "Difference", "Retrieval", "At"]  # `after`
     text = markdown_table(tables[0]).splitlines()
     assert text[0].startswith("| row      | n |") and len({len(line) for line in text}) == 1
 
