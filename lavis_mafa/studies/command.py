@@ -115,12 +115,12 @@ def run(args: argparse.Namespace) -> int:
         if args.list:
             print("\n".join(listed(plan.study)))
             return 0
+        if plan.recorded and not args.dry_run:
+            pool(plan, args.results)
+            return 0
         verify(plan)
         if args.dry_run:
             print("\n".join(commands_of(plan)))
-        elif plan.recorded:
-            pool(plan, args.results)
-            return 0
         refuse_missing(plan)
     except ValueError as error:
         print(error)

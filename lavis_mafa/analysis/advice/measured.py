@@ -67,7 +67,6 @@ class Level:
 
 
 # Grouping, from Con-D's weights and from the warm-up, and ITM's loss at the end of the warm-up.
-GROUPING = Gain("compare_ten", "GRIT-VLP", "ALBEF-base", 3.8, 1.3, 6.3, 9, 10)
 GROUPING_SPARSE = Gain("compare_sparse", "GRIT-VLP", "ALBEF-base", -9.6, -13.2, -5.9, 0)
 GROUPING_WARM_UP = Gain(
     "compare_clustered",
