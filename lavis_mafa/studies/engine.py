@@ -19,6 +19,7 @@ from lavis_mafa.studies.plan import Plan, check, make_plan, narrowed
 from lavis_mafa.studies.read import read_study
 from lavis_mafa.studies.recorded import (
     notes_on,
+    pooled_checks,
     pooled_figures,
     read_recorded,
     seeds_of,
@@ -73,10 +74,11 @@ def prepare(request: Request) -> Plan:
     recorded = read_recorded(request.recorded)
     seeds = list(dict.fromkeys(request.seeds or seeds_of(recorded) or study.seeds))
     output = request.output or Path("output/study") / (study.at or study.path.stem)
-    plan = make_plan(study, output.resolve(), seeds)
+    plan = make_plan(study, output.resolve(), [] if recorded else seeds)
     if study.at == "":  # no other study shares the folder
         plan.results = plan.output
-    plan.command, plan.recorded = command_of(request, study, seeds), recorded
+    plan.seeds, plan.recorded = seeds, recorded
+    plan.command = command_of(request, study, seeds)
     return plan
 
 
@@ -125,13 +127,14 @@ def pool(plan: Plan, results: Path | None = None) -> None:
     plan.study = replace(
         plan.study,
         columns=shared_columns(plan.study, plan.recorded),
-        # They would come from runs in the output folder, which may be others.
+        # The plan has no runs to take them from.
         curves=[],
         gallery="",
         headline="",
         notes=[*notes_on(plan.recorded), *plan.study.notes],
     )
-    _show(plan, write_all(plan, figures, results))
+    checks = pooled_checks(plan.study, plan.recorded)
+    _show(plan, write_all(plan, figures, results, checks))
 
 
 def _show(plan: Plan, path: Path) -> None:

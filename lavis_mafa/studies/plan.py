@@ -57,7 +57,8 @@ class Plan:
         given: existing checkpoints that replace shared runs, by name.
         command: reproduces the study.
         results: where the report is written.
-        recorded: recorded results to pool instead of running, by path (`recorded.read_recorded`).
+        recorded: recorded results to pool instead of running, by path (`recorded.read_recorded`);
+            the plan then has no jobs.
     """
 
     study: Study

@@ -20,7 +20,6 @@ from lavis_mafa.studies.figure import curve_of, log_curve
 from lavis_mafa.studies.measure import headline_of, measured
 from lavis_mafa.studies.parts import MEASURED, Column, Row
 from lavis_mafa.studies.plan import Job, Plan
-from lavis_mafa.studies.recorded import pooled_checks
 from lavis_mafa.studies.runs import about, written
 from lavis_mafa.studies.self_checks import Checks, self_checks_of, self_checks_table
 from lavis_mafa.studies.spread import (
@@ -255,14 +254,14 @@ def _number(value: Any, digits: int) -> str | None:
 
 
 def _rows_table(plan: Plan) -> Table:
-    """Return what each row sets, and where its first seed was run, unless it was run elsewhere."""
+    """Return what each row sets, and where its first seed was run if the plan has runs."""
     rows = plan.study.rows
     sources = ["source"] if any(row.source for row in rows) else []
-    table = Table(ROWS, ["row", *sources, "options", *([] if plan.recorded else ["folders"])])
+    table = Table(ROWS, ["row", *sources, "options", *(["folders"] if plan.of else [])])
     for row in rows:
         cells: list[Cell] = [row.source or None] if sources else []
         cells.append(shown_options(row))
-        if not plan.recorded:
+        if plan.of:
             jobs = plan.of[row.name][plan.seeds[0]].values()
             cells.append(" ".join(str(job.folder.relative_to(plan.output)) for job in jobs))
         table.rows.append([row.name, *cells])
@@ -274,12 +273,15 @@ def shown_options(row: Row) -> str:
     return " ".join(f"{key}={written(value)}" for key, value in row.options.items())
 
 
-def write_all(plan: Plan, figures: Figures, path: Path | None = None) -> Path:
+def write_all(
+    plan: Plan, figures: Figures, path: Path | None = None, checks: Checks | None = None
+) -> Path:
     """Write Markdown, JSON and the figure, and the page; return the path of the Markdown file.
 
     Args:
         path: of the Markdown file; None: results.md in the plan's folder of results, where the page
             is in any case.
+        checks: Con-D's self-checks; None: those that the plan's runs logged.
     """
     study, spreads = plan.study, spreads_of(figures)
     path = path or plan.results / RESULTS
@@ -292,8 +294,7 @@ def write_all(plan: Plan, figures: Figures, path: Path | None = None) -> Path:
         picture.unlink(missing_ok=True)
     else:
         write_text(picture, svg)
-    recorded = plan.recorded
-    checks = pooled_checks(study, recorded) if recorded else self_checks_of(plan)
+    checks = self_checks_of(plan) if checks is None else checks
     checks_table = self_checks_table(checks)
     tables = [*tables_of(plan, figures), *checks_table]
     origin = about(plan.command)
@@ -368,7 +369,6 @@ def _content(
     study = plan.study
     rows = {}
     for row in study.rows:
-        jobs = {} if plan.recorded else plan.of[row.name]
         rows[row.name] = {
             "cells": dict(row.cells),
             "run": row.run,
@@ -376,7 +376,7 @@ def _content(
             "options": dict(row.options),
             "folders": {
                 str(seed): {s: str(job.folder.relative_to(plan.output)) for s, job in own.items()}
-                for seed, own in jobs.items()
+                for seed, own in plan.of.get(row.name, {}).items()
             },
             "seeds": {str(seed): dict(own) for seed, own in figures[row.name].items()},
             "spread": {k: dataclasses.asdict(v) for k, v in spreads.get(row.name, {}).items()},
