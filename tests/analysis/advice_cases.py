@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 
 from lavis_mafa.analysis.advice.evidence import Estimate, Evidence, Fall, Quality
 from lavis_mafa.analysis.advice.rules import advice_of
@@ -44,3 +45,17 @@ def evidence(**changes):
 def by_option(found):
     """Return the advised value and its certainty by option, without conditional settings."""
     return {one.option: (one.value, one.certainty) for one in advice_of(found) if not one.condition}
+
+
+def write_log(folder, losses, **grit):
+    """Write the log of a run with four steps an epoch."""
+    folder.mkdir(parents=True, exist_ok=True)
+    records = [{"kind": "config", "config": {"run": {"grit": grit}}}]
+    for epoch, loss in enumerate(losses):
+        for step, noise in enumerate((-0.01, 0.01, -0.01, 0.01)):
+            at = {"epoch": epoch, "global_step": 4 * epoch + step + 1}
+            records.append({"kind": "step", **at, "loss_itm": loss + noise})
+        records.append({"kind": "epoch", "epoch": epoch, "loss_itm": loss})
+    text = "".join(json.dumps(record) + "\n" for record in records)
+    (folder / "log.jsonl").write_text(text + '{"kind": "ste')
+    return folder
