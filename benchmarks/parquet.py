@@ -21,8 +21,8 @@ from lavis.processors.blip_processors import BlipCaptionProcessor, BlipImageTrai
 from benchmarks.data import BATCH, SIDE, generated, read_as_worker
 from benchmarks.harness import Row, Sizes, side_by_side
 from lavis_mafa.datasets import TrainingSet
-from lavis_mafa.datasets.arrow_table import converted
 from lavis_mafa.datasets.image_text_json import ImageTextTrain
+from lavis_mafa.datasets.pair_conversion import converted
 
 ROUNDS = 50  # over all images, whose bytes are read in microseconds
 

@@ -21,8 +21,8 @@ import pyarrow as pa
 from PIL import Image
 
 from benchmarks.harness import Row, Sizes, Timed, in_turn, progress
-from lavis_mafa.datasets.arrow_table import SCHEMA
 from lavis_mafa.datasets.image_text_shards import ShardTable, listed
+from lavis_mafa.datasets.pair_table import SCHEMA
 from lavis_mafa.datasets.shards import write_shards
 from lavis_mafa.datasets.stored_images import PLACES
 from lavis_mafa.io.files import write_json

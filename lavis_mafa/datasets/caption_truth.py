@@ -19,9 +19,10 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from lavis_mafa.datasets.arrow_table import PairTable, dense_ids
 from lavis_mafa.datasets.judged_truth import JudgedTruth
 from lavis_mafa.datasets.judgements import Judgements, has_judgements, read_judgements
+from lavis_mafa.datasets.numbering import dense_ids
+from lavis_mafa.datasets.pair_table import PairTable
 from lavis_mafa.metrics.known_truth import read_truth
 
 SAME_CAPTION = "same_caption"

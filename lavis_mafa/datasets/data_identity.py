@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from lavis_mafa.datasets.arrow_table import PairTable
+from lavis_mafa.datasets.pair_table import PairTable
 from lavis_mafa.datasets.training_set import TrainingSet
 
 SAMPLED = 64  # samples whose content is read where a data set lists neither files nor captions

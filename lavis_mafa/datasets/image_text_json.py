@@ -26,7 +26,6 @@ from PIL import Image
 from lavis_mafa.algorithm.options import option
 from lavis_mafa.datasets.annotation_files import TEXT_SUFFIXES, require_files
 from lavis_mafa.datasets.annotation_rows import CAPTION_KEYS, IMAGE_KEYS
-from lavis_mafa.datasets.arrow_table import converted
 from lavis_mafa.datasets.columnar_files import (
     TEXT,
     UsedColumn,
@@ -40,6 +39,7 @@ from lavis_mafa.datasets.local_builder import (
     group_id_option,
     of_training,
 )
+from lavis_mafa.datasets.pair_conversion import converted
 from lavis_mafa.datasets.pairs import EvalPairs, Pairs, TrainPairs
 
 DEFAULT_CONFIG = Path(__file__).parents[1] / "configs/datasets/image_text_json/default.yaml"

@@ -13,7 +13,7 @@ A sample is a run of members whose names are equal up to the first dot, with one
 `.jpeg`, `.png`, `.webp`) and a caption (`.txt`, `.caption`, or `caption` in `.json`): what
 `lavis_mafa.datasets.shards` and img2dataset write. Samples with equal `image_id` in `.json` show
 the same image. Shards are listed once, without reading images, into a cache folder like that of
-`arrow_table`, with one more file:
+`pair_table`, with one more file:
 
     <cache>/image_text_shards/<key>/places.npy   int64 (N, 3): shard, first byte and size of images
 
@@ -40,18 +40,6 @@ from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
 from lavis_mafa.datasets.annotation_rows import Problem
-from lavis_mafa.datasets.arrow_table import (
-    SCHEMA,
-    PairTable,
-    Refusals,
-    cache_root,
-    describe_groups,
-    group_digest,
-    make_once,
-    names_of,
-    numbered_groups,
-    numbered_images,
-)
 from lavis_mafa.datasets.image_reading import read_rgb
 from lavis_mafa.datasets.local_builder import (
     ConvertedFiles,
@@ -59,10 +47,14 @@ from lavis_mafa.datasets.local_builder import (
     group_id_option,
     of_training,
 )
+from lavis_mafa.datasets.numbering import group_digest, numbered_groups, numbered_images
+from lavis_mafa.datasets.pair_conversion import Refusals, names_of
+from lavis_mafa.datasets.pair_table import SCHEMA, PairTable, describe_groups
 from lavis_mafa.datasets.pairs import EvalPairs, Pairs, TrainPairs
 from lavis_mafa.datasets.shard_samples import Stored, read_samples
 from lavis_mafa.datasets.shards import Shard, files_named, find_shards
 from lavis_mafa.datasets.stored_images import PLACES, StoredImages
+from lavis_mafa.io.cache import cache_root, make_once
 from lavis_mafa.io.checkpoints import dataset_yamls
 from lavis_mafa.io.files import write_json
 from lavis_mafa.io.launcher import usable_cores

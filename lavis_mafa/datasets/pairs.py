@@ -13,8 +13,8 @@ from PIL import Image
 from torch.utils.data import Dataset
 from torch.utils.data.dataloader import default_collate
 
-from lavis_mafa.datasets.arrow_table import PairTable, describe_conflict
 from lavis_mafa.datasets.caption_truth import CaptionTruth, PairTruth
+from lavis_mafa.datasets.pair_table import PairTable, describe_conflict
 
 
 class Pairs(Dataset[dict[str, Any]], ABC):

@@ -22,7 +22,7 @@ from PIL import Image
 from torch.utils.data import DataLoader
 
 from lavis_mafa.analysis.corpus import Corpus
-from lavis_mafa.datasets import TrainingSet, arrow_table, columnar_files
+from lavis_mafa.datasets import TrainingSet, columnar_files, pair_conversion
 from lavis_mafa.datasets.annotation_files import read_rows
 from lavis_mafa.datasets.annotation_rows import Problem
 from lavis_mafa.datasets.data_identity import DataIdentity
@@ -264,8 +264,8 @@ def test_arrow_is_read_in_place_and_parquet_is_copied_once(tmp_path, caplog):
 
 def test_no_room_for_copies_is_reported_before_they_are_made(tmp_path, monkeypatch):
     write_parquet(table_of([{"image": 1, "caption": "a"}]), tmp_path / "a.parquet")
-    usage = arrow_table.shutil._ntuple_diskusage(10, 9, 1)
-    monkeypatch.setattr(arrow_table.shutil, "disk_usage", lambda folder: usage)
+    usage = pair_conversion.shutil._ntuple_diskusage(10, 9, 1)
+    monkeypatch.setattr(pair_conversion.shutil, "disk_usage", lambda folder: usage)
     with pytest.raises(OSError, match=r"a\.parquet need about.*set cache_dir"):
         train_set(tmp_path, tmp_path / "a.parquet")
     monkeypatch.undo()

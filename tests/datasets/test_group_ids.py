@@ -18,10 +18,11 @@ from lavis.processors.blip_processors import BlipImageTrainProcessor
 from PIL import Image
 
 from lavis_mafa.algorithm.context import NO_GROUP
-from lavis_mafa.datasets import TrainingSet, arrow_table
+from lavis_mafa.datasets import TrainingSet, pair_conversion
 from lavis_mafa.datasets.data_identity import DataIdentity
 from lavis_mafa.datasets.image_text_json import ImageTextJsonBuilder, ImageTextTrain
 from lavis_mafa.datasets.image_text_shards import ImageTextShardsBuilder
+from lavis_mafa.datasets.pair_conversion import converted
 from lavis_mafa.datasets.shards import write_shards
 
 # Of a group, of none by an empty value, of another, of the first again, of none by null.
@@ -70,7 +71,7 @@ SUFFIXES = (".json", ".jsonl", ".csv", ".tsv", ".parquet", ".arrow")
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_every_format_has_groups(folder, suffix):
-    table = arrow_table.converted([write(folder / f"rows{suffix}", ROWS)], group_id_key="product")
+    table = converted([write(folder / f"rows{suffix}", ROWS)], group_id_key="product")
     assert table.group_ids.tolist() == EXPECTED and table.group_ids.dtype == np.int64
     assert (table.meta["groups"], table.meta["pairs_in_groups"]) == (2, 3)
     assert not list(table.folder.glob("groups"))
@@ -84,10 +85,10 @@ def test_integers_and_several_captions_of_a_row(folder):
     ]
     for suffix in (".json", ".jsonl"):
         path = write(folder / f"rows{suffix}", rows)
-        table = arrow_table.converted([path], group_id_key="product")
+        table = converted([path], group_id_key="product")
         assert table.group_ids.tolist() == [0, 0, NO_GROUP, 0]
     numbers = [{**row, "product": 10 + k // 2} for k, row in enumerate(ROWS)]
-    table = arrow_table.converted([write(folder / "n.parquet", numbers)], group_id_key="product")
+    table = converted([write(folder / "n.parquet", numbers)], group_id_key="product")
     assert table.group_ids.tolist() == [0, 0, 1, 1, 2]
 
 
@@ -99,14 +100,14 @@ def test_coco_annotations_have_groups(folder):
     ]
     path = folder / "coco.json"
     path.write_text(json.dumps({"images": images, "annotations": annotations}))
-    table = arrow_table.converted([path], group_id_key="product")
+    table = converted([path], group_id_key="product")
     assert table.group_ids.tolist() == [0, NO_GROUP, 0]
 
 
 def test_hugging_face_folder_has_groups(folder):
     datasets = pytest.importorskip("datasets")
     datasets.Dataset.from_list(ROWS).save_to_disk(folder / "saved")
-    table = arrow_table.converted([folder / "saved"], group_id_key="product")
+    table = converted([folder / "saved"], group_id_key="product")
     assert table.group_ids.tolist() == EXPECTED
 
 
@@ -156,31 +157,31 @@ def test_wrong_type_is_refused_with_its_row(folder, suffix, place, wrong):
     rows = [ROWS[0], {**ROWS[1], "product": wrong}]
     path = write(folder / f"rows{suffix}", rows)
     with pytest.raises(ValueError, match=f"{place}: 'product': expected a string or an integer"):
-        arrow_table.converted([path], group_id_key="product")
-    arrow_table.converted([path])  # a column that is not used may hold anything
+        converted([path], group_id_key="product")
+    converted([path])  # a column that is not used may hold anything
 
 
 @pytest.mark.parametrize("suffix", [".parquet", ".arrow"])
 def test_column_of_another_type_is_refused(folder, suffix):
     rows = [{**row, "product": 1.5} for row in ROWS]
     with pytest.raises(ValueError, match="'product' of type.*double.*group_id_key"):
-        arrow_table.converted([write(folder / f"rows{suffix}", rows)], group_id_key="product")
+        converted([write(folder / f"rows{suffix}", rows)], group_id_key="product")
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_missing_column_is_refused(folder, suffix):
     path = write(folder / f"rows{suffix}", ROWS)
     with pytest.raises(ValueError, match="no group_id column.*'?brand'?.*set group_id_key"):
-        arrow_table.converted([path], group_id_key="brand")
+        converted([path], group_id_key="brand")
 
 
 def test_doubled_column_and_broken_text_are_refused(folder):
     (folder / "two.csv").write_text("image,caption,g,g\n0.png,a,1,2\n")
     with pytest.raises(ValueError, match="column 'g' occurs 2 times"):
-        arrow_table.converted(["two.csv"], group_id_key="g")
+        converted(["two.csv"], group_id_key="g")
     (folder / "broken.csv").write_bytes(b"image,caption,g\n0.png,a,1\n1.png,b,\xff\n")
     with pytest.raises(ValueError, match="line 3: text is not valid UTF-8"):
-        arrow_table.converted(["broken.csv"], group_id_key="g")
+        converted(["broken.csv"], group_id_key="g")
 
 
 # Cache
@@ -189,11 +190,11 @@ def test_doubled_column_and_broken_text_are_refused(folder):
 def test_cache_key_includes_the_option(folder):
     path = write(folder / "rows.jsonl", [{**row, "shop": "one"} for row in ROWS])
     plain, by_product, by_shop = (
-        arrow_table.converted([path], group_id_key=key) for key in (None, "product", "shop")
+        converted([path], group_id_key=key) for key in (None, "product", "shop")
     )
     assert len({plain.folder, by_product.folder, by_shop.folder}) == 3
     assert plain.group_ids is None and by_shop.group_ids.tolist() == [0] * 5
-    again = arrow_table.converted([path], group_id_key="product")
+    again = converted([path], group_id_key="product")
     assert again.folder == by_product.folder
 
 
@@ -201,11 +202,13 @@ def test_table_without_groups_keeps_its_key(folder, monkeypatch):
     """Tables that were converted before there were groups are used as they are."""
     path = write(folder / "rows.jsonl", ROWS)
     seen = []
-    real = arrow_table._key
+    real = pair_conversion._key
     monkeypatch.setattr(
-        arrow_table, "_key", lambda paths, settings: seen.append(settings) or real(paths, settings)
+        pair_conversion,
+        "_key",
+        lambda paths, settings: seen.append(settings) or real(paths, settings),
     )
-    arrow_table.converted([path])
+    converted([path])
     assert seen[0] == {
         **{"image_key": None, "caption_key": None, "image_id_key": None},
         "drop_empty": True,

@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader
 from torchvision.transforms.functional import to_tensor
 from two_forks import answers_of_two
 
-from lavis_mafa.datasets import arrow_table
+from lavis_mafa.datasets import pair_conversion
 from lavis_mafa.datasets.image_text_json import (
     ImageTextEval,
     ImageTextJsonBuilder,
@@ -207,13 +207,13 @@ def test_builder_errors(changes: dict, error: type, message: str, work_folder: P
 def build_on_rank(rank: int, storage: str, results) -> None:
     store = f"file://{os.getcwd()}/store"
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=2)
-    conversions, convert = [], arrow_table._convert
+    conversions, convert = [], pair_conversion._convert
 
     def counted_convert(*args) -> None:
         conversions.append(args)
         convert(*args)
 
-    arrow_table._convert = counted_convert
+    pair_conversion._convert = counted_convert
     try:
         datasets = build(annotations={"train": {"storage": storage}})
         results.put((rank, len(conversions), len(datasets["train"])))

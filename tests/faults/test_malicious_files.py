@@ -394,7 +394,8 @@ def test_commands_reject_malicious_arrays(tmp_path, injected, capfd, caplog, com
 
 def test_cached_tables_never_load_objects(tmp_path, injected):
     """The caches of converted data sets are numeric; object arrays are not loaded."""
-    from lavis_mafa.datasets.arrow_table import PairTable, converted
+    from lavis_mafa.datasets.pair_conversion import converted
+    from lavis_mafa.datasets.pair_table import PairTable
 
     pairs = [{"image": f"{k}.png", "caption": f"picture {k}"} for k in range(3)]
     (tmp_path / "pairs.json").write_text(json.dumps(pairs))

@@ -23,13 +23,14 @@ from lavis_mafa.analysis.judged_pairs import Judged
 from lavis_mafa.analysis.quality.correction import read_correction
 from lavis_mafa.analysis.quality.labels import LABELS, VERSION, read_labels
 from lavis_mafa.config import ConfigError, load_config
-from lavis_mafa.datasets import arrow_table
+from lavis_mafa.datasets import pair_conversion
 from lavis_mafa.datasets.annotation_files import read_rows
 from lavis_mafa.datasets.annotation_rows import Problem, Row
-from lavis_mafa.datasets.arrow_table import converted
 from lavis_mafa.datasets.image_text_shards import ImageTextShardsTrain, listed
 from lavis_mafa.datasets.judgements import read_judgements
+from lavis_mafa.datasets.pair_conversion import converted
 from lavis_mafa.datasets.shards import write_shards
+from lavis_mafa.io.cache import TEMPORARY
 from lavis_mafa.io.checkpoints import read_checkpoint
 from lavis_mafa.io.yaml_files import MOST_NODES, check_yaml
 from lavis_mafa.models.con_d.calibration import CalibratedThresholds
@@ -224,7 +225,7 @@ def test_leftovers_of_a_killed_conversion_are_removed(tmp_path, injected):
     cache = tmp_path / "cache"
 
     def convert_until_killed():
-        arrow_table.numbered_images = lambda *_: os.kill(os.getpid(), 9)
+        pair_conversion.numbered_images = lambda *_: os.kill(os.getpid(), 9)
         converted([path], cache_dir=cache)
 
     process = multiprocessing.get_context("fork").Process(target=convert_until_killed)
@@ -234,7 +235,7 @@ def test_leftovers_of_a_killed_conversion_are_removed(tmp_path, injected):
     tables = cache / "image_text"
     (left,) = tables.iterdir()
     # One that is being made now, and one of another machine, stay.
-    name = f"abc{arrow_table.TEMPORARY}"
+    name = f"abc{TEMPORARY}"
     others = [tables / f"{name}{platform.node()}-{os.getpid()}-x", tables / f"{name}else-1-x"]
     for other in others:
         other.mkdir()

@@ -15,10 +15,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lavis_mafa.datasets import arrow_table
+from lavis_mafa.datasets import pair_conversion
 from lavis_mafa.datasets.annotation_files import read_rows
 from lavis_mafa.datasets.annotation_rows import Problem
-from lavis_mafa.datasets.arrow_table import PairTable, converted, dense_ids
+from lavis_mafa.datasets.numbering import dense_ids
+from lavis_mafa.datasets.pair_conversion import converted
+from lavis_mafa.datasets.pair_table import PairTable
 
 PAIRS = [("a.jpg", "a dog"), ("b.jpg", 'says "hi",\nthen\tleaves'), ("a.jpg", "ein Bär – 犬 🐕")]
 
@@ -97,7 +99,7 @@ def test_conversion_keeps_every_pair_once_and_in_order(pairs, name, batch, tmp_p
     folder = tmp_path_factory.mktemp("pairs")
     WRITERS[name](folder / name, pairs)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(arrow_table, "BATCH_ROWS", batch)
+        patch.setattr(pair_conversion, "BATCH_ROWS", batch)
         table = converted([folder / name], cache_dir=folder)
     assert pairs_of(table) == pairs
     order = list(dict.fromkeys(image for image, _ in pairs))
@@ -252,7 +254,7 @@ def test_changed_source_is_converted_again_and_unchanged_is_not(
     first = converted([path])
     assert first.folder.parents[1] == tmp_path / "cache"
     with monkeypatch.context() as patch:
-        patch.setattr(arrow_table, "_convert", lambda *_: pytest.fail("converted again"))
+        patch.setattr(pair_conversion, "_convert", lambda *_: pytest.fail("converted again"))
         assert converted([path]).folder == first.folder
     write_csv(path, [("a", "yy")])  # same size
     os.utime(path, ns=(0, 1))
@@ -263,25 +265,25 @@ def test_changed_source_is_converted_again_and_unchanged_is_not(
 def test_source_that_changes_while_being_read_is_rejected(tmp_path: Path, monkeypatch) -> None:
     path = tmp_path / "a.csv"
     write_csv(path, PAIRS)
-    convert = arrow_table._convert
+    convert = pair_conversion._convert
 
     def convert_and_touch(*args) -> None:
         convert(*args)
         os.utime(path, ns=(0, 1))
 
-    monkeypatch.setattr(arrow_table, "_convert", convert_and_touch)
+    monkeypatch.setattr(pair_conversion, "_convert", convert_and_touch)
     with pytest.raises(RuntimeError, match="changed while being read"):
         converted([path], cache_dir=tmp_path)
 
 
 def convert_at_the_same_time(path: Path, cache: Path, barrier, results) -> None:
-    convert = arrow_table._convert
+    convert = pair_conversion._convert
 
     def wait_and_convert(*args) -> None:
         convert(*args)
         barrier.wait(20)  # all have converted, none has published the result
 
-    arrow_table._convert = wait_and_convert
+    pair_conversion._convert = wait_and_convert
     results.put(pairs_of(converted([path], cache_dir=cache)))
 
 

@@ -1,0 +1,73 @@
+"""The folder of what this package caches between runs, and its atomic folders."""
+
+from __future__ import annotations
+
+import glob
+import logging
+import os
+import platform
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+TEMPORARY = ".tmp-"  # in the name of a folder that is being made
+
+
+def cache_root(cache_dir: str | os.PathLike[str] | None = None) -> Path:
+    """Return the folder of everything that this package caches between runs."""
+    chosen = cache_dir or os.environ.get("LAVIS_MAFA_CACHE") or "~/.cache/lavis_mafa"
+    return Path(os.path.abspath(os.path.expanduser(chosen)))
+
+
+def make_once(folder: Path, make: Callable[[Path], None]) -> None:
+    """Let ``make`` fill a folder of the cache atomically, unless it exists.
+
+    Several processes may do so at once: each fills a temporary folder, and the first to finish
+    renames it.
+    """
+    if folder.is_dir():
+        return
+    _make_folder(folder.parent)
+    _remove_leftovers(folder.parent)
+    prefix = f"{folder.name}{TEMPORARY}{platform.node()}-{os.getpid()}-"
+    temporary = Path(tempfile.mkdtemp(prefix=prefix, dir=folder.parent))
+    try:
+        make(temporary)
+        temporary.chmod(0o755)  # mkdtemp's 0700 would lock out others who share the cache
+        try:
+            os.replace(temporary, folder)
+        except OSError:
+            if not folder.is_dir():  # else another process was first with the same
+                raise
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _remove_leftovers(parent: Path) -> None:
+    """Remove what killed conversions of this machine have left: perhaps as much as a table."""
+    for left in parent.glob(f"*{TEMPORARY}{glob.escape(platform.node())}-*"):
+        maker = left.name.rpartition(f"{TEMPORARY}{platform.node()}-")[2].split("-")[0]
+        if maker.isdigit() and not _is_running(int(maker)):
+            logging.info("removing %s, which a killed conversion has left", left)
+            shutil.rmtree(left, ignore_errors=True)
+
+
+def _is_running(number: int) -> bool:
+    try:
+        os.kill(number, 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):  # another user's, or no number of a process
+        return True
+    return True
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OSError(
+            f"cannot create the cache folder {folder} ({error}); set cache_dir or the environment "
+            "variable LAVIS_MAFA_CACHE to a writable folder"
+        ) from error
