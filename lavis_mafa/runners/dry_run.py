@@ -51,6 +51,7 @@ def dry_run(runner: RunnerMafa) -> list[str]:
         f"GRIT: L = {grit.queue_size:,}, M = {grit.search_space:,}, "
         f"{runner.schedule.describe_hardness(runner.max_epoch)}, "
         f"grouped from epoch {grit.start_epoch} on"
+        + (f", learning rate x {grit.lr_factor:g}" if grit.lr_factor != 1 else "")
         if grit.enabled
         else "GRIT: off, random mini-batches",
     ]

@@ -144,6 +144,13 @@ class RunnerMafa(EvaluatingRunner):
             )
         return self._schedule
 
+    def set_learning_rate(self, epoch: int, global_step: int) -> None:
+        """Apply LAVIS's scheduler, then ``run.grit.lr_factor`` in grouped epochs."""
+        super().set_learning_rate(epoch, global_step)  # it sets the rate anew at every step
+        factor = self.schedule.lr_factor_at(epoch)
+        for group in self.optimizer.param_groups:
+            group["lr"] *= factor
+
     @property
     def checkpoints(self) -> CheckpointSchedule:
         """Saves and resumes the state of training."""

@@ -94,6 +94,23 @@ def test_cosine_schedule_may_span_more_epochs_than_are_trained(tmp_path):
     assert rates[30] == pytest.approx(1e-3 * (1 + np.cos(np.pi * 2 / 30)) / 2)
 
 
+def test_learning_rate_is_lower_in_grouped_epochs(tmp_path):
+    rates = {}
+    for name, options in {
+        "plain": {},
+        "lowered": {"lr_factor": 0.25},
+        "random": {"lr_factor": 0.25, "enabled": False},
+    }.items():
+        grit = {f"run__grit__{key}": value for key, value in options.items()}
+        run_here(tmp_path / name, run__grit__start_epoch=2, run__init_lr=1e-3, **grit)
+        rates[name] = [(r["epoch"], r["lr"]) for r in records(tmp_path / name, "step")]
+    factors = {0: 1, 1: 1, 2: 0.25}
+    assert {epoch for epoch, _ in rates["plain"]} == factors.keys()
+    expected = [rate * factors[epoch] for epoch, rate in rates["plain"]]
+    assert [rate for _, rate in rates["lowered"]] == pytest.approx(expected)
+    assert rates["random"] == rates["plain"]
+
+
 def test_bf16_losses_are_close_to_full_precision(tmp_path):
     run_here(tmp_path, **ONE_EPOCH, run__amp=True, run__amp_dtype="bf16")
     mixed = [r["loss"] for r in records(tmp_path, "step")]

@@ -82,6 +82,10 @@ class GritSchedule:
         what draws it for every anchor, see `lavis_mafa.algorithm.grit.learned_hardness`."""
         return self.hardness.at(self.settings.grouped_before(epoch))
 
+    def lr_factor_at(self, epoch: int) -> float:
+        """Return by what the learning rate of ``epoch`` is to be multiplied."""
+        return self.settings.lr_factor if self.wants_grouped(epoch) else 1.0
+
     def wants_reward(self, update: int = 0) -> bool:
         """Return whether the hardness learns from the mini-batches of an optimizer step.
 

@@ -67,6 +67,13 @@ class GritSettings:
         source="GRIT-VLP 4.1",
         low=0,
     )
+    lr_factor: float = option(
+        1.0,
+        "factor of the learning rate in grouped epochs, on top of run.lr_sched",
+        low=0,
+        above=True,
+        high=1,
+    )
     first_order: str | None = option(
         None, "index file that orders the first epoch (warm start)", path=".npy file"
     )
