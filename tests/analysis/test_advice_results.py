@@ -28,7 +28,14 @@ from lavis_mafa.algorithm.settings import StepSettings
 from lavis_mafa.analysis.advice import measured, reasons
 from lavis_mafa.analysis.advice.evidence import Estimate, Fall, Quality
 from lavis_mafa.analysis.advice.report import HYPOTHESIS, search_spaces
-from lavis_mafa.analysis.advice.rules import CLEAR, LEFT, PLATEAU, UNCERTAIN, advice_of
+from lavis_mafa.analysis.advice.rules import (
+    CLEAR,
+    LEFT,
+    MOST_GROUPED,
+    PLATEAU,
+    UNCERTAIN,
+    advice_of,
+)
 from lavis_mafa.analysis.judging import TRUTH
 from lavis_mafa.studies.spread import Spread, gains_of
 
@@ -266,13 +273,20 @@ def test_page_says_what_the_rules_were_tested_on():
 
 
 @pytest.mark.parametrize("system, quality", [("GRIT-VLP", POOR), ("ECM", GOOD)])
-def test_search_space_agrees_with_the_recorded_comparison(system, quality):
-    """The advised one has the best retrieval of those recorded."""
-    names = {512: f"{system}, M = train / 8", 2048: f"{system}, M = train / 2", 4096: system}
-    rows = recorded("compare_settings")
+@pytest.mark.parametrize(
+    "study, batch, total",
+    [("compare_settings", 32, 4096), ("compare_dense", 64, 4000), ("compare_sparse", 64, 4000)],
+)
+def test_search_space_agrees_with_the_recorded_comparison(system, quality, study, batch, total):
+    """The advised one has the best retrieval of those recorded, where grouping is advised."""
+    names = {total // 8: f"{system}, M = train / 8", total // 2: f"{system}, M = train / 2"}
+    names[total] = system
+    rows = recorded(study)
     spread = {m: rows[name]["spread"] for m, name in names.items()}
     best = max(names, key=lambda m: spread[m]["any_r1"]["mean"])
-    assert best in search_spaces(1280, 32, 4096), "the best one is counted by default"
+    assert best in search_spaces(1280, batch, total), "the best one is counted by default"
     shares = {m: one["false_negative_rate"]["mean"] / 100 for m, one in spread.items()}
     grouped = {(32, m): Estimate(*[share] * 3) for m, share in shares.items()}
-    assert by_option(evidence(grouped=grouped, quality=quality))[SPACE] == (best, UNCERTAIN)
+    found = by_option(evidence(grouped=grouped, quality=quality))
+    assert found[ENABLED][0] == (min(shares.values()) <= MOST_GROUPED)
+    assert found.get(SPACE, (best, UNCERTAIN)) == (best, UNCERTAIN)

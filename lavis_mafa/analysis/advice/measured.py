@@ -122,6 +122,10 @@ SAMPLED_ECM_HALF = Gain(
 
 # Parts of the data instead of all of them as search space.
 EIGHTH = Gain("compare_ten", "GRIT-VLP, M = train / 8", "GRIT-VLP", 6.6, 5.1, 8.1, 10, 10)
+EIGHTH_DENSE = Gain("compare_dense", "GRIT-VLP, M = train / 8", "GRIT-VLP", 5.8, 0.9, 10.7, 5)
+EIGHTH_SPARSE = Gain("compare_sparse", "GRIT-VLP, M = train / 8", "GRIT-VLP", 9.4, 5.5, 13.2, 5)
+EIGHTH_ECM_DENSE = Gain("compare_dense", "ECM, M = train / 8", "ECM", 1.5, 0.6, 2.4, 5)
+EIGHTH_ECM_SPARSE = Gain("compare_sparse", "ECM, M = train / 8", "ECM", 4.0, 1.9, 6.1, 5)
 HALF_ECM = Gain("compare_ten", "ECM, M = train / 2", "ECM", 4.8, 1.8, 7.7, 10, 10)
 HALF_ECM_OVER_EIGHTH = Gain(
     "compare_ten", "ECM, M = train / 2", "ECM, M = train / 8", 0.8, -1.4, 2.9, 6, 10

@@ -29,7 +29,8 @@ MOST_RANDOM = 0.03
 MOST_GROUPED = 1 / 3
 # The same, up to which the largest search space is advised. In the clustered toy world M of an
 # eighth, a half and all of the data gave 10, 24 to 26 and 30 to 34 %: the first was best without
-# mining, the second with ECM (docs/results.md, How large should the search space be?).
+# mining, the second with ECM (docs/results.md, How large should the search space be?). In the dense
+# and the sparse one all shares were above the bounds, and an eighth, the lowest, was best.
 BEST_GROUPED, BEST_MINED = 0.15, 0.28
 # ITM's loss if every pair gets the same probability: of an anchor's three pairs, one matches.
 PLATEAU = math.log(3) - 2 / 3 * math.log(2)
@@ -220,7 +221,7 @@ def _search_space(
         reason = f"At no counted M the {wanted}; it is lowest here: {_percent(share)}"
     reason += f"; with M = {larger[0]} it is {_percent(spaces[larger[0]])}. " if larger else ". "
     reason += reasons.HALF if mines else reasons.EIGHTH
-    # Several search spaces were compared in one world only.
+    # Search spaces were compared in toy worlds only.
     found = [Advice(f"{GRIT}.search_space", space, reason, UNCERTAIN)]
     if evidence.queue_size is not None and evidence.queue_size < space:
         reason = f"The queue must hold a search space; it is {evidence.queue_size} in the config."
