@@ -44,6 +44,7 @@ from lavis_mafa.runners.time_left import TimeLeft, duration
 from lavis_mafa.runners.training_step import CON_D, loss_terms, optimizer_step, read_values
 
 FALL = "fall_of_lm"  # logged at steps that a learned hardness is rewarded for
+SCHEDULED = "scheduled_lr"  # key of a parameter group: its rate without `run.grit.lr_factor`
 SECONDS_BETWEEN_LINES = 60.0  # about the progress of training, where no bar is shown
 
 
@@ -146,9 +147,13 @@ class RunnerMafa(EvaluatingRunner):
 
     def set_learning_rate(self, epoch: int, global_step: int) -> None:
         """Apply LAVIS's scheduler, then ``run.grit.lr_factor`` in grouped epochs."""
-        super().set_learning_rate(epoch, global_step)  # it sets the rate anew at every step
-        factor = self.schedule.lr_factor_at(epoch)
-        for group in self.optimizer.param_groups:
+        groups, factor = self.optimizer.param_groups, self.schedule.lr_factor
+        # A registered scheduler may keep or multiply the rate that it has set before.
+        for group in groups:
+            group["lr"] = group.get(SCHEDULED, group["lr"])
+        super().set_learning_rate(epoch, global_step)
+        for group in groups:
+            group[SCHEDULED] = group["lr"]
             group["lr"] *= factor
 
     @property

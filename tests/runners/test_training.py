@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from lavis.common.optims import LinearWarmupCosineLRScheduler
 from runs import CONFIG, finish, records, run_here, start
 
 from lavis_mafa.models.con_d.frozen import frozen_models
@@ -109,6 +110,17 @@ def test_learning_rate_is_lower_in_grouped_epochs(tmp_path):
     expected = [rate * factors[epoch] for epoch, rate in rates["plain"]]
     assert [rate for _, rate in rates["lowered"]] == pytest.approx(expected)
     assert rates["random"] == rates["plain"]
+
+
+def test_learning_rate_is_lower_in_a_grouped_first_epoch(tmp_path):
+    """Its order comes from a file. A schedule that keeps the rate does not lower it repeatedly."""
+    order = tmp_path / "order.npy"
+    np.save(order, np.arange(74))
+    grit = {"run__grit__first_order": str(order), "run__grit__lr_factor": 0.5}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LinearWarmupCosineLRScheduler, "step", lambda *_, **__: None)
+        run_here(tmp_path / "run", run__max_epoch=1, run__init_lr=1e-3, **grit)
+    assert {r["lr"] for r in records(tmp_path / "run", "step")} == {5e-4}
 
 
 def test_bf16_losses_are_close_to_full_precision(tmp_path):

@@ -136,6 +136,11 @@ CON_D = "model.mafa.con_d"
         ("grit", "GRIT-VLP, negatives picked as FNE does", {"model.mafa.negatives"}),
         ("grit", "GRIT-VLP, M = train / 8", {"run.grit.search_space"}),
         ("grit", "GRIT-VLP, from the warm-up", START),
+        (
+            "GRIT-VLP, in one run",
+            "GRIT-VLP, in one run, a quarter of the learning rate",
+            {"run.grit.lr_factor"},
+        ),
         ("ecm", "ECM, from the warm-up", START),
         ("grit", "GRIT-VLP, from Con-D of unverified labels", {"model.pretrained"}),
         ("base", "random_ecm", {CON_D}),
@@ -152,6 +157,19 @@ def test_systems_from_the_warm_up_take_about_as_many_steps_in_all(plan):
     through_con_d = job_of(plan, "con_d").steps + job_of(plan, "grit").steps
     alone = job_of(plan, "GRIT-VLP, from the warm-up").steps
     assert alone == pytest.approx(through_con_d, rel=0.01)
+
+
+@pytest.mark.parametrize("at", ["", "dense"])
+def test_systems_in_one_run_take_as_many_steps_as_those_from_the_warm_up(at):
+    shared, own = "GRIT-VLP, from the warm-up", "GRIT-VLP, in one run"
+    plan = plan_for(FOLDER, at=at, seeds=[3], rows=["warm_up", shared, own])
+    jobs = {name: job_of(plan, name) for name in ("warm_up", shared, own)}
+    assert jobs[own].steps == jobs["warm_up"].steps + jobs[shared].steps
+    run, warm_up = config_of(jobs[own]).run_cfg, config_of(jobs["warm_up"]).run_cfg
+    first = run.grit.start_epoch * jobs[own].steps // run.max_epoch
+    assert first == jobs["warm_up"].steps
+    for key in ("init_lr", "warmup_steps", "warmup_lr", "lr_sched"):
+        assert run[key] == warm_up[key]
 
 
 @pytest.mark.parametrize("name", ["base", "grit", "ecm", "mafa"])

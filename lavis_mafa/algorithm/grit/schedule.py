@@ -82,9 +82,11 @@ class GritSchedule:
         what draws it for every anchor, see `lavis_mafa.algorithm.grit.learned_hardness`."""
         return self.hardness.at(self.settings.grouped_before(epoch))
 
-    def lr_factor_at(self, epoch: int) -> float:
-        """Return by what the learning rate of ``epoch`` is to be multiplied."""
-        return self.settings.lr_factor if self.wants_grouped(epoch) else 1.0
+    @property
+    def lr_factor(self) -> float:
+        """The factor of the learning rate in the epoch that was begun; the training loop must
+        apply it."""
+        return self.settings.lr_factor if self.plan is not None and self.plan.grouped else 1.0
 
     def wants_reward(self, update: int = 0) -> bool:
         """Return whether the hardness learns from the mini-batches of an optimizer step.
