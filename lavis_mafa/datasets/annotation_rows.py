@@ -13,6 +13,7 @@ IMAGE_KEYS = (
 )
 CAPTION_KEYS = ("caption", "text", "title", "captions", "sentence", "sentences", "txt")
 IMAGE_ID_KEY = "image_id"
+LISTED_PROBLEMS = 20
 
 
 class StoredImage(NamedTuple):
@@ -47,6 +48,25 @@ class Problem(NamedTuple):
 
     where: str
     message: str
+
+
+class Refusals:
+    """Collects problems: counts all, and lists the first 20 in an error."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._first: list[str] = []
+
+    def add(self, *problems: str) -> None:
+        self.count += len(problems)
+        self._first += problems[: LISTED_PROBLEMS - len(self._first)]
+
+    def end(self, what: str) -> None:
+        """Raise ValueError, "``what`` cannot be used", if there is any problem."""
+        if self.count:
+            left = self.count - len(self._first)
+            more = [f"and {left} more"] if left else []
+            raise ValueError("\n  ".join([f"{what} cannot be used:", *self._first, *more]))
 
 
 class Columns(Protocol):

@@ -39,7 +39,7 @@ from lavis.common.registry import registry
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
-from lavis_mafa.datasets.annotation_rows import Problem
+from lavis_mafa.datasets.annotation_rows import Problem, Refusals
 from lavis_mafa.datasets.image_reading import read_rgb
 from lavis_mafa.datasets.local_builder import (
     ConvertedFiles,
@@ -48,7 +48,6 @@ from lavis_mafa.datasets.local_builder import (
     of_training,
 )
 from lavis_mafa.datasets.numbering import group_digest, numbered_groups, numbered_images
-from lavis_mafa.datasets.pair_conversion import Refusals, names_of
 from lavis_mafa.datasets.pair_table import SCHEMA, PairTable, describe_groups
 from lavis_mafa.datasets.pairs import EvalPairs, Pairs, TrainPairs
 from lavis_mafa.datasets.shard_samples import Stored, read_samples
@@ -56,7 +55,7 @@ from lavis_mafa.datasets.shards import Shard, files_named, find_shards
 from lavis_mafa.datasets.stored_images import PLACES, StoredImages
 from lavis_mafa.io.cache import cache_root, make_once
 from lavis_mafa.io.checkpoints import dataset_yamls
-from lavis_mafa.io.files import write_json
+from lavis_mafa.io.files import names_of, write_json
 from lavis_mafa.io.launcher import usable_cores
 from lavis_mafa.io.processes import progress
 

@@ -1,7 +1,7 @@
 """Dense numbers of a table's images and groups, in order of first appearance.
 
-Whoever writes a table writes one digest per pair to a file of its folder while it reads; when all
-are there, they are numbered. This needs about 65 bytes of memory per pair.
+While a table is written, the digest of every pair is appended to a file in its folder. At the end,
+the functions below replace that file by numbers, which takes about 65 bytes of memory per pair.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 
 from lavis_mafa.datasets.annotation_files import read_rows, require_files
-from lavis_mafa.datasets.annotation_rows import Problem, Row, StoredImage
+from lavis_mafa.datasets.annotation_rows import Problem, Refusals, Row, StoredImage
 from lavis_mafa.datasets.columnar_files import (
     BYTES,
     FILES,
@@ -37,6 +37,7 @@ from lavis_mafa.datasets.numbering import (
     numbered_images,
 )
 from lavis_mafa.datasets.pair_table import (
+    FORMAT_VERSION,
     GROUPED,
     SCHEMA,
     PairTable,
@@ -45,12 +46,10 @@ from lavis_mafa.datasets.pair_table import (
 )
 from lavis_mafa.datasets.stored_images import PLACES
 from lavis_mafa.io.cache import cache_root, make_once
-from lavis_mafa.io.files import write_json
+from lavis_mafa.io.files import names_of, write_json
 from lavis_mafa.io.processes import progress
 
-FORMAT_VERSION = 4
 BATCH_ROWS = 65_536
-LISTED_PROBLEMS = 20
 # 128 bits identify an image with practically no collision; 64 bits of the path only feed a warning.
 DIGEST = np.dtype([("high", "<u8"), ("low", "<u8"), ("path", "<u8")])
 # Of each pair: file, first byte and size of its image, number of its record, digest of the image.
@@ -109,25 +108,6 @@ def converted(
     table = PairTable(folder)
     _log(paths, table)
     return table
-
-
-class Refusals:
-    """Collects problems: counts all, and lists the first 20 in an error."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self._first: list[str] = []
-
-    def add(self, *problems: str) -> None:
-        self.count += len(problems)
-        self._first += problems[: LISTED_PROBLEMS - len(self._first)]
-
-    def end(self, what: str) -> None:
-        """Raise ValueError, "``what`` cannot be used", if there is any problem."""
-        if self.count:
-            left = self.count - len(self._first)
-            more = [f"and {left} more"] if left else []
-            raise ValueError("\n  ".join([f"{what} cannot be used:", *self._first, *more]))
 
 
 def _key(paths: list[Path], settings: dict[str, Any]) -> str:
@@ -366,11 +346,6 @@ class _ImageWriter:
             self.files[self._copies][1] = self._size
         os.remove(self.folder / "places")
         return bool(self.files)
-
-
-def names_of(paths: Collection[str | os.PathLike[str]]) -> str:
-    """Return paths in one line, for messages."""
-    return ", ".join(os.fspath(path) for path in paths)
 
 
 def _log(paths: list[Path], table: PairTable) -> None:

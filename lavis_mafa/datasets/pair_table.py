@@ -1,7 +1,7 @@
-"""Image-text pairs in a memory-mapped Arrow table.
+"""Image-text pairs in a memory-mapped Arrow table, which `pair_conversion` writes.
 
 All processes of a machine share the pages of the map, so 100 million pairs cost no memory per
-DataLoader worker. A table is a folder
+DataLoader worker. A table is a folder, whose key stands for its sources and settings:
 
     <cache>/image_text/<key>/pairs.arrow     image path, caption, `image_id` and with groups the id
                                              of the group of every pair, in file order
@@ -19,7 +19,6 @@ and, if images lie in parquet or Arrow files,
     <cache>/image_text/<key>/contents.npy    uint64 (N, 2), digests of images; 0 without one
     <cache>/image_text/<key>/images.bin      images copied from parquet and compressed Arrow files,
                                              which cannot be read by place; equal ones mostly once
-
 """
 
 from __future__ import annotations
@@ -37,6 +36,7 @@ import pyarrow as pa
 
 from lavis_mafa.datasets.stored_images import StoredImages
 
+FORMAT_VERSION = 4  # of the folder; a table of another version is converted again
 SCHEMA = pa.schema([(name, pa.string()) for name in ("image", "caption", "image_id")])
 GROUPED = SCHEMA.append(pa.field("group_id", pa.string()))
 
@@ -72,8 +72,8 @@ class PairTable:
 
     @property
     def group_ids(self) -> npt.NDArray[np.int64] | None:
-        """The group of each pair, numbered 0, 1, ... in order of first appearance, `NO_GROUP` for
-        none: (N,) int64, memory-mapped. None if the table was converted without groups."""
+        """The group of each pair, numbered 0, 1, ... in order of first appearance, -1 (`NO_GROUP`)
+        for none: (N,) int64, memory-mapped. None if the table was converted without groups."""
         if self._group_ids is None and "groups" in self.meta:
             self._group_ids = np.load(self.folder / "group_ids.npy", mmap_mode="r")
         return self._group_ids
@@ -164,7 +164,7 @@ class PairTable:
 
 
 def describe_groups(meta: dict[str, Any]) -> str:
-    """Return the counts of `numbered_groups` for people, "" without groups."""
+    """Return the counts of `numbering.numbered_groups` for people, "" without groups."""
     if "groups" not in meta:
         return ""
     return f", {meta['groups']} groups of {meta['pairs_in_groups']} pairs"

@@ -1,4 +1,4 @@
-"""The folder of what this package caches between runs, and its atomic folders."""
+"""What this package caches between runs: a folder, whose subfolders are made atomically."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ def make_once(folder: Path, make: Callable[[Path], None]) -> None:
 
 
 def _remove_leftovers(parent: Path) -> None:
-    """Remove what killed conversions of this machine have left: perhaps as much as a table."""
+    """Remove what killed processes of this machine have left: perhaps as much as a whole table."""
     for left in parent.glob(f"*{TEMPORARY}{glob.escape(platform.node())}-*"):
         maker = left.name.rpartition(f"{TEMPORARY}{platform.node()}-")[2].split("-")[0]
         if maker.isdigit() and not _is_running(int(maker)):
-            logging.info("removing %s, which a killed conversion has left", left)
+            logging.info("removing %s, which a killed process has left", left)
             shutil.rmtree(left, ignore_errors=True)
 
 

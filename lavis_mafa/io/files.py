@@ -6,7 +6,7 @@ import json
 import math
 import os
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -101,3 +101,8 @@ def plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value
+
+
+def names_of(paths: Collection[str | os.PathLike[str]]) -> str:
+    """Return paths in one line, for messages."""
+    return ", ".join(os.fspath(path) for path in paths)

@@ -91,8 +91,8 @@ def check_same_settings(
     pairs = [(f"run.{name}", old.get(name), new.get(name)) for name in names]
     # What an older checkpoint does not know had its default.
     grit_before = {**asdict(GritSettings()), **old.get("grit", {})}
-    # `save_order` changes nothing, `lr_factor` no more than `run.init_lr` does, and `first_order`
-    # only where the first epoch began.
+    # Neither `save_order` nor `lr_factor` affects the order or the saved state, and `first_order`
+    # matters only where the first epoch began.
     skipped = {"save_order", "lr_factor", "first_order"}
     # Settings of a hardness schedule that is not chosen have no effect.
     skipped |= set(HARDNESS) - {new.get("grit", {}).get("schedule")}

@@ -61,12 +61,14 @@ def prepare(request: Request) -> Plan:
 
     Raises:
         StudyError: with all problems.
-        ValueError: if recorded results cannot be read, or seeds are given as well.
+        ValueError: if recorded results cannot be read, or seeds or checkpoints are given as well.
     """
     if request.recorded and request.seeds:
         raise ValueError(
             "--seeds and --recorded: the seeds are those of the files; give one of both"
         )
+    if request.recorded and request.given:
+        raise ValueError("--given and --recorded: nothing is trained; leave out --given")
     study = read_study(request.file, request.at, request.parameters)
     processes, at_once = request.processes or study.processes, request.at_once or study.at_once
     study = replace(study, processes=processes, at_once=at_once)

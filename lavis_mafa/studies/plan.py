@@ -58,7 +58,7 @@ class Plan:
         command: reproduces the study.
         results: where the report is written.
         recorded: recorded results to pool instead of running, by path (`recorded.read_recorded`);
-            the plan then has no jobs.
+            ``jobs``, ``of`` and ``judges`` are then empty.
     """
 
     study: Study

@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 from lavis_mafa.datasets import pair_conversion
 from lavis_mafa.datasets.annotation_files import read_rows
 from lavis_mafa.datasets.annotation_rows import Problem
-from lavis_mafa.datasets.numbering import dense_ids
 from lavis_mafa.datasets.pair_conversion import converted
 from lavis_mafa.datasets.pair_table import PairTable
 
@@ -104,16 +103,6 @@ def test_conversion_keeps_every_pair_once_and_in_order(pairs, name, batch, tmp_p
     assert pairs_of(table) == pairs
     order = list(dict.fromkeys(image for image, _ in pairs))
     assert table.image_ids.tolist() == [order.index(image) for image, _ in pairs]
-
-
-@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=1, max_size=40))
-def test_dense_ids_number_by_first_appearance(digests: list[tuple[int, int]]) -> None:
-    high, low = np.array(digests, dtype=np.uint64).T
-    ids, first = dense_ids(high, low)
-    seen = list(dict.fromkeys(digests))
-    assert ids.tolist() == [seen.index(digest) for digest in digests]
-    assert first.tolist() == [digests.index(digest) for digest in seen]
-    assert ids.dtype == np.int64
 
 
 def test_lists_of_captions_column_names_and_several_files(tmp_path: Path) -> None:

@@ -281,6 +281,12 @@ def test_every_contradiction_is_tested_once():
             "run.grit.naive",
             "no effect",
         ),
+        (
+            "albef_toy",
+            {"run.grit": {"enabled": False, "lr_factor": 0.5}},
+            "run.grit.lr_factor",
+            "no effect",
+        ),
         ("albef_toy", {f"{TOY}.sample_ratio": 2}, f"{TOY}.sample_ratio", "has no effect"),
         ("nlvr_pretrain_toy", {"run.valid_splits": ["val"]}, "run.valid_splits", "evaluates noth"),
         (

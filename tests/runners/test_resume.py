@@ -139,6 +139,7 @@ def test_setting_absent_from_a_checkpoint_had_its_default():
 
     old = {"enabled": True, "search_space": 16}
     check_same_settings(config(**old), config(**old, hardness=1.0), "it")
+    check_same_settings(config(**old), config(**old, lr_factor=0.5), "it")  # may change
     with pytest.raises(ValueError, match="run.grit.hardness: 1.0 before, 0.9 now"):
         check_same_settings(config(**old), config(**old, hardness=0.9), "it")
     ramp = {"schedule": "linear", "linear": {"start": 0.5, "epochs": 4}}

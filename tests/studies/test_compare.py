@@ -184,7 +184,8 @@ def test_fine_tuning_differs_only_in_the_checkpoint_that_it_starts_from(plan, na
 
 @pytest.mark.parametrize("at", ["dense", "sparse", "blip", "blip2"])
 def test_the_comparison_is_accepted_elsewhere(at):
-    rows = ["base", "grit", "ecm", "mafa"]
+    grit = {"blip": "BLIP + GRIT", "blip2": "BLIP-2 + GRIT"}.get(at, "GRIT-VLP")
+    rows = ["base", "grit", "ecm", "mafa", f"{grit}, in one run"]
     plan = plan_for(FOLDER, at=at, seeds=[3], rows=rows)
     check(plan)
     data = config_of(job_of(plan, "mafa")).datasets_cfg.toy_scenes

@@ -133,6 +133,12 @@ def test_seeds_are_those_of_the_files(tmp_path, capsys):
     assert "--seeds and --recorded" in capsys.readouterr().out
 
 
+def test_nothing_is_trained_from_given_checkpoints(tmp_path, capsys):
+    given = ["--given", "con_d=con_d.pth"]
+    assert pool(tmp_path, part(tmp_path / "a.json", {0}), more=given)[0] == 2
+    assert "--given and --recorded" in capsys.readouterr().out
+
+
 def checked(auc):
     """Give every row the self-check of a Con-D with this AUC, for each of its seeds."""
     above = [{"threshold": 0.8, "own": 0.9, "random": 0.01}]
