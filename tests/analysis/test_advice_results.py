@@ -168,6 +168,7 @@ COMPARISONS = (
     "compare_ten_more",
     "compare_dense",
     "compare_sparse",
+    "compare_sparse_16",
     "methods_clustered",
     "methods_dense",
     "methods_ucm",
@@ -221,6 +222,27 @@ def test_rules_agree_with_the_recorded_comparisons(study):
         assert spread.interval[1] >= 0, f"{names[0]} is worse than {names[1]}"
         compared += 1
     assert compared >= 2
+
+
+@pytest.mark.parametrize("study", ["compare_dense", "compare_sparse", "compare_sparse_16"])
+def test_advice_against_grouping_is_uncertain_where_a_small_search_space_does_not_harm(study):
+    rows, small = recorded(study), "GRIT-VLP, M = train / 8"
+    shares = {name: rows[name]["spread"][FALSE]["mean"] / 100 for name in ("ALBEF-base", small)}
+    (grouping, *_) = advice_of(
+        evidence(
+            random={32: Estimate(*[shares["ALBEF-base"]] * 3)},
+            grouped={(32, 500): Estimate(*[shares[small]] * 3)},
+        )
+    )
+    gains = {
+        column: gain_of(rows, small, "ALBEF-base", column)
+        for column in ("any_r1", "itc_r1", "itm_auc")
+    }
+    harmless = max(gains["any_r1"][0]) > 0
+    assert grouping.value is False
+    assert (grouping.certainty == UNCERTAIN) == (reasons.SMALL_SPACE in grouping.reason) == harmless
+    if harmless:  # as the reason says
+        assert all(gains[column][1].interval[0] > 0 for column in ("itc_r1", "itm_auc"))
 
 
 @pytest.mark.parametrize("study", COMPARISONS)

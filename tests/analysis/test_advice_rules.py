@@ -46,6 +46,8 @@ from lavis_mafa.analysis.advice.rules import (
 from lavis_mafa.analysis.judged_pairs import JUDGEMENTS
 from lavis_mafa.analysis.judging import TRUTH
 
+EIGHT = Estimate(0.08, 0.07, 0.09)
+
 
 def wide(share):
     """Return the share with an interval that crosses all bounds."""
@@ -60,6 +62,12 @@ def wide(share):
         pytest.param({"random": {32: wide(FEW)}}, (True, UNCERTAIN), id="wide random"),
         pytest.param({"random": {32: MANY}}, (False, CLEAR), id="dense"),
         pytest.param({"random": {32: wide(MANY)}}, (False, UNCERTAIN), id="wide dense"),
+        pytest.param({"random": {32: EIGHT}}, (False, UNCERTAIN), id="between"),
+        pytest.param(
+            {"random": {32: EIGHT}, "grouped": {(32, 256): MOST}},
+            (False, CLEAR),
+            id="between, grouped too many",
+        ),
         pytest.param({"grouped": {(32, 256): MOST}}, (False, CLEAR), id="grouped too many"),
         pytest.param({"grouped": {(32, 256): wide(MOST)}}, (False, UNCERTAIN), id="wide grouped"),
         pytest.param({"itm": FALLS}, (True, CLEAR), id="random still teaches"),
