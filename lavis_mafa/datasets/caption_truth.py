@@ -7,7 +7,6 @@ animal"]`` in it, every caption "An animal." is valid for dog.jpg.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 import unicodedata
@@ -21,13 +20,12 @@ import numpy.typing as npt
 
 from lavis_mafa.datasets.judged_truth import JudgedTruth
 from lavis_mafa.datasets.judgements import Judgements, has_judgements, read_judgements
-from lavis_mafa.datasets.numbering import dense_ids
+from lavis_mafa.datasets.numbering import DIGEST, dense_ids, digest_of
 from lavis_mafa.datasets.pair_table import PairTable
 from lavis_mafa.metrics.known_truth import read_truth
 
 SAME_CAPTION = "same_caption"
 KEY = "build_info.truth"
-DIGEST = np.dtype([("high", "<u8"), ("low", "<u8")])
 
 Mask = npt.NDArray[np.bool_]
 Numbers = npt.NDArray[np.int64]
@@ -181,7 +179,6 @@ def _numbers(captions: Iterator[str]) -> Numbers:
     """Number different captions as compared, in order of first appearance: ``(N,)`` int64."""
     stored = bytearray()
     for caption in captions:
-        text = normalised(caption).encode("utf-8", "surrogatepass")
-        stored += hashlib.blake2b(text, digest_size=16).digest()
+        stored += digest_of(b"", normalised(caption).encode("utf-8", "surrogatepass"))
     digests = np.frombuffer(stored, DIGEST)
     return dense_ids(digests["high"], digests["low"])[0]

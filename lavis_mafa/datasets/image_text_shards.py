@@ -47,7 +47,13 @@ from lavis_mafa.datasets.local_builder import (
     group_id_option,
     of_training,
 )
-from lavis_mafa.datasets.numbering import group_digest, numbered_groups, numbered_images
+from lavis_mafa.datasets.numbering import (
+    DIGEST,
+    digest_of,
+    group_digest,
+    numbered_groups,
+    numbered_images,
+)
 from lavis_mafa.datasets.pair_table import SCHEMA, PairTable, describe_groups
 from lavis_mafa.datasets.pairs import EvalPairs, Pairs, TrainPairs
 from lavis_mafa.datasets.shard_samples import Stored, read_samples
@@ -61,7 +67,6 @@ from lavis_mafa.io.processes import progress
 
 FORMAT_VERSION = 3
 SHARDS_PER_WORKER = 4  # at least; a shard takes a second, a process a part of one
-DIGEST = np.dtype([("high", "<u8"), ("low", "<u8")])
 
 
 class ShardTable(PairTable):
@@ -242,7 +247,7 @@ def _samples_by_shard(shards: list[Shard], group_id_key: str | None) -> Iterable
 def _identity(shard: int, sample: Stored) -> bytes:
     """Return a digest of an image's identity: its image_id, or without one its place."""
     text = f"i{sample.image_id}" if sample.image_id is not None else f"p{shard},{sample.start}"
-    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+    return digest_of(b"", text.encode("utf-8", "surrogatepass"))
 
 
 class _Shards(Pairs):

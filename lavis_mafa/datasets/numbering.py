@@ -16,14 +16,15 @@ import numpy.typing as npt
 
 from lavis_mafa.algorithm.context import NO_GROUP
 
-GROUP_DIGEST = np.dtype([("high", "<u8"), ("low", "<u8")])
+DIGEST = np.dtype([("high", "<u8"), ("low", "<u8")])  # what `digest_of` returns
 
 Digests = npt.NDArray[Any]
 Ids = npt.NDArray[np.int64]
 
 
 def digest_of(letter: bytes, content: Any) -> bytes:
-    """Return 16 bytes that identify a content; the letter distinguishes kinds of content."""
+    """Return 16 bytes that identify a content; the letter distinguishes kinds of content, b"" if
+    there is one kind."""
     found = hashlib.blake2b(letter, digest_size=16)
     found.update(content)
     return found.digest()
@@ -74,7 +75,7 @@ def numbered_groups(folder: Path) -> dict[str, int]:
     Returns:
         The counts of ``meta.json``: groups, and pairs that are in one.
     """
-    digests = np.fromfile(folder / "groups", GROUP_DIGEST)
+    digests = np.fromfile(folder / "groups", DIGEST)
     os.remove(folder / "groups")
     grouped = np.flatnonzero((digests["high"] != 0) | (digests["low"] != 0))
     ids = np.full(len(digests), NO_GROUP, np.int64)

@@ -51,7 +51,7 @@ from lavis_mafa.io.processes import progress
 
 BATCH_ROWS = 65_536
 # 128 bits identify an image with practically no collision; 64 bits of the path only feed a warning.
-DIGEST = np.dtype([("high", "<u8"), ("low", "<u8"), ("path", "<u8")])
+IMAGE_DIGEST = np.dtype([("high", "<u8"), ("low", "<u8"), ("path", "<u8")])
 # Of each pair: file, first byte and size of its image, number of its record, digest of the image.
 PLACE = np.dtype([("place", "<i8", 3), ("record", "<i8"), ("content", "<u8", 2)])
 PACKED_PLACE = struct.Struct("<4q16s")
@@ -157,7 +157,7 @@ def _convert(paths: list[Path], folder: Path, keys: dict[str, Any], drop_empty: 
     if not writer.pairs:
         raise ValueError(f"no image-text pair in {names_of(paths)} ({empty} empty captions)")
 
-    digests, ids, first = numbered_images(folder, DIGEST)
+    digests, ids, first = numbered_images(folder, IMAGE_DIGEST)
     conflicts = np.flatnonzero(digests["path"] != digests["path"][first][ids])
     meta = {
         "pairs": writer.pairs,

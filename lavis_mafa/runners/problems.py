@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from lavis_mafa.algorithm.grit import HARDNESS
+from lavis_mafa.algorithm.grit import HARDNESS, GritSettings
 from lavis_mafa.problems import ConfigView, Problem, problems_of_entry
 from lavis_mafa.runners.sharding import problem_of_torch
 
-# Settings of grouped mini-batches that are named where nothing is grouped, and their defaults.
-GROUPED_ONLY = {"first_order": None, "naive": False, "save_order": False, "lr_factor": 1}
+# Settings of grouped mini-batches that are named where nothing is grouped.
+GROUPED_ONLY = ("first_order", "naive", "save_order", "lr_factor")
 
 
 def problems_of_runner(cfg: ConfigView) -> Iterator[Problem]:
@@ -20,8 +20,8 @@ def problems_of_runner(cfg: ConfigView) -> Iterator[Problem]:
     if cfg["run.grit.enabled"]:
         yield from _grouped(cfg)
     else:
-        for name, unset in GROUPED_ONLY.items():
-            if cfg[f"run.grit.{name}"] not in (unset, None):
+        for name in GROUPED_ONLY:
+            if cfg[f"run.grit.{name}"] not in (getattr(GritSettings, name), None):
                 why = "has no effect: run.grit.enabled is False"
                 yield Problem(f"run.grit.{name}", why, is_note=True)
     if cfg["run.train_splits"] not in (None, [], ["train"]):

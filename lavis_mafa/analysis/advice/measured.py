@@ -66,7 +66,7 @@ class Level:
         return 3 if self.column.startswith("itm_") else 1
 
 
-# Grouping, from Con-D's weights and from the warm-up, and ITM's loss at the end of the warm-up.
+# Grouping of all and of an eighth of the data, and mining in that eighth.
 GROUPING_SPARSE = Gain("compare_sparse", "GRIT-VLP", "ALBEF-base", -9.6, -13.2, -5.9, 0)
 GROUPING_EIGHTH_SPARSE = Gain(
     "compare_sparse", "GRIT-VLP, M = train / 8", "ALBEF-base", -0.2, -1.2, 0.8, 3
@@ -77,6 +77,7 @@ GROUPING_EIGHTH_SPARSE_16 = Gain(
 MINING_EIGHTH_SPARSE_16 = Gain(
     "compare_sparse_16", "ECM, M = train / 8", "GRIT-VLP, M = train / 8", -1.7, -3.1, -0.3, 0
 )
+# Grouping from the warm-up, and ITM's loss at the end of the warm-up.
 GROUPING_WARM_UP = Gain(
     "compare_clustered",
     "GRIT-VLP, from the warm-up",
