@@ -20,8 +20,8 @@ GRIT = Section(
     "run.grit",
     (
         *("enabled", "queue_size", "search_space", "hardness", "schedule", "skip", "start_epoch"),
-        *("first_order", "shuffle", "shuffle_across_ranks", "naive", "same_image", "save_order"),
-        "own",
+        *("lr_factor", "first_order", "shuffle", "shuffle_across_ranks", "naive", "same_image"),
+        *("save_order", "own"),
     ),
 )
 # Functions, and classes whose instances are a `HardnessSchedule`.
