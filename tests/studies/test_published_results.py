@@ -79,6 +79,17 @@ def test_claims_are_those_of_the_recorded_runs(table):
     assert rows and all(recorded[claim] == cells for claim, *cells in rows)
 
 
+def test_gains_of_the_short_answers_are_those_of_claims():
+    """Points in the first table of results.md are gains of marked claims below it."""
+    page = (ROOT / "docs/results.md").read_text(encoding="utf-8")
+    (answers,) = re.findall(r"## In short\n\n.+\n\n((?:\|.*\n)+)", page)
+    claims = [rows for at, kind, _, rows in marked() if at.name == "results.md" if kind == "claims"]
+    gains = {row[1].lstrip("+-") for rows in claims for row in rows}
+    told = {value for row in rows_of(answers) for value in re.findall(r"\d+\.\d", row[1])}
+    costs = {"1.1", "1.5"}  # times as long: in the table of costs
+    assert len(told) > 8 and told - costs <= gains
+
+
 def test_main_pages_have_marked_tables():
     assert {"README.md", "results.md"} <= {page.name for page, *_ in marked()}
 
