@@ -104,6 +104,11 @@ S_ITC_DENSE = Gain("compare_dense", "MAFA", "ECM", -11.8, -14.6, -9.1, 0, column
 S_ITC_RERANKED_DENSE = Gain("compare_dense", "MAFA", "ECM", -2.2, -3.2, -1.1, 0)
 # S-ITC (alpha .2) instead of one-hot labels in random mini-batches.
 S_ITC_RANDOM = Gain("compare_settings", "ALBEF-base + S-ITC", "ALBEF-base", -0.9, -2.7, 0.9, 2)
+# The same in the dense toy world, with an alpha of .5.
+S_ITC_RANDOM_DENSE = Gain("compare_dense", "ALBEF-base + S-ITC", "ALBEF-base", 0.1, -1.8, 2.0, 3)
+S_ITC_RANDOM_DENSE_ITC = Gain(
+    "compare_dense", "ALBEF-base + S-ITC", "ALBEF-base", -5.9, -10.6, -1.2, 0, column="itc_r1"
+)
 
 # S-ITC instead of the consistency loss, by alpha.
 ALPHAS = {
@@ -119,6 +124,8 @@ ALPHAS_RERANKED = {
 
 # Hard negatives sampled in proportion to their similarity instead of the hardest ones.
 SAMPLED = Gain("compare_ten", "GRIT-VLP, negatives sampled", "GRIT-VLP", 5.9, 4.7, 7.1, 10, 10)
+SAMPLED_DENSE = Gain("compare_dense", "GRIT-VLP, negatives sampled", "GRIT-VLP", 6.3, 1.3, 11.4, 5)
+SAMPLED_ECM_DENSE = Gain("compare_dense", "ECM, negatives sampled", "ECM", 1.2, -0.5, 2.9, 4)
 SAMPLED_ECM = Gain("compare_settings", "ECM, negatives sampled", "ECM", 5.3, -0.8, 11.4, 5)
 SAMPLED_ECM_HALF = Gain(
     "compare_settings",
