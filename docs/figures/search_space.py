@@ -50,18 +50,16 @@ def one_world() -> str:
 
 def all_worlds() -> str:
     """Return the figure: R@1 minus that of ALBEF-base with the same seed, mean and spread."""
+    worlds = {}
+    for world, file in WORLDS.items():
+        seeds = {name: row["seeds"] for name, row in recorded(file)["rows"].items()}
+        worlds[world] = differences_to(seeds, BASE)
     curves = []
     for system in ("GRIT-VLP", "ECM"):
         label = f"R@1 of {system} minus ALBEF-base's"
         curve = Curve("", x_label="search space M (percent of the data)", y_label=label, log_x=True)
-        for world, file in WORLDS.items():
-            rows = recorded(file)["rows"]
-            gains = differences_to({name: row["seeds"] for name, row in rows.items()}, BASE)
-            spreads = {
-                100 / divisor: gains[system + end]["any_r1"]
-                for divisor, end in PARTS.items()
-                if system + end in gains
-            }
+        for world, gains in worlds.items():
+            spreads = {100 / part: gains[system + end]["any_r1"] for part, end in PARTS.items()}
             curve.series.append(series_of(world, spreads))
         curves.append(curve)
     return drawn(curves)
