@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,8 @@ from faults_table import (  # noqa: F401
 import lavis_mafa  # noqa: F401
 
 ROOT = Path(__file__).resolve().parents[1]
+# Helpers that tests of other folders use.
+sys.path += [str(ROOT / "tests" / folder) for folder in ("config", "downstream", "runners")]
 # A small set of photographs with captions in the format of LAVIS's `flickr30k`, if present.
 PHOTOGRAPHS = Path(
     os.environ.get("LAVIS_MAFA_PHOTOGRAPHS", ROOT.parent / "shared" / "flickr8k-700")

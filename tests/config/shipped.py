@@ -19,6 +19,8 @@ TRAIN, EVAL = PROJECTS / "mafa/train", PROJECTS / "mafa/eval"
 STAGE_1 = PROJECTS / "mafa/blip2_stage1.yaml"
 STUDIES = PROJECTS / "mafa/studies"  # study files are tested with their reader
 SHIPPED = sorted(path for path in PROJECTS.rglob("*.y*ml") if STUDIES not in path.parents)
+# The toy configs of downstream tasks, whose data sets are a plugin; run from the root.
+TOY_TASKS = ROOT / "tests/downstream/configs"
 SCRIPTS = sorted((ROOT / "run_scripts").rglob("*.sh"))
 ANNOTATIONS = "datasets.image_text_json.build_info.annotations.{}.storage={}.json"
 FOUR_MILLION = ["coco_caption", "vg_caption", "sbu_caption", "conceptual_caption_3m"]

@@ -13,6 +13,7 @@ from shipped import (
     FOUR_MILLION,
     SCRIPTS,
     STAGE_1,
+    TOY_TASKS,
     TRAIN,
     head_of,
     last,
@@ -99,10 +100,10 @@ def test_blip2_configs_use_each_others_checkpoints():
         assert loaded(TRAIN / f"{name}.yaml").model_cfg.pretrained == last(stage_1)
     stage_2 = loaded(TRAIN / "blip2_stage2_opt.yaml")
     assert loaded(TRAIN / "blip2_caption_ft.yaml").model_cfg.pretrained == last(stage_2)
-    toy = loaded(TRAIN / "blip2_stage2_toy.yaml")
+    toy = loaded(TOY_TASKS / "train/blip2_stage2_toy.yaml")
     assert toy.model_cfg.pretrained == last(loaded(TRAIN / "blip2_toy.yaml", "run.job_id=run"))
     for name in ("caption_toy", "vqa_toy"):
-        model = loaded(EVAL / f"{name}.yaml").model_cfg
+        model = loaded(TOY_TASKS / f"eval/{name}.yaml").model_cfg
         assert (model.finetuned, model.vit_weights) == (last(toy), toy.model_cfg.pretrained)
         assert model.load_finetuned
 
@@ -174,7 +175,6 @@ def test_mafa_on_blip():
         ("vqav2_zeroshot", "mafa_vqa", "val"),
         ("okvqa_zeroshot", "mafa_vqa", "test"),
         ("gqa_zeroshot", "mafa_gqa", "val"),
-        ("vqa_toy", "mafa_vqa", "test"),
     ],
 )
 def test_zero_shot_vqa_settings(name, task, split):

@@ -8,7 +8,7 @@ from lavis.common.registry import registry
 from omegaconf import OmegaConf
 from torch.utils.data import DataLoader
 
-from lavis_mafa.tasks.mafa_classification import MafaClassificationTask
+from lavis_mafa.downstream.mafa_classification import MafaClassificationTask
 from lavis_mafa.tasks.mafa_retrieval import MafaRetrievalTask
 
 

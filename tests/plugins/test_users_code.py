@@ -16,7 +16,7 @@ import pytest
 import torch
 import yaml
 
-from lavis_mafa.metrics.captions import tokens_of
+from lavis_mafa.downstream.caption_metrics import tokens_of
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent / "users_code"
