@@ -115,3 +115,16 @@ def test_training_accuracy(cls):
     # LAVIS's models do not return logits.
     assert task.step_figures({"loss": torch.tensor(1.0)}, {}) == {}
     assert task.epoch_figures(Tally()) == {}
+
+
+def test_nan_stops_a_classification(injected):
+    class Model:
+        def predict(self, samples):
+            logits = torch.tensor([[0.0, 1.0], [torch.nan, 0.0]])
+            return {"predictions": logits, "targets": torch.tensor([1, 0])}
+
+    task = MafaClassificationTask()
+    task.inst_id_key = "instance_id"
+    with pytest.raises(ValueError, match="1 of 4 predictions of classes are NaN"):
+        task.valid_step(Model(), {"instance_id": ["a", "b"]})
+    injected("scores that are NaN", 1)

@@ -86,7 +86,7 @@ def true_cells(dataset):
     """Return the cell of the true box by text and image."""
     return {
         (row["text"], dataset[i]["image"].sum().item()): int(
-            row["box"][1] // 16 * 2 + row["bbox"][0] // 16
+            row["box"][1] // 16 * 2 + row["box"][0] // 16
         )
         for i, row in enumerate(dataset.annotation)
     }
