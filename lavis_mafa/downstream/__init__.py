@@ -5,33 +5,16 @@ so when it is asked for a name that is not registered, see `lavis_mafa.registrat
 in this package imports it.
 """
 
+# ruff: noqa: F401
+
 from lavis_mafa.downstream.albef_nlvr_mafa import AlbefNlvrMafa, AlbefNlvrPretrainMafa
 from lavis_mafa.downstream.albef_ve_mafa import AlbefVeMafa
 from lavis_mafa.downstream.albef_vqa_mafa import AlbefVqaMafa
 from lavis_mafa.downstream.blip2_opt_mafa import Blip2OptMafa
 from lavis_mafa.downstream.blip2_t5_mafa import Blip2T5Mafa
+from lavis_mafa.downstream.lavis_data import NlvrMafaBuilder, VgVqaMafaBuilder
 from lavis_mafa.downstream.mafa_captioning import MafaCaptionTask
 from lavis_mafa.downstream.mafa_classification import MafaClassificationTask, MafaTextAssignmentTask
 from lavis_mafa.downstream.mafa_grounding import MafaGroundingTask
 from lavis_mafa.downstream.mafa_vqa import MafaGQATask, MafaVQATask
-from lavis_mafa.downstream.nlvr_data import NlvrMafaBuilder
 from lavis_mafa.downstream.refcoco import RefCocoPlusBuilder
-from lavis_mafa.downstream.vg_vqa_data import VgVqaMafaBuilder
-
-__all__ = [
-    "AlbefNlvrMafa",
-    "AlbefNlvrPretrainMafa",
-    "AlbefVeMafa",
-    "AlbefVqaMafa",
-    "Blip2OptMafa",
-    "Blip2T5Mafa",
-    "MafaCaptionTask",
-    "MafaClassificationTask",
-    "MafaGQATask",
-    "MafaGroundingTask",
-    "MafaTextAssignmentTask",
-    "MafaVQATask",
-    "NlvrMafaBuilder",
-    "RefCocoPlusBuilder",
-    "VgVqaMafaBuilder",
-]

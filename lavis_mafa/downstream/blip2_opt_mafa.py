@@ -35,6 +35,12 @@ class Blip2OptMafa(Blip2Llm, Blip2OPT):
 
     In addition it answers questions, generates from prompts of unequal length, and runs on a CPU.
 
+    Args:
+        prompt: put before every caption, in training and generation.
+        max_txt_len: longest caption in training, in tokens, including prompt and line break.
+        llm_precision: type of OPT's weights: ``fp16`` (LAVIS's), ``bf16`` or ``fp32``.
+        Others: as of `Blip2Llm`.
+
     Supported model types:
         - pretrain_opt2.7b, pretrain_opt6.7b: LAVIS's published weights of stage 2.
         - caption_coco_opt2.7b, caption_coco_opt6.7b: LAVIS's weights, fine-tuned for captions.
@@ -56,40 +62,15 @@ class Blip2OptMafa(Blip2Llm, Blip2OPT):
     llm_key, llm_proj, llm_tokenizer = "opt_model", "opt_proj", "opt_tokenizer"
     llm_options = ("llm_precision",)
 
-    def __init__(
-        self,
-        parts: Parts | None = None,
-        opt_model: str | None = "facebook/opt-2.7b",
-        prompt: str = "",
-        max_txt_len: int = 32,
-        llm_precision: str = "fp16",
-        **vision: Any,
-    ) -> None:
-        """
-        Args:
-            parts: sources of image encoder, Q-Former and its tokenizer.
-            opt_model: a folder, or a name on the hub.
-            prompt: put before every caption, in training and generation.
-            max_txt_len: longest caption in training, in tokens, including prompt and line break.
-            llm_precision: type of OPT's weights: ``fp16`` (LAVIS's), ``bf16`` or ``fp32``.
-            vision: as of `Blip2Llm.build_vision`.
-
-        Raises:
-            OSError: if a part cannot be loaded.
-            ValueError: if ``opt_model`` is empty.
-        """
-        self.assemble(
-            parts,
-            opt_model,
-            prompt,
-            max_txt_len,
-            partial(AutoTokenizer.from_pretrained, use_fast=False),
-            partial(PromptedOPT.from_pretrained, torch_dtype=PRECISIONS[llm_precision]),
-            **vision,
-        )
+    def __init__(self, parts: Parts | None = None, **options: Any) -> None:
+        super().__init__(parts, **options)
         # LAVIS trains OPT to end a caption by a line break.
         self.eos_token_id = self._ids("\n", add_special_tokens=False)[0]
-        self.prompt_length = len(self._ids(prompt))
+        self.prompt_length = len(self._ids(self.prompt))
+
+    def language_loaders(self, llm_precision: str = "fp16") -> tuple[Any, Any]:
+        load = partial(PromptedOPT.from_pretrained, torch_dtype=PRECISIONS[llm_precision])
+        return partial(AutoTokenizer.from_pretrained, use_fast=False), load
 
     def _ids(self, text: str, **options: Any) -> list[int]:
         return list(self.opt_tokenizer(text, **options).input_ids)

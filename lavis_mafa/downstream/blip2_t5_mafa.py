@@ -17,7 +17,6 @@ from transformers.models.t5.configuration_t5 import T5Config
 from lavis_mafa.algorithm.losses.language import IGNORED
 from lavis_mafa.downstream.language_model import Blip2Llm, check_prompt
 from lavis_mafa.downstream.yamls import model_yamls
-from lavis_mafa.models.families.blip2.blip2_parts import Parts
 
 
 class CachedT5(T5ForConditionalGeneration):
@@ -35,6 +34,13 @@ class Blip2T5Mafa(Blip2Llm, Blip2T5):
 
     In addition it trains on captions without a second text, and runs on a CPU. On a GPU T5 is in
     bf16, as in LAVIS, because it overflows in fp16.
+
+    Args:
+        prompt: input of T5 before a caption, in fine-tuning and generation; empty: captions are
+            split for prefix language modelling.
+        max_txt_len: longest input or output text in training, in tokens.
+        apply_lemmatizer: reduce answers to their base form, which needs spaCy's model.
+        Others: as of `Blip2Llm`.
 
     Supported model types:
         - pretrain_flant5xl, pretrain_flant5xl_vitL, pretrain_flant5xxl: LAVIS's published weights
@@ -58,33 +64,9 @@ class Blip2T5Mafa(Blip2Llm, Blip2T5):
     llm_key, llm_proj, llm_tokenizer = "t5_model", "t5_proj", "t5_tokenizer"
     llm_options = ("apply_lemmatizer",)
 
-    def __init__(
-        self,
-        parts: Parts | None = None,
-        t5_model: str | None = "google/flan-t5-xl",
-        prompt: str = "",
-        max_txt_len: int = 32,
-        apply_lemmatizer: bool = False,
-        **vision: Any,
-    ) -> None:
-        """
-        Args:
-            parts: sources of image encoder, Q-Former and its tokenizer.
-            t5_model: a folder, or a name on the hub.
-            prompt: input of T5 before a caption, in fine-tuning and generation; empty: captions are
-                split for prefix language modelling.
-            max_txt_len: longest input or output text in training, in tokens.
-            apply_lemmatizer: reduce answers to their base form, which needs spaCy's model.
-            vision: as of `Blip2Llm.build_vision`.
-
-        Raises:
-            OSError: if a part cannot be loaded.
-            ValueError: if ``t5_model`` is empty.
-        """
-        tokenizer = T5TokenizerFast.from_pretrained
-        self.assemble(parts, t5_model, prompt, max_txt_len, tokenizer, _load_t5, **vision)
-        self._apply_lemmatizer = apply_lemmatizer
-        self._lemmatizer = None
+    def language_loaders(self, apply_lemmatizer: bool = False) -> tuple[Any, Any]:
+        self._apply_lemmatizer, self._lemmatizer = apply_lemmatizer, None  # read by LAVIS's class
+        return T5TokenizerFast.from_pretrained, _load_t5
 
     def _tokens(self, texts: Sequence[str]) -> Any:
         tokens = self.t5_tokenizer(

@@ -37,12 +37,12 @@ Tokens = dict[int, list[str]]
 STANDARD = ("bleu", "meteor", "rouge", "cider", "spice")
 JAVA_METRICS = ("meteor", "spice")
 PTB, PYTHON = "ptb", "python"
+SPICE_JARS = ("stanford-corenlp-3.6.0.jar", "stanford-corenlp-3.6.0-models.jar")
 
 INSTALL_JAVA = (
     "install a Java runtime, version 8 or later (such as the package default-jre-headless, or "
     "openjdk of conda), so that `java -version` runs"
 )
-SPICE_JARS = ("stanford-corenlp-3.6.0.jar", "stanford-corenlp-3.6.0-models.jar")
 # SPICE serialises classes that Java closed to reflection in version 16; Java 8 ignores the options.
 OPENED = ("lang", "util", "util.concurrent", "math", "net", "text")
 DOMAINS = {"in-domain": "in", "near-domain": "near", "out-domain": "out", "out-of-domain": "out"}
@@ -109,72 +109,49 @@ def domain_name(domain: str) -> str:
 
 
 def find_tools(requested: Sequence[str] | None = None) -> Tools:
-    """Find the metrics that this machine can run, and log a warning about the others.
+    """Return the metrics and the tokenizer to score with, and log what is missing.
 
     Args:
-        requested: metrics; None: all of `STANDARD` that are available.
+        requested: metrics; None: those of `STANDARD` that this machine can run.
 
     Raises:
-        ValueError: if a requested metric is not available.
+        ValueError: if a requested metric is unknown or cannot run.
     """
-    unavailable = missing_tools()
-    known = tuple(MetricNames("caption"))
-    lost = {name: why for name, why in unavailable.items() if name in known}
-    wanted = tuple(requested) if requested is not None else STANDARD
+    known, missing = tuple(MetricNames("caption")), _missing_tools()
+    wanted = STANDARD if requested is None else tuple(requested)
     unknown = [name for name in wanted if name not in known]
     if unknown or not wanted:
         given = ", ".join(unknown) or "an empty list"
         raise ValueError(f"run.metrics: got {given}; expected some of {', '.join(known)}")
-    if requested is not None and any(name in lost for name in wanted):
-        problems = "; ".join(f"{name}: {lost[name]}" for name in wanted if name in lost)
+    lost = [name for name in wanted if name in missing]
+    if requested is not None and lost:
+        problems = "; ".join(f"{name}: {missing[name]}" for name in lost)
         raise ValueError(
             f"run.metrics requests metrics that this machine cannot run. {problems}. Or omit "
             "run.metrics to use all available metrics"
         )
-    concerned = {name: why for name, why in unavailable.items() if name in (*wanted, PTB)}
-    if concerned:
-        reasons: dict[str, list[str]] = {}
-        for name, why in concerned.items():
-            reasons.setdefault(why, []).append(_MISSING.get(name, name.upper()))
-        problems = "; ".join(f"{', '.join(names)}: {why}" for why, names in reasons.items())
-        logger.warning("caption metrics that will be missing or differ: %s", problems)
+    for name in lost:
+        logger.warning("%s is not computed: %s", name.upper(), missing[name])
+    if PTB in missing:
+        logger.warning(
+            "a Python tokenizer replaces the Penn Treebank tokenizer (metrics differ slightly from "
+            "published ones): %s",
+            missing[PTB],
+        )
     metrics = tuple(name for name in known if name in wanted and name not in lost)
-    return Tools(metrics, PYTHON if PTB in unavailable else PTB)
+    return Tools(metrics, PYTHON if PTB in missing else PTB)
 
 
-_MISSING = {
-    PTB: "the Penn Treebank tokenizer (a Python tokenizer replaces it; metrics differ slightly "
-    "from published ones)"
-}
-
-
-def missing_tools() -> dict[str, str]:
+def _missing_tools() -> dict[str, str]:
     """Return why ``meteor``, ``spice`` and the tokenizer ``ptb`` cannot run, and how to fix it."""
     java = _java_problem()
     if java:
         return dict.fromkeys((PTB, *JAVA_METRICS), java)
-    missing = {}
-    try:
-        works = tokens_of({0: ["A dog."]}, PTB) == {0: ["a dog"]}
-        why = "it returns no tokens"
-    except (OSError, RuntimeError) as error:
-        works, why = False, str(error)
-    if not works:
-        missing[PTB] = f"{why}; it must be able to run Java and to write into its own package"
-    folder = Path(meteor.__file__).parent
-    lost = [n for n in (meteor.METEOR_JAR, "data/paraphrase-en.gz") if not (folder / n).is_file()]
-    if lost:
-        missing["meteor"] = f"{folder} has no {', '.join(lost)}; install pycocoevalcap again"
-    folder = Path(spice.__file__).parent
-    lost = [name for name in SPICE_JARS if not (folder / "lib" / name).is_file()]
-    if lost:
-        missing["spice"] = (
-            f"{folder / 'lib'} has no {' and no '.join(lost)}; run `python -m "
-            "pycocoevalcap.spice.get_stanford_models` once with a network, or copy them there"
-        )
-    elif not os.access(folder, os.W_OK):
-        missing["spice"] = f"it writes into {folder}, which is read-only; permit writing there"
-    return missing
+    folder = Path(spice.__file__).parent / "lib"
+    if all((folder / name).is_file() for name in SPICE_JARS):
+        return {}
+    cure = "run `python -m pycocoevalcap.spice.get_stanford_models` once with a network"
+    return {"spice": f"{folder} lacks {' or '.join(SPICE_JARS)}; {cure}"}
 
 
 def _java_problem() -> str | None:

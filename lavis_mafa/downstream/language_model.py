@@ -13,7 +13,6 @@ import torch
 from lavis.models.blip2_models.blip2 import Blip2Base
 from torch import Tensor, nn
 
-from lavis_mafa.downstream.prompts import problem_of_prompt
 from lavis_mafa.io.checkpoints import read_checkpoint
 from lavis_mafa.models.checkpoints import check_origin, load_state, registered_name
 from lavis_mafa.models.families import Blip2Backbone
@@ -22,12 +21,11 @@ from lavis_mafa.models.families.base import all_visible
 from lavis_mafa.models.families.blip2.blip2_parts import SIZES, Blip2Parts, Parts
 from lavis_mafa.models.mafa_model import checkpoint_of
 from lavis_mafa.models.parts.tokenizers import from_hub
-from lavis_mafa.models.problems import problems_of_language_model
 from lavis_mafa.problems import ConfigView, Problem
 
 
-class Blip2Llm(Blip2Parts):
-    """Mixin before LAVIS's stage-2 classes (BLIP-2 3.2).
+class Blip2Llm(Blip2Parts, Blip2Base):
+    """Base before LAVIS's stage-2 classes (BLIP-2 3.2).
 
     The language model is frozen, and so is the image encoder unless ``freeze_vit`` is off: they get
     no gradient, are not saved in the runner's checkpoints, and stay in evaluation mode. (LAVIS
@@ -42,6 +40,8 @@ class Blip2Llm(Blip2Parts):
         llm_proj: attribute of the layer between Q-Former and language model.
         llm_tokenizer: attribute of the language model's tokenizer.
         llm_options: further constructor arguments that a config gives under the same name.
+        language_loaders: a method of `llm_options` that returns the ``from_pretrained`` of
+            tokenizer and language model.
     """
 
     stage = 2
@@ -51,11 +51,20 @@ class Blip2Llm(Blip2Parts):
     llm_proj: str
     llm_tokenizer: str
     llm_options: tuple[str, ...] = ()
+    language_loaders: Callable[..., tuple[Any, Any]]
 
     @classmethod
     def problems_of(cls, cfg: ConfigView) -> Iterator[Problem]:
         """Yield contradictions in a config; see `lavis_mafa.problems`."""
-        yield from problems_of_language_model(cls, cfg)
+        key = f"model.{cls.llm_key}"
+        if cfg[key] is None and key not in cfg.wrong:
+            yield Problem(key, "is empty; name a folder or a model on the hub")
+        scaled = cfg["run.amp"] and cfg["run.amp_dtype"] == "fp16"
+        in_fp16 = cfg["run.device"] == "cuda" and cfg["model.llm_precision"] == "fp16"
+        if cfg.training and in_fp16 and not scaled:
+            why = "small gradients underflow in it; use bf16, or run.amp in fp16"
+            why = f"is fp16 without run.amp's loss scaling: {why}"
+            yield Problem("model.llm_precision", why, is_note=True)
 
     @classmethod
     def from_config(cls, cfg: Any) -> Any:
@@ -75,53 +84,42 @@ class Blip2Llm(Blip2Parts):
             parts = replace(parts, bert_weights=None)
         names = (*SIZES, *cls.llm_options, cls.llm_key)
         options = {name: cfg[name] for name in names if name in cfg}
-        model_cls: Any = cls
-        model = model_cls(
-            parts,
-            img_size=cfg.get("image_size", 224),
-            prompt=cfg.get("prompt") or "",
-            **options,
-        )
+        size = cfg.get("image_size", 224)
+        model = cls(parts, img_size=size, prompt=cfg.get("prompt") or "", **options)
         fuse_attention(model)
         if checkpoint:
             model.load_checkpoint(checkpoint, stage_2=bool(cfg.get("load_finetuned", False)))
         model.report_random_encoder(cfg, trained=bool(cfg.get("load_finetuned", False)))
         return model
 
-    def assemble(
-        self,
-        parts: Parts | None,
-        name: str | None,
-        prompt: str,
-        max_txt_len: int,
-        load_tokenizer: Callable[..., Any],
-        load_model: Callable[..., Any],
-        **vision: Any,
+    def __init__(
+        self, parts: Parts | None = None, prompt: str = "", max_txt_len: int = 32, **options: Any
     ) -> None:
-        """Build and freeze all parts; replaces the constructors of LAVIS's classes.
+        """Build and freeze all parts. LAVIS's constructors download every part.
 
         Args:
             parts: sources of image encoder, Q-Former and its tokenizer.
-            name: of the language model: a folder, or a name on the hub.
-            load_tokenizer: a ``from_pretrained``.
-            load_model: likewise.
-            vision: as of `build_vision`.
+            prompt, max_txt_len: see the class.
+            options: `llm_key`, the language model (a folder, or a name on the hub); `llm_options`;
+                and arguments of `build_vision`.
 
         Raises:
             OSError: if a part cannot be loaded.
-            ValueError: if ``name`` is empty.
+            ValueError: if no language model is named.
         """
-        model: Any = self
-        Blip2Base.__init__(model)  # LAVIS's own constructors download every part
+        Blip2Base.__init__(self)
         self.parts = parts or Parts()
+        self.prompt, self.max_txt_len = prompt, max_txt_len
+        name = options.pop(self.llm_key, None)
+        own = {key: options.pop(key) for key in self.llm_options if key in options}
+        load_tokenizer, load_llm = self.language_loaders(**own)
         setattr(self, self.llm_tokenizer, load_language_part(load_tokenizer, self.llm_key, name))
-        self.build_vision(**vision)
-        llm = load_language_part(load_model, self.llm_key, name).requires_grad_(False)
+        self.build_vision(**options)
+        llm = load_language_part(load_llm, self.llm_key, name).requires_grad_(False)
         setattr(self, self.llm_key, llm)
         width = self.Qformer.config.hidden_size
         setattr(self, self.llm_proj, nn.Linear(width, llm.config.hidden_size))
-        self.max_txt_len, self.prompt = max_txt_len, prompt
-        self.train(model.training)
+        self.train(self.training)
 
     def build_vision(
         self,
@@ -159,7 +157,7 @@ class Blip2Llm(Blip2Parts):
 
     def train(self, mode: bool = True) -> Any:
         """Training or evaluation mode; frozen parts stay in evaluation mode."""
-        super().train(mode)  # type: ignore[misc]
+        super().train(mode)
         for name in self.frozen:
             getattr(self, name).eval()
         return self
@@ -260,6 +258,19 @@ class Blip2Llm(Blip2Parts):
     def load_from_pretrained(self, url_or_filename: str) -> Any:
         """As `load_checkpoint`."""
         return self.load_checkpoint(url_or_filename)
+
+
+def problem_of_prompt(prompt: str) -> str | None:
+    """Return why a question cannot be put into a prompt, None if it can."""
+    try:
+        if prompt.count("{}") == 1 and "question?" in prompt.format("question?"):
+            return None
+    except (LookupError, ValueError):
+        pass
+    return (
+        f"{prompt!r} needs exactly one {{}}, where the question goes, and no other braces; "
+        "expected such as 'Question: {} Answer:'"
+    )
 
 
 def check_prompt(prompt: str) -> None:

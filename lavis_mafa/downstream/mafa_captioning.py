@@ -44,10 +44,7 @@ class MafaCaptionTask(results.InBatches, CaptionTask):
     References come from ``run.annotation_file``, else from the data set itself, else from LAVIS's
     download for COCO. Figures: see `lavis_mafa.downstream.caption_metrics.score_captions`.
 
-    Args:
-        num_beams, max_len, min_len: of generation, lengths in tokens.
-        evaluate: whether the run only evaluates.
-        report_metric: if False, captions are written but not scored.
+    Attributes:
         prompt: text that generation starts with, given as ``samples["prompt"]``.
         annotation_file: JSON in COCO's caption format, or one for each split.
         tools: metrics to score with; None: all available ones.
@@ -59,26 +56,15 @@ class MafaCaptionTask(results.InBatches, CaptionTask):
     asks_of_model = "generate"
     needs = "captions"
 
-    def __init__(
-        self,
-        num_beams: int,
-        max_len: int,
-        min_len: int,
-        evaluate: bool,
-        report_metric: bool = True,
-        prompt: str = "",
-        annotation_file: str | Mapping[str, str | None] | None = None,
-        tools: Tools | None = None,
-        options: Mapping[str, float] | None = None,
-    ) -> None:
-        super().__init__(num_beams, max_len, min_len, evaluate, report_metric)
-        self.prompt = prompt
-        self.annotation_file = annotation_file
-        self.tools = tools
-        self.options = dict(options or {})
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.prompt = ""
+        self.annotation_file: str | Mapping[str, str | None] | None = None
+        self.tools: Tools | None = None
+        self.options: dict[str, float] = {}
         self._built: Mapping[str, Mapping[str, Any]] = {}
         self._finder: Finder | None = None
-        self._prompt_unread = bool(prompt)
+        self._prompt_checked = False
 
     @classmethod
     def setup_task(cls, cfg: Any) -> MafaCaptionTask:
@@ -87,31 +73,22 @@ class MafaCaptionTask(results.InBatches, CaptionTask):
         Raises:
             ConfigError: if ``run.metrics`` names a metric that this machine cannot score.
         """
-        run = cfg.run_cfg
-        tools = None
-        if run.get("report_metric", True):
-            metric_names = run.get("metrics")
+        run, task = cfg.run_cfg, super().setup_task(cfg)
+        if task.report_metric:
+            metrics = run.get("metrics")
             try:
                 # Only rank 0 scores, and asking Java takes a second: the config check does not do
                 # it.
-                tools = on_main_process(
-                    lambda: find_tools(None if metric_names is None else list(metric_names))
+                task.tools = on_main_process(
+                    lambda: find_tools(None if metrics is None else list(metrics))
                 )
             except ValueError as error:
                 path = getattr(getattr(cfg, "args", None), "cfg_path", "file")
                 raise ConfigError(str(path), [str(error)]) from error
+        task.prompt, task.annotation_file = run.get("prompt") or "", run.get("annotation_file")
         names = ("length_penalty", "repetition_penalty", "top_p")
-        return cls(
-            num_beams=run.num_beams,
-            max_len=run.max_len,
-            min_len=run.min_len,
-            evaluate=run.get("evaluate", False),
-            report_metric=run.get("report_metric", True),
-            prompt=run.get("prompt") or "",
-            annotation_file=run.get("annotation_file"),
-            tools=tools,
-            options={name: run.get(name) for name in names if run.get(name) is not None},
-        )
+        task.options = {name: run.get(name) for name in names if run.get(name) is not None}
+        return task
 
     def build_datasets(self, cfg: Any) -> Any:
         self._built = super().build_datasets(cfg)
@@ -152,14 +129,14 @@ class MafaCaptionTask(results.InBatches, CaptionTask):
             **self.options,
         )
         results.check_length(captions, len(ids), f"{type(model).__name__}.generate()")
-        if self._prompt_unread and isinstance(given, _RecordingDict):
+        if isinstance(given, _RecordingDict) and not self._prompt_checked:
+            self._prompt_checked = True  # warn only once
             if "prompt" not in given.read and is_main_process():
                 logger.warning(
                     'run.prompt is set, but %s.generate() did not read samples["prompt"], so it '
                     "is ignored; set model.prompt for such a model",
                     type(model).__name__,
                 )
-            self._prompt_unread = False  # warn only once
         return [
             {"image_id": as_id(image), "caption": caption, "place": place}
             for image, caption, place in zip(ids, captions, places, strict=True)

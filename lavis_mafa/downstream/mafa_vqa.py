@@ -22,7 +22,7 @@ from lavis_mafa.downstream.answer_metrics import (
     read_questions,
 )
 from lavis_mafa.downstream.caption_metrics import as_id
-from lavis_mafa.downstream.prompts import problem_of_prompt
+from lavis_mafa.downstream.language_model import problem_of_prompt
 from lavis_mafa.io.processes import on_main_process
 from lavis_mafa.models.traits import traits_of
 from lavis_mafa.problems import ConfigView, Problem

@@ -32,34 +32,78 @@ and are not read here; if you trust the file, convert it once:
 
 from __future__ import annotations
 
-import json
-import math
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from lavis.common.registry import registry
 from lavis.datasets.datasets.base_dataset import BaseDataset
 from omegaconf import OmegaConf
 from PIL import Image
+from pydantic import BaseModel, Field, StringConstraints, TypeAdapter, ValidationError
 
 from lavis_mafa.algorithm.options import option
 from lavis_mafa.datasets.image_reading import read_rgb
 from lavis_mafa.datasets.local_builder import LocalBuilder, named_splits
 from lavis_mafa.downstream.yamls import dataset_yamls
+from lavis_mafa.io.files import read_json
 
+NAME = "refcoco_plus"
+BOXES = ("detections", "references", "instances")
 LISTED_PROBLEMS = 5
 
 Processor = Callable[[Any], Any]
 Row = dict[str, Any]
 
 
-class _Expressions(BaseDataset):
-    """The base of training and evaluation sets: rows (see the module), images, processors."""
+# JSON's numbers: no strings, no booleans, and no NaN, which Python writes.
+_Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+_Side = Annotated[_Number, Field(gt=0)]
+_Box = tuple[_Number, _Number, _Side, _Side]
+# A detector may add a score, and return a box without area, which can never be right.
+_Proposal = Annotated[list[_Number], Field(min_length=4)]
+_Text = Annotated[str, StringConstraints(pattern=r"\S")]
+
+
+class _Row(BaseModel):
+    image: _Text
+    text: _Text
+    bbox: _Box | None = None
+    ref_id: Any = None
+    image_id: Any = None
+    split: str | None = None
+
+
+_Rows = Annotated[list[_Row], Field(min_length=1)]
+
+
+class _Reference(BaseModel):
+    ref_id: int | str
+    ann_id: int | str
+    split: str | None = None
+
+
+class _Instance(BaseModel):
+    id: int | str
+    bbox: _Box
+
+
+class _Instances(BaseModel):
+    annotations: list[_Instance]
+
+
+class GroundingTrain(BaseDataset):
+    """Expressions as image-text pairs, without boxes: rows (see the module) and their images.
+
+    Items: ``image``, ``text_input``, ``image_id`` (int, equal for expressions of one image) and
+    ``instance_id`` (str). An unreadable image raises OSError naming its path.
+    """
+
+    deterministic = False
 
     def __init__(
         self,
@@ -85,51 +129,37 @@ class _Expressions(BaseDataset):
         """Return the unprocessed image (RGB) and the expression."""
         return read_rgb(self.path(index)), self.annotation[index]["text"]
 
-
-class GroundingTrain(_Expressions):
-    """Expressions as image-text pairs, without boxes.
-
-    Items: ``image``, ``text_input``, ``image_id`` (int, equal for expressions of one image) and
-    ``instance_id`` (str). An unreadable image raises OSError naming its path.
-    """
-
-    deterministic = False
-
     def __getitem__(self, index: int) -> dict[str, Any]:
         picture, text = self.show(index)
         return {
             "image": self.vis_processor(picture),
             "text_input": self.text_processor(text),
-            "image_id": int(self.image_ids[index]),
+            **self.about(index, picture),
             "instance_id": self.annotation[index]["instance_id"],
         }
 
+    def about(self, index: int, picture: Image.Image) -> dict[str, Any]:
+        return {"image_id": int(self.image_ids[index])}
 
-class GroundingEval(_Expressions):
+
+class GroundingEval(GroundingTrain):
     """One sample per expression, for task `mafa_grounding`, which documents the keys.
 
     Items: ``image``, ``text_input``, ``index``, ``instance_id``, ``size``, ``box``, ``boxes`` (None
     without detections), ``split`` (None if unknown) and, if the row has one, ``ref_id``.
-
-    Args:
-        rows: as of `_Expressions`, with ``bbox`` and, where there are proposals, ``boxes``.
-        Others: as of `_Expressions`.
     """
 
-    def __getitem__(self, index: int) -> dict[str, Any]:
+    deterministic = True
+
+    def about(self, index: int, picture: Image.Image) -> dict[str, Any]:
         row = self.annotation[index]
-        picture, text = self.show(index)
-        sample = {
-            "image": self.vis_processor(picture),
-            "text_input": self.text_processor(text),
+        return {
             "index": index,
-            "instance_id": row["instance_id"],
             "size": [picture.height, picture.width],
             "box": row["bbox"],
-            "boxes": row.get("boxes"),
-            "split": row.get("split"),
+            **{name: row.get(name) for name in ("boxes", "split")},
+            **({"ref_id": row["ref_id"]} if "ref_id" in row else {}),
         }
-        return {**sample, "ref_id": row["ref_id"]} if "ref_id" in row else sample
 
 
 @dataclass(frozen=True)
@@ -167,156 +197,116 @@ class RefCocoPlusBuilder(LocalBuilder):
             ValueError: if a file is not in its format; the message lists the first wrong rows.
         """
         info: Any = OmegaConf.to_container(self.config.build_info, resolve=True)
-        annotations = named_splits("refcoco_plus", info.get("annotations"))
-        root = _one_file(info, "images", needed=True)
-        if not os.path.isdir(root):
-            raise FileNotFoundError(
-                f"refcoco_plus: build_info.images.storage: no such folder: {root} (relative paths "
-                f"start at {os.getcwd()})"
-            )
-        truth, proposals = None, None
+        annotations = named_splits(NAME, info.get("annotations"))
+        root = _file(info, "images")
+        if not root or not os.path.isdir(root):
+            found = f"no such folder: {root}" if root else "expected a file or folder, got nothing"
+            kind = FileNotFoundError if root else ValueError
+            raise kind(f"{NAME}: build_info.images.storage: {found}{_from_here()}")
+        content: dict[str, Any] = {}
         if set(annotations) != {"train"}:
-            truth = _truth(_one_file(info, "references"), _one_file(info, "instances"))
-            proposals = _proposals(_one_file(info, "detections"))
+            content = {name: _read(_file(info, name), name) for name in BOXES}
+        truth = _truth(content.get("references"), content.get("instances"))
+        proposals = _proposals(content.get("detections"))
         self.build_processors()
         datasets: dict[str, BaseDataset] = {}
         for split, files in annotations.items():
-            kind = "train" if split == "train" else "eval"
-            rows = _rows(split, _files(files, f"annotations.{split}"))
-            if kind == "eval":
+            mode = "train" if split == "train" else "eval"
+            rows = _rows(split, files)
+            if mode == "eval":
                 rows = _with_boxes(split, rows, truth, proposals)
-            build = self.train_dataset_cls if kind == "train" else self.eval_dataset_cls
-            datasets[split] = build(
-                self.vis_processors[kind], self.text_processors[kind], root, rows
-            )
+            build = getattr(self, f"{mode}_dataset_cls")
+            processors = (self.vis_processors[mode], self.text_processors[mode])
+            datasets[split] = build(*processors, root, rows)
         return datasets
 
 
-def _files(info: Any, name: str) -> list[str]:
-    storage = info.get("storage") if isinstance(info, Mapping) else None
-    files = [storage] if isinstance(storage, str) else list(storage or [])
-    if not files:
-        raise ValueError(
-            f"refcoco_plus: build_info.{name}.storage: expected a file or a list of them, got "
-            "nothing"
-        )
-    return [os.path.expanduser(file) for file in files]
+def _from_here() -> str:
+    return f" (relative paths start at {os.getcwd()})"
 
 
-def _one_file(info: Mapping[str, Any], name: str, needed: bool = False) -> Any:
+def _file(info: Mapping[str, Any], name: str) -> str | None:
     """Return the path ``build_info.<name>.storage``, None if it is not given."""
-    part = info.get(name)
-    given = part.get("storage") if isinstance(part, Mapping) else None
-    if given is None and not needed:
+    storage = (info.get(name) or {}).get("storage")
+    if isinstance(storage, (list, tuple)):
+        if len(storage) != 1:
+            raise ValueError(f"{NAME}: build_info.{name}.storage: expected one path, got {storage}")
+        (storage,) = storage
+    return os.path.expanduser(storage) if storage else None
+
+
+def _read(path: str | None, name: str) -> Any:
+    """Return the content of a JSON file, None if there is no path."""
+    if path is None:
         return None
-    (path, *more) = _files(part, name)
-    if more:
-        raise ValueError(f"refcoco_plus: build_info.{name}.storage: expected one path, got {given}")
-    return path
-
-
-def _read(path: str, name: str) -> Any:
     try:
-        with open(path, encoding="utf-8") as file:
-            return json.load(file)
+        return read_json(path)
     except FileNotFoundError:
-        raise FileNotFoundError(
-            f"refcoco_plus: build_info.{name}: no such file: {path} (relative paths start at "
-            f"{os.getcwd()})"
-        ) from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"refcoco_plus: build_info.{name}: {path} is not JSON: {error}") from error
+        why = f"build_info.{name}: no such file: {path}{_from_here()}"
+        raise FileNotFoundError(f"{NAME}: {why}") from None
+    except ValueError as error:
+        raise ValueError(f"{NAME}: build_info.{name}: {error}") from error
 
 
 def _refuse(what: str, problems: Sequence[str]) -> None:
     if problems:
         more = len(problems) - LISTED_PROBLEMS
         listed = "; ".join(problems[:LISTED_PROBLEMS]) + (f"; and {more} more" if more > 0 else "")
-        raise ValueError(f"refcoco_plus: {what}: {listed}")
+        raise ValueError(f"{NAME}: {what}: {listed}")
 
 
-def _rows(split: str, paths: Sequence[str]) -> list[Row]:
+def _checked(kind: Any, content: Any, what: str) -> Any:
+    """Return JSON content as a type of pydantic.
+
+    Raises:
+        ValueError: listing the first places that have another type.
+    """
+    try:
+        return TypeAdapter(kind).validate_python(content)
+    except ValidationError as error:
+        problems = [
+            f"{'.'.join(map(str, one['loc'])) or 'file'}: {one['msg']}, got {one['input']!r:.60}"
+            for one in error.errors(include_url=False)
+        ]
+    _refuse(what, problems)
+
+
+def _rows(split: str, files: Any) -> list[Row]:
     """Read the rows of a split's files, each with ``image`` and ``text``."""
+    name = f"annotations.{split}"
+    storage = files.get("storage") if isinstance(files, Mapping) else None
+    paths = [storage] if isinstance(storage, str) else list(storage or [])
+    if not paths:
+        raise ValueError(f"{NAME}: build_info.{name}.storage: expected a file or a list of them")
     rows: list[Row] = []
     for path in paths:
-        content = _read(path, f"annotations.{split}")
-        if not isinstance(content, list) or not content:
-            raise ValueError(f"refcoco_plus: {path}: expected a list of rows, with at least one")
-        problems = []
-        for number, row in enumerate(content):
-            for name in ("image", "text"):
-                value = row.get(name) if isinstance(row, dict) else None
-                if not isinstance(value, str) or not value.strip():
-                    problems.append(f"row {number} has {name} {value!r}, expected a string")
-        _refuse(path, problems)
-        rows += content
+        found = _checked(_Rows, _read(os.path.expanduser(path), name), path)
+        rows += [row.model_dump(exclude_unset=True) for row in found]
     return rows
 
 
-def _box_problem(box: Any, with_area: bool = True) -> str | None:
-    """Return what is wrong with a box ``[x, y, width, height, ...]``, None if it is valid."""
-    numbers = list(box[:4]) if isinstance(box, list) else []
-    fits = len(numbers) == 4 and all(
-        # A bool is an int in Python, and JSON files of Python hold NaN.
-        isinstance(n, (int, float)) and not isinstance(n, bool) and math.isfinite(n)
-        for n in numbers
-    )
-    if not fits:
-        return f"{box!r} is no box, expected [x, y, width, height]"
-    if with_area and (numbers[2] <= 0 or numbers[3] <= 0):
-        return f"box {numbers} has no area, expected [x, y, width, height] in pixels"
-    return None
-
-
-def _truth(references: str | None, instances: str | None) -> dict[Any, Row] | None:
+def _truth(references: Any, instances: Any) -> dict[Any, Row] | None:
     """Return ``bbox`` and ``split`` of every ``ref_id``; None if the files are not given."""
     if references is None and instances is None:
         return None
     if references is None or instances is None:
         raise ValueError(
-            "refcoco_plus: build_info: references and instances need each other; give both, or "
+            f"{NAME}: build_info: references and instances need each other; give both, or "
             "neither and a bbox in every row"
         )
-    refs, content = _read(references, "references"), _read(instances, "instances")
-    try:
-        boxes = {one["id"]: one["bbox"] for one in content["annotations"]}
-    except (TypeError, KeyError) as error:
-        raise ValueError(
-            f"refcoco_plus: {instances}: expected COCO's format, annotations with id and bbox "
-            f"({type(error).__name__}: {error})"
-        ) from error
-    truth, problems = {}, []
-    for number, ref in enumerate(refs if isinstance(refs, list) else []):
-        if not isinstance(ref, dict) or not {"ref_id", "ann_id"} <= set(ref):
-            problems.append(f"row {number} has no ref_id and ann_id")
-        elif ref["ann_id"] not in boxes:
-            problems.append(f"row {number}: {instances} has no annotation {ref['ann_id']!r}")
-        else:
-            truth[ref["ref_id"]] = {"bbox": boxes[ref["ann_id"]], "split": ref.get("split")}
-    if not truth and not problems:
-        problems = ["expected a list of rows with ref_id, ann_id and split"]
-    _refuse(references, problems)
-    return truth
+    found = _checked(_Instances, instances, "build_info.instances")
+    boxes = {one.id: one.bbox for one in found.annotations}
+    refs = _checked(list[_Reference], references, "build_info.references")
+    lost = [f"instances have no annotation {r.ann_id!r}" for r in refs if r.ann_id not in boxes]
+    _refuse("build_info.references", lost)
+    return {r.ref_id: {"bbox": boxes[r.ann_id], "split": r.split} for r in refs}
 
 
-def _proposals(path: str | None) -> dict[str, list[list[float]]] | None:
-    if path is None:
+def _proposals(content: Any) -> dict[str, list[list[float]]] | None:
+    if content is None:
         return None
-    content = _read(path, "detections")
-    if not isinstance(content, dict):
-        raise ValueError(
-            f"refcoco_plus: {path}: expected {{image_id: [[x, y, width, height, ...], ...]}}, got "
-            f"a {type(content).__name__}"
-        )
-    problems = []
-    for key, boxes in content.items():
-        wrong: list[str | None] = ["no list of boxes"]
-        if isinstance(boxes, list):
-            # A detector may return a box without area; it can never be right.
-            wrong = [_box_problem(box, with_area=False) for box in boxes]
-        problems += [f"image {key}: {problem}" for problem in wrong if problem]
-    _refuse(path, problems)
-    return {key: [list(map(float, box[:4])) for box in boxes] for key, boxes in content.items()}
+    found = _checked(dict[str, list[_Proposal]], content, "build_info.detections")
+    return {key: [list(box[:4]) for box in boxes] for key, boxes in found.items()}
 
 
 def image_key(row: Mapping[str, Any]) -> str:
@@ -339,24 +329,16 @@ def _with_boxes(
     found, problems = [], []
     for number, row in enumerate(rows):
         known = (truth or {}).get(row.get("ref_id"), {})
-        box = row.get("bbox") or known.get("bbox")
+        box, key = row.get("bbox") or known.get("bbox"), image_key(row)
         if box is None:
-            why = f"references have no ref_id {row.get('ref_id')!r}" if truth else "no bbox"
-            hint = "" if truth else " and build_info.references is not given"
-            problems.append(f"row {number}: {why}{hint}")
-            continue
-        wrong = _box_problem(box)
-        if wrong:
-            problems.append(f"row {number}: {wrong}")
-            continue
-        full = {**row, "bbox": [float(n) for n in box[:4]]}
-        full["split"] = row.get("split") or known.get("split")
-        if proposals is not None:
-            key = image_key(row)
-            if key in proposals:
-                full["boxes"] = proposals[key]
-            else:
-                problems.append(f"row {number}: detections have no image {key!r}")
-        found.append(full)
+            why = f"references have no ref_id {row.get('ref_id')!r}"
+            why = why if truth else "no bbox and build_info.references is not given"
+            problems.append(f"row {number}: {why}")
+        elif proposals is not None and key not in proposals:
+            problems.append(f"row {number}: detections have no image {key!r}")
+        else:
+            part = row.get("split") or known.get("split")
+            boxes = None if proposals is None else proposals[key]
+            found.append({**row, "bbox": list(box), "split": part, "boxes": boxes})
     _refuse(f"build_info.annotations.{split}", problems)
     return found

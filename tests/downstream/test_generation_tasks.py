@@ -348,7 +348,7 @@ def test_unavailable_metrics_stop_the_run(caplog):
         set_up_task(MafaCaptionTask, {**CAPTION_RUN, "metrics": ["cider", "meteor"]})
     caplog.clear()
     set_up_task(MafaCaptionTask, {**CAPTION_RUN, "metrics": None})
-    assert ["METEOR" in w and "SPICE" in w for w in warnings_of(caplog)] == [True]
+    assert all(text in caplog.text for text in ("METEOR", "SPICE", "a Python tokenizer"))
     caplog.clear()
     set_up_task(MafaCaptionTask, {**CAPTION_RUN, "metrics": ["meteor"], "report_metric": False})
     assert not warnings_of(caplog)

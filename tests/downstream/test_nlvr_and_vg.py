@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 from PIL import Image
 
 from lavis_mafa.downstream import NlvrMafaBuilder, VgVqaMafaBuilder
-from lavis_mafa.downstream.nlvr_data import NlvrTrain, mirrored
+from lavis_mafa.downstream.lavis_data import NlvrTrain, mirrored
 
 # NLVR2
 
