@@ -29,6 +29,7 @@ def paper():
     return loaded(TRAIN / "albef_4m.yaml")
 
 
+@pytest.mark.downstream
 def test_shipped_files():
     assert {path.stem for path in TRAIN.iterdir()} == {
         *("albef_4m", "albef_own_data", "albef_shards", "albef_toy", "blip_4m", "blip_toy"),
