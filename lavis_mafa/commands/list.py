@@ -67,6 +67,7 @@ def run(args: argparse.Namespace) -> None:
     import lavis_mafa
 
     lavis_mafa.register()
+    lavis_mafa.registration.register_on_demand()
     for kind in args.kinds or args.known:
         print(f"{kind}:")
         for name, text, keys in sorted(_entries(kind, args.all), key=lambda entry: entry[0]):

@@ -11,8 +11,7 @@ import numpy.typing as npt
 
 from lavis_mafa.datasets.annotation_rows import Problem
 from lavis_mafa.datasets.judgements import Answers, Judgement, Judgements, refuse
-from lavis_mafa.metrics.captions import single_spaced
-from lavis_mafa.metrics.known_truth import INVALID, UNKNOWN, VALID
+from lavis_mafa.metrics.known_truth import INVALID, UNKNOWN, VALID, single_spaced
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]

@@ -24,7 +24,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lavis_mafa.metrics.captions import read_json, single_spaced
+from lavis_mafa.io.files import read_json
+from lavis_mafa.metrics.known_truth import single_spaced
 
 logger = logging.getLogger(__name__)
 

@@ -8,17 +8,30 @@ import re
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, WITHOUT_DOWNSTREAM
+from lavis.common.registry import registry
 from omegaconf import OmegaConf
 
 from lavis_mafa.algorithm.settings import StepSettings
 from lavis_mafa.config import defaults, load, load_config
+
+
+def _of_downstream(path):
+    """Return whether a config names a model, task or data set that is not registered."""
+    cfg = OmegaConf.load(path)
+    model, task = registry.get_model_class(cfg.model.arch), registry.get_task_class(cfg.run.task)
+    return None in (model, task, *map(registry.get_builder_class, cfg.datasets))
+
 
 PROJECTS = ROOT / "projects"
 TRAIN, EVAL = PROJECTS / "mafa/train", PROJECTS / "mafa/eval"
 STAGE_1 = PROJECTS / "mafa/blip2_stage1.yaml"
 STUDIES = PROJECTS / "mafa/studies"  # study files are tested with their reader
 SHIPPED = sorted(path for path in PROJECTS.rglob("*.y*ml") if STUDIES not in path.parents)
+if WITHOUT_DOWNSTREAM:
+    SHIPPED = [path for path in SHIPPED if not _of_downstream(path)]
+# The toy configs of downstream tasks, whose data sets are a plugin; run from the root.
+TOY_TASKS = ROOT / "tests/downstream/configs"
 SCRIPTS = sorted((ROOT / "run_scripts").rglob("*.sh"))
 ANNOTATIONS = "datasets.image_text_json.build_info.annotations.{}.storage={}.json"
 FOUR_MILLION = ["coco_caption", "vg_caption", "sbu_caption", "conceptual_caption_3m"]

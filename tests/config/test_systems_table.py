@@ -16,11 +16,11 @@ import pytest
 import torch
 from conftest import ROOT
 from shipped import required_options
+from tiny_opt import make_tiny_opt
 
 from lavis_mafa import load_model
 from lavis_mafa.config import load_config
 from lavis_mafa.toyworld import WorldConfig
-from lavis_mafa.toyworld.tiny_opt import make_tiny_opt
 
 PAIRS = 256  # pairs in a dry run
 PAGE = ROOT / "docs" / "systems.md"

@@ -57,6 +57,7 @@ def test_all_that_a_config_fetches_is_named():
     assert len([one for one in found if one[1] == "bert-base-uncased"]) == 2
 
 
+@pytest.mark.downstream
 def test_files_of_our_variants_of_builders_are_named_too():
     assert {"nlvr_dev.json", "nlvr_test.json"} <= {name for _, name in origins(EVAL / "nlvr.yaml")}
     assert "vg_qa.json" in {name for _, name in origins(TRAIN / "vqa_ft.yaml")}
@@ -67,6 +68,7 @@ def test_missing_local_checkpoint_of_con_d_is_left_to_the_config_check():
     assert "bert-base-uncased" in names and "albef_coco_retrieval_lavis.pt" not in names
 
 
+@pytest.mark.downstream
 def test_stages_of_blip2():
     names = {name for _, name in origins(TRAIN / "blip2_own_data.yaml", *OWN)}
     assert names == {"bert-base-uncased", "eva_vit_g.pth"}
