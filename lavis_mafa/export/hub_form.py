@@ -12,7 +12,7 @@ from lavis_mafa.io.hub_names import HubNames, State
 from lavis_mafa.models.families.base import image_size_of
 
 # The class that transformers had last of those needed here.
-NEWEST = "Blip2ForImageTextRetrieval"
+_NEWEST = "Blip2ForImageTextRetrieval"
 
 
 class HubForm:
@@ -53,10 +53,10 @@ class HubForm:
         """
         import transformers
 
-        if not hasattr(transformers, NEWEST):
+        if not hasattr(transformers, _NEWEST):
             raise ImportError(
-                f"transformers {transformers.__version__} has no {NEWEST}: 4.46 or later is needed "
-                "(run_scripts/requirements/modern.txt)"
+                f"transformers {transformers.__version__} has no {_NEWEST}: 4.46 or later is "
+                "needed (run_scripts/requirements/modern.txt)"
             )
         return getattr(transformers, cls.class_name)
 

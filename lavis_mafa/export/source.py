@@ -16,7 +16,7 @@ from lavis_mafa.io.checkpoints import model_config, problem_of_types, read_check
 from lavis_mafa.models.checkpoints import config_of
 
 # Elements to compare: a few are enough to tell a random tensor from a loaded one.
-SAMPLE = 64
+_SAMPLE = 64
 
 
 def build_model(
@@ -116,7 +116,7 @@ def _build(
 
 
 def _sample(weight: Tensor) -> Tensor:
-    return weight.detach().flatten()[:SAMPLE].clone()
+    return weight.detach().flatten()[:_SAMPLE].clone()
 
 
 def _refuse_clip(vit_model: str) -> None:

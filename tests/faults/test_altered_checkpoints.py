@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 
 from lavis_mafa.io import checksums
 from lavis_mafa.io.checkpoints import read_checkpoint
-from lavis_mafa.io.checksums import damage_of, is_intact
+from lavis_mafa.io.checksums import is_intact
 
 KEPT = Path(__file__).parent / "kept"
-REAL = KEPT / "format1_ca9d03b_blip_momentum.pth"
+REAL = KEPT / "format2_3ea7dd5_blip_momentum.pth"
 
 
 def content():
@@ -135,12 +135,6 @@ def regions_of(data: bytes) -> dict[str, range]:
     return regions
 
 
-def test_regions_cover_the_file():
-    data = saved(content())
-    found = {i for place in regions_of(data).values() for i in place}
-    assert found == set(range(len(data)))
-
-
 def test_every_byte_flipped_once(trial, injected):
     """In headers, names, data, padding, directory and end."""
     complete = saved(content())
@@ -160,16 +154,6 @@ def test_every_byte_flipped_once(trial, injected):
             assert refused_by_region[name] == len(region), f"{name}: an altered region was loaded"
 
 
-@pytest.mark.faults
-def test_every_bit_flipped(trial, injected):
-    complete = saved(content())
-    for i in range(len(complete) * 8):
-        data = bytearray(complete)
-        data[i // 8] ^= 1 << i % 8
-        trial(data)
-    trial.report(injected, "checkpoint: one byte flipped")
-
-
 def test_truncation_at_every_length(trial, injected):
     complete = saved(content())
     for length in range(0, len(complete), 7):
@@ -177,36 +161,6 @@ def test_truncation_at_every_length(trial, injected):
         assert "bytes are cut short" in refused or length < 4 and "cannot be loaded" in refused
         assert not is_intact(trial.path)
     trial.report(injected, "checkpoint: cut short")
-
-
-def test_appended_bytes(trial, injected):
-    complete = saved(content())
-    choose = random.Random(0)
-    for count in (1, 2, 3, 21, 22, 23, 100, 1000, 65535, 65536, 70000):
-        trial(complete + bytes(count))
-        trial(complete + choose.randbytes(count))
-        trial(choose.randbytes(count) + complete)
-        trial(complete + complete[-count:])
-    assert trial(complete + complete) == ""  # the second copy is found, and it is intact
-    trial.report(injected, "checkpoint: something appended")
-
-
-def test_missing_disk_blocks(trial, injected):
-    """After a power failure a file may have its full length but contain zeros or another file's
-    block.
-    """
-    complete = saved({**content(), "much": torch.randn(3000)})
-    trial.expected = {
-        **content(),
-        "much": torch.load(io.BytesIO(complete), weights_only=True)["much"],
-    }
-    for size in (512, 4096):
-        for start in range(0, len(complete), size):
-            count = min(size, len(complete) - start)
-            for block in (bytes(count), complete[:size][:count].ljust(count, b"\1")):
-                trial(complete[:start] + block + complete[start + count :])
-            trial(complete[:start] + bytes(len(complete) - start))
-    trial.report(injected, "checkpoint: blocks of zeros")
 
 
 @cache
@@ -233,57 +187,6 @@ def test_real_checkpoint_altered_anywhere(tmp_path, data, injected):
     trial.report(injected, "checkpoint: real, bytes altered")
 
 
-@pytest.mark.faults
-def test_real_checkpoint_altered_at_many_positions(tmp_path, injected):
-    complete, expected = real_checkpoint()
-    trial = Trial(tmp_path / "altered.pth", expected)
-    choose = random.Random(0)
-    for _ in range(3000):
-        altered = bytearray(complete)
-        altered[choose.randrange(len(complete))] ^= 1 << choose.randrange(8)
-        trial(altered)
-    trial.report(injected, "checkpoint: real, bytes altered")
-
-
-def test_files_of_older_torch_versions(tmp_path, injected):
-    """The zip format always had checksums; the format before it has none."""
-    expected = torch.load(KEPT / "torch_1.13_zip.pth", weights_only=True)
-    complete = (KEPT / "torch_1.13_zip.pth").read_bytes()
-    trial = Trial(tmp_path / "old.pth", expected)
-    assert trial(complete) == "" and is_intact(trial.path)
-    for i in range(0, len(complete), 5):
-        altered = bytearray(complete)
-        altered[i] ^= 1 << i % 8
-        trial(altered)
-    trial.report(injected, "checkpoint of torch 1.13: one byte flipped")
-    before_zip = KEPT / "torch_1.13_legacy.pth"
-    assert differing(expected, read_checkpoint(str(before_zip))) == 0
-    assert damage_of(before_zip) is None and not is_intact(before_zip)
-
-
-def test_legacy_format_without_checksums(tmp_path, injected):
-    """Altered numbers cannot be detected there, but unreadable files are rejected by name."""
-    complete = saved(content(), _use_new_zipfile_serialization=False)
-    trial = Trial(tmp_path / "old.pth", content())
-    assert trial(complete) == ""
-    for length in range(0, len(complete), 7):
-        assert trial(complete[:length])
-    trial.report(injected, "checkpoint of the old format: cut short")
-    for i in range(0, len(complete), 5):
-        trial(complete[:i] + bytes([complete[i] ^ 16]) + complete[i + 1 :])
-
-
-def test_zip_saved_without_checksums(tmp_path):
-    """torch can omit checksums: such a file is loaded without verification."""
-    path = tmp_path / "quick.pth"
-    torch.serialization.set_crc32_options(False)
-    try:
-        torch.save(content(), path)
-    finally:
-        torch.serialization.set_crc32_options(True)
-    assert damage_of(path) is None and differing(content(), read_checkpoint(str(path))) == 0
-
-
 def test_compressed_checkpoint(tmp_path, trial, injected):
     """torch loads it; its checksums are verified, and it is not memory-mapped."""
     path = tmp_path / "packed.pth"
@@ -297,19 +200,6 @@ def test_compressed_checkpoint(tmp_path, trial, injected):
     for i in range(0, len(complete), 5):
         trial(complete[:i] + bytes([complete[i] ^ 1 << i % 8]) + complete[i + 1 :])
     trial.report(injected, "compressed checkpoint: one byte flipped")
-
-
-@pytest.mark.faults
-def test_large_files_with_zip64_directory(tmp_path):
-    """More than 65535 records, which only zip64 can count."""
-    path = tmp_path / "many.pth"
-    value = torch.zeros(1)
-    torch.save({"model": {str(i): value.clone() for i in range(66_000)}}, path)
-    assert is_intact(path)
-    with open(path, "r+b") as file, zipfile.ZipFile(path) as zipped:
-        file.seek(zipped.getinfo("many/data/65900").header_offset + 30 + 100)
-        file.write(b"\xff" * 64)
-    assert not is_intact(path)
 
 
 def test_memory_mapped_tensors_are_equal(tmp_path):

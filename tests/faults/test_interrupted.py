@@ -91,14 +91,3 @@ def test_wrong_config_under_a_launcher_is_reported_once_and_last(tmp_path):
     assert output.count(mistake) == 2, output
     last_lines = output.strip().splitlines()[-4:]
     assert any(mistake in line for line in last_lines), output
-
-
-@pytest.mark.faults
-def test_error_of_the_first_rank_alone_is_not_repeated(tmp_path):
-    """A folder with another run's checkpoint is an error that only rank 0 can see."""
-    (tmp_path / "job").mkdir()
-    (tmp_path / "job" / "checkpoint_last.pth").write_bytes(b"damaged")
-    changes = {**TRAIN, "run__batch_size_train": 4, "run__resume_ckpt_path": "auto"}
-    output = finish(start("train.py", tmp_path, **changes, ranks=2), status=1)
-    assert output.count("ERROR") - output.count("is damaged: trying") <= 1, output
-    assert "MainProcessError" not in output, output

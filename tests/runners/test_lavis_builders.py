@@ -120,7 +120,6 @@ def train(folder, photographs, captions_by_path, names, test=(), **changes):
     "names",
     [
         ("coco_caption", "vg_caption", "sbu_caption"),
-        ("flickr30k", "vg_caption"),
         ("coco_caption", "flickr30k"),
     ],
     ids="+".join,
