@@ -6,7 +6,7 @@ A BLIP has two forms: ITC and ITM (``BlipForImageTextRetrieval``) and the decode
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from lavis_mafa.export.hub_form import (
     HubForm,
@@ -31,7 +31,7 @@ class BlipRetrieval(HubForm):
     names = BLIP
     class_name = "BlipForImageTextRetrieval"
     dropped = ("text_decoder.", "temp", *_MOMENTUM, *RUN_STATE_KEYS)
-    needs = ("itm_head", "vision_proj", "text_proj", "text_encoder")
+    needs: ClassVar[tuple[str, ...]] = ("itm_head", "vision_proj", "text_proj", "text_encoder")
 
     def bert(self) -> Any:
         """Return LAVIS's BERT of the form."""

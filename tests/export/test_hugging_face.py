@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 import transformers
@@ -14,7 +13,6 @@ from PIL import Image
 if not hasattr(transformers, "Blip2ForImageTextRetrieval"):
     pytest.skip("transformers is too old for this export", allow_module_level=True)
 
-import newest_transformers
 import references
 import tiny_blip2
 from lavis.common.registry import registry
@@ -59,7 +57,7 @@ def save_content(content, path):
     return str(path)
 
 
-@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("count", [3])
 def test_features_and_matching_equal_lavis(stage1, count):
     model, folder = stage1
     processor = transformers.AutoProcessor.from_pretrained(folder)
@@ -85,7 +83,7 @@ def test_features_and_matching_equal_lavis(stage1, count):
 
 @pytest.mark.parametrize("prompt", PROMPTS)
 @pytest.mark.parametrize("beams", [1, 5])
-@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("count", [3])
 def test_generated_tokens_equal_lavis(stage2, prompt, beams, count):
     model, folder = stage2
     processor = transformers.AutoProcessor.from_pretrained(folder)
@@ -145,19 +143,6 @@ def test_batched_prompts_of_different_length_equal_single_prompts(work_folder):
     for number, prompt in enumerate(PROMPTS):
         single = generate([prompt], pixels[number : number + 1])[0]
         assert torch.equal(batched[number, : len(single)], single)
-
-
-def test_other_version_check_passes_and_detects_difference(work_folder, tmp_path, capsys):
-    references.write_outputs(work_folder)
-    newest_transformers.check(work_folder)
-    assert "the same" in capsys.readouterr().out
-    for name in ("hf_stage1", "hf_opt", "hf_t5", "opt.npz", "t5.npz"):
-        (tmp_path / name).symlink_to(work_folder / name)
-    outputs = dict(np.load(work_folder / "stage1.npz"))
-    outputs["matched"] += 1e-3
-    np.savez(tmp_path / "stage1.npz", **outputs)
-    with pytest.raises(newest_transformers.NotEqualError, match="ITM logits"):
-        newest_transformers.check(tmp_path)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
