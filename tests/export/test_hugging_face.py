@@ -16,6 +16,7 @@ if not hasattr(transformers, "Blip2ForImageTextRetrieval"):
 import references
 import tiny_blip2
 from lavis.common.registry import registry
+from lavis.processors.blip_processors import BlipImageEvalProcessor
 from omegaconf import OmegaConf
 from references import CAPTIONS, LENGTH, generated_tokens, lavis_model, random_images
 from safetensors.torch import load_file
@@ -113,6 +114,15 @@ def test_saved_generation_settings_are_lavis_settings(stage2):
     expected = generated_tokens(model, pixels, "")
     assert torch.equal(output[:, -expected.shape[1] :], expected)
     assert processor.tokenizer.decode(output[0], skip_special_tokens=True)
+
+
+@pytest.mark.parametrize("name", ["stage1", "opt", "t5"])
+def test_images_are_processed_as_by_lavis(work_folder, name):
+    processor = transformers.AutoProcessor.from_pretrained(work_folder / f"hf_{name}")
+    image = Image.fromarray(references.photograph())
+    processed = processor(images=image, return_tensors="pt")["pixel_values"][0]
+    # Later image processors resize floats, LAVIS resizes bytes: one step is 0.015.
+    torch.testing.assert_close(processed, BlipImageEvalProcessor(32)(image), atol=0.05, rtol=0)
 
 
 def test_generated_texts_end_where_lavis_ends_them(stage2):

@@ -68,19 +68,6 @@ def test_ctrl_c_before_training_needs_no_traceback(tmp_path):
     assert "interrupted" in output and "Traceback" not in output, output
 
 
-@pytest.mark.faults
-def test_ctrl_c_to_a_launcher(tmp_path, injected):
-    changes = {**TRAIN, "run__batch_size_train": 4}
-    process = start("train.py", tmp_path, **changes, ranks=2)
-    wait_for(tmp_path, 3, process)
-    process.send_signal(INT)
-    output = finish(process, status=1)
-    assert state(tmp_path)["run"]["global_step"] == len(records(tmp_path, "step")) >= 3
-    assert output.count("KeyboardInterrupt") == 0, output
-    assert output.count("Traceback") <= 1, output  # the launcher's own
-    injected("two ranks, interrupted by Ctrl-C: saved", 1)
-
-
 def test_wrong_config_under_a_launcher_is_reported_once_and_last(tmp_path):
     changes = {**TRAIN, "run__max_epoch": "many"}
     output = finish(start("train.py", tmp_path, **changes, ranks=2), status=1)
