@@ -15,10 +15,6 @@ from pathlib import Path
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
     parser.add_argument("scores", type=Path, help="scores_<split>.npz of an evaluation")
-    parser.add_argument(
-        "--captions",
-        help="captions_val2014.json of COCO: find caption ids by text instead of by order",
-    )
 
 
 def run(args: argparse.Namespace) -> None:
@@ -31,7 +27,7 @@ def run(args: argparse.Namespace) -> None:
 
     saved = read_scores(args.scores)
     try:
-        ids = coco_ids(saved.images, saved.captions_per_image(), args.captions)
+        ids = coco_ids(saved.images, saved.captions_per_image())
         figures = eccv_scores(saved.scores_i2t, saved.scores_t2i, *ids)
     except ImportError as error:  # says how to install the package
         raise ValueError(str(error)) from error

@@ -19,8 +19,8 @@ from lavis_mafa.downstream.caption_metrics import as_id
 from lavis_mafa.io.files import write_text
 from lavis_mafa.io.processes import gather_objects, progress
 
-# By it `allow_ragged_columns` tells LAVIS's data sets from those that collate themselves.
-LAVIS_COLLATER = BaseDataset.collater
+# By it `_allow_ragged_columns` tells LAVIS's data sets from those that collate themselves.
+_LAVIS_COLLATER = BaseDataset.collater
 PROBES = 16  # samples checked for whether an annotation file is of the data set
 
 Record = dict[str, Any]
@@ -40,7 +40,7 @@ class InBatches:
         """Build the data sets, which may have answers or boxes that are missing or ragged."""
         task: Any = super()
         datasets = task.build_datasets(cfg)
-        allow_ragged_columns(datasets)
+        _allow_ragged_columns(datasets)
         return datasets
 
     @torch.no_grad()
@@ -159,11 +159,11 @@ def require_argument(model: Any, method: str, argument: str, key: str) -> None:
         )
 
 
-def allow_ragged_columns(datasets: Mapping[str, Mapping[str, Any]]) -> None:
+def _allow_ragged_columns(datasets: Mapping[str, Mapping[str, Any]]) -> None:
     """Let LAVIS's evaluation sets collate answers that are missing or unequal in number."""
     for splits in datasets.values():
         for split, dataset in splits.items():
-            if split != "train" and getattr(type(dataset), "collater", None) is LAVIS_COLLATER:
+            if split != "train" and getattr(type(dataset), "collater", None) is _LAVIS_COLLATER:
                 dataset.collater = collate_ragged
 
 

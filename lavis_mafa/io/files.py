@@ -31,12 +31,12 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
             # Before the rename: otherwise a power cut could leave the new name with no content.
             os.fsync(file.fileno())
         os.replace(temporary, path)
-        fsync_folder(path.parent)
+        _fsync_folder(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
 
 
-def fsync_folder(folder: Path) -> None:
+def _fsync_folder(folder: Path) -> None:
     """Flush a folder's entries to disk, so that a rename survives a power cut."""
     with suppress(OSError):  # some file systems cannot open or sync folders
         number = os.open(folder, os.O_RDONLY)

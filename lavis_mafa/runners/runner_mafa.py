@@ -41,10 +41,10 @@ from lavis_mafa.runners.run_log import RunLog
 from lavis_mafa.runners.state import RunState
 from lavis_mafa.runners.termination import Terminated, Termination
 from lavis_mafa.runners.time_left import TimeLeft, duration
-from lavis_mafa.runners.training_step import CON_D, loss_terms, optimizer_step, read_values
+from lavis_mafa.runners.training_step import CON_D, optimizer_step, read_values
 
-FALL = "fall_of_lm"  # logged at steps that a learned hardness is rewarded for
-SCHEDULED = "scheduled_lr"  # key of a parameter group: its rate without `run.grit.lr_factor`
+_FALL = "fall_of_lm"  # logged at steps that a learned hardness is rewarded for
+_SCHEDULED = "scheduled_lr"  # key of a parameter group: its rate without `run.grit.lr_factor`
 SECONDS_BETWEEN_LINES = 60.0  # about the progress of training, where no bar is shown
 
 
@@ -90,12 +90,7 @@ class RunnerMafa(EvaluatingRunner):
             share_evaluation=bool(self.use_distributed and share),
         )
         self.unreadable = UnreadableSamples(float(run.get("max_unreadable", 0.01)))
-        self.guard = NonFiniteGuard(
-            model,
-            lambda: self.optimizer,
-            self._recompute_losses,
-            int(run.get("skip_bad_steps", 0)),
-        )
+        self.guard = NonFiniteGuard(model, int(run.get("skip_bad_steps", 0)))
         self.termination = Termination(saves=not self.evaluate_only)
         self.figures = Figures(task, self.log, self.log_freq, int(run.get("log_connections", 64)))
         self.kept: KeptRows | None = None
@@ -150,10 +145,10 @@ class RunnerMafa(EvaluatingRunner):
         groups, factor = self.optimizer.param_groups, self.schedule.lr_factor
         # A registered scheduler may keep or multiply the rate that it has set before.
         for group in groups:
-            group["lr"] = group.get(SCHEDULED, group["lr"])
+            group["lr"] = group.get(_SCHEDULED, group["lr"])
         super().set_learning_rate(epoch, global_step)
         for group in groups:
-            group[SCHEDULED] = group["lr"]
+            group[_SCHEDULED] = group["lr"]
             group["lr"] *= factor
 
     @property
@@ -223,10 +218,10 @@ class RunnerMafa(EvaluatingRunner):
     def _train(self) -> None:
         began = time.time()
         if is_main_process():
-            expected = forecast(self)
-            for warning in expected.warnings:
+            warnings, notes = forecast(self)
+            for warning in warnings:
                 logging.warning("%s", warning)
-            for note in expected.notes:
+            for note in notes:
                 logging.info("%s", note)
         self.prepare()
         # Before the cache is opened, so that it holds what training itself computes, and before
@@ -497,7 +492,7 @@ class RunnerMafa(EvaluatingRunner):
                 taken = taken and self._loss_scale() >= scale
                 fall = before - self._language_loss(samples) if taken else math.nan
                 self.schedule.learn(samples["index"], fall)
-                losses[FALL] = fall if math.isfinite(fall) else 0.0
+                losses[_FALL] = fall if math.isfinite(fall) else 0.0
         return output, losses
 
     @property
@@ -519,16 +514,6 @@ class RunnerMafa(EvaluatingRunner):
             if type(self.task).train_step is BaseTask.train_step:
                 return model(samples)  # LAVIS's train_step returns only the sum of the loss terms
             return self.task.train_step(model, samples)
-
-    def _recompute_losses(self, samples: dict[str, Any]) -> dict[str, Tensor]:
-        """Load a mini-batch again by its ``index``; return its loss terms with their graphs."""
-        assert self.train_set is not None
-        read = [self.train_set[int(index), samples["epoch"]] for index in samples["index"]]
-        batch = self.loaders.to_device({**samples, **self.train_set.collater(read)})
-        terms = loss_terms(self._forward(self._model, batch))
-        terms = {name: value for name, value in terms.items() if value.requires_grad}
-        # The sum adds nothing to its terms, unless it has none.
-        return {name: v for name, v in terms.items() if name != "loss" or len(terms) == 1}
 
     def _update(self, where: str) -> bool:
         """Take an optimizer step, or skip it and log which and why.
