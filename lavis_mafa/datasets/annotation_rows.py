@@ -43,6 +43,7 @@ class Row(NamedTuple):
     image_id: str | None
     stored: StoredImage | None = None  # None: `image` is the path of a file
     group_id: str | None = None
+    has_group: bool = False  # of a tar sample: whether it has the key of groups, perhaps empty
 
 
 class Problem(NamedTuple):

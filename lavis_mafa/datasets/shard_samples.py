@@ -11,26 +11,12 @@ from typing import Any, NamedTuple
 
 from webdataset.tariterators import base_plus_ext
 
-from lavis_mafa.datasets.annotation_rows import Problem, as_id, is_id, short
+from lavis_mafa.datasets.annotation_rows import Problem, Row, StoredImage, as_id, is_id, short
 from lavis_mafa.datasets.shards import IMAGE_SUFFIXES
 
 CAPTION_SUFFIXES = ("txt", "caption")
 READ_BYTES = 2**20  # bytes read at a time behind the end
 TEXT_SUFFIXES = (*CAPTION_SUFFIXES, "json")
-
-
-class Stored(NamedTuple):
-    """A sample in a shard: name, first byte and size of its image's member, its caption ("" if it
-    is null), its `image_id` and the id of its group. ``has_group``: whether its `.json` has the key
-    of groups."""
-
-    image: str
-    start: int
-    size: int
-    caption: str
-    image_id: str | None
-    group_id: str | None = None
-    has_group: bool = False
 
 
 class _Member(NamedTuple):
@@ -41,8 +27,10 @@ class _Member(NamedTuple):
 
 def read_samples(
     path: str | os.PathLike[str], group_id_key: str | None = None
-) -> Iterator[Stored | Problem]:
+) -> Iterator[Row | Problem]:
     """Yield every sample of a shard, without reading images; a Problem ends a damaged shard.
+
+    A row's place is the name of its image's member.
 
     Args:
         group_id_key: of the id of a sample's group in its `.json`; None: no groups.
@@ -103,7 +91,7 @@ def _require_end(file: Any, end: int, size: int) -> None:
 
 def _sample(
     key: str, parts: list[tuple[str, _Member]], text: Any, group_id_key: str | None = None
-) -> Stored | Problem | None:
+) -> Row | Problem | None:
     """Return the sample of the members `key`.*; None if none has a known suffix."""
     images = [member for suffix, member in parts if suffix in IMAGE_SUFFIXES]
     found = {s: m for s, m in parts if s in TEXT_SUFFIXES}
@@ -132,18 +120,15 @@ def _sample(
     if not isinstance(caption, str):
         wanted = ", ".join(f".{suffix}" for suffix in CAPTION_SUFFIXES)
         return Problem(where, f"no caption; expected {wanted}, or a string 'caption' in .json")
-    ids = {"image_id": values.get("image_id")}
-    if group_id_key is not None:
-        ids[group_id_key] = values.get(group_id_key)
-    for key, value in ids.items():
+    ids = [None if key is None else values.get(key) for key in ("image_id", group_id_key)]
+    for key, value in zip(("image_id", group_id_key), ids, strict=True):
         if not is_id(value):
             return Problem(where, f"{key!r}: expected a string or an integer, got {short(value)}")
-    image_id = as_id(ids["image_id"])
-    group_id = None if group_id_key is None else as_id(ids[group_id_key])
-    try:
-        (group_id or "").encode()
-    except UnicodeEncodeError:
-        return Problem(where, f"{group_id_key!r}: text is not valid UTF-8: {short(group_id)}")
+        try:
+            (as_id(value) or "").encode()
+        except UnicodeEncodeError:
+            return Problem(where, f"{key!r}: text is not valid UTF-8: {short(value)}")
+    image_id, group_id = map(as_id, ids)
     name = images[0].name.encode("utf-8", "replace").decode()
-    start, size = images[0].start, images[0].size
-    return Stored(name, start, size, caption, image_id, group_id, group_id_key in values)
+    stored = StoredImage(name, images[0].start, images[0].size, 0)
+    return Row(name, name, [caption], image_id, stored, group_id, group_id_key in values)

@@ -18,7 +18,7 @@ from lavis.processors.blip_processors import BlipImageTrainProcessor
 from PIL import Image
 
 from lavis_mafa.algorithm.context import NO_GROUP
-from lavis_mafa.datasets import TrainingSet, pair_conversion
+from lavis_mafa.datasets import TrainingSet
 from lavis_mafa.datasets.data_identity import DataIdentity
 from lavis_mafa.datasets.image_text_json import ImageTextJsonBuilder, ImageTextTrain
 from lavis_mafa.datasets.image_text_shards import ImageTextShardsBuilder
@@ -196,23 +196,6 @@ def test_cache_key_includes_the_option(folder):
     assert plain.group_ids is None and by_shop.group_ids.tolist() == [0] * 5
     again = converted([path], group_id_key="product")
     assert again.folder == by_product.folder
-
-
-def test_table_without_groups_keeps_its_key(folder, monkeypatch):
-    """Tables that were converted before there were groups are used as they are."""
-    path = write(folder / "rows.jsonl", ROWS)
-    seen = []
-    real = pair_conversion._key
-    monkeypatch.setattr(
-        pair_conversion,
-        "_key",
-        lambda paths, settings: seen.append(settings) or real(paths, settings),
-    )
-    converted([path])
-    assert seen[0] == {
-        **{"image_key": None, "caption_key": None, "image_id_key": None},
-        "drop_empty": True,
-    }
 
 
 # The builder

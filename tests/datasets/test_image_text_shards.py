@@ -27,15 +27,15 @@ from torchvision.transforms.functional import to_tensor
 from two_forks import answers_of_two
 
 from lavis_mafa.config import load_config
-from lavis_mafa.datasets import TrainingSet, image_text_shards, stored_images
+from lavis_mafa.datasets import TrainingSet, image_text_shards, pair_table
 from lavis_mafa.datasets.image_text_shards import (
     ImageTextShardsBuilder,
     ImageTextShardsEval,
     ImageTextShardsTrain,
     listed,
 )
+from lavis_mafa.datasets.pair_table import OPEN_FILES
 from lavis_mafa.datasets.shards import LONGEST_KEY, files_named, finished, write_shards
-from lavis_mafa.datasets.stored_images import OPEN_FILES
 
 FIRST_DRAWS = torch.rand(3, generator=torch.Generator().manual_seed(0))
 
@@ -333,14 +333,14 @@ def test_supported_member_names(work_folder: Path) -> None:
 def test_unusable_samples_are_listed(members, message: str, work_folder: Path) -> None:
     tar(work_folder / "good.tar", {"g.jpg": b"1", "g.txt": b"good"})
     tar(work_folder / "s.tar", members)
-    with pytest.raises(ValueError, match=f"^1 samples or shards cannot be used:\n.*{message}"):
+    with pytest.raises(ValueError, match=f"^1 of 2 records cannot be used:\n.*{message}"):
         listed(["*.tar"])
     assert list((work_folder / "cache/image_text_shards").iterdir()) == []
 
 
 def test_many_unusable_samples_are_counted(work_folder: Path) -> None:
     tar(work_folder / "a.tar", {f"{i}.jpg": b"1" for i in range(30)})
-    with pytest.raises(ValueError, match=r"^30 samples[\s\S]*and 10 more$") as caught:
+    with pytest.raises(ValueError, match=r"^30 of 30 records [\s\S]*and 10 more$") as caught:
         listed(["a.tar"])
     assert len(str(caught.value).splitlines()) == 22
     tar(work_folder / "b.tar", {"a.jpg": b"1", "a.txt": b" "})
@@ -504,7 +504,7 @@ def test_number_of_open_files_is_limited(work_folder: Path) -> None:
         assert dataset.image_bytes(i) == (image_data(i), "png")
         # the memory maps of the table
         assert len(os.listdir("/proc/self/fd")) <= before + OPEN_FILES + 2
-    stored_images._opened.cache_clear()
+    pair_table._opened.cache_clear()
     assert len(os.listdir("/proc/self/fd")) <= before + 2
 
 
@@ -512,9 +512,9 @@ def test_samples_are_listed_once_and_again_after_a_change(work_folder: Path, mon
     index = write_shards("a", map(sample, range(3)))
     dataset = train(index)
     listings = []
-    make = image_text_shards._make
+    make = image_text_shards._rows_of
     monkeypatch.setattr(
-        image_text_shards, "_make", lambda *given: (listings.append(1), make(*given))
+        image_text_shards, "_rows_of", lambda *given: listings.append(1) or make(*given)
     )
     assert len(train(index)) == 3 and not listings
     os.utime(work_folder / "a/pairs-000000.tar", (1, 1))
@@ -522,7 +522,7 @@ def test_samples_are_listed_once_and_again_after_a_change(work_folder: Path, mon
         dataset[0]
     assert len(train(index)) == 3 and len(listings) == 1
     os.remove(work_folder / "a/pairs-000000.tar")
-    stored_images._opened.cache_clear()
+    pair_table._opened.cache_clear()
     with pytest.raises(OSError, match="pairs-000000.tar"):
         dataset[0]
 
@@ -566,8 +566,8 @@ def build_on_rank(rank: int, storage: str, together: bool, results) -> None:
     if together:
         store = f"file://{os.getcwd()}/store"
         dist.init_process_group("gloo", init_method=store, rank=rank, world_size=2)
-    listings, make = [], image_text_shards._make
-    image_text_shards._make = lambda *given: (listings.append(1), make(*given))
+    listings, make = [], image_text_shards._rows_of
+    image_text_shards._rows_of = lambda *given: listings.append(1) or make(*given)
     try:
         dataset = ImageTextShardsBuilder(config(train=storage)).build_datasets()["train"]
         results.put((rank, len(listings), dataset.caption(len(dataset) - 1)))
