@@ -109,7 +109,7 @@ def repeated(table: ShardTable, times: int, folder: Path) -> ShardTable:
             for _ in range(times):
                 for batch in batches:
                     writer.write_batch(batch)
-    places = np.lib.format.open_memmap(folder / PLACES, "w+", np.int64, (times * pairs, 5))
+    places = np.memmap(folder / PLACES, np.int64, "w+", shape=(times * pairs, 5))
     ids = np.lib.format.open_memmap(folder / "image_ids.npy", "w+", np.int64, (times * pairs,))
     own = np.asarray(table.places)
     for turn in range(times):

@@ -105,13 +105,14 @@ def converted(
 
 def _convert(paths: list[Path], folder: Path, keys: dict[str, Any], drop_empty: bool) -> None:
     columns = require_same_columns(paths, **keys)
-    if any(column.kind in STORED for column in columns):
+    stores = any(column.kind in STORED for column in columns)
+    if stores:
         _announce_copies([path for path in paths if path.suffix.lower() == PARQUET], folder)
     sources = (
         progress(read_rows(path, **keys), path.name, total=rows_stated(path), unit=" rows")
         for path in paths
     )
-    with PairWriter(folder, keys["group_id_key"] is not None, bool(columns)) as writer:
+    with PairWriter(folder, keys["group_id_key"] is not None, stores) as writer:
         writer.write(list(map(os.fspath, paths)), sources, drop_empty)
 
 
@@ -223,7 +224,7 @@ class PairWriter:
         self._groups = bytearray() if groups else None
         self._images = _ImageWriter(folder) if stores else None
         self._schema = GROUPED if groups else SCHEMA
-        self._waiting: list[tuple[str | None, ...]] = []  # rows of the next batch
+        self._waiting: list[list[str | None]] = [[] for _ in self._schema]  # the next batch
         self._stack = ExitStack()
 
     def __enter__(self) -> PairWriter:
@@ -309,17 +310,20 @@ class PairWriter:
             self._groups += digest * len(captions)
         if self._images is not None:
             self._images.add(stored, content, source, number, len(captions))
-        self._waiting += [(row.image, text, row.image_id, row.group_id) for text in captions]
-        if len(self._waiting) >= BATCH_ROWS and not self.shards:
+        times = len(captions)
+        values: tuple[Any, ...] = (row.image,), captions, (row.image_id,), (row.group_id,)
+        for column, added in zip(self._waiting, values, strict=False):
+            column.extend(added if added is captions else added * times)
+        if len(self._waiting[0]) >= BATCH_ROWS and not self.shards:
             self._flush()
 
     def _flush(self) -> None:
-        if self._waiting:
-            columns = list(zip(*self._waiting, strict=True))[: len(self._schema)]
-            arrays = [pa.array(column, pa.string()) for column in columns]
+        count = len(self._waiting[0])
+        if count:
+            arrays = [pa.array(column, pa.string()) for column in self._waiting]
             self._writer.write_batch(pa.record_batch(arrays, schema=self._schema))
-        self.pairs += len(self._waiting)
-        self._waiting = []
+        self.pairs += count
+        self._waiting = [[] for _ in self._schema]
 
 
 class _ImageWriter:
@@ -332,7 +336,8 @@ class _ImageWriter:
         self._numbers: dict[str, int] = {}  # of the files, by their names
         # Places of the images copied last: a row for each caption would copy an image repeatedly.
         self._known: dict[bytes, int] = {}
-        self._places, self._contents = array("q"), bytearray()
+        self._places = open(folder / PLACES, "wb")
+        self._contents = open(folder / CONTENTS, "wb")
         self._bin: BinaryIO | None = None
 
     def add(
@@ -351,9 +356,9 @@ class _ImageWriter:
             place = (*self._copy(image.content, content), image.size, number, image.row)
         else:
             place = (self._number_of(source), image.start, image.size, number, image.row)
-        self._places.extend(place * times)
+        self._places.write(array("q", place * times))
         if content is not None:
-            self._contents += content.ljust(DIGEST_BYTES, b"\0") * times
+            self._contents.write(content.ljust(DIGEST_BYTES, b"\0") * times)
 
     def _number_of(self, file: str) -> int:
         if file not in self._numbers:
@@ -378,14 +383,11 @@ class _ImageWriter:
         return number, start
 
     def close(self) -> None:
-        if self._bin is not None:
-            self._bin.close()
+        for file in (self._places, self._contents, self._bin):
+            if file is not None:
+                file.close()
 
     def end(self) -> dict[str, Any]:
-        """Write the arrays of the table, and return what its ``meta`` says of images; nothing if
-        all are files of their own."""
-        if not self._files:
-            return {}
-        np.save(self.folder / PLACES, np.frombuffer(self._places, np.int64).reshape(-1, 5))
-        np.save(self.folder / CONTENTS, np.frombuffer(self._contents, np.uint64).reshape(-1, 2))
-        return {"files": self._files, "with_paths": self._with_paths}
+        """Return what the ``meta`` of the table says of images; nothing if all are files of their
+        own."""
+        return {"files": self._files, "with_paths": self._with_paths} if self._files else {}

@@ -14,9 +14,9 @@ with groups,
 
 and, if images lie in parquet, Arrow or tar files,
 
-    <cache>/image_text/<key>/places.npy      int64 (N, 5): file, first byte and size of each image
+    <cache>/image_text/<key>/places.bin      int64 (N, 5): file, first byte and size of each image
                                              (file -1: it has a path), its source and row in that
-    <cache>/image_text/<key>/contents.npy    uint64 (N, 2), digests of images; 0 without one
+    <cache>/image_text/<key>/contents.bin    uint64 (N, 2), digests of images; 0 without one
     <cache>/image_text/<key>/images.bin      images copied from parquet and compressed Arrow files,
                                              which cannot be read by place; equal ones mostly once
 """
@@ -37,7 +37,7 @@ import pyarrow as pa
 FORMAT_VERSION = 5  # of the folder; a table of another version is converted again
 SCHEMA = pa.schema([(name, pa.string()) for name in ("image", "caption", "image_id")])
 GROUPED = SCHEMA.append(pa.field("group_id", pa.string()))
-PLACES, CONTENTS = "places.npy", "contents.npy"
+PLACES, CONTENTS = "places.bin", "contents.bin"
 IMAGE_IDS, GROUP_IDS = "image_ids.npy", "group_ids.npy"
 OPEN_FILES = 32  # that a process keeps open
 IDENTITY_ROWS = 2**20  # rows of an array whose bytes are given at a time
@@ -71,19 +71,23 @@ class PairTable:
     def image_ids(self) -> Ints:
         """The image of each pair, numbered 0, 1, ... in order of first appearance: (N,) int64,
         memory-mapped."""
-        return self._mapped(IMAGE_IDS)
+        return np.load(self.folder / IMAGE_IDS, mmap_mode="r")
 
     @cached_property
     def group_ids(self) -> Ints | None:
         """The group of each pair, numbered 0, 1, ... in order of first appearance, -1 (`NO_GROUP`)
         for none: (N,) int64, memory-mapped. None if the table was converted without groups."""
-        return self._mapped(GROUP_IDS) if "groups" in self.meta else None
+        if "groups" not in self.meta:
+            return None
+        return np.load(self.folder / GROUP_IDS, mmap_mode="r")
 
     @cached_property
     def places(self) -> Ints | None:
         """File, first byte and size of each image, its source and row: (N, 5) int64,
         memory-mapped. None if all images are files of their own."""
-        return self._mapped(PLACES) if "files" in self.meta else None
+        if "files" not in self.meta:
+            return None
+        return np.memmap(self.folder / PLACES, np.int64, "r").reshape(-1, 5)
 
     @cached_property
     def _columns(self) -> list[pa.ChunkedArray]:
@@ -96,9 +100,6 @@ class PairTable:
                 "converted again from the annotation files"
             ) from error
         return [table.column(name) for name in GROUPED.names if name in table.column_names]
-
-    def _mapped(self, name: str) -> Any:
-        return np.load(self.folder / name, mmap_mode="r")
 
     def image(self, index: int) -> str:
         """Return the image path of pair `index`, as in the annotation file."""
@@ -172,7 +173,8 @@ class PairTable:
         the stored images by content."""
         yield from self._identity_of_columns()
         if "files" in self.meta:
-            yield from self._identity_of(self._mapped(CONTENTS))
+            contents = np.memmap(self.folder / CONTENTS, np.uint64, "r")
+            yield from self._identity_of(contents.reshape(-1, 2))
 
     def _identity_of_columns(self) -> Iterator[tuple[Any, Any]]:
         for images, captions in zip(*(column.chunks for column in self._columns[:2]), strict=True):
