@@ -33,9 +33,9 @@ from lavis_mafa.datasets.annotation_rows import (
 from lavis_mafa.datasets.columnar_files import COLUMNAR_SUFFIXES, is_columnar, raw_rows
 from lavis_mafa.datasets.data_folders import files_of
 
-JSON_LINES_SUFFIXES = (".jsonl", ".ndjson", ".jsonlines")
-DELIMITERS = {".csv": ",", ".tsv": "\t"}
-TEXT_SUFFIXES = (".json", *JSON_LINES_SUFFIXES, *DELIMITERS)
+_JSON_LINES_SUFFIXES = (".jsonl", ".ndjson", ".jsonlines")
+_DELIMITERS = {".csv": ",", ".tsv": "\t"}
+TEXT_SUFFIXES = (".json", *_JSON_LINES_SUFFIXES, *_DELIMITERS)
 SUFFIXES = (*TEXT_SUFFIXES, *COLUMNAR_SUFFIXES)
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
@@ -117,9 +117,9 @@ def raw_records(path: Path, columns: Any) -> Iterator[_Raw]:
             file and returns what is wrong with it; ``image_key`` is that of COCO's images.
     """
     suffix = path.suffix.lower()
-    if suffix in DELIMITERS:
-        return _delimited(path, DELIMITERS[suffix], columns)
-    if suffix in JSON_LINES_SUFFIXES:
+    if suffix in _DELIMITERS:
+        return _delimited(path, _DELIMITERS[suffix], columns)
+    if suffix in _JSON_LINES_SUFFIXES:
         return _json_lines(path)
     return _json(path, columns)
 

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
-import pyarrow as pa
-
 IMAGE_KEYS = (
     *("image", "image_path", "filename", "filepath", "file_name", "path"),
     *("img", "jpg", "jpeg", "png", "webp"),
 )
 CAPTION_KEYS = ("caption", "text", "title", "captions", "sentence", "sentences", "txt")
-IMAGE_ID_KEY = "image_id"
+_IMAGE_ID_KEY = "image_id"
 LISTED_PROBLEMS = 20
 
 
@@ -24,14 +22,14 @@ class StoredImage(NamedTuple):
         start: first byte of the image in the file; None if its bytes lie nowhere in it as they are.
         size: in bytes.
         row: number of the row in the file, from 0.
-        content: the bytes of the image file; None if they are not read.
+        content: the bytes of the image file, a buffer of pyarrow; None if they are not read.
     """
 
     name: str
     start: int | None
     size: int
     row: int
-    content: pa.Buffer | None = None
+    content: Any = None
 
 
 class Row(NamedTuple):
@@ -77,7 +75,7 @@ class PairColumns:
 
     Args:
         image_key, caption_key: None: the first of `IMAGE_KEYS` and of `CAPTION_KEYS` that exists.
-        image_id_key: None: `IMAGE_ID_KEY`, if it exists.
+        image_id_key: None: `_IMAGE_ID_KEY`, if it exists.
         group_id_key: None: there are no groups.
     """
 
@@ -90,7 +88,7 @@ class PairColumns:
     ) -> None:
         self.image_key = image_key
         self.caption_key = caption_key
-        self.image_id_key = image_id_key or IMAGE_ID_KEY
+        self.image_id_key = image_id_key or _IMAGE_ID_KEY
         self.group_id_key = group_id_key
         self._needs_id = image_id_key is not None
         self._records = self._with_group = 0

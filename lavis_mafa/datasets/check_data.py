@@ -27,11 +27,11 @@ from lavis_mafa.datasets.columnar_files import require_same_columns
 from lavis_mafa.datasets.image_reading import read_rgb, read_size, require_file
 from lavis_mafa.io.processes import progress
 
-MIN_SIDE = 32  # pixels; smaller images are reported as tiny
-MAX_ASPECT = 5.0  # longer to shorter side; more is reported as extreme
-BLOCK = 1024  # image files handed to the worker threads at a time
-BLOCK_BYTES = 2**26  # of images inside annotation files, handed to them at a time
-PRINTED = 10  # examples of each problem in the printed summary
+_MIN_SIDE = 32  # pixels; smaller images are reported as tiny
+_MAX_ASPECT = 5.0  # longer to shorter side; more is reported as extreme
+_BLOCK = 1024  # image files handed to the worker threads at a time
+_BLOCK_BYTES = 2**26  # of images inside annotation files, handed to them at a time
+_PRINTED = 10  # examples of each problem in the printed summary
 
 PROBLEMS = {
     "malformed_rows": "malformed rows",
@@ -276,9 +276,9 @@ def render(report: dict[str, Any]) -> str:
     lines.append("problems:" if found else "no problems")
     for key, findings in found.items():
         lines.append(f"  {len(findings)} {PROBLEMS[key]}")
-        lines += [f"    {finding}" for finding in findings[:PRINTED]]
-        if len(findings) > PRINTED:
-            lines.append(f"    and {len(findings) - PRINTED} more (--json lists all)")
+        lines += [f"    {finding}" for finding in findings[:_PRINTED]]
+        if len(findings) > _PRINTED:
+            lines.append(f"    and {len(findings) - _PRINTED} more (--json lists all)")
     return "\n".join(lines)
 
 
@@ -327,7 +327,7 @@ class _Images:
         self._seen.add(name)
         self._waiting.append((name, stored.content.to_pybytes()))
         self._waiting_bytes += stored.content.size
-        if self._waiting_bytes > BLOCK_BYTES:
+        if self._waiting_bytes > _BLOCK_BYTES:
             self.read_added()
 
     def read_added(self) -> None:
@@ -345,8 +345,8 @@ class _Images:
             self._note(name, fact)
 
     def _facts_of(self, names: list[str], root: str) -> Iterator[tuple[str, _ImageFacts]]:
-        for start in range(0, len(names), BLOCK):
-            block = names[start : start + BLOCK]
+        for start in range(0, len(names), _BLOCK):
+            block = names[start : start + _BLOCK]
             paths = [os.path.join(root, name) for name in block]
             facts = self.pool.imap(lambda path: _facts(path, None, self.decode), paths)
             yield from zip(block, facts, strict=True)
@@ -365,10 +365,10 @@ class _Images:
             self.sizes.append(fact.size)
             short, long = sorted(fact.size)
             finding = f"{image!r}: {fact.size[0]} x {fact.size[1]} pixels"
-            if short < MIN_SIDE:
-                problems["tiny_images"].append(f"{finding}, shorter side below {MIN_SIDE}")
-            if long > MAX_ASPECT * short:
-                problems["extreme_images"].append(f"{finding}, aspect above {MAX_ASPECT:g}")
+            if short < _MIN_SIDE:
+                problems["tiny_images"].append(f"{finding}, shorter side below {_MIN_SIDE}")
+            if long > _MAX_ASPECT * short:
+                problems["extreme_images"].append(f"{finding}, aspect above {_MAX_ASPECT:g}")
 
 
 def _facts(path: str, data: bytes | None, decode: bool) -> _ImageFacts:

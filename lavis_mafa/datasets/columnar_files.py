@@ -34,34 +34,34 @@ from lavis_mafa.datasets.annotation_rows import (
     short,
 )
 
-PARQUET, ARROW = ".parquet", ".arrow"
-COLUMNAR_SUFFIXES = (PARQUET, ARROW)
+PARQUET, _ARROW = ".parquet", ".arrow"
+COLUMNAR_SUFFIXES = (PARQUET, _ARROW)
 BATCH_BYTES = 2**25  # of a batch of parquet rows with images, unless a single row has more
-TEXT_ROWS = 1024  # in a batch of parquet rows without images
-PAGE_BYTES = 2**20  # read at a time: a column of a row group may be larger than the memory
-STREAM_END = b"\xff\xff\xff\xff\0\0\0\0"
-IPC_FILE = b"ARROW1"
+_TEXT_ROWS = 1024  # in a batch of parquet rows without images
+_PAGE_BYTES = 2**20  # read at a time: a column of a row group may be larger than the memory
+_STREAM_END = b"\xff\xff\xff\xff\0\0\0\0"
+_IPC_FILE = b"ARROW1"
 
-# What a column holds. `EMPTY`: nothing but nulls.
-TEXT, TEXTS, INTEGER, BYTES, FILES, EMPTY = (
+# What a column holds. `_EMPTY`: nothing but nulls.
+TEXT, _TEXTS, _INTEGER, _BYTES, _FILES, _EMPTY = (
     *("strings", "lists of strings", "integers", "bytes", "bytes and paths", "nulls"),
 )
-STORED = (BYTES, FILES)
-EXPECTED = {
+STORED = (_BYTES, _FILES)
+_EXPECTED = {
     "image": (*STORED, TEXT),
-    "caption": (TEXT, TEXTS, EMPTY),
-    "image_id": (TEXT, INTEGER, EMPTY),
-    "group_id": (TEXT, INTEGER, EMPTY),
+    "caption": (TEXT, _TEXTS, _EMPTY),
+    "image_id": (TEXT, _INTEGER, _EMPTY),
+    "group_id": (TEXT, _INTEGER, _EMPTY),
 }
-OF_IDS = "store strings or integers (pandas makes floats of integers with gaps: use Int64)"
-HINTS = {
+_OF_IDS = "store strings or integers (pandas makes floats of integers with gaps: use Int64)"
+_HINTS = {
     "image": "store the bytes of image files, or their paths",
     "caption": "store strings or lists of strings",
-    "image_id": OF_IDS,
-    "group_id": OF_IDS,
+    "image_id": _OF_IDS,
+    "group_id": _OF_IDS,
 }
 # pyarrow reports damaged files by its own classes, by OSError and by those of Python's decoders.
-DAMAGE = (pa.ArrowException, OSError, ValueError, OverflowError, MemoryError)
+_DAMAGE = (pa.ArrowException, OSError, ValueError, OverflowError, MemoryError)
 
 
 class UsedColumn(NamedTuple):
@@ -126,7 +126,7 @@ def raw_rows(path: Path, columns: PairColumns, images: bool = True) -> Iterator[
             for batch in file.batches([column.name for column in used], stores):
                 yield from _rows_of(batch, used, columns.image_key, number, path.name, file.base)
                 number += batch.num_rows
-    except DAMAGE as error:
+    except _DAMAGE as error:
         known = "" if total is None else f" of {total}"
         why = f"the file is damaged or cut short, or no {path.suffix[1:]} file: {_message(error)}"
         if isinstance(error, _WrongColumns):
@@ -145,7 +145,7 @@ def rows_stated(path: Path) -> int | None:
     try:
         with _opened(path) as file:
             return file.rows
-    except DAMAGE:
+    except _DAMAGE:
         return None
 
 
@@ -160,7 +160,7 @@ def _naming(path: str | os.PathLike[str]) -> Iterator[None]:
         yield
     except _WrongColumns as error:
         raise ValueError(f"{os.fspath(path)}: {error}") from None
-    except DAMAGE as error:
+    except _DAMAGE as error:
         kind = Path(path).suffix[1:]
         raise ValueError(
             f"{os.fspath(path)} is damaged or cut short, or no {kind} file ({_message(error)}); "
@@ -183,7 +183,7 @@ class _File(NamedTuple):
         rows: the number that the file states; None if it states none.
         base: the memory map; None if the file is not mapped.
         batches: yields record batches of the named columns; the flag says whether these may hold
-            images. It raises one of `DAMAGE` if the file is damaged or cut short.
+            images. It raises one of `_DAMAGE` if the file is damaged or cut short.
     """
 
     schema: pa.Schema
@@ -195,13 +195,13 @@ class _File(NamedTuple):
 @contextmanager
 def _opened(path: Path) -> Iterator[_File]:
     if path.suffix.lower() == PARQUET:
-        with pq.ParquetFile(path, buffer_size=PAGE_BYTES, pre_buffer=False) as file:
+        with pq.ParquetFile(path, buffer_size=_PAGE_BYTES, pre_buffer=False) as file:
             batches = partial(_parquet_batches, file)
             yield _File(file.schema_arrow, file.metadata.num_rows, None, batches)
         return
     with pa.memory_map(os.fspath(path)) as source:
         base = source.read_buffer()
-        is_file = bytes(memoryview(base)[: len(IPC_FILE)]) == IPC_FILE
+        is_file = bytes(memoryview(base)[: len(_IPC_FILE)]) == _IPC_FILE
         source.seek(0)
         # Without `included_fields`, which would copy what it reads of a file: nothing that is not
         # used is read from the memory map.
@@ -212,14 +212,14 @@ def _opened(path: Path) -> Iterator[_File]:
 def _parquet_batches(
     file: pq.ParquetFile, names: list[str], images: bool
 ) -> Iterator[pa.RecordBatch]:
-    rows = TEXT_ROWS
+    rows = _TEXT_ROWS
     if images:
         # In a dictionary a megabyte may be thousands of rows of a megabyte each, so that every row
         # may be as large as its whole group. Nothing more is asked of the metadata of columns: of
         # damaged ones pyarrow aborts the process.
         groups = map(file.metadata.row_group, range(file.num_row_groups))
         largest = max((group.total_byte_size for group in groups), default=1)
-        rows = min(TEXT_ROWS, max(1, BATCH_BYTES // max(1, largest)))
+        rows = min(_TEXT_ROWS, max(1, BATCH_BYTES // max(1, largest)))
     yield from file.iter_batches(rows, columns=names, use_threads=False)
 
 
@@ -231,7 +231,7 @@ def _arrow_batches(
         return
     yield from reader
     # A reader takes the end of the file for the end of the stream.
-    if bytes(memoryview(base)[-len(STREAM_END) :]) != STREAM_END:
+    if bytes(memoryview(base)[-len(_STREAM_END) :]) != _STREAM_END:
         raise ValueError("the mark of the end is missing")
 
 
@@ -259,11 +259,11 @@ def _used(schema: pa.Schema, columns: PairColumns) -> list[UsedColumn]:
         if name and name in kinds
     ]
     for role, name, kind in used:
-        if kind not in EXPECTED[role]:
+        if kind not in _EXPECTED[role]:
             given = str(schema.field(name).type)
             raise _WrongColumns(
                 f"column {short(name)} of type {short(given)}: expected "
-                f"{', '.join(EXPECTED[role])}; {HINTS[role]}, or set {role}_key to another column"
+                f"{', '.join(_EXPECTED[role])}; {_HINTS[role]}, or set {role}_key to another column"
             )
     return used
 
@@ -272,22 +272,22 @@ def _kind(kind: pa.DataType) -> str:
     """Return what a column of this type holds; "" for other types."""
     if types.is_dictionary(kind):
         found = _kind(kind.value_type)
-        return found if found in (TEXT, INTEGER) else ""
+        return found if found in (TEXT, _INTEGER) else ""
     if _is_text(kind):
         return TEXT
     if types.is_binary(kind) or types.is_large_binary(kind) or _is_view(kind, "binary"):
-        return BYTES
+        return _BYTES
     if types.is_integer(kind):
-        return INTEGER
+        return _INTEGER
     if types.is_null(kind):
-        return EMPTY
+        return _EMPTY
     if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
-        return TEXTS if _kind(kind.value_type) in (TEXT, EMPTY) else ""
+        return _TEXTS if _kind(kind.value_type) in (TEXT, _EMPTY) else ""
     if types.is_struct(kind):
         parts = {kind.field(i).name: _kind(kind.field(i).type) for i in range(kind.num_fields)}
-        known = {"bytes": (BYTES, EMPTY), "path": (TEXT, EMPTY)}
+        known = {"bytes": (_BYTES, _EMPTY), "path": (TEXT, _EMPTY)}
         fits = all(parts[name] in known[name] for name in known if name in parts)
-        return FILES if fits and parts.keys() & known.keys() else ""
+        return _FILES if fits and parts.keys() & known.keys() else ""
     return ""
 
 
@@ -336,7 +336,7 @@ def _rows_of(
                 named = zip(numbers, values[name], found, strict=True)
                 found = [_image(row, place, value, base) for row, place, value in named]
             values[name] = found
-    except DAMAGE as error:
+    except _DAMAGE as error:
         why = f"the content is damaged: {_message(error)}"
         yield Problem(f"rows {first} to {numbers.stop - 1}", why)
         return
@@ -371,7 +371,7 @@ def _values(column: pa.Array) -> list[Any]:
         both = [_values(parts[name]) if name in parts else absent for name in ("bytes", "path")]
         return list(zip(*both, strict=True))
     checked = _checked(column)
-    if _kind(kind) == BYTES:
+    if _kind(kind) == _BYTES:
         return _buffers(checked)
     return [_decoded(value) for value in checked.to_pylist()]
 
@@ -409,7 +409,7 @@ def _checked(column: pa.Array) -> pa.Array:
         column.validate(full=_is_view(kind, "string") or _is_view(kind, "binary"))
         if _is_text(kind):
             column = column.cast(pa.large_binary())
-        elif _kind(kind) == TEXTS:
+        elif _kind(kind) == _TEXTS:
             column = column.cast(pa.large_list(pa.large_binary()))
         elif _is_view(kind, "binary"):
             column = column.cast(pa.large_binary())

@@ -30,12 +30,10 @@ from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
 from lavis_mafa.datasets.annotation_rows import Problem, Row
-from lavis_mafa.datasets.image_reading import read_rgb
 from lavis_mafa.datasets.local_builder import (
     ConvertedFiles,
     ConvertingBuilder,
     group_id_option,
-    of_training,
 )
 from lavis_mafa.datasets.pair_conversion import PairWriter, cached_table
 from lavis_mafa.datasets.pair_table import PairTable
@@ -160,17 +158,9 @@ class _Shards(Pairs):
     ) -> None:
         super().__init__(listed(ann_paths, **table_options), vis_processor, text_processor)
 
-    def picture(self, row: int) -> Image.Image:
-        return read_rgb(self.table.image(row), self.table.image_bytes(row))
-
 
 class ImageTextShardsTrain(_Shards, TrainPairs):
     """One sample per pair, in the order of the shards; see `TrainPairs`."""
-
-    def image_bytes(self, index: int) -> tuple[bytes, str]:
-        """Return the stored image file of pair `index`, and its suffix."""
-        suffix = os.path.splitext(self.table.image(index))[1]
-        return self.table.image_bytes(index), suffix.lower().lstrip(".")
 
 
 class ImageTextShardsEval(_Shards, EvalPairs):
@@ -181,7 +171,7 @@ class ImageTextShardsEval(_Shards, EvalPairs):
 
 
 @dataclass(frozen=True)
-class ShardOptions(ConvertedFiles):
+class _ShardOptions(ConvertedFiles):
     """Options of ``image_text_shards``; the defaults are in its YAML."""
 
     group_id_key: str | None = group_id_option("key in the .json of the training samples")
@@ -195,11 +185,5 @@ class ImageTextShardsBuilder(ConvertingBuilder):
     train_dataset_cls = ImageTextShardsTrain
     eval_dataset_cls = ImageTextShardsEval
     DATASET_CONFIG_DICT = dataset_yamls("image_text_shards")
-    build_options = ShardOptions
+    build_options = _ShardOptions
     files_named = staticmethod(files_named)
-
-    def dataset_options(self, info: Any) -> dict[str, Any]:
-        return {"drop_empty": info.drop_empty, "cache_dir": info.cache_dir}
-
-    def options_of_split(self, split: str) -> dict[str, Any]:
-        return {key: self.config.build_info[key] for key in of_training(split)}

@@ -43,10 +43,10 @@ from lavis_mafa.io.files import names_of, write_json
 from lavis_mafa.io.processes import progress
 
 BATCH_ROWS = 65_536
-COPIES = "images.bin"
-KNOWN_COPIES = 2**16
-DIGEST_BYTES = 16  # identify a content with practically no collision
-HALF = DIGEST_BYTES // 2  # of a path, which only feed a warning
+_COPIES = "images.bin"
+_KNOWN_COPIES = 2**16
+_DIGEST_BYTES = 16  # identify a content with practically no collision
+_HALF = _DIGEST_BYTES // 2  # of a path, which only feed a warning
 
 Table = TypeVar("Table", bound=PairTable)
 
@@ -179,7 +179,7 @@ def _announce_copies(paths: list[Path], folder: Path) -> None:
 def digest_of(letter: bytes, content: Any) -> bytes:
     """Return 16 bytes that identify a content; the letter distinguishes kinds of content, b"" if
     there is one kind."""
-    found = hashlib.blake2b(letter, digest_size=DIGEST_BYTES)
+    found = hashlib.blake2b(letter, digest_size=_DIGEST_BYTES)
     found.update(content)
     return found.digest()
 
@@ -198,7 +198,7 @@ def dense_ids(digests: bytes | bytearray) -> tuple[npt.NDArray[np.int64], npt.ND
     nothing = ~halves.any(1)
     packed = pa.py_buffer(np.packbits(~nothing, bitorder="little"))
     buffers = [packed, pa.py_buffer(digests)]
-    column = pa.Array.from_buffers(pa.binary(DIGEST_BYTES), len(halves), buffers)
+    column = pa.Array.from_buffers(pa.binary(_DIGEST_BYTES), len(halves), buffers)
     found = column.dictionary_encode()
     ids = np.where(nothing, NO_GROUP, found.indices.fill_null(0).to_numpy(zero_copy_only=False))
     first = np.empty(len(found.dictionary), np.int64)
@@ -303,10 +303,10 @@ class PairWriter:
         own = image if row.image_id is None else digest_of(b"i", row.image_id.encode("utf-8"))
         self._digests += own * len(captions)
         if not self.shards:  # there every sample has its own copy of the image
-            self._paths += image[:HALF] * len(captions)
+            self._paths += image[:_HALF] * len(captions)
         if self._groups is not None:
             group = row.group_id
-            digest = bytes(DIGEST_BYTES) if group is None else digest_of(b"g", group.encode())
+            digest = bytes(_DIGEST_BYTES) if group is None else digest_of(b"g", group.encode())
             self._groups += digest * len(captions)
         if self._images is not None:
             self._images.add(stored, content, source, number, len(captions))
@@ -352,31 +352,31 @@ class _ImageWriter:
         if image is None:
             self._with_paths += times
         elif image.start is None:
-            assert image.content is not None and content is not None
+            assert content is not None
             place = (*self._copy(image.content, content), image.size, number, image.row)
         else:
             place = (self._number_of(source), image.start, image.size, number, image.row)
         self._places.write(array("q", place * times))
         if content is not None:
-            self._contents.write(content.ljust(DIGEST_BYTES, b"\0") * times)
+            self._contents.write(content.ljust(_DIGEST_BYTES, b"\0") * times)
 
     def _number_of(self, file: str) -> int:
         if file not in self._numbers:
             self._numbers[file] = len(self._files)
-            stat = None if file == COPIES else os.stat(file)
+            stat = None if file == _COPIES else os.stat(file)
             known = [0, None] if stat is None else [stat.st_size, stat.st_mtime_ns]
             self._files.append([file, *known])
         return self._numbers[file]
 
     def _copy(self, image: pa.Buffer, content: bytes) -> tuple[int, int]:
         """Return the number of the file of copies, and the first byte of an image in it."""
-        number = self._number_of(COPIES)
+        number = self._number_of(_COPIES)
         if self._bin is None:
-            self._bin = open(self.folder / COPIES, "wb")
+            self._bin = open(self.folder / _COPIES, "wb")
         start = self._known.get(content)
         if start is None:
             start = self._known[content] = self._bin.tell()
-            if len(self._known) > KNOWN_COPIES:
+            if len(self._known) > _KNOWN_COPIES:
                 del self._known[next(iter(self._known))]
             self._bin.write(image)
             self._files[number][1] += image.size

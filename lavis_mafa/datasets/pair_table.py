@@ -40,7 +40,7 @@ GROUPED = SCHEMA.append(pa.field("group_id", pa.string()))
 PLACES, CONTENTS = "places.bin", "contents.bin"
 IMAGE_IDS, GROUP_IDS = "image_ids.npy", "group_ids.npy"
 OPEN_FILES = 32  # that a process keeps open
-IDENTITY_ROWS = 2**20  # rows of an array whose bytes are given at a time
+_IDENTITY_ROWS = 2**20  # rows of an array whose bytes are given at a time
 
 Ints = npt.NDArray[np.int64]
 
@@ -184,7 +184,7 @@ class PairTable:
     def _identity_of(
         self, array: npt.NDArray[Any], columns: Any = slice(None)
     ) -> Iterator[tuple[Any, Any]]:
-        for rows in np.array_split(array, 1 + len(self) // IDENTITY_ROWS):
+        for rows in np.array_split(array, 1 + len(self) // _IDENTITY_ROWS):
             yield np.ascontiguousarray(rows[:, columns]).data, b""
 
 

@@ -14,9 +14,9 @@ from webdataset.tariterators import base_plus_ext
 from lavis_mafa.datasets.annotation_rows import Problem, Row, StoredImage, as_id, is_id, short
 from lavis_mafa.datasets.shards import IMAGE_SUFFIXES
 
-CAPTION_SUFFIXES = ("txt", "caption")
+_CAPTION_SUFFIXES = ("txt", "caption")
 READ_BYTES = 2**20  # bytes read at a time behind the end
-TEXT_SUFFIXES = (*CAPTION_SUFFIXES, "json")
+TEXT_SUFFIXES = (*_CAPTION_SUFFIXES, "json")
 
 
 class _Member(NamedTuple):
@@ -109,7 +109,7 @@ def _sample(
             values = json.loads(text(found["json"]))
             if not isinstance(values, dict):
                 return Problem(where, f"expected an object in {found['json'].name}")
-        plain = next((found[suffix] for suffix in CAPTION_SUFFIXES if suffix in found), None)
+        plain = next((found[suffix] for suffix in _CAPTION_SUFFIXES if suffix in found), None)
         if plain is not None:
             caption = text(plain).decode("utf-8-sig")
         elif "caption" in values:
@@ -118,17 +118,17 @@ def _sample(
     except (ValueError, RecursionError) as error:
         return Problem(where, f"its caption or JSON cannot be read: {error}")
     if not isinstance(caption, str):
-        wanted = ", ".join(f".{suffix}" for suffix in CAPTION_SUFFIXES)
+        wanted = ", ".join(f".{suffix}" for suffix in _CAPTION_SUFFIXES)
         return Problem(where, f"no caption; expected {wanted}, or a string 'caption' in .json")
     ids = [None if key is None else values.get(key) for key in ("image_id", group_id_key)]
-    for key, value in zip(("image_id", group_id_key), ids, strict=True):
+    for name, value in zip(("image_id", group_id_key), ids, strict=True):
         if not is_id(value):
-            return Problem(where, f"{key!r}: expected a string or an integer, got {short(value)}")
+            return Problem(where, f"{name!r}: expected a string or an integer, got {short(value)}")
         try:
             (as_id(value) or "").encode()
         except UnicodeEncodeError:
-            return Problem(where, f"{key!r}: text is not valid UTF-8: {short(value)}")
+            return Problem(where, f"{name!r}: text is not valid UTF-8: {short(value)}")
     image_id, group_id = map(as_id, ids)
-    name = images[0].name.encode("utf-8", "replace").decode()
-    stored = StoredImage(name, images[0].start, images[0].size, 0)
-    return Row(name, name, [caption], image_id, stored, group_id, group_id_key in values)
+    member = images[0].name.encode("utf-8", "replace").decode()
+    stored = StoredImage(member, images[0].start, images[0].size, 0)
+    return Row(member, member, [caption], image_id, stored, group_id, group_id_key in values)

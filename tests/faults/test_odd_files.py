@@ -225,7 +225,7 @@ def test_leftovers_of_a_killed_conversion_are_removed(tmp_path, injected):
     cache = tmp_path / "cache"
 
     def convert_until_killed():
-        pair_conversion.numbered_images = lambda *_: os.kill(os.getpid(), 9)
+        pair_conversion.dense_ids = lambda *_: os.kill(os.getpid(), 9)
         converted([path], cache_dir=cache)
 
     process = multiprocessing.get_context("fork").Process(target=convert_until_killed)
