@@ -38,8 +38,7 @@ from lavis_mafa.datasets.local_builder import (
 from lavis_mafa.datasets.pair_conversion import PairWriter, cached_table
 from lavis_mafa.datasets.pair_table import PairTable
 from lavis_mafa.datasets.pairs import EvalPairs, Pairs, TrainPairs
-from lavis_mafa.datasets.shard_samples import read_samples
-from lavis_mafa.datasets.shards import Shard, files_named, find_shards
+from lavis_mafa.datasets.shards import Shard, files_named, find_shards, read_samples
 from lavis_mafa.io.cache import cache_root
 from lavis_mafa.io.checkpoints import dataset_yamls
 from lavis_mafa.io.launcher import usable_cores

@@ -112,15 +112,6 @@ def test_eval_rejects_an_image_id_used_by_two_files(work_folder: Path) -> None:
         ImageTextEval(small, upper_case, "pictures", ["ids.csv"])
 
 
-def test_unreadable_image_raises_an_oserror_with_its_path(work_folder: Path) -> None:
-    (work_folder / "pictures/1.png").write_bytes(b"no picture")
-    os.remove(work_folder / "pictures/2.png")
-    dataset = ImageTextTrain(small, upper_case, "pictures", ["train.jsonl"])
-    for index in (1, 3):
-        with pytest.raises(OSError, match=rf"pictures/{index - index // 2}\.png"):
-            dataset[index]
-
-
 def test_builder_with_the_default_processors(work_folder: Path) -> None:
     datasets = build()
     assert set(datasets) == {"train", "val"}
