@@ -21,7 +21,7 @@ import numpy as np
 from lavis.processors.blip_processors import BlipCaptionProcessor
 
 from lavis_mafa.datasets.annotation_files import read_rows, require_files
-from lavis_mafa.datasets.annotation_rows import Problem, Row, StoredImage
+from lavis_mafa.datasets.annotation_rows import Problem, Row
 from lavis_mafa.datasets.caption_reading import require_readable
 from lavis_mafa.datasets.columnar_files import require_same_columns
 from lavis_mafa.datasets.image_reading import read_rgb, read_size, require_file
@@ -195,17 +195,18 @@ def check(
     problems: dict[str, list[str]] = {key: [] for key in PROBLEMS}
     rows = _Rows(problems)
     with ThreadPool(workers) as pool:
-        images = _Images(pool, decode, problems)
+        images = _Images(pool, os.fspath(image_root or ""), decode, problems)
         for path, row, name in _rows_of(paths, keys, limit, rows):
             if row.stored is not None:
-                images.add(name, row.stored)
+                images.add(name, row.stored.content)
             elif image_root is None:
                 raise ValueError(
                     f"{path}, {row.where} has the path of an image, {row.image!r}: give the folder "
                     "that paths are relative to (--image-root)"
                 )
-        images.read_added()
-        images.read_files(rows.files, os.fspath(image_root or ""))
+        for name in progress(rows.files, "images", unit=" images"):
+            images.add(name)
+        images.read()
     groups = _group_report(rows.groups, rows.pairs)
     if group_id_key is not None and rows.pairs:
         problems["groups"] += _group_problems(groups, rows.pairs)
@@ -290,48 +291,43 @@ class _Images:
 
     Threads suffice: decoding and hashing release the GIL.
 
+    Args:
+        root: folder of the images that are files of their own.
+
     Attributes:
         sizes: width and height of the readable images.
     """
 
-    def __init__(self, pool: ThreadPool, decode: bool, problems: dict[str, list[str]]) -> None:
-        self.pool, self.decode, self.problems = pool, decode, problems
+    def __init__(
+        self, pool: ThreadPool, root: str, decode: bool, problems: dict[str, list[str]]
+    ) -> None:
+        self.pool, self.root, self.decode, self.problems = pool, root, decode, problems
         self.sizes: list[tuple[int, int]] = []
         self._first_with: dict[bytes, str] = {}
         self._seen: set[str] = set()
-        self._waiting: list[tuple[str, bytes]] = []
+        self._waiting: list[tuple[str, bytes | None]] = []
         self._waiting_bytes = 0
 
-    def add(self, name: str, stored: StoredImage) -> None:
-        """Read an image inside an annotation file, soon; one that has been read is skipped."""
+    def add(self, name: str, content: Any = None) -> None:
+        """Read an image soon, unless it has been read.
+
+        Args:
+            content: its bytes, a buffer of pyarrow; None if it is a file of its own.
+        """
         if name in self._seen:
             return
         self._seen.add(name)
-        self._waiting.append((name, stored.content.to_pybytes()))
-        self._waiting_bytes += stored.content.size
-        if self._waiting_bytes > _BLOCK_BYTES:
-            self.read_added()
+        self._waiting.append((name, None if content is None else content.to_pybytes()))
+        self._waiting_bytes += len(content or b"")
+        if len(self._waiting) >= _BLOCK or self._waiting_bytes > _BLOCK_BYTES:
+            self.read()
 
-    def read_added(self) -> None:
+    def read(self) -> None:
         """Read the images that wait."""
-        facts = self.pool.imap(lambda one: _facts(*one, self.decode), self._waiting)
+        facts = self.pool.imap(lambda one: _facts(*one, self.root, self.decode), self._waiting)
         for (name, _), fact in zip(self._waiting, facts, strict=True):
             self._note(name, fact)
         self._waiting, self._waiting_bytes = [], 0
-
-    def read_files(self, names: list[str], root: str) -> None:
-        """Read image files, with a progress bar."""
-        for name, fact in progress(
-            self._facts_of(names, root), "images", total=len(names), unit=" images"
-        ):
-            self._note(name, fact)
-
-    def _facts_of(self, names: list[str], root: str) -> Iterator[tuple[str, _Facts]]:
-        for start in range(0, len(names), _BLOCK):
-            block = names[start : start + _BLOCK]
-            paths = [os.path.join(root, name) for name in block]
-            facts = self.pool.imap(lambda path: _facts(path, None, self.decode), paths)
-            yield from zip(block, facts, strict=True)
 
     def _note(self, image: str, fact: _Facts) -> None:
         problems = self.problems
@@ -353,8 +349,9 @@ class _Images:
                 problems["extreme_images"].append(f"{finding}, aspect above {_MAX_ASPECT:g}")
 
 
-def _facts(path: str, data: bytes | None, decode: bool) -> _Facts:
+def _facts(name: str, data: bytes | None, root: str, decode: bool) -> _Facts:
     """Read an image file, or its content under a name."""
+    path = name if data is not None else os.path.join(root, name)
     try:
         digest = hashlib.sha256(data or b"")
         if data is None:
