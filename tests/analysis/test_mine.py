@@ -328,7 +328,7 @@ def test_shards_contain_the_augmented_data_and_are_resumed(by_model, models, tmp
     assert same.all()
     complete = {path.name: path.read_bytes() for path in tmp_path.glob("shards/*.tar")}
     (tmp_path / "shards" / "pairs.json").unlink()
-    first, size, _ = dataset.table.meta["shards"][0]
+    first, size, _ = dataset.table.meta["files"][0]
     entry = {"url": Path(first).name, "nsamples": 100, "filesize": size}
     (tmp_path / "shards" / "pairs.unfinished.jsonl").write_text(json.dumps(entry) + "\n")
     call(*command)

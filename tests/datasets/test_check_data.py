@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import runpy
 import shutil
 import subprocess
 import sys
@@ -152,21 +151,6 @@ def test_unusable_arguments_give_status_2(arguments, message, clean, monkeypatch
         main(["check-data", *arguments])
     assert stop.value.code == 2
     assert message in capsys.readouterr().err
-
-
-@pytest.mark.filterwarnings("ignore:.*found in sys.modules:RuntimeWarning")
-def test_commands_run_as_a_module(clean: Path, monkeypatch) -> None:
-    monkeypatch.chdir(clean)
-    monkeypatch.setattr(
-        sys, "argv", ["lavis-mafa", "check-data", "clean.json", "--image-root", "."]
-    )
-    with pytest.raises(SystemExit) as stop:
-        runpy.run_module("lavis_mafa", run_name="__main__")
-    assert stop.value.code == 0
-    monkeypatch.setattr(sys, "argv", ["lavis-mafa", "make-vocab", "clean.json", "--out", "v.txt"])
-    with pytest.raises(SystemExit) as stop:
-        runpy.run_module("lavis_mafa", run_name="__main__")
-    assert stop.value.code == 0 and (clean / "v.txt").is_file()
 
 
 @needs_flickr
