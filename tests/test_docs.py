@@ -240,6 +240,17 @@ def test_python_code_runs():
     assert loop in blocks(TEXTS[ROOT / "docs/your_trainer.md"], "python")
 
 
+def test_listed_modules_have_the_listed_names():
+    rows = re.findall(
+        r"^\| `(lavis_mafa[\w.]*)` \| (.+) \|$", TEXTS[ROOT / "docs/api.md"], re.MULTILINE
+    )
+    assert len(rows) > 20
+    for module, content in rows:
+        found = importlib.import_module(module)
+        names = [name for name in SPAN.findall(content.split(":")[0]) if name.isidentifier()]
+        assert all(hasattr(found, name) for name in names), module
+
+
 # Figures
 
 
