@@ -140,7 +140,7 @@ def check_arguments(name, words):
 
 
 # Remove each part when its branch is merged.
-PENDING = ("python -m research", "--vocab", "--precision", "train --list", "tests/downstream")
+PENDING = ("python -m research", "--vocab", "label quality", "train --list", "tests/downstream")
 
 
 @pytest.mark.parametrize("command", commands(), ids=lambda command: command[:60])
