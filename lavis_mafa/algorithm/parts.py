@@ -137,8 +137,8 @@ def build_parts(
         )
     if settings.warm_up_epochs and settings.warm_up_negatives:
         names = settings.warm_up_negatives, settings.negatives
-        by_epoch = [settings.make(PICKERS.entry(name)) for name in names]
-        picker = objects[BY_EPOCH] = PickerByEpoch(*by_epoch, settings.warm_up_epochs)
+        first, later = (settings.make(PICKERS.entry(name)) for name in names)
+        picker = objects[BY_EPOCH] = PickerByEpoch(first, later, settings.warm_up_epochs)
     else:
         picker = part(PICKERS.entry(settings.negatives))
     return StepParts(

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Any
 
 from lavis_mafa.algorithm.settings import StepSettings
-
-if TYPE_CHECKING:
-    from lavis_mafa.runners.runner_mafa import RunnerMafa
 
 
 @dataclass
@@ -24,7 +21,7 @@ class Forecast:
     notes: list[str] = field(default_factory=list)
 
 
-def forecast(runner: RunnerMafa) -> Forecast:
+def forecast(runner: Any) -> Forecast:
     """Compare the settings of a training run with the number of its steps and pairs."""
     found = Forecast()
     run, epochs = runner.run_cfg, runner.max_epoch
