@@ -83,7 +83,7 @@ class MiningRule:
     )
     calibration: str | None = option(
         None,
-        "calibration.json of `lavis-mafa threshold`, whose high (and low) replace the config's",
+        "calibration.json of `lavis-mafa label quality`, whose high (and low) replace the config's",
         path="file",
     )
     action: str = option(

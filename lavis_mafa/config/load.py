@@ -115,7 +115,11 @@ def _find(cfg_path: str | Path) -> str:
     if found.is_file():
         return str(found)
     near = near_names(cfg_path)
-    cure = f"; did you mean {' or '.join(near)}?" if near else "; `lavis-mafa list` shows all names"
+    cure = (
+        f"; did you mean {' or '.join(near)}?"
+        if near
+        else "; `lavis-mafa train --list` shows all names"
+    )
     problem = f"{cfg_path}: cannot be read: no such file or shipped config{cure}"
     raise ConfigError(str(cfg_path), [problem])
 
