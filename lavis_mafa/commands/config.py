@@ -1,7 +1,7 @@
 """Print a config with all its defaults, or without --cfg-path a page of all keys.
 
 lavis-mafa config --cfg-path albef_toy --options run.max_epoch=3
-lavis-mafa config --write docs/config.md
+lavis-mafa config --cfg-path albef_toy --write completed.yaml
 """
 
 from __future__ import annotations

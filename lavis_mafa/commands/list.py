@@ -79,7 +79,6 @@ def _entries(kind: str, everything: bool) -> Iterator[tuple[str, str, Mapping[st
     """Yield the names of a kind, each with one line about it and its own config keys by path."""
     from lavis_mafa.algorithm.registry import first_sentence
     from lavis_mafa.config.key import keys_of
-    from lavis_mafa.config.registered import options_of_class
 
     if kind == CONFIGS:
         from lavis_mafa.io.project_files import shipped_names
@@ -99,7 +98,8 @@ def _entries(kind: str, everything: bool) -> Iterator[tuple[str, str, Mapping[st
         for name, cls in registry.mapping[TABLES[kind]].items():
             if everything or not cls.__module__.startswith("lavis."):
                 attribute, section = OPTIONS.get(kind, ("", ""))
-                keys = options_of_class(cls, attribute)
+                options = getattr(cls, attribute, None) if attribute else None
+                keys = {} if options is None else keys_of(options)
                 path = section.format(name)
                 yield (
                     name,
@@ -110,9 +110,9 @@ def _entries(kind: str, everything: bool) -> Iterator[tuple[str, str, Mapping[st
 
 def _key_lines(keys: Mapping[str, Any]) -> Iterator[str]:
     """Yield one line for each key: path, permitted values, default and documentation."""
-    from lavis_mafa.config.key import UNSET, Key, describe, known_keys
+    from lavis_mafa.config.key import UNSET, describe, keys_in, known_keys
 
-    for path, key in known_keys(Key("mapping", keys=keys)):
-        if not key.keys:
+    for path, key in known_keys(keys):
+        if not keys_in(key):
             default = "" if key.default is UNSET else f", default {key.default!r}"
-            yield f"{path}: {describe(key)}{default}; {key.doc}"
+            yield f"{path}: {describe(key)}{default}; {key.description}"

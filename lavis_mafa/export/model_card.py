@@ -14,11 +14,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lavis_mafa.config.key import UNSET, Key
-from lavis_mafa.config.registered import grit_key, mafa_key
+from pydantic.fields import FieldInfo
+
+from lavis_mafa.config.key import UNSET, Keys, items_of, keys_in, option_of
+from lavis_mafa.config.registered import mafa_key, run_key
 from lavis_mafa.export.hub_form import HubForm
 from lavis_mafa.io.checkpoints import model_config
 from lavis_mafa.io.files import is_number
+from lavis_mafa.problems import Registered
 from lavis_mafa.runners.con_d_check import RECORD as SELF_CHECK
 from lavis_mafa.runners.run_log import LOG, read_json_lines
 
@@ -196,40 +199,40 @@ def _data(facts: RunFacts) -> Iterator[str]:
 
 
 def _settings(facts: RunFacts) -> Iterator[str]:
+    grit = keys_in(run_key({"grit": facts.grit}))["grit"]
     rows = [
-        *_changed("model.mafa", _mapping(facts.model.get("mafa")), mafa_key().keys),
-        *_changed("run.grit", facts.grit, grit_key(facts.grit).keys),
+        *_changed("model.mafa", _mapping(facts.model.get("mafa")), keys_in(mafa_key())),
+        *_changed("run.grit", facts.grit, keys_in(grit)),
     ]
     if rows:
         table = _table(("setting", "value"), rows)
         yield f"## Settings that differ from the defaults\n\n{table}"
 
 
-def _changed(
-    path: str, given: Mapping[str, Any], keys: Mapping[str, Key]
-) -> Iterator[tuple[str, str]]:
+def _changed(path: str, given: Mapping[str, Any], keys: Keys) -> Iterator[tuple[str, str]]:
     """Yield the settings that differ from their defaults and that are no free texts."""
     for name, value in given.items():
         key = keys.get(name)
         if key is None:
             continue
-        if key.keys:
-            yield from _changed(f"{path}.{name}", _mapping(value), key.keys)
+        if keys_in(key):
+            yield from _changed(f"{path}.{name}", _mapping(value), keys_in(key))
         elif value != key.default and key.default is not UNSET or path.endswith("con_d"):
             text = _shown(value, key)
             if text:
                 yield f"`{path}.{name}`", text
 
 
-def _shown(value: Any, key: Key) -> str | None:
+def _shown(value: Any, key: FieldInfo) -> str | None:
     """Return a setting's value as text; None if it could be anything."""
     if isinstance(value, bool) or is_number(value):
         return str(value)
-    if isinstance(value, str) and not key.path:
-        known = value in key.choices or value in key.words
-        return value if known or (key.registered and _name(value)) else None
-    if isinstance(value, list) and key.items is not None and value:
-        texts = [_shown(one, key.items) for one in value]
+    option, items = option_of(key), items_of(key)
+    if isinstance(value, str) and not option.path:
+        any_name = isinstance(option.choices, Registered) and _name(value)
+        return value if any_name or value in (*option.choices, *option.words) else None
+    if isinstance(value, list) and items is not None and value:
+        texts = [_shown(one, items) for one in value]
         return ", ".join(map(str, texts)) if all(texts) else None
     return None
 

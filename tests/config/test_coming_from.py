@@ -78,7 +78,7 @@ def config_keys():
     for line in (ROOT / "docs/config.md").read_text(encoding="utf-8").splitlines():
         if heading := re.match(r"## `([\w.]+)`", line):
             section = heading[1]
-        elif section and (row := re.match(r"\| `([\w.]+)` \|", line)):
+        elif section and (row := re.match(r"- `([\w.]+)` \(", line)):
             keys |= {f"{section}.{row[1]}", section}
         elif line.startswith("## "):
             section = ""
