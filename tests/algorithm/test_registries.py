@@ -281,10 +281,10 @@ def test_settings_with_the_same_name_are_rejected(registered):
 def test_every_key_of_the_section_is_reserved():
     from dataclasses import fields
 
-    from lavis_mafa.config.schema import SCHEMA
+    from lavis_mafa.config.schema import MafaOptions
     from lavis_mafa.models.con_d.discriminator import DISCRIMINATORS
 
-    keys = {one.name for one in fields(StepSettings)} | set(SCHEMA.keys["model"].keys["mafa"].keys)
+    keys = {one.name for one in fields(MafaOptions)}
     assert MAFA.keys == keys - {"posterior"}
     with pytest.raises(ValueError, match="already used by the model.mafa.con_d key checkpoint"):
         DISCRIMINATORS.register("checkpoint", settings=Sharpness)(EveryOther)

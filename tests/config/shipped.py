@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import re
 from pathlib import Path
 
-import pytest
 from conftest import ROOT, WITHOUT_DOWNSTREAM
 from lavis.common.registry import registry
 from omegaconf import OmegaConf
 
 from lavis_mafa.algorithm.settings import StepSettings
-from lavis_mafa.config import defaults, load, load_config
+from lavis_mafa.config import load_config
 
 
 def _of_downstream(path):
@@ -83,15 +81,3 @@ def options_in_comments(path):
     option_texts = [line.split("--options", 1)[1] for line in lines if "--options" in line]
     found = [re.findall(r"'([\w.]+=[^']*)'|([\w.]+=\S+)", line) for line in option_texts]
     return [[quoted or plain.rstrip(").,") for quoted, plain in line] for line in found]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def parse_default_yamls_once():
-    """Speed up: most of the time is spent parsing the same few YAMLs."""
-    read_once = functools.cache(defaults.default_yaml)
-    with pytest.MonkeyPatch.context() as patch:
-        for module in (defaults, load):
-            patch.setattr(
-                module, "default_yaml", lambda *arguments: copy.deepcopy(read_once(*arguments))
-            )
-        yield

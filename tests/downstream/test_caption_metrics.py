@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from pycocoevalcap.cider.cider import Cider
 from pycocotools.coco import COCO
 
-from lavis_mafa.config.schema import RUN
+from lavis_mafa.algorithm.options import options_of
+from lavis_mafa.config.schema import RunOptions
 from lavis_mafa.downstream import caption_metrics as scoring
 from lavis_mafa.downstream.caption_metrics import (
     PTB,
@@ -254,7 +255,7 @@ def test_failing_java_neither_hangs_nor_affects_the_rest(tmp_path, monkeypatch, 
 
 
 def test_metric_names_equal_those_of_the_config():
-    assert tuple(RUN["metrics"].items.choices) == STANDARD
+    assert tuple(options_of(RunOptions)["metrics"].choices) == STANDARD
 
 
 def test_without_java_the_rest_is_scored_with_one_warning(monkeypatch, caplog):
