@@ -19,9 +19,9 @@ from lavis_mafa.downstream.caption_metrics import as_id
 from lavis_mafa.io.files import write_text
 from lavis_mafa.io.processes import gather_objects, progress
 
-# By it `allow_ragged_columns` tells LAVIS's data sets from those that collate themselves.
-LAVIS_COLLATER = BaseDataset.collater
-PROBES = 16  # samples checked for whether an annotation file is of the data set
+# By it `_allow_ragged_columns` tells LAVIS's data sets from those that collate themselves.
+_LAVIS_COLLATER = BaseDataset.collater
+_PROBES = 16  # samples checked for whether an annotation file is of the data set
 
 Record = dict[str, Any]
 
@@ -40,7 +40,7 @@ class InBatches:
         """Build the data sets, which may have answers or boxes that are missing or ragged."""
         task: Any = super()
         datasets = task.build_datasets(cfg)
-        allow_ragged_columns(datasets)
+        _allow_ragged_columns(datasets)
         return datasets
 
     @torch.no_grad()
@@ -114,7 +114,7 @@ def check_known(dataset: Any, names: Sequence[str], known: Container[Any], what:
     """Refuse annotations of another data set before anything is generated.
 
     Args:
-        dataset: of which `PROBES` samples, evenly spread, are checked.
+        dataset: of which `_PROBES` samples, evenly spread, are checked.
         names: keys of a sample; the first one that it has is its id.
         known: ids that are annotated.
         what: the annotations, for the message.
@@ -123,7 +123,7 @@ def check_known(dataset: Any, names: Sequence[str], known: Container[Any], what:
         ValueError: if none of these samples is annotated.
     """
     size = len(dataset)
-    places = sorted({i * size // PROBES for i in range(PROBES)}) if size else []
+    places = sorted({i * size // _PROBES for i in range(_PROBES)}) if size else []
     found = [
         next((s[n] for n in names if s.get(n) is not None), None)
         for s in map(dataset.__getitem__, places)
@@ -159,11 +159,11 @@ def require_argument(model: Any, method: str, argument: str, key: str) -> None:
         )
 
 
-def allow_ragged_columns(datasets: Mapping[str, Mapping[str, Any]]) -> None:
+def _allow_ragged_columns(datasets: Mapping[str, Mapping[str, Any]]) -> None:
     """Let LAVIS's evaluation sets collate answers that are missing or unequal in number."""
     for splits in datasets.values():
         for split, dataset in splits.items():
-            if split != "train" and getattr(type(dataset), "collater", None) is LAVIS_COLLATER:
+            if split != "train" and getattr(type(dataset), "collater", None) is _LAVIS_COLLATER:
                 dataset.collater = collate_ragged
 
 
