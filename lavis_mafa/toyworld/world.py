@@ -121,12 +121,10 @@ class WorldConfig:
             )
         cells = 1 if problems else self.grid**2
         require("max_objects", 1, min(MAX_OBJECTS, cells) if not problems else MAX_OBJECTS, True)
-        for name in ("p_one_object", "p_size", "p_colour", "p_background", "p_all_objects"):
-            require(name, 0, 1)
-        require("p_count", 0, 1)
-        require("p_brief", 0, 1)
+        for field in dataclasses.fields(self):
+            if field.name.startswith("p_") or field.name == "synonym_rate":
+                require(field.name, 0, 1)
         require("topics", 0, _MAX_TOPICS, whole=True)
-        require("synonym_rate", 0, 1)
         require("zipf", 0, 10)
         require("position_jitter", 0, 0.1)  # above it a big shape would leave its cell
         require("colour_jitter", 0, 20)  # above it colours become too similar
