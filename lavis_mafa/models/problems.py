@@ -1,4 +1,4 @@
-"""Config checks of models that train by the step, and of models with a language model."""
+"""Config checks of models that train by the step."""
 
 from __future__ import annotations
 
