@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lavis_mafa.io.checkpoints import model_config, read_checkpoint
 from lavis_mafa.models.checkpoints import check_origin, fold_token_types
-from lavis_mafa.models.downstream.two_images import double_fusion_layers
+from lavis_mafa.models.families.albef.fusion_layers import double_fusion_layers
 from lavis_mafa.models.traits import traits_of
 from lavis_mafa.runners.checkpoint import save_atomically
 

@@ -29,14 +29,14 @@ RUN_STATE_KEYS = ("image_queue", "text_queue", "idx_queue", "group_queue", "queu
 STATE_OF_RUN = "state_of_run"
 
 
-def model_yamls(arch: str, *types: str) -> dict[str, str]:
+def model_yamls(arch: str, *types: str, folder: Path = CONFIGS) -> dict[str, str]:
     """Return the `PRETRAINED_MODEL_CONFIG_DICT` of a model: one YAML for each model type."""
-    return {name: str(CONFIGS / "models" / f"{arch}_{name}.yaml") for name in types}
+    return {name: str(folder / "models" / f"{arch}_{name}.yaml") for name in types}
 
 
-def dataset_yamls(builder: str) -> dict[str, str]:
+def dataset_yamls(builder: str, folder: Path = CONFIGS) -> dict[str, str]:
     """Return the `DATASET_CONFIG_DICT` of a builder that has one YAML."""
-    return {"default": str(CONFIGS / "datasets" / builder / "default.yaml")}
+    return {"default": str(folder / "datasets" / builder / "default.yaml")}
 
 
 def find_config(path: str) -> str:

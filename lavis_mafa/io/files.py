@@ -106,3 +106,16 @@ def plain(value: Any) -> Any:
 def names_of(paths: Collection[str | os.PathLike[str]]) -> str:
     """Return paths in one line, for messages."""
     return ", ".join(os.fspath(path) for path in paths)
+
+
+def read_json(path: str | os.PathLike[str]) -> Any:
+    """Read a JSON file.
+
+    Raises:
+        ValueError: naming the file, if it is not JSON.
+    """
+    with open(path, encoding="utf-8") as file:
+        try:
+            return json.load(file)
+        except ValueError as error:  # of JSON, or of UTF-8
+            raise ValueError(f"{path} is not JSON ({error})") from error

@@ -4,7 +4,7 @@ COCO's recall counts a valid caption of another image as an error. For CxC (Pare
 2021) and ECCV Caption (Chun et al., ECCV 2022), annotators judged such pairs. The package
 ``eccv_caption`` has their positives and metrics; this module converts scores to its format:
 
-    lavis-mafa eccv output/eval/retrieval_coco/.../result/scores_test.npz
+    lavis-mafa report output/eval/retrieval_coco/.../result/scores_test.npz
 
 An evaluation with ``run.save_scores: True`` writes the file.
 """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import shlex
 import time
 from collections.abc import Iterator, Mapping
@@ -19,7 +18,8 @@ from lavis.tasks.base_task import BaseTask
 from lavis.tasks.retrieval import RetrievalTask
 from torch import Tensor, nn
 
-from lavis_mafa.algorithm.grit import EpochPlan, GritSchedule, GritSettings, language_loss
+from lavis_mafa.algorithm.grit import EpochPlan, GritSchedule, GritSettings
+from lavis_mafa.algorithm.grit.hardness import StepAhead
 from lavis_mafa.algorithm.tokens import captions_of
 from lavis_mafa.io.processes import any_rank, barrier
 from lavis_mafa.loggers import STEP, loggers_of
@@ -43,7 +43,6 @@ from lavis_mafa.runners.termination import Terminated, Termination
 from lavis_mafa.runners.time_left import TimeLeft, duration
 from lavis_mafa.runners.training_step import CON_D, optimizer_step, read_values
 
-_FALL = "fall_of_lm"  # logged at steps that a learned hardness is rewarded for
 _SCHEDULED = "scheduled_lr"  # key of a parameter group: its rate without `run.grit.lr_factor`
 SECONDS_BETWEEN_LINES = 60.0  # about the progress of training, where no bar is shown
 
@@ -459,9 +458,7 @@ class RunnerMafa(EvaluatingRunner):
         model's output and loss terms."""
         where = f"epoch {samples['epoch']}, step {samples['iters']}"
         self.guard.begin(samples)
-        before = None
-        if ends_window and self.schedule.wants_reward(self._update_number):
-            before = self._language_loss(samples)
+        after_step = self.schedule.before_step(self._step_ahead(samples)) if ends_window else None
         # Average gradients over ranks once a window rather than after every mini-batch.
         local = self.use_distributed and not ends_window and not self._static_graph
         with self.model.no_sync() if local else nullcontext():
@@ -484,30 +481,18 @@ class RunnerMafa(EvaluatingRunner):
         # No loss: it was read only to be checked for NaN with them.
         losses.pop(CON_D, None)
         if ends_window:
-            # Reading the scale waits for the GPU: only where a reward depends on it.
-            scale = self._loss_scale() if before is not None else 0.0
+            # Reading the scale waits for the GPU: only where it is needed.
+            scale = self._loss_scale() if after_step is not None else 0.0
             taken = self._update(where)
-            if before is not None:
+            if after_step is not None:
                 # fp16's scaler has skipped the step if it lowered its scale.
-                taken = taken and self._loss_scale() >= scale
-                fall = before - self._language_loss(samples) if taken else math.nan
-                self.schedule.learn(samples["index"], fall)
-                losses[_FALL] = fall if math.isfinite(fall) else 0.0
+                losses |= after_step(taken and self._loss_scale() >= scale)
         return output, losses
 
-    @property
-    def _update_number(self) -> int:
-        """The number of the optimizer step that the current mini-batch belongs to."""
-        return self.progress.global_step // self.accum_grad_iters
-
-    def _language_loss(self, samples: dict[str, Any]) -> float:
-        """Return the language loss of a mini-batch's own pairs, from which a learned hardness gets
-        its reward."""
-        model: Any = self.unwrap_dist_model(self.model)
-        with self.autocast():
-            # The step's number as the seed: before and after it the same words are hidden.
-            seed = self.progress.global_step
-            return language_loss(model, model.step_backbone, samples, seed).item()
+    def _step_ahead(self, samples: dict[str, Any]) -> StepAhead:
+        """Return the optimizer step that ends with a mini-batch."""
+        done, model = self.progress.global_step, self.unwrap_dist_model(self.model)
+        return StepAhead(done // self.accum_grad_iters, model, samples, done, self.autocast)
 
     def _forward(self, model: Any, samples: dict[str, Any]) -> Any:
         with self.autocast():

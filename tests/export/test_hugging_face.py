@@ -290,6 +290,7 @@ def test_blip2_mafa_export_scores_an_image(mafa_model, tmp_path):
     assert score.shape == (1, 1) and abs(float(score)) <= 1
 
 
+@pytest.mark.downstream
 @pytest.mark.parametrize("name", ["opt", "t5"])
 def test_blip2_mafa_language_model_export_equals_generate(mafa_model, work_folder, tmp_path, name):
     """Export stage 2: image encoder from stage 1's checkpoint, language model from a folder."""

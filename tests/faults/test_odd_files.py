@@ -222,7 +222,7 @@ def test_leftovers_of_a_killed_conversion_are_removed(tmp_path, injected):
     cache = tmp_path / "cache"
 
     def convert_until_killed():
-        pair_conversion.numbered_images = lambda *_: os.kill(os.getpid(), 9)
+        pair_conversion.dense_ids = lambda *_: os.kill(os.getpid(), 9)
         converted([path], cache_dir=cache)
 
     process = multiprocessing.get_context("fork").Process(target=convert_until_killed)
@@ -261,11 +261,11 @@ def test_image_id_of_two_files_in_a_coco_file_is_a_problem(tmp_path, injected):
     injected("odd annotations", 1)
 
 
-@pytest.mark.parametrize("column", ["image", "caption", "image_id"])
+@pytest.mark.parametrize("column", ["image", "caption", "image_id", "group"])
 def test_column_that_occurs_twice_is_a_problem(tmp_path, injected, column):
     path = tmp_path / "pairs.csv"
-    path.write_text(f"image,caption,image_id,{column}\na.png,a circle,1,b\n")
-    (problem,) = read_rows(path)
+    path.write_text(f"image,caption,image_id,group,{column}\na.png,a circle,1,2,b\n")
+    (problem,) = read_rows(path, group_id_key="group")
     assert problem == Problem(
         "line 1", f"header: column '{column}' occurs 2 times; rename or remove one"
     )

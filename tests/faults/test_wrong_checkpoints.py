@@ -154,6 +154,7 @@ def test_checkpoints_of_other_families_are_rejected(saved, injected, key, arch, 
     injected("wrong checkpoint named by a config", 1)
 
 
+@pytest.mark.downstream
 @pytest.mark.parametrize("key", ALL)
 def test_checkpoints_of_another_stage_are_rejected(saved, injected, key):
     def set_stage_2_arch(content):

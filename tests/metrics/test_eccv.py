@@ -338,7 +338,7 @@ def test_files_without_scores_are_rejected(saved_scores, tmp_path):
 def test_command_writes_and_prints_a_table(saved_scores, small, tmp_path, monkeypatch, capsys):
     use_small(monkeypatch, small)
     path = save_scores(saved_scores, tmp_path / "scores_coco.test.npz")
-    assert main(["eccv", str(path)]) == 0
+    assert main(["report", str(path)]) == 0
     table = capsys.readouterr().out
     assert table == (tmp_path / "scores_coco.test_eccv.md").read_text()
     written = json.loads((tmp_path / "scores_coco.test_eccv.json").read_text())
@@ -356,7 +356,7 @@ def test_command_writes_and_prints_a_table(saved_scores, small, tmp_path, monkey
 def test_command_rejects_other_data(saved_scores, tmp_path):
     path = save_scores(saved_scores, tmp_path / "scores_test.npz")
     process = subprocess.run(
-        [sys.executable, "-m", "lavis_mafa", "eccv", str(path)],
+        [sys.executable, "-m", "lavis_mafa", "report", str(path)],
         capture_output=True,
         text=True,
         cwd=ROOT,
@@ -370,5 +370,5 @@ def test_error_explains_how_to_install_the_package(monkeypatch, saved_scores, tm
     monkeypatch.setitem(sys.modules, "eccv_caption", None)
     with pytest.raises(ImportError, match="pip install eccv_caption==0.1.0"):
         eccv.load_metrics()
-    assert main(["eccv", str(save_scores(saved_scores, tmp_path / "s.npz"))]) == 1
+    assert main(["report", str(save_scores(saved_scores, tmp_path / "s.npz"))]) == 1
     assert "pip install eccv_caption==0.1.0" in caplog.text

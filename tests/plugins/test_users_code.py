@@ -16,11 +16,10 @@ import pytest
 import torch
 import yaml
 
-from lavis_mafa.metrics.captions import tokens_of
-
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent / "users_code"
 ADDITIONS, FAMILY = str(HERE / "additions.py"), str(HERE / "family.py")
+TOYS = str(ROOT / "tests/downstream/toys.py")  # data sets of downstream tasks
 
 ADDED = {
     "run": {
@@ -69,7 +68,7 @@ OWN_FAMILY = {
 
 CAPTIONING = {
     "run": {
-        **{"plugins": [ADDITIONS], "task": "mafa_captioning", "evaluate": True, "seed": 1},
+        **{"plugins": [ADDITIONS, TOYS], "task": "mafa_captioning", "evaluate": True, "seed": 1},
         **{"num_beams": 1, "max_len": 6, "min_len": 1, "metrics": ["rouge", "words"]},
         **{"batch_size_eval": 8, "num_workers": 0, "device": "cpu", "test_splits": ["test"]},
         **{"output_dir": "output", "job_id": "", "tensorboard": False},
@@ -221,6 +220,8 @@ def test_a_caption_metric_of_ones_own_is_reported(trained):
     (figures,) = [record for record in log_of(folder)[1] if record["kind"] == "eval"]
     written = json.loads(next(folder.rglob("test_epoch*.json")).read_text(encoding="utf-8"))
     assert len(written) == 8 and "ROUGE_L" in figures and "CIDEr" not in figures
+    from lavis_mafa.downstream.caption_metrics import tokens_of
+
     captions = {number: [one["caption"]] for number, one in enumerate(written)}
     tokens = tokens_of(captions, figures["tokenizer"])  # which a metric is given
     assert figures["Words"] == sum(len(text.split()) for (text,) in tokens.values()) / 8

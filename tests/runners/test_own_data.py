@@ -29,8 +29,9 @@ def data_folder(tmp_path_factory, photographs):
         (folder / f"{split}.json").write_text(json.dumps(images[:20]))
     process = subprocess.run(
         [
-            *(sys.executable, "-m", "lavis_mafa", "make-vocab", str(photographs / "train.json")),
-            *("--out", str(folder / "vocab.txt"), "--size", "800"),
+            *(sys.executable, "-m", "lavis_mafa", "check-data", str(photographs / "train.json")),
+            *("--image-root", str(photographs), "--no-decode"),
+            *("--vocab", str(folder / "vocab.txt"), "--vocab-size", "800"),
         ],
         cwd=ROOT,
         capture_output=True,

@@ -18,6 +18,9 @@ from lavis_mafa import load_model
 from lavis_mafa.config import ConfigError, load_config
 from lavis_mafa.runners.sharding import frozen_blocks, shard_frozen
 
+# The frozen language models are those of BLIP-2's stage 2.
+pytestmark = pytest.mark.downstream
+TOYS = str(ROOT / "tests/downstream/toys.py")
 LANGUAGE_MODELS = {
     "blip2_opt_mafa": ("opt_model", tiny_opt),
     "blip2_t5_mafa": ("t5_model", tiny_t5),
@@ -68,7 +71,7 @@ def write_config(folder, arch):
     config = {
         "model": {"arch": arch, "model_type": "tiny", key: str(make(folder / "llm"))},
         "datasets": {"toy_caption": {"type": "default", "build_info": SIZES}},
-        "run": RUN,
+        "run": {**RUN, "plugins": [TOYS]},
     }
     path = folder / "config.yaml"
     path.write_text(yaml.safe_dump(config))

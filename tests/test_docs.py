@@ -1,0 +1,337 @@
+"""README.md, CONTRIBUTING.md and docs/: links resolve, commands and configs exist, code runs,
+figures are those of the recorded results, and the rooms import as CONTRIBUTING.md says.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import contextlib
+import importlib
+import importlib.util
+import io
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import lavis
+import pytest
+from conftest import ROOT
+from omegaconf import OmegaConf
+
+from lavis_mafa.cli import COMMANDS
+from lavis_mafa.config import ConfigError, load_config
+from lavis_mafa.io.project_files import project_file
+
+sys.path.append(str(Path(__file__).resolve().parent / "config"))
+from shipped import parse_default_yamls_once, required_options  # noqa: E402, F401
+
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+TEXTS = {page: page.read_text(encoding="utf-8") for page in PAGES}
+FENCE = re.compile(r"^(`{3,})(\w*)[^\n]*\n(.*?)^\1`*\s*$", re.MULTILINE | re.DOTALL)
+SPAN = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
+PROGRAMS = ("python", "bash", "sbatch", "lavis-mafa")
+PACKAGE = ROOT / "lavis_mafa"
+
+
+def name_of(page):
+    return page.relative_to(ROOT).as_posix() if isinstance(page, Path) else None
+
+
+def blocks(text, language):
+    return [code for _, found, code in FENCE.findall(text) if found == language]
+
+
+# Links
+
+
+def anchors(text):
+    """Return the anchors of a page as GitHub names them, and its ids."""
+    found: list[str] = []
+    for heading in re.findall(r"^#{1,6} +(.+?) *#*$", FENCE.sub("", text), re.MULTILINE):
+        plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).replace("`", "")
+        found.append(re.sub(r"[^\w\- ]", "", plain.lower()).strip().replace(" ", "-"))
+    repeated = [f"{one}-{found[:n].count(one)}" for n, one in enumerate(found) if one in found[:n]]
+    return {*found, *repeated, *re.findall(r'<a id="([^"]+)"', text)}
+
+
+def links(page):
+    text = SPAN.sub("", FENCE.sub("", TEXTS[page]))
+    targets = re.findall(r"\]\(([^)\s]+)\)", text)
+    return [target for target in targets if not re.match(r"[a-z]+:", target)]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_have_targets(page):
+    for target in links(page):
+        path, _, anchor = target.partition("#")
+        file = (page.parent / path).resolve() if path else page
+        assert file.exists(), target
+        assert not anchor or anchor in anchors(file.read_text(encoding="utf-8")), target
+
+
+def test_every_page_is_linked_from_the_index():
+    index = ROOT / "docs/README.md"
+    linked = {(index.parent / target).resolve() for target in links(index)}
+    assert {page for page in PAGES if page.parent == index.parent} - {index} <= linked
+    assert index in {(ROOT / target).resolve() for target in links(ROOT / "README.md")}
+
+
+def test_site_builds_without_a_warning(tmp_path):
+    pytest.importorskip("material")
+    pytest.importorskip("mkdocstrings_handlers.python")
+    done = subprocess.run(
+        ["bash", str(ROOT / "run_scripts/docs.sh"), "build", "--site-dir", str(tmp_path)],
+        env={**os.environ, "PYTHON": sys.executable, "NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0 and "WARNING" not in done.stderr, done.stderr
+    assert all(
+        (tmp_path / f"{page.stem}.html").is_file() for page in PAGES[2:] if page.stem != "README"
+    )
+
+
+# Commands, configs and options
+
+
+def commands():
+    """Return the commands of all pages: lines of bash blocks, and code spans."""
+    found = {}
+    for page, text in TEXTS.items():
+        values = dict(re.findall(r'^(\w+)="([^"]*)"$', text, re.MULTILINE))
+        lines = [span for span in SPAN.findall(FENCE.sub("", text)) if " " in span]
+        for block in blocks(text, "bash"):
+            block = re.sub(r'^\w+="[^"]*"$', "", block, flags=re.MULTILINE)
+            lines += block.replace("\\\n", " ").splitlines()
+        for line in lines:
+            for key, value in values.items():
+                line = re.sub(rf"\${key}\b", " ".join(value.split()), line)
+            words = [w for w in line.split() if not re.match(r"[A-Z_]+=", w)]
+            if words and words[0] in PROGRAMS:
+                found.setdefault(" ".join(line.split()), page)
+    return found
+
+
+def checked_config(path, options, evaluates):
+    """Load a config with the options of a page, as train.py and evaluate.py do."""
+    options = [*required_options(path, options), *options]
+    cfg = load_config(str(path), options, machine=False)
+    assert bool(cfg.run_cfg.evaluate) is evaluates, path
+    return cfg
+
+
+def check_arguments(name, words):
+    """Parse the words after a command of lavis-mafa with its own parser."""
+    assert name in COMMANDS, f"no such command: {name}"
+    parser = argparse.ArgumentParser(prog=name)
+    importlib.import_module(COMMANDS[name][0]).add_arguments(parser)
+    parser.add_argument("--plugin", action="append")
+    error = io.StringIO()
+    with contextlib.redirect_stderr(error):
+        try:
+            parser.parse_args(words)
+        except SystemExit as stop:
+            assert not stop.code, error.getvalue()
+
+
+# Remove each part when its branch is merged.
+PENDING = ("python -m research", "--vocab", "label quality", "train --list", "tests/downstream")
+
+
+@pytest.mark.parametrize("command", commands(), ids=lambda command: command[:60])
+def test_commands_are_accepted(command):
+    if any(part in command for part in PENDING):
+        pytest.skip("not in this checkout yet")
+    words = shlex.split(command, comments=True)
+    following = dict(zip(words, words[1:], strict=False))
+    for word in words:
+        if re.fullmatch(r"(\./)?(run_scripts|projects|examples|\w+\.py$)[\w./-]*", word):
+            assert project_file(word).exists() or (ROOT / word).exists(), word
+    if module := following.get("-m"):
+        assert importlib.util.find_spec(module.split(".")[0]), f"no such module: {module}"
+    name = following.get("lavis-mafa", "--help")
+    if name != "--help" and len(words) > 2:  # two words are a mention, not a call
+        check_arguments(name, words[words.index(name) + 1 :])
+    config = following.get("--cfg-path")
+    evaluates = name == "evaluate" or any(w.endswith("evaluate.py") for w in words)
+    if script := following.get("run_scripts/mafa/eval.sh"):
+        config, evaluates = f"projects/mafa/eval/{script}.yaml", True
+    if not config or config == "CONFIG" or "--plugin" in words or "research" in words:
+        return
+    rest = words[words.index("--options") + 1 :] if "--options" in words else []
+    stop = next((n for n, word in enumerate(rest) if word.startswith("--")), len(rest))
+    checked_config(project_file(config), [w for w in rest[:stop] if w != "..."], evaluates)
+
+
+def systems():
+    """Return the rows of docs/systems.md: name, config, options."""
+    table = TEXTS[ROOT / "docs/systems.md"].split("|---|---|---|---|\n")[1].split("\n\n")[0]
+    for line in table.splitlines():
+        name, _, configs, options = (cell.strip() for cell in line.strip("| ").split(" | "))
+        for config in SPAN.findall(configs):
+            for alternative in options.split(", or "):
+                yield pytest.param(config, SPAN.findall(alternative), id=f"{name}-{config}")
+
+
+@pytest.mark.parametrize("config, options", systems())
+def test_systems_are_accepted_at_the_papers_size_and_on_the_toy_world(config, options):
+    """The second command is made as the page says below its first block."""
+    cfg = checked_config(project_file(config), options, evaluates=False)
+    assert cfg.model_cfg.model_type != "tiny"
+    family = re.match(r"(?:train/)?(albef|blip2|blip|fne)", config)
+    if not family or "stage2" in config:
+        return
+    left_out = ("model.mafa.con_d", "run.grit.search_space", "model.queue_size=65280")
+    options = [one.replace("=base", "=tiny") for one in options if not one.startswith(left_out)]
+    toy = checked_config(project_file(f"train/{family[1]}_toy"), options, evaluates=False)
+    assert toy.model_cfg.model_type == "tiny" and toy.run_cfg.device == "cpu"
+
+
+def coming_from():
+    """Yield each YAML block of docs/coming_from.md with the config that it changes."""
+    text = TEXTS[ROOT / "docs/coming_from.md"]
+    named = re.findall(r"For `lavis/projects/([^`]+)`.*?```yaml\n(.*?)```", text, re.DOTALL)
+    assert len(named) == 3
+    for path, block in named:
+        yield pytest.param(Path(lavis.__file__).parent / "projects" / path, block, id=path)
+    own = ROOT / "projects/mafa/train/albef_own_data.yaml"
+    others = [one for one in blocks(text, "yaml") if one not in dict(named).values()]
+    assert others
+    yield from (pytest.param(own, block, id=f"own-{n}") for n, block in enumerate(others))
+
+
+@pytest.mark.parametrize("base, block", coming_from())
+def test_blocks_of_coming_from_are_accepted(base, block, tmp_path):
+    file = tmp_path / base.name
+    OmegaConf.save(OmegaConf.merge(OmegaConf.load(base), OmegaConf.create(block)), file)
+    try:
+        cfg = load_config(str(file), required_options(base), machine=False)
+    except ConfigError as error:  # an optional package may be missing, nothing else
+        assert "pip install" in str(error) and len(error.problems) == 1
+    else:
+        assert cfg.run_cfg.task == "mafa_pretrain"
+        if ROOT not in base.parents:  # the settings with which losses equal LAVIS's
+            mafa = cfg.model_cfg.mafa
+            assert (mafa.negatives, mafa.same_image) == ("sampled", "negative")
+            assert cfg.run_cfg.grit.enabled is False
+
+
+# Code
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_python_blocks_compile(page):
+    for code in blocks(TEXTS[page], "python"):
+        ast.parse(code)
+
+
+def test_python_code_runs():
+    """The code of the quick start; tests/algorithm/test_your_trainer.py runs README's loop."""
+    (code,) = blocks(TEXTS[ROOT / "docs/quick_start.md"], "python")
+    names: dict = {}
+    exec(compile(code, "quick_start.md", "exec"), names)
+    assert names["sim"].shape == (2, 2) and names["match"].shape == (2,)
+    loop = blocks(TEXTS[ROOT / "README.md"], "python")[0]
+    assert loop in blocks(TEXTS[ROOT / "docs/your_trainer.md"], "python")
+
+
+def test_listed_modules_have_the_listed_names():
+    rows = re.findall(
+        r"^\| `(lavis_mafa[\w.]*)` \| (.+) \|$", TEXTS[ROOT / "docs/api.md"], re.MULTILINE
+    )
+    assert len(rows) > 20
+    for module, content in rows:
+        found = importlib.import_module(module)
+        names = [name for name in SPAN.findall(content.split(":")[0]) if name.isidentifier()]
+        assert all(hasattr(found, name) for name in names), module
+
+
+# Figures
+
+
+MARK = re.compile(r"<!-- (figures|claims): (.+) -->\n((?:\|.*\n)+)")
+TABLES = [(page, *mark) for page, text in TEXTS.items() for mark in MARK.findall(text)]
+
+
+def cells_of(line):
+    return [cell.strip() for cell in line.strip().strip("|").split("|")]
+
+
+@pytest.mark.parametrize("page, kind, sources, table", TABLES, ids=name_of)
+def test_figures_are_those_of_the_recorded_runs(page, kind, sources, table):
+    """A mark names files of results, separated by " + ", for figures each with its columns."""
+    expected: dict[str, list] = {}
+    for file, *columns in (part.split() for part in sources.split(" + ")):
+        text = (page.parent / file).read_text(encoding="utf-8")
+        if kind == "claims":
+            rows = map(cells_of, text.split("## Claims\n\n")[1].split("\n\n")[0].splitlines())
+            expected |= {row[0]: row[3:] for row in rows}  # without source and figure
+            continue
+        recorded = json.loads(text)
+        for name, row in recorded["rows"].items():
+            for column in columns:
+                digits, spread = recorded["columns"][column]["digits"], row["spread"].get(column)
+                text = spread and f"{spread['mean']:.{digits}f} ± {spread['sd']:.{digits}f}"
+                expected.setdefault(name, []).append(text or "–")
+    for name, *cells in map(cells_of, table.splitlines()[2:]):
+        assert cells == expected[name]
+
+
+# Rooms
+
+
+def imports_of(file):
+    """Yield the modules that a file imports, with the names taken from packages."""
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def test_a_room_imports_only_rooms_below_it():
+    table = TEXTS[ROOT / "CONTRIBUTING.md"].split("|---|---|---|---|\n")[1].split("\n\n")[0]
+    rooms = [SPAN.findall(line.split("|")[1]) for line in table.splitlines()]
+    row_of = {room.rstrip("/"): n for n, row in enumerate(rooms) for room in row}
+    upward = []
+    for file in sorted(PACKAGE.rglob("*.py")):
+        own = file.relative_to(PACKAGE).parts[0]
+        for module in imports_of(file):
+            assert not module.startswith("research"), file
+            # Downstream tasks are imported when LAVIS is asked for their names, by nothing else.
+            assert own == "downstream" or "downstream" not in module.split(".")[:2], file
+            if not module.startswith("lavis_mafa.") or module == "lavis_mafa._version.__version__":
+                continue
+            first = module.split(".")[1]
+            first = first if (PACKAGE / first).is_dir() else f"{first}.py"
+            if first in row_of and row_of.get(own, -1) > row_of[first]:
+                upward.append((name_of(file), module))
+    assert upward == []
+
+
+ALGORITHM = sorted((PACKAGE / "algorithm").rglob("*.py"))
+BLOCKED = """
+import importlib, sys
+for name in ("lavis", "transformers", "omegaconf", "timm"):
+    sys.modules[name] = None  # an import of it raises
+for name in sys.argv[1:]:
+    importlib.import_module(name)
+from lavis_mafa.algorithm import EXPORTS
+import lavis_mafa.algorithm as room
+assert all(getattr(room, name) is not None for name in EXPORTS)
+"""
+
+
+def test_algorithm_needs_torch_and_numpy_only():
+    allowed = {"torch", "numpy", *sys.stdlib_module_names}
+    for file in ALGORITHM:
+        outside = [one for one in imports_of(file) if not one.startswith("lavis_mafa.algorithm")]
+        assert {one.split(".")[0] for one in outside} <= allowed, file
+    modules = [".".join(file.relative_to(ROOT).with_suffix("").parts) for file in ALGORITHM]
+    done = subprocess.run([sys.executable, "-c", BLOCKED, *modules], cwd=ROOT, capture_output=True)
+    assert done.returncode == 0, done.stderr.decode()
