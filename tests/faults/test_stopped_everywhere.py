@@ -126,7 +126,7 @@ def test_two_ranks_of_every_case_stopped_at_every_step(tmp_path, starting_files,
 
 @pytest.mark.faults
 @pytest.mark.parametrize(
-    "name", ["albef, TCL and GRIT", "blip2, GRIT", "fne, posterior and memory"]
+    "name", ["albef, TCL and GRIT", "blip2, GRIT, frozen ViT", "fne, posterior and memory"]
 )
 def test_stopped_once_at_any_step_and_trained_to_the_end(tmp_path, starting_files, injected, name):
     """From one checkpoint through many steps, across ends of epochs."""
