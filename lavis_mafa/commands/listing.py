@@ -62,7 +62,6 @@ def _entries(kind: str) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
 
     from lavis_mafa.algorithm.registry import first_sentence
     from lavis_mafa.config.key import keys_of
-    from lavis_mafa.config.registered import options_of_class
     from lavis_mafa.io.project_files import shipped_names
 
     if kind == _CONFIGS:
@@ -78,7 +77,8 @@ def _entries(kind: str) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
         table, attribute, section = _TABLES[kind]
         for name, cls in registry.mapping[table].items():
             if not cls.__module__.startswith("lavis."):
-                keys = options_of_class(cls, attribute)
+                settings = getattr(cls, attribute, None) if attribute else None
+                keys = {} if settings is None else keys_of(settings)
                 at = section.format(name)
                 yield (
                     name,
@@ -89,9 +89,9 @@ def _entries(kind: str) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
 
 def _key_lines(keys: Mapping[str, Any]) -> Iterator[str]:
     """Yield one line for each key: path, permitted values, default and documentation."""
-    from lavis_mafa.config.key import UNSET, Key, describe, known_keys
+    from lavis_mafa.config.key import UNSET, describe, keys_in, known_keys
 
-    for path, key in known_keys(Key("mapping", keys=keys)):
-        if not key.keys:
+    for path, key in known_keys(keys):
+        if not keys_in(key):
             default = "" if key.default is UNSET else f", default {key.default!r}"
-            yield f"{path}: {describe(key)}{default}; {key.doc}"
+            yield f"{path}: {describe(key)}{default}; {key.description}"
