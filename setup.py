@@ -43,6 +43,7 @@ REQUIREMENTS = [
     "pyarrow>=15",
     "pycocoevalcap",
     "pycocotools",
+    "pydantic>=2",
     "pyyaml",
     "regex",
     "requests",

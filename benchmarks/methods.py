@@ -13,7 +13,8 @@ import torch
 from benchmarks.harness import Row, Sizes, Timed, in_turn, progress
 from benchmarks.step_models import albef_config, mini_batch
 from benchmarks.steps import BATCH, Step, vit_name
-from lavis_mafa.algorithm.settings import StepSettings, build_objects
+from lavis_mafa.algorithm.parts import build_parts
+from lavis_mafa.algorithm.settings import StepSettings
 from lavis_mafa.algorithm.step import run_step
 from lavis_mafa.io.project_files import project_file
 from lavis_mafa.models import AlbefMafa
@@ -83,19 +84,10 @@ def step_of(
     sizes: Sizes,
 ) -> Step:
     """Return the step of ``model.mafa`` settings; all methods train the same model."""
-    settings = StepSettings.from_config(mafa)
-    objects = build_objects(settings)
-    for one in objects.values():
-        if hasattr(one, "allocate"):
-            one.allocate(SAMPLES)
+    parts = build_parts(StepSettings.from_config(mafa), con_d if mafa.get("con_d") else None)
+    parts.allocate(SAMPLES)
+    for one in parts.objects.values():
         if isinstance(one, torch.nn.Module):
             one.to(sizes.device)
-    forward = partial(
-        run_step,
-        model.backbone,
-        samples,
-        settings,
-        con_d if mafa.get("con_d") else None,
-        objects=objects,
-    )
+    forward = partial(run_step, model.backbone, samples, parts)
     return Step(model, forward, sizes.device, sizes.gpu)

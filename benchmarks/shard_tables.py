@@ -22,9 +22,8 @@ from PIL import Image
 
 from benchmarks.harness import Row, Sizes, Timed, in_turn, progress
 from lavis_mafa.datasets.image_text_shards import ShardTable, listed
-from lavis_mafa.datasets.pair_table import SCHEMA
+from lavis_mafa.datasets.pair_table import PLACES, SCHEMA
 from lavis_mafa.datasets.shards import write_shards
-from lavis_mafa.datasets.stored_images import PLACES
 from lavis_mafa.io.files import write_json
 
 READS = 2000
@@ -110,9 +109,9 @@ def repeated(table: ShardTable, times: int, folder: Path) -> ShardTable:
             for _ in range(times):
                 for batch in batches:
                     writer.write_batch(batch)
-    places = np.lib.format.open_memmap(folder / PLACES, "w+", np.int64, (times * pairs, 3))
+    places = np.memmap(folder / PLACES, np.int64, "w+", shape=(times * pairs, 5))
     ids = np.lib.format.open_memmap(folder / "image_ids.npy", "w+", np.int64, (times * pairs,))
-    own = np.asarray(table.images.places)
+    own = np.asarray(table.places)
     for turn in range(times):
         part = slice(turn * pairs, (turn + 1) * pairs)
         places[part] = own

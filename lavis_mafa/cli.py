@@ -32,37 +32,29 @@ COMMANDS = {
     "train": ("lavis_mafa.commands.train", "train a model"),
     "evaluate": ("lavis_mafa.commands.train", "evaluate a model"),
     "demo": ("lavis_mafa.studies.demo", "compare systems with and without MAFA on a toy world"),
-    "study": ("lavis_mafa.studies.command", "run the systems of a study file and compare them"),
-    "count": (
-        "lavis_mafa.commands.count",
-        "count false negatives under random and grouped mini-batches",
-    ),
-    "advise": (
-        "lavis_mafa.commands.advise",
-        "advise whether to group and to mine on your data, with which settings",
-    ),
+    "count": ("lavis_mafa.commands.count", "count false negatives in mini-batches of your data"),
+    "advise": ("lavis_mafa.commands.advise", "advise whether to group and to mine on your data"),
     "mine": ("lavis_mafa.commands.mine", "write the pairs that Con-D finds as new training data"),
-    "report": ("lavis_mafa.commands.report", "write a page about a run, or what was counted"),
-    "eccv": ("lavis_mafa.commands.eccv", "score saved COCO retrieval by ECCV Caption and CxC"),
-    "threshold": (
-        "lavis_mafa.commands.threshold",
-        "precision, recall and agreement of discriminators by threshold",
-    ),
     "label": (
         "lavis_mafa.commands.label",
-        "label pairs by hand and correct counts by the labels",
+        "label pairs by hand; precision and recall of a Con-D by threshold",
     ),
-    "profile": ("lavis_mafa.commands.profile", "how soft labels are distributed in a mini-batch"),
-    "vision": ("lavis_mafa.commands.vision", "accuracy of MLM with and without the image"),
+    "report": ("lavis_mafa.commands.report", "write a page about a run, counts or saved scores"),
     "check-data": ("lavis_mafa.commands.check_data", "check your own image-text pairs"),
-    "make-vocab": ("lavis_mafa.commands.make_vocab", "train a vocabulary from your own captions"),
-    "image-start": (
-        "lavis_mafa.commands.image_start",
-        "train a start for a small model's image encoder from labels of images",
-    ),
     "export": ("lavis_mafa.commands.export", "write a checkpoint in the format of another program"),
-    "config": ("lavis_mafa.commands.config", "print a config with all defaults, or all keys"),
-    "list": ("lavis_mafa.commands.list", "list what a config can name, and the shipped configs"),
+}
+# What replaces a command of an earlier version; goes with the next version.
+REMOVED = {
+    "config": "lavis-mafa train --cfg-path CONFIG --print-config",
+    "eccv": "lavis-mafa report SCORES",
+    "image-start": "python -m research image-start, in a checkout of the repository",
+    "label correct": "lavis-mafa label quality JUDGED --labels LABELS",
+    "list": "lavis-mafa train --list",
+    "make-vocab": "lavis-mafa check-data FILES --vocab FILE",
+    "profile": "python -m research profile, in a checkout of the repository",
+    "study": "python -m research study FILE, in a checkout of the repository",
+    "threshold": "lavis-mafa label quality JUDGED",
+    "vision": "python -m research vision, in a checkout of the repository",
 }
 
 
@@ -140,6 +132,10 @@ def _end(number: int, frame: FrameType | None) -> None:
 def _prepare(argv: Sequence[str] | None) -> Callable[[], int | None]:
     """Parse the arguments and import the command; return what runs it."""
     given = list(sys.argv[1:] if argv is None else argv)
+    for old in (" ".join(given[:1]), " ".join(given[:2])):
+        if old in REMOVED:
+            print(f"lavis-mafa {old} was removed; use: {REMOVED[old]}", file=sys.stderr)
+            raise SystemExit(2)
     parser = argparse.ArgumentParser(
         prog="lavis-mafa",
         description="Pre-train vision-language models whose false negatives are detected.",

@@ -42,6 +42,32 @@ def problems_of_entry(entry: Any, cfg: ConfigView) -> Iterator[Problem]:
             yield Problem(*problem)
 
 
+class Registered(Collection[str]):
+    """Names in a table of LAVIS's registry, read when they are needed.
+
+    Args:
+        table: ``model``, ``task``, ``runner``, ``processor`` or ``lr_scheduler``.
+        others: further names, such as a registry of this package.
+    """
+
+    def __init__(self, table: str, others: Collection[str] = ()) -> None:
+        self.table, self.others = table, others
+
+    def _names(self) -> set[str]:
+        from lavis.common.registry import registry
+
+        return {*registry.mapping[f"{self.table}_name_mapping"], *self.others}
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(sorted(self._names()))
+
+    def __len__(self) -> int:
+        return len(self._names())
+
+
 class ConfigView:
     """A checked config, read by dotted path.
 

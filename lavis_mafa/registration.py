@@ -12,7 +12,7 @@ from __future__ import annotations
 import importlib
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
@@ -25,6 +25,8 @@ from lavis_mafa.compat.versions import check_versions
 PACKAGE = "lavis_mafa"
 # Importing these registers what they define, in this order.
 ROOMS = ("datasets", "models", "processors", "runners", "tasks", "toyworld")
+# Imported when LAVIS's registry is asked for a name that is not registered; may be absent.
+ON_DEMAND = f"{PACKAGE}.downstream"
 
 
 def register() -> None:
@@ -42,13 +44,85 @@ def register() -> None:
 
         for room in ROOMS:
             importlib.import_module(f"{PACKAGE}.{room}")
+        _extend_registry()
         importlib.import_module(f"{PACKAGE}.plugins").load_plugins()  # the installed ones
         # LAVIS listed its models when it was imported.
-        lavis.models.model_zoo.model_zoo = lavis.models.ModelZoo().model_zoo
+        lavis.models.model_zoo.model_zoo = _ModelTypes()
     except BaseException:
         _finder.registered = False
         raise
     _finder.remove()
+
+
+def register_on_demand() -> None:
+    """Import `ON_DEMAND` if it is installed, which registers what it defines."""
+    try:
+        importlib.import_module(ON_DEMAND)
+    except ModuleNotFoundError as error:
+        if error.name != ON_DEMAND:
+            raise
+
+
+class _Names(MutableMapping[str, Any]):
+    """A table of LAVIS's registry, completed by `register_on_demand` when a name is missing.
+
+    Looking up a name that is not registered, and listing the names, import what is registered on
+    demand. Asking whether a name is registered (``in``) does not, because LAVIS asks this before it
+    registers a class.
+    """
+
+    def __init__(self, registered: Mapping[str, Any]) -> None:
+        self._registered = dict(registered)
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._registered:
+            register_on_demand()
+        return self._registered[name]
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self._registered[name] = value
+
+    def __delitem__(self, name: str) -> None:
+        del self._registered[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._registered
+
+    def __iter__(self) -> Iterator[str]:
+        register_on_demand()
+        return iter(self._registered)
+
+    def __len__(self) -> int:
+        register_on_demand()
+        return len(self._registered)
+
+
+class _ModelTypes(Mapping[str, Any]):
+    """The model types of every registered model, for ``lavis.models.model_zoo``."""
+
+    def __getitem__(self, name: str) -> list[str]:
+        return list(_table("model")[name].PRETRAINED_MODEL_CONFIG_DICT)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_table("model"))
+
+    def __len__(self) -> int:
+        return len(_table("model"))
+
+
+def _table(kind: str) -> MutableMapping[str, Any]:
+    from lavis.common.registry import registry
+
+    table: MutableMapping[str, Any] = registry.mapping[f"{kind}_name_mapping"]
+    return table
+
+
+def _extend_registry() -> None:
+    """Let LAVIS's registry find what `ON_DEMAND` registers."""
+    from lavis.common.registry import registry
+
+    for kind in ("builder", "model", "task"):
+        registry.mapping[f"{kind}_name_mapping"] = _Names(_table(kind))
 
 
 def register_with_lavis() -> None:

@@ -7,6 +7,7 @@
 #   --fast     the tests only
 #   --slow     also the tests marked slow
 #   --faults   only the injected faults: kills, full disks, bad data and numbers, wrong configs
+#   --core     the tests only, with lavis_mafa/downstream moved away
 #   --export   only: check exported folders with the newest transformers (.venv-export)
 # All other options are passed to pytest: bash run_scripts/test.sh --fast tests/algorithm/grit -k sampler -n 0
 set -euo pipefail
@@ -15,12 +16,14 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 venv=.venv
 setup_options=(--dev)
 linters=true
+core=false
 export=false
 pytest_options=()
 for argument in "$@"; do
   case "$argument" in
     --modern | --strict) venv=".venv-${argument#--}" setup_options+=("$argument") linters=false ;;
     --fast) linters=false ;;
+    --core) core=true linters=false ;;
     --export) export=true ;;
     --slow) pytest_options+=(-m "not faults") ;; # overrides the "not slow" of pyproject.toml
     --faults) pytest_options+=(-m "" tests/faults) linters=false ;;
@@ -32,6 +35,12 @@ bash run_scripts/setup_env.sh "${setup_options[@]}"
 python="$venv/bin/python"
 cores="$("$python" -c 'import os; print(len(os.sched_getaffinity(0)))' 2>/dev/null || echo 1)"
 export OMP_NUM_THREADS=1 # the tests' models are tiny: more threads only compete
+
+if $core; then
+  # Nothing outside lavis_mafa/downstream may need it.
+  trap 'mv .downstream-away lavis_mafa/downstream' EXIT
+  mv lavis_mafa/downstream .downstream-away
+fi
 
 if $export; then
   # The same torch, the newest transformers, neither LAVIS nor this package.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -18,10 +20,27 @@ from faults_table import (  # noqa: F401
 import lavis_mafa  # noqa: F401
 
 ROOT = Path(__file__).resolve().parents[1]
+# Helpers that tests of other folders use.
+sys.path += [
+    str(ROOT / "tests" / folder) for folder in ("config", "downstream", "faults", "runners")
+]
 # A small set of photographs with captions in the format of LAVIS's `flickr30k`, if present.
 PHOTOGRAPHS = Path(
     os.environ.get("LAVIS_MAFA_PHOTOGRAPHS", ROOT.parent / "shared" / "flickr8k-700")
 )
+
+# `bash run_scripts/test.sh --core` runs without the room of downstream tasks.
+WITHOUT_DOWNSTREAM = find_spec("lavis_mafa.downstream") is None
+collect_ignore = ["downstream"] if WITHOUT_DOWNSTREAM else []
+
+
+def pytest_collection_modifyitems(items):
+    if WITHOUT_DOWNSTREAM:
+        absent = pytest.mark.skip(reason="lavis_mafa.downstream is not there")
+        for item in items:
+            if item.get_closest_marker("downstream"):
+                item.add_marker(absent)
+
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # tests must not use the network
 

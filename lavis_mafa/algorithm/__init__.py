@@ -10,10 +10,13 @@ from typing import Any
 
 _MODULES = {
     "step": ("run_step",),
-    "settings": ("LossWeights", "StepSettings", "build_objects", "build_picker"),
+    "parts": ("StepParts", "build_parts"),
+    "settings": ("LossWeights", "StepSettings"),
     "output": ("StepOutput",),
-    "context": ("MiniBatch", "StepContext", "known_positives"),
-    "mining": ("Connections", "MiningRule", "find_connections"),
+    "context": ("MiniBatch", "known_positives"),
+    "step_context": ("StepContext",),
+    "mining": ("Connections", "find_connections"),
+    "rules": ("MiningRule",),
     "pickers": ("NONE", "PICKERS", "hardest", "sampled"),
     "posterior": ("PosteriorPicker", "PosteriorRule"),
     "labels": (

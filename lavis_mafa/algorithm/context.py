@@ -1,21 +1,18 @@
-"""The data of one step: what was encoded, compared and found. Every loss is a function of it."""
+"""The data of one step: what was encoded and compared."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from lavis_mafa.algorithm.backbone import Backbone, Images, Teacher, Texts
-from lavis_mafa.algorithm.mining import Connections
 from lavis_mafa.algorithm.ranks import Ranks
-from lavis_mafa.algorithm.registry import Entry
-from lavis_mafa.algorithm.scores import within_modalities
-from lavis_mafa.algorithm.settings import StepSettings, function_or_object
 from lavis_mafa.algorithm.tokens import captions_of
 
 NO_GROUP = -1  # ``group_id`` of a pair that is in no group
@@ -58,13 +55,26 @@ def of_one_group(groups: Tensor, others: Tensor) -> Tensor:
     return (groups[:, None] == others[None, :]) & (groups != NO_GROUP)[:, None]
 
 
+@torch.no_grad()
+def within_modalities(images: Tensor, texts: Tensor, ranks: Ranks) -> tuple[Tensor, Tensor]:
+    """Return cosine similarities ``(B, C)`` of images to images and of texts to texts, float32.
+
+    Args:
+        images, texts: ``(B, E)`` vectors of this rank.
+        ranks: whose vectors are the candidates; all of them must call it.
+    """
+    images, texts = (F.normalize(one.float(), dim=-1) for one in (images, texts))
+    return images @ ranks.gather(images).t(), texts @ ranks.gather(texts).t()
+
+
 @dataclass
 class MiniBatch:
     """A mini-batch after encoding: B pairs of this rank among the C candidates.
 
     Attributes:
         backbone: the model in training.
-        settings: of the step.
+        settings: of the step, `lavis_mafa.algorithm.settings.StepSettings`. Not imported here, as
+            scores read mini-batches, and settings choose scores.
         samples: as the data loader gave them.
         ranks: whose mini-batches the candidates are.
         own: ``(B,)`` numbers of this rank's pairs among the candidates.
@@ -76,7 +86,7 @@ class MiniBatch:
     """
 
     backbone: Backbone
-    settings: StepSettings
+    settings: Any
     samples: Mapping[str, Any]
     ranks: Ranks
     own: Tensor
@@ -87,9 +97,7 @@ class MiniBatch:
     texts: Texts
 
     @classmethod
-    def encode(
-        cls, backbone: Backbone, samples: Mapping[str, Any], settings: StepSettings
-    ) -> MiniBatch:
+    def encode(cls, backbone: Backbone, samples: Mapping[str, Any], settings: Any) -> MiniBatch:
         """Encode the mini-batch, once per modality, and gather the candidates of all ranks."""
         ranks = Ranks(settings.all_ranks)
         images = backbone.encode_images(samples["image"])
@@ -238,37 +246,3 @@ class Compared:
     queued_positives: Tensor | None = None
     momentum: MomentumView | None = None
     queued_dropped: Tensor | None = None
-
-
-@dataclass
-class StepContext:
-    """Everything that a loss may need.
-
-    Attributes:
-        batch: the mini-batch after encoding.
-        compared: similarities.
-        i2t, t2i: hard negatives of images and of texts, with Con-D's verdicts.
-        objects: objects of registered classes by name, see `lavis_mafa.algorithm.settings`.
-    """
-
-    batch: MiniBatch
-    compared: Compared
-    i2t: Connections
-    t2i: Connections
-    objects: Mapping[str, Any] = field(default_factory=dict)
-
-    def function_or_object(self, entry: Entry[Any]) -> Callable[..., Any]:
-        """Return what an entry names, ready to be called, see `settings.function_or_object`."""
-        return function_or_object(entry, self.settings, self.objects)
-
-    @property
-    def settings(self) -> StepSettings:
-        """Settings of the step."""
-        return self.batch.settings
-
-    @property
-    def soft_labels_active(self) -> bool:
-        """Return whether labels of ITC are soft by now, see `SoftLabels.active`."""
-        samples = self.batch.samples
-        epoch, grouped = samples.get("epoch", 0), bool(samples.get("grouped", True))
-        return self.settings.soft_labels.active(epoch, grouped)

@@ -8,13 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from lavis_mafa.algorithm.options import check_options, option
 from lavis_mafa.algorithm.pickers import NONE, Picker
 from lavis_mafa.algorithm.rules import (
     ABSENT,
@@ -25,105 +22,13 @@ from lavis_mafa.algorithm.rules import (
     Rule,
     ScoredPairs,
 )
-from lavis_mafa.algorithm.scores import CON_D, JUDGES, is_probability
+from lavis_mafa.algorithm.rules import MiningRule as MiningRule
 
 # The directions of retrieval and of mining, and their names for people.
 DIRECTIONS = {"i2t": "image → text", "t2i": "text → image"}
 Judge = Callable[[Tensor, Tensor], Tensor]
-CONNECTED = ("itc", "itm", "lm")  # losses that connections can change
 ALL = 0  # of ``top_k``: all candidates
 STATE_NAMES = {KEPT: "negative", AMBIGUOUS: "ambiguous", POSITIVE: "positive"}
-
-
-@dataclass(frozen=True)
-class MiningRule:
-    """Rule for a hard negative that Con-D, or another score, judged.
-
-    With ``top_k`` from 2 on, ITM gets all positives found and the hardest candidate that is neither
-    positive nor ambiguous. With ``labels: probability``, Con-D's probability is a judged pair's
-    label in ITM, and in ITC its weight relative to the own pair's 1; nothing is re-sampled then,
-    and the language loss uses the thresholds.
-    """
-
-    low: float = option(
-        0.5, "at most this probability: a negative", source="MAFA 4.1", low=0, high=1
-    )
-    high: float = option(
-        0.8,
-        "above this probability: a positive; between low and high: ambiguous",
-        source="MAFA 4.1",
-        low=0,
-        high=1,
-        also=("threshold", "tau"),
-    )
-    calibration: str | None = option(
-        None,
-        "calibration.json of `lavis-mafa threshold`, whose high (and low) replace the config's",
-        path="file",
-    )
-    action: str = option(
-        "convert",
-        "false negatives become positives, are dropped from the losses, or are only counted",
-        source="MAFA 4.1, Table 5",
-        choices=("convert", "drop", "keep"),
-    )
-    resample: bool = option(True, "the second hardest replaces an ambiguous one", source="MAFA 4.1")
-    use_in: tuple[str, ...] = option(
-        CONNECTED, "losses that use connections", source="MAFA Table 14", choices=CONNECTED
-    )
-    top_k: int = option(
-        1, "hardest candidates of every anchor that are judged; 0: all of the mini-batch", low=0
-    )
-    score: str = option(
-        CON_D,
-        "what judges them: Con-D's probability, or a score of all candidates, which needs no Con-D "
-        "and has no probability; low and high (0 to 1) are compared with it",
-        source="MAFA 4.1, GISTEmbed, FFF",
-        choices=JUDGES,
-    )
-    rule: str = option(
-        "thresholds",
-        "how a score becomes a verdict: by low and high, or by the own pair's score",
-        source="MAFA 4.1, GISTEmbed, NV-Retriever",
-        choices=RULES,
-    )
-    labels: str = option(
-        "hard",
-        "labels of judged pairs: 0 and 1 by the thresholds, or Con-D's probability",
-        choices=("hard", "probability"),
-    )
-
-    def __post_init__(self) -> None:
-        check_options(self)
-        if self.low > self.high:
-            raise ValueError(f"need low <= high, got low={self.low}, high={self.high}")
-        if self.labels == "probability" and self.action != "convert":
-            raise ValueError(f"labels: probability needs action: convert, got {self.action!r}")
-        if self.labels == "probability" and not is_probability(self.score):
-            raise ValueError(
-                f"labels: probability needs a score that is a probability, got {self.score!r}; "
-                f"use score: {CON_D}, or labels: hard"
-            )
-
-    @property
-    def by_con_d(self) -> bool:
-        """Whether Con-D judges, rather than a score of all candidates."""
-        return self.score == CON_D
-
-    def uses(self, loss: str) -> bool:
-        """Return whether connections change the labels or pairs of a loss."""
-        return self.action != "keep" and loss in self.use_in
-
-    def softens(self, loss: str) -> bool:
-        """Return whether a loss takes Con-D's probabilities as labels of judged pairs."""
-        return self.labels == "probability" and self.uses(loss)
-
-    def states(self, probability: Tensor) -> Tensor:
-        """Return the state of every probability: `POSITIVE`, `AMBIGUOUS` or `KEPT`."""
-        states = torch.full_like(probability, KEPT, dtype=torch.int64)
-        states[probability > self.low] = AMBIGUOUS
-        states[probability > self.high] = POSITIVE
-        return states
 
 
 @dataclass
@@ -310,7 +215,7 @@ def connect(
         score: ``(P,)`` of pairs; None: nothing judges, and every negative is kept.
         row: ``(R,)`` number of each nomination's pair among them.
         own_score: ``(B,)`` of the own pairs, where the rule needs it.
-        verdict: makes states of scores, see `rule_of`; None: with default settings.
+        verdict: makes states of scores; None: ``rule.rule`` with its defaults.
         direction: ``i2t`` or ``t2i``.
         dropped: ``(B, N)`` bool, see `Connections`.
     """
@@ -322,7 +227,7 @@ def connect(
         anchor = found.anchor
         own = None if own_score is None else own_score.to(judged.dtype)[anchor]
         pairs = ScoredPairs(direction, judged, own, anchor)
-        found.state = (verdict or rule_of(rule))(pairs, rule)
+        found.state = (verdict or RULES.entry(rule.rule).make())(pairs, rule)
         # Of bool, True would mean "ambiguous".
         if found.state.shape != judged.shape or found.state.dtype not in (torch.int32, torch.int64):
             raise ValueError(
@@ -394,18 +299,6 @@ def find_connections(
         for direction, picked, of_pairs, own_score in sides
     )
     return i2t, t2i, judged
-
-
-def rule_of(rule: MiningRule, own: Any = None) -> Rule:
-    """Return the verdicts of ``rule.rule`` as a function ``(pairs, rule) -> states``.
-
-    Args:
-        own: its own settings; None: their defaults.
-    """
-    entry = RULES.entry(rule.rule)
-    if entry.settings is None:
-        return entry.value
-    return partial(entry.value, own=entry.settings() if own is None else own)
 
 
 Both = tuple[Tensor, Tensor]  # of images and of texts as anchors

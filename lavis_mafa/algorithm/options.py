@@ -26,9 +26,10 @@ class Option:
         choices: the only values, or the only items of a tuple; a `Registry` gives the names it has
             when a value is checked.
         also: other common names of the setting; used to suggest the right one.
-        path: the value names something that must exist; see `lavis_mafa.config.schema.Key.path`.
+        path: the value names something that must exist; see `lavis_mafa.config.key.PATHS`.
         words: special values of a path, such as ``auto``.
-        needed: the setting must be given.
+        needed: the setting must be given; or when: ``always``, for ``training``, or for the named
+            tasks and runners.
         by_task: defaults that differ for some tasks.
         keys: settings class whose fields are the keys of a mapping.
     """
@@ -42,7 +43,7 @@ class Option:
     also: tuple[str, ...] = ()
     path: str = ""
     words: tuple[str, ...] = ()
-    needed: bool = False
+    needed: bool | tuple[str, ...] = False
     by_task: dict[str, Any] = dataclasses.field(default_factory=dict)
     keys: type | None = None
 

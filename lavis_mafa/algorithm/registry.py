@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Generic, TypeVar, cast
 
 from torch import Tensor
@@ -33,19 +34,47 @@ class Entry(Generic[T]):
     source: str
     traits: Any = None
 
+    def make(self, own: Any = None, *first: Any) -> Any:
+        """Return what the entry names, ready to be used.
+
+        This is a function with its settings bound as ``own``, or a new object of a class.
+
+        Args:
+            own: its settings; None: their defaults, if it has any.
+            first: what a class is constructed with before its settings.
+        """
+        if self.settings is not None and own is None:
+            own = self.settings()
+        value: Any = self.value
+        if isinstance(value, type):
+            return value(*first) if own is None else value(*first, own)
+        return value if own is None else partial(value, own=own)
+
 
 class Section:
     """A section of a config in which entries have their own settings, each under its name.
 
     Args:
         path: dotted name of the section.
-        keys: the section's other keys, which no entry with settings may be called.
+        keys: the section's other keys, see `reserve`.
     """
 
-    def __init__(self, path: str, keys: Collection[str]) -> None:
+    def __init__(self, path: str, keys: Collection[str] = ()) -> None:
         self.path = path
         self.keys = frozenset(keys)
         self.registries: list[Registry[Any]] = []
+
+    def reserve(self, keys: Iterable[str]) -> None:
+        """Add keys of the section, which no entry with settings may be called.
+
+        Raises:
+            ValueError: if one is.
+        """
+        self.keys |= set(keys)
+        for one in self.registries:
+            for name, entry in one.entries().items():
+                if entry.settings is not None:
+                    self.refuse_taken(name, one.kind)
 
     def refuse_taken(self, name: str, kind: str) -> None:
         """Refuse settings under a name that something else in the section has.
@@ -172,26 +201,9 @@ def _origin(value: Any) -> str:
     return f"{module}.{getattr(value, '__qualname__', type(value).__name__)}"
 
 
-# Pickers, soft labels and losses have their settings in ``model.mafa``. Its keys are listed here,
-# because the class that has most of them, `StepSettings`, is defined after the first entries.
-# `posterior` is not listed: it holds the settings of the picker `posterior`.
-MAFA = Section(
-    "model.mafa",
-    (
-        *(
-            "negatives",
-            "detach_other",
-            "same_image",
-            "same_group",
-            "itc_loss",
-            "all_ranks",
-            "loss_weights",
-            "soft_labels",
-        ),
-        *("connections", "own", "con_d", "negatives_encoder", "learn_temperature", "negatives_by"),
-        *("warm_up_negatives", "warm_up_epochs"),
-    ),
-)
+# Pickers, soft labels, losses and the like have their settings in ``model.mafa``, whose other keys
+# are the fields of `lavis_mafa.algorithm.settings.StepSettings` and what else is reserved there.
+MAFA = Section("model.mafa")
 
 # (step) or (step, own=settings) -> scalar; None: nothing to train in this step. It is here because
 # losses are functions of settings, which read the registry; `lavis_mafa.algorithm.losses` fills it.

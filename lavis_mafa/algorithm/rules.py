@@ -8,17 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from lavis_mafa.algorithm.options import check_options, option
 from lavis_mafa.algorithm.registry import MAFA, Registry
+from lavis_mafa.algorithm.scores import CON_D, JUDGES, is_probability
 
-if TYPE_CHECKING:
-    from lavis_mafa.algorithm.mining import MiningRule
-
+CONNECTED = ("itc", "itm", "lm")  # losses that connections can change
 KEPT, AMBIGUOUS, POSITIVE, ABSENT = 0, 1, 2, 3
 
 
@@ -60,6 +58,98 @@ class RuleTraits:
 
 Rule = Callable[..., Tensor]  # (pairs, rule) or (pairs, rule, own=settings)
 RULES: Registry[Rule] = Registry("rule", MAFA, RuleTraits)
+
+
+@dataclass(frozen=True)
+class MiningRule:
+    """Rule for a hard negative that Con-D, or another score, judged.
+
+    With ``top_k`` from 2 on, ITM gets all positives found and the hardest candidate that is neither
+    positive nor ambiguous. With ``labels: probability``, Con-D's probability is a judged pair's
+    label in ITM, and in ITC its weight relative to the own pair's 1; nothing is re-sampled then,
+    and the language loss uses the thresholds.
+    """
+
+    low: float = option(
+        0.5, "at most this probability: a negative", source="MAFA 4.1", low=0, high=1
+    )
+    high: float = option(
+        0.8,
+        "above this probability: a positive; between low and high: ambiguous",
+        source="MAFA 4.1",
+        low=0,
+        high=1,
+        also=("threshold", "tau"),
+    )
+    calibration: str | None = option(
+        None,
+        "calibration.json of `lavis-mafa label quality`, whose high (and low) replace the config's",
+        path="file",
+    )
+    action: str = option(
+        "convert",
+        "false negatives become positives, are dropped from the losses, or are only counted",
+        source="MAFA 4.1, Table 5",
+        choices=("convert", "drop", "keep"),
+    )
+    resample: bool = option(True, "the second hardest replaces an ambiguous one", source="MAFA 4.1")
+    use_in: tuple[str, ...] = option(
+        CONNECTED, "losses that use connections", source="MAFA Table 14", choices=CONNECTED
+    )
+    top_k: int = option(
+        1, "hardest candidates of every anchor that are judged; 0: all of the mini-batch", low=0
+    )
+    score: str = option(
+        CON_D,
+        "what judges them: Con-D's probability, or a score of all candidates, which needs no Con-D "
+        "and has no probability; low and high (0 to 1) are compared with it",
+        source="MAFA 4.1, GISTEmbed, FFF",
+        choices=JUDGES,
+    )
+    rule: str = option(
+        "thresholds",
+        "how a score becomes a verdict: by low and high, or by the own pair's score",
+        source="MAFA 4.1, GISTEmbed, NV-Retriever",
+        choices=RULES,
+    )
+    labels: str = option(
+        "hard",
+        "labels of judged pairs: 0 and 1 by the thresholds, or Con-D's probability",
+        choices=("hard", "probability"),
+    )
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "use_in", tuple(self.use_in))  # a config has a list
+        check_options(self)
+        if self.low > self.high:
+            raise ValueError(f"need low <= high, got low={self.low}, high={self.high}")
+        if self.labels == "probability" and self.action != "convert":
+            raise ValueError(f"labels: probability needs action: convert, got {self.action!r}")
+        if self.labels == "probability" and not is_probability(self.score):
+            raise ValueError(
+                f"labels: probability needs a score that is a probability, got {self.score!r}; "
+                f"use score: {CON_D}, or labels: hard"
+            )
+
+    @property
+    def by_con_d(self) -> bool:
+        """Whether Con-D judges, rather than a score of all candidates."""
+        return self.score == CON_D
+
+    def uses(self, loss: str) -> bool:
+        """Return whether connections change the labels or pairs of a loss."""
+        return self.action != "keep" and loss in self.use_in
+
+    def softens(self, loss: str) -> bool:
+        """Return whether a loss takes Con-D's probabilities as labels of judged pairs."""
+        return self.labels == "probability" and self.uses(loss)
+
+    def states(self, probability: Tensor) -> Tensor:
+        """Return the state of every probability: `POSITIVE`, `AMBIGUOUS` or `KEPT`."""
+        states = torch.full_like(probability, KEPT, dtype=torch.int64)
+        states[probability > self.low] = AMBIGUOUS
+        states[probability > self.high] = POSITIVE
+        return states
 
 
 @RULES.register("thresholds", source="MAFA 4.1", uses_thresholds=True)

@@ -9,18 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from lavis_mafa.algorithm.context import MiniBatch, within_modalities
 from lavis_mafa.algorithm.options import FirstAnd, check_options, option
 from lavis_mafa.algorithm.registry import MAFA, Registry
-
-if TYPE_CHECKING:
-    from lavis_mafa.algorithm.context import MiniBatch
-    from lavis_mafa.algorithm.ranks import Ranks
 
 CON_D = "con_d"  # of ``connections.score``: Con-D judges the nominated pairs
 SIMILARITY = "similarity"
@@ -47,18 +42,6 @@ class PairView:
         """Return cosine similarities ``(B, C)`` of this rank's images, and of its texts, to those
         of all candidates. All ranks of ``batch.ranks`` must call it."""
         return within_modalities(self.image_vectors, self.text_vectors, self.batch.ranks)
-
-
-@torch.no_grad()
-def within_modalities(images: Tensor, texts: Tensor, ranks: Ranks) -> tuple[Tensor, Tensor]:
-    """Return cosine similarities ``(B, C)`` of images to images and of texts to texts, float32.
-
-    Args:
-        images, texts: ``(B, E)`` vectors of this rank.
-        ranks: whose vectors are the candidates; all of them must call it.
-    """
-    images, texts = (F.normalize(one.float(), dim=-1) for one in (images, texts))
-    return images @ ranks.gather(images).t(), texts @ ranks.gather(texts).t()
 
 
 @dataclass(frozen=True)

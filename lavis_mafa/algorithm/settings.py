@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
-from functools import partial
 from typing import Any
 
+from lavis_mafa.algorithm import global_threshold  # noqa: F401  registers its rule
 from lavis_mafa.algorithm.itc_forms import ITC_LOSSES
-from lavis_mafa.algorithm.labels import SOFT_LABELS, SoftLabels
-from lavis_mafa.algorithm.mining import MiningRule
+from lavis_mafa.algorithm.labels import SoftLabels
 from lavis_mafa.algorithm.options import check_options, option
-from lavis_mafa.algorithm.pickers import PICKERS, Picker, PickerByEpoch
+from lavis_mafa.algorithm.pickers import PICKERS
 from lavis_mafa.algorithm.posterior import PosteriorRule
-from lavis_mafa.algorithm.registry import LOSSES, MAFA, Entry
-from lavis_mafa.algorithm.rules import RULES
+from lavis_mafa.algorithm.registry import MAFA, Entry
+from lavis_mafa.algorithm.rules import MiningRule
 from lavis_mafa.algorithm.scores import SCORES, SIMILARITY
 
 
@@ -110,165 +109,31 @@ class StepSettings:
     @classmethod
     def from_config(cls, cfg: Mapping[str, Any], all_ranks: bool = False) -> StepSettings:
         """Build from ``model.mafa`` and ``model.negative_all_rank``; missing keys keep defaults."""
-        simple = (
-            *("negatives", "warm_up_epochs", "warm_up_negatives", "negatives_by"),
-            *("detach_other", "same_image", "same_group", "itc_loss"),
-        )
-        known = {key: cfg[key] for key in simple if key in cfg}
-        rule = dict(cfg.get("connections") or {})
-        if "use_in" in rule:
-            rule["use_in"] = tuple(rule["use_in"])
-        built_in = {one.name for one in fields(cls)}
+        nested = {"posterior": PosteriorRule, "soft_labels": SoftLabels, "connections": MiningRule}
+        known = [one.name for one in fields(cls) if one.name not in ("own", "all_ranks")]
+        given = {name: cfg[name] for name in known if name in cfg}
+        given |= {name: kind(**(cfg.get(name) or {})) for name, kind in nested.items()}
+        given["loss_weights"] = {**asdict(LossWeights()), **(cfg.get("loss_weights") or {})}
         own = {
             name: entry.settings(**(cfg.get(name) or {}))
             for registry in MAFA.registries
             for name, entry in registry.entries().items()
-            if entry.settings is not None and name not in built_in
+            if entry.settings is not None and name not in known
         }
-        return cls(
-            **known,
-            all_ranks=all_ranks,
-            loss_weights={**asdict(LossWeights()), **(cfg.get("loss_weights") or {})},
-            posterior=PosteriorRule(**(cfg.get("posterior") or {})),
-            soft_labels=SoftLabels(**(cfg.get("soft_labels") or {})),
-            connections=MiningRule(**rule),
-            own=own,
-        )
+        return cls(**given, all_ranks=all_ranks, own=own)
 
     def own_of(self, entry: Entry[Any]) -> Any:
-        """Return the own settings of a registered entry; None if it has none."""
-        if entry.settings is None:
-            return None
+        """Return the own settings of a registered entry; None: their defaults, or it has none."""
         # The settings of `posterior` are a field of `StepSettings`, not an entry of `own`.
         given = self.own.get(entry.name, getattr(self, entry.name, None))
-        return given if isinstance(given, entry.settings) else entry.settings()
+        known = entry.settings is not None and isinstance(given, entry.settings)
+        return given if known else None
+
+    def make(self, entry: Entry[Any]) -> Any:
+        """Return what a registered entry names, with its own settings, see `Entry.make`."""
+        return entry.make(self.own_of(entry))
 
 
-def classes_in_use(settings: StepSettings) -> dict[str, Entry[Any]]:
-    """Return the registered classes, other than pickers, that the settings name.
-
-    Raises:
-        ValueError: if two of them have the same name.
-    """
-    named: list[Entry[Any]] = [SOFT_LABELS.entry(settings.soft_labels.type)]
-    if settings.loss_weights.get("itc"):
-        named.append(ITC_LOSSES.entry(settings.itc_loss))
-    named += [LOSSES.entry(one) for one, weight in settings.loss_weights.items() if weight]
-    rule = settings.connections
-    named += [SCORES.entry(settings.negatives_by), RULES.entry(rule.rule)]
-    named += [] if rule.by_con_d else [SCORES.entry(rule.score)]
-    found: dict[str, Entry[Any]] = {}
-    for entry in named:
-        if not isinstance(entry.value, type):
-            continue
-        if found.setdefault(entry.name, entry) is not entry:
-            raise ValueError(
-                f"two classes that the step needs are registered as {entry.name!r}, "
-                f"{found[entry.name].value.__qualname__} and {entry.value.__qualname__}; "
-                "register one of them under another name"
-            )
-    return found
-
-
-def build_objects(settings: StepSettings) -> dict[str, Any]:
-    """Build the objects that the step needs: one of every registered class that is in use.
-
-    Each is constructed from its own settings, or without arguments if it has none. Parameters and
-    state of those that are modules belong in the checkpoints of the model that is trained.
-
-    Returns:
-        Objects by registered name; `picker_name` is that of the picker.
-
-    Raises:
-        ValueError: if two objects have the same name.
-    """
-    objects = {
-        name: _construct(entry, settings) for name, entry in classes_in_use(settings).items()
-    }
-    if needs_object(settings):
-        if picker_name(settings) in objects:
-            raise ValueError(
-                f"negatives: {picker_name(settings)} is also the name of "
-                f"{type(objects[picker_name(settings)]).__qualname__}, which the step needs as "
-                "well; register one of them under another name"
-            )
-        objects[picker_name(settings)] = build_picker(settings)
-    return objects
-
-
-def object_names(settings: StepSettings) -> list[str]:
-    """Return the names of what `build_objects` builds."""
-    names = list(classes_in_use(settings))
-    return [*names, picker_name(settings)] if needs_object(settings) else names
-
-
-def function_or_object(
-    entry: Entry[Any], settings: StepSettings, objects: Mapping[str, Any]
-) -> Callable[..., Any]:
-    """Return what an entry names, ready to be called.
-
-    This is a function with its own settings bound, or the object of a class.
-
-    Args:
-        entry: of a soft label, a loss or the like.
-        settings: of the step.
-        objects: see `build_objects`.
-
-    Raises:
-        ValueError: if the entry is a class, but there is no object of it.
-    """
-    if isinstance(entry.value, type):
-        if entry.name not in objects:
-            raise ValueError(
-                f"{entry.name} is a class, and no object of it is given; give run_step "
-                "objects=build_objects(settings), built once before training"
-            )
-        made: Callable[..., Any] = objects[entry.name]
-        return made
-    own = settings.own_of(entry)
-    function: Callable[..., Any] = entry.value
-    return function if own is None else partial(function, own=own)
-
-
-def picker_name(settings: StepSettings) -> str:
-    """Return the name of the picker among the objects of the step, and in checkpoints."""
-    return "picker_by_epoch" if settings.warm_up_epochs else settings.negatives
-
-
-def build_picker(settings: StepSettings) -> Any:
-    """Build the settings' picker of hard negatives, if it is an object; None for a function.
-
-    It is one where ``settings.negatives`` names a class or ``settings.warm_up_epochs`` is not 0.
-    """
-    if settings.warm_up_epochs and settings.warm_up_negatives is not None:
-        first, later = settings.warm_up_negatives, settings.negatives
-        return PickerByEpoch(
-            _picker(settings, first), _picker(settings, later), settings.warm_up_epochs
-        )
-    return None if function_of(settings) is not None else _picker(settings, settings.negatives)
-
-
-def needs_object(settings: StepSettings) -> bool:
-    """Return whether the step needs what `build_picker` builds."""
-    return bool(settings.warm_up_epochs) or function_of(settings) is None
-
-
-def function_of(settings: StepSettings) -> Picker | None:
-    """Return the function that ``settings.negatives`` names; None for a class."""
-    if isinstance(PICKERS.entry(settings.negatives).value, type):
-        return None
-    function: Picker = _picker(settings, settings.negatives)
-    return function
-
-
-def _picker(settings: StepSettings, name: str) -> Any:
-    """Return a registered picker with its own settings: a function or a new object."""
-    entry = PICKERS.entry(name)
-    if isinstance(entry.value, type):
-        return _construct(entry, settings)
-    return function_or_object(entry, settings, {})
-
-
-def _construct(entry: Entry[Any], settings: StepSettings) -> Any:
-    own = settings.own_of(entry)
-    return entry.value() if own is None else entry.value(own)
+# `posterior` holds the settings of the picker of that name. The last three keys are for models.
+MAFA.reserve({one.name for one in fields(StepSettings)} - set(PICKERS))
+MAFA.reserve(("con_d", "negatives_encoder", "learn_temperature"))

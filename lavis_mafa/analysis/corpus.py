@@ -81,7 +81,7 @@ class Corpus:
             for part in self.pairs.parts:
                 # Images inside annotation files have no path that would tell them apart.
                 table: Any = getattr(part, "table", None)
-                if getattr(part, "images_by_content", False) and table.images is not None:
+                if getattr(part, "images_by_content", False) and table.places is not None:
                     for images, _ in table.identity():
                         found.update(images)
             self._sources = found.hexdigest()

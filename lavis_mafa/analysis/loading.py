@@ -20,7 +20,7 @@ from lavis_mafa.algorithm.mining import MiningRule
 from lavis_mafa.analysis.corpus import Corpus
 from lavis_mafa.analysis.judged_pairs import Judged
 from lavis_mafa.config import load_config
-from lavis_mafa.config.check import is_url
+from lavis_mafa.config.key import is_url
 from lavis_mafa.datasets.split_as_pairs import SplitAsPairs
 from lavis_mafa.datasets.training_set import TrainingSet
 from lavis_mafa.models.con_d.build import view_of

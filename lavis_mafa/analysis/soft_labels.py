@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from lavis_mafa.algorithm.backbone import Backbone
 from lavis_mafa.algorithm.grit import grouped_plan
 from lavis_mafa.algorithm.mining import Judge, find_connections
-from lavis_mafa.algorithm.pickers import hardest
+from lavis_mafa.algorithm.pickers import PICKERS, hardest
 from lavis_mafa.algorithm.scores import CON_D
-from lavis_mafa.algorithm.settings import StepSettings, function_of
+from lavis_mafa.algorithm.settings import StepSettings
 from lavis_mafa.analysis.features import make_features
 from lavis_mafa.analysis.hard_negatives import Sampling, hardness_of, order_of
 from lavis_mafa.analysis.label_profile import LabelProfile, Stream, labels_of
@@ -132,7 +132,8 @@ def _add(
     device: torch.device,
 ) -> None:
     """Add a mini-batch to the profiles of its sampling."""
-    picker = function_of(settings) or hardest
+    chosen = PICKERS.entry(settings.negatives)
+    picker = hardest if isinstance(chosen.value, type) else settings.make(chosen)
     for momentum in (False, True):
         selected = [row for row in rows if (row.kind == "momentum") == momentum]
         if not selected:

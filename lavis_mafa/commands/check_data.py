@@ -2,10 +2,13 @@
 
     lavis-mafa check-data train.json --image-root images/
     lavis-mafa check-data hub_folder/ --split train
+    lavis-mafa check-data train.json --image-root images/ --vocab vocab.txt
 
 Reads every annotation row and every image, and reports what training would skip or refuse: missing
-and unreadable images, duplicates, captions without a word, malformed rows.
-Exit status: 0 no problems, 1 problems found, 2 unusable arguments.
+and unreadable images, duplicates, captions without a word, malformed rows. With --vocab, a
+lower-case WordPiece vocabulary is trained from all captions of the files, for model.tokenizer: a
+BERT vocab.txt, one token a line.
+Exit status: 0 no problems, 1 problems found, 2 unusable arguments or files.
 """
 
 from __future__ import annotations
@@ -38,43 +41,45 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--limit", type=int, metavar="N", help="check only the first N pairs")
     parser.add_argument("--json", type=Path, metavar="OUT", help="write the whole report here")
-    depth = parser.add_mutually_exclusive_group()
-    depth.add_argument(
-        "--full-decode",
+    parser.add_argument(
+        "--no-decode",
         dest="decode",
-        action="store_true",
-        default=True,
-        help="decode all pixels (default)",
+        action="store_false",
+        help="read only image headers (default: decode all pixels)",
     )
-    depth.add_argument(
-        "--no-decode", dest="decode", action="store_false", help="read only image headers"
+    parser.add_argument("--vocab", metavar="OUT", help="train a vocabulary and write it here")
+    parser.add_argument(
+        "--vocab-size", type=int, default=8000, help="its number of tokens (default: 8000)"
     )
 
 
 def run(args: argparse.Namespace) -> int:
     """Check the pairs and print the report."""
     from lavis_mafa.datasets.check_data import check, render
+    from lavis_mafa.datasets.make_vocab import make_vocab
     from lavis_mafa.io.files import write_json
 
     out: Path | None = args.json
     if out is not None and (out.is_dir() or not out.absolute().parent.is_dir()):
         args.error(f"--json {out}: expected a file in a folder that exists")
+    columns = {name: getattr(args, name) for name in ("image_key", "caption_key", "image_id_key")}
     try:
         report = check(
             args.files,
             args.image_root,
-            image_key=args.image_key,
-            caption_key=args.caption_key,
-            image_id_key=args.image_id_key,
+            **columns,
             group_id_key=args.group_id_key,
             split=args.split,
             workers=args.workers,
             limit=args.limit,
             decode=args.decode,
         )
+        if out is not None:
+            write_json(out, report)
+        print(render(report))
+        if args.vocab is not None:
+            tokens = make_vocab(args.files, args.vocab, size=args.vocab_size, **columns)
+            print(f"{args.vocab}: {len(tokens)} tokens")
     except (OSError, ValueError) as error:
         args.error(str(error))
-    if out is not None:
-        write_json(out, report)
-    print(render(report))
     return 1 if any(report["problems"].values()) or not report["pairs"] else 0

@@ -41,17 +41,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     hf.add_argument("--license", help="for the model card, such as bsd-3-clause; default: unknown")
     hf.add_argument("--push", metavar="USER/NAME", help="upload the folder to this repository")
     hf.add_argument("--private", action="store_true", help="make a new repository private")
-    hf.add_argument(
-        "--no-check",
-        action="store_true",
-        help="do not load the folder again and compare its outputs with LAVIS's",
-    )
+    hf.add_argument("--no-check", action="store_true", help=argparse.SUPPRESS)
 
 
 def run(args: argparse.Namespace) -> int:
     """Export and return the exit status: 1 if it failed, after printing why."""
     if args.private and not args.push:
         args.error("--private is an option of --push")
+    if args.no_check:
+        print("--no-check has no effect: an export no longer loads its folder again")
     try:
         if args.push:  # before anything that takes long
             from lavis_mafa.export.push import require_hub
@@ -74,7 +72,7 @@ def _export(args: argparse.Namespace) -> str:
     known = (*TARGETS, SAFETENSORS, *FORMS)
     if args.to not in known:
         args.error(f"--to {args.to}: expected one of {', '.join(known)}")
-    given = (args.arch, args.model_type, args.options, args.no_check, args.license, args.push)
+    given = (args.arch, args.model_type, args.options, args.license, args.push)
     if args.to not in TARGETS and (any(given) or args.dtype != "float32"):
         takes = "no option" if args.to == SAFETENSORS else "one option, --fusion-layer"
         args.error(f"--to {args.to} takes {takes}; the others are for hf*")
@@ -93,7 +91,6 @@ def _export(args: argparse.Namespace) -> str:
         model_type=args.model_type,
         options=args.options,
         dtype=args.dtype,
-        check=not args.no_check,
         licence=args.license,
     )
 

@@ -1,10 +1,13 @@
-"""Let annotators label pairs that a discriminator classifies as a match (MAFA Appendix B).
+"""Let annotators label pairs that a discriminator judged, and measure its quality by them (MAFA
+Appendix B).
 
 `label page` draws pairs at random and writes an HTML page that shows them one by one, without
-probability or ground truth; the page saves the answers as labels.json. `label correct` computes the
-share of matches that annotators confirm (0.83 in the paper); `lavis-mafa count --correction`
-multiplies by it. `label judgements` writes the answers with the names of images and captions, as a
-file that can be the truth of training data (build_info.truth).
+probability or ground truth; the page saves the answers as labels.json. `label quality` computes
+precision and recall of discriminators by threshold, their agreement, and the share of matches that
+annotators confirm (0.83 in the paper), by which `lavis-mafa count --correction` multiplies. The
+ground truth comes from the data set where it is known, from annotators, or from judgements by
+people. `label judgements` writes the answers with the names of images and captions, as a file that
+can be the truth of training data (build_info.truth).
 """
 
 from __future__ import annotations
@@ -12,12 +15,12 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from lavis_mafa.commands.arguments import add_recorded_data_arguments
+from lavis_mafa.commands.arguments import add_judgements_argument, add_recorded_data_arguments
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
-    parts = parser.add_subparsers(dest="part", required=True, metavar="page | correct | judgements")
+    parts = parser.add_subparsers(dest="part", required=True, metavar="page | quality | judgements")
     text = "draw pairs and write the page"
     page = parts.add_parser("page", help=text, description=text)
     page.add_argument("judged", type=Path, metavar="JUDGED", help="judged.npz, or its folder")
@@ -48,20 +51,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="longest side of the images in pixels (default: 640)",
     )
     add_recorded_data_arguments(page)
-    text = "compute the share of matches that annotators confirm"
-    correct = parts.add_parser("correct", help=text, description=text)
-    correct.add_argument(
-        "labels", nargs="+", type=Path, metavar="LABELS", help="labels.json of the annotators"
-    )
-    correct.add_argument(
-        "--judged", type=Path, help="judged.npz, for the confirmed share by probability"
-    )
-    correct.add_argument(
-        "--output",
-        type=Path,
-        default=Path("correction.json"),
-        help="file to write (default: correction.json)",
-    )
+    text = "precision and recall by threshold, and agreement of discriminators and annotators"
+    _add_quality(parts.add_parser("quality", help=text, description=text))
     text = "write the answers as judgements that name image files and captions"
     judgements = parts.add_parser("judgements", help=text, description=text)
     judgements.add_argument(
@@ -83,12 +74,43 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_recorded_data_arguments(judgements)
 
 
-def run(args: argparse.Namespace) -> None:
-    """Write the page, the correction or the judgements."""
-    if args.part == "correct":
-        from lavis_mafa.analysis.quality.correction import write_correction
+def _add_quality(quality: argparse.ArgumentParser) -> None:
+    quality.add_argument(
+        "judged", nargs="+", type=Path, metavar="JUDGED", help="judged.npz, or its folder"
+    )
+    quality.add_argument(
+        "--labels",
+        nargs="+",
+        type=Path,
+        default=[],
+        help="labels.json of one or several annotators, about pairs of one of the files",
+    )
+    quality.add_argument(
+        "--precision",
+        type=float,
+        metavar="P",
+        help="find the smallest threshold with at least this precision (0.8: 80 %%), and write it "
+        "to calibration.json in --output, for model.mafa.connections.calibration of a config",
+    )
+    quality.add_argument(
+        "--low-precision",
+        type=float,
+        metavar="P",
+        help="the same for connections.low; at most --precision (default: low is not calibrated)",
+    )
+    add_judgements_argument(quality, "they count as the ground truth")
+    add_recorded_data_arguments(quality, "with --judgements: ")
+    quality.add_argument(
+        "--output", type=Path, help="folder for the results (default: only print them)"
+    )
 
-        write_correction(args.labels, args.judged, args.output)
+
+def run(args: argparse.Namespace) -> None:
+    """Write the page of pairs, the page of quality, or the judgements."""
+    if args.part == "quality":
+        from lavis_mafa.analysis.quality.threshold import report_thresholds
+
+        report_thresholds(args)
     elif args.part == "judgements":
         from lavis_mafa.analysis.quality.label_judgements import write_judgements
 

@@ -1,22 +1,27 @@
 """Train a model by a config; the command evaluate only evaluates it.
 
+    lavis-mafa train --cfg-path albef_toy --options run.max_epoch=3
+    lavis-mafa train --cfg-path albef_toy --print-config
+    lavis-mafa train --list losses
+
 Under torch.distributed.run every rank runs this command.
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
 
 from lavis_mafa.commands.arguments import RUN_HELP, add_checkpoint_argument, add_options
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add LAVIS's arguments, ``--dry-run`` and ``--prefetch``."""
+    """Add LAVIS's arguments and those that do something else than training."""
     if parser.prog.endswith("evaluate"):
         add_options(parser, run=f"{RUN_HELP}. Results go to FOLDER/evaluate")
         add_checkpoint_argument(parser)
     else:
-        add_options(parser)
+        add_options(parser, required=False)
     only = parser.add_mutually_exclusive_group()
     only.add_argument(
         "--prefetch",
@@ -29,17 +34,44 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="build and check everything, take one mini-batch forward, print what would run",
     )
+    only.add_argument(
+        "--print-config", action="store_true", help="print the config with all its defaults"
+    )
+    if not parser.prog.endswith("evaluate"):
+        only.add_argument(
+            "--list",
+            nargs="*",
+            metavar="KIND",
+            help="print what a config can name, with its settings: models, tasks, datasets, "
+            "pickers, losses, configs, ... (default: everything)",
+        )
 
 
 def run(args: argparse.Namespace) -> None:
-    """Train or evaluate."""
-    from lavis_mafa.runners import session
+    """Train or evaluate, or print what was asked for."""
+    if getattr(args, "list", None) is not None:
+        from lavis_mafa.commands.listing import print_names
 
-    action = session.check_only if args.dry_run else session.run
-    action = session.fetch_only if args.prefetch else action
+        try:
+            return print_names(args.list)
+        except ValueError as error:
+            args.error(str(error))
+    if args.cfg_path is None:
+        args.error("give --cfg-path: a YAML file, or the name of a shipped config")
     options = args.options
     if getattr(args, "checkpoint", None):
         options = [*options, "model.load_finetuned=True", f"model.finetuned={args.checkpoint}"]
     if getattr(args, "run", None):
         options = [f"run.output_dir={args.run / 'evaluate'}", *options]
+    if args.print_config:
+        from lavis_mafa.config import format_config, load_config
+
+        # Whether the machine has the files and the GPUs is another question: see --dry-run.
+        sys.stdout.write(format_config(load_config(args.cfg_path, options, machine=False)))
+        return None
+    from lavis_mafa.runners import session
+
+    action = session.check_only if args.dry_run else session.run
+    action = session.fetch_only if args.prefetch else action
     action(args.cfg_path, options, args.command == "evaluate")
+    return None

@@ -6,7 +6,7 @@ import importlib
 from typing import Any
 
 # The classes of LAVIS that derive from PreTrainedModel, by module.
-HEIRS = {
+_HEIRS = {
     "lavis.models.med": "BertPreTrainedModel",
     "lavis.models.blip2_models.Qformer": "BertPreTrainedModel",
     "lavis.models.blip_models.nlvr_encoder": "BertPreTrainedModel",
@@ -14,7 +14,7 @@ HEIRS = {
     "lavis.models.blip2_models.modeling_t5": "T5PreTrainedModel",
 }
 # The modules of LAVIS that load BERT's tokenizer.
-READERS = (
+_READERS = (
     "lavis.models.albef_models",
     "lavis.models.blip_models.blip",
     "lavis.models.blip2_models.blip2",
@@ -29,9 +29,9 @@ def adopt() -> None:
     from lavis_mafa.compat.base_class import LavisPreTrainedModel
     from lavis_mafa.compat.tokenizers import LavisBertTokenizer
 
-    for module, name in HEIRS.items():
+    for module, name in _HEIRS.items():
         heir: Any = getattr(importlib.import_module(module), name)
         if modeling_utils.PreTrainedModel in heir.__bases__:
             heir.__bases__ = (LavisPreTrainedModel,)
-    for module in READERS:
+    for module in _READERS:
         importlib.import_module(module).BertTokenizer = LavisBertTokenizer  # type: ignore[attr-defined]

@@ -10,21 +10,21 @@ from transformers import modeling_utils
 from transformers.generation.utils import GenerationMixin
 
 # Models of older versions can all generate.
-BASES: tuple[Any, ...] = (GenerationMixin, modeling_utils.PreTrainedModel)
+_BASES: tuple[Any, ...] = (GenerationMixin, modeling_utils.PreTrainedModel)
 if issubclass(modeling_utils.PreTrainedModel, GenerationMixin):
-    BASES = (modeling_utils.PreTrainedModel,)
+    _BASES = (modeling_utils.PreTrainedModel,)
 
 # T5Config of transformers 5 sets `tie_word_embeddings` to True, ties all weights that a file has
 # once, and keeps the file's value under this name. LAVIS's T5 scales its logits by the file's.
-SCALES = "scale_decoder_outputs"
+_SCALES = "scale_decoder_outputs"
 
 
-class LavisPreTrainedModel(*BASES):  # type: ignore[misc]
+class LavisPreTrainedModel(*_BASES):  # type: ignore[misc]
     """`PreTrainedModel` as LAVIS expects it."""
 
     def __init__(self, config: Any, *inputs: Any, **kwargs: Any) -> None:
-        if hasattr(config, SCALES):
-            config.tie_word_embeddings = getattr(config, SCALES)
+        if hasattr(config, _SCALES):
+            config.tie_word_embeddings = getattr(config, _SCALES)
         super().__init__(config, *inputs, **kwargs)
 
     @classmethod
@@ -84,7 +84,7 @@ class LavisPreTrainedModel(*BASES):  # type: ignore[misc]
         found = _repeated_names(self)
         output, config = self.get_output_embeddings(), self.config
         # Transformers unties what a file has separately, as Flan-T5's has.
-        tied = getattr(config, "tie_word_embeddings", True) or hasattr(config, SCALES)
+        tied = getattr(config, "tie_word_embeddings", True) or hasattr(config, _SCALES)
         if output is None or not tied:
             return found
         names = {id(module): name for name, module in self.named_modules()}

@@ -10,11 +10,11 @@ from types import ModuleType
 from typing import Any
 
 PARALLEL = "transformers.utils.model_parallel_utils"
-OLDER = (
+_OLDER = (
     "this version of transformers; LAVIS needs it to prune heads or to spread T5 over devices. "
     "Install transformers 4.51.3 for that"
 )
-NO_VIDEO = "this environment: LAVIS reads videos with decord, which is not installed"
+_NO_VIDEO = "this environment: LAVIS reads videos with decord, which is not installed"
 
 
 class _NoBridge:
@@ -42,12 +42,12 @@ def _missing() -> dict[str, dict[str, Any]]:
         "find_pruneable_heads_and_indices",
         "prune_linear_layer",
     ):
-        found = getattr(utilities, name, None) or _unsupported(name, OLDER)
+        found = getattr(utilities, name, None) or _unsupported(name, _OLDER)
         lent.setdefault("transformers.modeling_utils", {})[name] = found
         lent.setdefault("transformers.pytorch_utils", {})[name] = found
-    lent[PARALLEL] = {n: _unsupported(n, OLDER) for n in ("assert_device_map", "get_device_map")}
+    lent[PARALLEL] = {n: _unsupported(n, _OLDER) for n in ("assert_device_map", "get_device_map")}
     # decord has wheels for x86-64 only.
-    lent["decord"] = {"bridge": _NoBridge, "VideoReader": _unsupported("VideoReader", NO_VIDEO)}
+    lent["decord"] = {"bridge": _NoBridge, "VideoReader": _unsupported("VideoReader", _NO_VIDEO)}
     return lent
 
 

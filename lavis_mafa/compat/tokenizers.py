@@ -6,10 +6,10 @@ from typing import Any
 
 from transformers import BertTokenizer, PreTrainedTokenizerBase
 
-Parent: Any = BertTokenizer  # its methods have no types
+_Parent: Any = BertTokenizer  # its methods have no types
 
 
-class LavisBertTokenizer(Parent):  # type: ignore[misc]
+class LavisBertTokenizer(_Parent):  # type: ignore[misc]
     """`BertTokenizer` as LAVIS's models expect it."""
 
     @classmethod

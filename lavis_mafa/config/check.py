@@ -1,15 +1,15 @@
-"""Check a whole config against the schema and collect every problem.
+"""Check a config against the models of its keys, and collect every problem.
 
-`walk` compares a nested dict with a `Key`; it has no rule for any particular key. `check_together`
-checks constraints between keys, such as device and precision, or image size and patch size.
+`validated` has no rule for any particular key. `check_together` checks constraints between keys,
+such as device and precision, or image size and patch size.
 """
 
 from __future__ import annotations
 
+import copy
 import functools
-import math
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from difflib import SequenceMatcher
 from typing import Any
 
@@ -18,13 +18,25 @@ import lavis.runners  # noqa: F401  registers the runners
 import torch
 from lavis.common.registry import registry
 from lavis.models.base_model import SharedQueueMixin
+from pydantic import ValidationError
+from pydantic.fields import FieldInfo
 
-from lavis_mafa.config.key import NUMBERS, UNSET, Key, describe, known_keys
-from lavis_mafa.io.checkpoints import find_config, read_config
-from lavis_mafa.io.downloads import is_timm_name
+from lavis_mafa.config.key import (
+    UNSET,
+    Keys,
+    Section,
+    describe,
+    items_of,
+    keys_in,
+    kind_of,
+    known_keys,
+    model_of,
+    option_of,
+)
+from lavis_mafa.io.checkpoints import read_config
 from lavis_mafa.models.parts.vit import problem_of_stem
 from lavis_mafa.models.traits import Traits, traits_of
-from lavis_mafa.problems import ConfigView, Problem
+from lavis_mafa.problems import ConfigView, Problem, Registered
 
 CLOSE = 0.6  # names at least this similar are suggested
 VERY_CLOSE = 0.75  # the same for short names, and for keys of another section
@@ -34,7 +46,7 @@ MISSING = {
     "checkpoint": "file, folder or URL",
     "checkpoint or timm name": "file, folder, URL or timm/NAME",
 }
-LARGEST_INT, LARGEST_FLOAT = 2**63 - 1, 3e38  # limits of int64 and float32 tensors
+OUT_OF_RANGE = ("greater_than", "greater_than_equal", "less_than", "less_than_equal")
 
 
 def suggest(word: str, names: Collection[str]) -> str:
@@ -60,8 +72,9 @@ class Report:
     """Collect the problems and notes found in a config.
 
     Args:
-        schema: the schema of this config; suggestions for misspelt keys are taken from it.
-        active: conditions under which keys are required; see `Key.needed`.
+        keys: all keys of this config; suggestions for misspelt keys are taken from them.
+        active: conditions under which keys are required, see `Option.needed`, and names of the
+            run's task, most specific first, see `Option.by_task`.
         machine: also check files and devices of this machine.
 
     Attributes:
@@ -71,11 +84,9 @@ class Report:
     """
 
     def __init__(
-        self, schema: Key, active: Collection[str] = ("always",), machine: bool = True
+        self, keys: Keys, active: Collection[str] = ("always",), machine: bool = True
     ) -> None:
-        self.known = dict(known_keys(schema))
-        self.active = set(active)
-        self.machine = machine
+        self.keys, self.active, self.machine = keys, active, machine
         self.problems: list[str] = []
         self.notes: list[str] = []
         self.bad: set[str] = set()
@@ -97,7 +108,7 @@ class Report:
         """Report an unknown key, with the keys it may be a misspelling of."""
         best = self.nearest(path)
         if not best:
-            self.add(path, "unknown key; remove it (`lavis-mafa config` lists all keys)")
+            self.add(path, "unknown key; remove it (docs/config.md lists all keys)")
             return
         self.suggested.update(best)
         self.add(path, f"unknown key; did you mean {' or '.join(best)}?")
@@ -105,12 +116,13 @@ class Report:
     def nearest(self, path: str) -> list[str]:
         """Return the known keys that ``path`` may be a misspelling of: those most similar to it."""
         *parents, leaf = path.split(".")
+        keys = dict(known_keys(self.keys))
         # The key's part of a config: `run`, `model` or one data set.
         part = parents[: 2 if parents[:1] == ["datasets"] else 1]
 
         def alike(known: str) -> float:
             name = known.rsplit(".", 1)[-1]
-            return 1.0 if leaf in self.known[known].also else _alike(leaf, name)
+            return 1.0 if leaf in option_of(keys[known]).also else _alike(leaf, name)
 
         def likely(known: str) -> bool:
             above = known.split(".")[:-1]
@@ -127,139 +139,131 @@ class Report:
             # shortest.
             return alike(known) + 0.1 * (above == parents) + 0.03 * shared - 0.01 * len(above)
 
-        scores = {known: near(known) for known in sorted(self.known) if likely(known)}
+        scores = {known: near(known) for known in sorted(keys) if likely(known)}
         most = max(scores.values(), default=0.0)
         return [known for known, score in scores.items() if score > most - 1e-9][:3]
 
 
-def walk(value: Any, key: Key, path: str, report: Report, shipped: Any = UNSET) -> Any:
-    """Check ``value`` against ``key`` and return it, with numeric strings converted to numbers.
+def validated(
+    model: type[Section], given: Mapping[str, Any], report: Report, shipped: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return a config with all defaults and with numeric strings read as numbers.
+
+    Every problem goes into the report; the value of a wrong key is returned as given, and an
+    unknown key is left out.
 
     Args:
-        value: plain Python data.
-        path: dotted name of the key, "" for the whole config.
-        shipped: the value in the default YAML; a value equal to it is not checked.
+        shipped: values of default YAMLs; keys that have them are not checked.
     """
-    if key.kind == "mapping" and value is not None:
-        return _walk_mapping(value, key, path, report, shipped)
-    # The type as well: True == 1 in Python.
-    if shipped is not UNSET and type(value) is type(shipped) and value == shipped:
-        return value
-    if value is None:
-        if not key.nullable and key.kind != "any":
-            report.add(path, f"is empty; expected {describe(key)}")
-        return None
-    if value == "???":
-        report.add(path, f"is marked as missing (???); expected {describe(key)}")
-        return value
-    if key.kind in NUMBERS:
-        return _number(value, key, path, report)
-    if key.kind == "list" and isinstance(value, list):
-        items = key.items or Key("any")
-        return [walk(item, items, f"{path}[{i}]", report) for i, item in enumerate(value)]
-    fits = {
-        "any": True,
-        "bool": isinstance(value, bool),
-        "str": isinstance(value, str),
-        "strs": all(isinstance(item, str) for item in listed(value)),
-    }
-    if not fits.get(key.kind, False):
-        hints = {"list": f", such as [{value}]", "bool": ", written without quotes"}
-        hint = hints.get(key.kind, "") if isinstance(value, str) else ""
-        report.add(path, f"{value!r} is not {describe(key)}{hint}")
-        return value
-    texts = [text for text in listed(value) if isinstance(text, str)]
-    if key.kind in ("str", "strs") and not key.blank and not all(map(str.strip, texts)):
-        report.add(path, f"is empty; expected {describe(key)}")
-        return value
-    if isinstance(value, str) and value not in key.words:
-        _check_name(value, key, path, report)
-        if key.path and report.machine and os.path.exists(value):
-            # Checkpoints record the path, and may be loaded from another folder.
-            return os.path.abspath(value)
-    return value
-
-
-def _walk_mapping(value: Any, key: Key, path: str, report: Report, shipped: Any) -> Any:
-    if not isinstance(value, dict):
-        report.add(path, f"{value!r} is not {describe(key)}")
-        return value
-    shipped = shipped if isinstance(shipped, dict) else {}
-    out = {}
-    for name, child in value.items():
-        child_path = f"{path}.{name}" if path else str(name)
-        child_key = key.keys.get(name, key.other)
-        if child_key is None:
-            report.unknown(child_path)
-        else:
-            out[name] = walk(child, child_key, child_path, report, shipped.get(name, UNSET))
-    for name, child_key in key.keys.items():
-        child_path = f"{path}.{name}" if path else name
-        if name not in value and report.active.intersection(child_key.needed):
-            report.missing(child_path, f"expected {describe(child_key)} ({child_key.doc})")
-    return out
-
-
-def _number(value: Any, key: Key, path: str, report: Report) -> Any:
-    number = value
-    if isinstance(value, str):
-        try:
-            number = float(value)
-        except ValueError:
-            pass
-    fits = isinstance(number, (int, float)) and not isinstance(number, bool)
-    if not fits or not math.isfinite(number) or (key.kind == "int" and number != int(number)):
-        report.add(path, f"{value!r} is not {describe(key)}")
-        return value
-    if key.kind == "int":
-        number = int(number)
-    elif key.kind == "float":
-        number = float(number)
-    too_much = abs(number) > (LARGEST_INT if key.kind == "int" else LARGEST_FLOAT)
-    below = key.low is not None and (number <= key.low if key.above else number < key.low)
-    if too_much or below or (key.high is not None and number > key.high):
-        report.add(path, f"{value!r} is out of range; expected {describe(key)}")
-    elif isinstance(value, str):
-        report.note(path, f"the string {value!r} is read as the number {number}")
-    return number
-
-
-def _check_name(value: str, key: Key, path: str, report: Report) -> None:
-    if key.choices and value not in key.choices:
-        report.add(path, f"{value!r} is not {describe(key)}; {suggest(value, key.choices)}")
-    if key.registered:
-        names = set(registry.mapping[f"{key.registered}_name_mapping"]).union(key.words)
-        if value not in names:
-            kind = key.registered.replace("_", " ")
-            report.add(path, f"no {kind} {value!r} is registered; {suggest(value, names)}")
-    if report.machine and key.path and not _exists(value, key.path):
-        report.add(path, f"no such {MISSING.get(key.path, key.path)}: {value!r}")
-    elif key.path == ".npy file" and not value.endswith(".npy"):
-        report.add(path, f"{value!r} is not an index file; expected a path that ends in .npy")
-
-
-def _exists(value: str, kind: str) -> bool:
-    if kind == "checkpoint or timm name":
-        return is_timm_name(value) or _exists(value, "checkpoint")
-    if kind in ("file or URL", "checkpoint") and is_url(value):
-        return True
-    if kind == "checkpoint":
-        return os.path.exists(value)
-    if kind == "path or name":
-        # A name on the hub has at most one slash; .txt and .json are vocabulary files.
-        by_hub = not value.startswith((".", "/", "~")) and value.count("/") < 2
-        if os.path.exists(value) or (by_hub and not value.endswith((".txt", ".json"))):
-            return True
-    if kind not in ("library file", "path or name"):
-        return os.path.isfile(value)
+    kept = copy.deepcopy(dict(given))
     try:
-        return bool(find_config(value))
-    except OSError:
-        return False
+        found = model.model_validate(given, context=report)
+    except ValidationError as error:
+        for one in error.errors(include_url=False):
+            where = one["loc"]
+            path = ".".join(str(part) for part in where if isinstance(part, str))
+            _remove(kept, where)
+            known = _key_at(keys_in(model), where)
+            value = _value_at(given, where)
+            if known is None or one["type"] in ("extra_forbidden", "invalid_key"):
+                report.unknown(".".join(map(str, where)))
+            elif not _is_same(value, _value_at(shipped, where)):
+                path += "".join(f"[{part}]" for part in where if isinstance(part, int))
+                report.add(path, _message(one["type"], value, known))
+        found = model.model_validate(kept, context=report)
+    return _completed(found, given, kept, shipped, "", report)
 
 
-def is_url(value: str) -> bool:
-    return value.lower().startswith(("http://", "https://"))
+def _remove(config: Any, where: Sequence[Any]) -> None:
+    """Remove a key, or the whole list of an item."""
+    for i, name in enumerate(where):
+        if i + 1 == len(where) or isinstance(where[i + 1], int):
+            config.pop(name, None)
+            return
+        config = config.get(name, {})
+
+
+def _key_at(keys: Keys, where: Sequence[Any]) -> FieldInfo | None:
+    found = None
+    for name in where:
+        found = keys.get(name) if found is None or keys_in(found) else items_of(found)
+        if found is None:
+            return None
+        keys = keys_in(found)
+    return found
+
+
+def _value_at(config: Any, where: Sequence[Any]) -> Any:
+    """Return a value of a config; `UNSET` if there is none."""
+    for name in where:
+        try:
+            config = config[name]
+        except (LookupError, TypeError):
+            return UNSET
+    return config
+
+
+def _is_same(value: Any, shipped: Any) -> bool:
+    # The type as well: True == 1 in Python.
+    return shipped is not UNSET and type(value) is type(shipped) and value == shipped
+
+
+def _message(error: str, value: Any, key: FieldInfo) -> str:
+    """Return what was given and what is expected, for pydantic's type of an error."""
+    expected, option = describe(key), option_of(key)
+    if value is None or (isinstance(value, str) and not value.strip()):
+        return f"is empty; expected {expected}"
+    if value == "???":
+        return f"is marked as missing (???); expected {expected}"
+    if error in OUT_OF_RANGE:
+        return f"{value!r} is out of range; expected {expected}"
+    if error == "path":
+        return f"no such {MISSING.get(option.path, option.path)}: {value!r}"
+    if error == "npy":
+        return f"{value!r} is not an index file; expected a path that ends in .npy"
+    if error == "choice" and isinstance(option.choices, Registered):
+        kind = option.choices.table.replace("_", " ")
+        return f"no {kind} {value!r} is registered; {suggest(value, option.choices)}"
+    if error == "choice":
+        return f"{value!r} is not {expected}; {suggest(value, option.choices)}"
+    hints = {"list": f", such as [{value}]", "bool": ", written without quotes"}
+    hint = hints.get(kind_of(key), "") if isinstance(value, str) else ""
+    return f"{value!r} is not {expected}{hint}"
+
+
+def _completed(
+    found: Section, given: Any, kept: Any, shipped: Any, path: str, report: Report
+) -> dict[str, Any]:
+    """Return a validated section as plain data: the given keys in their order, then defaults."""
+    keys, out = keys_in(type(found)), {}
+    values = {**(found.__pydantic_extra__ or {})}
+    values |= {str(one.alias): getattr(found, n) for n, one in type(found).model_fields.items()}
+    for name, raw in given.items():
+        where, below = f"{path}{name}", shipped.get(name, UNSET)
+        if name not in kept:  # wrong or unknown
+            out.update({name: raw} if name in keys else {})
+        elif isinstance(values[name], Section):
+            below = below if isinstance(below, dict) else {}
+            out[name] = _completed(values[name], raw, kept[name], below, f"{where}.", report)
+        else:
+            out[name] = raw if _is_same(raw, below) else values[name]
+            if isinstance(raw, str) and isinstance(out[name], int | float):
+                report.note(where, f"the string {raw!r} is read as the number {out[name]}")
+    for name, key in keys.items():
+        if name in given:
+            continue
+        option, model = option_of(key), model_of(key)
+        needed = ("always",) if option.needed is True else option.needed or ()
+        if set(report.active).intersection(needed):
+            report.missing(f"{path}{name}", f"expected {describe(key)} ({key.description})")
+        by_task = [option.by_task[one] for one in report.active if one in option.by_task]
+        default = by_task[0] if by_task else key.default
+        if default is not UNSET:
+            out[name] = copy.deepcopy(default)
+        if model is not None and isinstance(default, dict):
+            empty = model.model_construct()
+            out[name] = _completed(empty, {}, {}, {}, f"{path}{name}.", report)
+    return out
 
 
 class Settings(ConfigView):

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from lavis.common.registry import registry
 
-from lavis_mafa.config.check import Report, Settings, ask_class, is_url, suggest, walk
-from lavis_mafa.config.defaults import default_or_report, fill
-from lavis_mafa.config.key import Key
-from lavis_mafa.config.registered import mafa_key
+from lavis_mafa.config.check import Report, Settings, ask_class, suggest, validated
+from lavis_mafa.config.defaults import default_or_report
+from lavis_mafa.config.key import is_url, keys_in, section, section_of
+from lavis_mafa.config.registered import BUILD_KEYS, mafa_key, with_keys
 from lavis_mafa.config.weights import CON_D, FROZEN, check_frozen_files
 from lavis_mafa.models.con_d.discriminator import DISCRIMINATORS
 from lavis_mafa.models.traits import judges, negatives_encoders, traits_of
-
-BUILD_KEYS = ("arch", "model_type", "load_pretrained", "pretrained", "load_finetuned", "finetuned")
 
 
 def check_con_d(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
@@ -25,18 +22,22 @@ def check_con_d(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     Returns:
         The config with all defaults, and the problems (empty if it is valid).
     """
-    con_d = replace(mafa_key(given).keys["con_d"], nullable=False)
-    schema = Key("mapping")
+    mafa = mafa_key(given)
+    con_d = with_keys(keys_in(mafa)["con_d"], {}, nullable=False)
     # Put where it stands in a whole config: problems then name its keys by their full path.
-    for name in ("con_d", "mafa", "model"):
-        schema = Key("mapping", keys={name: con_d if name == "con_d" else schema})
-    report = Report(schema)
-    config = walk({"model": {"mafa": {"con_d": dict(given)}}}, schema, "", report)
-    fill(config, schema, [])
-    check_weights(config, report)
-    check_frozen_files(config, report)
-    check_kept_images(config, report)
+    keys = {"model": section_of({"mafa": section_of({"con_d": con_d})})}
+    report = Report(keys)
+    config: dict[str, Any] = {"model": {"mafa": {"con_d": dict(given)}}}
+    config = validated(section("Config", keys), config, report, {})
+    check_frozen(config, report)
     return config["model"]["mafa"]["con_d"], report.problems
+
+
+def check_frozen(config: Mapping[str, Any], report: Report) -> None:
+    """Check what frozen models can do, their weights and their cached images."""
+    check_weights(config, report)
+    check_kept_images(config, report)
+    check_frozen_files(config, report)
 
 
 def check_kept_images(config: Mapping[str, Any], report: Report) -> None:

@@ -17,7 +17,8 @@ from lavis.processors.blip_processors import (
 )
 from lavis.processors.gpt_processors import GPTVideoFeatureProcessor
 
-from lavis_mafa.config.check import Report, Settings, ask_class, is_url, listed, suggest
+from lavis_mafa.config.check import Report, Settings, ask_class, listed, suggest
+from lavis_mafa.config.key import is_url
 from lavis_mafa.config.lavis_classes import declared
 from lavis_mafa.config.run import evaluates_nothing
 from lavis_mafa.config.schema import SPLITS

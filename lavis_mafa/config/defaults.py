@@ -1,30 +1,16 @@
-"""Defaults from the schema and from the YAMLs shipped with models and builders."""
+"""Defaults from the YAMLs shipped with models and builders."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+import functools
+import os
+from collections.abc import Mapping
 from typing import Any
 
 from omegaconf import OmegaConf
 
 from lavis_mafa.config.check import Report, suggest
-from lavis_mafa.config.key import UNSET, Key
-
-
-def fill(config: dict[str, Any], key: Key, tasks: Sequence[str]) -> None:
-    """Fill in the schema's defaults where ``config`` lacks a key, in place.
-
-    Args:
-        tasks: names of the run's task, most specific first; see `names_of`.
-    """
-    for name, child in key.keys.items():
-        by_task = [child.by_task[task] for task in tasks if task in child.by_task]
-        default = by_task[0] if by_task else child.default
-        if name not in config and default is not UNSET:
-            config[name] = copy.deepcopy(default)
-        if isinstance(config.get(name), dict):
-            fill(config[name], child, tasks)
 
 
 def default_yaml(cls: Any, which: str | None) -> dict[str, Any]:
@@ -46,8 +32,13 @@ def default_yaml(cls: Any, which: str | None) -> dict[str, Any]:
         raise LookupError(
             f"{which!r} is not a type of {cls.__name__}; {suggest(str(which), table)}"
         )
-    plain: Any = OmegaConf.load(cls.default_config_path(which))
-    plain = OmegaConf.to_container(plain, resolve=True)
+    path = cls.default_config_path(which)
+    return copy.deepcopy(_read(path, os.stat(path).st_mtime_ns))
+
+
+@functools.lru_cache(maxsize=256)  # parsing takes most of the time of a check
+def _read(path: str, changed: int) -> dict[str, Any]:
+    plain: Any = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
     return plain if isinstance(plain, dict) else {}
 
 
@@ -59,3 +50,13 @@ def default_or_report(path: str, cls: Any, which: Any, report: Report) -> dict[s
     except (LookupError, OSError) as error:
         report.add(path, str(error))
         return {}
+
+
+def merge(below: Any, above: Any) -> Any:
+    """Merge ``above`` over ``below``: mappings key by key; other values are replaced."""
+    if not isinstance(below, Mapping) or not isinstance(above, Mapping):
+        return copy.deepcopy(above)
+    merged = copy.deepcopy(dict(below))
+    for name, value in above.items():
+        merged[name] = merge(below[name], value) if name in below else copy.deepcopy(value)
+    return merged

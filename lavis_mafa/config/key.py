@@ -1,81 +1,35 @@
-"""A key of a config, and the keys derived from a settings class.
+"""Keys of a config as fields of pydantic models.
 
-A settings class is a dataclass whose fields are created by `lavis_mafa.algorithm.options.option`:
-it holds default, range and documentation of every setting, and `keys_of` reads them.
+A settings class is a dataclass whose fields are created by `lavis_mafa.algorithm.options.option`.
+It holds default, range and text of every setting; `keys_of` makes pydantic fields of them, and
+`section` a model of fields. A field carries its kind (a `str`, see `KINDS`) and its `Option`.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import math
+import os
 import types
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, create_model
+from pydantic import ValidationInfo as Info
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticCustomError
 
 from lavis_mafa.algorithm.options import METADATA, Option
+from lavis_mafa.io.checkpoints import find_config
+from lavis_mafa.io.downloads import is_timm_name
+from lavis_mafa.problems import Registered
 
-
-class _Unset:
-    def __repr__(self) -> str:
-        return "no default"
-
-
-UNSET: Any = _Unset()
-
-
-@dataclass(frozen=True)
-class Key:
-    """One key of a config.
-
-    Attributes:
-        kind: ``bool``, ``int``, ``float``, ``number`` (int or float, left as written), ``str``,
-            ``strs`` (a string or a list of them), ``list``, ``mapping`` or ``any``.
-        doc: one line.
-        source: where it was defined: ``LAVIS``, this package or a section of a paper.
-        default: used if the key is absent; `UNSET`: the key stays absent.
-        nullable: null is permitted.
-        low, high, above: inclusive range; ``above`` excludes the lower end.
-        choices: the permitted values; those of a `Registry` are looked up when a value is checked.
-        registered: the value must be a name in this table of LAVIS's registry (``task``, ...).
-        items: the items of a list.
-        keys: the keys of a mapping, by name.
-        other: any further key of a mapping; None: further keys are errors.
-        needed: when the key is required: ``always``, for ``training``, or for the named tasks
-            and runners.
-        by_task: defaults that differ for some tasks.
-        path: the value names something that must exist: ``file``, ``file or URL``, ``.npy file``,
-            ``checkpoint`` (a file, URL, or folder of Hugging Face transformers), ``checkpoint or
-            timm name`` (``timm/NAME`` on the hub as well), ``library file`` (relative to LAVIS's
-            package), ``path or name`` (a name on the hub unless it looks like a path).
-        words: special values of a path, such as ``auto``.
-        blank: '' is permitted.
-        also: names of the key in other projects, for suggestions.
-    """
-
-    kind: str
-    doc: str = ""
-    source: str = "LAVIS"
-    default: Any = UNSET
-    nullable: bool = False
-    low: float | None = None
-    high: float | None = None
-    above: bool = False
-    choices: Collection[str] = ()
-    registered: str = ""
-    items: Key | None = None
-    keys: Mapping[str, Key] = field(default_factory=dict)
-    other: Key | None = None
-    needed: tuple[str, ...] = ()
-    by_task: Mapping[str, Any] = field(default_factory=dict)
-    path: str = ""
-    words: tuple[str, ...] = ()
-    blank: bool = False
-    also: tuple[str, ...] = ()
-
-
+Keys = Mapping[str, FieldInfo]
+LARGEST_INT, LARGEST_FLOAT = 2**63 - 1, 3e38  # limits of int64 and float32 tensors
 NUMBERS = {"int": "a whole number", "float": "a number", "number": "a number"}
 KINDS = {
-    **NUMBERS,
+    **NUMBERS,  # ``number`` is int or float, left as written
     "bool": "True or False",
     "str": "a string",
     "strs": "a string or a list of strings",
@@ -83,47 +37,134 @@ KINDS = {
     "mapping": "a mapping of keys",
     "any": "anything",
 }
-
-
-def describe(key: Key) -> str:
-    """Return the permitted values in words: ``a whole number >= 1 or null``."""
-    text = KINDS[key.kind]
-    if key.choices:
-        text = "one of " + ", ".join(key.choices)
-    if key.items is not None:
-        text += f" out of {', '.join(key.items.choices)}" if key.items.choices else ""
-    if key.low is not None and key.high is not None and not key.above:
-        text += f" from {key.low:g} to {key.high:g}"
-    elif key.low is not None:
-        text += f" {'>' if key.above else '>='} {key.low:g}"
-        text += f" and <= {key.high:g}" if key.high is not None else ""
-    return text + (" or null" if key.nullable else "")
-
-
-def known_keys(key: Key, path: str = "") -> Iterator[tuple[str, Key]]:
-    """Yield every ``(path, key)`` below ``key``, such as ``("run.grit.enabled", Key(...))``."""
-    for name, child in key.keys.items():
-        child_path = f"{path}.{name}" if path else name
-        yield child_path, child
-        yield from known_keys(child, child_path)
-
-
-ALWAYS = ("always",)
+# What must exist, by `Option.path`.
+PATHS = {
+    "file": "file",
+    "file or URL": "file or URL",
+    "checkpoint": "file, URL, or folder of transformers",
+    "checkpoint or timm name": "file, URL, folder of transformers, or `timm/NAME`",
+    ".npy file": ".npy file",
+    "library file": "file, also below LAVIS or `configs/models/`",
+    "path or name": "path or name on the hub",
+}
 _SIMPLE = {bool: "bool", int: "int", float: "float", str: "str"}
 
 
-def keys_of(settings: type, defaults: Any = None) -> dict[str, Key]:
+class _Unset:
+    def __repr__(self) -> str:
+        return "no default"
+
+    def __deepcopy__(self, memo: Any) -> _Unset:
+        return self
+
+
+UNSET: Any = _Unset()  # default of a key that stays absent
+
+
+class Section(BaseModel):
+    """A mapping of keys. A key is the alias of a field, as it may be any string."""
+
+    model_config = ConfigDict(extra="forbid", defer_build=True)
+
+
+class OpenSection(Section):
+    """A mapping that takes any further keys."""
+
+    model_config = ConfigDict(extra="allow", defer_build=True)
+
+
+def section(name: str, keys: Keys, is_open: bool = False) -> type[Section]:
+    """Return the model of a mapping with these keys."""
+    fields: dict[str, Any] = {
+        f"key_{key}": (
+            Annotated[(one.annotation, *one.metadata)],  # type: ignore[valid-type]
+            Field(one.default, alias=key, description=one.description),
+        )
+        for key, one in keys.items()
+    }
+    return create_model(name, __base__=OpenSection if is_open else Section, **fields)
+
+
+def make_key(annotation: Any, option: Option, default: Any = UNSET) -> FieldInfo:
+    """Return the pydantic field of a setting; the annotation determines its kind."""
+    is_union = get_origin(annotation) in (Union, types.UnionType)
+    members = [one for one in get_args(annotation) if one is not type(None)]
+    members = members if is_union else [annotation]
+    first, origin = members[0], get_origin(members[0]) or members[0]
+    nested = option.keys or (first if dataclasses.is_dataclass(first) else None)
+    made, rules = first, []
+    if nested is not None:
+        values = default if isinstance(default, nested) else None
+        kind, made = "mapping", section(nested.__name__, keys_of(nested, values))
+        default = default if default is UNSET or default is None else {}
+    elif len(members) == 2:  # str | tuple[str, ...]
+        kind, made, rules = "strs", Any, [AfterValidator(functools.partial(_texts, option))]
+    elif origin in (list, tuple):
+        one = make_key(get_args(first)[0] if get_args(first) else Any, option)
+        kind, made = "list", list[Annotated[(one.annotation, *one.metadata)]]  # type: ignore
+        rules = [Field(strict=True)]
+        default = list(default) if isinstance(default, list | tuple) else default
+    elif isinstance(origin, type) and issubclass(origin, Mapping):
+        one = make_key((get_args(first) or (str, Any))[1], option)
+        kind, made = "mapping", dict[str, Annotated[(one.annotation, *one.metadata)]]  # type: ignore
+    elif isinstance(origin, type) and issubclass(origin, Section):
+        kind = "mapping"
+    else:
+        kind = _SIMPLE.get(origin, "any")
+        made, rules = (first, _rules(kind, option)) if kind in _SIMPLE.values() else (Any, [])
+    if is_union and len(members) < len(get_args(annotation)):
+        made = made | None if made is not Any else Any
+        kind = f"{kind} or null"
+    field = Field(default, description=option.doc)
+    field.annotation = made
+    field.metadata = [*(rule for one in rules for rule in getattr(one, "metadata", [one]))]
+    field.metadata += [kind, option]
+    return field
+
+
+def _rules(kind: str, option: Option) -> list[Any]:
+    """Return what pydantic checks of a simple value."""
+    if kind == "bool":
+        return [Field(strict=True)]
+    if kind == "str":
+        return [Field(strict=True), AfterValidator(functools.partial(_text, option))]
+    largest = LARGEST_INT if kind == "int" else LARGEST_FLOAT
+    low = -largest if option.low is None else option.low
+    limits: Any = {"gt" if option.above else "ge": low}
+    limits["le"] = largest if option.high is None else option.high
+    limits |= {} if kind == "int" else {"allow_inf_nan": False}
+    read = functools.partial(_number, whole=kind == "int")
+    return [Field(strict=True, **limits), BeforeValidator(read)]
+
+
+def number_key(option: Option) -> FieldInfo:
+    """Return a nullable key of a number of which it is unknown whether it must be whole."""
+    field = make_key(Any, option)
+    field.metadata = [AfterValidator(_number_as_written), "number or null", option]
+    return field
+
+
+def keys_of(settings: type, defaults: Any = None) -> dict[str, FieldInfo]:
     """Return the keys of a settings class by name; fields without `option` are skipped.
 
     Args:
         defaults: instance whose values are the defaults; None: the defaults of the fields.
     """
+    return dict(_keys_of(settings) if defaults is None else _keys_with(settings, defaults))
+
+
+def _keys_with(settings: type, defaults: Any) -> dict[str, FieldInfo]:
     hints = get_type_hints(settings)
     return {
-        one.name: _key_of(hints[one.name], one.metadata[METADATA], _default_of(one, defaults))
+        one.name: make_key(hints[one.name], one.metadata[METADATA], _default_of(one, defaults))
         for one in dataclasses.fields(settings)
         if METADATA in one.metadata
     }
+
+
+@functools.cache  # of the few settings classes, which are read at every check
+def _keys_of(settings: type) -> dict[str, FieldInfo]:
+    return _keys_with(settings, None)
 
 
 def _default_of(one: dataclasses.Field[Any], defaults: Any) -> Any:
@@ -134,47 +175,165 @@ def _default_of(one: dataclasses.Field[Any], defaults: Any) -> Any:
     return UNSET if one.default is dataclasses.MISSING else one.default
 
 
-def _key_of(annotation: Any, option: Option, default: Any) -> Key:
-    """Return the key of one field; the annotation determines its kind."""
-    is_union = get_origin(annotation) in (Union, types.UnionType)
-    members = [one for one in get_args(annotation) if one is not type(None)]
-    nullable = is_union and len(members) < len(get_args(annotation))
-    if not is_union:
-        members = [annotation]
-    origins = [get_origin(one) or one for one in members]
-    key = Key(
-        "any",
-        option.doc,
-        option.source,
-        default,
-        nullable=nullable,
-        low=option.low,
-        high=option.high,
-        above=option.above,
-        path=option.path,
-        words=option.words,
-        also=option.also,
-        by_task=option.by_task,
-        needed=ALWAYS if option.needed else (),
-    )
-    nested: Any = option.keys or (members[0] if dataclasses.is_dataclass(members[0]) else None)
-    if nested is not None:
-        values = default if isinstance(default, nested) else None
-        default = default if default is UNSET or default is None else {}
-        keys = keys_of(nested, values)
-        return dataclasses.replace(key, kind="mapping", keys=keys, default=default)
-    if len(origins) == 2 and str in origins:  # str | tuple[str, ...]
-        return dataclasses.replace(key, kind="strs")
-    if origins[0] in (list, tuple):
-        item = get_args(members[0])[0] if get_args(members[0]) else Any
-        items = Key(_SIMPLE.get(item, "any"), low=option.low, high=option.high, above=option.above)
-        default = list(default) if isinstance(default, list | tuple) else default
-        items = dataclasses.replace(items, choices=option.choices)
-        return dataclasses.replace(
-            key, kind="list", default=default, items=items, low=None, high=None, above=False
-        )
-    if isinstance(origins[0], type) and issubclass(origins[0], Mapping):
-        item = (get_args(members[0]) or (str, Any))[1]
-        return dataclasses.replace(key, kind="mapping", other=Key(_SIMPLE.get(item, "any")))
-    kind = _SIMPLE.get(origins[0], "any")
-    return dataclasses.replace(key, kind=kind, choices=option.choices)
+def section_of(keys: Keys, doc: str = "", source: str = "lavis_mafa", **about: Any) -> FieldInfo:
+    """Return a key that is a mapping of keys.
+
+    Args:
+        about: ``default``, ``nullable``, ``is_open`` (further keys are permitted), ``needed``.
+    """
+    made: Any = section("Keys", keys, about.get("is_open", False))
+    option = Option(doc, source, needed=about.get("needed", False))
+    made = made | None if about.get("nullable") else made
+    return make_key(made, option, about.get("default", UNSET))
+
+
+def changed(field: FieldInfo, default: Any = None, **about: Any) -> FieldInfo:
+    """Return a simple key or section with another default, or other attributes of its `Option`."""
+    default = field.default if default is None else default
+    option = dataclasses.replace(option_of(field), **about)
+    annotation = field.annotation
+    return make_key(annotation, option, default)
+
+
+def kind_of(field: FieldInfo) -> str:
+    """Return the kind of a key; see `KINDS`."""
+    return next(one for one in field.metadata if isinstance(one, str)).removesuffix(" or null")
+
+
+def is_nullable(field: FieldInfo) -> bool:
+    """Return whether null is permitted."""
+    return any(isinstance(one, str) and one.endswith("null") for one in field.metadata)
+
+
+def option_of(field: FieldInfo) -> Option:
+    """Return text, source, range and choices of a key."""
+    return next(one for one in field.metadata if isinstance(one, Option))
+
+
+def keys_in(field: FieldInfo | type[Section]) -> dict[str, FieldInfo]:
+    """Return the keys of a mapping by name; {} of another key."""
+    model = field if isinstance(field, type) else model_of(field)
+    return {str(one.alias): one for one in model.model_fields.values()} if model else {}
+
+
+def model_of(field: FieldInfo) -> type[Section] | None:
+    """Return the model of a mapping with fixed keys; None for another key."""
+    for one in (field.annotation, *get_args(field.annotation)):
+        if isinstance(one, type) and issubclass(one, Section):
+            return one
+    return None
+
+
+def is_open(field: FieldInfo) -> bool:
+    """Return whether a mapping takes further keys."""
+    model = model_of(field)
+    return model.model_config["extra"] == "allow" if model else kind_of(field) == "mapping"
+
+
+def items_of(field: FieldInfo) -> FieldInfo | None:
+    """Return the items of a list, or the values of a mapping without fixed keys."""
+    for one in (field.annotation, *get_args(field.annotation)):
+        if get_origin(one) in (list, dict):
+            made, *metadata = get_args(get_args(one)[-1])
+            item = Field()
+            item.annotation, item.metadata = made, metadata
+            return item
+    return None
+
+
+def known_keys(keys: Keys, path: str = "") -> Iterator[tuple[str, FieldInfo]]:
+    """Yield every ``(path, key)``, such as ``("run.grit.enabled", ...)``."""
+    for name, field in keys.items():
+        child_path = f"{path}.{name}" if path else name
+        yield child_path, field
+        yield from known_keys(keys_in(field), child_path)
+
+
+def describe(field: FieldInfo) -> str:
+    """Return the permitted values in words: ``a whole number >= 1 or null``."""
+    kind, option, items = kind_of(field), option_of(field), items_of(field)
+    text = KINDS[kind]
+    if option.choices and not isinstance(option.choices, Registered):
+        names = ", ".join(option.choices)
+        text = f"{text} out of {names}" if kind == "list" else f"one of {names}"
+    low, high = option.low, option.high
+    if items is not None:
+        pass
+    elif low is not None and high is not None and not option.above:
+        text += f" from {low:g} to {high:g}"
+    elif low is not None:
+        text += f" {'>' if option.above else '>='} {low:g}"
+        text += f" and <= {high:g}" if high is not None else ""
+    return text + (" or null" if is_nullable(field) else "")
+
+
+# Checks of single values
+
+
+def _number(value: Any, whole: bool) -> Any:
+    """Read numbers written as strings, such as 1e-4, and whole numbers written as 2e3."""
+    if isinstance(value, str):
+        try:
+            value = float(value)
+        except ValueError:
+            return value
+    if whole and isinstance(value, float) and math.isfinite(value) and value == int(value):
+        return int(value)
+    return value
+
+
+def _number_as_written(value: Any) -> Any:
+    number = _number(value, whole=False)
+    fits = isinstance(number, int | float) and not isinstance(number, bool)
+    if value is not None and not (fits and abs(number) <= LARGEST_FLOAT):
+        raise PydanticCustomError("number", "not a number")
+    return number
+
+
+def _texts(option: Option, value: Any, info: Info) -> Any:
+    for one in value if isinstance(value, list) else [value]:
+        if one is not None and not isinstance(one, str):
+            raise PydanticCustomError("strs", "neither a string nor a list of strings")
+        _text(option, one, info)
+    return value
+
+
+def _text(option: Option, value: Any, info: Info) -> Any:
+    if value is None or value in option.words:
+        return value
+    if value == "???" or not value.strip():
+        raise PydanticCustomError("empty", "is empty")
+    if option.choices and value not in option.choices:
+        raise PydanticCustomError("choice", "is no choice")
+    checks_files = info.context is not None and info.context.machine
+    if checks_files and option.path and not _exists(value, option.path):
+        raise PydanticCustomError("path", "does not exist")
+    if option.path == ".npy file" and not value.endswith(".npy"):
+        raise PydanticCustomError("npy", "is no .npy file")
+    # Checkpoints record the path, and may be loaded from another folder.
+    found = checks_files and option.path and os.path.exists(value)
+    return os.path.abspath(value) if found else value
+
+
+def _exists(value: str, kind: str) -> bool:
+    if kind == "checkpoint or timm name":
+        return is_timm_name(value) or _exists(value, "checkpoint")
+    if kind in ("file or URL", "checkpoint") and is_url(value):
+        return True
+    if kind == "checkpoint":
+        return os.path.exists(value)
+    if kind == "path or name":
+        # A name on the hub has at most one slash; .txt and .json are vocabulary files.
+        by_hub = not value.startswith((".", "/", "~")) and value.count("/") < 2
+        if os.path.exists(value) or (by_hub and not value.endswith((".txt", ".json"))):
+            return True
+    if kind not in ("library file", "path or name"):
+        return os.path.isfile(value)
+    try:
+        return bool(find_config(value))
+    except OSError:
+        return False
+
+
+def is_url(value: str) -> bool:
+    return value.lower().startswith(("http://", "https://"))

@@ -4,6 +4,7 @@ Attributes of tasks:
     asks_of_model: method of the model that evaluation calls; None: no particular method.
     needs: what its samples must contain in addition to images, see `holds`.
     requires_k_test: whether ``run.k_test`` must be given for models that re-rank.
+    run_options: settings class whose fields are further keys of ``run``.
     reads_texts: whether evaluation reads texts that a text processor must process.
 Attributes of builders:
     holds: what samples contain in addition to images: ``captions``, ``questions``, ``labels`` or
@@ -20,6 +21,8 @@ from typing import Any
 
 from lavis.common.registry import registry
 
+from lavis_mafa.config.schema import PnpVqaOptions
+
 _NLVR = {"holds": "labels", "num_classes": 2, "images_per_sample": 2}
 LAVIS_CLASSES: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "task": {
@@ -27,7 +30,7 @@ LAVIS_CLASSES: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         "vqa": {"asks_of_model": "predict_answers"},
         "gqa": {"asks_of_model": "predict_answers"},
         "aok_vqa": {"asks_of_model": None},
-        "vqa_reading_comprehension": {"asks_of_model": None},
+        "vqa_reading_comprehension": {"asks_of_model": None, "run_options": PnpVqaOptions},
         "retrieval": {"requires_k_test": True},
         "multimodal_classification": {"asks_of_model": "predict"},
     },

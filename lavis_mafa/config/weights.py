@@ -17,7 +17,8 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from torch import Tensor
 
-from lavis_mafa.config.check import Report, Settings, is_url
+from lavis_mafa.config.check import Report, Settings
+from lavis_mafa.config.key import is_url
 from lavis_mafa.io.checkpoints import (
     not_resumable_message,
     problem_of_state,
@@ -76,7 +77,6 @@ def check_weight_files(config: Mapping[str, Any], report: Report) -> None:
                 report.add(key, f"{path}: {why}; use an arch of this package")
         elif content is not None and ours and key == "model.vit_weights":
             _check_state(key, path, content, {}, report)
-    check_frozen_files(config, report)
     path = s["run.resume_ckpt_path"]
     if s["run.evaluate"] is False and path not in (None, "auto"):
         _check_resumed(path, s, report)

@@ -25,7 +25,6 @@ from typing import Any
 
 from lavis_mafa.datasets.annotation_rows import (
     IMAGE_KEYS,
-    Columns,
     PairColumns,
     Problem,
     Row,
@@ -34,9 +33,9 @@ from lavis_mafa.datasets.annotation_rows import (
 from lavis_mafa.datasets.columnar_files import COLUMNAR_SUFFIXES, is_columnar, raw_rows
 from lavis_mafa.datasets.data_folders import files_of
 
-JSON_LINES_SUFFIXES = (".jsonl", ".ndjson", ".jsonlines")
-DELIMITERS = {".csv": ",", ".tsv": "\t"}
-TEXT_SUFFIXES = (".json", *JSON_LINES_SUFFIXES, *DELIMITERS)
+_JSON_LINES_SUFFIXES = (".jsonl", ".ndjson", ".jsonlines")
+_DELIMITERS = {".csv": ",", ".tsv": "\t"}
+TEXT_SUFFIXES = (".json", *_JSON_LINES_SUFFIXES, *_DELIMITERS)
 SUFFIXES = (*TEXT_SUFFIXES, *COLUMNAR_SUFFIXES)
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
@@ -110,16 +109,17 @@ def read_rows(
         yield Problem("whole file", missing)
 
 
-def raw_records(path: Path, columns: Columns) -> Iterator[_Raw]:
+def raw_records(path: Path, columns: Any) -> Iterator[_Raw]:
     """Yield the place and the unchecked content of every record, or a `Problem`.
 
     Args:
-        columns: its ``choose`` is called with the header of a CSV or TSV file.
+        columns: `PairColumns` or its like: its ``choose`` is called with the header of a CSV or TSV
+            file and returns what is wrong with it; ``image_key`` is that of COCO's images.
     """
     suffix = path.suffix.lower()
-    if suffix in DELIMITERS:
-        return _delimited(path, DELIMITERS[suffix], columns)
-    if suffix in JSON_LINES_SUFFIXES:
+    if suffix in _DELIMITERS:
+        return _delimited(path, _DELIMITERS[suffix], columns)
+    if suffix in _JSON_LINES_SUFFIXES:
         return _json_lines(path)
     return _json(path, columns)
 
@@ -140,7 +140,7 @@ def _json_lines(path: Path) -> Iterator[_Raw]:
                 yield f"line {number}", record
 
 
-def _json(path: Path, columns: Columns) -> Iterator[_Raw]:
+def _json(path: Path, columns: Any) -> Iterator[_Raw]:
     """Read a whole JSON document, or JSON-lines in a file named .json."""
     if _begins_like_json_lines(path):
         yield from _json_lines(path)
@@ -183,7 +183,7 @@ def _is_coco(document: Any) -> bool:
     )
 
 
-def _coco(images: list[Any], annotations: list[Any], columns: Columns) -> Iterator[_Raw]:
+def _coco(images: list[Any], annotations: list[Any], columns: Any) -> Iterator[_Raw]:
     """Read COCO annotations as flat records with the file name of their image."""
     image_key = columns.image_key
     if image_key is None:
@@ -212,7 +212,7 @@ def _coco(images: list[Any], annotations: list[Any], columns: Columns) -> Iterat
             yield Problem(where, f"'image_id' {short(image_id)} is not the 'id' of any image")
 
 
-def _delimited(path: Path, delimiter: str, columns: Columns) -> Iterator[_Raw]:
+def _delimited(path: Path, delimiter: str, columns: Any) -> Iterator[_Raw]:
     # Invalid UTF-8 becomes lone surrogates, so that the check of the row reports it with its line
     # number; a strict decoder would fail anywhere in the block that is read ahead.
     with open(path, encoding="utf-8-sig", errors="surrogateescape", newline="") as stream:
@@ -231,7 +231,7 @@ def _delimited(path: Path, delimiter: str, columns: Columns) -> Iterator[_Raw]:
                 continue
             if header is None:
                 header = [name.strip() for name in cells]
-                missing = columns.choose(header) or _doubled(header, columns)
+                missing = columns.choose(header)
                 if missing:
                     yield Problem(where, f"header: {missing}")
                     return
@@ -243,13 +243,3 @@ def _delimited(path: Path, delimiter: str, columns: Columns) -> Iterator[_Raw]:
                 )
             else:
                 yield where, dict(zip(header, cells, strict=True))
-
-
-def _doubled(header: list[str], columns: Columns) -> str | None:
-    """Return a message if a column that is read occurs twice, since only the last would count."""
-    read = {columns.image_key, getattr(columns, "caption_key", None)}
-    read |= {getattr(columns, "image_id_key", "image_id"), getattr(columns, "group_id_key", None)}
-    twice = [name for name in dict.fromkeys(header) if name in read and header.count(name) > 1]
-    if not twice:
-        return None
-    return f"column {short(twice[0])} occurs {header.count(twice[0])} times; rename or remove one"

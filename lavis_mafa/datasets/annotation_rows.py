@@ -2,34 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import Any, NamedTuple, Protocol
-
-import pyarrow as pa
+from collections.abc import Collection, Sequence
+from typing import Any, NamedTuple
 
 IMAGE_KEYS = (
     *("image", "image_path", "filename", "filepath", "file_name", "path"),
     *("img", "jpg", "jpeg", "png", "webp"),
 )
 CAPTION_KEYS = ("caption", "text", "title", "captions", "sentence", "sentences", "txt")
-IMAGE_ID_KEY = "image_id"
+_IMAGE_ID_KEY = "image_id"
 LISTED_PROBLEMS = 20
 
 
 class StoredImage(NamedTuple):
-    """An image inside a parquet or Arrow file.
+    """An image inside a parquet, Arrow or tar file.
 
     Attributes:
         name: the path that the row gives with the bytes, else file and row.
-        content: the bytes of the image file.
-        start: first byte of ``content`` in the file; None if they lie nowhere in it as they are.
+        start: first byte of the image in the file; None if its bytes lie nowhere in it as they are.
+        size: in bytes.
         row: number of the row in the file, from 0.
+        content: the bytes of the image file, a buffer of pyarrow; None if they are not read.
     """
 
     name: str
-    content: pa.Buffer
     start: int | None
+    size: int
     row: int
+    content: Any = None
 
 
 class Row(NamedTuple):
@@ -41,6 +41,7 @@ class Row(NamedTuple):
     image_id: str | None
     stored: StoredImage | None = None  # None: `image` is the path of a file
     group_id: str | None = None
+    has_group: bool = False  # of a tar sample: whether it has the key of groups, perhaps empty
 
 
 class Problem(NamedTuple):
@@ -69,25 +70,12 @@ class Refusals:
             raise ValueError("\n  ".join([f"{what} cannot be used:", *self._first, *more]))
 
 
-class Columns(Protocol):
-    """What the formats ask of a kind of table.
-
-    Attributes:
-        image_key: column of the image path; None until it is chosen.
-    """
-
-    image_key: str | None
-
-    def choose(self, names: Collection[str]) -> str | None:
-        """Choose columns by their names; return what is missing, None if nothing is."""
-
-
 class PairColumns:
     """Names of the columns of image, caption and ids, and the check of a record against them.
 
     Args:
         image_key, caption_key: None: the first of `IMAGE_KEYS` and of `CAPTION_KEYS` that exists.
-        image_id_key: None: `IMAGE_ID_KEY`, if it exists.
+        image_id_key: None: `_IMAGE_ID_KEY`, if it exists.
         group_id_key: None: there are no groups.
     """
 
@@ -100,17 +88,24 @@ class PairColumns:
     ) -> None:
         self.image_key = image_key
         self.caption_key = caption_key
-        self.image_id_key = image_id_key or IMAGE_ID_KEY
+        self.image_id_key = image_id_key or _IMAGE_ID_KEY
         self.group_id_key = group_id_key
         self._needs_id = image_id_key is not None
         self._records = self._with_group = 0
 
-    def choose(self, names: Collection[str]) -> str | None:
-        """Choose the names that are not given; return what is missing if `names` lacks one."""
-        missing = self._choose(names)
-        if missing is None and self.group_id_key not in (None, *names):
+    def choose(self, names: Sequence[str]) -> str | None:
+        """Choose the columns of a header; return what is wrong with it, None if nothing is."""
+        wrong = self._choose(names)
+        if wrong is not None:
+            return wrong
+        if self.group_id_key not in (None, *names):
             return _no_column("group_id", (str(self.group_id_key),), names)
-        return missing
+        read = (self.image_key, self.caption_key, self.image_id_key, self.group_id_key)
+        twice = next((name for name in read if names.count(name) > 1), None)
+        if twice is None:
+            return None
+        # Only the last would be read.
+        return f"column {short(twice)} occurs {names.count(twice)} times; rename or remove one"
 
     def missing_at_end(self) -> str | None:
         """Return what is missing if no record had the column of groups; call it after the last.

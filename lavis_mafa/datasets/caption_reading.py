@@ -6,8 +6,8 @@ import unicodedata
 
 # Categories that tokenizers drop: control and format characters, private use, blanks, combining
 # marks. Unassigned characters are not among them: a later version of Unicode may have emoji there.
-NOTHING = frozenset(("Cc", "Cf", "Co", "Cs", "Zs", "Zl", "Zp", "Mn", "Mc", "Me"))
-REPLACEMENT = "\ufffd"  # replaces bytes that were not valid text
+_NOTHING = frozenset(("Cc", "Cf", "Co", "Cs", "Zs", "Zl", "Zp", "Mn", "Mc", "Me"))
+_REPLACEMENT = "\ufffd"  # replaces bytes that were not valid text
 
 
 def require_readable(caption: str) -> None:
@@ -32,7 +32,7 @@ def require_readable(caption: str) -> None:
 
 
 def _is_readable(char: str) -> bool:
-    return char.isalnum() or (char != REPLACEMENT and unicodedata.category(char) not in NOTHING)
+    return char.isalnum() or (char != _REPLACEMENT and unicodedata.category(char) not in _NOTHING)
 
 
 def _short(caption: str) -> str:

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from lavis_mafa.datasets.judged_truth import JudgedTruth
 from lavis_mafa.datasets.judgements import Judgements, has_judgements, read_judgements
-from lavis_mafa.datasets.numbering import DIGEST, dense_ids, digest_of
+from lavis_mafa.datasets.pair_conversion import dense_ids, digest_of
 from lavis_mafa.datasets.pair_table import PairTable
 from lavis_mafa.metrics.known_truth import read_truth
 
@@ -180,5 +180,4 @@ def _numbers(captions: Iterator[str]) -> Numbers:
     stored = bytearray()
     for caption in captions:
         stored += digest_of(b"", normalised(caption).encode("utf-8", "surrogatepass"))
-    digests = np.frombuffer(stored, DIGEST)
-    return dense_ids(digests["high"], digests["low"])[0]
+    return dense_ids(stored)[0]

@@ -10,28 +10,28 @@ from __future__ import annotations
 import hashlib
 import os
 from array import array
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from lavis.processors.blip_processors import BlipCaptionProcessor
 
 from lavis_mafa.datasets.annotation_files import read_rows, require_files
-from lavis_mafa.datasets.annotation_rows import Problem, Row, StoredImage
+from lavis_mafa.datasets.annotation_rows import Problem, Row
 from lavis_mafa.datasets.caption_reading import require_readable
 from lavis_mafa.datasets.columnar_files import require_same_columns
 from lavis_mafa.datasets.image_reading import read_rgb, read_size, require_file
 from lavis_mafa.io.processes import progress
 
-MIN_SIDE = 32  # pixels; smaller images are reported as tiny
-MAX_ASPECT = 5.0  # longer to shorter side; more is reported as extreme
-BLOCK = 1024  # image files handed to the worker threads at a time
-BLOCK_BYTES = 2**26  # of images inside annotation files, handed to them at a time
-PRINTED = 10  # examples of each problem in the printed summary
+_MIN_SIDE = 32  # pixels; smaller images are reported as tiny
+_MAX_ASPECT = 5.0  # longer to shorter side; more is reported as extreme
+_BLOCK = 1024  # image files handed to the worker threads at a time
+_BLOCK_BYTES = 2**26  # of images inside annotation files, handed to them at a time
+_PRINTED = 10  # examples of each problem in the printed summary
 
 PROBLEMS = {
     "malformed_rows": "malformed rows",
@@ -48,52 +48,42 @@ PROBLEMS = {
 }
 
 
+# Digest and (width, height) of an image file, or why it cannot be read.
+_Facts = tuple[bytes, tuple[int, int]] | Exception
+
 # The default processor of our builders. It removes some characters: of "..." nothing is left.
 _processed = BlipCaptionProcessor()
 
 
-@dataclass
-class _Groups:
-    """Sizes of the groups, in pairs, and which of them have several images."""
+def _group_report(groups: dict[str, Counter[str]], pairs: int) -> dict[str, Any]:
+    """Return the counts of groups, given the images of the pairs of each."""
+    sizes = {group: images.total() for group, images in groups.items()}
+    largest = max(sizes, key=sizes.__getitem__, default=None)
+    return {
+        "groups": len(sizes),
+        "groups_with_several_images": sum(len(images) > 1 for images in groups.values()),
+        "pairs": sum(sizes.values()),
+        "share": sum(sizes.values()) / pairs if pairs else 0.0,
+        "largest": 0 if largest is None else sizes[largest],
+        "largest_group": largest,
+    }
 
-    sizes: Counter[str] = field(default_factory=Counter)
-    with_several: set[str] = field(default_factory=set)
-    _first_image: dict[str, str] = field(default_factory=dict)
 
-    def add(self, group: str, image: str) -> None:
-        self.sizes[group] += 1
-        if self._first_image.setdefault(group, image) != image:
-            self.with_several.add(group)
-
-    def report(self, pairs: int) -> dict[str, Any]:
-        """Return the counts: groups, their pairs, and the largest."""
-        size = max(self.sizes.values(), default=0)
-        largest = next((group for group, count in self.sizes.items() if count == size), None)
-        return {
-            "groups": len(self.sizes),
-            "groups_with_several_images": len(self.with_several),
-            "pairs": self.sizes.total(),
-            "share": self.sizes.total() / pairs if pairs else 0.0,
-            "largest": size,
-            "largest_group": largest,
-        }
-
-    def problems(self, pairs: int) -> list[str]:
-        """Return what makes the groups useless, or most pairs lack negatives."""
-        found = self.report(pairs)
-        wrong = []
-        if not self.with_several:
-            wrong.append(
-                "no group has two images, so that groups change nothing: give the column whose "
-                "values are equal for samples that belong together (--group-id-key)"
-            )
-        if found["largest"] > pairs / 2:
-            wrong.append(
-                f"group {found['largest_group']!r} has {found['largest']} of {pairs} pairs, which "
-                "are no negatives of each other, so that most pairs have few: leave its value "
-                "empty if it means none, or give another column (--group-id-key)"
-            )
-        return wrong
+def _group_problems(found: dict[str, Any], pairs: int) -> list[str]:
+    """Return what makes groups useless, or why most pairs lack negatives."""
+    wrong = []
+    if not found["groups_with_several_images"]:
+        wrong.append(
+            "no group has two images, so that groups change nothing: give the column whose "
+            "values are equal for samples that belong together (--group-id-key)"
+        )
+    if found["largest"] > pairs / 2:
+        wrong.append(
+            f"group {found['largest_group']!r} has {found['largest']} of {pairs} pairs, which "
+            "are no negatives of each other, so that most pairs have few: leave its value "
+            "empty if it means none, or give another column (--group-id-key)"
+        )
+    return wrong
 
 
 @dataclass
@@ -104,7 +94,7 @@ class _Rows:
     pairs: int = 0
     words: array[int] = field(default_factory=lambda: array("q"))
     captions_of: dict[str, int] = field(default_factory=dict)
-    groups: _Groups = field(default_factory=_Groups)
+    groups: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     _seen: set[bytes] = field(default_factory=set)
     _links: set[tuple[str, str]] = field(default_factory=set)
     _id_of: dict[str, str] = field(default_factory=dict)
@@ -128,7 +118,7 @@ class _Rows:
         image_id = row.image_id
         self.pairs += 1
         if row.group_id is not None:
-            self.groups.add(row.group_id, image)
+            self.groups[row.group_id][image] += 1
         self.captions_of[image] = self.captions_of.get(image, 0) + 1
         self.words.append(len(caption.split()))
         try:
@@ -149,15 +139,6 @@ class _Rows:
             known_id = self._id_of.setdefault(image, image_id)
             if known_id != image_id:
                 self.problems["split_image_ids"].append(f"{image!r}: {known_id!r}, {image_id!r}")
-
-
-class _ImageFacts(NamedTuple):
-    """Digest and (width, height) of one image file, or why it cannot be read."""
-
-    digest: bytes = b""
-    size: tuple[int, int] | None = None
-    missing: bool = False
-    error: str | None = None
 
 
 def check(
@@ -214,19 +195,21 @@ def check(
     problems: dict[str, list[str]] = {key: [] for key in PROBLEMS}
     rows = _Rows(problems)
     with ThreadPool(workers) as pool:
-        images = _Images(pool, decode, problems)
+        images = _Images(pool, os.fspath(image_root or ""), decode, problems)
         for path, row, name in _rows_of(paths, keys, limit, rows):
             if row.stored is not None:
-                images.add(name, row.stored)
+                images.add(name, row.stored.content)
             elif image_root is None:
                 raise ValueError(
                     f"{path}, {row.where} has the path of an image, {row.image!r}: give the folder "
                     "that paths are relative to (--image-root)"
                 )
-        images.read_added()
-        images.read_files(rows.files, os.fspath(image_root or ""))
+        for name in progress(rows.files, "images", unit=" images"):
+            images.add(name)
+        images.read()
+    groups = _group_report(rows.groups, rows.pairs)
     if group_id_key is not None and rows.pairs:
-        problems["groups"] += rows.groups.problems(rows.pairs)
+        problems["groups"] += _group_problems(groups, rows.pairs)
     several = sum(count > 1 for count in rows.captions_of.values())
     return {
         "pairs": rows.pairs,
@@ -236,7 +219,7 @@ def check(
         "width": _distribution([width for width, _ in images.sizes]),
         "height": _distribution([height for _, height in images.sizes]),
         "looked_in": None if image_root is None else os.path.abspath(image_root),
-        **({} if group_id_key is None else {"groups": rows.groups.report(rows.pairs)}),
+        **({} if group_id_key is None else {"groups": groups}),
         "problems": problems,
     }
 
@@ -276,9 +259,9 @@ def render(report: dict[str, Any]) -> str:
     lines.append("problems:" if found else "no problems")
     for key, findings in found.items():
         lines.append(f"  {len(findings)} {PROBLEMS[key]}")
-        lines += [f"    {finding}" for finding in findings[:PRINTED]]
-        if len(findings) > PRINTED:
-            lines.append(f"    and {len(findings) - PRINTED} more (--json lists all)")
+        lines += [f"    {finding}" for finding in findings[:_PRINTED]]
+        if len(findings) > _PRINTED:
+            lines.append(f"    and {len(findings) - _PRINTED} more (--json lists all)")
     return "\n".join(lines)
 
 
@@ -308,71 +291,67 @@ class _Images:
 
     Threads suffice: decoding and hashing release the GIL.
 
+    Args:
+        root: folder of the images that are files of their own.
+
     Attributes:
         sizes: width and height of the readable images.
     """
 
-    def __init__(self, pool: ThreadPool, decode: bool, problems: dict[str, list[str]]) -> None:
-        self.pool, self.decode, self.problems = pool, decode, problems
+    def __init__(
+        self, pool: ThreadPool, root: str, decode: bool, problems: dict[str, list[str]]
+    ) -> None:
+        self.pool, self.root, self.decode, self.problems = pool, root, decode, problems
         self.sizes: list[tuple[int, int]] = []
         self._first_with: dict[bytes, str] = {}
         self._seen: set[str] = set()
-        self._waiting: list[tuple[str, bytes]] = []
+        self._waiting: list[tuple[str, bytes | None]] = []
         self._waiting_bytes = 0
 
-    def add(self, name: str, stored: StoredImage) -> None:
-        """Read an image inside an annotation file, soon; one that has been read is skipped."""
+    def add(self, name: str, content: Any = None) -> None:
+        """Read an image soon, unless it has been read.
+
+        Args:
+            content: its bytes, a buffer of pyarrow; None if it is a file of its own.
+        """
         if name in self._seen:
             return
         self._seen.add(name)
-        self._waiting.append((name, stored.content.to_pybytes()))
-        self._waiting_bytes += stored.content.size
-        if self._waiting_bytes > BLOCK_BYTES:
-            self.read_added()
+        self._waiting.append((name, None if content is None else content.to_pybytes()))
+        self._waiting_bytes += len(content or b"")
+        if len(self._waiting) >= _BLOCK or self._waiting_bytes > _BLOCK_BYTES:
+            self.read()
 
-    def read_added(self) -> None:
+    def read(self) -> None:
         """Read the images that wait."""
-        facts = self.pool.imap(lambda one: _facts(*one, self.decode), self._waiting)
+        facts = self.pool.imap(lambda one: _facts(*one, self.root, self.decode), self._waiting)
         for (name, _), fact in zip(self._waiting, facts, strict=True):
             self._note(name, fact)
         self._waiting, self._waiting_bytes = [], 0
 
-    def read_files(self, names: list[str], root: str) -> None:
-        """Read image files, with a progress bar."""
-        for name, fact in progress(
-            self._facts_of(names, root), "images", total=len(names), unit=" images"
-        ):
-            self._note(name, fact)
-
-    def _facts_of(self, names: list[str], root: str) -> Iterator[tuple[str, _ImageFacts]]:
-        for start in range(0, len(names), BLOCK):
-            block = names[start : start + BLOCK]
-            paths = [os.path.join(root, name) for name in block]
-            facts = self.pool.imap(lambda path: _facts(path, None, self.decode), paths)
-            yield from zip(block, facts, strict=True)
-
-    def _note(self, image: str, fact: _ImageFacts) -> None:
+    def _note(self, image: str, fact: _Facts) -> None:
         problems = self.problems
-        if fact.missing:
+        if isinstance(fact, FileNotFoundError):
             problems["missing_files"].append(repr(image))
-            return
-        if fact.error is not None:
-            problems["unreadable_images"].append(f"{image!r}: {fact.error}")
-        if fact.size is not None:
-            twin = self._first_with.setdefault(fact.digest, image)
+        elif isinstance(fact, Exception):
+            problems["unreadable_images"].append(f"{image!r}: {type(fact).__name__}: {fact}")
+        else:
+            digest, size = fact
+            twin = self._first_with.setdefault(digest, image)
             if twin != image:
                 problems["duplicate_images"].append(f"{image!r} has the content of {twin!r}")
-            self.sizes.append(fact.size)
-            short, long = sorted(fact.size)
-            finding = f"{image!r}: {fact.size[0]} x {fact.size[1]} pixels"
-            if short < MIN_SIDE:
-                problems["tiny_images"].append(f"{finding}, shorter side below {MIN_SIDE}")
-            if long > MAX_ASPECT * short:
-                problems["extreme_images"].append(f"{finding}, aspect above {MAX_ASPECT:g}")
+            self.sizes.append(size)
+            short, long = sorted(size)
+            finding = f"{image!r}: {size[0]} x {size[1]} pixels"
+            if short < _MIN_SIDE:
+                problems["tiny_images"].append(f"{finding}, shorter side below {_MIN_SIDE}")
+            if long > _MAX_ASPECT * short:
+                problems["extreme_images"].append(f"{finding}, aspect above {_MAX_ASPECT:g}")
 
 
-def _facts(path: str, data: bytes | None, decode: bool) -> _ImageFacts:
+def _facts(name: str, data: bytes | None, root: str, decode: bool) -> _Facts:
     """Read an image file, or its content under a name."""
+    path = name if data is not None else os.path.join(root, name)
     try:
         digest = hashlib.sha256(data or b"")
         if data is None:
@@ -380,12 +359,9 @@ def _facts(path: str, data: bytes | None, decode: bool) -> _ImageFacts:
             with open(path, "rb") as stream:
                 while block := stream.read(1 << 20):
                     digest.update(block)
-        size = read_rgb(path, data).size if decode else read_size(path, data)
-        return _ImageFacts(digest.digest(), size)
-    except FileNotFoundError:
-        return _ImageFacts(missing=True)
+        return digest.digest(), read_rgb(path, data).size if decode else read_size(path, data)
     except (OSError, ValueError) as error:  # ValueError: a null byte in the path
-        return _ImageFacts(error=f"{type(error).__name__}: {error}")
+        return error
 
 
 def _distribution(values: Sequence[int] | array[int]) -> dict[str, float] | None:

@@ -15,14 +15,13 @@ The content of a file is not trusted: offsets, indices and text are checked befo
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import types
@@ -35,33 +34,34 @@ from lavis_mafa.datasets.annotation_rows import (
     short,
 )
 
-PARQUET, ARROW = ".parquet", ".arrow"
-COLUMNAR_SUFFIXES = (PARQUET, ARROW)
+PARQUET, _ARROW = ".parquet", ".arrow"
+COLUMNAR_SUFFIXES = (PARQUET, _ARROW)
 BATCH_BYTES = 2**25  # of a batch of parquet rows with images, unless a single row has more
-TEXT_ROWS = 1024  # in a batch of parquet rows without images
-PAGE_BYTES = 2**20  # read at a time: a column of a row group may be larger than the memory
-STREAM_END = b"\xff\xff\xff\xff\0\0\0\0"
-IPC_FILE = b"ARROW1"
+_TEXT_ROWS = 1024  # in a batch of parquet rows without images
+_PAGE_BYTES = 2**20  # read at a time: a column of a row group may be larger than the memory
+_STREAM_END = b"\xff\xff\xff\xff\0\0\0\0"
+_IPC_FILE = b"ARROW1"
 
-# What a column holds. `EMPTY`: nothing but nulls.
-TEXT, TEXTS, INTEGER, BYTES, FILES, EMPTY = (
+# What a column holds. `_EMPTY`: nothing but nulls.
+TEXT, _TEXTS, _INTEGER, _BYTES, _FILES, _EMPTY = (
     *("strings", "lists of strings", "integers", "bytes", "bytes and paths", "nulls"),
 )
-EXPECTED = {
-    "image": (BYTES, FILES, TEXT),
-    "caption": (TEXT, TEXTS, EMPTY),
-    "image_id": (TEXT, INTEGER, EMPTY),
-    "group_id": (TEXT, INTEGER, EMPTY),
+STORED = (_BYTES, _FILES)
+_EXPECTED = {
+    "image": (*STORED, TEXT),
+    "caption": (TEXT, _TEXTS, _EMPTY),
+    "image_id": (TEXT, _INTEGER, _EMPTY),
+    "group_id": (TEXT, _INTEGER, _EMPTY),
 }
-OF_IDS = "store strings or integers (pandas makes floats of integers with gaps: use Int64)"
-HINTS = {
+_OF_IDS = "store strings or integers (pandas makes floats of integers with gaps: use Int64)"
+_HINTS = {
     "image": "store the bytes of image files, or their paths",
     "caption": "store strings or lists of strings",
-    "image_id": OF_IDS,
-    "group_id": OF_IDS,
+    "image_id": _OF_IDS,
+    "group_id": _OF_IDS,
 }
 # pyarrow reports damaged files by its own classes, by OSError and by those of Python's decoders.
-DAMAGE = (pa.ArrowException, OSError, ValueError, OverflowError, MemoryError)
+_DAMAGE = (pa.ArrowException, OSError, ValueError, OverflowError, MemoryError)
 
 
 class UsedColumn(NamedTuple):
@@ -77,24 +77,6 @@ def is_columnar(path: str | os.PathLike[str]) -> bool:
     return Path(path).suffix.lower() in COLUMNAR_SUFFIXES
 
 
-def used_columns(
-    path: str | os.PathLike[str],
-    image_key: str | None = None,
-    caption_key: str | None = None,
-    image_id_key: str | None = None,
-    group_id_key: str | None = None,
-) -> list[UsedColumn]:
-    """Return the columns of a file that hold the pairs; only its schema is read.
-
-    Raises:
-        ValueError: naming the file, for columns that are missing, doubled or of another type, and
-            for a file that cannot be read.
-    """
-    with _naming(path), _opened(Path(path)) as file:
-        columns = PairColumns(image_key, caption_key, image_id_key, group_id_key)
-        return _used(file.schema, columns)
-
-
 def require_same_columns(
     paths: Collection[Path],
     image_key: str | None = None,
@@ -104,12 +86,17 @@ def require_same_columns(
 ) -> list[UsedColumn]:
     """Return the columns of the parquet and Arrow files among `paths`; [] if there are none.
 
+    Only their schemas are read.
+
     Raises:
-        ValueError: as `used_columns`, or if columns of the files have different names or content.
+        ValueError: naming the file, for columns that are missing, doubled or of another type, for a
+            file that cannot be read, and if columns of the files have different names or content.
     """
     first: tuple[Path, list[UsedColumn]] | None = None
     for path in filter(is_columnar, paths):
-        found = used_columns(path, image_key, caption_key, image_id_key, group_id_key)
+        with _naming(path), _opened(path) as file:
+            keys = PairColumns(image_key, caption_key, image_id_key, group_id_key)
+            found = _used(file.schema, keys)
         first = first or (path, found)
         if not _agree(first[1], found):
             raise ValueError(
@@ -131,18 +118,15 @@ def raw_rows(path: Path, columns: PairColumns, images: bool = True) -> Iterator[
     number, total = 0, None
     try:
         with _opened(path) as file:
-            used = {column.role: column for column in _used(file.schema, columns)}
+            used = _used(file.schema, columns)
             total = file.rows
-            image_key = used["image"].name
-            if not images and used["image"].kind in (BYTES, FILES):
-                del used["image"]
-            names = [column.name for column in used.values()]
-            stores = "image" in used and used["image"].kind in (BYTES, FILES)
-            for batch in file.batches(names, stores):
-                yield from _rows_of(batch, used, image_key, number, path.name, file.base)
+            if not images:
+                used = [column for column in used if column.kind not in STORED]
+            stores = any(column.kind in STORED for column in used)
+            for batch in file.batches([column.name for column in used], stores):
+                yield from _rows_of(batch, used, columns.image_key, number, path.name, file.base)
                 number += batch.num_rows
-            file.require_end()
-    except DAMAGE as error:
+    except _DAMAGE as error:
         known = "" if total is None else f" of {total}"
         why = f"the file is damaged or cut short, or no {path.suffix[1:]} file: {_message(error)}"
         if isinstance(error, _WrongColumns):
@@ -161,7 +145,7 @@ def rows_stated(path: Path) -> int | None:
     try:
         with _opened(path) as file:
             return file.rows
-    except DAMAGE:
+    except _DAMAGE:
         return None
 
 
@@ -176,7 +160,7 @@ def _naming(path: str | os.PathLike[str]) -> Iterator[None]:
         yield
     except _WrongColumns as error:
         raise ValueError(f"{os.fspath(path)}: {error}") from None
-    except DAMAGE as error:
+    except _DAMAGE as error:
         kind = Path(path).suffix[1:]
         raise ValueError(
             f"{os.fspath(path)} is damaged or cut short, or no {kind} file ({_message(error)}); "
@@ -197,66 +181,58 @@ class _File(NamedTuple):
 
     Attributes:
         rows: the number that the file states; None if it states none.
-        base: address of the memory map; None if the file is not mapped.
+        base: the memory map; None if the file is not mapped.
         batches: yields record batches of the named columns; the flag says whether these may hold
-            images.
-        require_end: raises ValueError if the file is cut short behind its last batch.
+            images. It raises one of `_DAMAGE` if the file is damaged or cut short.
     """
 
     schema: pa.Schema
     rows: int | None
     base: pa.Buffer | None
     batches: Callable[[list[str], bool], Iterator[pa.RecordBatch]]
-    require_end: Callable[[], None]
 
 
 @contextmanager
 def _opened(path: Path) -> Iterator[_File]:
     if path.suffix.lower() == PARQUET:
-        with pq.ParquetFile(path, buffer_size=PAGE_BYTES, pre_buffer=False) as file:
-            yield _parquet(file)
+        with pq.ParquetFile(path, buffer_size=_PAGE_BYTES, pre_buffer=False) as file:
+            batches = partial(_parquet_batches, file)
+            yield _File(file.schema_arrow, file.metadata.num_rows, None, batches)
         return
     with pa.memory_map(os.fspath(path)) as source:
-        yield _arrow(source)
+        base = source.read_buffer()
+        is_file = bytes(memoryview(base)[: len(_IPC_FILE)]) == _IPC_FILE
+        source.seek(0)
+        # Without `included_fields`, which would copy what it reads of a file: nothing that is not
+        # used is read from the memory map.
+        reader = (pa.ipc.open_file if is_file else pa.ipc.open_stream)(source)
+        yield _File(reader.schema, None, base, partial(_arrow_batches, reader, base, is_file))
 
 
-def _parquet(file: pq.ParquetFile) -> _File:
-    def batches(names: list[str], images: bool) -> Iterator[pa.RecordBatch]:
-        rows = TEXT_ROWS
-        if images:
-            # In a dictionary a megabyte may be thousands of rows of a megabyte each, so that every
-            # row may be as large as its whole group. Nothing more is asked of the metadata of
-            # columns: of damaged ones pyarrow aborts the process.
-            groups = map(file.metadata.row_group, range(file.num_row_groups))
-            largest = max((group.total_byte_size for group in groups), default=1)
-            rows = min(TEXT_ROWS, max(1, BATCH_BYTES // max(1, largest)))
-        yield from file.iter_batches(rows, columns=names, use_threads=False)
+def _parquet_batches(
+    file: pq.ParquetFile, names: list[str], images: bool
+) -> Iterator[pa.RecordBatch]:
+    rows = _TEXT_ROWS
+    if images:
+        # In a dictionary a megabyte may be thousands of rows of a megabyte each, so that every row
+        # may be as large as its whole group. Nothing more is asked of the metadata of columns: of
+        # damaged ones pyarrow aborts the process.
+        groups = map(file.metadata.row_group, range(file.num_row_groups))
+        largest = max((group.total_byte_size for group in groups), default=1)
+        rows = min(_TEXT_ROWS, max(1, BATCH_BYTES // max(1, largest)))
+    yield from file.iter_batches(rows, columns=names, use_threads=False)
 
-    return _File(file.schema_arrow, file.metadata.num_rows, None, batches, lambda: None)
 
-
-def _arrow(source: pa.MemoryMappedFile) -> _File:
-    base = source.read_buffer()
-    content = memoryview(base)
-    is_file = bytes(content[: len(IPC_FILE)]) == IPC_FILE
-    source.seek(0)
-
-    # Without `included_fields`, which would copy what it reads of a file: nothing that is not used
-    # is read from the memory map.
-    reader = (pa.ipc.open_file if is_file else pa.ipc.open_stream)(source)
-
-    def batches(names: list[str], images: bool) -> Iterator[pa.RecordBatch]:
-        if is_file:
-            yield from map(reader.get_batch, range(reader.num_record_batches))
-        else:
-            yield from reader
-
-    def require_end() -> None:
-        # A reader takes the end of the file for the end of the stream.
-        if not is_file and bytes(content[-len(STREAM_END) :]) != STREAM_END:
-            raise ValueError("the mark of the end is missing")
-
-    return _File(reader.schema, None, base, batches, require_end)
+def _arrow_batches(
+    reader: Any, base: pa.Buffer, is_file: bool, names: list[str], images: bool
+) -> Iterator[pa.RecordBatch]:
+    if is_file:
+        yield from map(reader.get_batch, range(reader.num_record_batches))
+        return
+    yield from reader
+    # A reader takes the end of the file for the end of the stream.
+    if bytes(memoryview(base)[-len(_STREAM_END) :]) != _STREAM_END:
+        raise ValueError("the mark of the end is missing")
 
 
 # Columns
@@ -266,7 +242,7 @@ def _used(schema: pa.Schema, columns: PairColumns) -> list[UsedColumn]:
     """Choose the columns by name and type."""
     kinds = {name: _kind(schema.field(i).type) for i, name in enumerate(schema.names)}
     if columns.image_key is None:  # bytes rather than the name that they had as a file
-        stored = (name for name in IMAGE_KEYS if kinds.get(name) in (BYTES, FILES))
+        stored = (name for name in IMAGE_KEYS if kinds.get(name) in STORED)
         columns.image_key = next(stored, None)
     missing = columns.choose(schema.names)
     if missing:
@@ -282,16 +258,12 @@ def _used(schema: pa.Schema, columns: PairColumns) -> list[UsedColumn]:
         for role, name in names.items()
         if name and name in kinds
     ]
-    times = Counter(schema.names)
     for role, name, kind in used:
-        if times[name] > 1:
-            why = f"column {short(name)} occurs {times[name]} times; rename or remove one"
-            raise _WrongColumns(why)
-        if kind not in EXPECTED[role]:
+        if kind not in _EXPECTED[role]:
             given = str(schema.field(name).type)
             raise _WrongColumns(
                 f"column {short(name)} of type {short(given)}: expected "
-                f"{', '.join(EXPECTED[role])}; {HINTS[role]}, or set {role}_key to another column"
+                f"{', '.join(_EXPECTED[role])}; {_HINTS[role]}, or set {role}_key to another column"
             )
     return used
 
@@ -300,22 +272,22 @@ def _kind(kind: pa.DataType) -> str:
     """Return what a column of this type holds; "" for other types."""
     if types.is_dictionary(kind):
         found = _kind(kind.value_type)
-        return found if found in (TEXT, INTEGER) else ""
+        return found if found in (TEXT, _INTEGER) else ""
     if _is_text(kind):
         return TEXT
     if types.is_binary(kind) or types.is_large_binary(kind) or _is_view(kind, "binary"):
-        return BYTES
+        return _BYTES
     if types.is_integer(kind):
-        return INTEGER
+        return _INTEGER
     if types.is_null(kind):
-        return EMPTY
+        return _EMPTY
     if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
-        return TEXTS if _kind(kind.value_type) in (TEXT, EMPTY) else ""
+        return _TEXTS if _kind(kind.value_type) in (TEXT, _EMPTY) else ""
     if types.is_struct(kind):
         parts = {kind.field(i).name: _kind(kind.field(i).type) for i in range(kind.num_fields)}
-        known = {"bytes": (BYTES, EMPTY), "path": (TEXT, EMPTY)}
+        known = {"bytes": (_BYTES, _EMPTY), "path": (TEXT, _EMPTY)}
         fits = all(parts[name] in known[name] for name in known if name in parts)
-        return FILES if fits and parts.keys() & known.keys() else ""
+        return _FILES if fits and parts.keys() & known.keys() else ""
     return ""
 
 
@@ -346,27 +318,25 @@ def _described(used: list[UsedColumn]) -> str:
 
 def _rows_of(
     batch: pa.RecordBatch,
-    used: dict[str, UsedColumn],
-    image_key: str,
+    used: list[UsedColumn],
+    image_key: str | None,
     first: int,
     file: str,
     base: pa.Buffer | None,
 ) -> Iterator[tuple[str, dict[str, Any]] | Problem]:
     """Yield the rows of a batch, whose first row has the number ``first`` in the file."""
-    count = batch.num_rows
-    numbers = range(first, first + count)
-    values: dict[str, list[Any]] = {image_key: [f"{file}/{row}" for row in numbers]}
+    numbers = range(first, first + batch.num_rows)
+    values: dict[str, list[Any]] = {str(image_key): [f"{file}/{row}" for row in numbers]}
     try:
-        for role, name, kind in used.values():
-            column = batch.column(name)
+        for role, name, _ in used:
+            found = _values(batch.column(name))
+            if len(found) != len(numbers):
+                raise ValueError(f"column {short(name)} has {len(found)} rows of {len(numbers)}")
             if role == "image":
-                values[name] = _images(column, kind, values[name], first, base)
-            else:
-                values[name] = _values(column, kind)
-        lengths = [len(column) for column in values.values()]
-        if set(lengths) != {count}:
-            raise ValueError(f"columns of {lengths} rows, expected {count}")
-    except DAMAGE as error:
+                named = zip(numbers, values[name], found, strict=True)
+                found = [_image(row, place, value, base) for row, place, value in named]
+            values[name] = found
+    except _DAMAGE as error:
         why = f"the content is damaged: {_message(error)}"
         yield Problem(f"rows {first} to {numbers.stop - 1}", why)
         return
@@ -374,111 +344,74 @@ def _rows_of(
         yield f"row {number}", dict(zip(values, row, strict=True))
 
 
-def _values(column: pa.Array, kind: str) -> list[Any]:
-    """Return the values of a column of captions or ids."""
-    if kind == EMPTY:
-        return [None] * len(column)
-    if kind == TEXT:
-        return _texts(column)
-    if kind == INTEGER:
-        column.validate(full=True)
-        found: list[Any] = column.to_pylist()
-        return found
-    # The list's own check would refuse a whole batch for one text that is not UTF-8.
-    column.validate()
-    offsets = _list_offsets(column)
-    texts = _values(column.values, _kind(column.values.type))
-    _require_offsets(offsets, len(texts))
-    absent = column.is_null().to_pylist()
-    return [None if absent[k] else texts[offsets[k] : offsets[k + 1]] for k in range(len(column))]
+def _image(row: int, place: str, value: Any, base: pa.Buffer | None) -> str | StoredImage | None:
+    """Return the image of a row: its bytes if it has any, else its path.
+
+    Args:
+        place: its name if the row gives none.
+        value: path, bytes, or the pair of both.
+    """
+    content, path = value if isinstance(value, tuple) else (value, None)
+    if not isinstance(content, pa.Buffer):
+        return path or content
+    mapped = base is not None and base.address <= content.address < base.address + base.size
+    start = content.address - base.address if mapped and base is not None else None
+    return StoredImage(path if path and path.strip() else place, start, content.size, row, content)
 
 
-def _list_offsets(column: pa.Array) -> npt.NDArray[np.int64]:
-    if types.is_fixed_size_list(column.type):
-        rows = np.arange(column.offset, column.offset + len(column) + 1)
-        return np.asarray(rows * column.type.list_size, np.int64)
-    if not len(column):
-        return np.zeros(1, np.int64)
-    return np.asarray(column.offsets.to_numpy(zero_copy_only=False), np.int64)
-
-
-def _require_offsets(offsets: npt.NDArray[np.int64], end: int) -> None:
-    if offsets[0] < 0 or offsets[-1] > end or (np.diff(offsets) < 0).any():
-        raise ValueError("offsets are not in order, or point outside the column")
-
-
-def _texts(column: pa.Array) -> list[str | None]:
-    """Return strings; bytes that are not UTF-8 become lone surrogates, which the check of the row
-    reports."""
-    found = _as_bytes(column).to_pylist()
-    return [None if text is None else text.decode("utf-8", "surrogateescape") for text in found]
-
-
-def _as_bytes(column: pa.Array) -> pa.Array:
-    """Return strings or bytes as checked bytes; the check of strings would stop at the first text
-    that is not UTF-8, and would not say where it is."""
+def _values(column: pa.Array) -> list[Any]:
+    """Return the values of a column: bytes as buffers, without a copy; of a struct of bytes and
+    path both as a tuple. Bytes that are not UTF-8 become lone surrogates in texts, which the check
+    of the row reports."""
     kind = column.type
-    if types.is_dictionary(kind):
-        values = _as_bytes(column.dictionary)
-        column = pa.DictionaryArray.from_arrays(column.indices, values).dictionary_decode()
-    elif types.is_null(kind):
-        column = column.cast(pa.binary())
-    elif types.is_string(kind):
-        column = column.view(pa.binary())
-    elif types.is_large_string(kind):
-        column = column.view(pa.large_binary())
-    elif _is_view(kind, "string") or _is_view(kind, "binary"):
-        column.validate(full=True)
-        column = column.cast(pa.large_string() if _is_text(kind) else pa.large_binary())
-        return _as_bytes(column) if _is_text(column.type) else column
-    column.validate(full=True)
-    return column
-
-
-def _images(
-    column: pa.Array, kind: str, names: list[str], first: int, base: pa.Buffer | None
-) -> list[str | StoredImage | None]:
-    """Return the images of a batch: bytes where there are any, else the path."""
-    count = len(column)
-    paths: list[str | None] = [None] * count
-    stored: list[tuple[pa.Buffer, int | None] | None] = [None] * count
-    if kind == TEXT:
-        paths = _texts(column)
-    elif kind == BYTES:
-        stored = _buffers(column, base)
-    else:
+    if types.is_struct(kind):
         column.validate()
-        parts = dict(zip((field.name for field in column.type), column.flatten(), strict=True))
-        if "path" in parts:
-            paths = _values(parts["path"], _kind(parts["path"].type))
-        if "bytes" in parts and _kind(parts["bytes"].type) == BYTES:
-            stored = _buffers(parts["bytes"], base)
-    if not len(paths) == len(stored) == count:
-        raise ValueError("the parts of the image column have different lengths")
-    found: list[str | StoredImage | None] = []
-    for k, (content, path) in enumerate(zip(stored, paths, strict=True)):
-        name = path if path and path.strip() else names[k]
-        found.append(path if content is None else StoredImage(name, *content, first + k))
-    return found
+        parts = dict(zip((field.name for field in kind), column.flatten(), strict=True))
+        absent = [None] * len(column)
+        both = [_values(parts[name]) if name in parts else absent for name in ("bytes", "path")]
+        return list(zip(*both, strict=True))
+    checked = _checked(column)
+    if _kind(kind) == _BYTES:
+        return _buffers(checked)
+    return [_decoded(value) for value in checked.to_pylist()]
 
 
-def _buffers(column: pa.Array, base: pa.Buffer | None) -> list[tuple[pa.Buffer, int | None] | None]:
-    """Return the bytes of each row and their place in the memory-mapped file, without a copy."""
-    column = _as_bytes(column)
+def _buffers(column: pa.Array) -> list[pa.Buffer | None]:
+    """Return checked bytes where they lie; a scalar of pyarrow would copy them."""
     if not len(column):
         return []
-    width = np.int64 if types.is_large_binary(column.type) else np.int32
-    _, raw_offsets, data = column.buffers()
-    offsets = np.frombuffer(raw_offsets, width, len(column) + 1, column.offset * width().itemsize)
+    width = np.dtype(np.int64 if types.is_large_binary(column.type) else np.int32)
+    _, places, data = column.buffers()
+    ends = np.frombuffer(places, width, len(column) + 1, column.offset * width.itemsize).tolist()
     data = pa.py_buffer(b"") if data is None else data
-    _require_offsets(offsets.astype(np.int64), data.size)
-    mapped = base is not None and base.address <= data.address < base.address + base.size
-    shift = data.address - base.address if mapped and base is not None else None
     absent = column.is_null().to_pylist()
-    found: list[tuple[pa.Buffer, int | None] | None] = []
-    for start, end, is_absent in zip(
-        offsets[:-1].tolist(), offsets[1:].tolist(), absent, strict=True
-    ):
-        place = None if shift is None else shift + start
-        found.append(None if is_absent else (data.slice(start, end - start), place))
-    return found
+    return [
+        None if is_absent else data.slice(start, end - start)
+        for start, end, is_absent in zip(ends[:-1], ends[1:], absent, strict=True)
+    ]
+
+
+def _decoded(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_decoded(one) for one in value]
+    return value.decode("utf-8", "surrogateescape") if isinstance(value, bytes) else value
+
+
+def _checked(column: pa.Array) -> pa.Array:
+    """Return a column whose offsets and indices have been checked, with texts as bytes: pyarrow's
+    check of texts would stop at the first that is not UTF-8, and would not say where it is."""
+    kind = column.type
+    if types.is_dictionary(kind):
+        words = _checked(column.dictionary)
+        column = pa.DictionaryArray.from_arrays(column.indices, words).dictionary_decode()
+    else:
+        # A view is checked in full before it is cast, since that follows it.
+        column.validate(full=_is_view(kind, "string") or _is_view(kind, "binary"))
+        if _is_text(kind):
+            column = column.cast(pa.large_binary())
+        elif _kind(kind) == _TEXTS:
+            column = column.cast(pa.large_list(pa.large_binary()))
+        elif _is_view(kind, "binary"):
+            column = column.cast(pa.large_binary())
+    column.validate(full=True)
+    return column

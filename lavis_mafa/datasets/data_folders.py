@@ -21,14 +21,14 @@ from pathlib import Path
 from typing import Any
 
 # Names of splits in file names, as the Hugging Face hub knows them, by our name.
-SPLIT_NAMES = {
+_SPLIT_NAMES = {
     "train": ("train", "training"),
     "val": ("val", "validation", "valid", "dev"),
     "test": ("test", "testing", "eval", "evaluation"),
 }
-STATE, DICT = "state.json", "dataset_dict.json"
-NUMBERED = re.compile(r"-(\d{5})-of-(\d{5})(?!\d)")
-MOST_SHOWN = 5
+_STATE, _DICT = "state.json", "dataset_dict.json"
+_NUMBERED = re.compile(r"-(\d{5})-of-(\d{5})(?!\d)")
+_MOST_SHOWN = 5
 
 
 def files_of(given: str | os.PathLike[str], split: str | None = None) -> list[Path]:
@@ -64,9 +64,9 @@ def _no_match(path: Path) -> list[Path]:
 
 
 def _files_in(folder: Path, split: str | None) -> list[Path]:
-    if (folder / DICT).is_file():
+    if (folder / _DICT).is_file():
         return _files_of_dict(folder, split)
-    if (folder / STATE).is_file():
+    if (folder / _STATE).is_file():
         return _saved_files(folder)
     found = sorted(_below(folder, ".parquet"))
     if not found:
@@ -82,7 +82,7 @@ def _files_in(folder: Path, split: str | None) -> list[Path]:
             known = ", ".join(sorted({one for one in splits.values() if one}))
             raise ValueError(
                 f"folder {folder} has parquet files of {known}, by their names, and none of {split}"
-                f" ({', '.join(SPLIT_NAMES[split])}); name the files of this split"
+                f" ({', '.join(_SPLIT_NAMES[split])}); name the files of this split"
             )
     _require_all_parts(found)
     return found
@@ -90,21 +90,21 @@ def _files_in(folder: Path, split: str | None) -> list[Path]:
 
 def _files_of_dict(folder: Path, split: str | None) -> list[Path]:
     """Return the files of a folder of several splits."""
-    named = _json(folder / DICT).get("splits")
+    named = _json(folder / _DICT).get("splits")
     if not isinstance(named, list) or not all(map(_is_plain_name, named)):
-        raise ValueError(f"{folder / DICT}: expected 'splits', a list of names of folders")
-    chosen = [one for one in named if split is None or one in (split, *SPLIT_NAMES[split])]
+        raise ValueError(f"{folder / _DICT}: expected 'splits', a list of names of folders")
+    chosen = [one for one in named if split is None or one in (split, *_SPLIT_NAMES[split])]
     if not chosen:
         raise ValueError(
             f"folder {folder} has the splits {', '.join(named) or 'none'}, and none of "
-            f"{', '.join(SPLIT_NAMES[split or 'train'])}; name the folder of the split to read"
+            f"{', '.join(_SPLIT_NAMES[split or 'train'])}; name the folder of the split to read"
         )
     return [path for one in chosen for path in _saved_files(folder / one)]
 
 
 def _saved_files(folder: Path) -> list[Path]:
     """Return the Arrow files of a folder of one split."""
-    state = folder / STATE
+    state = folder / _STATE
     if not state.is_file():
         raise FileNotFoundError(f"{state} does not exist; save the data set again (save_to_disk)")
     content = _json(state)
@@ -157,7 +157,7 @@ def _split_of(path: Path) -> str | None:
     """Return the split that a file's name, else the nearest folder's, says; None if none does."""
     for part in reversed(path.parts):
         words = re.split(r"[\W_\d]+", part.lower())
-        for split, names in SPLIT_NAMES.items():
+        for split, names in _SPLIT_NAMES.items():
             if set(words) & set(names):
                 return split
     return None
@@ -167,7 +167,7 @@ def _require_all_parts(paths: list[Path]) -> None:
     """Refuse a data set of which files are missing, by names such as train-00000-of-00002."""
     parts: dict[tuple[Path, str, int], set[int]] = {}
     for path in paths:
-        part = NUMBERED.search(path.name)
+        part = _NUMBERED.search(path.name)
         if part:  # a digest may follow, which differs from part to part
             key = path.parent, path.name[: part.start()], int(part[2])
             parts.setdefault(key, set()).add(int(part[1]))
@@ -184,5 +184,5 @@ def _require_all_parts(paths: list[Path]) -> None:
 def _content(folder: Path) -> str:
     """Describe the files below a folder by their suffixes."""
     kinds = Counter(path.suffix.lower() or path.name for path in _below(folder, ""))
-    shown = [f"{count} {kind}" for kind, count in kinds.most_common(MOST_SHOWN)]
+    shown = [f"{count} {kind}" for kind, count in kinds.most_common(_MOST_SHOWN)]
     return f"files of other kinds ({', '.join(shown)})" if shown else "no files"

@@ -7,7 +7,7 @@ EXIF data; files whose suffix is not that of their format.
 Refused: missing or empty files, folders, pipes and devices; files that are no image; images that
 are damaged or cut short, as far as their format lets it be noticed; more pixels than Pillow's
 ``MAX_IMAGE_PIXELS`` (89,478,485), however small the file; text or profiles that unpack to more than
-Pillow allows; pixels without a defined range; JPEGs of more than `MOST_SCANS` scans, each of which
+Pillow allows; pixels without a defined range; JPEGs of more than `_MOST_SCANS` scans, each of which
 costs as much as a whole picture; every other format, because some of Pillow's readers open what a
 file contains: PostScript, which is a program, or a picture whose size nothing has checked.
 """
@@ -30,17 +30,17 @@ import numpy as np
 from PIL import EpsImagePlugin, Image, ImageFile, ImageOps, UnidentifiedImageError
 
 FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")
-SUFFIXES = {
+_SUFFIXES = {
     **{name: name.lower() for name in FORMATS},
     **{"JPEG": "jpg", "MPO": "jpg", "JPEG2000": "jp2", "TIFF": "tif"},
 }
-JPEG_FACTORS = (1, 2, 4, 8)  # by which a JPEG's decoder can reduce it
-MOST_SCANS = 100  # of a JPEG; progressive ones have about ten
+_JPEG_FACTORS = (1, 2, 4, 8)  # by which a JPEG's decoder can reduce it
+_MOST_SCANS = 100  # of a JPEG; progressive ones have about ten
 
-WHITE = (255, 255, 255, 255)
-START_OF_SCAN, END_OF_IMAGE = b"\xff\xda", 0xD9  # marks of a JPEG
-MARK = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]", re.DOTALL)  # the next one after pixels
-STRIP = 2**22  # pixels to convert at a time
+_WHITE = (255, 255, 255, 255)
+_START_OF_SCAN, _END_OF_IMAGE = b"\xff\xda", 0xD9  # marks of a JPEG
+_MARK = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]", re.DOTALL)  # the next one after pixels
+_STRIP = 2**22  # pixels to convert at a time
 
 # Pillow warns of conditions that this module handles: broken metadata are ignored, decompression
 # bombs are refused. Its texts differ by file, so that every worker would log every one.
@@ -51,8 +51,8 @@ warnings.filterwarnings("ignore", module=r"PIL\.")
 EpsImagePlugin.gs_binary = False
 
 # Return by how much a JPEG of a width and a height may be reduced.
-Reduction = Callable[[int, int], int]
-_reduction: ContextVar[Reduction | None] = ContextVar("reduction", default=None)
+_Reduction = Callable[[int, int], int]
+_reduction: ContextVar[_Reduction | None] = ContextVar("reduction", default=None)
 
 _strict_lock = threading.Lock()
 _strict_readers = 0
@@ -81,7 +81,7 @@ def read_rgb(path: str | os.PathLike[str], data: bytes | None = None) -> Image.I
 
 
 @contextmanager
-def reduced_jpegs(reduction: Reduction) -> Iterator[None]:
+def reduced_jpegs(reduction: _Reduction) -> Iterator[None]:
     """Let `read_rgb` decode JPEGs at 1/2, 1/4 or 1/8 of their size inside, which is several times
     as fast as in full.
 
@@ -99,7 +99,7 @@ def _reduce(image: Image.Image) -> None:
     reduction = _reduction.get()
     if reduction is None or image.format != "JPEG":
         return
-    factor = max(one for one in JPEG_FACTORS if one <= max(1, reduction(*image.size)))
+    factor = max(one for one in _JPEG_FACTORS if one <= max(1, reduction(*image.size)))
     if factor > 1:
         image.draft(None, (image.width // factor, image.height // factor))
 
@@ -132,7 +132,7 @@ def suffix_of(data: bytes) -> str | None:
     is none of `FORMATS`."""
     try:
         with _opened("", data) as image:
-            return SUFFIXES.get(image.format or "")
+            return _SUFFIXES.get(image.format or "")
     except Exception:  # Pillow fails on broken files with almost any class
         return None
 
@@ -201,24 +201,24 @@ def _check_scans(image: Image.Image) -> None:
     content = file.read()
     file.seek(place)
     # The two bytes may also occur by chance, in metadata or behind the picture, but then rarely.
-    if content.count(START_OF_SCAN) > MOST_SCANS and scans_of(content) > MOST_SCANS:
-        raise ValueError(f"more than {MOST_SCANS} scans, expected about ten in a progressive JPEG")
+    if content.count(_START_OF_SCAN) > _MOST_SCANS and _scans_of(content) > _MOST_SCANS:
+        raise ValueError(f"more than {_MOST_SCANS} scans, expected about ten in a progressive JPEG")
 
 
-def scans_of(content: bytes) -> int:
+def _scans_of(content: bytes) -> int:
     """Return the number of scans of a JPEG, up to its end mark or the first damage."""
     count, place = 0, 2
     while place + 4 <= len(content) and content[place] == 0xFF:
         mark = content[place + 1]
-        if mark == END_OF_IMAGE:
+        if mark == _END_OF_IMAGE:
             break
         if mark == 0xFF or mark == 1 or 0xD0 <= mark <= 0xD8:  # fill bytes, marks without content
             place += 1 if mark == 0xFF else 2
             continue
         place += 2 + int.from_bytes(content[place + 2 : place + 4], "big")
-        if mark == START_OF_SCAN[1]:
+        if mark == _START_OF_SCAN[1]:
             count += 1
-            following = MARK.search(content, place)
+            following = _MARK.search(content, place)
             if following is None:
                 break
             place = following.start()
@@ -267,7 +267,7 @@ def _to_rgb(image: Image.Image) -> Image.Image:
 
 def _in_strips(image: Image.Image, convert: Callable[[Image.Image], Image.Image]) -> Image.Image:
     """Convert an image to RGB strip by strip, to limit the memory that ``convert`` needs."""
-    rows = max(1, STRIP // image.width)
+    rows = max(1, _STRIP // image.width)
     if rows >= image.height:
         return convert(image)
     made = Image.new("RGB", image.size)
@@ -281,7 +281,7 @@ def _over_white(image: Image.Image) -> Image.Image:
     if image.mode == "La":  # premultiplied grey converts to LA only
         image = image.convert("LA")
     image = image.convert("RGBA")
-    return Image.alpha_composite(Image.new("RGBA", image.size, WHITE), image).convert("RGB")
+    return Image.alpha_composite(Image.new("RGBA", image.size, _WHITE), image).convert("RGB")
 
 
 def _scaled_16_bit(image: Image.Image) -> Image.Image:

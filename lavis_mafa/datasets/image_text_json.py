@@ -32,7 +32,6 @@ from lavis_mafa.datasets.columnar_files import (
     require_same_columns,
 )
 from lavis_mafa.datasets.data_folders import files_named
-from lavis_mafa.datasets.image_reading import image_suffix, read_rgb, suffix_of
 from lavis_mafa.datasets.local_builder import (
     ConvertedFiles,
     ConvertingBuilder,
@@ -42,7 +41,7 @@ from lavis_mafa.datasets.local_builder import (
 from lavis_mafa.datasets.pair_conversion import converted
 from lavis_mafa.datasets.pairs import EvalPairs, Pairs, TrainPairs
 
-DEFAULT_CONFIG = Path(__file__).parents[1] / "configs/datasets/image_text_json/default.yaml"
+_DEFAULT_CONFIG = Path(__file__).parents[1] / "configs/datasets/image_text_json/default.yaml"
 
 
 class _Files(Pairs):
@@ -60,6 +59,8 @@ class _Files(Pairs):
             image root.
     """
 
+    images_by_content = True
+
     def __init__(
         self,
         vis_processor: Callable[[Image.Image], Any],
@@ -68,56 +69,27 @@ class _Files(Pairs):
         ann_paths: Collection[str | os.PathLike[str]],
         **table_options: Any,
     ) -> None:
-        self.vis_root = None if vis_root is None else _require_folder(vis_root)
-        super().__init__(converted(ann_paths, **table_options), vis_processor, text_processor)
-        if self.vis_root is None and self.table.with_paths:
+        root = None if vis_root is None else _require_folder(vis_root)
+        table = converted(ann_paths, **table_options)
+        super().__init__(table, vis_processor, text_processor, root)
+        if root is None and table.with_paths:
             raise ValueError(
-                f"{', '.join(self.table.meta['sources'])}: {self.table.with_paths} pairs give the "
-                f"path of their image, such as {self.table.first_path!r}; set "
-                "build_info.images.storage to the folder that the paths are relative to"
+                f"{', '.join(table.meta['sources'])}: {table.with_paths} pairs give the path of "
+                f"their image, such as {table.first_path!r}; set build_info.images.storage to the "
+                "folder that the paths are relative to"
             )
-
-    def picture(self, row: int) -> Image.Image:
-        data = self.table.image_bytes(row)
-        if data is not None:
-            return read_rgb(self.table.place(row), data)
-        return read_rgb(self.path_of(row))
-
-    def path_of(self, row: int) -> str:
-        """Return the path of the image of a row of the table, including the image root."""
-        return os.path.join(self.vis_root or "", self.table.image(row))
 
 
 class ImageTextTrain(_Files, TrainPairs):
     """One sample per pair, in the order of the annotation files; see `TrainPairs`."""
 
-    images_by_content = True  # those inside the annotation files
-
-    def path(self, index: int) -> str | None:
-        """Return the path of pair `index`'s image, including the image root; None if the image
-        lies in an annotation file."""
-        return self.path_of(index) if self.table.has_path(index) else None
-
-    def image_bytes(self, index: int) -> tuple[bytes, str]:
-        """Return the image file of pair `index`, and its suffix."""
-        data = self.table.image_bytes(index)
-        if data is not None:
-            return data, suffix_of(data) or image_suffix(self.table.image(index))
-        path = self.path_of(index)
-        return Path(path).read_bytes(), image_suffix(path)
-
 
 class ImageTextEval(_Files, EvalPairs):
     """One sample per image, with all its captions; see `EvalPairs`."""
 
-    def path(self, index: int) -> str | None:
-        """Return the path of image `index`, as `ImageTextTrain.path`."""
-        row = self._rows[index]
-        return self.path_of(row) if self.table.has_path(row) else None
-
 
 @dataclass(frozen=True)
-class AnnotationColumns(ConvertedFiles):
+class _AnnotationColumns(ConvertedFiles):
     """Options of ``image_text_json``; the defaults are in its YAML."""
 
     image_key: str | None = option(
@@ -139,10 +111,10 @@ class ImageTextJsonBuilder(ConvertingBuilder):
     """Build the splits that `build_info.annotations` names, from annotation files."""
 
     name = "image_text_json"
-    build_options = AnnotationColumns
+    build_options = _AnnotationColumns
     train_dataset_cls = ImageTextTrain
     eval_dataset_cls = ImageTextEval
-    DATASET_CONFIG_DICT = {"default": str(DEFAULT_CONFIG)}
+    DATASET_CONFIG_DICT = {"default": str(_DEFAULT_CONFIG)}
 
     # Expands a glob, for the check of the config.
     files_named = staticmethod(files_named)
@@ -178,19 +150,9 @@ class ImageTextJsonBuilder(ConvertingBuilder):
             return False
         return any(column.role == "image" and column.kind == TEXT for column in columns)
 
-    def dataset_options(self, info: Any) -> dict[str, Any]:
-        return {
-            "vis_root": info.get(self.data_type).storage or None,
-            "image_key": info.image_key,
-            "caption_key": info.caption_key,
-            "image_id_key": info.image_id_key,
-            "drop_empty": info.drop_empty,
-            "cache_dir": info.cache_dir,
-        }
-
-    def options_of_split(self, split: str) -> dict[str, Any]:
-        info = self.config.build_info
-        return {"split": split, **{key: info[key] for key in of_training(split)}}
+    def dataset_options(self, info: Any, split: str) -> dict[str, Any]:
+        root = info.get(self.data_type).storage or None
+        return {"vis_root": root, "split": split, **super().dataset_options(info, split)}
 
 
 def _require_folder(root: str | os.PathLike[str]) -> str:

@@ -9,13 +9,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lavis_mafa.datasets.annotation_rows import Problem
-from lavis_mafa.datasets.judgements import Answers, Judgement, Judgements, refuse
-from lavis_mafa.metrics.captions import single_spaced
-from lavis_mafa.metrics.known_truth import INVALID, UNKNOWN, VALID
+from lavis_mafa.datasets.annotation_rows import Refusals
+from lavis_mafa.datasets.judgements import Answers, Judgement, Judgements
+from lavis_mafa.metrics.known_truth import INVALID, UNKNOWN, VALID, single_spaced
 
 Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
+_Bools = npt.NDArray[np.bool_]
 
 logger = logging.getLogger(__name__)
 
@@ -68,9 +67,9 @@ class JudgedTruth:
                 continue
             known = pooled.get(pair)
             pooled[pair] = row.answers if known is None else known.pooled(row.answers)
-        refuse(judgements.path, samples.problems, len(judgements.rows))
+        wrong, rows = samples.problems, judgements.rows
+        wrong.end(f"{judgements.path}: {wrong.count} of {len(rows)} judgements")
         if not pooled:
-            rows = judgements.rows
             message = (
                 f"{judgements.path}: none of its {len(rows)} judgements is about an image and a "
                 f"caption of the data; the first is about {rows[0].image!r}, the data have "
@@ -98,14 +97,14 @@ class JudgedTruth:
         self._keys = np.array([key for key, _ in decided], np.int64)
         self._verdicts = np.array([verdict for _, verdict in decided], np.int8)
 
-    def __call__(self, image_of: npt.ArrayLike, text_of: npt.ArrayLike) -> Bools:
+    def __call__(self, image_of: npt.ArrayLike, text_of: npt.ArrayLike) -> _Bools:
         """Return which pairs ``(P,)`` are known to match."""
-        valid: Bools = self.states(image_of, text_of) == VALID
+        valid: _Bools = self.states(image_of, text_of) == VALID
         return valid
 
-    def known(self, image_of: npt.ArrayLike, text_of: npt.ArrayLike) -> Bools:
+    def known(self, image_of: npt.ArrayLike, text_of: npt.ArrayLike) -> _Bools:
         """Return of which pairs ``(P,)`` it is known whether they match."""
-        known: Bools = self.states(image_of, text_of) != UNKNOWN
+        known: _Bools = self.states(image_of, text_of) != UNKNOWN
         return known
 
     def states(self, image_of: npt.ArrayLike, text_of: npt.ArrayLike) -> npt.NDArray[np.int8]:
@@ -153,7 +152,7 @@ class _Samples:
         rows, self._processor = judgements.rows, processor
         self.wordings = [single_spaced(caption) for _, caption in sources]
         self._known = set(self.wordings)
-        self.problems: list[Problem] = []
+        self.problems = Refusals()
         self.example = repr(sources[0][0]) if sources and sources[0][0] else "no files of images"
         self._image_ids = image_ids
         # Samples by the last part of their path, only of images that a judgement names.
@@ -200,7 +199,7 @@ class _Samples:
         try:
             images, wording = self.samples_of(row.image), self._wording_of(row)
         except ValueError as error:
-            self.problems.append(Problem(row.where, str(error)))
+            self.problems.add(f"{row.where}: {error}")
             return None
         if not images or wording is None:
             return None

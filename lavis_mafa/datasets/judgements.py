@@ -35,13 +35,12 @@ from lavis_mafa.datasets.annotation_files import (
     raw_records,
     require_files,
 )
-from lavis_mafa.datasets.annotation_rows import Problem, short
+from lavis_mafa.datasets.annotation_rows import Problem, Refusals, short
 from lavis_mafa.io.files import is_number
 from lavis_mafa.metrics.known_truth import INVALID, UNKNOWN, VALID
 
 LISTS = ("expert", "crowd")  # of the file of Flickr8k
 LABELS = "lavis_mafa labels"  # kind of the file that the labelling page saves
-SHOWN = 5  # problems in an error message
 
 
 @dataclass(frozen=True)
@@ -146,14 +145,14 @@ def read_judgements(path: str | os.PathLike[str]) -> Judgements:
     else:
         records, rule = _records_of(document), _rule(document, file)
     rows: list[Judgement] = []
-    problems: list[Problem] = []
+    refused = Refusals()
     for record in records:
         one = record if isinstance(record, Problem) else _judgement(record[0], record[1], rule)
         if isinstance(one, Problem):
-            problems.append(one)
+            refused.add(f"{one.where}: {one.message}")
         else:
             rows.append(one)
-    refuse(str(file), problems, len(rows) + len(problems))
+    refused.end(f"{file}: {refused.count} of {len(rows) + refused.count} judgements")
     if not rows:
         raise ValueError(f"{file} has no judgements")
     return Judgements(str(file), rows, rule)
@@ -168,16 +167,6 @@ def has_judgements(path: str | os.PathLike[str]) -> bool:
     with open(file, "rb") as stream:
         start = stream.read(1024).removeprefix(BYTE_ORDER_MARK)
     return re.match(rb"\s*(\[\s*)?\{", start) is not None
-
-
-def refuse(path: str, problems: Collection[Problem], total: int) -> None:
-    """Raise a ValueError that lists the first problems of a file, if there are any."""
-    if problems:
-        shown = "\n".join(f"  {one.where}: {one.message}" for one in list(problems)[:SHOWN])
-        more = f"\n  and {len(problems) - SHOWN} more" if len(problems) > SHOWN else ""
-        raise ValueError(
-            f"{path}: {len(problems)} of {total} judgements cannot be used:\n{shown}{more}"
-        )
 
 
 def _object(path: Path) -> dict[str, Any] | None:

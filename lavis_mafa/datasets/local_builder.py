@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from lavis.datasets.builders.base_dataset_builder import BaseDatasetBuilder, load_dataset_config
@@ -67,7 +66,7 @@ def of_training(split: str) -> tuple[str, ...]:
     return ("group_id_key",) if split == "train" else ()
 
 
-class ConvertingBuilder(LocalBuilder, ABC):
+class ConvertingBuilder(LocalBuilder):
     """Build the splits that `build_info.annotations` names, from files that are converted once.
 
     Data sets are constructed with `vis_processor`, `text_processor`, `ann_paths` (the split's
@@ -78,13 +77,11 @@ class ConvertingBuilder(LocalBuilder, ABC):
     holds = "captions"
     build_options = ConvertedFiles
 
-    @abstractmethod
-    def dataset_options(self, info: Any) -> dict[str, Any]:
-        """Read further constructor arguments of all splits' data sets from `build_info`."""
-
-    def options_of_split(self, split: str) -> dict[str, Any]:
-        """Return further constructor arguments of the data set of one split."""
-        return {}
+    def dataset_options(self, info: Any, split: str) -> dict[str, Any]:
+        """Read further constructor arguments of a split's data set from `build_info`."""
+        names = (field.name for field in fields(self.build_options) if field.name != "truth")
+        unused = set() if split == "train" else {"group_id_key"}
+        return {name: info[name] for name in names if name not in unused}
 
     def build_datasets(self) -> dict[str, Dataset[Any]]:
         """Return {split: data set}; under torch.distributed rank 0 converts while the others wait.
@@ -100,7 +97,6 @@ class ConvertingBuilder(LocalBuilder, ABC):
         """Build the splits in this process."""
         info = self.config.build_info
         annotations = named_splits(self.name, info.annotations)
-        options = self.dataset_options(info)
         make_truth = truth_reader(info.truth)
         self.build_processors()
         datasets: dict[str, Dataset[Any]] = {}
@@ -117,8 +113,7 @@ class ConvertingBuilder(LocalBuilder, ABC):
                 vis_processor=self.vis_processors[kind],
                 text_processor=self.text_processors[kind],
                 ann_paths=[storage] if isinstance(storage, str) else list(storage),
-                **options,
-                **self.options_of_split(split),
+                **self.dataset_options(info, split),
             )
             if make_truth is not None:
                 dataset.know(make_truth(dataset.table))

@@ -1,4 +1,4 @@
-"""A lower-case WordPiece vocabulary trained on captions: ``lavis-mafa make-vocab``."""
+"""A lower-case WordPiece vocabulary trained on captions: ``lavis-mafa check-data --vocab``."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""Conversion of annotation files into a `PairTable`, once.
+"""Conversion of annotation files and tar shards into a `PairTable`, once.
 
-The conversion streams: it needs the memory of one batch of rows and, at its end, that of
-`numbering`. The key of a table's folder hashes each source's path, size, modification and change
-time and the settings: a changed source gets a new table, and the old one stays for runs that still
-use it.
+The conversion streams: it needs the memory of one batch of rows and about 65 bytes per pair. The
+key of a table's folder hashes each source's path, size, modification and change time and the
+settings: a changed source gets a new table, and the old one stays for runs that still use it.
 """
 
 from __future__ import annotations
@@ -13,50 +12,43 @@ import json
 import logging
 import os
 import shutil
-import struct
-from collections.abc import Collection
+from array import array
+from collections.abc import Callable, Collection, Iterable
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
+from lavis_mafa.algorithm.context import NO_GROUP
 from lavis_mafa.datasets.annotation_files import read_rows, require_files
 from lavis_mafa.datasets.annotation_rows import Problem, Refusals, Row, StoredImage
-from lavis_mafa.datasets.columnar_files import (
-    BYTES,
-    FILES,
-    PARQUET,
-    require_same_columns,
-    rows_stated,
-)
-from lavis_mafa.datasets.numbering import (
-    digest_of,
-    group_digest,
-    numbered_groups,
-    numbered_images,
-)
+from lavis_mafa.datasets.columnar_files import PARQUET, STORED, require_same_columns, rows_stated
 from lavis_mafa.datasets.pair_table import (
+    CONTENTS,
     FORMAT_VERSION,
+    GROUP_IDS,
     GROUPED,
+    IMAGE_IDS,
+    PLACES,
     SCHEMA,
     PairTable,
     describe_conflict,
     describe_groups,
 )
-from lavis_mafa.datasets.stored_images import PLACES
 from lavis_mafa.io.cache import cache_root, make_once
 from lavis_mafa.io.files import names_of, write_json
 from lavis_mafa.io.processes import progress
 
 BATCH_ROWS = 65_536
-# 128 bits identify an image with practically no collision; 64 bits of the path only feed a warning.
-IMAGE_DIGEST = np.dtype([("high", "<u8"), ("low", "<u8"), ("path", "<u8")])
-# Of each pair: file, first byte and size of its image, number of its record, digest of the image.
-PLACE = np.dtype([("place", "<i8", 3), ("record", "<i8"), ("content", "<u8", 2)])
-PACKED_PLACE = struct.Struct("<4q16s")
-COPIES = "images.bin"
-KNOWN_COPIES = 2**16
+_COPIES = "images.bin"
+_KNOWN_COPIES = 2**16
+_DIGEST_BYTES = 16  # identify a content with practically no collision
+_HALF = _DIGEST_BYTES // 2  # of a path, which only feed a warning
+
+Table = TypeVar("Table", bound=PairTable)
 
 
 def converted(
@@ -92,88 +84,77 @@ def converted(
         RuntimeError: if a file changed while it was read.
     """
     paths = require_files(files, split)
-    keys = {"image_key": image_key, "caption_key": caption_key, "image_id_key": image_id_key}
-    # Without it, the key is that of tables converted before there were groups.
-    if group_id_key is not None:
-        keys["group_id_key"] = group_id_key
-    settings = {**keys, "drop_empty": bool(drop_empty)}
-    folder = cache_root(cache_dir) / "image_text" / _key(paths, settings)
+    keys = {
+        **{"image_key": image_key, "caption_key": caption_key},
+        **{"image_id_key": image_id_key, "group_id_key": group_id_key},
+    }
 
-    def convert(temporary: Path) -> None:
-        _convert(paths, temporary, keys, bool(drop_empty))
-        if _key(paths, settings) != folder.name:
-            raise RuntimeError(f"{names_of(paths)} changed while being read; start again")
+    def state() -> list[Any]:
+        # The change time (ctime) too: `cp -p`, tar and rsync set the modification time of what they
+        # put back, and a file of equal size would be taken for the converted one.
+        stats = [(os.fspath(path), path.stat()) for path in paths]
+        sources = [(path, one.st_size, one.st_mtime_ns, one.st_ctime_ns) for path, one in stats]
+        return [sources, keys, bool(drop_empty)]
 
-    make_once(folder, convert)
-    table = PairTable(folder)
-    _log(paths, table)
-    return table
+    def convert(folder: Path) -> None:
+        _convert(paths, folder, keys, drop_empty)
 
-
-def _key(paths: list[Path], settings: dict[str, Any]) -> str:
-    # The change time (ctime) too: `cp -p`, tar and rsync set the modification time of what they put
-    # back, and a file of equal size would be taken for the converted one.
-    stats = [(os.fspath(path), path.stat()) for path in paths]
-    sources = [(path, one.st_size, one.st_mtime_ns, one.st_ctime_ns) for path, one in stats]
-    text = json.dumps([FORMAT_VERSION, sources, settings], sort_keys=True)
-    return hashlib.sha256(text.encode("ascii")).hexdigest()[:32]
+    root = cache_root(cache_dir) / "image_text"
+    return cached_table(PairTable, root, paths, state, convert)
 
 
 def _convert(paths: list[Path], folder: Path, keys: dict[str, Any], drop_empty: bool) -> None:
-    """Write the files of a table into `folder`."""
-    logging.info("Converting %s into a memory-mapped table", names_of(paths))
     columns = require_same_columns(paths, **keys)
-    if any(column.kind in (BYTES, FILES) for column in columns):
+    stores = any(column.kind in STORED for column in columns)
+    if stores:
         _announce_copies([path for path in paths if path.suffix.lower() == PARQUET], folder)
-    groups = keys.get("group_id_key") is not None
-    writer = _PairWriter(folder, bool(columns), groups)
-    refused = Refusals()
-    records = empty = 0
-    record_ends = []
-    try:
-        for path in paths:
-            writer.begin(path)
-            for row in progress(
-                read_rows(path, **keys),
-                path.name,
-                total=rows_stated(path),
-                unit=" rows",
-            ):
-                message = row.message if isinstance(row, Problem) else None
-                if isinstance(row, Row):
-                    captions = [caption for caption in row.captions if caption.strip()]
-                    if len(captions) < len(row.captions):
-                        empty += len(row.captions) - len(captions)
-                        if not drop_empty:
-                            message = "empty caption; fill it in, or set drop_empty: true"
-                    writer.add(row, captions, records)
-                records += 1
-                if message is not None:
-                    refused.add(f"{path}, {row.where}: {message}")
-            record_ends.append(records)
-    finally:
-        writer.close()
-    refused.end(f"{refused.count} of {records} records")
-    if not writer.pairs:
-        raise ValueError(f"no image-text pair in {names_of(paths)} ({empty} empty captions)")
+    sources = (
+        progress(read_rows(path, **keys), path.name, total=rows_stated(path), unit=" rows")
+        for path in paths
+    )
+    with PairWriter(folder, keys["group_id_key"] is not None, stores) as writer:
+        writer.write(list(map(os.fspath, paths)), sources, drop_empty)
 
-    digests, ids, first = numbered_images(folder, IMAGE_DIGEST)
-    conflicts = np.flatnonzero(digests["path"] != digests["path"][first][ids])
-    meta = {
-        "pairs": writer.pairs,
-        "images": len(first),
-        "empty_dropped": empty,
-        # Pairs whose image_id was first seen with another image file.
-        "id_conflicts": len(conflicts),
-        "first_conflict": [[int(row), int(first[ids[row]])] for row in conflicts[:1]],
-        "sources": [os.fspath(path) for path in paths],
-    }
-    if groups:
-        meta.update(numbered_groups(folder))
-    if writer.images is not None and writer.images.end():
-        meta.update(files=writer.images.files, record_ends=record_ends)
-        meta["with_paths"] = writer.images.with_paths
-    write_json(folder / "meta.json", meta)
+
+def cached_table(
+    kind: type[Table],
+    root: Path,
+    sources: Collection[str | os.PathLike[str]],
+    state: Callable[[], list[Any]],
+    convert: Callable[[Path], None],
+) -> Table:
+    """Return the table below ``root`` that ``state`` stands for; make it unless it exists.
+
+    Args:
+        sources: names of its files, for messages.
+        state: returns the state of the sources and the settings, as plain JSON values.
+        convert: fills a folder.
+
+    Raises:
+        RuntimeError: if the state has changed during the conversion.
+    """
+
+    def key() -> str:
+        text = json.dumps([FORMAT_VERSION, *state()], sort_keys=True)
+        return hashlib.sha256(text.encode("ascii")).hexdigest()[:32]
+
+    def make(temporary: Path) -> None:
+        logging.info("Converting %s into a memory-mapped table", names_of(sources))
+        convert(temporary)
+        if key() != folder.name:
+            raise RuntimeError(f"{names_of(sources)} changed while being read; start again")
+
+    folder = root / key()
+    make_once(folder, make)
+    table = kind(folder)
+    meta, names = table.meta, names_of(sources)
+    counts = meta["pairs"], meta["images"], describe_groups(meta)
+    logging.info("%s: %d pairs, %d images%s", names, *counts)
+    if meta["empty_dropped"]:
+        logging.warning("%s: dropped %d empty captions", names, meta["empty_dropped"])
+    if meta["id_conflicts"]:
+        logging.warning("%s: %s", names, describe_conflict(table))
+    return table
 
 
 def _announce_copies(paths: list[Path], folder: Path) -> None:
@@ -195,164 +176,218 @@ def _announce_copies(paths: list[Path], folder: Path) -> None:
         )
 
 
-class _PairWriter:
-    """Collects pairs and writes them in record batches, with the digests of their images.
+def digest_of(letter: bytes, content: Any) -> bytes:
+    """Return 16 bytes that identify a content; the letter distinguishes kinds of content, b"" if
+    there is one kind."""
+    found = hashlib.blake2b(letter, digest_size=_DIGEST_BYTES)
+    found.update(content)
+    return found.digest()
+
+
+def dense_ids(digests: bytes | bytearray) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Number distinct digests in order of first appearance.
 
     Args:
+        digests: those of N things, one after the other; zeros stand for nothing.
+
+    Returns:
+        (N,) int64 numbers 0..K-1, -1 for nothing, and (K,) int64 row of each number's first
+        appearance.
+    """
+    halves = np.frombuffer(digests, np.uint64).reshape(-1, 2)
+    nothing = ~halves.any(1)
+    packed = pa.py_buffer(np.packbits(~nothing, bitorder="little"))
+    buffers = [packed, pa.py_buffer(digests)]
+    column = pa.Array.from_buffers(pa.binary(_DIGEST_BYTES), len(halves), buffers)
+    found = column.dictionary_encode()
+    ids = np.where(nothing, NO_GROUP, found.indices.fill_null(0).to_numpy(zero_copy_only=False))
+    first = np.empty(len(found.dictionary), np.int64)
+    rows = np.flatnonzero(~nothing)[::-1]
+    first[ids[rows]] = rows  # the last assignment is that of the first row
+    return ids.astype(np.int64), first
+
+
+class PairWriter:
+    """Writes the files of a table into a folder; use it as a context.
+
+    Args:
+        groups: whether to write the ids of groups.
         stores: whether rows may have their images in the files that are read.
-        groups: whether to write the ids of their groups, and digests of these, as well.
+        shards: whether the sources are tar shards: images are told apart by place, since reading
+            them takes too long, and every source is a batch of the table.
     """
 
-    def __init__(self, folder: Path, stores: bool, groups: bool = False) -> None:
+    def __init__(self, folder: Path, groups: bool, stores: bool, shards: bool = False) -> None:
+        self.folder, self.shards = folder, shards
         self.pairs = 0
-        self.images = _ImageWriter(folder) if stores else None
-        self._groups = open(folder / "groups", "wb") if groups else None
-        self._images: list[str] = []
-        self._captions: list[str] = []
-        self._ids: list[str | None] = []
-        self._group_ids: list[str | None] = []
-        self._digests = open(folder / "digests", "wb")
-        self._sink = pa.OSFile(os.fspath(folder / "pairs.arrow"), "wb")
+        self._digests, self._paths = bytearray(), bytearray()
+        self._groups = bytearray() if groups else None
+        self._images = _ImageWriter(folder) if stores else None
         self._schema = GROUPED if groups else SCHEMA
-        self._writer = pa.ipc.new_file(self._sink, self._schema)
+        self._waiting: list[list[str | None]] = [[] for _ in self._schema]  # the next batch
+        self._stack = ExitStack()
 
-    def begin(self, path: Path) -> None:
-        """Note the file that the next rows come from."""
-        if self.images is not None:
-            self.images.begin(path)
+    def __enter__(self) -> PairWriter:
+        sink = self._stack.enter_context(pa.OSFile(os.fspath(self.folder / "pairs.arrow"), "wb"))
+        self._writer = self._stack.enter_context(pa.ipc.new_file(sink, self._schema))
+        if self._images is not None:
+            self._stack.callback(self._images.close)
+        return self
 
-    def add(self, row: Row, captions: list[str], record: int) -> None:
-        """Add the pairs of a row.
+    def __exit__(self, *error: Any) -> None:
+        self._stack.close()
 
-        Args:
-            record: number of the row among those of all files.
+    def write(
+        self, sources: list[str], rows_of: Iterable[Iterable[Row | Problem]], drop_empty: bool
+    ) -> None:
+        """Write the rows of all sources, and what is known of them.
+
+        Raises:
+            ValueError: for rows that cannot be used (the first 20 are listed), or no pair at all.
         """
+        refused, records, empty = Refusals(), 0, 0
+        for number, (source, rows) in enumerate(zip(sources, rows_of, strict=True)):
+            for row in rows:
+                records += 1
+                if isinstance(row, Problem):
+                    refused.add(f"{source}, {row.where}: {row.message}")
+                    continue
+                captions = [caption for caption in row.captions if caption.strip()]
+                empty += len(row.captions) - len(captions)
+                if len(captions) < len(row.captions) and not drop_empty:
+                    why = "empty caption; fill it in, or set drop_empty: true"
+                    refused.add(f"{source}, {row.where}: {why}")
+                self._add(row, captions, source, number)
+            if self.shards:
+                self._flush()
+        self._flush()
+        self._stack.close()
+        refused.end(f"{refused.count} of {records} records")
+        if not self.pairs:
+            raise ValueError(f"no image-text pair in {names_of(sources)} ({empty} empty captions)")
+        ids, first = dense_ids(self._digests)
+        np.save(self.folder / IMAGE_IDS, ids)
+        paths = np.frombuffer(self._paths, np.uint64)
+        conflicts = np.flatnonzero(paths != paths[first][ids]) if len(paths) else paths
+        meta = {
+            "pairs": self.pairs,
+            "images": len(first),
+            "empty_dropped": empty,
+            # Pairs whose image_id was first seen with another image file.
+            "id_conflicts": len(conflicts),
+            "first_conflict": [[int(row), int(first[ids[row]])] for row in conflicts[:1]],
+            "sources": sources,
+        }
+        if self._groups is not None:
+            ids, first = dense_ids(self._groups)
+            np.save(self.folder / GROUP_IDS, ids)
+            meta |= {"groups": len(first), "pairs_in_groups": int((ids != NO_GROUP).sum())}
+        if self._images is not None:
+            meta |= self._images.end()
+        write_json(self.folder / "meta.json", meta)
+
+    def _add(self, row: Row, captions: list[str], source: str, number: int) -> None:
+        """Add the pairs of a row of a source."""
         if not captions:
             return
-        content = None if row.stored is None else digest_of(b"c", row.stored.content)
-        image = content or digest_of(b"p", row.image.encode("utf-8"))
-        # The letters distinguish an image_id from a path of the same spelling.
-        if row.image_id is None:
-            digest = image + image[:8]
+        stored = row.stored
+        content: bytes | None = b""
+        if self.shards and stored is not None:
+            content = None
+            image = digest_of(b"p", f"{number},{stored.start}".encode())
+        elif stored is not None:
+            image = content = digest_of(b"c", stored.content)
         else:
-            digest = digest_of(b"i", row.image_id.encode("utf-8")) + image[:8]
-        for caption in captions:
-            self._images.append(row.image)
-            self._captions.append(caption)
-            self._ids.append(row.image_id)
-            self._group_ids.append(row.group_id)
-            self._digests.write(digest)
+            image = digest_of(b"p", row.image.encode("utf-8"))
+        # The letters distinguish an image_id from a path of the same spelling.
+        own = image if row.image_id is None else digest_of(b"i", row.image_id.encode("utf-8"))
+        self._digests += own * len(captions)
+        if not self.shards:  # there every sample has its own copy of the image
+            self._paths += image[:_HALF] * len(captions)
         if self._groups is not None:
-            self._groups.write(group_digest(row.group_id) * len(captions))
-        if self.images is not None:
-            self.images.add(row.stored, content, record, len(captions))
-        if len(self._images) >= BATCH_ROWS:
+            group = row.group_id
+            digest = bytes(_DIGEST_BYTES) if group is None else digest_of(b"g", group.encode())
+            self._groups += digest * len(captions)
+        if self._images is not None:
+            self._images.add(stored, content, source, number, len(captions))
+        times = len(captions)
+        values: tuple[Any, ...] = (row.image,), captions, (row.image_id,), (row.group_id,)
+        for column, added in zip(self._waiting, values, strict=False):
+            column.extend(added if added is captions else added * times)
+        if len(self._waiting[0]) >= BATCH_ROWS and not self.shards:
             self._flush()
 
-    def close(self) -> None:
-        self._flush()
-        self._writer.close()
-        self._sink.close()
-        self._digests.close()
-        if self._groups is not None:
-            self._groups.close()
-        if self.images is not None:
-            self.images.close()
-
     def _flush(self) -> None:
-        if self._images:
-            columns = (self._images, self._captions, self._ids, self._group_ids)
-            arrays = [pa.array(column, pa.string()) for column in columns[: len(self._schema)]]
+        count = len(self._waiting[0])
+        if count:
+            arrays = [pa.array(column, pa.string()) for column in self._waiting]
             self._writer.write_batch(pa.record_batch(arrays, schema=self._schema))
-        self.pairs += len(self._images)
-        self._images, self._captions, self._ids, self._group_ids = [], [], [], []
+        self.pairs += count
+        self._waiting = [[] for _ in self._schema]
 
 
 class _ImageWriter:
-    """Writes the places of images in parquet and Arrow files; copies those without a place.
-
-    Attributes:
-        files: the `SourceFile`s with images, as lists.
-        with_paths: number of pairs whose image is a file of its own.
-    """
+    """Collects the places of images in parquet, Arrow and tar files; copies images without one."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.with_paths = 0
-        self.files: list[list[Any]] = []
-        self._path = folder
-        self._number: int | None = None  # of the current file among `files`
-        self._copies: int | None = None  # number of the file of copies
-        self._size = 0  # of the file of copies
+        self._with_paths = 0
+        self._files: list[list[Any]] = []  # path, size and time of modification
+        self._numbers: dict[str, int] = {}  # of the files, by their names
         # Places of the images copied last: a row for each caption would copy an image repeatedly.
         self._known: dict[bytes, int] = {}
-        self._table = open(folder / "places", "wb")
+        self._places = open(folder / PLACES, "wb")
+        self._contents = open(folder / CONTENTS, "wb")
         self._bin: BinaryIO | None = None
 
-    def begin(self, path: Path) -> None:
-        self._path, self._number = path, None
-
     def add(
-        self, image: StoredImage | None, content: bytes | None, record: int, times: int
+        self, image: StoredImage | None, content: bytes | None, source: str, number: int, times: int
     ) -> None:
-        """Write the place of an image for as many pairs as it has captions; see `PLACE`."""
-        place = (-1, 0, 0)
-        if image is None or content is None:
-            self.with_paths += times
-        else:
-            size = image.content.size
-            if image.start is None:
-                place = (*self._copy(image.content, content), size)
-            else:
-                place = (self._current(), image.start, size)
-        self._table.write(PACKED_PLACE.pack(*place, record, content or b"") * times)
+        """Add the place of an image for as many pairs as it has captions.
 
-    def _current(self) -> int:
-        if self._number is None:
-            stat = self._path.stat()
-            self._number = len(self.files)
-            self.files.append([os.fspath(self._path), stat.st_size, stat.st_mtime_ns])
-        return self._number
+        Args:
+            content: digest of the image; empty if it is a file of its own, None if it is not read.
+        """
+        place = (-1, 0, 0, number, 0)
+        if image is None:
+            self._with_paths += times
+        elif image.start is None:
+            assert content is not None
+            place = (*self._copy(image.content, content), image.size, number, image.row)
+        else:
+            place = (self._number_of(source), image.start, image.size, number, image.row)
+        self._places.write(array("q", place * times))
+        if content is not None:
+            self._contents.write(content.ljust(_DIGEST_BYTES, b"\0") * times)
+
+    def _number_of(self, file: str) -> int:
+        if file not in self._numbers:
+            self._numbers[file] = len(self._files)
+            stat = None if file == _COPIES else os.stat(file)
+            known = [0, None] if stat is None else [stat.st_size, stat.st_mtime_ns]
+            self._files.append([file, *known])
+        return self._numbers[file]
 
     def _copy(self, image: pa.Buffer, content: bytes) -> tuple[int, int]:
+        """Return the number of the file of copies, and the first byte of an image in it."""
+        number = self._number_of(_COPIES)
         if self._bin is None:
-            self._bin = open(self.folder / COPIES, "wb")
-            self._copies = len(self.files)
-            self.files.append([COPIES, 0, None])
-        assert self._copies is not None
+            self._bin = open(self.folder / _COPIES, "wb")
         start = self._known.get(content)
         if start is None:
-            start = self._known[content] = self._size
-            if len(self._known) > KNOWN_COPIES:
+            start = self._known[content] = self._bin.tell()
+            if len(self._known) > _KNOWN_COPIES:
                 del self._known[next(iter(self._known))]
             self._bin.write(image)
-            self._size += image.size
-        return self._copies, start
+            self._files[number][1] += image.size
+        return number, start
 
     def close(self) -> None:
-        self._table.close()
-        if self._bin is not None:
-            self._bin.close()
+        for file in (self._places, self._contents, self._bin):
+            if file is not None:
+                file.close()
 
-    def end(self) -> bool:
-        """Write the arrays of the table; return whether there is any image."""
-        if self.files:
-            table = np.memmap(self.folder / "places", PLACE, "r")
-            np.save(self.folder / PLACES, table["place"])
-            np.save(self.folder / "rows.npy", table["record"])
-            np.save(self.folder / "contents.npy", table["content"])
-            del table
-        if self._copies is not None:
-            self.files[self._copies][1] = self._size
-        os.remove(self.folder / "places")
-        return bool(self.files)
-
-
-def _log(paths: list[Path], table: PairTable) -> None:
-    meta = table.meta
-    counts = meta["pairs"], meta["images"], describe_groups(meta)
-    logging.info("%s: %d pairs, %d images%s", names_of(paths), *counts)
-    if meta["empty_dropped"]:
-        logging.warning("%s: dropped %d empty captions", names_of(paths), meta["empty_dropped"])
-    if meta["id_conflicts"]:
-        logging.warning("%s: %s", names_of(paths), describe_conflict(table))
+    def end(self) -> dict[str, Any]:
+        """Return what the ``meta`` of the table says of images; nothing if all are files of their
+        own."""
+        return {"files": self._files, "with_paths": self._with_paths} if self._files else {}

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+import os
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,34 +15,47 @@ from torch.utils.data import Dataset
 from torch.utils.data.dataloader import default_collate
 
 from lavis_mafa.datasets.caption_truth import CaptionTruth, PairTruth
+from lavis_mafa.datasets.image_reading import image_suffix, read_rgb, suffix_of
 from lavis_mafa.datasets.pair_table import PairTable, describe_conflict
 
 
-class Pairs(Dataset[dict[str, Any]], ABC):
+class Pairs(Dataset[dict[str, Any]]):
     """The base of all splits: a converted table and the processors.
 
     Args:
         table: the pairs.
         vis_processor: PIL image (RGB) -> tensor.
         text_processor: caption -> caption.
+        vis_root: folder that the image paths are relative to.
     """
+
+    images_by_content = False  # whether stored images are told apart by their bytes
 
     def __init__(
         self,
         table: PairTable,
         vis_processor: Callable[[Image.Image], Any],
         text_processor: Callable[[str], str],
+        vis_root: str | None = None,
     ) -> None:
-        self.table = table
+        self.table, self.vis_root = table, vis_root
         self.set_processors(vis_processor, text_processor)
 
-    @abstractmethod
     def picture(self, row: int) -> Image.Image:
         """Return the image (RGB) of pair `row` of the table.
 
         Raises:
             OSError: naming the image, if it cannot be read.
         """
+        data = self.table.image_bytes(row)
+        return read_rgb(self._path_of(row) or self.table.place(row), data)
+
+    def _path_of(self, row: int) -> str | None:
+        """Return the path of the image of pair `row` of the table, including the image root; None
+        if the image lies in another file."""
+        if not self.table.has_path(row):
+            return None
+        return os.path.join(self.vis_root or "", self.table.image(row))
 
     def set_processors(
         self,
@@ -96,6 +110,20 @@ class TrainPairs(Pairs):
         """The group of each pair, a number from 0 on, -1 for none: (N,) int64, memory-mapped; None
         if the data have no groups."""
         return self.table.group_ids
+
+    def path(self, index: int) -> str | None:
+        """Return the path of pair `index`'s image, including the image root; None if the image
+        lies in another file."""
+        return self._path_of(index)
+
+    def image_bytes(self, index: int) -> tuple[bytes, str]:
+        """Return the image file of pair `index`, and its suffix."""
+        name, path = self.table.image(index), self._path_of(index)
+        if path is not None:
+            return Path(path).read_bytes(), image_suffix(path)
+        data = self.table.image_bytes(index)
+        assert data is not None
+        return data, (suffix_of(data) if self.images_by_content else None) or image_suffix(name)
 
     def own_image_id(self, index: int) -> str | None:
         """Return the `image_id` that pair `index` has in its file; None without one."""
@@ -174,6 +202,10 @@ class EvalPairs(Pairs):
         """Return the image's name and the caption that the table has for caption `number`."""
         row = int(self._row_of_text[number])
         return self.table.image(row), self.table.caption(row)
+
+    def path(self, index: int) -> str | None:
+        """Return the path of image `index`, as `TrainPairs.path`."""
+        return self._path_of(self._rows[index])
 
     def show_image(self, index: int) -> Image.Image:
         """Return the unprocessed image `index` (RGB)."""

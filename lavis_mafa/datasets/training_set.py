@@ -44,7 +44,7 @@ UNREADABLE = (
 Processor = Callable[[Any], Any]
 ATTEMPTS = 20
 NUMBERS = ("index", "loaded_index", "image_id", "group_id")
-OWN_KEYS = (*NUMBERS, "load_error")
+_OWN_KEYS = (*NUMBERS, "load_error")
 
 
 class TrainingSet(Dataset[dict[str, Any]]):
@@ -79,7 +79,7 @@ class TrainingSet(Dataset[dict[str, Any]]):
             dataset.datasets if isinstance(dataset, TorchConcatDataset) else [dataset]
         )
         self.image_ids = image_ids_of(parts)
-        self.group_ids = group_ids_of(parts)
+        self.group_ids = _group_ids_of(parts)
         self._deterministic = all(getattr(part, "deterministic", False) for part in parts)
         only = parts[0] if len(parts) == 1 else None
         self.truth = getattr(only, "truth", None)
@@ -267,7 +267,7 @@ class TrainingSet(Dataset[dict[str, Any]]):
     def collater(self, samples: list[dict[str, Any]]) -> dict[str, Any]:
         """Collate as the wrapped set does, and add our own keys as int64 tensors and a list, the
         captions' tokens, and `COUNTS` of the tokens that the trained model reads."""
-        theirs = [{k: v for k, v in s.items() if k not in OWN_KEYS} for s in samples]
+        theirs = [{k: v for k, v in s.items() if k not in _OWN_KEYS} for s in samples]
         collate = getattr(self.dataset, "collater", None) or torch.utils.data.default_collate
         batch = collate(theirs)
         for name, processor in self._sent_as_bytes.items():
@@ -352,7 +352,7 @@ def image_ids_of(parts: list[Any]) -> npt.NDArray[np.int64]:
     return np.concatenate(ids)
 
 
-def group_ids_of(parts: list[Any]) -> npt.NDArray[np.int64] | None:
+def _group_ids_of(parts: list[Any]) -> npt.NDArray[np.int64] | None:
     """Return ``(N,)`` int64 over concatenated data sets, equal for samples of one group.
 
     A part provides them by ``group_ids``, `NO_GROUP` for samples in none. Groups of different parts

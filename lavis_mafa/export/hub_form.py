@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import tempfile
-from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 from lavis.processors.blip_processors import BlipImageBaseProcessor
-from torch import Tensor, nn
 
 from lavis_mafa.io.hub_names import HubNames, State
 from lavis_mafa.models.families.base import image_size_of
 
-Outputs = dict[str, Tensor]
 # The class that transformers had last of those needed here.
-NEWEST = "Blip2ForImageTextRetrieval"
+_NEWEST = "Blip2ForImageTextRetrieval"
 
 
 class HubForm:
@@ -30,8 +27,7 @@ class HubForm:
         in_float32: prefixes of LAVIS's weights that both libraries compute in float32, whatever the
             precision of the others.
         needs: attributes of a LAVIS model without which it has no such form.
-        generates: it generates texts.
-        generation_defaults: those of LAVIS's ``generate``.
+        generation: the defaults of LAVIS's ``generate``; {} if it generates no texts.
     """
 
     to: ClassVar[str] = "hf"
@@ -41,8 +37,7 @@ class HubForm:
     dropped: ClassVar[tuple[str, ...]] = ()
     in_float32: ClassVar[tuple[str, ...]] = ()
     needs: ClassVar[tuple[str, ...]] = ()
-    generates: ClassVar[bool] = False
-    generation_defaults: ClassVar[dict[str, Any]] = {}
+    generation: ClassVar[dict[str, Any]] = {}
 
     @classmethod
     def takes(cls, model: Any) -> bool:
@@ -58,10 +53,10 @@ class HubForm:
         """
         import transformers
 
-        if not hasattr(transformers, NEWEST):
+        if not hasattr(transformers, _NEWEST):
             raise ImportError(
-                f"transformers {transformers.__version__} has no {NEWEST}: 4.46 or later is needed "
-                "(run_scripts/requirements/modern.txt)"
+                f"transformers {transformers.__version__} has no {_NEWEST}: 4.46 or later is "
+                "needed (run_scripts/requirements/modern.txt)"
             )
         return getattr(transformers, cls.class_name)
 
@@ -90,56 +85,31 @@ class HubForm:
         """Return the processor of transformers: images and texts to inputs."""
         raise NotImplementedError
 
-    def generation(self, config: Any) -> Any:
-        """Return the settings of generation with which it equals LAVIS's ``generate``."""
-        from transformers import GenerationConfig
-
-        names = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
-        known = {name: getattr(config.text_config, name, None) for name in names}
-        return GenerationConfig(**known, **self.generation_defaults)
-
     def adapt(self, state: State, config: Any) -> None:
         """Change weights and config in place where they depend on each other."""
 
-    def inputs(self, count: int, length: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Return random images ``(B, 3, S, S)`` and texts: ids and mask ``(B, T)``."""
-        generator = torch.Generator().manual_seed(seed)
-        size: Any = image_size_of(self.model)
-        pixels = torch.randn(count, 3, size, size, generator=generator)
-        ids = torch.randint(self.words(), (count, length), generator=generator)
-        return pixels, ids, torch.ones(count, length, dtype=torch.long)
-
-    def words(self) -> int:
-        """Return the number of ids that stand for text."""
-        raise NotImplementedError
-
-    def ours(self, pixels: Tensor, ids: Tensor, mask: Tensor) -> Outputs:
-        """Return the outputs of LAVIS's model."""
-        raise NotImplementedError
-
-    def theirs(self, model: Any, pixels: Tensor, ids: Tensor, mask: Tensor) -> Outputs:
-        """Return the same outputs of the exported model."""
-        raise NotImplementedError
-
     def note(self) -> str:
-        """Return what a user of the exported model has to know; empty if nothing."""
-        return ""
-
-    def cause(self) -> str:
-        """Return what may explain a small difference; empty if nothing is known."""
-        return ""
-
-    def image_processor(self) -> Any:
-        """Return the processor of LAVIS's ``blip_image_eval``."""
-        from transformers import BlipImageProcessor
-
-        size: Any = image_size_of(self.model)
-        normalize = BlipImageBaseProcessor().normalize
-        return BlipImageProcessor(
-            size={"height": size, "width": size},
-            image_mean=list(normalize.mean),
-            image_std=list(normalize.std),
+        """Return what a user of the exported model has to know."""
+        if not self.generation:
+            return ""
+        return (
+            "equivalent of LAVIS's generate(): model.generate(**processor(images=..., "
+            f"text={getattr(self.model, 'prompt', '')!r}), "
+            "generation_config=model.generation_config)"
         )
+
+
+def image_processor(model: Any) -> Any:
+    """Return the processor of LAVIS's ``blip_image_eval``."""
+    from transformers import BlipImageProcessor
+
+    size: Any = image_size_of(model)
+    normalize = BlipImageBaseProcessor().normalize
+    return BlipImageProcessor(
+        size={"height": size, "width": size},
+        image_mean=list(normalize.mean),
+        image_std=list(normalize.std),
+    )
 
 
 def vision_config(model: Any) -> dict[str, Any]:
@@ -184,19 +154,3 @@ def tokenizer_of(model: Any, side: str = "right") -> Any:
     with tempfile.TemporaryDirectory() as folder:
         own.save_pretrained(folder)
         return AutoTokenizer.from_pretrained(folder, padding_side=side)
-
-
-def load_exported(form: type[HubForm], folder: Path) -> Any:
-    """Load an exported folder by transformers, in float32.
-
-    Raises:
-        ValueError: if a weight is missing, unexpected or of another shape.
-    """
-    model, info = form.model_cls().from_pretrained(
-        folder, torch_dtype=torch.float32, output_loading_info=True
-    )
-    for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
-        if info[kind]:
-            raise ValueError(f"{folder} does not load completely: {kind} {info[kind]}")
-    loaded: nn.Module = model.eval()
-    return loaded

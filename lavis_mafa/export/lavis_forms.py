@@ -15,13 +15,13 @@ from torch import Tensor
 
 from lavis_mafa.io.checkpoints import model_config, read_checkpoint
 from lavis_mafa.models.checkpoints import check_origin, fold_token_types
-from lavis_mafa.models.downstream.two_images import double_fusion_layers
+from lavis_mafa.models.families.albef.fusion_layers import double_fusion_layers
 from lavis_mafa.models.traits import traits_of
 from lavis_mafa.runners.checkpoint import save_atomically
 
 State = dict[str, Tensor]
 FORMS = ("albef_classification", "albef_nlvr", "albef_retrieval", "albef_vqa")
-HUB_FAMILIES = ("blip", "blip2")
+_HUB_FAMILIES = ("blip", "blip2")
 PARTS = ("visual_encoder.", "text_encoder.")
 
 
@@ -72,7 +72,7 @@ def export_lavis(checkpoint: str, out: Path, form: str, fusion_layer: int = 6) -
     saved_by = model_config(content).get("arch")
     family = traits_of(saved_by).family if saved_by else "albef"
     if family not in ("", "albef"):
-        forms = "; --to hf takes those of BLIP and BLIP-2" if family in HUB_FAMILIES else ""
+        forms = "; --to hf takes those of BLIP and BLIP-2" if family in _HUB_FAMILIES else ""
         raise ValueError(
             f"{checkpoint} was saved by {saved_by}, which is of another family than {form}: --to "
             f"{form} takes checkpoints of ALBEF only{forms}"

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
-PART = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}"
-UNAUTHORISED = (401, 403)
+import huggingface_hub
+from huggingface_hub.utils import HFValidationError, validate_repo_id
 
 
 class PushError(OSError):
@@ -28,9 +26,11 @@ def require_hub(repository: str) -> None:
     Raises:
         PushError: if one of them is not so, or ``repository`` is no such name.
     """
-    import huggingface_hub
-
-    if not re.fullmatch(f"{PART}/{PART}", repository):
+    try:
+        validate_repo_id(repository)
+    except HFValidationError as error:
+        raise PushError(f"--push {repository}: expected USER/NAME: {error}") from error
+    if "/" not in repository:
         raise PushError(f"--push {repository}: expected USER/NAME of a repository on the hub")
     if huggingface_hub.get_token() is None:
         raise PushError(
@@ -53,8 +53,6 @@ def push_folder(folder: Path, repository: str, private: bool = False) -> str:
     Raises:
         PushError: if the hub refuses it or does not answer.
     """
-    import huggingface_hub
-
     api = huggingface_hub.HfApi()
     with _explained(repository):
         created = api.create_repo(repository, private=private, exist_ok=True)
@@ -67,20 +65,11 @@ def push_folder(folder: Path, repository: str, private: bool = False) -> str:
 @contextmanager
 def _explained(repository: str) -> Iterator[None]:
     """Turn what the hub's client raises into one sentence."""
-    from huggingface_hub import constants
-
     try:
         yield
-    # Its versions raise errors of different HTTP libraries.
-    except Exception as error:
-        status: Any = getattr(getattr(error, "response", None), "status_code", None)
-        hub = constants.ENDPOINT
-        if status in UNAUTHORISED:
-            why = f"{hub} refuses the token ({status}); it needs the right to write to {repository}"
-        elif status is not None:
-            why = f"{hub} answers with an error ({status})"
-        elif constants.HF_HUB_OFFLINE:
-            why = "HF_HUB_OFFLINE is set, so that the hub is not asked; unset it"
-        else:
-            why = f"{hub} cannot be reached ({type(error).__name__})"
-        raise PushError(f"--push {repository}: {why}") from error
+    except Exception as error:  # its versions raise errors of different HTTP libraries
+        status = getattr(getattr(error, "response", None), "status_code", None)
+        text = (str(error).strip() or type(error).__name__).splitlines()[0]
+        why = f"an error ({status})" if status else "no answer"
+        hub = huggingface_hub.constants.ENDPOINT
+        raise PushError(f"--push {repository}: {hub} gives {why}: {text}") from error

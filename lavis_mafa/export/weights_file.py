@@ -13,7 +13,7 @@ from lavis_mafa.io.checkpoints import (
 from lavis_mafa.io.hub_folders import write_safetensors
 from lavis_mafa.models.recorded import shareable_model
 
-SUFFIX = ".safetensors"
+_SUFFIX = ".safetensors"
 
 
 def export_safetensors(checkpoint: str, out: Path) -> int:
@@ -32,8 +32,8 @@ def export_safetensors(checkpoint: str, out: Path) -> int:
     """
     if out.exists():
         raise FileExistsError(f"{out} exists already")
-    if out.suffix != SUFFIX:
-        raise ValueError(f"{out}: expected a name that ends in {SUFFIX}, by which it is read")
+    if out.suffix != _SUFFIX:
+        raise ValueError(f"{out}: expected a name that ends in {_SUFFIX}, by which it is read")
     content = read_checkpoint(checkpoint)
     state, recorded = weights_of(content), model_config(content)
     problem = problem_of_state(state, checkpoint)

@@ -15,33 +15,28 @@ from lavis.common.dist_utils import download_cached_file
 from lavis.common.utils import get_abs_path, is_url
 from torch import Tensor, nn
 
-from lavis_mafa.io.checksums import can_be_mapped, damage_of, ends_as_zip, unpacks_to
+from lavis_mafa.io.checksums import can_be_mapped, damage_of, ends_as_zip
 from lavis_mafa.io.hub_folders import read_hub_folder, read_safetensors
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 # Types of weights.
-FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-FLOAT_NAMES = "float16, bfloat16, float32 or float64"
-# Bytes in memory per byte of a checkpoint's file, at most: weights hardly compress.
-MOST_UNPACKED = 20
-# State of a run rather than weights (queues, statistics): used by run.resume_ckpt_path only. These
-# are buffers of models, and parts as older checkpoints have them, which do not list their own.
-RUN_STATE_KEYS = (
-    *("image_queue", "text_queue", "idx_queue", "group_queue", "queue_ptr"),
-    *("posterior.", "memory.", "picker.", "global_threshold."),
-)
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_FLOAT_NAMES = "float16, bfloat16, float32 or float64"
+# State of a run rather than weights: used by run.resume_ckpt_path only. These are queues, which
+# are buffers of models; for modules see `STATE_OF_RUN`.
+RUN_STATE_KEYS = ("image_queue", "text_queue", "idx_queue", "group_queue", "queue_ptr")
 # Class attribute of modules whose whole state is of that kind; and a checkpoint's list of them.
 STATE_OF_RUN = "state_of_run"
 
 
-def model_yamls(arch: str, *types: str) -> dict[str, str]:
+def model_yamls(arch: str, *types: str, folder: Path = CONFIGS) -> dict[str, str]:
     """Return the `PRETRAINED_MODEL_CONFIG_DICT` of a model: one YAML for each model type."""
-    return {name: str(CONFIGS / "models" / f"{arch}_{name}.yaml") for name in types}
+    return {name: str(folder / "models" / f"{arch}_{name}.yaml") for name in types}
 
 
-def dataset_yamls(builder: str) -> dict[str, str]:
+def dataset_yamls(builder: str, folder: Path = CONFIGS) -> dict[str, str]:
     """Return the `DATASET_CONFIG_DICT` of a builder that has one YAML."""
-    return {"default": str(CONFIGS / "datasets" / builder / "default.yaml")}
+    return {"default": str(folder / "datasets" / builder / "default.yaml")}
 
 
 def find_config(path: str) -> str:
@@ -96,7 +91,7 @@ def read_checkpoint(url_or_filename: str, mapped: bool = False) -> dict[str, Any
         checkpoint = read_safetensors(path)
     else:
         checkpoint = _read_torch_file(path, mapped)
-    problem = problem_of_tensors(checkpoint.get("model", checkpoint))
+    problem = _problem_of_weights(checkpoint.get("model", checkpoint))
     if problem:
         raise ValueError(f"{path} cannot be loaded: {problem}")
     return checkpoint
@@ -107,11 +102,6 @@ def _read_torch_file(path: str, mapped: bool) -> dict[str, Any]:
         f"{path} cannot be loaded: its {os.path.getsize(path)} bytes are cut short, "
         "damaged, or not a checkpoint. Compare its size with the original and copy it again"
     )
-    if unpacks_to(path) > MOST_UNPACKED * os.path.getsize(path):
-        raise ValueError(
-            f"{path} cannot be loaded: its {os.path.getsize(path)} bytes unpack to "
-            f"{unpacks_to(path)}, which no weights do. A checkpoint of torch.save is not compressed"
-        )
     damage = damage_of(path)
     if damage is not None:
         if not ends_as_zip(path):
@@ -143,41 +133,19 @@ def _read_torch_file(path: str, mapped: bool) -> dict[str, Any]:
     return checkpoint
 
 
-def problem_of_tensors(state: Any) -> str | None:
-    """Return a message about the first weight in a form that this package never saves.
+def _problem_of_weights(state: Any) -> str | None:
+    """Return a message about the first weight that is not a dense floating-point tensor, None if
+    there is none.
 
-    Such tensors would be converted silently to numbers that mean nothing, or fail deep inside
-    torch. Integers are fine for buffers, such as a queue's pointer, but not for weights.
-
-    Returns:
-        None if all weights are plain, or ``state`` is no dictionary.
+    Quantised weights, for example, would be converted silently to numbers that mean nothing.
+    Integers are fine for buffers, such as a queue's pointer.
     """
     for key, value in state.items() if isinstance(state, dict) else ():
-        if not isinstance(value, Tensor):
-            continue
-        name = str(value.dtype).removeprefix("torch.")
-        if value.is_meta:
-            return f"{key} is a meta tensor, which has no numbers. Save the model after loading it"
-        if value.layout is not torch.strided:
-            layout = str(value.layout).removeprefix("torch.")
-            return f"{key} is a tensor of layout {layout}, expected a dense one (Tensor.to_dense())"
-        whole = not (value.is_floating_point() or value.is_complex() or value.is_quantized)
-        weight = str(key).endswith((".weight", ".bias"))
-        if value.dtype not in FLOATS and (weight or not whole):
-            return f"{key} is of type {name}, expected {FLOAT_NAMES} (Tensor.float())"
-    return None
-
-
-def problem_of_types(state: dict[str, Tensor], own: dict[str, Tensor]) -> str | None:
-    """Return a message about the first weight that is not floating-point but is in the model.
-
-    Args:
-        own: the model's state dict.
-    """
-    for key, value in state.items():
-        if key in own and own[key].dtype in FLOATS and value.dtype not in FLOATS:
-            name = str(value.dtype).removeprefix("torch.")
-            return f"{key} is of type {name}, expected {FLOAT_NAMES} (Tensor.float())"
+        if isinstance(value, Tensor) and str(key).endswith((".weight", ".bias")):
+            if value.dtype not in _FLOATS or value.layout is not torch.strided or value.is_meta:
+                found = str(value.dtype).removeprefix("torch.")
+                kind = "without numbers (meta)" if value.is_meta else f"{value.layout}"
+                return f"{key} is of type {found}, {kind}; expected dense {_FLOAT_NAMES}"
     return None
 
 

@@ -7,7 +7,7 @@ import time
 import zipfile
 
 READ_BYTES = 1 << 18  # bytes read at a time
-ZIP_FOLDER = 0x10  # attribute bit by which a zip marks a record as a folder
+_ZIP_FOLDER = 0x10  # attribute bit by which a zip marks a record as a folder
 CLOCK_RESOLUTION_NS = 1_000_000_000  # ns; file systems may store times with less precision
 # Files whose checksums were found right, by path: inode, size and times at that moment.
 _INTACT: dict[str, tuple[int, ...]] = {}
@@ -16,7 +16,7 @@ _INTACT: dict[str, tuple[int, ...]] = {}
 def is_intact(path: str | os.PathLike[str]) -> bool:
     """Return whether a checkpoint in today's format exists and its checksums are right."""
     try:
-        return os.path.isfile(path) and begins_as_zip(path) and damage_of(path) is None
+        return os.path.isfile(path) and _begins_as_zip(path) and damage_of(path) is None
     except OSError:
         return False
 
@@ -33,7 +33,7 @@ def damage_of(path: str | os.PathLike[str]) -> str | None:
     Returns:
         None if every record has the checksum it was saved with, or the file has no checksums.
     """
-    if not begins_as_zip(path):
+    if not _begins_as_zip(path):
         return "it does not begin as a checkpoint" if ends_as_zip(path) else None
     stat = os.stat(path)
     stamp = (stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
@@ -45,7 +45,7 @@ def damage_of(path: str | os.PathLike[str]) -> str | None:
         with zipfile.ZipFile(path) as file:
             records = file.infolist()
             # For a folder torch would return uninitialised memory.
-            if any(record.external_attr & ZIP_FOLDER for record in records):
+            if any(record.external_attr & _ZIP_FOLDER for record in records):
                 return "a record is marked as a folder"
             for record in records if any(record.CRC for record in records) else ():
                 with file.open(record) as content:
@@ -59,21 +59,7 @@ def damage_of(path: str | os.PathLike[str]) -> str | None:
     return None
 
 
-def unpacks_to(path: str | os.PathLike[str]) -> int:
-    """Return the number of bytes of all records of a zip, by its directory; 0 if it has none.
-
-    Records that share their bytes count once each, as they do in memory.
-    """
-    if not begins_as_zip(path):
-        return 0
-    try:
-        with zipfile.ZipFile(path) as file:
-            return sum(record.file_size for record in file.infolist())
-    except Exception:  # a damaged directory, which `damage_of` describes
-        return 0
-
-
-def begins_as_zip(path: str | os.PathLike[str]) -> bool:
+def _begins_as_zip(path: str | os.PathLike[str]) -> bool:
     """Return whether a file has the first bytes by which ``torch.load`` knows today's format."""
     with open(path, "rb") as file:
         return file.read(4) == b"PK\x03\x04"
@@ -92,7 +78,7 @@ def can_be_mapped(path: str | os.PathLike[str]) -> bool:
 
     ``torch.save`` never compresses, but a checkpoint may have been unpacked and zipped again.
     """
-    if not begins_as_zip(path):
+    if not _begins_as_zip(path):
         return False
     with zipfile.ZipFile(path) as file:
         return all(record.compress_type == zipfile.ZIP_STORED for record in file.infolist())

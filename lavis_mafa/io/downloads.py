@@ -1,4 +1,4 @@
-"""Files that a config has to fetch from elsewhere: whether they are there, their size, fetching."""
+"""Files that a config has to fetch from elsewhere: whether they are there, fetching."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from timm.models import hub as timm_hub
 from transformers.utils import cached_file
 
 TIMM = "timm/"  # begins the names of timm's models on the Hugging Face hub
-TIMEOUT = 5.0  # seconds in which a server must answer
+_TIMEOUT = 5.0  # seconds in which a server must answer
 # One file of a group is enough: formats of the same content.
-TOKENIZER = ("tokenizer.json", "vocab.txt", "spiece.model", "vocab.json")
+_TOKENIZER = ("tokenizer.json", "vocab.txt", "spiece.model", "vocab.json")
 WEIGHTS = tuple(
     f"{stem}{ending}"
     for stem in ("model.safetensors", "pytorch_model.bin")
@@ -59,12 +59,6 @@ class UrlFile:
     def server(self) -> str:
         parts = urlsplit(self.origin)
         return f"{parts.scheme}://{parts.netloc}"
-
-    def size(self) -> int | None:
-        """Return its size in bytes, by the server where it is missing; None if unknown."""
-        if self.is_there:
-            return self.path.stat().st_size
-        return _length(self.origin) if answers(self.server) else None
 
     def fetch(self) -> None:
         """Download it; a partial file is never left under its name."""
@@ -108,7 +102,7 @@ class HubFiles:
         return hub()
 
     def _found(self) -> Path | None:
-        for name in WEIGHTS if self.weights else TOKENIZER:
+        for name in WEIGHTS if self.weights else _TOKENIZER:
             try:
                 found = cached_file(self.origin, name, local_files_only=True)
             except (OSError, ValueError):
@@ -116,11 +110,6 @@ class HubFiles:
             if found:
                 return Path(found)
         return None
-
-    def size(self) -> int | None:
-        """Return the size in bytes of the cached file; None if it is missing."""
-        found = self._found()
-        return None if found is None else found.stat().st_size
 
     def fetch(self) -> None:
         """Download what is needed of it into the cache."""
@@ -146,7 +135,7 @@ def answers(server: str) -> bool:
     if offline and server == hub():
         return False
     try:
-        requests.head(server, timeout=TIMEOUT)
+        requests.head(server, timeout=_TIMEOUT)
     except requests.RequestException:
         return False
     return True
@@ -183,32 +172,13 @@ def go_offline() -> None:
     huggingface_hub.constants.HF_HUB_OFFLINE = True
 
 
-def _length(url: str) -> int | None:
-    try:
-        answer = requests.head(url, timeout=TIMEOUT, allow_redirects=True)
-        return int(answer.headers["Content-Length"]) if answer.ok else None
-    except (requests.RequestException, KeyError, ValueError):
-        return None
-
-
 def listing(sources: list[UrlFile | HubFiles]) -> list[str]:
-    """Return a line for every file: whether it is there, its size, its config key and path."""
+    """Return a line for every file: whether it is there, its config key and path."""
     lines = []
     for source in sources:
-        size = source.size()
-        shown = "size unknown" if size is None else _shown(size)
         state = "there  " if source.is_there else "MISSING"
         what = ""
         if isinstance(source, HubFiles):
             what = " (weights)" if source.weights else " (tokenizer)"
-        lines.append(f"{state} {shown:>12}  {source.key}: {source.origin}{what} -> {source.path}")
+        lines.append(f"{state}  {source.key}: {source.origin}{what} -> {source.path}")
     return lines
-
-
-def _shown(size: int) -> str:
-    value, unit = float(size), "B"
-    for larger in ("kB", "MB", "GB"):
-        if value < 1000:
-            break
-        value, unit = value / 1000, larger
-    return f"{value:.3g} {unit}"

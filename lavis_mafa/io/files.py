@@ -31,12 +31,12 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
             # Before the rename: otherwise a power cut could leave the new name with no content.
             os.fsync(file.fileno())
         os.replace(temporary, path)
-        fsync_folder(path.parent)
+        _fsync_folder(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
 
 
-def fsync_folder(folder: Path) -> None:
+def _fsync_folder(folder: Path) -> None:
     """Flush a folder's entries to disk, so that a rename survives a power cut."""
     with suppress(OSError):  # some file systems cannot open or sync folders
         number = os.open(folder, os.O_RDONLY)
@@ -106,3 +106,16 @@ def plain(value: Any) -> Any:
 def names_of(paths: Collection[str | os.PathLike[str]]) -> str:
     """Return paths in one line, for messages."""
     return ", ".join(os.fspath(path) for path in paths)
+
+
+def read_json(path: str | os.PathLike[str]) -> Any:
+    """Read a JSON file.
+
+    Raises:
+        ValueError: naming the file, if it is not JSON.
+    """
+    with open(path, encoding="utf-8") as file:
+        try:
+            return json.load(file)
+        except ValueError as error:  # of JSON, or of UTF-8
+            raise ValueError(f"{path} is not JSON ({error})") from error

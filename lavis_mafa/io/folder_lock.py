@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 LOCK = "run.lock"
 RESULTS = "result"  # a subfolder that LAVIS makes for every run
 # A process that received a termination signal may still be saving when the next one starts.
-WAIT_SECONDS = 5.0
+_WAIT_SECONDS = 5.0
 POLL_SECONDS = 0.1
 
 _held: dict[Path, BinaryIO] = {}  # open lock files of this process, by folder
@@ -27,7 +27,7 @@ class FolderInUseError(ValueError):
     """Another process writes into the folder; the message names its host and process id."""
 
 
-def lock_folder(folder: Path, wait: float = WAIT_SECONDS) -> bool:
+def lock_folder(folder: Path, wait: float = _WAIT_SECONDS) -> bool:
     """Make a folder if it is missing, and lock it for this process until `release_folders`.
 
     The lock ends with its process, also if that is killed: a lock file without its process is no

@@ -21,12 +21,11 @@ from lavis_mafa.io.files import is_number, write_json
 from lavis_mafa.io.hub_names import BLIP, BLIP2, HubNames, State
 
 RECORD = "lavis_mafa.json"
-HEADER = "lavis_mafa"  # the same in the header of a safetensors file
+_HEADER = "lavis_mafa"  # the same in the header of a safetensors file
 VOCABULARY = "vocab.txt"
 CONFIG = "config.json"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
-LARGEST_JSON = 2**24  # bytes; an index of a model with 100,000 weights is smaller
-LARGE_VIT = 1024  # width of the image encoder of BLIP's model type `large`
+_LARGE_VIT = 1024  # width of the image encoder of BLIP's model type `large`
 # By the ``model_type`` of transformers.
 NAMES: dict[str, HubNames] = {"blip": BLIP, "blip-2": BLIP2}
 
@@ -50,7 +49,7 @@ def read_safetensors(path: str | os.PathLike[str]) -> dict[str, Any]:
     with ExitStack() as stack:
         file = _opened(path, stack)
         state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
-        text = (file.metadata() or {}).get(HEADER, "{}")
+        text = (file.metadata() or {}).get(_HEADER, "{}")
     record = _record(text, str(path))
     for name, other in (record.pop("shared", None) or {}).items():
         if isinstance(other, str) and other in state:
@@ -66,7 +65,8 @@ def write_safetensors(
     Args:
         record: ``config``, ``vocabulary`` and ``family`` of the checkpoint, as plain values.
     """
-    save_file = _library().torch.save_file
+    from safetensors.torch import save_file
+
     kept: dict[tuple[Any, ...], str] = {}
     shared: dict[str, str] = {}
     written: State = {}
@@ -78,7 +78,7 @@ def write_safetensors(
         kept[place] = name
         written[name] = value.detach().clone().contiguous()  # views share memory partly
     header = json.dumps({**record, "shared": shared})
-    save_file(written, str(path), metadata={"format": "pt", HEADER: header})
+    save_file(written, str(path), metadata={"format": "pt", _HEADER: header})
 
 
 def write_record(record: Mapping[str, Any], folder: Path) -> None:
@@ -143,7 +143,7 @@ def _sizes(config: dict[str, Any], kind: Any, spoken: bool, with_t5: bool) -> di
         arch = "blip2_t5_mafa" if with_t5 else "blip2_opt_mafa"
     model: dict[str, Any] = {"arch": arch}
     if kind == "blip":
-        model["model_type"] = "large" if vision.get("hidden_size") == LARGE_VIT else "base"
+        model["model_type"] = "large" if vision.get("hidden_size") == _LARGE_VIT else "base"
     if "image_size" in vision:
         model["image_size"] = vision["image_size"]
     return model
@@ -175,30 +175,18 @@ def _weights(folder: Path) -> State:
 
 
 def _opened(path: str | os.PathLike[str], stack: ExitStack) -> Any:
-    library = _library()
+    from safetensors import SafetensorError, safe_open
+
     try:
-        return stack.enter_context(library.safe_open(str(path), framework="pt", device="cpu"))
-    except (library.SafetensorError, OSError) as error:
+        return stack.enter_context(safe_open(str(path), framework="pt", device="cpu"))
+    except (SafetensorError, OSError) as error:
         raise ValueError(
             f"{path} cannot be loaded: it is cut short, damaged, or no safetensors file ({error}). "
             "Copy it again"
         ) from error
 
 
-def _library() -> Any:
-    try:
-        import safetensors
-        import safetensors.torch
-    except ImportError as error:
-        raise ImportError(
-            "safetensors is needed to read and write *.safetensors: pip install safetensors"
-        ) from error
-    return safetensors
-
-
 def _json(path: Path) -> dict[str, Any]:
-    if path.stat().st_size > LARGEST_JSON:
-        raise ValueError(f"{path} has {path.stat().st_size} bytes, expected a config")
     try:
         content = json.loads(path.read_text("utf-8"))
     except (ValueError, RecursionError) as error:

@@ -11,14 +11,14 @@ State = dict[str, Tensor]
 Pairs = tuple[tuple[str, str], ...]
 
 Q_BIAS, V_BIAS, QKV_BIAS = ".attn.q_bias", ".attn.v_bias", ".attn.qkv.bias"
-POSITION_IDS = "position_ids"  # a constant that some versions save
+_POSITION_IDS = "position_ids"  # a constant that some versions save
 VIT: Pairs = (
     ("visual_encoder.cls_token", "vision_model.embeddings.class_embedding"),
     ("visual_encoder.pos_embed", "vision_model.embeddings.position_embedding"),
     ("visual_encoder.patch_embed.proj.", "vision_model.embeddings.patch_embedding."),
     ("visual_encoder.blocks.", "vision_model.encoder.layers."),
 )
-VIT_LAYER: Pairs = (
+_VIT_LAYER: Pairs = (
     (".norm1.", ".layer_norm1."),
     (".norm2.", ".layer_norm2."),
     (".attn.qkv.", ".self_attn.qkv."),
@@ -78,7 +78,7 @@ class HubNames:
         renamed: State = {}
         unknown = []
         for name, value in state.items():
-            if name.startswith(dropped) or name.endswith((V_BIAS, POSITION_IDS)):
+            if name.startswith(dropped) or name.endswith((V_BIAS, _POSITION_IDS)):
                 continue
             if name.endswith(Q_BIAS):
                 # EVA's keys have no bias; Hugging Face keeps one vector for all three.
@@ -106,7 +106,7 @@ class HubNames:
         renamed: State = {}
         for name, value in state.items():
             new = self.from_hub(name)
-            if new is None or name.endswith(POSITION_IDS):
+            if new is None or name.endswith(_POSITION_IDS):
                 continue
             if not (self.splits_bias and new.endswith(QKV_BIAS)):
                 renamed[new] = value
@@ -137,7 +137,7 @@ BLIP2 = HubNames(
         ("t5_model.", "language_model."),
     ),
     inside={
-        "visual_encoder.blocks.": VIT_LAYER,
+        "visual_encoder.blocks.": _VIT_LAYER,
         "Qformer.bert.": (("attention.self.", "attention.attention."),),
     },
     splits_bias=True,
@@ -153,5 +153,5 @@ BLIP = HubNames(
         ("text_proj.", "text_proj."),
         ("itm_head.", "itm_head."),
     ),
-    inside={"visual_encoder.blocks.": VIT_LAYER},
+    inside={"visual_encoder.blocks.": _VIT_LAYER},
 )

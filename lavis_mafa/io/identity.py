@@ -17,8 +17,7 @@ from lavis_mafa.io.files import write_json
 from lavis_mafa.io.processes import barrier
 
 IDENTITY_FILE = "identity.json"
-OLD_IDENTITY_FILE = "of.json"  # its name in folders of older versions, still read
-HASHED_PER_TENSOR = 4096  # elements of each weight tensor that `fingerprint` hashes, at least
+_HASHED_PER_TENSOR = 4096  # elements of each weight tensor that `fingerprint` hashes, at least
 
 
 def fingerprint(model: torch.nn.Module) -> str:
@@ -31,7 +30,7 @@ def _sampled_weights(model: torch.nn.Module) -> Iterator[npt.NDArray[Any]]:
         yield np.frombuffer(name.encode(), np.uint8)
         # Every k-th element only: hashing all of a billion weights would take seconds to minutes,
         # and training or loading another checkpoint changes practically all of them.
-        stride = max(1, value.numel() // HASHED_PER_TENSOR)
+        stride = max(1, value.numel() // _HASHED_PER_TENSOR)
         yield value.detach().flatten()[::stride].float().cpu().numpy()
 
 
@@ -68,9 +67,8 @@ def check_identity(folder: Path, identity: Mapping[str, str]) -> None:
     Raises:
         ValueError: naming every entry that differs, or if the identity file is damaged.
     """
-    candidates = (folder / IDENTITY_FILE, folder / OLD_IDENTITY_FILE)
-    path = next((path for path in candidates if path.is_file()), None)
-    if path is None:
+    path = folder / IDENTITY_FILE
+    if not path.is_file():
         return
     try:
         found = dict(json.loads(path.read_text(encoding="utf-8")))

@@ -12,7 +12,7 @@ from contextlib import suppress
 
 POLL_SECONDS = 0.5
 # As long as torch.distributed.run itself waits between SIGTERM and SIGKILL.
-GRACE_SECONDS = 30.0
+_GRACE_SECONDS = 30.0
 
 _watching: set[int] = set()  # the process that watches: a forked one has no such thread
 
@@ -22,7 +22,7 @@ def end_with_launcher() -> None:
 
     ``torch.distributed.run`` ends its ranks when it ends, unless it is killed (SIGKILL, out of
     memory): its ranks would train on next to those of a relaunch, or wait for each other. Such a
-    rank receives SIGTERM, upon which it saves if it can, and is killed after `GRACE_SECONDS`. Does
+    rank receives SIGTERM, upon which it saves if it can, and is killed after `_GRACE_SECONDS`. Does
     nothing in a process without a launcher. Call it early: a launcher that ended before is not
     noticed.
     """
@@ -40,7 +40,7 @@ def _watch(launcher: int) -> None:
     sys.stderr.write(f"process {os.getpid()} ends, since its launcher {launcher} has ended\n")
     sys.stderr.flush()
     os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(GRACE_SECONDS)
+    time.sleep(_GRACE_SECONDS)
     os.kill(os.getpid(), signal.SIGKILL)
 
 

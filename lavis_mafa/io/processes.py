@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 T = TypeVar("T")
 # Parts of the messages by which gloo, NCCL and the store report a peer that has ended or hangs.
-LOST_PEER_MESSAGES = (
+_LOST_PEER_MESSAGES = (
     *("Connection closed by peer", "Connection reset by peer", "Connection refused"),
     *("Broken pipe", "Timed out waiting", "timed out", "Socket Timeout", "remote process exited"),
 )
@@ -51,7 +51,7 @@ def explain_lost_rank() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        lost = any(message in str(error) for message in LOST_PEER_MESSAGES)
+        lost = any(message in str(error) for message in _LOST_PEER_MESSAGES)
         if get_world_size() == 1 or not lost:
             raise
         raise LostContactError(

@@ -52,13 +52,10 @@ class Logger:
     Attributes:
         package: module that it needs; "": none.
         install: what ``pip install`` gets it by.
-        hides_points: whether the backend hides the points from `LoggedRun.first_step` on. If not,
-            points that were sent before are not sent again by a resumed run.
     """
 
     package = ""
     install = ""
-    hides_points = False
 
     @classmethod
     def problems_of(cls, cfg: ConfigView) -> Iterator[Problem]:

@@ -4,30 +4,26 @@ from __future__ import annotations
 
 import json
 import logging
-import random
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
 from omegaconf import OmegaConf
 from PIL import Image
 
 from lavis_mafa.algorithm.options import options_of
 from lavis_mafa.io.files import write_json
+from lavis_mafa.io.random_streams import unchanged_random_streams
 from lavis_mafa.loggers.base import KEY, LOGGERS, LoggedRun, Logger
 from lavis_mafa.loggers.redact import redact
 
 MEMORY = "loggers.json"  # what loggers keep in the run's folder, by the logger's name
-LAST = "last"  # key in a logger's memory: number of the last point sent, by group of names
-DEFAULT = ("tensorboard",)
+_DEFAULT = ("tensorboard",)
 
 
 def names_of_loggers(run_cfg: Mapping[str, Any]) -> list[str]:
     """Return the names in ``run.loggers``, without TensorBoard if ``run.tensorboard`` is False."""
-    given = run_cfg.get("loggers", DEFAULT) or ()
+    given = run_cfg.get("loggers", _DEFAULT) or ()
     names = dict.fromkeys(name for name in given if isinstance(name, str))
     if not run_cfg.get("tensorboard", True):
         names.pop("tensorboard", None)
@@ -59,8 +55,8 @@ class GuardedLoggers:
     """Passes what a run logs to several loggers and survives their failures.
 
     A logger that raises is switched off with one warning, until `retry`. Random streams are left
-    as they were. A logger whose backend cannot hide points gets no point again that it got before
-    the run resumed: a resumed run repeats the steps after its checkpoint, with equal figures.
+    as they were. A resumed run repeats the steps after its checkpoint, and sends their points, with
+    equal figures, again.
 
     Args:
         folder: of the run.
@@ -76,8 +72,6 @@ class GuardedLoggers:
         self._begun: set[str] = set()  # at least once in this process
         self._off: set[str] = set()
         self._memory: dict[str, Any] = {}
-        # Numbers of points sent before the run resumed, by logger and group.
-        self._before: dict[str, dict[str, int]] = {}
 
     def __bool__(self) -> bool:
         return bool(self.loggers)
@@ -94,10 +88,6 @@ class GuardedLoggers:
             return
         self._config, self._resumed, self._first_step = redact(config), resumed, first_step
         self._memory = _read(self.folder / MEMORY) if resumed else {}
-        self._before = {
-            name: {group: int(step) for group, step in (kept.get(LAST) or {}).items()}
-            for name, kept in self._memory.items()
-        }
         for name in self.loggers:
             self._call(name, None)
 
@@ -105,21 +95,21 @@ class GuardedLoggers:
         """Log numbers as ``<group>/<name>``."""
         named = {f"{group}/{name}": value for name, value in figures.items()}
         if named:
-            self._send("figures", group, step, axis, named)
+            self._send("figures", named, step, axis)
 
     def histogram(self, name: str, counts: Sequence[float], step: int, axis: str) -> None:
         """Log the counts of values in equal bins from 0 to 1."""
-        self._send("histogram", name, step, axis, name, counts)
+        self._send("histogram", name, counts, step, axis)
 
     def picture(self, name: str, picture: Image.Image, step: int, axis: str) -> None:
         """Log an RGB image."""
-        self._send("picture", name, step, axis, name, picture)
+        self._send("picture", name, picture, step, axis)
 
     def table(
         self, name: str, columns: Sequence[str], rows: Sequence[Sequence[str]], step: int, axis: str
     ) -> None:
         """Log a table of texts."""
-        self._send("table", name, step, axis, name, columns, rows)
+        self._send("table", name, columns, rows, step, axis)
 
     def retry(self) -> None:
         """Switch the loggers on again that failed."""
@@ -135,22 +125,16 @@ class GuardedLoggers:
             self._call(name, "end", status)
             self._open.discard(name)
 
-    def _send(self, method: str, point: str, step: int, axis: str, *args: Any) -> None:
-        group = point.partition("/")[0] if method == "figures" else point
-        for name, logger in self.loggers.items():
-            if not logger.hides_points and step <= self._before.get(name, {}).get(group, -1):
-                continue
-            if self._call(name, method, *args, step, axis) and not logger.hides_points:
-                last = self._memory.setdefault(name, {}).setdefault(LAST, {})
-                last[group] = max(step, last.get(group, -1))
-                self._save()
+    def _send(self, method: str, *args: Any) -> None:
+        for name in self.loggers:
+            self._call(name, method, *args)
 
-    def _call(self, name: str, method: str | None, *args: Any) -> bool:
-        """Call a logger's method, after `Logger.begin` where needed; return whether it worked."""
+    def _call(self, name: str, method: str | None, *args: Any) -> None:
+        """Call a logger's method, after `Logger.begin` where needed."""
         if name in self._off:
-            return False
+            return
         try:
-            with _unchanged_random_streams():
+            with unchanged_random_streams():
                 self._begin(name)
                 if method is not None:
                     getattr(self.loggers[name], method)(*args)
@@ -162,8 +146,6 @@ class GuardedLoggers:
             )
             self._off.add(name)
             self._open.discard(name)
-            return False
-        return True
 
     def _begin(self, name: str) -> None:
         if name in self._open:
@@ -177,25 +159,10 @@ class GuardedLoggers:
         self._open.add(name)
         self._begun.add(name)
         if memory:
-            self._save()
-
-    def _save(self) -> None:
-        try:
-            write_json(self.folder / MEMORY, {k: v for k, v in self._memory.items() if v})
-        except OSError as error:  # a full disk must not switch the loggers off
-            logging.debug("%s cannot be written: %s", self.folder / MEMORY, error)
-
-
-@contextmanager
-def _unchanged_random_streams() -> Iterator[None]:
-    """Restore the random streams that training draws from, since clients draw from them too."""
-    before = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    try:
-        yield
-    finally:
-        random.setstate(before[0])
-        np.random.set_state(before[1])
-        torch.set_rng_state(before[2])
+            try:
+                write_json(self.folder / MEMORY, {k: v for k, v in self._memory.items() if v})
+            except OSError as error:  # a full disk must not switch the loggers off
+                logging.debug("%s cannot be written: %s", self.folder / MEMORY, error)
 
 
 def _read(path: Path) -> dict[str, Any]:

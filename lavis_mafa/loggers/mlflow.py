@@ -17,7 +17,7 @@ from lavis_mafa.loggers.base import LOGGERS, LoggedRun, Logger, bin_edges, markd
 
 PARAMETERS = 100  # of one request
 LONGEST = 500  # letters of a parameter's value, in every version of MLflow
-STATUS = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
+_STATUS = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class MlflowLogger(Logger):
     def end(self, status: str) -> None:
         """Mark the run as ended."""
         if self._client is not None:
-            self._client.set_terminated(self._run_id, STATUS[status])
+            self._client.set_terminated(self._run_id, _STATUS[status])
             self._client = None
 
 

@@ -17,8 +17,6 @@ from lavis_mafa.loggers.base import LOGGERS, LoggedRun, Logger, bin_edges, markd
 class TensorBoardLogger(Logger):
     """Event files in ``tensorboard/`` of the run's folder."""
 
-    hides_points = True
-
     def __init__(self) -> None:
         self._folder = Path()
         self._purge_step: int | None = None

@@ -16,7 +16,7 @@ from lavis_mafa.algorithm.options import option
 from lavis_mafa.loggers.base import EPOCH, LOGGERS, STEP, LoggedRun, Logger, bin_edges
 from lavis_mafa.loggers.redact import redact
 
-BY_EPOCH = ("epoch", "con_d_probability", "connections")  # groups of names; others: by step
+_BY_EPOCH = ("epoch", "con_d_probability", "connections")  # groups of names; others: by step
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class WandbLogger(Logger):
         self._run.define_metric(STEP, hidden=True)
         self._run.define_metric(EPOCH, hidden=True)
         self._run.define_metric("*", step_metric=STEP)
-        for group in BY_EPOCH:
+        for group in _BY_EPOCH:
             self._run.define_metric(f"{group}/*", step_metric=EPOCH)
 
     def figures(self, figures: Mapping[str, float], step: int, axis: str) -> None:

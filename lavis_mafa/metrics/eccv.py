@@ -4,7 +4,7 @@ COCO's recall counts a valid caption of another image as an error. For CxC (Pare
 2021) and ECCV Caption (Chun et al., ECCV 2022), annotators judged such pairs. The package
 ``eccv_caption`` has their positives and metrics; this module converts scores to its format:
 
-    lavis-mafa eccv output/eval/retrieval_coco/.../result/scores_test.npz
+    lavis-mafa report output/eval/retrieval_coco/.../result/scores_test.npz
 
 An evaluation with ``run.save_scores: True`` writes the file.
 """
@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import logging
-import os
 import re
 import warnings
 from collections.abc import Mapping, Sequence
@@ -24,18 +22,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lavis_mafa.metrics.captions import read_json, single_spaced
-
-logger = logging.getLogger(__name__)
-
 INSTALL = "pip install eccv_caption==0.1.0"
 RECALLS = (1, 5, 10)
-FOLDS = 5  # COCO 1K is the mean over five parts of 1,000 images
+_FOLDS = 5  # COCO 1K is the mean over five parts of 1,000 images
 IMAGES, CAPTIONS = 5000, 5  # COCO's test split by Karpathy; captions with an id per image
 # SHA-256 of its image ids, sorted and joined by spaces: identifies the split without the package.
 TEST_SPLIT = "baab55c72b3dfc21360e0ff4fda07f11c8318ef71296ecf0b1eaa4558a1dff05"
 # LAVIS names a direction after what is retrieved.
-RETRIEVED = {"i2t": "txt", "t2i": "img"}
+_RETRIEVED = {"i2t": "txt", "t2i": "img"}
 ECCV = {"eccv_r1": "r1", "eccv_rprecision": "r_precision", "eccv_map_at_r": "map_r"}
 
 COLUMNS = {"COCO 1K": "coco1k", "COCO 5K": "coco5k", "CxC": "cxc", "ECCV": "eccv"}
@@ -72,7 +66,6 @@ def is_coco_test(image_paths: Sequence[str]) -> bool:
 def coco_ids(
     image_paths: Sequence[str],
     captions_per_image: Sequence[Sequence[str]],
-    captions_file: str | os.PathLike[str] | None = None,
     metrics: Any = None,
 ) -> tuple[NDArray[Any], NDArray[Any]]:
     """Return COCO's ids of the test images and of their captions.
@@ -84,8 +77,6 @@ def coco_ids(
     Args:
         image_paths: such as ``val2014/COCO_val2014_000000391895.jpg``, in the order of the scores.
         captions_per_image: of every image, in the order of the scores.
-        captions_file: ``captions_val2014.json`` of COCO. Ids are then found by text (equal but for
-            white space) instead of by order; a warning says where the two disagree.
         metrics: other positives; None: `load_metrics`.
 
     Returns:
@@ -117,10 +108,6 @@ def coco_ids(
         for image, own in zip(image_ids, captions_per_image, strict=True)
     ]
     caption_ids = np.concatenate([np.array(ids, np.int64) for ids in by_place])
-    if captions_file is not None:
-        by_text = _ids_by_text(image_ids, captions_per_image, captions_file, ids_of)
-        _log_disagreement(caption_ids, by_text)
-        caption_ids = by_text
     return np.array(image_ids, np.int64), caption_ids
 
 
@@ -140,52 +127,6 @@ def _image_ids(paths: Sequence[str], known: Mapping[int, Any]) -> list[int]:
             f"with names such as COCO_val2014_000000391895.jpg){others}; {missing} are missing"
         )
     return [one for one in ids if one is not None]
-
-
-def _ids_by_text(
-    image_ids: Sequence[int],
-    captions_per_image: Sequence[Sequence[str]],
-    captions_file: str | os.PathLike[str],
-    known: Mapping[int, Sequence[int]],
-) -> NDArray[Any]:
-    rows = read_json(captions_file)
-    left: dict[int, dict[str, list[int]]] = {image: {} for image in image_ids}
-    try:
-        for row in sorted(rows["annotations"], key=lambda row: row["id"]):
-            own = left.get(row["image_id"])
-            if own is not None:
-                own.setdefault(single_spaced(row["caption"]), []).append(row["id"])
-    except (KeyError, TypeError) as error:
-        raise ValueError(
-            f"{captions_file} is not in COCO's caption format ({type(error).__name__}: {error})"
-        ) from error
-    found: list[int] = []
-    lost: list[int] = []
-    for image, captions in zip(image_ids, captions_per_image, strict=True):
-        places = [left[image].get(single_spaced(caption), []) for caption in captions]
-        # Captions of an image with equal texts get their ids in order.
-        ids = [place.pop(0) if place else -1 for place in places]
-        found += [one if one in known[image] else -1 for one in ids]
-        lost += sorted(set(known[image]) - set(ids))
-    if lost:
-        raise ValueError(
-            f"{len(lost)} captions of {captions_file} are not among those that were scored, the "
-            f"first has id {lost[0]}; expected captions as the file has them, unprocessed"
-        )
-    return np.array(found, np.int64)
-
-
-def _log_disagreement(by_place: NDArray[Any], by_text: NDArray[Any]) -> None:
-    other = np.flatnonzero(by_place != by_text)
-    if len(other):
-        first = other[0]
-        logger.warning(
-            "%d captions have another id by text than by order, the first is text %d (%d, not %d); "
-            "ids by text are used",
-            *(len(other), first, by_text[first], by_place[first]),
-        )
-    else:
-        logger.info("ids by text and by order agree")
 
 
 # Scores
@@ -224,7 +165,7 @@ def eccv_scores(
     metrics = metrics or load_metrics()
     _check(scores_i2t, scores_t2i, image_ids, caption_ids, metrics)
     ids = {"i2t": (image_ids, caption_ids), "t2i": (caption_ids, image_ids)}
-    folds = dict(zip(RETRIEVED, _folds(image_ids, caption_ids, metrics), strict=True))
+    folds = dict(zip(_RETRIEVED, _folds(image_ids, caption_ids, metrics), strict=True))
     whole: dict[str, dict[int, list[int]]] = {}
     within: dict[str, dict[int, list[int]]] = {}
     for way, other, scores in (("i2t", "t2i", scores_i2t), ("t2i", "i2t", scores_t2i)):
@@ -235,7 +176,7 @@ def eccv_scores(
         top = best_candidates(scores, rows, columns, depth)
         whole[way] = _as_ids(queries[rows], candidates[top])
         within[way] = {}
-        for fold in range(FOLDS):
+        for fold in range(_FOLDS):
             rows = np.flatnonzero(folds[way] == fold)
             columns = np.flatnonzero(folds[other] == fold)
             top = best_candidates(scores, rows, columns, max(RECALLS))
@@ -249,13 +190,13 @@ def eccv_scores(
     ):
         for k in RECALLS:
             for way, value in recalls(ranked, "all", K=k).items():
-                figures[f"{name}_{RETRIEVED[way]}_r{k}"] = 100.0 * float(value)
+                figures[f"{name}_{_RETRIEVED[way]}_r{k}"] = 100.0 * float(value)
     # Its progress bar has no off switch.
     with redirect_stderr(io.StringIO()):
         found = metrics.eccv_metrics(whole, "all")
     for theirs, ours in ECCV.items():
         for way, value in found[theirs].items():
-            figures[f"eccv_{RETRIEVED[way]}_{ours}"] = 100.0 * float(value)
+            figures[f"eccv_{_RETRIEVED[way]}_{ours}"] = 100.0 * float(value)
     return figures
 
 
@@ -281,12 +222,7 @@ def best_candidates(
         one = scores[row, columns]
         if np.isnan(one).any():
             raise ValueError(f"scores of query {row} contain NaN and cannot be ranked")
-        # Partition instead of a sort: only the k best of up to 25,000 candidates are sorted.
-        bound = np.partition(one, len(one) - k)[len(one) - k]
-        above = np.flatnonzero(one > bound)
-        level = np.flatnonzero(one == bound)[: k - len(above)]
-        chosen = np.concatenate([above, level])
-        best[place] = columns[chosen[np.argsort(-one[chosen], kind="stable")]]
+        best[place] = columns[np.argsort(-one, kind="stable")[:k]]
     return best
 
 
@@ -299,7 +235,7 @@ def _folds(
 ) -> tuple[NDArray[Any], NDArray[Any]]:
     """Return the fold ``(I,)`` of every image and ``(T,)`` of every caption; -1 without id."""
     order = metrics.coco_ids.tolist()
-    size = len(order) // FOLDS
+    size = len(order) // _FOLDS
     of_caption = {caption: place // size for place, caption in enumerate(order)}
     of_image = {metrics.coco_gts["t2i"][caption][0]: of_caption[caption] for caption in order}
     return (

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lavis_mafa.metrics.captions import read_json, single_spaced
+from lavis_mafa.io.files import read_json
 
 logger = logging.getLogger(__name__)
 
@@ -20,6 +20,11 @@ EXPECTED = (
     'expected a JSON list of further valid pairs: [["dog.jpg", "an animal"], ...] by name and '
     "caption, or [[0, 17], ...] by the numbers of image and caption in the split, from 0"
 )
+
+
+def single_spaced(text: str) -> str:
+    """Return a text with each run of white space replaced by a space, without outer space."""
+    return " ".join(text.split())
 
 
 def known_pairs(truth: Any, images: NDArray[Any], texts: NDArray[Any]) -> NDArray[np.bool_]:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from lavis_mafa.metrics.finite import require_finite
 
-CHUNK = 256  # queries sorted at once: sorting all of COCO's would need gigabytes
+_CHUNK = 256  # queries sorted at once: sorting all of COCO's would need gigabytes
 RECALLS = (1, 5, 10)
 
 
@@ -53,7 +53,7 @@ class Ranking:
         """Return the probability ``(Q,)`` that a relevant candidate is among the first ``k``.
 
         Of the candidates that tie at place k, the last places up to k are a draw without
-        replacement, see `chance_of_none`.
+        replacement, see `_chance_of_none`.
         """
         k = min(k, self.hits.shape[1])
         rows = np.arange(len(self.hits))
@@ -61,7 +61,7 @@ class Ranking:
         found = np.concatenate([np.zeros((len(rows), 1), int), self.hits.cumsum(axis=1)], axis=1)
         before = found[rows, first]
         group, right = last - first + 1, found[rows, last + 1] - before
-        none = chance_of_none(group, right, k - first)
+        none = _chance_of_none(group, right, k - first)
         return np.where(before > 0, 1.0, 1.0 - none)
 
     def average_precision_at_r(self) -> NDArray[Any]:
@@ -82,7 +82,7 @@ class Ranking:
         return (precision * (places < r[:, None])).sum(axis=1) / r
 
 
-def chance_of_none(
+def _chance_of_none(
     group: NDArray[Any], relevant: NDArray[Any], drawn: NDArray[Any]
 ) -> NDArray[Any]:
     """Return the probability ``(Q,)`` that none of m draws without replacement is relevant.
@@ -185,9 +185,9 @@ def _rows(table: NDArray[Any], rows: range) -> NDArray[Any]:
 
 
 def _rankings(scores: NDArray[Any], relevant: Callable[[range], NDArray[Any]]) -> Iterator[Ranking]:
-    """Yield rankings of `CHUNK` queries each; ``relevant`` returns the truth of a range of them."""
-    for begin in range(0, len(scores), CHUNK):
-        rows = range(begin, min(begin + CHUNK, len(scores)))
+    """Yield rankings of `_CHUNK` queries each, with the truth that ``relevant`` gives of them."""
+    for begin in range(0, len(scores), _CHUNK):
+        rows = range(begin, min(begin + _CHUNK, len(scores)))
         yield Ranking.of(scores[begin : rows.stop], relevant(rows))
 
 

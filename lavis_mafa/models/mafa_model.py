@@ -17,7 +17,8 @@ from lavis_mafa.algorithm.discriminator import Discriminator
 from lavis_mafa.algorithm.momentum import RAMP_EPOCHS, Momentum
 from lavis_mafa.algorithm.negatives_encoder import NegativesEncoder
 from lavis_mafa.algorithm.output import StepOutput
-from lavis_mafa.algorithm.settings import StepSettings, build_objects, object_names
+from lavis_mafa.algorithm.parts import StepParts, build_parts
+from lavis_mafa.algorithm.settings import StepSettings
 from lavis_mafa.algorithm.step import run_step
 from lavis_mafa.io.checkpoints import model_config, read_checkpoint, run_state_of, weights_of
 from lavis_mafa.io.downloads import HubFiles, UrlFile
@@ -43,6 +44,15 @@ from lavis_mafa.problems import ConfigView, Problem
 TEMPERATURE_RANGE = (0.001, 0.5)
 
 
+def _of_step(name: str) -> Any:
+    """Return a property for a part of a model's `StepParts`."""
+
+    def put(model: Any, value: Any) -> None:
+        setattr(model.step, name, value)
+
+    return property(lambda model: getattr(model.step, name), put)
+
+
 class MafaModel:
     """Mixin of the ``*_mafa`` models; it comes before LAVIS's base class of the family.
 
@@ -57,6 +67,7 @@ class MafaModel:
     can_judge = True
     ranks_without_itm = True
     backbone: Backbone
+    step: StepParts
     temp: Any
     cached_batch: int | None = None  # pairs whose activations are stored at a time; None: all
 
@@ -74,12 +85,11 @@ class MafaModel:
     ) -> None:
         """Set what the step needs in addition to the family's modules."""
         self.backbone = backbone
-        self.settings = settings or StepSettings()
         # Frozen models are no submodules, so that they are neither trained nor saved.
-        self.con_d = con_d
-        self.negatives_encoder = negatives_encoder
-        self.momentum_encoders: Momentum | None = None
-        for name, one in build_objects(self.settings).items():
+        self.step = build_parts(
+            settings or StepSettings(), con_d, negatives_encoder=negatives_encoder
+        )
+        for name, one in self.step.objects.items():
             if hasattr(self, name):
                 raise ValueError(
                     f"model.mafa: {name} is an attribute of {type(self).__name__}; register "
@@ -89,39 +99,25 @@ class MafaModel:
             # hold its state under the registered name.
             setattr(self, name, one)
 
+    settings = _of_step("settings")
+    con_d = _of_step("con_d")
+    negatives_encoder = _of_step("negatives_encoder")
+    momentum_encoders = _of_step("momentum")
+
     def forward(self, samples: dict[str, Any]) -> StepOutput:
         """Compute one step on a mini-batch, as in `lavis_mafa.algorithm.step.run_step`."""
         with torch.no_grad():
             self.temp.clamp_(*TEMPERATURE_RANGE)
-        return run_step(
-            self.step_backbone,
-            samples,
-            self.settings,
-            self.con_d,
-            self.momentum_encoders,
-            negatives_encoder=self.negatives_encoder,
-            objects=self.step_objects,
-        )
+        return run_step(self.step_backbone, samples, self.step)
 
     @property
     def step_backbone(self) -> Backbone:
         """The backbone, in chunks of ``cached_batch`` pairs if that is set."""
         return in_chunks(self.backbone, self.cached_batch)
 
-    @property
-    def step_objects(self) -> dict[str, Any]:
-        """Objects of registered classes that the settings name, such as FNE's picker."""
-        return {name: getattr(self, name) for name in object_names(self.settings)}
-
     def allocate(self, size: int) -> None:
-        """Prepare the step's objects for training data of a size, before state is resumed.
-
-        Objects with state for each sample have a method ``allocate(size)``, which registers buffers
-        (not parameters, which the optimizer would miss) for ``loaded_index`` from 0 to size - 1.
-        """
-        for one in self.step_objects.values():
-            if hasattr(one, "allocate"):
-                one.allocate(size)
+        """Prepare the step's objects for ``size`` training samples, see `StepParts.allocate`."""
+        self.step.allocate(size)
 
     def expect_groups(self) -> None:
         """Prepare for training data with groups, before state is resumed."""

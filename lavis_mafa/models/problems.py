@@ -180,16 +180,3 @@ def _soft_labels(cls: Any, cfg: ConfigView) -> Iterator[Problem]:
     if random and soft and cfg[f"{SOFT}.start_epoch"] is None:
         why = "first grouped epoch, and run.grit.enabled is False: labels stay one-hot; use 0"
         yield Problem(f"{SOFT}.start_epoch", why, is_note=True)
-
-
-def problems_of_language_model(cls: Any, cfg: ConfigView) -> Iterator[Problem]:
-    """Yield problems of building a model with its language model, or of training through it."""
-    key = f"model.{cls.llm_key}"
-    if cfg[key] is None and key not in cfg.wrong:
-        yield Problem(key, "is empty; name a folder or a model on the hub")
-    scaled = cfg["run.amp"] and cfg["run.amp_dtype"] == "fp16"
-    in_fp16 = cfg["run.device"] == "cuda" and cfg["model.llm_precision"] == "fp16"
-    if cfg.training and in_fp16 and not scaled:
-        why = "small gradients underflow in it; use bf16, or run.amp in fp16"
-        why = f"is fp16 without run.amp's loss scaling: {why}"
-        yield Problem("model.llm_precision", why, is_note=True)

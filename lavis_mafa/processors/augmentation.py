@@ -24,7 +24,7 @@ from torchvision import transforms
 # On other CPUs PyTorch resizes 8-bit images more slowly than Pillow.
 FAST_RESIZE = torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
 
-# The steps of training processors, except for those of `OPTIONAL` in the middle.
+# The steps of training processors, except for those of `_OPTIONAL` in the middle.
 STEPS = [
     transforms.RandomResizedCrop,
     transforms.RandomHorizontalFlip,
@@ -124,7 +124,7 @@ QUICK = (
     AlbefImageTrainProcessor,
     TurnedImageTrainProcessor,
 )
-OPTIONAL = (randaugment.RandomAugment, RandomTurn)  # steps between the flip and the tensor
+_OPTIONAL = (randaugment.RandomAugment, RandomTurn)  # steps between the flip and the tensor
 
 
 class ImageBytes(NamedTuple):
@@ -218,7 +218,7 @@ def quick(processor: Any) -> Any:
     if type(processor) not in QUICK:
         return processor
     steps = processor.transform.transforms
-    kinds = [type(step) for step in steps if not isinstance(step, OPTIONAL)]
+    kinds = [type(step) for step in steps if not isinstance(step, _OPTIONAL)]
     if kinds != STEPS or steps[0].interpolation != transforms.InterpolationMode.BICUBIC:
         return processor
     return QuickAugmentation(processor)

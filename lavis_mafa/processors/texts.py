@@ -8,7 +8,7 @@ from typing import Any
 from lavis.common.registry import registry
 from lavis.processors.blip_processors import BlipCaptionProcessor, BlipQuestionProcessor
 
-MAX_WORDS = 30  # the authors' limit; evaluation of VQA has 50
+_MAX_WORDS = 30  # the authors' limit; evaluation of VQA has 50
 
 # LAVIS puts a blank in place of some of these, and leaves the others: "dog's" stays "dog's".
 _CHARACTERS = str.maketrans("-/", "  ", ",.'!?\"()*#:;~")
@@ -23,7 +23,7 @@ class AlbefCaptionProcessor(BlipCaptionProcessor):  # type: ignore[misc]
     ``<person>`` (of Conceptual Captions) becomes ``person``, and repeated blanks become one.
     """
 
-    def __init__(self, prompt: str = "", max_words: int = MAX_WORDS) -> None:
+    def __init__(self, prompt: str = "", max_words: int = _MAX_WORDS) -> None:
         super().__init__(prompt=prompt, max_words=max_words)
 
     @classmethod
@@ -43,7 +43,7 @@ class AlbefQuestionProcessor(BlipQuestionProcessor):  # type: ignore[misc]
     Characters are replaced as in `AlbefCaptionProcessor`; repeated blanks are kept.
     """
 
-    def __init__(self, max_words: int = MAX_WORDS) -> None:
+    def __init__(self, max_words: int = _MAX_WORDS) -> None:
         super().__init__(max_words=max_words)
 
     @classmethod

@@ -18,7 +18,7 @@ from lavis_mafa.runners.launch import amp_dtype_of, compile_image_encoders
 from lavis_mafa.runners.sharding import shard_frozen
 
 # Keys of `model` by which LAVIS's models recompute activations in the backward pass.
-RECOMPUTATION_KEYS = ("use_grad_checkpoint", "vit_grad_ckpt")
+_RECOMPUTATION_KEYS = ("use_grad_checkpoint", "vit_grad_ckpt")
 
 
 class AnyDeviceRunner(RunnerBase):
@@ -90,7 +90,7 @@ class AnyDeviceRunner(RunnerBase):
         # With recomputed activations DDP can find unused parameters only if the graph is the same
         # at every step. A static graph in turn averages gradients at every backward pass: see
         # `no_sync` in `RunnerMafa`.
-        recomputes = any(self.config.model_cfg.get(key, False) for key in RECOMPUTATION_KEYS)
+        recomputes = any(self.config.model_cfg.get(key, False) for key in _RECOMPUTATION_KEYS)
         self._static_graph = bool(unused) and recomputes
         return DistributedDataParallel(
             self._model,

@@ -13,10 +13,9 @@ from torch import nn
 
 from lavis_mafa.algorithm.grit import HARDNESS, GritSettings
 from lavis_mafa.algorithm.momentum import GROUP_QUEUE
-from lavis_mafa.io.checkpoints import problem_of_types
 from lavis_mafa.io.files import atomic_write
 
-FORMAT = 2  # format 1, without "skipped", "finished_epochs" and "logs", is read as well
+FORMAT = 2
 LAST, BEST = "checkpoint_last.pth", "checkpoint_best.pth"
 EVERY = "checkpoint_*.pth"  # pattern of these and of those kept by run.keep_every_epochs
 
@@ -47,12 +46,10 @@ def load_trained_state(model: nn.Module, state: dict[str, torch.Tensor], origin:
     """Load what `trained_state` returned; only frozen weights may be missing.
 
     Raises:
-        ValueError: naming the keys that are missing, unknown to the model, or no floating-point
-            numbers although the model's are.
+        ValueError: naming the keys that are missing or unknown to the model.
     """
-    # Without the queue's ids, which old checkpoints and data without groups lack, all its entries
-    # count as other images and groups.
-    expected = set(trained_state(model)) - {"idx_queue", GROUP_QUEUE}
+    # Data without groups have no groups of a queue: all its entries count as other groups.
+    expected = set(trained_state(model)) - {GROUP_QUEUE}
     missing, unknown = expected - state.keys(), state.keys() - model.state_dict().keys()
     unknown -= {GROUP_QUEUE}  # of data that had groups then and have none now
     # Constants that transformers' BERT saves in some versions only.
@@ -64,9 +61,6 @@ def load_trained_state(model: nn.Module, state: dict[str, torch.Tensor], origin:
             f"{origin} was saved by another model. Missing: {sorted(missing)[:5] or 'none'}; "
             f"unknown: {sorted(unknown)[:5] or 'none'}"
         )
-    problem = problem_of_types(state, model.state_dict())
-    if problem:
-        raise ValueError(f"{origin} cannot be resumed from: {problem}")
     # Not strictly: that would demand the frozen weights, which no checkpoint has.
     model.load_state_dict(state, strict=False)
 

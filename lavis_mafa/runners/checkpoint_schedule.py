@@ -147,11 +147,11 @@ class CheckpointSchedule:
         state, progress = self.state, self.state.progress
         content = read_checkpoint(path)
         state.from_plain(content, path)
-        logs = [rank.get("logs") for rank in content["run"]["ranks"]]
+        logs = [rank["logs"] for rank in content["run"]["ranks"]]
         if Path(path).parent.resolve() != self.folder.resolve():
             self._copy_best_from(Path(path).parent)
             state.log.rewind({})
-        elif None not in logs:  # format 1 does not record them
+        else:
             sizes = {name: size for own in logs for name, size in own.items()}
             state.log.rewind(sizes, progress.global_step)
         logging.info("resumed %s at epoch %d, step %d", path, progress.epoch, progress.step)

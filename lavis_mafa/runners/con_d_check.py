@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -11,6 +10,7 @@ from torch.utils.data import DataLoader
 
 from lavis_mafa.algorithm.settings import StepSettings
 from lavis_mafa.datasets.training_set import TrainingSet
+from lavis_mafa.io.random_streams import unchanged_random_streams
 from lavis_mafa.models.con_d.self_check import (
     SKIP,
     SelfCheck,
@@ -19,7 +19,6 @@ from lavis_mafa.models.con_d.self_check import (
     on_all_ranks,
     self_check,
 )
-from lavis_mafa.runners.launch import random_states, set_random_states
 from lavis_mafa.runners.loaders import to_device
 from lavis_mafa.runners.run_log import RunLog
 from lavis_mafa.runners.termination import ignore_signals_to_job
@@ -69,7 +68,7 @@ def check_con_d(
         batches = ({**to_device(batch, device), **where} for batch in loader)
         return self_check(con_d, batches, (rule.low, rule.high), str(cfg.get("arch")), seed)
 
-    with _unchanged_random_streams():
+    with unchanged_random_streams():
         found = on_all_ranks(check)
     found.settle(mode)
     return found
@@ -79,12 +78,3 @@ def log_check(log: RunLog, found: SelfCheck) -> None:
     """Write the figures to a run's JSON lines and to its loggers."""
     log.write(RECORD, name=found.name, **found.content())
     log.scalars(RECORD, found.scalars(), 0)
-
-
-@contextmanager
-def _unchanged_random_streams() -> Iterator[None]:
-    before = random_states()
-    try:
-        yield
-    finally:
-        set_random_states(before)

@@ -11,13 +11,12 @@ from torch import Tensor
 from lavis_mafa.models.con_d.frozen import models_beside
 from lavis_mafa.models.con_d.kept_images import kept_images
 from lavis_mafa.runners.forecast import forecast
-from lavis_mafa.runners.sharding import bytes_of, frozen_blocks
 from lavis_mafa.runners.training_step import loss_terms
 
 if TYPE_CHECKING:
     from lavis_mafa.runners.runner_mafa import RunnerMafa
 
-MIB = 2**20
+_MIB = 2**20
 
 
 def dry_run(runner: RunnerMafa) -> list[str]:
@@ -55,8 +54,8 @@ def dry_run(runner: RunnerMafa) -> list[str]:
         if grit.enabled
         else "GRIT: off, random mini-batches",
     ]
-    expected = forecast(runner)
-    lines += [*expected.notes, *(f"WARNING: {warning}" for warning in expected.warnings)]
+    warnings, notes = forecast(runner)
+    lines += [*notes, *(f"WARNING: {warning}" for warning in warnings)]
     keeping = kept_images(runner.config.model_cfg, runner._model, runner.train_set, runner.device)
     lines += [keeping.summary] if keeping is not None else []
     lines += [found.line, *([found.warning] if found.warning else [])] if found else []
@@ -77,18 +76,21 @@ def dry_run(runner: RunnerMafa) -> list[str]:
         output = runner._model(samples)
     trained = [p for p in runner._model.parameters() if p.requires_grad]
     frozen = [p for p in runner._model.parameters() if not p.requires_grad]
-    beside = {one: list(one.model.parameters()) for one in models_beside(runner._model)}
     sizes = {
         parameter.untyped_storage().data_ptr(): parameter.untyped_storage().nbytes()
         for parameter in [*trained, *frozen]
     }
     weights, of_training = sum(sizes.values()), _bytes(trained)
     # An image encoder that a frozen model shares with the model is counted with the model.
-    own = {
-        one: _bytes([p for p in held if p.untyped_storage().data_ptr() not in sizes])
-        for one, held in beside.items()
+    beside = {
+        one.title: [
+            parameter
+            for parameter in one.model.parameters()
+            if parameter.untyped_storage().data_ptr() not in sizes
+        ]
+        for one in models_beside(runner._model)
     }
-    of_frozen = sum(own.values())
+    of_frozen = sum(map(_bytes, beside.values()))
     # The forward pass saves parameters as well, which are no activations.
     activations = sum(size for pointer, size in saved.items() if pointer not in sizes)
     # A gradient and both of AdamW's moments are as large as the weights they belong to.
@@ -97,27 +99,11 @@ def dry_run(runner: RunnerMafa) -> list[str]:
     return [
         *lines,
         f"model: {_millions(trained)} trainable and {_millions(frozen)} frozen parameters"
-        + "".join(
-            f"; {one.title}: {_millions(held)}"
-            + (", which shares the model's image encoder" if own[one] < _bytes(held) else "")
-            for one, held in beside.items()
-        ),
+        + "".join(f"; {title}: {_millions(own)} of its own" for title, own in beside.items()),
         f"one mini-batch: {losses}",
-        f"memory per rank, estimated: {total / MIB:.0f} MiB (weights {weights / MIB:.0f}, "
-        f"gradients {of_training / MIB:.0f}, AdamW {2 * of_training / MIB:.0f}, "
-        f"{' and '.join(one.title for one in own) or 'Con-D'} {of_frozen / MIB:.0f}, "
-        f"activations {activations / MIB:.0f})"
-        + (
-            f", and the activations of {run.cached_batch} pairs, recomputed"
-            if run.get("cached_batch")
-            else ""
-        )
-        + (
-            f"; training divides {bytes_of(frozen_blocks(runner._model)) / MIB:.0f} MiB of the "
-            "weights by the number of ranks (run.fsdp)"
-            if run.get("fsdp")
-            else ""
-        ),
+        f"memory per rank, estimated: {total / _MIB:.0f} MiB (weights {weights / _MIB:.0f}, "
+        f"gradients {of_training / _MIB:.0f}, AdamW {2 * of_training / _MIB:.0f}, frozen models "
+        f"{of_frozen / _MIB:.0f}, activations {activations / _MIB:.0f})",
     ]
 
 

@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 from lavis_mafa.io.checkpoints import read_checkpoint
-from lavis_mafa.metrics.chance import chance_of_recall
 from lavis_mafa.runners.base import AnyDeviceRunner
 from lavis_mafa.runners.checkpoint import BEST, load_trained_state
 from lavis_mafa.runners.loaders import Loaders, evaluation_sets
@@ -37,7 +36,6 @@ class EvaluatingRunner(AnyDeviceRunner):
         super().__init__(cfg, task, model, datasets, job_id)
         self.eval_sets = evaluation_sets(datasets)
         self.progress = Progress()
-        self._chance: dict[str, dict[str, float]] = {}  # by split: it counts all valid pairs
 
     def evaluate(self, cur_epoch: Any = "best", skip_reload: bool = False) -> dict[str, Any]:
         """Evaluate the test splits, with the best checkpoint's weights if there is one."""
@@ -79,7 +77,7 @@ class EvaluatingRunner(AnyDeviceRunner):
         model.eval()
         self.task.before_evaluation(model=model, dataset=loader.dataset)
         whole = whole_weights(model) if self.shards else nullcontext()
-        with whole, limited_k_test(self.run_cfg, model, loader.dataset):
+        with whole, _limited_k_test(self.run_cfg, model, loader.dataset):
             results = self.task.evaluation(model, loader, cuda_enabled=self.cuda_enabled)
         if results is None:
             return None
@@ -89,22 +87,17 @@ class EvaluatingRunner(AnyDeviceRunner):
         if isinstance(figures, dict):
             self.log.write("eval", split=split_name, epoch=cur_epoch, **figures)
             self.log.scalars(f"eval_{split_name}", figures, self.progress.global_step)
-            if split_name not in self._chance:
-                self._chance[split_name] = chance_of_recall(loader.dataset)
-            shown = shown_figures(figures, self._chance[split_name])
-            logging.info("%s: %s", split_name, shown)
+            logging.info("%s: %s", split_name, _shown(figures))
         return figures
 
 
-def shown_figures(figures: Mapping[str, Any], chance: Mapping[str, float]) -> str:
-    """Return rounded figures for a terminal, each with the value of a random order if known."""
-    parts = []
-    for name, value in figures.items():
-        if value is None or isinstance(value, (Mapping, list, tuple)):
-            continue
-        text = f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"
-        parts.append(f"{text} (chance {chance[name]:.2g})" if name in chance else text)
-    return "  ".join(parts)
+def _shown(figures: Mapping[str, Any]) -> str:
+    """Return the single figures, rounded, for a terminal."""
+    single = {k: v for k, v in figures.items() if isinstance(v, (int, float, str))}
+    return "  ".join(
+        f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"
+        for name, value in single.items()
+    )
 
 
 def matching_splits(eval_sets: Mapping[str, Any], splits: Iterable[str]) -> list[str]:
@@ -119,7 +112,7 @@ def matching_splits(eval_sets: Mapping[str, Any], splits: Iterable[str]) -> list
 
 
 @contextmanager
-def limited_k_test(run_cfg: Any, model: Any, dataset: Any) -> Iterator[None]:
+def _limited_k_test(run_cfg: Any, model: Any, dataset: Any) -> Iterator[None]:
     """Lower ``run.k_test`` to the number of candidates for LAVIS's own models.
 
     Their re-ranking fails if it is to rank more candidates than exist; that of our models does not.

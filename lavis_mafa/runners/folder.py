@@ -24,9 +24,9 @@ from lavis_mafa.io.folder_lock import FolderInUseError, lock_folder, release_fol
 from lavis_mafa.io.processes import any_rank, on_main_process
 from lavis_mafa.runners.checkpoint import EVERY, LAST
 
-LAUNCH = "launch.json"  # which launch started or resumed the run in a folder
+_LAUNCH = "launch.json"  # which launch started or resumed the run in a folder
 # Keys of `run` that differ between the processes, or the starts, of one launch.
-PER_PROCESS_KEYS = ("rank", "world_size", "gpu", "distributed", "resume_ckpt_path")
+_PER_PROCESS_KEYS = ("rank", "world_size", "gpu", "distributed", "resume_ckpt_path")
 
 
 def choose_folder(cfg: Any) -> str:
@@ -155,7 +155,7 @@ def launch_identity(cfg: Any) -> dict[str, str] | None:
     else:
         return None
     config = cfg.to_dict()
-    config["run"] = {k: v for k, v in config["run"].items() if k not in PER_PROCESS_KEYS}
+    config["run"] = {k: v for k, v in config["run"].items() if k not in _PER_PROCESS_KEYS}
     text = json.dumps(config, sort_keys=True, default=str)
     return {"launch": launch, "config": hashlib.sha256(text.encode()).hexdigest()}
 
@@ -163,7 +163,7 @@ def launch_identity(cfg: Any) -> dict[str, str] | None:
 def record_launch(launch: dict[str, str] | None, folder: Path) -> None:
     """Write a `launch_identity` into the run's folder, by which a restart finds it."""
     if launch is not None and is_main_process():
-        write_json(folder / LAUNCH, launch)
+        write_json(folder / _LAUNCH, launch)
 
 
 def _is_restart(device: torch.device) -> bool:
@@ -180,13 +180,13 @@ def _folder_of_launch(cfg: Any, root: Path) -> Path | None:
     wanted = launch_identity(cfg)
     if wanted is None:
         return None
-    found = [path for path in (root / LAUNCH, *root.glob(f"*/{LAUNCH}")) if path.is_file()]
+    found = [path for path in (root / _LAUNCH, *root.glob(f"*/{_LAUNCH}")) if path.is_file()]
     ours = [path for path in found if _launch_in(path) == wanted]
     return max(ours, key=_age).parent if ours else None
 
 
 def _launch_in(path: Path) -> Any:
-    """Return the content of a `LAUNCH` file; None, with a warning, if it cannot be read."""
+    """Return the content of a `_LAUNCH` file; None, with a warning, if it cannot be read."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:

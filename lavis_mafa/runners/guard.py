@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from lavis.common.dist_utils import get_rank
 from torch import Tensor, nn
 
-from lavis_mafa.io.processes import all_gather_objects, any_rank
+from lavis_mafa.io.processes import all_gather_objects
 from lavis_mafa.runners.checkpoint import trained_state
-from lavis_mafa.runners.launch import random_states, set_random_states
 
-NAMES_SHOWN = 8  # names of weights in a message
+_NAMES_SHOWN = 8  # names of weights in a message
 
 
 class NonFiniteError(RuntimeError):
@@ -24,26 +22,6 @@ class NonFiniteError(RuntimeError):
 
 class UnreadableError(RuntimeError):
     """Too many samples cannot be read."""
-
-
-@dataclass
-class MiniBatch:
-    """The data needed to recompute a mini-batch of this rank.
-
-    Attributes:
-        samples: its entries that are not tensors, and ``index`` ``(B,)``.
-        states: of the random generators before its forward pass.
-        bad: loss terms that are not finite.
-    """
-
-    samples: dict[str, Any]
-    states: dict[str, Any]
-    bad: dict[str, float] = field(default_factory=dict)
-
-    @property
-    def indices(self) -> str:
-        index = self.samples.get("index")
-        return f"sample indices: {'unknown' if index is None else index.tolist()}"
 
 
 class NonFiniteGuard:
@@ -55,9 +33,6 @@ class NonFiniteGuard:
 
     Args:
         model: that is trained, not wrapped.
-        optimizer: returns the optimizer, which is made later than the guard.
-        recompute: computes the loss terms of a mini-batch again, by name; used to find out which
-            term, and which rank, a gradient that is not finite comes from.
         allowed: bad steps that may be skipped in the whole run (``run.skip_bad_steps``).
 
     Attributes:
@@ -66,20 +41,13 @@ class NonFiniteGuard:
             current step, is not finite on any rank.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        optimizer: Callable[[], torch.optim.Optimizer],
-        recompute: Callable[[dict[str, Any]], dict[str, Tensor]],
-        allowed: int = 0,
-    ) -> None:
+    def __init__(self, model: nn.Module, allowed: int = 0) -> None:
         self.model = model
         self.allowed = allowed
         self.skipped = 0
         self.bad_batch = self.bad_step = False
-        self._optimizer = optimizer
-        self._recompute = recompute
-        self._window: list[MiniBatch] = []  # mini-batches of the current step
+        # Sample indices of the step's mini-batches, and their loss terms that are not finite.
+        self._window: list[tuple[str, dict[str, float]]] = []
         self._before: dict[str, Tensor] = {}  # what the step's forward passes change
 
     def begin(self, samples: dict[str, Any]) -> None:
@@ -93,14 +61,15 @@ class NonFiniteGuard:
                 for name, value in trained_state(self.model).items()
                 if name not in trained
             }
-        small = {k: v for k, v in samples.items() if k == "index" or not isinstance(v, Tensor)}
-        self._window.append(MiniBatch(small, random_states()))
+        index = samples.get("index")
+        indices = "unknown" if index is None else index.tolist()
+        self._window.append((f"sample indices: {indices}", {}))
 
     def check(self, losses: Mapping[str, float]) -> bool:
         """Return whether a loss term of the last mini-batch is not finite on this rank."""
-        last = self._window[-1]
-        last.bad = {name: value for name, value in losses.items() if not math.isfinite(value)}
-        return bool(last.bad)
+        bad = {name: value for name, value in losses.items() if not math.isfinite(value)}
+        self._window[-1][1].update(bad)
+        return bool(bad)
 
     def merge(self, bad: bool) -> None:
         """Record whether `check` returned True on any rank."""
@@ -146,83 +115,29 @@ class NonFiniteGuard:
         return self.model.named_parameters(remove_duplicate=False)
 
     def _describe_step(self) -> str:
-        """Describe what is wrong with the current step, on all ranks."""
-        mine = [f"loss {b.bad} is not finite; {b.indices}" for b in self._window if b.bad]
-        if not self.bad_step:  # all losses are finite, so it must be a gradient
-            mine = self._trace_gradients()
+        """Describe what is wrong with the current step, on all ranks.
+
+        If all losses are finite, it must be a gradient; it has been averaged over ranks already, so
+        that it may come from any of their samples.
+        """
+        mine = [f"loss {bad} is not finite; {indices}" for indices, bad in self._window if bad]
+        if not self.bad_step:
+            mine = ["; ".join(indices for indices, _ in self._window)]
         by_rank = enumerate(all_gather_objects(mine))
         found = [f"rank {rank}: {line}" for rank, lines in by_rank for line in lines]
-        return "\n  ".join(found)
+        return "\n  ".join(found if self.bad_step else [self._bad_gradients(), *found])
 
-    def _trace_gradients(self) -> list[str]:
-        """Say which loss term and mini-batch of this rank gradients that are not finite come from.
-
-        The gradients at hand are averaged over ranks, so every rank computes its own again.
-        """
-        averaged = [
+    def _bad_gradients(self) -> str:
+        names = [
             name
             for name, value in self._parameters()
             if value.grad is not None and not bool(torch.isfinite(value.grad).all())
         ]
-        self._optimizer().zero_grad(set_to_none=True)  # frees memory for the passes to come
-        now = random_states()
-        lines = []
-        for batch in self._window:
-            set_random_states(batch.states)  # the same dropout and masks as before
-            bad = self._bad_gradients(batch)
-            if bad:
-                names = list(dict.fromkeys(name for weights in bad.values() for name in weights))
-                lines.append(f"{self._describe(names)}; from {', '.join(bad)}; {batch.indices}")
-        set_random_states(now)
-        if any(any_rank([bool(lines)], self._device)):
-            return lines
-        # Computed again, no rank's own gradient is bad: their sum may have overflowed.
-        indices = "; ".join(batch.indices for batch in self._window)
-        return [f"{self._describe(averaged)}; {indices}"]
-
-    @property
-    def _device(self) -> torch.device:
-        return next(value.device for _, value in self._parameters())
-
-    def _bad_gradients(self, batch: MiniBatch) -> dict[str, list[str]]:
-        """Compute a mini-batch again; return the weights with a bad gradient by loss term."""
-        if "index" not in batch.samples:
-            return {}
-        trained = {name: value for name, value in self._parameters() if value.requires_grad}
-        bad_by_loss = {}
-        for name, loss in self._recompute(batch.samples).items():
-            try:
-                gradients = torch.autograd.grad(
-                    loss, list(trained.values()), retain_graph=True, allow_unused=True
-                )
-            except RuntimeError as error:
-                # Activations recomputed as in LAVIS and fairscale support backward() only.
-                if "heckpoint" not in str(error):
-                    raise
-                return {}
-            bad = [
-                weight
-                for weight, gradient in zip(trained, gradients, strict=True)
-                if gradient is not None and not bool(torch.isfinite(gradient).all())
-            ]
-            if bad:
-                bad_by_loss[name] = bad
-        return bad_by_loss
-
-    def _describe(self, names: list[str]) -> str:
-        """``gradient of a.b, a.c is not finite (parameter group 0, weight decay 0.05)``."""
         if not names:
             return "gradient of the model: its norm overflows"
-        shown = ", ".join(names[:NAMES_SHOWN])
-        shown += f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
-        weights = dict(self._parameters())
-        bad = {id(weights[name]) for name in names}
-        groups = [
-            f"{place}, weight decay {group.get('weight_decay')}"
-            for place, group in enumerate(self._optimizer().param_groups)
-            if any(id(value) in bad for value in group["params"])
-        ]
-        return f"gradient of {shown} is not finite (parameter group {'; '.join(groups)})"
+        shown = ", ".join(names[:_NAMES_SHOWN])
+        shown += f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
+        return f"gradient of {shown} is not finite"
 
 
 class UnreadableSamples:

@@ -127,27 +127,3 @@ def seed_everything(seed: int) -> None:
     torch.backends.cudnn.deterministic = True
     # cuDNN's attention builds a plan for every shape, and shapes change at every step.
     torch.backends.cuda.enable_cudnn_sdp(False)
-
-
-def random_states() -> dict[str, Any]:
-    """Return the state of every random generator of this process, as plain values and tensors."""
-    python = random.getstate()
-    numpy: Any = np.random.get_state()
-    return {
-        "python": [python[0], list(python[1]), python[2]],
-        # As int64: older versions of torch have no uint32.
-        "numpy": [numpy[0], torch.from_numpy(numpy[1].astype(np.int64)), *numpy[2:]],
-        "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state() if torch.cuda.is_available() else None,
-    }
-
-
-def set_random_states(states: dict[str, Any]) -> None:
-    """Restore what `random_states` returned."""
-    version, words, gauss = states["python"]
-    random.setstate((version, tuple(words), gauss))
-    name, keys, *rest = states["numpy"]
-    np.random.set_state((name, keys.numpy().astype(np.uint32), *rest))
-    torch.set_rng_state(states["torch"].cpu())
-    if states["cuda"] is not None and torch.cuda.is_available():
-        torch.cuda.set_rng_state(states["cuda"].cpu())

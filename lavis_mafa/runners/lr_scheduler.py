@@ -5,7 +5,7 @@ from __future__ import annotations
 from lavis.common.optims import LinearWarmupStepLRScheduler, warmup_lr_schedule
 from lavis.common.registry import registry
 
-DROPS = (1, 5), (3, 5)  # shares of the epochs after which it drops: 5 and 15 of FNE's 25
+_DROPS = (1, 5), (3, 5)  # shares of the epochs after which it drops: 5 and 15 of FNE's 25
 
 
 @registry.register_lr_scheduler("linear_warmup_drops_lr")
@@ -19,7 +19,7 @@ class LinearWarmupDropsLRScheduler(LinearWarmupStepLRScheduler):
                 self.optimizer, cur_step, self.warmup_steps, self.warmup_start_lr, self.init_lr
             )
             return
-        drops = sum(cur_epoch * whole >= part * self.max_epoch for part, whole in DROPS)
+        drops = sum(cur_epoch * whole >= part * self.max_epoch for part, whole in _DROPS)
         rate = 0.1 if self.decay_rate is None else self.decay_rate
         for group in self.optimizer.param_groups:
             group["lr"] = max(self.min_lr, self.init_lr * rate**drops)

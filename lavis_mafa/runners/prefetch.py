@@ -40,7 +40,7 @@ def only_splits(cfg: Any, splits: set[str]) -> Iterator[None]:
             annotations[split] = info
 
 
-def sources_of_data(cfg: Any) -> Iterator[Source]:
+def _sources_of_data(cfg: Any) -> Iterator[Source]:
     """Yield the annotation files that LAVIS's builders download."""
     splits = used_splits(cfg.run_cfg.get)
     for name, dataset in cfg.datasets_cfg.items():
@@ -63,7 +63,7 @@ def sources_of_data(cfg: Any) -> Iterator[Source]:
 
 def sources_of(cfg: Any) -> list[Source]:
     """Return everything that a run of a config fetches from elsewhere, or has fetched before."""
-    found = [*sources_of_model(cfg.model_cfg), *sources_of_data(cfg)]
+    found = [*sources_of_model(cfg.model_cfg), *_sources_of_data(cfg)]
     by_origin = {(type(one), one.origin, getattr(one, "weights", None)): one for one in found[::-1]}
     return list(by_origin.values())[::-1]
 

@@ -20,16 +20,15 @@ from lavis_mafa.io.processes import progress
 from lavis_mafa.loggers import STEP, GuardedLoggers, Logger
 
 CONNECTIONS = "connections.jsonl"
-JSON_LINES_FILES = (LOG, CONNECTIONS, "unreadable.jsonl", "unreadable_rank*.jsonl")
-UNDONE = ".undone"  # suffix of files with lines that a resumed run writes again
+_JSON_LINES_FILES = (LOG, CONNECTIONS, "unreadable.jsonl", "unreadable_rank*.jsonl")
 
 
 class RunLog:
     """Write figures on the main process; do nothing on others.
 
     Files in ``folder``: ``log.jsonl``, one object a line with its ``kind`` (``config``, ``step``,
-    ``epoch``, ``con_d_histogram``, ``eval``, ``skipped``, ...), and what loggers write. While a
-    disk is full, lines are kept in memory and written later; TensorBoard then loses some points.
+    ``epoch``, ``con_d_histogram``, ``eval``, ``skipped``, ...), and what loggers write. A line that
+    cannot be written, as on a full disk, is lost, with an error; training goes on.
 
     Args:
         folder: of the run.
@@ -49,7 +48,7 @@ class RunLog:
         # Of the loggers: they continue what is in the folder, unless `rewind` says otherwise.
         self._resumed = True
         self._first_step: int | None = None
-        self._waiting: dict[str, str] = {}  # lines not written yet, by file
+        self._failing = False  # the last line could not be written
 
     def begin(self, config: Mapping[str, Any]) -> None:
         """Log the config and start the loggers; call `rewind` before, if the run trains."""
@@ -70,43 +69,28 @@ class RunLog:
             name = f"{stem}_rank{rank}{dot}{ending}"
         elif not self.active:
             return
-        line = json.dumps(plain(record), ensure_ascii=False) + "\n"
-        self._waiting[name] = self._waiting.get(name, "") + line
-        self._write(name)
-
-    def _write(self, name: str) -> None:
-        """Write a file's waiting lines, all or none of them."""
-        lines = self._waiting[name].encode("utf-8", "backslashreplace")
-        end = None
+        line = (json.dumps(plain(record), ensure_ascii=False) + "\n").encode(
+            "utf-8", "backslashreplace"
+        )
+        path = self.folder / name
         try:
             # Unbuffered: what a full disk refused must not be written later, by closing the file.
-            with open(self.folder / name, "ab", buffering=0) as file:
+            with open(path, "ab", buffering=0) as file:
                 end = file.tell()
-                written = file.write(lines)
-            # Checked after closing, since a network file system may report a full disk only then.
-            if written == len(lines):
-                del self._waiting[name]
-                return
-            problem: Any = "the disk is full"
+                if file.write(line) < len(line):
+                    file.truncate(end)  # half a line would make the next one unreadable too
+                    raise OSError("the disk is full")
+            self._failing = False
         except OSError as error:
-            problem = error
-        if end is not None:
-            # Half a line would make the next one unreadable too.
-            os.truncate(self.folder / name, end)
-        # Said once when the disk fills up, not for every line that has to wait.
-        if len(self._waiting[name].splitlines()) == 1:
-            logging.error(
-                "%s cannot be written, its lines are kept in memory: %s",
-                *(self.folder / name, problem),
-            )
+            if not self._failing:  # said once, not for every line
+                logging.error("%s cannot be written, lines are lost: %s", path, error)
+            self._failing = True
 
     def sizes(self, rank: int) -> dict[str, int]:
         """Return the sizes in bytes of the files of JSON lines that this rank writes, by name.
 
         Rank 0 also reports those of ranks that no longer exist, after a run on more ranks.
         """
-        for name in list(self._waiting):
-            self._write(name)
         ranks = {path: _rank_of(path) for path in self._files()}
         return {
             path.name: path.stat().st_size
@@ -119,24 +103,17 @@ class RunLog:
 
         Without sizes the run is a new one, also for the loggers.
 
-        Lines written since then are moved to ``<name>.undone``: the run repeats those steps and
-        logs them again. The main process does it for all ranks.
+        The run repeats the steps since then and logs them again. The main process does it for all
+        ranks.
         """
         if not self.active:
             return
         self._resumed, self._first_step = bool(sizes), step + 1
         for path in self._files():
-            kept = min(sizes.get(path.name, 0), path.stat().st_size)
-            with open(path, "r+b") as file:
-                file.seek(kept)
-                undone = file.read()
-                if undone:
-                    with open(f"{path}{UNDONE}", "ab") as other:
-                        other.write(undone)
-                    file.truncate(kept)
+            os.truncate(path, min(sizes.get(path.name, 0), path.stat().st_size))
 
     def _files(self) -> list[Path]:
-        return sorted(path for name in JSON_LINES_FILES for path in self.folder.glob(name))
+        return sorted(path for name in _JSON_LINES_FILES for path in self.folder.glob(name))
 
     def scalars(self, prefix: str, figures: Mapping[str, Any], step: int, axis: str = STEP) -> None:
         """Send the numbers among figures to the loggers, as ``<prefix>/<name>``.
@@ -164,12 +141,6 @@ class RunLog:
         Args:
             status: ``finished``, ``stopped`` or ``failed``.
         """
-        for name in list(self._waiting):
-            self._write(name)
-            if name in self._waiting:
-                logging.error(
-                    "these lines of %s could not be written:\n%s", name, self._waiting[name]
-                )
         self.loggers.end(status)
 
 

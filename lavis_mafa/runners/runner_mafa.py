@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import shlex
 import time
 from collections.abc import Iterator, Mapping
@@ -19,7 +18,8 @@ from lavis.tasks.base_task import BaseTask
 from lavis.tasks.retrieval import RetrievalTask
 from torch import Tensor, nn
 
-from lavis_mafa.algorithm.grit import EpochPlan, GritSchedule, GritSettings, language_loss
+from lavis_mafa.algorithm.grit import EpochPlan, GritSchedule, GritSettings
+from lavis_mafa.algorithm.grit.hardness import StepAhead
 from lavis_mafa.algorithm.tokens import captions_of
 from lavis_mafa.io.processes import any_rank, barrier
 from lavis_mafa.loggers import STEP, loggers_of
@@ -41,10 +41,9 @@ from lavis_mafa.runners.run_log import RunLog
 from lavis_mafa.runners.state import RunState
 from lavis_mafa.runners.termination import Terminated, Termination
 from lavis_mafa.runners.time_left import TimeLeft, duration
-from lavis_mafa.runners.training_step import CON_D, loss_terms, optimizer_step, read_values
+from lavis_mafa.runners.training_step import CON_D, optimizer_step, read_values
 
-FALL = "fall_of_lm"  # logged at steps that a learned hardness is rewarded for
-SCHEDULED = "scheduled_lr"  # key of a parameter group: its rate without `run.grit.lr_factor`
+_SCHEDULED = "scheduled_lr"  # key of a parameter group: its rate without `run.grit.lr_factor`
 SECONDS_BETWEEN_LINES = 60.0  # about the progress of training, where no bar is shown
 
 
@@ -90,12 +89,7 @@ class RunnerMafa(EvaluatingRunner):
             share_evaluation=bool(self.use_distributed and share),
         )
         self.unreadable = UnreadableSamples(float(run.get("max_unreadable", 0.01)))
-        self.guard = NonFiniteGuard(
-            model,
-            lambda: self.optimizer,
-            self._recompute_losses,
-            int(run.get("skip_bad_steps", 0)),
-        )
+        self.guard = NonFiniteGuard(model, int(run.get("skip_bad_steps", 0)))
         self.termination = Termination(saves=not self.evaluate_only)
         self.figures = Figures(task, self.log, self.log_freq, int(run.get("log_connections", 64)))
         self.kept: KeptRows | None = None
@@ -150,10 +144,10 @@ class RunnerMafa(EvaluatingRunner):
         groups, factor = self.optimizer.param_groups, self.schedule.lr_factor
         # A registered scheduler may keep or multiply the rate that it has set before.
         for group in groups:
-            group["lr"] = group.get(SCHEDULED, group["lr"])
+            group["lr"] = group.get(_SCHEDULED, group["lr"])
         super().set_learning_rate(epoch, global_step)
         for group in groups:
-            group[SCHEDULED] = group["lr"]
+            group[_SCHEDULED] = group["lr"]
             group["lr"] *= factor
 
     @property
@@ -223,10 +217,10 @@ class RunnerMafa(EvaluatingRunner):
     def _train(self) -> None:
         began = time.time()
         if is_main_process():
-            expected = forecast(self)
-            for warning in expected.warnings:
+            warnings, notes = forecast(self)
+            for warning in warnings:
                 logging.warning("%s", warning)
-            for note in expected.notes:
+            for note in notes:
                 logging.info("%s", note)
         self.prepare()
         # Before the cache is opened, so that it holds what training itself computes, and before
@@ -464,9 +458,7 @@ class RunnerMafa(EvaluatingRunner):
         model's output and loss terms."""
         where = f"epoch {samples['epoch']}, step {samples['iters']}"
         self.guard.begin(samples)
-        before = None
-        if ends_window and self.schedule.wants_reward(self._update_number):
-            before = self._language_loss(samples)
+        after_step = self.schedule.before_step(self._step_ahead(samples)) if ends_window else None
         # Average gradients over ranks once a window rather than after every mini-batch.
         local = self.use_distributed and not ends_window and not self._static_graph
         with self.model.no_sync() if local else nullcontext():
@@ -489,46 +481,24 @@ class RunnerMafa(EvaluatingRunner):
         # No loss: it was read only to be checked for NaN with them.
         losses.pop(CON_D, None)
         if ends_window:
-            # Reading the scale waits for the GPU: only where a reward depends on it.
-            scale = self._loss_scale() if before is not None else 0.0
+            # Reading the scale waits for the GPU: only where it is needed.
+            scale = self._loss_scale() if after_step is not None else 0.0
             taken = self._update(where)
-            if before is not None:
+            if after_step is not None:
                 # fp16's scaler has skipped the step if it lowered its scale.
-                taken = taken and self._loss_scale() >= scale
-                fall = before - self._language_loss(samples) if taken else math.nan
-                self.schedule.learn(samples["index"], fall)
-                losses[FALL] = fall if math.isfinite(fall) else 0.0
+                losses |= after_step(taken and self._loss_scale() >= scale)
         return output, losses
 
-    @property
-    def _update_number(self) -> int:
-        """The number of the optimizer step that the current mini-batch belongs to."""
-        return self.progress.global_step // self.accum_grad_iters
-
-    def _language_loss(self, samples: dict[str, Any]) -> float:
-        """Return the language loss of a mini-batch's own pairs, from which a learned hardness gets
-        its reward."""
-        model: Any = self.unwrap_dist_model(self.model)
-        with self.autocast():
-            # The step's number as the seed: before and after it the same words are hidden.
-            seed = self.progress.global_step
-            return language_loss(model, model.step_backbone, samples, seed).item()
+    def _step_ahead(self, samples: dict[str, Any]) -> StepAhead:
+        """Return the optimizer step that ends with a mini-batch."""
+        done, model = self.progress.global_step, self.unwrap_dist_model(self.model)
+        return StepAhead(done // self.accum_grad_iters, model, samples, done, self.autocast)
 
     def _forward(self, model: Any, samples: dict[str, Any]) -> Any:
         with self.autocast():
             if type(self.task).train_step is BaseTask.train_step:
                 return model(samples)  # LAVIS's train_step returns only the sum of the loss terms
             return self.task.train_step(model, samples)
-
-    def _recompute_losses(self, samples: dict[str, Any]) -> dict[str, Tensor]:
-        """Load a mini-batch again by its ``index``; return its loss terms with their graphs."""
-        assert self.train_set is not None
-        read = [self.train_set[int(index), samples["epoch"]] for index in samples["index"]]
-        batch = self.loaders.to_device({**samples, **self.train_set.collater(read)})
-        terms = loss_terms(self._forward(self._model, batch))
-        terms = {name: value for name, value in terms.items() if value.requires_grad}
-        # The sum adds nothing to its terms, unless it has none.
-        return {name: v for name, v in terms.items() if name != "loss" or len(terms) == 1}
 
     def _update(self, where: str) -> bool:
         """Take an optimizer step, or skip it and log which and why.

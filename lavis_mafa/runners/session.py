@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import signal
 import sys
 import time
 import traceback
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 
 import torch.distributed as dist
@@ -39,7 +37,7 @@ from lavis_mafa.runners.prefetch import only_splits, prefetch, require_sources
 from lavis_mafa.runners.termination import REQUEUE, Terminated, ignore_signals
 
 # Their messages say what to do: a traceback above them would only hide it.
-CLEAR_ERRORS = (
+_CLEAR_ERRORS = (
     PluginError,
     ConfigError,
     NonFiniteError,
@@ -50,8 +48,8 @@ CLEAR_ERRORS = (
     PoorDiscriminatorError,
 )
 INTERRUPTED = 128 + signal.SIGINT  # the exit status that a shell reports after Ctrl-C
-FIRST_RANK_SECONDS = 20.0
-USER_ERRORS = (*CLEAR_ERRORS, FileNotFoundError, ValueError)
+_FIRST_RANK_SECONDS = 20.0
+_USER_ERRORS = (*_CLEAR_ERRORS, FileNotFoundError, ValueError)
 
 
 def build_data(cfg: Any, splits: Collection[str] | None = None) -> tuple[Any, Any]:
@@ -123,16 +121,7 @@ def exit_status(action: Callable[[], int | None]) -> int:
     except MainProcessError as error:
         status = error.exit_status
         _wait_for_first_rank()
-    except UnpicklingError as error:  # of LAVIS's own loading
-        # Without torch's advice to switch off `weights_only`, which would run the file's code.
-        code = re.search(r"GLOBAL (\S+)", str(error))
-        logging.error(
-            "a checkpoint holds %s: only tensors and plain values are loaded. If you trust its "
-            "origin, load it elsewhere and save only its state dict, as {'model': state_dict}",
-            f"{code[1]}, which is code" if code else "objects that cannot be loaded safely",
-        )
-        status = 1
-    except USER_ERRORS as error:
+    except _USER_ERRORS as error:
         clear, status = _is_clear(error), getattr(error, "exit_status", 1)
         if isinstance(error, ConfigError):
             _wait_for_first_rank()
@@ -163,12 +152,12 @@ def _wait_for_first_rank() -> None:
     an error of its own.
     """
     if rank_in_environment():
-        time.sleep(FIRST_RANK_SECONDS)
+        time.sleep(_FIRST_RANK_SECONDS)
 
 
 def _is_clear(error: Exception) -> bool:
     """Return whether an error needs no traceback: its message is ours, or it was raised here."""
-    if isinstance(error, CLEAR_ERRORS):
+    if isinstance(error, _CLEAR_ERRORS):
         return True
     frames = traceback.extract_tb(error.__traceback__)
     return bool(frames) and Path(frames[-1].filename).is_relative_to(Path(__file__).parents[1])

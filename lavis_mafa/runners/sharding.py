@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from lavis_mafa.runners.checkpoint import trained_state
 
-GIB = 2**30
+_GIB = 2**30
 
 
 def problem_of_torch() -> str | None:
@@ -67,12 +67,6 @@ def _equal_layers(listing: nn.Module, layers: list[nn.Module]) -> bool:
     )
 
 
-def bytes_of(blocks: dict[nn.Module, list[nn.Module]]) -> int:
-    """Return the size of the weights that `frozen_blocks` found."""
-    each = [w for of_owner in blocks.values() for block in of_owner for w in block.parameters()]
-    return sum(weight.numel() * weight.element_size() for weight in each)
-
-
 def shard_frozen(model: nn.Module, device: torch.device) -> None:
     """Divide the frozen blocks of a model over all ranks; call it before DDP wraps the model.
 
@@ -92,8 +86,9 @@ def shard_frozen(model: nn.Module, device: torch.device) -> None:
             f"run.fsdp: {type(model).__name__} has no frozen blocks to shard; freeze a part of it "
             "(BLIP-2: model.freeze_vit: True) or remove run.fsdp"
         )
-    size = bytes_of(by_owner)
-    sharded = {id(w) for blocks in by_owner.values() for b in blocks for w in b.parameters()}
+    weights = [w for blocks in by_owner.values() for b in blocks for w in b.parameters()]
+    size = sum(weight.numel() * weight.element_size() for weight in weights)
+    sharded = set(map(id, weights))
     ignored = [n for n, w in model.named_parameters(remove_duplicate=False) if id(w) in sharded]
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     for owner, blocks in by_owner.items():
@@ -107,7 +102,7 @@ def shard_frozen(model: nn.Module, device: torch.device) -> None:
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ignored)
     logging.info(
         "run.fsdp: %d frozen blocks, %.2f GiB, divided over %d ranks",
-        *(sum(map(len, by_owner.values())), size / GIB, mesh.size()),
+        *(sum(map(len, by_owner.values())), size / _GIB, mesh.size()),
     )
 
 

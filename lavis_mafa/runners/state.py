@@ -23,6 +23,7 @@ from lavis_mafa.io.checkpoints import (
     vocabulary_of,
 )
 from lavis_mafa.io.processes import gather_objects, on_main_process
+from lavis_mafa.io.random_streams import random_states, set_random_states
 from lavis_mafa.models.traits import traits_of
 from lavis_mafa.runners.checkpoint import (
     FORMAT,
@@ -32,7 +33,7 @@ from lavis_mafa.runners.checkpoint import (
     trained_state,
 )
 from lavis_mafa.runners.guard import NonFiniteGuard, UnreadableSamples
-from lavis_mafa.runners.launch import random_states, seed_everything, set_random_states
+from lavis_mafa.runners.launch import seed_everything
 from lavis_mafa.runners.run_log import RunLog
 from lavis_mafa.tasks.tally import Tally
 
@@ -166,16 +167,16 @@ class RunState:
         if "run" not in content:
             raise ValueError(not_resumable_message(origin))
         run = content["run"]
-        if run["format"] > FORMAT:
+        if run["format"] != FORMAT:
             raise ValueError(
-                f"{origin} is of format {run['format']}, this version of lavis_mafa reads formats "
-                f"up to {FORMAT}: resume with the version that saved it, or a newer one"
+                f"{origin} is of format {run['format']}, this version of lavis_mafa reads format "
+                f"{FORMAT}: resume with the version that saved it, or start a new run from its "
+                "weights by model.pretrained"
             )
         ranks = run["ranks"]
         sizes = len(ranks), self.world_size
         check_same_settings(content["config"], self.config, origin, sizes)
-        if "data" in run:  # which older versions did not save
-            on_main_process(lambda: check_same_data(run["data"], asdict(self._data), origin))
+        on_main_process(lambda: check_same_data(run["data"], asdict(self._data), origin))
         load_trained_state(self.model, content["model"], origin)
         self._load_optimizer(content["optimizer"])
         if self.scaler and content["scaler"]:
@@ -183,9 +184,7 @@ class RunState:
         progress = self.progress
         progress.epoch, progress.step = run["epoch"], run["step"]
         progress.global_step, progress.best = run["global_step"], BestFigure(**run["best"])
-        # Format 1 has neither: its epochs were finished, validation and all, before they counted.
-        progress.finished_epochs = run.get("finished_epochs", progress.epoch)
-        self.guard.skipped = run.get("skipped", 0)
+        progress.finished_epochs, self.guard.skipped = run["finished_epochs"], run["skipped"]
         if len(ranks) != self.world_size:
             ranks = redistribute(ranks, self.world_size)
             seed_everything(self._seed_of_new_ranks())

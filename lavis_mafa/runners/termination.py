@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 # The terminal and the launcher may both pass on one Ctrl-C.
-ONE_KEYSTROKE_SECONDS = 1.0
+_ONE_KEYSTROKE_SECONDS = 1.0
 REQUEUE = os.EX_TEMPFAIL  # 75, "try again": the exit status by which a job script requeues the run
 
 
@@ -49,7 +49,7 @@ class Termination:
 
     def __enter__(self) -> Termination:
         if threading.current_thread() is threading.main_thread():
-            self._previous = {number: signal.signal(number, self._handle) for number in SIGNALS}
+            self._previous = {number: signal.signal(number, self._handle) for number in _SIGNALS}
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -74,7 +74,7 @@ class Termination:
             self._interrupted = now
             if self.saves and not self._raise_at_once:
                 os.write(2, b"\ninterrupted: saving after this step; Ctrl-C again ends at once\n")
-        elif now - self._interrupted > ONE_KEYSTROKE_SECONDS:
+        elif now - self._interrupted > _ONE_KEYSTROKE_SECONDS:
             os.write(2, b"\ninterrupted again: ended without saving\n")
             os._exit(128 + signal.SIGINT)
 
@@ -106,7 +106,7 @@ class Termination:
 def ignore_signals() -> None:
     """Ignore further signals in a process that is ending, so that its exit status stays."""
     if threading.current_thread() is threading.main_thread():
-        for number in SIGNALS:
+        for number in _SIGNALS:
             signal.signal(number, signal.SIG_IGN)
 
 

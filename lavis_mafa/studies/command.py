@@ -85,7 +85,7 @@ def _name_and_value(text: str) -> tuple[str, str]:
 def run(args: argparse.Namespace) -> int:
     """Run a study file and write its results; return the exit status."""
     # Imports LAVIS, which takes seconds that ``--help`` need not wait.
-    from lavis_mafa.config.check import is_url
+    from lavis_mafa.config.key import is_url
     from lavis_mafa.studies.engine import (
         Request,
         commands_of,

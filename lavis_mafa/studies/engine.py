@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from lavis_mafa.config.check import is_url
+from lavis_mafa.config.key import is_url
 from lavis_mafa.io.project_files import PROJECTS, base_folder
 from lavis_mafa.studies.measure import function_of, measure_all
 from lavis_mafa.studies.parts import Study, StudyError

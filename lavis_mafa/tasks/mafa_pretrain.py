@@ -34,16 +34,16 @@ TRUTHS = ("true", "false", "unknown")
 # So many that thresholds with two digits are edges of bins.
 HISTOGRAM_BINS = 100  # of Con-D's probabilities
 # Rates of an epoch: the sums of which they are the ratio.
-BY_CON_D = {
+_BY_CON_D = {
     "false_negative_rate_by_con_d": ("found", "judged"),
     "ambiguous_rate": ("ambiguous", "judged"),
     "con_d_probability": ("probability_sum", "judged"),
 }
-BY_TRUTH = {
+_BY_TRUTH = {
     "false_negative_rate": ("false", "picked"),
     "false_negative_rate_in_itm": ("false_in_itm", "negatives_in_itm"),
 }
-OF_CON_D = {
+_OF_CON_D = {
     "con_d_precision": ("true_found", "found"),
     "con_d_recall": ("true_found", "false"),
     "con_d_base_rate": ("false", "judged"),  # every hard negative is judged
@@ -180,11 +180,11 @@ class StepFigures:
         }
         for d in DIRECTIONS:
             judged = bool(tally.sums.get(f"judged_{d}"))
-            for name, (part, whole) in BY_CON_D.items() if judged else ():
+            for name, (part, whole) in _BY_CON_D.items() if judged else ():
                 figures[f"{name}_{d}"] = tally.ratio(f"{part}_{d}", f"{whole}_{d}")
             of_con_d = judged and f"true_found_{d}" in tally.sums
-            rates = {**BY_TRUTH} if f"false_{d}" in tally.sums else {}
-            rates |= OF_CON_D if of_con_d else {}
+            rates = {**_BY_TRUTH} if f"false_{d}" in tally.sums else {}
+            rates |= _OF_CON_D if of_con_d else {}
             for name, (part, whole) in rates.items():
                 figures[f"{name}_{d}"] = _ratio(tally, part, whole, d)
             if of_con_d:

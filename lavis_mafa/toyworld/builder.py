@@ -1,4 +1,4 @@
-"""The toy world as LAVIS data sets: the base of all toy builders, their cache, and `toy_scenes`."""
+"""The toy world as LAVIS data sets: `toy_scenes`, and the cache of its pictures."""
 
 from __future__ import annotations
 
@@ -32,7 +32,6 @@ from lavis_mafa.problems import ConfigView, Problem
 from lavis_mafa.toyworld.render import render
 from lavis_mafa.toyworld.world import (
     PRESETS,
-    Structured,
     WorldConfig,
     make_captions,
     make_scenes,
@@ -63,14 +62,15 @@ _DATA_KEYS = {
 
 
 class ToyPictures(BaseDataset):  # type: ignore[misc]
-    """The base of all toy data sets: the pictures of one split, in memory.
+    """The pictures of one split with captions, in memory.
 
-    Image k shows `scenes[k]`. Without a processor, an image is returned as a float tensor
-    normalised by BLIP's mean and standard deviation, and a text unchanged.
+    Image k shows `scenes[k]`; caption i describes image `image_ids[i]`. Without a processor, an
+    image is returned as a float tensor normalised by BLIP's mean and standard deviation, and a text
+    unchanged.
 
     Args:
-        arrays: images uint8 (n_images, H, W, 3), scenes (n_images,), and of their captions:
-            captions (n_captions,), texts str (n_captions,), image_ids int64 (n_captions,).
+        arrays: images uint8 (n_images, H, W, 3), scenes (n_images,), captions (n_captions,), texts
+            str (n_captions,), image_ids int64 (n_captions,).
         name: of the split; part of the image names.
     """
 
@@ -86,6 +86,9 @@ class ToyPictures(BaseDataset):  # type: ignore[misc]
         self.world = world
         self.images = arrays["images"]
         self.scenes = arrays["scenes"]
+        self.captions = arrays["captions"]
+        self.texts: list[str] = arrays["texts"].tolist()
+        self.image_ids: npt.NDArray[np.int64] = arrays["image_ids"].astype(np.int64)
         self.image_names = [f"{name}/{i:06d}.png" for i in range(len(self.images))]
 
     @property
@@ -97,31 +100,19 @@ class ToyPictures(BaseDataset):  # type: ignore[misc]
         """Return the unprocessed picture of an image."""
         return Image.fromarray(self.images[image])
 
-    def _image(self, image: int) -> Any:
+    def image_input(self, image: int) -> Any:
+        """Return an image as the model's input."""
         if self.vis_processor is not None:
             return self.vis_processor(self.picture(image))
         scaled = (self.images[image].astype(np.float32) / 255 - IMAGE_MEAN) / IMAGE_STD
         return torch.from_numpy(np.ascontiguousarray(scaled.transpose(2, 0, 1)))
 
-    def _processed(self, text: str) -> str:
+    def text_input(self, text: str) -> str:
+        """Return a text as the model's input."""
         return text if self.text_processor is None else self.text_processor(text)
 
 
-class CaptionedPictures(ToyPictures):
-    """Pictures with captions: caption i describes image `image_ids[i]`."""
-
-    def __init__(self, arrays: Arrays, world: WorldConfig, **options: Any) -> None:
-        """
-        Args:
-            options: as of `ToyPictures`.
-        """
-        super().__init__(arrays, world, **options)
-        self.captions = arrays["captions"]
-        self.texts: list[str] = arrays["texts"].tolist()
-        self.image_ids: npt.NDArray[np.int64] = arrays["image_ids"].astype(np.int64)
-
-
-class ToyScenesTrain(CaptionedPictures):
+class ToyScenesTrain(ToyPictures):
     """Pairs of an image and a caption, for training.
 
     Items: `image` (float tensor (3, H, W), unless a vis_processor returns something else),
@@ -133,8 +124,8 @@ class ToyScenesTrain(CaptionedPictures):
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         image = int(self.image_ids[index])
-        text = self._processed(self.texts[index])
-        return {"image": self._image(image), "text_input": text, "image_id": image}
+        text = self.text_input(self.texts[index])
+        return {"image": self.image_input(image), "text_input": text, "image_id": image}
 
     def truth(self, image_of: npt.ArrayLike, text_of: npt.ArrayLike) -> npt.NDArray[np.bool_]:
         """Return whether the caption of sample `text_of[k]` fits the image of sample `image_of[k]`.
@@ -169,7 +160,7 @@ class ToyScenesTrain(CaptionedPictures):
         return self.picture(int(self.image_ids[index])), self.texts[index]
 
 
-class ToyScenesEval(CaptionedPictures):
+class ToyScenesEval(ToyPictures):
     """Images with captions for retrieval, as LAVIS's `RetrievalEvalDataset`.
 
     `text` and `image` list captions and image names, `txt2img` and `img2txt` map their positions.
@@ -178,7 +169,7 @@ class ToyScenesEval(CaptionedPictures):
 
     def __init__(self, arrays: Arrays, world: WorldConfig, **options: Any) -> None:
         super().__init__(arrays, world, **options)
-        self.text = [self._processed(text) for text in self.texts]
+        self.text = [self.text_input(text) for text in self.texts]
         self.image = self.image_names
         self.txt2img: dict[int, int] = dict(enumerate(self.image_ids.tolist()))
         self.img2txt: dict[int, list[int]] = {i: [] for i in range(len(self.images))}
@@ -189,7 +180,7 @@ class ToyScenesEval(CaptionedPictures):
         return len(self.images)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        return {"image": self._image(index), "index": index}
+        return {"image": self.image_input(index), "index": index}
 
     def truth_matrix(self) -> npt.NDArray[np.bool_]:
         """Return which captions are valid for which images: bool (n_images, n_texts)."""
@@ -214,26 +205,23 @@ class ToyOptions:
     )
 
 
-class ToyBuilder(BaseDatasetBuilder):  # type: ignore[misc]
-    """The base of all toy builders: `train`, `val` and `test` of one world.
-
-    Equal `build_info` gives every builder the same pictures, from one cache. A subclass names its
-    data sets and overrides `content`, and `take_own` if it has options of its own.
+@registry.register_builder("toy_scenes")
+class ToyScenesBuilder(BaseDatasetBuilder):  # type: ignore[misc]
+    """Build `train` (ToyScenesTrain), `val` and `test` (ToyScenesEval) of one world.
 
     Attributes:
         splits: names that a run may evaluate; `DETAILED` is there in a world with topics.
-        stream: number of the random stream of `content`; 0 to 2 are those of `make_world`.
-        world, own: what `build_info` gives, and what `take_own` returned; set while building.
     """
 
-    train_dataset_cls: type[ToyPictures]
-    eval_dataset_cls: type[ToyPictures]
+    train_dataset_cls = ToyScenesTrain
+    eval_dataset_cls = ToyScenesEval
     build_options = ToyOptions
     holds = "captions"
     splits = (*SPLITS, DETAILED)
-    stream = 4
-    world: WorldConfig
-    own: dict[str, Any]
+    DATASET_CONFIG_DICT = {
+        "default": str(CONFIGS / "datasets/toy_scenes/clustered.yaml"),
+        **{name: str(CONFIGS / f"datasets/toy_scenes/{name}.yaml") for name in PRESETS},
+    }
 
     @classmethod
     def problems_of(cls, cfg: ConfigView) -> Iterator[Problem]:
@@ -250,10 +238,9 @@ class ToyBuilder(BaseDatasetBuilder):  # type: ignore[misc]
                 size = f"{cell} * {grid} = {cell * grid}"
                 why = f"{image}, but pictures of {name} are {size} pixels wide"
                 yield Problem("model.image_size", f"{why}; use that, or give a vis_processor")
-        yield from _refused(cls.take_own, info, path, given)  # removes its keys
         known = ("preset", *_DATA_KEYS, *(field.name for field in dataclasses.fields(WorldConfig)))
         of_world = {key: value for key, value in info.items() if key in known}
-        yield from _refused(read_build_info, of_world, path, given)
+        yield from _refused(of_world, path, given)
 
     def build_datasets(self) -> dict[str, BaseDataset]:
         """Generate or load the data; under torch.distributed rank 0 does so first.
@@ -262,9 +249,7 @@ class ToyBuilder(BaseDatasetBuilder):  # type: ignore[misc]
             ValueError: for unknown keys or values out of range in `build_info`.
         """
         info: Any = OmegaConf.to_container(self.config.build_info, resolve=True)
-        self.own = self.take_own(info)
         world, data = read_build_info(info)
-        self.world = world
         kind = self.config.get("type", "default")
         if kind in PRESETS and kind != info.get("preset", kind):
             logging.warning(
@@ -279,32 +264,11 @@ class ToyBuilder(BaseDatasetBuilder):  # type: ignore[misc]
 
         self.build_processors()
         datasets = {}
-        for number, name in enumerate(splits):
-            rng = np.random.default_rng([data["seed"], number, self.stream])
-            content = self.content(splits[name]["scenes"], rng)
-            train = name == "train"
-            dataset_cls: Any = self.train_dataset_cls if train else self.eval_dataset_cls
-            processors = self._processors("train" if train else "eval")
-            datasets[name] = dataset_cls(splits[name], world, *content, **processors, name=name)
+        for name, arrays in splits.items():
+            mode = "train" if name == "train" else "eval"
+            dataset_cls: Any = getattr(self, f"{mode}_dataset_cls")
+            datasets[name] = dataset_cls(arrays, world, **self._processors(mode), name=name)
         return datasets
-
-    @classmethod
-    def take_own(cls, info: dict[str, Any]) -> dict[str, Any]:
-        """Remove this builder's own keys from `build_info` and return their checked values.
-
-        Raises:
-            ValueError: for a value out of range.
-        """
-        return {}
-
-    def content(self, scenes: Structured, rng: np.random.Generator) -> tuple[Any, ...]:
-        """Return a data set's arguments between `world` and its processors.
-
-        Args:
-            scenes: of the split.
-            rng: of the split, by `stream`.
-        """
-        return ()
 
     def _processors(self, mode: str) -> dict[str, Processor | None]:
         """Return the configured processors; None for one that is not configured, because LAVIS's
@@ -315,12 +279,10 @@ class ToyBuilder(BaseDatasetBuilder):  # type: ignore[misc]
         }
 
 
-def _refused(
-    read: Callable[[dict[str, Any]], Any], info: dict[str, Any], path: str, given: Collection[str]
-) -> Iterator[Problem]:
-    """Yield the problems in the ValueError of a function that reads `build_info`, by their keys."""
+def _refused(info: dict[str, Any], path: str, given: Collection[str]) -> Iterator[Problem]:
+    """Yield the problems in the ValueError of `read_build_info`, by their keys."""
     try:
-        read(info)
+        read_build_info(info)
     except (TypeError, ValueError) as error:
         for message in str(error).split("; "):
             found = re.search(r"(?:^|: )(\w+) is (.*)", message)
@@ -328,25 +290,6 @@ def _refused(
                 yield Problem(f"{path}.{found[1]}", f"is {found[2]}")
             else:
                 yield Problem(path, message)
-
-
-def default_config(name: str) -> dict[str, str]:
-    """Return the `DATASET_CONFIG_DICT` of a builder that has one YAML."""
-    return {"default": str(CONFIGS / "datasets" / name / "default.yaml")}
-
-
-@registry.register_builder("toy_scenes")
-class ToyScenesBuilder(ToyBuilder):
-    """Build `train` (ToyScenesTrain), `val` and `test` (ToyScenesEval)."""
-
-    train_dataset_cls = ToyScenesTrain
-    eval_dataset_cls = ToyScenesEval
-    DATASET_CONFIG_DICT = {
-        "default": str(CONFIGS / "datasets/toy_scenes/clustered.yaml"),
-        "clustered": str(CONFIGS / "datasets/toy_scenes/clustered.yaml"),
-        "dense": str(CONFIGS / "datasets/toy_scenes/dense.yaml"),
-        "sparse": str(CONFIGS / "datasets/toy_scenes/sparse.yaml"),
-    }
 
 
 def read_build_info(info: Mapping[str, Any]) -> tuple[WorldConfig, dict[str, int]]:
@@ -369,7 +312,7 @@ def read_build_info(info: Mapping[str, Any]) -> tuple[WorldConfig, dict[str, int
     data = {}
     for key, (lowest, default) in _DATA_KEYS.items():
         try:
-            data[key] = whole_number(key, info.get(key), default, lowest)
+            data[key] = _whole_number(key, info.get(key), default, lowest)
         except ValueError as error:
             problems.append(str(error))
     changes = {key: info[key] for key in world_keys if info.get(key) is not None}
@@ -388,30 +331,16 @@ def read_build_info(info: Mapping[str, Any]) -> tuple[WorldConfig, dict[str, int
     return world, data
 
 
-def whole_number(
-    key: str, value: Any, default: int, lowest: int, highest: int | None = None
-) -> int:
+def _whole_number(key: str, value: Any, default: int, lowest: int) -> int:
     """Return a key's value, or its default for None.
 
     Raises:
-        ValueError: if it is no whole number from `lowest` to `highest`.
+        ValueError: if it is no whole number from `lowest` up.
     """
     value = default if value is None else value
-    whole = isinstance(value, int) and not isinstance(value, bool)
-    if not whole or value < lowest or (highest is not None and value > highest):
-        limits = f"from {lowest} " + ("up" if highest is None else f"to {highest}")
-        raise ValueError(f"{key} is {value!r}, expected a whole number {limits}")
+    if not isinstance(value, int) or isinstance(value, bool) or value < lowest:
+        raise ValueError(f"{key} is {value!r}, expected a whole number from {lowest} up")
     return int(value)
-
-
-def take_number(
-    builder: str, info: dict[str, Any], key: str, default: int, highest: int | None = None
-) -> int:
-    """Remove a builder's own key from `build_info` and return its whole number, at least 1."""
-    try:
-        return whole_number(key, info.pop(key, None), default, 1, highest)
-    except ValueError as error:
-        raise ValueError(f"{builder} build_info: {error}") from error
 
 
 def make_world(world: WorldConfig, data: Mapping[str, int]) -> dict[str, Arrays]:

@@ -20,7 +20,7 @@ from lavis_mafa.algorithm.mining import MiningRule
 from lavis_mafa.algorithm.momentum import Momentum
 from lavis_mafa.algorithm.ranks import Ranks
 from lavis_mafa.algorithm.rules import ABSENT, Margin
-from lavis_mafa.algorithm.settings import StepSettings, build_objects
+from lavis_mafa.algorithm.settings import StepSettings
 from lavis_mafa.datasets import TrainingSet
 from lavis_mafa.models.con_d.discriminator import ModelDiscriminator, Oracle
 from lavis_mafa.models.con_d.negatives_encoder import ModelNegativesEncoder
@@ -197,9 +197,7 @@ def fixed_masks():
 def model_of(family, chosen, con_d):
     torch.manual_seed(3)
     model = load_model(family, "tiny")
-    model.settings, model.con_d = chosen, con_d()
-    for name, one in build_objects(chosen).items():
-        setattr(model, name, one)
+    model.attach_step(model.backbone, chosen, con_d())
     model.allocate(SAMPLES)
     if isinstance(model.con_d, ModelNegativesEncoder):
         model.con_d, model.negatives_encoder = None, model.con_d
@@ -269,7 +267,7 @@ def queue_of_two_steps(rank, train_set):
     """Return the image features in the momentum queue of a model with `all_ranks` off."""
     torch.manual_seed(3)
     model = load_model("blip_mafa", "tiny")
-    model.settings = StepSettings(soft_labels=SoftLabels("momentum"))
+    model.attach_step(model.backbone, StepSettings(soft_labels=SoftLabels("momentum")), None)
     model.momentum_encoders = Momentum(model, backbone_of, 64, queue_size=24)
     model.image_queue.zero_()
     wrapped = DistributedDataParallel(model)

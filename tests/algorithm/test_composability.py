@@ -15,9 +15,10 @@ from lavis_mafa.algorithm.itc_forms import ITC_LOSSES
 from lavis_mafa.algorithm.labels import SOFT_LABELS, SoftLabels
 from lavis_mafa.algorithm.mining import ALL, MiningRule
 from lavis_mafa.algorithm.momentum import Momentum
+from lavis_mafa.algorithm.parts import build_parts
 from lavis_mafa.algorithm.rules import RULES, Margin
 from lavis_mafa.algorithm.scores import SCORES
-from lavis_mafa.algorithm.settings import StepSettings, build_objects
+from lavis_mafa.algorithm.settings import StepSettings
 from lavis_mafa.algorithm.step import run_step
 from lavis_mafa.models.families import backbone_of
 from lavis_mafa.models.problems import problems_of_step
@@ -79,16 +80,14 @@ def step(model, samples, form, label, connections, weights=ITC_ONLY):
         loss_weights=weights,
         connections=CONNECTIONS[connections] or MiningRule(),
     )
-    objects, momentum = torch.nn.ModuleDict(build_objects(settings)), None
+    parts = build_parts(settings, Verdicts() if CONNECTIONS[connections] else None)
     if settings.soft_labels.needs_momentum:
-        momentum = Momentum(model, backbone_of, 64, queue_size=8)
-    con_d = Verdicts() if CONNECTIONS[connections] else None
+        parts.momentum = Momentum(model, backbone_of, 64, queue_size=8)
     model.zero_grad()
-    output = run_step(
-        model.backbone, samples, settings, con_d, momentum, objects=dict(objects.items())
-    )
+    output = run_step(model.backbone, samples, parts)
     output.loss.backward()
-    gradients = [p.grad for p in (*model.parameters(), *objects.parameters()) if p.grad is not None]
+    trained = (*model.parameters(), *torch.nn.ModuleDict(parts.objects).parameters())
+    gradients = [p.grad for p in trained if p.grad is not None]
     return output, gradients
 
 
@@ -159,12 +158,10 @@ def test_each_family_trains_with_every_score_and_rule(toy_train, family, score, 
             ),
             own={"global_threshold": GlobalThreshold(share=0.4), "margin": Margin(0.3)},
         )
-        objects = build_objects(settings)
-        for one in objects.values():
-            one.allocate(len(toy_train))
-        con_d = Verdicts() if score == "con_d" else None
+        parts = build_parts(settings, Verdicts() if score == "con_d" else None)
+        parts.allocate(len(toy_train))
         model.zero_grad()
-        output = run_step(backbone, samples, settings, con_d, objects=objects)
+        output = run_step(backbone, samples, parts)
         output.loss.backward()
         gradients = [p.grad for p in model.parameters() if p.grad is not None]
         assert output.loss.isfinite() and all(one.isfinite().all() for one in gradients)

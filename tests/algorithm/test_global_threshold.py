@@ -12,8 +12,9 @@ from lavis_mafa import load_model
 from lavis_mafa.algorithm import global_threshold
 from lavis_mafa.algorithm.global_threshold import GlobalThreshold, GlobalThresholds
 from lavis_mafa.algorithm.mining import ALL, MiningRule
+from lavis_mafa.algorithm.parts import build_parts
 from lavis_mafa.algorithm.rules import POSITIVE
-from lavis_mafa.algorithm.settings import StepSettings, build_objects
+from lavis_mafa.algorithm.settings import StepSettings
 from lavis_mafa.algorithm.step import run_step
 
 SIZE, BATCH = 40, 10
@@ -71,33 +72,30 @@ def test_thresholds_become_the_quantiles_of_the_whole_data_set():
     assert float((total / steps - expected).abs().mean()) < 0.015
 
 
-def step(model, samples, objects, **changes):
+def step(model, samples, parts):
     torch.manual_seed(5)
-    settings = StepSettings(connections=RULE, own=OWN, **changes)
-    return run_step(model.backbone, samples, settings, objects=objects)
+    return run_step(model.backbone, samples, parts)
 
 
 def test_the_step_learns_first_and_judges_later(toy_train):
     torch.manual_seed(0)
     model = load_model("albef_mafa", "tiny")
-    settings = StepSettings(connections=RULE, own=OWN)
-    objects = build_objects(settings)
-    rule = objects["global_threshold"]
+    parts = build_parts(StepSettings(connections=RULE, own=OWN))
+    rule = parts.objects["global_threshold"]
     samples = mini_batch(toy_train, range(BATCH))
     with pytest.raises(ValueError, match="call allocate"):
-        step(model, samples, objects)
+        step(model, samples, parts)
     rule.allocate(len(toy_train))
-    first = step(model, samples, objects)
+    first = step(model, samples, parts)
     assert not (first.i2t.state == POSITIVE).any()
     assert (~rule.i2t.isnan()).sum() == BATCH
-    later = step(model, {**samples, "epoch": 1}, objects)
+    later = step(model, {**samples, "epoch": 1}, parts)
     for found, bounds in ((later.i2t, rule.i2t), (later.t2i, rule.t2i)):
         expected = found.probability > bounds[samples["loaded_index"]][found.anchor]
         assert torch.equal(found.state == POSITIVE, expected)
     assert (later.i2t.state == POSITIVE).any()
-    by_con_d = StepSettings(connections=MiningRule(rule="global_threshold"))
     with pytest.raises(ValueError, match="needs the scores of all"):
-        run_step(model.backbone, samples, by_con_d, objects=objects)
+        build_parts(StepSettings(connections=MiningRule(rule="global_threshold")))
 
 
 def test_state_is_saved_and_continues_equally():

@@ -21,8 +21,9 @@ from lavis_mafa.algorithm.itc_forms import ITC_LOSSES
 from lavis_mafa.algorithm.labels import SOFT_LABELS, SoftLabels
 from lavis_mafa.algorithm.mining import ALL, MiningRule, find_connections
 from lavis_mafa.algorithm.momentum import GROUP_QUEUE, Momentum
+from lavis_mafa.algorithm.parts import build_parts
 from lavis_mafa.algorithm.pickers import NONE, PICKERS
-from lavis_mafa.algorithm.settings import StepSettings, build_objects
+from lavis_mafa.algorithm.settings import StepSettings
 from lavis_mafa.algorithm.step import run_step
 from lavis_mafa.models.families import backbone_of
 
@@ -57,9 +58,8 @@ def mates(groups, anchor):
 
 
 def step(model, samples, con_d=None, momentum=None, **changes):
-    settings = StepSettings(**changes)
-    objects = build_objects(settings)
-    return run_step(model.backbone, samples, settings, con_d, momentum, objects=objects)
+    parts = build_parts(StepSettings(**changes), con_d, momentum)
+    return run_step(model.backbone, samples, parts)
 
 
 # Losses against loops
@@ -350,15 +350,11 @@ def test_every_form_and_label_trains_with_groups(tiny, toy_train, form, label, g
             if form == "sigmoid":
                 pytest.skip("refused by the config check")
             momentum = Momentum(tiny, backbone_of, 64, queue_size=8)
-        objects = build_objects(settings)
-        for one in objects.values():
-            if hasattr(one, "allocate"):
-                one.allocate(BATCH)
+        parts = build_parts(settings, TableConD(), momentum)
+        parts.allocate(BATCH)
         tiny.zero_grad()
         for _ in range(1 + 2 * (momentum is not None)):  # until the queue holds earlier pairs
-            output = run_step(
-                tiny.backbone, samples, settings, TableConD(), momentum, objects=objects
-            )
+            output = run_step(tiny.backbone, samples, parts)
         output.loss.backward()
         where = f"{same_group}, {name}"
         assert output.loss.isfinite(), where

@@ -54,8 +54,8 @@ def outputs_of(name, begin, end, wrap):
     torch.manual_seed(3)
     model = load_model("albef_mafa", "tiny")
     changes = CASES[name]
-    model.settings = StepSettings(all_ranks=True, loss_weights=WEIGHTS, connections=RULE, **changes)
-    model.con_d = TableConD()
+    settings = StepSettings(all_ranks=True, loss_weights=WEIGHTS, connections=RULE, **changes)
+    model.attach_step(model.backbone, settings, TableConD())
     if "soft_labels" in changes:
         model.momentum_encoders = Momentum(model, backbone_of, 64, queue_size=12)
         model.expect_groups()

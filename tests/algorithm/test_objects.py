@@ -19,9 +19,10 @@ from lavis_mafa.algorithm.context import MiniBatch
 from lavis_mafa.algorithm.labels import SOFT_LABELS
 from lavis_mafa.algorithm.losses import LOSSES
 from lavis_mafa.algorithm.options import option
+from lavis_mafa.algorithm.parts import build_parts
 from lavis_mafa.algorithm.pickers import PICKERS
 from lavis_mafa.algorithm.ranks import Ranks
-from lavis_mafa.algorithm.settings import StepSettings, build_objects, build_picker
+from lavis_mafa.algorithm.settings import StepSettings
 from lavis_mafa.algorithm.step import run_step
 from lavis_mafa.io.checkpoints import run_state_of, weights_of
 from lavis_mafa.runners.checkpoint import load_trained_state, trained_state
@@ -111,13 +112,14 @@ def samples(toy_train):
 
 def test_each_class_is_built_once_from_its_settings(registered):
     settings = StepSettings.from_config(MAFA)
-    objects = build_objects(settings)
+    objects = build_parts(settings).objects
     assert list(objects) == ["sharpened", "scaled", "tally"]
     assert objects["sharpened"].power.item() == 1.5
     # A class that is registered, but not in use, is not built; neither is a function.
-    assert build_objects(StepSettings()) == {}
-    assert list(build_objects(StepSettings(negatives="posterior"))) == ["posterior"]
-    assert type(build_picker(StepSettings(negatives="posterior"))).__name__ == "PosteriorPicker"
+    assert build_parts(StepSettings()).objects == {}
+    parts = build_parts(StepSettings(negatives="posterior"))
+    assert parts.objects == {"posterior": parts.picker}
+    assert type(parts.picker).__name__ == "PosteriorPicker"
 
 
 def test_parameters_are_trained_saved_and_resumed(registered, samples):
@@ -182,17 +184,17 @@ def test_state_of_a_run_is_found_at_any_depth_and_listed_in_its_checkpoints(regi
 
 def test_missing_objects_and_taken_names_are_refused(registered, tiny, samples):
     settings = StepSettings.from_config(MAFA)
-    with pytest.raises(ValueError, match="no object is given: scaled, sharpened, tally"):
+    with pytest.raises(ValueError, match="name classes .sharpened, scaled, tally., of which"):
         run_step(tiny.backbone, samples, settings)
     LOSSES.register("sharpened")(Tally)
     weights = {**MAFA["loss_weights"], "sharpened": 1.0}
     twice = StepSettings.from_config({**MAFA, "loss_weights": weights})
     with pytest.raises(ValueError, match="registered as 'sharpened', Sharpened and Tally"):
-        build_objects(twice)
+        build_parts(twice)
     PICKERS.register("tally")(Named)
     both = replace(settings, negatives="tally")
-    with pytest.raises(ValueError, match="negatives: tally is also the name of Tally"):
-        build_objects(both)
+    with pytest.raises(ValueError, match="registered as 'tally', Tally and Named"):
+        build_parts(both)
     LOSSES.register("itm_head")(Tally)
     with pytest.raises(ValueError, match="itm_head is an attribute of AlbefMafa; register Tally"):
         model_with(loss_weights={"itm_head": 1.0})
@@ -262,10 +264,9 @@ def _rank(rank, file, folder):
             self.own, self.other = module, nn.Parameter(torch.tensor(1.0))
 
         def forward(self, used):
-            from lavis_mafa.algorithm.step import _zero_of
-
+            parts = replace(build_parts(StepSettings()), objects={"own": self.own})
             loss = self.other * (rank + 1)
-            return loss * self.own.power if used else loss + _zero_of({"own": self.own})
+            return loss * self.own.power if used else loss + parts.zero()
 
     model = DistributedDataParallel(Holder())
     for used in (False, True):  # an unused parameter must not keep DDP waiting

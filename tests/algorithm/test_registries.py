@@ -15,9 +15,10 @@ from lavis_mafa.algorithm.labels import SOFT_LABELS, SoftLabels
 from lavis_mafa.algorithm.losses import LOSSES
 from lavis_mafa.algorithm.options import check_options, option
 from lavis_mafa.algorithm.output import StepOutput
+from lavis_mafa.algorithm.parts import build_parts
 from lavis_mafa.algorithm.pickers import NONE, PICKERS
 from lavis_mafa.algorithm.registry import MAFA, Registry
-from lavis_mafa.algorithm.settings import LossWeights, StepSettings, build_picker
+from lavis_mafa.algorithm.settings import LossWeights, StepSettings
 from lavis_mafa.algorithm.step import run_step
 
 BATCH = 6
@@ -95,14 +96,14 @@ def test_user_picker_with_state_is_part_of_the_model(registered, tiny, samples):
     from lavis_mafa.models import AlbefMafa
 
     settings = config(negatives="every_other", every_other={"power": 3.0})
-    picker = build_picker(settings)
-    assert picker.own == Sharpness(3.0)
-    first = run_step(tiny.backbone, samples, settings, picker=picker)
-    second = run_step(tiny.backbone, samples, settings, picker=picker)
+    parts = build_parts(settings)
+    assert parts.picker.own == Sharpness(3.0)
+    first = run_step(tiny.backbone, samples, parts)
+    second = run_step(tiny.backbone, samples, parts)
     hardest = run_step(tiny.backbone, samples, config())
     assert torch.equal(first.i2t.hard, hardest.i2t.hard)
     assert not torch.equal(second.i2t.hard, hardest.i2t.hard)
-    with pytest.raises(ValueError, match="every_other needs a picker"):
+    with pytest.raises(ValueError, match="name classes .every_other., of which objects"):
         run_step(tiny.backbone, samples, settings)
 
     cfg = AlbefMafa.default_config_path("tiny")
@@ -116,17 +117,17 @@ def test_user_picker_with_state_is_part_of_the_model(registered, tiny, samples):
 
 def test_a_warm_up_has_its_own_picker(registered, tiny, samples):
     settings = config(negatives="hardest", warm_up_negatives="easiest", warm_up_epochs=2)
-    picker = build_picker(settings)
+    parts = build_parts(settings)
     for epoch, name in enumerate(("easiest", "easiest", "hardest", "hardest")):
         given = {**samples, "epoch": epoch}
-        output = run_step(tiny.backbone, given, settings, picker=picker)
+        output = run_step(tiny.backbone, given, parts)
         alone = run_step(tiny.backbone, given, config(negatives=name))
         assert torch.equal(output.i2t.hard, alone.i2t.hard)
         assert torch.equal(output.t2i.hard, alone.t2i.hard)
     without_epoch = {key: value for key, value in samples.items() if key != "epoch"}
     with pytest.raises(ValueError, match="need the epoch"):
-        run_step(tiny.backbone, without_epoch, settings, picker=picker)
-    with pytest.raises(ValueError, match="hardest after a warm-up needs a picker"):
+        run_step(tiny.backbone, without_epoch, parts)
+    with pytest.raises(ValueError, match="picker_by_epoch"):
         run_step(tiny.backbone, {**samples, "epoch": 0}, settings)
 
 
@@ -135,7 +136,7 @@ def test_both_pickers_of_a_warm_up_have_settings_and_state(registered, tiny, sam
 
     given = {"negatives": "posterior", "posterior": {"minimum": 7}, "every_other": {"power": 3.0}}
     given |= {"warm_up_negatives": "every_other", "warm_up_epochs": 1}
-    picker = build_picker(config(**given))
+    picker = build_parts(config(**given)).picker
     assert picker.first.own == Sharpness(3.0) and picker.later.rule.minimum == 7
 
     from omegaconf import OmegaConf
@@ -280,10 +281,10 @@ def test_settings_with_the_same_name_are_rejected(registered):
 def test_every_key_of_the_section_is_reserved():
     from dataclasses import fields
 
-    from lavis_mafa.config.schema import SCHEMA
+    from lavis_mafa.config.schema import MafaOptions
     from lavis_mafa.models.con_d.discriminator import DISCRIMINATORS
 
-    keys = {one.name for one in fields(StepSettings)} | set(SCHEMA.keys["model"].keys["mafa"].keys)
+    keys = {one.name for one in fields(MafaOptions)}
     assert MAFA.keys == keys - {"posterior"}
     with pytest.raises(ValueError, match="already used by the model.mafa.con_d key checkpoint"):
         DISCRIMINATORS.register("checkpoint", settings=Sharpness)(EveryOther)

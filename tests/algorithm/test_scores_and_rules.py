@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from lavis_mafa import load_model
 from lavis_mafa.algorithm.itc_forms import contrastive_loss
-from lavis_mafa.algorithm.mining import ALL, MiningRule, find_connections, pick, rule_of
+from lavis_mafa.algorithm.mining import ALL, MiningRule, find_connections, pick
 from lavis_mafa.algorithm.negatives_encoder import EncodedByFrozen
+from lavis_mafa.algorithm.parts import build_parts
 from lavis_mafa.algorithm.pickers import NONE, hardest
 from lavis_mafa.algorithm.ranks import Ranks
 from lavis_mafa.algorithm.rules import KEPT, POSITIVE, RULES, Margin, ScoredPairs
@@ -47,7 +48,7 @@ def connections_of(rule, scores, own=None, sims=None, **more):
         [hardest, hardest],
         rule,
         scores=scores,
-        verdict=rule_of(rule, own),
+        verdict=RULES.entry(rule.rule).make(own),
         **more,
     )
 
@@ -97,7 +98,7 @@ def test_a_wider_margin_finds_more_and_all_at_the_extremes(seed, margin):
 def test_relative_margin_is_the_share_of_nv_retriever():
     """95 % of the positive's score, its recommended maximum, is a relative margin of 0.05."""
     pairs = ScoredPairs("i2t", torch.tensor([0.77, 0.75]), torch.tensor([0.8, 0.8]), torch.zeros(2))
-    states = rule_of(MiningRule(rule="margin"), Margin(0.05, "relative"))(pairs, MiningRule())
+    states = RULES.entry("margin").make(Margin(0.05, "relative"))(pairs, MiningRule())
     assert states.tolist() == [POSITIVE, KEPT]
 
 
@@ -295,8 +296,8 @@ def model():
 
 def step(model, samples, encoder=None, con_d=None, **changes):
     torch.manual_seed(5)
-    settings = StepSettings(**changes)
-    return run_step(model.backbone, samples, settings, con_d, negatives_encoder=encoder)
+    parts = build_parts(StepSettings(**changes), con_d, negatives_encoder=encoder)
+    return run_step(model.backbone, samples, parts)
 
 
 def test_similarity_of_the_model_in_training_judges(model, samples):

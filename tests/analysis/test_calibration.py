@@ -105,7 +105,7 @@ def world(folder):
 def test_a_program_writes_a_file_that_a_config_takes(tmp_path, caplog):
     judged = world(tmp_path)
     args = ("--precision", "0.8", "--low-precision", "0.6", "--output", str(tmp_path / "out"))
-    printed = call_ranks(1, "threshold", str(tmp_path), *args)
+    printed = call_ranks(1, "label", "quality", str(tmp_path), *args)
     path = tmp_path / "out" / "calibration.json"
     found = CalibratedThresholds.load(path)
     known = judged.truth != UNKNOWN
@@ -202,17 +202,21 @@ def test_several_discriminators_have_a_file_each(tmp_path):
     judged.probability["blip"] = judged.probability["con_d"] / 2
     judged.save(tmp_path / "judged.npz")
     out = tmp_path / "out"
-    assert main(["threshold", str(tmp_path), "--precision", "0.8", "--output", str(out)]) == 0
+    assert (
+        main(["label", "quality", str(tmp_path), "--precision", "0.8", "--output", str(out)]) == 0
+    )
     names = sorted(path.name for path in out.glob("calibration*"))
     assert names == ["calibration_blip_data.json", "calibration_con_d_data.json"]
     one, two = (CalibratedThresholds.load(out / name) for name in names)
     # A file of an earlier call is kept by a call without a precision, and deleted by one that
     # finds no threshold.
-    assert main(["threshold", str(tmp_path), "--output", str(out)]) == 0
+    assert main(["label", "quality", str(tmp_path), "--output", str(out)]) == 0
     assert (out / names[0]).is_file()
     judged.truth[judged.truth == VALID] = INVALID
     judged.save(tmp_path / "judged.npz")
-    assert main(["threshold", str(tmp_path), "--precision", "0.8", "--output", str(out)]) == 0
+    assert (
+        main(["label", "quality", str(tmp_path), "--precision", "0.8", "--output", str(out)]) == 0
+    )
     assert not list(out.glob("calibration*"))
     assert one.high == pytest.approx(two.high / 2, abs=1e-6) and one.precision == two.precision
 
@@ -221,10 +225,12 @@ def test_without_truth_the_page_shows_the_histogram_and_the_commands(tmp_path, c
     judged = judged_of([0.05, 0.07, 0.95], [UNKNOWN] * 3)
     judged.save(tmp_path / "judged.npz")
     out = tmp_path / "out"
-    assert main(["threshold", str(tmp_path), "--precision", "0.9", "--output", str(out)]) == 0
+    assert (
+        main(["label", "quality", str(tmp_path), "--precision", "0.9", "--output", str(out)]) == 0
+    )
     printed = capsys.readouterr().out
     assert f"lavis-mafa label page {tmp_path} --all --output labels.html" in printed
-    assert f"lavis-mafa threshold {tmp_path} --labels labels.json --precision 0.9" in printed
+    assert f"lavis-mafa label quality {tmp_path} --labels labels.json --precision 0.9 " in printed
     rows = [line.split() for line in printed.splitlines()]
     assert ["|", "0–0.1", "|", "2", "|"] in rows and ["|", "0.9–1", "|", "1", "|"] in rows
     page = (out / "report.html").read_text()
@@ -242,7 +248,7 @@ def test_without_truth_the_page_shows_the_histogram_and_the_commands(tmp_path, c
     ],
 )
 def test_precisions_out_of_range_are_refused(tmp_path, caplog, given, message):
-    assert main(["threshold", str(tmp_path), *given]) == 1
+    assert main(["label", "quality", str(tmp_path), *given]) == 1
     assert message in caplog.text
 
 

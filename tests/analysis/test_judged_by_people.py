@@ -91,7 +91,7 @@ def test_judgements_count_and_correct_as_a_loop(world, tmp_path):
     share = next(c["share"] for c in counts["counts"] if c["judge"] == "a")
     assert f"{100 * share * one['factor']:.2f}" in text and "image % corrected" in text
     # `threshold` reads them from the file of judged pairs.
-    call("threshold", tmp_path, "--output", tmp_path / "out")
+    call("label", "quality", tmp_path, "--output", tmp_path / "out")
     (test,) = json.loads((tmp_path / "out" / "thresholds.json").read_text())["tests"]
     assert test["truth"] == JUDGEMENTS and test["pairs"] == sum(one != UNKNOWN for one in truth)
 
@@ -101,7 +101,7 @@ def test_threshold_reads_judgements_in_a_program_of_its_own(world, tmp_path):
     call(*of(tmp_path))
     before = Judged.load(tmp_path)
     assert (before.truth == UNKNOWN).all() and before.truth_from == "data"
-    rows = [*("threshold", str(tmp_path), "--judgements", str(folder / "judgements.json"))]
+    rows = [*("label", "quality", str(tmp_path), "--judgements", str(folder / "judgements.json"))]
     printed = call_ranks(1, *rows, "--output", str(tmp_path / "out"))
     (test,) = json.loads((tmp_path / "out" / "thresholds.json").read_text())["tests"]
     truth = np.array([verdict(votes, i, t) for i, t in zip(before.image, before.text, strict=True)])

@@ -181,7 +181,7 @@ def test_images_without_a_name_are_refused(tmp_path, caplog):
     command = ["label", "judgements", labels, "--judged", judged, "--output", tmp_path / "o.json"]
     assert main(list(map(str, command))) == 1
     assert "the image of sample 0 has no file name" in caplog.text
-    assert "`lavis-mafa threshold --labels`" in caplog.text
+    assert "`lavis-mafa label quality --labels`" in caplog.text
 
 
 def test_images_that_share_a_name_are_refused(own, caplog):
@@ -219,7 +219,7 @@ def test_pairs_in_shards(own):
     expected = {(0, 2): VALID, (2, 0): INVALID, (4, 0): VALID}
     # A judgement names the image of one sample, and holds for all samples with its image_id.
     assert states(data) == {**expected, (1, 2): VALID}
-    call("threshold", judged, "--judgements", output, "--output", own / "threshold")
+    call("label", "quality", judged, "--judgements", output, "--output", own / "threshold")
     (test,) = json.loads((own / "threshold/thresholds.json").read_text())["tests"]
     assert test["pairs"] == 4 and test["truth"] == JUDGEMENTS
 
@@ -261,7 +261,7 @@ def test_count_and_threshold_read_the_judgements(own, toy_train):
         votes.setdefault((IMAGE_OF[image], text), set()).add(one)
     truth = [votes[IMAGE_OF[image], text] for image, text in pairs]
     expected = [UNKNOWN if len(one) == 2 else VALID if one == {"yes"} else INVALID for one in truth]
-    call("threshold", own / "counted", "--judgements", output, "--output", own / "threshold")
+    call("label", "quality", own / "counted", "--judgements", output, "--output", own / "threshold")
     (test,) = json.loads((own / "threshold/thresholds.json").read_text())["tests"]
     assert test["pairs"] == sum(one != UNKNOWN for one in expected) > 4
     call(*count, "--judgements", output, "--output", own / "again")

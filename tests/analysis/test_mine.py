@@ -178,10 +178,14 @@ def test_albef_trains_on_mined_data(by_model, tmp_path):
     assert len(runner.train_set) == len(read(by_model, "augmented.json"))
 
 
+@pytest.mark.downstream
 def test_stage_2_trains_on_mined_data(by_model, tmp_path):
-    config = yaml.safe_load((ROOT / "projects/mafa/train/blip2_stage2_toy.yaml").read_text())
+    config = yaml.safe_load(
+        (ROOT / "tests/downstream/configs/train/blip2_stage2_toy.yaml").read_text()
+    )
     own_data_config = yaml.safe_load((ROOT / "projects/mafa/train/albef_own_data.yaml").read_text())
     config["datasets"] = own_data_config["datasets"]
+    del config["run"]["plugins"]
     del config["model"]["pretrained"]
     (tmp_path / "stage_2.yaml").write_text(yaml.safe_dump(config))
     options = [*data_options(by_model), *SHORT, f"model.opt_model={tiny_opt(tmp_path / 'opt')}"]
@@ -324,7 +328,7 @@ def test_shards_contain_the_augmented_data_and_are_resumed(by_model, models, tmp
     assert same.all()
     complete = {path.name: path.read_bytes() for path in tmp_path.glob("shards/*.tar")}
     (tmp_path / "shards" / "pairs.json").unlink()
-    first, size, _ = dataset.table.meta["shards"][0]
+    first, size, _ = dataset.table.meta["files"][0]
     entry = {"url": Path(first).name, "nsamples": 100, "filesize": size}
     (tmp_path / "shards" / "pairs.unfinished.jsonl").write_text(json.dumps(entry) + "\n")
     call(*command)

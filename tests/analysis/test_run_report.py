@@ -143,16 +143,6 @@ def test_sample_is_evenly_spread_and_ordered(count, limit):
     assert not len(chosen) or gaps.max() - gaps.min() <= 1
 
 
-@pytest.mark.parametrize(
-    "command", ["count", "mine", "report", "threshold", "label", "profile", "vision"]
-)
-def test_every_command_has_help(command, capsys):
-    with pytest.raises(SystemExit):
-        main([command, "--help"])
-    output = capsys.readouterr().out
-    assert f"lavis-mafa {command}" in output and len(output.split()) > 40
-
-
 # Captions without images
 
 

@@ -15,7 +15,7 @@ from lavis_mafa.analysis.judged_pairs import INVALID, UNKNOWN, VALID, Judged
 from lavis_mafa.analysis.quality.agreement import agreement, heat, joined, rank_correlation
 from lavis_mafa.analysis.quality.labels import LABELS, VERSION, draw
 from lavis_mafa.analysis.quality.threshold_report import thinned
-from lavis_mafa.commands import threshold as command
+from lavis_mafa.commands import label as command
 from lavis_mafa.metrics.binary import (
     area_under_roc,
     bin_of,
@@ -284,7 +284,7 @@ def test_thinned_curves_are_evenly_spaced(position, count):
 def arguments(**changes) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     command.add_arguments(parser)
-    args = parser.parse_args(["x"])
+    args = parser.parse_args(["quality", "x"])
     return argparse.Namespace(**{**vars(args), **changes})
 
 

@@ -227,7 +227,7 @@ def test_the_collector_is_as_it_was_after_the_imports(enabled):
         "-c",
         f"import gc, sys\n{'gc.enable()' if enabled else 'gc.disable()'}\n"
         "from lavis_mafa.cli import main\n"
-        "assert main(['list', 'losses']) == 0\n"
+        "assert main(['train', '--list', 'losses']) == 0\n"
         f"assert gc.isenabled() is {enabled}\n"
         f"assert (gc.get_freeze_count() > 10**5) is {enabled}\n",
     )

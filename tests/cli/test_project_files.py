@@ -39,8 +39,8 @@ def test_shipped_names_and_suggestions():
     assert "mafa/blip2_stage1" in shipped_names()
     assert "mafa/train/albef_toy" in near_names("albef_toi")
     assert project_file("no/such") == ROOT / "no/such"
-    with pytest.raises(ValueError, match="mafa/eval/vqa_ft_toy, mafa/train/vqa_ft_toy"):
-        project_file("vqa_ft_toy")
+    with pytest.raises(ValueError, match="mafa/eval/retrieval_ft_toy, mafa/train/retrieval_ft_toy"):
+        project_file("retrieval_ft_toy")
 
 
 def test_configs_are_loaded_by_name(tmp_path, monkeypatch):
@@ -49,4 +49,4 @@ def test_configs_are_loaded_by_name(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match="did you mean .*mafa/train/albef_toy"):
         load_config("albef_toi", machine=False)
     with pytest.raises(ConfigError, match="several shipped files"):
-        load_config("vqa_ft_toy", machine=False)
+        load_config("retrieval_ft_toy", machine=False)

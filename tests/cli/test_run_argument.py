@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import ROOT
-from PIL import Image
 
 from lavis_mafa.cli import main
 from lavis_mafa.config import ConfigError, load_config
@@ -76,8 +75,6 @@ def test_options_choose_another_checkpoint(run, tmp_path):
     [
         ["count", "--batch-sizes", "8", "--search-spaces", "16"],
         ["mine", "--batch-size", "8", "--search-space", "16"],
-        ["profile", "--mini-batches", "2", "--labels", "smoothed", "--alpha", "0.5"],
-        ["vision", "--samples", "10", "--rates", "0.5"],
     ],
     ids=lambda command: command[0],
 )
@@ -136,38 +133,14 @@ def test_labels_of_a_run_that_was_moved(judged, tmp_path, caplog):
         main([*command, "c.html", "--run", str(folder), "--cfg-path", "albef_toy"])
 
 
-def test_threshold_reads_the_data_of_a_run(judged, tmp_path, caplog):
+def test_quality_reads_the_data_of_a_run(judged, tmp_path, caplog):
     """Judgements are about data, here of a world that knows the truth itself."""
     folder, pairs = judged
     people = tmp_path / "people.csv"
     people.write_text("image,caption,ratings\na.jpg,b,1\n")
-    command = ["threshold", str(pairs), "--judgements", str(people)]
-    assert main(["threshold", str(pairs)]) == 0, "the config is not needed"
+    command = ["label", "quality", str(pairs), "--judgements", str(people)]
+    assert main(["label", "quality", str(pairs)]) == 0, "the config is not needed"
     assert main(command) == 2 and "no such file or shipped config" in caplog.text
     caplog.clear()
     assert main([*command, "--run", str(folder)]) != 0
     assert "knows which pairs match" in caplog.text
-
-
-def test_image_encoder_of_the_model_of_a_run_is_started(tmp_path):
-    """It needs no checkpoint of the run."""
-    processors = {"name": "albef_image_train", "image_size": 32}
-    folder = tmp_path / "job"
-    run_here(
-        tmp_path,
-        run__max_steps=1,
-        **{f"datasets__toy_scenes__vis_processor__train__{k}": v for k, v in processors.items()},
-    )
-    for path in folder.glob("*.pth"):
-        path.unlink()
-    for number in range(4):
-        Image.new("RGB", (40, 40), (60 * number, 0, 90)).save(tmp_path / f"{number}.png")
-    labels = tmp_path / "labels.json"
-    labels.write_text(json.dumps({f"{number}.png": number % 2 for number in range(4)}))
-    command = ["image-start", "--run", str(folder), "--labels", str(labels), "--epochs", "1"]
-    output = tmp_path / "start.pth"
-    assert main([*command, "--images", str(tmp_path), "--output", str(output)]) == 0
-    state = torch.load(output, weights_only=True)["model"]
-    assert state and all(name.startswith("visual_encoder.") for name in state)
-    with pytest.raises(SystemExit):
-        main(["image-start", *command[3:], "--images", str(tmp_path), "--output", str(output)])

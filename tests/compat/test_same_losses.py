@@ -18,7 +18,7 @@ from omegaconf import OmegaConf
 from small_language_models import tiny_opt, tiny_t5
 
 from lavis_mafa import load_model
-from lavis_mafa.models import Blip2OptMafa, Blip2T5Mafa
+from lavis_mafa.downstream import Blip2OptMafa, Blip2T5Mafa
 
 CAPTIONS = [
     "a red circle above a big blue square",

@@ -17,7 +17,6 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lavis.common.registry import registry
-from shipped import parse_default_yamls_once  # noqa: F401
 
 import lavis_mafa  # noqa: F401  registers models, tasks, runners and builders
 from lavis_mafa.algorithm.settings import StepSettings
@@ -28,9 +27,9 @@ from lavis_mafa.config import (
     load_config,
 )
 from lavis_mafa.config.check import Report
-from lavis_mafa.config.key import Key, known_keys
+from lavis_mafa.config.key import known_keys, option_of, section_of
 from lavis_mafa.config.load import complete
-from lavis_mafa.config.schema import MODEL, MODEL_MAFA, SCHEMA
+from lavis_mafa.config.registered import DATASET, FILE, MODEL, OURS, PARTS, with_keys
 
 GOOD: dict[str, Any] = {
     "model": {"arch": "albef_mafa", "model_type": "tiny"},
@@ -231,23 +230,12 @@ def test_wrong_values_are_rejected_by_name(path, value, message):
     assert any(message in line for line in lines), lines
 
 
-LEAVES = [(p, k) for p, k in known_keys(SCHEMA) if k.kind != "mapping" and "datasets" not in p]
-
-
-def _leaf(path: str) -> tuple[str, Any]:
-    config = copy.deepcopy(GOOD)
-    if path.startswith("model.mafa.con_d."):
-        config = put(config, "model.mafa.con_d", {"arch": "oracle"})
-    if path.startswith("model.") and any("unknown" in p for p in problems(put(config, path, "x"))):
-        config = copy.deepcopy(LAVIS_PRETRAIN)  # a key of LAVIS's models only
-        if any("unknown" in p or "read only" in p for p in problems(put(config, path, "x"))):
-            config = put(GOOD, "model.arch", "blip2_mafa")  # or of BLIP-2 only
-            if any("unknown" in p for p in problems(put(config, path, "x"))):
-                config = put(GOOD, "model.arch", "blip2_opt_mafa")  # or of its second stage
-    return path, config
-
-
-WRONG_KIND = {"bool": "maybe", "int": 1.5, "float": "much", "str": 7, "list": "x", "any": 3}
+# The keys of a file that names every kind of model and data set.
+KEYS = {
+    **FILE,
+    "model": with_keys(FILE["model"], {**OURS, **PARTS}),
+    "datasets": section_of({"mine": section_of(DATASET)}),
+}
 
 
 def test_all_problems_are_reported_at_once(save):
@@ -276,19 +264,11 @@ def test_all_problems_are_reported_at_once(save):
 
 def test_keys_of_other_sections_are_not_suggested():
     for name in ("preset", "margin", "drop_empty", "mode"):
-        report = Report(
-            Key(
-                "mapping",
-                keys={
-                    **SCHEMA.keys,
-                    "datasets": Key("mapping", keys={"mine": SCHEMA.keys["datasets"].other}),
-                },
-            )
-        )
+        report = Report(KEYS)
         report.unknown(f"datasets.mine.build_info.{name}")
         assert "did you mean" not in report.problems[0]
-    assert Report(SCHEMA).nearest("run.image_size") == ["model.image_size"]
-    assert "model.image_size" not in Report(SCHEMA).nearest("run.image_sizes")
+    assert Report(KEYS).nearest("run.image_size") == ["model.image_size"]
+    assert "model.image_size" not in Report(KEYS).nearest("run.image_sizes")
 
 
 @pytest.mark.parametrize(
@@ -617,10 +597,12 @@ def test_loading_builds_nothing_and_uses_no_network(save, monkeypatch):
 
 
 def test_every_key_is_documented():
-    for path, key in known_keys(SCHEMA):
-        assert key.doc and "\n" not in key.doc and key.source, path
+    for path, key in known_keys(KEYS):
+        if path not in ("datasets", "datasets.mine"):
+            assert key.description and "\n" not in key.description, path
+            assert option_of(key).source, path
     # No key of this package replaces one of LAVIS's.
-    assert not set(MODEL) & set(MODEL_MAFA)
+    assert not set(MODEL) & set(OURS)
 
 
 JUNK = st.one_of(
@@ -632,7 +614,7 @@ JUNK = st.one_of(
     st.lists(st.one_of(st.integers(), st.none(), st.text(max_size=3)), max_size=2),
     st.dictionaries(st.sampled_from(["name", "storage", "arch", "x"]), st.integers(), max_size=2),
 )
-PATHS = [path for path, _ in known_keys(SCHEMA)] + [
+PATHS = [path for path, _ in known_keys(KEYS)] + [
     f"datasets.image_text_json{rest}"
     for rest in ("", ".type", ".build_info", ".build_info.annotations", ".vis_processor.train.name")
     + (".build_info.annotations.train", ".build_info.annotations.train.storage", ".text_processor")

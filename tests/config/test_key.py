@@ -6,11 +6,24 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
+from pydantic import ValidationError
+
 from lavis_mafa.algorithm.grit.settings import GritSettings
 from lavis_mafa.algorithm.options import option
 from lavis_mafa.algorithm.registry import Registry
 from lavis_mafa.algorithm.settings import StepSettings
-from lavis_mafa.config.key import UNSET, describe, keys_of
+from lavis_mafa.config.key import (
+    UNSET,
+    describe,
+    is_nullable,
+    items_of,
+    keys_in,
+    keys_of,
+    kind_of,
+    option_of,
+    section,
+)
 
 NAMES: Registry[object] = Registry("name")
 
@@ -37,25 +50,25 @@ class Outer:
 
 def test_kind_range_and_default_follow_from_the_field():
     keys = keys_of(Outer)
-    kinds = {name: key.kind for name, key in keys.items()}
+    kinds = {name: kind_of(key) for name, key in keys.items()}
     assert kinds == {
         **{"must": "str", "on": "bool", "count": "int", "name": "str", "some": "list"},
         **{"numbers": "list", "files": "strs", "inner": "mapping", "weights": "mapping"},
         "anything": "any",
     }
-    assert keys["must"].default is UNSET and keys["must"].needed == ("always",)
-    assert (keys["on"].default, keys["on"].source) == (True, "Paper 1")
-    assert keys["count"].nullable and keys["count"].also == ("number",)
+    assert keys["must"].default is UNSET and option_of(keys["must"]).needed
+    assert (keys["on"].default, option_of(keys["on"]).source) == (True, "Paper 1")
+    assert is_nullable(keys["count"]) and option_of(keys["count"]).also == ("number",)
     assert describe(keys["count"]) == "a whole number >= 1 or null"
-    assert keys["some"].default == ["x"] and keys["some"].items.choices == ("x", "y")
-    assert keys["numbers"].items.kind == "float" and keys["numbers"].items.low == 0
-    assert keys["files"].nullable and keys["weights"].other.kind == "float"
+    assert keys["some"].default == ["x"] and describe(items_of(keys["some"])) == "one of x, y"
+    assert describe(items_of(keys["numbers"])) == "a number >= 0"
+    assert is_nullable(keys["files"]) and kind_of(items_of(keys["weights"])) == "float"
 
 
 def test_nested_settings_keep_the_defaults_of_the_outer_class():
     inner = keys_of(Outer)["inner"]
-    assert inner.default == {} and inner.keys["low"].default == 0.5
-    assert describe(inner.keys["low"]) == "a number > 0 and <= 1"
+    assert inner.default == {} and keys_in(inner)["low"].default == 0.5
+    assert describe(keys_in(inner)["low"]) == "a number > 0 and <= 1"
     assert keys_of(Inner)["low"].default == 0.1
 
 
@@ -63,11 +76,20 @@ def test_choices_are_read_from_the_registry_when_needed():
     key = keys_of(Outer)["name"]
     NAMES.register("late")(object())
     assert describe(key) == "one of late"
+    assert section("Late", {"name": key}).model_validate({"name": "late"})
+
+
+def test_all_errors_are_found_at_once_with_their_paths():
+    wrong = {"count": 0, "some": ["x", "z"], "inner": {"low": 2, "hihg": 1}, "weights": {"a": "b"}}
+    with pytest.raises(ValidationError) as caught:
+        section("Outer", keys_of(Outer)).model_validate(wrong)
+    paths = {one["loc"] for one in caught.value.errors()}
+    assert paths == {("count",), ("some", 1), ("inner", "low"), ("inner", "hihg"), ("weights", "a")}
 
 
 def test_defaults_of_keys_build_the_default_settings():
     for settings in (GritSettings, StepSettings):
         for name, key in keys_of(settings).items():
             value = getattr(settings(), name)
-            if key.kind != "mapping":
+            if kind_of(key) != "mapping":
                 assert key.default == value or key.default == list(value), name

@@ -12,7 +12,9 @@ from shipped import (
     EVAL,
     FOUR_MILLION,
     SCRIPTS,
+    SHIPPED,
     STAGE_1,
+    TOY_TASKS,
     TRAIN,
     head_of,
     last,
@@ -50,6 +52,7 @@ def total_batch(path):
         ("blip_4m", 1200),
     ],
 )
+@pytest.mark.downstream
 def test_total_batches(name, total):
     """G.7 and G.8; the batch size of BLIP is LAVIS's."""
     assert total_batch((TRAIN / f"{name}.yaml").resolve()) == total
@@ -86,6 +89,7 @@ def test_con_d_of_blip2_differs_only_in_mafa():
     assert mine == other
 
 
+@pytest.mark.downstream
 def test_blip2_configs_use_each_others_checkpoints():
     pretrain = loaded(TRAIN / "blip2_cond_pretrain.yaml")
     stage_1 = loaded(STAGE_1, "run.job_id=run")
@@ -99,10 +103,10 @@ def test_blip2_configs_use_each_others_checkpoints():
         assert loaded(TRAIN / f"{name}.yaml").model_cfg.pretrained == last(stage_1)
     stage_2 = loaded(TRAIN / "blip2_stage2_opt.yaml")
     assert loaded(TRAIN / "blip2_caption_ft.yaml").model_cfg.pretrained == last(stage_2)
-    toy = loaded(TRAIN / "blip2_stage2_toy.yaml")
+    toy = loaded(TOY_TASKS / "train/blip2_stage2_toy.yaml")
     assert toy.model_cfg.pretrained == last(loaded(TRAIN / "blip2_toy.yaml", "run.job_id=run"))
     for name in ("caption_toy", "vqa_toy"):
-        model = loaded(EVAL / f"{name}.yaml").model_cfg
+        model = loaded(TOY_TASKS / f"eval/{name}.yaml").model_cfg
         assert (model.finetuned, model.vit_weights) == (last(toy), toy.model_cfg.pretrained)
         assert model.load_finetuned
 
@@ -127,6 +131,7 @@ def test_blip2_retrieval_fine_tuning(name):
 
 
 @pytest.mark.parametrize("name, arch", [("opt", "blip2_opt_mafa"), ("t5", "blip2_t5_mafa")])
+@pytest.mark.downstream
 def test_blip2_stage_2(name, arch):
     """G.7: the same pairs, without GRIT and MAFA."""
     cfg = loaded(TRAIN / f"blip2_stage2_{name}.yaml")
@@ -140,6 +145,7 @@ def test_blip2_stage_2(name, arch):
     assert cfg.to_dict()["datasets"] == stage_1
 
 
+@pytest.mark.downstream
 def test_blip2_caption_fine_tuning():
     """G.8: five epochs, Q-Former and image encoder are trained."""
     cfg = loaded(TRAIN / "blip2_caption_ft.yaml")
@@ -174,9 +180,9 @@ def test_mafa_on_blip():
         ("vqav2_zeroshot", "mafa_vqa", "val"),
         ("okvqa_zeroshot", "mafa_vqa", "test"),
         ("gqa_zeroshot", "mafa_gqa", "val"),
-        ("vqa_toy", "mafa_vqa", "test"),
     ],
 )
+@pytest.mark.downstream
 def test_zero_shot_vqa_settings(name, task, split):
     """G.7: prompt, beams, length penalty."""
     run = loaded(EVAL / f"{name}.yaml").run_cfg
@@ -187,6 +193,7 @@ def test_zero_shot_vqa_settings(name, task, split):
 
 @pytest.mark.parametrize("name", ["vqav2_zeroshot", "gqa_zeroshot"])
 @pytest.mark.parametrize("prompt", ["Question: Answer:", "{} or {}?", "Q {q} {}", "Q {0}", "{ {}"])
+@pytest.mark.downstream
 def test_prompts_without_a_placeholder_are_rejected(name, prompt):
     with pytest.raises(ConfigError, match="run.prompt: .*needs exactly one {}"):
         loaded(EVAL / f"{name}.yaml", f"run.prompt='{prompt}'")
@@ -194,6 +201,7 @@ def test_prompts_without_a_placeholder_are_rejected(name, prompt):
 
 
 @pytest.mark.parametrize("name", ["vqav2_zeroshot", "okvqa_zeroshot", "gqa_zeroshot"])
+@pytest.mark.downstream
 def test_t5_has_its_own_prompt(name):
     t5_options = [
         options for options in options_in_comments(EVAL / f"{name}.yaml") if "t5" in options[0]
@@ -205,6 +213,7 @@ def test_t5_has_its_own_prompt(name):
     assert cfg.model_cfg.apply_lemmatizer is (name == "okvqa_zeroshot")
 
 
+@pytest.mark.downstream
 def test_gqa_is_evaluated_on_test_dev():
     annotations = loaded(EVAL / "gqa_zeroshot.yaml").datasets_cfg.gqa.build_info.annotations
     assert "testdev" in annotations.val.storage[0]
@@ -218,6 +227,7 @@ def test_gqa_is_evaluated_on_test_dev():
         ("caption_nocaps", 364, "val"),
     ],
 )
+@pytest.mark.downstream
 def test_captioning_settings(name, size, split):
     cfg = loaded(EVAL / f"{name}.yaml")
     run = cfg.run_cfg
@@ -248,6 +258,7 @@ PUBLISHED = {
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.downstream
 def test_published_weights_by_default_and_own_weights_by_option(name):
     file, training = PUBLISHED[name]
     path = EVAL / f"{name}.yaml"
@@ -271,9 +282,10 @@ def test_scripts_are_valid_bash(script):
 
 
 EVAL_SCRIPT = str(ROOT / "run_scripts/mafa/eval.sh")
-EVALUATIONS = sorted(EVAL.glob("*.yaml"))
+EVALUATIONS = [path for path in SHIPPED if path.parent == EVAL]
 
 
+@pytest.mark.downstream
 def test_evaluation_script_lists_the_evaluations():
     listed = subprocess.run([EVAL_SCRIPT, "--list"], check=True, capture_output=True, text=True)
     assert sorted(listed.stdout.split()) == sorted(path.stem for path in EVALUATIONS)

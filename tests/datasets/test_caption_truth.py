@@ -14,8 +14,6 @@ from PIL import Image
 from lavis_mafa.datasets import TrainingSet
 from lavis_mafa.datasets.caption_truth import CaptionTruth, normalised
 from lavis_mafa.datasets.image_text_json import ImageTextJsonBuilder
-from lavis_mafa.datasets.image_text_shards import ImageTextShardsBuilder
-from lavis_mafa.datasets.shards import write_shards
 from lavis_mafa.datasets.split_as_pairs import SplitAsPairs
 from lavis_mafa.tasks.mafa_retrieval import MafaRetrievalTask
 
@@ -182,17 +180,3 @@ def test_a_file_that_cannot_be_used_is_refused(mine, content, error):
         (mine / "valid.json").write_text(json.dumps(content))
     with pytest.raises((ValueError, FileNotFoundError), match=rf"build_info\.truth.*{error}"):
         build(truth="valid.json")
-
-
-def test_pairs_in_shards_have_it_too(mine):
-    data = (mine / "0.png").read_bytes()
-    samples = (
-        (f"{i}", data, "png", caption, {"image_id": image})
-        for i, (image, caption) in enumerate(TRAIN)
-    )
-    write_shards("shards", samples)
-    info = {"annotations": {"train": {"storage": "shards/pairs.json"}}, "truth": "same_caption"}
-    train = ImageTextShardsBuilder({"build_info": info}).build_datasets()["train"]
-    rows = np.arange(len(TRAIN))
-    expected = [[slow_valid(TRAIN, [], i, t) for t in rows] for i in rows]
-    assert TrainingSet(train).truth(rows[:, None], rows).tolist() == expected

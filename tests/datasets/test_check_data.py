@@ -1,4 +1,4 @@
-"""The commands check-data and make-vocab: every defect is found, clean data pass."""
+"""The command check-data: every defect is found, clean data pass."""
 
 from __future__ import annotations
 
@@ -163,7 +163,11 @@ def test_commands_run_as_a_module(clean: Path, monkeypatch) -> None:
     with pytest.raises(SystemExit) as stop:
         runpy.run_module("lavis_mafa", run_name="__main__")
     assert stop.value.code == 0
-    monkeypatch.setattr(sys, "argv", ["lavis-mafa", "make-vocab", "clean.json", "--out", "v.txt"])
+    monkeypatch.setattr(
+        sys,
+        "argv",
+        ["lavis-mafa", "check-data", "clean.json", "--image-root", ".", "--vocab", "v.txt"],
+    )
     with pytest.raises(SystemExit) as stop:
         runpy.run_module("lavis_mafa", run_name="__main__")
     assert stop.value.code == 0 and (clean / "v.txt").is_file()
@@ -209,11 +213,11 @@ def test_make_vocab_rejects_invalid_input(tmp_path: Path, capsys) -> None:
     for name, options, message in (
         ("bad.csv", [], "line 2: expected 2 cells"),
         ("empty.csv", [], "no caption"),
-        ("empty.csv", ["--size", "5"], "size above 5"),
+        ("empty.csv", ["--vocab-size", "5"], "size above 5"),
         ("gone.csv", [], "does not exist"),
     ):
         with pytest.raises(SystemExit) as stop:
-            main(["make-vocab", str(tmp_path / name), "--out", str(tmp_path / "v.txt"), *options])
+            main(["check-data", str(tmp_path / name), "--vocab", str(tmp_path / "v.txt"), *options])
         assert stop.value.code == 2
         assert message in capsys.readouterr().err
     assert not (tmp_path / "v.txt").exists()

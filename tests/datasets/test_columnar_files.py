@@ -319,7 +319,7 @@ def test_identity_covers_every_image_and_caption(tmp_path, monkeypatch, name):
 def test_captions_are_read_without_images(tmp_path, monkeypatch):
     rows = [{"image": k, "caption": f"a {k}"} for k in range(3)]
     write_parquet(table_of(rows), tmp_path / "a.parquet")
-    monkeypatch.delattr(columnar_files, "_images")
+    monkeypatch.delattr(columnar_files, "_image")
     found = list(read_rows(tmp_path / "a.parquet", images=False))
     assert [row.captions for row in found] == [["a 0"], ["a 1"], ["a 2"]]
     assert [(row.image, row.stored) for row in found][1] == ("a.parquet/1", None)

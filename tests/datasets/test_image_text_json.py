@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pickle
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,7 +18,6 @@ from lavis.datasets.data_utils import concat_datasets, reorg_datasets_by_split
 from lavis.datasets.datasets.retrieval_datasets import RetrievalDataset, RetrievalEvalDataset
 from omegaconf import OmegaConf
 from PIL import Image
-from torch.utils.data import DataLoader
 from torchvision.transforms.functional import to_tensor
 from two_forks import answers_of_two
 
@@ -112,34 +110,6 @@ def test_eval_rejects_an_image_id_used_by_two_files(work_folder: Path) -> None:
     assert len(ImageTextTrain(small, upper_case, "pictures", ["ids.csv"])) == 2
     with pytest.raises(ValueError, match=r"ids\.csv.*first '1\.png' and '0\.png'.*remove image_id"):
         ImageTextEval(small, upper_case, "pictures", ["ids.csv"])
-
-
-def test_unreadable_image_raises_an_oserror_with_its_path(work_folder: Path) -> None:
-    (work_folder / "pictures/1.png").write_bytes(b"no picture")
-    os.remove(work_folder / "pictures/2.png")
-    dataset = ImageTextTrain(small, upper_case, "pictures", ["train.jsonl"])
-    for index in (1, 3):
-        with pytest.raises(OSError, match=rf"pictures/{index - index // 2}\.png"):
-            dataset[index]
-
-
-def test_workers_reopen_the_table_and_pickles_stay_small(work_folder: Path) -> None:
-    rows = [{"image": "0.png", "caption": "word " * 50}] * 3000
-    (work_folder / "big.json").write_text(json.dumps(rows))
-    dataset = ImageTextTrain(small, upper_case, "pictures", ["big.json"])
-    dataset[0], dataset.image_ids  # opened before it is sent  # noqa: B018
-    assert len(pickle.dumps(dataset)) < 3000
-    unpickled = pickle.loads(pickle.dumps(dataset))
-    assert unpickled[2999]["text_input"] == "WORD " * 50
-
-    dataset = ImageTextTrain(small, upper_case, "pictures", ["train.jsonl"])
-    loader = DataLoader(dataset, 2, num_workers=2, collate_fn=dataset.collater)
-    assert [text for batch in loader for text in batch["text_input"]] == [
-        "RED",
-        "GREEN",
-        "ALSO RED",
-        "BLUE",
-    ]
 
 
 def test_builder_with_the_default_processors(work_folder: Path) -> None:

@@ -7,35 +7,28 @@ from __future__ import annotations
 import io
 import json
 import os
-import pickle
 import random
-import subprocess
-import sys
 import tarfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 from conftest import ROOT
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from torch.utils.data import DataLoader
 from torchvision.transforms.functional import to_tensor
-from two_forks import answers_of_two
 
 from lavis_mafa.config import load_config
-from lavis_mafa.datasets import TrainingSet, image_text_shards, stored_images
+from lavis_mafa.datasets import TrainingSet, image_text_shards, pair_table
 from lavis_mafa.datasets.image_text_shards import (
     ImageTextShardsBuilder,
-    ImageTextShardsEval,
     ImageTextShardsTrain,
     listed,
 )
+from lavis_mafa.datasets.pair_table import OPEN_FILES
 from lavis_mafa.datasets.shards import LONGEST_KEY, files_named, finished, write_shards
-from lavis_mafa.datasets.stored_images import OPEN_FILES
 
 FIRST_DRAWS = torch.rand(3, generator=torch.Generator().manual_seed(0))
 
@@ -333,19 +326,9 @@ def test_supported_member_names(work_folder: Path) -> None:
 def test_unusable_samples_are_listed(members, message: str, work_folder: Path) -> None:
     tar(work_folder / "good.tar", {"g.jpg": b"1", "g.txt": b"good"})
     tar(work_folder / "s.tar", members)
-    with pytest.raises(ValueError, match=f"^1 samples or shards cannot be used:\n.*{message}"):
+    with pytest.raises(ValueError, match=f"^1 of 2 records cannot be used:\n.*{message}"):
         listed(["*.tar"])
     assert list((work_folder / "cache/image_text_shards").iterdir()) == []
-
-
-def test_many_unusable_samples_are_counted(work_folder: Path) -> None:
-    tar(work_folder / "a.tar", {f"{i}.jpg": b"1" for i in range(30)})
-    with pytest.raises(ValueError, match=r"^30 samples[\s\S]*and 10 more$") as caught:
-        listed(["a.tar"])
-    assert len(str(caught.value).splitlines()) == 22
-    tar(work_folder / "b.tar", {"a.jpg": b"1", "a.txt": b" "})
-    with pytest.raises(ValueError, match=r"b\.tar, a\.jpg: empty caption; .*drop_empty"):
-        listed(["b.tar"], drop_empty=False)
 
 
 @pytest.fixture(scope="module")
@@ -452,19 +435,6 @@ def test_invalid_index_is_rejected(changes, error, message: str, work_folder: Pa
 # Reading
 
 
-def test_evaluation_merges_samples_of_the_same_image(work_folder: Path) -> None:
-    ids = [3, 8, 3, None, 3]
-    given_ids = [{} if number is None else {"image_id": number} for number in ids]
-    write_shards("a", [sample(i, **extra) for i, extra in enumerate(given_ids)], per_shard=2)
-    dataset = ImageTextShardsEval(small, shout, ["a/pairs.json"])
-    assert dataset.text == [f"CAPTION {i}" for i in (0, 2, 4, 1, 3)]
-    assert dataset.img2txt == {0: [0, 1, 2], 1: [3], 2: [4]}
-    assert dataset.txt2img == {0: 0, 1: 0, 2: 0, 3: 1, 4: 2}
-    shown = [round(float(dataset[i]["image"][0] * 255)) for i in range(3)]
-    assert (len(dataset), shown, dataset[2]["index"]) == (3, [0, 1, 3], 2)
-    assert dataset.image[1] == f"{work_folder}/a/pairs-000000.tar/00001.png"
-
-
 def test_unreadable_image_affects_only_itself(work_folder: Path) -> None:
     samples = [sample(i) for i in range(6)]
     samples[2] = ("00002", b"no picture", "jpg", "none", {})
@@ -477,24 +447,6 @@ def test_unreadable_image_affects_only_itself(work_folder: Path) -> None:
     assert "00004.jpg" in sample_["load_error"] and sample_["loaded_index"] in (0, 1, 3, 5)
 
 
-def test_additional_view_shows_the_same_image(work_folder: Path) -> None:
-    data = TrainingSet(train(write_shards("a", map(sample, range(3)))))
-    assert data.add_view("other", lambda image: image.getpixel((0, 0))[0])
-    assert [data[i, 0]["other"] for i in range(3)] == [0, 1, 2]
-    assert data.image_bytes(1) == (image_data(1), "png")
-
-
-def test_workers_open_files_themselves(work_folder: Path) -> None:
-    dataset = train(write_shards("a", map(sample, range(200)), per_shard=50))
-    dataset[0], dataset[199]  # opened before it is sent  # noqa: B018
-    loader = DataLoader(dataset, 20, num_workers=2, collate_fn=dataset.collater)
-    red_values = [float(value) * 255 for batch in loader for value in batch["image"][:, 0, 0, 0]]
-    assert [round(value) for value in red_values] == list(range(200))
-    pickled = pickle.dumps(dataset)
-    assert len(pickled) < 3000
-    assert pickle.loads(pickled).image_bytes(199) == (image_data(199), "png")
-
-
 def test_number_of_open_files_is_limited(work_folder: Path) -> None:
     shards = 3 * OPEN_FILES
     dataset = train(write_shards("a", map(sample, range(shards)), per_shard=1))
@@ -504,7 +456,7 @@ def test_number_of_open_files_is_limited(work_folder: Path) -> None:
         assert dataset.image_bytes(i) == (image_data(i), "png")
         # the memory maps of the table
         assert len(os.listdir("/proc/self/fd")) <= before + OPEN_FILES + 2
-    stored_images._opened.cache_clear()
+    pair_table._opened.cache_clear()
     assert len(os.listdir("/proc/self/fd")) <= before + 2
 
 
@@ -512,9 +464,9 @@ def test_samples_are_listed_once_and_again_after_a_change(work_folder: Path, mon
     index = write_shards("a", map(sample, range(3)))
     dataset = train(index)
     listings = []
-    make = image_text_shards._make
+    make = image_text_shards._rows_of
     monkeypatch.setattr(
-        image_text_shards, "_make", lambda *given: (listings.append(1), make(*given))
+        image_text_shards, "_rows_of", lambda *given: listings.append(1) or make(*given)
     )
     assert len(train(index)) == 3 and not listings
     os.utime(work_folder / "a/pairs-000000.tar", (1, 1))
@@ -522,7 +474,7 @@ def test_samples_are_listed_once_and_again_after_a_change(work_folder: Path, mon
         dataset[0]
     assert len(train(index)) == 3 and len(listings) == 1
     os.remove(work_folder / "a/pairs-000000.tar")
-    stored_images._opened.cache_clear()
+    pair_table._opened.cache_clear()
     with pytest.raises(OSError, match="pairs-000000.tar"):
         dataset[0]
 
@@ -542,10 +494,9 @@ def test_builder_with_default_processors(work_folder: Path) -> None:
     assert datasets["train"][2]["image"].shape == (3, 256, 256)
     assert datasets["train"][2]["text_input"] == "caption 2"
     assert datasets["val"][3]["image"].shape == (3, 256, 256)
-    with pytest.raises(ValueError, match="image_text_shards: .*expected train, val, test.*none"):
-        ImageTextShardsBuilder(config()).build_datasets()
-    with pytest.raises(ValueError, match=r"val\.storage: expected a file"):
-        ImageTextShardsBuilder(config(val=[])).build_datasets()
+    tar(work_folder / "b.tar", {"a.jpg": b"1", "a.txt": b" "})
+    with pytest.raises(ValueError, match=r"b\.tar, a\.jpg: empty caption; .*drop_empty"):
+        listed(["b.tar"], drop_empty=False)
 
 
 def test_config_may_name_files_by_patterns(work_folder: Path) -> None:
@@ -560,26 +511,6 @@ def test_config_may_name_files_by_patterns(work_folder: Path) -> None:
         with pytest.raises(ValueError, match=r"train\.storage: no such file"):
             load_config(path, [key.format("train", missing), *splits, *device])
     assert files_named("a/[p]*") == ["a/pairs-000000.tar", "a/pairs-000001.tar"]
-
-
-def build_on_rank(rank: int, storage: str, together: bool, results) -> None:
-    if together:
-        store = f"file://{os.getcwd()}/store"
-        dist.init_process_group("gloo", init_method=store, rank=rank, world_size=2)
-    listings, make = [], image_text_shards._make
-    image_text_shards._make = lambda *given: (listings.append(1), make(*given))
-    try:
-        dataset = ImageTextShardsBuilder(config(train=storage)).build_datasets()["train"]
-        results.put((rank, len(listings), dataset.caption(len(dataset) - 1)))
-    except Exception as error:
-        results.put((rank, type(error).__name__, str(error)))
-    if together:
-        dist.destroy_process_group()
-
-
-def test_rank_0_lists_while_other_ranks_wait(work_folder: Path) -> None:
-    index = os.fspath(write_shards("a", map(sample, range(5)), per_shard=2))
-    assert answers_of_two(build_on_rank, index, True) == [(0, 1, "caption 4"), (1, 0, "caption 4")]
 
 
 def test_many_shards_are_listed_by_several_processes(work_folder: Path, monkeypatch) -> None:
@@ -610,87 +541,3 @@ def test_many_shards_are_listed_by_several_processes(work_folder: Path, monkeypa
     index.unlink()
     with pytest.raises(ValueError, match=r"pairs-000003.tar, .*damaged or cut short"):
         listed(["shards/*.tar"])
-
-
-def test_concurrent_runs_list_the_same_shards(work_folder: Path) -> None:
-    index = os.fspath(write_shards("a", map(sample, range(200)), per_shard=10))
-    answers = answers_of_two(build_on_rank, index, False)
-    assert [answer[2] for answer in answers] == ["caption 199"] * 2
-    assert len(list((work_folder / "cache/image_text_shards").iterdir())) == 1
-
-
-def test_no_rank_waits_forever_if_rank_0_fails(work_folder: Path) -> None:
-    (_, error_0, message_0), (_, error_1, message_1) = answers_of_two(
-        build_on_rank, "gone.tar", True
-    )
-    assert (error_0, error_1) == ("FileNotFoundError", "MainProcessError")
-    assert "gone.tar" in message_0 and message_0 in message_1
-
-
-def test_training_with_grit_on_shards(photographs, tmp_path) -> None:
-    """Two epochs of the real command on photographs, the second one grouped."""
-    captions: list[str] = []
-    pairs: dict[str, int] = {}
-    for split, images in (("train", 24), ("val", 6)):
-        samples = []
-        for number, row in enumerate(json.loads((photographs / f"{split}.json").read_text())):
-            captions_of_image = (
-                row["caption"] if isinstance(row["caption"], list) else [row["caption"]]
-            )
-            data = (photographs / row["image"]).read_bytes()
-            for caption in captions_of_image:
-                extra = {"image_id": row["image"]}
-                samples.append((f"{number:05d}{len(samples):05d}", data, "jpg", caption, extra))
-            if len({one[4]["image_id"] for one in samples}) == images:
-                break
-        captions += [one[3] for one in samples]
-        pairs[split] = len(samples)
-        write_shards(tmp_path / split, samples, per_shard=20)
-    words = sorted({word.strip(".,").lower() for text in captions for word in text.split()})
-    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    (tmp_path / "vocab.txt").write_text("\n".join([*special, *words]))
-    key = "datasets.image_text_shards.build_info.annotations."
-    options = {
-        f"{key}train.storage": "train/pairs-*.tar",
-        f"{key}val.storage": "val/pairs.json",
-        "model.model_type": "tiny",
-        "model.load_pretrained": False,
-        "model.image_size": 32,
-        "model.tokenizer": "vocab.txt",
-        "run.device": "cpu",
-        "run.amp": False,
-        "run.num_workers": 1,
-        "run.batch_size_train": 16,
-        "run.max_epoch": 2,
-        "run.k_test": 4,
-        "run.test_splits": "[]",
-        "run.grit.queue_size": 48,
-        "run.grit.search_space": 24,
-        "run.grit.save_order": True,
-        "run.log_freq": 1,
-        "run.tensorboard": False,
-        "run.output_dir": tmp_path,
-        "run.job_id": "job",
-    }
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    process = subprocess.run(
-        [
-            *(sys.executable, str(ROOT / "train.py"), "--cfg-path"),
-            *(str(ROOT / "projects/mafa/train/albef_shards.yaml"), "--options"),
-            *(f"{name}={value}" for name, value in options.items()),
-        ],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
-    assert process.returncode == 0, process.stderr[-3000:]
-    lines = (tmp_path / "job/log.jsonl").read_text().splitlines()
-    records = [json.loads(line) for line in lines]
-    assert [one["epoch"] for one in records if one["kind"] == "epoch"] == [0, 1]
-    assert [one["split"] for one in records if one["kind"] == "eval"] == ["val"] * 2
-    # Written when the next epoch is grouped.
-    order = np.load(tmp_path / "job/grit_order.npy")
-    assert sorted(order.ravel().tolist()) == list(range(pairs["train"]))
-    assert not (tmp_path / "job/unreadable.jsonl").exists()

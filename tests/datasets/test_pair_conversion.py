@@ -7,7 +7,6 @@ import json
 import logging
 import multiprocessing
 import os
-import pickle
 from pathlib import Path
 
 import numpy as np
@@ -290,14 +289,10 @@ def test_concurrent_conversions_do_not_harm_each_other(tmp_path: Path) -> None:
     assert len(list((tmp_path / "cache/image_text").iterdir())) == 1
 
 
-def test_tables_pickle_small_and_damaged_tables_are_reported(tmp_path: Path) -> None:
-    write_csv(tmp_path / "a.csv", [(f"{i}.jpg", "word " * 20) for i in range(2000)])
+def test_tables_are_mapped_and_damaged_ones_are_reported(tmp_path: Path) -> None:
+    write_csv(tmp_path / "a.csv", PAIRS)
     table = converted([tmp_path / "a.csv"], cache_dir=tmp_path)
-    assert isinstance(table.image_ids, np.memmap) and table.image_ids.shape == (2000,)
-    assert table.caption(1999) == "word " * 20
-    pickled = pickle.dumps(table)
-    assert len(pickled) < 2000
-    assert pairs_of(pickle.loads(pickled)) == pairs_of(table)
+    assert isinstance(table.image_ids, np.memmap) and table.image_ids.shape == (3,)
     (table.folder / "pairs.arrow").write_bytes(b"nothing")
     with pytest.raises(OSError, match="damaged"):
         PairTable(table.folder).caption(0)

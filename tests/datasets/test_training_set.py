@@ -15,7 +15,7 @@ from lavis.datasets.datasets.base_dataset import ConcatDataset
 from lavis.datasets.datasets.caption_datasets import CaptionDataset
 from lavis.datasets.datasets.image_text_pair_datasets import ImageTextPairDataset
 from lavis.processors.blip_processors import BlipCaptionProcessor, BlipImageTrainProcessor
-from PIL import Image, ImageFile
+from PIL import Image
 from torch.utils.data import ChainDataset, DataLoader, Dataset, IterableDataset
 
 from lavis_mafa.algorithm.grit import EpochBatches
@@ -268,27 +268,6 @@ def test_programming_errors_are_not_treated_as_broken_data():
     for problem in (KeyError("caption"), TypeError("no"), RuntimeError("out of memory")):
         with pytest.raises(type(problem)):
             TrainingSet(RandomSamples(8, {2: problem}))[2, 0]
-
-
-@pytest.mark.strict_smoke
-def test_truncated_images_count_as_unreadable(pictures, tmp_path):
-    for number in range(3):
-        content = (pictures / f"{number}.jpg").read_bytes()
-        complete = number != 1
-        (tmp_path / f"{number}.jpg").write_bytes(content if complete else content[:-1500])
-    data = lavis_set(tmp_path, ["0.jpg", "1.jpg", "2.jpg"])
-    before = ImageFile.LOAD_TRUNCATED_IMAGES
-    try:
-        # LAVIS's setting: a truncated image is accepted as complete.
-        ImageFile.LOAD_TRUNCATED_IMAGES = True
-        assert data[1]["image"].shape == (3, 32, 32)
-        train = TrainingSet(data)
-        for _ in range(2):
-            sample = train[1, 0]
-            assert sample["loaded_index"] in (0, 2) and "truncated" in sample["load_error"]
-            ImageFile.LOAD_TRUNCATED_IMAGES = True  # as importing more of LAVIS does
-    finally:
-        ImageFile.LOAD_TRUNCATED_IMAGES = before
 
 
 # Samples of the same image

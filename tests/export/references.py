@@ -1,12 +1,7 @@
-"""Write tiny exported models and LAVIS's outputs for fixed inputs.
-
-Usage: ``python references.py FOLDER``. ``newest_transformers.py`` compares with them in an
-environment that has neither LAVIS nor this package.
-"""
+"""Tiny exported models, and LAVIS's outputs for fixed inputs."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from unittest import mock
 
@@ -17,16 +12,13 @@ import numpy as np
 import tiny_blip2
 import torch
 import torch.nn.functional as F
-from lavis.processors.blip_processors import BlipImageEvalProcessor
-from PIL import Image
 
 from lavis_mafa.cli import main
 from lavis_mafa.export.hugging_face import round_weights
 from lavis_mafa.export.source import build_model
 
 CAPTIONS = ["a red ball on the big box", "two dogs", "the cat sits under a small blue box"]
-PROMPTS = ["", "a red ball"]
-LENGTH, BEAMS = 12, 5
+LENGTH = 12
 STAGE1, STAGE2 = "stage1", ("opt", "t5")
 
 
@@ -121,27 +113,3 @@ def write_folders(folder: Path) -> None:
         arguments = [str(checkpoint), str(folder / f"hf_{name}"), "--to", "hf"]
         if main(["export", *arguments, "--options", *language_options(checkpoint)]):
             raise SystemExit(f"{name} was not exported")
-
-
-def write_outputs(folder: Path) -> None:
-    """Write LAVIS's outputs of each model in ``folder`` to ``NAME.npz``."""
-    for name in (STAGE1, *STAGE2):
-        model, pixels = lavis_model(folder / f"{name}.pth"), random_images(len(CAPTIONS))
-        outputs = {"pixels": pixels}
-        if name == STAGE1:
-            outputs.update(retrieval_outputs(model, pixels, CAPTIONS))
-        for number, prompt in enumerate(PROMPTS if name != STAGE1 else []):
-            for beams in (1, BEAMS):
-                tokens = generated_tokens(model, pixels, prompt, num_beams=beams, max_length=LENGTH)
-                outputs[f"tokens_{number}_{beams}"] = tokens
-        image = photograph()
-        outputs["picture"] = torch.from_numpy(image)
-        outputs["processed"] = BlipImageEvalProcessor(32)(Image.fromarray(image))
-        texts = {"captions": np.array(CAPTIONS), "prompts": np.array(PROMPTS)}
-        arrays = {key: value.numpy() for key, value in outputs.items()}
-        np.savez(folder / f"{name}.npz", length=np.array(LENGTH), **texts, **arrays)
-
-
-if __name__ == "__main__":
-    write_folders(Path(sys.argv[1]))
-    write_outputs(Path(sys.argv[1]))

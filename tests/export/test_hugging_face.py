@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 import transformers
@@ -14,10 +13,10 @@ from PIL import Image
 if not hasattr(transformers, "Blip2ForImageTextRetrieval"):
     pytest.skip("transformers is too old for this export", allow_module_level=True)
 
-import newest_transformers
 import references
 import tiny_blip2
 from lavis.common.registry import registry
+from lavis.processors.blip_processors import BlipImageEvalProcessor
 from omegaconf import OmegaConf
 from references import CAPTIONS, LENGTH, generated_tokens, lavis_model, random_images
 from safetensors.torch import load_file
@@ -59,7 +58,7 @@ def save_content(content, path):
     return str(path)
 
 
-@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("count", [3])
 def test_features_and_matching_equal_lavis(stage1, count):
     model, folder = stage1
     processor = transformers.AutoProcessor.from_pretrained(folder)
@@ -85,7 +84,7 @@ def test_features_and_matching_equal_lavis(stage1, count):
 
 @pytest.mark.parametrize("prompt", PROMPTS)
 @pytest.mark.parametrize("beams", [1, 5])
-@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("count", [3])
 def test_generated_tokens_equal_lavis(stage2, prompt, beams, count):
     model, folder = stage2
     processor = transformers.AutoProcessor.from_pretrained(folder)
@@ -117,6 +116,15 @@ def test_saved_generation_settings_are_lavis_settings(stage2):
     assert processor.tokenizer.decode(output[0], skip_special_tokens=True)
 
 
+@pytest.mark.parametrize("name", ["stage1", "opt", "t5"])
+def test_images_are_processed_as_by_lavis(work_folder, name):
+    processor = transformers.AutoProcessor.from_pretrained(work_folder / f"hf_{name}")
+    image = Image.fromarray(references.photograph())
+    processed = processor(images=image, return_tensors="pt")["pixel_values"][0]
+    # Later image processors resize floats, LAVIS resizes bytes: one step is 0.015.
+    torch.testing.assert_close(processed, BlipImageEvalProcessor(32)(image), atol=0.05, rtol=0)
+
+
 def test_generated_texts_end_where_lavis_ends_them(stage2):
     model, folder = stage2
     hf_model = transformers.Blip2ForConditionalGeneration.from_pretrained(folder).eval()
@@ -145,19 +153,6 @@ def test_batched_prompts_of_different_length_equal_single_prompts(work_folder):
     for number, prompt in enumerate(PROMPTS):
         single = generate([prompt], pixels[number : number + 1])[0]
         assert torch.equal(batched[number, : len(single)], single)
-
-
-def test_other_version_check_passes_and_detects_difference(work_folder, tmp_path, capsys):
-    references.write_outputs(work_folder)
-    newest_transformers.check(work_folder)
-    assert "the same" in capsys.readouterr().out
-    for name in ("hf_stage1", "hf_opt", "hf_t5", "opt.npz", "t5.npz"):
-        (tmp_path / name).symlink_to(work_folder / name)
-    outputs = dict(np.load(work_folder / "stage1.npz"))
-    outputs["matched"] += 1e-3
-    np.savez(tmp_path / "stage1.npz", **outputs)
-    with pytest.raises(newest_transformers.NotEqualError, match="ITM logits"):
-        newest_transformers.check(tmp_path)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
@@ -211,42 +206,6 @@ def export_error(arguments, out, capsys):
     assert main(["export", *arguments, str(out), "--to", "hf"]) == 1
     assert set(out.parent.iterdir()) == before
     return capsys.readouterr().err
-
-
-@pytest.mark.parametrize("wrong", ["q_bias and v_bias", "layer norms", "itm_head"])
-def test_wrong_conversion_is_detected(work_folder, tmp_path, capsys, monkeypatch, wrong):
-    state_to_hub = hub_names.HubNames.state_to_hub
-
-    def convert(names, state, dropped=()):
-        if wrong == "q_bias and v_bias":
-            swap = {"q_bias": "v_bias", "v_bias": "q_bias"}
-            state = {key[:-6] + swap.get(key[-6:], key[-6:]): value for key, value in state.items()}
-        converted = state_to_hub(names, state, dropped)
-        if wrong == "layer norms":
-            key = "vision_model.encoder.layers.1.layer_norm{}.weight"
-            converted[key.format(1)], converted[key.format(2)] = (
-                converted[key.format(2)],
-                converted[key.format(1)],
-            )
-        if wrong == "itm_head":
-            converted["itm_head.weight"] = converted["itm_head.weight"].flip(0)
-        return converted
-
-    monkeypatch.setattr(hub_names.HubNames, "state_to_hub", convert)
-    assert "differ by" in export_error([str(work_folder / "stage1.pth")], tmp_path / "out", capsys)
-    assert (
-        main(
-            [
-                "export",
-                str(work_folder / "stage1.pth"),
-                str(tmp_path / "out"),
-                "--to",
-                "hf",
-                "--no-check",
-            ]
-        )
-        == 0
-    )
 
 
 @pytest.mark.parametrize("part", ["itm_head.", "Qformer.bert.encoder.layer.1.", "query_tokens"])
@@ -331,6 +290,7 @@ def test_blip2_mafa_export_scores_an_image(mafa_model, tmp_path):
     assert score.shape == (1, 1) and abs(float(score)) <= 1
 
 
+@pytest.mark.downstream
 @pytest.mark.parametrize("name", ["opt", "t5"])
 def test_blip2_mafa_language_model_export_equals_generate(mafa_model, work_folder, tmp_path, name):
     """Export stage 2: image encoder from stage 1's checkpoint, language model from a folder."""

@@ -14,6 +14,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "runners"))
 from runs import ROOT, TOY, records, run_here, spawn  # noqa: E402
 
 TRAIN = ROOT / "projects/mafa/train"
+TOY_TASKS = ROOT / "tests/downstream/configs"
 STEPS, EPOCHS = 4, 3
 # 34 pairs, 8 per step over all ranks: 2 are left over. GRIT's queues fill up within an epoch, and
 # warm-up ends in the second epoch.
@@ -52,7 +54,11 @@ def toy(name: str, *parts: Mapping[str, Any], **changes: Any) -> dict[str, Any]:
     together: dict[str, Any] = dict(SMALL)
     for part in (*parts, changes):
         together.update(part)
-    return {"config": str(TRAIN / f"{name}_toy.yaml"), **together}
+    path = TRAIN / f"{name}_toy.yaml"
+    if not path.is_file():  # of a downstream task
+        path = TOY_TASKS / f"train/{name}_toy.yaml"
+        together.setdefault("run__plugins", f"[{TOY_TASKS.parent / 'toys.py'}]")
+    return {"config": str(path), **together}
 
 
 def downstream(name: str, data: str, train_size: int, **changes: Any) -> dict[str, Any]:
@@ -126,16 +132,19 @@ CASES: dict[str, dict[str, Any]] = {
         model__posterior__minimum=5,
     ),
     "retrieval": downstream("retrieval_ft", "toy_scenes", 34, model__queue_size=24),
-    "vqa, momentum": downstream(
-        "vqa_ft",
-        "toy_vqa",
-        17,
-        model__use_distill=True,
-        datasets__toy_vqa__build_info__questions_per_image=2,
-    ),
-    "entailment, momentum": downstream("ve_ft", "toy_ve", 14, model__use_distill=True),
-    "text assignment": downstream("nlvr_pretrain", "toy_scenes", 34),
 }
+if find_spec("lavis_mafa.downstream"):
+    CASES |= {
+        "vqa, momentum": downstream(
+            "vqa_ft",
+            "toy_vqa",
+            17,
+            model__use_distill=True,
+            datasets__toy_vqa__build_info__questions_per_image=2,
+        ),
+        "entailment, momentum": downstream("ve_ft", "toy_ve", 14, model__use_distill=True),
+        "text assignment": downstream("nlvr_pretrain", "toy_scenes", 34),
+    }
 
 
 def write_starting_files(folder: Path) -> Path:

@@ -12,11 +12,12 @@ from typing import Any
 
 from lavis.common.registry import registry
 from omegaconf import OmegaConf
+from pydantic.fields import FieldInfo
 
 from lavis_mafa.config.check import Report
-from lavis_mafa.config.key import Key
-from lavis_mafa.config.load import complete, schema_of
-from lavis_mafa.config.schema import SCHEMA
+from lavis_mafa.config.key import is_nullable, keys_in, kind_of, option_of
+from lavis_mafa.config.load import complete, keys_for
+from lavis_mafa.problems import Registered
 
 # Values of a type that a key of this kind rejects.
 OTHER_TYPES = {
@@ -98,25 +99,25 @@ def misspellings(name: str, number: int | None = 1) -> list[str]:
     return [*dropped[:number], *doubled[:number], *swapped[:number]]
 
 
-def keys_of(config: dict[str, Any]) -> Iterator[tuple[str, Key, Any, tuple[str, ...]]]:
+def keys_of(config: dict[str, Any]) -> Iterator[tuple[str, FieldInfo, Any, tuple[str, ...]]]:
     """Yield the keys of a valid config: path, key, default YAML's value, names of siblings.
 
     Keys below a value that is null are left out.
     """
-    _given, schema, shipped = schema_of(config, Report(SCHEMA))
+    _given, keys, shipped = keys_for(config, Report({}))
     complete_config, _, _ = complete(config, machine=False)
 
-    def below(key: Key, path: str, value: Any, default: Any) -> Iterator[Any]:
-        for name, child in key.keys.items():
+    def below(keys: Any, path: str, value: Any, default: Any) -> Iterator[Any]:
+        for name, child in keys.items():
             inner = value.get(name) if isinstance(value, dict) else None
             known = default.get(name, ABSENT) if isinstance(default, dict) else ABSENT
-            yield f"{path}{name}", child, known, tuple(key.keys)
+            yield f"{path}{name}", child, known, tuple(keys)
             # Splits and processors of a data set are optional; a null value has no keys.
-            if child.kind == "mapping" and isinstance(inner, dict):
-                yield from below(child, f"{path}{name}.", inner, known)
+            if kind_of(child) == "mapping" and isinstance(inner, dict):
+                yield from below(keys_in(child), f"{path}{name}.", inner, known)
 
     yield from below(
-        schema, "", complete_config, {k: shipped[k] for k in ("model", "datasets") if k in shipped}
+        keys, "", complete_config, {k: shipped[k] for k in ("model", "datasets") if k in shipped}
     )
 
 
@@ -130,51 +131,51 @@ def mistakes(config: dict[str, Any], number: int | None = 1) -> Iterator[Mistake
                 yield Mistake("misspelt", path, wrong, meant=name if builder else path)
         if builder:
             continue
-        for value in OTHER_TYPES.get(key.kind, ()):
+        kind, option = kind_of(key), option_of(key)
+        for value in OTHER_TYPES.get(kind, ()):
             yield Mistake("wrong type", path, name, value)
-        if not key.nullable and key.kind != "any" and default is not None:
+        if not is_nullable(key) and kind != "any" and default is not None:
             yield Mistake("wrong type", path, name, None)
-        if key.kind in ("int", "float", "number"):
+        if kind in ("int", "float", "number"):
             yield from (Mistake("out of range", path, name, value) for value in beyond(key))
-        if key.kind in ("bool", "int", "float", "number", "list", "mapping"):
+        if kind in ("bool", "int", "float", "number", "list", "mapping"):
             yield Mistake("empty", path, name, "")
-        elif key.kind in ("str", "strs") and not key.blank:
+        elif kind in ("str", "strs") and "" not in option.words:
             yield from (Mistake("empty", path, name, blank) for blank in ("", "  "))
-        if key.kind in ("any", "number") and ".build_info." in path:
+        if kind in ("any", "number") and ".build_info." in path:
             # The toy world's own keys, whose ranges only its builders know.
             for value in (-1, math.nan, 10**40, "much", [1]):
                 yield Mistake("out of range", path, name, value)
         yield from words(path, name, key, number)
 
 
-def beyond(key: Key) -> Iterator[Any]:
+def beyond(key: FieldInfo) -> Iterator[Any]:
     """Yield numbers that a key rejects."""
+    option, step = option_of(key), 1 if kind_of(key) == "int" else 1e-3
     yield from NO_NUMBERS
-    step = 1 if key.kind == "int" else 1e-3
-    if key.low is not None:
-        yield key.low if key.above else key.low - step
-        yield str(key.low - step)
-        yield from [-1] if key.low >= 0 else []
-    if key.high is not None:
-        yield key.high + step
-        yield 10 * key.high + 1
+    if option.low is not None:
+        yield option.low if option.above else option.low - step
+        yield str(option.low - step)
+        yield from [-1] if option.low >= 0 else []
+    if option.high is not None:
+        yield option.high + step
+        yield 10 * option.high + 1
 
 
-def words(path: str, name: str, key: Key, number: int | None) -> Iterator[Mistake]:
+def words(path: str, name: str, key: FieldInfo, number: int | None) -> Iterator[Mistake]:
     """Yield unknown choices and names, and paths that do not exist."""
-    choices = key.choices or (key.items.choices if key.items else ())
-    if key.registered:
-        choices = [*sorted(registry.mapping[f"{key.registered}_name_mapping"])[:3], *key.words]
+    option, is_list = option_of(key), kind_of(key) == "list"
+    registered = isinstance(option.choices, Registered)
+    choices = [*option.choices][: 3 if registered else None]
     for choice in choices:
         for wrong in misspellings(choice, number):
-            if wrong not in choices and wrong != "oracle":
-                value = [wrong] if key.kind == "list" else wrong
-                kind = "unknown name" if key.registered else "unknown choice"
-                yield Mistake(kind, path, name, value, meant=choice)
+            if wrong not in option.choices and wrong != "oracle":
+                kind = "unknown name" if registered else "unknown choice"
+                yield Mistake(kind, path, name, [wrong] if is_list else wrong, meant=choice)
     if choices:
         value = "nothing like it"
-        yield Mistake("unknown choice", path, name, [value] if key.kind == "list" else value)
-    if key.path:
+        yield Mistake("unknown choice", path, name, [value] if is_list else value)
+    if option.path:
         yield Mistake("no such file", path, name, "./no/such/file.json")
 
 

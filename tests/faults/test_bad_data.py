@@ -55,10 +55,8 @@ pytestmark = [
     pytest.mark.timeout(280),  # opening a pipe blocks
     pytest.mark.filterwarnings("ignore:::PIL"),  # pytest replaces our own warning filter
 ]
-QUICK = (
-    *(("image_text_json", 0), ("image_text_shards", 0)),
-    *(("image_text_parquet", 0), ("flickr30k", 2)),
-)
+# One builder of ours, which share their tables and data sets, and one of LAVIS's.
+QUICK = (("image_text_shards", 0), ("flickr30k", 2))
 EXPECTED_ERROR = {
     "pipe": "is a pipe",
     "folder": "Is a directory",
@@ -349,18 +347,6 @@ def test_run_replaces_only_bad_samples(folder_of, tmp_path, injected, builder, w
     assert lost == 0 and bits == 0
 
 
-def test_number_of_workers_changes_nothing(folder_of, tmp_path, injected):
-    folder = folder_of("image_text_json")
-    changes = {**WITHOUT_TOY, "run__max_unreadable": 0.9, "config": config_of(folder, tmp_path)}
-    changes["run__max_epoch"] = 1
-    for workers in (0, 2):
-        run_here(tmp_path / f"{workers}", **changes, run__num_workers=workers)
-    assert lines(tmp_path / "0") == lines(tmp_path / "2")
-    bits = bits_differing(state(tmp_path / "0"), state(tmp_path / "2"))
-    injected("data: runs with workers and without", survived=2, times=2, bits=bits)
-    assert bits == 0
-
-
 def test_too_many_bad_samples_stop_the_run_with_a_list(folder_of, tmp_path, injected):
     folder = folder_of("image_text_json")
     config = config_of(folder, tmp_path)
@@ -371,14 +357,6 @@ def test_too_many_bad_samples_stop_the_run_with_a_list(folder_of, tmp_path, inje
     assert {r["index"] for r in lines(tmp_path)} == listed
     assert not (tmp_path / "job" / "checkpoint_last.pth").exists()
     injected("data: more than run.max_unreadable", survived=1)
-
-
-def test_half_a_surrogate_pair_is_rejected_before_training(tmp_path, injected):
-    Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
-    (tmp_path / "a.json").write_text('[{"image": "a.png", "caption": "\\ud83d"}]')
-    with pytest.raises(ValueError, match="record 1: text is not valid UTF-8"):
-        ImageTextTrain(first_pixel, str, tmp_path, [tmp_path / "a.json"])
-    injected("data: caption of half a surrogate pair", survived=1)
 
 
 @pytest.mark.faults

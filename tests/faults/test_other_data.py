@@ -18,7 +18,6 @@ from lavis_mafa.datasets.data_identity import SAMPLED, DataIdentity
 from lavis_mafa.datasets.image_text_json import ImageTextTrain
 from lavis_mafa.datasets.image_text_shards import ImageTextShardsTrain
 from lavis_mafa.datasets.shards import write_shards
-from lavis_mafa.io.checkpoints import read_checkpoint
 from lavis_mafa.models.con_d import kept_images as of_con_d
 from lavis_mafa.problems import ConfigError
 
@@ -215,14 +214,3 @@ def test_resuming_on_altered_columns(stopped, injected, tmp_path, caplog):
     finally:
         write(rows)
     injected("resumed on altered columns", 3, times=3)
-
-
-@pytest.mark.parametrize("stopped", ["json"], indirect=True)
-def test_checkpoint_of_an_older_version_resumes_without_the_check(stopped, tmp_path):
-    import torch
-
-    folder, _, _, changes = stopped
-    content = read_checkpoint(str(checkpoint_of(folder)))
-    del content["run"]["data"]
-    torch.save(content, tmp_path / "old.pth")
-    run_here(tmp_path, **changes, run__resume_ckpt_path=tmp_path / "old.pth", run__max_steps=3)

@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from faulty_runs import bits_differing, toy
+from faulty_runs import toy
 from hypothesis import given
 from hypothesis import strategies as st
 from runs import finish, launcher, options, records, spawn
@@ -50,7 +49,6 @@ def orders_of(content):
     "before, after, stop",
     [
         (2, 1, 6),
-        (1, 2, 7),
         *[
             pytest.param(*case, marks=pytest.mark.faults)
             for case in [
@@ -58,6 +56,7 @@ def orders_of(content):
                 (2, 1, 4),
                 (2, 1, 11),
                 (1, 2, 3),
+                (1, 2, 7),
                 (1, 2, 8),
                 (2, 4, 6),
                 (4, 1, 5),
@@ -153,10 +152,6 @@ def test_redistributed_collectors_keep_every_pair(ranks, count, each, queue_size
             assert torch.equal(state["texts"][row], features[index][1])
 
 
-def test_empty_collectors_stay_empty():
-    assert share_out([None, None], 3) == [None] * 3
-
-
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_redistribution_keeps_sums_and_mean_gradients(count):
     def rank_state(place):
@@ -190,14 +185,3 @@ def test_redistribution_keeps_sums_and_mean_gradients(count):
     assert [state_of_rank["random"] for state_of_rank in shared] == [{"of": 0}, {"of": 1}, None][
         :count
     ]
-
-
-@pytest.mark.faults
-def test_new_ranks_have_their_own_random_states(tmp_path):
-    """Two ranks resumed from one have different random states."""
-    train_on_ranks(tmp_path / "run", 1, run__max_steps=2)
-    train_on_ranks(tmp_path / "run", 2, run__resume_ckpt_path="auto", run__max_steps=3)
-    content = torch.load(tmp_path / "run" / "job" / LAST, weights_only=True)
-    states = [rank["random"]["torch"] for rank in content["run"]["ranks"]]
-    assert bits_differing(*states) > 100
-    assert np.mean([len(rank["gradients"]) > 0 for rank in content["run"]["ranks"]]) == 0

@@ -73,22 +73,6 @@ def test_signal_saves_and_requeued_job_resumes(
     assert bits == 0
 
 
-@pytest.mark.parametrize(
-    "seconds", [0.1, *(pytest.param(s, marks=pytest.mark.faults) for s in (0.4, 0.8))]
-)
-def test_second_signal_keeps_the_exit_status(tmp_path, seconds, injected):
-    process = start("train.py", tmp_path, **{**RUN, **LONG})
-    wait_for(tmp_path, 3, process)
-    process.send_signal(TERM)
-    for line in process.stdout:
-        if "terminated by" in line:
-            break
-    time.sleep(seconds)
-    process.send_signal(TERM)
-    finish(process, status=REQUEUE)
-    injected("terminated twice", 1)
-
-
 def test_signal_inside_an_accumulation_window(tmp_path, injected):
     changes = {**toy("albef"), **LONG, "run__accum_grad_iters": 3}
     run_here(tmp_path / "whole", **changes)
@@ -179,33 +163,6 @@ def test_signal_to_two_ranks_with_a_launcher(tmp_path, two_uninterrupted, inject
     assert bits == 0
 
 
-@pytest.mark.faults
-@pytest.mark.parametrize("number", [TERM, USR1])
-def test_signal_to_two_slurm_tasks(tmp_path, two_uninterrupted, injected, free_port, number):
-    """Without a launcher each task's own status reaches the cluster."""
-    job = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(free_port)}
-    job.update(SLURM_JOB_ID="78", SLURM_NTASKS="2")
-    arguments = command("train.py", tmp_path, **TWO)
-
-    def tasks(**more):
-        return [
-            spawn_in_group(tmp_path, arguments, **job, **more, SLURM_PROCID=str(rank))
-            for rank in (0, 1)
-        ]
-
-    processes = tasks()
-    wait_for(tmp_path, 5, processes[0])
-    for process in processes:
-        os.killpg(process.pid, number)
-    for process in processes:
-        finish(process, status=REQUEUE)
-    for process in tasks(SLURM_RESTART_COUNT="1"):
-        finish(process)
-    bits = bits_differing(state(tmp_path), state(two_uninterrupted))
-    injected(f"two tasks of Slurm, {number.name} to both", bits == 0, bits=bits)
-    assert bits == 0
-
-
 # Substitutes for Slurm's commands: a host, two tasks that receive its signals, and requeueing.
 SLURM = {
     "scontrol": """#!/bin/sh
@@ -247,17 +204,6 @@ def test_batch_script_requests_requeue(tmp_path, two_uninterrupted, injected, fr
     assert log_lines(tmp_path) == log_lines(two_uninterrupted)
     injected("two tasks of Slurm, SIGUSR1 to both", bits == 0, bits=bits)
     assert bits == 0
-
-
-@pytest.mark.faults
-def test_signal_during_evaluation_has_the_same_status(tmp_path, uninterrupted):
-    changes = {**toy("albef"), "run__test_splits": '["test"]', "model__load_finetuned": True}
-    changes["model__finetuned"] = uninterrupted / "job" / "checkpoint_last.pth"
-    changes["datasets__toy_scenes__build_info__test_size"] = 4000
-    process = start("evaluate.py", tmp_path, **changes)
-    wait_for(tmp_path, 1, process, "config")
-    process.send_signal(TERM)
-    assert "terminated by" in finish(process, status=REQUEUE)
 
 
 def test_signal_handlers_are_restored_after_a_run(tmp_path):

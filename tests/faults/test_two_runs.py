@@ -93,18 +93,6 @@ def test_a_run_waits_for_a_predecessor_that_is_saving(tmp_path, monkeypatch):
     assert [r["global_step"] for r in records(tmp_path, "step")] == [1, 2, 3]
 
 
-def test_two_real_runs_in_one_folder(tmp_path):
-    changes = {**toy("albef"), "run__max_epoch": 200}
-    first = start("train.py", tmp_path, **changes)
-    wait_for(tmp_path, 1, first)
-    output = finish(start("train.py", tmp_path, **changes, run__resume_ckpt_path="auto"), status=2)
-    assert f"in use by process {first.pid} on host" in output and "Traceback" not in output, output
-    first.send_signal(signal.SIGTERM)
-    finish(first, status=os.EX_TEMPFAIL)
-    steps = [r["global_step"] for r in records(tmp_path, "step")]
-    assert steps == list(range(1, len(steps) + 1))
-
-
 def test_starts_in_one_second_get_a_folder_each(tmp_path):
     names = {_make_folder(tmp_path) for _ in range(20)}
     assert len(names) == 20 and {path.name for path in tmp_path.iterdir()} == names

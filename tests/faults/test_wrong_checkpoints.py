@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import re
-import time
 from pathlib import Path
 
 import pytest
@@ -16,7 +14,6 @@ import lavis_mafa
 from lavis_mafa.config import ConfigError, load_config
 from lavis_mafa.config.con_d import check_con_d
 from lavis_mafa.io.checkpoints import read_checkpoint
-from lavis_mafa.runners.session import run
 
 ROOT = Path(__file__).resolve().parents[2]
 KEPT = Path(__file__).parent / "kept"
@@ -157,6 +154,7 @@ def test_checkpoints_of_other_families_are_rejected(saved, injected, key, arch, 
     injected("wrong checkpoint named by a config", 1)
 
 
+@pytest.mark.downstream
 @pytest.mark.parametrize("key", ALL)
 def test_checkpoints_of_another_stage_are_rejected(saved, injected, key):
     def set_stage_2_arch(content):
@@ -198,18 +196,9 @@ def test_checkpoints_of_other_sizes_are_rejected(saved, injected, key, arch, set
     injected("wrong checkpoint named by a config", 1)
 
 
-@pytest.mark.parametrize("arch, settings, message", SIZES)
-def test_loading_rejects_the_same_sizes(saved, arch, settings, message):
-    """The config check must not reject what loading can handle."""
-    path = saved(arch, file_stem(arch, settings), **settings)
-    model = lavis_mafa.load_model(arch, "tiny")
-    with pytest.raises(ValueError, match="other sizes"):
-        model.load_checkpoint(str(path))
-
-
 def test_other_size_of_the_text_encoder_is_rejected(injected):
     """Read from the JSON of the text encoder."""
-    found = problems("model.pretrained", KEPT / "format1_86eb3e7_albef.pth", model__embed_dim=4)
+    found = problems("model.pretrained", KEPT / "format2_3ea7dd5_albef.pth", model__embed_dim=4)
     assert len(found) == 1 and "hidden_size of med_config_path 8 in the file, 64 here" in found[0]
     injected("wrong checkpoint named by a config", 1)
 
@@ -297,15 +286,6 @@ def test_all_problems_are_reported_together(saved, tmp_path):
     assert file_stem == {*ALL, "run.seed"} - {"model.finetuned"}
 
 
-def test_config_for_another_machine_reads_no_file(tmp_path):
-    path = tmp_path / "broken.pth"
-    path.write_bytes(b"weights" * 99)
-    given = {**KEYS["model.pretrained"], **CON_D}
-    given |= {key: path for key in ALL if key != "model.finetuned"}
-    options = [f"{k}={v}" for k, v in given.items()]
-    assert load_config(TRAIN / "albef_toy.yaml", options, machine=False)
-
-
 def test_unused_checkpoints_are_not_checked(saved, tmp_path):
     """`pretrained` if `finetuned` is loaded as well; Con-D if nothing is trained."""
     path = tmp_path / "broken.pth"
@@ -315,20 +295,3 @@ def test_unused_checkpoints_are_not_checked(saved, tmp_path):
     assert problems("model.mafa.con_d.checkpoint", path, run__evaluate=True) == []
     oracle = {"model__mafa__con_d__arch": "oracle"}
     assert problems("model.mafa.con_d.checkpoint", path, **oracle) == []
-
-
-def test_command_reports_the_problem(saved, tmp_path):
-    with pytest.raises(ConfigError, match="model.pretrained: .*blip_mafa, which is of another"):
-        given = {**KEYS["model.pretrained"], "model.pretrained": saved("blip_mafa")}
-        run(str(TRAIN / "albef_toy.yaml"), [f"{k}={v}" for k, v in given.items()])
-
-
-def test_check_is_fast(tmp_path):
-    """A file of 256 MiB: tensors are not read into memory."""
-    path = tmp_path / "large.pth"
-    torch.save({"model": {f"w{k}": torch.zeros(1 << 22) for k in range(16)}}, path)
-    start_time = time.perf_counter()
-    read_checkpoint(str(path), mapped=True)
-    assert time.perf_counter() - start_time < 5
-    content = copy.copy(read_checkpoint(str(path), mapped=True))
-    assert content["model"]["w3"].shape == (1 << 22,)

@@ -1,4 +1,4 @@
-"""Check the identity file of a folder: recorded, checked, and read under its old name."""
+"""Check the identity file of a folder: recorded and checked."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from lavis_mafa.io.identity import IDENTITY_FILE, OLD_IDENTITY_FILE, check_identity, claim_folder
+from lavis_mafa.io.identity import IDENTITY_FILE, check_identity, claim_folder
 
 IDENTITY = {"model": "a", "data": "b"}
 
@@ -17,8 +17,8 @@ def test_claimed_folder_is_accepted_again(tmp_path):
     claim_folder(tmp_path / "kept", IDENTITY)
 
 
-@pytest.mark.parametrize("name", [IDENTITY_FILE, OLD_IDENTITY_FILE])
-def test_another_identity_is_rejected_under_both_file_names(tmp_path, name):
+def test_another_identity_is_rejected(tmp_path):
+    name = IDENTITY_FILE
     (tmp_path / name).write_text(json.dumps(IDENTITY))
     check_identity(tmp_path, IDENTITY)
     with pytest.raises(ValueError, match="something else .data: b recorded, c expected.*remove"):
@@ -26,9 +26,3 @@ def test_another_identity_is_rejected_under_both_file_names(tmp_path, name):
     (tmp_path / name).write_text("{")
     with pytest.raises(ValueError, match=f"{name} is damaged.*remove that folder"):
         check_identity(tmp_path, IDENTITY)
-
-
-def test_new_file_is_read_before_an_old_one(tmp_path):
-    (tmp_path / OLD_IDENTITY_FILE).write_text(json.dumps({"model": "old"}))
-    (tmp_path / IDENTITY_FILE).write_text(json.dumps(IDENTITY))
-    check_identity(tmp_path, IDENTITY)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import re
 import subprocess
 import sys
@@ -16,7 +15,6 @@ from hypothesis import strategies as st
 from lavis.datasets.datasets.retrieval_datasets import RetrievalEvalDataset
 from lavis.processors.blip_processors import BlipCaptionProcessor
 from small_coco import (
-    captions_json,
     file_name,
     karpathy,
     part_of,
@@ -92,7 +90,7 @@ def test_reordered_images_keep_their_ids(small):
     rows = karpathy(small)
     reversed_rows = rows[::-1]
     reordered = eccv.coco_ids(
-        [r["image"] for r in reversed_rows], [r["caption"] for r in reversed_rows], None, small
+        [r["image"] for r in reversed_rows], [r["caption"] for r in reversed_rows], small
     )
     plain = ids_of(small)
     assert reordered[0].tolist() == plain[0][::-1].tolist()
@@ -114,7 +112,7 @@ def test_other_data_are_rejected(small, change, message):
     rows = karpathy(small)
     change(rows)
     with pytest.raises(ValueError, match=message):
-        eccv.coco_ids([r["image"] for r in rows], [r["caption"] for r in rows], None, small)
+        eccv.coco_ids([r["image"] for r in rows], [r["caption"] for r in rows], small)
 
 
 def test_other_data_are_rejected_with_the_real_ids():
@@ -122,46 +120,6 @@ def test_other_data_are_rejected_with_the_real_ids():
         eccv.coco_ids(["a.jpg", "b.jpg"], [["x"] * 5] * 2)
     with pytest.raises(ValueError, match="captions of 1"):
         eccv.coco_ids([r["image"] for r in karpathy(eccv.load_metrics())], [["x"] * 5])
-
-
-def test_ids_are_found_by_text(small, tmp_path, caplog):
-    caplog.set_level(logging.INFO)
-    rows = karpathy(small, six=(2,))
-    names, captions = [r["image"] for r in rows], [r["caption"] for r in rows]
-    file = captions_json(tmp_path / "captions.json", small)
-    by_position = eccv.coco_ids(names, captions, None, small)
-    by_text = eccv.coco_ids(names, captions, file, small)
-    assert by_text[1].tolist() == by_position[1].tolist() and "agree" in caplog.text
-    # Captions of an image in another order: the text decides, not the position.
-    captions[1][0], captions[1][3] = captions[1][3], captions[1][0]
-    reordered = eccv.coco_ids(names, captions, file, small)[1]
-    assert reordered[[5, 8]].tolist() == by_position[1][[8, 5]].tolist()
-    assert "2 captions have another id" in caplog.text and "the first is text 5" in caplog.text
-    # The caption without id may be at any position.
-    captions[2] = captions[2][::-1]
-    reordered = eccv.coco_ids(names, captions, file, small)[1]
-    assert reordered[10] == -1 and reordered[11:16].tolist() == by_position[1][10:15][::-1].tolist()
-
-
-def test_equal_captions_of_an_image_get_different_ids(small, tmp_path):
-    rows = karpathy(small)
-    first = small.coco_ids.tolist()[:2]
-    rows[0]["caption"][0] = rows[0]["caption"][1] = "the same"
-    file = captions_json(tmp_path / "captions.json", small, dict.fromkeys(first, "the  same"))
-    ids = eccv.coco_ids([r["image"] for r in rows], [r["caption"] for r in rows], file, small)[1]
-    assert ids[:2].tolist() == first
-
-
-def test_captions_missing_in_the_file_are_rejected(small, tmp_path):
-    rows = karpathy(small)
-    names, captions = [r["image"] for r in rows], [r["caption"] for r in rows]
-    lower = [[text.lower() for text in own] for own in captions]
-    file = captions_json(tmp_path / "captions.json", small)
-    with pytest.raises(ValueError, match="50 captions of .* expected captions .* unprocessed"):
-        eccv.coco_ids(names, lower, file, small)
-    (tmp_path / "other.json").write_text('{"annotations": [{"caption": "x"}]}')
-    with pytest.raises(ValueError, match="not in COCO's caption format .KeyError"):
-        eccv.coco_ids(names, captions, tmp_path / "other.json", small)
 
 
 # Ranking
@@ -380,8 +338,7 @@ def test_files_without_scores_are_rejected(saved_scores, tmp_path):
 def test_command_writes_and_prints_a_table(saved_scores, small, tmp_path, monkeypatch, capsys):
     use_small(monkeypatch, small)
     path = save_scores(saved_scores, tmp_path / "scores_coco.test.npz")
-    captions = captions_json(tmp_path / "captions.json", small)
-    assert main(["eccv", str(path), "--captions", str(captions)]) == 0
+    assert main(["report", str(path)]) == 0
     table = capsys.readouterr().out
     assert table == (tmp_path / "scores_coco.test_eccv.md").read_text()
     written = json.loads((tmp_path / "scores_coco.test_eccv.json").read_text())
@@ -399,7 +356,7 @@ def test_command_writes_and_prints_a_table(saved_scores, small, tmp_path, monkey
 def test_command_rejects_other_data(saved_scores, tmp_path):
     path = save_scores(saved_scores, tmp_path / "scores_test.npz")
     process = subprocess.run(
-        [sys.executable, "-m", "lavis_mafa", "eccv", str(path)],
+        [sys.executable, "-m", "lavis_mafa", "report", str(path)],
         capture_output=True,
         text=True,
         cwd=ROOT,
@@ -413,5 +370,5 @@ def test_error_explains_how_to_install_the_package(monkeypatch, saved_scores, tm
     monkeypatch.setitem(sys.modules, "eccv_caption", None)
     with pytest.raises(ImportError, match="pip install eccv_caption==0.1.0"):
         eccv.load_metrics()
-    assert main(["eccv", str(save_scores(saved_scores, tmp_path / "s.npz"))]) == 1
+    assert main(["report", str(save_scores(saved_scores, tmp_path / "s.npz"))]) == 1
     assert "pip install eccv_caption==0.1.0" in caplog.text

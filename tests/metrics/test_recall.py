@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from lavis.common.registry import registry
 from lavis.tasks.retrieval import RetrievalTask
 
+from lavis_mafa.metrics import METRICS
 from lavis_mafa.metrics.binary import area_under_roc
 from lavis_mafa.metrics.recall import (
     Ranking,
@@ -280,3 +281,8 @@ def test_area_in_closed_form():
 def test_area_needs_relevant_and_irrelevant_pairs(truth, counts):
     with pytest.raises(ValueError, match=f"need relevant and irrelevant pairs, got {counts}"):
         area_under_roc(np.arange(5.0), np.full(5, truth))
+
+
+def test_a_metric_of_an_unknown_kind_is_refused():
+    with pytest.raises(ValueError, match="expected retrieval or caption, got 'text'"):
+        METRICS.register("mine", kind="text")

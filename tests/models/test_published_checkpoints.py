@@ -17,12 +17,13 @@ from transformers import BertConfig
 from transformers.models.bert.modeling_bert import BertEmbeddings, BertEncoder
 
 from lavis_mafa import load_model
+from lavis_mafa.downstream import AlbefVeMafa, AlbefVqaMafa
+from lavis_mafa.downstream.albef_nlvr_mafa import AlbefNlvrMafa
 from lavis_mafa.export.lavis_forms import export_lavis
 from lavis_mafa.io.checkpoints import CONFIGS
-from lavis_mafa.models import AlbefMafa, AlbefVeMafa, AlbefVqaMafa
+from lavis_mafa.models import AlbefMafa
 from lavis_mafa.models.checkpoints import fold_after_lavis, fold_token_types
 from lavis_mafa.models.con_d.build import build_discriminator
-from lavis_mafa.models.downstream.albef_nlvr_mafa import AlbefNlvrMafa
 from lavis_mafa.models.families.albef import albef_mafa
 from lavis_mafa.models.parts.tokenizers import build_tokenizer
 

@@ -185,7 +185,9 @@ def test_finetuned_checkpoint_needs_an_image_encoder(tmp_path):
     assert torch.equal(model.visual_encoder.pos_embed, complete["visual_encoder.pos_embed"])
 
 
-@pytest.mark.parametrize("arch", ["blip2_opt_mafa", "blip2_t5"])
+@pytest.mark.parametrize(
+    "arch", [pytest.param("blip2_opt_mafa", marks=pytest.mark.downstream), "blip2_t5"]
+)
 def test_stage_2_checkpoint_is_rejected_by_stage_1(tmp_path, arch):
     state = load_model("blip2_mafa", "tiny").state_dict()
     with pytest.raises(ValueError, match=f"saved by {arch}, which is of stage 2"):

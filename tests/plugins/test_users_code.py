@@ -16,11 +16,10 @@ import pytest
 import torch
 import yaml
 
-from lavis_mafa.metrics.captions import tokens_of
-
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent / "users_code"
 ADDITIONS, FAMILY = str(HERE / "additions.py"), str(HERE / "family.py")
+TOYS = str(ROOT / "tests/downstream/toys.py")  # data sets of downstream tasks
 
 ADDED = {
     "run": {
@@ -69,7 +68,7 @@ OWN_FAMILY = {
 
 CAPTIONING = {
     "run": {
-        **{"plugins": [ADDITIONS], "task": "mafa_captioning", "evaluate": True, "seed": 1},
+        **{"plugins": [ADDITIONS, TOYS], "task": "mafa_captioning", "evaluate": True, "seed": 1},
         **{"num_beams": 1, "max_len": 6, "min_len": 1, "metrics": ["rouge", "words"]},
         **{"batch_size_eval": 8, "num_workers": 0, "device": "cpu", "test_splits": ["test"]},
         **{"output_dir": "output", "job_id": "", "tensorboard": False},
@@ -104,43 +103,88 @@ def run_python(tmp_path, *arguments):
     return process.returncode, process.stdout
 
 
-def train(tmp_path, config, *options):
-    path = tmp_path / "config.yaml"
-    path.write_text(yaml.safe_dump(config), encoding="utf-8")
-    return run_python(tmp_path, ROOT / "train.py", "--cfg-path", path, *options)
+# Trains by several configs in one process: importing LAVIS takes longest.
+TRAIN = """
+import yaml
+from lavis_mafa.cli import main
+for name, options in yaml.safe_load(open("runs.yaml")):
+    given = [*options, f"run.output_dir={name}"]
+    print("==", name, main(["train", "--cfg-path", f"{name}.yaml", "--options", *given]))
+"""
+SHARPENED = {
+    **{"run__test_splits": [], "run__max_epoch": 2, "run__amp": False},
+    **{"model__mafa__itc_loss": "sharpened", "model__mafa__sharpened": {"start": 1.5}},
+}
+LEARNED = "learned_by_one_layer"
+JUDGED = {
+    "model__mafa__con_d": None,
+    "model__mafa__connections": {
+        **{"score": "length", "rule": "share_of_own", "low": 0.0, "high": 0.0, "top_k": 3}
+    },
+    "model__mafa__length": {"scale": 5},
+    "run__max_epoch": 1,
+}
+HARDNESS = {
+    "run__grit": {
+        **{"queue_size": 16, "search_space": 16},
+        **{"schedule": LEARNED, LEARNED: {"quantiles": 4}},
+    },
+    **{"run__test_splits": [], "run__batch_size_train": 4},
+}
 
 
-def test_training_uses_every_added_component(tmp_path):
-    status, printed = train(tmp_path, ADDED)
-    assert status == 0, printed
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Train all configs; return the folder, with a folder for each, and what was printed."""
+    folder = tmp_path_factory.mktemp("trained")
+    configs = {
+        "added": ADDED,
+        "whole": changed_config(ADDED, **SHARPENED),
+        "cut": changed_config(ADDED, **SHARPENED),
+        "hardness": changed_config(ADDED, **HARDNESS),
+        "judged": changed_config(ADDED, **JUDGED),
+        "family": OWN_FAMILY,
+        "captions": CAPTIONING,
+    }
+    for name, config in configs.items():
+        (folder / f"{name}.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
+    runs = [[name, []] for name in configs]
+    resumed = "run.resume_ckpt_path=auto"
+    runs[2:3] = [["cut", ["run.max_steps=1"]], ["cut", [resumed]]]
+    (folder / "runs.yaml").write_text(yaml.safe_dump(runs), encoding="utf-8")
+    status, printed = run_python(folder, "-c", TRAIN)
+    assert status == 0 and printed.count("==") == len(runs), printed[-5000:]
+    assert all(line.endswith(" 0") for line in printed.splitlines() if line.startswith("==")), (
+        printed[-5000:]
+    )
+    return folder, printed
+
+
+def log_of(folder):
+    text = (folder / "log.jsonl").read_text(encoding="utf-8")
+    return text, [json.loads(line) for line in text.splitlines()]
+
+
+def test_training_uses_every_added_component(trained):
+    folder, printed = trained[0] / "added", trained[1]
     assert "welcome welcome" in printed
-    log = (tmp_path / "output" / "log.jsonl").read_text(encoding="utf-8")
+    log, records = log_of(folder)
     assert log.count('"kind": "step"') == 6 and "loss_spread" in log
-    epochs = [json.loads(line) for line in log.splitlines() if '"kind": "epoch"' in line]
+    epochs = [record for record in records if record["kind"] == "epoch"]
     assert [epoch.get("hardness") for epoch in epochs] == [None, 0.9, 0.25]
     assert '"found_i2t": 8.0' in log  # the discriminator's probability is above the threshold
-    evaluated = [path.read_text(encoding="utf-8") for path in tmp_path.rglob("evaluate.txt")]
+    evaluated = [path.read_text(encoding="utf-8") for path in folder.rglob("evaluate.txt")]
     assert any("mean_rank" in text for text in evaluated), evaluated
-    logged = (tmp_path / "output" / "mine.txt").read_text(encoding="utf-8").splitlines()
+    logged = (folder / "mine.txt").read_text(encoding="utf-8").splitlines()
     assert {"global_step 1 train/loss_spread", "epoch 0 epoch/loss"} <= set(logged)
     assert logged[-1] == "finished"
 
 
-def test_a_form_of_itc_with_a_parameter_is_trained_saved_and_resumed(tmp_path):
-    changed = {
-        **{"run__test_splits": [], "run__max_epoch": 2, "run__amp": False},
-        **{"model__mafa__itc_loss": "sharpened", "model__mafa__sharpened": {"start": 1.5}},
-    }
-    config, found = changed_config(ADDED, **changed), {}
-    for name, runs in {"whole": [()], "cut": [("run.max_steps=1",), ()]}.items():
-        (tmp_path / name).mkdir()
-        for options in runs:
-            given = ["run.resume_ckpt_path=auto", *options]
-            status, printed = train(tmp_path / name, config, "--options", *given)
-            assert status == 0, printed
-        path = tmp_path / name / "output" / "checkpoint_last.pth"
-        found[name] = torch.load(path, weights_only=True)["model"]
-    whole, cut = found["whole"], found["cut"]
+def test_a_form_of_itc_with_a_parameter_is_trained_saved_and_resumed(trained):
+    whole, cut = (
+        torch.load(trained[0] / name / "checkpoint_last.pth", weights_only=True)["model"]
+        for name in ("whole", "cut")
+    )
     assert whole["sharpened.factor"].item() != 1.5
     assert int(whole["sharpened.calls"]) == 8  # 4 steps, both directions
     assert len(whole["sharpened.of_samples"]) == 16
@@ -148,56 +192,36 @@ def test_a_form_of_itc_with_a_parameter_is_trained_saved_and_resumed(tmp_path):
     assert all(torch.equal(whole[key], cut[key]) for key in whole)
 
 
-def test_a_learned_hardness_of_ones_own_is_trained(tmp_path):
-    name = "learned_by_one_layer"
-    grit = {"queue_size": 16, "search_space": 16, "schedule": name, name: {"quantiles": 4}}
-    changed = {"run__grit": grit, "run__test_splits": [], "run__batch_size_train": 4}
-    status, printed = train(tmp_path, changed_config(ADDED, **changed))
-    assert status == 0, printed
-    log = [json.loads(line) for line in open(tmp_path / "output" / "log.jsonl", encoding="utf-8")]
-    falls = [record.get("fall_of_lm") for record in log if record["kind"] == "step"]
+def test_a_learned_hardness_of_ones_own_is_trained(trained):
+    folder = trained[0] / "hardness"
+    falls = [record.get("fall_of_lm") for record in log_of(folder)[1] if record["kind"] == "step"]
     assert len(falls) == 12 and [fall is None for fall in falls] == [True] * 4 + [False] * 8
-    content = torch.load(tmp_path / "output" / "checkpoint_last.pth", weights_only=True)
+    content = torch.load(folder / "checkpoint_last.pth", weights_only=True)
     network = content["run"]["ranks"][0]["schedule"]["hardness"]["network"]
     assert network["layer.weight"].shape == (2, 4)
 
 
-def test_added_score_and_rule_judge(tmp_path):
-    connections = {"score": "length", "rule": "share_of_own", "low": 0.0, "high": 0.0}
-    connections["top_k"] = 3
-    config = changed_config(
-        ADDED,
-        model__mafa__con_d=None,
-        model__mafa__connections=connections,
-        model__mafa__length={"scale": 5},
-        run__max_epoch=1,
-    )
-    status, printed = train(tmp_path, config)
-    assert status == 0, printed
-    log = (tmp_path / "output" / "log.jsonl").read_text(encoding="utf-8").splitlines()
-    steps = [json.loads(line) for line in log if '"kind": "step"' in line]
-    assert all(step["found_i2t"] == step["picked_i2t"] == 24 for step in steps)
+def test_added_score_and_rule_judge(trained):
+    records = log_of(trained[0] / "judged")[1]
+    steps = [record for record in records if record["kind"] == "step"]
+    assert steps and all(step["found_i2t"] == step["picked_i2t"] == 24 for step in steps)
     assert all(0 < step["score_i2t"] <= 1 and "con_d_probability_i2t" not in step for step in steps)
-    (epoch,) = (json.loads(line) for line in log if '"kind": "epoch"' in line)
+    (epoch,) = (record for record in records if record["kind"] == "epoch")
     assert epoch["false_negative_rate_by_score_i2t"] == 1.0
-    status, printed = train(tmp_path, changed_config(config, model__mafa__length={"scal": 5}))
-    assert status != 0 and "model.mafa.length.scal" in printed
 
 
-def test_added_family_is_trained(tmp_path):
-    status, printed = train(tmp_path, OWN_FAMILY)
-    assert status == 0, printed
-    log = (tmp_path / "output" / "log.jsonl").read_text(encoding="utf-8")
+def test_added_family_is_trained(trained):
+    log, _ = log_of(trained[0] / "family")
     assert "loss_itm" in log and "loss_lm" in log
 
 
-def test_a_caption_metric_of_ones_own_is_reported(tmp_path):
-    status, printed = train(tmp_path, CAPTIONING)
-    assert status == 0, printed
-    log = [json.loads(line) for line in open(tmp_path / "output" / "log.jsonl", encoding="utf-8")]
-    (figures,) = [record for record in log if record["kind"] == "eval"]
-    written = json.loads(next(tmp_path.rglob("test_epoch*.json")).read_text(encoding="utf-8"))
+def test_a_caption_metric_of_ones_own_is_reported(trained):
+    folder = trained[0] / "captions"
+    (figures,) = [record for record in log_of(folder)[1] if record["kind"] == "eval"]
+    written = json.loads(next(folder.rglob("test_epoch*.json")).read_text(encoding="utf-8"))
     assert len(written) == 8 and "ROUGE_L" in figures and "CIDEr" not in figures
+    from lavis_mafa.downstream.caption_metrics import tokens_of
+
     captions = {number: [one["caption"]] for number, one in enumerate(written)}
     tokens = tokens_of(captions, figures["tokenizer"])  # which a metric is given
     assert figures["Words"] == sum(len(text.split()) for (text,) in tokens.values()) / 8
@@ -211,6 +235,7 @@ WRONG = {
     ),
     "model.mafa.nearest_to.target": (2, "2 is out of range; expected a number from -1 to 1"),
     "model.mafa.self_taught.power": ("high", "'high' is not a number >= 1"),
+    "model.mafa.length.scal": (5, "unknown key; did you mean model.mafa.length.scale?"),
     "model.mafa.self_taught.powr": (2, "unknown key; did you mean model.mafa.self_taught.power?"),
     "model.mafa.negatives": ("nearest", "did you mean nearest_to?"),
     "model.mafa.soft_labels.type": ("selftaught", "did you mean self_taught?"),
@@ -355,8 +380,9 @@ def test_file_imports_its_neighbours(tmp_path, monkeypatch):
 
 
 def test_failing_plugin_is_a_config_problem(tmp_path):
-    status, printed = train(
-        tmp_path, changed_config(ADDED, run__plugins=["nowhere.py"]), "--dry-run"
-    )
-    assert status == 2, printed
-    assert "run.plugins: no such file: 'nowhere.py'" in printed
+    from lavis_mafa.config import ConfigError, load_config
+
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(changed_config(ADDED, run__plugins=["nowhere.py"])), "utf-8")
+    with pytest.raises(ConfigError, match="run.plugins: no such file: 'nowhere.py'"):
+        load_config(path)

@@ -57,7 +57,7 @@ def save_model(path, arch, **config):
 def test_subclass_inherits_its_parents_traits(albef_mine):
     assert traits_of("albef_mine") == traits_of(albef_mine) == traits_of("albef_mafa")
     assert traits_of("albef_mine").trains_by_step and "albef_mine" in judges()
-    assert same_model("albef_mine", "albef_mafa") and not same_model("albef_mine", "albef_ve_mafa")
+    assert same_model("albef_mine", "albef_mafa") and not same_model("albef_mine", "blip_mafa")
     assert registered_name(albef_mine) == "albef_mine"
 
 

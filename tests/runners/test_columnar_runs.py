@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from PIL import Image
-from runs import INFO, OWN, TOY, finish, records, run_here, same_weights, start, weights
+from runs import INFO, OWN, TOY, records, run_here, same_weights, weights
 
 from lavis_mafa.config import ConfigError, load_config
 
@@ -110,12 +110,6 @@ def test_resuming_is_refused_after_the_parquet_file_has_changed(folder, tmp_path
     # The same rows, written again.
     runner = run_here(tmp_path / "same", OWN, **resumed, run__max_steps=4)
     assert runner.progress.global_step == 4
-
-
-def test_command_trains_on_a_folder_of_parquet_files(folder, tmp_path):
-    settings = changes(folder, "hub", run__num_workers=1, run__max_steps=3)
-    finish(start("train.py", tmp_path, config=OWN, **settings))
-    assert len(records(tmp_path, "step")) == 3
 
 
 def problems(folder, train, **more):

@@ -103,13 +103,6 @@ def test_two_ranks_are_refused_before_any_step(tmp_path, untrained):
     assert not (tmp_path / "job" / "log.jsonl").exists()
 
 
-def test_two_ranks_train_on_with_a_warning(tmp_path, untrained):
-    changes = {**untrained, "run__batch_size_train": 4, "run__max_steps": 2}
-    output = finish(start("train.py", tmp_path, ranks=2, **changes))
-    assert output.count("fails its self-check") == 1, "rank 0 alone says so"
-    assert len(records(tmp_path, RECORD)) == 1 and len(losses(tmp_path)) == 2
-
-
 def test_a_good_discriminator_of_a_user_passes(tmp_path, plugin):
     changes = {**plugin, "model__mafa__con_d__arch": "knows_own", "run__tensorboard": True}
     output = finish(start("train.py", tmp_path, **changes))

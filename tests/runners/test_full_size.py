@@ -67,7 +67,8 @@ def test_dry_run_estimates_memory(config):
     assert 150 < float(trained) < 200  # the Q-Former
     total = float(re.search(r"memory per rank, estimated: (\d+) MiB", output)[1])
     parts = [
-        float(x) for x in re.findall(r"(?:weights|gradients|AdamW|Con-D|activations) (\d+)", output)
+        float(x)
+        for x in re.findall(r"(?:weights|gradients|AdamW|frozen models|activations) (\d+)", output)
     ]
     assert total == pytest.approx(sum(parts), abs=3)
     assert total > 4 * (float(frozen) + 4 * float(trained)) * 1e6 / 2**20

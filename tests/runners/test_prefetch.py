@@ -16,7 +16,6 @@ from runs import ROOT
 import lavis_mafa
 from lavis_mafa.cli import main
 from lavis_mafa.config import load_config
-from lavis_mafa.config.data import used_splits
 from lavis_mafa.io import downloads
 from lavis_mafa.runners import prefetch as prefetching
 from lavis_mafa.runners.prefetch import OfflineError, require_sources, sources_of
@@ -57,24 +56,9 @@ def test_all_that_a_config_fetches_is_named():
     assert len([one for one in found if one[1] == "bert-base-uncased"]) == 2
 
 
-def test_files_of_our_variants_of_builders_are_named_too():
-    assert {"nlvr_dev.json", "nlvr_test.json"} <= {name for _, name in origins(EVAL / "nlvr.yaml")}
-    assert "vg_qa.json" in {name for _, name in origins(TRAIN / "vqa_ft.yaml")}
-
-
 def test_missing_local_checkpoint_of_con_d_is_left_to_the_config_check():
     names = {name for _, name in origins(TRAIN / "albef_4m.yaml")}
     assert "bert-base-uncased" in names and "albef_coco_retrieval_lavis.pt" not in names
-
-
-def test_stages_of_blip2():
-    names = {name for _, name in origins(TRAIN / "blip2_own_data.yaml", *OWN)}
-    assert names == {"bert-base-uncased", "eva_vit_g.pth"}
-    loading = [*OWN, "model.load_pretrained=True"]
-    loaded = {name for _, name in origins(TRAIN / "blip2_own_data.yaml", *loading)}
-    assert loaded == {"bert-base-uncased", "eva_vit_g.pth", "blip2_pretrained.pth"}
-    second = {key for key, _ in origins(TRAIN / "blip2_stage2_opt.yaml")}
-    assert "model.opt_model" in second
 
 
 def test_toy_configs_fetch_nothing():
@@ -140,7 +124,7 @@ def test_prefetch_downloads_what_is_missing(server, monkeypatch, capsys, tmp_pat
     OmegaConf.save(content, path)
     assert main(["train", "--cfg-path", str(path), "--prefetch", "--options", *options]) == 0
     lines = capsys.readouterr().out
-    assert lines.count("there ") == 2 and "MISSING" not in lines and "2.5 kB" in lines, lines
+    assert lines.count("there ") == 2 and "MISSING" not in lines, lines
     assert (tmp_path / "torch/hub/checkpoints/weights.pth").stat().st_size == 2500
     assert (tmp_path / "lavis/coco/train.json").is_file()
 
@@ -167,12 +151,6 @@ def test_a_url_without_network_is_explained(monkeypatch):
     monkeypatch.setattr(checkpoints, "download_cached_file", fail)
     with pytest.raises(OSError, match="is not in the cache and cannot be downloaded"):
         checkpoints.read_checkpoint("https://nowhere.invalid/weights.pth")
-
-
-def test_used_splits():
-    splits = {"train_splits": ["train"], "valid_splits": ["val"], "test_splits": None}
-    assert used_splits(splits.get) == {"train", "val"}
-    assert used_splits({**splits, "evaluate": True, "test_splits": ["test"]}.get) == {"val", "test"}
 
 
 def test_missing_files_of_unused_splits_are_no_problem(tmp_path):

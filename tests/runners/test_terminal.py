@@ -2,50 +2,17 @@
 
 from __future__ import annotations
 
-import io
-import itertools
 import logging
-import pickle
 
-import numpy as np
 import pytest
 import torch
-from runs import records, run_here
+from runs import run_here
 
 from lavis_mafa.cli import main
 from lavis_mafa.io.checkpoints import read_checkpoint
 from lavis_mafa.io.processes import progress
-from lavis_mafa.metrics.chance import chance_of_recall, random_recall
 from lavis_mafa.runners import runner_mafa, time_left
-from lavis_mafa.runners.evaluation import shown_figures
-from lavis_mafa.runners.session import exit_status
 from lavis_mafa.runners.time_left import TimeLeft, duration
-
-
-def test_chance_by_counting_all_orders():
-    """Of 5 candidates, 1, 2 or 4 are relevant: count the orders with one among the first k."""
-    for k in (1, 2, 3, 10):
-        expected = []
-        for relevant in (1, 2, 4):
-            orders = list(itertools.permutations(range(5)))
-            expected.append(sum(min(order[:k]) < relevant for order in orders) / len(orders))
-        assert random_recall(np.array([1, 2, 4]), 5, k) == pytest.approx(100 * np.mean(expected))
-
-
-def test_chance_of_an_evaluation_set():
-    class Split:
-        img2txt = {0: [0, 1], 1: [2], 2: [3]}
-        txt2img = {0: 0, 1: 0, 2: 1, 3: 2}
-
-    chance = chance_of_recall(Split())
-    assert chance["txt_r1"] == pytest.approx(100 * (2 / 4 + 1 / 4 + 1 / 4) / 3)
-    assert chance["img_r1"] == pytest.approx(100 / 3) and chance["img_r5"] == 100
-    assert chance_of_recall(object()) == {}
-
-
-def test_figures_are_rounded_with_chance_beside_them():
-    text = shown_figures({"txt_r1": 12.345678, "n": 3, "none": None}, {"txt_r1": 1.23456})
-    assert text == "txt_r1 12.35 (chance 1.2)  n 3"
 
 
 def test_time_left_is_of_the_whole_run(monkeypatch):
@@ -64,16 +31,6 @@ def test_no_bars_in_a_pipe(capfd):
     assert "counting" not in captured.err + captured.out
 
 
-def test_bars_on_a_terminal():
-    class Terminal(io.StringIO):
-        def isatty(self):
-            return True
-
-    screen = Terminal()
-    assert list(progress(range(3), desc="counting", file=screen)) == [0, 1, 2]
-    assert "counting" in screen.getvalue()
-
-
 def test_lines_of_a_run(tmp_path, caplog, capfd, monkeypatch):
     """Progress with the time left where no bar is shown, rounded figures, and what to run next."""
     monkeypatch.setattr(runner_mafa, "SECONDS_BETWEEN_LINES", 0.0)
@@ -84,7 +41,6 @@ def test_lines_of_a_run(tmp_path, caplog, capfd, monkeypatch):
     assert f"next: lavis-mafa report {tmp_path / 'job'}" in text
     assert f"lavis-mafa evaluate --run {tmp_path / 'job'}" in text
     (line,) = (line for line in text.splitlines() if " test: " in line)
-    assert "(chance " in line
     numbers = [word for word in line.split(" test: ")[1].split() if word[0].isdigit()]
     assert numbers and all(len(number) <= 9 for number in numbers), line
     assert "%|" not in capfd.readouterr().err
@@ -121,35 +77,8 @@ class Code:
         return (print, ("run",))
 
 
-def test_torchs_advice_never_reaches_the_user(tmp_path, caplog):
+def test_torchs_advice_never_reaches_the_user(tmp_path):
     torch.save({"model": Code()}, tmp_path / "code.pth")
     with pytest.raises(ValueError, match="which is code") as error:
         read_checkpoint(str(tmp_path / "code.pth"))
     assert "weights_only" not in str(error.value)
-
-    def as_lavis_loads():
-        torch.load(tmp_path / "code.pth", weights_only=True)
-
-    assert exit_status(as_lavis_loads) == 1
-    assert "which is code" in caplog.text
-    assert "weights_only" not in caplog.text and "Traceback" not in caplog.text
-
-    def of_another_kind():
-        raise pickle.UnpicklingError("set weights_only=False if you trust the source")
-
-    assert exit_status(of_another_kind) == 1 and "weights_only" not in caplog.text
-
-
-def test_chance_is_computed_once_for_a_split(tmp_path, monkeypatch):
-    """It counts all valid pairs of the split, which do not change from epoch to epoch."""
-    counted = []
-
-    def counting(dataset):
-        counted.append(dataset)
-        return chance_of_recall(dataset)
-
-    monkeypatch.setattr("lavis_mafa.runners.evaluation.chance_of_recall", counting)
-    splits = {"run__valid_splits": '["val"]', "run__test_splits": '["test"]'}
-    run_here(tmp_path, run__max_epoch=2, **splits)
-    assert len(records(tmp_path, "eval")) == 3 and len(counted) == 2
-    assert counted[0] is not counted[1]

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 from lavis.common.optims import LinearWarmupCosineLRScheduler
-from runs import CONFIG, finish, records, run_here, start
+from runs import CONFIG, options, records, run_here
 
+from lavis_mafa.cli import main
 from lavis_mafa.models.con_d.frozen import frozen_models
 from lavis_mafa.runners.guard import UnreadableSamples
 
@@ -18,8 +19,6 @@ ONE_EPOCH = {"run__max_epoch": 1, "run__grit__enabled": False}
 
 def test_accumulated_gradients_are_averaged(tmp_path):
     """Accumulating 1 or 4 equal mini-batches gives the same gradient."""
-    from runs import options
-
     from lavis_mafa.config import load_config
     from lavis_mafa.runners.launch import init_distributed, seed_everything
     from lavis_mafa.runners.session import build_runner
@@ -85,24 +84,14 @@ def test_warm_up_continues_over_epochs(tmp_path):
     assert rates[18] < rates[12]
 
 
-def test_cosine_schedule_may_span_more_epochs_than_are_trained(tmp_path):
-    rates = {}
-    for horizon in (3, 30):
-        folder = tmp_path / str(horizon)
-        run_here(folder, run__lr_horizon=horizon, run__min_lr=0, run__init_lr=1e-3)
-        rates[horizon] = records(folder, "step")[-1]["lr"]
-    assert rates[3] == pytest.approx(1e-3 * 0.25)
-    assert rates[30] == pytest.approx(1e-3 * (1 + np.cos(np.pi * 2 / 30)) / 2)
-
-
 def test_learning_rate_is_lower_in_grouped_epochs(tmp_path):
     rates = {}
-    for name, options in {
+    for name, changed in {
         "plain": {},
         "lowered": {"lr_factor": 0.25},
         "random": {"lr_factor": 0.25, "enabled": False},
     }.items():
-        grit = {f"run__grit__{key}": value for key, value in options.items()}
+        grit = {f"run__grit__{key}": value for key, value in changed.items()}
         run_here(tmp_path / name, run__grit__start_epoch=2, run__init_lr=1e-3, **grit)
         rates[name] = [(r["epoch"], r["lr"]) for r in records(tmp_path / name, "step")]
     factors = {0: 1, 1: 1, 2: 0.25}
@@ -179,33 +168,12 @@ def test_saved_order_starts_another_run(tmp_path):
     assert warm.schedule.plan.order.tolist() == np.load(order).tolist()
 
 
-def test_dry_run_reports_and_trains_nothing(tmp_path):
-    output = finish(start("train.py", tmp_path, extra=["--dry-run"]))
+def test_dry_run_reports_and_trains_nothing(tmp_path, capsys):
+    assert main(["train", "--cfg-path", CONFIG, "--dry-run", "--options", *options(tmp_path)]) == 0
+    output = capsys.readouterr().out
     for text in ("74 pairs", "9 steps", "L = 32", "M = 16", "hardness 1,", "0.46 M", "memory"):
         assert text in output, output[-2000:]
     assert not (tmp_path / "job").exists()
-
-
-def test_invalid_config_ends_with_a_list_and_no_traceback(tmp_path):
-    output = finish(
-        start("train.py", tmp_path, run__batch_size_trian=3, model__mafa__con_d__arch="orakle"),
-        status=2,
-    )
-    assert "batch_size_train" in output and "orakle" in output and "Traceback" not in output
-
-
-def test_too_little_data_is_reported_before_building_a_model(tmp_path):
-    from lavis_mafa.config import ConfigError
-
-    with pytest.raises(ConfigError, match="at least 80 training pairs, the data have 74"):
-        changes = {"run__grit__search_space": 80, "run__grit__queue_size": 80}
-        run_here(tmp_path, run__batch_size_train=80, **changes)
-
-
-def test_output_dir_is_relative_to_the_working_directory(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    run_here("here", **ONE_EPOCH)
-    assert (tmp_path / "here" / "job" / "checkpoint_last.pth").is_file()
 
 
 def test_error_of_a_missing_split_names_the_existing_ones():

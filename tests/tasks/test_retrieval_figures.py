@@ -155,7 +155,7 @@ def test_scores_are_saved_for_the_eccv_command(coco, folders):
     # Original captions, not those processed for the model.
     assert saved.captions_per_image() == [row["caption"] for row in dataset.annotation]
     assert saved.captions[0] != dataset.text[0]
-    assert main(["eccv", str(path)]) == 0
+    assert main(["report", str(path)]) == 0
     written = json.loads(path.with_name("scores_coco_retrieval.test_eccv.json").read_text())
     assert written == {key: pytest.approx(figures[key], abs=1e-3) for key in written}
 

@@ -7,25 +7,42 @@ or state (`HardnessSchedule`); register it in `HARDNESS` to use its name as ``ru
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 from lavis_mafa.algorithm.options import check_options, option
 from lavis_mafa.algorithm.registry import Registry, Section
 
-# Its keys are listed here because the class that has them, `GritSettings`, names the schedules.
-GRIT = Section(
-    "run.grit",
-    (
-        *("enabled", "queue_size", "search_space", "hardness", "schedule", "skip", "start_epoch"),
-        *("lr_factor", "first_order", "shuffle", "shuffle_across_ranks", "naive", "same_image"),
-        *("save_order", "own"),
-    ),
-)
+# Its other keys are the fields of `lavis_mafa.algorithm.grit.settings.GritSettings`.
+GRIT = Section("run.grit")
 # Functions, and classes whose instances are a `HardnessSchedule`.
 HARDNESS: Registry[Callable[..., Any]] = Registry("hardness schedule", GRIT)
+
+
+@dataclass(frozen=True)
+class StepAhead:
+    """An optimizer step that is about to be taken, as a schedule may observe it.
+
+    Attributes:
+        number: of the step, from 0 on.
+        model: in training; ``model.step_backbone`` drives it.
+        samples: the last mini-batch of the step, with its ``index`` ``(B,)``.
+        seed: a number that differs between steps.
+        autocast: returns the context of the run's mixed precision.
+    """
+
+    number: int
+    model: Any
+    samples: Mapping[str, Any]
+    seed: int = 0
+    autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
+
+
+# Called after an optimizer step with whether it was taken, not skipped; returns figures to log.
+AfterStep: TypeAlias = Callable[[bool], dict[str, float]]
 
 
 class HardnessSchedule:
@@ -35,7 +52,7 @@ class HardnessSchedule:
         of_epoch: from the number of grouped epochs before an epoch, 0 for the first, to its q.
 
     Attributes:
-        learns: whether it learns from rewards; see
+        learns: whether it draws q and learns; see
             `lavis_mafa.algorithm.grit.learned_hardness.LearnedHardness`.
     """
 
@@ -44,8 +61,19 @@ class HardnessSchedule:
     def __init__(self, of_epoch: Callable[[int], float]) -> None:
         self.of_epoch = of_epoch
 
-    def at(self, grouped_epochs: int) -> float:
-        """Return q of an epoch.
+    def before_step(self, step: StepAhead, together: bool) -> AfterStep | None:
+        """Observe an optimizer step of a grouped epoch; all ranks must call it.
+
+        Args:
+            together: there are several ranks.
+
+        Returns:
+            What all ranks must call after the step; None: nothing.
+        """
+        return None
+
+    def at(self, grouped_epochs: int) -> Any:
+        """Return q of an epoch, or what draws one for every anchor.
 
         Raises:
             ValueError: if the schedule's q is not above 0 and at most 1.
@@ -83,13 +111,10 @@ def build_schedule(name: str, hardness: float, own: Any = None) -> Any:
         hardness: ``run.grit.hardness``.
         own: the schedule's own settings; None: their defaults.
     """
-    entry = HARDNESS.entry(name)
-    more = {}
-    if entry.settings is not None:
-        more = {"own": entry.settings() if own is None else own}
-    if isinstance(entry.value, type):
-        return entry.value(hardness, **more)
-    return HardnessSchedule(partial(entry.value, hardness=hardness, **more))
+    made = HARDNESS.entry(name).make(own, hardness)
+    if isinstance(HARDNESS[name], type):
+        return made
+    return HardnessSchedule(partial(made, hardness=hardness))
 
 
 @HARDNESS.register("constant", source="lavis_mafa")

@@ -23,10 +23,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from lavis_mafa.algorithm.grit.grouping import Floats, Indices
-from lavis_mafa.algorithm.grit.hardness import HARDNESS
+from lavis_mafa.algorithm.grit.hardness import HARDNESS, AfterStep, HardnessSchedule, StepAhead
+from lavis_mafa.algorithm.grit.reward import language_loss
 from lavis_mafa.algorithm.grit.sampler import EpochPlan
 from lavis_mafa.algorithm.options import check_options, option
 
+FALL = "fall_of_lm"  # name of the reward in logs
 ROWS_AT_A_TIME = 256  # whose similarities are sorted together
 EDGE = 1e-6  # q stays this far from 0 and 1, where the density's logarithm may be infinite
 FIRST_REWARDS = 10  # set the baseline before the network learns
@@ -161,7 +163,7 @@ class Draw:
 
 
 @HARDNESS.register("learned", settings=LearnedSettings, source="FALCON")
-class LearnedHardness:
+class LearnedHardness(HardnessSchedule):
     """Draw the hardness for every anchor from a network that learns by policy gradient.
 
     Args:
@@ -175,7 +177,6 @@ class LearnedHardness:
     """
 
     learns = True
-    sum_directions = True
 
     def __init__(self, hardness: float, own: LearnedSettings) -> None:
         self.settings = own
@@ -267,6 +268,27 @@ class LearnedHardness:
         self.table["q"][plan.order[: -(-leftover // batch) * batch]] = np.nan
         q = self.table["q"][~np.isnan(self.table["q"])]
         return float(q.mean(dtype=np.float64)) if len(q) else None
+
+    def before_step(self, step: StepAhead, together: bool) -> AfterStep | None:
+        """Reward the choices that formed a mini-batch with the fall of its language loss."""
+        # An order from a file (`first_order`) was not formed by its choices.
+        if self.table is None or step.number % self.settings.every:
+            return None
+
+        def loss() -> float:
+            # The seed of the step: before and after it the same words are hidden.
+            with step.autocast():
+                backbone = step.model.step_backbone
+                return language_loss(step.model, backbone, step.samples, step.seed).item()
+
+        before = loss()
+
+        def after(taken: bool) -> dict[str, float]:
+            fall = before - loss() if taken else math.nan
+            self.learn(step.samples["index"].cpu().numpy(), fall, together)
+            return {FALL: fall if math.isfinite(fall) else 0.0}
+
+        return after
 
     def learn(self, index: Indices, reward: float, together: bool = False) -> None:
         """Take a step towards what lowered the language loss, and away from what did not.

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from lavis_mafa.algorithm.grit.collector import GritCollector
 from lavis_mafa.algorithm.grit.grouping import Indices
+from lavis_mafa.algorithm.grit.hardness import AfterStep, StepAhead
 from lavis_mafa.algorithm.grit.learned_hardness import Choices, as_bytes, from_bytes
 from lavis_mafa.algorithm.grit.sampler import EpochPlan, grouped_plan, index_dtype, random_plan
 from lavis_mafa.algorithm.grit.settings import GritSettings
@@ -88,29 +89,16 @@ class GritSchedule:
         apply it."""
         return self.settings.lr_factor if self.plan is not None and self.plan.grouped else 1.0
 
-    def wants_reward(self, update: int = 0) -> bool:
-        """Return whether the hardness learns from the mini-batches of an optimizer step.
+    def before_step(self, step: StepAhead) -> AfterStep | None:
+        """Let the hardness observe an optimizer step of the epoch; all ranks must call it.
 
-        Args:
-            update: number of the optimizer step, from 0 on.
+        Returns:
+            What all ranks must call after the step, see `AfterStep`; None: nothing.
         """
-        if not self.hardness.learns or self.plan is None or not self.plan.grouped:
-            return False
-        # An order from a file (`first_order`) was not formed by its choices.
-        wanted: bool = self.hardness.table is not None
-        return wanted and update % self.hardness.settings.every == 0
-
-    def learn(self, index: Tensor, reward: float) -> None:
-        """Let the hardness learn from a mini-batch; all ranks must call it.
-
-        Call it after an optimizer step for which `wants_reward` is true.
-
-        Args:
-            index: ``(B,)`` sample indices.
-            reward: by how much the step has lowered the mini-batch's language loss; see
-                `lavis_mafa.algorithm.grit.reward.language_loss`.
-        """
-        self.hardness.learn(index.cpu().numpy(), reward, together=self.world_size > 1)
+        if self.plan is None or not self.plan.grouped:
+            return None
+        found: AfterStep | None = self.hardness.before_step(step, self.world_size > 1)
+        return found
 
     def describe_hardness(self, epochs: int) -> str:
         """Return which similarities chains move to in a run of ``epochs`` epochs, in words."""
@@ -252,9 +240,8 @@ class GritSchedule:
                 f"the checkpoint orders {len(order)} samples, the training set has {self.size}: "
                 "resume with the data that the run started with"
             )
-        # Older checkpoints do not record the hardness.
-        q = state.get("hardness")
-        return EpochPlan(order, self.batch_size, self.world_size, state["grouped"], q)
+        grouped, q = state["grouped"], state["hardness"]
+        return EpochPlan(order, self.batch_size, self.world_size, grouped, q)
 
 
 def read_order(path: str, size: int) -> Indices:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from lavis_mafa.algorithm.grit.hardness import HARDNESS, build_schedule
+from lavis_mafa.algorithm.grit.hardness import GRIT, HARDNESS, build_schedule
 from lavis_mafa.algorithm.options import check_options, option
 
 
@@ -120,3 +120,6 @@ class GritSettings:
     def grouped_before(self, epoch: int) -> int:
         """Return how many epochs before ``epoch`` are grouped."""
         return max(0, epoch - self.start_epoch)
+
+
+GRIT.reserve(one.name for one in fields(GritSettings))

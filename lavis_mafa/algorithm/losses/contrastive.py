@@ -6,19 +6,18 @@ divided by the temperature already. Labels are ``(B, N)`` distributions over the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from torch import Tensor
 
-from lavis_mafa.algorithm.context import Compared, MiniBatch, StepContext
-from lavis_mafa.algorithm.itc_forms import ITC_LOSSES, contrastive_loss
+from lavis_mafa.algorithm.context import Compared, MiniBatch
+from lavis_mafa.algorithm.itc_forms import contrastive_loss
 from lavis_mafa.algorithm.labels import SOFT_LABELS, ItcSide, over_all
 from lavis_mafa.algorithm.mining import Connections
-from lavis_mafa.algorithm.settings import StepSettings, function_or_object
+from lavis_mafa.algorithm.settings import StepSettings
+from lavis_mafa.algorithm.step_context import StepContext
 
-__all__ = ["contrastive_loss", "itc", "itc_labels", "itc_sides", "labels_of"]
+__all__ = ["contrastive_loss", "itc", "itc_labels", "itc_sides"]
 
 
 def itc_sides(
@@ -68,19 +67,6 @@ def _side(
     )
 
 
-def labels_of(
-    side: ItcSide, settings: StepSettings, active: bool, objects: Mapping[str, Any] | None = None
-) -> Tensor:
-    """Return the labels ``(B, N)`` of one direction; one-hot until soft labels are ``active``.
-
-    Args:
-        objects: see `lavis_mafa.algorithm.settings.build_objects`.
-    """
-    entry = SOFT_LABELS.entry(settings.soft_labels.type if active else "one_hot")
-    labels: Tensor = function_or_object(entry, settings, objects or {})(side, settings.soft_labels)
-    return labels
-
-
 def itc_labels(
     compared: Compared, i2t: Connections, t2i: Connections, settings: StepSettings, active: bool
 ) -> list[tuple[Tensor, Tensor | None]]:
@@ -93,20 +79,18 @@ def itc_labels(
         active: whether labels are soft by now, see `SoftLabels.active`.
     """
     sides = itc_sides(compared, i2t, t2i, settings)
-    return [(labels_of(side, settings, active), side.dropped) for side in sides]
+    soft = settings.soft_labels
+    label = settings.make(SOFT_LABELS.entry(soft.type if active else "one_hot"))
+    return [(label(side, soft), side.dropped) for side in sides]
 
 
 def itc(step: StepContext) -> Tensor:
     """Return ITC in the form and with the labels of the settings, mean of both directions."""
-    active = step.soft_labels_active
-    entry = SOFT_LABELS.entry(step.settings.soft_labels.type)
-    extra_loss = entry.traits.extra_loss
-    form = step.function_or_object(ITC_LOSSES.entry(step.settings.itc_loss))
+    soft, active = step.settings.soft_labels, step.soft_labels_active
+    label = step.soft_label if active else SOFT_LABELS["one_hot"]
     total = step.compared.i2t.new_zeros(())
     for side in itc_sides(step.compared, step.i2t, step.t2i, step.settings, step.batch):
-        labels = labels_of(side, step.settings, active, step.objects)
-        total = total + form(side, labels) / 2
-        if active and extra_loss is not None:
-            own = {} if entry.settings is None else {"own": step.settings.own_of(entry)}
-            total = total + extra_loss(side, step.settings.soft_labels, **own) / 2
+        total = total + step.form(side, label(side, soft)) / 2
+        if active and step.extra_loss is not None:
+            total = total + step.extra_loss(side, soft) / 2
     return total

@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lavis_mafa.algorithm.context import StepContext
 from lavis_mafa.algorithm.pickers import NONE
+from lavis_mafa.algorithm.step_context import StepContext
 
 IGNORED = -100  # cross_entropy's ignore_index
 LM_SMOOTHING = 0.1  # label smoothing of LM in BLIP and BLIP-2

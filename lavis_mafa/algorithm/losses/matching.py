@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lavis_mafa.algorithm.context import StepContext
+from lavis_mafa.algorithm.step_context import StepContext
 
 
 def matching_losses(logits: Tensor, labels: Tensor) -> Tensor:

@@ -18,9 +18,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lavis_mafa.algorithm.backbone import WithRegions
-from lavis_mafa.algorithm.context import MomentumView, StepContext
+from lavis_mafa.algorithm.context import MomentumView
 from lavis_mafa.algorithm.labels import labels_from_positives, over_all
 from lavis_mafa.algorithm.losses.contrastive import contrastive_loss
+from lavis_mafa.algorithm.step_context import StepContext
 
 
 def intra_modal_loss(

@@ -100,7 +100,7 @@ def image_names(numbers: Collection[int], data: TrainingSet) -> Mapping[int, str
             raise ValueError(
                 f"the image of sample {number} has no file name, expected one, because a judgement "
                 "names the file of its image: pass such labels as they are, to "
-                "`lavis-mafa threshold --labels` or `lavis-mafa label correct`"
+                "`lavis-mafa label quality --labels` or `lavis-mafa label correct`"
             )
         names[number] = name
     wanted, sample_of = set(names.values()), dict[str, int]()

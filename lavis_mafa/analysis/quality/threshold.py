@@ -204,8 +204,8 @@ def labelling_commands(files: Sequence[Path], precision: float | None) -> list[s
         "Label some pairs as follows, or give judgements by people (--judgements FILE).",
         f"1. `lavis-mafa label page {judged} --all --output labels.html` writes a page that asks "
         "for 200 pairs; open it, answer and save labels.json.",
-        f"2. `lavis-mafa threshold {judged} --labels labels.json --precision {wanted:g} --output "
-        "threshold` finds the threshold and writes it for a config.",
+        f"2. `lavis-mafa label quality {judged} --labels labels.json --precision "
+        f"{wanted:g} --output quality` finds the threshold and writes it for a config.",
     ]
 
 

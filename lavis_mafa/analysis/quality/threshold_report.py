@@ -1,4 +1,4 @@
-"""Tables, curves and JSON content of `lavis-mafa threshold`."""
+"""Tables, curves and JSON content of `lavis-mafa label quality`."""
 
 from __future__ import annotations
 

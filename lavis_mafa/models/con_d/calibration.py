@@ -1,7 +1,7 @@
 """The file of a discriminator's calibrated thresholds.
 
-`lavis-mafa threshold --precision` writes it, and ``model.mafa.connections.calibration`` of a config
-names it.
+`lavis-mafa label quality --precision` writes it, and ``model.mafa.connections.calibration`` of a
+config names it.
 """
 
 from __future__ import annotations
@@ -87,8 +87,8 @@ class CalibratedThresholds:
         found = {key: content.get(key) for key in head} if isinstance(content, dict) else None
         if found != head:
             raise ValueError(
-                f"is no calibration: it has {found}, expected {head}; `lavis-mafa threshold "
-                "--precision` writes one"
+                f"is no calibration: it has {found}, expected {head}; `lavis-mafa label "
+                "quality --precision` writes one"
             )
         values = {key: value for key, value in content.items() if key not in head}
         known = {one.name for one in fields(cls)}

@@ -3,6 +3,7 @@
 import copy
 import math
 import threading
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -14,10 +15,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_grouping import integer_features, quantile
 
-from lavis_mafa.algorithm.grit import GritCollector, GritSchedule, GritSettings, LearnedHardness
+from lavis_mafa.algorithm.grit import (
+    GritCollector,
+    GritSchedule,
+    GritSettings,
+    LearnedHardness,
+    learned_hardness,
+)
 from lavis_mafa.algorithm.grit import collector as collector_module
 from lavis_mafa.algorithm.grit.collector import share_out
 from lavis_mafa.algorithm.grit.grouping import group
+from lavis_mafa.algorithm.grit.hardness import StepAhead
 from lavis_mafa.algorithm.grit.learned_hardness import (
     FIRST_REWARDS,
     LearnedSettings,
@@ -51,6 +59,17 @@ def reward_of(index):
     return float(np.sin(np.asarray(index)).sum())
 
 
+def learn(schedule, number, batch):
+    """Reward the hardness, if it wants that; return whether it did."""
+    losses = iter([reward_of(batch), 0.0])
+    with mock.patch.object(
+        learned_hardness, "language_loss", lambda *step: torch.tensor(next(losses)).double()
+    ):
+        samples = {"index": torch.from_numpy(batch.copy())}
+        after = schedule.before_step(StepAhead(number, mock.Mock(), samples))
+        return after is not None and bool(after(True))
+
+
 def train(schedule, epochs, first=0, rank=0, stop=None, first_step=0):
     """Train on every mini-batch, which rewards the hardness where it wants that; return orders."""
     orders = []
@@ -65,8 +84,7 @@ def train(schedule, epochs, first=0, rank=0, stop=None, first_step=0):
                 continue
             if (epoch, step) == stop:
                 return orders
-            if schedule.wants_reward(step):
-                schedule.learn(torch.from_numpy(batch.copy()), reward_of(batch))
+            learn(schedule, step, batch)
             collect(schedule, batch)
         first_step = 0
         schedule.end(epoch)
@@ -423,8 +441,7 @@ def test_resumed_equals_uninterrupted(tmp_path, stop, naive):
     else:
         rest = resumed.plan.mini_batches(0)
         for step, batch in enumerate(rest):
-            if resumed.wants_reward(step):
-                resumed.learn(torch.from_numpy(batch.copy()), reward_of(batch))
+            learn(resumed, step, batch)
             collect(resumed, batch)
         resumed.end(stop[0])
         assert train(resumed, 5, first=stop[0] + 1) == orders[stop[0] + 1 :]
@@ -500,15 +517,16 @@ def test_two_ranks_learn_the_same_from_different_mini_batches(tmp_path):
 def test_rewards_are_wanted_in_grouped_epochs_at_every_nth_step(tmp_path):
     schedule = GritSchedule(SIZE, BATCH, grit_settings(LearnedSettings(every=3)))
     schedule.begin(0)
-    assert not schedule.wants_reward(0)
+    batch = np.arange(BATCH)
+    assert not learn(schedule, 0, batch)
     schedule = GritSchedule(SIZE, BATCH, grit_settings(LearnedSettings(every=3)))
     train(schedule, 1)
     schedule.begin(1)
-    assert [schedule.wants_reward(step) for step in range(7)] == [True, False, False] * 2 + [True]
+    assert [learn(schedule, step, batch) for step in range(7)] == [True, False, False] * 2 + [True]
     np.save(tmp_path / "order.npy", np.arange(SIZE))
     given = GritSchedule(SIZE, BATCH, grit_settings(first_order=str(tmp_path / "order.npy")))
-    assert given.begin(0).grouped and not given.wants_reward(0)
+    assert given.begin(0).grouped and not learn(given, 0, batch)
     constant = GritSchedule(SIZE, BATCH, grit_settings(schedule="constant"))
     train(constant, 1)
     constant.begin(1)
-    assert not constant.wants_reward(0)
+    assert not learn(constant, 0, batch)

@@ -12,8 +12,9 @@ from omegaconf import OmegaConf
 from test_con_d_families import FAMILIES, build, config_of, save_checkpoint
 
 from lavis_mafa.algorithm.negatives_encoder import ENCODER_TOKENS, ENCODER_VIEW
+from lavis_mafa.algorithm.parts import build_parts
 from lavis_mafa.algorithm.pickers import hardest
-from lavis_mafa.algorithm.settings import StepSettings, build_picker
+from lavis_mafa.algorithm.settings import StepSettings
 from lavis_mafa.algorithm.step import run_step
 from lavis_mafa.config import ConfigError, load_config
 from lavis_mafa.datasets import TrainingSet
@@ -73,7 +74,7 @@ def test_negatives_follow_the_frozen_encoder(samples, family, judge):
     encoder = ModelNegativesEncoder(frozen)
     settings = StepSettings(loss_weights=WITHOUT_ITC)
     before = {name: value.clone() for name, value in frozen.state_dict().items()}
-    output = run_step(model.backbone, samples, settings, negatives_encoder=encoder)
+    output = run_step(model.backbone, samples, build_parts(settings, negatives_encoder=encoder))
     assert output.i2t.hard.tolist() == hardest_one_by_one(sim, ids)
     assert output.t2i.hard.tolist() == hardest_one_by_one(sim.t(), ids)
     own = run_step(model.backbone, samples, settings)
@@ -94,7 +95,8 @@ def test_grit_groups_by_the_frozen_encoder(samples, judge):
             backbone.encode_images(samples["image"]), backbone.encode_texts(samples["text_input"])
         )
     encoder = ModelNegativesEncoder(frozen)
-    output = run_step(model.backbone, samples, StepSettings(), negatives_encoder=encoder)
+    parts = build_parts(StepSettings(), negatives_encoder=encoder)
+    output = run_step(model.backbone, samples, parts)
     torch.testing.assert_close(output.image_features, expected[0])
     torch.testing.assert_close(output.text_features, expected[1])
 
@@ -103,16 +105,15 @@ def test_pickers_get_the_temperature_of_the_frozen_encoder(samples, monkeypatch)
     """Otherwise FNE's cosines and ALBEF's softmax would be scaled wrongly."""
     model, frozen = build("albef_mafa"), other("albef_mafa")
     cosines = similarities_one_by_one(frozen, samples)
-    settings = StepSettings(negatives="posterior")
-    picker, seen = build_picker(settings), {}
+    encoder, seen = ModelNegativesEncoder(frozen), {}
+    parts = build_parts(StepSettings(negatives="posterior"), negatives_encoder=encoder)
 
     def prepare(sim_i2t, sim_t2i, positives, own, temperature, epoch):
         seen.update(i2t=sim_i2t * temperature, t2i=sim_t2i, temperature=temperature)
         return hardest, hardest
 
-    monkeypatch.setattr(picker, "prepare", prepare)
-    encoder = ModelNegativesEncoder(frozen)
-    run_step(model.backbone, samples, settings, picker=picker, negatives_encoder=encoder)
+    monkeypatch.setattr(parts.picker, "prepare", prepare)
+    run_step(model.backbone, samples, parts)
     assert float(seen["temperature"]) == pytest.approx(0.2)
     torch.testing.assert_close(seen["i2t"], cosines, atol=1e-5, rtol=1e-4)
     torch.testing.assert_close(seen["t2i"] * 0.2, cosines.t(), atol=1e-5, rtol=1e-4)

@@ -172,6 +172,8 @@ class FneRetrieval(MafaModel, BaseModel):
     attends_from_text = False
     PRETRAINED_MODEL_CONFIG_DICT = model_yamls("fne_retrieval", "base", "tiny")
     has_unused_parameters = False
+    con_d = negatives_encoder = None
+    momentum_encoders: Any = None
 
     def __init__(
         self,
@@ -191,17 +193,14 @@ class FneRetrieval(MafaModel, BaseModel):
         self.tokenizer, self.max_txt_len = tokenizer, max_txt_len
         self.visual_encoder, self.text_encoder = image_encoder, text_encoder
         self.fne = settings or FneSettings()
-        self.con_d = None
         self.backbone: Any = DualBackbone(self)
         self.copies = DualBackbone(self, "_m")
-        self.momentum_encoders: Any = MovingCopies(self, PARTS, self.fne.momentum)
+        self.momentum_encoders = MovingCopies(self, PARTS, self.fne.momentum)
         self.memory = PairMemory(self.fne.memory_size, width)
         self.picker = PosteriorPicker(self.fne.rule)
 
-    @property
-    def step_objects(self) -> dict[str, Any]:
-        """None: it does not train by the step that uses them."""
-        return {}
+    def allocate(self, size: int) -> None:
+        """Do nothing: no state depends on the number of samples."""
 
     @classmethod
     def from_config(cls, cfg: Any = None) -> FneRetrieval:

@@ -1,0 +1,158 @@
+"""The parts of a training step, built once from its settings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lavis_mafa.algorithm.discriminator import Discriminator
+from lavis_mafa.algorithm.itc_forms import ITC_LOSSES
+from lavis_mafa.algorithm.labels import SOFT_LABELS
+from lavis_mafa.algorithm.losses import LOSSES
+from lavis_mafa.algorithm.momentum import Momentum
+from lavis_mafa.algorithm.negatives_encoder import NegativesEncoder
+from lavis_mafa.algorithm.pickers import PICKERS, PickerByEpoch
+from lavis_mafa.algorithm.registry import Entry
+from lavis_mafa.algorithm.rules import RULES, Rule
+from lavis_mafa.algorithm.scores import SCORES, Score
+from lavis_mafa.algorithm.settings import StepSettings
+
+BY_EPOCH = "picker_by_epoch"  # name of the picker among the objects if it changes by epoch
+
+
+@dataclass
+class StepParts:
+    """What `lavis_mafa.algorithm.step.run_step` consists of; `build_parts` makes it.
+
+    A part is a function with its settings bound, or the object of a registered class.
+
+    Attributes:
+        settings: from which the parts were built.
+        picker: of hard negatives, see `lavis_mafa.algorithm.pickers`.
+        soft_label: labels of ITC from `SoftLabels.start_epoch` on; one-hot before.
+        extra_loss: term that ITC adds with these labels; None: none.
+        form: of ITC.
+        losses: the losses that have a weight, by name, in the order of computation.
+        rule: makes verdicts of scores.
+        scores: of candidates, by name, that pick hard negatives or judge them.
+        objects: of registered classes, by registered name. Those that are modules may hold
+            parameters and state, which belong in the checkpoints of the model that is trained.
+        con_d: the discriminator; None leaves every hard negative a negative (GRIT-VLP, ALBEF),
+            unless ``connections.score`` judges them. With such a score it is not used.
+        momentum: momentum encoders and queue, for soft labels that need them, such as ``momentum``.
+        negatives_encoder: a frozen model whose similarities hard negatives are picked by, and whose
+            features GRIT groups by; None: those of the model in training.
+    """
+
+    settings: StepSettings
+    picker: Any
+    soft_label: Callable[..., Tensor]
+    extra_loss: Callable[..., Tensor] | None
+    form: Callable[..., Tensor]
+    losses: dict[str, Callable[..., Tensor | None]]
+    rule: Rule
+    scores: dict[str, Score]
+    objects: dict[str, Any] = field(default_factory=dict)
+    con_d: Discriminator | None = None
+    momentum: Momentum | None = None
+    negatives_encoder: NegativesEncoder | None = None
+
+    def zero(self) -> Tensor | float:
+        """Return 0 that depends on all trained parameters of the objects.
+
+        DDP waits for the gradients of all parameters, also of soft labels that have not begun.
+        """
+        modules = [one for one in self.objects.values() if isinstance(one, nn.Module)]
+        trained = [p for one in modules for p in one.parameters() if p.requires_grad]
+        return sum((0.0 * p.float().sum() for p in trained), start=0.0)
+
+    @torch.no_grad()
+    def allocate(self, size: int) -> None:
+        """Prepare the objects for training data of ``size`` samples, before state is resumed.
+
+        Objects with state for each sample have a method ``allocate(size)``, which registers buffers
+        (not parameters, which the optimizer would miss) for ``loaded_index`` from 0 to size - 1.
+        """
+        for one in self.objects.values():
+            if hasattr(one, "allocate"):
+                one.allocate(size)
+
+
+def build_parts(
+    settings: StepSettings,
+    con_d: Discriminator | None = None,
+    momentum: Momentum | None = None,
+    negatives_encoder: NegativesEncoder | None = None,
+) -> StepParts:
+    """Build the parts of the step: one object of every registered class that is in use.
+
+    Args:
+        settings: see `StepSettings`.
+        con_d, momentum, negatives_encoder: see `StepParts`.
+
+    Raises:
+        ValueError: if two objects have the same name, or the rule needs scores that Con-D does not
+            give.
+        KeyError: if a loss with a weight is not registered.
+    """
+    classes: dict[str, Entry[Any]] = {}
+    objects: dict[str, Any] = {}
+
+    def part(entry: Entry[Any]) -> Any:
+        if not isinstance(entry.value, type):
+            return settings.make(entry)
+        if (known := classes.setdefault(entry.name, entry)) is not entry:
+            raise ValueError(
+                f"two classes that the step needs are registered as {entry.name!r}, "
+                f"{known.value.__qualname__} and {entry.value.__qualname__}; register one of them "
+                "under another name"
+            )
+        if entry.name not in objects:  # one score may both pick and judge
+            objects[entry.name] = settings.make(entry)
+        return objects[entry.name]
+
+    # The order of this function is that of the objects' parameters in a model and its optimizer.
+    label = SOFT_LABELS.entry(settings.soft_labels.type)
+    soft_label, extra_loss = part(label), label.traits.extra_loss
+    if extra_loss is not None and label.settings is not None:
+        extra_loss = partial(extra_loss, own=settings.own_of(label) or label.settings())
+    with_itc = settings.loss_weights.get("itc")
+    form = part(ITC_LOSSES.entry(settings.itc_loss if with_itc else "softmax"))
+    weighted = [name for name, weight in settings.loss_weights.items() if weight]
+    losses = {name: part(LOSSES.entry(name)) for name in weighted}
+    rule = settings.connections
+    scores = {settings.negatives_by: part(SCORES.entry(settings.negatives_by))}
+    verdict = part(RULES.entry(rule.rule))
+    if not rule.by_con_d:
+        scores[rule.score] = part(SCORES.entry(rule.score))
+    elif RULES.entry(rule.rule).traits.needs_all:
+        raise ValueError(
+            f"connections.rule: {rule.rule} needs the scores of all candidates, and Con-D judges "
+            "only some; use score: similarity"
+        )
+    if settings.warm_up_epochs and settings.warm_up_negatives:
+        names = settings.warm_up_negatives, settings.negatives
+        first, later = (settings.make(PICKERS.entry(name)) for name in names)
+        picker = objects[BY_EPOCH] = PickerByEpoch(first, later, settings.warm_up_epochs)
+    else:
+        picker = part(PICKERS.entry(settings.negatives))
+    return StepParts(
+        settings,
+        picker,
+        soft_label,
+        extra_loss,
+        form,
+        # In the order of registration: it decides on the random stream.
+        {name: losses[name] for name in LOSSES if name in losses},
+        verdict,
+        scores,
+        objects,
+        con_d,
+        momentum,
+        negatives_encoder,
+    )

@@ -1,0 +1,258 @@
+"""ALBEF for two images per text: text assignment (pre-training) and NLVR2 (fine-tuning).
+
+Every fusion layer is doubled (ALBEF 4.2 and Figure 3b).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from lavis.common.registry import registry
+from lavis.models.albef_models import AlbefBase
+from lavis.models.albef_models.albef_nlvr import AlbefNLVR
+from lavis.models.med import BertModel
+from torch import Tensor, nn
+from transformers.models.bert.configuration_bert import BertConfig
+from transformers.utils.generic import ModelOutput
+
+from lavis_mafa.algorithm.losses.text_assignment import assign_texts
+from lavis_mafa.algorithm.options import option
+from lavis_mafa.downstream.albef_downstream import AlbefDownstream
+from lavis_mafa.downstream.yamls import model_yamls
+from lavis_mafa.models.families.albef.fusion_layers import LAYER, State, double_fusion_layers
+from lavis_mafa.models.families.base import all_visible, tokenize
+
+
+@dataclass
+class Judgement(ModelOutput):
+    """``loss`` (a scalar), ``logits`` ``(B, classes)`` and their ``labels`` ``(B,)``."""
+
+    loss: Tensor | None = None
+    logits: Tensor | None = None
+    labels: Tensor | None = None
+
+
+class TwoImages(AlbefDownstream):
+    """Mixin before a class of LAVIS that has ``visual_encoder`` and ``text_encoder``.
+
+    The text encoder is a BERT whose fusion layers come in pairs: the first of a pair attends to the
+    first image, the second to the second. Both start from the same weights, and they always share
+    the projections of keys and values.
+    """
+
+    images_per_sample = 2
+
+    def share_cross_attention(self, encoder: Any) -> None:
+        """Let both layers of each pair of a BERT encoder share their projections of images."""
+        for first in range(encoder.config.fusion_layer, encoder.config.num_hidden_layers, 2):
+            one, other = (encoder.layer[n].crossattention.self for n in (first, first + 1))
+            for name in ("key", "value"):
+                getattr(one, name).weight = getattr(other, name).weight
+                getattr(one, name).bias = getattr(other, name).bias
+
+    def fuse(
+        self, captions: Sequence[str], first: Tensor, second: Tensor, text_encoder: Any = None
+    ) -> Tensor:
+        """Return the state ``(B, D)`` of [CLS] for B captions with two images each.
+
+        Args:
+            first, second: encoded images ``(B, S, V)``.
+            text_encoder: default: the model's own.
+        """
+        model: Any = self
+        tokens = tokenize(model, captions, None)
+        hidden = (text_encoder or model.text_encoder)(
+            tokens.input_ids,
+            attention_mask=tokens.attention_mask,
+            encoder_hidden_states=[first, second],
+            encoder_attention_mask=[all_visible(first), all_visible(second)],
+            return_dict=True,
+        ).last_hidden_state
+        first_token: Tensor = hidden[:, 0]
+        return first_token
+
+    @classmethod
+    def language_parts(cls, config: BertConfig) -> dict[str, Any]:
+        """Build BERT with doubled fusion layers; ``config`` has the layers for one image."""
+        double = deepcopy(config)
+        double.num_hidden_layers += config.num_hidden_layers - config.fusion_layer
+        return {"text_encoder": BertModel(config=double, add_pooling_layer=False)}
+
+    def convert_pretrained(self, state: State, origin: str) -> State:
+        """Double the fusion layers of a checkpoint for single images."""
+        model: Any = self
+        return for_two_images(state, model.text_encoder.config, origin)
+
+
+def for_two_images(state: State, config: BertConfig, origin: str) -> State:
+    """Convert the weights of an ALBEF for one image or two to those for two.
+
+    Momentum copies for one image are dropped: the model's own start equal to its encoders.
+
+    Args:
+        config: of the text encoder for two images.
+        origin: of the weights, for messages.
+
+    Raises:
+        ValueError: if the text encoder has another number of layers.
+    """
+    # Pre-training models keep BERT below ``text_encoder.bert.``.
+    state = {str(key).replace("encoder.bert.", "encoder.", 1): state[key] for key in state}
+    found = [LAYER.fullmatch(key) for key in state]
+    layers = 1 + max((int(match[2]) for match in found if match), default=-1)
+    double, fusion = config.num_hidden_layers, config.fusion_layer
+    single = fusion + (double - fusion) // 2
+    if layers not in (single, double):
+        raise ValueError(
+            f"{origin} has {layers} layers below text_encoder, expected {single}, of an ALBEF for "
+            f"one image, or {double}, of one for two"
+        )
+    if layers == double:
+        return state
+    return double_fusion_layers({k: v for k, v in state.items() if "_m." not in k}, fusion)
+
+
+TA_NEGATIVES = ("similar", "random")
+
+
+@dataclass(frozen=True)
+class TextAssignment:
+    """Config keys of ``model`` that only text assignment reads."""
+
+    ta_negatives: str = option(
+        "similar",
+        "other images of text assignment: likelier if similar, or random",
+        source="ALBEF",
+        choices=TA_NEGATIVES,
+    )
+
+
+@registry.register_model("albef_nlvr_pretrain_mafa")
+class AlbefNlvrPretrainMafa(TwoImages, AlbefBase):
+    """Text assignment, one epoch between pre-training and NLVR2 (ALBEF 4.2; MAFA F).
+
+    A linear classifier on [CLS] predicts which of two images a text describes, if any. Other images
+    are drawn from the mini-batch: with ``ta_negatives: similar`` by the similarity of features (as
+    in ALBEF's published code), otherwise uniformly.
+
+    It starts from a checkpoint of ``albef_mafa`` as ``pretrained``; ``albef_nlvr_mafa`` starts from
+    its checkpoints. The projection of image features only measures similarity, so it is frozen.
+
+    Supported model types:
+        - base: ViT-B/16 and BERT with 6 text and 2 * 6 fusion layers.
+        - tiny: built only from its config, for small images and tests.
+    """
+
+    PRETRAINED_MODEL_CONFIG_DICT = model_yamls("albef_nlvr_pretrain_mafa", "base", "tiny")
+    model_options = TextAssignment
+    options = ("embed_dim", "temp", "max_txt_len", "ta_negatives")
+    heads = ("ta_head.",)
+
+    def __init__(
+        self,
+        image_encoder: Any,
+        text_encoder: Any,
+        tokenizer: Any,
+        embed_dim: int = 256,
+        temp: float = 0.07,
+        max_txt_len: int = 25,
+        ta_negatives: str = TextAssignment.ta_negatives,
+    ) -> None:
+        super().__init__()
+        if ta_negatives not in TA_NEGATIVES:
+            raise ValueError(
+                f"model.ta_negatives is {ta_negatives!r}, expected {' or '.join(TA_NEGATIVES)}"
+            )
+        self.tokenizer = tokenizer
+        self.max_txt_len = max_txt_len
+        self.temp = temp
+        self.ta_negatives = ta_negatives
+        if ta_negatives == "similar":
+            self.random_parts = ("vision_proj.",)
+        self.visual_encoder = image_encoder
+        self.text_encoder = text_encoder
+        self.share_cross_attention(text_encoder.encoder)
+        self.vision_proj = nn.Linear(image_encoder.vision_width, embed_dim).requires_grad_(False)
+        self.ta_head = nn.Linear(text_encoder.config.hidden_size, 3)
+
+    def forward(self, samples: dict[str, Any]) -> Judgement:
+        """Compute the loss of text assignment, averaged over the mini-batch.
+
+        Args:
+            samples: ``image`` ``(B, 3, H, W)``, ``text_input`` (B strings), and optionally
+                ``image_id`` ``(B,)``, equal for samples of one image; default: all different.
+
+        Raises:
+            ValueError: if all samples show one image, so that there is no other.
+        """
+        images = self.visual_encoder.forward_features(samples["image"])
+        ids = samples.get("image_id")
+        if ids is None:
+            ids = torch.arange(len(images), device=images.device)
+        drawn = assign_texts(
+            ids, self._likeness(images) if self.ta_negatives == "similar" else None
+        )
+        state = self.fuse(samples["text_input"], images[drawn.first], images[drawn.second])
+        logits = self.ta_head(state)
+        return Judgement(F.cross_entropy(logits, drawn.labels), logits, drawn.labels)
+
+    @torch.no_grad()
+    def _likeness(self, images: Tensor) -> Tensor:
+        """Return the logits ``(B, B)`` to draw other images by: similarity over temperature."""
+        features = F.normalize(self.vision_proj(images[:, 0]).float(), dim=-1)
+        return features @ features.t() / self.temp
+
+
+@registry.register_model("albef_nlvr_mafa")
+class AlbefNlvrMafa(TwoImages, AlbefNLVR):
+    """LAVIS's ``albef_nlvr``: predicts whether a text is true of two images.
+
+    It starts from an unchanged checkpoint of ``albef_mafa``, ``albef_nlvr_pretrain_mafa`` or
+    LAVIS's ``albef_nlvr``, has any size, and also trains without momentum distillation. It distils
+    from the momentum text encoder, where LAVIS uses the trained one by mistake.
+
+    Supported model types:
+        - nlvr: ViT-B/16 and BERT with 6 text and 2 * 6 fusion layers; LAVIS's published weights.
+        - tiny: built only from its config, for small images and tests.
+    """
+
+    PRETRAINED_MODEL_CONFIG_DICT = model_yamls("albef_nlvr_mafa", "nlvr", "tiny")
+    options = ("num_classes", "momentum", "alpha", "use_distill", "max_txt_len")
+    heads = ("cls_head.",)
+
+    def forward(self, samples: dict[str, Any], is_train: bool = True) -> Any:
+        """Return the loss, averaged over the mini-batch, or the predictions.
+
+        Args:
+            samples: ``image0`` and ``image1`` ``(B, 3, H, W)``, ``text_input`` (B strings) and
+                ``label`` ``(B,)``; with ``use_distill`` also ``epoch``, ``iters`` and
+                ``num_iters_per_epoch``.
+            is_train: False: return ``predictions`` ``(B, classes)`` and ``targets`` ``(B,)``.
+        """
+        labels = samples["label"]
+        logits = self._logits(samples, self.visual_encoder, self.text_encoder, self.cls_head)
+        if not is_train:
+            return {"predictions": logits, "targets": labels}
+        loss = F.cross_entropy(logits, labels)
+        if self.use_distill:
+            with torch.no_grad():
+                self._momentum_update()
+                copies = (self.visual_encoder_m, self.text_encoder_m, self.cls_head_m)
+                soft = self._logits(samples, *copies).softmax(dim=1)
+            keys = ("epoch", "iters", "num_iters_per_epoch")
+            weight = self.alpha * self._rampup_factor(*(samples[key] for key in keys))
+            loss = (1 - weight) * loss + weight * F.cross_entropy(logits, soft)
+        return Judgement(loss, logits, labels)
+
+    def _logits(
+        self, samples: dict[str, Any], image_encoder: Any, text_encoder: Any, head: Any
+    ) -> Tensor:
+        images = torch.cat([samples["image0"], samples["image1"]])
+        first, second = image_encoder.forward_features(images).chunk(2)
+        logits: Tensor = head(self.fuse(samples["text_input"], first, second, text_encoder))
+        return logits

@@ -1,0 +1,104 @@
+"""LAVIS's data sets without their defects: NLVR2, and Visual Genome's questions."""
+
+from __future__ import annotations
+
+import random
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from lavis.common.registry import registry
+from lavis.datasets.builders.classification_builder import NLVRBuilder
+from lavis.datasets.builders.vqa_builder import VGVQABuilder
+from lavis.datasets.datasets.nlvr_datasets import NLVRDataset
+from lavis.datasets.datasets.vg_vqa_datasets import VGVQADataset
+
+from lavis_mafa.algorithm.options import option
+from lavis_mafa.datasets.local_files import SetsOptions, UseLocalFiles
+from lavis_mafa.downstream.yamls import dataset_yamls
+
+# At the beginning of a word only: in "leftmost", but not in "bright".
+_SIDE = re.compile(r"\b(left|right)")
+_OPPOSITE = {"left": "right", "right": "left"}
+
+
+def mirrored(sentence: str) -> str:
+    """Return a lower-case sentence with left and right exchanged."""
+    return _SIDE.sub(lambda match: _OPPOSITE[match[1]], sentence)
+
+
+@dataclass(frozen=True)
+class ExchangeOptions:
+    """Config keys of ``build_info``."""
+
+    exchange_images: bool = option(
+        True,
+        "exchange the two images of half of the training samples, and left and right in their "
+        "sentences; ALBEF, GRIT-VLP and MAFA: False",
+        source="LAVIS",
+    )
+
+
+class NlvrTrain(NLVRDataset):
+    """LAVIS's training set, which exchanges the two images of half of its samples.
+
+    For these LAVIS also replaces "right" inside words: "bright" becomes "bleft".
+    """
+
+    exchange_images = ExchangeOptions.exchange_images
+
+    def _flip(self, samples: dict[str, Any]) -> dict[str, Any]:
+        if not self.exchange_images or random.random() < 0.5:
+            return samples
+        return {
+            **samples,
+            "image0": samples["image1"],
+            "image1": samples["image0"],
+            "text_input": mirrored(samples["text_input"]),
+        }
+
+
+@registry.register_builder("nlvr_mafa")
+class NlvrMafaBuilder(UseLocalFiles, SetsOptions, NLVRBuilder):
+    """LAVIS's ``nlvr`` with test-P as ``test``, for which LAVIS loads the dev split again.
+
+    Annotation files and an image folder that exist locally are not copied.
+    """
+
+    train_dataset_cls = NlvrTrain
+    build_options = ExchangeOptions
+    DATASET_CONFIG_DICT = dataset_yamls("nlvr_mafa")
+
+
+@dataclass(frozen=True)
+class VgVqaOptions:
+    """Config keys of ``build_info``."""
+
+    answer_weight: float = option(
+        0.5,
+        "weight of an answer's loss; those of a question of VQA v2 add up to 1; LAVIS: 0.2",
+        source="ALBEF's code",
+        low=0,
+        above=True,
+    )
+
+
+class VgVqaTrain(VGVQADataset):
+    """LAVIS's training set, whose only answer to a question has the weight `answer_weight`."""
+
+    answer_weight = VgVqaOptions.answer_weight
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {**super().__getitem__(index), "weights": [self.answer_weight]}
+
+
+@registry.register_builder("vg_vqa_mafa")
+class VgVqaMafaBuilder(UseLocalFiles, SetsOptions, VGVQABuilder):
+    """LAVIS's ``vg_vqa`` with the weight of an answer as a key.
+
+    Annotation files and an image folder that exist locally are not copied.
+    """
+
+    train_dataset_cls = VgVqaTrain
+    build_options = VgVqaOptions
+    DATASET_CONFIG_DICT = dataset_yamls("vg_vqa_mafa")

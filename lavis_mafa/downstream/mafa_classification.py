@@ -1,0 +1,93 @@
+"""LAVIS's classification task for one rank or several, and text assignment."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from lavis.common.registry import registry
+from lavis.tasks.image_text_pretrain import ImageTextPretrainTask
+from lavis.tasks.multimodal_classification import MultimodalClassificationTask
+
+from lavis_mafa.downstream import task_records as results
+from lavis_mafa.metrics.finite import require_finite
+from lavis_mafa.tasks.tally import Tally
+
+logger = logging.getLogger(__name__)
+
+
+class CountsCorrect:
+    """Mixin: training accuracy of models whose output has ``logits`` and ``labels``."""
+
+    def step_figures(self, output: Any, samples: dict[str, Any]) -> dict[str, float]:
+        """Return counts of one step for log and tally; none if the output lacks them."""
+        logits, labels = output.get("logits"), output.get("labels")
+        if logits is None or labels is None:
+            return {}
+        correct = (logits.argmax(dim=1) == labels).sum()
+        return {"correct": float(correct), "judged": float(len(labels))}
+
+    def epoch_figures(self, tally: Tally) -> dict[str, float | None]:
+        """Return the ``accuracy`` of an epoch in percent."""
+        share = tally.ratio("correct", "judged")
+        return {} if share is None else {"accuracy": 100 * share}
+
+    def mined(self, output: Any, samples: dict[str, Any], limit: int) -> list[dict[str, Any]]:
+        """Return no pairs, as there is no Con-D."""
+        return []
+
+
+@registry.register_task("mafa_text_assignment")
+class MafaTextAssignmentTask(CountsCorrect, ImageTextPretrainTask):
+    """Trains ``albef_nlvr_pretrain_mafa``; evaluates nothing."""
+
+
+@registry.register_task("mafa_classification")
+class MafaClassificationTask(results.InBatches, CountsCorrect, MultimodalClassificationTask):
+    """Trains any LAVIS model that has ``predict`` and evaluates it (NLVR2, SNLI-VE).
+
+    Figures in percent: ``acc``, also for each ``statement_type`` where samples have one, and
+    ``agg_metrics``, which is ``acc``.
+    """
+
+    doing = "classifying"
+    asks_of_model = "predict"
+    needs = "labels"
+
+    def valid_step(self, model: Any, samples: Any) -> list[results.Record]:
+        """Classify a mini-batch.
+
+        Raises:
+            ValueError: if samples have no ``instance_id``, or a prediction is not finite.
+        """
+        ids = results.required_column(samples, self.inst_id_key)
+        types = results.column(samples, "statement_type") or [None] * len(ids)
+        outputs = model.predict(samples)
+        require_finite("predictions of classes", outputs["predictions"].float().cpu().numpy())
+        predictions = outputs["predictions"].argmax(dim=1).tolist()
+        names = (self.inst_id_key, "prediction", "target", "statement_type")
+        rows = zip(ids, predictions, outputs["targets"].tolist(), types, strict=True)
+        return [dict(zip(names, row, strict=True)) for row in rows]
+
+    def after_evaluation(
+        self, val_result: list[results.Record], split_name: str, epoch: Any, **kwargs: Any
+    ) -> dict[str, float]:
+        """Write ``<split>_epoch<epoch>.json`` and compute the figures, on the main process."""
+        records = results.without_duplicates(val_result, self.inst_id_key)
+        plain = [
+            {name: record[name] for name in (self.inst_id_key, "prediction", "target")}
+            for record in records
+        ]
+        path = results.write_result(plain, f"{split_name}_epoch{epoch}")
+        logger.info("%d predictions of %s are in %s", len(plain), split_name, path)
+        overall = accuracy(records)
+        figures = {"agg_metrics": overall, "acc": overall}
+        for kind in sorted({r["statement_type"] for r in records if r["statement_type"]}):
+            figures[f"acc_{kind}"] = accuracy([r for r in records if r["statement_type"] == kind])
+        return figures
+
+
+def accuracy(records: list[results.Record]) -> float:
+    """Return the percentage of records whose ``prediction`` is the ``target``; 0 of none."""
+    right: int = sum(record["prediction"] == record["target"] for record in records)
+    return 100 * right / max(1, len(records))

@@ -1,0 +1,344 @@
+"""`refcoco_plus`: expressions for objects in photographs, in the files of ALBEF's download.
+
+    datasets:
+      refcoco_plus:
+        build_info:
+          annotations:
+            train: {storage: data/refcoco+_train.json}
+            val: {storage: data/refcoco+_val.json}
+            test: {storage: data/refcoco+_test.json}
+          images: {storage: coco/images}
+          detections: {storage: data/refcoco+/dets.json}
+          references: {storage: data/refcoco+/refs.json}
+          instances: {storage: data/refcoco+/instances.json}
+
+Each file of ``annotations`` is a list of rows, one per expression:
+
+- ``image``: path below ``images``; ``text``: the expression. Training needs no other key.
+- ``bbox``: ``[x, y, width, height]`` of the true box in pixels; or ``ref_id``, whose box is in
+  ``references`` and ``instances``.
+- ``split``, optional: a part that is scored separately (testA, testB); default: by ``references``.
+- ``image_id``, optional: the image's key in ``detections``; default: the number at the end of its
+  file name, as in COCO.
+
+``detections``, optional, are the proposals: ``{image_id: [[x, y, width, height, ...], ...]}``.
+``references`` is what RefCOCO+ ships as a pickle, a list of ``{ref_id, ann_id, split, ...}``, in
+JSON, and ``instances`` the annotations that come with it, in COCO's format. Pickles can run code
+and are not read here; if you trust the file, convert it once:
+
+    python -c "import json, pickle, sys; json.dump(pickle.load(sys.stdin.buffer), sys.stdout)" \\
+        < "data/refcoco+/refs(unc).p" > data/refcoco+/refs.json
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+from lavis.common.registry import registry
+from lavis.datasets.datasets.base_dataset import BaseDataset
+from omegaconf import OmegaConf
+from PIL import Image
+from pydantic import BaseModel, Field, StringConstraints, TypeAdapter, ValidationError
+
+from lavis_mafa.algorithm.options import option
+from lavis_mafa.datasets.image_reading import read_rgb
+from lavis_mafa.datasets.local_builder import LocalBuilder, named_splits
+from lavis_mafa.downstream.yamls import dataset_yamls
+from lavis_mafa.io.files import read_json
+
+NAME = "refcoco_plus"
+BOXES = ("detections", "references", "instances")
+LISTED_PROBLEMS = 5
+
+Processor = Callable[[Any], Any]
+Row = dict[str, Any]
+
+
+# JSON's numbers: no strings, no booleans, and no NaN, which Python writes.
+_Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+_Side = Annotated[_Number, Field(gt=0)]
+_Box = tuple[_Number, _Number, _Side, _Side]
+# A detector may add a score, and return a box without area, which can never be right.
+_Proposal = Annotated[list[_Number], Field(min_length=4)]
+_Text = Annotated[str, StringConstraints(pattern=r"\S")]
+
+
+class _Row(BaseModel):
+    image: _Text
+    text: _Text
+    bbox: _Box | None = None
+    ref_id: Any = None
+    image_id: Any = None
+    split: str | None = None
+
+
+_Rows = Annotated[list[_Row], Field(min_length=1)]
+
+
+class _Reference(BaseModel):
+    ref_id: int | str
+    ann_id: int | str
+    split: str | None = None
+
+
+class _Instance(BaseModel):
+    id: int | str
+    bbox: _Box
+
+
+class _Instances(BaseModel):
+    annotations: list[_Instance]
+
+
+class GroundingTrain(BaseDataset):
+    """Expressions as image-text pairs, without boxes: rows (see the module) and their images.
+
+    Items: ``image``, ``text_input``, ``image_id`` (int, equal for expressions of one image) and
+    ``instance_id`` (str). An unreadable image raises OSError naming its path.
+    """
+
+    deterministic = False
+
+    def __init__(
+        self,
+        vis_processor: Processor,
+        text_processor: Processor,
+        vis_root: str,
+        rows: Sequence[Row],
+    ) -> None:
+        super().__init__(vis_processor, text_processor)
+        self.vis_root = vis_root
+        self.annotation = [dict(row) for row in rows]
+        self._add_instance_ids()
+        numbers: dict[str, int] = {}
+        self.image_ids = np.array(
+            [numbers.setdefault(row["image"], len(numbers)) for row in self.annotation], np.int64
+        )
+
+    def path(self, index: int) -> str:
+        """Return the path of an expression's image."""
+        return os.path.join(self.vis_root, self.annotation[index]["image"])
+
+    def show(self, index: int) -> tuple[Image.Image, str]:
+        """Return the unprocessed image (RGB) and the expression."""
+        return read_rgb(self.path(index)), self.annotation[index]["text"]
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        picture, text = self.show(index)
+        return {
+            "image": self.vis_processor(picture),
+            "text_input": self.text_processor(text),
+            **self.about(index, picture),
+            "instance_id": self.annotation[index]["instance_id"],
+        }
+
+    def about(self, index: int, picture: Image.Image) -> dict[str, Any]:
+        return {"image_id": int(self.image_ids[index])}
+
+
+class GroundingEval(GroundingTrain):
+    """One sample per expression, for task `mafa_grounding`, which documents the keys.
+
+    Items: ``image``, ``text_input``, ``index``, ``instance_id``, ``size``, ``box``, ``boxes`` (None
+    without detections), ``split`` (None if unknown) and, if the row has one, ``ref_id``.
+    """
+
+    deterministic = True
+
+    def about(self, index: int, picture: Image.Image) -> dict[str, Any]:
+        row = self.annotation[index]
+        return {
+            "index": index,
+            "size": [picture.height, picture.width],
+            "box": row["bbox"],
+            **{name: row.get(name) for name in ("boxes", "split")},
+            **({"ref_id": row["ref_id"]} if "ref_id" in row else {}),
+        }
+
+
+@dataclass(frozen=True)
+class _File:
+    storage: str | tuple[str, ...] | None = option()  # the YAML says what is in it
+
+
+@dataclass(frozen=True)
+class BoxFiles:
+    """Files of RefCOCO+ besides its annotations."""
+
+    detections: _File = option(doc="proposals by image; null: only the pointing game is scored")
+    references: _File = option(
+        doc="true boxes and parts (testA, testB) by ref_id; null: in every row"
+    )
+    instances: _File = option(doc="true boxes in COCO's file of instances; null: in every row")
+
+
+@registry.register_builder("refcoco_plus")
+class RefCocoPlusBuilder(LocalBuilder):
+    """Build the splits that ``build_info.annotations`` names: `GroundingTrain` for train,
+    `GroundingEval` for val and test. Nothing is downloaded."""
+
+    holds = "boxes"
+    build_options = BoxFiles
+    train_dataset_cls = GroundingTrain
+    eval_dataset_cls = GroundingEval
+    DATASET_CONFIG_DICT = dataset_yamls("refcoco_plus")
+
+    def build_datasets(self) -> dict[str, BaseDataset]:
+        """Return {split: data set}; every rank reads the files itself.
+
+        Raises:
+            FileNotFoundError: if a file or the image folder does not exist.
+            ValueError: if a file is not in its format; the message lists the first wrong rows.
+        """
+        info: Any = OmegaConf.to_container(self.config.build_info, resolve=True)
+        annotations = named_splits(NAME, info.get("annotations"))
+        root = _file(info, "images")
+        if not root or not os.path.isdir(root):
+            found = f"no such folder: {root}" if root else "expected a file or folder, got nothing"
+            kind = FileNotFoundError if root else ValueError
+            raise kind(f"{NAME}: build_info.images.storage: {found}{_from_here()}")
+        content: dict[str, Any] = {}
+        if set(annotations) != {"train"}:
+            content = {name: _read(_file(info, name), name) for name in BOXES}
+        truth = _truth(content.get("references"), content.get("instances"))
+        proposals = _proposals(content.get("detections"))
+        self.build_processors()
+        datasets: dict[str, BaseDataset] = {}
+        for split, files in annotations.items():
+            mode = "train" if split == "train" else "eval"
+            rows = _rows(split, files)
+            if mode == "eval":
+                rows = _with_boxes(split, rows, truth, proposals)
+            build = getattr(self, f"{mode}_dataset_cls")
+            processors = (self.vis_processors[mode], self.text_processors[mode])
+            datasets[split] = build(*processors, root, rows)
+        return datasets
+
+
+def _from_here() -> str:
+    return f" (relative paths start at {os.getcwd()})"
+
+
+def _file(info: Mapping[str, Any], name: str) -> str | None:
+    """Return the path ``build_info.<name>.storage``, None if it is not given."""
+    storage = (info.get(name) or {}).get("storage")
+    if isinstance(storage, (list, tuple)):
+        if len(storage) != 1:
+            raise ValueError(f"{NAME}: build_info.{name}.storage: expected one path, got {storage}")
+        (storage,) = storage
+    return os.path.expanduser(storage) if storage else None
+
+
+def _read(path: str | None, name: str) -> Any:
+    """Return the content of a JSON file, None if there is no path."""
+    if path is None:
+        return None
+    try:
+        return read_json(path)
+    except FileNotFoundError:
+        why = f"build_info.{name}: no such file: {path}{_from_here()}"
+        raise FileNotFoundError(f"{NAME}: {why}") from None
+    except ValueError as error:
+        raise ValueError(f"{NAME}: build_info.{name}: {error}") from error
+
+
+def _refuse(what: str, problems: Sequence[str]) -> None:
+    if problems:
+        more = len(problems) - LISTED_PROBLEMS
+        listed = "; ".join(problems[:LISTED_PROBLEMS]) + (f"; and {more} more" if more > 0 else "")
+        raise ValueError(f"{NAME}: {what}: {listed}")
+
+
+def _checked(kind: Any, content: Any, what: str) -> Any:
+    """Return JSON content as a type of pydantic.
+
+    Raises:
+        ValueError: listing the first places that have another type.
+    """
+    try:
+        return TypeAdapter(kind).validate_python(content)
+    except ValidationError as error:
+        problems = [
+            f"{'.'.join(map(str, one['loc'])) or 'file'}: {one['msg']}, got {one['input']!r:.60}"
+            for one in error.errors(include_url=False)
+        ]
+    _refuse(what, problems)
+
+
+def _rows(split: str, files: Any) -> list[Row]:
+    """Read the rows of a split's files, each with ``image`` and ``text``."""
+    name = f"annotations.{split}"
+    storage = files.get("storage") if isinstance(files, Mapping) else None
+    paths = [storage] if isinstance(storage, str) else list(storage or [])
+    if not paths:
+        raise ValueError(f"{NAME}: build_info.{name}.storage: expected a file or a list of them")
+    rows: list[Row] = []
+    for path in paths:
+        found = _checked(_Rows, _read(os.path.expanduser(path), name), path)
+        rows += [row.model_dump(exclude_unset=True) for row in found]
+    return rows
+
+
+def _truth(references: Any, instances: Any) -> dict[Any, Row] | None:
+    """Return ``bbox`` and ``split`` of every ``ref_id``; None if the files are not given."""
+    if references is None and instances is None:
+        return None
+    if references is None or instances is None:
+        raise ValueError(
+            f"{NAME}: build_info: references and instances need each other; give both, or "
+            "neither and a bbox in every row"
+        )
+    found = _checked(_Instances, instances, "build_info.instances")
+    boxes = {one.id: one.bbox for one in found.annotations}
+    refs = _checked(list[_Reference], references, "build_info.references")
+    lost = [f"instances have no annotation {r.ann_id!r}" for r in refs if r.ann_id not in boxes]
+    _refuse("build_info.references", lost)
+    return {r.ref_id: {"bbox": boxes[r.ann_id], "split": r.split} for r in refs}
+
+
+def _proposals(content: Any) -> dict[str, list[list[float]]] | None:
+    if content is None:
+        return None
+    found = _checked(dict[str, list[_Proposal]], content, "build_info.detections")
+    return {key: [list(box[:4]) for box in boxes] for key, boxes in found.items()}
+
+
+def image_key(row: Mapping[str, Any]) -> str:
+    """Return the key of a row's image in a detection file: ``image_id``, else the number at the end
+    of the file name, else the file name."""
+    if row.get("image_id") is not None:
+        return str(row["image_id"])
+    stem = Path(row["image"]).stem
+    number = re.search(r"(\d+)$", stem)
+    return str(int(number[1])) if number else stem
+
+
+def _with_boxes(
+    split: str,
+    rows: Sequence[Row],
+    truth: Mapping[Any, Row] | None,
+    proposals: Mapping[str, list[list[float]]] | None,
+) -> list[Row]:
+    """Return rows with their true box, split and proposals; refuse them if one lacks any."""
+    found, problems = [], []
+    for number, row in enumerate(rows):
+        known = (truth or {}).get(row.get("ref_id"), {})
+        box, key = row.get("bbox") or known.get("bbox"), image_key(row)
+        if box is None:
+            why = f"references have no ref_id {row.get('ref_id')!r}"
+            why = why if truth else "no bbox and build_info.references is not given"
+            problems.append(f"row {number}: {why}")
+        elif proposals is not None and key not in proposals:
+            problems.append(f"row {number}: detections have no image {key!r}")
+        else:
+            part = row.get("split") or known.get("split")
+            boxes = None if proposals is None else proposals[key]
+            found.append({**row, "bbox": list(box), "split": part, "boxes": boxes})
+    _refuse(f"build_info.annotations.{split}", problems)
+    return found

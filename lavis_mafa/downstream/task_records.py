@@ -1,0 +1,182 @@
+"""Evaluate in mini-batches, gather the records of all ranks, and write them to one file."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable, Container, Mapping, Sequence
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+import torch
+from lavis.common.registry import registry
+from lavis.datasets.data_utils import prepare_sample
+from lavis.datasets.datasets.base_dataset import BaseDataset
+from torch.utils.data.dataloader import default_collate
+
+from lavis_mafa.downstream.caption_metrics import as_id
+from lavis_mafa.io.files import write_text
+from lavis_mafa.io.processes import gather_objects, progress
+
+# By it `_allow_ragged_columns` tells LAVIS's data sets from those that collate themselves.
+_LAVIS_COLLATER = BaseDataset.collater
+PROBES = 16  # samples checked for whether an annotation file is of the data set
+
+Record = dict[str, Any]
+
+
+class InBatches:
+    """Mixin: evaluates by the task's ``valid_step``, one mini-batch after the other.
+
+    Attributes:
+        doing: what the progress bar shows.
+    """
+
+    doing: str
+    valid_step: Callable[[Any, Any], list[Record]]
+
+    def build_datasets(self, cfg: Any) -> Any:
+        """Build the data sets, which may have answers or boxes that are missing or ragged."""
+        task: Any = super()
+        datasets = task.build_datasets(cfg)
+        _allow_ragged_columns(datasets)
+        return datasets
+
+    @torch.no_grad()
+    def evaluation(
+        self, model: Any, data_loader: Any, cuda_enabled: bool = True, **kwargs: Any
+    ) -> list[Record] | None:
+        """Run ``valid_step`` on every mini-batch of a loader.
+
+        Returns:
+            The records of all ranks in the order of the data set on the main process, None
+            elsewhere. A sampler that pads the ranks' shares causes duplicates: see
+            `without_duplicates`.
+        """
+        records: list[Record] = []
+        for samples in progress(data_loader, desc=self.doing, leave=False):
+            records += self.valid_step(model, prepare_sample(samples, cuda_enabled=cuda_enabled))
+        return gather_records(records)
+
+
+def gather_records(records: list[Record]) -> list[Record] | None:
+    """Gather the records of all ranks on the main process; ranks may have unequal numbers.
+
+    Returns:
+        Interleaved, as a distributed sampler deals out samples: rank 0's first, rank 1's first,
+        ..., rank 0's second. None on other ranks.
+    """
+    parts = gather_objects(records)
+    if parts is None:
+        return None
+    return [record for turn in zip_longest(*parts) for record in turn if record is not None]
+
+
+def without_duplicates(records: list[Record], key: str) -> list[Record]:
+    """Return the first record of every value of ``key``, in order."""
+    first: dict[Any, Record] = {}
+    for record in records:
+        first.setdefault(record[key], record)
+    return list(first.values())
+
+
+def write_result(records: list[Record], name: str) -> Path:
+    """Write ``<result_dir>/<name>.json`` atomically; only the main process may call it."""
+    path = Path(registry.get_path("result_dir")) / f"{name}.json"
+    write_text(path, json.dumps(records, ensure_ascii=False))
+    return path
+
+
+def column(samples: Mapping[str, Any], *names: str) -> list[Any] | None:
+    """Return a mini-batch's values, one a sample, of the first of these keys that it has."""
+    for name in names:
+        values = samples.get(name)
+        if values is not None:
+            return values.tolist() if isinstance(values, torch.Tensor) else list(values)
+    return None
+
+
+def required_column(samples: Mapping[str, Any], *names: str) -> list[Any]:
+    """Return the same as `column`.
+
+    Raises:
+        ValueError: if the mini-batch has none of the keys.
+    """
+    values = column(samples, *names)
+    if values is None:
+        have = ", ".join(sorted(samples))
+        raise ValueError(f"evaluation needs {' or '.join(names)} in a sample; it has {have}")
+    return values
+
+
+def check_known(dataset: Any, names: Sequence[str], known: Container[Any], what: str) -> None:
+    """Refuse annotations of another data set before anything is generated.
+
+    Args:
+        dataset: of which `PROBES` samples, evenly spread, are checked.
+        names: keys of a sample; the first one that it has is its id.
+        known: ids that are annotated.
+        what: the annotations, for the message.
+
+    Raises:
+        ValueError: if none of these samples is annotated.
+    """
+    size = len(dataset)
+    places = sorted({i * size // PROBES for i in range(PROBES)}) if size else []
+    found = [
+        next((s[n] for n in names if s.get(n) is not None), None)
+        for s in map(dataset.__getitem__, places)
+    ]
+    ids = [as_id(one.item() if isinstance(one, torch.Tensor) else one) for one in found]
+    if ids and not any(one in known for one in ids):
+        shown = ", ".join(repr(one) for one in ids[:3])
+        raise ValueError(
+            f"{what} has none of {len(ids)} samples checked, such as {shown}: give the file of the "
+            f"split that is evaluated, with the same {names[0]}"
+        )
+
+
+def check_length(texts: list[str], expected: int, what: str) -> None:
+    """Raise ValueError unless there is one text for each sample."""
+    if len(texts) != expected:
+        raise ValueError(
+            f"{what} returned {len(texts)} texts for {expected} samples; expected one each"
+        )
+
+
+def takes(function: Callable[..., Any], name: str) -> bool:
+    """Return whether a function has a parameter of that name; ``**kwargs`` does not count."""
+    return name in inspect.signature(function).parameters
+
+
+def require_argument(model: Any, method: str, argument: str, key: str) -> None:
+    """Raise ValueError if the model's method lacks the argument that ``run.<key>`` sets."""
+    if not takes(getattr(model, method), argument):
+        raise ValueError(
+            f"run.{key} is set, but {type(model).__name__}.{method}() does not take {argument}; "
+            f"remove run.{key}"
+        )
+
+
+def _allow_ragged_columns(datasets: Mapping[str, Mapping[str, Any]]) -> None:
+    """Let LAVIS's evaluation sets collate answers that are missing or unequal in number."""
+    for splits in datasets.values():
+        for split, dataset in splits.items():
+            if split != "train" and getattr(type(dataset), "collater", None) is _LAVIS_COLLATER:
+                dataset.collater = collate_ragged
+
+
+def collate_ragged(samples: list[dict[str, Any]]) -> dict[str, Any]:
+    """Collate as torch does, but keep lists, mappings and None: a list of one a sample."""
+    ragged = {
+        key
+        for sample in samples
+        for key, value in sample.items()
+        if value is None or isinstance(value, (list, dict))
+    }
+    even = [{k: v for k, v in sample.items() if k not in ragged} for sample in samples]
+    return {
+        **default_collate(even),
+        **{key: [sample.get(key) for sample in samples] for key in ragged},
+    }

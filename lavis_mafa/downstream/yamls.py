@@ -1,0 +1,12 @@
+"""Default configs of the models and data sets of this room."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+from lavis_mafa.io import checkpoints
+
+FOLDER = Path(__file__).resolve().parent / "configs"
+model_yamls = partial(checkpoints.model_yamls, folder=FOLDER)
+dataset_yamls = partial(checkpoints.dataset_yamls, folder=FOLDER)

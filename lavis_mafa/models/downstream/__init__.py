@@ -1,1 +1,0 @@
-"""ALBEF's downstream tasks."""

@@ -1,0 +1,90 @@
+"""Check that `lavis-mafa train --list` shows the names that a config can use."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+from lavis_mafa.algorithm.registry import first_sentence
+from lavis_mafa.cli import REMOVED, main
+
+
+def listed_names(capsys, *arguments: str) -> dict[str, list[str]]:
+    """Return the printed names by kind."""
+    assert main(["train", "--list", *arguments]) == 0
+    by_kind: dict[str, list[str]] = {}
+    for line in capsys.readouterr().out.splitlines():
+        if not line.startswith(" "):
+            by_kind[line.rstrip(":")] = names = []
+        else:
+            names.append(line.split()[0])
+    return by_kind
+
+
+def test_all_kinds_are_listed(capsys):
+    names = listed_names(capsys)
+    assert "albef_mafa" in names["models"] and "albef_pretrain" not in names["models"]
+    assert {"hardest", "sampled"} <= set(names["pickers"])
+    assert {"one_hot", "smoothed"} <= set(names["soft-labels"])
+    assert "toy_scenes" in names["datasets"] and "runner_mafa" in names["runners"]
+    assert "mafa/train/albef_toy" in names["configs"]
+
+
+def test_selected_kinds(capsys):
+    names = listed_names(capsys, "models", "losses")
+    assert list(names) == ["models", "losses"]
+    assert {"albef_mafa", "blip_mafa"} <= set(names["models"])
+    assert {"itc", "itm", "lm"} <= set(names["losses"])
+
+
+def test_lines_are_complete_sentences_without_markup(capsys):
+    assert main(["train", "--list", "datasets"]) == 0
+    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
+    assert "`" not in "".join(lines[name] for name in ("image_text_json", "toy_scenes"))
+    assert not lines["toy_scenes"].endswith(".")
+
+
+def test_first_sentence():
+    assert first_sentence("Smooth labels (eq. 5)\n    by ``alpha``. Then rest.") == (
+        "Smooth labels (eq. 5) by alpha"
+    )
+    assert first_sentence(None) == ""
+
+
+def test_unknown_kind_is_rejected(capsys):
+    with pytest.raises(SystemExit):
+        main(["train", "--list", "loses"])
+    assert "loses" in capsys.readouterr().err
+
+
+def test_reader_that_leaves_early_is_no_error():
+    """As with ``| head -1``: no traceback, and the status that a shell gives to SIGPIPE."""
+    command = [sys.executable, "-m", "lavis_mafa", "train", "--list"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdout.close()
+        told = process.stderr.read().decode()
+    assert (process.returncode, told) == (141, "")
+
+
+@pytest.mark.parametrize("command", REMOVED)
+def test_removed_commands_name_what_replaces_them(command, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main([*command.split(), "--anything"])
+    assert stop.value.code == 2
+    assert f"lavis-mafa {command} was removed; use: {REMOVED[command]}" in capsys.readouterr().err
+
+
+def test_config_is_printed_with_all_defaults(capsys):
+    options = ["--options", "run.max_epoch=3"]
+    assert main(["train", "--cfg-path", "albef_toy", "--print-config", *options]) == 0
+    printed = yaml.safe_load(capsys.readouterr().out)
+    assert printed["run"]["max_epoch"] == 3 and "grit" in printed["run"]
+
+
+def test_training_needs_a_config(capsys):
+    with pytest.raises(SystemExit):
+        main(["train"])
+    assert "--cfg-path" in capsys.readouterr().err

@@ -1,0 +1,394 @@
+"""ALBEF with two images: text assignment, NLVR2, and the checkpoints that both start from."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import mini_batch
+from lavis.models.albef_models.albef_nlvr import AlbefNLVR
+from omegaconf import OmegaConf
+from transformers import BertConfig
+
+import lavis_mafa
+from lavis_mafa.algorithm.losses.text_assignment import assign_texts
+from lavis_mafa.downstream import AlbefNlvrMafa, AlbefNlvrPretrainMafa
+from lavis_mafa.io.checkpoints import CONFIGS, find_config
+from lavis_mafa.models import AlbefMafa, BlipMafa
+
+INNER = "encoder.layer.{}.output.dense.weight"
+
+
+def config_of(cls, **changes):
+    cfg = OmegaConf.load(cls.default_config_path("tiny")).model
+    return OmegaConf.merge(cfg, changes)
+
+
+def build(cls, seed=1, **changes):
+    torch.manual_seed(seed)
+    return cls.from_config(config_of(cls, **changes))
+
+
+def save_checkpoint(model, path, **more):
+    torch.save({"model": model.state_dict(), **more}, path)
+    return str(path)
+
+
+def same_weights(state, other_state, prefix=""):
+    keys = [key for key in state if key.startswith(prefix)]
+    assert keys
+    return all(torch.equal(state[key], other_state[key]) for key in keys)
+
+
+@pytest.fixture
+def pairs(toy_train):
+    """A mini-batch of five statements about two images each."""
+    images = mini_batch(toy_train, range(10))["image"]
+    texts = ["both show a red circle", "neither is on black", "a", "the left is big", "on on"]
+    return {
+        "image0": images[:5],
+        "image1": images[5:],
+        "text_input": texts,
+        "label": torch.tensor([0, 1, 1, 0, 1]),
+        **{"epoch": 1, "iters": 3, "num_iters_per_epoch": 10},
+    }
+
+
+# Text assignment
+
+
+def slow_logits(model, caption, images):
+    """Return the logits ``(1, 3)`` of one caption and two images (3, H, W), layer by layer."""
+    bert = model.text_encoder
+    ids = model.tokenizer([caption], return_tensors="pt").input_ids
+    hidden, visible = bert.embeddings(ids), torch.zeros(1, 1, 1, ids.shape[1])
+    image_embeddings = [model.visual_encoder.forward_features(image[None]) for image in images]
+    layers = iter(bert.encoder.layer)
+    for _ in range(2):
+        hidden = next(layers)(hidden, visible, mode="text")[0]
+    for _ in range(2):
+        for embeddings in image_embeddings:
+            nothing_hidden = torch.zeros(1, 1, 1, embeddings.shape[1])
+            hidden = next(layers)(
+                hidden, visible, None, embeddings, nothing_hidden, mode="multimodal"
+            )[0]
+    assert next(layers, None) is None
+    return model.ta_head(hidden[:, 0])
+
+
+@pytest.mark.parametrize("negatives", ["similar", "random"])
+def test_text_assignment_loss_equals_slow_loop(toy_train, negatives):
+    model = build(AlbefNlvrPretrainMafa, ta_negatives=negatives)
+    samples = mini_batch(toy_train, range(9))
+    preference = None
+    if negatives == "similar":
+        first = [model.visual_encoder.forward_features(i[None])[:, 0] for i in samples["image"]]
+        features = [
+            F.normalize(model.vision_proj(embedding)[0].detach(), dim=0) for embedding in first
+        ]
+        preference = torch.tensor([[float(a @ b) / 0.07 for b in features] for a in features])
+    torch.manual_seed(5)
+    drawn = assign_texts(samples["image_id"], preference)
+    assert set(drawn.labels.tolist()) == {0, 1, 2}
+    losses = []
+    for b, caption in enumerate(samples["text_input"]):
+        pair = [samples["image"][int(indices[b])] for indices in (drawn.first, drawn.second)]
+        logits = slow_logits(model, caption, pair)[0]
+        losses.append(-logits.log_softmax(0)[drawn.labels[b]].item())
+    torch.manual_seed(5)
+    output = model(samples)
+    assert torch.equal(output["labels"], drawn.labels)
+    assert output["loss"].item() == pytest.approx(sum(losses) / len(losses), rel=1e-4)
+
+
+def test_every_weight_but_the_projection_has_a_gradient(toy_train):
+    model = build(AlbefNlvrPretrainMafa)
+    model(mini_batch(toy_train, range(8)))["loss"].backward()
+    without = {name for name, value in model.named_parameters() if value.grad is None}
+    assert without == {"vision_proj.weight", "vision_proj.bias"}
+
+
+def test_captions_of_one_image_are_not_assigned_to_each_other(toy_train, monkeypatch):
+    model, seen = build(AlbefNlvrPretrainMafa), []
+    module = "lavis_mafa.downstream.albef_nlvr_mafa.assign_texts"
+    monkeypatch.setattr(module, lambda ids, like: seen.append(ids) or assign_texts(ids, like))
+    samples = mini_batch(toy_train, range(4))
+    samples["image_id"] = torch.tensor([4, 4, 9, 4])
+    model(samples)
+    del samples["image_id"]
+    model(samples)
+    assert [ids.tolist() for ids in seen] == [[4, 4, 9, 4], [0, 1, 2, 3]]
+
+
+def test_mini_batch_of_one_is_rejected(toy_train):
+    with pytest.raises(ValueError, match="two different images in a mini-batch, got 1"):
+        build(AlbefNlvrPretrainMafa)(mini_batch(toy_train, [3]))
+
+
+def test_unknown_negatives_are_rejected():
+    with pytest.raises(ValueError, match="ta_negatives is 'hard', expected similar or random"):
+        build(AlbefNlvrPretrainMafa, ta_negatives="hard")
+
+
+# NLVR2
+
+
+def keys_and_values(model):
+    layers = model.text_encoder.encoder.layer
+    return [
+        (
+            getattr(layers[n].crossattention.self, name),
+            getattr(layers[n + 1].crossattention.self, name),
+        )
+        for n in (2, 4)
+        for name in ("key", "value")
+    ]
+
+
+@pytest.mark.parametrize("cls", [AlbefNlvrMafa, AlbefNlvrPretrainMafa])
+def test_layers_of_a_pair_share_only_keys_and_values(cls, pairs, toy_train):
+    model = build(cls)
+    model(pairs if cls is AlbefNlvrMafa else mini_batch(toy_train, range(6)))["loss"].backward()
+    torch.optim.SGD([p for p in model.parameters() if p.requires_grad], 0.1).step()
+    for left, right in keys_and_values(model):
+        assert left.weight is right.weight and left.bias is right.bias
+    layers = model.text_encoder.encoder.layer
+    for part in ("crossattention.self.query", "crossattention.output.dense", "output.dense"):
+        left, right = (layers[n].get_submodule(part).weight for n in (2, 3))
+        assert not torch.equal(left, right)
+
+
+def test_predictions_depend_on_the_order_of_the_images(pairs):
+    model = build(AlbefNlvrMafa)
+    swapped = {**pairs, "image0": pairs["image1"], "image1": pairs["image0"]}
+    predictions, predictions_of_swapped = (
+        model.predict(samples)["predictions"] for samples in (pairs, swapped)
+    )
+    assert not torch.allclose(predictions, predictions_of_swapped, atol=1e-3)
+    assert torch.equal(model.predict(pairs)["targets"], pairs["label"])
+
+
+@pytest.fixture
+def lavis_sizes(tmp_path, monkeypatch):
+    """A narrow config with the numbers of layers that LAVIS's class assumes."""
+    config = json.loads((CONFIGS / "models" / "med_config_tiny.json").read_text())
+    config.update(num_hidden_layers=12, fusion_layer=6, hidden_size=32, intermediate_size=48)
+    (tmp_path / "med.json").write_text(json.dumps(config))
+    vocabulary = tmp_path / "bert-base-uncased" / "vocab.txt"  # LAVIS loads it by this name
+    vocabulary.parent.mkdir()
+    shutil.copy(CONFIGS / "models" / "tiny_vocab.txt", vocabulary)
+    monkeypatch.chdir(tmp_path)
+    return {"med_config_path": str(tmp_path / "med.json"), "max_txt_len": 40}
+
+
+def lavis_nlvr(lavis_sizes):
+    """Build LAVIS's own class with distillation, because its training fails without it."""
+    torch.manual_seed(4)
+    parts = AlbefNlvrMafa.from_config(config_of(AlbefNlvrMafa, **lavis_sizes))
+    return AlbefNLVR(parts.visual_encoder, parts.text_encoder, num_classes=2)
+
+
+@pytest.mark.strict_smoke
+def test_nlvr_model_equals_lavis_albef_nlvr(lavis_sizes, pairs):
+    theirs = lavis_nlvr(lavis_sizes)
+    ours = build(AlbefNlvrMafa, use_distill=True, **lavis_sizes)
+    assert ours.state_dict().keys() == theirs.state_dict().keys()
+    ours.load_state_dict(theirs.state_dict())
+    mine, expected = ours.predict(pairs), theirs.predict(pairs)
+    assert torch.allclose(mine["predictions"], expected["predictions"], atol=1e-6)
+    mine, expected = ours(pairs), theirs(pairs)
+    assert float(mine["loss"]) == pytest.approx(float(expected["loss"]), rel=1e-5)
+    mine["loss"].backward(), expected["loss"].backward()
+    gradients = dict(theirs.named_parameters())
+    compared = 0
+    for name, value in ours.named_parameters():
+        if value.grad is not None:
+            assert torch.allclose(value.grad, gradients[name].grad, rtol=1e-3, atol=1e-6), name
+            compared += 1
+    assert compared > 100
+    with pytest.raises(TypeError):  # when LAVIS fixes this, compare it as well
+        theirs.use_distill = False
+        theirs(pairs)
+
+
+def test_distillation_uses_the_momentum_text_encoder(lavis_sizes, pairs):
+    theirs = lavis_nlvr(lavis_sizes)
+    with torch.no_grad():
+        for name, value in theirs.named_parameters():
+            if "_m." in name:
+                value.add_(0.3 * torch.randn_like(value))
+    ours = build(AlbefNlvrMafa, use_distill=True, momentum=1.0, **lavis_sizes)
+    ours.load_state_dict(theirs.state_dict())
+    theirs.momentum = 1.0
+    teacher = build(AlbefNlvrMafa, **lavis_sizes)
+    copies = {key: value for key, value in ours.state_dict().items() if "_m." in key}
+    teacher.load_state_dict({key.replace("_m.", ".", 1): copies[key] for key in copies})
+    soft_labels = teacher.predict(pairs)["predictions"].softmax(1)
+    log_probabilities = ours.predict(pairs)["predictions"].log_softmax(1)
+    weight = 0.4 * 13 / 20  # it grows to alpha over two epochs; 1.3 have passed
+    truth = F.one_hot(pairs["label"], 2)
+    expected = -((1 - weight) * truth + weight * soft_labels).mul(log_probabilities).sum(1).mean()
+    assert float(ours(pairs)["loss"]) == pytest.approx(float(expected), rel=1e-5)
+    # LAVIS's teacher is the text encoder that is being trained.
+    assert float(theirs(pairs)["loss"]) != pytest.approx(float(expected), rel=1e-3)
+
+
+def test_without_distillation_there_are_no_copies(pairs):
+    model = build(AlbefNlvrMafa)
+    assert not any("_m." in key for key in model.state_dict())
+    output = model(pairs)
+    expected = F.cross_entropy(model.predict(pairs)["predictions"], pairs["label"])
+    assert float(output["loss"]) == pytest.approx(float(expected))
+    output["loss"].backward()
+    assert all(value.grad is not None for value in model.parameters())
+
+
+# Checkpoints
+
+TWO = [AlbefNlvrMafa, AlbefNlvrPretrainMafa]
+
+
+@pytest.mark.parametrize("cls", TWO)
+@pytest.mark.parametrize("form", ["bert", "plain"])
+def test_model_starts_from_an_albef_for_one_image(tmp_path, tiny, cls, form):
+    state = tiny.state_dict()
+    if form == "plain":  # with the names of LAVIS's downstream models
+        state = {key.replace("text_encoder.bert.", "text_encoder."): state[key] for key in state}
+    torch.save({"model": state}, tmp_path / "one.pth")
+    model = build(cls, load_pretrained=True, pretrained=str(tmp_path / "one.pth"))
+    loaded, source = model.state_dict(), tiny.state_dict()
+    for layer, source_layer in enumerate((0, 1, 2, 2, 3, 3)):
+        expected = source["text_encoder.bert." + INNER.format(source_layer)]
+        assert torch.equal(loaded["text_encoder." + INNER.format(layer)], expected), layer
+    assert same_weights(
+        {k: v for k, v in loaded.items() if k.startswith("visual_encoder.")}, source
+    )
+    words = "embeddings.word_embeddings.weight"
+    assert torch.equal(loaded[f"text_encoder.{words}"], source[f"text_encoder.bert.{words}"])
+    if cls is AlbefNlvrPretrainMafa:
+        assert torch.equal(loaded["vision_proj.weight"], source["vision_proj.weight"])
+
+
+def test_nlvr_starts_from_text_assignment(tmp_path):
+    before = build(AlbefNlvrPretrainMafa, seed=8)
+    path = save_checkpoint(before, tmp_path / "ta.pth")
+    model = build(AlbefNlvrMafa, load_pretrained=True, pretrained=path)
+    shared = {k: v for k, v in model.state_dict().items() if not k.startswith("cls_head.")}
+    assert same_weights(shared, before.state_dict())
+    fresh = build(AlbefNlvrMafa)
+    assert not same_weights(fresh.state_dict(), before.state_dict(), "text_encoder.")
+
+
+def test_lavis_checkpoints_load(lavis_sizes, pairs, tmp_path):
+    theirs = lavis_nlvr(lavis_sizes)
+    path = save_checkpoint(theirs, tmp_path / "lavis.pt")
+    for distil in (True, False):
+        changes = {"load_finetuned": True, "finetuned": path, "use_distill": distil, **lavis_sizes}
+        model = build(AlbefNlvrMafa, **changes)
+        assert same_weights(model.state_dict(), theirs.state_dict())
+        mine, expected = model.predict(pairs), theirs.predict(pairs)
+        assert torch.allclose(mine["predictions"], expected["predictions"], atol=1e-6)
+    # ALBEF's published text-assignment checkpoint uses the BERT names of pre-training models.
+    state = {k.replace("encoder.", "encoder.bert.", 1) if k.startswith("text") else k: v
+             for k, v in theirs.state_dict().items() if not k.startswith("cls_head")}  # fmt: skip
+    torch.save({"model": {**state, "ta_head.weight": torch.ones(3, 32)}}, path)
+    model = build(AlbefNlvrMafa, load_pretrained=True, pretrained=path, **lavis_sizes)
+    assert same_weights(model.state_dict(), theirs.state_dict(), "text_encoder.")
+
+
+@pytest.mark.parametrize("momentum", [False, True])
+def test_momentum_copies_start_equal_to_the_encoders(tmp_path, momentum):
+    mafa = {"soft_labels": {"type": "momentum"}} if momentum else {}
+    before = build(AlbefMafa, mafa=mafa)
+    with torch.no_grad():
+        for name, value in before.named_parameters():
+            if "_m." in name:
+                value.zero_()
+    path = save_checkpoint(before, tmp_path / "one.pth")
+    model = build(AlbefNlvrMafa, load_pretrained=True, pretrained=path, use_distill=True)
+    state = model.state_dict()
+    copies = [key for key in state if "_m." in key]
+    assert len(copies) > 50
+    assert all(torch.equal(state[key], state[key.replace("_m.", ".", 1)]) for key in copies)
+    # The copies of a fine-tuned checkpoint are kept.
+    with torch.no_grad():
+        model.cls_head_m[0].bias.fill_(7)
+    path = save_checkpoint(model, tmp_path / "two.pth")
+    reloaded = build(AlbefNlvrMafa, load_finetuned=True, finetuned=path, use_distill=True)
+    assert same_weights(reloaded.state_dict(), state)
+
+
+@pytest.mark.parametrize("cls", TWO)
+def test_incomplete_fine_tuned_checkpoint_is_rejected(tmp_path, tiny, cls):
+    head = {AlbefNlvrMafa: "cls_head", AlbefNlvrPretrainMafa: "ta_head"}[cls]
+    other = build(next(one for one in TWO if one is not cls))
+    for path in (
+        save_checkpoint(tiny, tmp_path / "one.pth"),
+        save_checkpoint(other, tmp_path / "other.pth"),
+    ):
+        with pytest.raises(ValueError, match=rf"lacks \d+ weights:(.|\n)*  {head}: "):
+            build(cls, load_finetuned=True, finetuned=path)
+    build(cls, load_pretrained=True, pretrained=save_checkpoint(tiny, tmp_path / "one.pth"))
+    pretrained = {
+        "load_pretrained": True,
+        "pretrained": save_checkpoint(other, tmp_path / "other.pth"),
+    }
+    if cls is AlbefNlvrPretrainMafa:  # the NLVR checkpoint has no similarity projection
+        with pytest.raises(ValueError, match="lacks 2 weights:\n  vision_proj: 2"):
+            build(cls, **pretrained)
+        pretrained["ta_negatives"] = "random"
+    build(cls, **pretrained)
+
+
+def test_checkpoints_of_other_models_are_rejected(tmp_path, tiny):
+    def build_from(state, **more):
+        torch.save({"model": state, **more}, tmp_path / "c.pth")
+        build(AlbefNlvrMafa, load_pretrained=True, pretrained=str(tmp_path / "c.pth"))
+
+    state = tiny.state_dict()
+    with pytest.raises(ValueError, match="has 3 layers .* expected 4.* or 6, of one for two"):
+        build_from({k: v for k, v in state.items() if ".layer.3." not in k})
+    with pytest.raises(ValueError, match="lacks .* weights:\n  visual_encoder: "):
+        build_from({k: v for k, v in state.items() if not k.startswith("visual_encoder.")})
+    with pytest.raises(ValueError, match="other sizes"):
+        build_from(build(AlbefMafa, vit={"patch_size": 8}).state_dict())
+    config = {"model": {"arch": "blip_mafa"}}
+    with pytest.raises(ValueError, match="another family than albef_nlvr_mafa"):
+        build_from(build(BlipMafa).state_dict(), config=config)
+    with pytest.raises(ValueError, match="model.pretrained names no checkpoint"):
+        build(AlbefNlvrMafa, load_pretrained=True)
+
+
+def test_position_embeddings_are_interpolated_to_larger_images(tmp_path, tiny):
+    path = save_checkpoint(tiny, tmp_path / "one.pth")
+    model = build(AlbefNlvrMafa, load_pretrained=True, pretrained=path, image_size=48)
+    assert model.visual_encoder.pos_embed.shape == (1, 10, 64)
+    assert torch.equal(model.visual_encoder.pos_embed[:, 0], tiny.visual_encoder.pos_embed[:, 0])
+
+
+def test_models_are_loaded_by_name(tmp_path):
+    model = lavis_mafa.load_model("albef_nlvr_mafa", "tiny")
+    config = OmegaConf.to_container(config_of(AlbefNlvrMafa, num_classes=5))
+    wide = build(AlbefNlvrMafa, num_classes=5)
+    path = save_checkpoint(wide, tmp_path / "five.pth", config={"model": config})
+    reloaded = lavis_mafa.load_model("albef_nlvr_mafa", checkpoint=path)
+    assert reloaded.cls_head[2].out_features == 5 and model.cls_head[2].out_features == 2
+    assert same_weights(reloaded.state_dict(), wide.state_dict())
+    assert lavis_mafa.load_model("albef_nlvr_pretrain_mafa", "tiny").ta_head.out_features == 3
+
+
+@pytest.mark.parametrize("cls, kind", [(AlbefNlvrMafa, "nlvr"), (AlbefNlvrPretrainMafa, "base")])
+def test_text_encoder_at_full_size(cls, kind):
+    """Built on the meta device, without allocating memory."""
+    cfg = OmegaConf.load(cls.default_config_path(kind)).model
+    with torch.device("meta"):
+        config = BertConfig.from_json_file(find_config(cfg.med_config_path))
+        encoder = cls.language_parts(config)["text_encoder"]
+    shapes = {name: tuple(value.shape) for name, value in encoder.state_dict().items()}
+    assert shapes["embeddings.word_embeddings.weight"] == (30522, 768)
+    assert shapes["encoder.layer.17.output.dense.weight"] == (768, 3072)
+    crossing = [name for name in shapes if name.endswith("crossattention.self.query.weight")]
+    assert crossing == [f"encoder.layer.{n}.crossattention.self.query.weight" for n in range(6, 18)]

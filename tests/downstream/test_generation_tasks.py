@@ -1,0 +1,705 @@
+"""Captioning and VQA on LAVIS's own data sets, with a model that only names colours."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+import yaml
+from generation_run import COLOURS, Speaker
+from hypothesis import given
+from hypothesis import strategies as st
+from lavis.common.registry import registry
+from lavis.common.vqa_tools.vqa import VQA
+from lavis.common.vqa_tools.vqa_eval import VQAEval
+from lavis.datasets.builders.base_dataset_builder import load_dataset_config
+from omegaconf import OmegaConf
+from PIL import Image
+from torch.utils.data import DataLoader
+
+from lavis_mafa.config import ConfigError, load_config
+from lavis_mafa.downstream import MafaCaptionTask, MafaGQATask, MafaVQATask
+from lavis_mafa.downstream import answer_metrics as answering
+from lavis_mafa.downstream import task_records as results
+from lavis_mafa.downstream.answer_metrics import one_accuracy
+from lavis_mafa.downstream.caption_metrics import PYTHON, Tools
+from lavis_mafa.runners.session import run
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = Path(__file__).with_name("generation_run.py")
+TOOLS = Tools(("bleu", "rouge", "cider"), PYTHON)
+NAMES = list(COLOURS)
+CAPTION_RUN = {"num_beams": 5, "max_len": 30, "min_len": 8, "evaluate": True, "metrics": ["cider"]}
+
+
+@pytest.fixture(autouse=True)
+def result_dir(tmp_path, monkeypatch):
+    monkeypatch.setitem(registry.mapping["paths"], "result_dir", str(tmp_path / "result"))
+    return tmp_path / "result"
+
+
+@pytest.fixture(autouse=True)
+def no_java(monkeypatch):
+    """Java is slow to start; its use is tested elsewhere."""
+    monkeypatch.setenv("PATH", "")
+
+
+@pytest.fixture
+def pictures(tmp_path):
+    names = [f"COCO_val2014_{number + 7:012d}.jpg" for number in range(len(NAMES))]
+    for path, name in zip(names, NAMES, strict=True):
+        Image.new("RGB", (8, 8), COLOURS[name]).save(tmp_path / path)
+    return names
+
+
+def settings(folder, name, files, kind="default"):
+    """Return a data set's config with local annotation files; ``files``: {split: contents}."""
+    builder = registry.get_builder_class(name)
+    cfg = load_dataset_config(builder.default_config_path(kind))
+    annotations = {}
+    for split, contents in files.items():
+        paths = []
+        for number, content in enumerate(contents):
+            path = folder / f"{name}_{split}_{number}.json"
+            path.write_text(json.dumps(content))
+            paths.append(str(path))
+        annotations[split] = {"url": paths, "storage": paths}
+    text = {"coco_caption": "blip_caption", "nocaps": "blip_caption"}.get(name, "blip_question")
+    changed = OmegaConf.to_container(cfg)
+    changed["build_info"] = {"annotations": annotations, "images": {"storage": str(folder)}}
+    changed["vis_processor"] = {"eval": {"name": "blip_image_eval", "image_size": 8}}
+    changed["text_processor"] = {"eval": {"name": text}}
+    return changed
+
+
+def set_up_task(kind, run, folder=None, **datasets):
+    """Return the task of a run config, and its data sets by builder."""
+    configs = {name: settings(folder, name, files) for name, files in datasets.items()}
+    cfg = SimpleNamespace(run_cfg=OmegaConf.create(run), datasets_cfg=OmegaConf.create(configs))
+    task = kind.setup_task(cfg)
+    return task, task.build_datasets(cfg) if datasets else {}
+
+
+def evaluate(task, dataset, split="val", model=None, batch_size=3):
+    """Evaluate as the runner does."""
+    model = model or Speaker()
+    task.before_evaluation(model=model, dataset=dataset)
+    collate = getattr(dataset, "collater", None)
+    loader = DataLoader(dataset, batch_size=batch_size, collate_fn=collate)
+    records = task.evaluation(model, loader, cuda_enabled=False)
+    return task.after_evaluation(val_result=records, split_name=split, epoch=2)
+
+
+def read_only_result(result_dir, name):
+    assert [path.name for path in result_dir.iterdir()] == [name]
+    return json.loads((result_dir / name).read_text())
+
+
+def warnings_of(caplog):
+    return [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
+
+
+# Captions
+
+TRUE = [[f"a picture that is {name}", f"all of it is {name}"] for name in NAMES]
+
+
+def caption_rows(pictures, captions=TRUE):
+    rows = [{"image": picture, "image_id": picture} for picture in pictures]
+    if captions is None:
+        return rows
+    return [{**row, "caption": several} for row, several in zip(rows, captions, strict=True)]
+
+
+def coco_truth(path, ids, captions=TRUE, domains=None):
+    more = [{"domain": domain} for domain in domains] if domains else [{}] * len(ids)
+    content = {
+        "images": [{"id": i, **m} for i, m in zip(ids, more, strict=True)],
+        "annotations": [
+            {"image_id": i, "caption": text}
+            for i, several in zip(ids, captions, strict=True)
+            for text in several
+        ],
+    }
+    path.write_text(json.dumps(content))
+    return str(path)
+
+
+def test_captions_of_the_data_set_need_no_annotation_file(tmp_path, pictures, result_dir):
+    files = {"val": [caption_rows(pictures)]}
+    task, data = set_up_task(MafaCaptionTask, CAPTION_RUN, tmp_path, coco_caption=files)
+    model = Speaker()
+    scores = evaluate(task, data["coco_caption"]["val"], model=model)
+    assert set(scores) == {"CIDEr", "agg_metrics", "tokenizer"}
+    assert scores["CIDEr"] == scores["agg_metrics"] > 1
+    assert read_only_result(result_dir, "val_epoch2.json") == [
+        {"image_id": number + 7, "caption": f"a picture that is {name}"}
+        for number, name in enumerate(NAMES)
+    ]
+    assert model.calls[0] == {
+        "use_nucleus_sampling": False,
+        "num_beams": 5,
+        "max_length": 30,
+        "min_length": 8,
+        "top_p": 0.9,
+        "repetition_penalty": 1.0,
+        "length_penalty": 1.0,
+        "prompt": None,
+    }
+
+
+def test_rows_with_one_caption_each_are_merged_by_image(tmp_path, pictures, result_dir):
+    rows = [
+        {"image": picture, "caption": text}
+        for picture, merged in zip(pictures, TRUE, strict=True)
+        for text in merged
+    ]
+    task, data = set_up_task(MafaCaptionTask, CAPTION_RUN, tmp_path, coco_caption={"val": [rows]})
+    merged = evaluate(task, data["coco_caption"]["val"])
+    assert len(read_only_result(result_dir, "val_epoch2.json")) == 4
+    files = {"val": [caption_rows(pictures)]}
+    task, data = set_up_task(MafaCaptionTask, CAPTION_RUN, tmp_path, coco_caption=files)
+    assert merged == evaluate(task, data["coco_caption"]["val"])
+
+
+def test_annotation_file_of_a_split_takes_precedence(tmp_path, pictures):
+    wrong = [["something else"]] * 4
+    files = {split: [caption_rows(pictures, wrong)] for split in ("val", "test")}
+    path = coco_truth(tmp_path / "gt.json", range(7, 11))
+    run = {**CAPTION_RUN, "annotation_file": {"test": path, "train": None}}
+    task, data = set_up_task(MafaCaptionTask, run, tmp_path, coco_caption=files)
+    assert evaluate(task, data["coco_caption"]["val"])["CIDEr"] == 0
+    assert evaluate(task, data["coco_caption"]["test"], "test")["CIDEr"] > 1
+    run["annotation_file"] = {"coco_caption.val": path}
+    task, data = set_up_task(MafaCaptionTask, run, tmp_path, coco_caption=files)
+    assert evaluate(task, data["coco_caption"]["val"], "coco_caption.val")["CIDEr"] > 1
+
+
+def test_nocaps_scores_by_domain(tmp_path, pictures, result_dir):
+    rows = [{"image": p, "img_id": 30 + n} for n, p in enumerate(pictures)]
+    domains = ["in-domain", "out-domain", "in-domain", "out-domain"]
+    captions = [["a picture that is red"], ["a green wall"], ["it is blue"], ["that is white"]]
+    path = coco_truth(tmp_path / "gt.json", range(30, 34), captions, domains)
+    run = {**CAPTION_RUN, "annotation_file": path}
+    task, data = set_up_task(MafaCaptionTask, run, tmp_path, nocaps={"val": [rows]})
+    scores = evaluate(task, data["nocaps"]["val"])
+    assert set(scores) == {"CIDEr", "CIDEr_in", "CIDEr_out", "agg_metrics", "tokenizer"}
+    assert [r["image_id"] for r in read_only_result(result_dir, "val_epoch2.json")] == [
+        30,
+        31,
+        32,
+        33,
+    ]
+    assert scores["agg_metrics"] == scores["CIDEr"] != scores["CIDEr_in"] > 0
+
+    rows_with_references = [
+        {**row, "caption": several, "domain": domain}
+        for row, several, domain in zip(rows, captions, domains, strict=True)
+    ]
+    task, data = set_up_task(
+        MafaCaptionTask, CAPTION_RUN, tmp_path, nocaps={"val": [rows_with_references]}
+    )
+    assert evaluate(task, data["nocaps"]["val"]) == scores
+
+
+class LikeRetrieval(torch.utils.data.Dataset):
+    """The interface of retrieval sets: ``index`` and texts by image."""
+
+    text = [text for several in TRUE for text in several]
+    img2txt = {n: [2 * n, 2 * n + 1] for n in range(4)}
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        pixels = torch.tensor(COLOURS[NAMES[index]]).view(3, 1, 1).expand(3, 8, 8) / 255.0
+        return {"image": pixels, "index": index}
+
+
+class WithReferences(LikeRetrieval):
+    def references(self):
+        return {f"000{n}": several for n, several in enumerate(TRUE)}
+
+    def __getitem__(self, index):
+        return {"image": super().__getitem__(index)["image"], "image_id": f"{index:05d}"}
+
+
+@pytest.mark.parametrize("kind", [LikeRetrieval, WithReferences])
+def test_references_of_other_data_sets(kind, result_dir):
+    task, _ = set_up_task(MafaCaptionTask, CAPTION_RUN)
+    figures = evaluate(task, kind())
+    assert figures["CIDEr"] > 1
+    assert [r["image_id"] for r in read_only_result(result_dir, "val_epoch2.json")] == [0, 1, 2, 3]
+
+
+def test_missing_references_are_an_error_before_generation(tmp_path, pictures, result_dir):
+    rows = [{"image": p, "img_id": n} for n, p in enumerate(pictures)]
+    run = dict(CAPTION_RUN)
+    task, data = set_up_task(MafaCaptionTask, run, tmp_path, nocaps={"test": [rows]})
+    model = Speaker()
+    with pytest.raises(ValueError, match=r"score test of nocaps .*run\.annotation_file.*False"):
+        evaluate(task, data["nocaps"]["test"], "test", model)
+    run["annotation_file"] = str(tmp_path / "none.json")
+    task, _ = set_up_task(MafaCaptionTask, run)
+    with pytest.raises(FileNotFoundError, match=r"run\.annotation_file: no such .*none\.json"):
+        evaluate(task, data["nocaps"]["test"], "test", model)
+    assert not model.calls and not result_dir.exists()
+
+    run["report_metric"] = False
+    task, _ = set_up_task(MafaCaptionTask, run)
+    assert evaluate(task, data["nocaps"]["test"], "test", model) == {}
+    assert len(read_only_result(result_dir, "test_epoch2.json")) == 4
+
+
+def test_only_karpathy_split_is_downloaded(tmp_path, pictures, monkeypatch):
+    from lavis_mafa.downstream import mafa_captioning
+
+    requests = []
+
+    def no_network(url, folder):
+        requests.append(url)
+        raise OSError("no route to host")
+
+    monkeypatch.setattr(mafa_captioning, "download_url", no_network)
+    monkeypatch.setitem(registry.mapping["paths"], "cache_root", str(tmp_path))
+    files = {"test": [caption_rows(pictures, None)]}
+    task, data = set_up_task(MafaCaptionTask, CAPTION_RUN, tmp_path, coco_caption=files)
+    with pytest.raises(ValueError, match=r"no route to host.*run\.annotation_file"):
+        evaluate(task, data["coco_caption"]["test"], "test")
+    assert requests == [mafa_captioning.KARPATHY.format("test")]
+    (tmp_path / "coco_gt").mkdir()
+    coco_truth(tmp_path / "coco_gt/coco_karpathy_test_gt.json", range(7, 11))
+    assert evaluate(task, data["coco_caption"]["test"], "test")["CIDEr"] > 1
+    assert len(requests) == 1
+
+
+def test_captions_of_other_images_are_rejected_before_generation(tmp_path, pictures):
+    path = coco_truth(tmp_path / "gt.json", range(100, 104))
+    files = {"val": [caption_rows(pictures)]}
+    run = {**CAPTION_RUN, "annotation_file": path}
+    task, data = set_up_task(MafaCaptionTask, run, tmp_path, coco_caption=files)
+    model = Speaker()
+    with pytest.raises(ValueError, match=r"gt\.json has none of 4 .*, such as 7, 8, 9: give"):
+        evaluate(task, data["coco_caption"]["val"], model=model)
+    assert not model.calls
+
+
+def test_two_images_with_the_same_id_are_rejected(tmp_path):
+    for folder, name in (("a", "red"), ("b", "blue")):
+        (tmp_path / folder).mkdir()
+        Image.new("RGB", (8, 8), COLOURS[name]).save(tmp_path / folder / "1.png")
+    rows = [{"image": f"{folder}/1.png", "caption": ["x"]} for folder in "ab"]
+    task, data = set_up_task(MafaCaptionTask, CAPTION_RUN, tmp_path, coco_caption={"val": [rows]})
+    with pytest.raises(ValueError, match=r"a/1\.png and b/1\.png have the same image id"):
+        evaluate(task, data["coco_caption"]["val"])
+
+
+def test_generation_options_reach_the_model():
+    run = {**CAPTION_RUN, "length_penalty": -1.0, "repetition_penalty": 1.5, "prompt": "a photo of"}
+    task, _ = set_up_task(MafaCaptionTask, run)
+    model = Speaker()
+    evaluate(task, LikeRetrieval(), model=model)
+    call = model.calls[0]
+    assert (call["length_penalty"], call["repetition_penalty"]) == (-1.0, 1.5)
+    assert (call["prompt"], call["use_nucleus_sampling"]) == ("a photo of", False)
+    task, _ = set_up_task(MafaCaptionTask, {**CAPTION_RUN, "top_p": 0.3})
+    evaluate(task, LikeRetrieval(), model=model)
+    assert (model.calls[-1]["top_p"], model.calls[-1]["use_nucleus_sampling"]) == (0.3, True)
+
+
+class LikeBlip(Speaker):
+    """A model without length penalty and with its own prompt."""
+
+    reads_prompt = False
+
+    def generate(self, samples, use_nucleus_sampling, num_beams, max_length, min_length):
+        return super().generate(samples)
+
+    def predict_answers(self, samples, **kwargs):
+        return super().predict_answers(samples, **kwargs)
+
+
+def test_option_that_the_model_does_not_support_is_rejected(caplog):
+    for kind, key in ((MafaCaptionTask, "repetition_penalty"), (MafaVQATask, "length_penalty")):
+        run = {**CAPTION_RUN, "inference_method": "generate", key: 0.5}
+        task, _ = set_up_task(kind, run)
+        model = LikeBlip()
+        with pytest.raises(ValueError, match=rf"run\.{key} is set, but LikeBlip\.\w+\(\) does not"):
+            evaluate(task, LikeRetrieval(), model=model)
+        assert not model.calls
+    caplog.clear()
+    task, _ = set_up_task(MafaCaptionTask, {**CAPTION_RUN, "prompt": "a photo of"})
+    evaluate(task, LikeRetrieval(), model=LikeBlip(), batch_size=1)
+    warnings = [w for w in warnings_of(caplog) if "run.prompt" in w]
+    assert len(warnings) == 1 and 'did not read samples["prompt"]' in warnings[0]
+
+
+def test_unavailable_metrics_stop_the_run(caplog):
+    with pytest.raises(ConfigError, match=r"run\.metrics .*meteor: java is not on PATH"):
+        set_up_task(MafaCaptionTask, {**CAPTION_RUN, "metrics": ["cider", "meteor"]})
+    caplog.clear()
+    set_up_task(MafaCaptionTask, {**CAPTION_RUN, "metrics": None})
+    assert all(text in caplog.text for text in ("METEOR", "SPICE", "a Python tokenizer"))
+    caplog.clear()
+    set_up_task(MafaCaptionTask, {**CAPTION_RUN, "metrics": ["meteor"], "report_metric": False})
+    assert not warnings_of(caplog)
+
+
+def test_missing_ids_and_too_few_texts_are_rejected(monkeypatch):
+    task, _ = set_up_task(MafaCaptionTask, CAPTION_RUN)
+    with pytest.raises(ValueError, match="needs image_id or index in a sample; it has image"):
+        task.valid_step(Speaker(), {"image": torch.ones(2, 3, 8, 8)})
+    monkeypatch.setattr(Speaker, "generate", lambda self, samples, **kwargs: ["one"])
+    with pytest.raises(ValueError, match=r"Speaker\.generate\(\) returned 1 texts for 2 samples"):
+        task.valid_step(Speaker(), {"image": torch.ones(2, 3, 8, 8), "image_id": torch.arange(2)})
+
+
+# Answers
+
+VQA_RUN = {
+    "num_beams": 5,
+    "max_len": 10,
+    "min_len": 1,
+    "evaluate": True,
+    "inference_method": "generate",
+    "prompt": "Question: {} Answer:",
+    "length_penalty": -1.0,
+}
+QUESTIONS = [
+    (21, "red", "other"),
+    (22, "no", "yes/no"),
+    (23, "blue", "other"),
+    (24, "white", "other"),
+]
+
+
+def ten_annotators(right, count):
+    return [{"answer_id": i, "answer": right if i < count else f"no {i}"} for i in range(10)]
+
+
+def vqa_files(pictures, counts=(10, 10, 3, 1)):
+    """Return LAVIS's rows, candidate answers, and VQA's own questions and annotations."""
+    rows = [
+        {"image": p, "question": "what colour is it?", "question_id": q, "dataset": "vqa"}
+        for p, (q, _, _) in zip(pictures, QUESTIONS, strict=True)
+    ]
+    questions = {"questions": [{"question_id": q, "image_id": 1} for q, _, _ in QUESTIONS]}
+    annotations = [
+        {
+            "question_id": q,
+            "image_id": 1,
+            "answer_type": kind,
+            "answers": ten_annotators(right, count),
+        }
+        for (q, right, kind), count in zip(QUESTIONS, counts, strict=True)
+    ]
+    return rows, NAMES, questions, {"annotations": annotations}
+
+
+@pytest.mark.parametrize(("builder", "split"), [("coco_vqa", "val"), ("ok_vqa", "test")])
+def test_vqa_accuracy_by_annotators(tmp_path, pictures, result_dir, builder, split):
+    files = {split: vqa_files(pictures)}
+    task, data = set_up_task(MafaVQATask, VQA_RUN, tmp_path, **{builder: files})
+    model = Speaker()
+    scores = evaluate(task, data[builder][split], split, model)
+    # 10 of 10; 0 of 10; 3 of 10: (7 * 1 + 3 * 2/3) / 10; 1 of 10: (9 * 1/3 + 1 * 0) / 10.
+    assert scores == {"agg_metrics": 55.0, "acc": 55.0, "other": 73.33, "yes/no": 0.0}
+    assert read_only_result(result_dir, f"{split}_vqa_result.json")[0] == {
+        "question_id": 21,
+        "answer": "The red.",
+    }
+    assert model.calls[0] == {
+        "num_beams": 5,
+        "inference_method": "generate",
+        "max_len": 10,
+        "min_len": 1,
+        "num_ans_candidates": 128,
+        "answer_list": NAMES,
+        "prompt": "Question: {} Answer:",
+        "length_penalty": -1.0,
+        "kwargs": {},
+    }
+    # A second validation reads the annotations again.
+    assert evaluate(task, data[builder][split], split) == scores
+
+
+def test_vqa_on_a_subset_of_the_questions(tmp_path, pictures, caplog):
+    rows, *others = vqa_files(pictures)
+    task, data = set_up_task(MafaVQATask, VQA_RUN, tmp_path, coco_vqa={"val": (rows[:1], *others)})
+    assert evaluate(task, data["coco_vqa"]["val"])["acc"] == 100.0
+    assert (
+        "scored on 1 questions: 0 answers have no annotation, 3 annotations no answer"
+        in caplog.text
+    )
+    rows = [{**row, "question_id": row["question_id"] + 100} for row in rows]
+    task, data = set_up_task(MafaVQATask, VQA_RUN, tmp_path, coco_vqa={"val": (rows, *others)})
+    with pytest.raises(ValueError, match=r"val_3\.json has none of 4 .*, such as 121, 122"):
+        evaluate(task, data["coco_vqa"]["val"])
+
+
+def test_vqa_without_truth_writes_answers_and_warns(tmp_path, pictures, result_dir, caplog):
+    files = {"test": vqa_files(pictures)[:2]}
+    task, data = set_up_task(MafaVQATask, VQA_RUN, tmp_path, coco_vqa=files)
+    assert evaluate(task, data["coco_vqa"]["test"], "test") == {}
+    warnings = warnings_of(caplog)
+    assert any("no right answers are known for test: nothing is scored" in w for w in warnings)
+    assert [r["question_id"] for r in read_only_result(result_dir, "test_vqa_result.json")] == [
+        21,
+        22,
+        23,
+        24,
+    ]
+
+
+def test_vqa_files_of_another_format_are_rejected(tmp_path, pictures):
+    rows, names, questions, _ = vqa_files(pictures)
+    task, data = set_up_task(
+        MafaVQATask, VQA_RUN, tmp_path, coco_vqa={"val": (rows, names, questions, [])}
+    )
+    model = Speaker()
+    with pytest.raises(ValueError, match=r"val_2\.json and .*val_3\.json are not in the"):
+        evaluate(task, data["coco_vqa"]["val"], model=model)
+    assert not model.calls
+
+
+@pytest.mark.parametrize("key", ["answers", "answer"])
+def test_answers_in_the_annotations(tmp_path, pictures, key):
+    rows, names, *_ = vqa_files(pictures)
+    # One answer; a wrong one; two of three annotators; five of five.
+    answers_of_rows = [["Red"], ["no"], ["blue", "the blue", "sky"], ["white"] * 5]
+    rows = [
+        {**row, key: answers, "answer_type": kind}
+        for row, answers, (_, _, kind) in zip(rows, answers_of_rows, QUESTIONS, strict=True)
+    ]
+    task, data = set_up_task(MafaVQATask, VQA_RUN, tmp_path, coco_vqa={"val": (rows, names)})
+    figures = evaluate(task, data["coco_vqa"]["val"])
+    assert figures == pytest.approx(
+        {
+            "acc": 100 * (1 + 0 + 2 / 3 + 1) / 4,
+            "agg_metrics": 100 * (1 + 0 + 2 / 3 + 1) / 4,
+            "other": 100 * (1 + 2 / 3 + 1) / 3,
+            "yes/no": 0,
+        }
+    )
+
+
+class WithAnswers(LikeRetrieval):
+    """Answers in the samples; torch's own collater transposes lists of them."""
+
+    answers = [["red"] * 3, ["no", "no", "green"], ["blue"] * 3, ["grey"] * 3]
+
+    def __getitem__(self, index):
+        sample_ = {"image": super().__getitem__(index)["image"], "question_id": f"q{index}"}
+        return {
+            **sample_,
+            "text_input": "?",
+            "answers": self.answers[index],
+            "answer_type": "other",
+        }
+
+
+class WithAnswersAndCollater(WithAnswers):
+    def collater(self, samples):
+        return results.collate_ragged(samples)
+
+
+@pytest.mark.parametrize("kind", [WithAnswers, WithAnswersAndCollater])
+@pytest.mark.parametrize("batch_size", [1, 3, 4])
+def test_answers_in_the_samples(kind, batch_size):
+    task, _ = set_up_task(MafaVQATask, VQA_RUN)
+    figures = evaluate(task, kind(), batch_size=batch_size)
+    expected = 100 * (1 + 1 / 3 + 1 + 0) / 4
+    assert figures == pytest.approx(dict.fromkeys(("acc", "agg_metrics", "other"), expected))
+
+
+def test_ranking_needs_candidates():
+    task, _ = set_up_task(MafaVQATask, {**VQA_RUN, "inference_method": "rank"})
+    with pytest.raises(ValueError, match="inference_method is rank, but WithAnswers has no list"):
+        evaluate(task, WithAnswers())
+
+
+def gqa_rows(pictures, answers):
+    return [
+        {"image": p, "question": "which?", "question_id": f"0{n}07", **a}
+        for n, (p, a) in enumerate(zip(pictures, answers, strict=True))
+    ]
+
+
+def test_gqa_accuracy_by_exact_match(tmp_path, pictures, result_dir):
+    rows = gqa_rows(pictures, [{"answer": a} for a in ("red", "Green", "blue", "grey")])
+    rows[2]["answers"] = [rows[2].pop("answer")]
+    task, data = set_up_task(MafaGQATask, VQA_RUN, tmp_path, gqa={"val": [rows]})
+    # Only generated answers are normalised, as in LAVIS: "Green" keeps its capital.
+    assert evaluate(task, data["gqa"]["val"]) == {"acc": 50.0, "agg_metrics": 50.0}
+    assert read_only_result(result_dir, "val_vqa_result.json")[1] == {
+        "question_id": "0107",
+        "pred_ans": "The green.",
+        "gt_ans": "Green",
+    }
+
+
+def test_gqa_rejects_several_answers_per_question(tmp_path, pictures):
+    rows = gqa_rows(pictures, [{"answers": ["red", "blue"]}] * 4)
+    task, data = set_up_task(MafaGQATask, VQA_RUN, tmp_path, gqa={"val": [rows]})
+    with pytest.raises(ValueError, match=r"GQA has one answer a question, got .*use task mafa_vqa"):
+        evaluate(task, data["gqa"]["val"])
+
+
+def test_gqa_without_answers_warns(tmp_path, pictures, result_dir, caplog):
+    task, data = set_up_task(
+        MafaGQATask, VQA_RUN, tmp_path, gqa={"test": [gqa_rows(pictures, [{}] * 4)]}
+    )
+    assert evaluate(task, data["gqa"]["test"], "test") == {}
+    assert "no right answers are known for test" in caplog.text
+    assert [r["gt_ans"] for r in read_only_result(result_dir, "test_vqa_result.json")] == [None] * 4
+
+
+words = st.sampled_from(["red", "a red", "2", "two", "blue sky", "it's", "no."])
+
+
+@given(words, st.lists(words, min_size=4, max_size=12))
+def test_accuracy_equals_the_official_vqa_tool(answer, truths):
+    """For normalised answers; VQA's tool leaves some others unchanged."""
+    truths = [answering.normalise(t) for t in truths]
+    truth, result = VQA(), VQA()
+    of_each = [{"answer_id": i, "answer": t} for i, t in enumerate(truths)]
+    truth.qa = {1: {"answers": of_each, "question_type": "", "answer_type": "other"}}
+    result.qa = {1: {"answer": answer}}
+    tool = VQAEval(n=6)
+    tool.vqa, tool.vqaRes = truth, result
+    with contextlib.redirect_stdout(io.StringIO()):
+        tool.evaluate([1])
+    assert 100 * one_accuracy(answer, truths) == pytest.approx(tool.accuracy["overall"], abs=1e-5)
+
+
+def test_accuracy_with_fewer_than_ten_annotators():
+    assert one_accuracy("a dog!", "dog") == 1.0
+    assert one_accuracy("dog", ["dog"]) == 1.0
+    assert one_accuracy("dog", ["dog", "dog", "cat"]) == pytest.approx(2 / 3)
+    assert one_accuracy("dog", ["dog"] * 3) == 1.0
+    assert one_accuracy("dog", ["dog"] * 3 + ["cat"]) == pytest.approx((3 * 2 / 3 + 1) / 4)
+
+
+# Shared by several tasks
+
+
+def test_ragged_columns_stay_lists():
+    samples = [
+        {"a": torch.ones(2), "b": [1], "c": None},
+        {"a": torch.zeros(2), "b": [2, 3], "c": 4},
+    ]
+    batch = results.collate_ragged(samples)
+    assert batch["a"].shape == (2, 2)
+    assert (batch["b"], batch["c"]) == ([[1], [2, 3]], [None, 4])
+
+
+def test_result_file_is_written_atomically(result_dir):
+    assert json.loads(results.write_result([{"a": "é"}], "val").read_text("utf-8")) == [{"a": "é"}]
+    with pytest.raises(TypeError):
+        results.write_result([{"a": object()}], "val")
+    assert read_only_result(result_dir, "val.json") == [{"a": "é"}]
+
+
+# End to end
+
+
+def write_config(folder, task, name, files, **run):
+    dataset = settings(folder, name, files)
+    config = {
+        "model": {"arch": "test_speaker", "model_type": "tiny"},
+        "datasets": {name: dataset},
+        "run": {
+            "task": task,
+            "runner": "runner_mafa",
+            "batch_size_train": 1,
+            "batch_size_eval": 2,
+            "num_workers": 0,
+            "device": "cpu",
+            "test_splits": ["test"],
+            "tensorboard": False,
+            "job_id": "job",
+            **CAPTION_RUN,
+            **run,
+        },
+    }
+    path = folder / f"{task}.yaml"
+    path.write_text(yaml.safe_dump(config))
+    return str(path)
+
+
+def test_two_ranks_write_and_score_the_same_as_one(tmp_path, pictures):
+    # Five images on two ranks: the sampler pads one share with an image of the other one.
+    extra = tmp_path / "COCO_val2014_000000000055.jpg"
+    Image.new("RGB", (8, 8), COLOURS["blue"]).save(extra)
+    rows = caption_rows([*pictures, extra.name], [*TRUE, ["the blue"]])
+    files = {"train": [rows[:1]], "val": [rows[:1]], "test": [rows]}
+    config = write_config(tmp_path, "mafa_captioning", "coco_caption", files)
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    arguments = ["--cfg-path", config, "--options", f"run.output_dir={tmp_path / 'two'}"]
+    process = subprocess.run(
+        [sys.executable, *launcher, str(SCRIPT), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env={
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": str(ROOT),
+            "TRY_TOGETHER": str(tmp_path),
+        },
+        cwd=tmp_path,
+    )
+    assert process.returncode == 0, (process.stdout + process.stderr)[-4000:]
+    run(config, [f"run.output_dir={tmp_path / 'one'}"], evaluate=True)
+    read_only_result, eval_records = [], []
+    for name in ("one", "two"):
+        job = tmp_path / name / "job"
+        read_only_result.append((job / "result/test_epochgiven.json").read_text())
+        lines = map(json.loads, (job / "log.jsonl").read_text().splitlines())
+        (record,) = (line for line in lines if line["kind"] == "eval")
+        eval_records.append({key: value for key, value in record.items() if key != "time"})
+    assert read_only_result[0] == read_only_result[1]
+    assert [record["image_id"] for record in json.loads(read_only_result[0])] == [7, 8, 9, 10, 55]
+    assert eval_records[0] == eval_records[1]
+    assert eval_records[0]["CIDEr"] > 1 and eval_records[0]["tokenizer"] == "python"
+
+    first, second = (json.loads((tmp_path / f"rank{r}.json").read_text()) for r in (0, 1))
+    order = [[0, 0], [1, 0], [0, 1], [0, 2]]
+    assert first["gathered"] == [{"id": i} for i in order] and second["gathered"] is None
+    assert (first["value"], second["value"]) == ("made on 0", None)
+    assert first["error"] == "ValueError: wrong on 0"
+    assert second["error"] == "MainProcessError: on rank 0: ValueError: wrong on 0"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"metrics": ["blue"]}, "run.metrics[0]: 'blue' is not one of bleu, meteor"),
+        ({"metrics": []}, "run.metrics: is empty"),
+        ({"annotation_file": "none.json"}, "run.annotation_file: no such file: 'none.json'"),
+        (
+            {"annotation_file": {"val": "none.json"}},
+            "run.annotation_file: val: no such file",
+        ),
+        ({"annotation_file": 3}, "run.annotation_file: 3 is not a path"),
+        ({"num_beams": None}, "run.num_beams"),
+        ({"gt_file": "x.json"}, "run.gt_file: unknown key; did you mean run.annotation_file?"),
+    ],
+)
+def test_config_of_generation_is_checked(tmp_path, pictures, changes, message):
+    files = {"test": [caption_rows(pictures)]}
+    arguments = (tmp_path, "mafa_captioning", "coco_caption", files)
+    assert load_config(write_config(*arguments, output_dir="out")).run_cfg.metrics == ["cider"]
+    path = write_config(*arguments, **{"output_dir": "out", **changes})
+    with pytest.raises(ConfigError) as error:
+        load_config(path)
+    assert message in str(error.value)

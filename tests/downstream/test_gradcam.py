@@ -1,0 +1,207 @@
+"""Grad-CAM of cross-attention: against a slow computation and LAVIS's own; side effects on the
+model.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from types import SimpleNamespace
+
+import pytest
+import torch
+from lavis.models.blip_models.blip_image_text_matching import BlipITM, compute_gradcam
+from lavis.models.med import XBertEncoder
+from lavis.models.vit import VisionTransformerEncoder
+from torch import nn
+from transformers import BertConfig
+
+from lavis_mafa import load_model
+from lavis_mafa.downstream.gradcam import cross_layers, default_layer, heat_maps
+from lavis_mafa.models.families import BlipBackbone, backbone_of
+from lavis_mafa.models.parts.tokenizers import add_blip_tokens, build_tokenizer
+
+CAPTIONS = ["red circle", "small blue square and green cross on white", "cross"]
+
+
+@pytest.fixture
+def images():
+    return torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture(params=["albef_mafa", "blip_mafa"])
+def model(request):
+    torch.manual_seed(0)
+    loaded = load_model(request.param, "tiny")
+    nn.init.normal_(loaded.itm_head.weight, std=1.0)
+    return loaded.eval()
+
+
+def bert_of(model):
+    return getattr(model.text_encoder, "bert", model.text_encoder)
+
+
+def slow_map(model, image, caption, layer, tokens):
+    """Return the map of one pair, from LAVIS's attention hooks and a loop over all values."""
+    attention = bert_of(model).encoder.layer[layer].crossattention.self
+    attention.save_attention = True
+    ids = model.tokenizer([caption], return_tensors="pt").input_ids
+    if hasattr(model.tokenizer, "enc_token_id"):
+        ids[:, 0] = model.tokenizer.enc_token_id
+    embeds = model.visual_encoder.forward_features(image[None])
+    out = bert_of(model)(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        encoder_hidden_states=embeds,
+        encoder_attention_mask=torch.ones(embeds.shape[:2], dtype=torch.long),
+        return_dict=True,
+    ).last_hidden_state
+    model.zero_grad()
+    model.itm_head(out[:, 0])[0, 1].backward()
+    weights, gradient = attention.get_attention_map()[0], attention.get_attn_gradients()[0]
+    attention.save_attention = False
+    model.zero_grad(set_to_none=True)
+    heads, length, patches = weights.shape
+    counted_tokens = range(length) if tokens == "all" else range(1, length - 1)
+    heat = torch.zeros(patches - 1)
+    for patch in range(1, patches):
+        for head in range(heads):
+            for token in counted_tokens:
+                positive_gradient = max(float(gradient[head, token, patch]), 0.0)
+                heat[patch - 1] += (
+                    float(weights[head, token, patch])
+                    * positive_gradient
+                    / heads
+                    / len(counted_tokens)
+                )
+    side = round((patches - 1) ** 0.5)
+    return heat.reshape(side, side)
+
+
+@pytest.mark.parametrize("tokens", ["all", "words"])
+def test_batched_maps_equal_single_slow_maps(model, images, tokens):
+    for layer in cross_layers(model):
+        maps = heat_maps(backbone_of(model), images, CAPTIONS, layer, tokens)
+        assert maps.shape == (3, 2, 2) and maps.dtype == torch.float32
+        for number, caption in enumerate(CAPTIONS):
+            slow = slow_map(model, images[number], caption, layer, tokens)
+            torch.testing.assert_close(maps[number], slow, rtol=1e-4, atol=1e-7)
+            single = heat_maps(
+                backbone_of(model), images[number : number + 1], [caption], layer, tokens
+            )
+            torch.testing.assert_close(single[0], maps[number], rtol=1e-4, atol=1e-7)
+        last = layer == cross_layers(model)[-1]
+        # In the last layer only [CLS] influences the ITM head.
+        assert bool((maps == 0).all()) is (last and tokens == "words")
+
+
+def test_maps_equal_lavis_gradcam(monkeypatch):
+    """LAVIS's `compute_gradcam` supports only 12 heads and 24 x 24 patches, and averages over
+    words.
+    """
+    tokenizer = add_blip_tokens(build_tokenizer("tiny_vocab.txt"))
+    monkeypatch.setattr(BlipITM, "init_tokenizer", lambda self: tokenizer)
+    config = BertConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=24,
+        num_hidden_layers=3,
+        num_attention_heads=12,
+        intermediate_size=32,
+        initializer_range=0.3,
+    )
+    config.add_cross_attention, config.add_type_embeddings = True, False
+    config.encoder_width = 24
+    encoder = VisionTransformerEncoder(
+        img_size=48,
+        patch_size=2,
+        embed_dim=24,
+        depth=1,
+        num_heads=3,
+        norm_layer=partial(nn.LayerNorm, eps=1e-6),
+    )
+    encoder.vision_width = 24
+    torch.manual_seed(0)
+    model = BlipITM(encoder, XBertEncoder(config, add_pooling_layer=False), embed_dim=8).eval()
+    images = torch.randn(3, 3, 48, 48)
+    tokens = tokenizer(CAPTIONS, padding="longest", return_tensors="pt")
+    theirs, _ = compute_gradcam(model, images, CAPTIONS, tokens, block_num=1)
+    bert_of(model).encoder.layer[1].crossattention.self.save_attention = False
+    assert isinstance(backbone_of(model), BlipBackbone)
+    ours = heat_maps(backbone_of(model), images, CAPTIONS, layer=1, tokens="words")
+    assert ours.shape == (3, 24, 24) and float(ours.max()) > 0
+    for mine, maps in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(mine, maps[1], rtol=1e-4, atol=1e-9)
+
+
+def test_maps_can_be_computed_without_gradients(model, images):
+    backbone = backbone_of(model)
+    expected = heat_maps(backbone, images, CAPTIONS)
+    assert float(expected.max()) > 0 and not expected.requires_grad
+    # Not bitwise: without gradients PyTorch may choose another attention kernel.
+    with torch.no_grad():
+        torch.testing.assert_close(heat_maps(backbone, images, CAPTIONS), expected)
+    with torch.inference_mode():
+        torch.testing.assert_close(heat_maps(backbone, images.clone(), CAPTIONS), expected)
+    model.requires_grad_(False)
+    torch.testing.assert_close(heat_maps(backbone, images, CAPTIONS), expected)
+
+
+def test_model_is_unchanged_afterwards(model, images):
+    backbone = backbone_of(model)
+    expected = heat_maps(backbone, images, CAPTIONS)
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.5
+    model.train()
+    model.visual_encoder.eval()
+    modes = [module.training for module in model.modules()]
+    model.itm_head.weight.grad = torch.ones_like(model.itm_head.weight)
+    attributes = {name: set(vars(module)) for name, module in model.named_modules()}
+    hooks = [len(module._forward_pre_hooks) for module in model.modules()]
+    assert torch.equal(heat_maps(backbone, images, CAPTIONS), expected)  # without dropout
+    assert [module.training for module in model.modules()] == modes
+    assert {name: set(vars(module)) for name, module in model.named_modules()} == attributes
+    assert [len(module._forward_pre_hooks) for module in model.modules()] == hooks
+    for name, weight in model.named_parameters():
+        if name == "itm_head.weight":
+            assert torch.equal(weight.grad, torch.ones_like(weight))
+        else:
+            assert weight.grad is None, name
+
+
+def test_model_is_unchanged_after_an_error(model, images):
+    model.train()
+    broken = backbone_of(model)
+    broken.match = lambda *_: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        heat_maps(broken, images, CAPTIONS)
+    assert all(module.training for module in model.modules())
+    assert not any(module._forward_pre_hooks for module in model.modules())
+
+
+def test_default_layer():
+    assert default_layer(load_model("albef_mafa", "tiny")) == 3  # fusion layers 2 and 3
+    assert default_layer(load_model("blip_mafa", "tiny")) == 2  # all four
+    config = BertConfig(
+        hidden_size=4, num_attention_heads=1, intermediate_size=4, num_hidden_layers=12
+    )
+    config.update({"add_cross_attention": True, "fusion_layer": 6, "encoder_width": 4})
+    config.update({"add_type_embeddings": False, "vocab_size": 8})
+    albef = SimpleNamespace(text_encoder=XBertEncoder(config))
+    assert cross_layers(albef) == [6, 7, 8, 9, 10, 11]
+    assert default_layer(albef) == 8  # ALBEF's
+
+
+def test_invalid_arguments_are_rejected(images):
+    albef = load_model("albef_mafa", "tiny")
+    with pytest.raises(ValueError, match="layer 1 of AlbefMafa .* layers that do: 2, 3"):
+        heat_maps(albef.backbone, images, CAPTIONS, layer=1)
+    with pytest.raises(ValueError, match="'some', expected one of all, words"):
+        heat_maps(albef.backbone, images, CAPTIONS, tokens="some")
+    with pytest.raises(TypeError, match="Blip2Mafa has no layer in which texts attend to images"):
+        heat_maps(load_model("blip2_mafa", "tiny").backbone, images, CAPTIONS)
+
+
+def test_text_without_words_has_an_empty_map(model, images):
+    first = cross_layers(model)[0]
+    maps = heat_maps(backbone_of(model), images[:2], ["", "red circle"], first, "words")
+    assert float(maps[0].abs().max()) == 0.0 < float(maps[1].max())

@@ -1,0 +1,330 @@
+"""Task mafa_grounding: from heat maps to scores, files and overlays, on one and several ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from lavis.common.registry import registry
+from lavis.datasets.builders.base_dataset_builder import load_dataset_config
+from omegaconf import OmegaConf
+from PIL import Image
+from torch import nn
+from torch.utils.data import DataLoader
+from toy_tasks import PLUGIN, ToyGroundingBuilder
+
+from lavis_mafa import load_model
+from lavis_mafa.config import ConfigError, load_config
+from lavis_mafa.downstream import MafaGroundingTask, mafa_grounding
+from lavis_mafa.downstream.gradcam import heat_maps
+from lavis_mafa.downstream.grounding_metrics import stretch
+from lavis_mafa.downstream.task_records import collate_ragged
+from lavis_mafa.models.families import backbone_of
+from lavis_mafa.runners.session import run
+
+ROOT = Path(__file__).resolve().parents[2]
+PROJECTS = ROOT / "projects/mafa"
+TOYS = ROOT / "tests/downstream/configs"
+EVALUATE = TOYS / "eval/grounding_toy.yaml"
+TRAIN = TOYS / "train/grounding_toy.yaml"
+SMALL = {"train_size": 40, "val_size": 6, "test_size": 11}
+SIZES = [f"datasets.toy_grounding.build_info.{key}={value}" for key, value in SMALL.items()]
+SIZES.append(f"run.plugins=[{PLUGIN}]")
+
+
+@pytest.fixture(autouse=True)
+def result_dir(tmp_path, monkeypatch):
+    monkeypatch.setitem(registry.mapping["paths"], "result_dir", str(tmp_path / "result"))
+    return tmp_path / "result"
+
+
+@pytest.fixture(scope="module")
+def toy():
+    cfg = load_dataset_config(ToyGroundingBuilder.default_config_path())
+    cfg.build_info.update(SMALL)
+    return ToyGroundingBuilder(cfg).build_datasets()
+
+
+@pytest.fixture
+def model(tiny):
+    nn.init.normal_(tiny.itm_head.weight, std=1.0)
+    return tiny.eval()
+
+
+def evaluate(task, dataset, model, batch_size=4, split="test"):
+    """Evaluate as the runner does."""
+    task.before_evaluation(model=model, dataset=dataset)
+    loader = DataLoader(dataset, batch_size=batch_size, collate_fn=collate_ragged)
+    records = task.evaluation(model, loader, cuda_enabled=False)
+    return task.after_evaluation(val_result=records, split_name=split, epoch=0)
+
+
+def set_hot_cell(monkeypatch, cell_of):
+    """Replace heat maps by maps (B, 2, 2) with all heat in one cell, by a function of text and
+    image.
+    """
+
+    def maps(backbone, images, captions, layer, tokens):
+        heat = torch.zeros(len(captions), 2, 2)
+        for number, caption in enumerate(captions):
+            cell = cell_of(caption, images[number])
+            if cell is not None:
+                heat[number, cell // 2, cell % 2] = 1.0
+        return heat
+
+    monkeypatch.setattr(mafa_grounding, "heat_maps", maps)
+
+
+def true_cells(dataset):
+    """Return the cell of the true box by text and image."""
+    return {
+        (row["text"], dataset[i]["image"].sum().item()): int(
+            row["box"][1] // 16 * 2 + row["box"][0] // 16
+        )
+        for i, row in enumerate(dataset.annotation)
+    }
+
+
+def test_correct_maps_score_100_percent(toy, model, monkeypatch, result_dir):
+    cells = true_cells(toy["test"])
+    set_hot_cell(monkeypatch, lambda text, image: cells[text, image.sum().item()])
+    scores = evaluate(MafaGroundingTask(), toy["test"], model)
+    chance = np.mean([1 / len(row["boxes"]) for row in toy["test"].annotation])
+    assert scores == {
+        "agg_metrics": 100.0,
+        "acc": 100.0,
+        "pointing": 100.0,
+        "chance": pytest.approx(100 * chance),
+        "possible": 100.0,
+        "undecided": 0.0,
+    }
+    (path,) = result_dir.iterdir()
+    assert path.name == "test_grounding_result.json"
+    for row, annotation in zip(json.loads(path.read_text()), toy["test"].annotation, strict=True):
+        assert row["instance_id"] == annotation["instance_id"] and row["text"] == annotation["text"]
+        assert row["box"] == annotation["box"] and row["score"] > 0
+        assert set(row) == {"instance_id", "text", "box", "score", "peak"}
+
+
+def test_constant_map_scores_near_chance(toy, model, monkeypatch):
+    set_hot_cell(monkeypatch, lambda text, image: 0)
+    scores = evaluate(MafaGroundingTask(), toy["test"], model)
+    first = np.mean([row["box"][:2] == [0, 0] for row in toy["test"].annotation])
+    assert scores["pointing"] == pytest.approx(100 * first)
+    # If the cell is empty, its neighbours share the little heat that reaches them.
+    assert 100 * first <= scores["acc"] < 70
+
+
+def test_maps_without_heat_count_as_wrong(toy, model, monkeypatch, caplog, result_dir):
+    set_hot_cell(monkeypatch, lambda text, image: None)
+    scores = evaluate(MafaGroundingTask(), toy["test"], model)
+    assert (scores["acc"], scores["pointing"], scores["undecided"]) == (0, 0, 100)
+    assert "100 % of the maps are without heat" in caplog.text
+    rows = json.loads((result_dir / "test_grounding_result.json").read_text())
+    assert all(row["box"] is None for row in rows)
+
+
+def test_records_follow_from_the_maps(toy, model):
+    """The chosen box has the most heat per root of its area, in any mini-batch."""
+    task = MafaGroundingTask(layer=2, tokens="words", save_maps=3)
+    task.before_evaluation(model=model, dataset=toy["test"])
+    samples = collate_ragged([toy["test"][i] for i in range(5)])
+    with torch.no_grad():
+        records = task.valid_step(model, samples)
+    maps = heat_maps(backbone_of(model), samples["image"], samples["text_input"], 2, "words")
+    for number, record in enumerate(records):
+        stretched = stretch(maps[number], (32, 32))
+        sums = [
+            float(stretched[int(y) : int(y + h), int(x) : int(x + w)].sum()) / 16
+            for x, y, w, h in samples["boxes"][number]
+        ]
+        assert record["box"] == samples["boxes"][number][int(np.argmax(sums))]
+        assert record["score"] == pytest.approx(max(sums), rel=1e-4)
+        x, y = record["peak"]
+        assert float(stretched[y, x]) == float(stretched.max())
+        assert ("heat" in record) is (number < 3)
+    assert not torch.allclose(
+        maps, heat_maps(backbone_of(model), samples["image"], samples["text_input"])
+    )
+    single = evaluate(MafaGroundingTask(), toy["test"], model, batch_size=1)
+    assert single == pytest.approx(evaluate(MafaGroundingTask(), toy["test"], model, batch_size=7))
+
+
+def test_only_pointing_is_scored_without_proposals(toy, model, monkeypatch):
+    cells = true_cells(toy["val"])
+    set_hot_cell(monkeypatch, lambda text, image: cells[text, image.sum().item()])
+    for row in toy["val"].annotation:
+        monkeypatch.setitem(row, "boxes", None)
+    assert evaluate(MafaGroundingTask(), toy["val"], model) == {"agg_metrics": 100, "pointing": 100}
+
+
+def test_overlays_of_heat_maps(toy, model, monkeypatch, result_dir):
+    cells = true_cells(toy["test"])
+    set_hot_cell(monkeypatch, lambda text, image: 3 - cells[text, image.sum().item()])
+    evaluate(MafaGroundingTask(save_maps=2), toy["test"], model)
+    folder = result_dir / "test_maps"
+    assert sorted(path.name for path in folder.iterdir()) == ["000000.png", "000001.png"]
+    with Image.open(folder / "000000.png") as picture:
+        pixels = np.asarray(picture.convert("RGB"))
+    assert pixels.shape == (256, 512, 3)
+    raw = np.asarray(toy["test"].show(0)[0])
+    np.testing.assert_array_equal(pixels[4:256:8, 4:256:8], raw)
+    row = toy["test"].annotation[0]
+    x, y, width, height = (int(side * 8) for side in row["box"])
+    frame = pixels[y : y + height, 256 + x : 256 + x + width]
+    assert (frame == mafa_grounding.TRUE).all(axis=-1).any()
+    assert (pixels[:, 256:] == mafa_grounding.CHOSEN).all(axis=-1).any()
+    # All heat is in the diagonally opposite cell.
+    middles = {(i, j): (8 * (16 * i + 8), 8 * (16 * j + 8)) for i in (0, 1) for j in (0, 1)}
+    changed = {}
+    for (i, j), (py, px) in middles.items():
+        changed[i, j] = int(np.abs(pixels[py, 256 + px].astype(int) - pixels[py, px]).sum())
+    hot = 3 - int(y // 128 * 2 + x // 128)
+    assert max(changed, key=changed.get) == (hot // 2, hot % 2)
+
+
+def test_models_without_maps_are_rejected(toy, model):
+    task = MafaGroundingTask()
+    with pytest.raises(TypeError, match="Blip2Mafa has no layer"):
+        task.before_evaluation(model=load_model("blip2_mafa", "tiny"), dataset=toy["test"])
+    with pytest.raises(ValueError, match="needs index, size, box, boxes in the samples of ToyEx"):
+        task.before_evaluation(model=model, dataset=toy["train"])
+    with pytest.raises(ValueError, match="layer 9 of AlbefMafa does not attend to images"):
+        evaluate(MafaGroundingTask(layer=9), toy["val"], model)
+
+
+def test_settings_are_read_from_the_run_config():
+    keys = {"block_num": 2, "gradcam_tokens": "words", "save_maps": 4}
+    task = MafaGroundingTask.setup_task(SimpleNamespace(run_cfg=OmegaConf.create(keys)))
+    assert (task.layer, task.tokens, task.save_maps) == (2, "words", 4)
+    task = MafaGroundingTask.setup_task(SimpleNamespace(run_cfg=OmegaConf.create({})))
+    assert (task.layer, task.tokens, task.save_maps) == (None, "all", 0)
+    with pytest.raises(ConfigError, match="'some' is not one of all, words"):
+        load_config(TRAIN, ["run.gradcam_tokens=some"], machine=False)
+
+
+def test_config_has_the_hyperparameters_of_albef():
+    """ALBEF's settings for grounding; evaluation loads the checkpoint of training."""
+    cfg = load_config(PROJECTS / "train/grounding_ft.yaml", machine=False)
+    run_cfg, model_cfg = cfg.run_cfg, cfg.model_cfg
+    assert (run_cfg.batch_size_train, run_cfg.max_epoch) == (32, 5)
+    assert (run_cfg.init_lr, run_cfg.min_lr, run_cfg.weight_decay) == (1e-5, 1e-6, 0.02)
+    assert (run_cfg.block_num, run_cfg.gradcam_tokens, run_cfg.grit.enabled) == (8, "all", False)
+    assert (model_cfg.image_size, model_cfg.max_txt_len) == (384, 30)
+    assert (model_cfg.queue_size, model_cfg.momentum, model_cfg.alpha) == (65536, 0.995, 0.4)
+    weights = {name: weight for name, weight in model_cfg.mafa.loss_weights.items() if weight}
+    assert weights == {"itc": 1, "itm": 1}
+    assert model_cfg.mafa.soft_labels.type == "momentum"
+    evaluated = load_config(PROJECTS / "eval/grounding_refcoco.yaml", machine=False)
+    written = f"{run_cfg.output_dir}/{run_cfg.job_id}/checkpoint_best.pth"
+    assert evaluated.model_cfg.finetuned == written
+    assert (evaluated.model_cfg.image_size, evaluated.run_cfg.block_num) == (384, 8)
+    toy = load_config(TRAIN, machine=False)
+    written = f"{toy.run_cfg.output_dir}/{toy.run_cfg.job_id}/checkpoint_best.pth"
+    assert load_config(EVALUATE, machine=False).model_cfg.finetuned == written
+
+
+@pytest.fixture(scope="module")
+def trained_run(tmp_path_factory):
+    """A short training with the shipped config; its folder and runner."""
+    folder = tmp_path_factory.mktemp("trained")
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    settings = [*SIZES, "run.max_epoch=1", "run.batch_size_train=16", f"run.output_dir={folder}"]
+    settings += ["model.load_pretrained=False", "model.pretrained=null", "run.tensorboard=False"]
+    try:
+        return folder / "run", run(str(TRAIN), settings)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_best_checkpoint_is_chosen_by_grounding_accuracy(trained_run):
+    folder, runner = trained_run
+    lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    steps = [line for line in lines if line["kind"] == "step"]
+    assert steps and all("loss_itm" in line and "loss_itc" in line for line in steps)
+    scores = {line["split"]: line["agg_metrics"] for line in lines if line["kind"] == "eval"}
+    assert set(scores) == {"val", "test"}
+    assert runner.progress.best.value == scores["val"]
+    assert (folder / "checkpoint_best.pth").is_file()
+    assert {path.name for path in (folder / "result").iterdir()} == {
+        "val_grounding_result.json",
+        "test_grounding_result.json",
+    }
+
+
+def test_toy_grounding_pairs_can_be_used_for_pre_training(tmp_path):
+    settings = [*SIZES, "run.max_epoch=1", "run.batch_size_train=16", f"run.output_dir={tmp_path}"]
+    settings += ["model.load_pretrained=False", "model.pretrained=null", "run.tensorboard=False"]
+    settings += ["run.task=mafa_pretrain", "run.valid_splits=[]", "run.test_splits=[]"]
+    settings += ["run.grit.enabled=True", "model.mafa.con_d.arch=oracle", "run.max_steps=3"]
+    assert run(str(TRAIN), settings).progress.global_step == 3
+
+
+def test_several_ranks_score_like_one(trained_run, tmp_path):
+    """The real command on one and two ranks; 11 images do not divide evenly."""
+    folder, _ = trained_run
+    results = {}
+    for ranks in (1, 2):
+        launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
+        options = [*SIZES, f"model.finetuned={folder}/checkpoint_last.pth", "run.batch_size_eval=3"]
+        options += [f"run.output_dir={tmp_path / str(ranks)}", "run.job_id=job", "run.save_maps=5"]
+        options += ["run.use_dist_eval_sampler=True"]
+        command = [
+            sys.executable,
+            *launcher,
+            str(ROOT / "evaluate.py"),
+            "--cfg-path",
+            str(EVALUATE),
+        ]
+        process = subprocess.run(
+            [*command, "--options", *options],
+            cwd=tmp_path,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            timeout=240,
+        )
+        assert process.returncode == 0, process.stderr[-3000:]
+        job = tmp_path / str(ranks) / "job"
+        (line,) = [
+            record
+            for record in map(json.loads, (job / "log.jsonl").read_text().splitlines())
+            if record["kind"] == "eval"
+        ]
+        rows = json.loads((job / "result/test_grounding_result.json").read_text())
+        maps = sorted(path.name for path in (job / "result/test_maps").iterdir())
+        results[ranks] = (
+            line["acc"],
+            line["pointing"],
+            line["chance"],
+            [r["box"] for r in rows],
+            maps,
+        )
+    assert len(results[1][4]) == 5 and len(results[1][3]) % 2
+    assert results[1] == results[2]
+
+
+@pytest.mark.slow
+def test_toy_recipe_learns_to_localise(tmp_path, monkeypatch):
+    """The two commands in the header of grounding_toy.yaml: far better than a random object."""
+    monkeypatch.chdir(tmp_path)
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        options = ["run.job_id=run", "run.valid_splits=[]", "run.test_splits=[]"]
+        run(str(PROJECTS / "train/albef_toy.yaml"), [*options, "model.mafa.con_d.arch=oracle"])
+        run(str(TRAIN), ["run.valid_splits=[]", f"run.plugins=[{PLUGIN}]"])
+    finally:
+        torch.set_num_threads(before)
+    log = (tmp_path / "output/grounding_toy/run/log.jsonl").read_text().splitlines()
+    (scores,) = [record for record in map(json.loads, log) if record["kind"] == "eval"]
+    assert scores["split"] == "test" and 35 < scores["chance"] < 45
+    assert scores["acc"] > scores["chance"] + 30

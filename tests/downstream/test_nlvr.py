@@ -1,0 +1,169 @@
+"""Text assignment, then NLVR2: real runs on the toy world and on files."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from conftest import ROOT
+from nlvr_files import nlvr_files
+from runs import finish, records, same_weights, weights
+from toy_tasks import PLUGIN
+
+from lavis_mafa import load_model
+from lavis_mafa.runners.session import run
+
+TRAIN = ROOT / "projects/mafa/train"
+TOYS = ROOT / "tests/downstream/configs/train"
+DATA = f"run.plugins=[{PLUGIN}]"  # absolute: some run in other folders
+SMALL = ["run.tensorboard=False", "run.log_freq=1", "run.job_id=job", "run.warmup_steps=2"]
+
+
+def size_options(name, train):
+    info = f"datasets.{name}.build_info"
+    parts = {"train": train, "val": 10, "test": 20}
+    return [f"{info}.{part}_size={size}" for part, size in parts.items()]
+
+
+def pretrain_text_assignment(folder, checkpoint, *options):
+    paths = [f"model.pretrained={checkpoint}", f"run.output_dir={folder}", "run.batch_size_train=8"]
+    config = TOYS / "nlvr_pretrain_toy.yaml"
+    return run(str(config), [*SMALL, *size_options("toy_scenes", 40), *paths, *options])
+
+
+def fine_tune_nlvr(folder, checkpoint, *options):
+    paths = [f"model.pretrained={checkpoint}", f"run.output_dir={folder}", "run.batch_size_train=8"]
+    config = TOYS / "nlvr_toy.yaml"
+    run_options = [
+        *SMALL,
+        f"run.plugins=[{PLUGIN}]",
+        *size_options("toy_nlvr", 30),
+        *paths,
+        "run.max_epoch=1",
+        *options,
+    ]
+    return run(str(config), run_options)
+
+
+@pytest.fixture(scope="module")
+def pretrained(tmp_path_factory):
+    """Return a checkpoint of ``albef_mafa`` with random weights."""
+    torch.manual_seed(0)
+    path = tmp_path_factory.mktemp("begin") / "albef.pth"
+    torch.save({"model": load_model("albef_mafa", "tiny").state_dict()}, path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def trained_folders(tmp_path_factory, pretrained):
+    """Folders of a text-assignment run and of the NLVR2 fine-tuning that starts from it."""
+    first, second = (tmp_path_factory.mktemp(name) for name in ("ta", "nlvr"))
+    pretrain_text_assignment(first, pretrained)
+    fine_tune_nlvr(second, first / "job/checkpoint_last.pth")
+    return first, second
+
+
+def test_nlvr_training_starts_from_text_assignment(trained_folders, pretrained):
+    first, second = trained_folders
+    assigned, tuned = weights(first), weights(second)
+    assert {k for k in assigned if k not in tuned} == {"ta_head.weight", "ta_head.bias"}
+    initial = torch.load(pretrained, weights_only=True)["model"]
+    key = "encoder.layer.{}.crossattention.self.query.weight"
+    assert not torch.equal(
+        assigned["text_encoder." + key.format(2)], initial[f"text_encoder.bert.{key.format(2)}"]
+    )
+    steps = records(first, "step")
+    assert len(steps) == 5 and all(0 <= step["correct"] <= step["judged"] == 8 for step in steps)
+    (epoch,) = records(first, "epoch")
+    accuracy = sum(step["correct"] for step in steps) / 40
+    assert epoch["accuracy"] == pytest.approx(100 * accuracy)
+    assert len(records(second, "step")) == 7
+    for split, number in (("val", 20), ("test", 40)):
+        evaluation = [record for record in records(second, "eval") if record["split"] == split][-1]
+        epoch = evaluation["epoch"]
+        rows = json.loads((second / f"job/result/{split}_epoch{epoch}.json").read_text())
+        correct = sum(row["prediction"] == row["target"] for row in rows)
+        assert len(rows) == number
+        assert (
+            evaluation["acc"] == evaluation["agg_metrics"] == pytest.approx(100 * correct / number)
+        )
+
+
+def test_text_assignment_resumes_bit_for_bit(trained_folders, pretrained, tmp_path):
+    first, _ = trained_folders
+    pretrain_text_assignment(tmp_path, pretrained, "run.max_steps=2")
+    assert not same_weights(weights(tmp_path), weights(first))
+    pretrain_text_assignment(tmp_path, pretrained, "run.resume_ckpt_path=auto")
+    assert same_weights(weights(tmp_path), weights(first))
+
+
+def test_evaluation_on_two_ranks_equals_one_rank(trained_folders, tmp_path):
+    _, second = trained_folders
+    data = size_options("toy_nlvr", 30)
+    checkpoint = second / "job/checkpoint_last.pth"
+    options = [
+        *("model.load_finetuned=True", f"model.finetuned={checkpoint}", "model.pretrained=null"),
+        *("model.load_pretrained=False", "run.evaluate=True", f"run.output_dir={tmp_path}"),
+        *(
+            "run.batch_size_eval=3",
+            "run.job_id=job",
+            "run.tensorboard=False",
+            *data,
+            f"run.plugins=[{PLUGIN}]",
+        ),
+    ]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    script = [str(ROOT / "evaluate.py"), "--cfg-path", str(TOYS / "nlvr_toy.yaml")]
+    process = subprocess.Popen(
+        [*launcher, *script, "--options", *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+        cwd=tmp_path,
+    )
+    finish(process)
+    on_one_rank = [r for r in records(second, "eval") if r["split"] == "test"][-1]
+    on_two_ranks = [r for r in records(tmp_path, "eval") if r["split"] == "test"][-1]
+    names = [name for name in on_one_rank if name.startswith("acc")]
+    assert len(names) > 3 and all(on_one_rank[name] == on_two_ranks[name] for name in names)
+    rows = json.loads((tmp_path / "job/result/test_epochgiven.json").read_text())
+    assert len({row["instance_id"] for row in rows}) == len(rows) == 40
+
+
+def test_toy_statements_are_learnt(tmp_path, pretrained):
+    """Statements of one kind, random initial weights; chance is 50 %."""
+    info = "datasets.toy_nlvr.build_info"
+    fine_tune_nlvr(
+        tmp_path,
+        pretrained,
+        *(f"{info}.statement_types=[same]", f"{info}.statements_per_image=4"),
+        *(f"{info}.train_size=800", f"{info}.test_size=100", "run.valid_splits=[]"),
+        *("run.batch_size_train=32", "run.init_lr=5e-4", "run.warmup_steps=10"),
+    )
+    (figures,) = records(tmp_path, "eval")
+    assert figures["split"] == "test" and figures["acc"] > 70
+
+
+def test_nlvr2_files_train_and_evaluate(tmp_path, monkeypatch, pretrained):
+    """Through LAVIS's data set, with augmentation."""
+    nlvr_files(tmp_path, 8)
+    monkeypatch.chdir(tmp_path)
+    info = "datasets.nlvr_mafa.build_info"
+    files = [f"{info}.annotations.{s}.storage={s}.json" for s in ("train", "val", "test")]
+    processors = [
+        f"datasets.nlvr_mafa.vis_processor.{phase}.image_size=32" for phase in ("train", "eval")
+    ]
+    options = [
+        *("model.model_type=tiny", "model.image_size=32", f"model.pretrained={pretrained}"),
+        *("run.device=cpu", "run.amp=False", "run.num_workers=0", "run.batch_size_train=4"),
+        *("run.max_epoch=1", "run.output_dir=out", f"{info}.images.storage=images"),
+    ]
+    run(str(TRAIN / "nlvr_ft.yaml"), [*SMALL, *options, *files, *processors])
+    assert len(records(tmp_path / "out", "step")) == 2
+    splits = [record["split"] for record in records(tmp_path / "out", "eval")]
+    assert splits == ["val", "val", "test"]

@@ -1,0 +1,198 @@
+"""RefCOCO+'s files."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import subprocess
+import sys
+
+import pytest
+from lavis.common.registry import registry
+from PIL import Image
+
+from lavis_mafa.datasets import TrainingSet
+from lavis_mafa.downstream import RefCocoPlusBuilder, refcoco
+
+ROWS = [
+    {"image": "train2014/COCO_train2014_000000000012.jpg", "text": "red (left)", "ref_id": 3},
+    {"image": "train2014/COCO_train2014_000000000007.jpg", "text": "green", "ref_id": 1},
+    {"image": "train2014/COCO_train2014_000000000012.jpg", "text": "the other", "ref_id": 4},
+]
+REFS = [
+    {"ref_id": 1, "ann_id": 10, "split": "testA", "sentences": []},
+    {"ref_id": 3, "ann_id": 11, "split": "testB"},
+    {"ref_id": 4, "ann_id": 12, "split": "testA"},
+]
+INSTANCES = {
+    "images": [],
+    "annotations": [
+        {"id": 10, "bbox": [1, 2, 3, 4]},
+        {"id": 11, "bbox": [0.5, 0, 10, 5]},
+        {"id": 12, "bbox": [5, 5, 5, 5]},
+    ],
+}
+DETECTIONS = {"12": [[0, 0, 10, 5, 0.9], [5, 5, 5, 5]], "7": [[1, 2, 3, 4]]}
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "coco/train2014").mkdir(parents=True)
+    for number, colour in ((12, "red"), (7, "lime")):
+        picture = Image.new("RGB", (20, 12), colour)
+        picture.save(tmp_path / f"coco/train2014/COCO_train2014_{number:012d}.jpg")
+    write("train.json", [{"image": row["image"], "text": row["text"]} for row in ROWS])
+    write("test.json", ROWS)
+    write("refs.json", REFS)
+    write("instances.json", INSTANCES)
+    write("dets.json", DETECTIONS)
+    return tmp_path
+
+
+def write(path, content):
+    with open(path, "w") as file:
+        json.dump(content, file)
+
+
+def build(**changes):
+    info = {
+        "annotations": {"train": {"storage": "train.json"}, "test": {"storage": ["test.json"]}},
+        "images": {"storage": "coco"},
+        "detections": {"storage": "dets.json"},
+        "references": {"storage": "refs.json"},
+        "instances": {"storage": "instances.json"},
+    }
+    processors = {
+        "vis_processor": {
+            k: {"name": "blip_image_eval", "image_size": 8} for k in ("train", "eval")
+        }
+    }
+    return RefCocoPlusBuilder({"build_info": {**info, **changes}, **processors}).build_datasets()
+
+
+def test_refcoco_evaluation_samples(folder):
+    test = build()["test"]
+    assert registry.get_builder_class("refcoco_plus") is RefCocoPlusBuilder
+    assert len(test) == 3
+    first = test[0]
+    assert first.pop("image").shape == (3, 8, 8)
+    assert first == {
+        "text_input": "red left",
+        "index": 0,
+        "instance_id": "0",
+        "size": [12, 20],
+        "box": [0.5, 0.0, 10.0, 5.0],
+        "boxes": [[0.0, 0.0, 10.0, 5.0], [5.0, 5.0, 5.0, 5.0]],
+        "split": "testB",
+        "ref_id": 3,
+    }
+    assert [test[i]["split"] for i in range(3)] == ["testB", "testA", "testA"]
+    assert test[1]["boxes"] == [[1.0, 2.0, 3.0, 4.0]] == [test[1]["box"]]
+    picture, text = test.show(1)
+    assert picture.getpixel((3, 3))[1] > 200 and text == "green"
+
+
+def test_refcoco_training_samples(folder):
+    splits = build(annotations={"train": {"storage": ["train.json", "test.json"]}})
+    assert list(splits) == ["train"]
+    train = TrainingSet(splits["train"], seed=0)
+    batch = train.collater([train[i, 0] for i in range(6)])
+    assert batch["image"].shape == (6, 3, 8, 8)
+    assert batch["image_id"].tolist() == [0, 1, 0, 0, 1, 0] == train.image_ids.tolist()
+    assert batch["text_input"] == ["red left", "green", "the other"] * 2
+    assert batch["instance_id"] == [str(i) for i in range(6)]
+    assert train.show(4)[1] == "green"
+
+
+def test_rows_may_contain_boxes_and_splits(folder):
+    rows = [
+        {"image": row["image"], "text": row["text"], "bbox": [1, 1, 2, 2], "split": "mine"}
+        for row in ROWS
+    ]
+    rows[2] |= {"ref_id": 4, "image_id": 7}
+    write("own.json", rows)
+    files = {"val": {"storage": "own.json"}}
+    nothing = {"storage": None}
+    val = build(annotations=files, references=nothing, instances=nothing, detections=nothing)["val"]
+    assert [val[i]["boxes"] for i in range(3)] == [None] * 3
+    assert {val[i]["split"] for i in range(3)} == {"mine"}
+    assert "ref_id" not in val[0] and val[2]["ref_id"] == 4
+    # Values in the rows take precedence over the references, and image_id over the file name.
+    val = build(annotations=files)["val"]
+    assert val[2]["box"] == [1, 1, 2, 2] and val[2]["split"] == "mine"
+    assert val[2]["boxes"] == [[1, 2, 3, 4]]
+
+
+def test_image_key():
+    assert refcoco.image_key({"image": "a/COCO_train2014_000000000120.jpg"}) == "120"
+    assert refcoco.image_key({"image": "a/120_0.jpg", "image_id": 5}) == "5"
+    assert refcoco.image_key({"image": "a/horse.jpg"}) == "horse"
+
+
+BAD = {
+    "no rows": ({"test.json": []}, "test.json: file: .*at least 1 item"),
+    "no text": ({"test.json": [{"image": "a.jpg", "text": " "}]}, r"0.text: .*got ' '"),
+    "no row": ({"test.json": ["a.jpg"]}, "test.json: 0: .*got 'a.jpg'"),
+    "no box": ({"test.json": [{**ROWS[0], "ref_id": 9}]}, "row 0: references have no ref_id 9"),
+    "flat box": ({"test.json": [{**ROWS[0], "bbox": [1, 1, 0, 4]}]}, "0.bbox.2: .*greater than 0"),
+    "short box": ({"test.json": [{**ROWS[0], "bbox": [1, 1, 4]}]}, "0.bbox.3: Field required"),
+    "nan box": ({"test.json": [{**ROWS[0], "bbox": [1, 1, 4, float("nan")]}]}, "0.bbox.3: .*nan"),
+    "text box": ({"test.json": [{**ROWS[0], "bbox": [1, 1, True, "4"]}]}, "bbox.2: .*got True"),
+    "image without detections": ({"dets.json": {"7": []}}, "row 0: detections have no image '12'"),
+    "detections as a list": ({"dets.json": []}, r"detections: file: .*dictionary, got \[\]"),
+    "wrong detection": ({"dets.json": {"12": [[1, 2, 3]]}}, "detections: 12.0: .*at least 4"),
+    "detection without a list": ({"dets.json": {"12": 3}}, "detections: 12: .*got 3"),
+    "refs": ({"refs.json": [{"ref_id": 3}]}, "references: 0.ann_id: Field required"),
+    "refs of others": ({"refs.json": [{"ref_id": 3, "ann_id": 1}]}, "have no annotation 1"),
+    "instances": ({"instances.json": []}, "instances: file: "),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_invalid_files_are_rejected(folder, name):
+    files, message = BAD[name]
+    for path, content in files.items():
+        write(path, content)
+    with pytest.raises(ValueError, match=message):
+        build()
+
+
+def test_many_problems_are_counted(folder):
+    write("test.json", [{"image": "a.jpg"}] * 30)
+    with pytest.raises(ValueError, match="4.text: Field required, got .*; and 25 more$"):
+        build()
+
+
+def test_missing_files_are_named(folder):
+    with pytest.raises(FileNotFoundError, match="images.storage: no such folder: nowhere"):
+        build(images={"storage": "nowhere"})
+    for name in ("detections", "references", "instances"):
+        with pytest.raises(FileNotFoundError, match=f"build_info.{name}: no such file: nothing"):
+            build(**{name: {"storage": "nothing"}})
+    with pytest.raises(ValueError, match="references and instances need each other"):
+        build(instances={"storage": None})
+    with pytest.raises(ValueError, match="no bbox and build_info.references is not given"):
+        build(instances={"storage": None}, references={"storage": None})
+    with pytest.raises(ValueError, match="expected train, val, test, .* got unknown testA"):
+        build(annotations={"testA": {"storage": "test.json"}})
+    with pytest.raises(ValueError, match="expected train, val, test, .* got none"):
+        build(annotations={})
+    with pytest.raises(ValueError, match="images.storage: expected a file .*got nothing"):
+        build(images={})
+    (folder / "dets.json").write_text("{")
+    with pytest.raises(ValueError, match="detections: dets.json is not JSON"):
+        build()
+
+
+def test_conversion_of_references_as_documented(folder):
+    """The documented command, on a file in RefCOCO+'s format."""
+    (folder / "refs(unc).p").write_bytes(pickle.dumps(REFS, protocol=2))
+    code = next(
+        line.split('"', 1)[1].rsplit('"', 1)[0]
+        for line in refcoco.__doc__.splitlines()
+        if line.strip().startswith("python -c")
+    )
+    with open("refs(unc).p", "rb") as given, open("made.json", "wb") as made:
+        subprocess.run([sys.executable, "-c", code], stdin=given, stdout=made, check=True)
+    assert json.loads((folder / "made.json").read_text()) == REFS
