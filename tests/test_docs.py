@@ -28,7 +28,7 @@ from lavis_mafa.config import ConfigError, load_config
 from lavis_mafa.io.project_files import project_file
 
 sys.path.append(str(Path(__file__).resolve().parent / "config"))
-from shipped import parse_default_yamls_once, required_options  # noqa: E402, F401
+from shipped import required_options  # noqa: E402
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 TEXTS = {page: page.read_text(encoding="utf-8") for page in PAGES}
@@ -125,11 +125,11 @@ def checked_config(path, options, evaluates):
     return cfg
 
 
-def check_arguments(name, words):
-    """Parse the words after a command of lavis-mafa with its own parser."""
-    assert name in COMMANDS, f"no such command: {name}"
+def check_arguments(commands, name, words):
+    """Parse the words after a command with its own parser."""
+    assert name in commands, f"no such command: {name}"
     parser = argparse.ArgumentParser(prog=name)
-    importlib.import_module(COMMANDS[name][0]).add_arguments(parser)
+    importlib.import_module(commands[name][0]).add_arguments(parser)
     parser.add_argument("--plugin", action="append")
     error = io.StringIO()
     with contextlib.redirect_stderr(error):
@@ -139,24 +139,25 @@ def check_arguments(name, words):
             assert not stop.code, error.getvalue()
 
 
-# Remove each part when its branch is merged.
-PENDING = ("python -m research", "--vocab", "label quality", "train --list", "tests/downstream")
-
-
 @pytest.mark.parametrize("command", commands(), ids=lambda command: command[:60])
 def test_commands_are_accepted(command):
-    if any(part in command for part in PENDING):
-        pytest.skip("not in this checkout yet")
+    if "-m research" in command and not (ROOT / "research").is_dir():
+        pytest.skip("research/ is in a checkout only")
     words = shlex.split(command, comments=True)
     following = dict(zip(words, words[1:], strict=False))
-    for word in words:
+    for previous, word in zip(["", *words], words, strict=False):
+        if previous == "--plugin" and not word.startswith("examples"):
+            continue  # a file of the reader's
         if re.fullmatch(r"(\./)?(run_scripts|projects|examples|\w+\.py$)[\w./-]*", word):
             assert project_file(word).exists() or (ROOT / word).exists(), word
     if module := following.get("-m"):
-        assert importlib.util.find_spec(module.split(".")[0]), f"no such module: {module}"
+        assert importlib.util.find_spec(module), f"no such module: {module}"
+    if module == "research" and "--help" not in words:
+        research = importlib.import_module("research.__main__").COMMANDS
+        check_arguments(research, following[module], words[words.index(module) + 2 :])
     name = following.get("lavis-mafa", "--help")
     if name != "--help" and len(words) > 2:  # two words are a mention, not a call
-        check_arguments(name, words[words.index(name) + 1 :])
+        check_arguments(COMMANDS, name, words[words.index(name) + 1 :])
     config = following.get("--cfg-path")
     evaluates = name == "evaluate" or any(w.endswith("evaluate.py") for w in words)
     if script := following.get("run_scripts/mafa/eval.sh"):
@@ -298,6 +299,7 @@ def test_a_room_imports_only_rooms_below_it():
     table = TEXTS[ROOT / "CONTRIBUTING.md"].split("|---|---|---|---|\n")[1].split("\n\n")[0]
     rooms = [SPAN.findall(line.split("|")[1]) for line in table.splitlines()]
     row_of = {room.rstrip("/"): n for n, row in enumerate(rooms) for room in row}
+    register = ("lavis_mafa/config/page.py", "lavis_mafa.registration")  # as a program
     upward = []
     for file in sorted(PACKAGE.rglob("*.py")):
         own = file.relative_to(PACKAGE).parts[0]
@@ -311,7 +313,7 @@ def test_a_room_imports_only_rooms_below_it():
             first = first if (PACKAGE / first).is_dir() else f"{first}.py"
             if first in row_of and row_of.get(own, -1) > row_of[first]:
                 upward.append((name_of(file), module))
-    assert upward == []
+    assert set(upward) <= {register}
 
 
 ALGORITHM = sorted((PACKAGE / "algorithm").rglob("*.py"))
