@@ -31,8 +31,7 @@ from lavis_mafa.io.launcher import end_with_launcher
 COMMANDS = {
     "train": ("lavis_mafa.commands.train", "train a model"),
     "evaluate": ("lavis_mafa.commands.train", "evaluate a model"),
-    "demo": ("lavis_mafa.studies.demo", "compare systems with and without MAFA on a toy world"),
-    "study": ("lavis_mafa.studies.command", "run the systems of a study file and compare them"),
+    "demo": ("lavis_mafa.commands.demo", "compare systems with and without MAFA on a toy world"),
     "count": (
         "lavis_mafa.commands.count",
         "count false negatives under random and grouped mini-batches",
@@ -52,14 +51,8 @@ COMMANDS = {
         "lavis_mafa.commands.label",
         "label pairs by hand and correct counts by the labels",
     ),
-    "profile": ("lavis_mafa.commands.profile", "how soft labels are distributed in a mini-batch"),
-    "vision": ("lavis_mafa.commands.vision", "accuracy of MLM with and without the image"),
     "check-data": ("lavis_mafa.commands.check_data", "check your own image-text pairs"),
     "make-vocab": ("lavis_mafa.commands.make_vocab", "train a vocabulary from your own captions"),
-    "image-start": (
-        "lavis_mafa.commands.image_start",
-        "train a start for a small model's image encoder from labels of images",
-    ),
     "export": ("lavis_mafa.commands.export", "write a checkpoint in the format of another program"),
     "config": ("lavis_mafa.commands.config", "print a config with all defaults, or all keys"),
     "list": ("lavis_mafa.commands.list", "list what a config can name, and the shipped configs"),
