@@ -70,7 +70,7 @@ CONTRADICTIONS = [
      f"{MAFA}.loss_weights.lmi", "use albef_mafa"),
     ("blip2_toy", {f"{MAFA}.soft_labels.type": "momentum"}, f"{MAFA}.soft_labels.type",
      "no momentum encoders"),
-    ("albef_toy", {f"{RULE}.low": 0.9}, f"{RULE}.low", f"more than {RULE}.high"),
+    ("albef_toy", {f"{RULE}.low": 0.9}, f"{RULE}.low", "need low <= high, got low=0.9"),
     ("albef_toy", {**ORACLE, f"{RULE}.use_in": []}, f"{RULE}.use_in", "no loss"),
     ("albef_toy", {**ORACLE, f"{RULE}.use_in": ["lm"], f"{MAFA}.loss_weights.lm": 0},
      f"{RULE}.use_in", "no loss"),
