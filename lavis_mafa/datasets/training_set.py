@@ -78,7 +78,7 @@ class TrainingSet(Dataset[dict[str, Any]]):
         parts: list[Any] = (
             dataset.datasets if isinstance(dataset, TorchConcatDataset) else [dataset]
         )
-        self.image_ids = image_ids_of(parts)
+        self.image_ids = _image_ids_of(parts)
         self.group_ids = _group_ids_of(parts)
         self._deterministic = all(getattr(part, "deterministic", False) for part in parts)
         only = parts[0] if len(parts) == 1 else None
@@ -324,7 +324,7 @@ def _leaves_images(dataset: Any) -> bool:
     return read_here(dataset) or kind.__getitem__ is TrainPairs.__getitem__
 
 
-def image_ids_of(parts: list[Any]) -> npt.NDArray[np.int64]:
+def _image_ids_of(parts: list[Any]) -> npt.NDArray[np.int64]:
     """Return ``(N,)`` int64 over concatenated data sets, equal for samples of one image.
 
     A part provides them by ``image_ids``, or by the image paths of LAVIS's ``annotation``; in a

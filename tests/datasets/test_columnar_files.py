@@ -272,20 +272,6 @@ def test_no_room_for_copies_is_reported_before_they_are_made(tmp_path, monkeypat
     assert len(train_set(tmp_path, tmp_path / "a.parquet")) == 1
 
 
-def test_changed_arrow_file_is_noticed_during_a_run(tmp_path):
-    rows = [{"image": k, "caption": f"a {k}"} for k in range(6)]
-    write_stream(table_of(rows), tmp_path / "a.arrow")
-    data = train_set(tmp_path, tmp_path / "a.arrow")
-    data[0]
-    rows[3]["image"] = 9
-    write_stream(table_of(rows), tmp_path / "a.arrow")
-    with pytest.raises(OSError, match=r"a\.arrow has changed"):
-        data[3]
-    again = train_set(tmp_path, tmp_path / "a.arrow")
-    assert again.table.folder != data.table.folder
-    assert again.show(3)[0].getpixel((0, 0))[0] == 9
-
-
 @pytest.mark.parametrize("name", WRITERS)
 def test_identity_covers_every_image_and_caption(tmp_path, monkeypatch, name):
     """Another picture under the same name and size, as in a file that is written again."""

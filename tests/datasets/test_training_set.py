@@ -21,7 +21,7 @@ from torch.utils.data import ChainDataset, DataLoader, Dataset, IterableDataset
 from lavis_mafa.algorithm.grit import EpochBatches
 from lavis_mafa.algorithm.grit.sampler import EpochPlan
 from lavis_mafa.datasets import TrainingSet
-from lavis_mafa.datasets.training_set import ATTEMPTS, image_ids_of
+from lavis_mafa.datasets.training_set import ATTEMPTS, _image_ids_of
 
 
 def generator_states():
@@ -327,7 +327,7 @@ def test_image_ids_are_equal_iff_images_are(given_parts):
             root, names = part
             parts.append(Part(len(names), vis_root=root, annotation=[{"image": n} for n in names]))
             images += [os.path.normpath(f"{root}/{name}") for name in names]
-    ids = image_ids_of(parts)
+    ids = _image_ids_of(parts)
     assert len(ids) == len(images) == sum(map(len, parts))
     for i, mine in enumerate(images):
         for j, other in enumerate(images):
