@@ -105,6 +105,8 @@ class BuildWithProjects(build_py):
         if self.editable_mode:
             return
         for file in sorted((ROOT / "projects").rglob("*.yaml")):
+            if file.parent.name == "studies":  # research/ runs them, which is not in wheels
+                continue
             target = Path(self.build_lib, "lavis_mafa", file.relative_to(ROOT))
             self.mkpath(str(target.parent))
             self.copy_file(str(file), str(target))

@@ -31,7 +31,7 @@ from lavis_mafa.io.launcher import end_with_launcher
 COMMANDS = {
     "train": ("lavis_mafa.commands.train", "train a model"),
     "evaluate": ("lavis_mafa.commands.train", "evaluate a model"),
-    "demo": ("lavis_mafa.studies.demo", "compare systems with and without MAFA on a toy world"),
+    "demo": ("lavis_mafa.commands.demo", "compare systems with and without MAFA on a toy world"),
     "count": ("lavis_mafa.commands.count", "count false negatives in mini-batches of your data"),
     "advise": ("lavis_mafa.commands.advise", "advise whether to group and to mine on your data"),
     "mine": ("lavis_mafa.commands.mine", "write the pairs that Con-D finds as new training data"),

@@ -9,11 +9,11 @@ python="${PYTHON:-.venv/bin/python}"
 
 ucm=
 if [ "${1:-}" = --ucm ]; then
-  ucm=${2:?"--ucm needs the folder of the data, as lavis_mafa/realworld describes it"}
+  ucm=${2:?"--ucm needs the folder of the data, as research/picture_data.py describes it"}
   shift 2
 fi
-"$python" -m lavis_mafa study methods --results docs/results/methods_clustered.md "$@"
-"$python" -m lavis_mafa study methods --at dense --output output/study/dense --results docs/results/methods_dense.md "$@"
+"$python" -m research study methods --results docs/results/methods_clustered.md "$@"
+"$python" -m research study methods --at dense --output output/study/dense --results docs/results/methods_dense.md "$@"
 if [ -n "$ucm" ]; then
-  "$python" -m lavis_mafa study methods_ucm --set "data=$ucm" --results docs/results/methods_ucm.md "$@"
+  "$python" -m research study methods_ucm --set "data=$ucm" --results docs/results/methods_ucm.md "$@"
 fi

@@ -8,6 +8,7 @@
 #   --slow     also the tests marked slow
 #   --faults   only the injected faults: kills, full disks, bad data and numbers, wrong configs
 #   --core     the tests only, with lavis_mafa/downstream moved away
+#   --research only the tests of research/, also those that run studies and benchmarks
 #   --export   only: check exported folders with the newest transformers (.venv-export)
 # All other options are passed to pytest: bash run_scripts/test.sh --fast tests/algorithm/grit -k sampler -n 0
 set -euo pipefail
@@ -25,7 +26,8 @@ for argument in "$@"; do
     --fast) linters=false ;;
     --core) core=true linters=false ;;
     --export) export=true ;;
-    --slow) pytest_options+=(-m "not faults") ;; # overrides the "not slow" of pyproject.toml
+    --slow) pytest_options+=(-m "not faults and not research") ;; # overrides the "not slow" of pyproject.toml
+    --research) pytest_options+=(-m "" tests/research) linters=false ;;
     --faults) pytest_options+=(-m "" tests/faults) linters=false ;;
     *) pytest_options+=("$argument") ;;
   esac

@@ -8,6 +8,20 @@ import torch.nn.functional as F
 from lavis_mafa.algorithm.losses.language import mask_tokens
 
 
+class TableConD:
+    """Con-D by a fixed rule on the numbers of image and text, so that every verdict occurs."""
+
+    def __init__(self):
+        self.judged = set()
+
+    def probability(self, image, text):
+        return ((image * 7 + text * 3) % 11) / 10
+
+    def judge(self, samples, image_of, text_of, ranks=None, seen=None):
+        self.judged |= set(zip(image_of.tolist(), text_of.tolist(), strict=True))
+        return self.probability(image_of, text_of)
+
+
 class SlowAlbef:
     def __init__(self, model, samples):
         self.model, self.captions = model, samples["text_input"]

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from lavis_mafa.algorithm.mining import DIRECTIONS, MiningRule
-from lavis_mafa.algorithm.options import check_options, option
+from lavis_mafa.algorithm.options import Checked, option
 from lavis_mafa.algorithm.ranks import Ranks
 from lavis_mafa.algorithm.rules import KEPT, POSITIVE, RULES, ScoredPairs
 
@@ -27,7 +27,7 @@ MOST_SORTED = 2**22  # scores at a time
 
 
 @dataclass(frozen=True)
-class GlobalThreshold:
+class GlobalThreshold(Checked):
     """How the thresholds of `GlobalThresholds` are learned."""
 
     share: float = option(
@@ -45,9 +45,6 @@ class GlobalThreshold:
     start_epoch: int = option(
         1, "first epoch whose verdicts use the thresholds; they are learned from epoch 0 on", low=0
     )
-
-    def __post_init__(self) -> None:
-        check_options(self)
 
 
 @RULES.register("global_threshold", settings=GlobalThreshold, source="GloFND", needs_all=True)

@@ -17,15 +17,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lavis_mafa.algorithm.labels import ItcSide, without
-from lavis_mafa.algorithm.options import check_options, option
+from lavis_mafa.algorithm.options import Checked, option
 from lavis_mafa.algorithm.registry import MAFA, Registry
 
-SMALLEST = 1e-30  # sums below it have no normal float32 reciprocal
-LARGEST_EXPONENT = 10.0  # its exponential is still a float16
+_SMALLEST = 1e-30  # sums below it have no normal float32 reciprocal
+_LARGEST_EXPONENT = 10.0  # its exponential is still a float16
 
 
 @dataclass(frozen=True)
-class ItcTraits:
+class _ItcTraits:
     """What the config check must know of a form of ITC; keyword arguments of ``register``.
 
     Attributes:
@@ -39,7 +39,7 @@ class ItcTraits:
     fixed_temperature: bool = False
 
 
-ITC_LOSSES: Registry[Callable[..., Any]] = Registry("form of ITC", MAFA, ItcTraits)
+ITC_LOSSES: Registry[Callable[..., Any]] = Registry("form of ITC", MAFA, _ItcTraits)
 
 
 def contrastive_loss(sim: Tensor, labels: Tensor, dropped: Tensor | None = None) -> Tensor:
@@ -77,7 +77,7 @@ def softmax(side: ItcSide, labels: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class SigmoidRule:
+class SigmoidRule(Checked):
     """Settings of the sigmoid form."""
 
     relative_bias: float = option(
@@ -85,9 +85,6 @@ class SigmoidRule:
         "initial value of the learned cosine at which a pair has even odds",
         source="SigLIP 3.2: 10 / 10",
     )
-
-    def __post_init__(self) -> None:
-        check_options(self)
 
 
 def sigmoid_loss(logits: Tensor, targets: Tensor, dropped: Tensor | None = None) -> Tensor:
@@ -137,7 +134,7 @@ class SigmoidForm(nn.Module):
 
 
 @dataclass(frozen=True)
-class DebiasedRule:
+class DebiasedRule(Checked):
     """Settings of the debiased form."""
 
     prior: float = option(
@@ -147,9 +144,6 @@ class DebiasedRule:
         low=0,
         high=0.99,
     )
-
-    def __post_init__(self) -> None:
-        check_options(self)
 
 
 @ITC_LOSSES.register("debiased", settings=DebiasedRule, source="DCL")
@@ -173,18 +167,18 @@ def debiased(side: ItcSide, labels: Tensor, own: DebiasedRule) -> Tensor:
     top = without(sim, side.dropped).amax(dim=1, keepdim=True).detach()
     scaled = torch.exp(without(sim, side.dropped) - top)
     count = negative.sum(dim=1, keepdim=True)
-    mean_negative = (scaled * negative).sum(dim=1, keepdim=True) / count.clamp(min=SMALLEST)
+    mean_negative = (scaled * negative).sum(dim=1, keepdim=True) / count.clamp(min=_SMALLEST)
     mean_positive = (scaled * degree).sum(dim=1, keepdim=True) / degree.sum(dim=1, keepdim=True)
     estimate = (mean_negative - own.prior * mean_positive) / (1.0 - own.prior)
     log_least = -1.0 / _constant(side.temperature, sim) - top
-    above = estimate > log_least.exp().clamp(min=SMALLEST)
+    above = estimate > log_least.exp().clamp(min=_SMALLEST)
     log_estimate = torch.where(above, torch.where(above, estimate, 1.0).log(), log_least)
     losses = F.softplus(top + log_estimate + count.log() - sim)
     return (labels * losses).sum(dim=1).mean()
 
 
 @dataclass(frozen=True)
-class RinceRule:
+class RinceRule(Checked):
     """Settings of the noise-robust form."""
 
     exponent: float = option(
@@ -205,9 +199,6 @@ class RinceRule:
         above=True,
         also=("lambda",),
     )
-
-    def __post_init__(self) -> None:
-        check_options(self)
 
 
 @ITC_LOSSES.register("rince", settings=RinceRule, source="RINCE", fixed_temperature=True)
@@ -233,9 +224,9 @@ def rince(side: ItcSide, labels: Tensor, own: RinceRule) -> Tensor:
     scaled = torch.exp(without(sim, side.dropped) - top)
     among = scaled + (scaled * negative).sum(dim=1, keepdim=True)
     # The sum can underflow to 0, whose logarithm is infinite.
-    log_sum = top + among.clamp(min=SMALLEST).log() + math.log(own.weight)
+    log_sum = top + among.clamp(min=_SMALLEST).log() + math.log(own.weight)
     largest = 1.0 / _constant(side.temperature, sim)
-    shift = (largest - LARGEST_EXPONENT / own.exponent).clamp(min=0.0)
+    shift = (largest - _LARGEST_EXPONENT / own.exponent).clamp(min=0.0)
     # expm1, because the difference of two exponentials near 1 loses its digits for a small q.
     second, first = (torch.expm1(own.exponent * (one - shift)) for one in (log_sum, sim))
     losses = (second - first) / own.exponent

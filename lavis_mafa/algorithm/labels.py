@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lavis_mafa.algorithm.options import check_options, option
+from lavis_mafa.algorithm.options import Checked, option
 from lavis_mafa.algorithm.registry import MAFA, Registry
 
 
@@ -147,7 +147,7 @@ class ItcSide:
         return smooth(labels, alpha, self.dropped) if alpha else labels
 
 
-SoftLabel = Callable[..., Tensor]  # (side, soft) or (side, soft, own=settings)
+_SoftLabel = Callable[..., Tensor]  # (side, soft) or (side, soft, own=settings)
 
 
 @dataclass(frozen=True)
@@ -161,14 +161,14 @@ class LabelTraits:
     """
 
     needs_momentum: bool = False
-    extra_loss: SoftLabel | None = None
+    extra_loss: _SoftLabel | None = None
 
 
-SOFT_LABELS: Registry[SoftLabel] = Registry("soft label", MAFA, LabelTraits)
+SOFT_LABELS: Registry[_SoftLabel] = Registry("soft label", MAFA, LabelTraits)
 
 
 @dataclass(frozen=True)
-class SoftLabels:
+class SoftLabels(Checked):
     """Soft labels of the image-text contrastive loss (ITC).
 
     The field ``start_epoch`` does not apply to labels from momentum encoders: they start in the
@@ -198,9 +198,6 @@ class SoftLabels:
         low=0,
         high=1,
     )
-
-    def __post_init__(self) -> None:
-        check_options(self)
 
     @property
     def needs_momentum(self) -> bool:
@@ -242,7 +239,7 @@ def consistency(side: ItcSide, soft: SoftLabels) -> Tensor:
 
 
 @dataclass(frozen=True)
-class PseudoPositives:
+class PseudoPositives(Checked):
     """Settings of the pseudo-positives."""
 
     weight: float = option(
@@ -252,9 +249,6 @@ class PseudoPositives:
         low=0,
         high=1,
     )
-
-    def __post_init__(self) -> None:
-        check_options(self)
 
 
 @SOFT_LABELS.register("pseudo_positives", settings=PseudoPositives, source="PCME++ 2.3")
@@ -285,7 +279,7 @@ def pseudo_positives(side: ItcSide, soft: SoftLabels, own: PseudoPositives) -> T
 
 
 @dataclass(frozen=True)
-class SoftClip:
+class SoftClip(Checked):
     """Settings of the labels from intra-modal similarities."""
 
     weight: float = option(
@@ -294,9 +288,6 @@ class SoftClip:
     temperature: float = option(
         0.07, "of the intra-modal similarities", source="lavis_mafa", low=0, above=True
     )
-
-    def __post_init__(self) -> None:
-        check_options(self)
 
 
 @SOFT_LABELS.register("softclip", settings=SoftClip, source="SoftCLIP")

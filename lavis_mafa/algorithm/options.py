@@ -129,3 +129,14 @@ def check_options(settings: Any) -> None:
         value = getattr(settings, name)
         if not about.allows(value):
             raise ValueError(f"{name} must be {about.describe()}, got {value!r}")
+
+
+class Checked:
+    """Base of settings classes whose values are checked when they are constructed.
+
+    Raises:
+        ValueError: naming the first value out of its range or choices.
+    """
+
+    def __post_init__(self) -> None:
+        check_options(self)

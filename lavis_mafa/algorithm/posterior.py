@@ -15,16 +15,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from lavis_mafa.algorithm.options import check_options, option
+from lavis_mafa.algorithm.options import Checked, option
 from lavis_mafa.algorithm.pickers import PICKERS, Picker, hardest
 from lavis_mafa.algorithm.ranks import Ranks
 
 # Lower bound of a standard deviation: the precision of similarities in float32.
-NARROWEST = 1e-6
+_NARROWEST = 1e-6
 
 
 @dataclass(frozen=True)
-class PosteriorRule:
+class PosteriorRule(Checked):
     """How negatives are drawn by the posterior that they are false."""
 
     prior: float = option(
@@ -68,9 +68,6 @@ class PosteriorRule:
         "restart the distributions with every epoch, as similarities drift during training",
         source="FNE",
     )
-
-    def __post_init__(self) -> None:
-        check_options(self)
 
 
 class RunningNormal(nn.Module):
@@ -131,7 +128,7 @@ class RunningNormal(nn.Module):
 
     def log_density(self, x: Tensor) -> Tensor:
         """Return the log density at ``x`` in float64; NaN for less than two values."""
-        deviation = self.variance.sqrt().clamp(min=NARROWEST)
+        deviation = self.variance.sqrt().clamp(min=_NARROWEST)
         z = (x.double() - self.mean) / deviation
         return -0.5 * z * z - deviation.log() - 0.5 * math.log(2.0 * math.pi)
 

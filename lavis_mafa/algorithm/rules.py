@@ -12,11 +12,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lavis_mafa.algorithm.options import check_options, option
+from lavis_mafa.algorithm.options import Checked, check_options, option
 from lavis_mafa.algorithm.registry import MAFA, Registry
 from lavis_mafa.algorithm.scores import CON_D, JUDGES, is_probability
 
-CONNECTED = ("itc", "itm", "lm")  # losses that connections can change
+_CONNECTED = ("itc", "itm", "lm")  # losses that connections can change
 KEPT, AMBIGUOUS, POSITIVE, ABSENT = 0, 1, 2, 3
 
 
@@ -94,7 +94,7 @@ class MiningRule:
     )
     resample: bool = option(True, "the second hardest replaces an ambiguous one", source="MAFA 4.1")
     use_in: tuple[str, ...] = option(
-        CONNECTED, "losses that use connections", source="MAFA Table 14", choices=CONNECTED
+        _CONNECTED, "losses that use connections", source="MAFA Table 14", choices=_CONNECTED
     )
     top_k: int = option(
         1, "hardest candidates of every anchor that are judged; 0: all of the mini-batch", low=0
@@ -168,7 +168,7 @@ def thresholds(pairs: ScoredPairs, rule: MiningRule) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Margin:
+class Margin(Checked):
     """How much lower than the own pair's score a false negative may score."""
 
     margin: float = option(
@@ -181,9 +181,6 @@ class Margin:
         source="sentence-transformers (GISTEmbedLoss, margin_strategy)",
         choices=("absolute", "relative"),
     )
-
-    def __post_init__(self) -> None:
-        check_options(self)
 
 
 @RULES.register(

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from lavis_mafa.algorithm.context import MiniBatch, within_modalities
-from lavis_mafa.algorithm.options import FirstAnd, check_options, option
+from lavis_mafa.algorithm.options import Checked, FirstAnd, option
 from lavis_mafa.algorithm.registry import MAFA, Registry
 
 CON_D = "con_d"  # of ``connections.score``: Con-D judges the nominated pairs
@@ -75,7 +75,7 @@ def similarity(view: PairView) -> tuple[Tensor, Tensor]:
 
 
 @dataclass(frozen=True)
-class IntraModal:
+class IntraModal(Checked):
     """How image-image and text-text similarity make one score."""
 
     combine: str = option(
@@ -83,9 +83,6 @@ class IntraModal:
         "the larger (either is enough), the smaller (both are needed) or their mean",
         choices=("max", "min", "mean"),
     )
-
-    def __post_init__(self) -> None:
-        check_options(self)
 
 
 @SCORES.register("intra_modal", settings=IntraModal, source="FFF (CVPR 2024)", compares_own=False)

@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--prefetch",
         action="store_true",
         help="download all weights, tokenizers and annotations that the config needs, list them "
-        "with their sizes and paths, and do nothing else",
+        "with their paths, and do nothing else",
     )
     only.add_argument(
         "--dry-run",

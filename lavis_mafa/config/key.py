@@ -150,29 +150,21 @@ def keys_of(settings: type, defaults: Any = None) -> dict[str, FieldInfo]:
     Args:
         defaults: instance whose values are the defaults; None: the defaults of the fields.
     """
-    return dict(_keys_of(settings) if defaults is None else _keys_with(settings, defaults))
-
-
-def _keys_with(settings: type, defaults: Any) -> dict[str, FieldInfo]:
-    hints = get_type_hints(settings)
-    return {
-        one.name: make_key(hints[one.name], one.metadata[METADATA], _default_of(one, defaults))
-        for one in dataclasses.fields(settings)
-        if METADATA in one.metadata
-    }
+    read = _keys_of if defaults is None else _keys_of.__wrapped__
+    return dict(read(settings, defaults))
 
 
 @functools.cache  # of the few settings classes, which are read at every check
-def _keys_of(settings: type) -> dict[str, FieldInfo]:
-    return _keys_with(settings, None)
-
-
-def _default_of(one: dataclasses.Field[Any], defaults: Any) -> Any:
-    if defaults is not None:
-        return getattr(defaults, one.name)
-    if one.default_factory is not dataclasses.MISSING:
-        return one.default_factory()
-    return UNSET if one.default is dataclasses.MISSING else one.default
+def _keys_of(settings: type, defaults: Any) -> dict[str, FieldInfo]:
+    hints, keys = get_type_hints(settings), {}
+    for one in dataclasses.fields(settings):
+        if METADATA in one.metadata:
+            has_factory = one.default_factory is not dataclasses.MISSING
+            default = one.default_factory() if has_factory else one.default  # type: ignore[misc]
+            default = default if defaults is None else getattr(defaults, one.name)
+            default = UNSET if default is dataclasses.MISSING else default
+            keys[one.name] = make_key(hints[one.name], one.metadata[METADATA], default)
+    return keys
 
 
 def section_of(keys: Keys, doc: str = "", source: str = "lavis_mafa", **about: Any) -> FieldInfo:
@@ -222,12 +214,6 @@ def model_of(field: FieldInfo) -> type[Section] | None:
         if isinstance(one, type) and issubclass(one, Section):
             return one
     return None
-
-
-def is_open(field: FieldInfo) -> bool:
-    """Return whether a mapping takes further keys."""
-    model = model_of(field)
-    return model.model_config["extra"] == "allow" if model else kind_of(field) == "mapping"
 
 
 def items_of(field: FieldInfo) -> FieldInfo | None:

@@ -212,18 +212,18 @@ def _processors(keys: Keys, dataset: Any) -> dict[str, FieldInfo]:
     for kind in ("vis_processor", "text_processor"):
         chosen = dataset.get(kind) if isinstance(dataset, dict) else None
         phases = keys_in(keys[kind])
-        for phase, given in chosen.items() if isinstance(chosen, dict) else ():
+        for phase, key in phases.items():
+            given = chosen.get(phase) if isinstance(chosen, dict) else None
             name = given.get("name") if isinstance(given, dict) else None
             cls = registry.get_processor_class(name) if isinstance(name, str) else None
-            if cls is not None and phase in phases:
-                arguments = list(inspect.signature(cls.__init__).parameters.values())[1:]
-                takes_any = any(one.kind == one.VAR_KEYWORD for one in arguments)
-                named = {
-                    one.name: ARGUMENTS.get(one.name) or _like(one.default)
-                    for one in arguments
-                    if one.kind != one.VAR_KEYWORD
-                }
-                phases[phase] = with_keys(phases[phase], named, is_open=takes_any)
+            arguments = [*inspect.signature(cls.__init__).parameters.values()][1:] if cls else []
+            takes_any = cls is None or any(one.kind == one.VAR_KEYWORD for one in arguments)
+            named = {
+                one.name: ARGUMENTS.get(one.name) or _like(one.default)
+                for one in arguments
+                if one.kind != one.VAR_KEYWORD
+            }
+            phases[phase] = with_keys(key, named, is_open=takes_any)
         found[kind] = with_keys(keys[kind], phases)
     return found
 

@@ -88,8 +88,6 @@ class RunOptions:
     world_size: int = lavis("processes; a launcher overrides it", 1, low=1)
     dist_url: str = lavis("rendezvous of the processes", "env://")
     distributed: bool = lavis("join the processes of a launcher, if there is one", True)
-    rank: int = lavis("set by the launcher", low=0)
-    gpu: int = lavis("set by the launcher", low=0)
     use_dist_eval_sampler: bool = lavis("split evaluation over the ranks", True)
     log_freq: int = lavis("steps between points of the loggers", 50, low=1)
     # evaluation
@@ -349,8 +347,6 @@ class DatasetOptions:
 
     type: str = lavis("name of the builder's default YAML")
     data_type: str = lavis("kind of visual input", choices=("images", "videos", "features"))
-    data_dir: str | None = lavis("not used by LAVIS's builders", words=BLANK)
-    dataset_card: str | None = lavis("description of the dataset", words=BLANK)
     sample_ratio: float = lavis("share of this dataset in training", low=0)
     vis_processor: Processors = lavis("image or video processors")
     text_processor: Processors = lavis("text processors")

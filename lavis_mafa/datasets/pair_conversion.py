@@ -16,6 +16,7 @@ from array import array
 from collections.abc import Callable, Collection, Iterable
 from contextlib import ExitStack
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any, BinaryIO, TypeVar
 
 import numpy as np
@@ -184,27 +185,31 @@ def digest_of(letter: bytes, content: Any) -> bytes:
     return found.digest()
 
 
-def dense_ids(digests: bytes | bytearray) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+def _mapped(file: Any, dtype: Any = np.uint8) -> npt.NDArray[Any]:
+    """Return what has been written to a file, without reading it into memory."""
+    file.flush()
+    return np.memmap(file, dtype, "r")
+
+
+def dense_ids(digests: Any) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Number distinct digests in order of first appearance.
 
     Args:
-        digests: those of N things, one after the other; zeros stand for nothing.
+        digests: those of N things, one after the other, as a buffer; zeros stand for nothing.
 
     Returns:
         (N,) int64 numbers 0..K-1, -1 for nothing, and (K,) int64 row of each number's first
         appearance.
     """
-    halves = np.frombuffer(digests, np.uint64).reshape(-1, 2)
-    nothing = ~halves.any(1)
-    packed = pa.py_buffer(np.packbits(~nothing, bitorder="little"))
-    buffers = [packed, pa.py_buffer(digests)]
-    column = pa.Array.from_buffers(pa.binary(_DIGEST_BYTES), len(halves), buffers)
-    found = column.dictionary_encode()
-    ids = np.where(nothing, NO_GROUP, found.indices.fill_null(0).to_numpy(zero_copy_only=False))
-    first = np.empty(len(found.dictionary), np.int64)
-    rows = np.flatnonzero(~nothing)[::-1]
-    first[ids[rows]] = rows  # the last assignment is that of the first row
-    return ids.astype(np.int64), first
+    present = np.frombuffer(digests, np.uint64).reshape(-1, 2).any(1)
+    bitmap = pa.py_buffer(np.packbits(present, bitorder="little"))
+    kind, buffers = pa.binary(_DIGEST_BYTES), [bitmap, pa.py_buffer(digests)]
+    column = pa.Array.from_buffers(kind, len(present), buffers)
+    # Numbers of a dictionary are given out in order of first appearance.
+    ids = column.dictionary_encode().indices.fill_null(NO_GROUP).to_numpy()
+    highest = np.maximum.accumulate(ids)
+    is_first = np.concatenate([highest[:1] > NO_GROUP, highest[1:] > highest[:-1]])
+    return ids.astype(np.int64), np.flatnonzero(is_first)
 
 
 class PairWriter:
@@ -220,14 +225,18 @@ class PairWriter:
     def __init__(self, folder: Path, groups: bool, stores: bool, shards: bool = False) -> None:
         self.folder, self.shards = folder, shards
         self.pairs = 0
-        self._digests, self._paths = bytearray(), bytearray()
-        self._groups = bytearray() if groups else None
+        # Of every pair, outside the memory: digests of its image, its image's path and its group.
+        self._digests, self._paths = TemporaryFile(dir=folder), TemporaryFile(dir=folder)
+        self._groups = TemporaryFile(dir=folder) if groups else None
         self._images = _ImageWriter(folder) if stores else None
         self._schema = GROUPED if groups else SCHEMA
         self._waiting: list[list[str | None]] = [[] for _ in self._schema]  # the next batch
         self._stack = ExitStack()
 
     def __enter__(self) -> PairWriter:
+        for file in (self._digests, self._paths, self._groups):
+            if file is not None:
+                self._stack.enter_context(file)
         sink = self._stack.enter_context(pa.OSFile(os.fspath(self.folder / "pairs.arrow"), "wb"))
         self._writer = self._stack.enter_context(pa.ipc.new_file(sink, self._schema))
         if self._images is not None:
@@ -261,14 +270,15 @@ class PairWriter:
             if self.shards:
                 self._flush()
         self._flush()
-        self._stack.close()
         refused.end(f"{refused.count} of {records} records")
         if not self.pairs:
             raise ValueError(f"no image-text pair in {names_of(sources)} ({empty} empty captions)")
-        ids, first = dense_ids(self._digests)
+        ids, first = dense_ids(_mapped(self._digests))
         np.save(self.folder / IMAGE_IDS, ids)
-        paths = np.frombuffer(self._paths, np.uint64)
-        conflicts = np.flatnonzero(paths != paths[first][ids]) if len(paths) else paths
+        conflicts = first[:0]
+        if not self.shards:
+            paths = _mapped(self._paths, np.uint64)
+            conflicts = np.flatnonzero(paths != paths[first][ids])
         meta = {
             "pairs": self.pairs,
             "images": len(first),
@@ -279,7 +289,7 @@ class PairWriter:
             "sources": sources,
         }
         if self._groups is not None:
-            ids, first = dense_ids(self._groups)
+            ids, first = dense_ids(_mapped(self._groups))
             np.save(self.folder / GROUP_IDS, ids)
             meta |= {"groups": len(first), "pairs_in_groups": int((ids != NO_GROUP).sum())}
         if self._images is not None:
@@ -301,20 +311,23 @@ class PairWriter:
             image = digest_of(b"p", row.image.encode("utf-8"))
         # The letters distinguish an image_id from a path of the same spelling.
         own = image if row.image_id is None else digest_of(b"i", row.image_id.encode("utf-8"))
-        self._digests += own * len(captions)
+        self._digests.write(own * len(captions))
         if not self.shards:  # there every sample has its own copy of the image
-            self._paths += image[:_HALF] * len(captions)
+            self._paths.write(image[:_HALF] * len(captions))
         if self._groups is not None:
             group = row.group_id
             digest = bytes(_DIGEST_BYTES) if group is None else digest_of(b"g", group.encode())
-            self._groups += digest * len(captions)
+            self._groups.write(digest * len(captions))
         if self._images is not None:
             self._images.add(stored, content, source, number, len(captions))
-        times = len(captions)
-        values: tuple[Any, ...] = (row.image,), captions, (row.image_id,), (row.group_id,)
-        for column, added in zip(self._waiting, values, strict=False):
-            column.extend(added if added is captions else added * times)
-        if len(self._waiting[0]) >= BATCH_ROWS and not self.shards:
+        names, texts, ids, *groups = self._waiting
+        for caption in captions:
+            names.append(row.image)
+            texts.append(caption)
+            ids.append(row.image_id)
+        for column in groups:
+            column += [row.group_id] * len(captions)
+        if len(names) >= BATCH_ROWS and not self.shards:
             self._flush()
 
     def _flush(self) -> None:

@@ -17,8 +17,8 @@ from lavis_mafa.models.mafa_model import checkpoint_of
 from lavis_mafa.models.parts.tokenizers import build_tokenizer
 from lavis_mafa.models.parts.vit import build_vit
 
-ENCODERS = ("visual_encoder.", "text_encoder.")
-LAYER = re.compile(r"encoder\.layer\.(\d+)\.(.*)")
+_ENCODERS = ("visual_encoder.", "text_encoder.")
+_LAYER = re.compile(r"encoder\.layer\.(\d+)\.(.*)")
 
 
 class AlbefDownstream:
@@ -114,7 +114,7 @@ class AlbefDownstream:
             ValueError: if it does not fit, or lacks weights.
         """
         cure = "Name a fine-tuned checkpoint, or give this one as model.pretrained to fine-tune it"
-        return self._load(url_or_filename, False, (*ENCODERS, *self.heads), cure)
+        return self._load(url_or_filename, False, (*_ENCODERS, *self.heads), cure)
 
     def load_from_pretrained(self, url_or_filename: str) -> Any:
         """Load a pre-trained model, of this package or of LAVIS, to fine-tune it.
@@ -123,7 +123,7 @@ class AlbefDownstream:
             FileNotFoundError: if the file does not exist.
             ValueError: if it does not fit, or lacks an encoder.
         """
-        needed = (*ENCODERS, *self.random_parts)
+        needed = (*_ENCODERS, *self.random_parts)
         return self._load(url_or_filename, True, needed, "Name a checkpoint of the whole model")
 
     def _load(
@@ -165,7 +165,7 @@ def decoder_from_fusion(state: dict[str, Tensor], fusion_layer: int) -> dict[str
         if part not in ("text_encoder", "text_encoder_m"):
             continue
         inner = name.removeprefix("bert.")
-        layer = LAYER.fullmatch(inner)
+        layer = _LAYER.fullmatch(inner)
         if layer and int(layer[1]) < fusion_layer:
             continue
         if layer:

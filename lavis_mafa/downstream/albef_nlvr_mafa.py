@@ -86,10 +86,10 @@ class TwoImages(AlbefDownstream):
     def convert_pretrained(self, state: State, origin: str) -> State:
         """Double the fusion layers of a checkpoint for single images."""
         model: Any = self
-        return for_two_images(state, model.text_encoder.config, origin)
+        return _for_two_images(state, model.text_encoder.config, origin)
 
 
-def for_two_images(state: State, config: BertConfig, origin: str) -> State:
+def _for_two_images(state: State, config: BertConfig, origin: str) -> State:
     """Convert the weights of an ALBEF for one image or two to those for two.
 
     Momentum copies for one image are dropped: the model's own start equal to its encoders.
@@ -117,7 +117,7 @@ def for_two_images(state: State, config: BertConfig, origin: str) -> State:
     return double_fusion_layers({k: v for k, v in state.items() if "_m." not in k}, fusion)
 
 
-TA_NEGATIVES = ("similar", "random")
+_TA_NEGATIVES = ("similar", "random")
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ class TextAssignment:
         "similar",
         "other images of text assignment: likelier if similar, or random",
         source="ALBEF",
-        choices=TA_NEGATIVES,
+        choices=_TA_NEGATIVES,
     )
 
 
@@ -164,9 +164,9 @@ class AlbefNlvrPretrainMafa(TwoImages, AlbefBase):
         ta_negatives: str = TextAssignment.ta_negatives,
     ) -> None:
         super().__init__()
-        if ta_negatives not in TA_NEGATIVES:
+        if ta_negatives not in _TA_NEGATIVES:
             raise ValueError(
-                f"model.ta_negatives is {ta_negatives!r}, expected {' or '.join(TA_NEGATIVES)}"
+                f"model.ta_negatives is {ta_negatives!r}, expected {' or '.join(_TA_NEGATIVES)}"
             )
         self.tokenizer = tokenizer
         self.max_txt_len = max_txt_len

@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers.models.bert.configuration_bert import BertConfig
 
 from lavis_mafa.algorithm.losses.language import IGNORED, LM_SMOOTHING
-from lavis_mafa.algorithm.options import check_options, option
+from lavis_mafa.algorithm.options import Checked, option
 from lavis_mafa.downstream.albef_downstream import AlbefDownstream, decoder_from_fusion
 from lavis_mafa.downstream.yamls import model_yamls
 
@@ -25,7 +25,7 @@ PAIRS_PER_PASS = 512
 
 
 @dataclass(frozen=True)
-class AnswerOptions:
+class AnswerOptions(Checked):
     """How answers enter the loss and the ranking.
 
     Raises:
@@ -42,9 +42,6 @@ class AnswerOptions:
     answer_sep_tokens: int = option(
         1, "number of [SEP] at the end of an answer; ALBEF's code: 2", source="LAVIS", low=1, high=2
     )
-
-    def __post_init__(self) -> None:
-        check_options(self)
 
 
 @registry.register_model("albef_vqa_mafa")

@@ -19,7 +19,7 @@ from lavis_mafa.downstream.yamls import model_yamls
 from lavis_mafa.models.families.blip2.blip2_parts import Parts
 from lavis_mafa.models.parts.beams import OneRowPerBeam
 
-PRECISIONS = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
+_PRECISIONS = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 
 
 class PromptedOPT(OneRowPerBeam, OPTForCausalLM):
@@ -69,7 +69,7 @@ class Blip2OptMafa(Blip2Llm, Blip2OPT):
         self.prompt_length = len(self._ids(self.prompt))
 
     def language_loaders(self, llm_precision: str = "fp16") -> tuple[Any, Any]:
-        load = partial(PromptedOPT.from_pretrained, torch_dtype=PRECISIONS[llm_precision])
+        load = partial(PromptedOPT.from_pretrained, torch_dtype=_PRECISIONS[llm_precision])
         return partial(AutoTokenizer.from_pretrained, use_fast=False), load
 
     def _ids(self, text: str, **options: Any) -> list[int]:

@@ -35,17 +35,17 @@ logger = logging.getLogger(__name__)
 Id = int | str
 Tokens = dict[int, list[str]]
 STANDARD = ("bleu", "meteor", "rouge", "cider", "spice")
-JAVA_METRICS = ("meteor", "spice")
+_JAVA_METRICS = ("meteor", "spice")
 PTB, PYTHON = "ptb", "python"
 SPICE_JARS = ("stanford-corenlp-3.6.0.jar", "stanford-corenlp-3.6.0-models.jar")
 
-INSTALL_JAVA = (
+_INSTALL_JAVA = (
     "install a Java runtime, version 8 or later (such as the package default-jre-headless, or "
     "openjdk of conda), so that `java -version` runs"
 )
 # SPICE serialises classes that Java closed to reflection in version 16; Java 8 ignores the options.
-OPENED = ("lang", "util", "util.concurrent", "math", "net", "text")
-DOMAINS = {"in-domain": "in", "near-domain": "near", "out-domain": "out", "out-of-domain": "out"}
+_OPENED = ("lang", "util", "util.concurrent", "math", "net", "text")
+_DOMAINS = {"in-domain": "in", "near-domain": "near", "out-domain": "out", "out-of-domain": "out"}
 
 
 @dataclass
@@ -105,7 +105,7 @@ def read_references(path: str | os.PathLike[str]) -> References:
 
 def domain_name(domain: str) -> str:
     """Return the suffix of a metric for a domain of NoCaps: ``in`` for ``in-domain``, ..."""
-    return DOMAINS.get(domain, domain)
+    return _DOMAINS.get(domain, domain)
 
 
 def find_tools(requested: Sequence[str] | None = None) -> Tools:
@@ -146,7 +146,7 @@ def _missing_tools() -> dict[str, str]:
     """Return why ``meteor``, ``spice`` and the tokenizer ``ptb`` cannot run, and how to fix it."""
     java = _java_problem()
     if java:
-        return dict.fromkeys((PTB, *JAVA_METRICS), java)
+        return dict.fromkeys((PTB, *_JAVA_METRICS), java)
     folder = Path(spice.__file__).parent / "lib"
     if all((folder / name).is_file() for name in SPICE_JARS):
         return {}
@@ -156,12 +156,12 @@ def _missing_tools() -> dict[str, str]:
 
 def _java_problem() -> str | None:
     if shutil.which("java") is None:
-        return f"java is not on PATH; {INSTALL_JAVA}"
+        return f"java is not on PATH; {_INSTALL_JAVA}"
     try:
         # Two minutes: a first start on a busy machine with a network disk takes its time.
         subprocess.run(["java", "-version"], check=True, capture_output=True, timeout=120)
     except (OSError, subprocess.SubprocessError) as error:
-        return f"java does not run ({error}); {INSTALL_JAVA}"
+        return f"java does not run ({error}); {_INSTALL_JAVA}"
     return None
 
 
@@ -348,7 +348,7 @@ def _spice(truths: Tokens, texts: Tokens) -> dict[str, list[float]]:
 @contextmanager
 def _opened_java() -> Iterator[None]:
     before = os.environ.get("JDK_JAVA_OPTIONS")
-    opened = [f"--add-opens=java.base/java.{name}=ALL-UNNAMED" for name in OPENED]
+    opened = [f"--add-opens=java.base/java.{name}=ALL-UNNAMED" for name in _OPENED]
     os.environ["JDK_JAVA_OPTIONS"] = " ".join([before or "", *opened]).strip()
     try:
         yield

@@ -17,7 +17,7 @@ from lavis_mafa.algorithm.backbone import Backbone
 
 # The tokens that maps are averaged over.
 TOKENS = ("all", "words")
-ALBEF_PLACE = 2  # the third layer with cross-attention: layer 8 of 12 in ALBEF
+_ALBEF_PLACE = 2  # the third layer with cross-attention: layer 8 of 12 in ALBEF
 
 
 def heat_maps(
@@ -97,7 +97,7 @@ def default_layer(model: Any) -> int:
             f"{type(model).__name__} has no layer in which texts attend to images, which Grad-CAM "
             "needs; use an ALBEF or BLIP model"
         )
-    return layers[min(ALBEF_PLACE, len(layers) - 1)]
+    return layers[min(_ALBEF_PLACE, len(layers) - 1)]
 
 
 def _cross_attention(model: Any, layer: int | None) -> Any:

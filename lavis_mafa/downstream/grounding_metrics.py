@@ -13,10 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-AREA_EXPONENT = 0.5
-IOU_OF_A_HIT = 0.5
+_AREA_EXPONENT = 0.5
+_IOU_OF_A_HIT = 0.5
 
-Box = Sequence[float]
+_Box = Sequence[float]
 
 
 def iou(one: Tensor, other: Tensor) -> Tensor:
@@ -38,7 +38,7 @@ def stretch(heat: Tensor, size: tuple[int, int]) -> Tensor:
     return F.interpolate(whole, size=tuple(size), mode="bicubic", align_corners=False)[0, 0]
 
 
-def box_scores(heat: Tensor, boxes: Tensor, exponent: float = AREA_EXPONENT) -> Tensor:
+def box_scores(heat: Tensor, boxes: Tensor, exponent: float = _AREA_EXPONENT) -> Tensor:
     """Score boxes: the heat inside a box, divided by its area to the power of ``exponent``.
 
     Args:
@@ -82,7 +82,7 @@ def peak(heat: Tensor) -> tuple[int, int] | None:
     return place % heat.shape[1], place // heat.shape[1]
 
 
-def inside(point: tuple[int, int] | None, box: Box) -> bool:
+def inside(point: tuple[int, int] | None, box: _Box) -> bool:
     """Return whether the center of a pixel is in a box: a hit in the pointing game."""
     if point is None:
         return False
@@ -116,12 +116,12 @@ def score_grounding(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
             continue
         truth = torch.tensor(record["truth"], dtype=torch.float64)
         proposals = torch.tensor(record["boxes"], dtype=torch.float64).reshape(-1, 4)
-        right = iou(proposals, truth) >= IOU_OF_A_HIT
+        right = iou(proposals, truth) >= _IOU_OF_A_HIT
         shares.append(float(right.double().mean()) if len(right) else 0.0)
         box = record["box"]
         undecided += box is None
         chosen = torch.tensor(box or [0.0] * 4, dtype=torch.float64)
-        hits.append(bool(iou(chosen, truth) >= IOU_OF_A_HIT))
+        hits.append(bool(iou(chosen, truth) >= _IOU_OF_A_HIT))
         if record.get("split"):
             parts.setdefault(str(record["split"]), []).append(hits[-1])
     pointing = _percent([inside(record["peak"], record["truth"]) for record in records])

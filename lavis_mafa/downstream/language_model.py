@@ -113,9 +113,9 @@ class Blip2Llm(Blip2Parts, Blip2Base):
         name = options.pop(self.llm_key, None)
         own = {key: options.pop(key) for key in self.llm_options if key in options}
         load_tokenizer, load_llm = self.language_loaders(**own)
-        setattr(self, self.llm_tokenizer, load_language_part(load_tokenizer, self.llm_key, name))
+        setattr(self, self.llm_tokenizer, _load_language_part(load_tokenizer, self.llm_key, name))
         self.build_vision(**options)
-        llm = load_language_part(load_llm, self.llm_key, name).requires_grad_(False)
+        llm = _load_language_part(load_llm, self.llm_key, name).requires_grad_(False)
         setattr(self, self.llm_key, llm)
         width = self.Qformer.config.hidden_size
         setattr(self, self.llm_proj, nn.Linear(width, llm.config.hidden_size))
@@ -280,7 +280,7 @@ def check_prompt(prompt: str) -> None:
         raise ValueError(f"prompt: {problem}")
 
 
-def load_language_part(load: Callable[..., Any], key: str, name: str | None) -> Any:
+def _load_language_part(load: Callable[..., Any], key: str, name: str | None) -> Any:
     """Load a tokenizer or a language model from a folder, the cache or the hub.
 
     Args:

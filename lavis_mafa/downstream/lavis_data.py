@@ -83,7 +83,7 @@ class VgVqaOptions:
     )
 
 
-class VgVqaTrain(VGVQADataset):
+class _VgVqaTrain(VGVQADataset):
     """LAVIS's training set, whose only answer to a question has the weight `answer_weight`."""
 
     answer_weight = VgVqaOptions.answer_weight
@@ -99,6 +99,6 @@ class VgVqaMafaBuilder(UseLocalFiles, SetsOptions, VGVQABuilder):
     Annotation files and an image folder that exist locally are not copied.
     """
 
-    train_dataset_cls = VgVqaTrain
+    train_dataset_cls = _VgVqaTrain
     build_options = VgVqaOptions
     DATASET_CONFIG_DICT = dataset_yamls("vg_vqa_mafa")

@@ -32,9 +32,9 @@ logger = logging.getLogger(__name__)
 KARPATHY = (
     "https://storage.googleapis.com/sfr-vision-language-research/datasets/coco_karpathy_{}_gt.json"
 )
-ID_KEYS = ("image_id", "index")  # of a sample, in this order
+_ID_KEYS = ("image_id", "index")  # of a sample, in this order
 # Returns the references, given the generated records.
-Finder = Callable[[list[results.Record]], References]
+_Finder = Callable[[list[results.Record]], References]
 
 
 @registry.register_task("mafa_captioning")
@@ -63,7 +63,7 @@ class MafaCaptionTask(results.InBatches, CaptionTask):
         self.tools: Tools | None = None
         self.options: dict[str, float] = {}
         self._built: Mapping[str, Mapping[str, Any]] = {}
-        self._finder: Finder | None = None
+        self._finder: _Finder | None = None
         self._prompt_checked = False
 
     @classmethod
@@ -116,7 +116,7 @@ class MafaCaptionTask(results.InBatches, CaptionTask):
         Raises:
             ValueError: if samples have neither ``image_id`` nor ``index``.
         """
-        ids = results.required_column(samples, *ID_KEYS)
+        ids = results.required_column(samples, *_ID_KEYS)
         places = results.column(samples, "instance_id", "index") or [None] * len(ids)
         # Some of LAVIS's models ignore samples["prompt"], which shows only when they run.
         given = _RecordingDict(samples, prompt=self.prompt) if self.prompt else samples
@@ -160,7 +160,7 @@ class MafaCaptionTask(results.InBatches, CaptionTask):
         captions = {record["image_id"]: record["caption"] for record in plain}
         return score_captions(captions, self._finder(val_result), self.tools)
 
-    def _find_references(self, dataset: Any) -> Finder:
+    def _find_references(self, dataset: Any) -> _Finder:
         names = [
             (name, split)
             for name, splits in self._built.items()
@@ -174,7 +174,7 @@ class MafaCaptionTask(results.InBatches, CaptionTask):
                 raise FileNotFoundError(f"run.annotation_file: no such file: {path!r}")
             from_file = read_references(path)
             results.check_known(
-                dataset, ID_KEYS, from_file.captions, f"run.annotation_file: {path}"
+                dataset, _ID_KEYS, from_file.captions, f"run.annotation_file: {path}"
             )
             return lambda records: from_file
         if hasattr(dataset, "references"):

@@ -25,8 +25,8 @@ from lavis_mafa.tasks.mafa_pretrain import StepFigures
 logger = logging.getLogger(__name__)
 
 TRUE, CHOSEN = (0, 200, 0), (255, 0, 0)  # colours of the boxes
-SHOWN_SIDE = 256  # pixels, at least, of the shorter side of an overlay
-RESULT_KEYS = ("instance_id", "ref_id", "text", "split", "box", "score", "peak")
+_SHOWN_SIDE = 256  # pixels, at least, of the shorter side of an _overlay
+_RESULT_KEYS = ("instance_id", "ref_id", "text", "split", "box", "score", "peak")
 
 
 @registry.register_task("mafa_grounding")
@@ -48,7 +48,7 @@ class MafaGroundingTask(results.InBatches, StepFigures, BaseTask):
     Args:
         layer: BERT's layer, from 0 (``run.block_num``); None: the third with cross-attention.
         tokens: see `heat_maps` (``run.gradcam_tokens``).
-        save_maps: number of expressions for which an overlay is written (``run.save_maps``).
+        save_maps: number of expressions for which an _overlay is written (``run.save_maps``).
     """
 
     doing = "grounding"
@@ -104,7 +104,7 @@ class MafaGroundingTask(results.InBatches, StepFigures, BaseTask):
             if missing:
                 raise ValueError(
                     f"mafa_grounding needs {', '.join(missing)} in the samples of "
-                    f"{type(dataset).__name__}; use refcoco_plus or toy_grounding"
+                    f"{type(dataset).__name__}; use refcoco_plus"
                 )
         if is_main_process():
             logger.info("Grad-CAM of layer %d, averaged over %s tokens", layer, self.tokens)
@@ -142,7 +142,7 @@ class MafaGroundingTask(results.InBatches, StepFigures, BaseTask):
             The figures.
         """
         records = results.without_duplicates(val_result, "index")
-        plain = [{k: r[k] for k in RESULT_KEYS if r[k] is not None or k == "box"} for r in records]
+        plain = [{k: r[k] for k in _RESULT_KEYS if r[k] is not None or k == "box"} for r in records]
         path = results.write_result(plain, f"{split_name}_grounding_result")
         logger.info("boxes of %d expressions of %s are in %s", len(plain), split_name, path)
         self._write_maps(records, path.parent / f"{split_name}_maps")
@@ -163,18 +163,18 @@ class MafaGroundingTask(results.InBatches, StepFigures, BaseTask):
         folder.mkdir(parents=True, exist_ok=True)
         for record in shown:
             picture, _ = self._dataset.show(record["index"])
-            overlay(picture, record).save(folder / f"{record['index']:06d}.png")
+            _overlay(picture, record).save(folder / f"{record['index']:06d}.png")
         logger.info("%d maps are in %s", len(shown), folder)
 
 
-def overlay(picture: Image.Image, record: Mapping[str, Any]) -> Image.Image:
+def _overlay(picture: Image.Image, record: Mapping[str, Any]) -> Image.Image:
     """Draw a picture next to its heat map, with the true box in green and the chosen one in red.
 
     Args:
         record: has ``heat`` (rows of numbers), ``truth`` and ``box`` (None if nothing was chosen).
     """
     heat = torch.tensor(record["heat"])
-    scale = max(1, -(-SHOWN_SIDE // min(picture.size)))
+    scale = max(1, -(-_SHOWN_SIDE // min(picture.size)))
     size = (picture.width * scale, picture.height * scale)
     shown = picture.convert("RGB").resize(size, Image.Resampling.NEAREST)
     strength = grounding.stretch(heat, (size[1], size[0])).clamp(min=0)

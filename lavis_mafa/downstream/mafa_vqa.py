@@ -29,7 +29,7 @@ from lavis_mafa.problems import ConfigView, Problem
 
 logger = logging.getLogger(__name__)
 
-ID_KEYS = ("question_id", "instance_id")  # of a sample, in this order
+_ID_KEYS = ("question_id", "instance_id")  # of a sample, in this order
 
 
 @registry.register_task("mafa_vqa")
@@ -112,7 +112,7 @@ class MafaVQATask(results.InBatches, VQATask):
         if files is None:
             return None
         truth = read_questions(*files)
-        results.check_known(dataset, ID_KEYS, {as_id(one) for one in truth.qa}, files[1])
+        results.check_known(dataset, _ID_KEYS, {as_id(one) for one in truth.qa}, files[1])
         return truth
 
     def valid_step(self, model: Any, samples: Any) -> list[results.Record]:
@@ -121,7 +121,7 @@ class MafaVQATask(results.InBatches, VQATask):
         Raises:
             ValueError: if samples have neither ``question_id`` nor ``instance_id``.
         """
-        ids = results.required_column(samples, *ID_KEYS)
+        ids = results.required_column(samples, *_ID_KEYS)
         truths = _column_of_truths(samples, len(ids))
         types = results.column(samples, "answer_type") or [None] * len(ids)
         places = results.column(samples, "instance_id", "index") or [None] * len(ids)

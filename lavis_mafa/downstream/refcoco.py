@@ -52,24 +52,21 @@ from lavis_mafa.datasets.local_builder import LocalBuilder, named_splits
 from lavis_mafa.downstream.yamls import dataset_yamls
 from lavis_mafa.io.files import read_json
 
-NAME = "refcoco_plus"
-BOXES = ("detections", "references", "instances")
-LISTED_PROBLEMS = 5
+_NAME = "refcoco_plus"
+_BOXES = ("detections", "references", "instances")
+_LISTED_PROBLEMS = 5
 
-Processor = Callable[[Any], Any]
-Row = dict[str, Any]
-
+_Processor = Callable[[Any], Any]
+_Row = dict[str, Any]
 
 # JSON's numbers: no strings, no booleans, and no NaN, which Python writes.
 _Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
-_Side = Annotated[_Number, Field(gt=0)]
-_Box = tuple[_Number, _Number, _Side, _Side]
-# A detector may add a score, and return a box without area, which can never be right.
-_Proposal = Annotated[list[_Number], Field(min_length=4)]
+# A detector may add a score; it and COCO have boxes without area, which can never be right.
+_Box = Annotated[list[_Number], Field(min_length=4)]
 _Text = Annotated[str, StringConstraints(pattern=r"\S")]
 
 
-class _Row(BaseModel):
+class _Expression(BaseModel):
     image: _Text
     text: _Text
     bbox: _Box | None = None
@@ -78,7 +75,7 @@ class _Row(BaseModel):
     split: str | None = None
 
 
-_Rows = Annotated[list[_Row], Field(min_length=1)]
+_Expressions = Annotated[list[_Expression], Field(min_length=1)]
 
 
 class _Reference(BaseModel):
@@ -107,10 +104,10 @@ class GroundingTrain(BaseDataset):
 
     def __init__(
         self,
-        vis_processor: Processor,
-        text_processor: Processor,
+        vis_processor: _Processor,
+        text_processor: _Processor,
         vis_root: str,
-        rows: Sequence[Row],
+        rows: Sequence[_Row],
     ) -> None:
         super().__init__(vis_processor, text_processor)
         self.vis_root = vis_root
@@ -197,15 +194,15 @@ class RefCocoPlusBuilder(LocalBuilder):
             ValueError: if a file is not in its format; the message lists the first wrong rows.
         """
         info: Any = OmegaConf.to_container(self.config.build_info, resolve=True)
-        annotations = named_splits(NAME, info.get("annotations"))
+        annotations = named_splits(_NAME, info.get("annotations"))
         root = _file(info, "images")
         if not root or not os.path.isdir(root):
             found = f"no such folder: {root}" if root else "expected a file or folder, got nothing"
             kind = FileNotFoundError if root else ValueError
-            raise kind(f"{NAME}: build_info.images.storage: {found}{_from_here()}")
+            raise kind(f"{_NAME}: build_info.images.storage: {found}{_from_here()}")
         content: dict[str, Any] = {}
         if set(annotations) != {"train"}:
-            content = {name: _read(_file(info, name), name) for name in BOXES}
+            content = {name: _read(_file(info, name), name) for name in _BOXES}
         truth = _truth(content.get("references"), content.get("instances"))
         proposals = _proposals(content.get("detections"))
         self.build_processors()
@@ -230,7 +227,9 @@ def _file(info: Mapping[str, Any], name: str) -> str | None:
     storage = (info.get(name) or {}).get("storage")
     if isinstance(storage, (list, tuple)):
         if len(storage) != 1:
-            raise ValueError(f"{NAME}: build_info.{name}.storage: expected one path, got {storage}")
+            raise ValueError(
+                f"{_NAME}: build_info.{name}.storage: expected one path, got {storage}"
+            )
         (storage,) = storage
     return os.path.expanduser(storage) if storage else None
 
@@ -243,16 +242,16 @@ def _read(path: str | None, name: str) -> Any:
         return read_json(path)
     except FileNotFoundError:
         why = f"build_info.{name}: no such file: {path}{_from_here()}"
-        raise FileNotFoundError(f"{NAME}: {why}") from None
+        raise FileNotFoundError(f"{_NAME}: {why}") from None
     except ValueError as error:
-        raise ValueError(f"{NAME}: build_info.{name}: {error}") from error
+        raise ValueError(f"{_NAME}: build_info.{name}: {error}") from error
 
 
 def _refuse(what: str, problems: Sequence[str]) -> None:
     if problems:
-        more = len(problems) - LISTED_PROBLEMS
-        listed = "; ".join(problems[:LISTED_PROBLEMS]) + (f"; and {more} more" if more > 0 else "")
-        raise ValueError(f"{NAME}: {what}: {listed}")
+        more = len(problems) - _LISTED_PROBLEMS
+        listed = "; ".join(problems[:_LISTED_PROBLEMS]) + (f"; and {more} more" if more > 0 else "")
+        raise ValueError(f"{_NAME}: {what}: {listed}")
 
 
 def _checked(kind: Any, content: Any, what: str) -> Any:
@@ -271,27 +270,27 @@ def _checked(kind: Any, content: Any, what: str) -> Any:
     _refuse(what, problems)
 
 
-def _rows(split: str, files: Any) -> list[Row]:
+def _rows(split: str, files: Any) -> list[_Row]:
     """Read the rows of a split's files, each with ``image`` and ``text``."""
     name = f"annotations.{split}"
     storage = files.get("storage") if isinstance(files, Mapping) else None
     paths = [storage] if isinstance(storage, str) else list(storage or [])
     if not paths:
-        raise ValueError(f"{NAME}: build_info.{name}.storage: expected a file or a list of them")
-    rows: list[Row] = []
+        raise ValueError(f"{_NAME}: build_info.{name}.storage: expected a file or a list of them")
+    rows: list[_Row] = []
     for path in paths:
-        found = _checked(_Rows, _read(os.path.expanduser(path), name), path)
+        found = _checked(_Expressions, _read(os.path.expanduser(path), name), path)
         rows += [row.model_dump(exclude_unset=True) for row in found]
     return rows
 
 
-def _truth(references: Any, instances: Any) -> dict[Any, Row] | None:
+def _truth(references: Any, instances: Any) -> dict[Any, _Row] | None:
     """Return ``bbox`` and ``split`` of every ``ref_id``; None if the files are not given."""
     if references is None and instances is None:
         return None
     if references is None or instances is None:
         raise ValueError(
-            f"{NAME}: build_info: references and instances need each other; give both, or "
+            f"{_NAME}: build_info: references and instances need each other; give both, or "
             "neither and a bbox in every row"
         )
     found = _checked(_Instances, instances, "build_info.instances")
@@ -305,7 +304,7 @@ def _truth(references: Any, instances: Any) -> dict[Any, Row] | None:
 def _proposals(content: Any) -> dict[str, list[list[float]]] | None:
     if content is None:
         return None
-    found = _checked(dict[str, list[_Proposal]], content, "build_info.detections")
+    found = _checked(dict[str, list[_Box]], content, "build_info.detections")
     return {key: [list(box[:4]) for box in boxes] for key, boxes in found.items()}
 
 
@@ -321,10 +320,10 @@ def image_key(row: Mapping[str, Any]) -> str:
 
 def _with_boxes(
     split: str,
-    rows: Sequence[Row],
-    truth: Mapping[Any, Row] | None,
+    rows: Sequence[_Row],
+    truth: Mapping[Any, _Row] | None,
     proposals: Mapping[str, list[list[float]]] | None,
-) -> list[Row]:
+) -> list[_Row]:
     """Return rows with their true box, split and proposals; refuse them if one lacks any."""
     found, problems = [], []
     for number, row in enumerate(rows):
@@ -334,11 +333,14 @@ def _with_boxes(
             why = f"references have no ref_id {row.get('ref_id')!r}"
             why = why if truth else "no bbox and build_info.references is not given"
             problems.append(f"row {number}: {why}")
+        elif min(box[2:4]) <= 0:
+            why = f"box {box} has no area, expected [x, y, width, height] in pixels"
+            problems.append(f"row {number}: {why}")
         elif proposals is not None and key not in proposals:
             problems.append(f"row {number}: detections have no image {key!r}")
         else:
             part = row.get("split") or known.get("split")
             boxes = None if proposals is None else proposals[key]
-            found.append({**row, "bbox": list(box), "split": part, "boxes": boxes})
+            found.append({**row, "bbox": box[:4], "split": part, "boxes": boxes})
     _refuse(f"build_info.annotations.{split}", problems)
     return found

@@ -21,7 +21,7 @@ from lavis_mafa.io.processes import gather_objects, progress
 
 # By it `_allow_ragged_columns` tells LAVIS's data sets from those that collate themselves.
 _LAVIS_COLLATER = BaseDataset.collater
-PROBES = 16  # samples checked for whether an annotation file is of the data set
+_PROBES = 16  # samples checked for whether an annotation file is of the data set
 
 Record = dict[str, Any]
 
@@ -114,7 +114,7 @@ def check_known(dataset: Any, names: Sequence[str], known: Container[Any], what:
     """Refuse annotations of another data set before anything is generated.
 
     Args:
-        dataset: of which `PROBES` samples, evenly spread, are checked.
+        dataset: of which `_PROBES` samples, evenly spread, are checked.
         names: keys of a sample; the first one that it has is its id.
         known: ids that are annotated.
         what: the annotations, for the message.
@@ -123,7 +123,7 @@ def check_known(dataset: Any, names: Sequence[str], known: Container[Any], what:
         ValueError: if none of these samples is annotated.
     """
     size = len(dataset)
-    places = sorted({i * size // PROBES for i in range(PROBES)}) if size else []
+    places = sorted({i * size // _PROBES for i in range(_PROBES)}) if size else []
     found = [
         next((s[n] for n in names if s.get(n) is not None), None)
         for s in map(dataset.__getitem__, places)

@@ -22,7 +22,7 @@ from lavis_mafa.io.checkpoints import (
     weights_of,
 )
 from lavis_mafa.models.recorded import check_patches, recorded_model
-from lavis_mafa.models.traits import traits_of
+from lavis_mafa.models.traits import shipped_config, traits_of
 
 # Parts that image-text matching needs; momentum encoders and language heads are not among them.
 MATCHING_PARTS = (
@@ -34,13 +34,13 @@ MATCHING_PARTS = (
     "ln_vision.",
 )
 PROJECTION_PARTS = ("vision_proj.", "text_proj.")
-LANGUAGE_HEADS = ("text_encoder.cls.", "Qformer.cls.")
+_LANGUAGE_HEADS = ("text_encoder.cls.", "Qformer.cls.")
 TOKEN_TYPES, POSITIONS = "token_type_embeddings.weight", "position_embeddings.weight"
 
 
 def config_of(
     arch: str,
-    model_type: str,
+    model_type: str | None,
     checkpoint: str,
     content: dict[str, Any],
     given: Mapping[str, Any] | None = None,
@@ -52,6 +52,7 @@ def config_of(
     overrides both.
 
     Args:
+        model_type: None: the first of the model's.
         given: keys that the user set for this model.
         known: the ``model`` config of the user's run, see `recorded_model`.
 
@@ -59,7 +60,7 @@ def config_of(
         ValueError: as `recorded_model`.
     """
     model_cls = registry.get_model_class(arch)
-    shipped = OmegaConf.load(model_cls.default_config_path(model_type)).model
+    shipped = shipped_config(model_cls, model_type).model
     recorded = recorded_model(content, arch, checkpoint, given, known)
     cfg = OmegaConf.merge(shipped, recorded)
     assert isinstance(cfg, DictConfig)
@@ -294,7 +295,7 @@ def require_weights(
     """
     lost: dict[str, list[str]] = {}
     for name in random_weights(model, missing):
-        if name.startswith(parts) and not name.startswith(LANGUAGE_HEADS):
+        if name.startswith(parts) and not name.startswith(_LANGUAGE_HEADS):
             lost.setdefault(name.split(".")[0], []).append(name)
     if lost:
         lines = [f"{part}: {len(names)}, such as {names[0]}" for part, names in lost.items()]

@@ -12,6 +12,7 @@ from omegaconf import OmegaConf
 from lavis_mafa.io.checkpoints import read_checkpoint
 from lavis_mafa.models.checkpoints import config_of, fold_after_lavis
 from lavis_mafa.models.recorded import recorded_type_of
+from lavis_mafa.models.traits import shipped_config
 
 
 def load_model(
@@ -73,7 +74,6 @@ def load_model(
     if checkpoint:
         cfg: Any = config_of(name, model_type, checkpoint, content, model)
     else:
-        shipped = OmegaConf.load(model_cls.default_config_path(model_type)).model
-        cfg = OmegaConf.merge(shipped, dict(model or {}))
+        cfg = OmegaConf.merge(shipped_config(model_cls, model_type).model, dict(model or {}))
     built = model_cls.from_config(cfg)
     return (built.eval() if is_eval else built).to(device)

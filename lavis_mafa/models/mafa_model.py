@@ -38,10 +38,11 @@ from lavis_mafa.models.inference.rerank import MAX_TOKENS, compute_sim_matrix
 from lavis_mafa.models.parts.tokenizers import BERT
 from lavis_mafa.models.parts.vit import DEIT
 from lavis_mafa.models.problems import problems_of_step
+from lavis_mafa.models.traits import shipped_config
 from lavis_mafa.problems import ConfigView, Problem
 
 # As LAVIS's ALBEF and BLIP clamp it at every step.
-TEMPERATURE_RANGE = (0.001, 0.5)
+_TEMPERATURE_RANGE = (0.001, 0.5)
 
 
 def _of_step(name: str) -> Any:
@@ -79,11 +80,11 @@ class MafaModel:
     def attach_step(
         self,
         backbone: Backbone,
-        settings: StepSettings | None,
-        con_d: Discriminator | None,
+        settings: StepSettings | None = None,
+        con_d: Discriminator | None = None,
         negatives_encoder: NegativesEncoder | None = None,
     ) -> None:
-        """Set what the step needs in addition to the family's modules."""
+        """Set what the step needs in addition to the family's modules, see `build_parts`."""
         self.backbone = backbone
         # Frozen models are no submodules, so that they are neither trained nor saved.
         self.step = build_parts(
@@ -107,13 +108,27 @@ class MafaModel:
     def forward(self, samples: dict[str, Any]) -> StepOutput:
         """Compute one step on a mini-batch, as in `lavis_mafa.algorithm.step.run_step`."""
         with torch.no_grad():
-            self.temp.clamp_(*TEMPERATURE_RANGE)
+            self.temp.clamp_(*_TEMPERATURE_RANGE)
         return run_step(self.step_backbone, samples, self.step)
 
     @property
     def step_backbone(self) -> Backbone:
         """The backbone, in chunks of ``cached_batch`` pairs if that is set."""
         return in_chunks(self.backbone, self.cached_batch)
+
+    def add_momentum(self, cfg: Any) -> None:
+        """Build the momentum encoders of a ``model`` config if the soft labels come from them."""
+        if self.settings.soft_labels.needs_momentum:
+            model: Any = self
+            self.momentum_encoders = Momentum(
+                model,
+                backbone_of,
+                model.vision_proj.out_features,
+                int(cfg.get("queue_size", 57600)),
+                float(cfg.get("momentum", 0.995)),
+                float(cfg.get("alpha", 0.4)),
+                float(cfg.get("ramp_epochs", RAMP_EPOCHS)),
+            )
 
     def allocate(self, size: int) -> None:
         """Prepare the step's objects for ``size`` training samples, see `StepParts.allocate`."""
@@ -224,7 +239,7 @@ class MafaModel:
             OSError: if its weights or tokenizer are neither in the cache nor can be downloaded.
         """
         model_cls: Any = cls
-        cfg = OmegaConf.load(model_cls.default_config_path(model_type)).model
+        cfg = shipped_config(model_cls, model_type).model
         name = f"{registered_name(cls)} {model_type}"
         if not random_weights:
             try:
@@ -294,18 +309,3 @@ def step_parts(cfg: Any) -> dict[str, Any]:
         parts = {"settings": settings, "con_d": build_discriminator(mafa.get("con_d"), cfg)}
         encoder = build_negatives_encoder(mafa.get("negatives_encoder"), cfg)
     return parts if encoder is None else {**parts, "negatives_encoder": encoder}
-
-
-def momentum_of(model: Any, cfg: Any, settings: StepSettings) -> Momentum | None:
-    """Build a model's momentum encoders if its soft labels come from them."""
-    if not settings.soft_labels.needs_momentum:
-        return None
-    return Momentum(
-        model,
-        backbone_of,
-        model.vision_proj.out_features,
-        int(cfg.get("queue_size", 57600)),
-        float(cfg.get("momentum", 0.995)),
-        float(cfg.get("alpha", 0.4)),
-        float(cfg.get("ramp_epochs", RAMP_EPOCHS)),
-    )

@@ -1,7 +1,8 @@
-"""Config checks of models that train by the step, and of models with a language model."""
+"""Config checks of models that train by the step."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -39,8 +40,7 @@ def problems_of_step(cls: Any, cfg: ConfigView) -> Iterator[Problem]:
     if training and cfg[f"{WEIGHTS}.itm"] == 0 and cfg["run.k_test"]:
         why = "re-ranks by an ITM head that loss_weights.itm: 0 does not train; 0: ITC only"
         yield Problem("run.k_test", why, is_note=True)
-    if cfg[f"{RULE}.labels"] == "probability" and cfg[f"{RULE}.action"] in ("drop", "keep"):
-        yield Problem(f"{RULE}.labels", "probability needs action: convert")
+    yield from _refused_rule(cfg)
     yield from _verdicts(cfg)
     yield from _of_named(cfg)
     used = [one for one in cfg[f"{RULE}.use_in"] or () if cfg[f"{WEIGHTS}.{one}"] != 0]
@@ -56,12 +56,21 @@ def problems_of_step(cls: Any, cfg: ConfigView) -> Iterator[Problem]:
     if cfg["model.mafa.con_d.arch"] == "oracle" and not hasattr(task, "before_training"):
         why = "oracle needs run.task: mafa_pretrain, which provides the ground truth"
         yield Problem("model.mafa.con_d.arch", why)
-    low, high = cfg[f"{RULE}.low"], cfg[f"{RULE}.high"]
-    if None not in (low, high) and low > high:
-        yield Problem(f"{RULE}.low", f"{low} is more than {RULE}.high {high}; use at most {high}")
     if cfg[f"{WEIGHTS}.lmi"] and not traits_of(cls).keeps_word_states:
         why = f"needs hidden states of words, which {arch} does not keep; use albef_mafa"
         yield Problem(f"{WEIGHTS}.lmi", why)
+
+
+def _refused_rule(cfg: ConfigView) -> Iterator[Problem]:
+    """Yield what `MiningRule` says of its values; its message begins with the key in question."""
+    given = cfg[RULE] or {}
+    known = {name: value for name, value in given.items() if f"{RULE}.{name}" not in cfg.wrong}
+    try:
+        MiningRule(**known)
+    except ValueError as error:
+        words = re.findall(r"\w+", str(error))
+        name = next((f".{word}" for word in words if word in known), "")
+        yield Problem(f"{RULE}{name}", str(error))
 
 
 def _verdicts(cfg: ConfigView) -> Iterator[Problem]:
@@ -72,8 +81,6 @@ def _verdicts(cfg: ConfigView) -> Iterator[Problem]:
     if by_score and con_d:
         why = f"{score} judges in Con-D's place; remove model.mafa.con_d, or use score: {CON_D}"
         yield Problem(f"{RULE}.score", why)
-    if by_score and cfg[f"{RULE}.labels"] == "probability" and not is_probability(score):
-        yield Problem(f"{RULE}.labels", f"{score} is no probability; use labels: hard")
     if con_d is None and not by_score:
         usual = MiningRule()
         given = [

@@ -11,13 +11,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from lavis.common.registry import registry
-from omegaconf import OmegaConf
 
 from lavis_mafa.algorithm.options import Option, options_of
 from lavis_mafa.io.checkpoints import CONFIGS, model_config, weights_of
 from lavis_mafa.io.files import is_number
 from lavis_mafa.io.hub_folders import vocabulary_in
-from lavis_mafa.models.traits import same_model
+from lavis_mafa.models.traits import same_model, shipped_config
 
 # Smallest and largest sizes that are used: beyond those of all published models, and a model of all
 # the highest ones still fits into 20 GB.
@@ -34,7 +33,7 @@ RATES = {
     **{"vit_layer_norm_epsilon": (-1, 1), "ramp_epochs": (0, 1000)},
 }
 MOST_PATCHES = 2**14  # each has a position embedding
-MOST_OF_OTHERS = 2**12  # of numbers that only a user's own model has
+_MOST_OF_OTHERS = 2**12  # of numbers that only a user's own model has
 UNUSED = {"mafa", "pretrained", "finetuned", "load_pretrained", "load_finetuned"}
 FLAGS = {"negative_all_rank", "freeze_vit", "vit_grad_ckpt", "use_grad_checkpoint", "use_distill"}
 FLAGS |= {"apply_lemmatizer"}
@@ -49,7 +48,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
 PLACES = {"tokenizer", "med_config_path", "q_former_config", "bert_config"}
 PLACES |= {"vit_weights", "bert_weights", "opt_model", "t5_model", "q_former_model"}
 # Of these, starting weights that a checkpoint with the part of that prefix does not need.
-STARTS = {
+_STARTS = {
     "vit_weights": ("visual_encoder.",),
     "bert_weights": ("Qformer.", "text_encoder."),
 }
@@ -92,9 +91,7 @@ def recorded_model(
     problems: list[str] = []
     weights, options = weights_of(content), _options_of(model_cls)
     weights = weights if isinstance(weights, dict) else {}
-    shipped = OmegaConf.load(
-        model_cls.default_config_path(model_type or next(iter(_types_of(model_cls))))
-    ).model
+    shipped = shipped_config(model_cls, model_type).model
     for name, value in recorded.items():
         if name in UNUSED or (
             name in given and name != "vit"
@@ -108,7 +105,7 @@ def recorded_model(
             safe = within or _is_safe_place(name, value, model_cls)
             if safe or _is_same(value, known.get(name)):
                 found[name] = value
-            elif any(str(key).startswith(STARTS.get(name, ())) for key in weights):
+            elif any(str(key).startswith(_STARTS.get(name, ())) for key in weights):
                 found[name] = None
             else:
                 problems.append(
@@ -168,7 +165,11 @@ def recorded_type_of(content: dict[str, Any], arch: str) -> str | None:
     model_type = recorded.get("model_type")
     if not isinstance(model_type, str) or not _is_of(recorded, arch):
         return None
-    return model_type if model_type in _types_of(registry.get_model_class(arch)) else None
+    return (
+        model_type
+        if model_type in registry.get_model_class(arch).PRETRAINED_MODEL_CONFIG_DICT
+        else None
+    )
 
 
 def check_patches(model: Mapping[str, Any], origin: str) -> None:
@@ -186,11 +187,6 @@ def check_patches(model: Mapping[str, Any], origin: str) -> None:
             f"{origin} contains a model config that cannot be read: an image of {size} px has "
             f"{(size // patch) ** 2} patches of {patch} px, expected at most {MOST_PATCHES}"
         )
-
-
-def _types_of(model_cls: Any) -> Mapping[str, Any]:
-    types: Mapping[str, Any] = model_cls.PRETRAINED_MODEL_CONFIG_DICT
-    return types
 
 
 def _is_of(recorded: Mapping[str, Any], arch: str) -> bool:
@@ -228,8 +224,8 @@ def _is_safe_place(name: str, value: Any, model_cls: Any) -> bool:
         return True
     if not isinstance(value, str):
         return False
-    for model_type in _types_of(model_cls):
-        if OmegaConf.load(model_cls.default_config_path(model_type)).model.get(name) == value:
+    for model_type in model_cls.PRETRAINED_MODEL_CONFIG_DICT:
+        if shipped_config(model_cls, model_type).model.get(name) == value:
             return True
     # A bare name is looked up in this package first, and so never leaves it.
     return value in {path.name for path in (CONFIGS / "models").iterdir()}
@@ -257,7 +253,7 @@ def _is_same(value: Any, named: Any) -> bool:
 
 def _is_small(value: Any) -> bool:
     """Return whether a value is a flag, or a number that is no danger as a size."""
-    return isinstance(value, bool) or (is_number(value) and abs(value) <= MOST_OF_OTHERS)
+    return isinstance(value, bool) or (is_number(value) and abs(value) <= _MOST_OF_OTHERS)
 
 
 def _short(value: Any) -> str:

@@ -16,11 +16,11 @@ from lavis_mafa.models.checkpoints import config_of
 from lavis_mafa.models.con_d.discriminator import DISCRIMINATORS
 from lavis_mafa.models.con_d.frozen import FROZEN_MODELS
 from lavis_mafa.models.parts.tokenizers import BERT
-from lavis_mafa.models.traits import traits_of
+from lavis_mafa.models.traits import shipped_config, traits_of
 
 Source: TypeAlias = UrlFile | HubFiles
 # LAVIS's models of these families have BERT's tokenizer, by name.
-WITH_BERT = ("albef", "blip", "blip2")
+_WITH_BERT = ("albef", "blip", "blip2")
 
 
 def sources_of_model(cfg: Any, key: str = "model") -> Iterator[Source]:
@@ -35,7 +35,7 @@ def sources_of_model(cfg: Any, key: str = "model") -> Iterator[Source]:
     finetuned = cfg.get("finetuned") if cfg.get("load_finetuned", False) else None
     pretrained = cfg.get("pretrained") if cfg.get("load_pretrained", True) else None
     if traits.loads_with_our_loader:
-        yield from tokenizer_source(f"{key}.tokenizer", cfg.get("tokenizer"))
+        yield from _tokenizer_source(f"{key}.tokenizer", cfg.get("tokenizer"))
         checkpoint = finetuned or pretrained
         if checkpoint and is_url(checkpoint):
             yield UrlFile(f"{key}.{'finetuned' if finetuned else 'pretrained'}", checkpoint)
@@ -43,8 +43,8 @@ def sources_of_model(cfg: Any, key: str = "model") -> Iterator[Source]:
         if published is not None:
             yield from published(cfg, checkpoint, key)
     else:
-        if traits.family in WITH_BERT:
-            yield from tokenizer_source(f"{key}.arch", None)
+        if traits.family in _WITH_BERT:
+            yield from _tokenizer_source(f"{key}.arch", None)
         # LAVIS's own classes load the fine-tuned weights by default.
         chosen = "finetuned" if cfg.get("load_finetuned", True) else "pretrained"
         url = cfg.get("finetuned") if cfg.get("load_finetuned", True) else pretrained
@@ -53,10 +53,10 @@ def sources_of_model(cfg: Any, key: str = "model") -> Iterator[Source]:
     mafa = cfg.get("mafa") or {}
     for name in FROZEN_MODELS:
         if mafa.get(name):
-            yield from sources_of_frozen(mafa[name], f"{key}.mafa.{name}", cfg)
+            yield from _sources_of_frozen(mafa[name], f"{key}.mafa.{name}", cfg)
 
 
-def sources_of_frozen(cfg: Mapping[str, Any], key: str, known: Any) -> Iterator[Source]:
+def _sources_of_frozen(cfg: Mapping[str, Any], key: str, known: Any) -> Iterator[Source]:
     """Yield what building Con-D or the encoder of hard negatives fetches.
 
     `lavis_mafa.models.con_d.build` builds them.
@@ -75,8 +75,7 @@ def sources_of_frozen(cfg: Mapping[str, Any], key: str, known: Any) -> Iterator[
     cls = registry.get_model_class(arch or "")
     if cls is None:
         return
-    model_type = cfg.get("model_type") or next(iter(cls.PRETRAINED_MODEL_CONFIG_DICT))
-    model = OmegaConf.load(cls.default_config_path(model_type)).model
+    model = shipped_config(cls, cfg.get("model_type")).model
     if checkpoint and is_url(checkpoint):
         yield UrlFile(f"{key}.checkpoint", checkpoint)
         return  # only its content says what else it needs
@@ -86,13 +85,13 @@ def sources_of_frozen(cfg: Mapping[str, Any], key: str, known: Any) -> Iterator[
     if checkpoint:
         try:
             content = read_checkpoint(checkpoint, mapped=True)
-            model = config_of(str(arch), model_type, checkpoint, content, given, known)
+            model = config_of(str(arch), cfg.get("model_type"), checkpoint, content, given, known)
         except (ValueError, ImportError):
             return  # the config check reports it, or building it
     yield from sources_of_model(OmegaConf.merge(model, given), key)
 
 
-def tokenizer_source(key: str, name: str | None) -> Iterator[Source]:
+def _tokenizer_source(key: str, name: str | None) -> Iterator[Source]:
     """Yield a tokenizer of the hub; nothing for a ``vocab.txt`` or a folder."""
     if not (name and (name.endswith(".txt") or os.path.isdir(name))):
         yield HubFiles(key, name or BERT)

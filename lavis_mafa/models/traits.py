@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from lavis.common.registry import registry
+from omegaconf import OmegaConf
 
 
 @dataclass(frozen=True)
@@ -122,6 +123,12 @@ def traits_of(model: Any) -> Traits:
         name: one for name, one in declared.items() if isinstance(one, (bool, int, str))
     }
     return replace(traits, **plain)
+
+
+def shipped_config(model_cls: Any, model_type: str | None = None) -> Any:
+    """Return the default YAML of a model type; None: of the class's first one."""
+    first = next(iter(model_cls.PRETRAINED_MODEL_CONFIG_DICT))
+    return OmegaConf.load(model_cls.default_config_path(model_type or first))
 
 
 def judges() -> Iterator[str]:

@@ -220,7 +220,7 @@ class ToyScenesBuilder(BaseDatasetBuilder):  # type: ignore[misc]
     splits = (*SPLITS, DETAILED)
     DATASET_CONFIG_DICT = {
         "default": str(CONFIGS / "datasets/toy_scenes/clustered.yaml"),
-        **{name: str(CONFIGS / f"datasets/toy_scenes/{name}.yaml") for name in PRESETS},
+        **{name: str(CONFIGS / f"datasets/toy_scenes/{name}.yaml") for name in sorted(PRESETS)},
     }
 
     @classmethod

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from lavis_mafa.toyworld.world import SHAPES, Structured, WorldConfig
 
-Float = npt.NDArray[np.float32]
+_Float = npt.NDArray[np.float32]
 
 # In the order of COLOURS and BACKGROUNDS. Backgrounds are unsaturated or dark, objects neither, and
 # any two stay apart under colour jitter and noise.
@@ -28,7 +28,7 @@ BACKGROUND_RGB = np.array(
     [(22, 22, 22), (235, 235, 235), (130, 130, 130), (95, 62, 35)],  # black, white, grey, brown
     dtype=np.float32,
 )
-RADIUS = np.array([0.23, 0.40], dtype=np.float32)  # small, big: half the extent, in cells
+_RADIUS = np.array([0.23, 0.40], dtype=np.float32)  # small, big: half the extent, in cells
 _CHUNK = 1000  # scenes rendered at once; part of what the seed means
 
 
@@ -66,7 +66,7 @@ def _render_chunk(
     paint = OBJECT_RGB[scenes["colour"][scene, cell] - 1]
     paint = _jitter(paint, config.colour_jitter, rng)[:, None, None]
     offset = (2 * rng.random((len(scene), 2), dtype=np.float32) - 1) * config.position_jitter * size
-    radius = RADIUS[scenes["size"][scene, cell] - 1] * size
+    radius = _RADIUS[scenes["size"][scene, cell] - 1] * size
     cover = _coverage(scenes["shape"][scene, cell], radius, offset, size)[..., None]
     canvas[scene, cell] += cover * (paint - canvas[scene, cell])
 
@@ -76,11 +76,11 @@ def _render_chunk(
     return np.clip(np.rint(image + noise), 0, 255).astype(np.uint8)
 
 
-def _jitter(rgb: Float, amount: float, rng: np.random.Generator) -> Float:
+def _jitter(rgb: _Float, amount: float, rng: np.random.Generator) -> _Float:
     return rgb + ((2 * rng.random(rgb.shape, dtype=np.float32) - 1) * amount).astype(np.float32)
 
 
-def _coverage(shape: npt.NDArray[np.int8], radius: Float, offset: Float, size: int) -> Float:
+def _coverage(shape: npt.NDArray[np.int8], radius: _Float, offset: _Float, size: int) -> _Float:
     """Return the share of each pixel that each object covers, in [0, 1]: (objects, size, size).
 
     shape (objects,) from 1; radius (objects,) and offset (objects, 2) as (y, x), in pixels.
@@ -95,9 +95,9 @@ def _coverage(shape: npt.NDArray[np.int8], radius: Float, offset: Float, size: i
     return cover
 
 
-def _distance(name: str, y: Float, x: Float, r: Float) -> Float:
+def _distance(name: str, y: _Float, x: _Float, r: _Float) -> _Float:
     """Return the signed distance to the outline in pixels, negative inside; y points down."""
-    distance: Float
+    distance: _Float
     if name == "circle":
         distance = np.hypot(x, y) - r
     elif name == "square":

@@ -33,9 +33,9 @@ COLOURS = ("red", "green", "blue", "yellow", "purple", "cyan")
 SIZES = ("small", "big")
 BACKGROUNDS = ("black", "white", "grey", "brown")
 MAX_OBJECTS = 3
-MAX_IMAGE_SIZE = 64
-MAX_TOPICS = 100_000
-TOPIC_SEED = 7  # of the topics, which are the same in all splits and for all seeds of the data
+_MAX_IMAGE_SIZE = 64
+_MAX_TOPICS = 100_000
+_TOPIC_SEED = 7  # of the topics, which are the same in all splits and for all seeds of the data
 
 # Every word of a caption has synonyms, and no word has two meanings.
 SYNONYMS: dict[str, tuple[str, ...]] = {
@@ -112,21 +112,19 @@ class WorldConfig:
                 kind = "a whole number" if whole else "a number"
                 problems.append(f"{name} is {value!r}, expected {kind} from {low} to {high}")
 
-        require("cell_size", 8, MAX_IMAGE_SIZE, whole=True)
-        require("grid", 1, MAX_IMAGE_SIZE // 8, whole=True)
-        if not problems and self.cell_size * self.grid > MAX_IMAGE_SIZE:
+        require("cell_size", 8, _MAX_IMAGE_SIZE, whole=True)
+        require("grid", 1, _MAX_IMAGE_SIZE // 8, whole=True)
+        if not problems and self.cell_size * self.grid > _MAX_IMAGE_SIZE:
             problems.append(
                 f"cell_size * grid is {self.cell_size * self.grid} px, expected at most "
-                f"{MAX_IMAGE_SIZE}; make cell_size or grid smaller"
+                f"{_MAX_IMAGE_SIZE}; make cell_size or grid smaller"
             )
         cells = 1 if problems else self.grid**2
         require("max_objects", 1, min(MAX_OBJECTS, cells) if not problems else MAX_OBJECTS, True)
-        for name in ("p_one_object", "p_size", "p_colour", "p_background", "p_all_objects"):
-            require(name, 0, 1)
-        require("p_count", 0, 1)
-        require("p_brief", 0, 1)
-        require("topics", 0, MAX_TOPICS, whole=True)
-        require("synonym_rate", 0, 1)
+        for field in dataclasses.fields(self):
+            if field.name.startswith("p_") or field.name == "synonym_rate":
+                require(field.name, 0, 1)
+        require("topics", 0, _MAX_TOPICS, whole=True)
         require("zipf", 0, 10)
         require("position_jitter", 0, 0.1)  # above it a big shape would leave its cell
         require("colour_jitter", 0, 20)  # above it colours become too similar
@@ -224,7 +222,7 @@ def make_scenes(
 
 def _topics(config: WorldConfig) -> tuple[dict[str, npt.NDArray[np.int64]], npt.NDArray[np.int64]]:
     """Return the objects, each (topics, max_objects), and backgrounds, (topics,), of all topics."""
-    rng = np.random.default_rng(TOPIC_SEED)
+    rng = np.random.default_rng(_TOPIC_SEED)
     objects = _draw_objects(config, (config.topics, config.max_objects), rng)
     return objects, _draw_attribute(len(BACKGROUNDS), config.zipf, (config.topics,), rng)
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from conftest import mini_batch
-from slow_families import SLOW
-from test_step import TableConD
+from slow_families import SLOW, TableConD
 from torch.utils import _pytree
 from torch.utils.checkpoint import checkpoint
 

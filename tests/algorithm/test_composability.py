@@ -7,6 +7,7 @@ import itertools
 import pytest
 import torch
 from conftest import mini_batch
+from slow_families import TableConD
 
 from lavis_mafa import load_model
 from lavis_mafa.algorithm.cached_batch import CachedBatch
@@ -31,13 +32,6 @@ CONNECTIONS = {
     "drop": MiningRule(low=0.3, high=0.5, action="drop"),
     "probability": MiningRule(low=0.3, high=0.5, labels="probability"),
 }
-
-
-class Verdicts:
-    """Con-D by a fixed rule, so that every verdict occurs."""
-
-    def judge(self, samples, image_of, text_of, ranks=None, seen=None):
-        return ((image_of * 7 + text_of * 3) % 11) / 10
 
 
 class View(dict):
@@ -80,7 +74,7 @@ def step(model, samples, form, label, connections, weights=ITC_ONLY):
         loss_weights=weights,
         connections=CONNECTIONS[connections] or MiningRule(),
     )
-    parts = build_parts(settings, Verdicts() if CONNECTIONS[connections] else None)
+    parts = build_parts(settings, TableConD() if CONNECTIONS[connections] else None)
     if settings.soft_labels.needs_momentum:
         parts.momentum = Momentum(model, backbone_of, 64, queue_size=8)
     model.zero_grad()
@@ -158,7 +152,7 @@ def test_each_family_trains_with_every_score_and_rule(toy_train, family, score, 
             ),
             own={"global_threshold": GlobalThreshold(share=0.4), "margin": Margin(0.3)},
         )
-        parts = build_parts(settings, Verdicts() if score == "con_d" else None)
+        parts = build_parts(settings, TableConD() if score == "con_d" else None)
         parts.allocate(len(toy_train))
         model.zero_grad()
         output = run_step(backbone, samples, parts)

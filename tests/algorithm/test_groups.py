@@ -12,7 +12,7 @@ from conftest import mini_batch
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
-from slow_families import SLOW
+from slow_families import SLOW, TableConD
 
 from lavis_mafa import load_model
 from lavis_mafa.algorithm.backbone import Images, Texts
@@ -32,17 +32,6 @@ BATCH = 6
 GROUPS = [7, 2, 7, 7, 2, NO_GROUP]
 ITC_ONLY = {"itc": 1.0, "itm": 0.0, "lm": 0.0}
 VALUES = ("dropped", "positive", "negative")
-
-
-class TableConD:
-    """Verdicts by a fixed rule on (image, text) indices, so that every branch occurs."""
-
-    def __init__(self):
-        self.judged = set()
-
-    def judge(self, samples, image_of, text_of, ranks=None, seen=None):
-        self.judged |= set(zip(image_of.tolist(), text_of.tolist(), strict=True))
-        return ((image_of * 7 + text_of * 3) % 11) / 10
 
 
 def with_groups(train_set, groups=GROUPS, **options):

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from conftest import mini_batch, toy_config
+from slow_families import TableConD
 from torch.nn.parallel import DistributedDataParallel
 
 from lavis_mafa import load_model
@@ -29,13 +30,6 @@ CASES = {
     **{value: {"same_group": value} for value in ("dropped", "positive", "negative")},
     "queue": {"soft_labels": SoftLabels("momentum")},
 }
-
-
-class TableConD:
-    """Verdicts by a fixed rule on the indices of candidates."""
-
-    def judge(self, samples, image_of, text_of, ranks=None, seen=None):
-        return ((image_of * 7 + text_of * 3) % 11) / 10
 
 
 @functools.cache

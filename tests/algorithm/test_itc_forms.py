@@ -29,12 +29,7 @@ TEMPERATURE = 0.2
 
 def form_of(name, **own):
     entry = ITC_LOSSES.entry(name)
-    if entry.settings is None:
-        return entry.value
-    rule = entry.settings(**own)
-    if isinstance(entry.value, type):
-        return entry.value(rule)
-    return lambda side, labels: entry.value(side, labels, own=rule)
+    return entry.make(entry.settings(**own) if own else None)
 
 
 def side_of(seed=0, anchors=5, candidates=7, temperature=TEMPERATURE, positives=None, dropped=None):

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from conftest import mini_batch
 from omegaconf import OmegaConf
-from slow_families import SLOW
+from slow_families import SLOW, TableConD
 
 from lavis_mafa import load_model
 from lavis_mafa.algorithm.labels import SoftLabels
@@ -27,17 +27,6 @@ BATCH = 10
 @pytest.fixture
 def samples(toy_train):
     return mini_batch(toy_train, range(BATCH))
-
-
-class TableConD:
-    """Verdicts by a fixed rule on (image, text) indices, so that every branch occurs."""
-
-    def probability(self, image, text):
-        return ((image * 7 + text * 3) % 11) / 10
-
-    def judge(self, samples, image_of, text_of, ranks=None, seen=None):
-        pairs = zip(image_of.tolist(), text_of.tolist(), strict=True)
-        return torch.tensor([self.probability(i, t) for i, t in pairs])
 
 
 def slow_step(model, samples, con_d=None, alpha=None, consistency=None, low=0.5, high=0.8):
@@ -136,7 +125,7 @@ def test_pair_mined_in_both_directions_is_in_the_language_loss_once(
 ):
     class Always(TableConD):
         def probability(self, image, text):
-            return 1.0
+            return torch.ones(len(image))
 
     pairs = []
     language_losses = tiny.backbone.language_losses

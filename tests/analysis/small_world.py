@@ -52,11 +52,11 @@ def call(*args):
     assert main([str(a) for a in args]) == 0
 
 
-def call_ranks(ranks, *args):
+def call_ranks(ranks, *args, program="lavis_mafa"):
     """Run a command in a subprocess on several ranks; return its output."""
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
     process = subprocess.run(
-        [sys.executable, *(launcher if ranks > 1 else []), "-m", "lavis_mafa", *args],
+        [sys.executable, *(launcher if ranks > 1 else []), "-m", program, *args],
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,

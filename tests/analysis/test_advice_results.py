@@ -35,7 +35,7 @@ from lavis_mafa.analysis.advice.rules import (
     advice_of,
 )
 from lavis_mafa.analysis.judging import TRUTH
-from lavis_mafa.studies.spread import Spread, gains_of
+from research.studies.spread import Spread, frame_of, gains_of
 
 
 def recorded(study):
@@ -46,7 +46,8 @@ def recorded(study):
 
 def gain_of(rows, row, than, column):
     """Return the gains seed by seed, and their spread."""
-    gains = gains_of({name: one["seeds"] for name, one in rows.items()}, row, than, column)
+    figures = frame_of({name: one["seeds"] for name, one in rows.items()})
+    gains = gains_of(figures, row, than, column).tolist()
     return gains, Spread.of(gains)
 
 

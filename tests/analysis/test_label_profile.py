@@ -13,7 +13,7 @@ from conftest import mini_batch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from own_pairs import own_arguments
-from small_world import CONFIG, arguments, call, call_ranks, save_model
+from small_world import CONFIG, arguments, call_ranks, save_model
 
 from lavis_mafa import load_model
 from lavis_mafa.algorithm.labels import SoftLabels
@@ -23,10 +23,10 @@ from lavis_mafa.algorithm.pickers import hardest
 from lavis_mafa.algorithm.settings import StepSettings
 from lavis_mafa.algorithm.step import run_step
 from lavis_mafa.analysis.features import Features
-from lavis_mafa.analysis.label_profile import LabelProfile, Stream, labels_of
-from lavis_mafa.cli import main
 from lavis_mafa.models.con_d.discriminator import Oracle
 from lavis_mafa.models.families import AlbefBackbone
+from research.__main__ import main
+from research.label_profile import LabelProfile, Stream, labels_of
 
 CPU = torch.device("cpu")
 
@@ -234,7 +234,7 @@ def rows_of(folder):
 def test_command_on_the_toy_world_with_one_and_two_ranks(tmp_path, checkpoint):
     oracle = (*OPTIONS, "model.mafa.con_d.arch=oracle")
     more = (*MORE, "--convert", "--alpha", "0.2", "0.5")
-    call(*arguments("profile", tmp_path / "one", checkpoint, *more, options=oracle))
+    main(arguments("profile", tmp_path / "one", checkpoint, *more, options=oracle))
     output = call_ranks(
         2, *arguments("profile", tmp_path / "two", checkpoint, *more, options=oracle)
     )
@@ -281,14 +281,14 @@ def test_labels_use_the_momentum_encoders_of_the_checkpoint(tmp_path):
     profiles = {}
     for kind in ("momentum", "smoothed"):
         chosen = (*OPTIONS, f"model.mafa.soft_labels.type={kind}")
-        call(*arguments("profile", tmp_path / kind, path, *more, options=chosen))
+        main(arguments("profile", tmp_path / kind, path, *more, options=chosen))
         profiles[kind] = rows_of(tmp_path / kind)["momentum", 0.4, "random"]["mean_sorted"]
     assert profiles["momentum"] != pytest.approx(profiles["smoothed"], rel=1e-3)
 
 
 def test_profile_command_on_photographs(tmp_path, photographs):
     output = tmp_path / "out"
-    call(*own_arguments("profile", output, tmp_path, photographs, *["--mini-batches", "4"]))
+    main(own_arguments("profile", output, tmp_path, photographs, *["--mini-batches", "4"]))
     rows = rows_of(output)
     assert len(rows) == 8
     assert rows["momentum", 0.4, "grit"]["queue_size"] > 0, "the data fill a part of the queue"

@@ -13,17 +13,17 @@ from small_world import CONFIG, SIZE, arguments, call_ranks, save_model
 from lavis_mafa import load_model
 from lavis_mafa.algorithm.backbone import Texts
 from lavis_mafa.algorithm.losses.language import IGNORED
-from lavis_mafa.analysis.token_prediction import (
+from lavis_mafa.metrics.intervals import ratio
+from lavis_mafa.models.families.base import begin_with, tokenize
+from research.__main__ import main
+from research.token_prediction import (
     COUNTS,
     TokenPredictor,
     mask_captions,
     share_of,
     without_image,
 )
-from lavis_mafa.analysis.vision import figures_of, named_checkpoints
-from lavis_mafa.cli import main
-from lavis_mafa.metrics.intervals import ratio
-from lavis_mafa.models.families.base import begin_with, tokenize
+from research.vision_usage import figures_of, named_checkpoints
 
 RATES = [0.3, 0.8]
 LM = ["blip_mafa", "blip2_mafa"]

@@ -12,7 +12,6 @@ from lavis.models.albef_models.albef_vqa import AlbefVQA
 from omegaconf import OmegaConf
 from same_gradients import assert_same_gradients
 
-from lavis_mafa import load_model
 from lavis_mafa.downstream import AlbefVeMafa, AlbefVqaMafa
 from lavis_mafa.downstream.albef_downstream import decoder_from_fusion
 from lavis_mafa.export.lavis_forms import with_momentum
@@ -280,13 +279,6 @@ def test_unsuitable_checkpoints_are_rejected(cls):
         build(cls, load_pretrained=True, pretrained="words.pth")
 
 
-@pytest.mark.parametrize("name", ["albef_ve_mafa", "albef_vqa_mafa"])
-def test_load_model(name):
-    model = load_model(name, "tiny", is_eval=True)
-    assert not model.training and model.trains_by_step is False
-    assert len(model.tokenizer) == model.text_encoder.config.vocab_size
-
-
 # Answers
 
 
@@ -367,7 +359,10 @@ def test_answering_does_not_change_the_model():
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
 
 
-@pytest.mark.parametrize("wrong", [{"answer_list": None}, {"inference_method": "generate"}])
+@pytest.mark.parametrize(
+    "wrong",
+    [{"answer_list": None}, {"inference_method": "generate"}, {"num_ans_candidates": 0}],
+)
 def test_invalid_answer_arguments_are_rejected(wrong):
     with pytest.raises(ValueError, match="ranks a list of answers"):
         build(AlbefVqaMafa).predict_answers(questions(), **{"answer_list": ANSWERS, **wrong})
@@ -395,9 +390,3 @@ def test_momentum_copies_of_pre_training_are_kept(cls):
     if cls is AlbefVqaMafa:
         name = "text_decoder_m.bert.encoder.layer.0.attention.self.query.weight"
         assert torch.allclose(own[name], own[name.replace("_m.", ".", 1)] + 0.5)
-
-
-@pytest.mark.parametrize("count", [0, -1])
-def test_too_few_candidates_are_rejected(count):
-    with pytest.raises(ValueError, match=f"num_ans_candidates {count}"):
-        build(AlbefVqaMafa).predict_answers({}, ANSWERS, num_ans_candidates=count)

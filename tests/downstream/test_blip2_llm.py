@@ -256,26 +256,6 @@ def test_answers_do_not_depend_on_the_mini_batch(folders, cls, beams):
     assert model.predict_answers(other_images, **arguments) != together, "the image must matter"
 
 
-def first_logits(model, generate):
-    """Return the logits of the first token that ``generate`` produces."""
-    logits = []
-    hook = model.opt_model.register_forward_hook(
-        lambda *a: logits.append(a[2].logits[:, -1].clone())
-    )
-    generate()
-    hook.remove()
-    return logits[0]
-
-
-def test_padded_questions_give_the_logits_of_unpadded_questions(folders, opt):
-    batch, slow = samples(QUESTIONS), hugging_face_opt(folders)
-    together = first_logits(opt, lambda: opt.predict_answers(batch, prompt=PROMPT, num_beams=1))
-    questions = [PROMPT.format(question) for question in QUESTIONS]
-    for row, (embeds, _) in enumerate(prompt_embeddings(opt, batch, questions)):
-        single = slow(inputs_embeds=embeds).logits[0, -1]
-        assert torch.allclose(together[row], single, atol=1e-4)
-
-
 @torch.no_grad()
 def slow_greedy(slow, embeds, words, favour_end, max_length):
     """Greedy decoding of the full sequence in every step, without a cache."""

@@ -73,15 +73,6 @@ def test_box_scores_equal_slow_loop(boxes, seed, exponent):
     assert found.tolist() == pytest.approx(expected, rel=1e-9, abs=1e-9)
 
 
-def test_exponent_interpolates_between_sum_and_mean():
-    heat = torch.zeros(8, 8)
-    heat[2:4, 2:4] = 1.0
-    boxes = torch.tensor([[2, 2, 1, 1], [2, 2, 2, 2], [0, 0, 8, 8]])
-    assert box_scores(heat, boxes).tolist() == pytest.approx([1, 2, 0.5])
-    assert box_scores(heat, boxes, 0).tolist() == [1, 4, 4]
-    assert box_scores(heat, boxes, 1).tolist() == pytest.approx([1, 1, 1 / 16])
-
-
 def test_map_is_stretched_to_the_image_size():
     heat = torch.tensor([[0.0, 1.0], [0.0, 0.0]])
     stretched = stretch(heat, (6, 20))

@@ -79,7 +79,6 @@ def tcl() -> dict[str, Any]:
 CASES: dict[str, dict[str, Any]] = {
     "albef, GRIT": toy("albef"),
     "albef, GRIT naive": toy("albef", run__grit__naive=True, run__grit__start_epoch=0),
-    "albef, GRIT, augmentation": toy("albef", RANDOM_AUGMENTATION),
     "albef, GRIT, windows of 3": toy("albef", run__accum_grad_iters=3),
     "albef, GRIT, validation": toy("albef", run__valid_splits='["val"]', run__keep_every_epochs=1),
     "albef, GRIT, Con-D with kept images": toy(
@@ -96,24 +95,13 @@ CASES: dict[str, dict[str, Any]] = {
         model__mafa__soft_labels__type="consistency",
         model__mafa__soft_labels__start_epoch=0,
     ),
-    "albef, momentum and queue": toy(
-        "albef", MOMENTUM, DROPOUT, run__grit__enabled=False, model__queue_size=24
-    ),
     "albef, TCL and GRIT": toy(
         "albef", tcl(), DROPOUT, RANDOM_AUGMENTATION, model__vit_drop_path_rate=0.2
-    ),
-    "albef, posterior": toy(
-        "albef",
-        model__mafa__negatives="posterior",
-        model__mafa__posterior__minimum=5,
-        model__mafa__soft_labels__type="one_hot",
     ),
     "albef, bf16, clipping": toy(
         "albef", run__amp=True, run__amp_dtype="bf16", run__max_grad_norm=0.5
     ),
-    "blip, GRIT, dropped": toy("blip", model__mafa__connections__action="drop"),
     "blip, momentum and queue": toy("blip", MOMENTUM, DROPOUT, model__queue_size=37),
-    "blip2, GRIT": toy("blip2", model__q_former_config="Q-FORMER", model__drop_path_rate=0.2),
     "blip2, GRIT, frozen ViT": toy(
         "blip2",
         model__q_former_config="Q-FORMER",

@@ -22,14 +22,13 @@ from faulty_runs import (
     STEPS,
     bits_differing,
     case_of,
-    recording,
     samples_lost,
     state,
     stopped_at_every_step,
     train_uninterrupted,
     write_starting_files,
 )
-from runs import finish, launcher, run_here, spawn
+from runs import finish, launcher, spawn
 
 SCRIPT = Path(__file__).with_name("stopped_run.py")
 # The cases of a quick test run: every family once.
@@ -122,30 +121,6 @@ def test_two_ranks_of_every_case_stopped_at_every_step(tmp_path, starting_files,
     assert_stops_change_nothing_on_two_ranks(
         tmp_path, starting_files, injected, list(CASES), workers
     )
-
-
-@pytest.mark.faults
-@pytest.mark.parametrize(
-    "name", ["albef, TCL and GRIT", "blip2, GRIT", "fne, posterior and memory"]
-)
-def test_stopped_once_at_any_step_and_trained_to_the_end(tmp_path, starting_files, injected, name):
-    """From one checkpoint through many steps, across ends of epochs."""
-    case = case_of(name, starting_files)
-    expected = train_uninterrupted(tmp_path / "whole", **case)
-    stops = range(1, len(expected) + 1)
-    differences = []
-    for stop in stops:
-        folder = tmp_path / str(stop)
-        (folder / "cut").mkdir(parents=True)
-        (folder / "whole").symlink_to(tmp_path / "whole")
-        with recording() as trained:
-            run_here(folder / "cut", **case, run__max_steps=stop)
-            run_here(folder / "cut", **case, run__resume_ckpt_path="auto")
-        differences.append(count_differences(folder, trained, expected))
-    lost, bits = (sum(column) for column in zip(*differences, strict=True))
-    survived = differences.count((0, 0))
-    injected(f"stopped once, anywhere: {name}", survived, lost, bits, len(stops))
-    assert (lost, bits) == (0, 0)
 
 
 @contextlib.contextmanager

@@ -45,6 +45,26 @@ def config_of(cls, **changes):
     return OmegaConf.merge(cfg, changes)
 
 
+def move_copies(model):
+    """Make the momentum encoders differ from the encoders."""
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if "_m." in name:
+                weight.add_(0.02 * torch.randn_like(weight))
+
+
+def assert_same_queue(ours, theirs):
+    for name in ("image_queue", "text_queue", "queue_ptr"):
+        assert torch.allclose(ours.state_dict()[name], theirs.state_dict()[name], atol=1e-5)
+
+
+def assert_same_copies(ours, theirs):
+    others = dict(theirs.named_parameters()).values()
+    for (name, mine), other in zip(ours.named_parameters(), others, strict=True):
+        if "_m." in name:
+            assert torch.allclose(mine, other, atol=1e-6), name
+
+
 LATE = {"epoch": 1, "iters": 3, "num_iters_per_epoch": 10}
 
 
@@ -113,23 +133,15 @@ def test_blip_with_momentum_is_lavis_blip_pretrain(
     assert theirs.tokenizer.get_vocab() == ours.tokenizer.get_vocab()
     theirs.load_state_dict(ours.state_dict(), strict=False)
     assert ours.state_dict().keys() - theirs.state_dict().keys() == {"idx_queue"}
-    with torch.no_grad():  # make the copies differ from the encoders
-        for name, weight in ours.named_parameters():
-            if "_m." in name:
-                weight.add_(0.02 * torch.randn_like(weight))
+    move_copies(ours)
     theirs.load_state_dict(ours.state_dict(), strict=False)
     samples = {"epoch": 1, "iters": 3, "num_iters_per_epoch": 10}
     for first in (0, SIZE):
         batch = mini_batch(toy_train, range(first, first + SIZE))
         compare(ours, theirs, {**batch, **samples})
         ours.zero_grad(), theirs.zero_grad()
-        for name in ("image_queue", "text_queue", "queue_ptr"):
-            assert torch.allclose(ours.state_dict()[name], theirs.state_dict()[name], atol=1e-5)
-    for (name, mine), other in zip(
-        ours.named_parameters(), dict(theirs.named_parameters()).values(), strict=True
-    ):
-        if "_m." in name:
-            assert torch.allclose(mine, other, atol=1e-6), name
+        assert_same_queue(ours, theirs)
+    assert_same_copies(ours, theirs)
 
 
 def mask_every_third(ids, special):
@@ -164,10 +176,7 @@ def test_albef_with_momentum_is_lavis_albef_pretrain(toy_train, hardest_negative
         max_txt_len=ours.max_txt_len,
     )
     assert ours.state_dict().keys() - theirs.state_dict().keys() == {"idx_queue"}
-    with torch.no_grad():  # make the copies differ from the encoders
-        for name, weight in ours.named_parameters():
-            if "_m." in name:
-                weight.add_(0.02 * torch.randn_like(weight))
+    move_copies(ours)
     theirs.load_state_dict(ours.state_dict(), strict=False)
     for model in (ours, theirs):  # no dropout, because its draws depend on the padding
         model.eval()
@@ -182,13 +191,8 @@ def test_albef_with_momentum_is_lavis_albef_pretrain(toy_train, hardest_negative
         at = {"epoch": step, "iters": 3, "num_iters_per_epoch": 10}
         compare(ours, theirs, {**batch, **at}, at)
         ours.zero_grad(), theirs.zero_grad()
-        for name in ("image_queue", "text_queue", "queue_ptr"):
-            assert torch.allclose(ours.state_dict()[name], theirs.state_dict()[name], atol=1e-5)
-    for (name, mine), other in zip(
-        ours.named_parameters(), dict(theirs.named_parameters()).values(), strict=True
-    ):
-        if "_m." in name:
-            assert torch.allclose(mine, other, atol=1e-6), name
+        assert_same_queue(ours, theirs)
+    assert_same_copies(ours, theirs)
 
 
 def test_distillation_from_the_model_itself_adds_its_entropy(toy_train):
@@ -220,10 +224,7 @@ def test_momentum_distillation_without_a_queue(toy_train, family):
     torch.manual_seed(0)
     mafa = {"soft_labels": {"type": "momentum"}, "same_image": "negative"}
     model = family.from_config(config_of(family, mafa=mafa, queue_size=0, alpha=0.4)).eval()
-    with torch.no_grad():
-        for name, weight in model.named_parameters():
-            if "_m." in name:
-                weight.add_(0.02 * torch.randn_like(weight))
+    move_copies(model)
     batch = {**mini_batch(toy_train, range(SIZE), epoch=5), "num_iters_per_epoch": 10}
     loss = model(batch).loss_itc
     momentum = model.momentum_encoders
@@ -291,10 +292,7 @@ def test_retrieval_fine_tuning_is_lavis_albef_retrieval(toy_train, hardest_negat
         alpha=0.0,
     ).eval()
     names = {name: name.replace(".bert.", ".") for name in ours.state_dict()}
-    with torch.no_grad():  # make the copies differ from the encoders
-        for name, weight in ours.named_parameters():
-            if "_m." in name:
-                weight.add_(0.02 * torch.randn_like(weight))
+    move_copies(ours)
     state = {names[name]: value for name, value in ours.state_dict().items()}
     losses_with = theirs.load_state_dict(state, strict=False)
     assert not losses_with.missing_keys and all(

@@ -10,6 +10,7 @@ import logging
 import pytest
 import torch
 import torch.nn.functional as F
+from lavis.common.registry import registry
 from lavis.models.albef_models.albef_retrieval import AlbefRetrieval
 from lavis.models.med import XBertEncoder
 from omegaconf import OmegaConf
@@ -17,8 +18,6 @@ from transformers import BertConfig
 from transformers.models.bert.modeling_bert import BertEmbeddings, BertEncoder
 
 from lavis_mafa import load_model
-from lavis_mafa.downstream import AlbefVeMafa, AlbefVqaMafa
-from lavis_mafa.downstream.albef_nlvr_mafa import AlbefNlvrMafa
 from lavis_mafa.export.lavis_forms import export_lavis
 from lavis_mafa.io.checkpoints import CONFIGS
 from lavis_mafa.models import AlbefMafa
@@ -178,15 +177,17 @@ def local_tokenizer(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-@pytest.mark.parametrize("cls", [AlbefVeMafa, AlbefVqaMafa, AlbefNlvrMafa])
-def test_fine_tuning_starts_from_positions_with_token_types(published, local_tokenizer, cls):
+@pytest.mark.downstream
+@pytest.mark.parametrize("arch", ["albef_ve_mafa", "albef_vqa_mafa", "albef_nlvr_mafa"])
+def test_fine_tuning_starts_from_positions_with_token_types(published, local_tokenizer, arch):
+    cls = registry.get_model_class(arch)
     state = torch.load(published, weights_only=True)["model"]
     cfg = tiny_config(cls, load_pretrained=True, pretrained=published, use_distill=True)
     model = cls.from_config(cfg)
     own = {key: value for key, value in model.state_dict().items() if key.endswith(POSITIONS)}
     assert len(own) >= 2  # with momentum copies, and with a decoder in VQA
     for key, value in own.items():
-        copy = "_m" if "_m." in key and cls is not AlbefNlvrMafa else ""
+        copy = "_m" if "_m." in key and arch != "albef_nlvr_mafa" else ""
         bert = f"text_encoder{copy}.bert."
         assert torch.equal(value, state[bert + POSITIONS] + state[bert + TYPES][0]), key
 

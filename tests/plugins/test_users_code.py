@@ -235,7 +235,7 @@ WRONG = {
     ),
     "model.mafa.nearest_to.target": (2, "2 is out of range; expected a number from -1 to 1"),
     "model.mafa.self_taught.power": ("high", "'high' is not a number >= 1"),
-    "model.mafa.length.scal": (5, "unknown key; did you mean model.mafa.length.scale?"),
+    "model.mafa.length": ({"scal": 5}, "unknown key; did you mean model.mafa.length.scale?"),
     "model.mafa.self_taught.powr": (2, "unknown key; did you mean model.mafa.self_taught.power?"),
     "model.mafa.negatives": ("nearest", "did you mean nearest_to?"),
     "model.mafa.soft_labels.type": ("selftaught", "did you mean self_taught?"),
@@ -304,7 +304,7 @@ def test_added_classes_check_their_keys(problems):
 
 def test_added_components_are_listed(tmp_path):
     status, printed = run_python(
-        tmp_path, "-m", "lavis_mafa", "list", "--plugin", ADDITIONS, "--plugin", FAMILY
+        tmp_path, "-m", "lavis_mafa", "train", "--list", "--plugin", ADDITIONS, "--plugin", FAMILY
     )
     assert status == 0, printed
     for line in (

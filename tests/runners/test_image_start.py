@@ -11,8 +11,8 @@ from PIL import Image
 from runs import ROOT
 
 from lavis_mafa import load_model
-from lavis_mafa.cli import main
-from lavis_mafa.runners.image_start import read_labels
+from research.__main__ import main
+from research.encoder_start import read_labels
 
 OWN = str(ROOT / "projects/mafa/train/albef_small_own_data.yaml")
 SMALL = ["model.model_type=tiny", "model.image_size=32"]

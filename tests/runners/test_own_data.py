@@ -9,10 +9,12 @@ import sys
 
 import pytest
 import torch
+from omegaconf import OmegaConf
 from runs import ROOT, TOY, finish, records, start
 
 OWN = str(ROOT / "projects/mafa/train/albef_own_data.yaml")
 EVALUATE = str(ROOT / "projects/mafa/eval/retrieval_own_data.yaml")
+VIT = {"patch_size": 16, "width": 64, "depth": 3, "heads": 4}
 BUILD_INFO = "datasets__image_text_json__build_info"
 
 
@@ -103,31 +105,40 @@ def test_train_and_evaluate(data_folder, photographs, tmp_path):
 
 @pytest.fixture(scope="module")
 def small_albef(tmp_path_factory, data_folder):
-    """A ViT-B with a small BERT, because LAVIS's ALBEF classes have no smaller image encoder."""
+    """A folder with the config of a narrow BERT; LAVIS's classes get a small image encoder."""
+    from lavis.models.vit import VisionTransformerEncoder
+
+    from lavis_mafa.models.parts.vit import build_vit
+
     folder = tmp_path_factory.mktemp("albef")
     tiny = json.loads((ROOT / "lavis_mafa/configs/models/med_config_tiny.json").read_text())
     vocabulary = len((data_folder / "vocab.txt").read_text().splitlines())
-    med = {**tiny, "encoder_width": 768, "vocab_size": vocabulary}
+    med = {**tiny, "vocab_size": vocabulary}
     # Depth as in ALBEF: LAVIS's loaders assume six text and six fusion layers.
     med.update(num_hidden_layers=12, fusion_layer=6)
     (folder / "med.json").write_text(json.dumps(med))
     # LAVIS loads this tokenizer by name; a local folder of that name takes precedence.
     (folder / "bert-base-uncased").mkdir()
     shutil.copy(data_folder / "vocab.txt", folder / "bert-base-uncased" / "vocab.txt")
-    return folder
+
+    def small_encoder(cls, cfg, from_pretrained=False):
+        return build_vit(OmegaConf.create({"image_size": cfg.image_size, "vit": VIT}), False)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(VisionTransformerEncoder, "from_config", classmethod(small_encoder))
+        yield folder
 
 
 @pytest.fixture(scope="module")
 def base_checkpoint(small_albef, data_folder):
-    """A checkpoint of albef_mafa with LAVIS's ViT-B; return its model."""
-    from omegaconf import OmegaConf
-
+    """A checkpoint of a small albef_mafa; return its model."""
     from lavis_mafa.models import AlbefMafa
 
     cfg = OmegaConf.load(AlbefMafa.default_config_path("base")).model
     cfg.update(
         load_pretrained=False,
         image_size=32,
+        vit=VIT,
         med_config_path=str(small_albef / "med.json"),
         tokenizer=str(data_folder / "vocab.txt"),
     )
@@ -141,7 +152,6 @@ def base_checkpoint(small_albef, data_folder):
 def build_downstream(name, small_albef, **more):
     """Build a downstream model of LAVIS with the weights of our checkpoint."""
     from lavis.common.registry import registry
-    from omegaconf import OmegaConf
 
     model_cls = registry.get_model_class(name)
     cfg = OmegaConf.load(

@@ -10,8 +10,6 @@ import pytest
 
 from lavis_mafa.loggers.tensorboard import TensorBoardLogger
 from lavis_mafa.runners.run_log import LOG, RunLog, read_json_lines, read_log
-from lavis_mafa.studies.figure import log_curve
-from lavis_mafa.studies.parts import LogCurve
 
 
 def step(number, **figures):
@@ -63,25 +61,6 @@ def test_repeated_steps_count_once(tmp_path):
     ]
     assert found == [(1, 0.0), (2, 2.0), (3, 3.0)]
     assert len(read_log(tmp_path, "step")) == 4
-
-
-def test_curve_of_a_resumed_run_is_monotonic_in_steps(tmp_path):
-    numbers = (1, 2, 3, 2, 3, 4)
-    records = [step(number, loss=10.0 * position) for position, number in enumerate(numbers)]
-    write(tmp_path, [*records, step(5, loss=None)])
-    job = SimpleNamespace(done=True, folder=tmp_path)
-    plan = SimpleNamespace(of={"A": {0: {"": job}}}, seeds=[0])
-    (series,) = log_curve(plan, LogCurve("Loss", ("loss",), "step", ["A"])).series
-    assert series.x == [1, 2, 3, 4] and series.y == [0.0, 30.0, 40.0, 50.0]
-
-
-def test_curve_of_both_directions_is_their_mean(tmp_path):
-    """A direction that a record lacks does not count as zero."""
-    write(tmp_path, [step(1, i2t=0.2, t2i=0.6), step(2, i2t=0.5), step(3, loss=1.0)])
-    job = SimpleNamespace(done=True, folder=tmp_path)
-    plan = SimpleNamespace(of={"A": {0: {"": job}}}, seeds=[0])
-    (series,) = log_curve(plan, LogCurve("Rate", ("i2t", "t2i"), "step", ["A"])).series
-    assert series.x == [1, 2] and series.y == pytest.approx([0.4, 0.5])
 
 
 def test_rewind_cuts_only_lines_of_this_package(tmp_path):

@@ -154,7 +154,8 @@ def test_logs_contain_the_statistics_of_the_papers(tmp_path):
 
 
 def test_naive_grouping_makes_a_separate_pass(tmp_path):
-    runner = run_here(tmp_path, run__grit__naive=True, run__max_epoch=2)
+    # No unreadable sample is allowed, and none is there.
+    runner = run_here(tmp_path, run__grit__naive=True, run__max_epoch=2, run__max_unreadable=0)
     assert runner.progress.global_step == 18
     assert runner.schedule.plan.grouped
     assert sorted(runner.schedule.plan.order.tolist()) == list(range(74))
@@ -221,11 +222,6 @@ def test_no_unreadable_sample_is_allowed_and_none_is_there():
     assert guard.seen == 2 and not guard.exceeded and not guard.too_many
     guard.count({"load_error": ["OSError"], "index": [2], "loaded_index": [7]})
     assert guard.exceeded and guard.too_many
-
-
-def test_clean_run_that_allows_no_unreadable_sample(tmp_path):
-    runner = run_here(tmp_path, run__max_unreadable=0, run__max_epoch=1)
-    assert runner.progress.finished_epochs == 1
 
 
 def test_run_in_chunks_trains_as_a_run_of_whole_mini_batches(tmp_path):

@@ -26,7 +26,7 @@ from lavis_mafa.metrics.recall import retrieval_with_truth
 from lavis_mafa.metrics.score_files import read_scores
 from lavis_mafa.runners.session import run
 from lavis_mafa.tasks import MafaPretrainTask, MafaRetrievalTask
-from lavis_mafa.toyworld.measure import K_TEST, measure, toy_world
+from research.toy_measures import K_TEST, measure, toy_world
 
 pytest.importorskip("eccv_caption")
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from lavis_mafa.config import load_config
 from lavis_mafa.toyworld import ToyScenesBuilder, WorldConfig, make_captions, make_scenes, valid
 from lavis_mafa.toyworld.builder import DETAILED, make_world, read_build_info
-from lavis_mafa.toyworld.measure import toy_world
 from lavis_mafa.toyworld.world import SHAPES, valid_matrix
+from research.toy_measures import toy_world
 
 CLUSTERED = WorldConfig.preset("clustered")
 

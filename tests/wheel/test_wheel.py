@@ -17,7 +17,15 @@ from PIL import Image
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 # What a wheel is built from; without build/, which setuptools reuses.
-SOURCES = ("lavis_mafa", "projects", "setup.py", "pyproject.toml", "MANIFEST.in", "README.md")
+SOURCES = (
+    "lavis_mafa",
+    "projects",
+    "research",
+    "setup.py",
+    "pyproject.toml",
+    "MANIFEST.in",
+    "README.md",
+)
 BUILDERS = {
     "coco_caption": ("train", "val", "test"),
     "vg_caption": ("train",),
@@ -98,7 +106,11 @@ def test_dry_run_by_config_name(program, tmp_path):
     assert "dry run: nothing is trained" in output and "one mini-batch:" in output
 
 
-def test_demo_writes_summary_and_report(program, tmp_path):
-    sizes = ("--epochs=2", "--warm-up-epochs=1", "--train-size=256", "--test-size=40")
-    run(tmp_path, program, "demo", *sizes, "--start-steps=10", "--at-once=2")
-    assert {"summary.json", "report.html"} <= {path.name for path in tmp_path.glob("output/demo/*")}
+def test_demo_says_where_it_is(program, tmp_path):
+    """The wheel has neither ``research/`` nor the study files that need it."""
+    done = subprocess.run([program, "demo", "--epochs=2"], cwd=tmp_path, capture_output=True)
+    assert done.returncode == 2 and b"clone the repository" in done.stderr
+    python = program.with_name("python")
+    code = "import importlib.util, lavis_mafa; print(importlib.util.find_spec('research'))"
+    assert run(tmp_path, python, "-c", code).strip() == "None"
+    assert "studies" not in run(tmp_path, program, "list", "configs")

@@ -19,7 +19,7 @@ Floats: TypeAlias = NDArray[np.float32]
 # From the similarities (M, M) of images to texts and of texts to images to q (M,) of each anchor.
 Quantiles: TypeAlias = Callable[[Floats, Floats], Floats]
 STRIDE = 16  # `_hard` estimates a quantile from every 16th score
-LOWEST = np.finfo(np.float32).min
+_LOWEST = np.finfo(np.float32).min
 
 
 class _Workspace(threading.local):
@@ -223,7 +223,7 @@ def _bound(scores: Floats, rank: float) -> np.float32:
     It reorders ``scores``.
     """
     safe = int(rank + 2.0 * (rank + 1.0) ** 0.5 + 2.0)  # two standard deviations more
-    return LOWEST if safe >= len(scores) else max(LOWEST, _from_the_top(scores, safe))
+    return _LOWEST if safe >= len(scores) else max(_LOWEST, _from_the_top(scores, safe))
 
 
 def _from_the_top(scores: Floats, rank: int) -> np.float32:

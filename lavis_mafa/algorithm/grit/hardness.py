@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
 
-from lavis_mafa.algorithm.options import check_options, option
+from lavis_mafa.algorithm.options import Checked, option
 from lavis_mafa.algorithm.registry import Registry, Section
 
 # Its other keys are the fields of `lavis_mafa.algorithm.grit.settings.GritSettings`.
@@ -132,7 +132,7 @@ def constant(grouped_epochs: int, hardness: float) -> float:
 
 
 @dataclass(frozen=True)
-class Ramp:
+class Ramp(Checked):
     """Settings of the schedules that move from one hardness to another."""
 
     start: float = option(
@@ -147,9 +147,6 @@ class Ramp:
     epochs: int = option(
         10, "grouped epochs until q is run.grit.hardness", source="FALCON, baselines", low=1
     )
-
-    def __post_init__(self) -> None:
-        check_options(self)
 
     @classmethod
     def problems_of(cls, cfg: Any) -> Iterator[tuple[str, str, bool]]:

@@ -26,19 +26,19 @@ from lavis_mafa.algorithm.grit.grouping import Floats, Indices
 from lavis_mafa.algorithm.grit.hardness import HARDNESS, AfterStep, HardnessSchedule, StepAhead
 from lavis_mafa.algorithm.grit.reward import language_loss
 from lavis_mafa.algorithm.grit.sampler import EpochPlan
-from lavis_mafa.algorithm.options import check_options, option
+from lavis_mafa.algorithm.options import Checked, option
 
-FALL = "fall_of_lm"  # name of the reward in logs
-ROWS_AT_A_TIME = 256  # whose similarities are sorted together
-EDGE = 1e-6  # q stays this far from 0 and 1, where the density's logarithm may be infinite
+_FALL = "fall_of_lm"  # name of the reward in logs
+_ROWS_AT_A_TIME = 256  # whose similarities are sorted together
+_EDGE = 1e-6  # q stays this far from 0 and 1, where the density's logarithm may be infinite
 FIRST_REWARDS = 10  # set the baseline before the network learns
-LARGEST_ADVANTAGE = 5.0  # in standard deviations of the rewards
+_LARGEST_ADVANTAGE = 5.0  # in standard deviations of the rewards
 # One choice for each sample of an epoch; q is NaN where there was none.
 Choices = NDArray[np.void]
 
 
 @dataclass(frozen=True)
-class LearnedSettings:
+class LearnedSettings(Checked):
     """Settings of `LearnedHardness`."""
 
     quantiles: int = option(
@@ -63,11 +63,8 @@ class LearnedSettings:
         low=1,
     )
 
-    def __post_init__(self) -> None:
-        check_options(self)
 
-
-class QuantileNetwork(nn.Module):
+class _QuantileNetwork(nn.Module):
     """From an anchor's similarities to a Beta distribution over q: four layers, two of them
     residual.
 
@@ -115,8 +112,8 @@ def similarity_quantiles(sims: Floats, count: int) -> NDArray[np.float16]:
         return found
     # The own pair becomes the smallest, at place 0.
     places = 1 + np.rint(np.linspace(0, size - 2, count)).astype(np.int64)
-    for begin in range(0, size, ROWS_AT_A_TIME):
-        rows = sims[begin : begin + ROWS_AT_A_TIME].copy()
+    for begin in range(0, size, _ROWS_AT_A_TIME):
+        rows = sims[begin : begin + _ROWS_AT_A_TIME].copy()
         rows[np.arange(len(rows)), np.arange(begin, begin + len(rows))] = -np.inf
         rows.sort(axis=1)
         found[begin : begin + len(rows)] = rows[:, places]
@@ -149,7 +146,7 @@ class Draw:
         rng = np.random.default_rng(self.seed)
         drawn = rng.beta(alpha.double().numpy(), beta.double().numpy())
         self.choices = np.empty(len(seen), self.kind)
-        self.choices["q"] = np.clip(drawn, EDGE, 1.0 - EDGE)
+        self.choices["q"] = np.clip(drawn, _EDGE, 1.0 - _EDGE)
         self.choices["seen"] = seen
         self.choices["density"] = log_densities(self.network, self.choices).numpy()
         found: Floats = self.choices["q"].copy()
@@ -199,7 +196,7 @@ class LearnedHardness(HardnessSchedule):
 
     def build_network(self) -> nn.Module:
         """Return a new network, from quantiles ``(A, m)`` to alpha and beta ``(A,)``."""
-        return QuantileNetwork(self.settings.quantiles, self.settings.width)
+        return _QuantileNetwork(self.settings.quantiles, self.settings.width)
 
     @classmethod
     def problems_of(cls, cfg: Any) -> Iterator[tuple[str, str, bool]]:
@@ -286,7 +283,7 @@ class LearnedHardness(HardnessSchedule):
         def after(taken: bool) -> dict[str, float]:
             fall = before - loss() if taken else math.nan
             self.learn(step.samples["index"].cpu().numpy(), fall, together)
-            return {FALL: fall if math.isfinite(fall) else 0.0}
+            return {_FALL: fall if math.isfinite(fall) else 0.0}
 
         return after
 
@@ -309,7 +306,7 @@ class LearnedHardness(HardnessSchedule):
         count, mean, deviation = self._baseline()
         used = self._choices_of(index) if math.isfinite(reward) and count >= FIRST_REWARDS else None
         advantage = (reward - mean) / max(deviation, 1e-12) if used is not None else 0.0
-        advantage = min(LARGEST_ADVANTAGE, max(-LARGEST_ADVANTAGE, advantage))
+        advantage = min(_LARGEST_ADVANTAGE, max(-_LARGEST_ADVANTAGE, advantage))
         parts = [torch.zeros(sum(p.numel() for p in self.network.parameters()))]
         if used is not None and len(used):
             self.network.zero_grad()

@@ -234,7 +234,7 @@ class GritSchedule:
     def _plan_from(self, state: dict[str, Any] | None) -> EpochPlan | None:
         if state is None:
             return None
-        order = state["order"].numpy().astype(index_dtype(self.size), copy=False)
+        order = state["order"].numpy()
         if len(order) != self.size:
             raise ValueError(
                 f"the checkpoint orders {len(order)} samples, the training set has {self.size}: "

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from lavis_mafa.algorithm.grit.hardness import GRIT, HARDNESS, build_schedule
-from lavis_mafa.algorithm.options import check_options, option
+from lavis_mafa.algorithm.options import Checked, option
 
 
 @dataclass(frozen=True)
-class GritSettings:
+class GritSettings(Checked):
     """Settings of GRIT; see `lavis_mafa.algorithm.grit.schedule.GritSchedule`.
 
     Attributes:
@@ -98,9 +98,6 @@ class GritSettings:
         False, "save the newest grouped order in grit_order.npy, for first_order"
     )
     own: Mapping[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        check_options(self)
 
     @classmethod
     def from_config(cls, cfg: Mapping[str, Any]) -> GritSettings:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from lavis_mafa.algorithm.pickers import NONE
@@ -30,22 +29,3 @@ def triplet_losses(own: Tensor, negative: Tensor, margin: float) -> Tensor:
     """
     has_negative = negative != float("-inf")
     return (margin + negative[has_negative] - own[has_negative]).clamp(min=0.0)
-
-
-def triplet_loss(
-    own_i2t: Tensor, negative_i2t: Tensor, own_t2i: Tensor, negative_t2i: Tensor, margin: float
-) -> Tensor:
-    """Return the sum over both directions of the mean of `triplet_losses`.
-
-    The mean is over the anchors of a direction that have a negative; 0 if none has.
-
-    Args:
-        own_i2t, own_t2i: ``(B,)`` similarities of images, and of texts, to their own pairs.
-        negative_i2t, negative_t2i: ``(B,)`` similarities to their negatives, -inf where there is
-            none (`similarity_of`).
-    """
-    total = torch.zeros((), device=own_i2t.device)
-    for own, negative in ((own_i2t, negative_i2t), (own_t2i, negative_t2i)):
-        losses = triplet_losses(own, negative, margin)
-        total = total + losses.sum() / max(1, len(losses))
-    return total

@@ -23,7 +23,7 @@ from lavis_mafa.models.con_d.discriminator import DISCRIMINATORS, ModelDiscrimin
 from lavis_mafa.models.con_d.frozen import FrozenModel
 from lavis_mafa.models.con_d.negatives_encoder import ModelNegativesEncoder
 from lavis_mafa.models.families.base import image_size_of
-from lavis_mafa.models.traits import traits_of
+from lavis_mafa.models.traits import shipped_config, traits_of
 
 ORACLE = "oracle"
 T = TypeVar("T", bound=FrozenModel)
@@ -93,18 +93,17 @@ def build_frozen(cls: type[T], cfg: Mapping[str, Any], known: Mapping[str, Any] 
     if model_cls is None:
         names = [*registry.list_models(), *(DISCRIMINATORS if cls is ModelDiscriminator else ())]
         raise ValueError(f"{cls.key}.arch: no model named {arch!r}; known: {', '.join(names)}")
-    model_type = cfg.get("model_type") or next(iter(model_cls.PRETRAINED_MODEL_CONFIG_DICT))
+    model_type = cfg.get("model_type")
     if checkpoint:
         content = read_checkpoint(checkpoint)
         check_origin(content, arch, None, checkpoint)
         model_cfg: Any = config_of(arch, model_type, checkpoint, content, given, known)
     else:
-        shipped = OmegaConf.load(model_cls.default_config_path(model_type)).model
-        model_cfg = OmegaConf.merge(shipped, given)
+        model_cfg = OmegaConf.merge(shipped_config(model_cls, model_type).model, given)
     if cfg.get("image_size"):
         model_cfg.image_size = cfg["image_size"]
     source = checkpoint or "published weights"
-    logging.info("%s: %s %s from %s", cls.title, arch, model_type, source)
+    logging.info("%s: %s %s from %s", cls.title, arch, model_type or "", source)
     model = model_cls.from_config(model_cfg)
     if checkpoint:
         check_origin(content, arch, getattr(model, "tokenizer", None), checkpoint)
@@ -115,9 +114,7 @@ def build_frozen(cls: type[T], cfg: Mapping[str, Any], known: Mapping[str, Any] 
 
 def view_of(arch: str, model_type: str | None, model: Any) -> Callable[[Any], Tensor] | None:
     """Return the evaluation image processor of a model type's default YAML, None if unknown."""
-    model_cls = registry.get_model_class(arch)
-    model_type = model_type or next(iter(model_cls.PRETRAINED_MODEL_CONFIG_DICT))
-    shipped = OmegaConf.load(model_cls.default_config_path(model_type))
+    shipped = shipped_config(registry.get_model_class(arch), model_type)
     view = OmegaConf.select(shipped, "preprocess.vis_processor.eval")
     if view is None:
         # LAVIS's configs of pre-training name only a processor of training.

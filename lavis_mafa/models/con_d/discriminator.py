@@ -26,7 +26,7 @@ DISCRIMINATORS: Registry[Callable[..., Discriminator]] = Registry(
 )
 
 
-class Kept(Protocol):
+class _Kept(Protocol):
     """A cache of an image encoder's outputs, such as `KeptRows`."""
 
     def get(self, image_ids: Tensor, make: Callable[[Tensor], Tensor]) -> Tensor:
@@ -50,7 +50,7 @@ class ModelDiscriminator(FrozenModel):
 
     key, title, view, tokens = "model.mafa.con_d", "Con-D", VIEW, CON_D_TOKENS
     parts, purpose, trained = MATCHING_PARTS, "judge", "an ITM head"
-    kept: Kept | None = None
+    kept: _Kept | None = None
 
     @property
     def seen_as(self) -> str:

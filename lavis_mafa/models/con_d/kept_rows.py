@@ -23,10 +23,10 @@ from lavis_mafa.io.identity import check_identity, digest, write_identity
 KEY = "model.mafa.con_d.keep_images"
 FLUSH_EVERY = 256  # mini-batches
 PAGE = 4096  # bytes; rows share no page, so that two machines never write to the same one
-CHECKSUM = 16  # bytes at the beginning of a file of flags
+_CHECKSUM = 16  # bytes at the beginning of a file of flags
 GB = 1e9
 
-Flags = npt.NDArray[np.bool_]
+_Flags = npt.NDArray[np.bool_]
 
 
 class KeptRows:
@@ -78,7 +78,7 @@ class KeptRows:
         except ValueError as error:
             raise ValueError(f"{KEY}: {error}") from error
         distinct = np.unique(image_ids)
-        self.stored: Flags = np.zeros(int(distinct.max(initial=-1)) + 1, bool)
+        self.stored: _Flags = np.zeros(int(distinct.max(initial=-1)) + 1, bool)
         self.stored |= self._read_flags("there_rank*")
         self._check_size()
         count, known = len(distinct), int(self.stored[distinct].sum())
@@ -212,13 +212,13 @@ class KeptRows:
             self.stored[pending] = False  # the disk may have lost them
             self._stop_writing(error)
 
-    def _read_flags(self, pattern: str) -> Flags:
+    def _read_flags(self, pattern: str) -> _Flags:
         """Return the union of the files of flags that match; a damaged one counts as all zeros."""
-        found: Flags = np.zeros(len(self.stored), bool)
+        found: _Flags = np.zeros(len(self.stored), bool)
         for path in sorted(self.folder.glob(pattern)):
             content = path.read_bytes()
-            bits = content[CHECKSUM:]
-            if content and content[:CHECKSUM] == self._checksum(bits):
+            bits = content[_CHECKSUM:]
+            if content and content[:_CHECKSUM] == self._checksum(bits):
                 packed = np.frombuffer(bits, np.uint8)
                 found |= np.unpackbits(packed, count=len(found)).view(bool)
             elif content:

@@ -31,7 +31,7 @@ NOT_LOADED = (OSError, ValueError, KeyError, TypeError, AttributeError, ImportEr
 
 
 @dataclass(frozen=True)
-class YesNoSettings:
+class _YesNoSettings:
     """Settings of `YesNo`."""
 
     question: str = option(
@@ -48,7 +48,7 @@ class YesNoSettings:
     batch_size: int = option(16, "pairs in one forward pass", low=1)
 
 
-@DISCRIMINATORS.register(NAME, settings=YesNoSettings, source="lavis_mafa")
+@DISCRIMINATORS.register(NAME, settings=_YesNoSettings, source="lavis_mafa")
 class YesNo(PairReader):
     """Any vision-language model of Hugging Face, asked whether the caption describes the picture.
 
@@ -69,7 +69,7 @@ class YesNo(PairReader):
         self,
         model: Any,
         processor: Any,
-        settings: YesNoSettings,
+        settings: _YesNoSettings,
         precision: str = "fp32",
         longest: int | None = None,
     ) -> None:
@@ -86,7 +86,7 @@ class YesNo(PairReader):
         self._only_last = {"logits_to_keep": 1} if "logits_to_keep" in accepted else {}
 
     @classmethod
-    def from_config(cls, cfg: Mapping[str, Any], settings: YesNoSettings) -> YesNo:
+    def from_config(cls, cfg: Mapping[str, Any], settings: _YesNoSettings) -> YesNo:
         """Load model and processor of a ``model.mafa.con_d`` config.
 
         Raises:
@@ -108,7 +108,7 @@ class YesNo(PairReader):
             return
         path = cfg[f"{PLACE}.checkpoint"]
         # One by one: wrong ones, such as an answer that YAML reads as a truth value, are left out.
-        given = {name: cfg[f"{PLACE}.{NAME}.{name}"] for name in options_of(YesNoSettings)}
+        given = {name: cfg[f"{PLACE}.{NAME}.{name}"] for name in options_of(_YesNoSettings)}
         own: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
         if CAPTION not in own.get("question", CAPTION):
             why = f"has no {CAPTION}, which stands for the caption; add it"
@@ -118,7 +118,7 @@ class YesNo(PairReader):
             yield Problem(f"{PLACE}.{NAME}.prompt", why)
         if path and cfg.machine and os.path.isdir(path):
             try:
-                check_processor(load_processor(path), YesNoSettings(**own))
+                check_processor(load_processor(path), _YesNoSettings(**own))
             except ValueError as error:
                 yield Problem(f"{PLACE}.checkpoint", str(error))
 
@@ -170,7 +170,7 @@ def load_processor(path: str) -> Any:
     return processor
 
 
-def check_processor(processor: Any, settings: YesNoSettings) -> tuple[int, int]:
+def check_processor(processor: Any, settings: _YesNoSettings) -> tuple[int, int]:
     """Return the tokens of the two answers.
 
     Raises:

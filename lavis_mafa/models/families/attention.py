@@ -110,7 +110,7 @@ class _FusedText:
         if (
             output_attentions
             or head_mask is not None
-            or is_watched(self)
+            or _is_watched(self)
             or self.position_embedding_type != "absolute"
         ):
             plain: Any = super()
@@ -140,15 +140,15 @@ class _FusedText:
         return context.transpose(1, 2).flatten(2), kept
 
 
-class FusedBert(_FusedText, med.BertSelfAttention):
+class _FusedBert(_FusedText, med.BertSelfAttention):
     """Fused attention of ALBEF's and BLIP's BERT."""
 
 
-class FusedQFormer(_FusedText, Qformer.BertSelfAttention):
+class _FusedQFormer(_FusedText, Qformer.BertSelfAttention):
     """Fused attention of BLIP-2's Q-Former."""
 
 
-class FusedVit(vit.Attention):
+class _FusedVit(vit.Attention):
     """Fused attention of ALBEF's and BLIP's ViT."""
 
     def forward(self, x: Tensor, register_hook: bool = False) -> Any:
@@ -159,7 +159,7 @@ class FusedVit(vit.Attention):
         return self.proj_drop(self.proj(context.transpose(1, 2).flatten(2)))
 
 
-class FusedEva(eva_vit.Attention):
+class _FusedEva(eva_vit.Attention):
     """Fused attention of BLIP-2's EVA ViT."""
 
     def forward(self, x: Tensor, rel_pos_bias: Tensor | None = None) -> Any:
@@ -174,10 +174,10 @@ class FusedEva(eva_vit.Attention):
 
 
 FUSED = {
-    med.BertSelfAttention: FusedBert,
-    Qformer.BertSelfAttention: FusedQFormer,
-    vit.Attention: FusedVit,
-    eva_vit.Attention: FusedEva,
+    med.BertSelfAttention: _FusedBert,
+    Qformer.BertSelfAttention: _FusedQFormer,
+    vit.Attention: _FusedVit,
+    eva_vit.Attention: _FusedEva,
 }
 
 
@@ -197,7 +197,7 @@ def fuse_attention(model: Any) -> None:
             module.forward = Recomputed(module)
 
 
-def is_watched(attention: Any) -> bool:
+def _is_watched(attention: Any) -> bool:
     """Return whether the attention weights are needed, which fused kernels do not compute."""
     hooks = attention.dropout._forward_hooks or attention.dropout._forward_pre_hooks
     return bool(attention.save_attention or hooks)
@@ -220,7 +220,7 @@ def first_token_after(
     *others, last = layers
     for layer in others:
         hidden = layer(hidden, added, encoder_hidden_states=looked_at, mode="fusion")[0]
-    if is_watched(last.attention.self) or is_watched(last.crossattention.self):
+    if _is_watched(last.attention.self) or _is_watched(last.crossattention.self):
         fused: Tensor = last(hidden, added, encoder_hidden_states=looked_at, mode="fusion")[0]
         return fused[:, 0]
     first = last.attention(

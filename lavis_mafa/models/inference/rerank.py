@@ -18,7 +18,7 @@ from lavis_mafa.models.inference.many_pairs import ManyPairs
 MAX_TOKENS = 35  # LAVIS's length for retrieval captions
 # What orders the best candidates: similarity plus ITM logit (LAVIS, BLIP), or the ITM logit alone
 # (ALBEF, GRIT-VLP, MAFA F).
-RERANK_BY = ("sum", "itm")
+_RERANK_BY = ("sum", "itm")
 QUERIES = 1024  # queries whose candidates are searched at once
 # LAVIS's, below every similarity plus logit.
 UNRANKED = -100.0
@@ -45,7 +45,7 @@ def compute_sim_matrix(
         data_loader: over a LAVIS retrieval evaluation set (``text``, ``image``).
         k_test: candidates to re-rank; clipped to their number.
         pairs_per_pass: pairs per pass of the fusion encoder; None: a number that suits the device.
-        by: one of `RERANK_BY`.
+        by: one of `_RERANK_BY`.
         max_tokens: captions are cut at this length.
 
     Returns:
@@ -69,10 +69,10 @@ def rerank(
     A pair among the candidates of both its image and its text is matched once.
 
     Raises:
-        ValueError: if ``by`` is none of `RERANK_BY`.
+        ValueError: if ``by`` is none of `_RERANK_BY`.
     """
-    if by not in RERANK_BY:
-        raise ValueError(f"rerank_by is {by!r}, expected one of {', '.join(RERANK_BY)}")
+    if by not in _RERANK_BY:
+        raise ValueError(f"rerank_by is {by!r}, expected one of {', '.join(_RERANK_BY)}")
     assert images.features is not None and texts.features is not None
     sim = backbone.similarity(images.features, texts.features).float()
     if k_test == 0:

@@ -267,17 +267,6 @@ def test_orders_of_ranks_are_gathered_in_pieces(piece, monkeypatch):
     assert offset == 20
 
 
-def test_plans_of_older_checkpoints_are_loaded():
-    schedule = GritSchedule(40, 4, grit_settings())
-    schedule.begin(0)
-    state = schedule.state_dict()
-    order = state["plan"]["order"]
-    state["plan"]["order"] = order.long()
-    resumed = GritSchedule(40, 4, grit_settings())
-    resumed.load_state_dict(state, 0)
-    assert resumed.plan.order.tolist() == order.tolist() and resumed.plan.order.dtype == np.int32
-
-
 def test_indices_above_2_to_the_24_are_kept_exactly():
     indices = torch.arange(16_777_216, 16_777_216 + 9)
     collector = GritCollector(4, 2, 3, seed=0)

@@ -18,11 +18,11 @@ from lavis.tasks.retrieval import RetrievalTask
 from omegaconf import OmegaConf
 from two_forks import answers_of_two
 
-from benchmarks.reference_step import PlainAlbef
 from lavis_mafa import load_model
 from lavis_mafa.models import AlbefMafa
 from lavis_mafa.models.inference.many_pairs import HELD, ManyPairs, blocks
 from lavis_mafa.models.inference.rerank import UNRANKED, compute_sim_matrix, itm_scores
+from research.benchmarks.reference_step import PlainAlbef
 
 WORDS = ["circle", "red", "blue", "a", "above", "square", "the", "left", "of", "big"]
 LENGTHS = (1, 25, 3, 2, 14, 7)

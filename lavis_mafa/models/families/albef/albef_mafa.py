@@ -14,12 +14,9 @@ from lavis.models.med import BertForMaskedLM
 from torch import nn
 from transformers.models.bert.configuration_bert import BertConfig
 
-from lavis_mafa.algorithm.discriminator import Discriminator
-from lavis_mafa.algorithm.negatives_encoder import NegativesEncoder
-from lavis_mafa.algorithm.settings import StepSettings
 from lavis_mafa.io.checkpoints import find_config, model_yamls
 from lavis_mafa.models.families import AlbefBackbone
-from lavis_mafa.models.mafa_model import MafaModel, checkpoint_of, momentum_of, step_parts
+from lavis_mafa.models.mafa_model import MafaModel, checkpoint_of, step_parts
 from lavis_mafa.models.parts.tokenizers import BERT, build_tokenizer, from_hub
 from lavis_mafa.models.parts.vit import build_vit
 from lavis_mafa.problems import ConfigView, Problem
@@ -52,7 +49,7 @@ class AlbefMafa(MafaModel, AlbefBase):
         """Yield contradictions in a config; see `lavis_mafa.problems`."""
         yield from super().problems_of(cfg)
         try:
-            problem = problem_of_fusion(cfg["model"]) if cfg["model.med_config_path"] else None
+            problem = _problem_of_fusion(cfg["model"]) if cfg["model.med_config_path"] else None
         except (OSError, ValueError, AttributeError):
             return  # reported elsewhere
         if problem:
@@ -67,10 +64,12 @@ class AlbefMafa(MafaModel, AlbefBase):
         mlm_mask_prob: float = 0.5,
         temp: float = 0.07,
         max_txt_len: int = 25,
-        settings: StepSettings | None = None,
-        con_d: Discriminator | None = None,
-        negatives_encoder: NegativesEncoder | None = None,
+        **step: Any,
     ) -> None:
+        """
+        Args:
+            step: see `MafaModel.attach_step`.
+        """
         super().__init__()
         self.tokenizer = tokenizer
         self.visual_encoder = image_encoder
@@ -82,7 +81,7 @@ class AlbefMafa(MafaModel, AlbefBase):
         self.temp = nn.Parameter(temp * torch.ones([]))
         self.mlm_probability = mlm_mask_prob
         self.max_txt_len = max_txt_len
-        self.attach_step(AlbefBackbone(self), settings, con_d, negatives_encoder)
+        self.attach_step(AlbefBackbone(self), **step)
 
     @classmethod
     def from_config(cls, cfg: Any = None) -> AlbefMafa:
@@ -107,12 +106,12 @@ class AlbefMafa(MafaModel, AlbefBase):
             max_txt_len=cfg.get("max_txt_len", 25),
             **step_parts(cfg),
         )
-        model.momentum_encoders = momentum_of(model, cfg, model.settings)
+        model.add_momentum(cfg)
         model.load_and_share(cfg)
         return model
 
 
-def problem_of_fusion(cfg: Any) -> str | None:
+def _problem_of_fusion(cfg: Any) -> str | None:
     """Return why the text encoder's JSON config has no fusion layers; None if it has.
 
     Args:
@@ -134,7 +133,7 @@ def problem_of_fusion(cfg: Any) -> str | None:
 
 
 def _text_encoder(cfg: Any, from_pretrained: bool, tokenizer: Any) -> BertForMaskedLM:
-    problem = problem_of_fusion(cfg)
+    problem = _problem_of_fusion(cfg)
     if problem:
         raise ValueError(f"model.med_config_path: {problem}")
     config = BertConfig.from_json_file(find_config(cfg.get("med_config_path")))

@@ -14,18 +14,15 @@ from lavis.models.med import XBertEncoder, XBertLMHeadDecoder
 from torch import nn
 from transformers.models.bert.configuration_bert import BertConfig
 
-from lavis_mafa.algorithm.discriminator import Discriminator
-from lavis_mafa.algorithm.negatives_encoder import NegativesEncoder
-from lavis_mafa.algorithm.settings import StepSettings
 from lavis_mafa.io.checkpoints import find_config, model_yamls
 from lavis_mafa.models.families import BlipBackbone
-from lavis_mafa.models.mafa_model import MafaModel, checkpoint_of, momentum_of, step_parts
+from lavis_mafa.models.mafa_model import MafaModel, checkpoint_of, step_parts
 from lavis_mafa.models.parts.beams import OneRowPerBeam
 from lavis_mafa.models.parts.tokenizers import BERT, add_blip_tokens, build_tokenizer, from_hub
 from lavis_mafa.models.parts.vit import build_vit
 
 
-class Decoder(OneRowPerBeam, XBertLMHeadDecoder):
+class _Decoder(OneRowPerBeam, XBertLMHeadDecoder):
     """LAVIS's text decoder."""
 
 
@@ -61,10 +58,12 @@ class BlipMafa(MafaModel, BlipBase):
         temp: float = 0.07,
         max_txt_len: int = 30,
         prompt: str = "",
-        settings: StepSettings | None = None,
-        con_d: Discriminator | None = None,
-        negatives_encoder: NegativesEncoder | None = None,
+        **step: Any,
     ) -> None:
+        """
+        Args:
+            step: see `MafaModel.attach_step`.
+        """
         super().__init__()
         self.tokenizer = tokenizer
         for part in (text_encoder, text_decoder):
@@ -82,7 +81,7 @@ class BlipMafa(MafaModel, BlipBase):
         self.temp = nn.Parameter(temp * torch.ones([]))
         self.max_txt_len = max_txt_len
         self.prompt = prompt
-        self.attach_step(BlipBackbone(self), settings, con_d, negatives_encoder)
+        self.attach_step(BlipBackbone(self), **step)
 
     @torch.no_grad()
     def generate(
@@ -130,7 +129,7 @@ class BlipMafa(MafaModel, BlipBase):
         model = cls(
             image_encoder=build_vit(cfg, from_parts),
             text_encoder=_bert(XBertEncoder, cfg, from_parts, tokenizer, add_pooling_layer=False),
-            text_decoder=_bert(Decoder, cfg, from_parts, tokenizer),
+            text_decoder=_bert(_Decoder, cfg, from_parts, tokenizer),
             tokenizer=tokenizer,
             embed_dim=cfg.get("embed_dim", 256),
             temp=cfg.get("temp", 0.07),
@@ -138,7 +137,7 @@ class BlipMafa(MafaModel, BlipBase):
             prompt=cfg.get("prompt") or "",
             **step_parts(cfg),
         )
-        model.momentum_encoders = momentum_of(model, cfg, model.settings)
+        model.add_momentum(cfg)
         model.load_and_share(cfg)
         return model
 

@@ -27,13 +27,13 @@ from lavis_mafa.models.parts.vit import begin_narrow
 from lavis_mafa.models.traits import traits_of
 
 PUBLISHED = "https://storage.googleapis.com/sfr-vision-language-research/LAVIS/models/BLIP2/"
-VIT_WEIGHTS = {
+_VIT_WEIGHTS = {
     "eva_clip_g": f"{PUBLISHED}eva_vit_g.pth",
     "clip_L": f"{PUBLISHED}clip_vit_L.pth",
 }
 PREFIX = "visual_encoder."
 # As in LAVIS, whose own function of this encoder downloads its weights.
-EVA_CLIP_G = {"patch_size": 14, "width": 1408, "depth": 39, "heads": 16, "mlp_ratio": 4.3637}
+_EVA_CLIP_G = {"patch_size": 14, "width": 1408, "depth": 39, "heads": 16, "mlp_ratio": 4.3637}
 
 # LAVIS's constructor arguments that a ``model`` config gives under the same name.
 SIZES = (
@@ -118,7 +118,9 @@ class Blip2Parts:
             parts = replace(parts, bert_weights=None)
         weights = parts.vit_weights
         if weights == "published":
-            weights = VIT_WEIGHTS[cfg.get("vit_model", "eva_clip_g")] if parts.vit is None else None
+            weights = (
+                _VIT_WEIGHTS[cfg.get("vit_model", "eva_clip_g")] if parts.vit is None else None
+            )
         if weights and is_url(weights):
             yield UrlFile(f"{key}.vit_weights", weights)
         elif weights and is_timm_name(weights):
@@ -148,7 +150,7 @@ class Blip2Parts:
         )
         weights = self.parts.vit_weights
         if weights == "published":
-            weights = VIT_WEIGHTS[model_name] if self.parts.vit is None else None
+            weights = _VIT_WEIGHTS[model_name] if self.parts.vit is None else None
         if weights:
             load_image_encoder(encoder, weights)
         self.random_parts: tuple[str, ...] = () if weights else (PREFIX,)
@@ -211,9 +213,9 @@ def build_image_encoder(
             heads=16,
             use_grad_checkpointing=use_grad_checkpoint,
         )
-    if sizes is None and vit_model not in VIT_WEIGHTS:
-        raise ValueError(f"model.vit_model is {vit_model!r}; known: {', '.join(VIT_WEIGHTS)}")
-    eva = EVA_CLIP_G if sizes is None else sizes
+    if sizes is None and vit_model not in _VIT_WEIGHTS:
+        raise ValueError(f"model.vit_model is {vit_model!r}; known: {', '.join(_VIT_WEIGHTS)}")
+    eva = _EVA_CLIP_G if sizes is None else sizes
     encoder = eva_vit.VisionTransformer(
         img_size=image_size,
         patch_size=eva["patch_size"],

@@ -23,7 +23,7 @@ from transformers.models.bert.configuration_bert import BertConfig
 from transformers.utils.generic import ModelOutput
 
 from lavis_mafa.algorithm.losses.triplet import similarity_of, triplet_losses
-from lavis_mafa.algorithm.options import check_options, option
+from lavis_mafa.algorithm.options import Checked, option
 from lavis_mafa.algorithm.pair_memory import EMPTY, MovingCopies, PairMemory
 from lavis_mafa.algorithm.pickers import NONE, hardest
 from lavis_mafa.algorithm.posterior import PosteriorPicker, PosteriorRule, draw
@@ -47,7 +47,7 @@ RULE = PosteriorRule(beginning="sampled")  # as in FNE's code
 
 
 @dataclass(frozen=True)
-class FneSettings:
+class FneSettings(Checked):
     """Settings of the search for negatives; the defaults are those of FNE's code.
 
     Attributes:
@@ -79,9 +79,6 @@ class FneSettings:
     momentum: float = 0.995
     rule: PosteriorRule = RULE
 
-    def __post_init__(self) -> None:
-        check_options(self)
-
     @classmethod
     def from_config(cls, cfg: Any) -> FneSettings:
         """Read a ``model`` config.
@@ -108,7 +105,7 @@ class _Posterior(PosteriorRule):
 
 
 @dataclass(frozen=True)
-class FneOptions(FneSettings):
+class _FneOptions(FneSettings):
     """Config keys of ``model`` that only FNE reads."""
 
     margin: float = option(
@@ -125,7 +122,7 @@ class FneOptions(FneSettings):
 
 
 @dataclass
-class FneOutput(ModelOutput):
+class _FneOutput(ModelOutput):
     """Output of a step.
 
     Attributes:
@@ -163,7 +160,7 @@ class FneRetrieval(MafaModel, BaseModel):
         >>> model = load_model("fne_retrieval", "tiny")
     """
 
-    model_options = FneOptions
+    model_options = _FneOptions
     family = "fne"
     starts_from_parts = False
     takes_conv_stem = True
@@ -265,7 +262,7 @@ class FneRetrieval(MafaModel, BaseModel):
         return loaded
 
     def forward(self, samples: Mapping[str, Any]) -> Any:
-        """Compute one step on a mini-batch and return an `FneOutput`.
+        """Compute one step on a mini-batch and return an `_FneOutput`.
 
         Args:
             samples: ``image`` ``(B, 3, H, W)``, ``text_input`` (B captions), ``image_id`` ``(B,)``
@@ -323,7 +320,7 @@ class _Step:
     indices: Tensor
     epoch: int
 
-    def plain(self, images: Tensor, texts: Tensor) -> FneOutput:
+    def plain(self, images: Tensor, texts: Tensor) -> _FneOutput:
         """Compute the loss with negatives from the mini-batch; gradients flow to both sides."""
         similarity = self.model.backbone.similarity
         sim_i2t = similarity(images, self.ranks.gather(texts, with_grad=True))
@@ -338,7 +335,7 @@ class _Step:
 
     def with_memory(
         self, images: Tensor, texts: Tensor, copied_images: Tensor, copied_texts: Tensor
-    ) -> FneOutput:
+    ) -> _FneOutput:
         """Compute the loss with negatives from the C pairs' copied features and the memory."""
         model, memory = self.model, self.model.memory
         sim_i2t = model.backbone.similarity(images, torch.cat([copied_texts, memory.texts]))
@@ -372,7 +369,7 @@ class _Step:
 
     def _output(
         self, sim_i2t: Tensor, sim_t2i: Tensor, picked: list[Tensor], indices: Tensor
-    ) -> FneOutput:
+    ) -> _FneOutput:
         losses = [
             self.ranks.mean(
                 triplet_losses(self._own(sim), similarity_of(sim, one), self.model.fne.rule.margin)
@@ -380,7 +377,7 @@ class _Step:
             for sim, one in zip((sim_i2t, sim_t2i), picked, strict=True)
         ]
         numbers = [torch.where(one == NONE, EMPTY, indices[one.clamp(min=0)]) for one in picked]
-        return FneOutput(losses[0] + losses[1], *losses, *numbers)
+        return _FneOutput(losses[0] + losses[1], *losses, *numbers)
 
 
 def _text_encoder(cfg: Any, in_parts: bool, tokenizer: Any) -> BertModel:

@@ -1,0 +1,6 @@
+"""Studies, measurements and figures behind the documentation; not part of the installed package.
+
+    python -m research --help
+
+Nothing in ``lavis_mafa`` imports it, but for the command ``lavis-mafa demo`` of a checkout.
+"""

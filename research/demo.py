@@ -1,0 +1,127 @@
+"""Train systems with and without MAFA on the toy world and compare them.
+
+``stage2`` continues BLIP-2: stage 2 with a tiny OPT, zero-shot VQA and captions.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from lavis_mafa.io.launcher import usable_cores
+
+FAMILIES = ("albef", "blip", "blip2")
+# Options that set a parameter of the study: by name the default and the help.
+PARAMETERS = {
+    "epochs": (5, "of every compared system"),
+    "warm_up_epochs": (6, "of the shared warm-up"),
+    "con_d_epochs": (8, "of Con-D's fine-tuning"),
+    "train_size": (4096, "training pairs"),
+    "annotated_size": (2048, "Con-D's training pairs"),
+    "test_size": (600, "test images"),
+    "start_steps": (400, "of the image encoder's start"),
+}
+STAGE_2 = ("base", "mafa", "blind")  # names of its rows in stage2.json
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``lavis-mafa demo``."""
+    parser.add_argument(
+        "family", nargs="?", default="albef", choices=[*FAMILIES, "stage2"], help="what to compare"
+    )
+    parser.add_argument(
+        "--output", type=Path, help="default: output/demo for albef, else output/demo_FAMILY"
+    )
+    parser.add_argument("--seed", type=int, default=42)
+    for name, (default, text) in PARAMETERS.items():
+        option = f"--{name.replace('_', '-')}"
+        parser.add_argument(option, type=int, default=default, help=f"{text} ({default})")
+    parser.add_argument("--opt-steps", type=int, help="of the tiny OPT's training, for stage2")
+    parser.add_argument(
+        "--at-once",
+        type=int,
+        default=min(2, usable_cores()),
+        help="number of runs at the same time, one thread each",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the demo; return the exit status."""
+    # Imports LAVIS, which takes seconds that ``--help`` need not wait.
+    from lavis_mafa.io.files import write_json
+    from research.studies.results import measured
+    from research.study import conduct
+
+    began = time.time()
+    try:
+        plan = plan_of(args, "demo.yaml")
+        later = plan_of(args, "stage2.yaml") if args.family == "stage2" else None
+    except ValueError as error:
+        print(error)
+        return 2
+    results, status = conduct(plan)
+    if status:
+        return status
+    start = plan.jobs[f"image_start/{args.seed}"].checkpoint
+    columns = plan.study.catalogue.values()
+    scales = {key: column.scale for column in columns for key in column.keys}
+    systems = {row.run: measured(plan.of[row.name][args.seed][""]) for row in plan.study.rows}
+    summary = {
+        **results.origin,
+        "unit": "percent; areas under curves (auc) are from 0 to 1, and a lift is a ratio",
+        "systems": {
+            name: {key: v if v is None else v * scales.get(key, 1.0) for key, v in own.items()}
+            for name, own in systems.items()
+        },
+        "image_start_accuracy": 100.0 * _read(start.with_suffix(".json"))["accuracy"],
+        # The program adds functions of its own to the arguments.
+        "settings": {k: str(value) for k, value in vars(args).items() if not callable(value)},
+        "seconds": round(time.time() - began, 1),
+    }
+    write_json(plan.output / "summary.json", summary)
+    if later is not None:
+        results, status = conduct(later)
+        names = dict(zip(STAGE_2, [row.name for row in later.study.rows], strict=True))
+        rows = {
+            row: own.droplevel("row").to_dict("records")[0]
+            for row, own in results.figures.groupby(level="row")
+        }
+        language_model = later.jobs[f"opt/{args.seed}"].checkpoint
+        summary = {
+            "systems": {name: rows.get(row, {}) for name, row in names.items()},
+            "language_model": None if status else _read(language_model.with_suffix(".json")),
+        }
+        write_json(later.output / "stage2.json", summary)
+    page = (later or plan).page / "report.html"
+    print(f"\ndone in {time.time() - began:.0f} s; open {page}")
+    return status
+
+
+def plan_of(args: argparse.Namespace, file: str) -> Any:
+    """Return the plan of one of the demo's studies.
+
+    Raises:
+        ValueError: for options that do not fit.
+    """
+    from dataclasses import replace
+
+    from research import study
+
+    family = "blip2" if args.family == "stage2" else args.family
+    values = {name: getattr(args, name) for name in PARAMETERS}
+    if file == "stage2.yaml" and args.opt_steps is not None:
+        values["opt_steps"] = args.opt_steps
+    output = args.output or Path("output", "demo" if family == "albef" else f"demo_{family}")
+    words = [file, "--output", output, "--seeds", args.seed, "--at-once", args.at_once]
+    words += ["--set", *(f"{name}={value}" for name, value in values.items())]
+    words += [] if family == "albef" else ["--at", family]
+    given = study.parsed(*words)
+    plan = study.plan_of(given, study.study_of(given))
+    return replace(plan, page=plan.output if file == "demo.yaml" else plan.output / "stage2")
+
+
+def _read(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))

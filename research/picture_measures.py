@@ -1,0 +1,177 @@
+"""Measure models that a study trained on real pictures, some of whose valid pairs are known."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from omegaconf import OmegaConf
+from torch.utils.data import DataLoader
+
+from lavis_mafa.config import load_config
+from lavis_mafa.datasets.image_text_json import ImageTextEval, ImageTextJsonBuilder
+from lavis_mafa.datasets.judged_truth import truth_by_people
+from lavis_mafa.datasets.judgements import read_judgements
+from lavis_mafa.datasets.split_as_pairs import SplitAsPairs
+from lavis_mafa.datasets.training_set import TrainingSet
+from lavis_mafa.metrics.binary import area_under_roc
+from lavis_mafa.metrics.known_truth import original_pairs
+from research.picture_data import class_of, classes_of
+from research.toy_measures import Examined, Run, negatives_of
+
+JUDGEMENTS = "judgements.json"
+PAIRS = 3000  # of a kind that ITM's AUC is taken on, at most
+THRESHOLD = 0.8  # of P(match), as `connections.high`
+SEED = 0  # of the choice of pairs
+
+Pairs = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
+
+
+@dataclass
+class KnownSplit:
+    """Test images with what is known of their pairs.
+
+    Attributes:
+        own: ``(I, T)`` bool, the pairs of the file.
+        truth: ``(I, T)`` bool, whether the image has a caption with the text of caption t.
+        same_class: ``(I, T)`` bool, whether image and caption are of one class; None if classes
+            are not known.
+        k_test: candidates of a query that are re-ranked, ``run.k_test``.
+        judged: pairs that people judged, and their verdicts ``(P,)`` bool; None if there are none.
+    """
+
+    data: ImageTextEval
+    own: npt.NDArray[np.bool_]
+    truth: npt.NDArray[np.bool_]
+    same_class: npt.NDArray[np.bool_] | None
+    k_test: int
+    judged: tuple[Pairs, npt.NDArray[np.bool_]] | None
+
+    @classmethod
+    def of(cls, run: Run) -> KnownSplit:
+        """Return the test images of a run's config."""
+        cfg = load_config(run.config, list(run.options), machine=False)
+        given = cfg.datasets_cfg.image_text_json
+        config: Any = OmegaConf.create(OmegaConf.to_container(given, resolve=True))
+        data = _test_split(config, config.build_info.get("truth") or "same_caption")
+        folder = Path(config.build_info.images.storage)
+        own, classes = original_pairs(data), classes_of(folder)
+        same = None
+        if classes:
+            of_image = np.array([class_of(image, classes) or image for image in data.image])
+            of_text = of_image[[data.txt2img[text] for text in range(len(data.text))]]
+            same = of_image[:, None] == of_text
+        # Judgements are for data that know of no valid pairs but those of the file.
+        judged = judged_pairs(_test_split(config, None), folder)
+        return cls(data, own, data.truth_matrix(), same, cfg.run_cfg.k_test, judged)
+
+
+def _test_split(config: Any, truth: str | None) -> Any:
+    config = OmegaConf.merge(config, {"build_info": {"truth": truth}})
+    config.build_info.annotations = {"test": config.build_info.annotations.test}
+    return ImageTextJsonBuilder(config).build_datasets()["test"]
+
+
+def judged_pairs(data: ImageTextEval, folder: Path) -> tuple[Pairs, npt.NDArray[np.bool_]] | None:
+    """Return images and captions that people judged, each other's or not, and their verdicts."""
+    path = folder / JUDGEMENTS
+    if not path.is_file():
+        return None
+    samples = TrainingSet(SplitAsPairs(data))
+    truth = truth_by_people(samples, read_judgements(path))
+    images, texts = truth.pairs()
+    return (samples.image_ids[images], texts), truth(images, texts)
+
+
+def measure(runs: Sequence[Run], judges: Sequence[Run]) -> Iterator[tuple[Run, dict[str, Any]]]:
+    """Measure retrieval, ITM and hard negatives of runs, on the test images of their data.
+
+    Args:
+        runs: all with the same test images.
+        judges: not used: the pairs do not depend on models.
+
+    Yields:
+        Each run with its figures: percentages of retrieval against original pairs and those valid
+        by their text; ``ceiling_txt_r1`` and ``ceiling_img_r1`` (`ceilings`); `itm_figures`;
+        `figures_of_judgements`; `negatives_of`.
+    """
+    # Several threads wait for each other longer than they help models of this size.
+    torch.set_num_threads(1)
+    test = KnownSplit.of(runs[0])
+    loader: Any = DataLoader(test.data, batch_size=64, collate_fn=test.data.collater)
+    for run in runs:
+        one = Examined.of(run, loader)
+        figures = one.retrieval(test.data, test.truth, test.k_test)
+        figures.update(ceilings(test.own, test.truth))
+        figures.update(itm_figures(one, test))
+        figures.update(figures_of_judgements(one, test))
+        yield run, {**figures, **negatives_of(run.folder)}
+
+
+def ceilings(own: npt.NDArray[np.bool_], truth: npt.NDArray[np.bool_]) -> dict[str, float]:
+    """Return R@1 against original pairs, in percent, of a model that ranks all valid candidates
+    first, in random order: no better is expected of one that knows nothing but what is valid.
+
+    Args:
+        own, truth: ``(I, T)``, original pairs and all valid ones.
+    """
+    images = 100.0 * float((own.sum(axis=1) / truth.sum(axis=1)).mean())
+    texts = 100.0 * float((own.sum(axis=0) / truth.sum(axis=0)).mean())
+    return {"ceiling_txt_r1": images, "ceiling_img_r1": texts}
+
+
+def itm_figures(one: Examined, test: KnownSplit) -> dict[str, float | None]:
+    """Return how well ITM tells valid pairs that are not original from invalid ones.
+
+    Returns:
+        ``itm_auc_same`` and ``itm_auc_far``, 0 to 1, of P(match) against invalid pairs of the same
+        class and of other classes; without classes ``itm_auc_far`` against any invalid pair. None
+        if there is no pair of a kind.
+    """
+    rng = np.random.default_rng(SEED)
+    same = np.zeros_like(test.truth) if test.same_class is None else test.same_class
+    kinds = (test.truth & ~test.own, ~test.truth & same, ~test.truth & ~same)
+    chosen = [_choose(kind, rng) for kind in kinds]
+    valid, near, far = (one.probability_of_match(*pairs) for pairs in chosen)
+    return {"itm_auc_same": _auc(valid, near), "itm_auc_far": _auc(valid, far)}
+
+
+def figures_of_judgements(one: Examined, test: KnownSplit) -> dict[str, float | None]:
+    """Return how well ITC and ITM agree with people on pairs that people judged.
+
+    Returns:
+        ``judged_auc_itc`` and ``judged_auc_itm``; of the pairs with P(match) above `THRESHOLD` the
+        share that people call valid (None if there is no such pair) and, of all valid pairs, the
+        share found; ``judged_base_rate``. All 0 to 1; {} without judgements.
+    """
+    if test.judged is None:
+        return {}
+    (images, texts), valid = test.judged
+    match = one.probability_of_match(images, texts)
+    called = match > THRESHOLD
+    return {
+        "judged_auc_itc": area_under_roc(one.similarity[images, texts], valid),
+        "judged_auc_itm": area_under_roc(match, valid),
+        "judged_precision": float(valid[called].mean()) if called.any() else None,
+        "judged_recall": float(called[valid].mean()),
+        "judged_base_rate": float(valid.mean()),
+    }
+
+
+def _choose(kind: npt.NDArray[np.bool_], rng: np.random.Generator) -> Pairs:
+    """Return at most `PAIRS` random pairs of a kind."""
+    images, texts = np.nonzero(kind)
+    rows = rng.permutation(len(images))[:PAIRS]
+    return images[rows], texts[rows]
+
+
+def _auc(valid: npt.NDArray[Any], invalid: npt.NDArray[Any]) -> float | None:
+    if not len(valid) or not len(invalid):
+        return None
+    relevant = np.repeat([True, False], [len(valid), len(invalid)])
+    return area_under_roc(np.concatenate([valid, invalid]), relevant)

@@ -1,0 +1,47 @@
+"""Studies: a study file lists systems; one command trains them, measures and compares them.
+
+    python -m research study projects/mafa/studies/table_4.yaml --at toy
+
+A study file is YAML. What several studies share is in a base: the file that ``base`` names, next to
+the study or among those of this project, or ``base_NAME.yaml``, chosen by ``--at NAME``. A file
+overrides its base, and its section ``at: {NAME: ...}`` overrides both; mappings are merged key by
+key, lists are replaced. Keys:
+
+- ``title``, ``source`` (where a paper has the table), ``about``, ``notes``: text.
+- ``parameters``: values by name, which ``--set NAME=VALUE`` overrides. In any text of the file
+  ``{name}`` stands for the value; ``{name*2}``, ``{name/2}`` and ``{name-2}`` compute with it.
+- ``shared``: runs by name that rows share: a training, ``{config, options, uses}``; a module of
+  this package, ``{module, arguments, writes}``; or an existing ``{checkpoint}``.
+- ``stages``: by name, what is run for each row: ``{script (train.py), config, options, uses}``. A
+  row's options override those of the first stage.
+- ``options``: of everything that has a config. ``settings``: options by name, for ``uses``.
+- ``rows``: a list of ``{name, marks, source, uses, options, stages, run}``. ``marks`` are cells of
+  the table (true: a check mark), ``stages`` holds options of other stages; ``run`` names a shared
+  run that the row shows instead of stages of its own, or of which it shows a variant, if it has
+  ``uses`` or ``options``. ``vary``: values by key; every row is run
+  with their full product. ``titles``: names of keys in tables.
+- ``columns``: by name, ``{title, key, stage, kind, split, scale, digits, best}``: figures of a
+  stage's ``log.jsonl`` (the mean, if there are several keys). Kind ``measured``: figures that the
+  measuring function returned. ``shows``: names of the columns of the table; ``tables``: the same
+  by the title of their table. Stages that no shown column needs are not run.
+- ``measure``: ``{function: module:name, judges}``: called with the completed runs of a seed and the
+  shared runs that ``judges`` names (default: the same runs), it yields each run with its figures.
+- ``figure``: ``{x, y}``: a key of ``vary`` or ``row``, and names of columns.
+- ``curves``: a list of ``{title, key, kind, lines}``: a logged figure over steps or epochs.
+- ``headline``: ``module:function`` that words the result; it is called with the mean of what was
+  measured over seeds, by the name of the shared run, ``name`` being that of its row.
+- ``gallery``: the shared run whose mined connections the page shows.
+- ``reference``: ``{row, columns, after}``: a table of the mean differences to this row with the
+  same seed, their 95 % intervals, and which of them are significant. It follows the table whose
+  title is ``after``; default: all tables of ``tables``.
+- ``claims``: a list of ``{claim, source, row, than, column, better}``: that one row is better than
+  another in a figure (``better``: higher, the default, or lower). A table has the mean difference
+  with the same seed, its 95 % interval, in how many seeds it is right, and a verdict.
+- ``paper``: ``{about, columns, rows}``: the paper's numbers for the rows of the file, in their
+  order or by name, shown in a table of their own.
+- ``seeds``, ``at_once`` (runs at the same time), ``processes`` (of each training).
+- ``folders``: where shared runs write below the output folder (``shared/seed_{seed}/{name}``).
+
+In options and arguments ``{name}`` also stands for the checkpoint of a shared run or earlier stage
+with the same seed, ``{seed}`` for the seed, ``{folder}`` for the folder of the run.
+"""

@@ -1,0 +1,212 @@
+"""Write the results of a study: Markdown, JSON, a figure and a page."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from lavis_mafa._version import __version__
+from lavis_mafa.analysis.gallery import connections_of, view_data
+from lavis_mafa.analysis.loading import recorded_data
+from lavis_mafa.analysis.run_records import read_run
+from lavis_mafa.io.files import write_json, write_text
+from lavis_mafa.pages.charts import Curve, Series, curves_svg
+from lavis_mafa.pages.report import Mined, write_report
+from lavis_mafa.pages.tables import markdown_section
+from lavis_mafa.runners.run_log import LOG, mean_of, read_log
+from research.studies.results import Results, headline_of
+from research.studies.spread import Spread, Spreads, note_on_spread, spreads_of
+from research.studies.study_file import ROW, Column, LogCurve, Row
+from research.studies.study_tables import OURS, outcome, rows_table, tables_of
+
+RESULTS, FIGURE, PAGE = "results.md", "figure.svg", "report.html"
+GALLERY = 400  # the last connections of a run
+WIDE = 10.0  # values of which one is that many times another get a logarithmic axis
+LOG_X = {"step": "global_step", "epoch": "epoch"}  # by kind of record, its place on the x axis
+
+
+def write_all(results: Results, path: Path, page: Path) -> None:
+    """Write Markdown, JSON and the figure next to each other, and the page.
+
+    Args:
+        path: of the Markdown file.
+        page: of the HTML page.
+    """
+    study, plan = results.study, results.plan
+    curves = figure_of(results)
+    picture = path.with_name(FIGURE if path.name == RESULTS else f"{path.stem}.svg")
+    svg = curves_svg(curves)
+    if svg is None:
+        picture.unlink(missing_ok=True)
+    else:
+        write_text(picture, svg)
+    write_text(path, markdown(results, picture.name if svg is not None else ""))
+    write_json(path.with_suffix(".json"), content(results))
+    logged = [_log_curve(results, curve) for curve in study.file.curves] if plan else []
+    write_report(
+        page,
+        title=study.file.title,
+        headline=_headline(results),
+        intro=study.file.about,
+        tables=[*tables_of(results, mark_best=True), rows_table(results)],
+        curves=[*curves, *logged],
+        connections=_gallery(results),
+        notes=_notes(results),
+        settings={
+            **{"version": __version__, "command": results.origin["command"]},
+            **study.file.parameters,
+        },
+    )
+
+
+def _headline(results: Results) -> str:
+    return (headline_of(results.plan) if results.plan else "") or outcome(results)
+
+
+def _notes(results: Results) -> list[str]:
+    counts = results.figures.groupby(level="row").size()
+    spread = [note_on_spread(results.figures)] if (counts > 1).any() else []
+    notes = [*spread, *results.notes, *results.study.file.notes]
+    if results.folders and results.study.file.gallery:
+        notes.append(
+            f"The histogram and the gallery of pairs show the last {GALLERY} judged pairs that the "
+            f"log of run {results.study.file.gallery} has. They are a sample: the tables count all "
+            "pairs."
+        )
+    return notes
+
+
+def markdown(results: Results, picture: str = "") -> str:
+    """Return the results in Markdown; ``picture`` is the name of the figure's file, if any."""
+    file, origin = results.study.file, results.origin
+    source = f"{file.source}. " if file.source else ""
+    parts = [
+        "<!-- Written by the command below: run it again instead of editing this file. -->",
+        f"# {file.title}",
+        f"{source}lavis_mafa {origin['version']}, torch {origin['torch']}, {origin['date']}:",
+        f"```bash\n{origin['command']}\n```",
+        *(text for text in (_headline(results), file.about) if text),
+    ]
+    for table in tables_of(results):
+        parts.append(markdown_section(table))
+        if table.title == OURS and picture:
+            parts.append(f"![{file.title}]({picture})")
+    notes = _notes(results)
+    parts += ["## Notes", "\n".join(f"- {note}" for note in notes)] if notes else []
+    return "\n\n".join([*parts, markdown_section(rows_table(results))]) + "\n"
+
+
+def content(results: Results) -> dict[str, Any]:
+    """Return the results as their JSON file has them."""
+    study, spreads = results.study, spreads_of(results.figures)
+    by_row: dict[str, dict[str, Any]] = {row.name: {} for row in study.rows}
+    known = results.figures.astype(object).where(results.figures.notna(), None)
+    for row, seed in known.index:
+        by_row[row][str(seed)] = known.loc[(row, seed)].to_dict()
+    rows = {
+        row.name: {
+            "cells": dict(row.cells),
+            "run": row.run,
+            "source": row.source,
+            "options": dict(row.options),
+            "folders": results.folders.get(row.name, {}),
+            "seeds": by_row[row.name],
+            "spread": {k: dataclasses.asdict(v) for k, v in spreads.get(row.name, {}).items()},
+            "self_check": results.checks.get(row.name, {}),
+        }
+        for row in study.rows
+    }
+    columns = {
+        one.name: {**one.model_dump(exclude={"key"}), "keys": one.keys} for one in study.columns
+    }
+    paper = study.file.paper and {
+        **study.file.paper.model_dump(include={"about", "columns"}),
+        "rows": [numbers for _, numbers in study.paper],
+        "cells": [cells for cells, _ in study.paper],
+    }
+    head = {"title": study.file.title, "source": study.file.source, "at": study.at}
+    parameters = dict(study.file.parameters)
+    return {
+        **results.origin,
+        **head,
+        "columns": columns,
+        "parameters": parameters,
+        "rows": rows,
+        "paper": paper,
+    }
+
+
+# Curves
+
+
+def figure_of(results: Results) -> list[Curve]:
+    """Return the curves of the study's figure that have anything to draw."""
+    columns = {column.name: column for column in results.study.columns}
+    shown = [columns[name] for name in results.study.file.figure.y if name in columns]
+    spreads = spreads_of(results.figures)
+    curves = [_curve_of(results, spreads, column) for column in shown]
+    return [curve for curve in curves if curve.series]
+
+
+def _curve_of(results: Results, spreads: Spreads, column: Column) -> Curve:
+    """Return the curve of a column over the figure's x.
+
+    With ``row`` as x every row has a place; with a key that varies, rows that differ only in this
+    key share a line.
+    """
+    study, key = results.study, results.study.file.figure.x
+    values = [row.values.get(key, row.name) for row in study.rows]
+    names = list(dict.fromkeys(str(value) for value in values))
+    numbers = all(isinstance(v, int | float) and not isinstance(v, bool) for v in values)
+    points: dict[str, list[tuple[float, Spread]]] = {}
+    for row, value in zip(study.rows, values, strict=True):
+        spread = spreads.get(row.name, {}).get(column.name)
+        if spread:
+            x = value if numbers else 1 + names.index(str(value))
+            points.setdefault(_line_of(row, key, study.file.titles), []).append((x, spread))
+    series = []
+    for name, own in points.items():
+        own.sort(key=lambda point: point[0])
+        means: list[float | None] = [s.mean for _, s in own]
+        series.append(Series(name or "mean", [x for x, _ in own], means, [s.sd for _, s in own]))
+    xs = [x for one in series for x in one.x]
+    log_x = bool(xs) and numbers and min(xs) > 0 and max(xs) >= WIDE * min(xs)
+    places, x_label = [] if numbers else names, study.file.titles.get(key, key)
+    return Curve(column.title, x_label, column.title, series, log_x=log_x, places=places)
+
+
+def _line_of(row: Row, x: str, titles: dict[str, str]) -> str:
+    """Return the name of the line that a row's point is on."""
+    if x == ROW:
+        return ""
+    others = [f"{titles.get(key, key)}={value}" for key, value in row.values.items() if key != x]
+    return ", ".join([*([row.base] if row.base else []), *others])
+
+
+def _log_curve(results: Results, curve: LogCurve) -> Curve:
+    """Return the curve of a logged figure: means over seeds, a line for each row."""
+    plan, series, x_key = results.plan, [], LOG_X[curve.kind]
+    for name in curve.lines:
+        by_x: dict[int, list[float | None]] = {}
+        of_row = plan.of.get(name, {}) if plan else {}
+        for job in [list(jobs.values())[-1] for jobs in of_row.values() if jobs]:
+            for record in read_log(job.folder, curve.kind, once=x_key) if job.done else []:
+                by_x.setdefault(record[x_key], []).append(mean_of(record, curve.keys))
+        means = {x: Spread.of(values) for x, values in sorted(by_x.items())}
+        known = {x: spread.mean for x, spread in means.items() if spread}
+        if known:
+            series.append(Series(name, [float(x) for x in known], list(known.values())))
+    note = "Means over seeds." if plan and len(plan.seeds) > 1 else ""
+    return Curve(curve.title, curve.kind, curve.title, series, note)
+
+
+def _gallery(results: Results) -> Iterator[Mined]:
+    """Yield the last connections that the study's run mined with its first seed."""
+    plan, run = results.plan, results.study.file.gallery
+    job = plan.jobs.get(f"{run}/{plan.seeds[0]}") if plan else None
+    if job is not None and job.done and (job.folder / LOG).is_file():
+        records = read_run(job.folder)
+        show = view_data(lambda: recorded_data(records.config), True, [])
+        yield from connections_of(records.connections[-GALLERY:], show, run, records.score)

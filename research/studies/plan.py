@@ -1,0 +1,314 @@
+"""The runs of a study: what each does and needs, and the check of their configs.
+
+A stage's folder is named by a digest of all that its weights depend on: rows that are the same, in
+one study or in several with one output folder, are run once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from lavis_mafa.config import ConfigError, load_config
+from lavis_mafa.io.project_files import project_file
+from research.studies.study_file import OWN, PLACEHOLDER, Row, Step, Study, StudyError, suggest
+
+RESUME = "run.resume_ckpt_path=auto"
+DONE = "done"
+
+
+@dataclass
+class Job:
+    """A run of a study: one call of a script or module of this repository.
+
+    Attributes:
+        name: short, for progress and folders; ``title`` is its name in reports.
+        command: the script and its arguments, as a user could type them after ``python``.
+        folder: where it writes.
+        needs: names of jobs that must be done before.
+        script, config, options: of train.py or evaluate.py; "" and () of a module.
+        writes: the checkpoint that it writes to its folder.
+        key: digest of all that it depends on except the seed.
+        form: digest of its config and options, whatever runs it takes checkpoints from.
+    """
+
+    name: str
+    title: str
+    command: list[str]
+    folder: Path
+    needs: frozenset[str] = frozenset()
+    script: str = ""
+    config: str = ""
+    options: tuple[str, ...] = ()
+    writes: str = ""
+    key: str = ""
+    form: str = ""
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.folder / self.writes
+
+    @property
+    def done(self) -> bool:
+        """Return whether this run was completed in its folder."""
+        return (self.folder / DONE).is_file()
+
+    @property
+    def shown_command(self) -> str:
+        """Return the command as a user types it."""
+        return shlex.join(["python", *self.command])
+
+
+@dataclass
+class Plan:
+    """All runs of some rows and seeds.
+
+    Attributes:
+        output: shared runs write below it as the study's ``folders`` says, stages of rows into
+            folders below ``runs/seed_K``.
+        jobs: by name; each comes after those that it needs.
+        of: by row, seed and stage, its job; a row that shows a shared run has one stage, "".
+        judges: by seed, the runs that the measuring function judges by.
+        given: existing checkpoints that replace shared runs, by name.
+        page: the folder of the page.
+        command: reproduces the study.
+    """
+
+    study: Study
+    output: Path
+    seeds: Sequence[int]
+    page: Path
+    command: str
+    jobs: dict[str, Job] = field(default_factory=dict)
+    of: dict[str, dict[int, dict[str, Job]]] = field(default_factory=dict)
+    judges: dict[int, list[Job]] = field(default_factory=dict)
+    given: dict[str, str] = field(default_factory=dict)
+
+
+def narrowed(
+    study: Study,
+    rows: Sequence[str] | None = None,
+    shows: Sequence[str] | None = None,
+    given: Mapping[str, str] | None = None,
+) -> Study:
+    """Return the study with only some rows and columns, and given checkpoints for shared runs.
+
+    Args:
+        rows: names of rows, or of the shared runs that rows show as they are.
+
+    Raises:
+        StudyError: for unknown names.
+    """
+    called = {
+        row.name: {row.name, *([row.run] if shows_shared(study, row) else [])} for row in study.rows
+    }
+    known = {"--rows": set(itertools.chain(*called.values()))}
+    known |= {"--given": {*study.shared}, "--columns": {*study.catalogue}}
+    chosen = {"--rows": rows, "--columns": shows, "--given": given}
+    problems = [
+        f"{option}: no {name}; {suggest(name, known[option])}"
+        for option, names in chosen.items()
+        for name in names or ()
+        if name not in known[option]
+    ]
+    if problems:
+        raise StudyError(study.path, problems)
+    places = {name: Step(checkpoint=path) for name, path in (given or {}).items()}
+    kept = [row for row in study.rows if rows is None or called[row.name] & {*rows}]
+    shown = {row.name for row in kept}
+    return replace(
+        study,
+        shared={**study.shared, **places},
+        rows=kept,
+        claims=[claim for claim in study.claims if {claim.row, claim.than} <= shown],
+        columns=study.columns if shows is None else [study.catalogue[name] for name in shows],
+    )
+
+
+def shows_shared(study: Study, row: Row) -> bool:
+    """Return whether a row shows a shared run as it is, not a variant of it."""
+    step = study.shared.get(row.run)
+    return step is not None and _with(step, row.options) == step
+
+
+def make_plan(
+    study: Study, output: Path, seeds: Sequence[int], page: Path | None = None, command: str = ""
+) -> Plan:
+    """Return the runs of all rows and seeds, and of what they need, the first seed's first."""
+    plan = Plan(study, output, seeds, page or output, command)
+    for seed in seeds:
+        maker = _Maker(plan, seed)
+        for row in study.rows:
+            plan.of.setdefault(row.name, {})[seed] = maker.row(row)
+        judges = study.file.measure.judges if study.file.measure else []
+        made = [maker.shared(name) for name in judges]
+        plan.judges[seed] = [job for job in made if isinstance(job, Job)]
+    return plan
+
+
+class _Maker:
+    """Build the jobs of one seed."""
+
+    def __init__(self, plan: Plan, seed: int) -> None:
+        self.plan, self.study, self.seed = plan, plan.study, seed
+
+    def row(self, row: Row) -> dict[str, Job]:
+        """Return the jobs of the stages that columns need, and of the stages that these need."""
+        if row.run:
+            return {"": self._run_of(row)}
+        stages = self.study.stages
+        first = next(iter(stages))
+        own = {**stages, first: _with(stages[first], row.options)}
+        own |= {name: _with(own[name], options) for name, options in row.stages.items()}
+        made: dict[str, Job] = {}
+        for column in self.study.columns:
+            self._stage(column.stage, own, made, row.name)
+        return made
+
+    def _run_of(self, row: Row) -> Job:
+        """Return the shared run that a row shows, or its own if it sets other options."""
+        if not shows_shared(self.study, row):
+            return self._job(row.run, _with(self.study.shared[row.run], row.options), row.name)
+        job = self.shared(row.run)
+        if isinstance(job, str):  # a given checkpoint has no logs
+            problem = f"row {row.name}: {row.run} was replaced by --given and has no results"
+            raise StudyError(self.study.path, [f"{problem}; exclude this row with --rows"])
+        return job
+
+    def _stage(self, name: str, stages: Mapping[str, Step], made: dict[str, Job], row: str) -> Job:
+        if name not in made:
+            names = stages[name].names & {*stages}
+            earlier = {one: self._stage(one, stages, made, row) for one in sorted(names)}
+            title = f"{row}, {name}" if len(stages) > 1 else row
+            made[name] = self._job(name, stages[name], title, earlier)
+        return made[name]
+
+    def shared(self, name: str) -> Job | str:
+        """Return the job of a shared run, or the path of a given checkpoint."""
+        step = self.study.shared[name]
+        if step.checkpoint:
+            self.plan.given[name] = step.checkpoint
+            return step.checkpoint
+        folder = self.plan.output / self.study.file.folders.format(seed=self.seed, name=name)
+        known = self.plan.jobs.get(f"{name}/{self.seed}")
+        return known or self._job(name, step, name, folder=folder)
+
+    def _job(
+        self,
+        name: str,
+        step: Step,
+        title: str,
+        earlier: Mapping[str, Job] | None = None,
+        folder: Path | None = None,
+    ) -> Job:
+        """Return the job of a step.
+
+        Args:
+            earlier: jobs of this row's stages; other placeholders stand for shared runs.
+            folder: where it writes; None: a folder named by its key.
+        """
+        needs: dict[str, Job | str] = dict(earlier or {})
+        needs |= {one: self.shared(one) for one in sorted(step.names - OWN - {*needs})}
+        content = [step.script, step.config, step.options, step.module, step.arguments]
+        form = _hashed([*content, self.study.processes])
+        key = _hashed([form, {one: getattr(job, "key", job) for one, job in needs.items()}])
+        own = self.plan.output / "runs" / f"seed_{self.seed}" / f"{name}-{key}"
+        folder = folder or own
+        place = f"{folder.name}/{self.seed}"
+        if place in self.plan.jobs:
+            return self.plan.jobs[place]
+        names = {one: str(getattr(job, "checkpoint", job)) for one, job in needs.items()}
+        names |= {"seed": str(self.seed), "folder": str(folder)}
+        job = Job(
+            place,
+            f"{title}, seed {self.seed}",
+            self._command(step, folder, names),
+            folder,
+            frozenset(one.name for one in needs.values() if isinstance(one, Job)),
+            writes=step.writes,
+            key=key,
+            form=form,
+        )
+        if step.config:
+            job.script, job.config = step.script, str(project_file(step.config))
+            job.options = tuple(job.command[job.command.index("--options") + 1 :])
+        self.plan.jobs[place] = job
+        return job
+
+    def _command(self, step: Step, folder: Path, names: Mapping[str, str]) -> list[str]:
+        if step.module:
+            return ["-m", step.module, *(str(_filled(one, names)) for one in step.arguments)]
+        options = {"run.seed": self.seed, **dict(sorted(step.options.items()))}
+        options = {key: _filled(value, names) for key, value in options.items()}
+        options |= {"run.output_dir": folder.parent, "run.job_id": folder.name}
+        command = ["-m", "lavis_mafa", step.script.removesuffix(".py"), "--cfg-path"]
+        command += [str(project_file(step.config)), "--options"]
+        command += [f"{key}={written(value)}" for key, value in options.items()]
+        command += [RESUME] if step.script == "train.py" else []
+        if self.study.processes == 1:
+            return command
+        count = f"--nproc_per_node={self.study.processes}"
+        return ["-m", "torch.distributed.run", "--standalone", count, *command]
+
+
+def written(value: Any) -> str:
+    """Return a value as a user types it after ``key=`` in options."""
+    plain = value is None or isinstance(value, (list, dict, bool))
+    return json.dumps(value) if plain else str(value)
+
+
+def _hashed(content: Any) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:10]
+
+
+def _with(step: Step, options: Mapping[str, Any]) -> Step:
+    return step.model_copy(update={"options": {**step.options, **options}})
+
+
+def _filled(value: Any, names: Mapping[str, str]) -> Any:
+    """Return a value; in a text, placeholders are replaced."""
+    if not isinstance(value, str):
+        return value
+    return PLACEHOLDER.sub(lambda found: names[found[1]], value)
+
+
+def check(plan: Plan) -> None:
+    """Check every config with its options as training and evaluation would.
+
+    Raises:
+        StudyError: with all problems, each once with the runs that have it.
+    """
+    problems: dict[str, list[str]] = {}
+    splits: dict[str, list[str]] = {}
+    forms: dict[str, list[Job]] = {}
+    for job in plan.jobs.values():
+        if job.config and job.name.endswith(f"/{plan.seeds[0]}"):
+            forms.setdefault(job.form, []).append(job)
+    for form, jobs in forms.items():
+        only = ["run.evaluate=True"] if jobs[0].script == "evaluate.py" else []
+        try:
+            cfg = load_config(jobs[0].config, [*jobs[0].options, *only], machine=False)
+            splits[form] = list(cfg.run_cfg.test_splits)
+        except ConfigError as error:
+            for problem in error.problems:
+                problems.setdefault(problem, []).extend(job.title for job in jobs)
+    for row, by_seed in plan.of.items():
+        for column in plan.study.columns:
+            known = splits.get(by_seed[plan.seeds[0]][column.stage].form)
+            if column.kind == "eval" and known is not None and column.split not in known:
+                reads = f"column {column.name} reads split {column.split}"
+                problems.setdefault(f"{reads}, run.test_splits: {known}", []).append(row)
+    if problems:
+        lines = [f"{_some(where)}: {problem}" for problem, where in problems.items()]
+        raise StudyError(plan.study.path, lines)
+
+
+def _some(names: Sequence[str]) -> str:
+    names = list(dict.fromkeys(names))
+    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"

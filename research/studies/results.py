@@ -1,0 +1,282 @@
+"""The results of a study: figures of its runs or of recorded ones, and measuring of runs."""
+
+from __future__ import annotations
+
+import datetime
+import importlib
+import io
+import json
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stderr
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+
+from lavis_mafa._version import __version__
+from lavis_mafa.io.files import write_json
+from lavis_mafa.runners.con_d_check import RECORD
+from lavis_mafa.runners.run_log import mean_of, read_log
+from research.studies.plan import Job, Plan, shows_shared
+from research.studies.spread import frame_of, spreads_of
+from research.studies.study_file import MEASURED, Column, Study, StudyError
+
+FIGURES = "figures.json"
+CHECK = ("name", "pairs", "auc", "above", "problems")  # of a self-check: `SelfCheck.content`
+
+ByRowAndSeed = Mapping[str, Mapping[int, Mapping[str, Any]]]
+
+
+@dataclass
+class Results:
+    """Figures of a study.
+
+    Attributes:
+        figures: as `research.studies.spread` describes them.
+        checks: Con-D's self-check by row and seed.
+        origin: version, torch, date and the command.
+        folders: of runs below the output folder, by row, seed and stage.
+        notes: on where the figures are from.
+        plan: None if nothing was run.
+    """
+
+    study: Study
+    figures: pd.DataFrame
+    checks: ByRowAndSeed
+    origin: Mapping[str, str]
+    folders: ByRowAndSeed = field(default_factory=dict)
+    notes: Sequence[str] = ()
+    plan: Plan | None = None
+
+
+def _origin(command: str) -> dict[str, str]:
+    """Return the origin of results: version, torch, date (UTC) and the command."""
+    return {
+        "version": __version__,
+        "torch": torch.__version__.split("+")[0],
+        "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
+        "command": command,
+    }
+
+
+# Results of runs
+
+
+def results_of(plan: Plan) -> tuple[Results, list[str]]:
+    """Return the results of all completed runs, and what their logs lack."""
+    found: dict[str, dict[int, dict[str, float | None]]] = {}
+    checks: dict[str, dict[int, dict[str, Any]]] = {}
+    folders: dict[str, dict[int, dict[str, str]]] = {}
+    known: dict[str, list[bool]] = {}
+    for row, by_seed in plan.of.items():
+        folders[row] = {
+            seed: {stage: str(job.folder.relative_to(plan.output)) for stage, job in jobs.items()}
+            for seed, jobs in by_seed.items()
+        }
+        for seed, jobs in by_seed.items():
+            own = {
+                column.name: read_figure(jobs[column.stage], column)
+                for column in plan.study.columns
+                if jobs[column.stage].done
+            }
+            for name, value in own.items():
+                known.setdefault(name, []).append(value is not None)
+            if any(value is not None for value in own.values()):
+                found.setdefault(row, {})[seed] = own
+            for job in jobs.values():
+                records = read_log(job.folder, RECORD) if job.done else []
+                if records:  # of several, the last counts: the run may have been restarted
+                    check = {key: records[-1].get(key) for key in CHECK}
+                    checks.setdefault(row, {})[seed] = check
+    # The measuring function returns None for what a system does not have, such as a Con-D.
+    problems = [
+        f"column {one.name}: no log of stage {one.stage} has {', '.join(one.keys)} in its records "
+        f"of kind {one.kind}" + (f" and split {one.split}" if one.kind == "eval" else "")
+        for one in plan.study.columns
+        if one.kind != MEASURED and one.name in known and not any(known[one.name])
+    ]
+    frame = frame_of(found)
+    return Results(plan.study, frame, checks, _origin(plan.command), folders, plan=plan), problems
+
+
+def read_figure(job: Job, column: Column) -> float | None:
+    """Return a column's figure of a run; of a log the last record counts (the run may resume)."""
+    if column.kind == MEASURED:
+        last = measured(job)
+    else:
+        records = read_log(job.folder, column.kind)
+        if column.kind == "eval":
+            records = [record for record in records if record.get("split") == column.split]
+        last = records[-1] if records else {}
+    mean = mean_of(last, column.keys)
+    return None if mean is None else column.scale * mean
+
+
+# Recorded results
+
+
+def read_recorded(paths: Sequence[Path]) -> dict[Path, Any]:
+    """Return the content of JSON files that studies wrote next to their Markdown, by path.
+
+    Raises:
+        ValueError: if a file is missing or is not one of these.
+    """
+    found = {}
+    for path in paths:
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+            frame_of({name: row["seeds"] for name, row in content["rows"].items()})
+            parts = [content["parameters"], content["columns"], content["version"]]
+            parts += [row["options"] for row in content["rows"].values()]
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(
+                f"--recorded {path}: {type(error).__name__}: {error}; expected the JSON file next "
+                "to the results of a study"
+            ) from None
+        found[path] = content
+    return found
+
+
+def _seeds_of(content: Mapping[str, Any]) -> list[int]:
+    rows = content["rows"].values()
+    return sorted({int(seed) for row in rows for seed in row["seeds"]})
+
+
+def recorded_results(study: Study, recorded: Mapping[Path, Any], command: str) -> Results:
+    """Return the results of recorded files: those of one file again, those of several pooled.
+
+    Only columns that all files have are kept, and self-checks of rows that have one for every seed.
+
+    Raises:
+        StudyError: if a file has other parameters, lacks a row of the study or has other options
+            for it, or if two files have the same seed of a row.
+    """
+    contents = list(recorded.values())
+    columns = [one for one in study.columns if all(one.name in c["columns"] for c in contents)]
+    problems: list[str] = []
+    pooled: dict[str, dict[str, Any]] = {row.name: {} for row in study.rows}
+    checks: dict[str, dict[int, Any]] = {}
+    for path, content in recorded.items():
+        if content["parameters"] != _as_json(study.file.parameters):
+            problems.append(f"{path}: was run with other parameters: {content['parameters']}")
+        for row in study.rows:
+            found = content["rows"].get(row.name)
+            if found is None:
+                problems.append(f"{path}: has no row {row.name!r}; leave it out by --rows")
+                continue
+            if found["options"] != _as_json(row.options):
+                problems.append(f"{path}: row {row.name!r} was run with other options")
+            for seed in found["seeds"].keys() & pooled[row.name].keys():
+                problems.append(f"{path}: row {row.name!r}: another file has seed {seed} too")
+            pooled[row.name] |= found["seeds"]
+            own = {int(seed): check for seed, check in found.get("self_check", {}).items()}
+            checks.setdefault(row.name, {}).update(own)
+    if problems:
+        raise StudyError(study.path, problems)
+    frame = frame_of(pooled).reindex(columns=[column.name for column in columns])
+    complete = {row: one for row, one in checks.items() if one and len(one) == len(pooled[row])}
+    if len(contents) == 1:
+        origin = {key: contents[0][key] for key in ("version", "torch", "date", "command")}
+        folders = {name: row.get("folders", {}) for name, row in contents[0]["rows"].items()}
+        return Results(replace(study, columns=columns), frame, complete, origin, folders)
+    notes = [
+        f"Seeds {', '.join(map(str, _seeds_of(content)))}: {path.name}, lavis_mafa "
+        f"{content['version']}, torch {content['torch']}, {content['date']}."
+        for path, content in recorded.items()
+    ]
+    study = replace(study, columns=columns)
+    return Results(study, frame, complete, _origin(command), notes=notes)
+
+
+def _as_json(values: Mapping[str, Any]) -> Any:
+    return json.loads(json.dumps(dict(values), default=str))
+
+
+# Measuring
+
+
+def function_named(study: Study, key: str, given: str) -> Callable[..., Any]:
+    """Return a function that a study names as ``module:function``.
+
+    Raises:
+        StudyError: if it cannot be imported.
+    """
+    module, _, name = given.partition(":")
+    try:
+        function: Callable[..., Any] = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        problem = f"{key}: {given!r}: {error}; expected module:function"
+        raise StudyError(study.path, [problem]) from None
+    return function
+
+
+def headline_of(plan: Plan) -> str:
+    """Return the study's headline of what was measured so far; "" if it has none."""
+    study = plan.study
+    if not study.file.headline:
+        return ""
+    figures: dict[str, dict[str, Any]] = {}
+    for row in study.rows:
+        jobs = plan.of[row.name] if shows_shared(study, row) else {}
+        shown = frame_of({row.name: {seed: measured(jobs[seed][""]) for seed in jobs}})
+        means = {key: one.mean for key, one in spreads_of(shown).get(row.name, {}).items()}
+        if means:
+            figures[row.run] = {**means, "name": row.name}
+    text: str = function_named(study, "headline", study.file.headline)(figures)
+    return text
+
+
+def measure_all(plan: Plan, complete: bool = True) -> None:
+    """Measure every completed run of the rows that was not measured yet.
+
+    The function is called for each seed with the runs and those that they are judged by: the runs
+    that the study names, otherwise all runs of this seed.
+
+    Args:
+        complete: no other run will be done: judge by those that are, if the study names none.
+    """
+    given = plan.study.file.measure
+    if given is None:
+        return
+    function = function_named(plan.study, "measure.function", given.function)
+    for seed in plan.seeds:
+        found = {job.name: job for own in plan.of.values() for job in own[seed].values()}
+        runs = [job for job in found.values() if job.done]
+        judges = plan.judges[seed] or (runs if complete else list(found.values()))
+        todo = [job for job in runs if not measured(job, judges)]
+        if not todo or not all(judge.done for judge in judges):
+            continue
+        print(f"           measuring {'; '.join(job.title for job in todo)}", flush=True)
+        with _quiet():
+            for job, figures in function(todo, judges):
+                write_json(job.folder / FIGURES, {"judges": _names(judges), "figures": figures})
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Hide the progress bars and INFO lines of every model; warnings are still logged."""
+    before = logging.root.manager.disable
+    logging.disable(logging.INFO)
+    try:
+        with redirect_stderr(io.StringIO()):
+            yield
+    finally:
+        logging.disable(before)
+
+
+def measured(job: Job, judges: list[Job] | None = None) -> dict[str, Any]:
+    """Return what was measured of a run; {} if nothing was, or by other judges than these."""
+    path = job.folder / FIGURES
+    if not path.is_file():
+        return {}
+    content = json.loads(path.read_text(encoding="utf-8"))
+    same = judges is None or content["judges"] == _names(judges)
+    figures: dict[str, Any] = content["figures"]
+    return figures if same else {}
+
+
+def _names(judges: list[Job]) -> list[str]:
+    return [f"{judge.name}:{judge.key}" for judge in judges]

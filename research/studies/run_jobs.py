@@ -1,0 +1,146 @@
+"""Run the jobs of a study as processes, in the order of what they need."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from lavis_mafa.io.files import ROOT, write_text
+from lavis_mafa.runners.run_log import read_log
+from research.studies.plan import DONE, Job
+
+POLL_SECONDS = 0.25
+PRINT_SECONDS = 15.0
+COMMAND = "command.txt"
+
+
+def refuse_other_commands(jobs: Iterable[Job]) -> None:
+    """Refuse folders that hold runs of other commands, before any run is resumed.
+
+    Raises:
+        ValueError: naming the first of them.
+    """
+    for job in jobs:
+        path = job.folder / COMMAND
+        if path.is_file() and path.read_text(encoding="utf-8") != f"{job.shown_command}\n":
+            raise ValueError(
+                f"{job.folder} holds a run of another command (see its {COMMAND}) than this one's: "
+                f"\n  {job.shown_command}\nWrite into another folder, or remove that one"
+            )
+
+
+@contextmanager
+def exclusive(folder: Path) -> Iterator[None]:
+    """Hold a lock on a folder while writing below it.
+
+    Waits for other calls, and for processes that a killed call left behind: they inherit its lock.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / ".lock", "wb") as file:
+        os.set_inheritable(file.fileno(), True)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print(f"waiting for another command that writes into {folder}", flush=True)
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def run_all(
+    jobs: Mapping[str, Job], at_once: int, after: Callable[[], None] | None = None
+) -> dict[str, str]:
+    """Run everything that is not done, each job after those that it needs, and print progress.
+
+    A run that fails does not stop the others; those that need it are not started.
+
+    Args:
+        jobs: by name, in the order in which they should start.
+        at_once: how many run at the same time.
+        after: called whenever a run is done and the next ones have started, but not after the last
+            one. What it raises stops all runs.
+
+    Returns:
+        By name, why runs failed or were not started.
+    """
+    done = {name for name, job in jobs.items() if job.done}
+    waiting = [name for name in jobs if name not in done]
+    running: dict[str, subprocess.Popen[bytes]] = {}
+    failed: dict[str, str] = {}
+    began = printed = time.time()
+    finished = 0  # here, not by an earlier call
+    ended: list[str] = []
+
+    def say(text: str) -> None:
+        print(f"  {time.time() - began:5.0f} s  {text}", flush=True)
+
+    try:
+        while waiting or running:
+            for name in list(waiting):
+                lost = jobs[name].needs & failed.keys()
+                if lost:
+                    failed[name] = f"it needs {', '.join(sorted(lost))}"
+                    waiting.remove(name)
+                elif jobs[name].needs <= done and len(running) < at_once:
+                    say(f"begins: {jobs[name].title}")
+                    running[name] = _start(jobs[name])
+                    waiting.remove(name)
+            if ended and after is not None:
+                after()
+            time.sleep(POLL_SECONDS)
+            ended = [name for name, process in running.items() if process.poll() is not None]
+            for name in ended:
+                if running.pop(name).returncode:
+                    failed[name] = _why(jobs[name])
+                    say(f"FAILED: {jobs[name].title}")
+                else:
+                    (jobs[name].folder / DONE).touch()
+                    done.add(name)
+                    finished += 1
+            if time.time() - printed > PRINT_SECONDS and running:
+                printed = time.time()
+                parts = [f"{len(done)}/{len(jobs)} runs"]
+                if finished:
+                    minutes = (len(jobs) - len(done)) * (printed - began) / finished / 60
+                    parts[0] += f", about {minutes:.0f} min left"
+                say("   ".join([*parts, *(f"{one}: {_progress(jobs[one])}" for one in running)]))
+    finally:
+        for process in running.values():
+            process.terminate()
+        for process in running.values():
+            process.wait()
+    return failed
+
+
+def _start(job: Job) -> subprocess.Popen[bytes]:
+    job.folder.mkdir(parents=True, exist_ok=True)
+    write_text(job.folder / COMMAND, f"{job.shown_command}\n")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1"}
+    with open(job.folder / "console.log", "wb") as console:
+        return subprocess.Popen(
+            [sys.executable, *job.command],
+            stdout=console,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            cwd=ROOT,
+            close_fds=False,  # the process inherits the lock of `exclusive`
+        )
+
+
+def _why(job: Job) -> str:
+    """Return why a run failed."""
+    console = job.folder / "console.log"
+    end = console.read_text(encoding="utf-8", errors="replace").splitlines()[-20:]
+    return "\n".join([f"the run {job.name} failed; its output is in {console}, which ends:", *end])
+
+
+def _progress(job: Job) -> str:
+    steps = read_log(job.folder, "step")
+    if not steps:
+        return "starting"
+    return "epoch {epoch}, step {step}, loss {loss:.3g}".format(**steps[-1])

@@ -1,0 +1,627 @@
+"""The parts of a study, and reading them from a study file and its bases.
+
+The keys are described in `research.studies`. What a part can hold is checked by its class;
+`_Resolver` then checks what the parts say of each other. All problems are reported together.
+"""
+
+from __future__ import annotations
+
+import difflib
+import itertools
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import NonNegativeInt as WholeNumber
+from pydantic import PositiveInt as Count
+
+from lavis_mafa.io.project_files import PROJECTS, project_file
+from lavis_mafa.io.yaml_files import check_yaml_file
+from lavis_mafa.runners.checkpoint import LAST
+
+STUDIES = PROJECTS / "mafa" / "studies"
+PARAMETER = re.compile(r"(?<!\$)\{(\w+)(?:([*/-])(\d+))?\}")
+PLACEHOLDER = re.compile(r"(?<!\$)\{(\w+)\}")
+OWN = {"seed", "folder"}  # placeholders that stand for no checkpoint
+ROW = "row"  # the figure's x unless it is a key that varies
+MEASURED = "measured"  # kind of a column whose figure the study's measuring function returns
+
+
+class StudyError(ValueError):
+    """A study that cannot run.
+
+    Attributes:
+        problems: one line each: where, what is wrong and how to fix it.
+    """
+
+    def __init__(self, path: str | Path, problems: Iterable[str]) -> None:
+        self.problems = list(dict.fromkeys(problems))
+        count = f"{len(self.problems)} problem{'s' if len(self.problems) > 1 else ''}"
+        super().__init__("\n".join([f"{count} in the study {path}:", *self.problems]))
+
+
+def suggest(name: str, known: Collection[str]) -> str:
+    """Return what may have been meant by an unknown name."""
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean {near[0]}?" if near else f"known are {', '.join(known) or 'none'}"
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_empty_values(cls, given: Any) -> Any:
+        if isinstance(given, dict):
+            return {key: value for key, value in given.items() if value is not None}
+        return given
+
+
+def _flat(options: dict[str, Any]) -> dict[str, Any]:
+    nested = [key for key, value in options.items() if isinstance(value, dict)]
+    if nested:
+        raise ValueError(f"{nested[0]} is a mapping; write {nested[0]}.name: ...")
+    return options
+
+
+Options = Annotated[dict[str, Any], AfterValidator(_flat)]
+
+
+class Step(_Part):
+    """The work of one process, or a given checkpoint.
+
+    Attributes:
+        script, config, options: of train.py or evaluate.py; options may hold placeholders.
+        module, arguments: of ``python -m`` instead.
+        writes: the checkpoint that it writes to its folder; "": none.
+        checkpoint: an existing one; nothing is run.
+    """
+
+    script: Literal["train.py", "evaluate.py"] = "train.py"
+    config: str = ""
+    options: Options = {}
+    uses: list[str] = []
+    module: str = ""
+    arguments: list[str | int | float] = []
+    writes: str = ""
+    checkpoint: str = ""
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> Step:
+        if sum(map(bool, (self.config, self.module, self.checkpoint))) != 1:
+            raise ValueError("expected one of config, module and checkpoint")
+        return self
+
+    @property
+    def names(self) -> set[str]:
+        """The placeholders in its options and arguments."""
+        return placeholders([*self.arguments, *self.options.values()])
+
+
+class GivenRow(_Part):
+    """A row as the file has it, before it is combined with the values that vary."""
+
+    name: str = ""
+    marks: dict[str, Any] = {}
+    uses: list[str] = []
+    options: Options = {}
+    run: str = ""
+    source: str = ""
+    stages: dict[str, Options] = {}
+
+
+class Column(_Part):
+    """A figure of a stage: the mean of ``key`` in its log's last record of a kind and split.
+
+    With kind ``measured`` the record is what the study's measuring function returned. ``best``
+    marks the best value where there is one seed.
+    """
+
+    name: str = ""
+    title: str = ""
+    key: str | list[str] = []
+    stage: str = ""
+    kind: str = "eval"
+    split: str = "test"
+    scale: float = 1.0
+    digits: int = 1
+    best: Literal["", "max", "min"] = ""
+
+    @property
+    def keys(self) -> list[str]:
+        return ([self.key] if isinstance(self.key, str) else self.key) or [self.name]
+
+
+class Claim(_Part):
+    """A statement that one row is better than another in a figure, with the same seed."""
+
+    claim: str
+    source: str = ""
+    row: str
+    than: str
+    column: str
+    better: Literal["higher", "lower"] = "higher"
+
+
+class Reference(_Part):
+    """A row to which a table shows the differences of the others, with the same seed.
+
+    Attributes:
+        columns: names of the columns whose differences are shown.
+        after: title of the table that the differences follow; "": they follow all tables.
+    """
+
+    row: str
+    columns: list[str]
+    after: str = ""
+
+
+class LogCurve(_Part):
+    """The mean of logged figures over ``step`` or ``epoch``, a line for each row of ``lines``."""
+
+    title: str = ""
+    key: str | list[str]
+    kind: Literal["step", "epoch"] = "epoch"
+    lines: list[str] = []
+
+    @property
+    def keys(self) -> list[str]:
+        return [self.key] if isinstance(self.key, str) else self.key
+
+
+class Measure(_Part):
+    """A measuring function, ``module:name``, and the shared runs that it judges by."""
+
+    function: str
+    judges: list[str] = []
+
+
+class Figure(_Part):
+    """A key that varies or ``row``, and the names of the columns drawn over it."""
+
+    x: str = ROW
+    y: list[str] = []
+
+
+class Paper(_Part):
+    """A paper's numbers: for each row of the file, or by its name, as many as ``columns``."""
+
+    about: str = ""
+    columns: list[str]
+    rows: list[list[Any]] | dict[str, list[Any] | None]
+
+
+class StudyFile(_Part):
+    """A study file merged with its bases."""
+
+    title: str = ""
+    source: str = ""
+    about: str = ""
+    notes: list[str] = []
+    base: str = ""
+    folders: str = "shared/seed_{seed}/{name}"
+    gallery: str = ""
+    headline: str = ""
+    parameters: dict[str, Any] = {}
+    options: Options = {}
+    settings: dict[str, Options | None] = {}
+    shared: dict[str, Step] = {}
+    stages: dict[str, Step] = {}
+    rows: list[GivenRow] = []
+    vary: dict[str, list[Any]] = {}
+    titles: dict[str, str] = {}
+    columns: dict[str, Column]
+    shows: list[str] = []
+    tables: dict[str, list[str]] = {}
+    measure: Measure | None = None
+    figure: Figure = Figure()
+    curves: list[LogCurve] = []
+    reference: Reference | None = None
+    claims: list[Claim] = []
+    paper: Paper | None = None
+    seeds: list[WholeNumber] = [42]
+    at_once: Count = 1
+    processes: Count = 1
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of the table.
+
+    Attributes:
+        name: unique in the table.
+        cells: the cells before its figures, by the title of the column.
+        base: its name without the values that vary.
+        values: of the keys that vary.
+        options: what it sets beyond the first stage's options; of a row with ``run``, what it sets
+            beyond what all rows have.
+        run: the shared run that it shows, or whose options its own override; "": it has runs of its
+            own, one for each stage.
+        stages: by name, what it sets beyond the options of this stage.
+        source: where a paper has the system.
+    """
+
+    name: str
+    cells: Mapping[str, str]
+    base: str
+    values: Mapping[str, Any]
+    options: Mapping[str, Any]
+    run: str = ""
+    stages: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    source: str = ""
+
+
+@dataclass(frozen=True)
+class Study:
+    """A checked study.
+
+    Attributes:
+        at: the name of its base or section.
+        file: its texts and lists, as the files have them.
+        columns: those shown; ``catalogue`` has all by name.
+        paper: cells and numbers of the paper's rows.
+    """
+
+    path: Path
+    at: str
+    file: StudyFile
+    shared: Mapping[str, Step]
+    stages: Mapping[str, Step]
+    rows: Sequence[Row]
+    columns: Sequence[Column]
+    catalogue: Mapping[str, Column]
+    claims: Sequence[Claim]
+    paper: Sequence[tuple[Mapping[str, str], Sequence[Any]]]
+    at_once: int
+    processes: int
+
+
+def placeholders(values: Iterable[Any]) -> set[str]:
+    """Return the names in braces in those of the values that are texts."""
+    texts = [value for value in values if isinstance(value, str)]
+    return {name for text in texts for name in PLACEHOLDER.findall(text)}
+
+
+def read_study(
+    path: str | Path, at: str | None = None, parameters: Mapping[str, Any] | None = None
+) -> Study:
+    """Read a study file and its bases.
+
+    Args:
+        path: a file, or the name of a shipped one, such as ``compare``.
+        at: name of a base (``base_NAME.yaml`` next to the file, or of this project), a YAML file,
+            or a section of the file; None: ``toy``, or no base if the file is complete itself.
+        parameters: values that override those of the files.
+
+    Raises:
+        StudyError: with all problems.
+    """
+    try:
+        path = project_file(path)
+    except ValueError as error:  # the name of several shipped files
+        raise StudyError(path, [str(error)]) from None
+    own, name = _load(path), at or ""
+    contents, base = [own], _base_of(path, own, at)
+    if base is not None and "base" not in own:
+        name = base.stem.removeprefix("base_")
+    while base is not None:
+        contents.append(_load(base))
+        base = _next_to(base, str(contents[-1]["base"])) if "base" in contents[-1] else None
+    sections = [dict(content.pop("at", None) or {}) for content in contents]
+    known = set(itertools.chain(*sections))
+    if "base" in own and name not in {"", *known}:
+        raise StudyError(path, [f"--at {at}: there is no section {at}; {suggest(name, known)}"])
+    pairs = zip(reversed(contents), reversed(sections), strict=True)
+    try:
+        layers = [layer for one, section in pairs for layer in (one, section.get(name) or {})]
+        whole: Any = OmegaConf.to_container(OmegaConf.merge(*layers))
+    except (OmegaConfBaseException, TypeError, ValueError) as error:
+        raise StudyError(path, [f"it does not fit its base: {error}"]) from None
+    values = whole.get("parameters") or {}
+    unknown = [one for one in parameters or () if one not in values]
+    if unknown:
+        raise StudyError(
+            path, [f"parameters: there is no {one}; {suggest(one, values)}" for one in unknown]
+        )
+    values = {**values, **(parameters or {})}
+    given = {**_replaced(whole, values), "parameters": values}
+    resolver = _Resolver(_parsed(path, given))
+    study = resolver.study(path, name)
+    # The paper's rows are those of the file, even if a section changes ours.
+    rows = {key: _replaced(own.get(key), values) for key in ("rows", "vary")}
+    theirs = _parsed(path, {**given, **rows}) if given.get("paper") else resolver.file
+    paper = resolver.paper(_Resolver(theirs).rows())
+    if resolver.problems:
+        raise StudyError(path, resolver.problems)
+    return replace(study, paper=paper)
+
+
+def _load(path: Path) -> dict[str, Any]:
+    try:
+        check_yaml_file(path)
+        loaded = OmegaConf.load(path)
+    except OSError as error:
+        raise StudyError(path, [f"it cannot be read ({error.strerror or error})"]) from None
+    except (yaml.YAMLError, UnicodeDecodeError, OmegaConfBaseException) as error:
+        raise StudyError(path, [f"it is not YAML ({' '.join(str(error).split())})"]) from None
+    if not isinstance(loaded, DictConfig):
+        raise StudyError(path, ["it is no mapping of title, rows, stages ..."])
+    plain: dict[str, Any] = OmegaConf.to_container(loaded)  # type: ignore[assignment]
+    return plain
+
+
+def _base_of(path: Path, own: Mapping[str, Any], at: str | None) -> Path | None:
+    """Return the path of a file's base; None if it needs none."""
+    if "base" in own:
+        return _next_to(path, str(own["base"]))
+    rows = own.get("rows") or []
+    complete = "stages" in own or any(isinstance(row, dict) and "run" in row for row in rows)
+    if at is None and complete:
+        return None
+    at = at or "toy"
+    if at.endswith((".yaml", ".yml")):
+        return Path(at)
+    folders = list(dict.fromkeys((path.parent.resolve(), STUDIES)))
+    found = [f / f"base_{at}.yaml" for f in folders if (f / f"base_{at}.yaml").is_file()]
+    if not found:
+        known = sorted({p.stem[5:] for folder in folders for p in folder.glob("base_*.yaml")})
+        problem = f"--at {at}: there is no base_{at}.yaml; {suggest(at, known)}"
+        raise StudyError(path, [problem])
+    return found[0]
+
+
+def _next_to(path: Path, base: str) -> Path:
+    """Return the path of a base next to a file, or of this project's study of that name."""
+    beside, shipped = path.parent / base, STUDIES / base
+    return shipped if shipped.is_file() and not beside.is_file() else beside
+
+
+def _replaced(value: Any, parameters: Mapping[str, Any]) -> Any:
+    """Return a value with the parameters' values in the places of their names, at any depth.
+
+    A text that is one placeholder becomes the value itself, with its type. ``{name*2}``,
+    ``{name/2}`` and ``{name-2}`` compute a value; the last two give a whole number of at least 1.
+    """
+    if isinstance(value, dict):
+        return {key: _replaced(item, parameters) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_replaced(item, parameters) for item in value]
+    if not isinstance(value, str):
+        return value
+
+    def of(found: re.Match[str]) -> Any:
+        name, sign, number = found.groups()
+        one = parameters.get(name, found[0])
+        if name not in parameters or not sign:
+            return one
+        if sign == "*":
+            return one * int(number)
+        return max(1, one // int(number) if sign == "/" else one - int(number))
+
+    found = PARAMETER.fullmatch(value)
+    return of(found) if found else PARAMETER.sub(lambda found: str(of(found)), value)
+
+
+def _parsed(path: Path, content: Mapping[str, Any]) -> StudyFile:
+    try:
+        return StudyFile.model_validate(content)
+    except ValidationError as error:
+        raise StudyError(path, map(_problem, error.errors())) from None
+
+
+def _problem(error: Any) -> str:
+    where, what = ".".join(map(str, error["loc"])), error["msg"]
+    if error["type"] == "extra_forbidden":
+        return f"{where}: unknown; {suggest(str(error['loc'][-1]), _KEYS)}"
+    return f"{where}: missing" if error["type"] == "missing" else f"{where}: {what}"
+
+
+_PARTS = (StudyFile, Step, GivenRow, Column, Claim, Reference, LogCurve, Measure, Figure, Paper)
+_KEYS = {key: None for part in _PARTS for key in part.model_fields}
+
+
+def _cell(value: Any) -> str:
+    """Return a mark or value as a cell of a table."""
+    if isinstance(value, bool):
+        return "✓" if value else "✗"
+    return "" if value is None else str(value)
+
+
+class _Resolver:
+    """Combine the parts of a file; what does not fit is added to ``problems``."""
+
+    def __init__(self, file: StudyFile) -> None:
+        self.file, self.problems = file, list[str]()
+
+    def study(self, path: Path, at: str) -> Study:
+        file = self.file
+        file.title = file.title or path.stem
+        shared = {name: self._step(f"shared.{name}", one) for name, one in file.shared.items()}
+        stages = {name: self._step(f"stages.{name}", one) for name, one in file.stages.items()}
+        for name in [*shared, *stages]:
+            if name in OWN or (name in shared and name in stages):
+                self.problems.append(f"stages.{name}: there is another {name}; rename one of them")
+            if not name.isidentifier():
+                self.problems.append(f"{name}: expected a name of letters, digits and _")
+        rows = self._of_runs(self.rows(), shared, stages)
+        if not stages and not any(row.run for row in rows):
+            self.problems.append("stages: missing; name what is run for each row, or a base: --at")
+        self._check_placeholders(shared, stages, rows)
+        columns = {
+            name: one.model_copy(
+                update={
+                    "name": name,
+                    "title": one.title or name,
+                    "stage": one.stage or ([*stages] or [""])[-1],
+                }
+            )
+            for name, one in file.columns.items()
+        }
+        listed = list(itertools.chain(*file.tables.values()))
+        shown = file.shows or listed or list(columns)
+        self._check_names_of(rows, columns, shown, stages)
+        for curve in file.curves:
+            curve.title = curve.title or ", ".join(curve.keys)
+            curve.lines = curve.lines or [row.name for row in rows]
+        return Study(
+            path,
+            at,
+            file,
+            shared,
+            stages,
+            rows,
+            columns=[columns[name] for name in shown if name in columns],
+            catalogue=columns,
+            claims=file.claims,
+            paper=[],
+            at_once=file.at_once,
+            processes=file.processes,
+        )
+
+    def _check_names_of(
+        self,
+        rows: Sequence[Row],
+        columns: Mapping[str, Column],
+        shown: Sequence[str],
+        stages: Mapping[str, Step],
+    ) -> None:
+        """Check that everything that is named in the file exists."""
+        file, names = self.file, [row.name for row in rows]
+        self._known("shows", "column", shown, columns)
+        for name, column in columns.items():
+            self._known(f"columns.{name}.stage", "stage", [column.stage], list(stages) or [""])
+        self._known("figure.x", "key that varies", [file.figure.x], [*file.vary, ROW])
+        self._known("figure.y", "column among those shown", file.figure.y, shown)
+        if file.reference:
+            self._known("reference.row", "row", [file.reference.row], names)
+            self._known("reference.columns", "column", file.reference.columns, columns)
+            after = [file.reference.after] if file.reference.after else []
+            self._known("reference.after", "table", after, file.tables)
+        for place, claim in enumerate(file.claims):
+            self._known(f"claims.{place}", "row", [claim.row, claim.than], names)
+            self._known(f"claims.{place}", "column", [claim.column], columns)
+        for place, curve in enumerate(file.curves):
+            self._known(f"curves.{place}.lines", "row", curve.lines, names)
+        if file.measure:
+            self._known("measure.judges", "shared run", file.measure.judges, file.shared)
+        elif any(column.kind == MEASURED for column in columns.values()):
+            self.problems.append(f"measure: missing; columns of kind {MEASURED} need its function")
+        self._known("gallery", "shared run", [file.gallery] if file.gallery else [], file.shared)
+
+    def rows(self) -> list[Row]:
+        """Return every row with every combination of the values that vary."""
+        vary, titles = self.file.vary, self.file.titles
+        self.problems += [f"vary.{key}: has no values" for key, one in vary.items() if not one]
+        bases = self.file.rows or ([GivenRow()] if vary else [])
+        if not bases:
+            self.problems.append("rows: missing; list rows, or values of keys under vary")
+        found = []
+        for place, given in enumerate(bases):
+            if not given.name and self.file.rows:
+                self.problems.append(f"rows.{place}.name: missing")
+            marks = {title: _cell(value) for title, value in given.marks.items()}
+            cells = {ROW: given.name, **marks} if given.name else marks
+            options = self._options(f"rows.{place}", given)
+            for values in itertools.product(*vary.values()):
+                varied = dict(zip(vary, values, strict=True))
+                named = {titles.get(key, key): _cell(value) for key, value in varied.items()}
+                parts = [given.name] if given.name else []
+                name = ", ".join([*parts, *(f"{title}={cell}" for title, cell in named.items())])
+                row = Row(
+                    *(name, {**cells, **named}, given.name, varied, {**options, **varied}),
+                    *(given.run, given.stages, given.source),
+                )
+                found.append(row)
+        names = [row.name for row in found]
+        twice = dict.fromkeys(name for name in names if names.count(name) > 1)
+        self.problems += [f"rows: there are two called {name!r}" for name in twice]
+        return found
+
+    def paper(self, rows: Sequence[Row]) -> list[tuple[Mapping[str, str], Sequence[Any]]]:
+        """Return the paper's numbers with the cells of their rows; they must fit the rows."""
+        given = self.file.paper
+        if given is None:
+            return []
+        numbers: Any = given.rows
+        if isinstance(given.rows, dict):
+            self._known("paper.rows", "row", list(given.rows), [row.name for row in rows])
+            numbers = [given.rows.get(row.name) or [] for row in rows]
+        elif len(numbers) != len(rows):
+            self.problems.append(f"paper.rows: {len(numbers)} rows for the {len(rows)} of the file")
+        found = list(zip(rows, numbers, strict=False))
+        for row, one in found:
+            if len(one) not in (0, len(given.columns)):
+                expected = f"expected {len(given.columns)} cells"
+                self.problems.append(f"paper.rows: {row.name} has {one}, {expected}")
+        return [(row.cells, one) for row, one in found]
+
+    def _of_runs(
+        self, rows: Sequence[Row], shared: Mapping[str, Step], stages: Mapping[str, Step]
+    ) -> list[Row]:
+        """Give rows that show a shared run what is peculiar to them as their options."""
+        for row in rows:
+            self._known(f"row {row.name}: run", "shared run", [row.run] if row.run else [], shared)
+            self._known(f"row {row.name}: stages", "stage", [*row.stages], stages)
+            if row.run and (stages or row.stages):
+                why = "a row with run has no stages of its own"
+                self.problems.append(f"row {row.name}: {why}")
+        shown = {
+            row.name: {**shared[row.run].options, **row.options}
+            for row in rows
+            if row.run in shared
+        }
+        common = {
+            key
+            for key, value in next(iter(shown.values()), {}).items()
+            if all(options.get(key) == value for options in shown.values())
+        }
+        peculiar = {
+            name: {key: value for key, value in options.items() if key not in common}
+            for name, options in shown.items()
+        }
+        return [
+            replace(row, options=peculiar[row.name]) if row.name in peculiar else row
+            for row in rows
+        ]
+
+    def _known(self, where: str, what: str, names: Iterable[str], known: Collection[str]) -> None:
+        for name in names:
+            if name not in known:
+                self.problems.append(f"{where}: no {what} {name}; {suggest(name, known)}")
+
+    def _options(self, where: str, given: Step | GivenRow) -> dict[str, Any]:
+        """Return the settings that ``uses`` names, overridden by the options."""
+        self._known(f"{where}.uses", "setting", given.uses, self.file.settings)
+        used = [self.file.settings.get(name) or {} for name in given.uses]
+        return {key: value for one in [*used, given.options] for key, value in one.items()}
+
+    def _step(self, where: str, given: Step) -> Step:
+        if not given.config:
+            return given
+        options = {**self.file.options, **self._options(where, given)}
+        writes = LAST if given.script == "train.py" else ""
+        return given.model_copy(update={"options": options, "writes": writes})
+
+    def _check_placeholders(
+        self, shared: Mapping[str, Step], stages: Mapping[str, Step], rows: Sequence[Row]
+    ) -> None:
+        """Check that every placeholder names an earlier run that writes a checkpoint."""
+        earlier = {name: step for name, step in shared.items() if step.checkpoint}
+        for kind, steps in (("shared", shared), ("stages", stages)):
+            for place, (own, step) in enumerate(steps.items()):
+                users = {f"{kind}.{own}": step.names}
+                for row in rows:
+                    if row.run == own if kind == "shared" else not place:
+                        users[f"row {row.name}"] = placeholders(row.options.values())
+                for where, names in users.items():
+                    self._known(where, "earlier run", sorted(names - OWN), earlier)
+                    for name in sorted(names & earlier.keys()):
+                        if not (earlier[name].writes or earlier[name].checkpoint):
+                            self.problems.append(f"{where}: {name} writes no checkpoint")
+                earlier[own] = step

@@ -1,0 +1,275 @@
+"""Run a study: train and evaluate the systems of a study file, and set their figures side by side.
+
+Finished runs are kept: rerun the command to resume. `research.studies` describes study files.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import signal
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import yaml
+
+from lavis_mafa.io.files import ROOT
+from lavis_mafa.io.project_files import PROJECTS
+from research.studies.outputs import PAGE, RESULTS, write_all
+from research.studies.plan import Plan, check, make_plan, narrowed
+from research.studies.results import (
+    Results,
+    function_named,
+    measure_all,
+    read_recorded,
+    recorded_results,
+    results_of,
+)
+from research.studies.run_jobs import exclusive, refuse_other_commands, run_all
+from research.studies.study_file import Study, StudyError, read_study
+from research.studies.study_tables import shown_options
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``python -m research study``."""
+    parser.add_argument("file", help="study file, such as projects/mafa/studies/table_4.yaml")
+    parser.add_argument(
+        "--at", metavar="BASE", help="toy (default of the papers' tables), paper, or your own"
+    )
+    parser.add_argument(
+        "--set",
+        nargs="+",
+        type=_name_and_value,
+        default=[],
+        metavar="NAME=VALUE",
+        help="parameters of the study, such as epochs=2 (see --list)",
+    )
+    parser.add_argument(
+        "--output", type=Path, help="default: output/study/BASE, whose runs studies share"
+    )
+    parser.add_argument(
+        "--results", type=Path, help="Markdown file to write, with JSON and figure next to it"
+    )
+    parser.add_argument("--seeds", nargs="+", type=_seed, help="default: those of the study")
+    parser.add_argument("--rows", nargs="+", metavar="NAME", help="run only these (see --list)")
+    parser.add_argument("--columns", nargs="+", metavar="NAME", help="show only these (see --list)")
+    parser.add_argument(
+        "--given",
+        nargs="+",
+        type=_name_and_value,
+        default=[],
+        metavar="NAME=PATH",
+        help="use a checkpoint instead of a shared run, such as con_d=PATH",
+    )
+    parser.add_argument(
+        "--recorded",
+        nargs="+",
+        type=Path,
+        default=[],
+        metavar="JSON",
+        help="run nothing: write the results in this JSON file again, or pool the seeds of "
+        "several files, such as those of several machines",
+    )
+    parser.add_argument("--at-once", type=_at_least_1, help="number of runs at the same time")
+    parser.add_argument(
+        "--processes", type=_at_least_1, help="processes of each training: one for each GPU"
+    )
+    parser.add_argument("--list", action="store_true", help="print rows and columns, and exit")
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="check everything, print what would be done, and exit",
+    )
+
+
+def _seed(text: str) -> int:
+    if not text.isdigit():
+        raise argparse.ArgumentTypeError(f"{text!r}: expected whole numbers >= 0")
+    return int(text)
+
+
+def _at_least_1(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected at least 1")
+    return int(text)
+
+
+def _name_and_value(text: str) -> tuple[str, str]:
+    name, _, value = text.partition("=")
+    if not name or not value:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected name=value")
+    return name, value
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run a study file and write its results; return the exit status."""
+    try:
+        study = study_of(args)
+        if args.list:
+            print("\n".join(_listed(study)))
+            return 0
+        if args.recorded:
+            results = recorded_of(args, study)
+            if not args.dry_run:
+                write(results, args.results, _folders(args, study)[1])
+            return 0
+        plan = plan_of(args, study)
+        if args.dry_run:
+            print("\n".join(_commands_of(plan)))
+        _refuse_missing(plan)
+    except ValueError as error:
+        print(error)
+        return 2
+    return 0 if args.dry_run else conduct(plan, args.results)[1]
+
+
+def parsed(*words: object) -> argparse.Namespace:
+    """Return the arguments of ``python -m research study`` as they are typed."""
+    parser = argparse.ArgumentParser(prog="study")
+    add_arguments(parser)
+    return parser.parse_args([str(word) for word in words])
+
+
+def study_of(args: argparse.Namespace) -> Study:
+    """Return the study that the arguments name, with only the rows and columns that they choose.
+
+    Raises:
+        StudyError: with all problems.
+    """
+    parameters = {name: yaml.safe_load(value) for name, value in args.set}
+    study = read_study(args.file, args.at, parameters)
+    processes, at_once = args.processes or study.processes, args.at_once or study.at_once
+    study = replace(study, processes=processes, at_once=at_once)
+    given = {
+        name: path if "://" in path else str(Path(path).resolve()) for name, path in args.given
+    }
+    return narrowed(study, args.rows, args.columns, given)
+
+
+def recorded_of(args: argparse.Namespace, study: Study) -> Results:
+    """Return the results in the recorded files.
+
+    Raises:
+        ValueError: if they cannot be read, or do not fit the study or each other.
+    """
+    if args.seeds or args.given:
+        raise ValueError("--recorded: nothing is run; leave out --seeds and --given")
+    return recorded_results(study, read_recorded(args.recorded), _command_of(args, study, []))
+
+
+def plan_of(args: argparse.Namespace, study: Study) -> Plan:
+    """Return the runs of a study, after checking all that can be checked before they start.
+
+    Raises:
+        ValueError: naming all problems of one kind.
+    """
+    seeds = list(dict.fromkeys(args.seeds or study.file.seeds))
+    output, page = _folders(args, study)
+    plan = make_plan(study, output, seeds, page, _command_of(args, study, seeds))
+    check(plan)
+    file = study.file
+    functions = {"measure.function": file.measure and file.measure.function}
+    for key, given in {**functions, "headline": file.headline}.items():
+        if given:
+            function_named(study, key, given)
+    refuse_other_commands(plan.jobs.values())
+    return plan
+
+
+def conduct(plan: Plan, path: Path | None = None) -> tuple[Results, int]:
+    """Run, measure and report a study; return its results and the exit status.
+
+    Args:
+        path: of the Markdown file; None: in the folder of the page.
+    """
+    # A termination signal must stop the runs as well: `run_all` does it while an exception unwinds.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    with exclusive(plan.output):
+        jobs, at_once = plan.jobs, plan.study.at_once
+        left = sum(not job.done for job in jobs.values())
+        print(f"{len(jobs)} runs, {left} to do, {at_once} at the same time", flush=True)
+        # Measured beside the runs that are left: no core waits, and a stopped study has figures.
+        failed = run_all(jobs, at_once, after=lambda: measure_all(plan, complete=False))
+        measure_all(plan)
+        results, problems = results_of(plan)
+        write(results, path, plan.page)
+    for problem in problems:
+        print(f"\n{problem}")
+    for name, why in failed.items():
+        print(f"\nFAILED: {jobs[name].title}: {why}")
+    return results, 1 if failed or problems else 0
+
+
+def write(results: Results, path: Path | None, page: Path) -> None:
+    """Write results and print them.
+
+    Args:
+        path: of the Markdown file; None: in the folder ``page``, where the page is in any case.
+    """
+    path = path or page / RESULTS
+    write_all(results, path, page / PAGE)
+    print(path.read_text(encoding="utf-8"))
+    print(f"written: {path}, {page / PAGE}")
+
+
+def _folders(args: argparse.Namespace, study: Study) -> tuple[Path, Path]:
+    """Return the folder of the runs, and that of the page."""
+    output = (args.output or Path("output/study") / (study.at or study.path.stem)).resolve()
+    # Without a base no other study shares the folder of runs.
+    return output, output / study.path.stem if study.at else output
+
+
+def _command_of(args: argparse.Namespace, study: Study, seeds: Sequence[int]) -> str:
+    """Return the command that reproduces the figures, without output folder and speed."""
+    path = study.path.resolve()
+    known = path.is_relative_to(PROJECTS)
+    shown = f"projects/{path.relative_to(PROJECTS)}" if known else path.name
+    words = {
+        "--at": [study.at] if study.at else [],
+        "--recorded": args.recorded,
+        "--seeds": seeds,
+        "--rows": args.rows,
+        "--columns": args.columns,
+        "--set": ["=".join(one) for one in args.set],
+    }
+    typed = [word for option, given in words.items() if given for word in (option, *given)]
+    return shlex.join(["python", "-m", "research", "study", shown, *map(str, typed)])
+
+
+def _listed(study: Study) -> list[str]:
+    """Return lines that list the rows with their options, the columns and the parameters."""
+    file = study.file
+    lines = [file.title + (f" ({file.source})" if file.source else ""), "rows:"]
+    for row in study.rows:
+        run = f"{row.run}: " if row.run else ""
+        lines.append(f"  {run}{row.name}" + (f" ({row.source})" if row.source else ""))
+        lines += [f"    {options}"] if (options := shown_options(row)) else []
+    lines += ["columns:"]
+    for one in study.catalogue.values():
+        shown = ", shown" if one in study.columns else ""
+        lines.append(f"  {one.name}: {one.title} ({one.stage or one.kind}{shown})")
+    lines += ["parameters:"] if file.parameters else []
+    return [*lines, *(f"  {name}={value}" for name, value in file.parameters.items())]
+
+
+def _commands_of(plan: Plan) -> list[str]:
+    """Return lines that say what would be done: all runs, their state and their commands."""
+    lines = []
+    for job in plan.jobs.values():
+        state = "done" if job.done else "begun" if job.folder.is_dir() else "to do"
+        lines += [f"{job.title} ({state})", f"  {job.shown_command}"]
+    left = sum(not job.done for job in plan.jobs.values())
+    return [*lines, f"{len(plan.jobs)} runs, {left} to do; nothing was run"]
+
+
+def _refuse_missing(plan: Plan) -> None:
+    """Refuse given checkpoints that do not exist; relative paths start at the checkout's root."""
+    missing = [
+        f"shared.{name}: there is no {path}; train it, or name another by --given {name}=PATH"
+        for name, path in plan.given.items()
+        if "://" not in path and not (ROOT / path).is_file()
+    ]
+    if missing:
+        raise StudyError(plan.study.path, missing)

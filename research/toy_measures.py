@@ -1,0 +1,204 @@
+"""Measure models that a study trained on the toy world, where all valid pairs are known."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+import torch
+from lavis.datasets.builders.base_dataset_builder import load_dataset_config
+from torch.utils.data import DataLoader
+
+from lavis_mafa import load_model
+from lavis_mafa.algorithm.backbone import Images, Texts
+from lavis_mafa.config import load_config
+from lavis_mafa.metrics.binary import area_under_roc
+from lavis_mafa.metrics.recall import (
+    ranked_truth,
+    retrieval_of_own_pairs,
+    retrieval_with_truth,
+)
+from lavis_mafa.models.inference.many_pairs import ManyPairs
+from lavis_mafa.models.inference.rerank import MAX_TOKENS, encode_split, rerank
+from lavis_mafa.models.recorded import places_in
+from lavis_mafa.runners.run_log import mean_of, read_log
+from lavis_mafa.toyworld import ToyScenesBuilder, ToyScenesEval
+from lavis_mafa.toyworld.builder import DETAILED
+
+K_TEST = 32
+SHORTLIST = 16  # texts for each image in the pairs that ITM's AUC is taken on
+DIRECTIONS = ("i2t", "t2i")
+ANY_PAIR = ("valid_txt", "valid_img", "detailed_valid_txt", "detailed_valid_img")
+RATES = (
+    *("false_negative_rate", "false_negative_rate_in_itm"),
+    *("con_d_precision", "con_d_base_rate", "con_d_lift", "con_d_recall"),
+)
+
+
+class Trained(Protocol):
+    """A completed training run.
+
+    Attributes:
+        config, options: the config file of the run and the options that override it.
+        folder, checkpoint: where it wrote its logs and its weights.
+    """
+
+    config: str
+    options: tuple[str, ...]
+    folder: Path
+
+    @property
+    def checkpoint(self) -> Path: ...
+
+
+Run = TypeVar("Run", bound=Trained)
+
+
+@dataclass
+class Examined:
+    """A trained model with the test images and texts that it encoded."""
+
+    backbone: Any
+    images: Images
+    texts: Texts
+    similarity: np.ndarray
+    rerank_by: str = "sum"
+
+    @classmethod
+    def of(cls, run: Trained, loader: Any) -> Examined:
+        whole = load_config(run.config, list(run.options), machine=False)
+        cfg = whole.model_cfg
+        # A checkpoint's own paths are not followed, those of the run's config are.
+        own, checkpoint = places_in(cfg), str(run.checkpoint)
+        model = load_model(cfg.arch, is_eval=True, checkpoint=checkpoint, model=own)
+        with torch.inference_mode():
+            images, texts = encode_split(model.backbone, loader)
+            assert images.features is not None and texts.features is not None
+            similarity = model.backbone.similarity(images.features, texts.features).numpy()
+        by = whole.run_cfg.get("rerank_by", "sum")
+        return cls(model.backbone, images, texts, similarity, by)
+
+    def retrieval(self, test: Any, truth: np.ndarray, k_test: int) -> dict[str, Any]:
+        """Return percentages of retrieval, re-ranked by ITM, against original pairs and the truth.
+
+        Args:
+            test: the data set that was encoded.
+            truth: ``(I, T)`` bool, all its valid pairs.
+        """
+        scores = rerank(self.backbone, self.images, self.texts, k_test, by=self.rerank_by)
+        figures = retrieval_of_own_pairs(*scores, test.txt2img, test.img2txt)
+        return {**figures, **retrieval_with_truth(*scores, truth)}
+
+    @torch.inference_mode()
+    def probability_of_match(self, images: np.ndarray, texts: np.ndarray) -> np.ndarray:
+        """Return ITM's P(match) of pairs ``(P,)`` of image and text numbers.
+
+        One logit alone says nothing about the other class's.
+        """
+        pairs = torch.from_numpy(images), torch.from_numpy(texts)
+        logits = ManyPairs(self.backbone).match(self.images, self.texts, *pairs)
+        return np.asarray(logits.softmax(dim=1)[:, 1].numpy())
+
+
+def toy_world(build_info: Mapping[str, Any], kind: str = "default") -> dict[str, Any]:
+    """Return the splits of `toy_scenes` with this type and ``build_info``."""
+    cfg = load_dataset_config(ToyScenesBuilder.default_config_path(kind))
+    cfg.build_info.update(build_info)
+    return ToyScenesBuilder(cfg).build_datasets()
+
+
+def measure(runs: Sequence[Run], judges: Sequence[Run]) -> Iterator[tuple[Run, dict[str, Any]]]:
+    """Measure retrieval, ITM and hard negatives of runs, on the test images of their data.
+
+    Args:
+        runs: all with the same test images.
+        judges: ITM's AUC is taken on the pairs that these runs together find most similar. All
+            runs share them: a model with a weak ITC would choose easy pairs for itself.
+
+    Yields:
+        Each run with its figures: percentages of retrieval against original pairs and full truth,
+        in a world with topics also those of detailed captions (``detailed_*``), ``any_r1``, the
+        mean of R@1 against the full truth over all of them, ``itm_auc`` (0 to 1), and
+        `negatives_of`.
+    """
+    # Several threads wait for each other longer than they help models of this size.
+    torch.set_num_threads(1)
+    data = load_config(judges[0].config, list(judges[0].options), machine=False).datasets_cfg
+    world = toy_world(data.toy_scenes.build_info, data.toy_scenes.get("type", "default"))
+    test = world["test"]
+    truth = test.truth_matrix()
+    detailed = [(one, one.truth_matrix()) for one in [world.get(DETAILED)] if one is not None]
+    examined = {id(judge): Examined.of(judge, _loader(test)) for judge in judges}
+    image_of, text_of = _shortlist([one.similarity for one in examined.values()])
+    valid = truth[image_of, text_of]
+    for run in runs:
+        one = examined.get(id(run)) or Examined.of(run, _loader(test))
+        figures = one.retrieval(test, truth, K_TEST)
+        figures["itc_valid_txt_r1"] = _r1(one.similarity, truth)
+        figures["itc_valid_img_r1"] = _r1(one.similarity.T, truth.T)
+        for captions, valid_captions in detailed:
+            # Only the captions differ: the images are encoded already.
+            with torch.inference_mode():
+                texts = ManyPairs(one.backbone).encode_texts(captions.text, max_length=MAX_TOKENS)
+            other = replace(one, texts=texts)
+            more = other.retrieval(captions, valid_captions, K_TEST)
+            figures.update({f"detailed_{name}": value for name, value in more.items()})
+        figures["any_r1"] = mean_of(figures, [f"{k}_r1" for k in ANY_PAIR])
+        figures["itm_auc"] = area_under_roc(one.probability_of_match(image_of, text_of), valid)
+        yield run, {**figures, **negatives_of(run.folder)}
+
+
+def _loader(test: ToyScenesEval) -> Any:
+    return DataLoader(test, batch_size=250, collate_fn=test.collater)
+
+
+def _r1(similarity: np.ndarray, truth: np.ndarray) -> float:
+    """Return the percentage of queries whose most similar candidate is valid."""
+    return 100.0 * float(ranked_truth(similarity, truth)[:, 0].mean())
+
+
+def _shortlist(similarities: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the pairs that models together find most similar, the same number for each image."""
+    ranks = sum(np.argsort(np.argsort(-sim, axis=1), axis=1) for sim in similarities)
+    k = min(SHORTLIST, similarities[0].shape[1])
+    texts = np.argsort(ranks, axis=1, kind="stable")[:, :k]
+    return np.repeat(np.arange(len(texts)), k), texts.ravel()
+
+
+def negatives_of(folder: Path) -> dict[str, float | None]:
+    """Return rates of a run's last epoch, the mean of both directions.
+
+    ``false_negative_rate``: share of valid pairs among the hard negatives that were picked, 0 to 1;
+    ``false_negative_rate_in_itm``: among the pairs that ITM then learned as "no match"; those of
+    Con-D as in the log (``con_d_lift`` is its precision divided by the base rate).
+    """
+    epochs = read_log(folder, "epoch")
+    last = epochs[-1] if epochs else {}
+    return {name: mean_of(last, [f"{name}_{d}" for d in DIRECTIONS]) for name in RATES}
+
+
+def headline(figures: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return in words what mining did to false negatives, and how good the systems are.
+
+    Args:
+        figures: what was measured of systems by the name of their run, each with its ``name``.
+    """
+    grit, mafa = figures.get("grit", {}), figures.get("mafa", {})
+    before, after = (one.get("false_negative_rate_in_itm") for one in (grit, mafa))
+    sentences = []
+    if before is not None and after is not None:
+        sentences.append(
+            f"Of the hard negatives that {grit['name']} teaches as 'no match', {before:.0%} do "
+            f"match, of those of {mafa['name']} {after:.0%}".replace("%", " %")
+        )
+    for title, key, digits in (
+        ("R@1 against any valid pair", "any_r1", ".1f"),
+        ("ITM's AUC", "itm_auc", ".3f"),
+    ):
+        known = [one for one in figures.values() if one.get(key) is not None]
+        shown = [f"{one[key]:{digits}} ({one['name']})" for one in known]
+        sentences += [f"{title}: {', '.join(shown)}"] if shown else []
+    return " ".join(f"{sentence}." for sentence in sentences)

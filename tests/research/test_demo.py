@@ -1,0 +1,190 @@
+"""The demo: its plan and summary, and, shortened, real runs of every family."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+from small_study import config_of
+
+from lavis_mafa.commands import demo as entry
+from research import demo, study
+from research.studies.results import results_of
+from research.studies.study_tables import tables_of
+from research.toy_measures import headline
+
+TINY = [
+    *("--epochs", "1", "--warm-up-epochs", "1", "--train-size", "64", "--test-size", "20"),
+    *("--con-d-epochs", "1", "--annotated-size", "64", "--start-steps", "1", "--at-once", "2"),
+]
+# Others rely on these keys of summary.json.
+KEYS = [
+    *("valid_txt_r1", "valid_img_r1", "itm_auc", "false_negative_rate"),
+    *("false_negative_rate_in_itm", "con_d_precision", "con_d_recall"),
+]
+
+
+def demo_arguments(*words):
+    parser = argparse.ArgumentParser()
+    demo.add_arguments(parser)
+    return parser.parse_args(words)
+
+
+def plan_of(family, folder=Path("demo"), file="demo.yaml"):
+    return demo.plan_of(demo_arguments(family, "--output", str(folder)), file)
+
+
+@pytest.mark.parametrize("family", demo.FAMILIES)
+def test_every_training_run_of_the_demo_is_valid(family):
+    jobs = {name.split("/")[0]: job for name, job in plan_of(family).jobs.items() if job.config}
+    configs = {name: config_of(job) for name, job in jobs.items()}
+    assert set(configs) == {"warm_up", "con_d", "base", "grit", "ecm", "mafa"}
+    judges = {"con_d": "oracle", "ecm": f"{family}_mafa", "mafa": f"{family}_mafa"}
+    for name, cfg in configs.items():
+        assert cfg.model_cfg.arch == f"{family}_mafa"
+        con_d = cfg.model_cfg.mafa.con_d
+        assert (con_d and con_d.arch) == judges.get(name)
+        assert cfg.run_cfg.grit.enabled == (name not in ("warm_up", "base"))
+        assert cfg.datasets_cfg.toy_scenes.build_info.preset == "clustered"
+        if name not in ("warm_up", "con_d"):
+            assert cfg.model_cfg.pretrained == str(jobs["con_d"].checkpoint)
+    ecm, grit = configs["ecm"].to_dict(), configs["grit"].to_dict()
+    ecm["model"]["mafa"]["con_d"] = None
+    for config in (ecm, grit):
+        del config["run"]["job_id"]
+    assert ecm == grit, "ECM is GRIT-VLP and Con-D, nothing else"
+    assert configs["con_d"].model_cfg.pretrained == str(jobs["warm_up"].checkpoint)
+
+
+def test_every_run_after_stage_1_is_valid(tmp_path):
+    before, plan = plan_of("stage2", tmp_path), plan_of("stage2", tmp_path, "stage2.yaml")
+    rows = dict(zip(demo.STAGE_2, plan.study.rows, strict=True))
+    assert [row.name for row in rows.values()] == ["BLIP-2", "MAFA", "untrained"]
+    for name, row in rows.items():
+        jobs = plan.of[row.name][42]
+        assert set(jobs) == {"vqa", "caption", *(["stage2"] if name != "blind" else [])}
+        if name != "blind":
+            start = config_of(jobs["stage2"]).model_cfg.pretrained
+            assert start == str(before.jobs[f"{name}/42"].checkpoint)
+            assert jobs["stage2"].name in jobs["vqa"].needs
+    # The stage-1 runs are those of the demo, so they are not repeated.
+    shared = plan.jobs.keys() & before.jobs.keys()
+    assert "base/42" in shared
+    assert all(plan.jobs[name].command == before.jobs[name].command for name in shared)
+    for name, value in (("BLIP-2", 0.25), ("MAFA", 0.5)):
+        job = plan.of[name][42]["vqa"]
+        job.folder.mkdir(parents=True)
+        record = {"kind": "eval", "split": "test", "acc": 100 * value}
+        (job.folder / "log.jsonl").write_text(json.dumps(record) + "\n")
+        (job.folder / "done").touch()
+    vqa = tables_of(results_of(plan)[0], mark_best=True)[0]
+    assert vqa.columns[:3] == ["row", "n", "all"] and vqa.highlight_best["all"] == "max"
+    assert [row[:3] for row in vqa.rows[:2]] == [["BLIP-2", 1, 25.0], ["MAFA", 1, 50.0]]
+
+
+def test_a_lift_is_not_scaled_to_percent(tmp_path, monkeypatch):
+    """The summary has the figures of finished runs, without training any."""
+    figures = {**dict.fromkeys(KEYS, 0.25), "con_d_base_rate": 0.125, "con_d_lift": 2.0}
+    monkeypatch.setattr(study, "conduct", lambda plan: (results_of(plan)[0], 0))
+    args = demo_arguments("--output", str(tmp_path))
+    plan = demo.plan_of(args, "demo.yaml")
+    for row in plan.study.rows:
+        folder = plan.of[row.name][args.seed][""].folder
+        folder.mkdir()
+        (folder / "figures.json").write_text(json.dumps({"judges": [], "figures": figures}))
+    start = plan.jobs[f"image_start/{args.seed}"].checkpoint.with_suffix(".json")
+    start.parent.mkdir()
+    start.write_text('{"accuracy": 0.5}')
+    assert demo.run(args) == 0
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    percent = {"false_negative_rate", "false_negative_rate_in_itm"}
+    percent |= {"con_d_precision", "con_d_base_rate", "con_d_recall"}
+    for found in summary["systems"].values():
+        assert found == {k: v * (100 if k in percent else 1) for k, v in figures.items()}
+    assert not [value for value in summary["settings"].values() if " at 0x" in value]
+
+
+def test_headline_follows_from_the_figures():
+    grit = {"name": "GRIT-VLP", "false_negative_rate_in_itm": 0.31, "itm_auc": 0.9312}
+    mafa = {"name": "MAFA", "false_negative_rate_in_itm": 0.15, "any_r1": 64.0, "itm_auc": None}
+    assert headline({"grit": grit, "mafa": mafa}) == (
+        "Of the hard negatives that GRIT-VLP teaches as 'no match', 31 % do match, of those of "
+        "MAFA 15 %. R@1 against any valid pair: 64.0 (MAFA). ITM's AUC: 0.931 (GRIT-VLP)."
+    )
+    assert headline({"grit": {"name": "GRIT-VLP"}}) == ""
+
+
+def test_package_without_a_checkout_says_where_the_demo_is(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(entry, "ROOT", tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        entry.add_arguments(argparse.ArgumentParser())
+    assert ended.value.code == 2 and "clone the repository" in capsys.readouterr().err
+
+
+def run_demo(folder, *options):
+    """Run ``lavis-mafa demo`` in a folder and return what it printed."""
+    process = subprocess.run(
+        [sys.executable, "-m", "lavis_mafa", "demo", *options],
+        cwd=folder,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=1200,
+    )
+    assert process.returncode == 0, process.stdout[-2000:] + process.stderr[-2000:]
+    return process.stdout
+
+
+@pytest.mark.research
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("family", demo.FAMILIES)
+def test_demo_runs_to_its_summary_and_page(tmp_path, family):
+    output = run_demo(tmp_path, family, *TINY)
+    folder = tmp_path / "output" / ("demo" if family == "albef" else f"demo_{family}")
+    summary = json.loads((folder / "summary.json").read_text())
+    systems = summary["systems"]
+    assert set(systems) == {"con_d", "base", "grit", "ecm", "mafa"}
+    steps = set()
+    for name in ("base", "grit", "ecm", "mafa"):
+        figures = systems[name]
+        assert {*KEYS} <= figures.keys() and 0 <= figures["itm_auc"] <= 1
+        # A valid pair is ranked at least as early as the original pair.
+        assert 100 >= figures["valid_txt_r5"] >= figures["txt_r5"] >= 0
+        log = [json.loads(line) for line in open(folder / name / "log.jsonl")]
+        (config,) = [record["config"] for record in log if record["kind"] == "config"]
+        assert config["model"]["arch"] == f"{family}_mafa"
+        last = [record for record in log if record["kind"] == "epoch"][-1]
+        steps.add(last["global_step"])
+        rates = [last[f"false_negative_rate_{d}"] for d in ("i2t", "t2i")]
+        assert math.isclose(figures["false_negative_rate"], 100 * sum(rates) / 2)
+    assert len(steps) == 1, "as many steps each"
+    rows = json.loads((folder / "results.json").read_text())["rows"]
+    assert {name for name, row in rows.items() if row["self_check"]} == {"ECM", "MAFA"}
+    page, table = (folder / "report.html").read_text(), (folder / "results.md").read_text()
+    assert "MAFA on the toy world" in page and "<svg" in page
+    assert "https://" not in page.split("</head>")[1].replace("https://github.com", "")
+    for label in ("false negatives", "TR@1", "any TR@1", "ITM AUC", "Con-D precision"):
+        assert label in output and label in page
+    starts = re.findall("^## (.{14})", table, re.M)
+    assert starts[:4] == ["False negative", "Retrieval and ", "Difference to ", "Retrieval agai"]
+    assert "Of the hard negatives that" in table and "Con-D self-check" in table
+
+
+@pytest.mark.research
+@pytest.mark.timeout(1300)
+def test_blip2_demo_from_stage_1_to_answers(tmp_path):
+    """Stage 1 of four systems, stage 2 of two, VQA and captions, on a small world."""
+    run_demo(tmp_path, "stage2", *TINY, "--opt-steps=30")
+    summary = json.loads((tmp_path / "output/demo_blip2/stage2.json").read_text())
+    assert set(summary["systems"]) == {"base", "mafa", "blind"}
+    for figures in summary["systems"].values():
+        assert 0 <= figures["vqa_acc"] <= 100 and figures["caption_CIDEr"] >= 0
+    assert "zero-shot VQA" in (tmp_path / "output/demo_blip2/stage2/report.html").read_text()

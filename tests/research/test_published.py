@@ -1,0 +1,181 @@
+"""Published tables and figures follow from the recorded figures in their JSON files."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from dataclasses import replace
+
+import pytest
+from conftest import ROOT
+
+from lavis_mafa.pages.tables import markdown_section
+from research import study as command
+from research.__main__ import main
+from research.figures import search_space, three_data_sets
+from research.studies.outputs import content, markdown
+from research.studies.results import recorded_results
+from research.studies.study_tables import tables_of
+
+RESULTS = ROOT / "docs/results"
+PUBLISHED = sorted(path for path in RESULTS.glob("*.json") if path.stem != "compare_toy")
+# Whole pages; of the others the study file has been changed since.
+WHOLE = ("compare_16", "compare_dense", "compare_fresh", "compare_sparse", "compare_sparse_16")
+# These tables were published in an earlier form.
+OTHER_FORM = ("Difference to ", "At the end of training", "Claims")
+
+
+def study_of(path):
+    """Return the study of a JSON file by its command, and its content."""
+    recorded = json.loads(path.read_text(encoding="utf-8"))
+    words = shlex.split(recorded["command"])
+    given = command.parsed(*words[words.index("study") + 1 :])
+    given.rows = list(recorded["rows"])
+    return command.study_of(given), recorded
+
+
+def results_of(path):
+    study, recorded = study_of(path)
+    options = {name: row["options"] for name, row in recorded["rows"].items()}
+    # Settings that a study got after it was published do not change its figures.
+    rows = [replace(row, options=options[row.name]) for row in study.rows]
+    study.file.parameters = recorded["parameters"]
+    return recorded_results(replace(study, rows=rows), {path: recorded}, ""), recorded
+
+
+@pytest.mark.parametrize("path", PUBLISHED, ids=lambda path: path.stem)
+def test_published_tables_are_those_of_the_recorded_figures(path):
+    page = path.with_suffix(".md").read_text(encoding="utf-8")
+    tables = tables_of(results_of(path)[0])
+    equal = [table.title for table in tables if markdown_section(table) in page]
+    assert len(equal) >= 2
+    other = [table.title for table in tables if table.title not in equal]
+    assert all(title.startswith(OTHER_FORM) for title in other) and len(other) <= 3
+    if path.stem in (*WHOLE, "compare_ten", "compare_ten_more", "ucm_search_space"):
+        assert not other
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_published_page_is_written_again_byte_for_byte(name, tmp_path):
+    path = RESULTS / f"{name}.json"
+    study, recorded = study_of(path)
+    again = recorded_results(study, {path: recorded}, "")
+    assert markdown(again) == path.with_suffix(".md").read_text(encoding="utf-8")
+
+
+def assert_close(one, other, where=""):
+    """Compare JSON; numbers may differ by rounding."""
+    if isinstance(one, dict):
+        assert one.keys() == other.keys(), where
+        for key in one:
+            assert_close(one[key], other[key], f"{where}.{key}")
+    elif isinstance(one, list):
+        assert len(one) == len(other), where
+        for place, pair in enumerate(zip(one, other, strict=True)):
+            assert_close(*pair, f"{where}.{place}")
+    else:
+        number = isinstance(one, int | float) and isinstance(other, int | float)
+        assert one == (pytest.approx(other, rel=1e-12) if number else other), where
+
+
+@pytest.mark.parametrize("name", [*WHOLE, "compare_ten", "ucm_search_space"])
+def test_recorded_json_is_written_again(name):
+    results, recorded = results_of(RESULTS / f"{name}.json")
+    assert_close(json.loads(json.dumps(content(results))), recorded)
+
+
+def sections_of(page):
+    return dict(re.findall(r"^## (.+)\n\n((?:(?!## ).*\n)+)", page, re.MULTILINE))
+
+
+def test_seeds_of_two_files_are_pooled(tmp_path):
+    page = (RESULTS / "compare_ten.md").read_text(encoding="utf-8")
+    line = next(line for line in page.splitlines() if line.startswith("lavis-mafa study "))
+    out, words = tmp_path / "ten.md", shlex.split(line)[1:]
+    files = {word: str(ROOT / word) for word in words if word.endswith(".json")}
+    words = [files.get(word, word) for word in words]
+    assert not main([*words, "--results", str(out), "--output", str(tmp_path / "out")])
+    ours, theirs = sections_of(out.read_text(encoding="utf-8")), sections_of(page)
+    assert ours == theirs and "Seeds 5, 6, 7, 8, 9: compare_fresh.json" in ours["Notes"]
+
+
+def part(path, seeds, change=lambda content: None):
+    """Write recorded results with some of their seeds, as another machine would have."""
+    recorded = json.loads((RESULTS / "compare_settings.json").read_text(encoding="utf-8"))
+    for row in recorded["rows"].values():
+        row["seeds"] = {seed: own for seed, own in row["seeds"].items() if int(seed) in seeds}
+    change(recorded)
+    path.write_text(json.dumps(recorded), encoding="utf-8")
+    return str(path)
+
+
+ROWS = ["ALBEF-base", "GRIT-VLP", "ECM"]
+
+
+def pool(tmp_path, *files, more=()):
+    out = tmp_path / "pooled.md"
+    words = ["study", "compare", "--recorded", *files, "--rows", *ROWS, "--results", str(out)]
+    return main([*words, "--output", str(tmp_path / "output"), *more]), out
+
+
+def test_column_that_a_file_lacks_is_left_out(tmp_path):
+    """A mean over some of the seeds only would stand beside means over all."""
+
+    def forget(recorded):
+        del recorded["columns"]["itm_auc"]
+
+    status, out = pool(
+        tmp_path, part(tmp_path / "a.json", {0, 1}, forget), part(tmp_path / "b.json", {2})
+    )
+    assert not status
+    rows = json.loads(out.with_suffix(".json").read_text(encoding="utf-8"))["rows"]
+    assert all("itm_auc" not in row["spread"] for row in rows.values())
+    assert rows["ECM"]["spread"]["any_r1"]["n"] == 3
+    tables = [text.split("\n\n")[0] for text in sections_of(out.read_text()).values()]
+    assert any("any R@1" in table for table in tables)
+    assert not any("ITM AUC" in table.splitlines()[0] for table in tables)
+
+
+def other_parameters(recorded):
+    recorded["parameters"]["epochs"] = 99
+
+
+def other_options(recorded):
+    recorded["rows"]["ECM"]["options"]["run.max_epoch"] = 99
+
+
+def without_row(recorded):
+    del recorded["rows"]["GRIT-VLP"]
+
+
+@pytest.mark.parametrize(
+    "seeds, change, message",
+    [
+        ({1, 2}, lambda recorded: None, "another file has seed 1 too"),
+        ({2}, other_parameters, "other parameters"),
+        ({2}, other_options, "row 'ECM' was run with other options"),
+        ({2}, without_row, "has no row 'GRIT-VLP'; leave it out by --rows"),
+    ],
+)
+def test_results_that_do_not_fit_together_are_refused(tmp_path, capsys, seeds, change, message):
+    files = part(tmp_path / "a.json", {0, 1}), part(tmp_path / "b.json", seeds, change)
+    status, out = pool(tmp_path, *files)
+    assert status == 2 and not out.exists()
+    assert message in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"rows": {"ECM": {"seeds": {"x": {}}}}, "parameters": {}}']
+)
+def test_other_files_are_refused(tmp_path, capsys, text):
+    path = tmp_path / "other.json"
+    path.write_text(text)
+    assert pool(tmp_path, str(path))[0] == 2
+    assert "expected the JSON file next to the results" in capsys.readouterr().out
+    assert pool(tmp_path, str(path), more=["--seeds", "1"])[0] == 2
+
+
+@pytest.mark.parametrize("name, svg", [*search_space.SVGS.items(), *three_data_sets.SVGS.items()])
+def test_figures_of_the_docs_are_those_of_the_recorded_runs(name, svg):
+    assert svg() == (ROOT / "docs/figures" / name).read_text(encoding="utf-8")

@@ -1,0 +1,205 @@
+"""Studies of real pictures: preparation, what is measured, and a whole study of 60 pictures."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from conftest import ROOT
+from PIL import Image
+from small_study import plan_for
+
+from research.picture_data import labels_of, main, verified_rows
+from research.picture_measures import KnownSplit, ceilings, itm_figures, measure
+from research.studies.plan import check
+from research.studies.results import results_of
+from research.studies.study_tables import tables_of
+
+UCM = Path(os.environ.get("LAVIS_MAFA_UCM", ROOT.parent / "shared" / "ucm-captions"))
+STUDIES = ROOT / "projects/mafa/studies"
+TINY = {"start_epochs": 1, "warm_up_epochs": 1, "uniform_epochs": 1, "epochs": 1} | {
+    "con_d_epochs": 1,
+    "batch": 8,
+    "search_space": 16,
+}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """40 pictures of two classes in the layout of the studies; captions are shared in a class."""
+    rng = np.random.default_rng(0)
+    (tmp_path / "images").mkdir()
+    train, test, classes = [], [], {}
+    for number in range(40):
+        kind = number % 2
+        pixels = rng.integers(0, 90, (48, 48, 3)).astype(np.uint8)
+        pixels[..., kind] += np.uint8(150)
+        Image.fromarray(pixels).save(tmp_path / f"images/{number}.png")
+        classes[f"{number}.png"] = ["red", "green"][kind]
+        texts = [f"{classes[f'{number}.png']} place {number % 6} .", f"a {number} of its own"]
+        row = {"image": f"images/{number}.png", "caption": texts}
+        (test if number < 12 else train).append(row)
+    for name, content in (("train", train), ("test", test), ("meta", {"classes": classes})):
+        (tmp_path / f"{name}.json").write_text(json.dumps(content))
+    return tmp_path
+
+
+def test_labels_are_those_of_training_images_only(folder):
+    labels = labels_of(folder)
+    assert len(labels) == 28 and labels["images/13.png"] == "green"
+    assert not {f"images/{number}.png" for number in range(12)} & set(labels)
+
+
+def test_verified_images_are_a_share_and_do_not_depend_on_others(folder):
+    rows = verified_rows(folder, 0.5, seed=3)
+    images = {row["image"] for row in rows}
+    assert 6 <= len(images) <= 22 and all(len(row["caption"]) == 2 for row in rows)
+    train = json.loads((folder / "train.json").read_text())
+    (folder / "train.json").write_text(json.dumps(train[:10]))
+    kept = {row["image"] for row in train[:10]}
+    assert {row["image"] for row in verified_rows(folder, 0.5, seed=3)} == images & kept
+    assert {row["image"] for row in verified_rows(folder, 1.0, seed=3)} == kept
+
+
+def test_an_image_without_a_class_is_named(folder, capsys):
+    (folder / "meta.json").write_text('{"classes": {"12.png": "red"}}')
+    assert main(["labels", "--data", str(folder), "--output", str(folder / "out.json")]) == 2
+    assert "no class for images/13.png" in capsys.readouterr().err
+
+
+def test_ceilings_are_what_a_random_order_of_the_valid_reaches():
+    truth = np.array([[1, 1, 1, 0], [1, 1, 0, 0], [0, 0, 0, 1]], bool)
+    own = np.array([[1, 0, 1, 0], [0, 1, 0, 0], [0, 0, 0, 1]], bool)
+    rng = np.random.default_rng(0)
+    hits = np.zeros(2)
+    for _ in range(4000):  # best of the valid ones by random scores
+        scores = np.where(truth, rng.random(truth.shape), -1)
+        hits[0] += own[np.arange(3), scores.argmax(axis=1)].mean()
+        hits[1] += own[scores.argmax(axis=0), np.arange(4)].mean()
+    found = ceilings(own, truth)
+    expected = 100 * hits / 4000
+    assert [found["ceiling_txt_r1"], found["ceiling_img_r1"]] == pytest.approx(expected, abs=2)
+
+
+def test_itm_is_measured_on_valid_strangers_against_two_kinds_of_invalid_pairs():
+    own = np.eye(4, dtype=bool)
+    truth = own.copy()
+    truth[0, 1] = truth[1, 0] = True
+    same = np.array([[1, 1, 1, 0], [1, 1, 1, 0], [1, 1, 1, 0], [0, 0, 0, 1]], bool)
+    match = np.where(truth, 0.6, np.where(same, 0.7, 0.1))  # own pairs would be .6, too
+    match[0, 2] = 0.5
+    seen = []
+
+    def probability(images, texts):
+        seen.append(set(zip(images.tolist(), texts.tolist(), strict=True)))
+        return match[images, texts]
+
+    one = SimpleNamespace(probability_of_match=probability)
+    found = itm_figures(one, KnownSplit(None, own, truth, same, 0, None))
+    assert seen[0] == {(0, 1), (1, 0)}
+    assert found == {"itm_auc_same": 0.25, "itm_auc_far": 1.0}
+    found = itm_figures(one, KnownSplit(None, own, truth, None, 0, None))
+    assert found["itm_auc_same"] is None and 0 < found["itm_auc_far"] < 1
+
+
+def test_a_model_is_measured_on_the_test_images(folder, tmp_path):
+    from lavis_mafa import load_model
+
+    torch.manual_seed(0)
+    model = load_model("albef_mafa", "tiny")
+    config = {"model": {"arch": "albef_mafa", "model_type": "tiny"}}
+    torch.save({"model": model.state_dict(), "config": config}, tmp_path / "last.pth")
+    info = "datasets.image_text_json.build_info"
+    files = [f"{info}.annotations.{s}.storage={folder}/{s}.json" for s in ("train", "test")]
+    run = SimpleNamespace(
+        config=str(ROOT / "projects/mafa/train/albef_small_own_data.yaml"),
+        options=(
+            "model.model_type=tiny",
+            "model.image_size=32",
+            f"{info}.images.storage={folder}",
+            *files,
+        ),
+        folder=tmp_path,
+        checkpoint=tmp_path / "last.pth",
+    )
+    threads = torch.get_num_threads()
+    try:
+        ((same_run, figures),) = measure([run], [])
+    finally:
+        torch.set_num_threads(threads)
+    assert same_run is run
+    # Each of 12 images has two captions; one of them is that of another image, too.
+    assert figures["ceiling_txt_r1"] == pytest.approx(100 * 2 / 3)
+    assert figures["ceiling_img_r1"] == pytest.approx(100 * (0.5 + 1) / 2)
+    assert figures["valid_txt_r1"] >= figures["txt_r1"] and 0 <= figures["itm_auc_same"] <= 1
+    assert figures["itm_auc_far"] is not None and "judged_auc_itm" not in figures
+    assert figures["false_negative_rate"] is None  # no log of training
+
+
+@pytest.mark.parametrize("name", ["ucm", "flickr8k"])
+def test_all_runs_of_the_studies_have_valid_configs(name, folder, tmp_path):
+    plan = plan_for(name, "--set", f"data={folder}", "--output", tmp_path)
+    check(plan)
+    uses = {job.name.split("/")[0]: " ".join(job.command) for job in plan.jobs.values()}
+    assert f"{folder}/train.json" in uses["base"] and "negatives=uniform" in uses["warm_up"]
+    oracles = [run for run, command in uses.items() if "con_d.arch=oracle" in command]
+    if name == "ucm":
+        assert "verified.jsonl" in uses["con_d"] and "con_d" in oracles and len(oracles) == 5
+    else:
+        assert not oracles and "image_start" not in uses
+
+
+def test_table_of_hard_negatives_has_base_rate_and_lift(folder, tmp_path):
+    """Rates are shown in percent; a lift is a ratio."""
+    words = ["--set", f"data={folder}", "--output", tmp_path, "--seeds", 0, "--rows", "ecm"]
+    plan = plan_for("ucm", *words)
+    job = plan.of["ECM"][0][""]
+    job.folder.mkdir(parents=True)
+    (job.folder / "done").touch()
+    rates = {"con_d_precision": 0.75, "con_d_base_rate": 0.25, "con_d_lift": 3.0}
+    content = {"judges": [], "figures": {**rates, "con_d_recall": 0.5}}
+    (job.folder / "figures.json").write_text(json.dumps(content))
+    table = tables_of(results_of(plan)[0])[0]
+    shown = dict(zip(table.columns, table.rows[0], strict=True))
+    wanted = {
+        "Con-D precision": "75.0",
+        "base rate": "25.0",
+        "lift": "3.00",
+        "Con-D recall": "50.0",
+    }
+    assert table.title.startswith("Hard negatives") and shown.items() >= wanted.items()
+
+
+@pytest.mark.research
+@pytest.mark.timeout(900)
+@pytest.mark.skipif(not UCM.is_dir(), reason=f"UCM-Captions is not in {UCM} (LAVIS_MAFA_UCM)")
+def test_a_study_of_60_pictures_from_end_to_end(tmp_path):
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "images").symlink_to(UCM / "images")
+    rows = json.loads((UCM / "train.json").read_text())
+    images = sorted({row["image"] for row in rows})[:: 1669 // 45][:45]
+    train = [row for row in rows if row["image"] in images]
+    test = json.loads((UCM / "test.json").read_text())
+    test = test[:8] + test[50:57]  # of few classes, which share captions
+    for name, content in (("train", train), ("test", test)):
+        (data / f"{name}.json").write_text(json.dumps(content))
+    (data / "meta.json").write_bytes((UCM / "meta.json").read_bytes())
+    values = [f"{key}={value}" for key, value in {**TINY, "data": data}.items()]
+    command = [sys.executable, "-m", "research", "study", str(STUDIES / "ucm.yaml")]
+    command += ["--set", *values, "--seeds", "0", "--output", str(tmp_path / "out")]
+    command += ["--rows", "warm_up", "con_d", "grit", "ecm", "fixed_oracle"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-3000:]
+    found = json.loads((tmp_path / "out/results.json").read_text())["rows"]
+    figures = {name: row["seeds"]["0"] for name, row in found.items()}
+    assert figures["fixed hardness + ECM, oracle"]["false_negative_rate_in_itm"] == 0
+    assert figures["GRIT-VLP"]["false_negative_rate_in_itm"] > 0
+    assert figures["Con-D"]["itm_auc_far"] is not None

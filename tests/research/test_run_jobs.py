@@ -1,0 +1,151 @@
+"""Running jobs as processes: order, failures, resuming, and one command a folder."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from conftest import ROOT
+
+from research.studies import run_jobs
+from research.studies.plan import Job
+from research.studies.run_jobs import exclusive, refuse_other_commands, run_all
+
+COUNTS = """
+import json, os, sys, time
+folder, steps, pause = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
+log = os.path.join(folder, "log.jsonl")
+done = len(open(log).readlines()) if os.path.exists(log) else 0
+with open(os.path.join(folder, "began"), "a") as file:
+    file.write(f"{done}\\n")
+for step in range(done, steps):
+    time.sleep(pause)
+    with open(log, "a") as file:
+        record = {"kind": "step", "epoch": 0, "step": step, "global_step": step + 1, "loss": 1.0}
+        file.write(json.dumps(record) + "\\n")
+"""
+
+
+def counting_jobs(tmp_path, steps=4, pause=0.0, fails=False):
+    """Return three jobs, each depending on the one before, that count steps and record where
+    they started.
+    """
+    script = tmp_path / "count.py"
+    script.write_text(COUNTS + ("\nraise SystemExit('no luck')" if fails else ""))
+    made = {}
+    for name, needs in (("a", []), ("b", ["a"]), ("c", ["b"])):
+        command = [str(script), str(tmp_path / name), str(steps), str(pause)]
+        made[name] = Job(name, name, command, tmp_path / name, frozenset(needs))
+    return made
+
+
+def starts_of(tmp_path, name):
+    return (tmp_path / name / "began").read_text().split()
+
+
+@pytest.fixture(autouse=True)
+def short_polling(monkeypatch):
+    monkeypatch.setattr(run_jobs, "POLL_SECONDS", 0.05)
+    monkeypatch.setattr(run_jobs, "PRINT_SECONDS", 0.2)
+
+
+def test_killed_study_is_resumed_by_the_same_command(tmp_path, capsys):
+    """Finished runs are not repeated; an interrupted run continues."""
+    jobs = counting_jobs(tmp_path, steps=5, pause=0.3)
+    program = (
+        "from pathlib import Path\n"
+        "from research.studies import run_jobs\n"
+        "from test_run_jobs import counting_jobs\n"
+        f"folder = Path({str(tmp_path)!r})\n"
+        "with run_jobs.exclusive(folder):\n"
+        "    run_jobs.run_all(counting_jobs(folder, 5, 0.3), 1)\n"
+    )
+    paths = [ROOT, ROOT / "tests", ROOT / "tests/research"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths))}
+    process = subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", program],
+        cwd=ROOT,
+        env=environment,
+        start_new_session=True,
+    )
+    log = tmp_path / "b" / "log.jsonl"
+    deadline = time.time() + 60
+    while not (log.is_file() and len(log.read_text().splitlines()) >= 2):
+        assert process.poll() is None and time.time() < deadline
+        time.sleep(0.02)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    assert jobs["a"].done and not jobs["b"].done
+    before = len(log.read_text().splitlines())
+    assert 2 <= before < 5
+    with exclusive(tmp_path):
+        refuse_other_commands(jobs.values())
+        run_all(jobs, 1)
+    assert starts_of(tmp_path, "a") == ["0"], "finished: not run again"
+    assert starts_of(tmp_path, "b") == ["0", str(before)], "interrupted: continues"
+    assert starts_of(tmp_path, "c") == ["0"]
+    assert all(job.done for job in jobs.values())
+    output = capsys.readouterr().out
+    assert "2/3 runs, about 0 min left   c: epoch 0, step " in output
+
+
+def test_completed_runs_are_handled_while_the_next_ones_run(tmp_path):
+    jobs = counting_jobs(tmp_path, steps=5, pause=0.3)
+    done = []
+
+    def note():
+        begun = [name for name, job in jobs.items() if job.folder.is_dir()]
+        done.append((begun, [name for name, job in jobs.items() if job.done]))
+
+    run_all(jobs, 1, after=note)
+    assert done == [(["a", "b"], ["a"]), (["a", "b", "c"], ["a", "b"])]
+
+
+def test_failure_to_handle_a_completed_run_stops_the_others(tmp_path):
+    jobs = counting_jobs(tmp_path, steps=50, pause=0.3)
+    (tmp_path / "short").mkdir()
+    short = counting_jobs(tmp_path / "short")["a"]
+    log = tmp_path / "a" / "log.jsonl"
+
+    def fail():
+        while not log.is_file():
+            time.sleep(0.02)
+        raise RuntimeError("no figures")
+
+    with pytest.raises(RuntimeError, match="no figures"):
+        run_all({"short": short, **jobs}, 2, after=fail)
+    steps = log.read_text()
+    time.sleep(0.7)
+    assert log.read_text() == steps, "stopped"
+    assert not jobs["a"].done and not (tmp_path / "b").exists()
+
+
+def test_other_runs_continue_if_one_fails(tmp_path):
+    jobs = counting_jobs(tmp_path, fails=True)
+    (tmp_path / "lone").mkdir()
+    independent = counting_jobs(tmp_path / "lone")["a"]
+    failed = run_all({**jobs, "lone": independent}, 1)
+    assert failed.keys() == {"a", "b", "c"} and "no luck" in failed["a"]
+    assert failed["b"] == "it needs a" and not (tmp_path / "b").exists()
+    assert independent.done and not jobs["a"].done
+
+
+def test_folder_of_another_command_is_rejected(tmp_path):
+    run_all(counting_jobs(tmp_path), 1)
+    refuse_other_commands(counting_jobs(tmp_path).values())
+    with pytest.raises(ValueError, match="a holds a run of another command"):
+        refuse_other_commands(counting_jobs(tmp_path, steps=5).values())
+
+
+def test_folder_is_locked_by_one_command(tmp_path):
+    """A child process keeps the lock even if its parent has ended."""
+    with exclusive(tmp_path):
+        orphan = subprocess.Popen(["sleep", "1"], close_fds=False)
+    start = time.time()
+    with exclusive(tmp_path):
+        assert orphan.poll() is not None or time.time() - start > 0.5
+    orphan.wait()

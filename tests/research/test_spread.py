@@ -1,0 +1,123 @@
+"""Means, intervals and paired differences against slow loops and scipy."""
+
+from __future__ import annotations
+
+import math
+import statistics
+
+import numpy as np
+import pytest
+import scipy.stats
+from hypothesis import given
+from hypothesis import strategies as st
+
+from research.studies.spread import (
+    Spread,
+    corrected_p_values,
+    differences_to,
+    frame_of,
+    gains_of,
+)
+
+
+@given(st.lists(st.floats(-1e3, 1e3), min_size=2, max_size=6))
+def test_spread(values):
+    mean = sum(values) / len(values)
+    squares = sum((value - mean) ** 2 for value in values)
+    found = Spread.of([*values, None])
+    assert found.n == len(values) and found.mean == pytest.approx(mean)
+    assert found.sd == pytest.approx((squares / (len(values) - 1)) ** 0.5, abs=1e-6)
+
+
+def test_texts_of_a_spread():
+    assert Spread.of([2.0]) == Spread(2.0, None, 1) and Spread.of([None]) is None
+    assert Spread(2.04, None, 1).text(1) == "2.0"
+    assert Spread(50.0, 3.12, 3).text(1) == "50.0 ± 3.1"
+    assert Spread(1.0, None, 1).difference_text(2) == "+1.00"
+    assert Spread(-0.5, 0.1, 4).difference_text(2) == "-0.50 (-0.66 to -0.34)"
+
+
+@pytest.mark.parametrize("n", [2, 3, 5, 10])
+def test_interval_of_a_mean_is_students(n):
+    values = np.random.default_rng(n).normal(size=n)
+    expected = scipy.stats.ttest_1samp(values, 0.0).confidence_interval(0.95)
+    assert Spread.of(values.tolist()).interval == pytest.approx(tuple(expected))
+    assert Spread.of([1.0]).interval is None
+
+
+# Figures as a page shows them: squares of numbers such as 1e-184 are zero.
+@given(st.lists(st.integers(-500, 500), min_size=3, max_size=6, unique=True))
+def test_p_value_is_that_of_a_t_test(hundredths):
+    values = [value / 100 for value in hundredths]
+    expected = scipy.stats.ttest_1samp(values, 0.0).pvalue
+    assert Spread.of(values).p_value == pytest.approx(expected, abs=1e-6)
+
+
+def test_p_value_of_equal_figures_and_of_one():
+    assert Spread.of([1.0, 1.0]).p_value == 0.0 and Spread.of([0.0, 0.0]).p_value == 1.0
+    assert math.isnan(Spread.of([1.0]).p_value)
+
+
+FIGURES = {
+    "grit": {
+        0: {"txt_r1": 10.0, "itm_auc": 0.5, "false_negative_rate": 0.25},
+        1: {"txt_r1": 20.0, "itm_auc": 0.75, "false_negative_rate": 0.5},
+    },
+    "mafa": {
+        1: {"txt_r1": 21.0, "itm_auc": 0.75, "con_d_recall": 0.125},
+        0: {"txt_r1": 12.0, "itm_auc": 0.875, "con_d_recall": None},
+        2: {"txt_r1": 99.0, "itm_auc": 0.875, "con_d_recall": None},
+    },
+}
+
+
+def test_differences_are_paired_by_seed():
+    found = differences_to(frame_of(FIGURES), "grit")
+    assert found.keys() == {"mafa"}
+    assert found["mafa"]["txt_r1"] == Spread(1.5, statistics.stdev([1.0, 2.0]), 2)
+    assert "con_d_recall" not in found["mafa"], "the other has none"
+    assert differences_to(frame_of({}), "grit") == differences_to(frame_of(FIGURES), "x") == {}
+
+
+values = st.dictionaries(st.integers(0, 6), st.floats(-50, 50) | st.none(), min_size=1)
+
+
+@given(values, values, st.booleans())
+def test_paired_interval_is_that_of_a_slow_loop(mine, theirs, lower):
+    """Differences of seeds that both rows have, whatever other seeds each has."""
+    gains = []
+    for seed in mine:
+        if seed in theirs and mine[seed] is not None and theirs[seed] is not None:
+            gain = mine[seed] - theirs[seed]
+            gains.append(-gain if lower else gain)
+    own = {"a": mine, "b": theirs}
+    figures = frame_of({row: {s: {"x": v} for s, v in one.items()} for row, one in own.items()})
+    found = Spread.of(gains_of(figures, "a", "b", "x", lower))
+    if not gains:
+        assert found is None
+        return
+    mean = sum(gains) / len(gains)
+    assert (found.n, found.mean) == (len(gains), pytest.approx(mean, abs=1e-9))
+    if len(gains) > 1:
+        sd = math.sqrt(sum((gain - mean) ** 2 for gain in gains) / (len(gains) - 1))
+        t = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447}[len(gains)]
+        half = t * sd / math.sqrt(len(gains))
+        assert found.interval == pytest.approx((mean - half, mean + half), abs=1e-2, rel=1e-3)
+    other = differences_to(figures, "b").get("a", {}).get("x")
+    assert other.mean == pytest.approx(-mean if lower else mean, abs=1e-9)
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=8))
+def test_holm_rejects_as_its_steps_do(p_values):
+    class Known(Spread):
+        p_value = property(lambda self: self.mean)
+
+    rejected = set()
+    for rank, place in enumerate(sorted(range(len(p_values)), key=lambda k: p_values[k])):
+        if p_values[place] * (len(p_values) - rank) > 0.05:
+            break  # this and all larger ones are kept
+        rejected.add(str(place))
+    rows = {str(place): {"x": Known(p, 1.0, 2)} for place, p in enumerate(p_values)}
+    corrected = corrected_p_values({**rows, "without": {}}, "x")
+    assert corrected.keys() == rows.keys()
+    assert {place for place, value in corrected.items() if value <= 0.05} == rejected

@@ -1,0 +1,195 @@
+"""Reading study files: rows, precedence, bases, and all problems at once."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from small_study import BASE, MASKED, OWN, SPACE, TOY, read_small_study
+
+from research.studies.study_file import STUDIES, StudyError, read_study
+
+
+def test_rows_of_a_study(tmp_path):
+    study = read_small_study(tmp_path)
+    assert [row.name for row in study.rows] == [
+        *("plain, M=128", "plain, M=256", "mined, M=128", "mined, M=256")
+    ]
+    assert study.rows[0].cells == {"row": "plain", "Con-D": "✗", "M": "128"}
+    assert study.rows[3].cells == {"row": "mined", "Con-D": "✓", "M": "256"}
+    assert study.rows[3].options == {**BASE["settings"]["con_d"], MASKED: 0.2, SPACE: 256}
+    assert study.rows[0].values == {SPACE: 128} and study.file.seeds == [3, 5]
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.dictionaries(
+        st.sampled_from([MASKED, SPACE, "run.max_epoch"]),
+        st.lists(st.integers(1, 99), min_size=1, max_size=4, unique=True),
+        min_size=1,
+    )
+)
+def test_vary_gives_the_full_product(tmp_path_factory, vary):
+    changes = {"vary": vary, "titles": {}, "figure": {}, "paper": None}
+    rows = read_small_study(tmp_path_factory.mktemp("product"), **changes).rows
+    expected = [
+        dict(zip(vary, values, strict=True)) for values in itertools.product(*vary.values())
+    ]
+    for base in ("plain", "mined"):
+        rows_of_base = [row for row in rows if row.base == base]
+        assert [row.values for row in rows_of_base] == expected
+        assert all(row.options.items() >= row.values.items() for row in rows_of_base)
+    assert len({row.name for row in rows}) == len(rows) == 2 * len(expected)
+
+
+def test_precedence_of_options(tmp_path):
+    rows = [{"name": "a", "uses": ["random"], "options": {"run.grit.enabled": True, SPACE: 1}}]
+    (row,) = read_small_study(tmp_path, rows=rows, vary={SPACE: [64]}, paper=None).rows
+    assert row.options == {
+        **{"run.grit.enabled": True, "model.mafa.negatives": "sampled", SPACE: 64}
+    }
+
+
+def test_section_of_a_scale_overrides_file_and_base(tmp_path):
+    section = {"vary": {SPACE: [64]}, "seeds": [1], "columns": {"tr1": {"title": "other"}}}
+    study = read_small_study(tmp_path, at={"small": section, "large": {"vary": {SPACE: [99]}}})
+    assert [row.name for row in study.rows] == ["plain, M=64", "mined, M=64"]
+    assert study.file.seeds == [1]
+    assert (study.columns[0].title, study.columns[0].keys) == ("other", ["txt_r1"])
+    # The paper's numbers stay with the paper's rows.
+    assert [cells["M"] for cells, _ in study.paper] == ["128", "256", "128", "256"]
+
+
+def test_file_without_a_base(tmp_path):
+    path = tmp_path / "alone.yaml"
+    path.write_text(yaml.safe_dump({**BASE, **OWN}, sort_keys=False))
+    assert len(read_study(path).rows) == 4 and read_study(path).at == ""
+
+
+def test_paper_numbers_by_row_names(tmp_path):
+    numbers = {"mined, M=128": [5.0, 6.0]}
+    study = read_small_study(tmp_path, paper={"columns": ["TR", "IR"], "rows": numbers})
+    assert [numbers for _, numbers in study.paper] == [[], [], [5.0, 6.0], []]
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("{epochs}", 5),
+        ("{epochs*2}", 10),
+        ("{epochs/2}", 2),
+        ("{epochs/8}", 1),
+        ("{epochs-1}", 4),
+        ("{epochs-9}", 1),
+        ("for {epochs-1} epochs", "for 4 epochs"),
+        ("${epochs-1}", "${epochs-1}"),
+        ("{other-1}", "{other-1}"),
+    ],
+)
+def test_parameters_are_computed_with(tmp_path, text, value):
+    path = tmp_path / "study.yaml"
+    rows = [{"name": "one", "options": {"run.max_epoch": text}}]
+    stages, columns = {"train": {"config": TOY}}, {"loss": {"kind": "epoch"}}
+    given = {"rows": rows, "stages": stages, "columns": columns, "parameters": {"epochs": 5}}
+    path.write_text(yaml.safe_dump(given))
+    assert read_study(path).rows[0].options["run.max_epoch"] == value
+    with pytest.raises(StudyError, match="there is no epoch; did you mean epochs"):
+        read_study(path, parameters={"epoch": 3})
+
+
+def problems_of(tmp_path, **changes):
+    with pytest.raises(StudyError) as caught:
+        read_small_study(tmp_path, **changes)
+    problems = caught.value.problems
+    count = f"{len(problems)} problem{'s' if len(problems) > 1 else ''} in the study"
+    assert str(caught.value).startswith(count)
+    return problems
+
+
+def expect(problems, expected):
+    for text in expected:
+        assert any(text in problem for problem in problems), (text, problems)
+    assert len(problems) == len(expected)
+
+
+def test_keys_and_types_that_are_wrong_are_reported_together(tmp_path):
+    base = copy.deepcopy(BASE)
+    base["stages"]["test"]["script"] = "test.py"
+    base["colums"] = {}
+    problems = problems_of(
+        tmp_path,
+        base=base,
+        rows=[{"name": "a", "option": {}}, {"name": "b", "options": {"run.grit": {}}}],
+        seeds=["x"],
+        at_once=0,
+        at={"small": {"row": []}},
+        vary={SPACE: 3},
+        settings={"random": 3},
+        shared={"start": {"config": TOY}},
+    )
+    expected = [
+        *("colums: unknown; did you mean columns?", "row: unknown", "stages.test.script"),
+        *("rows.0.option: unknown; did you mean options?", "run.grit is a mapping", "seeds.0"),
+        *("at_once: Input should be greater than 0", f"vary.{SPACE}", "settings.random"),
+        "shared.start: Value error, expected one of config, module and checkpoint",
+    ]
+    expect(problems, expected)
+
+
+def test_names_that_do_not_exist_are_reported_together(tmp_path):
+    base = copy.deepcopy(BASE)
+    base["shared"]["con_d"]["options"]["model.pretrained"] = "{strat}"
+    problems = problems_of(
+        tmp_path,
+        base=base,
+        rows=[
+            {"name": "a", "uses": ["randon"]},
+            {"name": "a", "options": {"model.pretrained": "{test}"}},
+            {"marks": {}},
+        ],
+        shows=["tr", "loss"],
+        figure={"x": "run.lr", "y": ["tr1"]},
+        reference={"row": "a", "columns": ["tr1"], "after": "Recall"},
+        claims=[{"claim": "c", "row": "a", "than": "b", "column": "loss"}],
+        gallery="mafa",
+        vary={},
+        paper=None,
+    )
+    expected = [
+        *("no earlier run strat; did you mean start?", "no setting randon; did you mean random?"),
+        *("there are two called 'a'", "no earlier run test", "rows.2.name: missing"),
+        *("shows: no column tr;", "figure.x: no key that varies run.lr", "no table Recall"),
+        *("figure.y: no column among those shown tr1", "claims.0: no row b", "gallery: no shared"),
+    ]
+    expect(problems, expected)
+
+
+@pytest.mark.parametrize(
+    "paper, problem",
+    [
+        ({"columns": ["a"], "rows": [[1], [2]]}, "2 rows for the 4 of the file"),
+        ({"columns": ["a"], "rows": [[1], [2], [3, 4], [5]]}, "mined, M=128 has [3, 4]"),
+        ({"columns": ["a"], "rows": {"mined, M=12": [3]}}, "did you mean mined, M=128?"),
+    ],
+)
+def test_paper_numbers_that_do_not_fit_are_rejected(tmp_path, paper, problem):
+    expect(problems_of(tmp_path, paper=paper), [problem])
+
+
+def test_unreadable_files_are_rejected(tmp_path):
+    bomb = "a: &a [1]\n" + "".join(f"b{n}: &b{n} [*a, *a, *a]\n" for n in range(2))
+    bomb += "x: &x [*b0, *b1, *x]"
+    for content, problem in (("[1]", "is no mapping"), ("a: [", "not YAML"), (bomb, "itself")):
+        (tmp_path / "own.yaml").write_text(content)
+        with pytest.raises(StudyError, match=problem):
+            read_study(tmp_path / "own.yaml")
+    with pytest.raises(StudyError, match="cannot be read"):
+        read_study(tmp_path / "not.yaml")
+    with pytest.raises(StudyError, match="no base_papers.yaml; did you mean paper?"):
+        read_study(STUDIES / "table_4.yaml", "papers")
+    with pytest.raises(StudyError, match="does not fit its base"):
+        read_small_study(tmp_path, settings={"random": ["a"]}, columns={"tr1": {"key": {"a": 1}}})

@@ -1,0 +1,391 @@
+"""Results of runs: tables, self-checks, figures, measuring, and the command."""
+
+from __future__ import annotations
+
+import copy
+import json
+import logging
+import re
+from xml.etree import ElementTree
+
+import pytest
+import scipy.stats
+from conftest import ROOT
+from small_study import BASE, SPACE, plan_for, read_small_study, write_log, write_study
+
+from research import study as command
+from research.studies.outputs import _log_curve, write_all
+from research.studies.plan import make_plan
+from research.studies.results import Results, measure_all, measured, results_of
+from research.studies.spread import frame_of
+from research.studies.study_file import LogCurve
+from research.studies.study_tables import outcome, tables_of, verdict
+
+
+def study_with_results(tmp_path):
+    """Return a plan with results of three of the four rows: two seeds, one seed, and one
+    unfinished.
+    """
+    plan = make_plan(read_small_study(tmp_path), tmp_path / "out", [3, 5], tmp_path / "out/own")
+    for row, seed, value in (
+        ("plain, M=128", 3, 10.0),
+        ("plain, M=128", 5, 13.0),
+        ("mined, M=256", 5, 42.0),
+    ):
+        jobs = plan.of[row][seed]
+        epochs = [{"kind": "epoch", "loss_itc": k, "loss_itm": k + 1.0} for k in (9.0, value)]
+        write_log(jobs["train"], *epochs)
+        records = [
+            *({"kind": "eval", "split": "test", "txt_r1": k} for k in (99.0, value)),
+            {"kind": "eval", "split": "val", "txt_r1": 98.0},
+        ]
+        write_log(jobs["test"], *records)
+    half = plan.of["mined, M=128"][3]
+    write_log(half["train"], {"kind": "epoch", "loss_itc": 1.0})
+    write_log(half["test"], {"kind": "eval", "split": "test", "txt_r1": 1.0}, done=False)
+    return plan
+
+
+def written(plan):
+    """Write the results of a plan; return the texts of the Markdown, the page and the JSON."""
+    path = plan.page / "results.md"
+    write_all(results_of(plan)[0], path, plan.page / "report.html")
+    page = (plan.page / "report.html").read_text()
+    return path.read_text(), page, json.loads(path.with_suffix(".json").read_text())
+
+
+def cells_of(section):
+    lines = [line for line in section.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
+
+
+def test_written_results_equal_the_logs(tmp_path):
+    plan = study_with_results(tmp_path)
+    assert not results_of(plan)[1]
+    text, page, content = written(plan)
+    ours, theirs = re.findall(r"\n\n(\| row.*?)\n\n", text, re.S)[:2]
+    cells = cells_of(ours)
+    assert cells[0] == ["row", "Con-D", "M", "n", "TR@1", "loss"]
+    assert cells[2:] == [
+        ["plain", "✗", "128", "2", "11.5 ± 2.1", "120.0 ± 21.2"],
+        ["plain", "✗", "256", "0", "–", "–"],
+        ["mined", "✓", "128", "1", "–", "10.0"],
+        ["mined", "✓", "256", "1", "42.0", "425.0"],
+    ]
+    cells = cells_of(theirs)
+    assert cells[0] == ["row", "Con-D", "M", "TR", "IR"]
+    assert cells[2:] == [
+        ["plain", "✗", "128", "76.60", "59.6"],
+        ["plain", "✗", "256", "1.25", "–"],
+        ["mined", "✓", "128", "–", "–"],
+        ["mined", "✓", "256", "77.00", "60.2"],
+    ]
+    assert "76.6" not in ours and "|\n\nLarge\n" in text.split("numbers: Table 0\n\n|")[1]
+    row = content["rows"]["plain, M=128"]
+    assert row["seeds"] == {"3": {"tr1": 10.0, "loss": 105.0}, "5": {"tr1": 13.0, "loss": 135.0}}
+    assert row["spread"]["tr1"] == {"mean": 11.5, "sd": pytest.approx(2.1213, abs=1e-4), "n": 2}
+    assert content["rows"]["mined, M=128"]["seeds"] == {"3": {"tr1": None, "loss": 10.0}}
+    assert (tmp_path / "out" / row["folders"]["5"]["test"] / "log.jsonl").is_file()
+    assert content["paper"]["rows"][0] == [76.6, 59.6]
+    assert "11.5 ± 2.1" in page and "76.60" in page and "<svg" in page
+
+
+def test_json_has_the_form_of_the_published_files(tmp_path):
+    content = written(study_with_results(tmp_path))[2]
+    published = json.loads((ROOT / "docs/results/compare_dense.json").read_text())
+    assert content.keys() == published.keys()
+    (row, *_), (theirs, *_) = content["rows"].values(), published["rows"].values()
+    assert row.keys() == theirs.keys()
+    (column, *_), (theirs, *_) = content["columns"].values(), published["columns"].values()
+    assert column.keys() == theirs.keys()
+
+
+def self_check(auc, own, random, problems=()):
+    """Return a record as a run logs it; shares are those above the highest threshold, .8."""
+    above = [
+        {"threshold": 0.5, "own": 1.0, "random": 0.5},
+        {"threshold": 0.8, "own": own, "random": random},
+    ]
+    record = {"name": "albef_mafa", "pairs": 256, "auc": auc, "above": above}
+    return {**record, "problems": list(problems)}
+
+
+def test_results_show_the_self_checks_of_con_d(tmp_path):
+    """Plain rows have no Con-D; of a restarted run the last check counts."""
+    plan = study_with_results(tmp_path)
+    poor = "only 1.0% of own pairs are above 0.8"
+    checks = {
+        ("mined, M=128", 3): self_check(0.5, 0.5, 0.5, ["not complete: not shown"]),
+        ("mined, M=128", 5): self_check(0.7, 0.01, 0.0, [poor]),
+        ("mined, M=256", 3): self_check(0.9, 0.25, 0.0),
+        ("mined, M=256", 5): self_check(0.7, 0.01, 0.125, [poor]),
+    }
+    for (row, seed), found in checks.items():
+        line = {"kind": "con_d_self_check", "time": 1, **found}
+        write_log(plan.of[row][seed]["train"], {**line, "auc": 0.1}, line)
+    (plan.of["mined, M=128"][3]["train"].folder / "done").unlink()
+    text, page, content = written(plan)
+    section = text.split("## Con-D self-check")[1].split("## The rows")[0]
+    cells = cells_of(section)
+    assert cells[0] == [
+        *("row", "n", "AUC", "threshold", "own above %", "random above %", "verdict")
+    ]
+    assert cells[2:] == [
+        ["mined, M=128", "1", "0.700", "0.8", "1.0", "0.0", "fails"],
+        [
+            *("mined, M=256", "2", "0.800 ± 0.141", "0.8", "13.0 ± 17.0", "6.2 ± 8.8"),
+            "fails with seed 5",
+        ],
+    ]
+    warning = (
+        "Warning: Con-D of mined, M=128 and mined, M=256 fails its self-check: "
+        f"with seed 5, {poor}."
+    )
+    assert warning in section and section.count("Warning") == 1
+    assert warning in page and "0.800 ± 0.141" in page
+    rows = content["rows"]
+    assert rows["plain, M=128"]["self_check"] == {}
+    assert rows["mined, M=128"]["self_check"].keys() == {"5"}
+    for seed in (3, 5):
+        assert rows["mined, M=256"]["self_check"][str(seed)] == checks["mined, M=256", seed]
+
+
+def test_figure_has_a_line_per_row(tmp_path):
+    """A line for each row, a point for each value; no numbers of the paper; reproducible."""
+    plan = study_with_results(tmp_path)
+    text, _, _ = written(plan)
+    picture = (plan.page / "figure.svg").read_text()
+    texts = {node.text.strip() for node in ElementTree.fromstring(picture).iter() if node.text}
+    assert {"plain", "mined", "M", "TR@1"} <= texts and not {"76.6", "76.60"} & texts
+    assert "![A title](figure.svg)" in text and "self-check" not in text
+    written(plan)
+    assert (plan.page / "figure.svg").read_text() == picture
+
+
+def test_figure_over_rows(tmp_path):
+    changes = {"vary": {}, "figure": {"x": "row", "y": ["tr1", "loss"]}, "paper": None}
+    plan = make_plan(read_small_study(tmp_path, **changes), tmp_path / "out", [3])
+    assert "figure.svg" not in written(plan)[0] and not (plan.page / "figure.svg").exists()
+    write_log(plan.of["plain"][3]["test"], {"kind": "eval", "split": "test", "txt_r1": 5.0})
+    written(plan)
+    root = ElementTree.fromstring((plan.page / "figure.svg").read_text())
+    texts = {node.text.strip() for node in root.iter() if node.text}
+    assert {"plain", "mined", "TR@1"} <= texts and "loss" not in texts, "it has no values"
+
+
+def test_curves_of_the_logs_are_means_over_seeds_and_keys(tmp_path):
+    """Of steps that a resumed run repeats the last counts; a key that a record lacks is not 0."""
+    changes = {"vary": {}, "figure": {}, "paper": None}
+    plan = make_plan(read_small_study(tmp_path, **changes), tmp_path / "out", [3, 5])
+    for seed, steps in ((3, (1, 2, 3, 2, 3)), (5, (1, 2))):
+        records = [
+            {"kind": "step", "global_step": step, "i2t": 10.0 * place + seed, "t2i": 2.0 * seed}
+            for place, step in enumerate(steps)
+        ]
+        write_log(plan.of["plain"][seed]["test"], *records, {"kind": "step", "global_step": 9})
+    results = results_of(plan)[0]
+    curve = LogCurve(title="ITC", key="i2t", kind="step", lines=["plain", "mined"])
+    (series,) = _log_curve(results, curve).series
+    assert (series.name, series.x, series.y) == ("plain", [1, 2, 3], [4.0, 24.0, 43.0])
+    (series,) = _log_curve(results, curve.model_copy(update={"key": ["i2t", "t2i"]})).series
+    assert series.y[0] == pytest.approx(((3 + 6) / 2 + (5 + 10) / 2) / 2)
+
+
+def test_missing_log_key_is_reported(tmp_path):
+    plan = study_with_results(tmp_path)
+    for row, seed in (("plain, M=128", 3), ("plain, M=128", 5), ("mined, M=256", 5)):
+        record = {"kind": "eval", "split": "test", "txt_r5": 1.0}
+        write_log(plan.of[row][seed]["test"], record)
+    _, problems = results_of(plan)
+    assert len(problems) == 1 and "column tr1: no log of stage test has txt_r1" in problems[0]
+
+
+# Tables of figures
+
+
+def results_with(by_row, *rows):
+    study = plan_for("compare", "--seeds", 0, 1, 2, "--rows", *rows).study
+    return Results(study, frame_of(by_row), {}, {})
+
+
+def test_significant_differences_are_named():
+    own = {
+        "GRIT-VLP": [(10.0, 0.5), (11.0, 0.5), (12.0, 0.5)],
+        "MAFA": [(20.0, 0.5), (21.1, 0.6), (21.9, 0.4)],  # gains of 10, 10.1 and 9.9; none
+        "ECM": [(11.0, 0.5), (12.3, 0.5), (13.6, 0.5)],  # gains of 1, 1.3 and 1.6; equal
+    }
+    figures = {
+        row: {seed: {"txt_r1": r, "itm_auc": auc} for seed, (r, auc) in enumerate(values)}
+        for row, values in own.items()
+    }
+
+    def difference():
+        tables = tables_of(results_with(figures, "grit", "mafa", "ecm"))
+        return next(table for table in tables if table.title.startswith("Difference"))
+
+    table = difference()
+    assert table.columns[-2:] == ["significant alone", "significant among all rows"]
+    named = {row[0]: row[-2:] for row in table.rows}
+    assert named["MAFA"] == ["TR@1", "TR@1"]
+    assert named["ECM"] == ["TR@1", "TR@1"], "p is .017, of two rows"
+    gains = (1.0, 1.3, 1.9)
+    assert 0.025 < scipy.stats.ttest_1samp(gains, 0.0).pvalue < 0.05
+    for row in ("MAFA", "ECM"):
+        figures[row] = {seed: {"txt_r1": 10.0 + seed + gain} for seed, gain in enumerate(gains)}
+    assert {tuple(row[-2:]) for row in difference().rows} == {("TR@1", None)}
+
+
+def test_outcome_without_claims_names_the_best_and_the_last_row():
+    values = {"GRIT-VLP": (10.0, 20.0), "ALBEF-base": (1.0, 3.0)}
+    figures = {
+        row: {seed: {"temperature": 9.0, "txt_r1": value} for seed, value in enumerate(own)}
+        for row, own in values.items()
+    }
+    rows = ("grit", "base")
+    assert outcome(results_with({}, *rows)) == "No run is complete yet."
+    said = "TR@1 is highest with 15.0 (GRIT-VLP) and lowest with 2.0 (ALBEF-base)."
+    assert outcome(results_with(figures, *rows)) == said
+    del figures["GRIT-VLP"]
+    assert outcome(results_with(figures, *rows)) == "TR@1: 2.0 (ALBEF-base)."
+
+
+def test_claims_hold_do_not_hold_or_are_open():
+    gains = {"GRIT-VLP": [10.0, 20.0, 30.0], "ECM": [15.1, 25.0, 34.9], "ALBEF-base": [1, 50, 1]}
+    figures = {
+        row: {
+            seed: {"any_r1": value, "false_negative_rate_in_itm": value}
+            for seed, value in enumerate(values)
+        }
+        for row, values in gains.items()
+    }
+    results = results_with(figures, "grit", "ecm", "base")
+    (table,) = [one for one in tables_of(results) if one.title == "Claims"]
+    found = {row[0]: row[3:] for row in table.rows}
+    assert found["ECM improves retrieval"] == ["+5.0", "+4.8 to +5.2", "3 of 3", "holds"]
+    in_itm = found["ECM takes false negatives out of ITM"]
+    assert in_itm[0] == "-5.0" and in_itm[2:] == ["0 of 3", "does not hold"]
+    assert found["Grouping improves retrieval"][2:] == ["2 of 3", "open"]
+    assert "MAFA improves retrieval over GRIT" not in found, "its rows are not shown"
+    verdicts = [row[-1] for row in found.values()]
+    assert outcome(results) == (
+        f"Of {len(found)} claims, {verdicts.count('holds')} hold, "
+        f"{verdicts.count('does not hold')} do not hold, and {verdicts.count('open')} are open."
+    )
+    assert verdict(None) == "open"
+
+
+# Measuring
+
+
+def test_runs_are_measured_once_unless_their_judges_change(tmp_path, monkeypatch, caplog):
+    """Of what the measuring function logs, only warnings are shown."""
+    calls = []
+
+    def measure(runs, judges):
+        logging.info("loaded a checkpoint")
+        logging.warning("a checkpoint lacks weights")
+        calls.append([run.name for run in runs])
+        for run in runs:
+            yield run, {"txt_r1": 1.0}
+
+    monkeypatch.setattr("research.toy_measures.measure", measure)
+    caplog.set_level(logging.INFO)
+    plan = plan_for("compare", "--output", tmp_path, "--seeds", 3, "--rows", "grit", "base")
+    grit, base, judge = (plan.jobs[f"{name}/3"] for name in ("grit", "base", "warm_up"))
+    write_log(grit)
+    measure_all(plan)
+    assert calls == [], "the judge is not done"
+    write_log(judge)
+    measure_all(plan)
+    write_log(base)
+    measure_all(plan)
+    assert calls == [["grit/3"], ["base/3"]] and measured(base) == {"txt_r1": 1.0}
+    judge.key = "other"
+    measure_all(plan)
+    assert [sorted(names) for names in calls[2:]] == [["base/3", "grit/3"]]
+    logging.info("measured")
+    assert set(caplog.messages) == {"a checkpoint lacks weights", "measured"}
+
+
+# The command
+
+
+def run_small_study(tmp_path, *options, **changes):
+    words = [write_study(tmp_path, **changes), "--at", "small", "--output", tmp_path / "out"]
+    return command.run(command.parsed(*words, "--seeds", 3, *options))
+
+
+@pytest.fixture
+def fake_runs(monkeypatch):
+    """Replace runs by log writers; return the started titles and the set of failing titles."""
+    started, fails = [], set()
+
+    def run_all(jobs, at_once, after):
+        failed = {}
+        for name, job in jobs.items():
+            if job.done:
+                continue
+            if job.needs & failed.keys() or job.title in fails:
+                failed[name] = "no luck"
+                continue
+            started.append(job.title)
+            write_log(job, {"kind": "eval", "split": "test", "txt_r1": 5.0, "loss_itc": 1.0})
+            (job.folder / "command.txt").write_text(f"{job.shown_command}\n")
+        return failed
+
+    monkeypatch.setattr(command, "run_all", run_all)
+    return started, fails
+
+
+def test_finished_rows_are_skipped_and_failures_reported(tmp_path, fake_runs, capsys):
+    started, fails = fake_runs
+    fails.add("mined, M=128, train, seed 3")
+    shows = {"shows": ["tr1"]}
+    assert run_small_study(tmp_path, **shows) == 1
+    output = capsys.readouterr().out
+    assert "10 runs, 10 to do" in output
+    assert "FAILED: mined, M=128, train, seed 3: no luck" in output
+    assert "FAILED: mined, M=128, test" in output and "| mined | ✓     | 256 | 1 | 5.0  |" in output
+    assert len(started) == 8
+    fails.clear()
+    assert run_small_study(tmp_path, **shows) == 0
+    assert started[8:] == ["mined, M=128, train, seed 3", "mined, M=128, test, seed 3"]
+    assert "10 runs, 2 to do" in capsys.readouterr().out
+    # The same folders are not used for another command.
+    longer = copy.deepcopy(BASE)
+    longer["shared"]["con_d"]["options"]["run.max_epoch"] = 30
+    assert run_small_study(tmp_path, base=longer, **shows) == 2 and len(started) == 10
+    assert "con_d holds a run of another command" in capsys.readouterr().out
+
+
+def test_list_and_dry_run_start_nothing(tmp_path, fake_runs, capsys):
+    assert run_small_study(tmp_path, "--list") == 0
+    output = capsys.readouterr().out
+    assert "A title (Table 0)" in output and "  loss: loss" in output
+    assert f"  mined, M=256\n    model.mafa.con_d.arch=albef_mafa {''}" in output
+    assert run_small_study(tmp_path, "--dry-run", "--rows", "plain, M=128") == 0
+    output = capsys.readouterr().out
+    assert "plain, M=128, train, seed 3 (to do)\n  python " in output
+    assert "2 runs, 2 to do" in output
+    assert not fake_runs[0] and not (tmp_path / "out").exists()
+
+
+def test_invalid_studies_are_rejected_before_any_run(tmp_path, fake_runs, capsys):
+    changes = {"vary": {"run.grit.serach_space": [1]}, "figure": {}, "paper": None}
+    assert run_small_study(tmp_path, **changes) == 2
+    assert "did you mean run.grit.search_space?" in capsys.readouterr().out
+    assert run_small_study(tmp_path, "--given", "con_d=not/there.pth") == 2
+    assert "there is no " in capsys.readouterr().out
+    assert run_small_study(tmp_path, measure={"function": "research.nothing:measure"}) == 2
+    assert "measure.function: 'research.nothing:measure': No module" in capsys.readouterr().out
+    assert not fake_runs[0] and not (tmp_path / "out").exists()
+
+
+def test_results_contain_a_command_that_reproduces_them(tmp_path, fake_runs):
+    file = "projects/mafa/studies/table_13.yaml"
+    options = ["--at", "toy", "--seeds", "1", "--columns", "tr1"]
+    assert command.run(command.parsed(ROOT / file, *options, "--output", tmp_path)) == 0
+    text = (tmp_path / "table_13/results.md").read_text()
+    line = next(line for line in text.splitlines() if line.startswith("python -m "))
+    assert line.split()[3:] == ["study", file, *options] and str(tmp_path) not in text
+    assert SPACE in text
