@@ -299,6 +299,7 @@ def test_a_room_imports_only_rooms_below_it():
     table = TEXTS[ROOT / "CONTRIBUTING.md"].split("|---|---|---|---|\n")[1].split("\n\n")[0]
     rooms = [SPAN.findall(line.split("|")[1]) for line in table.splitlines()]
     row_of = {room.rstrip("/"): n for n, row in enumerate(rooms) for room in row}
+    assert {folder.parent.name for folder in PACKAGE.glob("*/__init__.py")} <= row_of.keys()
     upward = []
     for file in sorted(PACKAGE.rglob("*.py")):
         own = file.relative_to(PACKAGE).parts[0]
