@@ -35,6 +35,7 @@ REQUIREMENTS = [
     "braceexpand",
     "eccv_caption==0.1.0",
     "huggingface_hub",
+    "jinja2",
     "matplotlib",
     "numpy",
     "opencv-python-headless",
@@ -62,7 +63,6 @@ EXTRAS = {
     "wandb": ["wandb>=0.19.10"],
     "mlflow": ["mlflow>=2.16"],
     "cross-encoder": ["sentence-transformers>=5.4"],
-    "faiss": ["faiss-cpu>=1.8"],
     "docs": ["mkdocs-material>=9.7", "mkdocstrings-python>=2.0"],
 }
 EXTRAS["all"] = sorted({package for packages in EXTRAS.values() for package in packages})

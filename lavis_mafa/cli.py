@@ -7,8 +7,6 @@ parsed, and ``--help`` is printed, without it.
 from __future__ import annotations
 
 import argparse
-import atexit
-import gc
 import importlib
 import logging
 import os
@@ -56,13 +54,19 @@ REMOVED = {
     "threshold": "lavis-mafa label quality JUDGED",
     "vision": "python -m research vision, in a checkout of the repository",
 }
+REMOVED_OPTIONS = {
+    "--correction": "--labels labels.json",
+    "--index": "the exact search, which needs no option",
+    "--judgements": "--options datasets.NAME.build_info.truth=FILE of the command that judges",
+    "--shards": "--output NAME.parquet, which has the images inside",
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit status."""
     end_with_launcher()
     try:
-        with _ended_by_ctrl_c(), _modules_not_collected():
+        with _ended_by_ctrl_c():
             action = _prepare(argv)
             from lavis_mafa.runners.session import exit_status
     except UnsupportedVersionError as error:
@@ -89,26 +93,6 @@ def _ended_by_ctrl_c() -> Iterator[None]:
 
 
 @contextmanager
-def _modules_not_collected() -> Iterator[None]:
-    """Keep the garbage collector from the modules that are imported: they stay until the end.
-
-    They are half a million objects. Looking through them again and again takes a tenth of the time
-    of the imports, and later a third of a second in each full collection.
-    """
-    if not gc.isenabled() or "lavis" in sys.modules:  # in a process that is not this program's
-        yield
-        return
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
-        if "lavis" in sys.modules:
-            gc.freeze()
-            atexit.register(gc.unfreeze)  # extension modules complain of objects left at the end
-
-
-@contextmanager
 def _ended_by_closed_output() -> Iterator[None]:
     """End without a traceback when nobody reads the output any more, as after ``| head``."""
     try:
@@ -132,10 +116,11 @@ def _end(number: int, frame: FrameType | None) -> None:
 def _prepare(argv: Sequence[str] | None) -> Callable[[], int | None]:
     """Parse the arguments and import the command; return what runs it."""
     given = list(sys.argv[1:] if argv is None else argv)
-    for old in (" ".join(given[:1]), " ".join(given[:2])):
-        if old in REMOVED:
-            print(f"lavis-mafa {old} was removed; use: {REMOVED[old]}", file=sys.stderr)
-            raise SystemExit(2)
+    found = {old: REMOVED[old] for n in (1, 2) if (old := " ".join(given[:n])) in REMOVED}
+    found |= {old: REMOVED_OPTIONS[old] for old in given if old in REMOVED_OPTIONS}
+    for old, new in found.items():
+        print(f"lavis-mafa: {old} was removed; use: {new}", file=sys.stderr)
+        raise SystemExit(2)
     parser = argparse.ArgumentParser(
         prog="lavis-mafa",
         description="Pre-train vision-language models whose false negatives are detected.",

@@ -1,1 +1,3 @@
-"""Analyse datasets and runs: count, mine, measure and show false negatives."""
+"""Analyses of a data set with a model and discriminators: count, mine, label, advise, report."""
+
+ALL = "all"  # search space: the whole data set

@@ -13,9 +13,10 @@ import numpy as np
 from lavis.common.dist_utils import is_main_process
 from numpy.typing import NDArray
 
+from lavis_mafa.analysis import ALL
 from lavis_mafa.analysis.features import Features, make_features
 from lavis_mafa.analysis.hard_negatives import HardNegatives, Sampling, hard_negatives_of, samplings
-from lavis_mafa.analysis.judged_pairs import FILE, INVALID, JUDGEMENTS, UNKNOWN, Judged
+from lavis_mafa.analysis.judged_pairs import FILE, INVALID, UNKNOWN, Judged
 from lavis_mafa.analysis.judged_report import report_of_judged
 from lavis_mafa.analysis.judging import TRUTH, build_judge, discriminators_of, judge_all
 from lavis_mafa.analysis.loading import (
@@ -26,24 +27,19 @@ from lavis_mafa.analysis.loading import (
 )
 from lavis_mafa.analysis.neighbours import (
     WholeCorpus,
-    check_arguments,
-    content_of,
     find_neighbours,
     group_labels,
     image_labels,
     name_of,
-    notes_of,
     whole_corpus,
 )
 from lavis_mafa.analysis.quality.correction import (
     Correction,
-    correction_by_judgements,
-    read_correction,
+    correction_by_truth,
+    correction_of,
 )
-from lavis_mafa.analysis.search_spaces import ALL
+from lavis_mafa.analysis.quality.labels import read_labels
 from lavis_mafa.analysis.self_check import check_judges
-from lavis_mafa.datasets.judged_truth import truth_by_people
-from lavis_mafa.datasets.judgements import read_judgements
 from lavis_mafa.io.files import write_json, write_text
 from lavis_mafa.metrics.intervals import clustered
 from lavis_mafa.models.con_d.self_check import SelfCheck
@@ -71,30 +67,22 @@ def count_false_negatives(
     in_all = ALL in (args.search_spaces or ())
     if in_all:
         args.search_spaces = [space for space in args.search_spaces if space != ALL]
-    check_arguments(args, in_all)
+    whole = whole_corpus(args, in_all, 1)
     require_range(args, threshold=(0.0, 1.0), batch_sizes=(2,), search_spaces=(1,), sample=(2,))
-    if args.correction is not None and args.judgements is not None:
-        raise ValueError(
-            "--judgements corrects the shares itself: give only one of --correction, --judgements"
-        )
-    correction = None if args.correction is None else read_correction(args.correction)
-    judgements = None if args.judgements is None else read_judgements(args.judgements)
+    correction = _correction(args)
     con_ds = discriminators_of(args)
     if correction and correction.name not in con_ds:
         raise ValueError(
-            f"{args.correction} is about the discriminator {correction.name!r}, but the pairs are "
+            f"--labels are about the discriminator {correction.name!r}, but the pairs are "
             f"judged by {', '.join(con_ds) or 'the ground truth only'}: give the discriminator "
             "that name in --con-d"
         )
     if correction and correction.above != args.threshold:
         raise ValueError(
-            f"{args.correction} is about pairs above {correction.above:g}, but --threshold is "
+            f"--labels are about pairs above {correction.above:g}, but --threshold is "
             f"{args.threshold:g}: give --threshold {correction.above:g}"
         )
     loaded = load_model_and_data(args)
-    more = None
-    if judgements is not None:
-        more = truth_by_people(loaded.data.pairs, judgements).pairs()
     if complete is not None:
         complete(args, loaded)
     run_cfg = loaded.cfg.run_cfg
@@ -103,15 +91,14 @@ def count_false_negatives(
     if spaces is None:
         spaces = [int(run_cfg.grit.search_space)]
     wanted = samplings(args.sampling, sizes, spaces)
-    whole = whole_corpus(args, 1) if in_all else None
     if not con_ds and loaded.data.truth is None:
         raise ValueError(
             "nothing can judge the pairs: there is no discriminator, and the data set does not "
             "know which pairs match. Give a discriminator, such as "
-            "--con-d blip.arch=blip_retrieval blip.model_type=coco, or --judgements by people"
+            "--con-d blip.arch=blip_retrieval blip.model_type=coco, or judgements by people as "
+            "build_info.truth of the data"
         )
-    truth_name = TRUTH if judgements is None else JUDGEMENTS
-    judge_names = [*con_ds, *([] if loaded.data.truth is None else [truth_name])]
+    judge_names = [*con_ds, *([] if loaded.data.truth is None else [TRUTH])]
     everything: list[AnySampling] = [*wanted, *([] if whole is None else [whole])]
     refuse_to_drop_counts(args.output, everything, judge_names)
     # Built first: a missing checkpoint is reported before hours are spent on features.
@@ -122,17 +109,14 @@ def count_false_negatives(
     negatives: dict[AnySampling, HardNegatives] = {
         one: hard_negatives_of(loaded, features, one, args.seed) for one in wanted
     }
-    found = None
     if whole is not None:
         mafa = loaded.cfg.model_cfg.get("mafa") or {}
         positive = mafa.get("same_image", "positive") == "positive"
         labels = [image_labels(loaded, features)] if positive else []
         labels += group_labels(loaded, features)
-        found = find_neighbours(
-            loaded, features, whole, args.output / "neighbours", labels, args.seed
-        )
-        negatives[whole] = found.negatives
-    judged = judge_all(loaded, features, list(negatives.values()), judges, args.output, more)
+        folder = args.output / "neighbours"
+        negatives[whole] = find_neighbours(loaded, features, whole, folder, labels)
+    judged = judge_all(loaded, features, list(negatives.values()), judges, args.output)
     judged.about = data_source(
         args,
         low=args.threshold,
@@ -141,12 +125,12 @@ def count_false_negatives(
         self_check={name: check.content() for name, check in checks.items()},
     )
     notes = []
-    if whole is not None and found is not None:
-        judged.about["neighbours"], notes = content_of(whole, found), notes_of(whole, found)
+    if whole is not None:
+        judged.about["neighbours"], notes = {"neighbours": whole.neighbours}, [whole.note]
     corrections = [] if correction is None else [correction]
-    if judgements is not None:
-        judged.about[JUDGEMENTS] = judgements.path
-        by_name = [correction_by_judgements(judged, name, args.threshold) for name in con_ds]
+    known = judged.truth != UNKNOWN
+    if not corrections and known.any() and not known.all():
+        by_name = [correction_by_truth(judged, name, args.threshold) for name in con_ds]
         corrections = [one for one in by_name if one is not None]
     judged.samplings = {one.name: _is_in(judged, picked) for one, picked in negatives.items()}
     counts = [
@@ -157,6 +141,15 @@ def count_false_negatives(
     if is_main_process():
         judged.save(args.output / FILE)
         write_results(args, counts, corrections, loaded, features, judged, checks, notes)
+
+
+def _correction(args: argparse.Namespace) -> Correction | None:
+    """Return the correction of ``--labels``; those drawn from all pairs need the pairs that were
+    counted in ``--output`` before."""
+    if not args.labels:
+        return None
+    judged = Judged.load(args.output) if (args.output / FILE).is_file() else None
+    return correction_of([read_labels(path) for path in args.labels], judged)
 
 
 def _is_in(judged: Judged, negatives: HardNegatives) -> NDArray[Any]:
@@ -200,7 +193,7 @@ class Count:
     """False negatives among the hard negatives of one sampling, by one judge.
 
     Attributes:
-        judge: the discriminator, `TRUTH`, or `JUDGEMENTS` by people.
+        judge: the discriminator, or `TRUTH`.
         anchors: modality of the anchors, ``image`` or ``text``.
         found: false negatives among the ``judged`` hard negatives.
         share: ``found / judged``, 0 to 1; ``low`` and ``high`` are its 95 % interval, which treats
@@ -272,8 +265,7 @@ def count_one(
         calls[name] = (own > threshold, ~np.isnan(own))
     if (judged.truth != UNKNOWN).any():
         truth = judged.truth[row]
-        by_people = judged.truth_from == JUDGEMENTS
-        calls[JUDGEMENTS if by_people else TRUTH] = (truth > INVALID, truth != UNKNOWN)
+        calls[TRUTH] = (truth > INVALID, truth != UNKNOWN)
     neighbours = sampling.neighbours if isinstance(sampling, WholeCorpus) else None
     counts = []
     for name, (called, known) in calls.items():
@@ -315,7 +307,6 @@ def write_results(
         "unreadable": [number for number, _ in features.unreadable],
         "threshold": args.threshold,
         "seed": args.seed,
-        "judgements": judged.about.get(JUDGEMENTS),
         "corrections": [asdict(one) for one in corrections],
         "self_check": judged.about["self_check"],
         "neighbours": judged.about.get("neighbours"),
@@ -324,8 +315,13 @@ def write_results(
     write_json(args.output / "counts.json", content)
     table = count_table(counts, corrections)
     notes = [*_notes(args, loaded, features, counts, corrections), *more_notes]
-    if judged.truth_from == JUDGEMENTS:
-        notes.append(judgements_note(judged, corrections))
+    known = int((judged.truth != UNKNOWN).sum())
+    if 0 < known < len(judged):
+        notes.append(
+            f"The truth of {known:,} of the {len(judged):,} pairs is known, "
+            f"{int((judged.truth > INVALID).sum()):,} of them valid. Its shares refer to these "
+            "pairs, which are no random sample of the hard negatives."
+        )
     notes += [f"{check.line}. {check.warning}".strip() for check in checks.values()]
     parts = [f"# {table.title}", *notes, markdown_table(table)]
     write_text(args.output / "counts.md", "\n\n".join(parts) + "\n")
@@ -343,19 +339,6 @@ def write_results(
     for check in checks.values():
         print("\n".join(filter(None, [check.line, check.warning])))
     print(f"written: {args.output / 'counts.json'}, counts.md, {FILE}, {page.name}")
-
-
-def judgements_note(judged: Judged, corrections: Sequence[Correction]) -> str:
-    """Return what the judgements by people say about the judged pairs."""
-    known = int((judged.truth != UNKNOWN).sum())
-    text = (
-        f"{judged.about[JUDGEMENTS]}: people judged {known:,} of the {len(judged):,} pairs, "
-        f"{int((judged.truth > INVALID).sum()):,} of them valid. Their shares refer to the judged "
-        "pairs, which are no random sample of the hard negatives."
-    )
-    if missing := [name for name in judged.names if name not in {one.name for one in corrections}]:
-        text += f" No match of {', '.join(missing)} was judged by people: there is no correction."
-    return text
 
 
 def count_table(counts: Sequence[Count], corrections: Sequence[Correction] = ()) -> Table:
@@ -433,7 +416,7 @@ def _notes(
         notes.append(f"{len(features.unreadable)} samples could not be read and were skipped.")
     for one in corrections:
         notes.append(
-            f"Annotators confirmed {100 * one.factor:.1f} % "
+            f"People or the truth confirm {100 * one.factor:.1f} % "
             f"({100 * one.low:.1f}–{100 * one.high:.1f}) of the matches of {one.name} above "
             f"{one.above:g}; the corrected shares are multiplied by it (MAFA Appendix B)."
         )

@@ -22,7 +22,6 @@ from lavis_mafa.metrics.known_truth import UNKNOWN as UNKNOWN
 from lavis_mafa.metrics.known_truth import VALID as VALID
 
 FILE = "judged.npz"
-JUDGEMENTS = "judgements"  # key of `Judged.about`
 # Of the arrays of a discriminator and of a sampling in the file.
 _PREFIX, _SAMPLING = "probability_", "sampling_"
 
@@ -39,8 +38,7 @@ class Judged:
         probability: ``(P,)`` float32 by name of the discriminator, 0 to 1; NaN where it could not
             judge the pair.
         truth: ``(P,)`` int8, `VALID`, `INVALID` or `UNKNOWN`.
-        about: origin of the pairs, as plain values: ``cfg_path``, ``options``, ``low``, ``high``,
-            and `JUDGEMENTS`, the file that ``truth`` comes from, if not from the data set.
+        about: origin of the pairs, as plain values: ``cfg_path``, ``options``, ``low``, ``high``.
         samplings: ``(P,)`` bool by `hard_negatives.Sampling.name`, whether the pair is a hard
             negative in its mini-batches; {} in files of `mine` and of earlier versions.
     """
@@ -77,11 +75,6 @@ class Judged:
         rule = MiningRule()
         low, high = self.about.get("low", rule.low), self.about.get("high", rule.high)
         return float(low), float(high)
-
-    @property
-    def truth_from(self) -> str:
-        """Origin of ``truth``: `JUDGEMENTS` by people, or ``data``."""
-        return JUDGEMENTS if self.about.get(JUDGEMENTS) else "data"
 
     @property
     def names(self) -> list[str]:

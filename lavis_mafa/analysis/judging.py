@@ -17,7 +17,7 @@ from torch import Tensor
 from lavis_mafa.analysis.corpus import Corpus
 from lavis_mafa.analysis.features import Features
 from lavis_mafa.analysis.hard_negatives import HardNegatives
-from lavis_mafa.analysis.judged_pairs import JUDGEMENTS, UNKNOWN, Judged, pair_keys
+from lavis_mafa.analysis.judged_pairs import UNKNOWN, Judged, pair_keys
 from lavis_mafa.analysis.loading import ModelAndData, log_on_main, options_of
 from lavis_mafa.config import ConfigError, load_config
 from lavis_mafa.config.con_d import check_con_d
@@ -51,10 +51,10 @@ def discriminators_of(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
     given: Any = OmegaConf.to_container(OmegaConf.from_dotlist(list(args.con_d)))
     found, problems = {}, []
     for name, one in given.items():
-        if name in (TRUTH, JUDGEMENTS) or not str(name).isidentifier() or not isinstance(one, dict):
+        if name == TRUTH or not str(name).isidentifier() or not isinstance(one, dict):
             problems.append(
                 f"--con-d: {name!r}: write NAME.key=value with a name of letters, digits and _, "
-                f"other than {TRUTH} and {JUDGEMENTS}"
+                f"other than {TRUTH}"
             )
             continue
         found[name], wrong = check_con_d(one)
@@ -103,21 +103,17 @@ def judge_all(
     negatives: Sequence[HardNegatives],
     judges: Mapping[str, AnyJudge],
     folder: Path,
-    more: tuple[NDArray[Any], NDArray[Any]] | None = None,
 ) -> Judged:
     """Judge all distinct pairs of hard negatives; all ranks must call this function.
 
     Args:
         judges: discriminators by name.
         folder: where verdicts are saved; a rerun resumes from them.
-        more: images and texts of further pairs to judge, which are no hard negatives.
     """
     size = len(loaded.data)
     keys = np.concatenate([pair_keys(one.image, one.text, size) for one in negatives])
     sides = np.concatenate([one.from_image for one in negatives])
-    others = np.empty(0, np.int64) if more is None else pair_keys(*more, size)
-    pairs, row = np.unique(np.concatenate([keys, others]), return_inverse=True)
-    row = row[: len(keys)]
+    pairs, row = np.unique(keys, return_inverse=True)
     by_image, by_text = (
         np.bincount(row, weights=side, minlength=len(pairs)) > 0 for side in (sides, ~sides)
     )

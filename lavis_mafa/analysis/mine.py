@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -15,6 +15,7 @@ from lavis.common.dist_utils import is_main_process
 from numpy.typing import NDArray
 
 from lavis_mafa.algorithm.settings import StepSettings
+from lavis_mafa.analysis import ALL
 from lavis_mafa.analysis.corpus import Corpus
 from lavis_mafa.analysis.features import make_features
 from lavis_mafa.analysis.hard_negatives import Sampling, hard_negatives_of
@@ -23,25 +24,17 @@ from lavis_mafa.analysis.judged_report import report_of_judged
 from lavis_mafa.analysis.judging import build_judge, discriminators_of, judge_all
 from lavis_mafa.analysis.loading import data_source, load_model_and_data, require_range
 from lavis_mafa.analysis.neighbours import (
-    check_arguments,
-    content_of,
     find_neighbours,
     group_labels,
     image_labels,
     normalized,
-    notes_of,
     whole_corpus,
     wording_labels,
 )
-from lavis_mafa.analysis.pair_records import GROUP_ID, PairRecords, ParquetRecords
-from lavis_mafa.analysis.search_spaces import ALL
+from lavis_mafa.analysis.pair_records import PairRecords, ParquetRecords
 from lavis_mafa.analysis.self_check import check_judges
 from lavis_mafa.datasets.columnar_files import PARQUET
-from lavis_mafa.datasets.image_reading import as_png
-from lavis_mafa.datasets.shards import IMAGE_SUFFIXES, finished, write_shards
 from lavis_mafa.io.files import write_json, write_text
-from lavis_mafa.io.identity import check_identity, digest, write_identity
-from lavis_mafa.io.processes import progress
 from lavis_mafa.metrics.binary import lift
 from lavis_mafa.metrics.intervals import wilson
 from lavis_mafa.models.con_d.build import ORACLE
@@ -85,8 +78,8 @@ def mine_connections(args: argparse.Namespace) -> None:
     if in_all:
         args.search_space = None
         refuse_mini_batches(args)
-    require_range(args, threshold=(0.0, 1.0), per_shard=(1,), **bounds)
-    check_arguments(args, in_all)
+    require_range(args, threshold=(0.0, 1.0), **bounds)
+    whole_corpus(args, in_all, 1)
     pairs_file: Path | None = None
     if args.output.suffix.lower() == PARQUET and not args.output.is_dir():
         pairs_file, args.output = args.output, args.output.with_suffix("")
@@ -113,17 +106,13 @@ def mine_connections(args: argparse.Namespace) -> None:
     checks = check_judges(loaded, judges, con_ds, (min(rule.low, high), high), args)
     features = make_features(loaded, np.arange(len(loaded.data)), args.output / "features")
     top_k = args.top_k or rule.top_k
-    neighbours, notes = None, []
-    if in_all:
-        whole = whole_corpus(args, top_k)
+    whole, notes = whole_corpus(args, in_all, top_k), []
+    if whole is not None:
         # A caption of the anchor's own wording would not be a new pair of it.
         labels = [image_labels(loaded, features), wording_labels(loaded.data, features.numbers)]
         labels += group_labels(loaded, features)
-        found = find_neighbours(
-            loaded, features, whole, args.output / "neighbours", labels, args.seed
-        )
-        negatives = [found.negatives]
-        neighbours, notes = content_of(whole, found), notes_of(whole, found)
+        folder, notes = args.output / "neighbours", [whole.note]
+        negatives = [find_neighbours(loaded, features, whole, folder, labels)]
     else:
         negatives = [
             hard_negatives_of(loaded, features, sampling, args.seed + k, top_k, images_apart=True)
@@ -137,7 +126,7 @@ def mine_connections(args: argparse.Namespace) -> None:
         low=min(rule.low, high),
         high=high,
         self_check={name: check.content() for name, check in checks.items()},
-        **({} if neighbours is None else {"neighbours": neighbours}),
+        **({} if whole is None else {"neighbours": {"neighbours": whole.neighbours}}),
     )
     if not is_main_process():
         return
@@ -149,8 +138,7 @@ def mine_connections(args: argparse.Namespace) -> None:
             "no new pairs: lower --threshold, or use another Con-D",
             *(high, float(np.nanmax(judged.probability_by(None), initial=0.0))),
         )
-    unreadable = [number for number, _ in features.unreadable]
-    write_all(args, loaded.data, judged, mined, unreadable, pairs_file, notes)
+    write_all(args, loaded.data, judged, mined, pairs_file, notes)
 
 
 def refuse_mini_batches(args: argparse.Namespace) -> None:
@@ -222,7 +210,6 @@ def write_all(
     data: Corpus,
     judged: Judged,
     mined: MinedPairs,
-    unreadable: Sequence[int] = (),
     pairs_file: Path | None = None,
     notes: Sequence[str] = (),
 ) -> None:
@@ -230,8 +217,6 @@ def write_all(
 
     Args:
         pairs_file: parquet file for the new pairs; None: all pairs are written as JSON.
-        unreadable: samples whose images cannot be read. Annotation files keep them; shards, which
-            contain the images, omit them.
         notes: further ones of the page.
     """
     writer = (PairRecords if pairs_file is None else ParquetRecords)(data, args.output)
@@ -285,8 +270,6 @@ def write_all(
     )
     others = f"{names['augmented']}, {names['repeated'].name}, dataset.yaml"
     print(f"written: {names['mined']}, {others}")
-    if args.shards:
-        print(f"written: {_write_shards(args, data, mined, unreadable, writer)}")
 
 
 def _truth_of(judged: Judged, mined: MinedPairs) -> NDArray[Any] | None:
@@ -294,42 +277,3 @@ def _truth_of(judged: Judged, mined: MinedPairs) -> NDArray[Any] | None:
     if (judged.truth == UNKNOWN).any():
         return None
     return judged.truth[judged.rows_of(mined.image, mined.text)] == VALID
-
-
-def _write_shards(
-    args: argparse.Namespace,
-    data: Corpus,
-    mined: MinedPairs,
-    unreadable: Sequence[int],
-    records: PairRecords,
-) -> Path:
-    """Write the augmented data as tar shards, with unchanged image files where possible."""
-    folder = args.output / "shards"
-    pairs = f"{len(mined)} mined, {digest(mined.image, mined.text, mined.score)}"
-    own = np.setdiff1d(np.arange(len(data)), np.asarray(unreadable, np.int64))
-    identity = {
-        "pairs": f"{len(own)} and {pairs}, {digest(own)}",
-        "in a shard": str(args.per_shard),
-    }
-    check_identity(folder, identity)
-    write_identity(folder, identity)
-    done, count = finished(folder), len(own)
-
-    def samples() -> Iterator[tuple[str, bytes, str, str, dict[str, Any]]]:
-        for place in progress(range(done, count + len(mined)), unit=" samples", desc="shards"):
-            extra: dict[str, Any] = {}
-            if (k := place - count) < 0:
-                image = text = int(own[place])
-            else:
-                image, text = int(mined.image[k]), int(mined.text[k])
-                extra = {"score": round(float(mined.score[k]), 6)}
-            content, kind = data.pairs.image_bytes(image)
-            if kind not in IMAGE_SUFFIXES:  # readers of shards know no other formats
-                content, kind = as_png(data.show(image)[0])
-            named = records.ids(image) if records.ids else None
-            metadata = {"image_id": int(data.image_ids[image]) if named is None else named, **extra}
-            if records.group_id(image) is not None:
-                metadata[GROUP_ID] = records.group_id(image)
-            yield f"{place:09d}", content, kind, data.caption(text), metadata
-
-    return write_shards(folder, samples(), args.per_shard, resume=done > 0)

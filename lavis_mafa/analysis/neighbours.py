@@ -7,31 +7,32 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
+import torch
 from lavis.common.dist_utils import get_rank, get_world_size
 from numpy.typing import NDArray
+from torch import Tensor
 
 from lavis_mafa.algorithm.mining import DIRECTIONS
 from lavis_mafa.algorithm.pickers import NONE
-from lavis_mafa.analysis.approximate_search import FaissSearch, recall, require_faiss
+from lavis_mafa.analysis import ALL
 from lavis_mafa.analysis.corpus import Corpus
 from lavis_mafa.analysis.features import Features
-from lavis_mafa.analysis.hard_negatives import HardNegatives, groups_of
+from lavis_mafa.analysis.hard_negatives import HardNegatives, Similarity, groups_of
 from lavis_mafa.analysis.loading import ModelAndData, log_on_main, require_range
-from lavis_mafa.analysis.neighbour_search import ExactSearch, Found, Search
-from lavis_mafa.analysis.search_spaces import ALL, EXACT, FAISS, PROBES
 from lavis_mafa.io.files import atomic_write
 from lavis_mafa.io.identity import claim_folder, digest
-from lavis_mafa.io.processes import all_gather_objects, barrier, progress
+from lavis_mafa.io.processes import barrier, progress
 from lavis_mafa.models.families import backbone_of
 
 ANCHORS = 8192  # in a chunk, after which its neighbours are saved
 LEAST_CHUNKS = 16  # of a direction, so that ranks have something to share
-RECALL_ANCHORS = 1000  # of each direction, whose exact neighbours are compared with the index's
 FROM_IMAGE = {"i2t": True, "t2i": False}
 assert FROM_IMAGE.keys() == DIRECTIONS.keys()
+MAX_SIMILARITIES = 2**26  # of a chunk of anchors and a chunk of candidates: 256 MB
+Found = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True)
@@ -40,25 +41,28 @@ class WholeCorpus:
 
     Attributes:
         neighbours: K, most similar candidates of every anchor.
-        index: `EXACT` or `FAISS`.
-        probes: lists that a query of the index reads.
     """
 
     neighbours: int
-    index: str = EXACT
-    probes: int = PROBES
+    kind: str = ALL
     batch_size: None = None
     search_space: None = None
-
-    @property
-    def kind(self) -> str:
-        """Name of the sampling in files and tables."""
-        return ALL if self.index == EXACT else f"{ALL}_{self.index}"
 
     @property
     def name(self) -> str:
         """Short name for files and tables, with K."""
         return name_of(self.kind, self.neighbours)
+
+    @property
+    def note(self) -> str:
+        """What the pairs are, for the page of a command."""
+        k = self.neighbours
+        number = "candidate" if k == 1 else f"{k} candidates"
+        return (
+            f"With all samples as the search space, the hard negatives are the {number} most "
+            "similar to every anchor in the whole data set; they are not the pairs that training "
+            "sees, which come from a mini-batch."
+        )
 
 
 def name_of(kind: str, neighbours: int) -> str:
@@ -66,46 +70,22 @@ def name_of(kind: str, neighbours: int) -> str:
     return f"{kind}_K{neighbours}"
 
 
-class Neighbours(NamedTuple):
-    """What a search has found.
-
-    Attributes:
-        negatives: in both directions; ``batch`` is the position of the anchor, so that intervals
-            treat anchors as independent.
-        recall: share of the exact neighbours that an index found, 0 to 1, and ``anchors``, the
-            number of anchors in each direction that it was measured on; {} for an exact search.
-    """
-
-    negatives: HardNegatives
-    recall: dict[str, float]
-
-
-def check_arguments(args: argparse.Namespace, whole: bool) -> None:
-    """Check ``--neighbours``, ``--index`` and ``--probes``.
+def whole_corpus(args: argparse.Namespace, whole: bool, neighbours: int) -> WholeCorpus | None:
+    """Return the settings of the command line; None unless the whole data set is searched.
 
     Args:
-        whole: whether the whole data set is a search space.
+        neighbours: default of ``--neighbours``.
 
     Raises:
-        ValueError: for values out of range, options that have no effect, or without faiss.
+        ValueError: for values out of range, or without effect.
     """
-    require_range(args, neighbours=(1,), probes=(1,))
-    names = ("neighbours", "index", "probes")
-    given = [f"--{name}" for name in names if getattr(args, name) is not None]
-    if given and not whole:
+    require_range(args, neighbours=(1,))
+    if args.neighbours is not None and not whole:
         raise ValueError(
-            f"{', '.join(given)} without the whole data set as a search space: add {ALL} to the "
-            "search spaces, or leave it out"
+            "--neighbours without the whole data set as a search space: add "
+            f"{ALL} to the search spaces, or leave it out"
         )
-    if args.probes is not None and args.index != FAISS:
-        raise ValueError(f"--probes {args.probes} without an index: add --index {FAISS}")
-    if args.index == FAISS:
-        require_faiss()
-
-
-def whole_corpus(args: argparse.Namespace, neighbours: int) -> WholeCorpus:
-    """Return the settings of the command line; ``neighbours`` is the default."""
-    return WholeCorpus(args.neighbours or neighbours, args.index or EXACT, args.probes or PROBES)
+    return WholeCorpus(args.neighbours or neighbours) if whole else None
 
 
 def find_neighbours(
@@ -114,37 +94,34 @@ def find_neighbours(
     whole: WholeCorpus,
     folder: Path,
     labels: Sequence[NDArray[Any]],
-    seed: int = 0,
-) -> Neighbours:
+) -> HardNegatives:
     """Return the most similar candidates of all anchors, as sample numbers.
 
-    Chunks that are in ``folder`` already are not searched again. All ranks must call this function;
-    they share the anchors through ``folder``.
+    ``batch`` is the position of the anchor, so that intervals treat anchors as independent. Chunks
+    that are in ``folder`` already are not searched again. All ranks must call this function; they
+    share the anchors through ``folder``.
 
     Args:
-        folder: its subfolder with the name of ``whole`` keeps the chunks, and the index.
+        folder: its subfolder with the name of ``whole`` keeps the chunks.
         labels: ``(S,)``, see `ExactSearch`.
-        seed: of the anchors that recall is measured on.
 
     Raises:
         ValueError: if the folder has neighbours of other features or settings.
     """
     folder = folder / whole.name
     folder.mkdir(parents=True, exist_ok=True)
-    exact = ExactSearch(features, backbone_of(loaded.model).similarity, labels, loaded.device)
-    claim_folder(folder, _identity(whole, features, exact.labels, seed))
-    search: Search = exact
-    if whole.index == FAISS:
-        search = FaissSearch(exact, folder, whole.probes, seed)
+    search = ExactSearch(features, backbone_of(loaded.model).similarity, labels, loaded.device)
+    identity = {
+        **features.identity,
+        "search": f"{whole.neighbours} neighbours",
+        "known positives": digest(*map(np.asarray, search.labels)),
+    }
+    claim_folder(folder, identity)
     search_chunks(search, len(features), whole.neighbours, folder)
     barrier()
     found = negatives_of(len(features), folder)
-    measured = {}
-    if search is not exact:
-        measured = measure_recall(exact, search, len(features), whole.neighbours, seed)
-        log_on_main("%s", recall_text(measured))
     found.image, found.text = features.numbers[found.image], features.numbers[found.text]
-    return Neighbours(found, measured)
+    return found
 
 
 def chunks_of_anchors(size: int) -> list[tuple[str, NDArray[Any], str]]:
@@ -161,7 +138,7 @@ def chunks_of_anchors(size: int) -> list[tuple[str, NDArray[Any], str]]:
     ]
 
 
-def search_chunks(search: Search, size: int, k: int, folder: Path) -> None:
+def search_chunks(search: ExactSearch, size: int, k: int, folder: Path) -> None:
     """Search this rank's share of the chunks that have no file in ``folder`` yet."""
     todo = [one for one in chunks_of_anchors(size) if not (folder / one[2]).is_file()]
     barrier()  # every rank has the same list before the first file is written
@@ -190,22 +167,6 @@ def negatives_of(size: int, folder: Path) -> HardNegatives:
     return HardNegatives(*map(np.concatenate, zip(*parts, strict=True)))
 
 
-def measure_recall(exact: Search, search: Search, size: int, k: int, seed: int) -> dict[str, float]:
-    """Compare a search with the exact one on a sample of anchors; see `Neighbours.recall`.
-
-    All ranks must call it; they share the anchors.
-    """
-    chosen = np.random.default_rng((seed, 6)).choice(size, min(RECALL_ANCHORS, size), replace=False)
-    rows = np.sort(chosen)[get_rank() :: get_world_size()]
-    shares: dict[str, float] = {"anchors": len(chosen)}
-    for direction, from_image in FROM_IMAGE.items():
-        both: list[list[Found]] = [[one.find(rows, from_image, k)] for one in (exact, search)]
-        own = recall(*both) if len(rows) else (0, 0)
-        hits, total = np.sum(all_gather_objects(own), axis=0).tolist()
-        shares[direction] = hits / total if total else 1.0
-    return shares
-
-
 def group_labels(loaded: ModelAndData, features: Features) -> list[NDArray[Any]]:
     """Return the groups ``(S,)`` of the samples in memory, each sample in none with a number of its
     own; an empty list if groups have no effect."""
@@ -230,49 +191,121 @@ def _hash(text: str) -> int:
     return int.from_bytes(content, "little", signed=True)
 
 
-def content_of(whole: WholeCorpus, found: Neighbours) -> dict[str, Any]:
-    """Return settings and recall for the JSON of a command."""
-    content: dict[str, Any] = {"neighbours": whole.neighbours, "index": whole.index}
-    if whole.index == FAISS:
-        content |= {"probes": whole.probes, "recall": found.recall}
-    return content
-
-
-def notes_of(whole: WholeCorpus, found: Neighbours) -> list[str]:
-    """Return the notes for the page of a command."""
-    number = "candidate" if whole.neighbours == 1 else f"{whole.neighbours} candidates"
-    how = "an exact search" if whole.index == EXACT else "the approximate index faiss"
-    note = (
-        f"With all samples as the search space, the hard negatives are the {number} most similar "
-        f"to every anchor in the whole data set, found by {how}; they are not the pairs that "
-        "training sees, which come from a mini-batch."
-    )
-    return [note, recall_text(found.recall)] if found.recall else [note]
-
-
-def recall_text(measured: dict[str, float]) -> str:
-    """Return recall in words."""
-    shares = ", ".join(f"{100 * measured[d]:.1f} % ({name})" for d, name in DIRECTIONS.items())
-    return (
-        f"The index found {shares} of the exact neighbours of {measured['anchors']:,} random "
-        "anchors in each direction. A larger --probes finds more."
-    )
-
-
-def _identity(
-    whole: WholeCorpus, features: Features, labels: Sequence[NDArray[Any]], seed: int
-) -> dict[str, str]:
-    """Return what the neighbours depend on."""
-    search = f"{whole.neighbours} neighbours, {whole.index}"
-    if whole.index == FAISS:
-        search += f", {whole.probes} probes, seed {seed}"
-    return {
-        **features.identity,
-        "search": search,
-        "known positives": digest(*map(np.asarray, labels)),
-    }
-
-
 def image_labels(loaded: ModelAndData, features: Features) -> NDArray[Any]:
     """Return the image ids ``(S,)`` of the samples in memory."""
     return np.asarray(loaded.data.image_ids[features.numbers])
+
+
+class ExactSearch:
+    """Compare anchors with every candidate, by one matrix product a chunk of candidates.
+
+    Of equally similar candidates the one with the lower position comes first, whatever the chunks.
+
+    Args:
+        features: of S samples, which may be memory-mapped: only a chunk is in memory.
+        similarity: of image and text features, such as `Backbone.similarity`; computed in float32.
+        labels: arrays ``(S,)``; a candidate that equals the anchor in one of them is a known
+            positive and never found. Empty: only the anchor's own pair is one.
+        device: where to compare.
+        at_once: candidates in a chunk; None: as many as `MAX_SIMILARITIES` allows.
+    """
+
+    def __init__(
+        self,
+        features: Features,
+        similarity: Similarity,
+        labels: Sequence[NDArray[Any]],
+        device: torch.device | str = "cpu",
+        at_once: int | None = None,
+    ) -> None:
+        self.features = features
+        self.similarity = similarity
+        self.labels = [*labels] or [np.arange(len(features))]
+        self.device = device
+        self.at_once = at_once
+
+    def find(self, rows: NDArray[Any], from_image: bool, k: int) -> Found:
+        """Return the ``k`` most similar candidates of A anchors, the most similar first.
+
+        Args:
+            rows: ``(A,)`` positions of the anchors.
+            from_image: whether the anchors are images and the candidates texts, or the reverse.
+
+        Returns:
+            Positions ``(A, k)`` int64, `NONE` where no candidate is left, and similarities
+            ``(A, k)`` float32, on the CPU.
+        """
+        size = len(self.features)
+        step = self.at_once or max(1, MAX_SIMILARITIES // max(1, len(rows)))
+        anchors = self.rows_of(rows, from_image)
+        best = torch.full((len(rows), 0), float("-inf"), device=self.device)
+        places = torch.full((len(rows), 0), NONE, device=self.device)
+        for begin in range(0, size, step):
+            sim = self.compare(rows, anchors, np.arange(begin, min(begin + step, size)), from_image)
+            values, columns = largest(sim, k)
+            # Earlier candidates come first, so that ties are still resolved by position.
+            best, columns_of_both = largest(torch.cat([best, values], dim=1), k)
+            places = torch.cat([places, columns + begin], dim=1).gather(1, columns_of_both)
+        places = places.masked_fill(best.isneginf(), NONE)
+        left = k - best.shape[1]
+        best = torch.nn.functional.pad(best, (0, left), value=float("-inf"))
+        return torch.nn.functional.pad(places, (0, left), value=NONE).cpu(), best.cpu()
+
+    def rows_of(self, rows: NDArray[Any], images: bool) -> Tensor:
+        """Return the features of samples on the device, in float32."""
+        stored = self.features.images if images else self.features.texts
+        return stored[torch.from_numpy(rows)].to(self.device).float()
+
+    def compare(
+        self, rows: NDArray[Any], anchors: Tensor, candidates: NDArray[Any], from_image: bool
+    ) -> Tensor:
+        """Return the similarities ``(A, C)`` of anchors to candidates; -inf for known positives.
+
+        Args:
+            rows: ``(A,)`` positions of the anchors.
+            anchors: their features.
+            candidates: ``(C,)`` positions.
+        """
+        others = self.rows_of(candidates, not from_image)
+        pair = (anchors, others) if from_image else (others, anchors)
+        with torch.inference_mode():
+            sim = self.similarity(*pair).float()
+            sim = sim if from_image else sim.t()
+            for label in self.labels:
+                own, other = (
+                    torch.from_numpy(np.asarray(label[one])).to(self.device)
+                    for one in (rows, candidates)
+                )
+                sim = sim.masked_fill(own[:, None] == other[None, :], float("-inf"))
+        return sim
+
+
+def largest(values: Tensor, k: int) -> Found:
+    """Return the ``k`` largest values of each row and their columns, the largest first.
+
+    Of equal values, the lower columns come first, which `torch.topk` does not promise.
+
+    Args:
+        values: ``(A, C)``; all columns are returned if there are fewer than ``k``.
+    """
+    count = values.shape[1]
+    k = min(k, count)
+    top, columns = values.topk(min(k + 1, count), dim=1)
+    if 0 < k < count:
+        # The last that is returned equals the first that is not: which of the equal ones was
+        # returned is arbitrary. Repeated captions and images make this common.
+        unclear = (top[:, k] == top[:, k - 1]).nonzero().flatten()
+        for rows in unclear.split(256):
+            columns[rows, :k] = _columns_of_largest(values[rows], top[rows, k - 1 : k], k)
+    columns = columns[:, :k].sort(dim=1).values
+    top, order = values.gather(1, columns).sort(dim=1, descending=True, stable=True)
+    return top, columns.gather(1, order)
+
+
+def _columns_of_largest(values: Tensor, last: Tensor, k: int) -> Tensor:
+    """Return the columns ``(A, k)``, ascending, of all values above ``last`` ``(A, 1)``, filled up
+    with the first columns that equal it."""
+    above, equal = values > last, values == last
+    room = k - above.sum(dim=1, keepdim=True)
+    chosen = above | (equal & (equal.cumsum(dim=1) <= room))
+    return chosen.nonzero()[:, 1].view(-1, k)

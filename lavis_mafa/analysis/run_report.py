@@ -204,51 +204,43 @@ def _over_steps(records: RunRecords) -> Iterable[Curve]:
         "Temperature": {"temperature": "temperature"},
     }
     for title, names in parts.items():
-        series = [_mean(columns, name, text) for name, text in names.items() if name in columns]
+        series = []
+        for name, text in names.items():
+            if name in columns:
+                known = (~np.isnan(columns[name])).astype(float)
+                series.append(_windowed(columns, np.nan_to_num(columns[name]), known, POINTS, text))
         yield from _drawn(Curve(title, "step", title.lower(), series))
-    shares = {("false", "picked"): "by truth", ("found", "judged"): "by Con-D"}
-    series = [
-        _share(columns, f"{part}_{d}", f"{whole}_{d}", f"{text}, {arrow}")
-        for (part, whole), text in shares.items()
-        for d, arrow in DIRECTIONS.items()
-        if f"{part}_{d}" in columns and np.nansum(columns[f"{whole}_{d}"])
-    ]
+    series = []
+    for part, whole, text in (("false", "picked", "by truth"), ("found", "judged", "by Con-D")):
+        for d, arrow in DIRECTIONS.items():
+            if f"{part}_{d}" in columns and np.nansum(columns[f"{whole}_{d}"]):
+                sums = (np.nan_to_num(columns[f"{name}_{d}"]) for name in (part, whole))
+                series.append(_windowed(columns, *sums, SHARE_POINTS, f"{text}, {arrow}"))
     yield from _drawn(Curve("False negatives over steps", "step", "share", series, bounds=SHARE))
+
+
+def _windowed(
+    columns: Mapping[str, NDArray[Any]],
+    part: NDArray[Any],
+    whole: NDArray[Any],
+    count: int,
+    text: str,
+) -> Series:
+    """Return sum of ``part`` / sum of ``whole`` in up to ``count`` windows of steps, at the last
+    step of each."""
+    steps = columns["global_step"]
+    begins = np.arange(0, len(steps), -(-len(steps) // count) or 1)
+    if not len(begins):
+        return Series(text)
+    x = steps[np.append(begins[1:], len(steps)) - 1].astype(int).tolist()
+    sums = zip(*(np.add.reduceat(one, begins).tolist() for one in (part, whole)), strict=True)
+    return Series(text, x, [a / b if b else None for a, b in sums])
 
 
 def _drawn(curve: Curve) -> Iterable[Curve]:
     """Return the curve without empty series, or nothing if all are empty."""
     curve.series = [s for s in curve.series if any(y is not None for y in s.y)]
     return [curve] if curve.series else []
-
-
-def _windows(columns: Mapping[str, NDArray[Any]], count: int) -> tuple[NDArray[Any], list[float]]:
-    """Return the first rows of up to ``count`` windows of steps, and the last step of each."""
-    steps = columns["global_step"]
-    begins = np.arange(0, len(steps), -(-len(steps) // count) or 1)
-    ends = np.append(begins[1:], len(steps)) - 1
-    return begins, steps[ends].astype(int).tolist()
-
-
-def _mean(columns: Mapping[str, NDArray[Any]], name: str, text: str) -> Series:
-    begins, x = _windows(columns, POINTS)
-    if not x:
-        return Series(text)
-    known = ~np.isnan(columns[name])
-    total = np.add.reduceat(np.where(known, columns[name], 0.0), begins)
-    count = np.add.reduceat(known.astype(float), begins)
-    return Series(text, list(x), _divided(total, count))
-
-
-def _share(columns: Mapping[str, NDArray[Any]], part: str, whole: str, text: str) -> Series:
-    begins, x = _windows(columns, SHARE_POINTS)
-    sums = (np.add.reduceat(np.nan_to_num(columns[name]), begins) for name in (part, whole))
-    return Series(text, list(x), _divided(*sums))
-
-
-def _divided(parts: NDArray[Any], wholes: NDArray[Any]) -> list[float | None]:
-    pairs = zip(parts.tolist(), wholes.tolist(), strict=True)
-    return [part / whole if whole else None for part, whole in pairs]
 
 
 def _over_epochs(records: RunRecords) -> Iterable[Curve]:
@@ -258,10 +250,9 @@ def _over_epochs(records: RunRecords) -> Iterable[Curve]:
             for name, text in names.items()
             for d, arrow in DIRECTIONS.items()
         ]
-        if title == LIFT:  # 1: no better than chance
-            yield from _drawn(Curve(title, "epoch", "lift", series))
-        else:
-            yield from _drawn(Curve(title, "epoch", "share", series, bounds=SHARE))
+        of_share = title != LIFT  # a lift of 1 is no better than chance
+        label, bounds = ("share", SHARE) if of_share else ("lift", None)
+        yield from _drawn(Curve(title, "epoch", label, series, bounds=bounds))
 
 
 def _by_epoch(epochs: Mapping[int, Mapping[str, Any]], name: str, text: str) -> Series:
@@ -325,8 +316,7 @@ def _judgements(histograms: Mapping[int, Mapping[str, Any]]) -> list[Judgements]
     if not histograms:
         return []
     bins = int(histograms[max(histograms)]["bins"])
-    # Runs of older versions may have other bins: only equal ones can be added.
-    known = {e: histograms[e] for e in sorted(histograms) if histograms[e]["bins"] == bins}
+    known = {epoch: histograms[epoch] for epoch in sorted(histograms)}
 
     def counts(epochs: Iterable[int], directions: Iterable[str]) -> NDArray[Any]:
         total = np.zeros((3, bins), np.int64)

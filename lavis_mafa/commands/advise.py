@@ -1,20 +1,16 @@
 """Advise whether to group mini-batches (GRIT) and to mine (Con-D, ECM) on your data.
 
 Counts false negatives as `lavis-mafa count` does, in random and grouped mini-batches, and compares
-the figures with bounds. Every recommendation comes with its figures and is clear or uncertain. The
-advised grouping, labels and negatives are those of systems that were compared over several seeds,
-with ALBEF. The bounds were found on two toy worlds and agree with a third one and with one data set
-of photographs: treat the advice as a hypothesis about other data. Finished counts in --output are
-reused.
+the figures with bounds. Every recommendation comes with its figures, and is clear or uncertain; it
+says so if the evidence is insufficient. The bounds come from the comparisons in docs/results.md:
+treat the advice as a hypothesis about other data. Features and verdicts in --output are reused.
 """
 
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 from lavis_mafa.commands import count
-from lavis_mafa.commands.arguments import RUN_HELP
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,20 +21,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         search_spaces="those already counted, else M of the config and an eighth, half and all of "
         "the data up to 10,000 pairs or 4 M; if half of the data is more, M/4 and 4 M too",
         sample="that of the counts in --output, else the largest search space",
-        run=f"{RUN_HELP}. Of a run with random mini-batches, also: has ITM left its plateau?",
-    )
-    parser.add_argument(
-        "--labels",
-        nargs="+",
-        type=Path,
-        default=[],
-        metavar="FILE",
-        help="labels.json of one or several annotators, about pairs counted in --output",
+        labels="labels.json of one or several annotators, about pairs counted in --output",
     )
 
 
 def run(args: argparse.Namespace) -> None:
     """Write ``advice.json``, ``advice.md`` and ``advice.html``, and print the advice."""
-    from lavis_mafa.analysis.advice.report import advise
+    from lavis_mafa.analysis.advice import advise
 
     advise(args)

@@ -6,7 +6,7 @@ import argparse
 import logging
 from pathlib import Path
 
-from lavis_mafa.analysis.search_spaces import ALL, EXACT, FAISS, PROBES
+from lavis_mafa.analysis import ALL
 
 
 def add_options(
@@ -52,9 +52,7 @@ def take_run(args: argparse.Namespace) -> None:
             args.error("give --cfg-path, or --run with the folder of a run")
         return
     if args.cfg_path is not None:
-        if args.command != "advise":  # there --run has a use of its own
-            args.error("give either --cfg-path or --run")
-        return
+        args.error("give either --cfg-path or --run")
     from lavis_mafa.config.recorded import LOG, is_run
     from lavis_mafa.runners.checkpoint import BEST, LAST
 
@@ -106,31 +104,15 @@ def add_checkpoint_argument(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_recorded_data_arguments(parser: argparse.ArgumentParser, when: str = "") -> None:
+def add_recorded_data_arguments(parser: argparse.ArgumentParser) -> None:
     """Add ``--cfg-path``, ``--run`` and ``--options`` of a command that reads judged pairs."""
     parser.add_argument(
-        "--cfg-path", help=f"{when}config of the data (default: the config recorded in JUDGED)"
+        "--cfg-path", help="config of the data (default: the config recorded in JUDGED)"
     )
-    parser.add_argument(
-        "--run", type=Path, metavar="FOLDER", help=f"{when}{RUN_CONFIG_HELP} of the data"
-    )
+    parser.add_argument("--run", type=Path, metavar="FOLDER", help=f"{RUN_CONFIG_HELP} of the data")
     parser.set_defaults(run_gives="data")
     parser.add_argument(
-        "--options",
-        nargs="+",
-        metavar="key=value",
-        help=f"{when}override config keys (default: recorded)",
-    )
-
-
-def add_judgements_argument(parser: argparse.ArgumentParser, use: str) -> None:
-    """Add ``--judgements``; ``use`` says what the command does with them."""
-    parser.add_argument(
-        "--judgements",
-        type=Path,
-        metavar="FILE",
-        help="ratings or votes of people on pairs (docs/analysis.md), for data that do not know "
-        f"which pairs match: {use}",
+        "--options", nargs="+", metavar="key=value", help="override config keys (default: recorded)"
     )
 
 
@@ -175,8 +157,8 @@ def search_space(text: str) -> int | str:
         raise argparse.ArgumentTypeError(f"expected a number or {ALL}, got {text!r}") from error
 
 
-def add_neighbour_arguments(parser: argparse.ArgumentParser, default: str) -> None:
-    """Add ``--neighbours``, ``--index`` and ``--probes``, for `ALL` as a search space.
+def add_neighbours_argument(parser: argparse.ArgumentParser, default: str) -> None:
+    """Add ``--neighbours``, for `ALL` as a search space.
 
     Args:
         default: of ``--neighbours``, in words.
@@ -187,19 +169,6 @@ def add_neighbour_arguments(parser: argparse.ArgumentParser, default: str) -> No
         metavar="K",
         help=f"with search space {ALL}: most similar candidates of an anchor to judge (default: "
         f"{default})",
-    )
-    parser.add_argument(
-        "--index",
-        choices=[EXACT, FAISS],
-        help=f"with search space {ALL}: compare every anchor with every candidate, or use an "
-        f"approximate index, whose recall is measured (default: {EXACT})",
-    )
-    parser.add_argument(
-        "--probes",
-        type=int,
-        metavar="P",
-        help="lists of the index that a query reads: more find more, "
-        f"in more time (default: {PROBES})",
     )
 
 

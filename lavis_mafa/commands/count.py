@@ -13,11 +13,9 @@ import argparse
 from pathlib import Path
 
 from lavis_mafa.commands.arguments import (
-    RUN_HELP,
     add_con_d_argument,
     add_config_arguments,
-    add_judgements_argument,
-    add_neighbour_arguments,
+    add_neighbours_argument,
     add_sampling_arguments,
     search_space,
 )
@@ -28,10 +26,11 @@ def add_arguments(
     batch_sizes: str = "the config's",
     search_spaces: str = "the config's",
     sample: str = "all",
-    run: str = RUN_HELP,
+    labels: str = "labels.json of one or several annotators: also print the shares multiplied by "
+    "the share of matches that they confirmed",
 ) -> None:
     """Add the arguments of the command; the others describe their defaults in ``--help``."""
-    add_config_arguments(parser, run)
+    add_config_arguments(parser)
     add_con_d_argument(parser)
     parser.add_argument("--output", type=Path, required=True, help="folder for the results")
     add_sampling_arguments(parser)
@@ -46,7 +45,7 @@ def add_arguments(
         help=f"(default: {search_spaces}); all: also the most similar candidates of every anchor "
         "in the whole data set",
     )
-    add_neighbour_arguments(parser, "1")
+    add_neighbours_argument(parser, "1")
     parser.add_argument(
         "--sample",
         type=int,
@@ -60,15 +59,12 @@ def add_arguments(
         help="a pair with a higher probability is classified as a match (default: 0.5)",
     )
     parser.add_argument(
-        "--correction",
+        "--labels",
+        nargs="+",
         type=Path,
-        help="output of `lavis-mafa label correct`: also print the shares multiplied by the share "
-        "of matches that annotators confirmed",
-    )
-    add_judgements_argument(
-        parser,
-        "they count as the ground truth, their pairs are judged too, and shares are also printed "
-        "multiplied by the share of matches that people confirmed",
+        default=[],
+        metavar="FILE",
+        help=labels,
     )
 
 

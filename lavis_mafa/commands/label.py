@@ -4,10 +4,10 @@ Appendix B).
 `label page` draws pairs at random and writes an HTML page that shows them one by one, without
 probability or ground truth; the page saves the answers as labels.json. `label quality` computes
 precision and recall of discriminators by threshold, their agreement, and the share of matches that
-annotators confirm (0.83 in the paper), by which `lavis-mafa count --correction` multiplies. The
-ground truth comes from the data set where it is known, from annotators, or from judgements by
-people. `label judgements` writes the answers with the names of images and captions, as a file that
-can be the truth of training data (build_info.truth).
+annotators confirm (0.83 in the paper), by which `lavis-mafa count --labels` multiplies. The ground
+truth comes from the data set where it is known, or from annotators. `label judgements` writes the
+answers with the names of images and captions, as a file that can be the truth of training data
+(build_info.truth).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from lavis_mafa.commands.arguments import add_judgements_argument, add_recorded_data_arguments
+from lavis_mafa.commands.arguments import add_recorded_data_arguments
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -98,8 +98,6 @@ def _add_quality(quality: argparse.ArgumentParser) -> None:
         metavar="P",
         help="the same for connections.low; at most --precision (default: low is not calibrated)",
     )
-    add_judgements_argument(quality, "they count as the ground truth")
-    add_recorded_data_arguments(quality, "with --judgements: ")
     quality.add_argument(
         "--output", type=Path, help="folder for the results (default: only print them)"
     )
@@ -108,9 +106,9 @@ def _add_quality(quality: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     """Write the page of pairs, the page of quality, or the judgements."""
     if args.part == "quality":
-        from lavis_mafa.analysis.quality.threshold import report_thresholds
+        from lavis_mafa.analysis.quality.quality_page import report_quality
 
-        report_thresholds(args)
+        report_quality(args)
     elif args.part == "judgements":
         from lavis_mafa.analysis.quality.label_judgements import write_judgements
 

@@ -13,8 +13,7 @@ inside these files.
 
 Files in --output: mined.json (the new pairs with their scores), augmented.json (the data and the
 new pairs: ECM-6M), repeated.json (control: the data and as many of its own pairs, repeated),
-dataset.yaml (config to train on them), mine.json (counts of each filter), judged.npz, report.html;
-with --shards also the augmented data as tar shards.
+dataset.yaml (config to train on them), mine.json (counts of each filter), judged.npz, report.html.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from pathlib import Path
 from lavis_mafa.commands.arguments import (
     add_con_d_argument,
     add_config_arguments,
-    add_neighbour_arguments,
+    add_neighbours_argument,
     search_space,
 )
 
@@ -54,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="pairs in which mini-batches are grouped (default: the config's); all: no "
         "mini-batches, but the most similar candidates of every anchor in the whole data set",
     )
-    add_neighbour_arguments(parser, "--top-k")
+    add_neighbours_argument(parser, "--top-k")
     parser.add_argument("--passes", type=int, default=1, help="epochs of mini-batches (default: 1)")
     parser.add_argument(
         "--top-k", type=int, help="candidates of an anchor to judge (default: the config's)"
@@ -65,12 +64,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a pair with a higher probability is new (default: the config's connections.high)",
     )
     parser.add_argument("--limit", type=int, help="keep only this many, the most probable ones")
-    parser.add_argument(
-        "--shards", action="store_true", help="also write the augmented data as tar shards"
-    )
-    parser.add_argument(
-        "--per-shard", type=int, default=10000, help="samples in a shard (default: 10000)"
-    )
     parser.add_argument(
         "--seed", type=int, default=0, help="of the mini-batches and the control (default: 0)"
     )

@@ -1,18 +1,19 @@
-"""Parts of self-contained pages: embedded images and data, and the only script that may run."""
+"""Self-contained pages: embedded images, and jinja2 templates whose own script alone may run."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
 import io
-import json
-import re
-from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
+from typing import Any
 
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from PIL import Image
 
 from lavis_mafa.io.files import atomic_write
+from lavis_mafa.pages.charts import as_number, curves_svg, format_number
 
 TINY = 64  # longest side, pixels
 
@@ -34,27 +35,42 @@ def data_uri(image: Image.Image, longest: int) -> str:
     return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
 
 
-def script_json(value: object) -> str:
-    """Return JSON that is safe inside a script element: without ``<`` it cannot end the element."""
-    text = json.dumps(value, separators=(",", ":"), allow_nan=False)
-    return text.replace("<", r"\u003c").replace(">", r"\u003e").replace("&", r"\u0026")
+def write_page(path: Path, template: str, **parts: Any) -> Path:
+    """Fill a template of this folder and write the page in one step; return its path.
 
+    A reader never sees a partial file. Every part is escaped; ``script_hash`` is the digest of the
+    template's only ``<script>`` without attributes, for its content security policy.
 
-def fill(template: str, parts: Mapping[str, str]) -> str:
-    """Put texts, escaped by the caller, in the places of ``{{name}}``.
-
-    ``{{script_hash}}`` becomes the digest of the template's only ``<script>`` without attributes,
-    for its content security policy.
+    Raises:
+        ValueError: if a part for the script has a number that is not finite.
     """
-    script = template.split("<script>")[1].split("</script>")[0]
+    environment = _environment()
+    source = Path(__file__).with_name(template).read_text(encoding="utf-8")
+    script = source.split("<script>")[1].split("</script>")[0]
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    known = {**parts, "script_hash": f"sha256-{digest}"}
-    # One pass: a placeholder's name inside a caption is text, not a placeholder.
-    return re.sub(r"\{\{(\w+)\}\}", lambda found: known[found[1]], template)
-
-
-def write_page(path: Path, page: str) -> Path:
-    """Write the page in one step, so that a reader never sees a partial file; return its path."""
+    page = environment.get_template(template).render(**parts, script_hash=f"sha256-{digest}")
     with atomic_write(path) as file:
         file.write(page.encode("utf-8", "replace"))  # lone surrogates of odd file names
     return path
+
+
+@cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    # The filter tojson also escapes what could end a script element.
+    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
+    environment.filters.update(number=format_number, is_number=as_number, chart=_chart)
+    return environment
+
+
+def _chart(curve: Any) -> str | None:
+    """Return a curve as the address of an image: nothing inside can reach the page."""
+    svg = curves_svg([curve], background=None)
+    content = None if svg is None else base64.b64encode(svg.encode("utf-8", "replace")).decode()
+    return content and f"data:image/svg+xml;base64,{content}"

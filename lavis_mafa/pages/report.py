@@ -1,7 +1,7 @@
 """One self-contained HTML file that shows a run: tables, curves and the mined connections.
 
-The file asks for nothing outside itself and opens from disk. Tables and curves are plain HTML and
-SVG; the histogram of probabilities and the gallery of connections need JavaScript. Every string
+The file asks for nothing outside itself and opens from disk. Tables are plain HTML, curves SVG
+images; the histogram of probabilities and the gallery of connections need JavaScript. Every string
 from the caller (captions, paths, settings) is escaped, and the page's content security policy lets
 no script run but the one in ``report_template.html``.
 """
@@ -24,8 +24,8 @@ from PIL import Image
 from lavis_mafa.algorithm.mining import DIRECTIONS, STATE_NAMES
 from lavis_mafa.io.files import flat
 from lavis_mafa.metrics.binary import bin_of
-from lavis_mafa.pages.charts import Cell, Curve, Table, curve_html, esc, require, table_html
-from lavis_mafa.pages.html import data_uri, fill, script_json, write_page
+from lavis_mafa.pages.charts import Cell, Curve, Table, require
+from lavis_mafa.pages.html import data_uri, write_page
 
 Show = Callable[[int], tuple[Image.Image | None, str]]  # image and caption of a sample
 
@@ -190,38 +190,36 @@ def write_report(
     if not 0.0 <= low <= high <= 1.0:
         raise ValueError(f"thresholds are {thresholds}, expected 0 <= low <= high <= 1")
     cards, images = _gallery(connections)
-    probabilities = bool(judged) or not all(card["score"] for card in cards)
+    tables, curves, notes = list(tables), list(curves), list(notes)
     rows: list[list[Cell]] = [
         [key, "–" if value is None else str(value)] for key, value in flat(settings or {})
     ]
-    # Bodies that the template's script makes are only marked as present here.
     sections = {
-        "tables": ("Tables", "".join(map(table_html, tables))),
-        "curves": ("Curves", "".join(map(curve_html, curves))),
-        "probabilities": ("Con-D's probabilities", "in the template" if probabilities else ""),
-        "connections": ("Judged pairs", "in the template" if cards else ""),
-        "notes": ("Notes", "".join(f"<li>{esc(note)}</li>" for note in notes)),
-        "settings": ("Settings", table_html(Table("", ["setting", "value"], rows)) if rows else ""),
+        "tables": ("Tables", tables),
+        "curves": ("Curves", curves),
+        "probabilities": ("Con-D's probabilities", judged or not all(c["score"] for c in cards)),
+        "connections": ("Judged pairs", cards),
+        "notes": ("Notes", notes),
+        "settings": ("Settings", rows),
     }
-    template = Path(__file__).with_name("report_template.html").read_text(encoding="utf-8")
-    parts = {
-        "title": esc(title),
-        "intro": (f'<p class="headline">{esc(headline)}</p>' if headline else "")
-        + "".join(f"<p>{esc(p)}</p>" for p in re.split(r"\n\s*\n", intro) if p.strip()),
-        "nav": "",
-        "data": script_json(
-            {
-                "cards": cards,
-                "images": images,
-                "judged": [{"name": j.name, "counts": j.counts.tolist()} for j in judged],
-                "thresholds": [low, high],
-            }
-        ),
-    }
-    for key, (name, body) in sections.items():
-        parts["nav"] += f'<a href="#{key}">{name}</a>' if body else ""
-        parts[key], parts[f"{key}_hidden"] = body, "" if body else " hidden"
-    return write_page(Path(path), fill(template, parts))
+    return write_page(
+        Path(path),
+        "report_template.html",
+        title=title,
+        headline=headline,
+        intro=[part for part in re.split(r"\n\s*\n", intro) if part.strip()],
+        shown={key: name for key, (name, content) in sections.items() if content},
+        tables=tables,
+        curves=curves,
+        notes=notes,
+        settings=Table("", ["setting", "value"], rows),
+        data={
+            "cards": cards,
+            "images": images,
+            "judged": [{"name": j.name, "counts": j.counts.tolist()} for j in judged],
+            "thresholds": [low, high],
+        },
+    )
 
 
 def _gallery(connections: Iterable[Mined]) -> tuple[list[dict[str, Any]], list[str]]:

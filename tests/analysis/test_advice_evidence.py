@@ -1,26 +1,13 @@
-"""Evidence of counts, truth, labels and a run's log, against loops."""
+"""Evidence of counts, truth and labels, against loops."""
 
 from __future__ import annotations
 
 import dataclasses
-import math
 
 import numpy as np
 import pytest
-import torch
-from advice_cases import evidence, write_log
 
-from lavis_mafa.analysis.advice.evidence import (
-    LABELS,
-    Config,
-    evidence_of,
-    fall_of,
-    nearest,
-    quality_of,
-    shares_of,
-)
-from lavis_mafa.analysis.advice.report import fall_of_run
-from lavis_mafa.analysis.advice.rules import PLATEAU, advice_of
+from lavis_mafa.analysis.advice import LABELS, evidence_of, nearest, quality_of, shares_of
 from lavis_mafa.analysis.judged_pairs import INVALID, UNKNOWN, VALID, Judged
 from lavis_mafa.analysis.judging import TRUTH
 from lavis_mafa.analysis.quality import labels as label_files
@@ -78,9 +65,6 @@ def test_quality_by_truth_uses_grouped_pairs_only():
     assert found.precision == (at.precision, at.precision_low, at.precision_high)
     assert found.base_rate == weighted_share(valid)
     assert found.lift.value == pytest.approx(at.precision / valid.mean())
-    threshold, precision = found.reaching
-    grid = (t for t in np.linspace(0, p.max() - 1e-3, 1000) if valid[p > t].mean() >= 0.8)
-    assert next(grid) == pytest.approx(threshold, abs=0.02) and precision.value >= 0.8
     assert quality_of(judged, grouped, None, 0.7) is None
     assert quality_of(judged_pairs(False)[0], grouped, "a", 0.7) is None
 
@@ -105,7 +89,6 @@ def test_labels_of_matches_give_no_base_rate():
     labels, _ = labels_of(judged, valid, above=0.6)
     found = quality_of(judged, grouped, "a", 0.7, [labels])
     assert found.base_rate is None and found.lift is None and found.precision is not None
-    assert found.reaching[0] >= 0.6, "pairs up to 0.6 have no label"
     assert quality_of(judged, grouped, "a", 0.5, [labels]).precision is None
 
 
@@ -117,22 +100,23 @@ def test_evidence_of_counts():
         for space, share in ((None, 0.1 * factor), (16, 0.2 * factor), (64, 0.4 * factor))
     ]
     content = {"counts": rows, "self_check": {"a": {"problems": ["AUC"]}}}
-    found = evidence_of(content, judged, Config(16, 32, 100, 0.4, 0.7))
+    content |= {"threshold": 0.5, "corrections": []}
+    found = evidence_of(content, judged, 16, 32, 0.7, queue_size=100)
     assert (found.judge, found.batch_size, found.search_space) == (TRUTH, 8, 16)
     assert found.random[8].value == pytest.approx(0.01) and found.problems == ("AUC",)
     assert found.quality == quality_of(judged, grouped, "a", 0.7)
-    assert (found.queue_size, found.low, found.high, found.corrected) == (100, 0.4, 0.7, False)
+    assert (found.queue_size, found.high, found.corrected) == (100, 0.7, False)
     by_con_d = {**content, "counts": rows[:3]}
     blind = judged_pairs(truth_known=False)[0]
-    correction = Correction(0.5, 0.4, 0.6, 50, "a", 0.5)
-    found = evidence_of(by_con_d, blind, Config(8, 64), correction=correction)
+    by_con_d["corrections"] = [dataclasses.asdict(Correction(0.5, 0.4, 0.6, 50, "a", 0.5))]
+    found = evidence_of(by_con_d, blind, 8, 64)
     assert (found.judge, found.corrected, found.quality) == ("a", True, None)
     assert found.random[8].value == pytest.approx(0.05) and found.search_space == 64
     with pytest.raises(ValueError, match="both random and grouped"):
-        evidence_of({"counts": rows[:1]}, blind, Config(8, 16))
+        evidence_of({"counts": rows[:1]}, blind, 8, 16)
     blind.samplings = {}
     with pytest.raises(ValueError, match="count` again"):
-        evidence_of(by_con_d, blind, Config(8, 16))
+        evidence_of(by_con_d, blind, 8, 16)
 
 
 def test_lift_interval_covers_the_ratio():
@@ -146,30 +130,3 @@ def test_lift_interval_covers_the_ratio():
         inside += low <= 2.0 <= high
     assert inside / 400 > 0.92
     assert share_ratio((0.0, 0.0, 0.4), (0.2, 0.1, 0.3)) == (0.0, 0.0, pytest.approx(4.0))
-
-
-def test_fall_of_itm_in_a_log(tmp_path):
-    found = fall_of_run(write_log(tmp_path / "a", [0.7, 0.5, 0.4], enabled=False))
-    assert (found.epoch, found.before, found.after) == (2, 0.5, 0.4)
-    error = np.std([-0.01, 0.01, -0.01, 0.01], ddof=1) / 2
-    half = 1.959964 * math.hypot(error, 0.8 * error) / 0.5
-    assert found.share == pytest.approx((0.2, 0.2 - half, 0.2 + half))
-    grouped = fall_of_run(write_log(tmp_path / "b", [0.7, 0.5, 0.4], enabled=True, start_epoch=2))
-    assert (grouped.epoch, grouped.after) == (1, 0.5), "grouped epochs do not count"
-    with pytest.raises(ValueError, match="has 1 finished epochs with random mini-batches"):
-        fall_of_run(write_log(tmp_path / "c", [0.7, 0.5], enabled=True, start_epoch=1))
-    with pytest.raises(FileNotFoundError, match="no run in"):
-        fall_of_run(tmp_path)
-
-
-def test_fall_without_steps_is_uncertain():
-    epochs = [{"epoch": epoch, "loss_itm": loss} for epoch, loss in enumerate((0.5, 0.4))]
-    found = fall_of(None, epochs, [])
-    assert found.share == (pytest.approx(0.2), -math.inf, math.inf)
-    assert "still falls" not in advice_of(evidence(itm=found))[0].reason
-
-
-def test_plateau_is_the_loss_of_equal_probabilities():
-    logits = torch.tensor([[math.log(2), 0.0]]).repeat(3, 1)  # P(match) = 1 / 3
-    loss = torch.nn.functional.cross_entropy(logits, torch.tensor([1, 0, 0]))
-    assert loss.item() == pytest.approx(PLATEAU)

@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
-from advice_cases import ACTION, ENABLED, NEGATIVES, SOFT_ALPHA, SPACE, TYPE, evidence, write_log
+from advice_cases import ACTION, ENABLED, SPACE, evidence
 from small_world import arguments, call, call_ranks, con_d, save_model
 
-from lavis_mafa.analysis.advice.report import QUICK, search_spaces, write_advice
-from lavis_mafa.analysis.advice.rules import advice_of
+from lavis_mafa.analysis.advice import NOTE, QUICK, search_spaces, write_advice
 from lavis_mafa.analysis.judged_pairs import Judged
 from lavis_mafa.cli import main
 
@@ -43,14 +42,14 @@ def test_page_escapes_paths(tmp_path, capsys):
     path = "<script>alert(1)</script>|`x`"
     found = evidence(quality=None, label=f"lavis-mafa label page '{path}'")
     counts = {"cfg_path": path, "options": [path], "split": "train", "checkpoint": path}
-    write_advice(tmp_path, found, advice_of(found), counts)
+    write_advice(tmp_path, found, counts)
     page = (tmp_path / "advice.html").read_text()
     assert path not in page and "&lt;script&gt;alert(1)" in page
-    assert "toy worlds" in page and "hypothesis" in page
+    assert "docs/results.md" in page
     printed = capsys.readouterr().out
     assert path in printed
     for text in printed, page, (tmp_path / "advice.md").read_text():
-        assert "Intervals are 95 %; a difference is open if its interval contains 0" in text
+        assert NOTE in text
     assert json.loads((tmp_path / "advice.json").read_text())["counts"]["checkpoint"] == path
 
 
@@ -70,8 +69,7 @@ def test_a_dense_world_is_not_grouped(tmp_path, model):
     printed = call_ranks(1, *arguments("advise", tmp_path, model, options=options, size=256))
     content = json.loads((tmp_path / "advice.json").read_text())
     assert f"{ENABLED}=False (clear)" in printed and content["options"] in printed
-    assert content["options"].startswith(f"{ENABLED}=False {TYPE}=one_hot {NEGATIVES}=sampled")
-    assert "hypothesis" in printed
+    assert content["options"] == f"{ENABLED}=False"
     shares = {(one["batch_size"], one["search_space"]) for one in content["evidence"]["shares"]}
     assert shares == {(b, m) for b in (16, 32) for m in (None, 64, 128, 256)}
     counts = json.loads((tmp_path / "counts.json").read_text())["counts"]
@@ -80,38 +78,24 @@ def test_a_dense_world_is_not_grouped(tmp_path, model):
         (own["share"] + other["share"]) / 2
     )
     assert "bound: 3 %" in (tmp_path / "advice.md").read_text()
+    assert "docs/con_d.md" in content["advice"][-1]["reason"], "no Con-D judged"
 
 
-def test_a_clustered_world_is_grouped_and_counts_are_reused(
-    tmp_path, model, capsys, caplog, monkeypatch
-):
+def test_a_clustered_world_is_grouped_and_counts_are_kept(tmp_path, model, capsys, caplog):
     options = (*SIZES, f"{WORLD}.preset=clustered")
     judge = ("--con-d", *con_d("own", model), "own.self_check_pairs=20")
     words = arguments("advise", tmp_path, model, *judge, options=options, size=256)
     call(*words, "--batch-sizes", 32, "--search-spaces", 64)
     printed = capsys.readouterr().out
     assert f"{ENABLED}=True" in printed and f"{SPACE}=64" in printed
-    assert f"{TYPE}=consistency" in printed and f"if you use S-ITC: {SOFT_ALPHA}" in printed
     assert f"{ACTION}=keep (clear)" in printed, "a random Con-D fails its self-check"
     grouped, judged = Judged.load(tmp_path / "grouped"), Judged.load(tmp_path)
     assert 0 < len(grouped) < len(judged) and grouped.samplings["grit_B32_M64"].all()
     assert judged.samplings["random_B32"].sum() <= 2 * 256
 
-    monkeypatch.setattr("lavis_mafa.analysis.advice.report.count_false_negatives", None)
-    log = write_log(tmp_path / "run", [0.7, 0.63], enabled=False)
-    call(*words, "--run", log)
-    printed = capsys.readouterr().out
-    assert (
-        "reused" in printed
-        and "too many of the picked negatives match" in printed
-        and f"{ENABLED}=False" in printed
-    )
-    assert main([*words, "--run", str(tmp_path)]) == 1
-    monkeypatch.undo()
     assert main([*words, "--search-spaces", "128"]) == 1
     assert "sample of 64, too small" in caplog.records[-1].getMessage()
     call(*words, "--search-spaces", 48)
     content = json.loads((tmp_path / "counts.json").read_text())
     spaces = {one["search_space"] for one in content["counts"]}
     assert spaces == {None, 48, 64}, "earlier counts stay"
-    assert "reused" not in capsys.readouterr().out

@@ -25,9 +25,10 @@ from lavis_mafa.analysis.hard_negatives import (
 )
 from lavis_mafa.analysis.judged_pairs import Judged
 from lavis_mafa.analysis.loading import load_model_and_data
-from lavis_mafa.analysis.quality.correction import CORRECTION, Correction
+from lavis_mafa.analysis.quality.correction import Correction
 from lavis_mafa.cli import main
 from lavis_mafa.datasets import TrainingSet
+from lavis_mafa.datasets.judgements import LABELS
 from lavis_mafa.models.con_d.build import build_discriminator
 from lavis_mafa.toyworld import ToyScenesBuilder
 
@@ -357,13 +358,22 @@ def test_correction_applies_to_its_discriminator_only():
     ]
 
 
-def test_correction_of_another_discriminator_is_rejected(models, tmp_path, caplog):
-    path = tmp_path / "correction.json"
-    one = {"factor": 0.83, "low": 0.77, "high": 0.87, "n": 200, "name": "blip", "above": 0.5}
-    path.write_text(json.dumps({"kind": CORRECTION, "version": 1, **one}))
-    wrong = arguments("count", tmp_path / "out", models[0], "--correction", path)
-    assert main(wrong) == 1
-    assert "about the discriminator 'blip'" in caplog.text
+@pytest.mark.parametrize(
+    ("name", "above", "message"),
+    [("blip", 0.5, "about the discriminator 'blip'"), ("a", 0.8, "give --threshold 0.8")],
+)
+def test_labels_of_another_discriminator_or_threshold_are_rejected(
+    models, tmp_path, caplog, name, above, message
+):
+    strata = [{"low": above, "high": 1.0, "pairs": 9}]
+    path = tmp_path / "labels.json"
+    answers = [{"image": 0, "text": 1, "answer": "yes"}]
+    head = {"kind": LABELS, "version": 1, "page": "p", "judged": "j", "name": name}
+    drawn = {"above": above, "strata": strata}
+    path.write_text(json.dumps({**head, "drawn": drawn, "labels": answers}))
+    more = ["--labels", path, "--con-d", *con_d("a", models[1])]
+    assert main(list(map(str, arguments("count", tmp_path / "out", models[0], *more)))) == 1
+    assert message in caplog.text
 
 
 def test_validation_split_can_be_counted(models, tmp_path):
@@ -417,15 +427,6 @@ def test_numbers_out_of_range_are_rejected(models, tmp_path, caplog, wrong):
     assert main(list(map(str, arguments("count", tmp_path, models[0], *wrong)))) == 1
     assert f"{wrong[0]} {wrong[-1]}: expected at least" in caplog.text
     assert "Traceback" not in caplog.text and not any(tmp_path.iterdir())
-
-
-def test_correction_of_another_threshold_is_rejected(models, tmp_path, caplog):
-    path = tmp_path / "correction.json"
-    one = {"factor": 0.83, "low": 0.77, "high": 0.87, "n": 200, "name": "a", "above": 0.8}
-    path.write_text(json.dumps({"kind": CORRECTION, "version": 1, **one}))
-    more = ["--correction", path, "--con-d", *con_d("a", models[1])]
-    assert main(list(map(str, arguments("count", tmp_path / "out", models[0], *more)))) == 1
-    assert "give --threshold 0.8" in caplog.text
 
 
 def test_nan_features_are_rejected(models, tmp_path, caplog):

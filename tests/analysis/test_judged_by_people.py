@@ -1,4 +1,4 @@
-"""`count` and `threshold` with judgements by people instead of a known truth."""
+"""`count` and `label quality` of data whose truth are judgements by people (build_info.truth)."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from conftest import ROOT
 from PIL import Image
-from small_world import CONFIG, call, call_ranks, con_d, save_model
+from small_world import call, con_d, save_model
 
-from lavis_mafa.analysis.judged_pairs import INVALID, JUDGEMENTS, UNKNOWN, VALID, Judged
-from lavis_mafa.cli import main
+from lavis_mafa.analysis.judged_pairs import INVALID, UNKNOWN, VALID, Judged
+from lavis_mafa.analysis.judging import TRUTH
 from lavis_mafa.metrics.intervals import wilson
 
 IMAGES, CAPTIONS = 24, 2
@@ -56,7 +56,7 @@ def world(tmp_path_factory, toy_train):
             *("model.model_type=tiny", "model.tokenizer=tiny_vocab.txt", "model.image_size=32"),
             *("run.device=cpu", "run.amp=False", "run.num_workers=0", "run.batch_size_train=8"),
             *("run.grit.queue_size=48", "run.grit.search_space=16", "run.batch_size_eval=24"),
-            *("--sampling", "random", *more),
+            *(*more, "--sampling", "random"),
         ]
 
     return folder, votes, of
@@ -70,63 +70,28 @@ def verdict(votes, image, text):
 
 def test_judgements_count_and_correct_as_a_loop(world, tmp_path):
     folder, votes, of = world
-    call(*of(tmp_path, "--judgements", folder / "judgements.json", "--batch-sizes", 4, 8, 16))
+    truth_of_data = f"{INFO}.truth={folder / 'judgements.json'}"
+    call(*of(tmp_path, truth_of_data, "--batch-sizes", 4, 8, 16))
     judged = Judged.load(tmp_path)
     truth = [verdict(votes, i, t) for i, t in zip(judged.image, judged.text, strict=True)]
     assert judged.truth.tolist() == truth
-    assert judged.truth_from == JUDGEMENTS
-    # Every decided pair was judged by Con-D, picked or not.
-    assert (judged.truth != UNKNOWN).sum() >= sum(yes != 2 for yes in votes.values())
     counts = json.loads((tmp_path / "counts.json").read_text())
-    hits, total = 0, 0
-    for k, p in enumerate(judged.probability["a"]):
-        if p > 0.5 and truth[k] != UNKNOWN and (judged.from_image[k] or judged.from_text[k]):
-            hits, total = hits + (truth[k] == VALID), total + 1
+    p, known = judged.probability["a"], judged.truth != UNKNOWN
+    hits, total = (judged.truth[known & (p > 0.5)] == VALID).sum(), (known & (p > 0.5)).sum()
     (one,) = counts["corrections"]
     assert (one["n"], one["factor"]) == (total, pytest.approx(hits / total)) and total > 3
     assert [one["low"], one["high"]] == pytest.approx(wilson(hits, total))
-    by_people = [one for one in counts["counts"] if one["judge"] == JUDGEMENTS]
+    by_people = [one for one in counts["counts"] if one["judge"] == TRUTH]
     assert len(by_people) == 6 and all(0 < one["judged"] < 48 for one in by_people)
     text = (tmp_path / "counts.md").read_text()
     share = next(c["share"] for c in counts["counts"] if c["judge"] == "a")
     assert f"{100 * share * one['factor']:.2f}" in text and "image % corrected" in text
-    # `threshold` reads them from the file of judged pairs.
+    assert f"The truth of {known.sum()} of the {len(judged)} pairs is known" in text
+    # `label quality` reads the truth from the file of judged pairs.
     call("label", "quality", tmp_path, "--output", tmp_path / "out")
-    (test,) = json.loads((tmp_path / "out" / "thresholds.json").read_text())["tests"]
-    assert test["truth"] == JUDGEMENTS and test["pairs"] == sum(one != UNKNOWN for one in truth)
-
-
-def test_threshold_reads_judgements_in_a_program_of_its_own(world, tmp_path):
-    folder, votes, of = world
-    call(*of(tmp_path))
-    before = Judged.load(tmp_path)
-    assert (before.truth == UNKNOWN).all() and before.truth_from == "data"
-    rows = [*("label", "quality", str(tmp_path), "--judgements", str(folder / "judgements.json"))]
-    printed = call_ranks(1, *rows, "--output", str(tmp_path / "out"))
-    (test,) = json.loads((tmp_path / "out" / "thresholds.json").read_text())["tests"]
-    truth = np.array([verdict(votes, i, t) for i, t in zip(before.image, before.text, strict=True)])
-    known = truth != UNKNOWN
-    p, valid = before.probability["a"][known], truth[known] == VALID
-    assert test["pairs"] == known.sum() > 5 and test["truth"] == JUDGEMENTS
-    half = next(one for one in test["grid"] if one["threshold"] == 0.5)
-    assert half["precision"] == pytest.approx(valid[p > 0.5].mean())
-    assert half["recall"] == pytest.approx((p > 0.5)[valid].mean())
-    assert "truth by judgements" in printed
-
-
-def test_judgements_are_refused_where_they_cannot_be_used(world, tmp_path, caplog):
-    folder, _, of = world
-    judgements = folder / "judgements.json"
-    toy = ["count", "--cfg-path", CONFIG, "--output", tmp_path, "--judgements", judgements]
-    toy += ["--options", "datasets.toy_scenes.build_info.train_size=150"]
-    assert main(list(map(str, toy))) == 1
-    assert "the data set knows which pairs match" in caplog.text
-    caplog.clear()
-    both = of(tmp_path, "--judgements", judgements, "--correction", judgements)
-    assert main(list(map(str, both))) == 1
-    assert "give only one of --correction, --judgements" in caplog.text
-    caplog.clear()
-    (tmp_path / "bad.json").write_text('[{"image": "0.png", "caption": "x"}]')
-    assert main(list(map(str, of(tmp_path, "--judgements", tmp_path / "bad.json")))) == 1
-    assert "record 1: nobody answered" in caplog.text
-    assert not (tmp_path / "features").exists()
+    (test,) = json.loads((tmp_path / "out" / "quality.json").read_text())["tests"]
+    assert test["truth"] == "data" and test["pairs"] == known.sum()
+    half = next(one for one in test["thresholds"] if one["threshold"] == 0.5)
+    valid = judged.truth[known] == VALID
+    assert half["precision"] == pytest.approx(valid[p[known] > 0.5].mean())
+    assert half["recall"] == pytest.approx((p[known] > 0.5)[valid].mean())

@@ -19,19 +19,20 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from lavis_mafa.analysis.judged_pairs import UNKNOWN, Judged
-from lavis_mafa.analysis.quality.correction import CORRECTION, correction_of, read_correction
+from lavis_mafa.analysis.quality.correction import correction_of
 from lavis_mafa.analysis.quality.label_page import write_label_page
-from lavis_mafa.analysis.quality.labels import LABELS, VERSION, draw, read_labels
+from lavis_mafa.analysis.quality.labels import draw, read_labels
 from lavis_mafa.cli import main
 from lavis_mafa.commands import label as command
+from lavis_mafa.datasets.judgements import LABELS
 from lavis_mafa.metrics.intervals import wilson
-from lavis_mafa.pages.html import data_uri, fill, script_json
+from lavis_mafa.pages.html import data_uri
 
 EVIL = """</script><script>document.title = "x"</script><img src=x onerror=a()> {{data}} & '"""
 
 
 def factor_of(path):
-    found = read_correction(path)
+    found = correction_of([read_labels(path)])
     assert found.name == "con_d"
     return found.factor, found.low, found.high
 
@@ -71,7 +72,7 @@ def save_labels(
         strata = [{"low": 0.5, "high": 1.0, "pairs": 10, "drawn": 5}]
     content = {
         "kind": LABELS,
-        "version": VERSION,
+        "version": 1,
         "page": page,
         "judged": judged.digest,
         "name": "con_d",
@@ -182,11 +183,6 @@ def test_embedded_image_is_scaled_down():
         assert image.size == (100, 33)
 
 
-def test_template_is_filled_in_one_pass_and_json_cannot_end_a_script():
-    assert fill("<script>1</script>{{a}}{{b}}", {"a": "{{b}}", "b": "2"}).endswith("{{b}}2")
-    assert "<" not in script_json({"x": EVIL}) and json.loads(script_json(EVIL)) == EVIL
-
-
 # The correction factor
 
 
@@ -198,103 +194,82 @@ def test_factor_is_the_share_of_yes(tmp_path):
     assert correction_of([read_labels(path)]).n == 6
 
 
+def quality_of(folder, judged, *labels):
+    """Return the content of ``label quality`` of a judged file with labels."""
+    judged.save(folder / "judged.npz")
+    words = ["label", "quality", folder, "--labels", *labels, "--output", folder / "out"]
+    assert main(list(map(str, words))) == 0
+    return json.loads((folder / "out" / "quality.json").read_text())
+
+
 def test_several_people_on_one_page_count_once_per_pair(tmp_path, capsys):
     judged = judged_file([0.9] * 10)
-    first = save_labels(
-        tmp_path / "one.json", judged, [(0, "yes"), (1, "yes"), (2, "no"), (3, "no")]
-    )
-    second = save_labels(
-        tmp_path / "two.json", judged, [(0, "yes"), (1, "no"), (2, "no"), (3, "unsure")]
-    )
-    output = tmp_path / "correction.json"
-    assert main(["label", "correct", str(first), str(second), "--output", str(output)]) == 0
-    content = json.loads(output.read_text())
-    assert content["factor"] == pytest.approx((1 + 0.5 + 0 + 0) / 4) and content["n"] == 4
+    answers = [(0, "yes"), (1, "yes"), (2, "no"), (3, "no")]
+    first = save_labels(tmp_path / "one.json", judged, answers)
+    answers = [(0, "yes"), (1, "no"), (2, "no"), (3, "unsure")]
+    second = save_labels(tmp_path / "two.json", judged, answers)
+    content = quality_of(tmp_path, judged, first, second)
+    (one,) = content["corrections"]
+    assert one["factor"] == pytest.approx((1 + 0.5 + 0 + 0) / 4) and one["n"] == 4
+    assert (one["low"], one["high"]) == pytest.approx(wilson(1.5, 4))
     (agreement,) = content["agreement"]
     # Three pairs: yes yes, yes no, no no: agreement 2/3, by chance 2/3 * 1/3 + 1/3 * 2/3.
     assert agreement["pairs"] == 3 and agreement["agreed"] == pytest.approx(2 / 3)
     assert agreement["kappa"] == pytest.approx((2 / 3 - 4 / 9) / (1 - 4 / 9))
-    assert [p["unsure"] for p in content["people"]] == [0, 1]
-    assert factor_of(output) == pytest.approx((content["factor"], *wilson(1.5, 4)))
-    assert "37.5 %" in capsys.readouterr().out
+    assert "Annotators confirm 37.5 %" in capsys.readouterr().out
 
 
 def test_factor_is_weighted_by_strata_of_probability(tmp_path):
     judged = judged_file([0.05] * 10 + [0.55] * 20 + [0.95] * 10, cfg_path="x")
     rows, strata = draw(judged.probability_by(None), 12, None, 0)
     answers = ["yes" if judged.probability_by(None)[row] > 0.9 else "no" for row in rows]
-    path = save_labels(
-        tmp_path / "l.json", judged, zip(rows, answers, strict=True), None, strata=strata
-    )
-    with pytest.raises(ValueError, match="--judged"):
-        read_correction(path)
-    judged.save(tmp_path / "judged.npz")
-    output = tmp_path / "c.json"
-    command = ["label", "correct", str(path), "--judged", str(tmp_path), "--output", str(output)]
-    assert main(command) == 0
-    content = json.loads(output.read_text())
+    answers = list(zip(rows, answers, strict=True))
+    path = save_labels(tmp_path / "l.json", judged, answers, None, strata=strata)
+    with pytest.raises(ValueError, match="give the --output of the counts"):
+        correction_of([read_labels(path)])
     # Four of each stratum were drawn, so the twenty weigh twice as much as the ten.
-    assert content["factor"] == pytest.approx(10 / 30)
-    assert [b["n"] for b in content["bins"]] == [4, 0, 0, 0, 0, 4, 0, 0, 0, 4]
-    assert [content["bins"][k]["yes"] for k in (0, 1, 5, 9)] == [0, None, 0, 1]
+    (one,) = quality_of(tmp_path, judged, path)["corrections"]
+    assert one["factor"] == pytest.approx(10 / 30)
 
 
 @pytest.mark.parametrize(
     "changes, message",
     [
-        ({"kind": "other"}, "has kind 'other'"),
-        ({"version": 2}, "has version 2"),
+        ({"kind": "other"}, "kind: Input should be 'lavis_mafa labels', got 'other'"),
+        ({"version": 2}, "version: Input should be 1, got 2"),
         ({"labels": [{"image": 0, "text": 3, "answer": "maybe"}]}, "maybe"),
-        ({"labels": [{"image": 0, "answer": "yes"}]}, "no 'text'"),
-        ({"labels": [{"image": -1, "text": 3, "answer": "yes"}]}, "-1, expected int"),
-        ({"labels": [{"image": True, "text": 3, "answer": "yes"}]}, "True, expected int"),
-        ({"labels": [{"image": 0, "text": 3, "answer": "yes"}] * 2}, "two answers"),
+        ({"labels": [{"image": 0, "answer": "yes"}]}, "labels.0.text: Field required"),
+        ({"labels": [{"image": -1, "text": 3, "answer": "yes"}]}, "labels.0.image"),
         (
-            {"labels": [{"image": 0, "text": 3, "answer": "unsure"}]},
-            "no match was answered yes or no",
+            {"labels": [{"image": True, "text": 3, "answer": "yes"}]},
+            "labels.0.image: Input should be a valid integer, got True",
         ),
-        ({"labels": None}, "damaged"),
-        ({"drawn": {"strata": []}}, "no 'above'"),
-        ({"page": 5}, "5, expected str"),
+        ({"labels": [{"image": 0, "text": 3, "answer": "yes"}] * 2}, "two answers"),
+        ({"labels": None}, "labels: Input should be a valid array"),
+        ({"drawn": {"strata": []}}, "drawn.above: Field required"),
+        ({"page": 5}, "page: Input should be a valid string, got 5"),
     ],
 )
 def test_damaged_labels_are_rejected(tmp_path, changes, message):
     path = save_labels(tmp_path / "labels.json", judged_file([0.9] * 9), [(0, "yes")], **changes)
     with pytest.raises(ValueError, match=re.escape(message)) as caught:
-        read_correction(path)
+        read_labels(path)
     assert str(path) in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"factor": 1.2},
-        {"low": 0.9},
-        {"n": 0},
-        {"factor": "a"},
-        {"factor": True},
-        {"high": None},
-        {"name": 3},
-    ],
-)
-def test_damaged_corrections_are_rejected(tmp_path, changes):
-    path = tmp_path / "correction.json"
-    good = {"kind": CORRECTION, "version": 1, "factor": 0.8, "low": 0.7, "high": 0.9, "n": 9}
-    good |= {"name": "con_d", "above": 0.5}
-    path.write_text(json.dumps(good))
-    assert factor_of(path) == (0.8, 0.7, 0.9)
-    path.write_text(json.dumps({**good, **changes}))
-    with pytest.raises(ValueError, match="is damaged"):
-        read_correction(path)
+def test_answers_that_are_all_unsure_give_no_factor(tmp_path):
+    path = save_labels(tmp_path / "labels.json", judged_file([0.9] * 9), [(0, "unsure")])
+    with pytest.raises(ValueError, match="no match was answered yes or no"):
+        correction_of([read_labels(path)])
 
 
 def test_other_files_are_rejected(tmp_path):
     with pytest.raises(FileNotFoundError, match="label page"):
-        read_correction(tmp_path / "none.json")
+        read_labels(tmp_path / "none.json")
     for text in ("[1]", "{}", "no json"):
         (tmp_path / "a.json").write_text(text)
         with pytest.raises(ValueError, match="a.json"):
-            read_correction(tmp_path / "a.json")
+            read_labels(tmp_path / "a.json")
 
 
 def test_labels_of_different_draws_are_not_mixed(tmp_path):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from itertools import combinations
-from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -21,7 +20,6 @@ from lavis_mafa.analysis.judged_pairs import Judged
 from lavis_mafa.cli import main
 from lavis_mafa.datasets import TrainingSet
 from lavis_mafa.datasets.image_text_json import ImageTextTrain
-from lavis_mafa.datasets.image_text_shards import ImageTextShardsTrain
 from lavis_mafa.runners import session
 from lavis_mafa.toyworld import ToyScenesBuilder
 
@@ -309,41 +307,6 @@ def test_duplicates_by_wording_or_image_are_merged():
     assert mined.counts["in the data already"] == 3 and mined.counts["twice"] == 3
 
 
-def test_shards_contain_the_augmented_data_and_are_resumed(by_model, models, tmp_path):
-    more = [*MINING, "--threshold", 0.6, "--shards", "--per-shard", 100]
-    command = arguments("mine", tmp_path, models[0], *more, "--con-d", *con_d("a", models[1]))
-    call(*command)
-    augmented = read(tmp_path, "augmented.json")
-    dataset = ImageTextShardsTrain(
-        np.asarray, str, [tmp_path / "shards" / "pairs.json"], cache_dir=tmp_path / "cache"
-    )
-    assert len(dataset) == len(augmented) == SIZE + len(read(by_model))
-    for number in (0, SIZE - 1, SIZE, len(dataset) - 1):
-        picture, caption = dataset.show(number)
-        assert caption == augmented[number]["caption"]
-        with Image.open(tmp_path / "images" / augmented[number]["image"]) as stored:
-            assert np.array_equal(np.asarray(stored), np.asarray(picture))
-    ids = [one["image_id"] for one in augmented]
-    same = np.equal.outer(ids, ids) == np.equal.outer(dataset.image_ids, dataset.image_ids)
-    assert same.all()
-    complete = {path.name: path.read_bytes() for path in tmp_path.glob("shards/*.tar")}
-    (tmp_path / "shards" / "pairs.json").unlink()
-    first, size, _ = dataset.table.meta["files"][0]
-    entry = {"url": Path(first).name, "nsamples": 100, "filesize": size}
-    (tmp_path / "shards" / "pairs.unfinished.jsonl").write_text(json.dumps(entry) + "\n")
-    call(*command)
-    assert {path.name: path.read_bytes() for path in tmp_path.glob("shards/*.tar")} == complete
-
-
-def test_shards_of_other_pairs_are_rejected(by_model, models, tmp_path, caplog):
-    more = [*MINING, "--shards", "--con-d", *con_d("a", models[1])]
-    call(*arguments("mine", tmp_path, models[0], "--threshold", 0.6, *more))
-    assert (
-        main(list(map(str, arguments("mine", tmp_path, models[0], "--threshold", 0.7, *more)))) == 1
-    )
-    assert "was written for something else (pairs" in caplog.text
-
-
 def test_empty_result_is_reported(by_model, models, tmp_path, caplog):
     more = [*MINING, "--threshold", 0.99999999, "--con-d", *con_d("a", models[1])]
     call(*arguments("mine", tmp_path, models[0], *more))
@@ -352,31 +315,11 @@ def test_empty_result_is_reported(by_model, models, tmp_path, caplog):
 
 
 def test_numbers_out_of_range_are_rejected(models, tmp_path, caplog):
-    wrong = ["--passes", "0", "--top-k", "-1", "--per-shard", "0", "--threshold", "1.5"]
+    wrong = ["--passes", "0", "--top-k", "-1", "--threshold", "1.5"]
     assert main(arguments("mine", tmp_path, models[0], *wrong)) == 1
-    for name in ("--passes 0", "--top-k -1", "--per-shard 0", "--threshold 1.5"):
+    for name in ("--passes 0", "--top-k -1", "--threshold 1.5"):
         assert name in caplog.text
     assert not any(tmp_path.iterdir())
-
-
-def test_shards_skip_unreadable_samples(models, tmp_path, monkeypatch):
-    data = toy_pairs()
-    kind = type(data.dataset)
-    read_one = kind.__getitem__
-
-    def fail_for_one(self, index):
-        if index == 7:
-            raise OSError("gone")
-        return read_one(self, index)
-
-    monkeypatch.setattr(kind, "__getitem__", fail_for_one)
-    more = [*MINING, "--threshold", 0.6, "--shards", "--con-d", *con_d("a", models[1])]
-    call(*arguments("mine", tmp_path, models[0], *more))
-    dataset = ImageTextShardsTrain(
-        np.asarray, str, [tmp_path / "shards" / "pairs.json"], cache_dir=tmp_path / "cache"
-    )
-    assert len(dataset) == SIZE - 1 + len(read(tmp_path))
-    assert [dataset.caption(k) for k in (6, 7)] == [data.source(k)[1] for k in (6, 8)]
 
 
 def test_captions_of_one_image_are_not_judged_even_with_same_image_negative(models, tmp_path):

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,11 +13,11 @@ from hypothesis import strategies as st
 from small_world import SIZE, arguments, call, call_ranks, con_d, save_model
 
 from lavis_mafa.algorithm.pickers import NONE
-from lavis_mafa.analysis import approximate_search, neighbour_search, neighbours
+from lavis_mafa.analysis import neighbours
 from lavis_mafa.analysis.corpus import Corpus
 from lavis_mafa.analysis.features import Features
 from lavis_mafa.analysis.judged_pairs import Judged
-from lavis_mafa.analysis.neighbour_search import ExactSearch, largest
+from lavis_mafa.analysis.neighbours import ExactSearch, largest
 from lavis_mafa.cli import main
 from lavis_mafa.datasets import TrainingSet
 from lavis_mafa.toyworld import ToyScenesBuilder
@@ -126,7 +124,7 @@ def test_memory_is_bounded_by_chunks(monkeypatch):
         sizes.append(len(images) * len(texts))
         return dot(images, texts)
 
-    monkeypatch.setattr(neighbour_search, "MAX_SIMILARITIES", 64)
+    monkeypatch.setattr(neighbours, "MAX_SIMILARITIES", 64)
     ExactSearch(features, watched, []).find(np.arange(8), True, 2)
     assert max(sizes) == 64 and sum(sizes) == 8 * 50
 
@@ -278,9 +276,7 @@ def test_count_has_a_row_for_the_whole_data_set(models, tmp_path, caplog):
     ("command", "wrong", "message"),
     [
         ("mine", ["--neighbours", 3], "--neighbours without the whole data set"),
-        ("count", ["--index", "exact"], "--index without the whole data set"),
         ("mine", [*MINING[:2], "--neighbours", 0], "--neighbours 0: expected at least 1"),
-        ("mine", [*MINING[:2], "--probes", 8], "--probes 8 without an index"),
         ("mine", [*MINING[:2], "--passes", 2], "leave out --passes 2"),
         ("mine", [*MINING[:2], "--sampling", "random"], "leave out --sampling random"),
         ("mine", [*MINING[:2], "--batch-size", 8], "leave out --batch-size 8"),
@@ -302,98 +298,3 @@ def test_other_words_are_no_search_space(models, tmp_path, capsys):
     with pytest.raises(SystemExit):
         main(arguments("mine", tmp_path, models[0], "--search-space", "some"))
     assert "expected a number or all, got 'some'" in capsys.readouterr().err
-
-
-def test_missing_faiss_is_reported_with_the_command(models, tmp_path, caplog, monkeypatch):
-    monkeypatch.setattr(approximate_search, "PACKAGE", "faiss_that_is_not_installed")
-    given = arguments("mine", tmp_path, models[0], *MINING, "--index", "faiss")
-    assert main(list(map(str, given))) == 1
-    assert 'is not installed; pip install "faiss-cpu>=1.8"' in caplog.text
-    assert not any(tmp_path.iterdir())
-
-
-def test_recall_counts_exact_neighbours_and_their_ties():
-    low = float("-inf")
-    exact = (
-        torch.tensor([[3, 1], [4, 0], [2, NONE], [NONE, NONE]]),
-        torch.tensor([[0.9, 0.5], [0.8, 0.7], [0.6, low], [low, low]]),
-    )
-    found = (
-        torch.tensor([[3, 2], [4, 5], [NONE, NONE], [NONE, NONE]]),
-        torch.tensor([[0.9, 0.5], [0.8, 0.6], [low, low], [low, low]]),
-    )
-    # The tie 2 instead of 1 counts; 5 is less similar than 0; 2 is missing; nothing to find.
-    assert approximate_search.recall([exact], [found]) == (3, 5)
-    assert approximate_search.recall([exact], [exact]) == (5, 5)
-
-
-def clustered_features(size, seed=0, width=16):
-    """Return normalised features around common centers, as a trained model has."""
-    rng = np.random.default_rng(seed)
-    centers = rng.normal(size=(size // 8, width))
-    own = centers[rng.integers(0, len(centers), size)]
-    images, texts = (
-        torch.nn.functional.normalize(
-            torch.from_numpy((own + 0.5 * rng.normal(size=own.shape)).astype(np.float32)), dim=1
-        )
-        for _ in range(2)
-    )
-    return Features(np.arange(size), images, texts, images, [""] * size, [])
-
-
-def test_index_finds_nearly_all_exact_neighbours(tmp_path):
-    pytest.importorskip("faiss")
-    size, k = 4000, 5
-    features = clustered_features(size)
-    labels = [np.arange(size) // 2]
-    exact = ExactSearch(features, dot, labels)
-    search = approximate_search.FaissSearch(exact, tmp_path)
-    rows = np.arange(0, size, 7)
-    for from_image in (True, False):
-        places, values = search.find(rows, from_image, k)
-        best, wanted = exact.find(rows, from_image, k)
-        assert (places != NONE).all() and (labels[0][places] != labels[0][rows][:, None]).all()
-        same = [len(set(a) & set(b)) for a, b in zip(places.tolist(), best.tolist(), strict=True)]
-        hits, total = approximate_search.recall([(best, wanted)], [(places, values)])
-        assert total == len(rows) * k and abs(hits - sum(same)) <= 2
-        assert 0.9 < hits / total
-        anchors, others = (features.images, features.texts)[:: 1 if from_image else -1]
-        compared = torch.einsum("ae,ake->ak", anchors[rows], others[places])
-        assert torch.allclose(values, compared, atol=1e-6)
-        assert (values.diff(dim=1) <= 0).all()
-    if os.path.exists("/proc/self/maps"):
-        assert f"{tmp_path}/index_texts.faiss" in Path("/proc/self/maps").read_text()
-    fewer = approximate_search.FaissSearch(exact, tmp_path, probes=1)
-    shares = [neighbours.measure_recall(exact, one, size, k, 0) for one in (fewer, search, exact)]
-    assert shares[0]["i2t"] < shares[1]["i2t"] <= shares[2]["i2t"] == 1.0
-    assert shares[0]["anchors"] == neighbours.RECALL_ANCHORS
-
-
-def test_index_with_few_samples_gives_what_is_there(tmp_path):
-    pytest.importorskip("faiss")
-    features = features_of(5, 0, queries=2)
-    exact = ExactSearch(features, dot, [np.array([0, 0, 1, 2, 3])])
-    search = approximate_search.FaissSearch(exact, tmp_path)
-    for from_image in (True, False):
-        found, expected = (one.find(np.arange(5), from_image, 7) for one in (search, exact))
-        assert found[0].tolist() == expected[0].tolist()
-        assert found[1].tolist() == expected[1].tolist()
-
-
-def test_mining_by_index_reports_its_recall(mined, models, tmp_path):
-    pytest.importorskip("faiss")
-    more = [*MINING, "--index", "faiss", "--probes", 4, "--con-d", *con_d("a", models[1])]
-    command = arguments("mine", tmp_path, models[0], *more)
-    call(*command)
-    content = read(tmp_path, "mine.json")["neighbours"]
-    assert content["index"] == "faiss" and content["probes"] == 4
-    measured = content["recall"]
-    assert measured["anchors"] == SIZE and 0.95 < measured["i2t"] <= 1 and measured["t2i"] > 0.95
-    assert f"exact neighbours of {SIZE} random anchors" in (tmp_path / "report.html").read_text()
-    common = {(p["image"], p["caption"]) for p in read(tmp_path, MINED)} & {
-        (p["image"], p["caption"]) for p in read(mined, MINED)
-    }
-    assert len(common) > 0.9 * len(read(mined, MINED))
-    files = {path: path.stat().st_mtime_ns for path in tmp_path.glob("neighbours/*/*.[nf]*")}
-    call(*command)  # index and chunks are reused
-    assert all(path.stat().st_mtime_ns == time for path, time in files.items()) and len(files) > 20

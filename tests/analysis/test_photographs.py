@@ -82,8 +82,8 @@ def test_report_threshold_and_label(arguments, tmp_path):
     call("report", tmp_path)
     page = (tmp_path / "judged.html").read_text()
     assert page.count("data:image/jpeg") > 20 and "could not be opened" not in page
-    call("label", "quality", tmp_path, "--output", tmp_path / "threshold")
-    thresholds = json.loads((tmp_path / "threshold" / "thresholds.json").read_text())
+    call("label", "quality", tmp_path, "--output", tmp_path / "quality")
+    thresholds = json.loads((tmp_path / "quality" / "quality.json").read_text())
     assert "The ground truth is unknown" in " ".join(thresholds["notes"])
     call("label", "page", tmp_path, "--count", 5, "--output", tmp_path / "labels.html")
     assert (tmp_path / "labels.html").read_text().count("data:image/jpeg") >= 2

@@ -74,7 +74,7 @@ def test_removed_commands_name_what_replaces_them(command, capsys):
     with pytest.raises(SystemExit) as stop:
         main([*command.split(), "--anything"])
     assert stop.value.code == 2
-    assert f"lavis-mafa {command} was removed; use: {REMOVED[command]}" in capsys.readouterr().err
+    assert f"{command} was removed; use: {REMOVED[command]}" in capsys.readouterr().err
 
 
 def test_config_is_printed_with_all_defaults(capsys):

@@ -131,16 +131,3 @@ def test_labels_of_a_run_that_was_moved(judged, tmp_path, caplog):
     assert f"{tmp_path} is not the folder of a run" in caplog.text
     with pytest.raises(SystemExit):
         main([*command, "c.html", "--run", str(folder), "--cfg-path", "albef_toy"])
-
-
-def test_quality_reads_the_data_of_a_run(judged, tmp_path, caplog):
-    """Judgements are about data, here of a world that knows the truth itself."""
-    folder, pairs = judged
-    people = tmp_path / "people.csv"
-    people.write_text("image,caption,ratings\na.jpg,b,1\n")
-    command = ["label", "quality", str(pairs), "--judgements", str(people)]
-    assert main(["label", "quality", str(pairs)]) == 0, "the config is not needed"
-    assert main(command) == 2 and "no such file or shipped config" in caplog.text
-    caplog.clear()
-    assert main([*command, "--run", str(folder)]) != 0
-    assert "knows which pairs match" in caplog.text

@@ -143,7 +143,6 @@ def test_problems_give_status_1_and_a_limited_summary(clean: Path, capsys) -> No
         (["clean.json", "--image-root", "gone"], "gone is not a folder"),
         (["clean.json", "--image-root", ".", "--workers", "0"], "at least 1"),
         (["clean.json", "--image-root", ".", "--json", "gone/out.json"], "folder that exists"),
-        (["clean.json", "--image-root", ".", "--full-decode", "--no-decode"], "not allowed"),
     ],
 )
 def test_unusable_arguments_give_status_2(arguments, message, clean, monkeypatch, capsys) -> None:

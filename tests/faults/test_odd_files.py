@@ -18,14 +18,13 @@ from faulty_runs import run_here, toy
 from PIL import Image
 
 from lavis_mafa.analysis.judged_pairs import Judged
-from lavis_mafa.analysis.quality.correction import read_correction
-from lavis_mafa.analysis.quality.labels import LABELS, VERSION, read_labels
+from lavis_mafa.analysis.quality.labels import read_labels
 from lavis_mafa.config import ConfigError, load_config
 from lavis_mafa.datasets import pair_conversion
 from lavis_mafa.datasets.annotation_files import read_rows
 from lavis_mafa.datasets.annotation_rows import Problem, Row
 from lavis_mafa.datasets.image_text_shards import ImageTextShardsTrain, listed
-from lavis_mafa.datasets.judgements import read_judgements
+from lavis_mafa.datasets.judgements import LABELS, read_judgements
 from lavis_mafa.datasets.pair_conversion import converted
 from lavis_mafa.datasets.shards import write_shards
 from lavis_mafa.io.cache import TEMPORARY
@@ -280,7 +279,7 @@ def test_column_that_occurs_twice_is_a_problem(tmp_path, injected, column):
 def labels(**changes):
     strata = [{"low": 0.5, "high": 1.0, "pairs": 3}]
     answers = [{"image": 0, "text": 1, "answer": "yes"}]
-    content = {"kind": LABELS, "version": VERSION, "page": "p", "judged": "j", "name": "con_d"}
+    content = {"kind": LABELS, "version": 1, "page": "p", "judged": "j", "name": "con_d"}
     content |= {"drawn": {"above": 0.5, "strata": strata}, "labels": answers}
     return {**content, **changes}
 
@@ -319,10 +318,9 @@ ODD_LABELS = {
 def test_odd_labels_are_refused(tmp_path, injected, what):
     path = tmp_path / "labels.json"
     path.write_bytes(ODD_LABELS[what].encode(errors="surrogateescape"))
-    for read in (read_labels, read_correction):
-        with pytest.raises(ValueError, match="labels.json"):
-            read(path)
-        injected("odd labels", 1)
+    with pytest.raises(ValueError, match="labels.json"):
+        read_labels(path)
+    injected("odd labels", 1)
     path.write_text(json.dumps(labels()))
     assert read_labels(path).above == 0.5
 

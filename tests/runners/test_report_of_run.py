@@ -97,7 +97,7 @@ def test_numbers_in_the_page_equal_the_log(run):
     assert head == ["step", "loss", "itc", "itm", "lm"]
     assert rows == [[str(k), *(f"{s[n]:#.3g}" for n in names)] for k, s in steps.items()]
     epochs = records(run, "epoch")
-    head, *rows = table_of(text, "Con-D&#x27;s precision and recall")
+    head, *rows = table_of(text, "Con-D&#39;s precision and recall")
     for row, epoch in zip(rows, epochs, strict=True):
         kinds = ("precision", "recall", "base_rate")
         names = [f"con_d_{kind}_{d}" for kind in kinds for d in DIRECTIONS]
@@ -245,7 +245,7 @@ def test_run_without_con_d_has_a_page(tmp_path):
     assert records(tmp_path, "con_d_histogram") == []
     data, text = page_of(tmp_path / "job")
     assert data["cards"] == data["judged"] == []
-    assert "False negatives among the hard negatives" in text and "Con-D&#x27;s prec" not in text
+    assert "False negatives among the hard negatives" in text and "Con-D&#39;s prec" not in text
 
 
 def test_folder_without_a_run_names_those_below(tmp_path, caplog):

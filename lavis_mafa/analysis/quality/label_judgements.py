@@ -64,7 +64,7 @@ def write_judgements(
         )
     write_json(output, rows)
     print(f"written: {output}, {_summary(answers.values())}")
-    print("use it as build_info.truth of the data, or as --judgements of count and threshold")
+    print("use it as build_info.truth of the data")
 
 
 def answers_by_name(labels: Sequence[Labels], data: TrainingSet) -> dict[tuple[str, str], Answers]:
@@ -100,7 +100,7 @@ def image_names(numbers: Collection[int], data: TrainingSet) -> Mapping[int, str
             raise ValueError(
                 f"the image of sample {number} has no file name, expected one, because a judgement "
                 "names the file of its image: pass such labels as they are, to "
-                "`lavis-mafa label quality --labels` or `lavis-mafa label correct`"
+                "`lavis-mafa label quality --labels`"
             )
         names[number] = name
     wanted, sample_of = set(names.values()), dict[str, int]()

@@ -11,9 +11,10 @@ from typing import Any
 
 from lavis_mafa.analysis.judged_pairs import Judged
 from lavis_mafa.analysis.loading import data_of_judged
-from lavis_mafa.analysis.quality.labels import LABELS, VERSION, draw
+from lavis_mafa.analysis.quality.labels import draw
+from lavis_mafa.datasets.judgements import LABELS
 from lavis_mafa.datasets.training_set import UNREADABLE
-from lavis_mafa.pages.html import data_uri, fill, script_json, write_page
+from lavis_mafa.pages.html import data_uri, write_page
 
 
 def label_page(args: argparse.Namespace) -> None:
@@ -96,13 +97,12 @@ def write_label_page(
     page = {
         "head": {
             "kind": LABELS,
-            "version": VERSION,
+            "version": 1,
             "page": hashlib.sha256(identity.encode()).hexdigest()[:16],
             **known,
         },
         "pairs": pairs,
         "images": images,
     }
-    template = Path(__file__).with_name("label_page.html").read_text(encoding="utf-8")
-    write_page(path, fill(template, {"data": script_json(page)}))
+    write_page(path, "label_page.html", data=page)
     return len(pairs)

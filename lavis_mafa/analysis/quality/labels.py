@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import BaseModel, Field, FiniteFloat, ValidationError
 
 from lavis_mafa.analysis.judged_pairs import Judged
-from lavis_mafa.datasets.judgements import LABELS
-from lavis_mafa.io.files import is_number
 from lavis_mafa.metrics.binary import TENTHS, interval_of
-
-VERSION = 1
-ANSWERS = ("yes", "no", "unsure")
 
 
 def draw(
@@ -99,6 +94,35 @@ class Labels:
         return {pair: float(a == "yes") for pair, a in self.answers.items() if a != "unsure"}
 
 
+class _Stratum(BaseModel, strict=True):
+    low: FiniteFloat
+    high: FiniteFloat
+    pairs: int = Field(ge=0, lt=2**63)
+
+
+class _Drawn(BaseModel, strict=True):
+    above: FiniteFloat | None = Field(ge=0, lt=1)
+    strata: list[_Stratum] = Field(min_length=1)
+
+
+class _Answer(BaseModel, strict=True):
+    image: int = Field(ge=0, lt=2**63)
+    text: int = Field(ge=0, lt=2**63)
+    answer: Literal["yes", "no", "unsure"]
+
+
+class _File(BaseModel, strict=True):
+    """What the page saves."""
+
+    kind: Literal["lavis_mafa labels"]
+    version: Literal[1]
+    page: str
+    judged: str
+    name: str
+    drawn: _Drawn
+    labels: list[_Answer]
+
+
 def read_labels(path: str | os.PathLike[str]) -> Labels:
     """Read a ``labels.json`` that the page saved.
 
@@ -106,41 +130,28 @@ def read_labels(path: str | os.PathLike[str]) -> Labels:
         FileNotFoundError: if there is no such file.
         ValueError: if it is another file, or damaged.
     """
-    content = read_content(path)
-    require_kind(content, LABELS, path)
-    try:
-        drawn = content["drawn"]
-        above = drawn["above"]
-        labels = Labels(
-            page=checked(str, content["page"]),
-            judged=checked(str, content["judged"]),
-            name=checked(str, content["name"]),
-            above=None if above is None else finite(above),
-            strata=[
-                {
-                    **{k: finite(one[k]) for k in ("low", "high")},
-                    "pairs": checked(int, one["pairs"]),
-                }
-                for one in drawn["strata"]
-            ],
-            answers={},
+    if not Path(path).is_file():
+        raise FileNotFoundError(
+            f"no labels at {path}: the page of `lavis-mafa label page` saves labels.json"
         )
-        if labels.above is not None and not 0 <= labels.above < 1:
-            raise ValueError(f"above: {labels.above:g}, expected at least 0 and below 1")
-        edges = [one["low"] for one in labels.strata] + [one["high"] for one in labels.strata[-1:]]
-        if len(edges) < 2 or edges != sorted(set(edges)):
-            raise ValueError(f"strata: {edges}, expected ascending limits of at least one")
-        for label in content["labels"]:
-            pair = (checked(int, label["image"]), checked(int, label["text"]))
-            if label["answer"] not in ANSWERS:
-                raise ValueError(f"an answer {label['answer']!r}, expected one of {ANSWERS}")
-            if pair in labels.answers:
-                raise ValueError(f"two answers for image {pair[0]} and text {pair[1]}")
-            labels.answers[pair] = label["answer"]
-    except (KeyError, TypeError, ValueError) as error:
-        what = f"no {error}" if isinstance(error, KeyError) else error
-        raise ValueError(f"{path} is damaged: {what}") from error
-    return labels
+    try:
+        file = _File.model_validate_json(Path(path).read_bytes())
+        strata = [one.model_dump() for one in file.drawn.strata]
+        edges = [one["low"] for one in strata] + [strata[-1]["high"]]
+        if edges != sorted(set(edges)):
+            raise ValueError(f"strata: {edges}, expected ascending limits")
+        answers = {(one.image, one.text): str(one.answer) for one in file.labels}
+        if len(answers) < len(file.labels):
+            raise ValueError("two answers for one image and text")
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        text = f"{where}: {first['msg']}, got {first['input']!r:.80}"
+        raise ValueError(f"{path} is no file of labels: {text}") from error
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged: {error}") from error
+    drawn = file.drawn
+    return Labels(file.page, file.judged, file.name, drawn.above, strata, answers)
 
 
 def weights(
@@ -228,40 +239,3 @@ def pooled(labels: Sequence[Labels]) -> dict[tuple[int, int], float]:
         for pair, yes in one.decided().items():
             answers.setdefault(pair, []).append(yes)
     return {pair: sum(values) / len(values) for pair, values in answers.items()}
-
-
-def read_content(path: str | os.PathLike[str]) -> Mapping[str, Any]:
-    """Read a JSON object of labels or of a correction; {} if the file holds another value."""
-    if not Path(path).is_file():
-        raise FileNotFoundError(
-            f"no labels at {path}: the page of `lavis-mafa label page` saves labels.json, and "
-            "`lavis-mafa label correct` writes correction.json"
-        )
-    try:
-        content = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is not JSON: {error}") from error
-    return content if isinstance(content, dict) else {}
-
-
-def require_kind(content: Mapping[str, Any], kind: str, path: str | os.PathLike[str]) -> None:
-    """Refuse the content of a file of another kind or version."""
-    if content.get("kind") != kind:
-        raise ValueError(f"{path} has kind {content.get('kind')!r}, expected {kind!r}")
-    if content.get("version") != VERSION:
-        raise ValueError(f"{path} has version {content.get('version')!r}, expected {VERSION}")
-
-
-def checked(kind: Any, value: Any) -> Any:
-    """Return a value of a type, for int from 0 and of 63 bits; refuse any other."""
-    number = kind is not int or isinstance(value, int) and 0 <= value < 2**63
-    if not isinstance(value, kind) or isinstance(value, bool) or not number:
-        raise ValueError(f"{value!r:.80}, expected {kind.__name__}")
-    return value
-
-
-def finite(value: Any) -> float:
-    """Return a finite number; refuse any other value."""
-    if not is_number(value):
-        raise ValueError(f"{value!r:.80}, expected a number")
-    return float(value)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 
@@ -12,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lavis_mafa.analysis.judged_pairs import INVALID, UNKNOWN, VALID, Judged
-from lavis_mafa.analysis.quality.agreement import agreement, heat, joined, rank_correlation
-from lavis_mafa.analysis.quality.labels import LABELS, VERSION, draw
-from lavis_mafa.analysis.quality.threshold_report import thinned
-from lavis_mafa.commands import label as command
+from lavis_mafa.analysis.quality.labels import draw
+from lavis_mafa.analysis.quality.precision import Source, agreement, compare
+from lavis_mafa.cli import main
+from lavis_mafa.datasets.judgements import LABELS
 from lavis_mafa.metrics.binary import (
     area_under_roc,
     bin_of,
@@ -212,7 +211,7 @@ def test_kappa_equals_slow_loop(pairs):
     else:
         assert found.kappa == pytest.approx((observed - chance) / (1 - chance))
         assert -1 <= found.kappa <= 1
-    assert found.pairs == n
+    assert found.both + found.only_first + found.only_second + found.neither == n
     assert (found.both, found.only_first) == (sum(a and b for a, b in pairs), sum(first & ~second))
 
 
@@ -223,13 +222,6 @@ def test_kappa_extremes():
     assert agreement(a, np.array([1, 0, 1, 0], bool)).kappa == 0.0
     assert agreement(np.ones(4), np.ones(4)).kappa is None
     assert agreement(np.zeros(0), np.zeros(0)).agreed is None
-
-
-def test_rank_correlation():
-    x = np.array([0.1, 0.4, 0.2, 0.9])
-    assert rank_correlation(x, x**3) == pytest.approx(1.0)
-    assert rank_correlation(x, 1 - x) == pytest.approx(-1.0)
-    assert rank_correlation(x, np.ones(4)) is None
 
 
 def judged_file(image, text, truth=None, about=None, **probability) -> Judged:
@@ -247,45 +239,29 @@ def judged_file(image, text, truth=None, about=None, **probability) -> Judged:
 
 @settings(max_examples=60, deadline=None)
 @given(st.data())
-def test_joined_rows_are_the_same_pairs(data):
-    pair_lists = [
+def test_discriminators_are_compared_on_the_pairs_that_both_judged(data):
+    pairs = [
         data.draw(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 9)), unique=True))
         for _ in range(2)
     ]
-    judged_files = [
-        judged_file([i for i, _ in pairs_of_file], [t for _, t in pairs_of_file])
-        for pairs_of_file in pair_lists
+    # A pair's own probability, so that both discriminators agree exactly on common pairs.
+    files = [
+        judged_file([i for i, _ in own], [t for _, t in own], p=[(i + t) / 20 for i, t in own])
+        for own in pairs
     ]
-    rows, others = joined(*judged_files)
-    pairs = [pair_lists[0][row] for row in rows]
-    assert (
-        pairs
-        == [pair_lists[1][row] for row in others]
-        == sorted(set(pair_lists[0]) & set(pair_lists[1]))
-    )
+    found = compare(*(Source("p", one, one.probability["p"]) for one in files))
+    common = sorted(set(pairs[0]) & set(pairs[1]))
+    assert [one["threshold"] for one in found] == [0.5, 0.8]
+    for one in found:
+        assert one["pairs"] == len(common)
+        assert one["both"] == sum(i + t > 20 * one["threshold"] for i, t in common)
+        assert one["only_first"] == one["only_second"] == 0
+    varied = len({i + t for i, t in common}) > 1
+    assert found[0]["spearman"] == (pytest.approx(1.0) if varied else None)
 
 
-def test_heat_map_counts_every_pair_once():
-    table = heat(np.array([0.05, 0.95, 0.95]), np.array([0.15, 0.95, 0.0]))
-    assert table.sum() == 3 and table[0, 1] == table[9, 9] == table[9, 0] == 1
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.lists(st.floats(0, 1), min_size=1, max_size=200), st.integers(1, 50))
-def test_thinned_curves_are_evenly_spaced(position, count):
-    position = np.sort(position)
-    kept = thinned(position, count)
-    assert {0, len(position) - 1} <= set(kept) and len(kept) <= count + 2
-    assert np.all(np.diff(kept) > 0)
-    for value in position:  # every position is within a step of a kept one
-        assert np.min(np.abs(position[kept] - value)) <= 1 / count
-
-
-def arguments(**changes) -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
-    command.add_arguments(parser)
-    args = parser.parse_args(["quality", "x"])
-    return argparse.Namespace(**{**vars(args), **changes})
+def run(judged, *more):
+    assert main(["label", "quality", *map(str, judged), *map(str, more)]) == 0
 
 
 def write_judged_files(tmp_path):
@@ -304,8 +280,8 @@ def write_judged_files(tmp_path):
 
 def test_command_output_equals_direct_computation(tmp_path, capsys):
     first_file, second_file = write_judged_files(tmp_path)
-    command.run(arguments(judged=[tmp_path / "one", tmp_path / "two"], output=tmp_path / "results"))
-    found = json.loads((tmp_path / "results" / "thresholds.json").read_text())
+    run([tmp_path / "one", tmp_path / "two"], "--output", tmp_path / "results")
+    found = json.loads((tmp_path / "results" / "quality.json").read_text())
     assert [t["name"].rpartition("/")[2] for t in found["tests"]] == ["con_d", "blip"]
     assert found["tests"][0]["name"].endswith("one/con_d")  # both files have a con_d
     first = found["tests"][0]
@@ -313,39 +289,28 @@ def test_command_output_equals_direct_computation(tmp_path, capsys):
     p, v = first_file.probability["con_d"][known], first_file.truth[known] == VALID
     assert first["pairs"] == known.sum()
     assert first["valid"] == pytest.approx(v.mean())
-    assert [f["threshold"] for f in first["grid"]] == [
-        *(pytest.approx(k / 10) for k in range(1, 10)),
-        0.95,
-    ]
-    for f in (*first["grid"], *first["own"]):
+    assert {k / 10 for k in range(1, 10)} | {0.95} <= {f["threshold"] for f in first["thresholds"]}
+    for f in first["thresholds"]:
         assert f["precision"] == pytest.approx(v[p > f["threshold"]].mean())
         assert f["recall"] == pytest.approx((p > f["threshold"])[v].mean())
+        assert f["lift"] == pytest.approx(f["precision"] / v.mean())
     between = (p > 0.5) & (p <= np.float32(0.8))
     assert first["ambiguous"] == pytest.approx(between.mean())
     assert first["ambiguous_valid"] == pytest.approx(v[between].mean())
     assert first["roc_area"] == pytest.approx(area_under_roc(p, v))
-    assert [f["threshold"] for f in first["own"]] == [0.5, 0.8]
-    names = {(a["first"].split("/")[-2:][0], a["pairs"]) for a in found["agreement"]}
-    assert len(found["agreement"]) == 3 and len(names) >= 2
-    agreement_of_con_d = next(
-        a for a in found["agreement"] if "two" in a["second"] and "one" in a["first"]
-    )
-    assert agreement_of_con_d["spearman"] == pytest.approx(-1.0)
-    assert (
-        agreement_of_con_d["pairs"]
-        == (~np.isnan(second_file.probability["con_d"])).sum()
-        == np.sum(agreement_of_con_d["heat"])
-    )
-    assert (
-        agreement_of_con_d["only_second"] == 0
-        and agreement_of_con_d["only_first"] == 395 - agreement_of_con_d["pairs"]
-    )
-    text = (tmp_path / "results" / "thresholds.md").read_text()
-    assert "| best F1 |" in text and text.strip() in "# Thresholds and agreement\n\n" + (
-        capsys.readouterr().out.strip()
-    )
+    marks = {mark: f for f in first["thresholds"] for mark in f["is"]}
+    assert (marks["low"]["threshold"], marks["high"]["threshold"]) == (0.5, 0.8)
+    assert marks["best F1"]["f1"] == max(f["f1"] for f in first["thresholds"])
+    pairs = {(a["first"], a["second"]) for a in found["agreement"]}
+    assert len(found["agreement"]) == 6 and len(pairs) == 3  # at both thresholds of the runs
+    of_con_d = next(a for a in found["agreement"] if "two" in a["second"] and "one" in a["first"])
+    assert of_con_d["spearman"] == pytest.approx(-1.0)
+    assert of_con_d["pairs"] == (~np.isnan(second_file.probability["con_d"])).sum()
+    text = (tmp_path / "results" / "quality.md").read_text()
+    assert "| best F1 " in text
+    assert text.strip() in "# Precision and recall\n\n" + capsys.readouterr().out.strip()
     page = (tmp_path / "results" / "report.html").read_text()
-    own = first["own"][-1]
+    own = marks["high"]
     said = (
         f"(above 0.8), {100 * own['precision']:.1f} % are one, of all pairs {100 * v.mean():.1f} %"
     )
@@ -366,7 +331,7 @@ def test_self_checks_recorded_with_the_pairs_are_shown(tmp_path, capsys):
             tmp_path / folder / "judged.npz"
         )
         files.append(tmp_path / folder)
-    command.run(arguments(judged=files, output=tmp_path / "out"))
+    run(files, "--output", tmp_path / "out")
     printed, out = capsys.readouterr().out, tmp_path / "out"
     section = printed.split("## Con-D self-check")[1]
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in section.splitlines()]
@@ -374,19 +339,19 @@ def test_self_checks_recorded_with_the_pairs_are_shown(tmp_path, capsys):
         [f"{files[0]}/con_d", "32", "0.987", "0.8", "50.0", "25.0", "passed"],
         [f"{files[1]}/con_d", "32", "0.432", "0.8", "50.0", "25.0", "it is poor"],
     ]
-    content = json.loads((out / "thresholds.json").read_text())["self_check"]
+    content = json.loads((out / "quality.json").read_text())["self_check"]
     assert {name: check["auc"] for name, check in content.items()} == {
         f"{files[0]}/con_d": 0.987,
         f"{files[1]}/con_d": 0.432,
     }
-    for name in ("thresholds.md", "report.html"):
+    for name in ("quality.md", "report.html"):
         assert "Con-D self-check" in (out / name).read_text()
 
 
 def labels_file(path, judged_file, name, above, answers, strata):
     content = {
         "kind": LABELS,
-        "version": VERSION,
+        "version": 1,
         "page": "p",
         "judged": judged_file.digest,
         "name": name,
@@ -416,27 +381,27 @@ def test_stratified_labels_are_weighted_to_all_pairs(tmp_path):
     for k in improbable[:5]:
         answers[k] = (*answers[k][:2], "yes")
     path = labels_file(tmp_path / "labels.json", pairs, "con_d", None, answers, strata)
-    command.run(arguments(judged=[tmp_path], labels=[path], output=tmp_path / "out"))
-    (test,) = json.loads((tmp_path / "out" / "thresholds.json").read_text())["tests"]
+    run([tmp_path], "--labels", path, "--output", tmp_path / "out")
+    (test,) = json.loads((tmp_path / "out" / "quality.json").read_text())["tests"]
     assert test["truth"] == "people" and test["pairs"] == 100
     assert test["valid"] == pytest.approx((90 + 100) / 1000)
-    half = next(f for f in test["grid"] if f["threshold"] == 0.5)
+    half = next(f for f in test["thresholds"] if f["threshold"] == 0.5)
     assert half["called"] == pytest.approx(0.1)
     assert half["precision"] == 1.0
     assert half["recall"] == pytest.approx(100 / 190)
 
 
-def test_labels_of_another_file_are_rejected(tmp_path):
+def test_labels_of_another_file_are_rejected(tmp_path, caplog):
     one, two = write_judged_files(tmp_path)
     path = labels_file(
         tmp_path / "labels.json", two, "con_d", 0.5, [], [{"low": 0.5, "high": 1, "pairs": 1}]
     )
-    with pytest.raises(ValueError, match="another judged file"):
-        command.run(arguments(judged=[tmp_path / "one"], labels=[path]))
+    assert main(["label", "quality", str(tmp_path / "one"), "--labels", str(path)]) == 1
+    assert "another judged file" in caplog.text
 
 
 def test_command_without_truth_explains_how_to_label(tmp_path, capsys):
     judged_file([0, 1], [1, 0], a=[0.1, 0.9], b=[0.2, 0.7]).save(tmp_path / "judged.npz")
-    command.run(arguments(judged=[tmp_path]))
+    run([tmp_path])
     printed = capsys.readouterr().out
     assert "label page" in printed and "Agreement" in printed
