@@ -34,7 +34,7 @@ from lavis_mafa.io.files import write_json, write_text
 from lavis_mafa.metrics.binary import figures_at, weighted_share
 from lavis_mafa.metrics.intervals import share_ratio
 from lavis_mafa.models.mafa_model import checkpoint_of
-from lavis_mafa.pages.charts import Table
+from lavis_mafa.pages.charts import Cell, Table
 from lavis_mafa.pages.report import write_report
 from lavis_mafa.pages.tables import markdown_section
 
@@ -566,8 +566,8 @@ def write_advice(output: Path, evidence: Evidence, counts: Mapping[str, Any]) ->
         "note": NOTE,
     }
     write_json(output / "advice.json", content)
-    rows = [[one.title, one.certainty, one.reason] for one in advice]
-    measured = [
+    rows: list[list[Cell]] = [[one.title, one.certainty, one.reason] for one in advice]
+    measured: list[list[Cell]] = [
         ["random" if m is None else "grouped", b, m, str(share)] for (b, m), share in shares.items()
     ]
     judge = f"Judged by {evidence.judge}{', corrected by people' * evidence.corrected}."

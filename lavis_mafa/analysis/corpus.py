@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from lavis_mafa.datasets.training_set import TrainingSet
 
-Processor = Callable[[Any], Any]
+_Processor = Callable[[Any], Any]
 
 
 class Corpus:
@@ -28,7 +28,7 @@ class Corpus:
         workers: number of loader processes.
     """
 
-    def __init__(self, pairs: TrainingSet, processor: Processor | None, workers: int = 0) -> None:
+    def __init__(self, pairs: TrainingSet, processor: _Processor | None, workers: int = 0) -> None:
         self.pairs = pairs
         self.processor = processor
         self.workers = workers
@@ -65,7 +65,7 @@ class Corpus:
         """Return the caption of a sample without text processing."""
         return self.pairs.source(number)[1]
 
-    def fingerprint(self, processor: Processor | None = None) -> str:
+    def fingerprint(self, processor: _Processor | None = None) -> str:
         """Return a hash of the data and of how they are processed.
 
         It covers all image ids, image files and captions, and some processed samples, which depend
@@ -93,7 +93,7 @@ class Corpus:
         return found.hexdigest()[:16]
 
     def batches(
-        self, batches: Sequence[NDArray[Any]], processor: Processor | None = None
+        self, batches: Sequence[NDArray[Any]], processor: _Processor | None = None
     ) -> Iterator[dict[str, Any]]:
         """Load mini-batches of the given samples.
 

@@ -46,7 +46,7 @@ from lavis_mafa.models.con_d.self_check import SelfCheck
 from lavis_mafa.pages.charts import Curve, Series, Table
 from lavis_mafa.pages.tables import markdown_table
 
-AnySampling = Sampling | WholeCorpus
+_AnySampling = Sampling | WholeCorpus
 ANCHORS = {"image": True, "text": False}  # modality of the anchor: whether it is an image
 
 
@@ -99,14 +99,14 @@ def count_false_negatives(
             "build_info.truth of the data"
         )
     judge_names = [*con_ds, *([] if loaded.data.truth is None else [TRUTH])]
-    everything: list[AnySampling] = [*wanted, *([] if whole is None else [whole])]
-    refuse_to_drop_counts(args.output, everything, judge_names)
+    everything: list[_AnySampling] = [*wanted, *([] if whole is None else [whole])]
+    _refuse_to_drop_counts(args.output, everything, judge_names)
     # Built first: a missing checkpoint is reported before hours are spent on features.
     judges = {name: build_judge(con_d, loaded.cfg.model_cfg) for name, con_d in con_ds.items()}
     checks = check_judges(loaded, judges, con_ds, (args.threshold,), args)
-    numbers = sample_of(len(loaded.data), args.sample, everything, args.seed)
+    numbers = _sample_of(len(loaded.data), args.sample, everything, args.seed)
     features = make_features(loaded, numbers, args.output / "features")
-    negatives: dict[AnySampling, HardNegatives] = {
+    negatives: dict[_AnySampling, HardNegatives] = {
         one: hard_negatives_of(loaded, features, one, args.seed) for one in wanted
     }
     if whole is not None:
@@ -126,7 +126,7 @@ def count_false_negatives(
     )
     notes = []
     if whole is not None:
-        judged.about["neighbours"], notes = {"neighbours": whole.neighbours}, [whole.note]
+        judged.about["neighbours"], notes = whole.content, [whole.note]
     corrections = [] if correction is None else [correction]
     known = judged.truth != UNKNOWN
     if not corrections and known.any() and not known.all():
@@ -136,11 +136,11 @@ def count_false_negatives(
     counts = [
         count
         for one, picked in negatives.items()
-        for count in count_one(one, picked, judged, args.threshold, len(loaded.data))
+        for count in _count_one(one, picked, judged, args.threshold, len(loaded.data))
     ]
     if is_main_process():
         judged.save(args.output / FILE)
-        write_results(args, counts, corrections, loaded, features, judged, checks, notes)
+        _write_results(args, counts, corrections, loaded, features, judged, checks, notes)
 
 
 def _correction(args: argparse.Namespace) -> Correction | None:
@@ -159,8 +159,8 @@ def _is_in(judged: Judged, negatives: HardNegatives) -> NDArray[Any]:
     return found
 
 
-def refuse_to_drop_counts(
-    output: Path, wanted: Sequence[AnySampling], judges: Sequence[str]
+def _refuse_to_drop_counts(
+    output: Path, wanted: Sequence[_AnySampling], judges: Sequence[str]
 ) -> None:
     """Refuse to overwrite counts with a result that lacks some of them.
 
@@ -218,8 +218,8 @@ class Count:
     neighbours: int | None = None
 
 
-def sample_of(
-    size: int, requested: int | None, wanted: Sequence[AnySampling], seed: int
+def _sample_of(
+    size: int, requested: int | None, wanted: Sequence[_AnySampling], seed: int
 ) -> NDArray[Any]:
     """Draw the samples to analyze, ``(S,)`` ascending numbers.
 
@@ -245,8 +245,8 @@ def sample_of(
     return np.sort(np.random.default_rng((seed, 3)).choice(size, requested, replace=False))
 
 
-def count_one(
-    sampling: AnySampling,
+def _count_one(
+    sampling: _AnySampling,
     negatives: HardNegatives,
     judged: Judged,
     threshold: float,
@@ -288,7 +288,7 @@ def count_one(
     return counts
 
 
-def write_results(
+def _write_results(
     args: argparse.Namespace,
     counts: Sequence[Count],
     corrections: Sequence[Correction],

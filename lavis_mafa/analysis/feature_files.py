@@ -21,13 +21,13 @@ from torch import Tensor
 from lavis_mafa.io.files import atomic_write, remove_partial_files, write_json
 from lavis_mafa.io.processes import barrier
 
-ARRAYS = ("images", "texts", "vectors")
-NUMBERS = "numbers"  # file of the readable samples' numbers
+_ARRAYS = ("images", "texts", "vectors")
+_NUMBERS = "numbers"  # file of the readable samples' numbers
 CAPTIONS, ENDS = "captions.utf8", "caption_ends.npy"
-COMPLETE = "samples.json"  # written last: all files are complete if it exists
+_COMPLETE = "samples.json"  # written last: all files are complete if it exists
 
 
-class StoredTexts(Sequence[str]):
+class _StoredTexts(Sequence[str]):
     """Read-only strings in UTF-8 that stay in a file.
 
     Args:
@@ -59,7 +59,7 @@ class StoredTexts(Sequence[str]):
 
 def is_complete(folder: Path) -> bool:
     """Return whether `join_blocks` has finished in a folder."""
-    return (folder / COMPLETE).is_file()
+    return (folder / _COMPLETE).is_file()
 
 
 def join_blocks(blocks: Sequence[Path], numbers: NDArray[Any], folder: Path) -> None:
@@ -77,32 +77,32 @@ def join_blocks(blocks: Sequence[Path], numbers: NDArray[Any], folder: Path) -> 
     unreadable: list[list[Any]] = []
     begin = 0
     for block in _column(blocks, "errors"):
-        errors = unpacked(block)
+        errors = _unpacked(block)
         masks.append(np.array([not error for error in errors], bool))
         unreadable += [[int(numbers[begin + k]), error] for k, error in enumerate(errors) if error]
         begin += len(errors)
     good = np.concatenate(masks)
     rows = int(good.sum())
     with np.load(blocks[0], allow_pickle=False) as first:
-        names = [name for name in ARRAYS if name in first]
+        names = [name for name in _ARRAYS if name in first]
 
     def write_rows(name: str) -> None:
         parts = (block[own] for block, own in zip(_column(blocks, name), masks, strict=True))
-        write_parts(folder / f"{name}.npy", parts, rows)
+        _write_parts(folder / f"{name}.npy", parts, rows)
 
     def write_numbers() -> None:
-        write_parts(folder / f"{NUMBERS}.npy", iter([numbers[good]]), rows)
+        _write_parts(folder / f"{_NUMBERS}.npy", iter([numbers[good]]), rows)
 
     def write_captions() -> None:
         ends, end, position = np.empty(rows, np.int64), 0, 0
         with atomic_write(folder / CAPTIONS) as file:
             for block, own in zip(_column(blocks, "captions"), masks, strict=True):
-                for caption, readable in zip(unpacked(block), own, strict=True):
+                for caption, readable in zip(_unpacked(block), own, strict=True):
                     if readable:
                         end += file.write(_bytes(caption))
                         ends[position] = end
                         position += 1
-        write_parts(folder / ENDS, iter([ends]), rows)
+        _write_parts(folder / ENDS, iter([ends]), rows)
 
     jobs: list[Callable[[], None]] = [write_captions, write_numbers]
     jobs += [partial(write_rows, name) for name in names]
@@ -110,14 +110,14 @@ def join_blocks(blocks: Sequence[Path], numbers: NDArray[Any], folder: Path) -> 
         job()
     barrier()
     if is_main_process():
-        write_json(folder / COMPLETE, {"samples": len(numbers), "unreadable": unreadable})
+        write_json(folder / _COMPLETE, {"samples": len(numbers), "unreadable": unreadable})
         for path in blocks:
             path.unlink()
         remove_partial_files(folder, "*")
     barrier()
 
 
-def write_parts(path: Path, parts: Iterator[NDArray[Any]], rows: int) -> None:
+def _write_parts(path: Path, parts: Iterator[NDArray[Any]], rows: int) -> None:
     """Write an ``.npy`` file of ``rows`` rows from consecutive parts, of which there is at least
     one."""
     with atomic_write(path) as file:
@@ -132,7 +132,7 @@ def write_parts(path: Path, parts: Iterator[NDArray[Any]], rows: int) -> None:
 
 def read_arrays(folder: Path) -> dict[str, Tensor]:
     """Return the arrays of `ARRAYS` that exist, memory-mapped."""
-    paths = {name: folder / f"{name}.npy" for name in ARRAYS}
+    paths = {name: folder / f"{name}.npy" for name in _ARRAYS}
     # Copy on write: PyTorch warns of arrays that it cannot write to; nobody does write.
     return {
         name: torch.from_numpy(np.load(path, mmap_mode="c", allow_pickle=False))
@@ -143,18 +143,18 @@ def read_arrays(folder: Path) -> dict[str, Tensor]:
 
 def read_numbers(folder: Path) -> NDArray[Any]:
     """Return the numbers ``(S,)`` of the readable samples, memory-mapped."""
-    return np.asarray(np.load(folder / f"{NUMBERS}.npy", mmap_mode="r", allow_pickle=False))
+    return np.asarray(np.load(folder / f"{_NUMBERS}.npy", mmap_mode="r", allow_pickle=False))
 
 
-def read_captions(folder: Path) -> StoredTexts:
+def read_captions(folder: Path) -> _StoredTexts:
     """Return the captions of the readable samples."""
     ends = np.load(folder / ENDS, mmap_mode="r", allow_pickle=False)
-    return StoredTexts(folder / CAPTIONS, ends)
+    return _StoredTexts(folder / CAPTIONS, ends)
 
 
 def read_unreadable(folder: Path) -> list[tuple[int, str]]:
     """Return number and error of each sample that could not be read."""
-    content = json.loads((folder / COMPLETE).read_text(encoding="utf-8"))
+    content = json.loads((folder / _COMPLETE).read_text(encoding="utf-8"))
     return [(int(number), str(error)) for number, error in content["unreadable"]]
 
 
@@ -166,7 +166,7 @@ def packed(texts: Iterable[str]) -> NDArray[Any]:
     return np.frombuffer(json.dumps(list(texts)).encode(), np.uint8)
 
 
-def unpacked(content: NDArray[Any]) -> list[str]:
+def _unpacked(content: NDArray[Any]) -> list[str]:
     """Decode `packed`."""
     return list(json.loads(content.tobytes().decode()))
 

@@ -30,7 +30,7 @@ from lavis_mafa.io.processes import barrier, progress
 from lavis_mafa.models.families import backbone_of
 from lavis_mafa.runners.loaders import to_device
 
-BLOCK = 2048  # samples in a file: an interruption loses at most this many
+_BLOCK = 2048  # samples in a file: an interruption loses at most this many
 
 
 @dataclass
@@ -84,7 +84,7 @@ def make_features(loaded: ModelAndData, numbers: NDArray[Any], folder: Path) -> 
     identity = _identity(loaded, numbers)
     claim_folder(folder, identity)
     if not is_complete(folder):
-        blocks = [numbers[i : i + BLOCK] for i in range(0, len(numbers), BLOCK)]
+        blocks = [numbers[i : i + _BLOCK] for i in range(0, len(numbers), _BLOCK)]
         paths = [folder / f"block_{k:06d}.npz" for k in range(len(blocks))]
         _encode_missing(loaded, blocks, paths)
         barrier()

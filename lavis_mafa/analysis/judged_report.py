@@ -18,7 +18,7 @@ from lavis_mafa.analysis.self_check import self_check_tables
 from lavis_mafa.pages.charts import Curve, Table
 from lavis_mafa.pages.report import Judgements, Mined, Show, write_report
 
-TRUTH_VALUES = {VALID: True, INVALID: False, UNKNOWN: None}
+_TRUTH_VALUES = {VALID: True, INVALID: False, UNKNOWN: None}
 
 
 def report_of_judged(
@@ -121,7 +121,7 @@ def _mined(
             other,
             direction="i2t" if i2t else "t2i",
             probability=float(probability[pair]),
-            truth=TRUTH_VALUES[int(judged.truth[pair])],
+            truth=_TRUTH_VALUES[int(judged.truth[pair])],
             epoch=None,
             state=STATE_NAMES[states[pair]],
             run=run,

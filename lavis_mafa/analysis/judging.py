@@ -30,7 +30,7 @@ from lavis_mafa.models.con_d.discriminator import ModelDiscriminator
 from lavis_mafa.models.con_d.pair_reader import PairReader
 from lavis_mafa.models.inference.many_pairs import ManyPairs
 
-AnyJudge = ModelDiscriminator | PairReader
+_AnyJudge = ModelDiscriminator | PairReader
 TRUTH = "truth"  # name of the ground truth among the judges
 CHUNK_IMAGES, CHUNK_PAIRS = 64, 4096  # of a chunk, after which verdicts are saved
 RECORD = np.dtype([("image", "<i8"), ("text", "<i8"), ("probability", "<f4")])
@@ -70,7 +70,7 @@ def discriminators_of(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
     return found
 
 
-def build_judge(con_d: Mapping[str, Any], known: Mapping[str, Any]) -> AnyJudge:
+def build_judge(con_d: Mapping[str, Any], known: Mapping[str, Any]) -> _AnyJudge:
     """Build a discriminator from a config like ``model.mafa.con_d``, other than the oracle.
 
     Args:
@@ -101,7 +101,7 @@ def judge_all(
     loaded: ModelAndData,
     features: Features,
     negatives: Sequence[HardNegatives],
-    judges: Mapping[str, AnyJudge],
+    judges: Mapping[str, _AnyJudge],
     folder: Path,
 ) -> Judged:
     """Judge all distinct pairs of hard negatives; all ranks must call this function.
@@ -130,7 +130,7 @@ def judge(
     features: Features,
     image: NDArray[Any],
     text: NDArray[Any],
-    discriminator: AnyJudge,
+    discriminator: _AnyJudge,
     folder: Path,
 ) -> NDArray[Any]:
     """Return the probabilities ``(P,)`` float32 that pairs match; NaN if an image is unreadable.
@@ -243,7 +243,7 @@ def _similarity_order(vectors: Tensor, rows: NDArray[Any]) -> NDArray[Any]:
 def _verdicts(
     loaded: ModelAndData,
     features: Features,
-    discriminator: AnyJudge,
+    discriminator: _AnyJudge,
     chunks: Sequence[tuple[NDArray[Any], NDArray[Any]]],
 ) -> Iterator[NDArray[Any]]:
     """Yield the probabilities of each chunk."""

@@ -32,7 +32,7 @@ from lavis_mafa.runners.prefetch import require_sources
 from lavis_mafa.runners.session import begin, build_data, build_model
 
 CPU = torch.device("cpu")
-NO_SPLITS = ["run.valid_splits=[]", "run.test_splits=[]"]  # an analysis evaluates no split
+_NO_SPLITS = ["run.valid_splits=[]", "run.test_splits=[]"]  # an analysis evaluates no split
 
 
 @dataclass
@@ -60,11 +60,11 @@ class ModelAndData:
 def options_of(args: argparse.Namespace) -> list[str]:
     """Return ``--options`` and the config keys that ``--checkpoint`` stands for."""
     if not args.checkpoint:
-        return [*args.options, *NO_SPLITS]
+        return [*args.options, *_NO_SPLITS]
     if not is_url(args.checkpoint) and not os.path.exists(args.checkpoint):
         raise FileNotFoundError(f"--checkpoint: no such file: {args.checkpoint}")
     given = ["model.load_finetuned=True", f"model.finetuned={args.checkpoint}"]
-    return [*args.options, *NO_SPLITS, *given]
+    return [*args.options, *_NO_SPLITS, *given]
 
 
 def data_source(args: argparse.Namespace, **more: Any) -> dict[str, Any]:
@@ -127,7 +127,7 @@ def load_data(cfg_path: str, options: Sequence[str] = (), split: str = "train") 
         ConfigError, ValueError: as in `load_model_and_data`.
     """
     # The page may be written on a machine without the GPU that the config asks for.
-    cfg = load_config(cfg_path, [*options, *NO_SPLITS], machine=False)
+    cfg = load_config(cfg_path, [*options, *_NO_SPLITS], machine=False)
     return _build_pairs(cfg, split)[1]
 
 

@@ -45,7 +45,7 @@ FILES = ("mined", "augmented", "repeated")  # annotation files in --output
 
 
 @dataclass
-class MinedPairs:
+class _MinedPairs:
     """K new pairs, the most probable first.
 
     Attributes:
@@ -77,7 +77,7 @@ def mine_connections(args: argparse.Namespace) -> None:
     in_all = args.search_space == ALL
     if in_all:
         args.search_space = None
-        refuse_mini_batches(args)
+        _refuse_mini_batches(args)
     require_range(args, threshold=(0.0, 1.0), **bounds)
     whole_corpus(args, in_all, 1)
     pairs_file: Path | None = None
@@ -126,7 +126,7 @@ def mine_connections(args: argparse.Namespace) -> None:
         low=min(rule.low, high),
         high=high,
         self_check={name: check.content() for name, check in checks.items()},
-        **({} if whole is None else {"neighbours": {"neighbours": whole.neighbours}}),
+        **({} if whole is None else {"neighbours": whole.content}),
     )
     if not is_main_process():
         return
@@ -141,7 +141,7 @@ def mine_connections(args: argparse.Namespace) -> None:
     write_all(args, loaded.data, judged, mined, pairs_file, notes)
 
 
-def refuse_mini_batches(args: argparse.Namespace) -> None:
+def _refuse_mini_batches(args: argparse.Namespace) -> None:
     """Refuse arguments about mini-batches with the whole data set as the search space.
 
     Raises:
@@ -156,7 +156,7 @@ def refuse_mini_batches(args: argparse.Namespace) -> None:
 
 def select_pairs(
     judged: Judged, data: Corpus, threshold: float, limit: int | None = None
-) -> MinedPairs:
+) -> _MinedPairs:
     """Select the pairs with a probability above ``threshold`` by the first discriminator.
 
     Several samples may have the same image, and several images the same caption. Each pair of an
@@ -195,7 +195,7 @@ def select_pairs(
         "beyond the limit": len(kept) - len(chosen),
         "new": len(chosen),
     }
-    return MinedPairs(
+    return _MinedPairs(
         judged.image[chosen],
         judged.text[chosen],
         probability[chosen],
@@ -209,7 +209,7 @@ def write_all(
     args: argparse.Namespace,
     data: Corpus,
     judged: Judged,
-    mined: MinedPairs,
+    mined: _MinedPairs,
     pairs_file: Path | None = None,
     notes: Sequence[str] = (),
 ) -> None:
@@ -272,7 +272,7 @@ def write_all(
     print(f"written: {names['mined']}, {others}")
 
 
-def _truth_of(judged: Judged, mined: MinedPairs) -> NDArray[Any] | None:
+def _truth_of(judged: Judged, mined: _MinedPairs) -> NDArray[Any] | None:
     """Return whether mined pairs are valid, ``(K,)`` bool; None if the truth is unknown."""
     if (judged.truth == UNKNOWN).any():
         return None

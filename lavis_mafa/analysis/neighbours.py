@@ -29,8 +29,8 @@ from lavis_mafa.models.families import backbone_of
 
 ANCHORS = 8192  # in a chunk, after which its neighbours are saved
 LEAST_CHUNKS = 16  # of a direction, so that ranks have something to share
-FROM_IMAGE = {"i2t": True, "t2i": False}
-assert FROM_IMAGE.keys() == DIRECTIONS.keys()
+_FROM_IMAGE = {"i2t": True, "t2i": False}
+assert _FROM_IMAGE.keys() == DIRECTIONS.keys()
 MAX_SIMILARITIES = 2**26  # of a chunk of anchors and a chunk of candidates: 256 MB
 Found = tuple[Tensor, Tensor]
 
@@ -52,6 +52,11 @@ class WholeCorpus:
     def name(self) -> str:
         """Short name for files and tables, with K."""
         return name_of(self.kind, self.neighbours)
+
+    @property
+    def content(self) -> dict[str, Any]:
+        """Settings for the JSON of a command."""
+        return {"neighbours": self.neighbours, "index": "exact"}
 
     @property
     def note(self) -> str:
@@ -117,9 +122,9 @@ def find_neighbours(
         "known positives": digest(*map(np.asarray, search.labels)),
     }
     claim_folder(folder, identity)
-    search_chunks(search, len(features), whole.neighbours, folder)
+    _search_chunks(search, len(features), whole.neighbours, folder)
     barrier()
-    found = negatives_of(len(features), folder)
+    found = _negatives_of(len(features), folder)
     found.image, found.text = features.numbers[found.image], features.numbers[found.text]
     return found
 
@@ -138,7 +143,7 @@ def chunks_of_anchors(size: int) -> list[tuple[str, NDArray[Any], str]]:
     ]
 
 
-def search_chunks(search: ExactSearch, size: int, k: int, folder: Path) -> None:
+def _search_chunks(search: ExactSearch, size: int, k: int, folder: Path) -> None:
     """Search this rank's share of the chunks that have no file in ``folder`` yet."""
     todo = [one for one in chunks_of_anchors(size) if not (folder / one[2]).is_file()]
     barrier()  # every rank has the same list before the first file is written
@@ -147,13 +152,13 @@ def search_chunks(search: ExactSearch, size: int, k: int, folder: Path) -> None:
     log_on_main("neighbours of %d anchors on this rank among %d samples", total, size)
     with progress(desc="neighbours", total=total, unit=" anchors") as bar:
         for direction, rows, name in todo:
-            places, similarity = search.find(rows, FROM_IMAGE[direction], k)
+            places, similarity = search.find(rows, _FROM_IMAGE[direction], k)
             with atomic_write(folder / name) as file:
                 np.savez(file, places=places.numpy(), similarity=similarity.numpy())
             bar.update(len(rows))
 
 
-def negatives_of(size: int, folder: Path) -> HardNegatives:
+def _negatives_of(size: int, folder: Path) -> HardNegatives:
     """Read the neighbours of all chunks; ``image`` and ``text`` are positions."""
     parts = []
     for direction, rows, name in chunks_of_anchors(size):
@@ -161,7 +166,7 @@ def negatives_of(size: int, folder: Path) -> HardNegatives:
             places = stored["places"]
         row, column = np.nonzero(places != NONE)
         anchors, found = rows[row], places[row, column]
-        from_image = FROM_IMAGE[direction]
+        from_image = _FROM_IMAGE[direction]
         pair = (anchors, found) if from_image else (found, anchors)
         parts.append((*pair, np.full(len(anchors), from_image), anchors))
     return HardNegatives(*map(np.concatenate, zip(*parts, strict=True)))

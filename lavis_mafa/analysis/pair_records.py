@@ -17,11 +17,11 @@ from lavis_mafa.datasets.columnar_files import PARQUET
 from lavis_mafa.datasets.shards import IMAGE_SUFFIXES
 from lavis_mafa.io.files import atomic_write
 
-IMAGES = "images"  # folder in the output for images that have no file of their own
-GROUP_ID = "group_id"  # column of the group, if the data have groups
-ROWS = 100  # in a row group of parquet, which is held in memory
+_IMAGES = "images"  # folder in the output for images that have no file of their own
+_GROUP_ID = "group_id"  # column of the group, if the data have groups
+_ROWS = 100  # in a row group of parquet, which is held in memory
 
-OwnIds = Callable[[int], str | int | None]  # of a sample, its `image_id` in the annotation file
+_OwnIds = Callable[[int], str | int | None]  # of a sample, its `image_id` in the annotation file
 
 
 class PairRecords:
@@ -40,11 +40,11 @@ class PairRecords:
     def __init__(self, data: Corpus, output: Path) -> None:
         self.data = data
         self.output = output
-        self.written = output / IMAGES
+        self.written = output / _IMAGES
         roots = [getattr(part, "vis_root", None) or self.written for part in data.pairs.parts]
         self.root = os.path.commonpath([os.path.abspath(root) for root in roots])
         self.ids = ids_of_images(data)
-        self.group_id = ids_of_groups(data)
+        self.group_id = _ids_of_groups(data)
         self.has_paths = True
 
     def records(self, numbers: Iterable[int]) -> Iterator[dict[str, Any]]:
@@ -62,7 +62,7 @@ class PairRecords:
         # A new pair is of its image's group: its caption was not of that group so far.
         # None is written, too: a file without the key would be refused.
         if self.data.group_ids is not None:
-            record[GROUP_ID] = self.group_id(image)
+            record[_GROUP_ID] = self.group_id(image)
         return record
 
     def image_id(self, path: str | None, number: int) -> str | int | None:
@@ -116,7 +116,7 @@ class PairRecords:
             "      annotations:\n"
             f"        train: {{storage: {json.dumps(str(file.resolve()))}}}\n"
             + images
-            + (f"      group_id_key: {GROUP_ID}\n" if self.data.group_ids is not None else "")
+            + (f"      group_id_key: {_GROUP_ID}\n" if self.data.group_ids is not None else "")
         )
 
 
@@ -142,9 +142,9 @@ class ParquetRecords(PairRecords):
             columns["image_id"] = pa.int64() if _whole(ids) else pa.string()
         if data.group_ids is not None:
             own = {self.group_id(number) for number in range(len(data))} - {None}
-            columns[GROUP_ID] = pa.int64() if _whole(own) else pa.string()
+            columns[_GROUP_ID] = pa.int64() if _whole(own) else pa.string()
         columns |= {"score": pa.float64(), "direction": pa.string()}
-        self._texts = [name for name in ("image_id", GROUP_ID) if columns.get(name) == pa.string()]
+        self._texts = [name for name in ("image_id", _GROUP_ID) if columns.get(name) == pa.string()]
         self.schema = pa.schema(columns).with_metadata(_features(columns))
 
     def image_id(self, path: str | None, number: int) -> str | int | None:
@@ -163,7 +163,7 @@ class ParquetRecords(PairRecords):
         """Write the records atomically."""
         rest = iter(records)
         with atomic_write(path) as file, pq.ParquetWriter(file, self.schema) as writer:
-            while rows := list(islice(rest, ROWS)):
+            while rows := list(islice(rest, _ROWS)):
                 for name in self._texts:
                     rows = [{**row, name: _text(row.get(name))} for row in rows]
                 writer.write_table(pa.Table.from_pylist(rows, self.schema))
@@ -193,7 +193,7 @@ def _dtype(kind: pa.DataType) -> str:
     return {"double": "float64"}.get(str(kind), str(kind))
 
 
-def ids_of_images(data: Corpus) -> OwnIds | None:
+def ids_of_images(data: Corpus) -> _OwnIds | None:
     """Return a function from a sample to the ``image_id`` in its annotation file, None without one.
 
     None instead of a function if these ids do not tell the images of the data apart, as where two
@@ -211,7 +211,7 @@ def ids_of_images(data: Corpus) -> OwnIds | None:
     return lambda sample: _typed(data.pairs.own_image_id(sample))
 
 
-def ids_of_groups(data: Corpus) -> OwnIds:
+def _ids_of_groups(data: Corpus) -> _OwnIds:
     """Return a function from a sample to the id of its group, None if it is in none.
 
     It is the id in the annotation file; or a number, where these are unknown or do not tell the

@@ -16,8 +16,8 @@ from lavis_mafa.algorithm.scores import CON_D
 from lavis_mafa.runners.con_d_check import RECORD
 from lavis_mafa.runners.run_log import CONNECTIONS, LOG, read_json_lines
 
-COUNTS = ("false", "picked", "found", "judged")
-COLUMNS = {"global_step", "lr", "temperature"} | {f"{n}_{d}" for n in COUNTS for d in DIRECTIONS}
+_COUNTS = ("false", "picked", "found", "judged")
+_COLUMNS = {"global_step", "lr", "temperature"} | {f"{n}_{d}" for n in _COUNTS for d in DIRECTIONS}
 
 
 @dataclass
@@ -96,7 +96,7 @@ def read_run(folder: Path) -> RunRecords:
             run.evaluations.pop((record["split"], epoch), None)
             run.evaluations[record["split"], epoch] = _figures(record)
     run.columns = {name: np.array(values) for name, values in columns.items()}
-    run.connections = read_connections(folder)
+    run.connections = _read_connections(folder)
     return run
 
 
@@ -118,7 +118,7 @@ def _add_step(run: RunRecords, columns: dict[str, array[float]], record: dict[st
             if not isinstance(at, int) or at >= record["epoch"]:
                 del run.evaluations[split, at]
     for name in record:
-        known = name in COLUMNS or name.startswith("loss")
+        known = name in _COLUMNS or name.startswith("loss")
         if known and name not in columns:
             columns[name] = array("d", [np.nan]) * len(done)
     for name, values in columns.items():
@@ -126,7 +126,7 @@ def _add_step(run: RunRecords, columns: dict[str, array[float]], record: dict[st
         values.append(np.nan if value is None else float(value))
 
 
-def read_connections(folder: Path) -> list[dict[str, Any]]:
+def _read_connections(folder: Path) -> list[dict[str, Any]]:
     """Read ``connections.jsonl``; of repeated steps only the last repetition is kept."""
     kept: list[dict[str, Any]] = []
     for record in read_json_lines(folder / CONNECTIONS):

@@ -24,12 +24,12 @@ from lavis_mafa.runners.run_log import LOG, mean_of
 
 # Not the same name: `count` and `mine` write a report.html themselves.
 RUN_PAGE, JUDGED_PAGE = "report.html", "judged.html"
-SHARE = (0.0, 1.0)
+_SHARE = (0.0, 1.0)
 POINTS = 300  # of a curve over steps; each point is the mean of consecutive steps
-SHARE_POINTS = 60  # of a share over steps: fewer, since a mini-batch has few hard negatives
-EPOCHS = 40  # number of last epochs with a histogram of their own
-LIFT = "Con-D's lift: precision divided by the base rate"
-RATES = {
+_SHARE_POINTS = 60  # of a share over steps: fewer, since a mini-batch has few hard negatives
+_EPOCHS = 40  # number of last epochs with a histogram of their own
+_LIFT = "Con-D's lift: precision divided by the base rate"
+_RATES = {
     "False negatives among the hard negatives": {
         "false_negative_rate": "by truth",
         "false_negative_rate_by_con_d": "by Con-D",
@@ -41,7 +41,7 @@ RATES = {
         "con_d_recall": "recall",
         "con_d_base_rate": "base rate",
     },
-    LIFT: {"con_d_lift": "lift"},
+    _LIFT: {"con_d_lift": "lift"},
     "Precision and recall of the score": {
         "score_precision": "precision",
         "score_recall": "recall",
@@ -106,7 +106,7 @@ def report_of_run(
     config = records.config or {}
     rule = ((config.get("model") or {}).get("mafa") or {}).get("connections") or {}
     notes = [
-        f"Curves over steps have up to {POINTS} points, those of shares up to {SHARE_POINTS}: "
+        f"Curves over steps have up to {POINTS} points, those of shares up to {_SHARE_POINTS}: "
         "with more steps, each point is the mean of consecutive steps."
     ]
     chosen = evenly(records.connections, connections)
@@ -214,9 +214,9 @@ def _over_steps(records: RunRecords) -> Iterable[Curve]:
     for part, whole, text in (("false", "picked", "by truth"), ("found", "judged", "by Con-D")):
         for d, arrow in DIRECTIONS.items():
             if f"{part}_{d}" in columns and np.nansum(columns[f"{whole}_{d}"]):
-                sums = (np.nan_to_num(columns[f"{name}_{d}"]) for name in (part, whole))
-                series.append(_windowed(columns, *sums, SHARE_POINTS, f"{text}, {arrow}"))
-    yield from _drawn(Curve("False negatives over steps", "step", "share", series, bounds=SHARE))
+                a, b = (np.nan_to_num(columns[f"{name}_{d}"]) for name in (part, whole))
+                series.append(_windowed(columns, a, b, _SHARE_POINTS, f"{text}, {arrow}"))
+    yield from _drawn(Curve("False negatives over steps", "step", "share", series, bounds=_SHARE))
 
 
 def _windowed(
@@ -244,14 +244,14 @@ def _drawn(curve: Curve) -> Iterable[Curve]:
 
 
 def _over_epochs(records: RunRecords) -> Iterable[Curve]:
-    for title, names in RATES.items():
+    for title, names in _RATES.items():
         series = [
             _by_epoch(records.epochs, f"{name}_{d}", f"{text}, {arrow}")
             for name, text in names.items()
             for d, arrow in DIRECTIONS.items()
         ]
-        of_share = title != LIFT  # a lift of 1 is no better than chance
-        label, bounds = ("share", SHARE) if of_share else ("lift", None)
+        of_share = title != _LIFT  # a lift of 1 is no better than chance
+        label, bounds = ("share", _SHARE) if of_share else ("lift", None)
         yield from _drawn(Curve(title, "epoch", label, series, bounds=bounds))
 
 
@@ -330,6 +330,6 @@ def _judgements(histograms: Mapping[int, Mapping[str, Any]]) -> list[Judgements]
     parts = [Judgements("all epochs, both directions", counts=counts(known, DIRECTIONS))]
     for direction, arrow in DIRECTIONS.items():
         parts.append(Judgements(f"all epochs, {arrow}", counts=counts(known, [direction])))
-    for epoch in list(known)[-EPOCHS:]:
+    for epoch in list(known)[-_EPOCHS:]:
         parts.append(Judgements(f"epoch {epoch}", counts=counts([epoch], DIRECTIONS)))
     return parts

@@ -23,7 +23,7 @@ from lavis_mafa.models.con_d.self_check import (
 )
 from lavis_mafa.pages.charts import Cell, Table
 
-OPTION = "--self-check"
+_OPTION = "--self-check"
 TITLE = "Con-D self-check"
 NOTE = (
     "Own pairs are images with their own captions, random pairs images with the captions of other "
@@ -73,7 +73,7 @@ def check_judges(
 
         with _processors_restored(loaded.data.pairs):
             found[name] = on_all_ranks(check)
-        found[name].settle(mode, OPTION)
+        found[name].settle(mode, _OPTION)
     return found
 
 

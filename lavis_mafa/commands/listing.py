@@ -30,7 +30,7 @@ _TABLES = {
     "processors": ("processor_name_mapping", "", ""),
 }
 _CONFIGS = "configs"
-KINDS = (*_TABLES, *_REGISTRIES, _CONFIGS)
+_KINDS = (*_TABLES, *_REGISTRIES, _CONFIGS)
 
 
 def print_names(kinds: Sequence[str]) -> None:
@@ -41,14 +41,14 @@ def print_names(kinds: Sequence[str]) -> None:
     Raises:
         ValueError: for an unknown kind.
     """
-    unknown = [kind for kind in kinds if kind not in KINDS]
+    unknown = [kind for kind in kinds if kind not in _KINDS]
     if unknown:
-        raise ValueError(f"--list {unknown[0]}: expected one of {', '.join(KINDS)}")
+        raise ValueError(f"--list {unknown[0]}: expected one of {', '.join(_KINDS)}")
     import lavis_mafa
 
     lavis_mafa.register()
     lavis_mafa.registration.register_on_demand()
-    for kind in kinds or KINDS:
+    for kind in kinds or _KINDS:
         print(f"{kind}:")
         for name, text, keys in sorted(_entries(kind), key=lambda entry: entry[0]):
             print(f"  {name:<28} {text}".rstrip())

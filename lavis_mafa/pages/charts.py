@@ -11,18 +11,18 @@ from typing import Any
 Cell = str | float | int | None
 
 WIDTH, HEIGHT = 4.8, 3.0  # of a chart, inches
-MARKED = 80  # a series with more points than this is a bare line
-MAX_NUMBERS = 200  # a curve with more x values than this gets no table of its numbers
-HUGE = 1e100  # beyond this a value is not drawn: axis arithmetic would overflow
+_MARKED = 80  # a series with more points than this is a bare line
+_MAX_NUMBERS = 200  # a curve with more x values than this gets no table of its numbers
+_HUGE = 1e100  # beyond this a value is not drawn: axis arithmetic would overflow
 COLOURS = ("#2b7cc4", "#d2691e", "#2a9246", "#9a55d6", "#c23f7e", "#8f7a12")
-INK = "#808890"  # of axes and text: readable on light and on dark pages
-_SETTINGS = {
+_INK = "#808890"  # of axes and text: readable on light and on dark pages
+_SETTINGS: Any = {
     "svg.fonttype": "none",
     "svg.hashsalt": "lavis_mafa",  # equal charts are equal bytes
     "text.parse_math": False,  # a dollar sign in a name is no formula
     "font.size": 9,
-    **{f"{name}.color": INK for name in ("text", "xtick", "ytick")},
-    **{f"axes.{name}": INK for name in ("edgecolor", "labelcolor")},
+    **{f"{name}.color": _INK for name in ("text", "xtick", "ytick")},
+    **{f"axes.{name}": _INK for name in ("edgecolor", "labelcolor")},
 }
 
 
@@ -63,7 +63,7 @@ class Curve:
         """Return the values as a table, for readers without the chart; None for too many."""
         columns = [dict(zip(s.x, s.y, strict=True)) for s in self.series]
         xs = sorted(set().union(*columns))
-        if len(xs) > MAX_NUMBERS:
+        if len(xs) > _MAX_NUMBERS:
             return None
         rows: list[list[Cell]] = [[f"{x:,.10g}", *(c.get(x) for c in columns)] for x in xs]
         return Table("", [self.x_label or "x", *(s.name for s in self.series)], rows)
@@ -181,7 +181,7 @@ def _lines(curve: Curve) -> list[tuple[list[float], list[float], list[float]]]:
 
 def _drawable(value: object, log: bool) -> float:
     number = as_number(value)
-    usable = number is not None and abs(number) < HUGE and (not log or number > 1 / HUGE)
+    usable = number is not None and abs(number) < _HUGE and (not log or number > 1 / _HUGE)
     return float(number) if usable and number is not None else math.nan
 
 
@@ -190,7 +190,7 @@ def _draw(axes: Any, curve: Curve, lines: Sequence[tuple[Any, Any, Any]]) -> Non
         style = {
             "color": COLOURS[place % len(COLOURS)],
             "linestyle": "none" if curve.places else ("-", "--")[place // len(COLOURS) % 2],
-            "marker": "o" if len(xs) <= MARKED else "",
+            "marker": "o" if len(xs) <= _MARKED else "",
             "markersize": 3,
             "label": one.name.removeprefix("_"),  # matplotlib hides names that begin with _
         }

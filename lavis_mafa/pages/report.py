@@ -30,7 +30,7 @@ from lavis_mafa.pages.html import data_uri, write_page
 Show = Callable[[int], tuple[Image.Image | None, str]]  # image and caption of a sample
 
 THUMBNAIL = 192  # longest side of an embedded image, pixels
-PROBABILITY_BINS = 1000  # of probabilities that are given one by one
+_PROBABILITY_BINS = 1000  # of probabilities that are given one by one
 
 
 @dataclass
@@ -145,14 +145,14 @@ def _binned(name: str, probability: NDArray[Any], truth: Any) -> NDArray[Any]:
             "expected (P,) of both"
         )
     if not probability.size:
-        return np.zeros((3, PROBABILITY_BINS), np.int64)
+        return np.zeros((3, _PROBABILITY_BINS), np.int64)
     judged = ~np.isnan(probability)
     probability, known = probability[judged], known[judged]
     if ((probability < 0) | (probability > 1)).any():
         raise ValueError(f"judgements {name!r}: probabilities outside 0 to 1: logits?")
-    place = bin_of(probability, PROBABILITY_BINS)
+    place = bin_of(probability, _PROBABILITY_BINS)
     rows = (known == 1, known == 0, (known != 0) & (known != 1))
-    return np.stack([np.bincount(place[row], minlength=PROBABILITY_BINS) for row in rows])
+    return np.stack([np.bincount(place[row], minlength=_PROBABILITY_BINS) for row in rows])
 
 
 def write_report(

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from small_world import arguments, call, call_ranks, con_d, save_model
 
 from lavis_mafa.analysis.judged_pairs import INVALID, UNKNOWN, VALID, Judged
-from lavis_mafa.analysis.quality.precision import calibrated, sources_of, tests_of, unreached
+from lavis_mafa.analysis.quality.precision import calibrated, score_sources, sources_of, unreached
 from lavis_mafa.cli import main
 from lavis_mafa.config import load_config
 from lavis_mafa.metrics.intervals import wilson
@@ -35,7 +35,7 @@ def judged_of(probability, truth):
 
 def scored(tmp_path, probability, truth):
     sources = sources_of([tmp_path / "judged.npz"], [judged_of(probability, truth)])
-    return tests_of(sources, [])
+    return score_sources(sources, [])
 
 
 pairs = st.lists(

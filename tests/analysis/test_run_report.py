@@ -119,20 +119,24 @@ def test_connections_logged_twice_count_once(tmp_path):
     assert steps == [(0, 0, 1), (0, 0, 2), (0, 4, 3), (0, 8, 9)]
 
 
-def test_long_runs_are_averaged_over_windows(tmp_path):
+def test_long_runs_are_averaged_over_windows(tmp_path, monkeypatch):
     count = 3 * POINTS - 1  # windows of 3 steps, the last of 2
     lines = [
         step(0, k, k + 1, float(k), false_i2t=k % 3, picked_i2t=4, lr=0.1 if k > 5 else None)
         for k in range(count)
     ]
-    path = report_of_run(read_run(write_log(tmp_path, *lines)), tmp_path / "report.html")
-    text = path.read_text(encoding="utf-8")
-    titles = re.findall(r'<circle|<path class="line s0 d0" d="([^"]+)"', text)
-    drawn = [d for d in titles if d and d != "M2 4H22"]
-    assert drawn[0].count("L") == POINTS - 1  # the loss
+    found = {}
+    monkeypatch.setattr(
+        "lavis_mafa.analysis.run_report.write_report", lambda path, **parts: found.update(parts)
+    )
+    report_of_run(read_run(write_log(tmp_path, *lines)), tmp_path / "report.html")
+    curves = {curve.title: curve.series[0] for curve in found["curves"]}
+    losses = curves["Loss"]
+    assert len(losses.y) == POINTS and losses.y[0] == 1.0 and losses.x[0] == 3
+    assert losses.y[-1] == count - 1.5 and losses.x[-1] == count
     # In three steps 0 + 1 + 2 of 12 negatives are false: constant, until the last window lacks a 2.
-    heights = [float(y) for y in re.findall(r"[ML]\S+ ([\d.]+)", drawn[2])]
-    assert len(set(heights[:-1])) == 1 and heights[-1] > heights[0]
+    shares = curves["False negatives over steps"].y
+    assert len(set(shares[:-1])) == 1 and shares[0] == 0.25 and shares[-1] < shares[0]
 
 
 @given(st.integers(0, 50), st.integers(1, 20))

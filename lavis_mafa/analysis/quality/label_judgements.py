@@ -52,7 +52,7 @@ def write_judgements(
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from error
     data = data_of_judged(judged, judged_path, cfg_path, options)
-    answers = answers_by_name(labels, data)
+    answers = _answers_by_name(labels, data)
     rows = [
         {"image": image, "caption": caption, "yes": one.yes, "no": one.no}
         for (image, caption), one in answers.items()
@@ -67,7 +67,7 @@ def write_judgements(
     print("use it as build_info.truth of the data")
 
 
-def answers_by_name(labels: Sequence[Labels], data: TrainingSet) -> dict[tuple[str, str], Answers]:
+def _answers_by_name(labels: Sequence[Labels], data: TrainingSet) -> dict[tuple[str, str], Answers]:
     """Return the votes of all annotators by image name and caption; none if all were unsure.
 
     Sample numbers of one image and one caption, such as those of an image with several captions,
@@ -77,7 +77,7 @@ def answers_by_name(labels: Sequence[Labels], data: TrainingSet) -> dict[tuple[s
         ValueError: if an image has no name, or shares its name with another image.
     """
     given = [(pair, answer) for one in labels for pair, answer in one.answers.items()]
-    names = image_names({image for (image, _), _ in given}, data)
+    names = _image_names({image for (image, _), _ in given}, data)
     captions = {text: data.annotated(text)[1] for text in {text for (_, text), _ in given}}
     found: dict[tuple[str, str], Answers] = {}
     for (image, text), answer in given:
@@ -87,7 +87,7 @@ def answers_by_name(labels: Sequence[Labels], data: TrainingSet) -> dict[tuple[s
     return found
 
 
-def image_names(numbers: Collection[int], data: TrainingSet) -> Mapping[int, str]:
+def _image_names(numbers: Collection[int], data: TrainingSet) -> Mapping[int, str]:
     """Return the names of the images of some samples, as in the annotation file.
 
     Raises:

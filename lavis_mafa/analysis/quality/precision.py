@@ -135,7 +135,7 @@ class Scored:
         }
 
 
-def tests_of(sources: Sequence[Source], labels: Sequence[Labels]) -> list[Scored]:
+def score_sources(sources: Sequence[Source], labels: Sequence[Labels]) -> list[Scored]:
     """Evaluate each discriminator against the truth of the data and the labels of annotators.
 
     Raises:
@@ -292,8 +292,8 @@ def compare(first: Source, second: Source) -> list[dict[str, Any]]:
     """Compare two discriminators on the pairs that both judged, at the thresholds of both runs."""
     files = (first.judged, second.judged)
     size = 1 + max(int(one.text.max(initial=0)) for one in files)
-    keys = [pair_keys(one.image, one.text, size) for one in files]
-    _, rows, others = np.intersect1d(*keys, assume_unique=True, return_indices=True)
+    own, other = (pair_keys(one.image, one.text, size) for one in files)
+    _, rows, others = np.intersect1d(own, other, assume_unique=True, return_indices=True)
     p, q = first.probability[rows], second.probability[others]
     known = ~(np.isnan(p) | np.isnan(q))
     p, q = p[known], q[known]

@@ -22,20 +22,20 @@ from lavis_mafa.analysis.quality.precision import (
     agreement,
     calibrated,
     compare,
+    score_sources,
     sources_of,
-    tests_of,
     unreached,
     write_calibrations,
 )
 from lavis_mafa.analysis.self_check import self_check_tables
 from lavis_mafa.io.files import write_json, write_text
 from lavis_mafa.metrics.binary import lift
-from lavis_mafa.pages.charts import Curve, Series, Table
+from lavis_mafa.pages.charts import Cell, Curve, Series, Table
 from lavis_mafa.pages.report import write_report
 from lavis_mafa.pages.tables import markdown_section
 
-CONFIG_KEY = "model.mafa.connections.calibration"
-POINTS = 300  # approximate number of points of a curve
+_CONFIG_KEY = "model.mafa.connections.calibration"
+_POINTS = 300  # approximate number of points of a curve
 
 
 def report_quality(args: argparse.Namespace) -> None:
@@ -49,7 +49,7 @@ def report_quality(args: argparse.Namespace) -> None:
     files = [Judged.load(path) for path in paths]
     labels = [read_labels(path) for path in args.labels]
     sources = sources_of(paths, files)
-    tests = tests_of(sources, labels)
+    tests = score_sources(sources, labels)
     notes = _notes(sources)
     agreements = [one for two in itertools.combinations(sources, 2) for one in compare(*two)]
     agreements += _annotators(args.labels, labels)
@@ -99,7 +99,7 @@ def report_quality(args: argparse.Namespace) -> None:
     )
     print(f"\nwritten: {', '.join([str(output / 'quality.json'), 'quality.md', *written])}")
     for name in written:
-        print(f"to train with it: --options {CONFIG_KEY}={output / name}")
+        print(f"to train with it: --options {_CONFIG_KEY}={output / name}")
 
 
 def _check_precisions(precision: float | None, low_precision: float | None) -> None:
@@ -204,12 +204,11 @@ def _tables(
         pairs = len(t.probability)
         summary.rows.append([*own, pairs, _percent(t.valid), *map(_round, ranked), *shares])
         for f, marks in t.marked(precision):
-            by_threshold.rows.append(
-                [*own, f"{f.threshold:.4g}", ", ".join(marks), _percent(f.called)]
-                + [_percent(f.precision), _range(f.precision_low, f.precision_high)]
-                + [_round(lift(f.precision, t.valid)), _percent(f.recall)]
-                + [_range(f.recall_low, f.recall_high), _round(f.f1)]
-            )
+            row: list[Cell] = [*own, f"{f.threshold:.4g}", ", ".join(marks), _percent(f.called)]
+            row += [_percent(f.precision), _range(f.precision_low, f.precision_high)]
+            row += [_round(lift(f.precision, t.valid)), _percent(f.recall)]
+            row += [_range(f.recall_low, f.recall_high), _round(f.f1)]
+            by_threshold.rows.append(row)
     columns = ["first", "second", "pairs", "Spearman", "threshold", "both: match"]
     columns += ["only the first", "only the second", "neither", "agreed %", "kappa"]
     counts = ("both", "only_first", "only_second", "neither")
@@ -227,7 +226,7 @@ def _curves(tests: Iterable[Scored]) -> list[Curve]:
     for t in tests:
         s, name = t.sweep, f"{t.name}, {t.truth}"
         # Evenly spaced thresholds: every n-th would leave few at the high ones, which matter.
-        places = np.searchsorted(-s.threshold, -np.linspace(1, 0, POINTS)).clip(
+        places = np.searchsorted(-s.threshold, -np.linspace(1, 0, _POINTS)).clip(
             max=len(s.threshold) - 1
         )
         some = np.unique(np.r_[0, places, len(s.threshold) - 1])
