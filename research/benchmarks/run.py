@@ -34,7 +34,7 @@ PARTS = {
     "growth": "how cost and memory grow with the data",
     "retrieval": "retrieval with re-ranking, against LAVIS",
     "data": "captions tokenised, images decoded",
-    "start": "start of a training, of a config check and of --help, against LAVIS's import",
+    "start": "start of a training and of --help, against LAVIS's import",
 }
 HEAD = ["what", "ours", "reference", "ratio", "range", "target", "met", "note"]
 

@@ -331,7 +331,7 @@ def output_of_failure(capfd, caplog, action):
         "evaluate",
         "export hf",
         "export albef_vqa",
-        "vision",
+        "research vision",
         "count",
         "count con_d",
         "mine",
@@ -340,6 +340,7 @@ def output_of_failure(capfd, caplog, action):
 def test_commands_reject_malicious_checkpoints(tmp_path, injected, capfd, caplog, command, form):
     from lavis_mafa.cli import main
     from lavis_mafa.cli import main as analysis
+    from research.__main__ import main as research
 
     world = MaliciousFile(tmp_path / "evil", form)
     config = ["--cfg-path", str(TRAIN / "albef_toy.yaml")]
@@ -358,7 +359,9 @@ def test_commands_reject_malicious_checkpoints(tmp_path, injected, capfd, caplog
             ["export", malicious_path, out, "--to", "hf", "--arch", "blip2_mafa"]
         ),
         "export albef_vqa": lambda: main(["export", malicious_path, out, "--to", "albef_vqa"]),
-        "vision": lambda: analysis(["vision", *output, "--checkpoint", f"a={malicious_path}"]),
+        "research vision": lambda: research(
+            ["vision", *output, "--checkpoint", f"a={malicious_path}"]
+        ),
         "count": lambda: analysis(["count", *output, "--checkpoint", malicious_path]),
         "count con_d": lambda: analysis(["count", *output, "--con-d", *judge]),
         "mine": lambda: analysis(["mine", *output, "--con-d", *judge]),
