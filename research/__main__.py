@@ -14,6 +14,7 @@ from collections.abc import Sequence
 # must import neither LAVIS nor torch before ``run``.
 COMMANDS = {
     "study": ("research.study", "run the systems of a study file and compare them"),
+    "compare": ("research.compare", "run the study of methods in all worlds"),
     "demo": ("research.demo", "compare systems with and without MAFA on a toy world"),
     "profile": ("research.profile", "how soft labels are distributed in a mini-batch"),
     "vision": ("research.vision", "accuracy of MLM with and without the image"),
@@ -21,6 +22,7 @@ COMMANDS = {
         "research.image_start",
         "train a start for a small model's image encoder from labels of images",
     ),
+    "bench": ("research.benchmarks.run", "ratios of speed and memory to LAVIS and others"),
     "figures": ("research.figures.draw", "draw the figures of the docs from recorded results"),
 }
 

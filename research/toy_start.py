@@ -34,7 +34,7 @@ from lavis_mafa.toyworld import (
 )
 from lavis_mafa.toyworld.builder import IMAGE_MEAN, IMAGE_STD
 from lavis_mafa.toyworld.world import Structured
-from research.encoder_start import save_encoder, train_encoder
+from research.image_start import save_encoder, train_encoder
 
 LR = 5e-3
 BATCH = 128

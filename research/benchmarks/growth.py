@@ -1,4 +1,4 @@
-"""Measure how grouping grows with the data (N), the queue (L) and the search space (M)."""
+"""Measure how a step and the memory of indices grow with the data (N)."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from unittest import mock
 import numpy as np
 import torch
 
-from lavis_mafa.algorithm.grit import EpochBatches, GritCollector, GritSchedule, GritSettings
-from research.benchmarks.grouping import BATCH, CAPTIONS, DIM, features
+from lavis_mafa.algorithm.grit import EpochBatches, GritSchedule, GritSettings
+from research.benchmarks.grouping import BATCH, CAPTIONS, features
 from research.benchmarks.harness import Row, Sizes, Timed, in_turn, progress
 
 QUEUE, SPACE = 48000, 4800
@@ -21,16 +21,12 @@ CHAIN = "lavis_mafa.algorithm.grit.collector.group"
 
 
 def rows(sizes: Sizes) -> Iterator[Row]:
-    """Time a training step, time grouping a sample, and count the bytes of indices."""
+    """Time a training step, and count the bytes of indices."""
     if sizes.quick:
         yield from steps([10_000, 40_000], sizes.repeats, queue=2400, space=240)
-        yield from queues([240, 960], 120, sizes)
-        yield spaces([60, 240], 480, sizes)
         yield from memory([100_000])
         return
     yield from steps([10**5, 10**6, 10**7], max(sizes.repeats, 7))
-    yield from queues([4800, 19200, 48000], 960, sizes)
-    yield spaces([480, 960, 1920], 9600, sizes)
     yield from memory([10**6, 10**7, 10**8])
 
 
@@ -75,58 +71,6 @@ def _queue_of_steps(
         index = torch.tensor([number for number, _ in batch])
         schedule.collect(index, images[:BATCH], texts[:BATCH])
     _wait(schedule)
-
-
-def queues(lengths: list[int], space: int, sizes: Sizes) -> Iterator[Row]:
-    """Time grouping a sample for each L, with one M."""
-    times = _grouping(lengths, [space] * len(lengths), sizes)
-    for length in lengths[1:]:
-        timed = Timed.of(times[length, space], times[lengths[0], space])
-        yield timed.row(
-            f"grouping a sample, M = {space:,}, L = {length:,} / {lengths[0]:,}", "<= 1.2"
-        )
-
-
-def spaces(spaces: list[int], length: int, sizes: Sizes) -> Row:
-    """Fit the exponent of M in the time of grouping a sample: 1 if it is linear."""
-    times = _grouping([length] * len(spaces), spaces, sizes)
-    small, large = times[length, spaces[0]], times[length, spaces[-1]]
-    slopes = [
-        float(np.polyfit(np.log(spaces), np.log([times[length, m][turn] for m in spaces]), 1)[0])
-        for turn in range(len(small))
-    ]
-    named = ", ".join(f"{m:,}" for m in spaces)
-    return Row(
-        f"grouping a sample, exponent of M = {named}",
-        float(np.median(large)),
-        float(np.median(small)),
-        float(np.median(slopes)),
-        min(slopes),
-        max(slopes),
-        target="<= 1.1",
-        note="ours: at the largest M; reference: at the smallest; ratio: the exponent",
-    )
-
-
-def _grouping(
-    lengths: list[int], spaces: list[int], sizes: Sizes
-) -> dict[tuple[int, int], list[float]]:
-    """Return each repeat's seconds a sample by L and M; every case groups as many samples."""
-
-    def group_all(length: int, space: int) -> None:
-        collector = GritCollector(length, space, BATCH, seed=0)
-        collector.collect(torch.arange(total), images, texts)
-        collector.finish()
-
-    total = max(lengths)
-    images, texts = features(total, DIM, sizes.device)
-    cases = list(zip(lengths, spaces, strict=True))
-    times = in_turn(
-        {str(case): partial(group_all, *case) for case in cases},
-        sizes.repeats,
-        device=sizes.device,
-    )
-    return {case: [t / total for t in times[str(case)]] for case in cases}
 
 
 def memory(data: list[int]) -> Iterator[Row]:

@@ -90,16 +90,13 @@ class Step:
 
 
 def rows(sizes: Sizes) -> Iterator[Row]:
-    """Measure ALBEF with and without Con-D, and against the authors' order of work."""
-    with tempfile.TemporaryDirectory() as folder:
-        yield from albef_rows(sizes, Path(folder))
-
-
-def lavis_rows(sizes: Sizes) -> Iterator[Row]:
-    """Measure ALBEF and BLIP-2 against LAVIS's, and BLIP-2 with and without Con-D."""
-    with tempfile.TemporaryDirectory() as folder, lavis_can_run(sizes.device):
-        yield from lavis_albef_rows(sizes, Path(folder))
-        yield from blip2_rows(sizes, Path(folder))
+    """Measure ALBEF with and without Con-D, against the authors' order and LAVIS, and BLIP-2."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        yield from albef_rows(sizes, folder)
+        with lavis_can_run(sizes.device):
+            yield from lavis_albef_rows(sizes, folder)
+            yield from blip2_rows(sizes, folder)
 
 
 def albef_rows(sizes: Sizes, folder: Path) -> Iterator[Row]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 
@@ -12,7 +11,6 @@ import torch
 from conftest import mini_batch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from own_pairs import own_arguments
 from small_world import CONFIG, arguments, call_ranks, save_model
 
 from lavis_mafa import load_model
@@ -236,7 +234,9 @@ def test_command_on_the_toy_world_with_one_and_two_ranks(tmp_path, checkpoint):
     more = (*MORE, "--convert", "--alpha", "0.2", "0.5")
     main(arguments("profile", tmp_path / "one", checkpoint, *more, options=oracle))
     output = call_ranks(
-        2, *arguments("profile", tmp_path / "two", checkpoint, *more, options=oracle)
+        2,
+        *arguments("profile", tmp_path / "two", checkpoint, *more, options=oracle),
+        program="research",
     )
     one_rank, two_ranks = rows_of(tmp_path / "one"), rows_of(tmp_path / "two")
     assert (
@@ -255,14 +255,8 @@ def test_command_on_the_toy_world_with_one_and_two_ranks(tmp_path, checkpoint):
     assert one_rank["smoothed", 0.2, "grit"]["groups"][0]["sum"] == pytest.approx(
         0.8 + 0.2 * 3 / 16
     )
-    page = (tmp_path / "one" / "report.html").read_text()
-    least = min(row["groups"][0]["sum"] for row in one_rank.values())
-    said = (
-        f"The 3 largest entries of a label sum to {least:.2f} (momentum distillation, alpha 0.5, "
-    )
-    assert said in page and "to 1.00 (one-hot, " in page
-    assert "0.9822" in page and "Mean sorted labels, grit" in page
-    assert "momentum distillation" in (tmp_path / "one" / "profile.md").read_text()
+    text = (tmp_path / "one" / "profile.md").read_text()
+    assert "momentum distillation" in text and "0.9822" in text
 
 
 def test_labels_use_the_momentum_encoders_of_the_checkpoint(tmp_path):
@@ -286,15 +280,6 @@ def test_labels_use_the_momentum_encoders_of_the_checkpoint(tmp_path):
     assert profiles["momentum"] != pytest.approx(profiles["smoothed"], rel=1e-3)
 
 
-def test_profile_command_on_photographs(tmp_path, photographs):
-    output = tmp_path / "out"
-    main(own_arguments("profile", output, tmp_path, photographs, *["--mini-batches", "4"]))
-    rows = rows_of(output)
-    assert len(rows) == 8
-    assert rows["momentum", 0.4, "grit"]["queue_size"] > 0, "the data fill a part of the queue"
-    assert rows["one_hot", None, "grit"]["groups"][0]["sum"] == pytest.approx(1.0)
-
-
 @pytest.mark.parametrize(
     ("more", "message"),
     [
@@ -309,13 +294,3 @@ def test_invalid_arguments_are_rejected(tmp_path, caplog, more, message):
     size = "datasets.toy_scenes.build_info.train_size=150"
     assert main([*given_arguments, "--options", *OPTIONS, size]) == 1
     assert message in caplog.text
-
-
-def test_find_connections_works_without_a_judge():
-    stream = random_stream(8, 8, 0)
-    compared, positives = stream.compare(0, FeatureBackbone(), "positive", False, CPU)
-    own, rule = torch.arange(8), dataclasses.replace(StepSettings().connections, top_k=3)
-    i2t, _, judged = find_connections(
-        compared.i2t, compared.t2i, positives, own, [hardest, hardest], rule
-    )
-    assert judged == 0 and len(i2t.hard) == 8 and not i2t.judged.any()

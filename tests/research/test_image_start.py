@@ -7,12 +7,12 @@ import json
 import numpy as np
 import pytest
 import torch
+from conftest import ROOT
 from PIL import Image
-from runs import ROOT
 
 from lavis_mafa import load_model
 from research.__main__ import main
-from research.encoder_start import read_labels
+from research.image_start import read_labels
 
 OWN = str(ROOT / "projects/mafa/train/albef_small_own_data.yaml")
 SMALL = ["model.model_type=tiny", "model.image_size=32"]

@@ -1,0 +1,85 @@
+"""Benchmarks: the harness, equal work of both sides, and every part at its smallest size."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+
+import pytest
+import torch
+
+from research.__main__ import main
+from research.benchmarks import harness, step_models, steps
+from research.benchmarks.harness import Row, Sizes, in_turn, peak_memory, side_by_side
+from research.benchmarks.run import PARTS
+
+QUICK = Sizes("quick", repeats=1)
+
+
+def test_ratio_is_computed_within_each_repeat(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(harness, "clock", lambda: now[0])
+
+    def taking(*seconds):
+        left = iter(seconds)
+
+        def action():
+            now[0] += next(left)
+
+        return action
+
+    # The first time of each is the warm-up; the machine slows down tenfold in the last repeat.
+    timed = side_by_side(taking(100, 1, 2, 30), taking(1, 2, 2, 20), repeats=3)
+    assert timed.ratios == (0.5, 1.0, 1.5)
+    assert (timed.ours, timed.reference, timed.ratio) == (2, 2, 1.0)
+
+
+def test_order_of_actions_is_reversed_each_repeat():
+    calls = []
+    times = in_turn({n: partial(calls.append, n) for n in "abc"}, repeats=3, warm_up=2)
+    assert "".join(calls) == "abccbaabccbaabc" and all(len(each) == 3 for each in times.values())
+
+
+@pytest.mark.parametrize(
+    ("ratio", "target", "met"),
+    [(0.8, "<= 0.80", True), (0.81, "<= 0.80", False), (5.0, ">= 5", True), (1.0, "", None)],
+)
+def test_target_is_met_or_not(ratio, target, met):
+    assert Row("x", 1.0, 1.0, ratio, ratio, ratio, target=target).met is met
+
+
+def _allocate(size):
+    torch.ones(size)
+
+
+def test_peak_memory_counts_only_the_action():
+    """Memory already held is not counted; what is freed again is."""
+    held = torch.ones(100 * 2**18)
+    assert 190 < peak_memory(partial(_allocate, 200 * 2**18)) < 260 and len(held)
+
+
+def test_different_losses_are_rejected(tmp_path):
+    cfg = step_models.albef_config(QUICK, tmp_path)
+    samples = step_models.mini_batch(8, cfg, "cpu")
+    model = steps.AlbefMafa.from_config(cfg)
+
+    def forward(settings):
+        return lambda: steps.run_step(model.backbone, samples, settings)
+
+    steps.require_equal_losses("itself", model, forward(steps.MAFA), model, forward(steps.MAFA))
+    with pytest.raises(AssertionError, match="not the same work as another"):
+        steps.require_equal_losses(
+            "another", model, forward(steps.MAFA), model, forward(steps.GRIT_VLP)
+        )
+
+
+@pytest.mark.research
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("part", PARTS)
+def test_part_runs_at_its_smallest_size(part, tmp_path):
+    out, table = tmp_path / "rows.json", tmp_path / "rows.md"
+    words = ["bench", "--quick", "--repeats", "1", "--only", part]
+    assert main([*words, "--out", str(out), "--markdown", str(table)]) == 0
+    rows = json.loads(out.read_text())["rows"]
+    assert rows and all(row["ratio"] >= 0 for row in rows)
+    assert len(table.read_text().splitlines()) == len(rows) + 2
