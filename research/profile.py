@@ -26,9 +26,9 @@ from numpy.typing import NDArray
 from lavis_mafa.algorithm.backbone import Backbone
 from lavis_mafa.algorithm.grit import grouped_plan
 from lavis_mafa.algorithm.mining import Judge, find_connections
-from lavis_mafa.algorithm.pickers import hardest
+from lavis_mafa.algorithm.pickers import PICKERS, hardest
 from lavis_mafa.algorithm.scores import CON_D
-from lavis_mafa.algorithm.settings import StepSettings, function_of
+from lavis_mafa.algorithm.settings import StepSettings
 from lavis_mafa.analysis.features import make_features
 from lavis_mafa.analysis.hard_negatives import Sampling, hardness_of, order_of
 from lavis_mafa.analysis.loading import ModelAndData, data_source, load_model_and_data, log_on_main
@@ -173,7 +173,9 @@ def _add(
     device: torch.device,
 ) -> None:
     """Add a mini-batch to the profiles of its sampling."""
-    picker = function_of(settings) or hardest
+    entry = PICKERS.entry(settings.negatives)
+    # A class may hold state of a training, of which the features know nothing.
+    picker = hardest if isinstance(entry.value, type) else settings.make(entry)
     for momentum in (False, True):
         selected = [row for row in rows if (row.kind == "momentum") == momentum]
         if not selected:
