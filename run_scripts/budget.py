@@ -145,7 +145,7 @@ def commands() -> tuple[int, int]:
 
 def config_keys() -> int:
     page = (ROOT / "docs/config.md").read_text(encoding="utf-8")
-    return len(re.findall(r"^\| `", page.split("\n## Default YAMLs")[0], flags=re.M))
+    return len(re.findall(r"^- `", page.split("\n## Default YAMLs")[0], flags=re.M))
 
 
 def executed_lines() -> int:

@@ -4,12 +4,12 @@
 #
 #   --modern   the tests only, in the modern set of packages (.venv-modern)
 #   --strict   the tests only, in the strict set of packages (.venv-strict)
+#   --quick    formatter, linter, type checker and the tests marked quick, in a few minutes
 #   --fast     the tests only
 #   --slow     also the tests marked slow
 #   --faults   only the injected faults: kills, full disks, bad data and numbers, wrong configs
 #   --core     the tests only, with lavis_mafa/downstream moved away
 #   --research only the tests of research/, also those that run studies and benchmarks
-#   --export   only: check exported folders with the newest transformers (.venv-export)
 # All other options are passed to pytest: bash run_scripts/test.sh --fast tests/algorithm/grit -k sampler -n 0
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -18,15 +18,14 @@ venv=.venv
 setup_options=(--dev)
 linters=true
 core=false
-export=false
 pytest_options=()
 for argument in "$@"; do
   case "$argument" in
     --modern | --strict) venv=".venv-${argument#--}" setup_options+=("$argument") linters=false ;;
+    --quick) pytest_options+=(-m quick) ;;
     --fast) linters=false ;;
     --core) core=true linters=false ;;
-    --export) export=true ;;
-    --slow) pytest_options+=(-m "not faults and not research") ;; # overrides the "not slow" of pyproject.toml
+    --slow) pytest_options+=(-m "not faults and not research") ;; # for that of pyproject.toml
     --research) pytest_options+=(-m "" tests/research) linters=false ;;
     --faults) pytest_options+=(-m "" tests/faults) linters=false ;;
     *) pytest_options+=("$argument") ;;
@@ -42,20 +41,6 @@ if $core; then
   # Nothing outside lavis_mafa/downstream may need it.
   trap 'mv .downstream-away lavis_mafa/downstream' EXIT
   mv lavis_mafa/downstream .downstream-away
-fi
-
-if $export; then
-  # The same torch, the newest transformers, neither LAVIS nor this package.
-  [ -x .venv-export/bin/python ] || "$python" -m venv .venv-export
-  echo "updating .venv-export (several GB when it is new)"
-  grep -E '^(torch|torchvision|pillow)==' run_scripts/requirements/today.txt |
-    .venv-export/bin/python -m pip install --quiet --no-input --upgrade -r /dev/stdin transformers
-  folder="$(mktemp -d)"
-  trap 'rm -rf "$folder"' EXIT
-  export HF_HUB_OFFLINE=1
-  PYTHONPATH=. "$python" -W ignore tests/export/references.py "$folder"
-  .venv-export/bin/python tests/export/newest_transformers.py "$folder"
-  exit
 fi
 
 failed=()

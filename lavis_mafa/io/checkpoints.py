@@ -15,13 +15,15 @@ from lavis.common.dist_utils import download_cached_file
 from lavis.common.utils import get_abs_path, is_url
 from torch import Tensor, nn
 
-from lavis_mafa.io.checksums import can_be_mapped, damage_of, ends_as_zip
+from lavis_mafa.io.checksums import can_be_mapped, damage_of, ends_as_zip, unpacks_to
 from lavis_mafa.io.hub_folders import read_hub_folder, read_safetensors
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 # Types of weights.
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _FLOAT_NAMES = "float16, bfloat16, float32 or float64"
+# Bytes in memory per byte of a checkpoint's file, at most: weights hardly compress.
+_MOST_UNPACKED = 20
 # State of a run rather than weights: used by run.resume_ckpt_path only. These are queues, which
 # are buffers of models; for modules see `STATE_OF_RUN`.
 RUN_STATE_KEYS = ("image_queue", "text_queue", "idx_queue", "group_queue", "queue_ptr")
@@ -102,6 +104,11 @@ def _read_torch_file(path: str, mapped: bool) -> dict[str, Any]:
         f"{path} cannot be loaded: its {os.path.getsize(path)} bytes are cut short, "
         "damaged, or not a checkpoint. Compare its size with the original and copy it again"
     )
+    if unpacks_to(path) > _MOST_UNPACKED * os.path.getsize(path):
+        raise ValueError(
+            f"{path} cannot be loaded: its {os.path.getsize(path)} bytes unpack to "
+            f"{unpacks_to(path)}, which no weights do. A checkpoint of torch.save is not compressed"
+        )
     damage = damage_of(path)
     if damage is not None:
         if not ends_as_zip(path):

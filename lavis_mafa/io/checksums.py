@@ -59,6 +59,17 @@ def damage_of(path: str | os.PathLike[str]) -> str | None:
     return None
 
 
+def unpacks_to(path: str | os.PathLike[str]) -> int:
+    """Return the number of bytes of all records of a zip, by its directory; 0 if it has none."""
+    if not _begins_as_zip(path):
+        return 0
+    try:
+        with zipfile.ZipFile(path) as file:
+            return sum(record.file_size for record in file.infolist())
+    except Exception:  # a damaged directory, which `damage_of` describes
+        return 0
+
+
 def _begins_as_zip(path: str | os.PathLike[str]) -> bool:
     """Return whether a file has the first bytes by which ``torch.load`` knows today's format."""
     with open(path, "rb") as file:
